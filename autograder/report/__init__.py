@@ -1,6 +1,6 @@
-"""What instructors and students read of a graded class, made from its results and executed notebooks.
+"""The pages and files about a graded class, made from its results and executed notebooks.
 
 `feedback` is a page for one submission, `class_page` one for the class; `exports` and `bundle` speak to
 Gradescope, Canvas and Moodle; `alike` compares solutions; `reliability` grades the reference before a
-release. What a submission brought along passes `sanitise` and `disclosure` before anybody sees it.
+release. Content of a submission passes `sanitise` and `disclosure` before a person sees it.
 """

@@ -1,16 +1,16 @@
 """Solutions that are suspiciously alike: to the course's own, or to each other.
 
-What is compared are fingerprints (see `fingerprints`): names, comments, docstrings and layout do not count,
-nor does what the student version holds in any of its cells. A finding says "look at these", no more.
+The comparison is of fingerprints (see `fingerprints`): names, comments, docstrings and layout do not count,
+nor does text that the student version holds in any of its cells. A finding says "look at these", no more.
 
-Two limits keep it from accusing those who only wrote what everybody writes:
+Two limits keep it from accusing students of the lines that everybody writes:
 
-* LEAST: a solution needs so many fingerprints of its own. Below are answers to questions, formulas, and
-  exercises of a few lines, to which there is one good answer.
+* LEAST: a solution needs so many fingerprints of its own. Answers to questions, formulas, and exercises
+  of a few lines have fewer: there is one good answer to them.
 * SHARE: of the smaller solution's fingerprints, so many must be in the other. Right solutions of this
   course's exercises that were written apart (the tests' mutants) share a third at most, with each other
-  and with the course's own. What began as a copy shares 0.6 after many changes, 0.95 after one, and all
-  after renaming.
+  and with the course's own. A changed copy shares 0.6 after many changes, 0.95 after one, and all after
+  renaming.
 
 Among students, fingerprints that many of them share are the exercise's own and do not count; solutions
 that are the same but for names are found all the same. So a class takes time in proportion to its size.
@@ -33,15 +33,15 @@ from course_lib.checks.judge.find import UnknownExercise, find
 
 LEAST = 20
 SHARE = 0.8
-MANY = 20  # students who share a fingerprint, beyond which it says nothing
-FEW = 4  # students who may share one in any class, however small
+MANY = 20  # students: a fingerprint that more of them share says nothing
+FEW = 4  # students: so many may share one in any class, however small
 
 Answers = Mapping[str, str]  # the texts of one submission's exercises: {grade_id: text}
 
 
 @dataclass(frozen=True)
 class Likeness:
-    """Why to look at these students' solutions of one exercise (named by its `grade_id`).
+    """A reason to look at these students' solutions of one exercise (named by its `grade_id`).
 
     students: one, alike to the course's own solution; or several, alike to each other. share: of the
     smaller solution's fingerprints; 1.0 for several that are the same but for names.
@@ -62,8 +62,8 @@ class Likeness:
 
 @dataclass(frozen=True)
 class Originals:
-    """What solutions of one assignment are held against: fingerprints of the references, by exercise,
-    and of everything that was handed out."""
+    """The texts to which solutions of one assignment are compared, as fingerprints: the references, by
+    exercise, and everything that was handed out."""
 
     references: dict[str, frozenset[int]]
     given: frozenset[int]
@@ -83,7 +83,7 @@ def originals(
 def reference_modules(exercises: Iterable[str]) -> list[str]:
     """The sources of the modules that these exercises ("02_collectives/all_gather") may not import.
 
-    None of them is imported. A name that is no exercise's has no references.
+    None of them is imported. A name without an exercise has no references.
     """
     names: set[str] = set()
     for exercise in exercises:
@@ -170,7 +170,7 @@ def _like_each_other(exercise: str, shapes: dict[str, Shape], handed_in: int) ->
 
 
 def groups(likenesses: Iterable[Likeness]) -> dict[tuple[str, ...], list[Likeness]]:
-    """The findings by who they are about, those with the most exercises first."""
+    """The findings by their students, those with the most exercises first."""
     by_students: dict[tuple[str, ...], list[Likeness]] = defaultdict(list)
     for one in likenesses:
         by_students[one.students].append(one)

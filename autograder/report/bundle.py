@@ -1,8 +1,8 @@
-"""A Gradescope autograder: the zip to upload, and what runs in it.
+"""A Gradescope autograder: the zip to upload, and the program in it.
 
 Gradescope unpacks the zip to /autograder/source, runs `setup.sh` once and, for every submission,
 `run_autograder`, which has 10 minutes and must leave /autograder/results/results.json behind. Results are
-written as they come, so that a submission that takes too long shows what was reached.
+written as they come, so that a submission that takes too long shows the points so far.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from autograder.report.gradescope import write_results
 SECONDS = 600  # Gradescope's own limit, unless the assignment's settings say otherwise
 RESERVE = 60  # of these, for starting, writing and ending
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the same bundle twice is the same file twice
-LARGEST = 100 << 20  # bytes of a file that is looked at at all
+LARGEST = 100 << 20  # bytes: larger files are not looked at
 
 SETUP = """#!/usr/bin/env bash
 # Runs once, when Gradescope builds the autograder's image (Ubuntu, as root).
@@ -58,8 +58,8 @@ Grade = Callable[[Path, Callable[[Result], None]], Result]
 def make_bundle(assignment: str, target: Path, *, secret: bytes, seconds: int = SECONDS) -> None:
     """Write the autograder's zip for one assignment to `target`.
 
-    secret: the course's, from which the hidden inputs are drawn: whoever holds the zip can know them.
-    seconds: the limit that is set for the autograder in Gradescope. FileNotFoundError where the
+    secret: the course's, from which the hidden inputs are drawn: they can be computed from the zip.
+    seconds: the limit that is set for the autograder in Gradescope. FileNotFoundError if the
     assignment has not been built.
     """
     limit = "" if seconds == SECONDS else f" --seconds {seconds}"
@@ -83,7 +83,7 @@ def make_bundle(assignment: str, target: Path, *, secret: bytes, seconds: int = 
 
 
 def _sources(assignment: str) -> Iterator[Path]:
-    """What grading one assignment takes: the library, the autograder, the notebook's three forms."""
+    """The files for grading one assignment: the library, the autograder, the notebook's three forms."""
     for name in ("pyproject.toml", "requirements.lock", "README.md", "LICENSE"):
         yield ROOT / name
     yield ROOT / "tools" / "make_venv.py"
@@ -104,10 +104,10 @@ def _sources(assignment: str) -> Iterator[Path]:
 
 
 def run(root: Path, assignment: str, grade: Grade) -> Result:
-    """Grade what lies in `root/submission` and write `root/results/results.json`; returns the result.
+    """Grade the files in `root/submission` and write `root/results/results.json`; returns the result.
 
-    grade: (a class's folder with this one submission, what to call with a result that is not finished) ->
-    the result. Never raises for what it or the submission does: then the result is `ungraded`.
+    grade: (a class's folder with this one submission, a function for results that are not finished) -> the
+    result. Never raises, neither for the submission nor for `grade`: then the result is `ungraded`.
     """
     target = root / "results" / "results.json"
     student = student_of(root / "submission_metadata.json")
@@ -127,7 +127,7 @@ def run(root: Path, assignment: str, grade: Grade) -> Result:
 
 
 def student_of(metadata: Path) -> str:
-    """A name for who handed in: Gradescope's ids of the submission's users, so the same every time."""
+    """A name for the submission's authors: Gradescope's ids of its users, so the same every time."""
     try:
         users = json.loads(metadata.read_text(encoding="utf-8"))["users"]
         ids = sorted(re.sub(r"[^A-Za-z0-9]", "", str(user["id"])) for user in users)

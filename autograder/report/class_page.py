@@ -1,4 +1,4 @@
-"""One page for the class: what to look at, how each exercise went, every submission.
+"""One page for the class: submissions to look at, each exercise's points, every submission.
 
 It is one file that loads nothing; its one script, which sorts and filters the table, is named by its hash
 in the page's Content-Security-Policy, and no other can run.
@@ -30,9 +30,13 @@ REASON = 300  # characters of a reason in the table
 OF_A_CELL = re.compile(r"cell ('[\w-]+') (had been \w+)")
 NAMED = 3  # cells
 NOT_WRITTEN = "not written yet"  # the title of a report on a stub
-CALM = (statuses.GRADED, statuses.BLANK, statuses.MISSING)  # statuses that need nobody's eyes
+CALM = (
+    statuses.GRADED,
+    statuses.BLANK,
+    statuses.MISSING,
+)  # statuses that no person needs to look at
 
-Link = Callable[[str, str], str]  # (student, assignment) -> where a page is; "" for none
+Link = Callable[[str, str], str]  # (student, assignment) -> a page's address; "" for none
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,7 @@ def _together(said: Iterable[str]) -> list[str]:
 
 
 def feedback_link(student: str, assignment: str) -> str:
-    """Where a feedback page lies beside the class page."""
+    """The address of a feedback page, relative to the class page."""
     return "/".join(quote(part) for part in ("feedback", student, assignment, f"{assignment}.html"))
 
 
@@ -84,7 +88,7 @@ def class_page(
 ) -> str:
     """The page's HTML.
 
-    alike: by assignment, see `autograder.report.alike.compare`. formgrader: where it shows a submission.
+    alike: by assignment, see `autograder.report.alike.compare`. formgrader: its address of a submission.
     """
     script = (pages.FOLDER / "class.js").read_text("utf-8")
     by_assignment: dict[str, list[Result]] = defaultdict(list)
@@ -125,7 +129,7 @@ def _policy(script: str) -> str:
 
 
 def _maximum(results: Iterable[Result]) -> float:
-    """An assignment's points: what could not be read does not know them, so the others are asked."""
+    """An assignment's points, from the results that know them: one that could not be read does not."""
     return max((wording.maximum(one) for one in results), default=0.0)
 
 
@@ -160,7 +164,7 @@ def _tiles(results: Sequence[Result]) -> list[tuple[str, int]]:
 
 
 def _sandboxes(results: Sequence[Result]) -> list[str]:
-    """Sentences: which layers held, for how many submissions. Those that nothing was run of have none."""
+    """Sentences: which layers held, for how many submissions. Those of which nothing ran do not count."""
     run = [one for one in results if one.status not in wording.WITHOUT_NOTEBOOK]
     counts = Counter(tuple(one.sandbox) for one in run)
     said = []
@@ -234,7 +238,7 @@ def _exercises(results: Iterable[Result]) -> list[dict]:
 
 
 def _points(results: Sequence[Result], link: Link, formgrader: Link) -> dict:
-    """Students and exercises: what the checks gave, in the notebook's order."""
+    """Students and exercises: the checks' points, in the notebook's order."""
     known: dict[str, Exercise] = {}
     for result in results:
         for exercise in result.exercises:
@@ -271,10 +275,10 @@ def _tried(some: Sequence[Exercise]) -> str:
 
 
 def _mistakes(assignment: str, results: Iterable[Result], link: Link) -> list[dict]:
-    """What the first failing case of each exercise says, the most frequent first.
+    """The sentences on the first failing case of each exercise, the most frequent first.
 
-    In the general words of `disclosure`, so that values which differ from submission to submission do
-    not keep the same mistake apart.
+    They stand in the general words of `disclosure`, so that the same mistake is counted as one though
+    its values differ from submission to submission.
     """
     who: dict[tuple[str, str], list[str]] = defaultdict(list)
     for result in results:
@@ -301,7 +305,7 @@ def _first_sentence(exercise: Exercise) -> str:
         return exercise.reason
     failed = [row for row in told(exercise.report) if not row.passed]
     if failed and failed[0].title == NOT_WRITTEN:
-        return NOT_WRITTEN  # where it would stand is not the same for everybody
+        return NOT_WRITTEN  # its place in the notebook differs between students
     return next(
         (said for row in failed for said in row.sentences), failed[0].title if failed else ""
     )

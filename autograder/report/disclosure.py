@@ -1,15 +1,15 @@
-"""What a student may read of a report on hidden cases.
+"""The part of a report on hidden cases that a student may read.
 
-The kind of every case stands: its title, whether it passed, how it relates to others. So do the judge's
-sentences on what was seen and what usually causes it, in the general words that were given to them where
-they were made (see `course_lib.checks.sentence`). What does not: the seed, what the ranks printed,
-and whatever a student's code could have filled with the inputs that it was given, since a verdict that
-quotes it would carry the inputs out: the text of an exception and any type that is not a common one, the
-arguments of a call, right values and returned ones, the text of a line of code, shapes, sizes and tags.
+The kind of every case stays: its title, whether it passed, how it relates to others. So do the judge's
+sentences on a fault and its usual cause, in the general words that were given to them where they were made
+(see `course_lib.checks.sentence`). The seed and the ranks' output go. So does everything that a student's
+code could have filled with the inputs that it was given, since a verdict that quotes it would carry the
+inputs out: the text of an exception and any type that is not a common one, the arguments of a call, right
+values and returned ones, the text of a line of code, shapes, sizes and tags.
 
 Digits remain that the judge computed itself, such as which elements are wrong or how many bytes were sent.
-They can be made to carry something, a few digits a case, and only of this student's own inputs: nobody
-else is given the same.
+They can be made to carry a few digits a case, and only of this student's own inputs: no other student gets
+the same inputs.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def told(report: dict[str, Any]) -> list[Told]:
 
 
 def _row(line: ReportLine, hidden: bool) -> Told:
-    """A report of an older grader does not say what may be told: of its hidden cases, no sentence."""
+    """An older grader's report does not mark its general words: its hidden cases get no sentence."""
     if not hidden:
         return Told(
             line.title, line.sign, line.passed, line.note, list(line.sentences), list(line.output)

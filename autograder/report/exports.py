@@ -1,8 +1,8 @@
-"""Scores for other people's gradebooks: Canvas and Moodle.
+"""Scores for other gradebooks: Canvas and Moodle.
 
 Both take back a file that they handed out. Canvas: the gradebook's export names its students and columns.
 Moodle: the assignment's grading worksheet, whose header is in the site's language and has the columns that
-the site chose: it is filled in, and nothing of it is made up. Where the site lets all of them be seen these
+the site chose: it is filled in, and nothing of it is made up. If the site shows all of them, these
 are Identifier, Full name, Email address, Status, Grade, Maximum Grade, Grade can be changed, Last modified
 (submission), Last modified (grade), Feedback comments (mod/assign/feedback/offline of Moodle reads them).
 """
@@ -22,11 +22,14 @@ Scores = Mapping[str, float | None]  # by student, as the folders are named; Non
 CANVAS = ("Student", "ID", "SIS User ID", "SIS Login ID", "Section")
 POINTS_POSSIBLE = "    Points Possible"
 GRADE, MAXIMUM, MAY_CHANGE = "Grade", "Maximum Grade", "Grade can be changed"
-IMPORTED = ("Identifier", "Last modified (grade)")  # beside the grade, what Moodle's importer reads
+IMPORTED = (
+    "Identifier",
+    "Last modified (grade)",
+)  # columns that Moodle's importer reads beside the grade
 
 
 class ExportError(Exception):
-    """A file of the site's is not what it should be; the text says what was expected."""
+    """A file of the site's is not as it should be; the text says what was expected."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ class Table:
 
 
 def read_table(text: str) -> Table:
-    """A table with commas, semicolons or tabs. ExportError where there is no header."""
+    """A table with commas, semicolons or tabs. ExportError if there is no header."""
     mark = "\ufeff" if text.startswith("\ufeff") else ""
     body = text.removeprefix(mark)
     first = body.partition("\n")[0]
@@ -81,10 +84,10 @@ def canvas(
 ) -> tuple[str, list[str]]:
     """(the CSV to import, notes) from {assignment: scores} and the text of a gradebook export.
 
-    The export tells who is who: a student's folder is named after a SIS login, a SIS id or Canvas' own id.
-    ids: the assignments' ids in Canvas; without one it is read from the export's column "<name> (<id>)".
-    Who has no grade gets an empty field, which Canvas leaves as it is. notes: sentences on who was not
-    found. ExportError where the roster or an assignment's column is not what it should be.
+    The export identifies students: a student's folder is named after a SIS login, a SIS id or Canvas' own
+    id. ids: the assignments' ids in Canvas; without one it is read from the export's column "<name> (<id>)".
+    A student without a grade gets an empty field, which Canvas leaves as it is. notes: sentences on students
+    who were not found. ExportError if the roster or an assignment's column is not as it should be.
     """
     table = read_table(roster)
     places = [table.column(name) for name in CANVAS]
@@ -93,7 +96,7 @@ def canvas(
     rows, found = [], set()
     for row in table.rows:
         if not row[table.column("ID")].strip():
-            continue  # what is not a student: points possible, manual posting
+            continue  # a row without a student: points possible, manual posting
         graded: list[str] = []
         for name in scores:
             student = _student(scores[name], [row[key] for key in keys])
@@ -125,7 +128,7 @@ def _canvas_column(table: Table, assignment: str, ids: Mapping[str, int]) -> str
 
 
 def _student(scores: Scores, keys: Sequence[str]) -> str | None:
-    """The student whose folder is named like one of the keys; an address also by what is before the @."""
+    """The student whose folder is named like one of the keys; an address also by its part before the @."""
     by_name = {student.strip().lower(): student for student in scores}
     for key in (one.strip().lower() for one in keys):
         for candidate in (key, key.partition("@")[0]):
@@ -143,11 +146,11 @@ def _field(score: float | None) -> str:
 
 @dataclass(frozen=True)
 class Columns:
-    """What a worksheet's columns are called, where the site's language is another.
+    """The names of a worksheet's columns, if the site's language is another.
 
-    student: what the students' folders are named after ("": the column in which most are found). no: what
-    stands in the column `may_change` of a row that must stay as it is. A column `maximum` or `may_change`
-    that was not named by the caller may be missing.
+    student: the column that the students' folders are named after ("": the one in which most are found).
+    no: the word in the column `may_change` of a row that must stay as it is. A column `maximum` or
+    `may_change` that was not named by the caller may be missing.
     """
 
     student: str = ""
@@ -170,7 +173,7 @@ def moodle(
     stay as they were: the dates by which Moodle sees whether a grade was changed in between, too.
     A grade above the maximum is written as the maximum, since Moodle's importer passes over such a row
     without a word ("out of range" in mod/assign/feedback/offline); the notes name whose extra credit is lost.
-    ExportError where a column is missing or the worksheet's maximum is another than the assignment's.
+    ExportError if a column is missing or the worksheet's maximum is another than the assignment's.
     """
     columns, table = columns or Columns(), read_table(worksheet)
     place = table.column(columns.grade)
@@ -215,12 +218,12 @@ def _cut(students: Sequence[str], scores: Scores, maximum: float) -> list[str]:
     who = ", ".join(f"{one} ({_field(scores[one])})" for one in students)
     return [
         f"Moodle takes no grade above an assignment's maximum, so {shown(maximum)} is written for {who}: "
-        "enter what is above it as a grade item of its own, which Moodle can mark as extra credit."
+        "enter the points above it as a grade item of its own, which Moodle can mark as extra credit."
     ]
 
 
 def _not_importable(table: Table, columns: Columns) -> list[str]:
-    """What Moodle will not find when it imports an English worksheet; others have names of their own."""
+    """Sentences on columns that Moodle needs in an English worksheet; others have names of their own."""
     missing = [repr(name) for name in IMPORTED if name not in table.header]
     if columns.grade != GRADE or not missing:
         return []

@@ -1,8 +1,8 @@
-"""The feedback page of one submission: what each check found, and the notebook as it was run.
+"""The feedback page of one submission: each check's findings, and the notebook as it was run.
 
 It is made from the result and the executed notebook, is one file, loads nothing and runs nothing: its
-Content-Security-Policy forbids scripts even where something slipped through `sanitise`. Of the folder that
-was handed in nothing but the notebook's cells gets here; hidden cases are told as `disclosure` allows.
+Content-Security-Policy forbids scripts even if something slipped through `sanitise`. Only the notebook's
+cells get here from the folder that was handed in, and of hidden cases only the part that `disclosure` allows.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ def feedback_page(
 ) -> str:
     """The page's HTML.
 
-    notebook: as it was run; None where none could be read, which makes a short page. released: the student
-    version: what stands there unchanged is left out. maximum: the assignment's points, for results that
-    do not know. standing: what a person added, and what was taken off for being late.
+    notebook: as it was run; None if none could be read, which makes a short page. released: the student
+    version, whose unchanged texts are left out. maximum: the assignment's points, for results that do not
+    know them. standing: a person's additions, and the points taken off for being late.
     """
     standing = standing or Standing()
     lines = _lines(notebook)
@@ -149,7 +149,7 @@ def _lines(notebook: NotebookNode | None) -> dict[int, list[str]]:
 def _quoting(said: str, lines: Mapping[int, list[str]]) -> str:
     """A sentence that ends with a place, and the line that stands there in the notebook.
 
-    What the report quotes is left out by `disclosure`, since a rank could have written it.
+    `disclosure` leaves out the report's own quotation, since a rank could have written it.
     """
     match = PLACE.search(said)
     cell = lines.get(int(match[1]), []) if match else []
@@ -197,9 +197,9 @@ def _is_ours(cell: NotebookNode, known: dict[str, NotebookNode]) -> bool:
 
 
 class Highlighting(Highlight2HTML):
-    """Code in colours, as far as that is done in no time: of some texts a lexer's time grows as the square.
+    """Code in colours, within limits: on some texts a lexer's time grows as the square.
 
-    left: characters of this notebook that may still be coloured. What is longer is shown in black, and cut.
+    left: characters of this notebook that may still be coloured. Longer code is shown in black, and cut.
     """
 
     left = 0
@@ -217,7 +217,7 @@ class CellsExporter(HTMLExporter):
     """nbconvert's exporter with our template, for cells without a page around them.
 
     HTMLExporter parses and writes the whole page a second time, for descriptions of pictures and for the
-    keyboard: our template has the first, needs no second, and that takes half of the time.
+    keyboard. Our template has the descriptions and needs nothing for the keyboard, which halves the time.
     """
 
     def from_notebook_node(
@@ -231,7 +231,7 @@ class CellsExporter(HTMLExporter):
 
 @functools.cache
 def _exporter() -> CellsExporter:
-    """Made once, since that takes longer than a page. Nothing is done to the cells before."""
+    """Made once, since that takes longer than a page. It has no preprocessors."""
     exporter = CellsExporter(
         template_name="submission", extra_template_basedirs=[str(TEMPLATES)], preprocessors=[]
     )

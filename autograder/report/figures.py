@@ -11,7 +11,7 @@ SHARES = (0.0, 0.25, 0.5, 0.75)  # upper ends of the bins between none and nearl
 
 
 def bins_of_shares(shares: Sequence[float]) -> list[int]:
-    """How many got none of the points, up to a quarter, a half, three quarters, nearly all, all."""
+    """The number of shares that are none, up to a quarter, a half, three quarters, nearly all, all."""
     counts = [0] * (len(SHARES) + 2)
     for share in shares:
         if share >= 1.0:

@@ -1,4 +1,4 @@
-"""What a solution looks like when its names, comments, docstrings and layout are taken away.
+"""Fingerprints of a solution without its names, comments, docstrings and layout.
 
 A cell becomes the sequence of its syntax tree's parts, in which every name that the cell itself binds is
 the same sign. Of this sequence all runs of RUN parts are hashed, and of every WINDOW neighbouring hashes
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 RUN = 10
 WINDOW = 4
-LONGEST = 100_000  # characters of one cell that are looked at
+LONGEST = 100_000  # characters: of a longer cell no fingerprints are taken
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Shape:
 
 
 def shape(source: str, given: frozenset[int] = frozenset()) -> Shape | None:
-    """The shape of a cell, without the fingerprints in `given`; None where the cell is no Python."""
+    """The shape of a cell, without the fingerprints in `given`; None if the cell is not Python."""
     found = parts(source)
     if found is None:
         return None
@@ -39,13 +39,13 @@ def shape(source: str, given: frozenset[int] = frozenset()) -> Shape | None:
 
 
 def given_prints(sources: Sequence[str]) -> frozenset[int]:
-    """Every run of texts that were handed out: what of a solution is nobody's own."""
+    """Every run of texts that were handed out: in a solution they are not the student's own."""
     return frozenset(one for text in sources for one in hashes(parts(text) or ()))
 
 
-@functools.lru_cache(maxsize=10_000)  # what was copied, or not touched, comes again and again
+@functools.lru_cache(maxsize=10_000)  # copied and untouched texts come again and again
 def parts(source: str) -> tuple[str, ...] | None:
-    """The parts of the syntax tree in their order; None where the text is no Python."""
+    """The parts of the syntax tree in their order; None if the text is not Python."""
     try:
         tree = ast.parse(source[:LONGEST])
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -87,7 +87,7 @@ def _sign(node: ast.AST, bound: set[str]) -> str:
 
 
 def _inside(node: ast.AST) -> Iterator[ast.AST]:
-    """What a node is made of, without docstrings, lone constants and annotations."""
+    """The children of a node, without docstrings, lone constants and annotations."""
     for name, value in ast.iter_fields(node):
         if name in ("annotation", "returns", "type_comment", "decorator_list", "type_params"):
             continue

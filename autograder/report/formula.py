@@ -1,7 +1,7 @@
 """Formulas as MathML, which browsers draw by themselves: no script, no fonts, nothing to load.
 
-A formula that cannot be drawn is shown as it was written. What `latex2mathml` makes of a student's text is
-built anew from elements and attributes that only draw: it knows links, and passes text on as it comes.
+A formula that cannot be drawn is shown as it was written. The output of `latex2mathml` is built anew from
+elements and attributes that only draw: the converter knows links, and passes a student's text on as it is.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def drawn(source: str, *, display: bool = False) -> str:
     """The formula `source` (TeX without its dollar signs) as HTML. display: on a line of its own."""
     try:
         element = _mathml(source, display)
-    except Exception:  # the converter raises whatever it likes on text that is no formula
+    except Exception:  # the converter may raise anything on text that is not a formula
         return f'<code class="formula">{html.escape(source)}</code>'
     return ElementTree.tostring(element, encoding="unicode")
 
@@ -56,7 +56,7 @@ def _mathml(source: str, display: bool) -> Element:
 
 
 def _rebuilt(element: Element) -> Element:
-    """The same with what only draws. UndrawableError where there is anything else."""
+    """The same element with parts that only draw. UndrawableError if it has any others."""
     if element.tag not in ELEMENTS:
         raise UndrawableError(f"an element {element.tag}")
     text = html.unescape(element.text or "")
@@ -77,9 +77,9 @@ def _rebuilt(element: Element) -> Element:
 
 
 class Renderer(IPythonRenderer):
-    """Leaves a mark for each formula, in whose place `draw` puts it when everything else was cleaned.
+    """Leaves a mark for each formula; `draw` replaces it by the formula when everything else was cleaned.
 
-    Nobody can write the marks: they hold a number that is drawn for each text.
+    A student cannot write the marks: they hold a number that is drawn for each text.
     """
 
     def __init__(self, **options: Any):

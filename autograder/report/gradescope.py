@@ -1,4 +1,4 @@
-"""Results as Gradescope reads them: `results.json`, whole at any moment, partial while grading goes on."""
+"""Results for Gradescope: `results.json`, whole at any moment, partial while grading goes on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from course_lib.checks.report import wrapped
 WITHOUT_GRADEBOOK = (
     "Points that a person gives, and points taken off for being late, are not part of this score."
 )
-UNFINISHED = "Grading has not come to its end: what is missing here counts nothing yet."
+UNFINISHED = "Grading is not finished: exercises that are missing here count nothing yet."
 
 
 def results_json(
@@ -24,11 +24,11 @@ def results_json(
 ) -> dict[str, Any]:
     """The data of Gradescope's `results.json` for one submission.
 
-    One test for each graded cell, but for extra credit that was left alone; what was earned of it is in the
-    score. Hidden cases are told as on the feedback page. A submission that is `ungraded` has no score and no
-    tests, which Gradescope reports as a failure of the autograder, not as a grade. standing: what a gradebook
-    adds; None where there is none, as in Gradescope's container, and the output says what is missing.
-    unfinished: what is known so far.
+    One test for each graded cell, but for extra credit that was left alone; earned extra credit is in the
+    score. Hidden cases stand as on the feedback page. A submission that is `ungraded` has no score and no
+    tests, which Gradescope reports as a failure of the autograder, not as a grade. standing: a gradebook's
+    additions; None without a gradebook, as in Gradescope's container: then the output names the missing
+    points. unfinished: the result is incomplete, and the output says so.
     """
     said = [
         UNFINISHED if unfinished else "",
@@ -56,7 +56,7 @@ def results_json(
     if result.status == statuses.UNGRADED:
         return data
     score = final_score(result, standing)
-    assert score is not None  # only what is `ungraded` has none
+    assert score is not None  # only an `ungraded` result has none
     data["score"] = round(score, 6)
     known = {one.grade_id for one in result.exercises}
     by_hand = standing.by_hand if standing is not None else {}
@@ -72,7 +72,7 @@ def results_json(
 
 
 def _added(standing: Standing | None, result: Result, unfinished: bool) -> str:
-    """What is in the score beside the checks' points, or is not."""
+    """A sentence on a gradebook's part of the score, or on its absence."""
     if unfinished or result.status == statuses.UNGRADED:
         return ""
     if standing is None:
@@ -85,7 +85,7 @@ def _test(exercise: Exercise, number: str, by_hand: ByHand | None) -> dict[str, 
     points, said = exercise.points, exercise.reason
     if by_hand is not None:
         points = Standing({exercise.grade_id: by_hand}).points(exercise)
-        said = said if by_hand.points is None else "Points were given by a person."
+        said = said if by_hand.points is None else "A person gave the points."
     lines = [line for row in rows for line in _lines(row)] or [said]
     lines += [by_hand.comment] if by_hand is not None and by_hand.comment else []
     return {

@@ -32,7 +32,7 @@ Mark = Callable[[str, NotebookNode], Result]
 class Unreliable:
     """A check that did not give the reference full points, or a round that did not end as it should.
 
-    exercise: its name, or the status of such rounds; failed: in how many of `times`; said: the first reason.
+    exercise: its name, or the status of such rounds; failed: rounds of `times`; said: the first reason.
     """
 
     assignment: str
@@ -53,10 +53,10 @@ def reliability(
     solutions: Path = SOLUTIONS,
     notebooks: Path = NOTEBOOKS,
 ) -> list[Unreliable]:
-    """What did not get full points every time; empty when all is well.
+    """The exercises that did not get full points every time; empty if all did.
 
     mark: (student, notebook) -> the result; the student's name decides which hidden cases are drawn.
-    Cells that a person grades are no concern of it: they have no report.
+    Cells that a person grades are not counted: they have no report.
     """
     file = f"{assignment}/{assignment}.ipynb"
     handed_in = reference_submission(
@@ -76,7 +76,7 @@ def reliability(
 
 
 def _failures(result: Result) -> list[tuple[str, str]]:
-    """(what, why) of everything in one round that is not as it should be."""
+    """(exercise or status, reason) of everything in one round that is not as it should be."""
     found = [
         (wording.title(one), one.reason or "points are missing")
         for one in result.exercises

@@ -1,8 +1,8 @@
-"""What each exercise's points are given for: its lines and their weights, to be printed.
+"""A page to print on how each exercise's points are earned: its lines and their weights.
 
-Made from the checks themselves, with hidden cases as in grading, so that it cannot say anything else than
-they do. A line that names what is drawn, such as a rank, stands here with an example; how many lines there
-are and what they give does not depend on what is drawn.
+It is made from the checks themselves, with hidden cases as in grading, so that it always agrees with them.
+A line that names a drawn value, such as a rank, stands here with an example; the number of lines and their
+points do not depend on the draw.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""A submission's text and outputs made harmless, for feedback pages and for formgrader.
+"""Makes a submission's text and outputs harmless, for feedback pages and for formgrader.
 
 nbconvert renders Markdown with raw HTML in it, HTML outputs as they come, attributes from cells' metadata
 and diagrams in fences without escaping: in formgrader all of that would run with the instructor's rights.
 Here everything that is not known to be harmless is left out: Markdown is rendered and its HTML cleaned by
 bleach, formulas become MathML, outputs keep a few types, metadata is made anew. Nothing is loaded from
-elsewhere, so that opening a page tells nobody and calls nothing.
+elsewhere, so that opening a page sends no request.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def clean_markdown(text: str, attachments: dict | None = None) -> str:
     """Markdown as harmless HTML without line breaks of its own.
 
     So it may stand in a Markdown cell again: a block of HTML ends at the first empty line, and has none.
-    What cannot be rendered is shown as it was written.
+    Text that cannot be rendered is shown as it was written.
     """
     pictures = {
         name: kept
@@ -114,7 +114,7 @@ def clean_markdown(text: str, attachments: dict | None = None) -> str:
     try:
         renderer = Renderer(escape=False, attachments=pictures, exclude_anchor_links=True)
         cleaned = renderer.draw(clean_html(MarkdownWithMath(renderer=renderer).render(text)))
-    except Exception:  # the renderer raises whatever it likes on text that is meant to break it
+    except Exception:  # the renderer may raise anything on text that is meant to break it
         cleaned = _as_written(text)
     return _one_block(cleaned)
 
@@ -131,8 +131,8 @@ def _one_block(cleaned: str) -> str:
 def clean_outputs(outputs: Iterable[dict]) -> list[NotebookNode]:
     """Outputs of the types that a page may show: texts, errors, pictures, tables of clean HTML.
 
-    Of an output with none of these only a line remains that says what it was. Metadata goes: nbconvert
-    writes widths into the page without quotes.
+    An output with none of these leaves only a line that names its types. Metadata goes: nbconvert writes
+    widths into the page without quotes.
     """
     return [kept for output in outputs if (kept := _clean_output(output)) is not None]
 
@@ -177,14 +177,14 @@ def _clean_data(data: dict) -> dict[str, str]:
 
 
 def _pictures(data: dict) -> dict[str, str]:
-    """The pictures among an output's or an attachment's types, when they are what they say."""
+    """The pictures among an output's or an attachment's types, if they are of the type that they name."""
     kept = {}
     for kind, begins in (("image/png", b"\x89PNG\r\n\x1a\n"), ("image/jpeg", b"\xff\xd8\xff")):
         text = "".join(_text(data.get(kind)).split())
         try:
             if text and b64decode(text, validate=True).startswith(begins):
                 kept[kind] = text
-        except (binascii.Error, ValueError):  # no base64: no picture
+        except (binascii.Error, ValueError):  # not base64, so not a picture
             continue
     return kept
 
@@ -199,7 +199,7 @@ def _text(value: object) -> str:
 def clean_notebook(notebook: NotebookNode, released: NotebookNode | None = None) -> NotebookNode:
     """A copy of an executed submission that may be shown in a page or in formgrader.
 
-    released: the student version; its Markdown cells, where a submission left them unchanged, stay
+    released: the student version; those of its Markdown cells that a submission left unchanged stay
     Markdown. Every other one becomes its harmless HTML. Cells keep nbgrader's metadata and no other,
     attachments become part of the text, hidden tests go if there are any.
     """
@@ -219,7 +219,7 @@ def clean_notebook(notebook: NotebookNode, released: NotebookNode | None = None)
 
 
 def _clean_cell(cell: NotebookNode, known: set[str], too_much: bool) -> dict:
-    """The cell's type, text and outputs. too_much: what would have to be rendered is not."""
+    """The cell's type, text and outputs. too_much: nothing of it is rendered."""
     source, outputs = _text(cell.source), cell.get("outputs", [])
     if cell.cell_type == "code":
         count = cell.get("execution_count")
@@ -258,7 +258,7 @@ def _size(cell: NotebookNode) -> int:
 
 
 def _metadata(cell: NotebookNode) -> NotebookNode:
-    """nbgrader's metadata of a cell, when it is what `restore` puts there, and nothing else."""
+    """nbgrader's metadata of a cell, if it is the one that `restore` puts there, and nothing else."""
     own = cell.metadata.get("nbgrader")
     name = own.get("grade_id") if isinstance(own, dict) else None
     if not isinstance(own, dict) or not isinstance(name, str) or not IDENTIFIER.fullmatch(name):

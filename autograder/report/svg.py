@@ -18,12 +18,12 @@ _NAMES = """
 ELEMENTS = frozenset(_NAMES.split())
 ATTRIBUTE = re.compile(r"[A-Za-z][A-Za-z0-9-]*")
 REFERENCE = re.compile(r"#[\w.-]+")
-# What reaches out of a drawing: url(...) to anything but a part of it, CSS that imports.
+# Texts that reach out of a drawing: url(...) to anything but a part of it, CSS that imports.
 OUTSIDE = re.compile(r"url\s*\(\s*['\"]?\s*(?!#)|@|expression|javascript:|\\", re.IGNORECASE)
 
 
 def clean_svg(text: str) -> str:
-    """The drawing with its shapes and texts only; "" for what is no SVG, or one too large."""
+    """The drawing with its shapes and texts only; "" if it is not SVG, or too large."""
     if len(text) > LONGEST:
         return ""
     try:

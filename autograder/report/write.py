@@ -1,12 +1,12 @@
-"""The pages and files of a graded class, from what lies in its output folder.
+"""The pages and files of a graded class, from its output folder.
 
     class.html                                             the page for the instructor
     exercises.csv                                          points of each exercise, a row for each student
     gradescope/<student>/<assignment>/results.json         for Gradescope
     feedback/<student>/<assignment>/<assignment>.html      again, where a person added something
 
-A worker has written each feedback page when its submission was graded (`page_of`); what is added in
-formgrader afterwards comes in here.
+A worker has written each feedback page when its submission was graded (`page_of`); later additions in
+formgrader come in here.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from autograder.report.class_page import write_class_page
 from autograder.report.feedback import feedback_page
 from autograder.report.gradescope import write_results
 
-ADDED = "<body data-added>"  # how a page begins that shows what people added
+ADDED = "<body data-added>"  # the beginning of a page that shows a person's additions
 
 
 @dataclass
 class Class:
-    """A graded class: its results, and what people added to them, by (student, assignment)."""
+    """A graded class: its results, and people's additions to them, by (student, assignment)."""
 
     out: Path
     results: list[Result]
@@ -53,22 +53,22 @@ class Class:
         return self.standings.get((result.student, result.assignment), Standing())
 
     def scores(self, assignment: str) -> dict[str, float | None]:
-        """The points that count, by student; None where there is no grade."""
+        """The points that count, by student; None without a grade."""
         return {one.student: final_score(one, self.standing(one)) for one in self.of(assignment)}
 
     def maximum(self, assignment: str) -> float:
-        """The assignment's points, which a notebook that could not be read does not tell."""
+        """The assignment's points; the result of a notebook that could not be read does not know them."""
         return max((wording.maximum(one) for one in self.of(assignment)), default=0.0)
 
     def notebook(self, result: Result) -> NotebookNode | None:
-        """The notebook as it was run; None where there is none."""
+        """The notebook as it was run; None if there is none."""
         name = f"{result.assignment}.ipynb"
         path = self.out / "autograded" / result.student / result.assignment / name
         return nbformat.read(path, as_version=4) if path.is_file() else None
 
 
 def read_class(out: Path, results: Iterable[Result]) -> Class:
-    """The class whose results these are, with what its gradebook in `out` adds."""
+    """The class whose results these are, with the additions from its gradebook in `out`."""
     found = Class(out, list(results))
     for name in found.assignments:
         for student, one in standings(out / "gradebook.db", name).items():
@@ -94,7 +94,7 @@ def write_reports(
 ) -> int:
     """Write everything that this module's first lines name; returns how many feedback pages changed.
 
-    server: the address of the Jupyter server in which formgrader runs, to which the class page leads.
+    server: the address of the Jupyter server whose formgrader the class page links to.
     """
     alike = {}
     for name in found.assignments:
@@ -132,9 +132,9 @@ def likenesses(
 
 
 def _write_feedback(found: Class, notebooks: Path) -> int:
-    """Write the pages of submissions to which a person added something, or of which points were taken.
+    """Write the pages of submissions to which a person added something, or that lost points for lateness.
 
-    Also when it was taken back since; and pages that are missing.
+    Also the pages of submissions for which this was taken back since, and pages that are missing.
     """
     released: dict[str, NotebookNode | None] = defaultdict(lambda: None)
     for name in found.assignments:

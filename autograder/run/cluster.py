@@ -1,6 +1,6 @@
 """The same work on a Dask `distributed` cluster: its workers are couriers.
 
-What grades is a worker process of ours beside each of Dask's threads, so that a submission is graded
+A worker process of ours beside each of Dask's threads does the grading, so that a submission is graded
 under the same circumstances here and there. The machines of a cluster need this course and its
 environment; submissions, notebooks and results travel through Dask. The course's secret does too, so a
 cluster that others can listen to should be one with TLS (`tls://`).
@@ -29,7 +29,7 @@ class SchedulerError(Exception):
 class ClusterWorkers(Executor):
     """The workers of the cluster whose scheduler is at `address`.
 
-    prepare, seconds: as for LocalWorkers. Raises SchedulerError when nobody answers there.
+    prepare, seconds: as for LocalWorkers. Raises SchedulerError if no scheduler answers there.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class ClusterWorkers(Executor):
         if not self.count:
             self.client.close()
             raise SchedulerError(f"the Dask scheduler at {address} has no workers yet")
-        # Dask starts a call again elsewhere when its worker is lost, as often as it is told here.
+        # Dask starts a call again elsewhere when its worker is lost, as often as is set here.
         self.executor = self.client.get_executor(pure=False, retries=tries - 1)
         self.options = {"prepare": prepare, "seconds": seconds, "tries": tries}
 

@@ -1,8 +1,8 @@
-"""What a worker does with one submission: grade it in the sandbox, and make all that is kept of it.
+"""A worker's task: grade one submission in the sandbox, and make everything that is kept of it.
 
 A worker keeps its preloaded process and its sandbox for as long as it lives; each submission gets fresh
 processes from them. The process that gives out the work imports this module too, to name its functions:
-so what takes seconds to import is imported by those who call them.
+so these functions themselves import the modules whose import takes seconds.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class OtherLibraryError(Exception):
 def grade(work: Work) -> dict[str, Any]:
     """Grade a submission; returns `Done.to_json()`. Called in a worker, for one at a time.
 
-    Raises SandboxError where a sandbox is required and cannot be had, BuildError where the
+    Raises SandboxError if a sandbox is required and cannot be made, BuildError if the
     assignment cannot be graded, OtherLibraryError.
     """
     from autograder.report.sanitise import clean_notebook
@@ -53,9 +53,9 @@ def grade(work: Work) -> dict[str, Any]:
 
 
 def layers(secret: bytes, limits: Limits, mode: str, library: str = "") -> list[str]:
-    """The names of the layers of this machine's sandbox. Makes ready what `grade` needs.
+    """The names of the layers of this machine's sandbox. Prepares everything for `grade`.
 
-    Raises SandboxError where one is required and cannot be had, OtherLibraryError.
+    Raises SandboxError if one is required and cannot be made, OtherLibraryError.
     """
     _same_library(library)
     return list(_course(secret, limits, mode).layers)

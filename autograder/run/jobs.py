@@ -3,7 +3,7 @@
 The standard library's process pool gives up all its work when one process dies. Here each worker is a
 process of its own: one that dies costs at most the submission that it was busy with, which is tried
 once more, and is replaced. A worker is started fresh and never forked from this process, which has
-threads; it ends with this process, however that ends. What it answers is JSON and is never unpickled.
+threads; it ends with this process, however that ends. Its answer is JSON and is never unpickled.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class TaskError(Exception):
 
 
 def serve(descriptor: int, parent: int, prepare: Callable[[], Any] | None = None) -> None:
-    """Call what comes through the socket until it is closed. The main function of a worker."""
+    """Make the calls that come through the socket until it is closed. The main function of a worker."""
     die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the grader's, which ends its workers
     if prepare is not None:
@@ -59,7 +59,7 @@ def serve(descriptor: int, parent: int, prepare: Callable[[], Any] | None = None
 
 
 def answer(order: bytes) -> bytes:
-    """Call the pickled (function, arguments); its value, or what it raised, as JSON."""
+    """Call the pickled (function, arguments); its value, or its exception, as JSON."""
     try:
         function, arguments = pickle.loads(order)
         return json.dumps({"value": function(*arguments)}).encode()
@@ -106,7 +106,7 @@ class Worker:
         self.connection = Connection(here.detach())
 
     def ask(self, order: bytes, seconds: float | None) -> Any:
-        """The value of the pickled call. Raises TaskError, and WorkerDiedError when none came."""
+        """The value of the pickled call. Raises TaskError, and WorkerDiedError if none came."""
         try:
             self.connection.send_bytes(order)
             if not self.connection.poll(seconds):
@@ -137,8 +137,9 @@ class Worker:
 def environment() -> dict[str, str]:
     """This process's, for a worker.
 
-    PyTorch keeps to one thread there: what is expected of a case is small, and OpenMP's threads would spin
-    between two operations on the cores that ranks and other workers need. Who sets the number is believed.
+    PyTorch keeps to one thread there: the expected values of a case are small, and OpenMP's threads would
+    spin between two operations on the cores that ranks and other workers need. A number that is set already
+    stays.
     """
     # COURSE_ROLE: else course_lib would start a preloaded process that the sandbox's would replace
     return {"OMP_NUM_THREADS": "1", **os.environ, "COURSE_ROLE": "grader"}
@@ -155,7 +156,7 @@ class LocalWorkers(Executor):
 
     prepare: "module:function", called in each worker when it starts. seconds: a worker that is busy
     with one call for longer counts as dead; None: never. tries: how often a call is given to a worker
-    before its future gets WorkerDiedError. log: a file for what the workers print.
+    before its future gets WorkerDiedError. log: a file for the workers' prints.
     """
 
     def __init__(
@@ -204,7 +205,7 @@ class LocalWorkers(Executor):
             with contextlib.suppress(queue.Empty):
                 while True:
                     if (job := self._jobs.get_nowait()) is not None and job.future.cancel():
-                        job.future.set_running_or_notify_cancel()  # tells those who wait for it
+                        job.future.set_running_or_notify_cancel()  # wakes the threads that wait for it
         for _ in self._slots:
             self._jobs.put(None)
         if wait:

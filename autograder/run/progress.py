@@ -1,4 +1,4 @@
-"""How far the grading of a class is: one line that is rewritten on a terminal, else a line for each."""
+"""The progress of grading a class: one line that is rewritten on a terminal, else a line for each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ERASE = "\r\x1b[K"
 
 
 class Progress:
-    """Tells on `stream` what is done, running and left of `total` submissions.
+    """Writes to `stream` how many of `total` submissions are done, running and left.
 
     clock: seconds, for tests.
     """
@@ -64,7 +64,7 @@ class Progress:
         self.refresh()
 
     def refresh(self) -> None:
-        """Rewrite the line; does nothing where lines cannot be rewritten."""
+        """Rewrite the line; does nothing if lines cannot be rewritten."""
         if self.live and self.done < self.total:
             width = shutil.get_terminal_size((80, 24)).columns - 1
             self.stream.write(ERASE + self.line()[:width])

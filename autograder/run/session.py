@@ -1,9 +1,9 @@
-"""A class is graded: what is due goes to the workers, and each grade is safe as soon as it is there.
+"""One run over a class: due submissions go to the workers, and each grade is safe as soon as it is there.
 
-The run may be ended at any moment, by Ctrl-C or by `kill -9`. The next one grades what has no result that
-rests on the same files, checks, limits and secret (see `autograder.submission.fingerprint`), and enters into
-the gradebook whatever it does not hold yet (see `autograder.book.records`). Of a submission whose grade
-misses nothing but the newest check of an exercise, that exercise is judged, and the other verdicts stay.
+The run may be ended at any moment, by Ctrl-C or by `kill -9`. The next one grades the submissions without a
+result that rests on the same files, checks, limits and secret (see `autograder.submission.fingerprint`), and
+enters into the gradebook all results that it does not hold yet (see `autograder.book.records`). If nothing
+but the check of an exercise has changed, only that exercise is judged again, and the other verdicts stay.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ REFRESH = 0.5  # seconds between two looks at the clock while nothing happens
 
 
 class NotReadyError(Exception):
-    """The workers cannot grade, none of them anything; the text says why."""
+    """The workers cannot grade any submission; the text says why."""
 
 
 class Workers(Protocol):
-    """What the session needs of an executor: see `autograder.run.jobs` and `autograder.run.cluster`."""
+    """An executor as the session needs it: see `autograder.run.jobs` and `autograder.run.cluster`."""
 
     count: int
 
@@ -59,11 +59,11 @@ class Workers(Protocol):
 
 @dataclass(frozen=True)
 class Course:
-    """What all submissions have in common.
+    """Everything that all submissions have in common.
 
     grade: called in a worker with a Work, returns `Done.to_json()`. ready: called in a worker before
-    anything is touched, with (secret, limits, sandbox, library); what it raises ends the run, and it
-    returns the names of the sandbox's layers. page: the feedback page of a submission that never
+    anything is touched, with (secret, limits, sandbox, library); it returns the names of the sandbox's
+    layers, and its exceptions end the run. page: the feedback page of a submission that never
     reached a worker, from its result and its points. library: the hash that the workers' library must
     have, "" where they are of this machine. config: nbgrader's, for late penalties.
     """
@@ -84,8 +84,8 @@ class Course:
 class Summary:
     """How a run ended.
 
-    graded: how many were due. changes: sentences on grades that are not what the last complete run
-    gave. notes: sentences for the person at the terminal.
+    graded: how many were due. changes: sentences on grades that differ from the last complete run's.
+    notes: sentences for the person at the terminal.
     """
 
     rows: list[Row]
@@ -108,13 +108,13 @@ def grade_class(
     strangers: Iterable[str] = (),
     wanted: Callable[[Submission], bool] = lambda _: True,
 ) -> Summary:
-    """Grade what is due of `submissions`, and return the rows of all, in their order.
+    """Grade those of `submissions` that are due, and return the rows of all, in their order.
 
-    workers: makes the executor; called only when something is due. stream: for the progress. again:
+    workers: makes the executor; called only if something is due. stream: for the progress. again:
     grade everything. strangers: students whose grades are removed unless they are among these: the
-    sample class does not stay among real students. wanted: of the others nothing is graded, and what was
-    written of them stays, also if they have handed in something else since. BusyError when another run
-    has the folder, NotReadyError when the workers cannot grade.
+    sample class does not stay among real students. wanted: the others are not graded, and their files
+    stay, also if they have handed in something else since. BusyError if another run has the folder,
+    NotReadyError if the workers cannot grade.
     """
     with only_one(course.out):
         book = ClassBook(course.out, course.solutions)
@@ -157,7 +157,7 @@ class Session:
         again: bool = False,
         wanted: Callable[[Submission], bool] = lambda _: True,
     ) -> list[Submission]:
-        """Grade what is due, and return it. Raises NotReadyError before anything was touched."""
+        """Grade and return the due submissions. Raises NotReadyError before anything was touched."""
         if not all(map(wanted, submissions)):
             self.records.leave(submissions)
             submissions = [one for one in submissions if wanted(one)]
@@ -170,7 +170,7 @@ class Session:
             self._make_ready(executor, stream)
             due = self.records.begin(submissions, kept)
             self.grade(due, executor, Progress(stream, len(due)))
-        except BaseException:  # Ctrl-C too: what was finished by then is written
+        except BaseException:  # Ctrl-C too: grades that were finished by then are written
             executor.kill()
             raise
         executor.shutdown()
@@ -185,13 +185,13 @@ class Session:
             layers = executor.submit(course.ready, *asked).result()
         except (TaskError, WorkerDiedError) as error:
             raise NotReadyError(error.args[0]) from None
-        held = ", ".join(layers) or "none: submissions run with the rights of whoever grades"
+        held = ", ".join(layers) or "none: submissions run with the rights of the user who grades"
         print(f"Sandbox: {held}.", file=stream, flush=True)
 
-    # ---- what is due
+    # ---- the due submissions
 
     def kept(self, submissions: list[Submission]) -> dict[tuple[str, str], tuple[Result, str]]:
-        """What need not be graded again: (result, time stamp) by (student, assignment)."""
+        """The results that still hold: (result, time stamp) by (student, assignment)."""
         kept: dict[tuple[str, str], tuple[Result, str]] = {}
         for one in submissions:
             mark, stamp = self._fingerprint(one)
@@ -203,9 +203,9 @@ class Session:
     def _graded_before(
         self, submissions: list[Submission], kept: Container[tuple[str, str]]
     ) -> dict[tuple[str, str], Result]:
-        """The earlier results of what is due: some of their verdicts may hold still.
+        """The earlier results of due submissions: some of their verdicts may hold still.
 
-        An interrupted run has set results aside that the next one finds there.
+        The results that an interrupted run has set aside are among them.
         """
         earlier: dict[tuple[str, str], Result] = {}
         store = self.records.store
@@ -227,7 +227,7 @@ class Session:
         ]
 
     def _known(self, submission: Submission, mark: str) -> list[Exercise]:
-        """The verdicts of an earlier grading that hold, where no more has changed than some checks."""
+        """The verdicts of an earlier grading that hold, if no more has changed than some checks."""
         result = self._earlier.get((submission.student, submission.assignment))
         if result is None or not rests_on(result, mark):
             return []
@@ -239,7 +239,7 @@ class Session:
         return known
 
     def _fingerprint(self, submission: Submission) -> tuple[str, str]:
-        """(fingerprint, time stamp) of what lies there now."""
+        """(fingerprint, time stamp) of the submission's present files."""
         try:
             handed_in = collect(submission, self.course.limits.notebook)
         except UnreadableError as error:
@@ -267,10 +267,11 @@ class Session:
     # ---- grading
 
     def grade(self, due: list[Submission], workers: Workers, progress: Progress) -> None:
-        """Give what is due to the workers, and write each grade when it comes.
+        """Give the due submissions to the workers, and write each grade when it comes.
 
-        What rests on a time limit or on a process that was killed is not believed: it is graded once more
-        when all others are done, alone, and that counts. Until then nothing is written of it.
+        A result that rests on a time limit or on a process that was killed is not believed: its submission
+        is graded once more when all others are done, alone, and that result counts. Until then nothing of it
+        is written.
         """
         try:
             # one more than can run, so that no worker waits for this process
@@ -282,7 +283,7 @@ class Session:
     def _grade(
         self, due: list[Submission], workers: Workers, progress: Progress, most: int, believe: bool
     ) -> list[Submission]:
-        """At most so many at a time. Returns what was not written, since it was not to be believed."""
+        """At most so many at a time. Returns those whose results were not believed, so not written."""
         waiting, doubted = iter(due), []
         running: dict[Future[Any], tuple[Submission, HandedIn, str]] = {}
         while True:
@@ -310,7 +311,7 @@ class Session:
     def _begin(
         self, submission: Submission, workers: Workers
     ) -> tuple[Future[Any], HandedIn, str] | Done:
-        """Read a submission and give it to a worker; a Done where that cannot be."""
+        """Read a submission and give it to a worker; a Done if that is impossible."""
         try:
             handed_in = collect(submission, self.course.limits.notebook)
         except UnreadableError as error:
@@ -339,7 +340,7 @@ class Session:
         return workers.submit(course.grade, work), handed_in, mark
 
     def _outcome(self, future: Future[Any], submission: Submission, mark: str) -> Done:
-        """What came back from the worker, or that nothing did."""
+        """The worker's answer, or an ungraded result if none came."""
         try:
             done = Done.from_json(future.result())
         except TaskError as error:
@@ -369,10 +370,10 @@ class Session:
 
 
 def rests_on(result: Result, mark: str) -> bool:
-    """Whether it is a grade, which a failure of the grader is not, and of just this."""
+    """Whether a result is a grade, not a failure of the grader, and rests on just this."""
     return result.fingerprint == mark and result.status != statuses.UNGRADED
 
 
 def nothing(error: UnreadableError) -> HandedIn:
-    """What stands in a fingerprint for a submission of which nothing was read."""
+    """A stand-in, for the fingerprint, of a submission of which nothing was read."""
     return HandedIn(b"", notes=[str(error)])

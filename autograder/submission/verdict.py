@@ -13,7 +13,7 @@ from autograder.outcome import status
 from autograder.outcome.result import Exercise
 from course_lib.checks.report import Report, refusal
 
-BY_HAND = "points are given by a person"
+BY_HAND = "a person gives the points"
 LEFT_ALONE = "not attempted"
 
 

@@ -62,7 +62,7 @@ def result_of(student: str = "anna", points: float = 1.0, **fields) -> Result:
             "" if points == 4 else "r",
             report=report_of(points / 4, *said),
         ),
-        Exercise("essay", "essay", 0, 3, "points are given by a person"),
+        Exercise("essay", "essay", 0, 3, "a person gives the points"),
     ]
     return Result(
         student,
@@ -92,7 +92,7 @@ def test_gradescope_gets_a_test_for_each_exercise() -> None:
     )
     assert "✗ 4 ranks" in first["output"] and "f raised ValueError." in first["output"]
     assert "secret" not in json.dumps(data) and "17" not in first["output"]
-    assert second["output"] == "points are given by a person"
+    assert second["output"] == "a person gives the points"
     assert data["extra_data"]["status"] == "graded" and data["extra_data"]["sandbox"] == ["limits"]
     assert results_json(result_of(points=4))["tests"][0]["status"] == "passed"
 
@@ -103,7 +103,7 @@ def test_gradescope_gets_what_a_gradebook_adds() -> None:
     assert data["score"] == 1 + 2.75 + 1 - 1.5
     assert [one["score"] for one in data["tests"]] == [1, 2.75, 1]
     assert [one["max_score"] for one in data["tests"]] == [4, 3, 2]
-    assert data["tests"][1]["output"] == "Points were given by a person.\nWell seen."
+    assert data["tests"][1]["output"] == "A person gave the points.\nWell seen."
     assert "1.5 points off: late." in data["output"] and WITHOUT_GRADEBOOK not in data["output"]
     for without in (results_json(result_of(), Standing()), results_json(result_of())):
         assert without["score"] == 1
@@ -144,8 +144,8 @@ def test_results_are_there_from_the_first_moment(container: Path) -> None:
 
     assert bundle.run(container, NAME, grade).score == 4
     begun, partial, done = *seen, results_of(container)
-    assert begun["score"] == 0 and begun["tests"] == [] and "not come to its end" in begun["output"]
-    assert partial["score"] == 1 and "not come to its end" in partial["output"]
+    assert begun["score"] == 0 and begun["tests"] == [] and "is not finished" in begun["output"]
+    assert partial["score"] == 1 and "is not finished" in partial["output"]
     assert done["score"] == 4 and len(done["tests"]) == 2 and "its end" not in done["output"]
 
 

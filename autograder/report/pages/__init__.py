@@ -1,4 +1,4 @@
-"""The pages' frames: Jinja templates that escape whatever is put into them, and their style sheets."""
+"""The pages' frames: Jinja templates that escape every text put into them, and their style sheets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ENVIRONMENT = jinja2.Environment(
 
 
 def fill(name: str, **texts: Any) -> str:
-    """The page `name` with `texts` in it. Only what is of type Markup is taken for HTML."""
+    """The page `name` with `texts` in it. Only texts of type Markup are taken for HTML."""
     return _ENVIRONMENT.get_template(name).render(**texts)
 
 
