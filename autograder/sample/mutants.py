@@ -1,18 +1,18 @@
 """Answers to the exercises that students could have given, from `tests/mutants/<assignment>/<exercise>.py`.
 
-A cell of such a file is what could stand in the exercise's solution cell:
+A cell of such a file is text that could stand in the exercise's solution cell:
 
     # %% wrong: sends the whole tensor in every round
     # says: <a pattern, which one of the check's sentences must match>
     <code>
 
-    # %% right: <in what it differs from ours>
-    # on NCCL: <a pattern of what the check remarks, where it does>
+    # %% right: <its difference from ours>
+    # on NCCL: <a pattern of the check's remark, if it makes one>
     <code>
 
 Where many answers differ little, they are patches on a whole cell of the same file. That may be a right one,
 or a cell that serves for nothing else, `# %% base: <title>`; it is right too, unless it has a `# says:` line
-on what it leaves out. So a reader sees the mistake:
+about a part that it leaves out. So a reader sees the mistake:
 
     # %% wrong: the blocks' outputs are added
     # says: the sum of the blocks' outputs
@@ -45,9 +45,9 @@ DIVIDER = "@@"
 
 @dataclass(frozen=True)
 class Mutant:
-    """One answer to an exercise: what it does, and its text.
+    """One answer to an exercise, with its title.
 
-    says: for a wrong one, what the check must say; on_nccl: for a right one, what it remarks; patterns.
+    says: for a wrong one, the check's sentence; on_nccl: for a right one, its remark; both are patterns.
     """
 
     exercise: str
@@ -61,7 +61,7 @@ class Mutant:
 def read_mutants(path: Path, *, bases: bool = False) -> list[Mutant]:
     """The answers in one exercise's file, in its order; bases: and the cells that only patches use.
 
-    ValueError where a cell is not as agreed.
+    ValueError if a cell is not of this form.
     """
     text = path.read_text(encoding="utf-8")
     heads = list(HEADER.finditer(text))
@@ -123,6 +123,6 @@ def hunks(lines: Sequence[str]) -> list[list[str]]:
 
 
 def wrong_answers(assignment: str, exercise: str, folder: Path = MUTANTS) -> list[Mutant]:
-    """The wrong answers to one exercise; none where it has no file, as a question has none."""
+    """The wrong answers to one exercise; none if it has no file, as a question has none."""
     path = folder / assignment / f"{exercise}.py"
     return [mutant for mutant in read_mutants(path) if not mutant.right] if path.exists() else []

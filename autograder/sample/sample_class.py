@@ -1,12 +1,12 @@
 """The sample class: eleven students made from the solutions and the mutants, so never out of date.
 
-Each hands in the student version with the exercises filled in by the reference, but for what the student is
-here to show. A new assignment joins the class by itself: one student hands in all of it, another one where it
-has extra credit, which everybody else leaves alone. A typical mistake is shown once, in the assignment with a
-mutant of that title, by a student who got stuck there: what comes before is right, and the rest is as it was
-handed out. What has nothing to do with an assignment's exercises is shown on the first. So each reference is
-graded whole once: more would take long and show no more of the grading. The last three are broken or hostile,
-one of each kind; many more are in `autograder.faults`.
+Each hands in the student version with the exercises filled in by the reference, except for the fault that the
+student is here to show. A new assignment joins the class by itself: one student hands in all of it, another
+one if it has extra credit, which all others leave alone. A typical mistake is shown once, in the assignment
+with a mutant of that title, by a student who got stuck there: the exercises before it are right, and the rest
+is as it was handed out. Faults that do not depend on an assignment's exercises are shown on the first. So
+each reference is graded whole once: more would take long and show no more of the grading. The last three are
+broken or hostile, one of each kind; many more are in `autograder.faults`.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ Answers = dict[str, str]
 
 @dataclass(frozen=True)
 class Assignment:
-    """What the students start from: the reference answers, the empty ones, and the mutants.
+    """The texts that the students start from: the reference answers, the empty ones, and the mutants.
 
-    reference: empty where an exercise is extra credit; extra: the reference's answers to these.
+    reference: with empty texts for exercises that are extra credit; extra: the reference's answers to these.
     """
 
     name: str
@@ -57,7 +57,7 @@ Student = Callable[[Assignment], Answers | None]  # None: does not hand it in
 
 
 def perfect(assignment: Assignment) -> Answers:
-    """Everything, of the assignments without extra credit; of the others, whoever does that."""
+    """All answers, in the assignments without extra credit; `extra_credit` answers the others."""
     return dict(assignment.reference)
 
 
@@ -85,7 +85,7 @@ def slip(assignment: Assignment, mutant: Mutant) -> Answers:
 
 
 def stuck(title: str) -> Student:
-    """A student who gives one wrong answer and comes no further: the first mutant whose title matches."""
+    """A student who stops at one wrong answer: the first mutant whose title matches."""
 
     def student(assignment: Assignment) -> Answers | None:
         for mutant in assignment.wrong_answers():
@@ -99,7 +99,7 @@ def stuck(title: str) -> Student:
 
 
 def instead(reference: str, mutant: str) -> str:
-    """The reference with what the mutant defines taken out of it, and the mutant behind.
+    """The reference without the names that the mutant defines, and the mutant behind it.
 
     So helpers that stand in the same cell remain for the exercises that follow.
     """
@@ -114,7 +114,7 @@ def instead(reference: str, mutant: str) -> str:
 
 
 def without_markers(text: str) -> str:
-    """The text as a student has it: nothing says where a solution begins and ends."""
+    """The text as a student has it, without the marks of a solution's beginning and end."""
     lines = [line for line in text.split("\n") if line.strip() not in SOLUTION_MARKERS]
     return re.sub(r"\n{4,}", "\n\n\n", "\n".join(lines).strip())
 
@@ -129,17 +129,17 @@ def dead_rank(assignment: Assignment) -> Answers:
     )
     if not found:
         raise LookupError(
-            f"{assignment.name}: {exercise!r} is no function that could end its rank."
+            f"{assignment.name}: {exercise!r} is not a function that could end its rank."
         )
     return assignment.reference | {exercise: text}
 
 
 def touched(assignment: Assignment) -> Answers:
-    """Nothing is written, but not quite as it was handed out."""
+    """No answers, but the text is not quite as it was handed out."""
     return {name: f"{text}\n# mine" for name, text in assignment.empty.items()}
 
 
-# What is done to a notebook besides its answers: another notebook, or the bytes of a file.
+# A change to a notebook besides its answers: it gives another notebook, or the bytes of a file.
 Change = Callable[[NotebookNode], NotebookNode | bytes]
 
 
@@ -250,7 +250,7 @@ def make_sample_class(
 
 
 def handed_in(student: str, released: NotebookNode, answers: Answers) -> NotebookNode | bytes:
-    """The student version with the answers, and what the student does to it besides."""
+    """The student version with the answers and the student's other changes."""
     notebook = copy.deepcopy(released)
     for cell in notebook.cells:
         if (text := answers.get(grade_id(cell) or "")) is not None:

@@ -1,4 +1,4 @@
-"""What this machine gives to grading: how many submissions side by side, and no GPU."""
+"""The machine's share for grading: a number of submissions side by side, and no GPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class GpuGradingError(Exception):
 
 
 def refuse_gpus() -> None:
-    """GpuGradingError where COURSE_BACKEND asks for NCCL.
+    """Raises GpuGradingError if COURSE_BACKEND asks for NCCL.
 
     NCCL needs the machine's devices and its shared memory, which a sandbox takes away; and the sums of one
     GPU are not those of another to the last bit, so that a grade would depend on the machine.
@@ -54,6 +54,6 @@ def available_memory() -> int:
 
 
 def _cgroup(name: str) -> str:
-    """A setting of this process's control group (version 2), or "" where there is none."""
+    """A setting of this process's control group (version 2), or "" without one."""
     path = CGROUP / name
     return path.read_text().strip() if path.exists() else ""

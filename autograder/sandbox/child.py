@@ -34,7 +34,7 @@ class Child(Protocol):
         ...
 
 
-# Given [control socket, stdout pipe, stderr pipe, pipe of what was heard]: see `executor.main`.
+# Called with [control socket, stdout pipe, stderr pipe, pipe of receipts]: see `executor.main`.
 Start = Callable[[Sequence[int]], Child]
 
 

@@ -1,6 +1,6 @@
-"""Drives an executor from outside: cells go in, outputs and what became of a cell come back as data.
+"""Drives an executor from outside: cells go in, their outputs and outcomes come back as data.
 
-The process at the other end runs a student's code and may send, print, close or kill whatever it can.
+The process at the other end runs a student's code and may send, print, close or kill anything in its reach.
 Nothing that comes from it is unpickled; messages are checked (`autograder.sandbox.messages`), text is bounded
 (`autograder.sandbox.transcript`), and every wait has an end.
 """
@@ -30,15 +30,15 @@ LAST_WORDS = 5.0  # seconds between the end of the channel and that of the proce
 TICK = 0.1
 FLOOD = 4096  # times `Limits.output`: a cell that prints more is stopped
 PIECE = 1 << 16
-DRAINED = 4 << 20  # bytes that are read from the pipes before something else is looked at
+DRAINED = 4 << 20  # bytes that are read from the pipes at a time
 
 
 @dataclass(frozen=True)
 class CellRun:
-    """What became of a cell.
+    """The outcome of a cell.
 
     outputs: as nbformat keeps them; kind: OK, ERROR or one of `status.LIMITS`, with a sentence for these and
-    some errors; error: the type of what the cell raised; finished: whether the cell came to an end of its
+    some errors; error: the type of the cell's exception; finished: whether the cell came to an end of its
     own, be it an error, so that running it again is worth a try; alive: whether the process can go on.
     """
 
@@ -52,7 +52,7 @@ class CellRun:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Nothing was handed in, and why. kind: ERROR or one of `status.LIMITS`."""
+    """The reason why no objects were handed in. kind: ERROR or one of `status.LIMITS`."""
 
     sentence: str
     kind: str = ERROR
@@ -67,7 +67,7 @@ class StoppedError(Exception):
 
 
 class Executor:
-    """One process that runs one notebook's cells. LaunchError when it does not start."""
+    """One process that runs one notebook's cells. LaunchError if it does not start."""
 
     def __init__(self, start: Start, limits: Limits):
         self.limits, self.alive, self.asked = limits, False, 0
@@ -105,7 +105,7 @@ class Executor:
             ) from None
 
     def run(self, source: str, number: int, seconds: float) -> CellRun:
-        """Run a cell as In[number] for at most `seconds`; never raises for what the cell does."""
+        """Run a cell as In[number] for at most `seconds`; never raises for an error of the cell."""
         said = Transcript(self.limits.output)
         self.receiver.limit = messages.HEADER
         try:
@@ -128,14 +128,14 @@ class Executor:
     def submit(
         self, expressions: Sequence[str], seconds: float, functions: bool = False
     ) -> list[wire.Buffer] | Refusal:
-        """The pickled values of `expressions` in the notebook; what they are is for the ranks to see.
+        """The pickled values of `expressions` in the notebook; only the ranks unpickle them.
 
-        functions: refuse what cannot be called.
+        functions: refuse values that cannot be called.
         """
         most = self.limits.payload
         self.receiver.limit = messages.HEADER + most
         command = {"submit": list(expressions), "functions": functions, "most": most}
-        said = Transcript(self.limits.output)  # what pickling prints is nobody's output
+        said = Transcript(self.limits.output)  # prints of pickling belong to no cell
         try:
             answer, buffers = self._ask(command, seconds, said, "submitted", "refused", "done")
         except StoppedError as stopped:
@@ -170,7 +170,7 @@ class Executor:
     def _ask(
         self, command: dict, seconds: float, said: Transcript, *keys: str
     ) -> tuple[dict, list[bytearray]]:
-        """StoppedError when there is no answer; unless it only took too long, the process is ended."""
+        """StoppedError if there is no answer; unless it only took too long, the process is ended."""
         if not self.alive:
             raise StoppedError(status.KERNEL_DIED, "the notebook's process has ended")
         self.asked += 1
@@ -178,7 +178,7 @@ class Executor:
         try:
             wire.send(self.control, {**command, "id": self.asked})
         except OSError:
-            pass  # it has ended, or does not listen: what follows finds out
+            pass  # it has ended, or does not listen: the wait for its answer finds out
         finally:
             self.control.setblocking(False)
         return self._answer(
@@ -245,7 +245,7 @@ class Executor:
                     message = self.receiver.read()
                 except OSError:
                     raise EOFError from None
-                self._drain(said)  # what was printed before the message was sent
+                self._drain(said)  # prints from before the message was sent
         if message is None and self.child.exit_code() is not None:
             raise EOFError
         return message
@@ -282,7 +282,7 @@ class Executor:
     # ---- the end of the process
 
     def _ended(self, said: Transcript, stop: StoppedError | None) -> StoppedError:
-        """The channel or the process came to its end: of what?"""
+        """The channel or the process ended: for which reason?"""
         deadline = time.monotonic() + LAST_WORDS
         while (code := self.child.exit_code()) is None and time.monotonic() < deadline:
             self._drain(said)

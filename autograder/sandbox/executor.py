@@ -1,10 +1,10 @@
-"""Inside the sandbox: run cells when told to, hand in what an exercise's check is to judge.
+"""Inside the sandbox: runs cells on command, and hands in the objects that an exercise's check judges.
 
     {"run": source, "number": 5}      {"output": ...}, {"clear": ...}, then {"done": name of the error}
     {"submit": [expressions], ...}    {"submitted": n} and buffers, or {"refused": sentence}
 
-Commands come over a socket, one at a time, and the answers go back there. What the cells print goes
-through two pipes, by descriptor, so that what C code, threads and child processes print is caught too.
+Commands come over a socket, one at a time, and the answers go back there. The cells' prints go through two
+pipes, by descriptor, so that prints of C code, threads and child processes are caught too.
 Verdicts never come here, and graded cells are never run here. The process ends by being killed.
 """
 
@@ -28,7 +28,7 @@ CLIENT = "course_lib.checks.client"
 # Taken before the first byte of a student's: a cell may replace what it finds in these modules.
 _exit, _pid, _read, _dumps, _send = os._exit, os.getpid, os.read, wire.dumps, wire.send
 
-shells.warm()  # whoever forks executors imports this module beforehand
+shells.warm()  # the process that forks executors imports this module beforehand
 
 
 def main(args: dict, fds: Sequence[int]) -> NoReturn:
@@ -69,7 +69,7 @@ class Executor:
         self.shell = shells.make(self.show)
 
     def show(self, header: dict) -> None:
-        """Send an output and wait until it was heard: what is printed next comes behind it."""
+        """Send an output and wait until it was received: later prints come behind it."""
         self.send(header)
         if _pid() == self.owner:
             with contextlib.suppress(OSError):  # the cell closed the descriptor
@@ -115,13 +115,13 @@ class Executor:
         self.send({**answer, "answers": command["id"]}, buffers)
 
     def submit(self, expressions: list[str], functions: bool, most: int) -> list[wire.Buffer]:
-        """What the expressions are worth in the notebook, pickled. RefusedError says why it cannot be."""
+        """The values of the expressions in the notebook, pickled. RefusedError if one cannot be handed in."""
         objects = tuple(self.evaluate(expression) for expression in expressions)
         for expression, value in zip(expressions, objects, strict=True):
             if functions and not callable(value):
                 kind = type(value).__name__
                 raise RefusedError(
-                    f"{expression} is a function to write; what came is of type {kind}."
+                    f"{expression} must be a function that you write; it is of type {kind}."
                 )
         try:
             buffers = _dumps(objects)
@@ -129,7 +129,9 @@ class Executor:
             raise RefusedError(why(expressions, objects, error)) from None
         size = sum(wire.view(buffer).nbytes for buffer in buffers)
         if size > most:
-            raise RefusedError(f"what is handed in has {size:,} bytes; at most {most:,} are taken.")
+            raise RefusedError(
+                f"the objects have {size:,} bytes; the check takes at most {most:,}."
+            )
         return buffers
 
     def evaluate(self, expression: str) -> Any:
@@ -143,11 +145,11 @@ class Executor:
 
 
 class RefusedError(Exception):
-    """What an exercise asks for cannot be handed in; the text says why."""
+    """The objects of an exercise cannot be handed in; the text says why."""
 
 
 def why(expressions: Sequence[str], objects: Sequence[Any], error: Exception) -> str:
-    """Which of the objects cannot be pickled, and because of what."""
+    """A sentence: which of the objects cannot be pickled, and for which reason."""
     for expression, value in zip(expressions, objects, strict=True):
         try:
             _dumps(value)

@@ -1,4 +1,4 @@
-"""What comes out of the sandbox, read as what it is: bytes that a student's code may have written.
+"""Messages from the sandbox, read with care: a student's code may have written their bytes.
 
 A message has a bounded size, an output the form and the types that a notebook keeps, and nothing else
 is passed on. Nothing here decides about points: a forged message changes what its author's own feedback
@@ -35,9 +35,9 @@ class Messages(wire.Receiver):
 
 
 def output_of(data: Any) -> dict | None:
-    """The output that a message holds, in nbformat's form; None where nothing of it can be kept.
+    """The output that a message holds, in nbformat's form; None if nothing of it can be kept.
 
-    WireError where it is no output at all.
+    WireError if it is not an output at all.
     """
     if not isinstance(data, dict):
         raise wire.WireError("an output that is not an object")
@@ -84,7 +84,7 @@ def _representations(data: dict) -> dict[str, str]:
 def text(value: Any, longest: int) -> str:
     """A text of at most `longest` characters. WireError for anything else."""
     if not isinstance(value, str):
-        raise wire.WireError("a text that is none")
+        raise wire.WireError("a text that is not a string")
     return sound(value if len(value) <= longest else f"{value[:longest]} ...")
 
 
@@ -94,7 +94,7 @@ def sound(value: str) -> str:
 
 
 def limit_of(value: Any) -> str:
-    """The status of a limit that a cell is said to have reached, or ""."""
+    """The status of the limit that, by the message, a cell has reached, or ""."""
     return value if isinstance(value, str) and value in status.LIMITS else ""
 
 

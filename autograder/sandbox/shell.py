@@ -1,7 +1,7 @@
-"""An IPython shell without a kernel: cells run as in a notebook, what they show becomes messages.
+"""An IPython shell without a kernel: cells run as in a notebook, their outputs become messages.
 
 It runs in the sandbox, in one process with the student's code, so nothing that it says is proof of
-anything: whoever reads its messages checks them (see `autograder.sandbox.messages`).
+anything: the grader checks its messages (see `autograder.sandbox.messages`).
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ LATE = (
 )  # fmt: skip
 LINGER = 2.0  # seconds
 NO_INPUT = (
-    "input() has no answer here: nobody sits at the keyboard while a notebook is graded; write the answer "
+    "input() gets no answer: no person sits at the keyboard while a notebook is graded; write the answer "
     "into the code"
 )
 
 
 class CellCompiler(CachingCompiler):
-    """Names a cell's code "Cell In[5]", here, in the ranks and for whoever grades."""
+    """Names a cell's code "Cell In[5]", here, in the ranks and in the grader."""
 
     def get_code_name(self, raw_code: str, transformed_code: str, number: int) -> str:
         return cell_name(number)
@@ -84,7 +84,7 @@ class Shown(DisplayHook):
 
 
 class Displayed(DisplayPublisher):
-    """What `display` is given, and figures."""
+    """The arguments of `display`, and figures."""
 
     def publish(
         self, data: dict, metadata: Any = None, *_: Any, transient: Any = None, update: bool = False,
@@ -103,7 +103,7 @@ class Displayed(DisplayPublisher):
 def texts(data: dict) -> dict[str, str]:
     """A display's representations as texts, images in base64, as notebooks keep them.
 
-    A sentence says which were too large, where nothing but a text is left.
+    If nothing but a text is left, a sentence says which were too large.
     """
     found, room, large = {}, LONGEST, []
     for kind, value in data.items():
@@ -126,7 +126,7 @@ def texts(data: dict) -> dict[str, str]:
 
 
 class Shell(InteractiveShell):
-    """A fresh shell: no history file, no configuration of anybody's, no colours.
+    """A fresh shell: no history file, no user's configuration, no colours.
 
     send: passes one message on.
     """
@@ -149,7 +149,7 @@ class Shell(InteractiveShell):
         self.send({"output": output, **about})
 
     def showtraceback(self, *about: Any, **options: Any) -> None:
-        """Also the end of a child that a cell forked and that raised.
+        """Show the error; also the end of a child that a cell forked and that raised.
 
         It writes nothing, and stays for a moment: the place of a fork bomb's child that ends at once is
         taken by the next one, and the bomb never comes to its limit.
@@ -160,7 +160,7 @@ class Shell(InteractiveShell):
         super().showtraceback(*about, **options)
 
     def _format_exception_for_storage(self, exception: BaseException, *_: Any, **__: Any) -> dict:
-        """Nothing: IPython would make the whole traceback once more, for a history that nobody keeps."""
+        """Nothing: IPython would make the whole traceback once more, for a history that is not kept."""
         return {}
 
     def _showtraceback(self, etype: type, evalue: BaseException, stb: list[str]) -> None:
@@ -178,14 +178,14 @@ class Shell(InteractiveShell):
         """Figures are shown inline: there is no window, and no loop to run for one."""
 
     def enable_matplotlib(self, gui: str | None = None) -> tuple[str | None, str]:
-        """Inline, whatever a cell asks for: what draws into windows or widgets is not here."""
+        """Inline, whatever a cell asks for: there are no windows or widgets to draw into."""
         return super().enable_matplotlib("inline")
 
     def ask_exit(self) -> NoReturn:
         raise SystemExit("a cell called exit()")
 
     def run(self, source: str, number: int) -> BaseException | None:
-        """Run a cell; returns what it raised, which was shown already."""
+        """Run a cell; returns its exception, which was shown already."""
         self.execution_count = number
         result = self.run_cell(source, store_history=True)
         flush()
@@ -193,14 +193,14 @@ class Shell(InteractiveShell):
 
 
 def make(send: Send) -> Shell:
-    """The shell of this process, with `__main__` as its module, figures inline, and nobody to ask."""
+    """The shell of this process, with `__main__` as its module, figures inline, and no input."""
     shell = Shell.instance(send)
     sys.argv = ["notebook"]
     builtins.input = refuse_input
     shell.enable_matplotlib()
     pyplot.switch_backend = inline_else(pyplot.switch_backend, matplotlib.get_backend())
     warnings.filterwarnings("ignore", "To exit: use")  # IPython's remark on SystemExit
-    # The same submission is to do the same each time that it is graded.
+    # The same submission must do the same each time that it is graded.
     random.seed(0)
     numpy.random.seed(0)
     torch.manual_seed(0)
@@ -208,7 +208,7 @@ def make(send: Send) -> Shell:
 
 
 def warm() -> None:
-    """Import and read, before the fork, what IPython would when it is first needed, in each notebook."""
+    """Do the imports and reads before the fork that IPython would do anew in each notebook."""
     for module in LATE:
         importlib.import_module(module)
     find_gui_and_backend("inline")
@@ -238,7 +238,7 @@ def refuse_input(prompt: object = "", /) -> str:
 
 
 def inert_client() -> types.ModuleType:
-    """What stands in the place of the checks' client: grading judges elsewhere, and says so."""
+    """A stand-in for the checks' client, whose reports say that grading judges elsewhere."""
     from course_lib.checks.report import Report
 
     class Elsewhere(Report):
@@ -290,7 +290,7 @@ def limit_of(error: BaseException | None) -> str:
 
 
 def begins_process(error: BaseException) -> bool:
-    """Whether a call for a new process raised it: a socket without data raises the same number."""
+    """Whether a call for a new process raised the error: a socket without data raises the same number."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -301,5 +301,5 @@ def begins_process(error: BaseException) -> bool:
 
 
 def interruptible(yes: bool) -> None:
-    """Whether an interrupt from outside ends what is running: a cell, never the loop around it."""
+    """Set whether an interrupt from outside ends the running code: a cell, never the loop around it."""
     signal.signal(signal.SIGINT, signal.default_int_handler if yes else signal.SIG_IGN)

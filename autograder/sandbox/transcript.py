@@ -1,4 +1,4 @@
-"""What one cell printed and showed, in its order, and bounded whatever the cell does."""
+"""The prints and shown objects of one cell, in their order, and bounded whatever the cell does."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Piece:
 
 
 class Transcript:
-    """Keeps the first and the last half of `limit` bytes of text; what lies between is counted.
+    """Keeps the first and the last half of `limit` bytes of text, and counts the bytes between.
 
-    Text and shown objects stand in the order in which they came. Of these the first ones are kept.
+    Text and shown objects stand in the order in which they came. Of the objects the first ones are kept.
     """
 
     def __init__(self, limit: int):
@@ -43,7 +43,7 @@ class Transcript:
         return bool(self.dropped or self.left_out or self._in_tail > self.half)
 
     def write(self, stream: str, data: bytes) -> None:
-        """Take in what was printed to "stdout" or "stderr"."""
+        """Take in bytes that were printed to "stdout" or "stderr"."""
         self._clear_if_waiting()
         self.printed += len(data)
         room = self.half - self._in_head
@@ -60,7 +60,7 @@ class Transcript:
     def show(self, output: dict, name: str = "", update: bool = False) -> None:
         """Take in an object that was shown, or an error, as `messages.output_of` gives it.
 
-        update: it takes the place of what this cell showed under the same name, if it did.
+        update: it replaces the object that this cell showed under the same name, if there is one.
         """
         self._clear_if_waiting()
         size = messages.size_of(output)
@@ -84,7 +84,7 @@ class Transcript:
         return next((piece for piece in (*self.head, *self.tail) if piece.name == name), None)
 
     def clear(self, wait: bool) -> None:
-        """Forget what there is: at once, or when the next thing comes."""
+        """Forget everything: at once, or when the next output comes."""
         self._clear = True
         if not wait:
             self._clear_if_waiting()
@@ -112,7 +112,7 @@ class Transcript:
         self.tail = kept
 
     def outputs(self) -> list[dict]:
-        """The outputs of the cell as nbformat keeps them, with a sentence where something is missing."""
+        """The outputs of the cell as nbformat keeps them, with a sentence in each gap."""
         if self._in_tail > self.half:
             self._trim()
         pieces = list(self.head)

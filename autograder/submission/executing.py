@@ -18,7 +18,7 @@ Resources = dict[str, Any]
 
 
 class RestoreReleased(NbGraderPreprocessor):
-    """Puts back what a submission may not change; `resources["restored"]` says what that was."""
+    """Puts back the parts that a submission may not change; `resources["restored"]` lists them."""
 
     def __init__(self, assignment: Assignment, **options: Any) -> None:
         super().__init__(**options)
@@ -32,10 +32,10 @@ class RestoreReleased(NbGraderPreprocessor):
 
 
 class RunAndJudge(NbGraderPreprocessor):
-    """In the place of nbgrader's Execute: cells run in a sandbox, exercises are judged outside of it.
+    """Replaces nbgrader's Execute: cells run in a sandbox, exercises are judged outside of it.
 
     Graded cells get the judge's points as their value, which nbgrader's own rule reads as partial credit.
-    `resources["exercises"]` and `resources["events"]` say the same as data (see
+    `resources["exercises"]` and `resources["events"]` hold the same as data (see
     `autograder.submission.walk`). known: verdicts that still hold. JudgeFailureError and LaunchError pass
     through.
     """

@@ -1,8 +1,8 @@
 """A hash of everything that a grade depends on: when it is the same, so is the grade.
 
-A submission is graded again when its own files have changed, or the assignment, the grader, what all checks
-share, a library, a limit or the secret; and not otherwise. Where an exercise's own check has changed and
-nothing else, that exercise is judged again, and the other verdicts stay.
+A submission is graded again only if its own files have changed, or the assignment, the grader, the code that
+all checks share, a library, a limit or the secret. If only an exercise's own check has changed, that exercise
+is judged again, and the other verdicts stay.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Digest:
 
 
 def of_library(root: Path = ROOT) -> str:
-    """Of what all submissions share: our sources under `root`, and the versions beneath them.
+    """Of everything that all submissions share: our sources under `root`, and the versions beneath them.
 
     Reads every file of both packages: once for each run.
     """
@@ -54,7 +54,7 @@ def of_shared(root: Path = ROOT) -> str:
 
 
 def of_exercise(check: str, root: Path = ROOT) -> str:
-    """Of the files that exercise `check` rests on, beside those that all share."""
+    """Of the files that exercise `check` alone rests on."""
     digest = Digest(check)
     for file in own_files(check, root):
         digest.add(str(file))
@@ -73,7 +73,7 @@ def _of_files(root: Path, wanted: Callable[[Path], bool]) -> str:
 
 
 def _sources(package: Path) -> Iterator[Path]:
-    """All files of a package, in a fixed order, but for what Python and grading itself write there."""
+    """All files of a package, in a fixed order, but for files that Python and grading itself write there."""
     for path in sorted(package.rglob("*")):
         inside = path.relative_to(package).parts
         if "__pycache__" not in inside and inside[0] != "out" and path.is_file():
@@ -81,7 +81,7 @@ def _sources(package: Path) -> Iterator[Path]:
 
 
 def of_course(library: str, secret: bytes, limits: Limits, sandbox: str) -> str:
-    """Of what does not depend on the assignment. sandbox: how submissions are kept apart, in words."""
+    """Of everything that does not depend on the assignment. sandbox: its layers, in words."""
     hidden = hashlib.sha256(secret).digest()
     return Digest(library, hidden, json.dumps(limits.to_json(), sort_keys=True), sandbox).hex()
 

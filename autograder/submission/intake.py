@@ -1,8 +1,8 @@
-"""A class handed in: which submissions there are, and what of each one is read.
+"""Reads a class that was handed in: lists its submissions, and reads each one's files.
 
 Of a submission's folder only the notebook and nbgrader's `timestamp.txt` are read, never more than a
-limit of them, and only where they are regular files: a link, a pipe or whatever else lies there was
-put there by somebody, and is named instead of opened.
+limit of them, and only if they are regular files: a link, a pipe or anything else was put there on
+purpose, and is named instead of opened.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LINE_END = re.compile("\r\n?")
 
 
 class UnreadableError(Exception):
-    """What was handed in is no notebook; the text says why, for the student and the table."""
+    """The submission is not a notebook; the text says why, for the student and the table."""
 
 
 class MissingError(UnreadableError):
@@ -61,21 +61,21 @@ class Submission:
 
 @dataclass(frozen=True)
 class HandedIn:
-    """What was read of a submission: the notebook's bytes, the time stamp or "", remarks on both."""
+    """The content of a submission: the notebook's bytes, the time stamp or "", remarks on both."""
 
     content: bytes
     stamp: str = ""
     notes: list[str] = field(default_factory=list)
 
 
-# ---- which submissions there are
+# ---- listing the submissions
 
 
 def find_submissions(folder: Path, known: list[str]) -> tuple[list[Submission], list[str]]:
     """(submissions, notes) of `folder/<student>/<assignment>/`, ordered by student.
 
-    notes: sentences about folders that are nobody's submission of a `known` assignment, and about
-    students whose names had to be written in another way. OSError where `folder` cannot be listed.
+    notes: sentences about folders that are not a student's submission of a `known` assignment, and about
+    students whose names had to be written in another way. OSError if `folder` cannot be listed.
     """
     submissions: list[Submission] = []
     notes: list[str] = [
@@ -115,7 +115,7 @@ def _hidden(path: Path) -> bool:
 
 
 def _printable(name: str) -> str:
-    """`name` if it can stand in a table and a database, else with escapes for what cannot.
+    """`name` if it can stand in a table and a database, else with escapes for the other characters.
 
     Files are named after students, with something added: a longer name ends in its hash.
     """
@@ -129,15 +129,15 @@ def _printable(name: str) -> str:
     return shown
 
 
-# ---- what of a submission is read
+# ---- reading a submission
 
 
 def collect(submission: Submission, largest: int = Limits().notebook) -> HandedIn:
     """Read the submission's notebook, at most `largest` bytes of it, and its time stamp.
 
-    The notebook of the assignment's name counts; where there is none, the only other one in the
-    folder, and where there is none at all, in the folders within. MissingError and UnreadableError are
-    the student's; OSError means that this machine could not read what is there.
+    The notebook of the assignment's name counts. If there is none, the only other one in the folder does,
+    and if there is none at all, the only one in the folders within. MissingError and UnreadableError are
+    the student's; OSError means that this machine could not read the files.
     """
     folder = submission.folder
     if folder.is_symlink():
@@ -159,7 +159,7 @@ def _choose(submission: Submission) -> tuple[Path, list[str]]:
     if len(others) == 1:
         return others[0], [f"the notebook was handed in as {_names(others, folder)}"]
     hint = f"; the folder holds {_names(others, folder)}" if others else ""
-    hint += "; what has its name is a folder" if is_folder else ""
+    hint += "; there is a folder of its name" if is_folder else ""
     raise MissingError(f"{wanted.name} was not handed in{hint}")
 
 
@@ -169,7 +169,10 @@ def _notebooks(folder: Path) -> list[Path]:
 
 
 def _one_folder_deeper(submission: Submission) -> list[Path]:
-    """As an archive leaves it that was packed with its folder. One of the assignment's name stands alone."""
+    """The notebooks one folder down, where an archive leaves them that was packed with its folder.
+
+    If one has the assignment's name, it stands alone.
+    """
     folders = [path for path in _listed(submission.folder) if path.is_dir()][:FOLDERS_SEARCHED]
     found = [file for one in folders if not one.is_symlink() for file in _notebooks(one)]
     named = [path for path in found if path.name == submission.notebook.name]
@@ -189,12 +192,12 @@ def _read_regular(path: Path, largest: int) -> bytes:
         opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO):
-            raise UnreadableError(f"{name} is a link or a socket, and no file") from None
+            raise UnreadableError(f"{name} is a link or a socket, not a file") from None
         raise
     try:
         status = os.fstat(opened)
         if not stat.S_ISREG(status.st_mode):  # a folder, too, can be opened
-            what = "a folder" if stat.S_ISDIR(status.st_mode) else "no regular file"
+            what = "a folder" if stat.S_ISDIR(status.st_mode) else "not a regular file"
             raise UnreadableError(f"{name} is {what}")
         with open(opened, "rb", closefd=False) as file:
             content = file.read(largest + 1)
@@ -212,7 +215,7 @@ def _read_stamp(path: Path) -> tuple[str, list[str]]:
     """(the time stamp as nbgrader's `parse_utc` reads it, or "", remarks)."""
     if not os.path.lexists(path):
         return "", []
-    from nbgrader.utils import parse_utc  # seconds, which workers that only parse do not pay
+    from nbgrader.utils import parse_utc  # it takes seconds, and parsing does not need it
 
     try:
         text = _read_regular(path, STAMP_BYTES).decode("ascii").strip()
@@ -238,7 +241,7 @@ def parse(content: bytes) -> NotebookNode:
         raise UnreadableError("the file's JSON is nested too deeply for a notebook") from None
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UnreadableError(
-            f"the file is JSON but no notebook ({type(error).__name__}: {error})"
+            f"the file is JSON but not a notebook ({type(error).__name__}: {error})"
         ) from None
     return notebook
 
@@ -255,9 +258,9 @@ def _sound(data: Any) -> Any:
 
 
 def _as_notebook(data: Any) -> NotebookNode:
-    """Parsed JSON as a notebook of nbformat 4.5, with what matters for grading in its place."""
+    """Parsed JSON as a notebook of nbformat 4.5, with the parts that grading needs in place."""
     if isinstance(data.get("cells"), list):
-        # Also what calls itself newer than anything known: it has what a notebook needs.
+        # Also a file that calls itself newer than all known formats: it has a notebook's parts.
         data = {"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": data["cells"]}
     elif not isinstance(data.get("worksheets"), list):
         raise ValueError("it has no list of cells")

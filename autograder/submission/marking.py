@@ -49,10 +49,10 @@ CRASHES = (
 
 @dataclass(frozen=True)
 class Course:
-    """What is the same for all submissions of a run. Nothing of it reaches a student's code.
+    """The parts that all submissions of a run share. Nothing of it reaches a student's code.
 
-    start: for an assignment, what starts a process for a notebook; judge: for an assignment, what
-    judges; layers: of the sandbox that they use, by name.
+    start: from an assignment to a function that starts a process for a notebook; judge: from an assignment
+    to its judge; layers: of the sandbox that they use, by name.
     """
 
     assignments: Mapping[str, Assignment]
@@ -69,11 +69,12 @@ def mark(
     handed_in: HandedIn | None = None,
     known: Sequence[Exercise] = (),
 ) -> tuple[Result, NotebookNode | None]:
-    """Grade a submission; returns its result, and the executed notebook where there is one.
+    """Grade a submission; returns its result, and the executed notebook if there is one.
 
-    handed_in: what was read of the submission, if that was done already. known: verdicts that still hold:
-    these exercises are not judged again, though the notebook is executed as ever. Never raises for what was
-    handed in, nor for a failure of the grader: that is the status `ungraded`. `fingerprint` is left empty.
+    handed_in: the submission's content, if it was read already. known: verdicts that still hold: these
+    exercises are not judged again, though the notebook is executed as ever. Never raises, neither for a
+    faulty submission nor for a failure of the grader: that is the status `ungraded`. `fingerprint` is left
+    empty.
     """
     began = time.monotonic()
     result = Result(submission.student, submission.assignment, status.UNGRADED)
@@ -155,7 +156,7 @@ def _is_solution(cell: NotebookNode) -> bool:
 
 
 def _reason(result: Result, events: list[Event]) -> str:
-    """The first reason why points are missing, or why the status is what it is."""
+    """The first reason for missing points, or else for the status."""
     if result.status == status.BLANK:
         return "nothing was written into any exercise"
     for event in events:
@@ -180,7 +181,7 @@ def _crashes(events: list[Event]) -> list[str]:
 
 
 def _references(assignment: Assignment) -> frozenset[str]:
-    """The modules that hold the answers, and the names by which packages export what is in them."""
+    """The modules that hold the answers, and the names by which packages export their content."""
     checks = [one.check for one in assignment.graded.values() if one.check]
     modules = frozenset(module for check in checks for module in find(check).references)
     return modules | exported_from(modules)

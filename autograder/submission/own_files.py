@@ -1,4 +1,4 @@
-"""Which files of ours a single exercise rests on, beside those that all exercises share.
+"""The files of ours that a single exercise rests on, beside those that all exercises share.
 
 The checks of an assignment stand in a folder of their own, `course_lib/checks/notebooks/<topic>/`. An
 exercise's own files are the one that its assignment's `__init__` imports it from, and those of such folders
@@ -24,7 +24,7 @@ def is_own(path: Path) -> bool:
 def own_files(check: str, root: Path) -> list[Path]:
     """The files that exercise `check` ("02_collectives/ring_shift") alone rests on, below `root`.
 
-    All exercises' files where it cannot be found: an exercise then rests on more than it must.
+    All exercises' files if it cannot be found: the exercise then rests on more files than it must.
     """
     assignment, _, name = check.partition("/")
     folder = EXERCISES / assignment.partition("_")[2]

@@ -1,11 +1,11 @@
-"""Which cell of a submission is which of the released ones.
+"""Finds for each cell of a submission the released cell that it was made from.
 
 Every editor and host saves a notebook in its own way: ids are new or gone, metadata are cut or have grown,
 lines end otherwise. A cell is recognised by the first of these that is left of it: the exercise's name in
 its metadata (`grade_id`), its id, its text, the names that an exercise defines, and its place between two
 known cells.
 
-A text that stands in a notebook several times tells only together with its neighbours which cell it is.
+If a text stands in a notebook several times, a cell with it is recognised only by its neighbours as well.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def own_metadata(cell: NotebookNode) -> dict:
 
 
 def plain(source: str) -> str:
-    """`source` without what editors add and remove on their own: space at the ends of lines and cell."""
+    """`source` without the space at the ends of lines and cell that editors add and remove."""
     return "\n".join(line.rstrip() for line in source.split("\n")).strip("\n")
 
 
@@ -138,7 +138,7 @@ class Matching:
         return [one for one in enumerate(self.released) if one[0] not in self.indices]
 
     def _answers(self) -> list[tuple[int, NotebookNode]]:
-        """Missing exercises that a student answers. What is written into a locked cell would be lost."""
+        """Missing exercises that a student answers. A locked cell would lose the student's text."""
         return [
             (place, cell)
             for place, cell in self._missing()
@@ -162,6 +162,6 @@ def _text(cell: NotebookNode) -> tuple[str, str]:
 
 
 def _id_in_metadata(cell: NotebookNode) -> str | None:
-    """Where Colab keeps a cell's id in a file of nbformat 4.0."""
+    """The place of a cell's id in Colab's files of nbformat 4.0."""
     name = cell.metadata.get("id")
     return name if isinstance(name, str) else None

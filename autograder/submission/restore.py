@@ -3,8 +3,8 @@
 Cells are recognised as `autograder.submission.recognise` says. Their metadata are the released ones again,
 and for exercises and graded cells the type too; a graded cell has its released text, a solution cell keeps
 the student's; a copy loses its grading metadata; an exercise's cell that is missing comes back where it was;
-cells stand in the released order. What the student added stays, behind the cell that it followed, without
-tags: those mean something to grading.
+cells stand in the released order. The student's own cells stay behind the cells that they followed, without
+tags, since tags mean something to grading.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from nbformat import NotebookNode
 from autograder.course.twin import grade_id
 from autograder.submission.recognise import own_metadata, plain, recognise
 
-# What of nbgrader's metadata a submission has no business to change.
+# Keys of nbgrader's metadata that a submission must not change.
 FIXED = ("grade", "locked", "points", "schema_version", "solution", "task")
 STRIPPED = (
     "the notebook was saved without grading metadata; its cells were recognised by their ids, by their texts "
@@ -28,10 +28,10 @@ STRIPPED = (
 
 @dataclass
 class Restored:
-    """What was put back, a sentence each.
+    """Sentences on everything that was put back.
 
-    changes: the student's doing, which a person should look at; notes: what editors and hosts do by
-    themselves when they save a notebook, or when a cell is copied in them.
+    changes: the student's changes, which a person should look at; notes: changes that editors and hosts
+    make by themselves when they save a notebook, or when a cell is copied in them.
     """
 
     changes: list[str] = field(default_factory=list)
@@ -39,7 +39,7 @@ class Restored:
 
 
 def restore(submission: NotebookNode, released: NotebookNode) -> Restored:
-    """Change `submission` in place; returns what was changed."""
+    """Change `submission` in place; returns sentences on the changes."""
     known = recognise(submission, released)
     restored = Restored(
         _changed_metadata(submission, released), _notes(submission, released, known)
@@ -75,7 +75,7 @@ def restore(submission: NotebookNode, released: NotebookNode) -> Restored:
 
 
 def _changed_metadata(submission: NotebookNode, released: NotebookNode) -> list[str]:
-    """What the submission did to nbgrader's metadata, a sentence for each cell that is there once."""
+    """Sentences on changes of nbgrader's metadata, for each cell that is there once."""
     originals = {name: cell for cell in released.cells if (name := grade_id(cell))}
     own = [own_metadata(cell) for cell in submission.cells]
     count = Counter(metadata["grade_id"] for metadata in own)
@@ -130,7 +130,7 @@ def _moved(present: list[NotebookNode], released: NotebookNode) -> bool:
 def _reorder(
     submission: NotebookNode, released: NotebookNode, matched: dict[int, NotebookNode]
 ) -> None:
-    """Put the released cells into their order; what the student added follows the cell before it.
+    """Put the released cells into their order; a student's own cell follows the cell before it.
 
     Only if code was moved: prose may stand anywhere.
     """

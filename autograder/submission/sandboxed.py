@@ -18,8 +18,8 @@ from course_lib.runtime.sandbox.enter import harmless_environment
 from course_lib.runtime.sandbox.probe import probe
 from course_lib.runtime.sandbox.spec import APART, Sandbox
 
-# Each in a preloaded process of its own: what notebooks need, such as IPython and Matplotlib, would make
-# every fork of a rank half as expensive again.
+# Each in a preloaded process of its own: the modules of notebooks, such as IPython and Matplotlib, would
+# make every fork of a rank half as expensive again.
 RANKS, NOTEBOOKS = "course_lib.checks.rank.harness", "autograder.sandbox.executor"
 MODES = ("auto", "require", "off")
 
@@ -39,11 +39,11 @@ def open_course(
     """
     refuse_gpus()
     pool.close()
-    # One hash seed: what a submission does is not to change from one grading to the next.
+    # One hash seed, so that a submission does the same in one grading and the next.
     environment = {**harmless_environment(), "PYTHONHASHSEED": "0"}
     pool.preload(RANKS, environment=environment)
     notebooks = pool.SeparateProcess(NOTEBOOKS, environment=environment)
-    places.read_files = False  # ranks name files; what is in them is not for a report
+    places.read_files = False  # ranks name files, whose content must not get into a report
     sandbox = _sandbox(limits, mode)
 
     def masked(assignment: Assignment) -> Sandbox | None:

@@ -1,7 +1,7 @@
 """The course's secret, and the seeds that follow from it.
 
-Hidden cases are drawn from a seed. It is the same when a submission is graded again, another one for
-every student and exercise, and nobody without the secret can compute it.
+Hidden cases are drawn from a seed. It is the same when a submission is graded again, it differs between
+students and between exercises, and without the secret it cannot be computed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class SecretError(Exception):
 def course_secret(out: Path, file: Path | None = None) -> bytes:
     """The secret from `file`, else from COURSE_SECRET, else from `out/secret`, which is made once.
 
-    Raises SecretError where `file` cannot be read or a secret is too short to be one.
+    Raises SecretError if `file` cannot be read or the secret is too short.
     """
     if file is not None:
         return _read(file)
@@ -52,7 +52,7 @@ def _long_enough(secret: bytes, origin: str) -> bytes:
 
 
 def _make(path: Path) -> None:
-    """Write a new secret that only its owner can read; whoever comes second keeps the first one's."""
+    """Write a new secret that only its owner can read; if another run was first, its secret stays."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f".secret.{secrets.token_hex(8)}.new")
     with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:

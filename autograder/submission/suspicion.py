@@ -1,7 +1,7 @@
-"""What in a submission a person should look at: code that reaches for what judges it.
+"""Finds code in a submission that a person should look at, since it reaches for its judge.
 
 Nothing here costs points. The verdict is made where no cell can reach it, so an attempt changes nothing;
-but whoever makes one may also have copied. Only what is written plainly is seen.
+but its author may also have copied. Only code that is written plainly is found.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from autograder.course.twin import grade_id
 MODULES = (
     "autograder", "course_lib.checks.client", "course_lib.checks.judge", "course_lib.checks.notebooks",
     "course_lib.checks.rank", "course_lib.ledger.recorder", "course_lib.runtime", "nbgrader",
-    "ctypes", "_ctypes", "cffi", "mmap", "_posixshmem",  # memory that is nobody's object
+    "ctypes", "_ctypes", "cffi", "mmap", "_posixshmem",  # memory outside of Python's objects
     "importlib.import_module", "importlib.reload", "runpy",  # modules whose names do not stand in the cell
     "multiprocessing", "subprocess", "pty", "socket",  # where a rank could keep what it may not hold
-    "torch.utils._python_dispatch", "torch._C",  # what operations are seen by
+    "torch.utils._python_dispatch", "torch._C",  # the means of watching operations
 )  # fmt: skip
 # Functions by their whole name: code that does not stand in the cell, processes, pipes, files in memory.
 CALLS = (
@@ -33,7 +33,7 @@ STARTS = ("os.exec", "os.spawn", "os.posix_spawn")
 GUARDED = ("check", "launch", "Report")
 # Attributes of these are not a student's to set.
 ROOTS = ("builtins", "course_lib", "dist", "linecache", "numpy", "np", "sys", "torch")
-# What leads from an object to its caller, to what a closure keeps, to what watches a module, to all objects.
+# Attributes that lead to a caller, a closure's variables, the watchers of a module, all objects.
 INSIDES = (
     "__closure__", "__globals__", "__code__", "__wrapped__", "_forward_hooks", "_backward_hooks",
     "cell_contents", "f_back", "f_locals", "_getframe", "currentframe", "tb_frame", "get_objects",
@@ -52,8 +52,8 @@ def suspicious(
 ) -> list[str]:
     """Sentences about the code that the student wrote into `notebook`.
 
-    references: modules that hold the answers, and the names by which packages export what is in them. What
-    the student version says itself is not held against anybody.
+    references: modules that hold the answers, and the names by which packages export their content. Code
+    of the student version itself is not reported.
     """
     given = {one for cell in released.cells for one in _reaches(cell, references)}
     known = {cell.source for cell in released.cells}
@@ -73,7 +73,7 @@ def suspicious(
 
 
 def _reaches(cell: NotebookNode, references: frozenset[str]) -> Iterator[str]:
-    """What a cell does that it has no business to do: "imports ...", "sets torch.allclose"."""
+    """Forbidden actions of a cell, in words: "imports ...", "sets torch.allclose"."""
     if cell.cell_type != "code":
         return
     try:
@@ -140,7 +140,7 @@ def _written(node: ast.AST) -> Iterator[str]:
 
 
 def _namespace(node: ast.expr) -> Iterator[str]:
-    """Where `node` is the dictionary of an object's attributes, or of a module's names; not of `self`'s."""
+    """Whether `node` is the dictionary of an object's attributes, or of a module's names; not of `self`'s."""
     name = _dotted(node)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and len(node.args) <= 1:
         name = f"{node.func.id}()"

@@ -1,4 +1,4 @@
-"""From a judge's report to points, to the sentence that says why some are missing, to a cell's output."""
+"""Turns a judge's report into points, the sentence on why some are missing, and a cell's output."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def of_report(graded: Graded, report: dict) -> Exercise:
 
 
 def of_refusal(graded: Graded, sentence: str, limit: str = "") -> Exercise:
-    """The exercise without points, since nothing came to be judged. limit: the status of the one reached."""
+    """The exercise without points, since there was nothing to judge. limit: the status of a limit reached."""
     report = refusal(graded.check, sentence, possible=graded.points, extra=graded.extra).to_json()
     reason = one_line(sentence)
     return Exercise(
@@ -47,12 +47,12 @@ def by_hand(graded: Graded) -> Exercise:
 
 
 def left_alone(graded: Graded) -> Exercise:
-    """Extra credit that nobody asked for: it is not judged, and nothing is lost."""
+    """Extra credit that the student left alone: it is not judged, and nothing is lost."""
     return Exercise(graded.grade_id, graded.name, 0.0, graded.points, LEFT_ALONE, extra=True)
 
 
 def first_loss(report: Report) -> str:
-    """The first case that failed: its title, and the first sentence that is said about it."""
+    """The first case that failed: its title, and the report's first sentence about it."""
     failing = [line for line in report.lines if not line.passed]
     told = next((line for line in failing if line.sentences), None)
     if told is None:
@@ -69,7 +69,7 @@ def first_sentence(text: str) -> str:
 
 
 def outputs(exercise: Exercise, number: int) -> list[NotebookNode]:
-    """What stands below a graded cell that was judged: the table, and the points as the cell's value.
+    """The outputs below a graded cell that was judged: the table, and the points as the cell's value.
 
     nbgrader's own rule reads the same points from that value. Extra credit is a sentence instead: to that
     rule a value beyond the cell's maximum, which is 0, is an error.
@@ -88,7 +88,7 @@ def outputs(exercise: Exercise, number: int) -> list[NotebookNode]:
 
 
 def note(kind: str, sentence: str) -> NotebookNode:
-    """What grading itself says below a cell. kind: a status, which becomes the name of an error."""
+    """Grading's own sentence below a cell. kind: a status, which becomes the name of an error."""
     name = kind.title().replace(" ", "")
     return nbformat.v4.new_output(
         "error", ename=name, evalue=sentence, traceback=[f"{name}: {sentence}"]

@@ -25,11 +25,11 @@ from autograder.sandbox.execution import ERROR, OK, CellRun, Executor, Refusal
 from autograder.submission import verdict
 from course_lib.runtime import wire
 
-# (exercise, payload, seed, seconds) -> the data of a report; JudgeFailureError when it could not judge
+# (exercise, payload, seed, seconds) -> the data of a report; JudgeFailureError if it could not judge
 Judge = Callable[[str, Sequence[wire.Buffer], int, float], dict]
 
 AGAIN = (OK, ERROR, status.TOO_MUCH_OUTPUT)  # outcomes of cells that a new process runs again
-# what such a cell started or opened would be in the way of the next ones
+# processes and files of such a cell would be in the way of the next ones
 RESTART = (status.TOO_MANY_PROCESSES, status.TOO_MANY_FILES)
 NOT_RUN = "not run"
 
@@ -40,9 +40,9 @@ class JudgeFailureError(Exception):
 
 @dataclass(frozen=True)
 class Means:
-    """What a pass needs from outside.
+    """The functions that a pass needs from outside.
 
-    start: starts a process for the notebook; judge: judges what it hands in; seed: of an exercise.
+    start: starts a process for the notebook; judge: judges its objects; seed: of an exercise.
     """
 
     start: Start
@@ -53,7 +53,7 @@ class Means:
 
 @dataclass(frozen=True)
 class Event:
-    """A limit that was reached: where, and the sentence about it."""
+    """A limit that was reached: its cell, and the sentence about it."""
 
     status: str
     where: str
@@ -61,7 +61,7 @@ class Event:
 
     @property
     def by_chance(self) -> bool:
-        """Whether it was the clock, or somebody who kills processes, and need not come again."""
+        """Whether the clock or a kill from outside was the cause, so that it need not come again."""
         killed = self.status == status.KERNEL_DIED and "SIGKILL" in self.sentence
         return self.status == status.TIMED_OUT or killed
 
@@ -80,7 +80,7 @@ class Past:
 
 @dataclass
 class Walk:
-    """A pass. Give it the cells in their order, then `close` it; it never raises for what cells do.
+    """A pass. Give it the cells in their order, then `close` it; it never raises for errors of cells.
 
     JudgeFailureError and LaunchError are failures of grading itself. known: verdicts that still hold, by
     `grade_id`: these exercises are handed in like the others, and not judged again.
@@ -160,7 +160,7 @@ class Walk:
         return ran
 
     def _ready(self) -> Executor | None:
-        """A process in which the notebook stands as it should; None when the time is over."""
+        """A process that has run the earlier cells; None if the time is over."""
         while self._left() > 0:
             if self.executor is not None and self.executor.alive:
                 return self.executor
@@ -198,7 +198,7 @@ class Walk:
         cell.outputs = verdict.outputs(exercise, past.number)
 
     def _left_alone(self, graded: Graded) -> bool:
-        """Whether it is extra credit, and nothing that the student wrote speaks of it."""
+        """Whether it is extra credit that the student's own code does not mention."""
         names = [name for text in graded.expressions for name in re.findall(r"[^\W\d]\w*", text)]
         word = re.compile(rf"\b({'|'.join(names)})\b")
         return graded.extra and not any(word.search(source) for source in self.written)
@@ -231,7 +231,7 @@ class Walk:
         return exercise
 
     def _because(self, refusal: Refusal) -> tuple[str, str]:
-        """Why a name is missing, where a cell that speaks of it did not come to a good end.
+        """The reason for a missing name, if a cell that mentions it did not come to a good end.
 
         Returns the rest of the sentence, and the status of the limit that the cell reached, or "".
         """
@@ -240,7 +240,7 @@ class Walk:
             return "", ""
         for past, why, limit in reversed(self.trouble):
             if re.search(rf"\b{match[1]}\b", f"{past.where}\n{past.source}"):
-                return f" {past.where} is where it stands: {why}.", limit
+                return f" It stands in {past.where}: {why}.", limit
         return "", ""
 
     # ---- time and names

@@ -186,7 +186,7 @@ def test_outputs_can_be_cleared_and_replaced(shared: Executor) -> None:
 @pytest.mark.parametrize(
     ("source", "name", "said"),
     [
-        ("input('your name? ')", "EOFError", "nobody sits at the keyboard"),
+        ("input('your name? ')", "EOFError", "no person sits at the keyboard"),
         ("import sys; sys.exit(3)", "SystemExit", "3"),
         ("exit()", "SystemExit", "exit()"),
         ("raise ValueError", "ValueError", ""),
@@ -570,7 +570,7 @@ def test_what_is_handed_in_arrives(shared: Executor, seed: int) -> None:
     [
         (["nowhere"], True, "nowhere is not defined."),
         (["1 / 0"], False, "1 / 0 has no value: ZeroDivisionError: division by zero"),
-        (["5"], True, "5 is a function to write; what came is of type int."),
+        (["5"], True, "5 must be a function that you write; it is of type int."),
         (["iter([]).__next__", "(i for i in ())"], False, "is a generator, which cannot be copied"),
         (["b'x' * (2 << 20)"], False, "at most 1,048,576 are taken"),
     ],

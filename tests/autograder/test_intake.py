@@ -92,7 +92,7 @@ def test_a_notebook_one_folder_too_deep_counts(folder: Path, name: str) -> None:
 def test_a_folder_named_like_the_notebook_is_told(folder: Path) -> None:
     (folder / "00_toy.ipynb").mkdir()
     descriptors = os.listdir("/proc/self/fd")
-    with pytest.raises(MissingError, match="what has its name is a folder"):
+    with pytest.raises(MissingError, match="there is a folder of its name"):
         collect(submission(folder))
     (folder / "timestamp.txt").mkdir()
     (folder / "other.ipynb").write_bytes(TEXT)
@@ -138,7 +138,7 @@ def test_a_folder_that_is_a_link_gets_a_row_and_is_not_followed(folder: Path) ->
 
 def test_a_pipe_does_not_keep_the_grader_waiting(folder: Path) -> None:
     os.mkfifo(folder / "00_toy.ipynb")
-    with pytest.raises(UnreadableError, match="no regular file"):
+    with pytest.raises(UnreadableError, match="not a regular file"):
         collect(submission(folder))
 
 
@@ -146,7 +146,7 @@ def test_a_socket_is_no_notebook(folder: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.chdir(folder)  # the path of a socket is limited to 100 bytes
     with socket.socket(socket.AF_UNIX) as bound:
         bound.bind("00_toy.ipynb")
-        with pytest.raises(UnreadableError, match="no file"):
+        with pytest.raises(UnreadableError, match="not a file"):
             collect(submission(folder))
 
 
@@ -231,16 +231,16 @@ def test_names_are_short_enough_to_name_files_after_them(tmp_path: Path) -> None
         (b"", "not valid JSON"),
         (b"{", "not valid JSON"),
         (b"\xff\xfe{}", "not UTF-8"),
-        (b"[1, 2]", "no notebook"),
-        (b"3", "no notebook"),
-        (b"{}", "no notebook"),
-        (b'{"cells": {}}', "no notebook"),
-        (b'{"cells": [7]}', "no notebook"),
-        (b'{"cells": [{"cell_type": "code"}]}', "no notebook"),
-        (b'{"cells": [{"cell_type": "code", "source": [1]}]}', "no notebook"),
+        (b"[1, 2]", "not a notebook"),
+        (b"3", "not a notebook"),
+        (b"{}", "not a notebook"),
+        (b'{"cells": {}}', "not a notebook"),
+        (b'{"cells": [7]}', "not a notebook"),
+        (b'{"cells": [{"cell_type": "code"}]}', "not a notebook"),
+        (b'{"cells": [{"cell_type": "code", "source": [1]}]}', "not a notebook"),
         (b"[" * 100_000, "too deeply"),
-        (b'{"cells": [' + b"[" * 800 + b"]" * 800 + b"]}", "no notebook|too deeply"),
-        (b"9" * 10_000, "no notebook"),
+        (b'{"cells": [' + b"[" * 800 + b"]" * 800 + b"]}", "not a notebook|too deeply"),
+        (b"9" * 10_000, "not a notebook"),
     ],
 )
 def test_what_is_no_notebook_is_said(content: bytes, said: str) -> None:

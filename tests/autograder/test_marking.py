@@ -210,14 +210,14 @@ def test_a_blank_submission_is_called_so(course: Toy) -> None:
     [
         (
             "def two(:",
-            "two is not defined. cell 'two' is where it stands: it ended with SyntaxError",
+            "two is not defined. It stands in cell 'two': it ended with SyntaxError",
         ),
         ("1 / 0\ndef two(): pass", "it ended with ZeroDivisionError: division by zero."),
         (
             "from nowhere import x\ndef two(): pass",
             "ModuleNotFoundError: No module named 'nowhere'.",
         ),
-        ("two = three = 5", "two is a function to write; what came is of type int."),
+        ("two = three = 5", "two must be a function that you write; it is of type int."),
         ("", "two is not defined."),
     ],
 )
@@ -244,7 +244,7 @@ def test_a_death_costs_one_exercise(course: Toy) -> None:
     assert (result.status, points(result)) == (status.KERNEL_DIED, [0, 6])
     assert result.reason == "cell 'one': the notebook's process ended itself (exit code 3)"
     assert result.reason in result.eyes
-    assert "one is not defined. cell 'one' is where it stands" in result.exercises[0].reason
+    assert "one is not defined. It stands in cell 'one'" in result.exercises[0].reason
     assert [exercise.limit for exercise in result.exercises] == [status.KERNEL_DIED, ""]
     assert course.outputs("one")[-1].ename == "KernelDied"
 
@@ -387,7 +387,7 @@ def test_a_notebook_process_that_does_not_start_gives_no_grade(course: Toy) -> N
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [(b"{", "not valid JSON"), (b"\xff\xfe{}", "not UTF-8"), (b"[1]", "no notebook")],
+    [(b"{", "not valid JSON"), (b"\xff\xfe{}", "not UTF-8"), (b"[1]", "not a notebook")],
 )
 def test_what_is_no_notebook_is_the_students(course: Toy, content: bytes, said: str) -> None:
     result = course.grade(content)

@@ -13,7 +13,7 @@ import pytest
 from tests.project.test_docs import HEADLESS, IS_NO, sentences
 
 ROOT = Path(__file__).resolve().parents[2]
-DONE = ("benchmarks", "course_lib", "examples", "tests", "tools")
+DONE = ("autograder", "benchmarks", "course_lib", "examples", "tests", "tools")
 CELLS = ("tests/cheats", "tests/mutants", "tests/outside")  # answers of made-up students
 REASONS = ("pytest.fail", "pytest.mark.skipif", "pytest.mark.xfail", "pytest.skip")
 
