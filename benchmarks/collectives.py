@@ -64,9 +64,9 @@ def medians(world_size: int) -> dict[str, dict[str, float]]:
     for _ in range(ROUNDS):
         for setting, times in taken.items():
             os.environ["COURSE_LEDGER"] = setting
-            found = launch(race, world_size=world_size, backend="gloo", timeout=300)
-            for name in found[0]:
-                slowest = map(max, zip(*(rank[name] for rank in found), strict=True))
+            runs = launch(race, world_size=world_size, backend="gloo", timeout=300)
+            for name in runs[0]:
+                slowest = map(max, zip(*(rank[name] for rank in runs), strict=True))
                 times.setdefault(name, []).extend(slowest)
     os.environ.pop("COURSE_LEDGER")
     return {

@@ -57,18 +57,18 @@ def draw(seq: int, dtype: torch.dtype = torch.float32, heads: int = HEADS) -> li
     return list(torch.randn(shape, dtype=torch.float64, generator=generator).to(dtype))
 
 
-def one_pass(attend: Attend, given: list[Tensor]) -> list[Tensor]:
+def one_pass(attend: Attend, tensors: list[Tensor]) -> list[Tensor]:
     """The output and the gradients of q, k and v."""
-    *inputs, grad = given
+    *inputs, grad = tensors
     q, k, v = (x.detach().clone().requires_grad_() for x in inputs)
     out = attend(q, k, v)
     (out * grad).sum().backward()
     return [out.detach(), *(x.grad for x in (q, k, v) if x.grad is not None)]
 
 
-def seconds(attend: Attend, given: list[Tensor]) -> float:
+def seconds(attend: Attend, tensors: list[Tensor]) -> float:
     began = time.perf_counter()
-    one_pass(attend, given)
+    one_pass(attend, tensors)
     return time.perf_counter() - began
 
 
@@ -77,10 +77,10 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2)
 
 
-def must_agree(found: list[Tensor], exact: list[Tensor]) -> None:
+def must_agree(computed: list[Tensor], exact: list[Tensor]) -> None:
     """RuntimeError if output or gradients differ, relative to the largest of each."""
-    for one, other in zip(found, exact, strict=True):
-        if not float((one - other).abs().max() / other.abs().max()) < 1e-9:
+    for ours, other in zip(computed, exact, strict=True):
+        if not float((ours - other).abs().max() / other.abs().max()) < 1e-9:
             raise RuntimeError("results differ in float64: no time is worth comparing")
 
 
@@ -101,15 +101,15 @@ def ledger_off() -> Iterator[None]:
 
 def race_of_kernels() -> dict[bool, tuple[float, float]]:
     """Median seconds of tiles and of PyTorch's kernel, by causal."""
-    found = {}
+    times = {}
     for causal in (False, True):
         ours, theirs = partial(tiled_attention, causal=causal), partial(sdpa, causal=causal)
         exact = draw(300, torch.float64)
         must_agree(one_pass(ours, exact), one_pass(theirs, exact))
-        given = draw(SEQ)
-        pairs = [(seconds(ours, given), seconds(theirs, given)) for _ in range(REPEATS)]
-        found[causal] = tuple(map(statistics.median, zip(*pairs, strict=True)))
-    return found
+        tensors = draw(SEQ)
+        pairs = [(seconds(ours, tensors), seconds(theirs, tensors)) for _ in range(REPEATS)]
+        times[causal] = tuple(map(statistics.median, zip(*pairs, strict=True)))
+    return times
 
 
 def race_of_ranks() -> dict[str, float]:
@@ -125,24 +125,24 @@ def race_of_ranks() -> dict[str, float]:
         )
     }  # fmt: skip
 
-    def ring(causal: bool, layout: cp.Layout, given: list[Tensor]) -> tuple[Attend, list[Tensor]]:
+    def ring(causal: bool, layout: cp.Layout, tensors: list[Tensor]) -> tuple[Attend, list[Tensor]]:
         attend = partial(ring_attention, causal=causal, layout=layout)
-        return attend, [cp.deal(x, layout) for x in given]
+        return attend, [cp.deal(x, layout) for x in tensors]
 
     for causal, make in plans.values():
         exact, layout = draw(100, torch.float64), make(100, n)
         whole = one_pass(partial(tiled_attention, causal=causal), exact)
         must_agree(one_pass(*ring(causal, layout, exact)), [cp.deal(x, layout) for x in whole])
-    given, taken = draw(RING_SEQ), {name: [] for name in ("full", "causal", SIDE_BY_SIDE, *plans)}
+    tensors, taken = draw(RING_SEQ), {name: [] for name in ("full", "causal", SIDE_BY_SIDE, *plans)}
     for _ in range(REPEATS + 1):
         for name, causal in (("full", False), ("causal", True)):
             dist.barrier()
             if rank == 0:
-                taken[name].append(seconds(partial(tiled_attention, causal=causal), given))
+                taken[name].append(seconds(partial(tiled_attention, causal=causal), tensors))
         dist.barrier()
-        taken[SIDE_BY_SIDE].append(seconds(partial(tiled_attention, causal=True), given))
+        taken[SIDE_BY_SIDE].append(seconds(partial(tiled_attention, causal=True), tensors))
         for name, (causal, make) in plans.items():
-            attend, mine = ring(causal, make(RING_SEQ, n), given)
+            attend, mine = ring(causal, make(RING_SEQ, n), tensors)
             dist.barrier()
             taken[name].append(seconds(attend, mine))
     # the first pass makes connections
@@ -159,7 +159,7 @@ def times() -> Iterator[Row]:
             "PyTorch's flash kernel", ours / theirs, 3.0,
             detail=f"{ours * 1e3:,.0f} ms, {theirs * 1e3:,.0f} ms",
         )  # fmt: skip
-    slowest = {name: max(one[name] for one in ranks) for name in ranks[0]}
+    slowest = {name: max(times[name] for times in ranks) for name in ranks[0]}
     for name, alone in (("full, contiguous", "full"), ("causal, zigzag", "causal")):
         yield Row(
             f"`ring_attention`, {RING_SEQ} tokens, {name}, 2 ranks, forward and backward",
@@ -181,30 +181,30 @@ def times() -> Iterator[Row]:
 
 def peaks() -> list[int]:
     """Bytes alive at the worst moment of forward and backward, beside the input."""
-    found = []
+    nbytes = []
     for seq in LENGTHS:
-        given = draw(seq)
+        tensors = draw(seq)
         with costs() as spent:
-            one_pass(partial(tiled_attention, causal=True), given)
-        found.append(spent.peak_bytes)
-    return found
+            one_pass(partial(tiled_attention, causal=True), tensors)
+        nbytes.append(spent.peak_bytes)
+    return nbytes
 
 
 def memory() -> Row:
-    (found,) = launch(peaks, world_size=1, backend="gloo", timeout=120)
-    shortest, longest = found[0], found[-1]
+    (peak_bytes,) = launch(peaks, world_size=1, backend="gloo", timeout=120)
+    shortest, longest = peak_bytes[0], peak_bytes[-1]
     return Row(
         f"peak memory of `tiled_attention`, {LENGTHS[-1]} tokens against {LENGTHS[0]}",
         "linear", longest / shortest * LENGTHS[0] / LENGTHS[-1], 1.05,
-        detail=", ".join(f"{one / 1e6:.1f}" for one in found) + " MB; one matrix of scores "
+        detail=", ".join(f"{peak / 1e6:.1f}" for peak in peak_bytes) + " MB; one matrix of scores "
         f"{4 * LENGTHS[-1] ** 2 / 1e6:.0f} MB",
     )  # fmt: skip
 
 
 def between_barriers(attend: Attend, seq: int) -> None:
-    given = draw(seq, heads=4)
+    tensors = draw(seq, heads=4)
     dist.barrier()
-    one_pass(attend, given)
+    one_pass(attend, tensors)
     dist.barrier()
 
 
@@ -225,20 +225,20 @@ def exact_bytes(name: str, attend: Attend, world_size: int) -> Row:
     )  # fmt: skip
 
 
-def squared_errors(found: list[Tensor], exact: list[Tensor]) -> list[float]:
+def squared_errors(computed: list[Tensor], exact: list[Tensor]) -> list[float]:
     """The squared errors of output and gradients, summed over all elements."""
-    pairs = zip(found, exact, strict=True)
-    return [float((one - other).square().sum()) for one, other in pairs]
+    pairs = zip(computed, exact, strict=True)
+    return [float((ours - other).square().sum()) for ours, other in pairs]
 
 
 def ring_errors(dtype: torch.dtype) -> list[float]:
     """This rank's errors of a causal ring's output and gradients, against float64 on the same numbers."""
-    given = draw(512, dtype)
-    exact = one_pass(partial(sdpa, causal=True), [x.double() for x in given])
+    tensors = draw(512, dtype)
+    exact = one_pass(partial(sdpa, causal=True), [x.double() for x in tensors])
     layout = zigzag(512, dist.get_world_size())
     attend = partial(ring_attention, causal=True, layout=layout)
-    found = one_pass(attend, [cp.deal(x, layout) for x in given])
-    return squared_errors(found, [cp.deal(x, layout) for x in exact])
+    computed = one_pass(attend, [cp.deal(x, layout) for x in tensors])
+    return squared_errors(computed, [cp.deal(x, layout) for x in exact])
 
 
 def full_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -254,18 +254,18 @@ def errors() -> Iterator[Row]:
         run = launch(ring_errors, dtype, world_size=world_size, backend="gloo")
         return [sum(each) for each in zip(*run, strict=True)]
 
-    given = draw(512)
-    exact = one_pass(full_attention, [x.double() for x in given])
-    full = squared_errors(one_pass(full_attention, given), exact)
-    for what, against, found, other, reach in (
+    tensors = draw(512)
+    exact = one_pass(full_attention, [x.double() for x in tensors])
+    full = squared_errors(one_pass(full_attention, tensors), exact)
+    for what, against, errors, other, reach in (
         ("float32, 4 ranks", "full attention in float32", ring(torch.float32, 4), full, 2.0),
         ("bf16, 8 ranks", "one rank", ring(torch.bfloat16, 8), ring(torch.bfloat16, 1), 1.1),
     ):
-        ratios = [(one / two) ** 0.5 for one, two in zip(found, other, strict=True)]
+        ratios = [(ours / two) ** 0.5 for ours, two in zip(errors, other, strict=True)]
         yield Row(
             f"root mean square error of `ring_attention` against float64, {what}", against,
             max(ratios), reach,
-            detail="output and gradients " + ", ".join(f"{one:.2f}" for one in ratios),
+            detail="output and gradients " + ", ".join(f"{ratio:.2f}" for ratio in ratios),
         )  # fmt: skip
 
 

@@ -103,14 +103,14 @@ def medians(world_size: int) -> dict[str, float]:
     os.environ["COURSE_LEDGER"] = "off"
     try:
         for number in range(ROUNDS):
-            found = launch(race, world_size=world_size, backend="gloo", timeout=300, seed=number)
-            if max(error for _, error in found) > 1e-4:
+            runs = launch(race, world_size=world_size, backend="gloo", timeout=300, seed=number)
+            if max(error for _, error in runs) > 1e-4:
                 raise RuntimeError(
-                    f"the gradients differ from DDP's by {found[0][1]:.1g} of the largest one: "
+                    f"the gradients differ from DDP's by {runs[0][1]:.1g} of the largest one: "
                     "no time is worth comparing"
                 )
-            for name in found[0][0]:
-                slowest = map(max, zip(*(times[name] for times, _ in found), strict=True))
+            for name in runs[0][0]:
+                slowest = map(max, zip(*(times[name] for times, _ in runs), strict=True))
                 taken.setdefault(name, []).extend(slowest)
     finally:
         if kept is None:

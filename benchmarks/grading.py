@@ -127,24 +127,28 @@ def honest(folder: Path) -> Path:
 
 def tiny(folder: Path) -> tuple[Path, Path]:
     """(solutions, submission) of an assignment with one check, of answers that need no ranks."""
-    given = nbformat.read(SOLUTIONS / TINY_FROM / f"{TINY_FROM}.ipynb", as_version=4)
+    notebook_of_solutions = nbformat.read(
+        SOLUTIONS / TINY_FROM / f"{TINY_FROM}.ipynb", as_version=4
+    )
     wanted = {TINY_EXERCISE, f"{TINY_EXERCISE}_check"}
-    given.cells = [
+    notebook_of_solutions.cells = [
         nbformat.v4.new_code_cell("from course_lib import check"),
-        *(cell for cell in given.cells if grade_id(cell) in wanted),
+        *(cell for cell in notebook_of_solutions.cells if grade_id(cell) in wanted),
     ]
-    return written(given, folder, lambda text: text)
+    return written(notebook_of_solutions, folder, lambda text: text)
 
 
 def tiny_for_plain(folder: Path) -> tuple[Path, Path]:
     """The same notebook, its check as plain nbgrader has them: an assertion in the notebook itself."""
     solutions, _ = tiny(folder)
-    given = nbformat.read(solutions / TINY / f"{TINY}.ipynb", as_version=4)
+    notebook_of_solutions = nbformat.read(solutions / TINY / f"{TINY}.ipynb", as_version=4)
     answers = {}
-    exec(given.cells[1].source, answers)
+    exec(notebook_of_solutions.cells[1].source, answers)
     named = {name: value for name, value in answers.items() if name.startswith("answer_")}
     asserted = "\n".join(f"assert {name} == {value!r}" for name, value in named.items())
-    return written(given, folder, lambda text: asserted if "check(" in text else text)
+    return written(
+        notebook_of_solutions, folder, lambda text: asserted if "check(" in text else text
+    )
 
 
 def written(

@@ -75,18 +75,18 @@ def theirs(stage: Stage) -> Step:
 
 
 def flat_gradients(module: nn.Module) -> Tensor:
-    found = [param.grad for param in module.parameters()]
-    return torch.cat([one.flatten() for one in found if one is not None])
+    grads = [param.grad for param in module.parameters()]
+    return torch.cat([grad.flatten() for grad in grads if grad is not None])
 
 
 def largest_error() -> float:
     """The largest error of all gradients, relative to the largest, in float64: rounding, or a fault."""
-    seen = []
+    losses = []
     for kind in (ours, theirs):
         stage = a_stage(torch.float64)
         kind(stage)()
-        seen.append(flat_gradients(stage.module))
-    mine, other = seen
+        losses.append(flat_gradients(stage.module))
+    mine, other = losses
     return float((mine - other).abs().max() / other.abs().max())
 
 
@@ -101,13 +101,13 @@ def race() -> tuple[float, list[float], list[float]]:
     shuffle = random.Random(0).shuffle
     for repeat in range(REPEATS + 2):
         shuffle(order)
-        for one in order:
-            stages[one].module.zero_grad()
+        for contender in order:
+            stages[contender].module.zero_grad()
             dist.barrier()
             began = time.perf_counter()
-            steps[one]()
+            steps[contender]()
             if repeat >= 2:  # the first ones make objects that later ones find
-                taken[one].append(time.perf_counter() - began)
+                taken[contender].append(time.perf_counter() - began)
     return error, taken[0], taken[1]
 
 
@@ -130,16 +130,14 @@ def medians(world_size: int) -> tuple[float, float]:
     taken: tuple[list[float], list[float]] = ([], [])
     with without_ledger():
         for number in range(ROUNDS):
-            found = launch(race, world_size=world_size, backend="gloo", timeout=300, seed=number)
-            if not max(error for error, _, _ in found) < 1e-9:
+            runs = launch(race, world_size=world_size, backend="gloo", timeout=300, seed=number)
+            if not max(error for error, _, _ in runs) < 1e-9:
                 raise RuntimeError(
-                    f"gradients differ from Schedule1F1B's by {found[0][0]:.1g} in float64: no time is worth "
+                    f"gradients differ from Schedule1F1B's by {runs[0][0]:.1g} in float64: no time is worth "
                     "comparing"
                 )
             for side in (0, 1):
-                taken[side].extend(
-                    map(max, zip(*(times[side] for _, *times in found), strict=True))
-                )
+                taken[side].extend(map(max, zip(*(times[side] for _, *times in runs), strict=True)))
     return statistics.median(taken[0]), statistics.median(taken[1])
 
 
@@ -160,27 +158,27 @@ def bubble(config: GPTConfig) -> Bubble:
     torch.set_num_threads(1)
     stage = a_stage(torch.float32, config)
     schedule = one_f_one_b(dist.get_world_size(), MICROBATCHES)
-    found = measure(ours(stage, config), stage, schedule, steps=REPEATS)
-    slow = found.durations
-    free = {index: replace(one, communication=0) for index, one in slow.items()}
+    timeline = measure(ours(stage, config), stage, schedule, steps=REPEATS)
+    slow = timeline.durations
+    free = {index: replace(durations, communication=0) for index, durations in slow.items()}
     return Bubble(
-        found.of_total,
+        timeline.of_total,
         simulate(schedule, free).of_total,
         simulate(schedule, slow).of_total,
-        min(one.forward for one in slow.values()),
+        min(durations.forward for durations in slow.values()),
     )
 
 
 def typical(config: GPTConfig) -> Bubble:
     """`bubble` of the launch whose difference between measured and simulated is the median one."""
     with without_ledger():
-        found = [
+        comparisons = [
             launch(
                 bubble, config, world_size=BUBBLE_RANKS, backend="gloo", timeout=300, seed=number
             )[0]
             for number in range(ROUNDS)
         ]
-    return sorted(found, key=lambda one: one.off)[ROUNDS // 2]
+    return sorted(comparisons, key=lambda comparison: comparison.off)[ROUNDS // 2]
 
 
 def rows() -> Iterator[Row]:
@@ -194,13 +192,14 @@ def rows() -> Iterator[Row]:
             detail=f"{mine * 1e3:.0f} ms, {other * 1e3:.0f} ms",
         )
     for config in (CONFIG, LARGER):
-        found = typical(config)
+        comparison = typical(config)
         yield Row(
             f"bubble of 1F1B measured, {MICROBATCHES} microbatches on {BUBBLE_RANKS} ranks, gloo, "
-            f"passes of {found.shortest * 1e3:.0f} ms and longer",
+            f"passes of {comparison.shortest * 1e3:.0f} ms and longer",
             "simulated from medians of F and B, messages taking no time",
-            found.off,
+            comparison.off,
             BUBBLE_REACH,
             unit="points",
-            detail=f"{found.measured:.1%}, {found.free:.1%}; with the messages' time {found.slow:.1%}",
+            detail=f"{comparison.measured:.1%}, {comparison.free:.1%}; "
+            f"with the messages' time {comparison.slow:.1%}",
         )

@@ -132,7 +132,7 @@ def measure(rows: Sequence[Row]) -> Iterator[tuple[str, dict]]:
             else:
                 heard = len(listener.callers)
                 score = plain.grade(row.name)
-                signs = [f"{one}: a connection was made" for one in listener.callers[heard:]]
+                signs = [f"{caller}: a connection was made" for caller in listener.callers[heard:]]
                 signs += plain.left_running()
                 signs += signs_of_success(course, row.name, Result(row.name, ASSIGNMENT, ""))
                 yield row.name, outcome_of(row, score, signs)
@@ -157,7 +157,7 @@ def main() -> int:
     if unknown := sorted(set(options.row) - set(known)):
         parser.error(f"there is no row {', '.join(unknown)}")
     # earlier results: a hundred submissions take long, and may be measured in pieces
-    outcomes = {name: one for name, one in stored().rows.items() if name in known}
+    outcomes = {name: row for name, row in stored().rows.items() if name in known}
     chosen = [known[name] for name in options.row] or ROWS
     if options.rest:  # and the honest ones, whose points the rows measured now may have changed
         chosen = [row for row in ROWS if row.name not in outcomes or row.group == HONEST]

@@ -80,8 +80,8 @@ class Processes:
         self.processes = []
         context = mp.get_context("spawn")
         for index, (_, order, fds) in enumerate(entries):
-            given = (index, order, [Descriptor(fd) for fd in fds])
-            process = context.Process(target=run_rank, args=given, daemon=True)
+            arguments = (index, order, [Descriptor(fd) for fd in fds])
+            process = context.Process(target=run_rank, args=arguments, daemon=True)
             process.start()
             self.processes.append(process)
 

@@ -86,14 +86,14 @@ def one_pass(what: str, module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
 
 def gradients(module: nn.Module) -> dict[str, Tensor]:
     """The whole gradients of all parameters; our modules lose their values."""
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for name, param in module.named_parameters():
         assert param.grad is not None
         if isinstance(param.grad, DTensor):
-            found[name] = param.grad.full_tensor()
+            tensors[name] = param.grad.full_tensor()
         else:
             param.data = param.grad
-    return {**tp.full_state_dict(module), **found}
+    return {**tp.full_state_dict(module), **tensors}
 
 
 def inputs(dtype: torch.dtype) -> Tensor:
@@ -104,15 +104,15 @@ def inputs(dtype: torch.dtype) -> Tensor:
 
 def largest_error(what: str) -> float:
     """The largest error of output and gradients, relative to the largest of each, in float64."""
-    seen = []
+    losses = []
     for kind in (ours, theirs):
         module = made(what, kind, torch.float64)
         y, for_x = one_pass(what, module, inputs(torch.float64))
         flat = [gradient.flatten() for _, gradient in sorted(gradients(module).items())]
-        seen.append(
+        losses.append(
             (y, for_x, torch.cat(flat))
         )  # in one: that of a key's bias is nothing but rounding
-    pairs = zip(*seen, strict=True)
+    pairs = zip(*losses, strict=True)
     return max(float((mine - other).abs().max() / other.abs().max()) for mine, other in pairs)
 
 
@@ -127,12 +127,12 @@ def race(what: str) -> tuple[float, list[float], list[float]]:
     shuffle = random.Random(0).shuffle
     for repeat in range(REPEATS + 2):
         shuffle(order)
-        for one in order:
+        for contender in order:
             dist.barrier()
             began = time.perf_counter()
-            one_pass(what, modules[one], x)
+            one_pass(what, modules[contender], x)
             if repeat >= 2:  # the first ones make objects that later ones find
-                taken[one].append(time.perf_counter() - began)
+                taken[contender].append(time.perf_counter() - began)
     return error, taken[0], taken[1]
 
 
@@ -143,18 +143,16 @@ def medians(what: str, world_size: int) -> tuple[float, float]:
     os.environ["COURSE_LEDGER"] = "off"
     try:
         for number in range(ROUNDS):
-            found = launch(
+            runs = launch(
                 race, what, world_size=world_size, backend="gloo", timeout=300, seed=number
             )
-            if not found[0][0] < 1e-9:
+            if not runs[0][0] < 1e-9:
                 raise RuntimeError(
-                    f"output or gradients differ from DTensor's by {found[0][0]:.1g} in float64: no time is "
+                    f"output or gradients differ from DTensor's by {runs[0][0]:.1g} in float64: no time is "
                     "worth comparing"
                 )
             for side in (0, 1):
-                taken[side].extend(
-                    map(max, zip(*(times[side] for _, *times in found), strict=True))
-                )
+                taken[side].extend(map(max, zip(*(times[side] for _, *times in runs), strict=True)))
     finally:
         if kept is None:
             os.environ.pop("COURSE_LEDGER")
@@ -182,7 +180,7 @@ def pass_between_barriers(sequence: tp.Sequences) -> int:
 
 def exact(sequence: tp.Sequences, world_size: int) -> Iterator[Row]:
     """Bytes that a block sends and keeps, in the worst rank, against the closed forms."""
-    found = launch(pass_between_barriers, sequence, world_size=world_size, backend="gloo")
+    kept_bytes = launch(pass_between_barriers, sequence, world_size=world_size, backend="gloo")
     tokens = BATCH * CONFIG.context
     sent = sum(
         facts.tensor_parallel_layer_bytes(CONFIG, world_size, tokens, 4, direction, sequence)
@@ -190,9 +188,9 @@ def exact(sequence: tp.Sequences, world_size: int) -> Iterator[Row]:
     )
     worst = 0.0
     for rank in range(world_size):
-        operations = found.ledger.operations(rank)
-        begin, end = [i for i, one in enumerate(operations) if one.op == "barrier"][-2:]
-        off = abs(sum(one.bytes_sent for one in operations[begin:end]) - sent) / sent
+        operations = kept_bytes.ledger.operations(rank)
+        begin, end = [i for i, operation in enumerate(operations) if operation.op == "barrier"][-2:]
+        off = abs(sum(operation.bytes_sent for operation in operations[begin:end]) - sent) / sent
         worst = max(worst, off)
     where = f"block, sequence={sequence!r}, {world_size} ranks, float32"
     yield Row(
@@ -200,10 +198,10 @@ def exact(sequence: tp.Sequences, world_size: int) -> Iterator[Row]:
         detail=f"{sent:,.0f} bytes a rank",
     )  # fmt: skip
     kept = facts.saved_layer_bytes(CONFIG, BATCH, CONFIG.context, world_size, sequence)
-    off = max(abs(one - kept) / kept for one in found)
+    off = max(abs(nbytes - kept) / kept for nbytes in kept_bytes)
     yield Row(
         f"bytes kept for backward: {where}", "closed form", 1 + off, 1.02,
-        detail=f"{found[0]:,}, {kept:,.0f} bytes a rank",
+        detail=f"{kept_bytes[0]:,}, {kept:,.0f} bytes a rank",
     )  # fmt: skip
 
 

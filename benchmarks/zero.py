@@ -99,7 +99,7 @@ def race() -> tuple[dict[str, list[float]], float]:
     )
     models: dict[str, nn.Module] = {}
     steps: dict[str, Step] = {}
-    for name in [one for ours, (theirs, _) in PAIRS.items() for one in (ours, theirs)]:
+    for name in [contender for ours, (theirs, _) in PAIRS.items() for contender in (ours, theirs)]:
         model = Transformer()
         model.load_state_dict(weights)
         models[name], optimizer = contestant(name, model)
@@ -138,14 +138,14 @@ def medians(world_size: int) -> dict[str, float]:
     os.environ["COURSE_LEDGER"] = "off"
     try:
         for number in range(ROUNDS):
-            found = launch(race, world_size=world_size, backend="gloo", timeout=300, seed=number)
-            if found[0][1] > ADAM["lr"] / 10:
+            runs = launch(race, world_size=world_size, backend="gloo", timeout=300, seed=number)
+            if runs[0][1] > ADAM["lr"] / 10:
                 raise RuntimeError(
-                    f"the parameters differ from PyTorch's by {found[0][1]:.1g} after two steps of "
+                    f"the parameters differ from PyTorch's by {runs[0][1]:.1g} after two steps of "
                     f"{ADAM['lr']}: no time is worth comparing"
                 )
-            for name in found[0][0]:
-                slowest = map(max, zip(*(times[name] for times, _ in found), strict=True))
+            for name in runs[0][0]:
+                slowest = map(max, zip(*(times[name] for times, _ in runs), strict=True))
                 taken.setdefault(name, []).extend(slowest)
     finally:
         if kept is None:
@@ -160,14 +160,14 @@ def medians(world_size: int) -> dict[str, float]:
 
 def storages() -> dict[int, int]:
     """Bytes of every tensor's memory that Python or a parameter's .grad can reach, each once."""
-    found = {}
-    for one in gc.get_objects():
-        if issubclass(type(one), torch.Tensor):
-            for tensor in (one, one.grad if one.is_leaf else None):
+    storages = {}
+    for item in gc.get_objects():
+        if issubclass(type(item), torch.Tensor):
+            for tensor in (item, item.grad if item.is_leaf else None):
                 if tensor is not None:
                     storage = tensor.untyped_storage()
-                    found[storage._cdata] = storage.nbytes()
-    return found
+                    storages[storage._cdata] = storage.nbytes()
+    return storages
 
 
 def two_steps(name: str) -> int:
@@ -185,20 +185,20 @@ def two_steps(name: str) -> int:
 
 def exact(name: str, stage: int, world_size: int) -> Iterator[Row]:
     """Bytes sent and bytes resident, in the worst rank, against the closed forms."""
-    found = launch(two_steps, name, world_size=world_size, backend="gloo", timeout=120)
+    residents = launch(two_steps, name, world_size=world_size, backend="gloo", timeout=120)
     unit = sum(p.numel() for p in Transformer().blocks[0].parameters())
     params = unit * LAYERS
     sizes = [unit] * LAYERS if stage == 3 else [params]
     sent = facts.zero_bytes(sizes, world_size, 4, stage)
     worst = 0.0
     for rank in range(world_size):
-        operations = found.ledger.operations(rank)
-        last = [i for i, one in enumerate(operations) if one.op == "barrier"][-2:]
+        operations = residents.ledger.operations(rank)
+        last = [i for i, operation in enumerate(operations) if operation.op == "barrier"][-2:]
         second = operations[last[0] : last[1]]
-        off = abs(sum(one.bytes_sent for one in second) - sent) / sent
+        off = abs(sum(operation.bytes_sent for operation in second) - sent) / sent
         worst = max(worst, off)
     memory = facts.zero_memory(params, world_size, stage, precision=facts.FLOAT32)
-    resident = max(abs(one - memory) / memory for one in found)
+    resident = max(abs(nbytes - memory) / memory for nbytes in residents)
     where = f"{world_size} ranks, float32 AdamW"
     yield Row(
         f"`{name}` bytes sent in a step, {where}", "closed form", 1 + worst, 1.0,
@@ -206,7 +206,7 @@ def exact(name: str, stage: int, world_size: int) -> Iterator[Row]:
     )  # fmt: skip
     yield Row(
         f"`{name}` bytes resident after a step, {where}", "ZeRO's formula", 1 + resident, 1.02,
-        detail=f"{found[0]:,}, {memory:,.0f} bytes a rank",
+        detail=f"{residents[0]:,}, {memory:,.0f} bytes a rank",
     )  # fmt: skip
 
 

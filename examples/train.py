@@ -77,7 +77,7 @@ def main() -> None:
             text, step, batch_size=args.batch_size, length=config.context, seed=args.seed,
             rank=rank, world_size=world_size,
         )  # fmt: skip
-        inputs, targets = (one.to(device) for one in rows)  # (batch_size / world_size, context)
+        inputs, targets = (part.to(device) for part in rows)  # (batch_size / world_size, context)
         with recording if recording and step == recorded_step else nullcontext():
             logits = model(inputs)  # (batch_size / world_size, context, vocab_size)
             loss = next_token_loss(logits, targets)  # (), the mean of this rank's rows

@@ -190,9 +190,9 @@ def read_cases(path: Path) -> Iterator[tuple[str, str, str]]:
     for case in xml.etree.ElementTree.parse(path).iter("testcase"):
         name = f"{case.get('classname', '').removeprefix('tests.')}::{case.get('name')}"
         for tag, outcome in (("failure", "failed"), ("error", "failed"), ("skipped", "skipped")):
-            found = case.find(tag)
-            if found is not None:
-                yield name, outcome, (found.get("message") or "").splitlines()[0][:300]
+            element = case.find(tag)
+            if element is not None:
+                yield name, outcome, (element.get("message") or "").splitlines()[0][:300]
                 break
         else:
             yield name, "passed", ""
@@ -239,10 +239,10 @@ def run_notebooks(name: str, session: Session, limit: float, environment: dict[s
         return f"{assignment}: {len(wrong)} cells went wrong in {seconds:.0f} s", wrong
 
     with ThreadPoolExecutor(side_by_side) as pool:
-        told = list(pool.map(run_one, assignments))
-    bad = [line for line, wrong in told if wrong]
-    details = [text for line, wrong in told for text in (line, *(f"    {w}" for w in wrong))]
-    said = f"{len(told) - len(bad)} of {len(told)} notebooks without a fault"
+        reports = list(pool.map(run_one, assignments))
+    bad = [line for line, wrong in reports if wrong]
+    details = [text for line, wrong in reports for text in (line, *(f"    {w}" for w in wrong))]
+    said = f"{len(reports) - len(bad)} of {len(reports)} notebooks without a fault"
     status = "failed" if bad else "passed"
     return Result(name, status, time.monotonic() - began, said, details)
 

@@ -126,7 +126,9 @@ def complaints(executed: NotebookNode, kept: NotebookNode) -> Iterator[str]:
     for cell, score in scores(executed):
         if score.points != score.maximum or score.reason:
             yield f"{cell.id}: {score.points} of {score.maximum} points: {score.reason}"
-    numbers, expected = (set(NUMBER.findall("\n".join(texts(one)))) for one in (executed, kept))
+    numbers, expected = (
+        set(NUMBER.findall("\n".join(texts(notebook_read)))) for notebook_read in (executed, kept)
+    )
     if numbers != expected:
         differ = ", ".join(sorted(numbers ^ expected))
         yield f"other cells are named than in the kept notebook: {differ}"
@@ -143,7 +145,9 @@ def wrong_outputs(cell: NotebookNode, before: NotebookNode, state: Mapping) -> I
             yield "a widget is shown that no browser finds: its model was not sent"
     more, fewer = kinds(cell) - kinds(before), kinds(before) - kinds(cell)
     if more:
-        said = " ".join(one["text"] for one in cell.outputs if one.get("name") in more)[:300]
+        said = " ".join(
+            output_read["text"] for output_read in cell.outputs if output_read.get("name") in more
+        )[:300]
         yield f"an output of another kind than in the kept notebook: {', '.join(sorted(more))} {said}"
     if fewer:
         yield f"without the output that the kept notebook has: {', '.join(sorted(fewer))}"
@@ -154,11 +158,11 @@ def wrong_outputs(cell: NotebookNode, before: NotebookNode, state: Mapping) -> I
 
 def kinds(cell: NotebookNode) -> set[str]:
     """Streams, errors by their type, and the MIME types of other outputs."""
-    found = set()
+    shown = set()
     for output in cell.outputs:
         own = output.get("name") or output.get("ename") or output.output_type
-        found |= {own, *output.get("data", {})}
-    return found
+        shown |= {own, *output.get("data", {})}
+    return shown
 
 
 def texts(notebook: NotebookNode) -> Iterator[str]:

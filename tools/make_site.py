@@ -63,8 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     made = BUILD / "html"
     if code := sphinx(BUILD / "source", made):
         return code
-    if found := faults(made):
-        print("\n".join(found), file=sys.stderr)
+    if wrong_links := faults(made):
+        print("\n".join(wrong_links), file=sys.stderr)
         return 1
     size = sum(file.stat().st_size for file in made.rglob("*") if file.is_file()) / 1e6
     said = place.repository if place else "no repository: pages without links to Colab and Kaggle"

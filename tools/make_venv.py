@@ -93,12 +93,12 @@ def find_python(wanted: str) -> dict:
     names = (
         [wanted] if wanted else ["python3", "python3.13", "python3.12", "python3.11", "python3.14"]
     )
-    found = [info for info in map(inspect_python, filter(None, map(shutil.which, names))) if info]
-    if not found:
+    pythons = [info for info in map(inspect_python, filter(None, map(shutil.which, names))) if info]
+    if not pythons:
         raise SetupFailed(f"no Python was found as {' or '.join(names)}. {advice()}")
-    recent = [info for info in found if info["version"] >= OLDEST]
+    recent = [info for info in pythons if info["version"] >= OLDEST]
     if not recent:
-        versions = ", ".join(dotted(info["version"]) for info in found)
+        versions = ", ".join(dotted(info["version"]) for info in pythons)
         raise SetupFailed(f"Python {versions} is too old: 3.11 or newer is needed. {advice()}")
     usable = [info for info in recent if info["venv"]]
     if not usable:
@@ -131,8 +131,8 @@ def inspect_python(path: str) -> dict | None:
     return {"path": path, "version": tuple(version), "venv": has_venv}
 
 
-def differs(one: dict, other: dict) -> bool:
-    return one["version"] != other["version"]
+def differs(ours: dict, other: dict) -> bool:
+    return ours["version"] != other["version"]
 
 
 def advice() -> str:
@@ -205,8 +205,8 @@ def has_nvidia_gpu() -> bool:
 
 def driver_cuda() -> int:
     """The newest CUDA that the NVIDIA driver knows (the major number); TORCH_CUDA if it does not say."""
-    found = re.search(r"CUDA Version: (\d+)", run(["nvidia-smi"]).stdout)
-    return int(found.group(1)) if found else TORCH_CUDA
+    match = re.search(r"CUDA Version: (\d+)", run(["nvidia-smi"]).stdout)
+    return int(match.group(1)) if match else TORCH_CUDA
 
 
 def installed_torch_suits(version: str, build: str) -> bool:

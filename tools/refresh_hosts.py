@@ -109,13 +109,13 @@ def main() -> int:
 
 def frozen(text: str) -> dict[str, str]:
     """Canonical name -> version of a `pip freeze`, of which Colab writes some as addresses of wheels."""
-    found = {}
+    versions = {}
     for line in text.splitlines():
         match = re.match(r"([\w.-]+)==([0-9][\w.]*)", line)
         match = match or re.match(r"([\w.-]+) @ \S*/\w+-([0-9]+(?:\.[0-9]+)*)", line)
         if match is not None:
-            found[canonicalize_name(match[1])] = match[2]
-    return found
+            versions[canonicalize_name(match[1])] = match[2]
+    return versions
 
 
 def write_colab(now: Clone) -> None:

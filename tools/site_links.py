@@ -15,16 +15,16 @@ IN_STYLES = re.compile(r"""(?:url\(\s*|@import\s+)['"]?((?:https?:)?//[^'")\s]+)
 
 def faults(site: Path) -> list[str]:
     """Sentences, one for each fault of the pages and style sheets below `site`."""
-    found = []
+    sentences = []
     for page in sorted(site.rglob("*.html")):
         where = page.relative_to(site)
         for tag, target in targets(page):
             if reason := fault(site, page, tag, target):
-                found.append(f"{where}: <{tag}> {target}: {reason}")
+                sentences.append(f"{where}: <{tag}> {target}: {reason}")
     for sheet in sorted(site.rglob("*.css")):
         for address in IN_STYLES.findall(sheet.read_text(encoding="utf-8")):
-            found.append(f"{sheet.relative_to(site)}: {address}: loaded from another host")
-    return found
+            sentences.append(f"{sheet.relative_to(site)}: {address}: loaded from another host")
+    return sentences
 
 
 def fault(site: Path, page: Path, tag: str, target: str) -> str:
@@ -47,12 +47,14 @@ def fault(site: Path, page: Path, tag: str, target: str) -> str:
 def targets(page: Path) -> list[tuple[str, str]]:
     """(tag, address) of all that a page loads or links to."""
     soup = parsed(page)
-    found = [(str(link.name), str(link["href"])) for link in soup.select("a[href]")]
+    addresses = [(str(link.name), str(link["href"])) for link in soup.select("a[href]")]
     for tag, attribute in LOADED.items():
-        found += [(tag, str(element[attribute])) for element in soup.select(f"{tag}[{attribute}]")]
+        addresses += [
+            (tag, str(element[attribute])) for element in soup.select(f"{tag}[{attribute}]")
+        ]
     for figure in soup.select("[data-frames]"):
-        found += [("img", frame) for frame in str(figure["data-frames"]).split()]
-    return found
+        addresses += [("img", frame) for frame in str(figure["data-frames"]).split()]
+    return addresses
 
 
 @cache

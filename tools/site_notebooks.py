@@ -96,13 +96,13 @@ def last_heading(text: str) -> str:
 def secret_lines(executed: NotebookNode, student: NotebookNode) -> list[str]:
     """The lines of all solutions that the student version does not show, the longest first; also as HTML."""
     open_text = "\n".join(cell.source for cell in student.cells)
-    found = {
+    lines = {
         line.strip()
         for cell in executed.cells
         for region in SOLUTION.findall(cell.source)
         for line in region.splitlines()
     }
-    closed = {line for line in found if len(line) >= WHOLE_LINE and line not in open_text}
+    closed = {line for line in lines if len(line) >= WHOLE_LINE and line not in open_text}
     return sorted(closed | {html.escape(line) for line in closed}, key=len, reverse=True)
 
 
@@ -123,18 +123,20 @@ def without_hidden_reports(outputs: list[NotebookNode], check: str | None) -> li
 
     Everything that was printed after the second began goes with it. The points remain.
     """
-    kept, seen = [], 0
+    kept, reports = [], 0
     for output in outputs:
-        if output.output_type == "stream" and seen < 2:
+        if output.output_type == "stream" and reports < 2:
             heads = list(REPORT.finditer(output.text))
-            if seen + len(heads) >= 2:
-                output.text = output.text[: heads[1 - seen].start()]
-            seen += len(heads)
+            if reports + len(heads) >= 2:
+                output.text = output.text[: heads[1 - reports].start()]
+            reports += len(heads)
             kept.append(output)
         elif output.output_type == "execute_result":
             kept.append(output)
-    if seen != 2:
-        raise DisclosingError(f"{check}: {seen} reports where a visible and a hidden one should be")
+    if reports != 2:
+        raise DisclosingError(
+            f"{check}: {reports} reports where a visible and a hidden one should be"
+        )
     return kept
 
 

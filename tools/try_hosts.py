@@ -81,8 +81,8 @@ def try_host(host: Host, folder: Path, wheel: Path, notebooks: Iterable[Path], e
     # The list of fonts that Matplotlib keeps would name those of another environment that is gone.
     os.environ["MPLCONFIGDIR"] = str(folder / "matplotlib")
     run(str(python), "-c", "import matplotlib.pyplot")
-    told = ", ".join(f"{name} {versions[name]}" for name in SHOWN)
-    print(f"{host.name}: Python {versions['python']}, {told}", flush=True)
+    versions_text = ", ".join(f"{name} {versions[name]}" for name in SHOWN)
+    print(f"{host.name}: Python {versions['python']}, {versions_text}", flush=True)
     good = True
     for path in notebooks:
         began = time.monotonic()
@@ -137,7 +137,11 @@ def make_environment(host: Host, folder: Path, wheel: Path, exact: bool) -> Path
 def without_refused(pins: str) -> str:
     """The host's versions without those that the PyTorch of this environment does not take (sympy's)."""
     wanted = [Requirement(text) for text in requires("torch") or []]
-    ranges = {one.name: one.specifier for one in wanted if not one.marker or one.marker.evaluate()}
+    ranges = {
+        requirement.name: requirement.specifier
+        for requirement in wanted
+        if not requirement.marker or requirement.marker.evaluate()
+    }
     kept = []
     for line in pins.splitlines():
         name, _, version = line.partition("==")
@@ -164,11 +168,11 @@ def lend_torch(environment: Path) -> None:
 def host_python(version: str) -> str:
     """A Python of this minor version: on the PATH, or one of pyenv's."""
     name = f"python{version}"
-    found = [
+    paths = [
         shutil.which(name),
         *map(str, Path.home().glob(f".pyenv/versions/{version}.*/bin/{name}")),
     ]
-    for path in filter(None, found):
+    for path in filter(None, paths):
         if subprocess.run([path, "-c", "import venv"], capture_output=True).returncode == 0:
             return path
     raise NotMade(f"there is no Python {version} on this machine")
@@ -205,31 +209,31 @@ def record(host: Host, exact: bool, versions: dict, notebook: str, result: dict)
 
     Results of other versions than these are forgotten.
     """
-    seen = json.loads(TRIED.read_text()) if TRIED.exists() else {}
+    tried = json.loads(TRIED.read_text()) if TRIED.exists() else {}
     name = f"{host.name}, exact" if exact else host.name
-    entry = seen.get(name)
+    entry = tried.get(name)
     if entry is None or (entry["pins"], entry["versions"]) != (host.digest(), versions):
         entry = {"pins": host.digest(), "versions": versions, "notebooks": {}}
     entry["notebooks"] = dict(sorted({**entry["notebooks"], notebook: result}.items()))
-    TRIED.write_text(json.dumps(dict(sorted({**seen, name: entry}.items())), indent=1) + "\n")
+    TRIED.write_text(json.dumps(dict(sorted({**tried, name: entry}.items())), indent=1) + "\n")
     README.write_text(with_table(README.read_text(), json.loads(TRIED.read_text())))
 
 
-def with_table(readme: str, seen: dict) -> str:
+def with_table(readme: str, tried: dict) -> str:
     """The README with the table of results between its two marks."""
     rows = [
         "| host | it has | known up to | tried with | result |",
         "|---|---|---|---|---|",
-        *(row(host, seen.get(name)) for host in hosts() for name in names(host, seen)),
+        *(row(host, tried.get(name)) for host in hosts() for name in names(host, tried)),
     ]
     before, _, rest = readme.partition(BEGIN)
     return before + BEGIN + "\n".join(rows) + "\n" + END + rest.partition(END)[2]
 
 
-def names(host: Host, seen: dict) -> list[str]:
+def names(host: Host, tried: dict) -> list[str]:
     """The host, tried or not, and its trial with the very versions, if there was one."""
     exact = f"{host.name}, exact"
-    return [host.name, *([exact] if exact in seen else [])]
+    return [host.name, *([exact] if exact in tried else [])]
 
 
 def row(host: Host, entry: dict | None) -> str:
@@ -239,7 +243,7 @@ def row(host: Host, entry: dict | None) -> str:
         return f"{begin} | not tried with all notebooks yet |"
     versions, results = entry["versions"], entry["notebooks"].values()
     points, maximum, wrong = (
-        sum(one[key] for one in results) for key in ("points", "maximum", "wrong")
+        sum(each[key] for each in results) for key in ("points", "maximum", "wrong")
     )
     tried = ", ".join(
         f"{title} {versions[name]}"
@@ -248,7 +252,7 @@ def row(host: Host, entry: dict | None) -> str:
     )  # fmt: skip
     result = f"{len(results)} notebooks, {points:g} of {maximum:g} points, "
     result += f"{wrong or 'no'} fault{'s' * (wrong > 1)}"
-    since = min(one["date"] for one in results)
+    since = min(each["date"] for each in results)
     return f"{begin} {tried} | {since}: {result} |"
 
 
