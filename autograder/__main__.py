@@ -12,8 +12,8 @@ from autograder import commands
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; returns its exit code. 130: it was stopped by Ctrl-C."""
-    given = sys.argv[1:] if arguments is None else arguments
-    options = _parser(given[0] if given else "").parse_args(given)
+    words = sys.argv[1:] if arguments is None else arguments
+    options = _parser(words[0] if words else "").parse_args(words)
     try:
         return options.run(options)
     except KeyboardInterrupt:
@@ -28,7 +28,7 @@ def _parser(wanted: str) -> argparse.ArgumentParser:
     """
     parser = argparse.ArgumentParser(prog="python -m autograder", description=__doc__)
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
-    names = sorted(found.name for found in pkgutil.iter_modules(commands.__path__))
+    names = sorted(command.name for command in pkgutil.iter_modules(commands.__path__))
     for name in [wanted] if wanted in names else names:
         module = importlib.import_module(f"{commands.__name__}.{name}")
         if hasattr(module, "add_parser"):

@@ -129,10 +129,10 @@ class Entries:
         try:
             for student, assignment in submissions:
                 cells = self.cells(assignment)
-                if (found := self._find(student, cells)) is not None:
-                    self._set_scores(found[1], dict.fromkeys(cells.graded))
-                    self._set_extra_credit(found[1], cells, dict.fromkeys(cells.bonus()))
-                    self._set_penalty(student, *found, cells)
+                if (cell := self._find(student, cells)) is not None:
+                    self._set_scores(cell[1], dict.fromkeys(cells.graded))
+                    self._set_extra_credit(cell[1], cells, dict.fromkeys(cells.bonus()))
+                    self._set_penalty(student, *cell, cells)
             self.db.commit()
         except BaseException:
             self.db.rollback()
@@ -141,22 +141,22 @@ class Entries:
     def holds(self, result: Result) -> bool:
         """Whether the book has this result's automatic scores, neither older ones nor none."""
         cells = self.cells(result.assignment)
-        if (found := self._find(result.student, cells)) is None:
+        if (cell := self._find(result.student, cells)) is None:
             return False
         wanted = _automatic(result, cells, ())
         return all(
             grade.auto_score == wanted[grade.cell_id] or cells.by_hand(grade.cell_id)
-            for grade in self._grades(found[1], cells.graded)
+            for grade in self._grades(cell[1], cells.graded)
         )
 
     def total(self, student: str, assignment: str) -> Total:
         """The submission's total after manual scores and penalties. MissingEntry if the book has none."""
         cells = self.cells(assignment)
-        found = self._find(student, cells)
-        if found is None:
+        cell = self._find(student, cells)
+        if cell is None:
             raise MissingEntry(f"no submission of {assignment} by {student}")
-        row = select(SUBMITTED.c.late_submission_penalty).where(SUBMITTED.c.id == found[1])
-        return self._total(found[1], cells, self.db.execute(row).scalar() or 0.0)
+        row = select(SUBMITTED.c.late_submission_penalty).where(SUBMITTED.c.id == cell[1])
+        return self._total(cell[1], cells, self.db.execute(row).scalar() or 0.0)
 
     def maximum(self, assignment: str) -> float:
         return sum(self.cells(assignment).maximum.values())
@@ -166,13 +166,13 @@ class Entries:
     def cells(self, assignment: str) -> Cells:
         """The assignment's cells, read once. Raises MissingEntry."""
         if assignment not in self._cells:
-            found: Any = self.book.find_assignment(assignment)
+            entry: Any = self.book.find_assignment(assignment)
             notebook: Any = self.book.find_notebook(assignment, assignment)
             graded = [*notebook.grade_cells, *notebook.task_cells]
             self._cells[assignment] = Cells(
-                found.id,
+                entry.id,
                 notebook.id,
-                found.duedate,
+                entry.duedate,
                 {cell.id: cell.name for cell in graded},
                 {cell.id: cell.max_score for cell in graded},
                 {cell.id: cell.name for cell in [*notebook.solution_cells, *notebook.task_cells]},
@@ -195,15 +195,15 @@ class Entries:
         if self._find(student, cells) is None:
             self.book.update_or_create_student(student)
             self.book.update_or_create_submission(assignment, student)
-        found = self._find(student, cells)
-        if found is None:
+        cell = self._find(student, cells)
+        if cell is None:
             raise MissingEntry(f"the gradebook's submission of {assignment} has no notebook")
-        return found
+        return cell
 
     def _grades(self, notebook: str, cells: Iterable[str]) -> list[Any]:
         # The index of this table begins with the cell: without it, every row of the class is read.
-        found = select(GRADE).where(GRADE.c.cell_id.in_(list(cells)))
-        return list(self.db.execute(found.where(GRADE.c.notebook_id == notebook)))
+        query = select(GRADE).where(GRADE.c.cell_id.in_(list(cells)))
+        return list(self.db.execute(query.where(GRADE.c.notebook_id == notebook)))
 
     def _total(self, notebook: str, cells: Cells, penalty: float) -> Total:
         points = sum(map(_points, self._grades(notebook, cells.graded)))
@@ -235,8 +235,8 @@ class Entries:
                 self.db.execute(change.values(extra_credit=wanted[name]))
 
     def _set_comments(self, notebook: str, cells: Cells, untouched: Collection[str]) -> None:
-        found = select(COMMENT).where(COMMENT.c.cell_id.in_(list(cells.answers)))
-        for comment in self.db.execute(found.where(COMMENT.c.notebook_id == notebook)).all():
+        query = select(COMMENT).where(COMMENT.c.cell_id.in_(list(cells.answers)))
+        for comment in self.db.execute(query.where(COMMENT.c.notebook_id == notebook)).all():
             text = NO_RESPONSE if cells.answers[comment.cell_id] in untouched else None
             if comment.auto_comment != text:
                 change = update(COMMENT).where(COMMENT.c.id == comment.id)
@@ -244,8 +244,8 @@ class Entries:
 
     def _set_penalty(self, student: str, submission: str, notebook: str, cells: Cells) -> Total:
         """Write the penalty of nbgrader's plugin for being late, at most the points that there are."""
-        found = select(SUBMISSION.c.timestamp, SUBMISSION.c.extension)
-        times = self.db.execute(found.where(SUBMISSION.c.id == submission)).one()
+        query = select(SUBMISSION.c.timestamp, SUBMISSION.c.extension)
+        times = self.db.execute(query.where(SUBMISSION.c.id == submission)).one()
         total = self._total(notebook, cells, 0.0)
         late = _seconds_late(times.timestamp, cells.duedate, times.extension)
         penalty = None
@@ -263,7 +263,9 @@ def _automatic(result: Result, cells: Cells, untouched: Collection[str]) -> dict
     """The automatic score of every graded cell, by its id; None without one."""
     if result.status == statuses.UNGRADED:
         return dict.fromkeys(cells.graded)
-    points = {one.grade_id: one.points for one in result.exercises if not one.extra}
+    points = {
+        exercise.grade_id: exercise.points for exercise in result.exercises if not exercise.extra
+    }
     return {
         cell: _one(
             points.get(name), cells, cell, result.status in NOTHING_READ or name in untouched
@@ -283,8 +285,8 @@ def _one(points: float | None, cells: Cells, cell: str, nothing: bool) -> float 
 
 def _points(grade: Any) -> float:
     """A cell's points by nbgrader's rule: a person's score before the automatic one, and extras."""
-    given = (grade.manual_score, grade.auto_score)
-    first = next((score for score in given if score is not None), None)
+    scores = (grade.manual_score, grade.auto_score)
+    first = next((score for score in scores if score is not None), None)
     return 0.0 if first is None else first + (grade.extra_credit or 0.0)
 
 

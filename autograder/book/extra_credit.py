@@ -24,10 +24,10 @@ class ExtraCredit(Configurable):
 
     def earned(self, result: Result) -> dict[str, float | None]:
         """By grade_id, the points that each exercise adds, up to the limit; None if it was left alone."""
-        left, found = max(0.0, self.most), {}
-        for one in result.exercises:
-            if one.extra:
-                counted = min(one.points, left)
+        left, counts = max(0.0, self.most), {}
+        for exercise in result.exercises:
+            if exercise.extra:
+                counted = min(exercise.points, left)
                 left -= counted
-                found[one.grade_id] = counted if one.attempted else None
-        return found
+                counts[exercise.grade_id] = counted if exercise.attempted else None
+        return counts

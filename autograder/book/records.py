@@ -48,20 +48,23 @@ class Records:
         kept: (result, time stamp) by (student, assignment), of submissions that need not be graded again.
         """
         due = []
-        for one in submissions:
-            key = one.student, one.assignment
+        for submission in submissions:
+            key = submission.student, submission.assignment
             if key in kept:
                 self.rows[key] = self._row_of(kept[key][0])
             else:
-                maximum = self.entries.maximum(one.assignment)
+                maximum = self.entries.maximum(submission.assignment)
                 self.rows[key] = Row(*key, None, maximum, statuses.UNGRADED, NOT_YET)
-                due.append(one)
+                due.append(submission)
         self._write_table()
-        self.entries.clear((one.student, one.assignment) for one in due)
-        for one in due:
-            for path in (self._page(one.student, one.assignment), self._notebook(one)):
+        self.entries.clear((submission.student, submission.assignment) for submission in due)
+        for submission in due:
+            for path in (
+                self._page(submission.student, submission.assignment),
+                self._notebook(submission),
+            ):
                 path.unlink(missing_ok=True)
-            self.store.set_aside(one.assignment, one.student)
+            self.store.set_aside(submission.assignment, submission.student)
         for result, stamp in kept.values():
             self._keep(result, stamp)
         self._write_table()
@@ -69,10 +72,10 @@ class Records:
 
     def leave(self, submissions: Iterable[Submission]) -> None:
         """Enter the rows of earlier runs for these; `begin` then replaces those of this run."""
-        for one in submissions:
-            key = one.student, one.assignment
-            result = self.store.find(one.assignment, one.student)
-            maximum = self.entries.maximum(one.assignment)
+        for submission in submissions:
+            key = submission.student, submission.assignment
+            result = self.store.find(submission.assignment, submission.student)
+            maximum = self.entries.maximum(submission.assignment)
             left = Row(*key, None, maximum, statuses.UNGRADED, NOT_YET)
             self.rows[key] = self._row_of(result) if result is not None else left
 
@@ -108,15 +111,15 @@ class Records:
 
         Afterwards this run is the last complete one.
         """
-        found = []
+        rows = []
         for student, assignment in self.rows:
             before = self.store.before(assignment, student)
             now = self.store.find(assignment, student)
             if before is not None and now is not None and _grade(before) != _grade(now):
-                found.append(f"{student} {assignment}: {_grade(before)} before, {_grade(now)} now")
-        write_whole(self.store.folder / "last-changes", "".join(f"{line}\n" for line in found))
+                rows.append(f"{student} {assignment}: {_grade(before)} before, {_grade(now)} now")
+        write_whole(self.store.folder / "last-changes", "".join(f"{line}\n" for line in rows))
         self.store.settle()
-        return found
+        return rows
 
     def _keep(self, result: Result, stamp: str) -> None:
         """See that the gradebook holds a grade of an earlier run, which may have been interrupted."""
@@ -148,8 +151,14 @@ class Records:
     def _page(self, student: str, assignment: str) -> Path:
         return self.out / "feedback" / student / assignment / f"{assignment}.html"
 
-    def _notebook(self, one: Submission | Result) -> Path:
-        return self.out / "autograded" / one.student / one.assignment / f"{one.assignment}.ipynb"
+    def _notebook(self, graded: Submission | Result) -> Path:
+        return (
+            self.out
+            / "autograded"
+            / graded.student
+            / graded.assignment
+            / f"{graded.assignment}.ipynb"
+        )
 
     @contextlib.contextmanager
     def _book_errors(self, result: Result) -> Iterator[None]:

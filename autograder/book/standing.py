@@ -70,15 +70,15 @@ def final_score(result: Result, standing: Standing | None = None) -> float | Non
     if result.status == statuses.UNGRADED:
         return None
     standing = standing or Standing()
-    known = {one.grade_id for one in result.exercises}
+    known = {exercise.grade_id for exercise in result.exercises}
     others = [Exercise(name, name, 0.0, 0.0) for name in standing.by_hand if name not in known]
-    total = sum(standing.points(one) for one in [*result.exercises, *others])
+    total = sum(standing.points(exercise) for exercise in [*result.exercises, *others])
     return max(0.0, total - standing.penalty)
 
 
 def added(result: Result, standing: Standing) -> dict[str, ByHand]:
     """By grade_id, the grades by hand that add something to the checks' grades."""
-    known = {one.grade_id: one for one in result.exercises}
+    known = {exercise.grade_id: exercise for exercise in result.exercises}
     return {
         name: own
         for name, own in standing.by_hand.items()
@@ -88,9 +88,11 @@ def added(result: Result, standing: Standing) -> dict[str, ByHand]:
 
 def final_maximum(result: Result, standing: Standing | None = None) -> float:
     """The points that could be earned, as far as the result and the gradebook know."""
-    known = {one.grade_id for one in result.exercises}
+    known = {exercise.grade_id for exercise in result.exercises}
     more = standing.by_hand.items() if standing else ()
-    return wording.maximum(result) + sum(one.maximum for name, one in more if name not in known)
+    return wording.maximum(result) + sum(
+        by_hand.maximum for name, by_hand in more if name not in known
+    )
 
 
 def notebook_ids(gradebook: Path, assignment: str) -> dict[str, str]:
@@ -101,9 +103,9 @@ def notebook_ids(gradebook: Path, assignment: str) -> dict[str, str]:
     with engine.connect() as connection:
         book: Any = connection
         rows = book.execute(_of(assignment, NOTEBOOK.c.id))
-        found = {row[0]: row[1] for row in rows}
+        of_cell = {row[0]: row[1] for row in rows}
     engine.dispose()
-    return found
+    return of_cell
 
 
 def standings(gradebook: Path, assignment: str) -> dict[str, Standing]:

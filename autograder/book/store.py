@@ -36,8 +36,8 @@ class Store:
     def all(self) -> Iterator[Result]:
         """Every result there is, ordered by assignment and student."""
         for path in sorted(self.folder.glob("*/*.json")):
-            if (found := read_result(path)) is not None:
-                yield found
+            if (result := read_result(path)) is not None:
+                yield result
 
     def write(self, result: Result) -> None:
         """Write a finished result: whole, or not at all."""

@@ -84,16 +84,18 @@ def write_points(
     """
     columns: dict[tuple[str, str], str] = {}
     rows: dict[str, dict[tuple[str, str], str]] = {}
-    for result in sorted(results, key=lambda one: (one.assignment, one.student)):
+    for result in sorted(results, key=lambda result: (result.assignment, result.student)):
         own, counts = rows.setdefault(result.student, {}), standing(result)
         total = final_score(result, counts)
         columns.setdefault((result.assignment, ""), result.assignment)
         own[result.assignment, ""] = "" if total is None else shown(total)
-        for one in result.exercises:
-            key = (result.assignment, one.grade_id)
-            columns.setdefault(key, f"{result.assignment}/{title(one)} ({shown(one.maximum)})")
-            if total is not None and one.attempted:
-                own[key] = shown(counts.points(one))
+        for exercise in result.exercises:
+            key = (result.assignment, exercise.grade_id)
+            columns.setdefault(
+                key, f"{result.assignment}/{title(exercise)} ({shown(exercise.maximum)})"
+            )
+            if total is not None and exercise.attempted:
+                own[key] = shown(counts.points(exercise))
     ordered = sorted(
         columns, key=lambda key: key[0]
     )  # stable: exercises stay in the notebook's order

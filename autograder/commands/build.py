@@ -44,9 +44,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check(chosen: list[str]) -> int:
-    found = [line for assignment in chosen for line in differences(assignment)]
-    print("\n".join(found) or f"{', '.join(chosen)}: twin, notebook and student version agree.")
-    return 1 if found else 0
+    lines = [line for assignment in chosen for line in differences(assignment)]
+    print("\n".join(lines) or f"{', '.join(chosen)}: twin, notebook and student version agree.")
+    return 1 if lines else 0
 
 
 def _follow(chosen: list[str]) -> int:

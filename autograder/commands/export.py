@@ -25,12 +25,12 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser("export", help="scores as a CSV for Canvas or Moodle")
     parser.add_argument("--out", type=Path, default=OUT, help="where results are (%(default)s)")
     sites = parser.add_subparsers(dest="site", required=True)
-    one = sites.add_parser("canvas", help="needs an export of Canvas' gradebook")
-    one.add_argument("roster", type=Path, help="the export")
-    one.add_argument(
+    canvas = sites.add_parser("canvas", help="needs an export of Canvas' gradebook")
+    canvas.add_argument("roster", type=Path, help="the export")
+    canvas.add_argument(
         "--assignment", action="append", help="may be given several times; default all"
     )
-    one.add_argument(
+    canvas.add_argument(
         "--id",
         action="append",
         default=[],
@@ -64,16 +64,16 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     two.add_argument(
         "--no", default="No", metavar="WORD", help="its word for a row that may not (%(default)s)"
     )
-    for site in (one, two):
+    for site in (canvas, two):
         site.add_argument("--to", type=Path, help="the file to write (default: in --out)")
 
 
 def run(options: argparse.Namespace) -> int:
     """Exit code 0: written; 2: not written, and stderr says why."""
-    found = read_class(options.out, Store(options.out).all())
+    graded = read_class(options.out, Store(options.out).all())
     try:
         text, notes = (
-            _canvas(found, options) if options.site == "canvas" else _moodle(found, options)
+            _canvas(graded, options) if options.site == "canvas" else _moodle(graded, options)
         )
     except (ExportError, OSError, UnicodeDecodeError) as error:
         print(error, file=sys.stderr)
@@ -84,34 +84,34 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _known(found: Class, names: list[str]) -> list[str]:
-    if unknown := sorted(set(names) - set(found.assignments)):
-        there = ", ".join(found.assignments) or "none"
+def _known(graded: Class, names: list[str]) -> list[str]:
+    if unknown := sorted(set(names) - set(graded.assignments)):
+        there = ", ".join(graded.assignments) or "none"
         raise ExportError(
             f"nothing of {', '.join(unknown)} has been graded; there are grades for {there}."
         )
     return names
 
 
-def _canvas(found: Class, options: argparse.Namespace) -> tuple[str, list[str]]:
-    names = _known(found, options.assignment or found.assignments)
+def _canvas(graded: Class, options: argparse.Namespace) -> tuple[str, list[str]]:
+    names = _known(graded, options.assignment or graded.assignments)
     ids = {}
-    for given in options.id:
-        name, _, number = given.rpartition("=")
+    for text in options.id:
+        name, _, number = text.rpartition("=")
         if name not in names or not number.isdecimal():
-            raise ExportError(f"--id takes ASSIGNMENT=ID with the id's digits, not {given!r}.")
+            raise ExportError(f"--id takes ASSIGNMENT=ID with the id's digits, not {text!r}.")
         ids[name] = int(number)
-    scores = {name: found.scores(name) for name in names}
-    maxima = {name: found.maximum(name) for name in names}
+    scores = {name: graded.scores(name) for name in names}
+    maxima = {name: graded.maximum(name) for name in names}
     return canvas(scores, maxima, _read(options.roster), ids)
 
 
-def _moodle(found: Class, options: argparse.Namespace) -> tuple[str, list[str]]:
-    (name,) = _known(found, [options.assignment])
+def _moodle(graded: Class, options: argparse.Namespace) -> tuple[str, list[str]]:
+    (name,) = _known(graded, [options.assignment])
     columns = Columns(
         options.student, options.grade, options.maximum, options.may_change, options.no
     )
-    return moodle(found.scores(name), found.maximum(name), _read(options.worksheet), columns)
+    return moodle(graded.scores(name), graded.maximum(name), _read(options.worksheet), columns)
 
 
 def _read(path: Path) -> str:

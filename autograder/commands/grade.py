@@ -158,7 +158,7 @@ def _grade(submissions: list[Submission], options: argparse.Namespace) -> int:
         stream=sys.stdout,
         again=options.again,
         strangers=STUDENTS,
-        wanted=lambda one: one in wanted,
+        wanted=lambda submission: submission in wanted,
     )
     for note in [*summary.notes, *_reports(submissions, options)]:
         print(note)
@@ -170,10 +170,14 @@ def _grade(submissions: list[Submission], options: argparse.Namespace) -> int:
 
 def _wanted(submissions: list[Submission], options: argparse.Namespace) -> set[Submission]:
     """Those that --student and --assignment name; none, and a sentence on stderr, if a name is unknown."""
-    students = {one.student for one in submissions}
+    students = {submission.student for submission in submissions}
     named = set(options.student or students)
-    assignments = {one.assignment for one in submissions}
-    chosen = {one for one in assignments if any(map(one.startswith, options.assignment or [""]))}
+    assignments = {submission.assignment for submission in submissions}
+    chosen = {
+        assignment
+        for assignment in assignments
+        if any(map(assignment.startswith, options.assignment or [""]))
+    }
     unknown = sorted(named - students)
     unknown += [
         p for p in options.assignment or [] if not any(a.startswith(p) for a in assignments)
@@ -184,7 +188,11 @@ def _wanted(submissions: list[Submission], options: argparse.Namespace) -> set[S
             file=sys.stderr,
         )
         return set()
-    wanted = {one for one in submissions if one.student in named and one.assignment in chosen}
+    wanted = {
+        submission
+        for submission in submissions
+        if submission.student in named and submission.assignment in chosen
+    }
     if not wanted:
         print("None of these students handed in one of these assignments.", file=sys.stderr)
     return wanted
@@ -234,8 +242,8 @@ def _reports(submissions: list[Submission], options: argparse.Namespace) -> list
     from autograder.report.write import read_class, write_reports
 
     store = Store(options.out)
-    found = [store.find(one.assignment, one.student) for one in submissions]
-    results = [result for result in found if result is not None]
+    stored = [store.find(submission.assignment, submission.student) for submission in submissions]
+    results = [result for result in stored if result is not None]
     try:
         write_reports(read_class(options.out, results), server=options.formgrader or SERVER)
     except Exception as error:

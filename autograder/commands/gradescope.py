@@ -86,11 +86,11 @@ def _grader(assignment: str, seconds: int) -> Callable[[Path, Callable[[Result],
         secret = course_secret(ROOT, ROOT / "secret")
         known = Result(student, assignment, statuses.GRADED)
 
-        def seen(exercise: Exercise) -> None:
+        def show(exercise: Exercise) -> None:
             known.exercises.append(exercise)
             so_far(known)
 
-        with grading(assignment, secret, limits, seen=seen) as mark_one:
+        with grading(assignment, secret, limits, show=show) as mark_one:
             result, _ = mark_one(Submission(student, assignment, folder / student / assignment))
         return result
 

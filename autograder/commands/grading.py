@@ -38,18 +38,20 @@ def grading(
     secret: bytes,
     limits: Limits,
     sandbox: str = "auto",
-    seen: Callable[[Exercise], None] | None = None,
+    show: Callable[[Exercise], None] | None = None,
 ) -> Iterator[MarkOne]:
     """Within, the function that grades submissions of `assignment`; afterwards its processes are ended.
 
-    seen: called with each exercise as soon as it is judged, before the submission's result is there.
+    show: called with each exercise as soon as it is judged, before the submission's result is there.
     BuildError if the assignment cannot be graded, SandboxError if a required sandbox cannot be made.
     """
     known = read_assignment(assignment, SOLUTIONS, NOTEBOOKS)
     course = open_course([known], secret, limits, sandbox)
-    if seen is not None:
+    if show is not None:
         judge_of = course.judge
-        course = replace(course, judge=lambda one: telling(judge_of(one), one, seen))
+        course = replace(
+            course, judge=lambda assignment: telling(judge_of(assignment), assignment, show)
+        )
 
     def mark_one(
         submission: Submission, handed_in: HandedIn | None = None
@@ -62,14 +64,14 @@ def grading(
         pool.close()
 
 
-def telling(judge: Judge, assignment: Assignment, seen: Callable[[Exercise], None]) -> Judge:
-    """`judge`, which also calls `seen` with each exercise that it judged."""
-    graded = {one.check: one for one in assignment.graded.values()}
+def telling(judge: Judge, assignment: Assignment, show: Callable[[Exercise], None]) -> Judge:
+    """`judge`, which also calls `show` with each exercise that it judged."""
+    graded = {graded_cell.check: graded_cell for graded_cell in assignment.graded.values()}
 
     def judged(exercise: str, payload: Sequence[wire.Buffer], seed: int, seconds: float) -> dict:
         report = judge(exercise, payload, seed, seconds)
         if exercise in graded:
-            seen(verdict.of_report(graded[exercise], report))
+            show(verdict.of_report(graded[exercise], report))
         return report
 
     return judged

@@ -20,7 +20,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
 def run(options: argparse.Namespace) -> int:
     """Exit code 0: printed; 2: there is no such answer."""
     try:
-        known = {one.title: one.text for one in read_mutants(options.file, bases=True)}
+        known = {mutant.title: mutant.text for mutant in read_mutants(options.file, bases=True)}
     except (OSError, ValueError) as error:
         print(error, file=sys.stderr)
         return 2

@@ -35,12 +35,12 @@ def run(options: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return 2
-    found = [one for name in chosen for one in _try(name, options.times)]
-    for one in found:
-        print(one)
-    if not found:
+    losses = [loss for name in chosen for loss in _try(name, options.times)]
+    for loss in losses:
+        print(loss)
+    if not losses:
         print(f"{', '.join(chosen)}: full points in all of {options.times} rounds.")
-    return 1 if found else 0
+    return 1 if losses else 0
 
 
 def _try(assignment: str, times: int) -> list[Unreliable]:

@@ -26,10 +26,12 @@ def run(options: argparse.Namespace) -> int:
     """Exit code 0: written; 2: there is no such assignment."""
     known = assignments()
     chosen = [
-        one for one in known if not options.assignment or one.startswith(tuple(options.assignment))
+        name
+        for name in known
+        if not options.assignment or name.startswith(tuple(options.assignment))
     ]
     unknown = [
-        text for text in options.assignment if not any(one.startswith(text) for one in known)
+        text for text in options.assignment if not any(name.startswith(text) for name in known)
     ]
     if unknown:
         print(
@@ -37,6 +39,6 @@ def run(options: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return 2
-    write_whole(options.to, rubric(read_assignment(one, SOLUTIONS, NOTEBOOKS) for one in chosen))
+    write_whole(options.to, rubric(read_assignment(name, SOLUTIONS, NOTEBOOKS) for name in chosen))
     print(f"{options.to} says what the points of {', '.join(chosen)} are given for.")
     return 0

@@ -151,5 +151,5 @@ def grade_class(
         stream=stream,
     )
     store = Store(course.out)
-    found = [store.find(one.assignment, one.student) for one in submissions]
-    return [result for result in found if result is not None]
+    results = [store.find(submission.assignment, submission.student) for submission in submissions]
+    return [result for result in results if result is not None]

@@ -29,34 +29,32 @@ def differences(
         fresh = generate(assignment, Path(scratch) / "release", solutions=solutions)
         beside = sorted(path.name for path in student.parent.iterdir() if path.is_file())
         expected = sorted(path.name for path in fresh.parent.iterdir())
-        found = [
+        lines = [
             *_compare(read_twin(twin), _read(built), built, outputs=False),
             *_not_executed(_read(built), built),
             *_compare(_read(fresh), _read(student), student, outputs=True),
         ]
     if beside != expected:
-        found.append(f"{student.parent} holds {beside}, and should hold {expected}. {REMEDY}")
-    return found
+        lines.append(f"{student.parent} holds {beside}, and should hold {expected}. {REMEDY}")
+    return lines
 
 
 def _read(path: Path) -> NotebookNode:
     return nbformat.read(path, as_version=4)
 
 
-def _compare(
-    expected: NotebookNode, found: NotebookNode, path: Path, *, outputs: bool
-) -> list[str]:
+def _compare(expected: NotebookNode, kept: NotebookNode, path: Path, *, outputs: bool) -> list[str]:
     """Sentences on each difference in the metadata of the notebook at `path` and in its cells."""
-    if [cell["id"] for cell in expected.cells] != [cell["id"] for cell in found.cells]:
+    if [cell["id"] for cell in expected.cells] != [cell["id"] for cell in kept.cells]:
         return [f"{path}: its cells, or their order, differ from its source's. {REMEDY}"]
-    metadata = dict(found.metadata)
+    metadata = dict(kept.metadata)
     if not outputs:
         metadata.pop("widgets", None)
     lines = []
     if metadata != dict(expected.metadata):
         lines.append(f"{path}: the notebook's metadata differ from its source's. {REMEDY}")
     keys = ("cell_type", "source", "metadata", *(("outputs", "execution_count") * outputs))
-    for ours, theirs in zip(expected.cells, found.cells, strict=True):
+    for ours, theirs in zip(expected.cells, kept.cells, strict=True):
         differing = [key for key in keys if ours.get(key) != theirs.get(key)]
         if differing:
             what = " and ".join(differing)

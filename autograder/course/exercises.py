@@ -64,7 +64,7 @@ class Assignment:
 
     @property
     def maximum(self) -> float:
-        return sum(one.points for one in self.graded.values() if not one.extra)
+        return sum(graded.points for graded in self.graded.values() if not graded.extra)
 
 
 def read_assignment(name: str, solutions: Path, notebooks: Path) -> Assignment:
@@ -84,23 +84,26 @@ def make_assignment(name: str, source: NotebookNode, released: NotebookNode) -> 
 
 def graded_cells(name: str, source: NotebookNode, released: NotebookNode) -> dict[str, Graded]:
     """The graded cells of the instructor's notebook `source`, by `grade_id`. BuildError as above."""
-    found: dict[str, Graded] = {}
+    graded: dict[str, Graded] = {}
     for cell in source.cells:
         own = cell.metadata.get("nbgrader", {})
         if own.get("grade"):
-            found[own["grade_id"]] = _read_cell(cell, f"{name}, cell {own['grade_id']!r}")
-    points = {one.grade_id: 0.0 if one.extra else one.points for one in found.values()}
-    given = {
+            graded[own["grade_id"]] = _read_cell(cell, f"{name}, cell {own['grade_id']!r}")
+    points = {
+        exercise.grade_id: 0.0 if exercise.extra else exercise.points
+        for exercise in graded.values()
+    }
+    released_points = {
         str(grade_id(cell)): float(cell.metadata["nbgrader"]["points"])
         for cell in released.cells
         if cell.metadata.get("nbgrader", {}).get("grade")
     }
-    if list(points.items()) != list(given.items()):
+    if list(points.items()) != list(released_points.items()):
         raise BuildError(
             f"{name}: the student version's graded cells are not those of the source: "
             "run `make notebooks`."
         )
-    return found
+    return graded
 
 
 def _read_cell(cell: NotebookNode, where: str) -> Graded:
@@ -158,13 +161,13 @@ def _parts(node: ast.AST, where: str) -> tuple[str, tuple[str, ...], bool]:
     assert isinstance(node, ast.Call)
     name = _text(node.args[0]) if node.args else ""
     others = node.args[1:]
-    if not name or not others or any(isinstance(one, ast.Starred) for one in others):
+    if not name or not others or any(isinstance(argument, ast.Starred) for argument in others):
         raise BuildError(
             f"{where}: check takes the exercise's name as a text, then its objects one by one; "
             f"this is {ast.unparse(node)}."
         )
     hidden = any(word.arg == "cases" and _text(word.value) == "hidden" for word in node.keywords)
-    return name, tuple(ast.unparse(one) for one in others), hidden
+    return name, tuple(ast.unparse(argument) for argument in others), hidden
 
 
 def _text(node: ast.expr) -> str:

@@ -21,8 +21,8 @@ def prefer_this_environment() -> None:
     """
     os.environ["JUPYTER_PREFER_ENV_PATH"] = "1"
     look_first_in(Path(sys.executable).parent)
-    found = importlib.util.find_spec("alembic")
-    packages = Path(found.origin if found and found.origin else "").parent.parent
+    module = importlib.util.find_spec("alembic")
+    packages = Path(module.origin if module and module.origin else "").parent.parent
     for folder in (sysconfig.get_path("scripts", f"{os.name}_user"), packages / "bin"):
         if shutil.which("alembic") is None and shutil.which("alembic", path=str(folder)):
             look_first_in(Path(folder))

@@ -24,15 +24,15 @@ WIDGETS = "application/vnd.jupyter.widget-state+json"
 
 def _machine_paths() -> list[tuple[re.Pattern[str], str]]:
     """Paths of this machine and their replacements, the longest first."""
-    found = {
+    models = {
         sysconfig.get_path("purelib"): "site-packages",
         sysconfig.get_path("stdlib"): "python",
         sys.prefix: "environment",
         str(ROOT): "course",
         str(Path.home()): "~",
     }
-    known = sorted((path for path in found if len(path) > 1), key=len, reverse=True)
-    patterns = [(re.compile(re.escape(path) + r"(?=[/\s:'\"]|$)"), found[path]) for path in known]
+    known = sorted((path for path in models if len(path) > 1), key=len, reverse=True)
+    patterns = [(re.compile(re.escape(path) + r"(?=[/\s:'\"]|$)"), models[path]) for path in known]
     return [*patterns, (CELL_FILES, "cell")]
 
 
@@ -72,16 +72,16 @@ def _texts(output: NotebookNode) -> Iterator[tuple[Any, Any, bool]]:
 
 def _replace_paths(output: NotebookNode, paths: list[tuple[re.Pattern[str], str]]) -> bool:
     """Replace this machine's paths in `output`; True if a compared text held one."""
-    found = False
+    changed = False
     for container, key, compared in list(_texts(output)):
         if isinstance(key, str) and key.startswith("image/") and key != "image/svg+xml":
             continue
         text = container[key]
         for pattern, stand_in in paths:
             text = pattern.sub(stand_in, text)
-        found |= compared and text != container[key]
+        changed |= compared and text != container[key]
         container[key] = text
-    return found
+    return changed
 
 
 def _rename_widgets(notebook: NotebookNode) -> NotebookNode:

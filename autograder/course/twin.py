@@ -128,12 +128,12 @@ def _set_ids(notebook: NotebookNode, name: str) -> None:
     So a new cell changes the ids of its neighbours only.
     """
     anchor, count = "start", 0
-    seen: set[str] = set()
+    known: set[str] = set()
     for cell in notebook.cells:
         count += 1
         if (named := grade_id(cell)) is not None:
             anchor, count = named, 0
         cell["id"] = anchor if named else f"{anchor}-{count}"
-        if cell["id"] in seen:
+        if cell["id"] in known:
             raise BuildError(f"{name}: two cells would get the id {cell['id']!r}.")
-        seen.add(cell["id"])
+        known.add(cell["id"])

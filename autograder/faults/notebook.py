@@ -85,7 +85,9 @@ def missing(name: str, write: Callable[[Desk], None]) -> Row:
 def delete(*names: str) -> Change:
     def change(notebook: NotebookNode) -> None:
         gone = [cell_of(notebook, name) for name in names]
-        notebook.cells = [cell for cell in notebook.cells if not any(cell is one for one in gone)]
+        notebook.cells = [
+            cell for cell in notebook.cells if not any(cell is removed for removed in gone)
+        ]
 
     return change
 
@@ -104,7 +106,7 @@ def edit(notebook: NotebookNode) -> None:
 
 def move_to_the_top(notebook: NotebookNode) -> None:
     checks = [cell for cell in notebook.cells if cell["metadata"].get("nbgrader", {}).get("grade")]
-    notebook.cells = checks + [c for c in notebook.cells if not any(c is one for one in checks)]
+    notebook.cells = checks + [c for c in notebook.cells if not any(c is check for check in checks)]
 
 
 def retype(notebook: NotebookNode) -> None:
@@ -127,10 +129,10 @@ def remove_metadata(notebook: NotebookNode) -> None:
 
 
 def swap_names(notebook: NotebookNode) -> None:
-    one, other = cell_of(notebook, "circle_check"), cell_of(notebook, "answers_check")
-    own = one.metadata["nbgrader"], other.metadata["nbgrader"]
-    other.metadata["nbgrader"], one.metadata["nbgrader"] = own
-    one["id"], other["id"] = other["id"], one["id"]
+    first, other = cell_of(notebook, "circle_check"), cell_of(notebook, "answers_check")
+    own = first.metadata["nbgrader"], other.metadata["nbgrader"]
+    other.metadata["nbgrader"], first.metadata["nbgrader"] = own
+    first["id"], other["id"] = other["id"], first["id"]
 
 
 def future_schema(notebook: NotebookNode) -> None:

@@ -95,7 +95,7 @@ def selftest(
         ):
             results = {result.student: result for result in grade_class(course, limits)}
         elsewhere = [
-            *left.found,
+            *left.processes,
             *differences(before, snapshot(*watched)),
             *(f"{caller}: a connection left the sandbox" for caller in listener.callers),
             *planted_triggers(course.out / "gradebook.db"),
@@ -116,16 +116,20 @@ def judge(row: Row, result: Result | None, course: Course) -> Verdict:
         problems.append(f"the status is {result.status!r}, not {row.status!r}: {result.reason}")
     if row.points is not None and abs(result.score - row.points) > 1e-9:
         problems.append(f"the score is {shown(result.score)}, not {shown(row.points)}")
-    if row.says and not re.search(row.says, told(result)):
+    if row.says and not re.search(row.says, in_words(result)):
         problems.append(f"no sentence of the result matches {row.says!r}: {result.reason!r}")
     if row.points == FULL and result.status == "graded" and result.reason:
         problems.append(f"full points, and a reason: {result.reason!r}")
     return Verdict(row, result, problems + signs_of_success(course, row.name, result))
 
 
-def told(result: Result) -> str:
+def in_words(result: Result) -> str:
     """Every sentence of a result, one a line."""
-    named = [f"{one.grade_id}: {one.reason}" for one in result.exercises if one.reason]
+    named = [
+        f"{exercise.grade_id}: {exercise.reason}"
+        for exercise in result.exercises
+        if exercise.reason
+    ]
     return "\n".join([result.reason, *named, *result.changes, *result.eyes])
 
 
@@ -157,7 +161,7 @@ def as_text(outcome: Outcome) -> str:
         text += [f"    {problem}" for problem in below]
     text.insert(1, "-" * (sum(widths) + 2 * len(widths) - 2))
     if outcome.elsewhere:
-        text += ["", "Left behind:", *(f"    {one}" for one in outcome.elsewhere)]
+        text += ["", "Left behind:", *(f"    {place}" for place in outcome.elsewhere)]
     beside = plain.said(row.name for row in rows_of(outcome))
     return "\n".join([*text, "", summary(outcome), *([beside] if beside else [])])
 

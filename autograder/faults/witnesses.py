@@ -47,16 +47,16 @@ class Listener:
             local.bind(f"\0selftest-{self.port}")
             local.listen()
             threads = [
-                threading.Thread(target=self._wait, args=(kind, one), daemon=True)
-                for kind, one in (("TCP", tcp), ("an abstract socket", local))
+                threading.Thread(target=self._wait, args=(kind, listener), daemon=True)
+                for kind, listener in (("TCP", tcp), ("an abstract socket", local))
             ]
             for thread in threads:
                 thread.start()
             try:
                 yield self
             finally:
-                for one in (tcp, local):
-                    one.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits in accept
+                for listener in (tcp, local):
+                    listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits in accept
                 for thread in threads:
                     thread.join()
 
@@ -84,19 +84,19 @@ def children_of(pid: int) -> list[int]:
         state, parent = rest.split()[:2]
         if state not in "ZX":
             parents.setdefault(int(parent), []).append(int(entry.parent.name))
-    found, waiting = [], [pid]
+    family, waiting = [], [pid]
     while waiting:
         below = parents.get(waiting.pop(), [])
-        found += below
+        family += below
         waiting += below
-    return found
+    return family
 
 
 @dataclass
 class Leftovers:
     """Processes that were started under the watch and still run at its end, each in words."""
 
-    found: list[str] = field(default_factory=list)
+    processes: list[str] = field(default_factory=list)
 
 
 @contextlib.contextmanager
@@ -109,7 +109,7 @@ def watching_processes() -> Iterator[Leftovers]:
     left = Leftovers()
     library = ctypes.CDLL(None, use_errno=True)
     if not hasattr(library, "prctl") or not Path("/proc/self/stat").exists():
-        left.found.append("this system does not tell which processes were left behind")
+        left.processes.append("this system does not tell which processes were left behind")
         yield left
         return
     was = ctypes.c_int()
@@ -123,7 +123,7 @@ def watching_processes() -> Iterator[Leftovers]:
         while (new := set(children_of(os.getpid())) - before) and time.monotonic() < deadline:
             time.sleep(0.05)
         for pid in sorted(new):
-            left.found.append(f"process {pid} was left behind: {_command(pid)}")
+            left.processes.append(f"process {pid} was left behind: {_command(pid)}")
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         library.prctl(PR_SET_CHILD_SUBREAPER, was.value, 0, 0, 0)
@@ -142,25 +142,27 @@ def _command(pid: int) -> str:
 
 def snapshot(*folders: Path) -> dict[str, str]:
     """The content of the folders: {path: digest of a file's content, or the kind of another entry}."""
-    found = {}
+    states = {}
     for folder in folders:
         for path in folder.rglob("*"):
             if "__pycache__" in path.parts:
                 continue
             if path.is_symlink() or not path.is_file():
-                found[str(path)] = "folder" if path.is_dir() else "not a regular file"
+                states[str(path)] = "folder" if path.is_dir() else "not a regular file"
             else:
                 with open(path, "rb") as file:
-                    found[str(path)] = hashlib.file_digest(file, "sha256").hexdigest()
-    return found
+                    states[str(path)] = hashlib.file_digest(file, "sha256").hexdigest()
+    return states
 
 
 def differences(before: dict[str, str], after: dict[str, str]) -> list[str]:
     """Sentences about what was written, changed or removed."""
-    told = [f"{path} was written" for path in sorted(after.keys() - before.keys())]
-    told += [f"{path} was removed" for path in sorted(before.keys() - after.keys())]
+    sentences = [f"{path} was written" for path in sorted(after.keys() - before.keys())]
+    sentences += [f"{path} was removed" for path in sorted(before.keys() - after.keys())]
     both = before.keys() & after.keys()
-    return told + [f"{path} was changed" for path in sorted(both) if before[path] != after[path]]
+    return sentences + [
+        f"{path} was changed" for path in sorted(both) if before[path] != after[path]
+    ]
 
 
 # ---- traces of one submission
@@ -168,22 +170,22 @@ def differences(before: dict[str, str], after: dict[str, str]) -> list[str]:
 
 def signs_of_success(course: Course, student: str, result: Result) -> list[str]:
     """Sentences on everything that the row of `student` achieved; none if it achieved nothing."""
-    found = []
+    sentences = []
     if (course.marks / student).exists():
-        found.append("it wrote a file outside the sandbox")
+        sentences.append("it wrote a file outside the sandbox")
     kept = course.out / "autograded" / student / ASSIGNMENT / f"{ASSIGNMENT}.ipynb"
     if kept.is_file():
         if kept.stat().st_size > LARGEST_KEPT:
-            found.append(f"{kept.stat().st_size >> 20} MB of it were kept")
+            sentences.append(f"{kept.stat().st_size >> 20} MB of it were kept")
         elif course.canary in _outputs(kept):
-            found.append("it printed a secret of the instructor's")
+            sentences.append("it printed a secret of the instructor's")
     if course.canary in json.dumps(result.to_json()):
-        found.append("its result holds a secret of the instructor's")
+        sentences.append("its result holds a secret of the instructor's")
     page = course.out / "feedback" / student / ASSIGNMENT / f"{ASSIGNMENT}.html"
     if page.is_file():
         text = page.read_text(encoding="utf-8")
-        found += [f"the feedback page runs script in {one}" for one in active(text, student)]
-    return found
+        sentences += [f"the feedback page runs script in {page}" for page in active(text, student)]
+    return sentences
 
 
 def _outputs(notebook: Path) -> str:

@@ -88,7 +88,7 @@ class Result:
         fields = dict(data)
         if fields.pop("format", None) != FORMAT:
             raise ValueError(f"a result of format {data.get('format')!r}, not {FORMAT}")
-        fields["exercises"] = [Exercise(**one) for one in fields["exercises"]]
+        fields["exercises"] = [Exercise(**exercise) for exercise in fields["exercises"]]
         return cls(**fields)
 
 

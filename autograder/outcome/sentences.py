@@ -56,7 +56,7 @@ def of_error(error: str, outputs: Sequence[dict]) -> str:
     """
     if error == "SystemExit":
         return EXITS
-    if error == "EOFError" and any("input()" in one.get("evalue", "") for one in outputs):
+    if error == "EOFError" and any("input()" in output.get("evalue", "") for output in outputs):
         return (
             "it called input(), which gets no answer while a notebook is graded: write the answer "
             "into the code"
@@ -66,7 +66,7 @@ def of_error(error: str, outputs: Sequence[dict]) -> str:
 
 def quoted(error: str, outputs: Sequence[dict]) -> str:
     """A cell's exception as the cell shows it: "NameError: name 'x' is not defined". error: the type."""
-    shown = [one for one in outputs if one.get("output_type") == "error"]
+    shown = [output for output in outputs if output.get("output_type") == "error"]
     text = " ".join(str(shown[-1].get("evalue", "")).split()) if shown else ""
     cut = text if len(text) <= LONGEST_QUOTE else f"{text[:LONGEST_QUOTE]} ..."
     return f"{error}: {cut}" if cut else error

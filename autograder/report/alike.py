@@ -66,7 +66,7 @@ class Originals:
     exercise, and everything that was handed out."""
 
     references: dict[str, frozenset[int]]
-    given: frozenset[int]
+    released: frozenset[int]
 
 
 def originals(
@@ -74,9 +74,12 @@ def originals(
 ) -> Originals:
     """From the instructor's notebook, the student version and the sources of reference modules."""
     library = given_prints(list(modules))
-    given = given_prints([cell.source for cell in released.cells if cell.cell_type == "code"])
+    released_prints = given_prints(
+        [cell.source for cell in released.cells if cell.cell_type == "code"]
+    )
     return Originals(
-        {name: given_prints([text]) | library for name, text in answers(source).items()}, given
+        {name: given_prints([text]) | library for name, text in answers(source).items()},
+        released_prints,
     )
 
 
@@ -101,7 +104,11 @@ def _module_files(name: str) -> list[Path]:
     if spec is None:
         return []
     if spec.submodule_search_locations:
-        return [path for one in spec.submodule_search_locations for path in Path(one).glob("*.py")]
+        return [
+            path
+            for location in spec.submodule_search_locations
+            for path in Path(location).glob("*.py")
+        ]
     return [Path(spec.origin)] if spec.origin else []
 
 
@@ -121,23 +128,27 @@ def compare(submitted: Mapping[str, Answers], against: Originals) -> list[Likene
     by_exercise: dict[str, dict[str, Shape]] = defaultdict(dict)
     for student, texts in submitted.items():
         for exercise, text in texts.items():
-            found = shape(text, against.given)
-            if found is not None and len(found.prints) >= LEAST:
-                by_exercise[exercise][student] = found
+            own_shape = shape(text, against.released)
+            if own_shape is not None and len(own_shape.prints) >= LEAST:
+                by_exercise[exercise][student] = own_shape
     likenesses: list[Likeness] = []
     for exercise, shapes in by_exercise.items():
         copied = _like_reference(exercise, shapes, against.references.get(exercise, frozenset()))
-        known = {student for one in copied for student in one.students}
-        others = {student: one for student, one in shapes.items() if student not in known}
+        known = {student for likeness in copied for student in likeness.students}
+        others = {
+            student: shape_of_it for student, shape_of_it in shapes.items() if student not in known
+        }
         likenesses += copied + _like_each_other(exercise, others, len(shapes))
-    return sorted(likenesses, key=lambda one: (-one.share, one.exercise, one.students))
+    return sorted(
+        likenesses, key=lambda likeness: (-likeness.share, likeness.exercise, likeness.students)
+    )
 
 
 def _like_reference(
     exercise: str, shapes: dict[str, Shape], reference: frozenset[int]
 ) -> list[Likeness]:
     shares = {
-        student: len(one.prints & reference) / len(one.prints) for student, one in shapes.items()
+        student: len(own.prints & reference) / len(own.prints) for student, own in shapes.items()
     }
     return [
         Likeness(exercise, (student,), share, reference=True)
@@ -148,30 +159,30 @@ def _like_reference(
 
 def _like_each_other(exercise: str, shapes: dict[str, Shape], handed_in: int) -> list[Likeness]:
     same: dict[str, list[str]] = defaultdict(list)
-    for student, one in shapes.items():
-        same[one.whole].append(student)
-    found = [
+    for student, own in shapes.items():
+        same[own.whole].append(student)
+    pairs = [
         Likeness(exercise, tuple(sorted(group)), 1.0) for group in same.values() if len(group) > 1
     ]
     # of students with the same solution one stands for all
     first = {group[0]: shapes[group[0]] for group in same.values()}
     holders: dict[int, list[str]] = defaultdict(list)
-    for student, one in first.items():
-        for each in one.prints:
+    for student, own in first.items():
+        for each in own.prints:
             holders[each].append(student)
     common = max(FEW, min(MANY, handed_in // 10))
     rare = [some for some in holders.values() if 1 < len(some) <= common]
     shared = Counter(pair for some in rare for pair in itertools.combinations(some, 2))
-    for (one, other), count in shared.items():
-        share = count / min(len(first[one].prints), len(first[other].prints))
+    for (own, other), count in shared.items():
+        share = count / min(len(first[own].prints), len(first[other].prints))
         if share >= SHARE:
-            found.append(Likeness(exercise, tuple(sorted((one, other))), share))
-    return found
+            pairs.append(Likeness(exercise, tuple(sorted((own, other))), share))
+    return pairs
 
 
 def groups(likenesses: Iterable[Likeness]) -> dict[tuple[str, ...], list[Likeness]]:
     """The findings by their students, those with the most exercises first."""
     by_students: dict[tuple[str, ...], list[Likeness]] = defaultdict(list)
-    for one in likenesses:
-        by_students[one.students].append(one)
+    for likeness in likenesses:
+        by_students[likeness.students].append(likeness)
     return dict(sorted(by_students.items(), key=lambda item: (-len(item[1]), item[0])))

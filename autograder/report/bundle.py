@@ -133,7 +133,7 @@ def student_of(metadata: Path) -> str:
         ids = sorted(re.sub(r"[^A-Za-z0-9]", "", str(user["id"])) for user in users)
     except (OSError, ValueError, KeyError, TypeError):
         ids = []  # run by hand, without Gradescope's file
-    return "student-" + ("-".join(one for one in ids if one) or "unknown")
+    return "student-" + ("-".join(name for name in ids if name) or "unknown")
 
 
 def take_in(handed_in: Path, folder: Path) -> None:
@@ -142,14 +142,14 @@ def take_in(handed_in: Path, folder: Path) -> None:
     Links are not followed. Of two files with one name, the one that lies higher up counts.
     """
     folder.mkdir(parents=True)
-    found = sorted(handed_in.rglob("*.ipynb"), key=lambda path: (len(path.parts), path))
-    for path in found:
+    files = sorted(handed_in.rglob("*.ipynb"), key=lambda path: (len(path.parts), path))
+    for path in files:
         inside = _parents(handed_in, path)
-        if any(one.is_symlink() for one in (path, *inside)) or not path.is_file():
+        if any(part.is_symlink() for part in (path, *inside)) or not path.is_file():
             continue
         if path.stat().st_size <= LARGEST and not (folder / path.name).exists():
             shutil.copyfile(path, folder / path.name)
 
 
 def _parents(top: Path, path: Path) -> Sequence[Path]:
-    return [one for one in path.parents if one.is_relative_to(top) and one != top]
+    return [parent for parent in path.parents if parent.is_relative_to(top) and parent != top]

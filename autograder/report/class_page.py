@@ -23,7 +23,7 @@ from autograder.outcome import wording
 from autograder.outcome.result import Exercise, Result, write_whole
 from autograder.report import figures, pages
 from autograder.report.alike import Likeness, groups
-from autograder.report.disclosure import told
+from autograder.report.disclosure import disclosed
 
 MISTAKES = 15  # of each assignment
 REASON = 300  # characters of a reason in the table
@@ -95,8 +95,8 @@ def class_page(
     for result in results:
         by_assignment[result.assignment].append(result)
     maxima = {name: _maximum(some) for name, some in by_assignment.items()}
-    ordered = sorted(results, key=lambda one: (one.student, one.assignment))
-    lines = [_line(one, maxima[one.assignment], link) for one in ordered]
+    ordered = sorted(results, key=lambda result: (result.student, result.assignment))
+    lines = [_line(result, maxima[result.assignment], link) for result in ordered]
     return pages.fill(
         "class.html.j2",
         policy=_policy(script),
@@ -105,12 +105,12 @@ def class_page(
         heading=heading,
         tiles=_tiles(results),
         sandboxes=_sandboxes(results),
-        eyes=[one for one in lines if one.why],
+        eyes=[line for line in lines if line.why],
         alike=_alike(alike or {}, link),
         assignments=[
             _assignment(name, by_assignment[name], link, formgrader) for name in sorted(maxima)
         ],
-        statuses=sorted({one.status for one in results}),
+        statuses=sorted({outcome.status for outcome in results}),
         rows=lines,
     )
 
@@ -130,7 +130,7 @@ def _policy(script: str) -> str:
 
 def _maximum(results: Iterable[Result]) -> float:
     """An assignment's points, from the results that know them: one that could not be read does not."""
-    return max((wording.maximum(one) for one in results), default=0.0)
+    return max((wording.maximum(result) for result in results), default=0.0)
 
 
 def _line(result: Result, maximum: float, link: Link) -> Line:
@@ -159,14 +159,14 @@ def _cut(text: str) -> str:
 
 
 def _tiles(results: Sequence[Result]) -> list[tuple[str, int]]:
-    counts = Counter(one.status for one in results)
+    counts = Counter(result.status for result in results)
     return [("submissions", len(results)), *sorted(counts.items(), key=lambda item: -item[1])]
 
 
 def _sandboxes(results: Sequence[Result]) -> list[str]:
     """Sentences: which layers held, for how many submissions. Those of which nothing ran do not count."""
-    run = [one for one in results if one.status not in wording.WITHOUT_NOTEBOOK]
-    counts = Counter(tuple(one.sandbox) for one in run)
+    run = [result for result in results if result.status not in wording.WITHOUT_NOTEBOOK]
+    counts = Counter(tuple(result.sandbox) for result in run)
     said = []
     for layers, count in counts.most_common():
         which = "All submissions" if count == len(run) else f"{count} of {len(run)} submissions"
@@ -180,10 +180,10 @@ def _alike(alike: Mapping[str, Sequence[Likeness]], link: Link) -> list[dict]:
         {
             "students": [(student, link(student, assignment)) for student in students],
             "assignment": assignment,
-            "said": [str(one) for one in found],
+            "said": [str(likeness) for likeness in likenesses],
         }
         for assignment in sorted(alike)
-        for students, found in groups(alike[assignment]).items()
+        for students, likenesses in groups(alike[assignment]).items()
     ]
 
 
@@ -191,8 +191,8 @@ def _alike(alike: Mapping[str, Sequence[Likeness]], link: Link) -> list[dict]:
 
 
 def _assignment(name: str, results: Sequence[Result], link: Link, formgrader: Link) -> dict:
-    graded = [one for one in results if one.status != statuses.UNGRADED]
-    scores = [one.score for one in graded]
+    graded = [result for result in results if result.status != statuses.UNGRADED]
+    scores = [result.score for result in graded]
     maximum = _maximum(results)
     return {
         "name": name,
@@ -211,8 +211,8 @@ def _summary(scores: Sequence[float], maximum: float) -> str:
         "mean": statistics.mean(scores), "median": statistics.median(scores), "lowest": min(scores),
         "highest": max(scores),
     }  # fmt: skip
-    told = ", ".join(f"{what} {wording.shown(points)}" for what, points in of.items())
-    return f"{len(scores)} graded, of {wording.shown(maximum)} points: {told}."
+    points_text = ", ".join(f"{what} {wording.shown(points)}" for what, points in of.items())
+    return f"{len(scores)} graded, of {wording.shown(maximum)} points: {points_text}."
 
 
 def _exercises(results: Iterable[Result]) -> list[dict]:
@@ -224,7 +224,9 @@ def _exercises(results: Iterable[Result]) -> list[dict]:
                 by_name[exercise.grade_id].append(exercise)
     rows = []
     for some in by_name.values():
-        shares = [one.points / one.maximum if one.maximum else 1.0 for one in some]
+        shares = [
+            exercise.points / exercise.maximum if exercise.maximum else 1.0 for exercise in some
+        ]
         rows.append(
             {
                 "title": wording.title(some[0]) + _tried(some),
@@ -244,8 +246,12 @@ def _points(results: Sequence[Result], link: Link, formgrader: Link) -> dict:
         for exercise in result.exercises:
             known.setdefault(exercise.grade_id, exercise)
     rows = []
-    for result in sorted(results, key=lambda one: one.student):
-        own = {one.grade_id: one for one in result.exercises if one.attempted}
+    for result in sorted(results, key=lambda result: result.student):
+        own = {
+            own_exercise.grade_id: own_exercise
+            for own_exercise in result.exercises
+            if own_exercise.attempted
+        }
         score = wording.score(result)
         rows.append(
             {
@@ -256,8 +262,10 @@ def _points(results: Sequence[Result], link: Link, formgrader: Link) -> dict:
                 "cells": [_cell(own.get(name)) for name in known],
             }
         )
-    head = [(wording.title(one), wording.shown(one.maximum)) for one in known.values()]
-    return {"head": head, "rows": rows, "formgrader": any(one["formgrader"] for one in rows)}
+    head = [
+        (wording.title(exercise), wording.shown(exercise.maximum)) for exercise in known.values()
+    ]
+    return {"head": head, "rows": rows, "formgrader": any(row["formgrader"] for row in rows)}
 
 
 def _cell(exercise: Exercise | None) -> tuple[str, str]:
@@ -303,7 +311,7 @@ def _mistakes(assignment: str, results: Iterable[Result], link: Link) -> list[di
 def _first_sentence(exercise: Exercise) -> str:
     if not exercise.report:
         return exercise.reason
-    failed = [row for row in told(exercise.report) if not row.passed]
+    failed = [row for row in disclosed(exercise.report) if not row.passed]
     if failed and failed[0].title == NOT_WRITTEN:
         return NOT_WRITTEN  # its place in the notebook differs between students
     return next(

@@ -21,7 +21,7 @@ from course_lib.checks.report import ASPECTS, Report, ReportLine
 
 
 @dataclass(frozen=True)
-class Told:
+class Disclosed:
     """One row of an exercise's table: see `course_lib.checks.report.ReportLine`."""
 
     title: str
@@ -32,18 +32,18 @@ class Told:
     output: list[str]
 
 
-def told(report: dict[str, Any]) -> list[Told]:
+def disclosed(report: dict[str, Any]) -> list[Disclosed]:
     """The rows of a judge's report that its student may read, in the order of the table."""
     whole = Report.from_json(report)
     rows = [line for aspect in ASPECTS for line in whole.lines if line.aspect == aspect]
     return [_row(line, hidden=whole.cases == "hidden" or line.hidden) for line in rows]
 
 
-def _row(line: ReportLine, hidden: bool) -> Told:
+def _row(line: ReportLine, hidden: bool) -> Disclosed:
     """An older grader's report does not mark its general words: its hidden cases get no sentence."""
     if not hidden:
-        return Told(
+        return Disclosed(
             line.title, line.sign, line.passed, line.note, list(line.sentences), list(line.output)
         )
     sentences = [" ".join(said.split()) for said in line.general or [] if said]
-    return Told(line.title, line.sign, line.passed, line.note, sentences, [])
+    return Disclosed(line.title, line.sign, line.passed, line.note, sentences, [])

@@ -93,14 +93,14 @@ def canvas(
     places = [table.column(name) for name in CANVAS]
     columns = {name: _canvas_column(table, name, ids or {}) for name in scores}
     keys = [table.column(name) for name in ("SIS Login ID", "SIS User ID", "ID")]
-    rows, found = [], set()
+    rows, students = [], set()
     for row in table.rows:
         if not row[table.column("ID")].strip():
             continue  # a row without a student: points possible, manual posting
         graded: list[str] = []
         for name in scores:
             student = _student(scores[name], [row[key] for key in keys])
-            found |= {(name, student)}
+            students |= {(name, student)}
             graded.append(_field(scores[name].get(student)) if student is not None else "")
         rows.append([*(row[place] for place in places), *graded])
     possible = [POINTS_POSSIBLE, "", "", "", "", *(shown(maxima[name]) for name in scores)]
@@ -109,7 +109,7 @@ def canvas(
         f"{student} has a grade in {name} and is not in the roster."
         for name in scores
         for student in sorted(scores[name])
-        if (name, student) not in found
+        if (name, student) not in students
     ]
     return made.to_text(), missing
 
@@ -130,7 +130,7 @@ def _canvas_column(table: Table, assignment: str, ids: Mapping[str, int]) -> str
 def _student(scores: Scores, keys: Sequence[str]) -> str | None:
     """The student whose folder is named like one of the keys; an address also by its part before the @."""
     by_name = {student.strip().lower(): student for student in scores}
-    for key in (one.strip().lower() for one in keys):
+    for key in (text.strip().lower() for text in keys):
         for candidate in (key, key.partition("@")[0]):
             if candidate and candidate in by_name:
                 return by_name[candidate]
@@ -180,14 +180,14 @@ def moodle(
     key = table.column(columns.student) if columns.student else _key_column(table, scores)
     most = columns.optional(table, columns.maximum, MAXIMUM)
     may_change = columns.optional(table, columns.may_change, MAY_CHANGE)
-    rows, found, locked, cut = [], set(), [], []
+    rows, students, locked, cut = [], set(), [], []
     for row in table.rows:
         who = _student(scores, [row[key]])
         is_locked = may_change is not None and _is_no(row[may_change], columns.no)
         if is_locked:
             locked.append(who or row[key])
         if who is not None:
-            found.add(who)
+            students.add(who)
             _compare_maximum("" if most is None else row[most], maximum)
             score = scores[who]
             if score is not None and not is_locked:
@@ -196,7 +196,7 @@ def moodle(
         rows.append(row)
     notes = [*_left_alone(locked), *_cut(cut, scores, maximum), *_not_importable(table, columns)]
     notes += [
-        f"{who} has a grade and is not in the worksheet." for who in sorted(set(scores) - found)
+        f"{who} has a grade and is not in the worksheet." for who in sorted(set(scores) - students)
     ]
     return Table(table.header, rows, table.delimiter, table.mark).to_text(), notes
 
@@ -215,7 +215,7 @@ def _left_alone(locked: Sequence[str]) -> list[str]:
 def _cut(students: Sequence[str], scores: Scores, maximum: float) -> list[str]:
     if not students:
         return []
-    who = ", ".join(f"{one} ({_field(scores[one])})" for one in students)
+    who = ", ".join(f"{student} ({_field(scores[student])})" for student in students)
     return [
         f"Moodle takes no grade above an assignment's maximum, so {shown(maximum)} is written for {who}: "
         "enter the points above it as a grade item of its own, which Moodle can mark as extra credit."

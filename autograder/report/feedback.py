@@ -27,7 +27,7 @@ from autograder.outcome import status as statuses
 from autograder.outcome import wording
 from autograder.outcome.result import Exercise, Result, write_whole
 from autograder.report import pages
-from autograder.report.disclosure import Told, told
+from autograder.report.disclosure import Disclosed, disclosed
 from autograder.report.sanitise import clean_notebook
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
@@ -44,7 +44,7 @@ class Shown:
     title: str
     points: str
     reason: str
-    rows: list[Told]
+    rows: list[Disclosed]
 
 
 def feedback_page(
@@ -63,7 +63,11 @@ def feedback_page(
     """
     standing = standing or Standing()
     lines = _lines(notebook)
-    bonus = {one.grade_id: wording.title(one) for one in result.exercises if one.extra}
+    bonus = {
+        exercise.grade_id: wording.title(exercise)
+        for exercise in result.exercises
+        if exercise.extra
+    }
     return pages.fill(
         "feedback.html.j2",
         policy=POLICY,
@@ -77,12 +81,16 @@ def feedback_page(
         reason="" if result.status in TOLD_BELOW else result.reason,
         penalty=wording.shown(standing.penalty) if standing.penalty else "",
         changes=result.changes,
-        exercises=[_shown(one, lines) for one in result.exercises],
+        exercises=[_shown(exercise, lines) for exercise in result.exercises],
         by_hand=[
-            {"title": name.removesuffix("_check"), "points": _given(one), "comment": one.comment}
+            {
+                "title": name.removesuffix("_check"),
+                "points": _given(points),
+                "comment": points.comment,
+            }
             if name not in bonus
-            else {"title": bonus[name], "points": _counts(one), "comment": one.comment}
-            for name, one in added(result, standing).items()
+            else {"title": bonus[name], "points": _counts(points), "comment": points.comment}
+            for name, points in added(result, standing).items()
         ],
         notebook=None if notebook is None else _cells(result, notebook, released, standing),
         sandbox=", ".join(result.sandbox),
@@ -107,19 +115,21 @@ def _of(points: float, maximum: float) -> str:
     return f"{wording.shown(points)} of {wording.shown(maximum)}"
 
 
-def _given(one: ByHand) -> str:
+def _given(by_hand: ByHand) -> str:
     """ "2.5 of 3, and 1 extra"; nothing for a comment alone."""
-    parts = [] if one.points is None else [_of(one.points, one.maximum)]
-    return ", and ".join([*parts, *([f"{wording.shown(one.extra)} extra"] if one.extra else [])])
+    parts = [] if by_hand.points is None else [_of(by_hand.points, by_hand.maximum)]
+    return ", and ".join(
+        [*parts, *([f"{wording.shown(by_hand.extra)} extra"] if by_hand.extra else [])]
+    )
 
 
-def _counts(one: ByHand) -> str:
-    return f"{wording.shown((one.points or 0.0) + one.extra)} of the extra credit count"
+def _counts(by_hand: ByHand) -> str:
+    return f"{wording.shown((by_hand.points or 0.0) + by_hand.extra)} of the extra credit count"
 
 
 def _shown(exercise: Exercise, lines: Mapping[int, list[str]]) -> Shown:
     """An exercise without a report has a reason of its own: its cell never got that far."""
-    rows = told(exercise.report) if exercise.report else []
+    rows = disclosed(exercise.report) if exercise.report else []
     quoted = [
         replace(row, sentences=[_quoting(said, lines) for said in row.sentences]) for row in rows
     ]
@@ -172,15 +182,15 @@ def _cells(
         known = {cell.source: cell for cell in released.cells}
         kept.cells = [cell for cell in notebook.cells if not _is_ours(cell, known)]
     checked = {
-        one.grade_id: {
+        exercise.grade_id: {
             "number": number,
-            "text": f"{wording.title(one)}: {_checked(one)}",
+            "text": f"{wording.title(exercise)}: {_checked(exercise)}",
         }
-        for number, one in enumerate(result.exercises, start=1)
+        for number, exercise in enumerate(result.exercises, start=1)
     }
     remarks = {
-        name: ". ".join(text for text in (_given(one), one.comment) if text)
-        for name, one in standing.by_hand.items()
+        name: ". ".join(text for text in (_given(by_hand), by_hand.comment) if text)
+        for name, by_hand in standing.by_hand.items()
         if name not in checked
     }
     resources = {"checked": checked, "remarks": remarks, "metadata": {"path": ""}}
@@ -204,10 +214,10 @@ class Highlighting(Highlight2HTML):
 
     left = 0
 
-    def __call__(self, source: str, *given: Any, **more: Any) -> str:
+    def __call__(self, source: str, *arguments: Any, **more: Any) -> str:
         if len(source) <= min(COLOURED_CELL, self.left):
             self.left -= len(source)
-            return super().__call__(source, *given, **more)
+            return super().__call__(source, *arguments, **more)
         over = len(source) - LONGEST_CELL
         rest = f"\n... and {over:,} characters more" if over > 0 else ""
         return f'<div class="highlight"><pre>{escape(source[:LONGEST_CELL] + rest)}</pre></div>'

@@ -29,18 +29,18 @@ class Shape:
     parts: int
 
 
-def shape(source: str, given: frozenset[int] = frozenset()) -> Shape | None:
+def shape(source: str, released: frozenset[int] = frozenset()) -> Shape | None:
     """The shape of a cell, without the fingerprints in `given`; None if the cell is not Python."""
-    found = parts(source)
-    if found is None:
+    words = parts(source)
+    if words is None:
         return None
-    whole = hashlib.sha256("\n".join(found).encode()).hexdigest()
-    return Shape(whole, frozenset(winnowed(hashes(found))) - given, len(found))
+    whole = hashlib.sha256("\n".join(words).encode()).hexdigest()
+    return Shape(whole, frozenset(winnowed(hashes(words))) - released, len(words))
 
 
 def given_prints(sources: Sequence[str]) -> frozenset[int]:
     """Every run of texts that were handed out: in a solution they are not the student's own."""
-    return frozenset(one for text in sources for one in hashes(parts(text) or ()))
+    return frozenset(print_ for text in sources for print_ in hashes(parts(text) or ()))
 
 
 @functools.lru_cache(maxsize=10_000)  # copied and untouched texts come again and again
@@ -51,14 +51,14 @@ def parts(source: str) -> tuple[str, ...] | None:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     bound = {name for node in ast.walk(tree) for name in _binds(node)}
-    found: list[str] = []
+    words: list[str] = []
     waiting: list[ast.AST] = [tree]
     while waiting:
         node = waiting.pop()
         if not isinstance(node, ast.Module | ast.Load | ast.Store | ast.Del | ast.Expr):
-            found.append(_sign(node, bound))
+            words.append(_sign(node, bound))
         waiting += reversed(list(_inside(node)))
-    return tuple(found)
+    return tuple(words)
 
 
 def _binds(node: ast.AST) -> list[str]:
@@ -97,9 +97,9 @@ def _inside(node: ast.AST) -> Iterator[ast.AST]:
                 yield child
 
 
-def hashes(found: Sequence[str]) -> list[int]:
+def hashes(words: Sequence[str]) -> list[int]:
     """A number for every run of RUN parts, the same in every process."""
-    numbers = [zlib.crc32(part.encode()) for part in found]
+    numbers = [zlib.crc32(part.encode()) for part in words]
     return [hash(tuple(numbers[i : i + RUN])) for i in range(len(numbers) - RUN + 1)]
 
 

@@ -10,7 +10,7 @@ from autograder.book.standing import ByHand, Standing, final_score
 from autograder.outcome import status as statuses
 from autograder.outcome import wording
 from autograder.outcome.result import Exercise, Result, write_whole
-from autograder.report.disclosure import Told, told
+from autograder.report.disclosure import Disclosed, disclosed
 from course_lib.checks.report import wrapped
 
 WITHOUT_GRADEBOOK = (
@@ -58,15 +58,21 @@ def results_json(
     score = final_score(result, standing)
     assert score is not None  # only an `ungraded` result has none
     data["score"] = round(score, 6)
-    known = {one.grade_id for one in result.exercises}
+    known = {exercise.grade_id for exercise in result.exercises}
     by_hand = standing.by_hand if standing is not None else {}
     others = [
-        Exercise(name, name, 0.0, one.maximum) for name, one in by_hand.items() if name not in known
+        Exercise(name, name, 0.0, cell.maximum)
+        for name, cell in by_hand.items()
+        if name not in known
     ]
-    shown = [one for one in result.exercises if one.attempted or one.grade_id in by_hand]
+    shown = [
+        exercise
+        for exercise in result.exercises
+        if exercise.attempted or exercise.grade_id in by_hand
+    ]
     data["tests"] = [
-        _test(one, str(number), by_hand.get(one.grade_id))
-        for number, one in enumerate([*shown, *others], start=1)
+        _test(exercise, str(number), by_hand.get(exercise.grade_id))
+        for number, exercise in enumerate([*shown, *others], start=1)
     ]
     return data
 
@@ -81,7 +87,7 @@ def _added(standing: Standing | None, result: Result, unfinished: bool) -> str:
 
 
 def _test(exercise: Exercise, number: str, by_hand: ByHand | None) -> dict[str, Any]:
-    rows = told(exercise.report) if exercise.report else []
+    rows = disclosed(exercise.report) if exercise.report else []
     points, said = exercise.points, exercise.reason
     if by_hand is not None:
         points = Standing({exercise.grade_id: by_hand}).points(exercise)
@@ -100,7 +106,7 @@ def _test(exercise: Exercise, number: str, by_hand: ByHand | None) -> dict[str, 
     }
 
 
-def _lines(row: Told) -> list[str]:
+def _lines(row: Disclosed) -> list[str]:
     head = f"{row.sign} {row.title}  {row.note}".rstrip()
     said = [line for text in row.sentences for line in wrapped(text)]
     return [head, *said, *(f"      | {line}" for line in row.output)]

@@ -77,16 +77,18 @@ def reliability(
 
 def _failures(result: Result) -> list[tuple[str, str]]:
     """(exercise or status, reason) of everything in one round that is not as it should be."""
-    found = [
-        (wording.title(one), one.reason or "points are missing")
-        for one in result.exercises
-        if one.report is not None and one.points < one.maximum
+    losses = [
+        (wording.title(exercise), exercise.reason or "points are missing")
+        for exercise in result.exercises
+        if exercise.report is not None and exercise.points < exercise.maximum
     ]
     if result.status != statuses.GRADED:
-        found.append((f"the status {result.status!r}", result.reason or "no reason was given"))
-    if result.status == statuses.GRADED and not any(one.report for one in result.exercises):
-        found.append(("nothing", "no exercise was checked"))
-    return found
+        losses.append((f"the status {result.status!r}", result.reason or "no reason was given"))
+    if result.status == statuses.GRADED and not any(
+        exercise.report for exercise in result.exercises
+    ):
+        losses.append(("nothing", "no exercise was checked"))
+    return losses
 
 
 def reference_submission(source: NotebookNode, released: NotebookNode) -> NotebookNode:

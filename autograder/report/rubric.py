@@ -28,44 +28,44 @@ def rubric(assignments: Iterable[Assignment]) -> str:
         css=pages.styles("style.css", "rubric.css"),
         assignments=[
             {
-                "name": one.name,
-                "maximum": shown(one.maximum),
-                "exercises": [_exercise(graded) for graded in one.graded.values()],
+                "name": assignment.name,
+                "maximum": shown(assignment.maximum),
+                "exercises": [_exercise(graded) for graded in assignment.graded.values()],
             }
-            for one in assignments
+            for assignment in assignments
         ],
     )
 
 
 def _exercise(graded: Graded) -> dict:
     unit = "point" if graded.points == 1 else "points"
-    given = f"{shown(graded.points)} {unit}{' of extra credit' if graded.extra else ''}"
-    told = {"name": graded.name, "given": given}
+    points = f"{shown(graded.points)} {unit}{' of extra credit' if graded.extra else ''}"
+    row = {"name": graded.name, "given": points}
     if graded.by_hand:
-        return {**told, "says": [BY_HAND], "lines": []}
+        return {**row, "says": [BY_HAND], "lines": []}
     exercise = find(graded.check)
-    return {**told, "says": _said(exercise), "lines": lines_of(exercise, graded.points)}
+    return {**row, "says": _said(exercise), "lines": lines_of(exercise, graded.points)}
 
 
 def lines_of(exercise: Exercise, points: float) -> list[dict]:
     """The lines of all cases, in the table's order; those of one title are one, with all their points."""
-    seen = {line.title for line in _lines(exercise, hidden=False)}
-    ordered = sorted(_lines(exercise, hidden=True), key=lambda one: ASPECTS.index(one.aspect))
+    visible = {line.title for line in _lines(exercise, hidden=False)}
+    ordered = sorted(_lines(exercise, hidden=True), key=lambda line: ASPECTS.index(line.aspect))
     possible = sum(line.weight for line in ordered)
-    found = []
-    for (aspect, title), same in groupby(ordered, key=lambda one: (one.aspect, one.title)):
+    rows = []
+    for (aspect, title), same in groupby(ordered, key=lambda line: (line.aspect, line.title)):
         several: Sequence[Line] = list(same)
         share = points * sum(line.weight for line in several) / possible
-        found.append(
+        rows.append(
             {
                 "aspect": aspect,
                 "title": title if len(several) == 1 else f"{title} ({len(several)} times)",
                 "points": f"{share:.2f}",
-                "hidden": title not in seen,
+                "hidden": title not in visible,
                 "trivial": several[0].trivial,
             }
         )
-    return found
+    return rows
 
 
 def _lines(exercise: Exercise, hidden: bool) -> list[Line]:

@@ -248,10 +248,10 @@ def _size(cell: NotebookNode) -> int:
     """Characters of a cell that would be rendered or cleaned."""
     if cell.cell_type != "code":
         return min(len(_text(cell.source)), LONGEST_MARKDOWN)
-    found = [output.get("data") for output in cell.get("outputs", [])]
+    bundles = [output.get("data") for output in cell.get("outputs", [])]
     return sum(
         len(_text(data.get(kind)))
-        for data in found
+        for data in bundles
         if isinstance(data, dict)
         for kind in ("text/html", "text/markdown")
     )

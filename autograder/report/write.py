@@ -44,21 +44,24 @@ class Class:
 
     @property
     def assignments(self) -> list[str]:
-        return sorted({one.assignment for one in self.results})
+        return sorted({result.assignment for result in self.results})
 
     def of(self, assignment: str) -> list[Result]:
-        return [one for one in self.results if one.assignment == assignment]
+        return [result for result in self.results if result.assignment == assignment]
 
     def standing(self, result: Result) -> Standing:
         return self.standings.get((result.student, result.assignment), Standing())
 
     def scores(self, assignment: str) -> dict[str, float | None]:
         """The points that count, by student; None without a grade."""
-        return {one.student: final_score(one, self.standing(one)) for one in self.of(assignment)}
+        return {
+            result.student: final_score(result, self.standing(result))
+            for result in self.of(assignment)
+        }
 
     def maximum(self, assignment: str) -> float:
         """The assignment's points; the result of a notebook that could not be read does not know them."""
-        return max((wording.maximum(one) for one in self.of(assignment)), default=0.0)
+        return max((wording.maximum(result) for result in self.of(assignment)), default=0.0)
 
     def notebook(self, result: Result) -> NotebookNode | None:
         """The notebook as it was run; None if there is none."""
@@ -69,13 +72,13 @@ class Class:
 
 def read_class(out: Path, results: Iterable[Result]) -> Class:
     """The class whose results these are, with the additions from its gradebook in `out`."""
-    found = Class(out, list(results))
-    for name in found.assignments:
-        for student, one in standings(out / "gradebook.db", name).items():
-            found.standings[student, name] = one
+    graded = Class(out, list(results))
+    for name in graded.assignments:
+        for student, of_student in standings(out / "gradebook.db", name).items():
+            graded.standings[student, name] = of_student
         for student, key in notebook_ids(out / "gradebook.db", name).items():
-            found.notebook_ids[student, name] = key
-    return found
+            graded.notebook_ids[student, name] = key
+    return graded
 
 
 def page_of(result: Result, notebook: NotebookNode | None, released: NotebookNode) -> str:
@@ -86,7 +89,7 @@ def page_of(result: Result, notebook: NotebookNode | None, released: NotebookNod
 
 
 def write_reports(
-    found: Class,
+    graded: Class,
     *,
     solutions: Path = SOLUTIONS,
     notebooks: Path = NOTEBOOKS,
@@ -97,63 +100,63 @@ def write_reports(
     server: the address of the Jupyter server whose formgrader the class page links to.
     """
     alike = {}
-    for name in found.assignments:
+    for name in graded.assignments:
         file = f"{name}/{name}.ipynb"
         if (solutions / file).is_file() and (notebooks / file).is_file():
             source = nbformat.read(solutions / file, as_version=4)
             released = nbformat.read(notebooks / file, as_version=4)
-            alike[name] = likenesses(found, name, source, released)
+            alike[name] = likenesses(graded, name, source, released)
 
     def formgrader(student: str, assignment: str) -> str:
-        key = found.notebook_ids.get((student, assignment))
+        key = graded.notebook_ids.get((student, assignment))
         return f"{server.rstrip('/')}/formgrader/submissions/{quote(key)}/" if key else ""
 
-    write_class_page(found.results, found.out / "class.html", alike=alike, formgrader=formgrader)
-    write_points(found.results, found.standing, found.out / "exercises.csv")
-    for result in found.results:
-        folder = found.out / "gradescope" / result.student / result.assignment
-        write_results(result, folder / "results.json", found.standing(result))
-    return _write_feedback(found, notebooks)
+    write_class_page(graded.results, graded.out / "class.html", alike=alike, formgrader=formgrader)
+    write_points(graded.results, graded.standing, graded.out / "exercises.csv")
+    for result in graded.results:
+        folder = graded.out / "gradescope" / result.student / result.assignment
+        write_results(result, folder / "results.json", graded.standing(result))
+    return _write_feedback(graded, notebooks)
 
 
 def likenesses(
-    found: Class, assignment: str, source: NotebookNode, released: NotebookNode
+    graded: Class, assignment: str, source: NotebookNode, released: NotebookNode
 ) -> list[Likeness]:
     """Solutions of one assignment that are alike: see `autograder.report.alike`."""
     against = originals(
         source, released, reference_modules(f"{assignment}/{name}" for name in answers(source))
     )
     submitted = {}
-    for result in found.of(assignment):
-        notebook = found.notebook(result)
+    for result in graded.of(assignment):
+        notebook = graded.notebook(result)
         if notebook is not None:
             submitted[result.student] = answers(notebook)
     return compare(submitted, against)
 
 
-def _write_feedback(found: Class, notebooks: Path) -> int:
+def _write_feedback(graded: Class, notebooks: Path) -> int:
     """Write the pages of submissions to which a person added something, or that lost points for lateness.
 
     Also the pages of submissions for which this was taken back since, and pages that are missing.
     """
     released: dict[str, NotebookNode | None] = defaultdict(lambda: None)
-    for name in found.assignments:
+    for name in graded.assignments:
         path = notebooks / name / f"{name}.ipynb"
         if path.is_file():
             released[name] = nbformat.read(path, as_version=4)
     count = 0
-    for result in found.results:
-        standing, name = found.standing(result), result.assignment
-        page = found.out / "feedback" / result.student / name / f"{name}.html"
+    for result in graded.results:
+        standing, name = graded.standing(result), result.assignment
+        page = graded.out / "feedback" / result.student / name / f"{name}.html"
         says = added(result, standing) or standing.penalty
         if not says and page.is_file() and ADDED not in page.read_text("utf-8"):
             continue
         text = feedback_page(
             result,
-            found.notebook(result),
+            graded.notebook(result),
             released=released[name],
             standing=standing,
-            maximum=found.maximum(name) or None,
+            maximum=graded.maximum(name) or None,
         )
         write_whole(page, text)
         count += 1

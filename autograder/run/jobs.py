@@ -111,12 +111,12 @@ class Worker:
             self.connection.send_bytes(order)
             if not self.connection.poll(seconds):
                 raise WorkerDiedError(f"the worker gave no answer within {seconds:.0f} s")
-            found = json.loads(self.connection.recv_bytes(ANSWER_BYTES))
+            answer = json.loads(self.connection.recv_bytes(ANSWER_BYTES))
         except (EOFError, OSError) as error:
             raise WorkerDiedError(f"the worker's process ended ({self._exit(error)})") from None
-        if "error" in found:
-            raise TaskError(found["error"], found["traceback"])
-        return found["value"]
+        if "error" in answer:
+            raise TaskError(answer["error"], answer["traceback"])
+        return answer["value"]
 
     def _exit(self, error: Exception) -> str:
         try:

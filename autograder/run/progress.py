@@ -83,7 +83,7 @@ class Progress:
         if (left := self.seconds_left()) is not None:
             parts.append(f"{_duration(left)} left")
         if self.running:
-            student, assignment = min(self.running, key=lambda one: self.running[one])
+            student, assignment = min(self.running, key=lambda pair: self.running[pair])
             seconds = self.clock() - self.running[student, assignment]
             parts.append(f"{student} {assignment} for {_duration(seconds)}")
         return " · ".join(parts)

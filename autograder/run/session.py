@@ -118,8 +118,8 @@ def grade_class(
     """
     with only_one(course.out):
         book = ClassBook(course.out, course.solutions)
-        begun = book.register(sorted({one.assignment for one in submissions}))
-        gone = set(strangers) - {one.student for one in submissions}
+        begun = book.register(sorted({submission.assignment for submission in submissions}))
+        gone = set(strangers) - {submission.student for submission in submissions}
         book.forget(gone)
         with book.open() as opened:
             records = Records(course.out, Entries(opened, course.config))
@@ -160,7 +160,7 @@ class Session:
         """Grade and return the due submissions. Raises NotReadyError before anything was touched."""
         if not all(map(wanted, submissions)):
             self.records.leave(submissions)
-            submissions = [one for one in submissions if wanted(one)]
+            submissions = [submission for submission in submissions if wanted(submission)]
         kept = {} if again else self.kept(submissions)
         self._earlier = {} if again else self._graded_before(submissions, kept)
         if len(kept) == len(submissions):
@@ -193,11 +193,11 @@ class Session:
     def kept(self, submissions: list[Submission]) -> dict[tuple[str, str], tuple[Result, str]]:
         """The results that still hold: (result, time stamp) by (student, assignment)."""
         kept: dict[tuple[str, str], tuple[Result, str]] = {}
-        for one in submissions:
-            mark, stamp = self._fingerprint(one)
-            result = self.records.store.find(one.assignment, one.student)
+        for submission in submissions:
+            mark, stamp = self._fingerprint(submission)
+            result = self.records.store.find(submission.assignment, submission.student)
             if result is not None and rests_on(result, mark) and not self._stale(result):
-                kept[one.student, one.assignment] = result, stamp
+                kept[submission.student, submission.assignment] = result, stamp
         return kept
 
     def _graded_before(
@@ -209,21 +209,21 @@ class Session:
         """
         earlier: dict[tuple[str, str], Result] = {}
         store = self.records.store
-        for one in submissions:
-            key = one.student, one.assignment
+        for submission in submissions:
+            key = submission.student, submission.assignment
             if key not in kept:
-                found = store.find(one.assignment, one.student)
-                found = found or store.before(one.assignment, one.student)
-                if found is not None:
-                    earlier[key] = found
+                result = store.find(submission.assignment, submission.student)
+                result = result or store.before(submission.assignment, submission.student)
+                if result is not None:
+                    earlier[key] = result
         return earlier
 
     def _stale(self, result: Result) -> list[Exercise]:
         """The exercises whose own checks are not those that judged them."""
         return [
-            one
-            for one in result.exercises
-            if one.check and one.rests_on != self._of_exercise(one.check)
+            exercise
+            for exercise in result.exercises
+            if exercise.check and exercise.rests_on != self._of_exercise(exercise.check)
         ]
 
     def _known(self, submission: Submission, mark: str) -> list[Exercise]:
@@ -232,9 +232,13 @@ class Session:
         if result is None or not rests_on(result, mark):
             return []
         stale = self._stale(result)
-        known = [one for one in result.exercises if one not in stale and not one.by_chance]
+        known = [
+            exercise
+            for exercise in result.exercises
+            if exercise not in stale and not exercise.by_chance
+        ]
         if known:
-            names = [one.name for one in result.exercises if one not in known]
+            names = [exercise.name for exercise in result.exercises if exercise not in known]
             self.judged_again[submission.student, submission.assignment] = names
         return known
 
@@ -287,22 +291,22 @@ class Session:
         waiting, doubted = iter(due), []
         running: dict[Future[Any], tuple[Submission, HandedIn, str]] = {}
         while True:
-            while len(running) < most and (one := next(waiting, None)):
-                progress.started(one.student, one.assignment)
-                if isinstance(begun := self._begin(one, workers), Done):
+            while len(running) < most and (work := next(waiting, None)):
+                progress.started(work.student, work.assignment)
+                if isinstance(begun := self._begin(work, workers), Done):
                     progress.finished(self.records.finish(begun, ""), 0.0)
                 else:
                     future, handed_in, mark = begun
-                    running[future] = one, handed_in, mark
+                    running[future] = work, handed_in, mark
             if not running:
                 return doubted
             done, _ = wait(running, timeout=REFRESH, return_when=FIRST_COMPLETED)
             for future in done:
-                one, handed_in, mark = running.pop(future)
-                outcome = self._outcome(future, one, mark)
+                work, handed_in, mark = running.pop(future)
+                outcome = self._outcome(future, work, mark)
                 if outcome.result.by_chance and not believe:
-                    doubted.append(one)
-                    progress.repeated(one.student, one.assignment)
+                    doubted.append(work)
+                    progress.repeated(work.student, work.assignment)
                     continue
                 row = self.records.finish(outcome, handed_in.stamp)
                 progress.finished(row, outcome.result.seconds)

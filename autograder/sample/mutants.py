@@ -70,7 +70,7 @@ def read_mutants(path: Path, *, bases: bool = False) -> list[Mutant]:
     ends = [head.start() for head in heads[1:]] + [len(text)]
     cells = [(head, text[head.end() : end]) for head, end in zip(heads, ends, strict=True)]
     whole = {head[2].strip(): body for head, body in cells if "base" not in about(body)}
-    found = []
+    mutants = []
     for head, body in cells:
         kind, title, said = head[1], head[2].strip(), about(body)
         where = f"{path}: {title!r}"
@@ -86,8 +86,8 @@ def read_mutants(path: Path, *, bases: bool = False) -> list[Mutant]:
         if kind != "base" or bases:
             says, on_nccl = said.get("says", ""), said.get("on NCCL", "")
             right = kind == "right" or (kind == "base" and not says)
-            found.append(Mutant(path.stem, right, title, code, says, on_nccl))
-    return found
+            mutants.append(Mutant(path.stem, right, title, code, says, on_nccl))
+    return mutants
 
 
 def about(body: str) -> dict[str, str]:
@@ -113,13 +113,13 @@ def patched(base: str, patch: str, where: str) -> str:
 
 
 def hunks(lines: Sequence[str]) -> list[list[str]]:
-    found: list[list[str]] = [[]]
+    hunks: list[list[str]] = [[]]
     for line in lines:
         if line == DIVIDER:
-            found.append([])
+            hunks.append([])
         else:
-            found[-1].append(line)
-    return found
+            hunks[-1].append(line)
+    return hunks
 
 
 def wrong_answers(assignment: str, exercise: str, folder: Path = MUTANTS) -> list[Mutant]:

@@ -108,7 +108,7 @@ def instead(reference: str, mutant: str) -> str:
     for node in reversed(ast.parse(reference).body):
         if getattr(node, "name", None) in names:
             decorators: list[ast.expr] = getattr(node, "decorator_list", [])
-            first = min([node.lineno, *(one.lineno for one in decorators)])
+            first = min([node.lineno, *(decorator.lineno for decorator in decorators)])
             del lines[first - 1 : node.end_lineno]
     return "\n".join(lines).strip() + f"\n\n\n{mutant}"
 
@@ -124,10 +124,10 @@ def dead_rank(assignment: Assignment) -> Answers:
     exercise = assignment.wrong_answers()[0].exercise
     begin = re.escape(SOLUTION_MARKERS[0])
     fatal = r"\g<0>\n\1import os\n\n\1os._exit(1)"
-    text, found = re.subn(
+    text, count = re.subn(
         rf"^( +){begin}$", fatal, assignment.reference[exercise], count=1, flags=re.MULTILINE
     )
-    if not found:
+    if not count:
         raise LookupError(
             f"{assignment.name}: {exercise!r} is not a function that could end its rank."
         )
@@ -228,25 +228,28 @@ def make_sample_class(
     for place, name in enumerate(assignments):
         answers = _exercises(solutions / name / f"{name}.ipynb")
         empty = _exercises(notebooks / name / f"{name}.ipynb")
-        extra = {one: answers[one] for one in _extra(notebooks / name / f"{name}.ipynb")}
-        reference = answers | {one: empty[one] for one in extra}
+        extra = {
+            name_of_it: answers[name_of_it]
+            for name_of_it in _extra(notebooks / name / f"{name}.ipynb")
+        }
+        reference = answers | {answer: empty[answer] for answer in extra}
         released = nbformat.read(notebooks / name / f"{name}.ipynb", as_version=4)
         for student, make in STUDENTS.items():
             if not hands_in(student, place, bool(extra)):
                 continue
             if student in OF_MUTANTS and (folder / student).exists():
                 continue  # it was shown before
-            given = make(Assignment(name, reference, empty, mutants, extra))
-            if given is None:
+            handed = make(Assignment(name, reference, empty, mutants, extra))
+            if handed is None:
                 continue
             path = folder / student / name / f"{name}.ipynb"
             path.parent.mkdir(parents=True)
-            made = handed_in(student, released, given)
+            made = handed_in(student, released, handed)
             if isinstance(made, bytes):
                 path.write_bytes(made)
             else:
                 nbformat.write(made, path)
-    return [one for one in OF_MUTANTS if not (folder / one).exists()]
+    return [mutant for mutant in OF_MUTANTS if not (folder / mutant).exists()]
 
 
 def handed_in(student: str, released: NotebookNode, answers: Answers) -> NotebookNode | bytes:
@@ -270,7 +273,11 @@ def _exercises(path: Path) -> Answers:
 def _extra(path: Path) -> list[str]:
     """The exercises of a notebook that are extra credit: their checks have no points."""
     own = (cell.metadata.get("nbgrader", {}) for cell in nbformat.read(path, as_version=4).cells)
-    return [one["grade_id"].removesuffix("_check") for one in own if one.get("points") == 0]
+    return [
+        metadata["grade_id"].removesuffix("_check")
+        for metadata in own
+        if metadata.get("points") == 0
+    ]
 
 
 def _is_exercise(cell: NotebookNode) -> bool:

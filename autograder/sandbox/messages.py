@@ -69,16 +69,16 @@ def _error(data: dict) -> dict:
 
 
 def _representations(data: dict) -> dict[str, str]:
-    found = {}
+    fields = {}
     for kind, value in data.items():
         if not isinstance(value, str):
             continue
         image = kind in IMAGES and len(value) <= IMAGE and BASE64.fullmatch(value.replace("\n", ""))
         if image or (kind in TEXTS and len(value) <= TEXT):
-            found[kind] = sound(value)
+            fields[kind] = sound(value)
         elif kind == "text/plain":
-            found[kind] = text(value, TEXT)
-    return found
+            fields[kind] = text(value, TEXT)
+    return fields
 
 
 def text(value: Any, longest: int) -> str:

@@ -105,7 +105,7 @@ def texts(data: dict) -> dict[str, str]:
 
     If nothing but a text is left, a sentence says which were too large.
     """
-    found, room, large = {}, LONGEST, []
+    kept, room, large = {}, LONGEST, []
     for kind, value in data.items():
         if isinstance(value, bytes):
             value = base64.b64encode(value).decode()
@@ -117,12 +117,12 @@ def texts(data: dict) -> dict[str, str]:
             if kind != "text/plain":
                 continue
             value = f"{value[:1000]}\n..."
-        found[str(kind)] = value
+        kept[str(kind)] = value
         room -= len(value)
-    if large and found.keys() <= {"text/plain"}:
+    if large and kept.keys() <= {"text/plain"}:
         said = f"({'; '.join(large)})"
-        found["text/plain"] = "\n".join(filter(None, [found.get("text/plain", ""), said]))
-    return found
+        kept["text/plain"] = "\n".join(filter(None, [kept.get("text/plain", ""), said]))
+    return kept
 
 
 class Shell(InteractiveShell):
@@ -270,9 +270,9 @@ def text_of(error: BaseException) -> str:
 
 def limit_of(error: BaseException | None) -> str:
     """The status of the limit that made a cell raise `error`, or ""."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
+    visited: set[int] = set()
+    while error is not None and id(error) not in visited:
+        visited.add(id(error))
         number = error.errno if isinstance(error, OSError) else None
         said = text_of(error) if isinstance(error, RuntimeError) else ""
         if isinstance(error, MemoryError) or number == errno.ENOMEM or "allocate memory" in said:

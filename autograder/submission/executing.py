@@ -51,7 +51,9 @@ class RunAndJudge(NbGraderPreprocessor):
         self.assignment, self.means, self.known = assignment, means, known
 
     def preprocess(self, nb: NotebookNode, resources: Resources) -> tuple[NotebookNode, Resources]:
-        walk = Walk(self.assignment, self.means, {one.grade_id: one for one in self.known})
+        walk = Walk(
+            self.assignment, self.means, {exercise.grade_id: exercise for exercise in self.known}
+        )
         try:
             for cell in nb.cells:
                 walk.visit(cell)

@@ -28,8 +28,8 @@ class Digest:
 
     def __init__(self, *fields: str | bytes) -> None:
         self._hash = hashlib.sha256()
-        for one in fields:
-            self.add(one)
+        for field in fields:
+            self.add(field)
 
     def add(self, field: str | bytes) -> None:
         raw = field.encode() if isinstance(field, str) else field
@@ -63,7 +63,9 @@ def of_exercise(check: str, root: Path = ROOT) -> str:
 
 
 def _of_files(root: Path, wanted: Callable[[Path], bool]) -> str:
-    digest = Digest(platform.python_version(), *(f"{one} {version(one)}" for one in LIBRARIES))
+    digest = Digest(
+        platform.python_version(), *(f"{library} {version(library)}" for library in LIBRARIES)
+    )
     for package in PACKAGES:
         for path in _sources(root / package):
             if wanted(path.relative_to(root)):

@@ -122,7 +122,9 @@ def _printable(name: str) -> str:
     shown = name
     if not name.isprintable():
         raw = name.replace("\\", "\\\\")
-        shown = "".join(one if one.isprintable() else ascii(one)[1:-1] for one in raw)
+        shown = "".join(
+            character if character.isprintable() else ascii(character)[1:-1] for character in raw
+        )
     if len(shown.encode()) > NAME_BYTES:
         mark = hashlib.sha256(os.fsencode(name)).hexdigest()[:12]
         shown = shown.encode()[: NAME_BYTES - 13].decode(errors="ignore") + f"~{mark}"
@@ -174,9 +176,9 @@ def _one_folder_deeper(submission: Submission) -> list[Path]:
     If one has the assignment's name, it stands alone.
     """
     folders = [path for path in _listed(submission.folder) if path.is_dir()][:FOLDERS_SEARCHED]
-    found = [file for one in folders if not one.is_symlink() for file in _notebooks(one)]
-    named = [path for path in found if path.name == submission.notebook.name]
-    return named if len(named) == 1 else found
+    files = [file for folder in folders if not folder.is_symlink() for file in _notebooks(folder)]
+    named = [path for path in files if path.name == submission.notebook.name]
+    return named if len(named) == 1 else files
 
 
 def _names(paths: Iterable[Path], folder: Path) -> str:
@@ -251,7 +253,7 @@ def _sound(data: Any) -> Any:
     if isinstance(data, str):
         return SURROGATE.sub("\ufffd", data)
     if isinstance(data, list):
-        return [_sound(one) for one in data]
+        return [_sound(value) for value in data]
     if isinstance(data, dict):
         return {_sound(key): _sound(value) for key, value in data.items()}
     return data
@@ -265,13 +267,13 @@ def _as_notebook(data: Any) -> NotebookNode:
     elif not isinstance(data.get("worksheets"), list):
         raise ValueError("it has no list of cells")
     notebook = nbformat.convert(nbformat.from_dict(data), to_version=4)
-    seen: set[str] = set()
+    names: set[str] = set()
     for index, cell in enumerate(notebook.cells):
         _tidy(cell)
         name = cell.get("id")
-        if not isinstance(name, str) or not CELL_ID.fullmatch(name) or name in seen:
+        if not isinstance(name, str) or not CELL_ID.fullmatch(name) or name in names:
             cell["id"] = f"handed-in-{index}"
-        seen.add(cell["id"])
+        names.add(cell["id"])
     notebook.metadata = NotebookNode()
     notebook.nbformat_minor = 5
     return notebook

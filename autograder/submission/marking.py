@@ -128,27 +128,27 @@ def _grade(
     blank = result.score == 0 and untouched(notebook, assignment.released)
     result.status = status.worst([*(e.status for e in events), *([status.BLANK] if blank else [])])
     result.reason = one_line(_reason(result, events))
-    reports = [one.report for one in result.exercises if one.report is not None]
+    reports = [exercise.report for exercise in result.exercises if exercise.report is not None]
     result.by_chance = any(e.by_chance for e in events) or any(r["by_chance"] for r in reports)
     result.changes += [*restored.changes, *restored.notes]
     result.eyes = [*_crashes(events), *restored.changes]
     result.eyes += [
-        f"{one.name}: the record of its messages and the network contradict each other"
-        for one in result.exercises
-        if one.report is not None and one.report["tampered"]
+        f"{exercise.name}: the record of its messages and the network contradict each other"
+        for exercise in result.exercises
+        if exercise.report is not None and exercise.report["tampered"]
     ]
     result.eyes += suspicious(notebook, assignment.released, _references(assignment))
 
 
 def untouched(notebook: NotebookNode, released: NotebookNode) -> bool:
     """Whether every exercise is as it was handed out, and no other cell of the student's answers one."""
-    given = {grade_id(cell): plain(cell.source) for cell in released.cells if _is_solution(cell)}
+    stubs = {grade_id(cell): plain(cell.source) for cell in released.cells if _is_solution(cell)}
     own = {grade_id(cell): plain(cell.source) for cell in notebook.cells if _is_solution(cell)}
     handed_out = {cell.source for cell in released.cells}
     added = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
-    names = frozenset().union(*map(defined_names, given.values()))
+    names = frozenset().union(*map(defined_names, stubs.values()))
     answered = any(names & defined_names(text) for text in added if text not in handed_out)
-    return bool(given) and own == given and not answered
+    return bool(stubs) and own == stubs and not answered
 
 
 def _is_solution(cell: NotebookNode) -> bool:
@@ -162,7 +162,7 @@ def _reason(result: Result, events: list[Event]) -> str:
     for event in events:
         if event.status == result.status:
             return str(event)
-    return next((_loss(one) for one in result.exercises if _lost(one)), "")
+    return next((_loss(exercise) for exercise in result.exercises if _lost(exercise)), "")
 
 
 def _lost(exercise: Exercise) -> bool:
@@ -182,6 +182,6 @@ def _crashes(events: list[Event]) -> list[str]:
 
 def _references(assignment: Assignment) -> frozenset[str]:
     """The modules that hold the answers, and the names by which packages export their content."""
-    checks = [one.check for one in assignment.graded.values() if one.check]
+    checks = [graded.check for graded in assignment.graded.values() if graded.check]
     modules = frozenset(module for check in checks for module in find(check).references)
     return modules | exported_from(modules)

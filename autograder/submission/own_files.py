@@ -31,11 +31,11 @@ def own_files(check: str, root: Path) -> list[Path]:
     first = next((file for file in _named(folder, name, root) if is_own(file)), None)
     if first is None:
         return [file for file in _files(root) if is_own(file)]
-    found, new = set[Path](), {first}
+    known, new = set[Path](), {first}
     while new:
-        found |= new
-        new = {one for file in new for one in _imported(file, root) if is_own(one)} - found
-    return sorted(found)
+        known |= new
+        new = {path for file in new for path in _imported(file, root) if is_own(path)} - known
+    return sorted(known)
 
 
 @functools.cache
@@ -47,9 +47,9 @@ def _files(root: Path) -> list[Path]:
 def _imported(file: Path, root: Path) -> frozenset[Path]:
     """The files that a file imports from the checks, anywhere in its text."""
     return frozenset(
-        found
+        path
         for module, name in _imports(root / file)
-        for found in _named(Path(*module.split(".")), name, root)
+        for path in _named(Path(*module.split(".")), name, root)
     )
 
 

@@ -94,8 +94,10 @@ class Matching:
         reach = self._reach()
         texts = {index: text for text, indices in there.items() for index in indices}
         for index in sorted(texts.keys() - self.places.keys()):
-            fitting = (one for one in wanted[texts[index]] if one in reach[index])
-            place = next((one for one in fitting if one not in self.indices), None)
+            fitting = (place for place in wanted[texts[index]] if place in reach[index])
+            place = next(
+                (candidate for candidate in fitting if candidate not in self.indices), None
+            )
             if place is not None:
                 self.pair(index, place)
 
@@ -132,10 +134,10 @@ class Matching:
                 self.pair(indices[0], place)
 
     def _unknown(self) -> list[tuple[int, NotebookNode]]:
-        return [one for one in enumerate(self.cells) if one[0] not in self.places]
+        return [cell for cell in enumerate(self.cells) if cell[0] not in self.places]
 
     def _missing(self) -> list[tuple[int, NotebookNode]]:
-        return [one for one in enumerate(self.released) if one[0] not in self.indices]
+        return [cell for cell in enumerate(self.released) if cell[0] not in self.indices]
 
     def _answers(self) -> list[tuple[int, NotebookNode]]:
         """Missing exercises that a student answers. A locked cell would lose the student's text."""

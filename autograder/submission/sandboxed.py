@@ -65,7 +65,9 @@ def together(sandbox: Sandbox | None) -> Sandbox | None:
 
 def _masked(assignment: Assignment) -> tuple[str, ...]:
     """The references of all exercises that are judged, whatever notebook they were made for."""
-    judged = {one.check.partition("/")[0] for one in assignment.graded.values() if one.check}
+    judged = {
+        graded.check.partition("/")[0] for graded in assignment.graded.values() if graded.check
+    }
     paths = [path for name in sorted(judged) for path in masked_paths(name)]
     return tuple(dict.fromkeys(paths))
 

@@ -27,8 +27,8 @@ def course_secret(out: Path, file: Path | None = None) -> bytes:
     """
     if file is not None:
         return _read(file)
-    if given := os.environ.get(VARIABLE, "").strip():
-        return _long_enough(given.encode(), VARIABLE)
+    if text := os.environ.get(VARIABLE, "").strip():
+        return _long_enough(text.encode(), VARIABLE)
     own = out / "secret"
     if not own.exists():
         _make(own)

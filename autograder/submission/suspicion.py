@@ -55,21 +55,21 @@ def suspicious(
     references: modules that hold the answers, and the names by which packages export their content. Code
     of the student version itself is not reported.
     """
-    given = {one for cell in released.cells for one in _reaches(cell, references)}
+    released_reaches = {reach for cell in released.cells for reach in _reaches(cell, references)}
     known = {cell.source for cell in released.cells}
-    found: list[str] = []
+    sentences: list[str] = []
     left = READ
     for index, cell in enumerate(notebook.cells):
         if cell.cell_type != "code" or cell.source in known:
             continue
         where = f"cell {grade_id(cell)!r}" if grade_id(cell) else f"cell {index + 1}"
         if len(cell.source) > min(LONGEST, left):
-            found.append(f"{where} was not looked at: it has {len(cell.source):,} characters")
+            sentences.append(f"{where} was not looked at: it has {len(cell.source):,} characters")
             continue
         left -= len(cell.source)
-        new = [one for one in _reaches(cell, references) if one not in given]
-        found += [one_line(f"{where} {one}") for one in dict.fromkeys(new)]
-    return found[:MOST]
+        new = [reach for reach in _reaches(cell, references) if reach not in released_reaches]
+        sentences += [one_line(f"{where} {what}") for what in dict.fromkeys(new)]
+    return sentences[:MOST]
 
 
 def _reaches(cell: NotebookNode, references: frozenset[str]) -> Iterator[str]:
@@ -81,7 +81,10 @@ def _reaches(cell: NotebookNode, references: frozenset[str]) -> Iterator[str]:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return  # it does not run either
     of_classes = {
-        one for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for one in node.body
+        statement
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+        for statement in node.body
     }
     for node in ast.walk(tree):
         for module in _imported(node):
@@ -134,7 +137,7 @@ def _written(node: ast.AST) -> Iterator[str]:
     targets = getattr(node, "targets", []) if isinstance(node, ast.Assign | ast.Delete) else []
     if isinstance(node, ast.AugAssign | ast.AnnAssign):
         targets = [node.target]
-    for target in (one for each in targets for one in _single(each)):
+    for target in (target for each in targets for target in _single(each)):
         if isinstance(target, ast.Subscript):
             yield from _namespace(target.value)
 
@@ -151,7 +154,7 @@ def _namespace(node: ast.expr) -> Iterator[str]:
 
 
 def _inside(module: str, packages: tuple[str, ...]) -> bool:
-    return any(module == one or module.startswith(f"{one}.") for one in packages)
+    return any(module == package or module.startswith(f"{package}.") for package in packages)
 
 
 def _bound(node: ast.AST) -> list[str]:
@@ -167,7 +170,7 @@ def _bound(node: ast.AST) -> list[str]:
         holder, name, _ = node.args
         if isinstance(name, ast.Constant):
             return [f"{_dotted(holder)}.{name.value}"]
-    return [_dotted(one) for target in targets for one in _single(target)]
+    return [_dotted(name) for target in targets for name in _single(target)]
 
 
 def _single(target: ast.expr) -> list[ast.expr]:

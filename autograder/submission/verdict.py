@@ -54,12 +54,12 @@ def left_alone(graded: Graded) -> Exercise:
 def first_loss(report: Report) -> str:
     """The first case that failed: its title, and the report's first sentence about it."""
     failing = [line for line in report.lines if not line.passed]
-    told = next((line for line in failing if line.sentences), None)
-    if told is None:
+    explained = next((line for line in failing if line.sentences), None)
+    if explained is None:
         return one_line(failing[0].title) if failing else "some cases of the check failed"
-    sentence = first_sentence(told.sentences[0])
-    alone = told.title == refusal("").lines[0].title
-    return one_line(sentence if alone else f"{told.title}: {sentence}")
+    sentence = first_sentence(explained.sentences[0])
+    alone = explained.title == refusal("").lines[0].title
+    return one_line(sentence if alone else f"{explained.title}: {sentence}")
 
 
 def first_sentence(text: str) -> str:

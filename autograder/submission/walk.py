@@ -97,7 +97,7 @@ class Walk:
         self.deadline = time.monotonic() + self.limits.submission
         self.executor: Executor | None = None
         self.again: list[Past] = []
-        self.given = {one.source for one in self.assignment.released.cells}
+        self.released = {cell.source for cell in self.assignment.released.cells}
         self.written: list[str] = []  # code that was not handed out
         # cells that did not come to a good end: why, and the status of a limit that they reached
         self.trouble: list[tuple[Past, str, str]] = []
@@ -111,7 +111,7 @@ class Walk:
             self.exercises.append(verdict.by_hand(graded))
         if cell.cell_type != "code" or _skipped(cell) or not cell.source.strip():
             return
-        if cell.source not in self.given:
+        if cell.source not in self.released:
             self.written.append(cell.source)
         self.number += 1
         cell["execution_count"] = self.number

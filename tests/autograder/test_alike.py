@@ -105,7 +105,7 @@ def test_a_renamed_copy_of_the_reference_is_found(
 
 def large(texts: Answers, own: Originals) -> set[str]:
     """The exercises whose answers are long enough to be compared."""
-    return {name for name, text in texts.items() if len(shape(text, own.given).prints) >= LEAST}
+    return {name for name, text in texts.items() if len(shape(text, own.released).prints) >= LEAST}
 
 
 @pytest.mark.parametrize("assignment", ASSIGNMENTS)
@@ -150,7 +150,7 @@ def test_what_was_handed_out_is_nobodys_own(against: dict[str, Originals]) -> No
         assert compare({"a": untouched, "b": untouched}, against[name]) == []
         for cell in read(NOTEBOOKS, name).cells:
             if cell.cell_type == "code":
-                copied = shape(cell.source, against[name].given)
+                copied = shape(cell.source, against[name].released)
                 assert copied is None or not copied.prints
 
 

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from autograder.report.disclosure import told
+from autograder.report.disclosure import disclosed
 from autograder.sample.mutants import read_mutants
 from course_lib.checks.judge import faults
 from course_lib.checks.judge.answers import Answer, judge_answer
@@ -43,7 +43,9 @@ def judged(exercise: str, *objects: object, cases: str = "hidden", seed: int = 7
 
 def texts(report: dict) -> str:
     return "\n".join(
-        text for row in told(report) for text in (row.title, row.note, *row.sentences, *row.output)
+        text
+        for row in disclosed(report)
+        for text in (row.title, row.note, *row.sentences, *row.output)
     )
 
 
@@ -104,7 +106,7 @@ def test_the_mean_of_hidden_values_is_not_told() -> None:
 def test_visible_cases_are_told_in_full() -> None:
     report = judged("message_prediction", lambda n: n + 1, lambda n: n, cases="visible")
     said = [text for line in report["lines"] for text in line["sentences"]]
-    assert [text for row in told(report) for text in row.sentences] == said
+    assert [text for row in disclosed(report) for text in row.sentences] == said
 
 
 # Whatever a student's code could have filled holds this word or this number.
@@ -231,12 +233,12 @@ def test_a_report_keeps_the_general_words_in_its_file() -> None:
     line = ReportLine("4 ranks", False, hidden=True)
     line.say([Sentence("f(17) is wrong", "f is wrong"), Sentence("at secret"), "a hint"])
     report = json.loads(json.dumps(Report("x", 0.0, [line]).to_json()))
-    assert [row.sentences for row in told(report)] == [["f is wrong", "a hint"]]
+    assert [row.sentences for row in disclosed(report)] == [["f is wrong", "a hint"]]
     assert Report.from_json(report).lines[0].sentences == ["f(17) is wrong", "at secret", "a hint"]
     del report["lines"][0]["general"]  # as older graders wrote it
-    assert [row.sentences for row in told(report)] == [[]]
+    assert [row.sentences for row in disclosed(report)] == [[]]
     report["lines"][0]["hidden"] = False
-    assert told(report)[0].sentences == ["f(17) is wrong", "at secret", "a hint"]
+    assert disclosed(report)[0].sentences == ["f(17) is wrong", "at secret", "a hint"]
 
 
 def inputs_of(name: str, seed: int) -> set[str]:
@@ -264,5 +266,5 @@ def test_mutants_hidden_reports_tell_no_inputs(seed: int) -> None:
         digits = set(re.findall(r"\d{5,}", re.sub(r"(?<=\d)[,_](?=\d)", "", said)))
         assert not digits & inputs_of(name, seed), (mutant.title, said)
         assert not re.search(r"\b[a-z]\w+\(-?\d.*\) (gives|raised)", said), (mutant.title, said)
-        failed = [row for row in told(report.to_json()) if not row.passed]
+        failed = [row for row in disclosed(report.to_json()) if not row.passed]
         assert failed and any(row.sentences for row in failed), "the kind of the mistake is told"

@@ -572,7 +572,7 @@ def test_what_is_handed_in_arrives(shared: Executor, seed: int) -> None:
         (["1 / 0"], False, "1 / 0 has no value: ZeroDivisionError: division by zero"),
         (["5"], True, "5 must be a function that you write; it is of type int."),
         (["iter([]).__next__", "(i for i in ())"], False, "is a generator, which cannot be copied"),
-        (["b'x' * (2 << 20)"], False, "at most 1,048,576 are taken"),
+        (["b'x' * (2 << 20)"], False, "takes at most 1,048,576"),
     ],
 )
 def test_what_cannot_be_handed_in_is_said(

@@ -295,7 +295,7 @@ def test_an_orphan_is_seen_and_ended(
         done = subprocess.run(
             ["sh", "-c", script], start_new_session=True, capture_output=True, text=True, check=True
         )
-    assert len(left.found) == 1 and "sleep 4321" in left.found[0]
+    assert len(left.processes) == 1 and "sleep 4321" in left.processes[0]
     assert_no_orphans([int(done.stdout)])
 
 
@@ -304,7 +304,7 @@ def test_what_ends_in_time_is_no_leftover(no_ranks: None) -> None:
         subprocess.run(["sleep", "0"], check=True)
         child = subprocess.Popen(["sleep", "0.5"])
     child.wait()
-    assert left.found == []
+    assert left.processes == []
 
 
 def test_a_snapshot_tells_what_was_written_changed_and_removed(tmp_path: Path) -> None:
