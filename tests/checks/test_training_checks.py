@@ -236,13 +236,13 @@ def values(n: int, model: dict, micro: int = 1) -> Case:
         lines.same_as_one_process(what, run, what, mistakes=lines.common(n))
         for what in ("start", "grad", "param")
     ]
-    return lines.case("replicas", "values", run, told)
+    return lines.training_case("replicas", "values", run, told)
 
 
 def overlap_and_memory(n: int = 2) -> Case:
     model = {"name": "plain", "width": WIDE, "depth": DEEP, "dtype": "float32"}
     run = training(n, model, steps=1, tell=(), more={"memory": True})
-    return lines.case(
+    return lines.training_case(
         "replicas", "overlap", run,
         [
             Line("values", lambda seen: RIGHT),
@@ -349,11 +349,11 @@ def test_a_steps_bytes_and_what_the_run_ends_with() -> None:
         lines.volume_line([step] * n, title="second step", between=(2, 4)),
         lines.volume_line([step] * n, title="whole run"),
     ]
-    found = judged(Right, lines.case("replicas", "bytes", run, told))
+    found = judged(Right, lines.training_case("replicas", "bytes", run, told))
     assert {title: line["passed"] for title, line in found.items()} == {
         "end": True, "second step": True, "whole run": False,
     }  # fmt: skip
-    wrong = judged(NotDivided, lines.case("replicas", "bytes", run, told[:1]))
+    wrong = judged(NotDivided, lines.training_case("replicas", "bytes", run, told[:1]))
     assert "divide it by their number" in " ".join(wrong["end"]["sentences"])
 
 

@@ -69,7 +69,7 @@ class Call:
         }  # fmt: skip
 
 
-def case(
+def function_case(
     title: str,
     calls: Sequence[Call],
     lines: Sequence[Line],
@@ -131,7 +131,7 @@ def values_line(
     slips = tuple(slips)
 
     def judge(seen: Observed) -> Finding:
-        told = told_of(seen, call)
+        told = reply_about(seen, call)
         if told.error is not None:
             return raised(about, *told.error)
         for name in names or list(call.wanted):
@@ -142,7 +142,7 @@ def values_line(
     return Line(title, judge, weight, short=short)
 
 
-def told_of(seen: Observed, call: Call) -> Told:
+def reply_about(seen: Observed, call: Call) -> Told:
     return seen.values[0][call.name]
 
 
@@ -166,7 +166,7 @@ def wrong_one(
     slips: Sequence[Slip],
     otherwise: str,
 ) -> Finding | None:
-    misfits = told_of(seen, call).misfits
+    misfits = reply_about(seen, call).misfits
     if name.startswith("grad.") and any(one in misfits for one in call.outputs):
         return wrong(cause=ANY)  # backward had nothing to begin with
     subject, wanted = about.subjects.get(name, name), call.wanted[name]
@@ -221,7 +221,7 @@ def work_line(call: Call, title: str, most: Mapping[str, float], says: str, weig
     """FLOPs of products of matrices: `most` at most in each direction, "forward" and "backward"."""
 
     def judge(seen: Observed) -> Finding:
-        flops = told_of(seen, call).flops
+        flops = reply_about(seen, call).flops
         for direction, enough in most.items():
             done = flops.get(direction)
             if done is None:
@@ -263,7 +263,7 @@ def memory_line(
     }[key]
 
     def judge(seen: Observed) -> Finding:
-        found, outside = getattr(told_of(seen, call), key), from_outside(seen, call, key)
+        found, outside = getattr(reply_about(seen, call), key), from_outside(seen, call, key)
         if found is None or outside is None:
             return wrong(f"no bytes of {key} were reported.", cause=ANY)
         if outside >= pages > 0:

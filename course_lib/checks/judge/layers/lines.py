@@ -29,7 +29,7 @@ def members(seen: Observed) -> list[int]:
     return list(seen.case.groups[0]) if seen.case.groups else list(range(seen.world_size))
 
 
-def told(seen: Observed, rank: int, run: Run) -> Told:
+def reply_about(seen: Observed, rank: int, run: Run) -> Told:
     """The recipe's reply about the run on this rank."""
     return seen.values[rank][run.name]
 
@@ -73,7 +73,7 @@ def differs(
     """The first of the wanted tensors that is wrong, name by name on all ranks."""
     for name in names or list(run.wanted[0]):
         for k, rank in enumerate(members(seen)):
-            came = told(seen, rank, run).misfits
+            came = reply_about(seen, rank, run).misfits
             if name.startswith("grad.") and "y" in came:
                 return wrong(cause=ANY)  # backward had nothing to begin with
             if name in came:
@@ -137,7 +137,7 @@ def values_or_refusal_line(
     """Sizes that do not divide: right values, or a ValueError on every rank that names the `numbers`."""
 
     def judge(seen: Observed) -> Finding:
-        refused = [told(seen, rank, run).refused for rank in members(seen)]
+        refused = [reply_about(seen, rank, run).refused for rank in members(seen)]
         if refused[0] is not None and None not in refused:
             _, text, place = refused[0]
             if set(numbers) <= {int(one) for one in re.findall(r"\d+", text)[:20]}:
@@ -159,7 +159,7 @@ def same_everywhere_line(run: Run, name: str, title: str, says: str, weight: flo
 
     def judge(seen: Observed) -> Finding:
         key, ranks = f"{run.name}.{name}", members(seen)
-        if any(name in told(seen, rank, run).misfits for rank in ranks):
+        if any(name in reply_about(seen, rank, run).misfits for rank in ranks):
             return wrong(f"{subject(name)} is not there, or of another shape.", cause=ANY)
         first = seen.tensors[ranks[0]][key]
         for rank in ranks[1:]:
@@ -179,7 +179,7 @@ def same_everywhere_line(run: Run, name: str, title: str, says: str, weight: flo
 
 def operations(run: Run, seen: Observed, rank: int, direction: str) -> list[Operation]:
     """Those of one direction of the run; none if it was refused."""
-    begun = told(seen, rank, run).begun
+    begun = reply_about(seen, rank, run).begun
     if len(begun) <= BACKWARD:
         return []
     first, last = (begun[place] for place in DIRECTIONS[direction])
@@ -251,7 +251,7 @@ def memory_line(
 
     def judge(seen: Observed) -> Finding:
         for k, rank in enumerate(members(seen)):
-            got = getattr(told(seen, rank, run), key)
+            got = getattr(reply_about(seen, rank, run), key)
             if got is None:
                 return wrong(f"rank {rank} did not report the bytes that it {what}.")
             for moment, many in looked.items():

@@ -96,7 +96,7 @@ class Run:
         return {name: Spec.of(one) for name, one in self.wanted[k].items()} | drawn
 
 
-def case(
+def layer_case(
     title: str,
     runs: Sequence[Run],
     lines: Sequence[Line],

@@ -4,10 +4,10 @@ from course_lib.checks.judge.training.memory import held_line, megabytes, peak_l
 from course_lib.checks.judge.training.runs import (
     IN_A_GROUP,
     OPTIMIZERS,
-    case,
     group_trouble,
     members,
     outputs,
+    training_case,
 )
 from course_lib.checks.judge.training.traffic import (
     last_backwards,
@@ -23,7 +23,7 @@ from course_lib.checks.judge.training.values import (
     kind,
     only,
     same_as_one_process,
-    told,
+    usual_cause,
     whole_world,
 )
 
@@ -32,7 +32,6 @@ __all__ = [
     "OPTIMIZERS",
     "TOLERANCE",
     "Mistake",
-    "case",
     "common",
     "differing",
     "first",
@@ -46,7 +45,8 @@ __all__ = [
     "outputs",
     "peak_line",
     "same_as_one_process",
-    "told",
+    "training_case",
+    "usual_cause",
     "volume_line",
     "whole_world",
     "within",

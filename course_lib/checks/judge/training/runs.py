@@ -25,7 +25,7 @@ IN_A_GROUP = (
 KEEP_GROUP = "The ranks that hold replicas are passed as group=: keep that argument of __init__."
 
 
-def case(
+def training_case(
     recipe: str,
     title: str,
     training: Training,

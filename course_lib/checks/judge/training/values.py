@@ -116,7 +116,7 @@ def same_as_one_process(
             found = {name: seen.tensors[rank][name] for name in expected}
             differ = differing(found, expected, training.dtype, starts)
             if differ:
-                says = told(training, differ[0], found, k, mistakes)
+                says = usual_cause(training, differ[0], found, k, mistakes)
                 # other sizes and numbers of ranks are the same mistake
                 cause = re.sub(r"\d+", "N", says)
                 return wrong(first(differ[0], found, expected, rank, seen), says, cause=cause)
@@ -170,7 +170,7 @@ def first(name: str, found: Tensors, expected: Tensors, rank: int, seen: Observe
     return difference(general, found[name], expected[name], "an element is ")
 
 
-def told(
+def usual_cause(
     training: Training, wrong_first: str, found: Tensors, rank: int, mistakes: Iterable[Mistake]
 ) -> str:
     """The first mistake whose values are the ones that were found, in the step that went wrong first.

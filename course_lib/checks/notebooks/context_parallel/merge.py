@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from course_lib.checks.judge.functions import About, Call, case, changed, got, values_line
+from course_lib.checks.judge.functions import About, Call, changed, function_case, got, values_line
 from course_lib.checks.kit import Case, Draw, Finding, Line, Observed, Slip, exercise
 from course_lib.checks.notebooks.context_parallel.references import (
     OPERATIONS,
@@ -278,7 +278,7 @@ def online_softmax_merge(draw: Draw) -> Iterator[Case]:
     calls = {name: one.call(name) for name, one in (
         ("plain", plain), ("square", square), ("flat", flat), ("masked", hidden), ("large", extreme),
     )}  # fmt: skip
-    yield case(
+    yield function_case(
         "two parts", list(calls.values()),
         [
             values_of(plain, calls["plain"], "two parts are attention to all keys", 2),
@@ -295,7 +295,7 @@ def online_softmax_merge(draw: Draw) -> Iterator[Case]:
     if draw.hidden:
         kinds = Parts.draw(draw, (3, 7), 5, torch.float32), masked(draw, torch.float32)
         made = [one.call(f"float32 {i}") for i, one in enumerate((*kinds, large(draw)))]
-        yield case(
+        yield function_case(
             "float32", made,
             [
                 values_of(kinds[0], made[0], "float32", 0.5),

@@ -54,8 +54,8 @@ class Run(layers.Run):
 def case(
     title: str, runs: Sequence[Run], lines: Sequence[Line], refused: Mapping[str, str], **more: Any
 ) -> Case:
-    """`layers.case`; refused: operators of PyTorch's, see `without_operators`."""
-    made = layers.case(title, runs, lines, room=ROOM, **more)
+    """`layers.layer_case`; refused: operators of PyTorch's, see `without_operators`."""
+    made = layers.layer_case(title, runs, lines, room=ROOM, **more)
     names = [list(pair) for pair in refused.items()]
     for side in made.sides:
         side.instructions["refused"] = names

@@ -8,7 +8,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from course_lib.checks.judge.functions import About, Call, case, memory_line, values_line, work_line
+from course_lib.checks.judge.functions import (
+    About,
+    Call,
+    function_case,
+    memory_line,
+    values_line,
+    work_line,
+)
 from course_lib.checks.kit import (
     ANY,
     Case,
@@ -266,7 +273,7 @@ def tiled_attention(draw: Draw) -> Iterator[Case]:
         call_of("fitting", fitting, 4, True), forward_of(call_of("large", large, 5, True), large),
     ]  # fmt: skip
     forward = [forward_of(*pair) for pair in zip(calls[:3], (plain, causal, grouped), strict=True)]
-    yield case(
+    yield function_case(
         "values", [*forward, *calls],
         [
             values_of(forward[0], plain, "13 tokens in tiles of 5", 5, 2),
@@ -284,7 +291,7 @@ def tiled_attention(draw: Draw) -> Iterator[Case]:
     long = Whole.draw(draw, 1, SEQ, HEADS, HEADS, HEAD_DIM, causal=True)
     measured = call_of("long", long, BLOCK, True, measured=True)
     half, exact = half_call(draw)
-    yield case(
+    yield function_case(
         LONG, [measured],
         [
             both_of(measured, long, "a longer sequence", BLOCK, 0.5),
@@ -294,7 +301,9 @@ def tiled_attention(draw: Draw) -> Iterator[Case]:
         OPERATIONS, timeout=30.0,
     )  # fmt: skip
     # apart: a student who rounds too often must still get the lines about memory
-    yield case("half", [half], [half_line(half, exact, "bfloat16, rounded once", 1)], OPERATIONS)
+    yield function_case(
+        "half", [half], [half_line(half, exact, "bfloat16, rounded once", 1)], OPERATIONS
+    )
     if draw.hidden:
         yield from more(draw)
 
@@ -314,4 +323,4 @@ def more(draw: Draw) -> Iterator[Case]:
             ("tiles of one token", "one tile for all", "all heads with one of keys"), strict=True,
         )
     ]  # fmt: skip
-    yield case("tiles of other sizes", calls, lines, OPERATIONS, hidden=True)
+    yield function_case("tiles of other sizes", calls, lines, OPERATIONS, hidden=True)

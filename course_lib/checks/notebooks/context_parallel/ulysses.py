@@ -10,9 +10,9 @@ from typing import Any
 from course_lib import facts
 from course_lib.checks.judge.layers.lines import (
     members,
+    reply_about,
     saved_line,
     sent_line,
-    told,
     values_or_refusal_line,
 )
 from course_lib.checks.kit import (
@@ -201,7 +201,7 @@ def kept_line(spread: Spread) -> Line:
     )
 
     def judge(seen: Observed) -> Finding:
-        kept = [told(seen, rank, run).saved for rank in members(seen)]
+        kept = [reply_about(seen, rank, run).saved for rank in members(seen)]
         most_kept = max((one for one in kept if one is not None), default=0)
         if most_kept >= scores_made(spread) * FLOAT // 2:
             return essential(scores).judge(seen)

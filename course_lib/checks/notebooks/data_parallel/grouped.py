@@ -39,6 +39,6 @@ def in_a_group(draw: Draw, sum_of: str = "bucket", **more: Any) -> Case:
         return wrong(*found.sentences, lines.IN_A_GROUP)
 
     line = Line(title, judge, short=True)
-    return lines.case(
+    return lines.training_case(
         "replicas", title, run, [line], members=MEMBERS, world_size=WORLD, timeout=SECONDS
     )

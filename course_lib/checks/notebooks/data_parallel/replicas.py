@@ -50,7 +50,7 @@ def training(
 
 def case(title: str, run: Training, judged: Sequence[Line]) -> Case:
     """A run of the student's wrapper."""
-    return lines.case("replicas", title, run, judged, timeout=SECONDS)
+    return lines.training_case("replicas", title, run, judged, timeout=SECONDS)
 
 
 def trained(run: Training) -> dict[str, torch.Tensor]:

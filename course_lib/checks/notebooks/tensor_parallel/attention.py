@@ -13,7 +13,7 @@ from course_lib.checks.judge.layers.lines import (
     values_line,
     values_or_refusal_line,
 )
-from course_lib.checks.judge.layers.runs import Run, case
+from course_lib.checks.judge.layers.runs import Run, layer_case
 from course_lib.checks.kit import Case, Draw, Line, essential, exercise
 from course_lib.checks.notebooks.tensor_parallel.attention_dropout import dropout_case
 from course_lib.checks.notebooks.tensor_parallel.heads import LR, Heads, head_slips
@@ -156,7 +156,7 @@ def parallel_heads(draw: Draw) -> Iterator[Case]:
     run = attention_run("heads", whole)
     wide = Heads.draw(draw, 4, 8, 8, 64, (2, 4), True)  # 8.4 MB: seen among the pages of a process
     large = replace(attention_run("wide", wide), pages=True)
-    yield case(
+    yield layer_case(
         "4 ranks", [run, large],
         [
             *lines_of(run, whole, "8 heads, 4 ranks", 2),
@@ -170,12 +170,14 @@ def parallel_heads(draw: Draw) -> Iterator[Case]:
     )  # fmt: skip
     odd = refused_run("odd", draw, 4, 6)
     told = values_or_refusal_line(odd, ODD, (6, 4), otherwise=UNEVEN, weight=1)
-    yield case(ODD, [odd], [told])
+    yield layer_case(ODD, [odd], [told])
     yield plain(draw, 2, 4, "4 heads, group {1, 2}", 1, members=SUB_GROUP, world_size=3)
     yield plain(draw, 3, 3, "a head for each of 3 ranks", 1)
     whole = Heads.draw(draw, 1, 2, 2, 4, (1, 3), True)
     run = attention_run("one", whole)
-    yield case("1 rank", [run], [values_line(run, "1 rank", weight=0.5, trivial=True, short=True)])
+    yield layer_case(
+        "1 rank", [run], [values_line(run, "1 rank", weight=0.5, trivial=True, short=True)]
+    )
     if draw.hidden:
         yield plain(draw, 2, 6, "6 heads, 2 ranks", 1)
 
@@ -184,7 +186,7 @@ def plain(draw: Draw, n: int, heads: int, title: str, weight: float, **more: Any
     """As many key and value heads as query heads, without a bias."""
     whole = Heads.draw(draw, n, heads, heads, 4, (1, 5), False)
     run = attention_run("plain", whole)
-    return case(title, [run], lines_of(run, whole, title, weight, sent=False), **more)
+    return layer_case(title, [run], lines_of(run, whole, title, weight, sent=False), **more)
 
 
 @exercise(
@@ -196,7 +198,7 @@ def parallel_self_attention(draw: Draw) -> Iterator[Case]:
     yield plain(draw, 2, 4, "kv_heads left out, 2 ranks", 0.5)
     odd = refused_run("odd", draw, 4, 12, 6)
     told = values_or_refusal_line(odd, ODD_KEYS, (6, 4), otherwise=UNEVEN, weight=0.5)
-    yield case(ODD_KEYS, [odd], [told])
+    yield layer_case(ODD_KEYS, [odd], [told])
     yield dropout_case(draw)
     if draw.hidden:
         yield dropout_case(draw, 3, 6)
@@ -223,4 +225,4 @@ def grouped(
     # where ranks hold copies of a head, a step shows whether these stay alike
     told = lines_of(run, whole, title, weight, sent=once, after_step=0.5 if once else 3)
     told += memory_lines(run, whole) if once else []
-    return case(title, [run], told, members=members, world_size=world_size, known=known)
+    return layer_case(title, [run], told, members=members, world_size=world_size, known=known)

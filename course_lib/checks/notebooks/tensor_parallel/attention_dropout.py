@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from course_lib.checks.judge.layers.lines import differs, members, same_everywhere_line, values_line
-from course_lib.checks.judge.layers.runs import Run, case
+from course_lib.checks.judge.layers.runs import Run, layer_case
 from course_lib.checks.kit import ANY, RIGHT, Case, Draw, Finding, Line, Observed, close, wrong
 from course_lib.checks.notebooks.tensor_parallel.heads import Heads
 
@@ -113,4 +113,4 @@ def dropout_case(draw: Draw, n: int = 2, heads: int = 4) -> Case:
         plain, "drawn", f"dropout={P}: the same random numbers behind it", AFTERWARDS, weight=1
     )
     nothing = nothing_line(after, whole, f"dropout={P}: nothing dropped after eval()", 0.5)
-    return case(f"dropout, {n} ranks", [plain, after], [masks, then(masks, agree), nothing])
+    return layer_case(f"dropout, {n} ranks", [plain, after], [masks, then(masks, agree), nothing])

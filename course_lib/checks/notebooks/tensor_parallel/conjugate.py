@@ -226,10 +226,10 @@ def conjugate_functions(draw: Draw) -> Iterator[Case]:
         told = [right(run, f"{name}, 3 ranks", 2)]
         told += [direction(run, which, 0.5) for which in ("forward", "backward")]
         told += [own_work(run, f"{name}: backward is yours", point=True), *also]
-        yield runs.case(f"{name}, 3 ranks", [run], told)
+        yield runs.layer_case(f"{name}, 3 ranks", [run], told)
     yield from memory_layouts(draw)
     enter, leave = both(2, 4)
-    yield runs.case("group", [enter, leave],
+    yield runs.layer_case("group", [enter, leave],
         [right(one, f"{NAMES[one.object]}, group {{1, 3}}", 0.5, short=True) for one in (enter, leave)],
         members=(1, 3), world_size=4,
     )  # fmt: skip
@@ -245,7 +245,7 @@ def memory_layouts(draw: Draw) -> Iterator[Case]:
     """Tensors that do not lie in memory row by row; a case for each function, since all_reduce raises."""
     for which in (ENTER, LEAVE):
         pair = [a_run(draw, which, 3, (2, 5), layout=layout) for layout in ("expanded", "columns")]
-        yield runs.case(f"{NAMES[which]}, layouts", pair,
+        yield runs.layer_case(f"{NAMES[which]}, layouts", pair,
             [
                 right(one, f"{NAMES[which]}: x by columns, {gradient}", 0.5)
                 for one, gradient in zip(pair, ("the gradient of a sum", "its gradient too"), strict=True)
@@ -258,4 +258,4 @@ def one_more(pair: Sequence[Run], title: str, trivial: bool = False) -> Case:
         right(one, f"{NAMES[one.object]}, {title}", 0.5, short=True, trivial=trivial)
         for one in pair
     ]
-    return runs.case(title, pair, judged)
+    return runs.layer_case(title, pair, judged)

@@ -274,16 +274,18 @@ def vocab_parallel_embedding(draw: Draw) -> Iterator[Case]:
     run, title = run_of(table), "3 ranks, 31 tokens"
     broad = Table.draw(draw, 3, 1031, 1024, 4, 10)  # 8.4 MB: seen among the pages of a process
     large = replace(run_of(broad, "broad"), pages=True)
-    yield runs.case(
+    yield runs.layer_case(
         title,
         [run, large],
         [*first_lines(run, table, title), *costs(run, table), held(large, broad)],
     )
     table = Table.draw(draw, 2, 8, 3, 9)
     run, title = run_of(table), "group {1, 3}"
-    yield runs.case(title, [run], [line(run, table, title)], members=(1, 3), world_size=4)
+    yield runs.layer_case(title, [run], [line(run, table, title)], members=(1, 3), world_size=4)
     if draw.hidden:
         for n, vocab in ((4, 18), (2, 7), (1, 6)):
             table = Table.draw(draw, n, vocab, 4, 3, 8)
             run, title = run_of(table), f"{words.counted(n, 'rank')}, {vocab} tokens"
-            yield runs.case(title, [run], [line(run, table, title, short=True, trivial=n == 1)])
+            yield runs.layer_case(
+                title, [run], [line(run, table, title, short=True, trivial=n == 1)]
+            )

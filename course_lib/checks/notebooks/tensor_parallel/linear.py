@@ -12,7 +12,7 @@ from course_lib.checks.judge.layers.lines import (
     values_line,
     values_or_refusal_line,
 )
-from course_lib.checks.judge.layers.runs import Run, case
+from course_lib.checks.judge.layers.runs import Run, layer_case
 from course_lib.checks.kit import Case, Draw, Line, Slip, essential, exercise
 from course_lib.checks.notebooks.tensor_parallel.shared import own_work
 from course_lib.checks.notebooks.tensor_parallel.slips import (
@@ -116,7 +116,7 @@ def column_parallel_linear(draw: Draw) -> Iterator[Case]:
     run = column_run("plain", whole, False)
     wide = Whole.draw(draw, 4, (512, 2048), (2, 8))  # 8.4 MB: seen among the pages of a process
     large = replace(column_run("wide", wide, False), pages=True)
-    yield case(
+    yield layer_case(
         "4 ranks", [run, large],
         [
             *column_lines(run, whole, False, "4 ranks, 12 features", 2),
@@ -131,7 +131,7 @@ def column_parallel_linear(draw: Draw) -> Iterator[Case]:
     run = column_run("gathered", whole, True, bias=False)
     uneven = Whole.draw(draw, 2, (4, 7), (3,))
     odd = column_run("uneven", uneven, True, refuses=True)
-    yield case(
+    yield layer_case(
         "sub-group", [run, odd],
         [
             *column_lines(run, whole, True, "gather_output, no bias, group {1, 2}", 1),
@@ -144,14 +144,16 @@ def column_parallel_linear(draw: Draw) -> Iterator[Case]:
     )  # fmt: skip
     whole = Whole.draw(draw, 3, (5, 6), (4,))
     run = column_run("flat", whole, True)
-    yield case("3 ranks", [run], column_lines(run, whole, True, "gather_output, 3 ranks", 1.5))
+    yield layer_case(
+        "3 ranks", [run], column_lines(run, whole, True, "gather_output, 3 ranks", 1.5)
+    )
     yield one_rank(draw, lambda whole: column_run("one", whole, True), column_slips)
     if draw.hidden:
         whole = Whole.draw(draw, 4, (3, 4), (2,))
         run = column_run("narrow", whole, True)
         uneven = Whole.draw(draw, 4, (3, 10), (2, 2))
         odd = column_run("uneven", uneven, False, refuses=True)
-        yield case(
+        yield layer_case(
             "hidden", [run, odd],
             [
                 *column_lines(run, whole, True, "a feature for each rank", 1),
@@ -186,7 +188,7 @@ def one_rank(
     whole = Whole.draw(draw, 1, (4, 5), (3,))
     run = run_of(whole)
     line = values_line(run, "1 rank", weight=0.5, trivial=True, short=True)
-    return case("1 rank", [run], [line])
+    return layer_case("1 rank", [run], [line])
 
 
 # ---- row-parallel
@@ -256,7 +258,7 @@ def row_parallel_linear(draw: Draw) -> Iterator[Case]:
     run = row_run("plain", whole, True)
     wide = Whole.draw(draw, 4, (2048, 512), (2, 8))
     large = replace(row_run("wide", wide, True), pages=True)
-    yield case(
+    yield layer_case(
         "4 ranks", [run, large],
         [
             *row_lines(run, whole, True, "4 ranks, 8 features", 2),
@@ -272,7 +274,7 @@ def row_parallel_linear(draw: Draw) -> Iterator[Case]:
     run = row_run("whole", whole, False, bias=False)
     uneven = Whole.draw(draw, 2, (7, 4), (3,))
     odd = row_run("uneven", uneven, False, refuses=True)
-    yield case(
+    yield layer_case(
         "sub-group", [run, odd],
         [
             *row_lines(run, whole, False, "the whole x, no bias, group {1, 2}", 1),
@@ -285,14 +287,14 @@ def row_parallel_linear(draw: Draw) -> Iterator[Case]:
     )  # fmt: skip
     whole = Whole.draw(draw, 3, (6, 5), (4,))
     run = row_run("flat", whole, False)
-    yield case("3 ranks", [run], row_lines(run, whole, False, "the whole x, 3 ranks", 1.5))
+    yield layer_case("3 ranks", [run], row_lines(run, whole, False, "the whole x, 3 ranks", 1.5))
     yield one_rank(draw, lambda whole: row_run("one", whole, True), row_slips)
     if draw.hidden:
         whole = Whole.draw(draw, 4, (4, 3), (2,))
         run = row_run("narrow", whole, True)
         uneven = Whole.draw(draw, 4, (10, 3), (2, 2))
         odd = row_run("uneven", uneven, True, refuses=True)
-        yield case(
+        yield layer_case(
             "hidden", [run, odd],
             [
                 *row_lines(run, whole, True, "a feature for each rank", 1),

@@ -222,12 +222,12 @@ UNEVEN = "5 positions, 2 ranks"
 def sequence_parallel(draw: Draw) -> Iterator[Case]:
     gather, scatter = gathering(draw, 3, (2, 6, 4)), scattering(draw, 3, (2, 6, 4))
     norm = norm_run(draw, 3, 2, 9, 40)
-    yield runs.case("the pair, 3 ranks", [gather, scatter],
+    yield runs.layer_case("the pair, 3 ranks", [gather, scatter],
         [*both_ways(gather), *both_ways(scatter), own_work(gather)],
     )  # fmt: skip
-    yield runs.case("the norm, 3 ranks", [norm], norm_lines(norm))
+    yield runs.layer_case("the norm, 3 ranks", [norm], norm_lines(norm))
     gather, scatter = gathering(draw, 2, (3, 4, 2)), scattering(draw, 2, (3, 4, 2))
-    yield runs.case("group", [gather, scatter],
+    yield runs.layer_case("group", [gather, scatter],
         [
             pair_line(one, f"{NAMES[one.object]}, group {{1, 3}}", ["y", "grad.x"], 0.5, short=True)
             for one in (gather, scatter)
@@ -235,7 +235,7 @@ def sequence_parallel(draw: Draw) -> Iterator[Case]:
         members=(1, 3), world_size=4,
     )  # fmt: skip
     uneven = replace(scattering(draw, 2, (2, 5, 3)), refuses=True)
-    yield runs.case(UNEVEN, [uneven],
+    yield runs.layer_case(UNEVEN, [uneven],
         [values_or_refusal_line(uneven, f"{NAMES[SCATTER]}: {UNEVEN}", [5, 2], weight=0.5)],
     )  # fmt: skip
     yield sequence_dim.dim_case(draw)
@@ -260,4 +260,4 @@ def again(draw: Draw, n: int, dtype: torch.dtype) -> Case:
         values_line(norm, f"norm, {words.counted(n, 'rank')}", slips=norm_wrong(norm), weight=0.5,
                     short=True, trivial=n == 1)
     )  # fmt: skip
-    return runs.case(title, [*pair, norm], judged)
+    return runs.layer_case(title, [*pair, norm], judged)

@@ -34,7 +34,7 @@ def along(draw: Draw, dim: int) -> list[Run]:
 def dim_case(draw: Draw) -> Case:
     """Each of the pair along the first dimension and along the last."""
     made = [run for dim in DIMS for run in along(draw, dim)]
-    return runs.case(TITLE, made, [line(made, which) for which in (GATHER, SCATTER)])
+    return runs.layer_case(TITLE, made, [line(made, which) for which in (GATHER, SCATTER)])
 
 
 def line(made: list[Run], which: int) -> Line:

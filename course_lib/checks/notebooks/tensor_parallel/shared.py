@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from course_lib.checks.judge.layers.lines import members, operations, told
+from course_lib.checks.judge.layers.lines import members, operations, reply_about
 from course_lib.checks.judge.layers.runs import Run
 from course_lib.checks.kit import RIGHT, Finding, Line, Observed, wrong
 
@@ -84,7 +84,7 @@ def own_work(
                     cause="PyTorch's",
                     misses_point=point,
                 )
-            if told(seen, rank, run).by_luck:
+            if reply_about(seen, rank, run).by_luck:
                 return wrong(BY_LUCK, WRITE_BACKWARD, cause=BY_LUCK, misses_point=point)
         return RIGHT
 

@@ -17,7 +17,7 @@ from course_lib.checks.judge.layers.lines import (
     sent_line,
     values_line,
 )
-from course_lib.checks.judge.layers.runs import Run, case
+from course_lib.checks.judge.layers.runs import Run, layer_case
 from course_lib.checks.kit import (
     Case,
     Draw,
@@ -227,7 +227,7 @@ def swap(draw: Draw) -> Iterator[Case]:
     four = Swap.draw(draw, 4, 16)
     run = four.run("four")
     dropped = Swap.draw(draw, 4, 8, dropout=0.4).run("dropped")
-    yield case(
+    yield layer_case(
         "4 ranks", [run, dropped],
         [
             *four.lines(run, "4 ranks", 1),
@@ -239,16 +239,16 @@ def swap(draw: Draw) -> Iterator[Case]:
     )  # fmt: skip
     two = Swap.draw(draw, 2, 8)
     run = two.run("two")
-    yield case(
+    yield layer_case(
         "sub-group", [run], two.lines(run, "group {1, 2}", 0.5), members=SUB_GROUP, world_size=3
     )
     gated = Swap.draw(draw, 2, 8, mlp="swiglu")
     run = gated.run("gated")
-    yield case(SWIGLU, [run], gated.lines(run, "SwiGLU, 2 ranks", 0.5))
+    yield layer_case(SWIGLU, [run], gated.lines(run, "SwiGLU, 2 ranks", 0.5))
     if draw.hidden:
         three = Swap.draw(draw, 3, 12)
         run = three.run("three")
-        yield case("3 ranks", [run], three.lines(run, "3 ranks", 0.5))
+        yield layer_case("3 ranks", [run], three.lines(run, "3 ranks", 0.5))
         one = Swap.draw(draw, 1, 8)
         run = one.run("one")
-        yield case("1 rank", [run], [values_line(run, "1 rank", weight=0.5, trivial=True)])
+        yield layer_case("1 rank", [run], [values_line(run, "1 rank", weight=0.5, trivial=True)])

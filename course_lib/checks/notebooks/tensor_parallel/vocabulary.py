@@ -164,7 +164,7 @@ def trouble(case_of_it: Case, kind: str, text: str) -> str:
 def vocab_parallel_cross_entropy(draw: Draw) -> Iterator[Case]:
     loss = Loss.draw(draw, 4, 62, 3, 8)
     run, title = run_of(loss), "4 ranks, 62 tokens"
-    yield runs.case(title, [run],
+    yield runs.layer_case(title, [run],
         [value(run, loss, f"{title}: loss", 2), gradient_and_logits(run, loss, f"{title}: gradient", 2),
          *costs(run, loss)],
         dtype="float32",
@@ -173,19 +173,19 @@ def vocab_parallel_cross_entropy(draw: Draw) -> Iterator[Case]:
     large = Loss.large(draw, 3, 11, 8)
     first, second = run_of(loss), run_of(large, "large")
     title = "logits around 1,000 and -1,000"
-    yield runs.case("ignored targets", [first],
+    yield runs.layer_case("ignored targets", [first],
         [value(first, loss, "some targets ignored: loss"),
          gradient(first, loss, "some targets ignored: gradient")],
         dtype="float32",
     )  # fmt: skip
-    yield runs.case(title, [second],
+    yield runs.layer_case(title, [second],
         [stable(second, large, f"{title}: loss", 2),
          gradient(second, large, f"{title}: gradient")],
         dtype="float32",
     )  # fmt: skip
     loss = Loss.draw(draw, 2, 6, 7).ignoring(draw, 2)
     run, title = run_of(loss, ignore_index=2), "group {1, 3}, ignore_index=2"
-    yield runs.case(
+    yield runs.layer_case(
         title, [run], [both(run, loss, title, 0.5)], members=(1, 3), world_size=4, dtype="float32"
     )
     if draw.hidden:
@@ -195,11 +195,11 @@ def vocab_parallel_cross_entropy(draw: Draw) -> Iterator[Case]:
 def more(draw: Draw) -> Iterator[Case]:
     half = Loss.draw(draw, 3, 12, 9, kind=torch.bfloat16)
     run = run_of(half)
-    yield runs.case(
+    yield runs.layer_case(
         "bfloat16", [run], [both(run, half, "logits in bfloat16", 0.5)], dtype="float32"
     )
     for n, vocab in ((2, 9), (1, 5)):
         loss = Loss.draw(draw, n, vocab, 4, 3).ignoring(draw)
         run, title = run_of(loss), f"{words.counted(n, 'rank')}, {vocab} tokens"
         line = both(run, loss, title, 0.5, short=True, trivial=n == 1)
-        yield runs.case(title, [run], [line], dtype="float32")
+        yield runs.layer_case(title, [run], [line], dtype="float32")

@@ -169,7 +169,7 @@ def stepped(
             if not differ:
                 continue
             said = lines.first(differ[0], found, expected, rank, seen)
-            why = lines.told(training, differ[0], found, k, mistakes)
+            why = lines.usual_cause(training, differ[0], found, k, mistakes)
             if what in ("param", "end"):
                 why = why or without_arguments(training, differ[0], found)
             if what == "param":
@@ -191,14 +191,14 @@ def wrong_start(seen: Observed, training: Training, right: Tensors) -> str:
     for k, rank in enumerate(lines.members(seen)):
         found = {name: seen.tensors[rank][name] for name in expected}
         if differ := lines.differing(found, expected, training.dtype):
-            return lines.told(training, differ[0], found, k, own) or START
+            return lines.usual_cause(training, differ[0], found, k, own) or START
     return ""
 
 
 def without_arguments(training: Training, first: str, found: Tensors) -> str:
     """The hint if the optimizer's defaults give the values that were found; "" if they do not."""
     bare = replace(training, optimizer=(training.optimizer[0], {}), known={})
-    return DEFAULTS if lines.told(bare, first, found, 0, [Mistake(DEFAULTS)]) else ""
+    return DEFAULTS if lines.usual_cause(bare, first, found, 0, [Mistake(DEFAULTS)]) else ""
 
 
 def frozen(training: Training, first: str) -> str:
@@ -311,7 +311,7 @@ def step_bytes(
 
 
 def case(recipe: str, training: Training, title: str, told: Sequence[Line], **more: Any) -> Case:
-    return lines.case(recipe, title, training, told, timeout=30.0, **more)
+    return lines.training_case(recipe, title, training, told, timeout=30.0, **more)
 
 
 def in_a_group(recipe: str, draw: Draw) -> Case:

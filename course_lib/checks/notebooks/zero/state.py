@@ -22,7 +22,7 @@ LEFT = (
 
 def module_case(training: Training, title: str, told: list[Line], **more: Any) -> Case:
     """A run of the student's module."""
-    given = lines.case("sharded_module", title, training, told, timeout=30.0, **more)
+    given = lines.training_case("sharded_module", title, training, told, timeout=30.0, **more)
     width, samples = training.model["width"], training.steps[0][0][0]["samples"]
     out = Spec(training.dtype, (samples, width))
     outputs = {f"out.{step}": out for step in range(len(training.steps[0]) + 1)}
