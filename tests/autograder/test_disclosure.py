@@ -217,7 +217,7 @@ def quotes(text: str) -> bool:
 @pytest.mark.parametrize("kind", FAILURES)
 def test_a_run_that_broke_is_told_without_what_the_ranks_could_write(kind: str) -> None:
     exercise, case = find("00_first_ranks/global_mean"), Case("1 rank", [], [])
-    finding = faults.told(exercise, case, FAILURES[kind], hidden=True)
+    finding = faults.finding(exercise, case, FAILURES[kind], hidden=True)
     said = " ".join(map(general, finding.sentences))
     assert kind in said and not quotes(said)
 

@@ -44,42 +44,53 @@ class Answer:
 def answers(questions: Sequence[Answer]) -> Case:
     """One case for all answers, in the order of the exercise's objects."""
     calls = [[index, None] for index in range(len(questions))]
-    lines = [Line(one.name, judge_answer(one, i), one.weight) for i, one in enumerate(questions)]
+    lines = [
+        Line(question.name, judge_answer(question, i), question.weight)
+        for i, question in enumerate(questions)
+    ]
     sides = [RankSide({}, {"calls": calls}, {})]
     return Case("answers", sides, lines, recipe=EVALUATE, alone=True)
 
 
-def judge_answer(one: Answer, index: int) -> Callable[[Observed], Finding]:
-    def judge(seen: Observed) -> Finding:
-        given = seen.answer(index).value
-        if given in UNANSWERED:
-            return wrong(f"{one.name} is not answered yet.")
-        right = one.right
+def judge_answer(question: Answer, index: int) -> Callable[[Observed], Finding]:
+    def judge(observed: Observed) -> Finding:
+        answer = observed.answer(index).value
+        if answer in UNANSWERED:
+            return wrong(f"{question.name} is not answered yet.")
+        right = question.right
         return (
-            judge_number(one, right, given) if isinstance(right, int | float) else text(one, given)
+            judge_number(question, right, answer)
+            if isinstance(right, int | float)
+            else text(question, answer)
         )
 
     return judge
 
 
-def judge_number(one: Answer, right: float, given: Any) -> Finding:
-    value = numeric(given)
+def judge_number(question: Answer, right: float, answer: Any) -> Finding:
+    value = numeric(answer)
     if value is None:
-        unit = f" of {one.unit}" if one.unit else ""
-        wanted = f"{one.name} must be a number{unit}"
-        return wrong(Sentence(f"{wanted}, not {kind(given)}.", f"{wanted}."))
-    if equal(value, right, one.tolerance):
+        unit = f" of {question.unit}" if question.unit else ""
+        wanted = f"{question.name} must be a number{unit}"
+        return wrong(Sentence(f"{wanted}, not {kind(answer)}.", f"{wanted}."))
+    if equal(value, right, question.tolerance):
         return RIGHT
-    slip = next((said for v, said in one.slips.items() if equal(value, v, one.tolerance)), "")
-    return wrong(f"{one.name} = {words.number(value)} is not right.", slip or one.otherwise)
+    slip = next(
+        (said for v, said in question.slips.items() if equal(value, v, question.tolerance)), ""
+    )
+    return wrong(
+        f"{question.name} = {words.number(value)} is not right.", slip or question.otherwise
+    )
 
 
-def text(one: Answer, given: Any) -> Finding:
-    said = given.strip().lower() if isinstance(given, str) else ""
-    if not isinstance(one.right, int | float) and said in one.right:
+def text(question: Answer, answer: Any) -> Finding:
+    said = answer.strip().lower() if isinstance(answer, str) else ""
+    if not isinstance(question.right, int | float) and said in question.right:
         return RIGHT
-    if said not in one.options:
-        options = words.listing([repr(option) for option in one.options], "or")
-        wanted = f"{one.name} must be {options}"
-        return wrong(Sentence(f"{wanted}, not {kind(given)}.", f"{wanted}."))
-    return wrong(f"{one.name} = {said!r} is not right.", one.slips.get(said) or one.otherwise)
+    if said not in question.options:
+        options = words.listing([repr(option) for option in question.options], "or")
+        wanted = f"{question.name} must be {options}"
+        return wrong(Sentence(f"{wanted}, not {kind(answer)}.", f"{wanted}."))
+    return wrong(
+        f"{question.name} = {said!r} is not right.", question.slips.get(said) or question.otherwise
+    )

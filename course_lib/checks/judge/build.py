@@ -33,13 +33,13 @@ class Argument:
             return
         if self.layout == "transposed":
             self.memory = self.values.t().contiguous()
-            seen = self.memory.t()
+            view = self.memory.t()
         else:
             *rest, last = self.values.shape
             self.memory = torch.full((*rest, 2 * last), GAP).to(self.values.dtype)
-            seen = self.memory[..., ::2]
-            seen.copy_(self.values)
-        self.view = [list(seen.shape), list(seen.stride()), 0]
+            view = self.memory[..., ::2]
+            view.copy_(self.values)
+        self.view = [list(view.shape), list(view.stride()), 0]
 
     def gaps(self, memory: torch.Tensor) -> torch.Tensor | None:
         """The memory between the elements; None if there are no gaps."""
@@ -63,7 +63,7 @@ def side(
     """
     arguments = {n: t if isinstance(t, Argument) else Argument(t) for n, t in tensors.items()}
     args = [tensor_of(name, argument) for name, argument in arguments.items()]
-    args += [one if isinstance(one, dict) else {"value": one} for one in extra]
+    args += [argument if isinstance(argument, dict) else {"value": argument} for argument in extra]
     outputs = {name: Spec.of(arguments[name].values) for name in returned}
     for name in returned:
         if arguments[name].layout == "every_other":

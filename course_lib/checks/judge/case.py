@@ -151,9 +151,9 @@ class Line:
 def essential(line: Line) -> Line:
     """The line; a solution that fails it misses the exercise's point."""
 
-    def judge(seen: Observed) -> Finding:
-        found = line.judge(seen)
-        return found if found.ok else replace(found, misses_point=True)
+    def judge(observed: Observed) -> Finding:
+        finding = line.judge(observed)
+        return finding if finding.ok else replace(finding, misses_point=True)
 
     return replace(line, judge=judge)
 
@@ -207,11 +207,11 @@ class Case:
         ranks = self.groups[0] if self.groups else range(self.world_size)
         if rank not in ranks:
             return {}
-        place, found = ranks.index(rank), dict[str, float]()
+        place, bounds = ranks.index(rank), dict[str, float]()
         for name, most in (bound for line in self.lines for bound in line.enough.items()):
             own = most[place] if isinstance(most, Sequence) else most
-            found[name] = min(own, found.get(name, math.inf))
-        return found
+            bounds[name] = min(own, bounds.get(name, math.inf))
+        return bounds
 
 
 class Draw:
@@ -300,5 +300,4 @@ def exercise(
 
 def exercises(module: ModuleType) -> dict[str, Exercise]:
     """The exercises of a notebook's module, by name: every attribute that is one, in order."""
-    found = [value for value in vars(module).values() if isinstance(value, Exercise)]
-    return {one.name: one for one in found}
+    return {value.name: value for value in vars(module).values() if isinstance(value, Exercise)}

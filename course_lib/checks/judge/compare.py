@@ -28,51 +28,51 @@ class Slip:
     tensors: Callable[..., Tensors]
 
 
-def near(found: Tensor, wanted: Tensor, tolerance: float = 0, least: float = LEAST) -> Tensor:
+def near(actual: Tensor, wanted: Tensor, tolerance: float = 0, least: float = LEAST) -> Tensor:
     """Elementwise: equal but for rounding, to a share of the largest finite element.
 
     NaN is near to nothing, infinity to itself, and a whole number to itself. tolerance: the share, else by
     the dtype of `wanted`; `least` stands for the largest element if all are smaller.
     """
     if not wanted.is_floating_point():
-        return found == wanted
+        return actual == wanted
     finite = wanted.isfinite()
     largest = float(wanted[finite].abs().max()) if bool(finite.any()) else 0.0
     bound = (tolerance or TOLERANCE[wanted.dtype]) * max(largest, least)
-    return torch.where(finite, (found - wanted).abs() <= bound, found == wanted)
+    return torch.where(finite, (actual - wanted).abs() <= bound, actual == wanted)
 
 
-def close(found: Tensor, wanted: Tensor, tolerance: float = 0, least: float = LEAST) -> bool:
+def close(actual: Tensor, wanted: Tensor, tolerance: float = 0, least: float = LEAST) -> bool:
     """Of one shape, and `near` everywhere."""
-    return found.shape == wanted.shape and bool(near(found, wanted, tolerance, least).all())
+    return actual.shape == wanted.shape and bool(near(actual, wanted, tolerance, least).all())
 
 
-def fits(slip: Tensors, name: str, found: Tensors) -> bool:
+def fits(slip: Tensors, name: str, actual: Tensors) -> bool:
     """Whether the slip gives the tensors that were found, which are wrong in `name`."""
     return name in slip and all(
-        one in found and close(found[one], given) for one, given in slip.items()
+        key in actual and close(actual[key], tensor) for key, tensor in slip.items()
     )
 
 
-def told_by(slips: Iterable[Slip], name: str, found: Tensors, *place: int) -> str:
+def told_by(slips: Iterable[Slip], name: str, actual: Tensors, *place: int) -> str:
     """The sentence of the first slip that gives the tensors found, wrong in `name`; "" if none does.
 
     place: arguments for the slips' `tensors`.
     """
-    return next((one.says for one in slips if fits(one.tensors(*place), name, found)), "")
+    return next((slip.says for slip in slips if fits(slip.tensors(*place), name, actual)), "")
 
 
-def worst(found: Tensor, wanted: Tensor) -> tuple[list[int], str, str]:
+def worst(actual: Tensor, wanted: Tensor) -> tuple[list[int], str, str]:
     """The element that is most wrong: its place, its value, and the right one."""
-    off = torch.where(found == wanted, 0.0, (found.double() - wanted.double()).abs())
+    off = torch.where(actual == wanted, 0.0, (actual.double() - wanted.double()).abs())
     at = int(off.nan_to_num(float("inf"), posinf=float("inf")).flatten().argmax())
-    got, want = words.apart(float(found.flatten()[at]), float(wanted.flatten()[at]))
+    got, want = words.apart(float(actual.flatten()[at]), float(wanted.flatten()[at]))
     return [int(i) for i in torch.unravel_index(torch.tensor(at), wanted.shape)], got, want
 
 
 def difference(
-    general: str, found: Tensor, wanted: Tensor, what: str = "element {} is "
+    general: str, actual: Tensor, wanted: Tensor, what: str = "element {} is "
 ) -> Sentence:
     """`general`, and the value of the worst element. `what` names it; {} stands for its place."""
-    where, got, want = worst(found, wanted)
+    where, got, want = worst(actual, wanted)
     return Sentence(f"{general}: {what.format(where)}{got} instead of {want}.", f"{general}.")

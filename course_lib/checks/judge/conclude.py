@@ -34,18 +34,18 @@ class Judged:
 
 
 def conclude(name: str, exercise: Exercise, judged: list[Judged], seed: int, cases: str) -> Report:
-    good = any(one.finding.ok for one in judged if is_value(one) and not one.line.trivial)
-    only_trivial = all(one.line.trivial for one in judged if is_value(one))
-    for one in judged:
-        if one.line.trivial and one.finding.ok and not good and not only_trivial:
-            one.finding, one.note = wrong(cause="trivial"), COUNTS_LATER
-    tampered = next((one for one in judged if one.finding.cause == witness.TAMPERED), None)
+    good = any(row.finding.ok for row in judged if is_value(row) and not row.line.trivial)
+    only_trivial = all(row.line.trivial for row in judged if is_value(row))
+    for row in judged:
+        if row.line.trivial and row.finding.ok and not good and not only_trivial:
+            row.finding, row.note = wrong(cause="trivial"), COUNTS_LATER
+    tampered = next((row for row in judged if row.finding.cause == witness.TAMPERED), None)
     if tampered is not None:  # small cases do not show it: no case proves anything now
-        for one in judged:
-            one.finding, one.note, one.unjudged = tampered.finding, "", BROKEN
-    possible = sum(one.line.weight for one in judged)
-    earned = sum(one.line.weight for one in judged if one.finding.ok)
-    all_right = all(one.finding.ok for one in judged)
+        for row in judged:
+            row.finding, row.note, row.unjudged = tampered.finding, "", BROKEN
+    possible = sum(row.line.weight for row in judged)
+    earned = sum(row.line.weight for row in judged if row.finding.ok)
+    all_right = all(row.finding.ok for row in judged)
     score = 1.0 if all_right else round(earned / possible, 6)
     return Report(
         name,
@@ -64,25 +64,25 @@ def without_the_point(exercise: Exercise, judged: list[Judged]) -> float:
 
     The first such finding gets a sentence about it.
     """
-    missed = next((one for one in in_order(judged) if one.finding.misses_point), None)
+    missed = next((row for row in in_order(judged) if row.finding.misses_point), None)
     if missed is None or not exercise.point:
         return 1.0
-    told = f"The exercise is about {exercise.point}: without that at most "
+    sentence = f"The exercise is about {exercise.point}: without that at most "
     if exercise.besides:
-        told += f"a quarter of its points is earned, for {exercise.besides}."
+        sentence += f"a quarter of its points is earned, for {exercise.besides}."
     else:
-        told += "half of its points are earned."
-    missed.finding = replace(missed.finding, sentences=(*missed.finding.sentences, told))
+        sentence += "half of its points are earned."
+    missed.finding = replace(missed.finding, sentences=(*missed.finding.sentences, sentence))
     return QUARTER if exercise.besides else HALF
 
 
 def in_order(judged: list[Judged]) -> list[Judged]:
     """As the table has them: by aspect."""
-    return sorted(judged, key=lambda one: PLACES[one.line.aspect])
+    return sorted(judged, key=lambda row: PLACES[row.line.aspect])
 
 
-def is_value(one: Judged) -> bool:
-    return one.line.aspect in ("value", "shape")
+def is_value(row: Judged) -> bool:
+    return row.line.aspect in ("value", "shape")
 
 
 def report_lines(judged: list[Judged]) -> list[ReportLine]:
@@ -93,24 +93,24 @@ def report_lines(judged: list[Judged]) -> list[ReportLine]:
     known: set[str] = set()
     lines: list[ReportLine] = []
     alike: dict[str, list[tuple[Judged, ReportLine]]] = {}
-    for one in in_order(judged):
-        line, finding = one.line, one.finding
+    for row in in_order(judged):
+        line, finding = row.line, row.finding
         title = finding.title or line.title
         made = ReportLine(
-            title, finding.ok, line.aspect, line.weight, line.short, one.case.hidden, one.note
+            title, finding.ok, line.aspect, line.weight, line.short, row.case.hidden, row.note
         )
         if finding.ok:
             made.say(finding.sentences)  # a remark
-        elif not one.note:
+        elif not row.note:
             if finding.cause in known or (finding.cause == ANY and known):
                 made.note = SAME
-                if one.unjudged or finding.raised:
-                    alike.setdefault(finding.cause, []).append((one, made))
+                if row.unjudged or finding.raised:
+                    alike.setdefault(finding.cause, []).append((row, made))
             else:
                 made.say(finding.sentences)
-                made.output = one.output
+                made.output = row.output
             known.add(finding.cause)
-        made.judged = one.note not in NOT_YET and not (one.unjudged and made.note == SAME)
+        made.judged = row.note not in NOT_YET and not (row.unjudged and made.note == SAME)
         lines.append(made)
     for several in alike.values():
         if len(several) > FEW:
@@ -130,9 +130,9 @@ def fold(lines: list[ReportLine], several: list[tuple[Judged, ReportLine]]) -> N
         note=SAME,
         judged=False,
     )
-    if unrun := len({id(one.case) for one, _ in several if one.unjudged == NOT_BEGUN}):
+    if unrun := len({id(row.case) for row, _ in several if row.unjudged == NOT_BEGUN}):
         runs = f"{words.counted(unrun, 'run')} {words.verb([0] * unrun, 'was', 'were')} not begun"
         together.say([f"{runs}: after two deadlocks or time-outs a check ends."])
     place = next(i for i, line in enumerate(lines) if line is gone[0])
     lines[place] = together
-    lines[:] = [line for line in lines if not any(line is one for one in gone)]
+    lines[:] = [line for line in lines if not any(line is folded for folded in gone)]

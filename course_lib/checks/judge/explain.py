@@ -79,14 +79,14 @@ def mistakes(
     for piece in [part for whole in pieces for part in by_chunk(whole, language)]:
         sign, detail = describe(piece, language)
         joined[sign, detail, piece.elements].append(piece)
-    found = [
+    all_mistakes = [
         Mistake(sign, detail, elements, tuple(sorted({p.rank for p in group})), tuple(group))
         for (sign, detail, elements), group in joined.items()
     ]
-    found.sort(
+    all_mistakes.sort(
         key=lambda m: (m.sign == "unknown", -len(m.elements) * len(m.ranks), m.ranks, m.elements)
     )
-    return found
+    return all_mistakes
 
 
 def by_chunk(piece: Piece, language: Language) -> list[Piece]:
@@ -137,10 +137,10 @@ def counted(counts: Sequence[int], language: Language) -> tuple[str, str]:
         are = words.verb(never, "is", "are")
         missing = words.listing(map(language.whose, never))
         return "partial", f"only {language.values(once)}; {missing} {are} missing"
-    told = [f"{language.whose(s)} value {words.times(counts[s])}" for s in often]
+    phrases = [f"{language.whose(s)} value {words.times(counts[s])}" for s in often]
     if never:
-        told.append(f"{words.listing(map(language.whose, never))} never")
-    return "twice", words.listing(told)
+        phrases.append(f"{words.listing(map(language.whose, never))} never")
+    return "twice", words.listing(phrases)
 
 
 def old_content(piece: Piece, language: Language) -> tuple[str, str]:
@@ -180,8 +180,8 @@ def where(mistake: Mistake, language: Language) -> str:
     return words.which("element", elements)
 
 
-def holds(place: str, one: str = "holds", many: str = "hold") -> str:
-    return many if place.startswith(("all", "elements")) else one
+def holds(place: str, singular: str = "holds", plural: str = "hold") -> str:
+    return plural if place.startswith(("all", "elements")) else singular
 
 
 def sentence(mistake: Mistake, language: Language, all_ranks: Sequence[int]) -> str:
@@ -219,16 +219,16 @@ def finding(
     hint: Callable[[list[Mistake]], str] | None = None,
 ) -> Finding:
     """The finding for wrong pieces: the observation, then its usual cause."""
-    found = mistakes(pieces, language, all_ranks)
-    said = [sentence(one, language, all_ranks) for one in pick(found)]
-    cause = usual(hint, found)
-    return wrong(*said, cause, cause=cause or found[0].sign)
+    all_mistakes = mistakes(pieces, language, all_ranks)
+    said = [sentence(mistake, language, all_ranks) for mistake in pick(all_mistakes)]
+    cause = usual(hint, all_mistakes)
+    return wrong(*said, cause, cause=cause or all_mistakes[0].sign)
 
 
-def pick(found: list[Mistake]) -> list[Mistake]:
+def pick(all_mistakes: list[Mistake]) -> list[Mistake]:
     """The first mistakes, one of each sign."""
     chosen: list[Mistake] = []
-    for one in found:
-        if all(one.sign != other.sign for other in chosen):
-            chosen.append(one)
+    for mistake in all_mistakes:
+        if all(mistake.sign != other.sign for other in chosen):
+            chosen.append(mistake)
     return chosen[:TOLD]

@@ -79,7 +79,7 @@ def stub_place(failure: Failure) -> str:
     return next(r.line for r in failure.ranks.values() if r.error_type == "NotImplementedError")
 
 
-def told(exercise: Exercise, case: Case, failure: Failure, hidden: bool) -> Finding:
+def finding(exercise: Exercise, case: Case, failure: Failure, hidden: bool) -> Finding:
     """The finding for every line of the case. `hidden`: exceptions by type and line only."""
     text = failure.message
     hint = group_hint(case, failure) or peer_hint(case, text)
@@ -144,8 +144,10 @@ def raised(failure: Failure, hint: str, hidden: bool, refusal: str = "") -> Find
     head = re.sub(r"<[\w.]+ object at 0x[0-9a-f]+>", "given", failure.headline)
     if hidden:
         who = words.ranks(list(causes))
-        told = f"{who} raised {error_kind(first.error_type)}."
-        head = refusal or Sentence(f"{who} raised {first.error_type}{missing_name(first)}.", told)
+        general = f"{who} raised {error_kind(first.error_type)}."
+        head = refusal or Sentence(
+            f"{who} raised {first.error_type}{missing_name(first)}.", general
+        )
     ours = first.line.startswith(NOT_THEIRS)
     return wrong(
         head, at("" if ours else first.line), hint, cause=f"{first.error_type} {first.line}"
@@ -154,15 +156,15 @@ def raised(failure: Failure, hint: str, hidden: bool, refusal: str = "") -> Find
 
 def undefined_hint(failure: Failure) -> str:
     """A name that no cell has made yet, or none ever does."""
-    raised = [one for one in failure.ranks.values() if one.state == "raised"]
-    return NOT_RUN if any(missing_name(one) for one in raised) else ""
+    raised = [report for report in failure.ranks.values() if report.state == "raised"]
+    return NOT_RUN if any(missing_name(report) for report in raised) else ""
 
 
 def refused_hint(failure: Failure) -> str:
     """A system call that checks do without, see `course_lib.runtime.sandbox.calls`."""
-    raised = [one for one in failure.ranks.values() if one.state == "raised"]
+    raised = [report for report in failure.ranks.values() if report.state == "raised"]
     refused = f"[Errno {errno.EPERM}]"
-    return NOT_HERE if any(refused in one.error_text for one in raised) else ""
+    return NOT_HERE if any(refused in report.error_text for report in raised) else ""
 
 
 def missing_name(report: RankReport) -> str:
@@ -205,10 +207,10 @@ def operation(report: RankReport) -> str:
 def ended(failure: Failure) -> Sentence:
     """Which ranks died and how; an exit code is the student's to choose."""
     dead = {rank: report for rank, report in failure.ranks.items() if report.state == "died"}
-    told = [
+    sentences = [
         f"rank {rank} died: {EXIT.sub('os._exit', report.how)}." for rank, report in dead.items()
     ]
-    return Sentence(failure.headline, " ".join(told))
+    return Sentence(failure.headline, " ".join(sentences))
 
 
 def died(failure: Failure) -> list[Sentence]:
@@ -219,8 +221,8 @@ def died(failure: Failure) -> list[Sentence]:
             continue
         when = report.operation.partition(" ")[0]
         first = "its first communication" if when == "before" else operation(report)
-        told = f"rank {rank} was {when} {first}"
-        said.append(at(report.line, Sentence(f"rank {rank} was {report.operation}", told)))
+        general = f"rank {rank} was {when} {first}"
+        said.append(at(report.line, Sentence(f"rank {rank} was {report.operation}", general)))
     return said
 
 

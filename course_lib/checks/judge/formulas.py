@@ -49,66 +49,76 @@ class Prediction:
 
 def evaluated(questions: Sequence[Prediction]) -> Iterator[Case]:
     """A case for each function, so that one which never ends costs no other; a line for each question."""
-    for index in dict.fromkeys(one.index for one in questions):
+    for index in dict.fromkeys(question.index for question in questions):
         calls: list[list] = []
         lines: list[Line] = []
-        for one in (question for question in questions if question.index == index):
-            lines.append(Line(one.title or one.name, judge_prediction(one, len(calls)), one.weight))
-            calls += [[index, list(args)] for args in one.arguments]
+        for question in (q for q in questions if q.index == index):
+            lines.append(
+                Line(
+                    question.title or question.name,
+                    judge_prediction(question, len(calls)),
+                    question.weight,
+                )
+            )
+            calls += [[index, list(args)] for args in question.arguments]
         sides = [RankSide({}, {"calls": calls}, {})]
         yield Case(f"function {index}", sides, lines, recipe=EVALUATE, alone=True)
 
 
-def judge_prediction(one: Prediction, start: int) -> Callable[[Observed], Finding]:
-    def judge(seen: Observed) -> Finding:
+def judge_prediction(question: Prediction, start: int) -> Callable[[Observed], Finding]:
+    def judge(observed: Observed) -> Finding:
         off = []
-        for k, args in enumerate(one.arguments, start=start):
-            answer = seen.answer(k)
+        for k, args in enumerate(question.arguments, start=start):
+            answer = observed.answer(k)
             if answer.error is not None:
-                return failed(one, args, *answer.error)
+                return failed(question, args, *answer.error)
             value = numeric(answer.value)
             if value is None:
-                return wrong(no_number(one, args, answer.value))
-            if not equal(value, one.formula(*args)):
+                return wrong(no_number(question, args, answer.value))
+            if not equal(value, question.formula(*args)):
                 off.append((args, value))
-        return explain(one, off) if off else RIGHT
+        return explain(question, off) if off else RIGHT
 
     return judge
 
 
-def no_number(one: Prediction, args: tuple, value: Any) -> Sentence:
+def no_number(question: Prediction, args: tuple, value: Any) -> Sentence:
     return Sentence(
-        f"{shown(one.name, args)} gives {kind(value)}, not a number.",
-        f"{one.name} gives no number for some arguments.",
+        f"{shown(question.name, args)} gives {kind(value)}, not a number.",
+        f"{question.name} gives no number for some arguments.",
     )
 
 
 def failed(
-    one: Prediction, args: tuple, error: str = "", text: str = "", place: str = ""
+    question: Prediction, args: tuple, error: str = "", text: str = "", place: str = ""
 ) -> Finding:
     if error == "NotImplementedError":
-        return wrong(f"{one.name} is not written yet.", cause=f"{one.name} not written")
+        return wrong(f"{question.name} is not written yet.", cause=f"{question.name} not written")
     said = Sentence(
-        f"{shown(one.name, args)} raised {error}: {text}",
-        f"{one.name} raised {error_kind(error)}.",
+        f"{shown(question.name, args)} raised {error}: {text}",
+        f"{question.name} raised {error_kind(error)}.",
     )
     return wrong(said, at(place))
 
 
-def explain(one: Prediction, off: list[tuple[tuple, float]]) -> Finding:
+def explain(question: Prediction, off: list[tuple[tuple, float]]) -> Finding:
     """The first wrong answer, an argument for which the function is right, and the mistake that fits."""
     args, value = off[0]
-    said = f"{shown(one.name, args)} gives {words.number(value)}; "
-    apart = compared(value, one.formula(*args))
+    said = f"{shown(question.name, args)} gives {words.number(value)}; "
+    apart = compared(value, question.formula(*args))
     said += f"{apart}."
-    wrong_for = [given for given, _ in off]
-    good = [given for given in one.arguments if given not in wrong_for and one.formula(*given)]
+    wrong_for = [arguments for arguments, _ in off]
+    good = [
+        arguments
+        for arguments in question.arguments
+        if arguments not in wrong_for and question.formula(*arguments)
+    ]
     if good:
-        said += f" {shown(one.name, good[0])} is right."
-    slip = next((s for s, f in one.slips.items() if all(fits(f, a, v) for a, v in off)), "")
+        said += f" {shown(question.name, good[0])} is right."
+    slip = next((s for s, f in question.slips.items() if all(fits(f, a, v) for a, v in off)), "")
     factor = f": {apart}" if FACTOR.fullmatch(apart) else ""
-    told = Sentence(said, f"{one.name} gives a wrong number for some arguments{factor}.")
-    return wrong(told, slip or one.otherwise, cause=f"{one.name}: {slip}")
+    sentence = Sentence(said, f"{question.name} gives a wrong number for some arguments{factor}.")
+    return wrong(sentence, slip or question.otherwise, cause=f"{question.name}: {slip}")
 
 
 def compared(value: float, right: float) -> str:

@@ -54,7 +54,7 @@ class Call:
     @property
     def returned(self) -> dict[str, torch.Tensor]:
         """All tensors that go back: the wanted ones, and the inputs afterwards."""
-        return {**self.wanted, **{f"after.{name}": one for name, one in self.inputs.items()}}
+        return {**self.wanted, **{f"after.{name}": tensor for name, tensor in self.inputs.items()}}
 
     def instructions(self) -> dict:
         prefix = f"{self.name}."
@@ -64,7 +64,7 @@ class Call:
             "outputs": list(self.outputs), "measured": self.measured,
             "gradients": {name: f"{prefix}gradient.{name}" for name in self.gradients},
             "expects": {
-                name: [str(one.dtype)[6:], list(one.shape)] for name, one in self.returned.items()
+                name: [str(tensor.dtype)[6:], list(tensor.shape)] for name, tensor in self.returned.items()
             },
         }  # fmt: skip
 
@@ -78,16 +78,18 @@ def function_case(
 ) -> Case:
     """The calls one after the other in a process without ranks; refused: see `without_operators`."""
     inputs, outputs = {}, {}
-    for one in calls:
-        inputs |= {f"{one.name}.{name}": tensor for name, tensor in one.inputs.items()}
-        inputs |= {f"{one.name}.gradient.{name}": g for name, g in one.gradients.items()}
-        outputs |= {f"{one.name}.{name}": Spec.of(tensor) for name, tensor in one.returned.items()}
-    told = {
-        "calls": [one.instructions() for one in calls],
+    for call in calls:
+        inputs |= {f"{call.name}.{name}": tensor for name, tensor in call.inputs.items()}
+        inputs |= {f"{call.name}.gradient.{name}": g for name, g in call.gradients.items()}
+        outputs |= {
+            f"{call.name}.{name}": Spec.of(tensor) for name, tensor in call.returned.items()
+        }
+    instructions = {
+        "calls": [call.instructions() for call in calls],
         "refused": [list(pair) for pair in (refused or {}).items()],
     }
-    side = RankSide(inputs, told, outputs)
-    moments = tuple(name for one in calls if one.measured for name in moments_of(one.name))
+    side = RankSide(inputs, instructions, outputs)
+    moments = tuple(name for call in calls if call.measured for name in moments_of(call.name))
     return Case(
         title, [side], list(lines), recipe=RECIPE, alone=True, moments=moments, room=ROOM, **more
     )
@@ -130,44 +132,44 @@ def values_line(
     """
     slips = tuple(slips)
 
-    def judge(seen: Observed) -> Finding:
-        told = reply_about(seen, call)
-        if told.error is not None:
-            return raised(about, *told.error)
+    def judge(observed: Observed) -> Finding:
+        reply = reply_about(observed, call)
+        if reply.error is not None:
+            return raised(about, *reply.error)
         for name in names or list(call.wanted):
-            if found := wrong_one(seen, call, about, name, slips, otherwise):
-                return found
-        return changed(seen, call) or RIGHT
+            if finding := wrong_one(observed, call, about, name, slips, otherwise):
+                return finding
+        return changed(observed, call) or RIGHT
 
     return Line(title, judge, weight, short=short)
 
 
-def reply_about(seen: Observed, call: Call) -> Told:
-    return seen.values[0][call.name]
+def reply_about(observed: Observed, call: Call) -> Told:
+    return observed.values[0][call.name]
 
 
 def raised(about: About, error: str = "", text: str = "", place: str = "") -> Finding:
     if error == "NotImplementedError" and not text:
         return wrong(f"{about.function} is not written yet for this.", at(place), cause="stub")
     if text in about.own_errors:
-        found = wrong(text, at(place), cause="refused", misses_point=True)
-        return replace(found, raised=True)
-    told = f"{about.function} raised {error_kind(error)}."
-    said = Sentence(f"{about.function} raised {error}: {text}", told)
-    found = wrong(said, at(place), usual(about.error, error, text), cause=f"{error} {place}")
-    return replace(found, raised=True)
+        finding = wrong(text, at(place), cause="refused", misses_point=True)
+        return replace(finding, raised=True)
+    general = f"{about.function} raised {error_kind(error)}."
+    said = Sentence(f"{about.function} raised {error}: {text}", general)
+    finding = wrong(said, at(place), usual(about.error, error, text), cause=f"{error} {place}")
+    return replace(finding, raised=True)
 
 
 def wrong_one(
-    seen: Observed,
+    observed: Observed,
     call: Call,
     about: About,
     name: str,
     slips: Sequence[Slip],
     otherwise: str,
 ) -> Finding | None:
-    misfits = reply_about(seen, call).misfits
-    if name.startswith("grad.") and any(one in misfits for one in call.outputs):
+    misfits = reply_about(observed, call).misfits
+    if name.startswith("grad.") and any(output in misfits for output in call.outputs):
         return wrong(cause=ANY)  # backward had nothing to begin with
     subject, wanted = about.subjects.get(name, name), call.wanted[name]
     if name in misfits:
@@ -180,32 +182,32 @@ def wrong_one(
             f"{subject} is {came}; {agreed}.", f"{subject} does not have the agreed form; {agreed}."
         )
         return wrong(said, why, cause=why or f"misfit {name}")
-    found = got(seen, call, name)
-    if close(found, wanted):
+    actual = got(observed, call, name)
+    if close(actual, wanted):
         return None
-    here = {one: got(seen, call, one) for one in call.wanted}
+    here = {key: got(observed, call, key) for key in call.wanted}
     says = told_by(slips, name, here)
-    said = difference(f"{subject} is not what {about.against} gives", found, wanted)
+    said = difference(f"{subject} is not what {about.against} gives", actual, wanted)
     if not says and name.startswith("grad.") and not forward_is_right(here, call):
         return wrong(said, "Forward is not right yet: look there first.", cause=ANY)
     return wrong(said, says or otherwise, cause=says or otherwise or name)
 
 
 def forward_is_right(here: Tensors, call: Call) -> bool:
-    return all(close(here[one], call.wanted[one]) for one in call.outputs if one in call.wanted)
+    return all(close(here[name], call.wanted[name]) for name in call.outputs if name in call.wanted)
 
 
-def got(seen: Observed, call: Call, name: str) -> torch.Tensor:
+def got(observed: Observed, call: Call, name: str) -> torch.Tensor:
     """The tensor that came; where any finite number is right and there is one, with the wanted number."""
-    found = seen.tensors[0][f"{call.name}.{name}"]
+    actual = observed.tensors[0][f"{call.name}.{name}"]
     if name not in call.anything:
-        return found
-    return torch.where(call.anything[name] & found.isfinite(), call.wanted[name], found)
+        return actual
+    return torch.where(call.anything[name] & actual.isfinite(), call.wanted[name], actual)
 
 
-def changed(seen: Observed, call: Call) -> Finding | None:
+def changed(observed: Observed, call: Call) -> Finding | None:
     for name, before in call.inputs.items():
-        if not torch.equal(seen.tensors[0][f"{call.name}.after.{name}"], before):
+        if not torch.equal(observed.tensors[0][f"{call.name}.after.{name}"], before):
             return wrong(
                 f"{name} was changed: it belongs to the caller.",
                 "Work on a new tensor: `x = x * a` and not `x *= a`.",
@@ -220,8 +222,8 @@ def changed(seen: Observed, call: Call) -> Finding | None:
 def work_line(call: Call, title: str, most: Mapping[str, float], says: str, weight: float) -> Line:
     """FLOPs of products of matrices: `most` at most in each direction, "forward" and "backward"."""
 
-    def judge(seen: Observed) -> Finding:
-        flops = reply_about(seen, call).flops
+    def judge(observed: Observed) -> Finding:
+        flops = reply_about(observed, call).flops
         for direction, enough in most.items():
             done = flops.get(direction)
             if done is None:
@@ -262,18 +264,19 @@ def memory_line(
         "backward": "at one moment of backward {} bytes were alive beside the inputs",
     }[key]
 
-    def judge(seen: Observed) -> Finding:
-        found, outside = getattr(reply_about(seen, call), key), from_outside(seen, call, key)
-        if found is None or outside is None:
+    def judge(observed: Observed) -> Finding:
+        nbytes = getattr(reply_about(observed, call), key)
+        outside = from_outside(observed, call, key)
+        if nbytes is None or outside is None:
             return wrong(f"no bytes of {key} were reported.", cause=ANY)
         if outside >= pages > 0:
-            found = max(found, outside)
-        if found <= most:
+            nbytes = max(nbytes, outside)
+        if nbytes <= most:
             return RIGHT
-        cause, misses = says(found)
+        cause, misses = says(nbytes)
         enough = f"{words.number(round(most))} are enough"
         said = Sentence(
-            f"{what.format(words.number(found))}; {enough}.",
+            f"{what.format(words.number(nbytes))}; {enough}.",
             f"{what.format('too many')}; {enough}.",
         )
         return wrong(said, cause, cause=cause or key, misses_point=misses)
@@ -281,8 +284,9 @@ def memory_line(
     return Line(title, judge, weight, "memory", enough={f"{call.name}.{key}": most})
 
 
-def from_outside(seen: Observed, call: Call, key: str) -> int | None:
+def from_outside(observed: Observed, call: Call, key: str) -> int | None:
     """Bytes by the process's pages, see `rank.functions`."""
     direction = "forward" if key == "saved" else key
-    told = (seen.held if key == "saved" else seen.rose)[0].get(f"{call.name}.pages.{direction}")
-    return told[0] if told else None
+    of_ranks = observed.held if key == "saved" else observed.rose
+    measured = of_ranks[0].get(f"{call.name}.pages.{direction}")
+    return measured[0] if measured else None

@@ -122,12 +122,12 @@ def judge_case(session: Session, case: Case, first: bool) -> list[Judged]:
         if stop.cause == witness.TAMPERED:
             session.strikes = STRIKES  # no other case can earn anything now, see `conclude`
         return unjudged(case, stop, shown=shown)
-    seen = replies.read(session.exercise, case, outcome)
-    if isinstance(seen, Finding):
-        return unjudged(case, seen, shown=shown)
-    judged = judge_lines(case, seen, shown)
-    if outcome.backend == "gloo" and all(one.finding.ok for one in judged):
-        judged += remarks.on_nccl(seen, session.remarked)
+    observed = replies.read(session.exercise, case, outcome)
+    if isinstance(observed, Finding):
+        return unjudged(case, observed, shown=shown)
+    judged = judge_lines(case, observed, shown)
+    if outcome.backend == "gloo" and all(row.finding.ok for row in judged):
+        judged += remarks.on_nccl(observed, session.remarked)
     return judged
 
 
@@ -137,8 +137,8 @@ def unjudged(
     """The lines of a run that was not looked at; `shown` stands below the first."""
     output = [list(shown), *([] for _ in case.lines[1:])]
     return [
-        Judged(case, line, finding, told, unjudged=why)
-        for line, told in zip(case.lines, output, strict=False)
+        Judged(case, line, finding, texts, unjudged=why)
+        for line, texts in zip(case.lines, output, strict=False)
     ]
 
 
@@ -239,7 +239,7 @@ def whole_case(session: Session, case: Case, outcome: Outcome, first: bool) -> F
         return called
     if failure is None:
         return contradicted(case, outcome)
-    return faults.told(session.exercise, case, failure, session.hidden)
+    return faults.finding(session.exercise, case, failure, session.hidden)
 
 
 def contradicted(case: Case, outcome: Outcome) -> Finding | None:
@@ -253,18 +253,18 @@ def operations_of(ledger: Ledger) -> list[list]:
     return [ledger.operations(rank) for rank in range(ledger.world_size)]
 
 
-def judge_lines(case: Case, seen: Observed, shown: list[str]) -> list[Judged]:
+def judge_lines(case: Case, observed: Observed, shown: list[str]) -> list[Judged]:
     judged: list[Judged] = []
-    for line in sorted(case.lines, key=lambda one: one.aspect in ("communication", "memory")):
-        values_right = all(one.finding.ok for one in judged if is_value(one))
+    for line in sorted(case.lines, key=lambda line: line.aspect in ("communication", "memory")):
+        values_right = all(row.finding.ok for row in judged if is_value(row))
         if line.aspect in ("communication", "memory") and not values_right:
             judged.append(Judged(case, line, wrong(cause="values"), note=WAITS))
             continue
-        finding = line.judge(seen)
+        finding = line.judge(observed)
         judged.append(Judged(case, line, finding, [] if finding.ok else shown))
         shown = shown if finding.ok else []
-    elsewhere = traffic.too_little(seen.operations, case.needed)
-    if elsewhere is not None and all(one.finding.ok for one in judged if is_value(one)):
+    elsewhere = traffic.too_little(observed.operations, case.needed)
+    if elsewhere is not None and all(row.finding.ok for row in judged if is_value(row)):
         return unjudged(case, elsewhere)
     return judged
 
@@ -284,11 +284,11 @@ def printed(outcome: Outcome) -> list[str]:
         left_out += len(own[:-RANK_LINES])
         for text in own[-RANK_LINES:]:
             ranks.setdefault(text, []).append(rank)
-    told = outcome.failure.headline if outcome.failure is not None else ""
+    headline = outcome.failure.headline if outcome.failure is not None else ""
     said = [
         f"{words.ranks(which)} printed: {cut(text)}"
         for text, which in ranks.items()
-        if len(text) < QUOTED or text.strip() not in told
+        if len(text) < QUOTED or text.strip() not in headline
     ]
     left_out += len(said[OUTPUT_LINES:])
     more = f"... {words.counted(left_out, 'line')} more at least; a launch of your own shows all."

@@ -17,8 +17,10 @@ SEEN = ("rank", "__init__.py", "client.py", "report.py", "sentence.py", "wire.py
 
 def reference_modules(assignment: str) -> list[str]:
     """The modules that hold the answers to the assignment's exercises."""
-    found = {name for one in of_assignment(assignment).values() for name in one.references}
-    return sorted(found)
+    modules = {
+        name for exercise in of_assignment(assignment).values() for name in exercise.references
+    }
+    return sorted(modules)
 
 
 def exported_from(modules: Iterable[str]) -> set[str]:
@@ -26,12 +28,12 @@ def exported_from(modules: Iterable[str]) -> set[str]:
 
     None of the modules is imported: their packages know the names (`_MODULES`).
     """
-    found: set[str] = set()
+    names: set[str] = set()
     for module in modules:
         package, _, leaf = module.rpartition(".")
         holders = getattr(importlib.import_module(package), "_MODULES", {})
-        found |= {f"{package}.{name}" for name, holder in holders.items() if holder == leaf}
-    return found
+        names |= {f"{package}.{name}" for name, holder in holders.items() if holder == leaf}
+    return names
 
 
 def masked_paths(assignment: str) -> tuple[str, ...]:
@@ -62,4 +64,4 @@ def compiled(source: str) -> list[str]:
     cache, stem = os.path.join(folder, "__pycache__"), name.removesuffix(".py")
     if not os.path.isdir(cache):
         return []
-    return [os.path.join(cache, one) for one in os.listdir(cache) if one.startswith(f"{stem}.")]
+    return [os.path.join(cache, file) for file in os.listdir(cache) if file.startswith(f"{stem}.")]

@@ -57,29 +57,29 @@ class Provenance:
         self._moved: tuple[np.ndarray, ...] | None = None
 
     def decode(
-        self, rank: int, observed: torch.Tensor, expected: torch.Tensor, home: np.ndarray
+        self, rank: int, actual: torch.Tensor, expected: torch.Tensor, home: np.ndarray
     ) -> list[Piece]:
         """The wrong elements of one rank's result, grouped by their origin; [] when all is right.
 
-        observed, expected: the same shape; home: for each element the position that it should hold.
+        actual, expected: the same shape; home: for each element the position that it should hold.
         """
-        seen = observed.detach().to(torch.float64).reshape(-1).numpy()
-        bad = np.flatnonzero(seen != expected.detach().to(torch.float64).reshape(-1).numpy())
+        values = actual.detach().to(torch.float64).reshape(-1).numpy()
+        bad = np.flatnonzero(values != expected.detach().to(torch.float64).reshape(-1).numpy())
         if not len(bad):
             return []
         looked = bad[: TABLE // len(self.multiples)]
-        origins = self.origins(seen[looked], home[looked])
+        origins = self.origins(values[looked], home[looked])
         groups: dict[Origin, list[int]] = defaultdict(list)
         for element, origin in zip(looked.tolist(), origins, strict=True):
             groups[origin].append(element)
         pieces = [Piece(rank, tuple(elements), origin) for origin, elements in groups.items()]
         return sorted(pieces, key=lambda piece: piece.elements[0])
 
-    def origins(self, seen: np.ndarray, home: np.ndarray) -> list[Origin]:
-        candidates: list[list[Origin]] = [[] for _ in seen]
-        whole = np.isfinite(seen) & (np.abs(seen) < 1 << 52) & (seen == np.round(seen))
-        number = np.where(whole, seen, -1).astype(np.int64)
-        for index, value in enumerate(seen):
+    def origins(self, values: np.ndarray, home: np.ndarray) -> list[Origin]:
+        candidates: list[list[Origin]] = [[] for _ in values]
+        whole = np.isfinite(values) & (np.abs(values) < 1 << 52) & (values == np.round(values))
+        number = np.where(whole, values, -1).astype(np.int64)
+        for index, value in enumerate(values):
             if np.isnan(value):
                 candidates[index].append(Origin("nan"))
             elif value == 0:

@@ -14,16 +14,16 @@ from course_lib.ledger.on_nccl import remarks
 TITLE = "a remark on NCCL (costs no points)"
 
 
-def on_nccl(seen: Observed, told: set[str]) -> list[Judged]:
-    """At most one line, which has passed and weighs nothing. told: sentences that the report has already."""
+def on_nccl(observed: Observed, remarked: set[str]) -> list[Judged]:
+    """At most one line, which has passed and weighs nothing. remarked: the report's sentences so far."""
     said = []
-    for remark in remarks(seen.ledger):
+    for remark in remarks(observed.ledger):
         said.append((Sentence(remark.said, remark.general), remark.advice))
-    if not said and seen.case.remark is not None:
-        said = [(sentence,) for sentence in seen.case.remark(seen)]
-    new = [sentences for sentences in said if sentences[-1] not in told]
+    if not said and observed.case.remark is not None:
+        said = [(sentence,) for sentence in observed.case.remark(observed)]
+    new = [sentences for sentences in said if sentences[-1] not in remarked]
     if not new:
         return []
-    told.add(new[0][-1])
+    remarked.add(new[0][-1])
     line = Line(TITLE, lambda _: Finding(True), 0.0, "communication")
-    return [Judged(seen.case, line, Finding(True, new[0]))]
+    return [Judged(observed.case, line, Finding(True, new[0]))]

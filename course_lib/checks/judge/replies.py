@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from course_lib.checks.judge.case import Case, Exercise, Finding, Observed, RankSide, wrong
+from course_lib.checks.judge.case import Case, Exercise, Finding, Observed, RankSide, Spec, wrong
 from course_lib.checks.sentence import Sentence
 from course_lib.checks.wire import decode, reply_type
 from course_lib.runtime import wire
@@ -20,33 +20,34 @@ def read(exercise: Exercise, case: Case, outcome: Outcome) -> Observed | Finding
     for rank, (side, reply) in enumerate(zip(case.sides, outcome.replies, strict=True)):
         header, buffers = reply or ({}, [])
         try:
-            found = wire.unpack_tensors(header["tensors"], buffers)
+            rank_tensors = wire.unpack_tensors(header["tensors"], buffers)
             others = {str(k): str(v)[:LONGEST_TYPE] for k, v in dict(header["others"]).items()}
-            told = decode(kind, plain_data(header["values"]))
+            decoded = decode(kind, plain_data(header["values"]))
         except (wire.WireError, KeyError, TypeError, ValueError):
             return wrong(f"the reply of rank {rank} does not have the agreed form.")
-        if not complete(told, side) or set(found) | set(others) != set(side.outputs):
+        if not complete(decoded, side) or set(rank_tensors) | set(others) != set(side.outputs):
             return wrong(f"the reply of rank {rank} does not have the agreed form.")
         for name, spec in side.outputs.items():
-            if name in others or (found[name].dtype, tuple(found[name].shape)) != (
-                spec.dtype,
-                spec.shape,
-            ):
-                got = others.get(name) or f"{str(found[name].dtype)[6:]}{list(found[name].shape)}"
+            if name in others or Spec.of(rank_tensors[name]) != spec:
+                got = others.get(name) or str(Spec.of(rank_tensors[name]))
                 return misfit(exercise, rank, name, got, str(spec))
-        tensors.append(found)
-        values.append(told)
+        tensors.append(rank_tensors)
+        values.append(decoded)
     operations = [outcome.ledger.operations(rank) for rank in range(case.world_size)]
     return Observed(case, tensors, values, outcome.ledger, operations, outcome.held, outcome.rose)
 
 
-def complete(told: Any, side: RankSide) -> bool:
+def complete(reply: Any, side: RankSide) -> bool:
     """Whether the rank's reply has each run, or call, that it was asked for."""
-    given = side.instructions
-    if isinstance(told, dict):
-        return set(told) == {run["name"] for run in given.get("runs") or given.get("calls", ())}
-    calls = sum(len(one["calls"]) for one in given.get("rounds", [given]) if "calls" in one)
-    return len(getattr(told, "answers", ())) == (calls if hasattr(told, "answers") else 0)
+    instructions = side.instructions
+    if isinstance(reply, dict):
+        return set(reply) == {
+            run["name"] for run in instructions.get("runs") or instructions.get("calls", ())
+        }
+    calls = sum(
+        len(part["calls"]) for part in instructions.get("rounds", [instructions]) if "calls" in part
+    )
+    return len(getattr(reply, "answers", ())) == (calls if hasattr(reply, "answers") else 0)
 
 
 def plain_data(value: Any, depth: int = 16) -> Any:
@@ -61,9 +62,9 @@ def plain_data(value: Any, depth: int = 16) -> Any:
     if isinstance(value, list | dict) and not depth:
         raise ValueError("too deep")
     if isinstance(value, list):
-        return [plain_data(one, depth - 1) for one in value]
+        return [plain_data(item, depth - 1) for item in value]
     if isinstance(value, dict):
-        return {plain_data(k): plain_data(one, depth - 1) for k, one in value.items()}
+        return {plain_data(k): plain_data(item, depth - 1) for k, item in value.items()}
     return value
 
 
@@ -73,10 +74,10 @@ def misfit(exercise: Exercise, rank: int, name: str, got: str, expected: str) ->
         missing = got == "NoneType"
         got = "None" if missing else got
         rest = f"a tensor {expected} is expected."
-        told = f"{who} returned something else on rank {rank}; {rest}"
+        general = f"{who} returned something else on rank {rank}; {rest}"
         said = f"{who} returned {got} on rank {rank}; {rest}"
         return wrong(
-            said if missing else Sentence(said, told),
+            said if missing else Sentence(said, general),
             "Is there a `return` at its end?" if missing else "",
             cause=f"result {got}",
         )

@@ -51,7 +51,7 @@ class Setting:
         return [draw.distinct(*shape, high=250 // count).to(self.dtype) for _ in range(count)]
 
     def arguments(self, values: Sequence[torch.Tensor]) -> list[Argument]:
-        return [Argument(one, self.layout) for one in values]
+        return [Argument(tensor, self.layout) for tensor in values]
 
     def case(
         self,

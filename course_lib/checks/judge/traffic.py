@@ -18,15 +18,15 @@ Hint = Callable[[float, Observed], str]  # (how many times too many, observed) -
 
 
 def sent_bytes(operations: Sequence[Operation]) -> int:
-    return sum(one.nbytes for one in operations if one.op == "send")
+    return sum(operation.nbytes for operation in operations if operation.op == "send")
 
 
 def used(operations: Sequence[Sequence[Operation]], forbidden: frozenset[str]) -> Finding | None:
     """The first forbidden call of a run, as the finding for all its lines; None if there was none."""
-    calls = [one for rank in operations for one in rank if one.op in forbidden]
+    calls = [operation for rank in operations for operation in rank if operation.op in forbidden]
     if not calls:
         return None
-    opened = [one for one in calls if one.op == "new_group"]
+    opened = [call for call in calls if call.op == "new_group"]
     first = (opened or calls)[0]
     line = f"{first.line}: {first.source}" if first.line and first.source else first.line
     if opened:
@@ -57,7 +57,7 @@ def too_little(operations: Sequence[Sequence[Operation]], needed: int) -> Findin
 
 def only_messages(weight: float = 1.0) -> Line:
     """The line that is right when nothing forbidden was called (see `Case.forbidden`)."""
-    return Line("only point-to-point messages", lambda seen: RIGHT, weight, "communication")
+    return Line("only point-to-point messages", lambda observed: RIGHT, weight, "communication")
 
 
 def bytes_line(
@@ -77,8 +77,8 @@ def bytes_line(
     """
     allowed = list(most or least)
 
-    def judge(seen: Observed) -> Finding:
-        sent = [sent_bytes(operations) for operations in seen.operations]
+    def judge(observed: Observed) -> Finding:
+        sent = [sent_bytes(operations) for operations in observed.operations]
         over = [r for r in range(len(sent)) if sent[r] > allowed[r]]
         under = [r for r in range(len(sent)) if sent[r] < least[r]]
         if over:
@@ -89,7 +89,7 @@ def bytes_line(
             many = f", {words.number(ratio)} times as many" if allowed[rank] else ""
             said = f"{who} sent {words.number(sent[rank])} bytes; {enough}{many}."
             cause, missed = f"bytes {ratio:.2f}", ratio >= point
-            return wrong(said, usual(hint, ratio, seen), cause=cause, misses_point=missed)
+            return wrong(said, usual(hint, ratio, observed), cause=cause, misses_point=missed)
         if under:
             rank = under[0]
             return wrong(
@@ -123,8 +123,8 @@ def total_bytes_line(
 ) -> Line:
     """Bytes of all ranks together exactly `least`, and of one rank at most `busiest`."""
 
-    def judge(seen: Observed) -> Finding:
-        sent = [sent_bytes(operations) for operations in seen.operations]
+    def judge(observed: Observed) -> Finding:
+        sent = [sent_bytes(operations) for operations in observed.operations]
         total, most = sum(sent), max(sent)
         if total < least:
             return wrong(
@@ -140,7 +140,7 @@ def total_bytes_line(
                 else f"rank {sent.index(most)} alone sent {words.number(most)} bytes; "
                 f"{words.number(busiest)} are enough for the busiest rank."
             )
-            return wrong(said, usual(hint, ratio, seen), cause=f"bytes {ratio:.2f}")
+            return wrong(said, usual(hint, ratio, observed), cause=f"bytes {ratio:.2f}")
         return Finding(True, title=f"{title}: {words.number(total)} by all ranks together")
 
     return Line(title, judge, weight, "communication")
@@ -148,7 +148,7 @@ def total_bytes_line(
 
 def most_messages(operations: Sequence[Operation], each_way: bool = False) -> int:
     """Messages that a rank sent, in all; each_way: to the peer that got most of them."""
-    to = Counter(one.peer for one in operations if one.op == "send")
+    to = Counter(operation.peer for operation in operations if operation.op == "send")
     return max(to.values(), default=0) if each_way else to.total()
 
 
@@ -168,15 +168,15 @@ def rounds_line(
     """
     way = " to each neighbour" if each_way else ""
 
-    def judge(seen: Observed) -> Finding:
-        busiest = max(most_messages(operations, each_way) for operations in seen.operations)
-        took = max(len(seen.ledger.rounds()), busiest)
+    def judge(observed: Observed) -> Finding:
+        busiest = max(most_messages(operations, each_way) for operations in observed.operations)
+        took = max(len(observed.ledger.rounds()), busiest)
         if took <= most:
             return Finding(True, title=f"{title}: {words.number(took)}")
         return wrong(
             f"it took {words.counted(took, 'round')} (a rank sends one message a round{way}); "
             f"{words.number(most)} {words.verb([0] * most, 'is', 'are')} enough.",
-            usual(hint, took / max(most, 1), seen),
+            usual(hint, took / max(most, 1), observed),
             cause=f"rounds {took / max(most, 1):.2f}",
         )
 
@@ -188,8 +188,8 @@ def messages_line(
 ) -> Line:
     """At most so many messages sent by each rank."""
 
-    def judge(seen: Observed) -> Finding:
-        counts = [sum(one.op == "send" for one in rank) for rank in seen.operations]
+    def judge(observed: Observed) -> Finding:
+        counts = [sum(operation.op == "send" for operation in rank) for rank in observed.operations]
         over = [r for r in range(len(counts)) if counts[r] > most[r]]
         if not over:
             each = "per rank" if len(set(counts)) == 1 else "by the busiest rank"
@@ -200,7 +200,7 @@ def messages_line(
             f"rank {rank} sent {words.counted(counts[rank], 'message')}; "
             f"{words.number(most[rank])} {words.verb([0] * most[rank], 'is', 'are')} enough. Each "
             "costs a latency.",
-            usual(hint, ratio, seen),
+            usual(hint, ratio, observed),
             cause=f"messages {ratio:.2f}",
         )
 

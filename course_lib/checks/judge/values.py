@@ -33,10 +33,10 @@ class Exact:
     language: Language
     hint: Callable[[list[Mistake]], str] | None = None
 
-    def __call__(self, seen: Observed) -> Finding:
+    def __call__(self, observed: Observed) -> Finding:
         pieces = []
         for k, rank in enumerate(self.members):
-            got = seen.tensors[rank][self.name]
+            got = observed.tensors[rank][self.name]
             pieces += self.provenance.decode(rank, got, self.expected[k], self.homes[k])
         if not pieces:
             return RIGHT
@@ -46,8 +46,8 @@ class Exact:
 def both(*judges: Judge) -> Judge:
     """The first finding that is not right."""
 
-    def judge(seen: Observed) -> Finding:
-        return next((found for one in judges if not (found := one(seen)).ok), RIGHT)
+    def judge(observed: Observed) -> Finding:
+        return next((verdict for inner in judges if not (verdict := inner(observed)).ok), RIGHT)
 
     return judge
 
@@ -55,9 +55,11 @@ def both(*judges: Judge) -> Judge:
 def left_alone(name: str, originals: dict[int, torch.Tensor], why: str = "") -> Judge:
     """The argument `name` is unchanged after the call, on every rank."""
 
-    def judge(seen: Observed) -> Finding:
+    def judge(observed: Observed) -> Finding:
         for rank, before in originals.items():
-            changed = (seen.tensors[rank][name] != before).flatten().nonzero().flatten().tolist()
+            changed = (
+                (observed.tensors[rank][name] != before).flatten().nonzero().flatten().tolist()
+            )
             if changed:
                 which = words.which("element", changed)
                 return wrong(
@@ -73,9 +75,9 @@ def left_alone(name: str, originals: dict[int, torch.Tensor], why: str = "") -> 
 def gaps_left_alone(name: str, arguments: dict[int, Argument]) -> Judge:
     """A strided argument: the memory between its elements was not written."""
 
-    def judge(seen: Observed) -> Finding:
+    def judge(observed: Observed) -> Finding:
         for rank, argument in arguments.items():
-            gaps = argument.gaps(seen.tensors[rank].get(f"{name}.memory", torch.empty(0)))
+            gaps = argument.gaps(observed.tensors[rank].get(f"{name}.memory", torch.empty(0)))
             if gaps is not None and bool((gaps != GAP).any()):
                 return wrong(
                     f"`{name}` is a view with gaps; on rank {rank} the memory between its elements, which "
@@ -93,9 +95,9 @@ def rounded(
 ) -> Judge:
     """Floating point: every member's tensor is within `bound` (elementwise) of `expected` (float64)."""
 
-    def judge(seen: Observed) -> Finding:
+    def judge(observed: Observed) -> Finding:
         for rank in members:
-            got = seen.tensors[rank][name].to(torch.float64)
+            got = observed.tensors[rank][name].to(torch.float64)
             error = (got - expected).abs()
             bad = (~(error <= bound)).flatten().nonzero().flatten().tolist()
             if bad:
@@ -118,10 +120,10 @@ def rounded(
 def same_bits(name: str, members: Sequence[int]) -> Judge:
     """Every member holds the same bits."""
 
-    def judge(seen: Observed) -> Finding:
-        first = seen.tensors[members[0]][name]
+    def judge(observed: Observed) -> Finding:
+        first = observed.tensors[members[0]][name]
         for rank in members[1:]:
-            differ = (seen.tensors[rank][name] != first).flatten().nonzero().flatten().tolist()
+            differ = (observed.tensors[rank][name] != first).flatten().nonzero().flatten().tolist()
             if differ:
                 which = words.which("element", differ)
                 return wrong(

@@ -79,36 +79,43 @@ def gloo(op: str, n: int, nbytes: float, itemsize: int = 1, count: int = 1) -> S
     raise ValueError(f"nothing is known of what gloo sends in {op!r}")
 
 
-def of_one_rank(one: Operation) -> Sent:
+def of_one_rank(operation: Operation) -> Sent:
     """A rank's part of its operation's traffic on the network.
 
     An operation that was never waited for may not have sent anything yet.
     """
-    if one.op == "send":
-        sent = Sent(one.nbytes, one.nbytes, 1)
+    if operation.op == "send":
+        sent = Sent(operation.nbytes, operation.nbytes, 1)
     else:
-        n, kind, sparse = len(one.group), one.dtype.removeprefix("sparse "), "sparse" in one.dtype
+        n, sparse = len(operation.group), "sparse" in operation.dtype
+        kind = operation.dtype.removeprefix("sparse ")
         dtype = getattr(torch, kind, None)
         itemsize = dtype.itemsize if isinstance(dtype, torch.dtype) else 1
         if sparse:  # indices and values that are there, to all others
-            each = OF_A_SPARSE_ONE + one.tag * (itemsize + 8 * len(one.shape))
+            each = OF_A_SPARSE_ONE + operation.tag * (itemsize + 8 * len(operation.shape))
             return Sent(0, (n - 1) * each, 4 * (n - 1))
         # gloo lays the tensors of others side by side
-        count = one.tag if one.op == "reduce_scatter" else 1
-        sent = Sent(*(part / n for part in gloo(one.op, n, one.nbytes, itemsize, count)))
-    return sent if one.waited else sent._replace(least=0)
+        count = operation.tag if operation.op == "reduce_scatter" else 1
+        of_all = gloo(operation.op, n, operation.nbytes, itemsize, count)
+        sent = Sent(*(part / n for part in of_all))
+    return sent if operation.waited else sent._replace(least=0)
 
 
 def begun(ledger: Ledger) -> list[Operation]:
     """Operations that can have sent something: all but collectives that some member did not begin."""
-    refused = {id(one) for one in ledger.operations() if one.op != "send" and one.tag == REFUSED}
+    refused = {
+        id(operation)
+        for operation in ledger.operations()
+        if operation.op != "send" and operation.tag == REFUSED
+    }
     alone = {
         id(call)
-        for one in ledger.collectives()
-        for call in one.calls.values()
-        if len(one.calls) < len(one.group) or refused & {*map(id, one.calls.values())}
+        for collective in ledger.collectives()
+        for call in collective.calls.values()
+        if len(collective.calls) < len(collective.group)
+        or refused & {*map(id, collective.calls.values())}
     }
-    return [one for one in ledger.operations() if id(one) not in alone | refused]
+    return [operation for operation in ledger.operations() if id(operation) not in alone | refused]
 
 
 def contradicted(
@@ -121,9 +128,9 @@ def contradicted(
     """
     if on_the_wire is None:
         return None
-    alone = {id(one) for one in ledger.unmatched()}
-    sends = [one for one in ledger.operations() if one.op == "send"]
-    left = [one for one in sends if not one.waited or id(one) in alone]
+    alone = {id(operation) for operation in ledger.unmatched()}
+    sends = [operation for operation in ledger.operations() if operation.op == "send"]
+    left = [send for send in sends if not send.waited or id(send) in alone]
     if left:
         many, them = words.counted(len(left), "message"), "it" if len(left) == 1 else "them"
         return wrong(
@@ -132,7 +139,7 @@ def contradicted(
             cause="never waited for",
         )
     n = ledger.world_size
-    parts_of_it = [of_one_rank(one) for one in begun(ledger)]
+    parts_of_it = [of_one_rank(operation) for operation in begun(ledger)]
     parts_of_it += [gloo("all_reduce", n, nbytes) for nbytes in unrecorded]
     least, most, messages = (
         sum(column) for column in zip(Sent(0, 0, 0), *parts_of_it, strict=True)
@@ -144,9 +151,9 @@ def contradicted(
     ):
         return None
     less = on_the_wire < least
-    told = words.number(round(least if less else most))
+    recorded = words.number(round(least if less else most))
     return wrong(
-        f"the record holds {told} bytes in {operations(ledger)}, but "
+        f"the record holds {recorded} bytes in {operations(ledger)}, but "
         f"{'only ' if less else ''}{words.number(on_the_wire)} went over the network.",
         "The record of the operations was changed." if less else "Something else was sent besides.",
         cause=TAMPERED,
@@ -155,6 +162,8 @@ def contradicted(
 
 def operations(ledger: Ledger) -> str:
     """ "12 messages", or "30 operations" if there are others than messages."""
-    begun: Sequence[Operation] = [one for one in ledger.operations() if one.op != "recv"]
-    kind = "message" if all(one.op == "send" for one in begun) else "operation"
+    begun: Sequence[Operation] = [
+        operation for operation in ledger.operations() if operation.op != "recv"
+    ]
+    kind = "message" if all(operation.op == "send" for operation in begun) else "operation"
     return words.counted(len(begun), kind)

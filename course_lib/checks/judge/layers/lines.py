@@ -24,14 +24,15 @@ NO_GRADIENT = (
 )
 
 
-def members(seen: Observed) -> list[int]:
+def members(observed: Observed) -> list[int]:
     """The ranks that take part, in order."""
-    return list(seen.case.groups[0]) if seen.case.groups else list(range(seen.world_size))
+    groups = observed.case.groups
+    return list(groups[0]) if groups else list(range(observed.world_size))
 
 
-def reply_about(seen: Observed, rank: int, run: Run) -> Told:
+def reply_about(observed: Observed, rank: int, run: Run) -> Told:
     """The recipe's reply about the run on this rank."""
-    return seen.values[rank][run.name]
+    return observed.values[rank][run.name]
 
 
 # ---- values
@@ -56,15 +57,15 @@ def values_line(
     usual cause of another shape; otherwise: said when none of them fits.
     """
 
-    def judge(seen: Observed) -> Finding:
-        return differs(run, seen, names, tuple(slips), misfit, otherwise) or RIGHT
+    def judge(observed: Observed) -> Finding:
+        return differs(run, observed, names, tuple(slips), misfit, otherwise) or RIGHT
 
     return Line(title, judge, weight, aspect, trivial=trivial, short=short)
 
 
 def differs(
     run: Run,
-    seen: Observed,
+    observed: Observed,
     names: Sequence[str],
     slips: Sequence[Slip],
     misfit: Callable[[str, str, int], str] | None,
@@ -72,20 +73,20 @@ def differs(
 ) -> Finding | None:
     """The first of the wanted tensors that is wrong, name by name on all ranks."""
     for name in names or list(run.wanted[0]):
-        for k, rank in enumerate(members(seen)):
-            came = reply_about(seen, rank, run).misfits
+        for k, rank in enumerate(members(observed)):
+            came = reply_about(observed, rank, run).misfits
             if name.startswith("grad.") and "y" in came:
                 return wrong(cause=ANY)  # backward had nothing to begin with
             if name in came:
                 return unfit(run, name, came[name], k, rank, misfit)
             wanted = run.wanted[k][name]
-            found = seen.tensors[rank][f"{run.name}.{name}"]
-            if close(found, wanted):
+            actual = observed.tensors[rank][f"{run.name}.{name}"]
+            if close(actual, wanted):
                 continue
-            found_here = {one: seen.tensors[rank][f"{run.name}.{one}"] for one in run.wanted[k]}
-            says = told_by(slips, name, found_here, k)
+            here = {key: observed.tensors[rank][f"{run.name}.{key}"] for key in run.wanted[k]}
+            says = told_by(slips, name, here, k)
             said = difference(
-                f"on rank {rank} {subject(name)} is not what one process gets", found, wanted
+                f"on rank {rank} {subject(name)} is not what one process gets", actual, wanted
             )
             return wrong(said, says or otherwise, cause=says or otherwise or f"{run.name} {name}")
     return None
@@ -136,16 +137,16 @@ def values_or_refusal_line(
 ) -> Line:
     """Sizes that do not divide: right values, or a ValueError on every rank that names the `numbers`."""
 
-    def judge(seen: Observed) -> Finding:
-        refused = [reply_about(seen, rank, run).refused for rank in members(seen)]
+    def judge(observed: Observed) -> Finding:
+        refused = [reply_about(observed, rank, run).refused for rank in members(observed)]
         if refused[0] is not None and None not in refused:
             _, text, place = refused[0]
-            if set(numbers) <= {int(one) for one in re.findall(r"\d+", text)[:20]}:
+            if set(numbers) <= {int(digits) for digits in re.findall(r"\d+", text)[:20]}:
                 return Finding(True, title=f"{title}: refused, with a sentence")
             said = Sentence(f"it was refused: {text}", "it was refused.")
             which = words.listing(numbers)
             return wrong(at(place, said), f"Say in the sentence which numbers do not fit: {which}.")
-        return differs(run, seen, (), tuple(slips), cause, otherwise) or RIGHT
+        return differs(run, observed, (), tuple(slips), cause, otherwise) or RIGHT
 
     def cause(name: str, came: str, k: int) -> str:
         said = misfit(name, came, k) if misfit else ""
@@ -157,13 +158,13 @@ def values_or_refusal_line(
 def same_everywhere_line(run: Run, name: str, title: str, says: str, weight: float = 1.0) -> Line:
     """All ranks hand back the same `name`, whatever its values; says: why they should."""
 
-    def judge(seen: Observed) -> Finding:
-        key, ranks = f"{run.name}.{name}", members(seen)
-        if any(name in reply_about(seen, rank, run).misfits for rank in ranks):
+    def judge(observed: Observed) -> Finding:
+        key, ranks = f"{run.name}.{name}", members(observed)
+        if any(name in reply_about(observed, rank, run).misfits for rank in ranks):
             return wrong(f"{subject(name)} is not there, or of another shape.", cause=ANY)
-        first = seen.tensors[ranks[0]][key]
+        first = observed.tensors[ranks[0]][key]
         for rank in ranks[1:]:
-            if not bool((seen.tensors[rank][key] == first).all()):
+            if not bool((observed.tensors[rank][key] == first).all()):
                 return wrong(
                     f"{subject(name)} differs between ranks {ranks[0]} and {rank}.",
                     says,
@@ -177,13 +178,13 @@ def same_everywhere_line(run: Run, name: str, title: str, says: str, weight: flo
 # ---- what was sent
 
 
-def operations(run: Run, seen: Observed, rank: int, direction: str) -> list[Operation]:
+def operations(run: Run, observed: Observed, rank: int, direction: str) -> list[Operation]:
     """Those of one direction of the run; none if it was refused."""
-    begun = reply_about(seen, rank, run).begun
+    begun = reply_about(observed, rank, run).begun
     if len(begun) <= BACKWARD:
         return []
     first, last = (begun[place] for place in DIRECTIONS[direction])
-    return seen.operations[rank][first:last]
+    return observed.operations[rank][first:last]
 
 
 def sent_line(
@@ -204,13 +205,13 @@ def sent_line(
     allowed = list(most or least)
     title = title or f"bytes {direction}"
 
-    def judge(seen: Observed) -> Finding:
-        ranks = members(seen)
-        done = [operations(run, seen, rank, direction) for rank in ranks]
-        sent = [round(sum(one.bytes_sent for one in of_rank)) for of_rank in done]
+    def judge(observed: Observed) -> Finding:
+        ranks = members(observed)
+        done = [operations(run, observed, rank, direction) for rank in ranks]
+        sent = [round(sum(operation.bytes_sent for operation in of_rank)) for of_rank in done]
         if off := beyond(sent, allowed, least):
             of_rank = done[off.place]
-            names = words.listing(dict.fromkeys(one.op for one in of_rank))
+            names = words.listing(dict.fromkeys(operation.op for operation in of_rank))
             return wrong(
                 f"{direction}, rank {ranks[off.place]} sent {off.number} bytes"
                 f"{f' ({names})' if names else ''}; {off.enough}.",
@@ -249,13 +250,13 @@ def memory_line(
     looked = {moment: many for moment, many in times.items() if run.looked_at(moment)}
     bounds = [SLACK[0] * enough + SLACK[1] for enough in most]
 
-    def judge(seen: Observed) -> Finding:
-        for k, rank in enumerate(members(seen)):
-            got = getattr(reply_about(seen, rank, run), key)
+    def judge(observed: Observed) -> Finding:
+        for k, rank in enumerate(members(observed)):
+            got = getattr(reply_about(observed, rank, run), key)
             if got is None:
                 return wrong(f"rank {rank} did not report the bytes that it {what}.")
             for moment, many in looked.items():
-                if not (pages := seen.held[rank].get(f"{run.name}.pages.{moment}")):
+                if not (pages := observed.held[rank].get(f"{run.name}.pages.{moment}")):
                     return wrong(f"the bytes that rank {rank} {what} were not measured.")
                 got = pages[0] if pages[0] > many * (bounds[k] + PAGES) else got
             if got > bounds[k]:

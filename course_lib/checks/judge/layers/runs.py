@@ -62,29 +62,29 @@ class Run:
         return self.pages and moment in ("base", "made", "backward")
 
     def instructions(self, k: int, group: int | None) -> dict:
-        told: dict[str, Any] = {
+        instructions: dict[str, Any] = {
             "name": self.name, "object": self.object, "kwargs": dict(self.kwargs), "seed": self.seed,
             "inputs": list(self.inputs[k]), "fixed": list(self.fixed), "refuses": self.refuses,
-            "views": {name: [list(one) for one in view] for name, view in self.views.items()},
+            "views": {name: [list(numbers) for numbers in view] for name, view in self.views.items()},
             "expects": {
                 name: [str(spec.dtype)[6:], list(spec.shape)] for name, spec in self.outputs(k).items()
             },
         }  # fmt: skip
         if self.make is not None:
-            told["make"] = [list(self.make[0]), dict(self.make[1])]
+            instructions["make"] = [list(self.make[0]), dict(self.make[1])]
         if self.model is not None:
-            told["model"] = dict(self.model)
+            instructions["model"] = dict(self.model)
         if self.gradient is not None:
-            told["backward"] = "gradient"
+            instructions["backward"] = "gradient"
         if self.lr is not None:
-            told["lr"] = self.lr
+            instructions["lr"] = self.lr
         if self.evaluates:
-            told["evaluates"] = True
+            instructions["evaluates"] = True
         if self.pages:
-            told["pages"] = True
+            instructions["pages"] = True
         if group is not None:
-            told["group"] = group
-        return told
+            instructions["group"] = group
+        return instructions
 
     def tensors(self, k: int) -> dict[str, torch.Tensor]:
         gradient = {} if self.gradient is None else {"gradient": self.gradient[k]}
@@ -93,7 +93,7 @@ class Run:
 
     def outputs(self, k: int) -> dict[str, Spec]:
         drawn = {"drawn": Spec(torch.float64, (2,))} if self.drawn else {}
-        return {name: Spec.of(one) for name, one in self.wanted[k].items()} | drawn
+        return {name: Spec.of(tensor) for name, tensor in self.wanted[k].items()} | drawn
 
 
 def layer_case(
@@ -118,7 +118,9 @@ def layer_case(
     ranks, group = (list(members), 0) if members else (list(range(size)), None)
     sides = {rank: side(runs, k, group, dtype) for k, rank in enumerate(ranks)}
     places = ("base", "made", "forward", "backward")
-    moments = [f"{run.name}.pages.{one}" for run in runs for one in places if run.looked_at(one)]
+    moments = [
+        f"{run.name}.pages.{moment}" for run in runs for moment in places if run.looked_at(moment)
+    ]
     return Case(
         title,
         [sides.get(rank) or RankSide({}, {}, {}) for rank in range(world_size or size)],
@@ -132,7 +134,7 @@ def layer_case(
 
 def side(runs: Sequence[Run], k: int, group: int | None, dtype: str) -> RankSide:
     """Inputs, instructions and outputs of the k-th of the ranks that take part."""
-    inputs, told, outputs = {}, [], {}
+    inputs, descriptions, outputs = {}, [], {}
     for run in runs:
         described = run.instructions(k, group)
         prefix = f"{run.name}."
@@ -142,7 +144,7 @@ def side(runs: Sequence[Run], k: int, group: int | None, dtype: str) -> RankSide
         if run.norm:
             described["norm"] = [f"{prefix}norm.weight", f"{prefix}norm.bias"]
             described["eps"] = run.eps
-        inputs |= {prefix + name: one for name, one in run.tensors(k).items()}
+        inputs |= {prefix + name: tensor for name, tensor in run.tensors(k).items()}
         outputs |= {prefix + name: spec for name, spec in run.outputs(k).items()}
-        told.append(described)
-    return RankSide(inputs, {"runs": told, "dtype": dtype}, outputs)
+        descriptions.append(described)
+    return RankSide(inputs, {"runs": descriptions, "dtype": dtype}, outputs)

@@ -23,10 +23,10 @@ def held_line(
     point of the exercise is missed (see `Exercise`).
     """
 
-    def judge(seen: Observed) -> Finding:
-        for rank in range(seen.world_size):
+    def judge(observed: Observed) -> Finding:
+        for rank in range(observed.world_size):
             for moment, place, enough in most:
-                if not (measured := seen.held[rank].get(f"held.{place}")):
+                if not (measured := observed.held[rank].get(f"held.{place}")):
                     return wrong(f"rank {rank} was not measured {moment}.")
                 got = measured[0]
                 if got > enough + slack:
@@ -56,9 +56,9 @@ def peak_line(
     point: from so many bytes on the point of the exercise is missed.
     """
 
-    def judge(seen: Observed) -> Finding:
-        for rank in range(seen.world_size):
-            if not (measured := seen.held[rank].get("highest")):
+    def judge(observed: Observed) -> Finding:
+        for rank in range(observed.world_size):
+            if not (measured := observed.held[rank].get("highest")):
                 return wrong(f"rank {rank} was not measured during forward and backward.")
             got = max(measured)
             if got > enough + slack:

@@ -63,21 +63,22 @@ def group_trouble(case_of_it: Case, text: str) -> str:
     return KEEP_GROUP if "argument 'group'" in text else IN_A_GROUP
 
 
-def members(seen: Observed) -> list[int]:
+def members(observed: Observed) -> list[int]:
     """The ranks that train, in the order of the training's own."""
-    return list(seen.case.groups[0]) if seen.case.groups else list(range(seen.world_size))
+    groups = observed.case.groups
+    return list(groups[0]) if groups else list(range(observed.world_size))
 
 
 def outputs(training: Training) -> dict[str, Spec]:
     """The tensors that a recipe hands back, see `rank.training`."""
     model = training.built().to(training.dtype)
-    tell, steps, found = set(training.tell), range(len(training.steps[0])), {}
+    tell, steps, specs = set(training.tell), range(len(training.steps[0])), {}
     for name, p in model.named_parameters():
         names = [f"start.{name}"] if "start" in tell else []
         names += [f"grad.{s}.{name}" for s in steps if "grads" in tell and p.requires_grad]
         names += [f"param.{s}.{name}" for s in steps if "params" in tell]
         names += [f"end.{name}"] if "end" in tell else []
-        found |= {one: Spec.of(p) for one in names}
+        specs |= {full_name: Spec.of(p) for full_name in names}
     if "buffers" in tell:
-        found |= {f"buffer.{name}": Spec.of(b) for name, b in model.named_buffers()}
-    return found
+        specs |= {f"buffer.{name}": Spec.of(b) for name, b in model.named_buffers()}
+    return specs

@@ -57,18 +57,23 @@ class Training:
         return toys.build(model).to(torch.float64)
 
 
-def mean(step: int, given: list[list[Tensors]]) -> Tensors:
+def mean(step: int, all_gradients: list[list[Tensors]]) -> Tensors:
     """The mean of the ranks' gradients, each summed over its microbatches, as data parallelism must give it.
 
-    given[rank][microbatch] holds gradients by name; a name that is missing counts as zeros.
+    all_gradients[rank][microbatch] holds gradients by name; a name that is missing counts as zeros.
     """
-    names = {name: one for rank in given for micro in rank for name, one in micro.items()}
-    zeros = {name: torch.zeros_like(one) for name, one in names.items()}
-    for rank in given:
+    names = {
+        name: gradient
+        for rank in all_gradients
+        for micro in rank
+        for name, gradient in micro.items()
+    }
+    zeros = {name: torch.zeros_like(gradient) for name, gradient in names.items()}
+    for rank in all_gradients:
         for micro in rank:
-            for name, one in micro.items():
-                zeros[name] += one
-    return {name: total / len(given) for name, total in zeros.items()}
+            for name, gradient in micro.items():
+                zeros[name] += gradient
+    return {name: total / len(all_gradients) for name, total in zeros.items()}
 
 
 def train(training: Training, gradient: Gradient = mean, start: int = 0) -> Tensors:
@@ -90,21 +95,21 @@ def trained(training: Training, gradient: Gradient, start: int) -> Tensors:
     parameters = [p for p in named.values() if p.requires_grad]
     kind, defaults = training.optimizer
     optimizer = getattr(torch.optim, kind)(parameters, **defaults)
-    found: Tensors = {f"start.{name}": p.detach().clone() for name, p in named.items()}
+    tensors: Tensors = {f"start.{name}": p.detach().clone() for name, p in named.items()}
     for step in range(len(training.steps[0])):
-        given = [
+        all_gradients = [
             [gradients(model, described, len(rank[step])) for described in rank[step]]
             for rank in training.steps
         ]
-        result = gradient(step, given)
+        result = gradient(step, all_gradients)
         for name, p in named.items():
             if p.requires_grad:
                 p.grad = result.get(name)
                 shown = p.grad if p.grad is not None else torch.zeros_like(p)
-                found[f"grad.{step}.{name}"] = shown.detach().clone()
+                tensors[f"grad.{step}.{name}"] = shown.detach().clone()
         optimizer.step()
-        found |= {f"param.{step}.{name}": p.detach().clone() for name, p in named.items()}
-    return found | {f"end.{name}": p.detach().clone() for name, p in named.items()}
+        tensors |= {f"param.{step}.{name}": p.detach().clone() for name, p in named.items()}
+    return tensors | {f"end.{name}": p.detach().clone() for name, p in named.items()}
 
 
 def gradients(model: toys.Toy, described: dict, microbatches: int) -> Tensors:
@@ -117,6 +122,6 @@ def gradients(model: toys.Toy, described: dict, microbatches: int) -> Tensors:
     model.zero_grad(set_to_none=True)
     (nn.functional.mse_loss(model(x), y) / microbatches).backward()
     named = dict(model.named_parameters())
-    found = {name: p.grad.clone() for name, p in named.items() if p.grad is not None}
+    grads = {name: p.grad.clone() for name, p in named.items() if p.grad is not None}
     model.zero_grad(set_to_none=True)
-    return found
+    return grads

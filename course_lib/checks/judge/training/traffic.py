@@ -31,12 +31,14 @@ def volume_line(
     """
     allowed = list(most or least)
 
-    def judge(seen: Observed) -> Finding:
-        sent = [sum(one.bytes_sent for one in rank) for rank in within(seen, between)]
+    def judge(observed: Observed) -> Finding:
+        sent = [
+            sum(operation.bytes_sent for operation in rank) for rank in within(observed, between)
+        ]
         if off := beyond(sent, allowed, least):
             return wrong(
                 f"rank {off.place} sent {off.number} bytes; {off.enough}{what}.",
-                hint(off.ratio, seen) if hint else "",
+                hint(off.ratio, observed) if hint else "",
                 cause=f"bytes {off.ratio:.2f}",
                 misses_point=off.ratio >= point,
             )
@@ -45,15 +47,15 @@ def volume_line(
     return Line(title, judge, weight, "communication")
 
 
-def within(seen: Observed, between: tuple[int, int] | None) -> list[list[Operation]]:
+def within(observed: Observed, between: tuple[int, int] | None) -> list[list[Operation]]:
     """Each rank's operations between two moments; none of a rank that did not report the moments."""
     if between is None:
-        return seen.operations
-    found = []
-    for rank, operations in enumerate(seen.operations):
-        first, last = (begun_at(seen, rank, place) for place in between)
-        found.append(operations[first:last])
-    return found
+        return observed.operations
+    parts = []
+    for rank, operations in enumerate(observed.operations):
+        first, last = (begun_at(observed, rank, place) for place in between)
+        parts.append(operations[first:last])
+    return parts
 
 
 @dataclass(frozen=True)
@@ -66,29 +68,29 @@ class LastBackward:
     @property
     def first_block(self) -> Pass:
         """The moment before the gradients of block 0; with nothing begun if it was not reported."""
-        return next((one for one in self.passes if one.block == 0), Pass(0, 0, 0, False))
+        return next((moment for moment in self.passes if moment.block == 0), Pass(0, 0, 0, False))
 
 
-def last_backwards(seen: Observed, rank: int) -> list[LastBackward]:
+def last_backwards(observed: Observed, rank: int) -> list[LastBackward]:
     """The last backward of each step; without passes if there were none.
 
     At a pass, no more operations count as begun than at the end of backward, which is noted elsewhere: a
     class can reach the hooks on the model's blocks, and their notes.
     """
-    steps = seen.case.sides[rank].instructions["steps"]
-    told = seen.values[rank].passes
-    found, number = [], 0
+    steps = observed.case.sides[rank].instructions["steps"]
+    reported = observed.values[rank].passes
+    backwards, number = [], 0
     for place, step in enumerate(steps):
         number += len(step)
-        passes = told[number - 1] if number <= len(told) else []
-        following = told[number] if number < len(told) else []
-        over = begun_at(seen, rank, 1 + 2 * place)
-        passes = [replace(one, begun=min(one.begun, over)) for one in passes]
-        found.append(LastBackward(passes, following[0].begun if following else 0))
-    return found
+        passes = reported[number - 1] if number <= len(reported) else []
+        following = reported[number] if number < len(reported) else []
+        over = begun_at(observed, rank, 1 + 2 * place)
+        passes = [replace(moment, begun=min(moment.begun, over)) for moment in passes]
+        backwards.append(LastBackward(passes, following[0].begun if following else 0))
+    return backwards
 
 
-def begun_at(seen: Observed, rank: int, place: int) -> int:
+def begun_at(observed: Observed, rank: int, place: int) -> int:
     """Operations begun at a place in "begun" of the recipe; 0 if there is no such place."""
-    begun = seen.values[rank].begun
+    begun = observed.values[rank].begun
     return begun[place] if place < len(begun) else 0

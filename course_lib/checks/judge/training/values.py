@@ -37,12 +37,14 @@ class Mistake:
 
 
 def scaled(factor: float) -> Gradient:
-    return lambda step, given: {name: factor * one for name, one in mean(step, given).items()}
+    return lambda step, all_gradients: {
+        name: factor * gradient for name, gradient in mean(step, all_gradients).items()
+    }
 
 
 def only(pick: Callable[[list[list[Tensors]]], list[list[Tensors]]]) -> Gradient:
-    """The mean over a part of the gradients: pick(given) in the form of `given`."""
-    return lambda step, given: mean(step, pick(given))
+    """The mean over a part of the gradients: pick(all_gradients) in the form of `all_gradients`."""
+    return lambda step, all_gradients: mean(step, pick(all_gradients))
 
 
 def common(n: int) -> list[Mistake]:
@@ -50,7 +52,7 @@ def common(n: int) -> list[Mistake]:
     return [
         Mistake(
             "Each rank went on with the gradients of its own data: nothing was exchanged.",
-            lambda rank: only(lambda given: [given[rank]]),
+            lambda rank: only(lambda all_gradients: [all_gradients[rank]]),
         ),
         Mistake(
             f"That is the sum over the {n} ranks: divide it by their number, once.",
@@ -66,7 +68,7 @@ def common(n: int) -> list[Mistake]:
         ),
         Mistake(
             "Only the last microbatch counts: the earlier gradients were overwritten, not added to.",
-            lambda rank: only(lambda given: [one[-1:] for one in given]),
+            lambda rank: only(lambda all_gradients: [microbatches[-1:] for microbatches in all_gradients]),
         ),
         Mistake(
             "Each rank trained the model that it made itself: all must start from the first rank's.",
@@ -85,12 +87,12 @@ def whole_world(n: int, world_size: int) -> Mistake:
 
 
 def last_exchanged(rank: int) -> Gradient:
-    def gradient(step: int, given: list[list[Tensors]]) -> Tensors:
-        found = dict(mean(step, [one[-1:] for one in given]))
-        for micro in given[rank][:-1]:
-            for name, one in micro.items():
-                found[name] = found[name] + one if name in found else one.clone()
-        return found
+    def gradient(step: int, all_gradients: list[list[Tensors]]) -> Tensors:
+        sums = dict(mean(step, [microbatches[-1:] for microbatches in all_gradients]))
+        for micro in all_gradients[rank][:-1]:
+            for name, tensor in micro.items():
+                sums[name] = sums[name] + tensor if name in sums else tensor.clone()
+        return sums
 
     return gradient
 
@@ -108,29 +110,29 @@ def same_as_one_process(
 ) -> Line:
     """Every rank's tensors of kind `what` ("start", "grad", "param", "end") are one process's on all data."""
 
-    def judge(seen: Observed) -> Finding:
+    def judge(observed: Observed) -> Finding:
         everything = train(training, gradient)
         expected = kind(what, everything)
         starts = kind("start", everything) if what == "param" else {}
-        for k, rank in enumerate(members(seen)):
-            found = {name: seen.tensors[rank][name] for name in expected}
-            differ = differing(found, expected, training.dtype, starts)
+        for k, rank in enumerate(members(observed)):
+            actual = {name: observed.tensors[rank][name] for name in expected}
+            differ = differing(actual, expected, training.dtype, starts)
             if differ:
-                says = usual_cause(training, differ[0], found, k, mistakes)
+                says = usual_cause(training, differ[0], actual, k, mistakes)
                 # other sizes and numbers of ranks are the same mistake
                 cause = re.sub(r"\d+", "N", says)
-                return wrong(first(differ[0], found, expected, rank, seen), says, cause=cause)
+                return wrong(first(differ[0], actual, expected, rank, observed), says, cause=cause)
         return RIGHT
 
     return Line(title, judge, weight, trivial=trivial, short=short)
 
 
 def kind(what: str, tensors: Tensors) -> Tensors:
-    return {name: one for name, one in tensors.items() if name.startswith(f"{what}.")}
+    return {name: tensor for name, tensor in tensors.items() if name.startswith(f"{what}.")}
 
 
 def differing(
-    found: Tensors, expected: Tensors, dtype: torch.dtype, starts: Tensors | None = None
+    actual: Tensors, expected: Tensors, dtype: torch.dtype, starts: Tensors | None = None
 ) -> list[str]:
     """Names whose tensors differ by more than rounding, in order.
 
@@ -138,10 +140,12 @@ def differing(
     there; measured by its own size alone, 1 of 300 right runs in float32 failed.
     """
     tolerance = TOLERANCE[dtype]
-    overall = max((float(one.abs().max()) for one in expected.values() if one.numel()), default=0.0)
+    overall = max(
+        (float(tensor.abs().max()) for tensor in expected.values() if tensor.numel()), default=0.0
+    )
     differ = []
     for name, wanted in expected.items():
-        error = (found[name].to(torch.float64) - wanted).abs()
+        error = (actual[name].to(torch.float64) - wanted).abs()
         largest = float(wanted.abs().max()) if wanted.numel() else 0.0
         began = (starts or {}).get(f"start.{name.split('.', 2)[-1]}", wanted)
         largest = max(largest, float(began.abs().max()) if began.numel() else 0.0)
@@ -151,7 +155,7 @@ def differing(
     return differ
 
 
-def first(name: str, found: Tensors, expected: Tensors, rank: int, seen: Observed) -> Sentence:
+def first(name: str, actual: Tensors, expected: Tensors, rank: int, observed: Observed) -> Sentence:
     """The first tensor that is wrong: on which rank, after which step, and by how much."""
     what, _, rest = name.partition(".")
     if what in ("grad", "param"):
@@ -163,15 +167,15 @@ def first(name: str, found: Tensors, expected: Tensors, rank: int, seen: Observe
     general = f"{when}, {subject} on rank {rank} is not what one process gets from all data"
     if what == "start":
         general = f"{when}, {subject} on rank {rank} is not the first rank's"
-    if name in seen.values[rank].without:
+    if name in observed.values[rank].without:
         return Sentence(
             f"{when}, {subject} on rank {rank} is None; a tensor is expected.", f"{general}."
         )
-    return difference(general, found[name], expected[name], "an element is ")
+    return difference(general, actual[name], expected[name], "an element is ")
 
 
 def usual_cause(
-    training: Training, wrong_first: str, found: Tensors, rank: int, mistakes: Iterable[Mistake]
+    training: Training, wrong_first: str, actual: Tensors, rank: int, mistakes: Iterable[Mistake]
 ) -> str:
     """The first mistake whose values are the ones that were found, in the step that went wrong first.
 
@@ -181,7 +185,7 @@ def usual_cause(
     """
     what, step = wrong_first.split(".")[:2]
     prefix = f"{what}.{step}." if what in ("grad", "param") else f"{what}."
-    of_that_step = {name: one for name, one in found.items() if name.startswith(prefix)}
+    of_that_step = {name: tensor for name, tensor in actual.items() if name.startswith(prefix)}
     for mistake in mistakes:
         values = trained(training, mistake.gradient(rank), rank if mistake.own_start else 0)
         expected = {name: values[name] for name in of_that_step}
