@@ -36,19 +36,21 @@ def unregistered() -> Iterator[list[str]]:
 
     Other warnings are shown as ever.
     """
-    found: list[str] = []
+    texts: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.filterwarnings("always", message=f".*{UNREGISTERED}")
-        yield found
-    for one in caught:
-        if UNREGISTERED in str(one.message):
-            found.append(str(one.message))
+        yield texts
+    for warning in caught:
+        if UNREGISTERED in str(warning.message):
+            texts.append(str(warning.message))
         else:
-            warnings.showwarning(one.message, one.category, one.filename, one.lineno)
+            warnings.showwarning(
+                warning.message, warning.category, warning.filename, warning.lineno
+            )
 
 
-def told(one: Any) -> str:
+def type_of(value: Any) -> str:
     """ "float64[2, 3]", or the type of an object that is not a tensor."""
-    if isinstance(one, _Tensor):
-        return f"{str(one.dtype)[6:]}{list(one.shape)}"
-    return "None" if one is None else type(one).__name__
+    if isinstance(value, _Tensor):
+        return f"{str(value.dtype)[6:]}{list(value.shape)}"
+    return "None" if value is None else type(value).__name__

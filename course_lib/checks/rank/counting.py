@@ -34,7 +34,7 @@ Pieces = dict[int, Piece]  # by where they begin
 def pieces(tensors: Iterable[torch.Tensor]) -> Pieces:
     """The memory that these tensors lie in."""
     with _as_base():
-        storages = [_untyped(part) for one in tensors for part in dense_parts(one)]
+        storages = [_untyped(part) for tensor in tensors for part in dense_parts(tensor)]
     return {storage.data_ptr(): (storage.nbytes(), _Ref(storage)) for storage in storages}
 
 
@@ -52,7 +52,7 @@ def dense_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
 def alive() -> Pieces:
     """The memory of all tensors that Python code can still reach, wherever they are kept."""
     _collect()
-    return pieces(one for one in _objects() if issubclass(type(one), _Tensor))
+    return pieces(candidate for candidate in _objects() if issubclass(type(candidate), _Tensor))
 
 
 def more(now: Pieces, before: Pieces) -> int:

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 from course_lib.checks.rank import watching
-from course_lib.checks.rank.backward import Hand, told
+from course_lib.checks.rank.backward import Hand, type_of
 from course_lib.checks.rank.counting import Saved, alive
 from course_lib.checks.rank.harness import describe
 from course_lib.checks.rank.memory import Patience
@@ -65,23 +65,26 @@ class Told:
     flops: dict[str, Count] = field(default_factory=dict)
 
 
-def warm_up(given: dict) -> None:
+def warm_up(instructions: dict) -> None:
     """Before the student's objects are read: the memory that they take from then on counts, see `Moments`."""
-    if any(described.get("measured") for described in given.get("calls", given.get("runs", ()))):
+    if any(
+        described.get("measured")
+        for described in instructions.get("calls", instructions.get("runs", ()))
+    ):
         give_back_at_once()  # from the first: a heap with holes would be filled here and there
         watching.warm_up()
         measured(START)
 
 
 def calls(
-    objects: list, tensors: dict[str, torch.Tensor], groups: list, given: dict
+    objects: list, tensors: dict[str, torch.Tensor], groups: list, instructions: dict
 ) -> tuple[dict[str, Told], dict[str, Any]]:
     """Every call of the instructions, one after the other."""
     values: dict[str, Told] = {}
-    found: dict[str, torch.Tensor] = {}
-    patience = Patience(given["enough"])
-    with without_operators(given.get("refused", ())):
-        for described in given["calls"]:
+    outputs: dict[str, torch.Tensor] = {}
+    patience = Patience(instructions["enough"])
+    with without_operators(instructions.get("refused", ())):
+        for described in instructions["calls"]:
             call = Call(described, objects, tensors, patience)
             try:
                 call.go()
@@ -90,8 +93,8 @@ def calls(
                     raise
                 call.values.error = describe(error)
             values[call.name] = call.values
-            found |= {f"{call.name}.{name}": one for name, one in call.tensors().items()}
-    return values, found
+            outputs |= {f"{call.name}.{name}": tensor for name, tensor in call.tensors().items()}
+    return values, outputs
 
 
 class Call:
@@ -100,23 +103,25 @@ class Call:
     def __init__(
         self, call: dict, objects: list, tensors: dict[str, torch.Tensor], patience: Patience
     ):
-        self.given, self.name, self.patience = call, call["name"], patience
+        self.instructions, self.name, self.patience = call, call["name"], patience
         self.function = objects[call.get("object", 0)]
         self.inputs = {
             name: _clone(tensors[tensor]).requires_grad_() for name, tensor in call["inputs"]
         }
-        self.gradients = {name: tensors[one] for name, one in call.get("gradients", {}).items()}
-        self.found: dict[str, Any] = {}
+        self.gradients = {
+            name: tensors[tensor] for name, tensor in call.get("gradients", {}).items()
+        }
+        self.results: dict[str, Any] = {}
         self.values = Told()
 
     def go(self) -> None:
-        outside = self.from_outside() if self.given.get("measured") else {}
-        peak = self.watching() if self.given.get("measured") else None
+        outside = self.from_outside() if self.instructions.get("measured") else {}
+        peak = self.watching() if self.instructions.get("measured") else None
         outputs = self.named(self.forward(peak))
-        self.found |= {name: _keep(one) for name, one in outputs.items()}
+        self.results |= {name: _keep(output) for name, output in outputs.items()}
         if self.gradients:
             self.backward(outputs, peak)
-        self.found |= outside
+        self.results |= outside
 
     def watching(self) -> Peak:
         """Counts the bytes alive, apart from the inputs and the given gradients."""
@@ -126,7 +131,7 @@ class Call:
     def named(self, made: Any) -> dict[str, Any]:
         """The outputs by their names; none where there are not as many as agreed."""
         parts = list(made) if isinstance(made, list | tuple) else [made]
-        names = self.given["outputs"]
+        names = self.instructions["outputs"]
         return dict(zip(names, parts, strict=False)) if len(parts) == len(names) else {}
 
     def from_outside(self) -> dict[str, Any]:
@@ -138,7 +143,7 @@ class Call:
         """
         often = _thresholds()
         _collect_after(OFTEN, *often[1:])
-        others = {name: _random_like(one) for name, one in self.inputs.items()}
+        others = {name: _random_like(tensor) for name, tensor in self.inputs.items()}
         try:
             self.unwatched(others, lambda *_: None)
             return self.unwatched(self.inputs, measured)
@@ -148,20 +153,20 @@ class Call:
     def unwatched(
         self, values: dict[str, torch.Tensor], measured: Callable[..., None]
     ) -> dict[str, Any]:
-        inputs = {name: _clone(_detach(one)).requires_grad_() for name, one in values.items()}
+        inputs = {name: _clone(_detach(tensor)).requires_grad_() for name, tensor in values.items()}
         measured(f"{self.name}.pages.base")
-        outputs = self.named(self.function(*inputs.values(), **self.given.get("kwargs", {})))
+        outputs = self.named(self.function(*inputs.values(), **self.instructions.get("kwargs", {})))
         measured(f"{self.name}.pages.forward")
         if ends := self.ends(outputs):
             _backward(ends, inputs=list(inputs.values()))
         measured(f"{self.name}.pages.backward")
-        found = {name: _keep(one) for name, one in outputs.items()}
-        return found | {f"grad.{name}": one.grad for name, one in inputs.items() if ends}
+        results = {name: _keep(output) for name, output in outputs.items()}
+        return results | {f"grad.{name}": tensor.grad for name, tensor in inputs.items() if ends}
 
     def forward(self, peak: Peak | None) -> Any:
         """peak: counts the bytes and FLOPs of this call; None: the call is not counted."""
-        kwargs = self.given.get("kwargs", {})
-        if peak is None or not self.given.get("measured"):
+        kwargs = self.instructions.get("kwargs", {})
+        if peak is None or not self.instructions.get("measured"):
             with peak or nullcontext():
                 return self.function(*self.inputs.values(), **kwargs)
         before = alive()
@@ -182,34 +187,37 @@ class Call:
             peak.start_again(f"{self.name}.backward")
         with peak or nullcontext():
             _backward(ends, inputs=list(self.inputs.values()))
-        if peak is not None and self.given.get("measured"):
+        if peak is not None and self.instructions.get("measured"):
             self.values.backward = peak.highest
             self.values.flops["backward"] = peak.flops
-        self.found |= {f"grad.{name}": one.grad for name, one in self.inputs.items()}
+        self.results |= {f"grad.{name}": tensor.grad for name, tensor in self.inputs.items()}
 
     def ends(self, outputs: dict[str, Any]) -> list[Any]:
         """Where backward begins; an output of another shape has no gradient."""
         return [
-            Hand.apply(one, self.gradients[name].to(one.dtype))
-            for name, one in outputs.items()
+            Hand.apply(output, self.gradients[name].to(output.dtype))
+            for name, output in outputs.items()
             if name in self.gradients
-            and isinstance(one, _Tensor)
-            and one.requires_grad
-            and one.shape == self.gradients[name].shape
+            and isinstance(output, _Tensor)
+            and output.requires_grad
+            and output.shape == self.gradients[name].shape
         ]
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The tensors of the reply, all of them in the shape that was agreed."""
-        self.found |= {f"after.{name}": one for name, one in self.inputs.items()}
+        self.results |= {f"after.{name}": tensor for name, tensor in self.inputs.items()}
         sent = {}
-        for name, (kind, shape) in self.given["expects"].items():
-            dtype, one = getattr(torch, kind), self.found.get(name)
-            if not isinstance(one, _Tensor) or (one.dtype, list(one.shape)) != (dtype, list(shape)):
-                self.values.misfits[name] = told(one)
-                one = _zeros(shape, dtype=dtype)
-            sent[name] = _clone(_detach(one))
+        for name, (kind, shape) in self.instructions["expects"].items():
+            dtype, result = getattr(torch, kind), self.results.get(name)
+            if not isinstance(result, _Tensor) or (result.dtype, list(result.shape)) != (
+                dtype,
+                list(shape),
+            ):
+                self.values.misfits[name] = type_of(result)
+                result = _zeros(shape, dtype=dtype)
+            sent[name] = _clone(_detach(result))
         return sent
 
 
-def _keep(one: Any) -> Any:
-    return _clone(_detach(one)) if isinstance(one, _Tensor) else one
+def _keep(value: Any) -> Any:
+    return _clone(_detach(value)) if isinstance(value, _Tensor) else value

@@ -14,13 +14,13 @@ DEVIATION = 0.3  # of all parameters: biases of 0 and norms of 1 would hide what
 
 def build(description: dict) -> GPT:
     """The model in float64; the caller's random state is left as it was."""
-    given = dict(description)
+    config = dict(description)
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(given.pop("seed"))
+        torch.default_generator.manual_seed(config.pop("seed"))
         default = torch.get_default_dtype()
         torch.set_default_dtype(torch.float64)
         try:
-            model = GPT(GPTConfig(**given))
+            model = GPT(GPTConfig(**config))
         finally:
             torch.set_default_dtype(default)
         with torch.no_grad():

@@ -171,7 +171,7 @@ def call(
         if "group" in described:
             return groups[described["group"]]
         if "list" in described:
-            return [argument(one) for one in described["list"]]
+            return [argument(part) for part in described["list"]]
         if "parameter" in described:
             name, grad = described["parameter"], described["grad"]
             named[name] = parameters[name] = _Parameter(tensors[name])
@@ -185,10 +185,12 @@ def call(
         named[name] = _as_strided(base, *described["view"]) if "view" in described else base
         return named[name]
 
-    args = [argument(one) for one in instructions["args"]]
-    kwargs = {name: argument(one) for name, one in instructions.get("kwargs", {}).items()}
+    args = [argument(described) for described in instructions["args"]]
+    kwargs = {
+        name: argument(described) for name, described in instructions.get("kwargs", {}).items()
+    }
     named["result"] = objects[instructions.get("object", 0)](*args, **kwargs)
-    named |= {f"{name}.grad": one.grad for name, one in parameters.items()}
+    named |= {f"{name}.grad": parameter.grad for name, parameter in parameters.items()}
     outputs = {name: named[name] for name in instructions["outputs"] if name in named}
     if instructions.get("plain"):
         return Called(result=plain(outputs.pop("result"))), outputs
@@ -213,9 +215,9 @@ def evaluate(
     """
     answers: list[Answer] = []
     for index, args, *named in instructions["calls"]:
-        one, before = objects[index], random_state()
+        target, before = objects[index], random_state()
         try:
-            value = one if args is None else one(*args, **(named[0] if named else {}))
+            value = target if args is None else target(*args, **(named[0] if named else {}))
             answers.append(Answer(value=plain(value)))
         except Exception as error:
             answers.append(Answer(error=describe(error)))

@@ -42,7 +42,7 @@ from torch import nn
 
 from course_lib.checks.rank import gpt as models
 from course_lib.checks.rank import watching
-from course_lib.checks.rank.backward import Hand, told, unregistered
+from course_lib.checks.rank.backward import Hand, type_of, unregistered
 from course_lib.checks.rank.counting import Saved, alive, more
 from course_lib.checks.rank.harness import describe
 from course_lib.checks.rank.memory import Patience
@@ -87,26 +87,26 @@ class Told:
     refused: Place | None = None
 
 
-def warm_up(given: dict) -> None:
+def warm_up(instructions: dict) -> None:
     """Before the student's objects are read: the memory that they take from then on counts, see `Moments`."""
-    if any(run.get("pages") for run in given.get("runs", ())):
+    if any(run.get("pages") for run in instructions.get("runs", ())):
         give_back_at_once()
         watching.warm_up()
         measured(START)
 
 
 def layers(
-    objects: list, tensors: dict[str, torch.Tensor], groups: list, given: dict
+    objects: list, tensors: dict[str, torch.Tensor], groups: list, instructions: dict
 ) -> tuple[dict[str, Told], dict[str, Any]]:
     """Every run of the instructions, one after the other."""
-    values, found, patience = {}, {}, Patience(given["enough"])
-    with own_parts(), known_groups(groups), default_dtype(given.get("dtype", "float64")):
-        for run in given.get("runs", ()):
-            told = Run(run, objects, tensors, groups, patience)
-            told.go()
-            values[run["name"]] = told.values
-            found |= {f"{run['name']}.{name}": one for name, one in told.tensors().items()}
-    return values, found
+    values, outputs, patience = {}, {}, Patience(instructions["enough"])
+    with own_parts(), known_groups(groups), default_dtype(instructions.get("dtype", "float64")):
+        for described in instructions.get("runs", ()):
+            run = Run(described, objects, tensors, groups, patience)
+            run.go()
+            values[described["name"]] = run.values
+            outputs |= {f"{described['name']}.{name}": t for name, t in run.tensors().items()}
+    return values, outputs
 
 
 @contextmanager
@@ -117,11 +117,15 @@ def known_groups(groups: list) -> Iterator[None]:
     groups has a placeholder for it, which is passed by.
     """
     make = dist.new_group
-    known = {frozenset(_ranks_of(one)): one for one in groups if isinstance(one, dist.ProcessGroup)}
+    known = {
+        frozenset(_ranks_of(group)): group
+        for group in groups
+        if isinstance(group, dist.ProcessGroup)
+    }
 
     def new_group(ranks: Any = None, *args: Any, **kwargs: Any) -> Any:
-        found = None if ranks is None else known.get(frozenset(ranks))
-        return make(ranks, *args, **kwargs) if found is None else found
+        group = None if ranks is None else known.get(frozenset(ranks))
+        return make(ranks, *args, **kwargs) if group is None else group
 
     dist.new_group = new_group
     try:
@@ -151,22 +155,24 @@ class Run:
         groups: list,
         patience: Patience,
     ):
-        self.given, self.groups, self.sent, self.patience = run, groups, tensors, patience
+        self.instructions, self.groups, self.sent, self.patience = run, groups, tensors, patience
         self.object = objects[run.get("object", 0)]
         fixed = run.get("fixed", ())
         self.inputs: dict[str, torch.Tensor] = {}
         for name, tensor in run["inputs"]:
-            one = self.seen(name, _clone(tensors[tensor]))
-            self.inputs[name] = one.requires_grad_(one.is_floating_point() and name not in fixed)
+            value = self.viewed(name, _clone(tensors[tensor]))
+            self.inputs[name] = value.requires_grad_(
+                value.is_floating_point() and name not in fixed
+            )
         self.gradient = (
-            self.seen("gradient", tensors[run["backward"]]) if "backward" in run else None
+            self.viewed("gradient", tensors[run["backward"]]) if "backward" in run else None
         )
-        self.found: dict[str, Any] = {}
+        self.results: dict[str, Any] = {}
         self.values = Told()
 
-    def seen(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    def viewed(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor, or a view of it where one is asked for."""
-        view = self.given.get("views", {}).get(name)
+        view = self.instructions.get("views", {}).get(name)
         return _as_strided(tensor, *view) if view else tensor
 
     def go(self) -> None:
@@ -174,76 +180,79 @@ class Run:
         try:
             self.run()
         except ValueError as error:
-            if not self.given.get("refuses"):
+            if not self.instructions.get("refuses"):
                 raise
             self.values.refused = describe(error)
 
     def run(self) -> None:
         layer = self.made()
         self.parameters = parameters(layer)
-        kwargs = dict(self.given.get("kwargs", {}))
-        if "make" not in self.given:
+        kwargs = dict(self.instructions.get("kwargs", {}))
+        if "make" not in self.instructions:
             kwargs |= self.group()
         before = alive()
         with Saved(self.parameters.values()) as saved:
             y = layer(*self.inputs.values(), **kwargs)
         self.measure("saved", lambda: saved.nbytes + saved.beside(before, y))
         self.moment()
-        self.found["drawn"] = _rand(2, dtype=torch.float64)
-        self.found["y"] = _clone(_detach(y)) if isinstance(y, _Tensor) else y
+        self.results["drawn"] = _rand(2, dtype=torch.float64)
+        self.results["y"] = _clone(_detach(y)) if isinstance(y, _Tensor) else y
         if self.gradient is not None:
             self.backward(y)
         self.count_pages("backward")
         self.moment()
-        if "lr" in self.given:
+        if "lr" in self.instructions:
             with _no_grad():
-                for one in self.parameters.values():
-                    if one.grad is not None:
-                        one -= self.given["lr"] * one.grad
-                self.found["again"] = layer(*self.inputs.values(), **kwargs)
+                for parameter in self.parameters.values():
+                    if parameter.grad is not None:
+                        parameter -= self.instructions["lr"] * parameter.grad
+                self.results["again"] = layer(*self.inputs.values(), **kwargs)
 
     def made(self) -> Any:
         """The layer, or the object itself."""
         self.moment()
-        if "make" not in self.given:
+        if "make" not in self.instructions:
             self.moment()
             return self.object
-        args, kwargs = self.given["make"]
-        if "norm" in self.given:
+        args, kwargs = self.instructions["make"]
+        if "norm" in self.instructions:
             args = [self.norm(), *args]
         before = alive()
         self.count_pages("base")
-        if "model" in self.given:
-            args = [models.build(self.given["model"]), *args]
-        _manual_seed(self.given.get("seed", 0))
+        if "model" in self.instructions:
+            args = [models.build(self.instructions["model"]), *args]
+        _manual_seed(self.instructions.get("seed", 0))
         layer = self.object(*args, **kwargs, **self.group())
         del (
             args
         )  # of a model that was changed nothing must be left over but the layer's own tensors
         if isinstance(layer, _Module):
             layer.to(device())
-            _train(layer, not self.given.get("evaluates"))
+            _train(layer, not self.instructions.get("evaluates"))
         self.measure("held", lambda: more(alive(), before))
         self.count_pages("made")
         self.moment()
         return layer
 
     def measure(self, key: str, count: Callable[[], int]) -> None:
-        setattr(self.values, key, self.patience.measured(f"{self.given['name']}.{key}", count))
+        nbytes = self.patience.measured(f"{self.instructions['name']}.{key}", count)
+        setattr(self.values, key, nbytes)
 
     def count_pages(self, moment: str) -> None:
         """From outside, where the layer is large enough to be seen there."""
-        if self.given.get("pages"):
-            measured(f"{self.given['name']}.pages.{moment}")
+        if self.instructions.get("pages"):
+            measured(f"{self.instructions['name']}.pages.{moment}")
 
     def norm(self) -> nn.LayerNorm:
-        weight, bias = (_clone(self.sent[name]) for name in self.given["norm"])
-        norm = _LayerNorm(len(weight), eps=self.given["eps"])
+        weight, bias = (_clone(self.sent[name]) for name in self.instructions["norm"])
+        norm = _LayerNorm(len(weight), eps=self.instructions["eps"])
         norm.weight, norm.bias = _Parameter(weight), _Parameter(bias)
         return norm
 
     def group(self) -> dict[str, Any]:
-        return {"group": self.groups[self.given["group"]]} if "group" in self.given else {}
+        if "group" not in self.instructions:
+            return {}
+        return {"group": self.groups[self.instructions["group"]]}
 
     def moment(self) -> None:
         self.values.begun.append(begun_and_waited()[0])
@@ -263,24 +272,27 @@ class Run:
         except Exception:
             if fits:  # else the shape is the mistake, which is told
                 raise
-        for name, one in self.inputs.items():
-            self.found[f"grad.{name}"] = one.grad if fits else None
+        for name, tensor in self.inputs.items():
+            self.results[f"grad.{name}"] = tensor.grad if fits else None
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The tensors of the reply, all of them in the shape that was agreed."""
-        for name, one in getattr(self, "parameters", {}).items():
+        for name, parameter in getattr(self, "parameters", {}).items():
             for called in (name, name.rpartition(".")[2]):
-                self.found.setdefault(f"p.{called}", one)
-                self.found.setdefault(f"grad.p.{called}", one.grad)
-        self.found |= {f"after.{name}": one for name, one in self.inputs.items()}
-        self.found["after.gradient"] = self.gradient
+                self.results.setdefault(f"p.{called}", parameter)
+                self.results.setdefault(f"grad.p.{called}", parameter.grad)
+        self.results |= {f"after.{name}": tensor for name, tensor in self.inputs.items()}
+        self.results["after.gradient"] = self.gradient
         sent = {}
-        for name, (kind, shape) in self.given["expects"].items():
-            dtype, one = getattr(torch, kind), self.found.get(name)
-            if not isinstance(one, _Tensor) or (one.dtype, list(one.shape)) != (dtype, list(shape)):
-                self.values.misfits[name] = told(one)
-                one = _zeros(shape, dtype=dtype)
-            sent[name] = _clone(_detach(one))
+        for name, (kind, shape) in self.instructions["expects"].items():
+            dtype, result = getattr(torch, kind), self.results.get(name)
+            if not isinstance(result, _Tensor) or (result.dtype, list(result.shape)) != (
+                dtype,
+                list(shape),
+            ):
+                self.values.misfits[name] = type_of(result)
+                result = _zeros(shape, dtype=dtype)
+            sent[name] = _clone(_detach(result))
         return sent
 
 

@@ -46,10 +46,10 @@ def without_operators(refused: Iterable[Iterable[str]]) -> Iterator[None]:
 
 def named(refused: Iterable[Iterable[str]]) -> dict[str, str]:
     """{operator's name: the error's text}: each name stands there once, however many parts are in it."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for part, says in refused:
-        found |= {name: says for name in KNOWN if part in name and name not in found}
-    return found
+        texts |= {name: says for name in KNOWN if part in name and name not in texts}
+    return texts
 
 
 def refusing(says: str) -> Any:

@@ -113,5 +113,5 @@ def autograd_functions(module: ModuleType | None) -> list[type]:
     """The torch.autograd.Functions that a module defines; none of None."""
     if module is None:
         return []
-    own = (one for one in vars(module).values() if isinstance(one, type))
-    return [one for one in own if one.__module__ == module.__name__ and "forward" in vars(one)]
+    own = (value for value in vars(module).values() if isinstance(value, type))
+    return [kind for kind in own if kind.__module__ == module.__name__ and "forward" in vars(kind)]

@@ -37,7 +37,7 @@ class Peak(TorchDispatchMode):
     ):
         super().__init__()
         self.patience, self.name = patience or Patience({}), name
-        self.apart = {_untyped(one).data_ptr() for one in apart_from}
+        self.apart = {_untyped(tensor).data_ptr() for tensor in apart_from}
         self.alive: dict[int, tuple[StorageWeakRef, int]] = {}
         self.at_most = self.highest = 0
 
@@ -48,9 +48,9 @@ class Peak(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
-        for one in made if isinstance(made, list | tuple) else [made]:
-            if isinstance(one, _Tensor):
-                self.add(one)
+        for result in made if isinstance(made, list | tuple) else [made]:
+            if isinstance(result, _Tensor):
+                self.add(result)
         kind = func._schema.name.partition("::")[2]
         if kind in FIRST_FACTOR and isinstance(made, _Tensor):
             self.flops += 2 * _numel(made) * args[FIRST_FACTOR[kind]].shape[-1]
@@ -73,7 +73,7 @@ class Peak(TorchDispatchMode):
             self.highest = max(self.highest, self.at_most)
 
     def still_alive(self) -> int:
-        self.alive = {key: one for key, one in self.alive.items() if not one[0].expired()}
+        self.alive = {key: piece for key, piece in self.alive.items() if not piece[0].expired()}
         return sum(nbytes for _, nbytes in self.alive.values())
 
     def start_again(self, name: str = "") -> None:

@@ -31,8 +31,8 @@ def our_modules() -> list[str]:
     thousand modules would copy the pages that they stand on into every rank.
     """
     later = itertools.takewhile(lambda name: name != LAST, reversed(sys.modules))
-    found = [*OURS, *(name for name in later if name.startswith("course_lib."))]
-    return [name for name in dict.fromkeys(found) if name in sys.modules]
+    names = [*OURS, *(name for name in later if name.startswith("course_lib."))]
+    return [name for name in dict.fromkeys(names) if name in sys.modules]
 
 
 @contextlib.contextmanager
@@ -59,7 +59,7 @@ def out_of_reach() -> Iterator[None]:
 
 def is_hidden(name: str) -> bool:
     return (
-        name.startswith(tuple(f"{one}." for one in HIDDEN)) and name not in SEEN
+        name.startswith(tuple(f"{module}." for module in HIDDEN)) and name not in SEEN
     ) or name in HIDDEN
 
 

@@ -29,10 +29,10 @@ def refused(classes: Mapping[str, str]) -> Iterator[None]:
         for name, says in classes.items():
             module, _, kind = name.partition(":")
             owner = importlib.import_module(module)
-            found = getattr(owner, kind, None)
-            if isinstance(found, type):
-                stack.enter_context(without_methods(found, says))
-            elif found is not None:
+            target = getattr(owner, kind, None)
+            if isinstance(target, type):
+                stack.enter_context(without_methods(target, says))
+            elif target is not None:
                 stack.enter_context(without_function(owner, kind, says))
         yield
 
@@ -63,12 +63,12 @@ def without_methods(kind: Any, says: str) -> Iterator[None]:
     def refuse(*args: Any, **kwargs: Any) -> NoReturn:
         raise RuntimeError(says)
 
-    own = {name: one for name, one in vars(kind).items() if isinstance(one, FunctionType)}
+    own = {name: method for name, method in vars(kind).items() if isinstance(method, FunctionType)}
     own["__init__"] = kind.__init__
     for name in own:
         setattr(kind, name, refuse)
     try:
         yield
     finally:
-        for name, one in own.items():
-            setattr(kind, name, one)
+        for name, method in own.items():
+            setattr(kind, name, method)

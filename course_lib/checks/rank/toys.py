@@ -123,11 +123,11 @@ def build(description: dict) -> Toy:
 
     Buffers and parameters follow from the seed alone; the caller's random state is left as it was.
     """
-    given = dict(description)
-    kind, dtype = MODELS[given.pop("name")], getattr(torch, given.pop("dtype", "float64"))
+    arguments = dict(description)
+    kind, dtype = MODELS[arguments.pop("name")], getattr(torch, arguments.pop("dtype", "float64"))
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(given.pop("seed"))
-        return kind(**given).to(dtype)
+        torch.default_generator.manual_seed(arguments.pop("seed"))
+        return kind(**arguments).to(dtype)
 
 
 def batch(description: dict, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:

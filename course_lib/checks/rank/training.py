@@ -58,7 +58,7 @@ class Session:
     """One model in training on this rank, and the reply about it."""
 
     def __init__(self, instructions: dict):
-        self.given = instructions
+        self.instructions = instructions
         self.tell = set(instructions["tell"])
         memory = bool(instructions.get("memory"))
         if memory:
@@ -72,7 +72,7 @@ class Session:
         self.begun: list[int] = []
 
     def optimizer(self) -> tuple[type[torch.optim.Optimizer], dict]:
-        name, defaults = self.given["optimizer"]
+        name, defaults = self.instructions["optimizer"]
         return _optimizers[name], dict(defaults)
 
     def keep(
@@ -87,7 +87,7 @@ class Session:
 
     def moment(self, training: bool = True) -> None:
         """A backward or a step is over: note the memory, and how many operations were begun."""
-        if self.given.get("memory"):
+        if self.instructions.get("memory"):
             watching.settle()
         self.watch.held(len(self.begun), training)
         self.begun.append(watching.begun_and_waited()[0])
@@ -104,11 +104,11 @@ class Session:
         self, step: int, run: Callable[[torch.Tensor], torch.Tensor], no_sync: Callable | None
     ) -> None:
         """Forward and backward over the microbatches of a step; the loss is the mean over all of them."""
-        microbatches = self.given["steps"][step]
+        microbatches = self.instructions["steps"][step]
         for number, described in enumerate(microbatches):
             last = number == len(microbatches) - 1
             quiet = no_sync() if no_sync is not None and not last else contextlib.nullcontext()
-            x, y = (one.to(device()) for one in toys.batch(described, self.dtype))
+            x, y = (tensor.to(device()) for tensor in toys.batch(described, self.dtype))
             with quiet:
                 loss = _mse(run(x), y) / len(microbatches)
                 self.watch.backward_begins()
@@ -125,14 +125,14 @@ class Session:
     def stepped(self, step: int, whole: Whole | None = None) -> None:
         """A step is over. whole: as in `started`."""
         self.moment()
-        last = step == len(self.given["steps"]) - 1
+        last = step == len(self.instructions["steps"]) - 1
         kinds = ["end"] if "end" in self.tell and last else []
         kinds += [f"param.{step}"] if "params" in self.tell else []
         parameters = (whole or self.named.items)() if kinds else ()
         for kind in kinds:
             self.keep(kind, parameters)
 
-    def told(self) -> tuple[Told, dict[str, torch.Tensor]]:
+    def reply(self) -> tuple[Told, dict[str, torch.Tensor]]:
         """The training is over: memory after it, beside the copies for the reply, is not a peak."""
         self.watch.memory = False
         return Told(self.watch.passes, self.begun, self.without), self.tensors
@@ -182,7 +182,7 @@ def replicas(
         session.gradients(step)
         optimizer.step()
         session.stepped(step)
-    return session.told()
+    return session.reply()
 
 
 def sharded_optimizer(
@@ -203,4 +203,4 @@ def sharded_optimizer(
         optimizer.step()
         optimizer.zero_grad()
         session.stepped(step)
-    return session.told()
+    return session.reply()

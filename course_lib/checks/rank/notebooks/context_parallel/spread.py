@@ -44,17 +44,17 @@ class Told(functions.Told):
 
 
 def spread(
-    objects: list, tensors: dict[str, torch.Tensor], groups: list, given: dict
+    objects: list, tensors: dict[str, torch.Tensor], groups: list, instructions: dict
 ) -> tuple[dict[str, Told], dict[str, Any]]:
     """Every run of the instructions, one after the other."""
-    values, found, patience = {}, {}, Patience(given["enough"])
-    with without_operators(given.get("refused", ())):
-        for run in given.get("runs", ()):
+    values, outputs, patience = {}, {}, Patience(instructions["enough"])
+    with without_operators(instructions.get("refused", ())):
+        for run in instructions.get("runs", ()):
             part = Part(run, objects, tensors, groups, patience)
             part.go()
             values[run["name"]] = part.values
-            found |= {f"{run['name']}.{name}": one for name, one in part.tensors().items()}
-    return values, found
+            outputs |= {f"{run['name']}.{name}": tensor for name, tensor in part.tensors().items()}
+    return values, outputs
 
 
 class Part(Call):
@@ -66,35 +66,35 @@ class Part(Call):
             kwargs["layout"] = [[range(*span) for span in spans] for spans in run["layout"]]
         if "group" in run:
             kwargs["group"] = groups[run["group"]]
-        told = {"outputs": ["y"], "gradients": {"y": run["backward"]}, "kwargs": kwargs}
-        super().__init__(run | told, objects, tensors, patience)
+        as_call = {"outputs": ["y"], "gradients": {"y": run["backward"]}, "kwargs": kwargs}
+        super().__init__(run | as_call, objects, tensors, patience)
         known = [*self.inputs.values(), *self.gradients.values()]
         self.work = Work(known, run.get("worth", 0), patience, f"{self.name}.forward")
         self.values: Told = Told()
 
     def go(self) -> None:
         """Forward and backward; where a ValueError is an answer, tell it."""
-        outside = self.from_outside() if self.given.get("measured") else {}
+        outside = self.from_outside() if self.instructions.get("measured") else {}
         self.moment()
         self.moment()
         try:
             y = self.called()
         except ValueError as error:
-            if not self.given.get("refuses"):
+            if not self.instructions.get("refuses"):
                 raise
             self.values.refused = describe(error)
             return
         self.moment()
-        self.found["y"] = y.detach().clone() if isinstance(y, torch.Tensor) else y
+        self.results["y"] = y.detach().clone() if isinstance(y, torch.Tensor) else y
         self.work.start_again(f"{self.name}.backward")
         self.backward({"y": y}, self.work)
-        self.values.work["backward"] = self.work.told()
+        self.values.work["backward"] = self.work.done()
         self.moment()
-        self.found |= outside
+        self.results |= outside
 
     def called(self) -> Any:
         y = self.forward(self.work)
-        self.values.work["forward"] = self.work.told()
+        self.values.work["forward"] = self.work.done()
         return y
 
     def moment(self) -> None:

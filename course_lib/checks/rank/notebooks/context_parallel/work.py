@@ -59,7 +59,7 @@ class Work(Peak):
         super().start_again(name)
         self.under_way = {}
 
-    def told(self) -> Done:
+    def done(self) -> Done:
         under_way = sum(n for n, flops in self.under_way.values() if flops >= self.worth)
         return Done(self.flops, under_way, self.highest)
 
@@ -68,9 +68,9 @@ def receives_under_way() -> dict[int, int]:
     """{row: bytes} of this rank's receives whose wait() has not been called yet."""
     recorder = recording.recorder()
     log, size = recorder.log.rows.map, rows.ROW.size
-    found = {}
+    under_way = {}
     for k in range(recorder.state.rows):
         row = rows.Row._make(rows.ROW.unpack_from(log, k * size))
         if row.op == RECEIVE and not row.flags & rows.WAITED:
-            found[k] = row.nbytes
-    return found
+            under_way[k] = row.nbytes
+    return under_way

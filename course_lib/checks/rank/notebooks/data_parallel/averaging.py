@@ -22,13 +22,13 @@ def averaged(
     if "steps" not in instructions:
         return {}, {}
     made = objects[0](**keywords(instructions, groups))
-    found = {}
+    outputs = {}
     for names in instructions["steps"]:
         gradients = [tensors[name] for name in names]
         made.all_reduce(gradients)
         # copies: an object may keep the tensor itself and write to it in a later step
-        found |= {name: _clone(_detach(tensors[name])) for name in names}
-    return {}, found
+        outputs |= {name: _clone(_detach(tensors[name])) for name in names}
+    return {}, outputs
 
 
 def averaging_optimizer(
@@ -47,4 +47,4 @@ def averaging_optimizer(
         for p in session.named.values():
             p.grad = None
         session.stepped(step)
-    return session.told()
+    return session.reply()

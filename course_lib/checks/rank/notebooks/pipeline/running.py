@@ -60,12 +60,12 @@ class Told:
     other: str = ""
 
 
-def warm_up(given: dict) -> None:
+def warm_up(instructions: dict) -> None:
     """Before the student's objects are read: the memory that they take from then on counts, see `Moments`.
 
     Each size is computed once, as libraries take buffers at the first product that is as large.
     """
-    wide = [described for described in given.get("runs", ()) if described["pages"]]
+    wide = [described for described in instructions.get("runs", ()) if described["pages"]]
     if not wide:
         return
     watching.give_back_at_once()
@@ -75,44 +75,44 @@ def warm_up(given: dict) -> None:
 
 
 def schedules(
-    objects: list, tensors: dict[str, torch.Tensor], groups: list, given: dict
+    objects: list, tensors: dict[str, torch.Tensor], groups: list, instructions: dict
 ) -> tuple[dict[str, Told], dict[str, Any]]:
     """Every run of the instructions, one after the other."""
-    values, found = {}, {}
-    for described in given.get("runs", ()):
+    values, outputs = {}, {}
+    for described in instructions.get("runs", ()):
         run = Run(described, tensors, groups)
         run.go(objects[0])
         values[described["name"]] = run.values
-        found |= {f"{described['name']}.{name}": one for name, one in run.told().items()}
-    return values, found
+        outputs |= {f"{described['name']}.{name}": tensor for name, tensor in run.tensors().items()}
+    return values, outputs
 
 
 class Run:
     """One schedule, with this rank's stage."""
 
-    def __init__(self, given: dict, tensors: dict[str, torch.Tensor], groups: list):
-        self.given = given
+    def __init__(self, instructions: dict, tensors: dict[str, torch.Tensor], groups: list):
+        self.instructions = instructions
         self.batch = [
-            (tensors[f"{given['name']}.x.{k}"], tensors[f"{given['name']}.t.{k}"])
-            for k in range(given["batch"])
+            (tensors[f"{instructions['name']}.x.{k}"], tensors[f"{instructions['name']}.t.{k}"])
+            for k in range(instructions["batch"])
         ]
-        inner = models.build(given["model"], given["index"]).to(device())
+        inner = models.build(instructions["model"], instructions["index"]).to(device())
         self.params = dict(inner.named_parameters())
-        for name, param in self.params.items() if given["earlier"] else ():
-            param.grad = _clone(tensors[f"{given['name']}.earlier.{name}"])
-        self.module = _Watched(inner, [x for x, _ in self.batch], tells=not given["pages"])
-        self.group = {"group": groups[given["group"]]} if "group" in given else {}
+        for name, param in self.params.items() if instructions["earlier"] else ():
+            param.grad = _clone(tensors[f"{instructions['name']}.earlier.{name}"])
+        self.module = _Watched(inner, [x for x, _ in self.batch], tells=not instructions["pages"])
+        self.group = {"group": groups[instructions["group"]]} if "group" in instructions else {}
         self.values = Told()
 
     @property
     def stage(self) -> Stage:
-        model = self.given["model"]
+        model = self.instructions["model"]
         loss, count = models.LOSSES[model["kind"]]
         shape = partial(models.boundary, model["kind"], model["width"])
-        return _Stage(self.given["index"], model["stages"], self.module, shape, loss, count)
+        return _Stage(self.instructions["index"], model["stages"], self.module, shape, loss, count)
 
     def go(self, function: Any) -> None:
-        rows = [[_Action(*one) for one in row] for row in self.given["actions"]]
+        rows = [[_Action(*action) for action in row] for row in self.instructions["actions"]]
         batch, before = list(self.batch), begun_and_waited()[0]
         self.measure(BASE)
         self.returned = function(self.stage, rows, batch, **self.group)
@@ -121,20 +121,23 @@ class Run:
         self.values.events, self.values.inputs = self.module.events, self.module.inputs
 
     def measure(self, moment: str) -> None:
-        if self.given["pages"]:
-            measured(f"{self.given['name']}.pages.{moment}")
+        if self.instructions["pages"]:
+            measured(f"{self.instructions['name']}.pages.{moment}")
 
-    def told(self) -> dict[str, torch.Tensor]:
+    def tensors(self) -> dict[str, torch.Tensor]:
         """The tensors of the reply, all of them in the shape that was agreed."""
-        found: dict[str, Any] = {f"grad.{name}": p.grad for name, p in self.params.items()}
-        found["losses"] = self.losses()
+        results: dict[str, Any] = {f"grad.{name}": p.grad for name, p in self.params.items()}
+        results["losses"] = self.losses()
         sent = {}
-        for name, (kind, shape) in self.given["expects"].items():
-            dtype, one = getattr(torch, kind), found.get(name)
-            if not isinstance(one, _Tensor) or (one.dtype, list(one.shape)) != (dtype, shape):
-                self.values.misfits[name] = "None" if one is None else type_of(one)
-                one = _zeros(shape, dtype=dtype)
-            sent[name] = _clone(_detach(one))
+        for name, (kind, shape) in self.instructions["expects"].items():
+            dtype, result = getattr(torch, kind), results.get(name)
+            if not isinstance(result, _Tensor) or (result.dtype, list(result.shape)) != (
+                dtype,
+                shape,
+            ):
+                self.values.misfits[name] = "None" if result is None else type_of(result)
+                result = _zeros(shape, dtype=dtype)
+            sent[name] = _clone(_detach(result))
         return sent
 
     def losses(self) -> torch.Tensor | None:
@@ -145,12 +148,12 @@ class Run:
         self.values.returned = plain(list(self.returned))
         parts = [self.returned.get(k) for k in range(len(self.batch))]
         try:
-            return _stack([_as_tensor(one, dtype=torch.float64).reshape(()) for one in parts])
+            return _stack([_as_tensor(part, dtype=torch.float64).reshape(()) for part in parts])
         except (TypeError, ValueError, RuntimeError):  # a misfit describes what came
             return None
 
 
-def type_of(one: Any) -> str:
-    if isinstance(one, _Tensor):
-        return f"{str(one.dtype)[6:]}{list(one.shape)}"
-    return type(one).__name__
+def type_of(value: Any) -> str:
+    if isinstance(value, _Tensor):
+        return f"{str(value.dtype)[6:]}{list(value.shape)}"
+    return type(value).__name__

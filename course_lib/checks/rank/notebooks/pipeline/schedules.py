@@ -52,13 +52,13 @@ def write_schedules(
 def schedule(value: Any) -> Answer:
     if not isinstance(value, list | tuple) or isinstance(value, Action | Pair):
         return Answer(other=type(value).__name__)
-    return Answer([row(one) for one in value[:LONGEST]])
+    return Answer([row(actions) for actions in value[:LONGEST]])
 
 
 def row(value: Any) -> Any:
     if not isinstance(value, list | tuple) or isinstance(value, Action | Pair):
         return {"other": type(value).__name__}
-    return [entry(one) for one in value[:LONGEST]]
+    return [entry(action) for action in value[:LONGEST]]
 
 
 def entry(value: Any) -> Any:

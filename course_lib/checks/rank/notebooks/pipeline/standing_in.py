@@ -24,8 +24,8 @@ class Told:
         self.defaults = dict(zip(names[len(names) - len(defaults) :], defaults, strict=True))
 
     def __call__(self, *args: Any, **named: Any) -> float:
-        given = {**self.defaults, **dict(zip(self.names, args, strict=False)), **named}
-        return self.returns[tuple(given[name] for name in self.names)]
+        arguments = {**self.defaults, **dict(zip(self.names, args, strict=False)), **named}
+        return self.returns[tuple(arguments[name] for name in self.names)]
 
 
 @contextlib.contextmanager
@@ -51,9 +51,9 @@ def evaluate_apart(
     takes another function's place in it: {"name"} of that function, and the arguments of `Told`.
     """
     answers: list[Answer] = []
-    for one in instructions["rounds"]:
-        instead = dict(one.get("instead", {}))
-        function, name = objects[one["calls"][0][0]], instead.pop("name", "")
+    for described in instructions["rounds"]:
+        instead = dict(described.get("instead", {}))
+        function, name = objects[described["calls"][0][0]], instead.pop("name", "")
         with standing_in(function, name, Told(**instead) if name else None):
-            answers += evaluate(objects, tensors, groups, one)[0].answers
+            answers += evaluate(objects, tensors, groups, described)[0].answers
     return Answers(answers), {}

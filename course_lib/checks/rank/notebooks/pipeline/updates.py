@@ -69,65 +69,68 @@ def build(described: dict) -> nn.Module:
 
 
 def updates(
-    objects: list, tensors: dict[str, Tensor], groups: list, given: dict
+    objects: list, tensors: dict[str, Tensor], groups: list, instructions: dict
 ) -> tuple[dict[str, Told], dict[str, Any]]:
     """Every run of the instructions, one after the other."""
-    values, found = {}, {}
-    for described in given["runs"]:
+    values, outputs = {}, {}
+    for described in instructions["runs"]:
         run = Run(described, tensors)
         run.go(objects[0])
         values[described["name"]] = run.values
-        found |= {f"{described['name']}.{name}": one for name, one in run.told().items()}
-    return values, found
+        outputs |= {f"{described['name']}.{name}": tensor for name, tensor in run.tensors().items()}
+    return values, outputs
 
 
 class Run:
     """One stage, driven through its actions."""
 
-    def __init__(self, given: dict, tensors: dict[str, Tensor]):
-        self.given, self.sent = given, tensors
-        self.found: dict[str, Any] = {}
+    def __init__(self, instructions: dict, tensors: dict[str, Tensor]):
+        self.instructions, self.sent = instructions, tensors
+        self.results: dict[str, Any] = {}
         self.values = Told()
 
     def go(self, kind_of_stage: Any) -> None:
-        module = build(self.given["model"])
-        name, defaults = self.given["optimizer"]
+        module = build(self.instructions["model"])
+        name, defaults = self.instructions["optimizer"]
         optimizer = _optimizers[name](module.parameters(), **defaults)
-        if self.given["memory"]:
+        if self.instructions["memory"]:
             _freeze()  # only tensors from here on count
         stage = kind_of_stage(module, optimizer)
-        for kind, k in self.given["actions"]:
+        for kind, k in self.instructions["actions"]:
             if kind == "F":
-                self.found[f"y.{k}"] = copied(stage.forward(k, _clone(self.tensor(f"x.{k}"))))
+                self.results[f"y.{k}"] = copied(stage.forward(k, _clone(self.tensor(f"x.{k}"))))
             else:
                 gradient = self.tensor(f"g.{k}")
-                given = () if gradient is None else (_clone(gradient),)
-                self.found[f"dx.{k}"] = copied(stage.backward(k, *given))
+                gradients = () if gradient is None else (_clone(gradient),)
+                self.results[f"dx.{k}"] = copied(stage.backward(k, *gradients))
                 for called, param in module.named_parameters():
-                    self.found[f"p.{k}.{called}"] = copied(param)
-            if self.given["memory"]:
+                    self.results[f"p.{k}.{called}"] = copied(param)
+            if self.instructions["memory"]:
                 self.values.held.append(more(alive(), pieces(self.known())))
 
     def tensor(self, name: str) -> Any:
-        return self.sent.get(f"{self.given['name']}.{name}")
+        return self.sent.get(f"{self.instructions['name']}.{name}")
 
     def known(self) -> list[Tensor]:
         """The tensors that are kept here for the reply."""
-        return [one for one in self.found.values() if isinstance(one, _Tensor)]
+        return [result for result in self.results.values() if isinstance(result, _Tensor)]
 
-    def told(self) -> dict[str, Tensor]:
+    def tensors(self) -> dict[str, Tensor]:
         """The tensors of the reply, all of them in the shape that was agreed."""
         sent = {}
-        for name, (kind, shape) in self.given["expects"].items():
-            dtype, one = getattr(torch, kind), self.found.get(name)
-            if not isinstance(one, _Tensor) or (one.dtype, list(one.shape)) != (dtype, shape):
-                is_none = one is None
+        for name, (kind, shape) in self.instructions["expects"].items():
+            dtype, result = getattr(torch, kind), self.results.get(name)
+            if not isinstance(result, _Tensor) or (result.dtype, list(result.shape)) != (
+                dtype,
+                shape,
+            ):
+                is_none = result is None
                 self.values.misfits[name] = "None" if is_none else "another shape, dtype or type"
-                one = _zeros(shape, dtype=dtype)
-            sent[name] = one
+                result = _zeros(shape, dtype=dtype)
+            sent[name] = result
         return sent
 
 
-def copied(one: Any) -> Any:
+def copied(value: Any) -> Any:
     """A copy of a tensor as it is now; anything else as it is."""
-    return _clone(_detach(one)) if isinstance(one, _Tensor) else one
+    return _clone(_detach(value)) if isinstance(value, _Tensor) else value

@@ -31,7 +31,7 @@ class Kept:
     """
 
     def __init__(self, apart_from: Iterable[Tensor]):
-        self.apart = {_untyped(one).data_ptr() for one in apart_from}
+        self.apart = {_untyped(tensor).data_ptr() for tensor in apart_from}
         self.pieces: dict[int, tuple[StorageWeakRef, int]] = {}
 
     def __enter__(self) -> Kept:
@@ -55,7 +55,7 @@ class Kept:
 
     def nbytes(self) -> int:
         """Bytes that are still there."""
-        self.pieces = {key: one for key, one in self.pieces.items() if not one[0].expired()}
+        self.pieces = {key: piece for key, piece in self.pieces.items() if not piece[0].expired()}
         return sum(nbytes for _, nbytes in self.pieces.values())
 
 

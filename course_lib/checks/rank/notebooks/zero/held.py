@@ -104,9 +104,9 @@ class Unit:
 
     def reduced(self, seed: int) -> None:
         """Gradients arrive, and reduce()."""
-        for p, given in zip(self.params, drawn(seed, self.shapes), strict=True):
-            p.grad = given.to(device())
-        del given
+        for p, gradient in zip(self.params, drawn(seed, self.shapes), strict=True):
+            p.grad = gradient.to(device())
+        del gradient
         self.unit.reduce()
         self.values.left = sum(p.grad is not None for p in self.params)
 
@@ -137,8 +137,8 @@ def unit(
     driven.values.shard = isinstance(shard, _Parameter), bool(shard.requires_grad)
     kept = _clone(_detach(shard))
     mean = _zeros_like(kept) if shard.grad is None else _clone(_detach(shard.grad))
-    found = {"shard": kept, "mean": mean}
+    outputs = {"shard": kept, "mean": mean}
     if driven.gathered():
-        return driven.values, found | driven.some()
+        return driven.values, outputs | driven.some()
     nothing = (_zeros(count_of_some(shape), dtype=torch.float64) for shape in driven.shapes)
-    return driven.values, found | {f"some.{k}": one for k, one in enumerate(nothing)}
+    return driven.values, outputs | {f"some.{k}": zeros for k, zeros in enumerate(nothing)}

@@ -50,15 +50,15 @@ def call_with_tensors(
     """
     answers: list[Answer] = []
     for call in instructions["calls"]:
-        given = [made(one, call.get("parameter", False)) for one in call["tensors"]]
+        listed = [made(described, call.get("parameter", False)) for described in call["tensors"]]
         try:
-            result = objects[0](given, *call["args"])
+            result = objects[0](listed, *call["args"])
         except Exception as error:
             answers.append(Answer(error=describe(error)))
             continue
         parts = list(result) if isinstance(result, list | tuple) else []
         kinds = [kind(part) for part in parts]
-        answers.append(Answer(plain(result), kinds, plain(given)))
+        answers.append(Answer(plain(result), kinds, plain(listed)))
     return Answers(answers), {}
 
 

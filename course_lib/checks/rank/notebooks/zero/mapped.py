@@ -61,8 +61,8 @@ def mapped_state(
         watching.measured(ANONYMOUS)
         session.stepped(step)  # keeps copies of parameters, which are not to be counted
     shutil.rmtree(folder, ignore_errors=True)
-    values, found = session.told()
-    return Told(**vars(values), outside=outside_after, states=states_after), found
+    values, kept = session.reply()
+    return Told(**vars(values), outside=outside_after, states=states_after), kept
 
 
 class Neighbour:
@@ -95,13 +95,13 @@ def states_outside(optimizer: Any, folder: str) -> tuple[list[str], int]:
 
 def mappings(folder: str) -> list[tuple[int, int]]:
     """The address ranges into which files of `folder` are mapped so that writes reach them."""
-    found = []
+    ranges = []
     for line in text_of("/proc/self/maps").splitlines():
         addresses, flags, *_, path = [*line.split(maxsplit=5), ""][:6]
         if path.startswith(f"{folder}/") and flags.endswith("s"):
             begin, _, end = addresses.partition("-")
-            found.append((int(begin, 16), int(end, 16)))
-    return found
+            ranges.append((int(begin, 16), int(end, 16)))
+    return ranges
 
 
 def text_of(path: str) -> str:

@@ -41,8 +41,8 @@ FREED = (
 
 def storages(params: Sequence[torch.Tensor]) -> int:
     """Bytes of the memory behind tensors, each storage once."""
-    found = {p.untyped_storage()._cdata: p.untyped_storage().nbytes() for p in params}
-    return sum(found.values())
+    sizes = {p.untyped_storage()._cdata: p.untyped_storage().nbytes() for p in params}
+    return sum(sizes.values())
 
 
 @dataclass
@@ -73,7 +73,7 @@ class Driven:
             p.requires_grad_(instructions["trained"])
         self.shapes = [tuple(p.shape) for p in self.params]
         self.values = OfUnit()
-        self.found: dict[str, Any] = {}
+        self.outputs: dict[str, Any] = {}
         self.unit = made(list(self.params), **keywords(instructions, groups))
         self.look("made")
 
@@ -98,7 +98,7 @@ class Driven:
         there = self.whole(when)
         for k, (p, shape) in enumerate(zip(self.params, self.shapes, strict=True)):
             kept = _clone(_detach(p)) if there else _zeros(shape, dtype=p.dtype, device=p.device)
-            self.found[f"{when}.{k}"] = kept
+            self.outputs[f"{when}.{k}"] = kept
 
     def reduced(self, number: int) -> None:
         """Gradients arrive, reduce(): the shard's gradient, and how many parameters still have one.
@@ -106,18 +106,18 @@ class Driven:
         Zeros where the parameters have not their shapes, as no gradient fits then, and where there is none.
         """
         if not self.values.whole["second"]:
-            self.found[f"mean.{number}"] = _zeros_like(_detach(self.unit.shard))
+            self.outputs[f"mean.{number}"] = _zeros_like(_detach(self.unit.shard))
             return
         for k, p in enumerate(self.params):
-            given = self.tensors.get(f"g{number}.{k}")
-            if given is not None:
-                p.grad = given.clone() if p.grad is None else p.grad + given
+            gradient = self.tensors.get(f"g{number}.{k}")
+            if gradient is not None:
+                p.grad = gradient.clone() if p.grad is None else p.grad + gradient
         self.unit.reduce()
         self.look(f"reduced {number}")
         self.values.left.append(sum(p.grad is not None for p in self.params))
         grad = self.unit.shard.grad
         nothing = _zeros_like(_detach(self.unit.shard))
-        self.found[f"mean.{number}"] = nothing if grad is None else _clone(_detach(grad))
+        self.outputs[f"mean.{number}"] = nothing if grad is None else _clone(_detach(grad))
 
 
 def unit(
@@ -128,7 +128,7 @@ def unit(
         return OfUnit(), {}
     driven = Driven(objects[0], tensors, groups, instructions)
     made = driven.unit
-    driven.found["shard"] = _clone(_detach(made.shard))
+    driven.outputs["shard"] = _clone(_detach(made.shard))
     driven.values.shard = isinstance(made.shard, _Parameter), bool(made.shard.requires_grad)
     driven.gathered("first")
     made.gather()
@@ -151,7 +151,7 @@ def unit(
             product.backward()
             back = driven.params[0].grad
         nothing = _zeros(driven.shapes[0], dtype=kept.dtype, device=kept.device)
-        driven.found["back"] = nothing if back is None else _clone(_detach(back))
+        driven.outputs["back"] = nothing if back is None else _clone(_detach(back))
     driven.values.kept = kept_bytes
     if instructions["trained"]:
         for p in driven.params:
@@ -160,7 +160,7 @@ def unit(
         driven.reduced(1)
     made.free()
     driven.look("end")
-    return driven.values, driven.found
+    return driven.values, driven.outputs
 
 
 # ---- a module
@@ -178,24 +178,24 @@ class Wrapped:
     def whole(self) -> list[tuple[str, torch.Tensor]]:
         """full_state_dict(), with zeros for tensors that cannot be read."""
         state = self.made.full_state_dict()
-        found = []
+        entries = []
         for name, (shape, dtype) in self.like.items():
-            given = state.get(name) if isinstance(state, dict) else None
-            kind = self.kind(given, shape, dtype)
+            entry = state.get(name) if isinstance(state, dict) else None
+            kind = self.kind(entry, shape, dtype)
             if kind:
                 self.fault = self.fault or (kind, name)
-                given = _zeros(shape, dtype=dtype, device=device())
-            found.append((name, given))
-        return found
+                entry = _zeros(shape, dtype=dtype, device=device())
+            entries.append((name, entry))
+        return entries
 
     @staticmethod
-    def kind(given: Any, shape: tuple, dtype: torch.dtype) -> str:
+    def kind(entry: Any, shape: tuple, dtype: torch.dtype) -> str:
         """The fault of an entry; "" if it has none."""
-        if not isinstance(given, _Tensor):
+        if not isinstance(entry, _Tensor):
             return "missing"
-        if given.untyped_storage().nbytes() < given.nbytes:
+        if entry.untyped_storage().nbytes() < entry.nbytes:
             return "freed"
-        return "" if (tuple(given.shape), given.dtype) == (shape, dtype) else "shape"
+        return "" if (tuple(entry.shape), entry.dtype) == (shape, dtype) else "shape"
 
     def gradients_left(self) -> int:
         """Parameters of the module, its shards aside, that still have a gradient with elements."""
@@ -268,9 +268,9 @@ def module(
         optimizer.zero_grad()
         session.stepped(step, wrapped.whole)
     session.moment(training=False)
-    values, told = session.told()
+    values, kept = session.reply()
     x, _ = toys.batch(steps[0][0], session.dtype)
     first_output(len(steps), x.to(device()))
     elements = sum(p.numel() for p in wrapped.made.parameters())
     of_module = OfModule(**vars(values), elements=elements, state=wrapped.fault, left=wrapped.left)
-    return of_module, told | outputs
+    return of_module, kept | outputs
