@@ -44,21 +44,21 @@ def unfit(name: str, exercise: Exercise, objects: tuple, cases: str) -> str | No
             f"{name} takes {words.counted(len(exercise.objects), 'object')}: "
             f'check("{name}", {", ".join(exercise.objects)}); you passed {len(objects)}.'
         )
-    for wanted, given in zip(exercise.objects, objects, strict=True):
-        if not exercise.constants and not callable(given):
-            kind = type(given).__name__
+    for wanted, submitted in zip(exercise.objects, objects, strict=True):
+        if not exercise.constants and not callable(submitted):
+            kind = type(submitted).__name__
             return f"{wanted} must be a function; you passed an object of type {kind}."
     return None
 
 
 def why(exercise: Exercise, objects: tuple, error: Exception) -> str:
     """The object that cannot be pickled, and the reason."""
-    for wanted, given in zip(exercise.objects, objects, strict=True):
+    for wanted, submitted in zip(exercise.objects, objects, strict=True):
         try:
-            wire.dumps(given)
+            wire.dumps(submitted)
         except Exception as reason:
-            if callable(given):
-                return explain(given, (), {}, reason)
-            kind = type(given).__name__
+            if callable(submitted):
+                return explain(submitted, (), {}, reason)
+            kind = type(submitted).__name__
             return f"{wanted} is a {kind}, which cannot be copied to another process ({reason})."
     return f"the objects cannot be copied to another process: {error}"

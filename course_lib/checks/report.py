@@ -43,9 +43,9 @@ class ReportLine:
 
     def say(self, sentences: Iterable[str]) -> None:
         """Take in a finding's sentences, in full and in general words."""
-        told = list(sentences)
-        self.sentences = [str(one) for one in told]
-        self.general = [general(one) for one in told]
+        all_sentences = list(sentences)
+        self.sentences = [str(sentence) for sentence in all_sentences]
+        self.general = [general(sentence) for sentence in all_sentences]
 
 
 @dataclass

@@ -51,11 +51,13 @@ class Task:
 def plain(reply: Any) -> Any:
     """A reply as JSON has it: dataclasses become dicts of their fields."""
     if dataclasses.is_dataclass(reply) and not isinstance(reply, type):
-        return {one.name: plain(getattr(reply, one.name)) for one in dataclasses.fields(reply)}
+        return {
+            field.name: plain(getattr(reply, field.name)) for field in dataclasses.fields(reply)
+        }
     if isinstance(reply, dict):
-        return {name: plain(one) for name, one in reply.items()}
+        return {name: plain(value) for name, value in reply.items()}
     if isinstance(reply, list | tuple):
-        return [plain(one) for one in reply]
+        return [plain(item) for item in reply]
     return reply
 
 
@@ -68,47 +70,47 @@ def reply_type(recipe: str) -> Any:
     return typing.get_args(returned)[0]
 
 
-def decode(kind: Any, told: Any) -> Any:
-    """`told`, plain data, as the type `kind`. NotAsAgreed for anything else.
+def decode(kind: Any, data: Any) -> Any:
+    """`data`, which is plain, as the type `kind`. NotAsAgreed for anything else.
 
     kind: a dataclass, list[...], dict[str, ...], tuple[...], a union, bool, int, float, str, None, or Any; an
     Annotated type has predicates that must hold. A field with a default may be left out.
     """
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any:
-        return told
+        return data
     if origin is Annotated:
-        found = decode(args[0], told)
-        return agreed(found, all(holds(found) for holds in kind.__metadata__))
+        decoded = decode(args[0], data)
+        return agreed(decoded, all(holds(decoded) for holds in kind.__metadata__))
     if origin is typing.Literal:
-        return agreed(told, any(type(told) is type(one) and told == one for one in args))
+        return agreed(data, any(type(data) is type(choice) and data == choice for choice in args))
     if origin in (types.UnionType, typing.Union):
-        return first_of(args, told)
+        return first_of(args, data)
     if dataclasses.is_dataclass(kind):
-        return decode_fields(kind, told)
+        return decode_fields(kind, data)
     if kind is list or origin is list:
-        return [decode(args[0], one) for one in agreed(told, isinstance(told, list))]
+        return [decode(args[0], item) for item in agreed(data, isinstance(data, list))]
     if origin is dict:
-        agreed(told, isinstance(told, dict))
-        return {name: decode(args[1], one) for name, one in told.items()}
+        agreed(data, isinstance(data, dict))
+        return {name: decode(args[1], item) for name, item in data.items()}
     if origin is tuple:
-        agreed(told, isinstance(told, list) and len(told) == len(args))
-        return tuple(decode(one, value) for one, value in zip(args, told, strict=True))
+        agreed(data, isinstance(data, list) and len(data) == len(args))
+        return tuple(decode(arg, value) for arg, value in zip(args, data, strict=True))
     if kind is float:
-        return float(agreed(told, type(told) in (int, float)))
-    return agreed(told, type(told) is kind)
+        return float(agreed(data, type(data) in (int, float)))
+    return agreed(data, type(data) is kind)
 
 
-def agreed(told: T, holds: bool) -> T:
+def agreed(data: T, holds: bool) -> T:
     if not holds:
         raise NotAsAgreed
-    return told
+    return data
 
 
-def first_of(kinds: Sequence[Any], told: Any) -> Any:
+def first_of(kinds: Sequence[Any], data: Any) -> Any:
     for kind in kinds:
         try:
-            return decode(kind, told)
+            return decode(kind, data)
         except NotAsAgreed:
             continue
     raise NotAsAgreed
@@ -118,13 +120,13 @@ def first_of(kinds: Sequence[Any], told: Any) -> Any:
 def fields_of(kind: Any) -> dict[str, Any]:
     """The types of a dataclass's fields, by name."""
     hints = typing.get_type_hints(kind, include_extras=True)
-    return {one.name: hints[one.name] for one in dataclasses.fields(kind)}
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
 
-def decode_fields(kind: Any, told: Any) -> Any:
+def decode_fields(kind: Any, data: Any) -> Any:
     hints = fields_of(kind)
-    agreed(told, isinstance(told, dict) and set(told) <= set(hints))
+    agreed(data, isinstance(data, dict) and set(data) <= set(hints))
     try:
-        return kind(**{name: decode(hints[name], one) for name, one in told.items()})
+        return kind(**{name: decode(hints[name], value) for name, value in data.items()})
     except TypeError:  # a field without a default was left out
         raise NotAsAgreed from None

@@ -16,10 +16,10 @@ def number(value: float) -> str:
     return f"{value:.4g}"
 
 
-def apart(one: float, other: float) -> tuple[str, str]:
+def apart(value: float, other: float) -> tuple[str, str]:
     """Both numbers with four digits, or as many more as it takes to tell them apart."""
-    digits = next((d for d in range(4, 17) if f"{one:.{d}g}" != f"{other:.{d}g}"), 17)
-    return f"{one:.{digits}g}", f"{other:.{digits}g}"
+    digits = next((d for d in range(4, 17) if f"{value:.{d}g}" != f"{other:.{d}g}"), 17)
+    return f"{value:.{digits}g}", f"{other:.{digits}g}"
 
 
 def counted(amount: int, noun: str) -> str:
@@ -73,5 +73,5 @@ def ranks(indices: Sequence[int]) -> str:
     return which("rank", sorted(indices))
 
 
-def verb(indices: Sequence[int], one: str = "holds", many: str = "hold") -> str:
-    return one if len(indices) == 1 else many
+def verb(indices: Sequence[int], singular: str = "holds", plural: str = "hold") -> str:
+    return singular if len(indices) == 1 else plural
