@@ -37,27 +37,27 @@ def hello(draw: Draw) -> Iterator[Case]:
 
 
 def said_hello(place: int) -> Callable[[Observed], Finding]:
-    def judge(seen: Observed) -> Finding:
-        for rank in range(seen.world_size):
-            given = seen.values[rank].result
-            if not isinstance(given, list) or len(given) != len(HELLO):
+    def judge(observed: Observed) -> Finding:
+        for rank in range(observed.world_size):
+            returned = observed.values[rank].result
+            if not isinstance(returned, list) or len(returned) != len(HELLO):
                 three = "three values are expected: return rank, world_size, device."
                 return wrong(
                     Sentence(
-                        f"hello() returned {given!r} on rank {rank}; {three}",
+                        f"hello() returned {returned!r} on rank {rank}; {three}",
                         f"hello() returned something else on rank {rank}; {three}",
                     ),
                     cause="form",
                 )
-            right = (rank, seen.world_size, device_of(rank, seen.ledger.backend))[place]
-            if given[place] != right or isinstance(given[place], bool):
+            right = (rank, observed.world_size, device_of(rank, observed.ledger.backend))[place]
+            if returned[place] != right or isinstance(returned[place], bool):
                 what = f"the {HELLO[place]} of rank {rank}"
                 return wrong(
                     Sentence(
-                        f"hello() gives {given[place]!r} as {what}; it is {right!r}.",
+                        f"hello() gives {returned[place]!r} as {what}; it is {right!r}.",
                         f"hello() gives something else as {what}; it is {right!r}.",
                     ),
-                    hello_hint(place, given, rank, seen.world_size),
+                    hello_hint(place, returned, rank, observed.world_size),
                 )
         return RIGHT
 
@@ -69,18 +69,18 @@ def device_of(rank: int, backend: str) -> str:
     return f"cuda:{rank % gpu_count()}" if backend == "nccl" else "cpu"
 
 
-def hello_hint(place: int, given: list, rank: int, n: int) -> str:
-    if given[:2] == [n, rank]:
+def hello_hint(place: int, returned: list, rank: int, n: int) -> str:
+    if returned[:2] == [n, rank]:
         return "Rank and world size are swapped."
     if place == 2:
         return "Ask course_lib.device() and turn it into text with str()."
-    if isinstance(given[place], str):
+    if isinstance(returned[place], str):
         return "Environment variables are texts; dist.get_rank() and dist.get_world_size() are numbers."
-    if place == 1 and given[1] == n - 1:
+    if place == 1 and returned[1] == n - 1:
         return (
             "The world size counts the ranks; the largest rank is one less, since they start at 0."
         )
-    if place == 0 and given[0] == rank + 1:
+    if place == 0 and returned[0] == rank + 1:
         return "Ranks are counted from 0."
     if place == 0:
         return "Every rank runs the same function; dist.get_rank() tells them apart."

@@ -86,9 +86,9 @@ class Arrival:
         return on.case(title, sides, judge, needed=moved * values[0].nbytes)
 
 
-def new_tensor(seen: Observed) -> Finding:
+def new_tensor(observed: Observed) -> Finding:
     """The result is not one of the arguments."""
-    for rank, values in enumerate(seen.values):
+    for rank, values in enumerate(observed.values):
         if values.same_object:
             return wrong(
                 f"on rank {rank} the function returned the very tensor that it was given.",
@@ -101,7 +101,7 @@ def new_tensor(seen: Observed) -> Finding:
 def one_message(n: int, nbytes: int) -> tuple[Line, ...]:
     """Each of the n ranks sends its tensor once."""
 
-    def hint(ratio: float, seen: Observed) -> str:
+    def hint(ratio: float, observed: Observed) -> str:
         return "Each rank sends its tensor once, to one other rank."
 
     return (
@@ -114,8 +114,8 @@ def one_message(n: int, nbytes: int) -> tuple[Line, ...]:
 # ---- exchange
 
 
-def exchange_hint(found: list[Mistake]) -> str:
-    sign = found[0].sign
+def exchange_hint(mistakes: list[Mistake]) -> str:
+    sign = mistakes[0].sign
     if sign == "own":
         return (
             "Its partner's value never came in: the received value must end up in `tensor` itself "
@@ -172,13 +172,13 @@ def exchange(draw: Draw) -> Iterator[Case]:
 # ---- ring_shift
 
 
-def shift_hint(found: list[Mistake]) -> str:
-    sign = found[0].sign
-    if sign == "own" and all(one.ranks == (0,) for one in found):
+def shift_hint(mistakes: list[Mistake]) -> str:
+    sign = mistakes[0].sign
+    if sign == "own" and all(mistake.ranks == (0,) for mistake in mistakes):
         return "Rank 0 received nothing: the circle is closed, the last rank sends to rank 0."
     if sign == "own":
         return "The value came, but was not returned: return the tensor into which you received it."
-    if sign == "copy" and all(from_right(one) for one in found):
+    if sign == "copy" and all(from_right(mistake) for mistake in mistakes):
         return (
             "The values went round the wrong way: send to (rank + 1) % N, receive from "
             "(rank - 1) % N."
@@ -190,9 +190,9 @@ def shift_hint(found: list[Mistake]) -> str:
     return ""
 
 
-def from_right(one: Mistake) -> bool:
+def from_right(mistake: Mistake) -> bool:
     """Every rank holds its right neighbour's value."""
-    counts = [(piece.rank, piece.origin.counts) for piece in one.pieces]
+    counts = [(piece.rank, piece.origin.counts) for piece in mistake.pieces]
     return all(1 in some and some.index(1) == (rank + 1) % len(some) for rank, some in counts)
 
 

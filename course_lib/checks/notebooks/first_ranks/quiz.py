@@ -47,8 +47,8 @@ LOOK = {
 
 @exercise(points=1, objects=("waits_for", "remedies"), references=REFERENCE, constants=True)
 def diagnoses(draw: Draw) -> Iterator[Case]:
-    lines = [Line(f"waiting ranks: {one}", judge_waits(one), weight=2) for one in WAITS]
-    lines += [Line(f"remedy: {one}", judge_remedy(one)) for one in REMEDIES]
+    lines = [Line(f"waiting ranks: {program}", judge_waits(program), weight=2) for program in WAITS]
+    lines += [Line(f"remedy: {program}", judge_remedy(program)) for program in REMEDIES]
     sides = [RankSide({}, {"calls": [[0, None], [1, None]]}, {})]
     yield Case("diagnoses", sides, lines, recipe=EVALUATE, alone=True)
 
@@ -58,20 +58,20 @@ def as_dict(value: object) -> dict | None:
     pairs = value.get("dict") if isinstance(value, dict) else None
     if not isinstance(pairs, list):
         return None
-    return {key: one for key, one in pairs if isinstance(key, str | int)}
+    return {key: item for key, item in pairs if isinstance(key, str | int)}
 
 
 def judge_waits(program: str) -> Callable[[Observed], Finding]:
     right = WAITS[program]
 
-    def judge(seen: Observed) -> Finding:
-        given = as_dict(seen.answer(0).value)
-        if given is None:
+    def judge(observed: Observed) -> Finding:
+        answer = as_dict(observed.answer(0).value)
+        if answer is None:
             return wrong(
                 "waits_for must be a dict: program -> {rank: the rank it waits for}.", cause="form"
             )
-        mine = as_dict(given.get(program))
-        if not mine or any(one in UNANSWERED for one in mine.values()):
+        mine = as_dict(answer.get(program))
+        if not mine or any(rank in UNANSWERED for rank in mine.values()):
             return wrong(f"waits_for[{program!r}] is not answered yet.")
         mine = {k: v[0] if isinstance(v, list) and len(v) == 1 else v for k, v in mine.items()}
         if mine == right:
@@ -83,7 +83,7 @@ def judge_waits(program: str) -> Callable[[Observed], Finding]:
 
 
 def waits_hint(mine: dict, right: dict) -> str:
-    if not all(isinstance(one, int) for one in (*mine, *mine.values())):
+    if not all(isinstance(rank, int) for rank in (*mine, *mine.values())):
         return "The keys are ranks, and so are the values: numbers, not texts."
     if {waited: rank for rank, waited in mine.items()} == right:
         return "Turned round: the key is the rank that waits, the value the rank it waits for."
@@ -101,11 +101,11 @@ def waits_hint(mine: dict, right: dict) -> str:
 
 
 def judge_remedy(program: str) -> Callable[[Observed], Finding]:
-    def judge(seen: Observed) -> Finding:
-        given = as_dict(seen.answer(1).value)
-        if given is None:
+    def judge(observed: Observed) -> Finding:
+        answer = as_dict(observed.answer(1).value)
+        if answer is None:
             return wrong("remedies must be a dict: program -> remedy.", cause="form")
-        mine = given.get(program)
+        mine = answer.get(program)
         if mine in UNANSWERED:
             return wrong(f"remedies[{program!r}] is not answered yet.")
         if mine not in OPTIONS:

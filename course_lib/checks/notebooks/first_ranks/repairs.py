@@ -44,9 +44,9 @@ def circle_trouble(case: Case, kind: str, text: str) -> str:
     )
 
 
-def neighbour_hint(found: list[Mistake]) -> str:
-    signs = {one.sign for one in found}
-    pieces = [piece for one in found for piece in one.pieces if piece.origin.counts]
+def neighbour_hint(mistakes: list[Mistake]) -> str:
+    signs = {mistake.sign for mistake in mistakes}
+    pieces = [piece for mistake in mistakes for piece in mistake.pieces if piece.origin.counts]
     if pieces and all(piece.origin.counts[piece.rank] == 0 for piece in pieces):
         return "The sum takes three values, the rank's own among them."
     if signs == {"times"}:
@@ -82,7 +82,9 @@ def circle_case(draw: Draw, on: Setting) -> Case:
         hint=neighbour_hint,
     )
     why = "Add into a new tensor, not into the one that was given (and is being sent)."
-    sides = [side({"tensor": one}, returned=["tensor"], result=Spec.of(one)) for one in values]
+    sides = [
+        side({"tensor": tensor}, returned=["tensor"], result=Spec.of(tensor)) for tensor in values
+    ]
     title = f"{n} ranks, {words.counted(numel, 'element')}"
     judge = both(exact, left_alone("tensor", dict(enumerate(values)), why))
     # every rank's values must leave it at least once
@@ -123,15 +125,15 @@ def collect_trouble(case: Case, kind: str, text: str) -> str:
 def collected(wanted: torch.Tensor, lengths: Sequence[int]) -> Callable[[Observed], Finding]:
     right = wanted.tolist()
 
-    def judge(seen: Observed) -> Finding:
-        others = [r for r, one in enumerate(seen.values) if r and one.result is not None]
+    def judge(observed: Observed) -> Finding:
+        others = [r for r, reply in enumerate(observed.values) if r and reply.result is not None]
         if others:
             return wrong(
                 f"rank {others[0]} returned something; only rank 0 returns the results, the "
                 "others None.",
                 cause="others",
             )
-        result = seen.values[0].result
+        result = observed.values[0].result
         got = result.get("tensor") if isinstance(result, dict) else None
         if not isinstance(got, list):
             return wrong(
@@ -168,11 +170,11 @@ def compared(got: list, right: list, lengths: Sequence[int]) -> Finding:
     said = f"rank 0 returned {words.counted(len(got), 'number')}; {len(right)} were computed"
     said += f", and {len(lost)} of them {words.verb(lost, 'is', 'are')} missing." if lost else "."
     amount = "as many" if len(got) == len(right) else "more" if len(got) > len(right) else "fewer"
-    told = (
+    general = (
         f"rank 0 returned {amount} numbers {'as' if amount == 'as many' else 'than'} were computed"
     )
-    told += ", and some of these are missing." if lost else "."
-    return wrong(Sentence(said, told), collect_hint(got, right, lost, lengths), cause="missing")
+    general += ", and some of these are missing." if lost else "."
+    return wrong(Sentence(said, general), collect_hint(got, right, lost, lengths), cause="missing")
 
 
 def collect_hint(got: list, right: list, lost: list, lengths: Sequence[int]) -> str:
@@ -188,8 +190,8 @@ def collect_hint(got: list, right: list, lost: list, lengths: Sequence[int]) -> 
 def collect_case(draw: Draw, lengths: Sequence[int], title: str, **line: Any) -> Case:
     everything = draw.distinct(sum(lengths)).to(torch.float32)
     sides = [side({"results": part}) for part in everything.split(list(lengths))]
-    for one in sides:
-        one.instructions.update(outputs=["result"], plain=True)
+    for rank_side in sides:
+        rank_side.instructions.update(outputs=["result"], plain=True)
     # built-ins are welcome here: the exercise is about who expects what
     return Case(title, sides, [Line(title, collected(everything, lengths), **line)])
 
@@ -227,7 +229,7 @@ MEAN_OF_MEANS = (
 def mean_slips(values: Sequence[torch.Tensor]) -> dict[float, str]:
     """The values that usual mistakes give."""
     everything = torch.cat(list(values))
-    means = [float(one.mean()) for one in values if len(one)]
+    means = [float(tensor.mean()) for tensor in values if len(tensor)]
     total = float(everything.sum())
     return {
         sum(means) / len(means): MEAN_OF_MEANS,
@@ -240,17 +242,17 @@ def mean_slips(values: Sequence[torch.Tensor]) -> dict[float, str]:
     }
 
 
-def mean_judge(given: Sequence[torch.Tensor]) -> Callable[[Observed], Finding]:
-    values = [one.to(torch.float64) for one in given]
+def mean_judge(tensors: Sequence[torch.Tensor]) -> Callable[[Observed], Finding]:
+    values = [tensor.to(torch.float64) for tensor in tensors]
     right = float(torch.cat(values).mean())
     slips = mean_slips(values)
 
     def near(a: float, b: float) -> bool:
         return abs(a - b) <= 1e-5 * abs(b)
 
-    def judge(seen: Observed) -> Finding:
+    def judge(observed: Observed) -> Finding:
         for rank, own in enumerate(values):
-            got = float(seen.tensors[rank]["result"])
+            got = float(observed.tensors[rank]["result"])
             if near(got, right):
                 continue
             if got != got:
@@ -264,8 +266,8 @@ def mean_judge(given: Sequence[torch.Tensor]) -> Callable[[Observed], Finding]:
             if len(own) and near(got, float(own.mean())):
                 slip = "That is the rank's own mean: the others' values never came in."
             said = f"the mean on rank {rank} is {words.number(got)}, not {words.number(right)}."
-            told = Sentence(said, f"the mean on rank {rank} is wrong.")
-            return wrong(told, slip, cause=slip or "mean")
+            sentence = Sentence(said, f"the mean on rank {rank} is wrong.")
+            return wrong(sentence, slip, cause=slip or "mean")
         return RIGHT
 
     return judge
@@ -274,7 +276,7 @@ def mean_judge(given: Sequence[torch.Tensor]) -> Callable[[Observed], Finding]:
 def mean_case(draw: Draw, lengths: Sequence[int], title: str, **line: Any) -> Case:
     values = [draw.normal(length) * 3 + 10 * (rank + 1) for rank, length in enumerate(lengths)]
     spec = Spec(torch.float32, ())
-    sides = [side({"values": one}, returned=["values"], result=spec) for one in values]
+    sides = [side({"values": tensor}, returned=["values"], result=spec) for tensor in values]
     judge = both(mean_judge(values), left_alone("values", dict(enumerate(values))))
     return Case(title, sides, [Line(title, judge, **line)])
 
