@@ -38,12 +38,12 @@ def power_below(n: int) -> int:
     return 1 << (n.bit_length() - 1)
 
 
-def doubling_hint(found: list[Mistake], n: int, numel: int, seen: Observed) -> str:
-    if common := common_hint(found, n, numel):
+def doubling_hint(mistakes: list[Mistake], n: int, numel: int, observed: Observed) -> str:
+    if common := common_hint(mistakes, n, numel):
         return common
     if power_below(n) < n:
-        return folding_hint(found, n, power_below(n))
-    if "twice" in {one.sign for one in found}:
+        return folding_hint(mistakes, n, power_below(n))
+    if "twice" in {mistake.sign for mistake in mistakes}:
         return (
             "In round k the partner of rank r is r ^ 2**k: both then hold the same sum of 2**(k+1) "
             "ranks."
@@ -51,17 +51,17 @@ def doubling_hint(found: list[Mistake], n: int, numel: int, seen: Observed) -> s
     return "Rounds are missing: distances 1, 2, 4, ... up to half the number of ranks."
 
 
-def folding_hint(found: list[Mistake], n: int, core: int) -> str:
+def folding_hint(mistakes: list[Mistake], n: int, core: int) -> str:
     """The mistake with the n - core ranks that are too many for a power of two."""
-    affected = sorted({rank for one in found for rank in one.ranks})
-    signs = {one.sign for one in found}
+    affected = sorted({rank for mistake in mistakes for rank in mistake.ranks})
+    signs = {mistake.sign for mistake in mistakes}
     if signs <= {"own", "copy"} and len(affected) <= n - core:
         have = words.verb(affected, "has", "have")
         return (
             f"{words.ranks(affected).capitalize()} {have} no partner among the {core} that double: send them "
             "the sum at the end."
         )
-    missing = {source for counts in counts_of(found) for source, c in enumerate(counts) if not c}
+    missing = {source for counts in counts_of(mistakes) for source, c in enumerate(counts) if not c}
     if "twice" not in signs and missing and len(missing) <= n - core:
         return (
             f"{n} is not a power of two: before doubling, every extra rank must hand its values to "
@@ -74,9 +74,9 @@ def folding_hint(found: list[Mistake], n: int, core: int) -> str:
     )
 
 
-def no_partners(seen: Observed) -> str:
+def no_partners(observed: Observed) -> str:
     """Why the bits differ: each rank adds the values that come to it in an order of its own."""
-    apart = other_partners(seen, range(seen.world_size))
+    apart = other_partners(observed, range(observed.world_size))
     if not apart:
         return ""
     return (
@@ -102,13 +102,13 @@ def doubling_trouble(case: Case, kind: str, text: str) -> str:
     return ""
 
 
-def doubling_cost(ratio: float, seen: Observed) -> str:
-    return sent_wider(seen) or (
+def doubling_cost(ratio: float, observed: Observed) -> str:
+    return sent_wider(observed) or (
         "Each round swaps the tensor once with one partner: log2 N rounds, M bytes each."
     )
 
 
-def doubling_rounds(ratio: float, seen: Observed) -> str:
+def doubling_rounds(ratio: float, observed: Observed) -> str:
     return (
         "The distance doubles from round to round (1, 2, 4, ...), and both partners send at the "
         "same time: log2 N rounds."

@@ -30,15 +30,15 @@ from course_lib.facts import hierarchical_bytes
 MANY_MORE = 1.5  # times a rank's own share of what crosses; a whole tensor is g times as much
 
 
-def hierarchical_hint(found: list[Mistake], n: int, numel: int, seen: Observed) -> str:
-    if tail(found, n, numel):
+def hierarchical_hint(mistakes: list[Mistake], n: int, numel: int, observed: Observed) -> str:
+    if tail(mistakes, n, numel):
         return (
             f"The remainder of {numel} / {n} elements was not summed: pad, or cut with "
             "torch.tensor_split."
         )
-    if common := common_hint(found, n, numel):
+    if common := common_hint(mistakes, n, numel):
         return common
-    signs = {one.sign for one in found}
+    signs = {mistake.sign for mistake in mistakes}
     if "twice" in signs:
         return (
             "Values were counted twice: reduce-scatter inside the node, all-reduce of the own "
@@ -79,17 +79,17 @@ def wire_line(nodes: int, per_node: int, nbytes: int, *, inside: bool, weight: f
     where = "inside a node" if inside else "across nodes"
     size = f"{nodes} x {per_node} ranks"
 
-    def sent_by(seen: Observed, rank: int) -> int:
+    def sent_by(observed: Observed, rank: int) -> int:
         return sum(
-            one.nbytes
-            for one in seen.operations[rank]
-            if one.op == "send"
-            and one.peer is not None
-            and (one.peer // per_node == rank // per_node) == inside
+            operation.nbytes
+            for operation in observed.operations[rank]
+            if operation.op == "send"
+            and operation.peer is not None
+            and (operation.peer // per_node == rank // per_node) == inside
         )
 
-    def judge(seen: Observed) -> Finding:
-        sent = [sent_by(seen, rank) for rank in range(seen.world_size)]
+    def judge(observed: Observed) -> Finding:
+        sent = [sent_by(observed, rank) for rank in range(observed.world_size)]
         rank = max(range(len(sent)), key=lambda r: abs(sent[r] - least))
         if sent[rank] == least:
             return Finding(

@@ -49,11 +49,11 @@ def not_contiguous(kind: str, text: str) -> str:
 # ---- all_gather
 
 
-def gather_hint(found: list[Mistake], members: list[int], shard: int, seen: Observed) -> str:
-    signs = {one.sign for one in found}
-    if left := turned_left(seen, members):
+def gather_hint(mistakes: list[Mistake], members: list[int], shard: int, observed: Observed) -> str:
+    signs = {mistake.sign for mistake in mistakes}
+    if left := turned_left(observed, members):
         return left
-    if signs == {"old"} and all(own_place(one, members, shard) for one in found):
+    if signs == {"old"} and all(own_place(mistake, members, shard) for mistake in mistakes):
         return (
             "Its own shard never came into the output: copy `input` there before the ring starts."
         )
@@ -67,7 +67,7 @@ def gather_hint(found: list[Mistake], members: list[int], shard: int, seen: Obse
             "A chunk was passed on before it had come: wait() for the receive of a round before "
             "the next."
         )
-    if len(members) > 2 and all(from_the_left(one, members, shard) for one in found):
+    if len(members) > 2 and all(from_the_left(mistake, members, shard) for mistake in mistakes):
         return (
             "Every wrong place holds the left neighbour's shard: each round sent the rank's own shard once "
             "more. Pass on the shard that came in the round before."
@@ -78,20 +78,20 @@ def gather_hint(found: list[Mistake], members: list[int], shard: int, seen: Obse
     )
 
 
-def from_the_left(one: Mistake, members: list[int], shard: int) -> bool:
+def from_the_left(mistake: Mistake, members: list[int], shard: int) -> bool:
     """Whether the left neighbour's shard stands there instead, on each rank."""
     return all(
         (element + piece.origin.offset) // shard == (members.index(piece.rank) - 1) % len(members)
-        for piece in one.pieces
+        for piece in mistake.pieces
         for element in piece.elements
     )
 
 
-def own_place(one: Mistake, members: list[int], shard: int) -> bool:
+def own_place(mistake: Mistake, members: list[int], shard: int) -> bool:
     """It is the rank's own chunk, exactly, on each rank."""
     return all(
         piece.elements == tuple(range(place * shard, (place + 1) * shard))
-        for piece in one.pieces
+        for piece in mistake.pieces
         for place in [members.index(piece.rank)]
     )
 
@@ -100,7 +100,7 @@ def gather_trouble(case: Case, kind: str, text: str) -> str:
     return not_contiguous(kind, text) or ring_trouble(case, kind, text)
 
 
-def gather_cost(ratio: float, seen: Observed) -> str:
+def gather_cost(ratio: float, observed: Observed) -> str:
     return "In each of the N - 1 rounds one shard goes to the right: the one that came before."
 
 
@@ -126,7 +126,7 @@ def all_gather_case(draw: Draw, on: Setting) -> Case:
         with_old([whole]),
         [np.arange(whole.numel())] * count,
         language,
-        lambda found, seen: gather_hint(found, on.ranks, shard, seen),
+        lambda mistakes, observed: gather_hint(mistakes, on.ranks, shard, observed),
         needed=(count - 1) * whole.nbytes,
     )
 
@@ -161,8 +161,8 @@ def all_gather(draw: Draw) -> Iterator[Case]:
 # ---- all_to_all
 
 
-def to_all_hint(found: list[Mistake], seen: Observed) -> str:
-    signs = {one.sign for one in found}
+def to_all_hint(mistakes: list[Mistake], observed: Observed) -> str:
+    signs = {mistake.sign for mistake in mistakes}
     if signs == {"old"}:
         return (
             "A rank's own chunk is not sent to itself: copy it into its place. Every other chunk "
@@ -194,9 +194,9 @@ def to_all_trouble(case: Case, kind: str, text: str) -> str:
     return ""
 
 
-def to_all_cost(ratio: float, seen: Observed) -> str:
-    n = seen.world_size
-    if wider := sent_wider(seen):
+def to_all_cost(ratio: float, observed: Observed) -> str:
+    n = observed.world_size
+    if wider := sent_wider(observed):
         return wider
     if abs(ratio - n) < 0.02:
         return "The whole input went to every rank: rank d needs chunk d alone."

@@ -10,18 +10,18 @@ from course_lib.checks.kit import Observed
 from course_lib.ledger.operation import Operation
 
 
-def sends(seen: Observed, rank: int) -> list[Operation]:
-    return [one for one in seen.operations[rank] if one.op == "send"]
+def sends(observed: Observed, rank: int) -> list[Operation]:
+    return [operation for operation in observed.operations[rank] if operation.op == "send"]
 
 
-def turned_left(seen: Observed, members: Sequence[int]) -> str:
+def turned_left(observed: Observed, members: Sequence[int]) -> str:
     """That the ring ran from rank r to rank r - 1, where it did; for values that are wrong."""
     n = len(members)
     if n < 3:
         return ""  # two ranks are each other's neighbour on both sides
     for place, rank in enumerate(members):
-        sent = sends(seen, rank)
-        if not sent or any(one.peer != members[place - 1] for one in sent):
+        sent = sends(observed, rank)
+        if not sent or any(operation.peer != members[place - 1] for operation in sent):
             return ""
     return (
         "Every rank sent to its left neighbour, r - 1, and received from the right one: these chunks belong "
@@ -29,23 +29,25 @@ def turned_left(seen: Observed, members: Sequence[int]) -> str:
     )
 
 
-def sent_wider(seen: Observed, given: torch.dtype = torch.float32) -> str:
+def sent_wider(observed: Observed, dtype: torch.dtype = torch.float32) -> str:
     """The hint if messages had more bytes an element than the function's argument."""
-    for rank in range(seen.world_size):
-        for one in sends(seen, rank):
-            if getattr(torch, one.dtype, given).itemsize > given.itemsize:
+    for rank in range(observed.world_size):
+        for operation in sends(observed, rank):
+            if getattr(torch, operation.dtype, dtype).itemsize > dtype.itemsize:
                 return (
-                    f"The messages were {one.dtype}, and the argument is {str(given)[6:]}: send values in "
-                    "the dtype in which they came."
+                    f"The messages were {operation.dtype}, and the argument is {str(dtype)[6:]}: send values "
+                    "in the dtype in which they came."
                 )
     return ""
 
 
-def other_partners(seen: Observed, members: Sequence[int]) -> str:
+def other_partners(observed: Observed, members: Sequence[int]) -> str:
     """Of the first rank that sends to one rank and next receives from another, which: "rank 0 ..."; or ""."""
     for rank in members:
-        to = [one.peer for one in sends(seen, rank)]
-        source = [one.peer for one in seen.operations[rank] if one.op == "recv"]
+        to = [operation.peer for operation in sends(observed, rank)]
+        source = [
+            operation.peer for operation in observed.operations[rank] if operation.op == "recv"
+        ]
         for there, here in zip(to, source, strict=False):
             if there != here:
                 return f"rank {rank} sent to rank {there} and received from rank {here}"

@@ -37,30 +37,30 @@ CHUNKS = "chunks of 1/N, of which a rank sends one in a round, and never the who
 MANY_MORE = 1.5  # times the bytes of such chunks; whole tensors are twice as many on four ranks
 
 
-def ring_hint(found: list[Mistake], n: int, numel: int, seen: Observed) -> str:
-    if left := turned_left(seen, ring_of(seen)):
+def ring_hint(mistakes: list[Mistake], n: int, numel: int, observed: Observed) -> str:
+    if left := turned_left(observed, ring_of(observed)):
         return left
-    if tail(found, n, numel):
+    if tail(mistakes, n, numel):
         rest = numel % n
         they = "They are" if rest > 1 else "It is"
         covered = words.counted(numel - rest, "element")
         return f"{they} the remainder of {numel} / {n}: your chunks cover {covered}."
-    if numel < n and all(one.sign == "own" for one in found):
+    if numel < n and all(mistake.sign == "own" for mistake in mistakes):
         return (
             f"With {words.counted(numel, 'element')} and {n} ranks some chunks are empty; "
             "torch.tensor_split cuts so."
         )
-    return common_hint(found, n, numel) or phase_hint(found, n, numel, seen)
+    return common_hint(mistakes, n, numel) or phase_hint(mistakes, n, numel, observed)
 
 
-def ring_of(seen: Observed) -> list[int]:
+def ring_of(observed: Observed) -> list[int]:
     """The ranks of the ring, in its order."""
-    return seen.case.groups[0] if seen.case.groups else list(range(seen.world_size))
+    return observed.case.groups[0] if observed.case.groups else list(range(observed.world_size))
 
 
-def phase_hint(found: list[Mistake], n: int, numel: int, seen: Observed) -> str:
+def phase_hint(mistakes: list[Mistake], n: int, numel: int, observed: Observed) -> str:
     """Which of the ring's two phases went wrong, and how."""
-    signs = {one.sign for one in found}
+    signs = {mistake.sign for mistake in mistakes}
     if signs & {"twice", "times"}:
         return (
             "Some value was added twice: in the second phase the complete chunks are copied, not added; and "
@@ -76,13 +76,13 @@ def phase_hint(found: list[Mistake], n: int, numel: int, seen: Observed) -> str:
             "A chunk was received into another chunk's place: in round k rank r sends chunk r - k "
             "and receives chunk r - k - 1."
         )
-    if set(complete_chunks(found, n, numel)) == {1}:
+    if set(complete_chunks(mistakes, n, numel)) == {1}:
         return (
             "One chunk on each rank is complete: that is the first phase. The second sends the "
             "complete chunks round once more, N - 1 rounds, and copies them."
         )
-    rounds_of_both = all(len(sends(seen, rank)) == 2 * (n - 1) for rank in ring_of(seen))
-    one_short = n > 2 and {counts.count(0) for counts in counts_of(found)} == {1}
+    rounds_of_both = all(len(sends(observed, rank)) == 2 * (n - 1) for rank in ring_of(observed))
+    one_short = n > 2 and {counts.count(0) for counts in counts_of(mistakes)} == {1}
     if one_short and numel >= n and not rounds_of_both:
         return "Every sum misses one rank: the first phase takes N - 1 rounds, and one is missing."
     return (
@@ -113,9 +113,9 @@ def ring_trouble(case: Case, kind: str, text: str) -> str:
     return ""
 
 
-def ring_cost(ratio: float, seen: Observed) -> str:
-    n = seen.world_size
-    if wider := sent_wider(seen):
+def ring_cost(ratio: float, observed: Observed) -> str:
+    n = observed.world_size
+    if wider := sent_wider(observed):
         return wider
     if n > 2 and abs(ratio - n / 2) < 0.02:
         return (
@@ -127,9 +127,9 @@ def ring_cost(ratio: float, seen: Observed) -> str:
     return "N - 1 rounds in each of the two phases, and in each round one chunk of 1/N."
 
 
-def ring_rounds(ratio: float, seen: Observed) -> str:
-    most = rounds("ring_all_reduce", seen.world_size)
-    one_each = all(len(sends(seen, rank)) <= most for rank in range(seen.world_size))
+def ring_rounds(ratio: float, observed: Observed) -> str:
+    most = rounds("ring_all_reduce", observed.world_size)
+    one_each = all(len(sends(observed, rank)) <= most for rank in range(observed.world_size))
     if ratio < 3 and one_each:
         return (
             "Send and receive at the same time: a rank that first waits for one and then does the "

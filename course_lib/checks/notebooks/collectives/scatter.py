@@ -58,25 +58,27 @@ WHOLE = 3  # times the bytes of such chunks; whole inputs are four times as many
 def scatter_hint(members: Sequence[int], chunk: int) -> ShardHint:
     n = len(members)
 
-    def hint(found: list[Mistake], seen: Observed) -> str:
-        if left := turned_left(seen, members):
+    def hint(mistakes: list[Mistake], observed: Observed) -> str:
+        if left := turned_left(observed, members):
             return left
-        signs = {one.sign for one in found}
+        signs = {mistake.sign for mistake in mistakes}
         if signs == {"moved"}:
-            off = {piece.origin.offset // chunk % n for one in found for piece in one.pieces}
+            off = {
+                piece.origin.offset // chunk % n for mistake in mistakes for piece in mistake.pieces
+            }
             shift = f" Here it is chunk r + {off.pop()} (mod {n})." if len(off) == 1 else ""
             return (
                 f"Complete sums, but on the wrong ranks: rank r must end with chunk r.{shift} Start the ring "
                 "with another chunk, so that the last one to arrive is the rank's own."
             )
-        if told := next((text for sign, text in SIGNS.items() if sign in signs), ""):
-            return told
+        if sentence := next((text for sign, text in SIGNS.items() if sign in signs), ""):
+            return sentence
         if signs == {"own"}:
             return (
                 "The sum of the others' values for chunk r never came to rank r: the last of the N - 1 "
                 "rounds brings it, and the rank's own chunk is added to it."
             )
-        if n > 2 and {counts.count(0) for counts in counts_of(found)} == {1}:
+        if n > 2 and {counts.count(0) for counts in counts_of(mistakes)} == {1}:
             return "Every sum misses one rank: N - 1 rounds, and the last addition counts too."
         return (
             "Sums of some ranks only: N - 1 rounds, and in each the received chunk plus the own "
@@ -86,8 +88,8 @@ def scatter_hint(members: Sequence[int], chunk: int) -> ShardHint:
     return hint
 
 
-def scatter_cost(ratio: float, seen: Observed) -> str:
-    if abs(ratio - seen.world_size) < 0.02:
+def scatter_cost(ratio: float, observed: Observed) -> str:
+    if abs(ratio - observed.world_size) < 0.02:
         return "Every round sends the whole input: one chunk of 1/N is enough."
     if abs(ratio - 2) < 0.02:
         return "That is an all-reduce's traffic: for a reduce-scatter the first half is enough."

@@ -65,11 +65,11 @@ def output_case(
     """
     exact = Exact("output", on.ranks, expected, provenance, homes, language)
 
-    def arrived(seen: Observed) -> Finding:
-        def cause(found: list[Mistake]) -> str:
-            return never_written(found, on.ranks, language.size) or hint(found, seen)
+    def arrived(observed: Observed) -> Finding:
+        def cause(mistakes: list[Mistake]) -> str:
+            return never_written(mistakes, on.ranks, language.size) or hint(mistakes, observed)
 
-        return replace(exact, hint=cause)(seen)
+        return replace(exact, hint=cause)(observed)
 
     judge = both(
         arrived,
@@ -77,23 +77,24 @@ def output_case(
     )
     sides = [
         side(
-            {"output": torch.full_like(made, OLD), "input": Argument(given, on.layout)},
+            {"output": torch.full_like(made, OLD), "input": Argument(tensor, on.layout)},
             returned=["output", "input"],
             group=on.group,
         )
-        for made, given in zip(expected, inputs, strict=True)
+        for made, tensor in zip(expected, inputs, strict=True)
     ]
     return on.case(title, sides, judge, needed=needed)
 
 
-def never_written(found: list[Mistake], members: Sequence[int], size: int) -> str:
+def never_written(mistakes: list[Mistake], members: Sequence[int], size: int) -> str:
     """That `output` is on every rank what it was, where that is so."""
     whole = all(
-        len(one.elements) == size and not any(one.pieces[0].origin.counts[:-1]) for one in found
+        len(mistake.elements) == size and not any(mistake.pieces[0].origin.counts[:-1])
+        for mistake in mistakes
     )
-    if {one.sign for one in found} != {"old"} or not whole:
+    if {mistake.sign for mistake in mistakes} != {"old"} or not whole:
         return ""
-    if {rank for one in found for rank in one.ranks} != set(members):
+    if {rank for mistake in mistakes for rank in mistake.ranks} != set(members):
         return ""
     return (
         "Nothing was written into `output`: `output = ...` only gives that name to another tensor, and the "
@@ -115,7 +116,7 @@ def traffic(
     return [
         bytes_line(
             least,
-            hint=lambda ratio, seen: sent_wider(seen) or cost(ratio, seen),
+            hint=lambda ratio, observed: sent_wider(observed) or cost(ratio, observed),
             weight=4,
             title=f"bytes sent{suffix}",
             point=point,
@@ -124,7 +125,7 @@ def traffic(
     ]
 
 
-def ring_order(ratio: float, seen: object) -> str:
+def ring_order(ratio: float, observed: object) -> str:
     return "N - 1 rounds, one message to the right in each; send and receive at the same time."
 
 

@@ -68,8 +68,9 @@ def sum_case(
         ),
     )
 
-    def summed(seen: Observed) -> Finding:
-        return replace(exact, hint=lambda found: hint(found, count, numel, seen))(seen)
+    def summed(observed: Observed) -> Finding:
+        hinted = replace(exact, hint=lambda mistakes: hint(mistakes, count, numel, observed))
+        return hinted(observed)
 
     judge = both(
         summed,
@@ -106,15 +107,15 @@ def rounding_case(
     bound = on.n * torch.finfo(torch.float32).eps * wide.abs().sum(0)
     same = same_bits("tensor", on.ranks)
 
-    def bits(seen: Observed) -> Finding:
-        found = same(seen)
-        told = "" if found.ok else usual(why, seen)
-        return replace(found, sentences=(*found.sentences, told)) if told else found
+    def bits(observed: Observed) -> Finding:
+        finding = same(observed)
+        cause = "" if finding.ok else usual(why, observed)
+        return replace(finding, sentences=(*finding.sentences, cause)) if cause else finding
 
     judge = both(rounded("tensor", on.ranks, wide.sum(0), bound), bits)
     sides = [
-        side({"tensor": one}, returned=["tensor"], extra=extra(rank) if extra else ())
-        for rank, one in enumerate(values)
+        side({"tensor": tensor}, returned=["tensor"], extra=extra(rank) if extra else ())
+        for rank, tensor in enumerate(values)
     ]
     title = "floats: within rounding, the same bits on every rank"
     return on.case(title, sides, judge, groups, needed=all_reduce_needs(list(values)))
@@ -129,25 +130,30 @@ OTHER_PLACES = (
 )
 
 
-def tail(found: list[Mistake], n: int, numel: int) -> bool:
+def tail(mistakes: list[Mistake], n: int, numel: int) -> bool:
     """The remainder of numel / n alone was left as it was."""
     rest = numel % n
     return bool(rest) and all(
-        one.sign == "own" and one.elements == tuple(range(numel - rest, numel)) for one in found
+        mistake.sign == "own" and mistake.elements == tuple(range(numel - rest, numel))
+        for mistake in mistakes
     )
 
 
-def common_hint(found: list[Mistake], n: int, numel: int) -> str:
+def common_hint(mistakes: list[Mistake], n: int, numel: int) -> str:
     """Causes of a wrong sum that do not depend on the algorithm."""
-    signs = {one.sign for one in found}
+    signs = {mistake.sign for mistake in mistakes}
     if "mean" in signs and signs <= {"mean", "unknown"}:  # unknown: a mean that was rounded
         return "An all-reduce sums; a caller that wants the mean divides afterwards."
     if signs == {"times"}:
         return "Every value was counted too often, and equally so: a phase ran more than once."
     if signs & {"nan", "zero", "unknown"} and "twice" not in signs:
         return READ_TOO_EARLY if signs & {"nan", "zero"} else OTHER_PLACES
-    everywhere = len({rank for one in found for rank in one.ranks}) == n
-    if signs == {"own"} and everywhere and all(len(one.elements) == numel for one in found):
+    everywhere = len({rank for mistake in mistakes for rank in mistake.ranks}) == n
+    if (
+        signs == {"own"}
+        and everywhere
+        and all(len(mistake.elements) == numel for mistake in mistakes)
+    ):
         return (
             "The sum never came into `tensor`. If you worked on a copy (contiguous(), reshape, "
             "clone), write it back with copy_()."
@@ -155,17 +161,22 @@ def common_hint(found: list[Mistake], n: int, numel: int) -> str:
     return ""
 
 
-def counts_of(found: list[Mistake]) -> list[tuple[int, ...]]:
+def counts_of(mistakes: list[Mistake]) -> list[tuple[int, ...]]:
     """How often each rank counts, for every piece that is a sum."""
-    return [piece.origin.counts for one in found for piece in one.pieces if piece.origin.counts]
+    return [
+        piece.origin.counts
+        for mistake in mistakes
+        for piece in mistake.pieces
+        if piece.origin.counts
+    ]
 
 
-def complete_chunks(found: list[Mistake], n: int, numel: int) -> list[int]:
+def complete_chunks(mistakes: list[Mistake], n: int, numel: int) -> list[int]:
     """How many chunks are right on each rank that has something wrong."""
     wrong: dict[int, set[int]] = {}
-    for one in found:
-        for rank in one.ranks:
-            wrong.setdefault(rank, set()).update(one.elements)
+    for mistake in mistakes:
+        for rank in mistake.ranks:
+            wrong.setdefault(rank, set()).update(mistake.elements)
     return [
         sum(elements.isdisjoint(range(low, high)) for low, high in chunks(numel, n) if high > low)
         for elements in wrong.values()

@@ -38,12 +38,14 @@ IN_A_GROUP = (
 
 
 def broadcast_hint(src: int, n: int, in_a_group: bool) -> Callable[[list[Mistake]], str]:
-    def hint(found: list[Mistake]) -> str:
-        missed = sorted({rank for one in found if one.sign == "own" for rank in one.ranks})
+    def hint(mistakes: list[Mistake]) -> str:
+        missed = sorted(
+            {rank for mistake in mistakes if mistake.sign == "own" for rank in mistake.ranks}
+        )
         count = rounds("broadcast", n)
-        if any(one.sign in ("partial", "twice", "times") for one in found):
+        if any(mistake.sign in ("partial", "twice", "times") for mistake in mistakes):
             return "A broadcast replaces the other ranks' values; it adds nothing."
-        if any(src in one.ranks for one in found):
+        if any(src in mistake.ranks for mistake in mistakes):
             return (
                 IN_A_GROUP
                 if in_a_group
@@ -94,14 +96,14 @@ def broadcast_trouble(case: Case, kind: str, text: str) -> str:
     return ""
 
 
-def broadcast_cost(ratio: float, seen: Observed) -> str:
+def broadcast_cost(ratio: float, observed: Observed) -> str:
     return (
         "Every rank but the source receives the tensor once, and no rank sends more than one "
         "message a round: that is (N-1) M in all, ceil(log2 N) M at most from one."
     )
 
 
-def broadcast_rounds(ratio: float, seen: Observed) -> str:
+def broadcast_rounds(ratio: float, observed: Observed) -> str:
     return (
         "Every rank that has the value passes it on in every round, so that the number of ranks that "
         "have it doubles: a binomial tree, ceil(log2 N) rounds."
