@@ -17,7 +17,6 @@ from course_lib.checks.notebooks.data_parallel.replicas import (
     SUMS,
     broken_off,
     by_step,
-    case,
     gradients_sent,
     its_own_work,
     messages_in_step,
@@ -28,6 +27,7 @@ from course_lib.checks.notebooks.data_parallel.replicas import (
     trained,
     training,
     unused_parameter,
+    wrapper_case,
 )
 
 DEPTH = 6
@@ -61,9 +61,12 @@ def not_too_large(run: Training, most: int) -> Line:
     """No bucket exceeds bucket_bytes, but one that holds a single larger parameter."""
     enough = max(most, *sizes(run))
 
-    def judge(seen: Observed) -> Finding:
-        for rank in range(seen.world_size):
-            largest = max((one.nbytes for ops in by_step(seen, rank)[1] for one in ops), default=0)
+    def judge(observed: Observed) -> Finding:
+        for rank in range(observed.world_size):
+            largest = max(
+                (operation.nbytes for ops in by_step(observed, rank)[1] for operation in ops),
+                default=0,
+            )
             if largest > enough:
                 return wrong(
                     f"a message of {words.number(largest)} bytes was sent; bucket_bytes is "
@@ -83,7 +86,7 @@ def leave_early(
 
     And no more bytes are sent than those of the gradients: messages sent early for show would add to them.
     """
-    given, no_more = during_backward_line(), gradients_sent(run)
+    overlap_line, no_more = during_backward_line(), gradients_sent(run)
     whole = sizes(run)
     depth = len(run.built().blocks)  # pyright: ignore[reportArgumentType]
 
@@ -99,22 +102,22 @@ def leave_early(
 
     bounds = {block: due(block) for block in range(depth)}
 
-    def judge(seen: Observed) -> Finding:
-        for rank in range(seen.world_size):
-            found = one_rank(seen, rank)
-            if not found.ok:
-                return found
-        found = given.judge(seen)
-        if not found.ok:
-            return found
-        sent = no_more.judge(seen)
+    def judge(observed: Observed) -> Finding:
+        for rank in range(observed.world_size):
+            finding = one_rank(observed, rank)
+            if not finding.ok:
+                return finding
+        finding = overlap_line.judge(observed)
+        if not finding.ok:
+            return finding
+        sent = no_more.judge(observed)
         return RIGHT if sent.ok else sent
 
-    def one_rank(seen: Observed, rank: int) -> Finding:
-        before, (start, ops) = 0, by_step(seen, rank)
-        for step, backward in enumerate(lines.last_backwards(seen, rank)):
+    def one_rank(observed: Observed, rank: int) -> Finding:
+        before, (start, ops) = 0, by_step(observed, rank)
+        for step, backward in enumerate(lines.last_backwards(observed, rank)):
             since = len(start) if step == 0 else before
-            at_first = left(seen, rank, since, backward.first_block.begun)
+            at_first = left(observed, rank, since, backward.first_block.begun)
             if at_first < bounds[0] and forward_order(ops[step]):
                 return wrong(
                     f"on rank {rank} {nothing_or(at_first)} had left when backward reached the first block.",
@@ -122,25 +125,26 @@ def leave_early(
                     "the last layer to the first: fill buckets in reverse order of registration.",
                     cause="forward order",
                 )
-            for one in backward.passes if at_first else ():
-                done = left(seen, rank, since, one.begun)
-                if done < bounds.get(one.block, 0):
-                    where = f"block {one.block}" if one.block else "the first block"
+            for moment in backward.passes if at_first else ():
+                done = left(observed, rank, since, moment.begun)
+                if done < bounds.get(moment.block, 0):
+                    where = f"block {moment.block}" if moment.block else "the first block"
                     return wrong(
                         f"on rank {rank} {nothing_or(done)} had left when backward reached {where}; "
-                        f"buckets of {words.number(bounds[one.block])} bytes and more were complete by then.",
+                        f"buckets of {words.number(bounds[moment.block])} bytes and more were complete by "
+                        "then.",
                         "Begin a bucket's all-reduce in the hook of its last gradient.",
                         cause="late",
                     )
             before = backward.ended
         return RIGHT
 
-    def left(seen: Observed, rank: int, since: int, until: int) -> int:
-        fresh = seen.operations[rank][since:until]
-        return sum(one.nbytes for one in fresh if one.op == "all_reduce")
+    def left(observed: Observed, rank: int, since: int, until: int) -> int:
+        fresh = observed.operations[rank][since:until]
+        return sum(operation.nbytes for operation in fresh if operation.op == "all_reduce")
 
     def forward_order(operations: Sequence) -> bool:
-        sent = [one.nbytes for one in operations if one.op == "all_reduce"]
+        sent = [operation.nbytes for operation in operations if operation.op == "all_reduce"]
         return len(sent) > 1 and sent == fill(whole, most) != fill(whole[::-1], most)
 
     return Line(title, judge, weight, "communication")
@@ -149,21 +153,21 @@ def leave_early(
 def without_overlap(line: Line) -> Line:
     """The line, whose failure misses the point of the exercise."""
 
-    def judge(seen: Observed) -> Finding:
-        found = line.judge(seen)
-        return found if found.ok else replace(found, misses_point=True)
+    def judge(observed: Observed) -> Finding:
+        finding = line.judge(observed)
+        return finding if finding.ok else replace(finding, misses_point=True)
 
     return replace(line, judge=judge)
 
 
 def after_no_sync(run: Training, most: int) -> Line:
     """The hooks work again in the backward that follows no_sync()."""
-    given = leave_early(run, most, 1.5, "and leave in the backward after no_sync()")
+    early_line = leave_early(run, most, 1.5, "and leave in the backward after no_sync()")
 
-    def judge(seen: Observed) -> Finding:
-        found = given.judge(seen)
-        if found.cause != "after backward":
-            return found
+    def judge(observed: Observed) -> Finding:
+        finding = early_line.judge(observed)
+        if finding.cause != "after backward":
+            return finding
         return wrong(
             "the last microbatch runs outside of no_sync(), and nothing had been sent when its backward "
             "reached the first block.",
@@ -172,18 +176,18 @@ def after_no_sync(run: Training, most: int) -> Line:
             cause="after backward",
         )
 
-    return replace(given, judge=judge)
+    return replace(early_line, judge=judge)
 
 
 def one_each(run: Training) -> Line:
     """With bucket_bytes=1 every gradient has a bucket; a gradient that no rank has need not be sent."""
     least = sum(not name.startswith("unused") for name in trained(run))
-    given = messages_in_step(len(trained(run)), "bucket")
+    count_line = messages_in_step(len(trained(run)), "bucket")
 
-    def judge(seen: Observed) -> Finding:
-        for rank in range(seen.world_size):
-            for operations in by_step(seen, rank)[1]:
-                count = sum(one.op in SUMS for one in operations)
+    def judge(observed: Observed) -> Finding:
+        for rank in range(observed.world_size):
+            for operations in by_step(observed, rank)[1]:
+                count = sum(operation.op in SUMS for operation in operations)
                 if count < least:
                     return wrong(
                         f"with bucket_bytes=1 {words.counted(count, 'bucket')} left in a step; each of the "
@@ -191,9 +195,9 @@ def one_each(run: Training) -> Line:
                         "Close a bucket before the next gradient would exceed bucket_bytes.",
                         cause="bucket_bytes",
                     )
-        return given.judge(seen)
+        return count_line.judge(observed)
 
-    return Line(given.title, judge, given.weight, given.aspect)
+    return Line(count_line.title, judge, count_line.weight, count_line.aspect)
 
 
 def nothing_or(nbytes: int) -> str:
@@ -208,7 +212,7 @@ def bucketed_data_parallel(draw: Draw) -> Iterator[Case]:
     most = 300
     model = {"name": "traps", "width": 5, "unused": False}
     run = training(draw, 3, model, kwargs={"bucket_bytes": most})
-    yield case("traps", run,
+    yield wrapper_case("traps", run,
         [
             same_start(run, "all ranks start from rank 0's parameters"),
             right_values(
@@ -221,10 +225,10 @@ def bucketed_data_parallel(draw: Draw) -> Iterator[Case]:
         ],
     )  # fmt: skip
     yield overlapping(draw, 4)  # before what follows: it tells more of why nothing overlaps
-    given = {"bucket_bytes": 200}
+    kwargs = {"bucket_bytes": 200}
     plain = {"name": "plain", "width": 4, "depth": 3}
-    run = training(draw, 2, plain, optimizer=ADAMW, micro=3, kwargs=given, no_sync=True)
-    yield case("accumulation", run,
+    run = training(draw, 2, plain, optimizer=ADAMW, micro=3, kwargs=kwargs, no_sync=True)
+    yield wrapper_case("accumulation", run,
         [
             right_values(
                 run, "grad", "2 microbatches under no_sync(), a third outside, AdamW", 2,
@@ -232,29 +236,29 @@ def bucketed_data_parallel(draw: Draw) -> Iterator[Case]:
             ),
             right_values(run, "param", "and the parameters after each step", 0.5),
             gradients_sent(run, title="3 microbatches, sent once", weight=1.5),
-            after_no_sync(run, given["bucket_bytes"]),
+            after_no_sync(run, kwargs["bucket_bytes"]),
         ],
     )  # fmt: skip
     yield unused_parameter(draw, kwargs={"bucket_bytes": 400})
     yield some_ranks_only(draw, kwargs={"bucket_bytes": 100})
     yield in_a_group(draw, kwargs={"bucket_bytes": 100})
     run = training(draw, 2, {"name": "shifted", "width": 3}, steps=1, tell=("buffers", "grads"))
-    yield case("buffers", run, [same_buffers(run, "rank 0's buffers, too", 0.5)])
+    yield wrapper_case("buffers", run, [same_buffers(run, "rank 0's buffers, too", 0.5)])
     if draw.hidden:
-        given = {"bucket_bytes": 1}
-        run = training(draw, 4, {"name": "traps", "width": 6, "dtype": "float32"}, kwargs=given)
-        yield case("tiny buckets", run,
+        kwargs = {"bucket_bytes": 1}
+        run = training(draw, 4, {"name": "traps", "width": 6, "dtype": "float32"}, kwargs=kwargs)
+        yield wrapper_case("tiny buckets", run,
             [
                 right_values(run, "grad", "4 ranks, float32, a bucket for each parameter", short=True),
                 one_each(run),
             ],
         )  # fmt: skip
         run = training(draw, 2, {"name": "traps", "width": 4}, steps=3)
-        yield case("one bucket", run,
+        yield wrapper_case("one bucket", run,
             [right_values(run, "param", "one bucket for all, 3 steps", short=True)],
         )  # fmt: skip
         run = training(draw, 1, {"name": "traps", "width": 4})
-        yield case("1 rank", run,
+        yield wrapper_case("1 rank", run,
             [right_values(run, "param", "1 rank", 0.5, trivial=True, short=True)],
         )  # fmt: skip
 
@@ -270,7 +274,7 @@ def overlapping(draw: Draw, n: int) -> Case:
     model = {"name": "plain", "width": width, "depth": DEPTH, "dtype": "float32"}
     run = training(draw, n, model, tell=("grads",), kwargs={"bucket_bytes": most})
     count = len(fill(sizes(run)[::-1], most))
-    return case("overlap", run,
+    return wrapper_case("overlap", run,
         [
             right_values(run, "grad", f"gradients of {DEPTH} blocks, {n} ranks, float32"),
             without_overlap(leave_early(run, most, 3)),

@@ -19,19 +19,21 @@ LEFT_EARLY = (
 )
 
 
-def left_early(run: Training, seen: Observed) -> bool:
+def left_early(run: Training, observed: Observed) -> bool:
     """Each wrong gradient of the first step is the mean without the last microbatch of some ranks."""
     if "grads" not in run.tell:
         return False
     expected, steps = lines.kind("grad.0", train(run)), [rank[0] for rank in run.steps]
     model = run.built()
-    given = [[gradients(model, one, len(rank)) for one in rank] for rank in steps]
+    rank_gradients = [
+        [gradients(model, microbatch, len(rank)) for microbatch in rank] for rank in steps
+    ]
     some = False
-    for rank in lines.members(seen):
-        found = {name: seen.tensors[rank][name] for name in expected}
-        differ = lines.differing(found, expected, run.dtype)
+    for rank in lines.members(observed):
+        actual = {name: observed.tensors[rank][name] for name in expected}
+        differ = lines.differing(actual, expected, run.dtype)
         if len(differ) == len(expected) or not all(
-            lacking(found, expected, name, given, run.dtype) for name in differ
+            lacking(actual, expected, name, rank_gradients, run.dtype) for name in differ
         ):
             return False
         some = some or bool(differ)
@@ -39,15 +41,22 @@ def left_early(run: Training, seen: Observed) -> bool:
 
 
 def lacking(
-    found: Tensors, expected: Tensors, name: str, given: list[list[Tensors]], dtype: torch.dtype
+    actual: Tensors,
+    expected: Tensors,
+    name: str,
+    rank_gradients: list[list[Tensors]],
+    dtype: torch.dtype,
 ) -> bool:
     """The gradient is the mean over the ranks, with some ranks' last microbatch left out."""
     short, zeros = name.split(".", 2)[2], torch.zeros_like(expected[name])
-    early = sum((one.get(short, zeros) for rank in given for one in rank[:-1]), zeros)
-    last = [rank[-1].get(short, zeros) for rank in given]
+    early = sum(
+        (microbatch.get(short, zeros) for rank in rank_gradients for microbatch in rank[:-1]), zeros
+    )
+    last = [rank[-1].get(short, zeros) for rank in rank_gradients]
     for there in product((0, 1), repeat=len(last)):
-        total = sum((one for one, here in zip(last, there, strict=True) if here), early)
-        if not lines.differing(found, expected | {name: total / len(given)}, dtype).count(name):
+        total = sum((gradient for gradient, here in zip(last, there, strict=True) if here), early)
+        mean = total / len(rank_gradients)
+        if not lines.differing(actual, expected | {name: mean}, dtype).count(name):
             return True
     return False
 
@@ -65,20 +74,20 @@ def during_backward_line(
     step the last backward is looked at.
     """
 
-    def judge(seen: Observed) -> Finding:
-        for rank in range(seen.world_size):
+    def judge(observed: Observed) -> Finding:
+        for rank in range(observed.world_size):
             before = 0
-            for backward in lines.last_backwards(seen, rank):
-                found = one_step(seen, rank, backward, before)
-                if not found.ok:
-                    return found
+            for backward in lines.last_backwards(observed, rank):
+                finding = one_step(observed, rank, backward, before)
+                if not finding.ok:
+                    return finding
                 before = backward.ended
         return RIGHT
 
-    def one_step(seen: Observed, rank: int, backward: LastBackward, before: int) -> Finding:
+    def one_step(observed: Observed, rank: int, backward: LastBackward, before: int) -> Finding:
         first = backward.first_block
-        fresh = seen.operations[rank][before : first.begun]
-        if not any(one.op in ops for one in fresh):
+        fresh = observed.operations[rank][before : first.begun]
+        if not any(operation.op in ops for operation in fresh):
             return wrong(
                 f"on rank {rank} nothing had been sent when backward reached the first block: "
                 "all communication came after it.",
@@ -93,7 +102,10 @@ def during_backward_line(
                 cause="waited in backward",
             )
         started = backward.passes[0].begun
-        if any(one.op == "barrier" for one in seen.operations[rank][started : first.begun]):
+        if any(
+            operation.op == "barrier"
+            for operation in observed.operations[rank][started : first.begun]
+        ):
             return wrong(
                 f"on rank {rank} a barrier was begun during backward: backward stands still until all ranks "
                 "have come to it and their messages have arrived.",
@@ -101,7 +113,7 @@ def during_backward_line(
                 cause="barrier in backward",
             )
         sending = [b for a, b in pairwise(backward.passes) if b.begun > a.begun]
-        at_once = sum(one.latest for one in sending)
+        at_once = sum(moment.latest for moment in sending)
         if 2 * at_once >= len(sending) > 1:
             return wrong(
                 f"on rank {rank} the latest operation had been waited for at {at_once} of the "

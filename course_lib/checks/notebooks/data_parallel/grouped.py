@@ -23,20 +23,20 @@ def in_a_group(draw: Draw, sum_of: str = "bucket", **more: Any) -> Case:
     title = f"group {{{', '.join(map(str, MEMBERS))}}} of {WORLD} ranks"
     n = len(MEMBERS)
     mistakes = [*lines.common(n), lines.whole_world(n, WORLD), read_too_early(n, sum_of)]
-    given = both(
+    same_values = both(
         *(
             lines.same_as_one_process(what, run, title, mistakes=mistakes).judge
             for what in ("start", "grad", "param")
         )
     )
 
-    def judge(seen: Observed) -> Finding:
-        found = given(seen)
-        if found.ok or len(found.sentences) > 1:
-            return found
-        if only_later(run, "grad", seen):
-            return wrong(*found.sentences, AGAIN, cause="only later")
-        return wrong(*found.sentences, lines.IN_A_GROUP)
+    def judge(observed: Observed) -> Finding:
+        finding = same_values(observed)
+        if finding.ok or len(finding.sentences) > 1:
+            return finding
+        if only_later(run, "grad", observed):
+            return wrong(*finding.sentences, AGAIN, cause="only later")
+        return wrong(*finding.sentences, lines.IN_A_GROUP)
 
     line = Line(title, judge, short=True)
     return lines.training_case(

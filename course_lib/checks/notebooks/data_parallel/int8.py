@@ -66,39 +66,39 @@ class Inputs:
         return peaks / LARGEST
 
 
-def close_to_the_mean(on: Setting, given: Inputs) -> Callable[[Observed], Finding]:
-    def judge(seen: Observed) -> Finding:
+def close_to_the_mean(on: Setting, inputs: Inputs) -> Callable[[Observed], Finding]:
+    def judge(observed: Observed) -> Finding:
         for rank in on.ranks:
-            found = seen.tensors[rank]["tensor"].to(torch.float64).flatten()
-            off = (~((found - given.mean).abs() <= given.bound)).nonzero().flatten().tolist()
+            actual = observed.tensors[rank]["tensor"].to(torch.float64).flatten()
+            off = (~((actual - inputs.mean).abs() <= inputs.bound)).nonzero().flatten().tolist()
             if not off:
                 continue
             said = (
                 f"on rank {rank}, {words.which('element', off)} of `tensor` "
                 f"{words.verb(off, 'is', 'are')} further from the mean than rounding to int8 explains."
             )
-            return wrong(said, cause_of(found, seen))
+            return wrong(said, cause_of(actual, observed))
         return RIGHT
 
-    def cause_of(found: torch.Tensor, seen: Observed) -> str:
+    def cause_of(actual: torch.Tensor, observed: Observed) -> str:
         if any(
-            one.op in SUMS and one.dtype in ("int8", "uint8")
-            for one in seen.operations[on.ranks[0]]
+            operation.op in SUMS and operation.dtype in ("int8", "uint8")
+            for operation in observed.operations[on.ranks[0]]
         ):
             return OVERFLOW
         slips = {
-            NOT_ADDED: given.tensor.mean(0),
-            "`error` was added twice.": (given.tensor + 2 * given.error).mean(0),
-            f"That is the sum over the {given.n} ranks: divide it by their number.": given.mean
-            * given.n,
-            "That is divided by the number of ranks twice.": given.mean / given.n,
+            NOT_ADDED: inputs.tensor.mean(0),
+            "`error` was added twice.": (inputs.tensor + 2 * inputs.error).mean(0),
+            f"That is the sum over the {inputs.n} ranks: divide it by their number.": inputs.mean
+            * inputs.n,
+            "That is divided by the number of ranks twice.": inputs.mean / inputs.n,
         }
         for says, value in slips.items():
-            scale = max(1.0, float(value.abs().max() / given.mean.abs().max()))
-            if bool(((found - value).abs() <= scale * given.bound).all()):
+            scale = max(1.0, float(value.abs().max() / inputs.mean.abs().max()))
+            if bool(((actual - value).abs() <= scale * inputs.bound).all()):
                 return says
-        small = found[given.mean.abs() < 10]
-        if float(given.mean.abs().max()) > 100 and float((small == 0).double().mean()) > 0.5:
+        small = actual[inputs.mean.abs() < 10]
+        if float(inputs.mean.abs().max()) > 100 and float((small == 0).double().mean()) > 0.5:
             return (
                 "Small elements became 0 beside a large one: with one scale for all, a step is as "
                 f"wide as its largest element / 127. Give every block of {BLOCK} a scale of its own."
@@ -116,14 +116,17 @@ def in_eight_bits(on: Setting) -> Callable[[Observed], Finding]:
     numel, n = torch.Size(on.shape).numel(), len(on.ranks)
     many = 0.75 * 2 * (n - 1) / n * 4 * numel
 
-    def judge(seen: Observed) -> Finding:
+    def judge(observed: Observed) -> Finding:
         for rank in on.ranks if numel > n > 1 else ():
             floats = sum(
-                torch.Size(one.shape).numel()
-                for one in seen.operations[rank]
-                if one.op in SUMS and "float" in one.dtype
+                torch.Size(operation.shape).numel()
+                for operation in observed.operations[rank]
+                if operation.op in SUMS and "float" in operation.dtype
             )
-            if floats >= numel / 8 or sum(one.bytes_sent for one in seen.operations[rank]) >= many:
+            if (
+                floats >= numel / 8
+                or sum(operation.bytes_sent for operation in observed.operations[rank]) >= many
+            ):
                 return wrong(
                     f"rank {rank} did not send its elements in eight bits each.",
                     "The elements travelled as float32: send int8 and one float32 scale for each block.",
@@ -134,29 +137,29 @@ def in_eight_bits(on: Setting) -> Callable[[Observed], Finding]:
     return judge
 
 
-def nothing_lost(on: Setting, given: Inputs) -> Callable[[Observed], Finding]:
+def nothing_lost(on: Setting, inputs: Inputs) -> Callable[[Observed], Finding]:
     """N x result + sum of the errors after = sum of the (tensor + error) before; each error is a rounding."""
 
-    def judge(seen: Observed) -> Finding:
-        result = seen.tensors[on.ranks[0]]["tensor"].to(torch.float64).flatten()
+    def judge(observed: Observed) -> Finding:
+        result = observed.tensors[on.ranks[0]]["tensor"].to(torch.float64).flatten()
         errors = torch.stack(
-            [seen.tensors[r]["error"].to(torch.float64).flatten() for r in on.ranks]
+            [observed.tensors[r]["error"].to(torch.float64).flatten() for r in on.ranks]
         )
-        missing = given.asked.sum(0) - given.n * result - errors.sum(0)
-        tolerance = 2e-5 * given.asked.abs().sum(0).clamp(min=1)
+        missing = inputs.asked.sum(0) - inputs.n * result - errors.sum(0)
+        tolerance = 2e-5 * inputs.asked.abs().sum(0).clamp(min=1)
         if bool((missing.abs() <= tolerance).all()):
             return only_rounding(errors)
         off = (~(missing.abs() <= tolerance)).nonzero().flatten().tolist()
         share = words.which("element", off)
-        told = why(errors, result)
+        cause = why(errors, result)
         return wrong(
             f"in {share}, N * result + all errors is not the sum of tensor + error over the ranks.",
-            told,
-            misses_point=told in LOST,
+            cause,
+            misses_point=cause in LOST,
         )
 
     def only_rounding(errors: torch.Tensor) -> Finding:
-        for rank, kept, most in zip(on.ranks, errors, given.left, strict=True):
+        for rank, kept, most in zip(on.ranks, errors, inputs.left, strict=True):
             if not bool((kept.abs() <= most).all()):
                 return wrong(
                     f"on rank {rank} `error` is larger than rounding to int8 explains.",
@@ -168,21 +171,21 @@ def nothing_lost(on: Setting, given: Inputs) -> Callable[[Observed], Finding]:
         return RIGHT
 
     def why(errors: torch.Tensor, result: torch.Tensor) -> str:
-        if bool((errors == given.error).all()):
+        if bool((errors == inputs.error).all()):
             return LEFT_ALONE
         if bool((errors == 0).all()):
             return SET_TO_ZERO
-        near = 2e-5 * given.asked.abs().sum(0).clamp(min=1)
+        near = 2e-5 * inputs.asked.abs().sum(0).clamp(min=1)
         # the sum that all errors should have, and the one that they have if the old ones are not used
-        lost = given.asked.sum(0) - given.n * result
-        unaided = given.tensor.sum(0) - given.n * result
+        lost = inputs.asked.sum(0) - inputs.n * result
+        unaided = inputs.tensor.sum(0) - inputs.n * result
         if bool(((errors.sum(0) - unaided).abs() <= near).all()):
             return NOT_ADDED
         if bool(((errors.sum(0) + lost).abs() <= near).all()):
             return "The sign is wrong: error = tensor + error, less the values that were sent."
-        if bool(((errors.sum(0) - lost - given.error.sum(0)).abs() <= near).all()):
+        if bool(((errors.sum(0) - lost - inputs.error.sum(0)).abs() <= near).all()):
             return "The old error was kept beside the new one, which includes it already."
-        if bool((errors.sum(0).abs() <= given.n * given.bound).all()):
+        if bool((errors.sum(0).abs() <= inputs.n * inputs.bound).all()):
             return (
                 "Each rank remembers its own rounding, but the second one, of the mean, is forgotten, or "
                 "does not count N times. The shard's owner adds N * (mean - what it sent) to its error."
@@ -195,7 +198,7 @@ def nothing_lost(on: Setting, given: Inputs) -> Callable[[Observed], Finding]:
 def cost_hint(n: int, numel: int) -> Callable[[float, Observed], str]:
     whole = facts.int8_gather_bytes(n, numel) / facts.int8_bytes(n, numel)
 
-    def hint(ratio: float, seen: Observed) -> str:
+    def hint(ratio: float, observed: Observed) -> str:
         if ratio < 1:
             return "The values came another way than by the group."
         if abs(ratio - whole) < 0.03 * whole:
@@ -216,14 +219,22 @@ def cost_hint(n: int, numel: int) -> Callable[[float, Observed], str]:
 def through_one_rank(line: Line, numel: int) -> Line:
     """The line of bytes; where it fails as whole tensors went to one rank and back, it says so."""
 
-    def judge(seen: Observed) -> Finding:
-        found = line.judge(seen)
+    def judge(observed: Observed) -> Finding:
+        finding = line.judge(observed)
         # the last rank is not the root: if it sends messages to one peer alone, that one is
-        whole = [one for one in seen.operations[-1] if torch.Size(one.shape).numel() >= numel]
-        to_one = len({one.peer for one in whole if one.op == "send"}) == 1
-        ways = {one.op for one in whole if one.op in ROOTED or (to_one and one.op == "send")}
-        if found.ok or not ways:
-            return found
+        whole = [
+            operation
+            for operation in observed.operations[-1]
+            if torch.Size(operation.shape).numel() >= numel
+        ]
+        to_one = len({operation.peer for operation in whole if operation.op == "send"}) == 1
+        ways = {
+            operation.op
+            for operation in whole
+            if operation.op in ROOTED or (to_one and operation.op == "send")
+        }
+        if finding.ok or not ways:
+            return finding
         return wrong(
             f"whole tensors went to one rank, or from it to all ({words.listing(sorted(ways))}).",
             "That rank's traffic grows with N, and the others wait for it. Send shard r to rank r alone "
@@ -237,9 +248,9 @@ def through_one_rank(line: Line, numel: int) -> Line:
 
 def int8_case(draw: Draw, on: Setting, *, traffic: bool = False, spread: bool = False) -> Case:
     count, numel = len(on.ranks), torch.Size(on.shape).numel()
-    given = Inputs(draw, count, numel, spread)
-    tensors = on.arguments([one.float().view(on.shape) for one in given.tensor])
-    errors = [one.float().view(on.shape) for one in given.error]
+    inputs = Inputs(draw, count, numel, spread)
+    tensors = on.arguments([tensor.float().view(on.shape) for tensor in inputs.tensor])
+    errors = [error.float().view(on.shape) for error in inputs.error]
     sides = [
         side({"tensor": tensor, "error": error}, returned=["tensor", "error"], group=on.group)
         for tensor, error in zip(tensors, errors, strict=True)
@@ -247,14 +258,14 @@ def int8_case(draw: Draw, on: Setting, *, traffic: bool = False, spread: bool = 
     title = on.title or f"{words.counted(on.n, 'rank')}, {words.counted(numel, 'element')}"
     gaps = gaps_left_alone("tensor", dict(zip(on.ranks, tensors, strict=True)))
     sent = in_eight_bits(on)
-    mean = both(sent, close_to_the_mean(on, given), gaps)
+    mean = both(sent, close_to_the_mean(on, inputs), gaps)
     name = title if on.short else f"mean: {title}"
     lines = [Line(name, mean, on.weight, trivial=on.trivial, short=on.short)]
     if not on.short:
         lines += [
             Line(
                 "nothing is lost: N * result + errors",
-                both(sent, nothing_lost(on, given)),
+                both(sent, nothing_lost(on, inputs)),
                 on.weight,
             ),
             Line("the same bits on every rank", both(sent, same_bits("tensor", on.ranks)), 0.5),

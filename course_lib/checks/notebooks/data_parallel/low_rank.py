@@ -32,8 +32,8 @@ class Run:
         return range(len(self.gradients))
 
     def mean(self, step: int, k: int) -> torch.Tensor:
-        given = [own[k] for own in self.gradients[step]]
-        return torch.stack(given).mean(0)
+        gradients = [own[k] for own in self.gradients[step]]
+        return torch.stack(gradients).mean(0)
 
     def name(self, step: int, k: int) -> str:
         return f"{step}.{k}"
@@ -41,9 +41,9 @@ class Run:
     def side(self, place: int) -> RankSide:
         """The inputs of the member number `place`."""
         inputs = {
-            self.name(step, k): one.to(self.dtype)
+            self.name(step, k): gradient.to(self.dtype)
             for step in self.steps
-            for k, one in enumerate(self.gradients[step][place])
+            for k, gradient in enumerate(self.gradients[step][place])
         }
         names = [[self.name(step, k) for k in range(len(SHAPES))] for step in self.steps]
         instructions: dict = {"steps": names, "kwargs": {"rank": self.rank}}
@@ -76,11 +76,11 @@ def draw_run(
         return fresh((shape[0], rank)) @ fresh((rank, shape[1]))
 
     base = [thin(s) if len(s) == 2 and low_rank else fresh(s) for s in SHAPES]
-    found = []
+    gradients = []
     for _ in range(steps):
-        found.append(own(base))
+        gradients.append(own(base))
         base = [b + 0.4 * fresh(tuple(b.shape)) for b in base]
-    return Run(found, rank, members, n, low_rank=low_rank, **more)
+    return Run(gradients, rank, members, n, low_rank=low_rank, **more)
 
 
 # ---- one step
@@ -100,5 +100,5 @@ def next_result(asked: torch.Tensor, before: torch.Tensor, rank: int) -> torch.T
     return onto(torch.linalg.qr(asked @ span(before.T, rank)).Q, asked)
 
 
-def near(run: Run, found: torch.Tensor, wanted: torch.Tensor) -> bool:
-    return close(found, wanted, TOLERANCE[run.dtype], least=0)
+def near(run: Run, actual: torch.Tensor, wanted: torch.Tensor) -> bool:
+    return close(actual, wanted, TOLERANCE[run.dtype], least=0)

@@ -11,7 +11,6 @@ from course_lib.checks.notebooks.data_parallel.replicas import (
     ADAMW,
     REFERENCE,
     broken_off,
-    case,
     gradients_sent,
     its_own_work,
     messages_in_step,
@@ -22,6 +21,7 @@ from course_lib.checks.notebooks.data_parallel.replicas import (
     trained,
     training,
     unused_parameter,
+    wrapper_case,
 )
 
 SUM_OF = "gradient"  # buckets come later
@@ -32,7 +32,7 @@ SUM_OF = "gradient"  # buckets come later
 )  # fmt: skip
 def naive_data_parallel(draw: Draw) -> Iterator[Case]:
     run = training(draw, 3, {"name": "traps", "width": 5, "unused": False})
-    yield case("traps", run,
+    yield wrapper_case("traps", run,
         [
             same_start(run, "all ranks start from rank 0's parameters", 1.5),
             right_values(
@@ -46,7 +46,7 @@ def naive_data_parallel(draw: Draw) -> Iterator[Case]:
         ],
     )  # fmt: skip
     run = training(draw, 4, {"name": "plain", "width": 4}, optimizer=ADAMW, micro=2)
-    yield case("accumulation", run,
+    yield wrapper_case("accumulation", run,
         [
             right_values(run, "grad", "2 microbatches added up, 4 ranks, AdamW", 1.5, sum_of=SUM_OF),
             right_values(run, "param", "and the parameters after each step", 0.5, sum_of=SUM_OF),
@@ -56,16 +56,16 @@ def naive_data_parallel(draw: Draw) -> Iterator[Case]:
     yield some_ranks_only(draw, sum_of=SUM_OF)
     yield in_a_group(draw, sum_of=SUM_OF)
     run = training(draw, 2, {"name": "shifted", "width": 3}, steps=1, tell=("buffers", "grads"))
-    yield case("buffers", run, [same_buffers(run, "rank 0's buffers, too")])
+    yield wrapper_case("buffers", run, [same_buffers(run, "rank 0's buffers, too")])
     if draw.hidden:
         run = training(draw, 4, {"name": "traps", "width": 6, "dtype": "float32"})
-        yield case("traps in float32", run,
+        yield wrapper_case("traps in float32", run,
             [
                 right_values(run, "grad", "4 ranks, float32", short=True),
                 right_values(run, "param", "parameters in float32", short=True),
             ],
         )  # fmt: skip
         run = training(draw, 1, {"name": "traps", "width": 4})
-        yield case("1 rank", run,
+        yield wrapper_case("1 rank", run,
             [right_values(run, "param", "1 rank", 0.5, trivial=True, short=True)],
         )  # fmt: skip

@@ -55,31 +55,34 @@ FULL = 0.9  # of the bytes of a float32 for each element: from there on nothing 
 
 def draw_signs(draw: Draw, n: int, numel: int) -> Signs:
     while True:
-        given = Signs(
+        arguments = Signs(
             draw.normal(n, numel).double() + 0.3,
             0.3 * draw.normal(n, numel).double(),
             0.3 * draw.normal(n, shard_size(n, numel)).double() * places(n, numel),
         )
-        if given.margin > 10 * TOLERANCE:
-            return given
+        if arguments.margin > 10 * TOLERANCE:
+            return arguments
 
 
-def compared(on: Setting, given: Signs, names: tuple[str, ...]) -> Callable[[Observed], Finding]:
+def compared(
+    on: Setting, arguments: Signs, names: tuple[str, ...]
+) -> Callable[[Observed], Finding]:
     """The tensors `names` are on every rank those that the algorithm gives, to rounding."""
 
-    def judge(seen: Observed) -> Finding:
+    def judge(observed: Observed) -> Finding:
         for place, rank in enumerate(on.ranks):
             for name in names:
-                found = seen.tensors[rank][name].to(torch.float64).flatten()
-                off = (~(given.close(found, given.right(name, place)))).nonzero().flatten().tolist()
+                actual = observed.tensors[rank][name].to(torch.float64).flatten()
+                right = arguments.close(actual, arguments.right(name, place))
+                off = (~right).nonzero().flatten().tolist()
                 if off:
                     said = f"on rank {rank}, `{name}` is wrong in {words.which('element', off)}."
-                    return wrong(said, cause(name, place, found))
+                    return wrong(said, cause(name, place, actual))
         return RIGHT
 
-    def cause(name: str, place: int, found: torch.Tensor) -> str:
-        for says, value in sign_slips(given, name, place):
-            if bool(given.close(found, value).all()):
+    def cause(name: str, place: int, actual: torch.Tensor) -> str:
+        for says, value in sign_slips(arguments, name, place):
+            if bool(arguments.close(actual, value).all()):
                 return says
         return GENERAL[name]
 
@@ -102,14 +105,14 @@ GENERAL = {
 
 def sign_case(draw: Draw, on: Setting) -> Case:
     count, numel = len(on.ranks), torch.Size(on.shape).numel()
-    given = draw_signs(draw, count, numel)
+    arguments = draw_signs(draw, count, numel)
     names = ("tensor", "error", "server_error")
     sides = [
         side(
             {
-                "tensor": given.tensor[place].float().view(on.shape),
-                "error": given.error[place].float().view(on.shape),
-                "server_error": given.server[place].float(),
+                "tensor": arguments.tensor[place].float().view(on.shape),
+                "error": arguments.error[place].float().view(on.shape),
+                "server_error": arguments.server[place].float(),
             },
             returned=names,
             group=on.group,
@@ -118,23 +121,25 @@ def sign_case(draw: Draw, on: Setting) -> Case:
     ]
     title = on.title or f"{words.counted(count, 'rank')}, {words.counted(numel, 'element')}"
     alike = same_bits("tensor", on.ranks)
-    value, kept = compared(on, given, names[:1]), compared(on, given, names[1:])
+    value, kept = compared(on, arguments, names[:1]), compared(on, arguments, names[1:])
     if on.short:
-        told = [Line(title, both(value, kept, alike), on.weight, trivial=count == 1, short=True)]
+        case_lines = [
+            Line(title, both(value, kept, alike), on.weight, trivial=count == 1, short=True)
+        ]
     else:
         exact = [float(facts.sign_bytes(count, [numel]))] * count
-        told = [
+        case_lines = [
             Line(f"the mean by signs: {title}", both(value, alike), 2),
             Line("the signs' errors are kept, twice", kept, 1.5),
             lines.volume_line(
                 exact,
-                hint=lambda ratio, seen: sign_hint(count, numel, ratio),
+                hint=lambda ratio, observed: sign_hint(count, numel, ratio),
                 weight=1.5,
                 title="bytes: a bit an element",
                 point=FULL * 32 * shard_size(count, numel) / (shard_size(count, numel) + 32),
             ),
         ]
-    return on.of_lines(title, sides, told)
+    return on.of_lines(title, sides, case_lines)
 
 
 def sign_hint(n: int, numel: int, ratio: float) -> str:
@@ -166,21 +171,21 @@ def training_of(draw: Draw, n: int, warmup: int = WARMUP) -> Training:
 def stepped(training: Training, steps: range) -> Callable[[Observed], Finding]:
     """After each of `steps` every rank has the parameters that the algorithm gives."""
 
-    def judge(seen: Observed) -> Finding:
+    def judge(observed: Observed) -> Finding:
         everything = expected_parameters(training, Adam())[0]
         for step in steps:
             expected = lines.kind(f"param.{step}", everything)
-            for k, rank in enumerate(lines.members(seen)):
-                found = {name: seen.tensors[rank][name] for name in expected}
-                if off := far(found, expected):
-                    said = lines.first(off[0], found, expected, rank, seen)
-                    return wrong(said, cause(step, k, found))
+            for k, rank in enumerate(lines.members(observed)):
+                actual = {name: observed.tensors[rank][name] for name in expected}
+                if off := far(actual, expected):
+                    said = lines.first(off[0], actual, expected, rank, observed)
+                    return wrong(said, cause(step, k, actual))
         return RIGHT
 
-    def cause(step: int, rank: int, found: dict[str, torch.Tensor]) -> str:
+    def cause(step: int, rank: int, actual: dict[str, torch.Tensor]) -> str:
         for says, slip in Adam.slips(training.world_size, rank):
             values = expected_parameters(training, slip)[0]
-            if not far(found, lines.kind(f"param.{step}", values)):
+            if not far(actual, lines.kind(f"param.{step}", values)):
                 return says
         if step < training.more["kwargs"]["warmup_steps"]:
             return "In the warm-up it is Adam, bias correction included, on the mean of the ranks' gradients."
@@ -192,12 +197,12 @@ def stepped(training: Training, steps: range) -> Callable[[Observed], Finding]:
     return judge
 
 
-def far(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> list[str]:
+def far(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> list[str]:
     """Names of parameters that differ by more than a float32 scale explains."""
     return [
         name
         for name, wanted in expected.items()
-        if not bool(((found[name] - wanted).abs() <= 1e-6 * float(wanted.abs().max())).all())
+        if not bool(((actual[name] - wanted).abs() <= 1e-6 * float(wanted.abs().max())).all())
     ]
 
 
@@ -213,8 +218,8 @@ def adam_in_a_group(draw: Draw) -> Case:
     """Ranks 0 and 2 of three train, and are passed as group=; the warm-up has another length."""
     training = training_of(draw, 2, warmup=draw.choice([1, 3]))
     first, last = adam_sides(training)
-    for one in (first, last):
-        one.instructions["group"] = 0
+    for rank_side in (first, last):
+        rank_side.instructions["group"] = 0
     title = "OneBitAdam, sub-group {0, 2}"
     line = Line(title, stepped(training, range(STEPS)), 0.5, short=True)
     sides = [first, absent(), last]
@@ -225,7 +230,7 @@ def adam_case(draw: Draw, n: int) -> Case:
     training = training_of(draw, n)
     sizes = [p.numel() for p in training.built().parameters()]
     exact = [float((STEPS - WARMUP) * facts.sign_bytes(n, sizes))] * n
-    told = [
+    case_lines = [
         Line(f"OneBitAdam, {n} ranks: warm-up", stepped(training, range(WARMUP)), 1.5),
         Line("OneBitAdam: after the warm-up", stepped(training, range(WARMUP, STEPS)), 3),
         lines.volume_line(
@@ -237,12 +242,14 @@ def adam_case(draw: Draw, n: int) -> Case:
             point=5,
         ),
     ]
-    return Case("OneBitAdam", adam_sides(training), told, recipe=RECIPE, imports=lines.OPTIMIZERS)
+    return Case(
+        "OneBitAdam", adam_sides(training), case_lines, recipe=RECIPE, imports=lines.OPTIMIZERS
+    )
 
 
-def step_hint(ratio: float, seen: Observed) -> str:
-    sent = lines.within(seen, COMPRESSED)[0]
-    if ratio < 5 and any(one.dtype == "float64" for one in sent):
+def step_hint(ratio: float, observed: Observed) -> str:
+    sent = lines.within(observed, COMPRESSED)[0]
+    if ratio < 5 and any(operation.dtype == "float64" for operation in sent):
         return (
             "Something in float64 travelled. The gradients here are float64, and a scale is sent as float32: "
             "scale.float()."
@@ -252,7 +259,7 @@ def step_hint(ratio: float, seen: Observed) -> str:
     return "One sign_all_reduce for each parameter in a step."
 
 
-def trouble(case_of_it: Case, kind: str, text: str) -> str:
+def adam_trouble(case: Case, kind: str, text: str) -> str:
     """The usual cause when a run breaks off, where a collective refused the kind of a tensor."""
     if "Invalid scalar type" in text:
         return (
@@ -260,7 +267,7 @@ def trouble(case_of_it: Case, kind: str, text: str) -> str:
             "torch.float32."
         )
     if "different dtypes" in text or "invalid tensor type" in text:
-        return TWO_KINDS_ADAM if "OneBitAdam" in case_of_it.title else TWO_KINDS
+        return TWO_KINDS_ADAM if "OneBitAdam" in case.title else TWO_KINDS
     return ""
 
 
@@ -275,7 +282,7 @@ TWO_KINDS_ADAM = (
 
 
 @exercise(
-    points=5, objects=("sign_all_reduce", "OneBitAdam"), references=REFERENCE, extra=True, hint=trouble,
+    points=5, objects=("sign_all_reduce", "OneBitAdam"), references=REFERENCE, extra=True, hint=adam_trouble,
     point="sending a bit in place of a number",
 )  # fmt: skip
 def one_bit_adam(draw: Draw) -> Iterator[Case]:

@@ -42,24 +42,24 @@ REFERENCE = ("course_lib.compression",)
 # ---- values
 
 
-def results(seen: Observed, run: Run, rank: int, k: int) -> list[torch.Tensor]:
-    return [seen.tensors[rank][run.name(step, k)].to(torch.float64) for step in run.steps]
+def results(observed: Observed, run: Run, rank: int, k: int) -> list[torch.Tensor]:
+    return [observed.tensors[rank][run.name(step, k)].to(torch.float64) for step in run.steps]
 
 
 def vectors(run: Run) -> Callable[[Observed], Finding]:
     """A tensor that is not a matrix is averaged as it is."""
 
-    def judge(seen: Observed) -> Finding:
+    def judge(observed: Observed) -> Finding:
         for rank in run.members:
             for step in run.steps:
-                found, mean = results(seen, run, rank, 1)[step], run.mean(step, 1)
-                if near(run, found, mean):
+                actual, mean = results(observed, run, rank, 1)[step], run.mean(step, 1)
+                if near(run, actual, mean):
                     continue
                 n = len(run.members)
                 why = "A vector is not compressed: it travels whole, and its mean is exact."
-                if near(run, found, mean * n) and n > 1:
+                if near(run, actual, mean * n) and n > 1:
                     why = f"That is the sum over the {n} ranks: divide it by their number."
-                elif any(near(run, found, own[1]) for own in run.gradients[step]) and n > 1:
+                elif any(near(run, actual, own[1]) for own in run.gradients[step]) and n > 1:
                     why = "It was left as it was: a gradient that is not a matrix is averaged too."
                 said = f"in step {step + 1}, the vector on rank {rank} is not the mean of the ranks' vectors."
                 return wrong(said, why)
@@ -77,18 +77,18 @@ def matrices(run: Run) -> Iterator[tuple[int, str]]:
 def first_step(run: Run) -> Callable[[Observed], Finding]:
     """The mean, projected onto `rank` orthonormal columns: which ones is free, if they span the mean."""
 
-    def judge(seen: Observed) -> Finding:
+    def judge(observed: Observed) -> Finding:
         for rank in run.members:
             for k, what in matrices(run):
-                found, mean = results(seen, run, rank, k)[0], run.mean(0, k)
-                basis = span(found, run.rank)
-                if not bool(found.isfinite().all()):
+                actual, mean = results(observed, run, rank, k)[0], run.mean(0, k)
+                basis = span(actual, run.rank)
+                if not bool(actual.isfinite().all()):
                     return wrong(f"in step 1, {what} on rank {rank} is not finite.", UNSTABLE)
                 wanted = mean if run.low_rank else onto(basis, mean)
-                if near(run, found, wanted):
+                if near(run, actual, wanted):
                     continue
                 said = f"in step 1, {what} on rank {rank} is not P Q^T of the mean with {run.rank} columns."
-                return wrong(said, why_not(run, found, mean, basis, k, rank))
+                return wrong(said, why_not(run, actual, mean, basis, k, rank))
         return RIGHT
 
     return judge
@@ -100,22 +100,22 @@ UNSTABLE = (
 
 
 def why_not(
-    run: Run, found: torch.Tensor, mean: torch.Tensor, basis: torch.Tensor, k: int, rank: int
+    run: Run, actual: torch.Tensor, mean: torch.Tensor, basis: torch.Tensor, k: int, rank: int
 ) -> str:
     n, own = len(run.members), run.gradients[0][list(run.members).index(rank)][k]
-    if near(run, found, mean):
+    if near(run, actual, mean):
         return "It is the whole mean: nothing was compressed."
-    if near(run, found, own):
+    if near(run, actual, own):
         return "It was left as it was: all_reduce writes P Q^T into the gradients that it is given."
-    if n > 1 and near(run, found, n * onto(basis, mean)):
+    if n > 1 and near(run, actual, n * onto(basis, mean)):
         return f"Q is the sum over the {n} ranks: divide it by their number."
-    if n > 1 and near(run, found, onto(basis, own)):
+    if n > 1 and near(run, actual, onto(basis, own)):
         return (
             "That is this rank's own gradient projected: Q = G^T P has to be averaged as well as P."
         )
-    if not near(run, found, onto(basis, found)):
+    if not near(run, actual, onto(basis, actual)):
         return f"It has more than {run.rank} independent columns."
-    if near(run, found, onto(basis, mean)):
+    if near(run, actual, onto(basis, mean)):
         return (
             "A mean of rank 2 comes through whole with 2 columns, if P spans the columns of G Q, with the "
             "mean as G. So every rank has to start from the same Q: draw it from a generator of a fixed seed."
@@ -130,24 +130,24 @@ def why_not(
 def later_steps(run: Run) -> Callable[[Observed], Finding]:
     """Each result follows from the one before: warm start, and the error that was kept."""
 
-    def judge(seen: Observed) -> Finding:
+    def judge(observed: Observed) -> Finding:
         for k, what in matrices(run):
-            found = results(seen, run, run.members[0], k)
-            missing = run.mean(0, k) - found[0]
+            actual = results(observed, run, run.members[0], k)
+            missing = run.mean(0, k) - actual[0]
             for step in run.steps[1:]:
                 asked = run.mean(step, k) + missing
-                expected = next_result(asked, found[step - 1], run.rank)
-                if not near(run, found[step], expected):
+                expected = next_result(asked, actual[step - 1], run.rank)
+                if not near(run, actual[step], expected):
                     said = f"in step {step + 1}, {what} is not the result that the steps before lead to."
-                    return wrong(said, slip(run, found, step, k, missing))
-                missing = asked - found[step]
+                    return wrong(said, slip(run, actual, step, k, missing))
+                missing = asked - actual[step]
         return RIGHT
 
     return judge
 
 
-def slip(run: Run, found: Sequence[torch.Tensor], step: int, k: int, missing: torch.Tensor) -> str:
-    now, mean = found[step], run.mean(step, k)
+def slip(run: Run, actual: Sequence[torch.Tensor], step: int, k: int, missing: torch.Tensor) -> str:
+    now, mean = actual[step], run.mean(step, k)
     basis = span(now, run.rank)
     ways = {
         "The part that P Q^T missed in earlier steps was not added: ask for gradient + error.": mean,
@@ -155,14 +155,14 @@ def slip(run: Run, found: Sequence[torch.Tensor], step: int, k: int, missing: to
         "The error of the step before was counted twice.": mean + 2 * missing,
     }
     if step > 1:
-        latest = run.mean(step - 1, k) - found[step - 1]
+        latest = run.mean(step - 1, k) - actual[step - 1]
         ways["The error is gradient *and* earlier error together, less P Q^T."] = mean + latest
-        every = run.mean(0, k) - found[0] + missing
+        every = run.mean(0, k) - actual[0] + missing
         ways["The new error takes the place of the old one, which it includes already."] = (
             mean + every
         )
     for says, asked in ways.items():
-        if near(run, now, next_result(asked, found[step - 1], run.rank)):
+        if near(run, now, next_result(asked, actual[step - 1], run.rank)):
             return says
     if near(run, now, onto(basis, mean + missing)):
         return "It did not start from the Q of the step before (warm start): keep Q, once averaged."
@@ -173,11 +173,11 @@ def slip(run: Run, found: Sequence[torch.Tensor], step: int, k: int, missing: to
 
 
 def alike(run: Run) -> Callable[[Observed], Finding]:
-    def judge(seen: Observed) -> Finding:
-        first = seen.tensors[run.members[0]]
+    def judge(observed: Observed) -> Finding:
+        first = observed.tensors[run.members[0]]
         for rank in run.members[1:]:
-            for name, one in first.items():
-                if not torch.equal(seen.tensors[rank][name], one):
+            for name, tensor in first.items():
+                if not torch.equal(observed.tensors[rank][name], tensor):
                     step = int(name.split(".")[0]) + 1
                     return wrong(
                         f"after step {step}, ranks {run.members[0]} and {rank} hold different values.",
@@ -195,7 +195,7 @@ def traffic(run: Run) -> Line:
     exact = len(run.steps) * facts.powersgd_bytes(count, SHAPES, run.rank, itemsize)
     whole = facts.uncompressed_bytes(count, sum(torch.Size(s).numel() for s in SHAPES), itemsize)
 
-    def hint(ratio: float, seen: Observed) -> str:
+    def hint(ratio: float, observed: Observed) -> str:
         if abs(ratio * exact - len(run.steps) * whole) < 1:
             return "Every gradient travelled whole."
         return "All-reduces of the vectors, of P (rows x r) and of Q (columns x r), once each in a step."
@@ -205,7 +205,7 @@ def traffic(run: Run) -> Line:
     return volume_line(each, hint=hint, weight=2, title="bytes sent", point=half)
 
 
-def case(run: Run, title: str, *, short: bool = False, weight: float = 1.0) -> Case:
+def powersgd_case(run: Run, title: str, *, short: bool = False, weight: float = 1.0) -> Case:
     placed = {rank: run.side(place) for place, rank in enumerate(run.members)}
     sides = [placed.get(rank) or absent() for rank in range(run.n)]
     groups = [list(run.members)] if len(run.members) < run.n else []
@@ -230,16 +230,16 @@ def case(run: Run, title: str, *, short: bool = False, weight: float = 1.0) -> C
 )  # fmt: skip
 def powersgd(draw: Draw) -> Iterator[Case]:
     run = draw_run(draw, (0, 1), 2, 1, low_rank=True)
-    yield case(run, "2 ranks, a mean of rank 2", short=True, weight=2)
+    yield powersgd_case(run, "2 ranks, a mean of rank 2", short=True, weight=2)
     run = draw_run(draw, (0, 1, 2), 3, 4)
-    yield case(run, "3 ranks, 4 steps")
-    yield case(draw_run(draw, (0, 1), 2, 2, rank=1), "rank=1, 2 ranks", short=True)
+    yield powersgd_case(run, "3 ranks, 4 steps")
+    yield powersgd_case(draw_run(draw, (0, 1), 2, 2, rank=1), "rank=1, 2 ranks", short=True)
     if draw.hidden:
         run = draw_run(draw, (0, 1), 2, 2, rank=3)
-        yield case(run, "rank=3, 2 ranks", short=True, weight=0.5)
+        yield powersgd_case(run, "rank=3, 2 ranks", short=True, weight=0.5)
         run = draw_run(draw, (1, 2), 3, 3)
-        yield case(run, "sub-group {1, 2}", short=True, weight=0.5)
+        yield powersgd_case(run, "sub-group {1, 2}", short=True, weight=0.5)
         run = draw_run(draw, (0, 1), 2, 3, dtype=torch.float32)
-        yield case(run, "float32", short=True, weight=0.5)
+        yield powersgd_case(run, "float32", short=True, weight=0.5)
         run = draw_run(draw, (0,), 1, 3)
-        yield case(run, "1 rank", short=True, weight=0.5)
+        yield powersgd_case(run, "1 rank", short=True, weight=0.5)

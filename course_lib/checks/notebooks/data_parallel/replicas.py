@@ -40,17 +40,17 @@ def training(
     """Own data for every rank, step and microbatch; signs[rank][step] fixes that of the first input."""
 
     def batch(rank: int, step: int) -> dict:
-        given = {"seed": draw.integer(0, 1 << 30), "samples": 3, "width": model["width"]}
-        return {**given, "sign": signs[rank][step]} if signs else given
+        described = {"seed": draw.integer(0, 1 << 30), "samples": 3, "width": model["width"]}
+        return {**described, "sign": signs[rank][step]} if signs else described
 
-    given = [[[batch(r, s) for _ in range(micro)] for s in range(steps)] for r in range(n)]
+    batches = [[[batch(r, s) for _ in range(micro)] for s in range(steps)] for r in range(n)]
     seeded = {"seed": draw.integer(0, 1 << 31), **model}
-    return Training(seeded, optimizer, given, tell, more)
+    return Training(seeded, optimizer, batches, tell, more)
 
 
-def case(title: str, run: Training, judged: Sequence[Line]) -> Case:
+def wrapper_case(title: str, run: Training, case_lines: Sequence[Line]) -> Case:
     """A run of the student's wrapper."""
-    return lines.training_case("replicas", title, run, judged, timeout=SECONDS)
+    return lines.training_case("replicas", title, run, case_lines, timeout=SECONDS)
 
 
 def trained(run: Training) -> dict[str, torch.Tensor]:
@@ -81,34 +81,34 @@ def right_values(
     """
     n = run.world_size
     mistakes = [*lines.common(n), read_too_early(n, sum_of), left_under_no_sync()]
-    given = lines.same_as_one_process(what, run, title, mistakes=mistakes, weight=weight, **more)
+    line = lines.same_as_one_process(what, run, title, mistakes=mistakes, weight=weight, **more)
 
-    def judge(seen: Observed) -> Finding:
-        found = given.judge(seen)
-        if found.ok:
-            return found
-        if "start" in run.tell and not (start := same_start(run, title).judge(seen)).ok:
+    def judge(observed: Observed) -> Finding:
+        finding = line.judge(observed)
+        if finding.ok:
+            return finding
+        if "start" in run.tell and not (start := same_start(run, title).judge(observed)).ok:
             return start
-        if told := never_waited(seen):
-            return wrong(found.sentences[0], told, cause="never waited")
-        if only_later(run, what, seen):
-            return wrong(found.sentences[0], AGAIN, cause="only later")
-        if left_early(run, seen):
-            return wrong(found.sentences[0], LEFT_EARLY, cause=LEFT_EARLY)
-        if any(NOTHING in said for said in found.sentences) and summed_something(seen):
+        if hint := never_waited(observed):
+            return wrong(finding.sentences[0], hint, cause="never waited")
+        if only_later(run, what, observed):
+            return wrong(finding.sentences[0], AGAIN, cause="only later")
+        if left_early(run, observed):
+            return wrong(finding.sentences[0], LEFT_EARLY, cause=LEFT_EARLY)
+        if any(NOTHING in said for said in finding.sentences) and summed_something(observed):
             return wrong(
-                found.sentences[0],
+                finding.sentences[0],
                 "The ranks summed something that is not a gradient. register_post_accumulate_grad_hook "
                 "gives the hook the *parameter*: reduce `p.grad`, not `p`. A sum that was made in a copy "
                 f"must come back into `p.grad`, and a {sum_of} that is read before its wait() still holds "
                 "this rank's own.",
                 cause="not the gradients",
             )
-        if otherwise and len(found.sentences) == 1:
-            return wrong(found.sentences[0], otherwise)
-        return found
+        if otherwise and len(finding.sentences) == 1:
+            return wrong(finding.sentences[0], otherwise)
+        return finding
 
-    return Line(title, judge, given.weight, trivial=given.trivial, short=given.short)
+    return Line(title, judge, line.weight, trivial=line.trivial, short=line.short)
 
 
 AGAIN = (
@@ -117,19 +117,21 @@ AGAIN = (
 )
 
 
-def only_later(run: Training, what: str, seen: Observed) -> bool:
+def only_later(run: Training, what: str, observed: Observed) -> bool:
     """The first step's tensors are right on every rank."""
     if what not in ("grad", "param"):
         return False
     expected = lines.kind(f"{what}.0", train(run))
-    found = (seen.tensors[rank] for rank in lines.members(seen))
-    return not any(lines.differing(one, expected, run.dtype) for one in found)
+    ranks = (observed.tensors[rank] for rank in lines.members(observed))
+    return not any(lines.differing(tensors, expected, run.dtype) for tensors in ranks)
 
 
 def read_too_early(n: int, sum_of: str) -> lines.Mistake:
     def own_share(rank: int) -> Gradient:
-        alone = lines.only(lambda given: [given[rank]])
-        return lambda step, given: {name: one / n for name, one in alone(step, given).items()}
+        alone = lines.only(lambda rank_gradients: [rank_gradients[rank]])
+        return lambda step, rank_gradients: {
+            name: gradient / n for name, gradient in alone(step, rank_gradients).items()
+        }
 
     return lines.Mistake(
         f"That is this rank's own gradient over {n}: the {sum_of} was read before its wait(), when the sum "
@@ -142,15 +144,19 @@ def left_under_no_sync() -> lines.Mistake:
     return lines.Mistake(
         "Only the first microbatch was exchanged: its buckets left although it ran under no_sync(). Hooks "
         "are called there, too, and must do nothing: let no_sync() set a flag that they check.",
-        lambda rank: lines.only(lambda given: [one[:1] for one in given]),
+        lambda rank: lines.only(
+            lambda rank_gradients: [microbatches[:1] for microbatches in rank_gradients]
+        ),
     )
 
 
-def never_waited(seen: Observed) -> str:
+def never_waited(observed: Observed) -> str:
     """The hint if a sum over the ranks was begun and its handle dropped: the values read then are a race."""
-    for rank, operations in enumerate(seen.operations):
-        sums = [one for one in operations if one.op in SUMS and one.bytes_sent]
-        if dropped := sum(not one.waited for one in sums):
+    for rank, operations in enumerate(observed.operations):
+        sums = [
+            operation for operation in operations if operation.op in SUMS and operation.bytes_sent
+        ]
+        if dropped := sum(not operation.waited for operation in sums):
             return (
                 f"Rank {rank} began {words.number(dropped)} of its sums over the ranks with async_op=True "
                 "and never waited for them. Until then a gradient may be this rank's own, the sum, or a part "
@@ -159,29 +165,33 @@ def never_waited(seen: Observed) -> str:
     return ""
 
 
-def summed_something(seen: Observed) -> bool:
-    return any(one.op in SUMS and one.bytes_sent for rank in seen.operations for one in rank)
+def summed_something(observed: Observed) -> bool:
+    return any(
+        operation.op in SUMS and operation.bytes_sent
+        for rank in observed.operations
+        for operation in rank
+    )
 
 
 def same_start(run: Training, title: str, weight: float = 1.0, **more: Any) -> Line:
-    given = lines.same_as_one_process(
+    line = lines.same_as_one_process(
         "start", run, title, mistakes=[lines.common(run.world_size)[-1]], weight=weight, **more
     )
     fixed = [f"start.{name}" for name, p in run.built().named_parameters() if not p.requires_grad]
 
-    def judge(seen: Observed) -> Finding:
-        found = given.judge(seen)
-        if found.ok:
-            return found
+    def judge(observed: Observed) -> Finding:
+        finding = line.judge(observed)
+        if finding.ok:
+            return finding
         expected = lines.kind("start", train(run))
-        ranks = (seen.tensors[rank] for rank in lines.members(seen))
-        off = {name for one in ranks for name in lines.differing(one, expected, run.dtype)}
-        told = found.sentences[1:]
+        ranks = (observed.tensors[rank] for rank in lines.members(observed))
+        off = {name for tensors in ranks for name in lines.differing(tensors, expected, run.dtype)}
+        hints = finding.sentences[1:]
         if off <= set(fixed):
-            told = (FROZEN_TOO,)
-        return wrong(found.sentences[0], *told, cause="start")
+            hints = (FROZEN_TOO,)
+        return wrong(finding.sentences[0], *hints, cause="start")
 
-    return replace(given, judge=judge)
+    return replace(line, judge=judge)
 
 
 FROZEN_TOO = (
@@ -193,10 +203,12 @@ FROZEN_TOO = (
 def same_buffers(run: Training, title: str, weight: float = 1.0) -> Line:
     """Buffers are those of the first rank's model; of a model whose forward does not write them."""
 
-    def judge(seen: Observed) -> Finding:
-        for rank in range(seen.world_size):
+    def judge(observed: Observed) -> Finding:
+        for rank in range(observed.world_size):
             for name, buffer in run.built().named_buffers():
-                if not torch.equal(seen.tensors[rank][f"buffer.{name}"].to(buffer.dtype), buffer):
+                if not torch.equal(
+                    observed.tensors[rank][f"buffer.{name}"].to(buffer.dtype), buffer
+                ):
                     return wrong(
                         f"after the model was wrapped, buffer {name} on rank {rank} is not the first rank's.",
                         "Buffers (running statistics, masks, position tables) belong to the model: broadcast "
@@ -217,7 +229,7 @@ NEVER_LEFT = (
 def unused_parameter(draw: Draw, title: str = "a parameter that nothing uses", **more: Any) -> Case:
     """In a case of its own: a student who overlooks p.grad is None loses only this."""
     run = training(draw, 2, {"name": "traps", "width": 4}, steps=1, **more)
-    return case(title, run, [all_leave(run, right_values(run, "grad", title, 1.5))])
+    return wrapper_case(title, run, [all_leave(run, right_values(run, "grad", title, 1.5))])
 
 
 def all_leave(run: Training, line: Line) -> Line:
@@ -225,10 +237,14 @@ def all_leave(run: Training, line: Line) -> Line:
     used = sum(p.numel() for name, p in trained(run).items() if not name.startswith("unused"))
     due = used * run.dtype.itemsize
 
-    def judge(seen: Observed) -> Finding:
-        found = line.judge(seen)
-        for rank in range(seen.world_size) if not found.ok else ():
-            summed = sum(one.nbytes for one in by_step(seen, rank)[1][0] if one.op in SUMS)
+    def judge(observed: Observed) -> Finding:
+        finding = line.judge(observed)
+        for rank in range(observed.world_size) if not finding.ok else ():
+            summed = sum(
+                operation.nbytes
+                for operation in by_step(observed, rank)[1][0]
+                if operation.op in SUMS
+            )
             if 0 < summed < due:
                 return wrong(
                     f"rank {rank} summed {words.number(summed)} bytes of the {words.number(due)} of its "
@@ -236,7 +252,7 @@ def all_leave(run: Training, line: Line) -> Line:
                     NEVER_LEFT,
                     cause=NEVER_LEFT,
                 )
-        return found
+        return finding
 
     return Line(line.title, judge, line.weight)
 
@@ -257,7 +273,7 @@ def some_ranks_only(
     turns = [[1, -1], [-1, 1]]
     run = training(draw, 2, {"name": "sometimes", "width": 3}, signs=turns, **more)
     line = right_values(run, "grad", title, 1.5, otherwise=SOME_RANKS, sum_of=sum_of)
-    return case(title, run, [line])
+    return wrapper_case(title, run, [line])
 
 
 def broken_off(case: Case, kind: str, text: str) -> str:
@@ -281,16 +297,16 @@ def broken_off(case: Case, kind: str, text: str) -> str:
 # ---- what is sent
 
 
-def by_step(seen: Observed, rank: int) -> tuple[list[Operation], list[list[Operation]]]:
+def by_step(observed: Observed, rank: int) -> tuple[list[Operation], list[list[Operation]]]:
     """This rank's operations: those before the first backward, and those of each step."""
-    steps = seen.case.sides[rank].instructions["steps"]
-    passes = seen.values[rank].passes
+    steps = observed.case.sides[rank].instructions["steps"]
+    passes = observed.values[rank].passes
     firsts, number = [], 0
     for step in steps:
         entries = passes[number] if number < len(passes) else []
         firsts.append(entries[0].begun if entries else 0)
         number += len(step)
-    ops = seen.operations[rank]
+    ops = observed.operations[rank]
     return ops[: firsts[0]], [ops[a:b] for a, b in pairwise([*firsts, len(ops)])]
 
 
@@ -309,10 +325,10 @@ def gradients_sent(
     least = exact - share * sum(p.numel() for name, p in held.items() if name.startswith("unused"))
     most = share * sum(-(-p.numel() // n) * n for p in held.values()) + 2 * len(held)
 
-    def judge(seen: Observed) -> Finding:
+    def judge(observed: Observed) -> Finding:
         for rank in range(n):
-            for step, operations in enumerate(by_step(seen, rank)[1]):
-                sent = sum(one.bytes_sent for one in operations)
+            for step, operations in enumerate(by_step(observed, rank)[1]):
+                sent = sum(operation.bytes_sent for operation in operations)
                 if least - 1 <= sent <= most + 1:
                     continue
                 many = sent > most
@@ -320,13 +336,13 @@ def gradients_sent(
                 return wrong(
                     f"in step {step + 1} rank {rank} sent {words.number(round(sent))} bytes; {bound} are "
                     f"{'enough' if many else 'needed'}: 2 (N-1)/N of its gradients.",
-                    usual(hint or more_than_gradients, sent / exact, seen),
+                    usual(hint or more_than_gradients, sent / exact, observed),
                     cause=f"bytes {sent / exact:.2f}",
                 )
         return Finding(True, title=f"{title}: {words.number(round(exact))} by every rank")
 
-    def more_than_gradients(ratio: float, seen: Observed) -> str:
-        micro = len(seen.case.sides[0].instructions["steps"][0])
+    def more_than_gradients(ratio: float, observed: Observed) -> str:
+        micro = len(observed.case.sides[0].instructions["steps"][0])
         if micro > 1 and abs(ratio - micro) < 0.01:
             return (
                 f"Each of the {micro} microbatches was sent. Under no_sync() a backward pass only adds to "
@@ -337,7 +353,7 @@ def gradients_sent(
                 "That is all parameters. Frozen ones have no gradient: skip those with "
                 "requires_grad=False."
             )
-        gathered = any(one.op == "all_gather" for one in seen.operations[0])
+        gathered = any(operation.op == "all_gather" for operation in observed.operations[0])
         if gathered and abs(ratio - n / 2) < 0.01:
             return (
                 "Every rank got every other one's gradients and added them up itself: (N-1) M, which grows "
@@ -360,10 +376,10 @@ def messages_in_step(
 ) -> Line:
     """At most so many collectives in each step. point: from so many on, the exercise's point is missed."""
 
-    def judge(seen: Observed) -> Finding:
-        for rank in range(seen.world_size):
-            for step, operations in enumerate(by_step(seen, rank)[1]):
-                count = sum(bool(one.nbytes) for one in operations)
+    def judge(observed: Observed) -> Finding:
+        for rank in range(observed.world_size):
+            for step, operations in enumerate(by_step(observed, rank)[1]):
+                count = sum(bool(operation.nbytes) for operation in operations)
                 if count > most:
                     return wrong(
                         f"in step {step + 1} rank {rank} started {words.counted(count, 'operation')}; "
@@ -386,9 +402,9 @@ def its_own_work() -> Line:
     cannot be made in the first place, see `refused`.)
     """
 
-    def judge(seen: Observed) -> Finding:
-        for rank, operations in enumerate(seen.operations):
-            strange = [one for one in operations if not one.line]
+    def judge(observed: Observed) -> Finding:
+        for rank, operations in enumerate(observed.operations):
+            strange = [operation for operation in operations if not operation.line]
             if strange:
                 return wrong(
                     f"on rank {rank} no line of yours began the {strange[0].op}: PyTorch did so by itself.",

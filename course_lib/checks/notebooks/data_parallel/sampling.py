@@ -75,18 +75,18 @@ class Asked:
         self.calls += deal.calls()
         return start
 
-    def shards(self, seen: Observed, deal: Deal, start: int | None = None) -> Shards | Finding:
+    def shards(self, observed: Observed, deal: Deal, start: int | None = None) -> Shards | Finding:
         """The lists of all ranks, or the finding about one of them."""
         start = self.starts[deal] if start is None else start
-        found: Shards = []
+        shards: Shards = []
         for rank in range(deal.world_size):
-            answer = seen.answer(start + rank)
+            answer = observed.answer(start + rank)
             if answer.error is not None:
                 return raised(deal, *answer.error)
             indices = numbers(answer.value)
             if indices is None:
                 return wrong(f"{NAME} does not give a list of whole numbers.")
-            outside = [one for one in indices if not 0 <= one < deal.n]
+            outside = [index for index in indices if not 0 <= index < deal.n]
             if outside:
                 return wrong(
                     Sentence(
@@ -97,14 +97,14 @@ class Asked:
                     "Fill up with samples that exist: the first ones of the order once more.",
                     cause="outside",
                 )
-            found.append(indices)
-        return found
+            shards.append(indices)
+        return shards
 
 
 def numbers(value: object) -> list[int] | None:
     if isinstance(value, dict) and isinstance(value.get("tensor"), list):
         value = value["tensor"]
-    whole = isinstance(value, list) and all(type(one) is int for one in value)
+    whole = isinstance(value, list) and all(type(number) is int for number in value)
     return value if whole else None  # type: ignore[return-value]
 
 
@@ -121,12 +121,12 @@ Look = Callable[[Deal, Shards], Finding]
 
 
 def everyone_sees(deal: Deal, shards: Shards) -> Finding:
-    missing = sorted(set(range(deal.n)) - {one for shard in shards for one in shard})
+    missing = sorted(set(range(deal.n)) - {sample for shard in shards for sample in shard})
     if not missing:
         return RIGHT
     verb = words.verb(missing, "is", "are")
     said = f"{deal}: {words.which('sample', missing)} {verb} on no rank."
-    told = Sentence(said, "some samples are on no rank.")
+    sentence = Sentence(said, "some samples are on no rank.")
     own_orders = False
     if len(missing) == deal.n - deal.world_size * (deal.n // deal.world_size):
         hint = "That is the remainder: every rank gets ceil(n / world_size), not floor."
@@ -138,18 +138,18 @@ def everyone_sees(deal: Deal, shards: Shards) -> Finding:
         )
     else:
         hint = "Together the ranks must see every sample."
-    return wrong(told, hint, cause=f"missing {hint}", misses_point=own_orders)
+    return wrong(sentence, hint, cause=f"missing {hint}", misses_point=own_orders)
 
 
 def nobody_twice(deal: Deal, shards: Shards) -> Finding:
-    seen = Counter(one for shard in shards for one in shard)
+    counts = Counter(sample for shard in shards for sample in shard)
     most = -(-deal.each * deal.world_size // deal.n)
-    often = sorted(one for one, count in seen.items() if count > most)
-    extra = sum(seen.values()) - len(seen)
+    often = sorted(sample for sample, count in counts.items() if count > most)
+    extra = sum(counts.values()) - len(counts)
     spare = deal.each * deal.world_size - deal.n
     if not often and extra <= spare:
         return RIGHT
-    repeated = [one for one, count in sorted(seen.items()) if count > 1]
+    repeated = [sample for sample, count in sorted(counts.items()) if count > 1]
     said = Sentence(
         f"{deal}: {words.which('sample', repeated)} {words.verb(repeated, 'is', 'are')} seen more than "
         f"once; {words.counted(spare, 'repetition')} {words.verb([0] * spare, 'is', 'are')} enough to fill "
@@ -181,31 +181,31 @@ def equally_many(deal: Deal, shards: Shards) -> Finding:
 def line(title: str, asked: Asked, deals: Sequence[Deal], look: Look, weight: float = 1) -> Line:
     """A line that holds for each deal by itself."""
 
-    def judge(seen: Observed) -> Finding:
+    def judge(observed: Observed) -> Finding:
         for deal in deals:
-            shards = asked.shards(seen, deal)
-            found = shards if isinstance(shards, Finding) else look(deal, shards)
-            if not found.ok:
-                return found
+            shards = asked.shards(observed, deal)
+            finding = shards if isinstance(shards, Finding) else look(deal, shards)
+            if not finding.ok:
+                return finding
         return RIGHT
 
     return Line(title, judge, weight)
 
 
 def every_epoch_anew(asked: Asked, first: Deal, second: Deal) -> Line:
-    def judge(seen: Observed) -> Finding:
-        one, other = asked.shards(seen, first), asked.shards(seen, second)
-        if isinstance(one, Finding) or isinstance(other, Finding):
-            return one if isinstance(one, Finding) else other  # type: ignore[return-value]
-        if one[0] == sorted(one[0]) and one == other:
+    def judge(observed: Observed) -> Finding:
+        shards, others = asked.shards(observed, first), asked.shards(observed, second)
+        if isinstance(shards, Finding) or isinstance(others, Finding):
+            return shards if isinstance(shards, Finding) else others  # type: ignore[return-value]
+        if shards[0] == sorted(shards[0]) and shards == others:
             return wrong("the samples are in their original order: shuffle them.")
-        if one == other:
+        if shards == others:
             return wrong(
                 "epochs 0 and 1 have the same order.",
                 "Make the epoch a part of the generator's seed: seed + epoch. (With "
                 "DistributedSampler, the usual slip is to forget set_epoch.)",
             )
-        if [sorted(shard) for shard in one] == [sorted(shard) for shard in other]:
+        if [sorted(shard) for shard in shards] == [sorted(shard) for shard in others]:
             return wrong(
                 "every rank sees the same samples in epochs 0 and 1, in another order.",
                 "Shuffle all samples first, then deal them out.",
@@ -218,12 +218,12 @@ def every_epoch_anew(asked: Asked, first: Deal, second: Deal) -> Line:
 def same_when_asked_again(asked: Asked, deal: Deal) -> Line:
     start = asked.again(deal)
 
-    def judge(seen: Observed) -> Finding:
-        one, other = asked.shards(seen, deal), asked.shards(seen, deal, start)
-        if isinstance(one, Finding) or isinstance(other, Finding):
-            return one if isinstance(one, Finding) else other  # type: ignore[return-value]
-        if one == other:
-            return shared_generator(seen, asked)
+    def judge(observed: Observed) -> Finding:
+        shards, others = asked.shards(observed, deal), asked.shards(observed, deal, start)
+        if isinstance(shards, Finding) or isinstance(others, Finding):
+            return shards if isinstance(shards, Finding) else others  # type: ignore[return-value]
+        if shards == others:
+            return shared_generator(observed, asked)
         return wrong(
             "asked twice for the same epoch, it gives two different orders.",
             "Every rank asks for itself, and all must get parts of one order: draw from a generator "
@@ -233,9 +233,9 @@ def same_when_asked_again(asked: Asked, deal: Deal) -> Line:
     return Line("the same order for every rank that asks", judge, 1)
 
 
-def shared_generator(seen: Observed, asked: Asked) -> Finding:
+def shared_generator(observed: Observed, asked: Asked) -> Finding:
     """No call drew from the generators that the whole process shares, nor seeded them."""
-    if not any(seen.answer(k).random for k in range(len(asked.calls))):
+    if not any(observed.answer(k).random for k in range(len(asked.calls))):
         return RIGHT
     return wrong(
         f"{NAME} seeded or used the random generator that the whole process shares.",
@@ -246,11 +246,11 @@ def shared_generator(seen: Observed, asked: Asked) -> Finding:
 
 
 def other_seed(asked: Asked, deal: Deal, seeded: Deal) -> Line:
-    def judge(seen: Observed) -> Finding:
-        one, other = asked.shards(seen, deal), asked.shards(seen, seeded)
-        if isinstance(one, Finding) or isinstance(other, Finding):
-            return one if isinstance(one, Finding) else other  # type: ignore[return-value]
-        if one != other:
+    def judge(observed: Observed) -> Finding:
+        shards, others = asked.shards(observed, deal), asked.shards(observed, seeded)
+        if isinstance(shards, Finding) or isinstance(others, Finding):
+            return shards if isinstance(shards, Finding) else others  # type: ignore[return-value]
+        if shards != others:
             return RIGHT
         return wrong("seed 0 and another seed give the same order.", "Seed with seed + epoch.")
 
@@ -286,7 +286,7 @@ def dropped(asked: Asked, deal: Deal) -> Line:
                     "with drop_last=True the ranks do not have floor(n / world_size) samples each.",
                 )
             )
-        repeated = len({one for shard in shards for one in shard}) < each * deal.world_size
+        repeated = len({sample for shard in shards for sample in shard}) < each * deal.world_size
         return wrong("with drop_last=True a sample is seen twice.") if repeated else RIGHT
 
     return line("drop_last=True: nothing twice", asked, [deal], look, 0.5)

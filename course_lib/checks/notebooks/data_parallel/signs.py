@@ -113,24 +113,24 @@ class Signs:
     def right(self, name: str, place: int) -> torch.Tensor:
         return of(self.outcome, name, place)
 
-    def close(self, found: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-        """Where `found` is `wanted` to rounding."""
-        return (found - wanted).abs() <= TOLERANCE * float(self.tensor.abs().mean())
+    def close(self, actual: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        """Where `actual` is `wanted` to rounding."""
+        return (actual - wanted).abs() <= TOLERANCE * float(self.tensor.abs().mean())
 
 
 def of(outcome: Outcome, name: str, place: int) -> torch.Tensor:
-    found = getattr(outcome, name)
-    return found if name == "tensor" else found[place]
+    tensor = getattr(outcome, name)
+    return tensor if name == "tensor" else tensor[place]
 
 
-def sign_slips(given: Signs, name: str, place: int) -> Iterator[tuple[str, torch.Tensor]]:
+def sign_slips(arguments: Signs, name: str, place: int) -> Iterator[tuple[str, torch.Tensor]]:
     """(hint for a mistake, the value that it leaves in the argument `name` of the member `place`)."""
-    n, right = len(given.tensor), given.outcome
+    n, right = len(arguments.tensor), arguments.outcome
     if name == "tensor":
-        yield "It was left as it was: write the mean into it.", given.tensor[place]
+        yield "It was left as it was: write the mean into it.", arguments.tensor[place]
         yield (
             "That is the mean itself: only signs and scales may travel.",
-            (given.tensor + given.error).mean(0),
+            (arguments.tensor + arguments.error).mean(0),
         )
     rules = {
         "The error of earlier signs was not added: take the signs of tensor + error.": Rules(0.0),
@@ -148,10 +148,10 @@ def sign_slips(given: Signs, name: str, place: int) -> Iterator[tuple[str, torch
             own_scale=True
         ),
     }  # fmt: skip
-    yield from ((says, of(given.under(one), name, place)) for says, one in rules.items())
+    yield from ((says, of(arguments.under(slip), name, place)) for says, slip in rules.items())
     if name == "error":
-        asked = given.tensor[place] + given.error[place]
-        yield "`error` was left as it was: the signs' error is lost.", given.error[place]
+        asked = arguments.tensor[place] + arguments.error[place]
+        yield "`error` was left as it was: the signs' error is lost.", arguments.error[place]
         yield "`error` was set to zero: the signs' error is lost.", 0 * asked
         yield (
             "The sign is wrong: error = tensor + error, less the values of the signs and scales.",
@@ -162,7 +162,7 @@ def sign_slips(given: Signs, name: str, place: int) -> Iterator[tuple[str, torch
             asked - right.tensor,
         )
     if name == "server_error":
-        before = given.server[place]
+        before = arguments.server[place]
         yield "`server_error` was left as it was: the second signs' error is lost.", before
         yield "`server_error` was set to zero: the second signs' error is lost.", 0 * before
         yield (
@@ -219,18 +219,18 @@ class Adam:
 
 def expected_parameters(training: Training, how: Adam) -> tuple[Tensors, float]:
     """(parameters after each step by the names of `recipes`, the least margin of a sign), in float64."""
-    given = training.more["kwargs"]
-    beta1, beta2 = given["betas"]
+    kwargs = training.more["kwargs"]
+    beta1, beta2 = kwargs["betas"]
     model = training.built()
     named = {name: p.data for name, p in model.named_parameters()}
-    n, found, margin = training.world_size, {}, math.inf
+    n, parameters, margin = training.world_size, {}, math.inf
     state = {name: State(p, n) for name, p in named.items()}
     for step in range(len(training.steps[0])):
         ranks = [gradients(model, rank[step][0], 1) for rank in training.steps]
-        warmup = given["warmup_steps"] + how.asked
+        warmup = kwargs["warmup_steps"] + how.asked
         warm = step < warmup + how.longer
         for name, p in named.items():
-            own = torch.stack([one[name].flatten() for one in ranks])
+            own = torch.stack([tensors[name].flatten() for tensors in ranks])
             kept = state[name]
             mean = own.mean(0) if how.own is None else own[how.own]
             if warm:
@@ -244,9 +244,9 @@ def expected_parameters(training: Training, how: Adam) -> tuple[Tensors, float]:
             counted = min(step + 1, warmup) if still else step + 1
             root = (kept.variance / (1 - beta2**counted)).sqrt() + 1e-8
             change = kept.momentum / (1 - beta1 ** (step + 1)) / root
-            p -= given["lr"] * change.view_as(p)
-            found[f"param.{step}.{name}"] = p.clone()
-    return found, margin
+            p -= kwargs["lr"] * change.view_as(p)
+            parameters[f"param.{step}.{name}"] = p.clone()
+    return parameters, margin
 
 
 class State:

@@ -68,7 +68,7 @@ class Inputs:
         t, e, n = self.tensor, self.error, self.n
         asked = t + e
         result, rest = self.right()
-        found = {
+        slips = {
             "The part that was kept back earlier was not added: pick from tensor + error.": self.average(t),
             "`error` was added twice: it stands for what is still to be sent, once.": (
                 self.average(t + 2 * e)
@@ -114,11 +114,11 @@ class Inputs:
                 f"That is the sum over the {n} ranks, or over those that sent an element (here no two "
                 f"sent the same one): divide by all {n}."
             )
-            found = {summed: (self.among_senders(asked - rest), rest)} | found
+            slips = {summed: (self.among_senders(asked - rest), rest)} | slips
         for k in sorted({self.k - 1, self.k + 1} & set(range(1, asked.shape[1] + 1))):
             many = f"{words.counted(k, 'element')} of each rank {words.verb([0] * k, 'was', 'were')} sent"
-            found[f"{many}: k = max(1, round(fraction * size))."] = self.average(asked, k=k)
-        return found
+            slips[f"{many}: k = max(1, round(fraction * size))."] = self.average(asked, k=k)
+        return slips
 
     def among_senders(self, sent: torch.Tensor) -> torch.Tensor:
         senders = (sent != 0).sum(0).clamp(min=1)
@@ -140,7 +140,7 @@ def positions(asked: torch.Tensor) -> torch.Tensor:
     return -torch.arange(asked.shape[1], dtype=asked.dtype).expand_as(asked)
 
 
-def inputs(draw: Draw, n: int, numel: int, fraction: float) -> Inputs:
+def draw_inputs(draw: Draw, n: int, numel: int, fraction: float) -> Inputs:
     """Multiples of 1/16 with sums that are exact in float32, and magnitudes that are all different."""
     asked = draw.distinct(n, numel, low=16, high=1 << 14)
     signs = 1 - 2 * torch.stack([draw.distinct(numel) % 2 for _ in range(n)])
@@ -149,25 +149,25 @@ def inputs(draw: Draw, n: int, numel: int, fraction: float) -> Inputs:
     return Inputs(asked - error, error, facts.topk_count(numel, fraction))
 
 
-def matches(name: str, which: int, on: Setting, given: Inputs) -> Callable[[Observed], Finding]:
+def matches(name: str, which: int, on: Setting, inputs: Inputs) -> Callable[[Observed], Finding]:
     """The tensor `name` is the right one on every rank; `which`: of the pair."""
 
-    def judge(seen: Observed) -> Finding:
+    def judge(observed: Observed) -> Finding:
         for place, rank in enumerate(on.ranks):
-            found = seen.tensors[rank][name].to(torch.float64).flatten()
-            right = given.right()[which][place]
-            off = (~near(found, right, ROUNDING, 1)).nonzero().flatten().tolist()
+            actual = observed.tensors[rank][name].to(torch.float64).flatten()
+            right = inputs.right()[which][place]
+            off = (~near(actual, right, ROUNDING, 1)).nonzero().flatten().tolist()
             if not off:
                 continue
             said = (
                 f"on rank {rank}, {words.which('element', off)} of `{name}` "
                 f"{words.verb(off, 'is', 'are')} wrong."
             )
-            gives = {says: pair[which][place] for says, pair in given.slips().items()}
+            gives = {says: pair[which][place] for says, pair in inputs.slips().items()}
             slips = (
                 says
-                for says, one in gives.items()
-                if not close(one, right, ROUNDING, 1) and close(found, one, ROUNDING, 1)
+                for says, value in gives.items()
+                if not close(value, right, ROUNDING, 1) and close(actual, value, ROUNDING, 1)
             )
             return wrong(said, next(slips, ""))
         return RIGHT
@@ -176,12 +176,12 @@ def matches(name: str, which: int, on: Setting, given: Inputs) -> Callable[[Obse
 
 
 def cost_hint(n: int, numel: int, k: int) -> Callable[[float, Observed], str]:
-    def hint(ratio: float, seen: Observed) -> str:
+    def hint(ratio: float, observed: Observed) -> str:
         if ratio < 1:
             return "The values came another way than by the group."
-        if any(one.dtype.startswith("sparse") for one in seen.operations[0]):
+        if any(operation.dtype.startswith("sparse") for operation in observed.operations[0]):
             return "A sparse tensor counts as a whole one: gather k indices and k values yourself."
-        if any(one.op == "all_reduce" for one in seen.operations[0]):
+        if any(operation.op == "all_reduce" for operation in observed.operations[0]):
             return "An all-reduce carries the zeros, too: gather k indices and k values instead."
         if abs(ratio - 1.5) < 0.05:
             return "The indices travel as int64: 4 bytes each are enough below 2^31 elements."
@@ -194,40 +194,41 @@ def cost_hint(n: int, numel: int, k: int) -> Callable[[float, Observed], str]:
 
 def topk_case(draw: Draw, on: Setting, fraction: float, traffic: bool = False) -> Case:
     count, numel = len(on.ranks), torch.Size(on.shape).numel()
-    given = inputs(draw, count, numel, fraction)
-    tensors = on.arguments([one.float().view(on.shape) for one in given.tensor])
-    errors = [one.float().view(on.shape) for one in given.error]
+    inputs = draw_inputs(draw, count, numel, fraction)
+    tensors = on.arguments([tensor.float().view(on.shape) for tensor in inputs.tensor])
+    errors = [error.float().view(on.shape) for error in inputs.error]
     sides = [
         side(
             {"tensor": tensor, "error": error}, returned=["tensor", "error"], group=on.group
         )
         for tensor, error in zip(tensors, errors, strict=True)
     ]  # fmt: skip
-    for one in sides:
-        first, second = one.instructions["args"]
-        one.instructions["args"] = [first, {"value": fraction}, second]
+    for rank_side in sides:
+        first, second = rank_side.instructions["args"]
+        rank_side.instructions["args"] = [first, {"value": fraction}, second]
     title = (
-        on.title or f"{words.counted(on.n, 'rank')}, {given.k} of {words.counted(numel, 'element')}"
+        on.title
+        or f"{words.counted(on.n, 'rank')}, {inputs.k} of {words.counted(numel, 'element')}"
     )
-    told = on.short
+    short = on.short
     lines = [
         Line(
-            f"mean: {title}" if not told else title,
+            f"mean: {title}" if not short else title,
             both(
-                matches("tensor", 0, on, given), same_bits("tensor", on.ranks),
+                matches("tensor", 0, on, inputs), same_bits("tensor", on.ranks),
                 gaps_left_alone("tensor", dict(zip(on.ranks, tensors, strict=True))),
             ),
-            on.weight, trivial=on.trivial, short=told,
+            on.weight, trivial=on.trivial, short=short,
         ),
         Line(
-            f"kept: {title}", matches("error", 1, on, given), on.weight, trivial=on.trivial, short=told
+            f"kept: {title}", matches("error", 1, on, inputs), on.weight, trivial=on.trivial, short=short
         ),
     ]  # fmt: skip
     if traffic:
         most = facts.topk_bytes(count, numel, fraction)
         lines.append(
             volume_line(
-                [most / 2] * count, most=[most] * count, hint=cost_hint(count, numel, given.k), weight=3,
+                [most / 2] * count, most=[most] * count, hint=cost_hint(count, numel, inputs.k), weight=3,
                 title="bytes sent, indices included", point=3,
             )
         )  # fmt: skip
