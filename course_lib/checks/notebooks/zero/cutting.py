@@ -87,16 +87,16 @@ def flatten_and_shard(draw: Draw) -> Iterator[Case]:
             Cut("8 ranks", [(draw.integer(1, 90),), (2, 2, 2)], 8),
         ]
     lines = [
-        Line(one.title, judge(one, k), one.weight, one.aspect, short=one.short)
-        for k, one in enumerate(cuts)
+        Line(cut.title, judge(cut, k), cut.weight, cut.aspect, short=cut.short)
+        for k, cut in enumerate(cuts)
     ]
-    sides = [RankSide({}, {"calls": [one.call() for one in cuts]}, {})]
+    sides = [RankSide({}, {"calls": [cut.call() for cut in cuts]}, {})]
     yield Case("shards", sides, lines, recipe=RECIPE, alone=True)
 
 
 def judge(cut: Cut, index: int) -> Callable[[Observed], Finding]:
-    def judged(seen: Observed) -> Finding:
-        answer = seen.answer(index)
+    def judged(observed: Observed) -> Finding:
+        answer = observed.answer(index)
         if answer.error is not None:
             return failed(*answer.error)
         shards = parts(answer.value)
@@ -135,12 +135,12 @@ def parts(value: object) -> list[list] | None:
     """
     if not isinstance(value, list):
         return None
-    found = [one.get("tensor") if isinstance(one, dict) else None for one in value]
-    return [one for one in found if isinstance(one, list)] if None not in found else None
+    shards = [item.get("tensor") if isinstance(item, dict) else None for item in value]
+    return [shard for shard in shards if isinstance(shard, list)] if None not in shards else None
 
 
 def of_one_size(cut: Cut, shards: list[list]) -> Finding | None:
-    sizes = [len(one) for one in shards]
+    sizes = [len(shard) for shard in shards]
     if sizes == [cut.size] * cut.n:
         return None
     if len(sizes) != cut.n:
@@ -211,17 +211,17 @@ def why(cut: Cut, shards: list[list], place: int) -> str:
 
 def tensors_of(cut: Cut) -> list[list[float]]:
     """The elements of each tensor, in its own order."""
-    found, first = [], 1
+    tensors, first = [], 1
     for shape in cut.shapes:
-        found.append([float(k) for k in range(first, first + math.prod(shape))])
+        tensors.append([float(k) for k in range(first, first + math.prod(shape))])
         first += math.prod(shape)
-    return found
+    return tensors
 
 
 def dealt_whole(cut: Cut, shards: list[list]) -> bool:
     """Each tensor's elements lie in one shard, all of them."""
     held = [set(shard) for shard in shards]
-    return all(any(own.issuperset(one) for own in held) for one in tensors_of(cut))
+    return all(any(own.issuperset(elements) for own in held) for elements in tensors_of(cut))
 
 
 def each_by_itself(cut: Cut) -> list[list[float]]:
@@ -270,8 +270,8 @@ def a_row_of_its_own(kinds: Sequence[Kind]) -> Finding | None:
 
 def left_alone(cut: Cut, after: object) -> Finding | None:
     row: list = []
-    for one in after if isinstance(after, list) else []:
-        row += one.get("tensor", []) if isinstance(one, dict) else [one]
+    for item in after if isinstance(after, list) else []:
+        row += item.get("tensor", []) if isinstance(item, dict) else [item]
     if row == [float(k) for k in range(1, cut.total + 1)]:
         return None
     return wrong(

@@ -64,14 +64,14 @@ TRAPS = (
 )
 
 
-def trouble(case_of_it: Case, kind: str, text: str) -> str:
+def module_trouble(case: Case, kind: str, text: str) -> str:
     if "out of bounds for storage" in text or "setStorage" in text:
         if "had a .grad from an earlier backward" in text:
             return LEFT
         return IN_FORWARD if "in forward" in text else IN_BACKWARD
     if kind == "died":
         return DIED
-    if said := lines.group_trouble(case_of_it, text):
+    if said := lines.group_trouble(case, text):
         return said
     if "collective number" in text or "collectives" in text or kind == "deadlock":
         return "All ranks gather and reduce the same units in the same order."
@@ -89,32 +89,34 @@ def trouble(case_of_it: Case, kind: str, text: str) -> str:
 
 
 @exercise(
-    points=9, objects=("Zero3Module",), references=REFERENCE, hint=trouble, refused=REFUSED,
+    points=9, objects=("Zero3Module",), references=REFERENCE, hint=module_trouble, refused=REFUSED,
     point="holding less",
 )  # fmt: skip
 def zero3_module(draw: Draw) -> Iterator[Case]:
-    def one(
+    def values_case(
         n: int, model: str, optimizer: tuple, title: str, weight: float, micro: int = 1
     ) -> Case:
         training = small(draw, n, model, optimizer, micro=micro)
         otherwise = TRAPS if model == "traps" else ""
-        told = [value_line(training, title, weight=weight, trivial=n == 1, otherwise=otherwise)]
+        case_lines = [
+            value_line(training, title, weight=weight, trivial=n == 1, otherwise=otherwise)
+        ]
         if model == "traps":
-            told.insert(0, start_line(training))
-        told = [with_outputs(line, training, (TRAPS,)) for line in told]
+            case_lines.insert(0, start_line(training))
+        case_lines = [with_outputs(line, training, (TRAPS,)) for line in case_lines]
         if model == "traps" and n == 3:
-            told.append(state_line())
+            case_lines.append(state_line())
         if model == "frozen":
-            told.append(all_shards(training))
-        return module_case(training, title, told)
+            case_lines.append(all_shards(training))
+        return module_case(training, title, case_lines)
 
-    yield one(3, "traps", SGD, "SGD, 3 ranks: tied, frozen, unused, used twice", 4)
-    yield one(2, "frozen", ADAMW, "AdamW, 2 ranks, 2 microbatches", 3, micro=2)
+    yield values_case(3, "traps", SGD, "SGD, 3 ranks: tied, frozen, unused, used twice", 4)
+    yield values_case(2, "frozen", ADAMW, "AdamW, 2 ranks, 2 microbatches", 3, micro=2)
     yield grouped(draw)
     if draw.hidden:
-        yield one(1, "plain", ADAMW, "AdamW, 1 rank", 0.5)
-        yield one(4, "frozen", ADAMW, "AdamW, 4 ranks", 1)
-        yield one(2, "traps", SGD, "SGD, 2 ranks, the traps again", 1, micro=3)
+        yield values_case(1, "plain", ADAMW, "AdamW, 1 rank", 0.5)
+        yield values_case(4, "frozen", ADAMW, "AdamW, 4 ranks", 1)
+        yield values_case(2, "traps", SGD, "SGD, 2 ranks, the traps again", 1, micro=3)
     training = wide(draw, RANKS)
     share = WHOLE / RANKS
     peak = 3 * share + 3 * BLOCK
@@ -154,16 +156,16 @@ def zero3_module(draw: Draw) -> Iterator[Case]:
 def grouped(draw: Draw) -> Case:
     """Two of three ranks train, and are passed as group=."""
     training, title, line = group_run(draw)
-    told = [with_outputs(line, training)]
-    return module_case(training, title, told, members=MEMBERS, world_size=WORLD)
+    case_lines = [with_outputs(line, training)]
+    return module_case(training, title, case_lines, members=MEMBERS, world_size=WORLD)
 
 
 def because_of(line: Line, earlier: Line) -> Line:
     """The line, which has the same cause as the earlier one where that fails, too."""
 
-    def judge(seen: Observed) -> Finding:
-        found = line.judge(seen)
-        return found if found.ok or earlier.judge(seen).ok else replace(found, cause=ANY)
+    def judge(observed: Observed) -> Finding:
+        finding = line.judge(observed)
+        return finding if finding.ok or earlier.judge(observed).ok else replace(finding, cause=ANY)
 
     return replace(line, judge=judge)
 
@@ -177,8 +179,8 @@ def all_shards(training: Training) -> Line:
     """The ranks' parameters() have together a part of every parameter, frozen ones too."""
     whole = sum(p.numel() for p in training.built().parameters())
 
-    def judge(seen: Observed) -> Finding:
-        got = sum(values.elements for values in seen.values)
+    def judge(observed: Observed) -> Finding:
+        got = sum(values.elements for values in observed.values)
         if got >= whole:
             return RIGHT
         return wrong(
@@ -192,7 +194,7 @@ def all_shards(training: Training) -> Line:
     return Line("parameters(): shards of frozen ones, too", judge, 1)
 
 
-def bytes_hint(ratio: float, seen: Observed) -> str:
+def bytes_hint(ratio: float, observed: Observed) -> str:
     if abs(ratio - 2 / 3) < 0.03:
         return (
             "One of the three is missing: weights are gathered in forward, freed, gathered again in "

@@ -35,20 +35,22 @@ def run(training: Training, *, neighbour: bool = False) -> Training:
     return training
 
 
-def case(training: Training, title: str, told: list[Line]) -> Case:
+def offload_case(training: Training, title: str, case_lines: list[Line]) -> Case:
     side = RankSide({}, training.instructions(0), lines.outputs(training))
     return Case(
-        title, [side], told, recipe=RECIPE, on_cpu=True, imports=lines.OPTIMIZERS, moments=(BASE, ANONYMOUS),
-        room=watching.ROOM,
+        title, [side], case_lines, recipe=RECIPE, on_cpu=True, imports=lines.OPTIMIZERS,
+        moments=(BASE, ANONYMOUS), room=watching.ROOM,
     )  # fmt: skip
 
 
 def in_files(expected: int) -> Callable[[Observed], Finding]:
     """After every step, all states lie in files of the folder. expected: how many there are."""
 
-    def judge(seen: Observed) -> Finding:
-        told = seen.values[0]
-        for step, (names, count) in enumerate(zip(told.outside, told.states, strict=True), start=1):
+    def judge(observed: Observed) -> Finding:
+        reply = observed.values[0]
+        for step, (names, count) in enumerate(
+            zip(reply.outside, reply.states, strict=True), start=1
+        ):
             if count != expected:
                 return wrong(
                     f"after step {step} the optimizer has {words.counted(count, 'state')} of {expected}.",
@@ -68,8 +70,8 @@ def in_files(expected: int) -> Callable[[Observed], Finding]:
 
 
 def memory(enough: float) -> Callable[[Observed], Finding]:
-    def judge(seen: Observed) -> Finding:
-        if not (measured := seen.held[0].get(ANONYMOUS)):
+    def judge(observed: Observed) -> Finding:
+        if not (measured := observed.held[0].get(ANONYMOUS)):
             return wrong("the rank was not measured after its steps.")
         for step, got in enumerate(measured, start=1):
             if got > enough + SLACK:
@@ -85,18 +87,18 @@ def memory(enough: float) -> Callable[[Observed], Finding]:
 
 def value(draw: Draw, optimizer: tuple, title: str, states: int, **more) -> Case:
     training = run(small(draw, 1, "plain", optimizer), neighbour=more.pop("neighbour", False))
-    told = [
+    case_lines = [
         stepped(training, title, [], 2, otherwise=VALUES),
         Line(f"states in mapped files: {title}", in_files(4 * states), 2),
     ]
-    return case(training, title, told)
+    return offload_case(training, title, case_lines)
 
 
 @exercise(points=3, objects=("offloaded",), references=REFERENCE, extra=True)
 def offload(draw: Draw) -> Iterator[Case]:
     yield value(draw, ADAMW, "AdamW, two optimizers in one folder", 2, neighbour=True)
     training = run(wide(draw, 1))
-    told = [
+    case_lines = [
         stepped(training, "6.4 MB of parameters", [], 0.5, what="end", otherwise=VALUES),
         Line(
             "memory without a file: P",
@@ -106,7 +108,7 @@ def offload(draw: Draw) -> Iterator[Case]:
             enough={ANONYMOUS: WHOLE + SLACK},
         ),
     ]
-    yield case(training, "memory", told)
+    yield offload_case(training, "memory", case_lines)
     if draw.hidden:
         yield value(draw, SGD, "SGD with momentum", 1)
         yield value(

@@ -81,8 +81,8 @@ def small(
         ]
         if model == "sometimes":
             for s, step in enumerate(own):  # the middle block takes part on one rank only
-                for one in step:
-                    one["sign"] = 1 if rank == s % n else -1
+                for microbatch in step:
+                    microbatch["sign"] = 1 if rank == s % n else -1
         steps.append(own)
     return Training(described, optimizer, steps, tell=("start", "params"))
 
@@ -133,9 +133,9 @@ def carried(cleared: str) -> Mistake:
     def gradient(rank: int) -> Gradient:
         total: Tensors = {}
 
-        def summed(step: int, given: list[list[Tensors]]) -> Tensors:
-            for name, one in mean(step, given).items():
-                total[name] = total[name] + one if name in total else one
+        def summed(step: int, rank_gradients: list[list[Tensors]]) -> Tensors:
+            for name, tensor in mean(step, rank_gradients).items():
+                total[name] = total[name] + tensor if name in total else tensor
             return dict(total)
 
         return summed
@@ -160,23 +160,23 @@ def stepped(
     otherwise: str = "",
     what: str = "param",
 ) -> Line:
-    def judge(seen: Observed) -> Finding:
+    def judge(observed: Observed) -> Finding:
         everything = train(training)
         expected = lines.kind(what, everything)
-        for k, rank in enumerate(lines.members(seen)):
-            found = {name: seen.tensors[rank][name] for name in expected}
-            differ = lines.differing(found, expected, training.dtype)
+        for k, rank in enumerate(lines.members(observed)):
+            actual = {name: observed.tensors[rank][name] for name in expected}
+            differ = lines.differing(actual, expected, training.dtype)
             if not differ:
                 continue
-            said = lines.first(differ[0], found, expected, rank, seen)
-            why = lines.usual_cause(training, differ[0], found, k, mistakes)
+            said = lines.first(differ[0], actual, expected, rank, observed)
+            why = lines.usual_cause(training, differ[0], actual, k, mistakes)
             if what in ("param", "end"):
-                why = why or without_arguments(training, differ[0], found)
+                why = why or without_arguments(training, differ[0], actual)
             if what == "param":
                 why = why or frozen(training, differ[0])
-                why = why or partly(seen, everything, differ[0], rank, training)
+                why = why or partly(observed, everything, differ[0], rank, training)
             more = ""
-            if start := wrong_start(seen, training, everything):
+            if start := wrong_start(observed, training, everything):
                 why, more = start, NOT_ALIKE if training.more.get("once") else ""
             return wrong(said, why or otherwise, more, cause=why or f"{title} {otherwise}")
         return RIGHT
@@ -184,21 +184,21 @@ def stepped(
     return Line(title, judge, weight, trivial=trivial)
 
 
-def wrong_start(seen: Observed, training: Training, right: Tensors) -> str:
+def wrong_start(observed: Observed, training: Training, right: Tensors) -> str:
     """The hint if a rank did not have the first rank's parameters before the first step; "" if all had."""
     expected = lines.kind("start", right) if "start" in training.tell else {}
     own = lines.common(training.world_size)[-1:]
-    for k, rank in enumerate(lines.members(seen)):
-        found = {name: seen.tensors[rank][name] for name in expected}
-        if differ := lines.differing(found, expected, training.dtype):
-            return lines.usual_cause(training, differ[0], found, k, own) or START
+    for k, rank in enumerate(lines.members(observed)):
+        actual = {name: observed.tensors[rank][name] for name in expected}
+        if differ := lines.differing(actual, expected, training.dtype):
+            return lines.usual_cause(training, differ[0], actual, k, own) or START
     return ""
 
 
-def without_arguments(training: Training, first: str, found: Tensors) -> str:
+def without_arguments(training: Training, first: str, actual: Tensors) -> str:
     """The hint if the optimizer's defaults give the values that were found; "" if they do not."""
     bare = replace(training, optimizer=(training.optimizer[0], {}), known={})
-    return DEFAULTS if lines.usual_cause(bare, first, found, 0, [Mistake(DEFAULTS)]) else ""
+    return DEFAULTS if lines.usual_cause(bare, first, actual, 0, [Mistake(DEFAULTS)]) else ""
 
 
 def frozen(training: Training, first: str) -> str:
@@ -208,28 +208,28 @@ def frozen(training: Training, first: str) -> str:
     return "" if trained[name] else FROZEN
 
 
-def partly(seen: Observed, right: Tensors, first: str, rank: int, training: Training) -> str:
+def partly(observed: Observed, right: Tensors, first: str, rank: int, training: Training) -> str:
     """Which part of the parameters the first wrong step changed on this rank, where that tells the cause."""
-    step, ranks = int(first.split(".")[1]), lines.members(seen)
+    step, ranks = int(first.split(".")[1]), lines.members(observed)
     neighbour = ranks[ranks.index(rank) - 1]
-    now, before, found, other = [], [], [], []
+    now, before, actual, other = [], [], [], []
     for name, wanted in lines.kind(f"param.{step}", right).items():
         short = name.split(".", 2)[2]
         earlier = right[f"param.{step - 1}.{short}" if step else f"start.{short}"]
         now.append(wanted.flatten())
         before.append(earlier.flatten())
-        found.append(seen.tensors[rank][name].to(torch.float64).flatten())
-        other.append(seen.tensors[neighbour][name].to(torch.float64).flatten())
-    want, was, got = torch.cat(now), torch.cat(before), torch.cat(found)
+        actual.append(observed.tensors[rank][name].to(torch.float64).flatten())
+        other.append(observed.tensors[neighbour][name].to(torch.float64).flatten())
+    want, was, got = torch.cat(now), torch.cat(before), torch.cat(actual)
     trained = want != was  # of the others nothing can be said
     bound = lines.TOLERANCE[training.dtype] * float(want.abs().max())
     same, good = (got - was).abs() <= bound, (got - want).abs() <= bound
     changes, stale = int(trained.sum()), int((trained & same & ~good).sum())
     if not bool((same | good).all()) or not changes:
         return ""
-    n, share, unit = len(ranks), stale / changes, seen.case.recipe.endswith(":module")
+    n, share, unit = len(ranks), stale / changes, observed.case.recipe.endswith(":module")
     if share == 1:
-        return unchanged(seen, training)
+        return unchanged(observed, training)
     if n > 1 and bool(((torch.cat(other) - got).abs() <= bound).all()) and stale > 2 * n:
         return f"Some parameters did not change on any rank. {NEVER_FULL[unit]}"
     if n > 1 and stale <= 2 * n:
@@ -263,13 +263,18 @@ NEVER_FULL = {
 }
 
 
-def unchanged(seen: Observed, training: Training) -> str:
+def unchanged(observed: Observed, training: Training) -> str:
     """Why a step changed nothing, as the record tells it."""
-    sent = [one for rank in seen.operations for one in rank if one.bytes_sent and one.shape != (0,)]
-    names = {one.op for one in sent if one.op != "broadcast"}
+    sent = [
+        operation
+        for rank in observed.operations
+        for operation in rank
+        if operation.bytes_sent and operation.shape != (0,)
+    ]
+    names = {operation.op for operation in sent if operation.op != "broadcast"}
     if not names and training.more.get("once"):
         return f"The step changed nothing. {ONCE}"
-    if seen.case.recipe.endswith(":module"):
+    if observed.case.recipe.endswith(":module"):
         return (
             "The step changed nothing there: the next gather() must bring the shards as the step left them. "
             f"{FREE_AFTER_REDUCE}"
@@ -310,14 +315,16 @@ def step_bytes(
     )  # fmt: skip
 
 
-def case(recipe: str, training: Training, title: str, told: Sequence[Line], **more: Any) -> Case:
-    return lines.training_case(recipe, title, training, told, timeout=30.0, **more)
+def optimizer_case(
+    recipe: str, training: Training, title: str, case_lines: Sequence[Line], **more: Any
+) -> Case:
+    return lines.training_case(recipe, title, training, case_lines, timeout=30.0, **more)
 
 
 def in_a_group(recipe: str, draw: Draw) -> Case:
     """Two of three ranks train, and are passed as group=."""
     training, title, line = group_run(draw)
-    return case(recipe, training, title, [line], members=MEMBERS, world_size=WORLD)
+    return optimizer_case(recipe, training, title, [line], members=MEMBERS, world_size=WORLD)
 
 
 def group_run(draw: Draw) -> tuple[Training, str, Line]:

@@ -19,8 +19,8 @@ from course_lib.checks.notebooks.zero.runs import (
     SGD,
     SLACK,
     WHOLE,
-    case,
     in_a_group,
+    optimizer_case,
     small,
     start_line,
     step_bytes,
@@ -54,8 +54,8 @@ KEPT_ROW = (
 )
 
 
-def trouble(case_of_it: Case, kind: str, text: str) -> str:
-    if said := lines.group_trouble(case_of_it, text):
+def optimizer_trouble(case: Case, kind: str, text: str) -> str:
+    if said := lines.group_trouble(case, text):
         return said
     if "collective number" in text or "collectives" in text or kind == "deadlock":
         return (
@@ -70,7 +70,7 @@ def trouble(case_of_it: Case, kind: str, text: str) -> str:
         return "Frozen parameters have no gradient: leave them out of buckets and hooks."
     if "a leaf Variable that requires grad" in text:
         return "Parameters are written under torch.no_grad(): autograd has no part in the step."
-    if EMPTY.search(text) and case_of_it.sides[0].instructions.get("once"):
+    if EMPTY.search(text) and case.sides[0].instructions.get("once"):
         return ONCE
     if any(said in text for said in ("assign a gradient of size", "size mismatch", "outputShape")):
         return "A parameter without a gradient keeps its place in the row: zeros stand there."
@@ -83,28 +83,30 @@ def values(draw: Draw, cleared: str, buckets: bool = False) -> Iterator[Case]:
     cleared: words for the gradients that zero_grad() must clear. buckets: each holds one linear layer.
     """
 
-    def one(n: int, model: str, optimizer: tuple, title: str, weight: float, **more: int) -> Case:
+    def values_case(
+        n: int, model: str, optimizer: tuple, title: str, weight: float, **more: int
+    ) -> Case:
         training = small(draw, n, model, optimizer, **more)
         if buckets:
             width = training.model["width"]
             training.more["kwargs"] = {"bucket_bytes": 8 * width * (width + 1)}
         otherwise = SOMETIMES if model == "sometimes" else ""
-        told = [
+        case_lines = [
             value_line(
                 training, title, weight=weight, trivial=n == 1, otherwise=otherwise, cleared=cleared
             )
         ]
         if model == "traps":
-            told.insert(0, start_line(training))
-        return case(RECIPE, training, title, told)
+            case_lines.insert(0, start_line(training))
+        return optimizer_case(RECIPE, training, title, case_lines)
 
-    yield one(3, "traps", SGD, "SGD, 3 ranks: tied, frozen, unused, used twice", 3)
-    yield one(2, "sometimes", SGD, "SGD, 2 ranks: a block that not every rank uses", 1.5)
+    yield values_case(3, "traps", SGD, "SGD, 3 ranks: tied, frozen, unused, used twice", 3)
+    yield values_case(2, "sometimes", SGD, "SGD, 2 ranks: a block that not every rank uses", 1.5)
     if draw.hidden:
-        yield one(1, "plain", ADAMW, "AdamW, 1 rank", 0.5)
-        yield one(4, "frozen", ADAMW, "AdamW, 4 ranks", 1)
-        yield one(4, "traps", SGD, "SGD, 4 ranks, the traps again", 1, micro=2)
-        yield one(3, "sometimes", SGD, "SGD, 3 ranks, 3 microbatches", 1, micro=3)
+        yield values_case(1, "plain", ADAMW, "AdamW, 1 rank", 0.5)
+        yield values_case(4, "frozen", ADAMW, "AdamW, 4 ranks", 1)
+        yield values_case(4, "traps", SGD, "SGD, 4 ranks, the traps again", 1, micro=2)
+        yield values_case(3, "sometimes", SGD, "SGD, 3 ranks, 3 microbatches", 1, micro=3)
 
 
 def accumulation(draw: Draw, volume: int, weight: float, cleared: str) -> Case:
@@ -116,19 +118,19 @@ def accumulation(draw: Draw, volume: int, weight: float, cleared: str) -> Case:
     training.more["once"] = True
     title = "AdamW, 3 ranks, 2 microbatches"
     hint = accumulated_one if volume == 2 else accumulated_two
-    told = [
+    case_lines = [
         value_line(training, title, weight=2, cleared=cleared),
         step_bytes(volume, training, hint, title="bytes, 2 microbatches", weight=weight),
     ]
-    return case(RECIPE, training, title, told)
+    return optimizer_case(RECIPE, training, title, case_lines)
 
 
-def all_reduced(seen: Observed) -> bool:
-    return any(one.op == "all_reduce" for rank in seen.operations for one in rank)
+def all_reduced(observed: Observed) -> bool:
+    return any(operation.op == "all_reduce" for rank in observed.operations for operation in rank)
 
 
-def one_backward(ratio: float, seen: Observed) -> str:
-    if abs(ratio - 1.5) < 0.1 and all_reduced(seen):
+def one_backward(ratio: float, observed: Observed) -> str:
+    if abs(ratio - 1.5) < 0.1 and all_reduced(observed):
         return (
             "3P where 2P are enough: an all-reduce gives every rank the whole gradient, of which it reads "
             "1/N. Reduce-scatter it."
@@ -142,13 +144,13 @@ def one_backward(ratio: float, seen: Observed) -> str:
     return "A reduce-scatter of the gradients, (N-1)/N P, and an all-gather of the parameters, (N-1)/N P."
 
 
-def accumulated_one(ratio: float, seen: Observed) -> str:
-    if abs(ratio - 1.5) < 0.1 and not all_reduced(seen):
+def accumulated_one(ratio: float, observed: Observed) -> str:
+    if abs(ratio - 1.5) < 0.1 and not all_reduced(observed):
         return "Gradients add up on each rank until the step: reduce-scatter once, in step()."
-    return one_backward(ratio, seen)
+    return one_backward(ratio, observed)
 
 
-def accumulated_two(ratio: float, seen: Observed) -> str:
+def accumulated_two(ratio: float, observed: Observed) -> str:
     if ratio < 0.9:
         return "With K backwards it is K + 1 times: gradients that are not kept whole leave after every one."
     return "K reduce-scatters and one all-gather: (K + 1) (N-1)/N P for K backwards."
@@ -167,7 +169,7 @@ def as_large_as(besides: float, shard: str, otherwise: str) -> str:
 
 
 @exercise(
-    points=14, objects=("Zero1Optimizer",), references=REFERENCE, hint=trouble, refused=REFUSED,
+    points=14, objects=("Zero1Optimizer",), references=REFERENCE, hint=optimizer_trouble, refused=REFUSED,
     point="holding less",
 )  # fmt: skip
 def zero1_optimizer(draw: Draw) -> Iterator[Case]:
@@ -179,7 +181,7 @@ def zero1_optimizer(draw: Draw) -> Iterator[Case]:
         2 * WHOLE / RANKS,
         WHOLE / RANKS,
     )  # momentum and a copy of the shard; its gradient
-    yield case(
+    yield optimizer_case(
         RECIPE, training, "memory", [
             stepped(training, "6.4 MB of parameters, 4 ranks", lines.common(RANKS), 0.5, what="end"),
             step_bytes(2, training, one_backward, title="bytes of a step", weight=3),
@@ -209,7 +211,7 @@ def after_backward(enough: float, title: str, weight: float = 1.0) -> Line:
 
 
 @exercise(
-    points=12, objects=("Zero2Optimizer",), references=REFERENCE, hint=trouble, refused=REFUSED,
+    points=12, objects=("Zero2Optimizer",), references=REFERENCE, hint=optimizer_trouble, refused=REFUSED,
     point="holding less",
 )  # fmt: skip
 def zero2_optimizer(draw: Draw) -> Iterator[Case]:
@@ -220,7 +222,7 @@ def zero2_optimizer(draw: Draw) -> Iterator[Case]:
     training.more["kwargs"] = {"bucket_bytes": BLOCK}
     state, shard = 2 * WHOLE / RANKS, WHOLE / RANKS
     peak = WHOLE + state + shard + 2 * BLOCK
-    yield case(
+    yield optimizer_case(
         RECIPE, training, "memory", [
             stepped(training, "6.4 MB of parameters, 4 ranks", lines.common(RANKS), 0.5, what="end"),
             step_bytes(2, training, one_backward, title="bytes of a step", weight=1.5),
@@ -263,27 +265,31 @@ def held_after_backward(ratio: float) -> str:
 def explained(line: Line, cause: Callable[[Observed], str]) -> Line:
     """The line, whose usual cause is read from the record of the run where that tells one."""
 
-    def judge(seen: Observed) -> Finding:
-        finding = line.judge(seen)
-        said = "" if finding.ok else usual(cause, seen)
+    def judge(observed: Observed) -> Finding:
+        finding = line.judge(observed)
+        said = "" if finding.ok else usual(cause, observed)
         return replace(finding, sentences=(finding.sentences[0], said)) if said else finding
 
     return replace(line, judge=judge)
 
 
-def how_buckets_left(seen: Observed) -> str:
+def how_buckets_left(observed: Observed) -> str:
     """The hint from the record of the last backward's buckets on the first rank; "" if they left in time."""
-    passes, begun = seen.values[0].passes, seen.values[0].begun
+    passes, begun = observed.values[0].passes, observed.values[0].begun
     if len(begun) < 4 or not passes:
         return ""
     first, last = begun[2], begun[3]
-    sent = [one for one in seen.operations[0][first:last] if "reduce_scatter" in one.op]
+    sent = [
+        operation
+        for operation in observed.operations[0][first:last]
+        if "reduce_scatter" in operation.op
+    ]
     if not sent:
         return ""
-    if max(one.nbytes for one in sent) > 1.5 * BLOCK:
+    if max(operation.nbytes for operation in sent) > 1.5 * BLOCK:
         return "A bucket was larger than bucket_bytes: begin a new one when the next parameter finds no room."
     at_first, waited = next(
-        ((one.begun, one.waited) for one in passes[-1] if one.block == 0), (last, last)
+        ((moment.begun, moment.waited) for moment in passes[-1] if moment.block == 0), (last, last)
     )
     if at_first <= first:
         return (

@@ -20,23 +20,23 @@ LEFT = (
 )
 
 
-def module_case(training: Training, title: str, told: list[Line], **more: Any) -> Case:
+def module_case(training: Training, title: str, case_lines: list[Line], **more: Any) -> Case:
     """A run of the student's module."""
-    given = lines.training_case("sharded_module", title, training, told, timeout=30.0, **more)
+    case = lines.training_case("sharded_module", title, training, case_lines, timeout=30.0, **more)
     width, samples = training.model["width"], training.steps[0][0][0]["samples"]
     out = Spec(training.dtype, (samples, width))
     outputs = {f"out.{step}": out for step in range(len(training.steps[0]) + 1)}
     sides = [
         replace(side, outputs=side.outputs | outputs) if side.outputs else side
-        for side in given.sides
+        for side in case.sides
     ]
-    return replace(given, sides=sides)
+    return replace(case, sides=sides)
 
 
-def faulty(seen: Observed) -> tuple[str, str] | None:
+def faulty(observed: Observed) -> tuple[str, str] | None:
     """(kind, name) of the fault in the first faulty full_state_dict(); None if all were as agreed."""
-    for rank in lines.members(seen):
-        if fault := seen.values[rank].state:
+    for rank in lines.members(observed):
+        if fault := observed.values[rank].state:
             return fault
     return None
 
@@ -48,18 +48,20 @@ def with_outputs(line: Line, training: Training, unknown: Sequence[str] = ()) ->
     so, unless it has found a cause. unknown: the line's hints if it has found none.
     """
 
-    def judge(seen: Observed) -> Finding:
-        found = by_outputs(seen, training) if faulty(seen) else line.judge(seen)
-        left = any(seen.values[rank].left for rank in lines.members(seen))
-        known = found.sentences[1:] and found.sentences[1] not in (*unknown, lines.IN_A_GROUP)
+    def judge(observed: Observed) -> Finding:
+        finding = by_outputs(observed, training) if faulty(observed) else line.judge(observed)
+        left = any(observed.values[rank].left for rank in lines.members(observed))
+        known = finding.sentences[1:] and finding.sentences[1] not in (*unknown, lines.IN_A_GROUP)
         return (
-            found if found.ok or known or not left else wrong(found.sentences[0], LEFT, cause=LEFT)
+            finding
+            if finding.ok or known or not left
+            else wrong(finding.sentences[0], LEFT, cause=LEFT)
         )
 
     return replace(line, judge=judge)
 
 
-def by_outputs(seen: Observed, training: Training) -> Finding:
+def by_outputs(observed: Observed, training: Training) -> Finding:
     """The outputs of every step's first microbatch, and of one more after the last, are one process's."""
     everything, model = train(training), training.built()
     for step in range(len(training.steps[0]) + 1):
@@ -68,11 +70,13 @@ def by_outputs(seen: Observed, training: Training) -> Finding:
         with torch.no_grad():
             for name, p in model.named_parameters():
                 p.copy_(values[f"{kind}.{name}"])
-        for place, rank in enumerate(lines.members(seen)):
+        for place, rank in enumerate(lines.members(observed)):
             described = training.steps[place][step % len(training.steps[place])][0]
             x, _ = toys.batch(described, torch.float64)
             name, wanted = f"out.{step}", model(x).detach()
-            if lines.differing({name: seen.tensors[rank][name]}, {name: wanted}, training.dtype):
+            if lines.differing(
+                {name: observed.tensors[rank][name]}, {name: wanted}, training.dtype
+            ):
                 return wrong(
                     f"the output of forward number {step + 1} on rank {rank} is not one process's.",
                     "full_state_dict() could not be read, so the module's outputs were compared. Put that "
@@ -103,12 +107,12 @@ FAULTS = {
 def state_line() -> Line:
     """full_state_dict() can be read: its values are judged with those of the training."""
 
-    def judge(seen: Observed) -> Finding:
-        fault = faulty(seen)
+    def judge(observed: Observed) -> Finding:
+        fault = faulty(observed)
         if fault is None:
             return RIGHT
         said, advice = FAULTS.get(str(fault[0]), FAULTS["missing"])
-        told = Sentence(said.format(f"`{fault[1]}`"), said.format("a parameter"))
-        return wrong(told, advice, cause=f"state {fault[0]}")
+        sentence = Sentence(said.format(f"`{fault[1]}`"), said.format("a parameter"))
+        return wrong(sentence, advice, cause=f"state {fault[0]}")
 
     return Line("full_state_dict(): every parameter, in copies", judge, 1.5)

@@ -52,19 +52,20 @@ def side(run: Run, rank: int, group: bool) -> RankSide:
         outputs |= {f"{when}.{k}": Spec.of(p) for k, p in enumerate(run.params[0])}
     if run.trained:
         outputs |= {"back": Spec.of(run.params[0][0]), "mean.0": shard, "mean.1": shard}
-    given = {"params": len(run.params[0]), "trained": run.trained, "graph": run.trained}
-    return RankSide(inputs, given | ({"group": 0} if group else {}), outputs)
+    instructions = {"params": len(run.params[0]), "trained": run.trained, "graph": run.trained}
+    return RankSide(inputs, instructions | ({"group": 0} if group else {}), outputs)
 
 
 def both(*judges: Callable[[Observed], Finding]) -> Callable[[Observed], Finding]:
-    def judge(seen: Observed) -> Finding:
-        return next((found for one in judges if not (found := one(seen)).ok), RIGHT)
+    def judge(observed: Observed) -> Finding:
+        findings = (judge_part(observed) for judge_part in judges)
+        return next((finding for finding in findings if not finding.ok), RIGHT)
 
     return judge
 
 
-def trouble(case_of_it: Case, kind: str, text: str) -> str:
-    if said := lines.group_trouble(case_of_it, text):
+def unit_trouble(case: Case, kind: str, text: str) -> str:
+    if said := lines.group_trouble(case, text):
         return said
     if "out of bounds for storage" in text or "setStorage" in text or kind == "died":
         return (
@@ -83,15 +84,15 @@ def trouble(case_of_it: Case, kind: str, text: str) -> str:
 
 
 @exercise(
-    points=7, objects=("Unit",), references=REFERENCE, hint=trouble, refused=REFUSED,
+    points=7, objects=("Unit",), references=REFERENCE, hint=unit_trouble, refused=REFUSED,
     point="holding nothing between uses",
 )  # fmt: skip
 def zero3_unit(draw: Draw) -> Iterator[Case]:
-    def one(run: Run, title: str, told: list[Line]) -> Case:
-        return Case(title, [side(run, k, False) for k in range(run.n)], told, recipe=RECIPE)
+    def unit_case(run: Run, title: str, case_lines: list[Line]) -> Case:
+        return Case(title, [side(run, k, False) for k in range(run.n)], case_lines, recipe=RECIPE)
 
     run = draw_run(draw, 3)
-    yield one(run, "3 ranks", [
+    yield unit_case(run, "3 ranks", [
         Line("shard: part r of the first rank's row", own_shard(run), 1),
         Line("gather(): every parameter, as the shards are now", gathers(run), 2),
         Line("free(): no memory behind them, in no view", frees(run), 2),
@@ -101,17 +102,17 @@ def zero3_unit(draw: Draw) -> Iterator[Case]:
         Line("bytes of gather() and reduce()", bytes_of(run), 1.5, "communication"),
     ])  # fmt: skip
     fixed = draw_run(draw, 2, trained=False)
-    told = Line("a frozen unit", both(own_shard(fixed), gathers(fixed), frees(fixed)), 0.5)
-    yield one(fixed, "frozen, 2 ranks", [told])
+    line = Line("a frozen unit", both(own_shard(fixed), gathers(fixed), frees(fixed)), 0.5)
+    yield unit_case(fixed, "frozen, 2 ranks", [line])
     yield in_a_group(draw)
     yield large_unit(draw)
     if draw.hidden:
         more = draw_run(draw, 4)
         judged = both(own_shard(more), gathers(more), reduces(more))
-        yield one(more, "4 ranks", [Line("4 ranks", judged, 1)])
+        yield unit_case(more, "4 ranks", [Line("4 ranks", judged, 1)])
         alone = draw_run(draw, 1)
         judged = both(own_shard(alone), gathers(alone), reduces(alone))
-        yield one(alone, "1 rank", [Line("1 rank", judged, 0.5, trivial=True)])
+        yield unit_case(alone, "1 rank", [Line("1 rank", judged, 0.5, trivial=True)])
 
 
 def in_a_group(draw: Draw) -> Case:
@@ -123,8 +124,10 @@ def in_a_group(draw: Draw) -> Case:
         sides[rank] = side(run, place, True)
     judged = both(own_shard(run), gathers(run), reduces(run))
 
-    def judge(seen: Observed) -> Finding:
-        found = judged(seen)
-        return found if found.ok else wrong(found.sentences[0], lines.IN_A_GROUP, cause=found.cause)
+    def judge(observed: Observed) -> Finding:
+        finding = judged(observed)
+        if finding.ok:
+            return finding
+        return wrong(finding.sentences[0], lines.IN_A_GROUP, cause=finding.cause)
 
     return Case(title, sides, [Line(title, judge, 1)], recipe=RECIPE, groups=[list(MEMBERS)])

@@ -41,7 +41,7 @@ class Run:
         return -(-self.total // self.n)
 
     def row(self, tensors: Sequence[torch.Tensor]) -> Row:
-        flat = torch.cat([one.reshape(-1) for one in tensors])
+        flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
         return torch.nn.functional.pad(flat, (0, self.n * self.size - self.total))
 
     def part(self, row: Row, rank: int) -> Row:
@@ -82,31 +82,33 @@ def normal(draw: Draw, shape: tuple[int, ...]) -> torch.Tensor:
 # ---- lines
 
 
-def ranks(seen: Observed) -> list[int]:
-    return list(seen.case.groups[0]) if seen.case.groups else list(range(seen.world_size))
+def ranks(observed: Observed) -> list[int]:
+    return (
+        list(observed.case.groups[0]) if observed.case.groups else list(range(observed.world_size))
+    )
 
 
-def close(found: torch.Tensor, wanted: torch.Tensor) -> bool:
-    return kit.close(found.to(torch.float64), wanted, TOLERANCE, least=1.0)
+def close(actual: torch.Tensor, wanted: torch.Tensor) -> bool:
+    return kit.close(actual.to(torch.float64), wanted, TOLERANCE, least=1.0)
 
 
 def own_shard(run: Run) -> Callable[[Observed], Finding]:
     """The shard is this rank's part of the first rank's row, a parameter like the others."""
 
-    def judge(seen: Observed) -> Finding:
+    def judge(observed: Observed) -> Finding:
         whole = run.row(run.params[0])
-        for place, rank in enumerate(ranks(seen)):
-            found = seen.tensors[rank]["shard"]
-            if seen.values[rank].shard != (True, run.trained):
+        for place, rank in enumerate(ranks(observed)):
+            actual = observed.tensors[rank]["shard"]
+            if observed.values[rank].shard != (True, run.trained):
                 return wrong(
                     f"`shard` on rank {rank} is not an nn.Parameter with requires_grad={run.trained}.",
                     "The optimizer gets the shard: nn.Parameter(own, requires_grad=params[0].requires_grad).",
                     cause="kind of shard",
                 )
-            if not close(found, run.part(whole, place)):
+            if not close(actual, run.part(whole, place)):
                 return wrong(
                     f"`shard` on rank {rank} is not part {place} of the first rank's row.",
-                    why_not_shard(run, place, found),
+                    why_not_shard(run, place, actual),
                     cause="shard",
                 )
         return RIGHT
@@ -114,10 +116,10 @@ def own_shard(run: Run) -> Callable[[Observed], Finding]:
     return judge
 
 
-def why_not_shard(run: Run, place: int, found: torch.Tensor) -> str:
-    if close(found, run.part(run.row(run.params[place]), place)):
+def why_not_shard(run: Run, place: int, actual: torch.Tensor) -> str:
+    if close(actual, run.part(run.row(run.params[place]), place)):
         return "All ranks begin with the first rank's values: broadcast the row before you cut it."
-    others = [k for k in range(run.n) if close(found, run.part(run.row(run.params[0]), k))]
+    others = [k for k in range(run.n) if close(actual, run.part(run.row(run.params[0]), k))]
     if others:
         return (
             "The shard is another rank's part: dist.get_rank(group) is the number of this rank's."
@@ -128,10 +130,10 @@ def why_not_shard(run: Run, place: int, found: torch.Tensor) -> str:
 def gathers(run: Run) -> Callable[[Observed], Finding]:
     """After gather() every parameter is whole, in its shape, with the shards' present values."""
 
-    def judge(seen: Observed) -> Finding:
-        for rank in ranks(seen):
+    def judge(observed: Observed) -> Finding:
+        for rank in ranks(observed):
             for when, factor in (("first", 1.0), ("second", 2.0)):
-                if not seen.values[rank].whole.get(when):
+                if not observed.values[rank].whole.get(when):
                     return wrong(
                         f"after gather() a parameter on rank {rank} does not have its shape, or has no "
                         "memory for it.",
@@ -140,13 +142,13 @@ def gathers(run: Run) -> Callable[[Observed], Finding]:
                         cause="not whole",
                     )
                 for k, p in enumerate(run.params[0]):
-                    found = seen.tensors[rank][f"{when}.{k}"]
-                    if not close(found, factor * p):
-                        if not (shards := own_shard(run)(seen)).ok:
+                    actual = observed.tensors[rank][f"{when}.{k}"]
+                    if not close(actual, factor * p):
+                        if not (shards := own_shard(run)(observed)).ok:
                             return shards
                         return wrong(
                             f"after gather() parameter {k} on rank {rank} does not have the shards' values.",
-                            why_not_gathered(run, when, found, k),
+                            why_not_gathered(run, when, actual, k),
                             cause=f"gathered {when}",
                         )
         return RIGHT
@@ -154,8 +156,8 @@ def gathers(run: Run) -> Callable[[Observed], Finding]:
     return judge
 
 
-def why_not_gathered(run: Run, when: str, found: torch.Tensor, k: int) -> str:
-    if when == "second" and close(found, run.params[0][k]):
+def why_not_gathered(run: Run, when: str, actual: torch.Tensor, k: int) -> str:
+    if when == "second" and close(actual, run.params[0][k]):
         return (
             "The optimizer changes the shards between two uses: gather() must bring their present values, "
             "and not an earlier copy."
@@ -177,25 +179,25 @@ ADVICE = {
 def frees(run: Run) -> Callable[[Observed], Finding]:
     """Outside of gather() and free() there is no memory behind the parameters, under any view."""
 
-    def judge(seen: Observed) -> Finding:
-        for rank in ranks(seen):
-            held = seen.values[rank].bytes
+    def judge(observed: Observed) -> Finding:
+        for rank in ranks(observed):
+            held = observed.values[rank].bytes
             for when, moment in MOMENTS.items():
                 if held.get(when) != 0:
-                    found = wrong(
+                    finding = wrong(
                         f"after {moment} there is memory behind the parameters of rank {rank}.",
                         ADVICE[when],
                         cause=f"held {when}",
                     )
-                    return replace(found, misses_point=when == "freed")
-            if run.trained and seen.values[rank].kept[:1] != [0]:
-                found = wrong(
+                    return replace(finding, misses_point=when == "freed")
+            if run.trained and observed.values[rank].kept[:1] != [0]:
+                finding = wrong(
                     f"after free() a view that was made before it still has its memory on rank {rank}.",
                     "Autograd keeps such views for backward. Another tensor in param.data, or del, frees "
                     "nothing then: make the storage itself empty, flat.untyped_storage().resize_(0).",
                     cause="views keep it",
                 )
-                return replace(found, misses_point=True)
+                return replace(finding, misses_point=True)
         return RIGHT
 
     return judge
@@ -204,12 +206,12 @@ def frees(run: Run) -> Callable[[Observed], Finding]:
 def used_again(run: Run) -> Callable[[Observed], Finding]:
     """Views that autograd kept before free() are right again after gather(): backward finds the weights."""
 
-    def judge(seen: Observed) -> Finding:
+    def judge(observed: Observed) -> Finding:
         weight = (run.params[0][0]).clone().requires_grad_()
         torch.tanh(run.x @ weight).sum().backward()
         assert weight.grad is not None
-        for rank in ranks(seen):
-            kept, found = seen.values[rank].kept, seen.tensors[rank]["back"]
+        for rank in ranks(observed):
+            kept, actual = observed.values[rank].kept, observed.tensors[rank]["back"]
             if len(kept) != 2 or not kept[1]:
                 return wrong(
                     f"after free() and gather() the views that autograd keeps have no memory on rank {rank}.",
@@ -217,8 +219,8 @@ def used_again(run: Run) -> Callable[[Observed], Finding]:
                     "tensor in param.data leaves autograd with the old, empty one.",
                     cause="another storage",
                 )
-            if not close(found, weight.grad):
-                if not (shards := own_shard(run)(seen)).ok:
+            if not close(actual, weight.grad):
+                if not (shards := own_shard(run)(observed)).ok:
                     return shards
                 return wrong(
                     f"a backward after free() and gather() gives another gradient on rank {rank}.",
@@ -233,21 +235,21 @@ def used_again(run: Run) -> Callable[[Observed], Finding]:
 def reduces(run: Run) -> Callable[[Observed], Finding]:
     """shard.grad is the mean over the ranks, of two backwards their sum."""
 
-    def judge(seen: Observed) -> Finding:
-        for place, rank in enumerate(ranks(seen)):
-            if not seen.values[rank].whole.get("second"):
+    def judge(observed: Observed) -> Finding:
+        for place, rank in enumerate(ranks(observed)):
+            if not observed.values[rank].whole.get("second"):
                 return wrong(
                     "the parameters are not whole, so that no gradients fit them.", cause=ANY
                 )
             first, both = run.mean(0), run.mean(0) + run.mean(1)
             for number, row in enumerate((first, both)):
-                found = seen.tensors[rank][f"mean.{number}"]
-                if not close(found, run.part(row, place)):
+                actual = observed.tensors[rank][f"mean.{number}"]
+                if not close(actual, run.part(row, place)):
                     times = "once" if number == 0 else "twice"
                     return wrong(
                         f"after reduce() was called {times}, shard.grad on rank {rank} is not "
                         f"{'the mean over the ranks' if number == 0 else 'the sum of both means'}.",
-                        why_not_reduced(run, place, number, found),
+                        why_not_reduced(run, place, number, actual),
                         cause=f"mean {number}",
                     )
         return RIGHT
@@ -255,7 +257,7 @@ def reduces(run: Run) -> Callable[[Observed], Finding]:
     return judge
 
 
-def why_not_reduced(run: Run, place: int, number: int, found: torch.Tensor) -> str:
+def why_not_reduced(run: Run, place: int, number: int, actual: torch.Tensor) -> str:
     row = run.mean(0) + (run.mean(1) if number else 0)
     want = run.part(row, place)
     own = run.row(
@@ -264,15 +266,15 @@ def why_not_reduced(run: Run, place: int, number: int, found: torch.Tensor) -> s
             for g, p in zip(run.gradients[0][place], run.params[0], strict=True)
         ]
     )
-    if number and close(found, run.part(run.mean(1), place)):
+    if number and close(actual, run.part(run.mean(1), place)):
         return "The gradients of the first backward were overwritten: add to shard.grad."
-    if number and close(found, want + run.part(run.mean(0), place)):
+    if number and close(actual, want + run.part(run.mean(0), place)):
         return "The first gradients counted twice: set .grad of the parameters to None in reduce()."
-    if close(found, run.n * want):
+    if close(actual, run.n * want):
         return f"That is the sum over the {run.n} ranks: divide it by their number."
-    if close(found, want / run.n):
+    if close(actual, want / run.n):
         return f"That is the mean divided by {run.n} once more: average once."
-    if not number and close(found, run.part(own, place)):
+    if not number and close(actual, run.part(own, place)):
         return "That is this rank's own gradient: nothing was exchanged."
     return (
         "Lay the gradients in one row as the parameters, zeros where there is none, reduce-scatter it, and "
@@ -280,10 +282,10 @@ def why_not_reduced(run: Run, place: int, number: int, found: torch.Tensor) -> s
     )
 
 
-def cleared(seen: Observed) -> Finding:
+def cleared(observed: Observed) -> Finding:
     """reduce() leaves no gradient in the parameters."""
-    for rank in ranks(seen):
-        if any(seen.values[rank].left):
+    for rank in ranks(observed):
+        if any(observed.values[rank].left):
             return wrong(
                 f"after reduce() parameters of rank {rank} still have a .grad.",
                 "Set it to None: the whole gradient must go, or the next backward adds to it.",
@@ -296,21 +298,24 @@ def bytes_of(run: Run) -> Callable[[Observed], Finding]:
     """gather() sends this rank's shard (N - 1) times at most, a second one nothing; reduce() as much."""
     item = 8
 
-    def sent(seen: Observed, rank: int, first: str, last: str) -> float:
-        begun = seen.values[rank].begun
+    def sent(observed: Observed, rank: int, first: str, last: str) -> float:
+        begun = observed.values[rank].begun
         if first not in begun or last not in begun:
             return -1
-        return sum(one.bytes_sent for one in seen.operations[rank][begun[first] : begun[last]])
+        return sum(
+            operation.bytes_sent
+            for operation in observed.operations[rank][begun[first] : begun[last]]
+        )
 
-    def judge(seen: Observed) -> Finding:
+    def judge(observed: Observed) -> Finding:
         enough = (run.n - 1) * run.size * item
-        for rank in ranks(seen):
+        for rank in ranks(observed):
             moments = (
                 ("gather()", "made", "first", "all-gather the shards into the row, once."),
                 ("reduce()", "second", "reduced 0", "A reduce-scatter of the row is enough."),
             )
             for what, first, last, advice in moments:
-                got = sent(seen, rank, first, last)
+                got = sent(observed, rank, first, last)
                 if abs(got - enough) > 1:
                     return wrong(
                         f"{what} sent {words.number(round(got))} bytes from rank {rank}; "
@@ -318,7 +323,7 @@ def bytes_of(run: Run) -> Callable[[Observed], Finding]:
                         advice[0].upper() + advice[1:],
                         cause=f"bytes of {what}",
                     )
-            if sent(seen, rank, "first", "again"):
+            if sent(observed, rank, "first", "again"):
                 return wrong(
                     f"a second gather() without a free() between sent something from rank {rank}.",
                     "Remember whether the parameters are here: a block that is used twice in one forward "

@@ -89,10 +89,11 @@ def large_unit(draw: Draw) -> Case:
     size = f"{lines.megabytes(WHOLE)} of parameters, {N} ranks"
     shard = Spec(torch.float64, (SHARD // ITEM,))
     some = {
-        f"some.{k}": Spec(torch.float64, (held.count_of_some(one),)) for k, one in enumerate(SHAPES)
+        f"some.{k}": Spec(torch.float64, (held.count_of_some(shape),))
+        for k, shape in enumerate(SHAPES)
     }
     sides = [
-        RankSide({}, {"shapes": [list(one) for one in SHAPES], "params": params, "grads": grads},
+        RankSide({}, {"shapes": [list(shape) for shape in SHAPES], "params": params, "grads": grads},
                  {"shard": shard, "mean": shard} | some)
         for params, grads in zip(seeds.params, seeds.grads, strict=True)
     ]  # fmt: skip
@@ -107,26 +108,26 @@ def large_unit(draw: Draw) -> Case:
 def values_line(seeds: Seeds, title: str) -> Line:
     """Shard, gathered parameters and the shard's gradient have the right values, from the bytes held."""
 
-    def judge(seen: Observed) -> Finding:
+    def judge(observed: Observed) -> Finding:
         run = seeds.run()
-        if not (shards := own_shard(run)(seen)).ok:
+        if not (shards := own_shard(run)(observed)).ok:
             return shards
         mean = run.mean(0)
-        for place, rank in enumerate(ranks(seen)):
-            if not seen.values[rank].whole:
+        for place, rank in enumerate(ranks(observed)):
+            if not observed.values[rank].whole:
                 return wrong(
                     f"after gather() a parameter on rank {rank} does not have its shape, or has no memory "
                     "for it.",
                     cause="not whole",
                 )
             for k, p in enumerate(run.params[0]):
-                if not close(seen.tensors[rank][f"some.{k}"], p.flatten()[:: held.SOME]):
+                if not close(observed.tensors[rank][f"some.{k}"], p.flatten()[:: held.SOME]):
                     return wrong(
                         f"after gather() parameter {k} on rank {rank} does not have the shards' values.",
                         "The all-gather must bring the shards' values, however large the parameters are.",
                         cause="gathered first",
                     )
-            if not close(seen.tensors[rank]["mean"], run.part(mean, place)):
+            if not close(observed.tensors[rank]["mean"], run.part(mean, place)):
                 return wrong(
                     f"after reduce() shard.grad on rank {rank} is not the mean over the ranks.",
                     "A reduce-scatter of the row of gradients, divided by the number of ranks, gives it.",
@@ -143,11 +144,14 @@ def memory_line() -> Line:
     Tensors are counted in the rank, exactly; the pages of the process from outside, whatever holds them.
     """
 
-    def judge(seen: Observed) -> Finding:
-        found = [
-            one for rank in ranks(seen) for when in held.MOMENTS if (one := too_much(seen, rank, when))
+    def judge(observed: Observed) -> Finding:
+        findings = [
+            finding for rank in ranks(observed) for when in held.MOMENTS
+            if (finding := too_much(observed, rank, when))
         ]  # fmt: skip
-        return next((one for one in found if one.misses_point), (*found, RIGHT)[0])
+        return next(
+            (finding for finding in findings if finding.misses_point), (*findings, RIGHT)[0]
+        )
 
     return Line(
         "memory held: the shard; after reduce() its gradient, too", judge, 3, "memory",
@@ -161,10 +165,10 @@ def of_tensors(enough: float) -> float:
     return share * enough + small
 
 
-def too_much(seen: Observed, rank: int, when: str) -> Finding | None:
+def too_much(observed: Observed, rank: int, when: str) -> Finding | None:
     """The finding on a rank's memory at that moment; None if it is right."""
-    told, pages = seen.values[rank], seen.held[rank].get(f"held.{when}")
-    alive, behind = told.alive.get(when), told.behind.get(when)
+    reply, pages = observed.values[rank], observed.held[rank].get(f"held.{when}")
+    alive, behind = reply.alive.get(when), reply.behind.get(when)
     if not pages or alive is None or behind is None:
         return wrong(f"rank {rank} was not measured after {AFTER[when]}.", cause=ANY)
     enough, got = ENOUGH[when], alive
@@ -172,7 +176,7 @@ def too_much(seen: Observed, rank: int, when: str) -> Finding | None:
         got = max(alive, pages[0])
     if got <= of_tensors(enough):
         return None
-    advice, cause, misses = why(told, when, behind, got - enough)
+    advice, cause, misses = why(reply, when, behind, got - enough)
     much = f"after {AFTER[when]}; {lines.megabytes(enough)} are enough."
     said = Sentence(
         f"rank {rank} holds {lines.megabytes(got)} {much}", f"rank {rank} holds too much {much}"
@@ -180,13 +184,13 @@ def too_much(seen: Observed, rank: int, when: str) -> Finding | None:
     return wrong(said, advice, cause=cause, misses_point=misses)
 
 
-def why(told: held.Told, when: str, behind: int, excess: float) -> tuple[str, str, bool]:
+def why(reply: held.Told, when: str, behind: int, excess: float) -> tuple[str, str, bool]:
     """(usual cause in words, the cause, whether the point of the exercise is missed).
 
     Another line judges the memory behind the parameters themselves, and their gradients.
     """
     if when in ADVICE and behind:
         return ADVICE[when], f"held {when}", when == "freed"
-    if when in ("reduced", "end") and told.left:
+    if when in ("reduced", "end") and reply.left:
         return LEFT, "left", False
     return KEPT[when], f"kept {when}", excess >= COPY * WHOLE
