@@ -90,7 +90,7 @@ def lines_of(
     """
     slips, n, copied = head_slips(whole), whole.n, whole.copies > 1
     volume = 2 * (n - 1) * FLOAT * whole.x.numel() / n
-    found = [
+    lines = [
         values_line(
             run, f"{title}: {what}", names=[name], slips=slips, weight=weight * share,
             otherwise=otherwise,
@@ -102,9 +102,9 @@ def lines_of(
         )
     ]  # fmt: skip
     if not sent:
-        return found
+        return lines
     return [
-        *found,
+        *lines,
         sent_line(
             run, "forward", [volume] * n, weight=weight / 2, title=f"{title}: bytes forward", point=MANY,
             hint=lambda ratio, done: "One all-reduce, behind out: before it all work is on own heads.",
@@ -134,7 +134,7 @@ def same_heads(n: int, kv_heads: int) -> list[list[int]]:
 
 def memory_lines(run: Run, whole: Heads) -> list[Line]:
     n, b, s, w = whole.n, *whole.x.shape
-    parameters = sum(one.numel() for one in whole.own(0, whole.parameters)) + w
+    parameters = sum(parameter.numel() for parameter in whole.own(0, whole.parameters)) + w
     kept = b * s * w + (6 * b * s * w + 4 * b * whole.heads * s * s) / n
     return [
         essential(
@@ -169,8 +169,8 @@ def parallel_heads(draw: Draw) -> Iterator[Case]:
         ],
     )  # fmt: skip
     odd = refused_run("odd", draw, 4, 6)
-    told = values_or_refusal_line(odd, ODD, (6, 4), otherwise=UNEVEN, weight=1)
-    yield layer_case(ODD, [odd], [told])
+    line = values_or_refusal_line(odd, ODD, (6, 4), otherwise=UNEVEN, weight=1)
+    yield layer_case(ODD, [odd], [line])
     yield plain(draw, 2, 4, "4 heads, group {1, 2}", 1, members=SUB_GROUP, world_size=3)
     yield plain(draw, 3, 3, "a head for each of 3 ranks", 1)
     whole = Heads.draw(draw, 1, 2, 2, 4, (1, 3), True)
@@ -197,8 +197,8 @@ def parallel_self_attention(draw: Draw) -> Iterator[Case]:
     yield grouped(draw, 4, 4, 2, "4 heads, 2 of keys and values, 4 ranks", 1.5)
     yield plain(draw, 2, 4, "kv_heads left out, 2 ranks", 0.5)
     odd = refused_run("odd", draw, 4, 12, 6)
-    told = values_or_refusal_line(odd, ODD_KEYS, (6, 4), otherwise=UNEVEN, weight=0.5)
-    yield layer_case(ODD_KEYS, [odd], [told])
+    line = values_or_refusal_line(odd, ODD_KEYS, (6, 4), otherwise=UNEVEN, weight=0.5)
+    yield layer_case(ODD_KEYS, [odd], [line])
     yield dropout_case(draw)
     if draw.hidden:
         yield dropout_case(draw, 3, 6)
@@ -223,6 +223,6 @@ def grouped(
     known = same_heads(n, kv_heads) if kv_heads < n else []
     once = whole.copies == 1
     # where ranks hold copies of a head, a step shows whether these stay alike
-    told = lines_of(run, whole, title, weight, sent=once, after_step=0.5 if once else 3)
-    told += memory_lines(run, whole) if once else []
-    return layer_case(title, [run], told, members=members, world_size=world_size, known=known)
+    lines = lines_of(run, whole, title, weight, sent=once, after_step=0.5 if once else 3)
+    lines += memory_lines(run, whole) if once else []
+    return layer_case(title, [run], lines, members=members, world_size=world_size, known=known)

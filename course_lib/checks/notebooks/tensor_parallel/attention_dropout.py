@@ -59,13 +59,15 @@ def nothing_line(run: Run, whole: Heads, title: str, weight: float) -> Line:
     """The output is that without dropout."""
     line = values_line(run, title, weight=weight)
 
-    def judge(seen: Observed) -> Finding:
-        found = line.judge(seen)
-        if found.ok:
-            return found
-        factors, alone = kept(whole, seen.tensors[members(seen)[0]][f"{run.name}.y"])
+    def judge(observed: Observed) -> Finding:
+        finding = line.judge(observed)
+        if finding.ok:
+            return finding
+        factors, alone = kept(whole, observed.tensors[members(observed)[0]][f"{run.name}.y"])
         dropped = alone and of_masks(factors)
-        return replace(found, sentences=(*found.sentences, WHILE_TRAINING)) if dropped else found
+        return (
+            replace(finding, sentences=(*finding.sentences, WHILE_TRAINING)) if dropped else finding
+        )
 
     return replace(line, judge=judge)
 
@@ -73,19 +75,19 @@ def nothing_line(run: Run, whole: Heads, title: str, weight: float) -> Line:
 def masks_line(run: Run, whole: Heads, title: str, weight: float) -> Line:
     """The output is that of some masks, which differ from rank to rank."""
 
-    def judge(seen: Observed) -> Finding:
-        y = seen.tensors[members(seen)[0]][f"{run.name}.y"]
+    def judge(observed: Observed) -> Finding:
+        y = observed.tensors[members(observed)[0]][f"{run.name}.y"]
         without = replace(run, wanted=[{"y": y}] * run.size)
-        found = differs(without, seen, ["y"], (), None, "All ranks return the same sum.")
-        if found:
-            return found
+        finding = differs(without, observed, ["y"], (), None, "All ranks return the same sum.")
+        if finding:
+            return finding
         factors, alone = kept(whole, y)
         if close(factors, torch.ones_like(factors)):
             return wrong("the output in training is that without dropout.", NOTHING)
         if not alone or not of_masks(factors):
             return wrong("the output in training is that of no mask of the heads' weights.", OTHER)
         first, *others = factors.tensor_split(whole.n, 1)
-        if all(close(one, first) for one in others):
+        if all(close(other, first) for other in others):
             return wrong("the masks of all ranks are the same.", ALIKE)
         return RIGHT
 
@@ -95,8 +97,8 @@ def masks_line(run: Run, whole: Heads, title: str, weight: float) -> Line:
 def then(first: Line, line: Line) -> Line:
     """The line, which counts where the first is right."""
 
-    def judge(seen: Observed) -> Finding:
-        return line.judge(seen) if first.judge(seen).ok else wrong(cause=ANY)
+    def judge(observed: Observed) -> Finding:
+        return line.judge(observed) if first.judge(observed).ok else wrong(cause=ANY)
 
     return replace(line, judge=judge)
 

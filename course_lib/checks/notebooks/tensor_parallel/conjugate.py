@@ -59,8 +59,8 @@ def a_run(
     """
     enters = which == ENTER
     x = numbers(draw, n, enters, *shape, dtype=dtype)
-    one = numbers(draw, n, not enters, *((1, 1) if layout == "expanded" else shape), dtype=dtype)
-    gradient = [g.expand(*shape) for g in one]
+    stored = numbers(draw, n, not enters, *((1, 1) if layout == "expanded" else shape), dtype=dtype)
+    gradient = [g.expand(*shape) for g in stored]
     y = x if enters else [total(x)] * n
     grad = [total(gradient)] * n if enters else gradient
     wanted = [
@@ -72,9 +72,9 @@ def a_run(
     views = {"x": columns, "gradient": strides[layout]} if layout else {}
     return Run(
         f"{'enter' if enters else 'leave'} {layout}".strip(),
-        inputs=[{"x": one.t().contiguous() if layout else one} for one in x],
+        inputs=[{"x": tensor.t().contiguous() if layout else tensor} for tensor in x],
         wanted=wanted,
-        gradient=[g.t().contiguous() for g in one] if layout == "columns" else one,
+        gradient=[g.t().contiguous() for g in stored] if layout == "columns" else stored,
         object=which,
         views=views,
     )
@@ -149,10 +149,10 @@ def right(run: Run, title: str, weight: float = 1.0, **more: Any) -> Line:
         misfit=lambda name, came, k: no_graph(name, came), weight=weight, **more,
     )  # fmt: skip
 
-    def judge(seen: Observed) -> Finding:
-        found = line.judge(seen)
+    def judge(observed: Observed) -> Finding:
+        finding = line.judge(observed)
         what = {"after.x": "x", "after.gradient": "the gradient that backward was given"}
-        return unwritten(run, seen, what, COPY) if found.ok else found
+        return unwritten(run, observed, what, COPY) if finding.ok else finding
 
     return Line(title, judge, weight, trivial=line.trivial, short=line.short)
 
@@ -180,7 +180,7 @@ def direction(run: Run, which: str, weight: float = 1.0) -> Line:
     def hint(ratio: float, done: list[Operation]) -> str:
         if not sends:
             return f"{name} is the identity {which}: nothing has to be sent."
-        if {one.op for one in done} == {"all_gather"}:
+        if {operation.op for operation in done} == {"all_gather"}:
             return (
                 "Gathering all terms and adding them up sends N/2 times as much as an all-reduce."
             )
@@ -223,14 +223,14 @@ def conjugate_functions(draw: Draw) -> Iterator[Case]:
         (leave, [nothing_kept]),
     ):  # apart: one that raises costs itself alone
         name = NAMES[run.object]
-        told = [right(run, f"{name}, 3 ranks", 2)]
-        told += [direction(run, which, 0.5) for which in ("forward", "backward")]
-        told += [own_work(run, f"{name}: backward is yours", point=True), *also]
-        yield runs.layer_case(f"{name}, 3 ranks", [run], told)
+        lines = [right(run, f"{name}, 3 ranks", 2)]
+        lines += [direction(run, which, 0.5) for which in ("forward", "backward")]
+        lines += [own_work(run, f"{name}: backward is yours", point=True), *also]
+        yield runs.layer_case(f"{name}, 3 ranks", [run], lines)
     yield from memory_layouts(draw)
     enter, leave = both(2, 4)
     yield runs.layer_case("group", [enter, leave],
-        [right(one, f"{NAMES[one.object]}, group {{1, 3}}", 0.5, short=True) for one in (enter, leave)],
+        [right(run, f"{NAMES[run.object]}, group {{1, 3}}", 0.5, short=True) for run in (enter, leave)],
         members=(1, 3), world_size=4,
     )  # fmt: skip
     if draw.hidden:
@@ -247,15 +247,15 @@ def memory_layouts(draw: Draw) -> Iterator[Case]:
         pair = [a_run(draw, which, 3, (2, 5), layout=layout) for layout in ("expanded", "columns")]
         yield runs.layer_case(f"{NAMES[which]}, layouts", pair,
             [
-                right(one, f"{NAMES[which]}: x by columns, {gradient}", 0.5)
-                for one, gradient in zip(pair, ("the gradient of a sum", "its gradient too"), strict=True)
+                right(run, f"{NAMES[which]}: x by columns, {gradient}", 0.5)
+                for run, gradient in zip(pair, ("the gradient of a sum", "its gradient too"), strict=True)
             ],
         )  # fmt: skip
 
 
 def one_more(pair: Sequence[Run], title: str, trivial: bool = False) -> Case:
     judged = [
-        right(one, f"{NAMES[one.object]}, {title}", 0.5, short=True, trivial=trivial)
-        for one in pair
+        right(run, f"{NAMES[run.object]}, {title}", 0.5, short=True, trivial=trivial)
+        for run in pair
     ]
     return runs.layer_case(title, pair, judged)

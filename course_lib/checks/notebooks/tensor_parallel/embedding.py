@@ -58,8 +58,8 @@ class Table:
         summed = torch.zeros_like(self.weight)
         return summed.index_add(0, self.tokens.flatten(), self.g.flatten(0, -2))
 
-    def part(self, k: int, one: Tensor) -> Tensor:
-        return one.tensor_split(self.n)[k].clone()
+    def part(self, k: int, tensor: Tensor) -> Tensor:
+        return tensor.tensor_split(self.n)[k].clone()
 
     def local(self, k: int) -> tuple[Tensor, Tensor]:
         """The tokens counted from the rank's first row, and which of them are elsewhere."""
@@ -69,12 +69,12 @@ class Table:
 
     def counted_from(self, each: Callable[[int], int]) -> Tensor:
         """The sum over the ranks where rank k takes row k * each(k) of the table for its first."""
-        found = torch.zeros(())
+        summed = torch.zeros(())
         for k in range(self.n):
             rows, local = self.part(k, self.weight), self.tokens - k * each(k)
             here = (local >= 0) & (local < len(rows))
-            found = found + rows[local.where(here, 0)].where(here[..., None], 0)
-        return found
+            summed = summed + rows[local.where(here, 0)].where(here[..., None], 0)
+        return summed
 
     def own_rows(self, k: int) -> Tensor:
         """The rows of the tokens that rank k has, zeros for the others."""
@@ -169,7 +169,7 @@ def misfit(table: Table) -> Callable[[str, str, int], str]:
     vocab, width = table.weight.shape
 
     def hint(name: str, came: str, k: int) -> str:
-        shape = [int(one) for one in re.findall(r"\d+", came.partition("[")[2])]
+        shape = [int(size) for size in re.findall(r"\d+", came.partition("[")[2])]
         if came == "None" and name == "y":
             return "Is there a `return` at its end?"
         if came == "None" and name == "p.weight":
@@ -211,9 +211,9 @@ def first_lines(run: Run, table: Table, title: str) -> list[Line]:
 
 
 def forward_hint(ratio: float, done: list[Operation]) -> str:
-    if any(one.op == "all_gather" for one in done) and ratio > 1:
+    if any(operation.op == "all_gather" for operation in done) and ratio > 1:
         return "Gathering the table, or the rows that the ranks looked up, sends more than summing the rows."
-    if any(one.op == "all_gather" for one in done):
+    if any(operation.op == "all_gather" for operation in done):
         return (
             "A gather brought the whole table to every rank. Here that is fewer bytes than the sum of the "
             "rows, but a real vocabulary has far more rows than a microbatch has tokens: look up the rank's "
@@ -226,7 +226,7 @@ def forward_hint(ratio: float, done: list[Operation]) -> str:
 
 def held(run: Run, table: Table) -> Line:
     rows = [len(table.part(k, table.weight)) for k in range(table.n)]
-    most = [FLOAT * table.weight.shape[1] * one for one in rows]
+    most = [FLOAT * table.weight.shape[1] * count for count in rows]
     return essential(held_line(run, most, says=WHOLE_TABLE))
 
 

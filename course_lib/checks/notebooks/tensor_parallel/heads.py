@@ -57,7 +57,8 @@ def not_turned_back(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def features_first(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """A rank's features read as (head_dim, heads) and turned round, not as (heads, head_dim)."""
     turned = (
-        one.flatten(-2).unflatten(-1, one.shape[:-3:-1]).transpose(-1, -2) for one in (q, k, v)
+        tensor.flatten(-2).unflatten(-1, tensor.shape[:-3:-1]).transpose(-1, -2)
+        for tensor in (q, k, v)
     )
     return attend(*turned)
 
@@ -79,7 +80,9 @@ def drawn_parameters(
     """Of the four layers, which are drawn in that order."""
     drawn = drawn_linear(seed, [sizes[place] for place in order], bias)
     linears = [drawn[list(order).index(place)] for place in range(4)]
-    return [one.weight.detach() for one in linears] + [one.bias.detach() for one in linears if bias]
+    return [linear.weight.detach() for linear in linears] + [
+        linear.bias.detach() for linear in linears if bias
+    ]
 
 
 @dataclass(frozen=True)
@@ -131,7 +134,7 @@ class Heads:
         kept += [value.tensor_split(parts)[index], out.tensor_split(self.n, 1)[k]]
         if biases:
             kept += [biases[0].tensor_split(self.n)[k]]
-            kept += [one.tensor_split(parts)[index] for one in biases[1:3]]
+            kept += [bias.tensor_split(parts)[index] for bias in biases[1:3]]
         return kept
 
     def term(
@@ -141,8 +144,8 @@ class Heads:
         query, key, value, out, *biases = own
         biases = biases or [torch.zeros(()).double()] * 3
         q, k, v = (
-            (one @ weight.T + bias).unflatten(-1, (-1, head_dim or self.head_dim))
-            for one, weight, bias in zip(
+            (tensor @ weight.T + bias).unflatten(-1, (-1, head_dim or self.head_dim))
+            for tensor, weight, bias in zip(
                 [x] * 3 if isinstance(x, Tensor) else x, (query, key, value), biases, strict=True
             )
         )
@@ -181,7 +184,7 @@ class Heads:
         _, grads = self.gradients()
         terms = []
         for k in range(self.n):
-            own = [one.clone().requires_grad_() for one in self.own(k, self.parameters)]
+            own = [parameter.clone().requires_grad_() for parameter in self.own(k, self.parameters)]
             mine = torch.autograd.grad(self.term(own, self.x), own, self.g)
             terms.append(
                 self.term([p - LR * grad for p, grad in zip(own, mine, strict=True)], self.x)
@@ -203,7 +206,7 @@ class Heads:
             return torch.autograd.grad(term, uses, self.g)
 
         of_all = [of_uses(rank) for rank in range(self.n)]
-        summed = [one[use] for one in of_all for use in entering]
+        summed = [grads[use] for grads in of_all for use in entering]
         return torch.stack(
             summed + [of_all[k][use] for use in range(3) if use not in entering]
         ).sum(0)
@@ -213,7 +216,10 @@ class Heads:
         order = torch.cat([torch.arange(self.heads)[k :: self.n] for k in range(self.n)])
         features = torch.arange(self.width).view(self.heads, -1)[order].flatten()
         kept = (0, 1, 2, 4, 5, 6)
-        return [one[features] if i in kept else one for i, one in enumerate(self.parameters)]
+        return [
+            parameter[features] if i in kept else parameter
+            for i, parameter in enumerate(self.parameters)
+        ]
 
 
 def other_orders() -> Iterator[tuple[int, ...]]:
@@ -232,7 +238,7 @@ def head_slips(whole: Heads) -> list[Slip]:
     own_term = (
         "Each rank has only its own heads' term: out is row-parallel, and its terms are summed."
     )
-    found = [
+    slips = [
         Slip(
             "A token looks at those that follow it: attention here is causal.", output(looks_ahead)
         ),
@@ -274,7 +280,7 @@ def head_slips(whole: Heads) -> list[Slip]:
         ),
     ]
     if whole.kv_heads < whole.heads:
-        found += [
+        slips += [
             Slip(
                 f"kv_heads was ignored: that is the output of {whole.heads} key and value heads; "
                 f"{whole.kv_heads} are asked for, and key and value have that many times head_dim features.",
@@ -287,7 +293,7 @@ def head_slips(whole: Heads) -> list[Slip]:
             ),
         ]
     if whole.copies > 1:
-        found += [
+        slips += [
             Slip(
                 "Several ranks hold a copy of the same key and value head, and each copy went its own way: "
                 "sum their gradients over the ranks that hold it.",
@@ -296,14 +302,14 @@ def head_slips(whole: Heads) -> list[Slip]:
         ]
     here = whole.heads // n
     if whole.kv_heads == whole.heads and here > 1:
-        found += [
+        slips += [
             Slip(
                 f"Rank k took every {n}th head of query, key and value, but the columns of out that belong "
                 "to heads side by side: a rank has one run of heads, the same of all four.",
                 lambda k: {"y": whole.output(whole.dealt(), whole.x)},
             )
         ]
-    found += [
+    slips += [
         Slip(
             "The rank's features were read as (head_dim, heads): a head's features lie side by side, "
             "unflatten(-1, (heads, head_dim)).",
@@ -312,7 +318,7 @@ def head_slips(whole: Heads) -> list[Slip]:
         for how in (features_first, features_last)
     ]
     if here != whole.head_dim and whole.kv_heads == whole.heads:
-        found += [
+        slips += [
             Slip(
                 f"The rank's features were read as {whole.head_dim} heads of {here}: a head's features lie "
                 f"side by side, unflatten(-1, (heads, head_dim)), here ({here}, {whole.head_dim}).",
@@ -320,14 +326,14 @@ def head_slips(whole: Heads) -> list[Slip]:
             )
         ]
     if whole.head_dim % n == 0 and whole.kv_heads == whole.heads:
-        found += [
+        slips += [
             Slip(
                 f"Every rank has all heads, but 1/{n} of the features of each: heads stay whole. A rank has "
                 "heads / n of them, of head_dim features.",
                 output(attend, whole.head_dim // n),
             )
         ]
-    return found + [
+    return slips + [
         Slip(ORDER, lambda k, order=order: {"y": whole.redrawn(order=order).whole_output()})
         for order in other_orders()
     ]

@@ -66,18 +66,18 @@ def column_run(
 ) -> Run:
     wanted = []
     for k in range(whole.n):
-        one = {"p.weight": whole.part(k, whole.weight, 0)}
+        tensors = {"p.weight": whole.part(k, whole.weight, 0)}
         if whole.bias is not None:
-            one["p.bias"] = whole.part(k, whole.bias, 0)
-        one["y"] = whole.y if gather else whole.part(k, whole.y, -1)
-        one["grad.x"] = whole.for_x
-        one["grad.p.weight"] = whole.part(k, whole.for_weight, 0)
+            tensors["p.bias"] = whole.part(k, whole.bias, 0)
+        tensors["y"] = whole.y if gather else whole.part(k, whole.y, -1)
+        tensors["grad.x"] = whole.for_x
+        tensors["grad.p.weight"] = whole.part(k, whole.for_weight, 0)
         if whole.bias is not None:
-            one["grad.p.bias"] = whole.part(k, whole.for_bias, 0)
-        wanted.append(one)
-    given = [whole.g if gather else whole.part(k, whole.g, -1) for k in range(whole.n)]
+            tensors["grad.p.bias"] = whole.part(k, whole.for_bias, 0)
+        wanted.append(tensors)
+    upstream = [whole.g if gather else whole.part(k, whole.g, -1) for k in range(whole.n)]
     return Run(
-        name, [{"x": whole.x}] * whole.n, wanted, given, seed=whole.seed, refuses=refuses,
+        name, [{"x": whole.x}] * whole.n, wanted, upstream, seed=whole.seed, refuses=refuses,
         make=([whole.size_in, whole.size_out], {"bias": bias, "gather_output": gather}),
     )  # fmt: skip
 
@@ -200,15 +200,15 @@ def row_run(
     inputs, wanted = [], []
     for k in range(whole.n):
         inputs.append({"x": whole.part(k, whole.x, -1).contiguous() if parallel else whole.x})
-        one = {"p.weight": whole.part(k, whole.weight, 1)}
+        tensors = {"p.weight": whole.part(k, whole.weight, 1)}
         if whole.bias is not None:
-            one["p.bias"] = whole.bias
-        one["y"] = whole.y
-        one["grad.p.weight"] = whole.part(k, whole.for_weight, 1)
-        one["grad.x"] = whole.part(k, whole.for_x, -1) if parallel else whole.for_x
+            tensors["p.bias"] = whole.bias
+        tensors["y"] = whole.y
+        tensors["grad.p.weight"] = whole.part(k, whole.for_weight, 1)
+        tensors["grad.x"] = whole.part(k, whole.for_x, -1) if parallel else whole.for_x
         if whole.bias is not None:
-            one["grad.p.bias"] = whole.for_bias
-        wanted.append(one)
+            tensors["grad.p.bias"] = whole.for_bias
+        wanted.append(tensors)
     return Run(
         name, inputs, wanted, [whole.g] * whole.n, seed=whole.seed, refuses=refuses,
         make=([whole.size_in, whole.size_out], {"bias": bias, "input_is_parallel": parallel}),

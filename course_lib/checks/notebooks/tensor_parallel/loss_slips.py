@@ -76,14 +76,14 @@ def of_value(loss: Loss) -> list[Slip]:
 
     def counted_from(each: int, taken_off: Tensor) -> Tensor:
         """Where every rank counts from rank * each, or OWN_LENGTH; taken_off: of all logits before that."""
-        found = taken_off
+        target_logit = taken_off
         for k in range(n):
             logits = loss.part(k, loss.logits)
             local = loss.target - k * (each or logits.shape[-1])
             here = (local >= 0) & (local < logits.shape[-1])
             at_target = logits.gather(-1, local.where(here, 0)[..., None])[..., 0] - taken_off
-            found = found + at_target.where(here, 0)
-        return loss.y((loss.lse - found) * loss.counts)
+            target_logit = target_logit + at_target.where(here, 0)
+        return loss.y((loss.lse - target_logit) * loss.counts)
 
     wrong_shard = (
         "The target's logit was taken on ranks that do not have it: it is on one rank alone, counted from "
@@ -117,9 +117,9 @@ def of_value(loss: Loss) -> list[Slip]:
         *(
             Slip(
                 first_token(loss),
-                lambda k, each=each, one=one: {"y": counted_from(each, one)},
+                lambda k, each=each, taken_off=taken_off: {"y": counted_from(each, taken_off)},
             )
-            for one in (torch.zeros(()), loss.logits.amax(-1))
+            for taken_off in (torch.zeros(()), loss.logits.amax(-1))
             for each in (loss.vocab // n, -(-loss.vocab // n), OWN_LENGTH)
             if loss.vocab % n
         ),
@@ -134,8 +134,8 @@ def of_value(loss: Loss) -> list[Slip]:
             lambda k: {"y": loss.y(loss.each - loss.logits.amax(-1) * loss.counts)},
         ),
         *(
-            Slip(ignored, lambda k, one=one: {"y": one})
-            for one in counted_too
+            Slip(ignored, lambda k, mean=mean: {"y": mean})
+            for mean in counted_too
             if some_ignored
         ),
         Slip(
@@ -199,7 +199,7 @@ def of_gradient(loss: Loss) -> list[Slip]:
         "Every rank took 1 off for every target; softmax - 1 at the target is for the rank alone "
         "that has it."
     )
-    found = [
+    slips = [
         Slip(FACTOR_N, scaled(loss.n)),
         Slip(
             "The gradient that backward was given was left out: multiply by it.",
@@ -236,7 +236,7 @@ def of_gradient(loss: Loss) -> list[Slip]:
         ),
     ]  # fmt: skip
     if counted < everything:
-        found += [
+        slips += [
             *(
                 Slip(
                     "Ignored targets have a gradient here: they add nothing to the loss, and leave nothing.",
@@ -250,4 +250,4 @@ def of_gradient(loss: Loss) -> list[Slip]:
                 scaled(counted / everything),
             ),
         ]
-    return found
+    return slips

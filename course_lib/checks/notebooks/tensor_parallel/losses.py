@@ -92,8 +92,8 @@ class Loss:
         rows = self.logits.softmax(-1) - self.one_hot if rows is None else rows
         return UPSTREAM / self.counts.sum() * self.part(k, rows * self.counts[..., None])
 
-    def part(self, k: int, one: Tensor) -> Tensor:
-        return one.tensor_split(self.n, -1)[k].contiguous()
+    def part(self, k: int, tensor: Tensor) -> Tensor:
+        return tensor.tensor_split(self.n, -1)[k].contiguous()
 
     def local(self, k: int) -> tuple[Tensor, Tensor]:
         """Targets counted from the rank's first token, and which of them are elsewhere."""
@@ -134,7 +134,7 @@ def run_of(loss: Loss, name: str = "loss", **kwargs: Any) -> Run:
     ]
     return Run(
         name,
-        inputs=[{"logits": one, "target": loss.target} for one in logits],
+        inputs=[{"logits": part, "target": loss.target} for part in logits],
         wanted=wanted,
         gradient=[torch.tensor(UPSTREAM, dtype=kind)] * loss.n,
         kwargs={"vocab_size": loss.vocab, **kwargs},

@@ -48,12 +48,13 @@ COPY = "Other code may hold it, too: communicate in a copy of your own."
 
 
 def gathered_wrong(run: Run) -> list[Slip]:
-    n, x, whole, given, grad = run.size, *columns(run, "after.x", "y", "after.gradient", "grad.x")
+    x, whole, upstream, grad = columns(run, "after.x", "y", "after.gradient", "grad.x")
+    n = run.size
     batch = x[0].shape[0]
     stacked = torch.cat(x).reshape(whole[0].shape)
     interleaved = torch.stack(x, SEQ + 1).flatten(SEQ, SEQ + 1)
     means = "That is a mean over the ranks: a sum over all uses is meant."
-    found = [
+    slips = [
         Slip(
             "The positions are there, in another order: rank r has the r-th part of the sequence, not every "
             "N-th position.",
@@ -62,7 +63,7 @@ def gathered_wrong(run: Run) -> list[Slip]:
         Slip(
             "Backward took the rank's part of its own gradient. Each rank uses all of the sequence in its "
             "own way: the gradients are summed, and the rank gets its part of the sum.",
-            lambda k: {"grad.x": parts(given[k], n)[k]},
+            lambda k: {"grad.x": parts(upstream[k], n)[k]},
         ),
         Slip(means, lambda k: {"grad.x": grad[k] / n}),
         Slip(
@@ -76,7 +77,7 @@ def gathered_wrong(run: Run) -> list[Slip]:
         Slip(
             "The sum was cut along the batch, dimension 0, as reduce_scatter_tensor does: bring the sequence "
             "to the front first.",
-            lambda k: {"grad.x": total(given).reshape(n, *x[k].shape)[k]},
+            lambda k: {"grad.x": total(upstream).reshape(n, *x[k].shape)[k]},
         ),
     ]  # fmt: skip
     if batch > 1:
@@ -84,17 +85,20 @@ def gathered_wrong(run: Run) -> list[Slip]:
             "The ranks' parts were put one after the other along dimension 0, as all_gather_into_tensor "
             "does, and cut into sequences afterwards: they belong side by side along the sequence."
         )
-        found.insert(0, Slip(says, lambda k: {"y": stacked}))
-    return found
+        slips.insert(0, Slip(says, lambda k: {"y": stacked}))
+    return slips
 
 
 def scattered_wrong(run: Run) -> list[Slip]:
-    n, x, part, given, grad = run.size, *columns(run, "after.x", "y", "after.gradient", "grad.x")
+    x, part, upstream, grad = columns(run, "after.x", "y", "after.gradient", "grad.x")
+    n = run.size
     flat = total(x).reshape(n, *part[0].shape)
 
     def own_place(k: int) -> Tensor:
         """The rank's gradient at its positions, zeros elsewhere."""
-        return torch.cat([g if r == k else torch.zeros_like(g) for r, g in enumerate(given)], SEQ)
+        return torch.cat(
+            [g if r == k else torch.zeros_like(g) for r, g in enumerate(upstream)], SEQ
+        )
 
     return [
         Slip(
@@ -126,7 +130,7 @@ def scattered_wrong(run: Run) -> list[Slip]:
         Slip(
             "The parts' gradients were put one after the other along dimension 0, as all_gather_into_tensor "
             "does: they belong side by side along the sequence.",
-            lambda k: {"grad.x": torch.cat(given).reshape(grad[k].shape)},
+            lambda k: {"grad.x": torch.cat(upstream).reshape(grad[k].shape)},
         ),
     ]  # fmt: skip
 
@@ -142,7 +146,7 @@ def pair_misfit(run: Run) -> Any:
     batch, *_ = run.wanted[0]["y"].shape
 
     def hint(name: str, came: str, k: int) -> str:
-        shape = [int(one) for one in re.findall(r"\d+", came.partition("[")[2])]
+        shape = [int(size) for size in re.findall(r"\d+", came.partition("[")[2])]
         if came == "None" and name == "grad.x":
             return (
                 "The returned tensor has no graph behind it: autograd does not see what torch.distributed "
@@ -169,10 +173,10 @@ def pair_line(run: Run, title: str, names: Sequence[str], weight: float, **more:
         run, title, names=names, slips=slips, misfit=pair_misfit(run), weight=weight, **more
     )
 
-    def judge(seen: Observed) -> Finding:
+    def judge(observed: Observed) -> Finding:
         what = {"after.x": "x", "after.gradient": "the gradient that backward was given"}
-        found = line.judge(seen)
-        return unwritten(run, seen, what, COPY) if found.ok else found
+        finding = line.judge(observed)
+        return unwritten(run, observed, what, COPY) if finding.ok else finding
 
     return Line(title, judge, weight, trivial=line.trivial, short=line.short)
 
@@ -184,7 +188,7 @@ def both_ways(run: Run) -> list[Line]:
     half = [least_bytes(n, whole) / 2] * n
 
     def hint(ratio: float, done: list[Operation]) -> str:
-        if abs(ratio - 2) < 0.05 and any(one.op == "all_reduce" for one in done):
+        if abs(ratio - 2) < 0.05 and any(operation.op == "all_reduce" for operation in done):
             return "An all-reduce is both halves; where each rank needs a part, its first half is enough."
         return "A gather, or a reduce-scatter, sends (N-1)/N of the whole once."
 
@@ -229,8 +233,8 @@ def sequence_parallel(draw: Draw) -> Iterator[Case]:
     gather, scatter = gathering(draw, 2, (3, 4, 2)), scattering(draw, 2, (3, 4, 2))
     yield runs.layer_case("group", [gather, scatter],
         [
-            pair_line(one, f"{NAMES[one.object]}, group {{1, 3}}", ["y", "grad.x"], 0.5, short=True)
-            for one in (gather, scatter)
+            pair_line(run, f"{NAMES[run.object]}, group {{1, 3}}", ["y", "grad.x"], 0.5, short=True)
+            for run in (gather, scatter)
         ],
         members=(1, 3), world_size=4,
     )  # fmt: skip
@@ -251,9 +255,9 @@ def again(draw: Draw, n: int, dtype: torch.dtype) -> Case:
     title = f"{words.counted(n, 'rank')}, {str(dtype)[6:]}"
     judged = [
         pair_line(
-            one, f"{NAMES[one.object]}, {title}", ["y", "grad.x"], 0.5, short=True, trivial=n == 1
+            run, f"{NAMES[run.object]}, {title}", ["y", "grad.x"], 0.5, short=True, trivial=n == 1
         )
-        for one in pair
+        for run in pair
     ]
     norm = norm_run(draw, n, 2, 2 * n, 6)
     judged.append(

@@ -19,8 +19,8 @@ SEQ = 1  # the dimension of the sequence in (batch, seq, width)
 EPS = 0.01  # another than LayerNorm's, for those who leave it out
 
 
-def parts(one: Tensor, n: int, dim: int = SEQ) -> list[Tensor]:
-    return [part.contiguous() for part in one.tensor_split(n, dim)]
+def parts(tensor: Tensor, n: int, dim: int = SEQ) -> list[Tensor]:
+    return [part.contiguous() for part in tensor.tensor_split(n, dim)]
 
 
 def norm_run(draw: Draw, n: int, batch: int, seq: int, width: int) -> Run:
@@ -28,7 +28,7 @@ def norm_run(draw: Draw, n: int, batch: int, seq: int, width: int) -> Run:
     kind = torch.float64
     x, g = (draw.normal(batch, seq, width, dtype=kind) for _ in range(2))
     weight, bias = (draw.normal(width, dtype=kind) for _ in range(2))
-    leaves = [one.clone().requires_grad_() for one in (x, weight, bias)]
+    leaves = [tensor.clone().requires_grad_() for tensor in (x, weight, bias)]
     of_x, of_weight, of_bias = leaves
     y = F.layer_norm(of_x, (width,), of_weight, of_bias, EPS)
     for_x, for_weight, for_bias = torch.autograd.grad(y, leaves, g)
@@ -40,27 +40,27 @@ def norm_run(draw: Draw, n: int, batch: int, seq: int, width: int) -> Run:
         for part, for_part in zip(parts(y.detach(), n), parts(for_x, n), strict=True)
     ]  # fmt: skip
     return Run(
-        "norm", [{"x": one} for one in parts(x, n)], wanted, parts(g, n), object=NORM,
+        "norm", [{"x": part} for part in parts(x, n)], wanted, parts(g, n), object=NORM,
         make=([], {}), norm=(weight, bias), eps=EPS,
     )  # fmt: skip
 
 
 def norm_wrong(run: Run) -> list[Slip]:
     n = run.size
-    x = [one["x"] for one in run.inputs]
-    given = list(run.gradient or ())
+    x = [inputs["x"] for inputs in run.inputs]
+    upstream = list(run.gradient or ())
     for_weight, for_x = run.wanted[0]["grad.p.weight"], columns(run, "grad.x")[0]
     width = x[0].shape[-1]
 
     def own(k: int) -> Tensor:
         """The weight's gradient from the rank's own positions."""
-        return (given[k] * F.layer_norm(x[k], (width,), eps=EPS)).sum((0, 1))
+        return (upstream[k] * F.layer_norm(x[k], (width,), eps=EPS)).sum((0, 1))
 
     def other_eps(k: int) -> Tensor:
-        given = run.wanted[k]["p.weight"], run.wanted[k]["p.bias"]
-        return F.layer_norm(x[k], (width,), *given)
+        parameters = run.wanted[k]["p.weight"], run.wanted[k]["p.bias"]
+        return F.layer_norm(x[k], (width,), *parameters)
 
-    plain = [F.layer_norm(one, (width,), eps=EPS) for one in x]
+    plain = [F.layer_norm(part, (width,), eps=EPS) for part in x]
     return [
         Slip(
             "The weight's gradient is that of the rank's own positions. The weight is whole on every rank "
@@ -93,7 +93,7 @@ def norm_wrong(run: Run) -> list[Slip]:
 
 def norm_lines(run: Run) -> list[Line]:
     n, width = run.size, run.wanted[0]["p.weight"].numel()
-    own = FLOAT * max(one["x"].numel() for one in run.inputs)
+    own = FLOAT * max(inputs["x"].numel() for inputs in run.inputs)
     exact = least_bytes(n, 2 * width * FLOAT)
     slips = norm_wrong(run)
 

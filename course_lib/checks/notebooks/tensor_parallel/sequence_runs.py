@@ -36,8 +36,8 @@ def scattering(
 ) -> Run:
     """From terms of `shape` to parts of their sum, each of which has its own gradient."""
     gradient, *terms = numbers(draw, n + 1, *shape, dtype=dtype)
-    given = parts(gradient, n, dim)
-    return pair_run(SCATTER, terms, given, parts(total(terms), n, dim), [gradient] * n)
+    upstream = parts(gradient, n, dim)
+    return pair_run(SCATTER, terms, upstream, parts(total(terms), n, dim), [gradient] * n)
 
 
 def pair_run(
@@ -48,4 +48,4 @@ def pair_run(
         for k in range(len(x))
     ]
     name = "gather" if which == GATHER else "scatter"
-    return Run(name, [{"x": one} for one in x], wanted, gradient, object=which)
+    return Run(name, [{"x": tensor} for tensor in x], wanted, gradient, object=which)

@@ -36,12 +36,12 @@ IN_A_GROUP = (
 
 def interface(text: str) -> str:
     """The hint for an argument that the student's object does not take; "" for anything else."""
-    found = MISSING.search(text)
-    if found is None:
+    match = MISSING.search(text)
+    if match is None:
         return ""
-    if found[1] == "group":
+    if match[1] == "group":
         return IN_A_GROUP
-    return f"The docstring has the argument `{found[1]}`: take it, with its default."
+    return f"The docstring has the argument `{match[1]}`: take it, with its default."
 
 
 MANY = 2.0  # times the bytes of a sum: a layer that sends so much forward is cut the wrong way
@@ -56,11 +56,11 @@ def columns(run: Run, *names: str) -> list[list[torch.Tensor]]:
     return [[of_rank[name] for of_rank in run.wanted] for name in names]
 
 
-def unwritten(run: Run, seen: Observed, what: Mapping[str, str], says: str) -> Finding:
+def unwritten(run: Run, observed: Observed, what: Mapping[str, str], says: str) -> Finding:
     """The first of the tensors, by name with words for each, that was changed; says: the hint."""
-    for k, rank in enumerate(members(seen)):
+    for k, rank in enumerate(members(observed)):
         for name, called in what.items():
-            if not torch.equal(seen.tensors[rank][f"{run.name}.{name}"], run.wanted[k][name]):
+            if not torch.equal(observed.tensors[rank][f"{run.name}.{name}"], run.wanted[k][name]):
                 return wrong(f"on rank {rank} {called} was changed.", says, cause=name)
     return RIGHT
 
@@ -73,9 +73,13 @@ def own_work(
     point: whether the exercise's point is missed otherwise.
     """
 
-    def judge(seen: Observed) -> Finding:
-        for rank in members(seen):
-            strange = [one for one in operations(run, seen, rank, "backward") if not one.line]
+    def judge(observed: Observed) -> Finding:
+        for rank in members(observed):
+            strange = [
+                operation
+                for operation in operations(run, observed, rank, "backward")
+                if not operation.line
+            ]
             if strange:
                 return wrong(
                     f"on rank {rank} no line of yours began the {strange[0].op} in backward: PyTorch did.",
@@ -84,7 +88,7 @@ def own_work(
                     cause="PyTorch's",
                     misses_point=point,
                 )
-            if reply_about(seen, rank, run).by_luck:
+            if reply_about(observed, rank, run).by_luck:
                 return wrong(BY_LUCK, WRITE_BACKWARD, cause=BY_LUCK, misses_point=point)
         return RIGHT
 

@@ -36,11 +36,11 @@ def column_slips(whole: Whole, gather: bool) -> list[Slip]:
     def output_summed(k: int) -> Tensor:
         """The gradient of x where every rank's part of the output had that of all parts, added up."""
         parts = whole.g.tensor_split(n, -1)
-        if len({one.shape for one in parts}) > 1:
+        if len({part.shape for part in parts}) > 1:
             return whole.for_x.new_empty(0)  # the ranks do not agree on their collective
         return sum(parts, torch.zeros(())) @ whole.part(k, whole.weight, 0)
 
-    found = [
+    slips = [
         *weight_slips(whole, 0),
         Slip(
             "The bias is missing: each rank adds its part of it.",
@@ -70,12 +70,12 @@ def column_slips(whole: Whole, gather: bool) -> list[Slip]:
             lambda k: {"grad.x": n * whole.for_x},
         ),
     ]
-    return (gathered_slips(whole) if gather else []) + found
+    return (gathered_slips(whole) if gather else []) + slips
 
 
 def gathered_slips(whole: Whole) -> list[Slip]:
     parts = whole.y.tensor_split(whole.n, -1)
-    even = len({one.shape for one in parts}) == 1
+    even = len({part.shape for part in parts}) == 1
     flat = torch.cat(parts).reshape(whole.y.shape) if even else whole.y
     return [
         Slip(
@@ -107,7 +107,9 @@ def gathered_slips(whole: Whole) -> list[Slip]:
 
 
 def alone(parts: Sequence[Tensor], k: int) -> Tensor:
-    return torch.cat([one if i == k else torch.zeros_like(one) for i, one in enumerate(parts)], -1)
+    return torch.cat(
+        [part if i == k else torch.zeros_like(part) for i, part in enumerate(parts)], -1
+    )
 
 
 def weight_slips(whole: Whole, dim: int) -> list[Slip]:
@@ -270,7 +272,7 @@ def trouble(case_of_it: Case, kind: str, text: str) -> str:
 
 def many(ratio: float, done: list[Operation], gather: str) -> str:
     """The usual cause of other bytes than the closed form's."""
-    ops = {one.op for one in done}
+    ops = {operation.op for operation in done}
     if abs(ratio - 2) < 0.1 and ops == {"all_reduce"}:
         return f"An all-reduce sends twice what {gather} does: each rank needs the others' parts, no sum."
     return ""

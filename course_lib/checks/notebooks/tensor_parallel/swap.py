@@ -119,10 +119,10 @@ class Swap:
             mlp: Any = block.mlp
             mlp.down.bias *= biases
             if not whole:
-                for one in (mlp.up, mlp.gate):
-                    if one is not None:
-                        one.weight = nn.Parameter(one.weight.tensor_split(self.n)[k])
-                        one.bias = nn.Parameter(one.bias.tensor_split(self.n)[k])
+                for linear in (mlp.up, mlp.gate):
+                    if linear is not None:
+                        linear.weight = nn.Parameter(linear.weight.tensor_split(self.n)[k])
+                        linear.bias = nn.Parameter(linear.bias.tensor_split(self.n)[k])
                 mlp.down.weight = nn.Parameter(mlp.down.weight.tensor_split(self.n, 1)[k])
         return model(self.tokens)
 
@@ -173,7 +173,7 @@ class Swap:
         entrances = (
             2 if self.model["mlp"] == "swiglu" else 1
         )  # x enters gate and up, together or each
-        told = [
+        rows = [
             ("y", "logits", 2.0, OTHER_WEIGHTS),
             (EMBEDDING, "gradient of the embedding", 1.0,
              "An MLP's input is whole, and up is cut by columns: its gradient is summed over the ranks."),
@@ -184,7 +184,7 @@ class Swap:
                 run, f"{title}: {what}", names=[name], slips=self.slips(), otherwise=otherwise,
                 weight=weight * part,
             )
-            for name, what, part, otherwise in told
+            for name, what, part, otherwise in rows
         ]  # fmt: skip
         sent = [
             sent_line(
@@ -204,14 +204,14 @@ class Swap:
 def if_exchanged(line: Line, run: Run) -> Line:
     """The line, wrong where nothing is sent either way: a model left as it is has right values too."""
 
-    def judge(seen: Observed) -> Finding:
-        found = line.judge(seen)
+    def judge(observed: Observed) -> Finding:
+        finding = line.judge(observed)
         quiet = not any(
-            operations(run, seen, rank, direction)
-            for rank in members(seen)
+            operations(run, observed, rank, direction)
+            for rank in members(observed)
             for direction in ("forward", "backward")
         )
-        return wrong(UNCHANGED, cause=UNCHANGED) if found.ok and quiet else found
+        return wrong(UNCHANGED, cause=UNCHANGED) if finding.ok and quiet else finding
 
     return replace(line, judge=judge)
 
@@ -249,6 +249,6 @@ def swap(draw: Draw) -> Iterator[Case]:
         three = Swap.draw(draw, 3, 12)
         run = three.run("three")
         yield layer_case("3 ranks", [run], three.lines(run, "3 ranks", 0.5))
-        one = Swap.draw(draw, 1, 8)
-        run = one.run("one")
+        single = Swap.draw(draw, 1, 8)
+        run = single.run("one")
         yield layer_case("1 rank", [run], [values_line(run, "1 rank", weight=0.5, trivial=True)])

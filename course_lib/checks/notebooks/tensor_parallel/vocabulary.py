@@ -42,10 +42,10 @@ OVERFLOW = (
 def cast(slips: list[Slip], run: Run) -> list[Slip]:
     """Their values, in the dtypes in which they come back."""
 
-    def told(one: Slip, k: int) -> dict[str, Tensor]:
-        return {name: t.to(run.wanted[k][name].dtype) for name, t in one.tensors(k).items()}
+    def in_dtypes(slip: Slip, k: int) -> dict[str, Tensor]:
+        return {name: t.to(run.wanted[k][name].dtype) for name, t in slip.tensors(k).items()}
 
-    return [Slip(one.says, lambda k, one=one: told(one, k)) for one in slips]
+    return [Slip(slip.says, lambda k, slip=slip: in_dtypes(slip, k)) for slip in slips]
 
 
 def misfit(name: str, came: str, k: int) -> str:
@@ -65,12 +65,12 @@ def stable(run: Run, loss: Loss, title: str, weight: float) -> Line:
     """The value, where an exponential of the logits themselves is infinite, or 0."""
     line = value(run, loss, title)
 
-    def judge(seen: Observed) -> Finding:
-        for rank in members(seen):
-            found = seen.tensors[rank][f"{run.name}.y"]
-            if not bool(found.isfinite()):
-                return wrong(f"on rank {rank} the loss is {float(found):g}.", OVERFLOW)
-        return line.judge(seen)
+    def judge(observed: Observed) -> Finding:
+        for rank in members(observed):
+            y = observed.tensors[rank][f"{run.name}.y"]
+            if not bool(y.isfinite()):
+                return wrong(f"on rank {rank} the loss is {float(y):g}.", OVERFLOW)
+        return line.judge(observed)
 
     return Line(title, judge, weight)
 
@@ -83,10 +83,10 @@ def gradient(run: Run, loss: Loss, title: str, weight: float = 1.0) -> Line:
 
 def both(run: Run, loss: Loss, title: str, weight: float = 1.0, **more: Any) -> Line:
     """Value and gradient in one line."""
-    judges = [value(run, loss, title).judge, gradient(run, loss, title).judge]
+    lines = [value(run, loss, title), gradient(run, loss, title)]
 
-    def judge(seen: Observed) -> Finding:
-        return next((found for one in judges if not (found := one(seen)).ok), RIGHT)
+    def judge(observed: Observed) -> Finding:
+        return next((finding for line in lines if not (finding := line.judge(observed)).ok), RIGHT)
 
     return Line(title, judge, weight, **more)
 
@@ -95,10 +95,12 @@ def gradient_and_logits(run: Run, loss: Loss, title: str, weight: float) -> Line
     """The gradient; then, that the logits are unchanged."""
     line = gradient(run, loss, title, weight)
 
-    def judge(seen: Observed) -> Finding:
-        found = line.judge(seen)
+    def judge(observed: Observed) -> Finding:
+        finding = line.judge(observed)
         says = "They are the caller's: subtract into a new tensor."
-        return unwritten(run, seen, {"after.logits": "`logits`"}, says) if found.ok else found
+        return (
+            unwritten(run, observed, {"after.logits": "`logits`"}, says) if finding.ok else finding
+        )
 
     return Line(title, judge, weight)
 
@@ -114,7 +116,7 @@ def costs(run: Run, loss: Loss) -> list[Line]:
     def forward(ratio: float, done: list[Operation]) -> str:
         if ratio < 1:
             return "Every rank needs the largest logit and the sum of exponentials of all."
-        if any(one.op == "all_gather" for one in done):
+        if any(operation.op == "all_gather" for operation in done):
             return "Do not gather the logits: three numbers of each token are enough."
         return (
             "Three numbers of each token: largest logit, sum of exponentials, the target's logit."
@@ -131,7 +133,7 @@ def costs(run: Run, loss: Loss) -> list[Line]:
         own_work(run),
         essential(
             saved_line(
-                run, [2 * one + BESIDE * tokens for one in parts],
+                run, [2 * part + BESIDE * tokens for part in parts],
                 says="No rank holds the logits of the whole vocabulary: its own part, and some numbers of "
                 "each token, are all that backward needs.",
             )

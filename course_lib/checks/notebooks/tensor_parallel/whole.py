@@ -77,6 +77,6 @@ class Whole:
         """Of weight and bias."""
         return FLOAT * (self.weight.numel() + (0 if self.bias is None else self.bias.numel()))
 
-    def part(self, k: int, one: Tensor, dim: int) -> Tensor:
+    def part(self, k: int, tensor: Tensor, dim: int) -> Tensor:
         """Rank k's part, cut as torch.tensor_split cuts."""
-        return one.tensor_split(self.n, dim)[k]
+        return tensor.tensor_split(self.n, dim)[k]
