@@ -35,11 +35,15 @@ class Fraction:
 
     @property
     def arguments(self) -> list[tuple]:
-        return [args for one in self.questions for args in one.arguments]
+        return [args for question in self.questions for args in question.arguments]
 
     @property
     def calls(self) -> list[list]:
-        return [[one.index, list(args)] for one in self.questions for args in one.arguments]
+        return [
+            [question.index, list(args)]
+            for question in self.questions
+            for args in question.arguments
+        ]
 
 
 def fractions(first: Fraction, second: Fraction, draw: Draw) -> Case:
@@ -49,19 +53,19 @@ def fractions(first: Fraction, second: Fraction, draw: Draw) -> Case:
     """
     rounds: list[dict] = [{"calls": first.calls}, {"calls": second.calls}]
     apart = []
-    for one in (first, second):
-        told = {full(args): drawn(draw) for args in one.arguments}
+    for fraction in (first, second):
+        values = {full(args): drawn(draw) for args in fraction.arguments}
         start = sum(len(each["calls"]) for each in rounds)
-        rounds.append({"calls": one.calls, "instead": instead(one.other, told)})
-        apart.append(judges(converted(one, told), start))
+        rounds.append({"calls": fraction.calls, "instead": instead(fraction.other, values)})
+        apart.append(judges(converted(fraction, values), start))
     lines, both = [], all_of(apart[0])
-    for one, own, other in (
+    for fraction, own, other in (
         (first, judges(first.questions, 0), apart[0]),
         (second, judges(second.questions, len(first.calls)), apart[1]),
     ):
-        for question, judge, standing in zip(one.questions, own, other, strict=True):
-            unless = both if one is second else None
-            line = Line(question.title, either(question, judge, standing, one.other, unless))
+        for question, judge, standing in zip(fraction.questions, own, other, strict=True):
+            unless = both if fraction is second else None
+            line = Line(question.title, either(question, judge, standing, fraction.other, unless))
             lines.append(line)
     side = RankSide({}, {"rounds": rounds}, {})
     return Case("fractions", [side], lines, recipe=RECIPE, alone=True)
@@ -77,32 +81,32 @@ def full(args: tuple) -> tuple:
     return (*args, *DEFAULTS)[: len(NAMES)]
 
 
-def instead(name: str, told: dict[tuple, float]) -> dict:
+def instead(name: str, values: dict[tuple, float]) -> dict:
     """The description of a function's stand-in: see `standing_in.Told`."""
-    returns = [[list(args), value] for args, value in told.items()]
+    returns = [[list(args), value] for args, value in values.items()]
     return {"name": name, "names": list(NAMES), "defaults": list(DEFAULTS), "returns": returns}
 
 
-def converted(one: Fraction, told: dict[tuple, float]) -> list[Prediction]:
+def converted(fraction: Fraction, values: dict[tuple, float]) -> list[Prediction]:
     """The questions, answered from what the other function is told to return."""
 
     def formula(*args: object) -> float:
-        return one.convert(told[full(args)])
+        return fraction.convert(values[full(args)])
 
-    return [replace(question, formula=formula) for question in one.questions]
+    return [replace(question, formula=formula) for question in fraction.questions]
 
 
 def judges(questions: Sequence[Prediction], start: int) -> list[Judge]:
     """Of the answers from number `start` on."""
-    found = []
-    for one in questions:
-        found.append(judge_prediction(one, start))
-        start += len(one.arguments)
-    return found
+    all_judges = []
+    for question in questions:
+        all_judges.append(judge_prediction(question, start))
+        start += len(question.arguments)
+    return all_judges
 
 
 def all_of(several: Sequence[Judge]) -> Callable[[Observed], bool]:
-    return lambda seen: all(judge(seen).ok for judge in several)
+    return lambda observed: all(judge(observed).ok for judge in several)
 
 
 def either(
@@ -114,10 +118,10 @@ def either(
 ) -> Judge:
     """Right as it is, or right where the other one is."""
 
-    def judge(seen: Observed) -> Finding:
-        found = own(seen)
-        if found.ok or not standing(seen).ok or (unless and unless(seen)):
-            return found
+    def judge(observed: Observed) -> Finding:
+        finding = own(observed)
+        if finding.ok or not standing(observed).ok or (unless and unless(observed)):
+            return finding
         return Finding(True, title=f"{question.title} (where {other} is right)")
 
     return judge

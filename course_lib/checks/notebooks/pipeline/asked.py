@@ -64,19 +64,19 @@ class Asked:
 
     def case(self, title: str, lines: Sequence[Line], hidden: bool = False) -> Case:
         """The run of all calls: a process without ranks makes them."""
-        calls = [[[one.stages, one.microbatches], one.named] for one in self.places]
+        calls = [[[sizes.stages, sizes.microbatches], sizes.named] for sizes in self.places]
         side = RankSide({}, {"calls": calls}, {})
         return Case(title, [side], list(lines), recipe=RECIPE, alone=True, hidden=hidden)
 
-    def answer(self, seen: Observed, sizes: Sizes) -> Answer:
-        return seen.answer(self.places[sizes])
+    def answer(self, observed: Observed, sizes: Sizes) -> Answer:
+        return observed.answer(self.places[sizes])
 
     def refusal_line(self, wanted: Sizes, where: str, here: str, otherwise: str) -> Line:
         """A ValueError for these sizes. where, here: why, for all of the kind and for these; otherwise: the
         harm of a schedule all the same."""
 
-        def judge(seen: Observed) -> Finding:
-            error, call = self.answer(seen, wanted).error, wanted.call(self.name)
+        def judge(observed: Observed) -> Finding:
+            error, call = self.answer(observed, wanted).error, wanted.call(self.name)
             if error is not None:
                 return RIGHT if error[0] == "ValueError" else raised(self.name, call, *error)
             said = Sentence(
@@ -87,21 +87,21 @@ class Asked:
 
         return Line(f"ValueError where {where}", judge, 0.5, trivial=True)
 
-    def rows(self, seen: Observed, sizes: Sizes) -> Rows | Finding:
+    def rows(self, observed: Observed, sizes: Sizes) -> Rows | Finding:
         """The schedule that was given for these sizes, or why it is none."""
-        answer, call = self.answer(seen, sizes), sizes.call(self.name)
+        answer, call = self.answer(observed, sizes), sizes.call(self.name)
         if answer.error is not None:
             return raised(self.name, call, *answer.error)
-        if found := no_rows(self.name, call, sizes.stages, answer):
-            return found
+        if finding := no_rows(self.name, call, sizes.stages, answer):
+            return finding
         read: Rows = []
         for rank, row in enumerate(answer.rows or ()):
             read.append([])
             for index, entry in enumerate(row):
-                found = action(entry)
-                if found is None:
+                parsed = action(entry)
+                if parsed is None:
                     return no_action(self.name, call, rank, index, entry)
-                read[-1].append(found)
+                read[-1].append(parsed)
         return read
 
 
@@ -136,24 +136,24 @@ def no_rows(name: str, call: str, stages: int, answer: Answer) -> Finding | None
     return None
 
 
-def action(told: Any) -> Action | Pair | None:
+def action(entry: Any) -> Action | Pair | None:
     """The action or the pair of actions that was told, or None."""
-    if isinstance(told, dict) and isinstance(told.get("pair"), list):
-        both = [action(one) for one in told["pair"]]
+    if isinstance(entry, dict) and isinstance(entry.get("pair"), list):
+        both = [action(part) for part in entry["pair"]]
         if len(both) == 2 and isinstance(both[0], Action) and isinstance(both[1], Action):
             return Pair(both[0], both[1])
-    if not isinstance(told, list) or len(told) != 3:
+    if not isinstance(entry, list) or len(entry) != 3:
         return None
-    stage, kind, microbatch = told
+    stage, kind, microbatch = entry
     whole = type(stage) is int and type(microbatch) is int
     named = isinstance(kind, str) and len(kind) <= LONGEST_KIND
     return Action(stage, kind, microbatch) if whole and named else None
 
 
-def no_action(name: str, call: str, rank: int, index: int, told: Any) -> Finding:
-    what = told.get("other") if isinstance(told, dict) else None
-    if what is None and isinstance(told, list):
-        what = f"Action({', '.join(str(kind(part)) for part in told)})"
+def no_action(name: str, call: str, rank: int, index: int, entry: Any) -> Finding:
+    what = entry.get("other") if isinstance(entry, dict) else None
+    if what is None and isinstance(entry, list):
+        what = f"Action({', '.join(str(kind(part)) for part in entry)})"
     return wrong(
         Sentence(
             f"{call}: action {index} of rank {rank} is {what}. Write Action(stage, kind, microbatch), with "
@@ -163,11 +163,11 @@ def no_action(name: str, call: str, rank: int, index: int, told: Any) -> Finding
     )
 
 
-def kind(told: Any) -> str:
+def kind(value: Any) -> str:
     """Words for an answer that is not a list, or for a part of an action."""
-    if not isinstance(told, dict):
-        return repr(told)[:40]
-    what = str(told.get("other", next(iter(told), "a dict")))
+    if not isinstance(value, dict):
+        return repr(value)[:40]
+    what = str(value.get("other", next(iter(value), "a dict")))
     return "None" if what == "NoneType" else f"a value of type {what}"
 
 

@@ -47,12 +47,12 @@ def both_ways(sizes: Sizes, rank: int) -> list[int]:
 def one_direction(sizes: Sizes, rows: Rows) -> str:
     """A second copy that does nothing, or that runs the same way as the first."""
     p = sizes.stages
-    if all(one.stage < p for row in rows for one in flat(row)):
+    if all(action.stage < p for row in rows for action in flat(row)):
         return (
             "That is one copy of the model: DualPipe has two, and the second half of the microbatches enters "
             "at the last rank, which holds stage p, the first of the second copy."
         )
-    held = [{one.stage for one in flat(row)} for row in rows]
+    held = [{action.stage for action in flat(row)} for row in rows]
     if all(own == {rank, p + rank} for rank, own in enumerate(held)):
         return (
             "Both copies run from rank 0 to the last: the second runs the other way, and begins on the last "
@@ -64,8 +64,8 @@ def one_direction(sizes: Sizes, rows: Rows) -> str:
 def each_copys_own(sizes: Sizes, rows: Rows) -> str:
     """Microbatches shared out in another way than by halves."""
     half = sizes.microbatches // 2
-    second = [one for row in rows for one in flat(row) if one.stage >= sizes.stages]
-    if any(one.microbatch < half for one in second):
+    second = [action for row in rows for action in flat(row) if action.stage >= sizes.stages]
+    if any(action.microbatch < half for action in second):
         return "The first m/2 microbatches belong to the first copy, the others to the second."
     return ""
 
@@ -92,7 +92,7 @@ def whole_backwards(sizes: Sizes, rows: Rows) -> str:
 def one_after_the_other(sizes: Sizes, rows: Rows) -> str:
     """All of one direction before anything of the other."""
     for rank, row in enumerate(rows):
-        copies = [one.stage >= sizes.stages for one in flat(row)]
+        copies = [action.stage >= sizes.stages for action in flat(row)]
         if copies in (sorted(copies), sorted(copies, reverse=True)):
             return Sentence(
                 f"Rank {rank} does all of one direction before anything of the other: they are to run at "
@@ -139,16 +139,17 @@ def overlaps(sizes: Sizes, rows: Rows) -> Finding:
     """Where a pair takes less time than its parts, the step ends as early as it can."""
     lasting = Durations(overlapped=2)
     total, least = (
-        simulate(one, lasting, 2).total for one in (rows, ours(sizes.stages, sizes.microbatches))
+        simulate(schedule, lasting, 2).total
+        for schedule in (rows, ours(sizes.stages, sizes.microbatches))
     )
     if total <= least + CLOSE * least:
         return RIGHT
-    told = Sentence(
+    sentence = Sentence(
         f"{sizes.call(NAME)}: where a pair takes 2 and F = I = W = 1 the step takes {words.number(total)}; "
         f"{words.number(least)} is possible.",
         f"with {NAME} the step takes longer than it needs to where pairs are shorter than F + B.",
     )
-    return wrong(told, usual(FORM.late, sizes, rows), cause="pairs", misses_point=True)
+    return wrong(sentence, usual(FORM.late, sizes, rows), cause="pairs", misses_point=True)
 
 
 @exercise(
@@ -164,7 +165,7 @@ def dualpipe(draw: Draw) -> Iterator[Case]:
     asked = Asked(NAME)
     stages = 2 * draw.integer(1, 4)
     drawn = Sizes(stages, 2 * stages + 2 * draw.integer(1, 4))
-    wanted = [asked.add(one) for one in (Sizes(4, 10), drawn, Sizes(2, 4), Sizes(6, 12))]
+    wanted = [asked.add(sizes) for sizes in (Sizes(4, 10), drawn, Sizes(2, 4), Sizes(6, 12))]
     weight = draw.integer(1, 4)
     longer = weight + draw.integer(1, 4)
     yield asked.case(
@@ -184,6 +185,8 @@ def dualpipe(draw: Draw) -> Iterator[Case]:
     )  # fmt: skip
     if draw.hidden:
         more = Asked(NAME)
-        larger = [more.add(one) for one in (Sizes(8, 16 + 2 * draw.integer(0, 4)), Sizes(6, 20))]
+        larger = [
+            more.add(sizes) for sizes in (Sizes(8, 16 + 2 * draw.integer(0, 4)), Sizes(6, 20))
+        ]
         looks = [FORM.takes(EQUAL), overlaps, FORM.holds]
         yield more.case("larger", [FORM.line("more stages", more, larger, looks, 1)], hidden=True)

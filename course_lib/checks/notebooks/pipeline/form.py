@@ -94,14 +94,16 @@ class Form:
         edge: sizes at the edge: a schedule that misses the point there may have it elsewhere.
         """
 
-        def judge(seen: Observed) -> Finding:
+        def judge(observed: Observed) -> Finding:
             for sizes in wanted:
-                rows = asked.rows(seen, sizes)
-                found = rows if isinstance(rows, Finding) else self.first(sizes, rows, looks)
-                if not found.ok and edge and found.misses_point:
-                    return replace(found, cause=f"{found.cause} at the edge", misses_point=False)
-                if not found.ok:
-                    return found
+                rows = asked.rows(observed, sizes)
+                finding = rows if isinstance(rows, Finding) else self.first(sizes, rows, looks)
+                if not finding.ok and edge and finding.misses_point:
+                    return replace(
+                        finding, cause=f"{finding.cause} at the edge", misses_point=False
+                    )
+                if not finding.ok:
+                    return finding
             return RIGHT
 
         return Line(title, judge, weight, aspect)
@@ -109,47 +111,49 @@ class Form:
     def first(self, sizes: Sizes, rows: Rows, looks: Sequence[Look]) -> Finding:
         """The first that is wrong with a schedule."""
         for look in (self.possible, *looks):
-            found = look(sizes, rows)
-            if not found.ok:
-                return found
+            finding = look(sizes, rows)
+            if not finding.ok:
+                return finding
         return RIGHT
 
     def possible(self, sizes: Sizes, rows: Rows) -> Finding:
         """Everything once, where it belongs, of the right kind, and no rank waits for ever."""
-        found = self.misplaced(sizes, rows) or self.foreign(sizes, rows)
-        if found:
-            return found
+        finding = self.misplaced(sizes, rows) or self.foreign(sizes, rows)
+        if finding:
+            return finding
         said = violation(
             rows, sizes.stages * sizes.v * self.copies, sizes.microbatches, self.copies
         )
         if said is None:
             return RIGHT
-        told = Sentence(
+        sentence = Sentence(
             f"{sizes.call(self.name)}: {said}.",
             f"{self.name} writes a schedule that cannot be done: `validate` says what is wrong with it.",
         )
-        return wrong(told, usual(self.disorder, sizes, rows), cause="not a schedule")
+        return wrong(sentence, usual(self.disorder, sizes, rows), cause="not a schedule")
 
     def misplaced(self, sizes: Sizes, rows: Rows) -> Finding | None:
         """Stages on a rank that does not hold them."""
         for rank, row in enumerate(rows):
             own = self.stages(sizes, rank)
-            for index, one in enumerate(flat(row)):
-                if one.stage not in own:
+            for index, action in enumerate(flat(row)):
+                if action.stage not in own:
                     stages = words.which("stage", own)
-                    told = Sentence(
-                        f"{sizes.call(self.name)}: rank {rank} does {one} as its action {index}, but it "
+                    sentence = Sentence(
+                        f"{sizes.call(self.name)}: rank {rank} does {action} as its action {index}, but it "
                         f"holds {stages}: {self.layout}.",
                         f"{self.name} gives a rank actions of a stage that it does not hold: {self.layout}.",
                     )
-                    return wrong(told, usual(self.disorder, sizes, rows), cause="not a schedule")
+                    return wrong(
+                        sentence, usual(self.disorder, sizes, rows), cause="not a schedule"
+                    )
         return None
 
     def foreign(self, sizes: Sizes, rows: Rows) -> Finding | None:
         """Actions of a kind that this schedule does not have; `violation` finds those of no kind at all."""
         for rank, row in enumerate(rows):
             for entry in row:
-                kinds = {one.kind for one in flat([entry])}
+                kinds = {action.kind for action in flat([entry])}
                 if isinstance(entry, Pair) and not self.pairs:
                     what, why = f"the pair {entry}", "here every action stands alone"
                 elif "B" in kinds and "B" not in self.kinds:
@@ -178,19 +182,21 @@ class Form:
                 run = simulate(rows, durations.split(sizes.v), copies=self.copies, checked=True)
                 least = self.bubble(sizes, durations)
                 if max(run.bubble) > least + CLOSE * run.total:
-                    given = f"{sizes.call(self.name)}, {times(durations, self.kinds)}"
-                    return self.slow(sizes, rows, given, run, least)
+                    setting = f"{sizes.call(self.name)}, {times(durations, self.kinds)}"
+                    return self.slow(sizes, rows, setting, run, least)
             return RIGHT
 
         return look
 
-    def slow(self, sizes: Sizes, rows: Rows, given: str, run: Simulation, least: float) -> Finding:
-        told = Sentence(
-            f"{given}: the step takes {words.number(run.total)}, and a rank idles "
+    def slow(
+        self, sizes: Sizes, rows: Rows, setting: str, run: Simulation, least: float
+    ) -> Finding:
+        sentence = Sentence(
+            f"{setting}: the step takes {words.number(run.total)}, and a rank idles "
             f"{words.number(max(run.bubble))} of it; {words.number(least)} is enough, {self.idle}.",
             f"with {self.name} a rank idles longer than {self.idle}.",
         )
-        return wrong(told, usual(self.late, sizes, rows), cause="time", misses_point=True)
+        return wrong(sentence, usual(self.late, sizes, rows), cause="time", misses_point=True)
 
     def holds(self, sizes: Sizes, rows: Rows) -> Finding:
         """No rank holds more activations than the closed form says."""
@@ -199,14 +205,14 @@ class Form:
         enough = [self.activations(sizes, rank) for rank in range(len(peaks))]
         for rank, (peak, most) in enumerate(zip(peaks, enough, strict=True)):
             if peak > most:
-                told = Sentence(
+                sentence = Sentence(
                     f"{sizes.call(self.name)}: rank {rank} holds {words.counted(int(peak), 'activation')} at "
                     f"once; {words.number(most)} {words.verb([0] * int(most), 'is', 'are')} enough: "
                     f"{self.held}.",
                     f"with {self.name} a rank holds more activations than {self.held}.",
                 )
                 return wrong(
-                    told,
+                    sentence,
                     usual(self.heavy, sizes, rows),
                     cause="memory",
                     misses_point=sum(peaks) > self.excess * sum(enough),

@@ -42,7 +42,7 @@ def other_layout(sizes: Sizes, rows: Rows) -> str:
         return ""
 
     def lies(stages: Callable[[int], list[int]]) -> bool:
-        held = [{one.stage for one in flat(row)} for row in rows]
+        held = [{action.stage for action in flat(row)} for row in rows]
         return all(own == set(stages(rank)) for rank, own in enumerate(held))
 
     if lies(lambda rank: [rank]):
@@ -64,7 +64,7 @@ def without_groups(sizes: Sizes, rows: Rows) -> str:
         return ""
     for kinds, name in (("F", "forward"), ("B", "backward")):
         done = of_kind(rows[0], kinds)
-        if m > p and len({one.stage for one in done[:m]}) == 1:
+        if m > p and len({action.stage for action in done[:m]}) == 1:
             return Sentence(
                 f"Rank 0 takes all {m} microbatches {name} through stage {done[0].stage} before it goes on "
                 f"to another of its stages. Microbatches go round in groups of p = {p}: a group through one "
@@ -165,7 +165,7 @@ def interleaved_one_f_one_b(draw: Draw) -> Iterator[Case]:
     stages, chunks = draw.integer(2, 5), draw.integer(2, 4)
     twice = Sizes(4, 8, None, default=2)
     drawn = Sizes(stages, stages * draw.integer(2, 4), chunks)
-    wanted = [asked.add(one) for one in (twice, Sizes(3, 6, 3), drawn, Sizes(2, 2, 4))]
+    wanted = [asked.add(sizes) for sizes in (twice, Sizes(3, 6, 3), drawn, Sizes(2, 2, 4))]
     one_each = asked.add(Sizes(3, 6, 1))
     yield asked.case(
         "schedules",
@@ -184,6 +184,8 @@ def interleaved_one_f_one_b(draw: Draw) -> Iterator[Case]:
     if draw.hidden:
         more = Asked(NAME)
         p = draw.integer(5, 8)
-        larger = [more.add(one) for one in (Sizes(p, 3 * p, 2), Sizes(4, 12, 3), Sizes(1, 3, 2))]
+        larger = [
+            more.add(sizes) for sizes in (Sizes(p, 3 * p, 2), Sizes(4, 12, 3), Sizes(1, 3, 2))
+        ]
         looks = [FORM.takes(EQUAL, uneven(draw)), FORM.holds]
         yield more.case("larger", [FORM.line("more stages", more, larger, looks, 2)], hidden=True)

@@ -22,7 +22,7 @@ def first_of(*hints: Hint) -> Hint:
     """The first of the hints that knows something."""
 
     def hint(sizes: Sizes, rows: Rows) -> str:
-        return next((said for one in hints if (said := one(sizes, rows))), "")
+        return next((said for candidate in hints if (said := candidate(sizes, rows))), "")
 
     return hint
 
@@ -30,23 +30,25 @@ def first_of(*hints: Hint) -> Hint:
 def ahead(row: Row) -> int:
     """Forwards before the first backward."""
     count = 0
-    for one in flat(row):
-        if one.kind in "BI":
+    for action in flat(row):
+        if action.kind in "BI":
             break
-        count += one.kind == "F"
+        count += action.kind == "F"
     return count
 
 
 def of_kind(row: Row, kinds: str) -> list[Action]:
-    return [one for one in flat(row) if one.kind in kinds]
+    return [action for action in flat(row) if action.kind in kinds]
 
 
 def by_stage(rows: Rows, kinds: str) -> dict[int, list[int]]:
     """The microbatches of each stage's actions of these kinds, in order; stages from the first on."""
-    found: dict[int, list[int]] = {}
-    for one in sorted(of_kind([one for row in rows for one in row], kinds), key=lambda a: a.stage):
-        found.setdefault(one.stage, []).append(one.microbatch)
-    return found
+    orders: dict[int, list[int]] = {}
+    for action in sorted(
+        of_kind([entry for row in rows for entry in row], kinds), key=lambda a: a.stage
+    ):
+        orders.setdefault(action.stage, []).append(action.microbatch)
+    return orders
 
 
 def shown(order: Sequence[int]) -> str:
@@ -58,12 +60,12 @@ def shown(order: Sequence[int]) -> str:
 
 def counted_from_one(sizes: Sizes, rows: Rows) -> str:
     """Stages or microbatches that begin with 1."""
-    done = [one for row in rows for one in flat(row)]
-    for name, found in (
-        ("Stages", {one.stage for one in done}),
-        ("Microbatches", {one.microbatch for one in done}),
+    done = [action for row in rows for action in flat(row)]
+    for name, numbers in (
+        ("Stages", {action.stage for action in done}),
+        ("Microbatches", {action.microbatch for action in done}),
     ):
-        if found and min(found) == 1 and max(found) == len(found):
+        if numbers and min(numbers) == 1 and max(numbers) == len(numbers):
             return f"{name} are counted from 0."
     return ""
 
@@ -71,7 +73,7 @@ def counted_from_one(sizes: Sizes, rows: Rows) -> str:
 def turned_round(sizes: Sizes, rows: Rows) -> str:
     """Actions whose stage and microbatch have changed places: read so, each rank has its own stages."""
     for rank, row in enumerate(rows):
-        named = {one.microbatch % sizes.stages for one in flat(row)}
+        named = {action.microbatch % sizes.stages for action in flat(row)}
         if not row or named != {rank} or sizes.stages == 1:
             return ""
     return "Have stage and microbatch changed places? It is Action(stage, kind, microbatch)."
@@ -79,7 +81,7 @@ def turned_round(sizes: Sizes, rows: Rows) -> str:
 
 def not_there(sizes: Sizes, rows: Rows) -> str:
     """Microbatches that there are not, where a rank runs further ahead than there are microbatches."""
-    outside = any(one.microbatch >= sizes.microbatches for row in rows for one in flat(row))
+    outside = any(action.microbatch >= sizes.microbatches for row in rows for action in flat(row))
     few = sizes.microbatches < sizes.stages * sizes.v
     return (
         "With fewer microbatches than stages a rank has no more than m forwards: its warm-up ends with them."
@@ -106,7 +108,7 @@ def not_come_back(sizes: Sizes, rows: Rows) -> str:
 def ranks_reversed(sizes: Sizes, rows: Rows) -> str:
     """The rows of a schedule from the last rank to the first."""
     p = sizes.stages
-    firsts = [{one.stage % p for one in flat(row) if one.stage < p} for row in rows]
+    firsts = [{action.stage % p for action in flat(row) if action.stage < p} for row in rows]
     if p > 1 and firsts == [{p - 1 - rank} for rank in range(p)]:
         return "The lists are in the reverse order: the first of them is for rank 0, with the first stage."
     return ""
@@ -172,11 +174,11 @@ def warm_up(needed: Callable[[Sizes, int], int], why: str) -> tuple[Hint, Hint]:
         return ""
 
     def long(sizes: Sizes, rows: Rows) -> str:
-        found = list(wrong_ranks(sizes, rows, 1))
+        ranks_ahead = list(wrong_ranks(sizes, rows, 1))
         last = sizes.stages - 1
-        if len(found) == 1 and found[0][0] == last and last and found[0][2] == 1:
+        if len(ranks_ahead) == 1 and ranks_ahead[0][0] == last and last and ranks_ahead[0][2] == 1:
             return "It is the last rank: it can go backward as soon as it went forward, and needs no warm-up."
-        for rank, own, right in found:
+        for rank, own, right in ranks_ahead:
             return Sentence(
                 f"Rank {rank} does {words.counted(own, 'forward')} before its first backward; {right} "
                 f"{words.verb([0] * right, 'is', 'are')} enough: {why}.",
@@ -190,12 +192,12 @@ def warm_up(needed: Callable[[Sizes, int], int], why: str) -> tuple[Hint, Hint]:
 def two_forwards(sizes: Sizes, rows: Rows) -> str:
     """A warm-up of the right length, and more forwards than backwards after it."""
     for rank, row in enumerate(rows):
-        rest = [one for one in flat(row) if one.kind != "W"][ahead(row) :]
-        for one, following in pairwise(rest):
-            if one.kind == following.kind == "F":
+        rest = [action for action in flat(row) if action.kind != "W"][ahead(row) :]
+        for action, following in pairwise(rest):
+            if action.kind == following.kind == "F":
                 return Sentence(
-                    f"Rank {rank} does {one} and {following} in a row, after its first backward: from there "
-                    "on one forward and one backward take turns.",
+                    f"Rank {rank} does {action} and {following} in a row, after its first backward: from "
+                    "there on one forward and one backward take turns.",
                     "After the first backward one forward and one backward take turns.",
                 )
     return ""
@@ -210,8 +212,8 @@ def one_at_a_time(sizes: Sizes, rows: Rows) -> bool:
     """Whether every rank has one microbatch in flight at most, as in the naive schedule."""
     for row in rows:
         held = 0
-        for one in flat(row):
-            held += {"F": 1, "W": 0}.get(one.kind, -1)
+        for action in flat(row):
+            held += {"F": 1, "W": 0}.get(action.kind, -1)
             if held > 1:
                 return False
     return True

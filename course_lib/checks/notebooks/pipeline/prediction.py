@@ -43,7 +43,7 @@ def of_total(idle: Idle) -> Formula:
 
 def instead(schedule: str, says: Idle) -> Idle:
     """The value of `says` for one schedule, and the truth for the others."""
-    return lambda one, p, m, v: says(one, p, m, v) if one == schedule else ideal(one, p, m, v)
+    return lambda name, p, m, v: says(name, p, m, v) if name == schedule else ideal(name, p, m, v)
 
 
 PLAIN: Mapping[str, Idle] = {
@@ -184,7 +184,7 @@ SENT: Mapping[str, Formula] = {
     ),
     "That is the sum over all ranks: one rank's bytes are asked for.": (
         lambda p, m, rank, nbytes, v=1: sum(
-            facts.pipeline_bytes_sent(p, m, one, nbytes, v) for one in range(p)
+            facts.pipeline_bytes_sent(p, m, each_rank, nbytes, v) for each_rank in range(p)
         )
     ),
     "That is what it receives. The last stage receives activations and sends gradients, the first the other "
@@ -205,7 +205,7 @@ def bubble(index: int, which: str, formula: Formula, arguments: Sequence[tuple])
     split = arguments[0][0] == LOOP
     slips = {OTHER_DENOMINATOR[which]: other}
     slips |= {says: over(idle) for says, idle in (SPLIT if split else PLAIN).items()}
-    slips[PERCENT] = of_ideal(lambda *given: 100 * formula(*given))
+    slips[PERCENT] = of_ideal(lambda *args: 100 * formula(*args))
     if which == "ideal":
         slips[TIME_ALONE] = of_ideal(lambda name, p, m, v: 3 * m * ideal(name, p, m, v))
     otherwise = {

@@ -123,7 +123,7 @@ def one_line(run: Run, title: str, weight: float) -> Line:
 
 def drawn(draw: Draw, name: str, kind: str, actions: Sequence[Row], earlier: bool = False) -> Run:
     """A run of these actions, with stages and microbatches that are drawn."""
-    count = 1 + max(one.microbatch for one in actions[0])
+    count = 1 + max(action.microbatch for action in actions[0])
     run = Run(name, kind, draw.integer(1, 1 << 30), actions, microbatches(draw, kind, count))
     if not earlier:
         return run
@@ -136,7 +136,7 @@ def drawn(draw: Draw, name: str, kind: str, actions: Sequence[Row], earlier: boo
 
 def measured(draw: Draw, name: str, actions: Sequence[Row]) -> Run:
     """One with wide activations, of which each rank's process is measured."""
-    count = 1 + max(one.microbatch for one in actions[0])
+    count = 1 + max(action.microbatch for action in actions[0])
     seed, batch = draw.integer(1, 1 << 30), wide_microbatches(draw, count)
     return Run(name, "tokens", seed, actions, batch, width=WIDE, pages=True)
 

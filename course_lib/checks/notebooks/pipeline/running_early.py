@@ -20,9 +20,9 @@ EARLY = (
 def waits_at_once(run: Run) -> Callable[[Observed], Sequence[str]]:
     """The remark on this run of a case."""
 
-    def look(seen: Observed) -> list[str]:
-        ranks = range(len(members(seen)))
-        return takes_turns([operations(run, seen, stage) for stage in ranks])
+    def look(observed: Observed) -> list[str]:
+        ranks = range(len(members(observed)))
+        return takes_turns([operations(run, observed, stage) for stage in ranks])
 
     return look
 
@@ -30,9 +30,10 @@ def waits_at_once(run: Run) -> Callable[[Observed], Sequence[str]]:
 def takes_turns(ranks: Sequence[Sequence[Operation]]) -> list[str]:
     """Messages that are waited for where they are begun, alone: no computing hides them."""
     for begun in ranks:
-        messages = [one for one in begun if one.op in POINT_TO_POINT]
-        followed = [*(one.joined for one in messages[1:]), False]  # by another of the same batch
-        for one, batch in zip(messages, followed, strict=True):
-            if one.at_once and not one.joined and not batch:
+        messages = [operation for operation in begun if operation.op in POINT_TO_POINT]
+        # of each: whether another of the same batch follows
+        followed = [*(message.joined for message in messages[1:]), False]
+        for message, batch in zip(messages, followed, strict=True):
+            if message.at_once and not message.joined and not batch:
                 return [EARLY]
     return []

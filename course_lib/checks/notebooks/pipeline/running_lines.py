@@ -40,20 +40,21 @@ class Done:
         return f"{KINDS[self.kind]} of {which}"
 
 
-def members(seen: Observed) -> list[int]:
+def members(observed: Observed) -> list[int]:
     """The ranks that take part, in order: stage i is the i-th one's."""
-    return list(seen.case.groups[0]) if seen.case.groups else list(range(seen.world_size))
+    groups = observed.case.groups
+    return list(groups[0]) if groups else list(range(observed.world_size))
 
 
-def told(run: Run, seen: Observed, stage: int) -> Told:
+def reply(run: Run, observed: Observed, stage: int) -> Told:
     """The recipe's reply about the run, from the rank of this stage."""
-    return seen.values[members(seen)[stage]][run.name]
+    return observed.values[members(observed)[stage]][run.name]
 
 
-def done(run: Run, seen: Observed, stage: int) -> list[Done] | None:
+def done(run: Run, observed: Observed, stage: int) -> list[Done] | None:
     """The passes through a stage as they came; None where they tell of a forward that there was not."""
-    came = told(run, seen, stage)
-    which = [recognised(one, run.incoming(stage)) for one in came.inputs]
+    came = reply(run, observed, stage)
+    which = [recognised(fingerprint, run.incoming(stage)) for fingerprint in came.inputs]
     if any(number >= len(which) for _, number, _ in came.events):
         return None
     return [Done(kind, which[number], kept) for kind, number, kept in came.events]
@@ -65,27 +66,27 @@ def done(run: Run, seen: Observed, stage: int) -> list[Done] | None:
 def order_line(run: Run, title: str, weight: float = 1.0) -> Line:
     """Every rank did the actions of its row, in their order, each once."""
 
-    def judge(seen: Observed) -> Finding:
-        for stage, rank in enumerate(members(seen)):
-            found = done(run, seen, stage)
-            if found is None:
+    def judge(observed: Observed) -> Finding:
+        for stage, rank in enumerate(members(observed)):
+            passes = done(run, observed, stage)
+            if passes is None:
                 return wrong(NOT_TOLD.format(rank))
-            did = [(one.kind, one.microbatch) for one in found]
-            wanted = [(one.kind, one.microbatch) for one in run.actions[stage]]
+            did = [(passed.kind, passed.microbatch) for passed in passes]
+            wanted = [(action.kind, action.microbatch) for action in run.actions[stage]]
             if did != wanted:
-                return misordered(rank, found, wanted)
+                return misordered(rank, passes, wanted)
         return RIGHT
 
     return Line(title, judge, weight)
 
 
-def misordered(rank: int, found: Sequence[Done], wanted: Sequence[tuple[str, int]]) -> Finding:
-    did = [(one.kind, one.microbatch) for one in found]
+def misordered(rank: int, passes: Sequence[Done], wanted: Sequence[tuple[str, int]]) -> Finding:
+    did = [(passed.kind, passed.microbatch) for passed in passes]
     first = next(
         (i for i, (a, b) in enumerate(zip(did, wanted, strict=False)) if a != b),
         min(len(did), len(wanted)),
     )
-    here = str(found[first]) if first < len(found) else "nothing more"
+    here = str(passes[first]) if first < len(passes) else "nothing more"
     there = str(Done(*wanted[first], kept=0)) if first < len(wanted) else "nothing more"
     says = why_misordered(did, wanted)
     return wrong(
@@ -104,7 +105,7 @@ def misordered(rank: int, found: Sequence[Done], wanted: Sequence[tuple[str, int
 def why_misordered(did: Sequence[tuple[str, int | None]], wanted: Sequence[tuple[str, int]]) -> str:
     """The usual cause of another order."""
     often = Counter(did)
-    forwards = [one for one in did if one[0] == "F"]
+    forwards = [action for action in did if action[0] == "F"]
     if not did:
         return "The stage was never called: stage.module(x) is its forward."
     if len(forwards) == len(did):
@@ -112,14 +113,14 @@ def why_misordered(did: Sequence[tuple[str, int | None]], wanted: Sequence[tuple
             "No gradient ever came through the stage: call backward on its output, with the gradient that "
             "came back."
         )
-    if any(count > 1 for one, count in often.items() if one[0] == "F"):
+    if any(count > 1 for (kind, _), count in often.items() if kind == "F"):
         return "A microbatch goes forward once; its graph is kept for the backward, not made again."
-    if any(count > 1 for one, count in often.items() if one[0] == "B"):
+    if any(count > 1 for (kind, _), count in often.items() if kind == "B"):
         return "A microbatch goes backward once: retain_graph is not needed, and costs memory."
     all_of_it = sorted(map(str, did)) == sorted(map(str, wanted))
     if all_of_it and forwards == list(did[: len(forwards)]):
         return ALL_FORWARDS
-    if any(one[1] is None for one in did):
+    if any(microbatch is None for _, microbatch in did):
         return "The stage's input is not an output of the stage before."
     if set(did) < set(wanted):
         return "Some actions were left out."
@@ -129,29 +130,31 @@ def why_misordered(did: Sequence[tuple[str, int | None]], wanted: Sequence[tuple
 # ---- messages
 
 
-def operations(run: Run, seen: Observed, stage: int) -> list[Operation]:
+def operations(run: Run, observed: Observed, stage: int) -> list[Operation]:
     """Those of a stage's rank in this run."""
-    first, last = told(run, seen, stage).begun
-    return seen.operations[members(seen)[stage]][first:last]
+    first, last = reply(run, observed, stage).begun
+    return observed.operations[members(observed)[stage]][first:last]
 
 
 def messages_line(run: Run, title: str, weight: float = 1.0) -> Line:
     """Each activation once to the next rank, each gradient once to the one before, and nothing else."""
 
-    def judge(seen: Observed) -> Finding:
-        ranks, total = members(seen), 0
+    def judge(observed: Observed) -> Finding:
+        ranks, total = members(observed), 0
         sizes = sorted(run.nbytes(k) for k in range(len(run.batch)))
         for stage, rank in enumerate(ranks):
-            done = operations(run, seen, stage)
+            done = operations(run, observed, stage)
             if "barrier" in [
-                one.op for one in done[1:]
+                operation.op for operation in done[1:]
             ]:  # at first NCCL may make its connections in it
                 return wrong(f"rank {rank} called dist.barrier among its messages.", NO_BARRIER)
-            sent = [one for one in done if one.op == "send"]
+            sent = [operation for operation in done if operation.op == "send"]
             total += len(sent)
             beside = {ranks[i] for i in (stage - 1, stage + 1) if 0 <= i < len(ranks)}
-            for peer in sorted({one.peer for one in sent if one.peer is not None} | beside):
-                to_peer = sorted(one.nbytes for one in sent if one.peer == peer)
+            for peer in sorted(
+                {message.peer for message in sent if message.peer is not None} | beside
+            ):
+                to_peer = sorted(message.nbytes for message in sent if message.peer == peer)
                 if to_peer != (sizes if peer in beside else []):
                     return too_many(rank, peer, to_peer, sizes if peer in beside else [])
         return Finding(True, title=f"{title}: {words.number(total)} by all ranks together")
@@ -159,10 +162,10 @@ def messages_line(run: Run, title: str, weight: float = 1.0) -> Line:
     return Line(title, judge, weight, "communication")
 
 
-def too_many(rank: int, peer: int, found: list[int], wanted: list[int]) -> Finding:
+def too_many(rank: int, peer: int, sizes: list[int], wanted: list[int]) -> Finding:
     general = f"rank {rank} sent other messages to rank {peer} than it should"
     said = Sentence(
-        f"rank {rank} sent {words.counted(len(found), 'message')} of {words.number(sum(found))} bytes to "
+        f"rank {rank} sent {words.counted(len(sizes), 'message')} of {words.number(sum(sizes))} bytes to "
         f"rank {peer}; {words.counted(len(wanted), 'message')} of {words.number(sum(wanted))} bytes "
         f"{words.verb([0] * len(wanted), 'is', 'are')} enough.",
         f"{general}.",
@@ -171,7 +174,7 @@ def too_many(rank: int, peer: int, found: list[int], wanted: list[int]) -> Findi
         why = "They are not neighbours: an activation goes to the next stage, its gradient to the one before."
         return wrong(said, why, cause=why, misses_point=True)
     why = "One activation, or one gradient of its size, for each microbatch."
-    if len(found) > len(wanted):
+    if len(sizes) > len(wanted):
         why = (
             "Send activations and gradients alone. The rest is known already: shapes from "
             "stage.shape(inputs), targets and their number from the microbatches."
@@ -185,15 +188,15 @@ def too_many(rank: int, peer: int, found: list[int], wanted: list[int]) -> Findi
 def kept_line(run: Run, title: str, weight: float = 1.0) -> Line:
     """After no forward a rank keeps more than the microbatches that its row has under way, and one more."""
 
-    def judge(seen: Observed) -> Finding:
+    def judge(observed: Observed) -> Finding:
         most = 0
-        for stage, rank in enumerate(members(seen)):
-            found = done(run, seen, stage)
-            if found is None:
+        for stage, rank in enumerate(members(observed)):
+            passes = done(run, observed, stage)
+            if passes is None:
                 return wrong(NOT_TOLD.format(rank))
             under_way: set[int] = set()
             one_more = max(run.kept(k, stage) for k in range(len(run.batch)))
-            for passed, planned in zip(found, run.actions[stage], strict=False):
+            for passed, planned in zip(passes, run.actions[stage], strict=False):
                 if planned.kind == "B":
                     under_way.discard(planned.microbatch)
                     continue

@@ -16,9 +16,9 @@ COPIES = " Copies count, too, of inputs, of outputs and of gradients."
 def pages_line(run: Run, title: str, weight: float = 1.0) -> Line:
     """At no moment of the run does a rank hold more than `enough`, above its memory before."""
 
-    def judge(seen: Observed) -> Finding:
-        for stage, rank in enumerate(members(seen)):
-            rose = seen.rose[rank].get(f"{run.name}.pages.{END}")
+    def judge(observed: Observed) -> Finding:
+        for stage, rank in enumerate(members(observed)):
+            rose = observed.rose[rank].get(f"{run.name}.pages.{END}")
             if not rose:
                 return wrong(f"rank {rank} was not measured.")
             if rose[0] > enough(run, stage):
@@ -38,9 +38,9 @@ def enough(run: Run, stage: int) -> float:
     counts = range(len(run.batch))
     neighbours = (stage > 0) + (stage < run.size - 1)
     largest = max(map(run.nbytes, counts))
-    one = max(run.kept(k, stage) for k in counts) + largest  # and its output
+    microbatch_bytes = max(run.kept(k, stage) for k in counts) + largest  # and its output
     messages = neighbours * sum(map(run.nbytes, counts))
-    return under_way(run, stage) * one + messages + STEP * largest + PAGES
+    return under_way(run, stage) * microbatch_bytes + messages + STEP * largest + PAGES
 
 
 def under_way(run: Run, stage: int) -> int:

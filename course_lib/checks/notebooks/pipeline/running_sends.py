@@ -38,35 +38,40 @@ class Early:
 def sends_line(run: Run, title: str, weight: float = 1.0) -> Line:
     """No rank sends a message that comes, by its row, after an action that it could not have done yet."""
 
-    def judge(seen: Observed) -> Finding:
-        for stage, rank in enumerate(members(seen)):
-            found = list(too_early(run, seen, stage))
-            if found:
-                return sent_too_early(run, seen, rank, stage, found)
+    def judge(observed: Observed) -> Finding:
+        for stage, rank in enumerate(members(observed)):
+            early = list(too_early(run, observed, stage))
+            if early:
+                return sent_too_early(run, observed, rank, stage, early)
         return RIGHT
 
     return Line(title, judge, weight)
 
 
-def too_early(run: Run, seen: Observed, stage: int) -> Iterator[Early]:
+def too_early(run: Run, observed: Observed, stage: int) -> Iterator[Early]:
     """Bytes are counted, not messages: stages may differ in the order of microbatches, whose sizes differ."""
-    ranks, done = members(seen), operations(run, seen, stage)
+    ranks, done = members(observed), operations(run, observed, stage)
     come: dict[str, list[tuple[float, int]]] = {}
     towards: dict[str, int] = {}
     for kind, source, to in (("F", stage - 1, stage + 1), ("B", stage + 1, stage - 1)):
         if 0 <= source < len(ranks):
-            taken = [one for one in done if one.op == "recv" and one.peer in (ranks[source], None)]
-            come[kind] = [(when_there(one), one.nbytes) for one in taken]
+            taken = [
+                operation
+                for operation in done
+                if operation.op == "recv" and operation.peer in (ranks[source], None)
+            ]
+            come[kind] = [(when_there(receive), receive.nbytes) for receive in taken]
         if 0 <= to < len(ranks):
             towards[kind] = ranks[to]
     for kind, peer in towards.items():
         total, sends = 0, 0
-        for one in done:
-            if one.op != "send" or one.peer != peer or one.nbytes < SMALL:
+        for operation in done:
+            if operation.op != "send" or operation.peer != peer or operation.nbytes < SMALL:
                 continue
-            total, sends = total + one.nbytes, sends + 1
+            total, sends = total + operation.nbytes, sends + 1
             there = {
-                kind: sum(n for at, n in some if at <= one.issued) for kind, some in come.items()
+                kind: sum(n for at, n in some if at <= operation.issued)
+                for kind, some in come.items()
             }
             able, missing = possible(run, run.actions[stage], there)
             if missing is not None and total > able[kind]:
@@ -85,23 +90,23 @@ def possible(
 ) -> tuple[dict[str, int], Action | None]:
     """Bytes of the activations and gradients that a row gives out before the first action which needs more
     than what is `there`; and that action."""
-    given = {"F": 0, "B": 0}
-    for one in row:
-        needed = given[one.kind] + run.nbytes(one.microbatch)
-        if one.kind in there and needed > there[one.kind]:
-            return given, one
-        given[one.kind] = needed
-    return given, None
+    outgoing = {"F": 0, "B": 0}
+    for action in row:
+        needed = outgoing[action.kind] + run.nbytes(action.microbatch)
+        if action.kind in there and needed > there[action.kind]:
+            return outgoing, action
+        outgoing[action.kind] = needed
+    return outgoing, None
 
 
 def sent_too_early(
-    run: Run, seen: Observed, rank: int, stage: int, found: Sequence[Early]
+    run: Run, observed: Observed, rank: int, stage: int, early: Sequence[Early]
 ) -> Finding:
     """Which microbatch's did not come is not known: messages may overtake each other by their tags."""
-    row, first, last = run.actions[stage], found[0], found[-1]
-    to = members(seen)[stage + 1 if first.kind == "F" else stage - 1]
+    row, first, last = run.actions[stage], early[0], early[-1]
+    to = members(observed)[stage + 1 if first.kind == "F" else stage - 1]
     kind = first.missing.kind
-    many = sum(one.kind == kind for one in row[: row.index(first.missing) + 1])
+    many = sum(action.kind == kind for action in row[: row.index(first.missing) + 1])
     came, does = CALLED[kind], KINDS[kind]
     missing = (
         f"the {came} for the first {does} of its list had not come"
@@ -110,7 +115,7 @@ def sent_too_early(
     )
     one_of = "it belongs" if first.sends == 1 else "at least one of them belongs"
     all_first = last.kind == "F" and last.sends >= len(run.batch) and first.missing == last.missing
-    backwards = [one for one in row if one.kind == "B"]
+    backwards = [action for action in row if action.kind == "B"]
     says = ALL_FORWARDS if all_first and last.missing == backwards[0] else ONE_BY_ONE
     return wrong(
         Sentence(

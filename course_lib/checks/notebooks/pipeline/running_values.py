@@ -23,7 +23,7 @@ from course_lib.checks.kit import (
     worst,
     wrong,
 )
-from course_lib.checks.notebooks.pipeline.running_lines import members, told
+from course_lib.checks.notebooks.pipeline.running_lines import members, reply
 from course_lib.checks.notebooks.pipeline.running_whole import Run
 from course_lib.checks.rank.notebooks.pipeline.running import Told
 
@@ -46,9 +46,9 @@ DIVIDE = "Divide each microbatch's sum by the number of targets of all microbatc
 def gradients_line(run: Run, title: str, weight: float = 1.0, trivial: bool = False) -> Line:
     """The gradients of one process, on every rank."""
 
-    def judge(seen: Observed) -> Finding:
-        for stage, rank in enumerate(members(seen)):
-            missing = told(run, seen, stage).misfits
+    def judge(observed: Observed) -> Finding:
+        for stage, rank in enumerate(members(observed)):
+            missing = reply(run, observed, stage).misfits
             for name, wanted in run.gradients(stage).items():
                 key = f"grad.{name}"
                 if key in missing:
@@ -56,17 +56,17 @@ def gradients_line(run: Run, title: str, weight: float = 1.0, trivial: bool = Fa
                     what = "has no gradient" if none else "has a gradient of another shape"
                     said = f"on rank {rank} {name} {what}."
                     return wrong(said, NOTHING_CAME if none else "", cause=NOTHING_CAME)
-                found = seen.tensors[rank][f"{run.name}.{key}"]
-                if not close(found, wanted) and not misdivided(run, seen, stage):
-                    return differs(run, seen, stage, rank, name)
+                gradient = observed.tensors[rank][f"{run.name}.{key}"]
+                if not close(gradient, wanted) and not misdivided(run, observed, stage):
+                    return differs(run, observed, stage, rank, name)
         return RIGHT
 
     return Line(title, judge, weight, trivial=trivial)
 
 
-def misdivided(run: Run, seen: Observed, stage: int) -> str:
+def misdivided(run: Run, observed: Observed, stage: int) -> str:
     """The mistake in the division that the gradients of a stage show; "" where they show none, or another."""
-    shares = counted(run, seen, stage, members(seen)[stage])
+    shares = counted(run, observed, stage, members(observed)[stage])
     if shares is None or (run.earlier and not alike(shares[-1:], [1])):
         return ""
     own = shares[: len(run.batch)]
@@ -77,27 +77,27 @@ def division_line(run: Run, title: str, weight: float) -> Line:
     """The losses' sum is divided as it should be. It costs this line alone: the others pass by the factor."""
     gradients = gradients_line(run, title)
 
-    def judge(seen: Observed) -> Finding:
+    def judge(observed: Observed) -> Finding:
         for stage in range(run.size):
-            if misdivided(run, seen, stage):
+            if misdivided(run, observed, stage):
                 return differs(
-                    run, seen, stage, members(seen)[stage], next(iter(run.term(0, stage)))
+                    run, observed, stage, members(observed)[stage], next(iter(run.term(0, stage)))
                 )
-        found = gradients.judge(seen)
-        return found if found.ok else wrong(cause=found.cause)
+        finding = gradients.judge(observed)
+        return finding if finding.ok else wrong(cause=finding.cause)
 
     return Line(title, judge, weight)
 
 
-def differs(run: Run, seen: Observed, stage: int, rank: int, name: str) -> Finding:
-    found = seen.tensors[rank][f"{run.name}.grad.{name}"]
+def differs(run: Run, observed: Observed, stage: int, rank: int, name: str) -> Finding:
+    gradient = observed.tensors[rank][f"{run.name}.grad.{name}"]
     wanted = run.gradients(stage)[name]
     general = f"on rank {rank} the gradient of {name} is not what one process gets"
-    says = why(run, counted(run, seen, stage, rank), stage)
-    return wrong(difference(general, found, wanted, what=""), says, cause=says)
+    says = why(run, counted(run, observed, stage, rank), stage)
+    return wrong(difference(general, gradient, wanted, what=""), says, cause=says)
 
 
-def counted(run: Run, seen: Observed, stage: int, rank: int) -> list[float] | None:
+def counted(run: Run, observed: Observed, stage: int, rank: int) -> list[float] | None:
     """How often each microbatch, and last the earlier gradient, counts in the result: right is once."""
     total, names = sum(run.counts), list(run.term(0, stage))
     columns = [
@@ -106,12 +106,14 @@ def counted(run: Run, seen: Observed, stage: int, rank: int) -> list[float] | No
     ]
     if run.earlier:
         columns.append(torch.cat([run.earlier[stage][name].flatten() for name in names]))
-    found = torch.cat([seen.tensors[rank][f"{run.name}.grad.{name}"].flatten() for name in names])
-    if not bool(found.isfinite().all()):
+    gradient = torch.cat(
+        [observed.tensors[rank][f"{run.name}.grad.{name}"].flatten() for name in names]
+    )
+    if not bool(gradient.isfinite().all()):
         return None
     matrix = torch.stack(columns, 1)
-    shares = torch.linalg.lstsq(matrix, found[:, None], driver="gelsd").solution[:, 0]
-    if not bool(((matrix @ shares - found).abs() <= 1e-7 * matrix.abs().max()).all()):
+    shares = torch.linalg.lstsq(matrix, gradient[:, None], driver="gelsd").solution[:, 0]
+    if not bool(((matrix @ shares - gradient).abs() <= 1e-7 * matrix.abs().max()).all()):
         return None
     return shares.tolist()
 
@@ -128,8 +130,8 @@ def why(run: Run, shares: list[float] | None, stage: int) -> str:
     return divided(run, own) or often(own)
 
 
-def alike(found: Sequence[float], wanted: Sequence[float]) -> bool:
-    return all(abs(a - b) <= SAME * max(1, abs(b)) for a, b in zip(found, wanted, strict=True))
+def alike(shares: Sequence[float], wanted: Sequence[float]) -> bool:
+    return all(abs(a - b) <= SAME * max(1, abs(b)) for a, b in zip(shares, wanted, strict=True))
 
 
 def before(share: float) -> str:
@@ -200,9 +202,9 @@ def which(numbers: Sequence[int]) -> str:
 def losses_line(run: Run, title: str, weight: float = 1.0, trivial: bool = False) -> Line:
     """The parts of the loss that the last stage's rank returned."""
 
-    def judge(seen: Observed) -> Finding:
+    def judge(observed: Observed) -> Finding:
         last = run.size - 1
-        rank, came = members(seen)[last], told(run, seen, last)
+        rank, came = members(observed)[last], reply(run, observed, last)
         said = unlike_a_dict(rank, came, len(run.batch))
         if said:
             return wrong(said, "Return {microbatch: its part of the loss} there.", cause="returned")
@@ -211,12 +213,12 @@ def losses_line(run: Run, title: str, weight: float = 1.0, trivial: bool = False
                 f"the parts of the loss that rank {rank} returned are not all numbers.",
                 cause="returned",
             )
-        found = seen.tensors[rank][f"{run.name}.losses"]
-        if close(found, run.losses):
+        losses = observed.tensors[rank][f"{run.name}.losses"]
+        if close(losses, run.losses):
             return RIGHT
-        (k,), got, want = worst(found, run.losses)
-        says = divided(run, (found / run.losses).tolist())
-        if says and any(misdivided(run, seen, stage) for stage in range(run.size)):
+        (k,), got, want = worst(losses, run.losses)
+        says = divided(run, (losses / run.losses).tolist())
+        if says and any(misdivided(run, observed, stage) for stage in range(run.size)):
             return RIGHT
         general = "the parts of the loss are not what one process gets"
         return wrong(
@@ -250,9 +252,9 @@ def unlike_a_dict(rank: int, came: Told, count: int) -> str:
 def elsewhere_line(run: Run, title: str = "{} on the other ranks", weight: float = 0.5) -> Line:
     """The ranks of other stages returned an empty dict."""
 
-    def judge(seen: Observed) -> Finding:
-        for stage, rank in list(enumerate(members(seen)))[:-1]:
-            if told(run, seen, stage).returned != []:
+    def judge(observed: Observed) -> Finding:
+        for stage, rank in list(enumerate(members(observed)))[:-1]:
+            if reply(run, observed, stage).returned != []:
                 return wrong(
                     f"rank {rank} has no part of the loss, and must return an empty dict.",
                     "Only the last stage knows the loss.",

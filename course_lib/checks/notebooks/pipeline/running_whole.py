@@ -84,9 +84,11 @@ class Run:
             kept.append(saved.nbytes())
         loss = models.LOSSES[self.kind][0](x, targets)
         names = [
-            (i, name) for i, one in enumerate(self.stages) for name, _ in one.named_parameters()
+            (i, name)
+            for i, module in enumerate(self.stages)
+            for name, _ in module.named_parameters()
         ]
-        params = [p for one in self.stages for p in one.parameters()]
+        params = [p for module in self.stages for p in module.parameters()]
         terms: list[Terms] = [{} for _ in self.stages]
         for (i, name), gradient in zip(names, torch.autograd.grad(loss, params), strict=True):
             terms[i][name] = gradient
@@ -106,19 +108,19 @@ class Run:
 
     def incoming(self, stage: int) -> list[list[float]]:
         """The fingerprint of a stage's input, for each microbatch."""
-        return [one[2][stage] for one in self.passes]
+        return [prints[stage] for _, _, prints, _ in self.passes]
 
     def gradients(self, stage: int) -> Terms:
         """The gradients that the parameters of a stage must have in the end."""
         total = sum(self.counts)
-        found = {
+        gradients = {
             name: torch.stack([self.term(k, stage)[name] for k in range(len(self.batch))]).sum(0)
             / total
             for name in self.term(0, stage)
         }
         for name, before in (self.earlier[stage] if self.earlier else {}).items():
-            found[name] = found[name] + before
-        return found
+            gradients[name] = gradients[name] + before
+        return gradients
 
     @property
     def losses(self) -> Tensor:
@@ -143,30 +145,32 @@ class Run:
         return (f"{self.name}.pages.{BASE}", f"{self.name}.pages.{END}") if self.pages else ()
 
     def outputs(self, stage: int) -> dict[str, Spec]:
-        found = {f"grad.{name}": Spec.of(one) for name, one in self.term(0, stage).items()}
+        specs = {
+            f"grad.{name}": Spec.of(gradient) for name, gradient in self.term(0, stage).items()
+        }
         if stage == self.size - 1:
-            found["losses"] = Spec(torch.float64, (len(self.batch),))
-        return found
+            specs["losses"] = Spec(torch.float64, (len(self.batch),))
+        return specs
 
     def side(self, stage: int, group: int | None) -> RankSide:
         inputs: dict[str, Tensor] = {}
         for k, (x, targets) in enumerate(self.batch):
             inputs |= {f"{self.name}.x.{k}": x, f"{self.name}.t.{k}": targets}
-        for name, one in (self.earlier[stage] if self.earlier else {}).items():
-            inputs[f"{self.name}.earlier.{name}"] = one
+        for name, gradient in (self.earlier[stage] if self.earlier else {}).items():
+            inputs[f"{self.name}.earlier.{name}"] = gradient
         outputs = self.outputs(stage)
-        told = {
+        instructions = {
             "name": self.name, "model": self.described, "index": stage, "batch": len(self.batch),
-            "actions": [[list(one) for one in row] for row in self.actions],
+            "actions": [[list(action) for action in row] for row in self.actions],
             "earlier": bool(self.earlier), "pages": list(self.batch[0][0].shape) if self.pages else [],
             "expects": {
                 name: [str(spec.dtype)[6:], list(spec.shape)] for name, spec in outputs.items()
             },
         }  # fmt: skip
         if group is not None:
-            told["group"] = group
+            instructions["group"] = group
         named = {f"{self.name}.{name}": spec for name, spec in outputs.items()}
-        return RankSide(inputs, {"runs": [told]}, named)
+        return RankSide(inputs, {"runs": [instructions]}, named)
 
 
 def case(
@@ -186,7 +190,7 @@ def case(
     for stage, rank in enumerate(ranks):
         parts = [run.side(stage, group) for run in runs]
         sides[rank] = RankSide(
-            {name: one for part in parts for name, one in part.inputs.items()},
+            {name: tensor for part in parts for name, tensor in part.inputs.items()},
             {"runs": [run for part in parts for run in part.instructions["runs"]]},
             {name: spec for part in parts for name, spec in part.outputs.items()},
         )
@@ -216,14 +220,14 @@ def microbatches(draw: Draw, kind: str, count: int) -> list[tuple[Tensor, Tensor
     if kind == "numbers":
         pairs = [draw.normal(2, *shape, WIDTH, dtype=torch.float64) for shape in shapes]
         return [(x, targets) for x, targets in pairs]
-    found, before = [], 0
+    batch, before = [], 0
     for x, (rows, columns) in zip(tokens(draw, shapes, models.VOCABULARY), shapes, strict=True):
         ignored = draw.choice([n for n in range(3) if rows * (columns - n) != before])
         before = rows * (columns - ignored)
         targets = torch.randint(models.VOCABULARY, x.shape, generator=draw.generator)
         targets[:, :ignored] = -100
-        found.append((x, targets))
-    return found
+        batch.append((x, targets))
+    return batch
 
 
 def wide_microbatches(draw: Draw, count: int) -> list[tuple[Tensor, Tensor]]:
@@ -251,10 +255,14 @@ def any_order(draw: Draw, stages: int, count: int, overtaking: bool) -> list[lis
     while todo:
         able = todo
         if not overtaking:  # the oldest of each stage and kind alone
-            able = [one for i, one in enumerate(todo) if all(one[:2] != o[:2] for o in todo[:i])]
-        stage, kind, k = one = draw.choice(able)
-        todo.remove(one)
-        rows[stage].append(one)
+            able = [
+                action
+                for i, action in enumerate(todo)
+                if all(action[:2] != o[:2] for o in todo[:i])
+            ]
+        stage, kind, k = action = draw.choice(able)
+        todo.remove(action)
+        rows[stage].append(action)
         if kind == "F" and stage < stages - 1:
             todo.append(Action(stage + 1, "F", k))
         elif kind == "F":

@@ -78,7 +78,7 @@ NAIVE = Form(
 )
 def naive(draw: Draw) -> Iterator[Case]:
     asked = Asked("naive")
-    wanted = [asked.add(one) for one in (Sizes(4, 4), some(draw), Sizes(1, 3))]
+    wanted = [asked.add(sizes) for sizes in (Sizes(4, 4), some(draw), Sizes(1, 3))]
     yield asked.case(
         "schedules",
         [
@@ -102,7 +102,7 @@ def forwards_first(sizes: Sizes, rows: Rows) -> Finding:
     m = sizes.microbatches
     for rank, row in enumerate(rows):
         if ahead(row) < m:
-            told = Sentence(
+            sentence = Sentence(
                 f"{sizes.call('gpipe')}: rank {rank} goes backward after {words.number(ahead(row))} of its "
                 f"{words.counted(m, 'forward')}. In GPipe all forwards come first.",
                 "gpipe does a backward before all forwards are done. In GPipe all forwards come first.",
@@ -110,7 +110,7 @@ def forwards_first(sizes: Sizes, rows: Rows) -> Finding:
             early = all(ahead(row) == min(m, sizes.stages - r) for r, row in enumerate(rows))
             later = "That is 1F1B, which comes later." if early else ""
             return wrong(
-                told, is_naive(sizes, rows) or later, cause="backward first", misses_point=True
+                sentence, is_naive(sizes, rows) or later, cause="backward first", misses_point=True
             )
     return RIGHT
 
@@ -134,7 +134,7 @@ GPIPE = Form(
 )
 def gpipe(draw: Draw) -> Iterator[Case]:
     asked = Asked("gpipe")
-    wanted = [asked.add(one) for one in (Sizes(4, 8), some(draw), Sizes(4, 2), Sizes(1, 3))]
+    wanted = [asked.add(sizes) for sizes in (Sizes(4, 8), some(draw), Sizes(4, 2), Sizes(1, 3))]
     yield asked.case(
         "schedules",
         [
@@ -197,8 +197,8 @@ ONE_F_ONE_B = Form(
 )
 def one_f_one_b(draw: Draw) -> Iterator[Case]:
     asked, few, form = Asked("one_f_one_b"), Asked("one_f_one_b"), ONE_F_ONE_B
-    wanted = [asked.add(one) for one in (Sizes(4, 8), some(draw), Sizes(2, 4), Sizes(1, 3))]
-    fewer = [few.add(one) for one in (Sizes(4, 2), Sizes(draw.integer(3, 7), 1), Sizes(3, 3))]
+    wanted = [asked.add(sizes) for sizes in (Sizes(4, 8), some(draw), Sizes(2, 4), Sizes(1, 3))]
+    fewer = [few.add(sizes) for sizes in (Sizes(4, 2), Sizes(draw.integer(3, 7), 1), Sizes(3, 3))]
     yield asked.case(
         "schedules",
         [

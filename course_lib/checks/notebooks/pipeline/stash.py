@@ -40,8 +40,8 @@ def values_line(
 ) -> Line:
     """All tensors whose names begin with one of `kinds`, in the order in which they came about."""
 
-    def judge(seen: Observed) -> Finding:
-        missing = seen.values[0][run.name].misfits
+    def judge(observed: Observed) -> Finding:
+        missing = observed.values[0][run.name].misfits
         for name, wanted in run.wanted.items():
             kind, k, *rest = name.split(".", 2)
             if kind not in kinds:
@@ -52,33 +52,37 @@ def values_line(
                 is_it = "None" if none else "not of the shape and dtype that was agreed"
                 hint = "Is there a `return` at its end?" if none else ""
                 return wrong(f"{called} is {is_it}.", hint, cause=f"{kind} missing")
-            found = seen.tensors[0][f"{run.name}.{name}"]
-            if not close(found, wanted):
-                return differs(run, seen, called, found, wanted)
+            tensor = observed.tensors[0][f"{run.name}.{name}"]
+            if not close(tensor, wanted):
+                return differs(run, observed, called, tensor, wanted)
         return RIGHT
 
     return Line(title, judge, weight)
 
 
-def differs(run: Run, seen: Observed, called: str, found: Tensor, wanted: Tensor) -> Finding:
-    says = next((one for one, kind in SLIPS.items() if fits(run, seen, run.trained(kind))), "")
+def differs(run: Run, observed: Observed, called: str, tensor: Tensor, wanted: Tensor) -> Finding:
+    says = next(
+        (hint for hint, kind in SLIPS.items() if fits(run, observed, run.trained(kind))), ""
+    )
     return wrong(
-        difference(f"{called} is wrong", found, wanted, what=""),
+        difference(f"{called} is wrong", tensor, wanted, what=""),
         says,
         cause=says or called,
         misses_point=SLIPS.get(says) is NoVersions,
     )
 
 
-def fits(run: Run, seen: Observed, mistake: Tensors) -> bool:
-    return all(close(seen.tensors[0][f"{run.name}.{name}"], one) for name, one in mistake.items())
+def fits(run: Run, observed: Observed, mistake: Tensors) -> bool:
+    return all(
+        close(observed.tensors[0][f"{run.name}.{name}"], tensor) for name, tensor in mistake.items()
+    )
 
 
 def held_line(run: Run, title: str, weight: float) -> Line:
     """Versions: one for each microbatch under way, and the newest; besides gradients and the momentum."""
 
-    def judge(seen: Observed) -> Finding:
-        held = seen.values[0][run.name].held
+    def judge(observed: Observed) -> Finding:
+        held = observed.values[0][run.name].held
         if len(held) != len(run.actions):
             return wrong("the bytes that the stage holds were not reported.")
         under_way = 0
@@ -126,7 +130,7 @@ def trouble(case_of_it: Case, kind: str, text: str) -> str:
 
 def row(stages: int, stage: int, count: int) -> list[tuple[str, int]]:
     """1F1B's actions of one stage."""
-    return [(one.kind, one.microbatch) for one in flat(one_f_one_b(stages, count)[stage])]
+    return [(action.kind, action.microbatch) for action in flat(one_f_one_b(stages, count)[stage])]
 
 
 def drawn(draw: Draw, name: str, kind: str, actions: Order, **more) -> Run:
@@ -150,17 +154,19 @@ def lines(run: Run, title: str, weight: float) -> list[Line]:
     def weights(k: str, name: str) -> str:
         return f"{name} after backward({k})"
 
-    found = [
+    value_lines = [
         values_line(run, f"{title}: outputs", ["y"], output, weight / 2),
         values_line(run, f"{title}: weights after each backward", ["p"], weights, weight),
     ]
     if run.kind != "first":
-        found.insert(1, values_line(run, f"{title}: gradients of x", ["dx"], of_input, weight / 2))
-    return found
+        value_lines.insert(
+            1, values_line(run, f"{title}: gradients of x", ["dx"], of_input, weight / 2)
+        )
+    return value_lines
 
 
-def alone(title: str, run: Run, told: Sequence[Line]) -> Case:
-    return Case(title, [run.side], list(told), recipe=RECIPE, alone=True, imports=OPTIMIZERS)
+def alone(title: str, run: Run, lines: Sequence[Line]) -> Case:
+    return Case(title, [run.side], list(lines), recipe=RECIPE, alone=True, imports=OPTIMIZERS)
 
 
 @exercise(points=6, objects=("PipeDreamStage",), references=REFERENCES, hint=trouble, point=POINT)
@@ -168,8 +174,8 @@ def pipedream_stage(draw: Draw) -> Iterator[Case]:
     run = drawn(draw, "middle", "middle", row(4, 1, 7))
     yield alone("middle", run, lines(run, "stage 1 of 4", 2))
     run = drawn(draw, "first", "first", row(4, 0, 10), width=24, memory=True)
-    told = [*lines(run, "stage 0 of 4, tokens", 1), held_line(run, "versions held", 1.5)]
-    yield alone("first", run, told)
+    first_lines = [*lines(run, "stage 0 of 4, tokens", 1), held_line(run, "versions held", 1.5)]
+    yield alone("first", run, first_lines)
     run = drawn(draw, "last", "last", row(3, 2, 4))
     yield alone("last", run, lines(run, "stage 2 of 3, with the loss", 1))
     if draw.hidden:

@@ -56,14 +56,14 @@ class Run:
     def side(self) -> RankSide:
         inputs = {f"{self.name}.x.{k}": x for k, x in enumerate(self.xs)}
         inputs |= {f"{self.name}.g.{k}": g for k, g in enumerate(self.gs)}
-        outputs = {name: Spec.of(one) for name, one in self.wanted.items()}
-        told = {
+        outputs = {name: Spec.of(tensor) for name, tensor in self.wanted.items()}
+        instructions = {
             "name": self.name, "model": self.described, "optimizer": list(self.optimizer),
-            "actions": [list(one) for one in self.actions], "memory": self.memory,
+            "actions": [list(action) for action in self.actions], "memory": self.memory,
             "expects": {n: [str(spec.dtype)[6:], list(spec.shape)] for n, spec in outputs.items()},
         }  # fmt: skip
         named = {f"{self.name}.{name}": spec for name, spec in outputs.items()}
-        return RankSide(inputs, {"runs": [told]}, named)
+        return RankSide(inputs, {"runs": [instructions]}, named)
 
 
 class Trained:
@@ -80,7 +80,7 @@ class Trained:
             self.module.parameters(), **run.optimizer[1]
         )
         self.first = self.newest()
-        self.seen: dict[int, Tensors] = {}
+        self.versions: dict[int, Tensors] = {}
         for kind, k in run.actions:
             self.forward(k) if kind == "F" else self.backward(k)
 
@@ -88,12 +88,12 @@ class Trained:
         return {name: p.detach().clone() for name, p in self.module.named_parameters()}
 
     def forward(self, k: int) -> None:
-        self.seen[k] = self.for_forward(k)
-        self.tensors[f"y.{k}"] = self.outputs(k, self.seen[k])[0].detach()
+        self.versions[k] = self.for_forward(k)
+        self.tensors[f"y.{k}"] = self.outputs(k, self.versions[k])[0].detach()
 
     def outputs(self, k: int, weights: Tensors) -> tuple[Tensor, Tensor, Tensors]:
         """Output, input and weights, with a graph."""
-        leaves = {name: one.clone().requires_grad_() for name, one in weights.items()}
+        leaves = {name: weight.clone().requires_grad_() for name, weight in weights.items()}
         x = self.run.xs[k].clone()
         if x.is_floating_point():
             x.requires_grad_()
@@ -106,11 +106,11 @@ class Trained:
         if x.grad is not None:
             self.tensors[f"dx.{k}"] = x.grad
         for name, param in self.module.named_parameters():
-            one = leaves[name].grad
-            assert one is not None
-            param.grad = one if param.grad is None else param.grad + one
+            grad = leaves[name].grad
+            assert grad is not None
+            param.grad = grad if param.grad is None else param.grad + grad
         self.step(k)
-        self.tensors |= {f"p.{k}.{name}": one for name, one in self.newest().items()}
+        self.tensors |= {f"p.{k}.{name}": weight for name, weight in self.newest().items()}
 
     # ---- what mistakes change
 
@@ -118,7 +118,7 @@ class Trained:
         return self.newest()
 
     def for_backward(self, k: int) -> Tensors:
-        return self.seen[k]
+        return self.versions[k]
 
     def step(self, k: int) -> None:
         self.optimizer.step()
@@ -145,7 +145,7 @@ class FromOld(Trained):
     def step(self, k: int) -> None:
         with torch.no_grad():
             for name, param in self.module.named_parameters():
-                param.copy_(self.seen[k][name])
+                param.copy_(self.versions[k][name])
         super().step(k)
 
 

@@ -35,7 +35,7 @@ KEEP = "Rank i has i of them in store when it comes to its last I: they fill the
 
 def stored(row: Row) -> int:
     """W that wait when the last I is done, without its own."""
-    kinds = [one.kind for one in flat(row)]
+    kinds = [action.kind for action in flat(row)]
     return kinds[::-1].index("I") - 1 if "I" in kinds else 0
 
 
@@ -43,8 +43,8 @@ def at_once(sizes: Sizes, rows: Rows) -> str:
     """Every W directly after its I."""
     for row in rows:
         done = list(flat(row))
-        for one, following in zip(done, [*done[1:], None], strict=True):
-            if one.kind == "I" and (following is None or following != one._replace(kind="W")):
+        for action, following in zip(done, [*done[1:], None], strict=True):
+            if action.kind == "I" and (following is None or following != action._replace(kind="W")):
                 return ""
     return (
         "Every W stands directly after its I: that is 1F1B with its backward cut in two. A gradient is sent "
@@ -148,7 +148,7 @@ FORM = Form(
 )
 def zero_bubble_h1(draw: Draw) -> Iterator[Case]:
     asked = Asked(NAME)
-    wanted = [asked.add(one) for one in (Sizes(4, 8), some(draw), Sizes(3, 3), Sizes(1, 2))]
+    wanted = [asked.add(sizes) for sizes in (Sizes(4, 8), some(draw), Sizes(3, 3), Sizes(1, 2))]
     yield asked.case(
         "schedules",
         [
