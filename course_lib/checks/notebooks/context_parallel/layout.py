@@ -72,7 +72,7 @@ UNEVEN = (
 )
 SLIPS: dict[str, Callable[[int, int], Layout]] = {
     "These are parts in succession: the last rank has most to do. Cut 2n chunks, and give rank r the r-th "
-    "and the r-th from the end.": lambda seq, n: [[one] for one in cut(seq, n)],
+    "and the r-th from the end.": lambda seq, n: [[chunk] for chunk in cut(seq, n)],
     "These are stripes, every n-th token: zigzag deals out two chunks in succession to each rank.": (
         lambda seq, n: [[range(rank, seq, n)] for rank in range(n)]
     ),
@@ -98,25 +98,30 @@ def read(value: Any) -> Layout | None:
     """The layout that was told (see `harness.plain`), or None."""
     if not isinstance(value, list) or not all(isinstance(held, list) for held in value):
         return None
-    layout = [[span(one) for one in held] for held in value]
-    good = [[one for one in held if one is not None] for held in layout]
+    layout = [[span(entry) for entry in held] for held in value]
+    good = [[chunk for chunk in held if chunk is not None] for held in layout]
     if [len(held) for held in good] != [len(held) for held in layout]:
         return None
-    return good if sum(len(one) for held in good for one in held) <= MOST else None
+    return good if sum(len(chunk) for held in good for chunk in held) <= MOST else None
 
 
-def span(told: Any) -> range | None:
-    ends = told.get("range") if isinstance(told, dict) else None
-    if not isinstance(ends, list) or len(ends) != 3 or not all(type(one) is int for one in ends):
+def span(entry: Any) -> range | None:
+    ends = entry.get("range") if isinstance(entry, dict) else None
+    if (
+        not isinstance(ends, list)
+        or len(ends) != 3
+        or not all(type(number) is int for number in ends)
+    ):
         return None
     start, stop, step = ends
-    known = step and all(abs(one) <= MOST for one in ends)  # longer ones have no length in Python
+    # longer ones have no length in Python
+    known = step and all(abs(number) <= MOST for number in ends)
     return range(start, stop, step) if known else None
 
 
 def held(layout: Layout) -> list[list[int]]:
     """The positions on each rank."""
-    return [sorted(position for one in spans for position in one) for spans in layout]
+    return [sorted(position for chunk in spans for position in chunk) for spans in layout]
 
 
 def judge(
@@ -128,14 +133,16 @@ def judge(
     fits most.
     """
 
-    def judged(seen: Observed) -> Finding:
-        errors = [seen.answer(start + i).error for i in range(len(sizes))]
-        told = [one for one in errors if one is not None and one[0] == "NotImplementedError"]
-        if len(told) == len(sizes):
-            return wrong("zigzag is not written yet.", at(told[0][2]), cause="stub")
+    def judged(observed: Observed) -> Finding:
+        errors = [observed.answer(start + i).error for i in range(len(sizes))]
+        not_written = [
+            error for error in errors if error is not None and error[0] == "NotImplementedError"
+        ]
+        if len(not_written) == len(sizes):
+            return wrong("zigzag is not written yet.", at(not_written[0][2]), cause="stub")
         read_so_far: list[tuple[int, int, Layout]] = []
         for index, (seq, n) in enumerate(sizes, start=start):
-            answer = seen.answer(index)
+            answer = observed.answer(index)
             if answer.error is not None:
                 return raised(seq, n, *answer.error)
             layout = read(answer.value)
@@ -145,8 +152,8 @@ def judge(
             read_so_far.append((seq, n, layout))
         for seq, n, layout in read_so_far:
             if held(layout) != held(pairs(seq, n)):
-                return other_tokens(seq, n, layout, usual_slip(seen, others, seq, n, layout))
-            if any(not one or one.step != 1 for spans in layout for one in spans):
+                return other_tokens(seq, n, layout, usual_slip(observed, others, seq, n, layout))
+            if any(not chunk or chunk.step != 1 for spans in layout for chunk in spans):
                 return wrong(
                     "there are ranges without tokens, or with gaps.",
                     "Leave out a chunk without tokens, and write a chunk as range(start, stop).",
@@ -168,38 +175,45 @@ def raised(seq: int, n: int, error: str, text: str = "", place: str = "") -> Fin
 
 
 def usual_slip(
-    seen: Observed, others: Sequence[tuple[int, int]], seq: int, n: int, layout: Layout
+    observed: Observed, others: Sequence[tuple[int, int]], seq: int, n: int, layout: Layout
 ) -> str:
     """Of the mistakes that give this layout the one that gives most of all that came; "" without any."""
-    came = [(size, read(seen.answer(i).value)) for i, size in enumerate(others)]
+    came = [(size, read(observed.answer(i).value)) for i, size in enumerate(others)]
 
     def fits(make: Callable[[int, int], Layout]) -> int:
-        return sum(one is not None and held(make(*size)) == held(one) for size, one in came)
+        return sum(
+            answered is not None and held(make(*size)) == held(answered) for size, answered in came
+        )
 
-    found = [says for says, make in SLIPS.items() if held(make(seq, n)) == held(layout)]
-    return max(found, key=lambda says: fits(SLIPS[says]), default="")
+    hints = [says for says, make in SLIPS.items() if held(make(seq, n)) == held(layout)]
+    return max(hints, key=lambda says: fits(SLIPS[says]), default="")
 
 
 def other_tokens(seq: int, n: int, layout: Layout, says: str) -> Finding:
     """The finding about a rank that holds wrong tokens, with the usual cause."""
     came, right = held(layout), held(pairs(seq, n))
-    everything = sorted(position for one in came for position in one)
+    everything = sorted(position for positions in came for position in positions)
     if everything == list(range(seq)):
         rank = next(r for r in range(n) if came[r] != right[r])
-        told = f"rank {rank} holds the tokens {listed(came[rank])}, not {listed(right[rank])}"
+        mistake = f"rank {rank} holds the tokens {listed(came[rank])}, not {listed(right[rank])}"
         general = "some ranks hold other tokens than they should"
     else:
         missing = sorted(set(range(seq)) - set(everything))
         strange = [
-            one for one, count in Counter(everything).items() if count > 1 or not 0 <= one < seq
+            position
+            for position, count in Counter(everything).items()
+            if count > 1 or not 0 <= position < seq
         ]
         named = missing or sorted(strange)
-        one, many = NOBODYS if missing else TWICE
-        told = f"{'token' if len(named) == 1 else 'tokens'} {listed(named)} {words.verb(named, one, many)}"
+        singular, plural = NOBODYS if missing else TWICE
+        noun = "token" if len(named) == 1 else "tokens"
+        mistake = f"{noun} {listed(named)} {words.verb(named, singular, plural)}"
         general = "tokens are left out, held twice, or do not exist"
-    said = Sentence(f"zigzag({seq}, {n}): {told}.", f"{general}.")
+    said = Sentence(f"zigzag({seq}, {n}): {mistake}.", f"{general}.")
     return wrong(
-        said, says or "Each of the 2n chunks has one holder: r and 2n - 1 - r.", cause=says or told
+        said,
+        says or "Each of the 2n chunks has one holder: r and 2n - 1 - r.",
+        cause=says or mistake,
     )
 
 
@@ -214,8 +228,8 @@ def listed(positions: list[int]) -> str:
 def zigzag(draw: Draw) -> Iterator[Case]:
     n = draw.integer(5, 8)
     counts = (n, 2, 3, 8)
-    fitting = [(2 * one * draw.integer(3, 9), one) for one in counts]
-    uneven = [(8 * one + draw.integer(1, 2 * one), one) for one in counts]
+    fitting = [(2 * count * draw.integer(3, 9), count) for count in counts]
+    uneven = [(8 * count + draw.integer(1, 2 * count), count) for count in counts]
     table = [
         ("2n divides the sequence", [(16, 4), *fitting], 2.0, False),
         ("2n does not divide it", [(29, 4), *uneven], 1.5, False),
@@ -229,5 +243,5 @@ def zigzag(draw: Draw) -> Iterator[Case]:
     lines: list[Line] = []
     for title, sizes, weight, trivial in table:
         lines.append(Line(title, judge(sizes, len(calls), every), weight, trivial=trivial))
-        calls += [[0, list(one)] for one in sizes]
+        calls += [[0, list(size)] for size in sizes]
     yield Case("layouts", [RankSide({}, {"calls": calls}, {})], lines, recipe=EVALUATE, alone=True)

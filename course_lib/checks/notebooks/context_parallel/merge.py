@@ -100,7 +100,7 @@ class Parts:
 
     @cached_property
     def lse(self) -> list[Tensor]:
-        return [one.logsumexp(-1) for one in self.scores]
+        return [block.logsumexp(-1) for block in self.scores]
 
     @cached_property
     def out(self) -> list[Tensor]:
@@ -124,35 +124,35 @@ class Parts:
 
     @cached_property
     def weights(self) -> list[Tensor]:
-        return [(one - self.merged[1]).exp().nan_to_num(0.0)[..., None] for one in self.lse]
+        return [(lse - self.merged[1]).exp().nan_to_num(0.0)[..., None] for lse in self.lse]
 
     def gradients(self) -> dict[str, Tensor]:
         """d out = w g; d lse = w (g_lse + g . (out - merged out)): w is exp(lse - merged lse)."""
-        found, (g, g_lse) = {}, self.grads
+        gradients, (g, g_lse) = {}, self.grads
         for which, w, out in zip(("", "block_"), self.weights, self.out, strict=True):
-            found[f"grad.{which}out"] = w * g
+            gradients[f"grad.{which}out"] = w * g
             inner = (g * (out - self.merged[0])).sum(-1)
-            found[f"grad.{which}lse"] = w[..., 0] * (g_lse + inner)
-        return {name: found[name].to(self.dtype) for name in GRADIENTS}
+            gradients[f"grad.{which}lse"] = w[..., 0] * (g_lse + inner)
+        return {name: gradients[name].to(self.dtype) for name in GRADIENTS}
 
     def call(self, name: str) -> Call:
-        given = [self.out[0], self.lse[0], self.out[1], self.lse[1]]
+        inputs = [self.out[0], self.lse[0], self.out[1], self.lse[1]]
         results = {"out": self.merged[0].to(self.dtype), "lse": self.merged[1].to(self.dtype)}
         gradients = self.gradients()
         nothing = {
-            one: (self.nothing[..., None] if one.endswith("out") else self.nothing).expand_as(grad)
-            for one, grad in gradients.items()
+            label: (self.nothing[..., None] if label.endswith("out") else self.nothing).expand_as(g)
+            for label, g in gradients.items()
         }
         return Call(
-            name, {one: x.to(self.dtype) for one, x in zip(NAMES, given, strict=True)},
+            name, {label: x.to(self.dtype) for label, x in zip(NAMES, inputs, strict=True)},
             {**results, **gradients},
-            gradients={one: g.to(self.dtype) for one, g in zip(("out", "lse"), self.grads, strict=True)},
+            gradients={label: g.to(self.dtype) for label, g in zip(("out", "lse"), self.grads, strict=True)},
             outputs=("out", "lse"), anything=nothing,
         )  # fmt: skip
 
     def clamped(self, low: float = -100.0) -> tuple[Tensor, Tensor]:
         """(out, lse) if a number that real lse come below stands in for -inf."""
-        old, new = (one.clamp_min(low) for one in self.lse)
+        old, new = (lse.clamp_min(low) for lse in self.lse)
         share = (new - old).sigmoid()[..., None]
         return torch.lerp(self.out[0], self.out[1], share), torch.logaddexp(old, new)
 
@@ -160,7 +160,7 @@ class Parts:
         """Usual mistakes with out and lse."""
         (a, b), (la, lb), (wa, wb) = self.out, self.lse, self.weights
         pa, pb = (
-            (one - torch.maximum(*self.lse)).exp().nan_to_num(0.0)[..., None] for one in self.lse
+            (lse - torch.maximum(*self.lse)).exp().nan_to_num(0.0)[..., None] for lse in self.lse
         )
         table: list[tuple[str, Callable[[], dict[str, Tensor]]]] = [
             ("The old out still has its old denominator: it must be rescaled by exp(lse - merged lse), too.",
@@ -197,7 +197,7 @@ class Parts:
 
 
 def rounded(tensors: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    return {name: one.to(dtype) for name, one in tensors.items()}
+    return {name: tensor.to(dtype) for name, tensor in tensors.items()}
 
 
 def wrong_ways(
@@ -219,8 +219,8 @@ def hidden_in(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Nothing seen in the old part where `old`, in the block where `new`."""
     a, b = (
-        one.masked_fill(mask[..., None], -torch.inf)
-        for one, mask in zip(scores, (old, new), strict=True)
+        block.masked_fill(mask[..., None], -torch.inf)
+        for block, mask in zip(scores, (old, new), strict=True)
     )
     return a, b
 
@@ -240,15 +240,15 @@ def gradients_of(call: Call, title: str, weight: float = 1.0, otherwise: str = "
         for says in (GRAPH, otherwise or GRAPH)
     )
 
-    def judge(seen: Observed) -> Finding:
-        found = (plain if finite(seen, call) else behind).judge(seen)
-        return found if found.ok else changed(seen, call) or found
+    def judge(observed: Observed) -> Finding:
+        finding = (plain if finite(observed, call) else behind).judge(observed)
+        return finding if finding.ok else changed(observed, call) or finding
 
     return Line(title, judge, weight)
 
 
-def finite(seen: Observed, call: Call) -> bool:
-    return all(bool(got(seen, call, name).isfinite().all()) for name in GRADIENTS)
+def finite(observed: Observed, call: Call) -> bool:
+    return all(bool(got(observed, call, name).isfinite().all()) for name in GRADIENTS)
 
 
 def masked(draw: Draw, dtype: torch.dtype = torch.float64) -> Parts:
@@ -263,7 +263,7 @@ def large(draw: Draw, dtype: torch.dtype = torch.float64) -> Parts:
     """Scores of 1,000 and -1,000, alike in both parts or far apart."""
     parts = Parts.draw(draw, (4, 3), 4, dtype)
     sign = torch.tensor([[1.0, 1.0], [-1.0, -1.0], [1.0, -1.0], [-1.0, 1.0]], dtype=torch.float64)
-    a, b = (one + 1000 * sign[:, i, None, None] for i, one in enumerate(parts.scores))
+    a, b = (block + 1000 * sign[:, i, None, None] for i, block in enumerate(parts.scores))
     return Parts((a, b), parts.values, parts.grads, dtype)
 
 
@@ -275,7 +275,7 @@ def online_softmax_merge(draw: Draw) -> Iterator[Case]:
     square = Parts.draw(draw, (4, 4, 4), 4)
     flat = Parts.draw(draw, (6,), 3)
     hidden, extreme = masked(draw), large(draw)
-    calls = {name: one.call(name) for name, one in (
+    calls = {name: parts.call(name) for name, parts in (
         ("plain", plain), ("square", square), ("flat", flat), ("masked", hidden), ("large", extreme),
     )}  # fmt: skip
     yield function_case(
@@ -294,7 +294,7 @@ def online_softmax_merge(draw: Draw) -> Iterator[Case]:
     )  # fmt: skip
     if draw.hidden:
         kinds = Parts.draw(draw, (3, 7), 5, torch.float32), masked(draw, torch.float32)
-        made = [one.call(f"float32 {i}") for i, one in enumerate((*kinds, large(draw)))]
+        made = [parts.call(f"float32 {i}") for i, parts in enumerate((*kinds, large(draw)))]
         yield function_case(
             "float32", made,
             [

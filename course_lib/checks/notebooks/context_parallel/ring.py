@@ -172,7 +172,7 @@ def case(
     more_runs: Sequence[Run] = (),
     **more: Any,
 ) -> Case:
-    called = [*(one.run() for one in spreads), *more_runs]
+    called = [*(spread.run() for spread in spreads), *more_runs]
     return runs.case(title, called, lines, OPERATIONS, forbidden=BUILT_IN, **more)
 
 
@@ -180,12 +180,12 @@ def layouts(draw: Draw, way: str, n: int, batch: int, heads: int) -> Case:
     """Causal, in three layouts of 2n chunks of 2 tokens, with two heads of keys."""
     shape = {"batch": batch, "heads": heads, "kv_heads": 2, "head_dim": 6, "causal": True}
     seq = 4 * n
-    found = [
+    spreads = [
         Spread.draw(draw, n, seq, name="contiguous", **shape),
         Spread.draw(draw, n, seq, name="zigzag", layout=zigzag(seq, n), **shape),
         Spread.draw(draw, n, seq, name="striped", layout=striped(seq, n), **shape),
     ]
-    in_succession, paired, every_nth = (judged(way, one) for one in found)
+    in_succession, paired, every_nth = (judged(way, spread) for spread in spreads)
     title = words.counted(n, "rank")
     lse = [paired.run_of_lse(1)] if way == FORWARD else []
     return case(

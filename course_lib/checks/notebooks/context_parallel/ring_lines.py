@@ -65,14 +65,16 @@ def value_line(
     run = spread.run()
     names = ["y"] if spread.forward_only else [*GRADS, "y"]
 
-    def judge(seen: Observed) -> Finding:
-        found = differs(run, seen, names, slips, lambda *came: misfit, "")
-        if found is not None and not finite(run, seen, names):
-            return wrong(*found.sentences, NAN, cause="nan")
-        if found is not None and found.cause in {f"{run.name} {name}" for name in names}:
-            first = not spread.forward_only and differs(run, seen, ["y"], (), None, "") is not None
-            return wrong(*found.sentences, FORWARD_FIRST if first else otherwise, cause=ANY)
-        return found or left_alone(run, seen)
+    def judge(observed: Observed) -> Finding:
+        finding = differs(run, observed, names, slips, lambda *came: misfit, "")
+        if finding is not None and not finite(run, observed, names):
+            return wrong(*finding.sentences, NAN, cause="nan")
+        if finding is not None and finding.cause in {f"{run.name} {name}" for name in names}:
+            first = (
+                not spread.forward_only and differs(run, observed, ["y"], (), None, "") is not None
+            )
+            return wrong(*finding.sentences, FORWARD_FIRST if first else otherwise, cause=ANY)
+        return finding or left_alone(run, observed)
 
     return Line(title, judge, weight, short=short)
 
@@ -81,9 +83,9 @@ def lse_line(spread: Spread, title: str, weight: float) -> Line:
     """The second tensor that ring_forward returns."""
     run, slips = spread.run_of_lse(1), lse_slips(spread)
 
-    def judge(seen: Observed) -> Finding:
-        found = differs(run, seen, ["y"], slips, lambda *came: PAIR, LSE) or RIGHT
-        return replace(found, sentences=tuple(of_lse(said) for said in found.sentences))
+    def judge(observed: Observed) -> Finding:
+        finding = differs(run, observed, ["y"], slips, lambda *came: PAIR, LSE) or RIGHT
+        return replace(finding, sentences=tuple(of_lse(said) for said in finding.sentences))
 
     return Line(title, judge, weight)
 
@@ -96,15 +98,15 @@ def of_lse(said: str) -> str:
     return Sentence(named, said.general.replace(subject("y"), "lse"))
 
 
-def finite(run: Run, seen: Observed, names: Sequence[str]) -> bool:
-    found = (rank.get(f"{run.name}.{name}") for rank in seen.tensors for name in names)
-    return all(bool(one.isfinite().all()) for one in found if one is not None)
+def finite(run: Run, observed: Observed, names: Sequence[str]) -> bool:
+    tensors = (rank.get(f"{run.name}.{name}") for rank in observed.tensors for name in names)
+    return all(bool(tensor.isfinite().all()) for tensor in tensors if tensor is not None)
 
 
-def left_alone(run: Run, seen: Observed) -> Finding:
+def left_alone(run: Run, observed: Observed) -> Finding:
     for name in ("q", "k", "v"):
         after = f"after.{name}"
-        if differs(run, seen, [after], (), None, "") is not None:
+        if differs(run, observed, [after], (), None, "") is not None:
             return wrong(
                 f"{name} was changed: it belongs to the caller.",
                 "Send from, receive into and add to tensors of your own.",
@@ -117,12 +119,12 @@ def precise_line(spread: Spread, name: str, title: str) -> Line:
     """bfloat16 whose partial results were added in float32: the error is that of the last rounding."""
     run = spread.run(torch.bfloat16)
 
-    def judge(seen: Observed) -> Finding:
-        if (found := differs(run, seen, [], (), None, "")) and "misfit" in found.cause:
-            return found
+    def judge(observed: Observed) -> Finding:
+        if (finding := differs(run, observed, [], (), None, "")) and "misfit" in finding.cause:
+            return finding
         for rank in range(spread.n):
             exact = spread.part(spread.wanted[name], rank)
-            error = seen.tensors[rank][f"{run.name}.{name}"].double() - exact
+            error = observed.tensors[rank][f"{run.name}.{name}"].double() - exact
             off = float(error.square().mean().sqrt())
             bound = ROUNDING * max(1.0, float(exact.square().mean().sqrt()))
             if not off <= GROSS * bound:

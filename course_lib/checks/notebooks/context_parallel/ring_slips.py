@@ -60,7 +60,7 @@ def lse_slips(spread: Spread) -> list[Slip]:
 
 def backward_slips(spread: Spread) -> list[Slip]:
     n, whole = spread.n, spread.wanted
-    found = []
+    slips = []
     for by in range(1, n):
         says = (
             f"Those are gradients of the keys of rank r {'-' if 2 * by > n else '+'} "
@@ -68,7 +68,7 @@ def backward_slips(spread: Spread) -> list[Slip]:
             "transfer more brings them home."
         )
         for name in ("grad.k", "grad.v"):
-            found.append(
+            slips.append(
                 Slip(
                     says,
                     lambda k, by=by, name=name: {name: spread.part(whole[name], (k + by) % n)},
@@ -79,19 +79,19 @@ def backward_slips(spread: Spread) -> list[Slip]:
             "Only the rank's own queries contributed to the gradient of its keys: those of the other ranks "
             "saw them, too. Their shares must come home."
         )
-        found.append(Slip(says, lambda k, name=name: {name: spread.by_own_queries(k)[name]}))
+        slips.append(Slip(says, lambda k, name=name: {name: spread.by_own_queries(k)[name]}))
     if n > 1:
-        found += [
+        slips += [
             Slip(MEAN, lambda k, name=name: {name: spread.part(whole[name], k) / n})
             for name in ("grad.k", "grad.v")
         ]
-        found.append(
+        slips.append(
             Slip(
                 "The gradient of q was divided by N. It is a sum over all keys: divide by nothing.",
                 lambda k: {"grad.q": spread.part(whole["grad.q"], k) / n},
             )
         )
-    return [*found, *delta_slips(spread)]
+    return [*slips, *delta_slips(spread)]
 
 
 def delta_slips(spread: Spread) -> list[Slip]:

@@ -71,7 +71,7 @@ def forward_hint(n: int, wide: bool = False) -> Callable[[float, list[Operation]
 
 
 def near(ratio: float, *ratios: float) -> bool:
-    return any(abs(ratio - one) < 0.02 for one in ratios)
+    return any(abs(ratio - other) < 0.02 for other in ratios)
 
 
 def backward_hint(ratio: float, done: list[Operation]) -> str:
@@ -94,10 +94,14 @@ def neighbours_line(spread: Spread, way: str) -> Line:
     """A rank sends to the next one of the ring, or to the one before, and to no other."""
     run = spread.run()
 
-    def judge(seen: Observed) -> Finding:
-        for k, rank in enumerate(members(seen)):
-            done = operations(run, seen, rank, way)
-            peers = {one.peer for one in done if one.op == "send" and one.peer is not None}
+    def judge(observed: Observed) -> Finding:
+        for k, rank in enumerate(members(observed)):
+            done = operations(run, observed, rank, way)
+            peers = {
+                operation.peer
+                for operation in done
+                if operation.op == "send" and operation.peer is not None
+            }
             if strangers := peers - {(k - 1) % spread.n, (k + 1) % spread.n}:
                 return wrong(
                     f"rank {rank} sent to {words.ranks(sorted(strangers))}, and not to a neighbour alone.",

@@ -71,10 +71,10 @@ class Spread:
         return self.marks([torch.arange(len(at)) for at in self.places])
 
     def marks(self, of_ranks: Sequence[Tensor]) -> Tensor:
-        found = torch.empty(self.whole.q.shape[1], dtype=torch.long)
+        by_position = torch.empty(self.whole.q.shape[1], dtype=torch.long)
         for at, marks in zip(self.places, of_ranks, strict=True):
-            found[at] = marks
-        return found
+            by_position[at] = marks
+        return by_position
 
     def part(self, x: Tensor, k: int) -> Tensor:
         return x[:, self.places[k]]
@@ -94,8 +94,8 @@ class Spread:
         nothing = torch.empty(0)
         return Run(
             self.name,
-            [{name: x.to(dtype) for name, x in one.items()} for one in inputs],
-            [{name: x.to(dtype) for name, x in one.items()} for one in wanted],
+            [{name: x.to(dtype) for name, x in tensors.items()} for tensors in inputs],
+            [{name: x.to(dtype) for name, x in tensors.items()} for tensors in wanted],
             [
                 nothing if self.forward_only else self.part(self.whole.grad, k).to(dtype)
                 for k in range(self.n)
@@ -110,7 +110,7 @@ class Spread:
         """The same call of the exercise's object of that number, which returns lse."""
         run = self.run()
         lse = [{"y": self.part(self.whole.lse, k)} for k in range(self.n)]
-        wanted = [{**one, **part} for one, part in zip(run.wanted, lse, strict=True)]
+        wanted = [{**tensors, **part} for tensors, part in zip(run.wanted, lse, strict=True)]
         return replace(run, name=f"{self.name}, lse", object=function, wanted=wanted)
 
     @property
@@ -176,7 +176,7 @@ def attention_slips(spread: Spread) -> list[Slip]:
     heads, head_dim = spread.whole.q.shape[2:]
     kv_heads = spread.whole.k.shape[2]
     by = "The scores are q k^T / sqrt(head_dim): here they were"
-    found = [
+    slips = [
         spread.otherwise(f"{by} not divided.", scale=1.0),
         spread.otherwise(f"{by} divided by head_dim, not by its root.", scale=1 / head_dim),
         spread.otherwise(
@@ -193,12 +193,12 @@ def attention_slips(spread: Spread) -> list[Slip]:
             "Head h of q goes with head h // (heads / kv_heads) of k and v: in succession, as "
             "repeat_interleave has them, and not h % kv_heads as `repeat` has them."
         )
-        found.append(spread.otherwise(says, head_of=lambda h: h % kv_heads))
+        slips.append(spread.otherwise(says, head_of=lambda h: h % kv_heads))
     if spread.causal:
-        found += mask_slips(spread)
+        slips += mask_slips(spread)
     else:
-        found.append(spread.masked("No mask was asked for: causal is False.", later_hidden))
-    return found
+        slips.append(spread.masked("No mask was asked for: causal is False.", later_hidden))
+    return slips
 
 
 def mask_slips(spread: Spread) -> list[Slip]:
@@ -218,7 +218,7 @@ def mask_slips(spread: Spread) -> list[Slip]:
         other = (2 * r - o) % n
         return table[r, i] >= table[other, j]
 
-    found = [
+    slips = [
         spread.otherwise("Later keys were seen: causal=True hides them.", mask=None),
         spread.masked(
             "The mask was laid by places within the parts: a query at place i of its part saw the keys at "
@@ -242,5 +242,5 @@ def mask_slips(spread: Spread) -> list[Slip]:
             "not. Mask by the positions that it gives."
         )
         succession = spread.from_marks(lambda r, i, o, j: starts[r] + i >= starts[o] + j)
-        found.insert(0, spread.masked(says, succession))
-    return found
+        slips.insert(0, spread.masked(says, succession))
+    return slips

@@ -44,11 +44,13 @@ class Run(layers.Run):
         return self.measured and moment in ("base", "forward", "backward")
 
     def instructions(self, k: int, group: int | None) -> dict:
-        given = super().instructions(k, group) | {"measured": self.measured}
-        given["worth"] = self.worth
+        instructions = super().instructions(k, group) | {"measured": self.measured}
+        instructions["worth"] = self.worth
         if self.layout is not None:
-            given["layout"] = [[[s.start, s.stop, s.step] for s in spans] for spans in self.layout]
-        return given
+            instructions["layout"] = [
+                [[s.start, s.stop, s.step] for s in spans] for spans in self.layout
+            ]
+        return instructions
 
 
 def case(
@@ -62,9 +64,9 @@ def case(
     return replace(made, recipe=RECIPE)
 
 
-def watched(seen: Observed, rank: int, run: Run, direction: str, key: str) -> int:
+def watched(observed: Observed, rank: int, run: Run, direction: str, key: str) -> int:
     """A measured number of a direction; -1 if the run was refused before."""
-    done = seen.values[rank][run.name].work.get(direction)
+    done = observed.values[rank][run.name].work.get(direction)
     return -1 if done is None else getattr(done, key)
 
 
@@ -83,9 +85,9 @@ def work_line(
     least: the share of them that every solution has, if it computes by products.
     """
 
-    def judge(seen: Observed) -> Finding:
-        for k, rank in enumerate(members(seen)):
-            done = watched(seen, rank, run, direction, "flops")
+    def judge(observed: Observed) -> Finding:
+        for k, rank in enumerate(members(observed)):
+            done = watched(observed, rank, run, direction, "flops")
             if done < 0 or done > most[k]:
                 return wrong(
                     f"{direction}, the products of rank {rank} took {words.number(done)} FLOPs; "
@@ -118,19 +120,19 @@ def alive_line(
     Tensors are counted in the rank, exactly, and the pages of the process from outside, with PAGES to spare.
     """
 
-    def judge(seen: Observed) -> Finding:
-        for rank in members(seen):
-            found = watched(seen, rank, run, direction, "alive")
-            pages = seen.rose[rank].get(f"{run.name}.pages.{direction}")
+    def judge(observed: Observed) -> Finding:
+        for rank in members(observed):
+            nbytes = watched(observed, rank, run, direction, "alive")
+            pages = observed.rose[rank].get(f"{run.name}.pages.{direction}")
             if not pages:
                 return wrong(f"rank {rank} was not measured in {direction}.")
-            found = pages[0] if pages[0] > most + PAGES else found
-            if found < 0 or found > most:
+            nbytes = pages[0] if pages[0] > most + PAGES else nbytes
+            if nbytes < 0 or nbytes > most:
                 enough = f"{words.number(round(most))} are enough."
                 general = f"at one moment of {direction} rank {rank} had too many bytes in tensors of its own"
-                exact = f"at one moment of {direction} rank {rank} had {words.number(found)} bytes in tensors"
-                said = Sentence(f"{exact} of its own; {enough}", f"{general}; {enough}")
-                return wrong(said, usual(says, found), cause=f"alive {usual(says, found)}")
+                exact = f"at one moment of {direction} rank {rank} had {words.number(nbytes)} bytes"
+                said = Sentence(f"{exact} in tensors of its own; {enough}", f"{general}; {enough}")
+                return wrong(said, usual(says, nbytes), cause=f"alive {usual(says, nbytes)}")
         return RIGHT
 
     return Line(title, judge, weight, "memory", enough={f"{run.name}.{direction}": most})
@@ -141,12 +143,12 @@ def overlap_line(
 ) -> Line:
     """Bytes that were being received while the rank multiplied matrices: so many at least."""
 
-    def judge(seen: Observed) -> Finding:
-        for k, rank in enumerate(members(seen)):
-            found = watched(seen, rank, run, direction, "under_way")
-            if found < needed[k]:
+    def judge(observed: Observed) -> Finding:
+        for k, rank in enumerate(members(observed)):
+            nbytes = watched(observed, rank, run, direction, "under_way")
+            if nbytes < needed[k]:
                 return wrong(
-                    f"{direction}, rank {rank} computed while {words.number(max(found, 0))} bytes were on "
+                    f"{direction}, rank {rank} computed while {words.number(max(nbytes, 0))} bytes were on "
                     f"their way to it; {words.number(round(needed[k]))} could be.",
                     says,
                     cause=says,
@@ -161,9 +163,13 @@ def calls_line(
 ) -> Line:
     """Messages sent, and collectives, that each rank begins in a direction: so many at most."""
 
-    def judge(seen: Observed) -> Finding:
-        for rank in members(seen):
-            done = [one for one in operations(run, seen, rank, direction) if one.op != "recv"]
+    def judge(observed: Observed) -> Finding:
+        for rank in members(observed):
+            done = [
+                operation
+                for operation in operations(run, observed, rank, direction)
+                if operation.op != "recv"
+            ]
             if len(done) > most:
                 return wrong(
                     f"{direction}, rank {rank} sent {words.counted(len(done), 'time')}; "

@@ -117,7 +117,7 @@ def misfit(name: str, came: str) -> str:
 ABOUT = About(
     "tiled_attention",
     "full attention",
-    {"y": "the output", **{one: f"the gradient of {one[5:]}" for one in GRADIENTS}},
+    {"y": "the output", **{name: f"the gradient of {name[5:]}" for name in GRADIENTS}},
     error=trouble,
     misfit=misfit,
     own_errors=(THEIRS, COMPILED),
@@ -160,9 +160,9 @@ def both_of(call: Call, whole: Whole, title: str, block: int, weight: float) -> 
     output = values_of(call, whole, title, block, weight)
     gradients = gradients_of(call, whole, title, block, weight)
 
-    def judge(seen: Observed) -> Finding:
-        found = output.judge(seen)
-        return gradients.judge(seen) if found.ok else found
+    def judge(observed: Observed) -> Finding:
+        finding = output.judge(observed)
+        return gradients.judge(observed) if finding.ok else finding
 
     return Line(title, judge, weight, short=True)
 
@@ -173,7 +173,7 @@ def both_of(call: Call, whole: Whole, title: str, block: int, weight: float) -> 
 def half_call(draw: Draw) -> tuple[Call, Whole]:
     """Inputs of bfloat16 in many tiles: the output is rounded once."""
     whole = Whole.draw(draw, 1, 128, 2, 1, 8, dtype=torch.bfloat16)
-    halved = {name: one.bfloat16() for name, one in {**whole.inputs, **whole.wanted}.items()}
+    halved = {name: tensor.bfloat16() for name, tensor in {**whole.inputs, **whole.wanted}.items()}
     call = Call(
         "half", {name: halved[name] for name in "qkv"}, {n: halved[n] for n in whole.wanted},
         gradients={"y": whole.grad.bfloat16()}, kwargs={"block": 8},
@@ -186,18 +186,18 @@ def half_line(call: Call, whole: Whole, title: str, weight: float) -> Line:
     near, far = (values_line(call, ABOUT, title, otherwise=says) for says in (ROUNDED, ""))
     once = error_of(whole.y.bfloat16(), whole.y)
 
-    def judge(seen: Observed) -> Finding:
+    def judge(observed: Observed) -> Finding:
         errors = {
-            name: error_of(seen.tensors[0][f"{call.name}.{name}"], exact)
+            name: error_of(observed.tensors[0][f"{call.name}.{name}"], exact)
             for name, exact in whole.wanted.items()
         }
         shares = [errors[name] / error_of(exact, 0 * exact) for name, exact in whole.wanted.items()]
         if not all(share <= COARSE for share in shares):
-            found = far.judge(seen)
-            return found if found.cause not in whole.wanted else replace(found, cause=ANY)
-        found = near.judge(seen)
-        if not found.ok or errors["y"] <= ROUNDINGS * once:
-            return found
+            finding = far.judge(observed)
+            return finding if finding.cause not in whole.wanted else replace(finding, cause=ANY)
+        finding = near.judge(observed)
+        if not finding.ok or errors["y"] <= ROUNDINGS * once:
+            return finding
         general = "the output in bfloat16 has errors several times as large as one rounding makes."
         times = Sentence(f"{general[:-1]} ({errors['y'] / once:.1f} times).", general)
         return wrong(times, ROUNDED, cause="roundings")
@@ -205,17 +205,17 @@ def half_line(call: Call, whole: Whole, title: str, weight: float) -> Line:
     return Line(title, judge, weight)
 
 
-def error_of(found: Tensor, exact: Tensor) -> float:
+def error_of(tensor: Tensor, exact: Tensor) -> float:
     """Root mean square."""
-    return float((found.double() - exact).pow(2).mean().sqrt())
+    return float((tensor.double() - exact).pow(2).mean().sqrt())
 
 
 # ---- memory
 
 
 def cause_of(direction: str) -> Callable[[int], tuple[str, bool]]:
-    def says(found: int) -> tuple[str, bool]:
-        if found >= SCORES // 2:  # of one head alone, or of half of the pairs
+    def says(nbytes: int) -> tuple[str, bool]:
+        if nbytes >= SCORES // 2:  # of one head alone, or of half of the pairs
             return (
                 f"The whole N x N matrix was there in {direction}: make it a tile at a time.",
                 True,
@@ -229,8 +229,8 @@ def cause_of(direction: str) -> Callable[[int], tuple[str, bool]]:
     return says
 
 
-def kept_says(found: int) -> tuple[str, bool]:
-    if found >= SCORES // 2:  # under a causal mask autograd keeps half of the tiles
+def kept_says(nbytes: int) -> tuple[str, bool]:
+    if nbytes >= SCORES // 2:  # under a causal mask autograd keeps half of the tiles
         return (
             "The scores of all tiles were kept, by autograd or by you: without a torch.autograd.Function of "
             "your own each operation keeps its result for backward. Keep q, k, v, out and lse, and make the "
@@ -309,17 +309,17 @@ def tiled_attention(draw: Draw) -> Iterator[Case]:
 
 
 def more(draw: Draw) -> Iterator[Case]:
-    one = Whole.draw(draw, 2, 6, 4, 1, 3, causal=True)
+    grouped = Whole.draw(draw, 2, 6, 4, 1, 3, causal=True)
     wide = Whole.draw(draw, 1, 7, 3, 3, 4)
     calls = [
-        call_of("each", one, 1, True),
+        call_of("each", grouped, 1, True),
         call_of("wide", wide, 64),
-        call_of("full", one.but(mask=None), 4),
+        call_of("full", grouped.but(mask=None), 4),
     ]
     lines = [
         both_of(call, whole, title, 64, 0.5)
         for call, whole, title in zip(
-            calls, (one, wide, one.but(mask=None)),
+            calls, (grouped, wide, grouped.but(mask=None)),
             ("tiles of one token", "one tile for all", "all heads with one of keys"), strict=True,
         )
     ]  # fmt: skip

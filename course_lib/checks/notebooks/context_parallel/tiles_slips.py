@@ -27,7 +27,7 @@ def output_slips(whole: Whole, block: int) -> list[Slip]:
         heads**-0.5: wrong_dimension.format("the number of heads"),
         (heads * head_dim) ** -0.5: wrong_dimension.format("the width of all heads"),
     }
-    found = [
+    slips = [
         Slip(says, lambda scale=scale: {"y": whole.but(scale=scale).y})
         for scale, says in scales.items()
         if abs(scale - whole.factor) > 1e-12
@@ -53,8 +53,8 @@ def output_slips(whole: Whole, block: int) -> list[Slip]:
         table.append((says, lambda: whole.but(head_of=lambda h: h % count).y))
     if causal:
         table += [(says, lambda m=mask: whole.but(mask=m).y) for says, mask in masks(block)]
-    found += [Slip(says, lambda make=make: {"y": make()}) for says, make in table]
-    return found
+    slips += [Slip(says, lambda make=make: {"y": make()}) for says, make in table]
+    return slips
 
 
 def masks(block: int) -> Iterator[tuple[str, Callable[[Tensor, Tensor], Tensor] | None]]:

@@ -124,15 +124,15 @@ def backward_slips(spread: Spread) -> list[Slip]:
         "each rank keeps its own tokens."
     )
     mean = "The gradients were divided by N. Each comes to one rank, whole: divide by nothing."
-    found = [
+    slips = [
         Slip(mean, lambda k, name=name: {name: spread.part(whole[name], k) / n}) for name in GRADS
     ]
     for by in range(1, n):
-        found += [
+        slips += [
             Slip(away, lambda k, by=by, name=name: {name: spread.part(whole[name], (k + by) % n)})
             for name in GRADS
         ]
-    return found if n > 1 else []
+    return slips if n > 1 else []
 
 
 def values(spread: Spread, title: str, weight: float, *, short: bool = False) -> Line:
@@ -151,7 +151,7 @@ def bytes_lines(spread: Spread, way: str) -> list[Line]:
     nbytes = [facts.ulysses_bytes(n, batch * seq, width, kv_width, FLOAT)] * n
 
     def hint(ratio: float, done: list[Operation]) -> str:
-        kinds = {one.op for one in done}
+        kinds = {operation.op for operation in done}
         if "all_gather" in kinds:
             return GATHERED
         if "all_reduce" in kinds:
@@ -174,9 +174,9 @@ def bytes_lines(spread: Spread, way: str) -> list[Line]:
 def all_heads_miss_the_point(line: Line) -> Line:
     """Bytes: where all heads came to all ranks, none were exchanged for tokens."""
 
-    def judge(seen: Observed) -> Finding:
-        found = line.judge(seen)
-        return replace(found, misses_point=GATHERED in found.sentences)
+    def judge(observed: Observed) -> Finding:
+        finding = line.judge(observed)
+        return replace(finding, misses_point=GATHERED in finding.sentences)
 
     return replace(line, judge=judge)
 
@@ -200,12 +200,12 @@ def kept_line(spread: Spread) -> Line:
         )
     )
 
-    def judge(seen: Observed) -> Finding:
-        kept = [reply_about(seen, rank, run).saved for rank in members(seen)]
-        most_kept = max((one for one in kept if one is not None), default=0)
+    def judge(observed: Observed) -> Finding:
+        kept = [reply_about(observed, rank, run).saved for rank in members(observed)]
+        most_kept = max((nbytes for nbytes in kept if nbytes is not None), default=0)
         if most_kept >= scores_made(spread) * FLOAT // 2:
-            return essential(scores).judge(seen)
-        return views.judge(seen)
+            return essential(scores).judge(observed)
+        return views.judge(observed)
 
     return replace(scores, judge=judge)
 
@@ -244,8 +244,8 @@ def ulysses_attention(draw: Draw) -> Iterator[Case]:
     if draw.hidden:
         yield from causal(draw, 2, 1)
         alone = Spread.draw(draw, 1, 7, heads=3, kv_heads=3, causal=True, name="alone")
-        for one in both_ways(alone, "1 rank", "1 rank", 0.5):
-            yield replace(one, lines=[replace(line, trivial=True) for line in one.lines])
+        for case in both_ways(alone, "1 rank", "1 rank", 0.5):
+            yield replace(case, lines=[replace(line, trivial=True) for line in case.lines])
 
 
 def both_ways(spread: Spread, title: str, shown: str, weight: float, **more: Any) -> Iterator[Case]:
@@ -261,11 +261,11 @@ def both_ways(spread: Spread, title: str, shown: str, weight: float, **more: Any
 
 
 def causal(draw: Draw, n: int, batch: int, weight: float = 1.0) -> Iterator[Case]:
-    found = Spread.draw(
+    spread = Spread.draw(
         draw, n, 5 * n, batch=batch, heads=4 * n, kv_heads=2 * n, causal=True, name="causal"
     )
     title = f"causal, {words.counted(n, 'rank')}"
-    return both_ways(found, title, title, weight)
+    return both_ways(spread, title, title, weight)
 
 
 def indivisible(draw: Draw) -> Case:
