@@ -19,7 +19,7 @@ from course_lib.checks.notebooks.tensor_parallel.attention_dropout import dropou
 from course_lib.checks.notebooks.tensor_parallel.heads import LR, Heads, head_slips
 from course_lib.checks.notebooks.tensor_parallel.linear import SUB_GROUP, WHOLE_WEIGHT
 from course_lib.checks.notebooks.tensor_parallel.shared import MANY, interface, own_work
-from course_lib.checks.notebooks.tensor_parallel.slips import trouble as broken_off
+from course_lib.checks.notebooks.tensor_parallel.slips import linear_trouble
 from course_lib.checks.notebooks.tensor_parallel.whole import FLOAT, REFERENCE
 from course_lib.ledger.operation import Operation
 
@@ -56,7 +56,7 @@ def trouble(case_of_it: Case, kind: str, text: str) -> str:
     if "is invalid for input of size" in text or "unflatten" in text:
         more = f" {FEWER_HEADS}" if "of keys" in case_of_it.title else ""
         return f"A rank has heads / n heads, each of head_dim = width / heads features.{more}"
-    return broken_off(case_of_it, kind, text)
+    return linear_trouble(case_of_it, kind, text)
 
 
 def attention_run(name: str, whole: Heads, *, refuses: bool = False) -> Run:

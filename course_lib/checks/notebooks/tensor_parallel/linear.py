@@ -17,11 +17,11 @@ from course_lib.checks.kit import Case, Draw, Line, Slip, essential, exercise
 from course_lib.checks.notebooks.tensor_parallel.shared import own_work
 from course_lib.checks.notebooks.tensor_parallel.slips import (
     column_slips,
+    linear_trouble,
     many,
     misfit,
     row_misfit,
     row_slips,
-    trouble,
 )
 from course_lib.checks.notebooks.tensor_parallel.whole import FLOAT, REFERENCE, Whole
 
@@ -109,7 +109,11 @@ def forward_hint(gather: bool) -> str:
 
 
 @exercise(
-    points=7, objects=("ColumnParallelLinear",), references=REFERENCE, hint=trouble, point=POINT
+    points=7,
+    objects=("ColumnParallelLinear",),
+    references=REFERENCE,
+    hint=linear_trouble,
+    point=POINT,
 )
 def column_parallel_linear(draw: Draw) -> Iterator[Case]:
     whole = Whole.draw(draw, 4, (draw.integer(5, 9), 12), (2, 3))
@@ -252,7 +256,9 @@ def row_lines(run: Run, whole: Whole, parallel: bool, title: str, weight: float)
     ]  # fmt: skip
 
 
-@exercise(points=7, objects=("RowParallelLinear",), references=REFERENCE, hint=trouble, point=POINT)
+@exercise(
+    points=7, objects=("RowParallelLinear",), references=REFERENCE, hint=linear_trouble, point=POINT
+)
 def row_parallel_linear(draw: Draw) -> Iterator[Case]:
     whole = Whole.draw(draw, 4, (8, draw.integer(5, 9)), (2, 3))
     run = row_run("plain", whole, True)

@@ -239,7 +239,7 @@ def row_misfit(whole: Whole, parallel: bool) -> Callable[[str, str, int], str]:
     return hint
 
 
-def trouble(case_of_it: Case, kind: str, text: str) -> str:
+def linear_trouble(case_of_it: Case, kind: str, text: str) -> str:
     """The usual cause of a run that broke off."""
     if said := interface(text):
         return said

@@ -31,7 +31,7 @@ from course_lib.checks.kit import (
 )
 from course_lib.checks.notebooks.tensor_parallel.linear import SUB_GROUP
 from course_lib.checks.notebooks.tensor_parallel.shared import MANY
-from course_lib.checks.notebooks.tensor_parallel.slips import trouble as broken_off
+from course_lib.checks.notebooks.tensor_parallel.slips import linear_trouble
 from course_lib.checks.notebooks.tensor_parallel.whole import FLOAT, REFERENCE
 from course_lib.checks.rank import gpt as models
 from course_lib.models import GPT
@@ -68,7 +68,7 @@ def trouble(case_of_it: Case, kind: str, text: str) -> str:
         return GATE
     if "'NoneType' object is not callable" in text:
         return "Return the model."
-    return broken_off(case_of_it, kind, text)
+    return linear_trouble(case_of_it, kind, text)
 
 
 @dataclass(frozen=True)
