@@ -75,17 +75,17 @@ class Versioned(nn.Module):
         self.module, self.optimizer, self.stash = module, optimizer, stash
         self.newest = self._version()
         # the version that each microbatch under way saw, and the microbatch that comes now
-        self.seen: dict[int, dict[str, Tensor]] = {}
+        self.used: dict[int, dict[str, Tensor]] = {}
         self.microbatch = 0
 
     def forward(self, x: Tensor) -> Tensor:
-        self.seen[self.microbatch] = self.newest
+        self.used[self.microbatch] = self.newest
         return functional_call(self.module, self.newest, (x,))
 
     @torch.no_grad()
     def update(self, microbatch: int) -> None:
         """Step with the gradient of the version that this microbatch saw."""
-        version = self.seen.pop(microbatch)
+        version = self.used.pop(microbatch)
         for name, param in self.module.named_parameters():
             param.grad, version[name].grad = version[name].grad, None
         self.optimizer.step()

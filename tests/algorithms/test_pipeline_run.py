@@ -583,7 +583,7 @@ def test_pipedream_updates_by_gradients_of_the_versions_that_were_seen(
 
         class Watched(Versioned):
             def update(self, microbatch: int) -> None:
-                kept.append(len({id(version) for version in self.seen.values()}))
+                kept.append(len({id(version) for version in self.used.values()}))
                 super().update(microbatch)
 
         from course_lib.pipeline import stash as module

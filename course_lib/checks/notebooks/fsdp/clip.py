@@ -53,7 +53,7 @@ class Pieces:
         return list(range(rank // self.n * self.n, (rank // self.n + 1) * self.n))
 
     def squares(self, rank: int) -> list[float]:
-        return [float(one.square().sum()) for one in self.grads[rank] if one is not None]
+        return [float(grad.square().sum()) for grad in self.grads[rank] if grad is not None]
 
     @property
     def norm(self) -> float:
@@ -61,16 +61,16 @@ class Pieces:
 
     def norms(self, rank: int) -> dict[str, float]:
         """The sentence for each mistake, and the norm that the mistake gives."""
-        over = [self.squares(one) for one in self.group(rank)]
+        over = [self.squares(member) for member in self.group(rank)]
         own, together = sum(self.squares(rank)), sum(map(sum, over))
         return {
             REPLICAS: (self.replicas * together) ** 0.5 if self.replicas > 1 else -1,
             BY_OWN_NORM: own**0.5,
             "Norms do not add up, their squares do: add the squares of all ranks, then take the root.": sum(
-                sum(one) ** 0.5 for one in over
+                sum(squares) ** 0.5 for squares in over
             ),
             "The norms of single tensors were added on a rank: add squares.": sum(
-                sum(one**0.5 for one in squares) ** 2 for squares in over
+                sum(square**0.5 for square in squares) ** 2 for squares in over
             ) ** 0.5,
             "That is the mean over the ranks: every rank holds other elements, so that squares are added.": (
                 together / self.n
@@ -78,8 +78,8 @@ class Pieces:
             "That is the square of the norm: take its root.": together,
             "That is the largest rank's norm: add the squares of all ranks.": max(map(sum, over)) ** 0.5,
             "That is the largest element's magnitude: take the root of the sum of squares.": max(
-                float(one.abs().max()) for k in self.group(rank) for one in self.grads[k]
-                if one is not None and one.numel()
+                float(grad.abs().max()) for k in self.group(rank) for grad in self.grads[k]
+                if grad is not None and grad.numel()
             ),
         }  # fmt: skip
 
@@ -101,8 +101,13 @@ class Pieces:
                 "replica_group": {"group": self.replicas + rank % self.n},
             }
         args = [{"list": shards}, {"value": self.max_norm}]
-        told = {"args": args, "kwargs": kwargs, "outputs": [*outputs, "result"], "plain": True}
-        return RankSide(inputs, told, outputs)
+        instructions = {
+            "args": args,
+            "kwargs": kwargs,
+            "outputs": [*outputs, "result"],
+            "plain": True,
+        }
+        return RankSide(inputs, instructions, outputs)
 
     @property
     def groups(self) -> list[list[int]]:
@@ -114,22 +119,22 @@ class Pieces:
 
 
 def norm_line(pieces: Pieces, title: str) -> Line:
-    def judge(seen: Observed) -> Finding:
-        for rank in range(seen.world_size):
-            found = seen.values[rank].result
-            if not isinstance(found, int | float) or isinstance(found, bool):
+    def judge(observed: Observed) -> Finding:
+        for rank in range(observed.world_size):
+            result = observed.values[rank].result
+            if not isinstance(result, int | float) or isinstance(result, bool):
                 return wrong(
                     f"on rank {rank} no finite number was returned.",
                     "Return the norm before scaling, as a float.",
                 )
-            if abs(found - pieces.norm) <= ROUNDING * pieces.norm:
+            if abs(result - pieces.norm) <= ROUNDING * pieces.norm:
                 continue
             fits = (
                 says
                 for says, norm in pieces.norms(rank).items()
-                if abs(found - norm) <= ROUNDING * norm
+                if abs(result - norm) <= ROUNDING * norm
             )
-            got, want = words.apart(float(found), pieces.norm)
+            got, want = words.apart(float(result), pieces.norm)
             said = f"rank {rank} returned another norm than that of the whole gradient"
             return wrong(Sentence(f"{said}: {got} instead of {want}.", f"{said}."), next(fits, ""))
         return RIGHT
@@ -140,25 +145,25 @@ def norm_line(pieces: Pieces, title: str) -> Line:
 def scaled_line(pieces: Pieces, title: str, weight: float = 1.5) -> Line:
     factor = min(1.0, pieces.max_norm / (pieces.norm + 1e-6))
 
-    def judge(seen: Observed) -> Finding:
+    def judge(observed: Observed) -> Finding:
         for rank, gradients in enumerate(pieces.grads):
-            for i, given in enumerate(gradients):
-                found, name = seen.tensors[rank], f"shard{i}"
-                if bool((found[name] != 7).any()):
+            for i, before in enumerate(gradients):
+                tensors, name = observed.tensors[rank], f"shard{i}"
+                if bool((tensors[name] != 7).any()):
                     return wrong(
                         f"on rank {rank} a shard was changed: scale its gradient instead.",
                         cause="shard",
                     )
-                if given is None or not given.numel():
+                if before is None or not before.numel():
                     continue
-                gradient, wanted = found[f"{name}.grad"].double(), factor * given
+                gradient, wanted = tensors[f"{name}.grad"].double(), factor * before
                 tolerance = 1e-2 if pieces.dtype == torch.bfloat16 else ROUNDING
                 if not close(gradient, wanted, tolerance):
                     said = difference(
                         f"on rank {rank} the gradient of shard {i} is wrong", gradient, wanted
                     )
                     return wrong(
-                        said, why(rank, float((gradient * given).sum() / given.square().sum()))
+                        said, why(rank, float((gradient * before).sum() / before.square().sum()))
                     )
         return RIGHT
 
@@ -185,8 +190,8 @@ def scaled_line(pieces: Pieces, title: str, weight: float = 1.5) -> Line:
 def traffic_line(pieces: Pieces) -> Line:
     tensors = len(pieces.grads[0])
 
-    def hint(ratio: float, seen: Observed) -> str:
-        count = len(seen.operations[0])
+    def hint(ratio: float, observed: Observed) -> str:
+        count = len(observed.operations[0])
         if ratio < 1:
             return "The norm of all shards needs a number from every rank."
         if count >= tensors:
