@@ -8,9 +8,8 @@ but the check of an exercise has changed, only that exercise is judged again, an
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +26,8 @@ from autograder.book.work import Done, Work
 from autograder.course.scores import one_line
 from autograder.outcome import status as statuses
 from autograder.outcome.limits import Limits
-from autograder.outcome.result import Exercise, Result
+from autograder.outcome.result import Result
+from autograder.run.earlier import Earlier, nothing
 from autograder.run.jobs import TaskError, WorkerDiedError
 from autograder.run.lock import only_one
 from autograder.run.progress import Progress
@@ -129,7 +129,7 @@ def grade_class(
             due = session.run(submissions, workers, stream, again, wanted)
             changes = records.changes()
     notes = [begun] if begun else []
-    if judged := Counter(name for names in session.judged_again.values() for name in names):
+    if judged := Counter(name for names in session.earlier.judged_again.values() for name in names):
         named = ", ".join(f"{name} ({judged[name]})" for name in sorted(judged))
         notes.append(f"Judged again, since nothing but these checks has changed: {named}.")
     return Summary(list(records.rows.values()), len(due), changes, notes + records.notes)
@@ -139,15 +139,11 @@ class Session:
     """One run over a class. released: the folder of the student versions that belong to the book."""
 
     def __init__(self, course: Course, records: Records, released: Path) -> None:
-        self.course, self.records, self.released = course, records, released
-        self.basis = fingerprint.of_course(
+        self.course, self.records = course, records
+        basis = fingerprint.of_course(
             fingerprint.of_shared(), course.secret, course.limits, course.sandbox
         )
-        # of submissions that keep their other verdicts
-        self.judged_again: dict[tuple[str, str], list[str]] = {}
-        self._of_exercise = functools.cache(fingerprint.of_exercise)
-        self._notebooks: dict[str, tuple[str, str]] = {}
-        self._earlier: dict[tuple[str, str], Result] = {}
+        self.earlier = Earlier(records.store, course.solutions, released, course.limits, basis)
 
     def run(
         self,
@@ -161,8 +157,9 @@ class Session:
         if not all(map(wanted, submissions)):
             self.records.leave(submissions)
             submissions = [submission for submission in submissions if wanted(submission)]
-        kept = {} if again else self.kept(submissions)
-        self._earlier = {} if again else self._graded_before(submissions, kept)
+        kept = {} if again else self.earlier.kept(submissions)
+        if not again:
+            self.earlier.look_at(submissions, kept)
         if len(kept) == len(submissions):
             return self.records.begin(submissions, kept)
         executor = workers()
@@ -188,88 +185,6 @@ class Session:
         held = ", ".join(layers) or "none: submissions run with the rights of the user who grades"
         print(f"Sandbox: {held}.", file=stream, flush=True)
 
-    # ---- the due submissions
-
-    def kept(self, submissions: list[Submission]) -> dict[tuple[str, str], tuple[Result, str]]:
-        """The results that still hold: (result, time stamp) by (student, assignment)."""
-        kept: dict[tuple[str, str], tuple[Result, str]] = {}
-        for submission in submissions:
-            mark, stamp = self._fingerprint(submission)
-            result = self.records.store.find(submission.assignment, submission.student)
-            if result is not None and rests_on(result, mark) and not self._stale(result):
-                kept[submission.student, submission.assignment] = result, stamp
-        return kept
-
-    def _graded_before(
-        self, submissions: list[Submission], kept: Container[tuple[str, str]]
-    ) -> dict[tuple[str, str], Result]:
-        """The earlier results of due submissions: some of their verdicts may hold still.
-
-        The results that an interrupted run has set aside are among them.
-        """
-        earlier: dict[tuple[str, str], Result] = {}
-        store = self.records.store
-        for submission in submissions:
-            key = submission.student, submission.assignment
-            if key not in kept:
-                result = store.find(submission.assignment, submission.student)
-                result = result or store.before(submission.assignment, submission.student)
-                if result is not None:
-                    earlier[key] = result
-        return earlier
-
-    def _stale(self, result: Result) -> list[Exercise]:
-        """The exercises whose own checks are not those that judged them."""
-        return [
-            exercise
-            for exercise in result.exercises
-            if exercise.check and exercise.rests_on != self._of_exercise(exercise.check)
-        ]
-
-    def _known(self, submission: Submission, mark: str) -> list[Exercise]:
-        """The verdicts of an earlier grading that hold, if no more has changed than some checks."""
-        result = self._earlier.get((submission.student, submission.assignment))
-        if result is None or not rests_on(result, mark):
-            return []
-        stale = self._stale(result)
-        known = [
-            exercise
-            for exercise in result.exercises
-            if exercise not in stale and not exercise.by_chance
-        ]
-        if known:
-            names = [exercise.name for exercise in result.exercises if exercise not in known]
-            self.judged_again[submission.student, submission.assignment] = names
-        return known
-
-    def _fingerprint(self, submission: Submission) -> tuple[str, str]:
-        """(fingerprint, time stamp) of the submission's present files."""
-        try:
-            handed_in = collect(submission, self.course.limits.notebook)
-        except UnreadableError as error:
-            return self._mark(submission, nothing(error)), ""
-        except OSError:
-            return "", ""  # it is tried again when its turn comes, and reported then
-        return self._mark(submission, handed_in), handed_in.stamp
-
-    def _mark(self, submission: Submission, handed_in: HandedIn) -> str:
-        texts = self._texts(submission.assignment)
-        return fingerprint.of_submission(
-            self.basis, *texts, submission.student, submission.assignment, handed_in
-        )
-
-    def _texts(self, assignment: str) -> tuple[str, str]:
-        """The assignment's notebooks: the instructor's, and the students' that follows from it."""
-        if assignment not in self._notebooks:
-            file = f"{assignment}/{assignment}.ipynb"
-            self._notebooks[assignment] = (
-                (self.course.solutions / file).read_text(encoding="utf-8"),
-                (self.released / file).read_text(encoding="utf-8"),
-            )
-        return self._notebooks[assignment]
-
-    # ---- grading
-
     def grade(self, due: list[Submission], workers: Workers, progress: Progress) -> None:
         """Give the due submissions to the workers, and write each grade when it comes.
 
@@ -291,22 +206,22 @@ class Session:
         waiting, doubted = iter(due), []
         running: dict[Future[Any], tuple[Submission, HandedIn, str]] = {}
         while True:
-            while len(running) < most and (work := next(waiting, None)):
-                progress.started(work.student, work.assignment)
-                if isinstance(begun := self._begin(work, workers), Done):
+            while len(running) < most and (submission := next(waiting, None)):
+                progress.started(submission.student, submission.assignment)
+                if isinstance(begun := self._begin(submission, workers), Done):
                     progress.finished(self.records.finish(begun, ""), 0.0)
                 else:
                     future, handed_in, mark = begun
-                    running[future] = work, handed_in, mark
+                    running[future] = submission, handed_in, mark
             if not running:
                 return doubted
             done, _ = wait(running, timeout=REFRESH, return_when=FIRST_COMPLETED)
             for future in done:
-                work, handed_in, mark = running.pop(future)
-                outcome = self._outcome(future, work, mark)
+                submission, handed_in, mark = running.pop(future)
+                outcome = self._outcome(future, submission, mark)
                 if outcome.result.by_chance and not believe:
-                    doubted.append(work)
-                    progress.repeated(work.student, work.assignment)
+                    doubted.append(submission)
+                    progress.repeated(submission.student, submission.assignment)
                     continue
                 row = self.records.finish(outcome, handed_in.stamp)
                 progress.finished(row, outcome.result.seconds)
@@ -319,27 +234,27 @@ class Session:
         try:
             handed_in = collect(submission, self.course.limits.notebook)
         except UnreadableError as error:
-            mark = self._mark(submission, nothing(error))
+            mark = self.earlier.mark(submission, nothing(error))
             missing = isinstance(error, MissingError)
             status = statuses.MISSING if missing else statuses.UNREADABLE
             return self._alone(submission, status, str(error), mark)
         except OSError as error:
             return self._failed(submission, f"it cannot be read: {error}")
         self.records.handed_in(submission, handed_in)
-        mark = self._mark(submission, handed_in)
+        mark = self.earlier.mark(submission, handed_in)
         course = self.course
         work = Work(
             student=submission.student,
             assignment=submission.assignment,
             content=handed_in.content,
-            source=self._texts(submission.assignment)[0],
-            released=self._texts(submission.assignment)[1],
+            source=self.earlier.texts(submission.assignment)[0],
+            released=self.earlier.texts(submission.assignment)[1],
             limits=course.limits,
             secret=course.secret,
             sandbox=course.sandbox,
             library=course.library,
             notes=handed_in.notes,
-            known=self._known(submission, mark),
+            known=self.earlier.known(submission, mark),
         )
         return workers.submit(course.grade, work), handed_in, mark
 
@@ -357,7 +272,7 @@ class Session:
             return self._failed(submission, "the worker answered for another submission")
         result.fingerprint = mark
         for exercise in result.exercises:
-            exercise.rests_on = self._of_exercise(exercise.check) if exercise.check else ""
+            exercise.rests_on = self.earlier.of_exercise(exercise.check) if exercise.check else ""
         return done
 
     def _failed(self, submission: Submission, why: str) -> Done:
@@ -371,13 +286,3 @@ class Session:
         result.by_chance = status == statuses.UNGRADED
         maximum = self.records.entries.maximum(submission.assignment)
         return Done(result, page=self.course.page(result, maximum) if self.course.page else "")
-
-
-def rests_on(result: Result, mark: str) -> bool:
-    """Whether a result is a grade, not a failure of the grader, and rests on just this."""
-    return result.fingerprint == mark and result.status != statuses.UNGRADED
-
-
-def nothing(error: UnreadableError) -> HandedIn:
-    """A stand-in, for the fingerprint, of a submission of which nothing was read."""
-    return HandedIn(b"", notes=[str(error)])

@@ -639,7 +639,8 @@ def test_what_cannot_be_read_on_this_machine_is_ungraded(
     def fail(*_: Any) -> None:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr("autograder.run.session.collect", fail)
+    for reader in ("session", "earlier"):
+        monkeypatch.setattr(f"autograder.run.{reader}.collect", fail)
     (row,) = toy.grade().rows
     assert (row.score, row.status) == (None, status.UNGRADED)
     assert "Input/output error" in row.reason
