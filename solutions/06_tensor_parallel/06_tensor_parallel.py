@@ -6,13 +6,13 @@
 # ZeRO-3 (notebook 04) keeps 1/N of the weights on every rank and still computes *whole* layers: it gathers
 # each layer's weights, uses them on its own part of the batch, and frees them. Activations do not shrink.
 # GPT-3 keeps 2.9 GB of them for every layer and every sequence of 2,048 tokens: 275 GB for its 96 layers, and
-# a GPU has 80. (In 16 bits, with neither flash attention nor recomputation: Korthikanti et al. 2022, table
-# 2.) Splitting the batch cannot help: each rank needs at least one sequence.
+# an H100 has 80 GB. (These are the numbers for 16 bits, without flash attention and without recomputation:
+# Korthikanti et al. 2022, table 2.) Splitting the batch cannot help: each rank needs at least one sequence.
 #
 # Here all ranks work on the *same* sequences, and each computes a part of each layer: some columns of a
 # matrix, some heads, some tokens of the vocabulary. Weights, gradients, optimizer states and most activations
-# are divided by N, and so is the work. The price is that the ranks must talk inside every layer, and the next
-# operation has to wait for it.
+# are divided by N, and so is the work. The price is communication inside every layer, and the next operation
+# has to wait for it.
 #
 # | | |
 # |---|---|
@@ -20,11 +20,11 @@
 # | you need | notebook 02: all-reduce, reduce-scatter, all-gather and their bytes; `torch.autograd.Function`; the computation of a transformer's block |
 # | time | three hours and a half |
 # | points | 60 |
-# | on a rented machine | nothing to rent: two cores are enough. On several GPUs the same runs over NCCL |
+# | on a rented machine | nothing to rent: two cores are enough. On several GPUs the same code runs over NCCL |
 #
 # | section | minutes | points | rests on |
 # |---|---|---|---|
-# | 1 What must be said | 20 | 6 | notebook 02 |
+# | 1 What must be sent | 20 | 6 | notebook 02 |
 # | 2 By columns | 20 | 7 | 1 |
 # | 3 By rows | 15 | 7 | 1 |
 # | 4 Two layers: columns, then rows | 20 | | 2, 3 |
@@ -32,7 +32,7 @@
 # | 6 The two ends: embedding and loss | 45 | 14 | 1 |
 # | 7 Sequence parallelism | 30 | 7 | 1, 4 |
 # | 8 What it costs, and when it stops paying | 10 | 5 | your predictions in 4, 6 and 7 |
-# | 9 A GPT with its layers exchanged | 10 | 3 | 2, 3 |
+# | 9 A GPT with its layers replaced | 10 | 3 | 2, 3 |
 # | 10 Questions | 5 | 3 | all |
 
 # %% [markdown]
@@ -41,20 +41,20 @@
 # | | |
 # |---|---|
 # | N | ranks that share a layer (other texts: t). All of them get the same tokens |
-# | M | bytes of one whole activation: batch × sequence × width × bytes a number |
+# | M | bytes of one whole activation: batch × sequence × width × bytes per number |
 # | replicated | the same tensor on every rank; a replicated tensor is *whole* |
 # | sharded | every rank holds only its own part, its shard; to shard a tensor is to *cut* it |
-# | partial | every rank holds a tensor of full size, a *term*; the value is the *sum* of all terms |
-# | region | the operations between the point at which an activation is sharded and the point at which it is replicated again: an attention, or an MLP |
+# | partial | every rank holds a tensor of full size, a *term*; the tensor that is meant is the *sum* of all ranks' terms |
+# | region | the operations during which each rank has only some of the features: a layer's attention, or its MLP |
 # | residual stream | the activation that a block reads, and to which it adds its output |
 # | hidden | the features between the two matrices of an MLP, usually 4 times the width |
 #
-# Bytes sent are often given in **halves of an all-reduce**, (N−1)/N · M each: an all-reduce is two of them, a
-# gather or a reduce-scatter one (notebook 02).
+# This notebook often counts bytes sent in **halves of an all-reduce**. A half is (N−1)/N · M. An all-reduce
+# sends two halves, an all-gather or a reduce-scatter sends one (notebook 02).
 #
-# <details><summary>In the lectures</summary>Lecture 001 has the difference in a sentence: ZeRO-3 "shards
-# weights for memory but reconstructs them for computation", tensor parallelism "splits the computation
-# itself".</details>
+# <details><summary>In the lectures</summary>Lecture 001 says in a sentence how the two methods differ: ZeRO-3
+# "shards weights for memory but reconstructs them for computation", tensor parallelism "splits the
+# computation itself".</details>
 
 # %%
 import contextlib
@@ -86,9 +86,9 @@ warnings.simplefilter("ignore", FutureWarning)  # PyTorch 2.13 renames two colle
 Group = dist.ProcessGroup | None  # None is the group of all ranks
 
 # %% [markdown]
-# These three tools move data and know nothing of gradients. If you need gradients through them, you must
-# write the backward. Parts are cut as `torch.tensor_split` does: 10 elements on 4 ranks are 3, 3, 2, 2. And
-# `part` returns a *copy*: a view would keep the whole alive.
+# The three functions of the next cell move data and know nothing of gradients. If you need gradients through
+# them, you must write the backward. Parts are cut as `torch.tensor_split` does: 10 elements on 4 ranks are 3,
+# 3, 2, 2. And `part` returns a *copy*: a view would keep the whole tensor in memory.
 
 
 # %%
@@ -98,7 +98,7 @@ def part(x, dim, group: Group = None):
 
 
 def joined(x, dim, group: Group = None, size=None):
-    """All ranks' parts, one after the other along `dim`. size: of the whole, where parts may be unequal."""
+    """All ranks' parts, one after the other along `dim`. size: that of the whole, if parts may be unequal."""
     n, dim = dist.get_world_size(group), dim % x.dim()
     sizes = [x.shape[dim]] * n if size is None else [size // n + (r < size % n) for r in range(n)]
     if x.shape[dim] != sizes[dist.get_rank(group)]:
@@ -112,7 +112,7 @@ def joined(x, dim, group: Group = None, size=None):
 
 
 def summed_part(x, dim, group: Group = None):
-    """This rank's part, along `dim`, of the sum of all ranks' `x`; N must divide."""
+    """This rank's part, along `dim`, of the sum of all ranks' `x`; its size must be a multiple of N."""
     n, dim = dist.get_world_size(group), dim % x.dim()
     if x.shape[dim] % n:
         raise ValueError(f"{x.shape[dim]} positions cannot be shared equally by {n} ranks")
@@ -123,14 +123,15 @@ def summed_part(x, dim, group: Group = None):
 
 
 # %% [markdown]
-# The next tools show you a run. `passes` runs a layer forward and backward on every rank, with the same seed,
-# so that all draw the same weights, and the same input. `sent` reads from the ledger how much a rank sent in
-# each direction. `alone` does the same without any splitting, in one process.
+# The next tools show you what happens in a run. `passes` runs a layer forward and backward on every rank. All
+# ranks have the same seed, so that they draw the same weights and the same input. `sent` reads from the
+# ledger how many bytes a rank sent in each direction, forward and backward. `alone` does what `passes` does
+# in one process, without any splitting.
 
 
 # %%
 class Saved:
-    """Within, counts the bytes that forward keeps for backward, each piece of memory once."""
+    """A context that counts the bytes that forward keeps for backward, each piece of memory once."""
 
     def __init__(self, apart_from=()):
         self.known = {one.untyped_storage().data_ptr() for one in apart_from}
@@ -196,7 +197,7 @@ def alone(make, **options):
 
 
 def try_it(body, *args, world_size=4, **kwargs):
-    """Run something that may go wrong; the run, or None after printing why there is none."""
+    """Run `body`, which may go wrong. Returns the run; if it fails, prints the reason and returns None."""
     try:
         return launch(body, *args, world_size=world_size, **kwargs)
     except RankError as error:
@@ -205,7 +206,7 @@ def try_it(body, *args, world_size=4, **kwargs):
 
 
 def furthest(a, b):
-    """The largest difference, over the largest number."""
+    """The largest difference between a and b, divided by the largest number of b."""
     return float((a - b).abs().max() / b.abs().max())
 
 
@@ -218,7 +219,7 @@ def said(prediction, *args):
 
 
 # %% [markdown]
-# ## 1 · What must be said
+# ## 1 · What must be sent
 #
 # | | |
 # |---|---|
@@ -254,20 +255,21 @@ print("rows:   ", (x[:2] @ upper).tolist(), "plus", (x[2:] @ lower).tolist())
 # *By rows.* The sum hands its gradient on to every term unchanged. And every rank has that gradient already:
 # all of them compute the same loss from the same y.
 #
-# So each edge of a region is a function, and the two are mirror images:
+# A region begins with a matrix that is cut by columns and ends with one that is cut by rows (§4 shows why).
+# So at each edge of a region there is a function, and the two functions are mirror images:
 #
 # | | forward | backward | in Megatron-LM |
 # |---|---|---|---|
 # | into a region: `identity_all_reduce` | nothing | all-reduce | f |
 # | out of it: `all_reduce_identity` | all-reduce | nothing | g |
 #
-# **Predict.** M bytes on N ranks: how much does each function send, forward and backward? And what if you
-# wrote no function, and called `dist.all_reduce(y)` on the output of a layer in place?
+# **Predict.** M bytes on N ranks: how much does each function send, forward and backward? And what would
+# happen if you wrote no function, but called `dist.all_reduce(y)`, which works in place, on a layer's output?
 #
-# <details><summary>Answer</summary>2 (N−1)/N · M in one direction, nothing in the other. Autograd does not see an
-# in-place collective. In place of all_reduce_identity the gradient would come out right by luck, with a warning from
-# PyTorch that this may end one day. In place of identity_all_reduce there is nothing to call: the gradients of x
-# would not be added up.</details>
+# <details><summary>Answer</summary>2 (N−1)/N · M in one direction, nothing in the other. Autograd does not
+# see an in-place collective. If it replaced all_reduce_identity, the gradient would come out right by luck,
+# and PyTorch would warn that this may end one day. It cannot replace identity_all_reduce, which sends nothing
+# forward: the gradients of x would not be added up.</details>
 #
 # **Build.** Write two `torch.autograd.Function`s, and two functions that apply them.
 #
@@ -331,7 +333,7 @@ def all_reduce_identity(x, group: Group = None):
 #     @staticmethod
 #     def backward(ctx, grad): ...</pre></details>
 # <details><summary>Hint: the copy</summary><code>x.clone(memory_format=torch.contiguous_format)</code>. If
-# memory has gaps, gloo adds up other values, without an error (notebook 00, §5.6).</details>
+# the tensor is not contiguous, gloo adds up the wrong values, without an error (notebook 00, §5.6).</details>
 #
 # **Check.**
 
@@ -379,9 +381,9 @@ for name, add_up in (("yours", all_reduce_identity), ("torch.distributed.nn", th
 # %% [markdown]
 # 1 is right: raise one rank's x by a little, and the loss rises by as much. Theirs says 4, and this is not a
 # bug. PyTorch takes the losses of the four ranks for *four* losses and differentiates their sum: each of them
-# contains x. In tensor parallelism the four are copies of one. This is the factor N that one reads of in
-# forums. With AdamW it hardly shows in the loss, since Adam divides by the gradient's size (notebook 03);
-# with gradient clipping or SGD it does.
+# contains x. In tensor parallelism the four are copies of one. This is the factor N that forums speak of.
+# With AdamW it hardly shows in the loss, since Adam divides by the gradient's size (notebook 03); with
+# gradient clipping or SGD it does.
 #
 # **In production.** In Megatron-LM your functions are called `copy_to_tensor_model_parallel_region` and
 # `reduce_from_tensor_model_parallel_region`: they are named after their forward. In backward each does the
@@ -398,23 +400,25 @@ for name, add_up in (("yours", all_reduce_identity), ("torch.distributed.nn", th
 # | points | 7 |
 #
 # `nn.Linear` does not keep A but its transpose: `weight` is (out, in), y = x weightᵀ. A *column* of A is a
-# **row** of `weight`: `ColwiseParallel` of PyTorch cuts dimension 0. (If a text cuts "the weight matrix W",
-# ask which of the two it means.) A layer that is cut along dimension 1 is the other one, that of §3.
+# **row** of `weight`: `ColwiseParallel`, PyTorch's class for this layer, cuts dimension 0. (If a text cuts
+# "the weight matrix W", ask which of the two it means.) A layer whose `weight` is cut along dimension 1 is
+# the row-parallel layer of §3.
 #
-# **Predict.** 1,024 features to 4,096, four ranks: which shapes have a rank's weight and bias? How much of
-# which tensor is sent, and in which direction?
+# **Predict.** A layer leads from 1,024 features to 4,096, on four ranks. Which shapes do a rank's weight and
+# bias have? Which tensor is communicated in which direction, and how many of its bytes are sent?
 #
 # <details><summary>Answer</summary>(1,024, 1,024) and (1,024,). Forward sends nothing. Backward adds up the
 # gradient of x: 2 · 3/4 of x's bytes. The bias is cut with its outputs, and sends nothing.</details>
 #
 # If the whole output is wanted (`gather_output`), the parts are gathered. What is that step's mirror image?
-# All later operations are the same on all ranks, so each has the whole gradient of the whole output, and
-# takes its own part of it. This pair is given:
+# All later operations are the same on all ranks, so each rank has the gradient of the whole output, and takes
+# its own part of it. `gather_parts` does this. `own_features` is its mirror image, and §3 uses it. Both are
+# given:
 
 
 # %%
 class _AllGatherSplit(torch.autograd.Function):
-    """Forward: the parts along the last dimension put together. Backward: the own part of the gradient."""
+    """Forward: all parts along the last dimension, joined. Backward: this rank's part of the gradient."""
 
     @staticmethod
     def forward(ctx, x, group, size):
@@ -427,7 +431,7 @@ class _AllGatherSplit(torch.autograd.Function):
 
 
 class _SplitAllGather(torch.autograd.Function):
-    """Forward: the own part along the last dimension. Backward: the parts' gradients put together."""
+    """Forward: this rank's part along the last dimension. Backward: the parts' gradients, joined."""
 
     @staticmethod
     def forward(ctx, x, group):
@@ -440,12 +444,12 @@ class _SplitAllGather(torch.autograd.Function):
 
 
 def gather_parts(x, size, group: Group = None):
-    """Every rank's features of a tensor that has `size` of them, on every rank."""
+    """Gather all ranks' features: a tensor with `size` features, replicated."""
     return _AllGatherSplit.apply(x, group, size)
 
 
 def own_features(x, group: Group = None):
-    """Of a whole x the rank's features alone."""
+    """This rank's features of a replicated x."""
     return _SplitAllGather.apply(x, group)
 
 
@@ -464,9 +468,9 @@ def own_features(x, group: Group = None):
 class ColumnParallelLinear(nn.Module):
     """nn.Linear whose output features are cut over the ranks of `group`.
 
-    forward: x (..., in_features), whole; returns the rank's part of (..., out_features), or with
-    gather_output all of it. Sends nothing forward (with gather_output (N-1)/N of the output), and backward
-    2 (N-1)/N of x.
+    forward: x (..., in_features), replicated; returns the rank's part of (..., out_features), or all of it
+    if gather_output is set. Forward sends nothing, or (N-1)/N of the output if gather_output is set.
+    Backward sends 2 (N-1)/N of x.
     """
 
     def __init__(
@@ -502,12 +506,13 @@ report = check("06_tensor_parallel/column_parallel_linear", ColumnParallelLinear
 report.points(7)
 
 # %% [markdown]
-# **Measure.** Here are four ranks, 64 features to 64, beside `nn.Linear` in one process; x has 16,384 bytes.
+# **Measure.** Here are four ranks, 64 features to 64, beside `nn.Linear` in one process; x has 2 × 32 tokens
+# of 64 float32 features, the shape in `passes`: 16,384 bytes.
 
 
 # %% tags=["skip-in-grading"]
 def beside(name, make, whole, world_size=4, **options):
-    """Outputs and gradients of x against one process; bytes sent, held and saved."""
+    """Compare output and gradient of x with one process's; print the bytes sent and the share held."""
     run = try_it(passes, make, world_size=world_size, **options)
     if run is None:
         return None
@@ -527,8 +532,8 @@ _ = beside(
 
 # %% [markdown]
 # Forward sends 3/4 of the output, because of `gather_output`. Backward sends 6/4 of x. A rank holds a quarter
-# of the weights. Without `gather_output` it would hold a quarter of the output as well. That is the point,
-# and §4 shows which layer can go on with a quarter.
+# of the weights. Without `gather_output` it would hold a quarter of the output as well. This saving is the
+# point, and §4 shows which layer can go on with a quarter of the features.
 #
 # **Break it.** Leave out `identity_all_reduce`. What will be wrong: the output, the gradients of the rank's
 # own weights, or the gradient of x?
@@ -556,9 +561,9 @@ if wrong:
 # Only the gradient of x is wrong: rank 0 has its own columns' share of it. If this layer is the model's
 # first, nothing shows it. Anywhere else, all layers before it learn from a different gradient on each rank.
 #
-# **In production.** `ColwiseParallel()` in PyTorch, `ColumnParallelLinear` in Megatron-LM. The latter does
-# not idle in backward: while the gradient of x is being summed, it computes that of the weights, which needs
-# no other rank.
+# **In production.** This layer is `ColwiseParallel()` in PyTorch and `ColumnParallelLinear` in Megatron-LM.
+# Megatron-LM's does not idle in backward: while the gradient of x is being summed, it computes that of the
+# weights, which needs no other rank.
 #
 # <details><summary>In the lectures</summary>Lectures 003 and 004 cut "the weight matrix W" and do not say
 # whether it is A or its transpose.</details>
@@ -573,8 +578,8 @@ if wrong:
 # | time | 15 minutes |
 # | points | 7 |
 #
-# Now cut the other way: each rank has some *input* features, columns of `weight`. The product is partial:
-# each rank has a term of full size, Y = Y₁ + Y₂. The sum is replicated.
+# Now cut the other way: each rank has some *input* features. To them belong rows of A, and so columns of
+# `weight`. The product is partial: each rank has a term of full size, y = y₀ + y₁. The sum is replicated.
 #
 # **Predict.** And the bias? It belongs to y, which all ranks have, and it is not cut. If every rank adds it
 # to its term, what comes out of the sum on 4 ranks?
@@ -593,9 +598,9 @@ if wrong:
 class RowParallelLinear(nn.Module):
     """nn.Linear whose input features are cut over the ranks of `group`.
 
-    forward: x, the rank's part of (..., in_features), or all of it where input_is_parallel is False; returns
-    the whole (..., out_features) on every rank. Sends 2 (N-1)/N of the output forward, and nothing backward
-    (without input_is_parallel (N-1)/N of x).
+    forward: x, the rank's part of (..., in_features), or all of it if input_is_parallel is False; returns
+    (..., out_features), replicated. Forward sends 2 (N-1)/N of the output. Backward sends nothing, or
+    (N-1)/N of x if input_is_parallel is False.
     """
 
     def __init__(
@@ -640,8 +645,8 @@ _ = beside(
 )
 
 # %% [markdown]
-# Forward sends 6/4 of y. Backward sends 3/4 of x, because x came whole. The bias makes the share of
-# parameters a little more than a quarter.
+# Forward sends 6/4 of y. Backward sends 3/4 of x: x came whole, so the ranks gather the parts of its
+# gradient. The bias makes the share of parameters a little more than a quarter.
 #
 # **Break it.** Here every rank adds the bias, before the sum. Will the output be wrong? Will the bias's
 # gradient?
@@ -673,11 +678,11 @@ if run:
 # %% [markdown]
 # The output has three biases too many, and the gradient looks innocent. If biases begin at 0, as in many
 # models, no comparison before the first step shows the mistake. Training goes on, with a bias that counts N
-# times. It comes out when the checkpoint is loaded on another number of ranks: the loss jumps.
+# times. The mistake shows when the checkpoint is loaded on another number of ranks: the loss jumps.
 #
-# **In production.** `RowwiseParallel()` in PyTorch; in Megatron-LM `RowParallelLinear`, with your argument
-# `input_is_parallel`. With `skip_bias_add` it returns the bias instead of adding it, for a kernel that
-# handles bias, dropout and the residual stream in one pass.
+# **In production.** This layer is `RowwiseParallel()` in PyTorch. In Megatron-LM it is `RowParallelLinear`,
+# with your argument `input_is_parallel`. With `skip_bias_add` Megatron-LM's layer returns the bias instead of
+# adding it, for a kernel that handles bias, dropout and the residual stream in one pass.
 #
 # <details><summary>In the lectures</summary>Lecture 003 calls this layer "Raw Parallel", Y = Y₁ +
 # Y₂.</details>
@@ -692,9 +697,10 @@ if run:
 # | time | 20 minutes |
 # | points | in §8 |
 #
-# An MLP is two matrices with an activation function between them: y = gelu(x A) B. Each of them can be cut in
-# two ways. Here are two of the orders, drawn from runs: the tensors that every rank holds at each moment, the
-# places at which it talks, and the bytes that the ledger counted.
+# An MLP is two matrices with an activation function between them: y = gelu(x A) B. Each matrix can be cut in
+# two ways, so there are four combinations. You will see two of them. Each picture is drawn from a run. It
+# shows the tensors that every rank holds at each moment, the places at which the ranks communicate, and the
+# bytes that the ledger counted.
 #
 # First comes the order that costs more: rows, then columns. x A is a sum of terms, and gelu(a + b) is not
 # gelu(a) + gelu(b): the wide hidden features must be added up *before* the activation function. Then B is cut
@@ -715,7 +721,7 @@ class ParallelMLP(nn.Module):
 
 
 class RowThenColumn(nn.Module):
-    """The other order: right values, and far more to say."""
+    """The other order: the values are right, but far more bytes are sent."""
 
     def __init__(self, width, hidden, group: Group = None):
         super().__init__()
@@ -727,7 +733,7 @@ class RowThenColumn(nn.Module):
 
 
 class MLP(nn.Module):
-    """In one process."""
+    """The same MLP in one process."""
 
     def __init__(self, width, hidden):
         super().__init__()
@@ -738,9 +744,9 @@ class MLP(nn.Module):
 
 
 # %% [markdown]
-# `stages` runs an MLP and looks at the inputs and outputs of its two matrices on this rank: *replicated*,
-# *sharded* or *partial*. `draw` draws them: a box is a tensor (tokens down, features across), and the part
-# that the rank has is coloured.
+# `stages` runs an MLP and records whether the inputs and outputs of its two matrices are *replicated*,
+# *sharded* or *partial*, with their shapes on this rank. `draw` draws them: a box is a tensor (tokens down,
+# features across), and the part that the rank has is coloured.
 
 # %% tags=["skip-in-grading"]
 TOKENS, WIDTH, HIDDEN = 32, 64, 256
@@ -818,20 +824,20 @@ run = try_it(stages, RowThenColumn, world_size=2)
 draw(run, "rows, then columns") if run else None
 
 # %% [markdown]
-# Then comes the other order: columns, then rows. Every rank has some hidden features from beginning to end:
-# an activation function works on each number by itself, and the second matrix takes in the features that the
-# first puts out.
+# Now comes the other order: columns, then rows. Every rank keeps the same hidden features from beginning to
+# end. The activation function works elementwise, on each number by itself. And a rank's rows of the second
+# matrix take just the features that its columns of the first matrix computed.
 
 # %% tags=["skip-in-grading"]
 run = try_it(stages, ParallelMLP, world_size=2)
 draw(run, "columns, then rows") if run else None
 
 # %% [markdown]
-# Two layers need one sum, and nothing in between. Backward is the mirror image: nothing is sent until the
-# gradient of x, and then there is one sum. It is often said that the hidden features are concatenated after
-# the first layer. No rank concatenates: that would be the all-gather that this order avoids. (It is also said
-# that tensor parallelism takes one all-reduce per layer. It takes one for the MLP and one for attention,
-# forward, and the same again backward: four for a layer.)
+# The two matrices need one sum, and nothing in between. Backward is the mirror image: nothing is sent until
+# the gradient of x, and then there is one sum. It is often said that the hidden features are concatenated
+# after the first layer. No rank concatenates: that would be the all-gather that this order avoids. (It is
+# also said that tensor parallelism takes one all-reduce per transformer layer. Forward, it takes one for the
+# MLP and one for attention. Backward takes two as well, so a transformer layer has four.)
 #
 # **Predict.** A transformer layer is two regions, attention and MLP. How much does each rank send for the
 # layer, in one direction, when an activation has `nbytes` bytes? Write it down now for `sequence=None`; §7
@@ -865,7 +871,7 @@ for n in (2, 3, 4):
         )
 
 # %% [markdown]
-# The values are the same for every N, even if N = 3 does not divide the 256 features.
+# The values are the same for every N, even for N = 3, which does not divide the 256 features.
 #
 # SwiGLU, the MLP of LLaMA, has three matrices: down(silu(gate(x)) · up(x)). Gate and up are cut by columns at
 # the same places, so that each rank can form its own part of their product. But write it with two
@@ -898,10 +904,11 @@ for make in (Gated, GatedOnce):
 
 # %% [markdown]
 # x entered the region twice, and its gradient was summed twice. Let x enter once, and let autograd add up the
-# two gradients on the rank: the sum is the same. Attention has three such layers.
+# two gradients on the rank: the sum is the same. Attention has three matrices that read the same x.
 #
-# **In production.** `parallelize_module` gets a plan. It makes every parameter a *DTensor*, which knows how
-# it is cut, and inserts a collective when an operation needs a whole tensor:
+# **In production.** PyTorch's `parallelize_module` takes a plan: a dictionary that says how each layer is
+# cut. It makes every parameter a *DTensor*, which knows how it is cut, and inserts a collective when an
+# operation needs a whole tensor:
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -929,7 +936,7 @@ def compared(make):
         .requires_grad_()
     )
     dist.barrier()
-    y = layer(x) + 0  # theirs arrives when it is first used
+    y = layer(x) + 0  # PyTorch's output is asynchronous; + 0 waits for it
     dist.barrier()
     y.square().sum().backward()
     dist.barrier()
@@ -944,10 +951,10 @@ if theirs_run:
     print("yours sends", sent(ours), "bytes, theirs", sent(theirs_run))
 
 # %% [markdown]
-# The bytes are the same. A plan adds checkpoints that know which rank has which part, and sub-meshes (tensor
-# parallelism inside FSDP, notebook 10). If the input of a matrix is cut in the wrong way, the plan cuts it
-# again instead of multiplying it. It costs time on the processor for every operation; Megatron-LM and many
-# others keep layers like yours.
+# The bytes are the same. With DTensors you get more: checkpoints that know which rank has which part, and
+# groups of ranks inside groups (tensor parallelism inside FSDP). If the input of a matrix is cut in the wrong
+# way, a DTensor is cut anew before the product. But DTensors cost time on the processor for every operation;
+# Megatron-LM and many others keep layers like yours.
 #
 # <details><summary>In the lectures</summary>Lecture 004 draws two of the orders. Lecture 001 writes
 # "Concatenate: h = [h⁽¹⁾ | h⁽²⁾]" after the first layer, and says "one All-Reduce per layer".</details>
@@ -962,10 +969,10 @@ if theirs_run:
 # | time | 35 minutes: 20 for the heads, 15 for grouped queries and dropout |
 # | points | 4 for the heads, 4 for grouped queries and dropout |
 #
-# You have seen an MLP. Now find the same in attention. Query, key and value are three matrices, from width to
-# heads × head_dim features. Then every head computes by itself. An output matrix leads from heads × head_dim
-# back to width. Which of the matrices are cut by columns, and which by rows? What takes the place of
-# "elementwise"?
+# You have seen how an MLP is cut. Now find such a cut for attention. Query, key and value are three matrices,
+# from width to heads × head_dim features. Then every head computes by itself. An output matrix leads from
+# heads × head_dim back to width. Which of the matrices are cut by columns, and which by rows? In the MLP the
+# function between the matrices is elementwise. What takes its place here?
 #
 # <details><summary>Answer</summary>Heads do not look at each other. A rank with some heads' queries, keys and
 # values attends with them alone. Cut the three matrices by columns (whole heads of them) and the output
@@ -977,7 +984,7 @@ if theirs_run:
 # - The layers are `query`, `key`, `value` and `out`, drawn in this order with `nn.Linear`'s weights (§7 and §9 use these
 #   names).
 # - x is replicated, and enters *once*: backward sends one all-reduce of x's gradient.
-# - A rank has heads that lie side by side, and the same ones of all four matrices.
+# - A rank's heads lie side by side, and the rank has the same heads in all four matrices.
 # - You need not write a backward here: your functions of §1 have one, and autograd does the rest.
 # - If N does not divide `heads`, raise a ValueError that says both numbers.
 
@@ -997,7 +1004,7 @@ def causal_attention(q, k, v, dropout=0.0):
 class ParallelHeads(nn.Module):
     """Causal self-attention with its heads cut over the ranks of `group`.
 
-    forward: (batch, seq, width) replicated, to the same. Sends 2 (N-1)/N of it in each direction.
+    forward: x (batch, seq, width), replicated; returns the same. Sends 2 (N-1)/N of x in each direction.
     """
 
     def __init__(self, width, heads, bias=True, group: Group = None):
@@ -1048,25 +1055,25 @@ report.points(4)
 # on ranks 0 and 1: both hold a copy of it. Each copy has the gradient from its own queries, and the head's
 # gradient is the sum of both: <i>a value that is used on two ranks</i>, once more.</details>
 #
-# *Dropout* of the weights of attention is a trap. All ranks have the same seed, so that they draw the same
-# weights and use the same mask on replicated tensors. But each rank has *different* heads: with the same
-# masks, the first head of every rank would lose the same weights. Inside a region masks must differ, and
-# behind it the ranks must agree again.
+# *Dropout* of the attention weights (the output of the softmax) is a trap. All ranks have the same seed, so
+# that they draw the same parameters and use the same mask on replicated tensors. But each rank has
+# *different* heads: with the same masks, the first head of every rank would lose the same attention weights.
+# Inside a region masks must differ, and behind it all ranks must draw the same random numbers again.
 #
 # **Build the whole.** `ParallelSelfAttention` does what `ParallelHeads` does, and two things more. It may be a subclass of it
 # or a class of its own.
 #
-# - `kv_heads=None` means as many as heads. `kv_heads` must divide N or be divided by it, and N must divide
-#   `heads`. If not, raise a ValueError that says the numbers.
+# - `kv_heads=None` means as many as heads. `kv_heads` must be a divisor or a multiple of N, and `heads` a
+#   multiple of N. If not, raise a ValueError that says the numbers.
 # - If there are fewer key-value heads than ranks, N / kv_heads neighbouring ranks hold the same one, and its
-#   gradients are summed over them. `grid` makes two groups: `same` are the ranks with copies of my head,
-#   `across` is one rank for each head.
-# - `dropout` applies to the weights of attention while training, within `own_random_state`.
+#   gradients are summed over them. `grid` makes two groups for each rank: `same` holds the ranks with copies
+#   of its head, and `across` holds one rank for each head, itself among them.
+# - `dropout` applies to the attention weights while training, within `own_random_state`.
 
 
 # %%
 def grid(copies, group: Group = None):
-    """Two groups of this rank: the `copies` ranks in succession with the same head; one rank for each head."""
+    """This rank's two groups: the `copies` neighbours with the same head; one rank for each head."""
     ranks, rank = dist.get_process_group_ranks(group or dist.group.WORLD), dist.get_rank(group)
     first = rank // copies * copies
     same = dist.new_group(ranks[first : first + copies], use_local_synchronization=True)
@@ -1076,7 +1083,7 @@ def grid(copies, group: Group = None):
 
 @contextlib.contextmanager
 def own_random_state(group: Group = None):
-    """Inside, random numbers differ from rank to rank; behind it the ranks agree as they did before."""
+    """Inside, random numbers differ from rank to rank; afterwards all ranks draw the same again."""
     seed = int(torch.randint(2**62, ())) + dist.get_rank(group)
     devices = [torch.cuda.current_device()] if device().type == "cuda" else []
     with torch.random.fork_rng(devices):
@@ -1088,8 +1095,8 @@ def own_random_state(group: Group = None):
 class ParallelSelfAttention(nn.Module):
     """Causal self-attention with its heads cut over the ranks of `group`.
 
-    forward: (batch, seq, width) replicated, to the same. Sends 2 (N-1)/N of it in each direction; where several
-    ranks hold the same key and value head, backward also the sum of their weights' gradients.
+    forward: x (batch, seq, width), replicated; returns the same. Sends 2 (N-1)/N of x in each direction.
+    If several ranks hold the same key-value head, backward also sums its weights' gradients.
     """
 
     def __init__(
@@ -1135,7 +1142,8 @@ class ParallelSelfAttention(nn.Module):
 
 # %% [markdown]
 # <details><summary>Hint: grouped queries</summary>Key and value have kv_heads · head_dim features.
-# <code>causal_attention</code> takes fewer heads of keys and values as they are.</details>
+# <code>causal_attention</code> accepts keys and values with fewer heads than the queries; you need not repeat
+# them.</details>
 # <details><summary>Hint: a head that several ranks hold</summary><code>same, across = grid(N // kv_heads, group)</code>: key
 # and value are <code>ColumnParallelLinear(..., group=across)</code>, and in forward their weights and biases go through
 # <code>identity_all_reduce(weight, same)</code>: parameters are values like any others.</details>
@@ -1183,9 +1191,9 @@ if run:
 # %% [markdown]
 # There are four all-reduces: two regions, two directions.
 #
-# **Break it.** Rank r takes the features r, r + N, r + 2N, ... instead of those that lie side by side. All ranks do, in
-# the matrices that are cut by columns and in the one that is cut by rows, and every shape fits. Is the MLP still
-# right? Is attention?
+# **Break it.** Every rank r takes the features r, r + N, r + 2N, ... instead of features that lie side by
+# side. It does so in the matrices that are cut by columns and in the one that is cut by rows, so every shape
+# fits. Is the MLP still right? Is attention?
 
 
 # %% tags=["skip-in-grading"]
@@ -1224,12 +1232,12 @@ for make, inward, outward in (
 
 # %% [markdown]
 # The order of hidden features does not matter, so the MLP is right. A head *is* a run of features side by
-# side; the "heads" of this attention have features of all heads, and scores that the model does not have. For
+# side. The "heads" of this attention mix the features of all heads, so their scores are not the model's. For
 # the same reason a fused (query, key, value) matrix, as GPT-2's checkpoints have it, cannot be cut into N
 # equal parts. Each of the three must be cut by itself.
 #
-# **In production.** LLaMA 3 70B has 64 heads and 8 of keys and values, and runs on eight ranks: with as many
-# key-value heads as ranks attention is simple.
+# **In production.** LLaMA 3 70B has 64 heads and 8 of keys and values, and runs on eight ranks. If there are
+# as many key-value heads as ranks, attention is simple.
 #
 # <details><summary>In the lectures</summary>Lecture 004 calls attention "much simpler" than the MLP. That
 # holds with at least as many key-value heads as ranks.</details>
@@ -1244,13 +1252,15 @@ for make, inward, outward in (
 # | time | 45 minutes |
 # | points | 5 + 9 |
 #
-# The vocabulary is the longest dimension of a language model. LLaMA 3's is 128,256: at a width of 8,192 the embedding is
-# 2.1 GB in bf16, and the head as much. And a micro-batch of 4 × 2,048 tokens has 8,192 × 128,256 logits: 4.2 GB in
-# float32, and as much again for their gradient. So cut the vocabulary.
+# The vocabulary is the longest dimension of a language model. (A *token* is an entry of the vocabulary here;
+# a place in the text is a *position*.) LLaMA 3's is 128,256: at a width of 8,192 the embedding is 2.1 GB in
+# bf16, and so is the *head*, the matrix that leads from the width to the logits. And a micro-batch of 4 ×
+# 2,048 = 8,192 positions has 8,192 × 128,256 logits: 4.2 GB in float32, and as much again for their gradient.
+# So cut the vocabulary.
 #
 # **The embedding** is a table with a row for each token. Rank r has a run of rows. For a token that it does
-# not have it returns zeros, so the sum over the ranks is the table's row. An embedding is a matrix cut by
-# rows, whose input is all zeros and a one.
+# not have it returns zeros, so the sum over the ranks is the table's row. An embedding is thus the
+# row-parallel layer of §3: its input at each position is a one for the token and zeros elsewhere.
 #
 # **Predict.** How much does it send, forward and backward?
 #
@@ -1303,17 +1313,19 @@ report = check(
 report.points(5)
 
 # %% [markdown]
-# **The head** is a `ColumnParallelLinear` from the width to the vocabulary: each rank gets the logits of its tokens. One
-# could gather them; that is the largest tensor of all. What does the loss really need? For each token
+# **The head** is a `ColumnParallelLinear` from the width to the vocabulary: each rank gets the logits of its
+# part of the vocabulary. One could gather them; that is the largest tensor of all. What does the loss really
+# need? For each position
 #
 # > loss = log(exp(l₀) + exp(l₁) + ...) − l_target
 #
 # The sum of exponentials is a sum of the ranks' sums. The target's logit is on *one* rank. And exp(1,000) is
-# infinite, so the largest logit is taken off first: log Σ exp(l) = m + log Σ exp(l − m), for any m. These are
-# three numbers a token. Since the loss does not depend on m, no gradient goes through it.
+# infinite, so the largest logit m is subtracted first: log Σ exp(l) = m + log Σ exp(l − m). (This holds for
+# any m.) So the ranks need three numbers for each position: the largest logit, the sum of exponentials, and
+# the target's logit. Since the loss does not depend on m, no gradient goes through it.
 #
-# **Predict.** How many bytes does a rank send for the loss, in float32, with `tokens` targets on n ranks? §8
-# checks it.
+# **Predict.** How many bytes does a rank send for the loss, in float32, with targets at `tokens` positions,
+# on n ranks? §8 checks it.
 
 
 # %% nbgrader={"grade_id": "loss_bytes_sent", "solution": true}
@@ -1327,23 +1339,23 @@ def loss_bytes_sent(n: int, tokens: int) -> float:
 # %% [markdown]
 # **Build.**
 #
-# - `logits`: (..., this rank's part of the vocabulary), cut as `part` does. `target`: (...), tokens of the whole
-#   vocabulary, the same on all ranks. `vocab_size`: of the whole vocabulary.
+# - `logits`: (..., this rank's part of the vocabulary), cut as `part` does. `target`: (...), tokens of the
+#   whole vocabulary, the same on all ranks. `vocab_size`: the size of the whole vocabulary.
 # - Return the mean over the targets that are not `ignore_index`, the same on every rank, in float32 at least.
 #   Do not change `logits`.
 # - The tensors kept for backward have the size of the rank's logits, not of all logits.
-# - Three numbers for each target travel forward, and nothing backward. What is the gradient of the loss by a
-#   logit, and does this rank have everything that it needs?
+# - Three numbers for each target travel forward, and nothing backward. What is the gradient of the loss with
+#   respect to a logit, and does this rank have everything that the gradient needs?
 #
-# <details><summary>Answer</summary>softmax − 1 at the target, softmax elsewhere: exp(l − m) / Σ. Every rank has m and Σ
-# from forward.</details>
+# <details><summary>Answer</summary>softmax − 1 at the target, softmax elsewhere. The softmax is exp(l − m) /
+# Σ, and Σ is the sum of exponentials. Every rank has m and Σ from forward.</details>
 
 
 # %% nbgrader={"grade_id": "vocab_parallel_cross_entropy", "solution": true}
 def vocab_parallel_cross_entropy(
     logits, target, group: Group = None, *, vocab_size: int, ignore_index: int = -100
 ):
-    """F.cross_entropy of logits of which each rank holds its part of the vocabulary."""
+    """F.cross_entropy of logits that are cut over the ranks by the vocabulary."""
     ### BEGIN SOLUTION
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     largest = logits.detach().amax(-1)
@@ -1383,8 +1395,9 @@ report = check(
 report.points(9)
 
 # %% [markdown]
-# **Measure.** 512 tokens, a vocabulary of 8,192, 4 ranks: once by gathering the logits, once with your loss.
-# The cell prints the bytes sent, and the largest amount of tensors alive at once.
+# **Measure.** The loss of 512 positions with a vocabulary of 8,192 is computed on 4 ranks: once by gathering
+# the logits, once with your loss. The cell prints the bytes sent, and the most bytes of tensors that a rank
+# had alive at once.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1420,10 +1433,11 @@ for name, how in (("gathered", by_gathering), ("yours", by_three_numbers)):
 print("predicted for yours:", said(loss_bytes_sent, 4, 512))
 
 # %% [markdown]
-# Your loss sends more than a thousand times fewer bytes, and no rank ever holds the 16 MiB of logits.
+# Your loss sends more than a thousand times fewer bytes, and no rank ever holds the whole logits (512 × 8,192
+# × 4 bytes = 16 MiB).
 #
 # **Break it.** Here are two shortcuts. The first takes every rank's own softmax, as if there were no other
-# tokens. The second does not take off the largest logit. Which do you notice with small logits, and which
+# tokens. The second does not subtract the largest logit. Which do you notice with small logits, and which
 # with large ones?
 
 
@@ -1445,7 +1459,7 @@ def without_largest(logits, target):
 
 
 def losses(size):
-    """Of 64 tokens whose targets are drawn: each way, and one process."""
+    """The loss of 64 positions with random targets: in each of the three ways, and in one process."""
     generator = torch.Generator().manual_seed(0)
     whole = size * torch.randn(64, 256, generator=generator)
     target = torch.randint(256, (64,), generator=generator)
@@ -1461,9 +1475,9 @@ for size in (1, 50):
         print(f"logits to {4 * size:3}:", *(f"{one:12.4f}" for one in run[0]))
 
 # %% [markdown]
-# The first is too small: with small logits by about log N, 1.4 on 4 ranks, with large ones by far more.
-# Training looks *better*, because no rank's tokens compete with another's. The second is right until a logit
-# exceeds 88: there float32's exp overflows.
+# The first loss is too small. With small logits about log N is missing, 1.4 on 4 ranks; with large logits far
+# more is missing. Training looks *better*, because no rank's tokens compete with another's. The second is
+# right until a logit exceeds 88: there float32's exp overflows.
 #
 # **In production.** In PyTorch the loss is `F.cross_entropy` itself, inside a context: `with loss_parallel(): ...`, and
 # the head's plan is `ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)`. Megatron-LM's is a
@@ -1483,7 +1497,7 @@ for size in (1, 50):
 # What is not divided yet? Between the regions activations are replicated: the residual stream, and the inputs
 # of norms and of regions. And all ranks do the same work there. A norm needs all features of a token, so
 # features cannot be sharded; but it does not need other tokens. So between the regions shard the
-# **sequence**: rank r has s / N positions.
+# **sequence**: rank r has s / N of the s positions.
 #
 # An all-reduce is a reduce-scatter and an all-gather (notebook 02). Let the norm work between the two:
 #
@@ -1495,18 +1509,19 @@ for size in (1, 50):
 # | into a region: `all_gather_reduce_scatter` | all-gather | reduce-scatter |
 # | out of it: `reduce_scatter_all_gather` | reduce-scatter | all-gather |
 #
-# It sends as many bytes as tensor parallelism: two halves of an all-reduce at each region and in each
-# direction. (You may read that sequence parallelism costs more communication. In this form it does not.)
+# Sequence parallelism sends as many bytes as tensor parallelism: two halves of an all-reduce at each region
+# and in each direction. (You may read that sequence parallelism costs more communication. In this form it
+# does not.)
 #
-# And the norm's own weights? They are replicated, and each rank uses them on different tokens. They are *a
-# value that is used on N ranks*: the gradient is the sum.
+# And the norm's own weights? They are replicated, and each rank uses them on different tokens. They are
+# *values that are used on N ranks*, once more: their gradient is the sum.
 #
 # **Build.**
 #
 # - Both functions communicate, so you write their backward: a `torch.autograd.Function` each, as in §1.
-#   `SequenceParallelNorm` needs none: `identity_all_reduce` has its backward.
-# - Dimension `dim` is the sequence: -2 in (batch, seq, width). Parts are equal; if N does not divide it,
-#   raise a ValueError.
+#   `SequenceParallelNorm` needs no such class: `identity_all_reduce` already has the backward that it needs.
+# - Dimension `dim` is the sequence: -2 in (batch, seq, width). Parts are equal; if N does not divide the
+#   sequence, raise a ValueError.
 # - Neither function may write into its argument.
 # - `SequenceParallelNorm(norm)` takes over an `nn.LayerNorm`: it normalizes the rank's part of the sequence,
 #   and the gradients of weight and bias are summed over the ranks.
@@ -1541,21 +1556,21 @@ class _ReduceScatterAllGather(torch.autograd.Function):
 
 
 def all_gather_reduce_scatter(x, group: Group = None, dim: int = -2):
-    """Into a region, from parts of the sequence. Forward: gathered. Backward: gradients summed, own part."""
+    """Into a region, from parts of the sequence. Forward: all parts. Backward: part of the gradient sum."""
     ### BEGIN SOLUTION
     return _AllGatherReduceScatter.apply(x, group, dim)
     ### END SOLUTION
 
 
 def reduce_scatter_all_gather(x, group: Group = None, dim: int = -2):
-    """Out of a region, to parts of the sequence. Forward: terms summed, own part. Backward: gathered."""
+    """Out of a region, to parts of the sequence. Forward: part of the sum. Backward: all parts."""
     ### BEGIN SOLUTION
     return _ReduceScatterAllGather.apply(x, group, dim)
     ### END SOLUTION
 
 
 class SequenceParallelNorm(nn.Module):
-    """An nn.LayerNorm on the rank's part of the sequence; its parameters' gradients are of all of it."""
+    """An nn.LayerNorm on the rank's part of the sequence; its parameters' gradients are summed over ranks."""
 
     def __init__(self, norm: nn.LayerNorm, group: Group = None):
         super().__init__()
@@ -1629,9 +1644,9 @@ run = try_it(sequence_stages, world_size=2)
 draw(run, "sequence, columns, rows, sequence") if run else None
 
 # %% [markdown]
-# Tokens are sharded outside the region and features inside it, and at the edges a tensor turns from one into
-# the other. It sends 1 M forward and 1 M backward, as in §4. The picture has 1.1 M backward: the gradients of
-# the norm's weight and bias are summed, too.
+# The sequence is sharded outside the region and the features inside it, and at the edges a tensor changes
+# from the one form to the other. The region sends 1 M forward and 1 M backward, as in §4. The picture has 1.1
+# M backward: the gradients of the norm's weight and bias are summed, too.
 #
 # One choice is left. A linear layer keeps its input for backward. The input of A is the *gathered* sequence.
 # Should the layer keep all of it, as without sequence parallelism? Or should it keep the part, and gather
@@ -1644,10 +1659,10 @@ draw(run, "sequence, columns, rows, sequence") if run else None
 #
 # Megatron-LM gathers again, and does it while the gradient of x is being computed.
 #
-# **Predict** the bytes sent and the bytes kept, for both. `layer_bytes_sent` of §4 has these two values of
-# `sequence` left: add them there. And how much does a layer keep for backward, in all? Count activations of
-# the size M (flash attention, LayerNorm, GELU at four times the width, no dropout; neglect single numbers for
-# each token):
+# **Predict** the bytes sent and the bytes kept, for both. In `layer_bytes_sent` of §4 these two values of
+# `sequence` are still missing: add them there. And how much does a layer keep for backward, in all? Count
+# activations of M bytes. The layer has flash attention, LayerNorm, and a GELU at four times the width, but no
+# dropout. Neglect tensors with a single number for each position:
 #
 # | | activations of M bytes |
 # |---|---|
@@ -1675,13 +1690,13 @@ def layer_saved_bytes(n: int, nbytes: float, sequence: str | None = None) -> flo
 # <details><summary>Hint</summary>Some of the 16 activations are replicated; the others are divided by
 # n.</details>
 #
-# **Measure.** Here is the layer of §5, between parts of the sequence, in both forms. `GatheredLinear` shows
-# how to keep less than autograd would.
+# **Measure.** Here is the layer of §5 with sequence parallelism, in both forms. It reads and returns parts of
+# the sequence. `GatheredLinear` shows how to keep less than autograd would.
 
 
 # %% tags=["skip-in-grading"]
 class GatheredLinear(torch.autograd.Function):
-    """Linear layers of a gathered x. Keeps the rank's part of x alone, and gathers again in backward."""
+    """Linear layers of a gathered x. It keeps only the rank's part of x, and gathers again in backward."""
 
     @staticmethod
     def forward(ctx, x, *parameters):
@@ -1700,7 +1715,7 @@ class GatheredLinear(torch.autograd.Function):
 
 
 def entered(x, linears, sequence):
-    """Column-parallel layers on a part of the sequence: their features, of the whole sequence."""
+    """Apply column-parallel layers to a part of the sequence; returns outputs for the whole sequence."""
     if sequence == "regather":
         return GatheredLinear.apply(x, *(p for one in linears for p in (one.weight, one.bias)))
     x = all_gather_reduce_scatter(x)
@@ -1708,7 +1723,7 @@ def entered(x, linears, sequence):
 
 
 def left(y, linear):
-    """A row-parallel layer that returns a part of the sequence; each rank adds the bias to other tokens."""
+    """A row-parallel layer that returns a part of the sequence; each rank adds the bias to its own tokens."""
     y = reduce_scatter_all_gather(F.linear(y, linear.weight))
     return y + identity_all_reduce(linear.bias)
 
@@ -1731,7 +1746,7 @@ class Hidden(ParallelMLP):
 
 
 def sequence_parallel(sequence, norm=SequenceParallelNorm):
-    """The layer of §5 between parts of the sequence."""
+    """The layer of §5 with sequence parallelism: it reads and returns parts of the sequence."""
     layer = Layer(lambda width: Heads(width, 8), Hidden)
     layer.attention_norm = norm(layer.attention_norm)
     layer.mlp_norm = norm(layer.mlp_norm)
@@ -1773,9 +1788,10 @@ for form, make in FORMS.items():
         )
 
 # %% [markdown]
-# Two figures are a little above the prediction. Each rank uses the norms' parameters and the two biases on
-# different tokens, so their gradients are summed: some kilobytes in every backward, for any batch. And norms
-# and attention keep a number or two for each token and head.
+# Some figures are a little above the prediction. *Bytes sent backward*: each rank uses the norms' parameters
+# and the biases of the two row-parallel layers on different positions, so their gradients are summed. These
+# are 2,304 bytes in every backward, for any batch. *Bytes kept*: norms and attention also keep a number or
+# two for each position and head.
 #
 # The picture shows how much is kept for each part of the layer, on 4 ranks, in units of M.
 
@@ -1824,9 +1840,11 @@ axes.spines[["top", "right"]].set_visible(False)
 figure
 
 # %% [markdown]
-# You keep 16 activations of 2 bytes. GPT-3 in 16 bits, with dropout and without flash attention, keeps 34 +
-# 5as/h = 114 bytes for each element. The scheme is the same: Korthikanti et al. have 10 of the 34 whole with
-# tensor parallelism, and none with sequence parallelism. On 8 ranks: 2.9 GB a layer become 0.58, and 0.36.
+# In 16 bits your 16 activations would be 32 bytes for each element of an activation. GPT-3 in 16 bits, with
+# dropout and without flash attention, keeps 34 + 5as/h = 114 bytes for each element (a = 96 heads, s = 2,048
+# tokens, h = 12,288 features). The scheme is the same: in Korthikanti et al. (table 2) 10 of the 34 stay
+# whole with tensor parallelism, and none with sequence parallelism as well. On 8 ranks the 114 bytes become
+# 10 + 104/8 = 23, and 114/8 = 14.25: of 2.9 GB for a layer 0.58 GB remain, and 0.36.
 #
 # **Break it.** Put an ordinary `nn.LayerNorm` on the parts. Forward is right. Make two steps of SGD, and then
 # compare the ranks:
@@ -1855,16 +1873,16 @@ for name, norm in (
         print(f"{name:20} after two steps the ranks' weights differ by {apart:.1e}")
 
 # %% [markdown]
-# They are four models that think they are one. Nothing crashes, and no shape is wrong. Wherever a
-# *replicated* value meets *sharded* work, ask which function adds up its gradient.
+# With `nn.LayerNorm` the four ranks train four models that think they are one. Nothing crashes, and no shape
+# is wrong. Wherever a *replicated* value meets *sharded* work, ask which function adds up its gradient.
 #
 # For dropout between the regions the rule of §5 holds: on sharded activations every rank needs masks of its
 # own, on replicated ones all need the same. `course_lib/tensor_parallel/dropout.py` has both.
 #
-# **In production.** `SequenceParallel()` in the plan of `parallelize_module`, with `PrepareModuleInput`
-# before and `RowwiseParallel(output_layouts=Shard(1))` behind a region; `--sequence-parallel` in Megatron-LM.
-# (The "sequence parallelism" of DeepSpeed-Ulysses is something else: it cuts the sequence *inside* attention
-# as well. See notebook 08.)
+# **In production.** PyTorch has `SequenceParallel()` for the plan of `parallelize_module`, with
+# `PrepareModuleInput` before and `RowwiseParallel(output_layouts=Shard(1))` behind a region. Megatron-LM has
+# the option `--sequence-parallel`. (The "sequence parallelism" of DeepSpeed-Ulysses is something else: it
+# cuts the sequence *inside* attention as well. See notebook 08.)
 #
 # <details><summary>In the lectures</summary>Lecture 004 says that sequence parallelism comes "at the cost of
 # more comms".</details>
@@ -1899,7 +1917,8 @@ report.points(5)
 # %% [markdown]
 # In data parallelism communication is hidden behind backward. Here the next operation *is waiting* for the
 # sum. (In backward the weights' gradients need not wait; forward everything does.) So the time of a layer is
-# computing plus talking, and the two must be compared. For an MLP, forward, on each rank:
+# computing plus talking, and the two must be compared. For an MLP, forward, on each rank (two matrices, 2
+# FLOPs for each weight and token; activations of 2 bytes a number):
 #
 # > computing: 4 · tokens · width · hidden / N FLOPs; talking: 2 (N−1)/N · tokens · width · 2 bytes
 #
@@ -1912,8 +1931,9 @@ report.points(5)
 # Take a layer of LLaMA 3 70B, 4,096 tokens in bf16, forward. Up to 8 GPUs are in one node. Beyond that there
 # are two cases. Either every GPU has its own port of 50 GB/s, and the all-reduce has two levels (notebook 02
 # §7), inside the node and then across. Or the node has one port for all, and a flat ring goes through it.
-# Rounds cost α as NCCL's own model has it, 3.4 µs by NVLink, 14 over a network. FLOP/s and bytes/s are those
-# of the data sheets, which no program reaches.
+# Each round of a ring costs α seconds besides: 3.4 µs over NVLink and 14 µs over a network, as in NCCL's own
+# cost model (`course_lib/facts/hardware.py`). FLOP/s and bytes/s are those of the data sheets, which no
+# program reaches.
 
 # %% tags=["skip-in-grading"]
 from course_lib.facts import (
@@ -1973,7 +1993,9 @@ figure
 # than eight in one, with a port for each GPU: twice the machines for nothing. With one port for the node they
 # take four times as long as eight. This is why tensor parallelism usually ends at the node.
 #
-# The next cell shows the same in FLOPs a byte: the two all-reduces of the layer against the ratio of the GPU.
+# The next cell shows the same in FLOPs for each byte: it compares the ratio of the layer, with its two
+# all-reduces, to the ratio of the GPU. (The layer has attention as well as an MLP, so its ratio is not quite
+# hidden / (N − 1).)
 
 # %% tags=["skip-in-grading"]
 print(
@@ -1987,15 +2009,15 @@ with contextlib.suppress(NotImplementedError):
 # %% [markdown]
 # So use as much tensor parallelism as memory asks for, and never go beyond the node. The rest of the GPUs get
 # other sequences (data parallelism), other layers (pipelines) or other parts of the sequence (notebook 08).
-# Ranks that share a layer share its data: 2,048 sequences on 64 GPUs, 8 of them to a model, are 256 for each
-# *replica*, not 32 for each GPU. And throughput is batch × replicas, not batch × world size.
+# Ranks that share a layer share its data. With 8 GPUs to a model, 64 GPUs hold 8 replicas, so 2,048 sequences
+# are 256 for each *replica*, not 32 for each GPU. And throughput is batch × replicas, not batch × world size.
 #
-# <details><summary>In the lectures</summary>Lecture 004 shows the fall from 8 to 16 GPUs. Lecture 003 has
-# tensor parallelism "only applied to GPUs in the same computing node". The "32 per GPU" are in lecture 001's
-# recipe, and batch × world size in lecture 002.</details>
+# <details><summary>In the lectures</summary>Lecture 004 shows the fall from 8 to 16 GPUs. Lecture 003 says
+# that tensor parallelism is "only applied to GPUs in the same computing node". The "32 per GPU" are in
+# lecture 001's recipe, and batch × world size in lecture 002.</details>
 
 # %% [markdown]
-# ## 9 · A GPT with its layers exchanged
+# ## 9 · A GPT with its layers replaced
 #
 # | | |
 # |---|---|
@@ -2004,8 +2026,8 @@ with contextlib.suppress(NotImplementedError):
 # | time | 10 minutes |
 # | points | 3 |
 #
-# Take a GPT and put your layers in place of its MLP's. It is `course_lib/models/gpt.py`, which you can read
-# in ten minutes. Nothing else of the model changes.
+# Take a GPT and replace the layers of its MLPs by yours. The GPT is that of `course_lib/models/gpt.py`, which
+# you can read in ten minutes. Nothing else of the model changes.
 #
 # **Build.** `model.blocks` is a list of blocks; `block.mlp` has `up` and `down`, and `gate`, which is None if
 # the MLP has no gate. They are `nn.Linear`, with *weights of their own* that must be kept: your layers'
@@ -2034,7 +2056,7 @@ def with_weights(parallel, whole, group: Group = None):
 
 # %% nbgrader={"grade_id": "swap", "solution": true}
 def parallelize_mlps(model, group: Group = None):
-    """Exchange the layers of every block's MLP for parallel ones with the same weights; returns the model."""
+    """Replace the layers of every block's MLP by parallel ones with the same weights; returns the model."""
     ### BEGIN SOLUTION
     for block in model.blocks:
         for name in ("gate", "up", "down"):
@@ -2094,12 +2116,12 @@ for n in (2, 4):
 
 # %% [markdown]
 # The next model has all of it: your attention, your embedding, your head, your loss. The head is tied to the
-# embedding: each rank's part of the one is its part of the other.
+# embedding: they share one matrix, and so each rank's parts of the two are one tensor.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 class InBlock(nn.Module):
-    """A GPT's block passes positions as well; learned ones are in the embedding already."""
+    """Takes the positions that a GPT's block passes, and ignores them: the embedding has added them."""
 
     def __init__(self, attention):
         super().__init__()
@@ -2146,13 +2168,13 @@ figure
 # It is one curve, four times. The small differences come from the order in which float32 adds.
 #
 # **Break it.** Put `torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)` into this loop. Which norm does
-# it take? (The norm of its own parts, which differs from rank to rank. So each rank scales its gradients by a
-# different number, and the replicated parameters drift apart. The squares of the parts have to be summed over
-# the ranks, and those of replicated parameters counted once.)
+# it take? (On each rank, the norm of that rank's own parts, which differs from rank to rank. So each rank
+# scales its gradients by a different number, and the replicated parameters drift apart. The squares of the
+# parts have to be summed over the ranks, and those of replicated parameters counted once.)
 #
-# **In production.** `course_lib.tensor_parallel.parallelize_gpt(model, sequence="regather")` is this cell
-# with everything: grouped queries, SwiGLU, rotary positions, dropout, state dicts that load on another number
-# of ranks.
+# **In production.** `course_lib.tensor_parallel.parallelize_gpt(model, sequence="regather")` does what
+# `all_of_it` above does, for every form of the model: grouped queries, SwiGLU, rotary positions, dropout,
+# state dicts that load on another number of ranks.
 #
 # <details><summary>In the lectures</summary>This is the exercise of lecture 004. There the model is nanoGPT's
 # <code>model.py</code>.</details>
@@ -2168,8 +2190,8 @@ figure
 #
 # A number may be written as arithmetic.
 #
-# 1. A transformer layer, tensor parallelism without sequence parallelism. How many **all-reduces** are there in a forward
-#    and a backward of the layer together?
+# 1. A transformer layer is split by tensor parallelism without sequence parallelism. How many **all-reduces**
+#    are there in a forward and a backward of the layer together?
 # 2. Width 8,192, 4,096 tokens in bf16. A layer computes 24 · width² FLOPs a token, forward. 16 H100 (989 TFLOP/s each) in
 #    two nodes share it, and their ring all-reduces run at 50 GB/s, the speed between the nodes; leave α out. Which **share**
 #    (0 to 1) of the layer's forward is communication?
@@ -2214,9 +2236,10 @@ report.points(3)
 # %% [markdown]
 # ## Scorecard
 #
-# Here are the three criteria for one step of AdamW of a GPT with 3.3 million parameters, 4 sequences of 32
-# tokens in all, on 4 ranks. In the card M are the bytes of its *parameters*. Replicas and ZeRO-3 (the
-# library's) get a sequence each; ranks that share layers get all four.
+# The card compares computation, memory and bytes sent for one step of AdamW. A GPT with 3.3 million
+# parameters learns from 4 sequences of 32 tokens on 4 ranks. Only in the card, M stands for the bytes of the
+# model's *parameters*. With replicas and with ZeRO-3 (the library's) each rank gets one sequence; ranks that
+# share layers get all four.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -2302,15 +2325,16 @@ rows = [row_of("one process", alone_run)] + [row_of(name, run) for name, run in 
 Scorecard(rows, unit=parameters_alone, flops_alone=alone_run[0].flops)
 
 # %% [markdown]
-# Read it column by column. *Computation*: replicas make the optimizer's step four times, which are the 3 %;
-# the others share it. (Norms and activation functions are not counted: without sequence parallelism every
-# rank has all norms.) *Memory*: replicas hold 4 M of weights, gradients, m and v. ZeRO-3 holds a quarter of
-# them, and beside that the current layer's weights, gradients and the row in which these are sent. Tensor
-# parallelism holds a quarter, and never a whole layer. *Bytes*: here the methods differ in kind. Replicas and
-# ZeRO send 2 or 3 (N−1)/N of the *parameters*, however many tokens there are. Tensor parallelism sends
-# *activations*: little for these 128 tokens, as much as replicas with 5 or 6 times as many tokens, and little
-# of it can be hidden. A layer of 70B has 1.7 GB of parameters in bf16, and for 4,096 tokens an activation of
-# 67 MB.
+# Read it column by column. *Computation*: each of the four replicas makes the whole optimizer's step, so they
+# compute 1.03 times as much as one process; the others share that step. (Norms and activation functions are
+# not counted. So the card does not show that without sequence parallelism every rank computes all norms.)
+# *Memory*: replicas hold 4 M of weights, gradients, m and v. ZeRO-3 holds a quarter of them, and besides the
+# current layer's weights, its gradients, and the row (a flat buffer, notebook 04) in which these are sent.
+# Tensor parallelism holds a quarter, and never a whole layer. *Bytes*: here the methods differ in kind.
+# Replicas and ZeRO send 2 or 3 (N−1)/N of the *parameters*, however many tokens there are. Tensor parallelism
+# sends *activations*: little for these 128 tokens. With 5 or 6 times as many tokens it would send as much as
+# replicas (1.5 M against 0.27 M), and little of that can be hidden behind computation. For comparison: a
+# layer of LLaMA 3 70B has 1.7 GB of parameters in bf16, and one activation of 4,096 tokens has 67 MB.
 #
 # **You have built** tensor parallelism, with both ends of the model and both forms of sequence parallelism.
 # You can say how much each layer sends in each direction, and up to how many ranks it pays.
@@ -2326,5 +2350,5 @@ Scorecard(rows, unit=parameters_alone, flops_alone=alone_run[0].flops)
 #   by default.
 # - `course_lib/tensor_parallel/`: read it after you have written yours.
 #
-# <details><summary>In the lectures</summary>The three criteria are lecture 003's. Lecture 004 recommends
-# fairscale's layers.</details>
+# <details><summary>In the lectures</summary>The three criteria (computation, memory, bytes sent) are lecture
+# 003's. Lecture 004 recommends fairscale's layers.</details>
