@@ -17,7 +17,7 @@
 # | you need | notebook 00: rank, message, deadlock, `batch_isend_irecv`, α and β |
 # | time | three hours; the *optional* parts (§7 and the second half of §5) take three quarters of an hour more |
 # | points | 60 (52 without the optional parts: §7, 5 points, and part of §5, about 3) |
-# | on a rented machine | nothing to rent: two cores are enough. On several GPUs the same runs over NCCL |
+# | on a rented machine | nothing to rent: two cores are enough. On several GPUs the same code runs over NCCL |
 #
 # | section | minutes | points | rests on |
 # |---|---|---|---|
@@ -43,7 +43,7 @@
 # | | |
 # |---|---|
 # | N | ranks in the group |
-# | chunk | one of N parts of a tensor; on the rank where it stays, a *shard* |
+# | chunk | one of the N parts into which a tensor is cut; the chunk that a rank keeps for itself is its *shard* |
 # | root | the rank from which a broadcast starts, `src` |
 # | M | bytes of the *full* tensor |
 # | α | seconds that a message costs before its first byte arrives |
@@ -51,16 +51,18 @@
 # | round | messages that travel at the same time; the next round needs the data of this one |
 #
 # An exchange of k rounds takes about **k · α + B · β** seconds, where B counts the bytes that pass *one after
-# another*: the largest message of each round. If one rank is busy in every round, B is the number of bytes
-# that this rank sends. So we count the bytes of the *busiest* rank. This undercounts in two places. In §0
-# rank 0 first only receives and then only sends, so B is twice the bytes that it sends. In §5, unless N is a
-# power of two, B is one M more. Adding takes no time in this model.
+# another*: the largest message of each round, summed over the rounds. If one rank is busy in every round, B
+# is the number of bytes that this rank sends. So we count the bytes of the *busiest* rank. That count is too
+# small in two places. In §0 rank 0 first only receives and then only sends, so B is twice the bytes that it
+# sends. In §5, if N is not a power of two, B is larger by one M than the bytes of the busiest rank. Adding
+# takes no time in this model.
 #
 # This is all the theory of the notebook (Thakur, Rabenseifner and Gropp 2005, §3). It assumes that every rank
 # has a wire of its own, as GPUs on NVLink have, and that a rank can send and receive at the same time. Your
 # laptop's ranks share a few cores instead: §9 shows how that changes the times.
 #
-# In formulas rounds count from 0, as loops do. The films number them from 1.
+# In formulas rounds count from 0, as loops do. The *films*, the pictures with a slider that you know from
+# notebook 00, number them from 1.
 #
 # The rules for all your code here: use **messages only** (`send`, `recv`, `isend`, `irecv`,
 # `batch_isend_irecv`), no built-in collective. `group=None` is the group of all ranks, as in
@@ -166,8 +168,8 @@ run.ledger.timeline(title="4 MB from each of 4 ranks, added on rank 0", after="b
 #
 # **Predict.** With N ranks and M bytes: how many bytes does rank 0 send? In how many rounds? Write the pair.
 # (The prediction functions of the sections give no points by themselves, except the ring's. You will put them
-# together in §8, which gives points. The docstring of an exercise says how much it may cost: predict before
-# you scroll.)
+# together in §8, which gives points. The docstring of the exercise that follows gives the cost away, so
+# predict before you scroll down.)
 
 
 # %% nbgrader={"grade_id": "gather_to_one_cost", "solution": true}
@@ -191,14 +193,15 @@ beside(gather_to_one_cost, gather_to_one_on_840)
 
 # %% [markdown]
 # Put numbers on it: 8 GPUs, 14 GB each, links of 50 GB/s each way (one 400 Gb/s InfiniBand port). Rank 0
-# takes in 98 GB, which is 1.96 s, and sends 98 GB, another 1.96 s. (Both count: it cannot send a sum that it
-# does not have yet.) A step that computes for one second would wait for almost four. With 16 GPUs the wait
-# more than doubles.
+# takes in 7 · 14 = 98 GB, which is 1.96 s, and sends 98 GB, another 1.96 s. (Both count: it cannot send a sum
+# that it does not have yet.) A step that computes for one second would wait for almost four. With 16 GPUs the
+# wait more than doubles.
 #
 # **In production.** You meet this pattern in `torch.nn.DataParallel`, whose GPU 0 collects the gradients of
 # the others. PyTorch's own documentation recommends `DistributedDataParallel` instead, even on one machine.
 #
-# Is this the price of an all-reduce, or only of doing it this way? §4 has the answer. First the parts.
+# Is this the price of an all-reduce, or only of doing it this way? §4 has the answer. Before it, §1 to §3
+# build three simpler exchanges; §4 puts two of them together.
 #
 # (This section has nothing to break: notebook 00 has shown how single messages go wrong.)
 #
@@ -219,9 +222,9 @@ beside(gather_to_one_cost, gather_to_one_on_840)
 # others wait for 14 GB. In §0 rank 0 served them one after the other: 7 rounds. But after the first round
 # *two* ranks hold the weights. Why should only one of them send?
 #
-# The picture is a real run on 8 ranks, made when you run the cell. Move the slider. A row is a rank, a
-# box is one of its two elements, and the colour says whose value stands in it. Watch rank 0's value
-# spread.
+# The picture is a real run on 8 ranks, made when you run the cell. Move the slider. The tensor has only two
+# elements here. A row is a rank, a box is one element, and the colour says from which rank its value comes.
+# Watch rank 0's value spread.
 
 # %% tags=["skip-in-grading"]
 from course_lib import collectives as reference  # for the pictures; your own versions come below
@@ -239,7 +242,7 @@ stepper(run.ledger, run)
 
 # %% [markdown]
 # In every round each rank that holds the value passes it on to one that does not: 1, 2, 4, 8 ranks hold it.
-# The edges form a *binomial tree*.
+# If you draw each message as an edge from rank to rank, the edges form a *binomial tree*.
 #
 # **Predict.** The busiest rank is the root. How many bytes does it send, and in how many rounds, for any
 # N?
@@ -256,17 +259,18 @@ def broadcast_cost(n: int, nbytes: int) -> tuple[float, int]:
 
 # %% [markdown]
 # **Build.** Number the ranks from the root: the root is 0, the rank after it is 1, and so on round the
-# circle. In round k the ranks 0 to 2^k − 1 hold the value, and each of them sends to the rank 2^k further
-# on, if there is one.
+# circle. When round k begins, the ranks that are numbered 0 to 2^k − 1 in this way hold the value. Each of
+# them sends to the rank whose number is 2^k higher, if that number is below N.
 #
 # Only the ranks of the group call the function. Here no rank sends and receives in the same round, so plain
 # `dist.send` and `dist.recv` will do.
 #
 # Two kinds of numbers meet here. `src` is a *global* rank, as in `torch.distributed`. Inside a group the
 # ranks {1, 3, 6} have the numbers 0, 1, 2. `dist.get_rank(group)` and `dist.get_world_size(group)` use the
-# numbers inside; so does `group_peer=` in `dist.P2POp` (`group_dst=`, `group_src=` in `dist.send` and
-# `dist.recv`). `dist.get_group_rank(group, src)` translates. For the default group, whose numbers are the
-# same in both ways, it wants `dist.group.WORLD`.
+# numbers inside the group. So do the arguments `group_peer=` of `dist.P2POp`, `group_dst=` of `dist.send` and
+# `group_src=` of `dist.recv`. `dist.get_group_rank(group, src)` translates a global rank into a rank of the
+# group. It does not accept `None`: for the group of all ranks pass `dist.group.WORLD`. There both numbers are
+# the same.
 #
 # Several sections need the same few lines: post a send and a receive together, make a tensor contiguous,
 # write it back. The cells have room for helpers of your own, and you may use them in all later cells.
@@ -333,9 +337,9 @@ def broadcast_840():
 beside(broadcast_cost, broadcast_840)
 
 # %% [markdown]
-# The tree has a weak side: the root sends ceil(log2 N) · M, though one M would do. A large tensor is better
-# cut into pieces that follow each other down a chain, rank to rank: every rank but the last sends M, whatever
-# N is. That is *pipelining*, and it comes back in notebook 07.
+# The tree has a weak side: the root sends ceil(log2 N) · M, though one M would do. For a large tensor it is
+# better to cut it into pieces that follow each other down a chain of ranks. Then every rank but the last
+# sends M, whatever N is. That is *pipelining*, and it comes back in notebook 07.
 #
 # **Break it.** Every rank must name the same `src`. Here the even ranks say 0 and the odd ranks say 1. Before
 # you run it: which rank waits for which?
@@ -352,9 +356,9 @@ try_it(disagree_on_the_root)
 
 # %% [markdown]
 # <details><summary>After you have run it</summary>Some rank sends to a rank that does not expect it. The
-# diagnosis may end with the usual advice for a circle (let one send first, post both together). That is not
-# the cure here: the messages belong to two different trees. Ask first whether all ranks mean the same
-# exchange.</details>
+# diagnosis may end with the usual advice for a circle (let one rank send first, or post the send and the
+# receive together). That advice does not help here: the messages belong to two different trees. Ask first
+# whether all ranks mean the same exchange.</details>
 #
 # Without a ledger a job like this stands still until NCCL's time limit, ten minutes by default, and then
 # tells you only that it timed out. Real code usually gets here because `src` was computed from a value that
@@ -431,10 +435,11 @@ show_wire("yours", lambda full, part: broadcast(full, 0))
 # chunk travels round the circle, and every rank that it visits adds its own part. Step through a run on 4
 # ranks and follow *one* chunk, from where it starts to where it ends.
 #
-# Read this film and those that follow like this. The stripes of a cell are the ranks whose contributions it
-# holds. A dark frame says that the cell changed in this round. A number beside a message or in a cell says
-# which chunk it is; a cell shows it only if it differs from its column's. Follow your chunk in the
-# *messages*: the reference alternates between `output` and a buffer that the film does not show.
+# Read this film and those that follow like this. A box now has one stripe for each rank whose contribution it
+# holds. A dark frame says that the box changed in this round. A number beside a message or in a box says
+# which chunk it is. A box without a number holds the chunk of its column. Follow your chunk in the
+# *messages*, not in the boxes: this run uses the reference implementation, which keeps its partial sums by
+# turns in `output` and in a buffer that the film does not show.
 
 
 # %% tags=["skip-in-grading"]
@@ -450,7 +455,7 @@ run = launch(film_reduce_scatter, reference.reduce_scatter, world_size=4, backen
 stepper(run.ledger, run)
 
 # %% [markdown]
-# **Predict.** `nbytes` is the size of the *full* tensor, the input, here and everywhere.
+# **Predict.** `nbytes` is the size of the *full* tensor, as everywhere. Here that is the input.
 
 
 # %% nbgrader={"grade_id": "reduce_scatter_cost", "solution": true}
@@ -563,12 +568,13 @@ def one_buffer():
 try_it(one_buffer)
 
 # %% [markdown]
-# Without the ledger you would not have noticed. Rank 1 should hold 0 now, and may well do so. But if a rank's
-# new value arrives before its own has left, the rank passes on the *new* one: one value then comes round
-# twice, and another is gone. The mistake hits another rank in every run, and so it is hard to find.
+# The ledger stops this run. Without it you would not have noticed the mistake: rank 1 should end with 0, and
+# may well do so. But if a rank's new value arrives before its own has left, the rank passes on the *new* one:
+# one value then comes round twice, and another is gone. From run to run a different rank is hit, and so the
+# mistake is hard to find.
 #
-# **In production.** `dist.reduce_scatter_tensor(output, input)`. Ask the operating system how much it sends.
-# The least is (N−1)/N = 0.75 of M per rank.
+# **In production.** `dist.reduce_scatter_tensor(output, input)`. The next cell asks the operating system how
+# much it sends. The least possible is (N−1)/N of M per rank, here 0.75 M.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 show_wire("dist.reduce_scatter_tensor", lambda full, part: dist.reduce_scatter_tensor(part, full))
@@ -591,9 +597,9 @@ show_wire("yours", lambda full, part: reduce_scatter(part, full))
 # | time | 15 minutes |
 # | points | 6 |
 #
-# This is the other half. Every rank holds one chunk; in the end every rank holds all of them. FSDP does this
-# before every layer: its weights lie in N parts on N ranks, and are put together for the time of one forward,
-# and once more for the backward.
+# This is the counterpart of §2, and §4 will join the two. Every rank holds one chunk; in the end every rank
+# holds all of them. FSDP does this before every layer. The layer's weights lie in N parts on N ranks. The
+# ranks gather them for the layer's forward, free them, and gather them again for its backward.
 #
 # The ring is the same, but nothing is added: every rank keeps a copy of each chunk that passes by.
 
@@ -631,7 +637,7 @@ def all_gather_cost(n: int, nbytes: int) -> tuple[float, int]:
 # Helpers of your own, if you like:
 ### BEGIN SOLUTION
 def gather_chunks(chunks, complete, group):
-    """Send chunk `complete` round, and those that arrive after it: every rank gets all."""
+    """Send chunk `complete` on, then each chunk that arrives, along the ring: every rank gets all chunks."""
     n = dist.get_world_size(group)
     for k in range(n - 1):
         pass_on(chunks[(complete - k) % n], chunks[(complete - k - 1) % n], group)
@@ -702,7 +708,7 @@ def uneven_shards():
 try_it(uneven_shards)
 
 # %% [markdown]
-# gloo itself would have delivered garbage or ended the process. The sentence above comes from the ledger,
+# gloo itself would have delivered garbage or ended the process. The message above comes from the ledger,
 # which compares both ends of every message. The cure in real code is *padding*: FSDP and ZeRO make all shards
 # as long as the longest one.
 #
@@ -724,10 +730,11 @@ show_wire("yours", lambda full, part: all_gather(full, part))
 # | points | 2 + 12 |
 #
 # How cheap can an all-reduce be? Take a single element: N numbers, one on each rank. A message can merge two
-# partial sums into one, and no more than two; so the first complete sum cannot exist before N − 1 messages.
-# The N − 1 ranks that do not have it then need one message each. Together these are 2 (N − 1) messages per
-# element, however they are arranged (Patarasuk and Yuan 2009 prove it with care). Share them out evenly over
-# the N ranks, and you have the least that the busiest of them can send. The next cell asks you for it.
+# partial sums into one, and no more than two. So N − 1 messages must have been sent before the first complete
+# sum exists. The N − 1 ranks that do not have it then need one message each. Together these are 2 (N − 1)
+# messages per element, however they are arranged (Patarasuk and Yuan 2009 prove it with care). Share them out
+# evenly over the N ranks, and you have the least that the busiest of them can send. The next cell asks you
+# for it.
 #
 # §0 sends no more than that in total. Its fault is that one rank sends half of it. A reduce-scatter
 # followed by an all-gather loads all ranks alike. That is the ring all-reduce, and there is no algorithm
@@ -774,7 +781,8 @@ report.points(2)
 # %% [markdown]
 # For 8 GPUs and 1 GB your functions should give 1.75 GB from each GPU, in 14 rounds.
 #
-# What grows with N, and what does not? Take the gradient of a 7B model in bf16, over 50 GB/s and 10 µs:
+# What grows with N, and what does not? Take the gradient of a 7B model in bf16, on links with 1/β = 50 GB/s
+# and α = 10 µs:
 
 # %% tags=["skip-in-grading"]
 ALPHA, BETA = 10e-6, 1 / 50e9  # one port of a cluster, one direction
@@ -787,8 +795,9 @@ for n in (2, 8, 64, 512, 4096):
 
 # %% [markdown]
 # It is often said that the cost of an all-reduce does not depend on N. Half of that holds. The bytes are
-# *bounded*: they start with M at N = 2 and approach 2 M, never more. The rounds grow with N, without end. The
-# plot shows the time per all-reduce for three sizes, by your two functions.
+# *bounded*: they start at M for N = 2 and approach 2 M without ever reaching it. The rounds grow with N,
+# without end. The plot shows the time of one all-reduce by your two functions, for three sizes. (25 MB is the
+# size of the pieces in which PyTorch's `DistributedDataParallel` sends gradients: notebook 03.)
 
 # %% tags=["skip-in-grading"]
 sizes = {"14 GB, a 7B gradient": 14e9, "25 MB": 25e6, "10 KB, one bias": 10e3}
@@ -808,9 +817,9 @@ axes.legend(frameon=False)
 figure
 
 # %% [markdown]
-# The time of the 14 GB hardly depends on N: for them the saying holds. That of the 10 KB grows in proportion
-# to N: all of it is latency. The 25 MB change sides: at 64 ranks their rounds take 1.3 ms and their bytes 1.0
-# ms.
+# The time for 14 GB hardly depends on N: there the saying holds. The time for 10 KB grows in proportion to N,
+# since nearly all of it is latency. The time for 25 MB is mostly that of the bytes on few ranks, and mostly
+# latency on many: at 64 ranks the rounds take 1.3 ms and the bytes 1.0 ms.
 #
 # **Build.** In place, for *any* size: 10 elements over 4 ranks, 2 elements over 3, none at all. You may
 # put your two halves together, or write the ring in one piece, on the tensor itself.
@@ -843,8 +852,8 @@ def ring_all_reduce(tensor: torch.Tensor, group: Group = None) -> None:
     """Sum `tensor` over the ranks of `group`, in place, by a ring. As dist.all_reduce.
 
     tensor: any shape, contiguous or not, any size; the same shape and dtype on every rank.
-    Each rank sends 2 (N-1)/N of the tensor's bytes, in 2 (N-1) rounds. Where N does not divide the number of
-    elements, at most 2 (N-1) chunks of ceil(numel/N) elements.
+    Each rank sends 2 (N-1)/N of the tensor's bytes, in 2 (N-1) rounds. If N does not divide the number of
+    elements, it sends at most 2 (N-1) chunks of ceil(numel/N) elements.
     The result has the same bits on every rank.
     """
     ### BEGIN SOLUTION
@@ -892,9 +901,10 @@ def ring_840():
 beside(lambda n, nbytes: (ring_bytes_sent(n, nbytes), ring_rounds(n)), ring_840)
 
 # %% [markdown]
-# And in time. Count arrows rather than milliseconds: every row sends six messages and receives six, of 1 MB
-# each. In §0 rank 0 took in three of 4 MB and sent three, the others one each way. (Grey is waiting, on a
-# laptop mostly for a core. §9 shows what that does to the time.)
+# Here is your ring as a timeline. Count its arrows and leave the milliseconds aside: every rank sends six
+# messages and receives six, of 1 MB each. In §0 the messages were of 4 MB: rank 0 received three and sent
+# three, and every other rank sent one and received one. (Grey is waiting, on a laptop mostly for a core. §9
+# shows what that does to the time.)
 
 # %% tags=["skip-in-grading"]
 run = launch(sum_4_mb, ring_all_reduce, world_size=4)
@@ -902,9 +912,10 @@ run.ledger.timeline(title="4 MB on each of 4 ranks, your ring", after="barrier")
 
 # %% [markdown]
 # **Break it.** Copy your ring and let its second phase start one place too early: not from the chunk that the
-# rank has just *finished*, but from the one before it, whose sum is not complete. A ring in one piece begins
-# with chunk r and finishes r + 1: there it is chunk r. If yours is §2 followed by §3, it finishes chunk r,
-# and you take r − 1. Before you run the check: is anything right on any rank?
+# rank has just *finished*, but from the one before it, whose sum is not complete. If you wrote the ring in
+# one piece, rank r finishes chunk r + 1: start the second phase from chunk r. If your ring is §2 followed by
+# §3, rank r finishes chunk r: start from chunk r − 1. Before you run the check: is anything right on any
+# rank?
 
 
 # %% nbgrader={"grade_id": "ring_from_the_wrong_chunk", "solution": true}
@@ -923,9 +934,9 @@ def ring_from_the_wrong_chunk(tensor: torch.Tensor, group: Group = None) -> None
 # %% tags=["skip-in-grading"]
 report = check("02_collectives/ring_all_reduce", ring_from_the_wrong_chunk, seed=4)
 # %% [markdown]
-# <details><summary>After you have run it</summary>Nothing is right, on any rank: the second phase carried
-# round chunks with a single rank's value. Some things are <i>not</i> wrong: the bytes, the rounds and the
-# shape are right, and all ranks agree.</details>
+# <details><summary>After you have run it</summary>Nothing is right, on any rank: the chunks that the second
+# phase passed along the ring held the value of a single rank. Some things are <i>not</i> wrong: the bytes,
+# the rounds and the shape are right, and all ranks agree.</details>
 #
 # A training run with this ring would not crash. It would learn from gradients that are N times too small
 # and each come from one rank's data, and you would look for the reason in the learning rate.
@@ -938,8 +949,8 @@ show_wire("your ring", lambda full, part: ring_all_reduce(full))
 show_wire("gather_to_one", lambda full, part: gather_to_one(full))
 
 # %% [markdown]
-# gloo's own sends what yours sends (its `allreduce.cc` has a ring as well). NCCL has several algorithms to
-# choose from: §5. You have built an all-reduce as a reduce-scatter and an all-gather. This is why ZeRO-1
+# gloo's all-reduce sends what yours sends (its `allreduce.cc` has a ring as well). NCCL chooses among several
+# algorithms (§5). You have built an all-reduce as a reduce-scatter and an all-gather. This is why ZeRO-1
 # costs no more communication than plain data parallelism: it has the same two halves, with the optimizer step
 # between them (notebook 04).
 #
@@ -959,12 +970,12 @@ show_wire("gather_to_one", lambda full, part: gather_to_one(full))
 # | points | 8 |
 #
 # Every step you log the loss: one float, 4 bytes, averaged over 512 ranks. In the ring that float is one
-# chunk of 512, and the others are empty. But this one must go round twice: 1,022 hops, one after another. At
-# 10 µs each they take 10 ms, for one number. Here the bytes do not matter; the rounds do.
+# chunk of 512, and the others are empty. But this one chunk must go round twice: 2 · 511 = 1,022 hops, one
+# after another. At 10 µs each they take 10 ms, for one number. Here the bytes do not matter; the rounds do.
 #
-# How few rounds can it be? After one round a rank can have heard from one other, after two from three others,
-# after k from 2^k − 1. So an all-reduce takes at least log2 N rounds. Recursive doubling gets there: in round
-# k, rank r swaps *everything it has* with rank r XOR 2^k, and both add.
+# What is the smallest number of rounds? After one round a rank can have heard from one other, after two from
+# three others, after k from 2^k − 1. So an all-reduce takes at least log2 N rounds. Recursive doubling gets
+# there: in round k, rank r swaps *everything it has* with rank r XOR 2^k, and both add.
 
 # %% tags=["skip-in-grading"]
 run = launch(
@@ -988,13 +999,14 @@ def recursive_doubling_cost(n: int, nbytes: int) -> tuple[float, int]:
 
 
 # %% [markdown]
-# **Build.** For a power of two it is a loop over the distances 1, 2, 4, ...: send the tensor to `rank ^
-# distance`, receive its tensor, add. Your tensor must not change while it is under way (§2), so receive into
-# a buffer and add after the wait.
+# **Build.** For a power of two it is a loop over the distances 1, 2, 4, ...: send your tensor to the partner
+# `rank ^ distance`, receive the partner's tensor, add it. Your tensor must not change while it is under way
+# (§2), so receive into a buffer and add after the wait.
 #
-# *Optional: any N* (about 3 of the 8 points). Let P be the largest power of two that is not above N. N − P
-# ranks are too many. Each of them, rank P + i, first gives its tensor to rank i and waits. The first P ranks
-# double. In the end rank i sends the sum back to rank P + i.
+# *Optional: any N* (about 3 of the 8 points). Let P be the largest power of two that is not above N. Then N −
+# P ranks are left over. Each of them, rank P + i, first sends its tensor to rank i, which adds it, and then
+# waits. The first P ranks do recursive doubling among themselves. In the end rank i sends the sum back to
+# rank P + i.
 
 
 # %% nbgrader={"grade_id": "recursive_doubling_all_reduce", "solution": true}
@@ -1008,9 +1020,9 @@ def recursive_doubling_all_reduce(tensor: torch.Tensor, group: Group = None) -> 
     """Sum `tensor` over the ranks of `group`, in place, by recursive doubling.
 
     tensor: any shape, contiguous or not; the same shape and dtype on every rank.
-    N a power of two: each rank sends M log2 N bytes, in log2 N rounds. Any other N: the ranks that are
-    too many are folded in before and out after; floor(log2 N) + 2 rounds, and the busiest rank sends
-    M (floor(log2 N) + 1) bytes.
+    N a power of two: each rank sends M log2 N bytes, in log2 N rounds. Any other N: one round before
+    and one after for the ranks that are left over. These are floor(log2 N) + 2 rounds, and the busiest
+    rank sends M (floor(log2 N) + 1) bytes.
     The result has the same bits on every rank.
     """
     ### BEGIN SOLUTION
@@ -1018,7 +1030,7 @@ def recursive_doubling_all_reduce(tensor: torch.Tensor, group: Group = None) -> 
     core = 1 << (n.bit_length() - 1)
     total = tensor.contiguous()
     arriving = torch.empty_like(total)
-    if rank >= core:  # one too many: give, then get the sum
+    if rank >= core:  # a rank that is left over: give, then get the sum
         dist.send(total, group=group, group_dst=rank - core)
         dist.recv(total, group=group, group_src=rank - core)
     else:
@@ -1037,16 +1049,16 @@ def recursive_doubling_all_reduce(tensor: torch.Tensor, group: Group = None) -> 
 
 
 # %% [markdown]
-# <details><summary>Hint: the idea</summary>After the round with distance d, the ranks whose numbers
-# agree in all but the lowest bits hold the same sum, of 2d contributions. Check that for rank 5 of
-# 8.</details>
+# <details><summary>Hint: the idea</summary>After the round with distance d, all ranks with the same
+# <code>rank // (2 * d)</code> hold the same sum, of 2d contributions. Check that for rank 5 of 8.</details>
 # <details><summary>Hint: all ranks wait</summary>As in §2: post the send and the receive together, wait for
 # both, then add.</details>
-# <details><summary>Hint: the ranks that fold</summary>P = <code>1 &lt;&lt; (n.bit_length() - 1)</code>. With
-# N = 5, rank 4 gives to rank 0, ranks 0 to 3 double, rank 0 sends the sum to rank 4.</details>
-# <details><summary>Hint: the same bits</summary><code>a + b</code> and <code>b + a</code> are the same
-# bits. So if both partners add the same two tensors, they get the same result, and after every round
-# whole groups of ranks agree.</details>
+# <details><summary>Hint: the ranks that are left over</summary>P =
+# <code>1 &lt;&lt; (n.bit_length() - 1)</code>. With N = 5, rank 4 gives to rank 0, ranks 0 to 3 double, rank
+# 0 sends the sum to rank 4.</details>
+# <details><summary>Hint: the same bits</summary><code>a + b</code> and <code>b + a</code> have the same bits.
+# So if both partners add the same two tensors, they get the same result, and after every round whole groups
+# of ranks agree.</details>
 #
 # **Check.**
 
@@ -1071,7 +1083,7 @@ def doubling_840():
 beside(recursive_doubling_cost, doubling_840)
 
 # %% [markdown]
-# At 8 ranks: 3 rounds instead of 14, and 3 M instead of 1.75 M.
+# At 8 ranks recursive doubling takes 3 rounds and sends 3 M; the ring takes 14 rounds and sends 1.75 M.
 #
 # **Break it.** Why does the docstring insist on *the same bits*? Here every rank gets all contributions
 # and adds them up starting with its own. That is the same sum, in a different order on each rank.
@@ -1097,21 +1109,23 @@ for rank, total in enumerate(totals):
 # %% [markdown]
 # Floating-point addition rounds, so the order counts. The differences are in the last bits, and yet: each
 # replica now takes a slightly different step, from slightly different weights, a hundred thousand times.
-# Nothing ever pulls the replicas together again. A ring sums each chunk once and copies it; doubling adds
-# the same pairs on both sides.
+# Nothing ever pulls the replicas together again. Your two algorithms avoid this. A ring sums each chunk in
+# one order and copies the result; in recursive doubling both partners add the same two tensors.
 #
 # **In production.** It is often said that NCCL uses trees for small N and rings for large N. Its developers
-# say otherwise: NCCL has a model of the time of each algorithm (ring, tree, a sum made by the network switch)
-# with each protocol (how a message is cut and signalled), computes all of them for the *message size*, the
-# nodes and the links at hand, and takes the least (NCCL issue 457; the code is `tuning.cc`). Trees win when
-# latency counts: with small messages or *many* nodes. On two nodes they can win on large messages too (issue
-# 946). In §8 your own formula gives the border.
+# say otherwise. NCCL has a formula for the time of each algorithm (ring, tree, a sum made by the network
+# switch) with each protocol (how a message is cut and signalled). It computes all these times for the
+# *message size*, the nodes and the links at hand, and chooses the pair with the least time (NCCL issue 457;
+# the code is `tuning.cc`). Trees win when latency counts: with small messages or *many* nodes. On two nodes
+# they can win on large messages too (issue 946). In §8 your own formula gives the message size at which the
+# ring overtakes recursive doubling.
 #
 # NCCL's tree is not recursive doubling. It is a pair of binary trees that each carry half of the tensor, up
 # to the root and down again, in pieces. Each rank sends 2 M (the root M), a little more than in the ring, and
 # the rounds grow with log N (NCCL issue 457). MPICH uses recursive doubling for short messages, and for long
-# ones an algorithm by Rabenseifner. It halves the tensor from round to round while it adds, and then doubles
-# the complete part: 2 (N−1)/N M in 2 log2 N rounds (Thakur et al. 2005). *Optional:* watch Rabenseifner's.
+# ones an algorithm by Rabenseifner. Rabenseifner's algorithm adds a part of the tensor that is half as large
+# in each round, and then doubles the complete part in each round: each rank sends 2 (N−1)/N M in 2 log2 N
+# rounds (Thakur et al. 2005). *Optional:* the next cell shows it on film.
 #
 # <details><summary>In the lectures</summary>The rule of small N and large N is lecture 001's,
 # §19.3.</details>
@@ -1130,11 +1144,11 @@ stepper(run.ledger, run)
 # | time | 15 minutes |
 # | points | 5 |
 #
-# This time there is nothing to add. Every rank has N chunks, one *for each* rank, and they change places:
-# chunk d of rank s becomes chunk s of rank d. Write the ranks as rows and the chunks as columns, and the
-# exchange is the transpose of a matrix. Experts (notebook 11) send each token to the rank that holds its
-# expert, and Ulysses attention (notebook 08) turns "all heads of my tokens" into "all tokens of my heads":
-# both are all-to-alls.
+# This time there is nothing to add. Every rank has N chunks, one *for each* rank, and every chunk goes to the
+# rank that it is for: chunk d of rank s becomes chunk s of rank d. Write the ranks as rows and the chunks as
+# columns, and the exchange is the transpose of a matrix. A mixture-of-experts layer (notebook 11) sends each
+# token to the rank that holds its *expert*, one of several networks among which the layer chooses. Ulysses
+# attention (notebook 08) turns "all heads of my tokens" into "all tokens of my heads": both are all-to-alls.
 
 
 # %% tags=["skip-in-grading"]
@@ -1219,7 +1233,7 @@ def all_to_all_840():
 beside(all_to_all_cost, all_to_all_840)
 
 # %% [markdown]
-# **Break it.** Save memory: let the result land in the input. `all_to_all(x, x)`. What can go wrong, and
+# **Break it.** To save memory, let the result land in the input: `all_to_all(x, x)`. What can go wrong, and
 # when would it go unnoticed?
 
 
@@ -1267,11 +1281,12 @@ try_it(both_ways)
 # | points | 5 |
 #
 # A cluster has fast wires inside a node and slow ones between nodes (notebook 00, §4, has the table). NVLink
-# in an H100 SXM node carries 450 GB/s each way, a 400 Gb/s port between nodes 50: a ninth. An all-reduce over
-# 8 nodes of 8 GPUs should send as little as possible across. It takes three steps:
+# in an H100 SXM node carries 450 GB/s each way. A port of 400 Gb/s between nodes carries 50 GB/s each way, a
+# ninth of that. An all-reduce over 8 nodes of 8 GPUs should send as little as possible between the nodes. It
+# takes three steps:
 #
 # 1. *reduce-scatter* inside each node: GPU i of a node holds 1/8 of the node's sum;
-# 2. *all-reduce* across: the eight GPUs with the same place i in their nodes sum that 1/8 alone;
+# 2. *all-reduce* across: the eight GPUs with the same place i in their nodes sum only that 1/8;
 # 3. *all-gather* inside each node.
 #
 # On film with 2 nodes of 2 ranks: {0, 1} and {2, 3}.
@@ -1279,7 +1294,7 @@ try_it(both_ways)
 
 # %% tags=["skip-in-grading"]
 def node_groups(per_node):
-    """(intra_group, inter_group) of this rank: its node; the ranks with its place in their nodes."""
+    """This rank's (intra_group, inter_group): its node, and the ranks with the same place in their nodes."""
     rank, n = dist.get_rank(), dist.get_world_size()
     intra = [dist.new_group(range(first, first + per_node)) for first in range(0, n, per_node)]
     inter = [dist.new_group(range(place, n, per_node)) for place in range(per_node)]
@@ -1313,8 +1328,8 @@ def hierarchical_bytes(per_node: int, nodes: int, nbytes: int) -> tuple[float, f
 
 
 # %% [markdown]
-# **Build.** The parts are all there. Sizes that do not divide by g need a decision: pad, or cut with
-# `tensor_split` as in §4.
+# **Build.** The parts are all there. Let g be the number of ranks in a node. Sizes that are not multiples of
+# g need a decision: pad, or cut with `tensor_split` as in §4.
 
 
 # %% nbgrader={"grade_id": "hierarchical_all_reduce", "solution": true}
@@ -1361,9 +1376,9 @@ report = check("02_collectives/hierarchical_all_reduce", hierarchical_all_reduce
 report.points(5)
 
 # %% [markdown]
-# **Measure.** Two nodes of four ranks, 3,360 bytes. The ledger's matrix shows how much each rank sent to each
-# other. Ranks 0 to 3 are one node, 4 to 7 the other: the two 4 x 4 blocks on the diagonal lie inside the
-# nodes.
+# **Measure.** Two nodes of four ranks, 3,360 bytes. The ledger's matrix shows how much each rank sent to
+# every other rank. Ranks 0 to 3 are one node, 4 to 7 the other: the two 4 x 4 blocks on the diagonal lie
+# inside the nodes.
 
 
 # %% tags=["skip-in-grading"]
@@ -1390,9 +1405,10 @@ print("every rank holds", run[0])
 run.ledger.matrix_figure(title="the groups swapped")
 
 # %% [markdown]
-# <details><summary>After you have run it</summary>The sum is right, and four times as many bytes take the
+# <details><summary>After you have run it</summary>The sum is right, but four times as many bytes cross the
 # slow wires. No test of values finds this; a look at the matrix does. On real clusters it happens when the
-# launcher places ranks round-robin over the nodes, while the code believes that 0 to 7 share one.</details>
+# launcher places ranks round-robin over the nodes, while the code believes that ranks 0 to 7 share a
+# node.</details>
 #
 # **In production.** Hybrid sharding (HSDP): `fully_shard` on a two-dimensional mesh (ranks in rows and
 # columns) reduce-scatters gradients along one axis and all-reduces the shards along the other; the
@@ -1419,10 +1435,12 @@ def hybrid():
 try_it(hybrid)
 
 # %% [markdown]
-# Is *one* ring through all 64 GPUs so bad, then? It crosses each node's border once: 2 · 63/64 M = 1.97 M
-# leave a node. The three steps send 8 · 0.22 M = 1.75 M. That is hardly less; but the one ring pushes it
-# through *one* port. So NCCL builds several flat rings, each of which leaves by another port (NCCL issue
-# 471). The latency remains: a ring over 64 GPUs has 126 rounds, the three steps have 28.
+# Is *one* ring through all 64 GPUs so bad, then? It leaves each node at one place only: 2 · 63/64 M = 1.97 M
+# go out of a node. In the three steps each of a node's 8 GPUs sends 2 · 7/8 · M/8 = 0.22 M to other nodes,
+# together 1.75 M. That is hardly less. But the eight GPUs can send through eight ports, and the one ring
+# pushes all its bytes through *one*. So NCCL builds several rings through all GPUs, each of which leaves the
+# node by a different port (NCCL issue 471). The latency remains: a ring over 64 GPUs has 2 · 63 = 126 rounds,
+# the three steps have 7 + 14 + 7 = 28.
 #
 # <details><summary>In the lectures</summary>Lecture 001 has "NCCL (intra-node), InfiniBand (inter-node)".
 # That sets a library beside a wire: NCCL runs over both kinds of wire. For the lectures' figures of the wires
@@ -1443,14 +1461,14 @@ try_it(hybrid)
 # `"reduce_scatter"`, `"all_gather"`, `"ring_all_reduce"`, `"recursive_doubling_all_reduce"`, `"all_to_all"`.
 # `nbytes` is always the full tensor, and the bytes are those of the busiest rank. Here recursive doubling
 # must be right for *any* N, and more than half of the 4 points need it: the docstring in §5 has the formula,
-# even if you skipped the option.
+# even if you skipped the optional part there.
 #
-# (This section has no picture and no library: §9 is the measurement.)
+# (This section has no picture and no part *In production*. Its measurement is §9.)
 #
-# Then the question that decides which algorithm a library takes. Ring and recursive doubling compute the same
-# thing. One sends less, the other takes fewer rounds. At how many bytes do they take the same time? Write
-# down *rounds · α + bytes · β* for both, set them equal and solve for the bytes. There is an N for which the
-# ring never wins: for this N return `math.inf`.
+# After that comes the question that decides which algorithm a library chooses. Ring and recursive doubling
+# compute the same thing. One sends less, the other takes fewer rounds. At how many bytes do they take the
+# same time? Write down *rounds · α + bytes · β* for both, set them equal and solve for the bytes. There is an
+# N for which the ring never wins: for this N return `math.inf`.
 
 
 # %% nbgrader={"grade_id": "predictions", "solution": true}
@@ -1536,8 +1554,9 @@ for n in (2, 8, 64, 512):
 
 # %% [markdown]
 # The more ranks, the larger the message must be before a ring pays. So the rule has it the wrong way round:
-# *many* ranks call for few rounds, and so do *small* messages. (This is recursive doubling. NCCL's tree sends
-# 2 M at most, which is closer to the ring's bytes: against it the ring has even less to gain.)
+# *many* ranks call for few rounds, and so do *small* messages. (These borders are those between the ring and
+# recursive doubling. NCCL's tree sends 2 M at most, which is closer to the ring's bytes: against it the ring
+# has even less to gain.)
 #
 # **Break it.** The classic mistake is in the unit. Here is the same ring, with the data sheet read in three
 # ways:
@@ -1564,11 +1583,11 @@ for reading, bandwidth in readings.items():
 # | time | 10 minutes |
 #
 # **Predict.** Four ranks on this machine, from 4 KB to 64 MB: your ring, your recursive doubling,
-# `gather_to_one` from §0, and PyTorch's own. Which is first at 4 KB, and which at 64 MB? Where do your two
-# cross?
+# `gather_to_one` from §0, and PyTorch's own. Which is first at 4 KB, and which at 64 MB? At which size do
+# your ring and your recursive doubling take the same time?
 #
-# **Measure.** A run begins when all ranks are ready and ends with the slowest. The best of several runs
-# counts: any other work of the machine can only add to the time.
+# **Measure.** A run begins when all ranks are ready and ends when the slowest rank is done. The best of
+# several runs counts: any other work of the machine can only add to the time.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 RACE_RANKS = 4
@@ -1593,7 +1612,7 @@ def stopwatch(algorithms, sizes):
 
 
 def best(run, name):
-    """Seconds at each size: of each repetition the slowest rank, of those the best."""
+    """Seconds at each size. The slowest rank gives the time of a repetition; the best repetition counts."""
     by_size = zip(*(times[name] for times in run), strict=True)
     return [torch.tensor(ranks).amax(0).min().item() for ranks in by_size]
 
@@ -1615,9 +1634,10 @@ for name, times in measured.items():
     print(name.ljust(30), *(f"{1000 * t:7.2f}" for t in times))
 
 # %% [markdown]
-# Now α and β, twice. First the pair for which your `seconds` comes closest to the 16 measurements of
-# your two all-reduces, in relative error, so that 4 KB counts as much as 64 MB. Then ping-pong between
-# two ranks: the time of its smallest message for α, the time per byte of its largest for β.
+# Now you get α and β in two ways. The first way is a fit: it finds the pair for which your `seconds` comes
+# closest to the 16 measurements of your two all-reduces (8 sizes each). It counts relative errors, so that 4
+# KB weighs as much as 64 MB. The second way is a ping-pong between two ranks: α is the time of its smallest
+# message, and β is the time per byte of its largest.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 RING, DOUBLING = "ring_all_reduce", "recursive_doubling_all_reduce"
@@ -1699,36 +1719,39 @@ for name in (RING, DOUBLING, "dist.all_reduce"):
 # %% [markdown]
 # Look at five things. They depend on your machine, so hold each sentence against your own figures.
 #
-# *The fit knows the answer, ping-pong did not.* α and β of the race were chosen to suit these very curves, so
+# *The fit knew the answer, ping-pong did not.* α and β of the race were chosen to suit these very curves, so
 # their crossover only describes the measurement. The one from ping-pong is a prediction. If it lies far off,
 # the gap is the price of the assumption that every rank has a wire of its own. Ping-pong keeps two ranks busy
 # and has the memory to itself; in the race four ranks copy and add at the same time. Compare the two 1/β: α
 # and β belong to a load, not to a computer.
 #
 # *On the left only rounds count.* The ring has 6, recursive doubling 2. With one α for both, the ring takes
-# three times as long. If yours takes more, its rounds are dearer (last lines above): in every one of them
-# *all* ranks must get a core, and if ranks outnumber cores, some have to wait for one.
+# three times as long. If yours takes more, its rounds are dearer (see the last three lines that were
+# printed): in every one of them *all* ranks must get a core, and if ranks outnumber cores, some have to wait
+# for one.
 #
 # *The built-in* runs its rounds in C++; yours go through Python and the ledger. Whether that shows depends on
-# the other costs of a round. (Above, its rounds are counted as a ring's. gloo may use another algorithm for
-# small tensors; then do not compare.)
+# the other costs of a round. (The printed lines count its rounds as a ring's. gloo may use another algorithm
+# for small tensors. Then its time per round means nothing.)
 #
 # *`gather_to_one` may do far too well.* By the model 3 M come into rank 0 and then 3 M go out, 6 M one after
 # another: four times the ring's 1.5 M. But there is no wire here. All ranks share the cores and the memory,
-# so the *sum* of all bytes counts, and that is 6 M for both (§4). And with one pair of ranks awake at a time
-# it needs no more than two cores. On four machines the formula holds. A model is as good as its assumption;
-# this one assumes a wire for every rank.
+# so the *sum* of all bytes counts, and that is 6 M for both (§4). And `gather_to_one` keeps only one pair of
+# ranks awake at a time, so two cores are enough for it. On four machines the formula, four times the ring's
+# bytes, holds. A model is as good as its assumption; this one assumes a wire for every rank.
 #
-# *Recursive doubling may bend up at the end.* By the bytes alone the ring should take 1.5 / 2 = 0.75 of its
-# time there. If it takes much less, look at the memory: doubling receives into a buffer as large as the
-# tensor. If that buffer is new in every call, the C library gives it back to the system each time (from 32 MB
-# on) and fetches it again, page by page. On the machine that this was written on, swapping 64 MB took three
-# times as long into a new buffer as into an old one. α and β know nothing of memory.
+# *Recursive doubling may bend up at the end.* At 64 MB the bytes decide: the ring sends 1.5 M and recursive
+# doubling 2 M, so the ring should take 1.5 / 2 = 0.75 of doubling's time. If it takes much less, look at the
+# memory: doubling receives into a buffer as large as the tensor. If that buffer is new in every call, it is
+# fetched from the system each time, page by page, and given back afterwards: glibc, the C library of Linux,
+# keeps no freed block of more than 32 MB for the next call (`man mallopt`, M_MMAP_THRESHOLD). On the machine
+# on which this notebook was written, an exchange of 64 MB with a partner took three times as long into a new
+# buffer as into an old one. α and β know nothing of memory.
 #
 # **In production.** `nccl-tests` prints two bandwidths. The *algorithm bandwidth* is M divided by the time.
-# The *bus bandwidth* multiplies it by 2 (N−1)/N for an all-reduce: the bandwidth of each wire if the
-# algorithm sent the least possible. So it can be held against the data sheet for any N, and a wasteful
-# algorithm shows as a low number. These are yours:
+# The *bus bandwidth* is the algorithm bandwidth times 2 (N−1)/N for an all-reduce. It is what each wire
+# carried, provided that the algorithm sent the least possible. So you can compare it with the data sheet for
+# any N, and a wasteful algorithm shows as a low number. These are your bandwidths:
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 for name, times in measured.items():
@@ -1737,8 +1760,8 @@ for name, times in measured.items():
     print(f"{name:30} {algorithm_bandwidth:6.2f} GB/s algorithm, {bus_bandwidth:6.2f} GB/s bus")
 
 # %% [markdown]
-# On a machine with four GPUs the race runs over NCCL as it stands. Add `1 << 30` to `RACE_SIZES` there:
-# 64 MB are little to NVLink.
+# On a machine with four GPUs the race runs over NCCL without a change. Add `1 << 30` to `RACE_SIZES` there:
+# 64 MB are little for NVLink.
 
 # %% [markdown]
 # ## 10 · Questions
@@ -1751,12 +1774,12 @@ for name, times in measured.items():
 #
 # These questions come up in interviews. A number may be written as arithmetic, such as `3 * 14 / 50`.
 #
-# 1. A job on 64 ranks sums 70 GB of gradients with a ring; every link carries 50 GB/s each way. Below which
-#    time, in **seconds**, can no such all-reduce get?
-# 2. The ring is now 512 ranks long and sums 10 KB, with α = 10 µs. What is its time made of, nearly all of it:
+# 1. A job on 64 ranks sums 70 GB of gradients with a ring; every link carries 50 GB/s each way. What is
+#    the least time, in **seconds**, that the bytes alone need?
+# 2. The ring is now 512 ranks long and sums 10 KB, with α = 10 µs. What takes nearly all of its time:
 #    `"latency"` or `"bandwidth"`?
-# 3. A ring that passes on *whole tensors* for N − 1 rounds, adding what arrives, is right, too. Sixteen ranks:
-#    how many **times** the least possible bytes does each of them send?
+# 3. A ring that passes on *whole tensors* for N − 1 rounds, adding what arrives, gives the right sum too. How
+#    many **times** the least possible bytes does each rank send, if there are sixteen?
 # 4. Eight ranks all-reduce 4 GB in 0.1 s. Which **bus bandwidth in GB/s** does `nccl-tests` print?
 
 # %% nbgrader={"grade_id": "questions", "solution": true}
@@ -1806,9 +1829,10 @@ scorecard(
 # %% [markdown]
 # Read it row by row. Recursive doubling adds everything on every rank: it pays for its few rounds with more
 # additions than one process needs. `gather_to_one` adds each element as often as it must, all on one rank.
-# The ring adds as little and sends least. It needs room for one chunk beside the tensor, 1.25 M in all, if
-# one buffer serves all rounds. Is yours higher? Then you make a new one in each round. The card does not show
-# the rounds: 6, 2 and 6. In rounds the ring is not better than `gather_to_one`.
+# The ring adds no more than that and sends least. It needs room for one chunk beside the tensor, 1.25 M in
+# all, if one buffer serves all rounds. Is your ring's peak higher? Then it makes a new buffer in each round.
+# The card does not show the rounds, which are 6, 2 and 6 from the top. In rounds the ring is not better than
+# `gather_to_one`.
 #
 # **You have built** all the exchanges that the rest of the course is made of, and you can say beforehand how
 # much each of them costs. Next, notebook 03 all-reduces gradients while the backward pass is still running.
@@ -1822,7 +1846,7 @@ scorecard(
 #   origin of NCCL's trees.
 # - NCCL issues 457 (how it chooses), 471 (rings and nodes), 946 (trees that win on large messages, on two
 #   nodes).
-# - `course_lib/collectives/`: a reference of all of these, besides scatter, gather, reduce, Rabenseifner's
-#   and a double binary tree. Read it after you have written yours.
+# - `course_lib/collectives/`: a reference implementation of all these exchanges, and also of scatter, gather,
+#   reduce, Rabenseifner's all-reduce and the double binary tree. Read it after you have written yours.
 #
 # <details><summary>In the lectures</summary>The three criteria are lecture 003's.</details>
