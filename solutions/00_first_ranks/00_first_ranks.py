@@ -3,11 +3,11 @@
 #
 # **What is a rank, what is a message, and why does my program hang?**
 #
-# A model of 7 billion parameters, trained with Adam in fp32, needs 4 bytes each for weight, gradient and
-# Adam's two moments: 16 bytes × 7 billion = 112 GB, activations not counted. An A100 has 80 GB at most. So on
-# A100s it takes more than one GPU, hence more than one process, hence messages between processes. Most of
-# this course is about sending fewer of them, or sending them while something else is computed. This notebook
-# is about the messages themselves.
+# A model of 7 billion parameters, trained with Adam in fp32, needs 4 bytes for each parameter's weight, 4 for
+# its gradient and 4 for each of Adam's two moments: 16 bytes × 7 billion = 112 GB, activations not counted.
+# An A100 has 80 GB at most. So on A100s the training needs more than one GPU. That means more than one
+# process, and messages between the processes. Most of this course is about sending fewer of them, or sending
+# them while something else is computed. This notebook is about the messages themselves.
 #
 # | | |
 # |---|---|
@@ -16,7 +16,7 @@
 # | you need to know | Python and PyTorch tensors. No networks, no `torch.distributed` |
 # | time | two hours |
 # | points | 10 |
-# | on a rented machine | nothing to rent: the CPU of a laptop is enough. On two GPUs: 4 GPU-hours |
+# | on a rented machine | nothing to rent: the CPU of a laptop is enough. On two GPUs: 4 GPU-hours (2 hours × 2 GPUs) |
 #
 # | section | minutes | points | rests on |
 # |---|---|---|---|
@@ -77,8 +77,8 @@ def who_am_i():
 launch(who_am_i, world_size=4)
 
 # %% [markdown]
-# These are four process ids. Run the cell again and you get four others: every `launch` has fresh ranks, so
-# nothing that one cell did to them can spoil the next.
+# These are four process ids. Run the cell again and you get four others: every `launch` starts fresh ranks,
+# so nothing that a cell does to its ranks can spoil the next cell.
 #
 # Processes share no memory. Before you run this cell: which five numbers will it print?
 
@@ -100,8 +100,8 @@ print("in the notebook:", counter)
 # its copy and ended; the notebook's own counter stayed 10. This is why there are messages at all: *the only
 # thing that one rank can do to another is to send it bytes.*
 #
-# Why processes, then, and not threads, which share everything? Because Python's global lock lets one thread
-# run Python at a time. PyTorch's older `DataParallel` has one process with a thread per GPU;
+# Why processes, then, and not threads, which share everything? Because Python's global lock lets only one
+# thread at a time run Python code. PyTorch's older `DataParallel` has one process with a thread per GPU;
 # `DistributedDataParallel` has one rank per GPU.
 #
 # **Build.** Who am I, how many are we, and where do my tensors live? `launch` has already made the group of
@@ -180,18 +180,18 @@ run[1]
 run.ledger.table(times=False)
 
 # %% [markdown]
-# The same as a matrix, senders in rows, receivers in columns: `matrix()[0][1]` are the bytes from rank 0
-# to rank 1.
+# The next cell shows the same as a matrix, with senders in rows and receivers in columns: `matrix()[0][1]` is
+# the number of bytes from rank 0 to rank 1.
 
 # %% tags=["skip-in-grading"]
 run.ledger.matrix()
 
 # %% [markdown]
-# And as a timeline. Ranks are rows, time runs right, grey is *blocked in communication*. An arrow is a
-# message. It runs from the call of the send to the end of the receive: most of that time is waiting, not
-# travelling. Here rank 1 has something else to do for 50 milliseconds before it receives. What does rank 0 do
-# in the meantime? (`backend="gloo"` keeps this run on the CPU, so that the picture is the same on every
-# machine.)
+# The cell below shows a second run as a timeline. Ranks are rows, time runs right, and grey means *blocked in
+# communication*. An arrow is a message. It runs from the call of the send to the end of the receive: most of
+# that time is waiting, not travelling. Here rank 1 has something else to do for 50 milliseconds before it
+# receives. What does rank 0 do in the meantime? (`backend="gloo"` keeps this run on the CPU, so that the
+# picture is the same on every machine.)
 
 
 # %% tags=["skip-in-grading"]
@@ -209,8 +209,9 @@ run.ledger.timeline()
 
 # %% [markdown]
 # It waits. `send` is not a letter dropped into a box: the call returns when the other side has taken the
-# bytes, even if there are only 24 of them. (`gloo` works like this. Some systems take small messages in at
-# once and wait only for large ones. A program that relies on that works until its tensors grow.)
+# bytes, even if there are only 24 of them. (`gloo` works like this. On some systems the send of a small
+# message returns at once, and only that of a large message waits. A program that relies on that works until
+# its tensors grow.)
 #
 # `dist.isend` only *begins* a message and returns a handle; `handle.wait()` waits for its end. Between the
 # two the rank can work: 30 milliseconds here.
@@ -241,7 +242,7 @@ run.ledger.timeline()
 # 2. Both ends agree on the number of elements and on the dtype.
 # 3. From `isend` or `irecv` until `wait()` your code does not touch the buffer.
 # 4. Every handle is waited for.
-# 5. Ranks must not wait in a circle: of two partners that both send first, neither gets to its receive.
+# 5. Ranks must not wait in a circle. If two partners both send first, neither of them gets to its receive.
 # 6. If all ranks do something together (§5.3), every rank takes part, and all in the same order.
 
 # %% [markdown]
@@ -263,9 +264,10 @@ run.ledger.timeline()
 # ring shift, 5 ranks    0 --> 1 --> 2 --> 3 --> 4 --> 0
 # ```
 #
-# Exchanges with partners at distance 1, 2, 4, ... sum a vector over all ranks in log2 N rounds (N a power of
-# two). Shifts sum it with the fewest bytes. You will build both in notebook 02. A **round** is a set of
-# messages that can be under way at the same time, because none of them waits for another.
+# With exchanges between partners at distance 1, 2, 4, ... the ranks sum a vector in log2 N rounds, if N is a
+# power of two. With shifts they sum it with the fewest bytes. (A **round** is a set of messages that can be
+# under way at the same time, because none of them waits for another.) You will build both sums
+# in notebook 02.
 #
 # **Predict.** How many messages do all N ranks send together?
 
@@ -297,10 +299,12 @@ report.points(1)
 # %% [markdown]
 # **Build: exchange.** If both partners first send and then receive, both wait for ever in their sends. There
 # are two ways out. The even rank sends first, and the odd one receives first. Or both ranks *begin* both
-# messages and then wait for both. The second way is better, because it needs no case for odd and even.
+# messages and then wait for both. The second way is better, because its code is the same for even and odd
+# ranks.
 #
-# `dist.irecv` begins a receive as `isend` begins a send. A `P2POp` only *describes* one of them (hence
-# `dist.isend` without parentheses); `batch_isend_irecv` begins them all and returns handles.
+# `dist.irecv` begins a receive as `isend` begins a send. A `P2POp` only *describes* a send or a receive
+# (hence `dist.isend` without parentheses). `batch_isend_irecv` takes a list of them, begins all of them and
+# returns handles.
 #
 # ```python
 # handles = dist.batch_isend_irecv([
@@ -348,10 +352,11 @@ def exchange(tensor: torch.Tensor, group=None) -> None:
 # <details><summary>Hint: in place</summary>Receiving straight into <code>tensor</code> would overwrite what
 # you are still sending. Receive into a second tensor and, after <code>wait()</code>,
 # <code>tensor.copy_(...)</code>.</details>
-# <details><summary>Hint: not contiguous</summary>A backend reads and writes memory in a row, not along
-# strides, so <em>both</em> tensors must be contiguous. <code>tensor.contiguous()</code> copies only if it must.
-# <code>torch.empty_like(x)</code> takes over the strides of a transposed <code>x</code>: make it like the
-# contiguous one. <code>copy_</code> knows about strides.</details>
+# <details><summary>Hint: not contiguous</summary>A backend reads and writes one unbroken piece of memory and
+# knows nothing of strides, so <em>both</em> tensors must be contiguous. <code>tensor.contiguous()</code>
+# copies only if it must. <code>torch.empty_like(x)</code> takes over the strides of a transposed
+# <code>x</code>, so make the second tensor like the contiguous one. <code>copy_</code> knows about
+# strides.</details>
 
 # %% nbgrader={"grade_id": "exchange_check", "points": 1}
 report = check("00_first_ranks/exchange", exchange)
@@ -387,11 +392,11 @@ run.ledger.table(times=False)
 
 # %% nbgrader={"grade_id": "ring_shift", "solution": true}
 def ring_shift(tensor: torch.Tensor, group=None) -> torch.Tensor:
-    """A new tensor with the values of the left neighbour's `tensor`; this rank's go to the right one.
+    """Return the left neighbour's `tensor` as a new tensor; send this rank's to the right neighbour.
 
     tensor: any shape, contiguous or not; the same shape and dtype on every rank; not changed. May
     be empty. Every rank sends one message of the tensor's bytes, in one round. One rank alone gets
-    a copy of its own and sends nothing. Uses point-to-point messages (send and receive) only.
+    a copy of its tensor and sends nothing. Uses point-to-point messages (send and receive) only.
     """
     ### BEGIN SOLUTION
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -427,9 +432,9 @@ report.points(2)
 # %% [markdown]
 # **Look.** Four ranks, four elements each. Your function is called three times, so that every rank has seen
 # the data of every other rank once. Move the slider. Each box is an element; the stripe's colour *and place*
-# say which rank it came from (so that the picture reads in grey too). Between the columns are the messages of
-# a round, with the elements that they carry (0-3 is all four). Four int64 are 32 bytes. A dark frame marks an
-# element that changed in this round.
+# say which rank it came from (so that you can read the picture in grey too). Between the columns are the
+# messages of a round, with the elements that they carry (0-3 is all four). The elements are int64, so four of
+# them are 32 bytes. A dark frame marks an element that changed in this round.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.ledger.stepper import stepper
@@ -508,24 +513,24 @@ def swap_one_by_one():
 launch(swap_one_by_one, world_size=2, backend="gloo")
 
 # %% [markdown]
-# It does: gloo works on everything that has been begun, side by side. The note printed above is about GPUs.
-# With NCCL each rank has one queue for each process group. (It is a CUDA stream if the group was made with
-# its `device_id`, as `launch` does.) Operations stand there in the order of the calls, and each starts when
-# the one before it is done:
+# It goes through: gloo works at the same time on all messages that have been begun. The note printed above is
+# about GPUs. With NCCL each rank has one queue for each process group. (It is a CUDA stream if the group was
+# made with its `device_id`, as `launch` does.) The operations stand in the queue in the order of the calls,
+# and each starts when the one before it is done:
 #
 # | | queue of rank 0 | queue of rank 1 |
 # |---|---|---|
 # | first | send to 1, done when rank 1 receives | send to 0, done when rank 0 receives |
 # | second | receive from 1 | receive from 0 |
 #
-# Each receive stands behind a send that waits for the other receive. That is the circle again, this time in the
-# queues, and no order of the two `wait()` helps. (NCCL has buffers, so a small message may get through. NCCL does not
-# promise that, and the tensors of a real model are not small.)
+# Each receive stands behind a send that waits for the other receive. That is the circle again, this time in
+# the queues, and it does not help to change the order of the two `wait()` calls. (NCCL has buffers, so a
+# small message may get through. NCCL does not promise that, and the tensors of a real model are not small.)
 #
 # There are two ways out. One of the ranks begins the other way round: rank 0 sends first and rank 1 receives
 # first. Or each rank begins its messages as a batch. A batch is *one* entry of the queue, and its messages
-# are done side by side (NCCL user guide, "Point-to-point communication"). Both ends must batch. Your
-# `exchange` does:
+# are done side by side (NCCL user guide, "Point-to-point communication"). Both ranks must use a batch. Your
+# `exchange` does so:
 
 
 # %% tags=["skip-in-grading"]
@@ -539,16 +544,17 @@ launch(swap_together, world_size=2, backend="gloo")
 
 # %% [markdown]
 # This time there is no note. After every run over gloo, `launch` replays all operations that were begun,
-# collectives too, through such queues. It prints a note if ranks would wait in a circle. A check does the
-# same, and takes no points off for it. (Too many notes? Set the environment variable `COURSE_NCCL_NOTES` to
-# `off`.)
+# collectives too, through such queues. It prints a note if ranks would wait in a circle. A check prints such
+# notes too, but takes no points off for them. (Too many notes? Set the environment variable
+# `COURSE_NCCL_NOTES` to `off`.)
 #
 # **On GPUs** one more thing differs. `wait()` makes the *queue of the GPU* wait, and Python goes on. So a
 # hang shows later, when Python needs a number: in `.item()` or `.tolist()`. `launch` then raises a `Deadlock`
 # that names the operations in the queues.
 #
-# **In production.** PyTorch's own pipelining calls `batch_isend_irecv`. Megatron-LM has both ways out: batches, and
-# single messages that even ranks begin with the send and odd ranks with the receive (`p2p_communication.py`).
+# **In production.** PyTorch's own pipelining calls `batch_isend_irecv`. Megatron-LM uses both ways out of the
+# circle: batches, and single messages, where even ranks begin the send first and odd ranks the receive
+# (`p2p_communication.py`).
 
 # %% [markdown]
 # ## 4 · What a message costs
@@ -569,8 +575,8 @@ launch(swap_together, world_size=2, backend="gloo")
 #
 # **Predict.** From 4 bytes to 16,384 bytes the size grows 4,096 times. How much longer will the message take?
 #
-# **Measure.** Two ranks play ping-pong: for each size 8 round trips to warm up, then 24 that count. The time
-# of a message is the median of half a round trip.
+# **Measure.** Two ranks play ping-pong: for each size 8 round trips to warm up, then 24 that are timed. The
+# time of a message is half of the median round trip.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 link = doctor.measure_link(sizes=[4**k for k in range(1, 13)])
@@ -609,7 +615,8 @@ else:
     print("Close what else is running and measure again.")
 
 # %% [markdown]
-# That is this machine, for two processes on a CPU. The wires of a training cluster, from the data sheets:
+# These are the figures of this machine, for two processes on a CPU. Here are the wires of a training cluster,
+# from the data sheets:
 
 # %% tags=["skip-in-grading"]
 from course_lib.facts import LINKS
@@ -645,16 +652,16 @@ for wire in LINKS:
 #
 # Read a diagnosis like this: the first line says what is certain. Then comes one entry for each rank. It says
 # what the rank does, in which operation, at which line, since when, and **for which rank it waits**. A
-# blocked rank can go on only when its partner issues the other half of the message. If the ranks wait in a
-# circle, or for one that has returned, it never will: that is a **deadlock**, and no time limit is needed to
-# know it.
+# blocked rank can go on only when its partner calls the other half of the message. If the ranks wait in a
+# circle, or for a rank that has returned, the partner never will: that is a **deadlock**, and you need no
+# time limit to know it.
 
 # %% tags=["skip-in-grading"]
 import textwrap
 
 
 def run_and_read(program, **options):
-    """Launch a program that fails on three ranks, print what is said of it, return its ledger."""
+    """Launch a program that fails on three ranks, print its diagnosis, return its ledger."""
     try:
         run = launch(program, world_size=3, backend="gloo", **options)
     except RankError as error:
@@ -694,8 +701,8 @@ def neighbours():
 ledger = run_and_read(neighbours)
 
 # %% [markdown]
-# This is the view from outside: three receives (circles) to which no rank ever sent. The picture is cut soon
-# after the last event.
+# The timeline shows the same from outside: three receives (circles) for which no rank ever sent anything. It
+# ends soon after the last event.
 
 # %% tags=["skip-in-grading"]
 ledger.timeline()
@@ -731,8 +738,8 @@ def neighbour_sum(tensor: torch.Tensor) -> torch.Tensor:
 
 
 # %% [markdown]
-# <details><summary>Hint: four at once</summary>Nothing limits <code>batch_isend_irecv</code> to two. Which four
-# does one rank take part in?</details>
+# <details><summary>Hint: four at once</summary>You can give <code>batch_isend_irecv</code> more than two
+# messages. In which four messages does one rank take part?</details>
 # <details><summary>Hint: two ranks</summary>Two messages then go to the same partner. They arrive in the order
 # in which they were sent, and need two buffers.</details>
 
@@ -744,8 +751,8 @@ report = check("00_first_ranks/neighbour_sum", neighbour_sum, cases="hidden")
 report.points(1)
 
 # %% [markdown]
-# After the repair each rank sends two messages and gets two, and there is no hatching. The ranks held 1, 10
-# and 100.
+# After the repair each rank sends two messages and gets two, and no row is hatched, as the rows of blocked
+# ranks were. The ranks held 1, 10 and 100.
 
 # %% tags=["skip-in-grading"]
 run = launch(neighbours, world_size=3, backend="gloo")
@@ -787,12 +794,12 @@ ledger = run_and_read(results_of_each)
 # Rank 0 assumed that the others have as many results as itself. A message does not say how many follow it, so
 # the sender must.
 #
-# **Repair it.** `len(results)` may differ on all ranks, and be 0.
+# **Repair it.** `len(results)` may be different on every rank, and it may be 0.
 
 
 # %% nbgrader={"grade_id": "collect", "solution": true}
 def collect(results: torch.Tensor) -> torch.Tensor | None:
-    """On rank 0 all ranks' results in one 1-D tensor, in order of rank; on the others None.
+    """Return all ranks' results in one 1-D tensor, in order of rank, on rank 0; None on the others.
 
     results: 1-D, of any length, which may differ from rank to rank; the same dtype everywhere.
     Any operation of `torch.distributed` may be used. A message may have no elements. Every
@@ -854,8 +861,8 @@ def losses_of_each():
 ledger = run_and_read(losses_of_each)
 
 # %% [markdown]
-# In training this is the rank whose batch was empty, whose loss was `nan`, or that does the logging: an `if`
-# around a collective, or a `return` before it.
+# In training, the rank that skips is one whose batch was empty, or whose loss was `nan`, or that does the
+# logging. Its code has an `if` around a collective, or a `return` before it.
 #
 # **Repair it.** Every rank returns the mean of all values, even the rank that has none. (Not the mean of the
 # ranks' means: with different counts that is another number.)
@@ -892,7 +899,7 @@ report.points(1)
 # ### 5.4 Two ranks in different collectives
 #
 # `dist.broadcast(tensor, src)` gives every rank a copy of rank `src`'s tensor. "Rank 1 only needs a copy",
-# thought the author, and called that. But it would be a copy of rank 0's values, not of the sum.
+# thought the author, and called `broadcast` there. But that gives a copy of rank 0's values, not of the sum.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -909,8 +916,8 @@ ledger = run_and_read(average)
 
 # %% [markdown]
 # No deadlock this time: the ledger compares each rank's k-th collective with the others' and stops the run
-# before the backend sees two that do not fit. Collectives have no names and no addresses. They are matched by
-# *order* alone.
+# before the backend gets two collectives that do not match. Collectives have no names and no addresses. They
+# are matched by *order* alone.
 
 # %% [markdown]
 # ### 5.5 The two ends do not fit
@@ -932,13 +939,15 @@ ledger = run_and_read(hand_over)
 
 # %% [markdown]
 # What would gloo alone have done? It would have written the 16 bytes into the buffer of 20 without a word,
-# and the fifth number would have stayed what it was. Four float64 sent into eight float32 pass as well; 1.0
-# arrives as 0.0 and 1.875. A buffer that is too *small* ends the whole process.
+# and the fifth number would have stayed what it was. Four float64 sent into eight float32 pass as well: the 8
+# bytes of the float64 1.0 arrive as the two float32 0.0 and 1.875. A buffer that is too *small* ends the
+# whole process.
 
 # %% [markdown]
 # ### 5.6 Every other column
 #
-# A view with gaps: `x[:, ::2]` owns no memory, it skips through that of `x` with strides.
+# A view with gaps: `x[:, ::2]` owns no memory. It reads every other number in the memory of `x`, by its
+# strides.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1006,10 +1015,10 @@ ledger = run_and_read(farewell)
 # %% [markdown]
 # With gloo alone the handle is all that keeps such a message alive. We tried it on PyTorch 2.13. If the
 # receiver is there already, the message arrives. If the receiver comes 50 milliseconds later, the message is
-# gone, and it waits for ever.
+# gone, and the receiver waits for ever.
 #
 # **Your diagnoses.** For the three deadlocks: which rank does each blocked rank wait for? Only the blocked
-# ranks are listed. For the other five: what repairs it? Each remedy is one of
+# ranks are listed. For the other five programs: what repairs each of them? Each remedy is one of
 #
 # - `"wait for the handle"`
 # - `"a longer time limit"`
@@ -1058,8 +1067,8 @@ report.points(1)
 # ### 5.9 Trouble outside communication (optional, 10 minutes)
 #
 # **One rank raises.** The others wait in a collective for it. Which rank is to blame, and which ones only
-# wait? A plain launcher prints the output of every rank, and the error that matters is somewhere in it. (A
-# GPU or a CPU out of memory is a case of this: one rank raises, the others wait.)
+# wait? A plain launcher prints the output of every rank, and the error that matters is somewhere in it. (This
+# also happens when a rank's GPU or CPU runs out of memory: that rank raises, and the others wait.)
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1117,7 +1126,7 @@ for how in ("killed", "exits"):
 #
 # | you read | look for |
 # |---|---|
-# | deadlock: 0 -> 2 -> 1 -> 0 | all do the same first: begin send and receive together |
+# | deadlock: 0 -> 2 -> 1 -> 0 | ranks that all send first, or all receive first: begin both together |
 # | waits for rank 2, which has finished | different numbers of rounds, an uneven last batch |
 # | waits in a collective for a rank that has finished | an `if`, `return` or `break` before it |
 # | do not agree on their collective number k | a branch on the rank, or another order |
@@ -1141,7 +1150,7 @@ for how in ("killed", "exits"):
 #
 # On a cluster you do not call `launch`. A launcher, usually `torchrun`, starts one process per GPU and puts
 # `RANK`, `WORLD_SIZE` and the address of a meeting point into its environment; the program calls
-# `dist.init_process_group`. Your function goes there as it is:
+# `dist.init_process_group`. Your function can be used in such a program without a change:
 
 # %% tags=["skip-in-grading"]
 import inspect
@@ -1194,12 +1203,13 @@ def torchrun(script, world_size, **environment):
 print(torchrun(script, world_size=3))
 
 # %% [markdown]
-# The same numbers as from `launch`, each rank holding its left neighbour's. Three processes printing at once
-# would mix their lines up, so one of them prints for all: `if rank == 0` stands in every training script
-# (around a collective it is the bug of §5.3). `torchrun` adds several machines (`--nnodes`), and a restart of
-# all ranks when one dies (`--max-restarts`). It does not show which rank waits for which. Here is `average`
-# of §5.4 under it, with PyTorch's time limit set to three seconds. The first run is as it is; the second has
-# `TORCH_DISTRIBUTED_DEBUG=DETAIL`, which makes PyTorch compare the collectives of the ranks.
+# These are the numbers that `launch` gave too: each rank holds its left neighbour's. Three processes printing
+# at once would mix their lines up, so one of them prints for all: `if rank == 0` stands in every training
+# script (around a collective it is the bug of §5.3). `torchrun` adds several machines (`--nnodes`), and a
+# restart of all ranks when one dies (`--max-restarts`). It does not show which rank waits for which. The next
+# cell runs `average` of §5.4 under `torchrun`, with PyTorch's time limit set to three seconds. The first run
+# leaves PyTorch's debugging off; the second has `TORCH_DISTRIBUTED_DEBUG=DETAIL`, which makes PyTorch compare
+# the collectives of the ranks.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 hanging = f"""from datetime import timedelta
@@ -1222,10 +1232,10 @@ for level in ("OFF", "DETAIL"):
         print("   ", line if len(line) < 95 else f"{line[:60]} ... {line[-30:]}")
 
 # %% [markdown]
-# Without it each rank says only that *it* timed out, and torchrun's summary (not shown here) then calls the
-# first such rank the root cause. With it you get the mismatch, at the price of an extra check before every
-# collective. On GPUs, `NCCL_DEBUG=INFO` prints which wires and algorithms NCCL chose, and `NCCL_DEBUG=WARN`
-# its errors (NCCL user guide, "Logging").
+# Without `DETAIL` each rank says only that *it* timed out, and torchrun's summary (not shown here) then calls
+# the first such rank the root cause. With `DETAIL` you get the mismatch, at the price of an extra check
+# before every collective. On GPUs, `NCCL_DEBUG=INFO` prints which wires and algorithms NCCL chose, and
+# `NCCL_DEBUG=WARN` its errors (NCCL user guide, "Logging").
 #
 # | | `launch` | `torchrun` |
 # |---|---|---|
@@ -1248,7 +1258,7 @@ for level in ("OFF", "DETAIL"):
 # 1. How many **seconds** does one message of 1 MB (10⁶ bytes) take?
 # 2. At how many **bytes** does a message spend as long on α as on its bytes?
 # 3. Rank 3 of a program on a cluster catches an exception, prints it and goes on without the `all_reduce` in
-#    which ranks 0, 1 and 2 are. No time limit is set. Do they `"raise"`, `"return"` or `"wait"`?
+#    which ranks 0, 1 and 2 are. No time limit is set. Do ranks 0, 1 and 2 `"raise"`, `"return"` or `"wait"`?
 
 # %% nbgrader={"grade_id": "questions", "solution": true}
 # Replace the dots.
@@ -1292,11 +1302,11 @@ scorecard(runs, unit=4_000_000)
 # %% [markdown]
 # Nothing is computed, so nothing is computed twice. Each rank sends M and holds 2 M at the worst moment: the
 # tensor that arrives cannot be written over the one that is still leaving. Notebook 02 cuts tensors into
-# chunks so that the second M becomes M/N.
+# chunks so that the room for the tensor that arrives shrinks from M to M/N.
 #
 # **You have built** an exchange and a ring shift that cannot deadlock, for any group, shape and dtype, and
-# you can read a hang. **You have measured** α and β of this machine. You will meet both again as the dashed
-# lines in every plot of notebook 02.
+# you can read a hang. **You have measured** α and β of this machine. You will meet both again in notebook 02,
+# behind the dashed lines in the plot of its race.
 #
 # <details><summary>In the lectures</summary>The three criteria of the scorecards are lecture 003's.</details>
 #
