@@ -32,10 +32,10 @@ class RankError(RuntimeError):
 
     def _render_traceback_(self) -> list[str]:
         """In a notebook, show only the explanation: the frames of `launch` do not help a student."""
-        return [told(self)]
+        return [explained(self)]
 
 
-def told(error: RankError) -> str:
+def explained(error: RankError) -> str:
     """The explanation in lines that fit a notebook, for a cell that goes on after it."""
     return wrapped(f"{type(error).__name__}: {str(error).removeprefix('deadlock: ')}")
 

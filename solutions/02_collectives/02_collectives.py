@@ -1698,18 +1698,18 @@ ratios = [
 ]
 behind = [nbytes for nbytes, ratio in zip(RACE_SIZES, ratios, strict=True) if ratio > 1]
 if not behind:
-    found = f"below {text(RACE_SIZES[0])}: the ring is ahead everywhere"
+    region = f"below {text(RACE_SIZES[0])}: the ring is ahead everywhere"
 elif behind[-1] == RACE_SIZES[-1]:
-    found = f"above {text(RACE_SIZES[-1])}: the ring is never ahead"
+    region = f"above {text(RACE_SIZES[-1])}: the ring is never ahead"
 else:
-    found = f"between {text(behind[-1])} and {text(4 * behind[-1])}"
+    region = f"between {text(behind[-1])} and {text(4 * behind[-1])}"
 expected = crossover(RACE_RANKS, latency, duration / large)
 print(
     f"At {text(RACE_SIZES[0])} your ring takes {ratios[0]:.1f} times as long as your recursive doubling, "
     f"at {text(RACE_SIZES[-1])} {ratios[-1]:.1f} times.\n"
     f"Crossover, predicted from ping-pong's alpha and beta: {text(expected)}\n"
     f"Crossover of the lines fitted to the race:           {text(predicted_at)}\n"
-    f"Crossover, measured: {found}"
+    f"Crossover, measured: {region}"
 )
 for name in (RING, DOUBLING, "dist.all_reduce"):
     n_rounds = rounds(DOUBLING if name == DOUBLING else RING, RACE_RANKS)

@@ -73,7 +73,7 @@ from course_lib.ledger.colours import (
     picture,
     tint,
 )
-from course_lib.runtime.errors import told
+from course_lib.runtime.errors import explained
 from course_lib.scorecard import costs, scorecard
 
 Group = dist.ProcessGroup | None  # None is the group of all ranks
@@ -119,7 +119,7 @@ def try_it(body, *args, world_size=4, **kwargs):
         return launch(body, *args, world_size=world_size, **kwargs)
     except RankError as error:
         missing = "NotImplementedError" in str(error)
-        print("not written yet" if missing else told(error))
+        print("not written yet" if missing else explained(error))
 
 
 def said(prediction, *args):
@@ -222,9 +222,11 @@ def dealt(sampler, n, world_size, epochs):
     for epoch in range(epochs):
         shards = [sampler(n, rank, world_size, epoch) for rank in range(world_size)]
         for sample in range(n):
-            seen = [rank for rank in range(world_size) for one in shards[rank] if one == sample]
-            for k, rank in enumerate(seen):
-                height = 0.8 / len(seen)
+            ranks = [
+                rank for rank in range(world_size) for index in shards[rank] if index == sample
+            ]
+            for k, rank in enumerate(ranks):
+                height = 0.8 / len(ranks)
                 bottom = epoch - 0.4 + k * height
                 axes.bar(sample, height, 0.9, bottom, color=RANKS[rank])
                 ground = {"boxstyle": "circle,pad=0.15", "facecolor": "white", "linewidth": 0}
@@ -313,7 +315,7 @@ report.points(6)
 for n, world_size in ((10, 4), (12, 4), (3, 8), (50_000, 64)):
     try:
         shards = [shard_indices(n, rank, world_size) for rank in range(world_size)]
-        twice = sum(map(len, shards)) - len({one for shard in shards for one in shard})
+        twice = sum(map(len, shards)) - len({index for shard in shards for index in shard})
         print(
             f"{n:6} samples, {world_size:2} ranks: you say {samples_each(n, world_size)}, "
             f"your sampler gives ({len(shards[0])}, {twice})"
@@ -398,14 +400,15 @@ def one_step_drawn(wrap, title):
     axes = figure.subplots()
     for rank, (forward, backward) in enumerate(run):
         operations = run.ledger.operations(rank)
-        start = max(k for k, one in enumerate(operations) if one.op == "barrier")
+        start = max(k for k, operation in enumerate(operations) if operation.op == "barrier")
         row = {"y": rank - 0.22, "height": 0.36}
         axes.barh(width=1e3 * forward, color=FORWARD, label="forward", **row)
         back = {"color": BACKWARD, "hatch": "///", "edgecolor": "white", "label": "backward"}
         axes.barh(width=1e3 * (backward - forward), left=1e3 * forward, **back, **row)
-        for k, one in enumerate(operations[start + 1 :]):
+        for k, operation in enumerate(operations[start + 1 :]):
             issued, completed = (
-                1e3 * (when - operations[start].completed) for when in (one.issued, one.completed)
+                1e3 * (when - operations[start].completed)
+                for when in (operation.issued, operation.completed)
             )
             place = {"y": rank + 0.08 + 0.12 * (k % 3), "height": 0.11, "left": issued}
             sent = {"color": COMMUNICATION, "edgecolor": INK, "lw": 0.5, "label": "all-reduce"}
@@ -515,7 +518,7 @@ report.points(10)
 def sent_after_barrier(ledger, rank=0):
     """Operations of a rank after the first barrier."""
     operations = ledger.operations(rank)
-    names = [one.op for one in operations]
+    names = [operation.op for operation in operations]
     return operations[names.index("barrier") + 1 :]
 
 
@@ -524,7 +527,7 @@ for n in (2, 3, 4):
     if run is not None:
         nbytes = sum(gradient.nbytes for gradient in run[0].values())
         operations = sent_after_barrier(run.ledger)
-        sent = sum(one.bytes_sent for one in operations)
+        sent = sum(operation.bytes_sent for operation in operations)
         print(
             f"{n} ranks: you say {said(gradient_bytes_sent, n, nbytes):>8} bytes, the ledger {sent:8,.0f} "
             f"in {len(operations)} all-reduces"
@@ -553,15 +556,15 @@ def losses(wrap, optimizer, steps=40):
     make, lr = {"SGD": (torch.optim.SGD, 32.0), "AdamW": (torch.optim.AdamW, 3e-3)}[optimizer]
     optimizer = make(model.parameters(), lr=lr)
     x, y = samples(100 + rank, 64)
-    seen = []
+    losses_seen = []
     for _ in range(steps):
         loss = nn.functional.mse_loss(model(x), y)
-        seen.append(loss.item())
+        losses_seen.append(loss.item())
         optimizer.zero_grad()
         loss.backward()
         model.finish_gradient_synchronization()
         optimizer.step()
-    return seen
+    return losses_seen
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -631,8 +634,8 @@ def compared(ours, theirs=ddp, before=0):
     )
     print("gradients are equal to within", digits)
     for name, run in zip(("yours", "DDP"), runs, strict=True):
-        operations = [one for one in sent_after_barrier(run.ledger) if one.nbytes]
-        sent = sum(one.bytes_sent for one in operations)
+        operations = [operation for operation in sent_after_barrier(run.ledger) if operation.nbytes]
+        sent = sum(operation.bytes_sent for operation in operations)
         print(f"{name:6} {sent:,.0f} bytes, all-reduces: {len(operations)}")
 
 
@@ -919,8 +922,8 @@ def clocked(wraps, layer=0.010, wire=200e6, width=512, depth=8, steps=6):
     rank = dist.get_rank()
     models = {name: wrap(network(rank, width, depth)) for name, wrap in wraps.items()}
     for model in models.values():
-        for one in model.module:
-            one.register_forward_hook(pace)
+        for block in model.module:
+            block.register_forward_hook(pace)
     slow_wire(wire)
     x, y = samples(rank, 16, width)
     best = dict.fromkeys(wraps, (math.inf, math.inf))
@@ -948,7 +951,7 @@ if run is not None:
     figure = picture(7.5, 2.2)
     axes = figure.subplots()
     for name, (_, parts) in contestants.items():
-        compute, exposed = min((rank[name] for rank in run), key=lambda one: one[1])  # the slowest
+        compute, exposed = min((rank[name] for rank in run), key=lambda t: t[1])  # the slowest
         axes.barh(name, 1000 * compute, color=BACKWARD, hatch="///", edgecolor="white")
         axes.barh(name, 1000 * exposed, left=1000 * compute, color=COMMUNICATION)
         print(f"{name:23} exposed {1000 * exposed:5.1f} ms", end=", ")
@@ -1267,7 +1270,7 @@ def trained_with(average, forget=False, steps=60):
     held = list(model.parameters())
     error = torch.zeros(sum(p.numel() for p in held), device=device())
     x, y = samples(100 + rank, 64)
-    seen = []
+    losses_seen = []
     for _ in range(steps):
         model.zero_grad()
         loss = nn.functional.mse_loss(model(x), y)
@@ -1279,8 +1282,8 @@ def trained_with(average, forget=False, steps=60):
         with torch.no_grad():
             for p, part in zip(held, flat.split([p.numel() for p in held]), strict=True):
                 p -= 2.0 * part.view_as(p)
-        seen.append(loss.item())
-    return seen
+        losses_seen.append(loss.item())
+    return losses_seen
 
 
 def plain_mean(tensor, error):
@@ -1296,10 +1299,10 @@ def curves(ways):
     for (name, (average, forget)), colour, dashes in styles:
         run = try_it(trained_with, average, forget)
         if run is not None:
-            seen = torch.tensor(list(run)).mean(0)
-            axes.plot(seen, dashes, label=name, color=colour)
+            curve = torch.tensor(list(run)).mean(0)
+            axes.plot(curve, dashes, label=name, color=colour)
             sent = run.ledger.bytes_sent(0) / 60
-            print(f"{name:32} loss {seen[-1].item():.4f}, {sent:9,.0f} bytes a step")
+            print(f"{name:32} loss {curve[-1].item():.4f}, {sent:9,.0f} bytes a step")
     axes.set_xlabel("step")
     axes.set_ylabel("loss, mean over the ranks")
     axes.grid(True, alpha=0.3)
@@ -1993,7 +1996,7 @@ class OneBitAdam:
         for p in self.params:
             if p not in self.state:
                 served = shard_rows(p.flatten(), n)[0]
-                self.state[p] = [torch.zeros_like(one) for one in (p, p, p, served)]
+                self.state[p] = [torch.zeros_like(like) for like in (p, p, p, served)]
             momentum, variance, error, server_error = self.state[p]
             if self.steps <= self.warmup_steps:
                 mean = p.grad.clone()
@@ -2040,14 +2043,14 @@ def trained_by(make, steps=60):
     model = network(0, depth=3)
     optimizer = make(model.parameters())
     x, y = samples(100 + dist.get_rank(), 64)
-    seen = []
+    losses_seen = []
     for _ in range(steps):
         model.zero_grad()
         loss = nn.functional.mse_loss(model(x), y)
         loss.backward()
         optimizer.step()
-        seen.append(loss.item())
-    return seen
+        losses_seen.append(loss.item())
+    return losses_seen
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -2058,9 +2061,9 @@ for warmup, colour, dashes in ((60, RANKS[0], "-"), (15, RANKS[1], "--"), (1, RA
         trained_by, lambda p, w=warmup: OneBitAdam(p, lr=0.01, warmup_steps=w), world_size=2
     )
     if run is not None:
-        seen, sent = torch.tensor(list(run)).mean(0), run.ledger.bytes_sent(0)
-        axes.plot(seen, dashes, label=f"warm-up of {warmup}", color=colour)
-        print(f"warm-up of {warmup:2}: loss {seen[-1].item():.4f}, {sent / 60:9,.0f} bytes a step")
+        curve, sent = torch.tensor(list(run)).mean(0), run.ledger.bytes_sent(0)
+        axes.plot(curve, dashes, label=f"warm-up of {warmup}", color=colour)
+        print(f"warm-up of {warmup:2}: loss {curve[-1].item():.4f}, {sent / 60:9,.0f} bytes a step")
 axes.set_xlabel("step")
 axes.set_ylabel("loss, mean over the ranks")
 axes.set_yscale("log")

@@ -72,7 +72,7 @@ from torch import nn
 
 from course_lib import RankError, check, device, launch
 from course_lib.ledger.colours import BACKWARD, FAINT, FORWARD, INK, WEIGHT_GRADIENT, picture
-from course_lib.runtime.errors import told
+from course_lib.runtime.errors import explained
 from course_lib.scorecard import Row, Scorecard, costs
 
 warnings.simplefilter("ignore", FutureWarning)  # PyTorch 2.13 renames two collectives
@@ -113,13 +113,13 @@ class Network(nn.Module):
 def held():
     """Bytes of the tensors that exist on this rank, and were not there before the training."""
     time.sleep(0.003)  # gloo's threads let go of the tensors of their last operation
-    found = {}
-    for one in gc.get_objects():
-        if issubclass(type(one), torch.Tensor):
-            for tensor in (one, one.grad if one.is_leaf else None):
+    storages = {}
+    for item in gc.get_objects():
+        if issubclass(type(item), torch.Tensor):
+            for tensor in (item, item.grad if item.is_leaf else None):
                 if tensor is not None:
-                    found[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
-    return sum(found.values())
+                    storages[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
+    return sum(storages.values())
 
 
 def train(make, steps=2, microbatches=1, samples=2):
@@ -150,16 +150,16 @@ def train(make, steps=2, microbatches=1, samples=2):
             optimizer.step()
             optimizer.zero_grad()
     looks = [*most[-2 * DEPTH - 1 :], held()]  # forward, backward, after backward, after the step
-    found = {"after backward": looks[-2], "after step": looks[-1], "most": max(most)}
-    return {**found, "looks": looks, "flops": spent.flops}
+    peaks = {"after backward": looks[-2], "after step": looks[-1], "most": max(most)}
+    return {**peaks, "looks": looks, "flops": spent.flops}
 
 
 def sent(run, rank=0, since=-1):
     """Bytes that a rank sent after barrier `since` (-1: the last), in units of (N-1)/N P floats."""
     operations = run.ledger.operations(rank)
-    begin = [i for i, one in enumerate(operations) if one.op == "barrier"][since]
+    begin = [i for i, operation in enumerate(operations) if operation.op == "barrier"][since]
     n = run.ledger.world_size
-    return sum(one.bytes_sent for one in operations[begin:]) / ((n - 1) / n * 4 * P)
+    return sum(operation.bytes_sent for operation in operations[begin:]) / ((n - 1) / n * 4 * P)
 
 
 def memory_picture(runs):
@@ -193,7 +193,7 @@ def try_it(body, *args, world_size=4, **kwargs):
         return launch(body, *args, world_size=world_size, **kwargs)
     except RankError as error:
         missing = "NotImplementedError" in str(error)
-        print("not written yet" if missing else told(error))
+        print("not written yet" if missing else explained(error))
 
 
 # %% [markdown]
@@ -393,9 +393,9 @@ def flatten_and_shard(params, n: int) -> list[torch.Tensor]:
         raise ValueError("params is empty: there is nothing to cut into shards")
     kinds = {(tensor.dtype, tensor.device) for tensor in tensors}
     if len(kinds) > 1:
-        told = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
+        kinds_named = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
         raise ValueError(
-            f"params are {told}: a flat buffer has one dtype and one device. Call once for each kind."
+            f"params are {kinds_named}: a flat buffer has one dtype and one device. Call once for each kind."
         )
     total = sum(tensor.numel() for tensor in tensors)
     flat = tensors[0].new_zeros(padded(total, n))
@@ -608,9 +608,9 @@ def show(name, make, expected, world_size=4, **options):
     """Run `train`; print the bytes a parameter, measured and expected, and the traffic of a step."""
     run = try_it(train, make, world_size=world_size, **options)
     if run:
-        found = ", ".join(f"{when} {run[0][when] / P:.2f}" for when in expected)
+        text = ", ".join(f"{when} {run[0][when] / P:.2f}" for when in expected)
         said = ", ".join(f"{value:.2f}" for value in expected.values())
-        print(f"{name}: bytes a parameter {found} (expected {said}); a step sends {sent(run):.2f}")
+        print(f"{name}: bytes a parameter {text} (expected {said}); a step sends {sent(run):.2f}")
     return run
 
 
@@ -1298,9 +1298,9 @@ for stage in range(4):
     left.text(begin + 1, stage, said(stage), va="center", fontsize=9)
     right.barh(stage, FLOAT32[stage], color=FAINT, label="formula" if stage == 0 else "")
     if measured[stage]:
-        found = measured[stage][0]["after backward"] / P
-        right.plot(found, stage, "o", color=INK, label="measured" if stage == 0 else "")
-        right.text(found + 0.5, stage, f"{found:.2f}", va="center", fontsize=9)
+        units = measured[stage][0]["after backward"] / P
+        right.plot(units, stage, "o", color=INK, label="measured" if stage == 0 else "")
+        right.text(units + 0.5, stage, f"{units:.2f}", va="center", fontsize=9)
 left.axvline(80, color=INK, linestyle=":", linewidth=1, label="an H100's 80 GB")
 left.set_xlabel("GB per GPU", fontsize=9)
 right.set_xlabel("bytes a parameter, after backward", fontsize=9)
@@ -1502,10 +1502,10 @@ def arguments(zero):
             "offload_param needs stage 3: below it the parameters are whole on every rank"
         )
     names = {0: "replicas", 1: "Zero1Optimizer", 2: "Zero2Optimizer", 3: "Zero3Module"}
-    given = {"offload": "cpu"} if away else {}
+    extra = {"offload": "cpu"} if away else {}
     if stage == 2:
-        given["bucket_bytes"] = 2 * int(zero.get("reduce_bucket_size", 5e8))  # two bytes an element
-    return names[stage], given
+        extra["bucket_bytes"] = 2 * int(zero.get("reduce_bucket_size", 5e8))  # two bytes an element
+    return names[stage], extra
 
 
 print(arguments(config["zero_optimization"]))
@@ -1704,12 +1704,15 @@ def memory_and_files(folder):
         optimizer.zero_grad()
     del x, y
     time.sleep(0.003)  # gloo's threads let go of the tensors of their last operation
-    found = {}
-    for one in gc.get_objects():
-        if issubclass(type(one), torch.Tensor):
-            storage = one.untyped_storage()
-            found[storage._cdata] = storage.filename is not None, storage.nbytes()
-    return [sum(size for one, size in found.values() if one is mapped) for mapped in (False, True)]
+    storages = {}
+    for item in gc.get_objects():
+        if issubclass(type(item), torch.Tensor):
+            storage = item.untyped_storage()
+            storages[storage._cdata] = storage.filename is not None, storage.nbytes()
+    return [
+        sum(size for in_file, size in storages.values() if in_file is mapped)
+        for mapped in (False, True)
+    ]
 
 
 with tempfile.TemporaryDirectory() as folder:
@@ -1760,8 +1763,8 @@ rows = [
     Row(
         strategy=name,
         ranks=4,
-        flops=sum(one["flops"] for one in run),
-        peak_bytes=max(one["most"] for one in run),
+        flops=sum(cost["flops"] for cost in run),
+        peak_bytes=max(cost["most"] for cost in run),
         bytes_sent=sent(run) * 3 / 4 * 4 * P,
     )
     for name, run in runs.items()

@@ -107,7 +107,7 @@ def joined(x, dim, group: Group = None, size=None):
     padded = torch.cat([padded, padded.new_zeros(max(sizes) - len(padded), *padded.shape[1:])])
     pieces = padded.new_empty(n * max(sizes), *padded.shape[1:])
     dist.all_gather_into_tensor(pieces, padded, group=group)
-    kept = [one[:size] for one, size in zip(pieces.chunk(n), sizes, strict=True)]
+    kept = [piece[:size] for piece, size in zip(pieces.chunk(n), sizes, strict=True)]
     return torch.cat(kept).movedim(0, dim).contiguous()
 
 
@@ -134,7 +134,7 @@ class Saved:
     """A context that counts the bytes that forward keeps for backward, each piece of memory once."""
 
     def __init__(self, apart_from=()):
-        self.known = {one.untyped_storage().data_ptr() for one in apart_from}
+        self.known = {tensor.untyped_storage().data_ptr() for tensor in apart_from}
         self.alive, self.nbytes = [], 0
 
     def __enter__(self):
@@ -184,9 +184,9 @@ def passes(make, shape=(2, 32, 64), cut=False):
 def sent(run, rank=0):
     """(forward, backward): bytes that a rank sent between the last three barriers."""
     operations = run.ledger.operations(rank)
-    at = [i for i, one in enumerate(operations) if one.op == "barrier"][-3:]
+    at = [i for i, operation in enumerate(operations) if operation.op == "barrier"][-3:]
     return tuple(
-        sum(one.bytes_sent for one in operations[begin:end])
+        sum(operation.bytes_sent for operation in operations[begin:end])
         for begin, end in ((at[0], at[1]), (at[1], at[2]))
     )
 
@@ -516,12 +516,12 @@ def beside(name, make, whole, world_size=4, **options):
     run = try_it(passes, make, world_size=world_size, **options)
     if run is None:
         return None
-    one, (forward, backward) = alone(whole, **options), sent(run)
-    apart = [furthest(run[0][key], one[key]) for key in ("y", "x.grad")]
+    single_bytes, (forward, backward) = alone(whole, **options), sent(run)
+    apart = [furthest(run[0][key], single_bytes[key]) for key in ("y", "x.grad")]
     right = "equal to one process" if max(apart) < 1e-5 else f"off by {max(apart):.2g}"
     print(
         f"{name}: {right}; sent forward {forward:,.0f}, backward {backward:,.0f} bytes;"
-        f" parameters {run[0]['held'] / one['held']:.3f} of the whole"
+        f" parameters {run[0]['held'] / single_bytes['held']:.3f} of the whole"
     )
     return run
 
@@ -546,8 +546,8 @@ class EnteredByItself(ColumnParallelLinear):
 
 
 def gradients_of(make):
-    found = passes(make)
-    return {key: found[key] for key in ("y", "weight.grad", "x.grad")}
+    seconds = passes(make)
+    return {key: seconds[key] for key in ("y", "weight.grad", "x.grad")}
 
 
 right = try_it(gradients_of, lambda: ColumnParallelLinear(64, 64, gather_output=True))
@@ -781,15 +781,15 @@ def stages(make):
 def draw(run, title):
     """Ranks are rows, forward runs right; operations and bytes are the ledger's."""
     n, unit = run.ledger.world_size, 4 * TOKENS * WIDTH
-    talk = iter([one for one in run.ledger.operations(0) if one.bytes_sent])
+    talk = iter([operation for operation in run.ledger.operations(0) if operation.bytes_sent])
     figure = picture(9.5, 1.3 * n + 0.9)
     axes = figure.subplots()
     left = 0.0
     for stage, (name, _, whole, term) in enumerate(run[0]):
         if name == "send":
-            one = next(talk)
+            operation = next(talk)
             axes.barh((n - 1) / 2, 0.35, n - 0.15, left, color=COMMUNICATION, edgecolor=INK, lw=0.5)
-            text = f"{one.op.replace('_', '-')}\n{one.bytes_sent / unit:.2g} M each"
+            text = f"{operation.op.replace('_', '-')}\n{operation.bytes_sent / unit:.2g} M each"
             axes.text(left + 0.17, -0.6, text, ha="center", va="bottom", fontsize=8)
             left += 0.6
             continue
@@ -893,7 +893,7 @@ class Gated(nn.Module):
 class GatedOnce(Gated):
     def forward(self, x):
         x = identity_all_reduce(x)  # once, for both
-        gate, up = (F.linear(x, one.weight, one.bias) for one in (self.gate, self.up))
+        gate, up = (F.linear(x, linear.weight, linear.bias) for linear in (self.gate, self.up))
         return self.down(F.silu(gate) * up)
 
 
@@ -992,7 +992,7 @@ if theirs_run:
 # %%
 def causal_attention(q, k, v, dropout=0.0):
     """q (batch, seq, heads, head_dim), k and v of as many heads or fewer; returns (batch, seq, heads * head_dim)."""
-    q, k, v = (one.transpose(1, 2) for one in (q, k, v))
+    q, k, v = (heads.transpose(1, 2) for heads in (q, k, v))
     grouped = q.shape[1] != k.shape[1]
     out = F.scaled_dot_product_attention(
         q, k, v, is_causal=True, dropout_p=dropout, enable_gqa=grouped
@@ -1024,8 +1024,8 @@ class ParallelHeads(nn.Module):
         ### BEGIN SOLUTION
         x = identity_all_reduce(x, self.group)  # once, for all three
         q, k, v = (
-            F.linear(x, one.weight, one.bias).unflatten(-1, (-1, self.head_dim))
-            for one in (self.query, self.key, self.value)
+            F.linear(x, linear.weight, linear.bias).unflatten(-1, (-1, self.head_dim))
+            for linear in (self.query, self.key, self.value)
         )
         return self.out(causal_attention(q, k, v))
         ### END SOLUTION
@@ -1123,8 +1123,8 @@ class ParallelSelfAttention(nn.Module):
         ### BEGIN SOLUTION
         x = identity_all_reduce(x, self.group)  # once, for all three
         q = F.linear(x, self.query.weight, self.query.bias)
-        k, v = (F.linear(x, *self._parameters_of(one)) for one in (self.key, self.value))
-        q, k, v = (one.unflatten(-1, (-1, self.head_dim)) for one in (q, k, v))
+        k, v = (F.linear(x, *self._parameters_of(linear)) for linear in (self.key, self.value))
+        q, k, v = (heads.unflatten(-1, (-1, self.head_dim)) for heads in (q, k, v))
         if not (self.dropout and self.training):
             return self.out(causal_attention(q, k, v))
         with own_random_state(self.group):
@@ -1136,7 +1136,10 @@ class ParallelSelfAttention(nn.Module):
         both = linear.weight, linear.bias
         if self.same is None:
             return both
-        return [one if one is None else identity_all_reduce(one, self.same) for one in both]
+        return [
+            parameter if parameter is None else identity_all_reduce(parameter, self.same)
+            for parameter in both
+        ]
         ### END SOLUTION
 
 
@@ -1464,15 +1467,15 @@ def losses(size):
     whole = size * torch.randn(64, 256, generator=generator)
     target = torch.randint(256, (64,), generator=generator)
     ways = (own_softmax, without_largest, by_three_numbers)
-    found = [how(part(whole, -1).to(device()), target.to(device())).item() for how in ways]
-    return [*found, F.cross_entropy(whole, target).item()]
+    losses = [how(part(whole, -1).to(device()), target.to(device())).item() for how in ways]
+    return [*losses, F.cross_entropy(whole, target).item()]
 
 
 print("                  own softmax   no largest        yours  one process")
 for size in (1, 50):
     run = try_it(losses, size)
     if run:
-        print(f"logits to {4 * size:3}:", *(f"{one:12.4f}" for one in run[0]))
+        print(f"logits to {4 * size:3}:", *(f"{loss:12.4f}" for loss in run[0]))
 
 # %% [markdown]
 # The first loss is too small. With small logits about log N is missing, 1.4 on 4 ranks; with large logits far
@@ -1703,7 +1706,10 @@ class GatheredLinear(torch.autograd.Function):
         weights, biases = parameters[::2], parameters[1::2]
         ctx.save_for_backward(x, *weights)
         whole = joined(x, -2)
-        return tuple(F.linear(whole, *one) for one in zip(weights, biases, strict=True))
+        return tuple(
+            F.linear(whole, *weight_and_bias)
+            for weight_and_bias in zip(weights, biases, strict=True)
+        )
 
     @staticmethod
     def backward(ctx, *grads):
@@ -1711,15 +1717,17 @@ class GatheredLinear(torch.autograd.Function):
         for_x = summed_part(sum(g @ w for g, w in zip(grads, weights, strict=True)), -2)
         whole = joined(x, -2).flatten(0, 1)
         rows = [grad.flatten(0, 1) for grad in grads]
-        return for_x, *(one for row in rows for one in (row.T @ whole, row.sum(0)))
+        return for_x, *(gradient for row in rows for gradient in (row.T @ whole, row.sum(0)))
 
 
 def entered(x, linears, sequence):
     """Apply column-parallel layers to a part of the sequence; returns outputs for the whole sequence."""
     if sequence == "regather":
-        return GatheredLinear.apply(x, *(p for one in linears for p in (one.weight, one.bias)))
+        return GatheredLinear.apply(
+            x, *(p for linear in linears for p in (linear.weight, linear.bias))
+        )
     x = all_gather_reduce_scatter(x)
-    return [F.linear(x, one.weight, one.bias) for one in linears]
+    return [F.linear(x, linear.weight, linear.bias) for linear in linears]
 
 
 def left(y, linear):
@@ -1733,7 +1741,7 @@ class Heads(ParallelSelfAttention):
 
     def forward(self, x):
         q, k, v = entered(x, (self.query, self.key, self.value), self.sequence)
-        q, k, v = (one.unflatten(-1, (-1, 64 // 8)) for one in (q, k, v))
+        q, k, v = (heads.unflatten(-1, (-1, 64 // 8)) for heads in (q, k, v))
         return left(causal_attention(q, k, v), self.out)
 
 
@@ -1777,7 +1785,7 @@ for form, make in FORMS.items():
     run = try_it(passes, make, shape=LARGER, cut=form is not None)
     if run:
         kept[form] = run[0]["saved"]
-        y = torch.cat([one["y"] for one in run], -2) if form else run[0]["y"]
+        y = torch.cat([result["y"] for result in run], -2) if form else run[0]["y"]
         right = furthest(y, single["y"]) < 1e-5
         print(f"{form}: {'equal to one process' if right else 'wrong'}")
         for direction, number in zip(("forward", "backward"), sent(run), strict=True):
@@ -1820,12 +1828,12 @@ for row, (form, whole) in enumerate(WHOLE.items()):
         if row == 0:
             axes.text(begin + width / 2, -0.5, name, ha="center", va="bottom", fontsize=8)
         begin += width
-    found = single["saved"] if form == "one process" else kept.get(form)
-    if found:
+    kept_nbytes = single["saved"] if form == "one process" else kept.get(form)
+    if kept_nbytes:
         (measured,) = axes.plot(
-            found / 65536, row, "o", color=INK, markersize=4, label="your own run"
+            kept_nbytes / 65536, row, "o", color=INK, markersize=4, label="your own run"
         )
-        axes.text(begin + 0.35, row, f"{found / 65536:.2f} M", va="center", fontsize=8)
+        axes.text(begin + 0.35, row, f"{kept_nbytes / 65536:.2f} M", va="center", fontsize=8)
 axes.set_yticks(
     range(4), ["one process", "tensor parallel", 'and sequence, "keep"', 'and sequence, "regather"']
 )
@@ -1869,7 +1877,7 @@ for name, norm in (
 ):
     run = try_it(drift, norm)
     if run:
-        apart = max((one - run[0]).abs().max().item() for one in run)
+        apart = max((result - run[0]).abs().max().item() for result in run)
         print(f"{name:20} after two steps the ranks' weights differ by {apart:.1e}")
 
 # %% [markdown]
@@ -2097,15 +2105,17 @@ def learn(change, loss_of=next_token_loss, steps=50):
     torch.manual_seed(0)
     model = change(GPT(CONFIG).to(device()))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    text, found = library_text(), []
+    text, losses = library_text(), []
     for step in range(steps):
-        inputs, targets = (one.to(device()) for one in batch(text, step, batch_size=8, length=64))
+        inputs, targets = (
+            tokens.to(device()) for tokens in batch(text, step, batch_size=8, length=64)
+        )
         loss = loss_of(model(inputs), targets)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        found.append(loss.item())
-    return found
+        losses.append(loss.item())
+    return losses
 
 
 curves = {"one rank": launch(learn, lambda model: model, world_size=1)[0]}
@@ -2252,7 +2262,7 @@ def step_of(make, shares_data=False):
     rank, n = dist.get_rank(), dist.get_world_size()
     own = {} if shares_data else {"rank": rank, "world_size": n}
     inputs, targets = (
-        one.to(device()) for one in batch(library_text(), 0, batch_size=4, length=32, **own)
+        tokens.to(device()) for tokens in batch(library_text(), 0, batch_size=4, length=32, **own)
     )
     optimizer = torch.optim.AdamW(parameters, foreach=False)
     dist.barrier()
@@ -2309,13 +2319,15 @@ card = {
 
 def row_of(name, run):
     """One line of the card; the bytes are those after the last barrier."""
-    begin = [i for i, one in enumerate(run.ledger.operations(0)) if one.op == "barrier"][-1]
+    begin = [
+        i for i, operation in enumerate(run.ledger.operations(0)) if operation.op == "barrier"
+    ][-1]
     return Row(
         strategy=name,
         ranks=len(run),
-        flops=sum(one.flops for one in run),
-        peak_bytes=max(one.peak_bytes for one in run),
-        bytes_sent=sum(one.bytes_sent for one in run.ledger.operations(0)[begin:]),
+        flops=sum(cost.flops for cost in run),
+        peak_bytes=max(cost.peak_bytes for cost in run),
+        bytes_sent=sum(operation.bytes_sent for operation in run.ledger.operations(0)[begin:]),
     )
 
 

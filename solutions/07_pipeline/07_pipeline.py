@@ -377,8 +377,15 @@ def over_microbatches():
     axes = figure.subplots()
     for p, colour in ((4, RANKS[0]), (8, RANKS[1])):
         runs = [simulate(gpipe(p, m)) for m in COUNTS]
-        axes.plot(COUNTS, [one.of_ideal for one in runs], "o", color=colour, ms=4)
-        axes.plot(COUNTS, [one.of_total for one in runs], "s", color=colour, ms=4, mfc="white")
+        axes.plot(COUNTS, [simulation.of_ideal for simulation in runs], "o", color=colour, ms=4)
+        axes.plot(
+            COUNTS,
+            [simulation.of_total for simulation in runs],
+            "s",
+            color=colour,
+            ms=4,
+            mfc="white",
+        )
         for formula, dashes, name in FRACTIONS:
             with contextlib.suppress(NotImplementedError, KeyError):
                 foretold = [formula("gpipe", p, m) for m in COUNTS]
@@ -536,8 +543,8 @@ for who, ranks in (("all ranks", range(4)), ("rank 0", [0])) if made(one_f_one_b
     for change in (-3, -2, -1, 0, 1, 4):
         schedule = other_warm_up(change, ranks)
         wrong = violation(schedule)
-        found = wrong or f"total {simulate(schedule).total}, rank 0 keeps {held(schedule)}"
-        print(f"{who}, warm-up {change:+d}: {found}")
+        outcome = wrong or f"total {simulate(schedule).total}, rank 0 keeps {held(schedule)}"
+        print(f"{who}, warm-up {change:+d}: {outcome}")
 
 # %% [markdown]
 # If all ranks do three forwards fewer in the warm-up, you get the naive schedule (96); if they do many more,
@@ -650,10 +657,12 @@ def warmed_up(schedule, further):
     """The same actions, but a rank's warm-up has (v − 1) p forwards, and `further` for each rank below."""
     rows = []
     for rank, row in enumerate(schedule):
-        forwards, backwards = ([one for one in row if one.kind == kind] for kind in "FB")
-        chunks = len({one.stage for one in row})
+        forwards, backwards = ([action for action in row if action.kind == kind] for kind in "FB")
+        chunks = len({action.stage for action in row})
         count = (chunks - 1) * len(schedule) + further * (len(schedule) - 1 - rank)
-        turns = [one for turn in zip(forwards[count:], backwards, strict=False) for one in turn]
+        turns = [
+            action for turn in zip(forwards[count:], backwards, strict=False) for action in turn
+        ]
         rows.append(forwards[:count] + turns + backwards[len(forwards) - count :])
     return rows
 
@@ -666,8 +675,8 @@ if schedule:
     )
     for c in (0, 0.1, 0.25, 0.5):
         durations = Durations(communication=c).split(2)
-        one, two = (float(simulate(those, durations).total) for those in (shorter, schedule))
-        print(f"c = {c:4}: {one:5.1f} with one, {two:5.1f} with two")
+        fewer, more = (float(simulate(those, durations).total) for those in (shorter, schedule))
+        print(f"c = {c:4}: {fewer:5.1f} with one, {more:5.1f} with two")
 
 # %% [markdown]
 # If messages are free, the second forward saves nothing and costs memory: without it rank 0 keeps 8 chunks,
@@ -683,7 +692,7 @@ if made(one_f_one_b, 4, 8) and made(interleaved_one_f_one_b, 4, 8):
         for v in (2, 4):
             durations = Durations(communication=c).split(v)
             totals.append(simulate(interleaved_one_f_one_b(4, 8, v), durations).total)
-        print(f"{c:4}", *(f"{float(one):7.2f}" for one in totals))
+        print(f"{c:4}", *(f"{float(time_taken):7.2f}" for time_taken in totals))
     for v in (1, 2, 4):
         foretold = [said(pipeline_bytes_sent, 4, 8, rank, 1, v) for rank in range(4)]
         print(f"v = {v}: a rank sends, in activations: {', '.join(foretold)}")
@@ -702,7 +711,10 @@ def first_chunk_first(schedule, stages):
     """The same, but the backwards of a rank take its two chunks the other way round."""
     other = {rank: {rank: stages + rank, stages + rank: rank} for rank in range(stages)}
     return [
-        [one._replace(stage=other[rank][one.stage]) if one.kind == "B" else one for one in row]
+        [
+            action._replace(stage=other[rank][action.stage]) if action.kind == "B" else action
+            for action in row
+        ]
         for rank, row in enumerate(schedule)
     ]
 
@@ -804,24 +816,24 @@ drawn(zero_bubble_h1, 4, 8)
 def at_once(row):
     """Every W right after its I."""
     return [
-        one._replace(kind=kind)
-        for one in row
-        if one.kind != "W"
-        for kind in ("IW" if one.kind == "I" else "F")
+        action._replace(kind=kind)
+        for action in row
+        if action.kind != "W"
+        for kind in ("IW" if action.kind == "I" else "F")
     ]
 
 
 def at_the_end(row):
-    return sorted(row, key=lambda one: one.kind == "W")
+    return sorted(row, key=lambda action: action.kind == "W")
 
 
 schedule = made(zero_bubble_h1, 4, 8)
 if schedule:
     ways = {"at once": at_once, "in store": list, "at the end": at_the_end}
     for name, way in ways.items():
-        found = simulate([way(row) for row in schedule])
-        most = max(held(found.schedule, rank, weight=1) for rank in range(4))
-        print(f"W {name:10}: total {found.total}, at most {most} microbatches kept until their W")
+        timing = simulate([way(row) for row in schedule])
+        most = max(held(timing.schedule, rank, weight=1) for rank in range(4))
+        print(f"W {name:10}: total {timing.total}, at most {most} microbatches kept until their W")
 
 # %% [markdown]
 # "At once" is a gain already, 30 instead of 33: the stage before gets its gradient earlier. (PyTorch's
@@ -892,7 +904,7 @@ print("bubble of the whole step, p = 4, m = 16      if all are equal    with the
 for name, generator in generators.items():
     schedule = made(generator, 4, 16)
     if schedule:
-        shares = [simulate(schedule, one).of_total for one in (equal, OWN)]
+        shares = [simulate(schedule, durations_used).of_total for durations_used in (equal, OWN)]
         print(f"{name:44} {shares[0]:15.1%} {shares[1]:13.1%}")
 
 # %% [markdown]
@@ -940,15 +952,17 @@ print(f"{'p = 4, m = 12: bubble':24} {'of ideal':>10} {'of total':>10} {'rank 1 
 for name, generator in YOURS.items():
     schedule, chunks = made(generator, 4, 12), 2 if "interleaved" in name else 1
     if schedule:
-        found = simulate(schedule, Durations().split(chunks))
-        seen = [f"{one:.6g}" for one in (found.of_ideal, found.of_total, held(schedule, 1))]
+        timing = simulate(schedule, Durations().split(chunks))
+        shown = [
+            f"{number:.6g}" for number in (timing.of_ideal, timing.of_total, held(schedule, 1))
+        ]
         foretold = [
             said(bubble_of_ideal, name, 4, 12, chunks),
             said(bubble_of_total, name, 4, 12, chunks),
             said(peak_activations, name, 4, 12, 1, chunks),
         ]
-        marks = "" if seen == foretold else f"   predicted {foretold}"
-        print(f"{name:24} {seen[0]:>10} {seen[1]:>10} {seen[2]:>13}{marks}")
+        marks = "" if shown == foretold else f"   predicted {foretold}"
+        print(f"{name:24} {shown[0]:>10} {shown[1]:>10} {shown[2]:>13}{marks}")
 
 # %% nbgrader={"grade_id": "predictions_check", "points": 7}
 report = check(
@@ -1186,7 +1200,7 @@ def some_microbatches(count=8, rows=(1, 2, 3)):
     text = library_text()
     sizes = [rows[k % len(rows)] for k in range(count)]
     drawn_ones = [batch(text, k, batch_size=size, length=24) for k, size in enumerate(sizes)]
-    return [tuple(one.to(device()) for one in pair) for pair in drawn_ones]
+    return [tuple(tensor.to(device()) for tensor in pair) for pair in drawn_ones]
 
 
 def a_stage(schedule, config=SMALL):
@@ -1222,8 +1236,10 @@ def one_process(config=SMALL, rows=(1, 2, 3)):
 
 def furthest(run, alone):
     """The largest difference of a gradient, over the largest gradient."""
-    largest = max(float(one.abs().max()) for one in alone.values())
-    apart = [(found - alone[name]).abs().max() for _, grads in run for name, found in grads.items()]
+    largest = max(float(gradient.abs().max()) for gradient in alone.values())
+    apart = [
+        (gradient - alone[name]).abs().max() for _, grads in run for name, gradient in grads.items()
+    ]
     return float(max(apart)) / largest
 
 
@@ -1254,7 +1270,7 @@ for generator in (naive, gpipe, one_f_one_b):
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def peaks_of(generator, counts, keep=False):
     """The peak of the tensors alive on this rank, in MiB, for a step with each of the counts."""
-    found, everything = [], []
+    peaks, everything = [], []
 
     def pack(tensor):
         if keep:
@@ -1268,8 +1284,8 @@ def peaks_of(generator, counts, keep=False):
         with costs(*stage.module.parameters()) as cost, hooks:
             run_schedule(stage, schedule, microbatches)
         everything.clear()
-        found.append(cost.peak_bytes / 2**20)
-    return found
+        peaks.append(cost.peak_bytes / 2**20)
+    return peaks
 
 
 counts = (2, 4, 8, 16)
@@ -1309,9 +1325,9 @@ for generator in (naive, one_f_one_b):
     schedule = made(generator, 2, 6)
     run = try_it(timed, schedule, world_size=2) if schedule else None
     if run:
-        found, name = run[0], generator.__name__
-        charts[f"{name}, measured"] = found
-        charts[f"{name}, simulated from its medians"] = simulate(schedule, found.durations)
+        timeline, name = run[0], generator.__name__
+        charts[f"{name}, measured"] = timeline
+        charts[f"{name}, simulated from its medians"] = simulate(schedule, timeline.durations)
         shares = [charts[key].of_total for key in list(charts)[-2:]]
         print(f"{name}: bubble {shares[0]:.0%} of the total, simulated {shares[1]:.0%}")
 gantts(charts, seconds=True) if charts else None
@@ -1332,7 +1348,7 @@ def learns(scaled, make_optimizer, steps=40):
     schedule = one_f_one_b(2, 4)
     torch.manual_seed(0)
     (stage,) = gpt_stages(GPT(SMALL).to(device()), schedule, dist.get_rank())
-    count, found = stage.count, []
+    count, losses_seen = stage.count, []
     if scaled:
         stage.count = lambda targets: count(targets) / 4
     optimizer = make_optimizer(stage.module.parameters())
@@ -1341,10 +1357,10 @@ def learns(scaled, make_optimizer, steps=40):
         inputs, targets = (tokens.to(device()).chunk(4) for tokens in text)
         microbatches = list(zip(inputs, targets, strict=True))
         losses = run_schedule(stage, schedule, microbatches)
-        found.append(float(sum(losses.values())) / (4 if scaled else 1))
+        losses_seen.append(float(sum(losses.values())) / (4 if scaled else 1))
         optimizer.step()
         optimizer.zero_grad()
-    return found
+    return losses_seen
 
 
 OPTIMIZERS = {
@@ -1377,8 +1393,8 @@ run = try_it(a_step, run_schedule, schedule, TIED) if schedule else None
 if run:
     whole = one_process(TIED)[1][name]
     first, last = run[0][1][name], run[-1][1][name]
-    for what, found in (("rank 0's", first), ("rank 3's", last), ("their sum", first + last)):
-        off = (found - whole).abs().max() / whole.abs().max()
+    for what, gradient in (("rank 0's", first), ("rank 3's", last), ("their sum", first + last)):
+        off = (gradient - whole).abs().max() / whole.abs().max()
         print(f"{what:9} gradient:", "that of one process" if off < 1e-9 else f"off by {off:.2f}")
 
 # %% [markdown]
@@ -1429,7 +1445,7 @@ for how, generator in cases if ours else ():
     schedule = made(generator, 2, 8)
     run = schedule and try_it(a_step, partial(theirs, how=how), schedule, rows=(2,), world_size=2)
     if run:
-        together = {name: one for _, grads in ours for name, one in grads.items()}
+        together = {name: gradient for _, grads in ours for name, gradient in grads.items()}
         what = f"the rows of your {generator.__name__}" if how == "text" else how
         print(f"{what:32} gradients differ from yours by {furthest(run, together):.0e}")
 
@@ -1568,7 +1584,7 @@ def stream(kind, schedule, lr=0.5, seed=0):
     model = GPT(GPTConfig(width=64, layers=stages, context=32, tied=False))
     modules = [gpt_stages(model, schedule, rank)[0].module for rank in range(stages)]
     modules[-1] = last = WithLoss(modules[-1])
-    parts = [kind(one, torch.optim.SGD(one.parameters(), lr=lr)) for one in modules]
+    parts = [kind(module, torch.optim.SGD(module.parameters(), lr=lr)) for module in modules]
     for event in simulate(schedule).events:
         stage, what, k = event.action
         if what == "F":
@@ -1669,12 +1685,12 @@ def smoothed(runs):
 
 def curve(axes, name, runs, colour, dashes):
     """Draw the losses of one of the orders, and return a phrase that says how they end."""
-    found = smoothed([[loss for loss in losses if math.isfinite(loss)] for losses in runs])
-    axes.plot(range(SMOOTH, SMOOTH + len(found)), found, dashes, color=colour, label=name)
+    means = smoothed([[loss for loss in losses if math.isfinite(loss)] for losses in runs])
+    axes.plot(range(SMOOTH, SMOOTH + len(means)), means, dashes, color=colour, label=name)
     lost = [len(losses) - 1 for losses in runs if not math.isfinite(losses[-1])]
-    if lost and found:
-        axes.plot(SMOOTH + len(found) - 1, found[-1], "x", color=colour)
-    return f"no number after {min(lost)} microbatches" if lost else f"{found[-1]:.2f} at last"
+    if lost and means:
+        axes.plot(SMOOTH + len(means) - 1, means[-1], "x", color=colour)
+    return f"no number after {min(lost)} microbatches" if lost else f"{means[-1]:.2f} at last"
 
 
 schedules = {name: made(generator, 8, 40) for name, (_, generator) in ORDERS.items()}
@@ -1794,7 +1810,7 @@ print(f"{'':16}" + "".join(f"{name:34}" for name in LINKS))
 for p, counts in ((4, (8, 64)), (8, (8, 16, 64)), (16, (16, 64))):
     for m in counts:
         line = f"p = {p:2}, m = {m:3}  "
-        fitting = [one for one in candidates(p, m) if gigabytes(p, *one[1:]) < 80]
+        fitting = [candidate for candidate in candidates(p, m) if gigabytes(p, *candidate[1:]) < 80]
         for seconds in LINKS.values():
             best = max(
                 (1 - float(simulate(schedule, rank_times(p, seconds).split(v), c).of_total), name)
@@ -1803,12 +1819,13 @@ for p, counts in ((4, (8, 64)), (8, (8, 16, 64)), (16, (16, 64))):
             line += f"{best[1]} {best[0]:.0%}".ljust(34)
         print(line)
 print("\np = 8, m = 16            GB a GPU   share of time at work, links as above")
-for name, *one in candidates(8, 16):
+for name, *setting in candidates(8, 16):
     shares = [
-        1 - float(simulate(one[0], rank_times(8, seconds).split(one[1]), one[2]).of_total)
+        1
+        - float(simulate(setting[0], rank_times(8, seconds).split(setting[1]), setting[2]).of_total)
         for seconds in LINKS.values()
     ]
-    print(f"{name:24} {gigabytes(8, *one):8.0f}  ", *(f"{share:8.0%}" for share in shares))
+    print(f"{name:24} {gigabytes(8, *setting):8.0f}  ", *(f"{share:8.0%}" for share in shares))
 
 # %% [markdown]
 # Read the first table by columns. *A port for each GPU*: halved backwards on a V are best, in the memory of
@@ -2062,8 +2079,8 @@ report = check("07_pipeline/dualpipe", dualpipe, cases="hidden")
 # %% tags=["skip-in-grading"]
 schedule = made(dualpipe, 4, 12, copies=2)
 for block in (3, 2.25) if schedule else ():
-    found = simulate(schedule, Durations(overlapped=block), copies=2)
-    print(f"a pair takes {block}: total {found.total}")
+    outcome = simulate(schedule, Durations(overlapped=block), copies=2)
+    print(f"a pair takes {block}: total {outcome.total}")
 plain = made(one_f_one_b, 4, 12)
 if plain:
     print(f"1F1B: total {simulate(plain).total}")
@@ -2104,7 +2121,7 @@ def step_of(make, shares_data=False):
     rank, n = dist.get_rank(), dist.get_world_size()
     own = {} if shares_data else {"rank": rank, "world_size": n}
     pair = batch(library_text(), 0, batch_size=8, length=128, **own)
-    inputs, targets = (one.to(device()) for one in pair)
+    inputs, targets = (tensor.to(device()) for tensor in pair)
 
     def step():
         loss_of(forward(inputs), targets).backward()
@@ -2141,7 +2158,7 @@ def pipelined(generator):
     torch.manual_seed(0)
     (stage,) = gpt_stages(GPT(CARD).to(device()), schedule, dist.get_rank())
     pair = batch(library_text(), 0, batch_size=8, length=128)
-    inputs, targets = (one.to(device()) for one in pair)
+    inputs, targets = (tensor.to(device()) for tensor in pair)
     microbatches = list(zip(inputs.chunk(8), targets.chunk(8), strict=True))
     parameters = list(stage.module.parameters())
     return optimized(
@@ -2154,13 +2171,13 @@ def row_of(name, run):
     sent = []
     for rank in range(len(run)):
         operations = run.ledger.operations(rank)
-        begin = [i for i, one in enumerate(operations) if one.op == "barrier"][-1]
-        sent.append(sum(one.bytes_sent for one in operations[begin:]))
+        begin = [i for i, operation in enumerate(operations) if operation.op == "barrier"][-1]
+        sent.append(sum(operation.bytes_sent for operation in operations[begin:]))
     return CardRow(
         strategy=name,
         ranks=len(run),
-        flops=sum(one.flops for one in run),
-        peak_bytes=max(one.peak_bytes for one in run),
+        flops=sum(cost.flops for cost in run),
+        peak_bytes=max(cost.peak_bytes for cost in run),
         bytes_sent=max(sent),
     )
 

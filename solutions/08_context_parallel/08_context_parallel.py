@@ -93,9 +93,9 @@ def drawn(seq, heads=4, kv_heads=2, head_dim=16, dtype=torch.float64):
     return [x.to(device()) for x in made]
 
 
-def gradients(attend, *given, **options):
+def gradients(attend, *tensors, **options):
     """The output of attend(q, k, v) and the gradients of the three."""
-    *inputs, grad = given
+    *inputs, grad = tensors
     q, k, v = (x.detach().clone().requires_grad_() for x in inputs)
     out = attend(q, k, v, **options)
     out.backward(grad)
@@ -111,10 +111,10 @@ def try_it(body, *args, world_size=4, **kwargs):
         print("not written yet" if missing else f"{type(error).__name__}: {error}")
 
 
-def furthest(found, exact):
+def furthest(computed, exact):
     """The largest difference, divided by the largest number of `exact`; the worst of several tensors."""
-    pairs = zip(found, exact, strict=True)
-    return max(float((one - two).abs().max() / two.abs().max()) for one, two in pairs)
+    pairs = zip(computed, exact, strict=True)
+    return max(float((got_now - two).abs().max() / two.abs().max()) for got_now, two in pairs)
 
 
 def said(prediction, *args, form=",.0f"):
@@ -518,13 +518,13 @@ report.points(12)
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def peaks(attend, lengths):
     """MB alive at most on this rank, for sequences of these lengths."""
-    found = []
+    measured_bytes = []
     for seq in lengths:
-        given = drawn(seq, 2, 2, 64, torch.float32)
+        tensors = drawn(seq, 2, 2, 64, torch.float32)
         with costs() as spent:
-            gradients(attend, *given, causal=True)
-        found.append(spent.peak_bytes / 1e6)
-    return found
+            gradients(attend, *tensors, causal=True)
+        measured_bytes.append(spent.peak_bytes / 1e6)
+    return measured_bytes
 
 
 LENGTHS = (512, 1024, 2048, 4096)
@@ -536,8 +536,8 @@ for name, attend in (("full attention", full_attention), ("yours", tiled_attenti
         print(f"{name:15}", *(f"{peak:8.1f}" for peak in run[0]), "MB")
 figure = picture(5.5, 2.4)
 axes = figure.subplots()
-for (name, found), colour, mark in zip(memory.items(), RANKS, "os", strict=False):
-    axes.loglog(LENGTHS[: len(found)], found, mark + "-", color=colour, label=name, ms=4)
+for (name, curve), colour, mark in zip(memory.items(), RANKS, "os", strict=False):
+    axes.loglog(LENGTHS[: len(curve)], curve, mark + "-", color=colour, label=name, ms=4)
 axes.set(xlabel="tokens", ylabel="MB alive at most")
 axes.set_xticks(LENGTHS, [f"{seq:,}" for seq in LENGTHS])
 axes.minorticks_off()
@@ -556,9 +556,9 @@ figure if memory else None
 
 
 # %% tags=["skip-in-grading"]
-def kept_bytes(attend, *given, **options):
+def kept_bytes(attend, *tensors, **options):
     """Bytes that a forward keeps for backward, each piece of memory once."""
-    q, k, v = (x.detach().clone().requires_grad_() for x in given[:3])
+    q, k, v = (x.detach().clone().requires_grad_() for x in tensors[:3])
     alive = {}
 
     def pack(tensor):
@@ -567,26 +567,26 @@ def kept_bytes(attend, *given, **options):
 
     with saved_tensors_hooks(pack, lambda tensor: tensor):
         attend(q, k, v, **options)
-    return sum(one.untyped_storage().nbytes() for one in alive.values())
+    return sum(tensor.untyped_storage().nbytes() for tensor in alive.values())
 
 
 def left_to_autograd(q, k, v, block):
     """Tiles and merges as in your forward."""
-    found = []
+    measured_bytes = []
     for rows, queries in tiles([range(q.shape[1])], block):
         out, lse = torch.zeros_like(q[:, rows]), q.new_full(q[:, rows].shape[:-1], -torch.inf)
         for columns, keys in tiles([range(k.shape[1])], block):
             tile = block_attention(q[:, rows], k[:, columns], v[:, columns], queries, keys)
             out, lse = online_softmax_merge(out, lse, *tile)
-        found.append(out)
-    return torch.cat(found, dim=1)
+        measured_bytes.append(out)
+    return torch.cat(measured_bytes, dim=1)
 
 
-given = drawn(512, 2, 2, 16)
+tensors = drawn(512, 2, 2, 16)
 for name, attend in (("yours", tiled_attention), ("left to autograd", left_to_autograd)):
-    nbytes = written(partial(kept_bytes, attend, *given, block=64))
+    nbytes = written(partial(kept_bytes, attend, *tensors, block=64))
     if nbytes is not None:
-        print(f"{name:17} {nbytes / given[0].nbytes:6.1f} units")
+        print(f"{name:17} {nbytes / tensors[0].nbytes:6.1f} units")
 
 # %% [markdown]
 # The matrix is back, in pieces. It has 512 × 512 numbers for each head, and the head's q has 512 × 16: so the
@@ -612,16 +612,16 @@ def sdpa(q, k, v, causal=False):
 def compared(attends, seq=2048, repeats=3):
     """(seconds, largest difference from the first one's results) of each."""
     torch.set_num_threads(1)
-    given, results, found = drawn(seq, 2, 2, 64, torch.float32), [], []
+    tensors, results, milliseconds_each = drawn(seq, 2, 2, 64, torch.float32), [], []
     for attend in attends:
         taken = []
         for _ in range(repeats):
             began = time.perf_counter()
-            results.append(gradients(attend, *given, causal=True))
+            results.append(gradients(attend, *tensors, causal=True))
             synchronize()
             taken.append(time.perf_counter() - began)
-        found.append((min(taken), furthest(results[-1], results[0])))
-    return found
+        milliseconds_each.append((min(taken), furthest(results[-1], results[0])))
+    return milliseconds_each
 
 
 run = try_it(compared, [sdpa, tiled_attention, full_attention], world_size=1)
@@ -902,8 +902,10 @@ class _RingAttention(torch.autograd.Function):
                 arriving, works = _pass_on(kv, layout[owner - 1], group)
             dkv = torch.zeros_like(in_float32(kv))
             for rows, columns, queries, keys in _seen(layout[rank], layout[owner], causal):
-                given = (q[:, rows], *kv[:, :, columns], grad[:, rows], lse[:, rows])
-                for_q, for_k, for_v = block_gradients(*given, delta[:, rows], queries, keys, causal)
+                tensors = (q[:, rows], *kv[:, :, columns], grad[:, rows], lse[:, rows])
+                for_q, for_k, for_v = block_gradients(
+                    *tensors, delta[:, rows], queries, keys, causal
+                )
                 dq[:, rows] += for_q
                 dkv[0][:, columns] += for_k
                 dkv[1][:, columns] += for_v
@@ -974,19 +976,19 @@ def attended(
     SEEN.clear()
     dist.barrier()
     out = attend(q, k, v, causal=causal, **options)
-    seen = [(queries, keys) for _, _, queries, keys in SEEN]
+    tiles_seen = [(queries, keys) for _, _, queries, keys in SEEN]
     dist.barrier()
     out.backward(grad)
     dist.barrier()
-    return {"parts": [out.detach(), q.grad, k.grad, v.grad], "seen": seen}
+    return {"parts": [out.detach(), q.grad, k.grad, v.grad], "seen": tiles_seen}
 
 
 def sent(run, rank=0):
     """(forward, backward): bytes that a rank sent between the last three barriers."""
     operations = run.ledger.operations(rank)
-    at = [i for i, one in enumerate(operations) if one.op == "barrier"][-3:]
+    at = [i for i, operation in enumerate(operations) if operation.op == "barrier"][-3:]
     return tuple(
-        sum(one.bytes_sent for one in operations[begin:end])
+        sum(operation.bytes_sent for operation in operations[begin:end])
         for begin, end in ((at[0], at[1]), (at[1], at[2]))
     )
 
@@ -1006,13 +1008,14 @@ EQUAL = "equal to one process"
 def compared_with_one(run, seq=16, make_layout=contiguous, causal=False, heads=4, kv_heads=2):
     """Says whether output and gradients are those of full attention in one process."""
     layout = make_layout(seq, len(run))
-    found = [
-        whole(list(parts), layout) for parts in zip(*(one["parts"] for one in run), strict=True)
+    results = [
+        whole(list(parts), layout)
+        for parts in zip(*(rank_run["parts"] for rank_run in run), strict=True)
     ]
     exact = gradients(full_attention, *drawn(seq, heads, kv_heads), causal=causal)
     names, wrong = ("the output", "dq", "dk", "dv"), []
-    for name, one, other in zip(names, found, exact, strict=True):
-        if not furthest([one], [other]) < 1e-10:
+    for name, computed, other in zip(names, results, exact, strict=True):
+        if not furthest([computed], [other]) < 1e-10:
             wrong.append(name)
     return f"NOT those of one process: {', '.join(wrong)}" if wrong else EQUAL
 
@@ -1043,13 +1046,17 @@ def step_by_step(full, masked, seq=16):
     """n pictures of the n x n blocks, with the transfers between them."""
     n = len(full)
     owner = {at: r for r, spans in enumerate(contiguous(seq, n)) for span in spans for at in span}
-    came = [list(dict.fromkeys(owner[keys[0]] for _, keys in one["seen"])) for one in full]
-    used = [{owner[keys[0]] for _, keys in one["seen"]} for one in masked]
-    forward = [one for one in masked.ledger.operations() if one.op == "send"]
+    came = [
+        list(dict.fromkeys(owner[keys[0]] for _, keys in rank_run["seen"])) for rank_run in full
+    ]
+    used = [{owner[keys[0]] for _, keys in rank_run["seen"]} for rank_run in masked]
+    forward = [send for send in masked.ledger.operations() if send.op == "send"]
     ends = {r: masked.ledger.operations(r, "barrier")[1].issued for r in range(n)}
-    forward = [one for one in forward if one.issued < ends[one.rank]]
-    part = sum(one.nbytes for one in full[0]["parts"][2:])  # dk and dv are as large as k and v
-    transfers = sum(one.nbytes for one in forward) / (n * part)
+    forward = [send for send in forward if send.issued < ends[send.rank]]
+    part = sum(
+        tensor.nbytes for tensor in full[0]["parts"][2:]
+    )  # dk and dv are as large as k and v
+    transfers = sum(send.nbytes for send in forward) / (n * part)
     onwards = "+" if forward and (forward[0].peer - forward[0].rank) % n == 1 else "-"
     figure = picture(2.3 * n, 2.6)
     for step in range(n):
@@ -1089,7 +1096,9 @@ def step_by_step(full, masked, seq=16):
 
 def noted_all(run, seq=16):
     """Whether every rank of a run without a mask noted blocks with the keys of all positions."""
-    return all({at for _, keys in one["seen"] for at in keys} == set(range(seq)) for one in run)
+    return all(
+        {at for _, keys in rank_run["seen"] for at in keys} == set(range(seq)) for rank_run in run
+    )
 
 
 NOT_NOTED = """SEEN does not have the blocks of all positions, so there is nothing to draw. Let what computes
@@ -1225,12 +1234,12 @@ def seen_scores(run, layout):
     """[step][rank]: scores that are not masked, of the blocks that each rank made in each step."""
     n = len(run)
     owner = {at: r for r, spans in enumerate(layout) for span in spans for at in span}
-    found = [[0] * n for _ in range(n)]
-    for rank, one in enumerate(run):
-        for queries, keys in one["seen"]:
+    results = [[0] * n for _ in range(n)]
+    for rank, rank_run in enumerate(run):
+        for queries, keys in rank_run["seen"]:
             visible = torch.tensor(queries)[:, None] >= torch.tensor(keys)
-            found[(rank - owner[keys[0]]) % n][rank] += int(visible.sum())
-    return found
+            results[(rank - owner[keys[0]]) % n][rank] += int(visible.sum())
+    return results
 
 
 def slowdown(scores):
@@ -1278,7 +1287,7 @@ for name, make in (("contiguous", contiguous), ("striped", striped), ("zigzag", 
         print(f"{name}: {right}; a rank sent {sent(run)[0]:,.0f} bytes forward")
         if right != EQUAL:
             print("    not in the figure: who idles in a run whose results are wrong tells nothing")
-        elif all(one["seen"] for one in run):
+        elif all(rank_run["seen"] for rank_run in run):
             table[name] = seen_scores(run, make(64, 4))
         else:
             unnoted = True
@@ -1306,31 +1315,31 @@ idle_picture(table, 16 * 16) if table else None
 def timed(make_layouts, seq=2048, repeats=4):
     """{name: (seconds, scores computed in each step)} of a causal ring on this rank."""
     torch.set_num_threads(1)
-    rank, n, found = dist.get_rank(), dist.get_world_size(), {}
+    rank, n, timings = dist.get_rank(), dist.get_world_size(), {}
     for name, make in make_layouts.items():
         layout = make(seq, n)
-        given = [deal(x, layout) for x in drawn(seq, 2, 2, 64, torch.float32)]
+        parts_of_rank = [deal(x, layout) for x in drawn(seq, 2, 2, 64, torch.float32)]
         owner = {at: r for r, spans in enumerate(layout) for span in spans for at in span}
         taken, computed = [], [0] * n
         for _ in range(repeats):
             SEEN.clear()
             dist.barrier()
             began = time.perf_counter()
-            gradients(ring_attention, *given, causal=True, layout=layout)
+            gradients(ring_attention, *parts_of_rank, causal=True, layout=layout)
             dist.barrier()
             taken.append(time.perf_counter() - began)
         for _, _, queries, keys in SEEN:
             computed[(rank - owner[keys[0]]) % n] += len(queries) * len(keys)
-        found[name] = min(taken), computed
-    return found
+        timings[name] = min(taken), computed
+    return timings
 
 
 def blocked_shares(run, rank):
     """For each pair of barriers the share of the time between them that a rank was blocked."""
     operations = run.ledger.operations(rank)
-    at = [i for i, one in enumerate(operations) if one.op == "barrier"]
+    at = [i for i, operation in enumerate(operations) if operation.op == "barrier"]
     return [
-        sum(one.blocked for one in operations[begin + 1 : end + 1])
+        sum(operation.blocked for operation in operations[begin + 1 : end + 1])
         / (operations[end].completed - operations[begin].completed)
         for begin, end in zip(at[::2], at[1::2], strict=True)
     ]
@@ -1339,8 +1348,8 @@ def blocked_shares(run, rank):
 LAYOUTS = {"contiguous": contiguous, "striped": striped, "zigzag": zigzag}
 run = try_it(timed, LAYOUTS, world_size=2) if "zigzag" in dealt else None
 for i, name in enumerate(LAYOUTS if run else ()):
-    milliseconds = 1e3 * max(one[name][0] for one in run)
-    busiest = sum(map(max, zip(*(one[name][1] for one in run), strict=True)))
+    milliseconds = 1e3 * max(rank_run[name][0] for rank_run in run)
+    busiest = sum(map(max, zip(*(rank_run[name][1] for rank_run in run), strict=True)))
     shares = [sorted(blocked_shares(run, rank)[4 * i : 4 * i + 4])[1] for rank in range(2)]
     blocks = f"computed one after the other: {busiest / 1024**2:.2f} blocks; " if busiest else ""
     print(
@@ -1385,7 +1394,9 @@ def learn(attention, make_layout, steps=25):
     spread = ContextParallelGPT(model, attention, make_layout) if attention else None
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
     for step in range(steps):
-        tokens, targets = (one.to(device()) for one in batch(text, step, batch_size=8, length=64))
+        tokens, targets = (
+            tokens.to(device()) for tokens in batch(text, step, batch_size=8, length=64)
+        )
         loss_of = spread.loss if spread else next_token_loss
         loss = loss_of((spread or model)(tokens), targets)
         optimizer.zero_grad()
@@ -1402,7 +1413,9 @@ def from_the_next_rank(grad):
     rank, n = dist.get_rank(), dist.get_world_size()
     other = torch.empty_like(grad, memory_format=torch.contiguous_format)
     ends = ((dist.isend, grad.contiguous(), (rank - 1) % n), (dist.irecv, other, (rank + 1) % n))
-    for work in dist.batch_isend_irecv([dist.P2POp(call, one, peer) for call, one, peer in ends]):
+    for work in dist.batch_isend_irecv(
+        [dist.P2POp(call, buffer, peer) for call, buffer, peer in ends]
+    ):
         work.wait()
     return other
 
@@ -1679,7 +1692,7 @@ OWN_WIDTH = 2 * 64
 def block_seconds(lengths, repeats=5):
     """Seconds for attention of c queries to c keys, the best of a few, for each length."""
     torch.set_num_threads(1)
-    found = []
+    measured_bytes = []
     for c in lengths:
         q, k, v, _ = drawn(c, 2, 2, 64, torch.float32)
         taken = []
@@ -1688,8 +1701,8 @@ def block_seconds(lengths, repeats=5):
             block_attention(q, k, v, range(c), range(c))
             synchronize()
             taken.append(time.perf_counter() - began)
-        found.append(min(taken))
-    return found
+        measured_bytes.append(min(taken))
+    return measured_bytes
 
 
 computing = launch(block_seconds, PARTS, world_size=1)[0]
@@ -1700,16 +1713,23 @@ print(
     f"{flops / 1e9:.1f} GFLOP/s in attention, {link.bandwidth / 1e9:.2f} GB/s, α {1e6 * link.alpha:.0f} µs"
 )
 block = written(hiding_block, flops, link.bandwidth / 2, OWN_WIDTH, OWN_WIDTH)
-longer = [c for c, one, m in zip(PARTS, computing, message, strict=True) if one > link.seconds(m)]
+longer = [
+    c for c, seconds, m in zip(PARTS, computing, message, strict=True) if seconds > link.seconds(m)
+]
 print("measured: a block takes longer than its message with", longer, "tokens a rank")
 figure = picture(6.5, 2.8)
 axes = figure.subplots()
 axes.loglog(
-    PARTS, [1e3 * one for one in computing], "o-", color=FORWARD, ms=4, label="a block computed"
+    PARTS,
+    [1e3 * seconds for seconds in computing],
+    "o-",
+    color=FORWARD,
+    ms=4,
+    label="a block computed",
 )
 axes.loglog(
     PARTS,
-    [1e3 * link.seconds(one) for one in message],
+    [1e3 * link.seconds(nbytes) for nbytes in message],
     "--",
     color=QUIET,
     label="α + β · its bytes",
@@ -1747,10 +1767,10 @@ def rings(lengths):
 run = try_it(rings, (PARTS[0], *PARTS), world_size=2)  # the first makes connections
 if run:
     operations = run.ledger.operations(0)
-    at = [i for i, one in enumerate(operations) if one.op == "barrier"]
+    at = [i for i, operation in enumerate(operations) if operation.op == "barrier"]
     for c, begin, end in list(zip((PARTS[0], *PARTS), at[::2], at[1::2], strict=True))[1:]:
         seconds = operations[end].issued - operations[begin].completed
-        blocked = sum(one.blocked for one in operations[begin + 1 : end])
+        blocked = sum(operation.blocked for operation in operations[begin + 1 : end])
         print(
             f"{c:5} tokens a rank: {1e3 * seconds:7.1f} ms, {blocked / seconds:4.0%} of it blocked"
         )
@@ -1817,8 +1837,8 @@ print(f"{needed} tokens on each rank are needed; Llama 3 had {131072 // 16:,}")
 # %% tags=["skip-in-grading"]
 def kept_by_the_ring(seq=1024):
     layout = contiguous(seq, dist.get_world_size())
-    given = [deal(x, layout) for x in drawn(seq, 4, 2, 16, torch.float32)]
-    return kept_bytes(ring_attention, *given, causal=True)
+    parts_of_rank = [deal(x, layout) for x in drawn(seq, 4, 2, 16, torch.float32)]
+    return kept_bytes(ring_attention, *parts_of_rank, causal=True)
 
 
 for n in (1, 2, 4):
@@ -1888,8 +1908,8 @@ def theirs(causal=False):
 
     n = dist.get_world_size()
     mesh = init_device_mesh(device().type, (n,))
-    given = drawn(32, 4, 4)
-    heads_first = [x.transpose(1, 2).contiguous() for x in given]
+    tensors = drawn(32, 4, 4)
+    heads_first = [x.transpose(1, 2).contiguous() for x in tensors]
     q, k, v, grad = heads_first
     with context_parallel(mesh, buffers=heads_first, buffer_seq_dims=[2] * 4):
         try:
@@ -1901,23 +1921,26 @@ def theirs(causal=False):
             dist.barrier()
             out.backward(grad)
             dist.barrier()
-            found = [out.detach().transpose(1, 2), q.grad.transpose(1, 2)]
+            results = [out.detach().transpose(1, 2), q.grad.transpose(1, 2)]
         finally:  # before the buffers are made whole again
             for x in (q, k, v):
                 x.grad = None
                 x.requires_grad_(False)
     layout = zigzag(32, n)
-    mine = gradients(ring_attention, *(deal(x, layout) for x in given), layout=layout)
-    return furthest(found, mine[:2])
+    mine = gradients(ring_attention, *(deal(x, layout) for x in tensors), layout=layout)
+    return furthest(results, mine[:2])
 
 
 run = try_it(theirs, world_size=2)
 if run:
     print(f"output and dq differ from yours by {max(run):.0e}")
     operations = run.ledger.operations(0)
-    at = [i for i, one in enumerate(operations) if one.op == "barrier"]
+    at = [i for i, operation in enumerate(operations) if operation.op == "barrier"]
     for name, begin, end in (("forward", at[0], at[1]), ("backward", at[1], at[2])):
-        done = [f"{one.op} ({one.bytes_sent:,.0f} B)" for one in operations[begin + 1 : end]]
+        done = [
+            f"{operation.op} ({operation.bytes_sent:,.0f} B)"
+            for operation in operations[begin + 1 : end]
+        ]
         print(f"theirs, {name}: {', '.join(done)}")
 
 # %% [markdown]
@@ -2002,7 +2025,7 @@ def step_of(make, shares_data=False):
     rank, n = dist.get_rank(), dist.get_world_size()
     own = {} if shares_data else {"rank": rank, "world_size": n}
     inputs, targets = (
-        one.to(device()) for one in batch(library_text(), 0, batch_size=4, length=128, **own)
+        tokens.to(device()) for tokens in batch(library_text(), 0, batch_size=4, length=128, **own)
     )
     optimizer = torch.optim.AdamW(parameters, foreach=False)
     dist.barrier()
@@ -2067,13 +2090,13 @@ def row_of(name, run):
     sent = []
     for rank in range(len(run)):
         operations = run.ledger.operations(rank)
-        begin = [i for i, one in enumerate(operations) if one.op == "barrier"][-1]
-        sent.append(sum(one.bytes_sent for one in operations[begin:]))
+        begin = [i for i, operation in enumerate(operations) if operation.op == "barrier"][-1]
+        sent.append(sum(operation.bytes_sent for operation in operations[begin:]))
     return Row(
         strategy=name,
         ranks=len(run),
-        flops=sum(one.flops for one in run),
-        peak_bytes=max(one.peak_bytes for one in run),
+        flops=sum(cost.flops for cost in run),
+        peak_bytes=max(cost.peak_bytes for cost in run),
         bytes_sent=max(sent),
     )
 
