@@ -2044,9 +2044,10 @@ with contextlib.suppress(NotImplementedError):
 #
 # **Predict.** How much does this model send for each step, with L blocks?
 #
-# <details><summary>Answer</summary>One all-reduce of M for each block and direction: 2 L in all. Attention,
-# norms and embedding are whole on every rank, and every rank computes the same with them: nothing is sent for
-# them.</details>
+# <details><summary>Answer</summary>One all-reduce of M for each block and direction: 2 L in all. With a gate
+# backward needs two for each block, as `Gated` in §4, since gate and up are layers of their own: 3 L.
+# Attention, norms and embedding are whole on every rank, and every rank computes the same with them: nothing
+# is sent for them.</details>
 
 
 # %%
