@@ -188,7 +188,7 @@ def run_tests(name: str, session: Session, limit: float, environment: dict[str, 
 def read_cases(path: Path) -> Iterator[tuple[str, str, str]]:
     """(name, "passed", "failed" or "skipped", first line of why) of each test in a JUnit file."""
     for case in xml.etree.ElementTree.parse(path).iter("testcase"):
-        name = f"{case.get('classname', '').removeprefix('tests.')}::{case.get('name')}"
+        name = f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}"
         for tag, outcome in (("failure", "failed"), ("error", "failed"), ("skipped", "skipped")):
             element = case.find(tag)
             if element is not None:

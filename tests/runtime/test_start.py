@@ -26,17 +26,17 @@ def moments(backend: str, room: int) -> Moments:
     [(1_000, 1_000), (1_500, 1_500), (1_501, 1_500), (9_000_000, 1_500), (10, 10)],
 )
 def test_a_base_counts_for_no_more_than_the_start_and_a_little_room(base: int, counts: int) -> None:
-    told = moments("gloo", 500)
-    told.found[0] = {START: [Held(1_000, 1_000, 1_000)], BASE: [Held(base, base, base)]}
-    at_most = told.at_most(0, told.found[0][BASE][0])
+    host = moments("gloo", 500)
+    host.readings[0] = {START: [Held(1_000, 1_000, 1_000)], BASE: [Held(base, base, base)]}
+    at_most = host.at_most(0, host.readings[0][BASE][0])
     assert (at_most.whole, at_most.anonymous) == (counts, counts)
     assert at_most.resident == min(base, 1_500 + OF_LIBRARIES)
-    assert told.above(0, "held.0", Held(10_000, 10_000)) == 10_000 - counts
+    assert host.above(0, "held.0", Held(10_000, 10_000)) == 10_000 - counts
 
 
 def test_where_nothing_was_measured_at_the_start_a_base_is_a_base() -> None:
     base = Held(9_000_000, 9_000_000, 9_000_000)
     assert moments("gloo", 500).at_most(0, base) == base
     on_gpu = moments("nccl", 500)
-    on_gpu.found[0] = {START: [Held(0, 0, 0)]}
+    on_gpu.readings[0] = {START: [Held(0, 0, 0)]}
     assert on_gpu.at_most(0, base) == base
