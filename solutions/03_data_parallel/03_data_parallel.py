@@ -16,7 +16,7 @@
 # | you need | notebook 02: all-reduce, all-gather, all-to-all, and the bytes that they send |
 # | time | two hours and three quarters |
 # | points | 60, and 9 of extra credit |
-# | on a rented machine | nothing to rent: two cores are enough. On several GPUs the same runs over NCCL |
+# | on a rented machine | nothing to rent: two cores are enough. On several GPUs the same code uses NCCL |
 #
 # | section | minutes | points | rests on |
 # |---|---|---|---|
@@ -99,7 +99,7 @@ def samples(seed, count, width=64):
 
 
 def one_step(wrap, width=64, count=16, before=0):
-    """Take `before` steps with own model and own data on every rank; return the next gradients by name."""
+    """Every rank has a model and data of its own: `before` backwards, then the gradients of one more, by name."""
     rank = dist.get_rank()
     model = wrap(network(rank, width))
     x, y = samples(100 + rank, count, width)
@@ -480,7 +480,7 @@ class NaiveDataParallel(nn.Module):
         """Replace `.grad` by its mean over the ranks, for every parameter that requires a gradient.
 
         A parameter without a gradient on this rank counts as zeros, and gets the mean, too. Sends
-        2 (N-1)/N of the gradients' bytes, each gradient once.
+        2 (N-1)/N times the gradients' bytes: each gradient is all-reduced once.
         """
         ### BEGIN SOLUTION
         for p in self.module.parameters():
@@ -823,8 +823,8 @@ class BucketedDataParallel(nn.Module):
     def finish_gradient_synchronization(self) -> None:
         """Wait for the buckets and replace every `.grad` by its mean over the ranks.
 
-        As in NaiveDataParallel, every parameter that requires a gradient has one. Sends 2 (N-1)/N of the
-        gradients' bytes in all, in as many all-reduces as there are buckets.
+        As in NaiveDataParallel, every parameter that requires a gradient has one. Sends 2 (N-1)/N times
+        the gradients' bytes in all, in as many all-reduces as there are buckets.
         """
         ### BEGIN SOLUTION
         for missing in self.missing:
@@ -970,8 +970,9 @@ figure
 # for each layer, all buckets but the last have arrived by then. The naive class sends one message for each
 # parameter after backward: it waits for all the bytes, and for sixteen latencies.
 #
-# `try_it(clocked, wraps, layer=0, wire=math.inf, world_size=2)` measures your machine as it is. Run it twice:
-# with buckets the exposed part may be shorter and backward longer, since the same two cores do both.
+# `try_it(clocked, wraps, layer=0, wire=math.inf, world_size=2)` measures your machine as it is. With buckets the
+# exposed part may be shorter and backward longer, since the same cores do both. Run it more than once: the
+# numbers vary.
 #
 # **Break it, twice.** The first class *synchronises only the last microbatch*. After each `no_sync()` it
 # takes the rank's gradients away, and adds them again only after the last all-reduce. Before you run it:
@@ -1134,8 +1135,8 @@ for counted in (False, True):
 # | points | 8 |
 #
 # Between machines a link may carry only 25 Gb/s. That is 3.1 GB/s instead of 50, and 24.5 GB take 8 s. Then
-# it pays to send less. Most of a gradient sits in few elements. The picture shows the share of the largest
-# elements in the squared norm, Σ g², for one step of our network.
+# it pays to send less. Most of a gradient sits in few elements. The picture shows how much of the squared
+# norm, Σ g², the largest elements hold, for one step of our network.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 gradients = launch(one_step, reference.NaiveDataParallel, world_size=1)[0]
@@ -1377,7 +1378,7 @@ print("and back  ", [round(x, 3) for x in dequantize(*quantize(row))[0].tolist()
 
 # %% [markdown]
 # How far off is each value if one element is large? The picture shows it with a scale for each block and with
-# one scale for all. (In the block of the large element the two curves are one.)
+# one scale for all. (In the block of the large element the two curves coincide.)
 
 # %% tags=["skip-in-grading"]
 values = torch.randn(1, 2048)
@@ -1410,10 +1411,11 @@ figure
 #
 # The picture is a run of the library on three ranks, with six elements on each. Its numbers are the inputs
 # and outputs of the two collectives. Ranks are rows, time runs right. Follow the third shard of rank 0, the
-# last two of its blue elements: which rank takes their mean, and where does the mean go?
+# last two of its blue elements: on which rank does it meet the other ranks' third shards, and where does the
+# mean of the three shards go?
 #
-# <details><summary>Answer</summary>Rank 2: shard r goes to rank r. The all-gather then gives the mean to all
-# three ranks.</details>
+# <details><summary>Answer</summary>On rank 2, since shard r goes to rank r. The all-gather then gives the mean
+# to all three ranks.</details>
 
 
 # %% tags=["skip-in-grading"]
@@ -1514,8 +1516,8 @@ def int8_bytes_sent(n: int, numel: int) -> float:
 # %% [markdown]
 # **Build.** There are two roundings, and the errors of both must be remembered. The first error is easy: it
 # is `tensor + error`, less the values that the receivers decode. Only the owner of a shard makes the second
-# rounding, and it rounds the *mean*. So the owner adds N times this rounding error to `error`, since next
-# time it is divided by N again. Then nothing is lost:
+# rounding, and it rounds the *mean*. An error that one rank puts into its `error` counts in the next mean only
+# for 1/N. So the owner adds N times the error of the second rounding. Then nothing is lost:
 #
 # **N · result + sum of all errors afterwards = sum of all (tensor + error) before.**
 
@@ -1752,7 +1754,7 @@ report.points(6)
 # | time | 30 minutes |
 # | extra credit | 4 points, on top of the 60. You lose nothing if you skip it |
 #
-# Top-k and int8 share a fault: their messages cannot be added on the way, so they have to be gathered. A
+# Top-k and int8 share a fault: their messages cannot be added on the way, so no all-reduce can carry them. A
 # message that is a linear function of the gradient can be added on the way. The product of a gradient G of
 # (rows, columns) and a thin matrix Q of (columns, r) is linear in G: the mean of the ranks' G·Q is the mean
 # gradient times Q. And r columns may be enough to keep most of G. Here are the singular values of one
@@ -1784,7 +1786,7 @@ figure
 #
 # Because the columns of P are orthonormal, P Pᵀ projects onto the space that they span. P Qᵀ = P Pᵀ G is the
 # best approximation of G in that space. Because gradients change slowly, the last Q already points in the
-# directions in which G is strong. That is the *warm start*, and it makes one multiplication as good as a
+# directions in which G is strong. That is the *warm start*, and it makes one multiplication nearly as good as a
 # singular value decomposition.
 #
 # **Predict.** Take a gradient of 4,096 x 4,096 in float32, r = 4 and 8 ranks. How many bytes does each rank
@@ -1900,8 +1902,8 @@ curves(
 #   own gradient to the momentum, and **the momentum** is averaged, as signs.
 #
 # As in §6 each shard has an owner, here called its *server*: rank r gets all ranks' signs of shard r,
-# averages, and sends signs of the mean to all. Both steps make an error, and both keep it: a rank keeps
-# `error`, of the whole tensor, and a server keeps `server_error`, of its shard.
+# averages, and sends signs of the mean to all. Both steps make an error, and neither error is lost: a rank
+# keeps `error`, of the whole tensor, and a server keeps `server_error`, of its shard.
 #
 # **Predict.** 1 million elements on 8 ranks: how many bytes does each send? How many times less does a whole
 # run send if the first 15 % of its steps are in full precision?
@@ -2038,9 +2040,9 @@ report = check("03_data_parallel/one_bit_adam", sign_all_reduce, OneBitAdam, cas
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# **Measure, and break it.** The picture shows sixty steps on two ranks: a warm-up of all 60 steps, one of 15
-# steps, and one of a single step. After that single step the variance is that of one gradient. Which elements
-# will then take steps that are far too large?
+# **Measure, and break it.** The picture shows sixty steps on two ranks, three times: with a warm-up of all 60
+# steps, of 15 steps, and of a single step. After a single step the variance is that of one gradient. Which
+# elements will then take steps that are far too large?
 
 
 # %% tags=["skip-in-grading"]
@@ -2115,11 +2117,11 @@ card = {name: run for name, run in card.items() if run is not None}
 scorecard({"one process": alone, **card}, unit=unit, flops_alone=alone[0].flops)
 
 # %% [markdown]
-# Read the card row by row. Forward and backward are shared out without loss; every rank repeats the
-# optimizer's step, and the averaging. Memory per rank hardly shrinks: weights, gradients and Adam's two
-# states are there on every rank, and only activations are shared out. (The buckets take one M more while
-# backward runs. The peak comes later, in the optimizer's step.) The bytes include the broadcast at the start:
-# 1 M for it and 1.5 M for the gradients. There are *four copies of everything*. Did we need all of them?
+# Read the card column by column. *Computation*: forward and backward are shared out without loss; every rank
+# repeats the optimizer's step, and the averaging. *Memory* per rank hardly shrinks: weights, gradients and
+# Adam's two states are there on every rank, and only activations are shared out. (The buckets take one M more
+# while backward runs. The peak comes later, in the optimizer's step.) The *bytes* include the broadcast at the
+# start: 1 M for it and 1.5 M for the gradients. There are *four copies of everything*. Did we need all of them?
 # Notebook 04 asks that.
 #
 # **You have built** the algorithm of `DistributedDataParallel`, and several that can take the place of its

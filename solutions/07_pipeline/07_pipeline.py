@@ -16,7 +16,7 @@
 #
 # | | |
 # |---|---|
-# | you will build | five schedules, as data; functions that predict their idle time, memory and bytes; an executor, which runs on real ranks every schedule with one stage to a rank and undivided backwards (§5 divides them); PipeDream's stage, which keeps versions of its weights |
+# | you will build | five schedules, as data; functions that predict their idle time, memory and bytes; an executor, which runs schedules on real ranks (those with one stage to a rank and whole backwards: §4 gives a rank several stages, §5 halves the backward); PipeDream's stage, which keeps versions of its weights |
 # | you need | notebook 00: deadlocks, `isend` and `irecv`; notebook 03: why sums are divided by the global count; `loss.backward()` |
 # | time | three hours; §11 is extra |
 # | points | 60, and 5 of extra credit |
@@ -144,7 +144,7 @@ def drawn(generator, *args, durations=None, copies=1, title=None, critical=False
 
 
 def held(schedule, rank=0, weight=0.0):
-    """The most microbatches that a rank keeps at once; `weight`: the part of one kept from its I to its W."""
+    """The most microbatches that a rank keeps at once; between its I and its W a microbatch counts `weight`."""
     now = most = 0
     for action in schedule[rank]:
         now += {"F": 1, "B": -1, "I": weight - 1, "W": -weight}[action.kind]
@@ -422,7 +422,8 @@ if schedule:
     print(violation(schedule))
 
 # %% [markdown]
-# One rank alone cannot do it: rank 1 wants to see all forwards first. Which ranks have to change?
+# One rank alone cannot do it: rank 1 wants to see all forwards first. Which ranks have to change? All of
+# them, as §3 shows.
 #
 # **In production.** PyTorch has `ScheduleGPipe`. GPipe itself kept only the activations at the borders and
 # computed the rest again in backward: m small tensors instead of m large ones, for a third more computing.
@@ -548,7 +549,8 @@ for who, ranks in (("all ranks", range(4)), ("rank 0", [0])) if made(one_f_one_b
 
 # %% [markdown]
 # If all ranks do three forwards fewer in the warm-up, you get the naive schedule (96); if they do many more,
-# you get GPipe. 1F1B is the point between them: of the warm-ups with GPipe's time it keeps the least memory.
+# you get GPipe. 1F1B is the point between them: no shorter warm-up is as fast, and every longer one keeps
+# more memory.
 # If only rank 0's warm-up is one too short, the step takes 48, nearly as long as if the warm-up is too short
 # on all ranks (54): the others wait for rank 0. If rank 0's is two too short, the run deadlocks: rank 1 waits
 # for a forward that rank 0 would do only after a backward. A warm-up that is too long never hangs and costs
@@ -648,13 +650,13 @@ drawn(interleaved_one_f_one_b, 4, 8, 2, durations=Durations().split(2))
 # %% [markdown]
 # The step takes 28.5 in place of 33. Rank 0 keeps up to 11 activations of one chunk. A chunk is half of its
 # layers, so this is as much as 5.5 microbatches leave on all of them; with 1F1B it was 4. Is that the price
-# of interleaving? The next cell gives the warm-up one forward in place of two for each rank further down, and
-# lets each message take a time c, in units of F:
+# of interleaving? The next cell shortens the warm-up: to (p − 1 − i) + (v − 1) p, so that it grows by one
+# forward and not by two for each rank further up. It also lets each message take a time c, in units of F:
 
 
 # %% tags=["skip-in-grading"]
 def warmed_up(schedule, further):
-    """The same actions, but a rank's warm-up has (v − 1) p forwards, and `further` for each rank below."""
+    """The same actions, but rank i's warm-up has further (p − 1 − i) + (v − 1) p forwards."""
     rows = []
     for rank, row in enumerate(schedule):
         forwards, backwards = ([action for action in row if action.kind == kind] for kind in "FB")
@@ -808,8 +810,8 @@ report.points(7)
 drawn(zero_bubble_h1, 4, 8)
 
 # %% [markdown]
-# **Break it.** The *time* of W counts. Compare three schedules: each W right after its I; yours; and all W's
-# at the end.
+# **Break it.** It matters *when* a rank does its W's. Compare three schedules: each W right after its I; yours;
+# and all W's at the end.
 
 
 # %% tags=["skip-in-grading"]
@@ -909,13 +911,13 @@ for name, generator in generators.items():
 
 # %% [markdown]
 # W is the shortest of the three, here as in the models of the paper: the scores of attention, the norms and
-# the activation functions have an input gradient, but hardly any weights. So there is less work to fill the
-# white with. Qi et al. measured the times of real models and let a program search for the best order (their
+# the activation functions have an input gradient, but hardly any weights. So there is less work with which to
+# fill the white. Qi et al. measured the times of real models and let a program search for the best order (their
 # "ZB-1p" and "ZB-2p"); the handmade orders are the best only if F = I = W.
 #
 # **In production.** PyTorch has `ScheduleZBVZeroBubble`. The next cell has sliders: look at every schedule of
-# this notebook with other p, m and v, and other durations, step by step. (Choose "critical path" to see which
-# actions bound the time.)
+# this notebook with other p, m and v, and other durations, step by step. (Choose "critical path" to see a chain
+# of actions, each of which waits for the one before it: if one of them took longer, so would the step.)
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.pipeline import generators as library
@@ -937,8 +939,8 @@ explorer({name: getattr(library, name) for name in SCHEDULES}, copies={"dualpipe
 # | time | 5 minutes |
 # | points | 7 |
 #
-# First compare your formulas with your schedules under the clock. The table shows the schedules' numbers; if
-# your formulas differ in a row, they follow at its end.
+# First compare your formulas with your schedules under the clock. The table shows the schedules' numbers. If
+# your formulas give other numbers for a schedule, these stand at the end of its row.
 
 # %% tags=["skip-in-grading"]
 YOURS = {
@@ -999,10 +1001,10 @@ report.points(7)
 # more bookkeeping.) The schedule gives the order of the computing. It does not give the order of the
 # messages, and a wrong order of messages hangs the pipeline.
 #
-# The obvious way is that each rank goes through its own list: for each action it receives the input,
-# computes, and sends the output. The next cell does so without a model: each message is a single number. It
-# sends either with `send`, which returns when the other side has taken the message (gloo's does), or with
-# `isend`, which returns at once.
+# In the obvious program each rank goes through its own list: for each action it receives the input, computes,
+# and sends the output. The next cell does so without a model: each message is a single number. It sends
+# either with `send`, which on gloo returns when the receiver has taken the message, or with `isend`, which
+# returns at once.
 #
 # **Break it.** There are three runs on two ranks: GPipe with `send`, 1F1B with `send`, and 1F1B with `isend`.
 # Which will hang?
@@ -1058,11 +1060,12 @@ for generator, blocking in ((gpipe, True), (one_f_one_b, True), (one_f_one_b, Fa
 #    `isend`. If the message is for this rank, it posts an `irecv` into an empty tensor and remembers the
 #    handle. It does not wait for the message now.
 #
-# This order cannot deadlock. Take the first action in the list that is not done yet. Everything before it is
-# done: each action on its own rank, and each message on the rank that gets it. So nothing stands in the way
-# of this action: its rank can go on. Hence no rank waits for ever, even if every call blocks. And since the
-# list is sorted by the *start*, a rank posts the receive for an action's message before it begins any later
-# action of its own: the message travels while the rank computes that one.
+# This order cannot deadlock. Put each message into the list, right behind its action, and take the first entry
+# that is not done yet. If it is an action, its input has arrived, because that message stands before it. If it
+# is a message, its sender and its receiver have done everything that stands before it, so both are there.
+# Either way this entry can be done, and then the next one. Hence no rank waits for ever, even if every call
+# blocks. And because the list is sorted by the *start*, a rank posts each receive before it begins its next
+# action: the message can travel while the rank computes.
 #
 # **Predict.** There are m microbatches and p ranks, and an activation at a border has M bytes. How many bytes
 # do rank 0, a rank in the middle and the last rank each send in a step? Is that more than an all-reduce of
@@ -1089,10 +1092,11 @@ for generator, blocking in ((gpipe, True), (one_f_one_b, True), (one_f_one_b, Fa
 #   count of **all** targets.
 # - At the backward of a microbatch, give up everything that you kept of it. The check counts the tensors that
 #   forward keeps for backward. In one run it also measures the memory of each rank's process, in which copies
-#   count as well. The check leaves room for one message of each microbatch. But messages cost memory, too: a
-#   tensor that is being sent lives until its `wait`, and if it has a graph, so do all tensors that the graph
-#   needs. So send `output.detach()`, and before you send a message, wait for the previous one of its kind.
-#   (That is safe: the previous one comes earlier in the list.)
+#   count as well. Messages cost memory, too: a tensor that is being sent lives until its `wait`, and if it has
+#   a graph, so do all tensors that the graph needs. So send `output.detach()`, and before you send an
+#   activation, wait for the previous activation that you sent; do the same with gradients. (That is safe: the
+#   previous message comes earlier in the list. The check is more generous: it leaves room for one message of
+#   each microbatch.)
 # - Add the gradients to `param.grad` (autograd does that). Do not change the inputs. The kinds are F and B.
 # - Use no collectives, and wait for every handle before you return.
 #
@@ -1856,11 +1860,10 @@ print(f"as a pipeline of 8 a GPU sends {border / 1e9:.1f} GB ({border / PORT:.2f
 # %% [markdown]
 # For 70B on these machines pipelining is *not* wise: replicas with ZeRO-1 fit (47 GB, and 11 GB of
 # activations: 34 s·b·h/t bytes for each of 80 layers). They send nearly thirty times as much as the pipeline,
-# and hide it behind a backward of three seconds, two thirds of the 4.4. They have no bubble and no borders.
-# With 405B no number of replicas helps: weights and gradients, 4 bytes a parameter, are 200 GB a GPU. Then
-# you need pipelines, or ZeRO-3, which sends three times the parameters in every step, and if a step has
-# several microbatches, for each of them. And if a thin wire joins the nodes, a pipeline helps: it sends a
-# thirtieth. So pipeline if the model does not fit into a node even after the replicas have sharded their
+# and hide it behind a backward of three seconds, two thirds of the step's 4.4. They have no bubble and no
+# borders. With 405B no number of replicas helps: weights and gradients, 4 bytes a parameter, are 200 GB a
+# GPU. Then you need pipelines, or ZeRO-3, which sends three times the parameters for each microbatch. And if a
+# thin wire joins the nodes, a pipeline helps: it sends a thirtieth. So pipeline if the model does not fit into a node even after the replicas have sharded their
 # optimizer states, or if the wire between nodes is thin. Take as many microbatches as the batch allows, and
 # measure F, I, W and the message before you choose the schedule.
 #
@@ -2198,10 +2201,10 @@ Scorecard(rows, unit=parameters_alone, flops_alone=alone_run[0].flops)
 # *Computation*: nothing is done twice. *Memory*: a rank of the pipeline holds a quarter of the weights, the
 # gradients and Adam's two moments, and the activations of the microbatches in flight, which make the
 # difference between the last two lines. *Bytes*: the pipeline sends the least of all, one activation at each
-# border and one gradient back. Tensor parallelism with sequence parallelism sends ten halves of an all-reduce
-# in every layer (four in forward, and six in backward, which gathers activations again), and ZeRO-3 the
-# parameters three times. The card does not show *time*: the bubble. No work is redundant; the price is idle
-# time.
+# border and one gradient back. Tensor parallelism with sequence parallelism sends ten all-gathers and
+# reduce-scatters in every layer, each half of an all-reduce: four in forward, and six in backward, which
+# gathers activations again. ZeRO-3 sends the parameters three times. The card does not show *time*, and the
+# price of a pipeline is time: the bubble.
 #
 # **You have built** five schedules, from one rank at a time to halved backwards, the formulas of their idle
 # time, memory and bytes, an executor for every order of whole forwards and backwards with one stage a rank,
