@@ -26,8 +26,8 @@ USED_UP = {  # see `Children.limit`
     "processes": "it went on starting processes after it had reached their limit",
 }
 ADVICE = {
-    "circle": "Every one of them waits before it does what the next one needs. Let one of them send first, "
-    "or post the send and the receive together with dist.batch_isend_irecv.",
+    "circle": "Every one of them waits before it does what the next one needs. {}, or post the send and the "
+    "receive together with dist.batch_isend_irecv.",
     "tags": "A message is received only with the tag that it was sent with: these two ends differ.",
     "finished": "A rank whose function has returned sends and receives nothing more. Do all ranks run the "
     "same number of operations, also in the last round?",
@@ -157,8 +157,9 @@ def deadlock_failure(watch: Watch, reports: dict[int, RankReport]) -> Failure:
     if circle:
         arrows = " -> ".join(f"rank {r}" for r in [*circle, circle[0]])
         head = f"deadlock: {arrows}, each waiting for the next."
-        advice = ADVICE["skipped"] if collective else ADVICE["circle"]
-        if len(circle) == 2 and all(" tag=" in reports[r].operation for r in circle):
+        operations = [reports[r].operation for r in circle]
+        advice = ADVICE["skipped"] if collective else circle_advice(operations)
+        if len(circle) == 2 and all(" tag=" in operation for operation in operations):
             advice = ADVICE["tags"]
     else:
         gone = sorted(returned & {m for missing in waiting.values() for m in missing})
@@ -174,6 +175,15 @@ def deadlock_failure(watch: Watch, reports: dict[int, RankReport]) -> Failure:
     remark = on_nccl.stopped(held)
     error = failure("deadlock", head, f"{remark.said} {remark.advice}", reports)
     return replace(error, held=remark)
+
+
+def circle_advice(operations: list[str]) -> str:
+    """The remedy for a circle whose ranks wait in `operations`."""
+    if all("recv" in operation for operation in operations):
+        return ADVICE["circle"].format("Let one of them send first")
+    if all("send" in operation for operation in operations):
+        return ADVICE["circle"].format("Let one of them receive first")
+    return ADVICE["circle"].format("Change the order in one of them")
 
 
 def find_circle(waiting: dict[int, set[int]]) -> list[int]:

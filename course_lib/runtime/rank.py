@@ -254,16 +254,21 @@ def refuse_open_work(recorder: Recorder) -> None:
         return
     log, size = recorder.log.rows.map, rows.ROW.size
     texts = {number: text for text, number in recorder.log.known.items()}
-    said = []
-    for index in open_rows[:3]:
+    messages: dict[str, list[str]] = {}  # by place: a loop begins many at one line
+    for index in open_rows:
         row = rows.Row(*rows.ROW.unpack_from(log, index * size))
         dtype, _, shape = texts.get(row.tensor, "|").partition("|")
         op = "isend(dst" if rows.OPS[row.op] == "send" else "irecv(src"
         file, _, line = texts.get(row.line, "|").rpartition("|")
-        said.append(f"{op}={row.peer}) of {dtype}[{shape}] {{{{{file}|{line}}}}}")
-    more = f", and {len(open_rows) - 3} more" if len(open_rows) > 3 else ""
+        message = f"{op}={row.peer}) of {dtype}[{shape}]"
+        known = messages.get(f"{{{{{file}|{line}}}}}", [])
+        if message not in known and sum(map(len, messages.values())) < 3:
+            messages[f"{{{{{file}|{line}}}}}"] = [*known, message]
+    parts = [f"{', '.join(begun)} {place}" for place, begun in messages.items()]
+    others = len(open_rows) - sum(map(len, messages.values()))
+    more = f", and {others} more" if others else ""
     raise CommunicationError(
-        "the function returned without waiting for " + ", ".join(said) + more + ". "
+        "the function returned without waiting for " + ", ".join(parts) + more + ". "
         "isend and irecv only begin a message: keep the handle that they return and call wait() on it; "
         "until then the buffer holds anything."
     )

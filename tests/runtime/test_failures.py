@@ -87,7 +87,20 @@ def test_everybody_sends_first(style: str) -> None:
         post(style, "send", torch.empty(4), (rank + 1) % n)
         post(style, "recv", torch.empty(4), (rank - 1) % n)
 
-    fails(body, Deadlock, "rank 0 -> rank 1 -> rank 2 -> rank 0", "in send(dst=1) float32[4]")
+    fails(
+        body, Deadlock, "rank 0 -> rank 1 -> rank 2 -> rank 0", "in send(dst=1) float32[4]",
+        "Let one of them receive first",
+    )  # fmt: skip
+
+
+def test_a_circle_of_sends_and_a_receive() -> None:
+    """Neither remedy for a circle of one kind helps here."""
+
+    def body() -> None:
+        x, rank = torch.empty(4), dist.get_rank()
+        dist.recv(x, 0) if rank == 2 else dist.send(x, rank + 1)
+
+    fails(body, Deadlock, "rank 0 -> rank 1 -> rank 2 -> rank 0", "Change the order in one of them")
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -487,6 +500,19 @@ def test_a_message_whose_handle_is_dropped_arrives(numel: int) -> None:
         dist.recv(y, (rank + 1) % n)
 
     fails(body, RankError, "all ranks: the function returned without waiting for isend(dst=1)")
+
+
+def test_a_line_that_begins_many_messages_is_quoted_once() -> None:
+    def body() -> None:
+        rank, n = dist.get_rank(), dist.get_world_size()
+        x, y = torch.ones(4), torch.empty(4)
+        for _ in range(3):
+            right = dist.P2POp(dist.isend, x, (rank + 1) % n)
+            dist.batch_isend_irecv([right, dist.P2POp(dist.irecv, y, (rank - 1) % n)])
+
+    error = fails(body, RankError, "and 4 more. isend and irecv only begin a message")
+    (line,) = [line for line in str(error).splitlines() if "returned without waiting" in line]
+    assert line.count("dist.batch_isend_irecv") == 1 and "isend(dst=1) of float32[4], irecv" in line
 
 
 def test_polling_a_handle_counts_as_waiting() -> None:

@@ -34,6 +34,11 @@ NOT_HERE = (
     "In a check a rank must not start processes, or open sockets, pipes or shared memory: it keeps its "
     "tensors to itself, and sends them through the process group only."
 )
+NO_GROUP = re.compile(r"Group None is not registered")
+WORLD = (
+    "dist.get_group_rank and dist.get_global_rank do not take None for the group of all ranks: give them "
+    "`group or dist.group.WORLD`."
+)
 COPY = "A rank cannot send to itself: copy what it keeps."
 OUTSIDE = re.compile(r"not part of group|is not in group|not in the group")
 WITHIN = re.compile(r"Group rank \d+ is not part of group")
@@ -127,7 +132,9 @@ def by_chance(failure: Failure) -> bool:
 
 
 def peer_hint(case: Case, text: str) -> str:
-    """A peer outside the group, or the rank itself: within a group both come of the wrong count."""
+    """A peer outside the group, or the rank itself: within a group both come of the wrong count; or no group."""
+    if NO_GROUP.search(text):
+        return WORLD
     if WITHIN.search(text):
         return GROUP_RANKS
     if OUTSIDE.search(text) or (case.groups and TO_ITSELF.search(text)):

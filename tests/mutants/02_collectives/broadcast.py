@@ -131,6 +131,36 @@ def broadcast(tensor, src, group=None):
     tensor.copy_(buffer)
 
 
+# %% wrong: every rank sends to the rank after it, in all rounds
+# says: in round k the one that is 2\*\*k further
+def broadcast(tensor, src, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    root = dist.get_group_rank(group or dist.group.WORLD, src)
+    place, buffer, distance = (rank - root) % n, tensor.contiguous(), 1
+    while distance < n:
+        if place < distance and place + distance < n:
+            dist.send(buffer, group=group, group_dst=(rank + 1) % n)
+        elif distance <= place < 2 * distance:
+            dist.recv(buffer, group=group, group_src=(rank - distance) % n)
+        distance *= 2
+    tensor.copy_(buffer)
+
+
+# %% wrong: None is given to get_group_rank
+# says: do not take None for the group of all ranks
+def broadcast(tensor, src, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    root = dist.get_group_rank(group, src)
+    place, buffer, distance = (rank - root) % n, tensor.contiguous(), 1
+    while distance < n:
+        if place < distance and place + distance < n:
+            dist.send(buffer, group=group, group_dst=(rank + distance) % n)
+        elif distance <= place < 2 * distance:
+            dist.recv(buffer, group=group, group_src=(rank - distance) % n)
+        distance *= 2
+    tensor.copy_(buffer)
+
+
 # %% wrong: children before the parent
 # says: first receive from the parent
 def broadcast(tensor, src, group=None):

@@ -86,7 +86,8 @@ def broadcast_trouble(case: Case, kind: str, text: str) -> str:
     if kind == "deadlock":
         return (
             "A rank must have the value before it sends it: first receive from the parent, then send to the "
-            "children."
+            "children. And a child is a rank that does not have the value yet: in round k the one that is "
+            "2**k further."
         )
     if kind == "error" and "invalid" in text.lower():
         return (
