@@ -79,6 +79,7 @@ from course_lib import RankError, check, device, doctor, launch
 from course_lib.ledger.colours import RANKS, picture
 from course_lib.ledger.stepper import stepper
 from course_lib.ledger.watch import contribution, watch
+from course_lib.runtime.errors import explained
 from course_lib.scorecard import costs, scorecard
 
 Group = dist.ProcessGroup | None  # None is the group of all ranks
@@ -97,9 +98,13 @@ def beside(cost, exchange, world_sizes=(2, 3, 4, 5, 8)):
     print("              you say       ledger      you say       ledger")
     for n in world_sizes:
         try:
-            said, said_rounds = (f"{number:,.0f}" for number in cost(n, NBYTES))
+            pair = cost(n, NBYTES)
         except NotImplementedError:
-            said = said_rounds = "?"
+            pair = ("?", "?")
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            print(f"{cost.__name__}({n}, {NBYTES}) gives {pair}, not a pair (bytes, rounds)")
+            return
+        said, said_rounds = (part if part == "?" else f"{part:,.0f}" for part in pair)
         try:
             ledger = launch(exchange, world_size=n).ledger
         except RankError as error:
@@ -116,7 +121,7 @@ def try_it(exchange, world_size=4):
         for rank, result in enumerate(launch(exchange, world_size=world_size)):
             print(f"rank {rank}: {result}")
     except RankError as error:
-        print(f"{type(error).__name__}: {error}")
+        print(explained(error))
 
 
 # %% [markdown]
@@ -356,7 +361,7 @@ try_it(disagree_on_the_root)
 
 # %% [markdown]
 # <details><summary>After you have run it</summary>Some rank sends to a rank that does not expect it. The
-# diagnosis may end with the usual advice for a circle (let one rank send first, or post the send and the
+# diagnosis may end with the usual advice for a circle (change the order in one rank, or post the send and the
 # receive together). That advice does not help here: the messages belong to two different trees. Ask first
 # whether all ranks mean the same exchange.</details>
 #

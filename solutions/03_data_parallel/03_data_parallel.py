@@ -125,9 +125,10 @@ def try_it(body, *args, world_size=4, **kwargs):
 def said(prediction, *args):
     """The result of a prediction of yours, as text."""
     try:
-        return f"{prediction(*args):,.0f}"
+        number = prediction(*args)
     except NotImplementedError:
         return "?"
+    return f"{number:,.0f}" if isinstance(number, int | float) else f"{number}, not a number"
 
 
 # %% [markdown]

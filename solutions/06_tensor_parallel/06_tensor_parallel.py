@@ -213,9 +213,10 @@ def furthest(a, b):
 def said(prediction, *args):
     """The result of a prediction of yours, as text."""
     try:
-        return f"{prediction(*args):,.0f}"
+        number = prediction(*args)
     except NotImplementedError:
         return "?"
+    return f"{number:,.0f}" if isinstance(number, int | float) else f"{number}, not a number"
 
 
 # %% [markdown]

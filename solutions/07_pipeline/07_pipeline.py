@@ -155,9 +155,10 @@ def held(schedule, rank=0, weight=0.0):
 def said(prediction, *args):
     """The result of a prediction of yours, as text."""
     try:
-        return f"{prediction(*args):,.6g}"
+        number = prediction(*args)
     except (NotImplementedError, KeyError):
         return "?"
+    return f"{number:,.6g}" if isinstance(number, int | float) else f"{number}, not a number"
 
 
 # %% [markdown]

@@ -120,9 +120,10 @@ def furthest(computed, exact):
 def said(prediction, *args, form=",.0f"):
     """The result of a prediction of yours, as text."""
     try:
-        return format(prediction(*args), form)
+        number = prediction(*args)
     except (NotImplementedError, KeyError):
         return "?"
+    return format(number, form) if isinstance(number, int | float) else f"{number}, not a number"
 
 
 # %% [markdown]

@@ -132,7 +132,7 @@ def by_chance(failure: Failure) -> bool:
 
 
 def peer_hint(case: Case, text: str) -> str:
-    """A peer outside the group, or the rank itself: within a group both come of the wrong count; or no group."""
+    """No group at all, a peer outside the group, or the rank itself: the last two come of the wrong count."""
     if NO_GROUP.search(text):
         return WORLD
     if WITHIN.search(text):
