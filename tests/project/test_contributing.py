@@ -107,6 +107,25 @@ def test_its_notebook_is_built(clone: Path) -> None:
     assert run(clone, *COMMANDS["notebooks"], "--check", NAME).returncode == 0
 
 
+def test_its_notebook_has_its_places_in_the_repository(clone: Path) -> None:
+    """With the row for the README and the module's place in the table, which the text asks for."""
+    (row,) = re.findall(rf"^\| `{NAME}` .*$", TEXT, re.MULTILINE)
+    for name in ("docs", "tools", "benchmarks", "examples"):
+        shutil.copytree(ROOT / name, clone / name)
+    for file in [*ROOT.glob("*.md"), ROOT / "LICENSE", ROOT / "CITATION.cff"]:
+        shutil.copy(file, clone)
+    for file, old, new in (
+        ("README.md", r"^(\| `08_context_parallel` .*)$", rf"\1\n{row}"),
+        ("docs/architecture.md", r"`first_ranks` \|", "`first_ranks`, `stragglers` |"),
+    ):
+        text, count = re.subn(old, new, (clone / file).read_text("utf-8"), flags=re.MULTILINE)
+        assert count == 1, file
+        (clone / file).write_text(text, encoding="utf-8")
+    tests = ["tests/project/test_imports.py", "tests/project/test_site.py"]
+    done = run(clone, *COMMANDS["test"], *tests, "-k", f"{NAME} or imports or front_page")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_a_text_that_no_longer_works_is_noticed(tmp_path: Path) -> None:
     """Here the text's check no longer names a mistake, and its solution is wrong."""
     sentence = "That is the sum: the ranks work at the same time."
