@@ -1692,10 +1692,12 @@ with contextlib.suppress(NotImplementedError):
 # With K = 8 microbatches, seven of them under `no_sync()`, the bytes are the same, and only the last backward
 # hides any. On 8 ranks the first bucket leaves 0.05 s after that backward begins, and sending takes 7.84 s:
 # 0.05 + 7.84 − 1 = 6.9 s are exposed, as before. But now the step computes for about 12 s, not 1.5: the
-# efficiency is about 0.6 instead of 0.18. (It is often said that accumulation makes training K times as long.
-# It makes one *optimizer step* K times as long; a sample takes the same time or less. And the throughput, in
-# samples a step, is batch × world size only if all ranks are replicas: tensor-parallel ranks, which hold
-# parts of one replica, share their samples.)
+# efficiency is about 0.6 instead of 0.18.
+#
+# Two rules that you may read need a correction. "Accumulation makes training K times as long": it makes one
+# *optimizer step* K times as long, but a sample takes the same time or less. "A step takes in batch × world
+# size samples": only if all ranks are replicas. Tensor-parallel ranks (notebook 06), which hold parts of one
+# replica, share their samples.
 #
 # <details><summary>In the lectures</summary>Lecture 001 says that accumulation makes training K times as
 # long. Lecture 002 gives the throughput as batch × world size.</details>

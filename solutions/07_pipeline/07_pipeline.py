@@ -329,7 +329,7 @@ def peak_activations(
 ) -> int:
     """The most activations that a rank keeps at once, waiting for B or I.
 
-    One activation is what a microbatch leaves in one stage; with chunks, that is 1/v of the rank's layers.
+    One activation is what a microbatch leaves in one stage; with chunks a stage is 1/v of the rank's layers.
     """
     ### BEGIN SOLUTION
     p, m, below = stages, microbatches, stages - 1 - rank
@@ -1950,7 +1950,7 @@ report.points(4)
 # | 3 | below | I far, W, F far |
 # | 4 | m/2 − p + place + 1 | Pair(F near, B far), Pair(F far, B near) |
 # | 5 | below | B far, Pair(F far, B near) |
-# | 6 | place + 1 | B far, B near; in the second half of the phase each is an I, and its W comes later |
+# | 6 | place + 1 | B far, B near; in the second half of the phase I far, I near, and their W's later |
 # | 7 | below | W, I near |
 # | 8 | | all W that are left |
 #

@@ -81,11 +81,11 @@ class Asked:
                 return RIGHT if error[0] == "ValueError" else raised(self.name, call, *error)
             said = Sentence(
                 f"{call} does not raise a ValueError: {here}.",
-                f"{self.name} does not raise a ValueError where {where}.",
+                f"{self.name} does not raise a ValueError if {where}.",
             )
             return wrong(said, f"Say so with `raise ValueError(...)`: {otherwise}")
 
-        return Line(f"ValueError where {where}", judge, 0.5, trivial=True)
+        return Line(f"ValueError if {where}", judge, 0.5, trivial=True)
 
     def rows(self, observed: Observed, sizes: Sizes) -> Rows | Finding:
         """The schedule that was given for these sizes, or why it is none."""

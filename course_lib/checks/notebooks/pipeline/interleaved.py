@@ -143,7 +143,7 @@ FORM = Form(
 
 
 def refused(asked: Asked, wanted: Sizes) -> Line:
-    """A ValueError where the microbatches make no whole groups."""
+    """A ValueError if the microbatches make no whole groups."""
     return asked.refusal_line(
         wanted,
         "m is not a multiple of p",
