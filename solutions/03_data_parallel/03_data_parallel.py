@@ -646,8 +646,8 @@ compared(NaiveDataParallel)
 # The bytes are equal. One all-reduce of all gradients in one flat tensor (`reference.FlatDataParallel`) pays
 # the latency once instead of twelve times. Take a model of 300 parameter tensors on 8 ranks. A ring
 # all-reduce has 2 (N−1) = 14 rounds, and each costs a latency of α = 20 µs. Then the latency is 0.3 ms
-# instead of 84 ms. But a flat all-reduce hides nothing, and neither does
-# your class: all gradients are sent after backward.
+# instead of 84 ms. But a flat all-reduce hides nothing, and neither does your class: all gradients are sent
+# after backward.
 #
 # <details><summary>In the lectures</summary>Lecture 001 says that the cost of the all-reduce is "independent
 # of N".</details>

@@ -551,11 +551,10 @@ for who, ranks in (("all ranks", range(4)), ("rank 0", [0])) if made(one_f_one_b
 # %% [markdown]
 # If all ranks do three forwards fewer in the warm-up, you get the naive schedule (96); if they do many more,
 # you get GPipe. 1F1B is the point between them: no shorter warm-up is as fast, and every longer one keeps
-# more memory.
-# If only rank 0's warm-up is one too short, the step takes 48, nearly as long as if the warm-up is too short
-# on all ranks (54): the others wait for rank 0. If rank 0's is two too short, the run deadlocks: rank 1 waits
-# for a forward that rank 0 would do only after a backward. A warm-up that is too long never hangs and costs
-# no time, only memory: you do not notice until the memory is full.
+# more memory. If only rank 0's warm-up is one too short, the step takes 48, nearly as long as if the warm-up
+# is too short on all ranks (54): the others wait for rank 0. If rank 0's is two too short, the run deadlocks:
+# rank 1 waits for a forward that rank 0 would do only after a backward. A warm-up that is too long never
+# hangs and costs no time, only memory: you do not notice until the memory is full.
 #
 # **In production.** 1F1B is PyTorch's `Schedule1F1B`, Megatron-LM's default, and DeepSpeed's `TrainSchedule`.
 # It is also called PipeDream-Flush, after the asynchronous schedule of §8, from which the order comes.
@@ -1863,10 +1862,11 @@ print(f"as a pipeline of 8 a GPU sends {border / 1e9:.1f} GB ({border / PORT:.2f
 # activations: 34 s·b·h/t bytes for each of 80 layers). They send nearly thirty times as much as the pipeline,
 # and hide it behind a backward of three seconds, two thirds of the step's 4.4. They have no bubble and no
 # borders. With 405B no number of replicas helps: weights and gradients, 4 bytes a parameter, are 200 GB a
-# GPU. Then you need pipelines, or ZeRO-3, which sends three times the parameters for each microbatch. And if a
-# thin wire joins the nodes, a pipeline helps: it sends a thirtieth. So pipeline if the model does not fit into a node even after the replicas have sharded their
-# optimizer states, or if the wire between nodes is thin. Take as many microbatches as the batch allows, and
-# measure F, I, W and the message before you choose the schedule.
+# GPU. Then you need pipelines, or ZeRO-3, which sends three times the parameters for each microbatch. And if
+# a thin wire joins the nodes, a pipeline helps: it sends a thirtieth. So pipeline if the model does not fit
+# into a node even after the replicas have sharded their optimizer states, or if the wire between nodes is
+# thin. Take as many microbatches as the batch allows, and measure F, I, W and the message before you choose
+# the schedule.
 #
 # <details><summary>In the lectures</summary>Lecture 004 ends its part on pipelines with Sutskever's words.
 # "80-90 % typical" is lecture 001's.</details>
