@@ -30,7 +30,10 @@ def validate(
 
 
 def violation(
-    schedule: Schedule, stages: int | None = None, microbatches: int | None = None, copies: int = 1
+    schedule: Schedule | None,
+    stages: int | None = None,
+    microbatches: int | None = None,
+    copies: int = 1,
 ) -> str | None:
     """The first violation, or None if the schedule is good.
 
@@ -38,7 +41,10 @@ def violation(
     copies: the number of copies of the model. With two, as in DualPipe, the first half of the stages is one
     copy and does the first half of the microbatches, the second half the rest.
     First means: in the lists, rank by rank; then missing actions; then ranks that wait for each other.
+    A function that forgot its `return` gives None, which is a violation, too.
     """
+    if schedule is None:
+        return "the schedule is None: is there a `return`?"
     if not schedule or not any(schedule):
         return "the schedule is empty: no rank does anything"
     for check in (_malformed, _misplaced, _disorder):
@@ -57,7 +63,7 @@ def violation(
 def _malformed(schedule: Schedule) -> str | None:
     """Entries that are not actions."""
     for rank, row in enumerate(schedule):
-        if not isinstance(row, list | tuple):
+        if not isinstance(row, list | tuple) or isinstance(row, Action | Pair):
             return f"rank {rank}: {row!r} is not a list of actions"
         if not row:
             return f"rank {rank} does nothing: its list is empty, and it holds no stage"

@@ -177,6 +177,13 @@ def test_pauses_and_blanks_are_left_out_and_other_cells_refused():
 
 # --- what is refused -----------------------------------------------------------------------------
 
+
+def test_a_forgotten_return_and_a_flat_list_are_named() -> None:
+    flat = [Action(0, "F", 0), Action(0, "B", 0)]
+    assert violation(None) == "the schedule is None: is there a `return`?"
+    assert violation(flat) == f"rank 0: {flat[0]!r} is not a list of actions"  # pyright: ignore[reportArgumentType]
+
+
 WRONG = [
     ("", "the schedule is empty: no rank does anything"),
     (
