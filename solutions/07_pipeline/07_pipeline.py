@@ -83,6 +83,7 @@ from course_lib.pipeline import (
     violation,
 )
 from course_lib.pipeline.gantt import gantt
+from course_lib.runtime.errors import explained
 from course_lib.scorecard import Row as CardRow
 from course_lib.scorecard import Scorecard, costs
 
@@ -1017,7 +1018,7 @@ def try_it(body, *args, world_size=4, **kwargs):
         return launch(body, *args, world_size=world_size, **kwargs)
     except RankError as error:
         missing = "NotImplementedError" in str(error)
-        print("not written yet" if missing else error)
+        print("not written yet" if missing else explained(error))
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
