@@ -119,4 +119,4 @@ __all__ = [
     "words",
     "worst",
     "wrong",
-]  # fmt: skip
+]

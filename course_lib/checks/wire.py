@@ -51,9 +51,7 @@ class Task:
 def plain(reply: Any) -> Any:
     """A reply as JSON has it: dataclasses become dicts of their fields."""
     if dataclasses.is_dataclass(reply) and not isinstance(reply, type):
-        return {
-            field.name: plain(getattr(reply, field.name)) for field in dataclasses.fields(reply)
-        }
+        return {field.name: plain(getattr(reply, field.name)) for field in dataclasses.fields(reply)}
     if isinstance(reply, dict):
         return {name: plain(value) for name, value in reply.items()}
     if isinstance(reply, list | tuple):

@@ -7,9 +7,7 @@ from collections.abc import Iterable, Sequence
 
 def number(value: float) -> str:
     """1000 -> "1,000"; 1.75 -> "1.75"; 1e-05 stays."""
-    if isinstance(value, int) or (
-        abs(value) < 1e15 and abs(value - round(value)) <= 1e-9 * abs(value)
-    ):
+    if isinstance(value, int) or (abs(value) < 1e15 and abs(value - round(value)) <= 1e-9 * abs(value)):
         return f"{round(value):,}"
     if 0.001 <= abs(value) < 1e6:
         return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.1f}"

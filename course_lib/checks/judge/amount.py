@@ -32,10 +32,7 @@ class Beyond:
 
 
 def beyond(
-    amounts: Sequence[float],
-    most: Sequence[float],
-    least: Sequence[float] | None = None,
-    spare: float = 1,
+    amounts: Sequence[float], most: Sequence[float], least: Sequence[float] | None = None, spare: float = 1
 ) -> Beyond | None:
     """The first amount, by place, that is more than `most` or less than `least`; None if all are within.
 

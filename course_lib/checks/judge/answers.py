@@ -7,16 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from course_lib.checks import words
-from course_lib.checks.judge.case import (
-    EVALUATE,
-    RIGHT,
-    Case,
-    Finding,
-    Line,
-    Observed,
-    RankSide,
-    wrong,
-)
+from course_lib.checks.judge.case import EVALUATE, RIGHT, Case, Finding, Line, Observed, RankSide, wrong
 from course_lib.checks.judge.formulas import equal, kind, numeric
 from course_lib.checks.sentence import Sentence
 
@@ -75,12 +66,8 @@ def judge_number(question: Answer, right: float, answer: Any) -> Finding:
         return wrong(Sentence(f"{wanted}, not {kind(answer)}.", f"{wanted}."))
     if equal(value, right, question.tolerance):
         return RIGHT
-    slip = next(
-        (said for v, said in question.slips.items() if equal(value, v, question.tolerance)), ""
-    )
-    return wrong(
-        f"{question.name} = {words.number(value)} is not right.", slip or question.otherwise
-    )
+    slip = next((said for v, said in question.slips.items() if equal(value, v, question.tolerance)), "")
+    return wrong(f"{question.name} = {words.number(value)} is not right.", slip or question.otherwise)
 
 
 def text(question: Answer, answer: Any) -> Finding:
@@ -91,6 +78,4 @@ def text(question: Answer, answer: Any) -> Finding:
         options = words.listing([repr(option) for option in question.options], "or")
         wanted = f"{question.name} must be {options}"
         return wrong(Sentence(f"{wanted}, not {kind(answer)}.", f"{wanted}."))
-    return wrong(
-        f"{question.name} = {said!r} is not right.", question.slips.get(said) or question.otherwise
-    )
+    return wrong(f"{question.name} = {said!r} is not right.", question.slips.get(said) or question.otherwise)

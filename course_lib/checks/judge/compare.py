@@ -49,9 +49,7 @@ def close(actual: Tensor, wanted: Tensor, tolerance: float = 0, least: float = L
 
 def fits(slip: Tensors, name: str, actual: Tensors) -> bool:
     """Whether the slip gives the tensors that were found, which are wrong in `name`."""
-    return name in slip and all(
-        key in actual and close(actual[key], tensor) for key, tensor in slip.items()
-    )
+    return name in slip and all(key in actual and close(actual[key], tensor) for key, tensor in slip.items())
 
 
 def told_by(slips: Iterable[Slip], name: str, actual: Tensors, *place: int) -> str:
@@ -70,9 +68,7 @@ def worst(actual: Tensor, wanted: Tensor) -> tuple[list[int], str, str]:
     return [int(i) for i in torch.unravel_index(torch.tensor(at), wanted.shape)], got, want
 
 
-def difference(
-    general: str, actual: Tensor, wanted: Tensor, what: str = "element {} is "
-) -> Sentence:
+def difference(general: str, actual: Tensor, wanted: Tensor, what: str = "element {} is ") -> Sentence:
     """`general`, and the value of the worst element. `what` names it; {} stands for its place."""
     where, got, want = worst(actual, wanted)
     return Sentence(f"{general}: {what.format(where)}{got} instead of {want}.", f"{general}.")

@@ -96,9 +96,7 @@ def report_lines(judged: list[Judged]) -> list[ReportLine]:
     for row in in_order(judged):
         line, finding = row.line, row.finding
         title = finding.title or line.title
-        made = ReportLine(
-            title, finding.ok, line.aspect, line.weight, line.short, row.case.hidden, row.note
-        )
+        made = ReportLine(title, finding.ok, line.aspect, line.weight, line.short, row.case.hidden, row.note)
         if finding.ok:
             made.say(finding.sentences)  # a remark
         elif not row.note:

@@ -71,9 +71,7 @@ class Mistake:
     pieces: tuple[Piece, ...]
 
 
-def mistakes(
-    pieces: Sequence[Piece], language: Language, all_ranks: Sequence[int]
-) -> list[Mistake]:
+def mistakes(pieces: Sequence[Piece], language: Language, all_ranks: Sequence[int]) -> list[Mistake]:
     """Pieces of all ranks, those that are alike joined, the most widespread first."""
     joined: dict[tuple[str, str, tuple[int, ...]], list[Piece]] = defaultdict(list)
     for piece in [part for whole in pieces for part in by_chunk(whole, language)]:
@@ -199,9 +197,7 @@ def sentence(mistake: Mistake, language: Language, all_ranks: Sequence[int]) -> 
     return f"{who}, {place} {still}{hold} {mistake.detail}."
 
 
-def copied(
-    mistake: Mistake, language: Language, place: str, belongs: Callable[[int, int], str]
-) -> str:
+def copied(mistake: Mistake, language: Language, place: str, belongs: Callable[[int, int], str]) -> str:
     """A result that should be copies: the value found, and the value that belongs there."""
     rank, element = mistake.ranks[0], mistake.elements[0]
     more = f" (likewise on {words.ranks(mistake.ranks[1:])})" if len(mistake.ranks) > 1 else ""

@@ -152,13 +152,9 @@ def raised(failure: Failure, hint: str, hidden: bool, refusal: str = "") -> Find
     if hidden:
         who = words.ranks(list(causes))
         general = f"{who} raised {error_kind(first.error_type)}."
-        head = refusal or Sentence(
-            f"{who} raised {first.error_type}{missing_name(first)}.", general
-        )
+        head = refusal or Sentence(f"{who} raised {first.error_type}{missing_name(first)}.", general)
     ours = first.line.startswith(NOT_THEIRS)
-    return wrong(
-        head, at("" if ours else first.line), hint, cause=f"{first.error_type} {first.line}"
-    )
+    return wrong(head, at("" if ours else first.line), hint, cause=f"{first.error_type} {first.line}")
 
 
 def undefined_hint(failure: Failure) -> str:
@@ -196,8 +192,7 @@ def waiting(failure: Failure) -> list[str]:
         if report.state != "running":
             whom = f", waits for {words.ranks(report.waits_for)}" if report.waits_for else ""
             what = Sentence(
-                f"rank {rank} is in {report.operation}{whom}",
-                f"rank {rank} is in {operation(report)}{whom}",
+                f"rank {rank} is in {report.operation}{whom}", f"rank {rank} is in {operation(report)}{whom}"
             )
         said.append(at("" if shared else report.line, what))
     if (more := len(stuck(failure)) - SHOWN) > 0:
@@ -214,9 +209,7 @@ def operation(report: RankReport) -> str:
 def ended(failure: Failure) -> Sentence:
     """Which ranks died and how; an exit code is the student's to choose."""
     dead = {rank: report for rank, report in failure.ranks.items() if report.state == "died"}
-    sentences = [
-        f"rank {rank} died: {EXIT.sub('os._exit', report.how)}." for rank, report in dead.items()
-    ]
+    sentences = [f"rank {rank} died: {EXIT.sub('os._exit', report.how)}." for rank, report in dead.items()]
     return Sentence(failure.headline, " ".join(sentences))
 
 

@@ -13,16 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from course_lib.checks import words
-from course_lib.checks.judge.case import (
-    EVALUATE,
-    RIGHT,
-    Case,
-    Finding,
-    Line,
-    Observed,
-    RankSide,
-    wrong,
-)
+from course_lib.checks.judge.case import EVALUATE, RIGHT, Case, Finding, Line, Observed, RankSide, wrong
 from course_lib.checks.sentence import Sentence, at, error_kind
 
 Formula = Callable[..., float]
@@ -54,11 +45,7 @@ def evaluated(questions: Sequence[Prediction]) -> Iterator[Case]:
         lines: list[Line] = []
         for question in (q for q in questions if q.index == index):
             lines.append(
-                Line(
-                    question.title or question.name,
-                    judge_prediction(question, len(calls)),
-                    question.weight,
-                )
+                Line(question.title or question.name, judge_prediction(question, len(calls)), question.weight)
             )
             calls += [[index, list(args)] for args in question.arguments]
         sides = [RankSide({}, {"calls": calls}, {})]
@@ -89,14 +76,11 @@ def no_number(question: Prediction, args: tuple, value: Any) -> Sentence:
     )
 
 
-def failed(
-    question: Prediction, args: tuple, error: str = "", text: str = "", place: str = ""
-) -> Finding:
+def failed(question: Prediction, args: tuple, error: str = "", text: str = "", place: str = "") -> Finding:
     if error == "NotImplementedError":
         return wrong(f"{question.name} is not written yet.", cause=f"{question.name} not written")
     said = Sentence(
-        f"{shown(question.name, args)} raised {error}: {text}",
-        f"{question.name} raised {error_kind(error)}.",
+        f"{shown(question.name, args)} raised {error}: {text}", f"{question.name} raised {error_kind(error)}."
     )
     return wrong(said, at(place))
 

@@ -81,18 +81,14 @@ def function_case(
     for call in calls:
         inputs |= {f"{call.name}.{name}": tensor for name, tensor in call.inputs.items()}
         inputs |= {f"{call.name}.gradient.{name}": g for name, g in call.gradients.items()}
-        outputs |= {
-            f"{call.name}.{name}": Spec.of(tensor) for name, tensor in call.returned.items()
-        }
+        outputs |= {f"{call.name}.{name}": Spec.of(tensor) for name, tensor in call.returned.items()}
     instructions = {
         "calls": [call.instructions() for call in calls],
         "refused": [list(pair) for pair in (refused or {}).items()],
     }
     side = RankSide(inputs, instructions, outputs)
     moments = tuple(name for call in calls if call.measured for name in moments_of(call.name))
-    return Case(
-        title, [side], list(lines), recipe=RECIPE, alone=True, moments=moments, room=ROOM, **more
-    )
+    return Case(title, [side], list(lines), recipe=RECIPE, alone=True, moments=moments, room=ROOM, **more)
 
 
 def moments_of(call: str) -> tuple[str, ...]:
@@ -161,12 +157,7 @@ def raised(about: About, error: str = "", text: str = "", place: str = "") -> Fi
 
 
 def wrong_one(
-    observed: Observed,
-    call: Call,
-    about: About,
-    name: str,
-    slips: Sequence[Slip],
-    otherwise: str,
+    observed: Observed, call: Call, about: About, name: str, slips: Sequence[Slip], otherwise: str
 ) -> Finding | None:
     misfits = reply_about(observed, call).misfits
     if name.startswith("grad.") and any(output in misfits for output in call.outputs):
@@ -276,8 +267,7 @@ def memory_line(
         cause, misses = says(nbytes)
         enough = f"{words.number(round(most))} are enough"
         said = Sentence(
-            f"{what.format(words.number(nbytes))}; {enough}.",
-            f"{what.format('too many')}; {enough}.",
+            f"{what.format(words.number(nbytes))}; {enough}.", f"{what.format('too many')}; {enough}."
         )
         return wrong(said, cause, cause=cause or key, misses_point=misses)
 

@@ -34,11 +34,7 @@ from course_lib.runtime.sandbox.spec import Sandbox
 ENTRY = "course_lib.checks.rank.harness:run_recipe"
 TRIES = 2  # of a case whose record and network disagree
 STRIKES = 2  # deadlocks or time-outs after which the rest is "the same cause"
-OUTPUT_LINES, RANK_LINES, OUTPUT_WIDTH = (
-    12,
-    8,
-    90,
-)  # shown of a case, the last of each rank; characters
+OUTPUT_LINES, RANK_LINES, OUTPUT_WIDTH = (12, 8, 90)  # shown of a case, the last of each rank; characters
 DUMPED = "Extension modules:"  # the end of what Python says when C code has crashed
 QUOTED = 20  # characters: a shorter line may stand in a failure's text by chance
 HEADER = 4 << 20  # bytes of an answer beside its tensors
@@ -103,9 +99,7 @@ def judge(
 def not_written(session: Session, name: str, cases: str) -> Report:
     said = session.stub.sentences if session.stub is not None else ()
     own = session.exercise
-    return refusal(
-        name, *said, possible=own.points, title="not written yet", cases=cases, extra=own.extra
-    )
+    return refusal(name, *said, possible=own.points, title="not written yet", cases=cases, extra=own.extra)
 
 
 def judge_case(session: Session, case: Case, first: bool) -> list[Judged]:
@@ -131,9 +125,7 @@ def judge_case(session: Session, case: Case, first: bool) -> list[Judged]:
     return judged
 
 
-def unjudged(
-    case: Case, finding: Finding, why: str = BROKEN, shown: Sequence[str] = ()
-) -> list[Judged]:
+def unjudged(case: Case, finding: Finding, why: str = BROKEN, shown: Sequence[str] = ()) -> list[Judged]:
     """The lines of a run that was not looked at; `shown` stands below the first."""
     output = [list(shown), *([] for _ in case.lines[1:])]
     return [
@@ -204,8 +196,7 @@ def run(session: Session, case: Case, imports: Sequence[str] = ()) -> Outcome:
 def expected_reply(case: Case) -> int:
     """Bytes that a rank's answer can have: the agreed tensors, and a header."""
     largest = max(
-        sum(spec.nbytes for spec in side.outputs.values()) if side.outputs else 0
-        for side in case.sides
+        sum(spec.nbytes for spec in side.outputs.values()) if side.outputs else 0 for side in case.sides
     )
     return largest + HEADER
 

@@ -11,15 +11,12 @@ import course_lib.checks
 from course_lib.checks.judge.find import of_assignment
 
 # Of `course_lib.checks`: the code that ranks run, and that with which a cell's `check` refers to the grader.
-SEEN = ("rank", "__init__.py", "client.py", "report.py", "sentence.py", "wire.py", "words.py",
-        "__pycache__")  # fmt: skip
+SEEN = ("rank", "__init__.py", "client.py", "report.py", "sentence.py", "wire.py", "words.py", "__pycache__")
 
 
 def reference_modules(assignment: str) -> list[str]:
     """The modules that hold the answers to the assignment's exercises."""
-    modules = {
-        name for exercise in of_assignment(assignment).values() for name in exercise.references
-    }
+    modules = {name for exercise in of_assignment(assignment).values() for name in exercise.references}
     return sorted(modules)
 
 
@@ -44,9 +41,7 @@ def masked_paths(assignment: str) -> tuple[str, ...]:
     """
     paths: list[str] = []
     for folder in course_lib.checks.__path__:
-        paths += [
-            os.path.join(folder, name) for name in sorted(os.listdir(folder)) if name not in SEEN
-        ]
+        paths += [os.path.join(folder, name) for name in sorted(os.listdir(folder)) if name not in SEEN]
     for name in reference_modules(assignment):
         spec = importlib.util.find_spec(name)
         if spec is None or spec.origin is None:

@@ -84,9 +84,7 @@ class Provenance:
                 candidates[index].append(Origin("nan"))
             elif value == 0:
                 candidates[index].append(Origin("zero"))
-            elif self.summed > 1 and abs(
-                value * self.summed - self.total[home[index]]
-            ) < 1e-6 * abs(value):
+            elif self.summed > 1 and abs(value * self.summed - self.total[home[index]]) < 1e-6 * abs(value):
                 candidates[index].append(Origin("mean"))
         self.add_own(candidates, number, home)
         self.add_moved(candidates, number, home)
@@ -109,13 +107,9 @@ class Provenance:
         most = MOST.get(self.sources, 2)
         small = itertools.product(range(most + 1), repeat=self.sources)
         equal = ((k,) * self.summed + (0,) * (self.sources - self.summed) for k in range(2, 65))
-        return np.array(
-            [row for row in dict.fromkeys((*small, *equal)) if any(row)], dtype=np.int64
-        )
+        return np.array([row for row in dict.fromkeys((*small, *equal)) if any(row)], dtype=np.int64)
 
-    def add_moved(
-        self, candidates: list[list[Origin]], number: np.ndarray, home: np.ndarray
-    ) -> None:
+    def add_moved(self, candidates: list[list[Origin]], number: np.ndarray, home: np.ndarray) -> None:
         """Single values, sums of neighbouring ranks and complete sums from another position."""
         sums, vectors, positions = self.elsewhere()
         first, last = np.searchsorted(sums, number, "left"), np.searchsorted(sums, number, "right")

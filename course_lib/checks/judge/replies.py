@@ -44,9 +44,7 @@ def complete(reply: Any, side: RankSide) -> bool:
         return set(reply) == {
             run["name"] for run in instructions.get("runs") or instructions.get("calls", ())
         }
-    calls = sum(
-        len(part["calls"]) for part in instructions.get("rounds", [instructions]) if "calls" in part
-    )
+    calls = sum(len(part["calls"]) for part in instructions.get("rounds", [instructions]) if "calls" in part)
     return len(getattr(reply, "answers", ())) == (calls if hasattr(reply, "answers") else 0)
 
 

@@ -98,9 +98,7 @@ def bytes_line(
                 "The values came another way than by messages in the given group.",
                 cause="too few bytes",
             )
-        return Finding(
-            True, title=f"{title}: {share(sent, least if most is None else most, most is None)}"
-        )
+        return Finding(True, title=f"{title}: {share(sent, least if most is None else most, most is None)}")
 
     return Line(title, judge, weight, "communication")
 
@@ -114,12 +112,7 @@ def share(sent: Sequence[int], bound: Sequence[int], is_least: bool) -> str:
 
 
 def total_bytes_line(
-    least: int,
-    *,
-    busiest: int,
-    hint: Hint | None = None,
-    weight: float = 1.0,
-    title: str = "bytes sent",
+    least: int, *, busiest: int, hint: Hint | None = None, weight: float = 1.0, title: str = "bytes sent"
 ) -> Line:
     """Bytes of all ranks together exactly `least`, and of one rank at most `busiest`."""
 
@@ -153,12 +146,7 @@ def most_messages(operations: Sequence[Operation], each_way: bool = False) -> in
 
 
 def rounds_line(
-    most: int,
-    *,
-    hint: Hint | None = None,
-    weight: float = 1.0,
-    title: str = "rounds",
-    each_way: bool = False,
+    most: int, *, hint: Hint | None = None, weight: float = 1.0, title: str = "rounds", each_way: bool = False
 ) -> Line:
     """At most `most` rounds, in each of which a rank sends at most one message.
 

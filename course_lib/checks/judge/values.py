@@ -57,9 +57,7 @@ def left_alone(name: str, originals: dict[int, torch.Tensor], why: str = "") -> 
 
     def judge(observed: Observed) -> Finding:
         for rank, before in originals.items():
-            changed = (
-                (observed.tensors[rank][name] != before).flatten().nonzero().flatten().tolist()
-            )
+            changed = (observed.tensors[rank][name] != before).flatten().nonzero().flatten().tolist()
             if changed:
                 which = words.which("element", changed)
                 return wrong(
@@ -90,9 +88,7 @@ def gaps_left_alone(name: str, arguments: dict[int, Argument]) -> Judge:
     return judge
 
 
-def rounded(
-    name: str, members: Sequence[int], expected: torch.Tensor, bound: torch.Tensor
-) -> Judge:
+def rounded(name: str, members: Sequence[int], expected: torch.Tensor, bound: torch.Tensor) -> Judge:
     """Floating point: every member's tensor is within `bound` (elementwise) of `expected` (float64)."""
 
     def judge(observed: Observed) -> Finding:
@@ -140,6 +136,4 @@ def same_bits(name: str, members: Sequence[int]) -> Judge:
 
 def contributions(tensors: Sequence[torch.Tensor]) -> np.ndarray:
     """(sources, positions) int64 from the ranks' integer-valued tensors."""
-    return np.stack([t.detach().to(torch.float64).reshape(-1).numpy() for t in tensors]).astype(
-        np.int64
-    )
+    return np.stack([t.detach().to(torch.float64).reshape(-1).numpy() for t in tensors]).astype(np.int64)

@@ -112,15 +112,12 @@ def begun(ledger: Ledger) -> list[Operation]:
         id(call)
         for collective in ledger.collectives()
         for call in collective.calls.values()
-        if len(collective.calls) < len(collective.group)
-        or refused & {*map(id, collective.calls.values())}
+        if len(collective.calls) < len(collective.group) or refused & {*map(id, collective.calls.values())}
     }
     return [operation for operation in ledger.operations() if id(operation) not in alone | refused]
 
 
-def contradicted(
-    ledger: Ledger, on_the_wire: int | None, unrecorded: Iterable[int] = ()
-) -> Finding | None:
+def contradicted(ledger: Ledger, on_the_wire: int | None, unrecorded: Iterable[int] = ()) -> Finding | None:
     """The finding for a record that the sandbox's network contradicts, either way; None if they agree.
 
     on_the_wire: bytes, counted by the operating system; None: not counted. unrecorded: the bytes of
@@ -141,14 +138,8 @@ def contradicted(
     n = ledger.world_size
     parts_of_it = [of_one_rank(operation) for operation in begun(ledger)]
     parts_of_it += [gloo("all_reduce", n, nbytes) for nbytes in unrecorded]
-    least, most, messages = (
-        sum(column) for column in zip(Sent(0, 0, 0), *parts_of_it, strict=True)
-    )
-    if (
-        math.floor(least)
-        <= on_the_wire
-        <= SPARE * most + BESIDE_A_MESSAGE * messages + BESIDE_A_RANK * n
-    ):
+    least, most, messages = (sum(column) for column in zip(Sent(0, 0, 0), *parts_of_it, strict=True))
+    if math.floor(least) <= on_the_wire <= SPARE * most + BESIDE_A_MESSAGE * messages + BESIDE_A_RANK * n:
         return None
     less = on_the_wire < least
     recorded = words.number(round(least if less else most))
@@ -162,8 +153,6 @@ def contradicted(
 
 def operations(ledger: Ledger) -> str:
     """ "12 messages", or "30 operations" if there are others than messages."""
-    begun: Sequence[Operation] = [
-        operation for operation in ledger.operations() if operation.op != "recv"
-    ]
+    begun: Sequence[Operation] = [operation for operation in ledger.operations() if operation.op != "recv"]
     kind = "message" if all(operation.op == "send" for operation in begun) else "operation"
     return words.counted(len(begun), kind)

@@ -44,9 +44,7 @@ def unregistered() -> Iterator[list[str]]:
         if UNREGISTERED in str(warning.message):
             texts.append(str(warning.message))
         else:
-            warnings.showwarning(
-                warning.message, warning.category, warning.filename, warning.lineno
-            )
+            warnings.showwarning(warning.message, warning.category, warning.filename, warning.lineno)
 
 
 def type_of(value: Any) -> str:

@@ -68,8 +68,7 @@ class Told:
 def warm_up(instructions: dict) -> None:
     """Before the student's objects are read: the memory that they take from then on counts, see `Moments`."""
     if any(
-        described.get("measured")
-        for described in instructions.get("calls", instructions.get("runs", ()))
+        described.get("measured") for described in instructions.get("calls", instructions.get("runs", ()))
     ):
         give_back_at_once()  # from the first: a heap with holes would be filled here and there
         watching.warm_up()
@@ -100,17 +99,11 @@ def calls(
 class Call:
     """One call of one function."""
 
-    def __init__(
-        self, call: dict, objects: list, tensors: dict[str, torch.Tensor], patience: Patience
-    ):
+    def __init__(self, call: dict, objects: list, tensors: dict[str, torch.Tensor], patience: Patience):
         self.instructions, self.name, self.patience = call, call["name"], patience
         self.function = objects[call.get("object", 0)]
-        self.inputs = {
-            name: _clone(tensors[tensor]).requires_grad_() for name, tensor in call["inputs"]
-        }
-        self.gradients = {
-            name: tensors[tensor] for name, tensor in call.get("gradients", {}).items()
-        }
+        self.inputs = {name: _clone(tensors[tensor]).requires_grad_() for name, tensor in call["inputs"]}
+        self.gradients = {name: tensors[tensor] for name, tensor in call.get("gradients", {}).items()}
         self.results: dict[str, Any] = {}
         self.values = Told()
 
@@ -150,9 +143,7 @@ class Call:
         finally:  # ranks are kept under NCCL, for other exercises
             _collect_after(*often)
 
-    def unwatched(
-        self, values: dict[str, torch.Tensor], measured: Callable[..., None]
-    ) -> dict[str, Any]:
+    def unwatched(self, values: dict[str, torch.Tensor], measured: Callable[..., None]) -> dict[str, Any]:
         inputs = {name: _clone(_detach(tensor)).requires_grad_() for name, tensor in values.items()}
         measured(f"{self.name}.pages.base")
         outputs = self.named(self.function(*inputs.values(), **self.instructions.get("kwargs", {})))
@@ -209,10 +200,7 @@ class Call:
         sent = {}
         for name, (kind, shape) in self.instructions["expects"].items():
             dtype, result = getattr(torch, kind), self.results.get(name)
-            if not isinstance(result, _Tensor) or (result.dtype, list(result.shape)) != (
-                dtype,
-                list(shape),
-            ):
+            if not isinstance(result, _Tensor) or (result.dtype, list(result.shape)) != (dtype, list(shape)):
                 self.values.misfits[name] = type_of(result)
                 result = _zeros(shape, dtype=dtype)
             sent[name] = _clone(_detach(result))

@@ -186,9 +186,7 @@ def call(
         return named[name]
 
     args = [argument(described) for described in instructions["args"]]
-    kwargs = {
-        name: argument(described) for name, described in instructions.get("kwargs", {}).items()
-    }
+    kwargs = {name: argument(described) for name, described in instructions.get("kwargs", {}).items()}
     named["result"] = objects[instructions.get("object", 0)](*args, **kwargs)
     named |= {f"{name}.grad": parameter.grad for name, parameter in parameters.items()}
     outputs = {name: named[name] for name in instructions["outputs"] if name in named}

@@ -47,11 +47,7 @@ from course_lib.checks.rank.counting import Saved, alive, more
 from course_lib.checks.rank.harness import describe
 from course_lib.checks.rank.memory import Patience
 from course_lib.checks.rank.own_parts import own_parts, refuse_imports
-from course_lib.checks.rank.watching import (
-    begun_and_waited,
-    give_back_at_once,
-    measured,
-)
+from course_lib.checks.rank.watching import begun_and_waited, give_back_at_once, measured
 from course_lib.checks.wire import Count, Place
 from course_lib.runtime.backend import device
 from course_lib.runtime.moments import START
@@ -117,11 +113,7 @@ def known_groups(groups: list) -> Iterator[None]:
     groups has a placeholder for it, which is passed by.
     """
     make = dist.new_group
-    known = {
-        frozenset(_ranks_of(group)): group
-        for group in groups
-        if isinstance(group, dist.ProcessGroup)
-    }
+    known = {frozenset(_ranks_of(group)): group for group in groups if isinstance(group, dist.ProcessGroup)}
 
     def new_group(ranks: Any = None, *args: Any, **kwargs: Any) -> Any:
         group = None if ranks is None else known.get(frozenset(ranks))
@@ -148,12 +140,7 @@ class Run:
     """One layer, made and run on this rank."""
 
     def __init__(
-        self,
-        run: dict,
-        objects: list,
-        tensors: dict[str, torch.Tensor],
-        groups: list,
-        patience: Patience,
+        self, run: dict, objects: list, tensors: dict[str, torch.Tensor], groups: list, patience: Patience
     ):
         self.instructions, self.groups, self.sent, self.patience = run, groups, tensors, patience
         self.object = objects[run.get("object", 0)]
@@ -161,12 +148,8 @@ class Run:
         self.inputs: dict[str, torch.Tensor] = {}
         for name, tensor in run["inputs"]:
             value = self.viewed(name, _clone(tensors[tensor]))
-            self.inputs[name] = value.requires_grad_(
-                value.is_floating_point() and name not in fixed
-            )
-        self.gradient = (
-            self.viewed("gradient", tensors[run["backward"]]) if "backward" in run else None
-        )
+            self.inputs[name] = value.requires_grad_(value.is_floating_point() and name not in fixed)
+        self.gradient = self.viewed("gradient", tensors[run["backward"]]) if "backward" in run else None
         self.results: dict[str, Any] = {}
         self.values = Told()
 
@@ -223,9 +206,7 @@ class Run:
             args = [models.build(self.instructions["model"]), *args]
         _manual_seed(self.instructions.get("seed", 0))
         layer = self.object(*args, **kwargs, **self.group())
-        del (
-            args
-        )  # of a model that was changed nothing must be left over but the layer's own tensors
+        del args  # of a model that was changed nothing must be left over but the layer's own tensors
         if isinstance(layer, _Module):
             layer.to(device())
             _train(layer, not self.instructions.get("evaluates"))
@@ -286,10 +267,7 @@ class Run:
         sent = {}
         for name, (kind, shape) in self.instructions["expects"].items():
             dtype, result = getattr(torch, kind), self.results.get(name)
-            if not isinstance(result, _Tensor) or (result.dtype, list(result.shape)) != (
-                dtype,
-                list(shape),
-            ):
+            if not isinstance(result, _Tensor) or (result.dtype, list(result.shape)) != (dtype, list(shape)):
                 self.values.misfits[name] = type_of(result)
                 result = _zeros(shape, dtype=dtype)
             sent[name] = _clone(_detach(result))

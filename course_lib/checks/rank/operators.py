@@ -14,14 +14,10 @@ _Library = torch.library.Library
 PREFIX = "aten::"
 # Asked for once, by the process that forks the ranks: it takes milliseconds.
 KNOWN = [
-    name.removeprefix(PREFIX)
-    for name in torch._C._dispatch_get_all_op_names()
-    if name.startswith(PREFIX)
+    name.removeprefix(PREFIX) for name in torch._C._dispatch_get_all_op_names() if name.startswith(PREFIX)
 ]
 SILENTLY = (  # PyTorch 2.6 warns of every kernel that is replaced
-    {"allow_override": True}
-    if "allow_override" in inspect.signature(_Library.impl).parameters
-    else {}
+    {"allow_override": True} if "allow_override" in inspect.signature(_Library.impl).parameters else {}
 )
 
 

@@ -22,7 +22,7 @@ WHY = {
         "DTensor and parallelize_module would do all of it. Build it yourself: keep this rank's part of the "
         "weight, and communicate with torch.distributed."
     ),
-}  # fmt: skip
+}
 
 
 class _Refused(importlib.abc.MetaPathFinder):

@@ -32,9 +32,7 @@ class Peak(TorchDispatchMode):
 
     flops = 0
 
-    def __init__(
-        self, apart_from: Iterable[torch.Tensor], patience: Patience | None = None, name: str = ""
-    ):
+    def __init__(self, apart_from: Iterable[torch.Tensor], patience: Patience | None = None, name: str = ""):
         super().__init__()
         self.patience, self.name = patience or Patience({}), name
         self.apart = {_untyped(tensor).data_ptr() for tensor in apart_from}

@@ -58,9 +58,7 @@ def out_of_reach() -> Iterator[None]:
 
 
 def is_hidden(name: str) -> bool:
-    return (
-        name.startswith(tuple(f"{module}." for module in HIDDEN)) and name not in SEEN
-    ) or name in HIDDEN
+    return (name.startswith(tuple(f"{module}." for module in HIDDEN)) and name not in SEEN) or name in HIDDEN
 
 
 # ---- the exercise's own solution is not to be imported

@@ -113,9 +113,7 @@ class Shifted(Toy):
         self.blocks = nn.ModuleList([Block(width), Shift(width), Block(width)])
 
 
-MODELS = {
-    "plain": Plain, "traps": Traps, "sometimes": Sometimes, "frozen": Frozen, "shifted": Shifted,
-}  # fmt: skip
+MODELS = {"plain": Plain, "traps": Traps, "sometimes": Sometimes, "frozen": Frozen, "shifted": Shifted}
 
 
 def build(description: dict) -> Toy:

@@ -75,9 +75,7 @@ class Session:
         name, defaults = self.instructions["optimizer"]
         return _optimizers[name], dict(defaults)
 
-    def keep(
-        self, what: str, tensors: Iterable[tuple[str, torch.Tensor | None]], like=None
-    ) -> None:
+    def keep(self, what: str, tensors: Iterable[tuple[str, torch.Tensor | None]], like=None) -> None:
         for name, tensor in tensors:
             full = f"{what}.{name}"
             if tensor is None:
@@ -164,9 +162,7 @@ def warm_up(instructions: dict) -> None:
     watching.measured(START)
 
 
-def replicas(
-    objects: list, tensors: dict, groups: list, instructions: dict
-) -> tuple[Told, dict[str, Any]]:
+def replicas(objects: list, tensors: dict, groups: list, instructions: dict) -> tuple[Told, dict[str, Any]]:
     """A module around a module: forward, backward, finish_gradient_synchronization(), optimizer.step()."""
     if "steps" not in instructions:
         return Told(), {}

@@ -85,9 +85,7 @@ def differs(
                 continue
             here = {key: observed.tensors[rank][f"{run.name}.{key}"] for key in run.wanted[k]}
             says = told_by(slips, name, here, k)
-            said = difference(
-                f"on rank {rank} {subject(name)} is not what one process gets", actual, wanted
-            )
+            said = difference(f"on rank {rank} {subject(name)} is not what one process gets", actual, wanted)
             return wrong(said, says or otherwise, cause=says or otherwise or f"{run.name} {name}")
     return None
 
@@ -101,12 +99,7 @@ def subject(name: str) -> str:
 
 
 def unfit(
-    run: Run,
-    name: str,
-    came: str,
-    k: int,
-    rank: int,
-    misfit: Callable[[str, str, int], str] | None,
+    run: Run, name: str, came: str, k: int, rank: int, misfit: Callable[[str, str, int], str] | None
 ) -> Finding:
     """A tensor of another shape or dtype, or none."""
     wanted = run.wanted[k][name]
@@ -166,9 +159,7 @@ def same_everywhere_line(run: Run, name: str, title: str, says: str, weight: flo
         for rank in ranks[1:]:
             if not bool((observed.tensors[rank][key] == first).all()):
                 return wrong(
-                    f"{subject(name)} differs between ranks {ranks[0]} and {rank}.",
-                    says,
-                    cause=says,
+                    f"{subject(name)} differs between ranks {ranks[0]} and {rank}.", says, cause=says
                 )
         return RIGHT
 
@@ -241,9 +232,7 @@ def saved_line(
     return memory_line(run, "saved", most, title or "kept for backward", says, weight)
 
 
-def memory_line(
-    run: Run, key: str, most: Sequence[float], title: str, says: str, weight: float
-) -> Line:
+def memory_line(run: Run, key: str, most: Sequence[float], title: str, says: str, weight: float) -> Line:
     what = {"held": "holds", "saved": "keeps for backward"}[key]
     # After backward there are gradients, too, as large as the parameters.
     times = {"held": {"made": 1, "backward": 2}, "saved": {"forward": 1}}[key]

@@ -118,9 +118,7 @@ def layer_case(
     ranks, group = (list(members), 0) if members else (list(range(size)), None)
     sides = {rank: side(runs, k, group, dtype) for k, rank in enumerate(ranks)}
     places = ("base", "made", "forward", "backward")
-    moments = [
-        f"{run.name}.pages.{moment}" for run in runs for moment in places if run.looked_at(moment)
-    ]
+    moments = [f"{run.name}.pages.{moment}" for run in runs for moment in places if run.looked_at(moment)]
     return Case(
         title,
         [sides.get(rank) or RankSide({}, {}, {}) for rank in range(world_size or size)],

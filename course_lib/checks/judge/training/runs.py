@@ -41,9 +41,7 @@ def training_case(
     """
     wanted, own = outputs(training), {"group": 0} if members else {}
     ranks = list(members) or list(range(training.world_size))
-    sides = {
-        rank: RankSide({}, training.instructions(k) | own, wanted) for k, rank in enumerate(ranks)
-    }
+    sides = {rank: RankSide({}, training.instructions(k) | own, wanted) for k, rank in enumerate(ranks)}
     watched = training.more.get("memory")
     # at the start, twice in each step, and after the last full_state_dict()
     moments = 1 + 2 * len(training.steps[0]) + (recipe == "sharded_module")

@@ -25,9 +25,7 @@ class Training:
     tell: tuple[str, ...] = ("start", "grads", "params")
     more: dict = field(default_factory=dict)
     # the results of `train`, by its other arguments
-    known: dict[tuple[Gradient, int], Tensors] = field(
-        default_factory=dict, compare=False, repr=False
-    )
+    known: dict[tuple[Gradient, int], Tensors] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def world_size(self) -> int:
@@ -62,12 +60,7 @@ def mean(step: int, all_gradients: list[list[Tensors]]) -> Tensors:
 
     all_gradients[rank][microbatch] holds gradients by name; a name that is missing counts as zeros.
     """
-    names = {
-        name: gradient
-        for rank in all_gradients
-        for micro in rank
-        for name, gradient in micro.items()
-    }
+    names = {name: gradient for rank in all_gradients for micro in rank for name, gradient in micro.items()}
     zeros = {name: torch.zeros_like(gradient) for name, gradient in names.items()}
     for rank in all_gradients:
         for micro in rank:

@@ -32,9 +32,7 @@ def volume_line(
     allowed = list(most or least)
 
     def judge(observed: Observed) -> Finding:
-        sent = [
-            sum(operation.bytes_sent for operation in rank) for rank in within(observed, between)
-        ]
+        sent = [sum(operation.bytes_sent for operation in rank) for rank in within(observed, between)]
         if off := beyond(sent, allowed, least):
             return wrong(
                 f"rank {off.place} sent {off.number} bytes; {off.enough}{what}.",

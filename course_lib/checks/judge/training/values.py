@@ -11,14 +11,7 @@ import torch
 from course_lib.checks.judge.case import RIGHT, Finding, Line, Observed, wrong
 from course_lib.checks.judge.compare import TOLERANCE, difference
 from course_lib.checks.judge.training.runs import members
-from course_lib.checks.judge.training.single import (
-    Gradient,
-    Tensors,
-    Training,
-    mean,
-    train,
-    trained,
-)
+from course_lib.checks.judge.training.single import Gradient, Tensors, Training, mean, train, trained
 from course_lib.checks.sentence import Sentence
 
 WHAT = {
@@ -55,8 +48,7 @@ def common(n: int) -> list[Mistake]:
             lambda rank: only(lambda all_gradients: [all_gradients[rank]]),
         ),
         Mistake(
-            f"That is the sum over the {n} ranks: divide it by their number, once.",
-            lambda rank: scaled(n),
+            f"That is the sum over the {n} ranks: divide it by their number, once.", lambda rank: scaled(n)
         ),
         Mistake(
             f"That is the mean divided by {n} once more: average once, before or after the sum.",
@@ -74,7 +66,7 @@ def common(n: int) -> list[Mistake]:
             "Each rank trained the model that it made itself: all must start from the first rank's.",
             own_start=True,
         ),
-    ]  # fmt: skip
+    ]
 
 
 def whole_world(n: int, world_size: int) -> Mistake:
@@ -140,9 +132,7 @@ def differing(
     there; measured by its own size alone, 1 of 300 right runs in float32 failed.
     """
     tolerance = TOLERANCE[dtype]
-    overall = max(
-        (float(tensor.abs().max()) for tensor in expected.values() if tensor.numel()), default=0.0
-    )
+    overall = max((float(tensor.abs().max()) for tensor in expected.values() if tensor.numel()), default=0.0)
     differ = []
     for name, wanted in expected.items():
         error = (actual[name].to(torch.float64) - wanted).abs()
@@ -168,9 +158,7 @@ def first(name: str, actual: Tensors, expected: Tensors, rank: int, observed: Ob
     if what == "start":
         general = f"{when}, {subject} on rank {rank} is not the first rank's"
     if name in observed.values[rank].without:
-        return Sentence(
-            f"{when}, {subject} on rank {rank} is None; a tensor is expected.", f"{general}."
-        )
+        return Sentence(f"{when}, {subject} on rank {rank} is None; a tensor is expected.", f"{general}.")
     return difference(general, actual[name], expected[name], "an element is ")
 
 

@@ -44,10 +44,7 @@ def doubling_hint(mistakes: list[Mistake], n: int, numel: int, observed: Observe
     if power_below(n) < n:
         return folding_hint(mistakes, n, power_below(n))
     if "twice" in {mistake.sign for mistake in mistakes}:
-        return (
-            "In round k the partner of rank r is r ^ 2**k: both then hold the same sum of 2**(k+1) "
-            "ranks."
-        )
+        return "In round k the partner of rank r is r ^ 2**k: both then hold the same sum of 2**(k+1) ranks."
     return "Rounds are missing: distances 1, 2, 4, ... up to half the number of ranks."
 
 

@@ -38,9 +38,7 @@ def ring_prediction(draw: Draw) -> Iterator[Case]:
     )
 
 
-@exercise(
-    points=4, objects=("bytes_sent_per_rank", "rounds", "seconds", "crossover"), references=FORMULAS
-)
+@exercise(points=4, objects=("bytes_sent_per_rank", "rounds", "seconds", "crossover"), references=FORMULAS)
 def predictions(draw: Draw) -> Iterator[Case]:
     nbytes = 840_000 * draw.integer(10, 100)
     link = draw.integer(5, 50) * 1e-6, 1 / (draw.integer(5, 50) * 1e9)

@@ -18,13 +18,7 @@ from course_lib.checks.kit import (
     words,
     wrong,
 )
-from course_lib.checks.notebooks.collectives.sums import (
-    REFERENCE,
-    common_hint,
-    rounding_case,
-    sum_case,
-    tail,
-)
+from course_lib.checks.notebooks.collectives.sums import REFERENCE, common_hint, rounding_case, sum_case, tail
 from course_lib.facts import hierarchical_bytes
 
 MANY_MORE = 1.5  # times a rank's own share of what crosses; a whole tensor is g times as much
@@ -32,10 +26,7 @@ MANY_MORE = 1.5  # times a rank's own share of what crosses; a whole tensor is g
 
 def hierarchical_hint(mistakes: list[Mistake], n: int, numel: int, observed: Observed) -> str:
     if tail(mistakes, n, numel):
-        return (
-            f"The remainder of {numel} / {n} elements was not summed: pad, or cut with "
-            "torch.tensor_split."
-        )
+        return f"The remainder of {numel} / {n} elements was not summed: pad, or cut with torch.tensor_split."
     if common := common_hint(mistakes, n, numel):
         return common
     signs = {mistake.sign for mistake in mistakes}
@@ -92,9 +83,7 @@ def wire_line(nodes: int, per_node: int, nbytes: int, *, inside: bool, weight: f
         sent = [sent_by(observed, rank) for rank in range(observed.world_size)]
         rank = max(range(len(sent)), key=lambda r: abs(sent[r] - least))
         if sent[rank] == least:
-            return Finding(
-                True, title=f"bytes sent {where}, {size}: {words.number(least)} per rank"
-            )
+            return Finding(True, title=f"bytes sent {where}, {size}: {words.number(least)} per rank")
         said = f"rank {rank} sent {words.number(sent[rank])} bytes {where}, {size}; "
         said += f"{words.number(least)} are right."
         many = max(sent) / max(least, 1)
@@ -144,9 +133,7 @@ def hierarchical_all_reduce(draw: Draw) -> Iterator[Case]:
     def case(nodes: int, per_node: int, numel: int, **more: Any) -> Case:
         of = f"{words.counted(nodes, 'node')} of {words.counted(per_node, 'rank')}"
         on = Setting(nodes * per_node, (numel,), f"{of}, {words.counted(numel, 'element')}", **more)
-        return sum_case(
-            draw, on, hierarchical_hint, both_groups(nodes, per_node), groups_of(nodes, per_node)
-        )
+        return sum_case(draw, on, hierarchical_hint, both_groups(nodes, per_node), groups_of(nodes, per_node))
 
     yield case(2, 2, 8, weight=3, more=(*wires(2, 2, 8), only_messages(0.5)))
     yield case(2, 3, 12, weight=2, more=tuple(wires(2, 3, 12)))
@@ -156,6 +143,4 @@ def hierarchical_all_reduce(draw: Draw) -> Iterator[Case]:
     if draw.hidden:
         yield case(3, 2, 12, more=tuple(wires(3, 2, 12)))
         yield case(2, 2, 1, weight=0.5, aspect="shape")
-        yield rounding_case(
-            draw, Setting(4, (9,), aspect="shape"), both_groups(2, 2), groups_of(2, 2)
-        )
+        yield rounding_case(draw, Setting(4, (9,), aspect="shape"), both_groups(2, 2), groups_of(2, 2))

@@ -54,19 +54,14 @@ def gather_hint(mistakes: list[Mistake], members: list[int], shard: int, observe
     if left := turned_left(observed, members):
         return left
     if signs == {"old"} and all(own_place(mistake, members, shard) for mistake in mistakes):
-        return (
-            "Its own shard never came into the output: copy `input` there before the ring starts."
-        )
+        return "Its own shard never came into the output: copy `input` there before the ring starts."
     if "old" in signs:
         return (
             "Parts of `output` were never written: N - 1 rounds bring N - 1 shards, and the own "
             "one is copied."
         )
     if signs & {"nan", "zero", "unknown"}:
-        return (
-            "A chunk was passed on before it had come: wait() for the receive of a round before "
-            "the next."
-        )
+        return "A chunk was passed on before it had come: wait() for the receive of a round before the next."
     if len(members) > 2 and all(from_the_left(mistake, members, shard) for mistake in mistakes):
         return (
             "Every wrong place holds the left neighbour's shard: each round sent the rank's own shard once "
@@ -131,9 +126,7 @@ def all_gather_case(draw: Draw, on: Setting) -> Case:
     )
 
 
-@exercise(
-    points=6, objects=("all_gather",), references=REFERENCE, hint=gather_trouble, point=SHARDS
-)
+@exercise(points=6, objects=("all_gather",), references=REFERENCE, hint=gather_trouble, point=SHARDS)
 def all_gather(draw: Draw) -> Iterator[Case]:
     def case(n: int, *shape: int, **more: Any) -> Case:
         return all_gather_case(draw, Setting(n, shape, **more))
@@ -216,8 +209,7 @@ def all_to_all_case(draw: Draw, on: Setting) -> Case:
     expected = [torch.cat([x.tensor_split(count)[d] for x in inputs]) for d in range(count)]
     # positions: (rank, chunk, element), of all inputs in a row
     homes = [
-        np.concatenate([np.arange(size) + (s * count + d) * size for s in range(count)])
-        for d in range(count)
+        np.concatenate([np.arange(size) + (s * count + d) * size for s in range(count)]) for d in range(count)
     ]
     language = Language(
         size=count * size,
@@ -225,9 +217,7 @@ def all_to_all_case(draw: Draw, on: Setting) -> Case:
         summed=1,
         chunks=chunks(size, count * count),
         source=lambda source: "the content from before the call" if source else "its value",
-        belongs=lambda rank, element: (
-            f"rank {on.ranks[element // size]}'s chunk {on.ranks.index(rank)}"
-        ),
+        belongs=lambda rank, element: f"rank {on.ranks[element // size]}'s chunk {on.ranks.index(rank)}",
         chunk_name=lambda k: f"rank {on.ranks[k // count]}'s chunk {k % count}",
         homes=dict(zip(on.ranks, homes, strict=True)),
     )
@@ -244,9 +234,7 @@ def all_to_all_case(draw: Draw, on: Setting) -> Case:
     )
 
 
-@exercise(
-    points=5, objects=("all_to_all",), references=REFERENCE, hint=to_all_trouble, point=ONE_EACH
-)
+@exercise(points=5, objects=("all_to_all",), references=REFERENCE, hint=to_all_trouble, point=ONE_EACH)
 def all_to_all(draw: Draw) -> Iterator[Case]:
     def case(n: int, *shape: int, **more: Any) -> Case:
         return all_to_all_case(draw, Setting(n, shape, **more))

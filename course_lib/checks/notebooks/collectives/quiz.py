@@ -45,10 +45,7 @@ DOMINATES = {
 
 
 @exercise(
-    points=4,
-    objects=("answer_1", "answer_2", "answer_3", "answer_4"),
-    references=FORMULAS,
-    constants=True,
+    points=4, objects=("answer_1", "answer_2", "answer_3", "answer_4"), references=FORMULAS, constants=True
 )
 def questions(draw: Draw) -> Iterator[Case]:
     yield answers(

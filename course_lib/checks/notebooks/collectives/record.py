@@ -45,9 +45,7 @@ def other_partners(observed: Observed, members: Sequence[int]) -> str:
     """Of the first rank that sends to one rank and next receives from another, which: "rank 0 ..."; or ""."""
     for rank in members:
         to = [operation.peer for operation in sends(observed, rank)]
-        source = [
-            operation.peer for operation in observed.operations[rank] if operation.op == "recv"
-        ]
+        source = [operation.peer for operation in observed.operations[rank] if operation.op == "recv"]
         for there, here in zip(to, source, strict=False):
             if there != here:
                 return f"rank {rank} sent to rank {there} and received from rank {here}"

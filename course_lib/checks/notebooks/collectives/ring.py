@@ -118,10 +118,7 @@ def ring_cost(ratio: float, observed: Observed) -> str:
     if wider := sent_wider(observed):
         return wider
     if n > 2 and abs(ratio - n / 2) < 0.02:
-        return (
-            "That is N - 1 times the whole tensor: pass on one chunk of 1/N in each round, not all "
-            "of it."
-        )
+        return "That is N - 1 times the whole tensor: pass on one chunk of 1/N in each round, not all of it."
     if abs(ratio - n) < 0.02:
         return "Every round sends the whole tensor: a round's message is one chunk of 1/N."
     return "N - 1 rounds in each of the two phases, and in each round one chunk of 1/N."
@@ -138,9 +135,7 @@ def ring_rounds(ratio: float, observed: Observed) -> str:
     return "One message carries a whole chunk; more messages are more latencies."
 
 
-@exercise(
-    points=12, objects=("ring_all_reduce",), references=REFERENCE, hint=ring_trouble, point=CHUNKS
-)
+@exercise(points=12, objects=("ring_all_reduce",), references=REFERENCE, hint=ring_trouble, point=CHUNKS)
 def ring_all_reduce(draw: Draw) -> Iterator[Case]:
     def case(n: int, *shape: int, **more: Any) -> Case:
         return sum_case(draw, Setting(n, shape, **more), ring_hint)
@@ -152,13 +147,7 @@ def ring_all_reduce(draw: Draw) -> Iterator[Case]:
         least = [exact_bytes("ring_all_reduce", n, numel, 4, rank) for rank in range(n)]
         most = rounds("ring_all_reduce", n)
         return [
-            bytes_line(
-                least,
-                hint=ring_cost,
-                weight=weight,
-                title=f"bytes sent{suffix}",
-                point=MANY_MORE,
-            ),
+            bytes_line(least, hint=ring_cost, weight=weight, title=f"bytes sent{suffix}", point=MANY_MORE),
             rounds_line(most, hint=ring_rounds, title=f"rounds{suffix}", each_way=True),
         ]
 

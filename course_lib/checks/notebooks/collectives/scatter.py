@@ -30,12 +30,7 @@ from course_lib.checks.notebooks.collectives.shards import (
     traffic,
     with_old,
 )
-from course_lib.checks.notebooks.collectives.sums import (
-    OTHER_PLACES,
-    READ_TOO_EARLY,
-    REFERENCE,
-    counts_of,
-)
+from course_lib.checks.notebooks.collectives.sums import OTHER_PLACES, READ_TOO_EARLY, REFERENCE, counts_of
 
 SIGNS = {  # in this order: the first sign that is there tells
     "old": "`output` may hold anything before the call: write into it, do not add to it.",
@@ -63,9 +58,7 @@ def scatter_hint(members: Sequence[int], chunk: int) -> ShardHint:
             return left
         signs = {mistake.sign for mistake in mistakes}
         if signs == {"moved"}:
-            off = {
-                piece.origin.offset // chunk % n for mistake in mistakes for piece in mistake.pieces
-            }
+            off = {piece.origin.offset // chunk % n for mistake in mistakes for piece in mistake.pieces}
             shift = f" Here it is chunk r + {off.pop()} (mod {n})." if len(off) == 1 else ""
             return (
                 f"Complete sums, but on the wrong ranks: rank r must end with chunk r.{shift} Start the ring "
@@ -81,8 +74,7 @@ def scatter_hint(members: Sequence[int], chunk: int) -> ShardHint:
         if n > 2 and {counts.count(0) for counts in counts_of(mistakes)} == {1}:
             return "Every sum misses one rank: N - 1 rounds, and the last addition counts too."
         return (
-            "Sums of some ranks only: N - 1 rounds, and in each the received chunk plus the own "
-            "one goes on."
+            "Sums of some ranks only: N - 1 rounds, and in each the received chunk plus the own one goes on."
         )
 
     return hint
@@ -128,9 +120,7 @@ def cost(n: int, chunk: int, suffix: str = "") -> list[Line]:
     return traffic("reduce_scatter", n, n * chunk, scatter_cost, ring_order, suffix, WHOLE)
 
 
-@exercise(
-    points=8, objects=("reduce_scatter",), references=REFERENCE, hint=ring_trouble, point=CHUNKS
-)
+@exercise(points=8, objects=("reduce_scatter",), references=REFERENCE, hint=ring_trouble, point=CHUNKS)
 def reduce_scatter(draw: Draw) -> Iterator[Case]:
     def case(n: int, *shape: int, **more: Any) -> Case:
         return reduce_scatter_case(draw, Setting(n, shape, **more))

@@ -41,9 +41,7 @@ def chunks(length: int, count: int) -> list[tuple[int, int]]:
 
 def with_old(tensors: Sequence[torch.Tensor]) -> Provenance:
     """The sources of a sum, and last the old content of the output."""
-    return Provenance(
-        contributions([*tensors, torch.full_like(tensors[0], OLD)]), summed=len(tensors)
-    )
+    return Provenance(contributions([*tensors, torch.full_like(tensors[0], OLD)]), summed=len(tensors))
 
 
 def output_case(
@@ -71,10 +69,7 @@ def output_case(
 
         return replace(exact, hint=cause)(observed)
 
-    judge = both(
-        arrived,
-        left_alone("input", dict(zip(on.ranks, inputs, strict=True)), why),
-    )
+    judge = both(arrived, left_alone("input", dict(zip(on.ranks, inputs, strict=True)), why))
     sides = [
         side(
             {"output": torch.full_like(made, OLD), "input": Argument(tensor, on.layout)},
@@ -103,13 +98,7 @@ def never_written(mistakes: list[Mistake], members: Sequence[int], size: int) ->
 
 
 def traffic(
-    algorithm: str,
-    n: int,
-    numel: int,
-    cost: Hint,
-    order: Hint,
-    suffix: str = "",
-    point: float = float("inf"),
+    algorithm: str, n: int, numel: int, cost: Hint, order: Hint, suffix: str = "", point: float = float("inf")
 ) -> list[Line]:
     """Bytes and rounds of an algorithm on `numel` float32 elements. point: of `bytes_line`."""
     least = [exact_bytes(algorithm, n, numel, 4, rank) for rank in range(n)]

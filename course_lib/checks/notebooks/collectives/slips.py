@@ -54,9 +54,7 @@ RING_ROUNDS: Slips = {
 # ---- bytes_sent_per_rank, by algorithm
 
 SHARDED_BYTES: Slips = {
-    "`nbytes` are the full tensor's: a chunk of 1/N travels at a time.": lambda a, n, m: (
-        (n - 1) * m
-    ),
+    "`nbytes` are the full tensor's: a chunk of 1/N travels at a time.": lambda a, n, m: (n - 1) * m,
     "A rank's own chunk stays where it is: (N-1)/N.": lambda a, n, m: m,
     "That is an all-reduce's; here there is one phase.": lambda a, n, m: 2 * (n - 1) / n * m,
     "That is one chunk; there are N - 1 of them.": lambda a, n, m: m / n,
@@ -64,12 +62,8 @@ SHARDED_BYTES: Slips = {
 BYTES: dict[str, Slips] = {
     "broadcast": {
         "That is one message; the source sends one in every round of the tree.": lambda a, n, m: m,
-        "That is the sum over all ranks; the source sends one tensor a round.": (
-            lambda a, n, m: (n - 1) * m
-        ),
-        "Round up: 5 ranks take 3 rounds, and the source sends in each.": (
-            lambda a, n, m: log_down(n) * m
-        ),
+        "That is the sum over all ranks; the source sends one tensor a round.": (lambda a, n, m: (n - 1) * m),
+        "Round up: 5 ranks take 3 rounds, and the source sends in each.": (lambda a, n, m: log_down(n) * m),
         "Rounds are whole: ceil(log2 N).": lambda a, n, m: math.log2(n) * m,
         "A binomial tree sends the whole tensor each time.": lambda a, n, m: (n - 1) / n * m,
     },
@@ -114,9 +108,7 @@ ROUNDS: dict[str, Slips] = {
         "N - 1 rounds in each phase.": lambda a, n: 2 * n,
     },
     DOUBLING: {
-        "Extra ranks are folded in before and out after: floor(log2 N) + 2.": lambda a, n: log_up(
-            n
-        ),
+        "Extra ranks are folded in before and out after: floor(log2 N) + 2.": lambda a, n: log_up(n),
         "Without a power of two, folding in and out are two rounds more.": lambda a, n: log_down(n),
         "Folding in is a round, and folding out is another.": lambda a, n: log_down(n) + folded(n),
         "Rounds are whole; without a power of two folding adds two.": lambda a, n: math.log2(n),
@@ -131,12 +123,8 @@ ROUNDS: dict[str, Slips] = {
 sent, rounds = facts.bytes_sent_per_rank, facts.rounds
 
 SECONDS: Slips = {
-    "The latency is missing: alpha once for every round.": (
-        lambda a, n, m, al, be: sent(a, n, m) * be
-    ),
-    "The bytes are missing: beta for every byte that is sent.": (
-        lambda a, n, m, al, be: rounds(a, n) * al
-    ),
+    "The latency is missing: alpha once for every round.": (lambda a, n, m, al, be: sent(a, n, m) * be),
+    "The bytes are missing: beta for every byte that is sent.": (lambda a, n, m, al, be: rounds(a, n) * al),
     "alpha is paid in every round, not once.": lambda a, n, m, al, be: al + sent(a, n, m) * be,
     "beta is seconds for a byte, the inverse of the bandwidth: multiply by it.": (
         lambda a, n, m, al, be: rounds(a, n) * al + sent(a, n, m) / be
@@ -181,9 +169,7 @@ CROSSOVER: Slips = {
     "The full tensor's bytes were asked for, not those of all ranks.": (
         lambda n, al, be: crossing(n, al, be) * n
     ),
-    "The full tensor's bytes were asked for, not a chunk's.": (
-        lambda n, al, be: crossing(n, al, be) / n
-    ),
+    "The full tensor's bytes were asked for, not a chunk's.": (lambda n, al, be: crossing(n, al, be) / n),
     "Right for powers of two; else doubling takes floor(log2 N) + 2 rounds and sends "
     "floor(log2 N) + 1 tensors.": rough,
 }

@@ -42,11 +42,7 @@ def chunks(numel: int, n: int) -> list[tuple[int, int]]:
 
 
 def sum_case(
-    draw: Draw,
-    on: Setting,
-    hint: SumHint,
-    extra: Extra | None = None,
-    groups: Sequence[list[int]] = (),
+    draw: Draw, on: Setting, hint: SumHint, extra: Extra | None = None, groups: Sequence[list[int]] = ()
 ) -> Case:
     """`tensor` of every member becomes the sum over the members."""
     values = on.numbers(draw)
@@ -72,17 +68,9 @@ def sum_case(
         hinted = replace(exact, hint=lambda mistakes: hint(mistakes, count, numel, observed))
         return hinted(observed)
 
-    judge = both(
-        summed,
-        gaps_left_alone("tensor", dict(zip(on.ranks, arguments, strict=True))),
-    )
+    judge = both(summed, gaps_left_alone("tensor", dict(zip(on.ranks, arguments, strict=True))))
     sides = [
-        side(
-            {"tensor": argument},
-            returned=["tensor"],
-            group=on.group,
-            extra=extra(rank) if extra else (),
-        )
+        side({"tensor": argument}, returned=["tensor"], group=on.group, extra=extra(rank) if extra else ())
         for rank, argument in zip(on.ranks, arguments, strict=True)
     ]
     title = f"sum, {words.counted(on.n, 'rank')}, {words.counted(numel, 'element')}"
@@ -149,11 +137,7 @@ def common_hint(mistakes: list[Mistake], n: int, numel: int) -> str:
     if signs & {"nan", "zero", "unknown"} and "twice" not in signs:
         return READ_TOO_EARLY if signs & {"nan", "zero"} else OTHER_PLACES
     everywhere = len({rank for mistake in mistakes for rank in mistake.ranks}) == n
-    if (
-        signs == {"own"}
-        and everywhere
-        and all(len(mistake.elements) == numel for mistake in mistakes)
-    ):
+    if signs == {"own"} and everywhere and all(len(mistake.elements) == numel for mistake in mistakes):
         return (
             "The sum never came into `tensor`. If you worked on a copy (contiguous(), reshape, "
             "clone), write it back with copy_()."
@@ -163,12 +147,7 @@ def common_hint(mistakes: list[Mistake], n: int, numel: int) -> str:
 
 def counts_of(mistakes: list[Mistake]) -> list[tuple[int, ...]]:
     """How often each rank counts, for every piece that is a sum."""
-    return [
-        piece.origin.counts
-        for mistake in mistakes
-        for piece in mistake.pieces
-        if piece.origin.counts
-    ]
+    return [piece.origin.counts for mistake in mistakes for piece in mistake.pieces if piece.origin.counts]
 
 
 def complete_chunks(mistakes: list[Mistake], n: int, numel: int) -> list[int]:

@@ -39,9 +39,7 @@ IN_A_GROUP = (
 
 def broadcast_hint(src: int, n: int, in_a_group: bool) -> Callable[[list[Mistake]], str]:
     def hint(mistakes: list[Mistake]) -> str:
-        missed = sorted(
-            {rank for mistake in mistakes if mistake.sign == "own" for rank in mistake.ranks}
-        )
+        missed = sorted({rank for mistake in mistakes if mistake.sign == "own" for rank in mistake.ranks})
         count = rounds("broadcast", n)
         if any(mistake.sign in ("partial", "twice", "times") for mistake in mistakes):
             return "A broadcast replaces the other ranks' values; it adds nothing."
@@ -124,18 +122,14 @@ def broadcast_case(draw: Draw, on: Setting, src: int) -> Case:
             provenance=Provenance(contributions(values)),
             homes=[np.arange(numel)] * count,
             language=Language(
-                size=numel,
-                ranks=on.ranks,
-                summed=count,
-                belongs=lambda rank, element: f"rank {src}'s",
+                size=numel, ranks=on.ranks, summed=count, belongs=lambda rank, element: f"rank {src}'s"
             ),
             hint=broadcast_hint(src, count, bool(on.members)),
         ),
         gaps_left_alone("tensor", dict(zip(on.ranks, arguments, strict=True))),
     )
     sides = [
-        side({"tensor": argument}, returned=["tensor"], extra=[src], group=on.group)
-        for argument in arguments
+        side({"tensor": argument}, returned=["tensor"], extra=[src], group=on.group) for argument in arguments
     ]
     size = f"{words.counted(on.n, 'rank')}, {words.counted(numel, 'element')}"
     needed = (count - 1) * values[0].nbytes
@@ -146,12 +140,8 @@ def traffic(n: int, nbytes: int, suffix: str = "") -> list[Line]:
     most = int(bytes_sent_per_rank("broadcast", n, nbytes))
     title = f"bytes sent{suffix}"
     return [
-        total_bytes_line(
-            (n - 1) * nbytes, busiest=most, hint=broadcast_cost, weight=2.5, title=title
-        ),
-        rounds_line(
-            rounds("broadcast", n), hint=broadcast_rounds, weight=2, title=f"rounds{suffix}"
-        ),
+        total_bytes_line((n - 1) * nbytes, busiest=most, hint=broadcast_cost, weight=2.5, title=title),
+        rounds_line(rounds("broadcast", n), hint=broadcast_rounds, weight=2, title=f"rounds{suffix}"),
     ]
 
 

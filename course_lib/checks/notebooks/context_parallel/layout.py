@@ -28,9 +28,7 @@ from course_lib.checks.notebooks.context_parallel.references import REFERENCES
 Layout = list[list[range]]
 NOBODYS = "is on no rank", "are on no rank"
 TWICE = "is held twice, or does not exist", "are held twice, or do not exist"
-ALL_RANKS = (
-    "No ranks run here: zigzag gives the layout of all n at once, and asks no rank for its number."
-)
+ALL_RANKS = "No ranks run here: zigzag gives the layout of all n at once, and asks no rank for its number."
 MOST = 100_000  # positions in an answer that is looked at
 FORM = (
     "For each rank a list of its ranges of positions is expected, such as [[range(0, 2), range(6, 8)], "
@@ -79,9 +77,7 @@ SLIPS: dict[str, Callable[[int, int], Layout]] = {
     "Rank r has chunks 2r and 2r + 1: that is in succession again. Pair the r-th with the r-th from the "
     "end.": lambda seq, n: [[cut(seq, 2 * n)[2 * r], cut(seq, 2 * n)[2 * r + 1]] for r in range(n)],
     "Rank r has chunks r and n + r: the second must come from the end, 2n - 1 - r, or the last rank still "
-    "has most to do.": lambda seq, n: [
-        [cut(seq, 2 * n)[r], cut(seq, 2 * n)[n + r]] for r in range(n)
-    ],
+    "has most to do.": lambda seq, n: [[cut(seq, 2 * n)[r], cut(seq, 2 * n)[n + r]] for r in range(n)],
     "Those are n chunks: cut 2n, so that each rank has two of its own.": (
         lambda seq, n: [[cut(seq, n)[r], cut(seq, n)[n - 1 - r]] for r in range(n)]
     ),
@@ -107,11 +103,7 @@ def read(value: Any) -> Layout | None:
 
 def span(entry: Any) -> range | None:
     ends = entry.get("range") if isinstance(entry, dict) else None
-    if (
-        not isinstance(ends, list)
-        or len(ends) != 3
-        or not all(type(number) is int for number in ends)
-    ):
+    if not isinstance(ends, list) or len(ends) != 3 or not all(type(number) is int for number in ends):
         return None
     start, stop, step = ends
     # longer ones have no length in Python
@@ -135,9 +127,7 @@ def judge(
 
     def judged(observed: Observed) -> Finding:
         errors = [observed.answer(start + i).error for i in range(len(sizes))]
-        not_written = [
-            error for error in errors if error is not None and error[0] == "NotImplementedError"
-        ]
+        not_written = [error for error in errors if error is not None and error[0] == "NotImplementedError"]
         if len(not_written) == len(sizes):
             return wrong("zigzag is not written yet.", at(not_written[0][2]), cause="stub")
         read_so_far: list[tuple[int, int, Layout]] = []
@@ -168,9 +158,7 @@ def raised(seq: int, n: int, error: str, text: str = "", place: str = "") -> Fin
     if error == "NotImplementedError":
         return wrong("zigzag is not written yet for all sizes.", at(place), cause="stub")
     hint = ALL_RANKS if "process group" in text else ""
-    said = Sentence(
-        f"zigzag({seq}, {n}) raised {error}: {text}", f"zigzag raised {error_kind(error)}."
-    )
+    said = Sentence(f"zigzag({seq}, {n}) raised {error}: {text}", f"zigzag raised {error_kind(error)}.")
     return wrong(said, at(place), hint, cause=f"raised {place}")
 
 
@@ -181,9 +169,7 @@ def usual_slip(
     came = [(size, read(observed.answer(i).value)) for i, size in enumerate(others)]
 
     def fits(make: Callable[[int, int], Layout]) -> int:
-        return sum(
-            answered is not None and held(make(*size)) == held(answered) for size, answered in came
-        )
+        return sum(answered is not None and held(make(*size)) == held(answered) for size, answered in came)
 
     hints = [says for says, make in SLIPS.items() if held(make(seq, n)) == held(layout)]
     return max(hints, key=lambda says: fits(SLIPS[says]), default="")
@@ -211,9 +197,7 @@ def other_tokens(seq: int, n: int, layout: Layout, says: str) -> Finding:
         general = "tokens are left out, held twice, or do not exist"
     said = Sentence(f"zigzag({seq}, {n}): {mistake}.", f"{general}.")
     return wrong(
-        said,
-        says or "Each of the 2n chunks has one holder: r and 2n - 1 - r.",
-        cause=says or mistake,
+        said, says or "Each of the 2n chunks has one holder: r and 2n - 1 - r.", cause=says or mistake
     )
 
 
@@ -235,7 +219,7 @@ def zigzag(draw: Draw) -> Iterator[Case]:
         ("2n does not divide it", [(29, 4), *uneven], 1.5, False),
         ("fewer tokens than chunks", [(draw.integer(n, 2 * n), n), (3, 2)], 1.0, False),
         ("1 rank", [(draw.integer(4, 30), 1)], 0.5, True),
-    ]  # fmt: skip
+    ]
     if draw.hidden:
         table.append(("longer ones", [(draw.integer(500, 900), draw.integer(6, 9))], 0.5, False))
     every = [size for _, sizes, _, _ in table for size in sizes]

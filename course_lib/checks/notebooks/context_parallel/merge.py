@@ -11,12 +11,7 @@ from torch import Tensor
 
 from course_lib.checks.judge.functions import About, Call, changed, function_case, got, values_line
 from course_lib.checks.kit import Case, Draw, Finding, Line, Observed, Slip, exercise
-from course_lib.checks.notebooks.context_parallel.references import (
-    OPERATIONS,
-    REFERENCES,
-    REFUSED,
-    THEIRS,
-)
+from course_lib.checks.notebooks.context_parallel.references import OPERATIONS, REFERENCES, REFUSED, THEIRS
 
 NAMES = ("out", "lse", "block_out", "block_lse")
 GRADIENTS = tuple(f"grad.{name}" for name in NAMES)
@@ -159,9 +154,7 @@ class Parts:
     def slips(self) -> list[Slip]:
         """Usual mistakes with out and lse."""
         (a, b), (la, lb), (wa, wb) = self.out, self.lse, self.weights
-        pa, pb = (
-            (lse - torch.maximum(*self.lse)).exp().nan_to_num(0.0)[..., None] for lse in self.lse
-        )
+        pa, pb = ((lse - torch.maximum(*self.lse)).exp().nan_to_num(0.0)[..., None] for lse in self.lse)
         table: list[tuple[str, Callable[[], dict[str, Tensor]]]] = [
             ("The old out still has its old denominator: it must be rescaled by exp(lse - merged lse), too.",
              lambda: {"out": a + wb * b}),
@@ -214,23 +207,18 @@ def wrong_ways(
     return [(says, lambda i=i: {"out": wa.unsqueeze(i) * a + wb.unsqueeze(i) * b}) for i in places]
 
 
-def hidden_in(
-    scores: tuple[Tensor, Tensor], old: Tensor, new: Tensor
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+def hidden_in(scores: tuple[Tensor, Tensor], old: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
     """Nothing seen in the old part where `old`, in the block where `new`."""
     a, b = (
-        block.masked_fill(mask[..., None], -torch.inf)
-        for block, mask in zip(scores, (old, new), strict=True)
+        block.masked_fill(mask[..., None], -torch.inf) for block, mask in zip(scores, (old, new), strict=True)
     )
     return a, b
 
 
-def values_of(
-    parts: Parts, call: Call, title: str, weight: float = 1.0, otherwise: str = ""
-) -> Line:
+def values_of(parts: Parts, call: Call, title: str, weight: float = 1.0, otherwise: str = "") -> Line:
     return values_line(
         call, ABOUT, title, names=("out", "lse"), slips=parts.slips(), otherwise=otherwise, weight=weight
-    )  # fmt: skip
+    )
 
 
 def gradients_of(call: Call, title: str, weight: float = 1.0, otherwise: str = "") -> Line:
@@ -267,9 +255,7 @@ def large(draw: Draw, dtype: torch.dtype = torch.float64) -> Parts:
     return Parts((a, b), parts.values, parts.grads, dtype)
 
 
-@exercise(
-    points=7, objects=("online_softmax_merge",), references=REFERENCES, refused=REFUSED
-)  # fmt: skip
+@exercise(points=7, objects=("online_softmax_merge",), references=REFERENCES, refused=REFUSED)
 def online_softmax_merge(draw: Draw) -> Iterator[Case]:
     plain = Parts.draw(draw, (2, 5, 3), 4)
     square = Parts.draw(draw, (4, 4, 4), 4)
@@ -279,7 +265,8 @@ def online_softmax_merge(draw: Draw) -> Iterator[Case]:
         ("plain", plain), ("square", square), ("flat", flat), ("masked", hidden), ("large", extreme),
     )}  # fmt: skip
     yield function_case(
-        "two parts", list(calls.values()),
+        "two parts",
+        list(calls.values()),
         [
             values_of(plain, calls["plain"], "two parts are attention to all keys", 2),
             gradients_of(calls["plain"], "gradients", 1.5),
@@ -291,7 +278,7 @@ def online_softmax_merge(draw: Draw) -> Iterator[Case]:
             gradients_of(calls["masked"], "gradients there", 1.5, NAN_BEHIND),
         ],
         OPERATIONS,
-    )  # fmt: skip
+    )
     if draw.hidden:
         kinds = Parts.draw(draw, (3, 7), 5, torch.float32), masked(draw, torch.float32)
         made = [parts.call(f"float32 {i}") for i, parts in enumerate((*kinds, large(draw)))]

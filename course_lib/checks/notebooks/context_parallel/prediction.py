@@ -26,9 +26,7 @@ def idle(rank: int, n: int) -> float:
     return facts.causal_idle_shares(n)[rank]
 
 
-def hiding(
-    flops: float, bytes_per_second: float, width: int, kv_width: int, causal: bool = False
-) -> float:
+def hiding(flops: float, bytes_per_second: float, width: int, kv_width: int, causal: bool = False) -> float:
     return facts.hiding_block(flops, bytes_per_second, width, kv_width, HALF, causal=causal)
 
 
@@ -70,9 +68,7 @@ RING: Mapping[str, Formula] = {
     "Gradients travel in float32, twice the bytes, and N times: the last transfer brings them home.": (
         rounds(less, less, lambda n: (n - 1) / 2)
     ),
-    "After N - 1 transfers the gradients are one rank short of home: N times.": rounds(
-        less, less, less
-    ),
+    "After N - 1 transfers the gradients are one rank short of home: N times.": rounds(less, less, less),
     "Backward the keys go round again, N - 1 times in 16 bits, and their gradients N times in 32: that is "
     "the gradients alone, or both in 16 bits.": (rounds(less, lambda n: 0, same)),
     "(N-1)/N is a collective's share of the whole. Here each rank sends a part N - 1 times.": (
@@ -109,17 +105,15 @@ ULYSSES: Mapping[str, Formula] = {
     "There are two of each: q and the output, keys and values.": parts(1, 1, others),
     "A rank keeps 1/N of its own part, and sends the rest: (N-1)/N.": parts(2, 2, lambda n: 1),
     "Each rank holds tokens / N, and sends (N-1)/N of that.": parts(2, 2, lambda n: n - 1),
-    "That is the sum over all ranks: one rank's bytes are asked for.": (
-        parts(2, 2, less)
-    ),
+    "That is the sum over all ranks: one rank's bytes are asked for.": (parts(2, 2, less)),
     "A part is sent once, not N - 1 times: each other rank gets another piece of it.": (
         parts(2, 2, lambda n: (n - 1) ** 2 / n)
     ),
     "That is forward and backward: one direction is asked for.": parts(4, 4, others),
-    "A number has itemsize bytes.": lambda n, tokens, width, kv_width, itemsize=HALF: (
-        ulysses(n, tokens, width, kv_width, 1)
+    "A number has itemsize bytes.": lambda n, tokens, width, kv_width, itemsize=HALF: ulysses(
+        n, tokens, width, kv_width, 1
     ),
-}  # fmt: skip
+}
 IDLE: Mapping[str, Formula] = {
     "In the first step a rank has the diagonal alone, half a block: all steps last n - 1/2, not n.": (
         lambda rank, n: (n - 1 - rank) / n
@@ -165,7 +159,7 @@ HIDING: Mapping[str, Formula] = {
     "That is six blocks, the paper's *sequence*, which must fit in memory: the block hides.": times(6),
     "The rate is in bytes a second, not in bits.": times(1 / 8),
     "The rate is in bytes a second already: do not convert it.": times(8),
-}  # fmt: skip
+}
 
 
 @exercise(

@@ -19,7 +19,7 @@ TIMES = {
     1 / (2 - 1 / RANKS): "Upside down: how many times as long.",
     2 * RANKS / (RANKS + 1): "That has N whole steps; the first has the diagonal alone, half a block: "
     "(N - 1/2) over N/2.",
-}  # fmt: skip
+}
 TRANSFERS = {
     16: "N steps, and nothing is sent after the last: no rank needs the keys any more.",
     30: "Keys and values go in one message, or count as one transfer; forward alone is asked for.",
@@ -36,18 +36,13 @@ BLOCKS = {
     2 * BLOCK: "Without a mask: all scores are computed.",
     1.2 * BLOCK: "That is backward, with gradients in float32; forward is asked for.",
     BLOCK / 2: "Keys and values are sent, 4 bytes a feature; 4 FLOPs a score and feature.",
-}  # fmt: skip
+}
 MOST = {
     HEADS: "Heads of keys and values are traded, too, and there are fewer of them.",
-    HEADS
-    // KV_HEADS: "That is how many heads share one of keys. Each rank needs a head of keys of its own.",
+    HEADS // KV_HEADS: "That is how many heads share one of keys. Each rank needs a head of keys of its own.",
     HEADS * KV_HEADS: "A rank needs whole heads.",
 }
-SMALLER = (
-    "the time of the slowest rank",
-    "the bytes sent",
-    "the number of scores that all ranks compute",
-)
+SMALLER = ("the time of the slowest rank", "the bytes sent", "the number of scores that all ranks compute")
 
 
 @exercise(

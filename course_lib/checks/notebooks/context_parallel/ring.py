@@ -24,10 +24,7 @@ from course_lib.checks.notebooks.context_parallel.ring_lines import (
     precise_line,
     value_line,
 )
-from course_lib.checks.notebooks.context_parallel.ring_slips import (
-    backward_slips,
-    forward_slips,
-)
+from course_lib.checks.notebooks.context_parallel.ring_slips import backward_slips, forward_slips
 from course_lib.checks.notebooks.context_parallel.ring_traffic import (
     bytes_lines,
     half_bytes_line,
@@ -78,9 +75,7 @@ def trouble(case: Case, kind: str, text: str) -> str:
 def trouble_behind(case: Case, kind: str, text: str) -> str:
     """The same with a backward."""
     if "backward or vjp" in text:
-        return (
-            "The torch.autograd.Function has no backward yet: a staticmethod backward(ctx, grad)."
-        )
+        return "The torch.autograd.Function has no backward yet: a staticmethod backward(ctx, grad)."
     if "incorrect number of gradients" in text:
         return "backward returns one value for each argument of forward: None for those that are not tensors."
     if "inplace operation" in text:
@@ -160,17 +155,13 @@ def values(spread: Spread, title: str, weight: float, *, short: bool = False) ->
     if spread.forward_only:
         return value_line(
             spread, f"{title}: forward", weight, forward_slips(spread), MERGED, short=short, misfit=PAIR
-        )  # fmt: skip
+        )
     slips = backward_slips(spread)
     return value_line(spread, f"{title}: backward", weight, slips, BACKWARD_STEP, short=short)
 
 
 def case(
-    spreads: Sequence[Spread],
-    lines: Sequence[Line],
-    title: str,
-    more_runs: Sequence[Run] = (),
-    **more: Any,
+    spreads: Sequence[Spread], lines: Sequence[Line], title: str, more_runs: Sequence[Run] = (), **more: Any
 ) -> Case:
     called = [*(spread.run() for spread in spreads), *more_runs]
     return runs.case(title, called, lines, OPERATIONS, forbidden=BUILT_IN, **more)

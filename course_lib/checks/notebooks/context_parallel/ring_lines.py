@@ -9,17 +9,7 @@ import torch
 
 from course_lib import facts
 from course_lib.checks.judge.layers.lines import SLACK, differs, saved_line, subject
-from course_lib.checks.kit import (
-    ANY,
-    RIGHT,
-    Finding,
-    Line,
-    Observed,
-    Sentence,
-    Slip,
-    essential,
-    wrong,
-)
+from course_lib.checks.kit import ANY, RIGHT, Finding, Line, Observed, Sentence, Slip, essential, wrong
 from course_lib.checks.notebooks.context_parallel.ring_slips import lse_slips
 from course_lib.checks.notebooks.context_parallel.ring_whole import GRADS, Spread
 from course_lib.checks.notebooks.context_parallel.spread import Run, alive_line
@@ -70,9 +60,7 @@ def value_line(
         if finding is not None and not finite(run, observed, names):
             return wrong(*finding.sentences, NAN, cause="nan")
         if finding is not None and finding.cause in {f"{run.name} {name}" for name in names}:
-            first = (
-                not spread.forward_only and differs(run, observed, ["y"], (), None, "") is not None
-            )
+            first = not spread.forward_only and differs(run, observed, ["y"], (), None, "") is not None
             return wrong(*finding.sentences, FORWARD_FIRST if first else otherwise, cause=ANY)
         return finding or left_alone(run, observed)
 
@@ -137,7 +125,7 @@ def precise_line(spread: Spread, name: str, title: str) -> Line:
                     "Scores and partial results (out, lse, and in backward the sums of gradients, also those "
                     "that are sent) belong in float32; round to bfloat16 once, at the end.",
                     cause="rounding",
-                )  # fmt: skip
+                )
         return RIGHT
 
     return Line(title, judge, 0.75)

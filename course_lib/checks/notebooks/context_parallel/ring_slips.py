@@ -8,11 +8,7 @@ import torch
 from torch import Tensor
 
 from course_lib.checks.kit import Slip
-from course_lib.checks.notebooks.context_parallel.ring_whole import (
-    GRADS,
-    Spread,
-    attention_slips,
-)
+from course_lib.checks.notebooks.context_parallel.ring_whole import GRADS, Spread, attention_slips
 
 OLD = "The old out still has the weight that it had when it came: with each block that follows it loses "
 MEAN = (
@@ -39,7 +35,7 @@ def forward_slips(spread: Spread) -> list[Slip]:
             "with the keys that came in the step before.",
             spread.from_marks(lambda r, i, o, j: (r == o) & ((i >= j) | (not spread.causal))),
         ),
-    ]  # fmt: skip
+    ]
 
 
 def lse_slips(spread: Spread) -> list[Slip]:
@@ -55,7 +51,7 @@ def lse_slips(spread: Spread) -> list[Slip]:
         Slip("That is lse of the rank's own keys: merge it with that of each block.", first),
         Slip("That is the largest score: add the logarithm of the sum of exponentials.", largest),
         Slip("That is the sum itself: return its logarithm.", lambda k: {"y": spread.part(lse.exp(), k)}),
-    ]  # fmt: skip
+    ]
 
 
 def backward_slips(spread: Spread) -> list[Slip]:
@@ -69,10 +65,7 @@ def backward_slips(spread: Spread) -> list[Slip]:
         )
         for name in ("grad.k", "grad.v"):
             slips.append(
-                Slip(
-                    says,
-                    lambda k, by=by, name=name: {name: spread.part(whole[name], (k + by) % n)},
-                )
+                Slip(says, lambda k, by=by, name=name: {name: spread.part(whole[name], (k + by) % n)})
             )
     for name in ("grad.k", "grad.v"):
         says = (

@@ -98,9 +98,7 @@ def neighbours_line(spread: Spread, way: str) -> Line:
         for k, rank in enumerate(members(observed)):
             done = operations(run, observed, rank, way)
             peers = {
-                operation.peer
-                for operation in done
-                if operation.op == "send" and operation.peer is not None
+                operation.peer for operation in done if operation.op == "send" and operation.peer is not None
             }
             if strangers := peers - {(k - 1) % spread.n, (k + 1) % spread.n}:
                 return wrong(

@@ -179,13 +179,10 @@ def attention_slips(spread: Spread) -> list[Slip]:
     slips = [
         spread.otherwise(f"{by} not divided.", scale=1.0),
         spread.otherwise(f"{by} divided by head_dim, not by its root.", scale=1 / head_dim),
-        spread.otherwise(
-            f"{by} divided by the root of heads x head_dim.", scale=(heads * head_dim) ** -0.5
-        ),
+        spread.otherwise(f"{by} divided by the root of heads x head_dim.", scale=(heads * head_dim) ** -0.5),
         spread.otherwise(f"{by} divided by the root of heads.", scale=heads**-0.5),
         spread.otherwise(
-            f"{by} divided by the root of the sequence's length.",
-            scale=spread.whole.q.shape[1] ** -0.5,
+            f"{by} divided by the root of the sequence's length.", scale=spread.whole.q.shape[1] ** -0.5
         ),
     ]
     if 1 < kv_heads < heads:
@@ -208,9 +205,7 @@ def mask_slips(spread: Spread) -> list[Slip]:
     table = torch.nn.utils.rnn.pad_sequence(spread.places, batch_first=True)
 
     begins, ends = (
-        spread.marks(
-            [torch.tensor([span[at] for span in spans for _ in span]) for spans in spread.layout]
-        )
+        spread.marks([torch.tensor([span[at] for span in spans for _ in span]) for spans in spread.layout])
         for at in (0, -1)
     )
 

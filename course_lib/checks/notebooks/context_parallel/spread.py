@@ -8,17 +8,7 @@ from typing import Any
 
 from course_lib.checks.judge.layers import runs as layers
 from course_lib.checks.judge.layers.lines import PAGES, members, operations
-from course_lib.checks.kit import (
-    RIGHT,
-    Case,
-    Finding,
-    Line,
-    Observed,
-    Sentence,
-    usual,
-    words,
-    wrong,
-)
+from course_lib.checks.kit import RIGHT, Case, Finding, Line, Observed, Sentence, usual, words, wrong
 
 OTHERWISE_MADE = (
     "Make scores and sums with products of matrices (@, torch.einsum): a tensor of all single products is "
@@ -47,9 +37,7 @@ class Run(layers.Run):
         instructions = super().instructions(k, group) | {"measured": self.measured}
         instructions["worth"] = self.worth
         if self.layout is not None:
-            instructions["layout"] = [
-                [[s.start, s.stop, s.step] for s in spans] for spans in self.layout
-            ]
+            instructions["layout"] = [[[s.start, s.stop, s.step] for s in spans] for spans in self.layout]
         return instructions
 
 
@@ -108,12 +96,7 @@ def work_line(
 
 
 def alive_line(
-    run: Run,
-    direction: str,
-    most: float,
-    says: Callable[[int], str],
-    title: str,
-    weight: float = 1.0,
+    run: Run, direction: str, most: float, says: Callable[[int], str], title: str, weight: float = 1.0
 ) -> Line:
     """Bytes alive at any moment beside the inputs: so many at most. says: bytes -> the usual cause.
 
@@ -158,9 +141,7 @@ def overlap_line(
     return Line(title, judge, weight, "communication")
 
 
-def calls_line(
-    run: Run, direction: str, most: int, says: str, title: str, weight: float = 0.5
-) -> Line:
+def calls_line(run: Run, direction: str, most: int, says: str, title: str, weight: float = 0.5) -> Line:
     """Messages sent, and collectives, that each rank begins in a direction: so many at most."""
 
     def judge(observed: Observed) -> Finding:

@@ -8,25 +8,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from course_lib.checks.judge.functions import (
-    About,
-    Call,
-    function_case,
-    memory_line,
-    values_line,
-    work_line,
-)
-from course_lib.checks.kit import (
-    ANY,
-    Case,
-    Draw,
-    Finding,
-    Line,
-    Observed,
-    Sentence,
-    exercise,
-    wrong,
-)
+from course_lib.checks.judge.functions import About, Call, function_case, memory_line, values_line, work_line
+from course_lib.checks.kit import ANY, Case, Draw, Finding, Line, Observed, Sentence, exercise, wrong
 from course_lib.checks.notebooks.context_parallel.references import (
     COMPILED,
     OPERATIONS,
@@ -56,9 +39,7 @@ SKIP = (
     "queries[-1] < keys[0], go on to the next one, forward and backward."
 )
 ROWS = 8 * SEQ * HEADS * BYTES  # a few numbers for each query, such as lse and delta
-ROUNDINGS = (
-    1.5  # of the output in 16 bits: by how much the root mean square of errors may exceed one
-)
+ROUNDINGS = 1.5  # of the output in 16 bits: by how much the root mean square of errors may exceed one
 REMAINDER = (
     "The last tile of queries, and that of keys, may be shorter: q[:, i : i + block] ends by itself "
     "where the tensor does."
@@ -93,9 +74,7 @@ def trouble(error: str, text: str) -> str:
     if "must match the size" in text or "is invalid for input" in text:
         return f"Are there tiles of another size? {REMAINDER} And kv_heads may be fewer than heads."
     if "backward or vjp" in text:
-        return (
-            "The torch.autograd.Function has no backward yet: a staticmethod backward(ctx, grad)."
-        )
+        return "The torch.autograd.Function has no backward yet: a staticmethod backward(ctx, grad)."
     if "Provided sizes" in text:
         return "by_head takes four dimensions: lse and delta as lse[:, rows, :, None]."
     if "incorrect number of gradients" in text:
@@ -124,9 +103,7 @@ ABOUT = About(
 )
 
 
-def call_of(
-    name: str, whole: Whole, block: int | None, causal: bool = False, measured: bool = False
-) -> Call:
+def call_of(name: str, whole: Whole, block: int | None, causal: bool = False, measured: bool = False) -> Call:
     """block None: left out, as causal is where it is not set."""
     kwargs = {"causal": True} if causal else {}
     return Call(
@@ -144,15 +121,14 @@ def values_of(
     call: Call, whole: Whole, title: str, block: int, weight: float, otherwise: str = MERGED
 ) -> Line:
     return values_line(
-        call, ABOUT, title, names=["y"], slips=output_slips(whole, block), weight=weight, otherwise=otherwise,
-    )  # fmt: skip
+        call, ABOUT, title, names=["y"], slips=output_slips(whole, block), weight=weight, otherwise=otherwise
+    )
 
 
 def gradients_of(call: Call, whole: Whole, title: str, block: int, weight: float) -> Line:
     return values_line(
-        call, ABOUT, title, names=GRADIENTS, slips=gradient_slips(whole, block), weight=weight,
-        otherwise=STEP,
-    )  # fmt: skip
+        call, ABOUT, title, names=GRADIENTS, slips=gradient_slips(whole, block), weight=weight, otherwise=STEP
+    )
 
 
 def both_of(call: Call, whole: Whole, title: str, block: int, weight: float) -> Line:
@@ -216,10 +192,7 @@ def error_of(tensor: Tensor, exact: Tensor) -> float:
 def cause_of(direction: str) -> Callable[[int], tuple[str, bool]]:
     def says(nbytes: int) -> tuple[str, bool]:
         if nbytes >= SCORES // 2:  # of one head alone, or of half of the pairs
-            return (
-                f"The whole N x N matrix was there in {direction}: make it a tile at a time.",
-                True,
-            )
+            return (f"The whole N x N matrix was there in {direction}: make it a tile at a time.", True)
         return (
             "A tile of queries met all keys at once, block x N scores, or much of many tiles was held: go "
             "through the keys in tiles, too, and let go of each before the next.",
@@ -260,7 +233,7 @@ def memory_lines(call: Call) -> list[Line]:
 
 @exercise(
     points=12, objects=("tiled_attention",), references=REFERENCES, refused=REFUSED, hint=stopped, point=POINT
-)  # fmt: skip
+)
 def tiled_attention(draw: Draw) -> Iterator[Case]:
     plain, causal = Whole.draw(draw, 2, 13, 2, 2, 4), Whole.draw(draw, 2, 13, 2, 2, 4, causal=True)
     grouped = Whole.draw(draw, 1, 11, 6, 2, 5, causal=True)
@@ -274,7 +247,8 @@ def tiled_attention(draw: Draw) -> Iterator[Case]:
     ]  # fmt: skip
     forward = [forward_of(*pair) for pair in zip(calls[:3], (plain, causal, grouped), strict=True)]
     yield function_case(
-        "values", [*forward, *calls],
+        "values",
+        [*forward, *calls],
         [
             values_of(forward[0], plain, "13 tokens in tiles of 5", 5, 2),
             gradients_of(calls[0], plain, "gradients", 5, 2.5),
@@ -287,7 +261,7 @@ def tiled_attention(draw: Draw) -> Iterator[Case]:
             values_of(calls[5], large, "scores in the hundreds", 5, 0.5, LARGE),
         ],
         OPERATIONS,
-    )  # fmt: skip
+    )
     long = Whole.draw(draw, 1, SEQ, HEADS, HEADS, HEAD_DIM, causal=True)
     measured = call_of("long", long, BLOCK, True, measured=True)
     half, exact = half_call(draw)
@@ -301,9 +275,7 @@ def tiled_attention(draw: Draw) -> Iterator[Case]:
         OPERATIONS, timeout=30.0,
     )  # fmt: skip
     # apart: a student who rounds too often must still get the lines about memory
-    yield function_case(
-        "half", [half], [half_line(half, exact, "bfloat16, rounded once", 1)], OPERATIONS
-    )
+    yield function_case("half", [half], [half_line(half, exact, "bfloat16, rounded once", 1)], OPERATIONS)
     if draw.hidden:
         yield from more(draw)
 

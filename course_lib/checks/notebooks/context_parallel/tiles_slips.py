@@ -89,9 +89,7 @@ def masks(block: int) -> Iterator[tuple[str, Callable[[Tensor, Tensor], Tensor] 
 def each_tile(whole: Whole, block: int) -> Tensor:
     """Of each tile of keys, its own softmax times its values: (tiles, batch, seq, heads, head_dim)."""
     parts = zip(whole.scores.split(block, -1), whole.values.split(block, 1), strict=True)
-    return torch.stack(
-        [torch.einsum("bhij,bjhd->bihd", s.softmax(-1).nan_to_num(0.0), v) for s, v in parts]
-    )
+    return torch.stack([torch.einsum("bhij,bjhd->bihd", s.softmax(-1).nan_to_num(0.0), v) for s, v in parts])
 
 
 def without_rescaling(whole: Whole, block: int, total_is: bool) -> Tensor:

@@ -15,25 +15,11 @@ from course_lib.checks.judge.layers.lines import (
     sent_line,
     values_or_refusal_line,
 )
-from course_lib.checks.kit import (
-    Case,
-    Draw,
-    Finding,
-    Line,
-    Observed,
-    Slip,
-    essential,
-    exercise,
-    words,
-)
+from course_lib.checks.kit import Case, Draw, Finding, Line, Observed, Slip, essential, exercise, words
 from course_lib.checks.notebooks.context_parallel import spread as runs
 from course_lib.checks.notebooks.context_parallel.references import OPERATIONS, REFERENCES, REFUSED
 from course_lib.checks.notebooks.context_parallel.ring_lines import FLOAT, kept_bytes, value_line
-from course_lib.checks.notebooks.context_parallel.ring_whole import (
-    GRADS,
-    Spread,
-    attention_slips,
-)
+from course_lib.checks.notebooks.context_parallel.ring_whole import GRADS, Spread, attention_slips
 from course_lib.checks.notebooks.context_parallel.spread import alive_line, calls_line
 from course_lib.ledger.operation import Operation
 
@@ -105,15 +91,10 @@ def exchange_slips(spread: Spread) -> list[Slip]:
         own,
         Slip(says, by_heads(interleaved)),
         Slip(says, by_heads(dealt)),
-        *(
-            Slip(
-                says, by_heads([(h + by * each) % heads for h in range(heads)])
-            )
-            for by in range(1, n)
-        ),
+        *(Slip(says, by_heads([(h + by * each) % heads for h in range(heads)])) for by in range(1, n)),
         spread.otherwise(turns, head_of=in_turn),
         *attention_slips(spread),
-    ]  # fmt: skip
+    ]
 
 
 def backward_slips(spread: Spread) -> list[Slip]:
@@ -124,9 +105,7 @@ def backward_slips(spread: Spread) -> list[Slip]:
         "each rank keeps its own tokens."
     )
     mean = "The gradients were divided by N. Each comes to one rank, whole: divide by nothing."
-    slips = [
-        Slip(mean, lambda k, name=name: {name: spread.part(whole[name], k) / n}) for name in GRADS
-    ]
+    slips = [Slip(mean, lambda k, name=name: {name: spread.part(whole[name], k) / n}) for name in GRADS]
     for by in range(1, n):
         slips += [
             Slip(away, lambda k, by=by, name=name: {name: spread.part(whole[name], (k + by) % n)})
@@ -139,9 +118,7 @@ def values(spread: Spread, title: str, weight: float, *, short: bool = False) ->
     if spread.forward_only:
         slips = exchange_slips(spread)
         return value_line(spread, f"{title}: forward", weight, slips, OTHERWISE[0], short=short)
-    return value_line(
-        spread, f"{title}: backward", weight, backward_slips(spread), OTHERWISE[1], short=short
-    )
+    return value_line(spread, f"{title}: backward", weight, backward_slips(spread), OTHERWISE[1], short=short)
 
 
 def bytes_lines(spread: Spread, way: str) -> list[Line]:
@@ -261,9 +238,7 @@ def both_ways(spread: Spread, title: str, shown: str, weight: float, **more: Any
 
 
 def causal(draw: Draw, n: int, batch: int, weight: float = 1.0) -> Iterator[Case]:
-    spread = Spread.draw(
-        draw, n, 5 * n, batch=batch, heads=4 * n, kv_heads=2 * n, causal=True, name="causal"
-    )
+    spread = Spread.draw(draw, n, 5 * n, batch=batch, heads=4 * n, kv_heads=2 * n, causal=True, name="causal")
     title = f"causal, {words.counted(n, 'rank')}"
     return both_ways(spread, title, title, weight)
 
@@ -273,10 +248,11 @@ def indivisible(draw: Draw) -> Case:
     heads = Spread.draw(draw, 3, 6, heads=4, kv_heads=2, name="heads", refuses=True)
     of_keys = Spread.draw(draw, 3, 6, heads=6, kv_heads=2, name="keys", refuses=True)
     return runs.case(
-        HEADS, [heads.run(), of_keys.run()],
+        HEADS,
+        [heads.run(), of_keys.run()],
         [
             values_or_refusal_line(heads.run(), "4 heads, 3 ranks", [4, 3], weight=0.5),
             values_or_refusal_line(of_keys.run(), "6 heads, 2 of keys, 3 ranks", [2, 3], weight=0.5),
         ],
         OPERATIONS,
-    )  # fmt: skip
+    )

@@ -64,8 +64,7 @@ def not_too_large(run: Training, most: int) -> Line:
     def judge(observed: Observed) -> Finding:
         for rank in range(observed.world_size):
             largest = max(
-                (operation.nbytes for ops in by_step(observed, rank)[1] for operation in ops),
-                default=0,
+                (operation.nbytes for ops in by_step(observed, rank)[1] for operation in ops), default=0
             )
             if largest > enough:
                 return wrong(
@@ -93,11 +92,7 @@ def leave_early(
     def due(block: int) -> int:
         """Bytes that are complete when backward reaches a block, less the last bucket's, which may wait."""
         earlier = tuple(f"blocks.{k}." for k in range(block + 1))
-        later = [
-            size
-            for name, size in zip(trained(run), whole, strict=True)
-            if not name.startswith(earlier)
-        ]
+        later = [size for name, size in zip(trained(run), whole, strict=True) if not name.startswith(earlier)]
         return sum(later) - most - max(whole)
 
     bounds = {block: due(block) for block in range(depth)}
@@ -228,17 +223,18 @@ def bucketed_data_parallel(draw: Draw) -> Iterator[Case]:
     kwargs = {"bucket_bytes": 200}
     plain = {"name": "plain", "width": 4, "depth": 3}
     run = training(draw, 2, plain, optimizer=ADAMW, micro=3, kwargs=kwargs, no_sync=True)
-    yield wrapper_case("accumulation", run,
+    yield wrapper_case(
+        "accumulation",
+        run,
         [
             right_values(
-                run, "grad", "2 microbatches under no_sync(), a third outside, AdamW", 2,
-                otherwise=QUIET,
+                run, "grad", "2 microbatches under no_sync(), a third outside, AdamW", 2, otherwise=QUIET
             ),
             right_values(run, "param", "and the parameters after each step", 0.5),
             gradients_sent(run, title="3 microbatches, sent once", weight=1.5),
             after_no_sync(run, kwargs["bucket_bytes"]),
         ],
-    )  # fmt: skip
+    )
     yield unused_parameter(draw, kwargs={"bucket_bytes": 400})
     yield some_ranks_only(draw, kwargs={"bucket_bytes": 100})
     yield in_a_group(draw, kwargs={"bucket_bytes": 100})
@@ -254,13 +250,13 @@ def bucketed_data_parallel(draw: Draw) -> Iterator[Case]:
             ],
         )  # fmt: skip
         run = training(draw, 2, {"name": "traps", "width": 4}, steps=3)
-        yield wrapper_case("one bucket", run,
-            [right_values(run, "param", "one bucket for all, 3 steps", short=True)],
-        )  # fmt: skip
+        yield wrapper_case(
+            "one bucket", run, [right_values(run, "param", "one bucket for all, 3 steps", short=True)]
+        )
         run = training(draw, 1, {"name": "traps", "width": 4})
-        yield wrapper_case("1 rank", run,
-            [right_values(run, "param", "1 rank", 0.5, trivial=True, short=True)],
-        )  # fmt: skip
+        yield wrapper_case(
+            "1 rank", run, [right_values(run, "param", "1 rank", 0.5, trivial=True, short=True)]
+        )
 
 
 def overlapping(draw: Draw, n: int) -> Case:

@@ -25,9 +25,7 @@ def left_early(run: Training, observed: Observed) -> bool:
         return False
     expected, steps = lines.kind("grad.0", train(run)), [rank[0] for rank in run.steps]
     model = run.built()
-    rank_gradients = [
-        [gradients(model, microbatch, len(rank)) for microbatch in rank] for rank in steps
-    ]
+    rank_gradients = [[gradients(model, microbatch, len(rank)) for microbatch in rank] for rank in steps]
     some = False
     for rank in lines.members(observed):
         actual = {name: observed.tensors[rank][name] for name in expected}
@@ -41,17 +39,11 @@ def left_early(run: Training, observed: Observed) -> bool:
 
 
 def lacking(
-    actual: Tensors,
-    expected: Tensors,
-    name: str,
-    rank_gradients: list[list[Tensors]],
-    dtype: torch.dtype,
+    actual: Tensors, expected: Tensors, name: str, rank_gradients: list[list[Tensors]], dtype: torch.dtype
 ) -> bool:
     """The gradient is the mean over the ranks, with some ranks' last microbatch left out."""
     short, zeros = name.split(".", 2)[2], torch.zeros_like(expected[name])
-    early = sum(
-        (microbatch.get(short, zeros) for rank in rank_gradients for microbatch in rank[:-1]), zeros
-    )
+    early = sum((microbatch.get(short, zeros) for rank in rank_gradients for microbatch in rank[:-1]), zeros)
     last = [rank[-1].get(short, zeros) for rank in rank_gradients]
     for there in product((0, 1), repeat=len(last)):
         total = sum((gradient for gradient, here in zip(last, there, strict=True) if here), early)
@@ -102,10 +94,7 @@ def during_backward_line(
                 cause="waited in backward",
             )
         started = backward.passes[0].begun
-        if any(
-            operation.op == "barrier"
-            for operation in observed.operations[rank][started : first.begun]
-        ):
+        if any(operation.op == "barrier" for operation in observed.operations[rank][started : first.begun]):
             return wrong(
                 f"on rank {rank} a barrier was begun during backward: backward stands still until all ranks "
                 "have come to it and their messages have arrived.",

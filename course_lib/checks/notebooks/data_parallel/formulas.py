@@ -27,9 +27,7 @@ SENT = {
     "Under no_sync() nothing is sent: K microbatches are sent once, together.": lambda n, m, k, quiet: (
         2 * (n - 1) / n * m * k
     ),
-    "Without no_sync() every one of the K microbatches is sent.": lambda n, m, k, quiet: (
-        2 * (n - 1) / n * m
-    ),
+    "Without no_sync() every one of the K microbatches is sent.": lambda n, m, k, quiet: 2 * (n - 1) / n * m,
     "It is the other way round: with no_sync() once, without it K times.": lambda n, m, k, quiet: (
         2 * (n - 1) / n * m * (k if quiet else 1)
     ),
@@ -62,18 +60,14 @@ EFFICIENCY = {
     "Divide compute by the whole step, compute + exposed.": lambda c, e: c / e if e else 0.0,
 }
 TOPK = {
-    "Indices travel, too: 4 bytes for each value.": lambda n, size, f: (
-        (n - 1) * chosen(size, f) * 4
-    ),
+    "Indices travel, too: 4 bytes for each value.": lambda n, size, f: (n - 1) * chosen(size, f) * 4,
     "Each rank sends its pairs to N - 1 others.": lambda n, size, f: chosen(size, f) * 8,
     "To the N - 1 others, not to itself.": lambda n, size, f: n * chosen(size, f) * 8,
     "An all-gather is not an all-reduce: nothing is added on the way, so every pair goes to each of the "
     "N - 1 others.": lambda n, size, f: 2 * (n - 1) / n * chosen(size, f) * 8,
     "That is the uncompressed all-reduce times the fraction: indices cost as much as values, and an "
     "all-gather grows with N.": lambda n, size, f: 2 * (n - 1) / n * 4 * size * f,
-    "Indices of 4 bytes are enough below 2^31 elements.": lambda n, size, f: (
-        (n - 1) * chosen(size, f) * 12
-    ),
+    "Indices of 4 bytes are enough below 2^31 elements.": lambda n, size, f: (n - 1) * chosen(size, f) * 12,
 }
 
 

@@ -89,8 +89,7 @@ def close_to_the_mean(on: Setting, inputs: Inputs) -> Callable[[Observed], Findi
         slips = {
             NOT_ADDED: inputs.tensor.mean(0),
             "`error` was added twice.": (inputs.tensor + 2 * inputs.error).mean(0),
-            f"That is the sum over the {inputs.n} ranks: divide it by their number.": inputs.mean
-            * inputs.n,
+            f"That is the sum over the {inputs.n} ranks: divide it by their number.": inputs.mean * inputs.n,
             "That is divided by the number of ranks twice.": inputs.mean / inputs.n,
         }
         for says, value in slips.items():
@@ -142,9 +141,7 @@ def nothing_lost(on: Setting, inputs: Inputs) -> Callable[[Observed], Finding]:
 
     def judge(observed: Observed) -> Finding:
         result = observed.tensors[on.ranks[0]]["tensor"].to(torch.float64).flatten()
-        errors = torch.stack(
-            [observed.tensors[r]["error"].to(torch.float64).flatten() for r in on.ranks]
-        )
+        errors = torch.stack([observed.tensors[r]["error"].to(torch.float64).flatten() for r in on.ranks])
         missing = inputs.asked.sum(0) - inputs.n * result - errors.sum(0)
         tolerance = 2e-5 * inputs.asked.abs().sum(0).clamp(min=1)
         if bool((missing.abs() <= tolerance).all()):
@@ -208,9 +205,7 @@ def cost_hint(n: int, numel: int) -> Callable[[float, Observed], str]:
                 "gather the means."
             )
         if ratio > 3.5:
-            return (
-                "The elements travelled as float32: send int8 and one float32 scale for each block."
-            )
+            return "The elements travelled as float32: send int8 and one float32 scale for each block."
         return "2 (N-1) (s + 4 ceil(s/256)) bytes, with s = ceil(size / N): elements, and a scale a block."
 
     return hint
@@ -223,9 +218,7 @@ def through_one_rank(line: Line, numel: int) -> Line:
         finding = line.judge(observed)
         # the last rank is not the root: if it sends messages to one peer alone, that one is
         whole = [
-            operation
-            for operation in observed.operations[-1]
-            if torch.Size(operation.shape).numel() >= numel
+            operation for operation in observed.operations[-1] if torch.Size(operation.shape).numel() >= numel
         ]
         to_one = len({operation.peer for operation in whole if operation.op == "send"}) == 1
         ways = {
@@ -263,11 +256,7 @@ def int8_case(draw: Draw, on: Setting, *, traffic: bool = False, spread: bool = 
     lines = [Line(name, mean, on.weight, trivial=on.trivial, short=on.short)]
     if not on.short:
         lines += [
-            Line(
-                "nothing is lost: N * result + errors",
-                both(sent, nothing_lost(on, inputs)),
-                on.weight,
-            ),
+            Line("nothing is lost: N * result + errors", both(sent, nothing_lost(on, inputs)), on.weight),
             Line("the same bits on every rank", both(sent, same_bits("tensor", on.ranks)), 0.5),
         ]
     if traffic:
@@ -299,9 +288,7 @@ def int8_all_reduce(draw: Draw) -> Iterator[Case]:
         few = "fewer elements than ranks"  # nothing can be saved there, nor by one rank
         on = Setting(3, (2,), title=few, short=True, weight=0.5, trivial=True)
         yield int8_case(draw, on)
-        on = Setting(
-            2, (6, 50), layout="transposed", title="non-contiguous", short=True, weight=0.5
-        )
+        on = Setting(2, (6, 50), layout="transposed", title="non-contiguous", short=True, weight=0.5)
         yield int8_case(draw, on)
         on = Setting(1, (600,), title="1 rank", short=True, weight=0.5, trivial=True)
         yield int8_case(draw, on)

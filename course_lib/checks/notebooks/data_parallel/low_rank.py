@@ -53,14 +53,7 @@ class Run:
 
 
 def draw_run(
-    draw: Draw,
-    members: Sequence[int],
-    n: int,
-    steps: int,
-    *,
-    rank: int = 2,
-    low_rank: bool = False,
-    **more,
+    draw: Draw, members: Sequence[int], n: int, steps: int, *, rank: int = 2, low_rank: bool = False, **more
 ) -> Run:
     """Gradients that resemble the step before's."""
 

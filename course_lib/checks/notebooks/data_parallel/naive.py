@@ -27,9 +27,7 @@ from course_lib.checks.notebooks.data_parallel.replicas import (
 SUM_OF = "gradient"  # buckets come later
 
 
-@exercise(
-    points=10, objects=("NaiveDataParallel",), references=REFERENCE, hint=broken_off, refused=REDUCER,
-)  # fmt: skip
+@exercise(points=10, objects=("NaiveDataParallel",), references=REFERENCE, hint=broken_off, refused=REDUCER)
 def naive_data_parallel(draw: Draw) -> Iterator[Case]:
     run = training(draw, 3, {"name": "traps", "width": 5, "unused": False})
     yield wrapper_case("traps", run,
@@ -66,6 +64,6 @@ def naive_data_parallel(draw: Draw) -> Iterator[Case]:
             ],
         )  # fmt: skip
         run = training(draw, 1, {"name": "traps", "width": 4})
-        yield wrapper_case("1 rank", run,
-            [right_values(run, "param", "1 rank", 0.5, trivial=True, short=True)],
-        )  # fmt: skip
+        yield wrapper_case(
+            "1 rank", run, [right_values(run, "param", "1 rank", 0.5, trivial=True, short=True)]
+        )

@@ -43,10 +43,7 @@ from course_lib.checks.notebooks.data_parallel.signs import (
 REFERENCE = ("course_lib.compression",)
 RECIPE = "course_lib.checks.rank.notebooks.data_parallel.averaging:averaging_optimizer"
 WARMUP, STEPS = 2, 5
-COMPRESSED = (
-    2 * WARMUP,
-    2 * STEPS,
-)  # places in "begun" between which the steps after the warm-up lie
+COMPRESSED = (2 * WARMUP, 2 * STEPS)  # places in "begun" between which the steps after the warm-up lie
 FULL = 0.9  # of the bytes of a float32 for each element: from there on nothing was compressed
 
 
@@ -64,9 +61,7 @@ def draw_signs(draw: Draw, n: int, numel: int) -> Signs:
             return arguments
 
 
-def compared(
-    on: Setting, arguments: Signs, names: tuple[str, ...]
-) -> Callable[[Observed], Finding]:
+def compared(on: Setting, arguments: Signs, names: tuple[str, ...]) -> Callable[[Observed], Finding]:
     """The tensors `names` are on every rank those that the algorithm gives, to rounding."""
 
     def judge(observed: Observed) -> Finding:
@@ -123,9 +118,7 @@ def sign_case(draw: Draw, on: Setting) -> Case:
     alike = same_bits("tensor", on.ranks)
     value, kept = compared(on, arguments, names[:1]), compared(on, arguments, names[1:])
     if on.short:
-        case_lines = [
-            Line(title, both(value, kept, alike), on.weight, trivial=count == 1, short=True)
-        ]
+        case_lines = [Line(title, both(value, kept, alike), on.weight, trivial=count == 1, short=True)]
     else:
         exact = [float(facts.sign_bytes(count, [numel]))] * count
         case_lines = [
@@ -242,9 +235,7 @@ def adam_case(draw: Draw, n: int) -> Case:
             point=5,
         ),
     ]
-    return Case(
-        "OneBitAdam", adam_sides(training), case_lines, recipe=RECIPE, imports=lines.OPTIMIZERS
-    )
+    return Case("OneBitAdam", adam_sides(training), case_lines, recipe=RECIPE, imports=lines.OPTIMIZERS)
 
 
 def step_hint(ratio: float, observed: Observed) -> str:

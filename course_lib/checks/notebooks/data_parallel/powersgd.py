@@ -94,9 +94,7 @@ def first_step(run: Run) -> Callable[[Observed], Finding]:
     return judge
 
 
-UNSTABLE = (
-    "Gram-Schmidt divides by zero where a column depends on others: torch.linalg.qr does not."
-)
+UNSTABLE = "Gram-Schmidt divides by zero where a column depends on others: torch.linalg.qr does not."
 
 
 def why_not(
@@ -110,9 +108,7 @@ def why_not(
     if n > 1 and near(run, actual, n * onto(basis, mean)):
         return f"Q is the sum over the {n} ranks: divide it by their number."
     if n > 1 and near(run, actual, onto(basis, own)):
-        return (
-            "That is this rank's own gradient projected: Q = G^T P has to be averaged as well as P."
-        )
+        return "That is this rank's own gradient projected: Q = G^T P has to be averaged as well as P."
     if not near(run, actual, onto(basis, actual)):
         return f"It has more than {run.rank} independent columns."
     if near(run, actual, onto(basis, mean)):
@@ -158,9 +154,7 @@ def slip(run: Run, actual: Sequence[torch.Tensor], step: int, k: int, missing: t
         latest = run.mean(step - 1, k) - actual[step - 1]
         ways["The error is gradient *and* earlier error together, less P Q^T."] = mean + latest
         every = run.mean(0, k) - actual[0] + missing
-        ways["The new error takes the place of the old one, which it includes already."] = (
-            mean + every
-        )
+        ways["The new error takes the place of the old one, which it includes already."] = mean + every
     for says, asked in ways.items():
         if near(run, now, next_result(asked, actual[step - 1], run.rank)):
             return says

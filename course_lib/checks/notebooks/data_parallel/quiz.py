@@ -18,8 +18,7 @@ BREAK_EVEN = facts.topk_break_even(0.02)
 STICKS_OUT = {
     FAST: "That is the time on the wire; most of it passes while backward runs.",
     1 + FAST: "That is backward and communication one after the other.",
-    1
-    + FAST / 20: "That is when the last bucket has arrived; the time after backward is asked for.",
+    1 + FAST / 20: "That is when the last bucket has arrived; the time after backward is asked for.",
     0: "The last bucket leaves when backward ends: it is exposed in any case.",
     14 / 50 / 20: "A ring all-reduce sends 2 (N-1)/N of 14 GB, not 14 GB.",
     28 / 50 / 20: "Nearly: with 8 ranks 2 (N-1)/N is 1.75.",
@@ -28,15 +27,10 @@ STICKS_OUT = {
 }
 SPEED = {
     1.5 / (1.5 + SLOW): "That is without overlap: part of it passes while backward runs.",
-    1.5
-    / (
-        1.5 + SLOW / 20
-    ): "Here communication is the slower: it goes on after backward, and more than the "
+    1.5 / (1.5 + SLOW / 20): "Here communication is the slower: it goes on after backward, and more than the "
     "last bucket is exposed.",
     1.5
-    / (
-        0.5 + SLOW
-    ): "Communication cannot begin with backward: the first bucket is full after 1/20 of it.",
+    / (0.5 + SLOW): "Communication cannot begin with backward: the first bucket is full after 1/20 of it.",
     2: "Upside down: efficiency is at most 1.",
     facts.scaling_efficiency(1.5, EXPOSED): "That is at 50 GB/s.",
 }

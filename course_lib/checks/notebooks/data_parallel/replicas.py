@@ -144,18 +144,14 @@ def left_under_no_sync() -> lines.Mistake:
     return lines.Mistake(
         "Only the first microbatch was exchanged: its buckets left although it ran under no_sync(). Hooks "
         "are called there, too, and must do nothing: let no_sync() set a flag that they check.",
-        lambda rank: lines.only(
-            lambda rank_gradients: [microbatches[:1] for microbatches in rank_gradients]
-        ),
+        lambda rank: lines.only(lambda rank_gradients: [microbatches[:1] for microbatches in rank_gradients]),
     )
 
 
 def never_waited(observed: Observed) -> str:
     """The hint if a sum over the ranks was begun and its handle dropped: the values read then are a race."""
     for rank, operations in enumerate(observed.operations):
-        sums = [
-            operation for operation in operations if operation.op in SUMS and operation.bytes_sent
-        ]
+        sums = [operation for operation in operations if operation.op in SUMS and operation.bytes_sent]
         if dropped := sum(not operation.waited for operation in sums):
             return (
                 f"Rank {rank} began {words.number(dropped)} of its sums over the ranks with async_op=True "
@@ -167,9 +163,7 @@ def never_waited(observed: Observed) -> str:
 
 def summed_something(observed: Observed) -> bool:
     return any(
-        operation.op in SUMS and operation.bytes_sent
-        for rank in observed.operations
-        for operation in rank
+        operation.op in SUMS and operation.bytes_sent for rank in observed.operations for operation in rank
     )
 
 
@@ -206,9 +200,7 @@ def same_buffers(run: Training, title: str, weight: float = 1.0) -> Line:
     def judge(observed: Observed) -> Finding:
         for rank in range(observed.world_size):
             for name, buffer in run.built().named_buffers():
-                if not torch.equal(
-                    observed.tensors[rank][f"buffer.{name}"].to(buffer.dtype), buffer
-                ):
+                if not torch.equal(observed.tensors[rank][f"buffer.{name}"].to(buffer.dtype), buffer):
                     return wrong(
                         f"after the model was wrapped, buffer {name} on rank {rank} is not the first rank's.",
                         "Buffers (running statistics, masks, position tables) belong to the model: broadcast "
@@ -241,9 +233,7 @@ def all_leave(run: Training, line: Line) -> Line:
         finding = line.judge(observed)
         for rank in range(observed.world_size) if not finding.ok else ():
             summed = sum(
-                operation.nbytes
-                for operation in by_step(observed, rank)[1][0]
-                if operation.op in SUMS
+                operation.nbytes for operation in by_step(observed, rank)[1][0] if operation.op in SUMS
             )
             if 0 < summed < due:
                 return wrong(
@@ -311,11 +301,7 @@ def by_step(observed: Observed, rank: int) -> tuple[list[Operation], list[list[O
 
 
 def gradients_sent(
-    run: Training,
-    *,
-    hint: Hint | None = None,
-    title: str = "bytes sent in each step",
-    weight: float = 1.0,
+    run: Training, *, hint: Hint | None = None, title: str = "bytes sent in each step", weight: float = 1.0
 ) -> Line:
     """2 (N-1)/N of the gradients' bytes by every rank in every step; a byte each may ask who has one, and it
     may be filled up to a multiple of N, as a reduce-scatter needs it."""
@@ -350,8 +336,7 @@ def gradients_sent(
             )
         if abs(ratio - numel(run, everything=True) / numel(run)) < 0.01:
             return (
-                "That is all parameters. Frozen ones have no gradient: skip those with "
-                "requires_grad=False."
+                "That is all parameters. Frozen ones have no gradient: skip those with requires_grad=False."
             )
         gathered = any(operation.op == "all_gather" for operation in observed.operations[0])
         if gathered and abs(ratio - n / 2) < 0.01:
@@ -390,9 +375,7 @@ def messages_in_step(
                     )
         return RIGHT
 
-    return Line(
-        f"at most {words.counted(most, 'all-reduce')} in each step", judge, weight, "communication"
-    )
+    return Line(f"at most {words.counted(most, 'all-reduce')} in each step", judge, weight, "communication")
 
 
 def its_own_work() -> Line:

@@ -135,19 +135,15 @@ def sign_slips(arguments: Signs, name: str, place: int) -> Iterator[tuple[str, t
     rules = {
         "The error of earlier signs was not added: take the signs of tensor + error.": Rules(0.0),
         "`error` was added twice.": Rules(2.0),
-        "The error of the server's own earlier signs was not added: mean + server_error.": Rules(
-            served=0.0
-        ),
+        "The error of the server's own earlier signs was not added: mean + server_error.": Rules(served=0.0),
         f"The server has the sum over the {n} ranks: divide it by their number.": Rules(divide=False),
-        "Padding was counted in a scale: it is the mean over the shard's own elements.": Rules(
-            padding=True
-        ),
+        "Padding was counted in a scale: it is the mean over the shard's own elements.": Rules(padding=True),
         "One scale was used for the whole tensor: each shard has its own.": Rules(one_scale=True),
         "Signs came without their scales.": Rules(bare=True),
         "The server multiplied all signs by its own scale: each comes with its sender's.": Rules(
             own_scale=True
         ),
-    }  # fmt: skip
+    }
     yield from ((says, of(arguments.under(slip), name, place)) for says, slip in rules.items())
     if name == "error":
         asked = arguments.tensor[place] + arguments.error[place]
@@ -166,8 +162,7 @@ def sign_slips(arguments: Signs, name: str, place: int) -> Iterator[tuple[str, t
         yield "`server_error` was left as it was: the second signs' error is lost.", before
         yield "`server_error` was set to zero: the second signs' error is lost.", 0 * before
         yield (
-            "The sign is wrong: server_error = mean + server_error, less the values of the signs and "
-            "scale.",
+            "The sign is wrong: server_error = mean + server_error, less the values of the signs and scale.",
             -right.server_error[place],
         )
 

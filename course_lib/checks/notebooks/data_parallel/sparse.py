@@ -198,32 +198,28 @@ def topk_case(draw: Draw, on: Setting, fraction: float, traffic: bool = False) -
     tensors = on.arguments([tensor.float().view(on.shape) for tensor in inputs.tensor])
     errors = [error.float().view(on.shape) for error in inputs.error]
     sides = [
-        side(
-            {"tensor": tensor, "error": error}, returned=["tensor", "error"], group=on.group
-        )
+        side({"tensor": tensor, "error": error}, returned=["tensor", "error"], group=on.group)
         for tensor, error in zip(tensors, errors, strict=True)
-    ]  # fmt: skip
+    ]
     for rank_side in sides:
         first, second = rank_side.instructions["args"]
         rank_side.instructions["args"] = [first, {"value": fraction}, second]
-    title = (
-        on.title
-        or f"{words.counted(on.n, 'rank')}, {inputs.k} of {words.counted(numel, 'element')}"
-    )
+    title = on.title or f"{words.counted(on.n, 'rank')}, {inputs.k} of {words.counted(numel, 'element')}"
     short = on.short
     lines = [
         Line(
             f"mean: {title}" if not short else title,
             both(
-                matches("tensor", 0, on, inputs), same_bits("tensor", on.ranks),
+                matches("tensor", 0, on, inputs),
+                same_bits("tensor", on.ranks),
                 gaps_left_alone("tensor", dict(zip(on.ranks, tensors, strict=True))),
             ),
-            on.weight, trivial=on.trivial, short=short,
+            on.weight,
+            trivial=on.trivial,
+            short=short,
         ),
-        Line(
-            f"kept: {title}", matches("error", 1, on, inputs), on.weight, trivial=on.trivial, short=short
-        ),
-    ]  # fmt: skip
+        Line(f"kept: {title}", matches("error", 1, on, inputs), on.weight, trivial=on.trivial, short=short),
+    ]
     if traffic:
         most = facts.topk_bytes(count, numel, fraction)
         lines.append(
@@ -246,14 +242,5 @@ def topk_all_reduce(draw: Draw) -> Iterator[Case]:
     yield case(4, 30, fraction=0.1, members=(1, 3), weight=0.5, title="sub-group {1, 3}")
     if draw.hidden:
         yield case(2, 21, fraction=1.0, title="all elements", short=True, weight=0.5)
-        yield case(
-            3,
-            4,
-            6,
-            fraction=0.3,
-            layout="transposed",
-            title="non-contiguous",
-            short=True,
-            weight=0.5,
-        )
+        yield case(3, 4, 6, fraction=0.3, layout="transposed", title="non-contiguous", short=True, weight=0.5)
         yield case(1, 20, fraction=0.25, title="1 rank", short=True, weight=0.5)

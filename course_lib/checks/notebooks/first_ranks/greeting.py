@@ -77,9 +77,7 @@ def hello_hint(place: int, returned: list, rank: int, n: int) -> str:
     if isinstance(returned[place], str):
         return "Environment variables are texts; dist.get_rank() and dist.get_world_size() are numbers."
     if place == 1 and returned[1] == n - 1:
-        return (
-            "The world size counts the ranks; the largest rank is one less, since they start at 0."
-        )
+        return "The world size counts the ranks; the largest rank is one less, since they start at 0."
     if place == 0 and returned[0] == rank + 1:
         return "Ranks are counted from 0."
     if place == 0:

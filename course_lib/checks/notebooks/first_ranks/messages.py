@@ -61,10 +61,7 @@ class Arrival:
             provenance=Provenance(contributions(values)),
             homes=[np.arange(numel)] * size,
             language=Language(
-                size=numel,
-                ranks=ranks,
-                summed=size,
-                belongs=lambda rank, element: f"rank {whose[rank]}'s",
+                size=numel, ranks=ranks, summed=size, belongs=lambda rank, element: f"rank {whose[rank]}'s"
             ),
             hint=self.hint,
         )
@@ -104,11 +101,7 @@ def one_message(n: int, nbytes: int) -> tuple[Line, ...]:
     def hint(ratio: float, observed: Observed) -> str:
         return "Each rank sends its tensor once, to one other rank."
 
-    return (
-        bytes_line([nbytes] * n, hint=hint),
-        messages_line([1] * n, weight=0.5),
-        only_messages(0.5),
-    )
+    return (bytes_line([nbytes] * n, hint=hint), messages_line([1] * n, weight=0.5), only_messages(0.5))
 
 
 # ---- exchange
@@ -117,10 +110,7 @@ def one_message(n: int, nbytes: int) -> tuple[Line, ...]:
 def exchange_hint(mistakes: list[Mistake]) -> str:
     sign = mistakes[0].sign
     if sign == "own":
-        return (
-            "Its partner's value never came in: the received value must end up in `tensor` itself "
-            "(copy_)."
-        )
+        return "Its partner's value never came in: the received value must end up in `tensor` itself (copy_)."
     if sign == "copy":
         return "The partner of rank r is r ^ 1: 0 and 1, 2 and 3, and so on."
     if sign in ("times", "partial", "twice"):
@@ -130,10 +120,7 @@ def exchange_hint(mistakes: list[Mistake]) -> str:
 
 def exchange_trouble(case: Case, kind: str, text: str) -> str:
     if case.world_size % 2 and kind in ("deadlock", "error"):
-        return (
-            "With an odd number of ranks the last one has no partner: it keeps its own and sends "
-            "nothing."
-        )
+        return "With an odd number of ranks the last one has no partner: it keeps its own and sends nothing."
     if kind == "deadlock":
         return (
             "Both partners do the same thing first. Let one send while the other receives, or post "
@@ -179,10 +166,7 @@ def shift_hint(mistakes: list[Mistake]) -> str:
     if sign == "own":
         return "The value came, but was not returned: return the tensor into which you received it."
     if sign == "copy" and all(from_right(mistake) for mistake in mistakes):
-        return (
-            "The values went round the wrong way: send to (rank + 1) % N, receive from "
-            "(rank - 1) % N."
-        )
+        return "The values went round the wrong way: send to (rank + 1) % N, receive from (rank - 1) % N."
     if sign == "copy":
         return "Each rank must receive from the rank before it, (rank - 1) % N."
     if sign in ("zero", "nan", "unknown"):

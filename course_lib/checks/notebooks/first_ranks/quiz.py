@@ -22,11 +22,7 @@ from course_lib.checks.kit import (
 )
 from course_lib.checks.notebooks.first_ranks.greeting import REFERENCE
 
-WAITS = {
-    "neighbour_sum": {0: 2, 1: 0, 2: 1},
-    "collect": {0: 2},
-    "global_mean": {0: 1, 2: 1},
-}
+WAITS = {"neighbour_sum": {0: 2, 1: 0, 2: 1}, "collect": {0: 2}, "global_mean": {0: 1, 2: 1}}
 REMEDIES = {
     "average": "the same collective on every rank",
     "hand_over": "the same size and dtype at both ends",
@@ -67,9 +63,7 @@ def judge_waits(program: str) -> Callable[[Observed], Finding]:
     def judge(observed: Observed) -> Finding:
         answer = as_dict(observed.answer(0).value)
         if answer is None:
-            return wrong(
-                "waits_for must be a dict: program -> {rank: the rank it waits for}.", cause="form"
-            )
+            return wrong("waits_for must be a dict: program -> {rank: the rank it waits for}.", cause="form")
         mine = as_dict(answer.get(program))
         if not mine or any(rank in UNANSWERED for rank in mine.values()):
             return wrong(f"waits_for[{program!r}] is not answered yet.")
@@ -149,9 +143,7 @@ AFTER_A_RAISE = {
 }
 
 
-@exercise(
-    points=1, objects=("answer_1", "answer_2", "answer_3"), references=REFERENCE, constants=True
-)
+@exercise(points=1, objects=("answer_1", "answer_2", "answer_3"), references=REFERENCE, constants=True)
 def questions(draw: Draw) -> Iterator[Case]:
     yield answers(
         [

@@ -55,15 +55,9 @@ def neighbour_hint(mistakes: list[Mistake]) -> str:
             "well, and counts twice."
         )
     if "twice" in signs:
-        return (
-            "Two receives need two buffers: the second message overwrote the first, or one came "
-            "twice."
-        )
+        return "Two receives need two buffers: the second message overwrote the first, or one came twice."
     if signs <= {"partial", "own", "copy"}:
-        return (
-            "The sum takes three values: the left neighbour's, the rank's own and the right "
-            "neighbour's."
-        )
+        return "The sum takes three values: the left neighbour's, the rank's own and the right neighbour's."
     return "Wait for both receives before their buffers are read."
 
 
@@ -82,9 +76,7 @@ def circle_case(draw: Draw, on: Setting) -> Case:
         hint=neighbour_hint,
     )
     why = "Add into a new tensor, not into the one that was given (and is being sent)."
-    sides = [
-        side({"tensor": tensor}, returned=["tensor"], result=Spec.of(tensor)) for tensor in values
-    ]
+    sides = [side({"tensor": tensor}, returned=["tensor"], result=Spec.of(tensor)) for tensor in values]
     title = f"{n} ranks, {words.counted(numel, 'element')}"
     judge = both(exact, left_alone("tensor", dict(enumerate(values)), why))
     # every rank's values must leave it at least once
@@ -129,8 +121,7 @@ def collected(wanted: torch.Tensor, lengths: Sequence[int]) -> Callable[[Observe
         others = [r for r, reply in enumerate(observed.values) if r and reply.result is not None]
         if others:
             return wrong(
-                f"rank {others[0]} returned something; only rank 0 returns the results, the "
-                "others None.",
+                f"rank {others[0]} returned something; only rank 0 returns the results, the others None.",
                 cause="others",
             )
         result = observed.values[0].result
@@ -170,9 +161,7 @@ def compared(got: list, right: list, lengths: Sequence[int]) -> Finding:
     said = f"rank 0 returned {words.counted(len(got), 'number')}; {len(right)} were computed"
     said += f", and {len(lost)} of them {words.verb(lost, 'is', 'are')} missing." if lost else "."
     amount = "as many" if len(got) == len(right) else "more" if len(got) > len(right) else "fewer"
-    general = (
-        f"rank 0 returned {amount} numbers {'as' if amount == 'as many' else 'than'} were computed"
-    )
+    general = f"rank 0 returned {amount} numbers {'as' if amount == 'as many' else 'than'} were computed"
     general += ", and some of these are missing." if lost else "."
     return wrong(Sentence(said, general), collect_hint(got, right, lost, lengths), cause="missing")
 
@@ -258,8 +247,7 @@ def mean_judge(tensors: Sequence[torch.Tensor]) -> Callable[[Observed], Finding]
             if got != got:
                 return wrong(
                     f"rank {rank} has NaN.",
-                    "The mean of no values is 0/0: a rank without values adds a sum of 0 and a "
-                    "count of 0.",
+                    "The mean of no values is 0/0: a rank without values adds a sum of 0 and a count of 0.",
                     cause="nan",
                 )
             slip = next((said for value, said in slips.items() if near(got, value)), "")

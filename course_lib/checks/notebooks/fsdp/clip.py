@@ -101,12 +101,7 @@ class Pieces:
                 "replica_group": {"group": self.replicas + rank % self.n},
             }
         args = [{"list": shards}, {"value": self.max_norm}]
-        instructions = {
-            "args": args,
-            "kwargs": kwargs,
-            "outputs": [*outputs, "result"],
-            "plain": True,
-        }
+        instructions = {"args": args, "kwargs": kwargs, "outputs": [*outputs, "result"], "plain": True}
         return RankSide(inputs, instructions, outputs)
 
     @property
@@ -130,9 +125,7 @@ def norm_line(pieces: Pieces, title: str) -> Line:
             if abs(result - pieces.norm) <= ROUNDING * pieces.norm:
                 continue
             fits = (
-                says
-                for says, norm in pieces.norms(rank).items()
-                if abs(result - norm) <= ROUNDING * norm
+                says for says, norm in pieces.norms(rank).items() if abs(result - norm) <= ROUNDING * norm
             )
             got, want = words.apart(float(result), pieces.norm)
             said = f"rank {rank} returned another norm than that of the whole gradient"
@@ -151,20 +144,15 @@ def scaled_line(pieces: Pieces, title: str, weight: float = 1.5) -> Line:
                 tensors, name = observed.tensors[rank], f"shard{i}"
                 if bool((tensors[name] != 7).any()):
                     return wrong(
-                        f"on rank {rank} a shard was changed: scale its gradient instead.",
-                        cause="shard",
+                        f"on rank {rank} a shard was changed: scale its gradient instead.", cause="shard"
                     )
                 if before is None or not before.numel():
                     continue
                 gradient, wanted = tensors[f"{name}.grad"].double(), factor * before
                 tolerance = 1e-2 if pieces.dtype == torch.bfloat16 else ROUNDING
                 if not close(gradient, wanted, tolerance):
-                    said = difference(
-                        f"on rank {rank} the gradient of shard {i} is wrong", gradient, wanted
-                    )
-                    return wrong(
-                        said, why(rank, float((gradient * before).sum() / before.square().sum()))
-                    )
+                    said = difference(f"on rank {rank} the gradient of shard {i} is wrong", gradient, wanted)
+                    return wrong(said, why(rank, float((gradient * before).sum() / before.square().sum())))
         return RIGHT
 
     def why(rank: int, got: float) -> str:
@@ -180,9 +168,7 @@ def scaled_line(pieces: Pieces, title: str, weight: float = 1.5) -> Line:
         if is_it(1 / pieces.norm):
             return "It was scaled to the norm 1, not to max_norm."
         slips = pieces.norms(rank).items()
-        return next(
-            (says for says, norm in slips if norm > 0 and is_it(pieces.max_norm / norm)), ""
-        )
+        return next((says for says, norm in slips if norm > 0 and is_it(pieces.max_norm / norm)), "")
 
     return Line(f"gradients scaled: {title}", judge, weight)
 
@@ -198,17 +184,11 @@ def traffic_line(pieces: Pieces) -> Line:
             sent = words.counted(count, "message")
             return f"{sent}, one for each gradient: add up on the rank, then send once."
         if abs(ratio - 2) < 0.1:
-            return (
-                "float64 travelled: the 4 bytes of a float32 are enough."
-                if count == 1
-                else REPLICAS
-            )
+            return "float64 travelled: the 4 bytes of a float32 are enough." if count == 1 else REPLICAS
         return "Add up the squares of all gradients on the rank first: one number travels, not the gradients."
 
     share = 2 * (pieces.n - 1) / pieces.n * 4
-    return volume_line(
-        [share] * len(pieces.grads), hint=hint, title="bytes: one number", point=MANY
-    )
+    return volume_line([share] * len(pieces.grads), hint=hint, title="bytes: one number", point=MANY)
 
 
 def case(
@@ -243,13 +223,5 @@ def clip_grad_norm(draw: Draw) -> Iterator[Case]:
     yield case(draw, "2 x 2 ranks, two replicas", 2, (6, 20), 0.5, replicas=2, traffic=True)
     yield case(draw, "4 ranks, one without gradients", 4, (9, 4), 0.4, missing=True, weight=1)
     if draw.hidden:
-        yield case(
-            draw,
-            "2 ranks, gradients in bfloat16",
-            2,
-            (3000, 50),
-            0.2,
-            dtype=torch.bfloat16,
-            weight=1,
-        )
+        yield case(draw, "2 ranks, gradients in bfloat16", 2, (3000, 50), 0.2, dtype=torch.bfloat16, weight=1)
         yield case(draw, "1 rank", 1, (11, 2), 0.6, weight=0.5)

@@ -5,16 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from course_lib.checks.kit import (
-    Case,
-    Draw,
-    Finding,
-    Line,
-    Observed,
-    Prediction,
-    RankSide,
-    judge_prediction,
-)
+from course_lib.checks.kit import Case, Draw, Finding, Line, Observed, Prediction, RankSide, judge_prediction
 
 RECIPE = "course_lib.checks.rank.notebooks.pipeline.standing_in:evaluate_apart"
 NAMES, DEFAULTS = ("schedule", "stages", "microbatches", "chunks"), (1,)
@@ -39,11 +30,7 @@ class Fraction:
 
     @property
     def calls(self) -> list[list]:
-        return [
-            [question.index, list(args)]
-            for question in self.questions
-            for args in question.arguments
-        ]
+        return [[question.index, list(args)] for question in self.questions for args in question.arguments]
 
 
 def fractions(first: Fraction, second: Fraction, draw: Draw) -> Case:
@@ -110,11 +97,7 @@ def all_of(several: Sequence[Judge]) -> Callable[[Observed], bool]:
 
 
 def either(
-    question: Prediction,
-    own: Judge,
-    standing: Judge,
-    other: str,
-    unless: Callable[[Observed], bool] | None,
+    question: Prediction, own: Judge, standing: Judge, other: str, unless: Callable[[Observed], bool] | None
 ) -> Judge:
     """Right as it is, or right where the other one is."""
 

@@ -4,33 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from course_lib.checks.kit import (
-    RIGHT,
-    Case,
-    Draw,
-    Finding,
-    Sentence,
-    exercise,
-    usual,
-    words,
-    wrong,
-)
+from course_lib.checks.kit import RIGHT, Case, Draw, Finding, Sentence, exercise, usual, words, wrong
 from course_lib.checks.notebooks.pipeline.asked import Asked, Rows, Sizes
-from course_lib.checks.notebooks.pipeline.form import (
-    CLOSE,
-    EQUAL,
-    SCHEDULE,
-    Form,
-    activations_of,
-    bubble_of,
-)
-from course_lib.checks.notebooks.pipeline.order import (
-    MISNAMED,
-    ahead,
-    first_of,
-    longest_gap,
-    of_kind,
-)
+from course_lib.checks.notebooks.pipeline.form import CLOSE, EQUAL, SCHEDULE, Form, activations_of, bubble_of
+from course_lib.checks.notebooks.pipeline.order import MISNAMED, ahead, first_of, longest_gap, of_kind
 from course_lib.checks.notebooks.pipeline.references import REFERENCES, SCHEDULES
 from course_lib.checks.notebooks.pipeline.schedules import PASSES
 from course_lib.pipeline import Durations, Pair, simulate
@@ -139,8 +116,7 @@ def overlaps(sizes: Sizes, rows: Rows) -> Finding:
     """Where a pair takes less time than its parts, the step ends as early as it can."""
     lasting = Durations(overlapped=2)
     total, least = (
-        simulate(schedule, lasting, 2).total
-        for schedule in (rows, ours(sizes.stages, sizes.microbatches))
+        simulate(schedule, lasting, 2).total for schedule in (rows, ours(sizes.stages, sizes.microbatches))
     )
     if total <= least + CLOSE * least:
         return RIGHT
@@ -174,19 +150,14 @@ def dualpipe(draw: Draw) -> Iterator[Case]:
             FORM.line(PASSES, asked, wanted, [], 1.5),
             FORM.line("a rank idles 2 (p/2-1), F = I = W = 1", asked, wanted, [FORM.takes(EQUAL)], 1),
             FORM.line(
-                "and for other times", asked, wanted, [FORM.takes(Durations(longer, longer, weight))],
-                0.5,
+                "and for other times", asked, wanted, [FORM.takes(Durations(longer, longer, weight))], 0.5
             ),
             FORM.line("the step with pairs shorter than F + B", asked, wanted, [overlaps], 1),
-            FORM.line(
-                "activations: at most p + 1", asked, wanted, [FORM.holds], 1, aspect="memory"
-            ),
+            FORM.line("activations: at most p + 1", asked, wanted, [FORM.holds], 1, aspect="memory"),
         ],
-    )  # fmt: skip
+    )
     if draw.hidden:
         more = Asked(NAME)
-        larger = [
-            more.add(sizes) for sizes in (Sizes(8, 16 + 2 * draw.integer(0, 4)), Sizes(6, 20))
-        ]
+        larger = [more.add(sizes) for sizes in (Sizes(8, 16 + 2 * draw.integer(0, 4)), Sizes(6, 20))]
         looks = [FORM.takes(EQUAL), overlaps, FORM.holds]
         yield more.case("larger", [FORM.line("more stages", more, larger, looks, 1)], hidden=True)

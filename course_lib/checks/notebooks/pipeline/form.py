@@ -12,15 +12,7 @@ from course_lib.checks.kit import RIGHT, Finding, Line, Observed, Sentence, usua
 from course_lib.checks.notebooks.pipeline.asked import Asked, Rows, Sizes
 from course_lib.checks.notebooks.pipeline.order import Hint
 from course_lib.facts.pipeline import pipeline_activations, pipeline_bubble
-from course_lib.pipeline import (
-    Action,
-    Durations,
-    Pair,
-    Simulation,
-    peak_activations,
-    simulate,
-    violation,
-)
+from course_lib.pipeline import Action, Durations, Pair, Simulation, peak_activations, simulate, violation
 from course_lib.pipeline.actions import flat
 
 Look = Callable[[Sizes, Rows], Finding]
@@ -99,9 +91,7 @@ class Form:
                 rows = asked.rows(observed, sizes)
                 finding = rows if isinstance(rows, Finding) else self.first(sizes, rows, looks)
                 if not finding.ok and edge and finding.misses_point:
-                    return replace(
-                        finding, cause=f"{finding.cause} at the edge", misses_point=False
-                    )
+                    return replace(finding, cause=f"{finding.cause} at the edge", misses_point=False)
                 if not finding.ok:
                     return finding
             return RIGHT
@@ -121,9 +111,7 @@ class Form:
         finding = self.misplaced(sizes, rows) or self.foreign(sizes, rows)
         if finding:
             return finding
-        said = violation(
-            rows, sizes.stages * sizes.v * self.copies, sizes.microbatches, self.copies
-        )
+        said = violation(rows, sizes.stages * sizes.v * self.copies, sizes.microbatches, self.copies)
         if said is None:
             return RIGHT
         sentence = Sentence(
@@ -144,9 +132,7 @@ class Form:
                         f"holds {stages}: {self.layout}.",
                         f"{self.name} gives a rank actions of a stage that it does not hold: {self.layout}.",
                     )
-                    return wrong(
-                        sentence, usual(self.disorder, sizes, rows), cause="not a schedule"
-                    )
+                    return wrong(sentence, usual(self.disorder, sizes, rows), cause="not a schedule")
         return None
 
     def foreign(self, sizes: Sizes, rows: Rows) -> Finding | None:
@@ -188,9 +174,7 @@ class Form:
 
         return look
 
-    def slow(
-        self, sizes: Sizes, rows: Rows, setting: str, run: Simulation, least: float
-    ) -> Finding:
+    def slow(self, sizes: Sizes, rows: Rows, setting: str, run: Simulation, least: float) -> Finding:
         sentence = Sentence(
             f"{setting}: the step takes {words.number(run.total)}, and a rank idles "
             f"{words.number(max(run.bubble))} of it; {words.number(least)} is enough, {self.idle}.",

@@ -6,13 +6,7 @@ from collections.abc import Callable, Iterator
 
 from course_lib.checks.kit import Case, Draw, Line, Sentence, exercise
 from course_lib.checks.notebooks.pipeline.asked import Asked, Rows, Sizes
-from course_lib.checks.notebooks.pipeline.form import (
-    EQUAL,
-    SCHEDULE,
-    Form,
-    activations_of,
-    bubble_of,
-)
+from course_lib.checks.notebooks.pipeline.form import EQUAL, SCHEDULE, Form, activations_of, bubble_of
 from course_lib.checks.notebooks.pipeline.order import (
     IMPOSSIBLE,
     ahead,
@@ -128,9 +122,7 @@ def all_first(sizes: Sizes, rows: Rows) -> str:
 
 FORM = Form(
     NAME,
-    disorder=first_of(
-        other_layout, without_groups, backward_order, plain_warm_up, IMPOSSIBLE, short
-    ),
+    disorder=first_of(other_layout, without_groups, backward_order, plain_warm_up, IMPOSSIBLE, short),
     late=first_of(is_naive, without_groups, plain_warm_up, short, long, two_forwards, longest_gap),
     heavy=first_of(without_groups, all_first, long, two_forwards),
     idle="(p-1)(F+B)/v",
@@ -174,18 +166,15 @@ def interleaved_one_f_one_b(draw: Draw) -> Iterator[Case]:
             FORM.line("a rank idles (p-1)(F+B)/v, B = 2 F", asked, wanted, [FORM.takes(EQUAL)], 2.5),
             FORM.line("and for other times", asked, wanted, [FORM.takes(uneven(draw))], 1),
             FORM.line(
-                "activations: at most 2(p-1-i) + (v-1)p + 1", asked, wanted, [FORM.holds], 2,
-                aspect="memory",
+                "activations: at most 2(p-1-i) + (v-1)p + 1", asked, wanted, [FORM.holds], 2, aspect="memory"
             ),
         ],
-    )  # fmt: skip
+    )
     apart = Asked(NAME)
     yield apart.case("refused", [refused(apart, apart.add(Sizes(4, 6, None, default=2)))])
     if draw.hidden:
         more = Asked(NAME)
         p = draw.integer(5, 8)
-        larger = [
-            more.add(sizes) for sizes in (Sizes(p, 3 * p, 2), Sizes(4, 12, 3), Sizes(1, 3, 2))
-        ]
+        larger = [more.add(sizes) for sizes in (Sizes(p, 3 * p, 2), Sizes(4, 12, 3), Sizes(1, 3, 2))]
         looks = [FORM.takes(EQUAL, uneven(draw)), FORM.holds]
         yield more.case("larger", [FORM.line("more stages", more, larger, looks, 2)], hidden=True)

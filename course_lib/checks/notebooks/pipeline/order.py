@@ -44,9 +44,7 @@ def of_kind(row: Row, kinds: str) -> list[Action]:
 def by_stage(rows: Rows, kinds: str) -> dict[int, list[int]]:
     """The microbatches of each stage's actions of these kinds, in order; stages from the first on."""
     orders: dict[int, list[int]] = {}
-    for action in sorted(
-        of_kind([entry for row in rows for entry in row], kinds), key=lambda a: a.stage
-    ):
+    for action in sorted(of_kind([entry for row in rows for entry in row], kinds), key=lambda a: a.stage):
         orders.setdefault(action.stage, []).append(action.microbatch)
     return orders
 

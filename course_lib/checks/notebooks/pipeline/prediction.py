@@ -89,7 +89,7 @@ SPLIT: Mapping[str, Idle] = {
     "With F = I = W = 1 a microbatch takes 3, not 1, also under ZB-H1: (p-1)/(3 m).": (
         instead(HALVES, lambda s, p, m, v: (p - 1) / (2 * m))
     ),
-}  # fmt: skip
+}
 OTHER_DENOMINATOR = {
     "ideal": "That is the bubble over the whole time. The ideal time is what a rank computes alone, m (F+B): "
     "(p-1)/m for GPipe.",
@@ -109,19 +109,13 @@ PEAK: Mapping[str, Formula] = {
         lambda s, p, m, rank, v=1: p - rank if s == "one_f_one_b" else peak(s, p, m, rank, v)
     ),
     "The forward before the first backward counts, too: p - 1 - i to warm up, and one more.": (
-        lambda s, p, m, rank, v=1: (
-            min(m, p - 1 - rank) if s == "one_f_one_b" else peak(s, p, m, rank, v)
-        )
+        lambda s, p, m, rank, v=1: min(m, p - 1 - rank) if s == "one_f_one_b" else peak(s, p, m, rank, v)
     ),
     "Ranks are counted from 0: rank i has p - 1 - i behind it, and the last holds one.": (
-        lambda s, p, m, rank, v=1: (
-            min(m, p - rank + 1) if s == "one_f_one_b" else peak(s, p, m, rank, v)
-        )
+        lambda s, p, m, rank, v=1: min(m, p - rank + 1) if s == "one_f_one_b" else peak(s, p, m, rank, v)
     ),
     "That is the wrong way round: the first rank waits longest for its backwards, and holds most.": (
-        lambda s, p, m, rank, v=1: (
-            min(m, rank + 1) if s == "one_f_one_b" else peak(s, p, m, rank, v)
-        )
+        lambda s, p, m, rank, v=1: min(m, rank + 1) if s == "one_f_one_b" else peak(s, p, m, rank, v)
     ),
     "A naive rank is done with a microbatch before the next one comes: it holds one.": (
         lambda s, p, m, rank, v=1: m if s == "naive" else peak(s, p, m, rank, v)
@@ -148,21 +142,17 @@ SPLIT_PEAK: Mapping[str, Formula] = {
         lambda s, p, m, rank, v=1: peak(s, p, m, rank, v) / (v if s == LOOP else 1)
     ),
     "ZB-H1 was made to hold what 1F1B does; twice as much is ZB-H2.": (
-        lambda s, p, m, rank, v=1: (
-            2 * (p - 1 - rank) + 1 if s == HALVES else peak(s, p, m, rank, v)
-        )
+        lambda s, p, m, rank, v=1: 2 * (p - 1 - rank) + 1 if s == HALVES else peak(s, p, m, rank, v)
     ),
     "Do not count activations that await only their W: an activation is given up at I.": (
         lambda s, p, m, rank, v=1: min(m, p) if s == HALVES else peak(s, p, m, rank, v)
     ),
-}  # fmt: skip
+}
 
 
 def sent(down: Callable[[int, int, int], int], up: Callable[[int, int, int], int]) -> Formula:
     """So many activations and gradients for each microbatch, of (p, rank, v)."""
-    return lambda p, m, rank, nbytes, v=1: (
-        m * nbytes * (down(p, rank, v) + up(p, rank, v)) if p > 1 else 0
-    )
+    return lambda p, m, rank, nbytes, v=1: m * nbytes * (down(p, rank, v) + up(p, rank, v)) if p > 1 else 0
 
 
 SENT: Mapping[str, Formula] = {
@@ -191,12 +181,10 @@ SENT: Mapping[str, Formula] = {
     "way round.": sent(lambda p, r, v: v - (r == 0), lambda p, r, v: v - (r == 0)),
     "One stage sends nothing: there is no other rank.": (
         lambda p, m, rank, nbytes, v=1: (
-            m * nbytes * (2 * v - 2)
-            if p == 1
-            else facts.pipeline_bytes_sent(p, m, rank, nbytes, v)
+            m * nbytes * (2 * v - 2) if p == 1 else facts.pipeline_bytes_sent(p, m, rank, nbytes, v)
         )
     ),
-}  # fmt: skip
+}
 
 
 def bubble(index: int, which: str, formula: Formula, arguments: Sequence[tuple]) -> Prediction:
@@ -216,7 +204,7 @@ def bubble(index: int, which: str, formula: Formula, arguments: Sequence[tuple])
     title = f"bubble_of_{which}: {'interleaved 1F1B, ZB-H1' if split else 'naive, GPipe, 1F1B'}"
     return Prediction(
         f"bubble_of_{which}", index, arguments, formula, slips, title=title, otherwise=otherwise[which]
-    )  # fmt: skip
+    )
 
 
 def activations(arguments: Sequence[tuple]) -> Prediction:

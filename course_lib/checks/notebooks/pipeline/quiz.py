@@ -17,7 +17,7 @@ SHARES = {
     STAGES / (MICROBATCHES + STAGES): "The first stage works from the start: p - 1 steps of filling.",
     (STAGES - 1) / STAGES: "That is the naive schedule's: microbatches follow one another into the pipeline.",
     100 * IDLE: "As a share, between 0 and 1.",
-}  # fmt: skip
+}
 ENOUGH = {
     70: "That is a tenth of the *ideal* time. The total has the bubble in it: 7 / (m + 7) <= 0.1.",
     64: "One less is enough: 7 / (63 + 7) is a tenth.",
@@ -33,7 +33,7 @@ HELD = {
     (STAGE + 1) * GIGABYTES: "The other way round: the first stage waits longest, and holds most.",
     GIGABYTES: "That is the last stage, which goes back at once; five come behind stage 2.",
     STAGES - STAGE: "That is how many microbatches: times 1.5 GB.",
-}  # fmt: skip
+}
 SMALLER = ("the bubble", "the peak of activations", "the bytes sent")
 VERSIONS = (
     "forward and backward see the same weights",

@@ -42,9 +42,7 @@ def tokens(draw: Draw, shapes: Sequence[Sequence[int]], vocabulary: int) -> list
             f"ask for at most {vocabulary}."
         )
     first = draw.distinct(len(shapes), low=0, high=vocabulary)
-    tensors = [
-        torch.randint(vocabulary, tuple(shape), generator=draw.generator) for shape in shapes
-    ]
+    tensors = [torch.randint(vocabulary, tuple(shape), generator=draw.generator) for shape in shapes]
     for tensor, token in zip(tensors, first, strict=True):
         tensor.view(-1)[0] = token
     return tensors

@@ -23,6 +23,4 @@ _CLASSES = (
     "ScheduleZBVZeroBubble",
     "ScheduleDualPipeV",
 )
-SCHEDULES = {
-    f"torch.distributed.pipelining.schedules:{name}": _THEIRS for name in (_BASE, *_CLASSES)
-}
+SCHEDULES = {f"torch.distributed.pipelining.schedules:{name}": _THEIRS for name in (_BASE, *_CLASSES)}

@@ -151,12 +151,7 @@ def backwards_turned(stages: int, count: int) -> list[list[Action]]:
 
 
 @exercise(
-    points=13,
-    objects=("run_schedule",),
-    references=REFERENCES,
-    refused=REFUSED,
-    hint=trouble,
-    point=POINT,
+    points=13, objects=("run_schedule",), references=REFERENCES, refused=REFUSED, hint=trouble, point=POINT
 )
 def run_schedule(draw: Draw) -> Iterator[Case]:
     yield from two_ranks(draw)
@@ -176,7 +171,8 @@ def run_schedule(draw: Draw) -> Iterator[Case]:
     own = drawn(draw, "own", "tokens", any_order(draw, 3, 5, overtaking=False))
     turned = drawn(draw, "overtaking", "numbers", any_order(draw, 3, 5, overtaking=True))
     yield case(
-        "3 ranks", [few, own, turned],
+        "3 ranks",
+        [few, own, turned],
         [
             one_line(few, "1F1B, fewer microbatches than stages", 1),
             one_line(own, "an order that you have not seen, 3 ranks", 2),
@@ -184,7 +180,7 @@ def run_schedule(draw: Draw) -> Iterator[Case]:
             messages_line(own, "an order that you have not seen: messages", 0.5),
         ],
         forbidden=FORBIDDEN,
-    )  # fmt: skip
+    )
     run = drawn(draw, "group", "tokens", rows(one_f_one_b(2, 3)))
     yield case(
         "sub-group", [run], [one_line(run, "group {0, 2}", 1)],
@@ -192,10 +188,8 @@ def run_schedule(draw: Draw) -> Iterator[Case]:
     )  # fmt: skip
     run = drawn(draw, "alone", "tokens", rows(naive(1, 3)))
     yield case(
-        "1 rank", [run],
-        [Line("1 rank", one_line(run, "", 1).judge, 0.5, trivial=True)],
-        forbidden=FORBIDDEN,
-    )  # fmt: skip
+        "1 rank", [run], [Line("1 rank", one_line(run, "", 1).judge, 0.5, trivial=True)], forbidden=FORBIDDEN
+    )
     if draw.hidden:
         yield from more(draw)
 
@@ -205,7 +199,8 @@ def two_ranks(draw: Draw) -> Iterator[Case]:
     first = drawn(draw, "naive", "tokens", rows(naive(2, 3)))
     added = drawn(draw, "gpipe", "numbers", rows(gpipe(2, 4)), earlier=True)
     yield case(
-        "2 ranks", [first, added],
+        "2 ranks",
+        [first, added],
         [
             one_line(first, "naive, 2 ranks", 1.5),
             division_line(first, "naive, 2 ranks: the mean over all targets", 2),
@@ -213,19 +208,20 @@ def two_ranks(draw: Draw) -> Iterator[Case]:
             messages_line(added, "GPipe, 2 ranks: messages", 0.5),
         ],
         forbidden=FORBIDDEN,
-    )  # fmt: skip
+    )
     long = drawn(draw, "long", "numbers", rows(one_f_one_b(2, 12)))
     wide = measured(draw, "wide", rows(one_f_one_b(2, 12)))
     title = "1F1B, 2 ranks, 12 microbatches"
     yield case(
-        "long", [long, wide],
+        "long",
+        [long, wide],
         [
             Line(title, both(one_line(long, "", 1).judge, one_line(wide, "", 1).judge)),
             kept_line(long, "1F1B, 2 ranks: kept for backward", 2),
             pages_line(wide, "1F1B, 2 ranks: memory of the process", 2),
         ],
         forbidden=FORBIDDEN,
-    )  # fmt: skip
+    )
 
 
 def more(draw: Draw) -> Iterator[Case]:
@@ -233,7 +229,8 @@ def more(draw: Draw) -> Iterator[Case]:
     turned = drawn(draw, "turned", "tokens", backwards_turned(4, 5), earlier=True)
     own = drawn(draw, "own", "numbers", any_order(draw, 4, 6, overtaking=True))
     yield case(
-        "hidden", [turned, own],
+        "hidden",
+        [turned, own],
         [
             one_line(turned, "GPipe, backwards in the reverse order", 2),
             one_line(own, "another order, 4 ranks", 2),
@@ -241,4 +238,4 @@ def more(draw: Draw) -> Iterator[Case]:
             kept_line(own, "another order, 4 ranks: kept for backward", 0.5),
         ],
         forbidden=FORBIDDEN,
-    )  # fmt: skip
+    )

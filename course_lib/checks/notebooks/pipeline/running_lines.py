@@ -83,8 +83,7 @@ def order_line(run: Run, title: str, weight: float = 1.0) -> Line:
 def misordered(rank: int, passes: Sequence[Done], wanted: Sequence[tuple[str, int]]) -> Finding:
     did = [(passed.kind, passed.microbatch) for passed in passes]
     first = next(
-        (i for i, (a, b) in enumerate(zip(did, wanted, strict=False)) if a != b),
-        min(len(did), len(wanted)),
+        (i for i, (a, b) in enumerate(zip(did, wanted, strict=False)) if a != b), min(len(did), len(wanted))
     )
     here = str(passes[first]) if first < len(passes) else "nothing more"
     there = str(Done(*wanted[first], kept=0)) if first < len(wanted) else "nothing more"
@@ -151,9 +150,7 @@ def messages_line(run: Run, title: str, weight: float = 1.0) -> Line:
             sent = [operation for operation in done if operation.op == "send"]
             total += len(sent)
             beside = {ranks[i] for i in (stage - 1, stage + 1) if 0 <= i < len(ranks)}
-            for peer in sorted(
-                {message.peer for message in sent if message.peer is not None} | beside
-            ):
+            for peer in sorted({message.peer for message in sent if message.peer is not None} | beside):
                 to_peer = sorted(message.nbytes for message in sent if message.peer == peer)
                 if to_peer != (sizes if peer in beside else []):
                     return too_many(rank, peer, to_peer, sizes if peer in beside else [])

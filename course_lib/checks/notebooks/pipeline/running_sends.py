@@ -11,12 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from course_lib.checks.kit import RIGHT, Finding, Line, Observed, Sentence, words, wrong
-from course_lib.checks.notebooks.pipeline.running_lines import (
-    ALL_FORWARDS,
-    ONE_BY_ONE,
-    members,
-    operations,
-)
+from course_lib.checks.notebooks.pipeline.running_lines import ALL_FORWARDS, ONE_BY_ONE, members, operations
 from course_lib.checks.notebooks.pipeline.running_whole import Run
 from course_lib.ledger.operation import Operation
 from course_lib.pipeline import KINDS, Action
@@ -69,10 +64,7 @@ def too_early(run: Run, observed: Observed, stage: int) -> Iterator[Early]:
             if operation.op != "send" or operation.peer != peer or operation.nbytes < SMALL:
                 continue
             total, sends = total + operation.nbytes, sends + 1
-            there = {
-                kind: sum(n for at, n in some if at <= operation.issued)
-                for kind, some in come.items()
-            }
+            there = {kind: sum(n for at, n in some if at <= operation.issued) for kind, some in come.items()}
             able, missing = possible(run, run.actions[stage], there)
             if missing is not None and total > able[kind]:
                 yield Early(kind, sends, missing)
@@ -85,9 +77,7 @@ def when_there(receive: Operation) -> float:
     return receive.issued if receive.waited else NEVER
 
 
-def possible(
-    run: Run, row: Sequence[Action], there: dict[str, int]
-) -> tuple[dict[str, int], Action | None]:
+def possible(run: Run, row: Sequence[Action], there: dict[str, int]) -> tuple[dict[str, int], Action | None]:
     """Bytes of the activations and gradients that a row gives out before the first action which needs more
     than what is `there`; and that action."""
     outgoing = {"F": 0, "B": 0}
@@ -99,9 +89,7 @@ def possible(
     return outgoing, None
 
 
-def sent_too_early(
-    run: Run, observed: Observed, rank: int, stage: int, early: Sequence[Early]
-) -> Finding:
+def sent_too_early(run: Run, observed: Observed, rank: int, stage: int, early: Sequence[Early]) -> Finding:
     """Which microbatch's did not come is not known: messages may overtake each other by their tags."""
     row, first, last = run.actions[stage], early[0], early[-1]
     to = members(observed)[stage + 1 if first.kind == "F" else stage - 1]

@@ -80,9 +80,7 @@ def division_line(run: Run, title: str, weight: float) -> Line:
     def judge(observed: Observed) -> Finding:
         for stage in range(run.size):
             if misdivided(run, observed, stage):
-                return differs(
-                    run, observed, stage, members(observed)[stage], next(iter(run.term(0, stage)))
-                )
+                return differs(run, observed, stage, members(observed)[stage], next(iter(run.term(0, stage))))
         finding = gradients.judge(observed)
         return finding if finding.ok else wrong(cause=finding.cause)
 
@@ -106,9 +104,7 @@ def counted(run: Run, observed: Observed, stage: int, rank: int) -> list[float] 
     ]
     if run.earlier:
         columns.append(torch.cat([run.earlier[stage][name].flatten() for name in names]))
-    gradient = torch.cat(
-        [observed.tensors[rank][f"{run.name}.grad.{name}"].flatten() for name in names]
-    )
+    gradient = torch.cat([observed.tensors[rank][f"{run.name}.grad.{name}"].flatten() for name in names])
     if not bool(gradient.isfinite().all()):
         return None
     matrix = torch.stack(columns, 1)
@@ -210,8 +206,7 @@ def losses_line(run: Run, title: str, weight: float = 1.0, trivial: bool = False
             return wrong(said, "Return {microbatch: its part of the loss} there.", cause="returned")
         if "losses" in came.misfits:
             return wrong(
-                f"the parts of the loss that rank {rank} returned are not all numbers.",
-                cause="returned",
+                f"the parts of the loss that rank {rank} returned are not all numbers.", cause="returned"
             )
         losses = observed.tensors[rank][f"{run.name}.losses"]
         if close(losses, run.losses):

@@ -20,9 +20,7 @@ from course_lib.runtime.moments import BASE
 
 RECIPE = "course_lib.checks.rank.notebooks.pipeline.running:schedules"
 SECONDS = 20.0
-BACKWARD = (
-    "torch.fx.experimental.symbolic_shapes",
-)  # the first backward with a gradient imports it
+BACKWARD = ("torch.fx.experimental.symbolic_shapes",)  # the first backward with a gradient imports it
 FLOAT = 8  # bytes
 WIDTH = 6
 ROOM = 1_000_000  # bytes that a student's objects take when they are read
@@ -83,11 +81,7 @@ class Run:
             # kept by all stages together: each has its part; its input counts for each
             kept.append(saved.nbytes())
         loss = models.LOSSES[self.kind][0](x, targets)
-        names = [
-            (i, name)
-            for i, module in enumerate(self.stages)
-            for name, _ in module.named_parameters()
-        ]
+        names = [(i, name) for i, module in enumerate(self.stages) for name, _ in module.named_parameters()]
         params = [p for module in self.stages for p in module.parameters()]
         terms: list[Terms] = [{} for _ in self.stages]
         for (i, name), gradient in zip(names, torch.autograd.grad(loss, params), strict=True):
@@ -114,8 +108,7 @@ class Run:
         """The gradients that the parameters of a stage must have in the end."""
         total = sum(self.counts)
         gradients = {
-            name: torch.stack([self.term(k, stage)[name] for k in range(len(self.batch))]).sum(0)
-            / total
+            name: torch.stack([self.term(k, stage)[name] for k in range(len(self.batch))]).sum(0) / total
             for name in self.term(0, stage)
         }
         for name, before in (self.earlier[stage] if self.earlier else {}).items():
@@ -145,9 +138,7 @@ class Run:
         return (f"{self.name}.pages.{BASE}", f"{self.name}.pages.{END}") if self.pages else ()
 
     def outputs(self, stage: int) -> dict[str, Spec]:
-        specs = {
-            f"grad.{name}": Spec.of(gradient) for name, gradient in self.term(0, stage).items()
-        }
+        specs = {f"grad.{name}": Spec.of(gradient) for name, gradient in self.term(0, stage).items()}
         if stage == self.size - 1:
             specs["losses"] = Spec(torch.float64, (len(self.batch),))
         return specs
@@ -238,9 +229,7 @@ def wide_microbatches(draw: Draw, count: int) -> list[tuple[Tensor, Tensor]]:
     pairs = []
     for more in range(DIFFERENT):
         shape = ROWS + more, COLUMNS
-        pairs.append(
-            [torch.randint(models.VOCABULARY, shape, generator=draw.generator) for _ in "xt"]
-        )
+        pairs.append([torch.randint(models.VOCABULARY, shape, generator=draw.generator) for _ in "xt"])
     return [(x, targets) for x, targets in (pairs * count)[:count]]
 
 
@@ -255,11 +244,7 @@ def any_order(draw: Draw, stages: int, count: int, overtaking: bool) -> list[lis
     while todo:
         able = todo
         if not overtaking:  # the oldest of each stage and kind alone
-            able = [
-                action
-                for i, action in enumerate(todo)
-                if all(action[:2] != o[:2] for o in todo[:i])
-            ]
+            able = [action for i, action in enumerate(todo) if all(action[:2] != o[:2] for o in todo[:i])]
         stage, kind, k = action = draw.choice(able)
         todo.remove(action)
         rows[stage].append(action)

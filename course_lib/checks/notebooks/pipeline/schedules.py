@@ -6,13 +6,7 @@ from collections.abc import Iterator
 
 from course_lib.checks.kit import RIGHT, Case, Draw, Finding, Sentence, exercise, words, wrong
 from course_lib.checks.notebooks.pipeline.asked import Asked, Rows, Sizes
-from course_lib.checks.notebooks.pipeline.form import (
-    EQUAL,
-    SCHEDULE,
-    Form,
-    activations_of,
-    bubble_of,
-)
+from course_lib.checks.notebooks.pipeline.form import EQUAL, SCHEDULE, Form, activations_of, bubble_of
 from course_lib.checks.notebooks.pipeline.order import (
     IMPOSSIBLE,
     ahead,
@@ -89,9 +83,7 @@ def naive(draw: Draw) -> Iterator[Case]:
     if draw.hidden:
         more = Asked("naive")
         larger = [more.add(some(draw, 6, most=9)), more.add(Sizes(5, 1))]
-        yield more.case(
-            "larger", [NAIVE.line("more stages", more, larger, [NAIVE.holds], 2)], hidden=True
-        )
+        yield more.case("larger", [NAIVE.line("more stages", more, larger, [NAIVE.holds], 2)], hidden=True)
 
 
 # ---- GPipe
@@ -109,9 +101,7 @@ def forwards_first(sizes: Sizes, rows: Rows) -> Finding:
             )
             early = all(ahead(row) == min(m, sizes.stages - r) for r, row in enumerate(rows))
             later = "That is 1F1B, which comes later." if early else ""
-            return wrong(
-                sentence, is_naive(sizes, rows) or later, cause="backward first", misses_point=True
-            )
+            return wrong(sentence, is_naive(sizes, rows) or later, cause="backward first", misses_point=True)
     return RIGHT
 
 
@@ -140,9 +130,7 @@ def gpipe(draw: Draw) -> Iterator[Case]:
         [
             GPIPE.line(PASSES, asked, wanted, [], 2),
             GPIPE.line("all forwards, then all backwards", asked, wanted, [forwards_first], 2),
-            GPIPE.line(
-                "a rank idles (p-1)(F+B)", asked, wanted, [GPIPE.takes(EQUAL, uneven(draw))], 3
-            ),
+            GPIPE.line("a rank idles (p-1)(F+B)", asked, wanted, [GPIPE.takes(EQUAL, uneven(draw))], 3),
         ],
     )
     if draw.hidden:
@@ -188,12 +176,7 @@ ONE_F_ONE_B = Form(
 
 
 @exercise(
-    points=8,
-    objects=("one_f_one_b",),
-    references=REFERENCES,
-    refused=SCHEDULES,
-    point=FULL,
-    besides=SCHEDULE,
+    points=8, objects=("one_f_one_b",), references=REFERENCES, refused=SCHEDULES, point=FULL, besides=SCHEDULE
 )
 def one_f_one_b(draw: Draw) -> Iterator[Case]:
     asked, few, form = Asked("one_f_one_b"), Asked("one_f_one_b"), ONE_F_ONE_B
@@ -205,21 +188,14 @@ def one_f_one_b(draw: Draw) -> Iterator[Case]:
             form.line(PASSES, asked, wanted, [], 2),
             form.line("a rank idles (p-1)(F+B), B = 2 F", asked, wanted, [form.takes(EQUAL)], 2.5),
             form.line("and for other times", asked, wanted, [form.takes(uneven(draw))], 1),
-            form.line(
-                "activations on stage i: min(m, p-i)", asked, wanted, [form.holds], 3,
-                aspect="memory",
-            ),
+            form.line("activations on stage i: min(m, p-i)", asked, wanted, [form.holds], 3, aspect="memory"),
         ],
-    )  # fmt: skip
+    )
     yield few.case(
         "few",
         [
-            form.line(
-                "no more microbatches than stages", few, fewer, [form.takes(EQUAL)], 1, edge=True
-            ),
-            form.line(
-                "activations: then at most m", few, fewer, [form.holds], 0.5, "memory", edge=True
-            ),
+            form.line("no more microbatches than stages", few, fewer, [form.takes(EQUAL)], 1, edge=True),
+            form.line("activations: then at most m", few, fewer, [form.holds], 0.5, "memory", edge=True),
         ],
     )
     if draw.hidden:

@@ -61,9 +61,7 @@ def values_line(
 
 
 def differs(run: Run, observed: Observed, called: str, tensor: Tensor, wanted: Tensor) -> Finding:
-    says = next(
-        (hint for hint, kind in SLIPS.items() if fits(run, observed, run.trained(kind))), ""
-    )
+    says = next((hint for hint, kind in SLIPS.items() if fits(run, observed, run.trained(kind))), "")
     return wrong(
         difference(f"{called} is wrong", tensor, wanted, what=""),
         says,
@@ -73,9 +71,7 @@ def differs(run: Run, observed: Observed, called: str, tensor: Tensor, wanted: T
 
 
 def fits(run: Run, observed: Observed, mistake: Tensors) -> bool:
-    return all(
-        close(observed.tensors[0][f"{run.name}.{name}"], tensor) for name, tensor in mistake.items()
-    )
+    return all(close(observed.tensors[0][f"{run.name}.{name}"], tensor) for name, tensor in mistake.items())
 
 
 def held_line(run: Run, title: str, weight: float) -> Line:
@@ -159,9 +155,7 @@ def lines(run: Run, title: str, weight: float) -> list[Line]:
         values_line(run, f"{title}: weights after each backward", ["p"], weights, weight),
     ]
     if run.kind != "first":
-        value_lines.insert(
-            1, values_line(run, f"{title}: gradients of x", ["dx"], of_input, weight / 2)
-        )
+        value_lines.insert(1, values_line(run, f"{title}: gradients of x", ["dx"], of_input, weight / 2))
     return value_lines
 
 

@@ -76,9 +76,7 @@ class Trained:
     def __init__(self, run: Run):
         self.run, self.tensors = run, {}
         self.module = updates.build(run.described)
-        self.optimizer = getattr(torch.optim, run.optimizer[0])(
-            self.module.parameters(), **run.optimizer[1]
-        )
+        self.optimizer = getattr(torch.optim, run.optimizer[0])(self.module.parameters(), **run.optimizer[1])
         self.first = self.newest()
         self.versions: dict[int, Tensors] = {}
         for kind, k in run.actions:
@@ -216,4 +214,4 @@ SLIPS: dict[str, type[Trained]] = {
         NewOptimizer
     ),
     "Each gradient was stepped twice.": Twice,
-}  # fmt: skip
+}

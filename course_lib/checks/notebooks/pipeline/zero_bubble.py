@@ -20,13 +20,7 @@ from course_lib.checks.notebooks.pipeline.order import (
     warm_up,
 )
 from course_lib.checks.notebooks.pipeline.references import REFERENCES, SCHEDULES
-from course_lib.checks.notebooks.pipeline.schedules import (
-    PASSES,
-    WHY,
-    forwards_needed,
-    some,
-    uneven,
-)
+from course_lib.checks.notebooks.pipeline.schedules import PASSES, WHY, forwards_needed, some, uneven
 from course_lib.pipeline.actions import flat
 
 NAME = "zero_bubble_h1"
@@ -76,9 +70,7 @@ def too_few_stored(sizes: Sizes, rows: Rows) -> str:
 
 def all_at_the_end(sizes: Sizes, rows: Rows) -> str:
     """No W before the last I."""
-    if sizes.microbatches > sizes.stages > 1 and all(
-        stored(row) == sizes.microbatches - 1 for row in rows
-    ):
+    if sizes.microbatches > sizes.stages > 1 and all(stored(row) == sizes.microbatches - 1 for row in rows):
         return (
             "Every rank keeps all its W for the end, and with them the activations of all microbatches. "
             f"{KEEP} Before that, do an older W after each I."
@@ -154,15 +146,12 @@ def zero_bubble_h1(draw: Draw) -> Iterator[Case]:
         [
             FORM.line(PASSES, asked, wanted, [], 2),
             FORM.line("a rank idles p-1, F = I = W = 1", asked, wanted, [FORM.takes(EQUAL)], 2.5),
+            FORM.line("and (p-1)(F+I-W) for other times", asked, wanted, [FORM.takes(uneven(draw))], 1),
             FORM.line(
-                "and (p-1)(F+I-W) for other times", asked, wanted, [FORM.takes(uneven(draw))], 1
-            ),
-            FORM.line(
-                "activations: at most p, until their W", asked, wanted, [FORM.holds], 2.5,
-                aspect="memory",
+                "activations: at most p, until their W", asked, wanted, [FORM.holds], 2.5, aspect="memory"
             ),
         ],
-    )  # fmt: skip
+    )
     few = Asked(NAME)
     wanted = few.add(Sizes(4, 3))
     here = f"with {wanted.microbatches} microbatches rank 0 waits for its first I"

@@ -1,15 +1,9 @@
 """The checks of notebook 06: how is one layer split, and what must its parts exchange?"""
 
-from course_lib.checks.notebooks.tensor_parallel.attention import (
-    parallel_heads,
-    parallel_self_attention,
-)
+from course_lib.checks.notebooks.tensor_parallel.attention import parallel_heads, parallel_self_attention
 from course_lib.checks.notebooks.tensor_parallel.conjugate import conjugate_functions
 from course_lib.checks.notebooks.tensor_parallel.embedding import vocab_parallel_embedding
-from course_lib.checks.notebooks.tensor_parallel.linear import (
-    column_parallel_linear,
-    row_parallel_linear,
-)
+from course_lib.checks.notebooks.tensor_parallel.linear import column_parallel_linear, row_parallel_linear
 from course_lib.checks.notebooks.tensor_parallel.prediction import predictions
 from course_lib.checks.notebooks.tensor_parallel.quiz import questions
 from course_lib.checks.notebooks.tensor_parallel.sequence import sequence_parallel

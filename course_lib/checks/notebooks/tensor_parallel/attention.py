@@ -45,9 +45,7 @@ COPIES = (
 ODD = "6 heads, 4 ranks"
 ODD_KEYS = "12 heads, 6 of keys and values, 4 ranks"
 POINT = "heads of which each rank has its part alone, with one sum behind them"
-UNEVEN = (
-    "Heads that ranks cannot share equally: raise a ValueError that names the heads and the ranks."
-)
+UNEVEN = "Heads that ranks cannot share equally: raise a ValueError that names the heads and the ranks."
 
 
 def trouble(case_of_it: Case, kind: str, text: str) -> str:
@@ -92,15 +90,14 @@ def lines_of(
     volume = 2 * (n - 1) * FLOAT * whole.x.numel() / n
     lines = [
         values_line(
-            run, f"{title}: {what}", names=[name], slips=slips, weight=weight * share,
-            otherwise=otherwise,
+            run, f"{title}: {what}", names=[name], slips=slips, weight=weight * share, otherwise=otherwise
         )
         for name, what, share, otherwise in (
             ("y", "output", 1, f"{UNKNOWN} {FEWER_HEADS}" if copied else UNKNOWN),
             ("grad.x", "gradient of x", 0.5, ""),
             ("again", "output after a step", after_step, f"{WRONG} {COPIES}" if copied else WRONG),
         )
-    ]  # fmt: skip
+    ]
     if not sent:
         return lines
     return [
@@ -157,17 +154,17 @@ def parallel_heads(draw: Draw) -> Iterator[Case]:
     wide = Heads.draw(draw, 4, 8, 8, 64, (2, 4), True)  # 8.4 MB: seen among the pages of a process
     large = replace(attention_run("wide", wide), pages=True)
     yield layer_case(
-        "4 ranks", [run, large],
+        "4 ranks",
+        [run, large],
         [
             *lines_of(run, whole, "8 heads, 4 ranks", 2),
             values_line(
-                large, "8 wider heads", names=["y", "grad.x"], slips=head_slips(wide),
-                weight=0.5, short=True,
+                large, "8 wider heads", names=["y", "grad.x"], slips=head_slips(wide), weight=0.5, short=True
             ),
             own_work(run),
             *memory_lines(large, wide),
         ],
-    )  # fmt: skip
+    )
     odd = refused_run("odd", draw, 4, 6)
     line = values_or_refusal_line(odd, ODD, (6, 4), otherwise=UNEVEN, weight=1)
     yield layer_case(ODD, [odd], [line])
@@ -175,9 +172,7 @@ def parallel_heads(draw: Draw) -> Iterator[Case]:
     yield plain(draw, 3, 3, "a head for each of 3 ranks", 1)
     whole = Heads.draw(draw, 1, 2, 2, 4, (1, 3), True)
     run = attention_run("one", whole)
-    yield layer_case(
-        "1 rank", [run], [values_line(run, "1 rank", weight=0.5, trivial=True, short=True)]
-    )
+    yield layer_case("1 rank", [run], [values_line(run, "1 rank", weight=0.5, trivial=True, short=True)])
     if draw.hidden:
         yield plain(draw, 2, 6, "6 heads, 2 ranks", 1)
 
@@ -189,9 +184,7 @@ def plain(draw: Draw, n: int, heads: int, title: str, weight: float, **more: Any
     return layer_case(title, [run], lines_of(run, whole, title, weight, sent=False), **more)
 
 
-@exercise(
-    points=4, objects=("ParallelSelfAttention",), references=REFERENCE, hint=trouble, point=POINT
-)
+@exercise(points=4, objects=("ParallelSelfAttention",), references=REFERENCE, hint=trouble, point=POINT)
 def parallel_self_attention(draw: Draw) -> Iterator[Case]:
     yield grouped(draw, 2, 8, 4, "8 heads, 4 of keys and values, group {1, 2}", 2, SUB_GROUP, 3)
     yield grouped(draw, 4, 4, 2, "4 heads, 2 of keys and values, 4 ranks", 1.5)

@@ -33,17 +33,13 @@ AFTERWARDS = (
     "Behind the region all ranks draw the same random numbers again, or whole tensors get other masks on "
     "each rank: `own_random_state` sees to it; a seed of each rank's own does not."
 )
-WHILE_TRAINING = (
-    "Dropout is for training: after eval(), where self.training is False, nothing is dropped."
-)
+WHILE_TRAINING = "Dropout is for training: after eval(), where self.training is False, nothing is dropped."
 
 
 def kept(whole: Heads, y: Tensor) -> tuple[Tensor, bool]:
     """The factor of each head in each sequence (batch, heads), and whether there is nothing else in y."""
     _, _, value, out, _, _, value_bias, out_bias = whole.parameters
-    mixed = torch.linalg.solve(out, (y - out_bias).flatten(0, 1).T).T.unflatten(
-        -1, (whole.heads, -1)
-    )
+    mixed = torch.linalg.solve(out, (y - out_bias).flatten(0, 1).T).T.unflatten(-1, (whole.heads, -1))
     values = (whole.x @ value.T + value_bias).flatten(0, 1).unflatten(-1, (whole.heads, -1))
     factors = (mixed * values).sum(-1) / values.square().sum(-1)
     return factors, bool((mixed - factors[..., None] * values).abs().max() < 1e-6)
@@ -65,9 +61,7 @@ def nothing_line(run: Run, whole: Heads, title: str, weight: float) -> Line:
             return finding
         factors, alone = kept(whole, observed.tensors[members(observed)[0]][f"{run.name}.y"])
         dropped = alone and of_masks(factors)
-        return (
-            replace(finding, sentences=(*finding.sentences, WHILE_TRAINING)) if dropped else finding
-        )
+        return replace(finding, sentences=(*finding.sentences, WHILE_TRAINING)) if dropped else finding
 
     return replace(line, judge=judge)
 

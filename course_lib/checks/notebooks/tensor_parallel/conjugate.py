@@ -23,10 +23,7 @@ from course_lib.checks.notebooks.tensor_parallel.shared import (
 from course_lib.facts import least_bytes
 from course_lib.ledger.operation import Operation
 
-ENTER, LEAVE = (
-    0,
-    1,
-)  # places of identity_all_reduce and all_reduce_identity among the exercise's objects
+ENTER, LEAVE = (0, 1)  # places of identity_all_reduce and all_reduce_identity among the exercise's objects
 NAMES = ("identity_all_reduce", "all_reduce_identity")
 COPY = (
     "Other code may hold it, too, and dist.all_reduce works in place: sum a copy, "
@@ -64,8 +61,7 @@ def a_run(
     y = x if enters else [total(x)] * n
     grad = [total(gradient)] * n if enters else gradient
     wanted = [
-        {"y": y[k], "grad.x": grad[k], "after.x": x[k], "after.gradient": gradient[k]}
-        for k in range(n)
+        {"y": y[k], "grad.x": grad[k], "after.x": x[k], "after.gradient": gradient[k]} for k in range(n)
     ]
     columns = (shape, [1, shape[0]])
     strides = {"columns": columns, "expanded": (shape, [0, 0])}
@@ -96,22 +92,16 @@ def entered(run: Run) -> list[Slip]:
             "x is whole on every rank: summed forward it becomes N times too large.",
             lambda k: {"y": n * x[k]},
         ),
-        Slip(
-            "x is whole on every rank: forward must leave it as it is.",
-            lambda k: {"y": x[k] / n},
-        ),
+        Slip("x is whole on every rank: forward must leave it as it is.", lambda k: {"y": x[k] / n}),
         Slip(
             "Backward went on with the rank's own gradient. Each rank used x in its own way, and the "
             "gradient of x is the sum over all uses.",
             lambda k: {"y": x[k], "grad.x": own[k]},
         ),
         Slip(
-            f"That is divided by {n}: a sum over the uses, not a mean.",
-            lambda k: {"grad.x": summed[k] / n},
+            f"That is divided by {n}: a sum over the uses, not a mean.", lambda k: {"grad.x": summed[k] / n}
         ),
-        Slip(
-            f"That is {n} times the sum: it was summed twice.", lambda k: {"grad.x": n * summed[k]}
-        ),
+        Slip(f"That is {n} times the sum: it was summed twice.", lambda k: {"grad.x": n * summed[k]}),
     ]
 
 
@@ -181,15 +171,10 @@ def direction(run: Run, which: str, weight: float = 1.0) -> Line:
         if not sends:
             return f"{name} is the identity {which}: nothing has to be sent."
         if {operation.op for operation in done} == {"all_gather"}:
-            return (
-                "Gathering all terms and adding them up sends N/2 times as much as an all-reduce."
-            )
+            return "Gathering all terms and adding them up sends N/2 times as much as an all-reduce."
         return "One all-reduce is enough: 2 (N-1)/N of the tensor."
 
-    return sent_line(
-        run, which, [exact] * run.size, hint=hint, weight=weight,
-        title=f"{name}, {which}",
-    )  # fmt: skip
+    return sent_line(run, which, [exact] * run.size, hint=hint, weight=weight, title=f"{name}, {which}")
 
 
 def trouble(case_of_it: Case, kind: str, text: str) -> str:
@@ -218,10 +203,7 @@ def conjugate_functions(draw: Draw) -> Iterator[Case]:
         leave, [0] * 3, title="nothing is kept for backward", weight=0.5,
         says="A sum's backward needs no values: save nothing.",
     )  # fmt: skip
-    for run, also in (
-        (enter, []),
-        (leave, [nothing_kept]),
-    ):  # apart: one that raises costs itself alone
+    for run, also in ((enter, []), (leave, [nothing_kept])):  # apart: one that raises costs itself alone
         name = NAMES[run.object]
         lines = [right(run, f"{name}, 3 ranks", 2)]
         lines += [direction(run, which, 0.5) for which in ("forward", "backward")]
@@ -254,8 +236,5 @@ def memory_layouts(draw: Draw) -> Iterator[Case]:
 
 
 def one_more(pair: Sequence[Run], title: str, trivial: bool = False) -> Case:
-    judged = [
-        right(run, f"{NAMES[run.object]}, {title}", 0.5, short=True, trivial=trivial)
-        for run in pair
-    ]
+    judged = [right(run, f"{NAMES[run.object]}, {title}", 0.5, short=True, trivial=trivial) for run in pair]
     return runs.layer_case(title, pair, judged)

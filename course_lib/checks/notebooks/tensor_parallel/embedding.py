@@ -119,8 +119,7 @@ def slips(table: Table) -> list[Slip]:
     n, (vocab, width) = table.n, table.weight.shape
     choices = (table.first_row, table.nearest_row, table.row_modulo)
     unmasked = (
-        "Every rank added a row for every token. For a token that another rank has, this rank must add "
-        "zeros."
+        "Every rank added a row for every token. For a token that another rank has, this rank must add zeros."
     )
     stray = (
         "Tokens of other ranks left their gradient in rows here: their rows were set to zero behind "
@@ -158,11 +157,8 @@ def slips(table: Table) -> list[Slip]:
             if vocab % n
         ),
         Slip(FACTOR_N, lambda k: {"grad.p.weight": n * table.part(k, table.for_weight)}),
-        *(
-            Slip(stray, lambda k, at=at: {"grad.p.weight": table.stray(k, at)})
-            for at in choices
-        ),
-    ]  # fmt: skip
+        *(Slip(stray, lambda k, at=at: {"grad.p.weight": table.stray(k, at)}) for at in choices),
+    ]
 
 
 def misfit(table: Table) -> Callable[[str, str, int], str]:
@@ -192,13 +188,7 @@ def line(
     run: Run, table: Table, title: str, names: Sequence[str] = (), weight: float = 1.0, **more: Any
 ) -> Line:
     return values_line(
-        run,
-        title,
-        names=names,
-        slips=slips(table),
-        misfit=misfit(table),
-        weight=weight,
-        **more,
+        run, title, names=names, slips=slips(table), misfit=misfit(table), weight=weight, **more
     )
 
 
@@ -219,9 +209,7 @@ def forward_hint(ratio: float, done: list[Operation]) -> str:
             "rows, but a real vocabulary has far more rows than a microbatch has tokens: look up the rank's "
             "own rows, and sum."
         )
-    return (
-        "One all-reduce of the rows that were looked up, tokens x embedding_dim, and nothing else."
-    )
+    return "One all-reduce of the rows that were looked up, tokens x embedding_dim, and nothing else."
 
 
 def held(run: Run, table: Table) -> Line:
@@ -275,9 +263,7 @@ def vocab_parallel_embedding(draw: Draw) -> Iterator[Case]:
     broad = Table.draw(draw, 3, 1031, 1024, 4, 10)  # 8.4 MB: seen among the pages of a process
     large = replace(run_of(broad, "broad"), pages=True)
     yield runs.layer_case(
-        title,
-        [run, large],
-        [*first_lines(run, table, title), *costs(run, table), held(large, broad)],
+        title, [run, large], [*first_lines(run, table, title), *costs(run, table), held(large, broad)]
     )
     table = Table.draw(draw, 2, 8, 3, 9)
     run, title = run_of(table), "group {1, 3}"
@@ -286,6 +272,4 @@ def vocab_parallel_embedding(draw: Draw) -> Iterator[Case]:
         for n, vocab in ((4, 18), (2, 7), (1, 6)):
             table = Table.draw(draw, n, vocab, 4, 3, 8)
             run, title = run_of(table), f"{words.counted(n, 'rank')}, {vocab} tokens"
-            yield runs.layer_case(
-                title, [run], [line(run, table, title, short=True, trivial=n == 1)]
-            )
+            yield runs.layer_case(title, [run], [line(run, table, title, short=True, trivial=n == 1)])

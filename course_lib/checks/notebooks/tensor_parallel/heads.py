@@ -18,9 +18,7 @@ ORDER = (
     "The layers are drawn in the order query, key, value, out, each whole; a rank keeps the rows of its "
     "heads from the first three, and their columns from out."
 )
-Parameters = list[
-    Tensor
-]  # weights of query, key, value and out, then their biases where there are any
+Parameters = list[Tensor]  # weights of query, key, value and out, then their biases where there are any
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
@@ -57,8 +55,7 @@ def not_turned_back(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def features_first(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """A rank's features read as (head_dim, heads) and turned round, not as (heads, head_dim)."""
     turned = (
-        tensor.flatten(-2).unflatten(-1, tensor.shape[:-3:-1]).transpose(-1, -2)
-        for tensor in (q, k, v)
+        tensor.flatten(-2).unflatten(-1, tensor.shape[:-3:-1]).transpose(-1, -2) for tensor in (q, k, v)
     )
     return attend(*turned)
 
@@ -100,7 +97,7 @@ class Heads:
     @classmethod
     def draw(
         cls, draw: Draw, n: int, heads: int, kv_heads: int, head_dim: int, shape: Sequence[int], bias: bool
-    ) -> Heads:  # fmt: skip
+    ) -> Heads:
         seed, width = draw.integer(1, 1 << 30), heads * head_dim
         parameters = drawn_parameters(seed, layer_sizes(width, kv_heads * head_dim), bias)
         x, g = (draw.normal(*shape, width, dtype=torch.float64) for _ in range(2))
@@ -151,9 +148,7 @@ class Heads:
         )
         return how(q, k, v).flatten(-2) @ out.T
 
-    def output(
-        self, parameters: Parameters, x: Tensor, how: Attend = attend, head_dim: int = 0
-    ) -> Tensor:
+    def output(self, parameters: Parameters, x: Tensor, how: Attend = attend, head_dim: int = 0) -> Tensor:
         terms = [self.term(self.own(k, parameters), x, how, head_dim) for k in range(self.n)]
         return sum(terms[1:], terms[0]) + self.last_bias(parameters)
 
@@ -166,10 +161,7 @@ class Heads:
 
     def gradients(self) -> tuple[Tensor, Parameters]:
         """Of x, and of the parameters."""
-        x, leaves = (
-            self.x.clone().requires_grad_(),
-            [p.clone().requires_grad_() for p in self.parameters],
-        )
+        x, leaves = (self.x.clone().requires_grad_(), [p.clone().requires_grad_() for p in self.parameters])
         grads = torch.autograd.grad(self.output(leaves, x), [x, *leaves], self.g)
         return grads[0], list(grads[1:])
 
@@ -186,9 +178,7 @@ class Heads:
         for k in range(self.n):
             own = [parameter.clone().requires_grad_() for parameter in self.own(k, self.parameters)]
             mine = torch.autograd.grad(self.term(own, self.x), own, self.g)
-            terms.append(
-                self.term([p - LR * grad for p, grad in zip(own, mine, strict=True)], self.x)
-            )
+            terms.append(self.term([p - LR * grad for p, grad in zip(own, mine, strict=True)], self.x))
         bias = self.last_bias(self.parameters) - LR * self.last_bias(grads)
         return sum(terms[1:], terms[0]) + (bias if len(grads) > 4 else 0)
 
@@ -207,9 +197,7 @@ class Heads:
 
         of_all = [of_uses(rank) for rank in range(self.n)]
         summed = [grads[use] for grads in of_all for use in entering]
-        return torch.stack(
-            summed + [of_all[k][use] for use in range(3) if use not in entering]
-        ).sum(0)
+        return torch.stack(summed + [of_all[k][use] for use in range(3) if use not in entering]).sum(0)
 
     def dealt(self) -> Parameters:
         """The parameters where rank k took heads k, k + n, ... of query, key and value, but of out a run."""
@@ -217,8 +205,7 @@ class Heads:
         features = torch.arange(self.width).view(self.heads, -1)[order].flatten()
         kept = (0, 1, 2, 4, 5, 6)
         return [
-            parameter[features] if i in kept else parameter
-            for i, parameter in enumerate(self.parameters)
+            parameter[features] if i in kept else parameter for i, parameter in enumerate(self.parameters)
         ]
 
 
@@ -235,13 +222,9 @@ def head_slips(whole: Heads) -> list[Slip]:
     def term(k: int) -> Tensor:
         return whole.term(whole.own(k, whole.parameters), whole.x)
 
-    own_term = (
-        "Each rank has only its own heads' term: out is row-parallel, and its terms are summed."
-    )
+    own_term = "Each rank has only its own heads' term: out is row-parallel, and its terms are summed."
     slips = [
-        Slip(
-            "A token looks at those that follow it: attention here is causal.", output(looks_ahead)
-        ),
+        Slip("A token looks at those that follow it: attention here is causal.", output(looks_ahead)),
         Slip(
             "The heads' outputs are in the wrong order: transpose back to (batch, seq, heads, head_dim) "
             "before the last two are made one.",
@@ -274,10 +257,7 @@ def head_slips(whole: Heads) -> list[Slip]:
             "Use F.linear with its weight and bias.",
             lambda k: {"grad.x": n * whole.gradients()[0]},
         ),
-        Slip(
-            f"The parameters' gradients are {n} times too large.",
-            lambda k: {"again": whole.after_step(n)},
-        ),
+        Slip(f"The parameters' gradients are {n} times too large.", lambda k: {"again": whole.after_step(n)}),
     ]
     if whole.kv_heads < whole.heads:
         slips += [

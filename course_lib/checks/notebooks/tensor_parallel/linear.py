@@ -42,11 +42,7 @@ UNEVEN = (
 
 
 def both_ways(
-    run: Run,
-    title: str,
-    weight: float,
-    slips: Sequence[Slip],
-    misfit: Callable[[str, str, int], str],
+    run: Run, title: str, weight: float, slips: Sequence[Slip], misfit: Callable[[str, str, int], str]
 ) -> list[Line]:
     """A line for the parameters and the output, and one for the gradients."""
     backward = [name for name in run.wanted[0] if name.startswith("grad.")]
@@ -61,9 +57,7 @@ def both_ways(
 # ---- column-parallel
 
 
-def column_run(
-    name: str, whole: Whole, gather: bool, *, refuses: bool = False, bias: bool = True
-) -> Run:
+def column_run(name: str, whole: Whole, gather: bool, *, refuses: bool = False, bias: bool = True) -> Run:
     wanted = []
     for k in range(whole.n):
         tensors = {"p.weight": whole.part(k, whole.weight, 0)}
@@ -85,10 +79,7 @@ def column_run(
 def column_lines(run: Run, whole: Whole, gather: bool, title: str, weight: float) -> list[Line]:
     """Values forward and backward, and what each direction sent."""
     share = (whole.n - 1) / whole.n
-    forward, backward = (
-        share * FLOAT * whole.y.numel() * gather,
-        2 * share * FLOAT * whole.x.numel(),
-    )
+    forward, backward = (share * FLOAT * whole.y.numel() * gather, 2 * share * FLOAT * whole.x.numel())
     return [
         *both_ways(run, title, weight, column_slips(whole, gather), misfit(whole, 0, gather)),
         sent_line(
@@ -108,13 +99,7 @@ def forward_hint(gather: bool) -> str:
     return "Forward sends nothing: every rank has the whole x, and keeps its own output."
 
 
-@exercise(
-    points=7,
-    objects=("ColumnParallelLinear",),
-    references=REFERENCE,
-    hint=linear_trouble,
-    point=POINT,
-)
+@exercise(points=7, objects=("ColumnParallelLinear",), references=REFERENCE, hint=linear_trouble, point=POINT)
 def column_parallel_linear(draw: Draw) -> Iterator[Case]:
     whole = Whole.draw(draw, 4, (draw.integer(5, 9), 12), (2, 3))
     run = column_run("plain", whole, False)
@@ -148,9 +133,7 @@ def column_parallel_linear(draw: Draw) -> Iterator[Case]:
     )  # fmt: skip
     whole = Whole.draw(draw, 3, (5, 6), (4,))
     run = column_run("flat", whole, True)
-    yield layer_case(
-        "3 ranks", [run], column_lines(run, whole, True, "gather_output, 3 ranks", 1.5)
-    )
+    yield layer_case("3 ranks", [run], column_lines(run, whole, True, "gather_output, 3 ranks", 1.5))
     yield one_rank(draw, lambda whole: column_run("one", whole, True), column_slips)
     if draw.hidden:
         whole = Whole.draw(draw, 4, (3, 4), (2,))
@@ -158,15 +141,15 @@ def column_parallel_linear(draw: Draw) -> Iterator[Case]:
         uneven = Whole.draw(draw, 4, (3, 10), (2, 2))
         odd = column_run("uneven", uneven, False, refuses=True)
         yield layer_case(
-            "hidden", [run, odd],
+            "hidden",
+            [run, odd],
             [
                 *column_lines(run, whole, True, "a feature for each rank", 1),
                 values_or_refusal_line(
-                    odd, "10 features, 4 ranks", (10, 4), slips=column_slips(uneven, False),
-                    otherwise=UNEVEN,
+                    odd, "10 features, 4 ranks", (10, 4), slips=column_slips(uneven, False), otherwise=UNEVEN
                 ),
             ],
-        )  # fmt: skip
+        )
 
 
 def memory_lines(run: Run, whole: Whole, saved: int, weight: float, extra: int = 0) -> list[Line]:
@@ -186,9 +169,7 @@ def memory_lines(run: Run, whole: Whole, saved: int, weight: float, extra: int =
     ]  # fmt: skip
 
 
-def one_rank(
-    draw: Draw, run_of: Callable[[Whole], Run], slips: Callable[[Whole, bool], list[Slip]]
-) -> Case:
+def one_rank(draw: Draw, run_of: Callable[[Whole], Run], slips: Callable[[Whole, bool], list[Slip]]) -> Case:
     whole = Whole.draw(draw, 1, (4, 5), (3,))
     run = run_of(whole)
     line = values_line(run, "1 rank", weight=0.5, trivial=True, short=True)
@@ -198,9 +179,7 @@ def one_rank(
 # ---- row-parallel
 
 
-def row_run(
-    name: str, whole: Whole, parallel: bool, *, refuses: bool = False, bias: bool = True
-) -> Run:
+def row_run(name: str, whole: Whole, parallel: bool, *, refuses: bool = False, bias: bool = True) -> Run:
     inputs, wanted = [], []
     for k in range(whole.n):
         inputs.append({"x": whole.part(k, whole.x, -1).contiguous() if parallel else whole.x})
@@ -228,9 +207,7 @@ def row_lines(run: Run, whole: Whole, parallel: bool, title: str, weight: float)
     """Values forward and backward, and what each direction sent."""
     share = (whole.n - 1) / whole.n
     forward = 2 * share * FLOAT * whole.y.numel()
-    padded = (
-        2 * (whole.n - 1) * FLOAT * -(-whole.y.numel() // whole.n)
-    )  # for those who reduce by pieces
+    padded = 2 * (whole.n - 1) * FLOAT * -(-whole.y.numel() // whole.n)  # for those who reduce by pieces
     backward = 0 if parallel else share * FLOAT * whole.x.numel()
     behind = (
         "The gradient of the sum is each term's gradient, and every rank has it: nothing is sent."
@@ -256,9 +233,7 @@ def row_lines(run: Run, whole: Whole, parallel: bool, title: str, weight: float)
     ]  # fmt: skip
 
 
-@exercise(
-    points=7, objects=("RowParallelLinear",), references=REFERENCE, hint=linear_trouble, point=POINT
-)
+@exercise(points=7, objects=("RowParallelLinear",), references=REFERENCE, hint=linear_trouble, point=POINT)
 def row_parallel_linear(draw: Draw) -> Iterator[Case]:
     whole = Whole.draw(draw, 4, (8, draw.integer(5, 9)), (2, 3))
     run = row_run("plain", whole, True)
@@ -301,12 +276,12 @@ def row_parallel_linear(draw: Draw) -> Iterator[Case]:
         uneven = Whole.draw(draw, 4, (10, 3), (2, 2))
         odd = row_run("uneven", uneven, True, refuses=True)
         yield layer_case(
-            "hidden", [run, odd],
+            "hidden",
+            [run, odd],
             [
                 *row_lines(run, whole, True, "a feature for each rank", 1),
                 values_or_refusal_line(
-                    odd, "10 features, 4 ranks", (10, 4), slips=row_slips(uneven, True),
-                    otherwise=UNEVEN,
+                    odd, "10 features, 4 ranks", (10, 4), slips=row_slips(uneven, True), otherwise=UNEVEN
                 ),
             ],
-        )  # fmt: skip
+        )

@@ -16,9 +16,7 @@ from course_lib.facts import chunk_sizes
 OWN_LENGTH = 0  # a rank's first token is counted by as many logits as it has itself
 Choice = Callable[[int], Tensor]  # rank -> for each target the place where its logit is looked for
 
-LOCAL_SOFTMAX = (
-    "The softmax is over the rank's own logits: the sum of exponentials goes over all ranks."
-)
+LOCAL_SOFTMAX = "The softmax is over the rank's own logits: the sum of exponentials goes over all ranks."
 OWN_LARGEST = (
     "Each rank took off its own largest logit, and the sums of exponentials were added as if it had "
     "been the same: agree on the largest first, by an all-reduce with MAX."
@@ -133,21 +131,14 @@ def of_value(loss: Loss) -> list[Slip]:
             "The largest logit was taken off the exponents, and not put back: log of the sum, plus it.",
             lambda k: {"y": loss.y(loss.each - loss.logits.amax(-1) * loss.counts)},
         ),
-        *(
-            Slip(ignored, lambda k, mean=mean: {"y": mean})
-            for mean in counted_too
-            if some_ignored
-        ),
-        Slip(
-            "That is the sum over the targets; their mean is asked for.",
-            lambda k: {"y": loss.each.sum()},
-        ),
+        *(Slip(ignored, lambda k, mean=mean: {"y": mean}) for mean in counted_too if some_ignored),
+        Slip("That is the sum over the targets; their mean is asked for.", lambda k: {"y": loss.each.sum()}),
         Slip(
             f"That is {n} times the loss: it was summed over ranks that all had it already.",
             lambda k: {"y": n * loss.y()},
         ),
         Slip(f"That is the loss divided by {n} ranks.", lambda k: {"y": loss.y() / n}),
-    ]  # fmt: skip
+    ]
 
 
 def of_gradient(loss: Loss) -> list[Slip]:
@@ -196,31 +187,20 @@ def of_gradient(loss: Loss) -> list[Slip]:
 
     counted, everything = int(loss.counts.sum()), loss.target.numel()
     every_rank = (
-        "Every rank took 1 off for every target; softmax - 1 at the target is for the rank alone "
-        "that has it."
+        "Every rank took 1 off for every target; softmax - 1 at the target is for the rank alone that has it."
     )
     slips = [
         Slip(FACTOR_N, scaled(loss.n)),
-        Slip(
-            "The gradient that backward was given was left out: multiply by it.",
-            scaled(1 / UPSTREAM),
-        ),
-        Slip(
-            "The mean divides the gradient, too: by the number of targets that count.", scaled(counted)
-        ),
+        Slip("The gradient that backward was given was left out: multiply by it.", scaled(1 / UPSTREAM)),
+        Slip("The mean divides the gradient, too: by the number of targets that count.", scaled(counted)),
         *(
             Slip(every_rank, lambda k, at=at: {"grad.logits": one_hot_at(k, at)})
             for at in (loss.first, loss.nearest, loss.modulo)
         ),
-        Slip(
-            LOCAL_SOFTMAX,
-            lambda k: {"grad.logits": local(k)},
-        ),
+        Slip(LOCAL_SOFTMAX, lambda k: {"grad.logits": local(k)}),
         Slip(LOCAL_SOFTMAX, lambda k: {"grad.logits": owners_local(k)}),
         *(
-            Slip(
-                first_token(loss), lambda k, each=each: {"grad.logits": counted_from(k, each)}
-            )
+            Slip(first_token(loss), lambda k, each=each: {"grad.logits": counted_from(k, each)})
             for each in (loss.vocab // loss.n, -(-loss.vocab // loss.n), OWN_LENGTH)
             if loss.vocab % loss.n
         ),
@@ -234,7 +214,7 @@ def of_gradient(loss: Loss) -> list[Slip]:
             "That is the softmax without 1 taken off at the target.",
             lambda k: {"grad.logits": loss.grad(k, soft)},
         ),
-    ]  # fmt: skip
+    ]
     if counted < everything:
         slips += [
             *(

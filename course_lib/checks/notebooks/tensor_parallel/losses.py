@@ -30,18 +30,14 @@ class Loss:
     kind: torch.dtype = torch.float32
 
     @classmethod
-    def draw(
-        cls, draw: Draw, n: int, vocab: int, *shape: int, kind: torch.dtype = torch.float32
-    ) -> Loss:
+    def draw(cls, draw: Draw, n: int, vocab: int, *shape: int, kind: torch.dtype = torch.float32) -> Loss:
         logits = (3 * draw.normal(*shape, vocab)).to(kind).double()
         return cls(n, logits, targets(draw, vocab, *shape), kind=kind)
 
     @classmethod
     def large(cls, draw: Draw, n: int, vocab: int, rows: int) -> Loss:
         """Logits around 1,000 and -1,000, so far apart that all but the largest round to nothing."""
-        logits = torch.stack(
-            [40.0 * torch.randperm(vocab, generator=draw.generator) for _ in range(rows)]
-        )
+        logits = torch.stack([40.0 * torch.randperm(vocab, generator=draw.generator) for _ in range(rows)])
         logits += torch.tensor([1000.0, -1000.0]).repeat(rows)[:rows, None] - 20 * vocab
         return cls(n, logits.double(), targets(draw, vocab, rows))
 
@@ -125,11 +121,7 @@ def run_of(loss: Loss, name: str = "loss", **kwargs: Any) -> Run:
     kind = torch.promote_types(loss.kind, torch.float32)
     logits = [loss.part(k, loss.logits).to(loss.kind) for k in range(loss.n)]
     wanted = [
-        {
-            "y": loss.y().to(kind),
-            "grad.logits": loss.grad(k).to(loss.kind),
-            "after.logits": logits[k],
-        }
+        {"y": loss.y().to(kind), "grad.logits": loss.grad(k).to(loss.kind), "after.logits": logits[k]}
         for k in range(loss.n)
     ]
     return Run(

@@ -61,9 +61,7 @@ SENT: dict[str, Formula] = {
         halves(4, 4, 8)
     ),
     "Forward gathers once, whatever is kept: it is backward that needs the input again.": (
-        lambda n, m, direction, sequence=None: (
-            (n - 1) / n * m * (6 if sequence == "regather" else 4)
-        )
+        lambda n, m, direction, sequence=None: (n - 1) / n * m * (6 if sequence == "regather" else 4)
     ),
     "Backward has the conjugate of each sum: where forward does nothing, gradients are summed. It sends as "
     "much as forward.": halves(4, 0, 2),
@@ -84,7 +82,7 @@ SENT: dict[str, Formula] = {
             layer_bytes(n, m, "forward", sequence) + layer_bytes(n, m, "backward", sequence)
         )
     ),
-}  # fmt: skip
+}
 
 
 def kept(
@@ -136,7 +134,7 @@ SAVED: dict[str, Formula] = {
     ),
     "These are the paper's coefficients, 34 in all, which are bytes an element in 16 bits with masks of "
     "dropout; here count activations.": kept((10, 4, 0), (24, 30, 34)),
-}  # fmt: skip
+}
 LOSS: dict[str, Formula] = {
     "An all-reduce has two phases: 2 (N-1)/N.": lambda n, t: (n - 1) / n * 12 * t,
     "That is one number a token: there are three, the largest logit, the sum of exponentials and the "
@@ -145,24 +143,16 @@ LOSS: dict[str, Formula] = {
         lambda n, t: 2 * (n - 1) / n * 8 * t
     ),
     "A float32 number has 4 bytes.": lambda n, t: 2 * (n - 1) / n * 3 * t,
-    "The numbers are float32, 4 bytes each, whatever the logits are.": lambda n, t: (
-        2 * (n - 1) / n * 6 * t
-    ),
+    "The numbers are float32, 4 bytes each, whatever the logits are.": lambda n, t: 2 * (n - 1) / n * 6 * t,
     "That is forward and backward: nothing is sent backward, each rank has the softmax of its own part.": (
         lambda n, t: 4 * (n - 1) / n * 12 * t
     ),
-    "That is the sum over all ranks: one rank's bytes are asked for.": lambda n, t: (
-        2 * (n - 1) * 12 * t
-    ),
+    "That is the sum over all ranks: one rank's bytes are asked for.": lambda n, t: 2 * (n - 1) * 12 * t,
     "With N ranks it is 2 (N-1)/N; 2 is the limit for many.": lambda n, t: 24 * t,
 }
 
 
-@exercise(
-    points=5,
-    objects=("layer_bytes_sent", "layer_saved_bytes", "loss_bytes_sent"),
-    references=FORMULAS,
-)
+@exercise(points=5, objects=("layer_bytes_sent", "layer_saved_bytes", "loss_bytes_sent"), references=FORMULAS)
 def predictions(draw: Draw) -> Iterator[Case]:
     nbytes = 840_000 * draw.integer(10, 100)
     tokens = 1_024 * draw.integer(2, 20)

@@ -37,7 +37,7 @@ SHARES = {
     share(link=SLOW / 8): "50 GB/s are bytes, not bits: no factor of 8.",
     share(4): "That is forward and backward's bytes; forward alone is asked for.",
     100 * share(): "As a share, between 0 and 1.",
-}  # fmt: skip
+}
 FACTORS = {
     1: "Nothing would be wrong, then. Its backward sums the ranks' gradients, each whole already.",
     64: "Once for each of the sums that the gradient passes on its way back: to this MLP's weights, one.",
@@ -50,7 +50,7 @@ TIMES = {
     2: "An all-reduce is a gather and a reduce-scatter: the pairs send as much. Count the second gather.",
     1.125: "Both regions gather again in backward, attention and MLP.",
     0.8: "Upside down: how many times as many.",
-}  # fmt: skip
+}
 
 
 @exercise(

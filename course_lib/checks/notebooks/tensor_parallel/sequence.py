@@ -30,13 +30,7 @@ from course_lib.checks.notebooks.tensor_parallel.sequence_runs import (
     gathering,
     scattering,
 )
-from course_lib.checks.notebooks.tensor_parallel.shared import (
-    columns,
-    interface,
-    own_work,
-    total,
-    unwritten,
-)
+from course_lib.checks.notebooks.tensor_parallel.shared import columns, interface, own_work, total, unwritten
 from course_lib.facts import least_bytes
 from course_lib.ledger.operation import Operation
 
@@ -67,19 +61,15 @@ def gathered_wrong(run: Run) -> list[Slip]:
         ),
         Slip(means, lambda k: {"grad.x": grad[k] / n}),
         Slip(
-            "Backward gave the rank another rank's part of the sum.",
-            lambda k: {"grad.x": grad[(k + 1) % n]},
+            "Backward gave the rank another rank's part of the sum.", lambda k: {"grad.x": grad[(k + 1) % n]}
         ),
-        Slip(
-            "Backward gave the rank another rank's part of the sum.",
-            lambda k: {"grad.x": grad[k - 1]},
-        ),
+        Slip("Backward gave the rank another rank's part of the sum.", lambda k: {"grad.x": grad[k - 1]}),
         Slip(
             "The sum was cut along the batch, dimension 0, as reduce_scatter_tensor does: bring the sequence "
             "to the front first.",
             lambda k: {"grad.x": total(upstream).reshape(n, *x[k].shape)[k]},
         ),
-    ]  # fmt: skip
+    ]
     if batch > 1:
         says = (
             "The ranks' parts were put one after the other along dimension 0, as all_gather_into_tensor "
@@ -96,9 +86,7 @@ def scattered_wrong(run: Run) -> list[Slip]:
 
     def own_place(k: int) -> Tensor:
         """The rank's gradient at its positions, zeros elsewhere."""
-        return torch.cat(
-            [g if r == k else torch.zeros_like(g) for r, g in enumerate(upstream)], SEQ
-        )
+        return torch.cat([g if r == k else torch.zeros_like(g) for r, g in enumerate(upstream)], SEQ)
 
     return [
         Slip(
@@ -132,7 +120,7 @@ def scattered_wrong(run: Run) -> list[Slip]:
             "does: they belong side by side along the sequence.",
             lambda k: {"grad.x": torch.cat(upstream).reshape(grad[k].shape)},
         ),
-    ]  # fmt: skip
+    ]
 
 
 def other_way(run: Run, k: int) -> list[int]:
@@ -155,9 +143,7 @@ def pair_misfit(run: Run) -> Any:
         if name == "y" and shape == list(run.wanted[k]["grad.x"].shape) and run.object == GATHER:
             return "That is x's own part: into a region the parts are gathered."
         if name == "y" and shape == other_way(run, k):
-            return (
-                "That is the other of the two: one gathers forward, the other reduces and scatters."
-            )
+            return "That is the other of the two: one gathers forward, the other reduces and scatters."
         if len(shape) == 3 and shape[0] != batch:
             return SIDE_BY_SIDE
         if run.object == SCATTER and name == "y" and shape == list(run.inputs[k]["x"].shape):
@@ -169,9 +155,7 @@ def pair_misfit(run: Run) -> Any:
 
 def pair_line(run: Run, title: str, names: Sequence[str], weight: float, **more: Any) -> Line:
     slips = gathered_wrong(run) if run.object == GATHER else scattered_wrong(run)
-    line = values_line(
-        run, title, names=names, slips=slips, misfit=pair_misfit(run), weight=weight, **more
-    )
+    line = values_line(run, title, names=names, slips=slips, misfit=pair_misfit(run), weight=weight, **more)
 
     def judge(observed: Observed) -> Finding:
         what = {"after.x": "x", "after.gradient": "the gradient that backward was given"}
@@ -226,9 +210,9 @@ UNEVEN = "5 positions, 2 ranks"
 def sequence_parallel(draw: Draw) -> Iterator[Case]:
     gather, scatter = gathering(draw, 3, (2, 6, 4)), scattering(draw, 3, (2, 6, 4))
     norm = norm_run(draw, 3, 2, 9, 40)
-    yield runs.layer_case("the pair, 3 ranks", [gather, scatter],
-        [*both_ways(gather), *both_ways(scatter), own_work(gather)],
-    )  # fmt: skip
+    yield runs.layer_case(
+        "the pair, 3 ranks", [gather, scatter], [*both_ways(gather), *both_ways(scatter), own_work(gather)]
+    )
     yield runs.layer_case("the norm, 3 ranks", [norm], norm_lines(norm))
     gather, scatter = gathering(draw, 2, (3, 4, 2)), scattering(draw, 2, (3, 4, 2))
     yield runs.layer_case("group", [gather, scatter],
@@ -239,9 +223,9 @@ def sequence_parallel(draw: Draw) -> Iterator[Case]:
         members=(1, 3), world_size=4,
     )  # fmt: skip
     uneven = replace(scattering(draw, 2, (2, 5, 3)), refuses=True)
-    yield runs.layer_case(UNEVEN, [uneven],
-        [values_or_refusal_line(uneven, f"{NAMES[SCATTER]}: {UNEVEN}", [5, 2], weight=0.5)],
-    )  # fmt: skip
+    yield runs.layer_case(
+        UNEVEN, [uneven], [values_or_refusal_line(uneven, f"{NAMES[SCATTER]}: {UNEVEN}", [5, 2], weight=0.5)]
+    )
     yield sequence_dim.dim_case(draw)
     if draw.hidden:
         for n, dtype in ((4, torch.float64), (2, torch.bfloat16), (1, torch.float64)):
@@ -254,9 +238,7 @@ def again(draw: Draw, n: int, dtype: torch.dtype) -> Case:
     pair = [gathering(draw, n, shape, dtype), scattering(draw, n, shape, dtype)]
     title = f"{words.counted(n, 'rank')}, {str(dtype)[6:]}"
     judged = [
-        pair_line(
-            run, f"{NAMES[run.object]}, {title}", ["y", "grad.x"], 0.5, short=True, trivial=n == 1
-        )
+        pair_line(run, f"{NAMES[run.object]}, {title}", ["y", "grad.x"], 0.5, short=True, trivial=n == 1)
         for run in pair
     ]
     norm = norm_run(draw, n, 2, 2 * n, 6)

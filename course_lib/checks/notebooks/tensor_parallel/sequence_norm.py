@@ -72,23 +72,19 @@ def norm_wrong(run: Run) -> list[Slip]:
             "are added up.",
             lambda k: {"grad.p.weight": for_weight / n},
         ),
-        Slip(
-            "The gradients were summed more than once.", lambda k: {"grad.p.weight": n * for_weight}
-        ),
+        Slip("The gradients were summed more than once.", lambda k: {"grad.p.weight": n * for_weight}),
         Slip(
             "The gradients of x were summed over the ranks, which have different positions there: only those "
             "of weight and bias are.",
             lambda k: {"grad.x": total(for_x)},
         ),
-        Slip(
-            "The norm's own weight and bias were left out.", lambda k: {"y": plain[k]}
-        ),
+        Slip("The norm's own weight and bias were left out.", lambda k: {"y": plain[k]}),
         Slip(
             f"The norm's eps is left out: it is {EPS:g} here, and not LayerNorm's usual 1e-05. Take over "
             "norm.eps.",
             lambda k: {"y": other_eps(k)},
         ),
-    ]  # fmt: skip
+    ]
 
 
 def norm_lines(run: Run) -> list[Line]:

@@ -40,12 +40,9 @@ def scattering(
     return pair_run(SCATTER, terms, upstream, parts(total(terms), n, dim), [gradient] * n)
 
 
-def pair_run(
-    which: int, x: list[Tensor], gradient: list[Tensor], y: list[Tensor], grad: list[Tensor]
-) -> Run:
+def pair_run(which: int, x: list[Tensor], gradient: list[Tensor], y: list[Tensor], grad: list[Tensor]) -> Run:
     wanted = [
-        {"y": y[k], "grad.x": grad[k], "after.x": x[k], "after.gradient": gradient[k]}
-        for k in range(len(x))
+        {"y": y[k], "grad.x": grad[k], "after.x": x[k], "after.gradient": gradient[k]} for k in range(len(x))
     ]
     name = "gather" if which == GATHER else "scatter"
     return Run(name, [{"x": tensor} for tensor in x], wanted, gradient, object=which)

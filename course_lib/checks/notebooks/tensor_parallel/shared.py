@@ -25,8 +25,7 @@ WRITE_BACKWARD = (
 )
 
 MISSING = re.compile(
-    "got an unexpected keyword argument "
-    "'(group|kv_heads|dropout|gather_output|input_is_parallel|vocab_size)'"
+    "got an unexpected keyword argument '(group|kv_heads|dropout|gather_output|input_is_parallel|vocab_size)'"
 )
 IN_A_GROUP = (
     "This case runs in a group of some ranks: take `group=None`, and hand it to every collective, to "
@@ -65,9 +64,7 @@ def unwritten(run: Run, observed: Observed, what: Mapping[str, str], says: str) 
     return RIGHT
 
 
-def own_work(
-    run: Run, title: str = "backward is yours", weight: float = 0.5, point: bool = False
-) -> Line:
+def own_work(run: Run, title: str = "backward is yours", weight: float = 0.5, point: bool = False) -> Line:
     """Each operation in backward was begun in a line of the student's, and none is left to PyTorch's guess.
 
     point: whether the exercise's point is missed otherwise.
@@ -76,9 +73,7 @@ def own_work(
     def judge(observed: Observed) -> Finding:
         for rank in members(observed):
             strange = [
-                operation
-                for operation in operations(run, observed, rank, "backward")
-                if not operation.line
+                operation for operation in operations(run, observed, rank, "backward") if not operation.line
             ]
             if strange:
                 return wrong(

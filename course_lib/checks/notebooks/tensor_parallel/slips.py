@@ -99,17 +99,12 @@ def gathered_slips(whole: Whole) -> list[Slip]:
             "features (torch.cat(pieces, dim=-1)).",
             lambda k: {"y": flat},
         ),
-        Slip(
-            "Only the own part is there; the others' are missing.",
-            lambda k: {"y": alone(parts, k)},
-        ),
+        Slip("Only the own part is there; the others' are missing.", lambda k: {"y": alone(parts, k)}),
     ]
 
 
 def alone(parts: Sequence[Tensor], k: int) -> Tensor:
-    return torch.cat(
-        [part if i == k else torch.zeros_like(part) for i, part in enumerate(parts)], -1
-    )
+    return torch.cat([part if i == k else torch.zeros_like(part) for i, part in enumerate(parts)], -1)
 
 
 def weight_slips(whole: Whole, dim: int) -> list[Slip]:
@@ -131,8 +126,7 @@ def weight_slips(whole: Whole, dim: int) -> list[Slip]:
     return [
         Slip(OWN_DRAW, small),
         Slip(
-            "Every n-th feature was taken: rank r's part is a run of features that lie side by side.",
-            strided,
+            "Every n-th feature was taken: rank r's part is a run of features that lie side by side.", strided
         ),
         Slip(
             "The part of another rank: rank r has the r-th, counted within the group.",

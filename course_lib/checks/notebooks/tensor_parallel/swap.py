@@ -18,17 +18,7 @@ from course_lib.checks.judge.layers.lines import (
     values_line,
 )
 from course_lib.checks.judge.layers.runs import Run, layer_case
-from course_lib.checks.kit import (
-    Case,
-    Draw,
-    Finding,
-    Line,
-    Observed,
-    Slip,
-    essential,
-    exercise,
-    wrong,
-)
+from course_lib.checks.kit import Case, Draw, Finding, Line, Observed, Slip, essential, exercise, wrong
 from course_lib.checks.notebooks.tensor_parallel.linear import SUB_GROUP
 from course_lib.checks.notebooks.tensor_parallel.shared import MANY
 from course_lib.checks.notebooks.tensor_parallel.slips import linear_trouble
@@ -154,25 +144,19 @@ class Swap:
                 "summed.",
                 lambda k: {"y": self.changed(k, 1, whole=False)},
             ),
-        ]  # fmt: skip
+        ]
 
     def held(self) -> float:
         """Bytes of the model, its MLPs' weights divided by the ranks."""
         sizes = {name: p.numel() for name, p in self.built().named_parameters()}
-        cut = sum(
-            size
-            for name, size in sizes.items()
-            if ".mlp." in name and not name.endswith("down.bias")
-        )
+        cut = sum(size for name, size in sizes.items() if ".mlp." in name and not name.endswith("down.bias"))
         return FLOAT * (sum(sizes.values()) - cut * (self.n - 1) / self.n)
 
     def lines(self, run: Run, title: str, weight: float) -> list[Line]:
         share = (self.n - 1) / self.n
         stream = FLOAT * self.tokens.numel() * self.model["width"]
         volume = self.model["layers"] * 2 * share * stream
-        entrances = (
-            2 if self.model["mlp"] == "swiglu" else 1
-        )  # x enters gate and up, together or each
+        entrances = 2 if self.model["mlp"] == "swiglu" else 1  # x enters gate and up, together or each
         rows = [
             ("y", "logits", 2.0, OTHER_WEIGHTS),
             (EMBEDDING, "gradient of the embedding", 1.0,
@@ -195,9 +179,8 @@ class Swap:
             for direction, times in (("forward", 1), ("backward", entrances))
         ]  # fmt: skip
         held = held_line(
-            run, [self.held()] * self.n, says=STILL_WHOLE, weight=2 * weight,
-            title=f"{title}: parameters",
-        )  # fmt: skip
+            run, [self.held()] * self.n, says=STILL_WHOLE, weight=2 * weight, title=f"{title}: parameters"
+        )
         return [*(if_exchanged(line, run) for line in values), *sent, essential(held)]
 
 
@@ -228,20 +211,18 @@ def swap(draw: Draw) -> Iterator[Case]:
     run = four.run("four")
     dropped = Swap.draw(draw, 4, 8, dropout=0.4).run("dropped")
     yield layer_case(
-        "4 ranks", [run, dropped],
+        "4 ranks",
+        [run, dropped],
         [
             *four.lines(run, "4 ranks", 1),
             if_exchanged(
-                same_everywhere_line(dropped, "y", "the same masks of dropout on every rank", MASKS),
-                dropped,
+                same_everywhere_line(dropped, "y", "the same masks of dropout on every rank", MASKS), dropped
             ),
         ],
-    )  # fmt: skip
+    )
     two = Swap.draw(draw, 2, 8)
     run = two.run("two")
-    yield layer_case(
-        "sub-group", [run], two.lines(run, "group {1, 2}", 0.5), members=SUB_GROUP, world_size=3
-    )
+    yield layer_case("sub-group", [run], two.lines(run, "group {1, 2}", 0.5), members=SUB_GROUP, world_size=3)
     gated = Swap.draw(draw, 2, 8, mlp="swiglu")
     run = gated.run("gated")
     yield layer_case(SWIGLU, [run], gated.lines(run, "SwiGLU, 2 ranks", 0.5))

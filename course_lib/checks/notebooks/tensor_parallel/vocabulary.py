@@ -76,9 +76,7 @@ def stable(run: Run, loss: Loss, title: str, weight: float) -> Line:
 
 
 def gradient(run: Run, loss: Loss, title: str, weight: float = 1.0) -> Line:
-    return values_line(
-        run, title, names=["grad.logits"], slips=cast(of_gradient(loss), run), weight=weight
-    )
+    return values_line(run, title, names=["grad.logits"], slips=cast(of_gradient(loss), run), weight=weight)
 
 
 def both(run: Run, loss: Loss, title: str, weight: float = 1.0, **more: Any) -> Line:
@@ -98,9 +96,7 @@ def gradient_and_logits(run: Run, loss: Loss, title: str, weight: float) -> Line
     def judge(observed: Observed) -> Finding:
         finding = line.judge(observed)
         says = "They are the caller's: subtract into a new tensor."
-        return (
-            unwritten(run, observed, {"after.logits": "`logits`"}, says) if finding.ok else finding
-        )
+        return unwritten(run, observed, {"after.logits": "`logits`"}, says) if finding.ok else finding
 
     return Line(title, judge, weight)
 
@@ -118,14 +114,10 @@ def costs(run: Run, loss: Loss) -> list[Line]:
             return "Every rank needs the largest logit and the sum of exponentials of all."
         if any(operation.op == "all_gather" for operation in done):
             return "Do not gather the logits: three numbers of each token are enough."
-        return (
-            "Three numbers of each token: largest logit, sum of exponentials, the target's logit."
-        )
+        return "Three numbers of each token: largest logit, sum of exponentials, the target's logit."
 
     def backward(ratio: float, done: list[Operation]) -> str:
-        return (
-            "Each rank has all numbers for the gradient of its own logits: backward sends nothing."
-        )
+        return "Each rank has all numbers for the gradient of its own logits: backward sends nothing."
 
     return [
         sent_line(run, "forward", [exact / 3] * n, most=[exact] * n, hint=forward, weight=2),
@@ -133,12 +125,13 @@ def costs(run: Run, loss: Loss) -> list[Line]:
         own_work(run),
         essential(
             saved_line(
-                run, [2 * part + BESIDE * tokens for part in parts],
+                run,
+                [2 * part + BESIDE * tokens for part in parts],
                 says="No rank holds the logits of the whole vocabulary: its own part, and some numbers of "
                 "each token, are all that backward needs.",
             )
         ),
-    ]  # fmt: skip
+    ]
 
 
 def trouble(case_of_it: Case, kind: str, text: str) -> str:
@@ -180,11 +173,12 @@ def vocab_parallel_cross_entropy(draw: Draw) -> Iterator[Case]:
          gradient(first, loss, "some targets ignored: gradient")],
         dtype="float32",
     )  # fmt: skip
-    yield runs.layer_case(title, [second],
-        [stable(second, large, f"{title}: loss", 2),
-         gradient(second, large, f"{title}: gradient")],
+    yield runs.layer_case(
+        title,
+        [second],
+        [stable(second, large, f"{title}: loss", 2), gradient(second, large, f"{title}: gradient")],
         dtype="float32",
-    )  # fmt: skip
+    )
     loss = Loss.draw(draw, 2, 6, 7).ignoring(draw, 2)
     run, title = run_of(loss, ignore_index=2), "group {1, 3}, ignore_index=2"
     yield runs.layer_case(
@@ -197,9 +191,7 @@ def vocab_parallel_cross_entropy(draw: Draw) -> Iterator[Case]:
 def more(draw: Draw) -> Iterator[Case]:
     half = Loss.draw(draw, 3, 12, 9, kind=torch.bfloat16)
     run = run_of(half)
-    yield runs.layer_case(
-        "bfloat16", [run], [both(run, half, "logits in bfloat16", 0.5)], dtype="float32"
-    )
+    yield runs.layer_case("bfloat16", [run], [both(run, half, "logits in bfloat16", 0.5)], dtype="float32")
     for n, vocab in ((2, 9), (1, 5)):
         loss = Loss.draw(draw, n, vocab, 4, 3).ignoring(draw)
         run, title = run_of(loss), f"{words.counted(n, 'rank')}, {vocab} tokens"

@@ -54,9 +54,7 @@ class Cut:
         tensors, first = [], 1
         for shape in self.shapes:
             turned = self.transposed and len(shape) == 2
-            tensors.append(
-                {"shape": list(shape), "first": first, "dtype": self.dtype, "transposed": turned}
-            )
+            tensors.append({"shape": list(shape), "first": first, "dtype": self.dtype, "transposed": turned})
             first += math.prod(shape)
         return {"tensors": tensors, "args": [self.n], "parameter": True}
 
@@ -87,8 +85,7 @@ def flatten_and_shard(draw: Draw) -> Iterator[Case]:
             Cut("8 ranks", [(draw.integer(1, 90),), (2, 2, 2)], 8),
         ]
     lines = [
-        Line(cut.title, judge(cut, k), cut.weight, cut.aspect, short=cut.short)
-        for k, cut in enumerate(cuts)
+        Line(cut.title, judge(cut, k), cut.weight, cut.aspect, short=cut.short) for k, cut in enumerate(cuts)
     ]
     sides = [RankSide({}, {"calls": [cut.call() for cut in cuts]}, {})]
     yield Case("shards", sides, lines, recipe=RECIPE, alone=True)
@@ -122,8 +119,7 @@ def failed(error: str = "", text: str = "", place: str = "") -> Finding:
     if error == "NotImplementedError":
         return wrong("flatten_and_shard is not written yet.", cause="not written")
     said = Sentence(
-        f"flatten_and_shard raised {error}: {text}",
-        f"flatten_and_shard raised {error_kind(error)}.",
+        f"flatten_and_shard raised {error}: {text}", f"flatten_and_shard raised {error_kind(error)}."
     )
     return wrong(said, at(place), cause=f"{error} {place}")
 
@@ -182,9 +178,7 @@ def right_elements(cut: Cut, shards: list[list]) -> Finding | None:
                 f"shard {k} does not hold the right elements.",
             )
             return wrong(
-                said,
-                why(cut, shards, k * cut.size + where),
-                cause=why(cut, shards, 0) or "elements",
+                said, why(cut, shards, k * cut.size + where), cause=why(cut, shards, 0) or "elements"
             )
     return None
 
@@ -274,6 +268,4 @@ def left_alone(cut: Cut, after: object) -> Finding | None:
         row += item.get("tensor", []) if isinstance(item, dict) else [item]
     if row == [float(k) for k in range(1, cut.total + 1)]:
         return None
-    return wrong(
-        "the parameters themselves were changed.", "Copy them into a new buffer.", cause="changed"
-    )
+    return wrong("the parameters themselves were changed.", "Copy them into a new buffer.", cause="changed")

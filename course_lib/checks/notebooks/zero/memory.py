@@ -25,15 +25,11 @@ EVERYWHERE: Slips = {
     "That divides everything by the ranks; each stage divides one thing more.": (
         lambda p, n, s, *o: 16 * p / n
     ),
-    "Replicas keep that many: a stage divides something by the ranks.": (
-        lambda p, n, s, *o: 16 * p
-    ),
+    "Replicas keep that many: a stage divides something by the ranks.": (lambda p, n, s, *o: 16 * p),
 }
 BY_STAGE: dict[int, Slips] = {
     0: {
-        "Replicas share nothing: every rank keeps 16 bytes a parameter.": (
-            lambda p, n, s: 4 * p + 12 * p / n
-        ),
+        "Replicas share nothing: every rank keeps 16 bytes a parameter.": (lambda p, n, s: 4 * p + 12 * p / n)
     },
     1: {
         "The float32 copy belongs to the optimizer's states: it is sharded with m and v.": (
@@ -42,9 +38,7 @@ BY_STAGE: dict[int, Slips] = {
         "That shards the gradients too; stage 1 shards the optimizer's states alone.": (
             lambda p, n, s: 2 * p + 14 * p / n
         ),
-        "Weights and gradients are still there, whole: 4 bytes a parameter.": (
-            lambda p, n, s: 12 * p / n
-        ),
+        "Weights and gradients are still there, whole: 4 bytes a parameter.": (lambda p, n, s: 12 * p / n),
     },
     2: {
         "That is stage 1; stage 2 shards the gradients too.": lambda p, n, s: 4 * p + 12 * p / n,
@@ -82,13 +76,7 @@ OFFLOAD: Slips = {
 
 
 def _kept(
-    params: float,
-    n: int,
-    stage: int,
-    offload: bool = False,
-    *,
-    gradients: float = 2,
-    states: float = 12,
+    params: float, n: int, stage: int, offload: bool = False, *, gradients: float = 2, states: float = 12
 ) -> float:
     return zero_memory(params, n, stage, offload, (2, gradients, states))
 

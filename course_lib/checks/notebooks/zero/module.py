@@ -7,18 +7,7 @@ from dataclasses import replace
 
 from course_lib.checks.judge import training as lines
 from course_lib.checks.judge.training.single import Training
-from course_lib.checks.kit import (
-    ANY,
-    RIGHT,
-    Case,
-    Draw,
-    Finding,
-    Line,
-    Observed,
-    exercise,
-    words,
-    wrong,
-)
+from course_lib.checks.kit import ANY, RIGHT, Case, Draw, Finding, Line, Observed, exercise, words, wrong
 from course_lib.checks.notebooks.zero.memory import REFERENCE
 from course_lib.checks.notebooks.zero.runs import (
     ADAMW,
@@ -93,14 +82,10 @@ def module_trouble(case: Case, kind: str, text: str) -> str:
     point="holding less",
 )  # fmt: skip
 def zero3_module(draw: Draw) -> Iterator[Case]:
-    def values_case(
-        n: int, model: str, optimizer: tuple, title: str, weight: float, micro: int = 1
-    ) -> Case:
+    def values_case(n: int, model: str, optimizer: tuple, title: str, weight: float, micro: int = 1) -> Case:
         training = small(draw, n, model, optimizer, micro=micro)
         otherwise = TRAPS if model == "traps" else ""
-        case_lines = [
-            value_line(training, title, weight=weight, trivial=n == 1, otherwise=otherwise)
-        ]
+        case_lines = [value_line(training, title, weight=weight, trivial=n == 1, otherwise=otherwise)]
         if model == "traps":
             case_lines.insert(0, start_line(training))
         case_lines = [with_outputs(line, training, (TRAPS,)) for line in case_lines]
@@ -127,14 +112,13 @@ def zero3_module(draw: Draw) -> Iterator[Case]:
         point=0.95 * WHOLE,
     )  # fmt: skip
     at_last = lines.held_line(
-        [("after full_state_dict(), the check's own copy of all parameters included", 5,
-          2 * share + WHOLE)],
-        slack=SLACK, hint=lambda ratio: COPIES_ALONE, weight=1.5,
+        [("after full_state_dict(), the check's own copy of all parameters included", 5, 2 * share + WHOLE)],
+        slack=SLACK,
+        hint=lambda ratio: COPIES_ALONE,
+        weight=1.5,
         title="nothing stays gathered after full_state_dict()",
-    )  # fmt: skip
-    values = stepped(
-        training, "6.4 MB of parameters, 4 ranks", lines.common(RANKS), 0.5, what="end"
     )
+    values = stepped(training, "6.4 MB of parameters, 4 ranks", lines.common(RANKS), 0.5, what="end")
     yield module_case(
         training, "memory", [
             with_outputs(values, training),
@@ -170,9 +154,7 @@ def because_of(line: Line, earlier: Line) -> Line:
     return replace(line, judge=judge)
 
 
-COPIES_ALONE = (
-    "full_state_dict() left a unit gathered: copy its parameters (detach().clone()), and free it."
-)
+COPIES_ALONE = "full_state_dict() left a unit gathered: copy its parameters (detach().clone()), and free it."
 
 
 def all_shards(training: Training) -> Line:

@@ -6,18 +6,7 @@ from collections.abc import Callable, Iterator
 
 from course_lib.checks.judge import training as lines
 from course_lib.checks.judge.training.single import Training
-from course_lib.checks.kit import (
-    RIGHT,
-    Case,
-    Draw,
-    Finding,
-    Line,
-    Observed,
-    RankSide,
-    exercise,
-    words,
-    wrong,
-)
+from course_lib.checks.kit import RIGHT, Case, Draw, Finding, Line, Observed, RankSide, exercise, words, wrong
 from course_lib.checks.notebooks.zero.memory import REFERENCE
 from course_lib.checks.notebooks.zero.runs import ADAMW, SGD, SLACK, WHOLE, small, stepped, wide
 from course_lib.checks.rank import watching
@@ -48,9 +37,7 @@ def in_files(expected: int) -> Callable[[Observed], Finding]:
 
     def judge(observed: Observed) -> Finding:
         reply = observed.values[0]
-        for step, (names, count) in enumerate(
-            zip(reply.outside, reply.states, strict=True), start=1
-        ):
+        for step, (names, count) in enumerate(zip(reply.outside, reply.states, strict=True), start=1):
             if count != expected:
                 return wrong(
                     f"after step {step} the optimizer has {words.counted(count, 'state')} of {expected}.",
@@ -100,17 +87,9 @@ def offload(draw: Draw) -> Iterator[Case]:
     training = run(wide(draw, 1))
     case_lines = [
         stepped(training, "6.4 MB of parameters", [], 0.5, what="end", otherwise=VALUES),
-        Line(
-            "memory without a file: P",
-            memory(WHOLE),
-            3,
-            "memory",
-            enough={ANONYMOUS: WHOLE + SLACK},
-        ),
+        Line("memory without a file: P", memory(WHOLE), 3, "memory", enough={ANONYMOUS: WHOLE + SLACK}),
     ]
     yield offload_case(training, "memory", case_lines)
     if draw.hidden:
         yield value(draw, SGD, "SGD with momentum", 1)
-        yield value(
-            draw, ("Adagrad", {"lr": 0.1}), "Adagrad, whose states exist before the first step", 1
-        )
+        yield value(draw, ("Adagrad", {"lr": 0.1}), "Adagrad, whose states exist before the first step", 1)

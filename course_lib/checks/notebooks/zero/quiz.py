@@ -35,9 +35,7 @@ ACCUMULATED = {
 }
 GPUS = {
     zero_memory(70, 1, 3) / 60: "GPUs are whole: round up.",
-    math.floor(
-        zero_memory(70, 1, 3) / 60
-    ): "Rounded down, each would have to hold more than 60 GB.",
+    math.floor(zero_memory(70, 1, 3) / 60): "Rounded down, each would have to hold more than 60 GB.",
     14: "20 of the 80 GB are taken: 60 are left.",
     3: "The weights alone are 140 GB; gradients and states are 14 bytes a parameter more.",
     5: "Weights and gradients take 280 GB; the states are 12 bytes a parameter more.",

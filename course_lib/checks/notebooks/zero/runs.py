@@ -73,10 +73,7 @@ def small(
     steps = []
     for rank in range(n):
         own = [
-            [
-                {"seed": first + 100 * rank + 10 * s + k, "samples": 3, "width": width}
-                for k in range(micro)
-            ]
+            [{"seed": first + 100 * rank + 10 * s + k, "samples": 3, "width": width} for k in range(micro)]
             for s in range(3 if micro == 1 else 2)
         ]
         if model == "sometimes":
@@ -141,8 +138,7 @@ def carried(cleared: str) -> Mistake:
         return summed
 
     return Mistake(
-        f"The gradients of the step before are still there: zero_grad() must clear {cleared}.",
-        gradient,
+        f"The gradients of the step before are still there: zero_grad() must clear {cleared}.", gradient
     )
 
 
@@ -233,9 +229,7 @@ def partly(observed: Observed, right: Tensors, first: str, rank: int, training: 
     if n > 1 and bool(((torch.cat(other) - got).abs() <= bound).all()) and stale > 2 * n:
         return f"Some parameters did not change on any rank. {NEVER_FULL[unit]}"
     if n > 1 and stale <= 2 * n:
-        return (
-            "The last elements never change: round the shard's size up, or they belong to no rank."
-        )
+        return "The last elements never change: round the shard's size up, or they belong to no rank."
     if n > 2 and share < 0.5:
         return (
             "Only the other ranks' shards are new there; the rank's own was not written back. The all-gather "
@@ -330,9 +324,6 @@ def in_a_group(recipe: str, draw: Draw) -> Case:
 def group_run(draw: Draw) -> tuple[Training, str, Line]:
     """The training of the group's ranks, a title, and the line on its values."""
     training = small(draw, len(MEMBERS), "plain", SGD)
-    n, title = (
-        training.world_size,
-        f"SGD, group {{{', '.join(map(str, MEMBERS))}}} of {WORLD} ranks",
-    )
+    n, title = (training.world_size, f"SGD, group {{{', '.join(map(str, MEMBERS))}}} of {WORLD} ranks")
     known = [*lines.common(n), lines.whole_world(n, WORLD)]
     return training, title, stepped(training, title, known, otherwise=lines.IN_A_GROUP)

@@ -31,9 +31,7 @@ from course_lib.checks.notebooks.zero.runs import (
 
 RECIPE = "sharded_optimizer"
 RANKS = 4  # of the wide model
-UNSHARDED = (
-    1.9 * WHOLE
-)  # after a step: parameters and the momentum of all of them, but for what varies
+UNSHARDED = 1.9 * WHOLE  # after a step: parameters and the momentum of all of them, but for what varies
 NO_SHARD = (
     "Make the optimizer of this rank's shard alone: its state then has 1/N of the size. Free the whole "
     "tensors, such as the row of all gradients, when the step is over."
@@ -49,9 +47,7 @@ ONE_MORE_SHARD = (
     "set their .grad to None, as zeros take the same memory, and keep no output of a reduce-scatter under "
     "another name."
 )
-KEPT_ROW = (
-    "A row in which gradients were sent is still there: let no attribute hold it after its use."
-)
+KEPT_ROW = "A row in which gradients were sent is still there: let no attribute hold it after its use."
 
 
 def optimizer_trouble(case: Case, kind: str, text: str) -> str:
@@ -63,9 +59,7 @@ def optimizer_trouble(case: Case, kind: str, text: str) -> str:
             "parameter, or gets its gradients in another order."
         )
     if "NoneType" in text:
-        return (
-            "Some parameters have no gradient: leave frozen ones out, count zeros for unused ones."
-        )
+        return "Some parameters have no gradient: leave frozen ones out, count zeros for unused ones."
     if "register a hook on a tensor that doesn't require gradient" in text:
         return "Frozen parameters have no gradient: leave them out of buckets and hooks."
     if "a leaf Variable that requires grad" in text:
@@ -83,18 +77,14 @@ def values(draw: Draw, cleared: str, buckets: bool = False) -> Iterator[Case]:
     cleared: words for the gradients that zero_grad() must clear. buckets: each holds one linear layer.
     """
 
-    def values_case(
-        n: int, model: str, optimizer: tuple, title: str, weight: float, **more: int
-    ) -> Case:
+    def values_case(n: int, model: str, optimizer: tuple, title: str, weight: float, **more: int) -> Case:
         training = small(draw, n, model, optimizer, **more)
         if buckets:
             width = training.model["width"]
             training.more["kwargs"] = {"bucket_bytes": 8 * width * (width + 1)}
         otherwise = SOMETIMES if model == "sometimes" else ""
         case_lines = [
-            value_line(
-                training, title, weight=weight, trivial=n == 1, otherwise=otherwise, cleared=cleared
-            )
+            value_line(training, title, weight=weight, trivial=n == 1, otherwise=otherwise, cleared=cleared)
         ]
         if model == "traps":
             case_lines.insert(0, start_line(training))
@@ -136,9 +126,7 @@ def one_backward(ratio: float, observed: Observed) -> str:
             "1/N. Reduce-scatter it."
         )
     if abs(ratio - 1.5) < 0.03:
-        return (
-            "3P where 2P are enough: reduce-scatter the gradients, all-gather the parameters, once."
-        )
+        return "3P where 2P are enough: reduce-scatter the gradients, all-gather the parameters, once."
     if ratio < 0.9:
         return "Both are needed: a reduce-scatter of the gradients, and an all-gather of the parameters."
     return "A reduce-scatter of the gradients, (N-1)/N P, and an all-gather of the parameters, (N-1)/N P."
@@ -177,10 +165,7 @@ def zero1_optimizer(draw: Draw) -> Iterator[Case]:
     yield accumulation(draw, 2, 1.5, WHOLE_GRADIENTS)
     yield in_a_group(RECIPE, draw)
     training = wide(draw, RANKS, FULL_RANK)
-    state, shard = (
-        2 * WHOLE / RANKS,
-        WHOLE / RANKS,
-    )  # momentum and a copy of the shard; its gradient
+    state, shard = (2 * WHOLE / RANKS, WHOLE / RANKS)  # momentum and a copy of the shard; its gradient
     yield optimizer_case(
         RECIPE, training, "memory", [
             stepped(training, "6.4 MB of parameters, 4 ranks", lines.common(RANKS), 0.5, what="end"),
@@ -201,9 +186,7 @@ def zero1_optimizer(draw: Draw) -> Iterator[Case]:
 
 def after_backward(enough: float, title: str, weight: float = 1.0) -> Line:
     def hint(ratio: float) -> str:
-        return (
-            "Besides parameters and gradients there is something as large: free copies after use."
-        )
+        return "Besides parameters and gradients there is something as large: free copies after use."
 
     return lines.held_line(
         [("after backward", 3, enough)], slack=SLACK, hint=hint, weight=weight, title=title
@@ -279,11 +262,7 @@ def how_buckets_left(observed: Observed) -> str:
     if len(begun) < 4 or not passes:
         return ""
     first, last = begun[2], begun[3]
-    sent = [
-        operation
-        for operation in observed.operations[0][first:last]
-        if "reduce_scatter" in operation.op
-    ]
+    sent = [operation for operation in observed.operations[0][first:last] if "reduce_scatter" in operation.op]
     if not sent:
         return ""
     if max(operation.nbytes for operation in sent) > 1.5 * BLOCK:

@@ -26,10 +26,7 @@ def module_case(training: Training, title: str, case_lines: list[Line], **more: 
     width, samples = training.model["width"], training.steps[0][0][0]["samples"]
     out = Spec(training.dtype, (samples, width))
     outputs = {f"out.{step}": out for step in range(len(training.steps[0]) + 1)}
-    sides = [
-        replace(side, outputs=side.outputs | outputs) if side.outputs else side
-        for side in case.sides
-    ]
+    sides = [replace(side, outputs=side.outputs | outputs) if side.outputs else side for side in case.sides]
     return replace(case, sides=sides)
 
 
@@ -52,11 +49,7 @@ def with_outputs(line: Line, training: Training, unknown: Sequence[str] = ()) ->
         finding = by_outputs(observed, training) if faulty(observed) else line.judge(observed)
         left = any(observed.values[rank].left for rank in lines.members(observed))
         known = finding.sentences[1:] and finding.sentences[1] not in (*unknown, lines.IN_A_GROUP)
-        return (
-            finding
-            if finding.ok or known or not left
-            else wrong(finding.sentences[0], LEFT, cause=LEFT)
-        )
+        return finding if finding.ok or known or not left else wrong(finding.sentences[0], LEFT, cause=LEFT)
 
     return replace(line, judge=judge)
 
@@ -74,9 +67,7 @@ def by_outputs(observed: Observed, training: Training) -> Finding:
             described = training.steps[place][step % len(training.steps[place])][0]
             x, _ = toys.batch(described, torch.float64)
             name, wanted = f"out.{step}", model(x).detach()
-            if lines.differing(
-                {name: observed.tensors[rank][name]}, {name: wanted}, training.dtype
-            ):
+            if lines.differing({name: observed.tensors[rank][name]}, {name: wanted}, training.dtype):
                 return wrong(
                     f"the output of forward number {step + 1} on rank {rank} is not one process's.",
                     "full_state_dict() could not be read, so the module's outputs were compared. Put that "

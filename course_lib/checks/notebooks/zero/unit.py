@@ -21,11 +21,7 @@ from course_lib.checks.kit import (
     wrong,
 )
 from course_lib.checks.notebooks.zero.memory import REFERENCE
-from course_lib.checks.notebooks.zero.runs import (
-    MEMBERS,
-    REFUSED,
-    WORLD,
-)
+from course_lib.checks.notebooks.zero.runs import MEMBERS, REFUSED, WORLD
 from course_lib.checks.notebooks.zero.unit_lines import (
     Run,
     bytes_of,

@@ -51,10 +51,7 @@ class Run:
         """Of the gradients, missing ones as zeros."""
         rows = [
             self.row(
-                [
-                    torch.zeros_like(p) if g is None else g
-                    for g, p in zip(own, self.params[0], strict=True)
-                ]
+                [torch.zeros_like(p) if g is None else g for g, p in zip(own, self.params[0], strict=True)]
             )
             for own in self.gradients[backward]
         ]
@@ -83,9 +80,7 @@ def normal(draw: Draw, shape: tuple[int, ...]) -> torch.Tensor:
 
 
 def ranks(observed: Observed) -> list[int]:
-    return (
-        list(observed.case.groups[0]) if observed.case.groups else list(range(observed.world_size))
-    )
+    return list(observed.case.groups[0]) if observed.case.groups else list(range(observed.world_size))
 
 
 def close(actual: torch.Tensor, wanted: torch.Tensor) -> bool:
@@ -121,9 +116,7 @@ def why_not_shard(run: Run, place: int, actual: torch.Tensor) -> str:
         return "All ranks begin with the first rank's values: broadcast the row before you cut it."
     others = [k for k in range(run.n) if close(actual, run.part(run.row(run.params[0]), k))]
     if others:
-        return (
-            "The shard is another rank's part: dist.get_rank(group) is the number of this rank's."
-        )
+        return "The shard is another rank's part: dist.get_rank(group) is the number of this rank's."
     return "Lay the parameters in one row, in their order, with zeros at the end, and cut it into N parts."
 
 
@@ -238,9 +231,7 @@ def reduces(run: Run) -> Callable[[Observed], Finding]:
     def judge(observed: Observed) -> Finding:
         for place, rank in enumerate(ranks(observed)):
             if not observed.values[rank].whole.get("second"):
-                return wrong(
-                    "the parameters are not whole, so that no gradients fit them.", cause=ANY
-                )
+                return wrong("the parameters are not whole, so that no gradients fit them.", cause=ANY)
             first, both = run.mean(0), run.mean(0) + run.mean(1)
             for number, row in enumerate((first, both)):
                 actual = observed.tensors[rank][f"mean.{number}"]
@@ -303,8 +294,7 @@ def bytes_of(run: Run) -> Callable[[Observed], Finding]:
         if first not in begun or last not in begun:
             return -1
         return sum(
-            operation.bytes_sent
-            for operation in observed.operations[rank][begun[first] : begun[last]]
+            operation.bytes_sent for operation in observed.operations[rank][begun[first] : begun[last]]
         )
 
     def judge(observed: Observed) -> Finding:

@@ -31,10 +31,7 @@ N = 2
 WIDTH = 512
 SHAPES = ((WIDTH, WIDTH), (2 * WIDTH,), (WIDTH, WIDTH), ())  # 4.2 MB; an odd number
 ITEM = 8
-OF_TENSORS = (
-    1.02,
-    4096,
-)  # of bytes of tensors, which are counted exactly: a share, and a few small ones
+OF_TENSORS = (1.02, 4096)  # of bytes of tensors, which are counted exactly: a share, and a few small ones
 COPY = 0.45  # of the parameters: from so much on it is as good as a copy of them, perhaps in fewer bits
 AFTER = {
     "made": "the constructor",
@@ -71,9 +68,7 @@ class Seeds:
 
     def run(self) -> Run:
         params = [list(held.drawn(seed, SHAPES)) for seed in self.params]
-        grads: list[list[torch.Tensor | None]] = [
-            list(held.drawn(seed, SHAPES)) for seed in self.grads
-        ]
+        grads: list[list[torch.Tensor | None]] = [list(held.drawn(seed, SHAPES)) for seed in self.grads]
         return Run(params, [grads], torch.empty(0))
 
 
@@ -88,10 +83,7 @@ def large_unit(draw: Draw) -> Case:
     seeds = Seeds(*(tuple(draw.integer(1, 1 << 30) for _ in range(N)) for _ in range(2)))
     size = f"{lines.megabytes(WHOLE)} of parameters, {N} ranks"
     shard = Spec(torch.float64, (SHARD // ITEM,))
-    some = {
-        f"some.{k}": Spec(torch.float64, (held.count_of_some(shape),))
-        for k, shape in enumerate(SHAPES)
-    }
+    some = {f"some.{k}": Spec(torch.float64, (held.count_of_some(shape),)) for k, shape in enumerate(SHAPES)}
     sides = [
         RankSide({}, {"shapes": [list(shape) for shape in SHAPES], "params": params, "grads": grads},
                  {"shard": shard, "mean": shard} | some)
@@ -149,9 +141,7 @@ def memory_line() -> Line:
             finding for rank in ranks(observed) for when in held.MOMENTS
             if (finding := too_much(observed, rank, when))
         ]  # fmt: skip
-        return next(
-            (finding for finding in findings if finding.misses_point), (*findings, RIGHT)[0]
-        )
+        return next((finding for finding in findings if finding.misses_point), (*findings, RIGHT)[0])
 
     return Line(
         "memory held: the shard; after reduce() its gradient, too", judge, 3, "memory",
@@ -178,9 +168,7 @@ def too_much(observed: Observed, rank: int, when: str) -> Finding | None:
         return None
     advice, cause, misses = why(reply, when, behind, got - enough)
     much = f"after {AFTER[when]}; {lines.megabytes(enough)} are enough."
-    said = Sentence(
-        f"rank {rank} holds {lines.megabytes(got)} {much}", f"rank {rank} holds too much {much}"
-    )
+    said = Sentence(f"rank {rank} holds {lines.megabytes(got)} {much}", f"rank {rank} holds too much {much}")
     return wrong(said, advice, cause=cause, misses_point=misses)
 
 

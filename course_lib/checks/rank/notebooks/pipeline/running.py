@@ -131,10 +131,7 @@ class Run:
         sent = {}
         for name, (kind, shape) in self.instructions["expects"].items():
             dtype, result = getattr(torch, kind), results.get(name)
-            if not isinstance(result, _Tensor) or (result.dtype, list(result.shape)) != (
-                dtype,
-                shape,
-            ):
+            if not isinstance(result, _Tensor) or (result.dtype, list(result.shape)) != (dtype, shape):
                 self.values.misfits[name] = "None" if result is None else type_of(result)
                 result = _zeros(shape, dtype=dtype)
             sent[name] = _clone(_detach(result))

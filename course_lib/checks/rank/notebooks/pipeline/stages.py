@@ -46,9 +46,7 @@ def build(description: dict, index: int) -> nn.Module:
     tokens, last = description["kind"] == "tokens", description["stages"] - 1
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stage_seed(description["seed"], index))
-        module = Layers(
-            description["width"], tokens and index == 0, tokens and index == last
-        ).double()
+        module = Layers(description["width"], tokens and index == 0, tokens and index == last).double()
         with torch.no_grad():
             for param in module.parameters():
                 param.normal_(std=DEVIATION)

@@ -57,10 +57,7 @@ def build(described: dict) -> nn.Module:
     kind, width = described["kind"], described["width"]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(described["seed"])
-        layers: list[nn.Module] = [
-            Layers(width, kind == "first", False),
-            Layers(width, False, False),
-        ]
+        layers: list[nn.Module] = [Layers(width, kind == "first", False), Layers(width, False, False)]
         module = nn.Sequential(*layers, *([Score()] if kind == "last" else [])).double()
         with torch.no_grad():
             for param in module.parameters():
@@ -120,10 +117,7 @@ class Run:
         sent = {}
         for name, (kind, shape) in self.instructions["expects"].items():
             dtype, result = getattr(torch, kind), self.results.get(name)
-            if not isinstance(result, _Tensor) or (result.dtype, list(result.shape)) != (
-                dtype,
-                shape,
-            ):
+            if not isinstance(result, _Tensor) or (result.dtype, list(result.shape)) != (dtype, shape):
                 is_none = result is None
                 self.values.misfits[name] = "None" if is_none else "another shape, dtype or type"
                 result = _zeros(shape, dtype=dtype)

@@ -16,11 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from course_lib.checks.rank.notebooks.pipeline.fingerprints import fingerprint
 from course_lib.checks.wire import Count
 
-_untyped, _detach, _view_as = (
-    torch.Tensor.untyped_storage,
-    torch.Tensor.detach,
-    torch.Tensor.view_as,
-)
+_untyped, _detach, _view_as = (torch.Tensor.untyped_storage, torch.Tensor.detach, torch.Tensor.view_as)
 _Hooks, _Ref = saved_tensors_hooks, StorageWeakRef
 
 

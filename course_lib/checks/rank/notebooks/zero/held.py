@@ -86,9 +86,7 @@ class Unit:
     def moment(self, when: str) -> None:
         """Measured. `alive` first collects objects without references."""
         watching.settle()
-        self.values.alive[when] = self.patience.measured(
-            f"alive.{when}", lambda: more(alive(), self.before)
-        )
+        self.values.alive[when] = self.patience.measured(f"alive.{when}", lambda: more(alive(), self.before))
         watching.measured(f"held.{when}")
         self.values.behind[when] = storages(self.params)
 
@@ -118,9 +116,7 @@ class Unit:
         }
 
 
-def unit(
-    objects: list, tensors: dict, groups: list, instructions: dict
-) -> tuple[Told, dict[str, Any]]:
+def unit(objects: list, tensors: dict, groups: list, instructions: dict) -> tuple[Told, dict[str, Any]]:
     """A unit is made, gathered and freed, gathered and reduced and freed; its values are told after that."""
     driven = Unit(objects[0], instructions)
     made = driven.unit

@@ -41,11 +41,7 @@ def mapped_state(
     session = Session({**instructions, "memory": False})  # moments of its own, below
     make, defaults = session.optimizer()
     optimizer = objects[0](make, folder)(list(session.named.values()), **defaults)
-    other = (
-        Neighbour(objects[0](make, folder), defaults, instructions)
-        if instructions["neighbour"]
-        else None
-    )
+    other = Neighbour(objects[0](make, folder), defaults, instructions) if instructions["neighbour"] else None
     session.started()
     outside_after: list[list[str]] = []
     states_after: list[int] = []

@@ -30,10 +30,7 @@ from course_lib.runtime.backend import device
 _Tensor, _Parameter = torch.Tensor, nn.Parameter
 _clone, _detach, _zeros = torch.clone, torch.Tensor.detach, torch.zeros
 _tanh, _no_grad, _zeros_like = torch.tanh, torch.no_grad, torch.zeros_like
-FREED = (
-    "out of bounds for storage",
-    "setStorage",
-)  # in PyTorch's error about a view without its memory
+FREED = ("out of bounds for storage", "setStorage")  # in PyTorch's error about a view without its memory
 
 
 # ---- a unit
@@ -120,9 +117,7 @@ class Driven:
         self.outputs[f"mean.{number}"] = nothing if grad is None else _clone(_detach(grad))
 
 
-def unit(
-    objects: list, tensors: dict, groups: list, instructions: dict
-) -> tuple[OfUnit, dict[str, Any]]:
+def unit(objects: list, tensors: dict, groups: list, instructions: dict) -> tuple[OfUnit, dict[str, Any]]:
     """A unit is made, gathered twice, freed; its shard changes; it is gathered, reduced twice, freed."""
     if "params" not in instructions:
         return OfUnit(), {}
@@ -242,9 +237,7 @@ class OfModule(Told):
     left: Count = 0
 
 
-def module(
-    objects: list, tensors: dict, groups: list, instructions: dict
-) -> tuple[OfModule, dict[str, Any]]:
+def module(objects: list, tensors: dict, groups: list, instructions: dict) -> tuple[OfModule, dict[str, Any]]:
     """A module that keeps a shard of each parameter: an optimizer over its parameters, full_state_dict()."""
     if "steps" not in instructions:
         return OfModule(), {}
