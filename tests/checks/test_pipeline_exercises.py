@@ -21,7 +21,7 @@ from course_lib.checks.judge.conclude import conclude
 from course_lib.checks.judge.find import find
 from course_lib.checks.judge.replies import plain_data
 from course_lib.checks.notebooks.pipeline import interleaved, schedules, zero_bubble
-from course_lib.checks.notebooks.pipeline.asked import Asked, Rows, Sizes
+from course_lib.checks.notebooks.pipeline.asked import Rows, Sizes, rows_of, schedules_case
 from course_lib.checks.notebooks.pipeline.order import ahead
 from course_lib.checks.rank.notebooks.pipeline.schedules import Answers, write_schedules
 from course_lib.checks.report import Report
@@ -127,19 +127,16 @@ class Unprintable:
     ],
 )
 def test_what_is_no_schedule_is_told(given: Any, says: str) -> None:
-    asked = Asked("naive")
-    sizes = asked.add(Sizes(2, 1))
-    found = asked.rows(observed(asked.case("one", []), lambda *_: given), sizes)
+    sizes = Sizes(2, 1)
+    found = rows_of("naive", observed(schedules_case("one", [sizes], []), lambda *_: given), sizes)
     assert isinstance(found, Finding) and not found.ok
     assert re.search(says, found.sentences[0]), found.sentences
 
 
 def test_what_no_recipe_tells_is_refused() -> None:
     """A rank's code may answer in the recipe's name: the judge goes on after any answer."""
-    asked = Asked("naive")
-    sizes = asked.add(Sizes(2, 1))
-    case = asked.case("one", [])
-    seen = observed(case, lambda *_: [])
+    sizes = Sizes(2, 1)
+    seen = observed(schedules_case("one", [sizes], []), lambda *_: [])
     for told in (
         {},
         {"rows": [[{"pair": 3}], []]},
@@ -149,7 +146,7 @@ def test_what_no_recipe_tells_is_refused() -> None:
         {"rows": [[3], "text"]},
     ):
         forged = replace(seen, values=[decode(Answers, {"answers": [told]})])
-        found = asked.rows(forged, sizes)
+        found = rows_of("naive", forged, sizes)
         assert isinstance(found, Finding) and len(found.sentences[0]) < 400, told
     for told in (
         {"error": ["ValueError", "text", "line 1", "more"]},
@@ -164,11 +161,11 @@ def test_what_no_recipe_tells_is_refused() -> None:
 
 def test_what_is_a_schedule_comes_back_as_it_is(seed: int) -> None:
     chance = random.Random(seed)
-    asked = Asked("dualpipe")
     p = 2 * chance.randrange(1, 5)
-    sizes = asked.add(Sizes(p, 2 * p + 2 * chance.randrange(3)))
-    seen = observed(asked.case("one", []), lambda *given: tuple(generators.dualpipe(*given)))
-    assert asked.rows(seen, sizes) == generators.dualpipe(sizes.stages, sizes.microbatches)
+    sizes = Sizes(p, 2 * p + 2 * chance.randrange(3))
+    case = schedules_case("one", [sizes], [])
+    seen = observed(case, lambda *given: tuple(generators.dualpipe(*given)))
+    assert rows_of("dualpipe", seen, sizes) == generators.dualpipe(sizes.stages, sizes.microbatches)
 
 
 # --- points for a schedule of another exercise ---------------------------------------------------

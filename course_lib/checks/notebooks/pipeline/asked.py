@@ -46,63 +46,61 @@ class Sizes:
     def named(self) -> dict[str, int]:
         return {} if self.chunks is None else {"chunks": self.chunks}
 
+    @property
+    def arguments(self) -> list:
+        """Positional and named ones, as the recipe takes them."""
+        return [[self.stages, self.microbatches], self.named]
+
     def call(self, name: str) -> str:
         more = "".join(f", {key}={value}" for key, value in self.named.items())
         return f"{name}({self.stages}, {self.microbatches}{more})"
 
 
-class Asked:
-    """The calls of one case, each made once, and their results."""
+def schedules_case(title: str, wanted: Sequence[Sizes], lines: Sequence[Line], hidden: bool = False) -> Case:
+    """The run of all calls, each made once: a process without ranks makes them."""
+    calls = [sizes.arguments for sizes in dict.fromkeys(wanted)]
+    side = RankSide({}, {"calls": calls}, {})
+    return Case(title, [side], list(lines), recipe=RECIPE, alone=True, hidden=hidden)
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.places: dict[Sizes, int] = {}
 
-    def add(self, sizes: Sizes) -> Sizes:
-        self.places.setdefault(sizes, len(self.places))
-        return sizes
+def answer(observed: Observed, sizes: Sizes) -> Answer:
+    """The result of the call with these sizes."""
+    return observed.answer(observed.case.sides[0].instructions["calls"].index(sizes.arguments))
 
-    def case(self, title: str, lines: Sequence[Line], hidden: bool = False) -> Case:
-        """The run of all calls: a process without ranks makes them."""
-        calls = [[[sizes.stages, sizes.microbatches], sizes.named] for sizes in self.places]
-        side = RankSide({}, {"calls": calls}, {})
-        return Case(title, [side], list(lines), recipe=RECIPE, alone=True, hidden=hidden)
 
-    def answer(self, observed: Observed, sizes: Sizes) -> Answer:
-        return observed.answer(self.places[sizes])
+def refusal_case(name: str, wanted: Sizes, where: str, here: str, otherwise: str) -> Case:
+    """A ValueError for these sizes. where, here: why, for all of the kind and for these; otherwise: the harm
+    of a schedule all the same."""
 
-    def refusal_line(self, wanted: Sizes, where: str, here: str, otherwise: str) -> Line:
-        """A ValueError for these sizes. where, here: why, for all of the kind and for these; otherwise: the
-        harm of a schedule all the same."""
+    def judge(observed: Observed) -> Finding:
+        error, call = answer(observed, wanted).error, wanted.call(name)
+        if error is not None:
+            return RIGHT if error[0] == "ValueError" else raised(name, call, *error)
+        said = Sentence(
+            f"{call} does not raise a ValueError: {here}.",
+            f"{name} does not raise a ValueError if {where}.",
+        )
+        return wrong(said, f"Say so with `raise ValueError(...)`: {otherwise}")
 
-        def judge(observed: Observed) -> Finding:
-            error, call = self.answer(observed, wanted).error, wanted.call(self.name)
-            if error is not None:
-                return RIGHT if error[0] == "ValueError" else raised(self.name, call, *error)
-            said = Sentence(
-                f"{call} does not raise a ValueError: {here}.",
-                f"{self.name} does not raise a ValueError if {where}.",
-            )
-            return wrong(said, f"Say so with `raise ValueError(...)`: {otherwise}")
+    return schedules_case("refused", [wanted], [Line(f"ValueError if {where}", judge, 0.5, trivial=True)])
 
-        return Line(f"ValueError if {where}", judge, 0.5, trivial=True)
 
-    def rows(self, observed: Observed, sizes: Sizes) -> Rows | Finding:
-        """The schedule that was given for these sizes, or why it is none."""
-        answer, call = self.answer(observed, sizes), sizes.call(self.name)
-        if answer.error is not None:
-            return raised(self.name, call, *answer.error)
-        if finding := no_rows(self.name, call, sizes.stages, answer):
-            return finding
-        read: Rows = []
-        for rank, row in enumerate(answer.rows or ()):
-            read.append([])
-            for index, entry in enumerate(row):
-                parsed = action(entry)
-                if parsed is None:
-                    return no_action(self.name, call, rank, index, entry)
-                read[-1].append(parsed)
-        return read
+def rows_of(name: str, observed: Observed, sizes: Sizes) -> Rows | Finding:
+    """The schedule that the function `name` gave for these sizes, or why it is none."""
+    result, call = answer(observed, sizes), sizes.call(name)
+    if result.error is not None:
+        return raised(name, call, *result.error)
+    if finding := no_rows(name, call, sizes.stages, result):
+        return finding
+    read: Rows = []
+    for rank, row in enumerate(result.rows or ()):
+        read.append([])
+        for index, entry in enumerate(row):
+            parsed = action(entry)
+            if parsed is None:
+                return no_action(name, call, rank, index, entry)
+            read[-1].append(parsed)
+    return read
 
 
 def no_rows(name: str, call: str, stages: int, answer: Answer) -> Finding | None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from course_lib.checks.kit import RIGHT, Case, Draw, Finding, Sentence, exercise, usual, words, wrong
-from course_lib.checks.notebooks.pipeline.asked import Asked, Rows, Sizes
-from course_lib.checks.notebooks.pipeline.form import CLOSE, EQUAL, SCHEDULE, Form, activations_of, bubble_of
+from course_lib.checks.kit import RIGHT, Case, Draw, Finding, Sentence, usual, words, wrong
+from course_lib.checks.notebooks.pipeline.asked import Rows, Sizes, schedules_case
+from course_lib.checks.notebooks.pipeline.form import CLOSE, EQUAL, Form, schedule_exercise
 from course_lib.checks.notebooks.pipeline.order import MISNAMED, ahead, first_of, longest_gap, of_kind
-from course_lib.checks.notebooks.pipeline.references import REFERENCES, SCHEDULES
 from course_lib.checks.notebooks.pipeline.schedules import PASSES
 from course_lib.pipeline import Durations, Pair, simulate
 from course_lib.pipeline.actions import flat
@@ -107,8 +106,6 @@ FORM = Form(
     kinds="FBIW",
     pairs=True,
     copies=2,
-    bubble=bubble_of(NAME),
-    activations=activations_of(NAME),
 )
 
 
@@ -128,36 +125,22 @@ def overlaps(sizes: Sizes, rows: Rows) -> Finding:
     return wrong(sentence, usual(FORM.late, sizes, rows), cause="pairs", misses_point=True)
 
 
-@exercise(
-    points=5,
-    objects=(NAME,),
-    references=REFERENCES,
-    refused=SCHEDULES,
-    extra=True,
-    point="overlapping forwards with backwards",
-    besides=SCHEDULE,
-)
+@schedule_exercise(points=5, objects=(NAME,), extra=True, point="overlapping forwards with backwards")
 def dualpipe(draw: Draw) -> Iterator[Case]:
-    asked = Asked(NAME)
     stages = 2 * draw.integer(1, 4)
     drawn = Sizes(stages, 2 * stages + 2 * draw.integer(1, 4))
-    wanted = [asked.add(sizes) for sizes in (Sizes(4, 10), drawn, Sizes(2, 4), Sizes(6, 12))]
+    wanted = [Sizes(4, 10), drawn, Sizes(2, 4), Sizes(6, 12)]
     weight = draw.integer(1, 4)
     longer = weight + draw.integer(1, 4)
-    yield asked.case(
-        "schedules",
-        [
-            FORM.line(PASSES, asked, wanted, [], 1.5),
-            FORM.line("a rank idles 2 (p/2-1), F = I = W = 1", asked, wanted, [FORM.takes(EQUAL)], 1),
-            FORM.line(
-                "and for other times", asked, wanted, [FORM.takes(Durations(longer, longer, weight))], 0.5
-            ),
-            FORM.line("the step with pairs shorter than F + B", asked, wanted, [overlaps], 1),
-            FORM.line("activations: at most p + 1", asked, wanted, [FORM.holds], 1, aspect="memory"),
-        ],
-    )
+    other_times = FORM.takes(Durations(longer, longer, weight))
+    lines = [
+        FORM.line(PASSES, wanted, [], 1.5),
+        FORM.line("a rank idles 2 (p/2-1), F = I = W = 1", wanted, [FORM.takes(EQUAL)], 1),
+        FORM.line("and for other times", wanted, [other_times], 0.5),
+        FORM.line("the step with pairs shorter than F + B", wanted, [overlaps], 1),
+        FORM.line("activations: at most p + 1", wanted, [FORM.holds], 1, "memory"),
+    ]
+    yield schedules_case("schedules", wanted, lines)
     if draw.hidden:
-        more = Asked(NAME)
-        larger = [more.add(sizes) for sizes in (Sizes(8, 16 + 2 * draw.integer(0, 4)), Sizes(6, 20))]
-        looks = [FORM.takes(EQUAL), overlaps, FORM.holds]
-        yield more.case("larger", [FORM.line("more stages", more, larger, looks, 1)], hidden=True)
+        larger = [Sizes(8, 16 + 2 * draw.integer(0, 4)), Sizes(6, 20)]
+        yield FORM.larger(larger, [FORM.takes(EQUAL), overlaps, FORM.holds], 1)

@@ -7,10 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
-from course_lib.checks.kit import RIGHT, Finding, Line, Observed, Sentence, usual, words, wrong
-from course_lib.checks.notebooks.pipeline.asked import Asked, Rows, Sizes
+from course_lib.checks.kit import (
+    RIGHT,
+    Case,
+    Finding,
+    Line,
+    Observed,
+    Sentence,
+    exercise,
+    usual,
+    words,
+    wrong,
+)
+from course_lib.checks.notebooks.pipeline.asked import Rows, Sizes, rows_of, schedules_case
 from course_lib.checks.notebooks.pipeline.order import Hint
+from course_lib.checks.notebooks.pipeline.references import REFERENCES, SCHEDULES
 from course_lib.facts.pipeline import pipeline_activations, pipeline_bubble
 from course_lib.pipeline import Action, Durations, Pair, Simulation, peak_activations, simulate, violation
 from course_lib.pipeline.actions import flat
@@ -19,29 +32,11 @@ Look = Callable[[Sizes, Rows], Finding]
 EQUAL = Durations()
 CLOSE = 1e-9
 SCHEDULE = "a schedule that can be done"  # the title that remains if bubble or memory fail
+schedule_exercise = partial(exercise, references=REFERENCES, refused=SCHEDULES, besides=SCHEDULE)
 
 
 def own_stage(sizes: Sizes, rank: int) -> list[int]:
     return [rank]
-
-
-def bubble_of(name: str) -> Callable[[Sizes, Durations], float]:
-    """The closed form of each rank's idle time."""
-
-    def bubble(sizes: Sizes, lasting: Durations) -> float:
-        times = (lasting.forward, lasting.input, lasting.weight)
-        return pipeline_bubble(name, sizes.stages, sizes.microbatches, *times, chunks=sizes.v)
-
-    return bubble
-
-
-def activations_of(name: str) -> Callable[[Sizes, int], float]:
-    """The closed form of the most activations that a rank holds."""
-
-    def activations(sizes: Sizes, rank: int) -> float:
-        return pipeline_activations(name, sizes.stages, sizes.microbatches, rank, sizes.v)
-
-    return activations
 
 
 @dataclass(frozen=True)
@@ -49,10 +44,10 @@ class Form:
     """The form that a schedule must have.
 
     stages: those of a rank; layout: how they lie, in words. kinds: of the actions, with pairs or without;
-    copies: of the model. bubble, activations: the closed forms of a rank, each with how one writes it.
-    weight_share: of an activation that only W frees. excess: how many times too many activations the ranks
-    together may hold before the exercise's point is missed. disorder, late, heavy: the usual causes of an
-    impossible, a slow, or a large schedule.
+    copies: of the model. idle, held: how one writes the closed forms of a rank's bubble and activations;
+    most_held: of the activations, if it is not that of the facts. weight_share: of an activation that only W
+    frees. excess: how many times too many activations the ranks together may hold before the exercise's point
+    is missed. disorder, late, heavy: the usual causes of an impossible, a slow, or a large schedule.
     """
 
     name: str
@@ -68,13 +63,22 @@ class Form:
     copies: int = 1
     weight_share: int = 0
     excess: float = 1.0
-    bubble: Callable[[Sizes, Durations], float] | None = None
-    activations: Callable[[Sizes, int], float] | None = None
+    most_held: Callable[[Sizes, int], float] | None = None
+
+    def bubble(self, sizes: Sizes, lasting: Durations) -> float:
+        """The closed form of each rank's idle time."""
+        times = (lasting.forward, lasting.input, lasting.weight)
+        return pipeline_bubble(self.name, sizes.stages, sizes.microbatches, *times, chunks=sizes.v)
+
+    def activations(self, sizes: Sizes, rank: int) -> float:
+        """The closed form of the most activations that a rank holds."""
+        if self.most_held is not None:
+            return self.most_held(sizes, rank)
+        return pipeline_activations(self.name, sizes.stages, sizes.microbatches, rank, sizes.v)
 
     def line(
         self,
         title: str,
-        asked: Asked,
         wanted: Sequence[Sizes],
         looks: Sequence[Look],
         weight: float = 1.0,
@@ -88,7 +92,7 @@ class Form:
 
         def judge(observed: Observed) -> Finding:
             for sizes in wanted:
-                rows = asked.rows(observed, sizes)
+                rows = rows_of(self.name, observed, sizes)
                 finding = rows if isinstance(rows, Finding) else self.first(sizes, rows, looks)
                 if not finding.ok and edge and finding.misses_point:
                     return replace(finding, cause=f"{finding.cause} at the edge", misses_point=False)
@@ -97,6 +101,11 @@ class Form:
             return RIGHT
 
         return Line(title, judge, weight, aspect)
+
+    def larger(self, wanted: Sequence[Sizes], looks: Sequence[Look], weight: float) -> Case:
+        """A hidden case of more stages."""
+        line = self.line("more stages", wanted, looks, weight)
+        return schedules_case("larger", wanted, [line], hidden=True)
 
     def first(self, sizes: Sizes, rows: Rows, looks: Sequence[Look]) -> Finding:
         """The first that is wrong with a schedule."""
@@ -163,7 +172,6 @@ class Form:
         """No rank idles longer than the closed form says."""
 
         def look(sizes: Sizes, rows: Rows) -> Finding:
-            assert self.bubble is not None
             for durations in lasting:
                 run = simulate(rows, durations.split(sizes.v), copies=self.copies, checked=True)
                 least = self.bubble(sizes, durations)
@@ -184,7 +192,6 @@ class Form:
 
     def holds(self, sizes: Sizes, rows: Rows) -> Finding:
         """No rank holds more activations than the closed form says."""
-        assert self.activations is not None
         peaks = peak_activations(rows, self.weight_share)
         enough = [self.activations(sizes, rank) for rank in range(len(peaks))]
         for rank, (peak, most) in enumerate(zip(peaks, enough, strict=True)):

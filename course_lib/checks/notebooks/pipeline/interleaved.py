@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from course_lib.checks.kit import Case, Draw, Line, Sentence, exercise
-from course_lib.checks.notebooks.pipeline.asked import Asked, Rows, Sizes
-from course_lib.checks.notebooks.pipeline.form import EQUAL, SCHEDULE, Form, activations_of, bubble_of
+from course_lib.checks.kit import Case, Draw, Sentence
+from course_lib.checks.notebooks.pipeline.asked import Rows, Sizes, refusal_case, schedules_case
+from course_lib.checks.notebooks.pipeline.form import EQUAL, Form, schedule_exercise
 from course_lib.checks.notebooks.pipeline.order import (
     IMPOSSIBLE,
     ahead,
@@ -18,7 +18,6 @@ from course_lib.checks.notebooks.pipeline.order import (
     two_forwards,
     warm_up,
 )
-from course_lib.checks.notebooks.pipeline.references import REFERENCES, SCHEDULES
 from course_lib.checks.notebooks.pipeline.schedules import PASSES, uneven
 from course_lib.pipeline.actions import flat
 
@@ -129,52 +128,27 @@ FORM = Form(
     held="min(mv, 2(p-1-i) + (v-1)p + 1) on rank i",
     stages=looped,
     layout="on a loop rank i holds stages i, p + i, 2p + i and so on",
-    bubble=bubble_of(NAME),
-    activations=activations_of(NAME),
 )
 
 
-def refused(asked: Asked, wanted: Sizes) -> Line:
-    """A ValueError if the microbatches make no whole groups."""
-    return asked.refusal_line(
-        wanted,
-        "m is not a multiple of p",
-        f"{wanted.microbatches} microbatches are not whole groups of {wanted.stages}",
-        "the last group would be short, and ranks wait for it.",
-    )
-
-
-@exercise(
-    points=8,
-    objects=(NAME,),
-    references=REFERENCES,
-    refused=SCHEDULES,
-    point="a bubble v times shorter",
-    besides=SCHEDULE,
-)
+@schedule_exercise(points=8, objects=(NAME,), point="a bubble v times shorter")
 def interleaved_one_f_one_b(draw: Draw) -> Iterator[Case]:
-    asked = Asked(NAME)
     stages, chunks = draw.integer(2, 5), draw.integer(2, 4)
-    twice = Sizes(4, 8, None, default=2)
     drawn = Sizes(stages, stages * draw.integer(2, 4), chunks)
-    wanted = [asked.add(sizes) for sizes in (twice, Sizes(3, 6, 3), drawn, Sizes(2, 2, 4))]
-    one_each = asked.add(Sizes(3, 6, 1))
-    yield asked.case(
-        "schedules",
-        [
-            FORM.line(PASSES, asked, [*wanted, one_each], [], 2),
-            FORM.line("a rank idles (p-1)(F+B)/v, B = 2 F", asked, wanted, [FORM.takes(EQUAL)], 2.5),
-            FORM.line("and for other times", asked, wanted, [FORM.takes(uneven(draw))], 1),
-            FORM.line(
-                "activations: at most 2(p-1-i) + (v-1)p + 1", asked, wanted, [FORM.holds], 2, aspect="memory"
-            ),
-        ],
-    )
-    apart = Asked(NAME)
-    yield apart.case("refused", [refused(apart, apart.add(Sizes(4, 6, None, default=2)))])
+    wanted = [Sizes(4, 8, None, default=2), Sizes(3, 6, 3), drawn, Sizes(2, 2, 4)]
+    with_one_each = [*wanted, Sizes(3, 6, 1)]
+    lines = [
+        FORM.line(PASSES, with_one_each, [], 2),
+        FORM.line("a rank idles (p-1)(F+B)/v, B = 2 F", wanted, [FORM.takes(EQUAL)], 2.5),
+        FORM.line("and for other times", wanted, [FORM.takes(uneven(draw))], 1),
+        FORM.line("activations: at most 2(p-1-i) + (v-1)p + 1", wanted, [FORM.holds], 2, "memory"),
+    ]
+    yield schedules_case("schedules", with_one_each, lines)
+    few = Sizes(4, 6, None, default=2)
+    here = f"{few.microbatches} microbatches are not whole groups of {few.stages}"
+    why = "the last group would be short, and ranks wait for it."
+    yield refusal_case(NAME, few, "m is not a multiple of p", here, why)
     if draw.hidden:
-        more = Asked(NAME)
         p = draw.integer(5, 8)
-        larger = [more.add(sizes) for sizes in (Sizes(p, 3 * p, 2), Sizes(4, 12, 3), Sizes(1, 3, 2))]
-        looks = [FORM.takes(EQUAL, uneven(draw)), FORM.holds]
-        yield more.case("larger", [FORM.line("more stages", more, larger, looks, 2)], hidden=True)
+        larger = [Sizes(p, 3 * p, 2), Sizes(4, 12, 3), Sizes(1, 3, 2)]
+        yield FORM.larger(larger, [FORM.takes(EQUAL, uneven(draw)), FORM.holds], 2)

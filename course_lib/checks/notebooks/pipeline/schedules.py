@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from course_lib.checks.kit import RIGHT, Case, Draw, Finding, Sentence, exercise, words, wrong
-from course_lib.checks.notebooks.pipeline.asked import Asked, Rows, Sizes
-from course_lib.checks.notebooks.pipeline.form import EQUAL, SCHEDULE, Form, activations_of, bubble_of
+from course_lib.checks.kit import RIGHT, Case, Draw, Finding, Sentence, words, wrong
+from course_lib.checks.notebooks.pipeline.asked import Rows, Sizes, schedules_case
+from course_lib.checks.notebooks.pipeline.form import EQUAL, Form, schedule_exercise
 from course_lib.checks.notebooks.pipeline.order import (
     IMPOSSIBLE,
     ahead,
@@ -18,7 +18,6 @@ from course_lib.checks.notebooks.pipeline.order import (
     two_forwards,
     warm_up,
 )
-from course_lib.checks.notebooks.pipeline.references import REFERENCES, SCHEDULES
 from course_lib.pipeline import Durations
 
 PASSES = "every pass once, on its rank, in an order that works"
@@ -52,38 +51,19 @@ def gpipes_memory(sizes: Sizes, rows: Rows) -> str:
     return "The next microbatch goes into the first stage only after the one before has come back to it."
 
 
-NAIVE = Form(
-    "naive",
-    disorder=IMPOSSIBLE,
-    late=nothing,
-    heavy=gpipes_memory,
-    held="one microbatch at a time",
-    activations=activations_of("naive"),
-)
+NAIVE = Form("naive", disorder=IMPOSSIBLE, late=nothing, heavy=gpipes_memory, held="one microbatch at a time")
 
 
-@exercise(
-    points=3,
-    objects=("naive",),
-    references=REFERENCES,
-    refused=SCHEDULES,
-    point="one microbatch at a time",
-    besides=SCHEDULE,
-)
+@schedule_exercise(points=3, objects=("naive",), point="one microbatch at a time")
 def naive(draw: Draw) -> Iterator[Case]:
-    asked = Asked("naive")
-    wanted = [asked.add(sizes) for sizes in (Sizes(4, 4), some(draw), Sizes(1, 3))]
-    yield asked.case(
-        "schedules",
-        [
-            NAIVE.line(PASSES, asked, wanted, [], 2),
-            NAIVE.line("one microbatch at a time", asked, wanted, [NAIVE.holds], 3),
-        ],
-    )
+    wanted = [Sizes(4, 4), some(draw), Sizes(1, 3)]
+    lines = [
+        NAIVE.line(PASSES, wanted, [], 2),
+        NAIVE.line("one microbatch at a time", wanted, [NAIVE.holds], 3),
+    ]
+    yield schedules_case("schedules", wanted, lines)
     if draw.hidden:
-        more = Asked("naive")
-        larger = [more.add(some(draw, 6, most=9)), more.add(Sizes(5, 1))]
-        yield more.case("larger", [NAIVE.line("more stages", more, larger, [NAIVE.holds], 2)], hidden=True)
+        yield NAIVE.larger([some(draw, 6, most=9), Sizes(5, 1)], [NAIVE.holds], 2)
 
 
 # ---- GPipe
@@ -105,39 +85,21 @@ def forwards_first(sizes: Sizes, rows: Rows) -> Finding:
     return RIGHT
 
 
-GPIPE = Form(
-    "gpipe",
-    disorder=IMPOSSIBLE,
-    late=first_of(is_naive, orders_differ, longest_gap),
-    heavy=nothing,
-    bubble=bubble_of("gpipe"),
-)
+GPIPE = Form("gpipe", disorder=IMPOSSIBLE, late=first_of(is_naive, orders_differ, longest_gap), heavy=nothing)
 
 
-@exercise(
-    points=4,
-    objects=("gpipe",),
-    references=REFERENCES,
-    refused=SCHEDULES,
-    point="all microbatches in the pipeline at once",
-    besides=SCHEDULE,
-)
+@schedule_exercise(points=4, objects=("gpipe",), point="all microbatches in the pipeline at once")
 def gpipe(draw: Draw) -> Iterator[Case]:
-    asked = Asked("gpipe")
-    wanted = [asked.add(sizes) for sizes in (Sizes(4, 8), some(draw), Sizes(4, 2), Sizes(1, 3))]
-    yield asked.case(
-        "schedules",
-        [
-            GPIPE.line(PASSES, asked, wanted, [], 2),
-            GPIPE.line("all forwards, then all backwards", asked, wanted, [forwards_first], 2),
-            GPIPE.line("a rank idles (p-1)(F+B)", asked, wanted, [GPIPE.takes(EQUAL, uneven(draw))], 3),
-        ],
-    )
+    wanted = [Sizes(4, 8), some(draw), Sizes(4, 2), Sizes(1, 3)]
+    lines = [
+        GPIPE.line(PASSES, wanted, [], 2),
+        GPIPE.line("all forwards, then all backwards", wanted, [forwards_first], 2),
+        GPIPE.line("a rank idles (p-1)(F+B)", wanted, [GPIPE.takes(EQUAL, uneven(draw))], 3),
+    ]
+    yield schedules_case("schedules", wanted, lines)
     if draw.hidden:
-        more = Asked("gpipe")
-        larger = [more.add(some(draw, 6, most=9)), more.add(Sizes(5, 1))]
-        looks = [forwards_first, GPIPE.takes(EQUAL, uneven(draw))]
-        yield more.case("larger", [GPIPE.line("more stages", more, larger, looks, 2)], hidden=True)
+        larger = [some(draw, 6, most=9), Sizes(5, 1)]
+        yield GPIPE.larger(larger, [forwards_first, GPIPE.takes(EQUAL, uneven(draw))], 2)
 
 
 # ---- 1F1B
@@ -170,40 +132,31 @@ ONE_F_ONE_B = Form(
     late=first_of(is_naive, short, long, two_forwards, orders_differ, longest_gap),
     heavy=first_of(sold_as_1f1b, long, two_forwards),
     excess=2,  # one forward too many on every rank is still 1F1B
-    bubble=bubble_of("one_f_one_b"),
-    activations=activations_of("one_f_one_b"),
 )
 
 
-@exercise(
-    points=8, objects=("one_f_one_b",), references=REFERENCES, refused=SCHEDULES, point=FULL, besides=SCHEDULE
-)
+@schedule_exercise(points=8, objects=("one_f_one_b",), point=FULL)
 def one_f_one_b(draw: Draw) -> Iterator[Case]:
-    asked, few, form = Asked("one_f_one_b"), Asked("one_f_one_b"), ONE_F_ONE_B
-    wanted = [asked.add(sizes) for sizes in (Sizes(4, 8), some(draw), Sizes(2, 4), Sizes(1, 3))]
-    fewer = [few.add(sizes) for sizes in (Sizes(4, 2), Sizes(draw.integer(3, 7), 1), Sizes(3, 3))]
-    yield asked.case(
-        "schedules",
-        [
-            form.line(PASSES, asked, wanted, [], 2),
-            form.line("a rank idles (p-1)(F+B), B = 2 F", asked, wanted, [form.takes(EQUAL)], 2.5),
-            form.line("and for other times", asked, wanted, [form.takes(uneven(draw))], 1),
-            form.line("activations on stage i: min(m, p-i)", asked, wanted, [form.holds], 3, aspect="memory"),
-        ],
-    )
-    yield few.case(
-        "few",
-        [
-            form.line("no more microbatches than stages", few, fewer, [form.takes(EQUAL)], 1, edge=True),
-            form.line("activations: then at most m", few, fewer, [form.holds], 0.5, "memory", edge=True),
-        ],
-    )
+    form = ONE_F_ONE_B
+    wanted = [Sizes(4, 8), some(draw), Sizes(2, 4), Sizes(1, 3)]
+    fewer = [Sizes(4, 2), Sizes(draw.integer(3, 7), 1), Sizes(3, 3)]
+    lines = [
+        form.line(PASSES, wanted, [], 2),
+        form.line("a rank idles (p-1)(F+B), B = 2 F", wanted, [form.takes(EQUAL)], 2.5),
+        form.line("and for other times", wanted, [form.takes(uneven(draw))], 1),
+        form.line("activations on stage i: min(m, p-i)", wanted, [form.holds], 3, "memory"),
+    ]
+    yield schedules_case("schedules", wanted, lines)
+    lines = [
+        form.line("no more microbatches than stages", fewer, [form.takes(EQUAL)], 1, edge=True),
+        form.line("activations: then at most m", fewer, [form.holds], 0.5, "memory", edge=True),
+    ]
+    yield schedules_case("few", fewer, lines)
     if draw.hidden:
-        more = Asked("one_f_one_b")
-        larger, shorter = more.add(some(draw, 6, most=9)), more.add(Sizes(7, draw.integer(2, 7)))
+        larger, shorter = some(draw, 6, most=9), Sizes(7, draw.integer(2, 7))
         looks = [form.takes(EQUAL, uneven(draw)), form.holds]
         lines = [
-            form.line("more stages", more, [larger], looks, 2),
-            form.line("more stages than microbatches", more, [shorter], looks, 1, edge=True),
+            form.line("more stages", [larger], looks, 2),
+            form.line("more stages than microbatches", [shorter], looks, 1, edge=True),
         ]
-        yield more.case("larger", lines, hidden=True)
+        yield schedules_case("larger", [larger, shorter], lines, hidden=True)

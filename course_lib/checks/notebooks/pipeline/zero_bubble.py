@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from course_lib.checks.kit import Case, Draw, Sentence, exercise, words
-from course_lib.checks.notebooks.pipeline.asked import Asked, Rows, Sizes
-from course_lib.checks.notebooks.pipeline.form import EQUAL, SCHEDULE, Form, bubble_of
+from course_lib.checks.kit import Case, Draw, Sentence, words
+from course_lib.checks.notebooks.pipeline.asked import Rows, Sizes, refusal_case, schedules_case
+from course_lib.checks.notebooks.pipeline.form import EQUAL, Form, schedule_exercise
 from course_lib.checks.notebooks.pipeline.order import (
     IMPOSSIBLE,
     Row,
@@ -19,7 +19,6 @@ from course_lib.checks.notebooks.pipeline.order import (
     two_forwards,
     warm_up,
 )
-from course_lib.checks.notebooks.pipeline.references import REFERENCES, SCHEDULES
 from course_lib.checks.notebooks.pipeline.schedules import PASSES, WHY, forwards_needed, some, uneven
 from course_lib.pipeline.actions import flat
 
@@ -125,40 +124,24 @@ FORM = Form(
     held="p, those included that only await W",
     kinds="FIW",
     weight_share=1,
-    bubble=bubble_of(NAME),
-    activations=lambda sizes, rank: sizes.stages,
+    most_held=lambda sizes, rank: sizes.stages,
 )
 
 
-@exercise(
-    points=7,
-    objects=(NAME,),
-    references=REFERENCES,
-    refused=SCHEDULES,
-    point="a third of 1F1B's bubble, in its memory",
-    besides=SCHEDULE,
-)
+@schedule_exercise(points=7, objects=(NAME,), point="a third of 1F1B's bubble, in its memory")
 def zero_bubble_h1(draw: Draw) -> Iterator[Case]:
-    asked = Asked(NAME)
-    wanted = [asked.add(sizes) for sizes in (Sizes(4, 8), some(draw), Sizes(3, 3), Sizes(1, 2))]
-    yield asked.case(
-        "schedules",
-        [
-            FORM.line(PASSES, asked, wanted, [], 2),
-            FORM.line("a rank idles p-1, F = I = W = 1", asked, wanted, [FORM.takes(EQUAL)], 2.5),
-            FORM.line("and (p-1)(F+I-W) for other times", asked, wanted, [FORM.takes(uneven(draw))], 1),
-            FORM.line(
-                "activations: at most p, until their W", asked, wanted, [FORM.holds], 2.5, aspect="memory"
-            ),
-        ],
-    )
-    few = Asked(NAME)
-    wanted = few.add(Sizes(4, 3))
-    here = f"with {wanted.microbatches} microbatches rank 0 waits for its first I"
+    wanted = [Sizes(4, 8), some(draw), Sizes(3, 3), Sizes(1, 2)]
+    lines = [
+        FORM.line(PASSES, wanted, [], 2),
+        FORM.line("a rank idles p-1, F = I = W = 1", wanted, [FORM.takes(EQUAL)], 2.5),
+        FORM.line("and (p-1)(F+I-W) for other times", wanted, [FORM.takes(uneven(draw))], 1),
+        FORM.line("activations: at most p, until their W", wanted, [FORM.holds], 2.5, "memory"),
+    ]
+    yield schedules_case("schedules", wanted, lines)
+    few = Sizes(4, 3)
+    here = f"with {few.microbatches} microbatches rank 0 waits for its first I"
     why = "rank 0 has no forward left to do until its first I, and idles longer than (p-1)(F+I-W)."
-    yield few.case("refused", [few.refusal_line(wanted, "m is less than p", here, why)])
+    yield refusal_case(NAME, few, "m is less than p", here, why)
     if draw.hidden:
-        more = Asked(NAME)
-        larger = [more.add(some(draw, 6, most=9)), more.add(Sizes(7, 7))]
-        looks = [FORM.takes(EQUAL, uneven(draw)), FORM.holds]
-        yield more.case("larger", [FORM.line("more stages", more, larger, looks, 2)], hidden=True)
+        larger = [some(draw, 6, most=9), Sizes(7, 7)]
+        yield FORM.larger(larger, [FORM.takes(EQUAL, uneven(draw)), FORM.holds], 2)
