@@ -113,30 +113,9 @@ def hierarchical_all_reduce(tensor, intra_group, inter_group):
 
 # %% wrong: the groups in each other's place
 # says: right\.
-def ring(flat, group, phases):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    chunks = flat.tensor_split(n)
-    for k in phases(n):
-        sent, got = chunks[(rank - k) % n], chunks[(rank - k - 1) % n]
-        received = torch.empty_like(got)
-        messages = []
-        if sent.numel():
-            messages.append(dist.isend(sent, group=group, group_dst=(rank + 1) % n))
-        if got.numel():
-            messages.append(dist.irecv(received, group=group, group_src=(rank - 1) % n))
-        for handle in messages:
-            handle.wait()
-        got.copy_(received) if k >= n - 1 else got.add_(received)
-    return chunks[(rank + 1) % n]
-
-
-def hierarchical_all_reduce(tensor, intra_group, inter_group):
-    intra_group, inter_group = inter_group, intra_group
-    flat = tensor.flatten().clone()
-    own = ring(flat, intra_group, lambda n: range(n - 1))
-    ring(own, inter_group, lambda n: range(2 * n - 2))
-    ring(flat, intra_group, lambda n: range(n - 1, 2 * n - 2))
-    tensor.copy_(flat.view_as(tensor))
+# base: shards of unequal length
++    intra_group, inter_group = inter_group, intra_group
+     flat = tensor.flatten().clone()
 
 
 # %% wrong: only one rank of a node talks across, and its sum stays there

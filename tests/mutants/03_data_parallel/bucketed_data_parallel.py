@@ -506,71 +506,20 @@ class BucketedDataParallel(torch.nn.Module):
 
 
 # %% right: gradients live in the buckets all the time
-class BucketedDataParallel(torch.nn.Module):
-    def __init__(self, module, bucket_bytes=25 << 20, group=None):
-        super().__init__()
-        self.module, self.group, self.quiet = module, group, False
-        for tensor in [*module.parameters(), *module.buffers()]:
-            dist.broadcast(tensor.detach(), group_src=0, group=group)
-        self.buckets, filled = [], 0
-        for p in reversed([p for p in module.parameters() if p.requires_grad]):
-            if not self.buckets or filled + p.nbytes > bucket_bytes:
-                self.buckets.append([])
-                filled = 0
-            self.buckets[-1].append(p)
-            filled += p.nbytes
-        self.place = {p: k for k, bucket in enumerate(self.buckets) for p in bucket}
-        self.flat = [bucket[0].new_zeros(sum(p.numel() for p in bucket)) for bucket in self.buckets]
-        self.start_again()
-        for p in self.place:
-            p.register_post_accumulate_grad_hook(self.arrived)
-
-    def start_again(self):
-        self.missing = [set(bucket) for bucket in self.buckets]
-        self.under_way = []
-
-    def arrived(self, p):
-        if self.quiet:
-            return
-        self.missing[self.place[p]].discard(p)
-        self.launch()
-
-    def launch(self):
-        while len(self.under_way) < len(self.buckets) and not self.missing[len(self.under_way)]:
-            bucket = self.buckets[len(self.under_way)]
-            flat = self.flat[len(self.under_way)].zero_()
-            for p, slot in zip(bucket, flat.split([p.numel() for p in bucket])):
-                if p.grad is not None:
-                    slot.copy_(p.grad.flatten())
-                p.grad = None
-            work = dist.all_reduce(flat, group=self.group, async_op=True)
-            self.under_way.append((work, flat))
-
-    def forward(self, *args, **kwargs):
-        return self.module(*args, **kwargs)
-
-    def no_sync(self):
-        import contextlib
-
-        @contextlib.contextmanager
-        def silent():
-            self.quiet = True
-            yield
-            self.quiet = False
-
-        return silent()
-
-    @torch.no_grad()
-    def finish_gradient_synchronization(self):
-        self.missing = [set() for _ in self.buckets]
-        self.launch()
-        n = dist.get_world_size(self.group)
-        for bucket, (work, flat) in zip(self.buckets, self.under_way):
-            work.wait()
-            flat /= n
-            for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):
-                p.grad = part.view_as(p).clone()
-        self.start_again()
+# base: what the wrong ones change
+         self.place = {p: k for k, bucket in enumerate(self.buckets) for p in bucket}
++        self.flat = [bucket[0].new_zeros(sum(p.numel() for p in bucket)) for bucket in self.buckets]
+@@
+-            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
+-            flat = torch.cat([g.flatten() for g in grads])
++            flat = self.flat[len(self.under_way)].zero_()
++            for p, slot in zip(bucket, flat.split([p.numel() for p in bucket])):
++                if p.grad is not None:
++                    slot.copy_(p.grad.flatten())
++                p.grad = None
+@@
+-                p.grad = part.view_as(p)
++                p.grad = part.view_as(p).clone()
 
 
 # %% wrong: divides before, closes a bucket when it is more than full
@@ -586,132 +535,49 @@ class BucketedDataParallel(torch.nn.Module):
 
 
 # %% right: counts arrivals instead of naming what is missing
-class BucketedDataParallel(torch.nn.Module):
-    def __init__(self, module, bucket_bytes=25 << 20, group=None):
-        super().__init__()
-        self.module, self.group, self.quiet = module, group, False
-        for tensor in [*module.parameters(), *module.buffers()]:
-            dist.broadcast(tensor.detach(), group_src=0, group=group)
-        self.buckets, filled = [], 0
-        for p in reversed([p for p in module.parameters() if p.requires_grad]):
-            if not self.buckets or filled + p.nbytes > bucket_bytes:
-                self.buckets.append([])
-                filled = 0
-            self.buckets[-1].append(p)
-            filled += p.nbytes
-        self.place = {p: k for k, bucket in enumerate(self.buckets) for p in bucket}
-        self.start_again()
-        for p in self.place:
-            p.register_post_accumulate_grad_hook(self.arrived)
-
-    def start_again(self):
-        self.missing = [len(bucket) for bucket in self.buckets]
-        self.under_way = []
-
-    def arrived(self, p):
-        if self.quiet:
-            return
-        self.missing[self.place[p]] -= 1
-        self.launch()
-
-    def launch(self):
-        while len(self.under_way) < len(self.buckets) and not self.missing[len(self.under_way)]:
-            bucket = self.buckets[len(self.under_way)]
-            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
-            flat = torch.cat([g.flatten() for g in grads])
-            work = dist.all_reduce(flat, group=self.group, async_op=True)
-            self.under_way.append((work, flat))
-
-    def forward(self, *args, **kwargs):
-        return self.module(*args, **kwargs)
-
-    def no_sync(self):
-        import contextlib
-
-        @contextlib.contextmanager
-        def silent():
-            self.quiet = True
-            yield
-            self.quiet = False
-
-        return silent()
-
-    @torch.no_grad()
-    def finish_gradient_synchronization(self):
-        self.missing = [0] * len(self.buckets)
-        self.launch()
-        n = dist.get_world_size(self.group)
-        for bucket, (work, flat) in zip(self.buckets, self.under_way):
-            work.wait()
-            flat /= n
-            for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):
-                p.grad = part.view_as(p)
-        self.start_again()
+# base: what the wrong ones change
+-        self.missing = [set(bucket) for bucket in self.buckets]
++        self.missing = [len(bucket) for bucket in self.buckets]
+@@
+-        self.missing[self.place[p]].discard(p)
++        self.missing[self.place[p]] -= 1
+@@
+-        self.missing = [set() for _ in self.buckets]
++        self.missing = [0] * len(self.buckets)
 
 
 # %% right: hooks of the nodes that accumulate gradients
-class BucketedDataParallel(torch.nn.Module):
-    def __init__(self, module, bucket_bytes=25 << 20, group=None):
-        super().__init__()
-        self.module, self.group, self.quiet = module, group, False
-        for tensor in [*module.parameters(), *module.buffers()]:
-            dist.broadcast(tensor.detach(), group_src=0, group=group)
-        self.buckets, filled = [], 0
-        for p in reversed([p for p in module.parameters() if p.requires_grad]):
-            if not self.buckets or filled + p.nbytes > bucket_bytes:
-                self.buckets.append([])
-                filled = 0
-            self.buckets[-1].append(p)
-            filled += p.nbytes
-        self.start_again()
-        self.nodes = []
-        for k, bucket in enumerate(self.buckets):
-            for p in bucket:
-                node = p.view_as(p).grad_fn.next_functions[0][0]
-                node.register_hook(lambda *_, k=k, p=p: self.arrived(k, p))
-                self.nodes.append(node)
-
-    def start_again(self):
-        self.missing = [set(bucket) for bucket in self.buckets]
-        self.under_way = []
-
-    def arrived(self, k, p):
-        if not self.quiet:
-            self.missing[k].discard(p)
-            self.launch()
-
-    @torch.no_grad()
-    def launch(self):
-        while len(self.under_way) < len(self.buckets) and not self.missing[len(self.under_way)]:
-            bucket = self.buckets[len(self.under_way)]
-            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
-            flat = torch.cat([g.flatten() for g in grads]) / dist.get_world_size(self.group)
-            work = dist.all_reduce(flat, group=self.group, async_op=True)
-            self.under_way.append((work, flat))
-
-    def forward(self, *args, **kwargs):
-        return self.module(*args, **kwargs)
-
-    def no_sync(self):
-        import contextlib
-
-        @contextlib.contextmanager
-        def silent():
-            self.quiet = True
-            yield
-            self.quiet = False
-
-        return silent()
-
-    @torch.no_grad()
-    def finish_gradient_synchronization(self):
-        self.missing = [set() for _ in self.buckets]
-        self.launch()
-        for bucket, (work, flat) in zip(self.buckets, self.under_way):
-            work.wait()
-            for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):
-                p.grad = part.view_as(p)
-        self.start_again()
+# base: what the wrong ones change
+-        self.place = {p: k for k, bucket in enumerate(self.buckets) for p in bucket}
+         self.start_again()
+-        for p in self.place:
+-            p.register_post_accumulate_grad_hook(self.arrived)
++        self.nodes = []
++        for k, bucket in enumerate(self.buckets):
++            for p in bucket:
++                node = p.view_as(p).grad_fn.next_functions[0][0]
++                node.register_hook(lambda *_, k=k, p=p: self.arrived(k, p))
++                self.nodes.append(node)
+@@
+-    def arrived(self, p):
+-        if self.quiet:
+-            return
+-        self.missing[self.place[p]].discard(p)
+-        self.launch()
++    def arrived(self, k, p):
++        if not self.quiet:
++            self.missing[k].discard(p)
++            self.launch()
+ 
++    @torch.no_grad()
+     def launch(self):
+@@
+-            flat = torch.cat([g.flatten() for g in grads])
++            flat = torch.cat([g.flatten() for g in grads]) / dist.get_world_size(self.group)
+@@
+-        n = dist.get_world_size(self.group)
+@@
+-            flat /= n
 
 
 # %% wrong: no_sync leaves its flag as it is

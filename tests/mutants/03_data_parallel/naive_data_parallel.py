@@ -182,28 +182,15 @@ class NaiveDataParallel(torch.nn.Module):
 
 # %% wrong: the group is ignored
 # says: is not in the group
-class NaiveDataParallel(torch.nn.Module):
-    def __init__(self, module, group=None):
-        super().__init__()
-        self.module, self.group = module, group
-        for tensor in [*module.parameters(), *module.buffers()]:
-            dist.broadcast(tensor.detach(), group_src=0)
-
-    def forward(self, *args, **kwargs):
-        return self.module(*args, **kwargs)
-
-    def finish_gradient_synchronization(self):
-        n = dist.get_world_size()
-        works = []
-        for p in self.module.parameters():
-            if not p.requires_grad:
-                continue
-            if p.grad is None:
-                p.grad = torch.zeros_like(p)
-            p.grad.div_(n)
-            works.append(dist.all_reduce(p.grad, async_op=True))
-        for work in works:
-            work.wait()
+# base: handles that are waited for at the end
+-            dist.broadcast(tensor.detach(), group_src=0, group=group)
++            dist.broadcast(tensor.detach(), group_src=0)
+@@
+-        n = dist.get_world_size(self.group)
++        n = dist.get_world_size()
+@@
+-            works.append(dist.all_reduce(p.grad, group=self.group, async_op=True))
++            works.append(dist.all_reduce(p.grad, async_op=True))
 
 
 # %% wrong: divided by the number of all ranks
@@ -333,27 +320,16 @@ class NaiveDataParallel(torch.nn.Module):
 
 
 # %% right: broadcasts copies of what state_dict names
-class NaiveDataParallel(torch.nn.Module):
-    def __init__(self, module, group=None):
-        super().__init__()
-        self.module, self.group = module, group
-        for tensor in module.state_dict(keep_vars=True).values():
-            copy = tensor.detach().clone()
-            dist.broadcast(copy, group_src=0, group=group)
-            tensor.data.copy_(copy)
-
-    def forward(self, *args, **kwargs):
-        return self.module(*args, **kwargs)
-
-    def finish_gradient_synchronization(self):
-        n = dist.get_world_size(self.group)
-        for p in self.module.parameters():
-            if not p.requires_grad:
-                continue
-            if p.grad is None:
-                p.grad = torch.zeros_like(p)
-            dist.all_reduce(p.grad, group=self.group)
-            p.grad = p.grad / n
+# base: what the wrong ones change
+-        for tensor in [*module.parameters(), *module.buffers()]:
+-            dist.broadcast(tensor.detach(), group_src=0, group=group)
++        for tensor in module.state_dict(keep_vars=True).values():
++            copy = tensor.detach().clone()
++            dist.broadcast(copy, group_src=0, group=group)
++            tensor.data.copy_(copy)
+@@
+-            p.grad /= n
++            p.grad = p.grad / n
 
 
 # %% right: sizes are compared first; a reduce-scatter and an all-gather

@@ -340,40 +340,23 @@ class Zero1Optimizer:
 
 # %% wrong: the shard's gradient is kept
 # says: Something as large as a shard is still there
-class Zero1Optimizer:
-    def __init__(self, params, optimizer_cls, **defaults):
-        params = list(params)
-        for p in params:
-            dist.broadcast(p.data, 0)
-        self.params = [p for p in params if p.requires_grad]
-        self.rank, self.n = dist.get_rank(), dist.get_world_size()
-        self.size = -(-sum(p.numel() for p in self.params) // self.n)
-        own = self.flat([p.detach() for p in self.params]).chunk(self.n)[self.rank]
-        self.shard = torch.nn.Parameter(own.clone())
-        self.optimizer = optimizer_cls([self.shard], **defaults)
-
-    def flat(self, tensors):
-        row = torch.cat([t.reshape(-1) for t in tensors])
-        return torch.cat([row, row.new_zeros(self.n * self.size - len(row))])
-
-    @torch.no_grad()
-    def step(self):
-        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])
-        self.shard.grad = torch.empty_like(self.shard)
-        dist.reduce_scatter_tensor(self.shard.grad, whole)
-        self.shard.grad /= self.n
-        self.optimizer.step()
-        dist.all_gather_into_tensor(whole, self.shard.detach())
-        self.write_back(whole)
-
-    def write_back(self, whole):
-        for p in self.params:
-            p.data.copy_(whole[: p.numel()].view_as(p))
-            whole = whole[p.numel() :]
-
-    def zero_grad(self):
-        for p in self.params:
-            p.grad = None
+# base: lists of shards instead of flat tensors
+-    def __init__(self, params, optimizer_cls, *, group=None, **defaults):
++    def __init__(self, params, optimizer_cls, **defaults):
+@@
+-            dist.broadcast(p.data, group_src=0, group=group)
++            dist.broadcast(p.data, 0)
+         self.params = [p for p in params if p.requires_grad]
+-        self.group = group
+-        self.rank, self.n = dist.get_rank(group), dist.get_world_size(group)
++        self.rank, self.n = dist.get_rank(), dist.get_world_size()
+@@
+-        dist.reduce_scatter(self.shard.grad, list(whole.chunk(self.n)), group=self.group)
++        dist.reduce_scatter_tensor(self.shard.grad, whole)
+@@
+-        self.shard.grad = None
+-        dist.all_gather(list(whole.chunk(self.n)), self.shard.detach(), group=self.group)
++        dist.all_gather_into_tensor(whole, self.shard.detach())
 
 
 # %% wrong: the step is made on copies

@@ -423,67 +423,31 @@ class Zero2Optimizer:
 
 
 # %% right: a bucket for each parameter, on the ring of notebook 02
-from course_lib.collectives import all_gather, reduce_scatter
-
-
-class Zero2Optimizer:
-    def __init__(self, params, optimizer_cls, *, bucket_bytes=1 << 20, group=None, **defaults):
-        params = list(params)
-        for p in params:
-            dist.broadcast(p.data, group_src=0, group=group)
-        self.group = group
-        self.rank, self.n = dist.get_rank(group), dist.get_world_size(group)
-        self.buckets = []
-        for p in reversed([p for p in params if p.requires_grad]):
-            self.buckets.append([p])
-            p.register_post_accumulate_grad_hook(self.arrived)
-        self.shards = [torch.nn.Parameter(self.own(bucket)) for bucket in self.buckets]
-        self.optimizer = optimizer_cls(self.shards, **defaults)
-        self.turn = None
-
-    def flat(self, tensors):
-        row = torch.cat([t.reshape(-1) for t in tensors])
-        return torch.nn.functional.pad(row, (0, -len(row) % self.n))
-
-    def own(self, bucket):
-        return self.flat([p.detach() for p in bucket]).chunk(self.n)[self.rank].clone()
-
-    def arrived(self, _):
-        if self.turn is None:
-            self.turn = 0
-            torch.autograd.Variable._execution_engine.queue_callback(self.rest)
-        while self.turn < len(self.buckets) and self.full(self.buckets[self.turn]):
-            self.send()
-
-    def full(self, bucket):
-        return all(p.grad is not None for p in bucket)
-
-    def rest(self):
-        while self.turn < len(self.buckets):
-            self.send()
-        self.turn = None
-
-    @torch.no_grad()
-    def send(self):
-        bucket, shard = self.buckets[self.turn], self.shards[self.turn]
-        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in bucket])
-        mean = torch.empty_like(shard)
-        reduce_scatter(mean, whole, group=self.group)
-        mean /= self.n
-        shard.grad = mean if shard.grad is None else shard.grad + mean
-        for p in bucket:
-            p.grad = None
-        self.turn += 1
-
-    @torch.no_grad()
-    def step(self):
-        self.optimizer.step()
-        for bucket, shard in zip(self.buckets, self.shards, strict=True):
-            whole = self.flat([p.detach() for p in bucket])
-            all_gather(whole, shard.detach(), group=self.group)
-            for p in bucket:
-                p.copy_(whole[: p.numel()].view_as(p))
-                whole = whole[p.numel() :]
-
-    def zero_grad(self):
-        self.optimizer.zero_grad()
+# base: what the wrong ones change
++from course_lib.collectives import all_gather, reduce_scatter
++
++
+ class Zero2Optimizer:
+-    def __init__(self, params, optimizer_cls, *, bucket_bytes=1 << 20, **defaults):
++    def __init__(self, params, optimizer_cls, *, bucket_bytes=1 << 20, group=None, **defaults):
+@@
+-            dist.broadcast(p.data, 0)
+-        self.rank, self.n = dist.get_rank(), dist.get_world_size()
+-        self.buckets, room = [], 0
++            dist.broadcast(p.data, group_src=0, group=group)
++        self.group = group
++        self.rank, self.n = dist.get_rank(group), dist.get_world_size(group)
++        self.buckets = []
+         for p in reversed([p for p in params if p.requires_grad]):
+-            if p.nbytes > room:
+-                self.buckets.append([])
+-                room = bucket_bytes
+-            self.buckets[-1].append(p)
+-            room -= p.nbytes
++            self.buckets.append([p])
+@@
+-        dist.reduce_scatter_tensor(mean, whole)
++        reduce_scatter(mean, whole, group=self.group)
+@@
+-            dist.all_gather_into_tensor(whole, shard.detach())
++            all_gather(whole, shard.detach(), group=self.group)

@@ -424,101 +424,32 @@ class Zero3Module(torch.nn.Module):
 
 
 # %% right: on the ring of notebook 02
-from course_lib.collectives import all_gather, reduce_scatter
-
-
-class Unit:
-    def __init__(self, params, group):
-        self.params, self.group, self.n = params, group, dist.get_world_size(group)
-        self.flat = self.row([p.detach() for p in params])
-        dist.broadcast(self.flat, group_src=0, group=group)
-        own = self.flat.chunk(self.n)[dist.get_rank(group)].clone()
-        self.trained = params[0].requires_grad
-        self.shard = torch.nn.Parameter(own, requires_grad=self.trained)
-        begin = 0
-        for p in params:
-            p.data = self.flat[begin : begin + p.numel()].view(p.shape)
-            begin += p.numel()
-        self.nbytes, self.here, self.used = self.flat.nbytes, True, False
-        self.free()
-
-    def row(self, tensors):
-        row = torch.cat([t.reshape(-1) for t in tensors])
-        return torch.nn.functional.pad(row, (0, -len(row) % self.n))
-
-    def gather(self):
-        if not self.here:
-            self.flat.untyped_storage().resize_(self.nbytes)
-            all_gather(self.flat, self.shard.detach(), group=self.group)
-            self.here = True
-
-    def free(self):
-        self.flat.untyped_storage().resize_(0)
-        self.here = False
-
-    @torch.no_grad()
-    def reduce(self):
-        whole = self.row([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])
-        mean = torch.empty_like(self.shard)
-        reduce_scatter(mean, whole, group=self.group)
-        mean /= self.n
-        self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
-        for p in self.params:
-            p.grad = None
-        self.used = False
-
-
-class Zero3Module(torch.nn.Module):
-    def __init__(self, module, *, group=None):
-        super().__init__()
-        self.module, self.waiting = module, False
-        owner = {}
-        for block in dict.fromkeys(module.blocks):
-            for p in block.parameters():
-                owner[p] = module if p in owner else block
-        members = {}
-        for p in module.parameters():
-            members.setdefault((owner.get(p, module), p.requires_grad), []).append(p)
-        self.units = [Unit(params, group) for params in members.values()]
-        for (where, _), unit in zip(members, self.units, strict=True):
-            where.register_forward_pre_hook(lambda m, args, unit=unit: unit.gather())
-            where.register_forward_hook(lambda m, args, out, unit=unit: unit.free())
-            where.register_full_backward_pre_hook(lambda m, grads, unit=unit: self.before(unit))
-            for p in unit.params if unit.trained else ():
-                p.register_post_accumulate_grad_hook(lambda p, unit=unit: self.arrived(unit))
-
-    def forward(self, *args):
-        return self.module(*args)
-
-    def parameters(self, recurse=True):
-        return iter([unit.shard for unit in self.units])
-
-    def before(self, unit):
-        unit.gather()
-        unit.used = True
-        if not self.waiting:
-            self.waiting = True
-            torch.autograd.Variable._execution_engine.queue_callback(self.rest)
-
-    def arrived(self, unit):
-        if all(p.grad is not None for p in unit.params):
-            unit.reduce()
-            unit.free()
-
-    def rest(self):
-        for unit in self.units:
-            if unit.used and unit.trained:
-                unit.reduce()
-            unit.free()
-        self.waiting = False
-
-    def full_state_dict(self):
-        whole = {}
-        for unit in self.units:
-            unit.gather()
-            whole |= {p: p.detach().clone() for p in unit.params}
-            unit.free()
-        return {name: whole[p] for name, p in self.module.named_parameters()}
+# base: what the wrong ones change
++from course_lib.collectives import all_gather, reduce_scatter
++
++
+ class Unit:
+-    def __init__(self, params):
+-        self.params, self.n = params, dist.get_world_size()
++    def __init__(self, params, group):
++        self.params, self.group, self.n = params, group, dist.get_world_size(group)
+         self.flat = self.row([p.detach() for p in params])
+-        dist.broadcast(self.flat, 0)
+-        own = self.flat.chunk(self.n)[dist.get_rank()].clone()
++        dist.broadcast(self.flat, group_src=0, group=group)
++        own = self.flat.chunk(self.n)[dist.get_rank(group)].clone()
+@@
+-            dist.all_gather_into_tensor(self.flat, self.shard.detach())
++            all_gather(self.flat, self.shard.detach(), group=self.group)
+@@
+-        dist.reduce_scatter_tensor(mean, whole)
++        reduce_scatter(mean, whole, group=self.group)
+@@
+-    def __init__(self, module):
++    def __init__(self, module, *, group=None):
+@@
+-        self.units = [Unit(params) for params in members.values()]
++        self.units = [Unit(params, group) for params in members.values()]
 
 
 # %% right: a reduce-scatter that is waited for later

@@ -619,48 +619,13 @@ class ColumnParallelLinear(torch.nn.Module):
 
 
 # %% right: refuses what does not divide; rank 0's weights for all
-class Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        ctx.rank, ctx.n = dist.get_rank(group), dist.get_world_size(group)
-        parts = [torch.empty_like(y) for _ in range(ctx.n)]
-        dist.all_gather(parts, y.contiguous(), group=group)
-        return torch.cat(parts, -1)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad.chunk(ctx.n, -1)[ctx.rank].contiguous(), None
-
-
-class ColumnParallelLinear(torch.nn.Module):
-    def __init__(self, in_features, out_features, bias=True, gather_output=False, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        if out_features % n:
-            raise ValueError(f"out_features={out_features} cannot be shared equally by {n} ranks")
-        self.group, self.gather_output = group, gather_output
-        full = torch.nn.Linear(in_features, out_features, bias)
-        first = dist.get_global_rank(group or dist.group.WORLD, 0)
-        for one in full.parameters():
-            dist.broadcast(one.data, first, group=group)
-        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n)[rank].clone())
-        self.bias = torch.nn.Parameter(full.bias.detach().chunk(n)[rank].clone()) if bias else None
-
-    def forward(self, x):
-        y = Enter.apply(x, self.group) @ self.weight.T
-        if self.bias is not None:
-            y = y + self.bias
-        return Gather.apply(y, self.group) if self.gather_output else y
+# base: what the wrong ones change
++        first = dist.get_global_rank(group or dist.group.WORLD, 0)
++        for one in full.parameters():
++            dist.broadcast(one.data, first, group=group)
+         self.weight = torch.nn.Parameter(full.weight.detach().chunk(n)[rank].clone())
+@@
+-        y = torch.nn.functional.linear(Enter.apply(x, self.group), self.weight, self.bias)
++        y = Enter.apply(x, self.group) @ self.weight.T
++        if self.bias is not None:
++            y = y + self.bias

@@ -516,86 +516,23 @@ class ParallelHeads(torch.nn.Module):
 
 
 # %% right: a group for each key and value head
-class Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        total = y.clone()
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-def rows(linear, n, k):
-    out_features, in_features = linear.weight.shape
-    small = torch.nn.Linear(in_features, out_features // n, linear.bias is not None)
-    with torch.no_grad():
-        for mine, whole in zip(small.parameters(), linear.parameters()):
-            mine.copy_(whole.chunk(n)[k])
-    return small
-
-
-class ParallelHeads(torch.nn.Module):
-    def __init__(self, width, heads, kv_heads=None, bias=True, group=None, dropout=0.0):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        kv_heads = heads if kv_heads is None else kv_heads
-        if heads % n or (kv_heads % n and n % kv_heads):
-            raise ValueError(f"{heads} heads, {kv_heads} of keys and values, for {n} ranks")
-        copies, head_dim = max(1, n // kv_heads), width // heads
-        self.group, self.head_dim, self.holders = group, head_dim, None
-        self.dropout, self.rank = dropout, rank
-        if copies > 1:
-            ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-            first = rank // copies * copies
-            same = ranks[first : first + copies]
-            self.holders = dist.new_group(same, use_local_synchronization=True)
-        query = torch.nn.Linear(width, width, bias)
-        key = torch.nn.Linear(width, kv_heads * head_dim, bias)
-        value = torch.nn.Linear(width, kv_heads * head_dim, bias)
-        out = torch.nn.Linear(width, width, bias)
-        self.query = rows(query, n, rank)
-        self.key = rows(key, n // copies, rank // copies)
-        self.value = rows(value, n // copies, rank // copies)
-        self.out = torch.nn.Parameter(out.weight.detach().chunk(n, 1)[rank].clone())
-        self.bias = out.bias
-
-    def kept(self, linear, x):
-        if self.holders is None:
-            return linear(x)
-        bias = None if linear.bias is None else Enter.apply(linear.bias, self.holders)
-        return torch.nn.functional.linear(x, Enter.apply(linear.weight, self.holders), bias)
-
-    def forward(self, x):
-        x = Enter.apply(x, self.group)
-        q, k, v = self.query(x), self.kept(self.key, x), self.kept(self.value, x)
-        q, k, v = (one.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for one in (q, k, v))
-        grouped = q.shape[1] != k.shape[1]
-        dropout = self.dropout if self.training else 0.0
-        with torch.random.fork_rng(devices=[]):
-            if dropout:
-                torch.manual_seed(torch.initial_seed() + 1 + self.rank)
-            out = torch.nn.functional.scaled_dot_product_attention(
-                q, k, v, is_causal=True, enable_gqa=grouped, dropout_p=dropout
-            )
-        out = out.transpose(1, 2).flatten(-2)
-        y = Leave.apply(out @ self.out.T, self.group)
-        return y if self.bias is None else y + self.bias
+# base: what the wrong ones change
+-    def __init__(self, width, heads, kv_heads=None, bias=True, group=None):
++    def __init__(self, width, heads, kv_heads=None, bias=True, group=None, dropout=0.0):
+@@
++        self.dropout, self.rank = dropout, rank
+         if copies > 1:
+@@
+-        out = torch.nn.functional.scaled_dot_product_attention(
+-            q, k, v, is_causal=True, enable_gqa=grouped
+-        )
++        dropout = self.dropout if self.training else 0.0
++        with torch.random.fork_rng(devices=[]):
++            if dropout:
++                torch.manual_seed(torch.initial_seed() + 1 + self.rank)
++            out = torch.nn.functional.scaled_dot_product_attention(
++                q, k, v, is_causal=True, enable_gqa=grouped, dropout_p=dropout
++            )
 
 
 # %% right: keys and values whole where they are few; softmax by hand

@@ -140,22 +140,14 @@ def loss_bytes_sent(n, tokens):
 
 
 # %% right: counted by collectives
-def layer_bytes_sent(n, nbytes, direction, sequence=None):
-    gather = scatter = (n - 1) / n * nbytes
-    region = gather + scatter
-    if direction == "backward" and sequence == "regather":
-        region += gather
-    return 2 * region
-
-
-def layer_saved_bytes(n, nbytes, sequence=None):
-    norms = 2 if sequence is None else 2 / n
-    regions = 2 / n if sequence == "regather" else 2
-    return nbytes * (norms + regions + 4 / n + 8 / n)
-
-
-def loss_bytes_sent(n, tokens):
-    return 2 * (n - 1) / n * 3 * 4 * tokens
+# base: what the wrong ones change
+-    halves = 6 if sequence == "regather" and direction == "backward" else 4
+-    return halves * (n - 1) / n * nbytes
++    gather = scatter = (n - 1) / n * nbytes
++    region = gather + scatter
++    if direction == "backward" and sequence == "regather":
++        region += gather
++    return 2 * region
 
 
 # %% right: a table of coefficients

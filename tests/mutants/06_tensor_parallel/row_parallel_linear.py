@@ -462,49 +462,15 @@ class RowParallelLinear(torch.nn.Module):
 
 
 # %% right: refuses what does not divide; reduced and gathered in two steps
-class Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        n = dist.get_world_size(group)
-        flat = y.flatten()
-        rest = -len(flat) % n
-        flat = torch.cat([flat, flat.new_zeros(rest)])
-        mine = flat.new_empty(len(flat) // n)
-        dist.reduce_scatter_tensor(mine, flat, group=group)
-        dist.all_gather_into_tensor(flat, mine, group=group)
-        return flat[: y.numel()].view(y.shape)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-class Split(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group, ctx.n = group, dist.get_world_size(group)
-        return x.chunk(ctx.n, -1)[dist.get_rank(group)].contiguous()
-
-    @staticmethod
-    def backward(ctx, grad):
-        parts = [torch.empty_like(grad) for _ in range(ctx.n)]
-        dist.all_gather(parts, grad.contiguous(), group=ctx.group)
-        return torch.cat(parts, -1), None
-
-
-class RowParallelLinear(torch.nn.Module):
-    def __init__(self, in_features, out_features, bias=True, input_is_parallel=True, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        if in_features % n:
-            raise ValueError(f"in_features={in_features} cannot be shared equally by {n} ranks")
-        self.group, self.input_is_parallel = group, input_is_parallel
-        full = torch.nn.Linear(in_features, out_features, bias)
-        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n, 1)[rank].clone())
-        self.bias = torch.nn.Parameter(full.bias.detach()) if bias else None
-
-    def forward(self, x):
-        if not self.input_is_parallel:
-            x = Split.apply(x, self.group)
-        y = Leave.apply(torch.nn.functional.linear(x, self.weight), self.group)
-        return y if self.bias is None else y + self.bias
+# base: what the wrong ones change
+-        total = y.clone()
+-        dist.all_reduce(total, group=group)
+-        return total
++        n = dist.get_world_size(group)
++        flat = y.flatten()
++        rest = -len(flat) % n
++        flat = torch.cat([flat, flat.new_zeros(rest)])
++        mine = flat.new_empty(len(flat) // n)
++        dist.reduce_scatter_tensor(mine, flat, group=group)
++        dist.all_gather_into_tensor(flat, mine, group=group)
++        return flat[: y.numel()].view(y.shape)

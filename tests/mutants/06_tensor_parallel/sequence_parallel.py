@@ -390,302 +390,52 @@ class SequenceParallelNorm(torch.nn.Module):
 
 # %% wrong: dim is not looked at
 # says: `dim` says which dimension is the sequence
-def gathered(x, group, dim):
-    parts = [
-        torch.empty_like(x, memory_format=torch.contiguous_format)
-        for _ in range(dist.get_world_size(group))
-    ]
-    dist.all_gather(parts, x.contiguous(), group=group)
-    return torch.cat(parts, dim)
-
-
-def scattered(x, group, dim):
-    n = dist.get_world_size(group)
-    seq = x.shape[dim]
-    if seq // n * n < seq:
-        raise ValueError(f"{seq} positions are not divisible by {n}")
-    sent = torch.stack([x.narrow(dim, r * (seq // n), seq // n) for r in range(n)])
-    got = torch.empty_like(sent)
-    dist.all_to_all_single(got, sent, group=group)
-    return got.sum(0)
-
-
-class Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group, dim):
-        ctx.group, ctx.dim = group, dim
-        return gathered(x, group, 1)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return scattered(grad, ctx.group, 1), None, None
-
-
-class Scatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group, dim):
-        ctx.group, ctx.dim = group, dim
-        return scattered(x, group, 1)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return gathered(grad, ctx.group, 1), None, None
-
-
-def all_gather_reduce_scatter(x, group=None, dim=-2):
-    return Gather.apply(x, group, dim)
-
-
-def reduce_scatter_all_gather(x, group=None, dim=-2):
-    return Scatter.apply(x, group, dim)
-
-
-class Both(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, weight, bias, group):
-        ctx.group = group
-        return weight.view_as(weight), bias.view_as(bias)
-
-    @staticmethod
-    def backward(ctx, for_weight, for_bias):
-        both = torch.stack([for_weight, for_bias])
-        dist.all_reduce(both, group=ctx.group)
-        return both[0], both[1], None
-
-
-class SequenceParallelNorm(torch.nn.LayerNorm):
-    def __init__(self, norm, group=None):
-        super().__init__(norm.normalized_shape, eps=norm.eps)
-        self.group = group
-        self.weight, self.bias = norm.weight, norm.bias
-
-    def forward(self, x):
-        weight, bias = Both.apply(self.weight, self.bias, self.group)
-        return torch.nn.functional.layer_norm(x, self.normalized_shape, weight, bias, self.eps)
+# base: weight and bias in one sum
+-        return gathered(x, group, dim)
++        return gathered(x, group, 1)
+@@
+-        return scattered(grad, ctx.group, ctx.dim), None, None
++        return scattered(grad, ctx.group, 1), None, None
+@@
+-        return scattered(x, group, dim)
++        return scattered(x, group, 1)
+@@
+-        return gathered(grad, ctx.group, ctx.dim), None, None
++        return gathered(grad, ctx.group, 1), None, None
 
 
 # %% wrong: dimension 0 counts as not given
 # says: `dim` says which dimension is the sequence
-def gathered(x, group, dim):
-    n = dist.get_world_size(group)
-    front = x.transpose(0, dim).contiguous()
-    whole = front.new_empty(n * front.shape[0], *front.shape[1:])
-    dist.all_gather_into_tensor(whole, front, group=group)
-    return whole.transpose(0, dim).contiguous()
-
-
-def scattered(x, group, dim):
-    n = dist.get_world_size(group)
-    seq = x.shape[dim]
-    if seq % n != 0:
-        raise ValueError(f"sequence of {seq} positions: not a multiple of the {n} ranks, pad it")
-    front = x.transpose(0, dim).contiguous()
-    own = front.new_empty(seq // n, *front.shape[1:])
-    dist.reduce_scatter_tensor(own, front, group=group)
-    return own.transpose(0, dim).contiguous()
-
-
-class Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group, dim):
-        ctx.group, ctx.dim = group, dim
-        return gathered(x, group, dim)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return scattered(grad, ctx.group, ctx.dim), None, None
-
-
-class Scatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group, dim):
-        ctx.group, ctx.dim = group, dim
-        return scattered(x, group, dim)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return gathered(grad, ctx.group, ctx.dim), None, None
-
-
-def all_gather_reduce_scatter(x, group=None, dim=-2):
-    return Gather.apply(x, group, dim or -2)
-
-
-def reduce_scatter_all_gather(x, group=None, dim=-2):
-    return Scatter.apply(x, group, dim or -2)
-
-
-class SequenceParallelNorm(torch.nn.Module):
-    def __init__(self, norm, group=None):
-        super().__init__()
-        self.eps = norm.eps
-        self.weight = torch.nn.Parameter(norm.weight.detach().clone())
-        self.bias = torch.nn.Parameter(norm.bias.detach().clone())
-
-        def add_up(grad):
-            grad = grad.contiguous().clone()
-            dist.all_reduce(grad, group=group)
-            return grad
-
-        self.weight.register_hook(add_up)
-        self.bias.register_hook(add_up)
-
-    def forward(self, x):
-        centred = x - x.mean(-1, keepdim=True)
-        scale = centred.square().mean(-1, keepdim=True).add(self.eps).rsqrt()
-        return centred * scale * self.weight + self.bias
+# base: the sequence brought to the front
+-    return Gather.apply(x, group, dim)
++    return Gather.apply(x, group, dim or -2)
+@@
+-    return Scatter.apply(x, group, dim)
++    return Scatter.apply(x, group, dim or -2)
 
 
 # %% wrong: backward along the last dimension but one
 # says: `dim` says which dimension is the sequence
-def gathered(x, group, dim):
-    parts = [
-        torch.empty_like(x, memory_format=torch.contiguous_format)
-        for _ in range(dist.get_world_size(group))
-    ]
-    dist.all_gather(parts, x.contiguous(), group=group)
-    return torch.cat(parts, dim)
-
-
-def scattered(x, group, dim):
-    n = dist.get_world_size(group)
-    seq = x.shape[dim]
-    if seq // n * n < seq:
-        raise ValueError(f"{seq} positions are not divisible by {n}")
-    sent = torch.stack([x.narrow(dim, r * (seq // n), seq // n) for r in range(n)])
-    got = torch.empty_like(sent)
-    dist.all_to_all_single(got, sent, group=group)
-    return got.sum(0)
-
-
-class Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group, dim):
-        ctx.group, ctx.dim = group, dim
-        return gathered(x, group, dim)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return scattered(grad, ctx.group, -2), None, None
-
-
-class Scatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group, dim):
-        ctx.group, ctx.dim = group, dim
-        return scattered(x, group, dim)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return gathered(grad, ctx.group, -2), None, None
-
-
-def all_gather_reduce_scatter(x, group=None, dim=-2):
-    return Gather.apply(x, group, dim)
-
-
-def reduce_scatter_all_gather(x, group=None, dim=-2):
-    return Scatter.apply(x, group, dim)
-
-
-class Both(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, weight, bias, group):
-        ctx.group = group
-        return weight.view_as(weight), bias.view_as(bias)
-
-    @staticmethod
-    def backward(ctx, for_weight, for_bias):
-        both = torch.stack([for_weight, for_bias])
-        dist.all_reduce(both, group=ctx.group)
-        return both[0], both[1], None
-
-
-class SequenceParallelNorm(torch.nn.LayerNorm):
-    def __init__(self, norm, group=None):
-        super().__init__(norm.normalized_shape, eps=norm.eps)
-        self.group = group
-        self.weight, self.bias = norm.weight, norm.bias
-
-    def forward(self, x):
-        weight, bias = Both.apply(self.weight, self.bias, self.group)
-        return torch.nn.functional.layer_norm(x, self.normalized_shape, weight, bias, self.eps)
+# base: weight and bias in one sum
+-        return scattered(grad, ctx.group, ctx.dim), None, None
++        return scattered(grad, ctx.group, -2), None, None
+@@
+-        return gathered(grad, ctx.group, ctx.dim), None, None
++        return gathered(grad, ctx.group, -2), None, None
 
 
 # %% wrong: without the argument dim
 # says: keep that argument
-def gathered(x, group, dim):
-    parts = [
-        torch.empty_like(x, memory_format=torch.contiguous_format)
-        for _ in range(dist.get_world_size(group))
-    ]
-    dist.all_gather(parts, x.contiguous(), group=group)
-    return torch.cat(parts, dim)
-
-
-def scattered(x, group, dim):
-    n = dist.get_world_size(group)
-    seq = x.shape[dim]
-    if seq // n * n < seq:
-        raise ValueError(f"{seq} positions are not divisible by {n}")
-    sent = torch.stack([x.narrow(dim, r * (seq // n), seq // n) for r in range(n)])
-    got = torch.empty_like(sent)
-    dist.all_to_all_single(got, sent, group=group)
-    return got.sum(0)
-
-
-class Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group, dim):
-        ctx.group, ctx.dim = group, dim
-        return gathered(x, group, dim)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return scattered(grad, ctx.group, ctx.dim), None, None
-
-
-class Scatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group, dim):
-        ctx.group, ctx.dim = group, dim
-        return scattered(x, group, dim)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return gathered(grad, ctx.group, ctx.dim), None, None
-
-
-def all_gather_reduce_scatter(x, group=None):
-    return Gather.apply(x, group, -2)
-
-
-def reduce_scatter_all_gather(x, group=None):
-    return Scatter.apply(x, group, -2)
-
-
-class Both(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, weight, bias, group):
-        ctx.group = group
-        return weight.view_as(weight), bias.view_as(bias)
-
-    @staticmethod
-    def backward(ctx, for_weight, for_bias):
-        both = torch.stack([for_weight, for_bias])
-        dist.all_reduce(both, group=ctx.group)
-        return both[0], both[1], None
-
-
-class SequenceParallelNorm(torch.nn.LayerNorm):
-    def __init__(self, norm, group=None):
-        super().__init__(norm.normalized_shape, eps=norm.eps)
-        self.group = group
-        self.weight, self.bias = norm.weight, norm.bias
-
-    def forward(self, x):
-        weight, bias = Both.apply(self.weight, self.bias, self.group)
-        return torch.nn.functional.layer_norm(x, self.normalized_shape, weight, bias, self.eps)
+# base: weight and bias in one sum
+-def all_gather_reduce_scatter(x, group=None, dim=-2):
+-    return Gather.apply(x, group, dim)
++def all_gather_reduce_scatter(x, group=None):
++    return Gather.apply(x, group, -2)
+@@
+-def reduce_scatter_all_gather(x, group=None, dim=-2):
+-    return Scatter.apply(x, group, dim)
++def reduce_scatter_all_gather(x, group=None):
++    return Scatter.apply(x, group, -2)
 
 
 # %% right: the sequence brought to the front

@@ -400,43 +400,18 @@ def parallelize_mlps(model, group=None):
 
 # %% wrong: the gate is left out
 # says: a GELU without the gate
-class Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class ParallelMLP(torch.nn.Module):
-    def __init__(self, mlp, group):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-
-        def kept(whole, dim):
-            return torch.nn.Parameter(whole.detach().tensor_split(n, dim)[rank].clone())
-
-        self.into, self.shift = kept(mlp.up.weight, 0), kept(mlp.up.bias, 0)
-        self.back, self.bias = kept(mlp.down.weight, 1), torch.nn.Parameter(mlp.down.bias.detach())
-        self.group = group
-
-    def forward(self, x):
-        x = Enter.apply(x, self.group)
-        y = torch.nn.functional.gelu(x @ self.into.T + self.shift, approximate="tanh") @ self.back.T
-        with torch.no_grad():
-            dist.all_reduce(y, group=self.group)
-        return y + self.bias
-
-
-def parallelize_mlps(model, group=None):
-    for block in model.blocks:
-        block.mlp = ParallelMLP(block.mlp, group)
-    return model
+# base: an MLP of its own in the place of the model's
+-        self.gated = mlp.gate is not None
+-        if self.gated:
+-            self.gate, self.lift = kept(mlp.gate.weight, 0), kept(mlp.gate.bias, 0)
+@@
+-        hidden = x @ self.into.T + self.shift
+-        if self.gated:
+-            hidden = torch.nn.functional.silu(x @ self.gate.T + self.lift) * hidden
+-        else:
+-            hidden = torch.nn.functional.gelu(hidden, approximate="tanh")
+-        y = hidden @ self.back.T
++        y = torch.nn.functional.gelu(x @ self.into.T + self.shift, approximate="tanh") @ self.back.T
 
 
 # %% wrong: a layer of a cell that was not run
@@ -451,80 +426,28 @@ def parallelize_mlps(model, group=None):
 
 
 # %% right: up and down in their places
-class Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        total = y.clone()
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-class ColumnParallelLinear(torch.nn.Module):
-    def __init__(self, in_features, out_features, bias=True, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        if out_features % n:
-            raise ValueError(f"out_features={out_features} cannot be shared equally by {n} ranks")
-        self.group = group
-        full = torch.nn.Linear(in_features, out_features, bias)
-        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n)[rank].clone())
-        self.bias = torch.nn.Parameter(full.bias.detach().chunk(n)[rank].clone()) if bias else None
-
-    def forward(self, x):
-        return torch.nn.functional.linear(Enter.apply(x, self.group), self.weight, self.bias)
-
-
-class RowParallelLinear(torch.nn.Module):
-    def __init__(self, in_features, out_features, bias=True, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        if in_features % n:
-            raise ValueError(f"in_features={in_features} cannot be shared equally by {n} ranks")
-        self.group = group
-        full = torch.nn.Linear(in_features, out_features, bias)
-        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n, 1)[rank].clone())
-        self.bias = torch.nn.Parameter(full.bias.detach()) if bias else None
-
-    def forward(self, x):
-        y = Leave.apply(torch.nn.functional.linear(x, self.weight), self.group)
-        return y if self.bias is None else y + self.bias
-
-
-@torch.no_grad()
-def parallelize_mlps(model, group=None):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    for block in model.blocks:
-        mlp, old = block.mlp, block.mlp.down
-        down = RowParallelLinear(old.in_features, old.out_features, group=group)
-        down.weight.copy_(old.weight.chunk(n, 1)[rank])
-        down.bias.copy_(old.bias)
-        mlp.down = down
-        for name in ("up", "gate"):
-            old = getattr(mlp, name)
-            if old is None:
-                continue
-            new = ColumnParallelLinear(old.in_features, old.out_features, group=group)
-            new.weight.copy_(old.weight.chunk(n)[rank])
-            new.bias.copy_(old.bias.chunk(n)[rank])
-            setattr(mlp, name, new)
-    return model
+# base: what the wrong ones change
+-        old = block.mlp
+-        up = ColumnParallelLinear(old.up.in_features, old.up.out_features, group=group)
+-        down = RowParallelLinear(old.down.in_features, old.down.out_features, group=group)
+-        up.weight.copy_(old.up.weight.chunk(n)[rank])
+-        up.bias.copy_(old.up.bias.chunk(n)[rank])
+-        down.weight.copy_(old.down.weight.chunk(n, 1)[rank])
+-        down.bias.copy_(old.down.bias)
+-        old.up, old.down = up, down
++        mlp, old = block.mlp, block.mlp.down
++        down = RowParallelLinear(old.in_features, old.out_features, group=group)
++        down.weight.copy_(old.weight.chunk(n, 1)[rank])
++        down.bias.copy_(old.bias)
++        mlp.down = down
++        for name in ("up", "gate"):
++            old = getattr(mlp, name)
++            if old is None:
++                continue
++            new = ColumnParallelLinear(old.in_features, old.out_features, group=group)
++            new.weight.copy_(old.weight.chunk(n)[rank])
++            new.bias.copy_(old.bias.chunk(n)[rank])
++            setattr(mlp, name, new)
 
 
 # %% right: an MLP of its own in the place of the model's

@@ -163,49 +163,9 @@ def dualpipe(stages, microbatches):
 
 
 # %% right: the middle begins with a pair as well
-from course_lib.pipeline import Action, Pair
-
-
-def dualpipe(stages, microbatches):
-    half = microbatches // 2
-
-    def plan(place):
-        below = stages // 2 - 1 - place
-        text = "f" * (2 * below) + "fg" * (place + 1) + "jwg" * below
-        steady = "xy" * (half - stages + place + 1)
-        text += steady
-        tail = "cb" * (place + 1)
-        text += (
-            "cy" * below + tail[: place + 1] + tail[place + 1 :].replace("c", "j").replace("b", "i")
-        )
-        return text + "wi" * below + "w" * half
-
-    def row(rank):
-        near, far = sorted([rank, 2 * stages - 1 - rank], reverse=rank >= stages // 2)
-        waiting, following = [], {}
-
-        def one(stage, kind):
-            first = half * (stage >= stages)
-            k = following.setdefault((stage, kind != "F"), first)
-            following[stage, kind != "F"] = k + 1
-            if kind == "I":
-                waiting.append(Action(stage, "W", k))
-            return Action(stage, kind, k)
-
-        for sign in plan(min(rank, stages - 1 - rank)):
-            if sign == "w":
-                if waiting:
-                    yield waiting.pop(0)
-            elif sign in "xy":
-                there, back = (near, far) if sign == "x" else (far, near)
-                yield Pair(one(there, "F"), one(back, "B"))
-            else:
-                yield one(
-                    near if sign in "fbi" else far,
-                    {"f": "F", "g": "F", "b": "B", "c": "B"}.get(sign, "I"),
-                )
-
-    return [list(row(rank)) for rank in range(stages)]
+# base: a letter for each action
+-        text += steady if below else "fc" + steady[1:]
++        text += steady
 
 
 # %% right: a letter for each action

@@ -42,16 +42,12 @@ def gpipe(stages, microbatches):
 
 # %% wrong: the backward of the last microbatch is forgotten
 # says: does \d+ forwards and \d+ backwards?.* 1 is missing
-from course_lib.pipeline import Action
-
-
-def gpipe(stages, microbatches):
-    rows = []
-    for stage in range(stages):
-        down = [Action(stage, "F", k) for k in range(microbatches)]
-        up = [Action(stage, "B", k) for k in range(microbatches - 1)]
-        rows.append(down + up)
-    return rows
+# base: the last microbatch comes back first
+-        forwards = [Action(stage, "F", k) for k in range(microbatches)]
+-        rows.append(forwards + [Action(stage, "B", one.microbatch) for one in reversed(forwards)])
++        down = [Action(stage, "F", k) for k in range(microbatches)]
++        up = [Action(stage, "B", k) for k in range(microbatches - 1)]
++        rows.append(down + up)
 
 
 # %% wrong: a microbatch too many

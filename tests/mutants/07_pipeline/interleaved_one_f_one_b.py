@@ -243,25 +243,6 @@ def interleaved_one_f_one_b(stages, microbatches, chunks=2):
 
 
 # %% right: a warm-up of one step for each rank below: enough where messages take no time
-from course_lib.pipeline import Action
-
-
-def interleaved_one_f_one_b(stages, microbatches, chunks=2):
-    if microbatches % stages:
-        raise ValueError(f"{microbatches} microbatches are no multiple of {stages}")
-    total = microbatches * chunks
-
-    def action(rank, kind, k):
-        chunk = k // stages % chunks
-        if kind == "B":
-            chunk = chunks - 1 - chunk
-        return Action(chunk * stages + rank, kind, k // (stages * chunks) * stages + k % stages)
-
-    rows = []
-    for rank in range(stages):
-        warm = min(total, stages - rank - 1 + (chunks - 1) * stages)
-        row = [action(rank, "F", k) for k in range(warm)]
-        for k in range(total - warm):
-            row += [action(rank, "F", warm + k), action(rank, "B", k)]
-        rows.append(row + [action(rank, "B", k) for k in range(total - warm, total)])
-    return rows
+# base: the k-th action by arithmetic
+-        warm = min(total, 2 * (stages - rank - 1) + (chunks - 1) * stages)
++        warm = min(total, stages - rank - 1 + (chunks - 1) * stages)

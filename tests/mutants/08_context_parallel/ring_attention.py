@@ -431,119 +431,24 @@ def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
 
 
 # %% right: a running maximum and an undivided sum
-def layout_of(layout, tokens, n):
-    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
-
-
-def pairs(mine, theirs, causal):
-    """Slices of queries and keys that see each other, and their positions."""
-    i = 0
-    for queries in mine:
-        j = 0
-        for keys in theirs:
-            if not causal or queries[-1] >= keys[0]:
-                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
-            j += len(keys)
-        i += len(queries)
-
-
-def shift(tensor, tokens, group):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    if n == 1:
-        return tensor, []
-    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
-    ops = [
-        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
-        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
-    ]
-    return got, dist.batch_isend_irecv(ops)
-
-
-def wait(works):
-    for work in works:
-        work.wait()
-
-
-def scores_of(q, k, queries, keys, causal, scale):
-    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
-    if causal:
-        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
-        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
-    return s
-
-
-def count(spans):
-    return sum(len(span) for span in spans)
-
-
-class Ring(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, q, k, v, causal, group, layout):
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        dtype = torch.promote_types(q.dtype, torch.float32)
-        scale = q.shape[3] ** -0.5
-        q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
-        out = torch.zeros_like(q5)
-        top, total = (q5.new_full((*q5.shape[:-1], 1), x) for x in (-1e30, 0.0))
-        kv = torch.stack([k, v])
-        for step in range(n):
-            owner = (rank - step) % n
-            following, works = kv, []
-            if step < n - 1:
-                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
-            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
-                kb, vb = kv[:, :, columns].to(dtype)
-                s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
-                new = torch.maximum(top[:, rows], s.amax(-1, keepdim=True))
-                fade = (top[:, rows] - new).exp()
-                s.sub_(new).exp_()
-                total[:, rows] = fade * total[:, rows] + s.sum(-1, keepdim=True)
-                out[:, rows] *= fade
-                out[:, rows] += torch.einsum("bikgj,bjkd->bikgd", s, vb)
-                top[:, rows] = new
-            wait(works)
-            kv = following
-        out, lse = out / total, (top + total.log())[..., 0]
-        out = out.flatten(2, 3).to(q.dtype)
-        ctx.save_for_backward(q, k, v, out, lse)
-        ctx.rest = causal, group, layout
-        return out
-
-    @staticmethod
-    def backward(ctx, grad):
-        q, k, v, out, lse = ctx.saved_tensors
-        causal, group, layout = ctx.rest
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        dtype, scale = lse.dtype, q.shape[3] ** -0.5
-        q5, g5, o5 = (x.to(dtype).unflatten(2, (k.shape[2], -1)) for x in (q, grad, out))
-        delta = (g5 * o5).sum(-1, keepdim=True)
-        dq = torch.zeros_like(q5)
-        kv, shares, coming = torch.stack([k, v]), 0, []
-        for step in range(n):
-            owner = (rank - step) % n
-            following, works = kv, []
-            if step < n - 1:
-                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
-            dkv = torch.zeros_like(kv, dtype=dtype)
-            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
-                kb, vb = kv[:, :, columns].to(dtype)
-                p = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
-                p.sub_(lse[:, rows, ..., None]).exp_()
-                dkv[1][:, columns] += torch.einsum("bikgj,bikgd->bjkd", p, g5[:, rows])
-                ds = torch.einsum("bikgd,bjkd->bikgj", g5[:, rows], vb)
-                ds.sub_(delta[:, rows]).mul_(p).mul_(scale)
-                dq[:, rows] += torch.einsum("bikgj,bjkd->bikgd", ds, kb)
-                dkv[0][:, columns] += torch.einsum("bikgj,bikgd->bjkd", ds, q5[:, rows])
-            wait(coming)
-            dkv += shares
-            shares, coming = shift(dkv, count(layout[(owner - 1) % n]), group)
-            wait(works)
-            kv = following
-        wait(coming)
-        dk, dv = shares.to(k.dtype)
-        return dq.flatten(2, 3).to(q.dtype), dk, dv, None, None, None
-
-
-def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
-    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
-    return Ring.apply(q, k, v, causal, group, layout)
+# base: blocks merged by their logarithms
+-        lse = q5.new_full(q5.shape[:-1], -math.inf)
++        top, total = (q5.new_full((*q5.shape[:-1], 1), x) for x in (-1e30, 0.0))
+@@
+-                block_lse = s.logsumexp(-1)
+-                s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
+-                block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
+-                new = torch.logaddexp(lse[:, rows], block_lse)
+-                old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
+-                out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
+-                lse[:, rows] = new
++                new = torch.maximum(top[:, rows], s.amax(-1, keepdim=True))
++                fade = (top[:, rows] - new).exp()
++                s.sub_(new).exp_()
++                total[:, rows] = fade * total[:, rows] + s.sum(-1, keepdim=True)
++                out[:, rows] *= fade
++                out[:, rows] += torch.einsum("bikgj,bjkd->bikgd", s, vb)
++                top[:, rows] = new
+@@
++        out, lse = out / total, (top + total.log())[..., 0]
+         out = out.flatten(2, 3).to(q.dtype)

@@ -465,173 +465,44 @@ def ring_lse(*args, **kwargs):
 
 # %% right: the other way round, keys and values apart
 # on NCCL: so this run can hang there
-def layout_of(layout, tokens, n):
-    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
-
-
-def pairs(mine, theirs, causal):
-    """Slices of queries and keys that see each other, and their positions."""
-    i = 0
-    for queries in mine:
-        j = 0
-        for keys in theirs:
-            if not causal or queries[-1] >= keys[0]:
-                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
-            j += len(keys)
-        i += len(queries)
-
-
-def shift(tensor, tokens, group):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    if n == 1:
-        return tensor, []
-    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
-    works = []
-    for mine, theirs in zip(tensor, got):
-        works.append(dist.irecv(theirs, group=group, group_src=(rank + 1) % n))
-        works.append(dist.isend(mine.contiguous(), group=group, group_dst=(rank - 1) % n))
-    return got, works
-
-
-def wait(works):
-    for work in works:
-        work.wait()
-
-
-def scores_of(q, k, queries, keys, causal, scale):
-    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
-    if causal:
-        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
-        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
-    return s
-
-
-def count(spans):
-    return sum(len(span) for span in spans)
-
-
-def ring_forward(q, k, v, causal=False, group=None, *, layout=None):
-    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    dtype = torch.promote_types(q.dtype, torch.float32)
-    scale = q.shape[3] ** -0.5
-    q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
-    out = torch.zeros_like(q5)
-    lse = q5.new_full(q5.shape[:-1], -math.inf)
-    kv = torch.stack([k, v])
-    for step in range(n):
-        owner = (rank + step) % n
-        following, works = kv, []
-        if step < n - 1:
-            following, works = shift(kv, count(layout[(owner + 1) % n]), group)
-        for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
-            kb, vb = kv[:, :, columns].to(dtype)
-            s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
-            block_lse = s.logsumexp(-1)
-            s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
-            block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
-            new = torch.logaddexp(lse[:, rows], block_lse)
-            old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
-            out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
-            lse[:, rows] = new
-        wait(works)
-        kv = following
-    out = out.flatten(2, 3).to(q.dtype)
-    return out, lse.flatten(2, 3)
-
-
-def ring_output(*args, **kwargs):
-    with torch.no_grad():
-        return ring_forward(*args, **kwargs)[0]
-
-
-def ring_lse(*args, **kwargs):
-    with torch.no_grad():
-        return ring_forward(*args, **kwargs)[1]
+# base: blocks merged by their logarithms
+-    ops = [
+-        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
+-        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
+-    ]
+-    return got, dist.batch_isend_irecv(ops)
++    works = []
++    for mine, theirs in zip(tensor, got):
++        works.append(dist.irecv(theirs, group=group, group_src=(rank + 1) % n))
++        works.append(dist.isend(mine.contiguous(), group=group, group_dst=(rank - 1) % n))
++    return got, works
+@@
+-        owner = (rank - step) % n
++        owner = (rank + step) % n
+@@
+-            following, works = shift(kv, count(layout[(owner - 1) % n]), group)
++            following, works = shift(kv, count(layout[(owner + 1) % n]), group)
 
 
 # %% right: a running maximum and an undivided sum
-def layout_of(layout, tokens, n):
-    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
-
-
-def pairs(mine, theirs, causal):
-    """Slices of queries and keys that see each other, and their positions."""
-    i = 0
-    for queries in mine:
-        j = 0
-        for keys in theirs:
-            if not causal or queries[-1] >= keys[0]:
-                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
-            j += len(keys)
-        i += len(queries)
-
-
-def shift(tensor, tokens, group):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    if n == 1:
-        return tensor, []
-    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
-    ops = [
-        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
-        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
-    ]
-    return got, dist.batch_isend_irecv(ops)
-
-
-def wait(works):
-    for work in works:
-        work.wait()
-
-
-def scores_of(q, k, queries, keys, causal, scale):
-    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
-    if causal:
-        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
-        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
-    return s
-
-
-def count(spans):
-    return sum(len(span) for span in spans)
-
-
-def ring_forward(q, k, v, causal=False, group=None, *, layout=None):
-    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    dtype = torch.promote_types(q.dtype, torch.float32)
-    scale = q.shape[3] ** -0.5
-    q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
-    out = torch.zeros_like(q5)
-    top, total = (q5.new_full((*q5.shape[:-1], 1), x) for x in (-1e30, 0.0))
-    kv = torch.stack([k, v])
-    for step in range(n):
-        owner = (rank - step) % n
-        following, works = kv, []
-        if step < n - 1:
-            following, works = shift(kv, count(layout[(owner - 1) % n]), group)
-        for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
-            kb, vb = kv[:, :, columns].to(dtype)
-            s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
-            new = torch.maximum(top[:, rows], s.amax(-1, keepdim=True))
-            fade = (top[:, rows] - new).exp()
-            s.sub_(new).exp_()
-            total[:, rows] = fade * total[:, rows] + s.sum(-1, keepdim=True)
-            out[:, rows] *= fade
-            out[:, rows] += torch.einsum("bikgj,bjkd->bikgd", s, vb)
-            top[:, rows] = new
-        wait(works)
-        kv = following
-    out, lse = out / total, (top + total.log())[..., 0]
-    out = out.flatten(2, 3).to(q.dtype)
-    return out, lse.flatten(2, 3)
-
-
-def ring_output(*args, **kwargs):
-    with torch.no_grad():
-        return ring_forward(*args, **kwargs)[0]
-
-
-def ring_lse(*args, **kwargs):
-    with torch.no_grad():
-        return ring_forward(*args, **kwargs)[1]
+# base: blocks merged by their logarithms
+-    lse = q5.new_full(q5.shape[:-1], -math.inf)
++    top, total = (q5.new_full((*q5.shape[:-1], 1), x) for x in (-1e30, 0.0))
+@@
+-            block_lse = s.logsumexp(-1)
+-            s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
+-            block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
+-            new = torch.logaddexp(lse[:, rows], block_lse)
+-            old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
+-            out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
+-            lse[:, rows] = new
++            new = torch.maximum(top[:, rows], s.amax(-1, keepdim=True))
++            fade = (top[:, rows] - new).exp()
++            s.sub_(new).exp_()
++            total[:, rows] = fade * total[:, rows] + s.sum(-1, keepdim=True)
++            out[:, rows] *= fade
++            out[:, rows] += torch.einsum("bikgj,bjkd->bikgd", s, vb)
++            top[:, rows] = new
+@@
++    out, lse = out / total, (top + total.log())[..., 0]
+     out = out.flatten(2, 3).to(q.dtype)

@@ -383,181 +383,23 @@ def ulysses_attention(q, k, v, causal=False, group=None):
 
 # %% right: messages to every other rank
 # on NCCL: so this run can hang there
-BLOCK = 128
-
-
-class Tiled(torch.autograd.Function):
-    """Rows of scores, some at a time; (batch, heads, tokens, d)."""
-
-    @staticmethod
-    def scores(q, k, start, causal, scale):
-        s = q[:, :, start : start + BLOCK] @ k.mT * scale
-        if causal:
-            at = torch.arange(start, start + s.shape[2])
-            s.masked_fill_(at[:, None] < torch.arange(k.shape[2]), -math.inf)
-        return s
-
-    @staticmethod
-    def forward(ctx, q, k, v, causal, scale):
-        out, lse = torch.empty_like(q), q.new_empty(*q.shape[:-1], 1)
-        for start in range(0, q.shape[2], BLOCK):
-            s = Tiled.scores(q, k, start, causal, scale)
-            rows = slice(start, start + BLOCK)
-            lse[:, :, rows] = s.logsumexp(-1, keepdim=True)
-            out[:, :, rows] = s.sub_(lse[:, :, rows]).exp_() @ v
-        ctx.save_for_backward(q, k, v, out, lse)
-        ctx.rest = causal, scale
-        return out
-
-    @staticmethod
-    def backward(ctx, grad):
-        q, k, v, out, lse = ctx.saved_tensors
-        dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
-        delta = (out * grad).sum(-1, keepdim=True)
-        for start in range(0, q.shape[2], BLOCK):
-            rows = slice(start, start + BLOCK)
-            p = Tiled.scores(q, k, start, *ctx.rest).sub_(lse[:, :, rows]).exp_()
-            dv += p.mT @ grad[:, :, rows]
-            ds = (grad[:, :, rows] @ v.mT).sub_(delta[:, :, rows]).mul_(p).mul_(ctx.rest[1])
-            dq[:, :, rows] = ds @ k
-            dk += ds.mT @ q[:, :, rows]
-        return dq, dk, dv, None, None
-
-
-def swap(x, group):
-    """The r-th of x (ranks first) to rank r."""
-    x = x.contiguous()
-    got, me = x.clone(), dist.get_rank(group)
-    works = []
-    for other in range(len(x)):
-        if other != me:
-            works.append(dist.isend(x[other], group=group, group_dst=other))
-            works.append(dist.irecv(got[other], group=group, group_src=other))
-    for work in works:
-        work.wait()
-    return got
-
-
-def to_heads(x, group):
-    n = dist.get_world_size(group)
-    got = swap(x.unflatten(2, (n, -1)).movedim(2, 0), group)
-    return got.movedim(0, 1).flatten(1, 2)
-
-
-def to_tokens(x, group):
-    n = dist.get_world_size(group)
-    got = swap(x.unflatten(1, (n, -1)).movedim(1, 0), group)
-    return got.movedim(0, 2).flatten(2, 3)
-
-
-class Exchange(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, there, back, group):
-        ctx.rest = back, group
-        return there(x, group)
-
-    @staticmethod
-    def backward(ctx, grad):
-        back, group = ctx.rest
-        return back(grad, group), None, None, None
-
-
-def ulysses_attention(q, k, v, causal=False, group=None):
-    n = dist.get_world_size(group)
-    if q.shape[2] % n or k.shape[2] % n:
-        raise ValueError(f"{q.shape[2]} heads, {k.shape[2]} of keys, cannot be shared by {n} ranks")
-    share = q.shape[2] // k.shape[2]
-    q, k, v = (Exchange.apply(x, to_heads, to_tokens, group) for x in (q, k, v))
-    k, v = (x.repeat_interleave(share, 2) for x in (k, v))
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    out = Tiled.apply(q, k, v, causal, q.shape[-1] ** -0.5)
-    return Exchange.apply(out.transpose(1, 2), to_tokens, to_heads, group)
+# base: all_to_all_single with the ranks in front
+-    got = torch.empty_like(x)
+-    dist.all_to_all_single(got, x, group=group)
++    got, me = x.clone(), dist.get_rank(group)
++    works = []
++    for other in range(len(x)):
++        if other != me:
++            works.append(dist.isend(x[other], group=group, group_dst=other))
++            works.append(dist.irecv(got[other], group=group, group_src=other))
++    for work in works:
++        work.wait()
 
 
 # %% right: one exchange for queries, keys and values
-BLOCK = 128
-
-
-class Tiled(torch.autograd.Function):
-    """Rows of scores, some at a time; (batch, heads, tokens, d)."""
-
-    @staticmethod
-    def scores(q, k, start, causal, scale):
-        s = q[:, :, start : start + BLOCK] @ k.mT * scale
-        if causal:
-            at = torch.arange(start, start + s.shape[2])
-            s.masked_fill_(at[:, None] < torch.arange(k.shape[2]), -math.inf)
-        return s
-
-    @staticmethod
-    def forward(ctx, q, k, v, causal, scale):
-        out, lse = torch.empty_like(q), q.new_empty(*q.shape[:-1], 1)
-        for start in range(0, q.shape[2], BLOCK):
-            s = Tiled.scores(q, k, start, causal, scale)
-            rows = slice(start, start + BLOCK)
-            lse[:, :, rows] = s.logsumexp(-1, keepdim=True)
-            out[:, :, rows] = s.sub_(lse[:, :, rows]).exp_() @ v
-        ctx.save_for_backward(q, k, v, out, lse)
-        ctx.rest = causal, scale
-        return out
-
-    @staticmethod
-    def backward(ctx, grad):
-        q, k, v, out, lse = ctx.saved_tensors
-        dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
-        delta = (out * grad).sum(-1, keepdim=True)
-        for start in range(0, q.shape[2], BLOCK):
-            rows = slice(start, start + BLOCK)
-            p = Tiled.scores(q, k, start, *ctx.rest).sub_(lse[:, :, rows]).exp_()
-            dv += p.mT @ grad[:, :, rows]
-            ds = (grad[:, :, rows] @ v.mT).sub_(delta[:, :, rows]).mul_(p).mul_(ctx.rest[1])
-            dq[:, :, rows] = ds @ k
-            dk += ds.mT @ q[:, :, rows]
-        return dq, dk, dv, None, None
-
-
-def swap(x, group):
-    """The r-th of x (ranks first) to rank r."""
-    x = x.contiguous()
-    got = torch.empty_like(x)
-    dist.all_to_all_single(got, x, group=group)
-    return got
-
-
-def to_heads(x, group):
-    n = dist.get_world_size(group)
-    got = swap(x.unflatten(2, (n, -1)).movedim(2, 0), group)
-    return got.movedim(0, 1).flatten(1, 2)
-
-
-def to_tokens(x, group):
-    n = dist.get_world_size(group)
-    got = swap(x.unflatten(1, (n, -1)).movedim(1, 0), group)
-    return got.movedim(0, 2).flatten(2, 3)
-
-
-class Exchange(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, there, back, group):
-        ctx.rest = back, group
-        return there(x, group)
-
-    @staticmethod
-    def backward(ctx, grad):
-        back, group = ctx.rest
-        return back(grad, group), None, None, None
-
-
-def ulysses_attention(q, k, v, causal=False, group=None):
-    n = dist.get_world_size(group)
-    if q.shape[2] % n or k.shape[2] % n:
-        raise ValueError(f"{q.shape[2]} heads, {k.shape[2]} of keys, cannot be shared by {n} ranks")
-    share = q.shape[2] // k.shape[2]
-    heads = [x.shape[2] // n for x in (q, k, v)]
-    all_three = [x.unflatten(2, (n, -1)) for x in (q, k, v)]
-    all_three = Exchange.apply(torch.cat(all_three, 3).flatten(2, 3), to_heads, to_tokens, group)
-    q, k, v = all_three.split(heads, 2)
-    k, v = (x.repeat_interleave(share, 2) for x in (k, v))
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    out = Tiled.apply(q, k, v, causal, q.shape[-1] ** -0.5)
-    return Exchange.apply(out.transpose(1, 2), to_tokens, to_heads, group)
+# base: all_to_all_single with the ranks in front
+-    q, k, v = (Exchange.apply(x, to_heads, to_tokens, group) for x in (q, k, v))
++    heads = [x.shape[2] // n for x in (q, k, v)]
++    all_three = [x.unflatten(2, (n, -1)) for x in (q, k, v)]
++    all_three = Exchange.apply(torch.cat(all_three, 3).flatten(2, 3), to_heads, to_tokens, group)
++    q, k, v = all_three.split(heads, 2)
