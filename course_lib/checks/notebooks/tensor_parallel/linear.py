@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
 
 from course_lib.checks.judge.layers.lines import (
     held_line,
@@ -24,12 +27,17 @@ from course_lib.checks.notebooks.tensor_parallel.slips import (
     row_slips,
 )
 from course_lib.checks.notebooks.tensor_parallel.whole import FLOAT, REFERENCE, Whole
+from course_lib.ledger.operation import Operation
 
 POINT = "a layer of which each rank has its part alone"
 SUB_GROUP = (1, 2)  # of three ranks: its first is not the world's first
 WHOLE_WEIGHT = (
     "The whole weight is still there: a slice is a view, and keeps the whole tensor behind it; so does an "
     "attribute that holds the whole layer. Keep a copy of this rank's part alone: .detach().clone()."
+)
+KEPT = (
+    "Backward needs the input that this rank multiplied, and its part of the weight. Anything else that is "
+    "kept belongs to work that other ranks do."
 )
 NOT_FOLLOWED = (
     "x was cut by something that autograd does not follow: `part` detaches, and is for parameters. "
@@ -41,161 +49,157 @@ UNEVEN = (
 )
 
 
-def both_ways(
-    run: Run, title: str, weight: float, slips: Sequence[Slip], misfit: Callable[[str, str, int], str]
-) -> list[Line]:
-    """A line for the parameters and the output, and one for the gradients."""
-    backward = [name for name in run.wanted[0] if name.startswith("grad.")]
-    forward = [name for name in run.wanted[0] if name not in backward]
-    parameters = [name for name in forward if name.startswith("p.")]
-    return [
-        values_line(run, f"{title}: {what}", names=names, weight=weight, slips=slips, misfit=misfit)
-        for what, names in (("output", forward), ("gradients", [*parameters, *backward]))
-    ]
+Misfit = Callable[[str, str, int], str]
 
 
-# ---- column-parallel
+@dataclass(frozen=True)
+class Cut:
+    """A linear layer of which each rank has its part, by columns or by rows: `column`, `row`.
 
+    argument: the constructor's own one. x, upstream: of each rank the input, and the gradient of the output.
+    wanted: of each rank the tensors, in the order in which they are looked at; None: a bias that is left out.
+    misfit: the usual cause of another shape; if_uneven: the same if the ranks do not divide the features.
+    sent: least and most bytes of a rank in each direction, and the hint. saved: numbers that forward keeps.
+    held: bytes of a rank's parameters.
+    """
 
-def column_run(name: str, whole: Whole, gather: bool, *, refuses: bool = False, bias: bool = True) -> Run:
-    wanted = []
-    for k in range(whole.n):
-        tensors = {"p.weight": whole.part(k, whole.weight, 0)}
-        if whole.bias is not None:
-            tensors["p.bias"] = whole.part(k, whole.bias, 0)
-        tensors["y"] = whole.y if gather else whole.part(k, whole.y, -1)
-        tensors["grad.x"] = whole.for_x
-        tensors["grad.p.weight"] = whole.part(k, whole.for_weight, 0)
-        if whole.bias is not None:
-            tensors["grad.p.bias"] = whole.part(k, whole.for_bias, 0)
-        wanted.append(tensors)
-    upstream = [whole.g if gather else whole.part(k, whole.g, -1) for k in range(whole.n)]
-    return Run(
-        name, [{"x": whole.x}] * whole.n, wanted, upstream, seed=whole.seed, refuses=refuses,
-        make=([whole.size_in, whole.size_out], {"bias": bias, "gather_output": gather}),
-    )  # fmt: skip
+    whole: Whole
+    argument: tuple[str, bool]
+    x: Sequence[Tensor]
+    upstream: Sequence[Tensor]
+    wanted: Sequence[Mapping[str, Tensor | None]]
+    slips: Sequence[Slip]
+    misfit: Misfit
+    if_uneven: Misfit | None
+    sent: Mapping[str, tuple[float, float, Callable[[float, list[Operation]], str]]]
+    saved: int
+    held: float
 
+    def run(self, name: str, *, refuses: bool = False, pages: bool = False) -> Run:
+        wanted = [{key: tensor for key, tensor in own.items() if tensor is not None} for own in self.wanted]
+        made = dict([("bias", self.whole.bias is not None), self.argument])
+        return Run(
+            name, [{"x": x} for x in self.x], wanted, self.upstream, seed=self.whole.seed,
+            make=([self.whole.size_in, self.whole.size_out], made), refuses=refuses, pages=pages,
+        )  # fmt: skip
 
-def column_lines(run: Run, whole: Whole, gather: bool, title: str, weight: float) -> list[Line]:
-    """Values forward and backward, and what each direction sent."""
-    share = (whole.n - 1) / whole.n
-    forward, backward = (share * FLOAT * whole.y.numel() * gather, 2 * share * FLOAT * whole.x.numel())
-    return [
-        *both_ways(run, title, weight, column_slips(whole, gather), misfit(whole, 0, gather)),
-        sent_line(
-            run, "forward", [forward] * whole.n, weight=weight / 2, title=f"{title}: bytes forward",
-            hint=lambda ratio, done: many(ratio, done, "an all-gather") or forward_hint(gather),
-        ),
-        sent_line(
-            run, "backward", [backward] * whole.n, weight=weight / 2, title=f"{title}: bytes backward",
-            hint=lambda ratio, done: "One all-reduce of the gradient of x, and nothing else.",
-        ),
-    ]  # fmt: skip
-
-
-def forward_hint(gather: bool) -> str:
-    if gather:
-        return "One all-gather of the rank's features, and nothing else."
-    return "Forward sends nothing: every rank has the whole x, and keeps its own output."
-
-
-@exercise(points=7, objects=("ColumnParallelLinear",), references=REFERENCE, hint=linear_trouble, point=POINT)
-def column_parallel_linear(draw: Draw) -> Iterator[Case]:
-    whole = Whole.draw(draw, 4, (draw.integer(5, 9), 12), (2, 3))
-    run = column_run("plain", whole, False)
-    wide = Whole.draw(draw, 4, (512, 2048), (2, 8))  # 8.4 MB: seen among the pages of a process
-    large = replace(column_run("wide", wide, False), pages=True)
-    yield layer_case(
-        "4 ranks", [run, large],
-        [
-            *column_lines(run, whole, False, "4 ranks, 12 features", 2),
-            values_line(
-                large, "4 ranks, 2,048 features", slips=column_slips(wide, False),
-                misfit=misfit(wide, 0), weight=0.5, short=True,
+    def lines(self, run: Run, title: str, weight: float) -> list[Line]:
+        """Values forward and backward, and what each direction sent."""
+        backward = [name for name in run.wanted[0] if name.startswith("grad.")]
+        forward = [name for name in run.wanted[0] if name not in backward]
+        parameters = [name for name in forward if name.startswith("p.")]
+        return [
+            self.values(run, f"{title}: output", forward, weight),
+            self.values(run, f"{title}: gradients", [*parameters, *backward], weight),
+            *(
+                sent_line(
+                    run, direction, [least] * run.size, most=[most] * run.size, weight=weight / 2,
+                    title=f"{title}: bytes {direction}", hint=hint,
+                )
+                for direction, (least, most, hint) in self.sent.items()
             ),
-            *memory_lines(large, wide, wide.x.numel(), weight=1.5),
-        ],
-    )  # fmt: skip
-    whole = Whole.draw(draw, 2, (draw.integer(5, 9), 6), (2, 4), bias=False)
-    run = column_run("gathered", whole, True, bias=False)
-    uneven = Whole.draw(draw, 2, (4, 7), (3,))
-    odd = column_run("uneven", uneven, True, refuses=True)
-    yield layer_case(
-        "sub-group", [run, odd],
-        [
-            *column_lines(run, whole, True, "gather_output, no bias, group {1, 2}", 1),
-            values_or_refusal_line(
-                odd, "7 features, 2 ranks", (7, 2), slips=column_slips(uneven, True),
-                otherwise=UNEVEN, weight=1,
-            ),
-        ],
-        members=SUB_GROUP, world_size=3,
-    )  # fmt: skip
-    whole = Whole.draw(draw, 3, (5, 6), (4,))
-    run = column_run("flat", whole, True)
-    yield layer_case("3 ranks", [run], column_lines(run, whole, True, "gather_output, 3 ranks", 1.5))
-    yield one_rank(draw, lambda whole: column_run("one", whole, True), column_slips)
-    if draw.hidden:
-        whole = Whole.draw(draw, 4, (3, 4), (2,))
-        run = column_run("narrow", whole, True)
-        uneven = Whole.draw(draw, 4, (3, 10), (2, 2))
-        odd = column_run("uneven", uneven, False, refuses=True)
-        yield layer_case(
-            "hidden",
-            [run, odd],
-            [
-                *column_lines(run, whole, True, "a feature for each rank", 1),
-                values_or_refusal_line(
-                    odd, "10 features, 4 ranks", (10, 4), slips=column_slips(uneven, False), otherwise=UNEVEN
-                ),
-            ],
+        ]  # fmt: skip
+
+    def values(
+        self, run: Run, title: str, names: Sequence[str], weight: float, *, short: bool = False
+    ) -> Line:
+        return values_line(
+            run, title, names=names, slips=self.slips, misfit=self.misfit, weight=weight, short=short
         )
 
-
-def memory_lines(run: Run, whole: Whole, saved: int, weight: float, extra: int = 0) -> list[Line]:
-    """1/n of the parameters (and `extra` bytes), and, of the tensors for backward, the input alone."""
-    return [
-        essential(
-            held_line(
-                run, [whole.nbytes / whole.n + extra] * whole.n, says=WHOLE_WEIGHT, weight=weight,
-                title="parameters: 1/4 of the layer's",
-            )
-        ),
-        saved_line(
-            run, [FLOAT * saved] * whole.n, weight=weight, title="kept for backward: this rank's input",
-            says="Backward needs the input that this rank multiplied, and its part of the weight. Anything "
-            "else that is kept belongs to work that other ranks do.",
-        ),
-    ]  # fmt: skip
+    def large_lines(self, run: Run, title: str) -> list[Line]:
+        """Values, 1/n of the parameters, and, of the tensors for backward, the input alone."""
+        held, saved = [self.held] * run.size, [FLOAT * self.saved] * run.size
+        own, kept = "parameters: 1/4 of the layer's", "kept for backward: this rank's input"
+        return [
+            self.values(run, title, [], 0.5, short=True),
+            essential(held_line(run, held, says=WHOLE_WEIGHT, weight=1.5, title=own)),
+            saved_line(run, saved, says=KEPT, weight=1.5, title=kept),
+        ]
 
 
-def one_rank(draw: Draw, run_of: Callable[[Whole], Run], slips: Callable[[Whole, bool], list[Slip]]) -> Case:
-    whole = Whole.draw(draw, 1, (4, 5), (3,))
-    run = run_of(whole)
-    line = values_line(run, "1 rank", weight=0.5, trivial=True, short=True)
-    return layer_case("1 rank", [run], [line])
+def column(whole: Whole, gather: bool) -> Cut:
+    share, ranks = (whole.n - 1) / whole.n, range(whole.n)
+    gathered, reduced = share * FLOAT * whole.y.numel() * gather, 2 * share * FLOAT * whole.x.numel()
+
+    def forward(ratio: float, done: list[Operation]) -> str:
+        if said := many(ratio, done, "an all-gather"):
+            return said
+        if gather:
+            return "One all-gather of the rank's features, and nothing else."
+        return "Forward sends nothing: every rank has the whole x, and keeps its own output."
+
+    def backward(ratio: float, done: list[Operation]) -> str:
+        return "One all-reduce of the gradient of x, and nothing else."
+
+    return Cut(
+        whole,
+        ("gather_output", gather),
+        x=[whole.x] * whole.n,
+        upstream=[whole.g if gather else whole.part(k, whole.g, -1) for k in ranks],
+        wanted=[
+            {
+                "p.weight": whole.part(k, whole.weight, 0),
+                "p.bias": None if whole.bias is None else whole.part(k, whole.bias, 0),
+                "y": whole.y if gather else whole.part(k, whole.y, -1),
+                "grad.x": whole.for_x,
+                "grad.p.weight": whole.part(k, whole.for_weight, 0),
+                "grad.p.bias": None if whole.bias is None else whole.part(k, whole.for_bias, 0),
+            }
+            for k in ranks
+        ],
+        slips=column_slips(whole, gather),
+        misfit=misfit(whole, 0, gather),
+        if_uneven=None,
+        sent={"forward": (gathered, gathered, forward), "backward": (reduced, reduced, backward)},
+        saved=whole.x.numel(),
+        held=whole.nbytes / whole.n,
+    )
 
 
-# ---- row-parallel
+def row(whole: Whole, parallel: bool) -> Cut:
+    share, ranks, numbers = (whole.n - 1) / whole.n, range(whole.n), whole.y.numel()
+    reduced = 2 * share * FLOAT * numbers
+    by_pieces = 2 * (whole.n - 1) * FLOAT * -(-numbers // whole.n)  # padded, for those who reduce so
+    gathered = 0.0 if parallel else share * FLOAT * whole.x.numel()
+    known = row_misfit(whole, parallel)
 
+    def whole_misfit(name: str, came: str, k: int) -> str:
+        return ("" if parallel else unfollowed(name, came, k)) or known(name, came, k)
 
-def row_run(name: str, whole: Whole, parallel: bool, *, refuses: bool = False, bias: bool = True) -> Run:
-    inputs, wanted = [], []
-    for k in range(whole.n):
-        inputs.append({"x": whole.part(k, whole.x, -1).contiguous() if parallel else whole.x})
-        tensors = {"p.weight": whole.part(k, whole.weight, 1)}
-        if whole.bias is not None:
-            tensors["p.bias"] = whole.bias
-        tensors["y"] = whole.y
-        tensors["grad.p.weight"] = whole.part(k, whole.for_weight, 1)
-        tensors["grad.x"] = whole.part(k, whole.for_x, -1) if parallel else whole.for_x
-        if whole.bias is not None:
-            tensors["grad.p.bias"] = whole.for_bias
-        wanted.append(tensors)
-    return Run(
-        name, inputs, wanted, [whole.g] * whole.n, seed=whole.seed, refuses=refuses,
-        make=([whole.size_in, whole.size_out], {"bias": bias, "input_is_parallel": parallel}),
-    )  # fmt: skip
+    def forward(ratio: float, done: list[Operation]) -> str:
+        return "One all-reduce of the output's terms, and nothing else."
+
+    def backward(ratio: float, done: list[Operation]) -> str:
+        if said := many(ratio, done, "an all-gather"):
+            return said
+        if parallel:
+            return "The gradient of the sum is each term's gradient, and every rank has it: nothing is sent."
+        return "One all-gather of the parts of the gradient of x, and nothing else."
+
+    return Cut(
+        whole,
+        ("input_is_parallel", parallel),
+        x=[whole.part(k, whole.x, -1).contiguous() if parallel else whole.x for k in ranks],
+        upstream=[whole.g] * whole.n,
+        wanted=[
+            {
+                "p.weight": whole.part(k, whole.weight, 1),
+                "p.bias": whole.bias,
+                "y": whole.y,
+                "grad.p.weight": whole.part(k, whole.for_weight, 1),
+                "grad.x": whole.part(k, whole.for_x, -1) if parallel else whole.for_x,
+                "grad.p.bias": None if whole.bias is None else whole.for_bias,
+            }
+            for k in ranks
+        ],
+        slips=row_slips(whole, parallel),
+        misfit=whole_misfit,
+        if_uneven=None if parallel else unfollowed,
+        sent={"forward": (reduced, by_pieces, forward), "backward": (gathered, gathered, backward)},
+        saved=whole.x.numel() // whole.n,
+        held=whole.nbytes / whole.n + FLOAT * whole.size_out,  # the bias is whole
+    )
 
 
 def unfollowed(name: str, came: str, k: int) -> str:
@@ -203,85 +207,58 @@ def unfollowed(name: str, came: str, k: int) -> str:
     return NOT_FOLLOWED if (name, came) == ("grad.x", "None") else ""
 
 
-def row_lines(run: Run, whole: Whole, parallel: bool, title: str, weight: float) -> list[Line]:
-    """Values forward and backward, and what each direction sent."""
-    share = (whole.n - 1) / whole.n
-    forward = 2 * share * FLOAT * whole.y.numel()
-    padded = 2 * (whole.n - 1) * FLOAT * -(-whole.y.numel() // whole.n)  # for those who reduce by pieces
-    backward = 0 if parallel else share * FLOAT * whole.x.numel()
-    behind = (
-        "The gradient of the sum is each term's gradient, and every rank has it: nothing is sent."
-        if parallel
-        else "One all-gather of the parts of the gradient of x, and nothing else."
-    )
-    known = row_misfit(whole, parallel)
+def with_odd(
+    title: str, cut: Cut, name: str, called: str, odd: Cut, sizes: Sequence[int], **more: Any
+) -> Case:
+    """A layer, and one whose features the ranks do not divide; sizes: features and ranks."""
+    run, uneven = cut.run(name), odd.run("uneven", refuses=True)
+    refusal = values_or_refusal_line(
+        uneven, "{} features, {} ranks".format(*sizes), sizes, slips=odd.slips, misfit=odd.if_uneven,
+        otherwise=UNEVEN,
+    )  # fmt: skip
+    return layer_case(title, [run, uneven], [*cut.lines(run, called, 1), refusal], **more)
 
-    def whole_misfit(name: str, came: str, k: int) -> str:
-        return ("" if parallel else unfollowed(name, came, k)) or known(name, came, k)
 
-    return [
-        *both_ways(run, title, weight, row_slips(whole, parallel), whole_misfit),
-        sent_line(
-            run, "forward", [forward] * whole.n, most=[padded] * whole.n, weight=weight / 2,
-            title=f"{title}: bytes forward",
-            hint=lambda ratio, done: "One all-reduce of the output's terms, and nothing else.",
-        ),
-        sent_line(
-            run, "backward", [backward] * whole.n, weight=weight / 2, title=f"{title}: bytes backward",
-            hint=lambda ratio, done: many(ratio, done, "an all-gather") or behind,
-        ),
-    ]  # fmt: skip
+def one_rank(run: Run) -> Case:
+    return layer_case("1 rank", [run], [values_line(run, "1 rank", weight=0.5, trivial=True, short=True)])
+
+
+@exercise(points=7, objects=("ColumnParallelLinear",), references=REFERENCE, hint=linear_trouble, point=POINT)
+def column_parallel_linear(draw: Draw) -> Iterator[Case]:
+    cut = column(Whole.draw(draw, 4, (draw.integer(5, 9), 12), (2, 3)), False)
+    wide = column(Whole.draw(draw, 4, (512, 2048), (2, 8)), False)  # 8.4 MB: seen among a process's pages
+    run, large = cut.run("plain"), wide.run("wide", pages=True)
+    lines = [*cut.lines(run, "4 ranks, 12 features", 2), *wide.large_lines(large, "4 ranks, 2,048 features")]
+    yield layer_case("4 ranks", [run, large], lines)
+    cut = column(Whole.draw(draw, 2, (draw.integer(5, 9), 6), (2, 4), bias=False), True)
+    odd, called = column(Whole.draw(draw, 2, (4, 7), (3,)), True), "gather_output, no bias, group {1, 2}"
+    yield with_odd("sub-group", cut, "gathered", called, odd, (7, 2), members=SUB_GROUP, world_size=3)
+    cut = column(Whole.draw(draw, 3, (5, 6), (4,)), True)
+    run = cut.run("flat")
+    yield layer_case("3 ranks", [run], cut.lines(run, "gather_output, 3 ranks", 1.5))
+    yield one_rank(column(Whole.draw(draw, 1, (4, 5), (3,)), True).run("one"))
+    if draw.hidden:
+        cut = column(Whole.draw(draw, 4, (3, 4), (2,)), True)
+        odd = column(Whole.draw(draw, 4, (3, 10), (2, 2)), False)
+        yield with_odd("hidden", cut, "narrow", "a feature for each rank", odd, (10, 4))
 
 
 @exercise(points=7, objects=("RowParallelLinear",), references=REFERENCE, hint=linear_trouble, point=POINT)
 def row_parallel_linear(draw: Draw) -> Iterator[Case]:
-    whole = Whole.draw(draw, 4, (8, draw.integer(5, 9)), (2, 3))
-    run = row_run("plain", whole, True)
-    wide = Whole.draw(draw, 4, (2048, 512), (2, 8))
-    large = replace(row_run("wide", wide, True), pages=True)
-    yield layer_case(
-        "4 ranks", [run, large],
-        [
-            *row_lines(run, whole, True, "4 ranks, 8 features", 2),
-            own_work(run, weight=1),
-            values_line(
-                large, "4 ranks, 2,048 features", slips=row_slips(wide, True),
-                misfit=row_misfit(wide, True), weight=0.5, short=True,
-            ),
-            *memory_lines(large, wide, wide.x.numel() // 4, weight=1.5, extra=FLOAT * 512),
-        ],
-    )  # fmt: skip
-    whole = Whole.draw(draw, 2, (6, draw.integer(5, 9)), (2, 4), bias=False)
-    run = row_run("whole", whole, False, bias=False)
-    uneven = Whole.draw(draw, 2, (7, 4), (3,))
-    odd = row_run("uneven", uneven, False, refuses=True)
-    yield layer_case(
-        "sub-group", [run, odd],
-        [
-            *row_lines(run, whole, False, "the whole x, no bias, group {1, 2}", 1),
-            values_or_refusal_line(
-                odd, "7 features, 2 ranks", (7, 2), slips=row_slips(uneven, False), misfit=unfollowed,
-                otherwise=UNEVEN, weight=1,
-            ),
-        ],
-        members=SUB_GROUP, world_size=3,
-    )  # fmt: skip
-    whole = Whole.draw(draw, 3, (6, 5), (4,))
-    run = row_run("flat", whole, False)
-    yield layer_case("3 ranks", [run], row_lines(run, whole, False, "the whole x, 3 ranks", 1.5))
-    yield one_rank(draw, lambda whole: row_run("one", whole, True), row_slips)
+    cut = row(Whole.draw(draw, 4, (8, draw.integer(5, 9)), (2, 3)), True)
+    wide = row(Whole.draw(draw, 4, (2048, 512), (2, 8)), True)
+    run, large = cut.run("plain"), wide.run("wide", pages=True)
+    lines = [*cut.lines(run, "4 ranks, 8 features", 2), own_work(run, weight=1)]
+    lines += wide.large_lines(large, "4 ranks, 2,048 features")
+    yield layer_case("4 ranks", [run, large], lines)
+    cut = row(Whole.draw(draw, 2, (6, draw.integer(5, 9)), (2, 4), bias=False), False)
+    odd, called = row(Whole.draw(draw, 2, (7, 4), (3,)), False), "the whole x, no bias, group {1, 2}"
+    yield with_odd("sub-group", cut, "whole", called, odd, (7, 2), members=SUB_GROUP, world_size=3)
+    cut = row(Whole.draw(draw, 3, (6, 5), (4,)), False)
+    run = cut.run("flat")
+    yield layer_case("3 ranks", [run], cut.lines(run, "the whole x, 3 ranks", 1.5))
+    yield one_rank(row(Whole.draw(draw, 1, (4, 5), (3,)), True).run("one"))
     if draw.hidden:
-        whole = Whole.draw(draw, 4, (4, 3), (2,))
-        run = row_run("narrow", whole, True)
-        uneven = Whole.draw(draw, 4, (10, 3), (2, 2))
-        odd = row_run("uneven", uneven, True, refuses=True)
-        yield layer_case(
-            "hidden",
-            [run, odd],
-            [
-                *row_lines(run, whole, True, "a feature for each rank", 1),
-                values_or_refusal_line(
-                    odd, "10 features, 4 ranks", (10, 4), slips=row_slips(uneven, True), otherwise=UNEVEN
-                ),
-            ],
-        )
+        cut = row(Whole.draw(draw, 4, (4, 3), (2,)), True)
+        odd = row(Whole.draw(draw, 4, (10, 3), (2, 2)), True)
+        yield with_odd("hidden", cut, "narrow", "a feature for each rank", odd, (10, 4))
