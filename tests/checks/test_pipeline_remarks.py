@@ -14,7 +14,7 @@ from autograder.sample.mutants import read_mutants
 from course_lib import facts, launch
 from course_lib.checks.judge import judge as judging
 from course_lib.checks.judge.remarks import TITLE
-from course_lib.checks.notebooks.pipeline.running_early import takes_turns
+from course_lib.checks.notebooks.pipeline.running_sends import takes_turns
 from course_lib.checks.report import Report
 from course_lib.runtime import wire
 from tests.checks.test_mutants import judged

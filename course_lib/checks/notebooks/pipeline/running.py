@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from course_lib.checks.kit import BUILT_IN, Case, Draw, Line, both, exercise
+from course_lib.checks.kit import Case, Draw, Line, both, exercise
 from course_lib.checks.notebooks.pipeline.references import REFERENCES, SCHEDULES
-from course_lib.checks.notebooks.pipeline.running_early import waits_at_once
-from course_lib.checks.notebooks.pipeline.running_lines import kept_line, messages_line, order_line
-from course_lib.checks.notebooks.pipeline.running_pages import pages_line
-from course_lib.checks.notebooks.pipeline.running_sends import sends_line
+from course_lib.checks.notebooks.pipeline.running_lines import (
+    kept_line,
+    messages_line,
+    order_line,
+    pages_line,
+)
+from course_lib.checks.notebooks.pipeline.running_sends import sends_line, waits_at_once
 from course_lib.checks.notebooks.pipeline.running_values import (
     division_line,
     elsewhere_line,
@@ -28,7 +31,6 @@ from course_lib.checks.notebooks.pipeline.running_whole import (
 from course_lib.pipeline import Action
 from course_lib.pipeline.generators import gpipe, naive, one_f_one_b
 
-FORBIDDEN = BUILT_IN - {"barrier"}  # NCCL makes its connections in it
 SUB_GROUP = (0, 2)  # of three ranks
 POINT = "doing the schedule that is given, in its order and with its memory"
 BY_HAND = (
@@ -165,7 +167,7 @@ def run_schedule(draw: Draw) -> Iterator[Case]:
             messages_line(run, "1F1B, 4 ranks: messages", 1.5),
             kept_line(run, "1F1B, 4 ranks: kept for backward", 1),
         ],
-        forbidden=FORBIDDEN, remark=waits_at_once(run),
+        remark=waits_at_once(run),
     )  # fmt: skip
     few = drawn(draw, "few", "numbers", rows(one_f_one_b(3, 2)))
     own = drawn(draw, "own", "tokens", any_order(draw, 3, 5, overtaking=False))
@@ -179,17 +181,11 @@ def run_schedule(draw: Draw) -> Iterator[Case]:
             one_line(turned, "stages that differ in the order of microbatches", 1),
             messages_line(own, "an order that you have not seen: messages", 0.5),
         ],
-        forbidden=FORBIDDEN,
     )
     run = drawn(draw, "group", "tokens", rows(one_f_one_b(2, 3)))
-    yield case(
-        "sub-group", [run], [one_line(run, "group {0, 2}", 1)],
-        members=SUB_GROUP, world_size=3, forbidden=FORBIDDEN,
-    )  # fmt: skip
+    yield case("sub-group", [run], [one_line(run, "group {0, 2}", 1)], members=SUB_GROUP, world_size=3)
     run = drawn(draw, "alone", "tokens", rows(naive(1, 3)))
-    yield case(
-        "1 rank", [run], [Line("1 rank", one_line(run, "", 1).judge, 0.5, trivial=True)], forbidden=FORBIDDEN
-    )
+    yield case("1 rank", [run], [Line("1 rank", one_line(run, "", 1).judge, 0.5, trivial=True)])
     if draw.hidden:
         yield from more(draw)
 
@@ -207,7 +203,6 @@ def two_ranks(draw: Draw) -> Iterator[Case]:
             one_line(added, "GPipe, 2 ranks, added to gradients that are there", 2),
             messages_line(added, "GPipe, 2 ranks: messages", 0.5),
         ],
-        forbidden=FORBIDDEN,
     )
     long = drawn(draw, "long", "numbers", rows(one_f_one_b(2, 12)))
     wide = measured(draw, "wide", rows(one_f_one_b(2, 12)))
@@ -220,7 +215,6 @@ def two_ranks(draw: Draw) -> Iterator[Case]:
             kept_line(long, "1F1B, 2 ranks: kept for backward", 2),
             pages_line(wide, "1F1B, 2 ranks: memory of the process", 2),
         ],
-        forbidden=FORBIDDEN,
     )
 
 
@@ -237,5 +231,4 @@ def more(draw: Draw) -> Iterator[Case]:
             messages_line(own, "another order, 4 ranks: messages", 0.5),
             kept_line(own, "another order, 4 ranks: kept for backward", 0.5),
         ],
-        forbidden=FORBIDDEN,
     )

@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from course_lib.checks.judge.training.memory import megabytes
 from course_lib.checks.kit import RIGHT, Finding, Line, Observed, Sentence, words, wrong
 from course_lib.checks.notebooks.pipeline.recognising import recognised
 from course_lib.checks.notebooks.pipeline.running_whole import Run
-from course_lib.checks.rank.notebooks.pipeline.running import Told
+from course_lib.checks.rank.notebooks.pipeline.running import END, Told
 from course_lib.ledger.operation import Operation
 from course_lib.pipeline import KINDS
 
@@ -25,6 +26,9 @@ ALL_FORWARDS = (
 )
 ONE_BY_ONE = "Do the actions of `actions[rank]` one after the other, whichever schedule it is."
 NO_BARRIER = "In a barrier every rank waits for the slowest, and no message needs it: wait for handles alone."
+STEP = 7  # activations: the memory of one forward or backward, with the messages meanwhile
+PAGES = 2_000_000  # bytes of libraries and of the heap
+COPIES = " Copies count, too, of inputs, of outputs and of gradients."
 
 
 @dataclass(frozen=True)
@@ -219,6 +223,63 @@ def kept_too_much(run: Run, stage: int, rank: int, passed: Done, under_way: int)
             f"rank {rank} keeps more for backward than the microbatches that are under way.",
         ),
         FREE,
+        cause=FREE,
+        misses_point=True,
+    )
+
+
+# ---- memory by the pages of each rank's process: wherever a tensor is held
+
+
+def pages_line(run: Run, title: str, weight: float = 1.0) -> Line:
+    """At no moment of the run does a rank hold more than `enough`, above its memory before."""
+
+    def judge(observed: Observed) -> Finding:
+        for stage, rank in enumerate(members(observed)):
+            rose = observed.rose[rank].get(f"{run.name}.pages.{END}")
+            if not rose:
+                return wrong(f"rank {rank} was not measured.")
+            if rose[0] > enough(run, stage):
+                return held_too_much(run, stage, rank, rose[0])
+        return RIGHT
+
+    return Line(title, judge, weight, "memory")
+
+
+def enough(run: Run, stage: int) -> float:
+    """Bytes: of the microbatches under way, of each message that is sent or waited for, and of one step.
+
+    A rank may keep its sent messages until the end, or post all receives at the beginning. The sent messages
+    that it keeps and the receives still to come are together one message of each microbatch, to or from a
+    neighbour.
+    """
+    counts = range(len(run.batch))
+    neighbours = (stage > 0) + (stage < run.size - 1)
+    largest = max(map(run.nbytes, counts))
+    microbatch_bytes = max(run.kept(k, stage) for k in counts) + largest  # and its output
+    messages = neighbours * sum(map(run.nbytes, counts))
+    return under_way(run, stage) * microbatch_bytes + messages + STEP * largest + PAGES
+
+
+def under_way(run: Run, stage: int) -> int:
+    """Microbatches, at most."""
+    most = now = 0
+    for action in run.actions[stage]:
+        now += 1 if action.kind == "F" else -1
+        most = max(most, now)
+    return most
+
+
+def held_too_much(run: Run, stage: int, rank: int, rose: int) -> Finding:
+    return wrong(
+        Sentence(
+            f"rank {rank} takes up to {megabytes(rose)} during a run of {len(run.batch)} microbatches, as "
+            f"the kernel counts its pages; {megabytes(enough(run, stage))} are enough for those under way "
+            f"({under_way(run, stage)} at most), one message for each, and what is computed at the moment.",
+            f"rank {rank} takes more memory, as the kernel counts its pages, than the microbatches under "
+            "way, their messages and what is computed at the moment need.",
+        ),
+        FREE + COPIES,
         cause=FREE,
         misses_point=True,
     )

@@ -1,4 +1,4 @@
-"""The order of a schedule as its messages show it: those that a rank sent before it could have computed them.
+"""The order of a schedule as its messages show it, and messages that are waited for where they are begun.
 
 A stage's own account of its passes is made in the rank, by an object that the student's code has in its
 hands. The record of messages is not. It says less: a message may be sent long after it was computed. But
@@ -7,18 +7,24 @@ never before: in the order of a row no action can be done before all messages of
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from course_lib.checks.kit import RIGHT, Finding, Line, Observed, Sentence, words, wrong
 from course_lib.checks.notebooks.pipeline.running_lines import ALL_FORWARDS, ONE_BY_ONE, members, operations
 from course_lib.checks.notebooks.pipeline.running_whole import Run
+from course_lib.ledger.matching import POINT_TO_POINT
 from course_lib.ledger.operation import Operation
 from course_lib.pipeline import KINDS, Action
 
 SMALL = 64  # bytes: a smaller message is not a microbatch; it may tell a shape
 CALLED = {"F": "activation", "B": "gradient"}
 NEVER = float("inf")
+EARLY = (
+    "dist.send and dist.recv, and isend and irecv whose wait follows at once, let a rank compute only when "
+    "its message is through: on NCCL all that it computes after them waits as well. Begin a receive (irecv, "
+    "or batch_isend_irecv) before the computation that runs meanwhile, and wait where the tensor is needed."
+)
 
 
 @dataclass(frozen=True)
@@ -116,3 +122,28 @@ def sent_too_early(run: Run, observed: Observed, rank: int, stage: int, early: S
         cause=says,
         misses_point=True,
     )
+
+
+# ---- a remark, since gloo and the values do not show it
+
+
+def waits_at_once(run: Run) -> Callable[[Observed], Sequence[str]]:
+    """The remark on this run of a case."""
+
+    def look(observed: Observed) -> list[str]:
+        ranks = range(len(members(observed)))
+        return takes_turns([operations(run, observed, stage) for stage in ranks])
+
+    return look
+
+
+def takes_turns(ranks: Sequence[Sequence[Operation]]) -> list[str]:
+    """Messages that are waited for where they are begun, alone: no computing hides them."""
+    for begun in ranks:
+        messages = [operation for operation in begun if operation.op in POINT_TO_POINT]
+        # of each: whether another of the same batch follows
+        followed = [*(message.joined for message in messages[1:]), False]
+        for message, batch in zip(messages, followed, strict=True):
+            if message.at_once and not message.joined and not batch:
+                return [EARLY]
+    return []

@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from course_lib.checks.kit import Case, Draw, Line, Observed, RankSide, Spec
+from course_lib.checks.kit import BUILT_IN, Case, Draw, Line, Observed, RankSide, Spec
 from course_lib.checks.notebooks.pipeline.recognising import tokens
 from course_lib.checks.rank.notebooks.pipeline import stages as models
 from course_lib.checks.rank.notebooks.pipeline.fingerprints import fingerprint
@@ -23,6 +23,7 @@ SECONDS = 20.0
 BACKWARD = ("torch.fx.experimental.symbolic_shapes",)  # the first backward with a gradient imports it
 FLOAT = 8  # bytes
 WIDTH = 6
+FORBIDDEN = BUILT_IN - {"barrier"}  # NCCL makes its connections in it
 ROOM = 1_000_000  # bytes that a student's objects take when they are read
 WIDE, ROWS, COLUMNS = 64, 16, 128  # features; rows, at least, and columns of a microbatch
 DIFFERENT = 3  # wide microbatches
@@ -171,7 +172,6 @@ def case(
     *,
     members: Sequence[int] = (),
     world_size: int = 0,
-    forbidden: frozenset[str] = frozenset(),
     remark: Callable[[Observed], Sequence[str]] | None = None,
 ) -> Case:
     """The runs one after the other in one launch. members: the ranks that take part, of world_size; they
@@ -196,7 +196,7 @@ def case(
         imports=BACKWARD,
         moments=tuple(moment for run in runs for moment in run.moments),
         room=ROOM,
-        forbidden=forbidden,
+        forbidden=FORBIDDEN,
         remark=remark,
     )
 
