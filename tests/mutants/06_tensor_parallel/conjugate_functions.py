@@ -1,3 +1,74 @@
+# %% base: Enter and Leave
+class Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        total = grad.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=ctx.group)
+        return total, None
+
+
+class Leave(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        total = x.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+def identity_all_reduce(x, group=None):
+    return Enter.apply(x, group)
+
+
+def all_reduce_identity(x, group=None):
+    return Leave.apply(x, group)
+
+
+# %% base: Copies and Terms
+def added_up(mine, group):
+    theirs = torch.empty(mine.shape, dtype=mine.dtype, device=mine.device)
+    theirs.copy_(mine)
+    dist.all_reduce(theirs, dist.ReduceOp.SUM, group)
+    return theirs
+
+
+class Copies(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, whole, members):
+        ctx.members = members
+        return whole.view_as(whole)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return added_up(grad, ctx.members), None
+
+
+class Terms(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, term, members):
+        return added_up(term, members)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+def identity_all_reduce(x, group=None):
+    return Copies.apply(x, group)
+
+
+def all_reduce_identity(x, group=None):
+    return Terms.apply(x, group)
+
+
 # %% wrong: the wrong way round
 # says: the other of the two. Where a whole tensor enters
 def added_up(mine, group):
@@ -114,149 +185,37 @@ def all_reduce_identity(x, group=None):
 
 # %% wrong: a mean, as in data parallelism
 # says: a sum over the uses, not a mean
-def added_up(mine, group):
-    theirs = torch.empty(mine.shape, dtype=mine.dtype, device=mine.device)
-    theirs.copy_(mine)
-    dist.all_reduce(theirs, dist.ReduceOp.SUM, group)
-    return theirs
-
-
-class Copies(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, whole, members):
-        ctx.members = members
-        return whole.view_as(whole)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return added_up(grad, ctx.members).div_(dist.get_world_size(ctx.members)), None
-
-
-class Terms(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, term, members):
-        return added_up(term, members)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-def identity_all_reduce(x, group=None):
-    return Copies.apply(x, group)
-
-
-def all_reduce_identity(x, group=None):
-    return Terms.apply(x, group)
+# base: Copies and Terms
+-        return added_up(grad, ctx.members), None
++        return added_up(grad, ctx.members).div_(dist.get_world_size(ctx.members)), None
 
 
 # %% wrong: the factor N taken out where none was
 # says: has the sum's gradient as it is
-class Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        total = x.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad / dist.get_world_size(ctx.group), None
-
-
-def identity_all_reduce(x, group=None):
-    return Enter.apply(x, group)
-
-
-def all_reduce_identity(x, group=None):
-    return Leave.apply(x, group)
+# base: Enter and Leave
++        ctx.group = group
+         total = x.clone(memory_format=torch.contiguous_format)
+@@
+-        return grad, None
++        return grad / dist.get_world_size(ctx.group), None
 
 
 # %% wrong: sums into the caller's tensor
 # says: x was changed
-class Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        dist.all_reduce(x, group=group)
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-def identity_all_reduce(x, group=None):
-    return Enter.apply(x, group)
-
-
-def all_reduce_identity(x, group=None):
-    return Leave.apply(x, group)
+# base: Enter and Leave
+-        total = x.clone(memory_format=torch.contiguous_format)
+-        dist.all_reduce(total, group=group)
+-        return total
++        dist.all_reduce(x, group=group)
++        return x.clone()
 
 
 # %% wrong: sums into the gradient that it was given
 # says: the gradient that backward was given was changed
-def added_up(mine, group):
-    theirs = torch.empty(mine.shape, dtype=mine.dtype, device=mine.device)
-    theirs.copy_(mine)
-    dist.all_reduce(theirs, dist.ReduceOp.SUM, group)
-    return theirs
-
-
-class Copies(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, whole, members):
-        ctx.members = members
-        return whole.view_as(whole)
-
-    @staticmethod
-    def backward(ctx, grad):
-        dist.all_reduce(grad, group=ctx.members)
-        return grad, None
-
-
-class Terms(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, term, members):
-        return added_up(term, members)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-def identity_all_reduce(x, group=None):
-    return Copies.apply(x, group)
-
-
-def all_reduce_identity(x, group=None):
-    return Terms.apply(x, group)
+# base: Copies and Terms
+-        return added_up(grad, ctx.members), None
++        dist.all_reduce(grad, group=ctx.members)
++        return grad, None
 
 
 # %% wrong: without a graph
@@ -273,39 +232,22 @@ def all_reduce_identity(x, group=None):
 
 # %% wrong: gathers all terms and adds them up
 # says: sends N/2 times as much
-class Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        grad = grad.contiguous()
-        terms = [torch.empty_like(grad) for _ in range(dist.get_world_size(ctx.group))]
-        dist.all_gather(terms, grad, group=ctx.group)
-        return torch.stack(terms).sum(0), None
-
-
-class Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        x = x.contiguous()
-        terms = [torch.empty_like(x) for _ in range(dist.get_world_size(group))]
-        dist.all_gather(terms, x, group=group)
-        return torch.stack(terms).sum(0)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-def identity_all_reduce(x, group=None):
-    return Enter.apply(x, group)
-
-
-def all_reduce_identity(x, group=None):
-    return Leave.apply(x, group)
+# base: Enter and Leave
+-        total = grad.clone(memory_format=torch.contiguous_format)
+-        dist.all_reduce(total, group=ctx.group)
+-        return total, None
++        grad = grad.contiguous()
++        terms = [torch.empty_like(grad) for _ in range(dist.get_world_size(ctx.group))]
++        dist.all_gather(terms, grad, group=ctx.group)
++        return torch.stack(terms).sum(0), None
+@@
+-        total = x.clone(memory_format=torch.contiguous_format)
+-        dist.all_reduce(total, group=group)
+-        return total
++        x = x.contiguous()
++        terms = [torch.empty_like(x) for _ in range(dist.get_world_size(group))]
++        dist.all_gather(terms, x, group=group)
++        return torch.stack(terms).sum(0)
 
 
 # %% wrong: all ranks, whatever the group
@@ -358,39 +300,22 @@ def all_reduce_identity(x, group=None):
 
 # %% wrong: a copy of the gradient in the order that its memory has
 # says: not contiguous
-class Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        copy = grad.clone()
-        dist.all_reduce(copy, group=ctx.group)
-        return copy, None
-
-
-class Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.set_materialize_grads(False)
-        rows = x.contiguous()
-        copy = rows.clone() if rows is x else rows
-        dist.all_reduce(copy, group=group)
-        return copy
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-def identity_all_reduce(x, group=None):
-    return Enter.apply(x, group)
-
-
-def all_reduce_identity(x, group=None):
-    return Leave.apply(x, group)
+# base: Enter and Leave
+-        total = grad.clone(memory_format=torch.contiguous_format)
+-        dist.all_reduce(total, group=ctx.group)
+-        return total, None
++        copy = grad.clone()
++        dist.all_reduce(copy, group=ctx.group)
++        return copy, None
+@@
+-        total = x.clone(memory_format=torch.contiguous_format)
+-        dist.all_reduce(total, group=group)
+-        return total
++        ctx.set_materialize_grads(False)
++        rows = x.contiguous()
++        copy = rows.clone() if rows is x else rows
++        dist.all_reduce(copy, group=group)
++        return copy
 
 
 # %% wrong: the sum is begun on a tensor with a graph
@@ -415,37 +340,20 @@ def all_reduce_identity(x, group=None):
 
 # %% wrong: x itself is declared to be changed
 # says: x was written into
-class Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        terms = grad.contiguous() + 0
-        dist.all_reduce(terms, group=ctx.group)
-        return terms, None
-
-
-class Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.mark_dirty(x)
-        dist.all_reduce(x, group=group)
-        return x
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-def identity_all_reduce(x, group=None):
-    return Enter.apply(x, group)
-
-
-def all_reduce_identity(x, group=None):
-    return Leave.apply(x, group)
+# base: Enter and Leave
+-        total = grad.clone(memory_format=torch.contiguous_format)
+-        dist.all_reduce(total, group=ctx.group)
+-        return total, None
++        terms = grad.contiguous() + 0
++        dist.all_reduce(terms, group=ctx.group)
++        return terms, None
+@@
+-        total = x.clone(memory_format=torch.contiguous_format)
+-        dist.all_reduce(total, group=group)
+-        return total
++        ctx.mark_dirty(x)
++        dist.all_reduce(x, group=group)
++        return x
 
 
 # %% right: the two halves of an all-reduce
