@@ -10,15 +10,16 @@ import torch
 from course_lib.checks.judge.layers import runs
 from course_lib.checks.judge.layers.lines import saved_line, sent_line, values_line
 from course_lib.checks.judge.layers.runs import Run
-from course_lib.checks.kit import Case, Draw, Finding, Line, Observed, Slip, exercise
+from course_lib.checks.kit import Case, Draw, Line, Slip, exercise
 from course_lib.checks.notebooks.tensor_parallel.prediction import REFERENCE
 from course_lib.checks.notebooks.tensor_parallel.shared import (
     FACTOR_N,
+    GIVEN,
+    and_unwritten,
     columns,
     interface,
     own_work,
     total,
-    unwritten,
 )
 from course_lib.facts import least_bytes
 from course_lib.ledger.operation import Operation
@@ -138,13 +139,7 @@ def right(run: Run, title: str, weight: float = 1.0, **more: Any) -> Line:
         slips=entered(run) if run.object == ENTER else left(run),
         misfit=lambda name, came, k: no_graph(name, came), weight=weight, **more,
     )  # fmt: skip
-
-    def judge(observed: Observed) -> Finding:
-        finding = line.judge(observed)
-        what = {"after.x": "x", "after.gradient": "the gradient that backward was given"}
-        return unwritten(run, observed, what, COPY) if finding.ok else finding
-
-    return Line(title, judge, weight, trivial=line.trivial, short=line.short)
+    return and_unwritten(line, run, GIVEN, COPY)
 
 
 def no_graph(name: str, came: str) -> str:

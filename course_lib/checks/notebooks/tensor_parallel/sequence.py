@@ -13,7 +13,7 @@ from torch import Tensor
 from course_lib.checks.judge.layers import runs
 from course_lib.checks.judge.layers.lines import sent_line, values_line, values_or_refusal_line
 from course_lib.checks.judge.layers.runs import Run
-from course_lib.checks.kit import Case, Draw, Finding, Line, Observed, Slip, exercise, words
+from course_lib.checks.kit import Case, Draw, Line, Slip, exercise, words
 from course_lib.checks.notebooks.tensor_parallel import sequence_dim
 from course_lib.checks.notebooks.tensor_parallel.prediction import REFERENCE
 from course_lib.checks.notebooks.tensor_parallel.sequence_norm import (
@@ -30,7 +30,14 @@ from course_lib.checks.notebooks.tensor_parallel.sequence_runs import (
     gathering,
     scattering,
 )
-from course_lib.checks.notebooks.tensor_parallel.shared import columns, interface, own_work, total, unwritten
+from course_lib.checks.notebooks.tensor_parallel.shared import (
+    GIVEN,
+    and_unwritten,
+    columns,
+    interface,
+    own_work,
+    total,
+)
 from course_lib.facts import least_bytes
 from course_lib.ledger.operation import Operation
 
@@ -156,13 +163,7 @@ def pair_misfit(run: Run) -> Any:
 def pair_line(run: Run, title: str, names: Sequence[str], weight: float, **more: Any) -> Line:
     slips = gathered_wrong(run) if run.object == GATHER else scattered_wrong(run)
     line = values_line(run, title, names=names, slips=slips, misfit=pair_misfit(run), weight=weight, **more)
-
-    def judge(observed: Observed) -> Finding:
-        what = {"after.x": "x", "after.gradient": "the gradient that backward was given"}
-        finding = line.judge(observed)
-        return unwritten(run, observed, what, COPY) if finding.ok else finding
-
-    return Line(title, judge, weight, trivial=line.trivial, short=line.short)
+    return and_unwritten(line, run, GIVEN, COPY)
 
 
 def both_ways(run: Run) -> list[Line]:

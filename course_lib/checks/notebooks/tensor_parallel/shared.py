@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
 from course_lib.checks.judge.layers.lines import members, operations, reply_about
 from course_lib.checks.judge.layers.runs import Run
-from course_lib.checks.kit import RIGHT, Finding, Line, Observed, wrong
+from course_lib.checks.kit import RIGHT, Finding, Line, Observed, both, wrong
 
 FACTOR_N = (
     "That is N times too large. Every rank's backward begins with the whole gradient of the one loss, and to "
@@ -43,6 +44,7 @@ def interface(text: str) -> str:
     return f"The docstring has the argument `{match[1]}`: take it, with its default."
 
 
+GIVEN = {"after.x": "x", "after.gradient": "the gradient that backward was given"}  # for `and_unwritten`
 MANY = 2.0  # times the bytes of a sum: a layer that sends so much forward is cut the wrong way
 
 
@@ -55,13 +57,17 @@ def columns(run: Run, *names: str) -> list[list[torch.Tensor]]:
     return [[of_rank[name] for of_rank in run.wanted] for name in names]
 
 
-def unwritten(run: Run, observed: Observed, what: Mapping[str, str], says: str) -> Finding:
-    """The first of the tensors, by name with words for each, that was changed; says: the hint."""
-    for k, rank in enumerate(members(observed)):
-        for name, called in what.items():
-            if not torch.equal(observed.tensors[rank][f"{run.name}.{name}"], run.wanted[k][name]):
-                return wrong(f"on rank {rank} {called} was changed.", says, cause=name)
-    return RIGHT
+def and_unwritten(line: Line, run: Run, what: Mapping[str, str], says: str) -> Line:
+    """The line; then, that none of the tensors, by name with words for each, was changed. says: the hint."""
+
+    def unwritten(observed: Observed) -> Finding:
+        for k, rank in enumerate(members(observed)):
+            for name, called in what.items():
+                if not torch.equal(observed.tensors[rank][f"{run.name}.{name}"], run.wanted[k][name]):
+                    return wrong(f"on rank {rank} {called} was changed.", says, cause=name)
+        return RIGHT
+
+    return replace(line, judge=both(line.judge, unwritten))
 
 
 def own_work(run: Run, title: str = "backward is yours", weight: float = 0.5, point: bool = False) -> Line:

@@ -12,13 +12,13 @@ from course_lib.checks.judge.layers import runs
 from course_lib.checks.judge.layers.lines import members, saved_line, sent_line, values_line
 from course_lib.checks.judge.layers.runs import Run
 from course_lib.checks.kit import (
-    RIGHT,
     Case,
     Draw,
     Finding,
     Line,
     Observed,
     Slip,
+    both,
     essential,
     exercise,
     words,
@@ -27,7 +27,7 @@ from course_lib.checks.kit import (
 from course_lib.checks.notebooks.tensor_parallel.loss_slips import of_gradient, of_value
 from course_lib.checks.notebooks.tensor_parallel.losses import Loss, run_of
 from course_lib.checks.notebooks.tensor_parallel.prediction import REFERENCE
-from course_lib.checks.notebooks.tensor_parallel.shared import interface, own_work, unwritten
+from course_lib.checks.notebooks.tensor_parallel.shared import and_unwritten, interface, own_work
 from course_lib.facts import chunk_sizes, vocab_parallel_loss_bytes
 from course_lib.ledger.operation import Operation
 
@@ -79,26 +79,16 @@ def gradient(run: Run, loss: Loss, title: str, weight: float = 1.0) -> Line:
     return values_line(run, title, names=["grad.logits"], slips=cast(of_gradient(loss), run), weight=weight)
 
 
-def both(run: Run, loss: Loss, title: str, weight: float = 1.0, **more: Any) -> Line:
+def in_one(run: Run, loss: Loss, title: str, weight: float = 1.0, **more: Any) -> Line:
     """Value and gradient in one line."""
-    lines = [value(run, loss, title), gradient(run, loss, title)]
-
-    def judge(observed: Observed) -> Finding:
-        return next((finding for line in lines if not (finding := line.judge(observed)).ok), RIGHT)
-
+    judge = both(value(run, loss, title).judge, gradient(run, loss, title).judge)
     return Line(title, judge, weight, **more)
 
 
 def gradient_and_logits(run: Run, loss: Loss, title: str, weight: float) -> Line:
     """The gradient; then, that the logits are unchanged."""
-    line = gradient(run, loss, title, weight)
-
-    def judge(observed: Observed) -> Finding:
-        finding = line.judge(observed)
-        says = "They are the caller's: subtract into a new tensor."
-        return unwritten(run, observed, {"after.logits": "`logits`"}, says) if finding.ok else finding
-
-    return Line(title, judge, weight)
+    says = "They are the caller's: subtract into a new tensor."
+    return and_unwritten(gradient(run, loss, title, weight), run, {"after.logits": "`logits`"}, says)
 
 
 # ---- what it costs
@@ -182,7 +172,7 @@ def vocab_parallel_cross_entropy(draw: Draw) -> Iterator[Case]:
     loss = Loss.draw(draw, 2, 6, 7).ignoring(draw, 2)
     run, title = run_of(loss, ignore_index=2), "group {1, 3}, ignore_index=2"
     yield runs.layer_case(
-        title, [run], [both(run, loss, title, 0.5)], members=(1, 3), world_size=4, dtype="float32"
+        title, [run], [in_one(run, loss, title, 0.5)], members=(1, 3), world_size=4, dtype="float32"
     )
     if draw.hidden:
         yield from more(draw)
@@ -191,9 +181,9 @@ def vocab_parallel_cross_entropy(draw: Draw) -> Iterator[Case]:
 def more(draw: Draw) -> Iterator[Case]:
     half = Loss.draw(draw, 3, 12, 9, kind=torch.bfloat16)
     run = run_of(half)
-    yield runs.layer_case("bfloat16", [run], [both(run, half, "logits in bfloat16", 0.5)], dtype="float32")
+    yield runs.layer_case("bfloat16", [run], [in_one(run, half, "logits in bfloat16", 0.5)], dtype="float32")
     for n, vocab in ((2, 9), (1, 5)):
         loss = Loss.draw(draw, n, vocab, 4, 3).ignoring(draw)
         run, title = run_of(loss), f"{words.counted(n, 'rank')}, {vocab} tokens"
-        line = both(run, loss, title, 0.5, short=True, trivial=n == 1)
+        line = in_one(run, loss, title, 0.5, short=True, trivial=n == 1)
         yield runs.layer_case(title, [run], [line], dtype="float32")
