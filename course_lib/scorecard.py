@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import html
+import re
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,15 +30,20 @@ from typing import Any, Protocol
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry
+from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
 from course_lib.ledger import wording
 from course_lib.ledger.ledger import Ledger
 
 # One operation for each element of the result. Matrix products, convolutions and attention are
-# counted by PyTorch's own `flop_registry`: 2 m n k for a product.
+# counted by PyTorch's own `flop_registry`: 2 m n k for a product. It lacks products with vectors, products
+# that work in place (`_product`), and attention on the CPU (`_attention`).
 ELEMENTWISE = {"add", "sub", "mul", "div", "maximum", "minimum", "addcmul", "addcdiv", "lerp"}
 REDUCTIONS = {"sum", "mean", "amax", "amin"}  # one for each element that goes in
+# Products that the registry lacks, and the place of the first factor among their arguments: two operations
+# for each of its elements, as often as the second factor has columns.
+FIRST_FACTOR = {"mv": 0, "dot": 0, "vdot": 0, "addmv": 1, "addbmm": 1}
+ATTENTION = re.compile(r"_(scaled_dot_product_)?(flash|efficient|cudnn)_attention(_for_cpu)?")
 
 
 @dataclass
@@ -110,15 +116,36 @@ class _Meter(TorchDispatchMode):
 
 
 def _flops(func: Any, args: tuple, kwargs: dict, result: Any) -> int:
-    packet = func._overloadpacket
-    if packet in flop_registry:
-        return int(flop_registry[packet](*args, **kwargs, out_val=result))
-    name = packet.__name__.rstrip("_")
+    """The operations of one call; `addmm_` counts as `addmm` does."""
+    name = func._overloadpacket.__name__.removesuffix("_")
+    fused = ATTENTION.match(name)
+    if fused and fused[1]:
+        return _attention(name, args)
+    packet = getattr(torch.ops.aten, name, None) if func.namespace == "aten" else None
+    formula = flop_registry.get(packet) or flop_registry.get(func._overloadpacket)
+    if formula:
+        return int(formula(*args, **kwargs, out_val=result))
+    if name in FIRST_FACTOR:
+        second = args[FIRST_FACTOR[name] + 1]
+        columns = second.shape[-1] if name == "addbmm" else 1
+        return 2 * args[FIRST_FACTOR[name]].numel() * columns
     if name in REDUCTIONS and args and isinstance(args[0], torch.Tensor):
         return args[0].numel()
     if name in ELEMENTWISE and isinstance(result, torch.Tensor):
         return result.numel()
     return 0
+
+
+def _attention(name: str, args: tuple) -> int:
+    """Two products forward and four backward, whichever kernel computes them, masked scores included.
+
+    The kernels compute the scores a second time in backward. This fifth product is theirs and not the
+    strategy's: it is left out, so that a step has the same FLOPs with every kernel and on every device, those
+    of `facts.transformer_flops`. PyTorch's registry has five on a GPU, and does not know the CPU's kernel.
+    """
+    backward = "backward" in name
+    query, key, value = args[1:4] if backward else args[:3]
+    return (2 if backward else 1) * sdpa_flop_count(query.shape, key.shape, value.shape)
 
 
 @dataclass(frozen=True)
