@@ -140,6 +140,8 @@ def flops(seed: int) -> list[int]:
         lambda: torch.einsum("bid,bjd->bij", a, b),
         lambda: torch.addmm(a[0, :, :3], a[0], b[0].T),
         lambda: torch.baddbmm(torch.zeros(2, 3, 3), a, b.mT),
+        lambda: torch.zeros(3, 3).addmm_(a[0], b[0].T),
+        lambda: torch.zeros(2, 3, 3).baddbmm_(a, b.mT),
     ):
         with Work([a, b]) as work:
             way()
@@ -149,7 +151,7 @@ def flops(seed: int) -> list[int]:
 
 def test_flops_of_products_are_counted_however_they_are_written(seed: int) -> None:
     one = 2 * 3 * 3 * 4
-    assert launch(flops, seed, world_size=1)[0] == [2 * one, 2 * one, one, 2 * one]
+    assert launch(flops, seed, world_size=1)[0] == [2 * one, 2 * one, one, 2 * one, one, 2 * one]
 
 
 def under_way(late: bool, worth: int) -> int:
