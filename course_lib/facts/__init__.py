@@ -2,12 +2,15 @@
 
     costs.py      costs of collectives: bytes, rounds, seconds, as functions of N and M
     exact.py      the same to the byte, for one rank and a size that N need not divide
-    hardware.py   links: how many bytes a second they carry each way
+    hardware.py   links: how many bytes a second they carry each way; GPUs
     data_parallel.py  a step of replicas: bytes, exposed time, scaling efficiency
     compression.py  compressed averages of gradients: bytes that each rank sends
     zero.py       ZeRO: bytes that a rank keeps and sends, by stage
     tensor_parallel.py  a layer over n ranks: bytes sent, bytes kept for backward, when it pays
     transformer.py  a transformer: parameters, and FLOPs of training it
+    precision.py  recipes of training: bytes a parameter
+    memory.py     what a step holds on one GPU, and which layout fits first
+    budget.py     how fast (the roofline), how long (days, MFU), how large (scaling laws)
     pipeline.py   a pipeline: its bubble, and the memory of its ranks, by schedule
     context_parallel.py  attention over a spread sequence: bytes, idling ranks, when it hides, what fits
 
@@ -18,6 +21,24 @@ byte. "The full tensor" of an all-gather is its output, of a reduce-scatter or a
 a scatter or gather all N pieces together.
 """
 
+from course_lib.facts.budget import (
+    CHINCHILLA,
+    DAY,
+    LAWS,
+    PUBLISHED_MFU,
+    RUNS,
+    Run,
+    ScalingLaw,
+    compute_optimal,
+    crossover,
+    days,
+    law_loss,
+    least_tokens,
+    matmul_seconds,
+    model_flops_utilization,
+    ridge,
+    tokens_per_second_per_gpu,
+)
 from course_lib.facts.compression import (
     int8_bytes,
     int8_gather_bytes,
@@ -70,7 +91,24 @@ from course_lib.facts.data_parallel import (
     synchronization_seconds,
 )
 from course_lib.facts.exact import chunk_sizes, exact_bytes
-from course_lib.facts.hardware import GB, LINKS, NETWORK_ALPHA, NVLINK_ALPHA, Gpu, Link, gpu, link
+from course_lib.facts.hardware import (
+    GB,
+    GPUS,
+    LINKS,
+    NETWORK_ALPHA,
+    NVLINK_ALPHA,
+    Gpu,
+    Link,
+    gpu,
+    link,
+)
+from course_lib.facts.memory import (
+    LAYOUTS,
+    activation_bytes,
+    first_that_fits,
+    layout_bytes,
+    logits_bytes,
+)
 from course_lib.facts.pipeline import (
     pipedream_versions,
     pipeline_activations,
@@ -79,6 +117,7 @@ from course_lib.facts.pipeline import (
     pipeline_bubble_of_total,
     pipeline_bytes_sent,
 )
+from course_lib.facts.precision import RECIPES, Recipe, recipe, recipe_bytes
 from course_lib.facts.tensor_parallel import (
     gathered_logits_bytes,
     key_value_copies,
@@ -99,6 +138,7 @@ from course_lib.facts.transformer import (
     matmul_parameters,
     mlp_parameters,
     norm_parameters,
+    parameters_by_part,
     six_n_d,
     transformer_flops,
     transformer_parameters,
@@ -108,18 +148,30 @@ from course_lib.facts.zero import FLOAT32, MIXED, zero_bytes, zero_memory, zero_
 __all__ = [
     "ALGORITHMS",
     "BUILT_INS",
+    "CHINCHILLA",
+    "DAY",
     "FLOAT32",
     "GB",
+    "GPUS",
+    "LAWS",
+    "LAYOUTS",
     "LINKS",
     "MIXED",
     "NETWORK_ALPHA",
     "NVLINK_ALPHA",
+    "PUBLISHED_MFU",
+    "RECIPES",
     "RING_HOSTS",
+    "RUNS",
     "TREE_BLOCKS",
     "Cost",
     "Gpu",
     "Link",
+    "Recipe",
     "RingHost",
+    "Run",
+    "ScalingLaw",
+    "activation_bytes",
     "attention_flops",
     "attention_parameters",
     "attention_saved_bytes",
@@ -129,11 +181,15 @@ __all__ = [
     "causal_scores",
     "causal_slowdown",
     "chunk_sizes",
+    "compute_optimal",
+    "crossover",
     "crossover_bytes",
     "data_parallel_bytes",
+    "days",
     "exact_bytes",
     "exposed_after",
     "exposed_communication",
+    "first_that_fits",
     "gathered_logits_bytes",
     "gpu",
     "hiding_block",
@@ -144,16 +200,23 @@ __all__ = [
     "int8_gather_bytes",
     "key_value_copies",
     "korthikanti_activations",
+    "law_loss",
     "layer_parameters",
+    "layout_bytes",
     "least_bytes",
+    "least_tokens",
     "link",
     "logical_bytes",
+    "logits_bytes",
     "longest_sequence",
     "matmul_parameters",
+    "matmul_seconds",
     "minimal_sequence",
     "mlp_parameters",
+    "model_flops_utilization",
     "norm_parameters",
     "one_bit_adam_ratio",
+    "parameters_by_part",
     "pipedream_versions",
     "pipeline_activations",
     "pipeline_bubble",
@@ -162,6 +225,9 @@ __all__ = [
     "pipeline_bytes_sent",
     "powersgd_bytes",
     "powersgd_elements",
+    "recipe",
+    "recipe_bytes",
+    "ridge",
     "ring_attention_bytes",
     "ring_attention_messages",
     "rounds",
@@ -177,6 +243,7 @@ __all__ = [
     "tensor_parallel_intensity",
     "tensor_parallel_layer_bytes",
     "tensor_parallel_seconds",
+    "tokens_per_second_per_gpu",
     "topk_break_even",
     "topk_bytes",
     "topk_count",

@@ -81,6 +81,22 @@ def transformer_parameters(shape: Shape) -> int:
     return embeddings + shape.layers * layer_parameters(shape) + norm_parameters(shape)
 
 
+def parameters_by_part(shape: Shape) -> dict[str, int]:
+    """The parameters of the whole model: embedding (with learned positions), attention, mlp, norms, head.
+
+    A tied head is the embedding's matrix and has none of its own. The sum is `transformer_parameters`. Of
+    GPT-3's 175 billion 66 % are the MLPs'; of GPT-2 small's 124 million 46 %, of Llama-3-70B's 80 %.
+    """
+    table = shape.vocab_size * shape.width
+    return {
+        "embedding": table + (shape.context * shape.width if shape.positions == "learned" else 0),
+        "attention": shape.layers * attention_parameters(shape),
+        "mlp": shape.layers * mlp_parameters(shape),
+        "norms": (2 * shape.layers + 1) * norm_parameters(shape),
+        "head": 0 if shape.tied else table,
+    }
+
+
 def matmul_parameters(shape: Shape) -> int:
     """N in 6ND: the elements of all matrices that a token is multiplied by.
 

@@ -1,6 +1,7 @@
 """The models that the course trains.
 
-    config.py    the sizes and parts of a GPT: GPTConfig, and PRESETS from 0.1 to 124 million parameters
+    config.py    the sizes and parts of a GPT: GPTConfig; PRESETS from 0.1 to 124 million parameters, and
+                 PUBLISHED models
     gpt.py       a GPT to read in ten minutes, and the modules that the parallel versions replace
 
 On one rank:
@@ -12,7 +13,7 @@ On one rank:
 Each file may be copied out with its neighbour; both import torch alone.
 """
 
-from course_lib.models.config import PRESETS, GPTConfig
+from course_lib.models.config import PRESETS, PUBLISHED, GPTConfig
 from course_lib.models.gpt import (
     GPT,
     MLP,
@@ -27,6 +28,7 @@ __all__ = [
     "GPT",
     "MLP",
     "PRESETS",
+    "PUBLISHED",
     "Block",
     "GPTConfig",
     "SelfAttention",

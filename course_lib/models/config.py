@@ -93,3 +93,26 @@ PRESETS = {
     "26M": GPTConfig(context=1024, layers=8, heads=8, width=512),
     "124M": GPTConfig(vocab_size=50257, context=1024, layers=12, heads=12, width=768),
 }
+
+
+def _llama(vocab_size: int, context: int, sizes: str, kv_heads: int | None = None) -> GPTConfig:
+    """A model of LLaMA's parts; sizes: layers, heads, width and the MLP's width."""
+    layers, heads, width, hidden = map(int, sizes.split())
+    config = GPTConfig(vocab_size, context, layers, heads, width, kv_heads, hidden, tied=False)
+    return config.modern()
+
+
+# Published models, by the sizes in their papers. Sources: Radford et al., 2019 (GPT-2); Brown et al., 2020,
+# table 2.1 (GPT-3); Touvron et al., 2023 (LLaMA, and Llama 2); Llama Team, 2024, table 3 (Llama 3).
+PUBLISHED = {
+    "GPT-2 small": PRESETS["124M"],
+    "GPT-2 XL": GPTConfig(50257, 1024, layers=48, heads=25, width=1600),
+    "GPT-3": GPTConfig(50257, 2048, layers=96, heads=96, width=12288),
+    "LLaMA-7B": _llama(32000, 2048, "32 32 4096 11008"),
+    "LLaMA-13B": _llama(32000, 2048, "40 40 5120 13824"),
+    "LLaMA-65B": _llama(32000, 2048, "80 64 8192 22016"),
+    "Llama-2-70B": _llama(32000, 4096, "80 64 8192 28672", kv_heads=8),
+    "Llama-3-8B": _llama(128256, 8192, "32 32 4096 14336", kv_heads=8),
+    "Llama-3-70B": _llama(128256, 8192, "80 64 8192 28672", kv_heads=8),
+    "Llama-3-405B": _llama(128256, 8192, "126 128 16384 53248", kv_heads=8),
+}
