@@ -19,8 +19,8 @@ from course_lib.checks.judge.masks import reference_modules
 
 ROOT = Path(__file__).resolve().parents[2]
 TOPICS = (
-    "collectives", "compression", "context_parallel", "data", "data_parallel", "facts", "fsdp", "models",
-    "pipeline", "tensor_parallel", "zero",
+    "collectives", "compression", "context_parallel", "data", "data_parallel", "estimates", "facts", "fsdp",
+    "models", "pipeline", "tensor_parallel", "zero",
 )  # fmt: skip
 # Functions that bear the names of their modules: `course_lib.pipeline.gantt` is the module.
 FIGURES = ("course_lib.pipeline.explorer", "course_lib.pipeline.gantt")
