@@ -6,7 +6,7 @@
     values     Slip, close, near, difference, worst: against one process; both, same_bits, left_alone,
                gaps_left_alone, Exact, contributions: of sums that are known to the last bit
     amounts    beyond; bytes_line, total_bytes_line, rounds_line, messages_line, only_messages, volume_line
-    answers    Prediction, evaluated: functions of numbers; Answer, answers: of a quiz
+    answers    Prediction, evaluated, equal, numeric: functions of numbers; Answer, answers: of a quiz
     frames     functions, layers, training: calls, layers on several ranks, and training runs (modules)
 
 A recipe of an exercise's own, which runs in the ranks, stands in `checks/rank/notebooks/` and imports none of
@@ -36,7 +36,14 @@ from course_lib.checks.judge.case import (
 )
 from course_lib.checks.judge.compare import Slip, close, difference, near, worst
 from course_lib.checks.judge.explain import Language, Mistake
-from course_lib.checks.judge.formulas import Formula, Prediction, evaluated, judge_prediction
+from course_lib.checks.judge.formulas import (
+    Formula,
+    Prediction,
+    equal,
+    evaluated,
+    judge_prediction,
+    numeric,
+)
 from course_lib.checks.judge.layers import lines as layers
 from course_lib.checks.judge.provenance import Provenance
 from course_lib.checks.judge.setting import Setting
@@ -96,6 +103,7 @@ __all__ = [
     "close",
     "contributions",
     "difference",
+    "equal",
     "error_kind",
     "essential",
     "evaluated",
@@ -107,6 +115,7 @@ __all__ = [
     "left_alone",
     "messages_line",
     "near",
+    "numeric",
     "only_messages",
     "rounded",
     "rounds_line",

@@ -9,7 +9,7 @@
     tensor_parallel.py  a layer over n ranks: bytes sent, bytes kept for backward, when it pays
     transformer.py  a transformer: parameters, and FLOPs of training it
     precision.py  recipes of training: bytes a parameter
-    memory.py     what a step holds on one GPU, and which layout fits first
+    memory.py     a step's bytes on one GPU, and which layout fits first
     budget.py     how fast (the roofline), how long (days, MFU), how large (scaling laws)
     pipeline.py   a pipeline: its bubble, and the memory of its ranks, by schedule
     context_parallel.py  attention over a spread sequence: bytes, idling ranks, when it hides, what fits

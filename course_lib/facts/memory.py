@@ -1,4 +1,4 @@
-"""What a training step holds on one GPU: model states, activations, logits; and which layout fits first.
+"""A training step's bytes on one GPU: model states, activations, logits; and which layout fits first.
 
 T = batch * seq tokens of one GPU's microbatch. Everything is counted at the moment at which the loss is
 computed: all that forward keeps for backward is there, and the logits. While a checkpointed block runs again,

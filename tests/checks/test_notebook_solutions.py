@@ -33,7 +33,10 @@ EXERCISES = {
     if not exercise.constants
 }
 # Packages with an assignment's objects, if their names differ from the notebook's.
-PACKAGES = {"03_data_parallel": ("data_parallel", "compression")}
+PACKAGES = {
+    "01_why_distribute": ("estimates",),
+    "03_data_parallel": ("data_parallel", "compression"),
+}
 
 FORMULAS = "formulas: course_lib.facts has them under other names"
 REPAIRED = "a program that the notebook gives, repaired"

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from autograder.course.config import assignments
+from autograder.sample.mutants import MUTANTS
 from course_lib.checks.judge.masks import reference_modules
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,7 +25,9 @@ TOPICS = (
 )  # fmt: skip
 # Functions that bear the names of their modules: `course_lib.pipeline.gantt` is the module.
 FIGURES = ("course_lib.pipeline.explorer", "course_lib.pipeline.gantt")
-HIDDEN = sorted({module for name in assignments() for module in reference_modules(name)})
+# Checks and mutants may be there before their notebook.
+EXERCISED = {*assignments(), *(folder.name for folder in MUTANTS.iterdir())}
+HIDDEN = sorted({module for name in EXERCISED for module in reference_modules(name)})
 READERS = [
     *ROOT.glob("*.md"),
     *(path for folder in ("benchmarks", "docs", "examples") for path in (ROOT / folder).rglob("*.py")),

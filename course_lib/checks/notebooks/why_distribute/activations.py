@@ -1,0 +1,155 @@
+"""activation_bytes: the bytes that the blocks keep for backward, from the configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from course_lib import facts
+from course_lib.checks.kit import Case, Draw, exercise
+from course_lib.checks.notebooks.why_distribute.asked import (
+    REFERENCES,
+    Keywords,
+    Model,
+    Question,
+    asked,
+    published,
+)
+
+Kept = Callable[..., float]
+FLOAT = 4  # bytes of a number that attention keeps for each query
+
+
+def kept(
+    *,
+    rows: float = 8,
+    inner: float = 2,
+    statistics: int = 4,
+    lse: int | None = FLOAT,
+    matrices: float = 1,
+    always_scores: bool = False,
+    lse_always: bool = False,
+    layers: bool = True,
+    item: int | None = None,
+    masks: bool = False,
+    checkpoint: Callable[[float, float], float] | None = None,
+    head: bool = False,
+) -> Kept:
+    """Bytes by a count with a mistake.
+
+    rows: numbers of a token as wide as the model; inner: of the MLP's width; statistics: numbers of the two
+    norms; lse: bytes for each query and head, None: in itemsize; matrices: of scores; item: bytes of a
+    number in spite of itemsize; checkpoint: the bytes that a layer keeps then, of (its input, all).
+    """
+
+    def nbytes(
+        config: Model, batch: int, seq: int, itemsize: int = 2, flash: bool = True,
+        checkpoint: bool = False,
+    ) -> float:  # fmt: skip
+        size = itemsize if item is None else item
+        tokens = batch * seq
+        of_token = rows * config.width + inner * config.mlp_width + statistics
+        layer = tokens * of_token * size
+        queries = tokens * config.heads
+        if flash or lse_always:
+            layer += queries * (size if lse is None else lse)
+        if not flash or always_scores:
+            layer += matrices * queries * seq * size
+        if masks:
+            layer += 2 * tokens * config.width
+        if checkpoint:
+            layer = again(tokens * config.width * size, layer)
+        total = layer * (config.layers if layers else 1)
+        return total + (tokens * config.vocab_size * size if head else 0)
+
+    again = checkpoint or (lambda of_input, everything: of_input)
+    return nbytes
+
+
+def paper(
+    config: Model, batch: int, seq: int, itemsize: int = 2, flash: bool = True, checkpoint: bool = False
+) -> float:  # fmt: skip
+    """Korthikanti et al.'s formulas."""
+    recompute = "full" if checkpoint else "selective" if flash else None
+    layer = facts.korthikanti_activations(
+        batch * seq, seq, config.width, config.heads, recompute=recompute
+    )
+    return config.layers * layer
+
+
+SLIPS: dict[str, Kept] = {
+    "These are the paper's coefficients, 34 and 5as/h bytes, with the masks of dropout and attention's "
+    "dropped weights. Without dropout there are 16 numbers a row, and one matrix of scores.": paper,
+    "The flash kernel keeps one number for each query and head beside, the logarithm of its sum.": (
+        kept(lse=0)
+    ),
+    "The flash kernel's number for each query and head is a float32, 4 bytes, whatever the rest is.": (
+        kept(lse=None)
+    ),
+    "A LayerNorm keeps two numbers a token beside its input: the mean, and one over the deviation.": (
+        kept(statistics=0)
+    ),
+    "That leaves out the few numbers a token: two of each norm, and one for each query and head.": (
+        kept(statistics=0, lse=0)
+    ),
+    "Without flash one matrix b a s^2 is kept: the softmax, which both of its products share.": (
+        kept(matrices=2)
+    ),
+    "Without flash the softmax is kept, b a s^2 numbers a layer.": kept(matrices=0),
+    "The flash kernel keeps no matrix of scores: that is what it is for.": kept(always_scores=True),
+    "Without flash there is no logarithm of a sum: the softmax is kept instead.": (
+        kept(lse_always=True)
+    ),
+    "Checkpointed, a block keeps its input alone: L T h numbers.": (
+        kept(checkpoint=lambda of_input, everything: everything)
+    ),
+    "Checkpointed, a block keeps its input *instead* of the rest.": (
+        kept(checkpoint=lambda of_input, everything: of_input + everything)
+    ),
+    "That is one layer; all blocks were asked for.": kept(layers=False),
+    "The MLP keeps its inner features twice: before GELU, for its derivative, and after it, for the second "
+    "matrix.": kept(inner=1),
+    "Attention keeps its output, too: the output projection's gradient needs it.": kept(rows=7),
+    "Attention keeps queries, keys, values and its output.": kept(rows=5),
+    "The inputs of the two norms are kept, too.": kept(rows=6),
+    "The logits belong to the head, not to the blocks.": kept(head=True),
+    "A number has itemsize bytes; that counts 2 always.": kept(item=2),
+    "A number has itemsize bytes; that counts numbers.": kept(item=1),
+}
+
+
+def drawn(draw: Draw) -> Model:
+    heads = draw.integer(3, 9)
+    return Model(
+        context=4096, layers=draw.integer(2, 9), heads=heads, width=8 * heads * draw.integer(2, 5),
+        hidden=40 * draw.integer(3, 20) + 1,
+    )  # fmt: skip
+
+
+@exercise(points=6, objects=("activation_bytes",), references=REFERENCES)
+def activation_bytes(draw: Draw) -> Iterator[Case]:
+    """GPT-2's parts: LayerNorm, GELU, as many key heads as heads; the MLP may have a width of its own."""
+    small, large = published("GPT-2 small"), published("GPT-3")
+    own, other = drawn(draw), drawn(draw)
+    batch, seq = draw.integer(2, 9), 16 * draw.integer(3, 30)
+    math, again = Keywords(flash=False), Keywords(checkpoint=True)
+
+    def line(title: str, *arguments: tuple, weight: float = 1.0) -> Question:
+        return Question(
+            "activation_bytes", 0, arguments, facts.activation_bytes, SLIPS, weight, title,
+            otherwise="Print SavedBytes(model).by_module for one block, and divide each entry by b s h.",
+        )  # fmt: skip
+
+    yield from asked(
+        [
+            line("16 bits", (small, 1, 1024), (large, 1, 2048), (own, batch, seq), (other, 1, seq), weight=2),
+            line("float32", (small, 2, 512, 4), (own, batch, seq, 4)),
+            line(
+                "without flash",
+                (small, 1, 1024, 2, math), (own, batch, seq, 2, math), (other, 1, seq, 4, math),
+            ),
+            line(
+                "checkpointed",
+                (large, 1, 2048, 2, again), (own, batch, seq, 4, again), (other, 3, seq, 2, again),
+            ),
+        ]
+    )  # fmt: skip

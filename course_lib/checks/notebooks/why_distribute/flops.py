@@ -1,0 +1,165 @@
+"""step_flops: the FLOPs of a step, with the parts that 6 N D leaves out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from course_lib import facts
+from course_lib.checks.kit import Case, Draw, exercise
+from course_lib.checks.notebooks.why_distribute.asked import (
+    REFERENCES,
+    Keywords,
+    Model,
+    Question,
+    asked,
+    published,
+)
+
+Count = Callable[..., float]
+
+
+def counted(
+    *,
+    each: int = 2,
+    directions: float = 2,
+    head: bool = True,
+    scores: Callable[[int, bool], float] | None = None,
+    score_heads: Callable[[Model], int] | None = None,
+    beside: Callable[[Model], float] | None = None,
+    again: Callable[[float, float], float] | None = None,
+) -> Count:
+    """FLOPs by a count with a mistake.
+
+    each: operations of a matrix element and token; directions: how many forwards a backward costs; scores:
+    of a sequence, (seq, causal); score_heads: heads that have them; beside: matrix elements that a token is
+    not multiplied by; again: the cost of a recomputation, of (the blocks' forward, the head's).
+    """
+
+    def flops(
+        config: Model, batch: int, seq: int, backward: bool = True, causal: bool = False,
+        recompute: bool = False,
+    ) -> float:  # fmt: skip
+        of_head = config.vocab_size * config.width
+        elements = facts.matmul_parameters(config) - of_head + (beside(config) if beside else 0)
+        kept = seq * (seq + 1) / 2 if causal else seq * seq
+        number = scores(seq, causal) if scores else kept
+        heads = score_heads(config) if score_heads else config.heads
+        attention = 2 * each * batch * number * heads * config.head_dim * config.layers
+        blocks = each * batch * seq * elements + attention
+        ends = each * batch * seq * of_head if head else 0.0
+        total = (blocks + ends) * (1 + directions * backward)
+        if recompute and backward:
+            total += blocks if again is None else again(blocks, ends)
+        return total
+
+    return flops
+
+
+def rule(
+    config: Model, batch: int, seq: int, backward: bool = True, causal: bool = False,
+    recompute: bool = False,
+) -> float:  # fmt: skip
+    """6 N D, with N as `matmul_parameters`."""
+    each = (6 if backward else 2) + (2 if recompute else 0)
+    return each * batch * seq * facts.matmul_parameters(config)
+
+
+def rule_of_all(config: Model, batch: int, seq: int, backward: bool = True, **_: bool) -> float:
+    return (6 if backward else 2) * batch * seq * facts.transformer_parameters(config)
+
+
+RULE = (
+    "6 N D is the rule of thumb: attention's 12 L s h T are missing, 3 to 17 % of the step for the models "
+    "that you know."
+)
+SLIPS: dict[str, Count] = {
+    RULE: rule,
+    f"{RULE} And N has the embedding, in which a token is looked up.": rule_of_all,
+    "That is half: a multiplication and an addition are two FLOPs.": counted(each=1),
+    "Backward computes two products for each of forward's, one for the gradient of each factor: three in "
+    "all.": counted(directions=1),
+    "The head is missing: V h a token and direction, 27 % of GPT-2 small at 1,024 tokens.": (
+        counted(head=False)
+    ),
+    "The head does not run again: checkpoints end before the head.": (
+        counted(again=lambda blocks, ends: blocks + ends)
+    ),
+    "recompute=True runs the blocks' forward once more.": counted(again=lambda blocks, ends: 0),
+    "Recomputation is one forward more, not a whole step.": (
+        counted(again=lambda blocks, ends: 2 * blocks)
+    ),
+    "A look-up multiplies nothing: the embedding is not a product.": (
+        counted(beside=lambda c: c.vocab_size * c.width)
+    ),
+    "A look-up multiplies nothing: neither embedding nor positions are products.": (
+        counted(beside=lambda c: facts.parameters_by_part(c)["embedding"])
+    ),
+    "Only products of matrices count: biases and norms are added and scaled.": counted(
+        beside=lambda c: (
+            facts.transformer_parameters(c)
+            - facts.parameters_by_part(c)["embedding"]
+            - (facts.matmul_parameters(c) - (c.vocab_size * c.width if c.tied else 0))
+        )
+    ),
+    "Grouped queries save bytes, not scores: every query head has its own.": (
+        counted(score_heads=lambda c: c.key_value_heads)
+    ),
+    "A token sees itself as well: s (s+1)/2, the diagonal is there.": (
+        counted(scores=lambda s, causal: s * s / 2 if causal else s * s)
+    ),
+    "The diagonal is there, and nothing above it: s (s+1)/2.": (
+        counted(scores=lambda s, causal: s * (s - 1) / 2 if causal else s * s)
+    ),
+    "With causal=True only the scores that are not masked count.": (
+        counted(scores=lambda s, causal: s * s)
+    ),
+    "Without causal=True masked scores count, as in the published numbers.": (
+        counted(scores=lambda s, causal: s * (s + 1) / 2)
+    ),
+    "Attention has two products, of queries with keys and of the weights with values.": (
+        counted(scores=lambda s, causal: (s * (s + 1) / 2 if causal else s * s) / 2)
+    ),
+}
+
+
+@exercise(points=8, objects=("step_flops",), references=REFERENCES)
+def step_flops(draw: Draw) -> Iterator[Case]:
+    """Published models, and a drawn one with grouped queries, biases and SwiGLU of a width of its own."""
+    batch, seq = draw.integer(2, 9), 64 * draw.integer(3, 30) + 1
+    heads = 4 * draw.integer(2, 5)
+    own = Model(
+        vocab_size=1000 * draw.integer(1, 9) + 3, context=4096, layers=draw.integer(2, 9),
+        heads=heads, width=16 * heads, kv_heads=heads // 4, hidden=40 * draw.integer(5, 30) + 1,
+        mlp="swiglu", tied=False,
+    )  # fmt: skip
+    small, large, llama = map(published, ("GPT-2 small", "GPT-3", "Llama-3-8B"))
+    forward, masked, again = (
+        Keywords(backward=False), Keywords(causal=True), Keywords(recompute=True),
+    )  # fmt: skip
+
+    def line(title: str, *arguments: tuple, weight: float = 1.0) -> Question:
+        return Question(
+            "step_flops", 0, arguments, facts.transformer_flops, SLIPS, weight, title,
+            otherwise="Forward: 2 for each element of each matrix and token, the head's as well, and "
+            "4 b s^2 h a layer for attention. Backward: twice forward.",
+        )  # fmt: skip
+
+    yield from asked(
+        [
+            line("forward", (small, 1, 1024, forward), (llama, 1, 8192, forward), (own, batch, seq, forward)),
+            line(
+                "forward and backward",
+                (small, 1, 1024), (large, 2, 2048), (llama, 1, 8192), (own, batch, seq), (own, 1, 1),
+                weight=2,
+            ),
+            line(
+                "masked scores skipped",
+                (large, 1, 2048, masked), (own, batch, seq, masked),
+                (own, batch, seq, Keywords(**masked, **forward)),
+            ),
+            line(
+                "blocks run again",
+                (small, 4, 1024, again), (large, 1, 2048, again), (own, batch, seq, again),
+            ),
+        ]
+    )  # fmt: skip

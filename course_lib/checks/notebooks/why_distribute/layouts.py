@@ -1,0 +1,291 @@
+"""first_that_fits: the cheapest layout whose bill fits the room on every GPU, or None."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from course_lib import facts
+from course_lib.checks.kit import (
+    RIGHT,
+    Case,
+    Draw,
+    Finding,
+    Line,
+    Observed,
+    RankSide,
+    Sentence,
+    at,
+    error_kind,
+    exercise,
+    wrong,
+)
+from course_lib.checks.notebooks.why_distribute.asked import (
+    RECIPE,
+    REFERENCES,
+    Model,
+    call,
+    published,
+)
+
+Layout = tuple[int, bool]
+Bill = Mapping[str, float]
+LAYOUTS = facts.LAYOUTS
+CASES = 60
+NONE = "None"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The arguments of a call."""
+
+    model: Model
+    gpus: int
+    room: float
+    batch: int
+    seq: int
+
+    @property
+    def args(self) -> tuple[Any, ...]:
+        return self.model, self.gpus, self.room, self.batch, self.seq
+
+    def bill(self, layout: Layout) -> dict[str, float]:
+        return facts.layout_bytes(self.model, self.gpus, self.batch, self.seq, *layout)
+
+    @property
+    def right(self) -> Layout | None:
+        return facts.first_that_fits(*self.args)
+
+    def __str__(self) -> str:
+        room = f"{self.room / 1e9:.6g}e9"
+        return f"first_that_fits({self.model!r}, {self.gpus}, {room}, {self.batch}, {self.seq})"
+
+
+def first(
+    plan: Plan,
+    bill: Callable[[Plan, Layout], Bill] = Plan.bill,
+    order: Sequence[Layout] = LAYOUTS,
+    room: Callable[[Plan], float] = lambda plan: plan.room,
+) -> Layout | None:
+    for layout in order:
+        if sum(bill(plan, layout).values()) <= room(plan):
+            return layout
+    return None
+
+
+def changed(
+    change: Callable[[Plan, Layout, dict[str, float]], Bill],
+) -> Callable[[Plan], Layout | None]:
+    """The answer with a bill that is changed: some parts are, by their names."""
+    return lambda plan: first(
+        plan, lambda p, layout: {**(bill := p.bill(layout)), **change(p, layout, bill)}
+    )
+
+
+def divided(plan: Plan, layout: Layout, bill: Bill) -> Bill:
+    share = plan.gpus if layout[0] else 1
+    return {"activations": bill["activations"] / share}
+
+
+def always_divided(plan: Plan, layout: Layout, bill: Bill) -> Bill:
+    return {"activations": bill["activations"] / plan.gpus, "logits": bill["logits"] / plan.gpus}
+
+
+def in_order(key: Callable[[Layout], Any]) -> Callable[[Plan], Layout | None]:
+    order = sorted(LAYOUTS, key=key)
+    return lambda plan: first(plan, order=order)
+
+
+def never_alone(plan: Plan) -> Layout | None:
+    """Sharding by stage 1 always, on one GPU too."""
+    return first(plan, order=[layout for layout in LAYOUTS if layout[0]])
+
+
+SLIPS: dict[str, Callable[[Plan], Layout | None]] = {
+    "room is that of one GPU: each has to hold its own bill.": (
+        lambda plan: first(plan, room=lambda p: p.room * p.gpus)
+    ),
+    "Checkpointing comes too early: a third of the FLOPs before bytes that can be hidden. Stage 3 first.": (
+        in_order(lambda layout: (layout[0] == 3, layout[1], layout[0]))
+    ),
+    "Checkpointing comes too early: a third of the FLOPs, before all that sharding saves for little or "
+    "nothing.": in_order(lambda layout: (layout[0], layout[1])),
+    "Checkpointing comes too early: it costs a third of the FLOPs, and sharding less.": (
+        in_order(lambda layout: (not layout[1], layout[0]))
+    ),
+    "That is the layout that saves most. The cheapest that fits was asked for.": (
+        in_order(lambda layout: (not layout[1], -layout[0]))
+    ),
+    "That begins at the highest stage: it sends most. The cheapest that fits was asked for.": (
+        in_order(lambda layout: (layout[1], -layout[0]))
+    ),
+    "Sharding over one rank saves nothing: take 0. And replicas that fit need no stage.": never_alone,
+    "No stage divides the activations: every GPU has its own sequences.": changed(divided),
+    "No stage divides activations or logits: batch is one GPU's, which has its own sequences.": (
+        changed(always_divided)
+    ),
+    "Stage 3 holds one block's weights and gradients whole besides, while it runs.": (
+        changed(lambda plan, layout, bill: {"gathered block": 0.0})
+    ),
+    "Stage 3 holds one block's gradients whole as well, and not its weights alone.": (
+        changed(lambda plan, layout, bill: {"gathered block": bill["gathered block"] / 2})
+    ),
+    "The logits are missing: a sequence of 8,192 tokens of Llama 3 has 1.05e9 logits x 6 bytes: 6.3 GB.": (
+        changed(lambda plan, layout, bill: {"logits": 0.0})
+    ),
+    "The logits are there in float32 and in 16 bits: 6 bytes each.": (
+        changed(lambda plan, layout, bill: {"logits": bill["logits"] * 2 / 3})
+    ),
+    "The logits are there in float32 as well as in 16 bits: 6 bytes each.": (
+        changed(lambda plan, layout, bill: {"logits": bill["logits"] / 3})
+    ),
+    "The optimizer has 12 bytes a parameter: m, v, and the float32 copy of the weights.": (
+        changed(lambda plan, layout, bill: {"optimizer": bill["optimizer"] * 2 / 3})
+    ),
+    "Stage 2 divides the gradients as well, and stage 3 the weights; a stage divides what the one before it "
+    "divides.": changed(
+        lambda plan, layout, bill: {
+            "gradients": bill["gradients"] * (plan.gpus if layout[0] == 2 else 1)
+        }
+    ),
+    "Stage 2 keeps 2 bytes a parameter on every GPU, the weights: for 70B 140 GB.": changed(
+        lambda plan, layout, bill: {"weights": bill["weights"] / (plan.gpus if layout[0] == 2 else 1)}
+    ),
+}  # fmt: skip
+
+
+def bill_of(plan: Plan, layout: Layout) -> str:
+    """A layout's bill in words: "(2, False) needs 187.2 GB: weights 141.1, ..."."""
+    parts = {part: nbytes for part, nbytes in plan.bill(layout).items() if nbytes}
+    listed = ", ".join(f"{part} {nbytes / 1e9:.4g}" for part, nbytes in parts.items())
+    return f"{layout} needs {sum(parts.values()) / 1e9:.6g} GB ({listed})"
+
+
+def read(value: Any) -> Layout | str:
+    """The layout of an answer, NONE, or words for something else."""
+    if value is None:
+        return NONE
+    if isinstance(value, list) and len(value) == 2:
+        stage, checkpoint = value
+        if isinstance(checkpoint, bool) and isinstance(stage, int) and not isinstance(stage, bool):
+            return stage, checkpoint
+    return "something else"
+
+
+def judge(plans: Sequence[Plan], start: int) -> Callable[[Observed], Finding]:
+    def judge_answers(observed: Observed) -> Finding:
+        off: list[tuple[Plan, Layout | None]] = []
+        for index, plan in enumerate(plans, start=start):
+            answer = observed.answer(index)
+            if answer.error is not None:
+                return raised(plan, *answer.error)
+            layout = read(answer.value)
+            if isinstance(layout, str) and layout != NONE:
+                return wrong(
+                    Sentence(
+                        f"{plan} gives neither None nor a layout.",
+                        "first_that_fits gives neither None nor a layout for some arguments.",
+                    ),
+                    "Return (stage, checkpoint), such as (3, False), or None.",
+                    cause="form",
+                )
+            chosen = layout if isinstance(layout, tuple) else None
+            if chosen != plan.right:
+                off.append((plan, chosen))
+        return explained(off) if off else RIGHT
+
+    return judge_answers
+
+
+def raised(plan: Plan, error: str = "", text: str = "", where: str = "") -> Finding:
+    if error == "NotImplementedError":
+        return wrong("first_that_fits is not written yet.", cause="first_that_fits not written")
+    said = Sentence(
+        f"{plan} raised {error}: {text}", f"first_that_fits raised {error_kind(error)}."
+    )
+    if plan.right is None:
+        return wrong(said, "No layout fits there: return None instead of raising.", cause="raised")
+    return wrong(said, at(where), cause="raised")
+
+
+def explained(off: Sequence[tuple[Plan, Layout | None]]) -> Finding:
+    """The first wrong answer with its own bill, and the mistake that gives all of them."""
+    plan, chosen = off[0]
+    right = plan.right
+    room = f"the room is {plan.room / 1e9:.6g} GB"
+    if chosen is None:
+        said = f"{plan} gives None, but {bill_of(plan, right or LAYOUTS[0])}; {room}."
+        general = "first_that_fits gives None where a layout fits."
+    elif chosen not in LAYOUTS:
+        said = f"{plan} gives {chosen}: stages are 0 to 3."
+        general = "first_that_fits gives a stage that there is not."
+    elif sum(plan.bill(chosen).values()) > plan.room:
+        said = f"{plan} gives {chosen}, but {bill_of(plan, chosen)}; {room}."
+        general = "first_that_fits gives a layout that does not fit."
+    else:
+        said = f"{plan} gives {chosen}, which fits, but {right} fits too and costs less."
+        general = "first_that_fits gives a layout that fits, and a cheaper one fits too."
+    slip = next(
+        (says for says, answer in SLIPS.items() if all(answer(p) == layout for p, layout in off)),
+        "",
+    )
+    return wrong(Sentence(said, general), slip, cause=slip or general)
+
+
+def drawn(draw: Draw, number: int) -> Model:
+    """Published models with GPT-2's parts, and others of their kind."""
+    names = ("GPT-2 small", "GPT-2 XL", "GPT-3")
+    if number % 5 < 2:
+        return published(names[number % len(names)])
+    heads = 4 * draw.integer(2, 17)
+    return Model(
+        vocab_size=1000 * draw.integer(30, 260) + 7, context=65_536, layers=8 * draw.integer(2, 13),
+        heads=heads, width=64 * heads,
+    )  # fmt: skip
+
+
+def on_the_border(draw: Draw, number: int, inside: bool) -> Plan:
+    """A room in which a layout just fits, or just does not: by a byte if it is checkpointed, else by 0.4 %.
+
+    (The few numbers beside the activations, a byte or two for each thousand, do not decide these.)
+    """
+    model = drawn(draw, number)
+    gpus = 1 if number % 9 == 0 else 2 ** draw.integer(1, 10)
+    plan = Plan(model, gpus, 0.0, draw.integer(1, 5), 512 * draw.integer(1, 9))
+    bills = {layout: sum(plan.bill(layout).values()) for layout in LAYOUTS}
+    # layouts for which no cheaper one needs less: one byte decides between them and the next
+    deciding = [
+        layout
+        for k, layout in enumerate(LAYOUTS)
+        if all(bills[layout] < bills[c] for c in LAYOUTS[:k])
+    ]
+    layout = deciding[number % len(deciding)]
+    spare = 1.0 if layout[1] else 0.004 * bills[layout]
+    room = bills[layout] + (spare if inside else -spare)
+    return Plan(model, gpus, room, plan.batch, plan.seq)
+
+
+@exercise(points=8, objects=("first_that_fits",), references=REFERENCES)
+def first_that_fits(draw: Draw) -> Iterator[Case]:
+    """Sixty plans on the borders of layouts, and some that are wide of them."""
+    fits = [on_the_border(draw, number, True) for number in range(CASES // 2)]
+    misses = [on_the_border(draw, number, False) for number in range(CASES // 2)]
+    wide = [
+        Plan(published(name), gpus, 80e9, 1, seq)
+        for name, gpus, seq in (
+            ("GPT-2 small", 1, 1024), ("GPT-2 small", 8, 1024), ("GPT-2 XL", 1, 1024),
+            ("GPT-2 XL", 4, 1024), ("GPT-3", 8, 2048), ("GPT-3", 64, 2048), ("GPT-3", 1024, 2048),
+        )
+    ]  # fmt: skip
+    groups = {
+        "published models, 80 GB": (wide, 1.0),
+        "a layout just fits": (fits, 1.5),
+        "a layout just does not fit": (misses, 1.5),
+    }
+    lines: list[Line] = []
+    calls: list[list] = []
+    for title, (plans, weight) in groups.items():
+        lines.append(Line(title, judge(plans, len(calls)), weight))
+        calls += [call(0, plan.args) for plan in plans]
+    yield Case("plans", [RankSide({}, {"calls": calls}, {})], lines, recipe=RECIPE, alone=True)

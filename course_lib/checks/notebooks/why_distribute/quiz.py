@@ -1,0 +1,106 @@
+"""The questions at the end of notebook 01, with the wrong answers that show an oversight."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from course_lib import facts
+from course_lib.checks.kit import Answer, Case, Draw, answers, exercise
+from course_lib.checks.notebooks.why_distribute.asked import REFERENCES
+
+MICROBATCH, SEQ, WIDTH, LAYERS, EVERY = 64, 4096, 8192, 80, 4
+CHECKPOINTS = MICROBATCH * SEQ * WIDTH * 2 * (LAYERS // EVERY) / 1e9
+SPEED = facts.tokens_per_second_per_gpu(70e9, 989e12, 0.4)
+HELD = {
+    CHECKPOINTS
+    * EVERY: "Every fourth layer alone keeps its input, 20 of the 80; and the microbatch is a quarter "
+    "of a replica's 256 sequences.",
+    CHECKPOINTS / 2: "A number in 16 bits has two bytes.",
+    CHECKPOINTS * 2: "A number in 16 bits has two bytes, not four.",
+    CHECKPOINTS / (LAYERS // EVERY): "That is one checkpoint: there are 20 of them.",
+    CHECKPOINTS / 8: "Sequence parallelism would divide it by 8; the plan does not have it.",
+    CHECKPOINTS / MICROBATCH: "That is one sequence of the microbatch: there are 64.",
+    CHECKPOINTS
+    * 32: "The batch of 2,048 is divided by 8 replicas, and each does its 256 in 4 microbatches.",
+    CHECKPOINTS / 2**30 * 1e9: "That is in GiB; GB were asked for.",
+}
+TOKENS = {
+    SPEED / 0.4: "A GPU reaches 40 % of its peak.",
+    SPEED
+    * 2: "Forward and backward are 6 FLOPs for each parameter, and 989 TFLOP/s is the dense peak.",
+    SPEED * 3: "2 FLOPs for each parameter are forward alone: forward and backward are 6.",
+    SPEED / 64: "All 64 GPUs work: each on its own tokens, at its own peak.",
+    SPEED * 64: "That is all 64 GPUs: one GPU's tokens were asked for.",
+    2.5: "That is the plan's number. Compute 6 N FLOPs a token, at 40 % of 989 TFLOP/s.",
+}
+TENSORS = (
+    "one activation of the whole batch",
+    "the weights",
+    "one layer's scores",
+    "the logits",
+)
+SAVED = ("memory", "time", "both")
+PLANS = ("stage 3", "stage 1, checkpointed", "stage 2, checkpointed", "stage 3, checkpointed")
+SCORES = 4 * WIDTH
+HELD_BY_EACH = "A replica holds all weights, gradients and states: each GPU holds as much as one."
+
+
+@exercise(
+    points=6,
+    objects=("answer_1", "answer_2", "answer_3", "answer_4", "answer_5", "answer_6"),
+    references=REFERENCES,
+    constants=True,
+)
+def questions(draw: Draw) -> Iterator[Case]:
+    yield answers(
+        [
+            Answer(
+                "answer_1", CHECKPOINTS, slips=HELD, unit="GB", tolerance=0.005,
+                otherwise="Every checkpoint is one block's input: 64 x 4,096 x 8,192 numbers of 2 bytes.",
+            ),
+            Answer(
+                "answer_2", SPEED, slips=TOKENS, unit="tokens a second",
+                otherwise="40 % of 989 TFLOP/s, over 6 FLOPs for each of 70e9 parameters.",
+            ),
+            Answer(
+                "answer_3", TENSORS[:1], options=TENSORS,
+                slips={
+                    "the weights": "7B parameters are 28 GB in float32. 1,000 sequences of 4,096 tokens have "
+                    "4.1e6 tokens: how many numbers for each of them?",
+                    "one layer's scores": "One layer's scores are 1,000 x 32 x 4,096 x 4,096 numbers, "
+                    "32 times as many.",
+                    "the logits": "The logits are 1,000 x 4,096 x the vocabulary, 8 times as many for "
+                    "32,000.",
+                },
+            ),
+            Answer(
+                "answer_4", SCORES, unit="tokens", tolerance=1e-3,
+                slips={
+                    2 * WIDTH: "From 2h on the scores are half of the MLP's FLOPs; there attention with its "
+                    "projections is as large as the MLP.",
+                    WIDTH: "4 s h for a token's scores, 16 h^2 for its MLP.",
+                    8 * WIDTH: "Scores have two products: 4 s h FLOPs for a token, not 2 s h.",
+                    16 * WIDTH: "4 s h for a token's scores, 16 h^2 for its MLP.",
+                    4: "That is in units of h, which is 8,192.",
+                },
+                otherwise="4 s h FLOPs for a token's scores, 16 h^2 for its MLP, forward.",
+            ),
+            Answer(
+                "answer_5", ("time",), options=SAVED,
+                slips={
+                    "memory": HELD_BY_EACH,
+                    "both": HELD_BY_EACH,
+                },
+            ),
+            Answer(
+                "answer_6", PLANS[1:2], options=PLANS,
+                slips={
+                    "stage 3": "One sequence's activations are 54 GB, all else is 30 more: 83 GB.",
+                    "stage 2, checkpointed": "It fits, but stage 1 does too: 76.7 GB.",
+                    "stage 3, checkpointed": "It fits, but stage 1 does too: 76.7 GB. Stage 3 sends half as "
+                    "much again.",
+                },
+                otherwise="Your first_that_fits says it.",
+            ),
+        ]
+    )  # fmt: skip

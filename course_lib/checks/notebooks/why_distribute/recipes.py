@@ -1,0 +1,151 @@
+"""recipe_bytes: bytes a parameter of weights, gradients, master copy and moments, recipe by recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from course_lib.checks.kit import (
+    EVALUATE,
+    RIGHT,
+    Case,
+    Draw,
+    Finding,
+    Line,
+    Observed,
+    RankSide,
+    Sentence,
+    at,
+    equal,
+    error_kind,
+    exercise,
+    numeric,
+    words,
+    wrong,
+)
+from course_lib.checks.notebooks.why_distribute.asked import REFERENCES
+from course_lib.facts import RECIPES, recipe_bytes
+
+PARTS = ("weights", "gradients", "master copy", "moments")
+WEIGHTS, GRADIENTS, MASTER, MOMENTS = range(4)
+CLOSE = 5e-4  # relative: a scale for 128 x 128 weights may be left out, one for 256 moments may not
+STAY = (
+    "Under autocast parameters stay float32, and so do their gradients: print `model.weight.dtype`."
+)
+OWN_MASTER = "The weights are float32: they are their own master."
+ADAM = "Adam keeps two moments, m and v."
+FORGOTTEN = (
+    "The float32 master copy of the weights is missing: the optimizer changes it, 4 bytes more."
+)
+SLIPS: dict[str, Mapping[tuple[int, float], str]] = {
+    "float32": {
+        (MASTER, 4): OWN_MASTER,
+        (MOMENTS, 4): ADAM,
+    },
+    "autocast": {
+        (WEIGHTS, 2): STAY,
+        (GRADIENTS, 2): STAY,
+        (MASTER, 4): OWN_MASTER,
+        (MOMENTS, 4): "The moments have the parameters' dtype, float32.",
+    },
+    "zero": {
+        (MASTER, 0): FORGOTTEN,
+        (GRADIENTS, 4): "Here backward leaves the gradients in 16 bits.",
+        (MOMENTS, 4): "The optimizer has the float32 copy: both moments are float32.",
+    },
+    "megatron bf16": {
+        (MASTER, 0): FORGOTTEN,
+        (
+            GRADIENTS,
+            2,
+        ): "main_grad is a float32 buffer: gradients are added there, and those in bf16 are freed.",
+        (GRADIENTS, 6): "The gradients in bf16 are freed as they are added to main_grad.",
+    },
+    "megatron fp16": {
+        (MASTER, 0): FORGOTTEN,
+        (GRADIENTS, 2): "The step has a float32 copy of the gradients besides: 2 + 4.",
+        (GRADIENTS, 4): "The gradients in fp16 stay while the float32 copy is there: 2 + 4.",
+    },
+    "pure bf16": {
+        (
+            MASTER,
+            4,
+        ): "There is none: the optimizer changes the bf16 weights. Notebook 09 says what that costs.",
+        (
+            MASTER,
+            2,
+        ): "There is none: the optimizer changes the bf16 weights. Notebook 09 says what that costs.",
+        (MOMENTS, 8): "torch.optim's moments have the parameters' dtype: bf16.",
+    },
+    "deepseek-v3": {
+        (WEIGHTS, 2): "The linears' working copy is fp8: 1 byte, and a scale for each block.",
+        (
+            WEIGHTS,
+            4,
+        ): "The float32 weights are the master copy; the linears' working copy is fp8: 1 byte.",
+        (MOMENTS, 8): "Both moments are bf16: 2 + 2.",
+        (GRADIENTS, 2): "main_grad is float32.",
+        (MASTER, 0): FORGOTTEN,
+    },
+    "adam 8 bits": {
+        (MOMENTS, 2): "Each moment has scales as well: 4 bytes a block of 256 numbers.",
+        (MOMENTS, 2 + 4 / 256): "Both moments have scales: 4 bytes a block each.",
+        (MOMENTS, 2 + 2 / 256): "A scale is a float32: 4 bytes a block, for each moment.",
+        (MOMENTS, 8): "Both moments are in uint8: one byte each, and the scales.",
+        (MASTER, 0): FORGOTTEN,
+    },
+    "sgd": {
+        (MASTER, 4): OWN_MASTER,
+        (MOMENTS, 8): "SGD keeps one buffer, the momentum, and no second moment.",
+        (MOMENTS, 0): "SGD with momentum keeps one buffer of the weights' size.",
+    },
+}
+
+
+def judge(name: str, index: int) -> Callable[[Observed], Finding]:
+    right = recipe_bytes(name)
+
+    def judge_answer(observed: Observed) -> Finding:
+        answer = observed.answer(index)
+        if answer.error is not None:
+            error, text, where = answer.error
+            if error == "NotImplementedError":
+                return wrong("recipe_bytes is not written yet.", cause="recipe_bytes not written")
+            said = f"recipe_bytes({name!r}) raised {error}: {text}"
+            return wrong(Sentence(said, f"recipe_bytes raised {error_kind(error)}."), at(where))
+        parts = answer.value if isinstance(answer.value, list) else []
+        numbers = [numeric(part) for part in parts]
+        if len(numbers) != 4 or None in numbers:
+            return wrong(
+                f"recipe_bytes({name!r}) is not a tuple of four numbers.",
+                "Return (weights, gradients, master, moments), in bytes a parameter.",
+                cause="four numbers",
+            )
+        return compared(name, [number for number in numbers if number is not None], right)
+
+    return judge_answer
+
+
+def compared(name: str, numbers: list[float], right: tuple[float, ...]) -> Finding:
+    """The first part that is wrong, and the usual cause."""
+    for part, number in enumerate(numbers):
+        if equal(number, right[part], CLOSE):
+            continue
+        slips = SLIPS[name].items()
+        cause = next(
+            (says for (at_part, value), says in slips if at_part == part and equal(number, value)),
+            "",
+        )
+        said = f"{name}: the {PARTS[part]} have another number of bytes a parameter"
+        if part == MASTER:
+            said = f"{name}: the master copy has another number of bytes a parameter"
+        return wrong(Sentence(f"{said} than {words.number(number)}.", f"{said}."), cause)
+    return RIGHT
+
+
+@exercise(points=6, objects=("recipe_bytes",), references=REFERENCES)
+def recipes(draw: Draw) -> Iterator[Case]:
+    """Nothing is drawn: each recipe's four numbers, in another order each time."""
+    order = [RECIPES[int(k)].name for k in draw.distinct(len(RECIPES), low=0, high=len(RECIPES))]
+    lines = [Line(name, judge(name, index)) for index, name in enumerate(order)]
+    calls = [[0, [name]] for name in order]
+    yield Case("recipes", [RankSide({}, {"calls": calls}, {})], lines, recipe=EVALUATE, alone=True)

@@ -1,0 +1,148 @@
+"""parameters: how many numbers a model has, part by part, from its configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from course_lib.checks.kit import Case, Draw, Formula, exercise
+from course_lib.checks.notebooks.why_distribute.asked import (
+    REFERENCES,
+    Model,
+    Question,
+    asked,
+    entry,
+    published,
+)
+from course_lib.facts import parameters_by_part
+
+PARTS = ("embedding", "attention", "mlp", "norms", "head")
+RULE = "12 L h^2 is the rule of thumb; exact numbers were asked for."
+
+
+def part(name: str) -> Formula:
+    return lambda config: parameters_by_part(config)[name]
+
+
+def table(c: Model) -> int:
+    return c.vocab_size * c.width
+
+
+def attention(
+    c: Model, *, key_heads: int | None = None, biases: bool | None = None, matrices: int = 4
+) -> int:
+    queries = c.heads * c.head_dim
+    keys = (c.key_value_heads if key_heads is None else key_heads) * c.head_dim
+    weights = c.width * ((matrices - 2) * queries + 2 * keys)
+    biased = c.bias if biases is None else biases
+    return c.layers * (weights + biased * (queries + 2 * keys + (matrices == 4) * c.width))
+
+
+def mlp(
+    c: Model, *, matrices: int | None = None, hidden: int | None = None, biases: bool | None = None
+) -> int:
+    hidden = c.mlp_width if hidden is None else hidden
+    matrices = (3 if c.mlp == "swiglu" else 2) if matrices is None else matrices
+    biased = c.bias if biases is None else biases
+    return c.layers * (matrices * c.width * hidden + biased * ((matrices - 1) * hidden + c.width))
+
+
+def norms(count: Callable[[int], int], each: Callable[[Model], int] | None = None) -> Formula:
+    """count: of norms, from the layers; each: numbers of one, in units of the width."""
+
+    def formula(c: Model) -> int:
+        one_norm = parameters_by_part(c)["norms"] // (2 * c.layers + 1)
+        return count(c.layers) * (one_norm if each is None else each(c) * c.width)
+
+    return formula
+
+
+EMBEDDING: dict[str, Formula] = {
+    "Rotary positions have no parameters: angles are computed. Only learned positions have a table.": (
+        lambda c: table(c) + c.context * c.width
+    ),
+    "Learned positions are a table, too: context x width more.": table,
+    "That has the head as well, which has an entry of its own.": (
+        lambda c: part("embedding")(c) + part("head")(c)
+    ),
+}
+HEAD: dict[str, Formula] = {
+    'With tied=True the head is the embedding\'s matrix: once, under "embedding", and 0 here.': table,
+    "A head that is not tied has a matrix of its own.": lambda c: 0,
+}
+ATTENTION: dict[str, Formula] = {
+    "With bias=True the four projections have biases: 4h a layer in attention, if all heads have keys.": (
+        lambda c: attention(c, biases=False)
+    ),
+    "Keys and values have heads of their own: with 8 key heads for 64 queries, keys and values are an "
+    "eighth.": lambda c: attention(c, key_heads=c.heads),
+    "With bias=False there are none.": lambda c: attention(c, biases=True),
+    "The output projection is missing: query, key, value and out.": (
+        lambda c: attention(c, matrices=3)
+    ),
+    "That is one layer.": lambda c: attention(c) // c.layers,
+    RULE: lambda c: 4 * c.layers * c.width**2,
+}
+MLP: dict[str, Formula] = {
+    "SwiGLU has three: gate, up, down.": lambda c: mlp(c, matrices=2),
+    "The inner width is not 4h always: `mlp_width` says it, 28,672 for Llama-3-70B.": (
+        lambda c: mlp(c, hidden=4 * c.width)
+    ),
+    "With bias=True each matrix has a bias: as many numbers as it has outputs.": (
+        lambda c: mlp(c, biases=False)
+    ),
+    "With bias=False there are none.": lambda c: mlp(c, biases=True),
+    "That is one layer.": lambda c: mlp(c) // c.layers,
+    RULE: lambda c: 8 * c.layers * c.width**2,
+    "That is the rule of thumb for a whole layer; exact numbers were asked for.": (
+        lambda c: 12 * c.layers * c.width**2
+    ),
+}
+NORMS: dict[str, Formula] = {
+    "One norm more than two a layer, before the head: h (or 2h) are missing.": norms(
+        lambda n: 2 * n
+    ),
+    "A layer has two norms, before attention and before the MLP.": norms(lambda n: n + 1),
+    "A LayerNorm has a weight and, with bias=True, a bias; an RMSNorm has a weight alone.": (
+        norms(lambda n: 2 * n + 1, lambda c: 2)
+    ),
+    "A LayerNorm with bias=True has a bias as well: 2h.": norms(lambda n: 2 * n + 1, lambda c: 1),
+    "Norms have parameters as well.": lambda c: 0,
+}
+SLIPS = {"embedding": EMBEDDING, "attention": ATTENTION, "mlp": MLP, "norms": NORMS, "head": HEAD}
+
+
+def drawn(draw: Draw, number: int) -> Model:
+    """A configuration whose switches the number decides, so that twelve have all values of all switches."""
+    heads = 2 * draw.integer(2, 7)
+    return Model(
+        vocab_size=100 * draw.integer(3, 90) + 57,
+        context=32 * draw.integer(2, 40),
+        layers=draw.integer(2, 9),
+        heads=heads,
+        width=heads * 2 * draw.integer(4, 17),
+        kv_heads=(None, heads // 2, 1)[number % 3],
+        hidden=(None, 12 * draw.integer(9, 60) + 7)[number // 2 % 2],
+        mlp=("gelu", "swiglu")[number % 2],
+        norm=("layer", "rms")[number // 3 % 2],
+        positions=("learned", "rotary")[(number + number // 4) % 2],
+        bias=number % 4 < 2,
+        tied=(number + number // 3) % 2 == 0,
+    )
+
+
+@exercise(points=6, objects=("parameters",), references=REFERENCES)
+def parameters(draw: Draw) -> Iterator[Case]:
+    """Six published models, and twelve drawn."""
+    names = ("GPT-2 small", "GPT-2 XL", "LLaMA-7B", "Llama-2-70B", "Llama-3-8B", "Llama-3-405B")
+    models = [*map(published, names), *(drawn(draw, number) for number in range(12))]
+    yield from asked(
+        [
+            Question(
+                f"the {name} of parameters", 0, [(model,) for model in models], part(name),
+                SLIPS[name], weight=1.5 if name in ("attention", "mlp") else 1.0, title=name,
+                otherwise="Go through the modules of a small GPT: name and shape of each parameter.",
+                pick=entry(name),
+            )
+            for name in PARTS
+        ]
+    )  # fmt: skip

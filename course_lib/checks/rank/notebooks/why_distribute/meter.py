@@ -1,0 +1,182 @@
+"""Recipe (see `harness`) that drives a class which counts the bytes that autograd keeps for backward.
+
+instructions: runs, a list of
+
+    name      of the run
+    model     {"kind": one of MODELS, sizes}
+    rows      of the input; seed: its numbers'
+    passes    how many forwards are inside; all but the last are given up before the next begins
+    fails     whether an error is raised inside, after the last forward
+
+The reply has a `Told` for each run. The memory of a forward is that of PyTorch's operations in it, whichever
+part of the code holds it.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from course_lib.checks.rank.harness import describe, plain
+from course_lib.checks.rank.peak import Peak
+from course_lib.checks.wire import Count, Place
+from course_lib.models import GPT, GPTConfig
+
+_Generator, _randn, _arange = torch.Generator, torch.randn, torch.arange
+_collect, _equal = gc.collect, torch.equal
+
+
+@dataclass
+class Told:
+    """The reply about a run.
+
+    total, by_module: the object's after the block, as plain data; later: its total after one more
+    forward outside; copied: bytes that forward has at most beside those of a forward without it; held: bytes
+    of forward's operations that are there after backward; same: whether all gradients are equal to the bit.
+    """
+
+    error: Place | None = None
+    total: Any = None
+    by_module: Any = None
+    later: Any = None
+    copied: Count = 0
+    held: Count = 0
+    same: bool = True
+
+
+class Views(nn.Module):
+    """Two parts of one result are multiplied, and the product goes through a layer."""
+
+    def __init__(self, width: int, part: int, end: int):
+        super().__init__()
+        self.part = part
+        self.wide = nn.Linear(width, 4 * part, bias=False)
+        self.tail = nn.Linear(part, end, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.wide(x)
+        return self.tail(y[:, : self.part] * y[:, self.part : 2 * self.part])
+
+
+class Own(nn.Module):
+    """A parameter that is used transposed, a buffer, and a layer."""
+
+    def __init__(self, width: int, part: int, end: int):
+        super().__init__()
+        self.scale: Tensor
+        self.weight = nn.Parameter(torch.ones(part, width) / width)
+        self.register_buffer("scale", torch.ones(part))
+        self.tail = nn.Linear(part, end, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.tail(x @ self.weight.t() * self.scale)
+
+
+class GPTBlock(nn.Module):
+    """A block of the course's GPT, whose input is a matrix of one sequence."""
+
+    def __init__(self, heads: int, width: int):
+        super().__init__()
+        self.block = GPT(GPTConfig(layers=1, heads=heads, width=width)).blocks[0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.block(x[None], _arange(len(x)))
+
+
+def layers(width: int, part: int, end: int) -> nn.Module:
+    inner = nn.Sequential(nn.Linear(part, end), nn.Sigmoid())
+    return nn.Sequential(nn.Linear(width, part), nn.Tanh(), inner)
+
+
+def repeated(width: int, part: int, end: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(width, part), nn.GELU(), nn.Linear(part, end))
+
+
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "layers": layers, "views": Views, "own": Own, "repeated": repeated, "block": GPTBlock,
+}  # fmt: skip
+
+
+class Stopped(Exception):
+    """Raised inside the block."""
+
+
+class Run:
+    """One object of the student's, and a model."""
+
+    def __init__(self, made: Callable[[nn.Module], Any], run: dict):
+        self.made, self.passes, self.fails = made, run["passes"], run["fails"]
+        sizes = dict(run["model"])
+        self.model = MODELS[sizes.pop("kind")](**sizes)
+        width = sizes["width"]
+        generator = _Generator().manual_seed(run["seed"])
+        self.x = _randn(run["rows"], width, generator=generator).requires_grad_()
+        self.values = Told()
+
+    def go(self) -> None:
+        plain_peak, y = self.forward()
+        wanted = self.backward(y)
+        del y
+        meter = self.made(self.model)
+        peak = self.inside(meter)
+        self.values.total, self.values.by_module = plain(meter.total), plain(meter.by_module)
+        if peak is not None:
+            watched, y = peak
+            self.values.copied = max(0, watched.highest - plain_peak.highest)
+            gradients = self.backward(y)
+            pairs = zip(gradients, wanted, strict=True)
+            self.values.same = all(_equal(ours, theirs) for ours, theirs in pairs)
+            del y, peak, gradients
+            _collect()
+            self.values.held = watched.still_alive()
+        self.model(self.x)
+        self.values.later = plain(meter.total)
+
+    def inside(self, meter: Any) -> tuple[Peak, Tensor] | None:
+        """The last forward, watched; None if an error ended the block."""
+        try:
+            with meter:
+                for _ in range(self.passes - 1):
+                    self.model(self.x)
+                result = self.forward()
+                if self.fails:
+                    raise Stopped
+        except Stopped:
+            return None
+        return result
+
+    def forward(self) -> tuple[Peak, Tensor]:
+        with Peak([self.x, *self.model.parameters(), *self.model.buffers()]) as peak:
+            y = self.model(self.x)
+        return peak, y
+
+    def backward(self, y: Tensor) -> list[Tensor]:
+        """The gradients of the input and of all parameters, which have none afterwards."""
+        y.square().sum().backward()
+        leaves = [self.x, *self.model.parameters()]
+        gradients = [leaf.grad for leaf in leaves if leaf.grad is not None]
+        for leaf in leaves:
+            leaf.grad = None
+        return gradients
+
+
+def meters(
+    objects: list, tensors: dict[str, torch.Tensor], groups: list, instructions: dict
+) -> tuple[dict[str, Told], dict[str, Any]]:
+    """Every run of the instructions, one after the other."""
+    values: dict[str, Told] = {}
+    for described in instructions["runs"]:
+        run = Run(objects[0], described)
+        try:
+            run.go()
+        except Exception as error:
+            if isinstance(error, NotImplementedError) and not values and not str(error):
+                raise
+            run.values.error = describe(error)
+        values[described["name"]] = run.values
+    return values, {}

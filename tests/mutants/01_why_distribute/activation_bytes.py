@@ -1,0 +1,137 @@
+# %% base: sixteen numbers a row
+def activation_bytes(config, batch, seq, itemsize=2, *, flash=True, checkpoint=False):
+    tokens, h = batch * seq, config.width
+    if checkpoint:
+        return config.layers * tokens * h * itemsize
+    norms = tokens * (2 * h + 4) * itemsize
+    attention = tokens * (h + 4 * h) * itemsize
+    mlp = tokens * (h + 2 * config.mlp_width) * itemsize
+    if flash:
+        attention += tokens * config.heads * 4
+    else:
+        attention += batch * config.heads * seq * seq * itemsize
+    return config.layers * (norms + attention + mlp)
+
+
+# %% wrong: the paper's coefficients
+# says: the paper's coefficients, 34 and 5as/h
+def activation_bytes(config, batch, seq, itemsize=2, *, flash=True, checkpoint=False):
+    rows = batch * seq * config.width
+    if checkpoint:
+        return config.layers * 2 * rows
+    scores = 0 if flash else 5 * config.heads * seq / config.width
+    return config.layers * rows * (34 + scores)
+
+
+# %% wrong: without the flash kernel's logarithms
+# says: the logarithm of its sum
+# base: sixteen numbers a row
+-    if flash:
+-        attention += tokens * config.heads * 4
+-    else:
++    if not flash:
+
+
+# %% wrong: the logarithms in 16 bits
+# says: is a float32, 4 bytes, whatever the rest is
+# base: sixteen numbers a row
+-        attention += tokens * config.heads * 4
++        attention += tokens * config.heads * itemsize
+
+
+# %% wrong: without the norms' statistics
+# says: the mean, and one over the deviation
+# base: sixteen numbers a row
+-    norms = tokens * (2 * h + 4) * itemsize
++    norms = tokens * 2 * h * itemsize
+
+
+# %% wrong: scores and softmax
+# says: the softmax, which both of its products share
+# base: sixteen numbers a row
+-        attention += batch * config.heads * seq * seq * itemsize
++        attention += 2 * batch * config.heads * seq * seq * itemsize
+
+
+# %% wrong: the flash kernel keeps scores
+# says: keeps no matrix of scores
+# base: sixteen numbers a row
+-    else:
+-        attention += batch * config.heads * seq * seq * itemsize
++    attention += batch * config.heads * seq * seq * itemsize
+
+
+# %% wrong: checkpointed, and yet everything
+# says: a block keeps its input alone
+# base: sixteen numbers a row
+-    if checkpoint:
+-        return config.layers * tokens * h * itemsize
+
+
+# %% wrong: one layer
+# says: That is one layer
+# base: sixteen numbers a row
+-        return config.layers * tokens * h * itemsize
++        return tokens * h * itemsize
+@@
+-    return config.layers * (norms + attention + mlp)
++    return norms + attention + mlp
+
+
+# %% wrong: the MLP keeps its features once
+# says: before GELU, for its derivative, and after it
+# base: sixteen numbers a row
+-    mlp = tokens * (h + 2 * config.mlp_width) * itemsize
++    mlp = tokens * (h + config.mlp_width) * itemsize
+
+
+# %% wrong: attention's output is not kept
+# says: Attention keeps its output, too
+# base: sixteen numbers a row
+-    attention = tokens * (h + 4 * h) * itemsize
++    attention = tokens * (h + 3 * h) * itemsize
+
+
+# %% wrong: with the logits
+# says: The logits belong to the head
+# base: sixteen numbers a row
+-        return config.layers * tokens * h * itemsize
++        return config.layers * tokens * h * itemsize + tokens * config.vocab_size * itemsize
+@@
+-    return config.layers * (norms + attention + mlp)
++    logits = tokens * config.vocab_size * itemsize
++    return config.layers * (norms + attention + mlp) + logits
+
+
+# %% wrong: 16 bits always
+# says: A number has itemsize bytes; that counts 2 always
+# base: sixteen numbers a row
+-    tokens, h = batch * seq, config.width
++    tokens, h, itemsize = batch * seq, config.width, 2
+
+
+# %% right: term by term
+def activation_bytes(config, batch, seq, itemsize=2, *, flash=True, checkpoint=False):
+    row = batch * seq * config.width * itemsize
+    if checkpoint:
+        return row * config.layers
+    total = 0.0
+    for _ in range(config.layers):
+        total += 2 * row  # inputs of both norms
+        total += 2 * 2 * batch * seq * itemsize  # their means and deviations
+        total += 2 * row  # inputs of attention and MLP
+        total += 3 * row + row  # q, k, v and the output
+        total += 2 * row * config.mlp_width / config.width
+        number = batch * config.heads * seq
+        total += 4 * number if flash else itemsize * number * seq
+    return total
+
+
+# %% right: numbers a token
+def activation_bytes(config, batch, seq, itemsize=2, *, flash=True, checkpoint=False):
+    if checkpoint:
+        of_token = config.width * itemsize
+    else:
+        of_token = (8 * config.width + 2 * config.mlp_width + 4) * itemsize
+        of_token += config.heads * (4 if flash else seq * itemsize)
+    return float(batch * seq * config.layers * of_token)

@@ -1,0 +1,148 @@
+# %% base: closed forms
+def days(params, tokens, gpus, flops, mfu=0.4):
+    return 6 * params * tokens / (gpus * flops * mfu) / 86_400
+
+
+def tokens_per_second_per_gpu(params, flops, mfu):
+    return flops * mfu / (6 * params)
+
+
+def compute_optimal(budget, law):
+    E, A, B, alpha, beta = law
+    g = (alpha * A / (beta * B)) ** (1 / (alpha + beta))
+    params = g * (budget / 6) ** (beta / (alpha + beta))
+    return params, budget / (6 * params)
+
+
+# %% wrong: one GPU
+# says: the tokens are divided by the GPUs
+# base: closed forms
+-    return 6 * params * tokens / (gpus * flops * mfu) / 86_400
++    return 6 * params * tokens / (flops * mfu) / 86_400
+
+
+# %% wrong: 3 N D
+# says: forward and backward are 6
+# base: closed forms
+-    return 6 * params * tokens / (gpus * flops * mfu) / 86_400
++    return 3 * params * tokens / (gpus * flops * mfu) / 86_400
+
+
+# %% wrong: MFU of the peak of fp8
+# says: the peak of fp8 where bf16 is multiplied
+# base: closed forms
+-    return flops * mfu / (6 * params)
++    fp8 = 2 * flops
++    return fp8 * mfu / (6 * params)
+
+
+# %% wrong: 20 tokens a parameter
+# says: the law says it, not a rule
+# base: closed forms
+-    E, A, B, alpha, beta = law
+-    g = (alpha * A / (beta * B)) ** (1 / (alpha + beta))
+-    params = g * (budget / 6) ** (beta / (alpha + beta))
++    params = math.sqrt(budget / (6 * 20))
+
+
+# %% wrong: the exponents are exchanged
+# says: beta belongs to D
+# base: closed forms
+-    params = g * (budget / 6) ** (beta / (alpha + beta))
++    params = g * (budget / 6) ** (alpha / (alpha + beta))
+
+
+# %% wrong: alpha and beta are read in the other order
+# says: the law is \(E, A, B, alpha, beta\)
+# base: closed forms
+-    E, A, B, alpha, beta = law
++    E, A, B, beta, alpha = law
+
+
+# %% wrong: C = N D
+# says: here C = 6 N D
+# base: closed forms
+-    params = g * (budget / 6) ** (beta / (alpha + beta))
+-    return params, budget / (6 * params)
++    params = g * budget ** (beta / (alpha + beta))
++    return params, budget / params
+
+
+# %% wrong: no factor
+# says: beta B\)\^\(1 / \(alpha \+ beta\)\) is missing
+# base: closed forms
+-    params = g * (budget / 6) ** (beta / (alpha + beta))
++    params = (budget / 6) ** (beta / (alpha + beta))
+
+
+# %% wrong: seconds
+# says: a day has 86,400
+# base: closed forms
+-    return 6 * params * tokens / (gpus * flops * mfu) / 86_400
++    return 6 * params * tokens / (gpus * flops * mfu)
+
+
+# %% wrong: the peak
+# says: A GPU reaches the share mfu of its peak
+# base: closed forms
+-    return flops * mfu / (6 * params)
++    return flops / (6 * params)
+
+
+# %% wrong: tokens first
+# says: the other way round
+# base: closed forms
+-    return params, budget / (6 * params)
++    return budget / (6 * params), params
+
+
+# %% wrong: parameters alone
+# says: not a number
+# base: closed forms
+-    return params, budget / (6 * params)
++    return {"params": params}
+
+
+# %% right: a search for the least loss
+def days(params, tokens, gpus, flops, mfu=0.4):
+    seconds = tokens / (gpus * tokens_per_second_per_gpu(params, flops, mfu))
+    return seconds / (24 * 60 * 60)
+
+
+def tokens_per_second_per_gpu(params, flops, mfu):
+    forward, backward = 2 * params, 4 * params
+    return mfu * flops / (forward + backward)
+
+
+def compute_optimal(budget, law):
+    E, A, B, alpha, beta = law
+
+    def loss(logarithm):
+        n = math.exp(logarithm)
+        return E + A / n**alpha + B / (budget / 6 / n) ** beta
+
+    low, high = math.log(1e3), math.log(budget / 6)
+    for _ in range(200):
+        a, b = low + (high - low) / 3, high - (high - low) / 3
+        if loss(a) < loss(b):
+            high = b
+        else:
+            low = a
+    n = math.exp((low + high) / 2)
+    return n, budget / (6 * n)
+
+
+# %% right: tokens first, then parameters
+def days(params, tokens, gpus, flops, mfu=0.4):
+    return params * tokens * 6 / 86400 / gpus / flops / mfu
+
+
+def tokens_per_second_per_gpu(params, flops, mfu):
+    return 86400 / days(params, 1, 1, flops, mfu) / 86400**2
+
+
+def compute_optimal(budget, law):
+    _, a, b, alpha, beta = law
+    product = budget / 6
+    tokens = (beta * b / (alpha * a) * product**alpha) ** (1 / (alpha + beta))
+    return [product / tokens, tokens]

@@ -1,0 +1,133 @@
+# %% base: layer by layer
+def step_flops(config, batch, seq, *, backward=True, causal=False, recompute=False):
+    tokens, h = batch * seq, config.width
+    keys = config.key_value_heads * config.head_dim
+    mlp = (3 if config.mlp == "swiglu" else 2) * h * config.mlp_width
+    scores = seq * (seq + 1) // 2 if causal else seq * seq
+    blocks = 0
+    for _ in range(config.layers):
+        blocks += 2 * tokens * (2 * h * h + 2 * h * keys + mlp)
+        blocks += 4 * batch * scores * h
+    head = 2 * tokens * h * config.vocab_size
+    if not backward:
+        return blocks + head
+    return 3 * (blocks + head) + (blocks if recompute else 0)
+
+
+# %% wrong: 6 N D
+# says: attention's 12 L s h T are missing, 3 to 17 %
+# base: layer by layer
+-        blocks += 4 * batch * scores * h
+
+
+# %% wrong: a FLOP is a multiplication with an addition
+# says: That is half: a multiplication and an addition are two
+# base: layer by layer
+-    if not backward:
+-        return blocks + head
++    blocks, head = blocks // 2, head // 2
++    if not backward:
++        return blocks + head
+
+
+# %% wrong: backward costs as much as forward
+# says: two products for each of forward's.*three in all
+# base: layer by layer
+-    return 3 * (blocks + head) + (blocks if recompute else 0)
++    return 2 * (blocks + head) + (blocks if recompute else 0)
+
+
+# %% wrong: the head is left out
+# says: V h a token and direction, 27 % of GPT-2 small
+# base: layer by layer
+-    head = 2 * tokens * h * config.vocab_size
++    head = 0
+
+
+# %% wrong: the head runs again
+# says: checkpoints end before the head
+# base: layer by layer
+-    return 3 * (blocks + head) + (blocks if recompute else 0)
++    return (4 if recompute else 3) * (blocks + head)
+
+
+# %% wrong: the embedding is multiplied
+# says: A look-up multiplies nothing
+# base: layer by layer
+-    head = 2 * tokens * h * config.vocab_size
++    head = 2 * tokens * h * config.vocab_size
++    blocks += 2 * tokens * h * config.vocab_size
+
+
+# %% wrong: scores of the key heads
+# says: Grouped queries save bytes, not scores
+# base: layer by layer
+-        blocks += 4 * batch * scores * h
++        blocks += 4 * batch * scores * keys
+
+
+# %% wrong: half of all scores
+# says: s \(s\+1\)/2, the diagonal is there
+# base: layer by layer
+-    scores = seq * (seq + 1) // 2 if causal else seq * seq
++    scores = seq * seq / 2 if causal else seq * seq
+
+
+# %% wrong: masked scores count in spite of causal
+# says: only the scores that are not masked count
+# base: layer by layer
+-    scores = seq * (seq + 1) // 2 if causal else seq * seq
++    scores = seq * seq
+
+
+# %% wrong: one product of attention
+# says: Attention has two products
+# base: layer by layer
+-        blocks += 4 * batch * scores * h
++        blocks += 2 * batch * scores * h
+
+
+# %% wrong: recomputation is not counted
+# says: runs the blocks' forward once more
+# base: layer by layer
+-    return 3 * (blocks + head) + (blocks if recompute else 0)
++    return 3 * (blocks + head)
+
+
+# %% wrong: nothing is returned
+# says: not a number
+def step_flops(config, batch, seq, *, backward=True, causal=False, recompute=False):
+    print(6 * batch * seq * config.width)
+
+
+# %% right: 6 N D, and a correction
+def step_flops(config, batch, seq, *, backward=True, causal=False, recompute=False):
+    h, d = config.width, config.head_dim
+    layer = h * (config.mlp_width * (3 if config.mlp == "swiglu" else 2))
+    layer += 2 * h * config.heads * d + 2 * h * config.key_value_heads * d
+    n_blocks = config.layers * layer
+    pairs = sum(range(1, seq + 1)) if causal else seq**2
+    attention = config.layers * 2 * 2 * batch * pairs * config.heads * d
+    of_blocks = 2 * n_blocks * batch * seq + attention
+    of_head = 2 * config.vocab_size * h * batch * seq
+    runs = 1 + 2 * backward + (1 if recompute and backward else 0)
+    return runs * of_blocks + (1 + 2 * backward) * of_head
+
+
+# %% right: product by product
+def step_flops(config, batch, seq, *, backward=True, causal=False, recompute=False):
+    def product(m, k, n):
+        return 2 * m * k * n
+
+    tokens, kv = batch * seq, config.key_value_heads * config.head_dim
+    block = 2 * product(tokens, config.width, config.width)
+    block += 2 * product(tokens, config.width, kv)
+    block += product(tokens, config.mlp_width, config.width) * (3 if config.mlp == "swiglu" else 2)
+    for _ in range(batch * config.heads):
+        both = product(seq, config.head_dim, seq) + product(seq, seq, config.head_dim)
+        block += both * (seq + 1) // (2 * seq) if causal else both
+    total = config.layers * block + product(tokens, config.width, config.vocab_size)
+    if backward:
+        total *= 3
+        total += recompute * config.layers * block
+    return total
