@@ -59,26 +59,28 @@ def link(name: str) -> Link:
 class Gpu:
     """A GPU.
 
-    flops: a second, bf16 factors, dense; fp8: the same with fp8 factors, None if it has none; memory: bytes;
-    bandwidth: bytes a second between memory and processor; host_link: to the host's memory, a name in LINKS.
+    flops: a second, bf16 factors, dense; memory: bytes; bandwidth: bytes a second between the GPU and this
+    memory; fp8: as flops with fp8 factors, or None if its tensor cores have no fp8; host_link: the name of
+    its link to the host, in LINKS.
     """
 
     name: str
     flops: float
     memory: float
+    source: str
     bandwidth: float
     fp8: float | None
     host_link: str
-    source: str
 
 
-# A B200's sheet for the chip alone says 192 GB; in a DGX or HGX B200 each has 180 GB.
+_PCIE_4, _PCIE_5 = "PCIe 4.0 x16", "PCIe 5.0 x16"
 GPUS: tuple[Gpu, ...] = (
-    Gpu("A100 SXM", 312e12, 80 * GB, 2039 * GB, None, "PCIe 4.0 x16", "NVIDIA A100 data sheet"),
-    Gpu("H100 SXM", 989e12, 80 * GB, 3350 * GB, 1979e12, "PCIe 5.0 x16", "NVIDIA H100 data sheet"),
-    Gpu("H200 SXM", 989e12, 141 * GB, 4800 * GB, 1979e12, "PCIe 5.0 x16", "NVIDIA H200 data sheet"),
-    Gpu("B200 SXM", 2250e12, 180 * GB, 8000 * GB, 4500e12, "PCIe 5.0 x16", "NVIDIA DGX B200 data sheet"),
-)  # fmt: skip
+    Gpu("A100 SXM", 312e12, 80 * GB, "NVIDIA A100 data sheet", 2039 * GB, None, _PCIE_4),
+    Gpu("H100 SXM", 989e12, 80 * GB, "NVIDIA H100 data sheet", 3350 * GB, 1979e12, _PCIE_5),
+    Gpu("H200 SXM", 989e12, 141 * GB, "NVIDIA H200 data sheet", 4800 * GB, 1979e12, _PCIE_5),
+    # As it is in a DGX B200, whose hosts have PCIe 5.0; other data sheets give the chip 192 GB.
+    Gpu("B200", 2250e12, 180 * GB, "NVIDIA DGX B200 data sheet", 8000 * GB, 4500e12, _PCIE_5),
+)
 
 # Seconds that a round of NCCL's ring costs before its first byte, with the protocol for large messages.
 # Source: the table hwLat of NCCL's cost model, src/graph/tuning.cc (Ring, Simple).

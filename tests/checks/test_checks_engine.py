@@ -703,6 +703,7 @@ def test_no_row_is_wider_than_a_notebook():
     ("assignment", "points"),
     [
         ("00_first_ranks", 10),
+        ("01_why_distribute", 60),
         ("02_collectives", 60),
         ("03_data_parallel", 60),
         ("04_zero", 60),

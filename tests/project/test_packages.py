@@ -25,9 +25,9 @@ TOPICS = (
 )  # fmt: skip
 # Functions that bear the names of their modules: `course_lib.pipeline.gantt` is the module.
 FIGURES = ("course_lib.pipeline.explorer", "course_lib.pipeline.gantt")
-# Checks and mutants may be there before their notebook.
-EXERCISED = {*assignments(), *(folder.name for folder in MUTANTS.iterdir())}
-HIDDEN = sorted({module for name in EXERCISED for module in reference_modules(name)})
+# Checks and their mutants may be there before their notebook.
+KNOWN = {*assignments(), *(folder.name for folder in MUTANTS.iterdir() if folder.is_dir())}
+HIDDEN = sorted({module for name in KNOWN for module in reference_modules(name)})
 READERS = [
     *ROOT.glob("*.md"),
     *(path for folder in ("benchmarks", "docs", "examples") for path in (ROOT / folder).rglob("*.py")),

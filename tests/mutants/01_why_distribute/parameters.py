@@ -124,14 +124,14 @@ def parameters(config):
 
 
 # %% wrong: another key
-# says: dict without 'mlp'
+# says: parameters\(GPT-2 small\) gives a dict without 'mlp'
 # base: closed forms
 -        "mlp": L * mlp,
 +        "MLP": L * mlp,
 
 
 # %% wrong: the sum alone
-# says: not a number
+# says: parameters\(GPT-2 small\) gives something else than a dict
 # base: closed forms
 -    return {
 +    return sum({

@@ -80,7 +80,7 @@ def least_tokens(flops, bandwidth, itemsize=2):
 
 
 # %% wrong: half of the FLOPs
-# says: A FLOP is a multiplication or an addition
+# says: a FLOP is a multiplication or an addition
 # base: the longer of two times
 -    arithmetic = 2 * m * k * n / flops
 +    arithmetic = m * k * n / flops

@@ -17,9 +17,11 @@ from course_lib.checks.kit import (
     Observed,
     Prediction,
     RankSide,
+    Sentence,
     equal,
     judge_prediction,
     numeric,
+    wrong,
 )
 from course_lib.models import PUBLISHED, GPTConfig
 
@@ -67,6 +69,10 @@ def spread(formula: Callable[..., Any]) -> Callable[..., Any]:
     return of
 
 
+class Misfit(str):
+    """Words for an answer that does not have the agreed form: "a dict without 'norms'"."""
+
+
 def whole(value: Any) -> Any:
     return value
 
@@ -75,15 +81,12 @@ def entry(key: str) -> Callable[[Any], Any]:
     """Of an answer that is a dict the value under `key`."""
 
     def pick(value: Any) -> Any:
-        if not isinstance(value, dict) or not isinstance(value.get("dict"), list):
-            return (
-                value
-                if isinstance(value, dict)
-                else {"other": f"{type(value).__name__}, and no dict"}
-            )
-        pairs = [pair for pair in value["dict"] if isinstance(pair, list) and len(pair) == 2]
+        listed = value.get("dict") if isinstance(value, dict) else None
+        if not isinstance(listed, list):
+            return Misfit("something else than a dict")
+        pairs = [pair for pair in listed if isinstance(pair, list) and len(pair) == 2]
         values = [item for name, item in pairs if name == key]
-        return values[0] if values else {"other": f"dict without {key!r}"}
+        return values[0] if values else Misfit(f"a dict without {key!r}")
 
     return pick
 
@@ -94,7 +97,7 @@ def place(index: int, size: int) -> Callable[[Any], Any]:
     def pick(value: Any) -> Any:
         if isinstance(value, list) and len(value) == size:
             return value[index]
-        return {"other": f"tuple that has not {size} numbers"} if isinstance(value, list) else value
+        return Misfit(f"something else than {size} numbers")
 
     return pick
 
@@ -103,8 +106,9 @@ def place(index: int, size: int) -> Callable[[Any], Any]:
 class Question:
     """A line of the table: a function on some arguments.
 
-    pick: from an answer to its number; tolerance: relative, within which a number counts as right; slips: the
-    formulas of usual mistakes, by their sentences; the rest as in `Prediction`.
+    called: the function, if the number has a name of its own. pick: from an answer to its number, or a
+    Misfit; tolerance: relative, within which a number counts as right; slips: the formulas of usual mistakes,
+    by their sentences; the rest as in `Prediction`.
     """
 
     name: str
@@ -117,6 +121,11 @@ class Question:
     otherwise: str = ""
     pick: Callable[[Any], Any] = whole
     tolerance: float = EXACT
+    called: str = ""
+
+    @property
+    def function(self) -> str:
+        return self.called or self.name
 
     @property
     def prediction(self) -> Prediction:
@@ -132,6 +141,14 @@ class Question:
         inner = judge_prediction(prediction, start)
 
         def judge(observed: Observed) -> Finding:
+            for k, args in enumerate(prediction.arguments, start=start):
+                answer = observed.answer(k)
+                if answer.error is None and isinstance(misfit := self.pick(answer.value), Misfit):
+                    said = Sentence(
+                        f"{self.function}({', '.join(map(repr, args))}) gives {misfit}.",
+                        f"{self.function} gives {misfit} for some arguments.",
+                    )
+                    return wrong(said, cause=f"{self.function}: {misfit}")
             return inner(_Picked(observed, prediction, start, self.pick, self.tolerance))  # type: ignore[arg-type]
 
         return judge

@@ -70,7 +70,8 @@ def of_law(
     return lambda budget, law: optimum(budget, law)[index]
 
 
-def by_exponents(budget: float, law: tuple[float, ...], each: float = 6) -> tuple[float, float]:
+def by_exponents(budget: float, law: tuple[float, ...], each: float) -> tuple[float, float]:
+    """With C = each N D."""
     return facts.compute_optimal(budget * 6 / each, law)
 
 
@@ -117,12 +118,7 @@ OPTIMA: dict[str, Callable[[float, tuple[float, ...]], tuple[float, float]]] = {
     "The exponents are exchanged: the law is (E, A, B, alpha, beta), and beta belongs to D.": (
         other_way
     ),
-    "C = N D has one FLOP for each parameter and token; here C = 6 N D.": (
-        lambda budget, law: (
-            by_exponents(budget, law, 1)[0], budget / by_exponents(budget, law, 1)[0]
-        )
-    ),
-    "C = 6 N D: forward and backward are 6 FLOPs for each parameter and token.": (
+    "C = N D has one FLOP for each parameter and token; here C = 6 N D: forward and backward are 6.": (
         lambda budget, law: by_exponents(budget, law, 1)
     ),
     "3 N D has one FLOP for each multiplication and addition together; here C = 6 N D.": (

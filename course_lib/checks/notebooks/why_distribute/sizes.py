@@ -141,7 +141,7 @@ def parameters(draw: Draw) -> Iterator[Case]:
                 f"the {name} of parameters", 0, [(model,) for model in models], part(name),
                 SLIPS[name], weight=1.5 if name in ("attention", "mlp") else 1.0, title=name,
                 otherwise="Go through the modules of a small GPT: name and shape of each parameter.",
-                pick=entry(name),
+                pick=entry(name), called="parameters",
             )
             for name in PARTS
         ]

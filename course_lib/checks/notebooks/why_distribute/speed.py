@@ -19,17 +19,15 @@ def moving(m: int, k: int, n: int, bandwidth: float, itemsize: float) -> float:
     return (m * k + k * n + m * n) * itemsize / bandwidth
 
 
-def product(
-    operations: float = 1, faster: float = 1, slower: float = 1, item: int | None = None
-) -> Formula:
-    """operations: as many times; faster: FLOPs a second; slower: seconds of the bytes."""
+def product(faster: float = 1, slower: float = 1, item: int | None = None) -> Formula:
+    """faster: so many times the FLOPs a second; slower: the seconds of the bytes."""
 
     def seconds(
         m: int, k: int, n: int, flops: float, bandwidth: float, itemsize: float = 2
     ) -> float:
         size = itemsize if item is None else item
         return max(
-            operations * arithmetic(m, k, n, flops) / faster,
+            arithmetic(m, k, n, flops) / faster,
             slower * moving(m, k, n, bandwidth, size),
         )
 
@@ -63,8 +61,8 @@ PRODUCT: dict[str, Formula] = {
             arithmetic(m, k, n, flops), moving(m, k, n, bandwidth, itemsize)
         )
     ),
-    "A FLOP is a multiplication or an addition: 2 m k n.": product(operations=0.5),
-    "That takes the peak twice: it is with half of the numbers zero, the sparse one.": product(faster=2),
+    "Half of the time: a FLOP is a multiplication or an addition, 2 m k n. Or the peak is taken twice: that "
+    "is with half of the numbers zero, the sparse one.": product(faster=2),
     "bandwidth is in bytes a second, GB and not GiB: off by 1.074.": product(slower=1 / GIB),
     "bandwidth is in bytes a second, GB and not GiB: off by 1.074, the other way.": product(slower=GIB),
     "bandwidth is in bytes a second, not in bits.": product(slower=8),
