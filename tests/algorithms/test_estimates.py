@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed._tools.mem_tracker import MemTracker
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -233,6 +234,26 @@ def test_the_peak_is_that_of_the_scorecard() -> None:
             loss.backward()
             optimizer.step()
     assert timeline.peak.total == spent.peak_bytes
+
+
+def test_the_peak_is_that_of_pytorchs_tracker() -> None:
+    """PyTorch's tracker counts the same bytes; it calls tokens that are kept for backward "other"."""
+    config = GPTConfig(layers=2, heads=2, width=32, context=64)
+    model, tokens = GPT(config), torch.zeros(2, 64, dtype=torch.long)
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    tracker = MemTracker()
+    tracker.track_external(model, optimizer, tokens)
+    with tracker:
+        for _ in range(2):
+            next_token_loss(model(tokens), tokens).backward()
+            optimizer.step()
+            tracker.reset_mod_stats()
+    (peak,) = tracker.get_tracker_snapshot("peak").values()
+    *_, timeline = stepped()
+    assert peak["Total"] == timeline.peak.total
+    by_name = {str(kind): nbytes for kind, nbytes in peak.items()}
+    apart = timeline.peak.bytes["activations"] - by_name["_MemRefType.ACT"]
+    assert 0 <= apart <= tokens.nbytes
 
 
 def adamw(model: GPT) -> torch.optim.Optimizer:
