@@ -2109,9 +2109,10 @@ Scorecard(rows, unit=parameters_alone, flops_alone=alone_run[0].flops)
 
 # %% [markdown]
 # *Computation*: every rank makes the optimizer's step of all parameters, as replicas do; backward makes the
-# scores again, and blocks on the diagonal are computed whole. (Ulysses computes the most: your
-# `tiled_attention` puts these 128 tokens into one tile, and masks half of it.) *Memory*: weights, gradients,
-# m and v are whole on every rank (ZeRO or tensor parallelism divides them, and can be combined with it);
+# scores again, and blocks on the diagonal are computed whole. The ring leaves wholly masked blocks out. Of one
+# process all scores are counted, masked ones too, and those of backward once, so that the ring comes out a
+# little below it. (Ulysses computes the most: your `tiled_attention` puts these 128 tokens into one tile, and
+# masks half of it.) *Memory*: weights, gradients, m and v are whole on every rank (ZeRO or tensor parallelism divides them, and can be combined with it);
 # activations are divided, which matters little for 128 tokens, and most for 131,072. *Bytes*: a rank sends 2
 # (N−1)/N of M for the sum of gradients, and the bytes of attention. The card does not show the use of zigzag:
 # less idle time.
