@@ -103,6 +103,20 @@ def test_a_part_that_is_missing_is_named(seed: int) -> None:
     assert "parameters gives a dict without 'attention' for some arguments." in hidden
 
 
+def test_parts_of_a_function_that_raises_have_one_cause(seed: int) -> None:
+    def parameters(config):
+        return {"embedding": config.size}
+
+    visible, _ = judged("parameters", parameters, seed=seed)
+    assert visible.count("parameters(GPT-2 small) raised AttributeError") == 1
+    assert "of parameters" not in visible
+
+    def unwritten(config):
+        raise NotImplementedError
+
+    assert judged("parameters", unwritten, seed=seed)[0] == "parameters is not written yet."
+
+
 # ---- layouts
 
 

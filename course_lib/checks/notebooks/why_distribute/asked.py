@@ -18,7 +18,9 @@ from course_lib.checks.kit import (
     Prediction,
     RankSide,
     Sentence,
+    at,
     equal,
+    error_kind,
     judge_prediction,
     numeric,
     wrong,
@@ -143,15 +145,24 @@ class Question:
         def judge(observed: Observed) -> Finding:
             for k, args in enumerate(prediction.arguments, start=start):
                 answer = observed.answer(k)
-                if answer.error is None and isinstance(misfit := self.pick(answer.value), Misfit):
-                    said = Sentence(
-                        f"{self.function}({', '.join(map(repr, args))}) gives {misfit}.",
-                        f"{self.function} gives {misfit} for some arguments.",
-                    )
-                    return wrong(said, cause=f"{self.function}: {misfit}")
+                typed = f"{self.function}({', '.join(map(repr, args))})"
+                if answer.error is not None:
+                    return self.raised(typed, *answer.error)
+                if isinstance(misfit := self.pick(answer.value), Misfit):
+                    general = f"{self.function} gives {misfit} for some arguments."
+                    return wrong(Sentence(f"{typed} gives {misfit}.", general))
             return inner(_Picked(observed, prediction, start, self.pick, self.tolerance))  # type: ignore[arg-type]
 
         return judge
+
+    def raised(self, typed: str, error: str, text: str, where: str) -> Finding:
+        """typed: the call. The lines of one function that raises have one cause."""
+        if error == "NotImplementedError":
+            return wrong(f"{self.function} is not written yet.")
+        said = Sentence(
+            f"{typed} raised {error}: {text}", f"{self.function} raised {error_kind(error)}."
+        )
+        return wrong(said, at(where), cause=f"{self.function} raised {error}")
 
 
 @dataclass(frozen=True)
@@ -169,8 +180,6 @@ class _Picked:
 
     def answer(self, index: int) -> Any:
         answer = self.observed.answer(index)
-        if answer.error is not None:
-            return answer
         value, args = self.pick(answer.value), self.prediction.arguments[index - self.start]
         number, right = numeric(value), self.prediction.formula(*args)
         if number is not None and equal(number, right, self.tolerance):
