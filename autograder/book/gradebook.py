@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+from alembic.script import ScriptDirectory
 from nbgrader.api import Gradebook, MissingEntry
+from nbgrader.dbutil import ALEMBIC_DIR
 
 from autograder.course.config import COURSE_ID
 from autograder.course.release import generate
@@ -29,9 +32,29 @@ class ClassBook:
     @contextmanager
     def open(self) -> Iterator[Any]:
         """nbgrader's Gradebook, whose rows are typed as columns and not as values."""
+        self.begin()
         # another program (formgrader) may be writing: seconds until it has finished
         with Gradebook(f"sqlite:///{self.file}?timeout={PATIENCE}", COURSE_ID) as book:
             yield book
+
+    def begin(self) -> None:
+        """Make the file with the version of nbgrader's tables in it, unless there is one.
+
+        The Gradebook adds its tables. In a file without any it would start the program `alembic` for the
+        version alone, which takes over a second.
+        """
+        if self.file.exists():
+            return
+        version = ScriptDirectory(ALEMBIC_DIR).get_current_head()
+        with closing(sqlite3.connect(self.file, PATIENCE)) as book, book:
+            book.execute("BEGIN IMMEDIATE")
+            book.execute(
+                "CREATE TABLE IF NOT EXISTS alembic_version (version_num VARCHAR(32) NOT NULL)"
+            )
+            book.execute(
+                "INSERT INTO alembic_version SELECT ? WHERE NOT EXISTS (SELECT * FROM alembic_version)",
+                (version,),
+            )
 
     def register(self, assignments: Iterable[str]) -> str:
         """Enter the assignments as they are now. Returns a sentence if the book was begun anew.
@@ -45,6 +68,7 @@ class ClassBook:
             kept = self.file.with_name(f"gradebook-until-{time.strftime('%Y%m%d-%H%M%S')}.db")
             self.file.rename(kept)
             note = f"The exercises have changed: a new gradebook is begun, the old one is {kept}."
+        self.begin()
         for name in names:
             generate(name, self.released, solutions=self.solutions, gradebook=True)
         return note

@@ -6,9 +6,11 @@ import csv
 import os
 import re
 import shutil
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -16,6 +18,7 @@ from pathlib import Path
 import nbformat
 import pytest
 from nbformat import NotebookNode
+from nbgrader.api import Gradebook
 from nbgrader.apps.api import NbGraderAPI
 from nbgrader.coursedir import CourseDirectory
 
@@ -23,7 +26,14 @@ from autograder.book.entries import Entries
 from autograder.book.gradebook import ClassBook
 from autograder.book.store import Store
 from autograder.book.table import COLUMNS, Row, as_text, write_csv
-from autograder.course.config import NOTEBOOKS, ROOT, SOLUTIONS, assignments, course_config
+from autograder.course.config import (
+    COURSE_ID,
+    NOTEBOOKS,
+    ROOT,
+    SOLUTIONS,
+    assignments,
+    course_config,
+)
 from autograder.course.exercises import read_assignment
 from autograder.course.kernels import prefer_this_environment
 from autograder.course.scores import score_cell
@@ -217,6 +227,26 @@ def test_changed_exercises_begin_a_new_gradebook(small: SmallClass, tmp_path: Pa
     assert len(list((tmp_path / "out").glob("gradebook-until-*.db"))) == 1
     with book.open() as opened:
         assert Entries(opened).maximum(NAME) == 6
+
+
+def contents(file: Path) -> tuple[list[tuple], list[tuple]]:
+    """All tables and indices of a gradebook, and the version of its tables."""
+    with closing(sqlite3.connect(file)) as book:
+        made = book.execute("SELECT type, name, sql FROM sqlite_master").fetchall()
+        return sorted(made, key=str), book.execute("SELECT * FROM alembic_version").fetchall()
+
+
+def test_a_new_gradebook_is_the_one_that_nbgrader_would_make(tmp_path: Path) -> None:
+    """Ours has its version without a start of the program `alembic`."""
+    with Gradebook(f"sqlite:///{tmp_path / 'theirs.db'}", COURSE_ID):
+        theirs = contents(tmp_path / "theirs.db")
+    book = ClassBook(tmp_path / "out", tmp_path / "solutions")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", "")
+        for _ in range(2):
+            with book.open():
+                assert contents(book.file) == theirs
+    assert len(theirs[1]) == 1
 
 
 def test_students_of_the_sample_do_not_stay_among_real_ones(small: SmallClass) -> None:
