@@ -44,13 +44,17 @@ def seed() -> int:
 
 # --- several workers: pytest -n auto -------------------------------------------------------------
 
-# Files whose tests take minutes come first, so that no worker is left alone with one at the end.
+# Files whose tests take minutes come first, so that no worker is left alone with one at the end. Those that
+# one worker runs from end to end come before those that all workers share (APART).
 LONG = (
     "test_autograder.py",
     "test_faults.py",
-    "test_mutants.py",
-    "test_notebooks.py",
+    "test_outside.py",
     "test_hosts.py",
+    "test_collectives.py",
+    "test_style.py",
+    "test_notebooks.py",
+    "test_mutants.py",
 )
 # Every test of these may run in another worker: they share nothing that is slow to make.
 APART = ("test_mutants.py", "test_notebook_solutions.py", "test_notebooks.py", "test_seeds.py")
