@@ -55,7 +55,7 @@ from tests.autograder import marking_double
 TOY = Path(__file__).resolve().parents[1] / "toy/solutions/00_toy/00_toy.py"
 SECRET = b"0123456789abcdef"
 
-prefer_this_environment()  # a new gradebook asks for the program `alembic`
+prefer_this_environment()
 # nbgrader 0.9.6 with SQLAlchemy 2.1: harmless, and the command sends them to its log.
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SAWarning")
 

@@ -9,7 +9,6 @@ import io
 import json
 import os
 import subprocess
-import sys
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,8 +18,8 @@ import nbformat
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from nbformat import NotebookNode
-from nbgrader.api import Gradebook
 
+from autograder.book.gradebook import ClassBook
 from autograder.book.standing import ByHand, Standing, final_maximum, final_score, standings
 from autograder.book.store import Store
 from autograder.commands import export, gradescope, reliability, report
@@ -340,11 +339,9 @@ def test_tables_are_read_as_the_site_wrote_them() -> None:
 
 
 @pytest.fixture
-def book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def book(tmp_path: Path) -> Path:
     """A gradebook in which anna has points by hand, a comment and a penalty; ben has nothing."""
-    # nbgrader runs `alembic` by its name to make a new gradebook
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    with Gradebook(f"sqlite:///{tmp_path / 'gradebook.db'}", "course") as book:
+    with ClassBook(tmp_path, tmp_path).open() as book:
         for name in (NAME, "other"):
             book.add_assignment(name)
             book.add_notebook(name, name)
