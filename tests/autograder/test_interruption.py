@@ -35,6 +35,7 @@ TOY = Path(__file__).resolve().parents[1] / "toy/solutions/00_toy/00_toy.py"
 OLD, NEW = 0.25, 0.75  # shares of the points before and after all students handed in again
 PATIENCE = 240  # seconds after which a run hangs
 
+prefer_this_environment()
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SAWarning")
 
 
@@ -138,7 +139,6 @@ class Killed:
 
 @pytest.fixture
 def killed(tmp_path: Path) -> Iterator[Killed]:
-    prefer_this_environment()
     source = tmp_path / "solutions/00_toy"
     source.mkdir(parents=True)
     shutil.copy(TOY, source)
