@@ -1,5 +1,13 @@
 """The checks of notebook 05: how is ZeRO-3 made fast?"""
 
 from course_lib.checks.notebooks.fsdp.clip import clip_grad_norm
+from course_lib.checks.notebooks.fsdp.gather_int8 import all_gather_int8
+from course_lib.checks.notebooks.fsdp.hybrid import hybrid
+from course_lib.checks.notebooks.fsdp.precision import two_precisions
 
-__all__ = ["clip_grad_norm"]
+__all__ = [
+    "all_gather_int8",
+    "clip_grad_norm",
+    "hybrid",
+    "two_precisions",
+]

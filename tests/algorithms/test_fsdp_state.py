@@ -1,0 +1,220 @@
+"""Checkpoints of sharded modules: N ranks write them; M ranks, one process and `fully_shard` read them."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.fsdp import fully_shard
+
+from course_lib import fsdp, launch, zero
+from course_lib.fsdp.pieces import Piece
+
+Losses = list[float]
+STEPS = 3
+
+
+class Scale(nn.Module):
+    """A parameter of one number, and a buffer. fully_shard refuses parameters without dimensions."""
+
+    factor: nn.Parameter
+    shift: Tensor
+
+    def __init__(self, *shape: int):
+        super().__init__()
+        self.factor = nn.Parameter(torch.full(shape, 1.5))
+        self.register_buffer("shift", torch.tensor([0.25]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.factor * x + self.shift
+
+
+def model(seed: int, *shape: int) -> nn.Sequential:
+    """Sizes that no number of ranks divides, a convolution of three dimensions, a number."""
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Conv1d(3, 5, 2, padding=1),
+        nn.Flatten(),
+        nn.Linear(25, 7),
+        nn.Tanh(),
+        Scale(*shape),
+        nn.Linear(7, 3),
+    )
+
+
+def batches(seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Each rank takes all of a batch: losses and gradients do not depend on the number of ranks."""
+    draw = torch.Generator().manual_seed(seed)
+    while True:
+        yield torch.randn(6, 3, 4, generator=draw), torch.randn(6, 3, generator=draw)
+
+
+def train(module: nn.Module, optimizer: torch.optim.Optimizer, data: Any, steps: int) -> Losses:
+    losses = []
+    for _, (x, y) in zip(range(steps), data, strict=False):
+        optimizer.zero_grad()
+        loss = (module(x) - y).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+def adam(params: Any, lr: float = 0.05) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(params, lr=lr, betas=(0.8, 0.9))
+
+
+def ours(seed: int, *shape: int) -> tuple[zero.Zero3Module, torch.optim.Optimizer]:
+    module = zero.Zero3Module(model(seed, *shape))
+    return module, adam(module.parameters())
+
+
+def after(seed: int) -> Any:
+    """The data after the first steps."""
+    data = batches(seed)
+    for _ in range(STEPS):
+        next(data)
+    return data
+
+
+def without_a_break(seed: int) -> Losses:
+    """The losses of one process: those after the first steps."""
+    module = model(seed)
+    return train(module, adam(module.parameters()), batches(seed), 2 * STEPS)[STEPS:]
+
+
+def test_pieces_are_cut_into_blocks() -> None:
+    """Every run of elements of tensors of up to four dimensions, and at most 2 d - 1 blocks."""
+    for shape in [(), (1,), (7,), (4, 5), (3, 4, 5), (1, 5, 1, 3), (2, 3, 2, 2), (0, 3), (3, 0)]:
+        whole = torch.arange(math.prod(shape)).view(shape)
+        for start in range(whole.numel() + 1):
+            for stop in range(start, whole.numel() + 1):
+                piece = Piece(whole.shape, start, whole.reshape(-1)[start:stop].clone())
+                blocks = piece.blocks()
+                assert len(blocks) <= max(1, 2 * len(shape) - 1)
+                elements = []
+                for block in blocks:
+                    place = tuple(
+                        slice(offset, offset + size)
+                        for offset, size in zip(block.offsets, block.sizes, strict=True)
+                    )
+                    assert torch.equal(whole[place], block.values)
+                    assert block.values.untyped_storage().data_ptr() == (
+                        piece.values.untyped_storage().data_ptr()
+                    )
+                    elements += block.values.flatten().tolist()
+                assert elements == list(range(start, stop))
+
+
+@pytest.mark.parametrize("readers", [1, 2, 3, 4, 8])
+def test_four_ranks_write_and_others_go_on_with_equal_losses(
+    readers: int, tmp_path: Path, seed: int
+) -> None:
+    folder = tmp_path / "checkpoint"
+
+    def write() -> Losses:
+        module, optimizer = ours(seed)
+        train(module, optimizer, batches(seed), STEPS)
+        fsdp.save_checkpoint(folder, module, optimizer)
+        return train(module, optimizer, after(seed), STEPS)
+
+    def read() -> tuple[Losses, float, float]:
+        module, optimizer = ours(seed + 1)
+        optimizer.param_groups[0]["lr"] = 9.0  # the checkpoint has another
+        fsdp.load_checkpoint(folder, module, optimizer)
+        scale = module.full_state_dict()["4.shift"].item()
+        return train(module, optimizer, after(seed), STEPS), optimizer.param_groups[0]["lr"], scale
+
+    alone = without_a_break(seed)
+    for losses in launch(write, world_size=4):
+        assert losses == pytest.approx(alone, rel=1e-4)
+    for losses, lr, shift in launch(read, world_size=readers):
+        assert losses == pytest.approx(alone, rel=1e-4)
+        assert (lr, shift) == (0.05, 0.25)
+
+
+@pytest.mark.parametrize("writers", [1, 3])
+def test_full_state_dicts_fit_one_process_and_any_number_of_ranks(writers: int, seed: int) -> None:
+    def write() -> dict:
+        module, optimizer = ours(seed)
+        train(module, optimizer, batches(seed), STEPS)
+        return fsdp.full_state_dict(module, optimizer)
+
+    def read(state: dict) -> Losses:
+        module, optimizer = ours(seed + 1)
+        fsdp.load_full_state_dict(module, state, optimizer)
+        return train(module, optimizer, after(seed), STEPS)
+
+    alone = without_a_break(seed)
+    states = list(launch(write, world_size=writers))
+    single = model(seed + 1)
+    single.load_state_dict(states[0]["model"])  # of the wrapped module, as it is without ranks
+    names = [name for name, _ in single.named_parameters()]
+    assert states[0]["optimizer"]["state"].keys() == set(names)
+    optimizer = adam(single.parameters())
+    numbered = {i: states[0]["optimizer"]["state"][name] for i, name in enumerate(names)}
+    (group,) = states[0]["optimizer"]["param_groups"]
+    group = {**group, "params": list(numbered)}
+    optimizer.load_state_dict(copy.deepcopy({"state": numbered, "param_groups": [group]}))
+    assert train(single, optimizer, after(seed), STEPS) == pytest.approx(alone, rel=1e-4)
+    for n in (1, 2, 5):
+        for losses in launch(read, states[-1], world_size=n):
+            assert losses == pytest.approx(alone, rel=1e-4)
+
+
+def theirs(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+    module = model(seed, 1)
+    mesh = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
+    for layer in (module[0], module[2]):
+        fully_shard(layer, mesh=mesh)
+    fully_shard(module, mesh=mesh)
+    return module, adam(module.parameters())
+
+
+def stored(module: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict, dict]:
+    """PyTorch's own form, with DTensors: dcp fills them in place."""
+    weights, states = get_state_dict(module, optimizer)
+    return weights, states
+
+
+@pytest.mark.parametrize(("writers", "readers"), [(4, 2), (2, 3), (1, 4)])
+def test_fully_shard_reads_our_files_and_writes_files_that_we_read(
+    writers: int, readers: int, tmp_path: Path, seed: int
+) -> None:
+    mine, of_torch = tmp_path / "mine", tmp_path / "torch"
+
+    def write() -> None:
+        module, optimizer = ours(seed, 1)
+        train(module, optimizer, batches(seed), STEPS)
+        fsdp.save_checkpoint(mine, module, optimizer)
+        other, adam_of_other = theirs(seed)
+        train(other, adam_of_other, batches(seed), STEPS)
+        weights, states = stored(other, adam_of_other)
+        dcp.save({"model": weights, "optimizer": states}, checkpoint_id=str(of_torch))
+
+    def read() -> tuple[Losses, Losses]:
+        other, adam_of_other = theirs(seed + 1)
+        weights, states = stored(other, adam_of_other)
+        dcp.load({"model": weights, "optimizer": states}, checkpoint_id=str(mine))
+        set_state_dict(other, adam_of_other, model_state_dict=weights, optim_state_dict=states)
+        module, optimizer = ours(seed + 1, 1)
+        fsdp.load_checkpoint(of_torch, module, optimizer)
+        return (
+            train(other, adam_of_other, after(seed), STEPS),
+            train(module, optimizer, after(seed), STEPS),
+        )
+
+    launch(write, world_size=writers)
+    alone = without_a_break(seed)
+    for of_theirs, of_ours in launch(read, world_size=readers):
+        assert of_theirs == pytest.approx(alone, rel=1e-4)
+        assert of_ours == pytest.approx(alone, rel=1e-4)
