@@ -3,9 +3,9 @@
 #
 # **How is ZeRO-3 made fast, and how do PyTorch and DeepSpeed do it?**
 #
-# Notebook 04 ended with 16P/N bytes on each rank, and with a bill: ZeRO-3 sends 3 units of traffic instead of
-# 2, and a rank *waits* for every one of them. In slow motion, on two ranks, a step with 480 ms of arithmetic
-# takes twice as long. The sum of the bytes has to stay. Only their *order* can change.
+# Notebook 04 ended with 16P/N bytes on each rank, and with a bill: ZeRO-3 sends 3 units of traffic instead
+# of 2, and a rank *waits* for every one of them. In slow motion, on two ranks, a step with 480 ms of
+# arithmetic takes twice as long. The sum of the bytes has to stay. Only their *order* can change.
 #
 # So here the order becomes a thing that you can hold: a list of actions. You generate it, validate it,
 # simulate it, draw it, and then run it on real ranks. At the end you read the same list out of PyTorch's
@@ -86,12 +86,12 @@ Group = dist.ProcessGroup | None  # None is the group of all ranks
 # eight blocks. Each block is a little wider than the one before, so that a message tells by its size which
 # block it belongs to.
 #
-# `slow_motion` runs training steps of several models on two ranks. It imitates a cluster, as notebook 03 did:
-# the forward of a block takes 20 ms, its backward 40 ms, and the wire carries 6.6 MB/s, so that a gather or a
-# reduce-scatter of a block takes 21 ms. None of them needs a core, and so the times mean nearly the same on
-# every machine. Ranks, tensors and the order of events are real. The result is, for each model, its fastest
-# step: the milliseconds, and a list of events. `events_picture` draws the events in two rows, the arithmetic
-# and the wire.
+# `slow_motion` runs training steps of several models on two ranks. It imitates a cluster, as notebook 03
+# did: the forward of a block takes 20 ms, its backward 40 ms, and the wire carries 6.6 MB/s, so that a
+# gather or a reduce-scatter of a block takes 21 ms. None of them needs a core, and so the times mean nearly
+# the same on every machine. Ranks, tensors and the order of events are real. The result is, for each model,
+# its fastest step: the milliseconds, and a list of events. `events_picture` draws the events in two rows,
+# the arithmetic and the wire.
 
 # %%
 WIDTH, HIDDEN, DEPTH = 128, 256, 8
@@ -299,8 +299,9 @@ def events_picture(steps, title=""):
 # | time | 25 minutes |
 # | points | 8 |
 #
-# Here is notebook 04's ZeRO-3 in slow motion. Blue is a block's forward, orange (hatched) its backward. Below
-# them grey is a gather, and crosshatched a reduce-scatter. The numbers are the blocks'. White is waiting.
+# Here is notebook 04's ZeRO-3 in slow motion. Blue is a block's forward, orange (hatched) its backward.
+# Below them grey is a gather, and crosshatched a reduce-scatter. The numbers are the blocks'. White is
+# waiting.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -334,17 +335,18 @@ for name, (took, events) in run.items():
 # sends with its network card. Both could work all the time, and then the step would take little more than
 # 504 ms.
 #
-# When can the arithmetic hide the wire at all? Take one unit with P parameters and a rank with T tokens. While the rank
-# computes a unit's forward, the next unit's weights arrive.
+# When can the arithmetic hide the wire at all? Take one unit with P parameters and a rank with T tokens.
+# While the rank computes a unit's forward, the next unit's weights arrive.
 #
 # | | on the GPU | on the wire, each rank |
 # |---|---|---|
 # | forward of one unit | 2 P T FLOPs | (n−1)/n · P · itemsize bytes: a gather |
 # | backward of one unit | 4 P T FLOPs | a gather, and a reduce-scatter of the gradients |
 #
-# **Predict.** Three functions. `hides_from` gives the T from which on the forward of a unit takes at least as
-# long as the gather of the next one. `each_way` is the bandwidth of a rank in bytes a second, in one
-# direction. (Data sheets often print two directions added up, or bits: notebook 02.) How does T grow with P?
+# **Predict.** Three functions. `hides_from` gives the T from which on the forward of a unit takes at least
+# as long as the gather of the next one. `each_way` is the bandwidth of a rank in bytes a second, in one
+# direction. (Data sheets often print two directions added up, or bits: notebook 02.) How does T grow with
+# P?
 #
 # `fsdp_bytes` counts a whole step with K microbatches. FSDP's default gathers twice and reduces once for
 # every microbatch. Three settings send less and keep more in memory:
@@ -413,11 +415,11 @@ def unit_bytes(config: GPTConfig, itemsize: int = 2) -> tuple[int, int]:
 
 
 # %% [markdown]
-# <details><summary>Hint: T</summary>Write the two times, (n−1)/n · P · itemsize / bandwidth and 2 P T / flops,
-# and set them equal. P is on both sides.</details>
-# <details><summary>Hint: the microbatches</summary>Count gathers and reductions separately, then multiply each
-# with its bytes. With <code>keep="weights between"</code> the first microbatch gathers for forward and for
-# backward, each later one for backward alone: K + 1 gathers.</details>
+# <details><summary>Hint: T</summary>Write the two times, (n−1)/n · P · itemsize / bandwidth and 2 P T /
+# flops, and set them equal. P is on both sides.</details>
+# <details><summary>Hint: the microbatches</summary>Count gathers and reductions separately, then multiply
+# each with its bytes. With <code>keep="weights between"</code> the first microbatch gathers for forward and
+# for backward, each later one for backward alone: K + 1 gathers.</details>
 #
 # **Check.**
 
@@ -429,9 +431,10 @@ report = check("05_fsdp/predictions", fsdp_bytes, hides_from, unit_bytes, cases=
 report.points(8)
 
 # %% [markdown]
-# **Measure.** First your T, for a block of LLaMA-7B on H100s that reach 40 % of their 989 TFLOP/s. A GPU has
-# 450 GB/s of NVLink each way inside its node of 8, and 50 GB/s of InfiniBand to other nodes. The slanted
-# line is the time of a block's forward, the flat ones are its gathers, and the dashed lines your `hides_from`.
+# **Measure.** First your T, for a block of LLaMA-7B on H100s that reach 40 % of their 989 TFLOP/s. A GPU
+# has 450 GB/s of NVLink each way inside its node of 8, and 50 GB/s of InfiniBand to other nodes. The
+# slanted line is the time of a block's forward, the flat ones are its gathers, and the dashed lines your
+# `hides_from`.
 
 # %% tags=["skip-in-grading"]
 LLAMA = GPTConfig(
@@ -471,11 +474,11 @@ def crossing():
 said(crossing)
 
 # %% [markdown]
-# T does not depend on P: a deeper or a wider model hides its messages neither better nor worse. The number of
-# tokens decides, and the link. Inside a node one sequence of 1,024 tokens is enough. Between nodes a GPU needs
-# two sequences of 4,096, or a smaller group of ranks that shard: §5. In backward the arithmetic doubles, and
-# so does the traffic, as long as gradients travel in 16 bits: the same T. With float32 gradients 6 bytes
-# stand against 4 FLOPs, and T grows by half.
+# T does not depend on P: a deeper or a wider model hides its messages neither better nor worse. The number
+# of tokens decides, and the link. Inside a node one sequence of 1,024 tokens is enough. Between nodes a GPU
+# needs two sequences of 4,096, or a smaller group of ranks that shard: §5. In backward the arithmetic
+# doubles, and so does the traffic, as long as gradients travel in 16 bits: the same T. With float32
+# gradients 6 bytes stand against 4 FLOPs, and T grows by half.
 #
 # Then your bytes, beside PyTorch's FSDP. The model is the `Network` above with a small head, in float32 (so
 # `weights=4, gradients=4`), with four microbatches a step on four ranks.
@@ -523,9 +526,10 @@ for keep, (_, operations) in several(accumulated, {keep: (keep,) for keep in KEE
 # The few hundredths that are missing belong to the root. PyTorch keeps it whole between forward and
 # backward, since backward begins with it: it is gathered once in a microbatch, and not twice.
 #
-# From 12 units to 2 without a change of the values: 6 times less. The price is memory. `"gradients"` costs the
-# full gradients on each rank, in the dtype of the reduction, and `"weights"` the weights besides. That is stage 1 of
-# ZeRO, with 2P + 2P or more bytes on each rank. So FSDP is a family of strategies: a tensor that you keep need not be sent again.
+# From 12 units to 2 without a change of the values: 6 times less. The price is memory. `"gradients"` costs
+# the full gradients on each rank, in the dtype of the reduction, and `"weights"` the weights besides. That
+# is stage 1 of ZeRO, with 2P + 2P or more bytes on each rank. So FSDP is a family of strategies: a tensor
+# that you keep need not be sent again.
 #
 # **Break it.** NVIDIA's data sheet says that an H100 has 900 GB/s of NVLink. Put that into `hides_from`:
 
@@ -536,13 +540,13 @@ for each_way in (900e9, 450e9):
 # %% [markdown]
 # The 900 count both directions. With half of the tokens that it takes, half of each gather stays exposed.
 #
-# **In production.** Zhao et al. trained a GPT of 175B with PyTorch FSDP on up to 512 A100s: more than 173 and 186
-# TFLOP/s for each GPU with one and two sequences, 55 and 60 % of the peak (§5.4). Llama 3 405B on 16,384 H100s
-# has 16M tokens in a step, and 128 groups of GPUs share them (table 4): 131,072 tokens for each group, far more
-# than 7,912. (Inside a group the layers are shared by other means: notebook 10.)
+# **In production.** Zhao et al. trained a GPT of 175B with PyTorch FSDP on up to 512 A100s: more than 173
+# and 186 TFLOP/s for each GPU with one and two sequences, 55 and 60 % of the peak (§5.4). Llama 3 405B on
+# 16,384 H100s has 16M tokens in a step, and 128 groups of GPUs share them (table 4): 131,072 tokens for
+# each group, far more than 7,912. (Inside a group the layers are shared by other means: notebook 10.)
 #
-# <details><summary>In the lectures</summary>Lecture 001 lists NVLink with 600 GB/s for the H100, which is the
-# A100's number in both directions. Lecture 002 has 600 GB/s, 32 GB/s and 200 Gb/s in one list: both
+# <details><summary>In the lectures</summary>Lecture 001 lists NVLink with 600 GB/s for the H100, which is
+# the A100's number in both directions. Lecture 002 has 600 GB/s, 32 GB/s and 200 Gb/s in one list: both
 # directions, one direction, and bits. Each way they are 300, 32 and 25 GB/s. Lecture 003 calls FSDP "gather
 # the parameters of one layer only when we need to compute the output of that layer": word for word that is
 # the picture at the top of this section, with nothing hidden.</details>
@@ -558,11 +562,11 @@ for each_way in (900e9, 450e9):
 # | points | 10 |
 #
 # A program that runs forward and backward issues actions, one after the other. There are five kinds:
-# `("gather", i)`, `("forward", i)`, `("free", i)`, `("backward", i)` and `("reduce", i)`. Two *lanes* execute
-# them. The *compute* lane does the forwards and backwards, the *wire* the gathers and reductions, each in the
-# order in which they were issued. A forward or backward waits until its unit has been gathered. A reduce
-# waits for its backward, and for the reduce before it, since one buffer is enough then. The host itself
-# issues ahead: it does not wait for a lane until it has to.
+# `("gather", i)`, `("forward", i)`, `("free", i)`, `("backward", i)` and `("reduce", i)`. Two *lanes*
+# execute them. The *compute* lane does the forwards and backwards, the *wire* the gathers and reductions,
+# each in the order in which they were issued. A forward or backward waits until its unit has been gathered.
+# A reduce waits for its backward, and for the reduce before it, since one buffer is enough then. The host
+# itself issues ahead: it does not wait for a lane until it has to.
 #
 # So the list does not say at what time an action happens. Two clocks do: `simulate` finds the times if you
 # say how long an action takes, and real ranks, in §3. Here is the step of §1 as a list, and simulated:
@@ -586,8 +590,8 @@ lanes(as_in_04, SLOW)
 # **Build.** Write the generator. The rules:
 #
 # - Forward goes from unit 0 up, backward comes down again. A unit is gathered before it computes.
-# - With prefetch p, the p next units are gathered, too, before a unit computes: those above in forward, those
-#   below in backward. Never gather a unit that is whole already.
+# - With prefetch p, the p next units are gathered, too, before a unit computes: those above in forward,
+#   those below in backward. Never gather a unit that is whole already.
 # - After its forward a unit is freed if `reshard`. With `keep_last` the last unit is an exception, since
 #   backward begins with it. After its backward every unit is freed.
 # - After its backward a unit's gradients are reduced. In backward the gather of unit i−1 comes before the
@@ -637,13 +641,14 @@ def fsdp_schedule(
 
 # %% [markdown]
 # <details><summary>Hint: the state</summary>Keep the set of units that are whole. One helper, which gathers
-# those of a <code>range</code> that are neither whole nor out of bounds, serves forward and backward.</details>
-# <details><summary>Hint: the order in backward</summary>For each unit, from the last to the first: gather it
-# and those ahead, backward, free, reduce. Since unit i − 1 was gathered ahead of the backward of i, its
+# those of a <code>range</code> that are neither whole nor out of bounds, serves forward and
+# backward.</details>
+# <details><summary>Hint: the order in backward</summary>For each unit, from the last to the first: gather
+# it and those ahead, backward, free, reduce. Since unit i − 1 was gathered ahead of the backward of i, its
 # gather comes before the reduce of i by itself.</details>
 #
-# **Check.** The check reads your list as data, simulates it for several durations, and compares the times and
-# the number of whole units with those of the best list.
+# **Check.** The check reads your list as data, simulates it for several durations, and compares the times
+# and the number of whole units with those of the best list.
 
 # %% nbgrader={"grade_id": "fsdp_schedule_check", "points": 10}
 report = check("05_fsdp/fsdp_schedule", fsdp_schedule)
@@ -688,10 +693,11 @@ one_ahead = said(fsdp_schedule, DEPTH)
 lanes(one_ahead, SLOW) if one_ahead else None
 
 # %% [markdown]
-# One unit ahead hides nearly everything. It does so with two units whole at once, and not eight: a model that
-# prefetches everything is a replica. In slow motion a gather takes longer than a block's forward, 21 against
-# 20 ms: the wire never rests, and the arithmetic waits a millisecond for each unit. That is the T of §1. More
-# tokens would hide it; more prefetch hides it only as far as it finds a pause on the wire elsewhere.
+# One unit ahead hides nearly everything. It does so with two units whole at once, and not eight: a model
+# that prefetches everything is a replica. In slow motion a gather takes longer than a block's forward, 21
+# against 20 ms: the wire never rests, and the arithmetic waits a millisecond for each unit. That is the T
+# of §1. More tokens would hide it; more prefetch hides it only as far as it finds a pause on the wire
+# elsewhere.
 #
 # The next cell has sliders. Its durations come from §1, if you choose a model, tokens and a link. Look for
 # the number of tokens where the sentence below the picture changes.
@@ -702,9 +708,9 @@ from course_lib.fsdp.explorer import fsdp_explorer
 fsdp_explorer() if one_ahead is None else fsdp_explorer(fsdp_schedule)
 
 # %% [markdown]
-# **Break it.** Here is a lesson that costs real clusters time, and that no value shows. Take the list with one
-# unit ahead and let every gather of backward come *after* the reduce: reduce i, gather i−1. The same actions,
-# the same bytes, the same gradients. What does it cost? Say a number first.
+# **Break it.** Here is a lesson that costs real clusters time, and that no value shows. Take the list with
+# one unit ahead and let every gather of backward come *after* the reduce: reduce i, gather i−1. The same
+# actions, the same bytes, the same gradients. What does it cost? Say a number first.
 
 
 # %% tags=["skip-in-grading"]
@@ -725,18 +731,20 @@ if one_ahead:
 lanes(late, SLOW) if one_ahead else None
 
 # %% [markdown]
-# One line in the wrong place, and more than half of the gain is gone. The wire does one message after the other,
-# and the gather of the next unit queues behind a reduction for which nothing waits. So an asynchronous
-# reduce-scatter by itself is worth nothing, however natural it looks: the time that it saves is lost again to the
-# next gather. The FSDP paper gives the reason: in NCCL's one stream the reduce-scatter blocks the next
-# all-gather (§3.3.2). It measured 18 % of the speed of GPT-175B (figure 6b) for the order of two lines.
+# One line in the wrong place, and more than half of the gain is gone. The wire does one message after the
+# other, and the gather of the next unit queues behind a reduction for which nothing waits. So an
+# asynchronous reduce-scatter by itself is worth nothing, however natural it looks: the time that it saves
+# is lost again to the next gather. The FSDP paper gives the reason: in NCCL's one stream the reduce-scatter
+# blocks the next all-gather (§3.3.2). It measured 18 % of the speed of GPT-175B (figure 6b) for the order
+# of two lines.
 #
 # **In production.** torchtitan, DeepSpeed and Megatron-LM run this list; each of them has knobs for its
-# arguments, which §7 compares. The FSDP paper limits the gathers in flight to two, for the memory of units that arrive before the
-# allocator can use the freed ones again: up to 5 times as fast on T5-11B, nothing on another model, and 5 % slower on a third (§3.4.2, §5.3).
+# arguments, which §7 compares. The FSDP paper limits the gathers in flight to two, for the memory of units
+# that arrive before the allocator can use the freed ones again: up to 5 times as fast on T5-11B, nothing on
+# another model, and 5 % slower on a third (§3.4.2, §5.3).
 #
-# <details><summary>In the lectures</summary>Lecture 001: "Pre-fetch parameters for layer i+1 while computing
-# layer i". In backward it is layer i − 1.</details>
+# <details><summary>In the lectures</summary>Lecture 001: "Pre-fetch parameters for layer i+1 while
+# computing layer i". In backward it is layer i − 1.</details>
 
 # %% [markdown]
 # ## 3 · Make it real: prefetch
@@ -748,10 +756,10 @@ lanes(late, SLOW) if one_ahead else None
 # | time | 70 minutes |
 # | points | 16 |
 #
-# Now the list runs on ranks. A program that trains has no list, though: forward calls blocks, autograd calls
-# gradients, and your *hooks* issue the actions. It is 04's `Zero3Module` with gathers in flight. Its units are
-# the same: each of `module.blocks`, and the *root* with all other parameters (and those that two blocks share),
-# which is whole throughout.
+# Now the list runs on ranks. A program that trains has no list, though: forward calls blocks, autograd
+# calls gradients, and your *hooks* issue the actions. It is 04's `Zero3Module` with gathers in flight. Its
+# units are the same: each of `module.blocks`, and the *root* with all other parameters (and those that two
+# blocks share), which is whole throughout.
 #
 # Storage is not the subject here, so you get a finished unit. Its tricks are those of notebook 04 §5:
 #
@@ -763,25 +771,29 @@ lanes(late, SLOW) if one_ahead else None
 # | `unit.free()` | gives the memory back. A unit whose gather is in flight must not be freed: wait first |
 # | `unit.reduce()` | takes the parameters' gradients, starts their reduce-scatter, and returns a function. Call that later: it waits, and adds the mean to `unit.shard.grad` |
 #
-# **Predict.** Eight blocks on four ranks, in float32, with the last block kept. How many units of traffic does a step send?
-# How many blocks are whole at once, at most? And how many rows of gradients are in flight?
+# **Predict.** Eight blocks on four ranks, in float32, with the last block kept. How many units of traffic
+# does a step send? How many blocks are whole at once, at most? And how many rows of gradients are in
+# flight?
 #
-# <details><summary>Answer</summary>Two gathers and one reduction for each block, but one gather for the last: 3 − 1/8 =
-# 2.875. Two blocks, with one unit ahead. Two rows: the one that travels, and the one that backward is
-# filling.</details>
+# <details><summary>Answer</summary>Two gathers and one reduction for each block, but one gather for the
+# last: 3 − 1/8 = 2.875. Two blocks, with one unit ahead. Two rows: the one that travels, and the one that
+# backward is filling.</details>
 #
 # **Build.** The check asks this of your class:
 #
-# - Values, `parameters()` and tied or frozen parameters are as in notebook 04: the shards of all units, the mean over the ranks in `shard.grad`,
-#   a missing gradient counts as zeros, several backwards add up.
-# - In forward, units up to i + `forward_prefetch` are asked for *before* block i computes. In backward those down to i − `backward_prefetch` are
-#   asked for before block i computes its gradients, and so before the gradients of block i leave.
-# - With `reshard_after_forward` a block is freed after its forward, except that you may keep the last one. At most 1 +
-#   prefetch blocks are whole at once. Outside of forward and backward, none is.
-# - A reduce-scatter is waited for when the next one is to begin, and the last one at the end of backward. Every handle is waited for.
-# - All ranks gather in the same order. So the order must not depend on the data of a rank. All ranks run all blocks in the order of the list.
-# - A forward under `torch.no_grad()` leaves no unit whole, and so does a forward in which a block raises an error: the next step works.
-#   Two forwards may come before their two backwards.
+# - Values, `parameters()` and tied or frozen parameters are as in notebook 04: the shards of all units, the
+#   mean over the ranks in `shard.grad`, a missing gradient counts as zeros, several backwards add up.
+# - In forward, units up to i + `forward_prefetch` are asked for *before* block i computes. In backward
+#   those down to i − `backward_prefetch` are asked for before block i computes its gradients, and so before
+#   the gradients of block i leave.
+# - With `reshard_after_forward` a block is freed after its forward, except that you may keep the last one.
+#   At most 1 + prefetch blocks are whole at once. Outside of forward and backward, none is.
+# - A reduce-scatter is waited for when the next one is to begin, and the last one at the end of backward.
+#   Every handle is waited for.
+# - All ranks gather in the same order. So the order must not depend on the data of a rank. All ranks run
+#   all blocks in the order of the list.
+# - A forward under `torch.no_grad()` leaves no unit whole, and so does a forward in which a block raises an
+#   error: the next step works. Two forwards may come before their two backwards.
 
 
 # %%
@@ -920,13 +932,13 @@ class PrefetchedModule(nn.Module):
 # <code>unit.wait()</code> where it gathered. It works, and passes the lines on values. Then add
 # <code>start()</code> for the units ahead, then the reduction that is still in flight.</details>
 # <details><summary>Hint: ahead</summary>Number the blocks. Before block i computes in forward:
-# <code>start()</code> for i to i + forward_prefetch, then <code>wait()</code> for i. The hook on the output of
-# block i does the same downwards before its backward.</details>
+# <code>start()</code> for i to i + forward_prefetch, then <code>wait()</code> for i. The hook on the output
+# of block i does the same downwards before its backward.</details>
 # <details><summary>Hint: one reduction in flight</summary>Keep the function that <code>unit.reduce()</code>
 # returned. Before the next <code>reduce()</code>, and after backward, call it.</details>
 #
-# **Check.** Values are compared with one process in float64. The order comes from the ledger and from marks that
-# the check's blocks leave when they begin to compute.
+# **Check.** Values are compared with one process in float64. The order comes from the ledger and from marks
+# that the check's blocks leave when they begin to compute.
 
 # %% nbgrader={"grade_id": "prefetched_module_check", "points": 16}
 report = check("05_fsdp/prefetched_module", PrefetchedModule)
@@ -936,8 +948,8 @@ report = check("05_fsdp/prefetched_module", PrefetchedModule, cases="hidden")
 report.points(16)
 
 # %% [markdown]
-# **Measure.** Your module in slow motion, beside your own schedules under the clock: does the program do what
-# the list says?
+# **Measure.** Your module in slow motion, beside your own schedules under the clock: does the program do
+# what the list says?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -980,13 +992,13 @@ events_picture({name: steps[name] for name in shown}) if shown else None
 
 
 # %% [markdown]
-# The picture is made of the program's own events, and it is the list's. The measured times lie a few per cent above the
-# simulated ones: copies, hooks, and a busy machine. One unit ahead brings the step close to what more
-# prefetch or more memory could buy.
+# The picture is made of the program's own events, and it is the list's. The measured times lie a few per
+# cent above the simulated ones: copies, hooks, and a busy machine. One unit ahead brings the step close to
+# what more prefetch or more memory could buy.
 #
-# And without slow motion? On this machine the ranks compute on the cores that also copy their messages, so that little can
-# overlap. `fully_shard` waits for each message on a CPU. The ratios say how much each module costs besides, and they change from
-# run to run:
+# And without slow motion? On this machine the ranks compute on the cores that also copy their messages, so
+# that little can overlap. `fully_shard` waits for each message on a CPU. The ratios say how much each
+# module costs besides, and they change from run to run:
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 AS_IT_IS = {
@@ -1001,7 +1013,8 @@ for name, (took, _) in plain.items():
 # %% [markdown]
 # **Break it**, in three ways. What do you expect of each?
 #
-# 1. All units are gathered ahead. How many bytes a parameter does a rank hold at most, compared with one unit ahead?
+# 1. All units are gathered ahead. How many bytes a parameter does a rank hold at most, compared with one
+#    unit ahead?
 # 2. Rank 1 skips block 3, as a model with layer drop or with a mixture of experts might.
 # 3. Rank 1 does not reshard, rank 0 does.
 
@@ -1055,23 +1068,23 @@ for body in (skips, disagrees):
     try_it(body, world_size=2, backend="gloo")
 
 # %% [markdown]
-# <details><summary>After you have run it</summary>1. With all units ahead every weight is whole. The
-# memory is a replica's, and the step is no faster than with two units ahead. 2. and 3. The ranks gather
-# in different orders: one asks for a unit while the other asks for the next one, or reduces. Here the sizes
-# differ, so that the mistake ends with a sentence. With blocks of equal size rank 1 would compute with
-# another block's weights, and nothing would say so. A collective has no name: <i>all ranks call the same
-# ones in the same order</i> is the only rule that tells them apart.</details>
+# <details><summary>After you have run it</summary>1. With all units ahead every weight is whole, as in a
+# replica, and the step is no faster than with two units ahead. 2. and 3. The ranks gather in different
+# orders: one asks for a unit while the other asks for the next one, or reduces. Here the sizes differ, so
+# that the mistake ends with a sentence. With blocks of equal size rank 1 would compute with another block's
+# weights, and nothing would say so. A collective has no name: <i>all ranks call the same ones in the same
+# order</i> is the only rule that tells them apart.</details>
 #
 # **In production.** A GPU has *streams*. FSDP2 gathers on one stream, reduces on another, and computes on a
-# third, with events
-# between them: `unit.wait()` makes the compute stream wait, and the host goes on. That is why
-# prefetch in forward comes by itself there. Memory is harder: a tensor that one stream frees may still be
-# read by another. FSDP1 told the allocator (`record_stream`), which then kept memory for an unknown time;
-# FSDP2 keeps the tensors until an event has passed. On this machine there are no streams: gathers run in a thread of gloo.
+# third, with events between them: `unit.wait()` makes the compute stream wait, and the host goes on. That
+# is why prefetch in forward comes by itself there. Memory is harder: a tensor that one stream frees may
+# still be read by another. FSDP1 told the allocator (`record_stream`), which then kept memory for an
+# unknown time; FSDP2 keeps the tensors until an event has passed. On this machine there are no streams:
+# gathers run in a thread of gloo.
 #
-# <details><summary>In the lectures</summary>Lecture 001 gives <code>overlap_comm=true</code> for DeepSpeed and
-# <code>forward_prefetch=True</code> for FSDP as the switches that overlap. PyTorch overlaps without a switch: backward
-# prefetch is on, and forward runs ahead by itself on a GPU.</details>
+# <details><summary>In the lectures</summary>Lecture 001 gives <code>overlap_comm=true</code> for DeepSpeed
+# and <code>forward_prefetch=True</code> for FSDP as the switches that overlap. PyTorch overlaps without a
+# switch: backward prefetch is on, and forward runs ahead by itself on a GPU.</details>
 
 # %% [markdown]
 # ## 4 · Two precisions in one step
@@ -1083,16 +1096,17 @@ for body in (skips, disagrees):
 # | time | 20 minutes |
 # | points | 8 |
 #
-# The optimizer adds small steps to float32 weights, its *master*. Tensor cores multiply in 16 bits. So each step
-# holds both, and two casts belong beside its messages:
+# The optimizer adds small steps to float32 weights, its *master*. Tensor cores multiply in 16 bits. So each
+# step holds both, and two casts belong beside its messages:
 #
 # | | cast | on the wire |
 # |---|---|---|
 # | forward, backward | the shard of the master to bfloat16, *then* all-gather | 2 bytes an element |
 # | backward | the row of bfloat16 gradients to float32, *then* reduce-scatter; the mean arrives in float32 | 4 bytes an element |
 #
-# The first cast comes before its message and halves it. The second also comes before its message and doubles
-# it. Is that worth it? A bfloat16 has 8 significant bits. A sum that has grown large loses every term below 1/512 of it:
+# The first cast comes before its message and halves it. The second also comes before its message and
+# doubles it. Is that worth it? A bfloat16 has 8 significant bits. A sum that has grown large loses every
+# term below 1/512 of it:
 
 # %% tags=["skip-in-grading"]
 total = torch.zeros((), dtype=torch.bfloat16)
@@ -1102,9 +1116,9 @@ for count in range(1, 513):
         print(f"the sum of {count} ones in bfloat16: {total.item():.0f}")
 
 # %% [markdown]
-# A ring adds the gradients of N ranks one after the other, just like this loop. The next picture has normally
-# distributed gradients in place of ones, and four ways to add them. The error is that of the sum's elements
-# over their size.
+# A ring adds the gradients of N ranks one after the other, just like this loop. The next picture has
+# normally distributed gradients in place of ones, and four ways to add them. The error is that of the sum's
+# elements over their size.
 
 
 # %% tags=["skip-in-grading"]
@@ -1148,8 +1162,8 @@ figure
 
 # %% [markdown]
 # In a ring the error grows with the ranks: 512 ranks lose 2 % of each element, in every step. In a tree it
-# stays, since a tree adds numbers of like size; but you do not choose the algorithm that the library takes. In
-# float32 nothing is left but the rounding of each single gradient, and that averages out.
+# stays, since a tree adds numbers of like size; but you do not choose the algorithm that the library takes.
+# In float32 nothing is left but the rounding of each single gradient, and that averages out.
 #
 # **Predict.** How many bytes does a parameter cost on the wire in one step with K = 1, in units of (N−1)/N:
 # all in float32; weights in bfloat16 and gradients in float32; all in bfloat16? (12, 2 + 2 + 4 = 8, and 6:
@@ -1201,8 +1215,8 @@ def reduce_scatter_mean(
 # <details><summary>Hint: one cast each</summary><code>shard.to(output.dtype)</code> makes a new tensor, and
 # the master keeps its low bits. Gradients: cast, reduce-scatter into a tensor of <code>reduce_dtype</code>,
 # copy into <code>output</code>.</details>
-# <details><summary>Hint: when to divide</summary>Last, in the dtype of <code>output</code>. A division of 16-bit
-# numbers before the sum rounds once more, and lets small gradients vanish.</details>
+# <details><summary>Hint: when to divide</summary>Last, in the dtype of <code>output</code>. A division of
+# 16-bit numbers before the sum rounds once more, and lets small gradients vanish.</details>
 #
 # **Check.**
 
@@ -1214,8 +1228,8 @@ report = check("05_fsdp/two_precisions", all_gather_cast, reduce_scatter_mean, c
 report.points(8)
 
 # %% [markdown]
-# **Measure.** Your two functions on four ranks, as a step would call them, and the error of the mean against
-# float64.
+# **Measure.** Your two functions on four ranks, as a step would call them, and the error of the mean
+# against float64.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1243,8 +1257,8 @@ for reduce_dtype in (torch.float32, torch.bfloat16):
         )
 
 # %% [markdown]
-# **Break it.** Why must `output` be in float32? Put the master into bfloat16, and take a hundred steps of 1e-4
-# from a weight of 1.
+# **Break it.** Why must `output` be in float32? Put the master into bfloat16, and take a hundred steps of
+# 1e-4 from a weight of 1.
 
 # %% tags=["skip-in-grading"]
 for dtype in (torch.float32, torch.bfloat16):
@@ -1287,10 +1301,10 @@ for name, (ranks, operations) in several(by_policy, POLICIES).items():
 # %% [markdown]
 # <details><summary>In the lectures</summary>Lecture 001 has <code>MixedPrecision(param_dtype=torch.float16,
 # reduce_dtype=torch.float32, buffer_dtype=torch.float16)</code> and no loss scaler. With float16 small
-# gradients become zero: use <code>ShardedGradScaler</code>, or bfloat16. <code>buffer_dtype</code> is FSDP1's;
-# FSDP2's <code>MixedPrecisionPolicy</code> has <code>output_dtype</code> and <code>cast_forward_inputs</code>
-# instead. Lecture 002 passes <code>mixed_precision=True</code> to FSDP1, which takes a
-# <code>MixedPrecision</code> object there.</details>
+# gradients become zero: use <code>ShardedGradScaler</code>, or bfloat16. <code>buffer_dtype</code> is
+# FSDP1's; FSDP2's <code>MixedPrecisionPolicy</code> has <code>output_dtype</code> and
+# <code>cast_forward_inputs</code> instead. Lecture 002 passes <code>mixed_precision=True</code> to FSDP1,
+# which takes a <code>MixedPrecision</code> object there.</details>
 
 # %% [markdown]
 # ## 5 · Islands: hybrid sharding
@@ -1302,9 +1316,9 @@ for name, (ranks, operations) in several(by_policy, POLICIES).items():
 # | time | 25 minutes |
 # | points | 8 |
 #
-# With N = 512 each all-gather crosses the whole cluster. But if 16P/8 bytes fit into a GPU, why shard further?
-# *Hybrid sharding* cuts the ranks into islands of g, such as the 8 GPUs of a node. Each island holds the model
-# once; rank by rank the islands are replicas.
+# With N = 512 each all-gather crosses the whole cluster. But if 16P/8 bytes fit into a GPU, why shard
+# further? *Hybrid sharding* cuts the ranks into islands of g, such as the 8 GPUs of a node. Each island
+# holds the model once; rank by rank the islands are replicas.
 #
 #     N = 8, g = 4     shard groups     [0 1 2 3] [4 5 6 7]             neighbours share a model
 #                      replica groups   [0 4] [1 5] [2 6] [3 7]         equals hold the same shard
@@ -1317,12 +1331,13 @@ for name, (ranks, operations) in several(by_policy, POLICIES).items():
 #
 # Only the last row leaves an island, and it is small: a gth of the gradient, once a step.
 #
-# **Predict.** Two nodes of 4 GPUs. How many P leave node 0 in a step, (a) with full sharding over 8 ranks, in
-# a ring through both nodes, (b) with islands of 4? And how many bytes a parameter does each rank keep, of 16?
+# **Predict.** Two nodes of 4 GPUs. How many P leave node 0 in a step, (a) with full sharding over 8 ranks,
+# in a ring through both nodes, (b) with islands of 4? And how many bytes a parameter does each rank keep,
+# of 16?
 #
 # <details><summary>Answer</summary>(a) One rank of the node sends to the other node. It sends 3 · 7/8 P =
-# 2.625 P. (b) Four ranks send 2 · 1/2 · P/4 each: 1.0 P together. Full sharding keeps 16/8 = 2 bytes, islands
-# 16/4 = 4. With two nodes of 8 the numbers are 2.81 P and still 1.0 P.</details>
+# 2.625 P. (b) Four ranks send 2 · 1/2 · P/4 each: 1.0 P together. Full sharding keeps 16/8 = 2 bytes,
+# islands 16/4 = 4. With two nodes of 8 the numbers are 2.81 P and still 1.0 P.</details>
 #
 # **Build.** The mean is that over all N ranks, and the reduce-scatter comes first.
 
@@ -1373,9 +1388,9 @@ report = check("05_fsdp/hybrid", hybrid_groups, hybrid_reduce, cases="hidden")
 report.points(8)
 
 # %% [markdown]
-# **Measure.** The messages of a step, on eight ranks in two nodes of four. In each picture a row is a sender, a
-# column a receiver, and the number is in P; the frames are the nodes. A ring sends to its neighbour alone.
-# Compare the numbers outside the frames with your prediction.
+# **Measure.** The messages of a step, on eight ranks in two nodes of four. In each picture a row is a
+# sender, a column a receiver, and the number is in P; the frames are the nodes. A ring sends to its
+# neighbour alone. Compare the numbers outside the frames with your prediction.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1445,8 +1460,8 @@ written = said(plans)
 matrices(written) if written else None
 
 # %% [markdown]
-# **Break it.** Swap the roles: let the four ranks 0, 2, 4, 6 share a model, and 1, 3, 5, 7 another. All values stay
-# right. What leaves node 0 now?
+# **Break it.** Swap the roles: let the four ranks 0, 2, 4, 6 share a model, and 1, 3, 5, 7 another. All
+# values stay right. What leaves node 0 now?
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 interleaved = ([[0, 2, 4, 6], [1, 3, 5, 7]], [[0, 1], [2, 3], [4, 5], [6, 7]])
@@ -1455,9 +1470,10 @@ matrices(
 ) if written else None
 
 # %% [markdown]
-# Each of the two rings crosses the border, and carries 3 · 3/4 P over it: 4.5 P instead of 1.0. The replicas,
-# between which little travels, have the fast link now. A grid of ranks is a promise about wires: check it with
-# the matrix once, before you rent a thousand GPUs. (Notebook 10 has grids of four dimensions.)
+# Each of the two rings crosses the border, and carries 3 · 3/4 P over it: 4.5 P instead of 1.0. The
+# replicas, between which little travels, have the fast link now. A grid of ranks is a promise about wires:
+# check it with the matrix once, before you rent a thousand GPUs. (Notebook 10 has grids of four
+# dimensions.)
 #
 # **In production.** `fully_shard` takes a mesh of two dimensions: the first replicates, the second shards.
 
@@ -1494,10 +1510,10 @@ for name, (ranks, operations) in several(with_mesh, MESHES).items():
     print(f"{name:25} keeps {ranks[0]:.0f} bytes a parameter, sends {total:.2f} P: {kinds}")
 
 # %% [markdown]
-# The last line is another way to use islands: `reshard_after_forward=2` keeps the shards spread over all four
-# ranks, but after forward it frees a unit only down to a half. Backward's gather then needs two neighbours
-# only. DeepSpeed's ZeRO++ has the same idea under the name hpZ (`zero_hpz_partition_size`), and MiCS has
-# islands (`mics_shard_size`).
+# The last line is another way to use islands: `reshard_after_forward=2` keeps the shards spread over all
+# four ranks, but after forward it frees a unit only down to a half. Backward's gather then needs two
+# neighbours only. DeepSpeed's ZeRO++ has the same idea under the name hpZ (`zero_hpz_partition_size`), and
+# MiCS has islands (`mics_shard_size`).
 
 # %% [markdown]
 # ## 6 · One norm from N shards
@@ -1509,12 +1525,12 @@ for name, (ranks, operations) in several(with_mesh, MESHES).items():
 # | time | 10 minutes |
 # | points | 4 |
 #
-# Large models clip their gradients: if the norm of the whole gradient exceeds `max_norm`, all of it is scaled down to
-# that norm. But no rank holds the whole gradient any more. Its square is a sum over elements, though, and
-# elements lie on exactly one rank each.
+# Large models clip their gradients: if the norm of the whole gradient exceeds `max_norm`, all of it is
+# scaled down to that norm. But no rank holds the whole gradient any more. Its square is a sum over
+# elements, though, and elements lie on exactly one rank each.
 #
-# **Predict.** A model of 70B on 512 ranks. How many bytes must a rank send for the norm? How many if the model
-# is sharded in islands of 8?
+# **Predict.** A model of 70B on 512 ranks. How many bytes must a rank send for the norm? How many if the
+# model is sharded in islands of 8?
 #
 # <details><summary>Answer</summary>One number in float32 is all-reduced: 2 · 511/512 · 4 = 8 bytes. In
 # islands the sum goes over the 8 ranks of one island, 7 bytes. The other islands hold the same shards; to
@@ -1551,8 +1567,8 @@ def clip_grad_norm_(
 
 
 # %% [markdown]
-# <details><summary>Hint</summary>Add the squares of all elements on the rank, in float32; all-reduce that one
-# number; take the root. A rank without gradients takes part as well.</details>
+# <details><summary>Hint</summary>Add the squares of all elements on the rank, in float32; all-reduce that
+# one number; take the root. A rank without gradients takes part as well.</details>
 #
 # **Check.**
 
@@ -1564,8 +1580,8 @@ report = check("05_fsdp/clip_grad_norm", clip_grad_norm_, cases="hidden")
 report.points(4)
 
 # %% [markdown]
-# **Measure, and break it.** Here are gradients of `fully_shard` on four ranks, which are to be
-# clipped to a norm of 1. Each rank prints the norm of its own shards. If each of them clipped by that norm, by which
+# **Measure, and break it.** Here are gradients of `fully_shard` on four ranks, which are to be clipped to a
+# norm of 1. Each rank prints the norm of its own shards. If each of them clipped by that norm, by which
 # factors would they scale?
 
 
@@ -1581,20 +1597,20 @@ def norms():
         shards[-1].grad = param.grad.to_local().clone()
     own = math.sqrt(sum(float(shard.grad.square().sum()) for shard in shards))
     dist.barrier()
-    yours = clip_grad_norm_(shards, 1.0)
+    yours = clip_grad_norm_(shards, 0.5)
     dist.barrier()
-    theirs = nn.utils.clip_grad_norm_(model.parameters(), 1.0).full_tensor().item()
-    return own, yours, theirs, clip_grad_norm_(shards, 1.0)
+    theirs = nn.utils.clip_grad_norm_(model.parameters(), 0.5).full_tensor().item()
+    return own, yours, theirs, clip_grad_norm_(shards, 0.5)
 
 
 run = try_it(norms, backend="gloo")
 if run:
     own = [rank[0] for rank in run]
     print("norms of the ranks' own shards:", ", ".join(f"{norm:.3f}" for norm in own))
-    print("each by itself would scale by: ", ", ".join(f"{1 / norm:.3f}" for norm in own))
+    print("each by itself would scale by: ", ", ".join(f"{0.5 / norm:.3f}" for norm in own))
     print(f"root of the sum of squares: {math.sqrt(sum(norm**2 for norm in own)):.3f}", end="; ")
-    print(f"yours {run[0][1]:.3f}, PyTorch's {run[0][2]:.3f}, after clipping to 1: {run[0][3]:.3f}")
-    print(f"all ranks should scale by {1 / run[0][1]:.3f}")
+    print(f"yours {run[0][1]:.3f}, PyTorch's {run[0][2]:.3f}, after clipping to 0.5: {run[0][3]:.3f}")
+    print(f"all ranks should scale by {0.5 / run[0][1]:.3f}")
     operations = run.ledger.operations(0)
     starts = [k for k, each in enumerate(operations) if each.op == "barrier"][-2:]
     yours, theirs = operations[starts[0] + 1 : starts[1]], operations[starts[1] + 1 : -1]
@@ -1605,8 +1621,8 @@ if run:
 # Four factors for four shards of *one* weight: the shards would no longer fit together, and the step would
 # point elsewhere. The error is silent, since every rank is content.
 #
-# **In production.** `nn.utils.clip_grad_norm_` knows the sharded tensors of FSDP2, as you see: the same number. It
-# sends a norm for each parameter, all in one message. FSDP1 had its own method,
+# **In production.** `nn.utils.clip_grad_norm_` knows the sharded tensors of FSDP2, as you see: the same
+# number. It sends a norm for each parameter, all in one message. FSDP1 had its own method,
 # `model.clip_grad_norm_`, and DeepSpeed has `"gradient_clipping": 1.0`.
 
 # %% [markdown]
@@ -1620,8 +1636,8 @@ if run:
 #
 # ### The list inside `fully_shard`
 #
-# PyTorch's FSDP has no list. It has hooks, and the order comes out of them. The next cell records the order of
-# a step, in which `fully_shard` was called on each block and then on the model. Then it searches your
+# PyTorch's FSDP has no list. It has hooks, and the order comes out of them. The next cell records the order
+# of a step, in which `fully_shard` was called on each block and then on the model. Then it searches your
 # arguments: for which of them does your `fsdp_schedule` give the same order?
 
 
@@ -1704,20 +1720,21 @@ for name, order in run[0].items() if run else ():
 # Every order of PyTorch is in your generator. Read the first line once more: forward gathers nothing ahead,
 # backward one, and unit 7 is gathered *again* right after its forward. Three remarks:
 #
-# - On a GPU forward prefetch is *implicit*. The host issues the next gather on a stream of its own while the
-#   kernels of the block before are still running: `forward_prefetch=1` in effect, as long as the host is ahead of the GPU. With
-#   `set_modules_to_forward_prefetch` it is asked for; that helps if the host is slow.
-# - torchtitan's default does not reshard the last block, or, with pipelining, any block (its policies are `default`, `always`,
-#   `never`). Llama 3 405B did not reshard after forward at all (§3.3.2).
+# - On a GPU forward prefetch is *implicit*. The host issues the next gather on a stream of its own while
+#   the kernels of the block before are still running: `forward_prefetch=1` in effect, as long as the host
+#   is ahead of the GPU. With `set_modules_to_forward_prefetch` it is asked for; that helps if the host is
+#   slow.
+# - torchtitan's default does not reshard the last block, or, with pipelining, any block (its policies are
+#   `default`, `always`, `never`). Llama 3 405B did not reshard after forward at all (§3.3.2).
 # - PyTorch 2.13 has two experimental methods, which are exactly the two rules of your wire:
 #   `set_separate_reduce_scatter_group` gives reductions a second wire, and
 #   `set_reduce_scatter_max_input_buffers` lets more than one reduction wait (default 1).
 #
 # ### Each option, and a difference that you can see
 #
-# Next the ledger and the memory of each option, on four ranks in float32 with AdamW. *Units* is the traffic of a
-# step, *most* the largest number of bytes a parameter that a rank held, when forward left a block or backward
-# entered one.
+# Next the ledger and the memory of each option, on four ranks in float32 with AdamW. *Units* is the traffic
+# of a step, *most* the largest number of bytes a parameter that a rank held, when forward left a block or
+# backward entered one.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1822,15 +1839,15 @@ for name, (ranks, operations) in several(train, VISIBLE).items():
 # %% [markdown]
 # - *Units.* A *wrap policy* decides which modules are units. Smaller ones hold less at once and send more
 #   messages; one unit for the model sends each weight once for both passes, since it is the root, and holds
-#   all of it. A transformer's block is the usual unit: it is used as a whole, and large enough for the wire. A policy by size cuts
-#   where a counter says so, and not where a module is used.
-# - *Resharding.* `reshard_after_forward=False` saves one unit of traffic and holds all weights. Between steps
-#   weights are sharded all the same: that is the difference from ZeRO-2 (notebook 04).
+#   all of it. A transformer's block is the usual unit: it is used as a whole, and large enough for the
+#   wire. A policy by size cuts where a counter says so, and not where a module is used.
+# - *Resharding.* `reshard_after_forward=False` saves one unit of traffic and holds all weights. Between
+#   steps weights are sharded all the same: that is the difference from ZeRO-2 (notebook 04).
 # - *Precision.* Of 12 bytes on the wire 8 remain, §4. Gathered weights take half the room.
 # - *Islands.* Less traffic in all, twice the shards.
-# - *Offload.* Shards, gradients and the optimizer's step lie in the host's memory. On this machine the host's memory is all that
-#   there is, so nothing changes. On a GPU 2 or 4 bytes a parameter go up before each gather, and the gradient
-#   comes down after each reduction.
+# - *Offload.* Shards, gradients and the optimizer's step lie in the host's memory. On this machine the
+#   host's memory is all that there is, so nothing changes. On a GPU 2 or 4 bytes a parameter go up before
+#   each gather, and the gradient comes down after each reduction.
 # - *Accumulation.* Whole gradients stay on the rank until the last microbatch: traffic for memory, §1.
 #
 # The same options under four names:
@@ -1839,7 +1856,7 @@ for name, (ranks, operations) in several(train, VISIBLE).items():
 # |---|---|---|---|
 # | `module.blocks` | the modules on which you call it | `auto_wrap_policy`, such as `ModuleWrapPolicy({Block})` | modules by themselves, in buckets |
 # | `forward_prefetch` | implicit; `set_modules_to_forward_prefetch` | `forward_prefetch=True` | `stage3_prefetch_bucket_size` |
-# | `backward_prefetch` | 1; `set_modules_to_backward_prefetch` | `BackwardPrefetch.BACKWARD_PRE` (1) or `BACKWARD_POST` (0) | `stage3_prefetch_bucket_size` |
+# | `backward_prefetch` | 1; `set_modules_to_backward_prefetch` | `BackwardPrefetch.BACKWARD_PRE` (1), None (0); `BACKWARD_POST` lies between | `stage3_prefetch_bucket_size` |
 # | `reshard`, `keep_last` | `reshard_after_forward=` True, False, or a number of ranks, for each unit | `ShardingStrategy.FULL_SHARD`, `SHARD_GRAD_OP` | `stage3_max_live_parameters`, `stage3_max_reuse_distance` |
 # | at most 1 + prefetch units whole | by events | `limit_all_gathers=True`: two gathers in flight | `stage3_max_live_parameters` |
 # | `all_gather_cast`, `reduce_scatter_mean` | `MixedPrecisionPolicy` | `MixedPrecision` | `"bf16"`, `"fp16"`, `communication_data_type` |
@@ -1848,9 +1865,10 @@ for name, (ranks, operations) in several(train, VISIBLE).items():
 # | `clip_grad_norm_` | `nn.utils.clip_grad_norm_` | `model.clip_grad_norm_` | `"gradient_clipping"` |
 # | | `CPUOffloadPolicy` | `CPUOffload(offload_params=True)` | `offload_param`, `offload_optimizer` |
 #
-# BACKWARD_POST gathers unit i − 1 only after the reduction of i was issued: the mistake of §2's *Break it*, offered as an option, since
-# it holds one unit less. PyTorch recommends FSDP2 for new code. The FSDP1 of 2.13 wants a machine with an accelerator; its column is
-# read from its signatures:
+# `BACKWARD_POST` asks for unit i − 1 after the backward of unit i, and before the reduction of i. So one unit
+# less is whole, each gather of backward is exposed, and reductions are hidden. With None the gather comes
+# when it is needed, behind the reduction: §2's *Break it*. PyTorch recommends FSDP2 for new code. The FSDP1
+# of 2.13 wants a machine with an accelerator; its column is read from its signatures:
 
 # %% tags=["skip-in-grading"]
 from torch.distributed.fsdp import FullyShardedDataParallel
@@ -1876,17 +1894,17 @@ except TypeError as error:
 # backward prefetch, which saves more, is on without it. Its list of weaknesses, "No CPU Offload" and "No
 # Pipeline Parallelism", contradicts its own code, which imports <code>CPUOffload</code>, and Llama 3, which
 # was trained with FSDP, tensor, context and pipeline parallelism together. Lecture 002's policy,
-# <code>size_based_auto_wrap_policy(min_num_params=..., excluded_wrap_modules=...)</code>, is the cell above:
-# a TypeError twice, since it is a predicate that needs <code>functools.partial</code>, and since the keyword
-# is <code>exclude_wrap_modules</code>. The training loops of lectures 000 and 001 have no
+# <code>size_based_auto_wrap_policy(min_num_params=..., excluded_wrap_modules=...)</code>, is the cell
+# above: a TypeError twice, since it is a predicate that needs <code>functools.partial</code>, and since the
+# keyword is <code>exclude_wrap_modules</code>. The training loops of lectures 000 and 001 have no
 # <code>zero_grad</code>, so that gradients add up over the batches.</details>
 #
 # ### Checkpoints
 #
 # There are two kinds of state dicts. A *full* one holds whole tensors: every parameter is gathered, and one
-# rank writes it. A *sharded* one holds each rank's own shards, and nothing is gathered. `torch.distributed.checkpoint`
-# (DCP) writes the latter: each rank a file of its pieces, and one file that says which piece lies where. So
-# another number of ranks can read it. Here four ranks save, and two load:
+# rank writes it. A *sharded* one holds each rank's own shards, and nothing is gathered.
+# `torch.distributed.checkpoint` (DCP) writes the latter: each rank a file of its pieces, and one file that
+# says which piece lies where. So another number of ranks can read it. Here four ranks save, and two load:
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1937,16 +1955,17 @@ with tempfile.TemporaryDirectory() as folder:
     print(f"equal to the bit: {equal}; the optimizer has states of {states} parameters")
 
 # %% [markdown]
-# Each file has a quarter of the 12 bytes a parameter, and no message is nearly as large as a file: only
-# the plan travels while saving, that is names and offsets. For a full state dict, such as one that you want to
+# Each file has a quarter of the 12 bytes a parameter, and no message is nearly as large as a file: only the
+# plan travels while saving, that is names and offsets. For a full state dict, such as one that you want to
 # publish, take `get_model_state_dict(model, options=StateDictOptions(full_state_dict=True,
 # cpu_offload=True))`: it gathers parameter after parameter. FSDP1 had both as `StateDictType`, DeepSpeed
-# gathers with `"stage3_gather_16bit_weights_on_model_save"`. The library's `course_lib.fsdp.save_checkpoint` writes DCP's
-# files from shards like yours.
+# gathers with `"stage3_gather_16bit_weights_on_model_save"`. The library's
+# `course_lib.fsdp.save_checkpoint` writes DCP's files from shards like yours.
 #
 # ### DeepSpeed's configuration
 #
-# Notebook 04 read the part on memory. Here is a whole configuration, and the cell makes our arguments of it:
+# Notebook 04 read the part on memory. Here is a whole configuration, and the cell makes our arguments of
+# it:
 
 # %% tags=["skip-in-grading"]
 DEEPSPEED = {
@@ -2009,10 +2028,11 @@ for what, value in read(DEEPSPEED, ranks=8, block=202_383_360):  # a block of LL
 # | `pin_memory` | pages that the operating system may not move, so that copies to the GPU run beside kernels |
 # | `gradient_clipping` | your `max_norm` |
 #
-# Three scenarios, and the lines that they need: (1) one node of 8 GPUs, and the states fit with ZeRO-3: `"stage": 3`, `"bf16"`,
-# nothing else. (2) Several nodes with a pipeline: stage 1, since a pipeline adds up gradients of many
-# microbatches, and stages 2 and 3 would reduce or gather for each of them. (3) Little memory on the GPU: stage 2 with `offload_optimizer`; stage 3 with
-# `offload_param`, if even 2 bytes a parameter are too many.
+# Three scenarios, and the lines that they need: (1) one node of 8 GPUs, and the states fit with ZeRO-3:
+# `"stage": 3`, `"bf16"`, nothing else. (2) Several nodes with a pipeline: stage 1, since a pipeline adds up
+# gradients of many microbatches, and stages 2 and 3 would reduce or gather for each of them. (3) Little
+# memory on the GPU: stage 2 with `offload_optimizer`; stage 3 with `offload_param`, if even 2 bytes a
+# parameter are too many.
 #
 # ### Which framework?
 #
@@ -2025,20 +2045,20 @@ for what, value in read(DEEPSPEED, ranks=8, block=202_383_360):  # a block of LL
 # | Accelerate (Hugging Face) | nothing itself: one configuration for DDP, FSDP1, FSDP2, DeepSpeed | a loop of yours is to run with either | Accelerate docs, "FSDP1 vs FSDP2" |
 # | Lightning | nothing itself: `DDPStrategy`, `FSDPStrategy` (FSDP1), `ModelParallelStrategy` (`fully_shard`, tensor parallelism), `DeepSpeedStrategy` | you want a trainer, too | Lightning docs, strategies |
 #
-# <details><summary>In the lectures</summary>Lecture 001's table "When to use what", judged again. <i>Single GPU,
-# below 10B: standard training.</i> 80 GB hold less than 5B at 16 bytes a parameter. <i>One node: DDP, or FSDP with
-# SHARD_GRAD_OP.</i> Yes, if 2P fits beside the rest. <i>10 to 70B: FSDP or ZeRO-2.</i> ZeRO-2 keeps 2P on every
-# GPU: 140 GB for 70B. <i>70B and more: FSDP and tensor parallelism, or ZeRO-3.</i> Yes; Llama 3 added pipelines
-# and context parallelism. <i>100B and more: Megatron-LM.</i> Or FSDP2 with the others, as torchtitan does.
-# <i>Limited memory: ZeRO-Offload.</i> Or <code>CPUOffloadPolicy</code>. GPT-3 was OpenAI's and not trained with
-# Megatron-LM; NVIDIA's runs of its size were benchmarks. MT-NLG 530B was trained with Megatron-LM and
-# DeepSpeed together. Lecture 002's axes "ease of use" and "feature richness" are opinions; the next picture
-# has measured ones.</details>
+# <details><summary>In the lectures</summary>Lecture 001's table "When to use what", judged again. <i>Single
+# GPU, below 10B: standard training.</i> 80 GB hold less than 5B at 16 bytes a parameter. <i>One node: DDP,
+# or FSDP with SHARD_GRAD_OP.</i> Yes, if 2P fits beside the rest. <i>10 to 70B: FSDP or ZeRO-2.</i> ZeRO-2
+# keeps 2P on every GPU: 140 GB for 70B. <i>70B and more: FSDP and tensor parallelism, or ZeRO-3.</i> Yes;
+# Llama 3 added pipelines and context parallelism. <i>100B and more: Megatron-LM.</i> Or FSDP2 with the
+# others, as torchtitan does. <i>Limited memory: ZeRO-Offload.</i> Or <code>CPUOffloadPolicy</code>. GPT-3
+# was OpenAI's and not trained with Megatron-LM; NVIDIA's runs of its size were benchmarks. MT-NLG 530B was
+# trained with Megatron-LM and DeepSpeed together. Lecture 002's axes "ease of use" and "feature richness"
+# are opinions; the next picture has measured ones.</details>
 #
 # ### The trade-off, measured
 #
-# The same model, four ranks, float32, AdamW: for each strategy its traffic and its largest memory. The size of a dot is
-# its number of lines, if the code is yours or the library's.
+# The same model, four ranks, float32, AdamW: for each strategy its traffic and its largest memory. The size
+# of a dot is its number of lines, if the code is yours or the library's.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -2094,10 +2114,10 @@ for name, (ranks, _) in runs.items():
     print(f"{name:27} {ranks[0]['seconds'] / slowest:5.0%} of the slowest one's time")
 
 # %% [markdown]
-# Down and left is better, and no strategy is best in both. Less memory than `FSDP, yours` needs smaller units; less
-# traffic needs whole weights or whole gradients. The times below the picture are those of this machine, where
-# gathers run on the cores that compute, in a model so small that a step consists of calls: they say how many
-# operations a strategy issues, and nothing on a cluster. The slow motion of §3 says that.
+# Down and left is better, and no strategy is best in both. Less memory than `FSDP, yours` needs smaller
+# units; less traffic needs whole weights or whole gradients. The times below the picture are those of this
+# machine, where gathers run on the cores that compute, in a model so small that a step consists of calls:
+# they say how many operations a strategy issues, and nothing on a cluster. The slow motion of §3 says that.
 
 
 # %% [markdown]
@@ -2111,18 +2131,18 @@ for name, (ranks, _) in runs.items():
 #
 # A number may be written as arithmetic, such as `7 / 8 * 989e12 * 0.4 / 450e9`.
 #
-# 1. H100s at 40 % of 989 TFLOP/s, 16 of them, each with 50 GB/s each way; weights in 16 bits. From how many **tokens** a GPU on
-#    does a forward hide the next gather?
-# 2. Reduce-scatters are asynchronous, and nothing is gathered ahead. Why does the step not get shorter? `"gradients are not ready"`,
-#    `"the next gather queues behind them"` or `"every rank waits in backward"`
-# 3. LLaMA-7B: 32 blocks of 202,383,360 parameters, units are blocks, one unit ahead, bfloat16. How many **MB** of whole
-#    blocks are there at most?
-# 4. K = 8 microbatches, only the last one reduces (`keep="gradients"`). How many **units of traffic** does a step send, if all elements have the
-#    same size?
-# 5. 64 GPUs in nodes of 8, 50 GB/s between nodes; 16P/8 bytes fit beside the activations. `"full"` or `"hybrid"`
-#    sharding?
-# 6. Which of these can deadlock, or mix up blocks? `"rank 0 prefetches two units, rank 1 one"`, `"all ranks prefetch nothing"` or
-#    `"rank 1 has fewer tokens"`
+# 1. H100s at 40 % of 989 TFLOP/s, 16 of them, each with 50 GB/s each way; weights in 16 bits. From how many
+#    **tokens** a GPU on does a forward hide the next gather?
+# 2. Reduce-scatters are asynchronous, and nothing is gathered ahead. Why does the step not get shorter?
+#    `"gradients are not ready"`, `"the next gather queues behind them"` or `"every rank waits in backward"`
+# 3. LLaMA-7B: 32 blocks of 202,383,360 parameters, units are blocks, one unit ahead, bfloat16. How many
+#    **MB** of whole blocks are there at most?
+# 4. K = 8 microbatches, only the last one reduces (`keep="gradients"`). How many **units of traffic** does
+#    a step send, if all elements have the same size?
+# 5. 64 GPUs in nodes of 8, 50 GB/s between nodes; 16P/8 bytes fit beside the activations. `"full"` or
+#    `"hybrid"` sharding?
+# 6. Which of these can deadlock, or mix up blocks? `"rank 0 prefetches two units, rank 1 one"`, `"all ranks
+#    prefetch nothing"` or `"rank 1 has fewer tokens"`
 
 # %% nbgrader={"grade_id": "questions", "solution": true}
 answer_1 = ...  # tokens
@@ -2167,12 +2187,13 @@ report.points(6)
 # | extra credit | 4 points, on top of the 60. You lose nothing if you skip it |
 #
 # Two of FSDP's three messages carry weights. Must they have 16 bits? The masters stay in float32 on their
-# ranks, so that a weight that is rounded for one step is not rounded for ever: the next step rounds the true
-# value anew. ZeRO++ (Wang et al. 2023) sends weights in 8 bits, half of bfloat16 and a quarter of float32.
+# ranks, so that a weight that is rounded for one step is not rounded for ever: the next step rounds the
+# true value anew. ZeRO++ (Wang et al. 2023) sends weights in 8 bits, half of bfloat16 and a quarter of
+# float32.
 #
-# Eight bits count from −127 to 127, and so a number needs a *scale*. One scale for a whole shard would be set by its
-# largest weight, and an outlier would cost all the others their bits. So each *block* of 256 weights has its
-# own: its largest magnitude / 127. A block costs 4 bytes for the scale.
+# Eight bits count from −127 to 127, and so a number needs a *scale*. One scale for a whole shard would be
+# set by its largest weight, and an outlier would cost all the others their bits. So each *block* of 256
+# weights has its own: its largest magnitude / 127. A block costs 4 bytes for the scale.
 #
 # **Predict.** How many bytes does a weight cost, and what is the largest error of a weight in a block whose
 # largest magnitude is 2? (1 + 4/256 = 1.016 bytes; half a scale, 2/127/2 = 0.008.)
@@ -2209,8 +2230,8 @@ def all_gather_int8(
 
 # %% [markdown]
 # <details><summary>Hint: one message</summary>Scales and elements as bytes in one row:
-# <code>tensor.view(torch.uint8)</code> reads the same memory as bytes, and <code>.view(torch.float32)</code>
-# turns bytes back. gloo and NCCL send uint8.</details>
+# <code>tensor.view(torch.uint8)</code> reads the same memory as bytes, and
+# <code>.view(torch.float32)</code> turns bytes back. gloo and NCCL send uint8.</details>
 # <details><summary>Hint: a block of zeros</summary>Its scale is 0. Divide by 1 there.</details>
 #
 # **Check.**
@@ -2248,8 +2269,9 @@ for block, (ranks, operations) in several(
     )
 
 # %% [markdown]
-# **Break it.** Why not gradients as well? Eight ranks have the gradient 0.9 each, with a scale of 1. Rounded
-# to whole steps and added in 8 bits, what is the sum if the scale is so small that 0.9 is 115 steps?
+# **Break it.** Why not gradients as well? Eight ranks have the gradient 0.9 each, with a scale of 1.
+# Rounded to whole steps and added in 8 bits, what is the sum if the scale is so small that 0.9 is 115
+# steps?
 
 # %% tags=["skip-in-grading"]
 steps = torch.full((8,), 115, dtype=torch.int8)
@@ -2257,18 +2279,19 @@ print("8 x 115 in int8:", sum(steps[1:], steps[0]).item(), " and in full:", 8 * 
 
 # %% [markdown]
 # A sum does not fit into the bits of its terms, and blocks with different scales cannot be added at all.
-# Therefore ZeRO++ reduces gradients in another way: every rank sends its pieces in 4 bits to their owners, by
-# all-to-all, and the owner adds them after decoding.
+# Therefore ZeRO++ reduces gradients in another way: every rank sends its pieces in 4 bits to their owners,
+# by all-to-all, and the owner adds them after decoding.
 #
 # **In production.** DeepSpeed: `"zero_quantized_weights": true`, `"zero_quantized_gradients": true` and
-# `"zero_hpz_partition_size": 8` (§5). Together they send a quarter of ZeRO-3's bytes between nodes (Wang et al.
-# 2023, abstract). torchao gathers FSDP2's weights in float8, with one scale for each weight.
+# `"zero_hpz_partition_size": 8` (§5). Together they send a quarter of ZeRO-3's bytes between nodes (Wang et
+# al. 2023, abstract). torchao gathers FSDP2's weights in float8, with one scale for each weight.
 
 # %% [markdown]
 # ## Scorecard
 #
-# Here are the three criteria for one step of AdamW on four ranks with two samples each: the runs of §7. M is
-# the 4P bytes of the parameters. The computation is compared with that of one process on all eight samples.
+# Here are the three criteria for one step of AdamW on four ranks with two samples each: the runs of §7. M
+# is the 4P bytes of the parameters. The computation is compared with that of one process on all eight
+# samples.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 alone = launch(train, replicas, world_size=1, samples=8, backend="gloo")[0]["flops"]
@@ -2292,22 +2315,24 @@ for name, (took, _) in steps.items():
     print(f"{name:40} {1 - 3 * DEPTH * PACE * 1000 / took:4.0%} exposed")
 
 # %% [markdown]
-# Read it row by row. FSDP has ZeRO-3's memory and ZeRO-3's bytes, and a few more bytes of memory for the unit
-# that is under way. The difference is the last column: nothing became less, it only happens at the same time. Not
-# resharding buys a third of the bytes for the weights, islands buy short wires for twice the shards. All of them still
-# compute whole layers on every rank. If a single layer, or its activations, is too large, no order of gathers
-# helps: tensor parallelism (notebook 06) and context parallelism (notebook 08) cut those.
+# Read it row by row. FSDP has ZeRO-3's memory and ZeRO-3's bytes, and a few more bytes of memory for the
+# unit that is under way. The difference is the last column: nothing became less, it only happens at the
+# same time. Not resharding buys a third of the bytes for the weights, islands buy short wires for twice the
+# shards. All of them still compute whole layers on every rank. If a single layer, or its activations, is
+# too large, no order of gathers helps: tensor parallelism (notebook 06) and context parallelism (notebook
+# 08) cut those.
 #
-# **You have built** the step of ZeRO-3 as a list, and a module that runs it; two precisions, islands, and the norm
-# of a gradient in N pieces. `fully_shard` has no secrets left.
+# **You have built** the step of ZeRO-3 as a list, and a module that runs it; two precisions, islands, and
+# the norm of a gradient in N pieces. `fully_shard` has no secrets left.
 #
 # **Read on.**
-# - Zhao et al. (2023), *PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel*: §3.3 for the order, §3.4
-#   for the memory, §5 for the measurements.
-# - PyTorch's documentation of `torch.distributed.fsdp.fully_shard`, and its FSDP notes on implicit and explicit
-#   prefetching.
+# - Zhao et al. (2023), *PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel*: §3.3 for the
+#   order, §3.4 for the memory, §5 for the measurements.
+# - PyTorch's documentation of `torch.distributed.fsdp.fully_shard`, and its FSDP notes on implicit and
+#   explicit prefetching.
 # - Wang et al. (2023), *ZeRO++*; Zhang et al. (2022), *MiCS*: islands and small messages.
 # - Rajbhandari et al. (2021), *ZeRO-Infinity*: prefetch from disks.
-# - `course_lib/fsdp/`: a reference. Read it after you have written yours; `schedule.py` and `module.py` first.
+# - `course_lib/fsdp/`: a reference. Read it after you have written yours; `schedule.py` and `module.py`
+#   first.
 #
 # <details><summary>In the lectures</summary>The three criteria are lecture 003's.</details>
