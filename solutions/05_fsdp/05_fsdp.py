@@ -1068,8 +1068,8 @@ for body in (skips, disagrees):
     try_it(body, world_size=2, backend="gloo")
 
 # %% [markdown]
-# <details><summary>After you have run it</summary>1. With all units ahead every weight is whole, as in a
-# replica, and the step is no faster than with two units ahead. 2. and 3. The ranks gather in different
+# <details><summary>After you have run it</summary>1. All eight blocks are whole,
+# as in a replica, and the step is no faster than with two units ahead. 2. and 3. The ranks gather in different
 # orders: one asks for a unit while the other asks for the next one, or reduces. Here the sizes differ, so
 # that the mistake ends with a sentence. With blocks of equal size rank 1 would compute with another block's
 # weights, and nothing would say so. A collective has no name: <i>all ranks call the same ones in the same
@@ -1581,7 +1581,7 @@ report.points(4)
 
 # %% [markdown]
 # **Measure, and break it.** Here are gradients of `fully_shard` on four ranks, which are to be clipped to a
-# norm of 1. Each rank prints the norm of its own shards. If each of them clipped by that norm, by which
+# norm of 0.5. Each rank prints the norm of its own shards. If each of them clipped by that norm, by which
 # factors would they scale?
 
 
