@@ -1069,7 +1069,7 @@ for body in (skips, disagrees):
 
 # %% [markdown]
 # <details><summary>After you have run it</summary>1. All eight blocks are whole,
-# as in a replica, and the step is no faster than with two units ahead. 2. and 3. The ranks gather in different
+# as in a replica, and the step takes as long as with two units ahead. 2. and 3. The ranks gather in different
 # orders: one asks for a unit while the other asks for the next one, or reduces. Here the sizes differ, so
 # that the mistake ends with a sentence. With blocks of equal size rank 1 would compute with another block's
 # weights, and nothing would say so. A collective has no name: <i>all ranks call the same ones in the same
