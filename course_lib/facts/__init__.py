@@ -6,6 +6,7 @@
     data_parallel.py  a step of replicas: bytes, exposed time, scaling efficiency
     compression.py  compressed averages of gradients: bytes that each rank sends
     zero.py       ZeRO: bytes that a rank keeps and sends, by stage
+    fsdp.py       fully sharded: bytes sent by setting, when a gather hides, hybrid sharding
     tensor_parallel.py  a layer over n ranks: bytes sent, bytes kept for backward, when it pays
     transformer.py  a transformer: parameters, and FLOPs of training it
     pipeline.py   a pipeline: its bubble, and the memory of its ranks, by schedule
@@ -70,6 +71,15 @@ from course_lib.facts.data_parallel import (
     synchronization_seconds,
 )
 from course_lib.facts.exact import chunk_sizes, exact_bytes
+from course_lib.facts.fsdp import (
+    crossing_bytes,
+    fsdp_bytes,
+    fsdp_gathers,
+    hides_from,
+    hybrid_across,
+    hybrid_inside,
+    unit_bytes,
+)
 from course_lib.facts.hardware import GB, LINKS, NETWORK_ALPHA, NVLINK_ALPHA, Gpu, Link, gpu, link
 from course_lib.facts.pipeline import (
     pipedream_versions,
@@ -129,17 +139,23 @@ __all__ = [
     "causal_scores",
     "causal_slowdown",
     "chunk_sizes",
+    "crossing_bytes",
     "crossover_bytes",
     "data_parallel_bytes",
     "exact_bytes",
     "exposed_after",
     "exposed_communication",
+    "fsdp_bytes",
+    "fsdp_gathers",
     "gathered_logits_bytes",
     "gpu",
+    "hides_from",
     "hiding_block",
     "hierarchical_bytes",
     "hierarchical_rounds",
     "hierarchical_seconds",
+    "hybrid_across",
+    "hybrid_inside",
     "int8_bytes",
     "int8_gather_bytes",
     "key_value_copies",
@@ -185,6 +201,7 @@ __all__ = [
     "ulysses_bytes",
     "ulysses_ring_bytes",
     "uncompressed_bytes",
+    "unit_bytes",
     "vocab_parallel_embedding_bytes",
     "vocab_parallel_loss_bytes",
     "zero_bytes",

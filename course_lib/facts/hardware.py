@@ -57,17 +57,29 @@ def link(name: str) -> Link:
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU. flops: a second, bf16 factors, dense; memory: bytes."""
+    """A GPU.
+
+    flops: a second, bf16 factors, dense; memory: bytes; bandwidth: bytes a second between the GPU and this
+    memory; fp8: as flops with fp8 factors, or None if its tensor cores have no fp8; host_link: the name of
+    its link to the host, in LINKS.
+    """
 
     name: str
     flops: float
     memory: float
     source: str
+    bandwidth: float
+    fp8: float | None
+    host_link: str
 
 
+_PCIE_4, _PCIE_5 = "PCIe 4.0 x16", "PCIe 5.0 x16"
 GPUS: tuple[Gpu, ...] = (
-    Gpu("A100 SXM", 312e12, 80 * GB, "NVIDIA A100 data sheet"),
-    Gpu("H100 SXM", 989e12, 80 * GB, "NVIDIA H100 data sheet"),
+    Gpu("A100 SXM", 312e12, 80 * GB, "NVIDIA A100 data sheet", 2039 * GB, None, _PCIE_4),
+    Gpu("H100 SXM", 989e12, 80 * GB, "NVIDIA H100 data sheet", 3350 * GB, 1979e12, _PCIE_5),
+    Gpu("H200 SXM", 989e12, 141 * GB, "NVIDIA H200 data sheet", 4800 * GB, 1979e12, _PCIE_5),
+    # As it is in a DGX B200, whose hosts have PCIe 5.0; other data sheets give the chip 192 GB.
+    Gpu("B200", 2250e12, 180 * GB, "NVIDIA DGX B200 data sheet", 8000 * GB, 4500e12, _PCIE_5),
 )
 
 # Seconds that a round of NCCL's ring costs before its first byte, with the protocol for large messages.

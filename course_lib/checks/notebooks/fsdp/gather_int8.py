@@ -208,7 +208,7 @@ def trouble(case: Case, kind: str, text: str) -> str:
 
 @exercise(
     points=4, objects=("all_gather_int8",), extra=True, hint=trouble, point="a quarter of the bytes",
-    references=("course_lib.compression", "course_lib.fsdp.arguments", "course_lib.fsdp.gather_int8"),
+    references=("course_lib.compression", "course_lib.fsdp.gather_int8"),
 )  # fmt: skip
 def all_gather_int8(draw: Draw) -> Iterator[Case]:
     yield int8_case(draw, Setting(4, (1000,), "weights: 4 ranks", weight=1.5), traffic=True)

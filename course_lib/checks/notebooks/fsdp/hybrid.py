@@ -378,7 +378,7 @@ def trouble(case: Case, kind: str, text: str) -> str:
 
 @exercise(
     points=8, objects=("hybrid_groups", "hybrid_reduce"), hint=trouble, point=POINT,
-    references=("course_lib.fsdp.arguments", "course_lib.fsdp.hybrid"),
+    references=("course_lib.fsdp.hybrid",),
 )  # fmt: skip
 def hybrid(draw: Draw) -> Iterator[Case]:
     yield groups_case(draw)

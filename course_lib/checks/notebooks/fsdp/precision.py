@@ -124,10 +124,10 @@ def steps_case(draw: Draw, n: int) -> Case:
                 continue
             gone = words.number(float(moved.mean()))
             said = f"on rank {rank} a shard of weights near 1 did not take its {STEPS} steps"
-            told = Sentence(f"{said}: it moved by {gone}, not by {STEPS * STEP:g}.", f"{said}.")
+            sentence = Sentence(f"{said}: it moved by {gone}, not by {STEPS * STEP:g}.", f"{said}.")
             still = bool((moved.abs() <= 2 * STEP).all())
             return wrong(
-                told,
+                sentence,
                 f"It was cast in place, and the master lost its low bits: after {STEPS} steps of 1e-5 "
                 f"nothing moved. {KEEP}"
                 if still
@@ -305,8 +305,8 @@ def refused_case() -> Case:
             kind, text, place = error
             if kind not in ("TypeError", "ValueError"):
                 said = "an `output` in torch.bfloat16 raised another exception than TypeError"
-                told = Sentence(f"{said}: {kind}: {text}", f"{said}.")
-                return wrong(told, at(place), "Look at output.dtype before anything is sent.")
+                sentence = Sentence(f"{said}: {kind}: {text}", f"{said}.")
+                return wrong(sentence, at(place), "Look at output.dtype before anything is sent.")
         return RIGHT
 
     grads = torch.ones(6).bfloat16()
@@ -325,7 +325,7 @@ def trouble(case: Case, kind: str, text: str) -> str:
 
 @exercise(
     points=8, objects=("all_gather_cast", "reduce_scatter_mean"), hint=trouble, point=POINT,
-    references=("course_lib.fsdp.arguments", "course_lib.fsdp.precision"),
+    references=("course_lib.fsdp.precision",),
 )  # fmt: skip
 def two_precisions(draw: Draw) -> Iterator[Case]:
     half, small = torch.bfloat16, torch.float16

@@ -26,8 +26,8 @@ def with_dtype(
     if "args" not in instructions:
         return Called(), {}
     function = objects[instructions["object"]]
-    given = partial(function, reduce_dtype=DTYPES[instructions["reduce_dtype"]])
-    return call([given], tensors, groups, {**instructions, "object": 0})
+    in_dtype = partial(function, reduce_dtype=DTYPES[instructions["reduce_dtype"]])
+    return call([in_dtype], tensors, groups, {**instructions, "object": 0})
 
 
 def refused(
