@@ -7,6 +7,7 @@ hybrid.py       hybrid_groups, hybrid_reduce: sharded inside an island, replicas
 pieces.py       Piece: the part of a parameter that a rank holds, as blocks that a checkpoint can hold
 planners.py     how torch.distributed.checkpoint writes and reads pieces
 precision.py    all_gather_cast, reduce_scatter_mean: weights travel in 16 bits, gradients are summed in 32
+shards.py       which piece of which parameter lies where in a flat shard
 state.py        checkpoints that N ranks write and M ranks read, and those of `fully_shard`
 
 The names are imported when they are first used: so the others can be used while an exercise hides a module.

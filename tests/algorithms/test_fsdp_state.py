@@ -17,7 +17,8 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.fsdp import fully_shard
 
 from course_lib import fsdp, launch, zero
-from course_lib.fsdp.pieces import Piece, pieces_of
+from course_lib.fsdp.pieces import Piece
+from course_lib.fsdp.shards import parts_of
 
 Losses = list[float]
 STEPS = 3
@@ -428,7 +429,7 @@ def test_a_group_that_holds_a_parameter_twice_is_refused() -> None:
         group: Any = groups[dist.get_rank()]
         module = zero.Zero3Module(nn.Linear(3, 2), group=group)
         with pytest.raises(ValueError, match="the ranks hold 12 elements of weight, which has 6"):
-            pieces_of(module)
-        assert pieces_of(module, group)["weight"].values.numel() == 6
+            parts_of(module)
+        assert parts_of(module, group).pieces["weight"].values.numel() == 6
 
     launch(body, world_size=2)
