@@ -10,6 +10,7 @@ pieces.py       Piece: the part of a parameter that a rank holds, as blocks that
 planners.py     how torch.distributed.checkpoint writes and reads pieces
 precision.py    all_gather_cast, reduce_scatter_mean: weights travel in 16 bits, gradients are summed in 32
 schedule.py     fsdp_schedule: a step as a list of actions
+shards.py       which piece of which parameter lies where in a flat shard
 simulate.py     Times, simulate: when each action of a step runs
 state.py        checkpoints that N ranks write and M ranks read, and those of `fully_shard`
 validate.py     violation, validate: what is wrong with a list

@@ -16,12 +16,12 @@ DCP reads what any number of ranks wrote, and also what other layouts wrote, suc
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from .arguments import Group, all_gather
 
@@ -97,53 +97,6 @@ def _in_row(shape: tuple[int, ...], start: int, stop: int, base: int) -> Iterato
         yield (row, *offsets), (1, *sizes), low, high
 
 
-def pieces_of(module: nn.Module, group: Group = None) -> dict[str, Piece]:
-    """This rank's piece of each parameter of a sharded module, under the parameter's name.
-
-    module: its `named_parameters()` are this rank's flat pieces, under the names of the parameters of
-        `module.module`, which still have their shapes. Ranks hold the pieces in ascending order.
-        `course_lib.zero.Zero3Module` and `course_lib.fsdp.PrefetchedModule` are such modules.
-    group: the ranks that together hold each parameter once. All of them must call.
-    Sends one all-gather of 8 bytes a parameter: a rank learns where its pieces begin from the others' sizes.
-
-    Raises ValueError if the pieces of a parameter do not have its elements together.
-    """
-    shapes = {name: param.shape for name, param in inner(module).named_parameters()}
-    shards = dict(module.named_parameters())
-    if shards.keys() != shapes.keys():
-        raise ValueError(
-            f"names do not fit: {sorted(shards.keys() ^ shapes.keys())} are names of a shard or of a "
-            "parameter, but not of both"
-        )
-    device = next(iter(shards.values())).device
-    sizes = torch.tensor([shard.numel() for shard in shards.values()], device=device)
-    all_sizes = sizes.new_empty(dist.get_world_size(group), len(sizes))
-    all_gather(all_sizes.view(-1), sizes, group=group)
-    starts = all_sizes[: dist.get_rank(group)].sum(0).tolist()
-    pieces = {}
-    for (name, shard), start, total in zip(
-        shards.items(), starts, all_sizes.sum(0).tolist(), strict=True
-    ):
-        if total != shapes[name].numel():
-            raise ValueError(
-                f"the ranks hold {total} elements of {name}, which has {shapes[name].numel()}: `group` must "
-                "be the ranks that hold each parameter once, and a shard must hold no padding"
-            )
-        pieces[name] = Piece(shapes[name], start, shard.detach().view(-1))
-    return pieces
-
-
-def inner(module: nn.Module) -> nn.Module:
-    """The module inside the wrapper; TypeError if there is none."""
-    wrapped = getattr(module, "module", None)
-    if not isinstance(wrapped, nn.Module):
-        raise TypeError(
-            f"a {type(module).__name__} has no `.module`: pass a module whose parameters are flat shards, "
-            "such as Zero3Module. A module of fully_shard has its own functions for checkpoints"
-        )
-    return wrapped
-
-
 def whole_of(piece: Piece, group: Group = None) -> Tensor:
     """The whole tensor, on the CPU of every rank, by an all-gather of pieces padded to the longest."""
     n = dist.get_world_size(group)
@@ -157,16 +110,3 @@ def whole_of(piece: Piece, group: Group = None) -> Tensor:
     all_gather(rows.view(-1), row, group=group)
     parts = [part[:count] for part, (_, count) in zip(rows.cpu(), places.tolist(), strict=True)]
     return torch.cat(parts).view(piece.shape)
-
-
-def names_of(shards: Mapping[str, Tensor], params: Sequence[Tensor]) -> list[str]:
-    """The names of an optimizer's parameters; ValueError if one of them is not a shard of the module."""
-    names: dict[int, str] = {}
-    for name, shard in shards.items():
-        names.setdefault(id(shard), name)  # the first of two names of one shard
-    if any(id(param) not in names for param in params):
-        raise ValueError(
-            "the optimizer has a parameter that is not one of the module's: make the optimizer of "
-            "module.parameters(), after the module was wrapped"
-        )
-    return [names[id(param)] for param in params]

@@ -29,6 +29,9 @@ The formats meet as long as they hold the same names, that is:
 * a weight that two modules share has one state here, under its first name.
 * states that are not as large as the parameter, as Adafactor's, belong to a piece and to no whole tensor:
   ValueError.
+* a module whose shards are those of units has one state for each unit: all of its parameters must have
+  taken as many steps, and one that has no state in a checkpoint gets zeros.
+* `fully_shard` refuses a parameter without dimensions, which is allowed here.
 * numbers are converted to the reader's dtype without a word, as DCP does.
 
 Source: `torch.distributed.checkpoint` (PyTorch's documentation), for the format.
@@ -36,7 +39,7 @@ Source: `torch.distributed.checkpoint` (PyTorch's documentation), for the format
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +50,9 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from .arguments import Group
-from .pieces import Piece, inner, names_of, pieces_of, whole_of
+from .pieces import Piece, whole_of
 from .planners import LoadPieces, SavePieces, apart
+from .shards import Part, Parts, inner, parts_of
 
 MODEL, OPTIMIZER, STATE, GROUPS = "model", "optimizer", "state", "param_groups"
 Optimizer = torch.optim.Optimizer
@@ -64,13 +68,13 @@ def save_checkpoint(
 ) -> None:
     """Write the module's parameters and buffers, and the optimizer's state, each rank its own part.
 
-    module: one whose parameters are flat shards, see `pieces.pieces_of`. optimizer: of its parameters.
+    module: one whose parameters are flat shards, see `shards.py`. optimizer: of its parameters.
     group: the ranks that together hold each parameter once. writers: all ranks that call, None for the whole
         world; replicas are among them, and what they hold twice is written once.
     Sends 8 bytes a parameter and DCP's plans, and no tensor. Writes one file or none a rank, and one of
     metadata.
 
-    Raises TypeError or ValueError as `pieces_of`, and ValueError for states that cannot be cut.
+    Raises TypeError or ValueError as `parts_of`, and ValueError for states that cannot be cut.
     """
     pieces, rest = apart(sharded_state_dict(module, optimizer, group))
     planner = SavePieces(pieces)
@@ -92,34 +96,27 @@ def load_checkpoint(
     Raises torch's CheckpointException if a name is missing or has another shape, ValueError if the
     optimizer's groups are of other parameters.
     """
-    pieces = pieces_of(module, group)
-    state: dict[str, Any] = {MODEL: _model(module, pieces)}
+    parts = parts_of(module, group)
+    state: dict[str, Any] = {MODEL: _model(module, parts)}
     if optimizer is not None:
         metadata = dcp.FileSystemReader(str(folder)).read_metadata()
-        state[OPTIMIZER] = _asked(metadata, pieces)
-    parts, rest = apart(state)
-    planner = LoadPieces(parts)
+        state[OPTIMIZER] = _asked(metadata, parts)
+    pieces, rest = apart(state)
+    planner = LoadPieces(pieces)
     dcp.load(rest, checkpoint_id=str(folder), planner=planner, process_group=readers)
     if optimizer is not None:
         states = rest[OPTIMIZER][STATE]
-        for (part, *place), piece in parts.items():
+        for (part, *place), piece in pieces.items():
             if part == OPTIMIZER:
-                states[place[1]][place[2]] = piece.values
-        _give(optimizer, module, states, rest[OPTIMIZER][GROUPS])
+                states[place[1]][place[2]] = piece
+        _give(optimizer, parts, states, rest[OPTIMIZER][GROUPS])
 
 
 def sharded_state_dict(
     module: nn.Module, optimizer: Optimizer | None = None, group: Group = None
 ) -> dict[str, Any]:
     """The nested dictionary above; this rank's `Piece`s share memory with module and optimizer."""
-    pieces = pieces_of(module, group)
-    state: dict[str, Any] = {MODEL: _model(module, pieces)}
-    if optimizer is not None:
-        state[OPTIMIZER] = {
-            STATE: _states(optimizer, module, pieces),
-            GROUPS: _named_groups(optimizer, module),
-        }
-    return state
+    return _sharded(module, optimizer, parts_of(module, group))
 
 
 def full_state_dict(
@@ -130,13 +127,14 @@ def full_state_dict(
     "model" is what the wrapped module alone would have as its state dict.
     Sends (N-1) times the longest piece of each tensor, and what the ranks have to agree on.
     """
-    state = sharded_state_dict(module, optimizer, group)
+    parts = parts_of(module, group)
+    state = _sharded(module, optimizer, parts)
     full: dict[str, Any] = {
         MODEL: {name: _whole(value, group) for name, value in state[MODEL].items()}
     }
     if optimizer is not None:
         full[OPTIMIZER] = {
-            STATE: _whole_states(state[OPTIMIZER][STATE], pieces_of(module, group), group),
+            STATE: _whole_states(state[OPTIMIZER][STATE], parts.pieces, group),
             GROUPS: state[OPTIMIZER][GROUPS],
         }
     return full
@@ -153,8 +151,8 @@ def load_full_state_dict(
 
     Sends 8 bytes a parameter. Raises ValueError if names or shapes are not those of the module.
     """
-    pieces = pieces_of(module, group)
-    own = _model(module, pieces)
+    parts = parts_of(module, group)
+    own = _model(module, parts)
     if own.keys() != state[MODEL].keys():
         raise ValueError(
             f"names do not fit: missing {sorted(own.keys() - state[MODEL].keys())}, unknown "
@@ -174,21 +172,31 @@ def load_full_state_dict(
             value.copy_(whole)
     if optimizer is None:
         return
-    local: States = {}
+    states: States = {}
     for name, values in state[OPTIMIZER][STATE].items():
-        if (piece := pieces.get(name)) is not None and piece.values.numel():
-            local[name] = {key: _own(key, value, piece) for key, value in values.items()}
-    _give(optimizer, module, local, state[OPTIMIZER][GROUPS])
+        if (piece := parts.pieces.get(name)) is not None and piece.values.numel():
+            states[name] = {key: _own(key, value, piece) for key, value in values.items()}
+    _give(optimizer, parts, states, state[OPTIMIZER][GROUPS])
+
+
+def _sharded(module: nn.Module, optimizer: Optimizer | None, parts: Parts) -> dict[str, Any]:
+    state: dict[str, Any] = {MODEL: _model(module, parts)}
+    if optimizer is not None:
+        state[OPTIMIZER] = {
+            STATE: _states(optimizer, parts),
+            GROUPS: _named_groups(optimizer, parts),
+        }
+    return state
 
 
 # ---- the module
 
 
-def _model(module: nn.Module, pieces: Mapping[str, Piece]) -> dict[str, Any]:
+def _model(module: nn.Module, parts: Parts) -> dict[str, Any]:
     """The names of the wrapped module's state dict, with pieces for its parameters."""
     first = {id(param): name for name, param in inner(module).named_parameters()}
     return {
-        name: pieces[first[id(value)]] if id(value) in first else _detached(value)
+        name: parts.pieces[first[id(value)]] if id(value) in first else _detached(value)
         for name, value in inner(module).state_dict(keep_vars=True).items()
     }
 
@@ -196,40 +204,37 @@ def _model(module: nn.Module, pieces: Mapping[str, Piece]) -> dict[str, Any]:
 # ---- the optimizer
 
 
-def _states(optimizer: Optimizer, module: nn.Module, pieces: Mapping[str, Piece]) -> States:
+def _states(optimizer: Optimizer, parts: Parts) -> States:
     """The state of each parameter that has one on this rank; flat tensors as pieces."""
-    shards = dict(module.named_parameters())
-    params = [param for group in optimizer.param_groups for param in group["params"]]
     states: States = {}
-    for name, param in zip(names_of(shards, params), params, strict=True):
-        values = optimizer.state.get(param, {})
-        if values and param.numel():
-            states[name] = {key: _piece(name, key, v, pieces[name]) for key, v in values.items()}
+    for group in optimizer.param_groups:
+        for shard in group["params"]:
+            values = optimizer.state.get(shard, {})
+            for part in parts.of(shard):
+                if values and part.numel:
+                    states[part.name] = {key: _cut(part, key, v) for key, v in values.items()}
     return states
 
 
-def _piece(name: str, key: str, value: Any, piece: Piece) -> Any:
-    """A state as a piece, if it has an element for each of the parameter's; numbers as they are."""
+def _cut(part: Part, key: str, value: Any) -> Any:
+    """A part of a shard's state, if it has an element for each of the shard's; numbers as they are."""
     if not isinstance(value, Tensor) or value.dim() == 0:
         return value
-    if value.shape != piece.values.shape:
+    if value.shape != part.shard.shape:
         raise ValueError(
-            f"the state {key!r} of {name} has the shape {tuple(value.shape)}, its shard "
-            f"{tuple(piece.values.shape)}: only states of one number for each element, or of one number for "
+            f"the state {key!r} of {part.name} has the shape {tuple(value.shape)}, its shard "
+            f"{tuple(part.shard.shape)}: only states of one number for each element, or of one number for "
             "all, can be cut and joined"
         )
-    return piece.of(value.detach())
+    return part.of(value.detach())
 
 
-def _named_groups(optimizer: Optimizer, module: nn.Module) -> list[dict[str, Any]]:
+def _named_groups(optimizer: Optimizer, parts: Parts) -> list[dict[str, Any]]:
     """The optimizer's options, with names in place of parameters."""
-    shards = dict(module.named_parameters())
-    return [
-        {**group, "params": names_of(shards, group["params"])} for group in optimizer.param_groups
-    ]
+    return [{**group, "params": parts.names(group["params"])} for group in optimizer.param_groups]
 
 
-def _asked(metadata: Metadata, pieces: Mapping[str, Piece]) -> dict[str, Any]:
+def _asked(metadata: Metadata, parts: Parts) -> dict[str, Any]:
     """The optimizer's part of a checkpoint, with memory for each tensor that this rank needs of it."""
     states: States = {}
     groups: list[dict[str, Any]] = []
@@ -240,7 +245,7 @@ def _asked(metadata: Metadata, pieces: Mapping[str, Piece]) -> dict[str, Any]:
             groups[path[2]][path[3]] = _room(known)
         elif path[:2] == (OPTIMIZER, STATE) and len(path) == 4:
             name, state = path[2:]
-            if (piece := pieces.get(name)) is None or not piece.values.numel():
+            if (piece := parts.pieces.get(name)) is None or not piece.values.numel():
                 continue
             states.setdefault(name, {})[state] = _room(known, state, piece)
     if not groups:
@@ -262,7 +267,8 @@ def _own(key: str, value: Any, piece: Piece) -> Any:
     """A copy of this rank's part of a whole state."""
     if not isinstance(value, Tensor):
         return value
-    return (piece.cut(value) if _is_cut(key, value.shape, piece) else value).clone()
+    cut = _is_cut(key, value.shape, piece)
+    return piece.of(piece.cut(value).clone()) if cut else value.clone()
 
 
 def _is_cut(key: str, size: torch.Size, piece: Piece) -> bool:
@@ -277,26 +283,44 @@ def _is_cut(key: str, size: torch.Size, piece: Piece) -> bool:
     )
 
 
-def _give(
-    optimizer: Optimizer, module: nn.Module, states: States, groups: list[dict[str, Any]]
-) -> None:
+def _give(optimizer: Optimizer, parts: Parts, states: States, groups: list[dict[str, Any]]) -> None:
     """Load the states and options of parameters, which have names, into the optimizer."""
-    own = _named_groups(optimizer, module)
-    numbered, local, number = [], {}, 0
+    own = _named_groups(optimizer, parts)
     if len(own) != len(groups):
         raise ValueError(f"the state has {len(groups)} parameter groups, this optimizer {len(own)}")
     for mine, group in zip(own, groups, strict=True):
-        if {*mine["params"]} != {*group["params"]}:
-            differ = sorted({*mine["params"]} ^ {*group["params"]})
+        if differ := sorted({*mine["params"]} ^ {*group["params"]}):
             raise ValueError(
                 f"{', '.join(differ)}: in a group of the state or of this optimizer, but not in both. Make "
                 "the groups as they were when the state was saved"
             )
-        numbers = range(number, number + len(mine["params"]))
-        local |= {i: states[n] for i, n in zip(numbers, mine["params"], strict=True) if n in states}
+    numbered, local, number = [], {}, 0
+    for known, mine, group in zip(optimizer.param_groups, own, groups, strict=True):
+        numbers = range(number, number + len(known["params"]))
+        for i, shard in zip(numbers, known["params"], strict=True):
+            if values := _of_shard(parts.of(shard), states):
+                local[i] = values
         numbered.append({**mine, **group, "params": list(numbers)})
         number = numbers.stop
     optimizer.load_state_dict({STATE: local, GROUPS: numbered})
+
+
+def _of_shard(parts: Sequence[Part], states: States) -> dict[str, Any]:
+    """The state of a shard: rows of the states of its parts, and zeros elsewhere; numbers as they are."""
+    joined: dict[str, Any] = {}
+    for part in parts:
+        for key, value in states.get(part.name, {}).items():
+            if isinstance(value, Piece):
+                row = joined.setdefault(key, torch.zeros_like(part.shard, dtype=value.values.dtype))
+                part.of(row.detach()).values.copy_(value.values)
+            elif key in joined and bool(joined[key] != value):
+                raise ValueError(
+                    f"the state {key!r} of {part.name} is {value}, that of another parameter in its unit "
+                    f"{joined[key]}: a shard has one for all of its parameters"
+                )
+            else:
+                joined[key] = value
+    return joined
 
 
 # ---- whole tensors

@@ -18,6 +18,7 @@ from torch.distributed.fsdp import fully_shard
 
 from course_lib import fsdp, launch, zero
 from course_lib.fsdp.pieces import Piece
+from course_lib.fsdp.shards import parts_of
 
 Losses = list[float]
 STEPS = 3
@@ -218,3 +219,217 @@ def test_fully_shard_reads_our_files_and_writes_files_that_we_read(
     for of_theirs, of_ours in launch(read, world_size=readers):
         assert of_theirs == pytest.approx(alone, rel=1e-4)
         assert of_ours == pytest.approx(alone, rel=1e-4)
+
+
+# ---- what a module may hold
+
+
+class Shared(nn.Module):
+    """Tied weights, a frozen parameter, one that no step uses, and an odd number of everything."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(7, 5)
+        self.body = nn.Linear(5, 5)
+        self.body.bias.requires_grad_(False)
+        self.unused = nn.Linear(3, 2)
+        self.head = nn.Linear(5, 7, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.body(self.embedding(tokens))))
+
+
+def shared(seed: int, lr: float = 0.1) -> tuple[zero.Zero3Module, torch.optim.Optimizer]:
+    """With two groups of parameters, and momentum in one of them alone."""
+    torch.manual_seed(seed)
+    module = zero.Zero3Module(Shared())
+    named = dict(module.named_parameters())
+    trained = [param for name, param in named.items() if name != "body.weight"]
+    groups = [
+        {"params": trained, "momentum": 0.9},
+        {"params": [named["body.weight"]], "lr": 2 * lr},
+    ]
+    return module, torch.optim.SGD(groups, lr=lr)
+
+
+def steps_of_shared(
+    module: nn.Module, optimizer: torch.optim.Optimizer, seed: int, steps: int = 2
+) -> Losses:
+    tokens = torch.randint(7, (4, 6), generator=torch.Generator().manual_seed(seed))
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = module(tokens).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+@pytest.mark.parametrize("form", ["sharded", "full"])
+def test_tied_frozen_and_unused_parameters_and_groups_of_options(
+    form: str, tmp_path: Path, seed: int
+) -> None:
+    folder = tmp_path / "checkpoint"
+
+    def write() -> tuple[dict, Losses]:
+        module, optimizer = shared(seed)
+        steps_of_shared(module, optimizer, seed)
+        fsdp.save_checkpoint(folder, module, optimizer)
+        state = fsdp.full_state_dict(module, optimizer)
+        return state, steps_of_shared(module, optimizer, seed)
+
+    def read(state: dict) -> tuple[Losses, list[float]]:
+        module, optimizer = shared(seed + 1, lr=0.7)
+        if form == "full":
+            fsdp.load_full_state_dict(module, state, optimizer)
+        else:
+            fsdp.load_checkpoint(folder, module, optimizer)
+        options = [group["lr"] for group in optimizer.param_groups]
+        return steps_of_shared(module, optimizer, seed), options
+
+    state, losses = launch(write, world_size=3)[0]
+    assert state["model"].keys() == Shared().state_dict().keys()
+    assert state["optimizer"]["state"].keys() == {"embedding.weight"}  # momentum of used ones
+    for found, options in launch(read, state, world_size=2):
+        assert found == pytest.approx(losses, rel=1e-5)
+        assert options == [0.1, 0.2]
+
+
+def test_replicas_are_written_once(tmp_path: Path, seed: int) -> None:
+    """Two islands of two ranks write; three ranks without islands read."""
+    folder = tmp_path / "checkpoint"
+
+    def write() -> Losses:
+        islands, _ = fsdp.hybrid_groups(4, 2)
+        groups = [dist.new_group(ranks) for ranks in islands]
+        group: Any = groups[dist.get_rank() // 2]
+        module = zero.Zero3Module(model(seed), group=group)
+        optimizer = adam(module.parameters())
+        train(module, optimizer, batches(seed), STEPS)
+        fsdp.save_checkpoint(folder, module, optimizer, group)
+        return train(module, optimizer, after(seed), STEPS)
+
+    def read() -> Losses:
+        module, optimizer = ours(seed + 1)
+        fsdp.load_checkpoint(folder, module, optimizer)
+        return train(module, optimizer, after(seed), STEPS)
+
+    alone = without_a_break(seed)
+    for losses in [*launch(write, world_size=4), *launch(read, world_size=3)]:
+        assert losses == pytest.approx(alone, rel=1e-4)
+    written = sum(file.stat().st_size for file in folder.glob("*.distcp"))
+    numbers = 3 * sum(param.numel() for param in model(seed).parameters())
+    metadata = dcp.FileSystemReader(str(folder)).read_metadata()
+    held = sum(
+        chunk.sizes.numel()
+        for known in metadata.state_dict_metadata.values()
+        for chunk in getattr(known, "chunks", ())
+    )
+    buffers_and_steps = 1 + len(list(model(seed).parameters()))
+    assert held == numbers + buffers_and_steps
+    assert written > 4 * numbers
+
+
+def test_each_rank_writes_its_own_part_and_no_tensor_travels(tmp_path: Path) -> None:
+    folder, width = tmp_path / "checkpoint", 200
+
+    def body() -> tuple[int, int]:
+        module = zero.Zero3Module(nn.Sequential(nn.Linear(width, width), nn.Linear(width, width)))
+        optimizer = adam(module.parameters())
+        module(torch.ones(1, width)).sum().backward()
+        optimizer.step()
+        dist.barrier()
+        fsdp.save_checkpoint(folder, module, optimizer)
+        return len(list(module.parameters())), sum(p.numel() for p in module.parameters())
+
+    run = launch(body, world_size=4)
+    files = sorted(file.stat().st_size for file in folder.glob("*.distcp"))
+    own = 3 * 4 * run[0][1]  # weights, and Adam's two states
+    assert len(files) == 4 and all(own < size < 1.25 * own for size in files)
+    for rank in range(4):
+        operations = run.ledger.operations(rank)
+        began = next(k for k, each in enumerate(operations) if each.op == "barrier")
+        largest = max(each.nbytes for each in operations[began:])
+        assert largest < own / 4
+
+
+# ---- refused
+
+
+def test_other_models_and_optimizers_are_refused(tmp_path: Path, seed: int) -> None:
+    folder, without = tmp_path / "checkpoint", tmp_path / "without"
+
+    def refuse(kind: Any, says: str, call: Any) -> None:
+        with pytest.raises(kind) as error:
+            call()
+        assert says in str(error.value), str(error.value)
+
+    def body() -> None:
+        module, optimizer = ours(seed)
+        train(module, optimizer, batches(seed), 1)
+        fsdp.save_checkpoint(folder, module, optimizer)
+        fsdp.save_checkpoint(without, module)
+        refuse(
+            ValueError,
+            "no optimizer's state",
+            lambda: fsdp.load_checkpoint(without, module, optimizer),
+        )
+        full = fsdp.full_state_dict(module, optimizer)
+
+        other = zero.Zero3Module(nn.Sequential(nn.Conv1d(3, 4, 2)))
+        failed = dcp.CheckpointException
+        refuse(
+            failed, "it was saved from another model", lambda: fsdp.load_checkpoint(folder, other)
+        )
+        refuse(ValueError, "names do not fit", lambda: fsdp.load_full_state_dict(other, full))
+        narrow = {**full["model"], "0.bias": torch.zeros(2)}
+        refuse(
+            ValueError, "0.bias has the shape (2,); (5,) is expected",
+            lambda: fsdp.load_full_state_dict(module, {"model": narrow}),
+        )  # fmt: skip
+
+        few = adam(list(module.parameters())[1:])
+        refuse(
+            ValueError, "0.weight: in a group of the state or of this optimizer, but not in both",
+            lambda: fsdp.load_checkpoint(folder, module, few),
+        )  # fmt: skip
+        halves = torch.optim.AdamW([{"params": [p]} for p in module.parameters()])
+        refuse(
+            ValueError, "1 parameter groups, this optimizer 7",
+            lambda: fsdp.load_full_state_dict(module, full, halves),
+        )  # fmt: skip
+        foreign = adam([nn.Parameter(torch.zeros(1))])
+        refuse(
+            ValueError,
+            "not one of the module's",
+            lambda: fsdp.save_checkpoint(folder, module, foreign),
+        )
+
+        plain = nn.Linear(2, 2)
+        refuse(TypeError, "a Linear has no `.module`", lambda: fsdp.save_checkpoint(folder, plain))
+        twice = nn.parallel.DistributedDataParallel(nn.Linear(2, 2))
+        refuse(ValueError, "names do not fit", lambda: fsdp.save_checkpoint(folder, twice))
+
+        optimizer.state[next(iter(optimizer.state))]["row"] = torch.zeros(3)
+        refuse(
+            ValueError,
+            "can be cut and joined",
+            lambda: fsdp.save_checkpoint(folder, module, optimizer),
+        )
+
+    launch(body, world_size=2)
+
+
+def test_a_group_that_holds_a_parameter_twice_is_refused() -> None:
+    def body() -> None:
+        islands, _ = fsdp.hybrid_groups(2, 1)
+        groups = [dist.new_group(ranks) for ranks in islands]
+        group: Any = groups[dist.get_rank()]
+        module = zero.Zero3Module(nn.Linear(3, 2), group=group)
+        with pytest.raises(ValueError, match="the ranks hold 12 elements of weight, which has 6"):
+            parts_of(module)
+        assert parts_of(module, group).pieces["weight"].values.numel() == 6
+
+    launch(body, world_size=2)

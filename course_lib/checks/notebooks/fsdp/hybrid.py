@@ -296,6 +296,7 @@ def wire_line(of: Reduction, *, inside: bool, weight: float) -> Line:
     shard = of.size * of.dtype.itemsize
     least = (g - 1) * shard if inside else 2 * (r - 1) / r * shard
     where = "inside an island" if inside else "across islands"
+    title = f"bytes {where}, {r} x {g} ranks"
 
     def sent_by(observed: Observed, rank: int) -> float:
         island = of.islands.runs(g)[of.island(rank)]
@@ -310,7 +311,7 @@ def wire_line(of: Reduction, *, inside: bool, weight: float) -> Line:
         sent = [sent_by(observed, rank) for rank in range(of.islands.n)]
         rank = max(range(len(sent)), key=lambda k: abs(sent[k] - least))
         if abs(sent[rank] - least) <= 1:
-            return Finding(True, title=f"bytes {where}: {words.number(round(least))} per rank")
+            return Finding(True, title=f"{title}: {words.number(round(least))} per rank")
         said = f"rank {rank} sent {words.number(round(sent[rank]))} bytes {where}; "
         said += f"{words.number(round(least))} are right."
         return wrong(said, why(observed, max(sent) / max(least, 1)), cause=where)
@@ -335,7 +336,7 @@ def wire_line(of: Reduction, *, inside: bool, weight: float) -> Line:
             )
         return "Across: an all-reduce of the shard, 2 (r-1)/r of it."
 
-    line = Line(f"bytes {where}", judge, weight, "communication")
+    line = Line(title, judge, weight, "communication")
     return line if inside else essential(line)
 
 
