@@ -58,6 +58,7 @@ import os
 import tempfile
 import time
 import warnings
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -74,7 +75,7 @@ from course_lib.ledger.colours import (
     RANKS,
     picture,
 )
-from course_lib.models import GPTConfig
+from course_lib.models import GPT, GPTConfig
 from course_lib.runtime.errors import explained
 from course_lib.scorecard import Row, Scorecard, costs
 
@@ -399,18 +400,11 @@ def hides_from(n: int, flops: float, each_way: float, itemsize: float = 2) -> fl
 def unit_bytes(config: GPTConfig, itemsize: int = 2) -> tuple[int, int]:
     """Bytes of one block, and of the root: embeddings, last norm, and the head unless it is tied."""
     ### BEGIN SOLUTION
-    width, hidden = config.width, config.mlp_width
-    keys = width * config.key_value_heads // config.heads
-    matrices = 2 * width * width + 2 * width * keys
-    matrices += (3 if config.mlp == "swiglu" else 2) * width * hidden
-    norm = width * (2 if config.norm == "layer" else 1)
-    biases = 0
-    if config.bias:
-        inner = 2 * hidden if config.mlp == "swiglu" else hidden
-        biases = 2 * width + 2 * keys + inner + width
-    root = config.vocab_size * width * (1 if config.tied else 2) + norm
-    root += config.context * width if config.positions == "learned" else 0
-    return itemsize * (matrices + biases + 2 * norm), itemsize * root
+    with torch.device("meta"):  # shapes without memory
+        model = GPT(replace(config, layers=1))
+    block = sum(param.numel() for param in model.blocks[0].parameters())
+    root = sum(param.numel() for param in model.parameters()) - block
+    return itemsize * block, itemsize * root
     ### END SOLUTION
 
 
@@ -420,6 +414,9 @@ def unit_bytes(config: GPTConfig, itemsize: int = 2) -> tuple[int, int]:
 # <details><summary>Hint: the microbatches</summary>Count gathers and reductions separately, then multiply
 # each with its bytes. With <code>keep="weights between"</code> the first microbatch gathers for forward and
 # for backward, each later one for backward alone: K + 1 gathers.</details>
+# <details><summary>Hint: the sizes</summary>Add up the matrices, biases and norms, or let PyTorch do it: with
+# <code>torch.device("meta")</code> a <code>GPT(config)</code> has shapes and takes no memory, and
+# <code>numel()</code> counts.</details>
 #
 # **Check.**
 
@@ -564,9 +561,10 @@ for each_way in (900e9, 450e9):
 # A program that runs forward and backward issues actions, one after the other. There are five kinds:
 # `("gather", i)`, `("forward", i)`, `("free", i)`, `("backward", i)` and `("reduce", i)`. Two *lanes*
 # execute them. The *compute* lane does the forwards and backwards, the *wire* the gathers and reductions,
-# each in the order in which they were issued. A forward or backward waits until its unit has been gathered.
-# A reduce waits for its backward, and for the reduce before it, since one buffer is enough then. The host
-# itself issues ahead: it does not wait for a lane until it has to.
+# each in the order of the list. A forward or backward waits until its unit has been gathered. A gather does
+# not begin before all computations that stand before it in the list are over: a host that computes issues
+# nothing meanwhile, and on a GPU the memory has to be free first. A reduce waits for its backward, and for
+# the reduce before it, whose buffer it takes.
 #
 # So the list does not say at what time an action happens. Two clocks do: `simulate` finds the times if you
 # say how long an action takes, and real ranks, in §3. Here is the step of §1 as a list, and simulated:
@@ -576,9 +574,9 @@ from course_lib.fsdp import Times, lanes, simulate, violation
 from course_lib.fsdp import schedule as reference  # for the first picture; yours comes below
 
 SLOW = Times(forward=20, backward=40, gather=21, reduce=21)
-as_in_04 = reference.fsdp_schedule(4, forward_prefetch=0, backward_prefetch=0, keep_last=False)
-print(as_in_04)
-lanes(as_in_04, SLOW)
+as_in_04 = reference.fsdp_schedule(8, forward_prefetch=0, backward_prefetch=0, keep_last=False)
+print(as_in_04[:6], "...", as_in_04[-8:])
+lanes(as_in_04, SLOW, "nothing ahead")
 
 
 # %% [markdown]
@@ -690,14 +688,14 @@ for name, arguments in SETTINGS.items():
 
 # %% tags=["skip-in-grading"]
 one_ahead = said(fsdp_schedule, DEPTH)
-lanes(one_ahead, SLOW) if one_ahead else None
+lanes(one_ahead, SLOW, "your list, one ahead", until=984) if one_ahead else None
 
 # %% [markdown]
-# One unit ahead hides nearly everything. It does so with two units whole at once, and not eight: a model
-# that prefetches everything is a replica. In slow motion a gather takes longer than a block's forward, 21
-# against 20 ms: the wire never rests, and the arithmetic waits a millisecond for each unit. That is the T
-# of §1. More tokens would hide it; more prefetch hides it only as far as it finds a pause on the wire
-# elsewhere.
+# Of the 455 ms of slow motion that there are to gain, one unit ahead gains 443, with two units whole at once
+# and not eight. (A model that prefetches everything is a replica.) The rest has reasons that a list cannot
+# change: the first gather and the last reduce have nothing to hide behind, and a gather takes longer than a
+# block's forward, 21 against 20 ms, so that the arithmetic waits a millisecond for each unit. That is the T of
+# §1: more tokens would hide it.
 #
 # The next cell has sliders. Its durations come from §1, if you choose a model, tokens and a link. Look for
 # the number of tokens where the sentence below the picture changes.
@@ -728,10 +726,10 @@ if one_ahead:
     late = gather_behind_reduce(one_ahead)
     for name, schedule in (("gather first", one_ahead), ("reduce first", late)):
         print(f"{name}: {timed(schedule, SLOW)[0]:.1f} ms")
-lanes(late, SLOW) if one_ahead else None
+lanes(late, SLOW, "the reduce first", until=984) if one_ahead else None
 
 # %% [markdown]
-# One line in the wrong place, and more than half of the gain is gone. The wire does one message after the
+# One line in the wrong place, and nearly two thirds of the gain are gone. The wire does one message after the
 # other, and the gather of the next unit queues behind a reduction for which nothing waits. So an
 # asynchronous reduce-scatter by itself is worth nothing, however natural it looks: the time that it saves
 # is lost again to the next gather. The FSDP paper gives the reason: in NCCL's one stream the reduce-scatter
@@ -824,7 +822,7 @@ class PrefetchedModule(nn.Module):
     ):
         super().__init__()
         ### BEGIN SOLUTION
-        self.module, self.reshard, self.in_backward = module, reshard_after_forward, False
+        self.module, self.reshard = module, reshard_after_forward
         self.ahead = {1: forward_prefetch, -1: backward_prefetch}  # by direction
         blocks, owner = list(module.blocks), {}
         for block in blocks:
@@ -862,19 +860,21 @@ class PrefetchedModule(nn.Module):
         if output.requires_grad:
             output.register_hook(lambda gradient: self._before(i))
 
+    def _begin(self):
+        """The gradient of the module's output is there: backward begins."""
+        after_backward(self._end)
+        for unit in self.root:
+            unit.wait()
+        self.unsent.update(unit for unit in self.root if unit.shard.requires_grad)
+
     def _before(self, i):
         """The gradient of block i's output is there: its backward comes next."""
-        if not self.in_backward:
-            self.in_backward = True
-            after_backward(self._end)
-            self._wait_for_root()
         self._use(i, -1)
         self.unsent.update(unit for unit in self.blocks[i] if unit.shard.requires_grad)
         for later in self.blocks[i + 1 :]:  # frozen ones: no gradient has told that they are done
             self._free(unit for unit in later if unit not in self.unsent)
 
     def _arrived(self, unit):
-        self.unsent.add(unit)
         if all(param.grad is not None for param in unit.params):
             self._send(unit)
 
@@ -890,13 +890,8 @@ class PrefetchedModule(nn.Module):
             if unit in self.unsent:
                 self._send(unit)
         self.settle()
-        self.settle, self.in_backward = lambda: None, False
+        self.settle = lambda: None
         self._free(self.units)
-
-    def _wait_for_root(self):
-        for unit in self.root:
-            unit.wait()
-        self.unsent.update(unit for unit in self.root if unit.shard.requires_grad)
 
     def _free(self, units):
         for unit in units:
@@ -906,8 +901,6 @@ class PrefetchedModule(nn.Module):
     def forward(self, *args):
         """Run the module's forward."""
         ### BEGIN SOLUTION
-        self.in_backward = False  # also after a backward that raised an error
-        self.unsent.clear()
         for unit in self.root:
             unit.wait()
         try:
@@ -915,7 +908,9 @@ class PrefetchedModule(nn.Module):
         except BaseException:
             self._free(self.units)
             raise
-        if not output.requires_grad:
+        if output.requires_grad:
+            output.register_hook(lambda gradient: self._begin())
+        else:
             self._free(self.units)
         return output
         ### END SOLUTION
@@ -1609,7 +1604,9 @@ if run:
     print("norms of the ranks' own shards:", ", ".join(f"{norm:.3f}" for norm in own))
     print("each by itself would scale by: ", ", ".join(f"{0.5 / norm:.3f}" for norm in own))
     print(f"root of the sum of squares: {math.sqrt(sum(norm**2 for norm in own)):.3f}", end="; ")
-    print(f"yours {run[0][1]:.3f}, PyTorch's {run[0][2]:.3f}, after clipping to 0.5: {run[0][3]:.3f}")
+    print(
+        f"yours {run[0][1]:.3f}, PyTorch's {run[0][2]:.3f}, after clipping to 0.5: {run[0][3]:.3f}"
+    )
     print(f"all ranks should scale by {0.5 / run[0][1]:.3f}")
     operations = run.ledger.operations(0)
     starts = [k for k, each in enumerate(operations) if each.op == "barrier"][-2:]
@@ -1760,7 +1757,10 @@ def train(make, microbatches=1, samples=2, steps=2):
     network, most = Network(dist.get_rank(), head=HEAD).to(device()), []
     made = make(network)
     model, optimizer = made if isinstance(made, tuple) else (made, None)
-    optimizer = optimizer or torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
+    params = [param for param in model.parameters() if hasattr(param, "to_local")]  # DTensors
+    shards = [nn.Parameter(param.detach().to_local()) for param in params]  # counted as shards
+    own = shards or model.parameters()
+    optimizer = optimizer or torch.optim.AdamW(own, lr=1e-3, foreach=False)
 
     def look(block, args, output):
         most.append(held())
@@ -1778,6 +1778,8 @@ def train(make, microbatches=1, samples=2, steps=2):
             for k, x in enumerate(data):
                 getattr(model, "last", lambda is_last: None)(k == microbatches - 1)
                 (model(x).square().mean() / microbatches).backward()
+            for param, shard in zip(params, shards, strict=True):
+                shard.grad, param.grad = param.grad.to_local(), None
             optimizer.step()
             optimizer.zero_grad()
         took = time.perf_counter() - began
@@ -2057,8 +2059,7 @@ for what, value in read(DEEPSPEED, ranks=8, block=202_383_360):  # a block of LL
 #
 # ### The trade-off, measured
 #
-# The same model, four ranks, float32, AdamW: for each strategy its traffic and its largest memory. The size
-# of a dot is its number of lines, if the code is yours or the library's.
+# The same model, four ranks, float32, AdamW: for each strategy its traffic and its largest memory.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -2086,6 +2087,7 @@ YOURS = {
     "FSDP, yours": (ahead(1, 1),),
     "yours, not resharded": (ahead(1, 1, False),),
 }
+BESIDE = {"FSDP, yours": (-30, 9), "ZeRO-3 (notebook 04)": (8, -9), "fully_shard": (8, 5)}
 runs = several(train, THEIRS) | several(train, YOURS)
 
 
@@ -2097,8 +2099,8 @@ def trade_off():
         units = bytes_in(operations) / (3 / 4 * 4 * HEADED)
         most = max(rank["most"] for rank in ranks) / HEADED
         axes.plot(units, most, "o", color=colour, ms=8)
-        below = name == "fully_shard"
-        place = {"xytext": (7, -11 if below else 4), "textcoords": "offset points"}
+        right = name not in BESIDE
+        place = {"xytext": (8, 4) if right else BESIDE[name], "textcoords": "offset points"}
         axes.annotate(name, (units, most), **place, fontsize=8)
     axes.set(xlabel="units of traffic in a step", ylabel="most bytes a parameter")
     axes.set(xlim=(1.8, 3.6), ylim=(0, 19))
