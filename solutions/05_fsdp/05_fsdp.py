@@ -973,17 +973,17 @@ def foretold(arguments):
     return simulate(fsdp_schedule(DEPTH, *arguments), SLOW).total
 
 
-steps = slow_motion({name: make for name, (make, _) in REAL.items()})
-whole = steps["ZeRO-3 (04), every message waited for"][0] if steps else 1
-for name, (took, _) in steps.items():
+measured = slow_motion({name: make for name, (make, _) in REAL.items()})
+whole = measured["ZeRO-3 (04), every message waited for"][0] if measured else 1
+for name, (took, _) in measured.items():
     arguments = REAL[name][1]
     expected = said(foretold, arguments) if arguments else 3 * DEPTH * (PACE + MESSAGE) * 1000
     ratio = text_of(expected and took / expected, ".2f")
     print(f"{name:40} {took / whole:5.0%} of the time; {ratio} of the simulated time")
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
-shown = [name for name in steps if "waited" in name or "one ahead" in name]
-events_picture({name: steps[name] for name in shown}) if shown else None
+shown = [name for name in measured if "waited" in name or "one ahead" in name]
+events_picture({name: measured[name] for name in shown}) if shown else None
 
 
 # %% [markdown]
@@ -2276,8 +2276,8 @@ for block, (ranks, operations) in several(
 # steps?
 
 # %% tags=["skip-in-grading"]
-steps = torch.full((8,), 115, dtype=torch.int8)
-print("8 x 115 in int8:", sum(steps[1:], steps[0]).item(), " and in full:", 8 * 115)
+terms = torch.full((8,), 115, dtype=torch.int8)
+print("8 x 115 in int8:", sum(terms[1:], terms[0]).item(), " and in full:", 8 * 115)
 
 # %% [markdown]
 # A sum does not fit into the bits of its terms, and blocks with different scales cannot be added at all.
@@ -2313,7 +2313,7 @@ Scorecard(rows, unit=4 * HEADED, flops_alone=alone)
 # And the column that this notebook adds: the share of a step that is exposed, in the slow motion of §3.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
-for name, (took, _) in steps.items():
+for name, (took, _) in measured.items():
     print(f"{name:40} {1 - 3 * DEPTH * PACE * 1000 / took:4.0%} exposed")
 
 # %% [markdown]
