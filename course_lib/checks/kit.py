@@ -6,7 +6,7 @@
     values     Slip, close, near, difference, worst: against one process; both, same_bits, left_alone,
                gaps_left_alone, Exact, contributions: of sums that are known to the last bit
     amounts    beyond; bytes_line, total_bytes_line, rounds_line, messages_line, only_messages, volume_line
-    answers    Prediction, evaluated: functions of numbers; Answer, answers: of a quiz
+    answers    Prediction, evaluated, Keywords, Model, place: functions of numbers; Answer, answers: of a quiz
     frames     functions, layers, training: calls, layers on several ranks, and training runs (modules)
 
 A recipe of an exercise's own, which runs in the ranks, stands in `checks/rank/notebooks/` and imports none of
@@ -36,7 +36,15 @@ from course_lib.checks.judge.case import (
 )
 from course_lib.checks.judge.compare import Slip, close, difference, near, worst
 from course_lib.checks.judge.explain import Language, Mistake
-from course_lib.checks.judge.formulas import Formula, Prediction, evaluated, judge_prediction
+from course_lib.checks.judge.formulas import (
+    Formula,
+    Keywords,
+    Model,
+    Prediction,
+    evaluated,
+    judge_prediction,
+    place,
+)
 from course_lib.checks.judge.layers import lines as layers
 from course_lib.checks.judge.provenance import Provenance
 from course_lib.checks.judge.setting import Setting
@@ -76,9 +84,11 @@ __all__ = [
     "Finding",
     "Formula",
     "Hint",
+    "Keywords",
     "Language",
     "Line",
     "Mistake",
+    "Model",
     "Observed",
     "Prediction",
     "Provenance",
@@ -108,6 +118,7 @@ __all__ = [
     "messages_line",
     "near",
     "only_messages",
+    "place",
     "rounded",
     "rounds_line",
     "same_bits",

@@ -18,10 +18,10 @@ KEEPS = (None, "gradients", "weights between", "weights")
 def fsdp_gathers(microbatches: int = 1, reshard: bool = True, keep: str | None = None) -> int:
     """How often a unit is gathered in a step of K microbatches.
 
-    reshard: units are freed after forward, and gathered again for backward. keep: what stays whole between
-    microbatches. None, or "gradients" (of this rank): nothing of the weights. "weights between": the weights
-    from one microbatch's backward to the next one's forward, so that each forward but the first finds them.
-    "weights": all the time, which leaves nothing to gather again, whatever `reshard` says.
+    reshard: units are freed after forward, and gathered again for backward. keep: names the tensors that
+    stay whole between microbatches. None, or "gradients" (of this rank): no weights. "weights between": the
+    weights from one microbatch's backward to the next one's forward, so that each forward but the first finds
+    them. "weights": all the time, which leaves nothing to gather again, whatever `reshard` says.
     """
     if keep not in KEEPS:
         raise ValueError(f"keep is one of {KEEPS}, not {keep!r}")

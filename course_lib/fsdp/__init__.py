@@ -12,7 +12,7 @@ precision.py    all_gather_cast, reduce_scatter_mean: weights travel in 16 bits,
 schedule.py     fsdp_schedule: a step as a list of actions
 simulate.py     Times, simulate: when each action of a step runs
 state.py        checkpoints that N ranks write and M ranks read, and those of `fully_shard`
-validate.py     violation, validate: what is wrong with a list
+validate.py     violation, validate: the first mistake of a list
 
 The names are imported when they are first used: so the others can be used while an exercise hides a module.
 The folder can be copied out without chart.py and explorer.py, which need the course's colours: the rest
@@ -30,7 +30,6 @@ from .validate import ScheduleError, validate, violation
 if TYPE_CHECKING:
     from .chart import lanes
     from .clip import clip_grad_norm_
-    from .explorer import fsdp_explorer
     from .gather_int8 import all_gather_int8
     from .hybrid import hybrid_groups, hybrid_reduce
     from .precision import all_gather_cast, reduce_scatter_mean
@@ -44,7 +43,6 @@ __all__ = [
     "all_gather_cast",
     "all_gather_int8",
     "clip_grad_norm_",
-    "fsdp_explorer",
     "fsdp_schedule",
     "full_state_dict",
     "hybrid_groups",
@@ -63,7 +61,6 @@ _MODULES = {
     "all_gather_cast": "precision",
     "all_gather_int8": "gather_int8",
     "clip_grad_norm_": "clip",
-    "fsdp_explorer": "explorer",
     "fsdp_schedule": "schedule",
     "full_state_dict": "state",
     "hybrid_groups": "hybrid",

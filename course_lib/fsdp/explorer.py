@@ -67,7 +67,7 @@ def preset(model: str, tokens: int, where: str) -> Times:
 
 
 def bound(simulation: Simulation) -> str:
-    """One sentence: what the length of the step depends on."""
+    """One sentence on the lane that makes the step as long as it is."""
     total, computed = simulation.total, [e for e in simulation.events if e.lane == "compute"]
     wire = sum(e.end - e.start for e in simulation.events if e.lane == "wire") / total
     ends = (

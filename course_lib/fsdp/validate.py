@@ -14,7 +14,7 @@ class ScheduleError(ValueError):
 def violation(
     schedule: Iterable[tuple[str, int]], units: int, most_whole: int | None = None
 ) -> str | None:
-    """What is wrong with a schedule, or None.
+    """The first mistake of a schedule, as a sentence, or None.
 
     Each unit computes once each way, forward from the first to the last and backward from the last to the
     first, while its weights are whole. It is gathered when it is not whole, freed when it is, and reduced

@@ -23,8 +23,9 @@ TOPICS = (
     "collectives", "compression", "context_parallel", "data", "data_parallel", "facts", "fsdp", "models",
     "pipeline", "tensor_parallel", "zero",
 )  # fmt: skip
-# Functions that bear the names of their modules: `course_lib.pipeline.gantt` is the module.
-FIGURES = ("course_lib.pipeline.explorer", "course_lib.pipeline.gantt")
+# Functions that bear the names of their modules (`course_lib.pipeline.gantt` is the module), or whose modules
+# need course_lib.facts, which exercises hide.
+FIGURES = ("course_lib.fsdp.explorer", "course_lib.pipeline.explorer", "course_lib.pipeline.gantt")
 # Checks and their mutants may be there before their notebook.
 KNOWN = {*assignments(), *(folder.name for folder in MUTANTS.iterdir() if folder.is_dir())}
 HIDDEN = sorted({module for name in KNOWN for module in reference_modules(name)})

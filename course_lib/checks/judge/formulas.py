@@ -14,7 +14,6 @@ from typing import Any
 
 from course_lib.checks import words
 from course_lib.checks.judge.case import (
-    EVALUATE,
     RIGHT,
     Case,
     Finding,
@@ -24,9 +23,48 @@ from course_lib.checks.judge.case import (
     wrong,
 )
 from course_lib.checks.sentence import Sentence, at, error_kind
+from course_lib.models.config import GPTConfig
+
+SIZES = "course_lib.checks.rank.sizes:evaluate_sizes"
+DEFAULTS = GPTConfig()
 
 Formula = Callable[..., float]
 FACTOR = re.compile(r"\d times too (large|small)")  # made by a kind of mistake, not by an input
+
+
+@dataclass(frozen=True, repr=False)
+class Model(GPTConfig):
+    """An argument that is a model's configuration; a message shows the sizes that are not the defaults."""
+
+    def __repr__(self) -> str:
+        sizes = (
+            f"{name}={value!r}"
+            for name, value in vars(self).items()
+            if value != getattr(DEFAULTS, name)
+        )
+        return f"GPTConfig({', '.join(sizes)})"
+
+
+class Keywords(dict[str, Any]):
+    """Keyword arguments: the last of a call's arguments."""
+
+    def __repr__(self) -> str:
+        return ", ".join(f"{name}={argument(value)}" for name, value in self.items())
+
+
+def whole(value: Any) -> Any:
+    return value
+
+
+def place(index: int, size: int) -> Callable[[Any], Any]:
+    """Of an answer that is a tuple of `size` numbers the number at `index`."""
+
+    def pick(value: Any) -> Any:
+        if isinstance(value, list) and len(value) == size:
+            return value[index]
+        return {"other": f"tuple that has not {size} numbers"} if isinstance(value, list) else value
+
+    return pick
 
 
 @dataclass(frozen=True)
@@ -34,7 +72,8 @@ class Prediction:
     """A function of the student's, compared with a closed form on a list of arguments.
 
     index: of the object in the exercise; slips: the formulas of usual mistakes, by the sentences that name
-    them; otherwise: said when no slip fits.
+    them; otherwise: said when no slip fits; pick: from an answer to the number that is judged. Arguments are
+    plain data or a `Model`, and may end with `Keywords`, which formulas take as keyword arguments, too.
     """
 
     name: str
@@ -45,6 +84,17 @@ class Prediction:
     weight: float = 1.0
     title: str = ""
     otherwise: str = ""
+    pick: Callable[[Any], Any] = whole
+
+    def right(self, args: tuple) -> float:
+        return applied(self.formula, args)
+
+
+def applied(formula: Formula, args: tuple) -> float:
+    """The formula of these arguments, of which the last may be `Keywords`."""
+    if args and isinstance(args[-1], Keywords):
+        return formula(*args[:-1], **args[-1])
+    return formula(*args)
 
 
 def evaluated(questions: Sequence[Prediction]) -> Iterator[Case]:
@@ -60,9 +110,21 @@ def evaluated(questions: Sequence[Prediction]) -> Iterator[Case]:
                     question.weight,
                 )
             )
-            calls += [[index, list(args)] for args in question.arguments]
+            calls += [call(index, args) for args in question.arguments]
         sides = [RankSide({}, {"calls": calls}, {})]
-        yield Case(f"function {index}", sides, lines, recipe=EVALUATE, alone=True)
+        yield Case(f"function {index}", sides, lines, recipe=SIZES, alone=True)
+
+
+def call(index: int, args: Sequence[Any]) -> list:
+    """A call of the recipe's: the object's index, the arguments as plain data, and keyword arguments."""
+    given = [described(value) for value in args if not isinstance(value, Keywords)]
+    return [index, given, *(dict(value) for value in args if isinstance(value, Keywords))]
+
+
+def described(value: Any) -> Any:
+    if isinstance(value, GPTConfig):
+        return {"config": dict(vars(value))}
+    return {"tuple": list(value)} if isinstance(value, tuple) else value
 
 
 def judge_prediction(question: Prediction, start: int) -> Callable[[Observed], Finding]:
@@ -72,10 +134,11 @@ def judge_prediction(question: Prediction, start: int) -> Callable[[Observed], F
             answer = observed.answer(k)
             if answer.error is not None:
                 return failed(question, args, *answer.error)
-            value = numeric(answer.value)
+            picked = question.pick(answer.value)
+            value = numeric(picked)
             if value is None:
-                return wrong(no_number(question, args, answer.value))
-            if not equal(value, question.formula(*args)):
+                return wrong(no_number(question, args, picked))
+            if not equal(value, question.right(args)):
                 off.append((args, value))
         return explain(question, off) if off else RIGHT
 
@@ -105,13 +168,13 @@ def explain(question: Prediction, off: list[tuple[tuple, float]]) -> Finding:
     """The first wrong answer, an argument for which the function is right, and the mistake that fits."""
     args, value = off[0]
     said = f"{shown(question.name, args)} gives {words.number(value)}; "
-    apart = compared(value, question.formula(*args))
+    apart = compared(value, question.right(args))
     said += f"{apart}."
     wrong_for = [arguments for arguments, _ in off]
     good = [
         arguments
         for arguments in question.arguments
-        if arguments not in wrong_for and question.formula(*arguments)
+        if arguments not in wrong_for and question.right(arguments)
     ]
     if good:
         said += f" {shown(question.name, good[0])} is right."
@@ -148,7 +211,7 @@ def argument(value: Any) -> str:
 
 def fits(formula: Formula, args: tuple, value: float) -> bool:
     try:
-        return equal(value, formula(*args))
+        return equal(value, applied(formula, args))
     except ArithmeticError:  # a wrong formula may divide by zero where the right one does not
         return False
 
