@@ -4,11 +4,11 @@ arguments.py    the shared part: a group's size, arguments that are refused
 clip.py         clip_grad_norm_: the norm of a gradient that no rank holds as a whole; all pieces scaled alike
 gather_int8.py  all_gather_int8: weights on the wire in eight bits, a scale for each block
 hybrid.py       hybrid_groups, hybrid_reduce: sharded inside an island, replicas across islands
+layout.py       which piece of which parameter lies where in a flat shard
 optimizer.py    the optimizer's part of a checkpoint, from shards and into shards
 pieces.py       Piece: the part of a parameter that a rank holds, as blocks that a checkpoint can hold
 planners.py     how torch.distributed.checkpoint writes and reads pieces
 precision.py    all_gather_cast, reduce_scatter_mean: weights travel in 16 bits, gradients are summed in 32
-shards.py       which piece of which parameter lies where in a flat shard
 state.py        checkpoints that N ranks write and M ranks read, and those of `fully_shard`
 
 The names are imported when they are first used: so the others can be used while an exercise hides a module.

@@ -1,7 +1,7 @@
 """The optimizer's part of a checkpoint: states by the names of parameters, from shards and into shards.
 
     optimizer of shards   {shard: {"exp_avg": row, "step": number}}
-    checkpoint            {name: {"exp_avg": piece, "step": number}}, for each parameter with a part in it
+    checkpoint            {name: {"exp_avg": piece, "step": number}}, for each parameter with a slice in it
 
 A state has one number for each element, or one for all. On the way into an optimizer rows are made for whole
 shards, and the pieces are copied into them.
@@ -16,27 +16,27 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
+from .layout import Layout, Slice
 from .pieces import Piece
-from .shards import Part, Parts
 
 OPTIMIZER, STATE, GROUPS = "optimizer", "state", "param_groups"
 Optimizer = torch.optim.Optimizer
 States = dict[str, dict[str, Any]]  # of each parameter, by its name
 
 
-def states_of(optimizer: Optimizer, parts: Parts) -> States:
+def states_of(optimizer: Optimizer, layout: Layout) -> States:
     """The state of each parameter that has one on this rank; flat tensors as pieces."""
     states: States = {}
     for group in optimizer.param_groups:
         for shard in group["params"]:
             values = optimizer.state.get(shard, {})
-            for part in parts.of(shard):
+            for part in layout.of(shard):
                 if values and part.numel:
                     states[part.name] = {key: _cut(part, key, v) for key, v in values.items()}
     return states
 
 
-def _cut(part: Part, key: str, value: Any) -> Any:
+def _cut(part: Slice, key: str, value: Any) -> Any:
     """A part of a shard's state, if it has an element for each of the shard's; numbers as they are."""
     if not isinstance(value, Tensor) or value.dim() == 0:
         return value
@@ -49,12 +49,12 @@ def _cut(part: Part, key: str, value: Any) -> Any:
     return part.of(value.detach())
 
 
-def named_groups(optimizer: Optimizer, parts: Parts) -> list[dict[str, Any]]:
+def named_groups(optimizer: Optimizer, layout: Layout) -> list[dict[str, Any]]:
     """The optimizer's options, with names in place of parameters."""
-    return [{**group, "params": parts.names(group["params"])} for group in optimizer.param_groups]
+    return [{**group, "params": layout.names(group["params"])} for group in optimizer.param_groups]
 
 
-def asked(metadata: Metadata, parts: Parts) -> dict[str, Any]:
+def asked(metadata: Metadata, layout: Layout) -> dict[str, Any]:
     """The optimizer's part of a checkpoint, with memory for each tensor that this rank needs of it."""
     states: States = {}
     groups: list[dict[str, Any]] = []
@@ -65,7 +65,7 @@ def asked(metadata: Metadata, parts: Parts) -> dict[str, Any]:
             groups[path[2]][path[3]] = _room(known)
         elif path[:2] == (OPTIMIZER, STATE) and len(path) == 4:
             name, state = path[2:]
-            if (piece := parts.pieces.get(name)) is None or not piece.values.numel():
+            if (piece := layout.pieces.get(name)) is None or not piece.values.numel():
                 continue
             states.setdefault(name, {})[state] = _room(known, state, piece)
     if not groups:
@@ -103,9 +103,11 @@ def _is_cut(key: str, size: torch.Size, piece: Piece) -> bool:
     )
 
 
-def give(optimizer: Optimizer, parts: Parts, states: States, groups: list[dict[str, Any]]) -> None:
+def give(
+    optimizer: Optimizer, layout: Layout, states: States, groups: list[dict[str, Any]]
+) -> None:
     """Load the states and options of parameters, which have names, into the optimizer."""
-    own = named_groups(optimizer, parts)
+    own = named_groups(optimizer, layout)
     if len(own) != len(groups):
         raise ValueError(f"the state has {len(groups)} parameter groups, this optimizer {len(own)}")
     for mine, group in zip(own, groups, strict=True):
@@ -118,17 +120,17 @@ def give(optimizer: Optimizer, parts: Parts, states: States, groups: list[dict[s
     for known, mine, group in zip(optimizer.param_groups, own, groups, strict=True):
         numbers = range(number, number + len(known["params"]))
         for i, shard in zip(numbers, known["params"], strict=True):
-            if values := _of_shard(parts.of(shard), states):
+            if values := _of_shard(layout.of(shard), states):
                 local[i] = values
         numbered.append({**mine, **group, "params": list(numbers)})
         number = numbers.stop
     optimizer.load_state_dict({STATE: local, GROUPS: numbered})
 
 
-def _of_shard(parts: Sequence[Part], states: States) -> dict[str, Any]:
-    """The state of a shard: rows of the states of its parts, and zeros elsewhere; numbers as they are."""
+def _of_shard(slices: Sequence[Slice], states: States) -> dict[str, Any]:
+    """The state of a shard: rows of the states of its slices, and zeros elsewhere; numbers as they are."""
     joined: dict[str, Any] = {}
-    for part in parts:
+    for part in slices:
         for key, value in states.get(part.name, {}).items():
             if isinstance(value, Piece):
                 row = joined.setdefault(key, torch.zeros_like(part.shard, dtype=value.values.dtype))

@@ -49,6 +49,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 
 from .arguments import Group
+from .layout import Layout, inner, layout_of
 from .optimizer import (
     GROUPS,
     OPTIMIZER,
@@ -63,7 +64,6 @@ from .optimizer import (
 )
 from .pieces import Piece, whole_of
 from .planners import LoadPieces, SavePieces, apart
-from .shards import Parts, inner, parts_of
 
 MODEL = "model"
 
@@ -77,13 +77,13 @@ def save_checkpoint(
 ) -> None:
     """Write the module's parameters and buffers, and the optimizer's state, each rank its own part.
 
-    module: one whose parameters are flat shards, see `shards.py`. optimizer: of its parameters.
+    module: one whose parameters are flat shards, see `layout.py`. optimizer: of its parameters.
     group: the ranks that together hold each parameter once. writers: all ranks that call, None for the whole
         world; replicas are among them, and what they hold twice is written once.
     Sends 8 bytes a parameter and DCP's plans, and no tensor. Writes one file or none a rank, and one of
     metadata.
 
-    Raises TypeError or ValueError as `parts_of`, and ValueError for states that cannot be cut.
+    Raises TypeError or ValueError as `layout_of`, and ValueError for states that cannot be cut.
     """
     pieces, rest = apart(sharded_state_dict(module, optimizer, group))
     planner = SavePieces(pieces)
@@ -105,11 +105,11 @@ def load_checkpoint(
     Raises torch's CheckpointException if a name is missing or has another shape, ValueError if the
     optimizer's groups are of other parameters.
     """
-    parts = parts_of(module, group)
-    state: dict[str, Any] = {MODEL: _model(module, parts)}
+    layout = layout_of(module, group)
+    state: dict[str, Any] = {MODEL: _model(module, layout)}
     if optimizer is not None:
         metadata = dcp.FileSystemReader(str(folder)).read_metadata()
-        state[OPTIMIZER] = asked(metadata, parts)
+        state[OPTIMIZER] = asked(metadata, layout)
     pieces, rest = apart(state)
     planner = LoadPieces(pieces)
     dcp.load(rest, checkpoint_id=str(folder), planner=planner, process_group=readers)
@@ -118,14 +118,14 @@ def load_checkpoint(
         for (part, *place), piece in pieces.items():
             if part == OPTIMIZER:
                 states[place[1]][place[2]] = piece
-        give(optimizer, parts, states, rest[OPTIMIZER][GROUPS])
+        give(optimizer, layout, states, rest[OPTIMIZER][GROUPS])
 
 
 def sharded_state_dict(
     module: nn.Module, optimizer: Optimizer | None = None, group: Group = None
 ) -> dict[str, Any]:
     """The nested dictionary above; this rank's `Piece`s share memory with module and optimizer."""
-    return _sharded(module, optimizer, parts_of(module, group))
+    return _sharded(module, optimizer, layout_of(module, group))
 
 
 def full_state_dict(
@@ -136,14 +136,14 @@ def full_state_dict(
     "model" is what the wrapped module alone would have as its state dict.
     Sends (N-1) times the longest piece of each tensor, and what the ranks have to agree on.
     """
-    parts = parts_of(module, group)
-    state = _sharded(module, optimizer, parts)
+    layout = layout_of(module, group)
+    state = _sharded(module, optimizer, layout)
     full: dict[str, Any] = {
         MODEL: {name: _whole(value, group) for name, value in state[MODEL].items()}
     }
     if optimizer is not None:
         full[OPTIMIZER] = {
-            STATE: _whole_states(state[OPTIMIZER][STATE], parts.pieces, group),
+            STATE: _whole_states(state[OPTIMIZER][STATE], layout.pieces, group),
             GROUPS: state[OPTIMIZER][GROUPS],
         }
     return full
@@ -160,8 +160,8 @@ def load_full_state_dict(
 
     Sends 8 bytes a parameter. Raises ValueError if names or shapes are not those of the module.
     """
-    parts = parts_of(module, group)
-    own = _model(module, parts)
+    layout = layout_of(module, group)
+    own = _model(module, layout)
     if own.keys() != state[MODEL].keys():
         raise ValueError(
             f"names do not fit: missing {sorted(own.keys() - state[MODEL].keys())}, unknown "
@@ -183,17 +183,17 @@ def load_full_state_dict(
         return
     states: States = {}
     for name, values in state[OPTIMIZER][STATE].items():
-        if (piece := parts.pieces.get(name)) is not None and piece.values.numel():
+        if (piece := layout.pieces.get(name)) is not None and piece.values.numel():
             states[name] = {key: own_part(key, value, piece) for key, value in values.items()}
-    give(optimizer, parts, states, state[OPTIMIZER][GROUPS])
+    give(optimizer, layout, states, state[OPTIMIZER][GROUPS])
 
 
-def _sharded(module: nn.Module, optimizer: Optimizer | None, parts: Parts) -> dict[str, Any]:
-    state: dict[str, Any] = {MODEL: _model(module, parts)}
+def _sharded(module: nn.Module, optimizer: Optimizer | None, layout: Layout) -> dict[str, Any]:
+    state: dict[str, Any] = {MODEL: _model(module, layout)}
     if optimizer is not None:
         state[OPTIMIZER] = {
-            STATE: states_of(optimizer, parts),
-            GROUPS: named_groups(optimizer, parts),
+            STATE: states_of(optimizer, layout),
+            GROUPS: named_groups(optimizer, layout),
         }
     return state
 
@@ -201,11 +201,11 @@ def _sharded(module: nn.Module, optimizer: Optimizer | None, parts: Parts) -> di
 # ---- the module
 
 
-def _model(module: nn.Module, parts: Parts) -> dict[str, Any]:
+def _model(module: nn.Module, layout: Layout) -> dict[str, Any]:
     """The names of the wrapped module's state dict, with pieces for its parameters."""
     first = {id(param): name for name, param in inner(module).named_parameters()}
     return {
-        name: parts.pieces[first[id(value)]] if id(value) in first else _detached(value)
+        name: layout.pieces[first[id(value)]] if id(value) in first else _detached(value)
         for name, value in inner(module).state_dict(keep_vars=True).items()
     }
 

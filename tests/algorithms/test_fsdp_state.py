@@ -22,8 +22,8 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.fsdp import fully_shard
 
 from course_lib import device, fsdp, launch, zero
+from course_lib.fsdp.layout import layout_of
 from course_lib.fsdp.pieces import Piece
-from course_lib.fsdp.shards import parts_of
 
 Losses = list[float]
 STEPS = 3
@@ -356,6 +356,70 @@ def test_shards_of_units_and_of_parameters_read_each_other(
             assert losses == pytest.approx(alone, rel=1e-4)
 
 
+class Blocks(nn.Module):
+    """Layers as blocks, a frozen parameter, and a root with a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(5, 7, bias=False)
+        self.blocks = nn.ModuleList(nn.Linear(7, 7) for _ in range(3))
+        self.blocks[1].bias.requires_grad_(False)
+        self.last = nn.Linear(7, 5, bias=False)
+        self.scale = Scale(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            x = torch.tanh(block(x))
+        return self.scale(self.last(x))
+
+
+@pytest.mark.skipif(not hasattr(fsdp, "PrefetchedModule"), reason="there is no PrefetchedModule")
+@pytest.mark.parametrize(("writers", "readers"), [(4, 2), (4, 1), (2, 3)])
+def test_prefetched_modules_and_zero3_modules_read_each_other(
+    writers: int, readers: int, tmp_path: Path, seed: int
+) -> None:
+    of_params, of_units = tmp_path / "params", tmp_path / "units"
+    generator = torch.Generator().manual_seed(seed)
+    data = [
+        (torch.randn(4, 5, generator=generator), torch.randn(4, 5, generator=generator))
+    ] * STEPS
+
+    def made(kind: str, seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(seed)
+        module = getattr(fsdp, kind, zero.Zero3Module)(Blocks())
+        return module, adam(module.parameters())
+
+    def write() -> list[Losses]:
+        losses = []
+        for folder, kind in ((of_params, "Zero3Module"), (of_units, "PrefetchedModule")):
+            module, optimizer = made(kind, seed)
+            train(module, optimizer, data, STEPS)
+            fsdp.save_checkpoint(folder, module, optimizer)
+            losses.append(train(module, optimizer, data, STEPS))
+        return losses
+
+    def read() -> list[Losses]:
+        losses = []
+        for folder, kind in (
+            (of_units, "Zero3Module"),
+            (of_params, "PrefetchedModule"),
+            (of_units, "PrefetchedModule"),
+        ):
+            module, optimizer = made(kind, seed + 1)
+            fsdp.load_checkpoint(folder, module, optimizer)
+            full = fsdp.full_state_dict(module, optimizer)
+            losses.append(train(module, optimizer, data, STEPS))
+            fsdp.load_full_state_dict(module, full, optimizer)  # back again
+            losses.append(train(module, optimizer, data, STEPS))
+        return losses
+
+    written = launch(write, world_size=writers, backend="gloo")
+    for found in [*written, *launch(read, world_size=readers, backend="gloo")]:
+        for losses in found:
+            assert losses == pytest.approx(written[0][0], rel=1e-4)
+
+
 # ---- what a module may hold
 
 
@@ -564,7 +628,7 @@ def test_a_group_that_holds_a_parameter_twice_is_refused() -> None:
         group: Any = groups[dist.get_rank()]
         module = zero.Zero3Module(nn.Linear(3, 2), group=group)
         with pytest.raises(ValueError, match="the ranks hold 12 elements of weight, which has 6"):
-            parts_of(module)
-        assert parts_of(module, group).pieces["weight"].values.numel() == 6
+            layout_of(module)
+        assert layout_of(module, group).pieces["weight"].values.numel() == 6
 
     launch(body, world_size=2, backend="gloo")
