@@ -6,13 +6,14 @@ clip.py         clip_grad_norm_: the norm of a gradient that no rank holds as a 
 explorer.py     fsdp_explorer: a step with sliders
 gather_int8.py  all_gather_int8: weights on the wire in eight bits, a scale for each block
 hybrid.py       hybrid_groups, hybrid_reduce: sharded inside an island, replicas across islands
+layout.py       which piece of which parameter lies where in a flat shard
 module.py       PrefetchedModule: parameters sharded, each block gathered before it is needed
+optimizer.py    the optimizer's part of a checkpoint, from shards and into shards
 parts.py        the parts of a module: each block, and the root; the moments of a backward
 pieces.py       Piece: the part of a parameter that a rank holds, as blocks that a checkpoint can hold
 planners.py     how torch.distributed.checkpoint writes and reads pieces
 precision.py    all_gather_cast, reduce_scatter_mean: weights travel in 16 bits, gradients are summed in 32
 schedule.py     fsdp_schedule: a step as a list of actions
-shards.py       which piece of which parameter lies where in a flat shard
 sharded.py      names, whole states and refusals of a sharded module
 simulate.py     Times, simulate: when each action of a step runs
 state.py        checkpoints that N ranks write and M ranks read, and those of `fully_shard`

@@ -39,7 +39,7 @@ Source: `torch.distributed.checkpoint` (PyTorch's documentation), for the format
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,16 +47,25 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from .arguments import Group
+from .layout import Layout, inner, layout_of
+from .optimizer import (
+    GROUPS,
+    OPTIMIZER,
+    STATE,
+    Optimizer,
+    States,
+    asked,
+    give,
+    named_groups,
+    own_part,
+    states_of,
+)
 from .pieces import Piece, whole_of
 from .planners import LoadPieces, SavePieces, apart
-from .shards import Part, Parts, inner, parts_of
 
-MODEL, OPTIMIZER, STATE, GROUPS = "model", "optimizer", "state", "param_groups"
-Optimizer = torch.optim.Optimizer
-States = dict[str, dict[str, Any]]  # of each parameter, by its name
+MODEL = "model"
 
 
 def save_checkpoint(
@@ -68,13 +77,13 @@ def save_checkpoint(
 ) -> None:
     """Write the module's parameters and buffers, and the optimizer's state, each rank its own part.
 
-    module: one whose parameters are flat shards, see `shards.py`. optimizer: of its parameters.
+    module: one whose parameters are flat shards, see `layout.py`. optimizer: of its parameters.
     group: the ranks that together hold each parameter once. writers: all ranks that call, None for the whole
         world; replicas are among them, and what they hold twice is written once.
     Sends 8 bytes a parameter and DCP's plans, and no tensor. Writes one file or none a rank, and one of
     metadata.
 
-    Raises TypeError or ValueError as `parts_of`, and ValueError for states that cannot be cut.
+    Raises TypeError or ValueError as `layout_of`, and ValueError for states that cannot be cut.
     """
     pieces, rest = apart(sharded_state_dict(module, optimizer, group))
     planner = SavePieces(pieces)
@@ -96,11 +105,11 @@ def load_checkpoint(
     Raises torch's CheckpointException if a name is missing or has another shape, ValueError if the
     optimizer's groups are of other parameters.
     """
-    parts = parts_of(module, group)
-    state: dict[str, Any] = {MODEL: _model(module, parts)}
+    layout = layout_of(module, group)
+    state: dict[str, Any] = {MODEL: _model(module, layout)}
     if optimizer is not None:
         metadata = dcp.FileSystemReader(str(folder)).read_metadata()
-        state[OPTIMIZER] = _asked(metadata, parts)
+        state[OPTIMIZER] = asked(metadata, layout)
     pieces, rest = apart(state)
     planner = LoadPieces(pieces)
     dcp.load(rest, checkpoint_id=str(folder), planner=planner, process_group=readers)
@@ -109,14 +118,14 @@ def load_checkpoint(
         for (part, *place), piece in pieces.items():
             if part == OPTIMIZER:
                 states[place[1]][place[2]] = piece
-        _give(optimizer, parts, states, rest[OPTIMIZER][GROUPS])
+        give(optimizer, layout, states, rest[OPTIMIZER][GROUPS])
 
 
 def sharded_state_dict(
     module: nn.Module, optimizer: Optimizer | None = None, group: Group = None
 ) -> dict[str, Any]:
     """The nested dictionary above; this rank's `Piece`s share memory with module and optimizer."""
-    return _sharded(module, optimizer, parts_of(module, group))
+    return _sharded(module, optimizer, layout_of(module, group))
 
 
 def full_state_dict(
@@ -127,14 +136,14 @@ def full_state_dict(
     "model" is what the wrapped module alone would have as its state dict.
     Sends (N-1) times the longest piece of each tensor, and what the ranks have to agree on.
     """
-    parts = parts_of(module, group)
-    state = _sharded(module, optimizer, parts)
+    layout = layout_of(module, group)
+    state = _sharded(module, optimizer, layout)
     full: dict[str, Any] = {
         MODEL: {name: _whole(value, group) for name, value in state[MODEL].items()}
     }
     if optimizer is not None:
         full[OPTIMIZER] = {
-            STATE: _whole_states(state[OPTIMIZER][STATE], parts.pieces, group),
+            STATE: _whole_states(state[OPTIMIZER][STATE], layout.pieces, group),
             GROUPS: state[OPTIMIZER][GROUPS],
         }
     return full
@@ -151,8 +160,8 @@ def load_full_state_dict(
 
     Sends 8 bytes a parameter. Raises ValueError if names or shapes are not those of the module.
     """
-    parts = parts_of(module, group)
-    own = _model(module, parts)
+    layout = layout_of(module, group)
+    own = _model(module, layout)
     if own.keys() != state[MODEL].keys():
         raise ValueError(
             f"names do not fit: missing {sorted(own.keys() - state[MODEL].keys())}, unknown "
@@ -174,17 +183,17 @@ def load_full_state_dict(
         return
     states: States = {}
     for name, values in state[OPTIMIZER][STATE].items():
-        if (piece := parts.pieces.get(name)) is not None and piece.values.numel():
-            states[name] = {key: _own(key, value, piece) for key, value in values.items()}
-    _give(optimizer, parts, states, state[OPTIMIZER][GROUPS])
+        if (piece := layout.pieces.get(name)) is not None and piece.values.numel():
+            states[name] = {key: own_part(key, value, piece) for key, value in values.items()}
+    give(optimizer, layout, states, state[OPTIMIZER][GROUPS])
 
 
-def _sharded(module: nn.Module, optimizer: Optimizer | None, parts: Parts) -> dict[str, Any]:
-    state: dict[str, Any] = {MODEL: _model(module, parts)}
+def _sharded(module: nn.Module, optimizer: Optimizer | None, layout: Layout) -> dict[str, Any]:
+    state: dict[str, Any] = {MODEL: _model(module, layout)}
     if optimizer is not None:
         state[OPTIMIZER] = {
-            STATE: _states(optimizer, parts),
-            GROUPS: _named_groups(optimizer, parts),
+            STATE: states_of(optimizer, layout),
+            GROUPS: named_groups(optimizer, layout),
         }
     return state
 
@@ -192,135 +201,13 @@ def _sharded(module: nn.Module, optimizer: Optimizer | None, parts: Parts) -> di
 # ---- the module
 
 
-def _model(module: nn.Module, parts: Parts) -> dict[str, Any]:
+def _model(module: nn.Module, layout: Layout) -> dict[str, Any]:
     """The names of the wrapped module's state dict, with pieces for its parameters."""
     first = {id(param): name for name, param in inner(module).named_parameters()}
     return {
-        name: parts.pieces[first[id(value)]] if id(value) in first else _detached(value)
+        name: layout.pieces[first[id(value)]] if id(value) in first else _detached(value)
         for name, value in inner(module).state_dict(keep_vars=True).items()
     }
-
-
-# ---- the optimizer
-
-
-def _states(optimizer: Optimizer, parts: Parts) -> States:
-    """The state of each parameter that has one on this rank; flat tensors as pieces."""
-    states: States = {}
-    for group in optimizer.param_groups:
-        for shard in group["params"]:
-            values = optimizer.state.get(shard, {})
-            for part in parts.of(shard):
-                if values and part.numel:
-                    states[part.name] = {key: _cut(part, key, v) for key, v in values.items()}
-    return states
-
-
-def _cut(part: Part, key: str, value: Any) -> Any:
-    """A part of a shard's state, if it has an element for each of the shard's; numbers as they are."""
-    if not isinstance(value, Tensor) or value.dim() == 0:
-        return value
-    if value.shape != part.shard.shape:
-        raise ValueError(
-            f"the state {key!r} of {part.name} has the shape {tuple(value.shape)}, its shard "
-            f"{tuple(part.shard.shape)}: only states of one number for each element, or of one number for "
-            "all, can be cut and joined"
-        )
-    return part.of(value.detach())
-
-
-def _named_groups(optimizer: Optimizer, parts: Parts) -> list[dict[str, Any]]:
-    """The optimizer's options, with names in place of parameters."""
-    return [{**group, "params": parts.names(group["params"])} for group in optimizer.param_groups]
-
-
-def _asked(metadata: Metadata, parts: Parts) -> dict[str, Any]:
-    """The optimizer's part of a checkpoint, with memory for each tensor that this rank needs of it."""
-    states: States = {}
-    groups: list[dict[str, Any]] = []
-    for key, path in (metadata.planner_data or {}).items():
-        known = metadata.state_dict_metadata.get(key)
-        if path[:2] == (OPTIMIZER, GROUPS) and len(path) == 4:
-            groups += [{} for _ in range(path[2] + 1 - len(groups))]
-            groups[path[2]][path[3]] = _room(known)
-        elif path[:2] == (OPTIMIZER, STATE) and len(path) == 4:
-            name, state = path[2:]
-            if (piece := parts.pieces.get(name)) is None or not piece.values.numel():
-                continue
-            states.setdefault(name, {})[state] = _room(known, state, piece)
-    if not groups:
-        raise ValueError("the checkpoint has no optimizer's state under the name 'optimizer'")
-    return {STATE: states, GROUPS: groups}
-
-
-def _room(known: object, key: str = "", piece: Piece | None = None) -> Any:
-    """Memory for a tensor of a checkpoint, or for this rank's piece of it; None for other objects."""
-    if not isinstance(known, TensorStorageMetadata):
-        return None
-    dtype = known.properties.dtype
-    if piece is not None and _is_cut(key, known.size, piece):
-        return piece.of(torch.empty_like(piece.values, dtype=dtype))
-    return torch.empty(known.size, dtype=dtype)
-
-
-def _own(key: str, value: Any, piece: Piece) -> Any:
-    """A copy of this rank's part of a whole state."""
-    if not isinstance(value, Tensor):
-        return value
-    cut = _is_cut(key, value.shape, piece)
-    return piece.of(piece.cut(value).clone()) if cut else value.clone()
-
-
-def _is_cut(key: str, size: torch.Size, piece: Piece) -> bool:
-    """Whether a state of this size has an element for each of the parameter's; else it is one number."""
-    if size == piece.shape and key != "step":
-        return True
-    if size.numel() == 1:
-        return False
-    raise ValueError(
-        f"a state {key!r} has the shape {tuple(size)}, its parameter {tuple(piece.shape)}: only states of "
-        "one number for each element, or of one number for all, can be cut"
-    )
-
-
-def _give(optimizer: Optimizer, parts: Parts, states: States, groups: list[dict[str, Any]]) -> None:
-    """Load the states and options of parameters, which have names, into the optimizer."""
-    own = _named_groups(optimizer, parts)
-    if len(own) != len(groups):
-        raise ValueError(f"the state has {len(groups)} parameter groups, this optimizer {len(own)}")
-    for mine, group in zip(own, groups, strict=True):
-        if differ := sorted({*mine["params"]} ^ {*group["params"]}):
-            raise ValueError(
-                f"{', '.join(differ)}: in a group of the state or of this optimizer, but not in both. Make "
-                "the groups as they were when the state was saved"
-            )
-    numbered, local, number = [], {}, 0
-    for known, mine, group in zip(optimizer.param_groups, own, groups, strict=True):
-        numbers = range(number, number + len(known["params"]))
-        for i, shard in zip(numbers, known["params"], strict=True):
-            if values := _of_shard(parts.of(shard), states):
-                local[i] = values
-        numbered.append({**mine, **group, "params": list(numbers)})
-        number = numbers.stop
-    optimizer.load_state_dict({STATE: local, GROUPS: numbered})
-
-
-def _of_shard(parts: Sequence[Part], states: States) -> dict[str, Any]:
-    """The state of a shard: rows of the states of its parts, and zeros elsewhere; numbers as they are."""
-    joined: dict[str, Any] = {}
-    for part in parts:
-        for key, value in states.get(part.name, {}).items():
-            if isinstance(value, Piece):
-                row = joined.setdefault(key, torch.zeros_like(part.shard, dtype=value.values.dtype))
-                part.of(row.detach()).values.copy_(value.values)
-            elif key in joined and bool(joined[key] != value):
-                raise ValueError(
-                    f"the state {key!r} of {part.name} is {value}, that of another parameter in its unit "
-                    f"{joined[key]}: a shard has one for all of its parameters"
-                )
-            else:
-                joined[key] = value
-    return joined
 
 
 # ---- whole tensors

@@ -112,7 +112,7 @@ def test_arguments_that_do_not_fit_are_refused() -> None:
         with pytest.raises(TypeError, match="floating-point"):
             fsdp.hybrid_reduce(shard.int(), row.int(), inside, across)
 
-    launch(body, world_size=4)
+    launch(body, world_size=4, backend="gloo")
 
 
 @pytest.mark.parametrize(("world_size", "shard"), [(4, 2), (8, 4), (8, 2)])
@@ -144,7 +144,7 @@ def test_fully_shard_on_a_mesh_of_two_dimensions_does_the_same(
         same = torch.allclose(local, mean, rtol=1e-4, atol=1e-4)
         return [dist.get_process_group_ranks(group) for group in groups], same
 
-    run = launch(body, world_size=world_size)
+    run = launch(body, world_size=world_size, backend="gloo")
     shards, replicas = fsdp.hybrid_groups(world_size, shard)
     numel, r = width * width, world_size // shard
     of_step = (3 * (shard - 1) / shard + 2 * (r - 1) / (r * shard)) * 4 * numel

@@ -202,7 +202,7 @@ def test_arguments_that_do_not_fit_are_refused_before_anything_is_sent() -> None
             said.append(str(error.value))
         return said
 
-    run = launch(body, world_size=1)
+    run = launch(body, world_size=1, backend="gloo")
     for (_, text, _), said in zip(REFUSED.values(), run[0], strict=True):
         assert text in said
     assert not run.ledger.operations(0)
@@ -299,7 +299,7 @@ def test_fully_shard_sends_as_many_bytes_a_parameter(
         fully_shard(model, mesh=mesh, mp_policy=policy)
         model(torch.randn(2, width)).float().square().mean().backward()
 
-    run = launch(body, world_size=world_size)
+    run = launch(body, world_size=world_size, backend="gloo")
     exact = nbytes * (world_size - 1) / world_size * layers * width * width
     for rank in range(world_size):
         sent = sum(
@@ -331,4 +331,4 @@ def test_fully_shards_own_mean_is_ours(seed: int) -> None:
         local = model.weight.grad.to_local()  # type: ignore[union-attr]
         return torch.allclose(local, mean, rtol=1e-6, atol=1e-7)
 
-    assert all(launch(body, world_size=n))
+    assert all(launch(body, world_size=n, backend="gloo"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,17 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_state_dict,
+    set_state_dict,
+)
 from torch.distributed.fsdp import fully_shard
 
-from course_lib import fsdp, launch, zero
+from course_lib import device, fsdp, launch, zero
+from course_lib.fsdp.layout import layout_of
 from course_lib.fsdp.pieces import Piece
-from course_lib.fsdp.shards import parts_of
 
 Losses = list[float]
 STEPS = 3
@@ -61,7 +66,9 @@ def batches(seed: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 def train(module: nn.Module, optimizer: torch.optim.Optimizer, data: Any, steps: int) -> Losses:
     losses = []
+    where = next(iter(module.parameters())).device
     for _, (x, y) in zip(range(steps), data, strict=False):
+        x, y = x.to(where), y.to(where)
         optimizer.zero_grad()
         loss = (module(x) - y).square().mean()
         loss.backward()
@@ -75,7 +82,7 @@ def adam(params: Any, lr: float = 0.05) -> torch.optim.Optimizer:
 
 
 def ours(seed: int, *shape: int) -> tuple[zero.Zero3Module, torch.optim.Optimizer]:
-    module = zero.Zero3Module(model(seed, *shape))
+    module = zero.Zero3Module(model(seed, *shape).to(device()))
     return module, adam(module.parameters())
 
 
@@ -116,10 +123,11 @@ def test_pieces_are_cut_into_blocks() -> None:
                 assert elements == list(range(start, stop))
 
 
-@pytest.mark.parametrize("readers", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
 def test_four_ranks_write_and_others_go_on_with_equal_losses(
-    readers: int, tmp_path: Path, seed: int
+    world_size: int, backend: str, require_ranks: Callable[[int], None], tmp_path: Path, seed: int
 ) -> None:
+    require_ranks(max(world_size, 4))
     folder = tmp_path / "checkpoint"
 
     def write() -> Losses:
@@ -136,15 +144,19 @@ def test_four_ranks_write_and_others_go_on_with_equal_losses(
         return train(module, optimizer, after(seed), STEPS), optimizer.param_groups[0]["lr"], scale
 
     alone = without_a_break(seed)
-    for losses in launch(write, world_size=4):
+    for losses in launch(write, world_size=4, backend=backend):
         assert losses == pytest.approx(alone, rel=1e-4)
-    for losses, lr, shift in launch(read, world_size=readers):
+    for losses, lr, shift in launch(read, world_size=world_size, backend=backend):
         assert losses == pytest.approx(alone, rel=1e-4)
         assert (lr, shift) == (0.05, 0.25)
 
 
-@pytest.mark.parametrize("writers", [1, 3])
-def test_full_state_dicts_fit_one_process_and_any_number_of_ranks(writers: int, seed: int) -> None:
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_full_state_dicts_fit_one_process_and_any_number_of_ranks(
+    world_size: int, backend: str, require_ranks: Callable[[int], None], seed: int
+) -> None:
+    require_ranks(5)
+
     def write() -> dict:
         module, optimizer = ours(seed)
         train(module, optimizer, batches(seed), STEPS)
@@ -156,7 +168,7 @@ def test_full_state_dicts_fit_one_process_and_any_number_of_ranks(writers: int, 
         return train(module, optimizer, after(seed), STEPS)
 
     alone = without_a_break(seed)
-    states = list(launch(write, world_size=writers))
+    states = list(launch(write, world_size=world_size, backend=backend))
     single = model(seed + 1)
     single.load_state_dict(states[0]["model"])  # of the wrapped module, as it is without ranks
     names = [name for name, _ in single.named_parameters()]
@@ -168,7 +180,7 @@ def test_full_state_dicts_fit_one_process_and_any_number_of_ranks(writers: int, 
     optimizer.load_state_dict(copy.deepcopy({"state": numbered, "param_groups": [group]}))
     assert train(single, optimizer, after(seed), STEPS) == pytest.approx(alone, rel=1e-4)
     for n in (1, 2, 5):
-        for losses in launch(read, states[-1], world_size=n):
+        for losses in launch(read, states[-1], world_size=n, backend=backend):
             assert losses == pytest.approx(alone, rel=1e-4)
 
 
@@ -214,11 +226,198 @@ def test_fully_shard_reads_our_files_and_writes_files_that_we_read(
             train(module, optimizer, after(seed), STEPS),
         )
 
-    launch(write, world_size=writers)
+    launch(write, world_size=writers, backend="gloo")
     alone = without_a_break(seed)
-    for of_theirs, of_ours in launch(read, world_size=readers):
+    for of_theirs, of_ours in launch(read, world_size=readers, backend="gloo"):
         assert of_theirs == pytest.approx(alone, rel=1e-4)
         assert of_ours == pytest.approx(alone, rel=1e-4)
+
+
+def test_formats_of_fully_shard_that_do_not_fit(tmp_path: Path, seed: int) -> None:
+    """A parameter without a state, which torch asks for, and the flat form of an optimizer's state."""
+    folder, flat = tmp_path / "checkpoint", tmp_path / "flat"
+
+    def body() -> None:
+        module, optimizer = ours(seed, 1)
+        frozen_by_chance = [p for name, p in module.named_parameters() if name != "5.bias"]
+        x, y = next(batches(seed))
+        (module(x) - y).square().mean().backward()
+        optimizer.param_groups[0]["params"] = frozen_by_chance
+        optimizer.step()
+        optimizer.param_groups[0]["params"] = list(module.parameters())
+        fsdp.save_checkpoint(folder, module, optimizer)
+
+        other, adam_of_other = theirs(seed)
+        weights, states = stored(other, adam_of_other)
+        nested = {"model": weights, "optimizer": states}
+        with pytest.raises(dcp.CheckpointException, match=r"Missing key.*5\.bias"):
+            dcp.load(nested, checkpoint_id=str(folder))
+        dcp.load(
+            nested, checkpoint_id=str(folder), planner=DefaultLoadPlanner(allow_partial_load=True)
+        )
+        full = fsdp.full_state_dict(module, optimizer)
+        assert torch.equal(weights["5.bias"].full_tensor(), full["model"]["5.bias"])
+        first = states["state"]["5.weight"]["exp_avg"].full_tensor()
+        assert torch.equal(first, full["optimizer"]["state"]["5.weight"]["exp_avg"])
+
+        options = StateDictOptions(flatten_optimizer_state_dict=True)
+        weights, states = get_state_dict(other, adam_of_other, options=options)
+        dcp.save({"model": weights, "optimizer": states}, checkpoint_id=str(flat))
+        with pytest.raises(ValueError, match="no optimizer's state under the name"):
+            fsdp.load_checkpoint(flat, module, optimizer)
+
+    launch(body, world_size=2, backend="gloo")
+
+
+# ---- shards of units
+
+
+class Unit:
+    """Parameters in a row, of which this rank owns a shard; zeros fill up the last one."""
+
+    def __init__(self, params: list[nn.Parameter]):
+        self.params, self.n, self.rank = params, dist.get_world_size(), dist.get_rank()
+        row = torch.cat([param.detach().flatten() for param in params])
+        row = nn.functional.pad(row, (0, -len(row) % self.n))
+        self.shard = nn.Parameter(row.chunk(self.n)[self.rank].clone())
+
+    def gather(self) -> None:
+        row = torch.empty(self.n * self.shard.numel())
+        dist.all_gather_into_tensor(row, self.shard.detach())
+        for param in self.params:
+            param.data, row = row[: param.numel()].view(param.shape), row[param.numel() :]
+
+    def reduce(self) -> None:
+        row = torch.cat([param.grad.flatten() for param in self.params if param.grad is not None])
+        row = nn.functional.pad(row, (0, self.n * self.shard.numel() - len(row)))
+        self.shard.grad = torch.empty_like(self.shard)
+        dist.reduce_scatter_tensor(self.shard.grad, row / self.n)
+        for param in self.params:
+            param.grad, param.data = None, torch.zeros(()).expand(param.shape)
+
+
+class ModuleOfUnits(nn.Module):
+    """The least that has a shard for each unit: gathers before forward, reductions after backward."""
+
+    def __init__(self, module: nn.Module):
+        super().__init__()
+        self.module = module
+        params = list(module.parameters())
+        self.units = [Unit(params[:3]), Unit(params[3:])]
+        for param in params:
+            param.register_post_accumulate_grad_hook(self._arrived)
+
+    def _arrived(self, _: Tensor) -> None:
+        if all(param.grad is not None for unit in self.units for param in unit.params):
+            for unit in self.units:
+                unit.reduce()
+
+    def forward(self, x: Tensor) -> Tensor:
+        for unit in self.units:
+            unit.gather()
+        return self.module(x)
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        return iter([unit.shard for unit in self.units])
+
+
+def of_units(seed: int, *shape: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+    module = ModuleOfUnits(model(seed, *shape))
+    return module, adam(module.parameters())
+
+
+@pytest.mark.parametrize(("writers", "readers"), [(4, 2), (2, 8), (3, 1)])
+def test_shards_of_units_and_of_parameters_read_each_other(
+    writers: int, readers: int, tmp_path: Path, seed: int
+) -> None:
+    of_params, of_rows = tmp_path / "params", tmp_path / "rows"
+
+    def write() -> None:
+        for folder, make in ((of_params, ours), (of_rows, of_units)):
+            module, optimizer = make(seed, 1)
+            train(module, optimizer, batches(seed), STEPS)
+            fsdp.save_checkpoint(folder, module, optimizer)
+
+    def read() -> list[Losses]:
+        found = []
+        for make, folder in ((ours, of_rows), (of_units, of_params), (of_units, of_rows)):
+            module, optimizer = make(seed + 1, 1)
+            fsdp.load_checkpoint(folder, module, optimizer)
+            full = fsdp.full_state_dict(module, optimizer)
+            found.append(train(module, optimizer, after(seed), STEPS))
+            fsdp.load_full_state_dict(module, full, optimizer)  # back again
+            found.append(train(module, optimizer, after(seed), STEPS))
+        return found
+
+    launch(write, world_size=writers, backend="gloo")
+    alone = without_a_break(seed)
+    for found in launch(read, world_size=readers, backend="gloo"):
+        for losses in found:
+            assert losses == pytest.approx(alone, rel=1e-4)
+
+
+class Blocks(nn.Module):
+    """Layers as blocks, a frozen parameter, and a root with a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(5, 7, bias=False)
+        self.blocks = nn.ModuleList(nn.Linear(7, 7) for _ in range(3))
+        self.blocks[1].bias.requires_grad_(False)
+        self.last = nn.Linear(7, 5, bias=False)
+        self.scale = Scale(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            x = torch.tanh(block(x))
+        return self.scale(self.last(x))
+
+
+@pytest.mark.skipif(not hasattr(fsdp, "PrefetchedModule"), reason="there is no PrefetchedModule")
+@pytest.mark.parametrize(("writers", "readers"), [(4, 2), (4, 1), (2, 3)])
+def test_prefetched_modules_and_zero3_modules_read_each_other(
+    writers: int, readers: int, tmp_path: Path, seed: int
+) -> None:
+    of_params, of_units = tmp_path / "params", tmp_path / "units"
+    generator = torch.Generator().manual_seed(seed)
+    data = [
+        (torch.randn(4, 5, generator=generator), torch.randn(4, 5, generator=generator))
+    ] * STEPS
+
+    def made(kind: str, seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(seed)
+        module = getattr(fsdp, kind, zero.Zero3Module)(Blocks())
+        return module, adam(module.parameters())
+
+    def write() -> list[Losses]:
+        losses = []
+        for folder, kind in ((of_params, "Zero3Module"), (of_units, "PrefetchedModule")):
+            module, optimizer = made(kind, seed)
+            train(module, optimizer, data, STEPS)
+            fsdp.save_checkpoint(folder, module, optimizer)
+            losses.append(train(module, optimizer, data, STEPS))
+        return losses
+
+    def read() -> list[Losses]:
+        losses = []
+        for folder, kind in (
+            (of_units, "Zero3Module"),
+            (of_params, "PrefetchedModule"),
+            (of_units, "PrefetchedModule"),
+        ):
+            module, optimizer = made(kind, seed + 1)
+            fsdp.load_checkpoint(folder, module, optimizer)
+            full = fsdp.full_state_dict(module, optimizer)
+            losses.append(train(module, optimizer, data, STEPS))
+            fsdp.load_full_state_dict(module, full, optimizer)  # back again
+            losses.append(train(module, optimizer, data, STEPS))
+        return losses
+
+    written = launch(write, world_size=writers, backend="gloo")
+    for found in [*written, *launch(read, world_size=readers, backend="gloo")]:
+        for losses in found:
+            assert losses == pytest.approx(written[0][0], rel=1e-4)
 
 
 # ---- what a module may hold
@@ -289,10 +488,10 @@ def test_tied_frozen_and_unused_parameters_and_groups_of_options(
         options = [group["lr"] for group in optimizer.param_groups]
         return steps_of_shared(module, optimizer, seed), options
 
-    state, losses = launch(write, world_size=3)[0]
+    state, losses = launch(write, world_size=3, backend="gloo")[0]
     assert state["model"].keys() == Shared().state_dict().keys()
     assert state["optimizer"]["state"].keys() == {"embedding.weight"}  # momentum of used ones
-    for found, options in launch(read, state, world_size=2):
+    for found, options in launch(read, state, world_size=2, backend="gloo"):
         assert found == pytest.approx(losses, rel=1e-5)
         assert options == [0.1, 0.2]
 
@@ -317,7 +516,7 @@ def test_replicas_are_written_once(tmp_path: Path, seed: int) -> None:
         return train(module, optimizer, after(seed), STEPS)
 
     alone = without_a_break(seed)
-    for losses in [*launch(write, world_size=4), *launch(read, world_size=3)]:
+    for losses in [*launch(write, world_size=4, backend="gloo"), *launch(read, world_size=3)]:
         assert losses == pytest.approx(alone, rel=1e-4)
     written = sum(file.stat().st_size for file in folder.glob("*.distcp"))
     numbers = 3 * sum(param.numel() for param in model(seed).parameters())
@@ -344,7 +543,7 @@ def test_each_rank_writes_its_own_part_and_no_tensor_travels(tmp_path: Path) -> 
         fsdp.save_checkpoint(folder, module, optimizer)
         return len(list(module.parameters())), sum(p.numel() for p in module.parameters())
 
-    run = launch(body, world_size=4)
+    run = launch(body, world_size=4, backend="gloo")
     files = sorted(file.stat().st_size for file in folder.glob("*.distcp"))
     own = 3 * 4 * run[0][1]  # weights, and Adam's two states
     assert len(files) == 4 and all(own < size < 1.25 * own for size in files)
@@ -419,7 +618,7 @@ def test_other_models_and_optimizers_are_refused(tmp_path: Path, seed: int) -> N
             lambda: fsdp.save_checkpoint(folder, module, optimizer),
         )
 
-    launch(body, world_size=2)
+    launch(body, world_size=2, backend="gloo")
 
 
 def test_a_group_that_holds_a_parameter_twice_is_refused() -> None:
@@ -429,7 +628,7 @@ def test_a_group_that_holds_a_parameter_twice_is_refused() -> None:
         group: Any = groups[dist.get_rank()]
         module = zero.Zero3Module(nn.Linear(3, 2), group=group)
         with pytest.raises(ValueError, match="the ranks hold 12 elements of weight, which has 6"):
-            parts_of(module)
-        assert parts_of(module, group).pieces["weight"].values.numel() == 6
+            layout_of(module)
+        assert layout_of(module, group).pieces["weight"].values.numel() == 6
 
-    launch(body, world_size=2)
+    launch(body, world_size=2, backend="gloo")

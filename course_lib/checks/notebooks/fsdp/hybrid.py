@@ -86,15 +86,18 @@ class Islands:
             return "The two lists stand the other way round: return those that shard first."
         if (shards, replicas) == (apart, near):
             stays, crosses = 2 * (self.r - 1) / self.r, 3 * (self.g - 1) / self.g
-            return (
+            near_by = (
+                "Neighbours shard, since they send most; ranks of different islands replicate."
+            )
+            return Sentence(
                 f"The groups are transposed: {stays:.1f} P stay inside an island, and {crosses:.1f} P cross "
-                "with every ring of shards: the other way round. Neighbours shard, since they send most; "
-                "ranks of different islands replicate."
+                f"with every ring of shards: the other way round. {near_by}",
+                f"The groups are transposed, the other way round. {near_by}",
             )
         if [sorted(group) for group in shards] == right_shards and replicas != right_replicas:
             return (
-                f"Replicas are the ranks of equal place in their islands: p, p + {self.g}, ... for each "
-                "place p."
+                "Replicas are the ranks of equal place in their islands: p, p + g, p + 2g, ... for each "
+                "place p of an island of g."
             )
         if shards == self.runs(self.r):
             return "`shard` is how many ranks share a model, and not how many islands there are."
@@ -138,7 +141,7 @@ def groups_judge(islands: Islands, index: int) -> Callable[[Observed], Finding]:
         general = "hybrid_groups gives other groups than asked for"
         said = Sentence(f"{called} gives {shards} and {replicas}.", f"{general}.")
         why = islands.why(shards, replicas)
-        return wrong(said, why, cause=why)
+        return wrong(said, why, cause=str(why))
 
     return judge
 
@@ -180,18 +183,22 @@ def raised(called: str, error: str = "", text: str = "", place: str = "") -> Fin
 def groups_case(draw: Draw) -> Case:
     asked = [Islands(8, 4), Islands(6, 2), Islands(4, 4), Islands(3, 1)]
     refused = [(8, 3), (4, 8)]
+    titles = [f"groups: {islands.n} ranks, islands of {islands.g}" for islands in asked]
+    refusals = [f"{n} ranks in islands of {g} are refused" for n, g in refused]
     if draw.hidden:
         g, r = draw.integer(2, 6), draw.integer(2, 6)
         asked += [Islands(g * r, g), Islands(16, 8)]
+        titles += ["groups: other islands", "groups: two nodes of 8"]
         refused += [(g * r + 1, g)]
+        refusals += ["other numbers are refused"]
     pairs = [(islands.n, islands.g) for islands in asked] + refused
     lines = [
-        Line(f"groups: {a.n} ranks, islands of {a.g}", groups_judge(a, k), 0.75 if k < 2 else 0.5)
-        for k, a in enumerate(asked)
+        Line(title, groups_judge(islands, k), 0.75 if k < 2 else 0.5)
+        for k, (title, islands) in enumerate(zip(titles, asked, strict=True))
     ]
     lines += [
-        Line(f"{n} ranks in islands of {g} are refused", refusal_judge(n, g, k), 0.5)
-        for k, (n, g) in enumerate(refused, start=len(asked))
+        Line(title, refusal_judge(*numbers, k), 0.5)
+        for k, (title, numbers) in enumerate(zip(refusals, refused, strict=True), start=len(asked))
     ]
     calls = [[GROUPS, [n, g]] for n, g in pairs]
     return Case("groups", [RankSide({}, {"calls": calls}, {})], lines, recipe=EVALUATE, alone=True)

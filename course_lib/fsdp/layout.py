@@ -5,11 +5,12 @@ Two kinds of sharded modules are known here, and both have the whole module as `
     a shard for each parameter     `named_parameters()` are flat shards under the parameters' names, often
                                    empty: `course_lib.zero.Zero3Module`
     a shard for each unit          `units`, each with `params` and a flat `shard`: the unit's parameters in a
-                                   row, filled up with zeros until N divides it, and rank r's part of it
+                                   row, filled up with zeros until N divides it, and rank r's part of it:
+                                   `PrefetchedModule`
 
     params    a a a a a   b b   c c c c                  of a unit
     row     [ a a a | a a b | b c c | c c 0 ]            on 4 ranks
-    shard           [ a a b ]                            of rank 1: two parts, of a and of b
+    shard           [ a a b ]                            of rank 1: two slices, of a and of b
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from .pieces import Piece
 
 
 @dataclass(frozen=True)
-class Part:
+class Slice:
     """A piece of the parameter `name`, whose values `shard` holds from its element `low` on."""
 
     name: str
@@ -40,25 +41,25 @@ class Part:
         return self.piece.values.numel()
 
     def of(self, row: Tensor) -> Piece:
-        """The same part of a row like the shard, for instance of the optimizer's state."""
+        """The same slice of a row like the shard, for instance of the optimizer's state."""
         return self.piece.of(row[self.low : self.low + self.numel])
 
 
-class Parts:
-    """All parts that a rank holds of a module.
+class Layout:
+    """All slices that a rank holds of a module.
 
     pieces: by the parameters' names.
     """
 
-    def __init__(self, parts: Iterable[Part]):
-        self._of_shard: dict[int, list[Part]] = {}
+    def __init__(self, slices: Iterable[Slice]):
+        self._of_shard: dict[int, list[Slice]] = {}
         self.pieces: dict[str, Piece] = {}
-        for part in parts:
+        for part in slices:
             self._of_shard.setdefault(id(part.shard), []).append(part)
             self.pieces[part.name] = part.piece
 
-    def of(self, shard: Tensor) -> list[Part]:
-        """The parts in a shard; ValueError for another tensor."""
+    def of(self, shard: Tensor) -> list[Slice]:
+        """The slices in a shard; ValueError for another tensor."""
         if id(shard) not in self._of_shard:
             raise ValueError(
                 "the optimizer has a parameter that is not one of the module's: make the optimizer of "
@@ -67,12 +68,12 @@ class Parts:
         return self._of_shard[id(shard)]
 
     def names(self, shards: Iterable[Tensor]) -> list[str]:
-        """The names of the parameters of which these shards hold parts."""
+        """The names of the parameters of which these shards hold slices."""
         return [part.name for shard in shards for part in self.of(shard)]
 
 
-def parts_of(module: nn.Module, group: Group = None) -> Parts:
-    """The parts that this rank holds of a sharded module of one of the two kinds.
+def layout_of(module: nn.Module, group: Group = None) -> Layout:
+    """The slices that this rank holds of a sharded module of one of the two kinds.
 
     group: the ranks that together hold each parameter once. All of them must call.
     If each parameter has a shard, it sends one all-gather of 8 bytes a parameter: a rank learns where its
@@ -84,17 +85,17 @@ def parts_of(module: nn.Module, group: Group = None) -> Parts:
     shapes = {name: param.shape for name, param in inner(module).named_parameters()}
     shards = dict(module.named_parameters())
     if shards.keys() == shapes.keys():
-        return Parts(_of_parameters(shapes, shards, group))
+        return Layout(_of_parameters(shapes, shards, group))
     units = getattr(module, "units", None)
     if units is None or any(getattr(unit, "shard", None) is None for unit in units):
         raise ValueError(
             f"names do not fit: {sorted(shards.keys() ^ shapes.keys())} are names of a shard or of a "
             "parameter, but not of both, and there are no `units`, each with a `shard`"
         )
-    parts = Parts(part for unit in units for part in _of_unit(module, unit, group))
-    if parts.pieces.keys() != shapes.keys():
-        raise ValueError(f"no unit holds {sorted(shapes.keys() - parts.pieces.keys())}")
-    return parts
+    layout = Layout(part for unit in units for part in _of_unit(module, unit, group))
+    if layout.pieces.keys() != shapes.keys():
+        raise ValueError(f"no unit holds {sorted(shapes.keys() - layout.pieces.keys())}")
+    return layout
 
 
 def inner(module: nn.Module) -> nn.Module:
@@ -110,14 +111,14 @@ def inner(module: nn.Module) -> nn.Module:
 
 def _of_parameters(
     shapes: dict[str, torch.Size], shards: dict[str, nn.Parameter], group: Group
-) -> list[Part]:
-    """A shard is one part. Ranks hold the elements of a parameter in ascending order."""
+) -> list[Slice]:
+    """A shard is one slice. Ranks hold the elements of a parameter in ascending order."""
     device = next(iter(shards.values())).device
     sizes = torch.tensor([shard.numel() for shard in shards.values()], device=device)
     all_sizes = sizes.new_empty(dist.get_world_size(group), len(sizes))
     all_gather(all_sizes.view(-1), sizes, group=group)
     starts = all_sizes[: dist.get_rank(group)].sum(0).tolist()
-    parts = []
+    slices = []
     for (name, shard), start, total in zip(
         shards.items(), starts, all_sizes.sum(0).tolist(), strict=True
     ):
@@ -126,12 +127,12 @@ def _of_parameters(
                 f"the ranks hold {total} elements of {name}, which has {shapes[name].numel()}: `group` must "
                 "be the ranks that hold each parameter once, and a shard must hold no padding"
             )
-        parts.append(Part(name, Piece(shapes[name], start, shard.detach().view(-1)), shard))
-    return parts
+        slices.append(Slice(name, Piece(shapes[name], start, shard.detach().view(-1)), shard))
+    return slices
 
 
-def _of_unit(module: nn.Module, unit: Any, group: Group) -> list[Part]:
-    """The parts in the shard of a unit, for all of its parameters; often without elements."""
+def _of_unit(module: nn.Module, unit: Any, group: Group) -> list[Slice]:
+    """The slices in the shard of a unit, for all of its parameters; often without elements."""
     names = {id(param): name for name, param in inner(module).named_parameters()}
     params: Sequence[Tensor] = list(unit.params)
     n, shard = dist.get_world_size(group), unit.shard
@@ -141,12 +142,14 @@ def _of_unit(module: nn.Module, unit: Any, group: Group) -> list[Part]:
             f"a unit of {total} elements has a shard of {size} on {n} ranks, where {-(-total // n)} are "
             "expected: `group` must be the ranks that hold each parameter once"
         )
-    parts, begin, own = [], 0, dist.get_rank(group) * size
+    slices, begin, own = [], 0, dist.get_rank(group) * size
     for param in params:
         low = min(max(begin, own), begin + param.numel())
         high = max(low, min(begin + param.numel(), own + size))
         place = low - own if high > low else 0
         values = shard.detach().view(-1)[place : place + high - low]
-        parts.append(Part(names[id(param)], Piece(param.shape, low - begin, values), shard, place))
+        slices.append(
+            Slice(names[id(param)], Piece(param.shape, low - begin, values), shard, place)
+        )
         begin += param.numel()
-    return parts
+    return slices
