@@ -414,8 +414,8 @@ def unit_bytes(config: GPTConfig, itemsize: int = 2) -> tuple[int, int]:
 # <details><summary>Hint: the microbatches</summary>Count gathers and reductions separately, then multiply
 # each with its bytes. With <code>keep="weights between"</code> the first microbatch gathers for forward and
 # for backward, each later one for backward alone: K + 1 gathers.</details>
-# <details><summary>Hint: the sizes</summary>Add up the matrices, biases and norms, or let PyTorch do it: with
-# <code>torch.device("meta")</code> a <code>GPT(config)</code> has shapes and takes no memory, and
+# <details><summary>Hint: the sizes</summary>Add up the matrices, biases and norms, or let PyTorch do it:
+# with <code>torch.device("meta")</code> a <code>GPT(config)</code> has shapes and takes no memory, and
 # <code>numel()</code> counts.</details>
 #
 # **Check.**
@@ -692,11 +692,11 @@ one_ahead = made()
 lanes(one_ahead, SLOW, "your list, one ahead", until=984) if one_ahead else None
 
 # %% [markdown]
-# Of the 455 ms of slow motion that there are to gain, one unit ahead gains 443, with two units whole at once
-# and not eight. (A model that prefetches everything is a replica.) The rest has reasons that a list cannot
-# change: the first gather and the last reduce have nothing to hide behind, and a gather takes longer than a
-# block's forward, 21 against 20 ms, so that the arithmetic waits a millisecond for each unit. That is the T of
-# §1: more tokens would hide it.
+# Of the 455 ms of slow motion that there are to gain, one unit ahead gains 443, with two units whole at
+# once and not eight. (A model that prefetches everything is a replica.) The rest has reasons that a list
+# cannot change: the first gather and the last reduce have nothing to hide behind, and a gather takes longer
+# than a block's forward, 21 against 20 ms, so that the arithmetic waits a millisecond for each unit. That
+# is the T of §1: more tokens would hide it.
 #
 # The next cell has sliders. Its durations come from §1, if you choose a model, tokens and a link. Look for
 # the number of tokens where the sentence below the picture changes.
@@ -730,8 +730,8 @@ if one_ahead:
 lanes(late, SLOW, "the reduce first", until=984) if one_ahead else None
 
 # %% [markdown]
-# One line in the wrong place, and nearly two thirds of the gain are gone. The wire does one message after the
-# other, and the gather of the next unit queues behind a reduction for which nothing waits. So an
+# One line in the wrong place, and nearly two thirds of the gain are gone. The wire does one message after
+# the other, and the gather of the next unit queues behind a reduction for which nothing waits. So an
 # asynchronous reduce-scatter by itself is worth nothing, however natural it looks: the time that it saves
 # is lost again to the next gather. The FSDP paper gives the reason: in NCCL's one stream the reduce-scatter
 # blocks the next all-gather (§3.3.2). It measured 18 % of the speed of GPT-175B (figure 6b) for the order
@@ -767,7 +767,8 @@ lanes(late, SLOW, "the reduce first", until=984) if one_ahead else None
 # | `Unit(params, group)` | all trained or all frozen. They get the first rank's values; `unit.shard` is this rank's part, an `nn.Parameter`. The unit is not whole |
 # | `unit.start()` | gives the parameters their memory and asks for the weights: the gather is in flight afterwards. Nothing happens if the unit is whole or on its way |
 # | `unit.wait()` | the weights are here afterwards. It starts the gather, if nothing did |
-# | `unit.free()` | gives the memory back. A unit whose gather is in flight must not be freed: wait first |
+# | `unit.free()` | gives the memory back. A unit whose gather is in flight must not be freed, and raises an error: wait first |
+# | `unit.drop()` | gives the memory back, too; if the gather is in flight, it waits before |
 # | `unit.reduce()` | takes the parameters' gradients, starts their reduce-scatter, and returns a function. Call that later: it waits, and adds the mean to `unit.shard.grad` |
 #
 # **Predict.** Eight blocks on four ranks, in float32, with the last block kept. How many units of traffic
@@ -826,7 +827,7 @@ class PrefetchedModule(nn.Module):
         self.module, self.reshard = module, reshard_after_forward
         self.ahead = {1: forward_prefetch, -1: backward_prefetch}  # by direction
         blocks, owner = list(module.blocks), {}
-        for block in blocks:
+        for block in dict.fromkeys(blocks):  # each once
             for param in block.parameters():
                 owner[param] = module if param in owner else block
         members = {}
@@ -838,9 +839,9 @@ class PrefetchedModule(nn.Module):
         self.blocks, self.root = [units[block] for block in blocks], units[module]
         self.units = [unit for of_place in units.values() for unit in of_place]
         self.unsent, self.settle = set(), lambda: None
-        for i, block in enumerate(blocks):
-            block.register_forward_pre_hook(lambda *_, i=i: self._use(i, 1))
-            block.register_forward_hook(lambda _, args, output, i=i: self._leave(i, output))
+        for block in dict.fromkeys(blocks):
+            block.register_forward_pre_hook(lambda *_: self._enter())
+            block.register_forward_hook(lambda _, args, output: self._leave(self.i, output))
         for unit in self.units:
             for param in unit.params if unit.shard.requires_grad else ():
                 param.register_post_accumulate_grad_hook(lambda _, unit=unit: self._arrived(unit))
@@ -852,6 +853,10 @@ class PrefetchedModule(nn.Module):
                 unit.start()
         for unit in self.blocks[i]:
             unit.wait()
+
+    def _enter(self):
+        self.i += 1  # all ranks run the blocks in the order of the list
+        self._use(self.i, 1)
 
     def _leave(self, i, output):
         """The forward of block i is over."""
@@ -872,8 +877,8 @@ class PrefetchedModule(nn.Module):
         """The gradient of block i's output is there: its backward comes next."""
         self._use(i, -1)
         self.unsent.update(unit for unit in self.blocks[i] if unit.shard.requires_grad)
-        for later in self.blocks[i + 1 :]:  # frozen ones: no gradient has told that they are done
-            self._free(unit for unit in later if unit not in self.unsent)
+        for later in self.blocks[i + 1 :]:  # frozen ones: no gradient says that they are done
+            self._free(unit for unit in later if not unit.shard.requires_grad)
 
     def _arrived(self, unit):
         if all(param.grad is not None for param in unit.params):
@@ -891,8 +896,14 @@ class PrefetchedModule(nn.Module):
             if unit in self.unsent:
                 self._send(unit)
         self.settle()
+        self._forget()
+
+    def _forget(self):
+        """Free everything, also units that are on their way."""
         self.settle = lambda: None
-        self._free(self.units)
+        self.unsent.clear()
+        for unit in self.units:
+            unit.drop()
 
     def _free(self, units):
         for unit in units:
@@ -902,17 +913,18 @@ class PrefetchedModule(nn.Module):
     def forward(self, *args):
         """Run the module's forward."""
         ### BEGIN SOLUTION
+        self.i = -1
         for unit in self.root:
             unit.wait()
         try:
             output = self.module(*args)
         except BaseException:
-            self._free(self.units)
+            self._forget()
             raise
         if output.requires_grad:
             output.register_hook(lambda gradient: self._begin())
         else:
-            self._free(self.units)
+            self._forget()
         return output
         ### END SOLUTION
 
@@ -1067,12 +1079,12 @@ for body in (skips, disagrees):
     try_it(body, world_size=2, backend="gloo")
 
 # %% [markdown]
-# <details><summary>After you have run it</summary>1. All eight blocks are whole,
-# as in a replica, and the step takes as long as with two units ahead. 2. and 3. The ranks gather in different
-# orders: one asks for a unit while the other asks for the next one, or reduces. Here the sizes differ, so
-# that the mistake ends with a sentence. With blocks of equal size rank 1 would compute with another block's
-# weights, and nothing would say so. A collective has no name: <i>all ranks call the same ones in the same
-# order</i> is the only rule that tells them apart.</details>
+# <details><summary>After you have run it</summary>1. All eight blocks are whole, as in a replica, and the
+# step takes as long as with two units ahead. 2. and 3. The ranks gather in different orders: one asks for a
+# unit while the other asks for the next one, or reduces. Here the sizes differ, so that the mistake ends
+# with a sentence. With blocks of equal size rank 1 would compute with another block's weights, and nothing
+# would say so. A collective has no name: <i>all ranks call the same ones in the same order</i> is the only
+# rule that tells them apart.</details>
 #
 # **In production.** A GPU has *streams*. FSDP2 gathers on one stream, reduces on another, and computes on a
 # third, with events between them: `unit.wait()` makes the compute stream wait, and the host goes on. That
@@ -1872,10 +1884,10 @@ for name, (ranks, operations) in several(train, VISIBLE).items():
 # | `clip_grad_norm_` | `nn.utils.clip_grad_norm_` | `model.clip_grad_norm_` | `"gradient_clipping"` |
 # | | `CPUOffloadPolicy` | `CPUOffload(offload_params=True)` | `offload_param`, `offload_optimizer` |
 #
-# `BACKWARD_POST` asks for unit i − 1 after the backward of unit i, and before the reduction of i. So one unit
-# less is whole, each gather of backward is exposed, and reductions are hidden. With None the gather comes
-# when it is needed, behind the reduction: §2's *Break it*. PyTorch recommends FSDP2 for new code. The FSDP1
-# of 2.13 wants a machine with an accelerator; its column is read from its signatures:
+# `BACKWARD_POST` asks for unit i − 1 after the backward of unit i, and before the reduction of i. So one
+# unit less is whole, each gather of backward is exposed, and reductions are hidden. With None the gather
+# comes when it is needed, behind the reduction: §2's *Break it*. PyTorch recommends FSDP2 for new code. The
+# FSDP1 of 2.13 wants a machine with an accelerator; its column is read from its signatures:
 
 # %% tags=["skip-in-grading"]
 from torch.distributed.fsdp import FullyShardedDataParallel
