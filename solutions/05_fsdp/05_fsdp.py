@@ -2060,7 +2060,7 @@ for what, value in read(DEEPSPEED, ranks=8, block=202_383_360):  # a block of LL
 # | DDP | nothing | 16P and the activations fit: least traffic, 2 units | notebook 03 |
 # | FSDP2 (PyTorch) | §1 to §6: parameters stay named tensors, so it composes with tensor, context and pipeline parallelism, `torch.compile`, DCP | you write the training loop, in PyTorch alone | PyTorch docs, `fully_shard`; Llama 3, §3.3 |
 # | DeepSpeed | ZeRO 1 to 3; offload to the host and to NVMe; 8- and 4-bit messages (ZeRO++) | one configuration file is to decide, or NVMe has to hold states | Rajbhandari et al. 2020, 2021; Wang et al. 2023 |
-# | Megatron-LM / Core | tensor, sequence, pipeline, context and expert parallelism, with kernels; ZeRO-1 as its *distributed optimizer*, since 2025 an FSDP of its own | transformers on thousands of GPUs, and its models are yours | Narayanan et al. 2021; Megatron Core guide |
+# | Megatron-LM / Core | tensor, sequence, pipeline, context and expert parallelism, with kernels; ZeRO-1 as its *distributed optimizer*, and an FSDP of its own | transformers on thousands of GPUs, and its models are yours | Narayanan et al. 2021; Megatron Core guide |
 # | Accelerate (Hugging Face) | nothing itself: one configuration for DDP, FSDP1, FSDP2, DeepSpeed | a loop of yours is to run with either | Accelerate docs, "FSDP1 vs FSDP2" |
 # | Lightning | nothing itself: `DDPStrategy`, `FSDPStrategy` (FSDP1), `ModelParallelStrategy` (`fully_shard`, tensor parallelism), `DeepSpeedStrategy` | you want a trainer, too | Lightning docs, strategies |
 #
