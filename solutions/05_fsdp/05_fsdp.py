@@ -1245,7 +1245,7 @@ report.points(8)
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def one_exchange(reduce_dtype, size=1000):
-    """(bytes and dtypes are in the ledger) The relative error of this rank's mean."""
+    """The relative error of this rank's mean. Bytes and dtypes are in the ledger."""
     n, rank = dist.get_world_size(), dist.get_rank()
     gradients = 1 + torch.randn(n, n * size, generator=torch.Generator().manual_seed(0))
     gradients = gradients.bfloat16().to(device())  # those of all ranks; each uses its own
@@ -1631,8 +1631,9 @@ if run:
         print(f"{name}: all-reduces of", ", ".join(f"{each.nbytes} bytes" for each in messages))
 
 # %% [markdown]
-# Four factors for four shards of *one* weight: the shards would no longer fit together, and the step would
-# point elsewhere. The error is silent, since every rank is content.
+# Four factors for four shards of *one* weight, each about twice as large as it should be: the shards would
+# no longer fit together, and the step would point elsewhere. The error is silent, since every rank is
+# content.
 #
 # **In production.** `nn.utils.clip_grad_norm_` knows the sharded tensors of FSDP2, as you see: the same
 # number. It sends a norm for each parameter, all in one message. FSDP1 had its own method,
@@ -1790,7 +1791,6 @@ def train(make, microbatches=1, samples=2, steps=2):
     data = torch.randn(microbatches, samples, WIDTH, generator=generator).to(device())
     for _ in range(steps):
         dist.barrier()  # the operations of the last step come after the last barrier
-        began = time.perf_counter()
         with costs() as spent:
             for k, x in enumerate(data):
                 getattr(model, "last", lambda is_last: None)(k == microbatches - 1)
@@ -1799,8 +1799,7 @@ def train(make, microbatches=1, samples=2, steps=2):
                 shard.grad, param.grad = param.grad.to_local(), None
             optimizer.step()
             optimizer.zero_grad()
-        took = time.perf_counter() - began
-    return {"most": max(most), "flops": spent.flops, "seconds": took}
+    return {"most": max(most), "flops": spent.flops}
 
 
 def by_linear(model):
@@ -2127,17 +2126,11 @@ def trade_off():
 
 trade_off()
 
-# %% tags=["nbval-ignore-output", "skip-in-grading"]
-slowest = max((ranks[0]["seconds"] for ranks, _ in runs.values()), default=1)
-for name, (ranks, _) in runs.items():
-    print(f"{name:27} {ranks[0]['seconds'] / slowest:5.0%} of the slowest one's time")
-
 # %% [markdown]
 # Down and left is better, and no strategy is best in both. Less memory than `FSDP, yours` needs smaller
-# units; less traffic needs whole weights or whole gradients. The times below the picture are those of this
-# machine, where gathers run on the cores that compute, in a model so small that a step consists of calls:
-# they say how many operations a strategy issues, and nothing on a cluster. The slow motion of §3 says that.
-
+# units; less traffic needs whole weights or whole gradients. Time is not in the picture: on this machine
+# gathers run on the cores that compute, in a model so small that a step consists of calls. The slow motion
+# of §3 has it.
 
 # %% [markdown]
 # ## 8 · Questions
