@@ -45,8 +45,7 @@ class Asked:
     keep_last: bool = True
 
     def __str__(self) -> str:
-        given = ", ".join(map(repr, astuple(self)))
-        return f"fsdp_schedule({given})"
+        return f"fsdp_schedule({', '.join(map(repr, astuple(self)))})"
 
     @property
     def best(self) -> Schedule:
@@ -282,7 +281,7 @@ class Calls:
     def case(self, title: str, lines: Sequence[Line], hidden: bool = False) -> Case:
         calls = [[0, list(astuple(asked))] for asked in self.places]
         side = RankSide({}, {"calls": calls}, {})
-        return Case(title, [side], lines, recipe=EVALUATE, alone=True, hidden=hidden)
+        return Case(title, [side], list(lines), recipe=EVALUATE, alone=True, hidden=hidden)
 
 
 def hiding(draw: Draw) -> Times:
