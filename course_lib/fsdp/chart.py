@@ -7,6 +7,7 @@ numbers are the units'.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
@@ -18,7 +19,7 @@ from .simulate import Event, Simulation, Times, simulate
 WIDTH, ROW, ABOVE, BELOW, CURVE = 9.2, 0.42, 0.62, 0.48, 0.75  # inches
 LEFT, RIGHT = 0.09, 0.99
 LEAST_NUMBER = 0.13  # inches: a narrower bar has no number
-LOOKS = {
+LOOKS: dict[str, dict[str, Any]] = {
     "forward": {"facecolor": colours.FORWARD},
     "backward": {"facecolor": colours.BACKWARD, "hatch": "///"},
     "gather": {"facecolor": colours.COMMUNICATION},
@@ -63,7 +64,7 @@ def draw(simulation: Simulation, title: str = "", until: float | None = None) ->
 
 
 def _bar(ax: Axes, event: Event, row: int, numbered: bool) -> None:
-    edge = {"edgecolor": colours.QUIET if row else "white", "linewidth": 0.6}
+    edge: dict[str, Any] = {"edgecolor": colours.QUIET if row else "white", "linewidth": 0.6}
     ax.barh(
         row, event.end - event.start, left=event.start, height=0.84, **edge, **LOOKS[event.kind]
     )

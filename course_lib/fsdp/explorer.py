@@ -63,7 +63,7 @@ def preset(model: str, tokens: int, where: str) -> Times:
     n, each_way = LINKS[where]
     block = unit_bytes(MODELS[model], 1)[0]  # parameters
     forward, wire = 2 * block * tokens / SPEED, (n - 1) / n * block / each_way
-    return Times(*(1e3 * seconds for seconds in (forward, 2 * forward, HALF * wire, FLOAT * wire)))
+    return Times(1e3 * forward, 2e3 * forward, 1e3 * HALF * wire, 1e3 * FLOAT * wire)
 
 
 def bound(simulation: Simulation) -> str:

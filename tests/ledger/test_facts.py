@@ -313,8 +313,8 @@ def test_the_bytes_of_units_are_those_of_the_models_parameters(modern, tied):
 
 def test_islands_send_less_across():
     """Nodes of 8, two of them, and 2 x 2 ranks; all elements of one size."""
-    alike = {"weights": 1, "gradients": 1}
-    full = facts.fsdp_bytes(1, 4, **alike)
+    alike = {"weights": 1.0, "gradients": 1.0}
+    full = facts.fsdp_bytes(1, 4, weights=1, gradients=1)
     inside, across = facts.hybrid_inside(1, 2, **alike), facts.hybrid_across(1, 2, 2, gradients=1)
     assert (full, inside + across) == pytest.approx((2.25, 2.0))
     assert facts.crossing_bytes(1, 16, **alike) == pytest.approx(2.8125)

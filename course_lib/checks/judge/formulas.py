@@ -117,8 +117,8 @@ def evaluated(questions: Sequence[Prediction]) -> Iterator[Case]:
 
 def call(index: int, args: Sequence[Any]) -> list:
     """A call of the recipe's: the object's index, the arguments as plain data, and keyword arguments."""
-    given = [described(value) for value in args if not isinstance(value, Keywords)]
-    return [index, given, *(dict(value) for value in args if isinstance(value, Keywords))]
+    plain = [described(value) for value in args if not isinstance(value, Keywords)]
+    return [index, plain, *(dict(value) for value in args if isinstance(value, Keywords))]
 
 
 def described(value: Any) -> Any:

@@ -137,10 +137,48 @@ def fsdp_schedule(units, forward_prefetch=1, backward_prefetch=1, reshard=True, 
 
 
 # %% wrong: `reshard` is ignored
-# says: fsdp_schedule\(8, 1, 1, False, True\) takes
+# says: is gathered twice, though reshard is False
 # base: what the wrong ones change
 -        if reshard and not (keep_last and unit == units - 1):
 +        if not (keep_last and unit == units - 1):
+
+
+# %% wrong: never more than one unit ahead
+# says: unit 2 has not been gathered: forward_prefetch is 2
+# base: what the wrong ones change
+-        gather(range(unit, unit + forward_prefetch + 1))
++        gather(range(unit, unit + min(1, forward_prefetch) + 1))
+
+
+# %% wrong: `keep_last` is ignored, and the last unit always kept
+# says: is not freed after its forward, though keep_last is False
+# base: what the wrong ones change
+-        if reshard and not (keep_last and unit == units - 1):
++        if reshard and unit < units - 1:
+
+
+# %% wrong: without reshard all units stay whole to the end of backward
+# says: is still whole while unit \d+ does its backward
+# base: what the wrong ones change
+-        actions.append(("free", unit))
+-        actions.append(("reduce", unit))
+-        whole.discard(unit)
+-    return actions
++        if reshard:
++            actions.append(("free", unit))
++            whole.discard(unit)
++        actions.append(("reduce", unit))
++    return actions + [("free", unit) for unit in sorted(whole)]
+
+
+# %% wrong: all gradients are reduced when backward is over
+# says: reduce unit \d+ before that. Its gradients are ready
+# base: what the wrong ones change
+-        actions.append(("reduce", unit))
+-        whole.discard(unit)
+-    return actions
++        whole.discard(unit)
++    return actions + [("reduce", unit) for unit in reversed(range(units))]
 
 
 # %% wrong: units beyond the last one are gathered

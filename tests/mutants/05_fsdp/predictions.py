@@ -185,9 +185,9 @@ def fsdp_bytes(params, n, microbatches=1, *, weights=2, gradients=4, reshard=Tru
     share, sent = Fraction(n - 1, n) * params, Fraction(0)
     for k in range(microbatches):
         first, last = k == 0, k == microbatches - 1
-        before_forward = first or keep in (None, "gradients") or (keep == "weights between" and reshard)
+        before_forward = first or keep in (None, "gradients")
         sent += share * weights if before_forward else 0
-        before_backward = reshard and keep != "weights" and (first or keep != "weights between")
+        before_backward = reshard and keep != "weights"
         sent += share * weights if before_backward else 0
         sent += share * gradients if keep is None or last else 0
     return float(sent)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from course_lib import facts
 from course_lib.checks.kit import (
@@ -19,7 +20,13 @@ from course_lib.checks.kit import (
 
 FORMULAS = ("course_lib.facts", "course_lib.fsdp.explorer")
 KEEPS = ("gradients", "weights between", "weights")
-LLAMA = {"mlp": "swiglu", "norm": "rms", "positions": "rotary", "bias": False, "tied": False}
+LLAMA: dict[str, Any] = {
+    "mlp": "swiglu",
+    "norm": "rms",
+    "positions": "rotary",
+    "bias": False,
+    "tied": False,
+}
 
 
 # ---- bytes of a step
@@ -222,13 +229,13 @@ def root_bytes(config: Model, itemsize: int = 2) -> float:
 def models(draw: Draw) -> list[Model]:
     """Of each part both kinds; heads of keys and values that are fewer than the queries'."""
     heads, head_dim = 2 * draw.integer(3, 7), 8 * draw.integer(2, 6)
-    sizes = {"layers": draw.integer(3, 9), "heads": heads, "width": heads * head_dim}
+    layers, width = draw.integer(3, 9), heads * head_dim
     vocab, context = draw.integer(300, 3000), 16 * draw.integer(4, 40)
     return [
         Model(50257, 1024, layers=12, heads=12, width=768),
         Model(32000, 4096, 80, 64, 8192, 8, 28672, **LLAMA),
-        Model(vocab, context, **sizes, kv_heads=heads // 2, hidden=8 * draw.integer(9, 60)),
-        Model(vocab, context, **sizes, kv_heads=2, **{**LLAMA, "tied": True, "norm": "layer"}),
+        Model(vocab, context, layers, heads, width, heads // 2, 8 * draw.integer(9, 60)),
+        Model(vocab, context, layers, heads, width, 2, **{**LLAMA, "tied": True, "norm": "layer"}),
     ]
 
 
@@ -257,7 +264,7 @@ def predictions(draw: Draw) -> Iterator[Case]:
                 "fsdp_bytes", 0,
                 [(some, n, each, Keywords(keep=keep, **more))
                  for keep in KEEPS for each in (k, 1) for more in ({}, {"gradients": 2})],
-                facts.fsdp_bytes, KEPT | BYTES, weight=2, title="fsdp_bytes: what is kept",
+                facts.fsdp_bytes, KEPT | BYTES, weight=2, title="fsdp_bytes: with `keep`",
                 otherwise="Count the gathers and the reductions of the K microbatches with the table.",
             ),
             Prediction(
