@@ -1268,6 +1268,8 @@ for reduce_dtype in (torch.float32, torch.bfloat16):
         )
 
 # %% [markdown]
+# (Four numbers of 8 significant bits add up without an error in the 24 bits of a float32.)
+#
 # **Break it.** Why must `output` be in float32? Put the master into bfloat16, and take a hundred steps of
 # 1e-4 from a weight of 1.
 
