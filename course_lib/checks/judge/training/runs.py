@@ -15,6 +15,7 @@ OPTIMIZERS = ("torch._dynamo",)  # the first optimizer of a process imports it
 RECIPES = {
     "replicas": "course_lib.checks.rank.training:replicas",
     "sharded_optimizer": "course_lib.checks.rank.training:sharded_optimizer",
+    "prefetched": "course_lib.checks.rank.notebooks.fsdp.prefetched:module",
     "sharded_module": "course_lib.checks.rank.notebooks.zero.sharded:module",
 }
 IN_A_GROUP = (
@@ -35,7 +36,7 @@ def training_case(
     world_size: int = 0,
     **more: Any,
 ) -> Case:
-    """A run of `training` by one of the recipes ("replicas", "sharded_optimizer", "sharded_module").
+    """A run of `training` by one of the recipes (a name of RECIPES).
 
     members: the ranks that train, of world_size; they are passed as group=. Left out: all, and no group.
     """

@@ -4,10 +4,12 @@ from course_lib.checks.notebooks.fsdp.clip import clip_grad_norm
 from course_lib.checks.notebooks.fsdp.gather_int8 import all_gather_int8
 from course_lib.checks.notebooks.fsdp.hybrid import hybrid
 from course_lib.checks.notebooks.fsdp.precision import two_precisions
+from course_lib.checks.notebooks.fsdp.prefetched import prefetched_module
 
 __all__ = [
     "all_gather_int8",
     "clip_grad_norm",
     "hybrid",
+    "prefetched_module",
     "two_precisions",
 ]
