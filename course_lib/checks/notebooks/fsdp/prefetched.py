@@ -33,6 +33,7 @@ from course_lib.checks.notebooks.zero.runs import (
     wide,
 )
 
+RECIPE = "course_lib.checks.rank.notebooks.fsdp.prefetched:module"
 RANKS = 4  # of the wide model
 WIDTH, INNER = 8, (24, 36, 12, 48, 60)  # every number of ranks up to 4 divides the blocks' elements
 AHEAD = (1, 1)
@@ -122,7 +123,7 @@ def order_case(draw: Draw, n: int, ahead: tuple[int, int], reshard: bool, title:
         bytes_line(training, reshard, 1.5),
         whole_line(training, ahead, reshard, 2),
     ]
-    return lines.training_case("prefetched", title, training, case_lines, timeout=30.0)
+    return lines.training_case(RECIPE, title, training, case_lines, timeout=30.0)
 
 
 def values_case(
@@ -136,7 +137,7 @@ def values_case(
     otherwise = TRAPS if model == "traps" else ""
     line = value_line(training, title, weight=weight, trivial=n == 1, otherwise=otherwise)
     return lines.training_case(
-        "prefetched", title, training, [line, waited_line(f"{title}: every message is waited for", 0.5)],
+        RECIPE, title, training, [line, waited_line(f"{title}: every message is waited for", 0.5)],
         timeout=30.0,
     )  # fmt: skip
 
@@ -155,15 +156,13 @@ def memory_case(draw: Draw) -> Case:
         peak, slack=SLACK, weight=2, title="peak of memory: two blocks, two rows of gradients",
         hint=lambda _: "More than two blocks or two rows of gradients were there at once.",
     )  # fmt: skip
-    return lines.training_case(
-        "prefetched", "memory", training, [values, held, highest], timeout=30.0
-    )
+    return lines.training_case(RECIPE, "memory", training, [values, held, highest], timeout=30.0)
 
 
 def grouped(draw: Draw) -> Case:
     training, title, line = group_run(draw)
     return lines.training_case(
-        "prefetched", title, training, [line], timeout=30.0, members=MEMBERS, world_size=WORLD
+        RECIPE, title, training, [line], timeout=30.0, members=MEMBERS, world_size=WORLD
     )
 
 
