@@ -5,6 +5,7 @@ from course_lib.checks.notebooks.fsdp.gather_int8 import all_gather_int8
 from course_lib.checks.notebooks.fsdp.hybrid import hybrid
 from course_lib.checks.notebooks.fsdp.precision import two_precisions
 from course_lib.checks.notebooks.fsdp.predictions import predictions
+from course_lib.checks.notebooks.fsdp.prefetched import prefetched_module
 from course_lib.checks.notebooks.fsdp.quiz import questions
 from course_lib.checks.notebooks.fsdp.schedule import fsdp_schedule
 
@@ -14,6 +15,7 @@ __all__ = [
     "fsdp_schedule",
     "hybrid",
     "predictions",
+    "prefetched_module",
     "questions",
     "two_precisions",
 ]
