@@ -684,8 +684,8 @@ for name, arguments in SETTINGS.items():
     schedule = made(*arguments)
     if schedule:
         even, slow = simulate(schedule, EVEN), simulate(schedule, SLOW)
-        told = f"{even.total:6.1f} ms, in slow motion {slow.total:6.1f} ms"
-        print(f"{name:27} {told}; units whole: {even.most_whole}")
+        times = f"{even.total:6.1f} ms, in slow motion {slow.total:6.1f} ms"
+        print(f"{name:27} {times}; units whole: {even.most_whole}")
 
 # %% tags=["skip-in-grading"]
 one_ahead = made()
@@ -1057,17 +1057,17 @@ def disagrees():
 def whole_at_once(prefetch):
     """The most blocks that are whole at once, in a step of this rank."""
     model = PrefetchedModule(Network(), forward_prefetch=prefetch, backward_prefetch=prefetch)
-    seen = []
+    counts = []
 
     def look(block, *_):
-        seen.append(
+        counts.append(
             sum(each.up.weight.untyped_storage().nbytes() > 0 for each in model.module.blocks)
         )
 
     for block in model.module.blocks:
         block.register_forward_pre_hook(look)  # after your own, which gathers
     model(torch.randn(2, WIDTH)).square().mean().backward()
-    return max(seen)
+    return max(counts)
 
 
 for prefetch in (1, DEPTH):
@@ -1699,15 +1699,15 @@ OPTIONS = {
 
 def orders(makes):
     """By name: the actions of a step of each model, in the order in which the rank issued them."""
-    events, found = [], {}
+    events, actions = [], {}
     record_messages(events)
     for name, make in makes.items():
         model = make(Network(events=events))
         for _ in range(2):
             events.clear()
             model(torch.randn(2, WIDTH)).square().mean().backward()
-        found[name] = [(kind, unit) for kind, unit, *_ in events]
-    return found
+        actions[name] = [(kind, unit) for kind, unit, *_ in events]
+    return actions
 
 
 def arguments_for(order):

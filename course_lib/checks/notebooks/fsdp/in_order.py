@@ -62,12 +62,12 @@ def steps_of(observed: Observed, training: Training) -> Iterator[Step]:
     }
     depth, item = len(sizes), 0
     for rank, operations in enumerate(observed.operations):
-        told = observed.values[rank]
-        for number, marks in enumerate(told.marks):
+        reply = observed.values[rank]
+        for number, marks in enumerate(reply.marks):
             item = 2 * number
-            if item + 1 >= len(told.begun):
+            if item + 1 >= len(reply.begun):
                 return
-            first, last = told.begun[item], told.begun[item + 1]
+            first, last = reply.begun[item], reply.begun[item + 1]
             gathers: dict[int, list[int]] = {k: [] for k in range(depth)}
             reduces: dict[int, list[int]] = {k: [] for k in range(depth)}
             for at, operation in enumerate(operations[first:last], first):
@@ -204,8 +204,8 @@ def waited_line(title: str, weight: float) -> Line:
     """After backward no message is in flight."""
 
     def judge(observed: Observed) -> Finding:
-        for rank, told in enumerate(observed.values):
-            for number, after in enumerate(told.after):
+        for rank, reply in enumerate(observed.values):
+            for number, after in enumerate(reply.after):
                 for at in after:
                     if at < len(observed.operations[rank]):
                         kind = observed.operations[rank][at].op

@@ -203,9 +203,9 @@ def module(
         optimizer.step()
         optimizer.zero_grad()
         session.stepped(step, training.whole)
-    told, kept = session.reply()
+    reply, kept = session.reply()
     values = training.values
     of_run = OfPrefetched(
-        **vars(told), marks=training.looking.marks, after=values.after, left=values.left
+        **vars(reply), marks=training.looking.marks, after=values.after, left=values.left
     )
     return of_run, kept
