@@ -17,6 +17,7 @@ REACH = {  # seconds
     "02_collectives": 15,
     "03_data_parallel": 30,
     "04_zero": 30,
+    "05_fsdp": 30,
     "06_tensor_parallel": 30,
     "07_pipeline": 30,
     "08_context_parallel": 30,

@@ -6,7 +6,8 @@
     values     Slip, close, near, difference, worst: against one process; both, same_bits, left_alone,
                gaps_left_alone, Exact, contributions: of sums that are known to the last bit
     amounts    beyond; bytes_line, total_bytes_line, rounds_line, messages_line, only_messages, volume_line
-    answers    Prediction, evaluated, equal, numeric: functions of numbers; Answer, answers: of a quiz
+    answers    Prediction, evaluated, Keywords, Model, published, entry, place, equal, numeric, call, SIZES:
+               functions of numbers; Answer, answers: of a quiz
     frames     functions, layers, training: calls, layers on several ranks, and training runs (modules)
 
 A recipe of an exercise's own, which runs in the ranks, stands in `checks/rank/notebooks/` and imports none of
@@ -37,12 +38,19 @@ from course_lib.checks.judge.case import (
 from course_lib.checks.judge.compare import Slip, close, difference, near, worst
 from course_lib.checks.judge.explain import Language, Mistake
 from course_lib.checks.judge.formulas import (
+    SIZES,
     Formula,
+    Keywords,
+    Model,
     Prediction,
+    call,
+    entry,
     equal,
     evaluated,
     judge_prediction,
     numeric,
+    place,
+    published,
 )
 from course_lib.checks.judge.layers import lines as layers
 from course_lib.checks.judge.provenance import Provenance
@@ -73,6 +81,7 @@ __all__ = [
     "BUILT_IN",
     "EVALUATE",
     "RIGHT",
+    "SIZES",
     "UNANSWERED",
     "Answer",
     "Argument",
@@ -83,9 +92,11 @@ __all__ = [
     "Finding",
     "Formula",
     "Hint",
+    "Keywords",
     "Language",
     "Line",
     "Mistake",
+    "Model",
     "Observed",
     "Prediction",
     "Provenance",
@@ -100,9 +111,11 @@ __all__ = [
     "beyond",
     "both",
     "bytes_line",
+    "call",
     "close",
     "contributions",
     "difference",
+    "entry",
     "equal",
     "error_kind",
     "essential",
@@ -117,6 +130,8 @@ __all__ = [
     "near",
     "numeric",
     "only_messages",
+    "place",
+    "published",
     "rounded",
     "rounds_line",
     "same_bits",

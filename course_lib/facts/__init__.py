@@ -6,6 +6,7 @@
     data_parallel.py  a step of replicas: bytes, exposed time, scaling efficiency
     compression.py  compressed averages of gradients: bytes that each rank sends
     zero.py       ZeRO: bytes that a rank keeps and sends, by stage
+    fsdp.py       fully sharded: bytes sent by setting, when a gather hides, hybrid sharding
     tensor_parallel.py  a layer over n ranks: bytes sent, bytes kept for backward, when it pays
     transformer.py  a transformer: parameters, and FLOPs of training it
     precision.py  recipes of training: bytes a parameter
@@ -91,6 +92,15 @@ from course_lib.facts.data_parallel import (
     synchronization_seconds,
 )
 from course_lib.facts.exact import chunk_sizes, exact_bytes
+from course_lib.facts.fsdp import (
+    crossing_bytes,
+    fsdp_bytes,
+    fsdp_gathers,
+    hides_from,
+    hybrid_across,
+    hybrid_inside,
+    unit_bytes,
+)
 from course_lib.facts.hardware import (
     GB,
     GPUS,
@@ -182,6 +192,7 @@ __all__ = [
     "causal_slowdown",
     "chunk_sizes",
     "compute_optimal",
+    "crossing_bytes",
     "crossover",
     "crossover_bytes",
     "data_parallel_bytes",
@@ -190,12 +201,17 @@ __all__ = [
     "exposed_after",
     "exposed_communication",
     "first_that_fits",
+    "fsdp_bytes",
+    "fsdp_gathers",
     "gathered_logits_bytes",
     "gpu",
+    "hides_from",
     "hiding_block",
     "hierarchical_bytes",
     "hierarchical_rounds",
     "hierarchical_seconds",
+    "hybrid_across",
+    "hybrid_inside",
     "int8_bytes",
     "int8_gather_bytes",
     "key_value_copies",
@@ -252,6 +268,7 @@ __all__ = [
     "ulysses_bytes",
     "ulysses_ring_bytes",
     "uncompressed_bytes",
+    "unit_bytes",
     "vocab_parallel_embedding_bytes",
     "vocab_parallel_loss_bytes",
     "zero_bytes",

@@ -1,8 +1,95 @@
 """Fully sharded data parallelism: how ZeRO-3 is made fast, and the functions that training needs around it.
 
-clip.py   clip_grad_norm_: the norm of a gradient that no rank holds as a whole; all pieces scaled alike
+arguments.py    the shared part: a group's size, arguments that are refused
+chart.py        lanes: a step as a picture, the arithmetic above the wire
+clip.py         clip_grad_norm_: the norm of a gradient that no rank holds as a whole; all pieces scaled alike
+explorer.py     fsdp_explorer: a step with sliders
+gather_int8.py  all_gather_int8: weights on the wire in eight bits, a scale for each block
+hybrid.py       hybrid_groups, hybrid_reduce: sharded inside an island, replicas across islands
+layout.py       which piece of which parameter lies where in a flat shard
+module.py       PrefetchedModule: parameters sharded, each block gathered before it is needed
+optimizer.py    the optimizer's part of a checkpoint, from shards and into shards
+parts.py        the parts of a module: each block, and the root; the moments of a backward
+pieces.py       Piece: the part of a parameter that a rank holds, as blocks that a checkpoint can hold
+planners.py     how torch.distributed.checkpoint writes and reads pieces
+precision.py    all_gather_cast, reduce_scatter_mean: weights travel in 16 bits, gradients are summed in 32
+schedule.py     fsdp_schedule: a step as a list of actions
+sharded.py      names, whole states and refusals of a sharded module
+simulate.py     Times, simulate: when each action of a step runs
+state.py        checkpoints that N ranks write and M ranks read, and those of `fully_shard`
+units.py        Unit: parameters whose gather and whose reduction travel while a rank computes
+validate.py     violation, validate: the first mistake of a list
+
+The names are imported when they are first used: so the others can be used while an exercise hides a module.
+The folder can be copied out without chart.py and explorer.py, which need the course's colours: the rest
+imports torch only.
 """
 
-from course_lib.fsdp.clip import clip_grad_norm_
+from __future__ import annotations
 
-__all__ = ["clip_grad_norm_"]
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from .simulate import Simulation, Times, simulate
+from .units import Unit
+from .validate import ScheduleError, validate, violation
+
+if TYPE_CHECKING:
+    from .chart import lanes
+    from .clip import clip_grad_norm_
+    from .gather_int8 import all_gather_int8
+    from .hybrid import hybrid_groups, hybrid_reduce
+    from .module import PrefetchedModule
+    from .precision import all_gather_cast, reduce_scatter_mean
+    from .schedule import fsdp_schedule
+    from .state import full_state_dict, load_checkpoint, load_full_state_dict, save_checkpoint
+
+__all__ = [
+    "PrefetchedModule",
+    "ScheduleError",
+    "Simulation",
+    "Times",
+    "Unit",
+    "all_gather_cast",
+    "all_gather_int8",
+    "clip_grad_norm_",
+    "fsdp_schedule",
+    "full_state_dict",
+    "hybrid_groups",
+    "hybrid_reduce",
+    "lanes",
+    "load_checkpoint",
+    "load_full_state_dict",
+    "reduce_scatter_mean",
+    "save_checkpoint",
+    "simulate",
+    "validate",
+    "violation",
+]
+
+_MODULES = {
+    "PrefetchedModule": "module",
+    "all_gather_cast": "precision",
+    "all_gather_int8": "gather_int8",
+    "clip_grad_norm_": "clip",
+    "fsdp_schedule": "schedule",
+    "full_state_dict": "state",
+    "hybrid_groups": "hybrid",
+    "hybrid_reduce": "hybrid",
+    "lanes": "chart",
+    "load_checkpoint": "state",
+    "load_full_state_dict": "state",
+    "reduce_scatter_mean": "precision",
+    "save_checkpoint": "state",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, from its module. It is not cached: the module may be hidden later."""
+    if name in _MODULES:
+        return getattr(import_module(f".{_MODULES[name]}", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -13,15 +13,8 @@ from course_lib import estimates
 from course_lib.checks import check
 from course_lib.checks.judge.case import Draw, Exercise
 from course_lib.checks.judge.find import of_assignment
+from course_lib.checks.judge.formulas import Keywords, Model, Prediction, applied, call, published
 from course_lib.checks.notebooks.why_distribute import layouts, meter, sizes
-from course_lib.checks.notebooks.why_distribute.asked import (
-    Keywords,
-    Model,
-    Question,
-    call,
-    published,
-    spread,
-)
 from course_lib.checks.report import Report
 from course_lib.models import GPTConfig
 
@@ -61,12 +54,12 @@ def test_every_mistake_has_numbers_of_its_own(
 ) -> None:
     """On the arguments of a check no mistake gives what is right, nor what another mistake gives."""
     held = importlib.import_module(f"course_lib.checks.notebooks.why_distribute.{module}")
-    questions: list[Question] = []
-    monkeypatch.setattr(held, "asked", lambda asked: iter(questions.extend(asked) or ()))
+    questions: list[Prediction] = []
+    monkeypatch.setattr(held, "evaluated", lambda asked: iter(questions.extend(asked) or ()))
     for exercise in vars(held).values():
         if isinstance(exercise, Exercise):
             assert list(exercise.cases(Draw(seed))) == []
-    by_slips: dict[int, list[Question]] = {}
+    by_slips: dict[int, list[Prediction]] = {}
     for question in questions:
         by_slips.setdefault(id(question.slips), []).append(question)
     for group in by_slips.values():
@@ -79,10 +72,13 @@ def test_every_mistake_has_numbers_of_its_own(
         ]
 
 
-def numbers(questions: Sequence[Question], formula: Callable[..., float]) -> tuple[float, ...]:
+def numbers(questions: Sequence[Prediction], formula: Callable[..., float]) -> tuple[float, ...]:
     """A formula's numbers on all arguments, to six digits."""
-    of = spread(formula)
-    return tuple(float(f"{of(*args):.6g}") for question in questions for args in question.arguments)
+    return tuple(
+        float(f"{applied(formula, args):.6g}")
+        for question in questions
+        for args in question.arguments
+    )
 
 
 def test_a_message_shows_the_call_and_a_hidden_one_does_not(seed: int) -> None:

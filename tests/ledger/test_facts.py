@@ -12,6 +12,7 @@ import torch
 from course_lib import collectives, facts
 from course_lib.facts import hardware
 from course_lib.ledger.booking import logical_bytes
+from course_lib.models import GPT, GPTConfig
 
 GB = 10**9
 DIVIDES = 16 * 9 * 5 * 7 * 8  # elements: worlds up to 10, their cores and halves cut it evenly
@@ -226,8 +227,101 @@ def test_gpus_have_what_dense_products_reach():
     assert hardware.gpu("H100").flops == 989e12
     assert hardware.gpu("A100").memory == 80 * GB
     assert 0 < hardware.NVLINK_ALPHA < hardware.NETWORK_ALPHA < 1e-4
+    assert hardware.gpu("H200").memory / hardware.gpu("H200").bandwidth == pytest.approx(
+        0.0294, 0.01
+    )
+    assert hardware.gpu("A100").fp8 is None, "tensor cores have fp8 from Hopper on"
+    for gpu in hardware.GPUS:
+        assert facts.link(gpu.host_link).name == gpu.host_link
+        assert gpu.fp8 is None or gpu.fp8 == pytest.approx(2 * gpu.flops, 1e-3), "both are dense"
+        assert gpu.source
     with pytest.raises(ValueError, match="is not one of the GPUs: A100 SXM, H100 SXM"):
         hardware.gpu("V100")
+
+
+# ---- fully sharded data parallelism
+
+
+def counted_transfers(k: int, reshard: bool, keep: str | None) -> tuple[int, int]:
+    """(gathers, reductions) of one unit in a step of k microbatches, by following the unit."""
+    whole, gathers, reductions = False, 0, 0
+    for microbatch in range(k):
+        last = microbatch == k - 1
+        for way in ("forward", "backward"):
+            gathers += not whole
+            whole = True
+            if way == "forward":
+                whole = keep == "weights" or not reshard
+            else:
+                whole = keep in ("weights between", "weights") and not last
+        reductions += keep is None or last
+    return gathers, reductions
+
+
+@pytest.mark.parametrize("keep", [None, "gradients", "weights between", "weights"])
+@pytest.mark.parametrize("reshard", [True, False])
+def test_a_sharded_step_sends_what_following_a_unit_counts(keep, reshard):
+    for n in range(1, 9):
+        for k in range(1, 9):
+            gathers, reductions = counted_transfers(k, reshard, keep)
+            sent = facts.fsdp_bytes(1000, n, k, weights=3, gradients=5, reshard=reshard, keep=keep)
+            assert sent == pytest.approx((n - 1) / n * 1000 * (3 * gathers + 5 * reductions))
+            assert facts.fsdp_gathers(k, reshard, keep) == gathers
+
+
+def test_keeping_more_sends_less():
+    """The four settings over four microbatches, in units of traffic."""
+
+    def units(keep):
+        return facts.fsdp_bytes(1, 4, 4, weights=1, gradients=1, keep=keep) / (3 / 4)
+
+    keeps = (None, "gradients", "weights between", "weights")
+    assert [units(keep) for keep in keeps] == pytest.approx([12, 9, 6, 2])
+    with pytest.raises(ValueError, match="keep is one of"):
+        facts.fsdp_bytes(1, 4, keep="everything")
+
+
+def test_a_gather_hides_behind_the_forward_of_so_many_tokens(seed):
+    reached = 0.4 * hardware.gpu("H100").flops
+    nvlink, network = (facts.link(name).each_way for name in ("NVLink 4", "InfiniBand NDR"))
+    assert facts.hides_from(8, reached, nvlink) == pytest.approx(7 / 8 * 879.1, 1e-4)
+    assert facts.hides_from(1024, reached, network) == pytest.approx(7912, 2e-3)
+    draw = random.Random(seed)
+    for _ in range(50):
+        n, itemsize, params = (
+            draw.randrange(1, 65),
+            draw.choice((1, 2, 4)),
+            draw.randrange(1, 10**9),
+        )
+        flops, each_way = draw.uniform(1e12, 1e15), draw.uniform(1e9, 1e12)
+        tokens = facts.hides_from(n, flops, each_way, itemsize)
+        gather = facts.logical_bytes("all_gather", n, params * itemsize) / each_way
+        assert facts.six_n_d(params, tokens) / 3 / flops == pytest.approx(gather), "P cancels"
+
+
+@pytest.mark.parametrize("modern", [False, True])
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_bytes_of_units_are_those_of_the_models_parameters(modern, tied):
+    config = GPTConfig(97, 40, layers=3, heads=4, width=32, kv_heads=2, tied=tied)
+    config = config.modern() if modern else config
+    model = GPT(config)
+    block = sum(param.numel() for param in model.blocks[0].parameters())
+    whole = sum(param.numel() for param in model.parameters())
+    assert facts.unit_bytes(config, 2) == (2 * block, 2 * (whole - 3 * block))
+    assert facts.unit_bytes(config, 4)[0] == 4 * block
+
+
+def test_islands_send_less_across():
+    """Nodes of 8, two of them, and 2 x 2 ranks; all elements of one size."""
+    alike = {"weights": 1.0, "gradients": 1.0}
+    full = facts.fsdp_bytes(1, 4, weights=1, gradients=1)
+    inside, across = facts.hybrid_inside(1, 2, **alike), facts.hybrid_across(1, 2, 2, gradients=1)
+    assert (full, inside + across) == pytest.approx((2.25, 2.0))
+    assert facts.crossing_bytes(1, 16, **alike) == pytest.approx(2.8125)
+    assert 8 * facts.hybrid_across(1, 8, 2, gradients=1) == pytest.approx(1.0), "of a whole node"
+    assert facts.hybrid_across(1, 8, 1) == facts.hybrid_inside(1, 1) == 0
+    for n in range(1, 9):
+        assert facts.hybrid_inside(7, n) == pytest.approx(facts.fsdp_bytes(7, n))
 
 
 def test_the_library_and_the_facts_agree_on_names_and_blocks():

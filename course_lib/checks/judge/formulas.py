@@ -13,11 +13,73 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from course_lib.checks import words
-from course_lib.checks.judge.case import EVALUATE, RIGHT, Case, Finding, Line, Observed, RankSide, wrong
+from course_lib.checks.judge.case import RIGHT, Case, Finding, Line, Observed, RankSide, wrong
 from course_lib.checks.sentence import Sentence, at, error_kind
+from course_lib.models.config import PUBLISHED, GPTConfig
+
+SIZES = "course_lib.checks.rank.sizes:evaluate_sizes"
+DEFAULTS = GPTConfig()
 
 Formula = Callable[..., float]
 FACTOR = re.compile(r"\d times too (large|small)")  # made by a kind of mistake, not by an input
+
+
+@dataclass(frozen=True, repr=False)
+class Model(GPTConfig):
+    """A configuration that a message names: by a published model's name, or by what is not the default."""
+
+    def __repr__(self) -> str:
+        for name, config in PUBLISHED.items():
+            if vars(config) == vars(self):
+                return name
+        sizes = (
+            f"{name}={value!r}" for name, value in vars(self).items() if value != getattr(DEFAULTS, name)
+        )
+        return f"GPTConfig({', '.join(sizes)})"
+
+
+def published(name: str) -> Model:
+    return Model(**vars(PUBLISHED[name]))
+
+
+class Keywords(dict[str, Any]):
+    """Keyword arguments: the last of a call's arguments."""
+
+    def __repr__(self) -> str:
+        return ", ".join(f"{name}={argument(value)}" for name, value in self.items())
+
+
+class Misfit(str):
+    """Words for an answer that does not have the agreed form: "a dict without 'norms'"."""
+
+
+def whole(value: Any) -> Any:
+    return value
+
+
+def entry(key: str) -> Callable[[Any], Any]:
+    """Of an answer that is a dict the value under `key`."""
+
+    def pick(value: Any) -> Any:
+        listed = value.get("dict") if isinstance(value, dict) else None
+        if not isinstance(listed, list):
+            return Misfit("something else than a dict")
+        pairs = [pair for pair in listed if isinstance(pair, list) and len(pair) == 2]
+        values = [item for name, item in pairs if name == key]
+        return values[0] if values else Misfit(f"a dict without {key!r}")
+
+    return pick
+
+
+def place(index: int, size: int) -> Callable[[Any], Any]:
+    """Of an answer that is a tuple of `size` numbers the one at `index`."""
+
+    def pick(value: Any) -> Any:
+        if isinstance(value, list) and len(value) == size:
+            return value[index]
+        return Misfit(f"something else than {size} numbers")
+
+    return pick
 
 
 @dataclass(frozen=True)
@@ -25,7 +87,9 @@ class Prediction:
     """A function of the student's, compared with a closed form on a list of arguments.
 
     index: of the object in the exercise; slips: the formulas of usual mistakes, by the sentences that name
-    them; otherwise: said when no slip fits.
+    them; otherwise: said when no slip fits; pick: from an answer to its number, or a `Misfit`; tolerance:
+    relative; called: the function, if the number has a name of its own. Arguments are plain data or a
+    `Model`, and may end with `Keywords`, which formulas take as keyword arguments, too.
     """
 
     name: str
@@ -36,6 +100,19 @@ class Prediction:
     weight: float = 1.0
     title: str = ""
     otherwise: str = ""
+    pick: Callable[[Any], Any] = whole
+    tolerance: float = 1e-6
+    called: str = ""
+
+    def right(self, args: tuple) -> float:
+        return applied(self.formula, args)
+
+
+def applied(formula: Formula, args: tuple) -> float:
+    """The formula of these arguments, of which the last may be `Keywords`."""
+    if args and isinstance(args[-1], Keywords):
+        return formula(*args[:-1], **args[-1])
+    return formula(*args)
 
 
 def evaluated(questions: Sequence[Prediction]) -> Iterator[Case]:
@@ -47,9 +124,21 @@ def evaluated(questions: Sequence[Prediction]) -> Iterator[Case]:
             lines.append(
                 Line(question.title or question.name, judge_prediction(question, len(calls)), question.weight)
             )
-            calls += [[index, list(args)] for args in question.arguments]
+            calls += [call(index, args) for args in question.arguments]
         sides = [RankSide({}, {"calls": calls}, {})]
-        yield Case(f"function {index}", sides, lines, recipe=EVALUATE, alone=True)
+        yield Case(f"function {index}", sides, lines, recipe=SIZES, alone=True)
+
+
+def call(index: int, args: Sequence[Any]) -> list:
+    """A call of the recipe's: the object's index, the arguments as plain data, and keyword arguments."""
+    plain = [described(value) for value in args if not isinstance(value, Keywords)]
+    return [index, plain, *(dict(value) for value in args if isinstance(value, Keywords))]
+
+
+def described(value: Any) -> Any:
+    if isinstance(value, GPTConfig):
+        return {"config": dict(vars(value))}
+    return {"tuple": list(value)} if isinstance(value, tuple) else value
 
 
 def judge_prediction(question: Prediction, start: int) -> Callable[[Observed], Finding]:
@@ -59,14 +148,22 @@ def judge_prediction(question: Prediction, start: int) -> Callable[[Observed], F
             answer = observed.answer(k)
             if answer.error is not None:
                 return failed(question, args, *answer.error)
-            value = numeric(answer.value)
+            picked = question.pick(answer.value)
+            if isinstance(picked, Misfit):
+                return wrong(misfit(question, args, picked), cause=f"{question.name}: {picked}")
+            value = numeric(picked)
             if value is None:
-                return wrong(no_number(question, args, answer.value))
-            if not equal(value, question.formula(*args)):
+                return wrong(no_number(question, args, picked))
+            if not equal(value, question.right(args), question.tolerance):
                 off.append((args, value))
         return explain(question, off) if off else RIGHT
 
     return judge
+
+
+def misfit(question: Prediction, args: tuple, form: Misfit) -> Sentence:
+    called = question.called or question.name
+    return Sentence(f"{shown(called, args)} gives {form}.", f"{called} gives {form} for some arguments.")
 
 
 def no_number(question: Prediction, args: tuple, value: Any) -> Sentence:
@@ -77,25 +174,25 @@ def no_number(question: Prediction, args: tuple, value: Any) -> Sentence:
 
 
 def failed(question: Prediction, args: tuple, error: str = "", text: str = "", place: str = "") -> Finding:
+    """The finding for a call that raised. The lines of one function that has other names have one cause."""
+    called = question.called or question.name
     if error == "NotImplementedError":
-        return wrong(f"{question.name} is not written yet.", cause=f"{question.name} not written")
-    said = Sentence(
-        f"{shown(question.name, args)} raised {error}: {text}", f"{question.name} raised {error_kind(error)}."
-    )
-    return wrong(said, at(place))
+        return wrong(f"{called} is not written yet.", cause=f"{called} not written")
+    said = Sentence(f"{shown(called, args)} raised {error}: {text}", f"{called} raised {error_kind(error)}.")
+    return wrong(said, at(place), cause=f"{called} raised {error}" if question.called else "")
 
 
 def explain(question: Prediction, off: list[tuple[tuple, float]]) -> Finding:
     """The first wrong answer, an argument for which the function is right, and the mistake that fits."""
     args, value = off[0]
     said = f"{shown(question.name, args)} gives {words.number(value)}; "
-    apart = compared(value, question.formula(*args))
+    apart = compared(value, question.right(args))
     said += f"{apart}."
     wrong_for = [arguments for arguments, _ in off]
     good = [
         arguments
         for arguments in question.arguments
-        if arguments not in wrong_for and question.formula(*arguments)
+        if arguments not in wrong_for and question.right(arguments)
     ]
     if good:
         said += f" {shown(question.name, good[0])} is right."
@@ -132,7 +229,7 @@ def argument(value: Any) -> str:
 
 def fits(formula: Formula, args: tuple, value: float) -> bool:
     try:
-        return equal(value, formula(*args))
+        return equal(value, applied(formula, args))
     except ArithmeticError:  # a wrong formula may divide by zero where the right one does not
         return False
 

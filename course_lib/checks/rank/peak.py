@@ -20,9 +20,7 @@ _Tensor, _untyped, _numel = torch.Tensor, torch.Tensor.untyped_storage, torch.Te
 _Ref = StorageWeakRef
 # Products of matrices, and the place of the first factor among their arguments.
 FIRST_FACTOR = {"mm": 0, "bmm": 0, "mv": 0, "dot": 0, "addmm": 1, "baddbmm": 1, "addmv": 1}
-FIRST_FACTOR |= {
-    f"{name}_": at for name, at in FIRST_FACTOR.items() if name.startswith(("add", "badd"))
-}
+FIRST_FACTOR |= {f"{name}_": at for name, at in FIRST_FACTOR.items() if name.startswith(("add", "badd"))}
 
 
 class Peak(TorchDispatchMode):

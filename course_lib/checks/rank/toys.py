@@ -42,6 +42,26 @@ class Plain(Toy):
         self.blocks = nn.ModuleList([Block(width) for _ in range(depth)])
 
 
+class Wider(nn.Module):
+    """x + V tanh(W x), with any number of features between."""
+
+    def __init__(self, width: int, inner: int):
+        super().__init__()
+        self.up = nn.Linear(width, inner, bias=False)
+        self.down = nn.Linear(inner, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(torch.tanh(self.up(x)))
+
+
+class Uneven(Toy):
+    """Blocks of different sizes, so that a message tells the block by its bytes."""
+
+    def __init__(self, width: int, inner: list[int]):
+        super().__init__()
+        self.blocks = nn.ModuleList([Wider(width, features) for features in inner])
+
+
 class Nested(nn.Module):
     """A module inside a module inside a module, with a buffer that forward writes."""
 
@@ -113,7 +133,10 @@ class Shifted(Toy):
         self.blocks = nn.ModuleList([Block(width), Shift(width), Block(width)])
 
 
-MODELS = {"plain": Plain, "traps": Traps, "sometimes": Sometimes, "frozen": Frozen, "shifted": Shifted}
+MODELS = {
+    "plain": Plain, "traps": Traps, "sometimes": Sometimes, "frozen": Frozen, "shifted": Shifted,
+    "uneven": Uneven,
+}  # fmt: skip
 
 
 def build(description: dict) -> Toy:

@@ -35,7 +35,7 @@ def training_case(
     world_size: int = 0,
     **more: Any,
 ) -> Case:
-    """A run of `training` by one of the recipes ("replicas", "sharded_optimizer", "sharded_module").
+    """A run of `training` by one of the recipes (a name of RECIPES, or "package.module:function").
 
     members: the ranks that train, of world_size; they are passed as group=. Left out: all, and no group.
     """
@@ -47,7 +47,7 @@ def training_case(
     moments = 1 + 2 * len(training.steps[0]) + (recipe == "sharded_module")
     return Case(
         title, [sides.get(rank) or absent() for rank in range(world_size or len(ranks))], list(lines),
-        recipe=RECIPES[recipe], imports=OPTIMIZERS, groups=[ranks] if members else [],
+        recipe=RECIPES.get(recipe, recipe), imports=OPTIMIZERS, groups=[ranks] if members else [],
         unrecorded=watching.settled(moments) if watched else (),
         moments=(BASE, HIGHEST, *(f"held.{k}" for k in range(moments))) if watched else (),
         room=watching.ROOM, **more,

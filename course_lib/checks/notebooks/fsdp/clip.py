@@ -214,7 +214,7 @@ def case(
 
 
 @exercise(
-    points=4, objects=("clip_grad_norm_",), references=("course_lib.fsdp",),
+    points=4, objects=("clip_grad_norm_",), references=("course_lib.fsdp.clip",),
     point="sending one number, and not the gradients",
 )  # fmt: skip
 def clip_grad_norm(draw: Draw) -> Iterator[Case]:

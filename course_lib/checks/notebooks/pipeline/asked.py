@@ -77,8 +77,7 @@ def refusal_case(name: str, wanted: Sizes, where: str, here: str, otherwise: str
         if error is not None:
             return RIGHT if error[0] == "ValueError" else raised(name, call, *error)
         said = Sentence(
-            f"{call} does not raise a ValueError: {here}.",
-            f"{name} does not raise a ValueError if {where}.",
+            f"{call} does not raise a ValueError: {here}.", f"{name} does not raise a ValueError if {where}."
         )
         return wrong(said, f"Say so with `raise ValueError(...)`: {otherwise}")
 

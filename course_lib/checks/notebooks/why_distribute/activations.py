@@ -5,15 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from course_lib import facts
-from course_lib.checks.kit import Case, Draw, exercise
-from course_lib.checks.notebooks.why_distribute.asked import (
-    REFERENCES,
-    Keywords,
-    Model,
-    Question,
-    asked,
-    published,
-)
+from course_lib.checks.kit import Case, Draw, Keywords, Model, Prediction, evaluated, exercise, published
+from course_lib.checks.notebooks.why_distribute.references import REFERENCES
 
 Kept = Callable[..., float]
 FLOAT = 4  # bytes of a number that attention keeps for each query
@@ -70,9 +63,7 @@ def paper(
 ) -> float:  # fmt: skip
     """Korthikanti et al.'s formulas."""
     recompute = "full" if checkpoint else "selective" if flash else None
-    layer = facts.korthikanti_activations(
-        batch * seq, seq, config.width, config.heads, recompute=recompute
-    )
+    layer = facts.korthikanti_activations(batch * seq, seq, config.width, config.heads, recompute=recompute)
     return config.layers * layer
 
 
@@ -96,9 +87,7 @@ SLIPS: dict[str, Kept] = {
     ),
     "Without flash the softmax is kept, b a s^2 numbers a layer.": kept(matrices=0),
     "The flash kernel keeps no matrix of scores: that is what it is for.": kept(always_scores=True),
-    "Without flash there is no logarithm of a sum: the softmax is kept instead.": (
-        kept(lse_always=True)
-    ),
+    "Without flash there is no logarithm of a sum: the softmax is kept instead.": (kept(lse_always=True)),
     "Checkpointed, a block keeps its input alone: L T h numbers.": (
         kept(checkpoint=lambda of_input, everything: everything)
     ),
@@ -133,13 +122,13 @@ def activation_bytes(draw: Draw) -> Iterator[Case]:
     batch, seq = draw.integer(2, 9), 16 * draw.integer(3, 30)
     math, again = Keywords(flash=False), Keywords(checkpoint=True)
 
-    def line(title: str, *arguments: tuple, weight: float = 1.0) -> Question:
-        return Question(
+    def line(title: str, *arguments: tuple, weight: float = 1.0) -> Prediction:
+        return Prediction(
             "activation_bytes", 0, arguments, facts.activation_bytes, SLIPS, weight, title,
             otherwise="Print SavedBytes(model).by_module for one block, and divide each entry by b s h.",
         )  # fmt: skip
 
-    yield from asked(
+    yield from evaluated(
         [
             line("16 bits", (small, 1, 1024), (large, 1, 2048), (own, batch, seq), (other, 1, seq), weight=2),
             line("float32", (small, 2, 512, 4), (own, batch, seq, 4)),

@@ -5,21 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from course_lib import facts
-from course_lib.checks.kit import Case, Draw, Formula, exercise
-from course_lib.checks.notebooks.why_distribute.asked import (
-    REFERENCES,
-    Question,
-    asked,
-    place,
-)
+from course_lib.checks.kit import Case, Draw, Formula, Prediction, evaluated, exercise, place
+from course_lib.checks.notebooks.why_distribute.references import REFERENCES
 
 SEARCHED = 2e-3  # relative: a search for the least loss need not be finer
 
 
 def times(factor: float) -> Formula:
-    return lambda params, tokens, gpus, flops, mfu=0.4: (
-        factor * facts.days(params, tokens, gpus, flops, mfu)
-    )
+    return lambda params, tokens, gpus, flops, mfu=0.4: factor * facts.days(params, tokens, gpus, flops, mfu)
 
 
 def speed(factor: float) -> Formula:
@@ -34,17 +27,13 @@ DAYS: dict[str, Formula] = {
     "is multiplied: forward and backward are 6 N D, over the peak that is given.": times(1 / 2),
     "2 N D is forward alone: forward and backward are 6.": times(1 / 3),
     "4 N D is backward alone: forward and backward are 6.": times(2 / 3),
-    "C = N D counts one FLOP for each parameter and token: forward and backward are 6.": times(
-        1 / 6
-    ),
+    "C = N D counts one FLOP for each parameter and token: forward and backward are 6.": times(1 / 6),
     "8 N D has a recomputation in it: MFU leaves it out.": times(8 / 6),
     "A GPU reaches the share mfu of its peak.": (
         lambda params, tokens, gpus, flops, mfu=0.4: facts.days(params, tokens, gpus, flops, 1)
     ),
     "That has mfu above the line: a lower share takes longer.": (
-        lambda params, tokens, gpus, flops, mfu=0.4: (
-            facts.days(params, tokens, gpus, flops, 1) * mfu
-        )
+        lambda params, tokens, gpus, flops, mfu=0.4: facts.days(params, tokens, gpus, flops, 1) * mfu
     ),
     "That is in seconds; a day has 86,400.": times(facts.DAY),
     "That is in hours.": times(24),
@@ -64,9 +53,7 @@ SPEED: dict[str, Formula] = {
 }
 
 
-def of_law(
-    optimum: Callable[[float, tuple[float, ...]], tuple[float, float]], index: int
-) -> Formula:
+def of_law(optimum: Callable[[float, tuple[float, ...]], tuple[float, float]], index: int) -> Formula:
     return lambda budget, law: optimum(budget, law)[index]
 
 
@@ -132,48 +119,35 @@ OPTIMA: dict[str, Callable[[float, tuple[float, ...]], tuple[float, float]]] = {
 }  # fmt: skip
 
 
-@exercise(
-    points=6,
-    objects=("days", "tokens_per_second_per_gpu", "compute_optimal"),
-    references=REFERENCES,
-)
+@exercise(points=6, objects=("days", "tokens_per_second_per_gpu", "compute_optimal"), references=REFERENCES)
 def budgets(draw: Draw) -> Iterator[Case]:
     """Published runs and laws, and drawn ones."""
     params, tokens = 1e9 * draw.integer(3, 400), 1e11 * draw.integer(5, 200)
-    gpus, flops, mfu = (
-        8 * draw.integer(2, 900),
-        1e12 * draw.integer(100, 2000),
-        draw.integer(25, 60) / 100,
-    )
+    gpus, flops, mfu = (8 * draw.integer(2, 900), 1e12 * draw.integer(100, 2000), draw.integer(25, 60) / 100)
     law = (
         1 + draw.integer(50, 90) / 100, 100.0 * draw.integer(3, 9), 100.0 * draw.integer(10, 30),
         draw.integer(30, 34) / 100, draw.integer(35, 40) / 100,
     )  # fmt: skip
     budget = 10.0 ** draw.integer(19, 26)
     laws = [tuple(named) for named in facts.LAWS.values()]
-    optimal = [
-        (facts.CHINCHILLA, laws[0]),
-        (facts.CHINCHILLA, laws[2]),
-        (budget, law),
-        (1e21, laws[1]),
-    ]
+    optimal = [(facts.CHINCHILLA, laws[0]), (facts.CHINCHILLA, laws[2]), (budget, law), (1e21, laws[1])]
 
-    def optimum(index: int, title: str) -> Question:
-        return Question(
+    def optimum(index: int, title: str) -> Prediction:
+        return Prediction(
             "compute_optimal", 2, optimal, of_law(facts.compute_optimal, index),
             {says: of_law(slip, index) for says, slip in OPTIMA.items()}, 1.5,
             f"compute_optimal: {title}", pick=place(index, 2), tolerance=SEARCHED,
             otherwise="Put D = C / 6N into the law, and look for the N at which its derivative is 0.",
         )  # fmt: skip
 
-    yield from asked(
+    yield from evaluated(
         [
-            Question(
+            Prediction(
                 "days", 0,
                 [(8e9, 15e12, 1024, 989e12), (params, tokens, gpus, flops, mfu), (params, tokens, 1, flops)],
                 facts.days, DAYS, otherwise="6 N D FLOPs, over gpus * flops * mfu a second.",
             ),
-            Question(
+            Prediction(
                 "tokens_per_second_per_gpu", 1,
                 [(70e9, 989e12, 0.4), (params, flops, mfu)],
                 facts.tokens_per_second_per_gpu, SPEED, otherwise="flops * mfu a second, 6 N a token.",
@@ -222,16 +196,10 @@ def crossover(draw: Draw) -> Iterator[Case]:
     laws = [tuple(named) for named in facts.LAWS.values()]
     slower = (1.7, 300.0 + draw.integer(0, 200), 900.0, 0.36, draw.integer(30, 34) / 100)
     faster = (1.8, 350.0 + draw.integer(0, 200), 1200.0, 0.33, draw.integer(36, 40) / 100)
-    pairs = [
-        (laws[0], laws[2]),
-        (laws[2], laws[0]),
-        (slower, faster),
-        (faster, slower),
-        (laws[1], laws[2]),
-    ]
-    yield from asked(
+    pairs = [(laws[0], laws[2]), (laws[2], laws[0]), (slower, faster), (faster, slower), (laws[1], laws[2])]
+    yield from evaluated(
         [
-            Question(
+            Prediction(
                 "crossover", 0, pairs[k : k + 2] if k < 4 else pairs[4:], facts.crossover, CROSSINGS,
                 title=title, tolerance=SEARCHED,
                 otherwise="Each law's N is a power of C, and so is their ratio.",

@@ -5,15 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from course_lib import facts
-from course_lib.checks.kit import Case, Draw, exercise
-from course_lib.checks.notebooks.why_distribute.asked import (
-    REFERENCES,
-    Keywords,
-    Model,
-    Question,
-    asked,
-    published,
-)
+from course_lib.checks.kit import Case, Draw, Keywords, Model, Prediction, evaluated, exercise, published
+from course_lib.checks.notebooks.why_distribute.references import REFERENCES
 
 Count = Callable[..., float]
 
@@ -85,9 +78,7 @@ SLIPS: dict[str, Count] = {
         counted(again=lambda blocks, ends: blocks + ends)
     ),
     "recompute=True runs the blocks' forward once more.": counted(again=lambda blocks, ends: 0),
-    "Recomputation is one forward more, not a whole step.": (
-        counted(again=lambda blocks, ends: 2 * blocks)
-    ),
+    "Recomputation is one forward more, not a whole step.": (counted(again=lambda blocks, ends: 2 * blocks)),
     "A look-up multiplies nothing: the embedding is not a product.": (
         counted(beside=lambda c: c.vocab_size * c.width)
     ),
@@ -110,9 +101,7 @@ SLIPS: dict[str, Count] = {
     "The diagonal is there, and nothing above it: s (s+1)/2.": (
         counted(scores=lambda s, causal: s * (s - 1) / 2 if causal else s * s)
     ),
-    "With causal=True only the scores that are not masked count.": (
-        counted(scores=lambda s, causal: s * s)
-    ),
+    "With causal=True only the scores that are not masked count.": (counted(scores=lambda s, causal: s * s)),
     "Without causal=True masked scores count, as in the published numbers.": (
         counted(scores=lambda s, causal: s * (s + 1) / 2)
     ),
@@ -137,14 +126,14 @@ def step_flops(draw: Draw) -> Iterator[Case]:
         Keywords(backward=False), Keywords(causal=True), Keywords(recompute=True),
     )  # fmt: skip
 
-    def line(title: str, *arguments: tuple, weight: float = 1.0) -> Question:
-        return Question(
+    def line(title: str, *arguments: tuple, weight: float = 1.0) -> Prediction:
+        return Prediction(
             "step_flops", 0, arguments, facts.transformer_flops, SLIPS, weight, title,
             otherwise="Forward: 2 for each element of each matrix and token, the head's as well, and "
             "4 b s^2 h a layer for attention. Backward: twice forward.",
         )  # fmt: skip
 
-    yield from asked(
+    yield from evaluated(
         [
             line("forward", (small, 1, 1024, forward), (llama, 1, 8192, forward), (own, batch, seq, forward)),
             line(

@@ -9,25 +9,23 @@ from typing import Any
 from course_lib import facts
 from course_lib.checks.kit import (
     RIGHT,
+    SIZES,
     Case,
     Draw,
     Finding,
     Line,
+    Model,
     Observed,
     RankSide,
     Sentence,
     at,
+    call,
     error_kind,
     exercise,
+    published,
     wrong,
 )
-from course_lib.checks.notebooks.why_distribute.asked import (
-    RECIPE,
-    REFERENCES,
-    Model,
-    call,
-    published,
-)
+from course_lib.checks.notebooks.why_distribute.references import REFERENCES
 
 Layout = tuple[int, bool]
 Bill = Mapping[str, float]
@@ -74,13 +72,9 @@ def first(
     return None
 
 
-def changed(
-    change: Callable[[Plan, Layout, dict[str, float]], Bill],
-) -> Callable[[Plan], Layout | None]:
+def changed(change: Callable[[Plan, Layout, dict[str, float]], Bill]) -> Callable[[Plan], Layout | None]:
     """The answer with a bill that is changed: some parts are, by their names."""
-    return lambda plan: first(
-        plan, lambda p, layout: {**(bill := p.bill(layout)), **change(p, layout, bill)}
-    )
+    return lambda plan: first(plan, lambda p, layout: {**(bill := p.bill(layout)), **change(p, layout, bill)})
 
 
 def divided(plan: Plan, layout: Layout, bill: Bill) -> Bill:
@@ -201,9 +195,7 @@ def judge(plans: Sequence[Plan], start: int) -> Callable[[Observed], Finding]:
 def raised(plan: Plan, error: str = "", text: str = "", where: str = "") -> Finding:
     if error == "NotImplementedError":
         return wrong("first_that_fits is not written yet.", cause="first_that_fits not written")
-    said = Sentence(
-        f"{plan} raised {error}: {text}", f"first_that_fits raised {error_kind(error)}."
-    )
+    said = Sentence(f"{plan} raised {error}: {text}", f"first_that_fits raised {error_kind(error)}.")
     if plan.right is None:
         return wrong(said, "No layout fits there: return None instead of raising.", cause="raised")
     return wrong(said, at(where), cause="raised")
@@ -226,10 +218,7 @@ def explained(off: Sequence[tuple[Plan, Layout | None]]) -> Finding:
     else:
         said = f"{plan} gives {chosen}, which fits, but {right} fits too and costs less."
         general = "first_that_fits gives a layout that fits, and a cheaper one fits too."
-    slip = next(
-        (says for says, answer in SLIPS.items() if all(answer(p) == layout for p, layout in off)),
-        "",
-    )
+    slip = next((says for says, answer in SLIPS.items() if all(answer(p) == layout for p, layout in off)), "")
     return wrong(Sentence(said, general), slip, cause=slip or general)
 
 
@@ -256,9 +245,7 @@ def on_the_border(draw: Draw, number: int, inside: bool) -> Plan:
     bills = {layout: sum(plan.bill(layout).values()) for layout in LAYOUTS}
     # layouts for which no cheaper one needs less: one byte decides between them and the next
     deciding = [
-        layout
-        for k, layout in enumerate(LAYOUTS)
-        if all(bills[layout] < bills[c] for c in LAYOUTS[:k])
+        layout for k, layout in enumerate(LAYOUTS) if all(bills[layout] < bills[c] for c in LAYOUTS[:k])
     ]
     layout = deciding[number % len(deciding)]
     spare = 1.0 if layout[1] else 0.004 * bills[layout]
@@ -288,4 +275,4 @@ def first_that_fits(draw: Draw) -> Iterator[Case]:
     for title, (plans, weight) in groups.items():
         lines.append(Line(title, judge(plans, len(calls)), weight))
         calls += [call(0, plan.args) for plan in plans]
-    yield Case("plans", [RankSide({}, {"calls": calls}, {})], lines, recipe=RECIPE, alone=True)
+    yield Case("plans", [RankSide({}, {"calls": calls}, {})], lines, recipe=SIZES, alone=True)

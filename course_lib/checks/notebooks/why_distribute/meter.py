@@ -24,7 +24,7 @@ from course_lib.checks.kit import (
     words,
     wrong,
 )
-from course_lib.checks.notebooks.why_distribute.asked import REFERENCES
+from course_lib.checks.notebooks.why_distribute.references import REFERENCES
 from course_lib.models import GPTConfig
 
 RECIPE = "course_lib.checks.rank.notebooks.why_distribute.meter:meters"
@@ -120,9 +120,7 @@ def runs(draw: Draw) -> dict[str, Expected]:
     }  # fmt: skip
 
 
-def line(
-    title: str, run: Expected, judge: Callable[[Expected, Any], Finding], weight: float = 1.0
-) -> Line:
+def line(title: str, run: Expected, judge: Callable[[Expected, Any], Finding], weight: float = 1.0) -> Line:
     """judge: of (what is right, the reply), if no error was raised."""
 
     def judge_reply(observed: Observed) -> Finding:
@@ -167,9 +165,7 @@ def modules(run: Expected, reply: Any) -> Finding:
     if named == wanted:
         return RIGHT
     names = words.listing([repr(name) for name in named] or ["no name"])
-    said = Sentence(
-        f"by_module has bytes for {names}.", "by_module has other bytes than were kept."
-    )
+    said = Sentence(f"by_module has bytes for {names}.", "by_module has other bytes than were kept.")
     return wrong(said, why(named, wanted))
 
 
@@ -204,9 +200,7 @@ def memory(run: Expected, reply: Any) -> Finding:
             "itself, or a view of it.",
         )
     if not reply.same:
-        return wrong(
-            "backward gives other gradients.", "Hand back the tensor that was kept, unchanged."
-        )
+        return wrong("backward gives other gradients.", "Hand back the tensor that was kept, unchanged.")
     if reply.held > 0:
         return wrong(
             Sentence(
@@ -250,7 +244,5 @@ def saved_bytes(draw: Draw) -> Iterator[Case]:
         line("after the block", made["views"], over, 0.5),
         line("after an error inside", made["error"], over, 0.5),
     ]
-    instructions = {
-        "runs": [run.instructions(seed) for seed, run in enumerate(made.values())],
-    }
+    instructions = {"runs": [run.instructions(seed) for seed, run in enumerate(made.values())]}
     yield Case("meter", [RankSide({}, instructions, {})], lines, recipe=RECIPE, alone=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from course_lib import facts
 from course_lib.checks.kit import Answer, Case, Draw, answers, exercise
-from course_lib.checks.notebooks.why_distribute.asked import REFERENCES
+from course_lib.checks.notebooks.why_distribute.references import REFERENCES
 
 MICROBATCH, SEQ, WIDTH, LAYERS, EVERY = 64, 4096, 8192, 80, 4
 CHECKPOINTS = MICROBATCH * SEQ * WIDTH * 2 * (LAYERS // EVERY) / 1e9
@@ -20,25 +20,18 @@ HELD = {
     CHECKPOINTS / (LAYERS // EVERY): "That is one checkpoint: there are 20 of them.",
     CHECKPOINTS / 8: "Sequence parallelism would divide it by 8; the plan does not have it.",
     CHECKPOINTS / MICROBATCH: "That is one sequence of the microbatch: there are 64.",
-    CHECKPOINTS
-    * 32: "The batch of 2,048 is divided by 8 replicas, and each does its 256 in 4 microbatches.",
+    CHECKPOINTS * 32: "The batch of 2,048 is divided by 8 replicas, and each does its 256 in 4 microbatches.",
     CHECKPOINTS / 2**30 * 1e9: "That is in GiB; GB were asked for.",
 }
 TOKENS = {
     SPEED / 0.4: "A GPU reaches 40 % of its peak.",
-    SPEED
-    * 2: "Forward and backward are 6 FLOPs for each parameter, and 989 TFLOP/s is the dense peak.",
+    SPEED * 2: "Forward and backward are 6 FLOPs for each parameter, and 989 TFLOP/s is the dense peak.",
     SPEED * 3: "2 FLOPs for each parameter are forward alone: forward and backward are 6.",
     SPEED / 64: "All 64 GPUs work: each on its own tokens, at its own peak.",
     SPEED * 64: "That is all 64 GPUs: one GPU's tokens were asked for.",
     2.5: "That is the plan's number. Compute 6 N FLOPs a token, at 40 % of 989 TFLOP/s.",
 }
-TENSORS = (
-    "one activation of the whole batch",
-    "the weights",
-    "one layer's scores",
-    "the logits",
-)
+TENSORS = ("one activation of the whole batch", "the weights", "one layer's scores", "the logits")
 SAVED = ("memory", "time", "both")
 PLANS = ("stage 3", "stage 1, checkpointed", "stage 2, checkpointed", "stage 3, checkpointed")
 SCORES = 4 * WIDTH

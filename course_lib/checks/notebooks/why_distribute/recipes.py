@@ -22,25 +22,18 @@ from course_lib.checks.kit import (
     words,
     wrong,
 )
-from course_lib.checks.notebooks.why_distribute.asked import REFERENCES
+from course_lib.checks.notebooks.why_distribute.references import REFERENCES
 from course_lib.facts import RECIPES, recipe_bytes
 
 PARTS = ("weights", "gradients", "master copy", "moments")
 WEIGHTS, GRADIENTS, MASTER, MOMENTS = range(4)
 CLOSE = 5e-4  # relative: a scale for 128 x 128 weights may be left out, one for 256 moments may not
-STAY = (
-    "Under autocast parameters stay float32, and so do their gradients: print `model.weight.dtype`."
-)
+STAY = "Under autocast parameters stay float32, and so do their gradients: print `model.weight.dtype`."
 OWN_MASTER = "The weights are float32: they are their own master."
 ADAM = "Adam keeps two moments, m and v."
-FORGOTTEN = (
-    "The float32 master copy of the weights is missing: the optimizer changes it, 4 bytes more."
-)
+FORGOTTEN = "The float32 master copy of the weights is missing: the optimizer changes it, 4 bytes more."
 SLIPS: dict[str, Mapping[tuple[int, float], str]] = {
-    "float32": {
-        (MASTER, 4): OWN_MASTER,
-        (MOMENTS, 4): ADAM,
-    },
+    "float32": {(MASTER, 4): OWN_MASTER, (MOMENTS, 4): ADAM},
     "autocast": {
         (WEIGHTS, 2): STAY,
         (GRADIENTS, 2): STAY,
@@ -78,10 +71,7 @@ SLIPS: dict[str, Mapping[tuple[int, float], str]] = {
     },
     "deepseek-v3": {
         (WEIGHTS, 2): "The linears' working copy is fp8: 1 byte, and a scale for each block.",
-        (
-            WEIGHTS,
-            4,
-        ): "The float32 weights are the master copy; the linears' working copy is fp8: 1 byte.",
+        (WEIGHTS, 4): "The float32 weights are the master copy; the linears' working copy is fp8: 1 byte.",
         (MOMENTS, 8): "Both moments are bf16: 2 + 2.",
         (GRADIENTS, 2): "main_grad is float32.",
         (MASTER, 0): FORGOTTEN,
@@ -132,8 +122,7 @@ def compared(name: str, numbers: list[float], right: tuple[float, ...]) -> Findi
             continue
         slips = SLIPS[name].items()
         cause = next(
-            (says for (at_part, value), says in slips if at_part == part and equal(number, value)),
-            "",
+            (says for (at_part, value), says in slips if at_part == part and equal(number, value)), ""
         )
         said = f"{name}: the {PARTS[part]} have another number of bytes a parameter"
         if part == MASTER:

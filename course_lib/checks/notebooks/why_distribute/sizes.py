@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from course_lib.checks.kit import Case, Draw, Formula, exercise
-from course_lib.checks.notebooks.why_distribute.asked import (
-    REFERENCES,
+from course_lib.checks.kit import (
+    Case,
+    Draw,
+    Formula,
     Model,
-    Question,
-    asked,
+    Prediction,
     entry,
+    evaluated,
+    exercise,
     published,
 )
+from course_lib.checks.notebooks.why_distribute.references import REFERENCES
 from course_lib.facts import parameters_by_part
 
 PARTS = ("embedding", "attention", "mlp", "norms", "head")
@@ -76,9 +79,7 @@ ATTENTION: dict[str, Formula] = {
     "Keys and values have heads of their own: with 8 key heads for 64 queries, keys and values are an "
     "eighth.": lambda c: attention(c, key_heads=c.heads),
     "With bias=False there are none.": lambda c: attention(c, biases=True),
-    "The output projection is missing: query, key, value and out.": (
-        lambda c: attention(c, matrices=3)
-    ),
+    "The output projection is missing: query, key, value and out.": (lambda c: attention(c, matrices=3)),
     "That is one layer.": lambda c: attention(c) // c.layers,
     RULE: lambda c: 4 * c.layers * c.width**2,
 }
@@ -98,9 +99,7 @@ MLP: dict[str, Formula] = {
     ),
 }
 NORMS: dict[str, Formula] = {
-    "One norm more than two a layer, before the head: h (or 2h) are missing.": norms(
-        lambda n: 2 * n
-    ),
+    "One norm more than two a layer, before the head: h (or 2h) are missing.": norms(lambda n: 2 * n),
     "A layer has two norms, before attention and before the MLP.": norms(lambda n: n + 1),
     "A LayerNorm has a weight and, with bias=True, a bias; an RMSNorm has a weight alone.": (
         norms(lambda n: 2 * n + 1, lambda c: 2)
@@ -135,9 +134,9 @@ def parameters(draw: Draw) -> Iterator[Case]:
     """Six published models, and twelve drawn."""
     names = ("GPT-2 small", "GPT-2 XL", "LLaMA-7B", "Llama-2-70B", "Llama-3-8B", "Llama-3-405B")
     models = [*map(published, names), *(drawn(draw, number) for number in range(12))]
-    yield from asked(
+    yield from evaluated(
         [
-            Question(
+            Prediction(
                 f"the {name} of parameters", 0, [(model,) for model in models], part(name),
                 SLIPS[name], weight=1.5 if name in ("attention", "mlp") else 1.0, title=name,
                 otherwise="Go through the modules of a small GPT: name and shape of each parameter.",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from course_lib import facts
-from course_lib.checks.kit import Case, Draw, Formula, exercise
-from course_lib.checks.notebooks.why_distribute.asked import REFERENCES, Question, asked
+from course_lib.checks.kit import Case, Draw, Formula, Prediction, evaluated, exercise
+from course_lib.checks.notebooks.why_distribute.references import REFERENCES
 
 GIB = 2**30 / 10**9
 
@@ -22,14 +22,9 @@ def moving(m: int, k: int, n: int, bandwidth: float, itemsize: float) -> float:
 def product(faster: float = 1, slower: float = 1, item: int | None = None) -> Formula:
     """faster: so many times the FLOPs a second; slower: the seconds of the bytes."""
 
-    def seconds(
-        m: int, k: int, n: int, flops: float, bandwidth: float, itemsize: float = 2
-    ) -> float:
+    def seconds(m: int, k: int, n: int, flops: float, bandwidth: float, itemsize: float = 2) -> float:
         size = itemsize if item is None else item
-        return max(
-            arithmetic(m, k, n, flops) / faster,
-            slower * moving(m, k, n, bandwidth, size),
-        )
+        return max(arithmetic(m, k, n, flops) / faster, slower * moving(m, k, n, bandwidth, size))
 
     return seconds
 
@@ -115,26 +110,26 @@ def roofline(draw: Draw) -> Iterator[Case]:
     own = 1e12 * draw.integer(20, 900), 1e9 * draw.integer(100, 3000)
     few, many = draw.integer(2, 9), 1024 * draw.integer(6, 20)
     width, hidden = 64 * draw.integer(20, 90), 64 * draw.integer(100, 200)
-    yield from asked(
+    yield from evaluated(
         [
-            Question(
+            Prediction(
                 "matmul_seconds", 0,
                 [(1, 4096, 4096, *gpus[1]), (few, width, hidden, *own, 4), (few, width, hidden, *own, 2),
                  (few, width, width, *gpus[0])],
                 facts.matmul_seconds, PRODUCT, title="matmul_seconds: few rows", weight=1.5,
                 otherwise="All bytes of the three matrices over the bandwidth, or 2 m k n over flops.",
             ),
-            Question(
+            Prediction(
                 "matmul_seconds", 0,
                 [(many, 8192, 8192, *gpus[1]), (many, width, hidden, *own, 4), (many, many, many, *own)],
                 facts.matmul_seconds, PRODUCT, title="matmul_seconds: many rows",
                 otherwise="All bytes of the three matrices over the bandwidth, or 2 m k n over flops.",
             ),
-            Question(
+            Prediction(
                 "ridge", 1, [*gpus, own], facts.ridge, RIDGE,
                 otherwise="FLOPs a second over bytes a second.",
             ),
-            Question(
+            Prediction(
                 "least_tokens", 2,
                 [gpus[1], (*gpus[1], 4), (*gpus[0], 2), (*own, 1), (*own, 4)],
                 facts.least_tokens, TOKENS, weight=1.5,

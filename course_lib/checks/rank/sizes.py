@@ -1,8 +1,7 @@
 """Recipe (see `harness`) that calls functions of a model's sizes, and of plain numbers.
 
 instructions: calls, a list of [index of the object, list of arguments, perhaps keyword arguments]. An
-argument {"config": sizes} is a GPTConfig with these sizes, {"tuple": [...]} a tuple, and anything else is
-itself.
+argument {"config": sizes} is a GPTConfig with these sizes, {"tuple": [...]} a tuple, anything else is itself.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 
 from course_lib.checks.rank.harness import Answers, evaluate
-from course_lib.models import GPTConfig
+from course_lib.models.config import GPTConfig
 
 _GPTConfig, _evaluate = GPTConfig, evaluate
 

@@ -1,0 +1,207 @@
+"""all_gather_int8: weights on the wire in eight bits, rounded by blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from course_lib.checks.kit import (
+    RIGHT,
+    Case,
+    Draw,
+    Finding,
+    Line,
+    Observed,
+    Sentence,
+    Setting,
+    both,
+    exercise,
+    left_alone,
+    side,
+    volume_line,
+    words,
+    wrong,
+)
+
+BLOCK, LARGEST, SCALE = 256, 127, 4
+OLD = -7.0  # stands in `output` before the call
+SLACK = 1.001  # of half a scale, for the arithmetic in float32
+TINY = 1e-12
+SUMS = ("all_reduce", "reduce_scatter", "reduce")
+
+
+def steps_of(row: Tensor, block: int) -> Tensor:
+    """At each element its block's largest magnitude / 127."""
+    return torch.cat([(part.abs().max() / LARGEST).expand(len(part)) for part in row.split(block)])
+
+
+class Inputs:
+    """The ranks' shards, one of whose blocks is zeros, and how wide a step is at each element."""
+
+    def __init__(self, draw: Draw, n: int, size: int, block: int, spread: bool):
+        self.n, self.size, self.block = n, size, block
+        rows = draw.normal(n, size)
+        if spread:  # the first element is a thousand times the others, and so is each block's scale
+            rows[:, 0] = 3000 + 100 * draw.normal(n)
+        if size > 2 * block:
+            rows[:, block : 2 * block] = 0
+        self.rows = rows
+        self.wide = rows.double()
+        self.steps = self.widths(block)
+
+    def widths(self, block: int) -> Tensor:
+        return torch.stack([steps_of(row, block) for row in self.wide])
+
+    def turned(self, output: Tensor) -> bool:
+        """Whether every rank's weights are there, each within a step, but not in their order."""
+        places = [
+            next((k for k in range(self.n) if bool(((row - self.wide[k]).abs() <= self.steps[k]).all())), -1)
+            for row in output
+        ]
+        return -1 not in places and places != list(range(self.n))
+
+    def off(self, output: Tensor) -> Tensor:
+        """Which elements are further from the weights than rounding explains."""
+        return ~((output - self.wide).abs() <= SLACK * self.steps / 2 + TINY)
+
+
+def close_to_the_weights(on: Setting, inputs: Inputs) -> Line:
+    def judge(observed: Observed) -> Finding:
+        for rank in on.ranks:
+            output = observed.tensors[rank]["output"].double().view(inputs.n, inputs.size)
+            off = inputs.off(output)
+            if not bool(off.any()):
+                continue
+            which = off.flatten().nonzero().flatten().tolist()
+            said = (
+                f"on rank {rank}, {words.which('element', which)} of `output` "
+                f"{words.verb(which, 'is', 'are')} further from the weights than half a scale."
+            )
+            return wrong(Sentence(said, f"on rank {rank} `output` is wrong."), why(output, observed))
+        return RIGHT
+
+    def why(output: Tensor, observed: Observed) -> str:
+        wide, steps = inputs.wide, inputs.steps
+        if bool((output == OLD).all()):
+            return "`output` was not written: the function returns nothing, the result goes into `output`."
+        if any(o.op in SUMS and o.dtype in ("int8", "uint8") for o in observed.operations[on.ranks[0]]):
+            return "Bytes of different scales were added: gather them, and decode each shard by itself."
+        if bool((~output.isfinite()).any()):
+            return "A block of zeros was divided by its scale, 0: divide by 1 there."
+        if inputs.turned(output):
+            return "The shards are in the wrong places: rank r's belongs at r times its size."
+        off = (output - wide).abs()
+        if bool(((output * wide < 0) & (output.abs() > 0.9 * wide.abs()) & (wide.abs() > steps)).any()):
+            return (
+                "The largest weight of a block changed its sign: divided by largest / 128 it is 128, and "
+                "an int8 ends at 127. The scale is largest / 127."
+            )
+        if bool((output.abs() <= wide.abs() * SLACK).all()) and bool((off <= SLACK * steps).all()):
+            return "Weights were cut off towards 0, a whole scale wrong: round() before the cast to int8."
+        if inputs.block != BLOCK and bool((off <= SLACK * inputs.widths(BLOCK) / 2 + TINY).all()):
+            return f"`block` was not used: it is {inputs.block} here, and the blocks had {BLOCK}."
+        if bool((off <= SLACK * wide.abs().max() / LARGEST / 2 + TINY).all()):
+            return (
+                "With one scale for all, a step is as wide as the largest weight / 127, and small weights "
+                f"become 0 beside a large one. Give every block of {inputs.block} a scale of its own."
+            )
+        if bool((off <= 0.01 * wide.abs() + SLACK * steps / 2).all()):
+            return "The scales were rounded: send them as float32, 4 bytes a block."
+        return (
+            "Each shard is decoded by its own rank's scales: send these, too, and begin blocks anew with "
+            "each shard."
+        )
+
+    rows = dict(zip(on.ranks, inputs.rows, strict=True))
+    alone = left_alone("shard", rows, "Round a copy: the master keeps its low bits.")
+    return Line(on.title, both(judge, alone), on.weight, short=on.short, trivial=on.trivial)
+
+
+def same_everywhere(ranks: Sequence[int], inputs: Inputs) -> Line:
+    """All ranks hold the same bits, their own shard's included."""
+
+    def judge(observed: Observed) -> Finding:
+        first = observed.tensors[ranks[0]]["output"]
+        for place, rank in enumerate(ranks):
+            if torch.equal(observed.tensors[rank]["output"], first):
+                continue
+            own = observed.tensors[rank]["output"].view(inputs.n, -1)[place]
+            exact = torch.equal(own, inputs.rows[place])
+            return wrong(
+                f"ranks {ranks[0]} and {rank} hold different weights.",
+                "A rank's own shard is exact there, and rounded on the others: decode the own bytes, too."
+                if exact
+                else "All ranks decode the same bytes in the same way.",
+            )
+        return RIGHT
+
+    return Line("the same bits on every rank", judge, 0.5)
+
+
+def bytes_hint(ratio: float, observed: Observed) -> str:
+    kinds = {o.dtype for operations in observed.operations for o in operations}
+    if ratio < 1:
+        return "The values came another way than by the group."
+    if ratio > 3.5:
+        return f"Weights travelled as {words.listing(sorted(kinds))}: send a byte each, 4 times fewer."
+    if kinds & {"bfloat16", "float16", "int16"}:
+        return "Weights travelled in 16 bits: send a byte each, and a float32 scale for each block."
+    return "(N-1) (s + 4 ceil(s / block)) bytes: the weights of a shard, and a scale for each block."
+
+
+def int8_case(
+    draw: Draw, on: Setting, *, block: int = BLOCK, spread: bool = False, traffic: bool = False
+) -> Case:
+    """The setting's shape is that of a shard. With the usual block size the argument is left out."""
+    n, (size,) = len(on.ranks), on.shape
+    inputs = Inputs(draw, n, size, block, spread)
+    sides = [
+        side(
+            {"output": torch.full((n * size,), OLD), "shard": row.contiguous()},
+            returned=["output", "shard"],
+            extra=[] if block == BLOCK else [block],
+            group=on.group,
+        )
+        for row in inputs.rows
+    ]
+    lines = [close_to_the_weights(on, inputs)]
+    if not on.short:
+        lines.append(same_everywhere(on.ranks, inputs))
+    if traffic:
+        exact = (n - 1) * (size + SCALE * -(-size // block))
+        lines.append(
+            volume_line(
+                [(n - 1) * size] * on.n, most=[exact] * on.n, hint=bytes_hint, weight=2,
+                title="bytes gathered, scales included", point=1.8,
+            )
+        )  # fmt: skip
+    return on.of_lines(on.title, sides, lines)
+
+
+def trouble(case: Case, kind: str, text: str) -> str:
+    if kind == "error" and "nvalid scalar type" in text:
+        return (
+            "gloo cannot send every dtype, float8 among them: send the same memory as bytes, "
+            "x.view(torch.uint8)."
+        )
+    return ""
+
+
+@exercise(
+    points=4, objects=("all_gather_int8",), extra=True, hint=trouble, point="a quarter of the bytes",
+    references=("course_lib.compression", "course_lib.fsdp.gather_int8"),
+)  # fmt: skip
+def all_gather_int8(draw: Draw) -> Iterator[Case]:
+    yield int8_case(draw, Setting(4, (1000,), "weights: 4 ranks", weight=1.5), traffic=True)
+    on = Setting(3, (150,), "blocks of 32, one weight is 1,000 times the others", weight=1.5)
+    yield int8_case(draw, on, block=32, spread=True)
+    on = Setting(4, (300,), "sub-group {1, 3}", (1, 3), short=True, weight=0.5)
+    yield int8_case(draw, on)
+    if draw.hidden:
+        on = Setting(2, (7,), "fewer weights than a block", short=True, weight=0.5)
+        yield int8_case(draw, on)
+        yield int8_case(draw, Setting(5, (700,), "5 ranks", weight=0.5), block=64, traffic=True)
+        on = Setting(1, (600,), "1 rank", short=True, weight=0.5, trivial=True)
+        yield int8_case(draw, on)

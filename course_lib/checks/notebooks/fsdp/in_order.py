@@ -1,0 +1,252 @@
+"""The order of a prefetched module's messages, held against the moments at which its blocks compute.
+
+Blocks of different sizes tell by a message's bytes the block that it belongs to. Clocks are not asked: a
+message was in flight when a block began to compute if the rank had begun it, and had not waited for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from course_lib.checks.judge.training.single import Training
+from course_lib.checks.kit import RIGHT, Finding, Line, Observed, words, wrong
+from course_lib.checks.rank.notebooks.fsdp.prefetched import Mark
+
+IDLE = "Begin its gather before the block ahead of it computes, or the wire idles meanwhile."
+AT_ONCE = (
+    "Asked for early and waited for at once: nothing overlaps. Wait where the weights are needed, at the "
+    "block's own forward or backward."
+)
+QUEUES = (
+    "On one wire a gather queues behind the reduction that was begun before it: ask for the weights of the "
+    "next block before the gradients leave."
+)
+FROM_ABOVE = "Backward comes from above: after block {} it comes to block {}, and block {} was asked for."
+LAST_STEPS = (
+    "Call the function that the last reduce() returned when backward is over, or the last unit's gradient "
+    "is sometimes last step's."
+)
+GRADIENTS_WAIT = (
+    "Keep the function that reduce() returned, and call it when the next reduction is to begin: waiting at "
+    "once is worth no more than a reduction that blocks."
+)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One rank's messages and marks of a step. gathers, reduces: per block, their places in the record."""
+
+    rank: int
+    number: int
+    marks: dict[tuple[str, int], Mark]
+    gathers: dict[int, list[int]]
+    reduces: dict[int, list[int]]
+    turn: int  # messages begun when the last block's backward began
+
+    def mark(self, kind: str, block: int) -> Mark | None:
+        return self.marks.get((kind, block))
+
+    def gathered(self, kind: str, block: int) -> list[int]:
+        """The block's gathers in forward ("F") or backward ("B")."""
+        return [at for at in self.gathers[block] if (at < self.turn) == (kind == "F")]
+
+
+def steps_of(observed: Observed, training: Training) -> Iterator[Step]:
+    """Of every rank."""
+    sizes = {
+        sum(p.numel() for p in block.parameters()) * training.dtype.itemsize: k
+        for k, block in enumerate(training.built().blocks)
+    }
+    depth, item = len(sizes), 0
+    for rank, operations in enumerate(observed.operations):
+        reply = observed.values[rank]
+        for number, marks in enumerate(reply.marks):
+            item = 2 * number
+            if item + 1 >= len(reply.begun):
+                return
+            first, last = reply.begun[item], reply.begun[item + 1]
+            gathers: dict[int, list[int]] = {k: [] for k in range(depth)}
+            reduces: dict[int, list[int]] = {k: [] for k in range(depth)}
+            for at, operation in enumerate(operations[first:last], first):
+                block = sizes.get(operation.nbytes)
+                if block is not None and operation.op == "all_gather":
+                    gathers[block].append(at)
+                elif block is not None and operation.op == "reduce_scatter":
+                    reduces[block].append(at)
+            by_block = {(mark.kind, mark.block): mark for mark in marks}
+            turn = next((m.begun for m in marks if m.kind == "F" and m.block == depth - 1), 0)
+            yield Step(rank, number, by_block, gathers, reduces, turn)
+
+
+def each_way(depth: int, ahead: tuple[int, int]) -> Iterator[tuple[str, int, list[int]]]:
+    """("F" or "B", a block, the blocks ahead of it that must be on their way when it computes)."""
+    for k in range(depth):
+        yield "F", k, list(range(k + 1, min(depth, k + 1 + ahead[0])))
+    for k in reversed(range(depth)):
+        yield "B", k, list(range(k - 1, max(-1, k - 1 - ahead[1]), -1))
+
+
+CALLED = {"F": "forward", "B": "backward"}
+
+
+def ahead_line(training: Training, ahead: tuple[int, int], reshard: bool, title: str, weight: float) -> Line:
+    """When a block begins to compute, the gathers of those ahead are begun, and not waited for."""
+    depth = len(training.model["inner"])
+
+    def judge(observed: Observed) -> Finding:
+        for step in steps_of(observed, training):
+            for kind, block, others in each_way(depth, ahead):
+                mark = step.mark(kind, block)
+                if mark is None:
+                    return wrong(
+                        f"block {block} did not run {CALLED[kind]} on rank {step.rank}.", cause="runs"
+                    )
+                for other in others:
+                    if finding := missing(step, kind, mark, other, reshard):
+                        return finding
+        return RIGHT
+
+    return Line(title, judge, weight)
+
+
+def missing(step: Step, kind: str, mark: Mark, other: int, reshard: bool) -> Finding | None:
+    """The finding if the gather of block `other` was not in flight when a block began; None if it was."""
+    places = step.gathered(kind, other)
+    if kind == "B" and not reshard and not places and other in mark.whole:
+        return None
+    when = f"when block {mark.block} began its {CALLED[kind]} on rank {step.rank}"
+    if not places:
+        if kind == "B" and other in mark.whole:
+            return None  # it was kept, which the lines on memory and bytes judge
+        return wrong(
+            f"block {other} was not gathered in {CALLED[kind]} on rank {step.rank}.", IDLE,
+            cause=f"none {kind}", misses_point=True,
+        )  # fmt: skip
+    if places[0] >= mark.begun:
+        return too_late(step, kind, mark, other, places[0], when)
+    if places[-1] not in mark.open:
+        return wrong(
+            f"the gather of block {other} had been waited for {when}.", AT_ONCE,
+            cause="at once", misses_point=True,
+        )  # fmt: skip
+    return None
+
+
+def too_late(step: Step, kind: str, mark: Mark, other: int, place: int, when: str) -> Finding:
+    said = f"the gather of block {other} had not begun {when}."
+    behind = [at for at in step.reduces[mark.block] if at < place]
+    above = [k for k in step.gathers if (own := step.mark("B", k)) and step.gathers[k]
+             and max(step.gathers[k]) >= own.begun]  # fmt: skip
+    if kind == "B" and above:
+        why = FROM_ABOVE.format(mark.block, other, max(above))
+    elif kind == "B" and behind:
+        why = QUEUES
+    else:
+        why = IDLE
+    return wrong(said, why, cause=f"{kind} {why[:20]}", misses_point=True)
+
+
+def reduce_line(training: Training, title: str, weight: float) -> Line:
+    """Every block's gradients leave once, and travel while the next block computes; one row at a time."""
+
+    def judge(observed: Observed) -> Finding:
+        for step in steps_of(observed, training):
+            for block, places in step.reduces.items():
+                where = f"of block {block} on rank {step.rank}"
+                if len(places) != 1:
+                    return wrong(
+                        f"there were {words.counted(len(places), 'reduction')} {where} in a step; one is "
+                        "needed.",
+                        "Each block's gradients leave once, when backward has left the block.",
+                        cause="reductions",
+                    )
+                soon = step.mark("B", block - 2) if block > 1 else None
+                if soon is not None and places[0] >= soon.begun:
+                    return wrong(
+                        f"the gradients {where} had not left when block {block - 2} began its backward.",
+                        "Send a block's gradients when backward has left it: they travel while the next "
+                        "block computes.",
+                        cause="gradients stay",
+                        misses_point=True,
+                    )
+                later = [m for m in step.marks.values() if m.kind == "B" and m.begun > places[0]]
+                after = min(later, key=lambda m: m.begun, default=None)
+                if after is not None and places[0] not in after.open:
+                    return wrong(
+                        f"the reduction {where} had been waited for when block {after.block} began its "
+                        "backward.",
+                        GRADIENTS_WAIT,
+                        cause="reduction at once",
+                        misses_point=True,
+                    )
+            every = {at for places in step.reduces.values() for at in places}
+            for mark in step.marks.values():
+                if len(every & set(mark.open)) > 1:
+                    return wrong(
+                        f"more than one reduction was in flight when block {mark.block} began its backward "
+                        f"on rank {step.rank}.",
+                        "Wait for the last reduction when the next one is to begin: each holds a row of "
+                        "gradients.",
+                        cause="reductions in flight",
+                    )
+        return RIGHT
+
+    return Line(title, judge, weight)
+
+
+def waited_line(title: str, weight: float) -> Line:
+    """After backward no message is in flight."""
+
+    def judge(observed: Observed) -> Finding:
+        for rank, reply in enumerate(observed.values):
+            for number, after in enumerate(reply.after):
+                for at in after:
+                    if at < len(observed.operations[rank]):
+                        kind = observed.operations[rank][at].op
+                        why = LAST_STEPS if kind == "reduce_scatter" else (
+                            "Wait for every gather that you begin, also for one that no block needs."
+                        )  # fmt: skip
+                        return wrong(
+                            f"after the backward of step {number + 1} rank {rank} had not waited for a "
+                            f"message that it had begun, {kind}.",
+                            why,
+                            cause=f"open {kind}",
+                        )
+        return RIGHT
+
+    return Line(title, judge, weight)
+
+
+def whole_line(training: Training, ahead: tuple[int, int], reshard: bool, weight: float) -> Line:
+    """When a block begins to compute, it and those ahead are whole, or on their way, and no others."""
+    depth = len(training.model["inner"])
+
+    def judge(observed: Observed) -> Finding:
+        for step in steps_of(observed, training):
+            for mark in sorted(step.marks.values(), key=lambda mark: -len(mark.whole)):
+                most = depth if not reshard else 1 + ahead[mark.kind == "B"]
+                if len(mark.whole) > most:
+                    return too_many(step, mark, most, depth)
+            if observed.values[step.rank].left:
+                return wrong(
+                    f"after a forward without a graph blocks were whole on rank {step.rank}.",
+                    "Keep the last block only if its output requires a gradient: else no backward comes.",
+                    cause="left",
+                )
+        return RIGHT
+
+    title = "memory: 1 + prefetch blocks" if reshard else "memory: nothing left between steps"
+    return Line(title, judge, weight, "memory")
+
+
+def too_many(step: Step, mark: Mark, most: int, depth: int) -> Finding:
+    many = words.counted(len(mark.whole), "block")
+    return wrong(
+        f"{many} had memory behind their parameters when block {mark.block} began its {CALLED[mark.kind]} on "
+        f"rank {step.rank}; {words.number(most)} are enough.",
+        "Free a block when its forward, or its backward, is over, and ask for no more than "
+        f"{CALLED[mark.kind]}_prefetch blocks ahead.",
+        cause=f"whole {mark.kind}",
+        misses_point=len(mark.whole) == depth,
+    )

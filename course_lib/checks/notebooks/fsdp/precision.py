@@ -1,0 +1,348 @@
+"""two_precisions: weights travel in 16 bits, gradients are summed in 32."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from course_lib.checks.kit import (
+    RIGHT,
+    Case,
+    Draw,
+    Finding,
+    Line,
+    Observed,
+    Sentence,
+    Setting,
+    Slip,
+    at,
+    both,
+    close,
+    difference,
+    exercise,
+    left_alone,
+    side,
+    volume_line,
+    words,
+    wrong,
+)
+
+RECIPES = "course_lib.checks.rank.notebooks.fsdp.precision"
+GATHER, REDUCE = 0, 1  # the objects
+OLD = -7.0  # stands in an output before the call
+STEPS, STEP = 100, 1e-5
+SUMS = ("all_reduce", "reduce_scatter", "reduce")
+ADDED = (
+    "The sum was made in bfloat16: cast the gradients to reduce_dtype before they are sent, since the ranks "
+    "that add them work in the dtype that travels."
+)
+NOT_WRITTEN = "`output` was not written: the function returns nothing, the result goes into `output`."
+KEEP = "Cast a copy: shard.to(output.dtype)."
+POINT = "weights that travel in 16 bits"
+
+
+# ---- all_gather_cast
+
+
+def gathered(on: Setting, masters: Sequence[Tensor]) -> Line:
+    """Every rank has all masters in the dtype of `output`, to the last bit, and its own as before."""
+    whole = torch.cat([master.flatten() for master in masters])
+    row = whole.to(on.dtype)
+
+    def judge(observed: Observed) -> Finding:
+        for rank, master in zip(on.ranks, masters, strict=True):
+            output = observed.tensors[rank]["output"].flatten()
+            if torch.equal(output, row):
+                continue
+            said = difference(f"on rank {rank} `output` is wrong", output, row)
+            return wrong(said, why(output, master.flatten().to(on.dtype)))
+        return RIGHT
+
+    def why(output: Tensor, own: Tensor) -> str:
+        if bool((output == OLD).all()):
+            return NOT_WRITTEN
+        if bool((output == OLD).any()):
+            return "A part of it was never written: shard r belongs at r times the shard's size."
+        if torch.equal(output, own.repeat(len(masters))):
+            return "The rank's own shard stands everywhere: gather those of all ranks."
+        if torch.equal(output.sort().values, row.sort().values):
+            return "The shards are in the wrong places: rank r's belongs at r times its size."
+        if close(output.double(), row.double(), 0.02):
+            return "It was rounded otherwise: cast once, from float32 to output's dtype."
+        return ""
+
+    kept = left_alone("shard", dict(zip(on.ranks, masters, strict=True)), KEEP)
+    return Line(on.title, both(judge, kept), on.weight, short=on.short, trivial=on.trivial)
+
+
+def gather_hint(ratio: float, observed: Observed) -> str:
+    kinds = {operation.dtype for operations in observed.operations for operation in operations}
+    if ratio > 1 and "float32" in kinds:
+        return "4 bytes an element travelled: cast the shard first, then gather."
+    if any(operation.op in SUMS for operation in observed.operations[0]):
+        return "Nothing is to be added: an all-gather brings each shard once, (N-1)/N of the row."
+    return "Each rank sends its shard, in output's dtype, to N-1 others."
+
+
+def gather_case(draw: Draw, on: Setting, traffic: bool = False) -> Case:
+    """The setting's dtype is that of the output, its shape that of a shard."""
+    count = len(on.ranks)
+    masters = [draw.normal(*on.shape) for _ in on.ranks]
+    numel = masters[0].numel()
+    sides = [
+        side(
+            {"output": torch.full((count * numel,), OLD).to(on.dtype), "shard": master},
+            returned=["output", "shard"],
+            group=on.group,
+            object=GATHER,
+        )
+        for master in masters
+    ]
+    lines = [gathered(on, masters)]
+    if traffic:
+        sent = [(count - 1) * numel * on.dtype.itemsize] * on.n
+        title = f"bytes gathered: {on.dtype.itemsize} an element"
+        lines.append(volume_line(sent, hint=gather_hint, weight=2, title=title, point=1.9))
+    return on.of_lines(on.title, sides, lines)
+
+
+def steps_case(draw: Draw, n: int) -> Case:
+    """A master near 1 takes 100 steps of 1e-5, with a gather after each; weights in bfloat16 stand still."""
+    size = 4
+    starts = [1 + draw.distinct(size, low=0, high=100).float() / 128 for _ in range(n)]
+    row = torch.cat(starts).to(torch.bfloat16)  # without rounding
+
+    def judge(observed: Observed) -> Finding:
+        for rank, start in enumerate(starts):
+            moved = observed.tensors[rank]["shard"] - start
+            if bool(((moved - STEPS * STEP).abs() <= STEP).all()):
+                continue
+            gone = words.number(float(moved.mean()))
+            said = f"on rank {rank} a shard of weights near 1 did not take its {STEPS} steps"
+            sentence = Sentence(f"{said}: it moved by {gone}, not by {STEPS * STEP:g}.", f"{said}.")
+            still = bool((moved.abs() <= 2 * STEP).all())
+            return wrong(
+                sentence,
+                f"It was cast in place, and the master lost its low bits: after {STEPS} steps of 1e-5 "
+                f"nothing moved. {KEEP}"
+                if still
+                else "`shard` is to be left alone.",
+                cause="steps",
+            )
+        if torch.equal(observed.tensors[0]["output"], row):
+            return RIGHT
+        return wrong("after the last step rank 0's `output` is not that of the masters.")
+
+    sides = [
+        side(
+            {"output": torch.full((n * size,), OLD).bfloat16(), "shard": start},
+            returned=["output", "shard"], object=GATHER, master="shard", steps=STEPS, step=STEP,
+        )
+        for start in starts
+    ]  # fmt: skip
+    line = Line(f"the master after {STEPS} steps of 1e-5", judge, 1.5)
+    return Case("steps of a master", sides, [line], recipe=f"{RECIPES}:steps")
+
+
+# ---- reduce_scatter_mean
+
+
+def mean_slips(grads: Tensor, dtype: torch.dtype) -> list[Slip]:
+    """grads: (n, n, s), each rank's gradient of each shard, in float64; dtype: of the gradients."""
+    n = len(grads)
+    total = grads.sum(0)
+
+    def slip(says: str, shards: Tensor) -> Slip:
+        return Slip(says, lambda place: {"output": shards[place].float()})
+
+    narrow = str(dtype)[6:]
+    return [
+        slip(NOT_WRITTEN, torch.full_like(total, OLD)),
+        slip("That is the sum: divide it by the number of ranks.", total),
+        slip("That is divided by the number of ranks twice.", total / n / n),
+        slip(
+            f"It was divided in {narrow}, before the sum: each quotient was rounded to 8 bits. Divide in "
+            "float32, before or after the sum.",
+            (grads / n).to(dtype).double().sum(0),
+        ),
+        slip(
+            f"The sum was cast back to {narrow} before it was divided: write the mean into `output` from "
+            "float32.",
+            total.to(dtype).double() / n,
+        ),
+        slip(
+            f"The sum was cast back to {narrow} and divided there: write the mean into `output` from "
+            "float32.",
+            (total.to(dtype) / n).double(),
+        ),
+        slip(
+            f"The mean was rounded to {narrow} on its way: write it into `output` from float32.",
+            (total / n).to(dtype).double(),
+        ),
+        slip(
+            "That is the rank's own gradient: add those of all ranks.",
+            torch.stack([grads[place, place] for place in range(n)]),
+        ),
+        slip(
+            "That is the rank's own gradient, divided: add those of all ranks.",
+            torch.stack([grads[place, place] for place in range(n)]) / n,
+        ),
+        slip(
+            "Every rank has the first part of the mean: rank r's begins at r times the size of `output`.",
+            (total / n)[:1].expand_as(total),
+        ),
+    ]
+
+
+def mean_line(on: Setting, grads: Tensor, reduce_dtype: torch.dtype) -> Line:
+    """grads: (n, n, s) in the dtype in which they are given."""
+    wide, place_of = grads.double(), {rank: place for place, rank in enumerate(on.ranks)}
+    mean = wide.mean(0)
+    slips = mean_slips(wide, grads.dtype)
+    tolerance = 0.03 if reduce_dtype.itemsize == 2 else 0
+
+    def right(rank: int, observed: Observed) -> bool:
+        output = observed.tensors[rank]["output"]
+        return close(output, mean[place_of[rank]].float(), tolerance)
+
+    def judge(observed: Observed) -> Finding:
+        off = [rank for rank in on.ranks if not right(rank, observed)]
+        if not off:
+            return RIGHT
+        actual, wanted = observed.tensors[off[0]]["output"], mean[place_of[off[0]]]
+        said = difference(f"on rank {off[0]} the mean is wrong", actual, wanted)
+        return wrong(said, why(observed))
+
+    def why(observed: Observed) -> str:
+        for slip in slips:
+            if all(
+                close(observed.tensors[rank]["output"], slip.tensors(place)["output"], tolerance)
+                for rank, place in place_of.items()
+            ):
+                return slip.says
+        if reduce_dtype == torch.float32 and any(
+            operation.op in SUMS and operation.dtype == str(grads.dtype)[6:]
+            for operation in observed.operations[on.ranks[0]]
+        ):
+            return ADDED
+        return "Cast the gradients to reduce_dtype, reduce-scatter them, and write sum / N into `output`."
+
+    rows = {rank: grads[place].reshape(-1) for rank, place in place_of.items()}
+    alone = left_alone("grads", rows, "Work on a copy: the caller still has these gradients.")
+    return Line(on.title, both(judge, alone), on.weight, short=on.short, trivial=on.trivial)
+
+
+def reduce_hint(reduce_dtype: torch.dtype, ratio: float, observed: Observed) -> str:
+    kinds = {o.dtype for operations in observed.operations for o in operations}
+    name = str(reduce_dtype)[6:]
+    if ratio > 1 and kinds == {name} and abs(ratio - 2) < 0.05:
+        return "That is an all-reduce's traffic: a reduce-scatter leaves each rank its own part alone."
+    if kinds and kinds != {name}:
+        return f"{words.listing(sorted(kinds))} travelled; `reduce_dtype` says {name}."
+    return "Each rank sends N-1 parts of the size of `output`, in reduce_dtype."
+
+
+def reduce_case(
+    draw: Draw,
+    on: Setting,
+    reduce_dtype: torch.dtype = torch.float32,
+    *,
+    equal: bool = False,
+    traffic: bool = False,
+) -> Case:
+    """The setting's dtype is that of the gradients, its shape that of a part. equal: on all ranks."""
+    n, (size,) = len(on.ranks), on.shape
+    if equal:  # odd numbers of eight bits: three of them, added, no longer fit eight bits
+        odd = 2 * draw.distinct(n * size, low=64, high=128) + 1
+        grads = (odd.double() / 2**20).expand(n, -1).to(on.dtype)
+    else:
+        grads = draw.normal(n, n * size).to(on.dtype)
+    grads = grads.reshape(n, n, size)
+    named = reduce_dtype != torch.float32
+    sides = [
+        side(
+            {"output": torch.full((size,), OLD), "grads": grads[place].reshape(-1).contiguous()},
+            returned=["output", "grads"],
+            group=on.group,
+            object=REDUCE,
+            reduce_dtype=str(reduce_dtype)[6:],
+        )
+        for place in range(n)
+    ]
+    lines = [mean_line(on, grads, reduce_dtype)]
+    if traffic:
+        sent = [(n - 1) * size * reduce_dtype.itemsize] * on.n
+        lines.append(
+            volume_line(
+                sent,
+                hint=lambda ratio, observed: reduce_hint(reduce_dtype, ratio, observed),
+                title=f"bytes reduced: {reduce_dtype.itemsize} an element",
+            )
+        )
+    case = on.of_lines(on.title, sides, lines)
+    return replace(case, recipe=f"{RECIPES}:with_dtype") if named else case
+
+
+def refused_case() -> Case:
+    """An output in bfloat16 for the mean is an error on every rank."""
+
+    def judge(observed: Observed) -> Finding:
+        for rank in range(2):
+            error = observed.values[rank].error
+            if error is None:
+                return wrong(
+                    "an `output` of the wrong dtype was not refused: it was torch.bfloat16.",
+                    "The mean goes to the optimizer, whose small steps would be lost in 16 bits: raise "
+                    "TypeError unless output.dtype is torch.float32, before anything is sent.",
+                )
+            kind, text, place = error
+            if kind not in ("TypeError", "ValueError"):
+                said = "an `output` in torch.bfloat16 raised another exception than TypeError"
+                sentence = Sentence(f"{said}: {kind}: {text}", f"{said}.")
+                return wrong(sentence, at(place), "Look at output.dtype before anything is sent.")
+        return RIGHT
+
+    grads = torch.ones(6).bfloat16()
+    sides = [side({"output": torch.zeros(3).bfloat16(), "grads": grads}, object=REDUCE)] * 2
+    line = Line("an output in bfloat16 is refused", judge)
+    return Case("refused", sides, [line], recipe=f"{RECIPES}:refused")
+
+
+def trouble(case: Case, kind: str, text: str) -> str:
+    if kind == "error" and "reduce_dtype" in text and "unexpected keyword" in text:
+        return "The signature is reduce_scatter_mean(output, grads, reduce_dtype=torch.float32, group=None)."
+    if kind == "deadlock":
+        return "Every rank of the group takes part, in the same collectives: pass group= to each."
+    return ""
+
+
+@exercise(
+    points=8, objects=("all_gather_cast", "reduce_scatter_mean"), hint=trouble, point=POINT,
+    references=("course_lib.fsdp.precision",),
+)  # fmt: skip
+def two_precisions(draw: Draw) -> Iterator[Case]:
+    half, small = torch.bfloat16, torch.float16
+    on = Setting(4, (6,), "weights: 4 ranks", dtype=half, weight=1.5)
+    yield gather_case(draw, on, traffic=True)
+    yield steps_case(draw, 2)
+    on = Setting(4, (5,), "weights: sub-group {1, 3}", (1, 3), dtype=small, weight=0.5, short=True)
+    yield gather_case(draw, on)
+    on = Setting(3, (7,), "gradients: 3 ranks", dtype=half, weight=2)
+    yield reduce_case(draw, on, traffic=True)
+    on = Setting(8, (3,), "8 ranks, equal small gradients", dtype=half, weight=1.5)
+    yield reduce_case(draw, on, equal=True)
+    on = Setting(2, (9,), "summed in bfloat16, as asked", dtype=half)
+    yield reduce_case(draw, on, half, traffic=True)
+    on = Setting(4, (4,), "gradients: sub-group {0, 2}", (0, 2), dtype=half, weight=0.5, short=True)
+    yield reduce_case(draw, on)
+    yield refused_case()
+    if draw.hidden:
+        on = Setting(5, (4,), "weights: 5 ranks, a float32 output", weight=0.5)
+        yield gather_case(draw, on, traffic=True)
+        on = Setting(5, (3,), "gradients: 5 ranks, float16", dtype=small, weight=1)
+        yield reduce_case(draw, on, traffic=True)
+        on = Setting(1, (5,), "1 rank", dtype=half, weight=0.5, short=True)
+        yield reduce_case(draw, on)

@@ -1,0 +1,268 @@
+"""fsdp_bytes, hides_from, unit_bytes: the bytes of a sharded step, and the tokens that hide a gather."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from course_lib import facts
+from course_lib.checks.kit import Case, Draw, Formula, Keywords, Model, Prediction, evaluated, exercise, place
+
+FORMULAS = ("course_lib.facts", "course_lib.fsdp.explorer")
+KEEPS = ("gradients", "weights between", "weights")
+LLAMA: dict[str, Any] = {"mlp": "swiglu", "norm": "rms", "positions": "rotary", "bias": False, "tied": False}
+
+
+# ---- bytes of a step
+
+
+def counted(
+    gathers: Callable[[int, bool, str | None], float],
+    reductions: Callable[[int, str | None], float],
+    share: Callable[[int], float] = lambda n: (n - 1) / n,
+) -> Formula:
+    """The bytes with other counts of gathers and reduce-scatters."""
+
+    def formula(
+        params: float, n: int, k: int = 1, *, weights: float = 2, gradients: float = 4,
+        reshard: bool = True, keep: str | None = None,
+    ) -> float:  # fmt: skip
+        sent = gathers(k, reshard, keep) * weights + reductions(k, keep) * gradients
+        return share(n) * params * sent
+
+    return formula
+
+
+def gathers(k: int, reshard: bool, keep: str | None) -> float:
+    return facts.fsdp_gathers(k, reshard, keep)
+
+
+def reductions(k: int, keep: str | None) -> float:
+    return k if keep is None else 1
+
+
+NOT_RESHARDED: dict[str, Formula] = {
+    "With reshard=False a unit stays whole after its forward: backward finds it, and does not gather.": (
+        counted(lambda k, reshard, keep: gathers(k, True, keep), reductions)
+    ),
+}  # fmt: skip
+KEPT: dict[str, Formula] = {
+    'With keep="weights between" the first forward finds nothing and gathers, too: K + 1 gathers.': counted(
+        lambda k, reshard, keep: k if keep == "weights between" and reshard else gathers(k, reshard, keep),
+        reductions,
+    ),
+    'With keep="weights" they are gathered once in a step, and not at all in between.': counted(
+        lambda k, reshard, keep: k if keep == "weights" else gathers(k, reshard, keep), reductions
+    ),
+    "When anything is kept, the gradients add up on the rank: the last microbatch alone reduces.": counted(
+        gathers, lambda k, _: k
+    ),
+}  # fmt: skip
+BYTES: dict[str, Formula] = {
+    "That is replicas' all-reduce, or ZeRO-2: fully sharded weights are gathered for forward and for "
+    "backward.": counted(lambda k, *_: k, reductions),
+    "Those are replicas: an all-reduce of the gradients, and no gather.": (
+        counted(lambda *_: 0, lambda k, keep: 2 * reductions(k, keep))
+    ),
+    "That is one microbatch: a step has K of them.": counted(
+        lambda k, reshard, keep: 2 if reshard else 1, lambda *_: 1
+    ),
+    "That is 3 K transfers whatever `keep` is: tensors that stay whole need not be sent again.": counted(
+        lambda k, *_: 2 * k, lambda k, _: k
+    ),
+    "Gradients have `gradients` bytes each, not as many as a weight.": (
+        lambda params, n, k=1, *, weights=2, gradients=4, reshard=True, keep=None: facts.fsdp_bytes(
+            params, n, k, weights=weights, gradients=weights, reshard=reshard, keep=keep
+        )
+    ),
+    "Weights have `weights` bytes each: the two dtypes may differ.": (
+        lambda params, n, k=1, *, weights=2, gradients=4, reshard=True, keep=None: facts.fsdp_bytes(
+            params, n, k, weights=gradients, gradients=gradients, reshard=reshard, keep=keep
+        )
+    ),
+    "A rank has 1/N of each tensor already, and sends the rest: (N-1)/N.": counted(
+        gathers, reductions, share=lambda n: 1
+    ),
+    "That is the sum over all ranks: one rank's bytes are asked for.": counted(
+        gathers, reductions, share=lambda n: n - 1
+    ),
+    "That is in bits: a byte has eight.": counted(
+        gathers, reductions, share=lambda n: 8 * (n - 1) / n
+    ),
+}  # fmt: skip
+
+
+# ---- tokens that hide a gather
+
+
+def times(factor: Callable[..., float]) -> Formula:
+    return lambda n, flops, each_way, itemsize=2: (
+        factor(n, itemsize) * facts.hides_from(n, flops, each_way, itemsize)
+    )
+
+
+HIDING: Mapping[str, Formula] = {
+    "That is half. `each_way` counts one direction: the 900 GB/s of a data sheet are 450. And forward has "
+    "two FLOPs a parameter and token, backward four.": times(lambda n, itemsize: 1 / 2),
+    "A parameter and a token cost two FLOPs in forward, a multiplication and an addition.": (
+        times(lambda n, itemsize: 2)
+    ),
+    "The bandwidth is in bytes a second: a gather has (n-1)/n P itemsize bytes, not bits.": (
+        times(lambda n, itemsize: 8)
+    ),
+    "A weight has itemsize bytes.": times(lambda n, itemsize: 2 / itemsize),
+    "A number of itemsize bytes travels, not one byte.": times(lambda n, itemsize: 1 / itemsize),
+    "A rank has 1/n of the unit already: the gather brings (n-1)/n of it.": (
+        times(lambda n, itemsize: n / (n - 1) if n > 1 else 1.0)
+    ),
+    "The rank receives from all others together (n-1)/n of the unit, not that from each of them.": (
+        times(lambda n, itemsize: n)
+    ),
+    "That is upside down: a faster GPU needs more tokens, a faster link fewer.": (
+        lambda n, flops, each_way, itemsize=2: (n - 1) / n * itemsize / 2 * each_way / flops
+    ),
+}  # fmt: skip
+
+
+# ---- bytes of a unit
+
+
+def of_block(change: Callable[[Model], float]) -> Formula:
+    return lambda config, itemsize=2: facts.unit_bytes(config, itemsize)[0] + itemsize * change(config)
+
+
+def of_root(change: Callable[[Model], float]) -> Formula:
+    return lambda config, itemsize=2: facts.unit_bytes(config, itemsize)[1] + itemsize * change(config)
+
+
+def narrower(config: Model) -> float:
+    """How many parameters keys and values would have more, were they as wide as the queries."""
+    more = config.width - config.key_value_heads * config.head_dim
+    return 2 * more * (config.width + config.bias)
+
+
+def biases(c: Model) -> float:
+    inward = 2 if c.mlp == "swiglu" else 1
+    return c.bias * (3 * c.width + 2 * c.key_value_heads * c.head_dim + inward * c.mlp_width)
+
+
+BLOCK: Mapping[str, Formula] = {
+    "Keys and values are narrower than the queries: kv_heads of them, each of head_dim.": of_block(narrower),
+    "SwiGLU has three matrices: gate, up and down.": (
+        of_block(lambda c: -c.width * c.mlp_width * (c.mlp == "swiglu"))
+    ),
+    "With SwiGLU the MLP has three matrices, otherwise two.": (
+        of_block(lambda c: c.width * c.mlp_width * (c.mlp != "swiglu"))
+    ),
+    "The MLP's inner width is `mlp_width`, not always 4 width.": (
+        of_block(lambda c: (3 if c.mlp == "swiglu" else 2) * c.width * (4 * c.width - c.mlp_width))
+    ),
+    "The biases are missing.": of_block(
+        lambda c: -biases(c)
+    ),
+    "A block has two norms.": of_block(lambda c: -facts.norm_parameters(c)),
+    "The two norms of a block are missing.": of_block(lambda c: -2 * facts.norm_parameters(c)),
+    "A layer norm has a bias besides its weight, if `bias`; an RMS norm has a weight.": (
+        of_block(lambda c: 2 * c.width * (-1 if c.norm == "layer" and c.bias else 1))
+    ),
+    "12 width^2 is the rule of thumb: exact bytes were asked for.": (
+        lambda config, itemsize=2: 12 * config.width**2 * itemsize
+    ),
+    "That is all blocks together: a unit is one of them.": (
+        lambda config, itemsize=2: config.layers * facts.unit_bytes(config, itemsize)[0]
+    ),
+    "Those are elements: each has itemsize bytes.": (
+        lambda config, itemsize=2: facts.unit_bytes(config, 1)[0]
+    ),
+}  # fmt: skip
+ROOT: Mapping[str, Formula] = {
+    "A head that is not tied has a matrix of its own, as large as the embedding.": of_root(
+        lambda c: -c.vocab_size * c.width * (not c.tied)
+    ),
+    "A tied head is the embedding's matrix: it counts once.": of_root(
+        lambda c: c.vocab_size * c.width * c.tied
+    ),
+    "Learned positions are a table as well: context x width.": of_root(
+        lambda c: -c.context * c.width * (c.positions == "learned")
+    ),
+    "Rotary positions have no parameters.": of_root(
+        lambda c: c.context * c.width * (c.positions != "learned")
+    ),
+    "The last norm belongs to the root.": of_root(lambda c: -facts.norm_parameters(c)),
+    "That is the whole model: the blocks are units of their own.": (
+        lambda config, itemsize=2: facts.transformer_parameters(config) * itemsize
+    ),
+    "Those are elements: each has itemsize bytes.": (
+        lambda config, itemsize=2: facts.unit_bytes(config, 1)[1]
+    ),
+}  # fmt: skip
+
+
+def block_bytes(config: Model, itemsize: int = 2) -> float:
+    return facts.unit_bytes(config, itemsize)[0]
+
+
+def root_bytes(config: Model, itemsize: int = 2) -> float:
+    return facts.unit_bytes(config, itemsize)[1]
+
+
+def models(draw: Draw) -> list[Model]:
+    """Of each part both kinds; heads of keys and values that are fewer than the queries'."""
+    heads, head_dim = 2 * draw.integer(3, 7), 8 * draw.integer(2, 6)
+    layers, width = draw.integer(3, 9), heads * head_dim
+    vocab, context = draw.integer(300, 3000), 16 * draw.integer(4, 40)
+    return [
+        Model(50257, 1024, layers=12, heads=12, width=768),
+        Model(32000, 4096, 80, 64, 8192, 8, 28672, **LLAMA),
+        Model(vocab, context, layers, heads, width, heads // 2, 8 * draw.integer(9, 60)),
+        Model(vocab, context, layers, heads, width, 2, **{**LLAMA, "tied": True, "norm": "layer"}),
+    ]
+
+
+@exercise(points=8, objects=("fsdp_bytes", "hides_from", "unit_bytes"), references=FORMULAS)
+def predictions(draw: Draw) -> Iterator[Case]:
+    some, n = 1_000_000 * draw.integer(20, 900), draw.integer(5, 65)
+    k, sizes = draw.integer(3, 9), {"weights": draw.integer(2, 4), "gradients": 1}
+    flops, each_way = 1e12 * draw.integer(80, 600), 1e9 * draw.integer(20, 600)
+    configs = models(draw)
+    yield from evaluated(
+        [
+            Prediction(
+                "fsdp_bytes", 0,
+                [(7_000_000_000, 8), (some, n), (some, n, k), (some, 1, k),
+                 (some, n, 1, Keywords(weights=4, gradients=4)), (some, n, k, Keywords(sizes))],
+                facts.fsdp_bytes, BYTES, weight=1.5, title="fsdp_bytes: gathered twice, reduced once",
+                otherwise="A microbatch gathers twice and reduces once, (N-1)/N P elements each.",
+            ),
+            Prediction(
+                "fsdp_bytes", 0,
+                [(some, n, each, Keywords(reshard=False)) for each in (1, k)],
+                facts.fsdp_bytes, NOT_RESHARDED | BYTES, title="fsdp_bytes: reshard=False",
+                otherwise="A microbatch gathers once and reduces once, (N-1)/N P elements each.",
+            ),
+            Prediction(
+                "fsdp_bytes", 0,
+                [(some, n, each, Keywords(keep=keep, **more))
+                 for keep in KEEPS for each in (k, 1) for more in ({}, {"gradients": 2})],
+                facts.fsdp_bytes, KEPT | BYTES, weight=2, title="fsdp_bytes: with `keep`",
+                otherwise="Count the gathers and the reductions of the K microbatches with the table.",
+            ),
+            Prediction(
+                "hides_from", 1,
+                [(8, 0.4 * 989e12, 450e9), (n, flops, each_way), (n, flops, each_way, 4),
+                 (1, flops, each_way)],
+                facts.hides_from, HIDING, weight=2,
+                otherwise="The times are equal if 2 P T / flops = (n-1)/n P itemsize / each_way. P cancels.",
+            ),
+            Prediction(
+                "unit_bytes", 2, [(config,) for config in configs] + [(configs[2], 4)],
+                block_bytes, BLOCK, title="unit_bytes: a block", pick=place(0, 2),
+                otherwise="Attention's four matrices, the MLP's two or three, two norms, and the biases.",
+            ),
+            Prediction(
+                "unit_bytes", 2, [(config,) for config in configs] + [(configs[2], 4)],
+                root_bytes, ROOT, title="unit_bytes: the root", pick=place(1, 2),
+                otherwise="The embeddings, the last norm, and the head unless it is tied.",
+            ),
+        ]
+    )  # fmt: skip

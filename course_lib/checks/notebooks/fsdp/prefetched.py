@@ -1,0 +1,178 @@
+"""PrefetchedModule: ZeRO-3 whose messages travel while blocks compute."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from course_lib.checks.judge import training as lines
+from course_lib.checks.judge.training.single import Training
+from course_lib.checks.kit import Case, Draw, Line, Observed, exercise
+from course_lib.checks.notebooks.fsdp.in_order import ahead_line, reduce_line, waited_line, whole_line
+from course_lib.checks.notebooks.zero.module import IN_BACKWARD, IN_FORWARD, TRAPS
+from course_lib.checks.notebooks.zero.runs import (
+    ADAMW,
+    BLOCK,
+    MEMBERS,
+    REFUSED,
+    SGD,
+    SLACK,
+    WHOLE,
+    WORLD,
+    group_run,
+    small,
+    stepped,
+    value_line,
+    wide,
+)
+
+RECIPE = "course_lib.checks.rank.notebooks.fsdp.prefetched:module"
+RANKS = 4  # of the wide model
+WIDTH, INNER = 8, (24, 36, 12, 48, 60)  # every number of ranks up to 4 divides the blocks' elements
+AHEAD = (1, 1)
+
+
+def trouble(case: Case, kind: str, text: str) -> str:
+    if "was freed before its gather ended" in text:
+        return (
+            "Every gather that is in flight must be waited for before its memory goes, also if the block "
+            "that it was for does not run."
+        )
+    if "out of bounds for storage" in text or "setStorage" in text:
+        return IN_FORWARD if "in forward" in text else IN_BACKWARD
+    if kind == "died":
+        return (
+            "Memory of a weight was read while it was freed. wait() comes before the block's forward and "
+            "backward, and free() after both."
+        )
+    if said := lines.group_trouble(case, text):
+        return said
+    if "collective number" in text or kind == "deadlock":
+        return (
+            "All ranks gather and reduce the same units in the same order: the order must follow from the "
+            "list of blocks, and not from what one rank recorded or received."
+        )
+    return ""
+
+
+def bytes_hint(reshard: bool) -> Callable[[float, Observed], str]:
+    def hint(ratio: float, observed: Observed) -> str:
+        if reshard and ratio < 0.8:
+            return "One of the three is missing: gathered in forward, freed, gathered again for backward."
+        if reshard:
+            return (
+                "A unit is gathered twice in a row, or twice in forward: start() does nothing for a unit "
+                "that is whole or on its way."
+            )
+        return "Without resharding a block is gathered once a step, and stays whole for backward."
+
+    return hint
+
+
+def uneven(draw: Draw, n: int, kwargs: dict[str, Any]) -> Training:
+    """Two steps of blocks that a message tells apart by its bytes."""
+    model = {"name": "uneven", "seed": draw.integer(1, 1 << 30), "width": WIDTH, "inner": list(INNER)}
+    first = draw.integer(1, 1 << 30)
+    steps = [
+        [[{"seed": first + 10 * rank + s, "samples": 3, "width": WIDTH}] for s in range(2)]
+        for rank in range(n)
+    ]
+    return Training(model, SGD, steps, tell=("end",), more={"kwargs": kwargs})
+
+
+def bytes_line(training: Training, reshard: bool, weight: float) -> Line:
+    n, item = training.world_size, training.dtype.itemsize
+    sizes = [sum(p.numel() for p in block.parameters()) for block in training.built().blocks]
+    unit = (n - 1) / n * item
+    most = (3 if reshard else 2) * sum(sizes) * unit
+    least = most - sizes[-1] * unit if reshard else most
+    title = "bytes of a step: 3P, the last block once less" if reshard else "bytes, not resharded: 2P"
+    return lines.volume_line(
+        [math.floor(least)] * n, most=[math.ceil(most)] * n, hint=bytes_hint(reshard), title=title,
+        weight=weight, between=(2, 4),
+    )  # fmt: skip
+
+
+def order_case(draw: Draw, n: int, ahead: tuple[int, int], reshard: bool, title: str) -> Case:
+    settings = {} if ahead == AHEAD else {"forward_prefetch": ahead[0], "backward_prefetch": ahead[1]}
+    if not reshard:
+        settings["reshard_after_forward"] = False
+    training = uneven(draw, n, settings)
+    values = stepped(training, f"{title}: values", lines.common(n), 1, what="end")
+    case_lines = [
+        values,
+        ahead_line(training, ahead, reshard, f"{title}: blocks ahead are on their way", 4),
+        reduce_line(training, f"{title}: gradients travel while the next block computes", 2),
+        waited_line(f"{title}: every message is waited for", 1),
+        bytes_line(training, reshard, 1.5),
+        whole_line(training, ahead, reshard, 2),
+    ]
+    return lines.training_case(RECIPE, title, training, case_lines, timeout=30.0)
+
+
+def values_case(
+    draw: Draw, n: int, model: str, optimizer: tuple, title: str, weight: float, micro: int = 1,
+    **more: object,
+) -> Case:  # fmt: skip
+    training = small(draw, n, model, optimizer, micro=micro)
+    if model == "traps":
+        training = replace(training, model={**training.model, "unused": False}, known={})
+    training = replace(training, more={**training.more, **more}, known={})
+    otherwise = TRAPS if model == "traps" else ""
+    line = value_line(training, title, weight=weight, trivial=n == 1, otherwise=otherwise)
+    return lines.training_case(
+        RECIPE, title, training, [line, waited_line(f"{title}: every message is waited for", 0.5)],
+        timeout=30.0,
+    )  # fmt: skip
+
+
+def memory_case(draw: Draw) -> Case:
+    training, share = wide(draw, RANKS), WHOLE / RANKS
+    # two blocks, a block's gradients and two rows of them; and copies in gloo of what is in flight
+    peak = 3 * share + (2 + 1 + 2 + 3) * BLOCK
+    values = stepped(training, "6.4 MB, 4 ranks", lines.common(RANKS), 0.5, what="end")
+    held = lines.held_line(
+        [("after the module was wrapped", 0, share), ("after a step", 2, 2 * share)],
+        slack=SLACK, weight=2, title="memory between steps: 2P/N", point=0.95 * WHOLE,
+        hint=lambda _: "Between uses a rank keeps its shards: free every unit, also the last one.",
+    )  # fmt: skip
+    highest = lines.peak_line(
+        peak, slack=SLACK, weight=2, title="peak of memory: two blocks, two rows of gradients",
+        hint=lambda _: "More than two blocks or two rows of gradients were there at once.",
+    )  # fmt: skip
+    return lines.training_case(RECIPE, "memory", training, [values, held, highest], timeout=30.0)
+
+
+def grouped(draw: Draw) -> Case:
+    training, title, line = group_run(draw)
+    return lines.training_case(
+        RECIPE, title, training, [line], timeout=30.0, members=MEMBERS, world_size=WORLD
+    )
+
+
+@exercise(
+    points=16, objects=("PrefetchedModule",),
+    references=("course_lib.fsdp.module", "course_lib.zero"), hint=trouble, refused=REFUSED,
+    point="messages that travel while blocks compute",
+)  # fmt: skip
+def prefetched_module(draw: Draw) -> Iterator[Case]:
+    yield order_case(draw, 2, AHEAD, True, "2 ranks")
+    yield values_case(draw, 3, "traps", SGD, "SGD, 3 ranks: tied, frozen, used twice", 3)
+    yield values_case(
+        draw, 2, "frozen", ADAMW, "AdamW, 2 ranks, two forwards before their backward", 2, micro=2,
+        together=True,
+    )  # fmt: skip
+    yield values_case(
+        draw, 2, "frozen", SGD, "SGD, 2 ranks, after an error in block 3", 2, micro=2,
+        before={"1": "raise"},
+    )  # fmt: skip
+    yield order_case(draw, 3, (2, 2), False, "3 ranks, two ahead, not resharded")
+    yield grouped(draw)
+    yield memory_case(draw)
+    if draw.hidden:
+        yield order_case(draw, 4, (2, 1), True, "4 ranks, two ahead in forward")
+        yield order_case(draw, 2, (1, 2), True, "2 ranks, two ahead in backward")
+        yield values_case(draw, 1, "plain", ADAMW, "AdamW, 1 rank", 0.5)
+        yield values_case(draw, 4, "traps", SGD, "SGD, 4 ranks, the traps again", 1, micro=3)

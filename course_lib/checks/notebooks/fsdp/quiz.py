@@ -1,0 +1,93 @@
+"""The questions at the end of notebook 05, with the wrong answers that show an oversight."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from course_lib.checks.kit import Answer, Case, Draw, answers, exercise
+from course_lib.facts import fsdp_bytes, hides_from
+
+REFERENCES = ("course_lib.facts", "course_lib.fsdp.explorer")
+GPUS, SPEED, EACH_WAY, HALF = 16, 0.4 * 989e12, 50e9, 2
+TOKENS = hides_from(GPUS, SPEED, EACH_WAY, HALF)
+BLOCK, BLOCKS, MICROBATCHES = 202_383_360, 32, 8
+WHOLE = 2 * HALF * BLOCK / 1e6  # the block that computes and the next one
+TRAFFIC = fsdp_bytes(1, 2, MICROBATCHES, weights=1, gradients=1, keep="gradients") * 2
+QUEUE = "the next gather queues behind them"
+REASONS = ("gradients are not ready", QUEUE, "every rank waits in backward")
+DIFFERENT = "rank 0 prefetches two units, rank 1 one"
+ORDERS = (DIFFERENT, "all ranks prefetch nothing", "rank 1 has fewer tokens")
+
+
+@exercise(
+    points=6,
+    objects=("answer_1", "answer_2", "answer_3", "answer_4", "answer_5", "answer_6"),
+    references=REFERENCES,
+    constants=True,
+)
+def questions(draw: Draw) -> Iterator[Case]:
+    yield answers(
+        [
+            Answer(
+                "answer_1", TOKENS, unit="tokens",
+                slips={
+                    TOKENS * GPUS / (GPUS - 1): "A GPU has 1/16 of the unit: the gather brings 15/16.",
+                    TOKENS / 2: "That is half: each way means one direction, and forward has two FLOPs.",
+                    2 * TOKENS: "That is twice as many: a parameter has 2 bytes, and costs 2 FLOPs a token.",
+                    TOKENS / 0.4: "That is the peak: the GPUs reach 40 % of it, and take longer to compute.",
+                    8 * TOKENS: "Bytes, not bits: 50 GB/s.",
+                },
+                otherwise="T = (n-1)/n · itemsize/2 · FLOP/s / bytes a second.",
+            ),
+            Answer(
+                "answer_2", (QUEUE,), options=REASONS,
+                slips={
+                    REASONS[0]: "The reduce of a unit begins after its backward, when they are ready. Look "
+                    "at the wire: which message stands behind it?",
+                    REASONS[2]: "Asynchronous means that no rank waits for the reduce. Look at the wire: "
+                    "which message stands behind it?",
+                },
+            ),
+            Answer(
+                "answer_3", WHOLE, unit="MB",
+                slips={
+                    WHOLE / 2: "One unit ahead makes two, the one that computes and the next; and a "
+                    "parameter in bfloat16 has two bytes.",
+                    BLOCKS * WHOLE / 2: "That is a replica: all blocks.",
+                    2 * WHOLE: "A parameter in bfloat16 has two bytes, not four.",
+                    1.5 * WHOLE: "One unit ahead makes two: the one that computes, and the next.",
+                    WHOLE * 1e6: "That is in bytes.",
+                },
+                otherwise="Two blocks at most, of two bytes a parameter.",
+            ),
+            Answer(
+                "answer_4", TRAFFIC, unit="units of traffic", tolerance=1e-6,
+                slips={
+                    3 * MICROBATCHES: "That is with a reduce-scatter in each microbatch: the last one alone "
+                    "reduces.",
+                    MICROBATCHES + 2: "That is with whole weights in between, too: shards must be gathered "
+                    "twice in each microbatch.",
+                    2 * MICROBATCHES: "The last microbatch reduces: one unit more.",
+                    3: "That is one microbatch: here are eight.",
+                    2 * MICROBATCHES + 2: "A reduce-scatter is one unit; an all-reduce would be two.",
+                    2: "That is with weights that stay whole for the whole step.",
+                },
+                otherwise="Two gathers in each microbatch, and one reduce-scatter.",
+            ),
+            Answer(
+                "answer_5", ("hybrid",), options=("full", "hybrid"),
+                slips={
+                    "full": "The states fit in a node, so islands of 8 are enough. Then gathers stay inside, "
+                    "and only an eighth of the gradients crosses between nodes."
+                },
+            ),
+            Answer(
+                "answer_6", (DIFFERENT,), options=ORDERS,
+                slips={
+                    ORDERS[1]: "That is slow, but all ranks call the same collectives in the same order.",
+                    ORDERS[2]: "The others wait for the slower rank's messages, or it for theirs, but all "
+                    "call the same collectives in the same order.",
+                },
+            ),
+        ]
+    )  # fmt: skip

@@ -1,0 +1,265 @@
+"""Looks at a sharded step: is it one, how long does it take, which units are whole, and the usual causes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import astuple, dataclass, replace
+from itertools import accumulate
+
+from course_lib.checks.kit import RIGHT, Finding, Sentence, usual, words, wrong
+from course_lib.fsdp.schedule import Schedule
+from course_lib.fsdp.schedule import fsdp_schedule as reference
+from course_lib.fsdp.simulate import Times, simulate
+from course_lib.fsdp.validate import violation
+
+CLOSE = 1e-9
+MISSED = 1 / 4  # of the time that prefetching saves: a list that loses more misses the point
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The arguments of one call."""
+
+    units: int
+    forward: int = 1
+    backward: int = 1
+    reshard: bool = True
+    keep_last: bool = True
+
+    def __str__(self) -> str:
+        return f"fsdp_schedule{astuple(self)}"
+
+    @property
+    def best(self) -> Schedule:
+        return reference(*astuple(self))
+
+    @property
+    def last_freed(self) -> Schedule:
+        """The best list that frees the last unit after its forward."""
+        return reference(*astuple(replace(self, keep_last=False)))
+
+    @property
+    def unprefetched(self) -> Schedule:
+        return reference(*astuple(replace(self, forward=0, backward=0)))
+
+    def allowed(self, schedule: Schedule) -> Iterator[tuple[int, int]]:
+        """After each action: the units that are whole, and how many may be."""
+        turn = schedule.index(("forward", self.units - 1))
+        counts = accumulate({"gather": 1, "free": -1}.get(kind, 0) for kind, _ in schedule)
+        for place, whole in enumerate(counts):
+            ahead = self.forward if place <= turn else self.backward
+            yield whole, 1 + ahead if self.reshard else self.units
+
+
+Look = Callable[[Asked, Schedule], Finding]
+
+
+# ---- usual causes
+
+
+def others_gathered(asked: Asked, schedule: Schedule) -> str:
+    """In backward a unit is gathered that is not below the one that computes next."""
+    begun = False
+    for place, (kind, unit) in enumerate(schedule):
+        rest = [other for what, other in schedule[place:] if what == "backward"]
+        begun |= kind == "backward"
+        if kind == "gather" and begun and rest and unit not in rest:
+            return Sentence(
+                f"Backward comes from above: unit {rest[0]} is wanted next, and unit {unit} was gathered.",
+                "Backward comes from above: gather the units below the one that computes.",
+            )
+    return ""
+
+
+def never_again(asked: Asked, schedule: Schedule) -> str:
+    gathered = [unit for kind, unit in schedule if kind == "gather"]
+    if asked.reshard and len(gathered) == len(set(gathered)) == asked.units > 1:
+        return "A unit that was freed after its forward must be gathered again for its backward."
+    return ""
+
+
+def reduce_forgotten(asked: Asked, schedule: Schedule) -> str:
+    reduced = {unit for kind, unit in schedule if kind == "reduce"}
+    if reduced and len(reduced) < asked.units:
+        return "Every unit's gradients are reduced once, those of the last backward as well."
+    return ""
+
+
+DISORDER = (others_gathered, never_again, reduce_forgotten)
+
+
+def behind_the_reduce(asked: Asked, schedule: Schedule) -> str:
+    for unit in reversed(range(asked.units - 1)):
+        gathers = [place for place, action in enumerate(schedule) if action == ("gather", unit)]
+        if len(gathers) == 2 and gathers[1] > schedule.index(("reduce", unit + 1)):
+            return Sentence(
+                f"The gather of unit {unit} waits behind the reduce of unit {unit + 1}, and the backward of "
+                f"unit {unit} waits for it. Nothing waits for the reduce: gather first.",
+                "The gather of a unit waits behind the reduce of the one above, for which nothing waits: "
+                "gather first.",
+            )
+    return ""
+
+
+def reduced_late(asked: Asked, schedule: Schedule) -> str:
+    for unit in range(asked.units - 1, 0, -1):
+        if schedule.index(("reduce", unit)) > schedule.index(("backward", unit - 1)):
+            return Sentence(
+                f"The wire idles while unit {unit - 1} does its backward: reduce unit {unit} before that. "
+                "Its gradients are ready.",
+                "The wire idles in backward: reduce a unit's gradients as soon as they are ready.",
+            )
+    return ""
+
+
+def wire_idles(way: str, step: int) -> Callable[[Asked, Schedule], str]:
+    """A unit whose successor is gathered behind its computation, though it could be before it."""
+
+    def hint(asked: Asked, schedule: Schedule) -> str:
+        if not (asked.forward if way == "forward" else asked.backward):
+            return ""
+        for unit in range(asked.units):
+            following = unit + step
+            if following in range(asked.units):
+                between = schedule[schedule.index((way, unit)) : schedule.index((way, following))]
+                if ("gather", following) in between:
+                    return Sentence(
+                        f"The wire idles while unit {unit} does its {way}: gather unit {following} before "
+                        "that, not behind it.",
+                        "The wire idles while a unit computes: gather the next one before that, not behind.",
+                    )
+        return ""
+
+    return hint
+
+
+LATE = (wire_idles("forward", 1), behind_the_reduce, wire_idles("backward", -1), reduced_late)
+
+
+def replica(asked: Asked, whole: int, most: int) -> str:
+    if whole == asked.units and asked.units > 2:
+        return (
+            "All units are whole at once: that is a replica, and nothing is saved. Gather `prefetch` units "
+            "ahead of the one that computes, not all of them."
+        )
+    if whole == most + 1:
+        return "That is one too many: the unit that computes, and `prefetch` more. Free before you gather."
+    return "The unit that computes is whole, and `prefetch` more."
+
+
+def first_hint(hints: Sequence[Callable[[Asked, Schedule], str]]) -> Callable[[Asked, Schedule], str]:
+    return lambda asked, schedule: next((s for hint in hints if (s := hint(asked, schedule))), "")
+
+
+# ---- looks at a list
+
+
+def possible(asked: Asked, schedule: Schedule) -> Finding:
+    said = violation(schedule, asked.units)
+    if said is None:
+        return RIGHT
+    sentence = Sentence(
+        f"{asked}: {said}.", "fsdp_schedule writes a list that is not a step: `violation` says why."
+    )
+    return wrong(sentence, usual(first_hint(DISORDER), asked, schedule), cause="not a step")
+
+
+def takes(*lasting: Times, point: bool = False) -> Look:
+    """No list may take longer than the best one; another line judges whether the last unit is kept.
+
+    point: a list that loses much of the time that prefetching saves misses the exercise's point.
+    """
+
+    def look(asked: Asked, schedule: Schedule) -> Finding:
+        twice = schedule.count(("gather", asked.units - 1)) > 1
+        for times in lasting:
+            seconds = simulate(schedule, times).total
+            best = simulate(asked.last_freed if twice else asked.best, times).total
+            if seconds <= best * (1 + CLOSE):
+                continue
+            sentence = Sentence(
+                f"{asked} takes {words.number(seconds)} instead of {words.number(best)} ({lasts(times)}).",
+                f"fsdp_schedule writes a list that takes {words.number(seconds / best)} times as long as it "
+                "could.",
+            )
+            saved = simulate(asked.unprefetched, times).total - best
+            missed = point and seconds - best > MISSED * saved
+            hint = usual(first_hint(LATE), asked, schedule)
+            return wrong(sentence, hint, cause="slow", misses_point=missed)
+        return RIGHT
+
+    return look
+
+
+def lasts(times: Times) -> str:
+    kinds = ("forward", "backward", "gather", "reduce")
+    return words.listing([f"{kind} {getattr(times, kind):g}" for kind in kinds])
+
+
+def reaches(asked: Asked, schedule: Schedule) -> Finding:
+    """Before a unit computes, the next `prefetch` units are gathered as well."""
+    whole: set[int] = set()
+    for kind, unit in schedule:
+        if kind == "gather":
+            whole.add(unit)
+        elif kind == "free":
+            whole.discard(unit)
+        elif kind != "reduce":
+            step, ahead = (1, asked.forward) if kind == "forward" else (-1, asked.backward)
+            wanted = {unit + step * k for k in range(1, ahead + 1)} & {*range(asked.units)}
+            if wanted - whole:
+                missing = min(wanted - whole, key=lambda other: abs(other - unit))
+                return wrong(
+                    Sentence(
+                        f"{asked}: unit {unit} does its {kind}, and unit {missing} has not been gathered: "
+                        f"{kind}_prefetch is {ahead}.",
+                        f"fsdp_schedule gathers fewer units ahead than {kind}_prefetch says.",
+                    ),
+                    cause="short",
+                )
+    return RIGHT
+
+
+def keeps_last(asked: Asked, schedule: Schedule) -> Finding:
+    """The last unit is freed between its forward and its backward unless `keep_last`."""
+    last = asked.units - 1
+    turn = schedule[schedule.index(("forward", last)) : schedule.index(("backward", last))]
+    freed = ("free", last) in turn
+    if freed and asked.keep_last:
+        says = "is gathered twice in a row: backward begins with it. Do not free it after its forward."
+    elif not freed and not asked.keep_last:
+        says = "is not freed after its forward, though keep_last is False."
+    else:
+        return RIGHT
+    return wrong(Sentence(f"{asked}: unit {last} {says}", f"The last unit {says}"), cause="last")
+
+
+def gathers_once(asked: Asked, schedule: Schedule) -> Finding:
+    """Without reshard every unit is gathered once, and freed when its backward is over."""
+    for unit in range(asked.units):
+        if schedule.count(("gather", unit)) > 1:
+            says = (
+                "is gathered twice, though reshard is False: it stays whole from its forward to its backward."
+            )
+        elif unit and schedule.index(("free", unit)) > schedule.index(("backward", unit - 1)):
+            says = (
+                f"is still whole while unit {unit - 1} does its backward. Free each unit after its backward, "
+                "also without reshard."
+            )
+        else:
+            continue
+        general = "fsdp_schedule gathers a unit twice, or frees it late, though reshard is False."
+        return wrong(Sentence(f"{asked}: unit {unit} {says}", general), cause="resharded")
+    return RIGHT
+
+
+def holds(asked: Asked, schedule: Schedule) -> Finding:
+    whole, most = max(asked.allowed(schedule), key=lambda pair: pair[0] - pair[1])
+    if whole <= most:
+        return RIGHT
+    sentence = Sentence(
+        f"{asked}: {whole} units are whole at once, {most} may be.",
+        "fsdp_schedule makes more units whole at once than 1 + prefetch.",
+    )
+    all_at_once = whole == asked.units >= 2 * most
+    return wrong(sentence, replica(asked, whole, most), cause="heavy", misses_point=all_at_once)

@@ -1,0 +1,207 @@
+"""Runs in the rank: trains with a module that gathers blocks ahead, notes its messages, and decides nothing.
+
+Instructions: those of `course_lib.checks.rank.training`, and
+
+    before       {number of the step: "raise"}: before that step a forward in which block 2 raises an error
+    together     whether the forwards of a step's microbatches all come before one backward
+
+The class has no method that gives whole parameters. So these are noted by the blocks' own layers when they
+compute, in a forward without a graph. The reply has the tensors of `training`, and an `OfPrefetched`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from course_lib.checks.rank import toys, watching
+from course_lib.checks.rank.training import Session, Told, keywords, warm_up  # noqa: F401
+from course_lib.checks.wire import Count
+from course_lib.ledger import recorder as recording
+from course_lib.ledger import rows
+from course_lib.runtime.backend import device
+
+_clone, _detach, _zeros_like = torch.clone, torch.Tensor.detach, torch.zeros_like
+_no_grad, _mse = torch.no_grad, nn.functional.mse_loss
+FAILS = 2  # the block that raises
+
+
+class Failure(Exception):
+    """Raised inside a block."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A block begins to compute, forward ("F") or backward ("B").
+
+    begun: operations of the rank by then; open: those of them that it had not waited for; whole: blocks with
+    memory behind their parameters.
+    """
+
+    kind: Literal["F", "B"]
+    block: Count
+    begun: Count
+    open: list[Count]
+    whole: list[Count]
+
+
+@dataclass
+class OfPrefetched(Told):
+    """The reply about a training run, and more.
+
+    marks: of each step; after: operations that were open after each step's backward; left: blocks with memory
+    behind their parameters after a forward without a graph, the most of all.
+    """
+
+    marks: list[list[Mark]] = field(default_factory=list)
+    after: list[list[Count]] = field(default_factory=list)
+    left: Count = 0
+
+
+class _Arriving(torch.autograd.Function):
+    """Identity; in backward it calls a function when the gradient of a block's output is there."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, call: Callable[[], None]) -> torch.Tensor:
+        ctx.call = call
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple:
+        ctx.call()
+        return grads[0], None
+
+
+class Looking:
+    """Hooks of a model's blocks and layers, which are there before the student's class adds its own."""
+
+    def __init__(self, model: toys.Toy):
+        self.blocks = list(model.blocks)
+        self.params = [list(block.parameters()) for block in self.blocks]
+        self.sizes = [[p.nbytes for p in params] for params in self.params]
+        self.marks: list[list[Mark]] = []
+        self.names = {p: name for name, p in model.named_parameters()}
+        self.capturing: dict[str, torch.Tensor] | None = None
+        self.failing = False
+        for number, block in enumerate(self.blocks):
+            first = next(inner for inner in block.modules() if not list(inner.children()))
+            first.register_forward_pre_hook(lambda *_, k=number: self.computes(k))
+            block.register_forward_hook(lambda _, __, out, k=number: self.leaves(k, out))
+        for inner in model.modules():
+            if inner._parameters:
+                inner.register_forward_hook(self.capture)  # before the class frees it
+
+    def computes(self, block: int) -> None:
+        if self.failing and block == FAILS:
+            raise Failure
+        self.mark("F", block)
+
+    def leaves(self, block: int, out: Any) -> Any:
+        if not out.requires_grad:
+            return out
+        return _Arriving.apply(out, lambda: self.mark("B", block))
+
+    def mark(self, kind: Literal["F", "B"], block: int) -> None:
+        if self.marks and self.capturing is None and not self.failing:
+            begun = watching.begun_and_waited()[0]
+            self.marks[-1].append(Mark(kind, block, begun, still_open(), self.whole()))
+
+    def whole(self) -> list[int]:
+        """Blocks with memory behind all of their parameters."""
+        return [
+            k
+            for k, (params, sizes) in enumerate(zip(self.params, self.sizes, strict=True))
+            if all(p.untyped_storage().nbytes() >= n for p, n in zip(params, sizes, strict=True))
+        ]
+
+    def capture(self, module: nn.Module, *_: object) -> None:
+        if self.capturing is not None:
+            for p in module._parameters.values():
+                if p is not None:
+                    self.capturing[self.names[p]] = _clone(_detach(p))
+
+
+def still_open() -> list[int]:
+    """This rank's operations that it has not waited for."""
+    recorder = recording.recorder()
+    log, size, count = recorder.log.rows.map, rows.ROW.size, recorder.state.rows
+    return [k for k in range(count) if not log[k * size + rows.FLAGS_AT] & rows.WAITED]
+
+
+class Training:
+    """A student's module in training."""
+
+    def __init__(self, session: Session, make: Callable, instructions: dict, groups: list):
+        self.session, self.instructions = session, instructions
+        self.looking = Looking(session.model)
+        self.made = make(session.model, **keywords(instructions, groups))
+        self.like = {name: (tuple(p.shape), p.dtype) for name, p in session.named.items()}
+        self.values = OfPrefetched()
+
+    def whole(self) -> list[tuple[str, torch.Tensor]]:
+        """The parameters as a forward without a graph uses them."""
+        self.looking.capturing = {}
+        described = self.instructions["steps"][0][0]
+        x, _ = toys.batch(described, self.session.dtype)
+        with _no_grad():
+            self.made(x.to(device()))
+        captured, self.looking.capturing = self.looking.capturing, None
+        self.values.left = max(self.values.left, len(self.looking.whole()))
+        zeros = {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in self.like.items()}
+        return list((zeros | captured).items())
+
+    def fail(self, step: int) -> None:
+        """A forward in which a block raises an error."""
+        self.looking.failing = True
+        x, _ = toys.batch(self.instructions["steps"][step][0], self.session.dtype)
+        try:
+            self.made(x.to(device()))
+        except Failure:
+            pass
+        finally:
+            self.looking.failing = False
+
+    def accumulate(self, step: int) -> None:
+        self.looking.marks.append([])
+        if not self.instructions.get("together"):
+            self.session.accumulate(step, self.made, None)
+        else:
+            losses = []
+            microbatches = self.instructions["steps"][step]
+            for described in microbatches:
+                x, y = (t.to(device()) for t in toys.batch(described, self.session.dtype))
+                losses.append(_mse(self.made(x), y) / len(microbatches))
+            sum(losses).backward()  # type: ignore[union-attr]
+            self.session.moment()
+        self.values.after.append(still_open())
+
+
+def module(
+    objects: list, tensors: dict, groups: list, instructions: dict
+) -> tuple[OfPrefetched, dict[str, Any]]:
+    """A module whose parameters() are shards, and an optimizer of these."""
+    if "steps" not in instructions:
+        return OfPrefetched(), {}
+    session = Session(instructions)
+    training = Training(session, objects[0], instructions, groups)
+    named, session.named = session.named, {}  # shapes alone are needed
+    shards = [p for p in training.made.parameters() if p.requires_grad]
+    make, defaults = session.optimizer()
+    optimizer = make(shards, **defaults)
+    del named, shards
+    session.started(training.whole)
+    for step in range(len(instructions["steps"])):
+        if instructions.get("before", {}).get(str(step)) == "raise":
+            training.fail(step)
+        training.accumulate(step)
+        optimizer.step()
+        optimizer.zero_grad()
+        session.stepped(step, training.whole)
+    reply, kept = session.reply()
+    values = training.values
+    of_run = OfPrefetched(**vars(reply), marks=training.looking.marks, after=values.after, left=values.left)
+    return of_run, kept

@@ -1,0 +1,141 @@
+"""The parts of a sharded module: each block, and the root; and the moments of a backward.
+
+A part consists of units, since parameters that are trained and parameters that are frozen, or of two dtypes,
+do not share a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.autograd.graph import register_multi_grad_hook
+
+from .arguments import Group
+from .units import Unit
+
+
+class Part:
+    """The units of a block, or of the root, which come and go together.
+
+    due: how many backwards of it are still to come, by the forwards that were recorded.
+    """
+
+    def __init__(self, params: Iterable[nn.Parameter], group: Group):
+        kinds: dict[object, list[nn.Parameter]] = {}
+        for param in params:
+            kinds.setdefault((param.dtype, param.device, param.requires_grad), []).append(param)
+        self.units, self.due = [Unit(members, group) for members in kinds.values()], 0
+
+    def start(self) -> None:
+        for unit in self.units:
+            unit.start()
+
+    def wait(self) -> None:
+        for unit in self.units:
+            unit.wait()
+
+    def free(self) -> None:
+        for unit in self.units:
+            unit.free()
+
+    def reduce(self) -> Callable[[], None]:
+        """Begin the reductions of all units; the returned function ends them."""
+        ends = [unit.reduce() for unit in self.units if unit.trained]
+
+        def end_all() -> None:
+            for end in ends:
+                end()
+
+        return end_all
+
+    def drop(self) -> None:
+        """Free the part, after the gathers that may be in flight have ended."""
+        for unit in self.units:
+            unit.drop()
+
+    def stop(self) -> None:
+        """Drop the units that were asked for and not waited for."""
+        for unit in self.units:
+            if unit.work is not None:
+                unit.drop()
+
+    def forget(self) -> None:
+        """Forget the gradients, and the backwards that were to come."""
+        self.due = 0
+        for unit in self.units:
+            for param in unit.params:
+                param.grad = None
+
+
+@dataclass(frozen=True)
+class Use:
+    """A forward of a part that was recorded.
+
+    number: in the order of all forwards. before: the use before it in the same forward of the module.
+    """
+
+    part: Part
+    number: int
+    before: Use | None
+
+    def and_before(self, count: int) -> list[Use]:
+        """This use and at most `count` before it, the latest first: backward comes to them in this order."""
+        uses: list[Use] = [self]
+        use = self.before
+        while use is not None and len(uses) <= count:
+            uses.append(use)
+            use = use.before
+        return uses
+
+
+def parts_of(module: nn.Module, group: Group) -> tuple[Part, dict[nn.Module, Part]]:
+    """(the root, {block: its part}), in the order of `module.blocks`, a block that is listed twice once.
+
+    A parameter that two blocks share, or that a module outside of the blocks uses too, belongs to the root.
+    """
+    blocks = dict.fromkeys(module.blocks)  # pyright: ignore[reportCallIssue, reportArgumentType]
+    inside = {inner for block in blocks for inner in block.modules()}
+    users: dict[nn.Parameter, list[nn.Module]] = {}
+    for user in (*blocks, *(inner for inner in module.modules() if inner not in inside)):
+        for param in user.parameters(recurse=user in blocks):
+            users.setdefault(param, []).append(user)
+    own: dict[nn.Module, list[nn.Parameter]] = {block: [] for block in blocks}
+    rest = []
+    for param in module.parameters():
+        (first, *others) = users[param]
+        (rest if others or first not in blocks else own[first]).append(param)
+    return Part(rest, group), {block: Part(params, group) for block, params in own.items()}
+
+
+# ---- moments of a backward
+
+
+def in_backward() -> bool:
+    """Whether a backward runs at this moment, as when a checkpoint computes a forward again."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def after_backward(call: Callable[[], None]) -> None:
+    """In a hook of a backward: call `call()` when the backward is over."""
+    torch.autograd.Variable._execution_engine.queue_callback(call)  # type: ignore[attr-defined]
+
+
+def before_backward(tensors: list[torch.Tensor], call: Callable[[], None]) -> None:
+    """Call `call()` when the gradient of the first of `tensors` is there, before it goes on."""
+    register_multi_grad_hook(tensors, lambda _: call(), mode="any")
+
+
+def tensors_in(value: object) -> list[torch.Tensor]:
+    """The tensors in a module's output that require a gradient, in lists, tuples, dicts and dataclasses."""
+    if isinstance(value, torch.Tensor):
+        return [value] if value.requires_grad else []
+    if isinstance(value, Mapping):
+        members: Iterable[object] = value.values()
+    elif isinstance(value, list | tuple):
+        members = value
+    else:
+        members = vars(value).values() if hasattr(value, "__dataclass_fields__") else ()
+    return [tensor for member in members for tensor in tensors_in(member)]

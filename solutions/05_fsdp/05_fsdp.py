@@ -1,0 +1,2352 @@
+# %% [markdown]
+# # 05 · FSDP
+#
+# **How is ZeRO-3 made fast, and how do PyTorch and DeepSpeed do it?**
+#
+# Notebook 04 ended with 16P/N bytes on each rank, and with a bill: ZeRO-3 sends 3 units of traffic instead
+# of 2, and a rank *waits* for every one of them. In slow motion, on two ranks, a step with 480 ms of
+# arithmetic takes twice as long. The sum of the bytes has to stay. Only their *order* can change.
+#
+# So here the order becomes a thing that you can hold: a list of actions. You generate it, validate it,
+# simulate it, draw it, and then run it on real ranks. At the end you read the same list out of PyTorch's
+# `fully_shard`, and find each of its options in yours.
+#
+# | | |
+# |---|---|
+# | you will build | the schedule of a step, as data; a module that gathers ahead; collectives with two precisions; hybrid sharding; the norm of a gradient that no rank holds |
+# | you need | notebook 02: reduce-scatter, all-gather; notebook 03 §3: hooks, slow motion; notebook 04 §5: units |
+# | time | three and a half hours, and 25 minutes for the optional section |
+# | points | 60, and 4 of extra credit |
+# | on a rented machine | nothing to rent: two cores are enough. On several GPUs the same code runs over NCCL |
+#
+# | section | minutes | points | rests on |
+# |---|---|---|---|
+# | 1 Hide the wire behind the arithmetic | 25 | 8 | notebook 04 |
+# | 2 The step as data | 35 | 10 | 1 |
+# | 3 Make it real: prefetch | 70 | 16 | 2 |
+# | 4 Two precisions in one step | 20 | 8 | |
+# | 5 Islands: hybrid sharding | 25 | 8 | 4 |
+# | 6 One norm from N shards | 10 | 4 | |
+# | 7 In production | 25 | | all |
+# | 8 Questions | 10 | 6 | all |
+# | 9 Optional: gather in 8 bits | 25 | 4 extra | 4 |
+
+# %% [markdown]
+# ### Words and letters
+#
+# | | |
+# |---|---|
+# | N, P, K | ranks; parameters; microbatches whose gradients add up before a step |
+# | unit | parameters that are gathered and freed together, usually a block; the *root* is the unit of all parameters outside the blocks |
+# | whole | a unit is whole on a rank from its gather until it is freed |
+# | reshard | free a unit, so that each rank holds its shard alone |
+# | wire | the connection between the ranks; it carries one message after the other |
+# | hidden | a message is hidden while the rank computes meanwhile |
+# | exposed | time in which a rank waits for a message and computes nothing |
+# | prefetch | to gather a unit before it is needed |
+#
+# One *unit of traffic* is, as in notebook 04, (N−1)/N · P elements: the bytes that each rank sends in one
+# all-gather or one reduce-scatter of all P parameters.
+
+# %%
+import contextlib
+import gc
+import inspect
+import itertools
+import math
+import os
+import tempfile
+import time
+import warnings
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from course_lib import RankError, check, device, launch
+from course_lib.facts.hardware import gpu, link
+from course_lib.ledger.colours import (
+    BACKWARD,
+    COMMUNICATION,
+    FORWARD,
+    INK,
+    QUIET,
+    RANKS,
+    picture,
+)
+from course_lib.models import GPT, GPTConfig
+from course_lib.runtime.errors import explained
+from course_lib.scorecard import Row, Scorecard, costs
+
+warnings.simplefilter("ignore", FutureWarning)  # PyTorch 2.13 renames two collectives
+Group = dist.ProcessGroup | None  # None is the group of all ranks
+
+# %% [markdown]
+# The next two cells hold the tools of this notebook; you need not read them now. `Network` is a model of
+# eight blocks. Each block is a little wider than the one before, so that a message tells by its size which
+# block it belongs to.
+#
+# `slow_motion` runs training steps of several models on two ranks. It imitates a cluster, as notebook 03
+# did: the forward of a block takes 20 ms, its backward 40 ms, and the wire carries 6.6 MB/s, so that a
+# gather or a reduce-scatter of a block takes 21 ms. None of them needs a core, and so the times mean nearly
+# the same on every machine. Ranks, tensors and the order of events are real. The result is, for each model,
+# its fastest step: the milliseconds, and a list of events. `events_picture` draws the events in two rows,
+# the arithmetic and the wire.
+
+# %%
+WIDTH, HIDDEN, DEPTH = 128, 256, 8
+FIRST = 2 * WIDTH * HIDDEN + HIDDEN + WIDTH  # parameters of block 0
+MORE = 4 * (2 * WIDTH + 1)  # each block has so many more than the block before
+P = DEPTH * FIRST + MORE * DEPTH * (DEPTH - 1) // 2
+PACE, WIRE = 0.020, 6.6e6  # seconds of a block's forward; bytes a second
+MESSAGE = 4 * P / DEPTH / 2 / WIRE  # seconds of a gather on two ranks, for a block of mean size
+
+
+class Block(nn.Module):
+    """Two layers and a residual. Its forward takes `pace` seconds, its backward twice as many."""
+
+    def __init__(self, index, pace=0.0, events=None):
+        super().__init__()
+        hidden = HIDDEN + 4 * index
+        self.up, self.down = nn.Linear(WIDTH, hidden), nn.Linear(hidden, WIDTH)
+        self.index, self.pace, self.events = index, pace, [] if events is None else events
+
+    def forward(self, x):
+        hidden = torch.tanh(self.up(x))
+        self.lasts("forward", self.pace)
+        if hidden.requires_grad:
+            hidden.register_hook(lambda gradient: self.lasts("backward", 2 * self.pace))
+        return x + self.down(hidden)
+
+    def lasts(self, kind, seconds):
+        began = time.perf_counter()
+        time.sleep(seconds)
+        self.events.append((kind, self.index, began, time.perf_counter()))
+
+
+class Network(nn.Module):
+    def __init__(self, seed=0, depth=DEPTH, head=0, **block):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.blocks = nn.ModuleList([Block(index, **block) for index in range(depth)])
+        self.head = nn.Linear(WIDTH, head) if head else nn.Identity()
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def try_it(body, *args, world_size=4, **kwargs):
+    """Run something that may go wrong; the run, or None after printing why there is none."""
+    try:
+        return launch(body, *args, world_size=world_size, **kwargs)
+    except RankError as error:
+        missing = "NotImplementedError" in str(error)
+        print("not written yet" if missing else explained(error))
+
+
+def one_by_one(body, cases):
+    """In a rank: body(*arguments) for each case; two barriers follow each of them."""
+    results = {}
+    for name, arguments in cases.items():
+        results[name] = body(*arguments)
+        dist.barrier()
+        dist.barrier()
+    return results
+
+
+def several(body, cases, world_size=4):
+    """By name: the ranks' results of body(*arguments), and the operations of rank 0 after its last barrier.
+
+    All cases run in the same ranks, one after the other.
+    """
+    run = try_it(one_by_one, body, cases, world_size=world_size, backend="gloo")
+    parts, part = [], []
+    for operation in run.ledger.operations(0) if run else ():
+        if operation.op != "barrier":
+            part.append(operation)
+        else:
+            parts.append(part)
+            part = []
+    counted = [part for part, after in itertools.pairwise(parts) if part and not after]
+    return {
+        name: ([rank[name] for rank in run], operations)
+        for name, operations in zip(cases if run else (), counted, strict=True)
+    }
+
+
+def bytes_in(operations):
+    return sum(operation.bytes_sent for operation in operations)
+
+
+def said(function, *args, **kwargs):
+    """The result of a function of yours, or None before you have written it."""
+    with contextlib.suppress(NotImplementedError):
+        return function(*args, **kwargs)
+
+
+def text_of(number, form=",.0f"):
+    return "?" if number is None else format(number, form)
+
+
+# %%
+class Arrival:
+    """The handle of a message that is there at a given time, not sooner."""
+
+    def __init__(self, work, at):
+        self.work, self.at = work, at
+
+    def wait(self, *timeout):
+        self.work.wait()
+        time.sleep(max(0.0, self.at - time.perf_counter()))
+
+
+def record_messages(events, bandwidth=math.inf):
+    """From now on this rank's gathers and reductions go over one wire, and are written into `events`."""
+    kinds = {"all_gather_single": "gather", "reduce_scatter_single": "reduce"}
+    kinds |= {"_allgather_base": "gather", "_reduce_scatter_base": "reduce"}  # before PyTorch 2.13
+    free = 0.0
+
+    def on_the_wire(kind, real):
+        def collective(group, output, input, *options):
+            nonlocal free
+            whole = max(output, input, key=torch.numel)
+            begin = max(free, time.perf_counter())
+            free = begin + (1 - 1 / group.size()) * whole.nbytes / bandwidth
+            events.append((kind, round((whole.numel() - FIRST) / MORE), begin, free))
+            return Arrival(real(group, output, input, *options), free)
+
+        return collective
+
+    groups = type(dist.group.WORLD)
+    for name in kinds.keys() & set(dir(groups)):
+        setattr(groups, name, on_the_wire(kinds[name], getattr(groups, name)))
+
+
+def fastest_steps(makes, pace, bandwidth, steps, depth):
+    """By name: (milliseconds, events) of the fastest step of each model, on this rank."""
+    events, best = [], dict.fromkeys(makes, (math.inf, []))
+    models = {
+        name: make(Network(dist.get_rank(), depth, pace=pace, events=events))
+        for name, make in makes.items()
+    }
+    record_messages(events, bandwidth)
+    for _ in range(steps):
+        for name, model in models.items():
+            x = torch.randn(2, WIDTH)
+            dist.barrier()
+            events.clear()
+            began = time.perf_counter()
+            model(x).square().mean().backward()
+            took = 1000 * (time.perf_counter() - began)
+            placed = [(*what, 1000 * (a - began), 1000 * (b - began)) for *what, a, b in events]
+            best[name] = min(best[name], (took, placed), key=lambda step: step[0])
+            for param in model.parameters():
+                param.grad = None
+    return best
+
+
+def slow_motion(makes, pace=PACE, bandwidth=WIRE, steps=4, depth=DEPTH, world_size=2):
+    """By name: (milliseconds, events) of the fastest step of the model that each of `makes` makes."""
+    arguments = makes, pace, bandwidth, steps, depth
+    run = try_it(fastest_steps, *arguments, world_size=world_size, backend="gloo")
+    return run[0] if run else {}
+
+
+LOOKS = {
+    "forward": (0, {"facecolor": FORWARD}),
+    "backward": (0, {"facecolor": BACKWARD, "hatch": "///"}),
+    "gather": (1, {"facecolor": COMMUNICATION}),
+    "reduce": (1, {"facecolor": "white", "hatch": "xxx"}),
+}
+
+
+def events_picture(steps, title=""):
+    """The events of one or several steps, by name: in each the arithmetic above, the wire below."""
+    figure = picture(9.0, 0.4 + 0.85 * len(steps))
+    for axes, (name, (took, events)) in zip(
+        figure.subplots(len(steps), 1, sharex=True, squeeze=False)[:, 0], steps.items(), strict=True
+    ):
+        for kind, unit, begin, end in events:
+            row, look = LOOKS[kind]
+            edge = {"edgecolor": QUIET if row else "white", "linewidth": 0.6}
+            axes.barh(row, end - begin, left=begin, height=0.86, **edge, **look)
+            white = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
+            axes.text(
+                (begin + end) / 2, row, unit, ha="center", va="center", fontsize=7,
+                color="white" if kind == "forward" else INK,
+                bbox=None if kind in ("forward", "gather") else white,
+            )  # fmt: skip
+        axes.axvline(took, color=INK, linewidth=1)
+        axes.set_ylim(1.6, -0.6)
+        axes.set_yticks([0, 1], ["arithmetic", "wire"], fontsize=8)
+        axes.set_title(name, fontsize=9, loc="left", pad=3)
+        axes.spines[["top", "right"]].set_visible(False)
+    axes.set_xlabel("milliseconds", fontsize=8)
+    axes.tick_params(labelsize=8)
+    figure.subplots_adjust(hspace=0.55)
+    return figure
+
+
+# %% [markdown]
+# ## 1 · Hide the wire behind the arithmetic
+#
+# | | |
+# |---|---|
+# | you will write | `fsdp_bytes`, `hides_from` and `unit_bytes` |
+# | rests on | notebook 04 |
+# | time | 25 minutes |
+# | points | 8 |
+#
+# Here is notebook 04's ZeRO-3 in slow motion. Blue is a block's forward, orange (hatched) its backward.
+# Below them grey is a gather, and crosshatched a reduce-scatter. The numbers are the blocks'. White is
+# waiting.
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def zero3(network):
+    """The library's ZeRO-3, which waits for each message as yours did."""
+    from course_lib.zero import Zero3Module
+
+    def reduce_scatter(output, input, group):
+        dist.reduce_scatter_tensor(output, input, group=group)
+
+    return Zero3Module(network, reduce_scatter=reduce_scatter)
+
+
+run = slow_motion({"ZeRO-3, as in notebook 04": zero3})
+events_picture(run)
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+for name, (took, events) in run.items():
+    busy = {
+        kind: sum(end - begin for what, _, begin, end in events if what in kind)
+        for kind in (("forward", "backward"), ("gather", "reduce"))
+    }
+    compute, wire = busy.values()
+    print(
+        f"{name}: the arithmetic takes {compute / took:.0%} of the step, the wire {wire / took:.0%}"
+    )
+
+# %% [markdown]
+# At no moment do both rows work. Each of the eight blocks waits for three messages of 21 ms: 8 · 60 ms of
+# arithmetic and 24 · 21 ms on the wire are 480 + 504 = 984 ms. But a GPU computes with its tensor cores and
+# sends with its network card. Both could work all the time, and then the step would take little more than
+# 504 ms.
+#
+# When can the arithmetic hide the wire at all? Take one unit with P parameters and a rank with T tokens.
+# While the rank computes a unit's forward, the next unit's weights arrive.
+#
+# | | on the GPU | on the wire, each rank |
+# |---|---|---|
+# | forward of one unit | 2 P T FLOPs | (n−1)/n · P · itemsize bytes: a gather |
+# | backward of one unit | 4 P T FLOPs | a gather, and a reduce-scatter of the gradients |
+#
+# **Predict.** Three functions. `hides_from` gives the T from which on the forward of a unit takes at least
+# as long as the gather of the next one. `each_way` is the bandwidth of a rank in bytes a second, in one
+# direction. (Data sheets often print two directions added up, or bits: notebook 02.) How does T grow with
+# P?
+#
+# `fsdp_bytes` counts a whole step with K microbatches. FSDP's default gathers twice and reduces once for
+# every microbatch. Three settings send less and keep more in memory:
+#
+# | `keep` | in memory between microbatches | each microbatch does |
+# |---|---|---|
+# | `None` | shards | gather, gather, reduce |
+# | `"gradients"` | whole gradients of this rank | gather, gather; only the last one reduces |
+# | `"weights between"` | and whole weights | gather for backward, since weights are freed after forward; the first one gathers for forward, too; the last one reduces |
+# | `"weights"` | and weights are not freed after forward either | nothing; the first one gathers once, the last one reduces |
+#
+# And `unit_bytes` says how large a unit is: a block, and the root, which holds all the rest. Take the sizes
+# from `GPTConfig`: `layers`, `width`, `vocab_size`, `mlp_width` and so on.
+
+
+# %% nbgrader={"grade_id": "predictions", "solution": true}
+def fsdp_bytes(
+    params: float, n: int, microbatches: int = 1, *, weights: float = 2, gradients: float = 4,
+    reshard: bool = True, keep: str | None = None,
+) -> float:  # fmt: skip
+    """Bytes that each of n ranks sends in a step of K microbatches.
+
+    params: elements of all units. weights, gradients: bytes of an element in a gather, in a reduce-scatter.
+    reshard: whether units are freed after forward, and gathered again for backward.
+    keep: None, "gradients", "weights between" or "weights": see the table above.
+    """
+    ### BEGIN SOLUTION
+    k = microbatches
+    gathers = {
+        None: 2 * k if reshard else k,
+        "gradients": 2 * k if reshard else k,
+        "weights between": k + 1 if reshard else 1,
+        "weights": 1,
+    }[keep]
+    reductions = k if keep is None else 1
+    return (n - 1) / n * params * (gathers * weights + reductions * gradients)
+    ### END SOLUTION
+
+
+def hides_from(n: int, flops: float, each_way: float, itemsize: float = 2) -> float:
+    """Tokens of a rank from which on a unit's forward takes as long as the gather of the next unit.
+
+    flops: a second, as the GPU reaches them. each_way: bytes that a rank sends in a second.
+    """
+    ### BEGIN SOLUTION
+    return (n - 1) / n * itemsize / 2 * flops / each_way
+    ### END SOLUTION
+
+
+def unit_bytes(config: GPTConfig, itemsize: int = 2) -> tuple[int, int]:
+    """Bytes of one block, and of the root: embeddings, last norm, and the head unless it is tied."""
+    ### BEGIN SOLUTION
+    with torch.device("meta"):  # shapes without memory
+        model = GPT(replace(config, layers=1))
+    block = sum(param.numel() for param in model.blocks[0].parameters())
+    root = sum(param.numel() for param in model.parameters()) - block
+    return itemsize * block, itemsize * root
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint: T</summary>Write the two times, (n−1)/n · P · itemsize / bandwidth and 2 P T /
+# flops, and set them equal. P is on both sides.</details>
+# <details><summary>Hint: the microbatches</summary>Count gathers and reductions separately, then multiply
+# each with its bytes. With <code>keep="weights between"</code> the first microbatch gathers for forward and
+# for backward, each later one for backward alone: K + 1 gathers.</details>
+# <details><summary>Hint: the sizes</summary>Add up the matrices, biases and norms, or let PyTorch do it:
+# with <code>torch.device("meta")</code> a <code>GPT(config)</code> has shapes and takes no memory, and
+# <code>numel()</code> counts.</details>
+#
+# **Check.**
+
+# %% nbgrader={"grade_id": "predictions_check", "points": 8}
+report = check("05_fsdp/predictions", fsdp_bytes, hides_from, unit_bytes)
+### BEGIN HIDDEN TESTS
+report = check("05_fsdp/predictions", fsdp_bytes, hides_from, unit_bytes, cases="hidden")
+### END HIDDEN TESTS
+report.points(8)
+
+# %% [markdown]
+# **Measure.** First your T, for a block of LLaMA-7B on H100s that reach 40 % of their 989 TFLOP/s. A GPU
+# has 450 GB/s of NVLink each way inside its node of 8, and 50 GB/s of InfiniBand to other nodes. The
+# slanted line is the time of a block's forward, the flat ones are its gathers, and the dashed lines your
+# `hides_from`.
+
+# %% tags=["skip-in-grading"]
+LLAMA = GPTConfig(
+    vocab_size=32000, context=2048, layers=32, heads=32, width=4096, hidden=11008, mlp="swiglu", norm="rms",
+    positions="rotary", bias=False, tied=False,
+)  # fmt: skip
+SPEED = 0.4 * gpu("H100").flops
+NVLINK, NETWORK = link("NVLink 4").each_way, link("InfiniBand NDR").each_way
+LINKS = {"8 GPUs, NVLink": (8, NVLINK), "64 GPUs, network": (64, NETWORK)}
+
+
+def crossing():
+    block, root = unit_bytes(LLAMA)
+    print(f"a block has {block / 1e6:.0f} MB, the root {root / 1e6:.0f} MB")
+    tokens = [2**k for k in range(8, 15)]
+    figure = picture(6.5, 2.8)
+    axes = figure.subplots()
+    forward = [1000 * block * each / SPEED for each in tokens]  # 2 FLOPs, and 2 bytes, a parameter
+    axes.plot(tokens, forward, color=FORWARD, label="forward")
+    for (name, (n, each_way)), style in zip(LINKS.items(), ("-", "-."), strict=True):
+        axes.axhline(
+            1000 * (n - 1) / n * block / each_way,
+            color=QUIET,
+            linestyle=style,
+            label=f"gather, {name}",
+        )
+        least = hides_from(n, SPEED, each_way)
+        axes.axvline(least, color=INK, linestyle=":", linewidth=1)
+        print(f"{name}: hidden from {least:,.0f} tokens a GPU on")
+    axes.set(xscale="log", yscale="log", xlabel="tokens a GPU", ylabel="milliseconds a block")
+    axes.set_xticks(tokens, [f"{each:,}" for each in tokens], fontsize=8)
+    axes.minorticks_off()
+    axes.legend(frameon=False, fontsize=8)
+    return figure
+
+
+said(crossing)
+
+# %% [markdown]
+# T does not depend on P: a deeper or a wider model hides its messages neither better nor worse. The number
+# of tokens decides, and the link. Inside a node one sequence of 1,024 tokens is enough. Between nodes a GPU
+# needs two sequences of 4,096, or a smaller group of ranks that shard: §5. In backward the arithmetic
+# doubles, and so does the traffic, as long as gradients travel in 16 bits: the same T. With float32
+# gradients 6 bytes stand against 4 FLOPs, and T grows by half.
+#
+# Then your bytes, beside PyTorch's FSDP. The model is the `Network` above with a small head, in float32 (so
+# `weights=4, gradients=4`), with four microbatches a step on four ranks.
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def sharded(model, units=None, **options):
+    """PyTorch's FSDP around each block, then around the model."""
+    from torch.distributed.fsdp import fully_shard
+
+    for unit in model.blocks if units is None else units:
+        fully_shard(unit, **options)
+    return fully_shard(model, **options)
+
+
+KEEPS = (None, "gradients", "weights between", "weights")
+HEAD = 64
+
+
+def accumulated(keep, microbatches=4):
+    """Two steps of fully_shard; the second comes after the last barrier."""
+    options = {"reshard_after_forward": False} if keep == "weights" else {}
+    model = sharded(Network(head=HEAD).to(device()), **options)
+    for _ in range(2):
+        dist.barrier()
+        for k in range(microbatches):
+            last = k == microbatches - 1
+            if keep:
+                model.set_requires_gradient_sync(last)
+            if keep and "weights" in keep:
+                model.set_reshard_after_backward(last)
+            model(torch.randn(2, WIDTH, device=device())).square().mean().backward()
+        model.zero_grad()
+
+
+HEADED = P + HEAD * (WIDTH + 1)  # parameters with the head
+print("units of traffic, K = 4          fully_shard   yours")
+for keep, (_, operations) in several(accumulated, {keep: (keep,) for keep in KEEPS}).items():
+    unit = 3 / 4 * 4 * HEADED
+    yours = said(fsdp_bytes, HEADED, 4, 4, weights=4, gradients=4, keep=keep)
+    foretold = text_of(None if yours is None else yours / unit, ".2f")
+    print(f"keep={keep!s:25} {bytes_in(operations) / unit:13.2f} {foretold:>7}")
+
+# %% [markdown]
+# The few hundredths that are missing belong to the root. PyTorch keeps it whole between forward and
+# backward, since backward begins with it: it is gathered once in a microbatch, and not twice.
+#
+# From 12 units to 2 without a change of the values: 6 times less. The price is memory. `"gradients"` costs
+# the full gradients on each rank, in the dtype of the reduction, and `"weights"` the weights besides. That
+# is stage 1 of ZeRO, with 2P + 2P or more bytes on each rank. So FSDP is a family of strategies: a tensor
+# that you keep need not be sent again.
+#
+# **Break it.** NVIDIA's data sheet says that an H100 has 900 GB/s of NVLink. Put that into `hides_from`:
+
+# %% tags=["skip-in-grading"]
+for each_way in (900e9, 450e9):
+    print(f"{each_way / 1e9:.0f} GB/s: {text_of(said(hides_from, 8, SPEED, each_way))} tokens")
+
+# %% [markdown]
+# The 900 count both directions. With half of the tokens that it takes, half of each gather stays exposed.
+#
+# **In production.** Zhao et al. trained a GPT of 175B with PyTorch FSDP on up to 512 A100s: more than 173
+# and 186 TFLOP/s for each GPU with one and two sequences, 55 and 60 % of the peak (§5.4). Llama 3 405B on
+# 16,384 H100s has 16M tokens in a step, and 128 groups of GPUs share them (table 4): 131,072 tokens for
+# each group, far more than 7,912. (Inside a group the layers are shared by other means: notebook 10.)
+#
+# <details><summary>In the lectures</summary>Lecture 001 lists NVLink with 600 GB/s for the H100, which is
+# the A100's number in both directions. Lecture 002 has 600 GB/s, 32 GB/s and 200 Gb/s in one list: both
+# directions, one direction, and bits. Each way they are 300, 32 and 25 GB/s. Lecture 003 calls FSDP "gather
+# the parameters of one layer only when we need to compute the output of that layer": word for word that is
+# the picture at the top of this section, with nothing hidden.</details>
+
+# %% [markdown]
+# ## 2 · The step as data
+#
+# | | |
+# |---|---|
+# | you will write | `fsdp_schedule(units, forward_prefetch, backward_prefetch, reshard, keep_last)` |
+# | rests on | §1 |
+# | time | 35 minutes |
+# | points | 10 |
+#
+# A program that runs forward and backward issues actions, one after the other. There are five kinds:
+# `("gather", i)`, `("forward", i)`, `("free", i)`, `("backward", i)` and `("reduce", i)`. Two *lanes*
+# execute them. The *compute* lane does the forwards and backwards, the *wire* the gathers and reductions,
+# each in the order of the list. A forward or backward waits until its unit has been gathered. A gather does
+# not begin before all computations that stand before it in the list are over: a host that computes issues
+# nothing meanwhile, and on a GPU the memory has to be free first. A reduce waits for its backward, and for
+# the reduce before it, whose buffer it takes.
+#
+# So the list does not say at what time an action happens. Two clocks do: `simulate` finds the times if you
+# say how long an action takes, and real ranks, in §3. Here is the step of §1 as a list, and simulated:
+
+# %% tags=["skip-in-grading"]
+from course_lib.fsdp import Times, lanes, simulate, violation
+from course_lib.fsdp import schedule as reference  # for the first picture; yours comes below
+
+SLOW = Times(forward=20, backward=40, gather=21, reduce=21)
+as_in_04 = reference.fsdp_schedule(8, forward_prefetch=0, backward_prefetch=0, keep_last=False)
+print(as_in_04[:6], "...", as_in_04[-8:])
+lanes(as_in_04, SLOW, "nothing ahead")
+
+
+# %% [markdown]
+# **Predict.** Take eight units, in which a forward lasts 20 ms, a backward 40, a gather 20 and a reduce 20.
+# How long is the step, and how many units are whole at once, (a) if nothing is gathered ahead, (b) if one
+# unit is, (c) two, (d) all of them? Write down four times and four numbers. The cell below your schedule
+# answers.
+#
+# **Build.** Write the generator. The rules:
+#
+# - Forward goes from unit 0 up, backward comes down again. A unit is gathered before it computes.
+# - With prefetch p, the p next units are gathered, too, before a unit computes: those above in forward,
+#   those below in backward. Never gather a unit that is whole already.
+# - After its forward a unit is freed if `reshard`. With `keep_last` the last unit is an exception, since
+#   backward begins with it. After its backward every unit is freed.
+# - After its backward a unit's gradients are reduced. In backward the gather of unit i−1 comes before the
+#   reduce of unit i, if anything is gathered ahead at all.
+
+
+# %% nbgrader={"grade_id": "fsdp_schedule", "solution": true}
+def fsdp_schedule(
+    units: int,
+    forward_prefetch: int = 1,
+    backward_prefetch: int = 1,
+    reshard: bool = True,
+    keep_last: bool = True,
+) -> list[tuple[str, int]]:
+    """The actions of a step, in the order in which the host issues them.
+
+    An action is ("gather", i), ("forward", i), ("free", i), ("backward", i) or ("reduce", i); units are
+    numbered in the order of forward. At most 1 + prefetch units are whole at once, if `reshard`.
+    """
+    ### BEGIN SOLUTION
+    actions: list[tuple[str, int]] = []
+    whole: set[int] = set()
+
+    def gather(ahead):
+        for unit in ahead:
+            if unit in range(units) and unit not in whole:
+                whole.add(unit)
+                actions.append(("gather", unit))
+
+    def free(unit):
+        whole.discard(unit)
+        actions.append(("free", unit))
+
+    for unit in range(units):
+        gather(range(unit, unit + forward_prefetch + 1))
+        actions.append(("forward", unit))
+        if reshard and not (keep_last and unit == units - 1):
+            free(unit)
+    for unit in reversed(range(units)):
+        gather(range(unit, unit - backward_prefetch - 1, -1))
+        actions.append(("backward", unit))
+        free(unit)
+        actions.append(("reduce", unit))
+    return actions
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint: the state</summary>Keep the set of units that are whole. One helper, which gathers
+# those of a <code>range</code> that are neither whole nor out of bounds, serves forward and
+# backward.</details>
+# <details><summary>Hint: the order in backward</summary>For each unit, from the last to the first: gather
+# it and those ahead, backward, free, reduce. Since unit i − 1 was gathered ahead of the backward of i, its
+# gather comes before the reduce of i by itself.</details>
+#
+# **Check.** The check reads your list as data, simulates it for several durations, and compares the times
+# and the number of whole units with those of the best list.
+
+# %% nbgrader={"grade_id": "fsdp_schedule_check", "points": 10}
+report = check("05_fsdp/fsdp_schedule", fsdp_schedule)
+### BEGIN HIDDEN TESTS
+report = check("05_fsdp/fsdp_schedule", fsdp_schedule, cases="hidden")
+### END HIDDEN TESTS
+report.points(10)
+
+# %% [markdown]
+# **Measure.** Your lists under the clock, with the durations of the prediction, and with those of our slow
+# motion. How good was your prediction?
+
+# %% tags=["skip-in-grading"]
+SETTINGS = {
+    "nothing ahead": (0, 0, True, False),
+    "one ahead": (1, 1, True, False),
+    "one ahead, last unit kept": (1, 1, True, True),
+    "two ahead, last unit kept": (2, 2, True, True),
+    "all ahead": (8, 8, True, True),
+    "one ahead, not resharded": (1, 1, False, True),
+}
+EVEN = Times(forward=20, backward=40, gather=20, reduce=20)
+
+
+def made(*arguments):
+    """Your list for eight units and these arguments, or None after a sentence that says why not."""
+    schedule = said(fsdp_schedule, DEPTH, *arguments)
+    if schedule is None:
+        return print("fsdp_schedule is not written yet")
+    wrong = violation(schedule, DEPTH)
+    return print(wrong) if wrong else schedule
+
+
+for name, arguments in SETTINGS.items():
+    schedule = made(*arguments)
+    if schedule:
+        even, slow = simulate(schedule, EVEN), simulate(schedule, SLOW)
+        times = f"{even.total:6.1f} ms, in slow motion {slow.total:6.1f} ms"
+        print(f"{name:27} {times}; units whole: {even.most_whole}")
+
+# %% tags=["skip-in-grading"]
+one_ahead = made()
+lanes(one_ahead, SLOW, "your list, one ahead", until=984) if one_ahead else None
+
+# %% [markdown]
+# Of the 455 ms of slow motion that there are to gain, one unit ahead gains 443, with two units whole at
+# once and not eight. (A model that prefetches everything is a replica.) The rest has reasons that a list
+# cannot change: the first gather and the last reduce have nothing to hide behind, and a gather takes longer
+# than a block's forward, 21 against 20 ms, so that the arithmetic waits a millisecond for each unit. That
+# is the T of §1: more tokens would hide it.
+#
+# The next cell has sliders. Its durations come from §1, if you choose a model, tokens and a link. Look for
+# the number of tokens where the sentence below the picture changes.
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+from course_lib.fsdp.explorer import fsdp_explorer
+
+fsdp_explorer() if one_ahead is None else fsdp_explorer(fsdp_schedule)
+
+# %% [markdown]
+# **Break it.** Here is a lesson that costs real clusters time, and that no value shows. Take the list with
+# one unit ahead and let every gather of backward come *after* the reduce: reduce i, gather i−1. The same
+# actions, the same bytes, the same gradients. What does it cost? Say a number first.
+
+
+# %% tags=["skip-in-grading"]
+def gather_behind_reduce(schedule):
+    """The same actions; in backward the gather of unit i - 1 comes after the reduce of unit i."""
+    actions = list(schedule)
+    for unit in reversed(range(DEPTH - 1)):
+        last = max(place for place, action in enumerate(actions) if action == ("gather", unit))
+        actions.pop(last)
+        actions.insert(actions.index(("reduce", unit + 1)) + 1, ("gather", unit))
+    return actions
+
+
+if one_ahead:
+    late = gather_behind_reduce(one_ahead)
+    for name, schedule in (("gather first", one_ahead), ("reduce first", late)):
+        print(f"{name}: {simulate(schedule, SLOW).total:.1f} ms")
+lanes(late, SLOW, "the reduce first", until=984) if one_ahead else None
+
+# %% [markdown]
+# One line in the wrong place, and nearly two thirds of the gain are gone. The wire does one message after
+# the other, and the gather of the next unit queues behind a reduction for which nothing waits. So an
+# asynchronous reduce-scatter by itself is worth nothing, however natural it looks: the time that it saves
+# is lost again to the next gather. The FSDP paper gives the reason: in NCCL's one stream the reduce-scatter
+# blocks the next all-gather (§3.3.2). It measured 18 % of the speed of GPT-175B (figure 6b) for the order
+# of two lines.
+#
+# **In production.** torchtitan, DeepSpeed and Megatron-LM run this list; each of them has knobs for its
+# arguments, which §7 compares. The FSDP paper limits the gathers in flight to two, for the memory of units
+# that arrive before the allocator can use the freed ones again: up to 5 times as fast on T5-11B, nothing on
+# another model, and 5 % slower on a third (§3.4.2, §5.3).
+#
+# <details><summary>In the lectures</summary>Lecture 001: "Pre-fetch parameters for layer i+1 while
+# computing layer i". In backward it is layer i − 1.</details>
+
+# %% [markdown]
+# ## 3 · Make it real: prefetch
+#
+# | | |
+# |---|---|
+# | you will write | `PrefetchedModule(module, forward_prefetch, backward_prefetch, reshard_after_forward)` |
+# | rests on | §2; notebook 04 §5 |
+# | time | 70 minutes |
+# | points | 16 |
+#
+# Now the list runs on ranks. A program that trains has no list, though: forward calls blocks, autograd
+# calls gradients, and your *hooks* issue the actions. It is 04's `Zero3Module` with gathers in flight. Its
+# units are the same: each of `module.blocks`, and the *root* with all other parameters (and those that two
+# blocks share), which is whole throughout.
+#
+# Storage is not the subject here, so you get a finished unit. Its tricks are those of notebook 04 §5:
+#
+# | | |
+# |---|---|
+# | `Unit(params, group)` | all trained or all frozen. They get the first rank's values; `unit.shard` is this rank's part, an `nn.Parameter`. The unit is not whole |
+# | `unit.start()` | gives the parameters their memory and asks for the weights: the gather is in flight afterwards. Nothing happens if the unit is whole or on its way |
+# | `unit.wait()` | the weights are here afterwards. It starts the gather, if nothing did |
+# | `unit.free()` | gives the memory back. A unit whose gather is in flight must not be freed, and raises an error: wait first |
+# | `unit.drop()` | gives the memory back, too; if the gather is in flight, it waits before |
+# | `unit.reduce()` | takes the parameters' gradients, starts their reduce-scatter, and returns a function. Call that later: it waits, and adds the mean to `unit.shard.grad` |
+#
+# **Predict.** Eight blocks on four ranks, in float32, with the last block kept. How many units of traffic
+# does a step send? How many blocks are whole at once, at most? And how many rows of gradients are in
+# flight?
+#
+# <details><summary>Answer</summary>Two gathers and one reduction for each block, but one gather for the
+# last: 3 − 1/8 = 2.875. Two blocks, with one unit ahead. Two rows: the one that travels, and the one that
+# backward is filling.</details>
+#
+# **Build.** The check asks this of your class:
+#
+# - Values, `parameters()` and tied or frozen parameters are as in notebook 04: the shards of all units, the
+#   mean over the ranks in `shard.grad`, a missing gradient counts as zeros, several backwards add up.
+# - In forward, units up to i + `forward_prefetch` are asked for *before* block i computes. In backward
+#   those down to i − `backward_prefetch` are asked for before block i computes its gradients, and so before
+#   the gradients of block i leave.
+# - With `reshard_after_forward` a block is freed after its forward, except that you may keep the last one.
+#   At most 1 + prefetch blocks are whole at once. Outside of forward and backward, none is.
+# - A reduce-scatter is waited for when the next one is to begin, and the last one at the end of backward.
+#   Every handle is waited for.
+# - All ranks gather in the same order. So the order must not depend on the data of a rank. All ranks run
+#   all blocks in the order of the list.
+# - A forward under `torch.no_grad()` leaves no unit whole, and so does a forward in which a block raises an
+#   error: the next step works. Two forwards may come before their two backwards.
+
+
+# %%
+from course_lib.fsdp import Unit
+
+
+def after_backward(function):
+    """Call `function()` when the backward that is running now is over. To be called from its hooks."""
+    torch.autograd.Variable._execution_engine.queue_callback(function)
+
+
+# %% nbgrader={"grade_id": "prefetched_module", "solution": true}
+class PrefetchedModule(nn.Module):
+    """`module` with its parameters sharded over `group`; units are gathered before they are needed.
+
+    Sends, for a step, two gathers and a reduction of each block, but for the last one, which is kept after
+    forward; one gather less of each with reshard_after_forward=False. At most 1 + prefetch blocks are whole.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        forward_prefetch: int = 1,
+        backward_prefetch: int = 1,
+        reshard_after_forward: bool = True,
+        group: Group = None,
+    ):
+        super().__init__()
+        ### BEGIN SOLUTION
+        self.module, self.reshard = module, reshard_after_forward
+        self.ahead = {1: forward_prefetch, -1: backward_prefetch}  # by direction
+        blocks, owner = list(module.blocks), {}
+        for block in dict.fromkeys(blocks):  # each once
+            for param in block.parameters():
+                owner[param] = module if param in owner else block
+        members = {}
+        for param in module.parameters():
+            members.setdefault((owner.get(param, module), param.requires_grad), []).append(param)
+        units = {place: [] for place in (*blocks, module)}  # trained and frozen parameters apart
+        for (place, _), params in members.items():
+            units[place].append(Unit(params, group))
+        self.blocks, self.root = [units[block] for block in blocks], units[module]
+        self.units = [unit for of_place in units.values() for unit in of_place]
+        self.unsent, self.settle = set(), lambda: None
+        for block in dict.fromkeys(blocks):
+            block.register_forward_pre_hook(lambda *_: self._enter())
+            block.register_forward_hook(lambda _, args, output: self._leave(self.i, output))
+        for unit in self.units:
+            for param in unit.params if unit.shard.requires_grad else ():
+                param.register_post_accumulate_grad_hook(lambda _, unit=unit: self._arrived(unit))
+
+    def _use(self, i, direction):
+        """Ask for the weights of block i and of those ahead of it, and wait for those of i."""
+        for k in range(i, i + direction * (self.ahead[direction] + 1), direction):
+            for unit in self.blocks[k] if 0 <= k < len(self.blocks) else ():
+                unit.start()
+        for unit in self.blocks[i]:
+            unit.wait()
+
+    def _enter(self):
+        self.i += 1  # all ranks run the blocks in the order of the list
+        self._use(self.i, 1)
+
+    def _leave(self, i, output):
+        """The forward of block i is over."""
+        kept = not self.reshard or i == len(self.blocks) - 1
+        if not (kept and output.requires_grad):
+            self._free(self.blocks[i])
+        if output.requires_grad:
+            output.register_hook(lambda gradient: self._before(i))
+
+    def _begin(self):
+        """The gradient of the module's output is there: backward begins."""
+        after_backward(self._end)
+        for unit in self.root:
+            unit.wait()
+        self.unsent.update(unit for unit in self.root if unit.shard.requires_grad)
+
+    def _before(self, i):
+        """The gradient of block i's output is there: its backward comes next."""
+        self._use(i, -1)
+        self.unsent.update(unit for unit in self.blocks[i] if unit.shard.requires_grad)
+        for later in self.blocks[i + 1 :]:  # frozen ones: no gradient says that they are done
+            self._free(unit for unit in later if not unit.shard.requires_grad)
+
+    def _arrived(self, unit):
+        if all(param.grad is not None for param in unit.params):
+            self._send(unit)
+
+    def _send(self, unit):
+        self._free([unit])
+        self.settle()  # the reduction before this one
+        self.settle = unit.reduce()
+        self.unsent.discard(unit)
+
+    def _end(self):
+        """Send the units of which a parameter got no gradient, in the same order on all ranks."""
+        for unit in self.units:
+            if unit in self.unsent:
+                self._send(unit)
+        self.settle()
+        self._forget()
+
+    def _forget(self):
+        """Free everything, also units that are on their way."""
+        self.settle = lambda: None
+        self.unsent.clear()
+        for unit in self.units:
+            unit.drop()
+
+    def _free(self, units):
+        for unit in units:
+            unit.free()
+        ### END SOLUTION
+
+    def forward(self, *args):
+        """Run the module's forward."""
+        ### BEGIN SOLUTION
+        self.i = -1
+        for unit in self.root:
+            unit.wait()
+        try:
+            output = self.module(*args)
+        except BaseException:
+            self._forget()
+            raise
+        if output.requires_grad:
+            output.register_hook(lambda gradient: self._begin())
+        else:
+            self._forget()
+        return output
+        ### END SOLUTION
+
+    def parameters(self, recurse: bool = True):
+        """This rank's flat shards."""
+        ### BEGIN SOLUTION
+        return iter([unit.shard for unit in self.units])
+        ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint: begin with notebook 04</summary>Take your <code>Zero3Module</code>, with
+# <code>unit.wait()</code> where it gathered. It works, and passes the lines on values. Then add
+# <code>start()</code> for the units ahead, then the reduction that is still in flight.</details>
+# <details><summary>Hint: ahead</summary>Number the blocks. Before block i computes in forward:
+# <code>start()</code> for i to i + forward_prefetch, then <code>wait()</code> for i. The hook on the output
+# of block i does the same downwards before its backward.</details>
+# <details><summary>Hint: one reduction in flight</summary>Keep the function that <code>unit.reduce()</code>
+# returned. Before the next <code>reduce()</code>, and after backward, call it.</details>
+#
+# **Check.** Values are compared with one process in float64. The order comes from the ledger and from marks
+# that the check's blocks leave when they begin to compute.
+
+# %% nbgrader={"grade_id": "prefetched_module_check", "points": 16}
+report = check("05_fsdp/prefetched_module", PrefetchedModule)
+### BEGIN HIDDEN TESTS
+report = check("05_fsdp/prefetched_module", PrefetchedModule, cases="hidden")
+### END HIDDEN TESTS
+report.points(16)
+
+# %% [markdown]
+# **Measure.** Your module in slow motion, beside your own schedules under the clock: does the program do
+# what the list says?
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def ahead(forward, backward, reshard=True):
+    def make(network):
+        return PrefetchedModule(
+            network,
+            forward_prefetch=forward,
+            backward_prefetch=backward,
+            reshard_after_forward=reshard,
+        )
+
+    return make
+
+
+REAL = {  # name: (class, arguments of the schedule)
+    "ZeRO-3 (04), every message waited for": (zero3, None),
+    "yours, nothing ahead": (ahead(0, 0), (0, 0, True, True)),
+    "yours, one ahead": (ahead(1, 1), (1, 1, True, True)),
+    "yours, two ahead": (ahead(2, 2), (2, 2, True, True)),
+    "yours, not resharded": (ahead(1, 1, False), (1, 1, False, True)),
+}
+
+
+def foretold(arguments):
+    """Milliseconds of your list under the clock; without arguments, those of a step that hides nothing."""
+    if arguments is None:
+        return 3 * DEPTH * (PACE + MESSAGE) * 1000
+    schedule = made(*arguments)
+    return simulate(schedule, SLOW).total if schedule else None
+
+
+measured = slow_motion({name: make for name, (make, _) in REAL.items()})
+whole = measured["ZeRO-3 (04), every message waited for"][0] if measured else 1
+for name, (took, _) in measured.items():
+    expected = foretold(REAL[name][1])
+    ratio = text_of(expected and took / expected, ".2f")
+    print(f"{name:40} {took / whole:5.0%} of the time; {ratio} of the simulated time")
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+shown = [name for name in measured if "waited" in name or "one ahead" in name]
+events_picture({name: measured[name] for name in shown}) if shown else None
+
+
+# %% [markdown]
+# The picture is made of the program's own events, and it is the list's. The measured times lie a few per
+# cent above the simulated ones: copies, hooks, and a busy machine. One unit ahead brings the step close to
+# what more prefetch or more memory could buy.
+#
+# And without slow motion? On this machine the ranks compute on the cores that also copy their messages, so
+# that little can overlap. `fully_shard` waits for each message on a CPU. The ratios say how much each
+# module costs besides, and they change from run to run:
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+AS_IT_IS = {
+    "nothing ahead": ahead(0, 0),
+    "one ahead": ahead(1, 1),
+    "not resharded": ahead(1, 1, False),
+}
+plain = slow_motion(AS_IT_IS, pace=0, bandwidth=math.inf, steps=20)
+for name, (took, _) in plain.items():
+    print(f"{name:15} {took / plain['nothing ahead'][0]:4.0%} of the time with nothing ahead")
+
+# %% [markdown]
+# **Break it**, in three ways. What do you expect of each?
+#
+# 1. All units are gathered ahead. How many bytes a parameter does a rank hold at most, compared with one
+#    unit ahead?
+# 2. Rank 1 skips block 3, as a model with layer drop or with a mixture of experts might.
+# 3. Rank 1 does not reshard, rank 0 does.
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+class Skipping(Network):
+    """Rank 1 leaves block 3 out."""
+
+    def forward(self, x):
+        for index, block in enumerate(self.blocks):
+            if (dist.get_rank(), index) != (1, 3):
+                x = block(x)
+        return x
+
+
+def a_step(network, **options):
+    model = PrefetchedModule(network, **options)
+    model(torch.randn(2, WIDTH)).square().mean().backward()
+
+
+def skips():
+    a_step(Skipping())
+
+
+def disagrees():
+    a_step(Network(), reshard_after_forward=dist.get_rank() == 0)
+
+
+def whole_at_once(prefetch):
+    """The most blocks that are whole at once, in a step of this rank."""
+    model = PrefetchedModule(Network(), forward_prefetch=prefetch, backward_prefetch=prefetch)
+    counts = []
+
+    def look(block, *_):
+        counts.append(
+            sum(each.up.weight.untyped_storage().nbytes() > 0 for each in model.module.blocks)
+        )
+
+    for block in model.module.blocks:
+        block.register_forward_pre_hook(look)  # after your own, which gathers
+    model(torch.randn(2, WIDTH)).square().mean().backward()
+    return max(counts)
+
+
+for prefetch in (1, DEPTH):
+    run = try_it(whole_at_once, prefetch, world_size=2, backend="gloo")
+    if run:
+        print(f"prefetch {prefetch}: {run[0]} blocks whole at once")
+for body in (skips, disagrees):
+    print(f"--- {body.__name__}")
+    try_it(body, world_size=2, backend="gloo")
+
+# %% [markdown]
+# <details><summary>After you have run it</summary>1. All eight blocks are whole, as in a replica, and the
+# step takes as long as with two units ahead. 2. and 3. The ranks gather in different orders: one asks for a
+# unit while the other asks for the next one, or reduces. Here the sizes differ, so that the mistake ends
+# with a sentence. With blocks of equal size rank 1 would compute with another block's weights, and nothing
+# would say so. A collective has no name: <i>all ranks call the same ones in the same order</i> is the only
+# rule that tells them apart.</details>
+#
+# **In production.** A GPU has *streams*. FSDP2 gathers on one stream, reduces on another, and computes on a
+# third, with events between them: `unit.wait()` makes the compute stream wait, and the host goes on. That
+# is why prefetch in forward comes by itself there. Memory is harder: a tensor that one stream frees may
+# still be read by another. FSDP1 told the allocator (`record_stream`), which then kept memory for an
+# unknown time; FSDP2 keeps the tensors until an event has passed. On this machine there are no streams:
+# gathers run in a thread of gloo.
+#
+# <details><summary>In the lectures</summary>Lecture 001 gives <code>overlap_comm=true</code> for DeepSpeed
+# and <code>forward_prefetch=True</code> for FSDP as the switches that overlap. PyTorch overlaps without a
+# switch: backward prefetch is on, and forward runs ahead by itself on a GPU.</details>
+
+# %% [markdown]
+# ## 4 · Two precisions in one step
+#
+# | | |
+# |---|---|
+# | you will write | `all_gather_cast(output, shard)` and `reduce_scatter_mean(output, grads, reduce_dtype)` |
+# | rests on | notebook 02 §2 |
+# | time | 20 minutes |
+# | points | 8 |
+#
+# The optimizer adds small steps to float32 weights, its *master*. Tensor cores multiply in 16 bits. So each
+# step holds both, and two casts belong beside its messages:
+#
+# | | cast | on the wire |
+# |---|---|---|
+# | forward, backward | the shard of the master to bfloat16, *then* all-gather | 2 bytes an element |
+# | backward | the row of bfloat16 gradients to float32, *then* reduce-scatter; the mean arrives in float32 | 4 bytes an element |
+#
+# The first cast comes before its message and halves it. The second also comes before its message and
+# doubles it. Is that worth it? A bfloat16 has 8 significant bits. A sum that has grown large loses every
+# term below 1/512 of it:
+
+# %% tags=["skip-in-grading"]
+total = torch.zeros((), dtype=torch.bfloat16)
+for count in range(1, 513):
+    total += torch.ones((), dtype=torch.bfloat16)
+    if count in (128, 256, 257, 512):
+        print(f"the sum of {count} ones in bfloat16: {total.item():.0f}")
+
+# %% [markdown]
+# A ring adds the gradients of N ranks one after the other, just like this loop. The next picture has
+# normally distributed gradients in place of ones, and four ways to add them. The error is that of the sum's
+# elements over their size.
+
+
+# %% tags=["skip-in-grading"]
+def ring_sum(terms):
+    total = terms[0]
+    for term in terms[1:]:
+        total = total + term
+    return total
+
+
+def tree_sum(terms):
+    while len(terms) > 1:
+        terms = [a + b for a, b in zip(terms[::2], terms[1::2], strict=True)]
+    return terms[0]
+
+
+WAYS = {
+    "16 bits, ring": (torch.bfloat16, ring_sum, "-"),
+    "16 bits, tree": (torch.bfloat16, tree_sum, "--"),
+    "16-bit gradients, float32 sum": (torch.float32, ring_sum, ":"),
+}
+counts, generator = (8, 16, 32, 64, 128, 256, 512), torch.Generator().manual_seed(0)
+figure = picture(6.5, 2.6)
+axes = figure.subplots()
+for (name, (dtype, add, style)), colour in zip(WAYS.items(), RANKS, strict=False):
+    errors = []
+    for n in counts:
+        terms = torch.randn(n, 2000, generator=generator, dtype=torch.float64) + 1
+        exact = terms.sum(0)
+        total = add([term.bfloat16().to(dtype) for term in terms]).double()
+        errors.append(float((total - exact).norm() / exact.norm()))
+    axes.plot(
+        counts, [100 * error for error in errors], style, color=colour, label=name, marker="o", ms=4
+    )
+    print(f"{name:30} {counts[0]} ranks: {errors[0]:.2%}, {counts[-1]} ranks: {errors[-1]:.2%}")
+axes.set(xscale="log", yscale="log", xlabel="ranks", ylabel="error, per cent")
+axes.set_xticks(counts, counts)
+axes.minorticks_off()
+axes.legend(frameon=False, fontsize=8)
+figure
+
+# %% [markdown]
+# In a ring the error grows with the ranks: 512 ranks lose 2 % of each element, in every step. In a tree it
+# stays, since a tree adds numbers of like size; but you do not choose the algorithm that the library takes.
+# In float32 nothing is left but the rounding of each single gradient, and that averages out.
+#
+# **Predict.** How many bytes does a parameter cost on the wire in one step with K = 1, in units of (N−1)/N:
+# all in float32; weights in bfloat16 and gradients in float32; all in bfloat16? (12, 2 + 2 + 4 = 8, and 6:
+# `fsdp_bytes` says so, too.)
+#
+# **Build.**
+
+
+# %% nbgrader={"grade_id": "two_precisions", "solution": true}
+def all_gather_cast(output: torch.Tensor, shard: torch.Tensor, group: Group = None) -> None:
+    """Write all ranks' shards into `output`. They travel in the dtype of `output`.
+
+    shard: s elements in float32, the same size on every rank. It is left alone. output: N s elements of any
+    floating dtype; it is overwritten. Sends (N-1) s elements of output's dtype, in one all-gather.
+    """
+    ### BEGIN SOLUTION
+    dist.all_gather_into_tensor(
+        output.view(-1), shard.detach().to(output.dtype).view(-1), group=group
+    )
+    ### END SOLUTION
+
+
+def reduce_scatter_mean(
+    output: torch.Tensor,
+    grads: torch.Tensor,
+    reduce_dtype: torch.dtype = torch.float32,
+    group: Group = None,
+) -> None:
+    """Write this rank's part of the mean of all ranks' `grads` into `output`.
+
+    grads: N s elements of any floating dtype. They are left alone. output: s elements in float32; TypeError
+    if it has 16 bits, since small steps of the optimizer would be lost there. Gradients travel and are added
+    in `reduce_dtype`. Sends (N-1) s elements of this dtype, in one reduce-scatter.
+    """
+    ### BEGIN SOLUTION
+    if output.dtype not in (torch.float32, torch.float64):
+        raise TypeError(
+            f"output is {output.dtype}: the mean goes to the optimizer, in torch.float32"
+        )
+    total = torch.empty(output.shape, dtype=reduce_dtype, device=output.device)
+    dist.reduce_scatter_tensor(
+        total.view(-1), grads.detach().to(reduce_dtype).view(-1), group=group
+    )
+    output.copy_(total).div_(dist.get_world_size(group))
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint: one cast each</summary><code>shard.to(output.dtype)</code> makes a new tensor, and
+# the master keeps its low bits. Gradients: cast, reduce-scatter into a tensor of <code>reduce_dtype</code>,
+# copy into <code>output</code>.</details>
+# <details><summary>Hint: when to divide</summary>Last, in the dtype of <code>output</code>. A division of
+# 16-bit numbers before the sum rounds once more, and lets small gradients vanish.</details>
+#
+# **Check.**
+
+# %% nbgrader={"grade_id": "two_precisions_check", "points": 8}
+report = check("05_fsdp/two_precisions", all_gather_cast, reduce_scatter_mean)
+### BEGIN HIDDEN TESTS
+report = check("05_fsdp/two_precisions", all_gather_cast, reduce_scatter_mean, cases="hidden")
+### END HIDDEN TESTS
+report.points(8)
+
+# %% [markdown]
+# **Measure.** Your two functions on four ranks, as a step would call them, and the error of the mean
+# against float64.
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def one_exchange(reduce_dtype, size=1000):
+    """The relative error of this rank's mean. Bytes and dtypes are in the ledger."""
+    n, rank = dist.get_world_size(), dist.get_rank()
+    gradients = 1 + torch.randn(n, n * size, generator=torch.Generator().manual_seed(0))
+    gradients = gradients.bfloat16().to(device())  # those of all ranks; each uses its own
+    exact = gradients.double().mean(0)[rank * size :][:size]
+    weights = torch.empty(n * size, dtype=torch.bfloat16, device=device())
+    master, mean = torch.ones(2, size, device=device())
+    for _ in range(2):  # for forward and for backward
+        all_gather_cast(weights, master)
+    reduce_scatter_mean(mean, gradients[rank], reduce_dtype)
+    return float((mean - exact).norm() / exact.norm())
+
+
+for reduce_dtype in (torch.float32, torch.bfloat16):
+    run = try_it(one_exchange, reduce_dtype)
+    if run:
+        operations = run.ledger.operations(0)
+        kinds = ", ".join(f"{each.op} in {each.dtype}" for each in operations)
+        print(
+            f"{bytes_in(operations) / 3000:.0f} bytes a parameter ({kinds}), error {max(run):.1e}"
+        )
+
+# %% [markdown]
+# (Four numbers of 8 significant bits add up without an error in the 24 bits of a float32.)
+#
+# **Break it.** Why must `output` be in float32? Put the master into bfloat16, and take a hundred steps of
+# 1e-4 from a weight of 1.
+
+# %% tags=["skip-in-grading"]
+for dtype in (torch.float32, torch.bfloat16):
+    weight = torch.ones((), dtype=dtype)
+    for _ in range(100):
+        weight -= 1e-4
+    print(f"{dtype}: {weight.item():.4f}")
+
+# %% [markdown]
+# The neighbours of 1 in bfloat16 are 1/128 and 1/256 away, and each step is rounded back. (Notebook 09 says
+# more on it.)
+#
+# **In production.** `MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)` is your
+# pair of functions. Without `reduce_dtype` the reduction takes place in `param_dtype`. The ledger shows all
+# three:
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def by_policy(*dtypes):
+    """A step of fully_shard with this MixedPrecisionPolicy, after a step that does not count."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    model = sharded(Network().to(device()), mp_policy=MixedPrecisionPolicy(*dtypes))
+    for _ in range(2):
+        dist.barrier()
+        model(torch.randn(2, WIDTH, device=device())).square().mean().backward()
+    weight = model.blocks[0].up.weight
+    return str(weight.dtype).removeprefix("torch."), str(weight.grad.dtype).removeprefix("torch.")
+
+
+HALF, FULL = torch.bfloat16, torch.float32
+POLICIES = {"(None, None)": (), "(bfloat16, float32)": (HALF, FULL), "(bfloat16, None)": (HALF,)}
+for name, (ranks, operations) in several(by_policy, POLICIES).items():
+    kinds = ", ".join(
+        f"{op} {dtype}" for op, dtype in {each.op: each.dtype for each in operations}.items()
+    )
+    print(f"{name:20} {bytes_in(operations) / (3 / 4 * P):5.2f} bytes a parameter: {kinds}")
+    print(f"{'':20} between steps: shards {ranks[0][0]}, gradients {ranks[0][1]}")
+
+# %% [markdown]
+# <details><summary>In the lectures</summary>Lecture 001 has <code>MixedPrecision(param_dtype=torch.float16,
+# reduce_dtype=torch.float32, buffer_dtype=torch.float16)</code> and no loss scaler. With float16 small
+# gradients become zero: use <code>ShardedGradScaler</code>, or bfloat16. <code>buffer_dtype</code> is
+# FSDP1's; FSDP2's <code>MixedPrecisionPolicy</code> has <code>output_dtype</code> and
+# <code>cast_forward_inputs</code> instead. Lecture 002 passes <code>mixed_precision=True</code> to FSDP1,
+# which takes a <code>MixedPrecision</code> object there.</details>
+
+# %% [markdown]
+# ## 5 · Islands: hybrid sharding
+#
+# | | |
+# |---|---|
+# | you will write | `hybrid_groups(world_size, shard)` and `hybrid_reduce(output, grads, shard_group, replica_group)` |
+# | rests on | §4 |
+# | time | 25 minutes |
+# | points | 8 |
+#
+# With N = 512 each all-gather crosses the whole cluster. But if 16P/8 bytes fit into a GPU, why shard
+# further? *Hybrid sharding* cuts the ranks into islands of g, such as the 8 GPUs of a node. Each island
+# holds the model once; rank by rank the islands are replicas.
+#
+#     N = 8, g = 4     shard groups     [0 1 2 3] [4 5 6 7]             neighbours share a model
+#                      replica groups   [0 4] [1 5] [2 6] [3 7]         equals hold the same shard
+#
+# | | between | each rank sends |
+# |---|---|---|
+# | all-gather for forward, and for backward | the g ranks of an island | 2 (g−1)/g P elements |
+# | reduce-scatter | the g ranks of an island | (g−1)/g P |
+# | all-reduce of the shard's gradient | the r = N/g replicas of the shard | 2 (r−1)/r · P/g |
+#
+# Only the last row leaves an island, and it is small: a gth of the gradient, once a step.
+#
+# **Predict.** Two nodes of 4 GPUs. How many P leave node 0 in a step, (a) with full sharding over 8 ranks,
+# in a ring through both nodes, (b) with islands of 4? And how many bytes a parameter does each rank keep,
+# of 16?
+#
+# <details><summary>Answer</summary>(a) One rank of the node sends to the other node. It sends 3 · 7/8 P =
+# 2.625 P. (b) Four ranks send 2 · 1/2 · P/4 each: 1.0 P together. Full sharding keeps 16/8 = 2 bytes,
+# islands 16/4 = 4. With two nodes of 8 the numbers are 2.81 P and still 1.0 P.</details>
+#
+# **Build.** The mean is that over all N ranks, and the reduce-scatter comes first.
+
+
+# %% nbgrader={"grade_id": "hybrid", "solution": true}
+def hybrid_groups(world_size: int, shard: int) -> tuple[list[list[int]], list[list[int]]]:
+    """(shard_groups, replica_groups): lists of ranks. Neighbours share a model, equals hold the same shard.
+
+    Groups and their ranks are in ascending order. ValueError if `shard` does not divide `world_size`.
+    """
+    ### BEGIN SOLUTION
+    if shard < 1 or world_size < 1 or world_size % shard:
+        raise ValueError(
+            f"shard={shard} must divide world_size={world_size}: islands have one size"
+        )
+    ranks = list(range(world_size))
+    islands = [ranks[first : first + shard] for first in range(0, world_size, shard)]
+    return islands, [ranks[place::shard] for place in range(shard)]
+    ### END SOLUTION
+
+
+def hybrid_reduce(
+    output: torch.Tensor, grads: torch.Tensor, shard_group: Group, replica_group: Group
+) -> None:
+    """Write this rank's part of the mean over all N ranks of `grads` into `output`.
+
+    grads: g s elements, left alone. output: s elements of the same dtype, the same on all replicas
+    afterwards. Sends (g-1) s elements inside the island, then 2 (r-1)/r s to the replicas.
+    """
+    ### BEGIN SOLUTION
+    dist.reduce_scatter_tensor(output, grads, group=shard_group)
+    dist.all_reduce(output, group=replica_group)
+    output /= dist.get_world_size(shard_group) * dist.get_world_size(replica_group)
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint: slices</summary>Cut <code>list(range(world_size))</code> into pieces of
+# <code>shard</code>; with a step, <code>ranks[place::shard]</code>, you get the replicas.</details>
+#
+# **Check.**
+
+# %% nbgrader={"grade_id": "hybrid_check", "points": 8}
+report = check("05_fsdp/hybrid", hybrid_groups, hybrid_reduce)
+### BEGIN HIDDEN TESTS
+report = check("05_fsdp/hybrid", hybrid_groups, hybrid_reduce, cases="hidden")
+### END HIDDEN TESTS
+report.points(8)
+
+# %% [markdown]
+# **Measure.** The messages of a step, on eight ranks in two nodes of four. In each picture a row is a
+# sender, a column a receiver, and the number is in P; the frames are the nodes. A ring sends to its
+# neighbour alone. Compare the numbers outside the frames with your prediction.
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def made_group(groups):
+    """This rank's group among `groups`. All ranks make all groups, in the same order."""
+    made = [dist.new_group(ranks) for ranks in groups]
+    return next(
+        group for group, ranks in zip(made, groups, strict=True) if dist.get_rank() in ranks
+    )
+
+
+def messages_of_a_step(islands, replicas, size=800):
+    """Two gathers and one reduction of `size` elements."""
+    shard_group, replica_group = made_group(islands), made_group(replicas)
+    row = torch.ones(size, device=device())
+    shard = torch.ones(size // dist.get_world_size(shard_group), device=device())
+    for _ in range(2):
+        dist.all_gather_into_tensor(row, shard, group=shard_group)
+    hybrid_reduce(shard, row, shard_group, replica_group)
+
+
+def matrices(plans, size=800, nodes=2):
+    """A matrix for each plan, and how much leaves node 0."""
+    runs = {
+        name: try_it(messages_of_a_step, *groups, world_size=8) for name, groups in plans.items()
+    }
+    if not all(runs.values()):
+        return None
+    figure = picture(9.0, 3.0)
+    for axes, (name, run) in zip(figure.subplots(1, len(plans)), runs.items(), strict=True):
+        matrix = run.ledger.matrix() / (4 * size)
+        ranks, per_node = len(matrix), len(matrix) // nodes
+        axes.imshow(matrix, cmap="Greys", vmin=0, vmax=4)
+        for row, column in itertools.product(range(ranks), repeat=2):
+            if matrix[row, column]:
+                dark = "white" if matrix[row, column] > 2 else INK
+                number = f"{matrix[row, column]:.3g}"
+                axes.text(column, row, number, ha="center", va="center", fontsize=6, color=dark)
+        for node in range(nodes):
+            corner = node * per_node - 0.5
+            axes.plot(
+                [corner + side * per_node for side in (0, 1, 1, 0, 0)],
+                [corner + side * per_node for side in (0, 0, 1, 1, 0)],
+                color=BACKWARD, linewidth=2,
+            )  # fmt: skip
+        leaves = matrix[:per_node, per_node:].sum()
+        axes.set_title(f"{name}:\n{leaves:.3g} P leave node 0", fontsize=9, loc="left")
+        axes.set_xticks(range(ranks))
+        axes.set_yticks(range(ranks))
+        axes.tick_params(labelsize=7)
+    figure.subplots_adjust(wspace=0.3)
+    return figure
+
+
+def plans():
+    islands, replicas = hybrid_groups(8, 4)
+    full, alone = hybrid_groups(8, 8)
+    pairs, quarters = hybrid_groups(8, 2)
+    return {
+        "full sharding": (full, alone),
+        "islands of 4": (islands, replicas),
+        "islands of 2": (pairs, quarters),
+    }
+
+
+written = said(plans)
+matrices(written) if written else None
+
+# %% [markdown]
+# **Break it.** Swap the roles: let the four ranks 0, 2, 4, 6 share a model, and 1, 3, 5, 7 another. All
+# values stay right. What leaves node 0 now?
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+interleaved = ([[0, 2, 4, 6], [1, 3, 5, 7]], [[0, 1], [2, 3], [4, 5], [6, 7]])
+matrices(
+    {"islands of 4": written["islands of 4"], "every other rank": interleaved}
+) if written else None
+
+# %% [markdown]
+# Each of the two rings crosses the border, and carries 3 · 3/4 P over it: 4.5 P instead of 1.0. The
+# replicas, between which little travels, have the fast link now. A grid of ranks is a promise about wires:
+# check it with the matrix once, before you rent a thousand GPUs. (Notebook 10 has grids of four
+# dimensions.)
+#
+# **In production.** `fully_shard` takes a mesh of two dimensions: the first replicates, the second shards.
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def with_mesh(shape=None, reshard=True):
+    """A step of fully_shard on a mesh of this shape, after a step that does not count."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    options = {"reshard_after_forward": reshard}
+    if shape:
+        names = ("replicate", "shard")
+        options["mesh"] = init_device_mesh(device().type, shape, mesh_dim_names=names)
+    model = sharded(Network().to(device()), **options)
+    for _ in range(2):
+        dist.barrier()
+        model(torch.randn(2, WIDTH, device=device())).square().mean().backward()
+    return sum(param.to_local().nbytes for param in model.parameters()) / P
+
+
+MESHES = {
+    "full sharding": (),
+    "2 islands of 2": ((2, 2),),
+    "4 islands of 1": ((4, 1),),
+    "to 2 ranks after forward": (None, 2),
+}
+for name, (ranks, operations) in several(with_mesh, MESHES).items():
+    groups = {}
+    for each in operations:
+        key = f"{each.op} of {len(each.group)}"
+        groups[key] = groups.get(key, 0) + each.bytes_sent / (4 * P)
+    kinds = ", ".join(f"{key} {share:.2f} P" for key, share in groups.items())
+    total = bytes_in(operations) / (4 * P)
+    print(f"{name:25} keeps {ranks[0]:.0f} bytes a parameter, sends {total:.2f} P: {kinds}")
+
+# %% [markdown]
+# The last line is another way to use islands: `reshard_after_forward=2` keeps the shards spread over all
+# four ranks, but after forward it frees a unit only down to a half. Backward's gather then needs two
+# neighbours only. DeepSpeed's ZeRO++ has the same idea under the name hpZ (`zero_hpz_partition_size`), and
+# MiCS has islands (`mics_shard_size`).
+
+# %% [markdown]
+# ## 6 · One norm from N shards
+#
+# | | |
+# |---|---|
+# | you will write | `clip_grad_norm_(shards, max_norm, group=None, replica_group=None)` |
+# | rests on | notebook 02 |
+# | time | 10 minutes |
+# | points | 4 |
+#
+# Large models clip their gradients: if the norm of the whole gradient exceeds `max_norm`, all of it is
+# scaled down to that norm. But no rank holds the whole gradient any more. Its square is a sum over
+# elements, though, and elements lie on exactly one rank each.
+#
+# **Predict.** A model of 70B on 512 ranks. How many bytes must a rank send for the norm? How many if the
+# model is sharded in islands of 8?
+#
+# <details><summary>Answer</summary>One number in float32 is all-reduced: 2 · 511/512 · 4 = 8 bytes. In
+# islands the sum goes over the 8 ranks of one island, 7 bytes. The other islands hold the same shards; to
+# add theirs, too, would make the norm √r times too large.</details>
+#
+# **Build.**
+
+
+# %% nbgrader={"grade_id": "clip_grad_norm", "solution": true}
+@torch.no_grad()
+def clip_grad_norm_(
+    shards, max_norm: float, group: Group = None, replica_group: Group = None
+) -> float:
+    """Scale all gradients by min(1, max_norm / norm), where norm is that of the whole gradient.
+
+    shards: this rank's tensors, with their gradients in `.grad`, which are scaled in place; a `.grad` that is
+    None counts as zeros. group: the ranks that hold the other shards. replica_group: ranks that hold the same
+    shards as this one, which must not count twice. Returns the norm before scaling, the same on all ranks.
+    One all-reduce of 4 bytes.
+    """
+    ### BEGIN SOLUTION
+    shards = list(shards)
+    gradients = [shard.grad for shard in shards if shard.grad is not None]
+    squares = torch.zeros((), device=shards[0].device)
+    for gradient in gradients:
+        squares += gradient.float().square().sum()
+    dist.all_reduce(squares, group=group)
+    norm = float(squares.sqrt())
+    if norm > max_norm:
+        for gradient in gradients:
+            gradient.mul_(max_norm / norm)
+    return norm
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint</summary>Add the squares of all elements on the rank, in float32; all-reduce that
+# one number; take the root. A rank without gradients takes part as well.</details>
+#
+# **Check.**
+
+# %% nbgrader={"grade_id": "clip_grad_norm_check", "points": 4}
+report = check("05_fsdp/clip_grad_norm", clip_grad_norm_)
+### BEGIN HIDDEN TESTS
+report = check("05_fsdp/clip_grad_norm", clip_grad_norm_, cases="hidden")
+### END HIDDEN TESTS
+report.points(4)
+
+# %% [markdown]
+# **Measure, and break it.** Here are gradients of `fully_shard` on four ranks, which are to be clipped to a
+# norm of 0.5. Each rank prints the norm of its own shards. If each of them clipped by that norm, by which
+# factors would they scale?
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def norms():
+    """(norm of this rank's shards, yours, PyTorch's, norm after yours)."""
+    model = sharded(Network(head=HEAD).to(device()))
+    torch.manual_seed(dist.get_rank())
+    model(torch.randn(4, WIDTH, device=device())).square().mean().backward()
+    shards = []
+    for param in model.parameters():
+        shards.append(nn.Parameter(param.to_local().detach()))
+        shards[-1].grad = param.grad.to_local().clone()
+    own = math.sqrt(sum(float(shard.grad.square().sum()) for shard in shards))
+    dist.barrier()
+    yours = clip_grad_norm_(shards, 0.5)
+    dist.barrier()
+    theirs = nn.utils.clip_grad_norm_(model.parameters(), 0.5).full_tensor().item()
+    return own, yours, theirs, clip_grad_norm_(shards, 0.5)
+
+
+run = try_it(norms, backend="gloo")
+if run:
+    own = [rank[0] for rank in run]
+    print("norms of the ranks' own shards:", ", ".join(f"{norm:.3f}" for norm in own))
+    print("each by itself would scale by: ", ", ".join(f"{0.5 / norm:.3f}" for norm in own))
+    print(f"root of the sum of squares: {math.sqrt(sum(norm**2 for norm in own)):.3f}", end="; ")
+    print(
+        f"yours {run[0][1]:.3f}, PyTorch's {run[0][2]:.3f}, after clipping to 0.5: {run[0][3]:.3f}"
+    )
+    print(f"all ranks should scale by {0.5 / run[0][1]:.3f}")
+    operations = run.ledger.operations(0)
+    starts = [k for k, each in enumerate(operations) if each.op == "barrier"][-2:]
+    yours, theirs = operations[starts[0] + 1 : starts[1]], operations[starts[1] + 1 : -1]
+    for name, messages in (("yours", yours), ("PyTorch's", theirs)):
+        print(f"{name}: all-reduces of", ", ".join(f"{each.nbytes} bytes" for each in messages))
+
+# %% [markdown]
+# Four factors for four shards of *one* weight, each about twice as large as it should be: the shards would
+# no longer fit together, and the step would point elsewhere. The error is silent, since every rank is
+# content.
+#
+# **In production.** `nn.utils.clip_grad_norm_` knows the sharded tensors of FSDP2, as you see: the same
+# number. It sends a norm for each parameter, all in one message. FSDP1 had its own method,
+# `model.clip_grad_norm_`, and DeepSpeed has `"gradient_clipping": 1.0`.
+
+# %% [markdown]
+# ## 7 · In production
+#
+# | | |
+# |---|---|
+# | you will write | nothing |
+# | rests on | all of it |
+# | time | 25 minutes |
+#
+# ### The list inside `fully_shard`
+#
+# PyTorch's FSDP has no list. It has hooks, and the order comes out of them. The next cell records the order
+# of a step, in which `fully_shard` was called on each block and then on the model. Then it searches your
+# arguments: for which of them does your `fsdp_schedule` give the same order?
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def as_it_comes(model):
+    return sharded(model)
+
+
+def not_resharded(model):
+    return sharded(model, reshard_after_forward=False)
+
+
+def last_kept(model):
+    from torch.distributed.fsdp import fully_shard
+
+    fully_shard(model.blocks[-1], reshard_after_forward=False)
+    return sharded(model, model.blocks[:-1])
+
+
+def forward_ahead(model):
+    model = sharded(model)
+    for block, following in itertools.pairwise(model.blocks):
+        block.set_modules_to_forward_prefetch([following])
+    return model
+
+
+def backward_two_ahead(model):
+    model = sharded(model)
+    for k, block in enumerate(model.blocks):
+        before = list(reversed(model.blocks))[DEPTH - k : DEPTH - k + 2]
+        block.set_modules_to_backward_prefetch(before)
+    return model
+
+
+OPTIONS = {
+    "as it comes": as_it_comes,
+    "reshard_after_forward=False": not_resharded,
+    "the same, for the last block alone": last_kept,
+    "set_modules_to_forward_prefetch, one": forward_ahead,
+    "set_modules_to_backward_prefetch, two": backward_two_ahead,
+}
+
+
+def orders(makes):
+    """By name: the actions of a step of each model, in the order in which the rank issued them."""
+    events, actions = [], {}
+    record_messages(events)
+    for name, make in makes.items():
+        model = make(Network(events=events))
+        for _ in range(2):
+            events.clear()
+            model(torch.randn(2, WIDTH)).square().mean().backward()
+        actions[name] = [(kind, unit) for kind, unit, *_ in events]
+    return actions
+
+
+def arguments_for(order):
+    """The arguments of fsdp_schedule that give this order."""
+    for forward, backward, reshard, last in itertools.product(
+        (0, 1), (0, 1, 2), (True, False), (False, True)
+    ):
+        schedule = fsdp_schedule(DEPTH, forward, backward, reshard, last)
+        if [action for action in schedule if action[0] != "free"] == order:
+            prefetches = f"forward_prefetch={forward}, backward_prefetch={backward}"
+            return f"{prefetches}, reshard={reshard}, keep_last={last}"
+    return "no arguments of yours"
+
+
+run = try_it(orders, OPTIONS, world_size=2, backend="gloo")
+for name, order in run[0].items() if run else ():
+    if name == "as it comes":
+        backward = order.index(("forward", DEPTH - 1)) + 1
+        print(
+            "backward begins:",
+            ", ".join(f"{kind} {unit}" for kind, unit in order[backward:][:7]),
+            "...",
+        )
+    print(f"{name:38} {said(arguments_for, order) or 'not written yet'}")
+
+# %% [markdown]
+# Every order of PyTorch is in your generator. Read the first line once more: forward gathers nothing ahead,
+# backward one, and unit 7 is gathered *again* right after its forward. Three remarks:
+#
+# - On a GPU forward prefetch is *implicit*. The host issues the next gather on a stream of its own while
+#   the kernels of the block before are still running: `forward_prefetch=1` in effect, as long as the host
+#   is ahead of the GPU. With `set_modules_to_forward_prefetch` it is asked for; that helps if the host is
+#   slow.
+# - torchtitan's default does not reshard the last block, or, with pipelining, any block (its policies are
+#   `default`, `always`, `never`). Llama 3 405B did not reshard after forward at all (§3.3.2).
+# - PyTorch 2.13 has two experimental methods, which are exactly the two rules of your wire:
+#   `set_separate_reduce_scatter_group` gives reductions a second wire, and
+#   `set_reduce_scatter_max_input_buffers` lets more than one reduction wait (default 1).
+#
+# ### Each option, and a difference that you can see
+#
+# Next the ledger and the memory of each option, on four ranks in float32 with AdamW. *Units* is the traffic
+# of a step, *most* the largest number of bytes a parameter that a rank held, when forward left a block or
+# backward entered one.
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def held():
+    """Bytes of the tensors on this rank that were not there before the training."""
+    time.sleep(0.003)  # gloo's threads let go of the tensors of their last operation
+    storages = {}
+    for item in gc.get_objects():
+        if issubclass(type(item), torch.Tensor) and not hasattr(item, "_local_tensor"):
+            for tensor in (item, item.grad if item.is_leaf else None):
+                if tensor is not None and not hasattr(tensor, "_local_tensor"):
+                    storages[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
+    return sum(storages.values())
+
+
+def train(make, microbatches=1, samples=2, steps=2):
+    """Train on this rank's own data; `make(network)` gives a model, or a model and its optimizer.
+
+    If the model has `last(is_last)`, this is called before each microbatch.
+    """
+    gc.collect()
+    gc.freeze()  # existing tensors do not count
+    network, most = Network(dist.get_rank(), head=HEAD).to(device()), []
+    made = make(network)
+    model, optimizer = made if isinstance(made, tuple) else (made, None)
+    params = [param for param in model.parameters() if hasattr(param, "to_local")]  # DTensors
+    shards = [nn.Parameter(param.detach().to_local()) for param in params]  # counted as shards
+    own = shards or model.parameters()
+    optimizer = optimizer or torch.optim.AdamW(own, lr=1e-3, foreach=False)
+
+    def look(block, args, output):
+        most.append(held())
+        if output.requires_grad:
+            output.register_hook(lambda gradient: most.append(held()))
+
+    for block in network.blocks:
+        block.register_forward_hook(look)
+    generator = torch.Generator().manual_seed(100 + dist.get_rank())
+    data = torch.randn(microbatches, samples, WIDTH, generator=generator).to(device())
+    for _ in range(steps):
+        dist.barrier()  # the operations of the last step come after the last barrier
+        with costs() as spent:
+            for k, x in enumerate(data):
+                getattr(model, "last", lambda is_last: None)(k == microbatches - 1)
+                (model(x).square().mean() / microbatches).backward()
+            for param, shard in zip(params, shards, strict=True):
+                shard.grad, param.grad = param.grad.to_local(), None
+            optimizer.step()
+            optimizer.zero_grad()
+    return {"most": max(most), "flops": spent.flops}
+
+
+def by_linear(model):
+    linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    return sharded(model, linears)
+
+
+def in_one(model):
+    return sharded(model, [])
+
+
+def mixed(model):
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    return sharded(model, mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32))
+
+
+def islands(model):
+    from torch.distributed.device_mesh import init_device_mesh
+
+    half = dist.get_world_size() // 2
+    names = ("replicate", "shard")
+    return sharded(model, mesh=init_device_mesh(device().type, (2, half), mesh_dim_names=names))
+
+
+def offloaded(model):
+    from torch.distributed.fsdp import CPUOffloadPolicy
+
+    pinned = device().type == "cuda"  # pinned memory is for copies to a GPU
+    return sharded(model, offload_policy=CPUOffloadPolicy(pin_memory=pinned))
+
+
+def only_last_reduces(model):
+    model = sharded(model)
+    model.last = model.set_requires_gradient_sync
+    return model
+
+
+VISIBLE = {
+    "a block is a unit": (as_it_comes,),
+    "a Linear is a unit": (by_linear,),
+    "the model is the unit": (in_one,),
+    "reshard_after_forward=False": (not_resharded,),
+    "MixedPrecisionPolicy": (mixed,),
+    "a mesh of 2 x 2": (islands,),
+    "CPUOffloadPolicy": (offloaded,),
+    "4 microbatches": (as_it_comes, 4),
+    "4 microbatches, one reduction": (only_last_reduces, 4),
+}
+print(f"{'':32} messages  units   most")
+for name, (ranks, operations) in several(train, VISIBLE).items():
+    units = bytes_in(operations) / (3 / 4 * 4 * HEADED)
+    print(f"{name:32} {len(operations):8} {units:6.2f} {ranks[0]['most'] / HEADED:6.2f}")
+
+# %% [markdown]
+# - *Units.* A *wrap policy* decides which modules are units. Smaller ones hold less at once and send more
+#   messages; one unit for the model sends each weight once for both passes, since it is the root, and holds
+#   all of it. A transformer's block is the usual unit: it is used as a whole, and large enough for the
+#   wire. A policy by size cuts where a counter says so, and not where a module is used.
+# - *Resharding.* `reshard_after_forward=False` saves one unit of traffic and holds all weights. Between
+#   steps weights are sharded all the same: that is the difference from ZeRO-2 (notebook 04).
+# - *Precision.* Of 12 bytes on the wire 8 remain, §4. Gathered weights take half the room.
+# - *Islands.* Less traffic in all, twice the shards.
+# - *Offload.* Shards, gradients and the optimizer's step lie in the host's memory. On this machine the
+#   host's memory is all that there is, so nothing changes. On a GPU 2 or 4 bytes a parameter go up before
+#   each gather, and the gradient comes down after each reduction.
+# - *Accumulation.* Whole gradients stay on the rank until the last microbatch: traffic for memory, §1.
+#
+# The same options under four names:
+#
+# | yours | FSDP2, `fully_shard` | FSDP1, `FullyShardedDataParallel` | DeepSpeed, stage 3 |
+# |---|---|---|---|
+# | `module.blocks` | the modules on which you call it | `auto_wrap_policy`, such as `ModuleWrapPolicy({Block})` | modules by themselves, in buckets |
+# | `forward_prefetch` | implicit; `set_modules_to_forward_prefetch` | `forward_prefetch=True` | `stage3_prefetch_bucket_size` |
+# | `backward_prefetch` | 1; `set_modules_to_backward_prefetch` | `BackwardPrefetch.BACKWARD_PRE` (1), None (0); `BACKWARD_POST` lies between | `stage3_prefetch_bucket_size` |
+# | `reshard`, `keep_last` | `reshard_after_forward=` True, False, or a number of ranks, for each unit | `ShardingStrategy.FULL_SHARD`, `SHARD_GRAD_OP` | `stage3_max_live_parameters`, `stage3_max_reuse_distance` |
+# | at most 1 + prefetch units whole | by events | `limit_all_gathers=True`: two gathers in flight | `stage3_max_live_parameters` |
+# | `all_gather_cast`, `reduce_scatter_mean` | `MixedPrecisionPolicy` | `MixedPrecision` | `"bf16"`, `"fp16"`, `communication_data_type` |
+# | `hybrid_groups` | a mesh of two dimensions | `ShardingStrategy.HYBRID_SHARD` | `mics_shard_size`; `zero_hpz_partition_size` |
+# | `keep="gradients"` | `set_requires_gradient_sync(False)` | `no_sync()` | gradients are always sharded in stages 2 and 3 |
+# | `clip_grad_norm_` | `nn.utils.clip_grad_norm_` | `model.clip_grad_norm_` | `"gradient_clipping"` |
+# | | `CPUOffloadPolicy` | `CPUOffload(offload_params=True)` | `offload_param`, `offload_optimizer` |
+#
+# `BACKWARD_POST` asks for unit i − 1 after the backward of unit i, and before the reduction of i. So one
+# unit less is whole, each gather of backward is exposed, and reductions are hidden. With None the gather
+# comes when it is needed, behind the reduction: §2's *Break it*. PyTorch recommends FSDP2 for new code. The
+# FSDP1 of 2.13 wants a machine with an accelerator; its column is read from its signatures:
+
+# %% tags=["skip-in-grading"]
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy
+
+parameters = inspect.signature(FullyShardedDataParallel).parameters
+for name in (
+    "sharding_strategy",
+    "cpu_offload",
+    "backward_prefetch",
+    "mixed_precision",
+    "forward_prefetch",
+):
+    print(parameters[name])
+try:
+    size_based_auto_wrap_policy(min_num_params=100_000, excluded_wrap_modules={nn.Embedding})
+except TypeError as error:
+    print(f"TypeError: {error}")
+
+# %% [markdown]
+# <details><summary>In the lectures</summary>Lecture 001 writes <code>sharding_strategy="FULL_SHARD"</code>:
+# FSDP1 takes the enumeration's member, not a string. Its overlap is <code>forward_prefetch=True</code>;
+# backward prefetch, which saves more, is on without it. Its list of weaknesses, "No CPU Offload" and "No
+# Pipeline Parallelism", contradicts its own code, which imports <code>CPUOffload</code>, and Llama 3, which
+# was trained with FSDP, tensor, context and pipeline parallelism together. Lecture 002's policy,
+# <code>size_based_auto_wrap_policy(min_num_params=..., excluded_wrap_modules=...)</code>, is the cell
+# above: a TypeError twice, since it is a predicate that needs <code>functools.partial</code>, and since the
+# keyword is <code>exclude_wrap_modules</code>. The training loops of lectures 000 and 001 have no
+# <code>zero_grad</code>, so that gradients add up over the batches.</details>
+#
+# ### Checkpoints
+#
+# There are two kinds of state dicts. A *full* one holds whole tensors: every parameter is gathered, and one
+# rank writes it. A *sharded* one holds each rank's own shards, and nothing is gathered.
+# `torch.distributed.checkpoint` (DCP) writes the latter: each rank a file of its pieces, and one file that
+# says which piece lies where. So another number of ranks can read it. Here four ranks save, and two load:
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def trained_and_saved(folder):
+    """(sums of all parameters, bytes gathered while saving)"""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+
+    model = sharded(Network(head=HEAD))
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(2, WIDTH)).square().mean().backward()
+    optimizer.step()
+    states = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
+    whole = {name: value.full_tensor().clone() for name, value in states["model"].items()}
+    dist.barrier()
+    dcp.save(states, checkpoint_id=folder)
+    return whole
+
+
+def loaded(folder):
+    """The whole parameters of a model that had other ones, and the number of its optimizer's states."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+    model = sharded(Network(seed=1, head=HEAD))
+    optimizer = torch.optim.AdamW(model.parameters())
+    states = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
+    dcp.load(states, checkpoint_id=folder)
+    set_state_dict(
+        model, optimizer, model_state_dict=states["model"], optim_state_dict=states["optimizer"]
+    )
+    whole = {name: value.full_tensor() for name, value in model.state_dict().items()}
+    return whole, len(optimizer.state)
+
+
+with tempfile.TemporaryDirectory() as folder:
+    saved = launch(trained_and_saved, folder, world_size=4, backend="gloo")
+    for name in sorted(os.listdir(folder)):
+        print(f"{name:14} {os.path.getsize(os.path.join(folder, name)) / 1e6:6.2f} MB")
+    operations = saved.ledger.operations(0)
+    begun = max(k for k, each in enumerate(operations) if each.op == "barrier")
+    largest = max(each.nbytes for each in operations[begun:])
+    print(
+        f"largest message while saving: {largest / 1e6:.2f} MB, of {12 * HEADED / 1e6:.2f} MB of states"
+    )
+    again, states = launch(loaded, folder, world_size=2, backend="gloo")[0]
+    equal = all(torch.equal(again[name], whole) for name, whole in saved[0].items())
+    print(f"equal to the bit: {equal}; the optimizer has states of {states} parameters")
+
+# %% [markdown]
+# Each file has a quarter of the 12 bytes a parameter, and no message is nearly as large as a file: only the
+# plan travels while saving, that is names and offsets. For a full state dict, such as one that you want to
+# publish, take `get_model_state_dict(model, options=StateDictOptions(full_state_dict=True,
+# cpu_offload=True))`: it gathers parameter after parameter. FSDP1 had both as `StateDictType`, DeepSpeed
+# gathers with `"stage3_gather_16bit_weights_on_model_save"`. The library's
+# `course_lib.fsdp.save_checkpoint` writes DCP's files from shards like yours.
+#
+# ### DeepSpeed's configuration
+#
+# Notebook 04 read the part on memory. Here is a whole configuration, and the cell makes our arguments of
+# it:
+
+# %% tags=["skip-in-grading"]
+DEEPSPEED = {
+    "train_batch_size": 256,
+    "gradient_accumulation_steps": 4,
+    "optimizer": {"type": "Adam", "params": {"lr": 1e-5, "weight_decay": 0.01}},
+    "fp16": {"enabled": True, "loss_scale": 0, "loss_scale_window": 1000, "initial_scale_power": 16,
+             "hysteresis": 2, "min_loss_scale": 1},
+    "zero_optimization": {
+        "stage": 3,
+        "offload_optimizer": {"device": "cpu", "pin_memory": True},
+        "offload_param": {"device": "cpu", "pin_memory": True},
+        "overlap_comm": True,
+        "contiguous_gradients": True,
+        "reduce_bucket_size": 5e8,
+        "stage3_prefetch_bucket_size": 5e8,
+        "stage3_max_live_parameters": 1e9,
+        "stage3_param_persistence_threshold": 1e6,
+    },
+    "gradient_clipping": 1.0,
+}  # fmt: skip
+
+
+def read(configuration, ranks, block):
+    """The configuration in this notebook's words; block: parameters of a block."""
+    zero = configuration["zero_optimization"]
+    k = configuration.get("gradient_accumulation_steps", 1)
+    each, rest = divmod(configuration["train_batch_size"], ranks * k)
+    if rest:
+        raise ValueError(f"train_batch_size is not a multiple of {ranks} ranks x {k} microbatches")
+    yield "samples in a microbatch of a rank", each
+    yield "microbatches, K", k
+    yield "fsdp_bytes, keep", None
+    ahead = (
+        zero.get("stage3_prefetch_bucket_size", 5e7) / block
+        if zero.get("overlap_comm", True)
+        else 0
+    )
+    yield "blocks gathered ahead", f"{ahead:.1f}"
+    yield (
+        "blocks whole at once, at most",
+        f"{zero.get('stage3_max_live_parameters', 1e9) / block:.1f}",
+    )
+    yield "clip_grad_norm_, max_norm", configuration.get("gradient_clipping", 0)
+
+
+for what, value in read(DEEPSPEED, ranks=8, block=202_383_360):  # a block of LLaMA-7B
+    print(f"{what:36} {value}")
+
+# %% [markdown]
+# | line | here |
+# |---|---|
+# | `train_batch_size` | samples of all ranks and microbatches in a step: microbatch · K · N. Change N, and a rank's microbatch changes or an error comes |
+# | `gradient_accumulation_steps` | K. ZeRO-3 reduces after each microbatch: `keep=None`, 3K units |
+# | `optimizer` | made by DeepSpeed, on shards. With `offload_optimizer` it is a CPU version |
+# | `fp16` | `loss_scale` 0 means dynamic: it starts at 2^`initial_scale_power` = 65,536, halves when a gradient overflows (after `hysteresis` overflows), and doubles after `loss_scale_window` good steps (notebook 09). `"bf16": {"enabled": true}` needs none of it |
+# | `overlap_comm`, `reduce_bucket_size` | reduce-scatter while backward goes on: your asynchronous reduce |
+# | `stage3_prefetch_bucket_size` | your two prefetches, counted in elements instead of units |
+# | `stage3_max_live_parameters` | a unit is kept after forward as long as fewer elements than this are whole: between your `reshard=True` and `False` |
+# | `pin_memory` | pages that the operating system may not move, so that copies to the GPU run beside kernels |
+# | `gradient_clipping` | your `max_norm` |
+#
+# Three scenarios, and the lines that they need: (1) one node of 8 GPUs, and the states fit with ZeRO-3:
+# `"stage": 3`, `"bf16"`, nothing else. (2) Several nodes with a pipeline: stage 1, since a pipeline adds up
+# gradients of many microbatches, and stages 2 and 3 would reduce or gather for each of them. (3) Little
+# memory on the GPU: stage 2 with `offload_optimizer`; stage 3 with `offload_param`, if even 2 bytes a
+# parameter are too many.
+#
+# ### Which framework?
+#
+# | | what it shards, and adds | take it if | source |
+# |---|---|---|---|
+# | DDP | nothing | 16P and the activations fit: least traffic, 2 units | notebook 03 |
+# | FSDP2 (PyTorch) | §1 to §6: parameters stay named tensors, so it composes with tensor, context and pipeline parallelism, `torch.compile`, DCP | you write the training loop, in PyTorch alone | PyTorch docs, `fully_shard`; Llama 3, §3.3 |
+# | DeepSpeed | ZeRO 1 to 3; offload to the host and to NVMe; 8- and 4-bit messages (ZeRO++) | one configuration file is to decide, or NVMe has to hold states | Rajbhandari et al. 2020, 2021; Wang et al. 2023 |
+# | Megatron-LM / Core | tensor, sequence, pipeline, context and expert parallelism, with kernels; ZeRO-1 as its *distributed optimizer*, and an FSDP of its own | transformers on thousands of GPUs, and its models are yours | Narayanan et al. 2021; Megatron Core guide |
+# | Accelerate (Hugging Face) | nothing itself: one configuration for DDP, FSDP1, FSDP2, DeepSpeed | a loop of yours is to run with either | Accelerate docs, "FSDP1 vs FSDP2" |
+# | Lightning | nothing itself: `DDPStrategy`, `FSDPStrategy` (FSDP1), `ModelParallelStrategy` (`fully_shard`, tensor parallelism), `DeepSpeedStrategy` | you want a trainer, too | Lightning docs, strategies |
+#
+# <details><summary>In the lectures</summary>Lecture 001's table "When to use what", judged again. <i>Single
+# GPU, below 10B: standard training.</i> 80 GB hold less than 5B at 16 bytes a parameter. <i>One node: DDP,
+# or FSDP with SHARD_GRAD_OP.</i> Yes, if 2P fits beside the rest. <i>10 to 70B: FSDP or ZeRO-2.</i> ZeRO-2
+# keeps 2P on every GPU: 140 GB for 70B. <i>70B and more: FSDP and tensor parallelism, or ZeRO-3.</i> Yes;
+# Llama 3 added pipelines and context parallelism. <i>100B and more: Megatron-LM.</i> Or FSDP2 with the
+# others, as torchtitan does. <i>Limited memory: ZeRO-Offload.</i> Or <code>CPUOffloadPolicy</code>. GPT-3
+# was OpenAI's and not trained with Megatron-LM; NVIDIA's runs of its size were benchmarks. MT-NLG 530B was
+# trained with Megatron-LM and DeepSpeed together. Lecture 002's axes "ease of use" and "feature richness"
+# are opinions; the next picture has measured ones.</details>
+#
+# ### The trade-off, measured
+#
+# The same model, four ranks, float32, AdamW: for each strategy its traffic and its largest memory.
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+class Replicas(torch.optim.AdamW):
+    """Notebook 03 without its overlap: the mean of all gradients, and every rank makes the step."""
+
+    def step(self):
+        for param in self.param_groups[0]["params"]:
+            dist.all_reduce(param.grad)
+            param.grad /= dist.get_world_size()
+        super().step()
+
+
+def replicas(model):
+    return model, Replicas(model.parameters(), lr=1e-3, foreach=False)
+
+
+THEIRS = {
+    "replicas": (replicas,),
+    "ZeRO-3 (notebook 04)": (zero3,),
+    "hybrid 2 x 2, fully_shard": (islands,),
+    "fully_shard": (as_it_comes,),
+}
+YOURS = {
+    "FSDP, yours": (ahead(1, 1),),
+    "yours, not resharded": (ahead(1, 1, False),),
+}
+BESIDE = {"FSDP, yours": (-30, 9), "ZeRO-3 (notebook 04)": (8, -9), "fully_shard": (8, 5)}
+runs = several(train, THEIRS) | several(train, YOURS)
+
+
+def trade_off():
+    """Traffic against memory, a dot for each strategy."""
+    figure = picture(6.5, 3.0)
+    axes = figure.subplots()
+    for (name, (ranks, operations)), colour in zip(runs.items(), RANKS, strict=False):
+        units = bytes_in(operations) / (3 / 4 * 4 * HEADED)
+        most = max(rank["most"] for rank in ranks) / HEADED
+        axes.plot(units, most, "o", color=colour, ms=8)
+        right = name not in BESIDE
+        place = {"xytext": (8, 4) if right else BESIDE[name], "textcoords": "offset points"}
+        axes.annotate(name, (units, most), **place, fontsize=8)
+    axes.set(xlabel="units of traffic in a step", ylabel="most bytes a parameter")
+    axes.set(xlim=(1.8, 3.6), ylim=(0, 19))
+    axes.grid(True, alpha=0.3)
+    return figure
+
+
+trade_off()
+
+# %% [markdown]
+# Down and left is better, and no strategy is best in both. Less memory than `FSDP, yours` needs smaller
+# units; less traffic needs whole weights or whole gradients. Time is not in the picture: on this machine
+# gathers run on the cores that compute, in a model so small that a step consists of calls. The slow motion
+# of §3 has it.
+
+# %% [markdown]
+# ## 8 · Questions
+#
+# | | |
+# |---|---|
+# | rests on | §1 to §5 |
+# | time | 10 minutes |
+# | points | 6 |
+#
+# A number may be written as arithmetic, such as `7 / 8 * 989e12 * 0.4 / 450e9`.
+#
+# 1. H100s at 40 % of 989 TFLOP/s, 16 of them, each with 50 GB/s each way; weights in 16 bits. From how many
+#    **tokens** a GPU on does a forward hide the next gather?
+# 2. Reduce-scatters are asynchronous, and nothing is gathered ahead. Why does the step not get shorter?
+#    `"gradients are not ready"`, `"the next gather queues behind them"` or `"every rank waits in backward"`
+# 3. LLaMA-7B: 32 blocks of 202,383,360 parameters, units are blocks, one unit ahead, bfloat16. How many
+#    **MB** of whole blocks are there at most?
+# 4. K = 8 microbatches, only the last one reduces (`keep="gradients"`). How many **units of traffic** does
+#    a step send, if all elements have the same size?
+# 5. 64 GPUs in nodes of 8, 50 GB/s between nodes; 16P/8 bytes fit beside the activations. `"full"` or
+#    `"hybrid"` sharding?
+# 6. Which of these can deadlock, or mix up blocks? `"rank 0 prefetches two units, rank 1 one"`, `"all ranks
+#    prefetch nothing"` or `"rank 1 has fewer tokens"`
+
+# %% nbgrader={"grade_id": "questions", "solution": true}
+answer_1 = ...  # tokens
+answer_2 = ...  # one of the three texts
+answer_3 = ...  # MB
+answer_4 = ...  # units of traffic
+answer_5 = ...  # "full" or "hybrid"
+answer_6 = ...  # one of the three texts
+### BEGIN SOLUTION
+answer_1 = 15 / 16 * 0.4 * 989e12 / 50e9
+answer_2 = "the next gather queues behind them"
+answer_3 = 2 * 2 * 202_383_360 / 1e6
+answer_4 = 2 * 8 + 1
+answer_5 = "hybrid"
+answer_6 = "rank 0 prefetches two units, rank 1 one"
+### END SOLUTION
+
+# %% nbgrader={"grade_id": "questions_check", "points": 6}
+report = check("05_fsdp/questions", answer_1, answer_2, answer_3, answer_4, answer_5, answer_6)
+### BEGIN HIDDEN TESTS
+report = check(
+    "05_fsdp/questions",
+    answer_1,
+    answer_2,
+    answer_3,
+    answer_4,
+    answer_5,
+    answer_6,
+    cases="hidden",
+)
+### END HIDDEN TESTS
+report.points(6)
+
+# %% [markdown]
+# ## 9 · Optional: gather in 8 bits
+#
+# | | |
+# |---|---|
+# | you will write | `all_gather_int8(output, shard, block=256, group=None)` |
+# | rests on | §4 |
+# | time | 25 minutes |
+# | extra credit | 4 points, on top of the 60. You lose nothing if you skip it |
+#
+# Two of FSDP's three messages carry weights. Must they have 16 bits? The masters stay in float32 on their
+# ranks, so that a weight that is rounded for one step is not rounded for ever: the next step rounds the
+# true value anew. ZeRO++ (Wang et al. 2023) sends weights in 8 bits, half of bfloat16 and a quarter of
+# float32.
+#
+# Eight bits count from −127 to 127, and so a number needs a *scale*. One scale for a whole shard would be
+# set by its largest weight, and an outlier would cost all the others their bits. So each *block* of 256
+# weights has its own: its largest magnitude / 127. A block costs 4 bytes for the scale.
+#
+# **Predict.** How many bytes does a weight cost, and what is the largest error of a weight in a block whose
+# largest magnitude is 2? (1 + 4/256 = 1.016 bytes; half a scale, 2/127/2 = 0.008.)
+#
+# **Build.**
+
+
+# %% nbgrader={"grade_id": "all_gather_int8", "solution": true}
+@torch.no_grad()
+def all_gather_int8(
+    output: torch.Tensor, shard: torch.Tensor, block: int = 256, group: Group = None
+) -> None:
+    """Write all ranks' shards into `output`, each rounded to 8 bits in blocks of `block` elements.
+
+    shard: s elements of any floating dtype, the same size on every rank; left alone. output: N s elements;
+    overwritten, with the same bits on all ranks. Blocks begin anew with each shard; the last one may be
+    short. An element is off by at most half of its block's scale. Sends (N-1) (s + 4 ceil(s/block)) bytes.
+    """
+    ### BEGIN SOLUTION
+    n, size = dist.get_world_size(group), shard.numel()
+    blocks = nn.functional.pad(shard.float().view(-1), (0, -size % block)).view(-1, block)
+    scales = blocks.abs().amax(1, keepdim=True) / 127
+    steps = (blocks / scales.masked_fill(scales == 0, 1)).round().to(torch.int8).view(-1)[:size]
+    own = torch.cat([scales.view(-1).view(torch.uint8), steps.view(torch.uint8)])
+    packed = own.new_empty(n * own.numel())
+    dist.all_gather_into_tensor(packed, own, group=group)
+    for row, arrived in zip(output.view(n, size), packed.view(n, -1), strict=True):
+        cut = 4 * len(blocks)
+        scales = arrived[:cut].clone().view(torch.float32)
+        steps = nn.functional.pad(arrived[cut:].view(torch.int8).float(), (0, -size % block))
+        row.copy_((steps.view(-1, block) * scales[:, None]).view(-1)[:size])
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint: one message</summary>Scales and elements as bytes in one row:
+# <code>tensor.view(torch.uint8)</code> reads the same memory as bytes, and
+# <code>.view(torch.float32)</code> turns bytes back. gloo and NCCL send uint8.</details>
+# <details><summary>Hint: a block of zeros</summary>Its scale is 0. Divide by 1 there.</details>
+#
+# **Check.**
+
+# %% nbgrader={"grade_id": "all_gather_int8_check", "points": 0}
+# Extra credit, 4 points
+report = check("05_fsdp/all_gather_int8", all_gather_int8)
+### BEGIN HIDDEN TESTS
+report = check("05_fsdp/all_gather_int8", all_gather_int8, cases="hidden")
+### END HIDDEN TESTS
+
+# %% [markdown]
+# **Measure.** Normally distributed weights, of which one in a thousand is 30 times as large, on four ranks:
+# the bytes, and the error for blocks of several sizes.
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def in_blocks(block, size=16384):
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    shard = torch.randn(size, generator=generator)
+    shard[torch.rand(size, generator=generator) < 0.001] *= 30
+    exact = torch.empty(4 * size, device=device())
+    dist.all_gather_into_tensor(exact, shard.to(device()))
+    rounded = torch.empty_like(exact)
+    dist.barrier()
+    all_gather_int8(rounded, shard.to(device()), block)
+    return ((rounded - exact).norm() / exact.norm()).item()
+
+
+for block, (ranks, operations) in several(
+    in_blocks, {size: (size,) for size in (64, 256, 2048, 16384)}
+).items():
+    print(
+        f"blocks of {block:6}: {bytes_in(operations) / (3 * 16384):.3f} bytes a weight, error {ranks[0]:.2%}"
+    )
+
+# %% [markdown]
+# **Break it.** Why not gradients as well? Eight ranks have the gradient 0.9 each, with a scale of 1.
+# Rounded to whole steps and added in 8 bits, what is the sum if the scale is so small that 0.9 is 115
+# steps?
+
+# %% tags=["skip-in-grading"]
+terms = torch.full((8,), 115, dtype=torch.int8)
+print("8 x 115 in int8:", sum(terms[1:], terms[0]).item(), " and in full:", 8 * 115)
+
+# %% [markdown]
+# A sum does not fit into the bits of its terms, and blocks with different scales cannot be added at all.
+# Therefore ZeRO++ reduces gradients in another way: every rank sends its pieces in 4 bits to their owners,
+# by all-to-all, and the owner adds them after decoding.
+#
+# **In production.** DeepSpeed: `"zero_quantized_weights": true`, `"zero_quantized_gradients": true` and
+# `"zero_hpz_partition_size": 8` (§5). Together they send a quarter of ZeRO-3's bytes between nodes (Wang et
+# al. 2023, abstract). torchao gathers FSDP2's weights in float8, with one scale for each weight.
+
+# %% [markdown]
+# ## Scorecard
+#
+# Here are the three criteria for one step of AdamW on four ranks with two samples each: the runs of §7. M
+# is the 4P bytes of the parameters. The computation is compared with that of one process on all eight
+# samples.
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+alone = launch(train, replicas, world_size=1, samples=8, backend="gloo")[0]["flops"]
+rows = [
+    Row(
+        strategy=name,
+        ranks=4,
+        flops=sum(rank["flops"] for rank in ranks),
+        peak_bytes=max(rank["most"] for rank in ranks),
+        bytes_sent=bytes_in(operations),
+    )
+    for name, (ranks, operations) in runs.items()
+]
+Scorecard(rows, unit=4 * HEADED, flops_alone=alone)
+
+# %% [markdown]
+# And the column that this notebook adds: the share of a step that is exposed, in the slow motion of §3.
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+for name, (took, _) in measured.items():
+    print(f"{name:40} {1 - 3 * DEPTH * PACE * 1000 / took:4.0%} exposed")
+
+# %% [markdown]
+# Read it row by row. FSDP has ZeRO-3's memory and ZeRO-3's bytes, and a few more bytes of memory for the
+# unit that is under way. The difference is the last column: nothing became less, it only happens at the
+# same time. Not resharding buys a third of the bytes for the weights, islands buy short wires for twice the
+# shards. All of them still compute whole layers on every rank. If a single layer, or its activations, is
+# too large, no order of gathers helps: tensor parallelism (notebook 06) and context parallelism (notebook
+# 08) cut those.
+#
+# **You have built** the step of ZeRO-3 as a list, and a module that runs it; two precisions, islands, and
+# the norm of a gradient in N pieces. `fully_shard` has no secrets left.
+#
+# **Read on.**
+# - Zhao et al. (2023), *PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel*: §3.3 for the
+#   order, §3.4 for the memory, §5 for the measurements.
+# - PyTorch's documentation of `torch.distributed.fsdp.fully_shard`, and its FSDP notes on implicit and
+#   explicit prefetching.
+# - Wang et al. (2023), *ZeRO++*; Zhang et al. (2022), *MiCS*: islands and small messages.
+# - Rajbhandari et al. (2021), *ZeRO-Infinity*: prefetch from disks.
+# - `course_lib/fsdp/`: a reference. Read it after you have written yours; `schedule.py` and `module.py`
+#   first.
+#
+# <details><summary>In the lectures</summary>The three criteria are lecture 003's.</details>

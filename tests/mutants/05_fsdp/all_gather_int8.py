@@ -1,0 +1,192 @@
+# %% base: what the wrong ones change
+@torch.no_grad()
+def all_gather_int8(output, shard, block=256, group=None):
+    n, size = dist.get_world_size(group), shard.numel()
+    pad = -size % block
+    blocks = torch.nn.functional.pad(shard.reshape(-1), (0, pad)).view(-1, block)
+    scales = blocks.abs().amax(1) / 127
+    steps = blocks / torch.where(scales == 0, 1, scales)[:, None]
+    bytes_ = steps.round().to(torch.int8).view(-1)[:size].contiguous()
+    all_bytes = torch.empty(n * size, dtype=torch.int8)
+    dist.all_gather_into_tensor(all_bytes, bytes_, group=group)
+    all_scales = torch.empty(n * len(scales))
+    dist.all_gather_into_tensor(all_scales, scales, group=group)
+    for k in range(n):
+        own = torch.nn.functional.pad(all_bytes[k * size : (k + 1) * size].float(), (0, pad))
+        row = own.view(-1, block) * all_scales[k * len(scales) : (k + 1) * len(scales), None]
+        output[k * size : (k + 1) * size] = row.view(-1)[:size]
+
+
+# %% wrong: float32 travels
+# says: Weights travelled as float32: send a byte each, 4 times fewer
+# base: what the wrong ones change
+-    all_bytes = torch.empty(n * size, dtype=torch.int8)
+-    dist.all_gather_into_tensor(all_bytes, bytes_, group=group)
++    all_bytes = torch.empty(n * size)
++    dist.all_gather_into_tensor(all_bytes, bytes_.float(), group=group)
+
+
+# %% wrong: float32 travels, and half of the points are kept
+# says: a quarter of the bytes: without that at most half
+# base: what the wrong ones change
+-    all_bytes = torch.empty(n * size, dtype=torch.int8)
+-    dist.all_gather_into_tensor(all_bytes, bytes_, group=group)
++    all_bytes = torch.empty(n * size)
++    dist.all_gather_into_tensor(all_bytes, bytes_.float(), group=group)
+
+
+# %% wrong: 16 bits travel
+# says: Weights travelled in 16 bits
+# base: what the wrong ones change
+-    all_bytes = torch.empty(n * size, dtype=torch.int8)
+-    dist.all_gather_into_tensor(all_bytes, bytes_, group=group)
++    all_bytes = torch.empty(n * size, dtype=torch.bfloat16)
++    dist.all_gather_into_tensor(all_bytes, bytes_.bfloat16(), group=group)
+
+
+# %% wrong: one scale for a shard
+# says: small weights become 0 beside a large one
+# base: what the wrong ones change
+-    scales = blocks.abs().amax(1) / 127
++    scales = (blocks.abs().max() / 127).repeat(len(blocks))
+
+
+# %% wrong: block is not used
+# says: `block` was not used
+# base: what the wrong ones change
+-    n, size = dist.get_world_size(group), shard.numel()
++    n, size, block = dist.get_world_size(group), shard.numel(), 256
+
+
+# %% wrong: cut off instead of rounded
+# says: Weights were cut off towards 0
+# base: what the wrong ones change
+-    bytes_ = steps.round().to(torch.int8).view(-1)[:size].contiguous()
++    bytes_ = steps.to(torch.int8).view(-1)[:size].contiguous()
+
+
+# %% wrong: the scale is the largest / 128
+# says: changed its sign: divided by largest / 128
+# base: what the wrong ones change
+-    scales = blocks.abs().amax(1) / 127
++    scales = blocks.abs().amax(1) / 128
+
+
+# %% wrong: blocks of zeros are divided by zero
+# says: A block of zeros was divided by its scale
+# base: what the wrong ones change
+-    steps = blocks / torch.where(scales == 0, 1, scales)[:, None]
+-    bytes_ = steps.round().to(torch.int8).view(-1)[:size].contiguous()
++    scales = torch.where(scales == 0, torch.nan, scales)
++    bytes_ = (blocks / scales[:, None]).round().to(torch.int8).view(-1)[:size].contiguous()
+
+
+# %% wrong: the own scales for all shards
+# says: Each shard is decoded by its own rank's scales
+# base: what the wrong ones change
+-    dist.all_gather_into_tensor(all_scales, scales, group=group)
++    all_scales.copy_(scales.repeat(n))
+
+
+# %% wrong: scales in bfloat16
+# says: The scales were rounded: send them as float32
+# base: what the wrong ones change
+-    dist.all_gather_into_tensor(all_scales, scales, group=group)
++    narrow = torch.empty(len(all_scales), dtype=torch.bfloat16)
++    dist.all_gather_into_tensor(narrow, scales.bfloat16(), group=group)
++    all_scales.copy_(narrow)
+
+
+# %% wrong: the own shard stays exact
+# says: exact there, and rounded on the others
+# base: what the wrong ones change
+-        output[k * size : (k + 1) * size] = row.view(-1)[:size]
++        output[k * size : (k + 1) * size] = row.view(-1)[:size]
++    rank = dist.get_rank(group)
++    output[rank * size : (rank + 1) * size] = shard
+
+
+# %% wrong: rows of bytes are added
+# says: Bytes of different scales were added
+# base: what the wrong ones change
+-    dist.all_gather_into_tensor(all_bytes, bytes_, group=group)
++    all_bytes.copy_(bytes_.repeat(n))
++    dist.all_reduce(all_bytes, group=group)
+
+
+# %% wrong: the other way round
+# says: The shards are in the wrong places
+# base: what the wrong ones change
+-        output[k * size : (k + 1) * size] = row.view(-1)[:size]
++        output[(n - 1 - k) * size : (n - k) * size] = row.view(-1)[:size]
+
+
+# %% wrong: the master is rounded, too
+# says: the master keeps its low bits
+# base: what the wrong ones change
+-    n, size = dist.get_world_size(group), shard.numel()
++    n, size, rank = dist.get_world_size(group), shard.numel(), dist.get_rank(group)
+@@
+-        output[k * size : (k + 1) * size] = row.view(-1)[:size]
++        output[k * size : (k + 1) * size] = row.view(-1)[:size]
++    shard.copy_(output[rank * size : (rank + 1) * size])
+
+
+# %% wrong: the whole is returned
+# says: `output` was not written
+# base: what the wrong ones change
+-    for k in range(n):
++    output = output.clone()
++    for k in range(n):
+
+
+# %% wrong: eight bits of a float, as they are
+# says: gloo cannot send every dtype, float8 among them
+# base: what the wrong ones change
+-    bytes_ = steps.round().to(torch.int8).view(-1)[:size].contiguous()
+-    all_bytes = torch.empty(n * size, dtype=torch.int8)
++    bytes_ = steps.to(torch.float8_e4m3fn).view(-1)[:size].contiguous()
++    all_bytes = torch.empty(n * size, dtype=torch.float8_e4m3fn)
+
+
+# %% wrong: all ranks instead of the group's
+# says: rank
+# base: what the wrong ones change
+-    dist.all_gather_into_tensor(all_scales, scales, group=group)
++    dist.all_gather_into_tensor(all_scales, scales)
+
+
+# %% right: scales and weights in one message of bytes
+@torch.no_grad()
+def all_gather_int8(output, shard, block=256, group=None):
+    n, parts = dist.get_world_size(group), shard.view(-1).split(block)
+    scales = torch.stack([part.abs().max() for part in parts]) / 127
+    scales[scales == 0] = 1
+    wide = scales.repeat_interleave(block)[: shard.numel()]
+    elements = torch.round(shard.view(-1) / wide).to(torch.int8)
+    packed = torch.cat([elements.view(torch.uint8), scales.view(torch.uint8)])
+    rows = [torch.empty_like(packed) for _ in range(n)]
+    dist.all_gather(rows, packed, group=group)
+    decoded = []
+    for row in rows:
+        own = row[shard.numel() :].clone().view(torch.float32).repeat_interleave(block)
+        decoded.append(row[: shard.numel()].view(torch.int8).float() * own[: shard.numel()])
+    output.copy_(torch.cat(decoded).view_as(output))
+
+
+# %% right: unsigned bytes with an offset, shard by shard
+@torch.no_grad()
+def all_gather_int8(output, shard, block=256, group=None):
+    ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+    for place, root in enumerate(ranks):
+        size = shard.numel()
+        count = math.ceil(size / block)
+        row = torch.zeros(count * block)
+        row[:size] = shard
+        scales = row.view(count, block).abs().max(dim=1).values.div(127)
+        bytes_ = (row.view(count, block) / scales.clamp(min=1e-30)[:, None]).round() + 127
+        bytes_ = bytes_.to(torch.uint8).view(-1)[:size].clone()
+        dist.broadcast(bytes_, root, group=group)
+        dist.broadcast(scales, root, group=group)
+        row[:size] = bytes_.float() - 127
+        output[place * size : (place + 1) * size] = (row.view(count, block) * scales[:, None]).view(-1)[:size]

@@ -1,0 +1,257 @@
+# %% base: what the wrong ones change
+def fsdp_schedule(units, forward_prefetch=1, backward_prefetch=1, reshard=True, keep_last=True):
+    actions, whole = [], set()
+
+    def gather(wanted):
+        for unit in wanted:
+            if 0 <= unit < units and unit not in whole:
+                whole.add(unit)
+                actions.append(("gather", unit))
+
+    for unit in range(units):
+        gather(range(unit, unit + forward_prefetch + 1))
+        actions.append(("forward", unit))
+        if reshard and not (keep_last and unit == units - 1):
+            actions.append(("free", unit))
+            whole.discard(unit)
+    for unit in reversed(range(units)):
+        gather(range(unit, unit - backward_prefetch - 1, -1))
+        actions.append(("backward", unit))
+        actions.append(("free", unit))
+        actions.append(("reduce", unit))
+        whole.discard(unit)
+    return actions
+
+
+# %% wrong: each unit is gathered at its own use
+# says: The wire idles while unit \d+ does its forward
+# base: what the wrong ones change
+-        gather(range(unit, unit + forward_prefetch + 1))
++        gather([unit])
+@@
+-        gather(range(unit, unit - backward_prefetch - 1, -1))
++        gather([unit])
+
+
+# %% wrong: nothing is gathered ahead in backward
+# says: The gather of unit \d+ waits behind the reduce of unit \d+
+# base: what the wrong ones change
+-        gather(range(unit, unit - backward_prefetch - 1, -1))
++        gather([unit])
+
+
+# %% wrong: gathered behind the computation, still before the reduce
+# says: gather unit \d+ before that, not behind it
+# base: what the wrong ones change
+-        gather(range(unit, unit + forward_prefetch + 1))
+-        actions.append(("forward", unit))
++        gather([unit])
++        actions.append(("forward", unit))
++        gather(range(unit + 1, unit + forward_prefetch + 1))
+
+
+# %% wrong: all units are gathered first
+# says: All units are whole at once: that is a replica
+# base: what the wrong ones change
+-        gather(range(unit, unit + forward_prefetch + 1))
++        gather(range(unit, units))
+
+
+# %% wrong: a unit is freed before its forward
+# says: computes its forward without weights
+# base: what the wrong ones change
+-        actions.append(("forward", unit))
+-        if reshard and not (keep_last and unit == units - 1):
+-            actions.append(("free", unit))
+-            whole.discard(unit)
++        if reshard and not (keep_last and unit == units - 1):
++            actions.append(("free", unit))
++            whole.discard(unit)
++        actions.append(("forward", unit))
+
+
+# %% wrong: the last unit is freed and gathered again
+# says: is gathered twice in a row: backward begins with it
+# base: what the wrong ones change
+-        if reshard and not (keep_last and unit == units - 1):
++        if reshard:
+
+
+# %% wrong: gathered behind the backward, before the reduce
+# says: The wire idles while unit \d+ does its backward
+# base: what the wrong ones change
+-        gather(range(unit, unit - backward_prefetch - 1, -1))
+-        actions.append(("backward", unit))
+-        actions.append(("free", unit))
+-        actions.append(("reduce", unit))
+-        whole.discard(unit)
++        gather([unit])
++        actions.append(("backward", unit))
++        actions.append(("free", unit))
++        whole.discard(unit)
++        gather(range(unit - 1, unit - backward_prefetch - 1, -1))
++        actions.append(("reduce", unit))
+
+
+# %% wrong: backward prefetches in the order of forward
+# says: Backward comes from above
+# base: what the wrong ones change
+-        gather(range(unit, unit - backward_prefetch - 1, -1))
++        gather(range(unit, unit + backward_prefetch + 1))
+
+
+# %% wrong: not gathered again for backward
+# says: must be gathered again for its backward
+# base: what the wrong ones change
+-        gather(range(unit, unit - backward_prefetch - 1, -1))
+
+
+# %% wrong: the reduce of unit 0 is forgotten
+# says: unit 0 is never reduced
+# base: what the wrong ones change
+-        actions.append(("reduce", unit))
++        if unit:
++            actions.append(("reduce", unit))
+
+
+# %% wrong: one unit too many
+# says: That is one too many
+# base: what the wrong ones change
+-        gather(range(unit, unit + forward_prefetch + 1))
++        gather(range(unit, unit + forward_prefetch + 2))
+
+
+# %% wrong: never freed after backward
+# says: is still whole at the end: it is never freed
+# base: what the wrong ones change
+-        actions.append(("backward", unit))
+-        actions.append(("free", unit))
++        actions.append(("backward", unit))
+
+
+# %% wrong: units are never freed after forward
+# says: units are whole at once|is gathered while it is whole
+# base: what the wrong ones change
+-        if reshard and not (keep_last and unit == units - 1):
++        if False:
+
+
+# %% wrong: `reshard` is ignored
+# says: is gathered twice, though reshard is False
+# base: what the wrong ones change
+-        if reshard and not (keep_last and unit == units - 1):
++        if not (keep_last and unit == units - 1):
+
+
+# %% wrong: never more than one unit ahead
+# says: unit 2 has not been gathered: forward_prefetch is 2
+# base: what the wrong ones change
+-        gather(range(unit, unit + forward_prefetch + 1))
++        gather(range(unit, unit + min(1, forward_prefetch) + 1))
+
+
+# %% wrong: `keep_last` is ignored, and the last unit always kept
+# says: is not freed after its forward, though keep_last is False
+# base: what the wrong ones change
+-        if reshard and not (keep_last and unit == units - 1):
++        if reshard and unit < units - 1:
+
+
+# %% wrong: without reshard all units stay whole to the end of backward
+# says: is still whole while unit \d+ does its backward
+# base: what the wrong ones change
+-        actions.append(("free", unit))
+-        actions.append(("reduce", unit))
+-        whole.discard(unit)
+-    return actions
++        if reshard:
++            actions.append(("free", unit))
++            whole.discard(unit)
++        actions.append(("reduce", unit))
++    return actions + [("free", unit) for unit in sorted(whole)]
+
+
+# %% wrong: all gradients are reduced when backward is over
+# says: reduce unit \d+ before that. Its gradients are ready
+# base: what the wrong ones change
+-        actions.append(("reduce", unit))
+-        whole.discard(unit)
+-    return actions
++        whole.discard(unit)
++    return actions + [("reduce", unit) for unit in reversed(range(units))]
+
+
+# %% wrong: units beyond the last one are gathered
+# says: there is no unit 8, only 0 to 7
+# base: what the wrong ones change
+-            if 0 <= unit < units and unit not in whole:
++            if 0 <= unit and unit not in whole:
+
+
+# %% wrong: names that there are not
+# says: there is no action 'all_gather'
+# base: what the wrong ones change
+-                actions.append(("gather", unit))
++                actions.append(("all_gather", unit))
+
+
+# %% wrong: names alone
+# says: Write \(kind, unit\)
+# base: what the wrong ones change
+-        actions.append(("forward", unit))
++        actions.append("forward")
+
+
+# %% wrong: no return
+# says: Is there a `return` at its end
+# base: what the wrong ones change
+-    return actions
++    pass
+
+
+# %% right: from deadlines, built backwards
+def fsdp_schedule(units, forward_prefetch=1, backward_prefetch=1, reshard=True, keep_last=True):
+    computes = [("forward", i) for i in range(units)] + [("backward", i) for i in range(units)][::-1]
+    before = {place: [] for place in range(len(computes))}  # gathers, by the computation that follows
+    for place, (way, unit) in enumerate(computes):
+        if way == "backward" and (not reshard or (keep_last and unit == units - 1)):
+            continue  # it is still whole
+        start = 0 if way == "forward" else units
+        ahead = forward_prefetch if way == "forward" else backward_prefetch
+        before[max(start, place - ahead)].append(unit)
+    actions = []
+    for place, (way, unit) in enumerate(computes):
+        actions += [("gather", each) for each in before[place]] + [(way, unit)]
+        if way == "backward":
+            actions += [("free", unit), ("reduce", unit)]
+        elif reshard and not (keep_last and unit == units - 1):
+            actions.append(("free", unit))
+    return actions
+
+
+# %% right: a generator with a set of what is here, the reduce before the free
+def fsdp_schedule(units, forward_prefetch=1, backward_prefetch=1, reshard=True, keep_last=True):
+    here = set()
+
+    def step():
+        last = units - 1
+        for i in range(units):
+            for j in range(i, min(i + forward_prefetch, last) + 1):
+                if j not in here:
+                    here.add(j)
+                    yield "gather", j
+            yield "forward", i
+            if reshard and (i < last or not keep_last):
+                here.remove(i)
+                yield "free", i
+        for i in range(last, -1, -1):
+            for j in range(i, max(i - backward_prefetch, 0) - 1, -1):
+                if j not in here:
+                    here.add(j)
+                    yield "gather", j
+            yield "backward", i
+            yield "reduce", i
+            here.remove(i)
+            yield "free", i
+
+    return list(step())

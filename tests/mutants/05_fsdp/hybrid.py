@@ -1,0 +1,246 @@
+# %% base: what the wrong ones change
+def hybrid_groups(world_size, shard):
+    if shard < 1 or world_size % shard:
+        raise ValueError(f"{shard} does not divide {world_size}")
+    shard_groups = [list(range(k, k + shard)) for k in range(0, world_size, shard)]
+    replica_groups = [list(range(k, world_size, shard)) for k in range(shard)]
+    return shard_groups, replica_groups
+
+
+@torch.no_grad()
+def hybrid_reduce(output, grads, shard_group, replica_group):
+    g, r = dist.get_world_size(shard_group), dist.get_world_size(replica_group)
+    dist.reduce_scatter_tensor(output, grads, group=shard_group)
+    dist.all_reduce(output, group=replica_group)
+    output /= g * r
+
+
+# %% wrong: groups transposed
+# says: cross with every ring of shards: the other way round
+# base: what the wrong ones change
+-    shard_groups = [list(range(k, k + shard)) for k in range(0, world_size, shard)]
+-    replica_groups = [list(range(k, world_size, shard)) for k in range(shard)]
++    r = world_size // shard
++    shard_groups = [list(range(k, world_size, r)) for k in range(r)]
++    replica_groups = [list(range(k, k + r)) for k in range(0, world_size, r)]
+
+
+# %% wrong: replica groups come first
+# says: The two lists stand the other way round
+# base: what the wrong ones change
+-    return shard_groups, replica_groups
++    return replica_groups, shard_groups
+
+
+# %% wrong: shard is taken for the number of islands
+# says: and not how many islands there are
+# base: what the wrong ones change
+-    shard_groups = [list(range(k, k + shard)) for k in range(0, world_size, shard)]
+-    replica_groups = [list(range(k, world_size, shard)) for k in range(shard)]
++    g = world_size // shard
++    shard_groups = [list(range(k, k + g)) for k in range(0, world_size, g)]
++    replica_groups = [list(range(k, world_size, g)) for k in range(g)]
+
+
+# %% wrong: replicas are neighbours, too
+# says: Replicas are the ranks of equal place
+# base: what the wrong ones change
+-    replica_groups = [list(range(k, world_size, shard)) for k in range(shard)]
++    r = world_size // shard
++    replica_groups = [list(range(k, k + r)) for k in range(0, world_size, r)]
+
+
+# %% wrong: only the first rank's groups
+# says: a pair of lists of lists
+# base: what the wrong ones change
+-    return shard_groups, replica_groups
++    return shard_groups[0], replica_groups[0]
+
+
+# %% wrong: the rest is silently floored
+# says: silently floored
+# base: what the wrong ones change
+-    if shard < 1 or world_size % shard:
+-        raise ValueError(f"{shard} does not divide {world_size}")
+-    shard_groups = [list(range(k, k + shard)) for k in range(0, world_size, shard)]
+-    replica_groups = [list(range(k, world_size, shard)) for k in range(shard)]
++    r = world_size // shard
++    shard_groups = [list(range(k * shard, (k + 1) * shard)) for k in range(r)]
++    replica_groups = [list(range(k, r * shard, shard)) for k in range(shard)]
+
+
+# %% wrong: an assertion refuses
+# says: raised AssertionError
+# base: what the wrong ones change
+-    if shard < 1 or world_size % shard:
+-        raise ValueError(f"{shard} does not divide {world_size}")
++    assert world_size % shard == 0
+
+
+# %% wrong: an all-reduce of the whole gradient over all ranks
+# says: The whole gradient went round all ranks in one group
+# base: what the wrong ones change
+-    dist.reduce_scatter_tensor(output, grads, group=shard_group)
+-    dist.all_reduce(output, group=replica_group)
++    whole = grads.clone()
++    dist.all_reduce(whole)
++    output.copy_(whole.view(g, -1)[dist.get_rank(shard_group)])
+
+
+# %% wrong: the whole gradient crosses, after it was summed inside
+# says: The whole gradient crossed, g = 2 times the bytes|The all-reduce came first
+# base: what the wrong ones change
+-    dist.reduce_scatter_tensor(output, grads, group=shard_group)
+-    dist.all_reduce(output, group=replica_group)
++    whole = grads.clone()
++    dist.all_reduce(whole, group=shard_group)
++    dist.all_reduce(whole, group=replica_group)
++    output.copy_(whole.view(g, -1)[dist.get_rank(shard_group)])
+
+
+# %% wrong: the all-reduce comes first
+# says: The all-reduce came first, with the whole row: the same value for g = 2 times the bytes
+# base: what the wrong ones change
+-    dist.reduce_scatter_tensor(output, grads, group=shard_group)
+-    dist.all_reduce(output, group=replica_group)
++    whole = grads.clone()
++    dist.all_reduce(whole, group=replica_group)
++    dist.reduce_scatter_tensor(output, whole, group=shard_group)
+
+
+# %% wrong: the all-reduce comes first, and half of the points are kept
+# says: each rank's own shard across the islands, and no more: without that at most half
+# base: what the wrong ones change
+-    dist.reduce_scatter_tensor(output, grads, group=shard_group)
+-    dist.all_reduce(output, group=replica_group)
++    whole = grads.clone()
++    dist.all_reduce(whole, group=replica_group)
++    dist.reduce_scatter_tensor(output, whole, group=shard_group)
+
+
+# %% wrong: the mean over an island only
+# says: r times too large
+# base: what the wrong ones change
+-    output /= g * r
++    output /= g
+
+
+# %% wrong: the mean over the islands only
+# says: divided by the number of islands alone|r times too large
+# base: what the wrong ones change
+-    output /= g * r
++    output /= r
+
+
+# %% wrong: the sum
+# says: That is the sum: divide it
+# base: what the wrong ones change
+-    output /= g * r
+
+
+# %% wrong: replicas are not averaged
+# says: from step 2 on their weights drift apart
+# base: what the wrong ones change
+-    dist.all_reduce(output, group=replica_group)
+-    output /= g * r
++    output /= g
+
+
+# %% wrong: the ranks of an island are not added
+# says: The ranks of an island were not added
+# base: what the wrong ones change
+-    dist.reduce_scatter_tensor(output, grads, group=shard_group)
+-    dist.all_reduce(output, group=replica_group)
+-    output /= g * r
++    output.copy_(grads.view(g, -1)[dist.get_rank(shard_group)])
+
+
+# %% wrong: each group in the other's place
+# says: The groups are used the other way round
+# base: what the wrong ones change
+-    dist.reduce_scatter_tensor(output, grads, group=shard_group)
+-    dist.all_reduce(output, group=replica_group)
++    part = grads.new_empty(grads.numel() // r)
++    dist.reduce_scatter_tensor(part, grads, group=replica_group)
++    dist.all_reduce(part, group=shard_group)
++    output.copy_(part)
+
+
+# %% wrong: the groups in another order on some ranks
+# says: Ranks met the groups in another order
+# base: what the wrong ones change
+-    dist.reduce_scatter_tensor(output, grads, group=shard_group)
+-    dist.all_reduce(output, group=replica_group)
++    if dist.get_rank() in (1, 2):
++        whole = grads.clone()
++        dist.all_reduce(whole, group=replica_group)
++        dist.reduce_scatter_tensor(output, whole, group=shard_group)
++    else:
++        dist.reduce_scatter_tensor(output, grads, group=shard_group)
++        dist.all_reduce(output, group=replica_group)
+
+
+# %% wrong: new groups, made in another order on the ranks
+# says: the ranks do not agree on their collective number 1
+# base: what the wrong ones change
+-    dist.all_reduce(output, group=replica_group)
++    dist.all_reduce(output, group=dist.new_group(dist.get_process_group_ranks(replica_group)))
+
+
+# %% wrong: the gradients are divided in place
+# says: the caller still has these gradients
+# base: what the wrong ones change
+-    dist.reduce_scatter_tensor(output, grads, group=shard_group)
++    grads /= g * r
++    dist.reduce_scatter_tensor(output, grads, group=shard_group)
+@@
+-    output /= g * r
++    pass
+
+
+# %% wrong: the result is returned
+# says: `output` was not written
+# base: what the wrong ones change
+-    dist.reduce_scatter_tensor(output, grads, group=shard_group)
+-    dist.all_reduce(output, group=replica_group)
+-    output /= g * r
++    part = torch.empty_like(output)
++    dist.reduce_scatter_tensor(part, grads, group=shard_group)
++    dist.all_reduce(part, group=replica_group)
++    return part / (g * r)
+
+
+# %% right: rows and columns of a mesh of ranks
+def hybrid_groups(world_size, shard):
+    if world_size % shard != 0:
+        raise ValueError("the islands must be of one size")
+    mesh = torch.arange(world_size).view(-1, shard)
+    return mesh.tolist(), mesh.t().tolist()
+
+
+@torch.no_grad()
+def hybrid_reduce(output, grads, shard_group, replica_group):
+    g, r = dist.get_world_size(shard_group), dist.get_world_size(replica_group)
+    part = torch.empty_like(output)
+    dist.reduce_scatter_tensor(part, grads / (g * r), group=shard_group)
+    dist.all_reduce(part, group=replica_group)
+    output.copy_(part)
+
+
+# %% right: lists of places turned round, and an all-to-all inside
+def hybrid_groups(world_size, shard):
+    replicas, rest = divmod(world_size, shard)
+    if rest:
+        raise ValueError(f"{rest} ranks are left")
+    shards = [[island * shard + place for place in range(shard)] for island in range(replicas)]
+    return shards, [list(ranks) for ranks in zip(*shards)]
+
+
+@torch.no_grad()
+def hybrid_reduce(output, grads, shard_group, replica_group):
+    g, r = dist.get_world_size(shard_group), dist.get_world_size(replica_group)
+    received = torch.empty_like(grads)
+    dist.all_to_all_single(received, grads.clone(), group=shard_group)
+    mine = received.view(g, -1).double().sum(0).to(output.dtype)
+    dist.all_reduce(mine, group=replica_group)
+    output.copy_(mine.div_(g * r))

@@ -1,0 +1,235 @@
+# %% base: what the wrong ones change
+def fsdp_bytes(params, n, microbatches=1, *, weights=2, gradients=4, reshard=True, keep=None):
+    k = microbatches
+    gathers = 2 * k if reshard else k
+    if keep == "weights between":
+        gathers = k + 1 if reshard else 1
+    if keep == "weights":
+        gathers = 1
+    reductions = k if keep is None else 1
+    return (n - 1) / n * params * (gathers * weights + reductions * gradients)
+
+
+def hides_from(n, flops, each_way, itemsize=2):
+    return (n - 1) / n * itemsize / 2 * flops / each_way
+
+
+def unit_bytes(config, itemsize=2):
+    h, inner = config.width, config.mlp_width
+    keys = config.key_value_heads * config.head_dim
+    block = 2 * h * h + 2 * h * keys
+    block += (3 if config.mlp == "swiglu" else 2) * h * inner
+    if config.bias:
+        block += 3 * h + 2 * keys + (2 if config.mlp == "swiglu" else 1) * inner
+    norm = h * (2 if config.norm == "layer" and config.bias else 1)
+    root = config.vocab_size * h + norm
+    if not config.tied:
+        root += config.vocab_size * h
+    if config.positions == "learned":
+        root += config.context * h
+    return itemsize * (block + 2 * norm), itemsize * root
+
+
+# %% wrong: two transfers, as for replicas
+# says: Those are replicas
+# base: what the wrong ones change
+-    return (n - 1) / n * params * (gathers * weights + reductions * gradients)
++    return (n - 1) / n * params * 2 * reductions * gradients
+
+
+# %% wrong: gathered for forward alone
+# says: gathered for forward and for backward
+# base: what the wrong ones change
+-    gathers = 2 * k if reshard else k
++    gathers = k
+
+
+# %% wrong: bits
+# says: in bits: a byte has eight
+# base: what the wrong ones change
+-    return (n - 1) / n * params * (gathers * weights + reductions * gradients)
++    return 8 * (n - 1) / n * params * (gathers * weights + reductions * gradients)
+
+
+# %% wrong: gradients as small as weights
+# says: Gradients have `gradients` bytes each
+# base: what the wrong ones change
+-    return (n - 1) / n * params * (gathers * weights + reductions * gradients)
++    return (n - 1) / n * params * (gathers * weights + reductions * weights)
+
+
+# %% wrong: one microbatch
+# says: That is one microbatch: a step has K of them
+# base: what the wrong ones change
+-    k = microbatches
++    k = 1
+
+
+# %% wrong: three transfers a microbatch, always
+# says: tensors that stay whole need not be sent again
+# base: what the wrong ones change
+-    gathers = 2 * k if reshard else k
+-    if keep == "weights between":
+-        gathers = k + 1 if reshard else 1
+-    if keep == "weights":
+-        gathers = 1
+-    reductions = k if keep is None else 1
++    gathers, reductions = 2 * k, k
+
+
+# %% wrong: weights that stay are gathered K times
+# says: the first forward finds nothing and gathers, too
+# base: what the wrong ones change
+-        gathers = k + 1 if reshard else 1
++        gathers = k if reshard else 1
+
+
+# %% wrong: a reduce-scatter in each microbatch
+# says: the last microbatch alone reduces
+# base: what the wrong ones change
+-    reductions = k if keep is None else 1
++    reductions = k
+
+
+# %% wrong: not resharded, and gathered twice
+# says: backward finds it, and does not gather
+# base: what the wrong ones change
+-    gathers = 2 * k if reshard else k
++    gathers = 2 * k
+
+
+# %% wrong: the own shard is sent as well
+# says: sends the rest: \(N-1\)/N
+# base: what the wrong ones change
+-    return (n - 1) / n * params * (gathers * weights + reductions * gradients)
++    return params * (gathers * weights + reductions * gradients)
+
+
+# %% wrong: both directions of NVLink
+# says: `each_way` counts one direction
+# base: what the wrong ones change
+-    return (n - 1) / n * itemsize / 2 * flops / each_way
++    return (n - 1) / n * itemsize / 2 * flops / (2 * each_way)
+
+
+# %% wrong: a FLOP is a multiplication and an addition
+# says: two FLOPs in forward, a multiplication and an addition
+# base: what the wrong ones change
+-    return (n - 1) / n * itemsize / 2 * flops / each_way
++    return (n - 1) / n * itemsize * flops / each_way
+
+
+# %% wrong: tokens that grow with the parameters
+# says: P cancels
+# base: what the wrong ones change
+-    return (n - 1) / n * itemsize / 2 * flops / each_way
++    return (n - 1) / n * 200e6 * itemsize / 2 * flops / each_way
+
+
+# %% wrong: the whole unit is gathered
+# says: A rank has 1/n of the unit already
+# base: what the wrong ones change
+-    return (n - 1) / n * itemsize / 2 * flops / each_way
++    return itemsize / 2 * flops / each_way if n > 1 else 0.0
+
+
+# %% wrong: keys and values as wide as the queries
+# says: Keys and values are narrower
+# base: what the wrong ones change
+-    keys = config.key_value_heads * config.head_dim
++    keys = h
+
+
+# %% wrong: SwiGLU with two matrices
+# says: three matrices: gate, up and down
+# base: what the wrong ones change
+-    block += (3 if config.mlp == "swiglu" else 2) * h * inner
++    block += 2 * h * inner
+
+
+# %% wrong: one norm a block
+# says: A block has two norms
+# base: what the wrong ones change
+-    return itemsize * (block + 2 * norm), itemsize * root
++    return itemsize * (block + norm), itemsize * root
+
+
+# %% wrong: every head is tied
+# says: a matrix of its own, as large as the embedding
+# base: what the wrong ones change
+-    if not config.tied:
++    if False:
+
+
+# %% wrong: a table of rotary positions
+# says: Rotary positions have no parameters
+# base: what the wrong ones change
+-    if config.positions == "learned":
++    if True:
+
+
+# %% wrong: the block alone
+# says: gives something else than 2 numbers
+# base: what the wrong ones change
+-    return itemsize * (block + 2 * norm), itemsize * root
++    return (itemsize * (block + 2 * norm),)
+
+
+# %% right: exact fractions, and sizes from a model without memory
+from fractions import Fraction
+
+from course_lib.models import GPT
+
+
+def fsdp_bytes(params, n, microbatches=1, *, weights=2, gradients=4, reshard=True, keep=None):
+    share, sent = Fraction(n - 1, n) * params, Fraction(0)
+    for k in range(microbatches):
+        first, last = k == 0, k == microbatches - 1
+        before_forward = first or keep in (None, "gradients")
+        sent += share * weights if before_forward else 0
+        before_backward = reshard and keep != "weights"
+        sent += share * weights if before_backward else 0
+        sent += share * gradients if keep is None or last else 0
+    return float(sent)
+
+
+def hides_from(n, flops, each_way, itemsize=2):
+    gather = Fraction(n - 1, n) * itemsize / Fraction(each_way)
+    return float(gather / (2 / Fraction(flops)))
+
+
+def unit_bytes(config, itemsize=2):
+    with torch.device("meta"):
+        model = GPT(config)
+    block = sum(param.numel() for param in model.blocks[0].parameters())
+    everything = sum(param.numel() for param in model.parameters())
+    return block * itemsize, (everything - config.layers * block) * itemsize
+
+
+# %% right: floats in another order
+def fsdp_bytes(params, n, microbatches=1, *, weights=2, gradients=4, reshard=True, keep=None):
+    twice = 2 if reshard else 1
+    counts = {
+        None: (twice * microbatches, microbatches),
+        "gradients": (twice * microbatches, 1),
+        "weights between": (microbatches + 1 if reshard else 1, 1),
+        "weights": (1, 1),
+    }
+    gathers, reductions = counts[keep]
+    return params / n * (n - 1) * gathers * weights + params / n * (n - 1) * reductions * gradients
+
+
+def hides_from(n, flops, each_way, itemsize=2):
+    seconds = itemsize / each_way * (n - 1) / n
+    return torch.tensor(seconds * flops / 2, dtype=torch.float64)
+
+
+def unit_bytes(config, itemsize=2):
+    h, f = config.width, config.mlp_width
+    kv = h // config.heads * (config.kv_heads or config.heads)
+    norms = 2 * h if config.norm == "layer" and config.bias else h
+    gates = 1 + (config.mlp == "swiglu")
+    block = h * (2 * h + 2 * kv + (gates + 1) * f) + config.bias * (3 * h + 2 * kv + gates * f)
+    tables = 1 if config.tied else 2
+    learned = config.context if config.positions == "learned" else 0
+    return (block + 2 * norms) * itemsize, (h * (tables * config.vocab_size + learned) + norms) * itemsize

@@ -1,0 +1,520 @@
+# %% base: what the wrong ones change
+from collections import Counter
+
+from course_lib.fsdp.units import Unit
+
+
+class PrefetchedModule(torch.nn.Module):
+    """`module` with its parameters sharded over `group`; blocks are gathered before they are needed.
+
+    Sends, for a step, two gathers and a reduction of each block, but one gather less of the last block and
+    of the root, which are kept after forward; with reshard_after_forward=False one gather of each.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        *,
+        forward_prefetch: int = 1,
+        backward_prefetch: int = 1,
+        reshard_after_forward: bool = True,
+        group=None,
+    ):
+        super().__init__()
+        self.module, self.reshard = module, reshard_after_forward
+        self.ahead = {1: forward_prefetch, -1: backward_prefetch}  # by direction
+        blocks, owner = list(module.blocks), {}
+        for block in dict.fromkeys(blocks):  # each once
+            for param in block.parameters():
+                owner[param] = module if param in owner else block
+        members = {}
+        for param in module.parameters():
+            members.setdefault((owner.get(param, module), param.requires_grad), []).append(param)
+        units = {place: [] for place in (*blocks, module)}  # trained and frozen parameters apart
+        for (place, _), params in members.items():
+            units[place].append(Unit(params, group))
+        self.order, self.root = [units[block] for block in blocks], units[module]
+        self.units = [unit for of_place in units.values() for unit in of_place]
+        self._forget()
+        for block in dict.fromkeys(blocks):
+            block.register_forward_pre_hook(self._enter)
+            block.register_forward_hook(self._leave)
+
+    def _ask(self, i, direction):
+        """Ask for the weights of block i and of those ahead of it, then wait for those of i."""
+        for k in range(i, i + direction * (self.ahead[direction] + 1), direction):
+            for unit in self.order[k] if 0 <= k < len(self.order) else ():
+                unit.start()
+        for unit in self.order[i]:
+            unit.wait()
+
+    def _enter(self, block, args):
+        self.i += 1  # all ranks run the blocks in the order of the list
+        self._ask(self.i, 1)
+
+    def _leave(self, block, args, output):
+        """The forward of block i is over: free it, unless its backward comes next."""
+        if output.requires_grad:
+            self.due.update(self.order[self.i])  # one more backward is to come
+            output.register_hook(lambda gradient, i=self.i: self._before(i))
+        if not output.requires_grad or (self.reshard and self.i < len(self.order) - 1):
+            self._free(self.order[self.i])
+
+    def _before(self, i):
+        """The gradient of block i's output is there, and so are all gradients of the block above."""
+        if not self.backward:
+            self.backward = True
+            torch.autograd.Variable._execution_engine.queue_callback(self._end)
+        for unit in self.root:
+            unit.wait()
+        self._pass()
+        self._ask(i, -1)
+        self.due.subtract(self.order[i])
+        self.current = self.order[i]
+
+    def _pass(self):
+        """Backward has left a block: free it, and send its gradients, unless more are to come."""
+        self._free(self.current)
+        for unit in self.current:
+            self.left[unit] = True
+            if self.due[unit] <= 0:
+                self._send(unit)
+
+    def _send(self, unit):
+        if self.left.pop(unit, False) and unit.shard.requires_grad:
+            self.settle()  # the reduction before this one
+            self.settle = unit.reduce()
+
+    def _end(self):
+        """After backward: the last block, the root, and units of which more gradients were expected."""
+        self._pass()
+        self.left |= dict.fromkeys(self.root, True)
+        for unit in list(self.left):
+            self._send(unit)
+        self.settle()
+        self._forget()
+
+    def _forget(self):
+        """Free everything, also what a forward or a backward that failed has left."""
+        for unit in self.units:
+            unit.drop()  # if its gather is in flight, it waits
+        self.due, self.left, self.current = Counter(), {}, []
+        self.backward, self.settle = False, lambda: None
+
+    def _free(self, units):
+        for unit in units:
+            unit.free()
+
+    def forward(self, *args):
+        """Run the module's forward."""
+        self.i = -1
+        for unit in self.units:
+            unit.drop()
+        if self.backward:  # one that failed
+            self._forget()
+        for unit in self.root:
+            unit.wait()
+        output = self.module(*args)
+        if not output.requires_grad:
+            self._free(self.root)
+        return output
+
+    def parameters(self, recurse: bool = True):
+        """This rank's flat shards."""
+        return iter([unit.shard for unit in self.units])
+
+
+# %% wrong: every gather is waited for where it is begun
+# says: Asked for early and waited for at once: nothing overlaps
+# base: what the wrong ones change
+                 unit.start()
++                unit.wait()
+
+
+# %% wrong: nothing is asked for ahead
+# says: or the wire idles meanwhile
+# base: what the wrong ones change
+-        for k in range(i, i + direction * (self.ahead[direction] + 1), direction):
++        for k in [i]:
+
+
+# %% wrong: in backward a block is gathered at its own use, after the reduction of the one above
+# says: a gather queues behind the reduction
+# base: what the wrong ones change
+-        self._ask(i, -1)
++        for unit in self.order[i]:
++            unit.wait()
+
+
+# %% wrong: the order of forward in backward
+# says: Backward comes from above
+# base: what the wrong ones change
+-        self._ask(i, -1)
++        self._ask(i, 1)
+
+
+# %% wrong: everything is freed after a forward, what is in flight too
+# says: was freed before its gather ended
+# base: what the wrong ones change
+-            self._free(self.order[self.i])
++            self._free(self.units)
+
+
+# %% wrong: everything is gathered in the constructor
+# says: Between uses a rank keeps its shards
+# base: what the wrong ones change
+         self._forget()
++        for unit in self.units:
++            unit.wait()
+         for block in dict.fromkeys(blocks):
+
+
+# %% wrong: not freed after forward
+# says: 5 blocks had memory behind their parameters
+# base: what the wrong ones change
+-        if not output.requires_grad or (self.reshard and self.i < len(self.order) - 1):
++        if not output.requires_grad:
+
+
+# %% wrong: everything is asked for when forward begins
+# says: blocks had memory behind their parameters
+# base: what the wrong ones change
+         for unit in self.root:
+             unit.wait()
++        for unit in self.units:
++            unit.start()
+         output = self.module(*args)
+
+
+# %% wrong: the last block is kept for a backward that never comes
+# says: after a forward without a graph blocks were whole
+# base: what the wrong ones change
+-        if not output.requires_grad or (self.reshard and self.i < len(self.order) - 1):
++        if self.reshard and self.i < len(self.order) - 1:
+
+
+# %% wrong: the last reduction is not waited for
+# says: sometimes last step's
+# base: what the wrong ones change
+             self._send(unit)
+-        self.settle()
+         self._forget()
+
+
+# %% wrong: every reduction is waited for where it is begun
+# says: Keep the function that reduce.. returned
+# base: what the wrong ones change
+-            self.settle = unit.reduce()
++            unit.reduce()()
+
+
+# %% wrong: all reductions are in flight together
+# says: more than one reduction was in flight
+# base: what the wrong ones change
+-            self.settle()  # the reduction before this one
+-            self.settle = unit.reduce()
++            earlier, last = self.settle, unit.reduce()
++            self.settle = lambda: (earlier(), last())
+
+
+# %% wrong: gradients leave when backward is over
+# says: they travel while the next block computes
+# base: what the wrong ones change
+-            if self.due[unit] <= 0:
+-                self._send(unit)
+
+
+# %% wrong: the reduce-scatter of block 0 is forgotten
+# says: Some parameters did not change on any rank|reductions of block 0
+# base: what the wrong ones change
+         """After backward: the last block, the root, and units of which more gradients were expected."""
+-        self._pass()
+
+
+# %% wrong: not gathered again for backward
+# says: Memory of a weight was read|was not gathered in backward
+# base: what the wrong ones change
+-        self._ask(i, -1)
+
+
+# %% wrong: rank 0 asks ahead, the others do not
+# says: in the same order: the order must follow
+# base: what the wrong ones change
+-        self.ahead = {1: forward_prefetch, -1: backward_prefetch}  # by direction
++        first = dist.get_rank(group) == 0
++        self.ahead = {1: forward_prefetch, -1: backward_prefetch if first else 0}
+
+
+# %% wrong: a sum instead of the mean
+# says: divide it by their number
+# base: what the wrong ones change
++class Summed(Unit):
++    def reduce(self):
++        for param in self.params:
++            if param.grad is not None:
++                param.grad *= self.n
++        return super().reduce()
++
++
+ class PrefetchedModule(torch.nn.Module):
+@@
+-            units[place].append(Unit(params, group))
++            units[place].append(Summed(params, group))
+
+
+# %% wrong: a tied weight belongs to the first block that has it
+# says: weight that two blocks share|Memory of a weight was read
+# base: what the wrong ones change
+-                owner[param] = module if param in owner else block
++                owner.setdefault(param, block)
+
+
+# %% wrong: the group is forgotten
+# says: not in the group|[Pp]ass group=
+# base: what the wrong ones change
+-            units[place].append(Unit(params, group))
++            units[place].append(Unit(params))
+
+
+# %% wrong: PyTorch's fully_shard inside
+# says: fully_shard would do all of it
+class PrefetchedModule(torch.nn.Module):
+    def __init__(self, module, **settings):
+        from torch.distributed.fsdp import fully_shard
+
+        super().__init__()
+        for block in module.blocks:
+            fully_shard(block)
+        self.module = fully_shard(module)
+
+    def forward(self, x):
+        return self.module(x)
+
+
+# %% right: a state for each unit, and gradients that leave when they are all there
+from course_lib.fsdp.units import Unit
+
+
+class PrefetchedModule(torch.nn.Module):
+    def __init__(
+        self, module, *, forward_prefetch=1, backward_prefetch=1, reshard_after_forward=True, group=None
+    ):
+        super().__init__()
+        self.module, self.reshard, self.in_backward = module, reshard_after_forward, False
+        self.ahead = {1: forward_prefetch, -1: backward_prefetch}
+        blocks, owner = list(module.blocks), {}
+        for block in dict.fromkeys(blocks):
+            for param in block.parameters():
+                owner[param] = module if param in owner else block
+        members = {}
+        for param in module.parameters():
+            members.setdefault((owner.get(param, module), param.requires_grad), []).append(param)
+        units = {place: [] for place in (*blocks, module)}
+        for (place, _), params in members.items():
+            units[place].append(Unit(params, group))
+        self.blocks, self.root = [units[block] for block in blocks], units[module]
+        self.units = [unit for of_place in units.values() for unit in of_place]
+        self.state, self.settle, self.place = dict.fromkeys(self.units, "away"), None, -1
+        for block in dict.fromkeys(blocks):
+            block.register_forward_pre_hook(lambda *_: self.come())
+            block.register_forward_hook(lambda _, args, output: self.leave(output))
+        for unit in self.units:
+            for param in unit.params if unit.shard.requires_grad else ():
+                param.register_post_accumulate_grad_hook(lambda _, unit=unit: self.arrived(unit))
+
+    def use(self, i, direction):
+        for k in range(i, i + direction * (self.ahead[direction] + 1), direction):
+            if 0 <= k < len(self.blocks):
+                for unit in self.blocks[k]:
+                    if self.state[unit] == "away":
+                        unit.start()
+                        self.state[unit] = "on its way"
+        for unit in self.blocks[i]:
+            unit.wait()
+            self.state[unit] = "here"
+
+    def come(self):
+        self.place += 1
+        self.use(self.place, 1)
+
+    def leave(self, output):
+        i = self.place
+        if not output.requires_grad or (self.reshard and i < len(self.blocks) - 1):
+            self.free(self.blocks[i])
+        if output.requires_grad:
+            output.register_hook(lambda gradient: self.before(i))
+
+    def before(self, i):
+        if not self.in_backward:
+            self.in_backward = True
+            torch.autograd.Variable._execution_engine.queue_callback(self.end)
+            for unit in self.root:
+                unit.wait()
+                self.gradients(unit)
+        for later in self.blocks[i + 1 :]:
+            self.free(unit for unit in later if self.state[unit] == "here")
+        self.use(i, -1)
+        for unit in self.blocks[i]:
+            self.gradients(unit)
+
+    def gradients(self, unit):
+        if unit.shard.requires_grad:
+            self.unsent[unit] = True
+
+    def arrived(self, unit):
+        self.unsent[unit] = True
+        if all(param.grad is not None for param in unit.params) and unit not in self.root:
+            self.send(unit)
+
+    def send(self, unit):
+        self.free([unit])
+        if self.settle:
+            self.settle()
+        self.settle = unit.reduce()
+        del self.unsent[unit]
+
+    def end(self):
+        for unit in list(self.units):
+            if unit in self.unsent:
+                self.send(unit)
+        if self.settle:
+            self.settle()
+        self.settle, self.in_backward = None, False
+        self.free(self.units)
+
+    def free(self, units):
+        for unit in list(units):
+            unit.drop()
+            self.state[unit] = "away"
+
+    def forward(self, *args):
+        self.free(self.units)
+        self.in_backward, self.unsent, self.place = False, {}, -1
+        for unit in self.root:
+            unit.wait()
+        output = self.module(*args)
+        if not output.requires_grad:
+            self.free(self.units)
+        return output
+
+    def parameters(self, recurse=True):
+        return iter([unit.shard for unit in self.units])
+
+
+# %% right: a scheduler that walks through a list of actions
+from course_lib.fsdp.units import Unit
+
+
+def actions(count, ahead, back, reshard):
+    """(forward, backward), each a list of (kind, block)."""
+    forward, backward = [], []
+    asked = 0
+    for i in range(count):
+        while asked < min(count, i + 1 + ahead):
+            forward.append(("gather", asked))
+            asked += 1
+        forward.append(("compute", i))
+        if reshard and i < count - 1:
+            forward.append(("free", i))
+    asked = count - 1
+    for i in reversed(range(count)):
+        while asked >= max(0, i - back):
+            backward.append(("gather", asked))
+            asked -= 1
+        backward += [("compute", i), ("free", i), ("reduce", i)]
+    return forward, backward
+
+
+class PrefetchedModule(torch.nn.Module):
+    def __init__(
+        self, module, *, forward_prefetch=1, backward_prefetch=1, reshard_after_forward=True, group=None
+    ):
+        super().__init__()
+        self.module, count = module, len(module.blocks)
+        self.plans = actions(count, forward_prefetch, backward_prefetch, reshard_after_forward)
+        users = {}
+        for block in {id(block): block for block in module.blocks}.values():
+            for param in block.parameters():
+                users.setdefault(param, []).append(block)
+        rows = {}
+        for param in module.parameters():
+            own = users.get(param, ())
+            place = own[0] if len(own) == 1 else module
+            rows.setdefault(place, {}).setdefault(param.requires_grad, []).append(param)
+        made = {p: [Unit(params, group) for params in kinds.values()] for p, kinds in rows.items()}
+        self.at = [made.get(block, []) for block in module.blocks]
+        self.root = made.get(module, [])
+        self.units = [unit for units in made.values() for unit in units]
+        self.last, self.failed, self.todo = [], False, []
+        for block in {id(block): block for block in module.blocks}.values():
+            block.register_forward_pre_hook(lambda *_: self.computes())
+            block.register_forward_hook(lambda _, args, out: self.computed(out))
+
+    def walk(self, until):
+        """Do what the list says, up to a computation."""
+        while self.todo:
+            kind, i = self.todo.pop(0)
+            if (kind, i) == until:
+                return
+            for unit in self.at[i]:
+                if kind == "gather":
+                    unit.start()
+                elif kind == "free":
+                    unit.free()
+                elif kind == "reduce" and unit.shard.requires_grad:
+                    self.reduce(unit)
+
+    def computes(self):
+        self.i += 1
+        self.walk(("compute", self.i))
+        for unit in self.at[self.i]:
+            unit.wait()
+
+    def computed(self, out):
+        if out.requires_grad:
+            out.register_hook(lambda gradient, i=self.i: self.comes_back(i))
+
+    def comes_back(self, i):
+        if not self.failed:
+            self.failed, self.todo = True, list(self.plans[1])
+            torch.autograd.Variable._execution_engine.queue_callback(self.over)
+            for unit in self.root:
+                unit.wait()
+        if ("compute", i) not in self.todo:  # the next forward's blocks
+            self.walk(None)
+            self.todo = list(self.plans[1])
+        self.walk(("compute", i))
+        for unit in self.at[i]:
+            unit.wait()
+
+    def reduce(self, unit):
+        while self.last:
+            self.last.pop()()
+        self.last.append(unit.reduce())
+
+    def over(self):
+        self.walk(None)
+        for unit in self.root:
+            if unit.shard.requires_grad:
+                self.reduce(unit)
+        while self.last:
+            self.last.pop()()
+        self.failed = False
+        for unit in self.units:
+            unit.drop()
+
+    def forward(self, *args):
+        for unit in self.units:
+            unit.drop()
+        self.last, self.failed, self.i, self.todo = [], False, -1, list(self.plans[0])
+        for unit in self.root:
+            unit.wait()
+        out = self.module(*args)
+        self.walk(None)
+        if not out.requires_grad:
+            for unit in self.units:
+                unit.drop()
+        return out
+
+    def parameters(self, recurse=True):
+        return iter([unit.shard for unit in self.units])

@@ -1,0 +1,247 @@
+# %% base: what the wrong ones change
+@torch.no_grad()
+def all_gather_cast(output, shard, group=None):
+    row = shard.reshape(-1).to(output.dtype)
+    dist.all_gather_into_tensor(output.view(-1), row, group=group)
+
+
+@torch.no_grad()
+def reduce_scatter_mean(output, grads, reduce_dtype=torch.float32, group=None):
+    if output.dtype != torch.float32:
+        raise TypeError(f"output is {output.dtype}, not float32")
+    n = dist.get_world_size(group)
+    wide = grads.reshape(-1).to(reduce_dtype)
+    total = torch.empty(output.numel(), dtype=reduce_dtype, device=output.device)
+    dist.reduce_scatter_tensor(total, wide, group=group)
+    output.copy_((total.float() / n).view_as(output))
+
+
+# %% wrong: float32 is gathered, and cast afterwards
+# says: 4 bytes an element travelled
+# base: what the wrong ones change
+-    row = shard.reshape(-1).to(output.dtype)
+-    dist.all_gather_into_tensor(output.view(-1), row, group=group)
++    whole = torch.empty(output.numel(), device=output.device)
++    dist.all_gather_into_tensor(whole, shard.reshape(-1), group=group)
++    output.copy_(whole.view_as(output))
+
+
+# %% wrong: float32 is gathered, and half of the points are kept
+# says: weights that travel in 16 bits: without that at most half
+# base: what the wrong ones change
+-    row = shard.reshape(-1).to(output.dtype)
+-    dist.all_gather_into_tensor(output.view(-1), row, group=group)
++    shards = [torch.empty_like(shard) for _ in range(dist.get_world_size(group))]
++    dist.all_gather(shards, shard, group=group)
++    output.copy_(torch.cat(shards).view_as(output))
+
+
+# %% wrong: the shard is cast in place
+# says: the master lost its low bits: after 100 steps of 1e-5 nothing moved
+# base: what the wrong ones change
+-    row = shard.reshape(-1).to(output.dtype)
++    row = shard.reshape(-1).to(output.dtype)
++    shard.copy_(row.view_as(shard))
+
+
+# %% wrong: every rank gathers its own shard
+# says: The rank's own shard stands everywhere
+# base: what the wrong ones change
+-    dist.all_gather_into_tensor(output.view(-1), row, group=group)
++    output.view(-1).copy_(row.repeat(dist.get_world_size(group)))
+
+
+# %% wrong: the shards are sorted the other way round
+# says: The shards are in the wrong places
+# base: what the wrong ones change
+-    dist.all_gather_into_tensor(output.view(-1), row, group=group)
++    dist.all_gather_into_tensor(output.view(-1), row, group=group)
++    output.copy_(output.view(dist.get_world_size(group), -1).flip(0).reshape(output.shape))
+
+
+# %% wrong: cast to bfloat16, whatever the output is
+# says: same dtype|dtypes|one dtype
+# base: what the wrong ones change
+-    row = shard.reshape(-1).to(output.dtype)
++    row = shard.reshape(-1).to(torch.bfloat16)
+
+
+# %% wrong: cast twice
+# says: cast once, from float32
+# base: what the wrong ones change
+-    row = shard.reshape(-1).to(output.dtype)
++    row = shard.reshape(-1).to(torch.bfloat16).to(output.dtype)
+
+
+# %% wrong: all ranks instead of the group's
+# says: rank
+# base: what the wrong ones change
+-    dist.all_gather_into_tensor(output.view(-1), row, group=group)
++    dist.all_gather_into_tensor(output.view(-1), row)
+
+
+# %% wrong: a sum of rows with zeros
+# says: Nothing is to be added: an all-gather brings each shard once
+# base: what the wrong ones change
+-    dist.all_gather_into_tensor(output.view(-1), row, group=group)
++    output.zero_()
++    output.view(dist.get_world_size(group), -1)[dist.get_rank(group)] = row
++    dist.all_reduce(output, group=group)
+
+
+# %% wrong: the whole is returned
+# says: `output` was not written
+# base: what the wrong ones change
+-    dist.all_gather_into_tensor(output.view(-1), row, group=group)
++    whole = torch.empty_like(output)
++    dist.all_gather_into_tensor(whole.view(-1), row, group=group)
++    return whole
+
+
+# %% wrong: divided in bfloat16 before the sum
+# says: divided in bfloat16, before the sum
+# base: what the wrong ones change
+-    wide = grads.reshape(-1).to(reduce_dtype)
++    wide = (grads.reshape(-1) / n).to(reduce_dtype)
+@@
+-    output.copy_((total.float() / n).view_as(output))
++    output.copy_(total.view_as(output))
+
+
+# %% wrong: the sum is made in bfloat16
+# says: The sum was made in bfloat16
+# base: what the wrong ones change
+-    wide = grads.reshape(-1).to(reduce_dtype)
+-    total = torch.empty(output.numel(), dtype=reduce_dtype, device=output.device)
++    wide = grads.reshape(-1)
++    total = torch.empty(output.numel(), dtype=grads.dtype, device=output.device)
+
+
+# %% wrong: the sum is made in float32, whatever is asked for
+# says: float32 travelled; `reduce_dtype` says bfloat16
+# base: what the wrong ones change
+-    wide = grads.reshape(-1).to(reduce_dtype)
+-    total = torch.empty(output.numel(), dtype=reduce_dtype, device=output.device)
++    wide = grads.reshape(-1).float()
++    total = torch.empty(output.numel(), device=output.device)
+
+
+# %% wrong: divided twice
+# says: divided by the number of ranks twice
+# base: what the wrong ones change
+-    wide = grads.reshape(-1).to(reduce_dtype)
++    wide = grads.reshape(-1).to(reduce_dtype) / n
+
+
+# %% wrong: averaged after the cast back
+# says: cast back to bfloat16 before it was divided
+# base: what the wrong ones change
+-    output.copy_((total.float() / n).view_as(output))
++    output.copy_((total.to(grads.dtype).float() / n).view_as(output))
+
+
+# %% wrong: averaged in 16 bits after the cast back
+# says: cast back to bfloat16 and divided there
+# base: what the wrong ones change
+-    output.copy_((total.float() / n).view_as(output))
++    output.copy_((total.to(grads.dtype) / n).view_as(output))
+
+
+# %% wrong: the mean is rounded to 16 bits
+# says: The mean was rounded to bfloat16 on its way
+# base: what the wrong ones change
+-    output.copy_((total.float() / n).view_as(output))
++    output.copy_((total.float() / n).to(grads.dtype).view_as(output))
+
+
+# %% wrong: an output of the wrong dtype is not refused
+# says: an `output` of the wrong dtype was not refused
+# base: what the wrong ones change
+-    if output.dtype != torch.float32:
+-        raise TypeError(f"output is {output.dtype}, not float32")
+
+
+# %% wrong: the sum
+# says: That is the sum: divide it
+# base: what the wrong ones change
+-    output.copy_((total.float() / n).view_as(output))
++    output.copy_(total.view_as(output))
+
+
+# %% wrong: the gradients are divided in place
+# says: the caller still has these gradients
+# base: what the wrong ones change
+-    wide = grads.reshape(-1).to(reduce_dtype)
++    wide = grads.reshape(-1).to(reduce_dtype)
++    grads.div_(n)
+
+
+# %% wrong: an all-reduce, of which a part is kept
+# says: That is an all-reduce's traffic
+# base: what the wrong ones change
+-    total = torch.empty(output.numel(), dtype=reduce_dtype, device=output.device)
+-    dist.reduce_scatter_tensor(total, wide, group=group)
++    dist.all_reduce(wide, group=group)
++    total = wide.view(n, -1)[dist.get_rank(group)]
+
+
+# %% wrong: the first part on every rank
+# says: Every rank has the first part of the mean
+# base: what the wrong ones change
+-    total = torch.empty(output.numel(), dtype=reduce_dtype, device=output.device)
+-    dist.reduce_scatter_tensor(total, wide, group=group)
++    dist.all_reduce(wide, group=group)
++    total = wide.view(n, -1)[0]
+
+
+# %% wrong: nothing is sent
+# says: That is the rank's own gradient
+# base: what the wrong ones change
+-    total = torch.empty(output.numel(), dtype=reduce_dtype, device=output.device)
+-    dist.reduce_scatter_tensor(total, wide, group=group)
+-    output.copy_((total.float() / n).view_as(output))
++    output.copy_(wide.view(n, -1)[dist.get_rank(group)].view_as(output))
+
+
+# %% right: cast into a row that is there already, and the mean folded into the input for float32
+@torch.no_grad()
+def all_gather_cast(output, shard, group=None):
+    n, rank = dist.get_world_size(group), dist.get_rank(group)
+    own = output.view(n, -1)[rank]
+    own.copy_(shard.view(-1))
+    dist.all_gather_into_tensor(output.view(-1), own.clone(), group=group)
+
+
+@torch.no_grad()
+def reduce_scatter_mean(output, grads, reduce_dtype=torch.float32, group=None):
+    if output.dtype is not torch.float32:
+        raise ValueError("the mean must arrive in float32")
+    n = dist.get_world_size(group)
+    if reduce_dtype is torch.float32:
+        dist.reduce_scatter_tensor(output, grads.float() / n, group=group)
+        return
+    row = torch.empty(grads.numel(), dtype=reduce_dtype)
+    row.copy_(grads.reshape(-1))
+    part = row.new_empty(output.numel())
+    dist.reduce_scatter_tensor(part, row, group=group)
+    output.copy_(part).div_(n)
+
+
+# %% right: lists of shards, and messages straight to their ranks
+@torch.no_grad()
+def all_gather_cast(output, shard, group=None):
+    narrow = shard.detach().to(dtype=output.dtype, copy=True).flatten()
+    rows = [torch.empty_like(narrow) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(rows, narrow, group=group)
+    output.copy_(torch.stack(rows).view_as(output))
+
+
+@torch.no_grad()
+def reduce_scatter_mean(output, grads, reduce_dtype=torch.float32, group=None):
+    if output.dtype in (torch.bfloat16, torch.float16):
+        raise TypeError("an optimizer's gradient has 32 bits")
+    n = dist.get_world_size(group)
+    parts = list(grads.to(reduce_dtype).chunk(n))
+    received = torch.empty(grads.numel(), dtype=reduce_dtype)
+    dist.all_to_all_single(received, torch.cat(parts), group=group)
+    output.copy_(received.view(n, -1).double().mean(0).view_as(output))
