@@ -20,6 +20,7 @@ PARTS = (
     "collectives",
     "data_parallel",
     "zero",
+    "fsdp",
     "gpt",
     "tensor_parallel",
     "pipeline",

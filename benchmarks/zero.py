@@ -28,6 +28,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from benchmarks.table import Row
 from course_lib import facts, launch
 from course_lib.collectives import all_gather, reduce_scatter
+from course_lib.fsdp import PrefetchedModule
 from course_lib.zero import Zero1Optimizer, Zero2Optimizer, Zero3Module
 
 WIDTH, LAYERS = 256, 6
@@ -71,6 +72,9 @@ def contestant(name: str, model: Transformer) -> tuple[nn.Module, torch.optim.Op
     if name == "ZeroRedundancyOptimizer":
         wrapped = nn.parallel.DistributedDataParallel(model)
         return wrapped, ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, **ADAM)
+    if name == "PrefetchedModule":
+        wrapped = PrefetchedModule(model)
+        return wrapped, torch.optim.AdamW(wrapped.parameters(), **ADAM)
     for block in model.blocks:
         fully_shard(block)
     fully_shard(model)
@@ -79,14 +83,14 @@ def contestant(name: str, model: Transformer) -> tuple[nn.Module, torch.optim.Op
 
 def whole(model: nn.Module) -> torch.Tensor:
     """All parameters of a wrapped model, in a row."""
-    if isinstance(model, Zero3Module):
+    if isinstance(model, Zero3Module | PrefetchedModule):
         tensors = list(model.full_state_dict().values())
     else:
         tensors = [getattr(p, "full_tensor", lambda p=p: p)() for p in model.parameters()]
     return torch.cat([tensor.detach().flatten() for tensor in tensors])
 
 
-def race() -> tuple[dict[str, list[float]], float]:
+def race(pairs: dict[str, tuple[str, float]]) -> tuple[dict[str, list[float]], float]:
     """Seconds of the steps of all, in an order that changes but is the same on all ranks; the largest error.
 
     The error is that of the parameters after two steps: rounding, or something is wrong.
@@ -99,7 +103,7 @@ def race() -> tuple[dict[str, list[float]], float]:
     )
     models: dict[str, nn.Module] = {}
     steps: dict[str, Step] = {}
-    for name in [contender for ours, (theirs, _) in PAIRS.items() for contender in (ours, theirs)]:
+    for name in [contender for ours, (theirs, _) in pairs.items() for contender in (ours, theirs)]:
         model = Transformer()
         model.load_state_dict(weights)
         models[name], optimizer = contestant(name, model)
@@ -116,7 +120,7 @@ def race() -> tuple[dict[str, list[float]], float]:
         step()
     error = max(
         float((whole(models[ours]) - whole(models[theirs])).abs().max())
-        for ours, (theirs, _) in PAIRS.items()
+        for ours, (theirs, _) in pairs.items()
     )
     taken: dict[str, list[float]] = {name: [] for name in steps}
     order = list(steps)
@@ -131,14 +135,16 @@ def race() -> tuple[dict[str, list[float]], float]:
     return taken, error
 
 
-def medians(world_size: int) -> dict[str, float]:
+def medians(world_size: int, pairs: dict[str, tuple[str, float]] = PAIRS) -> dict[str, float]:
     """Seconds of a step of each; it takes as long as on its slowest rank."""
     taken: dict[str, list[float]] = {}
     kept = os.environ.get("COURSE_LEDGER")
     os.environ["COURSE_LEDGER"] = "off"
     try:
         for number in range(ROUNDS):
-            runs = launch(race, world_size=world_size, backend="gloo", timeout=300, seed=number)
+            runs = launch(
+                race, pairs, world_size=world_size, backend="gloo", timeout=300, seed=number
+            )
             if runs[0][1] > ADAM["lr"] / 10:
                 raise RuntimeError(
                     f"the parameters differ from PyTorch's by {runs[0][1]:.1g} after two steps of "

@@ -376,3 +376,43 @@ def test_the_order_is_that_of_the_schedule(settings: tuple):
         done = operations(run, rank)
         assert " ".join(names_of(done)) == wanted
         assert all(operation.waited for operation in done)
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 2])
+def test_at_most_one_and_prefetch_blocks_have_memory(ahead: int):
+    """When a block begins, it and those ahead of it have storage behind their parameters, and no others."""
+
+    def job() -> tuple[dict, list]:
+        model = PrefetchedModule(Uneven(), forward_prefetch=ahead, backward_prefetch=ahead)
+        blocks = list(model.module.blocks)  # type: ignore[arg-type]
+        seen: dict[tuple, list] = {}
+
+        def look(moment: str, k: int) -> None:
+            seen.setdefault((moment, k), []).append(with_storage(blocks))
+
+        def watch(k: int, output: torch.Tensor) -> None:
+            output.register_hook(lambda _: look("backward", k))  # after the module's own hook
+
+        for k, block in enumerate(blocks):
+            block.register_forward_pre_hook(lambda *_, k=k: look("forward", k))
+            block.register_forward_hook(lambda _, __, output, k=k: watch(k, output))
+        for _ in range(2):
+            model(torch.ones(2, WIDTH)).square().mean().backward()
+        return seen, with_storage(blocks)
+
+    wanted = {}
+    for k in range(BLOCKS):
+        wanted["forward", k] = [list(range(k, min(k + ahead, BLOCKS - 1) + 1))] * 2
+        wanted["backward", k] = [list(range(max(k - ahead, 0), k + 1))] * 2
+    for seen, left in launch(job, world_size=2, backend="gloo", timeout=60):
+        assert seen == wanted
+        assert left == []
+
+
+def with_storage(blocks: list[nn.Module]) -> list[int]:
+    """The blocks with memory behind any of their parameters."""
+    return [
+        k
+        for k, block in enumerate(blocks)
+        if any(p.untyped_storage().nbytes() for p in block.parameters())
+    ]

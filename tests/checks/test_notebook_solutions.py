@@ -36,6 +36,7 @@ EXERCISES = {
 PACKAGES = {
     "01_why_distribute": ("estimates",),
     "03_data_parallel": ("data_parallel", "compression"),
+    "05_fsdp": ("fsdp", "facts"),
 }
 
 FORMULAS = "formulas: course_lib.facts has them under other names"
