@@ -15,7 +15,7 @@
 # |---|---|
 # | you will build | the schedule of a step, as data; a module that gathers ahead; collectives with two precisions; hybrid sharding; the norm of a gradient that no rank holds |
 # | you need | notebook 02: reduce-scatter, all-gather; notebook 03 §3: hooks, slow motion; notebook 04 §5: units |
-# | time | three and a half hours, and 25 minutes for the optional section |
+# | time | three hours and 40 minutes, and 25 minutes for the optional section |
 # | points | 60, and 4 of extra credit |
 # | on a rented machine | nothing to rent: two cores are enough. On several GPUs the same code runs over NCCL |
 #
@@ -356,8 +356,10 @@ for name, (took, events) in run.items():
 # |---|---|---|
 # | `None` | shards | gather, gather, reduce |
 # | `"gradients"` | whole gradients of this rank | gather, gather; only the last one reduces |
-# | `"weights between"` | and whole weights | gather for backward, since weights are freed after forward; the first one gathers for forward, too; the last one reduces |
+# | `"weights between"` | and whole weights, from a backward to the next forward | gather for backward, since weights are freed after forward; the first one gathers for forward, too; the last one reduces |
 # | `"weights"` | and weights are not freed after forward either | nothing; the first one gathers once, the last one reduces |
+#
+# `reshard=False` is about the first two rows: there a microbatch gathers once and not twice.
 #
 # And `unit_bytes` says how large a unit is: a block, and the root, which holds all the rest. Take the sizes
 # from `GPTConfig`: `layers`, `width`, `vocab_size`, `mlp_width` and so on.
@@ -535,12 +537,14 @@ for each_way in (900e9, 450e9):
     print(f"{each_way / 1e9:.0f} GB/s: {text_of(said(hides_from, 8, SPEED, each_way))} tokens")
 
 # %% [markdown]
-# The 900 count both directions. With half of the tokens that it takes, half of each gather stays exposed.
+# The 900 count both directions, so that `hides_from` gives half of the tokens that it takes. With so few
+# tokens half of each gather stays exposed.
 #
 # **In production.** Zhao et al. trained a GPT of 175B with PyTorch FSDP on up to 512 A100s: more than 173
 # and 186 TFLOP/s for each GPU with one and two sequences, 55 and 60 % of the peak (§5.4). Llama 3 405B on
 # 16,384 H100s has 16M tokens in a step, and 128 groups of GPUs share them (table 4): 131,072 tokens for
-# each group, far more than 7,912. (Inside a group the layers are shared by other means: notebook 10.)
+# each group. That is far more than 7,912, which is your T for a large n on this network. (Inside a group the
+# layers are shared by other means: notebook 10.)
 #
 # <details><summary>In the lectures</summary>Lecture 001 lists NVLink with 600 GB/s for the H100, which is
 # the A100's number in both directions. Lecture 002 has 600 GB/s, 32 GB/s and 200 Gb/s in one list: both
@@ -582,8 +586,8 @@ lanes(as_in_04, SLOW, "nothing ahead")
 # %% [markdown]
 # **Predict.** Take eight units, in which a forward lasts 20 ms, a backward 40, a gather 20 and a reduce 20.
 # How long is the step, and how many units are whole at once, (a) if nothing is gathered ahead, (b) if one
-# unit is, (c) two, (d) all of them? Write down four times and four numbers. The cell below your schedule
-# answers.
+# unit is, (c) two, (d) all of them? From (b) on the last unit stays whole between forward and backward.
+# Write down four times and four numbers. The cell below your schedule answers.
 #
 # **Build.** Write the generator. The rules:
 #
@@ -692,14 +696,14 @@ one_ahead = made()
 lanes(one_ahead, SLOW, "your list, one ahead", until=984) if one_ahead else None
 
 # %% [markdown]
-# Of the 455 ms of slow motion that there are to gain, one unit ahead gains 443, with two units whole at
-# once and not eight. (A model that prefetches everything is a replica.) The rest has reasons that a list
-# cannot change: the first gather and the last reduce have nothing to hide behind, and a gather takes longer
-# than a block's forward, 21 against 20 ms, so that the arithmetic waits a millisecond for each unit. That
-# is the T of §1: more tokens would hide it.
+# In slow motion the step without prefetch takes 984 ms and the shortest one 529. Of these 455 ms one unit
+# ahead gains 443, with two units whole at once and not eight. (A model that prefetches everything is a
+# replica.) The rest has reasons that a list cannot change: the first gather and the last reduce have nothing
+# to hide behind, and a gather takes longer than a block's forward, 21 against 20 ms, so that the arithmetic
+# waits a millisecond for each unit. That is the T of §1: more tokens would hide it.
 #
 # The next cell has sliders. Its durations come from §1, if you choose a model, tokens and a link. Look for
-# the number of tokens where the sentence below the picture changes.
+# the number of tokens where the sentence above the picture changes.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.fsdp.explorer import fsdp_explorer
@@ -769,11 +773,11 @@ lanes(late, SLOW, "the reduce first", until=984) if one_ahead else None
 # | `unit.wait()` | the weights are here afterwards. It starts the gather, if nothing did |
 # | `unit.free()` | gives the memory back. A unit whose gather is in flight must not be freed, and raises an error: wait first |
 # | `unit.drop()` | gives the memory back, too; if the gather is in flight, it waits before |
-# | `unit.reduce()` | takes the parameters' gradients, starts their reduce-scatter, and returns a function. Call that later: it waits, and adds the mean to `unit.shard.grad` |
+# | `unit.reduce()` | takes the parameters' gradients, starts their reduce-scatter, and returns a function. Call that later: it waits, and adds the mean to `unit.shard.grad`. A frozen unit sends nothing |
 #
 # **Predict.** Eight blocks on four ranks, in float32, with the last block kept. How many units of traffic
-# does a step send? How many blocks are whole at once, at most? And how many rows of gradients are in
-# flight?
+# does a step send? How many blocks are whole at once, at most? And how many rows of gradients (all gradients
+# of a block, as one tensor) does a rank hold at once?
 #
 # <details><summary>Answer</summary>Two gathers and one reduction for each block, but one gather for the
 # last: 3 − 1/8 = 2.875. Two blocks, with one unit ahead. Two rows: the one that travels, and the one that
@@ -787,11 +791,12 @@ lanes(late, SLOW, "the reduce first", until=984) if one_ahead else None
 #   those down to i − `backward_prefetch` are asked for before block i computes its gradients, and so before
 #   the gradients of block i leave.
 # - With `reshard_after_forward` a block is freed after its forward, except that you may keep the last one.
-#   At most 1 + prefetch blocks are whole at once. Outside of forward and backward, none is.
+#   At most 1 + prefetch blocks are whole at once. After a backward no unit is whole. Between a forward and
+#   its backward the root may be, and the last block if you keep it.
 # - A reduce-scatter is waited for when the next one is to begin, and the last one at the end of backward.
 #   Every handle is waited for.
 # - All ranks gather in the same order. So the order must not depend on the data of a rank. All ranks run
-#   all blocks in the order of the list.
+#   all blocks in the order of the list. A block may stand in the list twice.
 # - A forward under `torch.no_grad()` leaves no unit whole, and so does a forward in which a block raises an
 #   error: the next step works. Two forwards may come before their two backwards.
 
@@ -1117,7 +1122,7 @@ for body in (skips, disagrees):
 #
 # The first cast comes before its message and halves it. The second also comes before its message and
 # doubles it. Is that worth it? A bfloat16 has 8 significant bits. A sum that has grown large loses every
-# term below 1/512 of it:
+# term below 1/512 of it, and some terms up to 1/256 of it:
 
 # %% tags=["skip-in-grading"]
 total = torch.zeros((), dtype=torch.bfloat16)
@@ -1128,7 +1133,7 @@ for count in range(1, 513):
 
 # %% [markdown]
 # A ring adds the gradients of N ranks one after the other, just like this loop. The next picture has
-# normally distributed gradients in place of ones, and four ways to add them. The error is that of the sum's
+# normally distributed gradients in place of ones, and three ways to add them. The error is that of the sum's
 # elements over their size.
 
 
@@ -1334,7 +1339,7 @@ for name, (ranks, operations) in several(by_policy, POLICIES).items():
 # holds the model once; rank by rank the islands are replicas.
 #
 #     N = 8, g = 4     shard groups     [0 1 2 3] [4 5 6 7]             neighbours share a model
-#                      replica groups   [0 4] [1 5] [2 6] [3 7]         equals hold the same shard
+#                      replica groups   [0 4] [1 5] [2 6] [3 7]         equal places hold the same shard
 #
 # | | between | each rank sends |
 # |---|---|---|
@@ -1357,7 +1362,7 @@ for name, (ranks, operations) in several(by_policy, POLICIES).items():
 
 # %% nbgrader={"grade_id": "hybrid", "solution": true}
 def hybrid_groups(world_size: int, shard: int) -> tuple[list[list[int]], list[list[int]]]:
-    """(shard_groups, replica_groups): lists of ranks. Neighbours share a model, equals hold the same shard.
+    """(shard_groups, replica_groups): lists of ranks. Neighbours share a model, equal places hold one shard.
 
     Groups and their ranks are in ascending order. ValueError if `shard` does not divide `world_size`.
     """
