@@ -61,7 +61,9 @@ def violation(
             never = "is never reduced" if kind == "reduce" else f"never does its {kind}"
             return f"unit {missing[0]} {never}"
     if whole:
-        return f"unit {min(whole)} is still whole at the end: it is never freed"
+        return (
+            f"unit {min(whole)} is still whole at the end: nothing freed it after its last gather"
+        )
     return None
 
 

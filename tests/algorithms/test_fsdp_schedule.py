@@ -230,7 +230,10 @@ GOOD = fsdp_schedule(4)
         (without(GOOD, ("reduce", 0)), "unit 0 is never reduced"),
         (without(GOOD, ("backward", 0), ("reduce", 0)), "unit 0 never does its backward"),
         ([], "unit 0 never does its forward"),
-        (GOOD[:-2] + GOOD[-1:], "unit 0 is still whole at the end: it is never freed"),
+        (
+            GOOD[:-2] + GOOD[-1:],
+            "unit 0 is still whole at the end: nothing freed it after its last gather",
+        ),
     ],
 )
 def test_the_first_mistake_is_a_sentence(schedule, says):

@@ -34,6 +34,17 @@ def clip_grad_norm_(shards, max_norm, group=None, replica_group=None):
 +    total = sum((g.float().norm() for g in grads), torch.zeros(())) ** 2
 
 
+# %% wrong: norms of all gradients of all ranks are added
+# says: Norms do not add up: add the squares of all elements
+# base: what the wrong ones change
+-    total = sum((g.float().square().sum() for g in grads), torch.zeros(()))
+-    dist.all_reduce(total, group=group)
+-    norm = total.sqrt().item()
++    total = sum((g.float().norm() for g in grads), torch.zeros(()))
++    dist.all_reduce(total, group=group)
++    norm = total.item()
+
+
 # %% wrong: the mean over the ranks
 # says: mean over the ranks: every rank holds other elements
 # base: what the wrong ones change

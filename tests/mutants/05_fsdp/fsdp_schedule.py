@@ -122,7 +122,7 @@ def fsdp_schedule(units, forward_prefetch=1, backward_prefetch=1, reshard=True, 
 
 
 # %% wrong: never freed after backward
-# says: is still whole at the end: it is never freed
+# says: is still whole at the end: nothing freed it after its last gather
 # base: what the wrong ones change
 -        actions.append(("backward", unit))
 -        actions.append(("free", unit))

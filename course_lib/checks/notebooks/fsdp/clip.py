@@ -69,6 +69,9 @@ class Pieces:
             "Norms do not add up, their squares do: add the squares of all ranks, then take the root.": sum(
                 sum(squares) ** 0.5 for squares in over
             ),
+            "Norms do not add up: add the squares of all elements of all tensors, then take the root.": sum(
+                square**0.5 for squares in over for square in squares
+            ),
             "The norms of single tensors were added on a rank: add squares.": sum(
                 sum(square**0.5 for square in squares) ** 2 for squares in over
             ) ** 0.5,

@@ -155,7 +155,7 @@ def refusal_judge(n: int, g: int, index: int) -> Callable[[Observed], Finding]:
             return wrong(
                 Sentence(f"{called} gives {str(listed(answer.value))[:80]}.", "it was not refused."),
                 "A number that does not divide was silently floored or cut off: some ranks would have no "
-                "group, and wait for ever. Raise ValueError unless world_size % shard is 0.",
+                "group, or a smaller one than the others. Raise ValueError unless world_size % shard is 0.",
                 cause="not refused",
             )
         if answer.error[0] != "ValueError":
@@ -281,7 +281,8 @@ def mean_line(of: Reduction, title: str, weight: float) -> Line:
         return wrong(said, why)
 
     rows = {rank: row.reshape(-1).to(of.dtype) for rank, row in enumerate(of.grads)}
-    alone = left_alone("grads", rows, "Work on a copy: the caller still has these gradients.")
+    keep = "Reduce-scatter into `output` first, and change it alone: the caller still has these gradients."
+    alone = left_alone("grads", rows, keep)
     return Line(title, both(judge, alone), weight)
 
 

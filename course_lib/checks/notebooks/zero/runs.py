@@ -248,6 +248,7 @@ FREE_AFTER_REDUCE = (
 NEVER_FULL = {
     True: (
         "A unit with a parameter that gets no gradient is never complete: reduce it when backward is over. "
+        "A block that runs twice in a forward has two backwards: reduce its unit after the second one. "
         f"{FREE_AFTER_REDUCE}"
     ),
     False: (
