@@ -14,6 +14,7 @@ from benchmarks.table import Row
 
 SOLUTIONS = Path(__file__).parent.parent / "solutions"
 REACH = {  # seconds
+    "01_why_distribute": 15,
     "02_collectives": 15,
     "03_data_parallel": 30,
     "04_zero": 30,

@@ -723,6 +723,7 @@ def test_the_points_of_an_assignment_add_up(assignment, points):
     "assignment",
     [
         "00_first_ranks",
+        "01_why_distribute",
         "02_collectives",
         "03_data_parallel",
         "04_zero",
