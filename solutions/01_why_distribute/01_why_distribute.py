@@ -1,0 +1,1827 @@
+# %% [markdown]
+# # 01 · Why distribute
+#
+# **Where do the bytes and the FLOPs of training go, and when does one GPU stop being enough?**
+#
+# You have been asked to sign a plan:
+#
+# > Train 70B (GPT-3 scale) on 64 H100s. Batch: 2,048 sequences of 4,096 tokens. 8 replicas, 4 microbatches each; a
+# > checkpoint of the activations every 4 layers. Expected: 2 to 3 tokens a second and GPU.
+#
+# The rent is due whether the plan works or not. Before it is paid, you can say from the configuration alone
+# how many parameters, FLOPs, bytes and days this takes. Here you build the instruments, calibrate each of
+# them on a model that runs on this machine, and then turn them on the plan. At the end you know which of its
+# numbers cannot be right, and you have a map of the rest of the course: one colour for each way out of a GPU
+# that is too small.
+#
+# | | |
+# |---|---|
+# | you will build | exact counts of parameters and FLOPs; a meter of the bytes that autograd keeps; formulas for activations, recipes, speed and days; the choice of the cheapest layout that fits |
+# | you need | PyTorch: modules, backward, an optimizer's step. Notebook 00 is useful, and not needed: here nothing is sent |
+# | time | two and a half hours, and 15 minutes for the optional section |
+# | points | 60, and 3 of extra credit |
+# | on a rented machine | nothing to rent: two cores are enough. Two cells measure a GPU if there is one |
+#
+# | section | minutes | points | rests on |
+# |---|---|---|---|
+# | 1 Parameters, from the configuration | 15 | 6 | |
+# | 2 FLOPs, and the share that 6ND leaves out | 20 | 8 | 1 |
+# | 3 Memory of a step: build the meter | 40 | 14 | |
+# | 4 Bytes a parameter: the recipes | 15 | 6 | |
+# | 5 How fast: the roofline | 20 | 6 | |
+# | 6 How long, how large | 20 | 6 | |
+# | 7 When one GPU is not enough | 20 | 8 | 1, 3 |
+# | 8 Questions: audit the plan | 10 | 6 | all |
+# | 9 Optional: two laws that disagree | 15 | 3 extra | 6 |
+
+# %% [markdown]
+# ### Words and letters
+#
+# | | |
+# |---|---|
+# | P | parameters of the model |
+# | b, s, T | sequences in a microbatch; tokens in a sequence; T = b · s tokens |
+# | h, L, a, V | width of the model; layers; heads; vocabulary |
+# | FLOP | one multiplication or one addition. FLOP/s is a speed |
+# | model states | weights, gradients, and the optimizer's state: they are there whatever the batch is |
+# | activations | results of forward that autograd keeps for backward: they grow with the batch |
+# | checkpointing | keep only the input of each block, and run its forward again in backward |
+# | GB | 10⁹ bytes. (GiB is 2³⁰, 7 % more) |
+# | dense peak | FLOP/s on a data sheet without "sparsity", which doubles the number for matrices half full of zeros |
+
+# %%
+import contextlib
+import gc
+import math
+import time
+from dataclasses import replace
+
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from course_lib import check, device, launch
+from course_lib.facts import CHINCHILLA, LAWS, PUBLISHED_MFU, RECIPES, RUNS, law_loss
+from course_lib.facts.hardware import gpu, link
+from course_lib.ledger.colours import (
+    ALARM,
+    BACKWARD,
+    FORWARD,
+    INK,
+    QUIET,
+    RANKS,
+    WEIGHT_GRADIENT,
+    picture,
+)
+from course_lib.models import GPT, PRESETS, PUBLISHED, GPTConfig, next_token_loss
+from course_lib.scorecard import costs, scorecard
+
+SMALL = PRESETS["0.8M"]  # 4 layers of width 128, sequences of up to 256 bytes
+A100, H100 = gpu("A100"), gpu("H100")
+
+# %% [markdown]
+# `GPTConfig` has the sizes of a model: `layers`, `heads`, `width`, `vocab_size`, `context`, and the derived
+# `head_dim`, `key_value_heads` and `mlp_width`. Five switches choose between the parts of GPT-2 and those of
+# LLaMA: `mlp`, `norm`, `positions`, `bias`, `tied`. `PUBLISHED` holds the configurations of ten models. Look
+# at two of them.
+
+# %%
+for name in ("GPT-2 small", "Llama-3-70B"):
+    print(f"{name}: {PUBLISHED[name]}\n")
+
+# %% [markdown]
+# The next cell holds the tools of this notebook; you need not read it now. `said` and `written` call
+# functions of yours that may not be written yet. `bars` draws horizontal bars with several parts.
+
+
+# %%
+def said(function, *args, **kwargs):
+    """The result of a function of yours, or None before you have written it."""
+    with contextlib.suppress(NotImplementedError):
+        return function(*args, **kwargs)
+
+
+def written(function, *args, **kwargs):
+    """Whether a function of yours is written; prints a line if it is not."""
+    try:
+        function(*args, **kwargs)
+    except NotImplementedError:
+        print(f"{function.__name__} is not written yet")
+        return False
+    return True
+
+
+HATCHES = ("", "///", "...", "\\\\\\", "xx")
+
+
+def bars(rows, unit="", line=None):
+    """rows: by name, the parts' numbers by their names. line: (number, label) of a vertical line."""
+    figure = picture(8.6, 0.5 + 0.34 * len(rows))
+    axes = figure.subplots()
+    names = list(dict.fromkeys(part for parts in rows.values() for part in parts))
+    for place, parts in enumerate(rows.values()):
+        left = 0.0
+        for part, number in parts.items():
+            index = names.index(part)
+            axes.barh(
+                place, number, left=left, height=0.72, color=RANKS[index], hatch=HATCHES[index],
+                edgecolor="white", linewidth=0, label=part if place == 0 else None,
+            )  # fmt: skip
+            left += number
+    if line:
+        axes.axvline(line[0], color=ALARM, linewidth=1.4)
+        axes.text(line[0], -0.62, f" {line[1]}", fontsize=8, color=ALARM, va="bottom")
+    axes.set_yticks(range(len(rows)), rows, fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xlabel(unit, fontsize=8)
+    axes.tick_params(labelsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    return figure
+
+
+# %% [markdown]
+# ## 1 · Parameters, from the configuration
+#
+# | | |
+# |---|---|
+# | you will write | `parameters(config)` |
+# | rests on | nothing |
+# | time | 15 minutes |
+# | points | 6 |
+#
+# Every bill below begins with P. The name of a model rounds it ("70B" is 68,976,648,192 or 70,553,706,496),
+# and the rule of thumb 12 L h² leaves out the embedding and does not know the parts of LLaMA. The exact
+# number costs ten lines. Here is the share of each part in ten models, the smallest at the top.
+
+# %% tags=["skip-in-grading"]
+from course_lib import estimates
+
+shares = {}
+for name, config in sorted(
+    PUBLISHED.items(), key=lambda item: sum(estimates.parameters(item[1]).values())
+):
+    parts = estimates.parameters(config)
+    whole = sum(parts.values())
+    shares[f"{name}: {whole / 1e9:.3g}B"] = {
+        part: 100 * number / whole for part, number in parts.items()
+    }
+bars(shares, "% of all parameters")
+
+# %% [markdown]
+# **Predict.** Llama-3-8B has a vocabulary of 128,256, a width of 4,096, and its head is not tied to its
+# embedding. How many of its 8 billion parameters are only there to read and write tokens?
+#
+# **Build.** `parameters` gives the number of each part. The keys are those of the picture.
+#
+# | part | made of |
+# |---|---|
+# | embedding | the token table, V rows of h; with `positions="learned"` also a table of `context` rows |
+# | attention | in each layer query, key, value and output. Queries have a · d features (d is `head_dim`), keys and values `key_value_heads` · d |
+# | mlp | in each layer: `mlp="gelu"` has two matrices (up, down), `"swiglu"` three (gate, up, down) |
+# | norms | two in each layer and one before the head: an RMSNorm has a weight, a LayerNorm also a bias |
+# | head | V rows of h, and nothing if `tied`: then the embedding's matrix is used twice |
+#
+# With `bias=True` each linear layer of a block has as many biases as outputs, and a LayerNorm has its bias.
+# With `bias=False` none of them has one. The head never has a bias.
+
+
+# %% nbgrader={"grade_id": "parameters", "solution": true}
+def parameters(config: GPTConfig) -> dict[str, int]:
+    """How many numbers the model has, by "embedding", "attention", "mlp", "norms" and "head"."""
+    ### BEGIN SOLUTION
+    h, f, bias = config.width, config.mlp_width, config.bias
+    queries = config.heads * config.head_dim
+    keys = config.key_value_heads * config.head_dim
+    attention = h * (2 * queries + 2 * keys) + bias * (queries + 2 * keys + h)
+    inward = 2 if config.mlp == "swiglu" else 1
+    mlp = (inward + 1) * h * f + bias * (inward * f + h)
+    norm = h * (2 if config.norm == "layer" and bias else 1)
+    table = config.vocab_size * h
+    return {
+        "embedding": table + (config.context * h if config.positions == "learned" else 0),
+        "attention": config.layers * attention,
+        "mlp": config.layers * mlp,
+        "norms": (2 * config.layers + 1) * norm,
+        "head": 0 if config.tied else table,
+    }
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint: look at a small model</summary><code>for name, param in
+# GPT(SMALL).named_parameters(): print(name, tuple(param.shape))</code> lists every matrix and bias. A weight
+# of <code>nn.Linear</code> is (outputs, inputs).</details>
+# <details><summary>Hint: other switches</summary><code>replace(SMALL, mlp="swiglu", kv_heads=2)</code> is the
+# same model with two things changed. <code>SMALL.modern()</code> has all of LLaMA's parts.</details>
+#
+# **Check.** Published models, and twelve drawn ones that between them have all values of all switches.
+
+# %% nbgrader={"grade_id": "parameters_check", "points": 6}
+report = check("01_why_distribute/parameters", parameters)
+### BEGIN HIDDEN TESTS
+report = check("01_why_distribute/parameters", parameters, cases="hidden")
+### END HIDDEN TESTS
+report.points(6)
+
+# %% [markdown]
+# **Measure.** PyTorch can build a model without memory: on the device `meta` tensors have shapes and no
+# numbers. Here is Llama-3-8B, which would take 32 GB in float32, beside your count.
+
+# %% tags=["skip-in-grading"]
+with torch.device("meta"):
+    model = GPT(PUBLISHED["Llama-3-8B"])
+counted = sum(param.numel() for param in model.parameters())
+parts = said(parameters, model.config)
+print(f"numel: {counted:,}   yours: {f'{sum(parts.values()):,}' if parts else '?'}")
+for part, number in (parts or {}).items():
+    print(f"  {part:10} {number:14,}  {number / counted:5.1%}")
+del model
+
+# %% [markdown]
+# Embedding and head are 1.05 billion, 13 %: the answer to the prediction. In a large model the MLPs have most
+# of the parameters (GPT-3 66 %, Llama-3-70B 80 %); in GPT-2 small less than half.
+#
+# **Break it.** Count the head as a matrix of its own, whether it is tied or not:
+
+# %% tags=["skip-in-grading"]
+for name in ("GPT-2 small", "Llama-3-8B"):
+    config = PUBLISHED[name]
+    if parts := said(parameters, config):
+        right = sum(parts.values())
+        wrong = right - parts["head"] + config.vocab_size * config.width
+        print(f"{name:12} {right:14,}   with a head of its own {wrong:14,}: {wrong / right:.2f}x")
+
+# %% [markdown]
+# Llama's count is right either way, GPT-2's is 31 % too high: 163M is the number that a loop over the entries
+# of a saved file gives, in which the shared matrix may stand twice.
+#
+# **In production.** `model.num_parameters()` (Hugging Face) and `sum(p.numel() for p in model.parameters())`
+# count a shared matrix once. `torch.device("meta")` and `accelerate`'s `init_empty_weights` build a model of
+# any size in no memory: it is how frameworks plan before they load.
+#
+# <details><summary>In the lectures</summary>Lecture 004 says that most FLOPs and most parameters are in the
+# MLP. Parameters: yes in large models (66 % and 80 % above), no in GPT-2 small (46 %). FLOPs: as long as the
+# sequence is shorter than 2h.</details>
+
+# %% [markdown]
+# ## 2 · FLOPs, and the share that 6ND leaves out
+#
+# | | |
+# |---|---|
+# | you will write | `step_flops(config, batch, seq, *, backward, causal, recompute)` |
+# | rests on | §1 |
+# | time | 20 minutes |
+# | points | 8 |
+#
+# A matrix with N numbers costs 2N FLOPs for each token: a multiplication and an addition for each number. A
+# whole training over D tokens is therefore 2ND forward. Backward computes two products for each of forward's,
+# one for the gradient of the input and one for the gradient of the weight: 4ND. Together **6ND**, the rule by
+# which budgets are made.
+#
+# The rule forgets products without weights. In attention queries meet keys, and the resulting scores meet
+# values: both products have two activations as factors. For one sequence and one layer each takes 2 s² h
+# FLOPs. Here is the forward of four models, by part.
+
+# %% tags=["skip-in-grading"]
+forward = {}
+for name, seq in (
+    ("GPT-2 small", 1024), ("GPT-3", 2048), ("Llama-3-8B", 8192), ("Llama-3-8B", 131_072)
+):  # fmt: skip
+    config = PUBLISHED[name]
+    parts = estimates.parameters(config)
+    shown = {
+        "projections": 2 * seq * parts["attention"],
+        "scores": 4 * seq**2 * config.width * config.layers,
+        "mlp": 2 * seq * parts["mlp"],
+        "head": 2 * seq * config.vocab_size * config.width,
+    }
+    whole = sum(shown.values())
+    forward[f"{name}, {seq:,} tokens"] = {part: 100 * n / whole for part, n in shown.items()}
+bars(forward, "% of forward's FLOPs")
+
+# %% [markdown]
+# **Predict.** For GPT-3 with its sequences of 2,048 tokens: by how many percent is 6ND too low? And for
+# Llama-3-8B with 8,192? (The bars tell: only "scores" is missing in 6ND.)
+#
+# **Build.** Count the products of matrices, and nothing else: no norms, no softmax, no activation functions.
+#
+# - Every matrix of every block, and the head (tied or not): 2 FLOPs for each of its numbers and each token.
+#   Biases are added and not multiplied. A token is looked up in the embedding, which multiplies nothing.
+# - Attention: 4 b s² a d a layer, where a · d = h. With `causal=True` count only scores that are not masked:
+#   a token sees itself and those before it.
+# - `backward=True` adds twice the forward.
+# - `recompute=True` (with backward) adds one more forward of the blocks: activation checkpointing (notebook
+#   09).
+
+
+# %% nbgrader={"grade_id": "step_flops", "solution": true}
+def step_flops(
+    config: GPTConfig, batch: int, seq: int, *,
+    backward: bool = True, causal: bool = False, recompute: bool = False,
+) -> int:  # fmt: skip
+    """FLOPs of the products of matrices in one step over `batch` sequences of `seq` tokens.
+
+    causal: masked scores do not count. recompute: each block's forward runs once more in backward.
+    """
+    ### BEGIN SOLUTION
+    h, d = config.width, config.head_dim
+    matrices = 2 * h * config.heads * d + 2 * h * config.key_value_heads * d
+    matrices += (3 if config.mlp == "swiglu" else 2) * h * config.mlp_width
+    pairs = seq * (seq + 1) // 2 if causal else seq * seq
+    block = 2 * batch * seq * matrices + 4 * batch * pairs * config.heads * d
+    blocks = config.layers * block
+    head = 2 * batch * seq * config.vocab_size * h
+    if not backward:
+        return blocks + head
+    return 3 * (blocks + head) + (blocks if recompute else 0)
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint: grouped queries</summary>Keys and values have fewer features, so their matrices are
+# smaller. But every query head has its own scores: there <code>heads</code> counts.</details>
+# <details><summary>Hint: causal</summary>The first token has one score, the second two, the last s: the sum
+# is s (s + 1) / 2. An integer was asked for.</details>
+#
+# **Check.**
+
+# %% nbgrader={"grade_id": "step_flops_check", "points": 8}
+report = check("01_why_distribute/step_flops", step_flops)
+### BEGIN HIDDEN TESTS
+report = check("01_why_distribute/step_flops", step_flops, cases="hidden")
+### END HIDDEN TESTS
+report.points(8)
+
+# %% [markdown]
+# **Measure.** PyTorch counts, too: `FlopCounterMode` sees every operation that runs and adds up those for
+# which it has a formula. A real forward and a real step of the small model, beside your integers:
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def counted_flops(config, batch, seq, backend):
+    """(forward, forward and backward), as PyTorch counts them."""
+    torch.manual_seed(0)
+    model = GPT(config).to(device())
+    tokens = torch.randint(config.vocab_size, (batch, seq), device=device())
+    with sdpa_kernel(backend), FlopCounterMode(display=False) as counter:
+        loss = next_token_loss(model(tokens), tokens)
+        forward = counter.get_total_flops()
+        loss.backward()
+    return forward, counter.get_total_flops()
+
+
+flops_of = {
+    "GPT-2's parts": (SMALL, 2, 256),
+    "LLaMA's parts, 2 key heads": (replace(SMALL.modern(), kv_heads=2, tied=False), 3, 100),
+}
+for name, (config, batch, seq) in flops_of.items():
+    seen = counted_flops(config, batch, seq, SDPBackend.MATH)
+    yours = (
+        said(step_flops, config, batch, seq, backward=False),
+        said(step_flops, config, batch, seq),
+    )
+    for part, a, b in zip(("forward", "whole step"), seen, yours, strict=True):
+        verdict = "equal" if a == b else "different" if b else "?"
+        print(f"{name:28} {part:11} counted {a:14,}   yours {b or 0:14,}   {verdict}")
+
+# %% [markdown]
+# With the step counted exactly you can say when the rule is good. The picture has 6ND over your count against
+# the sequence. N is the number of *matrix* elements that a token is multiplied by: the blocks' matrices and
+# the head, without the embedding. Dashed: masked scores left out, as a good kernel leaves them out.
+
+
+# %% tags=["skip-in-grading"]
+def multiplied(config):
+    """The elements of all matrices that a token is multiplied by: FLOPs of one token without scores."""
+    return (step_flops(config, 1, 1, backward=False) - 4 * config.width * config.layers) // 2
+
+
+def rule_of_thumb():
+    lengths = [2**k for k in range(7, 18)]
+    figure = picture(7.2, 2.9)
+    axes = figure.subplots()
+    looks = zip(("GPT-2 small", "Llama-3-8B", "GPT-3"), (FORWARD, BACKWARD, INK), strict=True)
+    for name, colour in looks:
+        config = PUBLISHED[name]
+        n = multiplied(config)
+        for causal, style in ((False, "-"), (True, "--")):
+            ratios = [6 * n * s / step_flops(config, 1, s, causal=causal) for s in lengths]
+            label = None if causal else f"{name}, h = {config.width:,}"
+            axes.plot(lengths, ratios, style, color=colour, label=label)
+        usual = config.context
+        ratio = 6 * n * usual / step_flops(config, 1, usual)
+        axes.plot(usual, ratio, "o", color=colour)
+        print(f"{name:12} {usual:6,} tokens: 6ND is {ratio:.3f} of the step")
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(lengths, [f"{each:,}" for each in lengths], fontsize=7, rotation=30)
+    axes.set(ylim=(0, 1.05), ylabel="6ND / FLOPs", xlabel="tokens in a sequence")
+    axes.grid(True, alpha=0.3)
+    axes.legend(frameon=False, fontsize=8)
+    return figure
+
+
+rule_of_thumb() if written(step_flops, SMALL, 1, 1) else None
+
+# %% [markdown]
+# The missing part grows as s/6h with GPT-2's parts, so wide models hide it: 3 % of GPT-3, and most of
+# Llama-3-8B's step at 131,072 tokens. That is the reason for notebook 08. Note which N a paper means. With
+# *all* parameters instead of the matrices, GPT-2 small's ratio at 1,024 tokens is 0.874 and not 0.867, by
+# accident close: the table of positions counts, and multiplies nothing.
+#
+# **Break it.** Leave PyTorch the choice of the attention kernel, and count again.
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+config, batch, seq = flops_of["GPT-2's parts"]
+exact = counted_flops(config, batch, seq, SDPBackend.MATH)[1]
+fused = counted_flops(
+    config, batch, seq, [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
+)[1]
+print(f"plain attention {exact:,}   fused attention {fused:,}   {fused / exact - 1:+.1%}")
+
+# %% [markdown]
+# On a CPU a quarter of the FLOPs vanishes, without a word: PyTorch's counter has no formula for the fused CPU
+# kernel. On a GPU it finds *more*, since the fused backward computes the scores a second time. A counter
+# counts the operations that it knows, and so a measured number needs a closed form beside it.
+#
+# **In production.** Two numbers are in use. *MFU*, model FLOPs utilization, divides the FLOPs of the model by
+# those that the GPUs could have done; recomputation does not count. *HFU*, hardware FLOPs utilization, counts
+# it. PaLM reports 46.2 % and 57.8 % (Chowdhery et al. 2022, §4.1): a factor of 1.251. Your function says how
+# large it can be:
+
+# %% tags=["skip-in-grading"]
+for name, seq in (("GPT-3", 2048), ("LLaMA-7B", 4096)):
+    config = PUBLISHED[name]
+    if said(step_flops, config, 1, 1):
+        again = step_flops(config, 1, seq, recompute=True) / step_flops(config, 1, seq)
+        print(f"{name}: all blocks run again: {again:.3f} times the FLOPs")
+
+# %% [markdown]
+# Nearly 4/3, and not quite, since the head does not run again. PaLM's 1.251 means that about three quarters
+# of a forward were computed twice.
+#
+# <details><summary>In the lectures</summary>Lecture 001 says that checkpointing costs "2x compute". It costs
+# one forward more on a forward and a backward of twice its cost: 4/3 (Korthikanti et al. 2022).</details>
+
+# %% [markdown]
+# ## 3 · Memory of a step: build the meter
+#
+# | | |
+# |---|---|
+# | you will write | `SavedBytes` (8 points) and `activation_bytes` (6 points) |
+# | rests on | nothing |
+# | time | 40 minutes |
+# | points | 14 |
+#
+# Here is the memory of two training steps of a small GPT, byte by byte, after each operation that PyTorch
+# ran. Colours say which owner holds the bytes. Read it from left to right: forward piles up activations,
+# backward consumes them and leaves gradients, and the first step of Adam creates the state that stays from
+# then on.
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+from course_lib.estimates.pictures import memory_figure
+
+
+def two_steps(config, batch, seq):
+    """The timeline of two steps of AdamW, and the number of parameters."""
+    torch.manual_seed(0)
+    model = GPT(config).to(device())
+    tokens = torch.randint(config.vocab_size, (batch, seq), device=device())
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+    with estimates.MemoryTimeline(model, optimizer, resident=[tokens]) as timeline:
+        for step in range(2):
+            timeline.mark("forward")
+            loss = next_token_loss(model(tokens), tokens)
+            timeline.mark("backward")
+            loss.backward()
+            timeline.mark("step")
+            optimizer.step()
+            del loss
+            if step == 0:
+                optimizer.zero_grad()
+    return timeline, sum(param.numel() for param in model.parameters())
+
+
+timeline, P = two_steps(replace(SMALL, layers=3), batch=2, seq=256)
+memory_figure(timeline, f"two steps of a GPT with {P:,} parameters, 2 x 256 tokens, float32")
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+last, peak = timeline.moments[-1].bytes, timeline.peak
+for kind in ("weights", "gradients", "optimizer"):
+    print(f"{kind:10} {last[kind] / P:7.4f} bytes a parameter at the end")
+shares = ", ".join(f"{kind} {n / peak.total:.0%}" for kind, n in peak.bytes.items() if n)
+print(f"the peak, {peak.total / 1e6:.2f} MB, lies in {peak.phase}: {shares}")
+
+# %% [markdown]
+# 4 + 4 + 8 = 16 bytes a parameter between the steps: you get them from P alone. (The few ten-thousandths more
+# are Adam's count of steps, one number for each tensor.) The mountains are activations. They are the largest
+# part at the peak, they are not proportional to P, and the size of the batch decides about them. So they need
+# a meter.
+#
+# **Build.** Autograd tells a pair of functions about each tensor that it keeps: `pack(tensor)` is called in
+# forward, and its result is handed to `unpack` in backward. `torch.autograd.graph.saved_tensors_hooks(pack,
+# unpack)` is a context manager. Three things make counting harder than adding up sizes:
+#
+# - **Two operations may keep the same memory**, perhaps as different views. The memory is a *storage*:
+#   `tensor.untyped_storage()`, with `.nbytes()`. Count each storage once, and all of it, even if a slice is
+#   kept.
+# - **Parameters and buffers are kept, too** (often as `weight.t()`, another tensor on the same storage), but
+#   they are there anyway. They do not count.
+# - **Memory is used again.** When a storage is gone, the next one may lie at its address. An address does not
+#   identify a storage; it does as long as something holds the storage.
+#
+# `by_module` says where the bytes come from. A forward pre-hook and a forward hook on every submodule tell
+# when it begins and ends; the innermost one that is running owns a storage that is kept for the first time.
+
+
+# %% nbgrader={"grade_id": "saved_bytes", "solution": true}
+class SavedBytes:
+    """Context manager: the bytes that autograd keeps for backward of the operations that run inside.
+
+    module: its parameters and buffers do not count.
+    total: bytes so far, each storage once.
+    by_module: dict, bytes by the name of the innermost submodule that was running when a storage was first
+    kept; names as in `module.named_modules()`, so "" is the module itself.
+
+    Both can be read afterwards. Tensors are neither copied nor held once backward is over, and the hooks are
+    removed at the end, also after an exception inside.
+    """
+
+    def __init__(self, module: nn.Module):
+        ### BEGIN SOLUTION
+        self.module, self.total, self.by_module = module, 0, {}
+        self.known, self.running, self.handles = {}, [], []
+        self.hooks = torch.autograd.graph.saved_tensors_hooks(self.pack, lambda tensor: tensor)
+        ### END SOLUTION
+
+    def __enter__(self):
+        ### BEGIN SOLUTION
+        for tensor in (*self.module.parameters(), *self.module.buffers()):
+            storage = tensor.untyped_storage()
+            self.known[storage.data_ptr()] = storage
+        for name, submodule in self.module.named_modules():
+            self.handles += [
+                submodule.register_forward_pre_hook(
+                    lambda *_, name=name: self.running.append(name)
+                ),
+                submodule.register_forward_hook(self.leave, always_call=True),
+            ]
+        self.hooks.__enter__()
+        return self
+        ### END SOLUTION
+
+    def __exit__(self, *error):
+        ### BEGIN SOLUTION
+        self.hooks.__exit__(*error)
+        for handle in self.handles:
+            handle.remove()
+        self.known.clear()  # lets go of the storages: numbers are enough from here on
+        ### END SOLUTION
+
+    ### BEGIN SOLUTION
+    def leave(self, *_):
+        self.running.pop()
+
+    def pack(self, tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in self.known:
+            self.known[storage.data_ptr()] = storage  # held, so that its address stays its own
+            name = self.running[-1] if self.running else ""
+            self.total += storage.nbytes()
+            self.by_module[name] = self.by_module.get(name, 0) + storage.nbytes()
+        return tensor
+
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint: begin with the sum</summary>First add up <code>tensor.nbytes</code> in
+# <code>pack</code> and return the tensor. Then a dict of the storages seen so far; then the parameters, put
+# into the dict before anything runs.</details>
+# <details><summary>Hint: the names</summary>A list as a stack: the pre-hook appends the name, the hook pops
+# it. In a loop bind the name as a default argument: <code>lambda *_, name=name: ...</code>. A forward hook
+# that returns something replaces the output: return None.</details>
+# <details><summary>Hint: addresses</summary>Keep the storage object itself in the dict under its
+# <code>data_ptr()</code>, and empty the dict in <code>__exit__</code>. Nothing can take its address
+# meanwhile.</details>
+#
+# **Check.** The modules of the check have sizes by which each mistake gives a number of its own.
+
+# %% nbgrader={"grade_id": "saved_bytes_check", "points": 8}
+report = check("01_why_distribute/saved_bytes", SavedBytes)
+### BEGIN HIDDEN TESTS
+report = check("01_why_distribute/saved_bytes", SavedBytes, cases="hidden")
+### END HIDDEN TESTS
+report.points(8)
+
+# %% [markdown]
+# **Measure.** Turn the meter on one block of the GPT, in float32. The unit is T · h numbers, one row as wide
+# as the model for each token. `plain` computes attention's scores as a matrix; `fused` is the flash kernel,
+# which does not.
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def kept_by(config, batch, seq, backend=SDPBackend.FLASH_ATTENTION, blocks=slice(None)):
+    """Your meter around a forward of the blocks: (total, by_module)."""
+    torch.manual_seed(0)
+    chosen = GPT(config).blocks[blocks]
+    x = torch.randn(batch, seq, config.width, requires_grad=True)
+    with sdpa_kernel(backend), SavedBytes(chosen) as meter:
+        for block in chosen:
+            x = block(x, torch.arange(seq))
+    return meter.total, meter.by_module
+
+
+batch, seq = 2, 256
+unit = 4 * batch * seq * SMALL.width
+if written(kept_by, SMALL, 1, 1):
+    kinds = {"fused": SDPBackend.FLASH_ATTENTION, "plain": SDPBackend.MATH}
+    meters = {
+        kind: kept_by(SMALL, batch, seq, backend, slice(1)) for kind, backend in kinds.items()
+    }
+    names = dict.fromkeys(name for _, by_module in meters.values() for name in by_module)
+    print(f"{'module':18}" + "".join(f"{kind:>9}" for kind in kinds))
+    for name in names:
+        row = (by_module.get(name, 0) / unit for _, by_module in meters.values())
+        print(f"{name.removeprefix('0.'):18}" + "".join(f"{number:9.3f}" for number in row))
+    print(f"{'together':18}" + "".join(f"{total / unit:9.3f}" for total, _ in meters.values()))
+
+# %% [markdown]
+# Read it as a list. A norm keeps its input (1), and two statistics a token. `attention.query` keeps the
+# norm's output, once for query, key and value. `attention` itself keeps q, k, v and its result, and the fused
+# kernel one float32 for each query and head, the logarithm of a sum. The MLP keeps its input, and its inner
+# features *twice*, before GELU and after it. Together 16 rows and a little. With a matrix of scores, a s²
+# more numbers for each sequence, h no longer matters.
+#
+# **Predict.** Now as a formula, for all L blocks with GPT-2's parts (LayerNorm, GELU, as many key heads as
+# heads). The head and the embedding do not count. Take the inner width from `mlp_width`: it need not be 4h.
+#
+# - `itemsize`: bytes of a number. The flash kernel's logarithm is a float32 in any case.
+# - `flash=False`: the softmax is kept, one b a s² matrix a layer that both products share, and no logarithm.
+# - `checkpoint=True`: each block keeps its input alone.
+
+
+# %% nbgrader={"grade_id": "activation_bytes", "solution": true}
+def activation_bytes(
+    config: GPTConfig, batch: int, seq: int, itemsize: int = 2, *,
+    flash: bool = True, checkpoint: bool = False,
+) -> float:  # fmt: skip
+    """Bytes that all blocks together keep for backward."""
+    ### BEGIN SOLUTION
+    tokens = batch * seq
+    if checkpoint:
+        return config.layers * tokens * config.width * itemsize
+    statistics = 2 * 2  # a mean and a deviation, for each of two norms
+    layer = tokens * (8 * config.width + 2 * config.mlp_width + statistics) * itemsize
+    layer += tokens * config.heads * (4 if flash else seq * itemsize)
+    return config.layers * layer
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint: from the table</summary>Rows as wide as the model: two inputs of norms, two inputs
+# of regions, q, k, v and attention's output. Two rows are as wide as the MLP. Then the few numbers a
+# token.</details>
+#
+# **Check.**
+
+# %% nbgrader={"grade_id": "activation_bytes_check", "points": 6}
+report = check("01_why_distribute/activation_bytes", activation_bytes)
+### BEGIN HIDDEN TESTS
+report = check("01_why_distribute/activation_bytes", activation_bytes, cases="hidden")
+### END HIDDEN TESTS
+report.points(6)
+
+# %% [markdown]
+# **Measure.** Your meter against your formula, for five shapes. The last column has to be 1.000: two
+# instruments that you built in different ways agree to the byte.
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+FIVE = {
+    "4 layers, width 128": (SMALL, 2, 256, True),
+    "6 layers, width 192": (PRESETS["3M"], 3, 100, True),
+    "a narrow MLP": (replace(SMALL, hidden=200), 1, 77, True),
+    "scores as a matrix": (SMALL, 2, 256, False),
+    "16 heads": (replace(SMALL, heads=16), 1, 200, False),
+}
+if written(kept_by, SMALL, 1, 1) and written(activation_bytes, SMALL, 1, 1):
+    print(f"{'':22} {'measured':>12} {'predicted':>12}   ratio")
+    for name, (config, batch, seq, flash) in FIVE.items():
+        backend = SDPBackend.FLASH_ATTENTION if flash else SDPBackend.MATH
+        measured, _ = kept_by(config, batch, seq, backend)
+        predicted = activation_bytes(config, batch, seq, 4, flash=flash)
+        print(f"{name:22} {measured:12,} {predicted:12,.0f}   {measured / predicted:.3f}")
+
+# %% [markdown]
+# Now the formula can go to models that do not fit here. GPT-3 with one sequence of 2,048 tokens, in 16 bits:
+# as PyTorch keeps it, and as Korthikanti et al. (2022, §4) count it. Their numbers are larger since their
+# model has dropout, whose masks are kept, and drops weights of attention, too.
+
+# %% tags=["skip-in-grading"]
+from course_lib.facts import korthikanti_activations
+
+large = PUBLISHED["GPT-3"]
+options = {
+    "scores kept": ({"flash": False}, None),
+    "flash": ({}, "selective"),
+    "checkpointed": ({"checkpoint": True}, "full"),
+}
+for name, (yours, paper) in options.items():
+    predicted = said(activation_bytes, large, 1, 2048, **yours)
+    of_paper = large.layers * korthikanti_activations(
+        2048, 2048, large.width, large.heads, recompute=paper
+    )
+    print(
+        f"{name:13} yours {(predicted or 0) / 1e9:6.1f} GB   the paper's {of_paper / 1e9:6.1f} GB"
+    )
+
+# %% [markdown]
+# 77 GB for a single sequence: nearly all of an H100, before any weight is there. Checkpointing brings it to
+# 4.8.
+#
+# **Break it.** A classic leak. You evaluate a model on eight batches and collect the losses in a list, to
+# average them afterwards. How large is the peak, compared with a list of numbers?
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def evaluate(collect):
+    """Peak bytes of eight forwards whose losses go into a list."""
+    torch.manual_seed(0)
+    model = GPT(PRESETS["0.1M"]).to(device())
+    losses = []
+    with costs(*model.parameters()) as spent:
+        for _ in range(8):
+            tokens = torch.randint(256, (2, 128), device=device())
+            losses.append(collect(next_token_loss(model(tokens), tokens)))
+    return spent.peak_bytes
+
+
+gc.collect()
+peaks = {
+    "losses.append(loss)": evaluate(lambda loss: loss),
+    "losses.append(loss.item())": evaluate(lambda loss: loss.item()),
+}
+with torch.no_grad():
+    peaks["the same under torch.no_grad()"] = evaluate(lambda loss: loss.item())
+for name, nbytes in peaks.items():
+    print(f"{name:32} peak {nbytes / 1e6:6.2f} MB")
+
+# %% [markdown]
+# A loss holds its graph, and the graph holds all activations of its forward. Eight losses hold eight times as
+# many. With `.item()` each graph dies at once, and under `no_grad` there is none.
+#
+# **In production.** On a GPU PyTorch keeps the same record: `torch.cuda.memory._record_memory_history()`,
+# then `_dump_snapshot("file.pickle")`, which pytorch.org/memory_viz draws like the picture above. The
+# allocator holds more than tensors need: it reserves large pieces and cuts them. The next cell measures the
+# difference if there is a GPU.
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+if device().type == "cuda":
+    torch.cuda.reset_peak_memory_stats()
+    model = GPT(PRESETS["26M"]).to(device())
+    tokens = torch.randint(256, (4, 1024), device=device())
+    next_token_loss(model(tokens), tokens).backward()
+    allocated, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+    print(f"{torch.cuda.get_device_name()}: {allocated / 1e6:.0f} MB of tensors at the peak,")
+    print(f"{reserved / 1e6:.0f} MB reserved, {reserved / allocated:.2f} times as much")
+    del model
+else:
+    print("There is no GPU here: nothing was measured, and nothing is shown in its place.")
+
+# %% [markdown]
+# <details><summary>LLaMA's parts keep more</summary>SwiGLU keeps four rows of its inner width instead of two:
+# the gate before and after SiLU, up, and their product. PyTorch composes RMSNorm from several operations on
+# the CPU, which keep their input and the normalised values: 2h + 1 numbers a token. Grouped keys and values
+# are narrower. And rotary positions keep float32 cosines and sines for q and for k, 2 s d numbers a layer.
+# LLaMA-7B with 8 x 2,048 tokens in 16 bits keeps 89 GB; a GPT of GPT-2's parts and the same h, L and inner
+# width 57.</details>
+# <details><summary>In the lectures</summary>Lecture 001 says that GPT-3's activations take ~10 GB a sample:
+# see above. It says for a 7B model with b = 8 and s = 2,048 that checkpointing "saves ~40 GB": from 89 GB it
+# saves 85, and leaves 4.3. "Flash attention reduces memory by 2x": as PyTorch keeps it 1.8x (a softmax of 69
+# GB goes), by the paper's count, with dropout on the weights, 3.4x, and nothing if the blocks are
+# checkpointed anyway.</details>
+
+# %% [markdown]
+# ## 4 · Bytes a parameter: the recipes
+#
+# | | |
+# |---|---|
+# | you will write | `recipe_bytes(name)` |
+# | rests on | §3 |
+# | time | 15 minutes |
+# | points | 6 |
+#
+# The model states were 16 bytes a parameter above, 4 + 4 + 0 + 8: weights, gradients, no copy of the weights,
+# two moments. Papers and frameworks arrive at 8, 12, 13, 16, 18 or 20, because they keep other things in
+# other formats. A recipe is easiest to read as code. Here are nine. fp16 and bf16 have 2 bytes a number,
+# uint8 and fp8 one.
+
+# %% tags=["skip-in-grading"]
+for recipe in RECIPES:
+    print(f"--- {recipe.name}   ({recipe.source})\n{recipe.code}\n")
+
+# %% [markdown]
+# **Predict.** Which of them has the smallest sum? Which is larger than plain float32?
+#
+# **Build.** Bytes a parameter between two steps, when the gradient is complete: weights that are multiplied,
+# gradients (all copies of them that exist), the master copy of the weights that the optimizer changes, and
+# the moments. If the model's own float32 weights are changed, there is no master copy: 0. Scales count: a
+# float32 for each block, so 4/256 bytes a number for blocks of 256. In `deepseek-v3` count the weights of
+# linear layers, whose working copy is fp8.
+
+
+# %% nbgrader={"grade_id": "recipes", "solution": true}
+def recipe_bytes(name: str) -> tuple[float, float, float, float]:
+    """(weights, gradients, master copy, moments) of the recipe, in bytes a parameter."""
+    ### BEGIN SOLUTION
+    return {
+        "float32": (4, 4, 0, 8),
+        "autocast": (4, 4, 0, 8),
+        "zero": (2, 2, 4, 8),
+        "megatron bf16": (2, 4, 4, 8),
+        "megatron fp16": (2, 2 + 4, 4, 8),
+        "pure bf16": (2, 2, 0, 4),
+        "deepseek-v3": (1 + 4 / 128**2, 4, 4, 4),
+        "adam 8 bits": (2, 2, 4, 2 * (1 + 4 / 256)),
+        "sgd": (4, 4, 0, 4),
+    }[name]
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint: dtypes</summary>The moments of an optimizer have the dtype of the parameters that it
+# was given. Print <code>model.head.weight.dtype</code> and <code>model.head.weight.grad.dtype</code> after a
+# backward under <code>autocast</code>.</details>
+#
+# **Check.**
+
+# %% nbgrader={"grade_id": "recipes_check", "points": 6}
+report = check("01_why_distribute/recipes", recipe_bytes)
+### BEGIN HIDDEN TESTS
+report = check("01_why_distribute/recipes", recipe_bytes, cases="hidden")
+### END HIDDEN TESTS
+report.points(6)
+
+# %% tags=["skip-in-grading"]
+PARTS = ("weights", "gradients", "master copy", "moments")
+if written(recipe_bytes, "float32"):
+    seven = {
+        recipe.name: {
+            part: 6.74 * nbytes
+            for part, nbytes in zip(PARTS, recipe_bytes(recipe.name), strict=True)
+        }
+        for recipe in RECIPES
+    }
+    seven = {f"{name}: {sum(parts.values()):.0f} GB": parts for name, parts in seven.items()}
+bars(seven, "GB of model states, LLaMA-7B", (80, "80 GB")) if said(recipe_bytes, "sgd") else None
+
+# %% [markdown]
+# **Measure.** Five recipes run for real, one step each, on the small model; then all tensors are counted.
+# (This machine computes in bf16 where `zero` has fp16: the same bytes.)
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def one_step(dtype=torch.float32, autocast=False, master=False, optimizer=torch.optim.AdamW, **o):
+    """Bytes a parameter after one step: (weights, gradients, master copy, moments)."""
+    torch.manual_seed(0)
+    model = GPT(PRESETS["0.1M"]).to(device(), dtype)
+    params = list(model.parameters())
+    copies = [param.detach().float() for param in params] if master else []
+    chosen = optimizer(copies or params, lr=1e-3, **o)
+    tokens = torch.randint(256, (2, 64), device=device())
+    with torch.autocast(device().type, torch.bfloat16, enabled=autocast):
+        loss = next_token_loss(model(tokens), tokens)
+    loss.backward()
+    for copy, param in zip(copies, params, strict=False):
+        copy.grad = param.grad.float()
+    chosen.step()
+    for copy in copies:
+        copy.grad = None  # the step is over: the float32 copies of the gradients were for it alone
+    moments = [
+        value
+        for state in chosen.state.values()
+        for value in state.values()
+        if isinstance(value, torch.Tensor) and value.dim()
+    ]
+    groups = params, [param.grad for param in params], copies, moments
+    count = sum(param.numel() for param in params)
+    return tuple(sum(tensor.nbytes for tensor in group) / count for group in groups)
+
+
+RUN = {
+    "float32": {},
+    "autocast": {"autocast": True},
+    "zero": {"dtype": torch.bfloat16, "master": True},
+    "pure bf16": {"dtype": torch.bfloat16},
+    "sgd": {"optimizer": torch.optim.SGD, "momentum": 0.9},
+}
+print(f"{'':12} " + "".join(f"{part:>12}" for part in PARTS) + "   together   yours")
+for name, options in RUN.items():
+    measured, yours = one_step(**options), said(recipe_bytes, name)
+    print(
+        f"{name:12} " + "".join(f"{number:12.2f}" for number in measured)
+        + f"{sum(measured):11.2f}   {sum(yours) if yours else '?'}"
+    )  # fmt: skip
+
+# %% [markdown]
+# Mixed precision does not shrink the model states: 16 bytes before, 16 after. It shrinks activations and
+# traffic, and it multiplies faster.
+#
+# **Break it.** "Two savings are better than one": the model in bf16 *and* autocast around it. Which of the 16
+# bytes are left, and what does the step do to a weight near 1?
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+print("bytes a parameter:", sum(one_step(torch.bfloat16, autocast=True)))
+for dtype in (torch.float32, torch.bfloat16):
+    weight = torch.nn.Parameter(torch.linspace(0.5, 1.5, 1001).to(dtype))
+    before = weight.detach().clone()
+    optimizer = torch.optim.AdamW([weight], lr=1e-3, weight_decay=0)
+    for _ in range(10):
+        weight.grad = torch.ones_like(weight)
+        optimizer.step()
+    moved = (before - weight.detach()).double()
+    print(f"{dtype}: after ten steps of 0.001 the weights moved by {moved.mean():.4f} on average,")
+    print(f"    and {(moved == 0).double().mean():.0%} of them did not move at all")
+
+# %% [markdown]
+# 8 bytes are left, and autocast adds nothing to them: there is no master copy any more. Near 1 the next bf16
+# number lies 0.0078 above and 0.0039 below; a step of 0.001 is rounded away, each time anew. The master
+# copy's 4 bytes are there for this. Notebook 09 rounds in a way that loses less.
+#
+# **In production.** Frameworks print the sum in their guides, and count differently:
+#
+# | source | bytes a parameter | sharded over d ranks |
+# |---|---|---|
+# | ZeRO, §3.1 | 2 + 2 + 12 = 16 | stage 1: 4 + 12/d |
+# | Megatron Core, bf16 with float32 gradients | 18 | 6 + 12/d |
+# | Megatron Core, fp16 with fp16 gradients | 20 | 4 + 16/d |
+# | Megatron Core, float32 | 16 | 8 + 8/d |
+# | DeepSeek-V3, §3.3 | 13, for linear layers | stage 1 (§3.2): 5 + 8/d |
+#
+# <details><summary>In the lectures</summary>Four numbers, and the parts that were counted. Lecture 000: 7B
+# with Adam has optimizer states of ~28 GB; that is m and v in 16 bits without a master copy. Lecture 002:
+# Adam needs 8 bytes, "1B = 10 GB": m, v and 2 bytes of weights, without master copy and gradients. Lecture
+# 003: 28 GB of weights, times 4: right for plain float32. Lecture 001: 12P is "momentum and variance": those
+# are 8P, the master copy is the rest.</details>
+
+# %% [markdown]
+# ## 5 · How fast: the roofline
+#
+# | | |
+# |---|---|
+# | you will write | `matmul_seconds`, `ridge` and `least_tokens` |
+# | rests on | §2 |
+# | time | 20 minutes |
+# | points | 6 |
+#
+# A product of matrices takes time for its arithmetic, and time to fetch its factors and to write the result.
+# Both go on at once, so the longer one decides (Williams et al. 2009). For the product (m, k) @ (k, n) they
+# are
+#
+# | | work | at a speed of |
+# |---|---|---|
+# | arithmetic | 2 m k n FLOPs | `flops`, FLOP/s |
+# | memory | (m k + k n + m n) · itemsize bytes, each matrix once | `bandwidth`, bytes/s |
+#
+# In a layer, k n is the weight and m is the number of tokens. Here is how much of an H100's peak a product
+# with a weight of 4,096 × 4,096 can reach at best, against m. This is arithmetic with the data sheets'
+# numbers, and no measurement.
+
+# %% tags=["skip-in-grading"]
+TOKENS = [2**k for k in range(13)]
+
+
+def reach():
+    figure = picture(7.2, 2.7)
+    axes = figure.subplots()
+    for card, colour in ((H100, FORWARD), (A100, BACKWARD)):
+        work = [2 * m * 4096**2 for m in TOKENS]
+        seconds = [
+            estimates.matmul_seconds(m, 4096, 4096, card.flops, card.bandwidth) for m in TOKENS
+        ]
+        shown = [w / s / 1e12 for w, s in zip(work, seconds, strict=True)]
+        axes.plot(TOKENS, shown, color=colour, label=card.name)
+        axes.axhline(card.flops / 1e12, color=colour, linestyle=":", linewidth=1)
+    axes.set(xscale="log", yscale="log", xlabel="tokens m", ylabel="TFLOP/s at best")
+    axes.set_xticks(TOKENS, [f"{m:,}" for m in TOKENS], fontsize=8)
+    axes.minorticks_off()
+    axes.grid(True, alpha=0.3)
+    axes.legend(frameon=False, fontsize=8)
+    return figure
+
+
+reach()
+
+# %% [markdown]
+# **Predict and build.** `matmul_seconds` is the longer of the two times. `ridge` is the number of FLOPs for
+# each byte from which on arithmetic is the bound. `least_tokens` is the m from which on a product with a very
+# large weight is bound by arithmetic (k and n to infinity: only k n is fetched). An H100 has 989e12 FLOP/s in
+# bf16 and 3,350e9 bytes/s: before you write, work out its m in your head.
+
+
+# %% nbgrader={"grade_id": "roofline", "solution": true}
+def matmul_seconds(
+    m: int, k: int, n: int, flops: float, bandwidth: float, itemsize: float = 2
+) -> float:
+    """The least seconds of the product (m, k) @ (k, n)."""
+    ### BEGIN SOLUTION
+    moved = (m * k + k * n + m * n) * itemsize
+    return max(2 * m * k * n / flops, moved / bandwidth)
+    ### END SOLUTION
+
+
+def ridge(flops: float, bandwidth: float) -> float:
+    """FLOPs for each byte moved from which on arithmetic takes longer than memory."""
+    ### BEGIN SOLUTION
+    return flops / bandwidth
+    ### END SOLUTION
+
+
+def least_tokens(flops: float, bandwidth: float, itemsize: float = 2) -> float:
+    """The least m from which on (m, k) @ (k, n) is bound by arithmetic, for large k and n."""
+    ### BEGIN SOLUTION
+    return flops * itemsize / (2 * bandwidth)
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint: least_tokens</summary>Write both times with k n alone as bytes, and set them equal.
+# k n is on both sides.</details>
+#
+# **Check.**
+
+# %% nbgrader={"grade_id": "roofline_check", "points": 6}
+report = check("01_why_distribute/roofline", matmul_seconds, ridge, least_tokens)
+### BEGIN HIDDEN TESTS
+report = check("01_why_distribute/roofline", matmul_seconds, ridge, least_tokens, cases="hidden")
+### END HIDDEN TESTS
+report.points(6)
+
+# %% tags=["skip-in-grading"]
+for card in (A100, H100, gpu("B200")):
+    if (edge := said(ridge, card.flops, card.bandwidth)) and said(least_tokens, 1, 1):
+        tokens = least_tokens(card.flops, card.bandwidth)
+        print(
+            f"{card.name:9} ridge {edge:4.0f} FLOPs a byte, bound by arithmetic from {tokens:.0f} tokens"
+        )
+
+# %% [markdown]
+# From the A100 to the H100 arithmetic grew faster than memory, and the least m doubled. A rank that gets few
+# tokens (notebook 03's strong scaling) or that writes one token at a time (inference) uses few percent of its
+# peak, or less than one.
+#
+# **Measure.** This machine, in float32, one thread: the largest speed of any square product is its peak, the
+# fastest pass that only *reads* a large matrix is its bandwidth. Then products with a weight of 4,096 ×
+# 4,096, under your roof. Everything is measured three times, in turns, and the best counts.
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def timed(function, clock=time.thread_time):
+    """Seconds in which this thread had a core: if other programs take it away, they do not count."""
+    began = clock()
+    function()
+    return clock() - began
+
+
+def this_machine(rounds=3):
+    """Peak FLOP/s, bytes/s, and the least seconds of products by m, all in float32 on one thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    weight, vector = torch.randn(4096, 4096), torch.randn(4096)
+    squares = {size: torch.randn(size, size) for size in (8, 128, 256, 512, 1024, 2048)}
+    rows = {m: torch.randn(m, 4096) for m in (1, 2, 4, 8, 16, 32, 64, 128, 256)}
+    jobs = {("square", size): (lambda x=x: x @ x) for size, x in squares.items()}
+    jobs |= {("row", m): (lambda x=x: x @ weight) for m, x in rows.items()}
+    jobs |= {
+        ("read", "sum"): weight.sum, ("read", "mv"): lambda: weight.mv(vector),
+        ("read", "max"): weight.max,
+    }  # fmt: skip
+    best = dict.fromkeys(jobs, math.inf)
+    for _ in range(rounds):
+        for name, job in jobs.items():
+            best[name] = min(best[name], timed(job), timed(job))
+    torch.set_num_threads(threads)
+    square = {size: 2 * size**3 / best["square", size] for size in squares}
+    bandwidth = max(weight.nbytes / best["read", how] for how in ("sum", "mv", "max"))
+    return square, bandwidth, {m: best["row", m] for m in rows}
+
+
+square, bandwidth, seconds = this_machine()
+peak = max(square.values())
+print(f"peak {peak / 1e9:.0f} GFLOP/s, memory {bandwidth / 1e9:.1f} GB/s", end="")
+if written(ridge, 1, 1) and written(least_tokens, 1, 1):
+    print(
+        f", ridge {ridge(peak, bandwidth):.1f} FLOPs a byte, "
+        f"bound by arithmetic from {least_tokens(peak, bandwidth, 4):.0f} tokens"
+    )
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def under_the_roof():
+    figure = picture(7.2, 2.9)
+    axes = figure.subplots()
+    roof = [2 * m * 4096**2 / matmul_seconds(m, 4096, 4096, peak, bandwidth, 4) for m in seconds]
+    reached = [2 * m * 4096**2 / taken for m, taken in seconds.items()]
+    axes.plot(list(seconds), [each / 1e9 for each in roof], color=INK, label="your roof")
+    axes.plot(list(seconds), [each / 1e9 for each in reached], "o", color=FORWARD, label="measured")
+    axes.set(xscale="log", yscale="log", xlabel="tokens m", ylabel="GFLOP/s")
+    axes.set_xticks(list(seconds), list(map(str, seconds)), fontsize=8)
+    axes.minorticks_off()
+    axes.grid(True, alpha=0.3)
+    axes.legend(frameon=False, fontsize=8)
+    return figure
+
+
+under_the_roof() if written(matmul_seconds, 1, 1, 1, 1, 1) else None
+
+# %% [markdown]
+# The points climb with m as the roof says, and stay below it: a library's kernel does not reach both limits
+# at once. A point above the roof would say that the bandwidth was measured badly. (A pass that reads *and*
+# writes measures another speed.)
+#
+# **Break it.** The roof gives a product of two 8 × 8 matrices its time. Measure it:
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+print(f"8 x 8: {square[8] / 1e9:.2f} GFLOP/s of {peak / 1e9:.0f}", end="")
+if promised := said(matmul_seconds, 8, 8, 8, peak, bandwidth, 4):
+    print(f"; the roof promises {2 * 8**3 / promised / 1e9:.0f}")
+
+# %% [markdown]
+# The call takes the time, not the arithmetic: Python, PyTorch's dispatcher, on a GPU the start of a kernel.
+# It is a third roof. It is the lowest for small models, and so a training step here reaches less of the peak
+# than a product:
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+torch.set_num_threads(1)
+model = GPT(SMALL)
+tokens = torch.randint(256, (4, 256))
+taken = min(timed(lambda: next_token_loss(model(tokens), tokens).backward()) for _ in range(4))
+if flops := said(step_flops, SMALL, 4, 256):
+    print(
+        f"forward and backward of the small GPT: {flops / taken / peak:.1%} of this machine's peak"
+    )
+model.zero_grad(set_to_none=True)
+
+# %% [markdown]
+# Below the GPU's own memory come slower ones. Your ridge tells how much work a byte from there would need to
+# be worth its way: the links' speeds are those of data sheets, 7 GB/s is a fast NVMe disk.
+
+# %% tags=["skip-in-grading"]
+for card in (A100, H100):
+    host = link(card.host_link).each_way
+    print(
+        f"{card.name:9} its memory is {card.bandwidth / host:3.0f} times as fast as the host's memory",
+        end="",
+    )
+    print(f" over {card.host_link}, {card.bandwidth / 7e9:3.0f} times as fast as NVMe", end="")
+    edges = [said(ridge, card.flops, speed) for speed in (host, 7e9)]
+    print(f"; ridges {edges[0]:,.0f} and {edges[1]:,.0f}" if edges[0] else "")
+
+# %% [markdown]
+# **In production.** The published MFU of large runs (PaLM, table 3; Llama 3, table 4):
+
+# %% tags=["skip-in-grading"]
+for name, percent in PUBLISHED_MFU.items():
+    print(f"{name:42} {percent:5.1f} %  {'#' * round(percent / 2)}")
+
+# %% [markdown]
+# 40 % is a number to plan with. Llama 3 reports 430, 400 and 380 TFLOP/s on each H100, which are 43, 41 and
+# 38 % of 989, within a point. The next cell finds your own, if you have a GPU.
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+if device().type == "cuda" and (flops := said(step_flops, PRESETS["124M"], 8, 1024)):
+    model = GPT(PRESETS["124M"]).to(device(), torch.bfloat16)
+    tokens = torch.randint(50257, (8, 1024), device=device())
+
+    def step():
+        next_token_loss(model(tokens), tokens).backward()
+        torch.cuda.synchronize()
+
+    step()
+    taken = min(timed(step, time.perf_counter) for _ in range(5))
+    print(
+        f"{torch.cuda.get_device_name()}: {flops / taken / 1e12:.0f} TFLOP/s in GPT-2 small's step;"
+    )
+    print(f"of an H100's dense bf16 peak that would be {flops / taken / H100.flops:.1%}")
+    del model
+else:
+    print("There is no GPU here: nothing was measured, and nothing is shown in its place.")
+
+# %% [markdown]
+# <details><summary>In the lectures</summary>Lecture 002: "CPU RAM 10x slower, NVMe 100x". That is the host's
+# memory as the host reaches it. A GPU reaches it over PCIe: 64x (A100) and 52x (H100) above.</details>
+
+# %% [markdown]
+# ## 6 · How long, how large
+#
+# | | |
+# |---|---|
+# | you will write | `days`, `tokens_per_second_per_gpu` and `compute_optimal` |
+# | rests on | §2, §5 |
+# | time | 20 minutes |
+# | points | 6 |
+#
+# A run of D tokens takes C = 6 N D FLOPs, and a GPU does `mfu · flops` of them a second: this gives days, and
+# the tokens that a GPU trains in a second. The other direction is older than any plan. *Given* C, which N is
+# best? A large model sees few tokens, a small one learns little from many. A *scaling law* is a fit of the
+# loss,
+#
+# L(N, D) = E + A / N^α + B / D^β,
+#
+# and on the line 6 N D = C it has a lowest point. Here is the loss along that line for the budget of
+# Chinchilla (Hoffmann et al. 2022), 5.76e23 FLOPs, by two laws: the one that its paper prints, and a second
+# fit of the same data by Besiroglu et al. (2024).
+
+
+# %% tags=["skip-in-grading"]
+def along_the_budget():
+    sizes = [10 ** (9.5 + 0.05 * k) for k in range(51)]
+    figure = picture(7.2, 2.9)
+    axes = figure.subplots()
+    for name, colour, style in (("printed", BACKWARD, "--"), ("replication", FORWARD, "-")):
+        law = LAWS[name]
+        losses = [law_loss(n, CHINCHILLA / 6 / n, law) for n in sizes]
+        best = min(range(len(sizes)), key=losses.__getitem__)
+        axes.plot([n / 1e9 for n in sizes], losses, style, color=colour, label=name)
+        axes.plot(sizes[best] / 1e9, losses[best], "v", color=colour)
+    axes.axvline(70, color=QUIET, linestyle=":", linewidth=1)
+    axes.text(73, 2.06, "Chinchilla, 70B", fontsize=8, color=QUIET)
+    axes.set(xscale="log", xlabel="parameters, in billions", ylabel="loss that the law predicts")
+    axes.set_xticks([5, 10, 20, 50, 100, 200, 500], ["5", "10", "20", "50", "100", "200", "500"])
+    axes.minorticks_off()
+    axes.grid(True, alpha=0.3)
+    axes.legend(frameon=False, fontsize=8)
+    return figure
+
+
+along_the_budget()
+
+# %% [markdown]
+# **Predict.** How many days does Llama-3-8B with its 15T tokens take on 1, 8 and 1,024 H100s at 40 %? Guess
+# the first one before you compute it.
+#
+# **Build.** `compute_optimal` gives the lowest point: set D = C/6N, and the derivative by N to zero, or
+# search. `law` is (E, A, B, α, β).
+
+
+# %% nbgrader={"grade_id": "budgets", "solution": true}
+def days(params: float, tokens: float, gpus: int, flops: float, mfu: float = 0.4) -> float:
+    """Days of training on `gpus` GPUs with a peak of `flops` FLOP/s each."""
+    ### BEGIN SOLUTION
+    return 6 * params * tokens / (gpus * flops * mfu) / 86_400
+    ### END SOLUTION
+
+
+def tokens_per_second_per_gpu(params: float, flops: float, mfu: float) -> float:
+    """Tokens that one GPU trains in a second."""
+    ### BEGIN SOLUTION
+    return flops * mfu / (6 * params)
+    ### END SOLUTION
+
+
+def compute_optimal(budget: float, law: tuple[float, ...]) -> tuple[float, float]:
+    """(parameters, tokens) with the least loss that cost `budget` FLOPs, 6 for each pair of them."""
+    ### BEGIN SOLUTION
+    _, a, b, alpha, beta = law
+    params = (alpha * a / (beta * b) * (budget / 6) ** beta) ** (1 / (alpha + beta))
+    return params, budget / (6 * params)
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint: the derivative</summary>With M = C/6 the law is E + A N^−α + B N^β M^−β. Its
+# derivative is zero where α A N^−α = β B N^β M^−β. Solve for N.</details>
+#
+# **Check.**
+
+# %% nbgrader={"grade_id": "budgets_check", "points": 6}
+report = check("01_why_distribute/budgets", days, tokens_per_second_per_gpu, compute_optimal)
+### BEGIN HIDDEN TESTS
+report = check(
+    "01_why_distribute/budgets", days, tokens_per_second_per_gpu, compute_optimal, cases="hidden"
+)
+### END HIDDEN TESTS
+report.points(6)
+
+# %% tags=["skip-in-grading"]
+for gpus in (1, 8, 1024):
+    taken = said(days, 8e9, 15e12, gpus, H100.flops)
+    print(
+        f"Llama-3-8B, 15T tokens, {gpus:5,} H100: {'?' if taken is None else f'{taken:8,.0f} days'}"
+    )
+if taken := said(days, 70e9, 15e12, 1, H100.flops):
+    print(f"and 70B on one H100: {taken / 365.25:.0f} years")
+
+# %% [markdown]
+# Memory is the first reason to distribute. Time is the second, and it holds for models that fit, too: no plan
+# lasts 58 years.
+#
+# **Measure: your functions against published runs.** Each line compares a number from a paper with yours.
+
+
+# %% tags=["skip-in-grading"]
+def audit():
+    by_name = {run.name: run for run in RUNS}
+    llama, v3 = by_name["LLaMA-65B"], by_name["DeepSeek-V3"]
+    big, gpt3 = by_name["Llama-3-405B"], by_name["GPT-3"]
+    lasted = days(llama.params, llama.tokens, llama.gpus, llama.peak, 1)  # at 100 %
+    needed = days(v3.params, v3.tokens, 1, v3.peak, 1) * 24
+    size = days(gpt3.params, gpt3.tokens, 1, 1, 1) * 86_400
+    yield "GPT-3: FLOPs", 3.14e23, size, "table D.1"
+    size = days(big.params, big.tokens, 1, 1, 1) * 86_400
+    yield "Llama 3 405B: FLOPs", 3.8e25, size, "§1"
+    yield (
+        "LLaMA-65B: days",
+        llama.gpu_hours / llama.gpus / 24,
+        lasted / 0.476,
+        "table 15, at 47.6 %",
+    )
+    speed = tokens_per_second_per_gpu(llama.params, llama.peak, 0.476)
+    yield "LLaMA-65B: tokens/s/GPU", 380, speed, "§2.4, at 47.6 %"
+    yield "DeepSeek-V3: GPU hours", v3.gpu_hours, needed / 0.346, "table 1, at 34.6 % of bf16"
+    yield "DeepSeek-V3: GPU hours", v3.gpu_hours, needed / 2 / 0.173, "the same, 17.3 % of fp8"
+
+
+if written(days, 1, 1, 1, 1) and written(tokens_per_second_per_gpu, 1, 1, 1):
+    print(f"{'':24} {'published':>12} {'yours':>12}  ratio")
+    for what, published, yours, where in audit():
+        print(f"{what:24} {published:12.5g} {yours:12.5g}  {yours / published:5.2f}   {where}")
+    taken = days(405e9, 15.6e12, 16_384, 400e12, 1)
+    print(f"Llama 3 405B at the published 400 TFLOP/s on 16,384 GPUs: {taken:.0f} days at least")
+
+# %% [markdown]
+# The percentages in the last column were not published: they are the MFU that makes yours equal, and so they
+# are the result. DeepSeek-V3 multiplies in fp8. Divide by the peak of bf16 and it reaches 34.6 %, by that of
+# fp8 17.3 %: an MFU without its denominator says nothing.
+#
+# **Now the paper that every plan cites.** Chinchilla has 70B parameters and 1.4T tokens, 20 tokens a
+# parameter, and is said to be compute-optimal for Gopher's budget. Put the law that its paper prints into
+# your function:
+
+# %% tags=["skip-in-grading"]
+for name, law in LAWS.items():
+    if best := said(compute_optimal, CHINCHILLA, law):
+        n, d = best
+        exponents = f"α {law.alpha}, β {law.beta}"
+        print(
+            f"{name:12} {exponents:20} {n / 1e9:5.1f}B, {d / 1e12:.2f}T tokens: {d / n:5.1f} a parameter"
+        )
+
+# %% [markdown]
+# 32B and 93 tokens a parameter: the printed law contradicts the model that is named after its paper. Your
+# function is right, and there are two causes. `TeX source` has the exponents with four digits, from the
+# source text of the same paper (Besiroglu et al. found them): 40B, and 40B is also what figure 4 of the paper
+# projects. So **rounding** to two digits is the step from 40 to 32. `replication` is fitted to the points in
+# the paper's own figures: 72B and 18. So **the fit** is the step from 40 to 70. Besiroglu et al. found its
+# cause: the optimizer of the fit stopped early, since the losses were averaged and not summed. Their own
+# constants are uncertain as well: B has a standard error of 1,293.
+#
+# What does the difference mean for other budgets? The dots are models with the parameters and tokens that
+# were chosen.
+
+
+# %% tags=["skip-in-grading"]
+def laws_and_models():
+    budgets = [10 ** (21 + 0.1 * k) for k in range(56)]
+    figure = picture(7.2, 3.0)
+    axes = figure.subplots()
+    looks = zip(
+        LAWS.items(), ((BACKWARD, "--"), (WEIGHT_GRADIENT, ":"), (FORWARD, "-")), strict=True
+    )
+    for (name, law), (colour, style) in looks:
+        best = [compute_optimal(budget, law)[0] / 1e9 for budget in budgets]
+        axes.plot(budgets, best, style, color=colour, label=name)
+    dots = [(run.name, run.params, run.tokens) for run in RUNS if "DeepSeek" not in run.name]
+    for name, n, d in [*dots, ("Llama-3-8B", 8e9, 15e12), ("Gopher", 280e9, 300e9)]:
+        axes.plot(6 * n * d, n / 1e9, "o", color=INK, ms=4)
+        place = {"Chinchilla": (-50, 4), "LLaMA-65B": (6, -9)}.get(name, (6, -3))
+        axes.annotate(name, (6 * n * d, n / 1e9), place, textcoords="offset points", fontsize=8)
+    axes.set(xscale="log", yscale="log", xlabel="budget in FLOPs", ylabel="billions of parameters")
+    axes.grid(True, alpha=0.3)
+    axes.legend(frameon=False, fontsize=8, loc="upper left")
+    return figure
+
+
+laws_and_models() if written(compute_optimal, CHINCHILLA, LAWS["printed"]) else None
+
+# %% [markdown]
+# Below a line, a model is smaller than the law says and has seen more tokens. Llama-3-8B lies far below on
+# purpose: a small model costs less each time it is *used*, and the law knows training alone.
+#
+# **Break it.** A data sheet prints 1,979 TFLOP/s for an H100 in bf16, "with sparsity". Put it into the
+# denominator, and the same 400 TFLOP/s of Llama 3 are
+
+# %% tags=["skip-in-grading"]
+for peak_flops, what in ((H100.flops, "dense"), (2 * H100.flops, "sparse")):
+    print(f"{400e12 / peak_flops:.0%} of the {what} peak")
+
+# %% [markdown]
+# **In production.** Training frameworks print tokens/s/GPU and MFU with every log line (torchtitan,
+# Megatron-LM, nanoGPT): the two functions above, with a clock. Look up which peak and which N they take.
+#
+# <details><summary>In the lectures</summary>The two errors that you meet in §8 are those of lecture 001's
+# recipe 2.</details>
+
+# %% [markdown]
+# ## 7 · When one GPU is not enough
+#
+# | | |
+# |---|---|
+# | you will write | `first_that_fits(config, gpus, room, batch, seq)` |
+# | rests on | §1 `parameters`, §3 `activation_bytes` |
+# | time | 20 minutes |
+# | points | 8 |
+#
+# Model states and activations can be cut in two ways that you learn in this course, without splitting a
+# layer. *Sharding* (notebooks 04 and 05) divides model states over the N GPUs, in four stages.
+# *Checkpointing* (notebook 09) keeps the blocks' inputs alone. Here are the eight combinations for a GPT of
+# 6.7 billion parameters on 8 GPUs, with 4 sequences of 2,048 tokens on each.
+
+# %% tags=["skip-in-grading"]
+from course_lib.estimates.pictures import bill_axes, strategy_map
+
+GPT_7B = GPTConfig(50257, 2048, layers=32, heads=32, width=4096)  # Brown et al. 2020, table 2.1
+GPT_13B = GPTConfig(
+    50257, 8192, layers=40, heads=40, width=5120
+)  # the same, of a width that 40 divides
+
+
+def layouts(config, gpus, batch, seq, room):
+    figure = picture(8.6, 2.9)
+    axes = figure.subplots()
+    bills = {
+        f"stage {stage}{', checkpointed' if checkpoint else ''}": bill
+        for (stage, checkpoint), bill in estimates.bills(config, gpus, batch, seq).items()
+    }
+    bill_axes(axes, bills, room)
+    return figure
+
+
+layouts(GPT_7B, gpus=8, batch=4, seq=2048, room=80e9)
+
+# %% [markdown]
+# One GPU's bill has six lines. Weights and gradients are in 16 bits, and Adam's part is 12 bytes a parameter:
+#
+# | | bytes on each GPU | divided by N from stage |
+# |---|---|---|
+# | weights | 2 P | 3 |
+# | gradients | 2 P | 2 |
+# | optimizer | 12 P | 1 |
+# | gathered block | stage 3 only: weights and gradients of *one* block, whole: 4 · (parameters of a block) | |
+# | activations | `activation_bytes` of this GPU's batch, checkpointed or not | never |
+# | logits | in float32 and in 16 bits, 6 T V | never |
+#
+# Which one should you take? The cheapest that fits. Stages 1 and 2 send not a byte more than replicas do
+# (notebook 04). Stage 3 sends half as much again, and much of that can be hidden (notebook 05). Checkpointing
+# costs a third of the FLOPs, always. So the order of cost is stage 0, 1, 2, 3 without checkpointing, then 0,
+# 1, 2, 3 with it.
+#
+# **Predict.** 6.7B on 8 GPUs, as in the picture: which layout? And on a single GPU?
+#
+# **Build.** `room` is the bytes on each GPU that training may use; `batch` and `seq` are those of one GPU. A
+# bill that is exactly as large as the room fits. The answer is `(stage, checkpoint)`, such as `(3, False)`,
+# or None if nothing fits. Your earlier functions do most of the work.
+
+
+# %% nbgrader={"grade_id": "first_that_fits", "solution": true}
+def first_that_fits(
+    config: GPTConfig, gpus: int, room: float, batch: int, seq: int
+) -> tuple[int, bool] | None:
+    """The cheapest layout (stage, checkpoint) whose bill is at most `room` on each of the GPUs."""
+    ### BEGIN SOLUTION
+    parts = parameters(config)
+    count = sum(parts.values())
+    norms_of_block = 2 * parts["norms"] // (2 * config.layers + 1)
+    block = (parts["attention"] + parts["mlp"]) // config.layers + norms_of_block
+    for checkpoint in (False, True):
+        kept = activation_bytes(config, batch, seq, checkpoint=checkpoint)
+        kept += 6 * batch * seq * config.vocab_size
+        for stage in range(4):
+            states = sum(
+                nbytes * count / (gpus if stage >= least else 1)
+                for nbytes, least in ((2, 3), (2, 2), (12, 1))
+            )
+            whole = 4 * block if stage == 3 else 0
+            if states + whole + kept <= room:
+                return stage, checkpoint
+    return None
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint: one block</summary><code>parameters(replace(config, layers=1))</code> and
+# <code>layers=2</code>: the difference of the sums is a block.</details>
+# <details><summary>Hint: the order</summary>Two loops: checkpoint outside, stage inside. Return the first
+# that fits.</details>
+#
+# **Check.** Sixty plans lie on the borders, where a layout just fits or just does not. A wrong answer comes
+# with its bill.
+
+# %% nbgrader={"grade_id": "first_that_fits_check", "points": 8}
+report = check("01_why_distribute/first_that_fits", first_that_fits)
+### BEGIN HIDDEN TESTS
+report = check("01_why_distribute/first_that_fits", first_that_fits, cases="hidden")
+### END HIDDEN TESTS
+report.points(8)
+
+# %% tags=["skip-in-grading"]
+for gpus in (8, 1):
+    layout = said(first_that_fits, GPT_7B, gpus, 80e9, 4, 2048)
+    print(f"6.7B on {gpus} GPU{'s' if gpus > 1 else ''}, as in the picture: {layout}")
+
+# %% [markdown]
+# **Measure: the map.** Models against GPUs, coloured by your own answers, for 70 GB of room and one sequence
+# of 4,096 tokens on each GPU. Blue is without checkpointing, orange with it, and white is None. In a live
+# notebook sliders change the room and the tokens. (Your formula counts the activations of GPT-2's parts; the
+# rows of LLaMA models are a little too friendly.)
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+drawn = (
+    strategy_map(first_that_fits) if written(first_that_fits, GPT_7B, 1, 8e10, 1, 2048) else None
+)
+drawn
+
+# %% [markdown]
+# Read a row from left to right: more GPUs make a layout cheaper, until the colour no longer changes. From
+# there on more GPUs only save time. Move the tokens to 32,768: white spreads, and no number of GPUs helps,
+# because *no stage divides the activations of one sequence, or its logits*. A white field has other ways out,
+# and each is a notebook: split each layer (06), put layers on different GPUs (07), cut the sequence (08),
+# keep less (09).
+#
+# The same bill with more controls, and for the library's exact activations: choose the model, batch, stage,
+# recipe, GPU. Below it stands the real run of §3. Find the largest batch of Llama-3-8B on 8 H100s that needs
+# no checkpointing.
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+from course_lib.estimates.calculator import calculator
+
+calculator(measured=timeline)
+
+# %% [markdown]
+# What do replicas save? Train the small model on one rank, and then as two replicas, with half of the batch
+# each:
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def one_replica(batch):
+    """One step of AdamW: the FLOPs and the peak of this rank, and the bytes of its model states after it."""
+    torch.manual_seed(0)
+    model = GPT(SMALL).to(device())
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    tokens = torch.randint(256, (batch, 256), device=device())
+    with costs(*model.parameters(), tokens) as spent:
+        next_token_loss(model(tokens), tokens).backward()
+        optimizer.step()
+    return spent, sum(estimates.held_bytes(model, optimizer).values())
+
+
+alone = launch(one_replica, 4, world_size=1)
+pair = launch(one_replica, 2, world_size=2)
+for name, run in {"one rank, 4 sequences": alone, "two replicas, 2 sequences each": pair}.items():
+    cells = [
+        f"{spent.flops / 1e9:.2f} GFLOP, states {states / 1e6:.1f} MB, peak {spent.peak_bytes / 1e6:.1f} MB"
+        for spent, states in run
+    ]
+    print(f"{name}: " + " | ".join(cells))
+
+# %% [markdown]
+# Each replica does half of the arithmetic of forward and backward and so takes half of its time. It holds all
+# of the states again: two replicas hold twice the states of one. (They would also have to agree on their
+# gradients, and here they do not: notebook 03.) Activations are halved since each has half of the sequences.
+#
+# **Break it.** Plan with all of the 80 GB that the name of the card promises. How many answers of the map
+# would be different with 70?
+
+# %% tags=["skip-in-grading"]
+if drawn:
+    full, careful = drawn.answers(80e9, 4096), drawn.answers(70e9, 4096)
+    fields = [
+        (label.split("  ")[0], gpus, a, b)
+        for label, row_a, row_b in zip(drawn.labels, full, careful, strict=True)
+        for gpus, a, b in zip(drawn.gpus, row_a, row_b, strict=True)
+        if a != b
+    ]
+    print(f"{len(fields)} of {len(drawn.labels) * len(drawn.gpus)} answers differ, for example")
+    for model, gpus, a, b in fields[:4]:
+        print(f"  {model} on {gpus} GPUs: {a} with 80 GB, {b} with 70 GB")
+
+# %% [markdown]
+# If 70 GB are left for training, each plan for 80 GB stops with "out of memory", perhaps after an hour. For
+# some of a GPU belongs to others: CUDA's context and its kernels take 0.3 to 2 GB (PyTorch issue 107667),
+# NCCL 0.5 GB and more for a first communicator (NCCL issues 864, 964), and the allocator's pieces leave gaps.
+# How much it is on your cluster, only a measurement says: the GPU cell of §3 shows how.
+#
+# **In production.** Tables give advice by the size of the model, such as "below 10B on one GPU" and "10 to
+# 70B with ZeRO-2". Ask your map: the models with an answer for a single GPU, and those for which stage 2 is
+# ever the cheapest.
+
+# %% tags=["skip-in-grading"]
+if drawn:
+    for label, row in zip(drawn.labels, drawn.answers(80e9, 4096), strict=True):
+        stage_2 = [
+            gpus for gpus, answer in zip(drawn.gpus, row, strict=True) if answer == (2, False)
+        ]
+        print(f"{label:22} one GPU: {row[0]!s:10} stage 2 on {stage_2 or 'no number of'} GPUs")
+
+# %% [markdown]
+# At 16 bytes a parameter 80 GB hold less than 5B, before any activation. And ZeRO-2 keeps 2P on every GPU:
+# 140 GB for 70B. The size of the model alone does not decide.
+#
+# <details><summary>In the lectures</summary>The table is lecture 001's "When to use what". Its own example of
+# a 7B model on one GPU needs 112 GB.</details>
+
+# %% [markdown]
+# ## 8 · Questions: audit the plan
+#
+# | | |
+# |---|---|
+# | rests on | all sections |
+# | time | 10 minutes |
+# | points | 6 |
+#
+# Now the plan of the first page: 70B (80 layers, h = 8,192), 64 H100s, 2,048 sequences of 4,096 tokens over 8
+# replicas of 8 GPUs, 4 microbatches each, a checkpoint every 4 layers. A number may be written as arithmetic.
+#
+# 1. A checkpoint is the input of a layer, in 16 bits, and every GPU of a replica keeps it whole. How many
+#    **GB** of checkpoints does each GPU keep for one microbatch?
+# 2. At 40 % of an H100's dense 989 TFLOP/s, how many **tokens a second** does each GPU train, with N = 70e9?
+# 3. A slide about a 7B model (h = 4,096, 32 heads, V = 32,000) reads "16 billion elements, 64 GB" for a
+#    tensor of 1,000 × 4,096 × 4,096 numbers in float32, at a batch of 1,000 sequences of 4,096 tokens. Which
+#    tensor is that? `"one activation of the whole batch"`, `"the weights"`, `"one layer's scores"` or `"the
+#    logits"`
+# 4. For the plan's model with an MLP of two matrices and 4h: from how many **tokens** in a sequence on do the
+#    scores (both products) take more FLOPs than the MLP?
+# 5. 8 GPUs instead of one, as replicas, the batch divided among them. Model states and time: which of them
+#    becomes less on each GPU? `"memory"`, `"time"` or `"both"`
+# 6. `GPT_13B` of §7, one sequence of 8,192 tokens on each of 8 GPUs, 80 GB. The cheapest layout? `"stage 3"`,
+#    `"stage 1, checkpointed"`, `"stage 2, checkpointed"` or `"stage 3, checkpointed"`
+
+# %% nbgrader={"grade_id": "questions", "solution": true}
+answer_1 = ...  # GB
+answer_2 = ...  # tokens a second
+answer_3 = ...  # one of the four texts
+answer_4 = ...  # tokens
+answer_5 = ...  # "memory", "time" or "both"
+answer_6 = ...  # one of the four texts
+### BEGIN SOLUTION
+answer_1 = 2048 / 8 / 4 * 4096 * 8192 * 2 * 80 / 4 / 1e9
+answer_2 = tokens_per_second_per_gpu(70e9, H100.flops, 0.4)
+answer_3 = "one activation of the whole batch"
+answer_4 = 16 * 8192 / 4
+answer_5 = "time"
+answer_6 = "stage 1, checkpointed"
+### END SOLUTION
+
+# %% nbgrader={"grade_id": "questions_check", "points": 6}
+report = check(
+    "01_why_distribute/questions", answer_1, answer_2, answer_3, answer_4, answer_5, answer_6
+)
+### BEGIN HIDDEN TESTS
+report = check(
+    "01_why_distribute/questions",
+    answer_1,
+    answer_2,
+    answer_3,
+    answer_4,
+    answer_5,
+    answer_6,
+    cases="hidden",
+)
+### END HIDDEN TESTS
+report.points(6)
+
+# %% [markdown]
+# **The verdict.** Your functions on the plan, after your answers.
+
+
+# %% tags=["skip-in-grading"]
+def verdict():
+    config = PUBLISHED["Llama-2-70B"]
+    count = sum(parameters(config).values())
+    print(
+        f"parameters: {count / 1e9:.1f}B; GPT-3, whose scale the plan claims, has 2.5 times as many"
+    )
+    each = 16 * count / 64 / 1e9
+    print(f"model states, stage 3 over all 64 GPUs: {each:.1f} GB on each")
+    print(f"checkpoints of a microbatch: {answer_1:.1f} GB on each, of 80")
+    speed = tokens_per_second_per_gpu(70e9, H100.flops, 0.4)
+    print(
+        f"tokens/s/GPU: the plan 2 to 3, yours {speed:.0f}: {speed / 3:.0f} to {speed / 2:.0f} times as many"
+    )
+    mfu = 0.4 * 3 / speed
+    tokens = 1.4e12
+    for share, what in ((mfu, "3 tokens/s/GPU"), (0.4, "40 %")):
+        taken = days(70e9, tokens, 64, H100.flops, share)
+        print(f"Chinchilla's 1.4T tokens on 64 H100s at {what}: {taken / 365.25:,.1f} years")
+    sequences = 64
+    while first_that_fits(config, 64, 70e9, sequences, 4096) is None and sequences > 1:
+        sequences //= 2
+    layout = first_that_fits(config, 64, 70e9, sequences, 4096)
+    print(
+        f"pure sharding over 64 GPUs, 70 GB: {sequences} sequence(s) of 4,096 on each, layout {layout}"
+    )
+
+
+if written(first_that_fits, GPT_7B, 1, 80e9, 1, 2048) and answer_1 is not ...:
+    said(verdict)
+
+# %% [markdown]
+# So do not sign. The throughput is off by 314 to 471 times, and so is every date that follows from it. The
+# microbatch needs more for its checkpoints alone than the card has. And the scale is not GPT-3's. The model
+# itself is possible: the last line has a layout that fits 64 GPUs without splitting a layer, and at 40 %
+# Chinchilla's tokens take eight months.
+#
+# <details><summary>In the lectures</summary>The plan is lecture 001's recipe 2, which also calls it "GPT-3
+# scale" and the share of a GPU "32". With sequence parallelism (notebook 06) the checkpoints would be divided
+# by 8. Question 3 is lecture 003's.</details>
+
+# %% [markdown]
+# ## 9 · Optional: two laws that disagree
+#
+# | | |
+# |---|---|
+# | you will write | `crossover(law1, law2)` |
+# | rests on | §6 |
+# | time | 15 minutes |
+# | extra credit | 3 points, on top of the 60. You lose nothing if you skip it |
+#
+# Two laws can agree about small models and send you to different large ones. In §6 the lines are straight on
+# logarithmic axes: the best N is a power of the budget, with the exponent β/(α + β). So the ratio of two
+# laws' N is a power of the budget as well.
+#
+# **Predict.** Which of the three laws lets N grow fastest?
+#
+# **Build.** `crossover` gives the budget in FLOPs *from which on* the N of both laws differ by a factor of 2
+# or more, whichever is larger. The laws may cross before: above the crossover they have to stay apart.
+
+
+# %% nbgrader={"grade_id": "crossover", "solution": true}
+def crossover(law1: tuple[float, ...], law2: tuple[float, ...]) -> float:
+    """The budget from which on the laws' parameters differ by a factor of 2 or more."""
+    ### BEGIN SOLUTION
+    at_unit = math.log(compute_optimal(6.0, law1)[0] / compute_optimal(6.0, law2)[0])
+    slope = law1[4] / (law1[3] + law1[4]) - law2[4] / (law2[3] + law2[4])
+    return 6.0 * math.exp((math.copysign(math.log(2), slope) - at_unit) / slope)
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint: two points make a line</summary>Take the logarithm of the ratio at two budgets. The
+# slope tells in which direction the laws drift apart, and so whether the ratio to look for is 2 or a
+# half.</details>
+#
+# **Check.**
+
+# %% nbgrader={"grade_id": "crossover_check", "points": 0}
+# Extra credit, 3 points
+report = check("01_why_distribute/crossover", crossover)
+### BEGIN HIDDEN TESTS
+report = check("01_why_distribute/crossover", crossover, cases="hidden")
+### END HIDDEN TESTS
+
+# %% tags=["skip-in-grading"]
+for first, second in (("printed", "replication"), ("TeX source", "replication")):
+    if budget := said(crossover, LAWS[first], LAWS[second]):
+        print(
+            f"{first} and {second}: from {budget:.2g} FLOPs on, {budget / CHINCHILLA:.2g} of Chinchilla's budget"
+        )
+
+# %% [markdown]
+# The printed law and the replication part below Chinchilla's own budget. Rounded exponents moved that point
+# down from seven times the budget to a seventh.
+
+# %% [markdown]
+# ## Scorecard
+#
+# Each notebook ends with the same three criteria, measured in the ranks: redundant computation (FLOPs of all
+# ranks over those of one), the peak of memory on a rank, and the bytes that a rank sends. This one has the
+# row with which all others are compared. M is the 4P bytes of the parameters.
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def one_rank():
+    return one_replica(4)[0]
+
+
+run = launch(one_rank, world_size=1)
+count = sum(param.numel() for param in GPT(SMALL).parameters())
+scorecard({"one rank": run}, unit=4 * count, flops_alone=run[0].flops)
+
+# %% [markdown]
+# Nothing is computed twice, nothing is sent, and everything lies in one memory: 4 M of states, and the
+# activations. Every strategy of this course makes the middle column smaller and pays with the others.
+#
+# **You have built** the instruments that say, before anything runs, how many parameters, FLOPs, bytes and
+# days a plan needs, and a meter that agrees with them to the byte.
+#
+# **Read on.**
+# - Rajbhandari et al. (2020), *ZeRO*: §3 for the 16 bytes.
+# - Korthikanti et al. (2022), *Reducing Activation Recomputation in Large Transformer Models*: §4.
+# - Chowdhery et al. (2022), *PaLM*: appendix B for MFU. Williams et al. (2009), *Roofline*.
+# - Hoffmann et al. (2022), *Training Compute-Optimal Large Language Models*, then Besiroglu et al. (2024),
+#   *Chinchilla Scaling: A replication attempt*.
+# - `course_lib/estimates/`: a reference; `timeline.py` is the picture of §3. Read it after you have written
+#   yours.
+#
+# <details><summary>In the lectures</summary>The three criteria are lecture 003's.</details>
