@@ -95,7 +95,7 @@ def _whole(ax: Axes, simulation: Simulation) -> None:
 def _say(ax: Axes, simulation: Simulation, title: str) -> None:
     """The title, the figures in one line, and the legend."""
     said = (
-        f"total {simulation.total:g} · {simulation.exposed:.0%} of it without arithmetic · at most "
+        f"total {simulation.total:.4g} · {simulation.exposed:.0%} of it without arithmetic · at most "
         f"{simulation.most_whole} unit{'s' * (simulation.most_whole != 1)} whole"
     )
     ax.annotate(
