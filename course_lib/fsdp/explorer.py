@@ -169,7 +169,7 @@ class Explorer:
 
     def _controls(self, widgets: Any) -> dict[str, Any]:
         """By name: those of a schedule in the order of `Settings`, then those of `Times`."""
-        style = {"description_width": "120px"}
+        style = {"description_width": "130px"}
 
         def whole(name: str, value: int, least: int, most: int) -> Any:
             return widgets.IntSlider(

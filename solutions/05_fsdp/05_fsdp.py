@@ -432,7 +432,7 @@ report.points(8)
 # %% [markdown]
 # **Measure.** First your T, for a block of LLaMA-7B on H100s that reach 40 % of their 989 TFLOP/s. A GPU
 # has 450 GB/s of NVLink each way inside its node of 8, and 50 GB/s of InfiniBand to other nodes. The
-# slanted line is the time of a block's forward, the flat ones are its gathers, and the dashed lines your
+# slanted line is the time of a block's forward, the flat ones are its gathers, and the dotted lines your
 # `hides_from`.
 
 # %% tags=["skip-in-grading"]
@@ -703,7 +703,7 @@ lanes(one_ahead, SLOW, "your list, one ahead", until=984) if one_ahead else None
 # waits a millisecond for each unit. That is the T of §1: more tokens would hide it.
 #
 # The next cell has sliders. Its durations come from §1, if you choose a model, tokens and a link. Look for
-# the number of tokens where the sentence above the picture changes.
+# the numbers of tokens where the sentence above the picture changes.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.fsdp.explorer import fsdp_explorer
@@ -798,7 +798,8 @@ lanes(late, SLOW, "the reduce first", until=984) if one_ahead else None
 # - All ranks gather in the same order. So the order must not depend on the data of a rank. All ranks run
 #   all blocks in the order of the list. A block may stand in the list twice.
 # - A forward under `torch.no_grad()` leaves no unit whole, and so does a forward in which a block raises an
-#   error: the next step works. Two forwards may come before their two backwards.
+#   error: the next step works. Two forwards may come before one backward, that of the sum of their losses:
+#   each block then has two backwards in it.
 
 
 # %%
@@ -1170,7 +1171,7 @@ for (name, (dtype, add, style)), colour in zip(WAYS.items(), RANKS, strict=False
         counts, [100 * error for error in errors], style, color=colour, label=name, marker="o", ms=4
     )
     print(f"{name:30} {counts[0]} ranks: {errors[0]:.2%}, {counts[-1]} ranks: {errors[-1]:.2%}")
-axes.set(xscale="log", yscale="log", xlabel="ranks", ylabel="error, per cent")
+axes.set(xscale="log", yscale="log", xlabel="ranks", ylabel="error, per cent", ylim=(0.006, 20))
 axes.set_xticks(counts, counts)
 axes.minorticks_off()
 axes.legend(frameon=False, fontsize=8)
@@ -1245,7 +1246,7 @@ report.points(8)
 
 # %% [markdown]
 # **Measure.** Your two functions on four ranks, as a step would call them, and the error of the mean
-# against float64.
+# against float64. Four bfloat16 numbers of like size add up in float32 without any rounding.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -2134,10 +2135,10 @@ def trade_off():
 trade_off()
 
 # %% [markdown]
-# Down and left is better, and no strategy is best in both. Less memory than `FSDP, yours` needs smaller
-# units; less traffic needs whole weights or whole gradients. Time is not in the picture: on this machine
-# gathers run on the cores that compute, in a model so small that a step consists of calls. The slow motion
-# of §3 has it.
+# Down and left is better, and no strategy is best in both. ZeRO-3 lies a little lower than `FSDP, yours`, which
+# holds the unit that is gathered ahead. Less memory still needs smaller units; less traffic needs whole
+# weights or whole gradients. Time is not in the picture: on this machine gathers run on the cores that
+# compute, in a model so small that a step consists of calls. The slow motion of §3 has it.
 
 # %% [markdown]
 # ## 8 · Questions
