@@ -2135,8 +2135,8 @@ def trade_off():
 trade_off()
 
 # %% [markdown]
-# Down and left is better, and no strategy is best in both. ZeRO-3 lies a little lower than `FSDP, yours`, which
-# holds the unit that is gathered ahead. Less memory still needs smaller units; less traffic needs whole
+# Down and left is better, and no strategy is best in both. ZeRO-3 lies a little lower than `FSDP, yours`,
+# which holds the unit that is gathered ahead. Still less memory needs smaller units; less traffic needs whole
 # weights or whole gradients. Time is not in the picture: on this machine gathers run on the cores that
 # compute, in a model so small that a step consists of calls. The slow motion of §3 has it.
 
