@@ -15,6 +15,7 @@ from course_lib.checks.notebooks.zero.module import IN_BACKWARD, IN_FORWARD, TRA
 from course_lib.checks.notebooks.zero.runs import (
     ADAMW,
     BLOCK,
+    DEPTH,
     MEMBERS,
     REFUSED,
     SGD,
@@ -130,8 +131,11 @@ def values_case(
 
 def memory_case(draw: Draw) -> Case:
     training, share = wide(draw, RANKS), WHOLE / RANKS
-    # two blocks, a block's gradients and two rows of them; and copies in gloo of what is in flight
-    peak = 3 * share + (2 + 1 + 2 + 3) * BLOCK
+    # Where backward enters the last block but one: shards and their momentum, the shards' gradients of all
+    # but two blocks, two whole blocks, the row of gradients that travels. Besides, as long as two messages
+    # are in flight, a copy of each in gloo. Larger tensors would not tell more, since the copies grow with
+    # them; that one block too many is whole is the marks' line to say.
+    peak = 2 * share + (DEPTH - 2) / RANKS * BLOCK + (2 + 1 + 2) * BLOCK
     values = stepped(training, "6.4 MB, 4 ranks", lines.common(RANKS), 0.5, what="end")
     held = lines.held_line(
         [("after the module was wrapped", 0, share), ("after a step", 2, 2 * share)],

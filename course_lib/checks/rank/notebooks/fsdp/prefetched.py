@@ -143,13 +143,19 @@ class Training:
         self.values = OfPrefetched()
 
     def whole(self) -> list[tuple[str, torch.Tensor]]:
-        """The parameters as a forward without a graph uses them."""
+        """The parameters as a forward without a graph uses them.
+
+        The copies are the check's, so that this forward is not measured.
+        """
+        watch = self.session.watch
+        memory, watch.memory = watch.memory, False
         self.looking.capturing = {}
         described = self.instructions["steps"][0][0]
         x, _ = toys.batch(described, self.session.dtype)
         with _no_grad():
             self.made(x.to(device()))
         captured, self.looking.capturing = self.looking.capturing, None
+        watch.memory = memory
         self.values.left = max(self.values.left, len(self.looking.whole()))
         zeros = {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in self.like.items()}
         return list((zeros | captured).items())
