@@ -167,8 +167,8 @@ def three_ways() -> None:
     """The messages of a step for a row of weights, a barrier after each way."""
     shards, replicas = hybrid_groups(HYBRID, SHARD)
     inside, across = ([dist.new_group(ranks) for ranks in groups] for groups in (shards, replicas))
-    island = inside[dist.get_rank() // SHARD]
-    equals = across[dist.get_rank() % SHARD]
+    island: Any = inside[dist.get_rank() // SHARD]
+    equals: Any = across[dist.get_rank() % SHARD]
     for weights, group, n in (
         (torch.float32, None, HYBRID),
         (torch.bfloat16, None, HYBRID),
