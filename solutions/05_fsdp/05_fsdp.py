@@ -65,7 +65,6 @@ import torch.distributed as dist
 from torch import nn
 
 from course_lib import RankError, check, device, launch
-from course_lib.facts.hardware import gpu, link
 from course_lib.ledger.colours import (
     BACKWARD,
     COMMUNICATION,
@@ -436,6 +435,8 @@ report.points(8)
 # `hides_from`.
 
 # %% tags=["skip-in-grading"]
+from course_lib.facts.hardware import gpu, link
+
 LLAMA = GPTConfig(
     vocab_size=32000, context=2048, layers=32, heads=32, width=4096, hidden=11008, mlp="swiglu", norm="rms",
     positions="rotary", bias=False, tied=False,
