@@ -62,8 +62,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from course_lib import check, device, launch
-from course_lib.facts import CHINCHILLA, LAWS, PUBLISHED_MFU, RECIPES, RUNS, law_loss
-from course_lib.facts.hardware import gpu, link
 from course_lib.ledger.colours import (
     ALARM,
     BACKWARD,
@@ -78,6 +76,11 @@ from course_lib.models import GPT, PRESETS, PUBLISHED, GPTConfig, next_token_los
 from course_lib.scorecard import costs, scorecard
 
 SMALL = PRESETS["0.8M"]  # 4 layers of width 128, sequences of up to 256 bytes
+
+# %% tags=["skip-in-grading"]
+from course_lib.facts import CHINCHILLA, LAWS, PUBLISHED_MFU, RECIPES, RUNS, law_loss
+from course_lib.facts.hardware import gpu, link
+
 A100, H100 = gpu("A100"), gpu("H100")
 
 # %% [markdown]
@@ -577,9 +580,7 @@ class SavedBytes:
         for handle in self.handles:
             handle.remove()
         self.known.clear()  # lets go of the storages: numbers are enough from here on
-        ### END SOLUTION
 
-    ### BEGIN SOLUTION
     def leave(self, *_):
         self.running.pop()
 
@@ -591,8 +592,7 @@ class SavedBytes:
             self.total += storage.nbytes()
             self.by_module[name] = self.by_module.get(name, 0) + storage.nbytes()
         return tensor
-
-    ### END SOLUTION
+        ### END SOLUTION
 
 
 # %% [markdown]
@@ -1109,10 +1109,10 @@ def this_machine(rounds=3):
 
 square, bandwidth, seconds = this_machine()
 peak = max(square.values())
-print(f"peak {peak / 1e9:.0f} GFLOP/s, memory {bandwidth / 1e9:.1f} GB/s", end="")
+print(f"peak {peak / 1e9:.0f} GFLOP/s, memory {bandwidth / 1e9:.1f} GB/s")
 if written(ridge, 1, 1) and written(least_tokens, 1, 1):
     print(
-        f", ridge {ridge(peak, bandwidth):.1f} FLOPs a byte, "
+        f"ridge {ridge(peak, bandwidth):.1f} FLOPs a byte, "
         f"bound by arithmetic from {least_tokens(peak, bandwidth, 4):.0f} tokens"
     )
 

@@ -133,8 +133,8 @@ def compared(name: str, numbers: list[float], right: tuple[float, ...]) -> Findi
 
 @exercise(points=6, objects=("recipe_bytes",), references=REFERENCES)
 def recipes(draw: Draw) -> Iterator[Case]:
-    """Nothing is drawn: each recipe's four numbers, in another order each time."""
+    """Nothing is drawn: each recipe's four numbers, asked in another order each time."""
     order = [RECIPES[int(k)].name for k in draw.distinct(len(RECIPES), low=0, high=len(RECIPES))]
-    lines = [Line(name, judge(name, index)) for index, name in enumerate(order)]
+    lines = [Line(each.name, judge(each.name, order.index(each.name))) for each in RECIPES]
     calls = [[0, [name]] for name in order]
     yield Case("recipes", [RankSide({}, {"calls": calls}, {})], lines, recipe=EVALUATE, alone=True)
