@@ -380,12 +380,12 @@ flops_of = {
     "LLaMA's parts, 2 key heads": (replace(SMALL.modern(), kv_heads=2, tied=False), 3, 100),
 }
 for name, (config, batch, seq) in flops_of.items():
-    seen = counted_flops(config, batch, seq, SDPBackend.MATH)
+    counted_pair = counted_flops(config, batch, seq, SDPBackend.MATH)
     yours = (
         said(step_flops, config, batch, seq, backward=False),
         said(step_flops, config, batch, seq),
     )
-    for part, a, b in zip(("forward", "whole step"), seen, yours, strict=True):
+    for part, a, b in zip(("forward", "whole step"), counted_pair, yours, strict=True):
         verdict = "equal" if a == b else "different" if b else "?"
         print(f"{name:28} {part:11} counted {a:14,}   yours {b or 0:14,}   {verdict}")
 
@@ -1641,7 +1641,8 @@ if drawn:
 # | points | 6 |
 #
 # Now the plan of the first page: 70B (80 layers, h = 8,192), 64 H100s, 2,048 sequences of 4,096 tokens over 8
-# replicas of 8 GPUs, 4 microbatches each, a checkpoint every 4 layers. A number may be written as arithmetic.
+# replicas of 8 GPUs, 4 microbatches each, a checkpoint every 4 layers. A number may be written as arithmetic, such as
+# `7 / 8 * 989e12`; names like `H100` are not there when it is graded.
 #
 # 1. A checkpoint is the input of a layer, in 16 bits, and every GPU of a replica keeps it whole. How many
 #    **GB** of checkpoints does each GPU keep for one microbatch?
@@ -1666,7 +1667,7 @@ answer_5 = ...  # "memory", "time" or "both"
 answer_6 = ...  # one of the four texts
 ### BEGIN SOLUTION
 answer_1 = 2048 / 8 / 4 * 4096 * 8192 * 2 * 80 / 4 / 1e9
-answer_2 = tokens_per_second_per_gpu(70e9, H100.flops, 0.4)
+answer_2 = 0.4 * 989e12 / (6 * 70e9)
 answer_3 = "one activation of the whole batch"
 answer_4 = 16 * 8192 / 4
 answer_5 = "time"
