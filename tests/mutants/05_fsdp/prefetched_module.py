@@ -124,6 +124,15 @@ class PrefetchedModule(torch.nn.Module):
         return iter([unit.shard for unit in self.units])
 
 
+# %% wrong: a forward that failed leaves its units whole
+# says: a unit that is still whole keeps its old weights
+# base: what the wrong ones change
+-        for unit in self.units:
+-            unit.drop()
+-        if self.backward:  # one that failed
++        if self.backward:
+
+
 # %% wrong: every gather is waited for where it is begun
 # says: Asked for early and waited for at once: nothing overlaps
 # base: what the wrong ones change

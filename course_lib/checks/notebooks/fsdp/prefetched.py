@@ -170,7 +170,7 @@ def prefetched_module(draw: Draw) -> Iterator[Case]:
     )  # fmt: skip
     yield values_case(
         draw, 2, "frozen", SGD, "SGD, 2 ranks, after an error in block 2", 2, micro=2,
-        before={"1": "raise"},
+        raising=[1],
     )  # fmt: skip
     yield order_case(draw, 3, (2, 2), False, "3 ranks, two ahead, not resharded")
     yield grouped(draw)

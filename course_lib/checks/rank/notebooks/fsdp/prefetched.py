@@ -2,7 +2,8 @@
 
 Instructions: those of `course_lib.checks.rank.training`, and
 
-    before       {number of the step: "raise"}: before that step a forward in which block 2 raises an error
+    raising      steps with a forward in which block 2 raises an error: once before the step's forwards, and
+                 once between its backward and the optimizer's step, after which gathered weights are old
     together     whether the forwards of a step's microbatches all come before one backward
 
 The class has no method that gives whole parameters. So these are noted by the blocks' own layers when they
@@ -201,9 +202,12 @@ def module(
     del named, shards
     session.started(training.whole)
     for step in range(len(instructions["steps"])):
-        if instructions.get("before", {}).get(str(step)) == "raise":
+        raises = step in instructions.get("raising", [])
+        if raises:
             training.fail(step)
         training.accumulate(step)
+        if raises:
+            training.fail(step)
         optimizer.step()
         optimizer.zero_grad()
         session.stepped(step, training.whole)
