@@ -18,7 +18,7 @@
 # |---|---|
 # | you will build | exact counts of parameters and FLOPs; a meter of the bytes that autograd keeps; formulas for activations, recipes, speed and days; the choice of the cheapest layout that fits |
 # | you need | PyTorch: modules, backward, an optimizer's step. Notebook 00 is useful, and not needed: here nothing is sent |
-# | time | two and a half hours, and 15 minutes for the optional section |
+# | time | two hours and 40 minutes, and 15 minutes for the optional section |
 # | points | 60, and 3 of extra credit |
 # | on a rented machine | nothing to rent: two cores are enough. Two cells measure a GPU if there is one |
 #
