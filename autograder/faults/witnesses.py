@@ -25,6 +25,7 @@ from autograder.faults.desk import ASSIGNMENT, Course, script_word
 from autograder.outcome.result import Result
 
 PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 36, 37
+LOOKS_EVERY = 0.1  # seconds in which a listener notices that it has ended
 GONE_WITHIN = 5.0  # seconds in which processes that grading ended are gone
 LARGEST_KEPT = 8 << 20  # bytes: more of one submission means that its output was kept whole
 
@@ -37,6 +38,7 @@ class Listener:
 
     port: int = 0
     callers: list[str] = field(default_factory=list)
+    ended: threading.Event = field(default_factory=threading.Event)
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[Listener]:
@@ -55,17 +57,21 @@ class Listener:
             try:
                 yield self
             finally:
-                for listener in (tcp, local):
-                    listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits in accept
+                self.ended.set()
                 for thread in threads:
                     thread.join()
 
     def _wait(self, kind: str, server: socket.socket) -> None:
+        """Count the connections, also those that wait in the queue when the end comes."""
+        server.settimeout(LOOKS_EVERY)
         while True:
+            last = self.ended.is_set()
             try:
                 connection, _ = server.accept()
-            except OSError:  # shut down: the end
-                return
+            except TimeoutError:
+                if last:
+                    return
+                continue
             connection.close()
             self.callers.append(kind)
 

@@ -384,6 +384,16 @@ def handed_in(course: Course) -> list[str]:
     return sorted(path.name for path in course.submissions.iterdir())
 
 
+def test_a_connection_at_the_last_moment_counts() -> None:
+    for _ in range(10):
+        with Listener().listening() as listener:
+            for _ in range(5):
+                socket.create_connection(("127.0.0.1", listener.port)).close()
+            with socket.socket(socket.AF_UNIX) as local:
+                local.connect(f"\0selftest-{listener.port}")
+        assert sorted(listener.callers) == ["TCP"] * 5 + ["an abstract socket"]
+
+
 def test_every_kind_of_wrong_is_told(tmp_path: Path) -> None:
     names = ["honest-first", "network", "writes-elsewhere", "broken-json", "missing", "deadlock"]
 
