@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 import course_lib
 from autograder.commands import selftest as command
+from autograder.course.kernels import prefer_this_environment
 from autograder.faults import ROWS, cheating, plain, prying, row, selftest, unrecorded
 from autograder.faults.desk import (
     ANSWERS,
@@ -48,6 +49,7 @@ from benchmarks import plain_nbgrader
 from course_lib.checks import check
 from course_lib.runtime import pool
 
+prefer_this_environment()  # grading changes the environment in this way: so it is as it was after a test
 EVERYTHING = bool(os.environ.get("COURSE_ALL_TESTS"))
 STATUSES = {*status.PRECEDENCE, status.UNREADABLE, status.MISSING}
 BY_NAME = {one.name: one for one in ROWS}
