@@ -577,9 +577,10 @@ for optimizer in ("SGD", "AdamW"):
 
 # %% [markdown]
 # <details><summary>After you have run it</summary>AdamW divides the gradient by the root of its own second
-# moment: a constant factor cancels (but for eps and clipping). For SGD the sum is N times the learning rate:
-# with a small learning rate the sum may even look better, with a good one training breaks. So training with
-# Adam does not test your averaging. Compare gradients, or train with SGD, as the checks do.</details>
+# moment: a constant factor cancels (but for eps and clipping). With SGD a sum has the effect of a learning rate
+# that is N times as large. If the learning rate was small, the sum may even look better; if it was well chosen,
+# training breaks. So training with Adam does not test your averaging. Compare gradients, or train with SGD, as
+# the checks do.</details>
 #
 # The second class mistakes the hook's argument. `register_post_accumulate_grad_hook` calls you with the
 # *parameter*. A tired engineer reduces the argument:
@@ -609,9 +610,9 @@ check("03_data_parallel/naive_data_parallel", ParameterInHook, seed=3)
 # %% [markdown]
 # <details><summary>After you have run it</summary>In step 1 the weights that the hook averages are equal
 # already, and nothing seems wrong. But each rank keeps its own gradients, and after the step the replicas
-# differ. The next backward averages the *weights*, but its gradients come from unequal ones. It trains, but
-# worse: after forty steps of <code>losses(ParameterInHook, "SGD")</code> rank 0's loss is 0.18 instead of
-# 0.05. There is no error message.</details>
+# differ. The next backward averages the *weights*, but its gradients come from unequal weights. The model
+# trains, but worse: <code>try_it(losses, ParameterInHook, "SGD")[0][-1]</code>, rank 0's loss before the last of
+# forty steps, is 0.18 instead of 0.05. There is no error message.</details>
 #
 # **In production.** Compare your class with `DistributedDataParallel`, on the same model and data. DDP
 # reduces in buckets of 25 MB (the first of 1 MB). This model's gradients are 0.1 MB, so they go in one
@@ -630,10 +631,10 @@ def compared(ours, theirs=ddp, before=0):
         return
     mine, others = (torch.cat([g.flatten() for g in run[0].values()]) for run in runs)
     far = ((mine - others).abs().max() / mine.abs().max()).item()
-    digits = (
-        "float32's rounding" if far < 1e-5 else "float16's rounding" if far < 1e-2 else "nothing"
-    )
-    print("gradients are equal to within", digits)
+    if far < 1e-2:
+        print(f"gradients are equal to within float{32 if far < 1e-5 else 16}'s rounding")
+    else:
+        print(f"gradients are NOT equal: they differ by up to {far:.0%} of the largest gradient")
     for name, run in zip(("yours", "DDP"), runs, strict=True):
         operations = [operation for operation in sent_after_barrier(run.ledger) if operation.nbytes]
         sent = sum(operation.bytes_sent for operation in operations)
@@ -1033,8 +1034,8 @@ if run is not None:
     print(*(f"rank {rank} {said}" for rank, said in enumerate(run)), sep="\n")
 
 # %% [markdown]
-# The sum is 6. A rank that divides or copies before `wait()` trains on some other value. It raises no
-# exception, and the value may be another one on another day.
+# The sum is 6. A rank that divides or copies before `wait()` trains on some other value. No exception is
+# raised, and the next run may give yet another value.
 #
 # **In production.** DDP does what you have built, in C++, and a little more. In its first step all gradients
 # are one bucket: DDP watches in which order they arrive, and divides them into buckets in that order for the
@@ -1414,9 +1415,6 @@ figure
 # and outputs of the two collectives. Ranks are rows, time runs right. Follow the third shard of rank 0, the
 # last two of its blue elements: on which rank does it meet the other ranks' third shards, and where does the
 # mean of the three shards go?
-#
-# <details><summary>Answer</summary>On rank 2, since shard r goes to rank r. The all-gather then gives the mean
-# to all three ranks.</details>
 
 
 # %% tags=["skip-in-grading"]
@@ -1501,6 +1499,9 @@ axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.02), ncols=5, frameon=Fa
 figure
 
 # %% [markdown]
+# <details><summary>Where did the third shard meet the others?</summary>On rank 2, since shard r goes to rank r.
+# The all-gather then gives the mean to all three ranks.</details>
+#
 # **Predict.** How many bytes does a rank send? A shard of s = ceil(size/N) elements takes s bytes, and 4
 # ceil(s/256) bytes for its scales. A rank sends N−1 such shards in each of the two steps.
 
@@ -1689,10 +1690,10 @@ with contextlib.suppress(NotImplementedError):
 
 # %% [markdown]
 # Overlap hides as much as fits behind backward, and no more. At 3.1 GB/s you must send less, or less often.
-# With K = 8 microbatches, seven of them under `no_sync()`, the bytes are the same, and only the last backward
-# hides any. On 8 ranks the first bucket leaves 0.05 s after that backward begins, and sending takes 7.84 s:
-# 0.05 + 7.84 − 1 = 6.9 s are exposed, as before. But now the step computes for about 12 s, not 1.5: the
-# efficiency is about 0.6 instead of 0.18.
+# Take K = 8 microbatches, seven of them under `no_sync()`: a step sends as many bytes as with one microbatch,
+# and only the last backward can hide communication. On 8 ranks the first bucket leaves 0.05 s after that
+# backward begins, and sending takes 7.84 s: 0.05 + 7.84 − 1 = 6.9 s are exposed, as before. But now the step
+# computes for about 12 s, not 1.5: the efficiency is about 0.6 instead of 0.18.
 #
 # Two rules that you may read need a correction. "Accumulation makes training K times as long": it makes one
 # *optimizer step* K times as long, but a sample takes the same time or less. "A step takes in batch × world
@@ -1789,8 +1790,8 @@ figure
 #
 # Because the columns of P are orthonormal, P Pᵀ projects onto the space that they span. P Qᵀ = P Pᵀ G is the
 # best approximation of G in that space. Because gradients change slowly, the last Q already points in the
-# directions in which G is strong. That is the *warm start*, and it makes one multiplication nearly as good as a
-# singular value decomposition.
+# directions in which G is strong. That is the *warm start*: with it, the two multiplications of each step are
+# nearly as good as a singular value decomposition.
 #
 # **Predict.** Take a gradient of 4,096 x 4,096 in float32, r = 4 and 8 ranks. How many bytes does each rank
 # send, and how many times less is that than the all-reduce? What changes on 800 ranks?
@@ -1809,7 +1810,8 @@ class PowerSGD:
     all_reduce(gradients) overwrites each tensor of a list, which has the same shapes in the same order in
     every step: a matrix larger than `rank` in both dimensions by P Q^T, any other by the exact mean.
     For each matrix, Q and error are kept from step to step. The first Q is random and the same on every
-    rank: draw it with a torch.Generator of a fixed seed. The same bits on every rank afterwards.
+    rank: draw it with a torch.Generator of a fixed seed. Q has the dtype of its gradient, which may be float32
+    or float64. The same bits on every rank afterwards.
     A step sends 2 (N-1)/N times the bytes of each P (rows, rank), each Q (columns, rank), each other tensor.
     """
 

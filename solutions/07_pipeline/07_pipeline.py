@@ -16,7 +16,7 @@
 #
 # | | |
 # |---|---|
-# | you will build | five schedules, as data; functions that predict their idle time, memory and bytes; an executor, which runs schedules on real ranks (those with one stage to a rank and whole backwards: §4 gives a rank several stages, §5 halves the backward); PipeDream's stage, which keeps versions of its weights |
+# | you will build | five schedules, as data; functions that predict their idle time, memory and bytes; an executor, which runs the schedules of §1 to §3 on real ranks; a stage that trains without ever running empty, as PipeDream's |
 # | you need | notebook 00: deadlocks, `isend` and `irecv`; notebook 03: why sums are divided by the global count; `loss.backward()` |
 # | time | three hours; §11 is extra |
 # | points | 60, and 5 of extra credit |
@@ -178,8 +178,7 @@ def said(prediction, *args):
 # **Predict.** For which share of the time does a rank work, with 4 ranks and one microbatch? With 4 ranks and
 # 100 microbatches?
 #
-# <details><summary>Answer</summary>1/4, both times. At every moment one rank works, however large m is.
-# (Lecture 001: "only 25% utilization".)</details>
+# <details><summary>Answer</summary>1/4, both times. At every moment one rank works, however large m is.</details>
 #
 # **Build.** Rank i holds stage i. Return a list for each rank, with the actions that *this* rank does:
 # `Action(rank, "F", k)` and `Action(rank, "B", k)`.
@@ -430,7 +429,8 @@ if schedule:
 # **In production.** PyTorch has `ScheduleGPipe`. GPipe itself kept only the activations at the borders and
 # computed the rest again in backward: m small tensors instead of m large ones, for a third more computing.
 #
-# <details><summary>In the lectures</summary>Lecture 001 says that GPipe "reduces bubble to (N−1)/M": that is
+# <details><summary>In the lectures</summary>Lecture 001 gives §1's pipeline "only 25% utilization". It
+# says that GPipe "reduces bubble to (N−1)/M": that is
 # the bubble over the ideal time.</details>
 
 # %% [markdown]
@@ -456,13 +456,14 @@ if schedule:
 # for each rank further up. In the steady state one more forward comes before each backward, so p − i
 # microbatches are in flight, however large m is (but never more than m). The bubble is (p − 1)(F + B), as
 # GPipe's: the first input comes no earlier, and the last gradient no earlier either. 1F1B saves memory, and
-# no time. (So lecture 001's advice to minimise bubbles by "using 1F1B" is wrong.)</details>
+# no time.</details>
 #
 # **Build.** Forwards take the microbatches in order, and so do backwards. If m is smaller than the warm-up,
 # all forwards are warm-up.
 
 
 # %% nbgrader={"grade_id": "one_f_one_b", "solution": true}
+# You may write a helper here; interleaving (§4) can use it again.
 ### BEGIN SOLUTION
 def _alternate(forwards, backwards, warm_up):
     """`warm_up` forwards ahead, then a forward and a backward in turn, then the backwards left over."""
@@ -526,9 +527,9 @@ for name, generator in (("gpipe", gpipe), ("one_f_one_b", one_f_one_b)):
         print(f"{name:12} rank {rank}: {held(schedule, rank)} in flight, predicted {foretold}")
 
 # %% [markdown]
-# **Break it.** What if the warm-up has the wrong length? The cell changes it for p = 4 and m = 8, once on all
-# ranks and once only on rank 0. Before you run it: which of these will hang, which cost time, and which
-# memory?
+# **Break it.** What if the warm-up has the wrong length? The cell takes p = 4 and m = 8, and makes the warm-up up
+# to three forwards shorter and up to four longer: first on all ranks, then only on rank 0. Before you run it:
+# which of these schedules will hang, which cost time, and which memory?
 
 
 # %% tags=["skip-in-grading"]
@@ -560,7 +561,8 @@ for who, ranks in (("all ranks", range(4)), ("rank 0", [0])) if made(one_f_one_b
 # **In production.** 1F1B is PyTorch's `Schedule1F1B`, Megatron-LM's default, and DeepSpeed's `TrainSchedule`.
 # It is also called PipeDream-Flush, after the asynchronous schedule of §8, from which the order comes.
 #
-# <details><summary>In the lectures</summary>Lecture 001 does not tell 1F1B and PipeDream apart.</details>
+# <details><summary>In the lectures</summary>Lecture 001 does not tell 1F1B and PipeDream apart.
+# Its advice to minimise bubbles by "using 1F1B" is wrong: the bubble is GPipe's.</details>
 
 # %% [markdown]
 # ## 4 · Interleaving: a shorter way round
@@ -1487,7 +1489,7 @@ for how, generator in cases if ours else ():
 # <details><summary>Answer</summary>p − i, one for each microbatch in flight (on the last rank only the
 # newest). No: it is a gradient at weights that are up to p − 1 updates old, and their age differs from rank
 # to rank. Versions make the forward and the backward of one microbatch agree; the gradient is as stale as
-# before (§3.3 of the paper). (Lecture 001 says that versions are kept "to avoid staleness".)</details>
+# before (§3.3 of the paper).</details>
 #
 # **Build.** There is one process and there are no messages: the caller calls `forward` and `backward` in the
 # order of 1F1B.
@@ -1722,12 +1724,15 @@ figure if run else None
 # without, the curves can hardly be told apart, and you would not notice that the dotted one follows gradients
 # of no function at all. *Right*, the learning rate is five times as large. With versions the stale gradients
 # still do as well as those of one microbatch at a time. Without versions the loss is infinite after a dozen
-# microbatches.
+# microbatches; the cross marks the end of the curve.
 #
 # **In production.** No large language model is trained this way: the versions cost most memory on the first
 # ranks, which have least to spare; results depend on the number of ranks; and a loss curve with eight ages of
 # weights is hard to explain. PipeDream's order is still in use, with a flush: §3. (PipeDream-2BW (2021) keeps
 # two versions for all microbatches, with gradients that are one update old.)
+#
+# <details><summary>In the lectures</summary>Lecture 001 says that PipeDream keeps versions "to avoid
+# staleness".</details>
 
 # %% [markdown]
 # ## 9 · Was it wise to pipeline?
@@ -1748,7 +1753,8 @@ figure if run else None
 # pipeline. Assume that a GPU reaches 40 % of its 989 TFLOP/s; it has 80 GB.
 #
 # Which schedule is best for which p, m and link? The next cell simulates everything, messages included. A
-# schedule must fit into memory: 16 bytes a parameter (DualPipe needs them twice), and 34 s·b·h/t bytes for
+# schedule must fit into memory: 16 bytes a parameter (twice as many with DualPipe, which
+# has two copies of the model: §11), and 34 s·b·h/t bytes for
 # each microbatch in flight in each layer, of which W needs 32.
 
 # %% tags=["skip-in-grading"]
@@ -2005,6 +2011,7 @@ class Row:
 
 
 # %% nbgrader={"grade_id": "dualpipe", "solution": true}
+# You may write a helper here.
 ### BEGIN SOLUTION
 def _dual(row, near, far, half, place, microbatches):
     """The eight phases; half: p/2, microbatches: of one direction."""
