@@ -79,8 +79,7 @@ def diagnose(watch: Watch, timeout: float, interrupted: bool = False) -> Failure
     if causes:
         return error_failure(watch, causes, reports, world_size)
     if watch.exits:
-        dead = sorted(watch.exits)
-        head = " ".join(f"rank {r} died: {reports[r].how}." for r in dead)
+        head = deaths({rank: reports[rank].how for rank in sorted(watch.exits)})
         return failure("died", head, "", reports)
     if watch.verdict == "deadlock":
         return deadlock_failure(watch, reports)
@@ -247,6 +246,17 @@ def report_death(watch: Watch, rank: int, snap: Snapshot) -> RankReport:
         report.operation = ("in " if row else "after ") + operation_text(snap, rank, last)
         report.line = line_text(snap.texts[rank].get(last.line, ""))
     return report
+
+
+def deaths(hows: dict[int, str]) -> str:
+    """Which ranks died and how: a sentence for each cause, with the ranks that it ended."""
+    sentences = []
+    for how in dict.fromkeys(hows.values()):
+        ranks = [rank for rank in hows if hows[rank] == how]
+        if len(ranks) > 1:
+            how = how.replace("it called", "each called")
+        sentences.append(f"rank{'s' * (len(ranks) > 1)} {listed(ranks)} died: {how}.")
+    return " ".join(sentences)
 
 
 def signal_name(number: int) -> str:

@@ -145,6 +145,16 @@ FAILURES = {
         "rank 0 died: killed by SIGKILL.",
         r0=reported(state="died", operation=f"after send(dst={NUMBER})", how="killed by SIGKILL"),
     ),
+    "ranks 0 and 1 were before their first communication": failure(
+        "died",
+        "ranks 0 and 1 died: killed by SIGKILL.",
+        **{
+            name: RankReport(
+                "died", operation="before its first communication", how="killed by SIGKILL"
+            )
+            for name in ("r0", "r1")
+        },
+    ),
     "rank 0 raised ValueError.": failure(
         "error", SECRET, r0=reported(state="raised", error_type="ValueError", error_text=SECRET)
     ),

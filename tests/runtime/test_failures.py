@@ -28,6 +28,7 @@ from course_lib.ledger.group import put_behind, real
 from course_lib.ledger.pending import WorkMark
 from course_lib.ledger.recorder import recorder
 from course_lib.runtime import wire
+from course_lib.runtime.diagnosis import deaths
 
 STYLES = ["send/recv", "isend/irecv", "batch"]
 
@@ -391,6 +392,27 @@ def test_a_loop_that_swallows_everything() -> None:
                 continue
 
     fails(body, RankTimeout, "not finished after 1 seconds", "time.sleep(1)", timeout=1)
+
+
+@pytest.mark.parametrize(
+    ("hows", "says"),
+    [
+        (
+            {1: "it called os._exit(3), or a library did"},
+            "rank 1 died: it called os._exit(3), or a library did.",
+        ),
+        (
+            dict.fromkeys(range(3), "it called os._exit(3), or a library did"),
+            "ranks 0, 1 and 2 died: each called os._exit(3), or a library did.",
+        ),
+        (
+            {0: "killed by SIGKILL", 1: "killed by SIGSEGV", 2: "killed by SIGKILL"},
+            "ranks 0 and 2 died: killed by SIGKILL. rank 1 died: killed by SIGSEGV.",
+        ),
+    ],
+)
+def test_a_cause_is_told_once_with_the_ranks_that_it_ended(hows: dict[int, str], says: str) -> None:
+    assert deaths(hows) == says
 
 
 def die(how: str) -> None:

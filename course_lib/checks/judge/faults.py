@@ -12,7 +12,7 @@ from course_lib.checks import words
 from course_lib.checks.judge.case import Case, Exercise, Finding, usual, wrong
 from course_lib.checks.sentence import Sentence, at, error_kind
 from course_lib.ledger import rows
-from course_lib.runtime.diagnosis import Failure, RankReport
+from course_lib.runtime.diagnosis import Failure, RankReport, deaths
 
 SHOWN = 4  # ranks whose state the report tells
 OPERATION = re.compile(rf"\b({'|'.join(sorted(rows.OPS, key=len, reverse=True))})\b")
@@ -209,20 +209,25 @@ def operation(report: RankReport) -> str:
 def ended(failure: Failure) -> Sentence:
     """Which ranks died and how; an exit code is the student's to choose."""
     dead = {rank: report for rank, report in failure.ranks.items() if report.state == "died"}
-    sentences = [f"rank {rank} died: {EXIT.sub('os._exit', report.how)}." for rank, report in dead.items()]
-    return Sentence(failure.headline, " ".join(sentences))
+    hows = {rank: EXIT.sub("os._exit", report.how) for rank, report in dead.items()}
+    return Sentence(failure.headline, deaths(hows))
 
 
 def died(failure: Failure) -> list[Sentence]:
-    """How far each rank that died had come: "in recv(src=2)", "after send(dst=1)", "before ..."."""
-    said = []
+    """How far the ranks that died had come: "in recv(src=2)", "after send(dst=1)", "before ..."."""
+    places: dict[tuple[str, str], list[int]] = {}
     for rank, report in failure.ranks.items():
-        if report.state != "died" or not report.operation:
-            continue
-        when = report.operation.partition(" ")[0]
-        first = "its first communication" if when == "before" else operation(report)
-        general = f"rank {rank} was {when} {first}"
-        said.append(at(report.line, Sentence(f"rank {rank} was {report.operation}", general)))
+        if report.state == "died" and report.operation:
+            places.setdefault((report.operation, report.line), []).append(rank)
+    said = []
+    for (done, line), ranks in places.items():
+        subject = f"{words.ranks(ranks)} {words.verb(ranks, 'was', 'were')}"
+        when = done.partition(" ")[0]
+        general = operation(failure.ranks[ranks[0]])
+        if when == "before":
+            general = f"{words.verb(ranks, 'its', 'their')} first communication"
+            done = f"before {general}"
+        said.append(at(line, Sentence(f"{subject} {done}", f"{subject} {when} {general}")))
     return said
 
 

@@ -91,6 +91,11 @@ def never_written(mistakes: list[Mistake], members: Sequence[int], size: int) ->
         return ""
     if {rank for mistake in mistakes for rank in mistake.ranks} != set(members):
         return ""
+    if len(members) == 1:  # no message is needed, so no copy of the own part looks like this, too
+        return (
+            "Nothing was written into `output`: a single rank, too, copies its own part into the tensor that "
+            "was given. If your function has `output = ...`, write output.copy_(...) instead."
+        )
     return (
         "Nothing was written into `output`: `output = ...` only gives that name to another tensor, and the "
         "returned tensor is not used. Write into the tensor that was given: output.copy_(...)."
