@@ -16,7 +16,7 @@
 #
 # | | |
 # |---|---|
-# | you will build | five schedules, as data; functions that predict their idle time, memory and bytes; an executor, which runs the schedules of §1 to §3 on real ranks; a stage that trains without ever running empty, as PipeDream's |
+# | you will build | five schedules, as data; functions that predict their idle time, memory and bytes; an executor, which runs the schedules of §1 to §3 on real ranks; PipeDream's stage, which trains without ever running empty |
 # | you need | notebook 00: deadlocks, `isend` and `irecv`; notebook 03: why sums are divided by the global count; `loss.backward()` |
 # | time | three hours; §11 is extra |
 # | points | 60, and 5 of extra credit |
@@ -145,7 +145,8 @@ def drawn(generator, *args, durations=None, copies=1, title=None, critical=False
 
 
 def held(schedule, rank=0, weight=0.0):
-    """The most microbatches that a rank keeps at once; between its I and its W a microbatch counts `weight`."""
+    """The most microbatches that a rank keeps at once;
+    between its I and its W a microbatch counts `weight`."""
     now = most = 0
     for action in schedule[rank]:
         now += {"F": 1, "B": -1, "I": weight - 1, "W": -weight}[action.kind]
@@ -329,7 +330,8 @@ def peak_activations(
 ) -> int:
     """The most activations that a rank keeps at once, waiting for B or I.
 
-    One activation is what a microbatch leaves in one stage; with chunks a stage is 1/v of the rank's layers.
+    One activation is what a microbatch leaves in one stage; with chunks a stage is 1/v
+    of the rank's layers.
     """
     ### BEGIN SOLUTION
     p, m, below = stages, microbatches, stages - 1 - rank
@@ -348,7 +350,8 @@ def pipeline_bytes_sent(
 ) -> float:
     """Bytes that a rank sends in a step: activations down, gradients up.
 
-    nbytes: the size of a microbatch's activation at a border. chunks: how many each rank holds (§4).
+    nbytes: the size of a microbatch's activation at a border. chunks: how many
+    each rank holds (§4).
     """
     ### BEGIN SOLUTION
     if stages == 1:
@@ -466,7 +469,8 @@ if schedule:
 # You may write a helper here; interleaving (§4) can use it again.
 ### BEGIN SOLUTION
 def _alternate(forwards, backwards, warm_up):
-    """`warm_up` forwards ahead, then a forward and a backward in turn, then the backwards left over."""
+    """`warm_up` forwards ahead, then a forward and a backward in turn,
+    then the backwards left over."""
     row = list(forwards[:warm_up])
     for forward, backward in zip(forwards[warm_up:], backwards, strict=False):
         row += [forward, backward]
@@ -477,7 +481,8 @@ def _alternate(forwards, backwards, warm_up):
 
 
 def one_f_one_b(stages: int, microbatches: int) -> list:
-    """Warm up with forwards, then one forward, one backward. Returns for each rank the list of its Actions.
+    """Warm up with forwards, then one forward, one backward.
+    Returns for each rank the list of its Actions.
 
     Each rank idles (p-1)(F+B); rank i holds at most min(m, p-i) microbatches.
     """
@@ -534,7 +539,8 @@ for name, generator in (("gpipe", gpipe), ("one_f_one_b", one_f_one_b)):
 
 # %% tags=["skip-in-grading"]
 def other_warm_up(change, ranks):
-    """Your 1F1B for p = 4, m = 8, in which the warm-up of some ranks is `change` forwards longer."""
+    """Your 1F1B for p = 4, m = 8, in which the warm-up of some ranks is
+    `change` forwards longer."""
     rows = []
     for rank in range(4):
         ahead = max(0, 3 - rank + (change if rank in ranks else 0))
@@ -610,8 +616,9 @@ for who, ranks in (("all ranks", range(4)), ("rank 0", [0])) if made(one_f_one_b
 def interleaved_one_f_one_b(stages: int, microbatches: int, chunks: int = 2) -> list:
     """1F1B on a loop: rank i holds stages i, p+i, 2p+i, ..., each 1/v of its layers.
 
-    Returns for each of `stages` ranks the list of its Actions. Each rank idles (p-1)(F+B)/v, F and B being
-    those of all its layers; rank i holds up to min(mv, 2(p-1-i) + (v-1)p + 1) activations of one chunk.
+    Returns for each of `stages` ranks the list of its Actions. Each rank idles (p-1)(F+B)/v, F and
+    B being those of all its layers; rank i holds up to min(mv, 2(p-1-i) + (v-1)p + 1)
+    activations of one chunk.
     """
     ### BEGIN SOLUTION
     counted(stages, microbatches, least=stages, unit=stages)
@@ -773,7 +780,8 @@ if schedule:
 def zero_bubble_h1(stages: int, microbatches: int) -> list:
     """1F1B with halved backwards, and W late: rank i has i of them in store for the end.
 
-    Returns for each rank the list of its Actions. Each rank idles (p-1)(F+I-W), if W is no longer than F and I.
+    Returns for each rank the list of its Actions. Each rank idles (p-1)(F+I-W), if W is no
+    longer than F and I.
     """
     ### BEGIN SOLUTION
     counted(stages, microbatches, least=stages)
@@ -1015,7 +1023,8 @@ report.points(7)
 
 # %%
 def try_it(body, *args, world_size=4, **kwargs):
-    """Launch something that may go wrong. Returns the run, or prints the reason and returns None."""
+    """Launch something that may go wrong. Returns the run,
+    or prints the reason and returns None."""
     try:
         return launch(body, *args, world_size=world_size, **kwargs)
     except RankError as error:
@@ -1203,7 +1212,8 @@ SMALL = GPTConfig(width=32, heads=4, layers=7, context=32, tied=False)
 
 
 def some_microbatches(count=8, rows=(1, 2, 3)):
-    """(inputs, targets) of a few sequences of 24 bytes each, from the standard library's sources."""
+    """(inputs, targets) of a few sequences of 24 bytes each,
+    from the standard library's sources."""
     text = library_text()
     sizes = [rows[k % len(rows)] for k in range(count)]
     drawn_ones = [batch(text, k, batch_size=size, length=24) for k, size in enumerate(sizes)]
@@ -1536,8 +1546,8 @@ class PipeDreamStage:
     def backward(self, microbatch: int, gradient=None):
         """Backward with the weights that the forward saw, then a step of the newest ones.
 
-        gradient: of the output; None if the output is the loss. Returns the gradient of x, or None if x is
-        not a floating-point tensor.
+        gradient: of the output; None if the output is the loss. Returns the gradient of x, or None
+        if x is not a floating-point tensor.
         """
         ### BEGIN SOLUTION
         x, output, version = self.in_flight.pop(microbatch)
@@ -1570,7 +1580,8 @@ report.points(6)
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 class WithLoss(nn.Module):
-    """The last stage with the loss behind it; `targets` are those of the microbatch that is to come."""
+    """The last stage with the loss behind it; `targets` are those
+    of the microbatch that is to come."""
 
     def __init__(self, module):
         super().__init__()
@@ -1581,7 +1592,8 @@ class WithLoss(nn.Module):
 
 
 def stream(kind, schedule, lr=0.5, seed=0):
-    """Losses of a GPT whose stages, in one process, do the schedule; kind(module, optimizer) is a stage.
+    """Losses of a GPT whose stages, in one process, do the schedule;
+    kind(module, optimizer) is a stage.
 
     seed: of its weights, and of the text that it reads. Ends early if a loss is not a number.
     """
@@ -1753,9 +1765,8 @@ figure if run else None
 # pipeline. Assume that a GPU reaches 40 % of its 989 TFLOP/s; it has 80 GB.
 #
 # Which schedule is best for which p, m and link? The next cell simulates everything, messages included. A
-# schedule must fit into memory: 16 bytes a parameter (twice as many with DualPipe, which
-# has two copies of the model: §11), and 34 s·b·h/t bytes for
-# each microbatch in flight in each layer, of which W needs 32.
+# schedule must fit into memory: 16 bytes a parameter (twice as many with DualPipe, which has two copies of
+# the model: §11), and 34 s·b·h/t bytes for each microbatch in flight in each layer, of which W needs 32.
 
 # %% tags=["skip-in-grading"]
 from course_lib.facts import (
@@ -1973,7 +1984,8 @@ report.points(4)
 class Row:
     """One rank's list while it is being written: `actions`.
 
-    microbatches: those of each stage, in order. Each stage's passes of a kind take them one after the other.
+    microbatches: those of each stage, in order. Each stage's passes of a kind take them
+    one after the other.
     """
 
     def __init__(self, microbatches: dict[int, range]):
