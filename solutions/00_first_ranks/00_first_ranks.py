@@ -392,7 +392,8 @@ run.ledger.table(times=False)
 
 # %% nbgrader={"grade_id": "ring_shift", "solution": true}
 def ring_shift(tensor: torch.Tensor, group=None) -> torch.Tensor:
-    """Return the left neighbour's `tensor` as a new tensor; send this rank's to the right neighbour.
+    """Return the left neighbour's `tensor` as a new tensor;
+    send this rank's to the right neighbour.
 
     tensor: any shape, contiguous or not; the same shape and dtype on every rank; not changed. May
     be empty. Every rank sends one message of the tensor's bytes, in one round. One rank alone gets
@@ -714,7 +715,8 @@ ledger.timeline()
 
 # %% nbgrader={"grade_id": "neighbour_sum", "solution": true}
 def neighbour_sum(tensor: torch.Tensor) -> torch.Tensor:
-    """The left neighbour's values + `tensor` + the right neighbour's, on a circle of two or more ranks.
+    """The left neighbour's values + `tensor` + the right neighbour's,
+    on a circle of two or more ranks.
 
     tensor: any shape, contiguous, not changed; the same shape and dtype on every rank.
     Every rank sends two messages of the tensor's bytes.
@@ -1185,7 +1187,8 @@ from pathlib import Path
 
 
 def torchrun(script, world_size, **environment):
-    """Run the script on `world_size` ranks; returns what it printed, or its errors when it failed."""
+    """Run the script on `world_size` ranks; returns what it printed,
+    or its errors when it failed."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "ring.py"
         path.write_text(script)

@@ -119,7 +119,8 @@ HATCHES = ("", "///", "...", "\\\\\\", "xx")
 
 
 def bars(rows, unit="", line=None):
-    """rows: by name, the parts' numbers by their names. line: (number, label) of a vertical line."""
+    """rows: by name, the parts' numbers by their names.
+    line: (number, label) of a vertical line."""
     figure = picture(8.6, 0.5 + 0.34 * len(rows))
     axes = figure.subplots()
     names = list(dict.fromkeys(part for parts in rows.values() for part in parts))
@@ -397,7 +398,8 @@ for name, (config, batch, seq) in flops_of.items():
 
 # %% tags=["skip-in-grading"]
 def multiplied(config):
-    """The elements of all matrices that a token is multiplied by: FLOPs of one token without scores."""
+    """The elements of all matrices that a token is multiplied by:
+    FLOPs of one token without scores."""
     return (step_flops(config, 1, 1, backward=False) - 4 * config.width * config.layers) // 2
 
 
@@ -540,15 +542,16 @@ print(f"the peak, {peak.total / 1e6:.2f} MB, lies in {peak.phase}: {shares}")
 
 # %% nbgrader={"grade_id": "saved_bytes", "solution": true}
 class SavedBytes:
-    """Context manager: the bytes that autograd keeps for backward of the operations that run inside.
+    """Context manager: the bytes that autograd keeps for backward
+    of the operations that run inside.
 
     module: its parameters and buffers do not count.
     total: bytes so far, each storage once.
-    by_module: dict, bytes by the name of the innermost submodule that was running when a storage was first
-    kept; names as in `module.named_modules()`, so "" is the module itself.
+    by_module: dict, bytes by the name of the innermost submodule that was running when a storage
+    was first kept; names as in `module.named_modules()`, so "" is the module itself.
 
-    Both can be read afterwards. Tensors are neither copied nor held once backward is over, and the hooks are
-    removed at the end, also after an exception inside.
+    Both can be read afterwards. Tensors are neither copied nor held once backward is over, and
+    the hooks are removed at the end, also after an exception inside.
     """
 
     def __init__(self, module: nn.Module):
@@ -1078,14 +1081,16 @@ for card in (A100, H100, gpu("B200")):
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def timed(function, clock=time.thread_time):
-    """Seconds in which this thread had a core: if other programs take it away, they do not count."""
+    """Seconds in which this thread had a core: if other programs take it away,
+    they do not count."""
     began = clock()
     function()
     return clock() - began
 
 
 def this_machine(rounds=3):
-    """Peak FLOP/s, bytes/s, and the least seconds of products by m, all in float32 on one thread."""
+    """Peak FLOP/s, bytes/s, and the least seconds of products by m,
+    all in float32 on one thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     weight, vector = torch.randn(4096, 4096), torch.randn(4096)
@@ -1281,7 +1286,8 @@ def tokens_per_second_per_gpu(params: float, flops: float, mfu: float) -> float:
 
 
 def compute_optimal(budget: float, law: tuple[float, ...]) -> tuple[float, float]:
-    """(parameters, tokens) with the least loss that cost `budget` FLOPs, 6 for each pair of them."""
+    """(parameters, tokens) with the least loss that cost `budget` FLOPs,
+    6 for each pair of them."""
     ### BEGIN SOLUTION
     _, a, b, alpha, beta = law
     params = (alpha * a / (beta * b) * (budget / 6) ** beta) ** (1 / (alpha + beta))
@@ -1565,7 +1571,8 @@ calculator(measured=timeline)
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def one_replica(batch):
-    """One step of AdamW: the FLOPs and the peak of this rank, and the bytes of its model states after it."""
+    """One step of AdamW: the FLOPs and the peak of this rank,
+    and the bytes of its model states after it."""
     torch.manual_seed(0)
     model = GPT(SMALL).to(device())
     optimizer = torch.optim.AdamW(model.parameters(), foreach=False)

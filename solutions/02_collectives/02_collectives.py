@@ -396,7 +396,8 @@ def wire_bytes():
 
 
 def on_the_wire(collective, numel=1 << 20):
-    """How often this rank sends M in `collective(full, part)`: M is the full tensor, a part is M/N."""
+    """How often this rank sends M in `collective(full, part)`:
+    M is the full tensor, a part is M/N."""
     full = torch.ones(numel, device=device())
     part = torch.ones(numel // dist.get_world_size(), device=device())
     dist.barrier()
@@ -483,7 +484,8 @@ def reduce_scatter_cost(n: int, nbytes: int) -> tuple[float, int]:
 # Helpers of your own, if you like:
 ### BEGIN SOLUTION
 def exchange(outgoing, to, arriving, source, group):
-    """One round: send `outgoing` to rank `to` of the group, receive `arriving` from rank `source`."""
+    """One round: send `outgoing` to rank `to` of the group,
+    receive `arriving` from rank `source`."""
     messages = [
         dist.P2POp(dist.irecv, arriving, group=group, group_peer=source),
         dist.P2POp(dist.isend, outgoing, group=group, group_peer=to),
@@ -504,8 +506,8 @@ def pass_on(outgoing, arriving, group):
 def reduce_scatter(output: torch.Tensor, input: torch.Tensor, group: Group = None) -> None:
     """Write into `output` this rank's chunk of the sum of all ranks' `input`, by a ring.
 
-    input: (N*k, ...), contiguous or not; unchanged. output: (k, ...), chunk r of dim 0 of the sum; its
-    earlier values do not count. As dist.reduce_scatter_tensor.
+    input: (N*k, ...), contiguous or not; unchanged. output: (k, ...), chunk r of dim 0 of the sum;
+    its earlier values do not count. As dist.reduce_scatter_tensor.
     Each rank sends (N-1)/N of the input's bytes, in N-1 rounds.
     """
     ### BEGIN SOLUTION
@@ -642,7 +644,8 @@ def all_gather_cost(n: int, nbytes: int) -> tuple[float, int]:
 # Helpers of your own, if you like:
 ### BEGIN SOLUTION
 def gather_chunks(chunks, complete, group):
-    """Send chunk `complete` on, then each chunk that arrives, along the ring: every rank gets all chunks."""
+    """Send chunk `complete` on, then each chunk that arrives, along the ring:
+    every rank gets all chunks."""
     n = dist.get_world_size(group)
     for k in range(n - 1):
         pass_on(chunks[(complete - k) % n], chunks[(complete - k - 1) % n], group)
@@ -857,8 +860,8 @@ def ring_all_reduce(tensor: torch.Tensor, group: Group = None) -> None:
     """Sum `tensor` over the ranks of `group`, in place, by a ring. As dist.all_reduce.
 
     tensor: any shape, contiguous or not, any size; the same shape and dtype on every rank.
-    Each rank sends 2 (N-1)/N of the tensor's bytes, in 2 (N-1) rounds. If N does not divide the number of
-    elements, it sends at most 2 (N-1) chunks of ceil(numel/N) elements.
+    Each rank sends 2 (N-1)/N of the tensor's bytes, in 2 (N-1) rounds. If N does not divide
+    the number of elements, it sends at most 2 (N-1) chunks of ceil(numel/N) elements.
     The result has the same bits on every rank.
     """
     ### BEGIN SOLUTION
@@ -1025,9 +1028,9 @@ def recursive_doubling_all_reduce(tensor: torch.Tensor, group: Group = None) -> 
     """Sum `tensor` over the ranks of `group`, in place, by recursive doubling.
 
     tensor: any shape, contiguous or not; the same shape and dtype on every rank.
-    N a power of two: each rank sends M log2 N bytes, in log2 N rounds. Any other N: one round before
-    and one after for the ranks that are left over. These are floor(log2 N) + 2 rounds, and the busiest
-    rank sends M (floor(log2 N) + 1) bytes.
+    N a power of two: each rank sends M log2 N bytes, in log2 N rounds. Any other N: one round
+    before and one after for the ranks that are left over. These are floor(log2 N) + 2 rounds, and
+    the busiest rank sends M (floor(log2 N) + 1) bytes.
     The result has the same bits on every rank.
     """
     ### BEGIN SOLUTION
@@ -1174,7 +1177,8 @@ stepper(run.ledger, run)
 
 # %% nbgrader={"grade_id": "all_to_all_cost", "solution": true}
 def all_to_all_cost(n: int, nbytes: int) -> tuple[float, int]:
-    """(bytes that each rank sends, rounds) of a pairwise all-to-all; nbytes = bytes of one rank's input."""
+    """(bytes that each rank sends, rounds) of a pairwise all-to-all;
+    nbytes = bytes of one rank's input."""
     ### BEGIN SOLUTION
     return (n - 1) / n * nbytes, n - 1
     ### END SOLUTION
@@ -1299,7 +1303,8 @@ try_it(both_ways)
 
 # %% tags=["skip-in-grading"]
 def node_groups(per_node):
-    """This rank's (intra_group, inter_group): its node, and the ranks with the same place in their nodes."""
+    """This rank's (intra_group, inter_group): its node,
+    and the ranks with the same place in their nodes."""
     rank, n = dist.get_rank(), dist.get_world_size()
     intra = [dist.new_group(range(first, first + per_node)) for first in range(0, n, per_node)]
     inter = [dist.new_group(range(place, n, per_node)) for place in range(per_node)]
@@ -1348,7 +1353,8 @@ def hierarchical_all_reduce(tensor: torch.Tensor, intra_group: Group, inter_grou
     """Sum `tensor` over all nodes, in place: inside the node, across nodes, inside the node.
 
     tensor: any shape and size; the same shape and dtype on every rank.
-    intra_group: the g ranks of this rank's node. inter_group: the n ranks with the same place in their nodes.
+    intra_group: the g ranks of this rank's node. inter_group: the n ranks with the same
+    place in their nodes.
     Each rank sends 2 (g-1)/g M bytes inside and 2 (n-1)/n M/g across, in 2 (g-1) + 2 (n-1) rounds.
     """
     ### BEGIN SOLUTION
@@ -1617,7 +1623,8 @@ def stopwatch(algorithms, sizes):
 
 
 def best(run, name):
-    """Seconds at each size. The slowest rank gives the time of a repetition; the best repetition counts."""
+    """Seconds at each size. The slowest rank gives the time of a repetition;
+    the best repetition counts."""
     by_size = zip(*(times[name] for times in run), strict=True)
     return [torch.tensor(ranks).amax(0).min().item() for ranks in by_size]
 
@@ -1649,7 +1656,8 @@ RING, DOUBLING = "ring_all_reduce", "recursive_doubling_all_reduce"
 
 
 def fit(measured):
-    """(alpha, beta) with the least sum of squared relative errors over the ring and the doubling."""
+    """(alpha, beta) with the least sum of squared relative errors over the ring
+    and the doubling."""
     rows = [
         [rounds(name, RACE_RANKS) / t, bytes_sent_per_rank(name, RACE_RANKS, nbytes) / t]
         for name in (RING, DOUBLING)

@@ -100,7 +100,8 @@ def samples(seed, count, width=64):
 
 
 def one_step(wrap, width=64, count=16, before=0):
-    """Every rank has a model and data of its own: `before` backwards, then the gradients of one more, by name."""
+    """Every rank has a model and data of its own: `before` backwards,
+    then the gradients of one more, by name."""
     rank = dist.get_rank()
     model = wrap(network(rank, width))
     x, y = samples(100 + rank, count, width)
@@ -124,7 +125,8 @@ def try_it(body, *args, world_size=4, **kwargs):
 
 
 def predicted(prediction, *args):
-    """The number that a prediction of yours returns; None, after a sentence, if it returns no number yet."""
+    """The number that a prediction of yours returns; None, after a sentence,
+    if it returns no number yet."""
     name = prediction.__name__
     try:
         number = prediction(*args)
@@ -291,8 +293,8 @@ def shard_indices(
 ) -> list[int]:
     """The samples, of 0 to n - 1, that `rank` sees in `epoch`, in order.
 
-    Every rank gets ceil(n / world_size) samples. If the order is too short for that, it is continued
-    from its beginning, more than once if need be (3 samples, 8 ranks).
+    Every rank gets ceil(n / world_size) samples. If the order is too short for that, it is
+    continued from its beginning, more than once if need be (3 samples, 8 ranks).
     drop_last: every rank gets floor(n / world_size), and no sample is seen twice.
     shuffle: an order drawn from `seed + epoch`, the same on all ranks; False: 0, 1, 2, ...
     Rank r takes the places r, r + world_size, r + 2 world_size, ... of the order.
@@ -798,8 +800,9 @@ class BucketedDataParallel(nn.Module):
     """Replicas of `module`, whose gradients are averaged in buckets while backward runs."""
 
     def __init__(self, module: nn.Module, bucket_bytes: int = 25 << 20, group: Group = None):
-        """Broadcast parameters and buffers from the group's first rank, put the parameters that require a
-        gradient into buckets (above `bucket_bytes` only for one larger parameter), register hooks."""
+        """Broadcast parameters and buffers from the group's first rank, put the parameters that
+        require a gradient into buckets (above `bucket_bytes` only for one larger parameter),
+        register hooks."""
         super().__init__()
         self.module, self.group = module, group
         ### BEGIN SOLUTION
@@ -839,8 +842,8 @@ class BucketedDataParallel(nn.Module):
     def finish_gradient_synchronization(self) -> None:
         """Wait for the buckets and replace every `.grad` by its mean over the ranks.
 
-        As in NaiveDataParallel, every parameter that requires a gradient has one. Sends 2 (N-1)/N times
-        the gradients' bytes in all, in as many all-reduces as there are buckets.
+        As in NaiveDataParallel, every parameter that requires a gradient has one. Sends 2 (N-1)/N
+        times the gradients' bytes in all, in as many all-reduces as there are buckets.
         """
         ### BEGIN SOLUTION
         for missing in self.missing:
@@ -917,7 +920,8 @@ class Arrival:
 
 
 def slow_wire(bandwidth):
-    """From now on, send this rank's all-reduces one by one over a wire of `bandwidth` bytes a second."""
+    """From now on, send this rank's all-reduces one by one over a wire
+    of `bandwidth` bytes a second."""
     n, real, free = dist.get_world_size(), dist.all_reduce, 0.0
 
     def all_reduce(tensor, op=dist.ReduceOp.SUM, group=None, async_op=False):
@@ -930,7 +934,8 @@ def slow_wire(bandwidth):
 
 
 def clocked(wraps, layer=0.010, wire=200e6, width=512, depth=8, steps=6):
-    """By name, for the best step: (seconds of forward and backward, then seconds until the mean is there)."""
+    """By name, for the best step: (seconds of forward and backward,
+    then seconds until the mean is there)."""
 
     def pace(module, args, output):
         output.register_hook(lambda gradient: time.sleep(layer))
@@ -1210,10 +1215,12 @@ def topk_all_reduce(
 ) -> None:
     """Replace `tensor` by the mean over the ranks of the k largest elements of `tensor + error`.
 
-    An element that a rank does not send counts as 0 there: the sum of what was sent is divided by N.
-    tensor: float32, any shape, contiguous or not; the shape is the same on every rank. Overwritten in
-    place, with the same bits on every rank.
-    error: of the same shape; overwritten by the part of `tensor + error` that this rank did not send.
+    An element that a rank does not send counts as 0 there: the sum of what was
+    sent is divided by N.
+    tensor: float32, any shape, contiguous or not; the shape is the same on every rank. Overwritten
+    in place, with the same bits on every rank.
+    error: of the same shape; overwritten by the part of `tensor + error` that this
+    rank did not send.
     k = max(1, round(fraction * size)); the k largest are those of largest magnitude.
     Sends (N-1) k (4 + 4) bytes: indices as int32, and values.
     """
@@ -1263,7 +1270,8 @@ def average_of_noise(average):
 
 
 def beside(name, average, prediction, *args):
-    """The bytes of `average(tensor, error)` for 100,000 elements beside prediction(n, 100_000, ...)."""
+    """The bytes of `average(tensor, error)` for 100,000 elements beside
+    prediction(n, 100_000, ...)."""
     for n in (2, 4):
         run = try_it(average_of_noise, average, world_size=n)
         if run is not None:
@@ -1373,7 +1381,8 @@ BLOCK = 256
 
 
 def quantize(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(rows, size) float32 -> elements (rows, size) int8 and scales (rows, ceil(size/256)) float32."""
+    """(rows, size) float32 -> elements (rows, size) int8 and scales
+    (rows, ceil(size/256)) float32."""
     padded = nn.functional.pad(rows, (0, -rows.shape[1] % BLOCK))
     blocks = padded.view(len(rows), -1, BLOCK)
     scales = blocks.abs().amax(-1) / 127
@@ -1542,12 +1551,14 @@ def int8_bytes_sent(n: int, numel: int) -> float:
 # %% nbgrader={"grade_id": "int8_all_reduce", "solution": true}
 @torch.no_grad()
 def int8_all_reduce(tensor: torch.Tensor, error: torch.Tensor, group: Group = None) -> None:
-    """Replace `tensor` by the mean over the ranks of `tensor + error`, sent in eight bits an element.
+    """Replace `tensor` by the mean over the ranks of `tensor + error`,
+    sent in eight bits an element.
 
-    tensor: float32, any shape, contiguous or not, also of fewer than N elements; the shape is the same on
-    every rank. Overwritten in place, with the same bits on every rank.
+    tensor: float32, any shape, contiguous or not, also of fewer than N elements; the shape is
+    the same on every rank. Overwritten in place, with the same bits on every rank.
     error: of the same shape; overwritten by what this rank's roundings have left out.
-    Sends 2 (N-1) (s + 4 ceil(s/256)) bytes, with s = ceil(size / N): an all-to-all and an all-gather.
+    Sends 2 (N-1) (s + 4 ceil(s/256)) bytes, with s = ceil(size / N): an all-to-all
+    and an all-gather.
     """
     ### BEGIN SOLUTION
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -1827,12 +1838,14 @@ figure
 class PowerSGD:
     """Averages gradients over the ranks of `group`, matrices as P Q^T with `rank` columns.
 
-    all_reduce(gradients) overwrites each tensor of a list, which has the same shapes in the same order in
-    every step: a matrix larger than `rank` in both dimensions by P Q^T, any other by the exact mean.
-    For each matrix, Q and error are kept from step to step. The first Q is random and the same on every
-    rank: draw it with a torch.Generator of a fixed seed. Q has the dtype of its gradient, which may be float32
-    or float64. The same bits on every rank afterwards.
-    A step sends 2 (N-1)/N times the bytes of each P (rows, rank), each Q (columns, rank), each other tensor.
+    all_reduce(gradients) overwrites each tensor of a list, which has the same shapes in the same
+    order in every step: a matrix larger than `rank` in both dimensions by P Q^T, any other
+    by the exact mean.
+    For each matrix, Q and error are kept from step to step. The first Q is random and the same on
+    every rank: draw it with a torch.Generator of a fixed seed. Q has the dtype of its gradient,
+    which may be float32 or float64. The same bits on every rank afterwards.
+    A step sends 2 (N-1)/N times the bytes of each P (rows, rank), each Q (columns, rank),
+    each other tensor.
     """
 
     def __init__(self, rank: int = 2, group: Group = None):
@@ -1943,7 +1956,8 @@ curves(
 
 # %%
 def shard_rows(flat, n):
-    """(n, s): shard after shard of a vector, zeros at the end; s is a multiple of 8 (a byte has 8 signs)."""
+    """(n, s): shard after shard of a vector, zeros at the end;
+    s is a multiple of 8 (a byte has 8 signs)."""
     shard = 8 * math.ceil(flat.numel() / (8 * n))
     return nn.functional.pad(flat, (0, n * shard - flat.numel())).view(n, shard)
 
@@ -1971,10 +1985,12 @@ def sign_all_reduce(
 
     tensor: any shape, the same on every rank. Overwritten, with the same bits on every rank.
     error: of the same shape; overwritten by what this rank's signs miss.
-    server_error: shape (s,), a row of `shard_rows`. The server sends the signs of mean + server_error for
-    its shard, and overwrites server_error by the part that these signs miss. It is 0 in the padding.
-    A scale is the mean of |x| over a shard's elements, padding not counted, in float32. Decoded, an element
-    is its sign times its scale. Sends (N-1) (s/8 + 4) bytes by all-to-all, and as many by all-gather.
+    server_error: shape (s,), a row of `shard_rows`. The server sends the signs
+    of mean + server_error for its shard, and overwrites server_error by the part that these signs
+    miss. It is 0 in the padding.
+    A scale is the mean of |x| over a shard's elements, padding not counted, in float32. Decoded,
+    an element is its sign times its scale. Sends (N-1) (s/8 + 4) bytes by all-to-all, and as
+    many by all-gather.
     """
     ### BEGIN SOLUTION
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -2005,12 +2021,14 @@ def sign_all_reduce(
 
 
 class OneBitAdam:
-    """Adam that averages by itself: for `warmup_steps` the gradients, then the momentum by sign_all_reduce.
+    """Adam that averages by itself: for `warmup_steps` the gradients,
+    then the momentum by sign_all_reduce.
 
-    params: a list, the same values on every rank; each `.grad` is this rank's own. Momentum, variance and
-    both errors are kept for each. step() sends an all-reduce for each parameter in the warm-up, and then
-    a sign_all_reduce for each. The bias corrections are Adam's. After the warm-up the variance no longer
-    changes, and neither does its correction: 1 - beta2 ** min(steps, warmup_steps).
+    params: a list, the same values on every rank; each `.grad` is this rank's own. Momentum,
+    variance and both errors are kept for each. step() sends an all-reduce for each parameter
+    in the warm-up, and then a sign_all_reduce for each. The bias corrections are Adam's. After
+    the warm-up the variance no longer changes, and neither does its correction:
+    1 - beta2 ** min(steps, warmup_steps).
     """
 
     def __init__(

@@ -123,7 +123,8 @@ def held():
 
 
 def train(make, steps=2, microbatches=1, samples=2):
-    """Train the pair (model, optimizer) of `make(model)`; every rank has its own data and first weights."""
+    """Train the pair (model, optimizer) of `make(model)`;
+    every rank has its own data and first weights."""
     gc.collect()
     gc.freeze()  # existing tensors do not count
     rank = dist.get_rank()
@@ -163,7 +164,8 @@ def sent(run, rank=0, since=-1):
 
 
 def memory_picture(runs):
-    """Bytes a parameter at every look of the last step on rank 0, a panel for each run of `train`."""
+    """Bytes a parameter at every look of the last step on rank 0,
+    a panel for each run of `train`."""
     runs = {name: run for name, run in runs.items() if run}  # None: not written yet
     figure = picture(9.0, 2.2)
     panels = figure.subplots(1, len(runs), sharey=True, squeeze=False)[0]
@@ -379,11 +381,12 @@ def offsets(tensors) -> list[int]:
 
 
 def flatten_and_shard(params, n: int) -> list[torch.Tensor]:
-    """The elements of `params` in a row, cut into n flat shards of one size; zeros fill the last ones.
+    """The elements of `params` in a row, cut into n flat shards of one size;
+    zeros fill the last ones.
 
-    params: tensors of any shapes, contiguous or not, of one dtype. They are left alone. The order of a
-    tensor's elements is that of reshape(-1). Returns n tensors of ceil(P / n) elements, of the same dtype,
-    detached: no gradient flows back from them.
+    params: tensors of any shapes, contiguous or not, of one dtype. They are left alone. The order
+    of a tensor's elements is that of reshape(-1). Returns n tensors of ceil(P / n) elements,
+    of the same dtype, detached: no gradient flows back from them.
     """
     ### BEGIN SOLUTION
     tensors = [param.detach() for param in params]
@@ -536,8 +539,8 @@ def flat_gradient(params, n):
 class Zero1Optimizer:
     """Any elementwise torch optimizer, its state sharded over the ranks of `group`.
 
-    params: all parameters of a model. They get the values of the first rank. optimizer_cls, **defaults: the
-    optimizer and its arguments, such as torch.optim.AdamW, lr=1e-3.
+    params: all parameters of a model. They get the values of the first rank.
+    optimizer_cls, **defaults: the optimizer and its arguments, such as torch.optim.AdamW, lr=1e-3.
     A step sends 2 (N-1)/N of the parameters, however many backwards came before it.
     """
 
@@ -605,7 +608,8 @@ def zero1(model):
 
 
 def show(name, make, expected, world_size=4, **options):
-    """Run `train`; print the bytes a parameter, measured and expected, and the traffic of a step."""
+    """Run `train`; print the bytes a parameter, measured and expected,
+    and the traffic of a step."""
     run = try_it(train, make, world_size=world_size, **options)
     if run:
         text = ", ".join(f"{when} {run[0][when] / P:.2f}" for when in expected)
@@ -747,7 +751,8 @@ def over_the_ring(make):
 
 
 def on_the_wire(make):
-    """The bytes that this rank sent over TCP in the second of two steps, in units of (N-1)/N P elements."""
+    """The bytes that this rank sent over TCP in the second of two steps,
+    in units of (N-1)/N P elements."""
     model, optimizer = make(Network(seed=5).to(device()))
     for _ in range(2):
         x, y = torch.randn(2, 4, WIDTH, device=device())
@@ -838,7 +843,8 @@ memory_picture(drawn)
 
 # %%
 def after_backward(function):
-    """Call `function()` when the backward that is running now is over. To be called from its hooks."""
+    """Call `function()` when the backward that is running now is over.
+    To be called from its hooks."""
     torch.autograd.Variable._execution_engine.queue_callback(function)
 
 
@@ -846,9 +852,9 @@ def after_backward(function):
 class Zero2Optimizer:
     """As Zero1Optimizer, with gradients sharded too.
 
-    bucket_bytes: parameters are put into buckets of up to that many bytes, from the last to the first; a
-    larger parameter has a bucket of its own. After every backward the gradients of the parameters are
-    None, and this rank keeps its shards of their mean.
+    bucket_bytes: parameters are put into buckets of up to that many bytes, from the last to
+    the first; a larger parameter has a bucket of its own. After every backward the gradients
+    of the parameters are None, and this rank keeps its shards of their mean.
     Sends (K + 1) (N-1)/N of the parameters for a step after K backwards.
     """
 
@@ -910,7 +916,8 @@ class Zero2Optimizer:
         ### END SOLUTION
 
     def zero_grad(self):
-        """Forget the gradients: each shard's is None afterwards, because zeros would keep the memory."""
+        """Forget the gradients: each shard's is None afterwards,
+        because zeros would keep the memory."""
         ### BEGIN SOLUTION
         self.optimizer.zero_grad()
         ### END SOLUTION
@@ -1048,8 +1055,8 @@ print("again:", view)
 class Unit:
     """Parameters that are gathered, freed and reduced together, and this rank's `shard` of them.
 
-    params: tensors that are all frozen or all trained. From the constructor on they have no memory, except
-    between gather() and free(). gather() and reduce() send (N-1)/N of the parameters each.
+    params: tensors that are all frozen or all trained. From the constructor on they have no memory,
+    except between gather() and free(). gather() and reduce() send (N-1)/N of the parameters each.
     """
 
     def __init__(self, params, *, group: Group = None):
@@ -1083,7 +1090,8 @@ class Unit:
         ### END SOLUTION
 
     def reduce(self):
-        """Add the mean of the parameters' gradients to the shard's gradient, and forget the former."""
+        """Add the mean of the parameters' gradients to the shard's gradient,
+        and forget the former."""
         ### BEGIN SOLUTION
         whole = flat_gradient(self.params, self.n)
         for param in self.params:
@@ -1631,12 +1639,14 @@ with tempfile.TemporaryDirectory() as folder:
 def offloaded(
     optimizer_cls: type[torch.optim.Optimizer], folder: str
 ) -> type[torch.optim.Optimizer]:
-    """A class of optimizers like `optimizer_cls`, whose states lie in memory-mapped files in `folder`.
+    """A class of optimizers like `optimizer_cls`,
+    whose states lie in memory-mapped files in `folder`.
 
-    After each step() every tensor in `optimizer.state` that has dimensions lies in a file in `folder`, mapped
-    with shared=True. It has the values, shape and dtype of the tensor that it replaces, and no reference
-    keeps that tensor alive. Several optimizers, of one process or of several, may use one folder: no two
-    states share a file. step() returns the same as that of `optimizer_cls`.
+    After each step() every tensor in `optimizer.state` that has dimensions lies in a file
+    in `folder`, mapped with shared=True. It has the values, shape and dtype of the tensor that it
+    replaces, and no reference keeps that tensor alive. Several optimizers, of one process or
+    of several, may use one folder: no two states share a file. step() returns the same as that
+    of `optimizer_cls`.
     """
     ### BEGIN SOLUTION
 

@@ -157,7 +157,8 @@ def one_by_one(body, cases):
 
 
 def several(body, cases, world_size=4):
-    """By name: the ranks' results of body(*arguments), and the operations of rank 0 after its last barrier.
+    """By name: the ranks' results of body(*arguments),
+    and the operations of rank 0 after its last barrier.
 
     All cases run in the same ranks, one after the other.
     """
@@ -203,7 +204,8 @@ class Arrival:
 
 
 def record_messages(events, bandwidth=math.inf):
-    """From now on this rank's gathers and reductions go over one wire, and are written into `events`."""
+    """From now on this rank's gathers and reductions go over one wire,
+    and are written into `events`."""
     kinds = {"all_gather_single": "gather", "reduce_scatter_single": "reduce"}
     kinds |= {"_allgather_base": "gather", "_reduce_scatter_base": "reduce"}  # before PyTorch 2.13
     free = 0.0
@@ -248,7 +250,8 @@ def fastest_steps(makes, pace, bandwidth, steps, depth):
 
 
 def slow_motion(makes, pace=PACE, bandwidth=WIRE, steps=4, depth=DEPTH, world_size=2):
-    """By name: (milliseconds, events) of the fastest step of the model that each of `makes` makes."""
+    """By name: (milliseconds, events) of the fastest step of the model that each
+    of `makes` makes."""
     arguments = makes, pace, bandwidth, steps, depth
     run = try_it(fastest_steps, *arguments, world_size=world_size, backend="gloo")
     return run[0] if run else {}
@@ -371,7 +374,8 @@ def fsdp_bytes(
 ) -> float:  # fmt: skip
     """Bytes that each of n ranks sends in a step of K microbatches.
 
-    params: elements of all units. weights, gradients: bytes of an element in a gather, in a reduce-scatter.
+    params: elements of all units. weights, gradients: bytes of an element in a gather,
+    in a reduce-scatter.
     reshard: whether units are freed after forward, and gathered again for backward.
     keep: None, "gradients", "weights between" or "weights": see the table above.
     """
@@ -399,7 +403,8 @@ def hides_from(n: int, flops: float, each_way: float, itemsize: float = 2) -> fl
 
 
 def unit_bytes(config: GPTConfig, itemsize: int = 2) -> tuple[int, int]:
-    """Bytes of one block, and of the root: embeddings, last norm, and the head unless it is tied."""
+    """Bytes of one block, and of the root: embeddings, last norm,
+    and the head unless it is tied."""
     ### BEGIN SOLUTION
     with torch.device("meta"):  # shapes without memory
         model = GPT(replace(config, layers=1))
@@ -611,8 +616,9 @@ def fsdp_schedule(
 ) -> list[tuple[str, int]]:
     """The actions of a step, in the order in which the host issues them.
 
-    An action is ("gather", i), ("forward", i), ("free", i), ("backward", i) or ("reduce", i); units are
-    numbered in the order of forward. At most 1 + prefetch units are whole at once, if `reshard`.
+    An action is ("gather", i), ("forward", i), ("free", i), ("backward", i) or ("reduce", i); units
+    are numbered in the order of forward. At most 1 + prefetch units are whole at
+    once, if `reshard`.
     """
     ### BEGIN SOLUTION
     actions: list[tuple[str, int]] = []
@@ -808,7 +814,8 @@ from course_lib.fsdp import Unit
 
 
 def after_backward(function):
-    """Call `function()` when the backward that is running now is over. To be called from its hooks."""
+    """Call `function()` when the backward that is running now is over.
+    To be called from its hooks."""
     torch.autograd.Variable._execution_engine.queue_callback(function)
 
 
@@ -816,8 +823,9 @@ def after_backward(function):
 class PrefetchedModule(nn.Module):
     """`module` with its parameters sharded over `group`; units are gathered before they are needed.
 
-    Sends, for a step, two gathers and a reduction of each block, but for the last one, which is kept after
-    forward; one gather less of each with reshard_after_forward=False. At most 1 + prefetch blocks are whole.
+    Sends, for a step, two gathers and a reduction of each block, but for the last one, which is
+    kept after forward; one gather less of each with reshard_after_forward=False. At most
+    1 + prefetch blocks are whole.
     """
 
     def __init__(
@@ -990,7 +998,8 @@ REAL = {  # name: (class, arguments of the schedule)
 
 
 def foretold(arguments):
-    """Milliseconds of your list under the clock; without arguments, those of a step that hides nothing."""
+    """Milliseconds of your list under the clock; without arguments,
+    those of a step that hides nothing."""
     if arguments is None:
         return 3 * DEPTH * (PACE + MESSAGE) * 1000
     schedule = made(*arguments)
@@ -1194,8 +1203,9 @@ figure
 def all_gather_cast(output: torch.Tensor, shard: torch.Tensor, group: Group = None) -> None:
     """Write all ranks' shards into `output`. They travel in the dtype of `output`.
 
-    shard: s elements in float32, the same size on every rank. It is left alone. output: N s elements of any
-    floating dtype; it is overwritten. Sends (N-1) s elements of output's dtype, in one all-gather.
+    shard: s elements in float32, the same size on every rank. It is left alone. output: N s
+    elements of any floating dtype; it is overwritten. Sends (N-1) s elements of output's dtype,
+    in one all-gather.
     """
     ### BEGIN SOLUTION
     dist.all_gather_into_tensor(
@@ -1212,9 +1222,10 @@ def reduce_scatter_mean(
 ) -> None:
     """Write this rank's part of the mean of all ranks' `grads` into `output`.
 
-    grads: N s elements of any floating dtype. They are left alone. output: s elements in float32; TypeError
-    if it has 16 bits, since small steps of the optimizer would be lost there. Gradients travel and are added
-    in `reduce_dtype`. Sends (N-1) s elements of this dtype, in one reduce-scatter.
+    grads: N s elements of any floating dtype. They are left alone. output: s elements in float32;
+    TypeError if it has 16 bits, since small steps of the optimizer would be lost there. Gradients
+    travel and are added in `reduce_dtype`. Sends (N-1) s elements of this dtype,
+    in one reduce-scatter.
     """
     ### BEGIN SOLUTION
     if output.dtype not in (torch.float32, torch.float64):
@@ -1364,9 +1375,11 @@ for name, (ranks, operations) in several(by_policy, POLICIES).items():
 
 # %% nbgrader={"grade_id": "hybrid", "solution": true}
 def hybrid_groups(world_size: int, shard: int) -> tuple[list[list[int]], list[list[int]]]:
-    """(shard_groups, replica_groups): lists of ranks. Neighbours share a model, equal places hold one shard.
+    """(shard_groups, replica_groups): lists of ranks. Neighbours share a model,
+    equal places hold one shard.
 
-    Groups and their ranks are in ascending order. ValueError if `shard` does not divide `world_size`.
+    Groups and their ranks are in ascending order. ValueError if `shard` does not
+    divide `world_size`.
     """
     ### BEGIN SOLUTION
     if shard < 1 or world_size < 1 or world_size % shard:
@@ -1566,9 +1579,10 @@ def clip_grad_norm_(
 ) -> float:
     """Scale all gradients by min(1, max_norm / norm), where norm is that of the whole gradient.
 
-    shards: this rank's tensors, with their gradients in `.grad`, which are scaled in place; a `.grad` that is
-    None counts as zeros. group: the ranks that hold the other shards. replica_group: ranks that hold the same
-    shards as this one, which must not count twice. Returns the norm before scaling, the same on all ranks.
+    shards: this rank's tensors, with their gradients in `.grad`, which are scaled in place;
+    a `.grad` that is None counts as zeros. group: the ranks that hold the other shards.
+    replica_group: ranks that hold the same shards as this one, which must not count twice. Returns
+    the norm before scaling, the same on all ranks.
     One all-reduce of 4 bytes.
     """
     ### BEGIN SOLUTION
@@ -1952,7 +1966,8 @@ def trained_and_saved(folder):
 
 
 def loaded(folder):
-    """The whole parameters of a model that had other ones, and the number of its optimizer's states."""
+    """The whole parameters of a model that had other ones,
+    and the number of its optimizer's states."""
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
@@ -2229,9 +2244,10 @@ def all_gather_int8(
 ) -> None:
     """Write all ranks' shards into `output`, each rounded to 8 bits in blocks of `block` elements.
 
-    shard: s elements of any floating dtype, the same size on every rank; left alone. output: N s elements;
-    overwritten, with the same bits on all ranks. Blocks begin anew with each shard; the last one may be
-    short. An element is off by at most half of its block's scale. Sends (N-1) (s + 4 ceil(s/block)) bytes.
+    shard: s elements of any floating dtype, the same size on every rank; left alone. output: N s
+    elements; overwritten, with the same bits on all ranks. Blocks begin anew with each shard;
+    the last one may be short. An element is off by at most half of its block's scale. Sends (N-1)
+    (s + 4 ceil(s/block)) bytes.
     """
     ### BEGIN SOLUTION
     n, size = dist.get_world_size(group), shard.numel()

@@ -98,7 +98,8 @@ def part(x, dim, group: Group = None):
 
 
 def joined(x, dim, group: Group = None, size=None):
-    """All ranks' parts, one after the other along `dim`. size: that of the whole, if parts may be unequal."""
+    """All ranks' parts, one after the other along `dim`. size: that of the whole,
+    if parts may be unequal."""
     n, dim = dist.get_world_size(group), dim % x.dim()
     sizes = [x.shape[dim]] * n if size is None else [size // n + (r < size % n) for r in range(n)]
     if x.shape[dim] != sizes[dist.get_rank(group)]:
@@ -112,7 +113,8 @@ def joined(x, dim, group: Group = None, size=None):
 
 
 def summed_part(x, dim, group: Group = None):
-    """This rank's part, along `dim`, of the sum of all ranks' `x`; its size must be a multiple of N."""
+    """This rank's part, along `dim`, of the sum of all ranks' `x`;
+    its size must be a multiple of N."""
     n, dim = dist.get_world_size(group), dim % x.dim()
     if x.shape[dim] % n:
         raise ValueError(f"{x.shape[dim]} positions cannot be shared equally by {n} ranks")
@@ -131,7 +133,8 @@ def summed_part(x, dim, group: Group = None):
 
 # %%
 class Saved:
-    """A context that counts the bytes that forward keeps for backward, each piece of memory once."""
+    """A context that counts the bytes that forward keeps for backward,
+    each piece of memory once."""
 
     def __init__(self, apart_from=()):
         self.known = {tensor.untyped_storage().data_ptr() for tensor in apart_from}
@@ -197,7 +200,8 @@ def alone(make, **options):
 
 
 def try_it(body, *args, world_size=4, **kwargs):
-    """Run `body`, which may go wrong. Returns the run; if it fails, prints the reason and returns None."""
+    """Run `body`, which may go wrong. Returns the run; if it fails,
+    prints the reason and returns None."""
     try:
         return launch(body, *args, world_size=world_size, **kwargs)
     except RankError as error:
@@ -318,7 +322,8 @@ def identity_all_reduce(x, group: Group = None):
 
 
 def all_reduce_identity(x, group: Group = None):
-    """Out of a region. Forward: the sum over the ranks, in a new tensor. Backward: the gradient itself."""
+    """Out of a region. Forward: the sum over the ranks, in a new tensor.
+    Backward: the gradient itself."""
     ### BEGIN SOLUTION
     return _AllReduceIdentity.apply(x, group)
     ### END SOLUTION
@@ -419,7 +424,8 @@ for name, add_up in (("yours", all_reduce_identity), ("torch.distributed.nn", th
 
 # %%
 class _AllGatherSplit(torch.autograd.Function):
-    """Forward: all parts along the last dimension, joined. Backward: this rank's part of the gradient."""
+    """Forward: all parts along the last dimension, joined.
+    Backward: this rank's part of the gradient."""
 
     @staticmethod
     def forward(ctx, x, group, size):
@@ -432,7 +438,8 @@ class _AllGatherSplit(torch.autograd.Function):
 
 
 class _SplitAllGather(torch.autograd.Function):
-    """Forward: this rank's part along the last dimension. Backward: the parts' gradients, joined."""
+    """Forward: this rank's part along the last dimension.
+    Backward: the parts' gradients, joined."""
 
     @staticmethod
     def forward(ctx, x, group):
@@ -469,8 +476,9 @@ def own_features(x, group: Group = None):
 class ColumnParallelLinear(nn.Module):
     """nn.Linear whose output features are cut over the ranks of `group`.
 
-    forward: x (..., in_features), replicated; returns the rank's part of (..., out_features), or all of it
-    if gather_output is set. Forward sends nothing, or (N-1)/N of the output if gather_output is set.
+    forward: x (..., in_features), replicated; returns the rank's part of (..., out_features), or
+    all of it if gather_output is set. Forward sends nothing, or (N-1)/N of the output if
+    gather_output is set.
     Backward sends 2 (N-1)/N of x.
     """
 
@@ -513,7 +521,8 @@ report.points(7)
 
 # %% tags=["skip-in-grading"]
 def beside(name, make, whole, world_size=4, **options):
-    """Compare output and gradient of x with one process's; print the bytes sent and the share held."""
+    """Compare output and gradient of x with one process's;
+    print the bytes sent and the share held."""
     run = try_it(passes, make, world_size=world_size, **options)
     if run is None:
         return None
@@ -599,9 +608,9 @@ if wrong:
 class RowParallelLinear(nn.Module):
     """nn.Linear whose input features are cut over the ranks of `group`.
 
-    forward: x, the rank's part of (..., in_features), or all of it if input_is_parallel is False; returns
-    (..., out_features), replicated. Forward sends 2 (N-1)/N of the output. Backward sends nothing, or
-    (N-1)/N of x if input_is_parallel is False.
+    forward: x, the rank's part of (..., in_features), or all of it if input_is_parallel is False;
+    returns (..., out_features), replicated. Forward sends 2 (N-1)/N of the output. Backward sends
+    nothing, or (N-1)/N of x if input_is_parallel is False.
     """
 
     def __init__(
@@ -754,7 +763,8 @@ TOKENS, WIDTH, HIDDEN = 32, 64, 256
 
 
 def stages(make):
-    """This rank's tensors, in the order of forward: (name, shape here, shape of the whole, whether a term)."""
+    """This rank's tensors, in the order of forward:
+    (name, shape here, shape of the whole, whether a term)."""
     torch.manual_seed(0)
     mlp, held = make(WIDTH, HIDDEN).to(device()), []
 
@@ -992,7 +1002,8 @@ if theirs_run:
 
 # %%
 def causal_attention(q, k, v, dropout=0.0):
-    """q (batch, seq, heads, head_dim), k and v of as many heads or fewer; returns (batch, seq, heads * head_dim)."""
+    """q (batch, seq, heads, head_dim), k and v of as many heads or fewer;
+    returns (batch, seq, heads * head_dim)."""
     q, k, v = (heads.transpose(1, 2) for heads in (q, k, v))
     grouped = q.shape[1] != k.shape[1]
     out = F.scaled_dot_product_attention(
@@ -1005,7 +1016,8 @@ def causal_attention(q, k, v, dropout=0.0):
 class ParallelHeads(nn.Module):
     """Causal self-attention with its heads cut over the ranks of `group`.
 
-    forward: x (batch, seq, width), replicated; returns the same. Sends 2 (N-1)/N of x in each direction.
+    forward: x (batch, seq, width), replicated; returns the same. Sends 2 (N-1)/N of x
+    in each direction.
     """
 
     def __init__(self, width, heads, bias=True, group: Group = None):
@@ -1074,7 +1086,8 @@ report.points(4)
 
 # %%
 def grid(copies, group: Group = None):
-    """This rank's two groups: the `copies` neighbours with the same head; one rank for each head."""
+    """This rank's two groups: the `copies` neighbours with the same head;
+    one rank for each head."""
     ranks, rank = dist.get_process_group_ranks(group or dist.group.WORLD), dist.get_rank(group)
     first = rank // copies * copies
     same = dist.new_group(ranks[first : first + copies], use_local_synchronization=True)
@@ -1096,7 +1109,8 @@ def own_random_state(group: Group = None):
 class ParallelSelfAttention(nn.Module):
     """Causal self-attention with its heads cut over the ranks of `group`.
 
-    forward: x (batch, seq, width), replicated; returns the same. Sends 2 (N-1)/N of x in each direction.
+    forward: x (batch, seq, width), replicated; returns the same. Sends 2 (N-1)/N of x
+    in each direction.
     If several ranks hold the same key-value head, backward also sums its weights' gradients.
     """
 
@@ -1133,7 +1147,8 @@ class ParallelSelfAttention(nn.Module):
         return self.out(out)
 
     def _parameters_of(self, linear):
-        """Weight and bias for keys or values; their gradients are summed where several ranks hold them."""
+        """Weight and bias for keys or values; their gradients are summed where
+        several ranks hold them."""
         both = linear.weight, linear.bias
         if self.same is None:
             return both
@@ -1278,8 +1293,9 @@ for make, inward, outward in (
 class VocabParallelEmbedding(nn.Module):
     """nn.Embedding whose rows are cut over the ranks of `group`.
 
-    forward: tokens (...), the same on all ranks; returns (..., embedding_dim), whole. Any sizes: parts are
-    cut as torch.tensor_split does. Sends 2 (N-1)/N of the output forward, and nothing backward.
+    forward: tokens (...), the same on all ranks; returns (..., embedding_dim), whole. Any sizes:
+    parts are cut as torch.tensor_split does. Sends 2 (N-1)/N of the output forward, and
+    nothing backward.
     """
 
     def __init__(self, num_embeddings, embedding_dim, group: Group = None):
@@ -1463,7 +1479,8 @@ def without_largest(logits, target):
 
 
 def losses(size):
-    """The loss of 64 positions with random targets: in each of the three ways, and in one process."""
+    """The loss of 64 positions with random targets: in each of the three ways,
+    and in one process."""
     generator = torch.Generator().manual_seed(0)
     whole = size * torch.randn(64, 256, generator=generator)
     target = torch.randint(256, (64,), generator=generator)
@@ -1560,7 +1577,8 @@ class _ReduceScatterAllGather(torch.autograd.Function):
 
 
 def all_gather_reduce_scatter(x, group: Group = None, dim: int = -2):
-    """Into a region, from parts of the sequence. Forward: all parts. Backward: part of the gradient sum."""
+    """Into a region, from parts of the sequence. Forward: all parts.
+    Backward: part of the gradient sum."""
     ### BEGIN SOLUTION
     return _AllGatherReduceScatter.apply(x, group, dim)
     ### END SOLUTION
@@ -1574,7 +1592,8 @@ def reduce_scatter_all_gather(x, group: Group = None, dim: int = -2):
 
 
 class SequenceParallelNorm(nn.Module):
-    """An nn.LayerNorm on the rank's part of the sequence; its parameters' gradients are summed over ranks."""
+    """An nn.LayerNorm on the rank's part of the sequence;
+    its parameters' gradients are summed over ranks."""
 
     def __init__(self, norm: nn.LayerNorm, group: Group = None):
         super().__init__()
@@ -1700,7 +1719,8 @@ def layer_saved_bytes(n: int, nbytes: float, sequence: str | None = None) -> flo
 
 # %% tags=["skip-in-grading"]
 class GatheredLinear(torch.autograd.Function):
-    """Linear layers of a gathered x. It keeps only the rank's part of x, and gathers again in backward."""
+    """Linear layers of a gathered x. It keeps only the rank's part of x,
+    and gathers again in backward."""
 
     @staticmethod
     def forward(ctx, x, *parameters):
@@ -1722,7 +1742,8 @@ class GatheredLinear(torch.autograd.Function):
 
 
 def entered(x, linears, sequence):
-    """Apply column-parallel layers to a part of the sequence; returns outputs for the whole sequence."""
+    """Apply column-parallel layers to a part of the sequence;
+    returns outputs for the whole sequence."""
     if sequence == "regather":
         return GatheredLinear.apply(
             x, *(p for linear in linears for p in (linear.weight, linear.bias))
@@ -1732,7 +1753,8 @@ def entered(x, linears, sequence):
 
 
 def left(y, linear):
-    """A row-parallel layer that returns a part of the sequence; each rank adds the bias to its own tokens."""
+    """A row-parallel layer that returns a part of the sequence;
+    each rank adds the bias to its own tokens."""
     y = reduce_scatter_all_gather(F.linear(y, linear.weight))
     return y + identity_all_reduce(linear.bias)
 
@@ -2066,7 +2088,8 @@ def with_weights(parallel, whole, group: Group = None):
 
 # %% nbgrader={"grade_id": "swap", "solution": true}
 def parallelize_mlps(model, group: Group = None):
-    """Replace the layers of every block's MLP by parallel ones with the same weights; returns the model."""
+    """Replace the layers of every block's MLP by parallel ones with the same weights;
+    returns the model."""
     ### BEGIN SOLUTION
     for block in model.blocks:
         for name in ("gate", "up", "down"):
@@ -2133,7 +2156,8 @@ for n in (2, 4):
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 class InBlock(nn.Module):
-    """Takes the positions that a GPT's block passes, and ignores them: the embedding has added them."""
+    """Takes the positions that a GPT's block passes, and ignores them:
+    the embedding has added them."""
 
     def __init__(self, attention):
         super().__init__()

@@ -112,7 +112,8 @@ def try_it(body, *args, world_size=4, **kwargs):
 
 
 def furthest(computed, exact):
-    """The largest difference, divided by the largest number of `exact`; the worst of several tensors."""
+    """The largest difference, divided by the largest number of `exact`;
+    the worst of several tensors."""
     pairs = zip(computed, exact, strict=True)
     return max(float((got_now - two).abs().max() / two.abs().max()) for got_now, two in pairs)
 
@@ -218,9 +219,11 @@ def by_token(x, tokens):
 
 
 def scores_of(q, k, queries, keys, causal):
-    """q k^T / sqrt(head_dim), (batch, kv_heads, heads / kv_heads * queries, keys), in float32 at least.
+    """q k^T / sqrt(head_dim), (batch, kv_heads, heads / kv_heads * queries, keys),
+    in float32 at least.
 
-    queries, keys: ranges, where the tokens of q and k stand in the sequence. -inf where a mask hides the key.
+    queries, keys: ranges, where the tokens of q and k stand in the sequence. -inf where
+    a mask hides the key.
     """
     dtype = torch.promote_types(q.dtype, torch.float32)
     q, k = (by_head(x.to(dtype), k.shape[2]) for x in (q, k))
@@ -232,7 +235,8 @@ def scores_of(q, k, queries, keys, causal):
 
 
 def block_attention(q, k, v, queries, keys, causal=False):
-    """(out, lse) of attention to these keys alone: (batch, tokens, heads, head_dim), (batch, tokens, heads).
+    """(out, lse) of attention to these keys alone: (batch, tokens, heads, head_dim),
+    (batch, tokens, heads).
 
     If a query sees none of the keys, its out is 0 and its lse -inf.
     """
@@ -266,9 +270,11 @@ def block_attention(q, k, v, queries, keys, causal=False):
 def online_softmax_merge(out, lse, block_out, block_lse):
     """(out, lse) of attention to the keys of both parts.
 
-    out, block_out: attention to the keys of each part, (..., head_dim). lse, block_lse: log of the sum of the
-    exponentials of its scores, (...), -inf where no key was seen, and there out is 0. Returns new tensors.
-    Gradients pass to all four: 0 to a part with no seen key, finite if neither part has one, never nan.
+    out, block_out: attention to the keys of each part, (..., head_dim). lse, block_lse: log
+    of the sum of the exponentials of its scores, (...), -inf where no key was seen, and there out
+    is 0. Returns new tensors.
+    Gradients pass to all four: 0 to a part with no seen key, finite if neither part
+    has one, never nan.
     """
     ### BEGIN SOLUTION
     lowest = torch.finfo(lse.dtype).min  # in place of -inf: differences stay numbers
@@ -407,10 +413,11 @@ for size in (12, 6, 3, 1):
 
 # %%
 def tiles(spans, block=None):
-    """(where it lies in the tensor, where it stands in the sequence) of each tile: a slice and a range.
+    """(where it lies in the tensor, where it stands in the sequence) of each tile:
+    a slice and a range.
 
-    spans: ranges of positions, in the order in which the tensor has them. block: tokens in a tile; None: each
-    span is one tile.
+    spans: ranges of positions, in the order in which the tensor has them. block: tokens in a tile;
+    None: each span is one tile.
     """
     before = 0
     for span in spans:
@@ -466,7 +473,8 @@ class _TiledAttention(torch.autograd.Function):
 
 
 def _pairs(seq, keys, block, causal):
-    """Each tile of queries with each tile of keys that the mask does not hide from it completely."""
+    """Each tile of queries with each tile of keys that the mask does not hide
+    from it completely."""
     return [
         (rows, columns, queries, of)
         for rows, queries in tiles([range(seq)], block)
@@ -481,7 +489,8 @@ def _pairs(seq, keys, block, causal):
 def tiled_attention(q, k, v, block=256, causal=False):
     """Attention of one rank in tiles of block x block scores, forward and backward.
 
-    q: (batch, seq, heads, head_dim); k, v: (batch, seq, kv_heads, head_dim). Returns q's shape and dtype.
+    q: (batch, seq, heads, head_dim); k, v: (batch, seq, kv_heads, head_dim). Returns
+    q's shape and dtype.
     Keeps q, k, v, out and lse for backward; an N x N matrix never exists.
     """
     ### BEGIN SOLUTION
@@ -691,9 +700,10 @@ for name, (seconds, apart) in zip(
 def ring_forward(q, k, v, causal=False, group: Group = None, *, layout=None):
     """(out, lse) of this rank's queries with the keys of all ranks of `group`; no graph is made.
 
-    q: (batch, tokens here, heads, head_dim); k, v: (batch, tokens here, kv_heads, head_dim). layout: for each
-    rank the spans of its tokens; None: contiguous, parts of equal size. out has q's shape and dtype; lse is
-    (batch, tokens here, heads), in float32 at least. Sends keys and values N-1 times.
+    q: (batch, tokens here, heads, head_dim); k, v: (batch, tokens here, kv_heads, head_dim).
+    layout: for each rank the spans of its tokens; None: contiguous, parts of equal size. out has
+    q's shape and dtype; lse is (batch, tokens here, heads), in float32 at least. Sends keys and
+    values N-1 times.
     """
     ### BEGIN SOLUTION
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -715,7 +725,8 @@ def ring_forward(q, k, v, causal=False, group: Group = None, *, layout=None):
 
 
 def _pass_on(tensor, spans, group):
-    """Begin to send `tensor` to the next rank, and to receive the tokens of `spans` from the previous one."""
+    """Begin to send `tensor` to the next rank, and to receive the tokens of `spans` from
+    the previous one."""
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     if n == 1:
         return tensor, []
@@ -799,8 +810,8 @@ report.points(8)
 def ring_bytes_sent(n: int, kv_bytes: float, direction: str = "forward") -> float:
     """Bytes that each of n ranks sends in one ring attention, inputs in 16 bits.
 
-    kv_bytes: of one rank's keys and values together. direction: "forward" or "backward". One rank sends
-    nothing.
+    kv_bytes: of one rank's keys and values together. direction: "forward" or "backward". One rank
+    sends nothing.
     """
     ### BEGIN SOLUTION
     if n == 1:
@@ -811,7 +822,8 @@ def ring_bytes_sent(n: int, kv_bytes: float, direction: str = "forward") -> floa
 
 
 def causal_idle_share(rank: int, n: int) -> float:
-    """Share of the time in which one of n ranks idles: causal mask, long parts, contiguous layout (§5)."""
+    """Share of the time in which one of n ranks idles: causal mask, long parts,
+    contiguous layout (§5)."""
     ### BEGIN SOLUTION
     return (n - 1 - rank) / (n - 1 / 2)
     ### END SOLUTION
@@ -822,7 +834,8 @@ def ulysses_bytes_sent(
 ) -> float:
     """Bytes that each of n ranks sends in one Ulysses attention, forward as backward (§6).
 
-    tokens: of the whole sequence. width: heads * head_dim, of q and the output; kv_width: of k and of v.
+    tokens: of the whole sequence. width: heads * head_dim, of q and the output;
+    kv_width: of k and of v.
     itemsize: bytes of a number.
     """
     ### BEGIN SOLUTION
@@ -837,10 +850,11 @@ def hiding_block(
     kv_width: int,
     causal: bool = False,
 ) -> float:
-    """The fewest tokens on each rank with which a ring hides its messages, forward, in 16 bits (§7).
+    """The fewest tokens on each rank with which a ring hides its messages,
+    forward, in 16 bits (§7).
 
-    bytes_per_second: the rate at which a rank sends while it receives as much. causal: a step computes only
-    half of the scores, as in zigzag. A message's latency is left out.
+    bytes_per_second: the rate at which a rank sends while it receives as much. causal: a step
+    computes only half of the scores, as in zigzag. A message's latency is left out.
     """
     ### BEGIN SOLUTION
     block = flops_per_second / bytes_per_second * kv_width / width
@@ -865,7 +879,8 @@ def hiding_block(
 def block_gradients(q, k, v, grad, lse, delta, queries, keys, causal=False):
     """(dq, dk, dv) of one block, in float32 at least: the shares of these queries and keys.
 
-    grad: of out. lse, delta: of each query, (batch, tokens, heads), over *all* keys that it sees anywhere.
+    grad: of out. lse, delta: of each query, (batch, tokens, heads), over *all* keys that
+    it sees anywhere.
     """
     kv_heads, scale = k.shape[2], q.shape[-1] ** -0.5
     scores = scores_of(q, k, queries, keys, causal)
@@ -926,8 +941,9 @@ class _RingAttention(torch.autograd.Function):
 def ring_attention(q, k, v, causal=False, group: Group = None, *, layout=None):
     """Attention of this rank's queries to the keys of all ranks of `group`.
 
-    q: (batch, tokens here, heads, head_dim); k, v: (batch, tokens here, kv_heads, head_dim). layout: for each
-    rank the spans of its tokens; None: contiguous, parts of equal size. Returns q's shape and dtype.
+    q: (batch, tokens here, heads, head_dim); k, v: (batch, tokens here, kv_heads, head_dim).
+    layout: for each rank the spans of its tokens; None: contiguous, parts of equal size. Returns
+    q's shape and dtype.
     Sends keys and values N-1 times forward; N-1 times, and their gradients N times, backward.
     """
     ### BEGIN SOLUTION
@@ -1202,7 +1218,8 @@ print(chunks(10, 4), without_empty([range(0, 1), range(1, 1)]))
 
 # %% nbgrader={"grade_id": "zigzag", "solution": true}
 def zigzag(seq: int, n: int) -> list:
-    """For each of n ranks its spans: of 2n chunks in succession the r-th, and the r-th from the end.
+    """For each of n ranks its spans: of 2n chunks in succession the r-th,
+    and the r-th from the end.
 
     Cut as `chunks` does; chunks without tokens are left out.
     """
@@ -1507,7 +1524,8 @@ figure if curves else None
 # Your torch.autograd.Function:
 ### BEGIN SOLUTION
 def _exchange(x, cut, join, group):
-    """Send each rank its piece of x along dimension `cut`; join the arriving pieces along `join`."""
+    """Send each rank its piece of x along dimension `cut`;
+    join the arriving pieces along `join`."""
     pieces = torch.stack(x.chunk(dist.get_world_size(group), cut))
     arriving = torch.empty_like(pieces)
     dist.all_to_all_single(arriving, pieces, group=group)
@@ -1531,9 +1549,10 @@ class _AllToAll(torch.autograd.Function):
 def ulysses_attention(q, k, v, causal=False, group: Group = None):
     """Attention of this rank's queries to the keys of all ranks of `group`, tokens in succession.
 
-    q: (batch, tokens here, heads, head_dim); k, v: (batch, tokens here, kv_heads, head_dim), equally many
-    tokens on each rank. Returns q's shape and dtype. Sends (N-1)/N of q, k, v and the output, in four
-    all-to-alls, and backward as much. Raises ValueError if the ranks do not divide the heads.
+    q: (batch, tokens here, heads, head_dim); k, v: (batch, tokens here, kv_heads, head_dim),
+    equally many tokens on each rank. Returns q's shape and dtype. Sends (N-1)/N of q, k, v and
+    the output, in four all-to-alls, and backward as much. Raises ValueError if the ranks do not
+    divide the heads.
     """
     ### BEGIN SOLUTION
     n, heads, kv_heads = dist.get_world_size(group), q.shape[2], k.shape[2]
@@ -1577,7 +1596,8 @@ if run:
 
 
 def megabytes(n, kv_heads):
-    """MB that a rank sends in a ring's forward, its backward, and each way in Ulysses; 64 heads of 128."""
+    """MB that a rank sends in a ring's forward, its backward,
+    and each way in Ulysses; 64 heads of 128."""
     tokens, kv_width = 131072, 128 * kv_heads
     kv_bytes = 2 * 2 * tokens / n * kv_width
     ring = [ring_bytes_sent(n, kv_bytes, direction) for direction in ("forward", "backward")]
