@@ -144,7 +144,7 @@ def said(prediction, *args):
         number = prediction(*args)
     except NotImplementedError:
         return "?"
-    return f"{number:,.0f}" if isinstance(number, int | float) else f"{number}, not a number"
+    return f"{number:,.0f}" if isinstance(number, int | float) else f"{number} (not a number)"
 
 
 # %% [markdown]
