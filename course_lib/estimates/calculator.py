@@ -130,29 +130,36 @@ class Calculator:
 
         controls = self._controls(widgets)
         image = widgets.Image(format="png", layout=widgets.Layout(max_width="100%"))
-        table = widgets.HTML()
+        table = widgets.HTML(layout=widgets.Layout(flex="0 0 auto", min_width="280px"))
 
         def draw(_change: Any = None) -> None:
             value = {name: control.value for name, control in controls.items()}
-            setting = Setting(**value | {"gpus": 2 ** value["gpus"]})
+            setting = Setting(**value)
             image.value = small_png(self.chart(setting))
-            table.value = f"<pre>{self.table(setting)}</pre>"
+            table.value = f'<pre style="white-space: pre">{self.table(setting)}</pre>'
 
         for control in controls.values():
             control.observe(draw, names="value")
         draw()
         columns = list(controls.values())
-        boxes = [widgets.VBox(columns[:4]), widgets.VBox(columns[4:]), table]
+        whole = widgets.Layout(
+            flex="0 0 auto"
+        )  # in a narrow window a column moves below, and is not cut
+        boxes = [
+            widgets.VBox(columns[:4], layout=whole), widgets.VBox(columns[4:], layout=whole), table
+        ]  # fmt: skip
         below = [image]
         if self.measured is not None:
             run = small_png(memory_figure(self.measured, "measured here"))
             below.append(
                 widgets.Image(value=run, format="png", layout=widgets.Layout(max_width="100%"))
             )
-        return widgets.VBox([widgets.HBox(boxes), *below])
+        return widgets.VBox(
+            [widgets.HBox(boxes, layout=widgets.Layout(flex_flow="row wrap")), *below]
+        )
 
     def _controls(self, widgets: Any) -> dict[str, Any]:
-        """The controls by the fields of `Setting`; `gpus` is a power of two."""
+        """The controls by the fields of `Setting`."""
         wide, first = {"description_width": "80px"}, self.first
 
         def choice(name: str, options: list, value: Any) -> Any:
@@ -165,8 +172,8 @@ class Calculator:
                 continuous_update=False,
             ),
             "seq": choice("tokens", [2**k for k in range(9, 18)], first.seq),
-            "gpus": widgets.IntSlider(
-                value=first.gpus.bit_length() - 1, min=0, max=MOST_GPUS, description="2^ GPUs",
+            "gpus": widgets.SelectionSlider(
+                options=[2**k for k in range(MOST_GPUS + 1)], value=first.gpus, description="GPUs",
                 style=wide, continuous_update=False,
             ),
             "stage": choice("stage", [0, 1, 2, 3], first.stage),

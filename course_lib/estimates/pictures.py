@@ -190,7 +190,10 @@ class StrategyMap:
             f"{self.batch} x {seq:,} tokens on each GPU",
             fontsize=colours.TEXT,
         )
-        figure.subplots_adjust(left=0.22, right=0.98, top=0.86, bottom=0.16)
+        height = (
+            figure.get_figheight()
+        )  # the title and the axis need as many inches for any number of rows
+        figure.subplots_adjust(left=0.22, right=0.98, top=1 - 0.35 / height, bottom=0.55 / height)
         return figure
 
     def widget(self) -> Any:
@@ -206,22 +209,28 @@ class StrategyMap:
             description="tokens", continuous_update=False,
         )  # fmt: skip
         image = widgets.Image(format="png", layout=widgets.Layout(max_width="100%"))
-        sentence = widgets.Label()
+        sentence = widgets.Label(layout=widgets.Layout(display="none"))
 
         def draw(_change: Any = None) -> None:
             try:
                 image.value = small_png(self.chart(room.value * 1e9, tokens.value))
             except ValueError as error:
-                sentence.value = str(error)
+                sentence.value, sentence.layout.display = str(error), ""
                 image.layout.visibility = "hidden"
                 return
-            sentence.value = ""
+            sentence.value, sentence.layout.display = "", "none"
             image.layout.visibility = "visible"
 
         for control in (room, tokens):
             control.observe(draw, names="value")
         draw()
-        return widgets.VBox([widgets.HBox([room, tokens]), sentence, image])
+        return widgets.VBox(
+            [
+                widgets.HBox([room, tokens], layout=widgets.Layout(flex_flow="row wrap")),
+                sentence,
+                image,
+            ]
+        )
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         """The widget for front ends that can show it, the map of the first setting for others."""

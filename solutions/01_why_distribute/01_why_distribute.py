@@ -18,20 +18,20 @@
 # |---|---|
 # | you will build | exact counts of parameters and FLOPs; a meter of the bytes that autograd keeps; formulas for activations, recipes, speed and days; the choice of the cheapest layout that fits |
 # | you need | PyTorch: modules, backward, an optimizer's step. Notebook 00 is useful, and not needed: here nothing is sent |
-# | time | two hours and 40 minutes, and 15 minutes for the optional section |
+# | time | three hours and 35 minutes, best in two sittings (§§1 to 4: two hours), and 15 minutes for the optional section |
 # | points | 60, and 3 of extra credit |
 # | on a rented machine | nothing to rent: two cores are enough. Two cells measure a GPU if there is one |
 #
 # | section | minutes | points | rests on |
 # |---|---|---|---|
-# | 1 Parameters, from the configuration | 15 | 6 | |
-# | 2 FLOPs, and the share that 6ND leaves out | 20 | 8 | 1 |
-# | 3 Memory of a step: build the meter | 40 | 14 | |
-# | 4 Bytes a parameter: the recipes | 15 | 6 | |
+# | 1 Parameters, from the configuration | 20 | 6 | |
+# | 2 FLOPs, and the share that 6ND leaves out | 25 | 8 | 1 |
+# | 3 Memory of a step: build the meter | 55 | 14 | |
+# | 4 Bytes a parameter: the recipes | 20 | 6 | |
 # | 5 How fast: the roofline | 20 | 6 | |
-# | 6 How long, how large | 20 | 6 | |
-# | 7 When one GPU is not enough | 20 | 8 | 1, 3 |
-# | 8 Questions: audit the plan | 10 | 6 | all |
+# | 6 How long, how large | 25 | 6 | |
+# | 7 When one GPU is not enough | 30 | 8 | 1, 3 |
+# | 8 Questions: audit the plan | 20 | 6 | all |
 # | 9 Optional: two laws that disagree | 15 | 3 extra | 6 |
 
 # %% [markdown]
@@ -152,12 +152,16 @@ def bars(rows, unit="", line=None):
 # |---|---|
 # | you will write | `parameters(config)` |
 # | rests on | nothing |
-# | time | 15 minutes |
+# | time | 20 minutes |
 # | points | 6 |
 #
 # Every bill below begins with P. The name of a model rounds it ("70B" is 68,976,648,192 or 70,553,706,496),
 # and the rule of thumb 12 L h² leaves out the embedding and does not know the parts of LLaMA. The exact
-# number costs ten lines. Here is the share of each part in ten models, the smallest at the top.
+# number costs ten lines.
+#
+# **Predict**, before you run the next cell. Llama-3-8B has a vocabulary of 128,256, a width of 4,096, and its
+# head is not tied to its embedding. How many of its 8 billion parameters are only there to read and write
+# tokens? The picture shows the share of each part in ten models, the smallest at the top.
 
 # %% tags=["skip-in-grading"]
 from course_lib import estimates
@@ -174,9 +178,6 @@ for name, config in sorted(
 bars(shares, "% of all parameters")
 
 # %% [markdown]
-# **Predict.** Llama-3-8B has a vocabulary of 128,256, a width of 4,096, and its head is not tied to its
-# embedding. How many of its 8 billion parameters are only there to read and write tokens?
-#
 # **Build.** `parameters` gives the number of each part. The keys are those of the picture.
 #
 # | part | made of |
@@ -184,7 +185,7 @@ bars(shares, "% of all parameters")
 # | embedding | the token table, V rows of h; with `positions="learned"` also a table of `context` rows |
 # | attention | in each layer query, key, value and output. Queries have a · d features (d is `head_dim`), keys and values `key_value_heads` · d |
 # | mlp | in each layer: `mlp="gelu"` has two matrices (up, down), `"swiglu"` three (gate, up, down) |
-# | norms | two in each layer and one before the head: an RMSNorm has a weight, a LayerNorm also a bias |
+# | norms | two in each layer and one before the head: with `norm="rms"` each has a weight, with `"layer"` also a bias |
 # | head | V rows of h, and nothing if `tied`: then the embedding's matrix is used twice |
 #
 # With `bias=True` each linear layer of a block has as many biases as outputs, and a LayerNorm has its bias.
@@ -276,7 +277,7 @@ for name in ("GPT-2 small", "Llama-3-8B"):
 # |---|---|
 # | you will write | `step_flops(config, batch, seq, *, backward, causal, recompute)` |
 # | rests on | §1 |
-# | time | 20 minutes |
+# | time | 25 minutes |
 # | points | 8 |
 #
 # A matrix with N numbers costs 2N FLOPs for each token: a multiplication and an addition for each number. A
@@ -296,6 +297,7 @@ for name, seq in (
     config = PUBLISHED[name]
     parts = estimates.parameters(config)
     shown = {
+        # with the biases, 0.1 %: a picture can bear them, the integer of your function cannot
         "projections": 2 * seq * parts["attention"],
         "scores": 4 * seq**2 * config.width * config.layers,
         "mlp": 2 * seq * parts["mlp"],
@@ -452,7 +454,7 @@ print(f"plain attention {exact:,}   fused attention {fused:,}   {fused / exact -
 #
 # **In production.** Two numbers are in use. *MFU*, model FLOPs utilization, divides the FLOPs of the model by
 # those that the GPUs could have done; recomputation does not count. *HFU*, hardware FLOPs utilization, counts
-# it. PaLM reports 46.2 % and 57.8 % (Chowdhery et al. 2022, §4.1): a factor of 1.251. Your function says how
+# it. PaLM reports 46.2 % and 57.8 % (Chowdhery et al. 2022, §4): a factor of 1.251. Your function says how
 # large it can be:
 
 # %% tags=["skip-in-grading"]
@@ -476,7 +478,7 @@ for name, seq in (("GPT-3", 2048), ("LLaMA-7B", 4096)):
 # |---|---|
 # | you will write | `SavedBytes` (8 points) and `activation_bytes` (6 points) |
 # | rests on | nothing |
-# | time | 40 minutes |
+# | time | 55 minutes |
 # | points | 14 |
 #
 # Here is the memory of two training steps of a small GPT, byte by byte, after each operation that PyTorch
@@ -550,8 +552,9 @@ class SavedBytes:
     by_module: dict, bytes by the name of the innermost submodule that was running when a storage
     was first kept; names as in `module.named_modules()`, so "" is the module itself.
 
-    Both can be read afterwards. Tensors are neither copied nor held once backward is over, and
-    the hooks are removed at the end, also after an exception inside.
+    `with SavedBytes(module) as meter` gives the meter itself. Both can be read afterwards. Tensors
+    are neither copied nor held once backward is over, and the hooks are removed at the end, also
+    after an exception inside.
     """
 
     def __init__(self, module: nn.Module):
@@ -654,8 +657,8 @@ if written(kept_by, SMALL, 1, 1):
 # Read it as a list. A norm keeps its input (1), and two statistics a token. `attention.query` keeps the
 # norm's output, once for query, key and value. `attention` itself keeps q, k, v and its result, and the fused
 # kernel one float32 for each query and head, the logarithm of a sum. The MLP keeps its input, and its inner
-# features *twice*, before GELU and after it. Together 16 rows and a little. With a matrix of scores, a s²
-# more numbers for each sequence, h no longer matters.
+# features *twice*, before GELU and after it. Together 16 rows and a little. The plain kernel
+# keeps a matrix of scores as well: a s² numbers for each sequence, which are 8 rows here.
 #
 # **Predict.** Now as a formula, for all L blocks with GPT-2's parts (LayerNorm, GELU, as many key heads as
 # heads). The head and the embedding do not count. Take the inner width from `mlp_width`: it need not be 4h.
@@ -812,7 +815,7 @@ else:
 # |---|---|
 # | you will write | `recipe_bytes(name)` |
 # | rests on | §3 |
-# | time | 15 minutes |
+# | time | 20 minutes |
 # | points | 6 |
 #
 # The model states were 16 bytes a parameter above, 4 + 4 + 0 + 8: weights, gradients, no copy of the weights,
@@ -1224,7 +1227,7 @@ else:
 # |---|---|
 # | you will write | `days`, `tokens_per_second_per_gpu` and `compute_optimal` |
 # | rests on | §2, §5 |
-# | time | 20 minutes |
+# | time | 25 minutes |
 # | points | 6 |
 #
 # A run of D tokens takes C = 6 N D FLOPs, and a GPU does `mfu · flops` of them a second: this gives days, and
@@ -1436,7 +1439,7 @@ for peak_flops, what in ((H100.flops, "dense"), (2 * H100.flops, "sparse")):
 # |---|---|
 # | you will write | `first_that_fits(config, gpus, room, batch, seq)` |
 # | rests on | §1 `parameters`, §3 `activation_bytes` |
-# | time | 20 minutes |
+# | time | 30 minutes |
 # | points | 8 |
 #
 # Model states and activations can be cut in two ways that you learn in this course, without splitting a
@@ -1539,8 +1542,8 @@ for gpus in (8, 1):
 # %% [markdown]
 # **Measure: the map.** Models against GPUs, coloured by your own answers, for 70 GB of room and one sequence
 # of 4,096 tokens on each GPU. Blue is without checkpointing, orange with it, and white is None. In a live
-# notebook sliders change the room and the tokens. (Your formula counts the activations of GPT-2's parts; the
-# rows of LLaMA models are a little too friendly.)
+# notebook sliders change the room and the tokens. (Your formula counts the activations of GPT-2's parts. LLaMA's parts
+# keep half as much again, 24.3 GB instead of 16.1 for Llama-3-8B: so the rows of LLaMA models are too friendly.)
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 drawn = (
@@ -1556,8 +1559,8 @@ drawn
 # keep less (09).
 #
 # The same bill with more controls, and for the library's exact activations: choose the model, batch, stage,
-# recipe, GPU. Below it stands the real run of §3. Find the largest batch of Llama-3-8B on 8 H100s that needs
-# no checkpointing.
+# recipe, GPU. Below it stands the real run of §3. Find the largest batch of Llama-3-8B, in sequences of 4,096
+# tokens on each of 8 H100s, that needs no checkpointing.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.estimates.calculator import calculator
@@ -1565,6 +1568,8 @@ from course_lib.estimates.calculator import calculator
 calculator(measured=timeline)
 
 # %% [markdown]
+# With stage 3 two sequences fit: 71.7 of the 80 GB. Three need 99, and stages 0 to 2 have room for one at most.
+#
 # What do replicas save? Train the small model on one rank, and then as two replicas, with half of the batch
 # each:
 
@@ -1615,8 +1620,8 @@ if drawn:
 
 # %% [markdown]
 # If 70 GB are left for training, each plan for 80 GB stops with "out of memory", perhaps after an hour. For
-# some of a GPU belongs to others: CUDA's context and its kernels take 0.3 to 2 GB (PyTorch issue 107667),
-# NCCL 0.5 GB and more for a first communicator (NCCL issues 864, 964), and the allocator's pieces leave gaps.
+# some of a GPU belongs to others: CUDA's context and its kernels take about 0.3 GB, before CUDA 11.7
+# more than 1 GB (PyTorch issue 107667), NCCL 0.5 to 1.6 GB for a first communicator (NCCL issues 864, 964), and the allocator's pieces leave gaps.
 # How much it is on your cluster, only a measurement says: the GPU cell of §3 shows how.
 #
 # **In production.** Tables give advice by the size of the model, such as "below 10B on one GPU" and "10 to
@@ -1644,7 +1649,7 @@ if drawn:
 # | | |
 # |---|---|
 # | rests on | all sections |
-# | time | 10 minutes |
+# | time | 20 minutes |
 # | points | 6 |
 #
 # Now the plan of the first page: 70B (80 layers, h = 8,192), 64 H100s, 2,048 sequences of 4,096 tokens over 8

@@ -185,7 +185,7 @@ def failed(question: Prediction, args: tuple, error: str = "", text: str = "", p
 def explain(question: Prediction, off: list[tuple[tuple, float]]) -> Finding:
     """The first wrong answer, an argument for which the function is right, and the mistake that fits."""
     args, value = off[0]
-    said = f"{shown(question.name, args)} gives {words.number(value)}; "
+    said = f"{opened(shown(question.name, args))} gives {words.number(value)}; "
     apart = compared(value, question.right(args))
     said += f"{apart}."
     wrong_for = [arguments for arguments, _ in off]
@@ -195,10 +195,10 @@ def explain(question: Prediction, off: list[tuple[tuple, float]]) -> Finding:
         if arguments not in wrong_for and question.right(arguments)
     ]
     if good:
-        said += f" {shown(question.name, good[0])} is right."
+        said += f" {opened(shown(question.name, good[0]))} is right."
     slip = next((s for s, f in question.slips.items() if all(fits(f, a, v) for a, v in off)), "")
     factor = f": {apart}" if FACTOR.fullmatch(apart) else ""
-    sentence = Sentence(said, f"{question.name} gives a wrong number for some arguments{factor}.")
+    sentence = Sentence(said, f"{opened(question.name)} gives a wrong number for some arguments{factor}.")
     return wrong(sentence, slip or question.otherwise, cause=f"{question.name}: {slip}")
 
 
@@ -211,9 +211,16 @@ def compared(value: float, right: float) -> str:
     if right == 0 or value == 0 or value / right < 0:
         return f"{words.number(right)} is right"
     factor = value / right
+    if max(factor, 1 / factor) < 1.0005:  # four digits would print it as "1 times"
+        return f"too {'large' if factor > 1 else 'small'} by less than 0.1 %"
     if factor > 1:
         return f"{words.number(factor)} times too large"
     return f"{words.number(1 / factor)} times too small"
+
+
+def opened(sentence: str) -> str:
+    """A sentence that begins with "the ..." with a capital letter; a function's name stays as it is."""
+    return f"The {sentence.removeprefix('the ')}" if sentence.startswith("the ") else sentence
 
 
 def shown(name: str, args: Sequence[Any]) -> str:

@@ -25,6 +25,20 @@ def first_that_fits(config, gpus, room, batch, seq):
 +        if states + gradients + weights + transient + activations + logits <= room * gpus:
 
 
+# %% wrong: the batch of all GPUs
+# says: batch is that of one GPU already.*nor for the logits
+# base: a loop over a list
+-    h, tokens = config.width, batch * seq
++    h, tokens = config.width, batch * gpus * seq
+
+
+# %% wrong: the activations of all GPUs
+# says: batch is that of one GPU already: do not multiply it by their number\.
+# base: a loop over a list
+-        activations = config.layers * (2 * tokens * h if checkpoint else kept)
++        activations = gpus * config.layers * (2 * tokens * h if checkpoint else kept)
+
+
 # %% wrong: checkpointing before stage 3
 # says: a third of the FLOPs before bytes that can be hidden
 # base: a loop over a list

@@ -17,7 +17,7 @@ answer_5 = "time"
 answer_6 = "stage 1, checkpointed"
 
 # %% wrong: divided by eight
-# says: the plan does not have it
+# says: do not divide it: each keeps every checkpoint whole
 answer_1 = 10.74
 answer_2 = 942
 answer_3 = "one activation of the whole batch"
@@ -116,7 +116,7 @@ answer_5 = "time"
 answer_6 = "stage 3"
 
 # %% wrong: stage 2
-# says: It fits, but stage 1 does too
+# says: It fits, but a cheaper one of the four does
 answer_1 = 85.9
 answer_2 = 942
 answer_3 = "one activation of the whole batch"

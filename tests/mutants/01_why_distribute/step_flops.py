@@ -30,6 +30,14 @@ def step_flops(config, batch, seq, *, backward=True, causal=False, recompute=Fal
 +        return blocks + head
 
 
+# %% wrong: the parts of `parameters`, with their biases
+# says: biases are added
+# base: layer by layer
+-        blocks += 2 * tokens * (2 * h * h + 2 * h * keys + mlp)
++        biases = 2 * h + 2 * keys + (config.mlp == "swiglu") * config.mlp_width + config.mlp_width + h
++        blocks += 2 * tokens * (2 * h * h + 2 * h * keys + mlp + config.bias * biases)
+
+
 # %% wrong: backward costs as much as forward
 # says: two products for each of forward's.*three in all
 # base: layer by layer
@@ -38,7 +46,7 @@ def step_flops(config, batch, seq, *, backward=True, causal=False, recompute=Fal
 
 
 # %% wrong: the head is left out
-# says: V h a token and direction, 27 % of GPT-2 small
+# says: A tied head has no parameters of its own, but it multiplies
 # base: layer by layer
 -    head = 2 * tokens * h * config.vocab_size
 +    head = 0

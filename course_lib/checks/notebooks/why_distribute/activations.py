@@ -125,7 +125,8 @@ def activation_bytes(draw: Draw) -> Iterator[Case]:
     def line(title: str, *arguments: tuple, weight: float = 1.0) -> Prediction:
         return Prediction(
             "activation_bytes", 0, arguments, facts.activation_bytes, SLIPS, weight, title,
-            otherwise="Print SavedBytes(model).by_module for one block, and divide each entry by b s h.",
+            otherwise="Print SavedBytes(model).by_module for one block, and divide each entry by b s h. "
+            "The rest over whole numbers are the few numbers a token.",
         )  # fmt: skip
 
     yield from evaluated(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from course_lib import facts
 from course_lib.checks.kit import Case, Draw, Keywords, Model, Prediction, evaluated, exercise, published
@@ -61,6 +62,13 @@ def rule_of_all(config: Model, batch: int, seq: int, backward: bool = True, **_:
     return (6 if backward else 2) * batch * seq * facts.transformer_parameters(config)
 
 
+def biases(config: Model) -> int:
+    """The biases of the blocks' linear layers."""
+    without = facts.parameters_by_part(replace(config, bias=False))
+    parts = facts.parameters_by_part(config)
+    return sum(parts[part] - without[part] for part in ("attention", "mlp"))
+
+
 RULE = (
     "6 N D is the rule of thumb: attention's 12 L s h T are missing, 3 to 17 % of the step for the models "
     "that you know."
@@ -71,9 +79,8 @@ SLIPS: dict[str, Count] = {
     "That is half: a multiplication and an addition are two FLOPs.": counted(each=1),
     "Backward computes two products for each of forward's, one for the gradient of each factor: three in "
     "all.": counted(directions=1),
-    "The head is missing: V h a token and direction, 27 % of GPT-2 small at 1,024 tokens.": (
-        counted(head=False)
-    ),
+    "The head is missing: a product with V h numbers for each token, 27 % of GPT-2 small at 1,024 tokens. A "
+    "tied head has no parameters of its own, but it multiplies.": (counted(head=False)),
     "The head does not run again: checkpoints end before the head.": (
         counted(again=lambda blocks, ends: blocks + ends)
     ),
@@ -91,6 +98,9 @@ SLIPS: dict[str, Count] = {
             - facts.parameters_by_part(c)["embedding"]
             - (facts.matmul_parameters(c) - (c.vocab_size * c.width if c.tied else 0))
         )
+    ),
+    "Only products of matrices count: biases are added. `bias=False` leaves them out of your first count.": (
+        counted(beside=biases)
     ),
     "Grouped queries save bytes, not scores: every query head has its own.": (
         counted(score_heads=lambda c: c.key_value_heads)
@@ -130,7 +140,8 @@ def step_flops(draw: Draw) -> Iterator[Case]:
         return Prediction(
             "step_flops", 0, arguments, facts.transformer_flops, SLIPS, weight, title,
             otherwise="Forward: 2 for each element of each matrix and token, the head's as well, and "
-            "4 b s^2 h a layer for attention. Backward: twice forward.",
+            "4 b s^2 h a layer for attention. Backward: twice forward. If your function calls `parameters`, "
+            "mend that one first.",
         )  # fmt: skip
 
     yield from evaluated(

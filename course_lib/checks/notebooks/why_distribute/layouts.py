@@ -32,6 +32,10 @@ Bill = Mapping[str, float]
 LAYOUTS = facts.LAYOUTS
 CASES = 60
 NONE = "None"
+OTHERWISE = (
+    "Compare your bill with the table above the exercise, line by line. It rests on `parameters` and "
+    "`activation_bytes`: if one of them is wrong, mend it first."
+)
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,14 @@ def always_divided(plan: Plan, layout: Layout, bill: Bill) -> Bill:
     return {"activations": bill["activations"] / plan.gpus, "logits": bill["logits"] / plan.gpus}
 
 
+def of_all(plan: Plan, layout: Layout, bill: Bill) -> Bill:
+    return {"activations": bill["activations"] * plan.gpus}
+
+
+def of_all_with_logits(plan: Plan, layout: Layout, bill: Bill) -> Bill:
+    return {part: bill[part] * plan.gpus for part in ("activations", "logits")}
+
+
 def in_order(key: Callable[[Layout], Any]) -> Callable[[Plan], Layout | None]:
     order = sorted(LAYOUTS, key=key)
     return lambda plan: first(plan, order=order)
@@ -115,6 +127,9 @@ SLIPS: dict[str, Callable[[Plan], Layout | None]] = {
         in_order(lambda layout: (layout[1], -layout[0]))
     ),
     "Sharding over one rank saves nothing: take 0. And replicas that fit need no stage.": never_alone,
+    "batch is that of one GPU already: do not multiply it by their number.": changed(of_all),
+    "batch is that of one GPU already: do not multiply it by their number, neither for the activations nor "
+    "for the logits.": changed(of_all_with_logits),
     "No stage divides the activations: every GPU has its own sequences.": changed(divided),
     "No stage divides activations or logits: batch is one GPU's, which has its own sequences.": (
         changed(always_divided)
@@ -218,8 +233,10 @@ def explained(off: Sequence[tuple[Plan, Layout | None]]) -> Finding:
     else:
         said = f"{plan} gives {chosen}, which fits, but {right} fits too and costs less."
         general = "first_that_fits gives a layout that fits, and a cheaper one fits too."
-    slip = next((says for says, answer in SLIPS.items() if all(answer(p) == layout for p, layout in off)), "")
-    return wrong(Sentence(said, general), slip, cause=slip or general)
+    slip = next(
+        (says for says, answer in SLIPS.items() if all(answer(p) == layout for p, layout in off)), OTHERWISE
+    )
+    return wrong(Sentence(said, general), slip, cause=general if slip == OTHERWISE else slip)
 
 
 def drawn(draw: Draw, number: int) -> Model:

@@ -228,6 +228,16 @@ def over(run: Expected, reply: Any) -> Finding:
     )
 
 
+def itself(run: Expected, reply: Any) -> Finding:
+    """`with ... as meter` gives the meter."""
+    if reply.entered:
+        return RIGHT
+    return wrong(
+        "with SavedBytes(model) as meter: ... gives `meter` something else than the SavedBytes.",
+        "`as` takes the result of __enter__: return self there.",
+    )
+
+
 @exercise(points=8, objects=("SavedBytes",), references=REFERENCES)
 def saved_bytes(draw: Draw) -> Iterator[Case]:
     """Small modules in which each mistake has a number of its own, and a block of the GPT."""
@@ -241,6 +251,7 @@ def saved_bytes(draw: Draw) -> Iterator[Case]:
         line("by_module: layers", made["layers"], modules),
         line("by_module: a module's own operations", made["views"], modules),
         line("nothing copied, nothing held", made["layers"], memory, 1.5),
+        line("with ... as meter", made["layers"], itself, 0.5),
         line("after the block", made["views"], over, 0.5),
         line("after an error inside", made["error"], over, 0.5),
     ]

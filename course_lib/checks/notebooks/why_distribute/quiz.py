@@ -18,7 +18,7 @@ HELD = {
     CHECKPOINTS / 2: "A number in 16 bits has two bytes.",
     CHECKPOINTS * 2: "A number in 16 bits has two bytes, not four.",
     CHECKPOINTS / (LAYERS // EVERY): "That is one checkpoint: there are 20 of them.",
-    CHECKPOINTS / 8: "Sequence parallelism would divide it by 8; the plan does not have it.",
+    CHECKPOINTS / 8: "A replica's 8 GPUs do not divide it: each keeps every checkpoint whole.",
     CHECKPOINTS / MICROBATCH: "That is one sequence of the microbatch: there are 64.",
     CHECKPOINTS * 32: "The batch of 2,048 is divided by 8 replicas, and each does its 256 in 4 microbatches.",
     CHECKPOINTS / 2**30 * 1e9: "That is in GiB; GB were asked for.",
@@ -89,9 +89,9 @@ def questions(draw: Draw) -> Iterator[Case]:
                 "answer_6", PLANS[1:2], options=PLANS,
                 slips={
                     "stage 3": "One sequence's activations are 54 GB, all else is 30 more: 83 GB.",
-                    "stage 2, checkpointed": "It fits, but stage 1 does too: 76.7 GB.",
-                    "stage 3, checkpointed": "It fits, but stage 1 does too: 76.7 GB. Stage 3 sends half as "
-                    "much again.",
+                    "stage 2, checkpointed": "It fits, but a cheaper one of the four does, too.",
+                    "stage 3, checkpointed": "It fits, but a cheaper one of the four does, too. "
+                    "Stage 3 sends half as much again.",
                 },
                 otherwise="Your first_that_fits says it.",
             ),

@@ -78,6 +78,8 @@ ATTENTION: dict[str, Formula] = {
     ),
     "Keys and values have heads of their own: with 8 key heads for 64 queries, keys and values are an "
     "eighth.": lambda c: attention(c, key_heads=c.heads),
+    "The matrices are counted with as many keys as queries: with 8 key heads for 64 queries, keys and values "
+    "are an eighth.": lambda c: c.layers * 4 * c.width**2 + attention(c) - attention(c, biases=False),
     "With bias=False there are none.": lambda c: attention(c, biases=True),
     "The output projection is missing: query, key, value and out.": (lambda c: attention(c, matrices=3)),
     "That is one layer.": lambda c: attention(c) // c.layers,
@@ -139,7 +141,7 @@ def parameters(draw: Draw) -> Iterator[Case]:
             Prediction(
                 f"the {name} of parameters", 0, [(model,) for model in models], part(name),
                 SLIPS[name], weight=1.5 if name in ("attention", "mlp") else 1.0, title=name,
-                otherwise="Go through the modules of a small GPT: name and shape of each parameter.",
+                otherwise="Print the shape of each parameter of a small GPT, with bias=True and without.",
                 pick=entry(name), called="parameters",
             )
             for name in PARTS

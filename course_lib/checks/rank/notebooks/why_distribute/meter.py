@@ -37,7 +37,8 @@ class Told:
 
     total, by_module: the object's after the block, as plain data; later: its total after one more
     forward outside; copied: bytes that forward has at most beside those of a forward without it; held: bytes
-    of forward's operations that are there after backward; same: whether all gradients are equal to the bit.
+    of forward's operations that are there after backward; same: whether all gradients are equal to the bit;
+    entered: whether `with ... as` gives the object itself.
     """
 
     error: Place | None = None
@@ -47,6 +48,7 @@ class Told:
     copied: Count = 0
     held: Count = 0
     same: bool = True
+    entered: bool = False
 
 
 class Views(nn.Module):
@@ -140,7 +142,8 @@ class Run:
     def inside(self, meter: Any) -> tuple[Peak, Tensor] | None:
         """The last forward, watched; None if an error ended the block."""
         try:
-            with meter:
+            with meter as entered:
+                self.values.entered = entered is meter
                 for _ in range(self.passes - 1):
                     self.model(self.x)
                 result = self.forward()
