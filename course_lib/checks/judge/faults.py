@@ -50,7 +50,8 @@ GROUP_RANKS = (
     "A rank's number within a group is one of 0 .. size - 1: take dist.get_rank(group) and "
     "dist.get_world_size(group), which count the group's ranks. Without `group` they count all ranks."
 )
-TWO_KINDS = re.compile(r"different dtypes|invalid tensor type")
+STAMPED = re.compile(r"\[rank\d+\]:\[F\d{4} [\d:.]+ [\w.]+:\d+\] ")  # PyTorch's stamp on a fatal error
+TWO_KINDS = re.compile(r"different dtypes|invalid tensor type|Tensors\[i\]\.dtype\(\) ==")
 TWO_DTYPES = (
     "The tensors of a collective have one dtype. Make the one that receives like the one that is sent: "
     "torch.empty(size, dtype=x.dtype), or torch.empty_like(x)."
@@ -148,7 +149,7 @@ def raised(failure: Failure, hint: str, hidden: bool, refusal: str = "") -> Find
     first = next(iter(causes.values()), None)
     if first is None:
         return wrong(failure.headline, hint)
-    head = re.sub(r"<[\w.]+ object at 0x[0-9a-f]+>", "given", failure.headline)
+    head = re.sub(r"<[\w.]+ object at 0x[0-9a-f]+>", "given", STAMPED.sub("", failure.headline))
     if hidden:
         who = words.ranks(list(causes))
         general = f"{who} raised {error_kind(first.error_type)}."

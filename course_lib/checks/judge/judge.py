@@ -266,12 +266,14 @@ def judge_lines(case: Case, observed: Observed, shown: list[str]) -> list[Judged
 def printed(outcome: Outcome) -> list[str]:
     """The last lines that the ranks printed, for a failing case, and how many more there were.
 
-    Lines that the case's failure quotes anyway are left out.
+    Lines that the case's failure quotes anyway are left out, and so are those in which PyTorch reports the
+    error that it raises.
     """
     ranks: dict[str, list[int]] = {}
     left_out = 0
     for rank, lines in enumerate(outcome.output):
-        own = list(dict.fromkeys(text for text in lines if not text.startswith(DUMPED)))
+        theirs = (text for text in lines if not (text.startswith(DUMPED) or faults.STAMPED.match(text)))
+        own = list(dict.fromkeys(theirs))
         left_out += len(own[:-RANK_LINES])
         for text in own[-RANK_LINES:]:
             ranks.setdefault(text, []).append(rank)

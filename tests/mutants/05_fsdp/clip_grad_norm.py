@@ -140,10 +140,41 @@ def clip_grad_norm_(shards, max_norm, group=None, replica_group=None):
 
 
 # %% wrong: the scaled gradients are thrown away
-# says: left as it was: multiply each gradient
+# says: makes a tensor that no parameter has
 # base: what the wrong ones change
 -        g.mul_(factor)
 +        g = g * factor
+
+
+# %% wrong: the norm alone
+# says: It was left as it was: scale .grad itself
+# base: what the wrong ones change
+-    factor = min(1.0, max_norm / (norm + 1e-6))
+-    for g in grads:
+-        g.mul_(factor)
+
+
+# %% wrong: a norm that is too small, so that nothing is scaled
+# says: since the norm that was found is too small
+# base: what the wrong ones change
+-    norm = total.sqrt().item()
++    norm = total.sqrt().item() / sum(g.numel() for g in grads) if grads else 0.0
+
+
+# %% wrong: each element is cut off
+# says: All elements are scaled by one factor
+# base: what the wrong ones change
+-        g.mul_(factor)
++        g.clamp_(-max_norm / 8, max_norm / 8)
+
+
+# %% wrong: the squares of all islands are added, and divided by their number
+# says: count each shard once
+# base: what the wrong ones change
+-    dist.all_reduce(total, group=group)
++    dist.all_reduce(total)
++    if replica_group is not None:
++        total /= dist.get_world_size(replica_group)
 
 
 # %% wrong: a norm of one, whatever is asked for

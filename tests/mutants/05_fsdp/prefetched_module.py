@@ -140,6 +140,38 @@ class PrefetchedModule(torch.nn.Module):
 +                unit.wait()
 
 
+# %% wrong: a barrier behind every gather that is asked for
+# says: 1\d barriers in a step
+# base: what the wrong ones change
+         self.module, self.reshard = module, reshard_after_forward
++        self.group = group
+@@
+                 unit.start()
++        dist.barrier(self.group)
+
+
+# %% wrong: never more than one block ahead
+# says: the gather of block 2 had not begun when block 0 began its forward
+# base: what the wrong ones change
+-        self.ahead = {1: forward_prefetch, -1: backward_prefetch}  # by direction
++        self.ahead = {1: 1, -1: 1}  # by direction
+
+
+# %% wrong: copies of the weights stay, and half of the points
+# says: holds up to .* during forward and backward
+# base: what the wrong ones change
+         for unit in self.order[i]:
+             unit.wait()
++            unit.copied = unit.row.clone()
+
+
+# %% wrong: blocks are freed after forward, whatever is asked for
+# says: Without resharding a block is gathered once a step
+# base: what the wrong ones change
+-        self.module, self.reshard = module, reshard_after_forward
++        self.module, self.reshard = module, True
+
+
 # %% wrong: nothing is asked for ahead
 # says: or the wire idles meanwhile
 # base: what the wrong ones change

@@ -117,6 +117,25 @@ def reduce_scatter_mean(output, grads, reduce_dtype=torch.float32, group=None):
 +    total = torch.empty(output.numel(), dtype=grads.dtype, device=output.device)
 
 
+# %% wrong: the sum is made in bfloat16, and not divided
+# says: work in the dtype that travels. Besides: That is the sum: divide it
+# base: what the wrong ones change
+-    wide = grads.reshape(-1).to(reduce_dtype)
+-    total = torch.empty(output.numel(), dtype=reduce_dtype, device=output.device)
+-    dist.reduce_scatter_tensor(total, wide, group=group)
+-    output.copy_((total.float() / n).view_as(output))
++    total = torch.empty(output.numel(), dtype=grads.dtype, device=output.device)
++    dist.reduce_scatter_tensor(total, grads.reshape(-1), group=group)
++    output.copy_(total.float().view_as(output))
+
+
+# %% wrong: gradients are sent as they are, and received in float32
+# says: tensors of a collective have one dtype
+# base: what the wrong ones change
+-    wide = grads.reshape(-1).to(reduce_dtype)
++    wide = grads.reshape(-1)
+
+
 # %% wrong: the sum is made in float32, whatever is asked for
 # says: float32 travelled; `reduce_dtype` says bfloat16
 # base: what the wrong ones change

@@ -135,10 +135,10 @@ def norm_line(pieces: Pieces, title: str) -> Line:
             return wrong(Sentence(f"{said}: {got} instead of {want}.", f"{said}."), next(fits, ""))
         return RIGHT
 
-    return Line(f"the norm: {title}", judge, 1.5)
+    return Line(f"the norm: {title}", judge, 0.75)
 
 
-def scaled_line(pieces: Pieces, title: str, weight: float = 1.5) -> Line:
+def scaled_line(pieces: Pieces, title: str, weight: float = 2) -> Line:
     factor = min(1.0, pieces.max_norm / (pieces.norm + 1e-6))
 
     def judge(observed: Observed) -> Finding:
@@ -155,15 +155,25 @@ def scaled_line(pieces: Pieces, title: str, weight: float = 1.5) -> Line:
                 tolerance = 1e-2 if pieces.dtype == torch.bfloat16 else ROUNDING
                 if not close(gradient, wanted, tolerance):
                     said = difference(f"on rank {rank} the gradient of shard {i} is wrong", gradient, wanted)
-                    return wrong(said, why(rank, float((gradient * before).sum() / before.square().sum())))
+                    got = float((gradient * before).sum() / before.square().sum())
+                    if close(gradient, got * before, tolerance):
+                        return wrong(said, why(rank, got, observed.values[rank].result))
+                    return wrong(said, "All elements are scaled by one factor: the direction stays.")
         return RIGHT
 
-    def why(rank: int, got: float) -> str:
+    def why(rank: int, got: float, returned: object) -> str:
         def is_it(other: float) -> bool:
             return abs(got - other) <= 0.02 * abs(other)
 
         if is_it(1) and factor < 1:
-            return "It was left as it was: multiply each gradient by max_norm / norm, in place."
+            if isinstance(returned, int | float) and returned <= pieces.max_norm:
+                return (
+                    "It was left as it was, since the norm that was found is too small: begin with the norm."
+                )
+            return (
+                "It was left as it was: scale .grad itself, in place (mul_). `gradient = gradient * factor` "
+                "makes a tensor that no parameter has."
+            )
         if factor == 1 and is_it(pieces.max_norm / pieces.norm):
             return "A norm below max_norm stays: the factor is min(1, max_norm / norm)."
         if is_it(1 / factor):
@@ -181,6 +191,8 @@ def traffic_line(pieces: Pieces) -> Line:
 
     def hint(ratio: float, observed: Observed) -> str:
         count = len(observed.operations[0])
+        if any(len(operation.group) > pieces.n for operation in observed.operations[0]):
+            return REPLICAS
         if ratio < 1:
             return "The norm of all shards needs a number from every rank."
         if count >= tensors:
@@ -196,7 +208,7 @@ def traffic_line(pieces: Pieces) -> Line:
 
 def case(
     draw: Draw, title: str, n: int, sizes: Sequence[int], share: float, *, replicas: int = 1,
-    missing: bool = False, dtype: torch.dtype = torch.float32, traffic: bool = False, weight: float = 1.5,
+    missing: bool = False, dtype: torch.dtype = torch.float32, traffic: bool = False, weight: float = 2,
 ) -> Case:  # fmt: skip
     """share: max_norm over the norm; missing: one rank has no gradient at all, another an empty shard."""
 
@@ -222,9 +234,9 @@ def case(
 )  # fmt: skip
 def clip_grad_norm(draw: Draw) -> Iterator[Case]:
     yield case(draw, "2 ranks, 5 gradients", 2, (40, 7, 1, 12, 30), 0.3, traffic=True)
-    yield case(draw, "3 ranks, a norm below max_norm", 3, (5, 8), 1.7, weight=1)
+    yield case(draw, "3 ranks, a norm below max_norm", 3, (5, 8), 1.7, weight=0.5)
     yield case(draw, "2 x 2 ranks, two replicas", 2, (6, 20), 0.5, replicas=2, traffic=True)
-    yield case(draw, "4 ranks, one without gradients", 4, (9, 4), 0.4, missing=True, weight=1)
+    yield case(draw, "4 ranks, one without gradients", 4, (9, 4), 0.4, missing=True)
     if draw.hidden:
-        yield case(draw, "2 ranks, gradients in bfloat16", 2, (3000, 50), 0.2, dtype=torch.bfloat16, weight=1)
+        yield case(draw, "2 ranks, gradients in bfloat16", 2, (3000, 50), 0.2, dtype=torch.bfloat16)
         yield case(draw, "1 rank", 1, (11, 2), 0.6, weight=0.5)

@@ -18,6 +18,7 @@ AT_ONCE = (
     "Asked for early and waited for at once: nothing overlaps. Wait where the weights are needed, at the "
     "block's own forward or backward."
 )
+MEETING = "Nothing needs it: collectives of one group are done in their order, and each handle has a wait()."
 QUEUES = (
     "On one wire a gather queues behind the reduction that was begun before it: ask for the weights of the "
     "next block before the gradients leave."
@@ -43,6 +44,7 @@ class Step:
     gathers: dict[int, list[int]]
     reduces: dict[int, list[int]]
     turn: int  # messages begun when the last block's backward began
+    barriers: int
 
     def mark(self, kind: str, block: int) -> Mark | None:
         return self.marks.get((kind, block))
@@ -76,7 +78,8 @@ def steps_of(observed: Observed, training: Training) -> Iterator[Step]:
                     reduces[block].append(at)
             by_block = {(mark.kind, mark.block): mark for mark in marks}
             turn = next((m.begun for m in marks if m.kind == "F" and m.block == depth - 1), 0)
-            yield Step(rank, number, by_block, gathers, reduces, turn)
+            barriers = sum(operation.op == "barrier" for operation in operations[first:last])
+            yield Step(rank, number, by_block, gathers, reduces, turn, barriers)
 
 
 def each_way(depth: int, ahead: tuple[int, int]) -> Iterator[tuple[str, int, list[int]]]:
@@ -96,6 +99,12 @@ def ahead_line(training: Training, ahead: tuple[int, int], reshard: bool, title:
 
     def judge(observed: Observed) -> Finding:
         for step in steps_of(observed, training):
+            if step.barriers:
+                return wrong(
+                    f"rank {step.rank} waited at {words.counted(step.barriers, 'barrier')} in a step, for "
+                    "the slowest rank and for all messages before.",
+                    MEETING, cause="barrier", misses_point=True,
+                )  # fmt: skip
             for kind, block, others in each_way(depth, ahead):
                 mark = step.mark(kind, block)
                 if mark is None:
@@ -111,7 +120,11 @@ def ahead_line(training: Training, ahead: tuple[int, int], reshard: bool, title:
 
 
 def missing(step: Step, kind: str, mark: Mark, other: int, reshard: bool) -> Finding | None:
-    """The finding if the gather of block `other` was not in flight when a block began; None if it was."""
+    """The finding if the gather of block `other` was not in flight when a block began; None if it was.
+
+    The point is missed if that is the next block: it is what one unit ahead would hide.
+    """
+    following = abs(other - mark.block) == 1
     places = step.gathered(kind, other)
     if kind == "B" and not reshard and not places and other in mark.whole:
         return None
@@ -121,14 +134,14 @@ def missing(step: Step, kind: str, mark: Mark, other: int, reshard: bool) -> Fin
             return None  # it was kept, which the lines on memory and bytes judge
         return wrong(
             f"block {other} was not gathered in {CALLED[kind]} on rank {step.rank}.", IDLE,
-            cause=f"none {kind}", misses_point=True,
+            cause=f"none {kind}", misses_point=following,
         )  # fmt: skip
     if places[0] >= mark.begun:
         return too_late(step, kind, mark, other, places[0], when)
     if places[-1] not in mark.open:
         return wrong(
             f"the gather of block {other} had been waited for {when}.", AT_ONCE,
-            cause="at once", misses_point=True,
+            cause="at once", misses_point=following,
         )  # fmt: skip
     return None
 
@@ -144,7 +157,8 @@ def too_late(step: Step, kind: str, mark: Mark, other: int, place: int, when: st
         why = QUEUES
     else:
         why = IDLE
-    return wrong(said, why, cause=f"{kind} {why[:20]}", misses_point=True)
+    following = abs(other - mark.block) == 1
+    return wrong(said, why, cause=f"{kind} {why[:20]}", misses_point=following)
 
 
 def reduce_line(training: Training, title: str, weight: float) -> Line:

@@ -36,10 +36,12 @@ OLD = -7.0  # stands in an output before the call
 STEPS, STEP = 100, 1e-5
 SUMS = ("all_reduce", "reduce_scatter", "reduce")
 ADDED = (
-    "The sum was made in bfloat16: cast the gradients to reduce_dtype before they are sent, since the ranks "
+    "The sum was made in {}: cast the gradients to reduce_dtype before they are sent, since the ranks "
     "that add them work in the dtype that travels."
 )
+ROUNDED = 0.03  # how far two roundings to bfloat16 can lie apart
 NOT_WRITTEN = "`output` was not written: the function returns nothing, the result goes into `output`."
+CAST = "Cast the gradients to reduce_dtype, reduce-scatter them, and write sum / N into `output`."
 KEEP = "Cast a copy: shard.to(output.dtype)."
 POINT = "weights that travel in 16 bits"
 
@@ -202,7 +204,7 @@ def mean_line(on: Setting, grads: Tensor, reduce_dtype: torch.dtype) -> Line:
     wide, place_of = grads.double(), {rank: place for place, rank in enumerate(on.ranks)}
     mean = wide.mean(0)
     slips = mean_slips(wide, grads.dtype)
-    tolerance = 0.03 if reduce_dtype.itemsize == 2 else 0
+    tolerance = ROUNDED if reduce_dtype.itemsize == 2 else 0
 
     def right(rank: int, observed: Observed) -> bool:
         output = observed.tensors[rank]["output"]
@@ -216,19 +218,30 @@ def mean_line(on: Setting, grads: Tensor, reduce_dtype: torch.dtype) -> Line:
         said = difference(f"on rank {off[0]} the mean is wrong", actual, wanted)
         return wrong(said, why(observed))
 
-    def why(observed: Observed) -> str:
+    def usual(observed: Observed, within: float) -> str:
+        """The slip that every rank's output is, up to rounding, and that the mean is not."""
         for slip in slips:
-            if all(
-                close(observed.tensors[rank]["output"], slip.tensors(place)["output"], tolerance)
-                for rank, place in place_of.items()
+            shards = {rank: slip.tensors(place)["output"] for rank, place in place_of.items()}
+            if within and all(
+                close(shards[rank], mean[place].float(), within) for rank, place in place_of.items()
             ):
+                continue
+            if all(close(observed.tensors[rank]["output"], shards[rank], within) for rank in on.ranks):
                 return slip.says
-        if reduce_dtype == torch.float32 and any(
-            operation.op in SUMS and operation.dtype == str(grads.dtype)[6:]
+        return ""
+
+    def why(observed: Observed) -> str:
+        says, narrow = usual(observed, tolerance), str(grads.dtype)[6:]
+        if says or reduce_dtype != torch.float32:
+            return says or CAST
+        added = any(
+            operation.op in SUMS and operation.dtype == narrow
             for operation in observed.operations[on.ranks[0]]
-        ):
-            return ADDED
-        return "Cast the gradients to reduce_dtype, reduce-scatter them, and write sum / N into `output`."
+        )
+        besides = usual(observed, ROUNDED)
+        if added:
+            return f"{ADDED.format(narrow)} Besides: {besides}" if besides else ADDED.format(narrow)
+        return besides or CAST
 
     rows = {rank: grads[place].reshape(-1) for rank, place in place_of.items()}
     alone = left_alone("grads", rows, "Work on a copy: the caller still has these gradients.")

@@ -107,7 +107,7 @@ def order_case(draw: Draw, n: int, ahead: tuple[int, int], reshard: bool, title:
         ahead_line(training, ahead, reshard, f"{title}: blocks ahead are on their way", 4),
         reduce_line(training, f"{title}: gradients travel while the next block computes", 2),
         waited_line(f"{title}: every message is waited for", 1),
-        bytes_line(training, reshard, 1.5),
+        bytes_line(training, reshard, 1.5 if reshard else 3),  # the others pass if a block is freed, too
         whole_line(training, ahead, reshard, 2),
     ]
     return lines.training_case(RECIPE, title, training, case_lines, timeout=30.0)
@@ -144,6 +144,7 @@ def memory_case(draw: Draw) -> Case:
     )  # fmt: skip
     highest = lines.peak_line(
         peak, slack=SLACK, weight=2, title="peak of memory: two blocks, two rows of gradients",
+        point=peak + WHOLE / 3,
         hint=lambda _: "More than two blocks or two rows of gradients were there at once.",
     )  # fmt: skip
     return lines.training_case(RECIPE, "memory", training, [values, held, highest], timeout=30.0)
