@@ -13,6 +13,7 @@
     memory.py     a step's bytes on one GPU, and which layout fits first
     budget.py     how fast (the roofline), how long (days, MFU), how large (scaling laws)
     pipeline.py   a pipeline: its bubble, and the memory of its ranks, by schedule
+    four_dimensions.py  all axes at once: bytes by axis, the wire that an axis uses
     context_parallel.py  attention over a spread sequence: bytes, idling ranks, when it hides, what fits
 
 A later topic adds a module here and its names below.
@@ -92,6 +93,7 @@ from course_lib.facts.data_parallel import (
     synchronization_seconds,
 )
 from course_lib.facts.exact import chunk_sizes, exact_bytes
+from course_lib.facts.four_dimensions import axis_bytes, rank_parameters, wire
 from course_lib.facts.fsdp import (
     crossing_bytes,
     fsdp_bytes,
@@ -185,6 +187,7 @@ __all__ = [
     "attention_flops",
     "attention_parameters",
     "attention_saved_bytes",
+    "axis_bytes",
     "bus_bandwidth",
     "bytes_sent_per_rank",
     "causal_idle_shares",
@@ -241,6 +244,7 @@ __all__ = [
     "pipeline_bytes_sent",
     "powersgd_bytes",
     "powersgd_elements",
+    "rank_parameters",
     "recipe",
     "recipe_bytes",
     "ridge",
@@ -271,6 +275,7 @@ __all__ = [
     "unit_bytes",
     "vocab_parallel_embedding_bytes",
     "vocab_parallel_loss_bytes",
+    "wire",
     "zero_bytes",
     "zero_memory",
     "zero_volume",
