@@ -10,7 +10,9 @@ so there the wire carries twice the booked bytes.
 from __future__ import annotations
 
 
-def logical_bytes(op: str, group: tuple[int, ...], rank: int, nbytes: int, root: int = -1) -> float:
+def logical_bytes(
+    op: str, group: tuple[int, ...], rank: int, nbytes: float, root: int = -1
+) -> float:
     """Bytes that `rank` sends in the built-in `op` on a full tensor of `nbytes` bytes.
 
     `root` is the source or destination, a global rank like those in `group`.

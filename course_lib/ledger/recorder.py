@@ -30,6 +30,7 @@ from course_lib.ledger import rows
 from course_lib.ledger.booking import logical_bytes
 from course_lib.ledger.pending import Mark, Pending
 from course_lib.ledger.tensors import comparable, describe, dtype_name, shape_text
+from course_lib.ledger.wires import Topology, Wires
 
 TORCH = os.path.dirname(torch.__file__)
 COURSE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -75,6 +76,7 @@ class Recorder:
         # gone: the other end would wait for ever, and no error would tell the sender what it forgot.
         self.handles: dict[int, Work] = {}
         self.pending = Pending(self.completed_on_device)
+        self.wires: Wires | None = None  # emulated ones, on which an operation takes its time
         self.publish()
 
     def publish(self) -> None:
@@ -88,8 +90,29 @@ class Recorder:
         self.turns.clear()
         self.handles.clear()
         self.pending.clear()
+        self.wires = None
         self.state.task = task
         self.set_state(rows.RUNNING)
+
+    def emulate(self, topology: Topology) -> None:
+        """From now on, for this task, operations are as slow as the links of `topology`."""
+        self.wires = Wires(topology, self.rank, self.board)
+
+    def cross(self, row: int) -> float:
+        """Sleep until the operation, whose data has come, is over on the emulated wires. Returns seconds."""
+        if self.wires is None:
+            return 0.0
+        since = time.monotonic()
+        self.wires.sleep_until(self.wires.land(row), self.publish)
+        return time.monotonic() - since
+
+    def has_crossed(self, row: int) -> bool:
+        """Whether the operation, whose data has come, is over on the emulated wires, too."""
+        return self.wires is None or self.wires.due(row) <= time.monotonic()
+
+    def crossing(self, row: int, future: torch.futures.Future) -> torch.futures.Future:
+        """A future that has the value of `future` when the operation has crossed the emulated wires."""
+        return future if self.wires is None else self.wires.later(row, future)
 
     @contextlib.contextmanager
     def batch(self) -> Iterator[None]:
@@ -165,6 +188,7 @@ class Recorder:
 
         before: the place of the GPU's stream before the call, if the stream waits now.
         """
+        slept = self.cross(row)
         line, _ = students_line()
         at, log = row * rows.ROW.size, self.log.rows.map
         rows.struct.pack_into("<I", log, at + rows.WAIT_LINE_AT, self.log.text(line))
@@ -173,7 +197,7 @@ class Recorder:
         if before is not None:
             self.waits_on_stream(row, before)
         else:
-            self.completed_on_device(row, time.monotonic())
+            self.completed_on_device(row, time.monotonic(), slept)
         for observer in self.observers:
             observer("done", row, None)
 
@@ -229,7 +253,10 @@ class Recorder:
         )  # fmt: skip
         self.state.rows = row + 1
         key = rows.channel_key(self.state.task, channel, turn)  # earlier tasks never match
-        self.board.post(self.rank, key, nbytes, f"{op} {signature} {agree}".strip())
+        ready = 0.0
+        if self.wires is not None:
+            ready = self.wires.begin(row, op, group.ranks, peer, nbytes, key)
+        self.board.post(self.rank, key, nbytes, f"{op} {signature} {agree}".strip(), ready)
         self.publish()
         if op == "send" or op == "recv":
             self.compare_message(op, peer, key, nbytes, signature, first)

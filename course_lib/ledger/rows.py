@@ -114,7 +114,7 @@ STATE = struct.Struct("<IIQQQdqII")
 # MEETING: the rank waits, beside the record, until all ranks have come to the same place.
 IDLE, RUNNING, RETURNED, RAISED, MEETING = range(5)
 KEY = struct.Struct("Q")  # native, so that it is written in one store
-BODY = struct.Struct("<Q112s")  # bytes, signature
+BODY = struct.Struct("<Qd112s")  # bytes, when its wire was ready (see `wires`), signature
 SLOT_SIZE = KEY.size + BODY.size
 SLOTS = 1024  # operations of a rank that the others can still look up
 SLOTS_AT = 128
@@ -158,21 +158,30 @@ class Board:
             state.since = 0.0
         return state
 
-    def post(self, rank: int, key: int, nbytes: int, signature: str) -> None:
+    def post(self, rank: int, key: int, nbytes: int, signature: str, ready: float = 0.0) -> None:
         at = slot_at(rank, key)
         KEY.pack_into(self.map, at, 0)  # no rank may find the key while the rest is half written
-        BODY.pack_into(self.map, at + KEY.size, nbytes, signature.encode()[:112])
+        BODY.pack_into(self.map, at + KEY.size, nbytes, ready, signature.encode()[:112])
         KEY.pack_into(self.map, at, key)
 
     def look(self, rank: int, key: int) -> tuple[int, str] | None:
         """(bytes, signature) of the operation that `rank` posted under `key`, or None."""
+        posted = self._posted(rank, key)
+        return posted and (posted[0], posted[2].rstrip(b"\0").decode(errors="replace"))
+
+    def ready(self, rank: int, key: int) -> tuple[float, int] | None:
+        """(when its wire was ready, bytes) of the operation that `rank` posted under `key`, or None."""
+        posted = self._posted(rank, key)
+        return posted and (posted[1], posted[0])
+
+    def _posted(self, rank: int, key: int) -> tuple[int, float, bytes] | None:
         at = slot_at(rank, key)
         if KEY.unpack_from(self.map, at) != (key,):
             return None
-        nbytes, signature = BODY.unpack_from(self.map, at + KEY.size)
+        posted = BODY.unpack_from(self.map, at + KEY.size)
         if KEY.unpack_from(self.map, at) != (key,):  # overwritten meanwhile by a later operation
             return None
-        return nbytes, signature.rstrip(b"\0").decode(errors="replace")
+        return posted
 
 
 def channel_key(task: int, channel: tuple, turn: int) -> int:

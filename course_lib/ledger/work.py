@@ -95,6 +95,7 @@ class RecordingWork(Work):
         )
         try:
             done = wait() if timeout is None or timeout <= timedelta(0) else wait(timeout)
+            rec.cross(own.row)
         finally:
             rec.end_wait(own.row, since, done=not own.device)
         if own.device:
@@ -108,13 +109,16 @@ class RecordingWork(Work):
         own = _handles[self]
         real = isinstance(own.inner, Work)
         done = _is_completed(own.inner) if real else own.inner.is_completed()
+        done = done and recorder().has_crossed(own.row)
         if done and not own.waited:
             self.wait()  # it returns at once; books the completion
         return done
 
     def get_future(self):  # the type differs between PyTorch versions
         own, rec = _handles[self], recorder()
-        future = own.inner.get_future()  # gloo has none for a message, and raises
+        future = rec.crossing(
+            own.row, own.inner.get_future()
+        )  # gloo has none for a message, and raises
         rec.log.rows.map[own.row * rows.ROW.size + rows.FLAGS_AT] |= rows.WAITED
         rec.handles.pop(own.row, None)
         if own.device:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
 from course_lib.ledger.ledger import Ledger
+from course_lib.ledger.wires import Topology, check_wires
 from course_lib.runtime import notes, wire
 from course_lib.runtime.backend import choose
 from course_lib.runtime.errors import Deadlock, LaunchError, RankError, RankTimeout
@@ -31,6 +33,7 @@ def launch(
     timeout: float = 60,
     backend: str | None = None,
     seed: int = 0,
+    wires: Topology | None = None,
     **kwargs: Any,
 ) -> Run:
     """Run `fn(*args, **kwargs)` on `world_size` ranks of this machine; returns a list of their results.
@@ -44,6 +47,9 @@ def launch(
     timeout: seconds after which the ranks are ended and RankTimeout is raised.
     backend: "nccl" (one GPU a rank) or "gloo" (CPU); by default nccl if there are enough GPUs. The
         environment variable COURSE_BACKEND overrides the default.
+    wires: a cluster, such as `course_lib.cluster.Cluster`: rank r runs on its GPU r, and each operation takes
+        as long as on the link that it would use there (see `course_lib.ledger.wires`). The ranks run over
+        gloo. None: operations are as fast as this machine.
 
     If the run over gloo could hang on NCCL, a note says so (COURSE_NCCL_NOTES=off: no notes).
 
@@ -61,9 +67,11 @@ def launch(
         )
     if not timeout > 0:
         raise ValueError(f"timeout is a positive number of seconds, not {timeout!r}")
+    if wires is not None:
+        backend = on_wires(wires, world_size, backend)
     chosen = choose(world_size, backend)
     try:
-        payload = wire.dumps((fn, args, kwargs))
+        payload = wire.dumps((fn, args, kwargs) if wires is None else (fn, args, kwargs, wires))
     except Exception as error:
         raise LaunchError(explain(fn, args, kwargs, error)) from None
     outcome = run_ranks(
@@ -78,3 +86,19 @@ def launch(
         notes.on_nccl(outcome.ledger)
     results = [wire.loads(reply[1]) for reply in outcome.replies if reply is not None]
     return Run(results, outcome.ledger, outcome.seconds, outcome.backend)
+
+
+def on_wires(wires: Topology, world_size: int, backend: str | None) -> str:
+    """The backend of ranks on emulated wires. ValueError or TypeError if they cannot be emulated."""
+    check_wires(wires, world_size)
+    if backend == "nccl":
+        raise ValueError(
+            "wires= are emulated for ranks on the CPU, whose host sleeps; with backend='nccl' a GPU's stream "
+            "waits. Leave `backend` out, or use 'gloo'."
+        )
+    if os.environ.get("COURSE_LEDGER", "on") == "off":
+        raise ValueError(
+            "wires= need the ledger, in which the ranks see when the others were ready; COURSE_LEDGER=off "
+            "turns it off. Unset the variable, or leave `wires` out."
+        )
+    return backend or "gloo"
