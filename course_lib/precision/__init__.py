@@ -1,0 +1,36 @@
+"""Numbers with fewer bits: formats, scales that save small gradients, rounding by lot, states in 8 bits.
+
+formats.py    FORMATS, round_to: a float from its bits, and a number rounded to a format
+scaler.py     LossScaler: a scaled loss for fp16, and N ranks that skip a step together
+rounding.py   stochastic_round: to bfloat16, up or down by lot, so that small updates survive
+scaling.py    quantize, dequantize: eight bits and a scale for each block; MX scales
+eight_bit.py  DYNAMIC_SIGNED, DYNAMIC_UNSIGNED, Adam8bit: both moments in one byte each
+explorer.py   formats, gradients: boxes with controls
+
+The names are imported when they are first used: so the others can be used while an exercise hides a module.
+The folder can be copied out without explorer.py, which needs the course's colours: the rest imports torch
+only.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .formats import FORMATS, Format, round_to
+
+__all__ = ["FORMATS", "Format", "round_to"]
+
+_MODULES = {"FORMATS": "formats", "Format": "formats", "round_to": "formats"}
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, from its module. It is not cached: the module may be hidden later."""
+    if name in _MODULES:
+        return getattr(import_module(f".{_MODULES[name]}", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
