@@ -1,15 +1,15 @@
 """Number formats: a float from its bits, and a number rounded to a format.
 
-A float has a sign, `exponent_bits` bits e and `mantissa_bits` bits m. With bias = 2^(exponent_bits - 1) - 1 its
-value is
+A float has a sign, `exponent_bits` bits e and `mantissa_bits` bits m. With bias = 2^(exponent_bits - 1) - 1
+its value is
 
     (1 + m / 2^mantissa_bits) * 2^(e - bias)      a normal number, e > 0
-         m / 2^mantissa_bits  * 2^(1 - bias)      a subnormal number, e = 0: the same step as in the first binade
+         m / 2^mantissa_bits  * 2^(1 - bias)      a subnormal number, e = 0: the steps of the first binade
 
 Within a binade (from 2^k to 2^(k+1)) the numbers have equal distances, 2^(k - mantissa_bits). So the exponent
 says how far a format reaches, the mantissa how fine it is. In IEEE 754's formats the largest e stands for
-infinity and NaN. e4m3 ("fn": finite) gives one code alone to NaN, and has a binade more: its largest number is
-448 and not 240. e2m1, of OCP's MX formats, has no NaN either.
+infinity and NaN. e4m3 ("fn": finite) gives one code alone to NaN, and has a binade more: its largest number
+is 448 and not 240. e2m1, of OCP's MX formats, has no NaN either.
 
 `round_to` rounds as hardware does: to the nearest number of the format, and if two are as near to the one
 whose last bit is 0.
@@ -106,9 +106,9 @@ FORMATS: dict[str, Format] = {
 def round_to(x: Tensor, exponent_bits: int, mantissa_bits: int, *, finite: bool = False) -> Tensor:
     """`x` rounded to the nearest number of a format, ties to even; a new float64 tensor of its shape.
 
-    x: float64, any shape. finite: as e4m3, with a binade more and no infinities; beyond the largest number it
-    saturates, infinity included. Otherwise a value that is nearer to the next power of two than to the largest
-    number, or halfway, becomes infinite. NaN and the sign of zero stay.
+    x: float64, any shape. finite: as e4m3, with a binade more and no infinities; beyond the largest number
+    it saturates, infinity included. Otherwise a value that is nearer to the next power of two than to the
+    largest number, or halfway, becomes infinite. NaN and the sign of zero stay.
     """
     form = Format("", exponent_bits, mantissa_bits, finite)
     binade = torch.frexp(x).exponent - 1  # x = 1.f * 2^binade

@@ -99,7 +99,7 @@ def test_the_largest_e2m1_is_6() -> None:
 def test_a_number_has_the_bits_that_give_it(name: str) -> None:
     form = FORMATS[name]
     top = 1 << (form.bits - 1)
-    for code in {1, 2, 3, top // 3, top // 2, top | 5} & {*range(2 * top)}:
+    for code in {1, 2, 3, top // 3, top // 2, top | min(5, top - 1)}:
         value = form.value(code)
         if abs(value) <= form.largest:
             assert code_of(value, form) == code
