@@ -19,10 +19,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .formats import FORMATS, Format, round_to
+    from .scaler import LossScaler
 
-__all__ = ["FORMATS", "Format", "round_to"]
+__all__ = ["FORMATS", "Format", "LossScaler", "round_to"]
 
-_MODULES = {"FORMATS": "formats", "Format": "formats", "round_to": "formats"}
+_MODULES = {
+    "FORMATS": "formats",
+    "Format": "formats",
+    "LossScaler": "scaler",
+    "round_to": "formats",
+}
 
 
 def __getattr__(name: str) -> Any:

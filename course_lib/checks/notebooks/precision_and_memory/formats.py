@@ -198,6 +198,7 @@ def drawn(draw: Draw, form: Form) -> dict[str, Tensor]:
     sizes = torch.exp2(form.lowest + uniform * float(top - form.lowest))  # below the last binade
     small = torch.exp2(form.lowest - form.mantissa_bits - 4 + uniform[:9000] * (form.mantissa_bits + 4))
     beyond = form.edge + (form.edge - form.largest) * torch.arange(-1.5, 2.0, 0.25).double()
+    tiny = torch.tensor([1e-300, 5e-324], dtype=torch.float64)
     wild = torch.tensor(
         [1e300, 4 * form.largest, 1.5 * form.largest, INFINITY, form.largest], dtype=torch.float64
     )
