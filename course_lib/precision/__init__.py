@@ -1,11 +1,8 @@
-"""Numbers with fewer bits: formats, scales that save small gradients, rounding by lot, states in 8 bits.
+"""Numbers with fewer bits: formats, and a scale that saves small gradients.
 
-formats.py    FORMATS, round_to: a float from its bits, and a number rounded to a format
-scaler.py     LossScaler: a scaled loss for fp16, and N ranks that skip a step together
-rounding.py   stochastic_round: to bfloat16, up or down by lot, so that small updates survive
-scaling.py    quantize, dequantize: eight bits and a scale for each block; MX scales
-eight_bit.py  DYNAMIC_SIGNED, DYNAMIC_UNSIGNED, Adam8bit: both moments in one byte each
-explorer.py   formats, gradients: boxes with controls
+formats.py   FORMATS, round_to: a float from its bits, and a number rounded to a format
+scaler.py    LossScaler: a scaled loss for fp16, and N ranks that skip a step together
+explorer.py  formats, gradients: boxes with controls
 
 The names are imported when they are first used: so the others can be used while an exercise hides a module.
 The folder can be copied out without explorer.py, which needs the course's colours: the rest imports torch

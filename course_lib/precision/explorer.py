@@ -128,12 +128,12 @@ class Formats:
         busy = [False]
 
         def look() -> None:
-            shown.value = self.html(number.value, FORMATS[choose.value])
+            shown.value = self.html(number.value, FORMATS[str(choose.value)])
 
         def lay_out(_change: Any = None) -> None:
             if busy[0]:
                 return
-            form = FORMATS[choose.value]
+            form = FORMATS[str(choose.value)]
             code = code_of(rounded(number.value, form), form)
             buttons = []
             for place in range(form.bits - 1, -1, -1):
@@ -155,7 +155,7 @@ class Formats:
             look()
 
         def read(_change: Any = None) -> None:
-            form = FORMATS[choose.value]
+            form = FORMATS[str(choose.value)]
             for button in bits.children:
                 button.description = str(int(button.value))
             text = "".join(button.description for button in bits.children)

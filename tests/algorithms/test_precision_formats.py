@@ -115,3 +115,13 @@ def test_the_boxes_say_what_is_lost() -> None:
     box = gradients(torch.tensor([2.0**-25, 2.0**-24, 1.0, 70000.0]))
     assert box.shares(0) == (0.25, 0.25) and box.shares(1) == (0, 0.25)
     assert box.chart(3) is not None and "image/png" in box._repr_mimebundle_()
+
+
+def test_the_bits_of_the_box_can_be_switched() -> None:
+    box = Formats(1.0, "fp16").widget()
+    (_, number), bits = box.children[0].children, box.children[1]
+    assert [button.value for button in bits.children] == [bit == "1" for bit in "0011110000000000"]
+    bits.children[-1].value = True
+    assert number.value == 1 + 2**-10 and "0.0977%" not in box.children[2].value
+    number.value = -2.0
+    assert [button.value for button in bits.children] == [bit == "1" for bit in "1100000000000000"]

@@ -266,8 +266,9 @@ def case(draw: Draw, form: Form, weight: float) -> Case:
 
     shares = {"numbers of the format": 0.5, "normal numbers": 1.0, "ties": 1.0, "subnormal numbers": 1.0}
     lines = [line(name, shares.get(name, 1.0)) for name in parts]
-    instructions = {"kwargs": {"finite": {"value": True}}} if form.finite else {}
-    made = side({"x": x}, result=Spec.of(x), extra=(form.exponent_bits, form.mantissa_bits), **instructions)
+    kwargs = {"finite": {"value": True}} if form.finite else {}
+    bits = (form.exponent_bits, form.mantissa_bits)
+    made = side({"x": x}, result=Spec.of(x), extra=bits, kwargs=kwargs)
     return Case(form.name, [made], lines, alone=True)
 
 
