@@ -21,13 +21,13 @@ from course_lib.checks.judge.masks import reference_modules
 ROOT = Path(__file__).resolve().parents[2]
 TOPICS = (
     "collectives", "compression", "context_parallel", "data", "data_parallel", "estimates", "facts", "fsdp",
-    "models", "pipeline", "tensor_parallel", "zero",
+    "models", "pipeline", "precision", "tensor_parallel", "zero",
 )  # fmt: skip
 # Figures need matplotlib. Some bear their modules' names (`course_lib.pipeline.gantt` is the module), or need
 # course_lib.facts, which exercises hide.
 FIGURES = (
     "course_lib.estimates.calculator", "course_lib.estimates.pictures", "course_lib.fsdp.explorer",
-    "course_lib.pipeline.explorer", "course_lib.pipeline.gantt",
+    "course_lib.pipeline.explorer", "course_lib.pipeline.gantt", "course_lib.precision.explorer",
 )  # fmt: skip
 # Checks and their mutants may be there before their notebook.
 KNOWN = {*assignments(), *(folder.name for folder in MUTANTS.iterdir() if folder.is_dir())}

@@ -1,0 +1,286 @@
+"""round_to: a number rounded to a format, to the bit.
+
+The right numbers come from tables of all values of a format, made from its bits: a number lies between two
+neighbours, and of a tie the one with the even code is taken. So no cast is trusted; torch's of e4m3 gave NaN
+beyond 464 before 2026 and saturates now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from course_lib.checks.kit import (
+    RIGHT,
+    Case,
+    Draw,
+    Finding,
+    Line,
+    Observed,
+    Sentence,
+    Spec,
+    exercise,
+    side,
+    words,
+    wrong,
+)
+
+MANY = 40_000  # drawn numbers of a format
+INFINITY = float("inf")
+Rounding = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Form:
+    """A format by its bits; finite: as e4m3."""
+
+    name: str
+    exponent_bits: int
+    mantissa_bits: int
+    finite: bool = False
+
+    @property
+    def bias(self) -> int:
+        return 2 ** (self.exponent_bits - 1) - 1
+
+    @property
+    def lowest(self) -> int:
+        return 1 - self.bias
+
+    @property
+    def table(self) -> Tensor:
+        """All finite numbers from 0 up; a number's place in it is its code."""
+        count = (1 << (self.exponent_bits + self.mantissa_bits)) - 1
+        if not self.finite:
+            count -= (1 << self.mantissa_bits) - 1
+        code = torch.arange(count)
+        e, m = code >> self.mantissa_bits, code & (1 << self.mantissa_bits) - 1
+        fraction = m.double() / 2**self.mantissa_bits
+        normal = (1 + fraction) * power(e - self.bias)
+        return torch.where(e == 0, fraction * 2.0**self.lowest, normal)
+
+    @property
+    def largest(self) -> float:
+        return float(self.table[-1])
+
+    @property
+    def edge(self) -> float:
+        """Halfway between the largest number and the next that a format without end would have."""
+        table = self.table
+        return float(table[-1] + (table[-1] - table[-2]) / 2)
+
+    def nearest(self, x: Tensor) -> Tensor:
+        """Right: to the nearest number, ties to the even code; overflow; NaN and signs stay."""
+        table = self.table
+        ties = (table[1:] + table[:-1]) / 2
+        size = x.abs().nan_to_num(nan=0.0)
+        place = torch.searchsorted(ties, size)
+        tie = (place < len(ties)) & (ties[place.clamp(max=len(ties) - 1)] == size)
+        found = table[place + (tie & (place % 2 == 1))]
+        if not self.finite:
+            found = torch.where(size >= self.edge, INFINITY, found)
+        return torch.where(x.isnan(), x, found.copysign(x))
+
+
+def power(exponent: Tensor) -> Tensor:
+    return torch.exp2(exponent.double())
+
+
+def variant(
+    form: Form, *, rounding: Rounding = torch.round, lowest: int | None = None,
+    binade: Callable[[Tensor], Tensor] | None = None, largest: float | None = None, over: str = "",
+    above: float | None = None, flush: bool = False, sign: bool = True,
+) -> Rounding:  # fmt: skip
+    """A rounding with a mistake.
+
+    rounding: of multiples of a step; lowest: exponent of the smallest normal number; binade: the exponent of
+    a magnitude; largest: number; above: from which magnitude on, before rounding, it overflows; over: "inf",
+    "nan" or "largest"; flush: subnormal numbers become 0; sign: whether a zero has one.
+    """
+    least = form.lowest if lowest is None else lowest
+    most = form.largest if largest is None else largest
+    ends = {"inf": INFINITY, "nan": float("nan"), "largest": most}
+    end = ends[over or ("largest" if form.finite else "inf")]
+
+    def rounded(x: Tensor) -> Tensor:
+        size = x.abs()
+        of_binade = torch.frexp(size).exponent - 1 if binade is None else binade(size)
+        step = power(of_binade.clamp(min=least) - form.mantissa_bits)
+        found = rounding(size / step) * step
+        if flush:
+            found = torch.where(size < 2.0**least, 0.0, found)
+        found = torch.where(found > most if above is None else size > above, end, found)
+        found = found.copysign(x) if sign else torch.where(x < 0, 0 - found, found) + 0.0
+        return torch.where(x.isnan(), x, found)
+
+    return rounded
+
+
+def away(x: Tensor) -> Tensor:
+    return torch.floor(x + 0.5)
+
+
+WHOLE = "The smallest normal number is 2^(1 - bias), and bias is 2^(exponent_bits - 1) - 1."
+
+
+def slips(form: Form) -> dict[str, Rounding]:
+    """The sentence for each mistake, and the rounding that makes it."""
+    fine = 2.0**-form.mantissa_bits
+
+    found = {
+        "It truncates: half of all values are one step too small.": variant(form, rounding=torch.floor),
+        "It rounds up always: half of all values are one step too large.": variant(
+            form, rounding=torch.ceil
+        ),
+        "Ties go away from zero. 1.00048828125 lies halfway and rounds to 1.0 in fp16: to even.": (
+            variant(form, rounding=away)
+        ),
+        "There are no subnormal numbers in it: 6e-8 exists in fp16. Below the smallest normal number the "
+        "step stays that of the first binade.": variant(form, flush=True),
+        "Below the smallest normal number the step goes on shrinking: subnormal numbers have the step of the "
+        "first binade.": variant(form, lowest=-3000),
+        "That is bias 2^(exponent_bits - 1). " + WHOLE: variant(form, lowest=form.lowest - 1),
+        "That is bias 2^exponent_bits. " + WHOLE: variant(form, lowest=1 - 2**form.exponent_bits),
+        "-0 lost its sign: -1e-30 rounds to -0.0.": variant(form, sign=False),
+        "It was rounded twice: first to float32, and a value beside a tie became the tie.": (
+            lambda x: form.nearest(x.float().double())
+        ),
+        "There is a bit of mantissa too few: frexp's mantissa lies between 1/2 and 1, so that its "
+        "exponent is one larger than a binade's.": variant(
+            form, binade=lambda size: torch.frexp(size).exponent, lowest=form.lowest + 1
+        ),
+        "There is a bit of mantissa too few: frexp's mantissa lies between 1/2 and 1, so that its exponent "
+        "is one larger than the binade's.": variant(form, binade=lambda size: torch.frexp(size).exponent),
+        "It never overflows: beyond the largest number there is infinity, or with finite=True the largest.": (
+            variant(form, largest=INFINITY)
+        ),
+    }  # fmt: skip
+    if form.finite:
+        ieee = (2 - fine) * 2.0**form.bias
+        found |= {
+            "448 + ... = inf: e4m3 has no infinities. With finite=True it saturates.": variant(
+                form, over="inf"
+            ),
+            "e4m3 has NaN from NaN alone: with finite=True it saturates, infinity included.": variant(
+                form, over="nan"
+            ),
+            "The largest number of e4m3 is 448: finite has one more binade, whose last code alone is NaN.": (
+                variant(form, largest=ieee)
+            ),
+            "The largest number of e4m3 is 448, 480's code is NaN.": variant(
+                form, largest=(2 - fine) * 2.0 ** (form.bias + 1)
+            ),
+        }
+    else:
+        found |= {
+            "It overflows at the largest number, not at the largest + half a step: 65519 is 65504 in fp16, "
+            "65520 is inf.": variant(form, above=form.largest),
+            "It saturates: without finite=True values beyond are infinite.": variant(form, over="largest"),
+            "The largest number is too large by a binade: the last exponent stands for infinity and NaN, and "
+            "bias is 2^(exponent_bits - 1) - 1.": variant(form, largest=(2 - fine) * 2.0 ** (form.bias + 1)),
+        }
+    return found
+
+
+def drawn(draw: Draw, form: Form) -> dict[str, Tensor]:
+    """Inputs by the line in which they are judged; each with both signs."""
+    table = form.table
+    ties = (table[1:] + table[:-1]) / 2
+    normal = float(2.0**form.lowest)
+    up, down = (torch.full_like(table, end) for end in (INFINITY, -INFINITY))
+    near = torch.cat([ties.nextafter(up[1:]), ties.nextafter(down[1:])])
+    beside = torch.cat([table.nextafter(up), table[1:].nextafter(down[1:])])
+    uniform = torch.rand(MANY, generator=draw.generator, dtype=torch.float64)
+    top = torch.frexp(torch.tensor(form.largest, dtype=torch.float64)).exponent - 1
+    sizes = torch.exp2(form.lowest + uniform * float(top - form.lowest))  # below the last binade
+    small = torch.exp2(form.lowest - form.mantissa_bits - 4 + uniform[:9000] * (form.mantissa_bits + 4))
+    beyond = form.edge + (form.edge - form.largest) * torch.arange(-1.5, 2.0, 0.25).double()
+    tiny = torch.tensor([1e-300, 5e-324], dtype=torch.float64)
+    wild = torch.tensor(
+        [1e300, 4 * form.largest, 1.5 * form.largest, INFINITY, form.largest], dtype=torch.float64
+    )
+    parts = {
+        "numbers of the format": table,
+        "normal numbers": torch.cat([sizes, near[near > normal], beside[beside > normal]]),
+        "ties": ties[ties > normal],
+        "subnormal numbers": torch.cat([
+            small, ties[ties < normal], near[near < normal], tiny
+        ]),
+        "the largest": torch.cat([beyond, wild]),
+    }  # fmt: skip
+    kept = {name: x[x < form.largest] if name == "normal numbers" else x for name, x in parts.items()}
+    nan = torch.tensor([float("nan")]).double()
+    return {name: torch.cat([x, -x, nan] if name == "the largest" else [x, -x]) for name, x in kept.items()}
+
+
+def same(actual: Tensor, wanted: Tensor) -> Tensor:
+    """Elementwise: to the bit, zero's sign included; NaN is NaN."""
+    bits = actual.view(torch.int64) == wanted.view(torch.int64)
+    return torch.where(wanted.isnan(), actual.isnan(), bits)
+
+
+def case(draw: Draw, form: Form, weight: float) -> Case:
+    parts = drawn(draw, form)
+    x = torch.cat(list(parts.values()))
+    right = form.nearest(x)
+    bounds, at = {}, 0
+    for name, part in parts.items():
+        bounds[name] = slice(at, at + len(part))
+        at += len(part)
+
+    def line(name: str, share: float) -> Line:
+        place = bounds[name]
+
+        def judge(observed: Observed) -> Finding:
+            result = observed.tensors[0]["result"]
+            off = ~same(result[place], right[place])
+            if not bool(off.any()):
+                return RIGHT
+            return wrong(said(name, x[place][off], result[place][off], right[place][off]), why(result, off))
+
+        def why(result: Tensor, off: Tensor) -> str:
+            """The slip that gives all values found; or else all of the line's, wrong ones among them."""
+            rest = [place, slice(None)]
+            for where in reversed(rest):
+                for says, slip in slips(form).items():
+                    if bool(same(result[where], slip(x[where])).all()):
+                        return says.strip()
+            return next(
+                (
+                    says.strip() for says, slip in slips(form).items()
+                    if bool(same(result[place][off], slip(x[place])[off]).all())
+                ),
+                "",
+            )  # fmt: skip
+
+        return Line(f"{form.name}: {name}", judge, share * weight, short=True)
+
+    def said(name: str, x: Tensor, got: Tensor, want: Tensor) -> Sentence:
+        count, kind = words.counted(len(x), "value"), f"{form.name}, {name}"
+        shown = int(x.abs().nan_to_num(nan=INFINITY).argmin())
+        one = f"{float(x[shown])!r} became {float(got[shown])!r} and not {float(want[shown])!r}"
+        return Sentence(f"{kind}: {count} wrong; {one}.", f"{kind}: values are wrong.")
+
+    shares = {"numbers of the format": 0.5, "normal numbers": 1.0, "ties": 1.0, "subnormal numbers": 1.0}
+    lines = [line(name, shares.get(name, 1.0)) for name in parts]
+    kwargs = {"finite": {"value": True}} if form.finite else {}
+    bits = (form.exponent_bits, form.mantissa_bits)
+    made = side({"x": x}, result=Spec.of(x), extra=bits, kwargs=kwargs)
+    return Case(form.name, [made], lines, alone=True)
+
+
+@exercise(points=8, objects=("round_to",), references=("course_lib.precision.formats",))
+def round_to(draw: Draw) -> Iterator[Case]:
+    """fp16, e5m2, e4m3 and bf16; hidden: a format that is drawn, with and without infinities."""
+    yield case(draw, Form("fp16", 5, 10), 1.5)
+    yield case(draw, Form("e5m2", 5, 2), 1.0)
+    yield case(draw, Form("e4m3", 4, 3, finite=True), 1.5)
+    yield case(draw, Form("bf16", 8, 7), 0.5)
+    if draw.hidden:
+        exponent_bits, mantissa_bits = draw.integer(3, 8), draw.integer(1, 9)
+        yield case(draw, Form("a drawn format", exponent_bits, mantissa_bits), 0.5)
+        exponent_bits, mantissa_bits = draw.integer(3, 7), draw.integer(2, 6)
+        yield case(draw, Form("a drawn finite format", exponent_bits, mantissa_bits, finite=True), 0.5)

@@ -1,0 +1,39 @@
+"""Numbers with fewer bits: formats, and a scale that saves small gradients.
+
+formats.py   FORMATS, round_to: a float from its bits, and a number rounded to a format
+scaler.py    LossScaler: a scaled loss for fp16, and N ranks that skip a step together
+explorer.py  formats, gradients: boxes with controls
+
+The names are imported when they are first used: so the others can be used while an exercise hides a module.
+The folder can be copied out without explorer.py, which needs the course's colours: the rest imports torch
+only.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .formats import FORMATS, Format, round_to
+    from .scaler import LossScaler
+
+__all__ = ["FORMATS", "Format", "LossScaler", "round_to"]
+
+_MODULES = {
+    "FORMATS": "formats",
+    "Format": "formats",
+    "LossScaler": "scaler",
+    "round_to": "formats",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, from its module. It is not cached: the module may be hidden later."""
+    if name in _MODULES:
+        return getattr(import_module(f".{_MODULES[name]}", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,167 @@
+# %% base: what the wrong ones change
+def round_to(x, exponent_bits, mantissa_bits, *, finite=False):
+    bias = 2 ** (exponent_bits - 1) - 1
+    exponent = torch.frexp(x).exponent - 1
+    step = torch.exp2((exponent.clamp(min=1 - bias) - mantissa_bits).double())
+    rounded = torch.round(x / step) * step
+    if finite:
+        largest = (2 - 2 * 2.0**-mantissa_bits) * 2.0 ** (bias + 1)
+        return rounded.clamp(-largest, largest)
+    largest = (2 - 2.0**-mantissa_bits) * 2.0**bias
+    infinity = torch.full_like(x, math.inf).copysign(x)
+    return torch.where(rounded.abs() > largest, infinity, rounded)
+
+
+# %% wrong: the low bits are cut off
+# says: half of all values are one step too small
+# base: what the wrong ones change
+-    rounded = torch.round(x / step) * step
++    rounded = torch.trunc(x / step) * step
+
+
+# %% wrong: ties go away from zero
+# says: 1.00048828125 lies halfway and rounds to 1.0 in fp16: to even
+# base: what the wrong ones change
+-    rounded = torch.round(x / step) * step
++    rounded = (torch.floor(x.abs() / step + 0.5) * step).copysign(x)
+
+
+# %% wrong: subnormal numbers become 0
+# says: 6e-8 exists in fp16
+# base: what the wrong ones change
+-    rounded = torch.round(x / step) * step
++    rounded = torch.round(x / step) * step
++    rounded = torch.where(x.abs() < 2.0 ** (1 - bias), torch.zeros_like(x).copysign(x), rounded)
+
+
+# %% wrong: the step goes on shrinking
+# says: the step goes on shrinking
+# base: what the wrong ones change
+-    step = torch.exp2((exponent.clamp(min=1 - bias) - mantissa_bits).double())
++    step = torch.exp2((exponent - mantissa_bits).double())
+
+
+# %% wrong: through float32
+# says: a value beside a tie became the tie
+# base: what the wrong ones change
+-    exponent = torch.frexp(x).exponent - 1
++    x = x.float().double()
++    exponent = torch.frexp(x).exponent - 1
+
+
+# %% wrong: the exponent of frexp as it is
+# says: frexp's mantissa lies between 1/2 and 1
+# base: what the wrong ones change
+-    exponent = torch.frexp(x).exponent - 1
++    exponent = torch.frexp(x).exponent
+
+
+# %% wrong: infinite from the largest number on
+# says: 65519 is 65504 in fp16, 65520 is inf
+# base: what the wrong ones change
+-    return torch.where(rounded.abs() > largest, infinity, rounded)
++    return torch.where(x.abs() > largest, infinity, rounded)
+
+
+# %% wrong: a bias of 2^(e-1)
+# says: bias is 2.\(exponent_bits - 1\) - 1
+# base: what the wrong ones change
+-    bias = 2 ** (exponent_bits - 1) - 1
++    bias = 2 ** (exponent_bits - 1)
+
+
+# %% wrong: a bias of 2^e
+# says: bias is 2.\(exponent_bits - 1\) - 1
+# base: what the wrong ones change
+-    bias = 2 ** (exponent_bits - 1) - 1
++    bias = 2**exponent_bits
+
+
+# %% wrong: a negative zero becomes positive
+# says: -0 lost its sign
+# base: what the wrong ones change
+-    rounded = torch.round(x / step) * step
++    rounded = torch.round(x / step) * step + 0.0
+
+
+# %% wrong: e4m3 overflows to infinity
+# says: 448 \+ \.\.\. = inf: e4m3 has no infinities
+# base: what the wrong ones change
+-        return rounded.clamp(-largest, largest)
++        infinity = torch.full_like(x, math.inf).copysign(x)
++        return torch.where(rounded.abs() > largest, infinity, rounded)
+
+
+# %% wrong: e4m3 overflows to NaN
+# says: e4m3 has NaN from NaN alone
+# base: what the wrong ones change
+-        return rounded.clamp(-largest, largest)
++        return torch.where(rounded.abs() > largest, math.nan, rounded)
+
+
+# %% wrong: e4m3 ends at 240, as IEEE's rule would have it
+# says: The largest number of e4m3 is 448
+# base: what the wrong ones change
+-        largest = (2 - 2 * 2.0**-mantissa_bits) * 2.0 ** (bias + 1)
++        largest = (2 - 2.0**-mantissa_bits) * 2.0**bias
+
+
+# %% wrong: every format saturates
+# says: It saturates: without finite=True values beyond are infinite
+# base: what the wrong ones change
+-    return torch.where(rounded.abs() > largest, infinity, rounded)
++    return rounded.clamp(-largest, largest)
+
+
+# %% wrong: nothing overflows
+# says: It never overflows
+# base: what the wrong ones change
+-    return torch.where(rounded.abs() > largest, infinity, rounded)
++    return rounded
+
+
+# %% right: integer arithmetic on the bits
+def round_to(x, exponent_bits, mantissa_bits, *, finite=False):
+    bias = 2 ** (exponent_bits - 1) - 1
+    sign, size = torch.ones_like(x).copysign(x), x.abs()
+    bits = size.view(torch.int64)
+    dropped = 52 - mantissa_bits
+    half, last = (1 << (dropped - 1)) - 1, bits >> dropped & 1
+    normal = ((bits + half + last) >> dropped << dropped).view(torch.float64)
+    unit = 2.0 ** (1 - bias - mantissa_bits)
+    rounded = torch.where(size < 2.0 ** (1 - bias), torch.round(size / unit) * unit, normal)
+    if finite:
+        top = (2 - 2 * 2.0**-mantissa_bits) * 2.0 ** (bias + 1)
+        rounded = torch.where(rounded > top, top, rounded)
+    else:
+        top = (2 - 2.0**-mantissa_bits) * 2.0**bias
+        rounded = torch.where(rounded > top, math.inf, rounded)
+    return torch.where(x.isnan(), x, rounded * sign)
+
+
+# %% right: by a large number that is added and taken away
+def round_to(x, exponent_bits, mantissa_bits, *, finite=False):
+    bias = 2 ** (exponent_bits - 1) - 1
+    top = (2 - (2 if finite else 1) * 2.0**-mantissa_bits) * 2.0 ** (bias + finite)
+    beyond = x.abs() >= top + 2.0 ** (bias + finite - mantissa_bits - 1)
+    size = torch.where(beyond, 1.0, x.abs())
+    exponent = (torch.frexp(size).exponent - 1).clamp(min=1 - bias)
+    large = torch.exp2((exponent - mantissa_bits + 52).double())
+    rounded = (size + large) - large
+    end = top if finite else math.inf
+    rounded = torch.where(beyond, end, rounded.clamp(max=top))
+    return torch.where(x.isnan(), x, rounded.copysign(x))
+
+
+# %% right: the exponent by a logarithm, which is wrong only where both steps give the same
+def round_to(x, exponent_bits, mantissa_bits, *, finite=False):
+    lowest = 2 - 2 ** (exponent_bits - 1)
+    exponent = torch.log2(x.abs()).floor().clamp(lowest, 1023)
+    step = 2.0 ** (exponent - mantissa_bits)
+    rounded = (x / step).round() * step
+    top = 2.0 ** (2 - lowest) - 2.0 ** (2 - lowest - mantissa_bits)
+    if not finite:
+        top = 2.0 ** (2 - lowest) - 2.0 ** (1 - lowest - mantissa_bits)
+        return torch.where(rounded.abs() > top, x * math.inf, rounded)
+    top = 2.0 ** (3 - lowest) - 2.0 ** (3 - lowest - mantissa_bits)
+    return rounded.clamp(-top, top)
