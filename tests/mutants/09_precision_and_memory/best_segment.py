@@ -49,7 +49,7 @@ def best_segment(layers, kept=1.0, inside=17.0):
 
 
 # %% wrong: kept and inside exchanged
-# says: A layer's input and its inside were exchanged
+# says: its inside were exchanged
 # base: what the wrong ones change
 -        most = math.ceil(layers / k) * kept + k * inside
 +        most = math.ceil(layers / k) * inside + k * kept
@@ -70,7 +70,7 @@ def best_segment(layers, kept=1.0, inside=17.0):
 
 
 # %% wrong: the number of pieces is returned
-# says: That is the number of pieces
+# says: number of pieces
 # base: what the wrong ones change
 -    return best
 +    return math.ceil(layers / best)

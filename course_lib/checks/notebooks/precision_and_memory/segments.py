@@ -62,16 +62,14 @@ SLIPS: dict[str, Formula] = {
     "Beside the inputs one whole segment exists while it is recomputed: k layers, not one.": least(
         lambda layers, k, kept, inside: math.ceil(layers / k) * kept + inside
     ),
-    "A layer's input and its inside were exchanged: ceil(L/k) inputs of `kept`, and k times `inside`.": least(
+    "That is about the number of pieces: either it was returned instead of their length, or a layer's input "
+    "and its inside were exchanged. There are ceil(L/k) of `kept`, and k of `inside`.": least(
         lambda layers, k, kept, inside: math.ceil(layers / k) * inside + k * kept
     ),
     "That does not know kept and inside: the ratio of the two decides.": least(
         lambda layers, k, kept, inside: math.ceil(layers / k) + 17 * k
     ),
     "A segment is at most all layers, L of them: k runs from 1 to L.": least(right, longest=1),
-    "That is the number of pieces; their length was asked for.": (
-        lambda layers, kept=1.0, inside=17.0: math.ceil(layers / facts.best_segment(layers, kept, inside))
-    ),
     "That is the memory at the worst moment; the k that gives it was asked for.": (
         lambda layers, kept=1.0, inside=17.0: min(
             right(layers, k, kept, inside) for k in range(1, layers + 1)
