@@ -1,5 +1,6 @@
 """The checks of notebook 09: what can be stored smaller, later, or not at all?"""
 
+from course_lib.checks.notebooks.precision_and_memory.checkpointing import checkpoint
 from course_lib.checks.notebooks.precision_and_memory.segments import best_segment
 
-__all__ = ["best_segment"]
+__all__ = ["best_segment", "checkpoint"]

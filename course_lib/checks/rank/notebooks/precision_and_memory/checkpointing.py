@@ -44,10 +44,10 @@ class Told:
     misfit: the outputs as text, if they do not have the agreed form; detached: whether the loss knows no
     graph; unlike: the largest difference of the outputs; missing: names of gradients that plain has; beside:
     names of those that it does not have; off: {name: largest difference} of gradients that are not equal to
-    the bit; factor: {name: share of plain's gradient in it}; between, after: whether the caller drew plain's
-    random numbers there; repeated: whether those after backward were those between once more; called: how
-    often the function ran in forward and backward; kept, peak: bytes kept for backward, and the most alive in
-    forward; flops: of products, forward and backward.
+    the bit, size: plain's largest element there, factor: plain's share in it; between, after: whether the
+    caller drew plain's random numbers there; repeated: whether those after backward were those between once
+    more; called: how often the function ran in forward and backward; kept, peak: bytes kept for backward, and
+    the most alive in forward; flops: of products, forward and backward.
     """
 
     error: Place | None = None
@@ -57,6 +57,7 @@ class Told:
     missing: list[str] = field(default_factory=list)
     beside: list[str] = field(default_factory=list)
     off: dict[str, float] = field(default_factory=dict)
+    size: dict[str, float] = field(default_factory=dict)
     factor: dict[str, float] = field(default_factory=dict)
     between: bool = True
     after: bool = True
@@ -108,9 +109,9 @@ class Kind(nn.Module):
 
 
 class Block(Kind):
-    def __init__(self, rows: int, width: int, dropout: float = 0.0):
+    def __init__(self, rows: int, width: int, dropout: float = 0.0, layers: int = 2):
         super().__init__(rows, width)
-        self.layers = nn.ModuleList([Layers(width, dropout) for _ in range(2)])
+        self.layers = nn.ModuleList([Layers(width, dropout) for _ in range(layers)])
 
     def run(self, checkpoint: Checkpoint, **inputs: Tensor) -> Any:
         x = inputs["x"]
@@ -327,6 +328,7 @@ class Run:
                 told.beside += [name] if ours is not None else []
             elif not _equal(ours, theirs):
                 told.off[name] = largest(ours, theirs)
+                told.size[name] = float(theirs.abs().max())
                 told.factor[name] = share(ours, theirs)
         told.between = _equal(found.between, wanted.between)
         told.after = _equal(found.after, wanted.after)
