@@ -1,6 +1,7 @@
 """The checks of notebook 09: what can be stored smaller, later, or not at all?"""
 
 from course_lib.checks.notebooks.precision_and_memory.checkpointing import checkpoint
+from course_lib.checks.notebooks.precision_and_memory.chunks import chunked_loss
 from course_lib.checks.notebooks.precision_and_memory.segments import best_segment
 
-__all__ = ["best_segment", "checkpoint"]
+__all__ = ["best_segment", "checkpoint", "chunked_loss"]
