@@ -2,6 +2,7 @@
 
 from course_lib.checks.notebooks.precision_and_memory.checkpointing import checkpoint
 from course_lib.checks.notebooks.precision_and_memory.chunks import chunked_loss
+from course_lib.checks.notebooks.precision_and_memory.quiz import questions
 from course_lib.checks.notebooks.precision_and_memory.segments import best_segment
 
-__all__ = ["best_segment", "checkpoint", "chunked_loss"]
+__all__ = ["best_segment", "checkpoint", "chunked_loss", "questions"]
