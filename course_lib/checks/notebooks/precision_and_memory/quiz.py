@@ -9,7 +9,7 @@ from course_lib.checks.kit import Answer, Case, Draw, answers, exercise
 from course_lib.checks.notebooks.precision_and_memory.references import REFERENCES
 
 STEP = 2.0**-10
-REPAIRS = ("an inf on one rank", "gradients that are 0", "a NaN in the loss")
+REPAIRS = ("an inf on one rank", "gradients that are 0", "a loss that is not a number")
 BYTES = 2 + 2 + 2 * (1 + 4 / 256)
 LAYERS = 126
 APART = ("each rank's data", "each rank's generator", "each rank's shard of the states")
