@@ -19,7 +19,7 @@ INSIDE = 17.0  # 34 bytes that a layer keeps, over the 2 bytes of its input, wit
 
 
 def checkpointed_most(layers: int, every: int, kept: float = 1.0, inside: float = INSIDE) -> float:
-    """What is kept at the worst moment, with a checkpoint every `every` layers.
+    """The memory of the worst moment, with a checkpoint every `every` layers.
 
     ceil(layers / every) inputs, and the inside of one segment, in the unit of kept and inside. 80 layers of
     2 and 34: 194 with every layer, 148 with every second, 156, 176 with every fourth, 324 with every ninth.

@@ -72,7 +72,8 @@ class _Checkpoint(torch.autograd.Function):
             if gradient is not None and output.requires_grad
         ]
         if pairs:
-            torch.autograd.backward(*zip(*pairs, strict=True))
+            ends, arrived = zip(*pairs, strict=True)
+            torch.autograd.backward(ends, arrived)
         return None, None, *(arg.grad if isinstance(arg, Tensor) else None for arg in args)
 
 

@@ -6,7 +6,7 @@
 # | | |
 # |---|---|
 # | you will build | checkpoints: a function that is run again instead of being remembered, and the distance between them; optionally a loss without logits |
-# | you need | notebook 01 §3: what autograd keeps; notebook 06: all-reduces of a block |
+# | you need | notebook 01 §3: the tensors that autograd keeps; notebook 06: all-reduces of a block |
 # | time | 50 minutes, and 20 minutes for the optional section |
 # | points | 20, and 4 of extra credit |
 # | on a rented machine | nothing to rent: two cores are enough. One cell measures a GPU if there is one |
@@ -31,6 +31,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from course_lib import check, device, launch
 from course_lib.models import GPT, GPTConfig, next_token_loss
@@ -199,7 +200,7 @@ print(
 # | keep whether autocast is on, and its dtype | open the same autocast |
 # | run the function | call `torch.autograd.backward` on the new outputs with the gradients that arrived, and return the arguments' gradients |
 #
-# The weights are no arguments: `function` reaches them by itself, and `torch.autograd.backward` adds their
+# The weights are not arguments: `function` reaches them by itself, and `torch.autograd.backward` adds their
 # gradients to `.grad`, as ever.
 #
 # One trap is hidden in `forward`. A Function records itself only if one of its tensor inputs needs a gradient.
@@ -296,16 +297,22 @@ class Blocks:
             x = block(x, self.positions)
         return x
 
-    def measure(self, every=0, kind=None, backend=SDPBackend.FLASH_ATTENTION):
-        """Bytes kept, bytes at the peak beside the weights, FLOPs."""
+    def flops(self, every=0, kind=None):
+        """Of products of matrices, forward and backward."""
+        with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+            self.forward(every, kind).sum().backward()
+        return counter.get_total_flops()
+
+    def bytes(self, every=0, kind=None):
+        """Kept after forward, and at the peak beside the weights."""
         self.model.zero_grad()
         gc.collect()
         weights = sum(param.nbytes for param in self.model.parameters())
-        with sdpa_kernel(backend), costs(*self.model.parameters()) as spent:
+        with costs(*self.model.parameters()) as spent:
             with SavedBytes(self.model) as saved:
                 y = self.forward(every, kind)
             y.sum().backward()
-        return saved.total, spent.peak_bytes - weights, spent.flops
+        return saved.total, spent.peak_bytes - weights
 
 
 blocks = Blocks()
@@ -313,7 +320,7 @@ tried = written(checkpoint, torch.sin, torch.ones(1, requires_grad=True))
 if tried:
     print(f"{'':8}{'kept':>9}{'peak':>10}")
     for every in (0, 1, 2, 3, 4, 8):
-        kept, peak, _ = blocks.measure(every, checkpoint)
+        kept, peak = blocks.bytes(every, checkpoint)
         print(f"every {every} {kept / 1e6:8.1f} MB{peak / 1e6:7.1f} MB")
 
 # %% [markdown]
@@ -334,11 +341,12 @@ KINDS = {
     "PyTorch, use_reentrant=False": partial(of_pytorch, use_reentrant=False),
     "the same, early_stop=False": partial(of_pytorch, use_reentrant=False, early_stop=False),
 }
-plain = blocks.measure(backend=SDPBackend.MATH)
+plain = blocks.flops()
 for name, kind in KINDS.items() if tried else ():
-    kept, peak, flops = blocks.measure(1, kind, SDPBackend.MATH)
+    kept, peak = blocks.bytes(1, kind)
+    flops = blocks.flops(1, kind)
     print(
-        f"{name:30} kept {kept / 1e6:4.1f} MB, peak {peak / 1e6:5.1f} MB, FLOPs {flops / plain[2]:.3f} times"
+        f"{name:30} kept {kept / 1e6:4.1f} MB, peak {peak / 1e6:5.1f} MB, FLOPs {flops / plain:.3f} times"
     )
 
 # %% [markdown]
@@ -399,13 +407,12 @@ def products_kept(context, operation, *args, **kwargs):
 contexts = partial(create_selective_checkpoint_contexts, products_kept)
 selective = partial(of_pytorch, use_reentrant=False, context_fn=contexts)
 for name, every in (("no checkpoint", 0), ("products kept", 1)):
-    _, peak, _ = blocks.measure(every, selective)
-    _, _, flops = blocks.measure(every, selective, SDPBackend.MATH)
-    print(f"{name:15} peak {peak / 1e6:5.1f} MB, FLOPs {flops / plain[2]:.3f} times")
+    (_, peak), flops = blocks.bytes(every, selective), blocks.flops(every, selective)
+    print(f"{name:15} peak {peak / 1e6:5.1f} MB, FLOPs {flops / plain:.3f} times")
 
 # %% [markdown]
-# No product is computed twice, and a third of the memory is gone. Korthikanti et al. (2022) chose the opposite end:
-# they recompute attention's scores alone, which were s/h times as large as everything else before flash attention.
+# No product is computed twice, and a third of the peak is gone. Korthikanti et al. (2022) chose the opposite end:
+# they recompute attention alone, whose scores, before flash attention, took 5as/h bytes beside 34: 80 for GPT-3.
 # Forward's two products of attention take 4 b s² h FLOPs a layer, a step has 72 b s h² in all other products: the share
 # is **s/18h**. With PyTorch's early stop only the first of the two runs again: s/36h.
 
@@ -413,14 +420,14 @@ for name, every in (("no checkpoint", 0), ("products kept", 1)):
 from course_lib import facts
 
 small = Blocks(layers=4, width=64, batch=2, seq=64)
-before = small.measure(backend=SDPBackend.MATH)[2]
+before = small.flops()
 step = 72 * 4 * 2 * 64 * 64**2
 for stop in (False, True):
     small = Blocks(layers=4, width=64, batch=2, seq=64)
     for block in small.model.blocks:
         attend = block.attention.attend
         block.attention.attend = partial(of_pytorch, attend, use_reentrant=False, early_stop=stop)
-    again = small.measure(backend=SDPBackend.MATH)[2] - before
+    again = small.flops() - before
     closed = facts.selective_share(64, 64, stop)
     print(
         f"early_stop={stop}: {again / step:.4f} of the step's other products, by the formula {closed:.4f}"
@@ -473,7 +480,7 @@ print(
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     of_pytorch(layer, batch)
-print("without the keyword:", str(caught[0].message).partition(".")[2].strip()[:110])
+print("without the keyword:", str(caught[0].message).partition(": ")[2].partition(". use")[0])
 
 # %% [markdown]
 # If everything behind such a block has a gradient of its own, training goes on, and this block never moves.
@@ -492,10 +499,11 @@ print("without the keyword:", str(caught[0].message).partition(".")[2].strip()[:
 # kept as well. The course's layers start it from the common generator, so that one state is enough.
 #
 # <details><summary>In the lectures</summary>Lecture 001 says that checkpointing costs "2x compute": 4/3, or 5/4 with an
-# early stop. "√N memory, 10x typical": the peak has k as above, and one checkpoint a block is the usual choice. It
-# calls <code>checkpoint</code> without <code>use_reentrant</code>, which warns (the output above). And it calls
-# <code>use_cache=False</code> required: that is Hugging Face's cache for generation, which has nothing to do with
-# backward, and takes memory if it is on.</details>
+# early stop. It says "√N memory, 10x typical": above 16 times fewer bytes are kept, and the peak is a quarter. It
+# checkpoints every fourth layer: 176 bytes where 148 are possible. It calls <code>checkpoint</code> without
+# <code>use_reentrant</code>: the warning above says that PyTorch raises since 2.9, and 2.13 still takes the older kind. And it
+# calls <code>use_cache=False</code> required: that is Hugging Face's cache for generation, which has nothing to do with
+# backward.</details>
 
 # %% [markdown]
 # ## 7 · Later, and not at all
@@ -758,8 +766,9 @@ if written(chunked_loss, torch.ones(1, 1), torch.ones(1, 1), torch.zeros(1, dtyp
         )
 
 # %% [markdown]
-# A sixth of the memory, and less time as well: a chunk's logits fit into the processor's cache. Sixty-four chunks save
-# little more, since both gradients have to be there, and their products are narrower.
+# A fifth of the memory with 8 chunks, at no more time. (A version that computes the gradient in the logits' own memory,
+# as `course_lib.recompute` does, takes 34.6 MB, a sixth.) Sixty-four chunks save little more, since both gradients have to
+# be there, and their products are narrower.
 #
 # **Break it.** Keep the sum of the weight's gradient in bfloat16. After how many chunks of one token does a sum of equal
 # terms stop growing?
@@ -838,6 +847,8 @@ WAYS = {
     "every third (the square root)": {"every": 3},
     "8-bit Adam": {"eight": True},
     "loss in 8 chunks": {"chunks": 8},
+    "each block, loss in 8 chunks": {"every": 1, "chunks": 8},
+    "every third, loss in 8 chunks": {"every": 3, "chunks": 8},
     "all together": {"autocast": True, "every": 1, "eight": True, "chunks": 8},
     "all but 8-bit Adam": {"autocast": True, "every": 1, "chunks": 8},
 }
@@ -854,9 +865,11 @@ rows = [
 Scorecard(rows, unit=M, flops_alone=spent["float32"].flops)
 
 # %% [markdown]
-# Read the middle columns together: checkpoints pay a quarter to a third of the arithmetic for most of the activations,
-# the loss in chunks and the optimizer in 8 bits pay nothing that this counter sees. No row sends a byte on one rank. On
-# tensor-parallel ranks the checkpoints' row would send half as much again (§6).
+# Read the column of the peak. Without checkpoints it lies in the activations. With one for each block it has moved to the
+# logits, and there the square root looks a little better, since fewer inputs wait. When the loss is cut into chunks as
+# well, backward's segments are the peak again, and one block at a time is best. Checkpoints pay with a quarter to a third of
+# the arithmetic; the loss in chunks and smaller states pay nothing that this counter sees. No row sends a byte on one rank. On
+# tensor-parallel ranks the checkpoints' rows would send half as much again (§6).
 #
 # **You have built** a checkpoint that agrees with PyTorch's to the bit, the distance at which to set it, and perhaps a
 # loss without logits.

@@ -1,4 +1,4 @@
-"""What recomputation sends, on several ranks: from the ledger."""
+"""The messages of recomputation on several ranks, from the ledger."""
 
 from __future__ import annotations
 

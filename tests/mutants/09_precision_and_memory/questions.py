@@ -62,7 +62,7 @@ answer_5 = "each rank's generator"
 answer_6 = "a scale for each tile"
 
 # %% wrong: data make replicas drift
-# says: different data are no harm
+# says: different data do not matter
 answer_1 = 2**-10
 answer_2 = "a loss that is not a number"
 answer_3 = 2 + 2 + 2 * (1 + 4 / 256)

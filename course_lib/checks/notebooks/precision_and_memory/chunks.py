@@ -92,7 +92,14 @@ def slips(hidden: Tensor, weight: Tensor, targets: Tensor, chunks: int, upstream
 
 
 def call(
-    draw: Draw, name: str, tokens: int, vocab: int, width: int, chunks: int, lost: float = 0.3, **more: bool
+    draw: Draw,
+    name: str,
+    tokens: int,
+    vocab: int,
+    width: int,
+    chunks: int,
+    lost: float = 0.3,
+    measured: bool = False,
 ) -> tuple[Call, list[Slip]]:
     hidden, weight = draw.normal(tokens, width), draw.normal(vocab, width)
     targets = torch.randint(vocab, (tokens,), generator=draw.generator)
@@ -103,7 +110,7 @@ def call(
     wanted = named(gradients(hidden, weight, targets, count, upstream), hidden)
     made = Call(
         name, {"hidden": hidden, "weight": weight, "targets": targets}, wanted,
-        {"loss": torch.tensor(upstream)}, {"chunks": chunks}, outputs=("loss",), **more,
+        {"loss": torch.tensor(upstream)}, {"chunks": chunks}, outputs=("loss",), measured=measured,
     )  # fmt: skip
     return made, slips(hidden, weight, targets, chunks, upstream)
 

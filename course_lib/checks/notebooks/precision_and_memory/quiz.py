@@ -69,7 +69,7 @@ def questions(draw: Draw) -> Iterator[Case]:
             Answer(
                 "answer_5", APART[1:2], options=APART,
                 slips={
-                    "each rank's data": "The gradients are averaged, so that different data are no harm.",
+                    "each rank's data": "The gradients are averaged: different data do not matter.",
                     "each rank's shard of the states": "A shard has one owner: no one else rounds it.",
                 },
             ),

@@ -275,8 +275,8 @@ class Run:
         known = [*inputs.values(), *model.parameters()]
         before = alive() if measured else {}
         peak = Peak(known, self.patience, f"{self.name}.peak")
-        saved = Saved(model.parameters()) if measured else nullcontext()
-        with model.within(), saved, peak if measured else nullcontext():
+        saved = Saved(model.parameters())
+        with model.within(), saved if measured else nullcontext(), peak if measured else nullcontext():
             made = model.run(checkpoint, **inputs)
         step.outputs = list(made) if isinstance(made, list | tuple) else [made]
         if checkpoint is not plainly:
