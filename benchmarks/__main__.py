@@ -21,6 +21,7 @@ PARTS = (
     "data_parallel",
     "zero",
     "fsdp",
+    "recompute",
     "gpt",
     "tensor_parallel",
     "pipeline",

@@ -10,6 +10,7 @@
     tensor_parallel.py  a layer over n ranks: bytes sent, bytes kept for backward, when it pays
     transformer.py  a transformer: parameters, and FLOPs of training it
     precision.py  recipes of training: bytes a parameter
+    recompute.py  activations that are not stored: how far apart checkpoints lie, the cost of recomputation
     memory.py     a step's bytes on one GPU, and which layout fits first
     budget.py     how fast (the roofline), how long (days, MFU), how large (scaling laws)
     pipeline.py   a pipeline: its bubble, and the memory of its ranks, by schedule
@@ -130,6 +131,17 @@ from course_lib.facts.pipeline import (
     pipeline_bytes_sent,
 )
 from course_lib.facts.precision import RECIPES, Recipe, recipe, recipe_bytes
+from course_lib.facts.recompute import (
+    INSIDE,
+    KORTHIKANTI_SELECTIVE,
+    SelectiveClaim,
+    best_segment,
+    checkpointed_most,
+    loss_bytes,
+    selective_share,
+    sharded_units_checkpointed,
+    tensor_parallel_all_reduces,
+)
 from course_lib.facts.tensor_parallel import (
     gathered_logits_bytes,
     key_value_copies,
@@ -165,6 +177,8 @@ __all__ = [
     "FLOAT32",
     "GB",
     "GPUS",
+    "INSIDE",
+    "KORTHIKANTI_SELECTIVE",
     "LAWS",
     "LAYOUTS",
     "LINKS",
@@ -183,16 +197,19 @@ __all__ = [
     "RingHost",
     "Run",
     "ScalingLaw",
+    "SelectiveClaim",
     "activation_bytes",
     "attention_flops",
     "attention_parameters",
     "attention_saved_bytes",
     "axis_bytes",
+    "best_segment",
     "bus_bandwidth",
     "bytes_sent_per_rank",
     "causal_idle_shares",
     "causal_scores",
     "causal_slowdown",
+    "checkpointed_most",
     "chunk_sizes",
     "compute_optimal",
     "crossing_bytes",
@@ -228,6 +245,7 @@ __all__ = [
     "logical_bytes",
     "logits_bytes",
     "longest_sequence",
+    "loss_bytes",
     "matmul_parameters",
     "matmul_seconds",
     "minimal_sequence",
@@ -255,10 +273,13 @@ __all__ = [
     "saved_layer_bytes",
     "scaling_efficiency",
     "seconds",
+    "selective_share",
     "serial_bytes",
+    "sharded_units_checkpointed",
     "sign_bytes",
     "six_n_d",
     "synchronization_seconds",
+    "tensor_parallel_all_reduces",
     "tensor_parallel_bytes",
     "tensor_parallel_intensity",
     "tensor_parallel_layer_bytes",

@@ -37,7 +37,7 @@ PACKAGES = {
     "01_why_distribute": ("estimates",),
     "03_data_parallel": ("data_parallel", "compression"),
     "05_fsdp": ("fsdp", "facts"),
-    "09_precision_and_memory": ("precision",),
+    "09_precision_and_memory": ("precision", "recompute"),
 }
 
 FORMULAS = "formulas: course_lib.facts has them under other names"

@@ -21,7 +21,7 @@ from course_lib.checks.judge.masks import reference_modules
 ROOT = Path(__file__).resolve().parents[2]
 TOPICS = (
     "collectives", "compression", "context_parallel", "data", "data_parallel", "estimates", "facts", "fsdp",
-    "models", "pipeline", "precision", "tensor_parallel", "zero",
+    "models", "pipeline", "precision", "recompute", "tensor_parallel", "zero",
 )  # fmt: skip
 # Figures need matplotlib. Some bear their modules' names (`course_lib.pipeline.gantt` is the module), or need
 # course_lib.facts, which exercises hide.

@@ -4,7 +4,7 @@ instructions: refused, see `without_operators`; calls, a list of
 
     name        the prefix of all names in the reply
     object      which of the exercise's objects, the first when left out
-    inputs      the arguments, a list of [name, tensor]; each asks for a gradient
+    inputs      the arguments, a list of [name, tensor]; each that is not of whole numbers asks for a gradient
     kwargs      keyword arguments
     outputs     names of the returned tensors: one, or as many as the tuple has parts
     gradients   {output: tensor}; left out: no backward
@@ -40,7 +40,7 @@ from course_lib.checks.wire import Count, Place
 from course_lib.runtime.moments import START
 
 _Tensor, _clone, _detach = torch.Tensor, torch.clone, torch.Tensor.detach
-_zeros, _backward = torch.zeros, torch.autograd.backward
+_zeros, _backward, _is_floating = torch.zeros, torch.autograd.backward, torch.Tensor.is_floating_point
 _random_like = torch.randn_like
 _thresholds, _collect_after = gc.get_threshold, gc.set_threshold
 OFTEN = 20  # objects
@@ -102,7 +102,7 @@ class Call:
     def __init__(self, call: dict, objects: list, tensors: dict[str, torch.Tensor], patience: Patience):
         self.instructions, self.name, self.patience = call, call["name"], patience
         self.function = objects[call.get("object", 0)]
-        self.inputs = {name: _clone(tensors[tensor]).requires_grad_() for name, tensor in call["inputs"]}
+        self.inputs = {name: asking(tensors[tensor]) for name, tensor in call["inputs"]}
         self.gradients = {name: tensors[tensor] for name, tensor in call.get("gradients", {}).items()}
         self.results: dict[str, Any] = {}
         self.values = Told()
@@ -136,7 +136,10 @@ class Call:
         """
         often = _thresholds()
         _collect_after(OFTEN, *often[1:])
-        others = {name: _random_like(tensor) for name, tensor in self.inputs.items()}
+        others = {
+            name: _random_like(tensor) if tensor.requires_grad else tensor
+            for name, tensor in self.inputs.items()
+        }
         try:
             self.unwatched(others, lambda *_: None)
             return self.unwatched(self.inputs, measured)
@@ -144,12 +147,12 @@ class Call:
             _collect_after(*often)
 
     def unwatched(self, values: dict[str, torch.Tensor], measured: Callable[..., None]) -> dict[str, Any]:
-        inputs = {name: _clone(_detach(tensor)).requires_grad_() for name, tensor in values.items()}
+        inputs = {name: asking(_detach(tensor)) for name, tensor in values.items()}
         measured(f"{self.name}.pages.base")
         outputs = self.named(self.function(*inputs.values(), **self.instructions.get("kwargs", {})))
         measured(f"{self.name}.pages.forward")
         if ends := self.ends(outputs):
-            _backward(ends, inputs=list(inputs.values()))
+            _backward(ends, inputs=leaves(inputs))
         measured(f"{self.name}.pages.backward")
         results = {name: _keep(output) for name, output in outputs.items()}
         return results | {f"grad.{name}": tensor.grad for name, tensor in inputs.items() if ends}
@@ -177,7 +180,7 @@ class Call:
         if peak is not None:
             peak.start_again(f"{self.name}.backward")
         with peak or nullcontext():
-            _backward(ends, inputs=list(self.inputs.values()))
+            _backward(ends, inputs=leaves(self.inputs))
         if peak is not None and self.instructions.get("measured"):
             self.values.backward = peak.highest
             self.values.flops["backward"] = peak.flops
@@ -205,6 +208,15 @@ class Call:
                 result = _zeros(shape, dtype=dtype)
             sent[name] = _clone(_detach(result))
         return sent
+
+
+def asking(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy that asks for a gradient, if it is not of whole numbers."""
+    return _clone(tensor).requires_grad_(_is_floating(tensor))
+
+
+def leaves(inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    return [tensor for tensor in inputs.values() if tensor.requires_grad]
 
 
 def _keep(value: Any) -> Any:

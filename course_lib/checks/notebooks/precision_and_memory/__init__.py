@@ -1,5 +1,9 @@
 """The checks of notebook 09: what can be stored smaller, later, or not at all?"""
 
+from course_lib.checks.notebooks.precision_and_memory.checkpointing import checkpoint
+from course_lib.checks.notebooks.precision_and_memory.chunks import chunked_loss
 from course_lib.checks.notebooks.precision_and_memory.formats import round_to
+from course_lib.checks.notebooks.precision_and_memory.quiz import questions
+from course_lib.checks.notebooks.precision_and_memory.segments import best_segment
 
-__all__ = ["round_to"]
+__all__ = ["best_segment", "checkpoint", "chunked_loss", "questions", "round_to"]

@@ -1,0 +1,181 @@
+"""chunked_loss: cross entropy of a linear head, in chunks of tokens, without the matrix of all logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from course_lib.checks.kit import Case, Draw, Slip, exercise, functions
+from course_lib.checks.notebooks.precision_and_memory.references import REFERENCES
+
+Call = functions.Call
+IGNORED = -100
+FLOAT, SMALL = 4, 65_536  # bytes
+MEANS = (
+    "That is the mean of the chunks' means: chunks have different numbers of targets. Add up sums, and "
+    "divide by the number of all targets."
+)
+COUNTED = "Targets of -100 were counted: divide by the number of those that are not -100."
+SUM = "That is the sum of the losses: the mean over all targets was asked for."
+OVERWRITTEN = "That is the last chunk's gradient of the weight: every chunk adds its own."
+UPSTREAM = (
+    "The gradients are those for an upstream gradient of 1: multiply by the one that backward is given."
+)
+NARROW = "Sums over chunks need float32: a sum in bfloat16 stops growing after some hundred terms."
+LOGITS = (
+    "All logits exist at a time, or are kept: let each chunk's go when its loss and its share of the "
+    "gradients are there."
+)
+ABOUT = functions.About(
+    "chunked_loss",
+    "one process with all logits",
+    {"loss": "the loss", "grad.hidden": "the gradient of hidden", "grad.weight": "the gradient of weight"},
+    error=lambda error, text: (
+        "-100 is not a row of the logits: leave these targets out before you look them up."
+        if "index" in text and ("-100" in text or "out of bounds" in text)
+        else ""
+    ),
+    misfit=lambda name, came: (
+        "The loss is a float32 without dimensions, whatever the inputs have." if name == "loss" else ""
+    ),
+)
+
+
+def gradients(
+    hidden: Tensor, weight: Tensor, targets: Tensor, over: Tensor | float, upstream: float
+) -> tuple:
+    """(sum of the losses / over, gradient of hidden, of weight), in float64; over may be a number a token."""
+    valid = targets != IGNORED
+    logits = hidden.double() @ weight.double().t()
+    index = targets.clamp(min=0)[:, None]
+    losses = (logits.logsumexp(1) - logits.gather(1, index)[:, 0]) * valid / over
+    slope = logits.softmax(1).scatter_add(1, index, -torch.ones_like(logits[:, :1]))
+    slope = slope * (valid / over)[:, None] * upstream
+    return losses.sum(), slope @ weight.double(), slope.t() @ hidden.double()
+
+
+def named(found: tuple, like: Tensor) -> dict[str, Tensor]:
+    loss, of_hidden, of_weight = found
+    gradients = {"grad.hidden": of_hidden, "grad.weight": of_weight}
+    return {"loss": loss.float(), **{name: tensor.to(like.dtype) for name, tensor in gradients.items()}}
+
+
+def chunk_counts(targets: Tensor, chunks: int) -> Tensor:
+    """For each token: its chunk's number of targets, times the number of chunks."""
+    parts = targets.tensor_split(chunks)
+    return torch.cat([((p != IGNORED).sum().clamp(min=1) * chunks).expand(len(p)).double() for p in parts])
+
+
+def slips(hidden: Tensor, weight: Tensor, targets: Tensor, chunks: int, upstream: float) -> list[Slip]:
+    count = float((targets != IGNORED).sum())
+    made = partial(gradients, hidden, weight, targets)
+
+    def of(says: str, found: Callable[[], tuple], *keys: str) -> Slip:
+        return Slip(says, lambda: {k: t for k, t in named(found(), hidden).items() if not keys or k in keys})
+
+    def last() -> tuple:
+        alone = targets.clone()
+        begin = len(targets) - len(targets.tensor_split(chunks)[-1])
+        alone[:begin] = IGNORED
+        return gradients(hidden, weight, alone, count, upstream)
+
+    return [
+        of(MEANS, lambda: made(chunk_counts(targets, chunks), upstream)),
+        of(COUNTED, lambda: made(float(len(targets)), upstream)),
+        of(SUM, lambda: made(1.0, upstream)),
+        of(UPSTREAM, lambda: made(count, 1.0), "grad.hidden", "grad.weight"),
+        of(OVERWRITTEN, last, "grad.weight"),
+    ]
+
+
+def call(
+    draw: Draw,
+    name: str,
+    tokens: int,
+    vocab: int,
+    width: int,
+    chunks: int,
+    lost: float = 0.3,
+    measured: bool = False,
+) -> tuple[Call, list[Slip]]:
+    hidden, weight = draw.normal(tokens, width), draw.normal(vocab, width)
+    targets = torch.randint(vocab, (tokens,), generator=draw.generator)
+    # all of a chunk may be lost, and the last one has targets
+    targets[:-2][torch.rand(tokens - 2, generator=draw.generator) < lost] = IGNORED
+    upstream = float(draw.integer(3, 9)) / 2
+    count = float((targets != IGNORED).sum())
+    wanted = named(gradients(hidden, weight, targets, count, upstream), hidden)
+    made = Call(
+        name, {"hidden": hidden, "weight": weight, "targets": targets}, wanted,
+        {"loss": torch.tensor(upstream)}, {"chunks": chunks}, outputs=("loss",), measured=measured,
+    )  # fmt: skip
+    return made, slips(hidden, weight, targets, chunks, upstream)
+
+
+def narrow_call(draw: Draw) -> Call:
+    """bfloat16, a token to a chunk: 1,024 terms of one sign for one row of the weight.
+
+    The logits are quarters below 64, which bfloat16 holds: the products are exact in every order.
+    """
+    tokens, vocab, width = 1024, 8, 8
+    hidden = torch.randint(1, 3, (tokens, width), generator=draw.generator).bfloat16()
+    weight = (torch.randint(-2, 3, (vocab, width), generator=draw.generator) / 4).bfloat16()
+    targets = torch.zeros(tokens, dtype=torch.int64)
+    found = gradients(hidden, weight, targets, float(tokens), 1.0)
+    wanted = named(found, hidden)
+    return Call(
+        "narrow", {"hidden": hidden, "weight": weight, "targets": targets},
+        {key: wanted[key] for key in ("loss", "grad.weight")},
+        {"loss": torch.tensor(1.0)}, {"chunks": tokens}, outputs=("loss",),
+    )  # fmt: skip
+
+
+@exercise(
+    points=4, objects=("chunked_loss",), references=REFERENCES, extra=True, point="never holding all logits"
+)
+def chunked_loss(draw: Draw) -> Iterator[Case]:
+    """Chunks of different lengths, lost targets, an upstream gradient, bfloat16; the bytes of 32 chunks."""
+    lines = []
+    calls = []
+    for title, name, sizes in (
+        ("3 chunks of 50 tokens, lost targets", "some", (50, 37, 16, 3)),
+        ("1 chunk", "one", (24, 19, 8, 1)),
+        ("a token to a chunk", "each", (23, 17, 8, 23)),
+    ):
+        made, usual = call(draw, name, *sizes)
+        calls.append(made)
+        weight = 2.0 if name == "some" else 1.0
+        lines.append(functions.values_line(made, ABOUT, title, slips=usual, weight=weight))
+    narrow = narrow_call(draw)
+    calls.append(narrow)
+    lines.append(
+        functions.values_line(narrow, ABOUT, "bfloat16: sums over chunks in float32", otherwise=NARROW)
+    )
+    tokens, vocab, width, chunks = 512, 4096, 16, 32
+    large, usual = call(draw, "large", tokens, vocab, width, chunks, measured=True)
+    calls.append(large)
+    part, of_hidden, of_weight = (
+        FLOAT * size for size in (tokens // chunks * vocab, tokens * width, vocab * width)
+    )
+
+    def too_many(nbytes: int) -> tuple[str, bool]:
+        return LOGITS, True
+
+    product = 2.0 * tokens * vocab * width
+    most = 8 * part + 2 * of_hidden + 4 * of_weight + SMALL
+    lines += [
+        functions.values_line(large, ABOUT, f"{chunks} chunks", slips=usual, weight=0.5),
+        functions.work_line(
+            large, "FLOPs: four products at most", {"forward": 3 * product, "backward": 3 * product},
+            "Logits once, both gradients once; with a second run of forward four products in all.", 0.5,
+        ),
+        functions.memory_line(
+            large, "saved", "kept for backward", 2 * (of_hidden + of_weight) + SMALL, too_many, 1.5
+        ),
+        functions.memory_line(large, "forward", "the peak of forward", most, too_many, 1.0),
+        functions.memory_line(large, "backward", "the peak of backward", most, too_many, 1.0),
+    ]  # fmt: skip
+    yield functions.function_case("loss", calls, lines)

@@ -1,0 +1,101 @@
+"""best_segment: how many layers apart checkpoints lie, so that the worst moment has least memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+from course_lib import facts
+from course_lib.checks.kit import Case, Draw, Formula, Prediction, evaluated, exercise
+from course_lib.checks.notebooks.precision_and_memory.references import REFERENCES
+
+Most = Callable[[int, int, float, float], float]
+
+
+def least(most: Most, larger: bool = True, longest: float = math.inf) -> Formula:
+    """The best segment by another count of what is kept: of (layers, every, kept, inside)."""
+
+    def formula(layers: int, kept: float = 1.0, inside: float = 17.0) -> float:
+        choices = range(1, min(layers, int(min(longest, layers))) + 1)
+        return min(choices, key=lambda k: (most(layers, k, kept, inside), -k if larger else k))
+
+    return formula
+
+
+def right(layers: int, every: int, kept: float, inside: float) -> float:
+    return facts.checkpointed_most(layers, every, kept, inside)
+
+
+def square_root(rounded: Callable[[float], float]) -> Formula:
+    return lambda layers, kept=1.0, inside=17.0: max(1, rounded(math.sqrt(layers)))
+
+
+def continuous(rounded: Callable[[float], float]) -> Formula:
+    """The minimum without the whole number of pieces."""
+    return lambda layers, kept=1.0, inside=17.0: max(
+        1, min(layers, rounded(math.sqrt(layers * kept / inside)))
+    )
+
+
+CHEN = (
+    "That is the square root of the layers, Chen et al.'s rule for layers that keep no more than their "
+    "input: here a layer keeps `inside`."
+)
+WHOLE = (
+    "sqrt(L kept / inside) is the minimum of a smooth curve. Pieces are whole: try every k, and count "
+    "ceil(L/k) of them."
+)
+SLIPS: dict[str, Formula] = {
+    "Pieces are whole: ceil(L/k) inputs and not L/k.": least(
+        lambda layers, k, kept, inside: layers / k * kept + k * inside
+    ),
+    CHEN: square_root(round),
+    f"{CHEN} (Rounded down.)": square_root(math.floor),
+    f"{CHEN} (Rounded up.)": square_root(math.ceil),
+    WHOLE: continuous(round),
+    f"{WHOLE} (Rounded up.)": continuous(math.ceil),
+    f"{WHOLE} (Rounded down.)": continuous(math.floor),
+    "A last piece that is shorter keeps an input, too: ceil(L/k), not L // k.": least(
+        lambda layers, k, kept, inside: (layers // k) * kept + k * inside
+    ),
+    "Of two k with equal memory the larger one: it has fewer pieces.": least(right, larger=False),
+    "Beside the inputs one whole segment exists while it is recomputed: k layers, not one.": least(
+        lambda layers, k, kept, inside: math.ceil(layers / k) * kept + inside
+    ),
+    "That is about the number of pieces: either it was returned instead of their length, or a layer's input "
+    "and its inside were exchanged. There are ceil(L/k) of `kept`, and k of `inside`.": least(
+        lambda layers, k, kept, inside: math.ceil(layers / k) * inside + k * kept
+    ),
+    "That does not know kept and inside: the ratio of the two decides.": least(
+        lambda layers, k, kept, inside: math.ceil(layers / k) + 17 * k
+    ),
+    "A segment is at most all layers, L of them: k runs from 1 to L.": least(right, longest=1),
+    "That is the memory at the worst moment; the k that gives it was asked for.": (
+        lambda layers, kept=1.0, inside=17.0: min(
+            right(layers, k, kept, inside) for k in range(1, layers + 1)
+        )
+    ),
+}
+
+
+@exercise(points=4, objects=("best_segment",), references=REFERENCES)
+def best_segment(draw: Draw) -> Iterator[Case]:
+    """A transformer's numbers, those of Chen et al., and drawn ones; ties, and ends of the range."""
+    drawn = [(draw.integer(20, 200), float(draw.integer(1, 9)), float(draw.integer(1, 60))) for _ in range(6)]
+    ties = [(4, 3.0, 3.0), (12, 4.0, 4.0), (6, 1.0, 1.0), (2, 5.0, 5.0)]
+
+    def line(title: str, *arguments: tuple, weight: float = 1.0) -> Prediction:
+        return Prediction(
+            "best_segment", 0, arguments, facts.best_segment, SLIPS, weight, title,
+            otherwise="Compute ceil(L/k) kept + k inside for every k from 1 to L, and take the least.",
+        )  # fmt: skip
+
+    yield from evaluated(
+        [
+            line("transformers", (80,), (96,), (126, 2.0, 34.0), (32, 2.0, 34.0), weight=2),
+            line("layers that keep their input alone", (100, 1.0, 1.0), (81, 1.0, 1.0), (60, 1.0, 1.0)),
+            line("other numbers", *drawn),
+            line("equal memory: the larger k", *ties),
+            line("one layer; a large input", (1,), (7, 100.0, 1.0), (12, 1.0, 500.0)),
+        ]
+    )
