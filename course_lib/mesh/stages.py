@@ -7,7 +7,7 @@ Four axes cut one model, from the inside outwards:
     pp   the stack of layers     `gpt_stages`: a stage is some blocks, with one of the ends
     dp   nothing of the model    all replicas begin with the values of the first
 
-The cuts are made in this order, and this file is the one place that knows how they meet. There are four seams:
+The cuts are made in this order. This file is the one place that knows how they meet, at four seams:
 
     positions   a stage has s / cp tokens, and their places are not 0, 1, 2, ...
     shape       a message between stages has s / cp tokens, and s / (cp tp) if tp cuts the sequence too
@@ -66,7 +66,7 @@ def mesh_stages(
 
     Raises ValueError if heads, layers or tokens cannot be cut as the mesh asks.
     """
-    seq = model.config.context if seq is None else seq
+    tokens: int = model.config.context if seq is None else seq
     head, loss, tp = head_share(model), summed_loss, mesh.size("tp")
     if tp > 1:
         vocabulary = model.token_embedding.num_embeddings
@@ -74,7 +74,7 @@ def mesh_stages(
         loss = partial(loss_of_cut_logits, group=mesh.group("tp"), vocab_size=vocabulary)
     places = None
     if mesh.size("cp") > 1:
-        places = spread_over_sequence(model, mesh, seq, attention, layout)
+        places = spread_over_sequence(model, mesh, tokens, attention, layout)
     stages = gpt_stages(
         model, schedule, mesh.coordinate.get("pp", 0), mesh.group("pp"),
         positions=places, sequence=tp if sequence else None, loss=loss, head=head,
@@ -143,8 +143,8 @@ def cut_names(stages: Sequence[Stage]) -> set[str]:
         for name, how in layer.cuts.items() if isinstance(layer, Parallel) else ():
             if how.copies > 1:
                 raise ValueError(
-                    f"{name} is cut into fewer parts than tp has ranks, so that {how.copies} ranks hold each: "
-                    "give the model at least as many key and value heads as tp has ranks"
+                    f"{name} is cut into fewer parts than tp has ranks: {how.copies} ranks hold each. Give "
+                    "the model at least as many key and value heads as tp has ranks"
                 )
             cut.add(id(getattr(layer, name)))
     return {name for name, param in parameters(stages) if id(param) in cut}

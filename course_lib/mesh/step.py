@@ -2,8 +2,8 @@
 
     who        when                  what                                       sends to
     dp, cp     before the step       its rows, its places                       nobody: `my_part`
-    tp         inside each layer     sums of partial products                   its group, 4 times a layer
-    cp         inside attention      keys and values go round                   its group, 3 n - 2 times a layer
+    tp         inside each layer     sums of partial products                   its group, 4 a layer
+    cp         inside attention      keys and values go round                   its group, 3 n - 2 a layer
     pp         between the layers    activations forth, gradients back          the next stage, the one before
     pp         after all backwards   the two terms of a tied weight             the other end
     cp, dp     after that            one sum of all gradients, over dp x cp     the flattened group, once
@@ -20,8 +20,8 @@ each, of rows of their own: the batch's loss is the mean of theirs. tp's sum is 
 Both are sums, and a sum of sums can be made at once: one all-reduce over the flattened group of dp x cp. It
 comes when no microbatch is left, as the gradient of a mean over microbatches is complete only then.
 
-Source: the composition of Megatron-LM (Narayanan et al., SC 2021, section 3), whose gradients are reduced over
-the flattened group of data and context parallelism; torchtitan's `train_step` (Liang et al., 2024).
+Source: the composition of Megatron-LM (Narayanan et al., SC 2021, section 3); torchtitan's `train_step`
+(Liang et al., 2024).
 """
 
 from __future__ import annotations

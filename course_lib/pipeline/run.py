@@ -196,7 +196,7 @@ def check_shared(stage: Stage) -> None:
     gone = [name for name, (param, _) in stage.shared.items() if id(param) not in own]
     if gone:
         raise ValueError(
-            f"stage {stage.index} shares {gone[0]} with other stages, and its module does not hold it: it was "
-            "cut into shards, and the stages cut it in different places, so that their gradients cannot be "
-            "added. Give the model a head of its own (tied=False) before you shard its stages"
+            f"stage {stage.index} shares {gone[0]} with other stages, and its module does not hold it: it "
+            "was cut into shards. The stages cut it in different places: their gradients cannot be added. "
+            "Give the model a head of its own (tied=False) before you shard its stages"
         )

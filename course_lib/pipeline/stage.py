@@ -28,7 +28,6 @@ from torch import Tensor, nn
 from .actions import Schedule, chain_length, stage_ranks
 from .shared import Group, Shared, same_values
 
-
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 

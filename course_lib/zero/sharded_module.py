@@ -59,11 +59,11 @@ class ShardedModule(nn.Module):
         """Every submodule looks whether its own weights are here, before it computes."""
         unit_of = {param: unit for unit in self.units for param in unit.params}
         for name, inner in self.module.named_modules():
-            units = [unit_of[p] for p in inner._parameters.values() if p in unit_of]
-            for unit in dict.fromkeys(units):
-                told = name or type(inner).__name__, self._owner[unit]
+            own = [p for p in inner._parameters.values() if p is not None]
+            for unit in dict.fromkeys(unit_of[param] for param in own):
+                at, of = name or type(inner).__name__, self._owner[unit]
                 inner.register_forward_pre_hook(
-                    lambda *_, told=told, unit=unit: check_gathered(*told, unit)
+                    lambda *_, at=at, of=of, unit=unit: check_gathered(at, of, unit)
                 )
 
     def named_parameters(
