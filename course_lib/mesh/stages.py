@@ -53,7 +53,7 @@ def mesh_stages(
     """The stages of a GPT that this rank holds, each cut over tp, on this rank's tokens over cp.
 
     model: `course_lib.models.GPT` or a model of its form, whole, of one configuration on all ranks. Its
-        layers are exchanged in place; what no stage of the rank refers to is freed with `model`.
+        layers are exchanged in place; parameters that no stage of the rank holds are freed with `model`.
     schedule: for the ranks of pp, as `run_schedule` takes it.
     seq: tokens of a sequence; None: the model's context. All microbatches have this length if cp > 1.
     sequence: None, "keep" or "regather": between the layers, tp cuts the tokens (`parallelize_gpt`).

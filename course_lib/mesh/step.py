@@ -1,14 +1,14 @@
 """A step on a mesh: all axes, in the order in which they are applied.
 
-    who        when                  what                                       sends to
-    dp, cp     before the step       its rows, its places                       nobody: `my_part`
+    axis       moment                content                                    receiver
+    dp, cp     before the step       its rows, its places (`my_part`)           no rank
     tp         inside each layer     sums of partial products                   its group, 4 a layer
     cp         inside attention      keys and values go round                   its group, 3 n - 2 a layer
     pp         between the layers    activations forth, gradients back          the next stage, the one before
     pp         after all backwards   the two terms of a tied weight             the other end
     cp, dp     after that            one sum of all gradients, over dp x cp     the flattened group, once
-    tp, pp     after that            the norm of the whole gradient             one number
-    nobody     at the end            the optimizer                              nobody (dp, if it is ZeRO)
+    tp, pp     after that            the norm of the whole gradient             their group, one number
+    none       at the end            the optimizer                              no rank (dp, if it is ZeRO)
 
 The axes meet in one question: is a gradient a term of a sum, or a sample of a mean? Ranks of cp, of tp and of
 pp compute terms of one loss, that of the rows of their replica: terms are summed. Replicas compute a loss

@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 
 from course_lib import RankError, launch
-from course_lib.mesh import Mesh
+from course_lib.context_parallel import zigzag
+from course_lib.mesh import Mesh, my_part
 from course_lib.mesh.coordinates import axis_ranks, coordinates
 
 SIZES = [
@@ -96,3 +97,30 @@ def test_axes_with_the_same_ranks_share_a_group(cpu_backend: str) -> None:
 def test_sizes_have_to_multiply_to_the_number_of_ranks(cpu_backend: str) -> None:
     with pytest.raises(RankError, match="has 4 places and there are 3 ranks"):
         launch(lambda: Mesh({"dp": 2, "tp": 2}).sizes, world_size=3, backend=cpu_backend)
+
+
+# ---- which rows and places a rank reads
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_parts_cover_the_sheet_once(sizes: dict[str, int]) -> None:
+    """Over dp x cp each cell is read once; ranks of tp and pp read the same cells."""
+    batch_size, seq = 11, 21
+    read: dict[tuple[int, int], set[tuple[int, int]]] = {}
+    for rank in range(prod(sizes.values())):
+        place = coordinates(rank, sizes)
+        rows, spans = my_part(rank, sizes, batch_size, seq)
+        cells = {(row, at) for row in rows for span in spans for at in span}
+        replica = place.get("dp", 0), place.get("cp", 0)
+        assert read.setdefault(replica, cells) == cells
+    assert sum(map(len, read.values())) == batch_size * seq
+    assert set().union(*read.values()) == set(product(range(batch_size), range(seq)))
+
+
+def test_places_are_those_of_the_zigzag() -> None:
+    for n, seq in product((1, 2, 3, 4), (7, 16, 24)):
+        dealt = zigzag(seq, n)
+        for rank in range(n):
+            spans = my_part(rank, {"cp": n}, 1, seq)[1]
+            wanted = [place for span in dealt[rank] for place in span]
+            assert [place for span in spans for place in span] == wanted

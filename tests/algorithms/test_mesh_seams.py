@@ -1,4 +1,4 @@
-"""The seams between axes: what a stage must know when its layers or its tokens are cut."""
+"""The seams between axes: stages whose layers or tokens are cut."""
 
 from __future__ import annotations
 
