@@ -65,7 +65,7 @@ def a_batch(seed: int) -> tuple[Tensor, Tensor]:
 
 
 class Found(NamedTuple):
-    """A run of a rank: (loss, norm) of each step; the first step's gradients by name; how parameters are cut."""
+    """A run of a rank: (loss, norm) of each step; the first step's gradients by name; their cuts."""
 
     steps: list[tuple[float, float]]
     gradients: dict[str, Tensor]
