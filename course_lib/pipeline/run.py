@@ -186,3 +186,17 @@ def check(
             f"rank {rank} was given stages {held}, but in this schedule it holds {meant}: cut the model by "
             "the schedule that is run"
         )
+    for stage in stages:
+        check_shared(stage)
+
+
+def check_shared(stage: Stage) -> None:
+    """Raise ValueError if a parameter that the stage shares is not a parameter of its module any more."""
+    own = {id(param) for param in stage.module.parameters()}
+    gone = [name for name, (param, _) in stage.shared.items() if id(param) not in own]
+    if gone:
+        raise ValueError(
+            f"stage {stage.index} shares {gone[0]} with other stages, and its module does not hold it: it "
+            "was cut into shards. The stages cut it in different places: their gradients cannot be added. "
+            "Give the model a head of its own (tied=False) before you shard its stages"
+        )

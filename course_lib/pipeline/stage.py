@@ -7,12 +7,18 @@ stage gets fewer. The embedding looks up rows, which costs next to nothing.
 Parameters that several stages hold must stay equal in all of them: the tied embedding of the first stage and
 the head of the last, and all parameters if the schedule has two copies of the model (DualPipe). A stage lists
 the parameters that it shares, and with which ranks; `shared.py` adds up the gradients.
+
+A stage may hold a part of each layer, and work on a part of each sequence, with other ranks that hold the
+same stage. Then the stage has to know three things that a whole one finds by itself: where its tokens stand
+in the sequence (`positions`), into how many parts the tokens between two layers are cut (`sequence`), and how
+the loss of logits is computed that no rank holds (`loss`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +27,8 @@ from torch import Tensor, nn
 
 from .actions import Schedule, chain_length, stage_ranks
 from .shared import Group, Shared, same_values
+
+Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def summed_loss(logits: Tensor, targets: Tensor) -> Tensor:
@@ -45,7 +53,9 @@ class Stage:
     shape: a function of a microbatch's inputs: the shape of the tensors that go from stage to stage. Their
         dtype is that of the module's parameters.
     loss, count: the sum of the losses, a function of output and targets, and the number of its terms, a
-        function of the targets.
+        function of the targets. Both get the targets of the whole sequence. If the stage works on a part of
+        it, `loss` is the sum over this part, and `count` is still that of the whole: the ranks' results add
+        up to the mean.
     shared: the parameters that other stages hold too, by a name that all of them use.
     """
 
@@ -72,7 +82,16 @@ class Stage:
 
 
 def gpt_stages(
-    model: Any, schedule: Schedule, rank: int, group: Group = None, copies: int = 1
+    model: Any,
+    schedule: Schedule,
+    rank: int,
+    group: Group = None,
+    copies: int = 1,
+    *,
+    positions: Tensor | None = None,
+    sequence: int | None = None,
+    loss: Loss = summed_loss,
+    head: float | None = None,
 ) -> list[Stage]:
     """The stages of a GPT that the schedule puts on `rank`, in their order.
 
@@ -81,18 +100,31 @@ def gpt_stages(
         shared parameters get the values of the first stage that holds them. The rest of the model is not
         kept: parameters that no stage of the rank refers to are freed with `model`.
     rank: the rank in the group. copies: the number of copies of the model, 2 for DualPipe.
+    positions: the places of this rank's tokens in the sequence, (tokens here,), if it has a part of them.
+        Inputs and targets are given whole all the same: the first stage takes the rank's tokens out of the
+        inputs, and the last one out of the targets. None: all tokens.
+    sequence: into how many parts the ranks that share the layers cut the tokens between two layers; None:
+        each has all of them.
+    loss: the sum of the losses, of logits and targets of the rank's tokens.
+    head: the work of the head, in blocks; None: as the model's sizes say. If the ranks hold parts of the
+        layers, take `head_share` of the whole model: parts differ in size, and all ranks must cut alike.
     Sends: shared parameters, from their first holder to every other.
     Raises ValueError if there are not enough blocks.
     """
     ranks = stage_ranks(schedule)
     length = chain_length(len(ranks), copies)
-    cuts = balanced(len(model.blocks), length, head_share(model))
-    modules = [GPTStage(model, blocks, i == 0, i == length - 1) for i, blocks in enumerate(cuts)]
+    cuts = balanced(len(model.blocks), length, head_share(model) if head is None else head)
+    modules = [
+        GPTStage(model, blocks, i == 0, i == length - 1, positions, sequence)
+        for i, blocks in enumerate(cuts)
+    ]
     holders: dict[str, list[int]] = {}
     for stage in sorted(ranks):
         for name in modules[stage % length].parameter_names():
             holders.setdefault(name, []).append(ranks[stage])
     width = model.token_embedding.embedding_dim
+    shape = partial(passed_on, width=width, positions=positions, sequence=sequence)
+    own_loss = loss if positions is None else partial(loss_of_part, loss, positions)
     own = []
     for index in sorted(stage for stage in ranks if ranks[stage] == rank):
         module = modules[index % length]
@@ -101,11 +133,31 @@ def gpt_stages(
             for name, param in module.parameter_names().items()
             if len(set(holders[name])) > 1
         }
-        own.append(
-            Stage(index, length, module, lambda x: (*x.shape, width), shared=shared, copies=copies)
-        )
+        own.append(Stage(index, length, module, shape, own_loss, shared=shared, copies=copies))
     same_values([stage.shared for stage in own], rank, group)
     return own
+
+
+def passed_on(
+    inputs: Tensor, width: int, positions: Tensor | None = None, sequence: int | None = None
+) -> tuple[int, int, int]:
+    """The shape of the tensor that goes from stage to stage, for inputs (batch, whole seq).
+
+    Raises ValueError if the tokens cannot be cut into `sequence` equal parts.
+    """
+    batch, seq = inputs.shape
+    here, parts = seq if positions is None else len(positions), sequence or 1
+    if here % parts:
+        raise ValueError(
+            f"{here} tokens cannot be cut into {parts} equal parts: choose a sequence length that all axes "
+            "which cut it divide"
+        )
+    return batch, here // parts, width
+
+
+def loss_of_part(loss: Loss, positions: Tensor, logits: Tensor, targets: Tensor) -> Tensor:
+    """The sum of the losses of the tokens at `positions`; `targets` are those of the whole sequence."""
+    return loss(logits, targets[:, positions])
 
 
 def balanced(blocks: int, stages: int, head: float) -> list[range]:
@@ -143,12 +195,24 @@ def head_share(model: Any) -> float:
 class GPTStage(nn.Module):
     """Some blocks of a GPT, with the embedding in front or the head behind; names are the model's own.
 
-    forward: from tokens (batch, seq) or x (batch, seq, width) to x, or in the last stage to the logits.
+    positions, sequence: see `gpt_stages`.
+
+    forward: from tokens (batch, seq) or x (batch, tokens between layers, width) to x, or in the last stage to
+    the logits of the rank's tokens.
     """
 
-    def __init__(self, model: Any, blocks: range, first: bool, last: bool):
+    def __init__(
+        self,
+        model: Any,
+        blocks: range,
+        first: bool,
+        last: bool,
+        positions: Tensor | None = None,
+        sequence: int | None = None,
+    ):
         super().__init__()
         self.first, self.last = first, last
+        self.positions, self.parts = positions, sequence or 1
         self.tied = model.head.weight is model.token_embedding.weight
         if first:
             self.token_embedding = model.token_embedding
@@ -159,15 +223,21 @@ class GPTStage(nn.Module):
             self.norm, self.head = model.norm, model.head
 
     def forward(self, x: Tensor) -> Tensor:
-        positions = torch.arange(x.shape[1], device=x.device)
+        positions = self._positions(x)
         if self.first:
-            x = self.token_embedding(x)
+            x = self.token_embedding(x if self.positions is None else x[:, positions])
             if self.position_embedding is not None:
                 x = x + self.position_embedding(positions)
             x = self.dropout(x)
         for block in self.blocks.values():
             x = block(x, positions)
         return self.head(self.norm(x)) if self.last else x
+
+    def _positions(self, x: Tensor) -> Tensor:
+        """Where this rank's tokens stand: also those that are elsewhere between two layers."""
+        if self.positions is not None:
+            return self.positions
+        return torch.arange(x.shape[1] * (1 if self.first else self.parts), device=x.device)
 
     def parameter_names(self) -> dict[str, nn.Parameter]:
         """The parameters by their names in the whole model; a tied head's is the embedding's."""

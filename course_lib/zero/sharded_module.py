@@ -18,7 +18,7 @@ from .backward import Backward
 from .saving import Piece, load_pieces, save_pieces
 from .shards import Span
 from .transport import Transport
-from .units import Unit
+from .units import Unit, check_gathered
 
 _WRAPPED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
@@ -28,9 +28,10 @@ class ShardedModule(nn.Module):
 
     group: the ranks that hold replicas. They call forward and backward alike, each on its own data.
     units: submodules, each of which is gathered as a whole, or classes of submodules. By default the
-        elements of every ModuleList and Sequential, or, if there is none, the children. Parameters outside
-        all units, and those that several units share (tied weights), belong to the whole module's forward.
-        A unit's weights are there only in its own `forward`, and it runs on all ranks or on none.
+        elements of every ModuleList, ModuleDict and Sequential, or, if there is none, the children.
+        Parameters outside all units, and those that several units share (tied weights), belong to the whole
+        module's forward. A unit's weights are there only in its own `forward`, and it runs on all ranks or
+        on none. A submodule that computes without them raises RuntimeError.
     offload: None, "cpu", a folder or a MappedFile: where the shards lie (`offload.py`). The optimizer's
         states and its step are there, too. For states in a mapped file call `keep_state` after the first
         step.
@@ -42,15 +43,28 @@ class ShardedModule(nn.Module):
     module: nn.Module
     transport: Transport
     units: list[Unit]
+    _owner: dict[Unit, str]  # the module in whose forward a unit is gathered
     synchronises = True  # not within `no_sync()`
     _backward: Backward
     _under_way: list[Callable[[], None]]
 
     def _complete(self) -> None:
         """Finish the wrapper, once all units are made."""
+        self._guard()
         shard_of = {param: shard for param, _, shard in self._shards()}
         self._named = {name: shard_of[param] for name, param in self.module.named_parameters()}
         _WRAPPED.update(self.module.modules())
+
+    def _guard(self) -> None:
+        """Every submodule looks whether its own weights are here, before it computes."""
+        unit_of = {param: unit for unit in self.units for param in unit.params}
+        for name, inner in self.module.named_modules():
+            own = [p for p in inner._parameters.values() if p is not None]
+            for unit in dict.fromkeys(unit_of[param] for param in own):
+                at, of = name or type(inner).__name__, self._owner[unit]
+                inner.register_forward_pre_hook(
+                    lambda *_, at=at, of=of, unit=unit: check_gathered(at, of, unit)
+                )
 
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True

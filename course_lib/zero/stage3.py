@@ -60,12 +60,15 @@ class Zero3Module(ShardedModule):
         self.transport, where = Transport(group, reduce_scatter, all_gather), home(offload)
         for buffer in module.buffers():
             self.transport.broadcast(buffer)
-        self.module, self.units = module, []
+        self.module, self.units, self._owner = module, [], {}
         self._backward, self._under_way = Backward(), []
+        names = {inner: name for name, inner in module.named_modules()}
         for owner, params in unit_parameters(module, units):
             for members in alike(params):
-                self.units.append(Unit(members, self.transport, where))
-                self._add_hooks(owner, self.units[-1])
+                unit = Unit(members, self.transport, where)
+                self.units.append(unit)
+                self._owner[unit] = f"{names[owner]} ({type(owner).__name__})".strip()
+                self._add_hooks(owner, unit)
         self._complete()
 
     def _add_hooks(self, owner: nn.Module, unit: Unit) -> None:

@@ -124,10 +124,20 @@ def _chosen(module: nn.Module, units: Units) -> list[nn.Module]:
 
 
 def _layers(module: nn.Module) -> list[nn.Module]:
-    """The elements of the outermost ModuleLists and Sequentials."""
-    if isinstance(module, nn.ModuleList | nn.Sequential):
+    """The elements of the outermost ModuleLists, ModuleDicts and Sequentials."""
+    if isinstance(module, nn.ModuleList | nn.ModuleDict | nn.Sequential):
         layers = []
         for child in module.children():
-            layers += _layers(child) if isinstance(child, nn.ModuleList) else [child]
+            container = isinstance(child, nn.ModuleList | nn.ModuleDict)
+            layers += _layers(child) if container else [child]
         return layers
     return [layer for child in module.children() for layer in _layers(child)]
+
+
+def check_gathered(name: str, kind: str, unit: Unit) -> None:
+    """Raise RuntimeError if the submodule `name` is about to compute with weights that are not here."""
+    if not unit.here:
+        raise RuntimeError(
+            f"{name} computes, and its weights were not gathered: the forward of {kind}, the unit that they "
+            "belong to, does not run. Name units whose forward runs: units=[...]"
+        )

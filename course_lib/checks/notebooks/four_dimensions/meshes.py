@@ -1,0 +1,129 @@
+"""Questions to every rank of a mesh, the answers, and the mistakes that explain all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from course_lib.checks.kit import (
+    RIGHT,
+    SIZES,
+    Case,
+    Finding,
+    Line,
+    Observed,
+    RankSide,
+    Sentence,
+    at,
+    error_kind,
+    wrong,
+)
+
+Sizes = Mapping[str, int]
+Formula = Callable[..., Any]
+WRITTEN = "is not written yet"
+
+
+def title(sizes: Sizes) -> str:
+    """ "pp 3 x dp 2 x tp 4" """
+    return " x ".join(f"{axis} {size}" for axis, size in sizes.items())
+
+
+@dataclass(frozen=True)
+class Question:
+    """One call to a student's function: (rank, sizes, *more)."""
+
+    rank: int
+    sizes: Sizes
+    more: tuple = ()
+
+    def call(self, index: int) -> list:
+        more = [{"tuple": list(value)} if isinstance(value, tuple) else value for value in self.more]
+        return [index, [self.rank, dict(self.sizes), *more]]
+
+    def of(self, formula: Formula) -> Any:
+        return formula(self.rank, self.sizes, *self.more)
+
+    def shown(self, name: str) -> str:
+        return f"{name}({', '.join(repr(value) for value in (self.rank, dict(self.sizes), *self.more))})"
+
+
+class Answers:
+    """A student's answers to questions, and what is wrong with the first wrong one."""
+
+    def __init__(self, name: str, index: int, right: Formula, read: Callable[[Any], Any], form: str):
+        self.name, self.index, self.right, self.read, self.form = name, index, right, read, form
+        self.calls: list[list] = []
+
+    def line(
+        self,
+        text: str,
+        questions: Sequence[Question],
+        slips: Mapping[str, Formula],
+        weight: float = 1,
+        otherwise: str = "",
+    ) -> Line:
+        """All questions are answered right; a slip explains the answers if it gives every one of them."""
+        start = len(self.calls)
+        self.calls += [question.call(self.index) for question in questions]
+
+        def judge(observed: Observed) -> Finding:
+            values = []
+            for k, question in enumerate(questions, start=start):
+                answer = observed.answer(k)
+                if answer.error is not None:
+                    return self.raised(question, *answer.error)
+                values.append(self.read(answer.value))
+                if values[-1] is None:
+                    why = "Is there a `return` at its end?" if answer.value is None else ""
+                    return wrong(f"{self.name} does not give {self.form}.", why, cause=f"{self.name} form")
+            pairs = list(zip(questions, values, strict=True))
+            off = [(question, value) for question, value in pairs if value != question.of(self.right)]
+            if not off:
+                return RIGHT
+            question, value = off[0]
+            wanted = question.of(self.right)
+            says = (s for s, slip in slips.items() if all(v == tried(q, slip) for q, v in pairs))
+            told = f"{self.name} gives another answer than that of the mesh, on some ranks"
+            said = Sentence(f"{question.shown(self.name)} gives {value} instead of {wanted}.", f"{told}.")
+            why = next(says, otherwise)
+            return wrong(said, why, cause=f"{self.name} {why}")
+
+        return Line(text, judge, weight)
+
+    def raised(self, question: Question, error: str = "", text: str = "", place: str = "") -> Finding:
+        if error == "NotImplementedError":
+            return wrong(f"{self.name} {WRITTEN}.", cause=f"{self.name} {WRITTEN}")
+        said = Sentence(
+            f"{question.shown(self.name)} raised {error}: {text}", f"{self.name} raised {error_kind(error)}."
+        )
+        return wrong(said, at(place), cause=f"{self.name} raised {error}")
+
+    def case(self, lines: list[Line]) -> Case:
+        sides = [RankSide({}, {"calls": self.calls}, {})]
+        return Case(self.name, sides, lines, recipe=SIZES, alone=True)
+
+
+def tried(question: Question, slip: Formula) -> Any:
+    """The slip's answer; None if the mistake cannot be made there."""
+    try:
+        return question.of(slip)
+    except (ArithmeticError, IndexError, ValueError):
+        return None
+
+
+def everywhere(sizes: Sizes, *more: Any) -> list[Question]:
+    """The question to every rank of the mesh."""
+    return [Question(rank, sizes, more) for rank in range(prod(sizes.values()))]
+
+
+def ints(value: Any) -> list[int] | None:
+    """A list of whole numbers, from a list, a range or a tensor that came back as plain data."""
+    match value:
+        case {"range": [int(start), int(stop), int(step)]} if step:
+            value = list(range(start, stop, step)[:1000])
+        case {"tensor": list(elements), "shape": [_]}:
+            value = elements
+    return value if isinstance(value, list) and all(type(item) is int for item in value) else None

@@ -1,0 +1,195 @@
+"""coordinates: the place of a rank on each axis, and the ranks that share all places but one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from itertools import combinations
+from math import prod
+from typing import Any
+
+from course_lib.checks.kit import Case, Draw, exercise
+from course_lib.checks.notebooks.four_dimensions.meshes import (
+    Answers,
+    Formula,
+    Question,
+    Sizes,
+    everywhere,
+    ints,
+    title,
+)
+from course_lib.checks.notebooks.four_dimensions.references import REFERENCES
+from course_lib.mesh.coordinates import axis_ranks as right_ranks
+from course_lib.mesh.coordinates import coordinates as right_places
+
+VISIBLE: list[Sizes] = [
+    {"pp": 2, "dp": 2, "tp": 2},
+    {"pp": 3, "dp": 2, "tp": 4},
+    {"pp": 1, "dp": 5, "tp": 1},
+    {"pp": 16, "dp": 8, "tp": 8},
+]
+SAMPLE = 40  # ranks of a large mesh that are asked for their groups
+REVERSED = (
+    "The axes are reversed: rank 1 differs from rank 0 in the last axis; yours differs in the first. Axes "
+    "are listed outermost first, and the last one varies fastest."
+)
+WRONG_END = (
+    "The strides are taken from the wrong end: a step along an axis is as many ranks as all axes inside it, "
+    "behind it in `sizes`, hold together. With equal sizes both ends give the same."
+)
+BITS = "Bits are cut out of the rank: that is right for powers of two only. Divide, and take the remainder."
+NO_REMAINDER = "The place on an inner axis is a remainder: after the last place the axis begins anew."
+
+
+# ---- mistakes in `coordinates`
+
+
+def reversed_axes(rank: int, sizes: Sizes) -> dict[str, int]:
+    places = {}
+    for axis, size in sizes.items():
+        rank, places[axis] = divmod(rank, size)
+    return places
+
+
+def wrong_end(rank: int, sizes: Sizes) -> dict[str, int]:
+    names = list(sizes)
+    steps = [prod(list(sizes.values())[: len(names) - 1 - i]) for i in range(len(names))]
+    return {axis: rank // step % sizes[axis] for axis, step in zip(names, steps, strict=True)}
+
+
+def bits(rank: int, sizes: Sizes) -> dict[str, int]:
+    places = {}
+    for axis, size in reversed(list(sizes.items())):
+        places[axis], width = rank & (size - 1), (size - 1).bit_length()
+        rank >>= width
+    return {axis: places[axis] for axis in sizes}
+
+
+def no_remainder(rank: int, sizes: Sizes) -> dict[str, int]:
+    names = list(sizes)
+    return {axis: rank // prod(sizes[inner] for inner in names[i + 1 :]) for i, axis in enumerate(names)}
+
+
+PLACES: dict[str, Formula] = {
+    REVERSED: reversed_axes,
+    WRONG_END: wrong_end,
+    BITS: bits,
+    NO_REMAINDER: no_remainder,
+}
+
+
+# ---- mistakes in `axis_ranks`
+
+
+def named(axis: Any) -> tuple[str, ...]:
+    return (axis,) if isinstance(axis, str) else tuple(axis)
+
+
+def by_places(places: Formula, rank: int, sizes: Sizes, axis: Any) -> list[int]:
+    """The ranks that differ in these axes alone, by another rule for places."""
+    own, others = places(rank, sizes), range(prod(sizes.values()))
+    kept = [name for name in sizes if name not in named(axis)]
+    return [k for k in others if all(places(k, sizes)[name] == own[name] for name in kept)]
+
+
+def without_itself(rank: int, sizes: Sizes, axis: Any) -> list[int]:
+    return [other for other in right_ranks(rank, sizes, axis) if other != rank]
+
+
+def from_itself(rank: int, sizes: Sizes, axis: Any) -> list[int]:
+    ranks = right_ranks(rank, sizes, axis)
+    place = ranks.index(rank)
+    return ranks[place:] + ranks[:place]
+
+
+def itself_first(rank: int, sizes: Sizes, axis: Any) -> list[int]:
+    return [rank, *without_itself(rank, sizes, axis)]
+
+
+def backwards(rank: int, sizes: Sizes, axis: Any) -> list[int]:
+    return right_ranks(rank, sizes, axis)[::-1]
+
+
+def second_axis_first(rank: int, sizes: Sizes, axis: Any) -> list[int]:
+    return right_ranks(rank, sizes, named(axis)[::-1])
+
+
+def union(rank: int, sizes: Sizes, axis: Any) -> list[int]:
+    return sorted({other for name in named(axis) for other in right_ranks(rank, sizes, name)})
+
+
+def first_axis_alone(rank: int, sizes: Sizes, axis: Any) -> list[int]:
+    return right_ranks(rank, sizes, named(axis)[0])
+
+
+def same_place(rank: int, sizes: Sizes, axis: Any) -> list[int]:
+    own = right_places(rank, sizes)
+    return [
+        other
+        for other in range(prod(sizes.values()))
+        if all(right_places(other, sizes)[name] == own[name] for name in named(axis))
+    ]
+
+
+ORDER = (
+    "The group stands in another order than along the axis: place 0 comes first, on every rank of the group."
+)
+RANKS: dict[str, Formula] = {
+    "The rank itself is missing: it is a member of its own group.": without_itself,
+    ORDER: from_itself,
+    f"{ORDER} ": itself_first,
+    f"{ORDER}  ": backwards,
+    "Those are the ranks with the same place on the axis: a group holds the ranks that differ in the axis "
+    "and agree in all others.": same_place,
+    **{says: partial(by_places, places) for says, places in PLACES.items()},
+}
+FLATTENED: dict[str, Formula] = {
+    "The flattened group is ordered by its second axis first: the first axis of the tuple varies slowest, as "
+    "in a mesh.": second_axis_first,
+    "Those are the groups of the single axes, joined: a flattened group holds every combination of their "
+    "places.": union,
+    "That is the group of the tuple's first axis alone.": first_axis_alone,
+    **RANKS,
+}
+
+
+# ---- the exercise
+
+
+def drawn(draw: Draw) -> Sizes:
+    """Four axes of unequal sizes, of which dp has three ranks."""
+    sizes = [draw.choice([2, 3, 4]), 3, draw.choice([2, 4, 5]), draw.choice([2, 6])]
+    return dict(zip(("pp", "dp", "cp", "tp"), sizes, strict=True))
+
+
+def asked(draw: Draw, sizes: Sizes, axes: list[Any]) -> list[Question]:
+    """All ranks of a small mesh, and some of a large one, for their groups along `axes`."""
+    n = prod(sizes.values())
+    ranks = range(n) if n <= SAMPLE else sorted({0, n - 1, *(draw.integer(0, n) for _ in range(SAMPLE))})
+    return [Question(rank, sizes, (axis,)) for axis in axes for rank in ranks]
+
+
+@exercise(points=5, objects=("coordinates", "axis_ranks"), references=REFERENCES)
+def coordinates(draw: Draw) -> Iterator[Case]:
+    meshes = [*VISIBLE, drawn(draw)] if draw.hidden else VISIBLE
+    places = Answers("coordinates", 0, right_places, read_places, "a dict with a whole number for each axis")
+    lines = [places.line(f"places: {title(sizes)}", everywhere(sizes), PLACES, 0.5) for sizes in meshes]
+    yield places.case(lines)
+    ranks = Answers("axis_ranks", 1, right_ranks, ints, "a list of ranks")
+    lines = []
+    for sizes in meshes:
+        questions = asked(draw, sizes, list(sizes))
+        lines.append(ranks.line(f"groups: {title(sizes)}", questions, RANKS, 0.5))
+    for sizes in meshes[:2] + meshes[4:]:
+        questions = asked(draw, sizes, list(combinations(sizes, 2)))
+        lines.append(ranks.line(f"flattened groups: {title(sizes)}", questions, FLATTENED, 0.75))
+    yield ranks.case(lines)
+
+
+def read_places(value: Any) -> dict[str, int] | None:
+    """A dict of whole numbers that came back as plain data."""
+    pairs = value.get("dict") if isinstance(value, dict) else None
+    if not isinstance(pairs, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
+        return None
+    whole = all(isinstance(name, str) and type(place) is int for name, place in pairs)
+    return dict(pairs) if whole else None

@@ -1,0 +1,323 @@
+"""my_part: the rows of the batch and the places of the sequence that a rank reads."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from course_lib.checks.kit import (
+    RIGHT,
+    SIZES,
+    Case,
+    Draw,
+    Finding,
+    Line,
+    Observed,
+    RankSide,
+    Sentence,
+    essential,
+    exercise,
+    wrong,
+)
+from course_lib.checks.notebooks.four_dimensions.meshes import (
+    Answers,
+    Formula,
+    Question,
+    Sizes,
+    everywhere,
+    ints,
+)
+from course_lib.checks.notebooks.four_dimensions.references import REFERENCES
+from course_lib.mesh.coordinates import coordinates
+from course_lib.mesh.parts import cut
+from course_lib.mesh.parts import my_part as right_part
+
+NAME = "my_part"
+FORM = "a pair: a range of rows, and a list of ranges of places"
+MOST = 1.25  # times the mean work that the busiest rank may have
+Part = tuple[list[int], list[int]]
+Parts = dict[int, Part]
+TP_ROWS = (
+    "Ranks 0 and 1 share every layer (tp) and read different rows: their activations are of different "
+    "samples, and the sums over tp mix them."
+)
+PP_ROWS = (
+    "Stages of one pipeline read different rows: the samples of the first stage pass through all others."
+)
+CP_ROWS = "cp cuts the sequence of the rows that all of its ranks read; it does not cut rows."
+DROPPED = "The remainder is dropped: of 11 rows on 2 replicas the first reads 6 and the other one 5."
+WORLD = "The batch is divided by the number of ranks: only dp multiplies samples; tp, pp and cp share them."
+SUCCESSION = "The places follow each other: under a causal mask late tokens cost more than early ones. "
+
+
+# ---- mistakes: (rank, sizes, batch_size, seq) -> (rows, places), as lists
+
+
+def split(length: int, n: int, place: int) -> list[int]:
+    return list(cut(length, n)[place])
+
+
+def flat(part: tuple[range, Sequence[range]]) -> Part:
+    rows, spans = part
+    return list(rows), [at for span in spans for at in span]
+
+
+def axes(rank: int, sizes: Sizes, *names: str) -> tuple[int, int]:
+    """(place, size) of the rank in the flattened group of these axes."""
+    own, place, size = coordinates(rank, sizes), 0, 1
+    for name in names:
+        place, size = place * sizes.get(name, 1) + own.get(name, 0), size * sizes.get(name, 1)
+    return place, size
+
+
+def rows_over(*names: str) -> Formula:
+    def formula(rank: int, sizes: Sizes, batch_size: int, seq: int) -> list[int]:
+        place, size = axes(rank, sizes, *names)
+        return split(batch_size, size, place)
+
+    return formula
+
+
+def by_rank(rank: int, sizes: Sizes, batch_size: int, seq: int) -> list[int]:
+    return split(batch_size, prod(sizes.values()), rank)
+
+
+def dropped_rows(rank: int, sizes: Sizes, batch_size: int, seq: int) -> list[int]:
+    place, size = axes(rank, sizes, "dp")
+    each = batch_size // size
+    return list(range(place * each, (place + 1) * each))
+
+
+def over_the_world(rank: int, sizes: Sizes, batch_size: int, seq: int) -> list[int]:
+    place, _ = axes(rank, sizes, "dp")
+    each = batch_size // prod(sizes.values())
+    return list(range(place * each, (place + 1) * each))
+
+
+def all_places(rank: int, sizes: Sizes, batch_size: int, seq: int) -> list[int]:
+    return list(range(seq))
+
+
+def in_succession(rank: int, sizes: Sizes, batch_size: int, seq: int) -> list[int]:
+    place, size = axes(rank, sizes, "cp")
+    return split(seq, size, place)
+
+
+def dropped_places(rank: int, sizes: Sizes, batch_size: int, seq: int) -> list[int]:
+    place, size = axes(rank, sizes, "cp")
+    if size == 1:
+        return list(range(seq))
+    each = seq // (2 * size)
+    early, late = place * each, (2 * size - 1 - place) * each
+    return [*range(early, early + each), *range(late, late + each)]
+
+
+def early_chunks(rank: int, sizes: Sizes, batch_size: int, seq: int) -> list[int]:
+    place, size = axes(rank, sizes, "cp")
+    return split(seq, 2 * size, place) if size > 1 else list(range(seq))
+
+
+def cut_by_tp(rank: int, sizes: Sizes, batch_size: int, seq: int) -> list[int]:
+    place, size = axes(rank, sizes, "tp")
+    return split(seq, size, place)
+
+
+ROWS: dict[str, Formula] = {
+    TP_ROWS: by_rank,
+    f"{TP_ROWS} ": rows_over("dp", "tp"),
+    PP_ROWS: rows_over("pp", "dp"),
+    f"{PP_ROWS} ": rows_over("dp", "pp"),
+    CP_ROWS: rows_over("dp", "cp"),
+    WORLD: over_the_world,
+    DROPPED: dropped_rows,
+    "dp cuts the rows: each replica of the model reads samples of its own.": rows_over(),
+}
+PLACES: dict[str, Formula] = {
+    "cp cuts the sequence: its ranks read different places, and here all of them read every one.": all_places,
+    "The remainder is dropped: if 2 cp does not divide the sequence, first chunks are one token longer.": (
+        dropped_places
+    ),
+    "The late chunk is missing: chunk r is paired with the r-th from the end.": early_chunks,
+    "tp cuts no places: its ranks share every layer, and need the same input.": cut_by_tp,
+}
+
+
+# ---- lines
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A batch of rows x places on a mesh."""
+
+    sizes: Sizes
+    batch_size: int
+    seq: int
+
+    @property
+    def questions(self) -> list[Question]:
+        return everywhere(self.sizes, self.batch_size, self.seq)
+
+    def alike(self, parts: Parts, index: int, *cutting: str) -> list[tuple[int, int]]:
+        """Pairs of ranks that agree in the places on `cutting`, and read other rows (0) or places (1)."""
+        first: dict[tuple, int] = {}
+        pairs = []
+        for rank, part in parts.items():
+            key = axes(rank, self.sizes, *cutting)
+            other = first.setdefault(key, rank)
+            if part[index] != parts[other][index]:
+                pairs.append((other, rank))
+        return pairs
+
+    def together(self, parts: Parts, index: int, axis: str) -> Counter[int]:
+        """How often the ranks along `axis` (each place once) read each row, or place."""
+        held = {axes(rank, self.sizes, axis): part[index] for rank, part in reversed(parts.items())}
+        return Counter(item for items in held.values() for item in items)
+
+
+class Asked(Answers):
+    """The parts of all ranks of all sheets of a case."""
+
+    def __init__(self, sheets: Sequence[Sheet]):
+        super().__init__(NAME, 0, right_part, read, FORM)
+        self.sheets, self.starts = sheets, []
+        for sheet in sheets:
+            self.starts.append(len(self.calls))
+            self.calls += [question.call(0) for question in sheet.questions]
+
+    def parts(self, observed: Observed, which: int) -> Parts | Finding:
+        parts: Parts = {}
+        for k, question in enumerate(self.sheets[which].questions):
+            answer = observed.answer(self.starts[which] + k)
+            if answer.error is not None:
+                return self.raised(question, *answer.error)
+            part = read(answer.value)
+            if part is None:
+                why = "Is there a `return` at its end?" if answer.value is None else ""
+                return wrong(f"{NAME} does not give {FORM}.", why, cause="form")
+            parts[question.rank] = part
+        return parts
+
+    def each(self, text: str, look: Callable[[Sheet, Parts], Finding], weight: float = 1) -> Line:
+        """A line that holds for each sheet by itself."""
+
+        def judge(observed: Observed) -> Finding:
+            for which, sheet in enumerate(self.sheets):
+                parts = self.parts(observed, which)
+                finding = parts if isinstance(parts, Finding) else look(sheet, parts)
+                if not finding.ok:
+                    return finding
+            return RIGHT
+
+        return Line(text, judge, weight)
+
+
+def why(sheet: Sheet, parts: Parts, index: int, slips: Mapping[str, Formula]) -> str:
+    """The mistake that gives every rank's rows (index 0), or places (index 1)."""
+    for says, slip in slips.items():
+        if all(parts[q.rank][index] == q.of(slip) for q in sheet.questions):
+            return says
+    return ""
+
+
+def covering(index: int, axis: str, what: str, slips: Mapping[str, Formula]) -> Callable:
+    def look(sheet: Sheet, parts: Parts) -> Finding:
+        counts = sheet.together(parts, index, axis)
+        whole = range((sheet.batch_size, sheet.seq)[index])
+        missing = [item for item in whole if not counts[item]]
+        often = [item for item, count in counts.items() if count > 1]
+        outside = [item for item in counts if item not in whole]
+        if not (missing or often or outside):
+            return RIGHT
+        state = "is read by no rank" if missing else "is read twice" if often else "does not exist"
+        place = (missing or sorted(often) or outside)[0]
+        asked = Question(0, sheet.sizes, (sheet.batch_size, sheet.seq)).shown(NAME)
+        said = Sentence(
+            f"along {axis}, {what} {place} {state}: of {asked} and its like.",
+            f"along {axis}, a {what} {state}.",
+        )
+        because = why(sheet, parts, index, slips)
+        return wrong(said, because, cause=because)
+
+    return look
+
+
+def same(index: int, what: str, cutting: tuple[str, ...], slips: Mapping[str, Formula]) -> Callable:
+    def look(sheet: Sheet, parts: Parts) -> Finding:
+        pairs = sheet.alike(parts, index, *cutting)
+        if not pairs:
+            return RIGHT
+        one, other = pairs[0]
+        differ = [
+            a for a in sheet.sizes if coordinates(one, sheet.sizes)[a] != coordinates(other, sheet.sizes)[a]
+        ]
+        said = Sentence(
+            f"ranks {one} and {other} read different {what}, and differ in {' and '.join(differ)} alone.",
+            f"ranks that differ in {' and '.join(differ)} alone read different {what}.",
+        )
+        because = why(sheet, parts, index, slips)
+        return wrong(said, because, cause=because)
+
+    return look
+
+
+def equal_work(sheet: Sheet, parts: Parts) -> Finding:
+    n = sheet.sizes.get("cp", 1)
+    held = {axes(rank, sheet.sizes, "cp")[0]: places for rank, (_, places) in parts.items()}
+    work = [sum(at + 1 for at in places) for places in held.values()]
+    busiest = max(work) * n / max(1, sum(work))
+    if busiest <= MOST:
+        return RIGHT
+    told = f"the busiest rank of cp has {busiest:.2f} times the mean work under a causal mask."
+    because = ""
+    if why(sheet, parts, 1, {SUCCESSION: in_succession}):
+        because = f"{SUCCESSION}With {n} ranks the last has 2 - 1/{n} = {2 - 1 / n:.2f} times the mean."
+    general = "the ranks of cp have unequal work under a causal mask."
+    return wrong(
+        Sentence(told, general), Sentence(because, SUCCESSION.strip()) if because else "", cause="work"
+    )
+
+
+@exercise(points=5, objects=(NAME,), references=REFERENCES, point="equal work along the sequence")
+def my_part(draw: Draw) -> Iterator[Case]:
+    sheets = [
+        Sheet({"pp": 2, "dp": 2, "tp": 2}, 8, 16),
+        Sheet({"dp": 2, "cp": 2, "tp": 2}, 11, 16),
+        Sheet({"pp": 2, "dp": 3, "cp": 4, "tp": 1}, 8 + draw.integer(1, 9), 8 * draw.integer(4, 8) + 5),
+    ]
+    if draw.hidden:
+        sheets += [
+            Sheet({"cp": 3, "dp": 2, "pp": 2}, 7 + draw.integer(0, 6), 6 * draw.integer(6, 9) + 1),
+            Sheet({"dp": 4, "tp": 2}, 9 + draw.integer(0, 6), 24),
+            Sheet({"pp": 16, "dp": 8, "tp": 8}, 64, 8),
+        ]
+    asked = Asked(sheets)
+    lines = [
+        asked.each("rows: each once over dp", covering(0, "dp", "row", ROWS), 2),
+        asked.each("rows: the same on tp, pp and cp", same(0, "rows", ("dp",), ROWS), 2),
+        asked.each("places: each once over cp", covering(1, "cp", "place", PLACES), 2),
+        asked.each("places: the same on tp, pp and dp", same(1, "places", ("cp",), PLACES), 1),
+        essential(asked.each("places: equal work over cp", equal_work, 2)),
+    ]
+    sides = [RankSide({}, {"calls": asked.calls}, {})]
+    yield Case("parts", sides, lines, recipe=SIZES, alone=True)
+
+
+def read(value: Any) -> Part | None:
+    """(rows, places) as lists, from ranges, lists and tensors that came back as plain data."""
+    if not isinstance(value, list) or len(value) != 2:
+        return None
+    rows, spans = ints(value[0]), value[1]
+    if rows is None:
+        return None
+    places = ints(spans)
+    if places is not None:  # one range, or the places themselves
+        return rows, places
+    if not isinstance(spans, list):
+        return None
+    parts = [ints(span) for span in spans]
+    if any(part is None for part in parts):
+        return None
+    return rows, [at for part in parts for at in part or []]

@@ -1,0 +1,119 @@
+"""Mesh: the ranks of a run as a grid, with a process group for each axis.
+
+    mesh = Mesh({"pp": 2, "dp": 2, "tp": 2})       # on 8 ranks
+    mesh.coordinate                                # rank 5: {"pp": 1, "dp": 0, "tp": 1}
+    mesh.group("tp"), mesh.ranks("tp")             # the group of [4, 5]
+    mesh.group(("pp", "dp"))                       # the flattened group of [1, 3, 5, 7]
+    mesh.size("cp")                                # 1: an axis that the mesh does not have
+
+The mesh only names ranks: which rank sits on which GPU is decided by the launcher, which numbers the GPUs of
+a node in succession. So the innermost axis stays inside a node.
+
+Source: the interface of `torch.distributed.device_mesh.init_device_mesh`, cut down to what a step needs.
+Copy this file together with coordinates.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+Axis = str | tuple[str, ...]
+
+
+class Place(NamedTuple):
+    """A rank's knowledge of the grid: its coordinate, and the ranks of each axis' group."""
+
+    coordinate: dict[str, int]
+    ranks: dict[Axis, list[int]]
+
+
+class Mesh:
+    """The default group's ranks as a grid of `sizes`.
+
+    sizes: the number of ranks along each axis, outermost first, such as {"pp": 2, "dp": 2, "cp": 1, "tp": 2}.
+    device: of the tensors that the ranks exchange; None: the GPU under NCCL, and the CPU otherwise.
+
+    All ranks make the mesh together: the groups of the axes are made here, each by its own ranks. A flattened
+    group is made when it is first asked for, so all of its ranks must ask. Axes with the same ranks (as all
+    axes of size 1 have) share one group.
+
+    Raises ValueError if the sizes do not multiply to the number of ranks.
+    """
+
+    def __init__(
+        self,
+        sizes: Mapping[str, int],
+        device: torch.device | str | None = None,
+        place: Place | None = None,
+    ):
+        """place: this rank's place, if it is known already; None: from `coordinates.py`."""
+        self.sizes = dict(sizes)
+        self.rank = dist.get_rank()
+        world = dist.get_world_size()
+        if prod(self.sizes.values()) != world:
+            raise ValueError(
+                f"the mesh {self.sizes} has {prod(self.sizes.values())} places and there are {world} "
+                "ranks: choose sizes that multiply to the number of ranks"
+            )
+        self.device = _device() if device is None else torch.device(device)
+        self._place = place
+        self.coordinate = self._coordinate()
+        self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
+        for axis in self.sizes:
+            self.group(axis)
+
+    def size(self, axis: Axis) -> int:
+        """The number of ranks along `axis`, or of a flattened group; 1 for an axis that the mesh lacks."""
+        return prod(self.sizes.get(name, 1) for name in names(axis))
+
+    def ranks(self, axis: Axis) -> list[int]:
+        """The ranks of this rank's group along `axis`, as the world counts them, in their order there."""
+        axis = self._known(axis)
+        if self._place is not None and axis in self._place.ranks:
+            return list(self._place.ranks[axis])
+        from .coordinates import axis_ranks
+
+        return axis_ranks(self.rank, self.sizes, axis)
+
+    def group(self, axis: Axis) -> dist.ProcessGroup:
+        """The process group of this rank along `axis`; for a tuple, the flattened group of these axes.
+
+        A process group counts its ranks in ascending order: that of `ranks` if a tuple's axes are outermost
+        first.
+        """
+        ranks = tuple(self.ranks(axis))
+        if ranks not in self._groups:
+            made = dist.new_group(list(ranks), use_local_synchronization=True)
+            assert isinstance(made, dist.ProcessGroup)
+            self._groups[ranks] = made
+        return self._groups[ranks]
+
+    def __repr__(self) -> str:
+        return f"Mesh({self.sizes}, rank={self.rank}, coordinate={self.coordinate})"
+
+    def _known(self, axis: Axis) -> Axis:
+        """`axis` without the names that the mesh does not have, which hold one rank each."""
+        known = tuple(name for name in names(axis) if name in self.sizes)
+        return known[0] if len(known) == 1 else known
+
+    def _coordinate(self) -> dict[str, int]:
+        if self._place is not None:
+            return dict(self._place.coordinate)
+        from .coordinates import coordinates
+
+        return coordinates(self.rank, self.sizes)
+
+
+def names(axis: Axis) -> tuple[str, ...]:
+    return (axis,) if isinstance(axis, str) else tuple(axis)
+
+
+def _device() -> torch.device:
+    if dist.get_backend() == "nccl":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")

@@ -1,0 +1,326 @@
+"""A step on a mesh against one process in float64: losses, gradients, norms; bytes of every axis."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from math import prod
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from course_lib import facts, launch
+from course_lib.ledger.ledger import Ledger
+from course_lib.ledger.operation import Operation
+from course_lib.mesh import (
+    Mesh,
+    clip_grad_norm,
+    cut_names,
+    hybrid_step,
+    mesh_stages,
+    my_part,
+    parameters,
+    tied_names,
+    train_step,
+)
+from course_lib.mesh.coordinates import axis_ranks, coordinates
+from course_lib.models import GPT, GPTConfig, next_token_loss
+from course_lib.pipeline.generators import one_f_one_b
+from course_lib.pipeline.run import run_schedule
+from course_lib.tensor_parallel.cut import Parallel
+from course_lib.zero import Zero1Optimizer, Zero3Module
+
+LAYERS, HEADS, WIDTH, VOCABULARY, SEQ, ROWS, STEPS, COUNT = 4, 4, 32, 41, 16, 8, 3, 4
+SIZES = [
+    {"pp": 2, "dp": 2, "tp": 2},
+    {"pp": 2, "cp": 2, "tp": 2},
+    {"dp": 2, "cp": 2, "tp": 2},
+    {"cp": 2, "pp": 2, "dp": 2},
+]
+SIXTEEN = {"pp": 2, "dp": 2, "cp": 2, "tp": 2}
+EVERYTHING = os.environ.get("COURSE_ALL_TESTS") == "1"
+
+
+def a_model(modern: bool, tied: bool) -> GPT:
+    """GPT-2's parts or LLaMA's; every rank draws the same."""
+    plain = GPTConfig(VOCABULARY, SEQ, layers=LAYERS, heads=HEADS, width=WIDTH)
+    config = plain.modern() if modern else plain
+    torch.manual_seed(5)
+    return GPT(
+        GPTConfig(**{**vars(config), "kv_heads": HEADS // 2 if modern else None, "tied": tied})
+    )
+
+
+def a_batch(seed: int) -> tuple[Tensor, Tensor]:
+    """Targets that count lie unevenly over places and rows."""
+    generator = torch.Generator().manual_seed(seed)
+    inputs, targets = torch.randint(VOCABULARY, (2, ROWS, SEQ), generator=generator)
+    targets[0, :9] = -100
+    targets[3, 4:] = -100
+    targets[6] = -100
+    return inputs, targets
+
+
+class Found(NamedTuple):
+    """A run of a rank: (loss, norm) of each step; the first step's gradients by name; their cuts."""
+
+    steps: list[tuple[float, float]]
+    gradients: dict[str, Tensor]
+    bounds: dict[str, tuple[int, int, int]]
+
+
+def alone(modern: bool, tied: bool, dp: int, seed: int) -> Found:
+    """One process: the mean over the replicas of the mean over each one's targets."""
+    model, (inputs, targets) = a_model(modern, tied).double(), a_batch(seed)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    steps, first = [], {}
+    for _ in range(STEPS):
+        pairs = zip(inputs.chunk(dp), targets.chunk(dp), strict=True)
+        loss = torch.stack([next_token_loss(model(x), y) for x, y in pairs]).mean()
+        loss.backward()
+        first = first or {
+            name: param.grad.clone()
+            for name, param in model.named_parameters()
+            if param.grad is not None
+        }
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        steps.append((loss.item(), norm.item()))
+    return Found(steps, first, {})
+
+
+def on_a_rank(sizes: dict[str, int], modern: bool, tied: bool, sequence: Any, seed: int) -> Found:
+    mesh, schedule = Mesh(sizes), one_f_one_b(sizes.get("pp", 1), COUNT)
+    model = a_model(modern, tied).double()
+    stages = mesh_stages(model, mesh, schedule, sequence=sequence)
+    bounds = {
+        id(getattr(layer, name)): (cut.dim, *cut.bounds())
+        for stage in stages
+        for layer in stage.module.modules()
+        if isinstance(layer, Parallel)
+        for name, cut in layer.cuts.items()
+    }
+    named = parameters(stages)
+    optimizer = torch.optim.SGD([param for _, param in named], lr=0.1)
+    batch, steps, first = a_batch(seed), [], {}
+    rows, _ = my_part(mesh.rank, sizes, ROWS, SEQ)
+    mine = slice(rows.start, rows.stop)
+    microbatches = list(zip(batch[0][mine].chunk(COUNT), batch[1][mine].chunk(COUNT), strict=True))
+    hybrid_step(stages, schedule, microbatches, mesh)
+    first = {name: param.grad.clone() for name, param in named if param.grad is not None}
+    optimizer.zero_grad()
+    for _ in range(STEPS):
+        steps.append(train_step(stages, schedule, batch, COUNT, mesh, optimizer, 1.0))
+    return Found(steps, first, {n: bounds[id(p)] for n, p in named if id(p) in bounds})
+
+
+def same_as_alone(ranks: list[Found], wanted: Found) -> None:
+    """Losses and norms to 1e-12, gradients to 1e-12 of the model's largest; every parameter is held."""
+    largest = max(float(gradient.abs().max()) for gradient in wanted.gradients.values())
+    for rank, found in enumerate(ranks):
+        for step, (ours, theirs) in enumerate(zip(found.steps, wanted.steps, strict=True)):
+            assert ours == pytest.approx(theirs, abs=1e-12, rel=1e-12), (rank, step)
+        for name, gradient in found.gradients.items():
+            part = wanted.gradients[name]
+            if name in found.bounds:
+                dim, start, end = found.bounds[name]
+                part = part.narrow(dim, start, end - start)
+            worst = float((gradient - part).abs().max())
+            assert worst <= 1e-12 * largest, (rank, name, worst)
+    assert {name for found in ranks for name in found.gradients} == set(wanted.gradients)
+
+
+PARTS = [
+    pytest.param(False, True, None, id="gpt2-tied"),
+    pytest.param(True, False, "keep", id="llama-untied-sequence"),
+    pytest.param(False, False, "keep", id="gpt2-untied-sequence"),
+    pytest.param(True, True, None, id="llama-tied"),
+]
+
+
+def some() -> list[Any]:
+    """Every mesh, each with other parts of the model; all of them with COURSE_ALL_TESTS=1."""
+    pairs = [(i, k) for i in range(len(SIZES)) for k in range(len(PARTS)) if EVERYTHING or i == k]
+    return [
+        pytest.param(SIZES[i], *PARTS[k].values, id=f"{'x'.join(SIZES[i])}-{PARTS[k].id}")
+        for i, k in pairs
+    ]
+
+
+@pytest.mark.parametrize(("sizes", "modern", "tied", "sequence"), some())
+def test_eight_ranks_train_as_one_process(
+    sizes: dict[str, int], modern: bool, tied: bool, sequence: Any, seed: int, cpu_backend: str
+) -> None:
+    ranks = launch(
+        on_a_rank, sizes, modern, tied, sequence, seed, world_size=8, backend=cpu_backend
+    )
+    same_as_alone(list(ranks), alone(modern, tied, sizes.get("dp", 1), seed))
+
+
+@pytest.mark.parametrize(("modern", "tied", "sequence"), PARTS if EVERYTHING else PARTS[:1])
+def test_sixteen_ranks_train_as_one_process(
+    modern: bool, tied: bool, sequence: Any, seed: int
+) -> None:
+    ranks = launch(
+        on_a_rank, SIXTEEN, modern, tied, sequence, seed,
+        world_size=16, backend="gloo", timeout=120,
+    )  # fmt: skip
+    same_as_alone(list(ranks), alone(modern, tied, 2, seed))
+
+
+# ---- bytes of every axis
+
+BIG = GPTConfig(256, 128, layers=4, heads=4, width=64)
+
+
+def of_step(ledger: Ledger, rank: int, sizes: dict[str, int], axis: Any) -> list[Operation]:
+    """A rank's operations in the group of an axis, after the barrier; the loss' number is left out."""
+    group, operations = tuple(axis_ranks(rank, sizes, axis)), ledger.operations(rank)
+    start = next(i for i, operation in enumerate(operations) if operation.op == "barrier")
+    return [
+        operation
+        for operation in operations[start:]
+        if operation.group == group and operation.nbytes > 8
+    ]
+
+
+def sent(ledger: Ledger, rank: int, sizes: dict[str, int], axis: Any) -> float:
+    return sum(operation.bytes_sent for operation in of_step(ledger, rank, sizes, axis))
+
+
+def one_step(sizes: dict[str, int], rows: int, seq: int) -> Callable[[], dict[str, int]]:
+    def job() -> dict[str, int]:
+        mesh, schedule = Mesh(sizes), one_f_one_b(sizes.get("pp", 1), COUNT)
+        torch.manual_seed(5)
+        stages = mesh_stages(GPT(BIG), mesh, schedule, seq=seq)
+        tokens = torch.randint(256, (rows, seq))
+        dist.barrier()
+        hybrid_step(stages, schedule, [(tokens, tokens)] * COUNT, mesh)
+        return {name: param.numel() for name, param in parameters(stages)}
+
+    return job
+
+
+def test_every_axis_sends_the_bytes_of_its_closed_form() -> None:
+    """2 x 2 x 2 in float32, 4 microbatches of 1 x 64 tokens: the first stage and the last, to the byte."""
+    sizes, seq = {"pp": 2, "dp": 2, "tp": 2}, 64
+    run = launch(one_step(sizes, 1, seq), world_size=8, backend="gloo")
+    ledger, message = run.ledger, seq * 64 * 4
+    half = 2 * (2 - 1) / 2
+    for rank in (0, 7):
+        last = coordinates(rank, sizes)["pp"] == 1
+        layers = COUNT * 2 * 4 * half * message
+        ends = COUNT * half * message + last * half * 3 * 4 * COUNT * seq
+        assert sent(ledger, rank, sizes, "tp") == layers + ends == (592_896 if last else 589_824)
+        table = 256 / 2 * 64 * 4
+        assert sent(ledger, rank, sizes, "pp") == COUNT * message + table == 98_304
+        here = sum(run[rank].values())
+        assert sent(ledger, rank, sizes, "dp") == half * 4 * here == (234_752 if last else 267_008)
+
+
+def test_the_ring_of_cp_sends_its_closed_form_and_replicas_one_sum() -> None:
+    """cp 2, tp 2, pp 2, 4 microbatches of 2 x 64 tokens: 2 layers a rank, half of the heads."""
+    sizes, seq, rows = {"pp": 2, "cp": 2, "tp": 2}, 64, 2
+    run = launch(one_step(sizes, rows, seq), world_size=8, backend="gloo")
+    ledger = run.ledger
+    ring = sum(
+        facts.ring_attention_bytes(2, rows * seq, 64 // 2, 4, way)
+        for way in ("forward", "backward")
+    )
+    for rank in range(prod(sizes.values())):
+        reduced = 4 * sum(run[rank].values())
+        assert COUNT * 2 * ring == 524_288
+        assert sent(ledger, rank, sizes, "cp") == COUNT * 2 * ring + reduced
+        own = of_step(ledger, rank, sizes, "cp")
+        sums = [operation for operation in own if operation.op == "all_reduce"]
+        assert len(sums) == 1 and sums[0].nbytes == reduced
+        message = rows * seq // 2 * 64 * 4  # half of the tokens
+        assert sent(ledger, rank, sizes, "pp") == COUNT * message + 256 / 2 * 64 * 4
+
+
+# ---- the same step, put together in other ways
+
+
+def test_zero_1_over_the_replicas_and_zero_3_around_a_stage(seed: int) -> None:
+    """`Zero1Optimizer` over dp x cp takes the mean, so that its gradients are terms times cp."""
+
+    def losses(how: str) -> list[float]:
+        sizes = {"pp": 2, "dp": 2, "cp": 1 if how == "zero 3" else 2}
+        mesh, schedule = Mesh(sizes), one_f_one_b(2, COUNT)
+        stages = mesh_stages(a_model(False, False).double(), mesh, schedule)
+        replicas, named = mesh.group(("dp", "cp")), parameters(stages)
+        optimizer: Any
+        if how == "zero 1":
+            optimizer = Zero1Optimizer(
+                [p for _, p in named], torch.optim.SGD, group=replicas, lr=0.1
+            )
+        else:
+            stages[0].module = Zero3Module(stages[0].module, group=replicas)
+            optimizer = torch.optim.SGD(stages[0].module.parameters(), lr=0.1)
+        inputs, targets = a_batch(seed)
+        rows, _ = my_part(mesh.rank, sizes, ROWS, SEQ)
+        x, y = (t[rows.start : rows.stop].chunk(COUNT) for t in (inputs, targets))
+        found = []
+        for _ in range(STEPS):
+            parts = run_schedule(stages, schedule, list(zip(x, y, strict=True)), mesh.group("pp"))
+            if how == "zero 1":
+                for _, param in named:
+                    param.grad *= mesh.size("cp")  # type: ignore[operator]
+            optimizer.step()
+            optimizer.zero_grad()
+            total = torch.stack([*parts.values(), torch.zeros((), dtype=torch.float64)]).sum()
+            dist.all_reduce(total)
+            found.append(float(total) / mesh.size("dp"))
+        return found
+
+    model, (inputs, targets) = a_model(False, False).double(), a_batch(seed)
+    optimizer, wanted = torch.optim.SGD(model.parameters(), lr=0.1), []
+    for _ in range(STEPS):
+        pairs = zip(inputs.chunk(2), targets.chunk(2), strict=True)
+        loss = torch.stack([next_token_loss(model(x), y) for x, y in pairs]).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        wanted.append(loss.item())
+    for how, n in (("zero 1", 8), ("zero 3", 4)):
+        for found in launch(losses, how, world_size=n, backend="gloo"):
+            assert found == pytest.approx(wanted, abs=1e-12), how
+
+
+def test_gradients_add_up_over_two_calls(cpu_backend: str) -> None:
+    """The second call leaves the first one's sums alone, also those over cp."""
+
+    def job() -> float:
+        mesh, schedule = Mesh({"pp": 2, "cp": 2}), one_f_one_b(2, 2)
+        stages = mesh_stages(a_model(False, True).double(), mesh, schedule)
+        inputs, targets = a_batch(3)
+        batch = [(inputs[:1], targets[:1]), (inputs[1:3], targets[1:3])]
+        hybrid_step(stages, schedule, batch, mesh)
+        once = [param.grad.clone() for _, param in parameters(stages) if param.grad is not None]
+        hybrid_step(stages, schedule, batch, mesh)
+        twice = [param.grad for _, param in parameters(stages) if param.grad is not None]
+        return max(float((b - 2 * a).abs().max()) for a, b in zip(once, twice, strict=True))
+
+    assert max(launch(job, world_size=4, backend=cpu_backend)) < 1e-15
+
+
+def test_a_norm_below_the_limit_scales_nothing_and_ranks_without_gradients_take_part(
+    cpu_backend: str,
+) -> None:
+    def job() -> tuple[float, float, float]:
+        mesh, schedule = Mesh({"pp": 2, "tp": 2}), one_f_one_b(2, 2)
+        stages = mesh_stages(a_model(False, True).double(), mesh, schedule)
+        named, cut, tied = parameters(stages), cut_names(stages), tied_names(stages)
+        nothing = clip_grad_norm(named, 1.0, mesh, cut, tied)
+        if mesh.coordinate["pp"] == 1:
+            dict(named)["norm.weight"].grad = torch.full((WIDTH,), 2.0, dtype=torch.float64)
+        norm = clip_grad_norm(named, 100.0, mesh, cut, tied)
+        grad = dict(named)["norm.weight"].grad if mesh.coordinate["pp"] == 1 else None
+        return nothing, norm, 2.0 if grad is None else float(grad[0])
+
+    for nothing, norm, grad in launch(job, world_size=4, backend=cpu_backend):
+        assert nothing == 0 and norm == pytest.approx(2 * WIDTH**0.5) and grad == 2

@@ -1,0 +1,129 @@
+# %% base: what the wrong ones change
+def cut(length, n):
+    sizes = [length // n + (i < length % n) for i in range(n)]
+    starts = [sum(sizes[:i]) for i in range(n)]
+    return [range(start, start + size) for start, size in zip(starts, sizes)]
+
+
+def place_of(rank, sizes, axis):
+    for name in reversed(list(sizes)):
+        rank, place = divmod(rank, sizes[name])
+        if name == axis:
+            return place
+    return 0
+
+
+def my_part(rank, sizes, batch_size, seq):
+    dp, cp = sizes.get("dp", 1), sizes.get("cp", 1)
+    rows = cut(batch_size, dp)[place_of(rank, sizes, "dp")]
+    if cp == 1:
+        return rows, [range(seq)]
+    at, chunks = place_of(rank, sizes, "cp"), cut(seq, 2 * cp)
+    return rows, [chunks[at], chunks[-1 - at]]
+
+
+# %% wrong: rows by the global rank
+# says: share every layer .tp. and read different rows
+# base: what the wrong ones change
+-    rows = cut(batch_size, dp)[place_of(rank, sizes, "dp")]
++    rows = cut(batch_size, math.prod(sizes.values()))[rank]
+
+
+# %% wrong: stages of a pipeline read different rows
+# says: Stages of one pipeline read different rows
+# base: what the wrong ones change
+-    rows = cut(batch_size, dp)[place_of(rank, sizes, "dp")]
++    pp = sizes.get("pp", 1)
++    rows = cut(batch_size, dp * pp)[place_of(rank, sizes, "dp") * pp + place_of(rank, sizes, "pp")]
+
+
+# %% wrong: places in succession
+# says: With 2 ranks the last has 2 - 1/2 = 1.50 times the mean
+# base: what the wrong ones change
+-    at, chunks = place_of(rank, sizes, "cp"), cut(seq, 2 * cp)
+-    return rows, [chunks[at], chunks[-1 - at]]
++    return rows, [cut(seq, cp)[place_of(rank, sizes, "cp")]]
+
+
+# %% wrong: cp cuts rows
+# says: it does not cut rows
+# base: what the wrong ones change
+-    rows = cut(batch_size, dp)[place_of(rank, sizes, "dp")]
+-    if cp == 1:
+-        return rows, [range(seq)]
+-    at, chunks = place_of(rank, sizes, "cp"), cut(seq, 2 * cp)
+-    return rows, [chunks[at], chunks[-1 - at]]
++    rows = cut(batch_size, dp * cp)[place_of(rank, sizes, "dp") * cp + place_of(rank, sizes, "cp")]
++    return rows, [range(seq)]
+
+
+# %% wrong: the remainder of the rows is dropped
+# says: of 11 rows on 2 replicas
+# base: what the wrong ones change
+-    rows = cut(batch_size, dp)[place_of(rank, sizes, "dp")]
++    each = batch_size // dp
++    rows = range(each * place_of(rank, sizes, "dp"), each * (place_of(rank, sizes, "dp") + 1))
+
+
+# %% wrong: the remainder of the places is dropped
+# says: first chunks are one token longer
+# base: what the wrong ones change
+-    at, chunks = place_of(rank, sizes, "cp"), cut(seq, 2 * cp)
++    at, chunks = place_of(rank, sizes, "cp"), cut(seq - seq % (2 * cp), 2 * cp)
+
+
+# %% wrong: the batch is divided by the number of ranks
+# says: only dp multiplies samples
+# base: what the wrong ones change
+-    rows = cut(batch_size, dp)[place_of(rank, sizes, "dp")]
++    each = batch_size // math.prod(sizes.values())
++    rows = range(each * place_of(rank, sizes, "dp"), each * (place_of(rank, sizes, "dp") + 1))
+
+
+# %% wrong: every replica reads all rows
+# says: each replica of the model reads samples of its own
+# base: what the wrong ones change
+-    rows = cut(batch_size, dp)[place_of(rank, sizes, "dp")]
++    rows = range(batch_size)
+
+
+# %% wrong: every rank of cp reads all places
+# says: here all of them read every one
+# base: what the wrong ones change
+-    if cp == 1:
++    if cp:
+
+
+# %% wrong: the late chunk is forgotten
+# says: The late chunk is missing
+# base: what the wrong ones change
+-    return rows, [chunks[at], chunks[-1 - at]]
++    return rows, [chunks[at]]
+
+
+# %% wrong: rows without places
+# says: does not give a pair
+# base: what the wrong ones change
+-    return rows, [chunks[at], chunks[-1 - at]]
++    return rows
+
+
+# %% right: the layouts of notebook 08
+def my_part(rank, sizes, batch_size, seq):
+    from course_lib.context_parallel import zigzag
+
+    places = {}
+    for axis in reversed(list(sizes)):
+        rank, places[axis] = divmod(rank, sizes[axis])
+    dp = sizes.get("dp", 1)
+    rows = torch.arange(batch_size).tensor_split(dp)[places.get("dp", 0)].tolist()
+    return range(rows[0], rows[-1] + 1), list(zigzag(seq, sizes.get("cp", 1))[places.get("cp", 0)])
+
+
+# %% right: every dp-th row, and stripes
+def my_part(rank, sizes, batch_size, seq):
+    place = dict(zip(sizes, [0] * len(sizes)))
+    for axis in reversed(list(sizes)):
+        rank, place[axis] = divmod(rank, sizes[axis])
+    rows = range(place.get("dp", 0), batch_size, sizes.get("dp", 1))
+    return rows, [range(place.get("cp", 0), seq, sizes.get("cp", 1))]
