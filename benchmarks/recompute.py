@@ -184,9 +184,9 @@ def losses() -> Iterator[Row]:
     peaks, wanted = {}, step(plain_loss)
     for name, run in runs.items():
         with costs(targets) as spent:
-            found = step(run)
+            results = step(run)
         peaks[name] = spent.peak_bytes
-        assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(found, wanted, strict=True))
+        assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(results, wanted, strict=True))
     took = medians({str(name): partial(step, run) for name, run in runs.items()})
     for chunks, bytes_reach, time_reach in ((8, 1 / 4, 1.2), (64, 1 / 5, 2.5)):
         yield Row(
@@ -250,13 +250,13 @@ def messages() -> Iterator[Row]:
         run = launch(tensor_parallel, kind, world_size=2, backend="gloo", timeout=120)
         names = [operation.op for operation in run.ledger.operations(0)]
         after = len(names) - names[::-1].index("barrier")
-        found, wanted = (
+        counted, wanted = (
             names[after:].count("all_reduce") / 2,
             facts.tensor_parallel_all_reduces(closed),
         )
         yield Row(
             f"all-reduces of a tensor-parallel block with {kind}, 2 ranks", "closed form",
-            found / wanted, 1.0, detail=f"{found:.0f}; without checkpoints 4",
+            counted / wanted, 1.0, detail=f"{counted:.0f}; without checkpoints 4",
         )  # fmt: skip
 
 
