@@ -1,0 +1,337 @@
+"""axis_bytes and wire: the bytes that each axis sends in a step, and the link that carries them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import prod
+from typing import Any
+
+from course_lib.checks.kit import (
+    RIGHT,
+    SIZES,
+    Case,
+    Draw,
+    Finding,
+    Line,
+    Model,
+    Observed,
+    Prediction,
+    RankSide,
+    Sentence,
+    at,
+    call,
+    entry,
+    error_kind,
+    evaluated,
+    exercise,
+    wrong,
+)
+from course_lib.checks.notebooks.four_dimensions.references import OF_NUMBERS
+from course_lib.facts.four_dimensions import ACROSS, INSIDE, rank_parameters
+from course_lib.facts.four_dimensions import axis_bytes as right_bytes
+from course_lib.facts.four_dimensions import wire as right_wire
+
+Sizes = Mapping[str, int]
+Args = tuple[Any, ...]
+FLOAT = 4  # bytes
+
+
+class Step:
+    """The quantities of a call (shape, sizes, microbatches, batch_rows, seq, stage) that mistakes mix up."""
+
+    def __init__(
+        self, shape: Model, sizes: Sizes, microbatches: int, batch_rows: int, seq: int, stage: int = 0
+    ):
+        self.pp, self.dp, self.cp, self.tp = (sizes.get(axis, 1) for axis in ("pp", "dp", "cp", "tp"))
+        self.shape, self.sizes, self.m, self.stage = shape, sizes, microbatches, stage
+        self.tokens = batch_rows // (self.dp * microbatches) * seq / self.cp
+        self.stream = self.tokens * shape.width * FLOAT
+        self.layers = shape.layers // self.pp
+        self.first, self.last = stage == 0, stage == self.pp - 1
+        self.right = right_bytes(shape, sizes, microbatches, batch_rows, seq, stage)
+
+    def sums(self, times: float, nbytes: float) -> float:
+        """Bytes of so many all-reduces over tp."""
+        return times * 2 * (self.tp - 1) / self.tp * nbytes
+
+    @property
+    def table(self) -> float:
+        """Bytes that a tied table adds to pp."""
+        tied = self.shape.tied and self.pp > 1 and (self.first or self.last)
+        return self.shape.vocab_size * self.shape.width / self.tp * FLOAT if tied else 0.0
+
+    @property
+    def loss(self) -> float:
+        return self.m * self.last * self.sums(1, 3 * FLOAT * self.tokens)
+
+    def replicas(self, params: float, n: int | None = None) -> float:
+        n = self.dp * self.cp if n is None else n
+        return 2 * (n - 1) / n * params * FLOAT
+
+    @property
+    def params(self) -> float:
+        return rank_parameters(self.shape, self.sizes, self.stage)
+
+    @property
+    def keys(self) -> float:
+        """Bytes of the keys and values of a rank's places."""
+        return 2 * self.tokens * self.shape.key_value_heads // self.tp * self.shape.head_dim * FLOAT
+
+    @property
+    def extra_table(self) -> float:
+        """Numbers of the table that a tied model with several stages holds twice."""
+        return self.shape.vocab_size * self.shape.width if self.shape.tied and self.pp > 1 else 0
+
+
+def slip(of: Callable[[Step], float]) -> Callable[..., float]:
+    return lambda *args: of(Step(*args))
+
+
+def whole_model(step: Step) -> float:
+    return sum(rank_parameters(step.shape, {"pp": step.pp}, k) for k in range(step.pp))
+
+
+TP = {
+    "Those are two all-reduces a layer, of forward alone: backward sums twice as well, at the inputs of "
+    "attention and MLP.": slip(lambda s: s.right["tp"] - s.m * s.sums(2 * s.layers, s.stream)),
+    "That is one all-reduce a layer: attention and MLP have one each, forward as well as backward.": slip(
+        lambda s: s.right["tp"] - s.m * s.sums(3 * s.layers, s.stream)
+    ),
+    "An all-reduce sends 2 (t-1)/t of its bytes: a reduce-scatter, and a gather.": slip(
+        lambda s: s.right["tp"] / 2
+    ),
+    "The tokens are not divided by cp: a rank sums the places that it holds.": slip(
+        lambda s: s.right["tp"] * s.cp
+    ),
+    "The embedding's all-reduce is missing on the first stage: exactly one of M a microbatch, 65,536 bytes "
+    "of 589,824 in the example.": slip(
+        lambda s: s.right["tp"] - s.m * s.first * s.sums(1, s.stream)
+    ),
+    "The last stage also sums the gradient of the head's input, backward: one of M a microbatch.": slip(
+        lambda s: s.right["tp"] - s.m * s.last * s.sums(1, s.stream)
+    ),
+    "The loss is missing on the last stage: it sums three float32 numbers a token.": slip(
+        lambda s: s.right["tp"] - s.loss
+    ),
+    "Only the layers are counted: the first stage sums the embedding as well, the last stage the gradient of "
+    "the head's input, and three numbers a token.": slip(
+        lambda s: s.m * s.sums(4 * s.layers, s.stream)
+    ),
+    "Those are all layers of the model: a stage has layers / pp.": slip(
+        lambda s: s.right["tp"] + s.m * s.sums(4 * (s.shape.layers - s.layers), s.stream)
+    ),
+    "That is one microbatch: a step has m.": slip(lambda s: s.right["tp"] / s.m),
+}  # fmt: skip
+PP = {
+    "The first stage has no stage before it, and the last none behind it: they send in one direction.": slip(
+        lambda s: 2 * s.m * s.stream * (s.pp > 1) + s.table
+    ),
+    "The messages are multiplied by the layers: a stage sends the output of its last layer alone.": slip(
+        lambda s: (s.right["pp"] - s.table) * s.layers + s.table
+    ),
+    "The tied table is missing: first and last stage sum its gradient once a step, V/t x h numbers.": slip(
+        lambda s: s.right["pp"] - s.table
+    ),
+    "The tied table is cut over tp: V/t rows are summed, once.": slip(
+        lambda s: s.right["pp"] + s.table * (s.tp - 1)
+    ),
+    "The table's gradient is summed once a step, after the last microbatch.": slip(
+        lambda s: s.right["pp"] + s.table * (s.m - 1)
+    ),
+    "The tokens are not divided by cp: a stage sends the places that it holds.": slip(
+        lambda s: (s.right["pp"] - s.table) * s.cp + s.table
+    ),
+    "Each neighbour gets M a microbatch once: activations go forward, and gradients come back from the other "
+    "side.": slip(lambda s: 2 * (s.right["pp"] - s.table) + s.table),
+    "That is one microbatch: a step has m.": slip(lambda s: (s.right["pp"] - s.table) / s.m + s.table),
+}  # fmt: skip
+DP = {
+    "Those are the gradients of the whole model: a rank holds its stage's, and its part of these in tp.": (
+        slip(lambda s: s.replicas(whole_model(s)))
+    ),
+    "Those are the gradients of a whole stage: tp cuts its matrices.": slip(
+        lambda s: s.replicas(rank_parameters(s.shape, {"pp": s.pp}, s.stage))
+    ),
+    "The model is divided by t p evenly. Norms and the biases behind a sum are whole on every rank of tp, "
+    "and the first and the last stage have the table besides.": slip(
+        lambda s: s.replicas((whole_model(s) - s.extra_table) / (s.pp * s.tp))
+    ),
+    "Gradients are summed once a step: the microbatches are added up on each rank before.": slip(
+        lambda s: s.right["dp"] * s.m
+    ),
+    "An all-reduce sends 2 (n-1)/n of its bytes.": slip(lambda s: s.right["dp"] / 2),
+    "The sum runs over dp and cp together: ranks of cp hold the same parameters.": slip(
+        lambda s: s.replicas(s.params, s.dp)
+    ),
+    "Sums over dp and over cp follow one another: the values are right, and one sum over both sends less.": (
+        slip(lambda s: s.replicas(s.params, s.dp) + s.replicas(s.params, s.cp))
+    ),
+}  # fmt: skip
+CP = {
+    "Keys and values are cut over tp: a rank has heads / t of them.": slip(lambda s: s.right["cp"] * s.tp),
+    "That is forward alone: backward sends keys and values again, and cp times their gradients.": slip(
+        lambda s: s.m * s.layers * (s.cp - 1) * s.keys
+    ),
+    "Backward sends gradients of keys and values as well, cp times: the last time brings them home.": slip(
+        lambda s: s.m * s.layers * 2 * (s.cp - 1) * s.keys
+    ),
+    "The gradients travel cp times, not cp - 1: the last time brings them home.": slip(
+        lambda s: s.m * s.layers * 3 * (s.cp - 1) * s.keys
+    ),
+    "Keys as well as values travel.": slip(lambda s: s.right["cp"] / 2),
+    "Each part has s/cp places: the tokens are not divided by cp.": slip(lambda s: s.right["cp"] * s.cp),
+    "That is one microbatch: a step has m.": slip(lambda s: s.right["cp"] / s.m),
+    "That is one layer: each layer of the stage sends its own.": slip(lambda s: s.right["cp"] / s.layers),
+    "Those are all layers of the model: a stage has layers / pp.": slip(lambda s: s.right["cp"] * s.pp),
+}  # fmt: skip
+AXES = {
+    "tp": (TP, "Four all-reduces a layer and microbatch; see the table for both ends.", 2.5),
+    "pp": (PP, "M to each neighbour that there is, for every microbatch; see the table for a tied one.", 1.5),
+    "dp": (DP, "One all-reduce of the rank's gradients over dp and cp together.", 1.5),
+    "cp": (CP, "Keys and values around the ring, forward; again backward, with their gradients.", 1),
+}  # fmt: skip
+
+
+def predictions(plans: Sequence[Args]) -> Iterator[Case]:
+    yield from evaluated(
+        [
+            Prediction(
+                "axis_bytes", 0, plans, of_axis(axis), slips, weight, f"axis_bytes: {axis}", otherwise,
+                pick=entry(axis),
+            )
+            for axis, (slips, otherwise, weight) in AXES.items()
+        ]
+    )  # fmt: skip
+
+
+def of_axis(axis: str) -> Callable[..., float]:
+    return lambda *args: right_bytes(*args)[axis]
+
+
+# ---- wire: (sizes, axis, per_node) -> its name
+
+
+def reach(sizes: Sizes, axis: str) -> int:
+    names = list(sizes)
+    return prod(sizes[name] for name in names[names.index(axis) :])
+
+
+def named(crosses: Callable[[Sizes, str, int], bool]) -> Callable[..., str]:
+    return lambda sizes, axis, per_node: ACROSS if crosses(sizes, axis, per_node) else INSIDE
+
+
+WIRES: dict[str, Callable[..., str]] = {
+    "The size of the axis alone does not tell: its neighbours are as many ranks apart as the axes inside it "
+    "hold together. Multiply by this stride.": named(lambda sizes, axis, node: sizes[axis] > node),
+    "The stride alone does not tell: the group reaches over stride x size ranks.": named(
+        lambda sizes, axis, node: reach(sizes, axis) // sizes[axis] >= node
+    ),
+    "tp stays in a node only if it fits: 16 ranks of a node of 8 do not.": named(
+        lambda sizes, axis, node: axis != "tp" and sizes[axis] > 1
+    ),
+    "A group may be smaller than a node and still cross its border: nodes of 6 cut groups of 4.": named(
+        lambda sizes, axis, node: sizes[axis] > 1 and reach(sizes, axis) > node
+    ),
+    "The axes are counted from the wrong end: the last one is innermost.": (
+        lambda sizes, axis, node: right_wire(dict(reversed(sizes.items())), axis, node)
+    ),
+    "An axis with one rank sends nothing: NVLink does.": named(
+        lambda sizes, axis, node: (
+            node % reach(sizes, axis) != 0 and prod(sizes.values()) > node
+        )
+    ),
+}  # fmt: skip
+
+
+def wire_line(title: str, plans: Sequence[Args], every: Sequence[Args], weight: float) -> Line:
+    """The wires of `plans`, which are some of `every`; a mistake has to give all answers."""
+
+    def judge(observed: Observed) -> Finding:
+        names = []
+        for k, args in enumerate(every):
+            answer = observed.answer(k)
+            if answer.error is not None:
+                return raised(args, *answer.error)
+            if answer.value not in (INSIDE, ACROSS):
+                return wrong(
+                    f"wire gives neither {INSIDE!r} nor {ACROSS!r} for some arguments.", cause="wire form"
+                )
+            names.append(answer.value)
+        pairs = list(zip(every, names, strict=True))
+        off = [(args, name) for args, name in pairs if args in plans and name != right_wire(*args)]
+        if not off:
+            return RIGHT
+        why = next(
+            (says for says, formula in WIRES.items() if all(formula(*a) == name for a, name in pairs)),
+            "A group stays in a node if stride x size divides the node.",
+        )
+        args, name = off[0]
+        said = Sentence(f"wire{args!r} gives {name!r}.", "wire gives the other wire for some arguments.")
+        return wrong(said, why, cause=f"wire: {why}")
+
+    return Line(title, judge, weight)
+
+
+def raised(args: Args, error: str = "", text: str = "", place: str = "") -> Finding:
+    if error == "NotImplementedError":
+        return wrong("wire is not written yet.", cause="wire is not written")
+    said = Sentence(f"wire{args!r} raised {error}: {text}", f"wire raised {error_kind(error)}.")
+    return wrong(said, at(place), cause=f"wire raised {error}")
+
+
+def wires(groups: Mapping[str, Sequence[Args]], weight: float) -> Case:
+    every = [plan for plans in groups.values() for plan in plans]
+    lines = [wire_line(title, plans, every, weight) for title, plans in groups.items()]
+    calls = [call(1, plan) for plan in every]
+    return Case("wires", [RankSide({}, {"calls": calls}, {})], lines, recipe=SIZES, alone=True)
+
+
+# ---- the exercise
+
+SMALL = Model(256, 128, 4, 4, 64)
+CUBE = {"pp": 2, "dp": 2, "cp": 1, "tp": 2}
+
+
+def drawn(draw: Draw) -> list[Args]:
+    """Both ends and the middle of a pipeline, with unequal axes, tied or not."""
+    pp, dp, cp, tp = 3, draw.integer(2, 4), draw.choice([1, 2, 4]), draw.choice([2, 4])
+    sizes = {"pp": pp, "dp": dp, "cp": cp, "tp": tp}
+    heads, m = tp * draw.integer(2, 5), draw.integer(2, 7)
+    shape = Model(
+        vocab_size=tp * draw.integer(50, 99), context=256, layers=pp * draw.integer(2, 5), heads=heads,
+        width=8 * heads, tied=bool(draw.integer(0, 2)),
+    )  # fmt: skip
+    rows = dp * m * draw.integer(1, 4)
+    return [(shape, sizes, m, rows, 8 * cp * draw.integer(4, 9), stage) for stage in range(pp)]
+
+
+@exercise(points=8, objects=("axis_bytes", "wire"), references=OF_NUMBERS)
+def axis_bytes(draw: Draw) -> Iterator[Case]:
+    untied = Model(256, 128, 6, 4, 64, tied=False)
+    plans: list[Args] = [
+        (SMALL, CUBE, 4, 8, 64, 0),
+        (SMALL, CUBE, 4, 8, 64, 1),
+        (SMALL, {"pp": 2, "dp": 2, "cp": 2, "tp": 2}, 4, 16, 64, 0),
+        (untied, {"pp": 3, "dp": 2, "cp": 4, "tp": 1}, 2, 8, 128, 1),
+    ]
+    if draw.hidden:
+        plans += [plan for _ in range(3) for plan in drawn(draw)]
+    yield from predictions(plans)
+    eights: list[Args] = [
+        (sizes, axis, 8)
+        for sizes in ({"pp": 16, "dp": 8, "tp": 8}, {"dp": 4, "tp": 16}, {"tp": 8, "pp": 2, "dp": 2},
+                      {"pp": 2, "dp": 2, "cp": 2, "tp": 2})
+        for axis in sizes
+    ]  # fmt: skip
+    others: list[Args] = [
+        (sizes, axis, node)
+        for sizes, node in (
+            ({"pp": 2, "dp": 3, "tp": 4}, 6), ({"dp": 6, "tp": 2}, 4), ({"pp": 12, "dp": 1, "tp": 3}, 6)
+        )
+        for axis in sizes
+    ]  # fmt: skip
+    if draw.hidden:
+        tp, node = draw.choice([2, 3, 4]), draw.choice([3, 4, 6, 12])
+        sizes = {"pp": draw.integer(2, 5), "dp": draw.integer(2, 7), "cp": 2, "tp": tp}
+        others += [(sizes, axis, node) for axis in sizes]
+    yield wires({"wire: nodes of 8": eights, "wire: other nodes": others}, 0.75)

@@ -1,0 +1,54 @@
+"""Clusters and layouts of exercises 6 to 8, under names that a message can print."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from course_lib.checks.kit import Draw, Model
+from course_lib.cluster.by_hand import A100, LEAN, SELENE
+
+Formula = Callable[..., float]
+
+
+class Named(dict[str, Any]):
+    """A dict that a message names."""
+
+    def __init__(self, name: str, values: Mapping[str, Any]):
+        super().__init__(values)
+        self.name = name
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+class Plan(dict[str, Any]):
+    """A layout; a message prints what is not the default."""
+
+    def __repr__(self) -> str:
+        return str({name: value for name, value in self.items() if LEAN.get(name) != value})
+
+
+GPU = Named("A100", A100)
+LINKS = Named("selene", SELENE)
+
+
+def gpt(layers: int, heads: int, width: int, context: int = 2048, vocab: int = 51_200) -> Model:
+    return Model(vocab, context, layers, heads, width)
+
+
+GPT3 = gpt(96, 96, 12_288)
+
+
+def plan(pp: int, dp: int, tp: int, **more: Any) -> Plan:
+    return Plan({"pp": pp, "dp": dp, "tp": tp, **LEAN, **more})
+
+
+def drawn(draw: Draw, **more: Any) -> tuple[Model, Plan, int]:
+    """A model, a layout and a batch that divide each other, with a pipeline and unequal axes."""
+    pp, tp, dp, chunks = (draw.choice(each) for each in ([2, 4, 8], [2, 4, 8], [3, 6, 12, 24], [1, 2, 4]))
+    heads = tp * draw.integer(4, 9)
+    shape = gpt(pp * chunks * draw.integer(2, 5), heads, 128 * heads, vocab=1024 * draw.integer(30, 90))
+    microbatch = draw.choice([1, 2])
+    options = {"chunks": chunks, "microbatch": microbatch, **more}
+    return shape, plan(pp, dp, tp, **options), dp * microbatch * pp * draw.integer(3, 7)

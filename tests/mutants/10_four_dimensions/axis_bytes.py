@@ -1,0 +1,247 @@
+# %% base: what the wrong ones change
+def axis_bytes(shape, sizes, microbatches, batch_rows, seq, stage=0, width_bytes=4):
+    pp, dp, cp, tp = (sizes.get(axis, 1) for axis in ("pp", "dp", "cp", "tp"))
+    m, h, kv = microbatches, shape.width, shape.key_value_heads * shape.head_dim
+    first, last = stage == 0, stage == pp - 1
+    tokens, layers = batch_rows // (dp * m) * seq // cp, shape.layers // pp
+    M = tokens * h * width_bytes
+    table = shape.vocab_size // tp * h
+
+    def summed(n, nbytes):
+        return 2 * (n - 1) / n * nbytes
+
+    tp_bytes = m * layers * 4 * summed(tp, M)
+    tp_bytes += m * first * summed(tp, M)
+    tp_bytes += m * last * summed(tp, M)
+    tp_bytes += m * last * summed(tp, 3 * 4 * tokens)
+
+    pp_bytes = m * M * ((not first) + (not last))
+    if shape.tied and pp > 1 and (first or last):
+        pp_bytes += table * width_bytes
+
+    of_layer = (12 * h * h + 7 * h) // tp + 6 * h
+    params = layers * of_layer + first * (table + shape.context * h) + last * 2 * h
+    if last and not (shape.tied and pp == 1):
+        params += table
+    dp_bytes = summed(dp * cp, params * width_bytes)
+
+    keys = 2 * tokens * kv // tp * width_bytes
+    cp_bytes = m * layers * (2 * (cp - 1) + cp) * keys if cp > 1 else 0
+    return {"pp": pp_bytes, "dp": dp_bytes, "cp": cp_bytes, "tp": tp_bytes}
+
+
+def wire(sizes, axis, per_node):
+    names, ranks = list(sizes), math.prod(sizes.values())
+    stride = math.prod(sizes[name] for name in names[names.index(axis) + 1 :])
+    if sizes[axis] == 1 or ranks <= per_node or per_node % (stride * sizes[axis]) == 0:
+        return "NVLink"
+    return "network"
+
+
+# %% wrong: two all-reduces a layer, forward alone
+# says: of forward alone: backward sums twice as well
+# base: what the wrong ones change
+-    tp_bytes = m * layers * 4 * summed(tp, M)
++    tp_bytes = m * layers * 2 * summed(tp, M)
+
+
+# %% wrong: one all-reduce a layer
+# says: That is one all-reduce a layer
+# base: what the wrong ones change
+-    tp_bytes = m * layers * 4 * summed(tp, M)
++    tp_bytes = m * layers * summed(tp, M)
+
+
+# %% wrong: the embedding is forgotten
+# says: exactly one of M a microbatch, 65,536 bytes
+# base: what the wrong ones change
+-    tp_bytes += m * first * summed(tp, M)
+
+
+# %% wrong: the head's input is forgotten
+# says: The last stage also sums the gradient of the head's input
+# base: what the wrong ones change
+-    tp_bytes += m * last * summed(tp, M)
+
+
+# %% wrong: the loss is forgotten
+# says: it sums three float32 numbers a token
+# base: what the wrong ones change
+-    tp_bytes += m * last * summed(tp, 3 * 4 * tokens)
+
+
+# %% wrong: layers alone
+# says: Only the layers are counted
+# base: what the wrong ones change
+-    tp_bytes += m * first * summed(tp, M)
+-    tp_bytes += m * last * summed(tp, M)
+-    tp_bytes += m * last * summed(tp, 3 * 4 * tokens)
+
+
+# %% wrong: an all-reduce sends what a gather sends
+# says: a reduce-scatter, and a gather
+# base: what the wrong ones change
+-        return 2 * (n - 1) / n * nbytes
++        return (n - 1) / n * nbytes
+
+
+# %% wrong: tokens are not divided by cp
+# says: The tokens are not divided by cp
+# base: what the wrong ones change
+-    tokens, layers = batch_rows // (dp * m) * seq // cp, shape.layers // pp
++    tokens, layers = batch_rows // (dp * m) * seq, shape.layers // pp
+
+
+# %% wrong: gradients of the whole model
+# says: Those are the gradients of the whole model
+# base: what the wrong ones change
+-    dp_bytes = summed(dp * cp, params * width_bytes)
++    params = shape.layers * (12 * h * h + 13 * h) + shape.context * h + 2 * h
++    params += shape.vocab_size * h * (1 if shape.tied and pp == 1 else 2)
++    dp_bytes = summed(dp * cp, params * width_bytes)
+
+
+# %% wrong: every parameter is cut over tp
+# says: Norms and the biases behind a sum are whole
+# base: what the wrong ones change
+-    dp_bytes = summed(dp * cp, params * width_bytes)
++    params = shape.layers * (12 * h * h + 13 * h) + shape.context * h + 2 * h
++    params += shape.vocab_size * h * (1 if shape.tied else 2)
++    dp_bytes = summed(dp * cp, params / (tp * pp) * width_bytes)
+
+
+# %% wrong: gradients are summed with every microbatch
+# says: the microbatches are added up on each rank before
+# base: what the wrong ones change
+-    dp_bytes = summed(dp * cp, params * width_bytes)
++    dp_bytes = m * summed(dp * cp, params * width_bytes)
+
+
+# %% wrong: the sum over cp is forgotten
+# says: ranks of cp hold the same parameters
+# base: what the wrong ones change
+-    dp_bytes = summed(dp * cp, params * width_bytes)
++    dp_bytes = summed(dp, params * width_bytes)
+
+
+# %% wrong: every layer sends to the next stage
+# says: a stage sends the output of its last layer alone
+# base: what the wrong ones change
+-    pp_bytes = m * M * ((not first) + (not last))
++    pp_bytes = m * M * layers * ((not first) + (not last))
+
+
+# %% wrong: the tied table is forgotten
+# says: The tied table is missing
+# base: what the wrong ones change
+-    if shape.tied and pp > 1 and (first or last):
+-        pp_bytes += table * width_bytes
+
+
+# %% wrong: every stage has two neighbours
+# says: The first stage has no stage before it
+# base: what the wrong ones change
+-    pp_bytes = m * M * ((not first) + (not last))
++    pp_bytes = m * M * 2 * (pp > 1)
+
+
+# %% wrong: keys of all heads
+# says: Keys and values are cut over tp
+# base: what the wrong ones change
+-    keys = 2 * tokens * kv // tp * width_bytes
++    keys = 2 * tokens * kv * width_bytes
+
+
+# %% wrong: the ring runs forward alone
+# says: That is forward alone: backward sends keys and values again
+# base: what the wrong ones change
+-    cp_bytes = m * layers * (2 * (cp - 1) + cp) * keys if cp > 1 else 0
++    cp_bytes = m * layers * (cp - 1) * keys
+
+
+# %% wrong: the gradients do not come home
+# says: The gradients travel cp times, not cp - 1
+# base: what the wrong ones change
+-    cp_bytes = m * layers * (2 * (cp - 1) + cp) * keys if cp > 1 else 0
++    cp_bytes = m * layers * 3 * (cp - 1) * keys
+
+
+# %% wrong: the size of the axis against the node
+# says: The size of the axis alone does not tell
+# base: what the wrong ones change
+-    if sizes[axis] == 1 or ranks <= per_node or per_node % (stride * sizes[axis]) == 0:
++    if sizes[axis] <= per_node:
+
+
+# %% wrong: the stride against the node
+# says: The stride alone does not tell
+# base: what the wrong ones change
+-    if sizes[axis] == 1 or ranks <= per_node or per_node % (stride * sizes[axis]) == 0:
++    if stride < per_node:
+
+
+# %% wrong: tp always has NVLink
+# says: 16 ranks of a node of 8 do not
+# base: what the wrong ones change
+-    if sizes[axis] == 1 or ranks <= per_node or per_node % (stride * sizes[axis]) == 0:
++    if axis == "tp" or sizes[axis] == 1:
+
+
+# %% wrong: a smaller group never crosses
+# says: nodes of 6 cut groups of 4
+# base: what the wrong ones change
+-    if sizes[axis] == 1 or ranks <= per_node or per_node % (stride * sizes[axis]) == 0:
++    if sizes[axis] == 1 or stride * sizes[axis] <= per_node:
+
+
+# %% wrong: the first axis is innermost
+# says: counted from the wrong end
+# base: what the wrong ones change
+-    stride = math.prod(sizes[name] for name in names[names.index(axis) + 1 :])
++    stride = math.prod(sizes[name] for name in names[: names.index(axis)])
+
+
+# %% wrong: bytes without their axes
+# says: gives something else than a dict
+# base: what the wrong ones change
+-    return {"pp": pp_bytes, "dp": dp_bytes, "cp": cp_bytes, "tp": tp_bytes}
++    return [pp_bytes, dp_bytes, cp_bytes, tp_bytes]
+
+
+# %% right: halves of all-reduces, and groups looked at one by one
+def axis_bytes(shape, sizes, microbatches, batch_rows, seq, stage=0, width_bytes=4):
+    pp, dp, cp, tp = [sizes.get(axis, 1) for axis in ("pp", "dp", "cp", "tp")]
+    h, ends = shape.width, [stage == 0, stage == pp - 1]
+    tokens = batch_rows * seq / (dp * cp * microbatches)
+    half = (tp - 1) / tp * tokens * h * width_bytes
+    layers = shape.layers // pp
+    sent = {"tp": microbatches * half * (8 * layers + 2 * sum(ends))}
+    if ends[1]:
+        sent["tp"] += microbatches * 24 * tokens * (tp - 1) / tp
+    table = shape.vocab_size * h / tp
+    sent["pp"] = microbatches * tokens * h * width_bytes * (2 - sum(ends))
+    sent["pp"] += table * width_bytes if shape.tied and pp > 1 and any(ends) else 0
+    cut = 12 * h**2 + 7 * h
+    held = layers * (cut / tp + 6 * h) + ends[0] * (table + shape.context * h) + ends[1] * (table + 2 * h)
+    if shape.tied and pp == 1:
+        held -= table
+    n = dp * cp
+    sent["dp"] = 2 * held * width_bytes * (n - 1) / n
+    keys = 2 * tokens * h / tp * width_bytes
+    sent["cp"] = sum(keys * (3 * cp - 2) for _ in range(microbatches * layers)) if cp > 1 else 0.0
+    return sent
+
+
+def wire(sizes, axis, per_node):
+    table = torch.arange(math.prod(sizes.values())).view(*sizes.values())
+    groups = table.movedim(list(sizes).index(axis), -1).reshape(-1, sizes[axis])
+    nodes = groups // per_node
+    return "NVLink" if (nodes == nodes[:, :1]).all() else "network"
+
+
+# %% right: whole groups divide the node
+# base: what the wrong ones change
+-    if sizes[axis] == 1 or ranks <= per_node or per_node % (stride * sizes[axis]) == 0:
++    reach = stride * sizes[axis]
++    crossing = any(first // per_node != (first + reach - 1) // per_node for first in range(0, ranks, reach))
++    if sizes[axis] == 1 or not crossing:

@@ -1,0 +1,156 @@
+# %% base: what the wrong ones change
+def memory_per_gpu(shape, layout, batch):
+    p, t, v, h = layout["pp"], layout["tp"], layout["chunks"], shape.width
+    replicas, zero = layout["dp"] * layout["cp"], layout["zero"]
+    of_layer = 12 * h * h / t
+    table = shape.vocab_size * h / t
+    params = shape.layers / p * of_layer + table
+    if zero == 3:
+        states = 16 * params / replicas + 4 * of_layer
+    else:
+        states = 4 * params + 12 * params / (replicas if zero else 1)
+    sbh = layout["microbatch"] * shape.context / layout["cp"] * h
+    whole = 0 if layout["sequence"] else 10
+    selective = sbh * (whole + (34 - whole) / t)
+    none = selective + sbh * 5 * shape.heads * shape.context / h / t
+    full = 2 * sbh / (t if layout["sequence"] else 1)
+    kept = {"none": none, "selective": selective, "full": full}[layout["recompute"]]
+    m = batch / (layout["dp"] * layout["microbatch"])
+    held = min(m, p if v == 1 else p + (p - 1) / v)
+    again = none if layout["recompute"] == "full" else 0
+    return (states + held * shape.layers / p * kept + again) / 1e9
+
+
+# %% wrong: all microbatches are kept
+# says: 1F1B keeps min.m, p.
+# base: what the wrong ones change
+-    held = min(m, p if v == 1 else p + (p - 1) / v)
++    held = m
+
+
+# %% wrong: p divides twice
+# says: pipelining does not save
+# base: what the wrong ones change
+-    held = min(m, p if v == 1 else p + (p - 1) / v)
++    held = 1
+
+
+# %% wrong: p microbatches, if there are so many or not
+# says: may have fewer microbatches than stages
+# base: what the wrong ones change
+-    held = min(m, p if v == 1 else p + (p - 1) / v)
++    held = p if v == 1 else p + (p - 1) / v
+
+
+# %% wrong: norms and residuals are whole
+# says: with sequence parallelism it divides all 34
+# base: what the wrong ones change
+-    whole = 0 if layout["sequence"] else 10
++    whole = 10
+@@
+-    full = 2 * sbh / (t if layout["sequence"] else 1)
++    full = 2 * sbh
+
+
+# %% wrong: the optimizer is divided by all ranks
+# says: divided the parameters already
+# base: what the wrong ones change
+-    replicas, zero = layout["dp"] * layout["cp"], layout["zero"]
++    replicas, zero = layout["dp"] * layout["cp"] * p * t, layout["zero"]
+
+
+# %% wrong: the optimizer is divided over dp alone
+# says: cp replicates the parameters as dp does
+# base: what the wrong ones change
+-    replicas, zero = layout["dp"] * layout["cp"], layout["zero"]
++    replicas, zero = layout["dp"], layout["zero"]
+
+
+# %% wrong: GiB
+# says: That is in GiB
+# base: what the wrong ones change
+-    return (states + held * shape.layers / p * kept + again) / 1e9
++    return (states + held * shape.layers / p * kept + again) / 2**30
+
+
+# %% wrong: bytes
+# says: That is in bytes
+# base: what the wrong ones change
+-    return (states + held * shape.layers / p * kept + again) / 1e9
++    return states + held * shape.layers / p * kept + again
+
+
+# %% wrong: stage 1 divides the gradients
+# says: The gradients are divided, too
+# base: what the wrong ones change
+-        states = 4 * params + 12 * params / (replicas if zero else 1)
++        states = 2 * params + 14 * params / (replicas if zero else 1)
+
+
+# %% wrong: no float32 copy
+# says: the float32 copy, and two moments
+# base: what the wrong ones change
+-        states = 16 * params / replicas + 4 * of_layer
++        states = 12 * params / replicas + 4 * of_layer
+@@
+-        states = 4 * params + 12 * params / (replicas if zero else 1)
++        states = 4 * params + 8 * params / (replicas if zero else 1)
+
+
+# %% wrong: no table
+# says: The table is missing
+# base: what the wrong ones change
+-    params = shape.layers / p * of_layer + table
++    params = shape.layers / p * of_layer
+
+
+# %% wrong: scores are forgotten
+# says: The scores are missing
+# base: what the wrong ones change
+-    none = selective + sbh * 5 * shape.heads * shape.context / h / t
++    none = selective
+
+
+# %% wrong: the layer that runs again is forgotten
+# says: one layer whole while it runs again
+# base: what the wrong ones change
+-    again = none if layout["recompute"] == "full" else 0
++    again = 0
+
+
+# %% wrong: chunks keep no more
+# says: Interleaved stages keep more
+# base: what the wrong ones change
+-    held = min(m, p if v == 1 else p + (p - 1) / v)
++    held = min(m, p)
+
+
+# %% right: in parts
+def memory_per_gpu(shape, layout, batch):
+    h, t, p, zero = shape.width, layout["tp"], layout["pp"], layout["zero"]
+    layer = 12 * h**2 / t
+    params = layer * (shape.layers / p) + h * shape.vocab_size / t
+    n = layout["dp"] * layout["cp"]
+    of = [2, 2, 12]
+    for part, stage in ((2, 1), (1, 2), (0, 3)):
+        if zero >= stage:
+            of[part] /= n
+    nbytes = sum(of) * params + (4 * layer if zero == 3 else 0)
+    sbh = layout["microbatch"] * (shape.context / layout["cp"]) * h
+    cut = t if layout["sequence"] else 1
+    linear = sbh * (10 / cut + 24 / t)
+    scores = 5 * shape.heads * layout["microbatch"] * shape.context**2 / layout["cp"] / t
+    flight = p if layout["chunks"] == 1 else p + (p - 1) / layout["chunks"]
+    flight = min(flight, batch / layout["dp"] / layout["microbatch"])
+    if layout["recompute"] == "full":
+        nbytes += flight * shape.layers / p * 2 * sbh / cut + linear + scores
+    else:
+        kept = linear if layout["recompute"] == "selective" else linear + scores
+        nbytes += flight * shape.layers / p * kept
+    return nbytes / 1e9
+
+
+# %% right: with all parameters of a layer
+# base: what the wrong ones change
+-    of_layer = 12 * h * h / t
++    of_layer = (12 * h * h + 7 * h) / t

@@ -1,0 +1,217 @@
+# %% base: what the wrong ones change
+RUNS = {"none": (3, 3, 4), "selective": (3, 4, 4), "full": (4, 4, 6)}
+
+
+def ring(nbytes, n, speed, alpha):
+    return 2 * (n - 1) * alpha + 2 * (n - 1) / n * nbytes / (0.8 * speed)
+
+
+def all_reduce(nbytes, n, stride, links):
+    g = min(n, max(1, links["per_node"] // stride))
+    inside = ring(nbytes, g, links["NVLink"] / 2, links["NVLink alpha"])
+    return inside + ring(nbytes / g, n / g, links["network"] / 8, links["network alpha"])
+
+
+def step_seconds(shape, layout, batch, gpu, links, efficiency):
+    p, t, cp, v = (layout[name] for name in ("pp", "tp", "cp", "chunks"))
+    s, h, a, V, n = shape.context, shape.width, shape.heads, shape.vocab_size, layout["dp"] * layout["cp"]
+    m, tokens = batch / (layout["dp"] * layout["microbatch"]), layout["microbatch"] * s / cp
+    flops, hbm = gpu["flops"] * efficiency, 0.8 * gpu["bandwidth"]
+    runs, scores, sums = RUNS[layout["recompute"]]
+    stream = tokens * h / (t if layout["sequence"] else 1)
+
+    layer = (24 * runs * tokens * h * h + 4 * scores * tokens * s * h) / t / flops
+    nbytes = stream * (44 + 22 * (runs - 3)) + tokens * h / t * (40 + 16 * (runs - 3))
+    nbytes += tokens * s * a / t * (20 + 9 * (scores - 3))
+    layer += nbytes / hbm
+    waits = sums * all_reduce(2 * tokens * h, t, 1, links)
+    waits += 1.5 * all_reduce(4 * layout["microbatch"] * s * h / t, cp, t, links)
+    head = (6 * tokens * h * V / flops + 16 * tokens * V / hbm) / t
+
+    message = 0
+    if p > 1:
+        near = 2 * n * t <= links["per_node"]
+        speed = links["NVLink"] / 2 if near else links["network"] / 8
+        message = links["NVLink alpha" if near else "network alpha"]
+        message += 2 * tokens * h / t / (0.8 * speed)
+        if not layout["sequence"]:
+            message += all_reduce(2 * tokens * h, t, 1, links) / 2
+
+    slot = shape.layers / p * (layer + waits)
+    seconds = m * (slot + head + 2 * v * message)
+    seconds += (p - 1) * (slot / v + 2 * message)
+    params = (shape.layers / p * 12 * h * h + V * h) / t
+    sent = all_reduce(2 * params, n, t, links)
+    if layout["zero"] == 3:
+        sent = max(0, 1.5 * m * sent - m * (shape.layers / p * layer + head))
+    update = 34 * params / hbm / (n if layout["zero"] else 1)
+    return seconds + sent + update
+
+
+# %% wrong: 72 for 96
+# says: those without recomputation, 72 for 96
+# base: what the wrong ones change
+-    runs, scores, sums = RUNS[layout["recompute"]]
++    runs, scores, sums = 3, 3, RUNS[layout["recompute"]][2]
+
+
+# %% wrong: NVLink sends 600 one way
+# says: a ring sends 300 each way
+# base: what the wrong ones change
+-    inside = ring(nbytes, g, links["NVLink"] / 2, links["NVLink alpha"])
++    inside = ring(nbytes, g, links["NVLink"], links["NVLink alpha"])
+@@
+-        speed = links["NVLink"] / 2 if near else links["network"] / 8
++        speed = links["NVLink"] if near else links["network"] / 8
+
+
+# %% wrong: bits for bytes
+# says: 200 Gb/s are 25 GB/s
+# base: what the wrong ones change
+-    return inside + ring(nbytes / g, n / g, links["network"] / 8, links["network alpha"])
++    return inside + ring(nbytes / g, n / g, links["network"], links["network alpha"])
+@@
+-        speed = links["NVLink"] / 2 if near else links["network"] / 8
++        speed = links["NVLink"] / 2 if near else links["network"]
+
+
+# %% wrong: a bubble for each microbatch
+# says: fills and drains once a step
+# base: what the wrong ones change
+-    seconds += (p - 1) * (slot / v + 2 * message)
++    seconds += m * (p - 1) * (slot / v + 2 * message)
+
+
+# %% wrong: no bubble
+# says: The bubble is missing
+# base: what the wrong ones change
+-    seconds += (p - 1) * (slot / v + 2 * message)
+
+
+# %% wrong: the bubble is not divided by v
+# says: begin after a chunk, not after all layers
+# base: what the wrong ones change
+-    seconds += (p - 1) * (slot / v + 2 * message)
++    seconds += (p - 1) * (slot + 2 * message)
+
+
+# %% wrong: the replicas sum all parameters
+# says: sum the gradients of the whole model
+# base: what the wrong ones change
+-    sent = all_reduce(2 * params, n, t, links)
++    sent = all_reduce(2 * (shape.layers * 12 * h * h + V * h), n, t, links)
+
+
+# %% wrong: communication once
+# says: every microbatch waits for its own
+# base: what the wrong ones change
+-    seconds = m * (slot + head + 2 * v * message)
++    seconds = m * (shape.layers / p * layer + head) + shape.layers / p * waits + 2 * v * message
+
+
+# %% wrong: one card for a node
+# says: g rings across carry 1/g each
+# base: what the wrong ones change
+-    inside = ring(nbytes, g, links["NVLink"] / 2, links["NVLink alpha"])
++    if n > g:
++        return ring(nbytes, n, links["network"] / 8, links["network alpha"])
++    inside = ring(nbytes, g, links["NVLink"] / 2, links["NVLink alpha"])
+
+
+# %% wrong: no head
+# says: The head is missing
+# base: what the wrong ones change
+-    head = (6 * tokens * h * V / flops + 16 * tokens * V / hbm) / t
++    head = 0
+
+
+# %% wrong: peaks of links and memory
+# says: Data sheets are not reached
+# base: what the wrong ones change
+-    return 2 * (n - 1) * alpha + 2 * (n - 1) / n * nbytes / (0.8 * speed)
++    return 2 * (n - 1) * alpha + 2 * (n - 1) / n * nbytes / speed
+@@
+-    flops, hbm = gpu["flops"] * efficiency, 0.8 * gpu["bandwidth"]
++    flops, hbm = gpu["flops"] * efficiency, gpu["bandwidth"]
+@@
+-        message += 2 * tokens * h / t / (0.8 * speed)
++        message += 2 * tokens * h / t / speed
+
+
+# %% wrong: two all-reduces a layer
+# says: two forward, two backward, and two forward again
+# base: what the wrong ones change
+-    waits = sums * all_reduce(2 * tokens * h, t, 1, links)
++    waits = sums / 2 * all_reduce(2 * tokens * h, t, 1, links)
+
+
+# %% wrong: nothing but products
+# says: they compute little, and move bytes
+# base: what the wrong ones change
+-    layer += nbytes / hbm
+
+
+# %% wrong: no optimizer
+# says: The optimizer is missing
+# base: what the wrong ones change
+-    return seconds + sent + update
++    return seconds + sent
+
+
+# %% wrong: every rank sends the whole message
+# says: Scatter-gather is missing
+# base: what the wrong ones change
+-        message += 2 * tokens * h / t / (0.8 * speed)
+-        if not layout["sequence"]:
+-            message += all_reduce(2 * tokens * h, t, 1, links) / 2
++        message += 2 * tokens * h / (0.8 * speed)
+
+
+# %% right: in milliseconds, part by part
+def step_seconds(shape, layout, batch, gpu, links, efficiency):
+    s, h = shape.context, shape.width
+    t, p, cp, v, dp = (layout[k] for k in ("tp", "pp", "cp", "chunks", "dp"))
+    fast = (0.8e-3 * links["NVLink"] / 2, 1e3 * links["NVLink alpha"])
+    slow = (0.8e-3 * links["network"] / 8, 1e3 * links["network alpha"])
+
+    def half_ring(nbytes, n, link):
+        return (n - 1) * (link[1] + nbytes / n / link[0])
+
+    def gather(nbytes, n, stride):
+        in_node = min(n, max(1, links["per_node"] // stride))
+        return half_ring(nbytes, in_node, fast) + half_ring(nbytes / in_node, n / in_node, slow)
+
+    tokens = layout["microbatch"] * s / cp
+    m = batch / dp / layout["microbatch"]
+    again = {"none": 0, "selective": 0, "full": 1}[layout["recompute"]]
+    scores_again = layout["recompute"] != "none"
+    rate, memory = gpu["flops"] * efficiency / 1e3, gpu["bandwidth"] * 0.8e-3
+    whole = tokens * h / (t if layout["sequence"] else 1)
+    mlp = 4 * tokens * h / t
+    parts = tokens * s * shape.heads / t
+    forward = 24 * tokens * h**2 / t / rate + (22 * whole + 4 * mlp) / memory
+    backward = 48 * tokens * h**2 / t / rate + (22 * whole + 6 * mlp) / memory
+    attention = 4 * tokens * s * h / t / rate
+    layer = forward * (1 + again) + backward + attention * (3 + scores_again)
+    layer += parts * (20 + 9 * scores_again) / memory
+    waits = (8 + 4 * again) * gather(2 * tokens * h, t, 1) + 3 * gather(4 * tokens * cp * h / t, cp, t)
+    head = tokens * shape.vocab_size / t * (6 * h / rate + 16 / memory)
+    message = 0
+    if p > 1:
+        link = fast if 2 * dp * cp * t <= links["per_node"] else slow
+        message = link[1] + 2 * tokens * h / t / link[0]
+        message += 0 if layout["sequence"] else gather(2 * tokens * h, t, 1)
+    slot = shape.layers / p * (layer + waits)
+    total = m * (slot + head) + (p - 1) / v * slot + 2 * message * (m * v + p - 1)
+    held = 12 * h**2 * shape.layers / p / t + shape.vocab_size * h / t
+    replicas = 2 * gather(2 * held, dp * cp, t)
+    if layout["zero"] == 3:
+        replicas = 1.5 * m * replicas - m * (shape.layers / p * layer + head)
+    shards = dp * cp if layout["zero"] else 1
+    return (total + max(replicas, 0) + 34 * held / shards / memory) / 1e3
+
+
+# %% right: the logits are rounded up to whole tiles
+# base: what the wrong ones change
+-    head = (6 * tokens * h * V / flops + 16 * tokens * V / hbm) / t
++    head = (6 * tokens * h * (-(-V // 128) * 128) / flops + 16 * tokens * V / hbm) / t
