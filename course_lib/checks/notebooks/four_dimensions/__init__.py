@@ -4,7 +4,16 @@ from course_lib.checks.notebooks.four_dimensions.axes import axis_bytes
 from course_lib.checks.notebooks.four_dimensions.choosing import best_layout
 from course_lib.checks.notebooks.four_dimensions.fitting import memory_per_gpu
 from course_lib.checks.notebooks.four_dimensions.places import coordinates
+from course_lib.checks.notebooks.four_dimensions.quiz import questions
 from course_lib.checks.notebooks.four_dimensions.reading import my_part
 from course_lib.checks.notebooks.four_dimensions.timing import step_seconds
 
-__all__ = ["axis_bytes", "best_layout", "coordinates", "memory_per_gpu", "my_part", "step_seconds"]
+__all__ = [
+    "axis_bytes",
+    "best_layout",
+    "coordinates",
+    "memory_per_gpu",
+    "my_part",
+    "questions",
+    "step_seconds",
+]
