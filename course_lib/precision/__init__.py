@@ -2,6 +2,7 @@
 
 formats.py   FORMATS, round_to: a float from its bits, and a number rounded to a format
 scaler.py    LossScaler: a scaled loss for fp16, and N ranks that skip a step together
+scaling.py   quantize, dequantize: eight bits an element and a scale for each block
 explorer.py  formats, gradients: boxes with controls
 
 The names are imported when they are first used: so the others can be used while an exercise hides a module.
@@ -17,13 +18,29 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .formats import FORMATS, Format, round_to
     from .scaler import LossScaler
+    from .scaling import BLOCKS, dequantize, dequantize_mx, quantize, quantize_mx
 
-__all__ = ["FORMATS", "Format", "LossScaler", "round_to"]
+__all__ = [
+    "BLOCKS",
+    "FORMATS",
+    "Format",
+    "LossScaler",
+    "dequantize",
+    "dequantize_mx",
+    "quantize",
+    "quantize_mx",
+    "round_to",
+]
 
 _MODULES = {
+    "BLOCKS": "scaling",
     "FORMATS": "formats",
     "Format": "formats",
     "LossScaler": "scaler",
+    "dequantize": "scaling",
+    "dequantize_mx": "scaling",
+    "quantize": "scaling",
+    "quantize_mx": "scaling",
     "round_to": "formats",
 }
 

@@ -1,0 +1,136 @@
+"""Eight bits and their scales: a tensor as fp8 values and one float32 number for each block of them.
+
+e4m3 has 254 numbers between -448 and 448. Gradients of 1e-5 lie below its smallest, an outlier of 1,000 above
+its largest. So a block of a tensor is divided by a scale that puts its largest magnitude at the format's end:
+
+    scale  = amax / 448            float32, for each block
+    values = x / scale             rounded to e4m3
+    x      ~ values * scale
+
+A float has a scale in each of its elements already, the exponent: a normal number comes back with a relative
+error of at most 2^-4, whatever the others of its block are. The block's scale matters where the exponent
+ends: an element 2^14 times smaller than its block's largest is subnormal, and 2^18 times smaller it is 0.
+(Whole numbers of 8 bits have no exponent: there everything below 1/254 of the largest is 0.)
+
+    block           scales                   bytes a value
+    (-1, -1)        one for the tensor       1
+    (1, -1)         one for a row            1 + 4 / columns
+    (1, 128)        DeepSeek-V3's tiles      1 + 4 / 128        activations
+    (128, 128)      DeepSeek-V3's blocks     1 + 4 / 16,384     weights
+    (1, 32), MX     powers of two, 1 byte    1 + 1 / 32
+
+A sharded weight with one scale needs the largest magnitude of *all* shards, and so an all-reduce of 4 bytes,
+before it is gathered in 8 bits.
+
+Sources: Micikevicius et al., FP8 Formats for Deep Learning, 2022, section 3. DeepSeek-AI, DeepSeek-V3
+Technical Report, 2024, section 3.3.2 (tiles and blocks). OCP Microscaling Formats (MX) Specification 1.0,
+2023, sections 5.2 and 6.3.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+Block = tuple[int, int]
+
+# What shares a scale, by the names under which recipes are known.
+BLOCKS: dict[str, Block] = {
+    "tensor": (-1, -1),
+    "row": (1, -1),
+    "tile": (1, 128),
+    "block": (128, 128),
+}
+MX_BLOCK = 32  # values along a row that share a power of two
+MX_TOP = 8  # exponent of e4m3's largest number, 448 = 1.75 * 2^8
+
+
+def largest(dtype: torch.dtype) -> float:
+    """The largest number of an 8-bit format: 448 of e4m3, 57,344 of e5m2, 127 of int8 (-128 is not used)."""
+    return torch.finfo(dtype).max if dtype.is_floating_point else torch.iinfo(dtype).max
+
+
+def quantize(
+    x: Tensor,
+    block: Block,
+    dtype: torch.dtype = torch.float8_e4m3fn,
+    group: dist.ProcessGroup | None = None,
+) -> tuple[Tensor, Tensor]:
+    """`x` in 8 bits, with a scale for each block: (values, scales).
+
+    x: (rows, columns), float32 or bfloat16; it is left alone. block: (rows, columns) of a block, -1 for all
+    of them; blocks at the edges may be smaller. dtype: float8_e4m3fn, float8_e5m2 or int8. group: its ranks
+    hold parts of the same blocks, as of a sharded weight with one scale, and agree on the largest magnitudes;
+    None: all of a block is here, and nothing is sent.
+    Returns values (rows, columns) in `dtype` and scales (blocks down, blocks across) in float32, which is
+    amax / largest(dtype). A block of zeros has the scale 1.
+    Sends an all-reduce of 4 bytes a scale, if there is a group. ValueError if x is not a matrix or a block is
+    empty.
+    """
+    rows, columns = extent(x, block)
+    amax = tiles(x.abs().float(), rows, columns).amax((1, 3))
+    if group is not None:
+        dist.all_reduce(amax, op=dist.ReduceOp.MAX, group=group)
+    end = largest(dtype)
+    scales = torch.where(amax > 0, amax / end, 1.0)
+    # a scale that is rounded down leaves values beyond the end, where a cast may give infinity or NaN
+    scaled = (x.float() / spread(scales, rows, columns, x)).clamp(-end, end)
+    return (scaled if dtype.is_floating_point else scaled.round()).to(dtype), scales
+
+
+def dequantize(
+    values: Tensor, scales: Tensor, block: Block, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """values * scales, each block by its own: (rows, columns) in `dtype`. The inverse of `quantize`, but for
+    rounding."""
+    rows, columns = extent(values, block)
+    return (values.float() * spread(scales, rows, columns, values)).to(dtype)
+
+
+def quantize_mx(x: Tensor, block: int = MX_BLOCK) -> tuple[Tensor, Tensor]:
+    """`x` in e4m3 with a power of two for each `block` values along a row: (values, exponents).
+
+    x: (rows, columns). exponents: int8, (rows, blocks across): floor(log2 amax) - 8, as MX says. So the
+    largest scaled value lies between 256 and 512, and those above 448 are clipped to it.
+    """
+    rows, columns = extent(x, (1, block))
+    amax = tiles(x.abs().float(), rows, columns).amax((1, 3))
+    exponents = torch.where(amax > 0, torch.frexp(amax).exponent - 1 - MX_TOP, 0).clamp(-127, 127)
+    end = largest(torch.float8_e4m3fn)
+    scaled = x.float() / spread(torch.exp2(exponents.float()), rows, columns, x)
+    return scaled.clamp(-end, end).to(torch.float8_e4m3fn), exponents.to(torch.int8)
+
+
+def dequantize_mx(values: Tensor, exponents: Tensor, block: int = MX_BLOCK) -> Tensor:
+    """The inverse of `quantize_mx`, but for rounding: float32."""
+    return dequantize(values, torch.exp2(exponents.float()), (1, block))
+
+
+# ---- blocks
+
+
+def extent(x: Tensor, block: Block) -> Block:
+    """Rows and columns of a block, -1 replaced by those of `x`."""
+    if x.dim() != 2:
+        raise ValueError(f"x has the shape {list(x.shape)}: expected is a matrix, so reshape it")
+    if any(side == 0 or side < -1 for side in block):
+        raise ValueError(f"block={block}: each side is 1 or more, or -1 for all of it")
+    rows, columns = (
+        size if side == -1 else side for side, size in zip(block, x.shape, strict=True)
+    )
+    return max(1, rows), max(1, columns)
+
+
+def tiles(x: Tensor, rows: int, columns: int) -> Tensor:
+    """`x` as (blocks down, rows, blocks across, columns), with zeros beyond its edges."""
+    down, across = -(-x.shape[0] // rows), -(-x.shape[1] // columns)
+    padded = F.pad(x, (0, across * columns - x.shape[1], 0, down * rows - x.shape[0]))
+    return padded.view(down, rows, across, columns)
+
+
+def spread(scales: Tensor, rows: int, columns: int, like: Tensor) -> Tensor:
+    """The scale of each element of `like`."""
+    whole = scales.repeat_interleave(rows, 0).repeat_interleave(columns, 1)
+    return whole[: like.shape[0], : like.shape[1]]
