@@ -1,0 +1,455 @@
+"""quantize, dequantize: eight bits an element and a scale for each block.
+
+Scales are compared with a loop over blocks in float64. Values are judged by the scales that came: each must
+be the nearest number of the format to x / scale, ties either way, so that x may be divided by the scale or
+multiplied by its inverse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from course_lib.checks.kit import (
+    ANY,
+    RIGHT,
+    Case,
+    Draw,
+    Finding,
+    Line,
+    Observed,
+    RankSide,
+    Sentence,
+    Spec,
+    absent,
+    at,
+    both,
+    difference,
+    error_kind,
+    exercise,
+    volume_line,
+    words,
+    wrong,
+)
+
+RECIPE = "course_lib.checks.rank.notebooks.precision_and_memory.scaling:scales"
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+ENDS = {E4M3: 448.0, E5M2: 57344.0}
+ULP, LEAST = 4e-7, 1.5e-45  # of a scale; a step of float32's subnormal numbers
+NEAR = 4e-6  # of an element: x / scale is rounded in float32 before the cast
+Block = tuple[int, int]
+Scales = Callable[[Tensor, Block, torch.dtype], Tensor]
+SMALL = (
+    "A block whose magnitudes are small has a scale like the others: amax / 448, however small. A block of "
+    "zeros alone needs another."
+)
+ZEROS = "A block of zeros was divided by its scale: 0 / 0 is NaN. It has the scale 1."
+CLAMP = (
+    "No clamp: a scale that was rounded down leaves values beyond the format's end, and the cast makes "
+    "infinity of them (of e4m3 values of NaN on older PyTorch). Clamp to the largest number before the cast."
+)
+LOCAL = (
+    "two ranks, two scales, one weight: each rank took the largest magnitude of its own shard. Take the "
+    "largest of all of `group`: all_reduce with MAX, before you divide."
+)
+ALONG = (
+    "(rows, columns): a tile of 1 x 128 lies along a row, along what the product sums, and (1, -1) is a "
+    "scale for each row."
+)
+SHAPE = "Scales have a row for each row of blocks and a column for each column of blocks; (1, 1) for one."
+
+
+def table(dtype: torch.dtype) -> Tensor:
+    """All finite numbers of a format, in order."""
+    codes = torch.arange(256, dtype=torch.uint8).view(dtype).double()
+    return codes[codes.isfinite()].unique()
+
+
+def over_blocks(x: Tensor, block: Block, of: Callable[[Tensor], Tensor]) -> Tensor:
+    """`of` each block of x, (blocks down, blocks across)."""
+    rows, columns = (size if side == -1 else side for side, size in zip(block, x.shape, strict=True))
+    return torch.stack([torch.stack([of(part) for part in band.split(columns, 1)]) for band in x.split(rows)])
+
+
+def amax(part: Tensor) -> Tensor:
+    return part.abs().max()
+
+
+def right(x: Tensor, block: Block, dtype: torch.dtype) -> Tensor:
+    """Float64; 0 for a block of zeros."""
+    return over_blocks(x.double(), block, amax) / ENDS[dtype]
+
+
+def spread(scales: Tensor, x: Tensor, block: Block) -> Tensor:
+    rows, columns = (size if side == -1 else side for side, size in zip(block, x.shape, strict=True))
+    whole = scales.repeat_interleave(rows, 0).repeat_interleave(columns, 1)
+    return whole[: x.shape[0], : x.shape[1]]
+
+
+def slips(dtype: torch.dtype) -> dict[str, Scales]:
+    """The sentence for each mistake, and the scales that it gives."""
+    end, other = ENDS[dtype], ENDS[E4M3 if dtype == E5M2 else E5M2]
+    found: dict[str, Scales] = {
+        "The scale is upside down: values = x / scale and x = values * scale, so it is amax / largest.": (
+            lambda x, block, dtype: 1 / right(x, block, dtype)
+        ),
+        "Signs count in it: the largest magnitude of a block may be that of a negative number, -7 beside 5. "
+        "Take abs() first.": lambda x, block, dtype: over_blocks(x.double(), block, torch.max) / end,
+        "Its sign is that of the block's largest element: a scale is a magnitude over the largest number.": (
+            lambda x, block, dtype: over_blocks(
+                x.double(), block, lambda part: part.flatten()[part.abs().argmax()]
+            ) / end
+        ),
+        f"The largest number of this format is {words.number(end)}, "
+        f"{words.number(other)} is that of the other: torch.finfo(dtype).max.": (
+            lambda x, block, dtype: over_blocks(x.double(), block, amax) / other
+        ),
+        "That is the largest magnitude itself: divided by it all values lie below 1, and the format's upper "
+        "half is unused.": lambda x, block, dtype: over_blocks(x.double(), block, amax),
+        "One scale for all of x: `block` says what shares one.": lambda x, block, dtype: (
+            (right(x, (-1, -1), dtype)).expand_as(right(x, block, dtype))
+        ),
+        "The scale is kept in 8 bits, and rounded: it is a float32, 4 bytes a block.": (
+            lambda x, block, dtype: right(x, block, dtype).float().to(dtype).double()
+        ),
+        "The scale was computed in bfloat16, and rounded: x.float() first.": (
+            lambda x, block, dtype: right(x, block, dtype).bfloat16().double()
+        ),
+        "The scale is that of the mean magnitude: larger ones lie beyond the end.": (
+            lambda x, block, dtype: over_blocks(x.double(), block, lambda part: part.abs().mean()) / end
+        ),
+    }  # fmt: skip
+    return found
+
+
+def value_slips(x: Tensor, scales: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The sentence for each mistake with right scales, and the values that it gives, in float64."""
+    scaled = (x.double() / scales).nan_to_num()
+    end = ENDS[dtype]
+    steps = table(dtype)
+    below = steps[torch.searchsorted(steps, scaled.abs().clamp(max=end), right=True) - 1].copysign(scaled)
+    return {
+        "x was multiplied by the scale: divide.": cast(x.double() * scales, dtype),
+        "x was not divided by its block's scale.": cast(x.double(), dtype),
+        "round() makes whole numbers: fp8 has finer ones, and the cast rounds by itself.": cast(
+            scaled.round(), dtype
+        ),
+        "Values were cut off towards 0: the cast rounds to the nearest number.": below,
+    }
+
+
+def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    end = ENDS[dtype]
+    return x.clamp(-end, end).to(torch.float32).to(dtype).double()
+
+
+# ---- calls
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """One call of quantize: of x, or of x as one rank's part of `whole`, in a group."""
+
+    name: str
+    x: Tensor
+    block: Block
+    dtype: torch.dtype = E4M3
+    whole: Tensor | None = None
+    default: bool = True  # the dtype is left out
+
+    @property
+    def wanted(self) -> Tensor:
+        return right(self.x if self.whole is None else self.whole, self.block, self.dtype)
+
+    def expects(self) -> dict[str, Spec]:
+        return {
+            "values": Spec(self.dtype, tuple(self.x.shape)),
+            "scales": Spec(torch.float32, tuple(self.wanted.shape)),
+            "after.0": Spec.of(self.x),
+        }
+
+    def instructions(self) -> dict[str, Any]:
+        more: dict[str, Any] = {} if self.default else {"dtype": str(self.dtype)[6:]}
+        if self.whole is not None:
+            more["group"] = 0
+        expects = {name: [str(s.dtype)[6:], list(s.shape)] for name, s in self.expects().items()}
+        return {
+            "name": self.name, "kind": "quantize", "inputs": [self.name], "block": list(self.block),
+            "expects": expects, **more,
+        }  # fmt: skip
+
+
+def judged(call: Quantized, rank: int = 0) -> Callable[[Observed], Finding]:
+    """Error, form, scales, values, the argument: the first that is wrong."""
+    where = "" if call.whole is None else f"on rank {rank} "
+
+    def judge(observed: Observed) -> Finding:
+        reply, tensors = observed.values[rank][call.name], observed.tensors[rank]
+        if reply.error is not None:
+            return raised("quantize", *reply.error)
+        if finding := misfit(call, reply.misfits):
+            return finding
+        values = tensors[f"{call.name}.values"].double()
+        scales = tensors[f"{call.name}.scales"].double()
+        finding = scales_wrong(call, scales, values, where) or values_wrong(call, scales, values, where)
+        if finding:
+            return finding
+        if not torch.equal(tensors[f"{call.name}.after.0"], call.x):
+            return wrong("x was changed: it belongs to the caller.", "Work on a new tensor.", cause="changed")
+        return RIGHT
+
+    return judge
+
+
+def raised(function: str, error: str = "", text: str = "", where: str = "") -> Finding:
+    if error == "NotImplementedError":
+        return wrong(f"{function} is not written yet.", cause="not written")
+    said = Sentence(f"{function} raised {error}: {text}", f"{function} raised {error_kind(error)}.")
+    why = ""
+    if "shape" in text and "invalid" in text:
+        why = "Blocks at the edges may be smaller: pad with zeros, or go block by block."
+    elif "not implemented for 'Float8" in text:
+        why = "fp8 numbers can be stored and cast, and not computed with: values.float() first."
+    return wrong(said, at(where) if where else "", why, cause=why or f"{error} {where}")
+
+
+def misfit(call: Quantized, misfits: Mapping[str, str]) -> Finding | None:
+    for name in ("values", "scales"):
+        if name not in misfits:
+            continue
+        came, agreed = misfits[name], call.expects()[name]
+        swapped = right(call.x, (call.block[1], call.block[0]), call.dtype).shape
+        why = SHAPE if name == "scales" else "Values have x's shape, and one byte each."
+        if came == "None":
+            why = "Return values and scales: two tensors."
+        elif name == "scales" and "float8" in came:
+            why = "Scales stay in float32: 4 bytes a block."
+        elif name == "scales" and "bfloat16" in came:
+            why = "Scales are float32, whatever x is."
+        elif name == "scales" and came == str(Spec(torch.float32, tuple(swapped))):
+            why = f"The blocks lie along the wrong dimension. {ALONG}"
+        said = Sentence(f"{name} are {came}; {agreed} is expected.", f"{name} do not have the agreed form.")
+        return wrong(said, why, cause=why)
+    return None
+
+
+def scales_wrong(call: Quantized, found: Tensor, values: Tensor, where: str) -> Finding | None:
+    wanted = call.wanted
+    dead = wanted == 0
+    if bool((~found.isfinite() & dead).any()) or bool((~values.isfinite() & of_dead(call)).any()):
+        return wrong("a block of zeros gave NaN.", ZEROS, cause=ZEROS)
+    off = ((found - wanted).abs() > ULP * wanted + LEAST) & ~dead
+    if not bool(off.any()):
+        return None
+    said = difference(f"{where}scales are wrong", found.where(~dead, wanted), wanted, "scale {} is ")
+    if call.whole is not None and matches(found, right(call.x, call.block, call.dtype), dead):
+        return wrong(said, LOCAL, cause=LOCAL)
+    for says, slip in slips(call.dtype).items():
+        if matches(found, slip(call.x, call.block, call.dtype), dead):
+            return wrong(said, says, cause=says)
+    if float(wanted.max()) < 1e-30:
+        return wrong(said, SMALL, cause=SMALL)
+    return wrong(said, "scale = the block's largest magnitude / the format's largest number.", cause="scales")
+
+
+def of_dead(call: Quantized) -> Tensor:
+    """Which elements lie in blocks of zeros."""
+    return spread(call.wanted == 0, call.x, call.block)
+
+
+def matches(found: Tensor, slip: Tensor, dead: Tensor) -> bool:
+    return bool(((found - slip).abs() <= (1e-6 * slip.abs() + LEAST)).where(~dead, True).all())
+
+
+def values_wrong(call: Quantized, scales: Tensor, values: Tensor, where: str) -> Finding | None:
+    each, x = spread(scales, call.x, call.block), call.x.double()
+    numbers = table(call.dtype)
+    scaled = (x / each).nan_to_num(posinf=0.0, neginf=0.0)
+    place = torch.searchsorted(numbers, scaled).clamp(1, len(numbers) - 1)
+    least = torch.minimum((numbers[place] * each - x).abs(), (numbers[place - 1] * each - x).abs())
+    off = ~((values * each - x).abs() <= least + NEAR * x.abs())
+    if not bool(off.any()):
+        return None
+    row, column = (int(k) for k in off.nonzero()[0])
+    got = f"{float(values[row, column]):.6g}"
+    want = f"{float(scaled[row, column]):.6g}"
+    general = f"{where}values are not the nearest numbers to x / scale"
+    said = Sentence(f"{general}: element [{row}, {column}] is {got}, and x / scale is {want}.", f"{general}.")
+    if bool((~values.isfinite()).any()):
+        return wrong(said, CLAMP, cause=CLAMP)
+    for says, slip in value_slips(x, each, call.dtype).items():
+        if bool(((values - slip).abs() <= 0).all()):
+            return wrong(said, says, cause=says)
+    return wrong(said, "Each element is divided by its own block's scale, and cast.", cause="values")
+
+
+# ---- dequantize
+
+
+@dataclass(frozen=True)
+class Back:
+    """One call of dequantize, of values and scales that the check gives."""
+
+    name: str
+    values: Tensor
+    scales: Tensor
+    block: Block
+
+    @property
+    def wanted(self) -> Tensor:
+        return self.values.double() * spread(self.scales.double(), self.values, self.block)
+
+    def expects(self) -> dict[str, Spec]:
+        return {"back": Spec(torch.float32, tuple(self.values.shape))}
+
+    def instructions(self) -> dict[str, Any]:
+        expects = {name: [str(s.dtype)[6:], list(s.shape)] for name, s in self.expects().items()}
+        inputs = [f"{self.name}.values", f"{self.name}.scales"]
+        return {
+            "name": self.name, "kind": "dequantize", "inputs": inputs, "block": list(self.block),
+            "expects": expects,
+        }  # fmt: skip
+
+    def judge(self, observed: Observed) -> Finding:
+        reply = observed.values[0][self.name]
+        if reply.error is not None:
+            return raised("dequantize", *reply.error)
+        if "back" in reply.misfits:
+            came, agreed = reply.misfits["back"], self.expects()["back"]
+            said = Sentence(f"dequantize gave {came}; {agreed} is expected.", "dequantize gave another form.")
+            return wrong(said, "x = values * scale, in float32 and in the shape of values.", cause="misfit")
+        back = observed.tensors[0][f"{self.name}.back"].double()
+        if bool(((back - self.wanted).abs() <= 1e-6 * self.wanted.abs()).all()):
+            return RIGHT
+        said = difference("dequantize is wrong", back, self.wanted)
+        each = spread(self.scales.double(), self.values, self.block)
+        if bool(((back - self.values.double() / each).abs() <= 1e-6 * back.abs()).all()):
+            return wrong(said, "It divides by the scale: values = x / scale, and x = values * scale.")
+        return wrong(said, "Each value is multiplied by its own block's scale.")
+
+
+def back_of(draw: Draw, name: str, rows: int, columns: int, block: Block) -> Back:
+    values = (100 * draw.normal(rows, columns)).clamp(-448, 448).to(E4M3)
+    scales = torch.exp(draw.normal(*right(values.float(), block, E4M3).shape))
+    return Back(name, values, scales, block)
+
+
+# ---- cases
+
+
+def drawn(draw: Draw, rows: int, columns: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Numbers of many magnitudes; the largest of every row, and of all, is negative."""
+    x = draw.normal(rows, columns) * torch.exp2(2 * draw.normal(rows, columns))
+    x = x * torch.exp2(draw.normal(rows, 1))
+    largest = x.abs().argmax(1, keepdim=True)
+    x = x.scatter(1, largest, -x.gather(1, largest).abs())
+    return x.to(dtype)
+
+
+def alone_case(title: str, calls: Sequence[tuple[str, float, Quantized | Back]]) -> Case:
+    inputs: dict[str, Tensor] = {}
+    outputs: dict[str, Spec] = {}
+    lines = []
+    for line, weight, call in calls:
+        if isinstance(call, Back):
+            inputs |= {f"{call.name}.values": call.values, f"{call.name}.scales": call.scales}
+        else:
+            inputs[call.name] = call.x
+        outputs |= {f"{call.name}.{key}": spec for key, spec in call.expects().items()}
+        judge = call.judge if isinstance(call, Back) else judged(call)
+        lines.append(Line(line, judge, weight))
+    instructions = {"calls": [call.instructions() for _, _, call in calls]}
+    side = RankSide(inputs, instructions, outputs)
+    return Case(title, [side], lines, recipe=RECIPE, alone=True)
+
+
+def sharded_case(draw: Draw, title: str, n: int, members: Sequence[int]) -> Case:
+    """A weight in shards, of which the last has the largest magnitude; each rank also has all of it."""
+    whole = drawn(draw, 6 * len(members), 40)
+    whole[-2, 3] = -3 * whole.abs().max()
+    shards = whole.chunk(len(members))
+    sides, lines = [absent() for _ in range(n)], []
+    full = Quantized("whole", whole, (-1, -1))
+    for shard, rank in zip(shards, members, strict=True):
+        part = Quantized("shard", shard, (-1, -1), whole=whole)
+        outputs = {f"shard.{key}": spec for key, spec in part.expects().items()}
+        outputs |= {f"whole.{key}": spec for key, spec in full.expects().items()}
+        calls = [part.instructions(), full.instructions()]
+        sides[rank] = RankSide({"shard": shard, "whole": whole}, {"calls": calls}, outputs)
+        lines.append(judged(part, rank))
+
+    def to_the_bit(observed: Observed) -> Finding:
+        """The shards' values and scale are those that the student's function gives for the whole."""
+        for k, rank in enumerate(members):
+            tensors = observed.tensors[rank]
+            whole_values = tensors["whole.values"].chunk(len(members))[k].float()
+            same = torch.equal(tensors["shard.scales"], tensors["whole.scales"])
+            if not (same and torch.equal(tensors["shard.values"].float(), whole_values)):
+                return wrong(
+                    f"on rank {rank} the shard has other bits than the whole weight.",
+                    "With one scale each element is divided by the same number, sharded or not.",
+                    cause=ANY,
+                )
+        return RIGHT
+
+    def hint(ratio: float, observed: Observed) -> str:
+        if ratio < 1:
+            return LOCAL
+        if abs(ratio - 2) < 0.01:
+            return "Two messages: without a group nothing is sent, and with one a single number is."
+        return "The shards travelled: each rank's largest magnitude is enough, 4 bytes."
+
+    share = 2 * (len(members) - 1) / len(members) * 4
+    least = [share if rank in members else 0.0 for rank in range(n)]
+    traffic = volume_line(least, hint=hint, weight=0.75, title="bytes: one number")
+    value = Line("one scale, and the bits of the whole", both(*lines, to_the_bit), 1.5)
+    return Case(title, sides, [value, traffic], recipe=RECIPE, groups=[list(members)])
+
+
+def calls_of(draw: Draw) -> list[tuple[str, float, Quantized | Back]]:
+    rows = draw.integer(5, 9)
+    zeros = drawn(draw, 4, 300)
+    zeros[1, 128:256] = 0
+    tiny = torch.full((2, 8), ENDS[E5M2] * 2.0**-149 * 1.4)
+    tiny[:, ::2] *= -1
+    ragged = 256 + draw.integer(20, 100)
+    return [
+        ("one scale for the tensor", 1.0, Quantized("tensor", drawn(draw, rows, 50), (-1, -1))),
+        ("a scale for each row", 1.0, Quantized("row", drawn(draw, rows, 70), (1, -1))),
+        ("tiles of 1 x 128", 1.5, Quantized("tile", drawn(draw, rows, ragged), (1, 128))),
+        ("blocks of 128 x 128", 1.0, Quantized("block", drawn(draw, 150, ragged), (128, 128))),
+        ("a block of zeros", 1.0, Quantized("zeros", zeros, (1, 128))),
+        ("e5m2", 0.75, Quantized("e5m2", drawn(draw, rows, 90), (1, 32), E5M2, default=False)),
+        ("values beyond the end", 0.5, Quantized("tiny", tiny, (-1, -1), E5M2, default=False)),
+        (
+            "x in bfloat16", 0.75,
+            Quantized("bfloat16", drawn(draw, rows, 200, torch.bfloat16), (1, 128)),
+        ),
+        ("dequantize", 1.5, back_of(draw, "back", rows, ragged, (1, 128))),
+        ("dequantize: one scale", 0.5, back_of(draw, "one", rows, 30, (-1, -1))),
+    ]  # fmt: skip
+
+
+@exercise(
+    points=8,
+    objects=("quantize", "dequantize"),
+    references=("course_lib.precision.scaling", "course_lib.facts"),
+)
+def quantize(draw: Draw) -> Iterator[Case]:
+    """Blocks of four kinds with ragged edges, zeros, both formats; a weight in shards with one scale."""
+    calls = calls_of(draw)
+    if draw.hidden:
+        drawn_block = (draw.integer(2, 6), draw.integer(3, 20))
+        more = Quantized("drawn", drawn(draw, 17, 61), drawn_block, E5M2, default=False)
+        calls += [
+            ("a drawn block", 1.0, more),
+            ("its dequantize", 0.5, back_of(draw, "d", 9, 31, drawn_block)),
+        ]
+    yield alone_case("one process", calls)
+    yield sharded_case(draw, "2 ranks, a sharded weight", 2, (0, 1))
+    if draw.hidden:
+        yield sharded_case(draw, "sub-group {0, 2}", 3, (0, 2))
