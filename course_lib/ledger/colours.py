@@ -35,6 +35,11 @@ RANKS = (
     "#5F5F5F",
 )
 
+# The axes of a mesh. None has a colour of forward, backward or the weights' gradient, and each has a hatch.
+AXES = {"pp": "#CC79A7", "dp": "#8F8F8F", "cp": "#F0E442", "tp": "#56B4E9"}
+AXIS_HATCHES = {"pp": "\\\\\\", "dp": "...", "cp": "xxx", "tp": "|||"}
+OTHER_AXES = ("#D55E00", "#5F5F5F")  # of axes with other names
+
 PARTIAL, COMPLETE = "#B8B8B8", "#5F5F5F"  # a sum, no matter whose contributions it holds
 
 
@@ -70,3 +75,17 @@ def rank_colour(rank: int) -> str:
 
 def rank_hatch(rank: int) -> str:
     return "" if rank < len(RANKS) else "////"
+
+
+def axis_colour(axis: str) -> str:
+    """The fill of an axis of a mesh; "" is for operations of no axis, which have communication's grey."""
+    if not axis:
+        return COMMUNICATION
+    return AXES.get(axis) or OTHER_AXES[sum(map(ord, axis)) % len(OTHER_AXES)]
+
+
+def axis_hatch(axis: str, legend: bool = False) -> str:
+    """The hatch of an axis; the small patch of a legend needs more lines."""
+    if not axis:
+        return ""
+    return AXIS_HATCHES.get(axis, "---") * (2 if legend else 1)

@@ -8,7 +8,7 @@ collective. A ledger with thousands of messages is drawn as bundles, and says so
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
@@ -17,6 +17,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from course_lib.ledger import colours, marks, wording
+from course_lib.ledger.axes import ByAxis, Meshed
 from course_lib.ledger.record import Record
 
 WIDTH, ROW, ABOVE, BELOW = 9.6, 0.5, 0.62, 0.6  # inches
@@ -28,8 +29,13 @@ def timeline(
     window: tuple[float, float] | None = None,
     title: str | None = None,
     after: str | None = None,
+    axes: Mapping[str, int] | Meshed | None = None,
 ) -> colours.Picture:
-    """Draw a run. `window`: seconds since the first operation or, with `after`, since that call."""
+    """Draw a run. `window`: seconds since the first operation or, with `after`, since that call.
+
+    axes: the mesh whose axes give the operations their fills; None leaves them grey.
+    """
+    by_axis = ByAxis(axes, ledger.world_size) if axes is not None else None
     rows = ledger.world_size
     height = ABOVE + ROW * rows + BELOW
     figure = colours.picture(WIDTH, height)
@@ -42,16 +48,18 @@ def timeline(
         )
     clock = marks.Clock(origin, start, end)
     _frame(ax, rows, clock, f"the {after}" if after else "the first operation")
-    waiting = marks.blocked(ax, ledger, clock)
-    marks.collective_bands(ax, ledger.collectives(), clock)
+    waiting = marks.blocked(ax, ledger, clock, by_axis)
+    marks.collective_bands(ax, ledger.collectives(), clock, by_axis)
     notes = marks.arrows(ax, ledger.messages(), clock)
     notes += marks.lonely(ax, ledger, clock)
+    if by_axis and by_axis.striped:
+        notes.insert(0, "striped: a group over several axes.")
     if window is None and end < ledger.ended - origin:
         notes.append(f"waiting went on until {wording.duration(ledger.ended - origin)}")
     ax.annotate(
         title or _title(ledger), (0, 1), (0, 24), "axes fraction", "offset points", fontsize=10.5
     )
-    _legend(ax, ledger, waiting)
+    _legend(ax, ledger, waiting, by_axis)
     if notes:
         ax.annotate(
             "  ".join(notes), (1, 0), (0, -21), "axes fraction", "offset points",
@@ -132,11 +140,14 @@ def _title(ledger: Record) -> str:
     return f"{', '.join(parts)}: {wording.size(total)} sent"
 
 
-def _legend(ax: Axes, ledger: Record, waiting: bool) -> None:
+def _legend(ax: Axes, ledger: Record, waiting: bool, by_axis: ByAxis | None = None) -> None:
     handles: list[Patch | Line2D] = [
-        Patch(fc=colours.IDLE, ec=colours.FAINT, label="own code, or idle"),
-        Patch(fc=colours.COMMUNICATION, label="blocked in communication"),
+        Patch(fc=colours.IDLE, ec=colours.FAINT, label="own code, or idle")
     ]
+    if by_axis:
+        handles += by_axis.legend()
+    else:
+        handles.append(Patch(fc=colours.COMMUNICATION, label="blocked in communication"))
     if waiting:
         handles.append(
             Patch(
@@ -146,7 +157,7 @@ def _legend(ax: Axes, ledger: Record, waiting: bool) -> None:
                 label="still so at the end",
             )
         )
-    if ledger.collectives():
+    if ledger.collectives() and not by_axis:
         handles.append(
             Patch(fc=colours.COMMUNICATION, ec=colours.INK, lw=0.7, label="built-in collective")
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from course_lib.ledger import wording
@@ -12,6 +13,8 @@ from course_lib.ledger.tables import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from course_lib.ledger.axes import Meshed
 
 
 class Ledger(Record):
@@ -40,16 +43,19 @@ class Ledger(Record):
         window: tuple[float, float] | None = None,
         title: str | None = None,
         after: str | None = None,
+        axes: Mapping[str, int] | Meshed | None = None,
     ) -> Figure:
         """Ranks are rows, time runs right, grey is blocked, arrows are messages.
 
         window: seconds since the first operation, from and to; None shows the whole run.
         after: name of a built-in, such as "barrier": time 0 is when the first rank left its first
             call, and the time before (mostly gloo connecting) is not shown.
+        axes: sizes of a mesh, outermost axis first, such as {"pp": 2, "dp": 2, "tp": 2}, or a mesh that has
+            them: operations are filled by axis instead of grey, and those of several axes are striped.
         """
         from course_lib.ledger.figures import timeline  # matplotlib takes half a second to import
 
-        return timeline(self, window, title, after)
+        return timeline(self, window, title, after, axes)
 
     def matrix_figure(self, title: str | None = None) -> Figure:
         """`matrix()` as a picture: senders are rows, receivers columns."""

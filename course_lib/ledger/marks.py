@@ -12,6 +12,7 @@ from matplotlib.patches import FancyArrowPatch
 from matplotlib.patheffects import withStroke
 
 from course_lib.ledger import colours, wording
+from course_lib.ledger.axes import BINS, ByAxis, Names
 from course_lib.ledger.matching import Collective, Message
 from course_lib.ledger.operation import Operation
 from course_lib.ledger.record import Record
@@ -20,7 +21,6 @@ HALF_ROW = 0.2  # of a row
 MANY = 250  # messages that are still drawn as arrows, one by one
 BUNDLES = 600  # lines that are drawn for more than that
 LETTER = 0.0075  # width of a letter of a label, with some room, as a share of the figure's
-BINS = 240  # columns of the time axis for blocked spans too many to be drawn one by one
 
 Segment = tuple[float, float, float, float]  # x, y, x, y
 Polygon = list[tuple[float, float]]
@@ -59,9 +59,13 @@ def blocked_span(operation: Operation, ended: float) -> tuple[float, float] | No
     return operation.completed - operation.blocked, operation.completed
 
 
-def blocked(ax: Axes, ledger: Record, clock: Clock) -> bool:
-    """Grey where a rank is blocked; hatched when it still was at the end. Returns if one was."""
+def blocked(ax: Axes, ledger: Record, clock: Clock, axes: ByAxis | None = None) -> bool:
+    """Grey where a rank is blocked; hatched when it still was at the end. Returns if one was.
+
+    axes: fill by the axis of the operation, instead of grey.
+    """
     spans: list[list[tuple[float, float]]] = [[] for _ in range(ledger.world_size)]
+    by_axis: list[tuple[float, float, int, Names]] = []
     waiting = []
     for operation in ledger.operations():
         span = blocked_span(operation, ledger.ended)
@@ -69,9 +73,18 @@ def blocked(ax: Axes, ledger: Record, clock: Clock) -> bool:
             continue
         first, last = clock.x(span[0]), clock.x(span[1])
         spans[operation.rank].append((first, last))
+        if axes:
+            by_axis.append((first, last, operation.rank, axes.of(operation)))
         if operation.completed is None:
             waiting.append(box(first, last, operation.rank))
-    if max(map(len, spans), default=0) > BINS:
+    many = max(map(len, spans), default=0) > BINS
+    if axes:
+        pieces = [(box(first, last, rank), names) for first, last, rank, names in by_axis]
+        if many:
+            pieces = axes.shares(by_axis, clock.limits, HALF_ROW)
+        axes.draw(ax, pieces, "blocked", lw=0, zorder=2)
+        boxes, shades = [], []
+    elif many:
         boxes, shades = _shares(spans, clock)
     else:
         boxes = [box(*span, rank) for rank, row in enumerate(spans) for span in row]
@@ -104,16 +117,26 @@ def _shares(
     return boxes, shades
 
 
-def collective_bands(ax: Axes, collectives: Sequence[Collective], clock: Clock) -> None:
-    """A band over the members, from each one's call to the moment it returned."""
-    bands, boxes, labels = [], [], []
+def collective_bands(
+    ax: Axes, collectives: Sequence[Collective], clock: Clock, axes: ByAxis | None = None
+) -> None:
+    """A band over the members, from each one's call to the moment it returned.
+
+    axes: each rank's part is filled by the axis. No bands: ranks of an outer axis are not neighbours, and a
+    band from one to the other would cover those between them.
+    """
+    bands, boxes, labels, pieces = [], [], [], []
     for collective in collectives:
         spans = {rank: _call_span(call, clock) for rank, call in sorted(collective.calls.items())}
         first, last = min(s[0] for s in spans.values()), max(s[1] for s in spans.values())
         if clock.outside(first, last):
             continue
-        boxes += [box(*span, rank) for rank, span in spans.items()]
-        bands.append(_band(spans))
+        if axes:
+            names = axes.of(next(iter(collective.calls.values())))
+            pieces += [(box(*span, rank), names) for rank, span in spans.items()]
+        else:
+            boxes += [box(*span, rank) for rank, span in spans.items()]
+            bands.append(_band(spans))
         label = (
             f"{collective.op} {wording.size(collective.nbytes)}"
             if collective.nbytes
@@ -121,6 +144,8 @@ def collective_bands(ax: Axes, collectives: Sequence[Collective], clock: Clock) 
         )
         labels.append((label, min(spans), spans[min(spans)]))
     _labels(ax, labels, clock)
+    if axes:
+        axes.draw(ax, pieces, "collectives", lw=0.4, zorder=2.5)
     ax.add_collection(
         PolyCollection(bands, facecolors=colours.COMMUNICATION, alpha=0.35, lw=0, zorder=1.5)
     )

@@ -1,0 +1,132 @@
+"""Operations by the axis of a mesh: the fills of `timeline(axes=...)`.
+
+An operation belongs to the axes in which the members of its group differ, a message to those in which its two
+ends differ. Axes are listed outermost first, and the last one varies fastest: on {"pp": 2, "dp": 2, "tp": 2}
+an all-reduce of ranks 4 and 5 is tp's, a message from 1 to 5 is pp's, and a sum over 1, 3, 5 and 7 is of two
+axes. Such an operation is drawn with a stripe for each of them. If the group is not all ranks of its axes,
+as {0, 5} is not, the operation belongs to no axis and stays grey.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Protocol
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
+from matplotlib.patches import Patch
+
+from course_lib.ledger import colours
+from course_lib.ledger.operation import Operation
+
+Names = tuple[str, ...]
+Polygon = list[tuple[float, float]]
+BINS = 240  # columns of the time axis for spans too many to be drawn one by one
+
+
+class Meshed(Protocol):
+    """A mesh, as far as a figure needs it; `course_lib.mesh.Mesh` is one."""
+
+    @property
+    def sizes(self) -> Mapping[str, int]: ...
+
+
+class ByAxis:
+    """Which axes an operation belongs to, and their fills.
+
+    axes: the sizes of a mesh, outermost axis first, or an object with these `sizes`. Raises ValueError if
+    they do not multiply to `world_size`.
+    """
+
+    def __init__(self, axes: Mapping[str, int] | Meshed, world_size: int):
+        self.sizes = dict(axes if isinstance(axes, Mapping) else axes.sizes)
+        if prod(self.sizes.values()) != world_size:
+            raise ValueError(
+                f"axes={self.sizes} has {prod(self.sizes.values())} places, but the ledger has {world_size} "
+                "ranks: give the sizes of the mesh that the ranks made."
+            )
+        self.grid = np.indices(tuple(self.sizes.values())).reshape(len(self.sizes), -1)
+        self._known: dict[tuple[int, ...], Names] = {}
+        self.seen: set[str] = set()  # axes that were drawn, for the legend
+        self.striped = False  # whether an operation of several axes was drawn
+
+    def of(self, operation: Operation) -> Names:
+        """The axes of an operation, in the order of the mesh; () for those of no axis."""
+        message = operation.op in ("send", "recv") and operation.peer is not None
+        ranks = (operation.rank, operation.peer) if message else operation.group
+        members = tuple(sorted({rank for rank in ranks if rank is not None}))
+        if members not in self._known:
+            self._known[members] = self._differing(members, whole=not message)
+        return self._known[members]
+
+    def _differing(self, members: Sequence[int], whole: bool) -> Names:
+        places = self.grid[:, list(members)]
+        differ = (places != places[:, :1]).any(axis=1)
+        names = tuple(name for name, d in zip(self.sizes, differ, strict=True) if d)
+        if whole and prod(self.sizes[name] for name in names) != len(members):
+            return ()
+        return names
+
+    def draw(self, ax: Axes, pieces: Sequence[tuple[Polygon, Names]], gid: str, **style) -> None:
+        """Boxes, each with a stripe for each of its axes; a collection `gid axis` for each axis."""
+        stripes: dict[str, list[Polygon]] = {}
+        for box, names in pieces:
+            self.seen.update(names or [""])
+            self.striped |= len(names) > 1
+            for k, name in enumerate(names or [""]):
+                stripes.setdefault(name, []).append(_stripe(box, k, len(names or [""])))
+        for name in ("", *self.sizes):
+            if name in stripes:
+                ax.add_collection(
+                    PolyCollection(
+                        stripes[name], facecolors=colours.axis_colour(name), edgecolors=colours.INK,
+                        hatch=colours.axis_hatch(name), gid=f"{gid} {name}".strip(), **style,
+                    )
+                )  # fmt: skip
+
+    def shares(
+        self, spans: Sequence[tuple[float, float, int, Names]], limits: tuple[float, float],
+        half_row: float,
+    ) -> list[tuple[Polygon, Names]]:  # fmt: skip
+        """Columns of the time axis: each is filled from below, with a part for each group's share.
+
+        spans: (first, last, rank, axes), as x of the figure.
+        """
+        edges = np.linspace(*limits, BINS + 1)
+        width = edges[1] - edges[0]
+        totals: dict[tuple[int, Names], np.ndarray] = {}
+        for first, last, rank, names in spans:
+            covered = np.clip(last, edges[:-1], edges[1:]) - np.clip(first, edges[:-1], edges[1:])
+            key = rank, names
+            totals[key] = totals.get(key, np.zeros(BINS)) + covered / width
+        pieces: list[tuple[Polygon, Names]] = []
+        level: dict[int, np.ndarray] = {}
+        for (rank, names), share in sorted(totals.items()):
+            bottom = level.get(rank, np.zeros(BINS))
+            top = np.minimum(1.0, bottom + share)
+            level[rank] = top
+            for k in np.flatnonzero(top - bottom > 1e-9):
+                low, high = (rank + half_row * (1 - 2 * float(y)) for y in (bottom[k], top[k]))
+                left, right = float(edges[k]), float(edges[k + 1])
+                pieces.append(([(left, high), (right, high), (right, low), (left, low)], names))
+        return pieces
+
+    def legend(self) -> list[Patch]:
+        """A handle for each axis that was drawn."""
+        return [
+            Patch(
+                fc=colours.axis_colour(name), ec=colours.INK, lw=0.4,
+                hatch=colours.axis_hatch(name, legend=True), label=f"along {name or 'no axis'}",
+            )
+            for name in (*self.sizes, "")
+            if name in self.seen
+        ]  # fmt: skip
+
+
+def _stripe(box: Polygon, k: int, n: int) -> Polygon:
+    """The k-th of n stripes of a box, from above."""
+    (left, top), (right, _), (_, bottom), _ = box
+    high, low = (top + (bottom - top) * edge / n for edge in (k, k + 1))
+    return [(left, high), (right, high), (right, low), (left, low)]
