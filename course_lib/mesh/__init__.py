@@ -6,6 +6,7 @@
     stages.py        mesh_stages: a model, cut over all axes; the one place that knows where the cuts meet
     step.py          hybrid_step, train_step: all axes, in the order in which they are applied. Begin here
     norm.py          clip_grad_norm: the norm of a gradient that no rank holds
+    explorer.py      mesh_explorer: a widget that shows a rank's part, groups and wires
 
     mesh = Mesh({"pp": 2, "dp": 2, "cp": 1, "tp": 2})
     schedule = one_f_one_b(mesh.size("pp"), microbatches)

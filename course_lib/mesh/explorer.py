@@ -116,13 +116,13 @@ class MeshExplorer:
 
     def marks(self, setting: Setting) -> dict[int, str]:
         """The axis along which each rank shares a group with the chosen one; "" for itself."""
-        found = {
+        others = {
             rank: axis
             for axis in setting.order
             for rank in self.axis_ranks(setting.rank, setting.mesh, axis)
             if rank != setting.rank
         }
-        return {**found, setting.rank: ""}
+        return {**others, setting.rank: ""}
 
     def bytes(self, setting: Setting) -> dict[str, float]:
         """Bytes that the rank sends in a step, by axis. ValueError if the model cannot be cut so."""
