@@ -56,7 +56,9 @@ class LossScaler:
         self.scale, self.growth, self.backoff, self.interval = scale, growth, backoff, interval
         self.group = group
         self.good = 0
-        self.found: bool | None = None  # of this step: an infinity or NaN; None: not unscaled yet
+        self.overflow: bool | None = (
+            None  # of this step: an infinity or NaN; None: not unscaled yet
+        )
 
     def scale_loss(self, loss: Tensor) -> Tensor:
         """The loss times the scale; backward from it gives gradients times the scale."""
@@ -68,7 +70,7 @@ class LossScaler:
 
         Once a step: RuntimeError for a second time before `update`. Every rank of the group calls it.
         """
-        if self.found is not None:
+        if self.overflow is not None:
             raise RuntimeError(
                 "the gradients were unscaled already: once a step, then call update()"
             )
@@ -79,27 +81,27 @@ class LossScaler:
             bad.logical_or_((~grad.isfinite()).any())
         if dist.is_initialized():
             dist.all_reduce(bad, op=dist.ReduceOp.MAX, group=self.group)
-        self.found = bool(bad)
+        self.overflow = bool(bad)
 
     def step(self, optimizer: Optimizer) -> bool:
         """The optimizer's step, on all ranks of the group or on none; whether it was taken."""
-        if self.found is None:
+        if self.overflow is None:
             self.unscale_(optimizer)
-        if not self.found:
+        if not self.overflow:
             optimizer.step()
-        return not self.found
+        return not self.overflow
 
     def update(self) -> None:
         """After the step: a smaller scale if it was skipped, a larger one after `interval` good steps.
 
         RuntimeError if nothing was unscaled since the last update.
         """
-        if self.found is None:
+        if self.overflow is None:
             raise RuntimeError("update() follows a step: call unscale_ or step first")
-        if self.found:
+        if self.overflow:
             self.scale, self.good = self.scale * self.backoff, 0
         else:
             self.good += 1
             if self.good == self.interval:
                 self.scale, self.good = self.scale * self.growth, 0
-        self.found = None
+        self.overflow = None

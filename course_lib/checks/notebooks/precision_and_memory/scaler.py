@@ -1,0 +1,402 @@
+"""loss_scaler: a scaled loss, and ranks that all skip a step, or none does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from course_lib.checks.kit import (
+    RIGHT,
+    Case,
+    Draw,
+    Finding,
+    Line,
+    Observed,
+    RankSide,
+    Sentence,
+    at,
+    error_kind,
+    essential,
+    exercise,
+    volume_line,
+    words,
+    wrong,
+)
+from course_lib.checks.notebooks.precision_and_memory.scaler_rule import (
+    INFINITY,
+    NAN,
+    Mistake,
+    Options,
+    Run,
+    Script,
+    outcomes,
+)
+
+RECIPE = "course_lib.checks.rank.notebooks.precision_and_memory.scaler:scripts"
+LARGEST = 1e300  # sent for a number that is not finite
+CLOSE = 1e-5  # relative
+FLOAT = 4  # bytes
+REFUSED = {
+    f"torch.{name}": "PyTorch's scaler is the answer: write your own."
+    for name in ("amp.grad_scaler:GradScaler", "distributed.fsdp.sharded_grad_scaler:ShardedGradScaler")
+}
+ALIKE = "One number from each rank decides for all: an all-reduce (MAX) of what each has found."
+SPLIT = "rank {} skipped, rank {} did not: from here they train two models."
+OWN = f"The scaler decided from the rank's own gradients. {ALIKE}"
+OUTVOTED = "The findings were averaged, and a rank's infinity was outvoted: one of them is enough."
+COUNTED = "A skipped step was counted as a good one."
+# The sentence for each mistake, in the order in which they are tried.
+MISTAKES: tuple[tuple[str, Mistake], ...] = (
+    (OWN, Mistake(agree="own")),
+    (OUTVOTED, Mistake(agree="majority")),
+    (OUTVOTED, Mistake(agree="half")),
+    ("The first rank's finding decided for all. " + ALIKE, Mistake(agree="first")),
+    (
+        "An infinity outside of `group` counted: pass group=self.group to the all-reduce.",
+        Mistake(agree="world"),
+    ),
+    (
+        "The scale is not divided out again: gradients are {scale} times too large, and so is a step of SGD.",
+        Mistake(divided=(0, 0, 0)),
+    ),
+    (
+        "After unscale_ the step divided by the scale once more: remember that it has been done.",
+        Mistake(divided=(1, 1, 1)),
+    ),
+    (
+        "Without a call of unscale_ nothing was divided by the scale: then step has to call it.",
+        Mistake(divided=(1, 0, 0)),
+    ),
+    ("A second unscale_ before update divides by the scale again.", Mistake(refuses=False)),
+    ("A NaN was not seen: every comparison with NaN is false. Ask isfinite().", Mistake(sees="no NaN")),
+    ("-inf was not seen: ask isfinite(), or compare the magnitude.", Mistake(sees="positive")),
+    ("An infinity was not seen: isnan() is true of NaN alone.", Mistake(sees="NaN")),
+    (
+        "Only the optimizer's first group of parameters was looked at: go through all of param_groups.",
+        Mistake(sees="first group"),
+    ),
+    ("Only one parameter was looked at: go through all of them.", Mistake(sees="first")),
+    (
+        "A sum of finite gradients overflowed and was taken for an infinity: ask each element, isfinite().",
+        Mistake(sees="sum"),
+    ),
+    ("Infinities and NaN were not looked for.", Mistake(sees="none")),
+    ("The step was taken although a gradient was infinite or NaN.", Mistake(skips="nothing")),
+    (
+        "The step was taken with gradients of 0: momentum moved the weights. Skip optimizer.step() itself.",
+        Mistake(skips="zeros"),
+    ),
+    (
+        "Parameters with finite gradients moved in a step that is to be skipped: skip it for all of them.",
+        Mistake(skips="good ones"),
+    ),
+    ("One skipped step, and the scale fell twice: change it in update alone.", Mistake(backoffs=2)),
+    (
+        "The scale grows one step too late: after `interval` good steps, not after `interval` + 1.",
+        Mistake(late=1),
+    ),
+    (
+        "The scale grows one step too early: after `interval` good steps, not `interval` - 1.",
+        Mistake(late=-1),
+    ),
+    (
+        "The count of good steps was not reset by a skip: growth needs `interval` of them in a row.",
+        Mistake(kept_after_skip=True),
+    ),
+    (
+        "The count of good steps was not reset by growth: the scale grew again in the next step.",
+        Mistake(kept_after_growth=True),
+    ),
+    (COUNTED, Mistake(counts_skips=True)),
+    (COUNTED, Mistake(counts_skips=True, kept_after_skip=True)),
+    (
+        "The scale never grows: after `interval` good steps it is multiplied by `growth`.",
+        Mistake(grows=False),
+    ),
+    (
+        "The scale stays after a skipped step: the next one overflows again. Multiply it by `backoff`.",
+        Mistake(backs_off=False),
+    ),
+    ("`backoff` is a factor of its own: multiply by it.", Mistake(inverse=True)),
+)
+
+
+# ---- judging a script
+
+
+def judge_script(script: Script, observed: Observed) -> Finding:
+    replies = [observed.values[rank][script.name] for rank in range(script.ranks)]
+    for reply in replies:
+        if (finding := out_of_form(reply)) is not None:
+            return finding
+    right = outcomes(script)
+    if any(len(reply.steps) != len(script.callers) for reply in replies):
+        return wrong("a script of steps did not come to its end.")
+    if all(same(reply, run) for reply, run in zip(replies, right, strict=True)):
+        return returned(replies, right)
+    for says, mistake in MISTAKES:
+        runs = outcomes(script, mistake)
+        if all(same(reply, run) for reply, run in zip(replies, runs, strict=True)):
+            why = says.replace("{scale}", words.number(script.options.scale))
+            return wrong(first_off(replies, right), why, cause=says)
+    return wrong(first_off(replies, right))
+
+
+def out_of_form(reply: Any) -> Finding | None:
+    if reply.error is not None:
+        error, text, where = reply.error
+        if refusal := next((says for says in REFUSED.values() if says in text), ""):
+            return wrong(refusal, cause="refused", misses_point=True)
+        said = Sentence(f"LossScaler raised {error}: {text}", f"LossScaler raised {error_kind(error)}.")
+        why = "A parameter without a gradient is passed by." if "NoneType" in text else ""
+        return wrong(said, at(where) if where else "", why, cause=f"{error} {where}")
+    if reply.misfit:
+        said = "scale_loss does not return a number as a tensor"
+        return wrong(
+            Sentence(f"{said}: {reply.misfit}.", f"{said}."),
+            "Backward begins at what it returns: the loss times the scale.",
+            cause="misfit",
+        )
+    if reply.changed:
+        return wrong(
+            "scale_loss wrote into the loss.", "The caller prints it: return a new tensor.", cause="changed"
+        )
+    return None
+
+
+def same(reply: Any, run: Run) -> bool:
+    """Whether a rank did what a run says, but for the values that `step` returned."""
+    return near(reply.last, run.last) and all(
+        near(reported.scale, played.scale)
+        and reported.refused == played.refused
+        and alike(reported.params, played.params)
+        and (not played.unscaled or alike(reported.unscaled, played.unscaled))
+        for reported, played in zip(reply.steps, run.steps, strict=True)
+    )
+
+
+def near(reported: float, wanted: float) -> bool:
+    if not math.isfinite(wanted):
+        return reported == LARGEST
+    return abs(reported - wanted) <= CLOSE * abs(wanted)
+
+
+def alike(reported: Sequence[Sequence[float]], wanted: Sequence[Tensor | None]) -> bool:
+    return len(reported) == len(wanted) and all(map(alike_one, reported, wanted))
+
+
+def alike_one(reported: Sequence[float], wanted: Tensor | None) -> bool:
+    if wanted is None:
+        return not reported
+    values = wanted.flatten().tolist()
+    return len(reported) == len(values) and all(map(near, reported, values))
+
+
+def returned(replies: Sequence[Any], right: Sequence[Run]) -> Finding:
+    """`step` says whether it was taken."""
+    for reply, run in zip(replies, right, strict=True):
+        for number, (reported, played) in enumerate(zip(reply.steps, run.steps, strict=True)):
+            if reported.returned is not played.taken:
+                said = f"in step {number + 1} `step` did not return {played.taken}"
+                return wrong(
+                    Sentence(f"{said}: it returned {reported.returned}.", "`step` returned something else."),
+                    "It returns True if the step was taken and False if it was skipped.",
+                    cause="returned",
+                )
+    return RIGHT
+
+
+def first_off(replies: Sequence[Any], right: Sequence[Run]) -> Sentence | str:
+    """The first step in which a rank did something else than the rule says."""
+    for number in range(len(right[0].steps)):
+        pairs = [(reply.steps[number], run.steps[number]) for reply, run in zip(replies, right, strict=True)]
+        moved = [bool(alike(reported.params, played.params)) for reported, played in pairs]
+        for rank, (reported, played) in enumerate(pairs):
+            who = f"rank {rank}, step {number + 1}" if len(pairs) > 1 else f"step {number + 1}"
+            if not near(reported.scale, played.scale):
+                return quoted(f"{who}: the loss was scaled by another factor", reported.scale, played.scale)
+            if reported.refused != played.refused:
+                return f"{who}: a second unscale_ before update was not refused with RuntimeError."
+            if played.unscaled and not alike(reported.unscaled, played.unscaled):
+                return f"{who}: after unscale_ the gradients are not those of the loss."
+            if not moved[rank] and not played.taken:
+                others = [other for other, kept in enumerate(moved) if kept]
+                if others:
+                    return SPLIT.format(others[0], rank)
+                return f"{who}: a parameter moved in a step that is to be skipped."
+            if not moved[rank]:
+                return f"{who}: a parameter is not where the step should have left it."
+    for rank, (reply, run) in enumerate(zip(replies, right, strict=True)):
+        if not near(reply.last, run.last):
+            who = f"rank {rank}, at the end" if len(right) > 1 else "at the end"
+            return quoted(f"{who}: the loss is scaled by another factor", reply.last, run.last)
+    return "a run is not as the rule says."
+
+
+def quoted(said: str, reported: float, wanted: float) -> Sentence:
+    got = "infinity or NaN" if reported == LARGEST else words.number(reported)
+    return Sentence(f"{said}: {got} instead of {words.number(wanted)}.", f"{said}.")
+
+
+# ---- scripts
+
+
+DEFAULTS = Options()
+Place = tuple[int, int]  # rank, parameter
+Bad = tuple[int, int, int, float]  # step, rank, parameter, value
+
+
+def script(
+    draw: Draw, name: str, title: str, steps: int, *, options: Options = DEFAULTS, ranks: int = 1,
+    bad: Sequence[Bad] = (), callers: Sequence[str] = (), absent: Sequence[Place] = (),
+    empty: Sequence[Place] = (), sizes: Sequence[int] = (3, 2), first: int = 9,
+    groups: Sequence[Sequence[int]] = (), large: float = 0.0, weight: float = 1.0,
+) -> Script:  # fmt: skip
+    """Gradients of a few bits, so that all numbers are exact.
+
+    bad: infinities and NaN. callers: of the first steps, see the recipe. absent: (rank, parameter) without a
+    gradient; empty: without elements; sizes: elements of the parameters; first: how many of them are in the
+    first group; large: every element's gradient.
+    """
+
+    def drawn(size: int) -> Tensor:
+        signs = torch.randint(0, 2, (size,), generator=draw.generator) * 2 - 1
+        return draw.distinct(size, low=1, high=64) * signs / 8
+
+    def shard(rank: int, k: int) -> Tensor:
+        return drawn(0 if (rank, k) in empty else sizes[k]).float()
+
+    many = range(len(sizes))
+    starts = [[shard(rank, k) for k in many] for rank in range(ranks)]
+    gradients = []
+    for step in range(steps):
+        slopes = [[None if (rank, k) in absent else shard(rank, k) for k in many] for rank in range(ranks)]
+        if large:
+            slopes = [[torch.full((size,), large) for size in sizes] for _ in range(ranks)]
+        for when, rank, k, value in bad:
+            target = slopes[rank][k]
+            if when == step and target is not None:
+                target[-1] = value
+        gradients.append(slopes)
+    done = [*callers, *[""] * (steps - len(callers))]
+    return Script(name, title, options, starts, gradients, done, min(first, len(sizes)), groups, weight)
+
+
+def case(title: str, scripts: Sequence[Script], extra: Sequence[Line] = (), vital: bool = False) -> Case:
+    """vital: a solution that fails one of the lines misses the exercise's point."""
+
+    def line(script: Script) -> Line:
+        made = Line(script.title, lambda observed: judge_script(script, observed), script.weight)
+        return essential(made) if vital else made
+
+    groups = [list(group) for group in scripts[0].groups]
+    sides = []
+    for rank in range(scripts[0].ranks):
+        inputs: dict[str, Tensor] = {}
+        described = []
+        for each in scripts:
+            inputs |= {f"{each.name}.p{k}": start for k, start in enumerate(each.starts[rank])}
+            for step, slopes in enumerate(each.gradients):
+                inputs |= {
+                    f"{each.name}.{step}.{k}": gradient
+                    for k, gradient in enumerate(slopes[rank])
+                    if gradient is not None
+                }
+            own = next((place for place, group in enumerate(groups) if rank in group), None)
+            described.append(
+                {
+                    "name": each.name, "options": vars(each.options), "group": own,
+                    "params": len(each.starts[rank]), "first": each.first, "steps": list(each.callers),
+                }
+            )  # fmt: skip
+        sides.append(RankSide(inputs, {"runs": described}, {}))
+    return Case(title, sides, [*map(line, scripts), *extra], groups=groups, recipe=RECIPE)
+
+
+def bytes_line(scripts: Sequence[Script]) -> Line:
+    """One all-reduce of 4 bytes a step."""
+    steps, n = sum(len(each.gradients) for each in scripts), scripts[0].ranks
+    params = len(scripts[0].starts[0])
+
+    def hint(ratio: float, observed: Observed) -> str:
+        operations = observed.operations[0]
+        if any(operation.bytes_sent > 4 * FLOAT for operation in operations):
+            return "The gradients travelled: whether any is infinite is one number."
+        if len(operations) == params * steps:
+            return "One message for each gradient: find out on the rank first, over all of them, then send."
+        if len(operations) > steps:
+            return "More than one message a step: the scale follows from what all ranks know already."
+        return "One number of 4 bytes is enough."
+
+    most = steps * 2 * (n - 1) / n * FLOAT
+    title = "bytes: one number a step"
+    return volume_line([most / FLOAT] * n, most=[most] * n, hint=hint, title=title)
+
+
+def alone(draw: Draw) -> list[Script]:
+    """One rank: the rule."""
+    small = Options(scale=2.0**10, interval=3)
+    many = replace(small, interval=100)
+    odd = Options(scale=2.0**8, growth=4.0, backoff=0.125, interval=2)
+    return [
+        script(draw, "plain", "three steps at scale 65,536", 3, weight=1.0),
+        script(draw, "inf", "an infinity in step 3", 5, options=many, bad=[(2, 0, 1, INFINITY)]),
+        script(draw, "negative", "-inf, and then +inf", 4, options=many,
+               bad=[(1, 0, 0, -INFINITY), (2, 0, 1, INFINITY)], weight=0.5),
+        script(draw, "nan", "NaN", 3, options=many, bad=[(1, 0, 0, NAN)]),
+        script(draw, "growth", "growth after exactly 3 good steps", 8, options=small),
+        script(draw, "reset", "a skip resets the count", 7, options=small, bad=[(1, 0, 0, INFINITY)]),
+        script(draw, "factors", "growth 4, backoff 1/8", 6, options=odd,
+               bad=[(3, 0, 1, INFINITY), (4, 0, 0, NAN)], weight=0.5),
+        script(draw, "clip", "a caller that clips", 4, options=small, callers=["clip"] * 4,
+               bad=[(2, 0, 0, INFINITY)]),
+        script(draw, "twice", "unscale_ twice is refused", 3, options=many, callers=["twice", "", "twice"],
+               weight=0.5),
+        script(draw, "absent", "a parameter without gradient", 3, options=many, absent=[(0, 1)],
+               sizes=(3, 2, 4), bad=[(1, 0, 2, INFINITY)], weight=0.5),
+        script(draw, "groups", "two groups of parameters", 4, options=many, sizes=(3, 2, 4), first=2,
+               bad=[(1, 0, 2, NAN), (2, 0, 2, INFINITY)], weight=0.5),
+        script(draw, "large", "large gradients that are finite", 2, options=many, large=2.0**117, weight=0.5),
+    ]  # fmt: skip
+
+
+def trouble(case: Case, kind: str, text: str) -> str:
+    if kind == "deadlock":
+        return "Every rank takes part in the all-reduce of every step, also a rank without gradients."
+    return ""
+
+
+@exercise(
+    points=10, objects=("LossScaler",), references=("course_lib.precision.scaler",), refused=REFUSED,
+    hint=trouble, point="ranks that all skip a step, or none does",
+)  # fmt: skip
+def loss_scaler(draw: Draw) -> Iterator[Case]:
+    """Scripts against the rule, on one rank; then shards of which one alone has an infinity."""
+    yield case("one rank", alone(draw))
+    small, twos = Options(scale=2.0**10, interval=2), [[0, 2], [1, 3]]
+    late = draw.integer(2, 4)
+    bad = [(0, 1, 0, INFINITY), (late + 1, 0, 1, NAN)]
+    shards = [script(draw, "two", "2 ranks: one alone has an infinity", 7, options=small, ranks=2, bad=bad,
+                     weight=2.5)]  # fmt: skip
+    yield case("2 ranks", shards, [bytes_line(shards)], vital=True)
+    bad = [(1, draw.integer(1, 4), 1, NAN), (3, draw.integer(1, 4), 0, -INFINITY)]
+    shards = [script(draw, "four", "4 ranks, one without gradients", 5, options=small, ranks=4, bad=bad,
+                     absent=[(0, 0), (0, 1)], weight=1.5)]  # fmt: skip
+    yield case("4 ranks", shards, vital=True)
+    bad = [(1, 2, 0, INFINITY), (2, 3, 1, NAN)]
+    shards = [script(draw, "pairs", "4 ranks in two groups", 4, options=small, ranks=4, bad=bad, groups=twos)]
+    yield case("two groups", shards)
+    if draw.hidden:
+        drawn = Options(2.0 ** draw.integer(3, 15), 2.0 ** draw.integer(1, 4), 2.0 ** -draw.integer(1, 4),
+                        draw.integer(2, 5))  # fmt: skip
+        bad = [(step, draw.integer(0, 3), draw.integer(0, 2), draw.choice([INFINITY, -INFINITY, NAN]))
+               for step in range(12) if draw.integer(0, 4) == 0]  # fmt: skip
+        callers = [draw.choice(["", "clip", "twice"]) for _ in range(12)]
+        shards = [script(draw, "three", "3 ranks, a drawn script", 12, options=drawn, ranks=3, bad=bad,
+                         callers=callers, empty=[(1, 0)])]  # fmt: skip
+        yield case("3 ranks", shards)
