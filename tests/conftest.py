@@ -94,7 +94,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """What is imported by now stays: the collector walked through it for a fifth of a worker's time."""
+    """The collector leaves alone what was imported: it took a fifth of a worker's time to walk through it."""
     gc.collect()
     gc.freeze()
 

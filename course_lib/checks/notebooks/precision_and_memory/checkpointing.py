@@ -89,8 +89,8 @@ class Expected:
         }  # fmt: skip
 
     def enough(self) -> dict[str, float]:
-        found = {f"{self.name}.kept": self.kept, f"{self.name}.peak": self.peak}
-        return {name: float(most) for name, most in found.items() if most}
+        bytes_of = {f"{self.name}.kept": self.kept, f"{self.name}.peak": self.peak}
+        return {name: float(most) for name, most in bytes_of.items() if most}
 
 
 def runs(draw: Draw) -> dict[str, Expected]:
@@ -99,7 +99,7 @@ def runs(draw: Draw) -> dict[str, Expected]:
     many, wide, blocks = 8 * (29, 31, 37)[draw.integer(0, 3)], 128, 3
     unit = FLOAT * many * wide
     deep, layers = 160, 8
-    one = FLOAT * many * deep
+    layer = FLOAT * many * deep
     made = [
         Expected("block", "block", small),
         Expected("dropout", "block", {**small, "dropout": 0.3}),
@@ -115,7 +115,7 @@ def runs(draw: Draw) -> dict[str, Expected]:
             kept=blocks * (unit + STATE), unit=unit, blocks=blocks,
         ),
         Expected(
-            "deep", "deep", {"rows": many, "width": deep, "blocks": layers}, peak=4 * one + STATE, unit=one,
+            "deep", "deep", {"rows": many, "width": deep, "blocks": layers}, peak=4 * layer + STATE, unit=layer,
             flops=layers * 2 * many * deep * deep,
         ),
     ]  # fmt: skip
@@ -175,9 +175,9 @@ def values(run: Expected, reply: Any) -> Finding:
     if reply.missing:
         return missing(run, reply)
     if reply.beside:
-        told = words.listing(reply.beside)
+        names = words.listing(reply.beside)
         return wrong(
-            f"{told} has a gradient, and needs none.", "An argument without requires_grad gets None."
+            f"{names} has a gradient, and needs none.", "An argument without requires_grad gets None."
         )
     far = [name for name, off in reply.off.items() if off > EQUAL * reply.size.get(name, 0.0)]
     if not far:
@@ -277,9 +277,9 @@ def work(run: Expected, reply: Any) -> Finding:
     done, most = list(reply.flops), [run.flops, 3 * run.flops]
     if len(done) < 2:
         return wrong("no backward was seen.", cause=ANY)
-    for direction, found, enough in zip(("forward", "backward"), done, most, strict=True):
-        if found > enough:
-            times = words.number(found / run.flops)
+    for direction, flops, enough in zip(("forward", "backward"), done, most, strict=True):
+        if flops > enough:
+            times = words.number(flops / run.flops)
             return wrong(
                 f"in {direction} the products took {times} times a forward's FLOPs; "
                 f"{enough // run.flops} are enough.",

@@ -57,8 +57,8 @@ def gradients(
     return losses.sum(), slope @ weight.double(), slope.t() @ hidden.double()
 
 
-def named(found: tuple, like: Tensor) -> dict[str, Tensor]:
-    loss, of_hidden, of_weight = found
+def named(results: tuple, like: Tensor) -> dict[str, Tensor]:
+    loss, of_hidden, of_weight = results
     gradients = {"grad.hidden": of_hidden, "grad.weight": of_weight}
     return {"loss": loss.float(), **{name: tensor.to(like.dtype) for name, tensor in gradients.items()}}
 
@@ -73,8 +73,10 @@ def slips(hidden: Tensor, weight: Tensor, targets: Tensor, chunks: int, upstream
     count = float((targets != IGNORED).sum())
     made = partial(gradients, hidden, weight, targets)
 
-    def of(says: str, found: Callable[[], tuple], *keys: str) -> Slip:
-        return Slip(says, lambda: {k: t for k, t in named(found(), hidden).items() if not keys or k in keys})
+    def of(says: str, results: Callable[[], tuple], *keys: str) -> Slip:
+        return Slip(
+            says, lambda: {k: t for k, t in named(results(), hidden).items() if not keys or k in keys}
+        )
 
     def last() -> tuple:
         alone = targets.clone()
@@ -124,8 +126,8 @@ def narrow_call(draw: Draw) -> Call:
     hidden = torch.randint(1, 3, (tokens, width), generator=draw.generator).bfloat16()
     weight = (torch.randint(-2, 3, (vocab, width), generator=draw.generator) / 4).bfloat16()
     targets = torch.zeros(tokens, dtype=torch.int64)
-    found = gradients(hidden, weight, targets, float(tokens), 1.0)
-    wanted = named(found, hidden)
+    results = gradients(hidden, weight, targets, float(tokens), 1.0)
+    wanted = named(results, hidden)
     return Call(
         "narrow", {"hidden": hidden, "weight": weight, "targets": targets},
         {key: wanted[key] for key in ("loss", "grad.weight")},

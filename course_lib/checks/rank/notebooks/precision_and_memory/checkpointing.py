@@ -253,14 +253,14 @@ class Run:
         self.name, self.seed, self.measured = (described[key] for key in ("name", "seed", "measured"))
         _seed(self.seed)
         self.model = KINDS[described["kind"]](**described["sizes"])
-        self.told = Told()
+        self.reply = Told()
 
     def go(self) -> None:
         wanted = self.step(plainly, False)
         self.model.calls = 0
-        found = self.step(self.checkpoint, self.measured)
-        if not (self.told.misfit or self.told.detached):
-            self.compare(found, wanted)
+        step = self.step(self.checkpoint, self.measured)
+        if not (self.reply.misfit or self.reply.detached):
+            self.compare(step, wanted)
 
     def step(self, checkpoint: Checkpoint, measured: bool) -> Step:
         """Forward and backward: a loss of the outputs that are used, on top of a gradient that is there."""
@@ -280,10 +280,10 @@ class Run:
             made = model.run(checkpoint, **inputs)
         step.outputs = list(made) if isinstance(made, list | tuple) else [made]
         if checkpoint is not plainly:
-            self.told.called = [model.calls]
+            self.reply.called = [model.calls]
         if measured:
-            self.told.peak, self.told.flops = peak.highest, [peak.flops]
-            self.told.kept = self.patience.measured(
+            self.reply.peak, self.reply.flops = peak.highest, [peak.flops]
+            self.reply.kept = self.patience.measured(
                 f"{self.name}.kept", lambda: saved.nbytes + saved.beside(before, made)
             )
             peak.start_again()
@@ -292,47 +292,47 @@ class Run:
         step.after = _rand(3)
         step.gradients = {name: leaf.grad for name, leaf in leaves.items()}
         if measured:
-            self.told.flops.append(peak.flops)
+            self.reply.flops.append(peak.flops)
         return step
 
     def backward(self, step: Step, watched: Any, checkpoint: Checkpoint) -> None:
         tensors = [output for output in step.outputs if isinstance(output, _Tensor)]
         if len(tensors) != len(step.outputs) or len(tensors) != max(1, self.model_outputs()):
-            self.told.misfit = ", ".join(type_of(output) for output in step.outputs) or "nothing"
+            self.reply.misfit = ", ".join(type_of(output) for output in step.outputs) or "nothing"
             return
         loss = _stack([output.float().square().sum() for output in tensors[: self.model.used]]).sum()
         if not loss.requires_grad:
-            self.told.detached = True
+            self.reply.detached = True
             return
         model = self.model
         model.calls = 0
         with watched:
             loss.backward()
         if checkpoint is not plainly:
-            self.told.called.append(model.calls)
+            self.reply.called.append(model.calls)
 
     def model_outputs(self) -> int:
         return 3 if isinstance(self.model, Outputs) else 1
 
-    def compare(self, found: Step, wanted: Step) -> None:
-        told = self.told
-        for ours, theirs in zip(found.outputs, wanted.outputs, strict=True):
+    def compare(self, step: Step, wanted: Step) -> None:
+        reply = self.reply
+        for ours, theirs in zip(step.outputs, wanted.outputs, strict=True):
             if (ours.dtype, ours.shape) != (theirs.dtype, theirs.shape):
-                told.misfit = f"{type_of(ours)} instead of {type_of(theirs)}"
+                reply.misfit = f"{type_of(ours)} instead of {type_of(theirs)}"
                 return
-            told.unlike = max(told.unlike, largest(ours, theirs))
+            reply.unlike = max(reply.unlike, largest(ours, theirs))
         for name, theirs in wanted.gradients.items():
-            ours = found.gradients[name]
+            ours = step.gradients[name]
             if theirs is None or ours is None:
-                told.missing += [name] if theirs is not None else []
-                told.beside += [name] if ours is not None else []
+                reply.missing += [name] if theirs is not None else []
+                reply.beside += [name] if ours is not None else []
             elif not _equal(ours, theirs):
-                told.off[name] = largest(ours, theirs)
-                told.size[name] = float(theirs.abs().max())
-                told.factor[name] = share(ours, theirs)
-        told.between = _equal(found.between, wanted.between)
-        told.after = _equal(found.after, wanted.after)
-        told.repeated = _equal(found.after, found.between)
+                reply.off[name] = largest(ours, theirs)
+                reply.size[name] = float(theirs.abs().max())
+                reply.factor[name] = share(ours, theirs)
+        reply.between = _equal(step.between, wanted.between)
+        reply.after = _equal(step.after, wanted.after)
+        reply.repeated = _equal(step.after, step.between)
 
 
 def largest(ours: Tensor, theirs: Tensor) -> float:
@@ -360,6 +360,6 @@ def checkpoints(
         except Exception as error:
             if isinstance(error, NotImplementedError) and not values and not str(error):
                 raise
-            run.told.error = describe(error)
-        values[described["name"]] = run.told
+            run.reply.error = describe(error)
+        values[described["name"]] = run.reply
     return values, {}
