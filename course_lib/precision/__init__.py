@@ -3,6 +3,8 @@
 formats.py   FORMATS, round_to: a float from its bits, and a number rounded to a format
 scaler.py    LossScaler: a scaled loss for fp16, and N ranks that skip a step together
 scaling.py   quantize, dequantize: eight bits an element and a scale for each block
+codes.py     DYNAMIC_SIGNED, DYNAMIC_UNSIGNED: 256 numbers for an optimizer's moments
+eight_bit.py Adam8bit: moments of one byte
 explorer.py  formats, gradients: boxes with controls
 
 The names are imported when they are first used: so the others can be used while an exercise hides a module.
@@ -16,29 +18,43 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .codes import DYNAMIC_SIGNED, DYNAMIC_UNSIGNED, ByteStates, dynamic_map, linear_map
+    from .eight_bit import Adam8bit
     from .formats import FORMATS, Format, round_to
     from .scaler import LossScaler
     from .scaling import BLOCKS, dequantize, dequantize_mx, quantize, quantize_mx
 
 __all__ = [
     "BLOCKS",
+    "DYNAMIC_SIGNED",
+    "DYNAMIC_UNSIGNED",
     "FORMATS",
+    "Adam8bit",
+    "ByteStates",
     "Format",
     "LossScaler",
     "dequantize",
     "dequantize_mx",
+    "dynamic_map",
+    "linear_map",
     "quantize",
     "quantize_mx",
     "round_to",
 ]
 
 _MODULES = {
+    "Adam8bit": "eight_bit",
     "BLOCKS": "scaling",
+    "ByteStates": "codes",
+    "DYNAMIC_SIGNED": "codes",
+    "DYNAMIC_UNSIGNED": "codes",
     "FORMATS": "formats",
     "Format": "formats",
     "LossScaler": "scaler",
     "dequantize": "scaling",
     "dequantize_mx": "scaling",
+    "dynamic_map": "codes",
+    "linear_map": "codes",
     "quantize": "scaling",
     "quantize_mx": "scaling",
     "round_to": "formats",
