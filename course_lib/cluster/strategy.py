@@ -149,7 +149,9 @@ class StrategyAdvisor:
 
     def ranking(self, question: Question) -> str:
         """Every layout, a line each: those that fit by their time, then the others with their reasons."""
-        lines = [f"{'s':>8} {'GB':>4} {'peak':>5}  layout"]
+        lines = [
+            f"{'s':>8} {'GB':>4} {'peak':>5}  layout (the dropped ones at the end, with the first reason)"
+        ]
         for verdict in self.verdicts(question):
             sizes = f"{short(verdict.layout):24}"
             if verdict.seconds is not None and verdict.nbytes is not None:

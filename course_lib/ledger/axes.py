@@ -49,7 +49,7 @@ class ByAxis:
             )
         self.grid = np.indices(tuple(self.sizes.values())).reshape(len(self.sizes), -1)
         self._known: dict[tuple[int, ...], Names] = {}
-        self.seen: set[str] = set()  # axes that were drawn, for the legend
+        self.drawn: set[str] = set()  # axes that were drawn, for the legend
         self.striped = False  # whether an operation of several axes was drawn
 
     def of(self, operation: Operation) -> Names:
@@ -73,7 +73,7 @@ class ByAxis:
         """Boxes, each with a stripe for each of its axes; a collection `gid axis` for each axis."""
         stripes: dict[str, list[Polygon]] = {}
         for box, names in pieces:
-            self.seen.update(names or [""])
+            self.drawn.update(names or [""])
             self.striped |= len(names) > 1
             for k, name in enumerate(names or [""]):
                 stripes.setdefault(name, []).append(_stripe(box, k, len(names or [""])))
@@ -121,7 +121,7 @@ class ByAxis:
                 hatch=colours.axis_hatch(name, legend=True), label=f"along {name or 'no axis'}",
             )
             for name in (*self.sizes, "")
-            if name in self.seen
+            if name in self.drawn
         ]  # fmt: skip
 
 

@@ -132,7 +132,7 @@ class MeshExplorer:
         )  # fmt: skip
 
     def part(self, setting: Setting) -> list[str]:
-        """What the rank holds and reads, a line each."""
+        """The layers, heads, rows and places of the rank, a line each."""
         task, mesh = self.tasks[setting.task], setting.mesh
         place = coordinates(setting.rank, mesh)
         layers = cut(task.shape.layers, mesh["pp"])[place["pp"]]

@@ -133,7 +133,7 @@ def test_the_controls_change_sentence_bars_and_ranking(advisor: StrategyAdvisor)
         assert after[1].startswith(b"\x89PNG")
     controls["GPUs"].value = 1
     assert "one GPU" in table.value
-    controls["tokens"].value = 131072
+    controls["model"].value = "7B"
     assert "dropped" in table.value
 
 
