@@ -2,6 +2,7 @@
 
 formats.py   FORMATS, round_to: a float from its bits, and a number rounded to a format
 scaler.py    LossScaler: a scaled loss for fp16, and N ranks that skip a step together
+rounding.py  stochastic_round: weights of 16 bits that small steps move, on average
 scaling.py   quantize, dequantize: eight bits an element and a scale for each block
 codes.py     DYNAMIC_SIGNED, DYNAMIC_UNSIGNED: 256 numbers for an optimizer's moments
 eight_bit.py Adam8bit: moments of one byte
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from .codes import DYNAMIC_SIGNED, DYNAMIC_UNSIGNED, ByteStates, dynamic_map, linear_map
     from .eight_bit import Adam8bit
     from .formats import FORMATS, Format, round_to
+    from .rounding import stochastic_round
     from .scaler import LossScaler
     from .scaling import BLOCKS, dequantize, dequantize_mx, quantize, quantize_mx
 
@@ -40,6 +42,7 @@ __all__ = [
     "quantize",
     "quantize_mx",
     "round_to",
+    "stochastic_round",
 ]
 
 _MODULES = {
@@ -58,6 +61,7 @@ _MODULES = {
     "quantize": "scaling",
     "quantize_mx": "scaling",
     "round_to": "formats",
+    "stochastic_round": "rounding",
 }
 
 

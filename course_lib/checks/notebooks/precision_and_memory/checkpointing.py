@@ -115,8 +115,8 @@ def runs(draw: Draw) -> dict[str, Expected]:
             kept=blocks * (unit + STATE), unit=unit, blocks=blocks,
         ),
         Expected(
-            "deep", "deep", {"rows": many, "width": deep, "blocks": layers}, peak=4 * layer + STATE, unit=layer,
-            flops=layers * 2 * many * deep * deep,
+            "deep", "deep", {"rows": many, "width": deep, "blocks": layers},
+            peak=4 * layer + STATE, unit=layer, flops=layers * 2 * many * deep * deep,
         ),
     ]  # fmt: skip
     return {run.name: run for run in made}
