@@ -4,8 +4,18 @@ from course_lib.checks.notebooks.precision_and_memory.checkpointing import check
 from course_lib.checks.notebooks.precision_and_memory.chunks import chunked_loss
 from course_lib.checks.notebooks.precision_and_memory.formats import round_to
 from course_lib.checks.notebooks.precision_and_memory.quiz import questions
+from course_lib.checks.notebooks.precision_and_memory.rounding import stochastic_round
 from course_lib.checks.notebooks.precision_and_memory.scaler import loss_scaler
 from course_lib.checks.notebooks.precision_and_memory.scaling import quantize
 from course_lib.checks.notebooks.precision_and_memory.segments import best_segment
 
-__all__ = ["best_segment", "checkpoint", "chunked_loss", "loss_scaler", "quantize", "questions", "round_to"]
+__all__ = [
+    "best_segment",
+    "checkpoint",
+    "chunked_loss",
+    "loss_scaler",
+    "quantize",
+    "questions",
+    "round_to",
+    "stochastic_round",
+]
