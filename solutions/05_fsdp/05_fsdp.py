@@ -2236,7 +2236,10 @@ report.points(6)
 # weights has its own: its largest magnitude / 127. A block costs 4 bytes for the scale.
 #
 # **Predict.** How many bytes does a weight cost, and what is the largest error of a weight in a block whose
-# largest magnitude is 2? (1 + 4/256 = 1.016 bytes; half a scale, 2/127/2 = 0.008.)
+# largest magnitude is 2?
+#
+# <details><summary>Answer</summary>1 + 4/256 = 1.016 bytes. The error is at most half a scale, 2/127/2 =
+# 0.008.</details>
 #
 # **Build.**
 
@@ -2272,7 +2275,9 @@ def all_gather_int8(
 # %% [markdown]
 # <details><summary>Hint: one message</summary>Scales and elements as bytes in one row:
 # <code>tensor.view(torch.uint8)</code> reads the same memory as bytes, and
-# <code>.view(torch.float32)</code> turns bytes back. gloo and NCCL send uint8.</details>
+# <code>.view(torch.float32)</code> turns bytes back. gloo and NCCL send uint8. A part of a row may begin at
+# any byte, a float32 only at every fourth: <code>clone()</code> the part before you view it as float32. Gather
+# into a flat row, and view it as (N, bytes of a rank) afterwards.</details>
 # <details><summary>Hint: a block of zeros</summary>Its scale is 0. Divide by 1 there.</details>
 #
 # **Check.**
@@ -2285,8 +2290,8 @@ report = check("05_fsdp/all_gather_int8", all_gather_int8, cases="hidden")
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# **Measure.** Normally distributed weights, of which one in a thousand is 30 times as large, on four ranks:
-# the bytes, and the error for blocks of several sizes.
+# **Measure.** The cell gathers normally distributed weights on four ranks; one weight in a thousand is 30
+# times as large. It prints the bytes of a weight and the error, for blocks of several sizes.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -2310,9 +2315,8 @@ for block, (ranks, operations) in several(
     )
 
 # %% [markdown]
-# **Break it.** Why not gradients as well? Eight ranks have the gradient 0.9 each, with a scale of 1.
-# Rounded to whole steps and added in 8 bits, what is the sum if the scale is so small that 0.9 is 115
-# steps?
+# **Break it.** Why not gradients as well? An element of the gradient is 0.9 on each of eight ranks. Their
+# scale is 1/128, so that 0.9 is 115 steps. What is the sum of the eight if it is added up in 8 bits?
 
 # %% tags=["skip-in-grading"]
 terms = torch.full((8,), 115, dtype=torch.int8)
@@ -2325,7 +2329,8 @@ print("8 x 115 in int8:", sum(terms[1:], terms[0]).item(), " and in full:", 8 * 
 #
 # **In production.** DeepSpeed: `"zero_quantized_weights": true`, `"zero_quantized_gradients": true` and
 # `"zero_hpz_partition_size": 8` (§5). Together they send a quarter of ZeRO-3's bytes between nodes (Wang et
-# al. 2023, abstract). torchao gathers FSDP2's weights in float8, with one scale for each weight.
+# al. 2023, abstract). torchao gathers FSDP2's weights in float8, with one scale for each weight
+# matrix.
 
 # %% [markdown]
 # ## Scorecard

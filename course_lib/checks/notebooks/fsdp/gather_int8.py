@@ -101,7 +101,10 @@ def close_to_the_weights(on: Setting, inputs: Inputs) -> Line:
         if bool((output.abs() <= wide.abs() * SLACK).all()) and bool((off <= SLACK * steps).all()):
             return "Weights were cut off towards 0, a whole scale wrong: round() before the cast to int8."
         if inputs.block != BLOCK and bool((off <= SLACK * inputs.widths(BLOCK) / 2 + TINY).all()):
-            return f"`block` was not used: it is {inputs.block} here, and the blocks had {BLOCK}."
+            return (
+                f"`block` was not used: it is {inputs.block} here, so every {inputs.block} weights have a "
+                "scale of their own."
+            )
         if bool((off <= SLACK * wide.abs().max() / LARGEST / 2 + TINY).all()):
             return (
                 "With one scale for all, a step is as wide as the largest weight / 127, and small weights "
@@ -185,6 +188,11 @@ def trouble(case: Case, kind: str, text: str) -> str:
         return (
             "gloo cannot send every dtype, float8 among them: send the same memory as bytes, "
             "x.view(torch.uint8)."
+        )
+    if kind == "error" and "must be divisible by" in text and "to view Byte" in text:
+        return (
+            "A float32 begins at every fourth byte, a part of a row at any: clone() the part before you view "
+            "it as float32."
         )
     return ""
 
