@@ -228,8 +228,8 @@ print(violation(from_text("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1")))
 # %% [markdown]
 # In the first schedule rank 1 cannot follow its own list. In the second each list is sensible by itself, but
 # each rank waits for an action that the other would do only later: on real ranks that is a deadlock, and the
-# sentence names both actions. `violation` finds such slips without starting a rank, in any schedule,
-# including one that you invent.
+# sentence names both actions (the actions of a rank are counted from 0). `violation` finds such slips without
+# starting a rank, in any schedule, including one that you invent.
 #
 # **In production.** `torch.distributed.pipelining` keeps its schedules in the same rows of text, and has a
 # validator of its own. In §7 PyTorch runs your schedules.
@@ -397,7 +397,8 @@ def over_microbatches():
     axes.set(xlabel="microbatches", ylabel="bubble", xscale="log", ylim=(0, 1.6))
     axes.set_xticks(COUNTS, COUNTS)
     axes.grid(True, alpha=0.3)
-    axes.legend(frameon=False, fontsize=8)
+    if axes.get_legend_handles_labels()[0]:  # without formulas there are only dots
+        axes.legend(frameon=False, fontsize=8)
     return figure
 
 
@@ -754,8 +755,8 @@ if schedule:
 #
 # A linear layer y = x Aᵀ has two products in its backward: dx = dy A, and dA = dyᵀ x. The stage before waits
 # for dx. No rank waits for dA before the optimizer's step. So cut B in two: **I** computes the gradient of
-# the stage's input, **W** that of its weights. Do I at once, and W when the rank would idle. (The idea is
-# from Qi et al. 2024. They call I "B".)
+# the stage's input, **W** that of its weights. A rank does each **I** at once, and a **W** when it would
+# otherwise idle. (The idea is from Qi et al. 2024. They call I "B".)
 #
 # *ZB-H1* takes the order of 1F1B with I in the place of B. Rank i puts off its W's until i of them are in
 # store; from then on it does one W after each I. Rank 0 does each W right after its I. Rank 3 does its first
@@ -1508,7 +1509,8 @@ for how, generator in cases if ours else ():
 #   So the weights that a forward runs with have to be a *copy*.
 # - `functional_call(module, version, (x,))` runs the module with the tensors of a dictionary {name: tensor} for its
 #   parameters.
-# - After a backward the module holds the newest weights, and no gradient is left over.
+# - After a backward the module holds the newest weights. The gradient of one microbatch must not enter the
+#   step of another.
 # - x belongs to the caller, and so does its `requires_grad`: `x.detach()` is a tensor of your own, which may
 #   ask for a gradient. The output that you return may still have its graph, as the module's own output has.
 #   You need not detach it: the code that sends it does.
@@ -1709,7 +1711,7 @@ def curve(axes, name, runs, colour, dashes):
     lost = [len(losses) - 1 for losses in runs if not math.isfinite(losses[-1])]
     if lost and means:
         axes.plot(SMOOTH + len(means) - 1, means[-1], "x", color=colour)
-    return f"no number after {min(lost)} microbatches" if lost else f"{means[-1]:.2f} at last"
+    return f"not finite after {min(lost)} microbatches" if lost else f"{means[-1]:.2f} at the end"
 
 
 schedules = {name: made(generator, 8, 40) for name, (_, generator) in ORDERS.items()}
@@ -1942,7 +1944,7 @@ report.points(4)
 # | you will write | `dualpipe(stages, microbatches)` |
 # | rests on | §5 |
 # | time | 40 minutes |
-# | extra credit | 5 points, on top of the 60. Leave it out and nothing is lost |
+# | extra credit | 5 points, on top of the 60. You lose nothing if you skip it |
 #
 # A layer of DeepSeek-V3 has *experts*, networks of which each token uses only a few. They lie on many nodes:
 # every layer sends tokens to them and back (notebook 11), and that takes as long as the computing. A forward
