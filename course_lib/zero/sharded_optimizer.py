@@ -1,6 +1,6 @@
-"""The parts of a sharded optimizer outside its algorithm: torch.optim's interface, hooks, and saving.
+"""The parts of a sharded optimizer outside its algorithm: rows, torch.optim's interface, hooks, saving.
 
-`stage1.py` and `stage2.py` send.
+`stage1.py` and `stage2.py` send the gradients and the parameters.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from .arguments import ParamGroup
-from .bucket import Bucket
+from .bucket import Bucket, alike
 from .offload import Home, keep_state
 from .saving import Piece, load_pieces, save_pieces
 from .transport import Transport
@@ -49,16 +50,30 @@ class ShardedOptimizer(torch.optim.Optimizer):
     optimizer: torch.optim.Optimizer
     _is_complete = False  # all groups are known
 
-    def _claim(self, groups: Sequence[ParamGroup]) -> list[torch.Tensor]:
-        """Take the parameters; returns those that are frozen.
+    # ---- the constructor's parts
 
+    def _cut(self, groups: Sequence[ParamGroup]) -> None:
+        """Take the parameters, and put those that are trained into rows cut into shards: `buckets`.
+
+        All of them get the values of the group's first rank.
         Raises ValueError if another sharded optimizer holds one of them.
         """
         self._given = [param for group in groups for param in group["params"]]
         self._number = {param: i for i, param in enumerate(self._given)}
         self._numbers = [[self._number[param] for param in group["params"]] for group in groups]
         _claim([param for param in self._given if param.requires_grad], self)
-        return [param for param in self._given if not param.requires_grad]
+        for param in self._given:
+            if not param.requires_grad:
+                self.transport.broadcast(param.detach())
+        self.buckets = [
+            Bucket(members, self.transport, self.home)
+            for group in groups
+            for members in self._in_buckets([p for p in group["params"] if p.requires_grad])
+        ]
+
+    def _in_buckets(self, params: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
+        """Each parameter group is one bucket, if its parameters have one dtype and device."""
+        return alike(params)
 
     def _of_shards(self, groups: Sequence[ParamGroup]) -> list[ParamGroup]:
         """The groups with the same options, with shards in place of the parameters that are trained."""
@@ -82,8 +97,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 param.register_post_accumulate_grad_hook(_arrival(weakref.ref(self), bucket, i))
 
     def _arrived(self, bucket: Bucket, i: int) -> None:
-        """The gradient of the bucket's i-th parameter is complete."""
-        raise NotImplementedError
+        """A gradient goes into the row as soon as it is complete, so that it is not held twice."""
+        bucket.params[i].grad = bucket.put(i)
+
+    # ---- the step's parts
 
     def _before_step(self, closure: Callable[[], Any] | None) -> Any:
         """Returns the closure's loss. RuntimeError if a parameter was moved, or unfrozen since."""
@@ -100,6 +117,18 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 "parameters first, then make the optimizer"
             )
         return loss
+
+    def _update_shards(self) -> None:
+        """The inner optimizer's step on the shards or their copies, and the result in every `own`."""
+        for bucket in self.buckets:
+            bucket.to_master()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        keep_state(self.optimizer, self.home)
+        for bucket in self.buckets:
+            bucket.from_master()
+
+    # ---- as torch.optim and DDP have it
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -20,15 +20,14 @@ sections 5.1 and 7.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import nn
 
 from .arguments import param_groups
-from .bucket import Bucket, alike
-from .offload import Place, home, keep_state
+from .bucket import Bucket
+from .offload import Place, home
 from .sharded_optimizer import ShardedOptimizer
 from .transport import Collective, Group, Transport
 
@@ -54,43 +53,25 @@ class Zero1Optimizer(ShardedOptimizer):
     ):
         groups = param_groups(params, optimizer_cls, defaults)
         self.transport, self.home = Transport(group, reduce_scatter, all_gather), home(offload)
-        for frozen in self._claim(groups):
-            self.transport.broadcast(frozen.detach())
-        self.buckets = [
-            Bucket(members, self.transport, self.home)  # flat (n * shard,), own (shard,)
-            for param_group in groups
-            for members in self._in_buckets([p for p in param_group["params"] if p.requires_grad])
-        ]
+        self._cut(groups)  # self.buckets: a row `flat` (n * shard,) and this rank's `own` (shard,)
         self.optimizer = optimizer_cls(self._of_shards(groups), **defaults)  # knows shards only
         self._complete()
-
-    def _in_buckets(self, params: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
-        """Each parameter group is one bucket, if its parameters have one dtype and device."""
-        return alike(params)
-
-    def _arrived(self, bucket: Bucket, i: int) -> None:
-        """A gradient goes into the row as soon as it is complete, so that it is not held twice."""
-        bucket.params[i].grad = bucket.put(i)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Average the gradients, update this rank's shard, and give all ranks the new parameters."""
         loss = self._before_step(closure)
         for bucket in self.buckets:
-            bucket.to_master()
             bucket.give(*self._mean_gradient(bucket))  # 1. reduce-scatter
-        self.optimizer.step()  # 2. on this rank's shards
-        self.optimizer.zero_grad()
-        keep_state(self.optimizer, self.home)
+        self._update_shards()  # 2. the optimizer's step, on this rank's shards
         for bucket in self.buckets:
-            bucket.from_master()
             self.transport.all_gather(bucket.flat, bucket.own)  # 3. (shard,) -> (n * shard,)
         return loss
 
     def _mean_gradient(self, bucket: Bucket) -> tuple[torch.Tensor, list[bool]]:
         """This rank's shard of the mean gradient, and which parameters have one on some rank."""
-        whole = bucket.flat_gradient()
-        mean = self.transport.reduce_scatter_mean(whole)  # (n * shard,) -> (shard,)
+        whole = bucket.flat_gradient()  # (n * shard,)
+        mean = self.transport.reduce_scatter_mean(whole)  # (shard,)
         return mean, bucket.present(mean, bucket.arrived)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
