@@ -26,10 +26,14 @@ Axis = str | tuple[str, ...]
 
 
 class Place(NamedTuple):
-    """A rank's knowledge of the grid: its coordinate, and the ranks of each axis' group."""
+    """A rank's knowledge of the grid: its coordinate, and for each group of axes the ranks and the group.
+
+    Axes of a key are outermost first: ("dp", "cp").
+    """
 
     coordinate: dict[str, int]
-    ranks: dict[Axis, list[int]]
+    ranks: dict[tuple[str, ...], list[int]]
+    groups: dict[tuple[str, ...], dist.ProcessGroup]
 
 
 class Mesh:
@@ -37,6 +41,7 @@ class Mesh:
 
     sizes: the number of ranks along each axis, outermost first, such as {"pp": 2, "dp": 2, "cp": 1, "tp": 2}.
     device: of the tensors that the ranks exchange; None: the GPU under NCCL, and the CPU otherwise.
+    place: this rank's place, if it and all groups are known already; None: from `coordinates.py`.
 
     All ranks make the mesh together: the groups of the axes are made here, each by its own ranks. A flattened
     group is made when it is first asked for, so all of its ranks must ask. Axes with the same ranks (as all
@@ -51,7 +56,6 @@ class Mesh:
         device: torch.device | str | None = None,
         place: Place | None = None,
     ):
-        """place: this rank's place, if it is known already; None: from `coordinates.py`."""
         self.sizes = dict(sizes)
         self.rank = dist.get_rank()
         world = dist.get_world_size()
@@ -64,7 +68,7 @@ class Mesh:
         self._place = place
         self.coordinate = self._coordinate()
         self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
-        for axis in self.sizes:
+        for axis in self.sizes if place is None else ():
             self.group(axis)
 
     def size(self, axis: Axis) -> int:
@@ -72,20 +76,22 @@ class Mesh:
         return prod(self.sizes.get(name, 1) for name in names(axis))
 
     def ranks(self, axis: Axis) -> list[int]:
-        """The ranks of this rank's group along `axis`, as the world counts them, in their order there."""
-        axis = self._known(axis)
-        if self._place is not None and axis in self._place.ranks:
-            return list(self._place.ranks[axis])
+        """The ranks of this rank's group along `axis`, as the world counts them, ascending.
+
+        For a tuple those of the flattened group, in whatever order the axes are named: a process group
+        counts its ranks in ascending order, too.
+        """
+        axes = self._outermost_first(axis)
+        if self._place is not None:
+            return list(self._place.ranks[axes])
         from .coordinates import axis_ranks
 
-        return axis_ranks(self.rank, self.sizes, axis)
+        return axis_ranks(self.rank, self.sizes, axes)
 
     def group(self, axis: Axis) -> dist.ProcessGroup:
-        """The process group of this rank along `axis`; for a tuple, the flattened group of these axes.
-
-        A process group counts its ranks in ascending order: that of `ranks` if a tuple's axes are outermost
-        first.
-        """
+        """The process group of this rank along `axis`; for a tuple, the flattened group of these axes."""
+        if self._place is not None:
+            return self._place.groups[self._outermost_first(axis)]
         ranks = tuple(self.ranks(axis))
         if ranks not in self._groups:
             made = dist.new_group(list(ranks), use_local_synchronization=True)
@@ -96,10 +102,9 @@ class Mesh:
     def __repr__(self) -> str:
         return f"Mesh({self.sizes}, rank={self.rank}, coordinate={self.coordinate})"
 
-    def _known(self, axis: Axis) -> Axis:
-        """`axis` without the names that the mesh does not have, which hold one rank each."""
-        known = tuple(name for name in names(axis) if name in self.sizes)
-        return known[0] if len(known) == 1 else known
+    def _outermost_first(self, axis: Axis) -> tuple[str, ...]:
+        """The axes in the mesh's order, without those that it does not have, which hold one rank each."""
+        return tuple(name for name in self.sizes if name in names(axis))
 
     def _coordinate(self) -> dict[str, int]:
         if self._place is not None:

@@ -2,16 +2,20 @@
 
 from course_lib.checks.notebooks.four_dimensions.axes import axis_bytes
 from course_lib.checks.notebooks.four_dimensions.choosing import best_layout
+from course_lib.checks.notebooks.four_dimensions.clipping import clip_grad_norm
 from course_lib.checks.notebooks.four_dimensions.fitting import memory_per_gpu
 from course_lib.checks.notebooks.four_dimensions.places import coordinates
 from course_lib.checks.notebooks.four_dimensions.quiz import questions
 from course_lib.checks.notebooks.four_dimensions.reading import my_part
+from course_lib.checks.notebooks.four_dimensions.step import hybrid_step
 from course_lib.checks.notebooks.four_dimensions.timing import step_seconds
 
 __all__ = [
     "axis_bytes",
     "best_layout",
+    "clip_grad_norm",
     "coordinates",
+    "hybrid_step",
     "memory_per_gpu",
     "my_part",
     "questions",

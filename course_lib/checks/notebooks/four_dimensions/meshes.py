@@ -86,8 +86,8 @@ class Answers:
             question, value = off[0]
             wanted = question.of(self.right)
             says = (s for s, slip in slips.items() if all(v == tried(q, slip) for q, v in pairs))
-            told = f"{self.name} gives another answer than that of the mesh, on some ranks"
-            said = Sentence(f"{question.shown(self.name)} gives {value} instead of {wanted}.", f"{told}.")
+            fault = f"{self.name} gives another answer than that of the mesh, on some ranks"
+            said = Sentence(f"{question.shown(self.name)} gives {value} instead of {wanted}.", f"{fault}.")
             why = next(says, otherwise)
             return wrong(said, why, cause=f"{self.name} {why}")
 

@@ -249,12 +249,12 @@ def same(index: int, what: str, cutting: tuple[str, ...], slips: Mapping[str, Fo
         pairs = sheet.alike(parts, index, *cutting)
         if not pairs:
             return RIGHT
-        one, other = pairs[0]
+        first, other = pairs[0]
         differ = [
-            a for a in sheet.sizes if coordinates(one, sheet.sizes)[a] != coordinates(other, sheet.sizes)[a]
+            a for a in sheet.sizes if coordinates(first, sheet.sizes)[a] != coordinates(other, sheet.sizes)[a]
         ]
         said = Sentence(
-            f"ranks {one} and {other} read different {what}, and differ in {' and '.join(differ)} alone.",
+            f"ranks {first} and {other} read different {what}, and differ in {' and '.join(differ)} alone.",
             f"ranks that differ in {' and '.join(differ)} alone read different {what}.",
         )
         because = why(sheet, parts, index, slips)
@@ -270,13 +270,13 @@ def equal_work(sheet: Sheet, parts: Parts) -> Finding:
     busiest = max(work) * n / max(1, sum(work))
     if busiest <= MOST:
         return RIGHT
-    told = f"the busiest rank of cp has {busiest:.2f} times the mean work under a causal mask."
+    fault = f"the busiest rank of cp has {busiest:.2f} times the mean work under a causal mask."
     because = ""
     if why(sheet, parts, 1, {SUCCESSION: in_succession}):
         because = f"{SUCCESSION}With {n} ranks the last has 2 - 1/{n} = {2 - 1 / n:.2f} times the mean."
     general = "the ranks of cp have unequal work under a causal mask."
     return wrong(
-        Sentence(told, general), Sentence(because, SUCCESSION.strip()) if because else "", cause="work"
+        Sentence(fault, general), Sentence(because, SUCCESSION.strip()) if because else "", cause="work"
     )
 
 

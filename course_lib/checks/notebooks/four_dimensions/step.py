@@ -1,0 +1,155 @@
+"""hybrid_step: one step on all axes, with the gradients and the loss of one process."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import asdict
+
+from course_lib.checks import words
+from course_lib.checks.kit import RIGHT, Case, Draw, Finding, Line, Observed, essential, exercise, wrong
+from course_lib.checks.notebooks.four_dimensions.groups import SMALL, OnMesh
+from course_lib.checks.notebooks.four_dimensions.references import REFERENCES
+from course_lib.checks.notebooks.four_dimensions.step_values import gradients_line, loss_line
+from course_lib.checks.notebooks.four_dimensions.steps import RECIPE, Steps, drawn
+from course_lib.facts import axis_bytes, least_bytes, vocab_parallel_loss_bytes
+from course_lib.models import GPTConfig
+
+NUMBER = 8  # bytes of a float64
+SECONDS = 40.0
+POINT = "reducing once, when no microbatch is left"
+WIRES = ("pp", "tp", "cp")
+ORDER = (
+    "Ranks met their groups in an order that depends on the rank. All members of a group call its "
+    "collectives in one order: take the axes in one fixed order on every rank, also on ranks without a loss."
+)
+OTHER_SIZES = (
+    "Ranks of pp hold other parameters, and their gradients have other sizes: reduce over "
+    'mesh.group(("dp", "cp")) alone.'
+)
+SIZES_DIFFER = re.compile(r"collective number|bytes|size|shape")
+
+
+def replicas_line(steps: Steps, title: str) -> Line:
+    """Bytes over dp and cp: one all-reduce over both, or one over each."""
+    mesh, calls = steps.mesh, len(steps.batches)
+    dp, cp = mesh.size("dp"), mesh.size("cp")
+
+    def judge(observed: Observed) -> Finding:
+        for rank in range(mesh.n):
+            here = sum(spec.nbytes for spec in observed.case.sides[rank].outputs.values())
+            least = calls * least_bytes(dp * cp, here)
+            most = calls * (least_bytes(dp, here) + least_bytes(cp, here))
+            over = [
+                o for k in range(calls) for o in mesh.over(mesh.called(observed, rank, k), rank, "dp", "cp")
+            ]
+            sent = sum(operation.bytes_sent for operation in over)
+            spare = calls * SMALL * 2
+            if least - 1 <= sent <= most + spare:
+                continue
+            fault = f"rank {rank} sent {words.number(round(sent))} bytes to its replicas; "
+            if sent < least:
+                return wrong(f"{fault}{words.number(round(least))} are needed.", FEWER, cause="replicas")
+            times = sent / least
+            fault += f"{words.number(round(least))} are enough."
+            return wrong(fault, why(times), cause="replicas")
+        return RIGHT
+
+    def why(times: float) -> str:
+        if times > steps.count - 0.5:
+            return (
+                f"That is {round(times)} times the bytes of one synchronisation: reduce once, after the last "
+                "backward, and not after every microbatch."
+            )
+        if abs(times - 2) < 0.1:
+            return "That is twice the bytes of one synchronisation: reduce each gradient once."
+        return "One sum of all gradients is enough, when no microbatch is left."
+
+    return essential(Line(f"bytes to the replicas: {title}", judge, 1, "communication"))
+
+
+FEWER = "The gradients went another way than by the groups of dp and cp."
+
+
+def axes_line(steps: Steps, title: str) -> Line:
+    """Bytes of the other axes: those of one forward and one backward of every microbatch."""
+    mesh, config = steps.mesh, steps.config
+    _, _, rows, seq = steps.batches[0][0].shape
+    calls = len(steps.batches)
+    axes = [axis for axis in WIRES if mesh.size(axis) > 1]
+    if steps.sequence is not None:  # the closed form is that of whole tokens between the layers
+        axes.remove("tp")
+
+    def wanted(rank: int) -> dict[str, float]:
+        count, stage = steps.count, mesh.place(rank, "pp")
+        batch = rows * count * mesh.size("dp")
+        sent = axis_bytes(config, mesh.sizes, count, batch, seq, stage, NUMBER)
+        if stage == mesh.size("pp") - 1:  # the loss' numbers, too, have eight bytes here, and not four
+            sent["tp"] += count * vocab_parallel_loss_bytes(mesh.size("tp"), steps.tokens)
+        return {axis: calls * sent[axis] for axis in axes}
+
+    def sent(observed: Observed, rank: int, axis: str) -> float:
+        group = tuple(mesh.ranks(rank, axis))
+        operations = (o for k in range(calls) for o in mesh.called(observed, rank, k))
+        messages = axis != "tp"
+        return sum(
+            o.bytes_sent
+            for o in operations
+            if o.group == group and (o.op == "send") == messages and o.nbytes > SMALL
+        )
+
+    def judge(observed: Observed) -> Finding:
+        for rank in range(mesh.n):
+            for axis, bound in wanted(rank).items():
+                amount = sent(observed, rank, axis)
+                if abs(amount - bound) > 1:
+                    fault = f"rank {rank} sent {words.number(round(amount))} bytes along {axis}; "
+                    fault += (
+                        f"one forward and backward of each microbatch sends {words.number(round(bound))}."
+                    )
+                    twice = abs(amount - 2 * bound) <= 1
+                    return wrong(fault, "The schedule ran twice." if twice else "", cause="axes")
+        return RIGHT
+
+    return Line(f"bytes along {' and '.join(axes)}: {title}", judge, 0.5, "communication")
+
+
+def case(
+    draw: Draw, sizes: dict[str, int], title: str, *, tied: bool = False, modern: bool = False,
+    count: int = 2, rows: int = 2, calls: int = 1, sequence: str | None = None,
+) -> Case:  # fmt: skip
+    config = GPTConfig(24, 16, layers=2, heads=2, width=8, tied=tied)
+    if modern:
+        config = GPTConfig(**{**asdict(config.modern()), "tied": tied})
+    mesh = OnMesh(sizes)
+    steps = drawn(draw, mesh, config, count, rows, 16, calls, sequence)
+    lines = [gradients_line(steps, title), loss_line(steps, title)]
+    if mesh.size("dp", "cp") > 1:
+        lines.append(replicas_line(steps, title))
+    if mesh.size("pp", "tp", "cp") > 1:
+        lines.append(axes_line(steps, title))
+    sides = [steps.side(rank) for rank in range(mesh.n)]
+    return Case(title, sides, lines, recipe=RECIPE, groups=mesh.groups, timeout=SECONDS)
+
+
+def trouble(case: Case, kind: str, text: str) -> str:
+    if kind == "deadlock":
+        return ORDER
+    return OTHER_SIZES if "pp" in case.title and SIZES_DIFFER.search(text) else ""
+
+
+@exercise(
+    points=13, objects=("hybrid_step",), references=REFERENCES, hint=trouble, point=POINT,
+)  # fmt: skip
+def hybrid_step(draw: Draw) -> Iterator[Case]:
+    yield case(draw, {"pp": 2, "dp": 2}, "pp 2 x dp 2, tied", tied=True, count=4, rows=1)
+    yield case(draw, {"dp": 2, "cp": 2}, "dp 2 x cp 2, two calls", calls=2)
+    yield case(draw, {"dp": 2, "tp": 2}, "dp 2 x tp 2", modern=True)
+    yield case(draw, {"pp": 2, "dp": 2, "tp": 2}, "pp 2 x dp 2 x tp 2, tied", tied=True, rows=1)
+    if draw.hidden:
+        yield case(draw, {"pp": 2, "tp": 2}, "pp 2 x tp 2, tied", tied=True, modern=True)
+        yield case(draw, {"cp": 2, "dp": 2, "pp": 2}, "cp 2 x dp 2 x pp 2", count=3)
+        yield case(
+            draw, {"dp": 2, "cp": 2, "tp": 2}, "dp 2 x cp 2 x tp 2, tokens cut", tied=True, rows=1,
+            sequence="keep",
+        )  # fmt: skip

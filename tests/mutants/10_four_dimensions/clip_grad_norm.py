@@ -1,0 +1,209 @@
+# %% base: what the wrong ones change
+def clip_grad_norm(named_parameters, max_norm, mesh, cut, tied):
+    first_of_tp = mesh.coordinate.get("tp", 0) == 0
+    first_of_pp = mesh.coordinate.get("pp", 0) == 0
+    squares = torch.zeros((), dtype=torch.float64, device=mesh.device)
+    gradients = []
+    for name, param in named_parameters:
+        if param.grad is None:
+            continue
+        gradients.append(param.grad)
+        once_on_tp = name in cut or first_of_tp
+        once_on_pp = name not in tied or first_of_pp
+        if once_on_tp and once_on_pp:
+            squares += param.grad.double().square().sum()
+    dist.all_reduce(squares, group=mesh.group(("pp", "tp")))
+    norm = squares.sqrt().item()
+    factor = min(1.0, max_norm / (norm + 1e-6))
+    for gradient in gradients:
+        gradient.mul_(factor)
+    return norm
+
+
+# %% wrong: tied weights count twice
+# says: A tied weight is on two stages
+# base: what the wrong ones change
+-        once_on_pp = name not in tied or first_of_pp
++        once_on_pp = True
+
+
+# %% wrong: everything over tp and pp
+# says: whole on tp are on all of its ranks: the first of them counts. A tied weight
+# base: what the wrong ones change
+-        if once_on_tp and once_on_pp:
+-            squares += param.grad.double().square().sum()
++        squares += param.grad.double().square().sum()
+
+
+# %% wrong: everything over the world
+# says: That is over all ranks
+# base: what the wrong ones change
+-        if once_on_tp and once_on_pp:
+-            squares += param.grad.double().square().sum()
+-    dist.all_reduce(squares, group=mesh.group(("pp", "tp")))
++        squares += param.grad.double().square().sum()
++    dist.all_reduce(squares)
+
+
+# %% wrong: each rank's own norm, as torch.nn.utils does
+# says: ranks 0 and 7 returned norms of their own
+def clip_grad_norm(named_parameters, max_norm, mesh, cut, tied):
+    params = [param for _, param in named_parameters if param.grad is not None]
+    return torch.nn.utils.clip_grad_norm_(params, max_norm).item()
+
+
+# %% wrong: the norm is right, and each rank clips by its own
+# says: copies of what is whole drift apart
+# base: what the wrong ones change
+-    factor = min(1.0, max_norm / (norm + 1e-6))
++    own = sum(gradient.square().sum() for gradient in gradients) ** 0.5 if gradients else 1.0
++    factor = min(1.0, float(max_norm / (own + 1e-6)))
+
+
+# %% wrong: norms are added
+# says: Norms do not add up, their squares do
+# base: what the wrong ones change
+-    dist.all_reduce(squares, group=mesh.group(("pp", "tp")))
+-    norm = squares.sqrt().item()
++    norms = squares.sqrt()
++    dist.all_reduce(norms, group=mesh.group(("pp", "tp")))
++    norm = norms.item()
+
+
+# %% wrong: the replicas are added
+# says: Ranks of dp and cp hold the same gradients
+# base: what the wrong ones change
+-    dist.all_reduce(squares, group=mesh.group(("pp", "tp")))
++    dist.all_reduce(squares)
+
+
+# %% wrong: whole parameters count on all ranks of tp
+# says: whole on tp are on all of its ranks
+# base: what the wrong ones change
+-        once_on_tp = name in cut or first_of_tp
++        once_on_tp = True
+
+
+# %% wrong: only the first stage scales
+# says: Only some ranks scaled: ranks 4 to 7 left
+# base: what the wrong ones change
+-    for gradient in gradients:
+-        gradient.mul_(factor)
++    for gradient in gradients if first_of_pp else []:
++        gradient.mul_(factor)
+
+
+# %% wrong: the largest element
+# says: the largest element's magnitude
+# base: what the wrong ones change
+-            squares += param.grad.double().square().sum()
+-    dist.all_reduce(squares, group=mesh.group(("pp", "tp")))
+-    norm = squares.sqrt().item()
++            squares = torch.maximum(squares, param.grad.abs().max())
++    dist.all_reduce(squares, op=dist.ReduceOp.MAX, group=mesh.group(("pp", "tp")))
++    norm = squares.item()
+
+
+# %% wrong: gradients of None are not skipped
+# says: A parameter without a gradient has `grad` None
+# base: what the wrong ones change
+-        if param.grad is None:
+-            continue
+
+
+# %% wrong: the stages are not added
+# says: sum over pp, too
+# base: what the wrong ones change
+-    dist.all_reduce(squares, group=mesh.group(("pp", "tp")))
++    dist.all_reduce(squares, group=mesh.group("tp"))
+
+
+# %% wrong: the ranks of tp are not added
+# says: sum over tp, too
+# base: what the wrong ones change
+-    dist.all_reduce(squares, group=mesh.group(("pp", "tp")))
++    dist.all_reduce(squares, group=mesh.group("pp"))
+
+
+# %% wrong: the square of the norm
+# says: the square of the norm: take its root
+# base: what the wrong ones change
+-    norm = squares.sqrt().item()
++    norm = squares.item()
+
+
+# %% wrong: small norms are scaled up
+# says: A norm below max_norm stays
+# base: what the wrong ones change
+-    factor = min(1.0, max_norm / (norm + 1e-6))
++    factor = max_norm / (norm + 1e-6)
+
+
+# %% wrong: new tensors are scaled
+# says: scale `grad` itself, in place
+# base: what the wrong ones change
+-        gradient.mul_(factor)
++        gradient = gradient * factor
+
+
+# %% wrong: the weights are scaled
+# says: a parameter was changed: scale its gradient instead
+# base: what the wrong ones change
+-        gradients.append(param.grad)
++        gradients.append(param.data)
+
+
+# %% wrong: ranks without gradients stay away
+# says: also ranks that have nothing to count
+# base: what the wrong ones change
+-    dist.all_reduce(squares, group=mesh.group(("pp", "tp")))
++    if gradients:
++        dist.all_reduce(squares, group=mesh.group(("pp", "tp")))
+
+
+# %% wrong: the gradients travel
+# says: numbers travel, not gradients
+# base: what the wrong ones change
+-            squares += param.grad.double().square().sum()
++            squares += param.grad.double().square().sum()
++            whole = [torch.empty_like(param.grad) for _ in range(mesh.size("tp"))]
++            if name in cut:
++                dist.all_gather(whole, param.grad, group=mesh.group("tp"))
+
+
+# %% right: one sum over tp, then one over pp
+# base: what the wrong ones change
+-    dist.all_reduce(squares, group=mesh.group(("pp", "tp")))
++    dist.all_reduce(squares, group=mesh.group("tp"))
++    dist.all_reduce(squares, group=mesh.group("pp"))
+
+
+# %% right: norms of parts, by PyTorch, combined
+def clip_grad_norm(named_parameters, max_norm, mesh, cut, tied):
+    held = {name: param.grad for name, param in named_parameters if param.grad is not None}
+    if mesh.coordinate.get("pp", 0) > 0:
+        counted = {name: gradient for name, gradient in held.items() if name not in tied}
+    else:
+        counted = held
+    parts = [gradient for name, gradient in counted.items() if name in cut]
+    wholes = [gradient for name, gradient in counted.items() if name not in cut]
+    pair = torch.zeros(2, dtype=torch.float64, device=mesh.device)
+    for place, tensors in enumerate((parts, wholes)):
+        if tensors:
+            pair[place] = torch.nn.utils.get_total_norm(tensors) ** 2
+    pair[1] /= mesh.size("tp")
+    dist.all_reduce(pair, group=mesh.group(("pp", "tp")))
+    norm = pair.sum().sqrt().item()
+    if norm > max_norm:
+        for gradient in held.values():
+            gradient *= max_norm / (norm + 1e-6)
+    return norm
+
+
+# %% right: one vector with the square of every parameter's pieces
+# base: what the wrong ones change
+-    dist.all_reduce(squares, group=mesh.group(("pp", "tp")))
++    row = torch.zeros(mesh.size(("pp", "tp")), dtype=torch.float64, device=mesh.device)
++    row[dist.get_rank(mesh.group(("pp", "tp")))] = squares
++    dist.all_reduce(row, group=mesh.group(("pp", "tp")))
++    squares = row.sum()
