@@ -36,7 +36,7 @@ from torch import Tensor
 
 Block = tuple[int, int]
 
-# What shares a scale, by the names under which recipes are known.
+# Blocks that share a scale, by the names under which recipes are known.
 BLOCKS: dict[str, Block] = {
     "tensor": (-1, -1),
     "row": (1, -1),

@@ -152,7 +152,7 @@ def test_a_group_of_its_own_agrees_alone(cpu_backend: str) -> None:
     assert list(launch(job, world_size=4, backend=cpu_backend)) == [2.0, 3.0, 2.0, 3.0]
 
 
-# What shares a scale in the weights, beside a block of the activations.
+# Blocks of the weights that share a scale, beside those of the activations.
 WEIGHTS: dict[Block, Block] = {(-1, -1): (-1, -1), (1, -1): (-1, 1), (1, 128): (128, 128)}
 
 

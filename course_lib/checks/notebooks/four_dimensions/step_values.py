@@ -55,7 +55,7 @@ def factor(value: float) -> str:
 
 
 class Gradients:
-    """What all ranks returned, beside the right gradients."""
+    """The gradients that all ranks returned, beside the right ones."""
 
     def __init__(self, steps: Steps, observed: Observed):
         self.steps, self.observed, self.mesh = steps, observed, steps.mesh

@@ -195,16 +195,16 @@ def row_tflops(row: tuple, took: float) -> float:
     return flops / (gpus * took) / 1e12
 
 
-def fit(found: Sequence[Sequence[float]]) -> list[float]:
+def fit(reached: Sequence[Sequence[float]]) -> list[float]:
     """Each row's TFLOP/s over the published, at the efficiency that gives the published of one row.
 
-    found: for each row the TFLOP/s at every efficiency of the grid. Between two of these it is a line.
+    reached: for each row the TFLOP/s at every efficiency of the grid. Between two of these it is a line.
     """
-    target, row = TABLE_1[FITTED][8], found[FITTED]
+    target, row = TABLE_1[FITTED][8], reached[FITTED]
     for k in range(len(GRID) - 1):
         if row[k] <= target <= row[k + 1] and row[k + 1] > row[k]:
             at = (target - row[k]) / (row[k + 1] - row[k])
-            between = [each[k] + at * (each[k + 1] - each[k]) for each in found]
+            between = [each[k] + at * (each[k + 1] - each[k]) for each in reached]
             return [tflops / line[8] for tflops, line in zip(between, TABLE_1, strict=True)]
     return []
 
@@ -213,7 +213,7 @@ def published_line() -> Case:
     calls = [call(0, row_args(row, efficiency)) for row in TABLE_1 for efficiency in GRID]
 
     def judge(observed: Observed) -> Finding:
-        found: list[list[float]] = []
+        reached: list[list[float]] = []
         for k, row in enumerate(TABLE_1):
             answers = [observed.answer(k * len(GRID) + j) for j in range(len(GRID))]
             took = [numeric(answer.value) if answer.error is None else None for answer in answers]
@@ -221,8 +221,8 @@ def published_line() -> Case:
                 return wrong(
                     f"step_seconds gives no positive number for the row of {row[0]}B.", cause="table"
                 )
-            found.append([row_tflops(row, each) for each in took if each is not None])
-        ratios = fit(found)
+            reached.append([row_tflops(row, each) for each in took if each is not None])
+        ratios = fit(reached)
         if not ratios:
             return wrong(
                 f"no efficiency from {GRID[0]} to {GRID[-1]} gives the 140 TFLOP/s of the 76.1B row.",

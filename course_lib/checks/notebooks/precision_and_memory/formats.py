@@ -79,10 +79,10 @@ class Form:
         size = x.abs().nan_to_num(nan=0.0)
         place = torch.searchsorted(ties, size)
         tie = (place < len(ties)) & (ties[place.clamp(max=len(ties) - 1)] == size)
-        found = table[place + (tie & (place % 2 == 1))]
+        rounded = table[place + (tie & (place % 2 == 1))]
         if not self.finite:
-            found = torch.where(size >= self.edge, INFINITY, found)
-        return torch.where(x.isnan(), x, found.copysign(x))
+            rounded = torch.where(size >= self.edge, INFINITY, rounded)
+        return torch.where(x.isnan(), x, rounded.copysign(x))
 
 
 def power(exponent: Tensor) -> Tensor:
@@ -109,12 +109,12 @@ def variant(
         size = x.abs()
         of_binade = torch.frexp(size).exponent - 1 if binade is None else binade(size)
         step = power(of_binade.clamp(min=least) - form.mantissa_bits)
-        found = rounding(size / step) * step
+        rounded = rounding(size / step) * step
         if flush:
-            found = torch.where(size < 2.0**least, 0.0, found)
-        found = torch.where(found > most if above is None else size > above, end, found)
-        found = found.copysign(x) if sign else torch.where(x < 0, 0 - found, found) + 0.0
-        return torch.where(x.isnan(), x, found)
+            rounded = torch.where(size < 2.0**least, 0.0, rounded)
+        rounded = torch.where(rounded > most if above is None else size > above, end, rounded)
+        rounded = rounded.copysign(x) if sign else torch.where(x < 0, 0 - rounded, rounded) + 0.0
+        return torch.where(x.isnan(), x, rounded)
 
     return rounded
 
@@ -130,7 +130,7 @@ def slips(form: Form) -> dict[str, Rounding]:
     """The sentence for each mistake, and the rounding that makes it."""
     fine = 2.0**-form.mantissa_bits
 
-    found = {
+    variants = {
         "It truncates: half of all values are one step too small.": variant(form, rounding=torch.floor),
         "It rounds up always: half of all values are one step too large.": variant(
             form, rounding=torch.ceil
@@ -160,7 +160,7 @@ def slips(form: Form) -> dict[str, Rounding]:
     }  # fmt: skip
     if form.finite:
         ieee = (2 - fine) * 2.0**form.bias
-        found |= {
+        variants |= {
             "448 + ... = inf: e4m3 has no infinities. With finite=True it saturates.": variant(
                 form, over="inf"
             ),
@@ -175,14 +175,14 @@ def slips(form: Form) -> dict[str, Rounding]:
             ),
         }
     else:
-        found |= {
+        variants |= {
             "It overflows at the largest number, not at the largest + half a step: 65519 is 65504 in fp16, "
             "65520 is inf.": variant(form, above=form.largest),
             "It saturates: without finite=True values beyond are infinite.": variant(form, over="largest"),
             "The largest number is too large by a binade: the last exponent stands for infinity and NaN, and "
             "bias is 2^(exponent_bits - 1) - 1.": variant(form, largest=(2 - fine) * 2.0 ** (form.bias + 1)),
         }
-    return found
+    return variants
 
 
 def drawn(draw: Draw, form: Form) -> dict[str, Tensor]:
@@ -261,8 +261,8 @@ def case(draw: Draw, form: Form, weight: float) -> Case:
     def said(name: str, x: Tensor, got: Tensor, want: Tensor) -> Sentence:
         count, kind = words.counted(len(x), "value"), f"{form.name}, {name}"
         shown = int(x.abs().nan_to_num(nan=INFINITY).argmin())
-        one = f"{float(x[shown])!r} became {float(got[shown])!r} and not {float(want[shown])!r}"
-        return Sentence(f"{kind}: {count} wrong; {one}.", f"{kind}: values are wrong.")
+        example = f"{float(x[shown])!r} became {float(got[shown])!r} and not {float(want[shown])!r}"
+        return Sentence(f"{kind}: {count} wrong; {example}.", f"{kind}: values are wrong.")
 
     shares = {"numbers of the format": 0.5, "normal numbers": 1.0, "ties": 1.0, "subnormal numbers": 1.0}
     lines = [line(name, shares.get(name, 1.0)) for name in parts]

@@ -93,7 +93,7 @@ def spread(scales: Tensor, x: Tensor, block: Block) -> Tensor:
 def slips(dtype: torch.dtype) -> dict[str, Scales]:
     """The sentence for each mistake, and the scales that it gives."""
     end, other = ENDS[dtype], ENDS[E4M3 if dtype == E5M2 else E5M2]
-    found: dict[str, Scales] = {
+    by_slip: dict[str, Scales] = {
         "The scale is upside down: values = x / scale and x = values * scale, so it is amax / largest.": (
             lambda x, block, dtype: 1 / right(x, block, dtype)
         ),
@@ -123,7 +123,7 @@ def slips(dtype: torch.dtype) -> dict[str, Scales]:
             lambda x, block, dtype: over_blocks(x.double(), block, lambda part: part.abs().mean()) / end
         ),
     }  # fmt: skip
-    return found
+    return by_slip
 
 
 def value_slips(x: Tensor, scales: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -237,19 +237,19 @@ def misfit(call: Quantized, misfits: Mapping[str, str]) -> Finding | None:
     return None
 
 
-def scales_wrong(call: Quantized, found: Tensor, values: Tensor, where: str) -> Finding | None:
+def scales_wrong(call: Quantized, scales: Tensor, values: Tensor, where: str) -> Finding | None:
     wanted = call.wanted
     dead = wanted == 0
-    if bool((~found.isfinite() & dead).any()) or bool((~values.isfinite() & of_dead(call)).any()):
+    if bool((~scales.isfinite() & dead).any()) or bool((~values.isfinite() & of_dead(call)).any()):
         return wrong("a block of zeros gave NaN.", ZEROS, cause=ZEROS)
-    off = ((found - wanted).abs() > ULP * wanted + LEAST) & ~dead
+    off = ((scales - wanted).abs() > ULP * wanted + LEAST) & ~dead
     if not bool(off.any()):
         return None
-    said = difference(f"{where}scales are wrong", found.where(~dead, wanted), wanted, "scale {} is ")
-    if call.whole is not None and matches(found, right(call.x, call.block, call.dtype), dead):
+    said = difference(f"{where}scales are wrong", scales.where(~dead, wanted), wanted, "scale {} is ")
+    if call.whole is not None and matches(scales, right(call.x, call.block, call.dtype), dead):
         return wrong(said, LOCAL, cause=LOCAL)
     for says, slip in slips(call.dtype).items():
-        if matches(found, slip(call.x, call.block, call.dtype), dead):
+        if matches(scales, slip(call.x, call.block, call.dtype), dead):
             return wrong(said, says, cause=says)
     if float(wanted.max()) < 1e-30:
         return wrong(said, SMALL, cause=SMALL)
@@ -261,8 +261,8 @@ def of_dead(call: Quantized) -> Tensor:
     return spread(call.wanted == 0, call.x, call.block)
 
 
-def matches(found: Tensor, slip: Tensor, dead: Tensor) -> bool:
-    return bool(((found - slip).abs() <= (1e-6 * slip.abs() + LEAST)).where(~dead, True).all())
+def matches(scales: Tensor, slip: Tensor, dead: Tensor) -> bool:
+    return bool(((scales - slip).abs() <= (1e-6 * slip.abs() + LEAST)).where(~dead, True).all())
 
 
 def values_wrong(call: Quantized, scales: Tensor, values: Tensor, where: str) -> Finding | None:

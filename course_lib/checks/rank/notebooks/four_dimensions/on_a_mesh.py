@@ -46,7 +46,7 @@ WEIGHT = 7.0  # of all parameters in `norms`: it must stay
 
 @dataclass
 class Told:
-    """begun: operations begun before the first call, and after each; returned: what the calls gave.
+    """begun: operations begun before the first call, and after each; returned: the results of the calls.
 
     misfits: {name: text} of a tensor that came in another shape or not at all, with zeros in its place.
     """

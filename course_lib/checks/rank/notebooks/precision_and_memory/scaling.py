@@ -42,16 +42,16 @@ def scales(
     objects: list, tensors: dict[str, torch.Tensor], groups: list, instructions: dict
 ) -> tuple[dict[str, Told], dict[str, Any]]:
     """Every call of the instructions, one after the other."""
-    told: dict[str, Told] = {}
+    replies: dict[str, Told] = {}
     outputs: dict[str, Any] = {}
     for described in instructions.get("calls", ()):
         name, reply = described["name"], Told()
-        inputs = [_clone(tensors[given]) for given in described["inputs"]]
+        inputs = [_clone(tensors[key]) for key in described["inputs"]]
         results = {f"after.{place}": tensor for place, tensor in enumerate(inputs)}
         try:
             results |= made(objects, inputs, groups, described)
         except Exception as error:
-            if isinstance(error, NotImplementedError) and not told and not str(error):
+            if isinstance(error, NotImplementedError) and not replies and not str(error):
                 raise
             reply.error = describe(error)
         for key, (kind, shape) in described["expects"].items():
@@ -59,10 +59,10 @@ def scales(
             if not isinstance(result, _Tensor) or (result.dtype, list(result.shape)) != (dtype, shape):
                 reply.misfits[key] = type_of(result)
                 result = _zeros(shape, dtype=dtype)
-            # scales may be expanded: what is sent has a stride
+            # Scales may be expanded. A tensor that is sent has a stride.
             outputs[f"{name}.{key}"] = _copy(_zeros(shape, dtype=dtype), _detach(result))
-        told[name] = reply
-    return told, outputs
+        replies[name] = reply
+    return replies, outputs
 
 
 def made(objects: list, inputs: list[torch.Tensor], groups: list, described: dict) -> dict[str, Any]:
