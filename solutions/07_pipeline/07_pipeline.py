@@ -2099,8 +2099,8 @@ report = check("07_pipeline/dualpipe", dualpipe, cases="hidden")
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# **Measure.** In the chart a box in two halves is a pair. How long is the step if a pair takes as long as its
-# parts, and if it takes a quarter less?
+# **Measure.** In the chart a box in two halves is a pair, and the paler colours are those of the second copy. How
+# long is the step if a pair takes as long as its parts, and if it takes a quarter less?
 
 # %% tags=["skip-in-grading"]
 schedule = made(dualpipe, 4, 12, copies=2)
