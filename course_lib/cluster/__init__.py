@@ -8,6 +8,7 @@ step_time.py   step_seconds, step_parts: where a step's time goes
 advisor.py     advise: every layout judged, with the first reason why it was dropped; best_layout
 by_hand.py     the same in four functions of plain numbers, as notebook 10 asks for them
 strategy.py    strategy_advisor: the verdicts as a widget, with bars of memory and time
+replay.py      a recorded run, done again on other wires; a schedule of many stages on the clock
 published.py   published steps, row by row, the one constant that is fitted, and how far the rest is off
 
 The names that an exercise asks for are imported when they are first used, so that the others can be used
