@@ -26,6 +26,7 @@ PARTS = (
     "tensor_parallel",
     "pipeline",
     "context_parallel",
+    "four_dimensions",
     "recording",
     "checks",
 )
