@@ -731,6 +731,7 @@ def test_the_points_of_an_assignment_add_up(assignment, points):
         "06_tensor_parallel",
         "07_pipeline",
         "08_context_parallel",
+        "09_precision_and_memory",
     ],
 )
 def test_hidden_cases_are_the_visible_ones_and_more(assignment, seed):

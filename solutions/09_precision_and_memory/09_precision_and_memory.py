@@ -1,0 +1,1555 @@
+# %% [markdown]
+# # 09 · Precision and memory
+#
+# **What can be stored smaller, later, or not at all?**
+#
+# Everything in notebook 01's timeline is a stored number. Three questions empty it, band by band. Could it
+# have fewer bits? Could it be stored elsewhere, or later? Need it be stored at all?
+#
+# Each answer breaks something at first, and you will see it: 95 % of all gradients become zero; weights stop
+# moving; dropout draws other masks. And each has a form that
+# only N ranks can break: a rank that skips a step alone, replicas that round apart, a recomputation that
+# sends again.
+#
+# | | |
+# |---|---|
+# | you will build | a number's rounding to a format; a loss scaler on which all ranks agree; stochastic rounding; checkpoints, functions that are run again instead of being remembered, and the distance between them; optionally a loss without logits |
+# | you need | notebook 01 §3: the tensors that autograd keeps; notebook 02: `all_reduce`; notebook 06: all-reduces of a block |
+# | time | two hours and five minutes, best in two sittings, and 20 minutes for the optional section |
+# | points | 44, and 4 of extra credit |
+# | on a rented machine | nothing to rent: two cores are enough. One cell measures a GPU if there is one |
+#
+# | section | minutes | points | rests on |
+# |---|---|---|---|
+# | 1 A float from its bits | 20 | 8 | |
+# | 2 Loss scaling, and the ranks that must agree on it | 35 | 10 | 1 |
+# | 3 Updates that are lost | 20 | 6 | 1 |
+# | 6 Not stored: checkpointing | 40 | 14 | notebook 01 |
+# | 7 Later, and not at all | 5 | | 6 |
+# | 8 Questions | 5 | 6 | all |
+# | 9 Optional: the loss in pieces | 20 | 4 extra | |
+
+# %% [markdown]
+# ### Words
+#
+# | | |
+# |---|---|
+# | exponent, mantissa | the bits of a float that say how large it is, and those that say where between two powers of two |
+# | binade | the numbers from one power of two to the next; a format's numbers have equal distances there |
+# | subnormal | a number below the smallest power of two that the exponent reaches, with the distances of the first binade |
+# | fp16, bf16 | formats of 16 bits: 5 + 10 and 8 + 7 bits of exponent and mantissa |
+# | e4m3, e5m2 | formats of 8 bits, with 4 or 5 bits of exponent and 3 or 2 of mantissa |
+# | scale | a factor by which numbers are multiplied before they are stored, so that they fit into a format |
+# | master copy | float32 weights that the optimizer changes, beside those in 16 bits that are multiplied |
+
+# %%
+import contextlib
+import gc
+import math
+import time
+import warnings
+from functools import partial
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from course_lib import check, device, launch
+from course_lib.data import batch, library_text
+from course_lib.ledger.colours import ALARM, BACKWARD, FORWARD, QUIET, WEIGHT_GRADIENT, picture
+from course_lib.models import GPT, GPTConfig, next_token_loss
+from course_lib.scorecard import Row, Scorecard, costs
+
+torch.set_num_threads(1)  # the last digits of a loss depend on the number of threads
+
+# %% [markdown]
+# The next cell holds the tools of this notebook; you need not read it now. `said` and `written` call
+# functions of yours that may not be written yet.
+
+
+# %%
+def said(function, *args, **kwargs):
+    """The result of a function of yours, or None before you have written it."""
+    with contextlib.suppress(NotImplementedError):
+        return function(*args, **kwargs)
+
+
+def written(function, *args, **kwargs):
+    """Whether a function of yours is written; prints a line if it is not."""
+    try:
+        function(*args, **kwargs)
+    except NotImplementedError:
+        print(f"{function.__name__} is not written yet")
+        return False
+    return True
+
+
+def plot(width=7.0, height=2.6):
+    """A figure and its axes, with the course's colours and small labels."""
+    figure = picture(width, height)
+    axes = figure.subplots()
+    axes.tick_params(labelsize=8, colors=QUIET)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+SMALL = GPTConfig(layers=2, heads=2, width=32, context=128)
+
+
+# %% [markdown]
+# ## 1 · A float from its bits
+#
+# | | |
+# |---|---|
+# | you will write | `round_to(x, exponent_bits, mantissa_bits, *, finite=False)` |
+# | time | 20 minutes |
+# | points | 8 |
+#
+# A float has a sign, some bits e of *exponent* and some bits m of *mantissa*. With
+# bias = 2^(exponent bits − 1) − 1 its value is
+#
+# (1 + m / 2^(mantissa bits)) · 2^(e − bias), or for e = 0: (m / 2^(mantissa bits)) · 2^(1 − bias).
+#
+# From 2^k to 2^(k+1) the numbers have equal distances, and above 2^(k+1) twice the distance. So the exponent
+# says how far a format reaches, and the mantissa how fine it is. Both kinds of 16 bits, side by side:
+#
+# | | exponent | mantissa | next after 1 | largest | smallest |
+# |---|---|---|---|---|---|
+# | float32 | 8 | 23 | 1 + 2⁻²³ | 3.4 · 10³⁸ | 2⁻¹⁴⁹ |
+# | bf16 | 8 | 7 | 1 + 2⁻⁷ | 3.4 · 10³⁸ | 2⁻¹³³ |
+# | fp16 | 5 | 10 | 1 + 2⁻¹⁰ | 65,504 | 2⁻²⁴ |
+# | e5m2 | 5 | 2 | 1 + 2⁻² | 57,344 | 2⁻¹⁶ |
+# | e4m3 | 4 | 3 | 1 + 2⁻³ | 448 | 2⁻⁹ |
+#
+# bf16 is float32 cut in half. fp16 has three more bits of mantissa, and it pays for them with its range.
+#
+# **Predict.** How many numbers has fp16 from 1 up to 2, without 2? And how many from 2⁻²⁴ up to 2⁻¹⁴, where
+# its subnormal numbers are? Say both before you run the next cells.
+
+# %% tags=["skip-in-grading"]
+bits = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.float16).double()
+print("from 1 to 2:        ", int(((bits >= 1) & (bits < 2)).sum()))
+print("from 2^-24 to 2^-14:", int(((bits >= 2**-24) & (bits < 2**-14)).sum()))
+
+# %% [markdown]
+# 1,024 and 1,023. Ten binades have to do with as many numbers as one has above. Now see the numbers of
+# four formats from 1 to 2, then from 0 to 2⁻¹².
+
+# %% tags=["skip-in-grading"]
+from course_lib.precision.explorer import formats, number_line
+
+number_line(("bf16", "fp16", "e5m2", "e4m3"), 1.0, 2.0)
+
+# %% tags=["skip-in-grading"]
+number_line(("fp16", "e5m2", "e4m3"), 0.0, 2.0**-12)
+
+# %% [markdown]
+# The lower picture has no row for bf16: its numbers there cannot be told apart. fp16's stand 2⁻²⁴ apart,
+# e5m2's 2⁻¹⁶, and e4m3 has 0 alone: its smallest number is 2⁻⁹. Switch the bits of a number on and off:
+
+# %% tags=["skip-in-grading"]
+formats(0.1, "fp16")
+
+# %% [markdown]
+# **Build.** `round_to` gives each number of x the nearest number of a format, in float64. Hardware takes the
+# one whose last bit is 0 if two are as near: *ties to even*. Find the binade, then the distance of the numbers
+# in it, and round to a multiple of that.
+#
+# - Below 2^(1 − bias) the distance shrinks no further: those are the subnormal numbers.
+# - Above the largest number there would be a next one. A value below the middle between the two becomes the
+#   largest number, and from the middle on infinity: 65,519 becomes 65,504 in fp16, and 65,520 becomes infinity.
+# - `finite=True` stands for formats such as e4m3, which have no infinities. They have one more binade, and its
+#   last code is NaN: so their largest number is (2 − 2 · 2^(−mantissa bits)) · 2^(bias + 1), 448 for e4m3. Values
+#   beyond it *saturate*: they become ±448, infinity included.
+# - NaN stays NaN. −10⁻³⁰ becomes −0.
+
+
+# %% nbgrader={"grade_id": "round_to", "solution": true}
+def round_to(
+    x: torch.Tensor, exponent_bits: int, mantissa_bits: int, *, finite: bool = False
+) -> torch.Tensor:
+    """`x` rounded to the nearest number of a format, ties to even; a new float64 tensor of its shape.
+
+    x: float64, any shape. finite: without infinities, with one more binade, saturating.
+    """
+    ### BEGIN SOLUTION
+    bias = 2 ** (exponent_bits - 1) - 1
+    binade = torch.frexp(x).exponent - 1
+    step = torch.exp2((binade.clamp(min=1 - bias) - mantissa_bits).double())
+    rounded = torch.round(x / step) * step
+    if finite:
+        largest = (2 - 2 * 2.0**-mantissa_bits) * 2.0 ** (bias + 1)
+        return rounded.clamp(-largest, largest)
+    largest = (2 - 2.0**-mantissa_bits) * 2.0**bias
+    infinity = torch.full_like(x, math.inf).copysign(x)
+    return torch.where(rounded.abs() > largest, infinity, rounded)
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint: the binade</summary><code>torch.log2</code> is rounded itself, and wrong beside powers of two.
+# <code>torch.frexp(x)</code> reads the exponent from the bits. Its mantissa lies between ½ and 1: what does that mean for
+# the exponent?</details>
+# <details><summary>Hint: to even</summary><code>torch.round</code> rounds halves to the even integer. A power of two
+# divides without rounding.</details>
+#
+# **Check.**
+
+# %% nbgrader={"grade_id": "round_to_check", "points": 8}
+report = check("09_precision_and_memory/round_to", round_to)
+### BEGIN HIDDEN TESTS
+report = check("09_precision_and_memory/round_to", round_to, cases="hidden")
+### END HIDDEN TESTS
+report.points(8)
+
+# %% [markdown]
+# **Measure.** Your function beside PyTorch's cast, on 100,000 numbers of all magnitudes; then the relative error
+# against the magnitude.
+
+# %% tags=["skip-in-grading"]
+torch.manual_seed(0)
+everywhere = torch.randn(100_000) * torch.exp2(torch.randint(-40, 18, (100_000,)).float())
+if written(round_to, torch.ones(1).double(), 5, 10):
+    for name, dtype, sizes in (
+        ("fp16", torch.float16, (5, 10)),
+        ("bf16", torch.bfloat16, (8, 7)),
+        ("e5m2", torch.float8_e5m2, (5, 2)),
+    ):
+        equal = round_to(everywhere.double(), *sizes) == everywhere.to(dtype).double()
+        print(f"{name}: {int(equal.sum()):,} of {len(equal):,} equal")
+
+# %% tags=["skip-in-grading"]
+FORMS = {"bf16": (8, 7, FORWARD), "fp16": (5, 10, BACKWARD), "e5m2": (5, 2, WEIGHT_GRADIENT)}
+
+
+def errors_picture():
+    """The mean relative error of numbers of each binade, by format."""
+    figure, axes = plot()
+    binades = torch.arange(-30, 20)
+    values = torch.exp2(binades.double())[:, None] * torch.linspace(1, 2, 400).double()
+    for name, (exponent, mantissa, colour) in FORMS.items():
+        error = ((round_to(values, exponent, mantissa) - values).abs() / values).mean(1)
+        axes.step(binades, error.clamp(max=1), label=name, color=colour, where="post")
+    axes.set_yscale("log")
+    axes.set_xlabel("log2 of the number", fontsize=8)
+    axes.set_ylabel("relative error", fontsize=8)
+    axes.legend(fontsize=8, frameon=False)
+    return figure
+
+
+errors_picture() if written(round_to, torch.ones(1).double(), 5, 10) else None
+
+# %% tags=["skip-in-grading"]
+for number in (1e-3, 1e-6, 2e-8):
+    for name, (exponent, mantissa, _) in list(FORMS.items())[:2]:
+        x = torch.tensor(number).double()
+        near = said(round_to, x, exponent, mantissa)
+        if near is not None:
+            print(f"{number:g} in {name}: {near.item():.6g}, off by {abs(near - x) / x:.2%}")
+
+# %% [markdown]
+# fp16 is eight times finer than bf16, down to 2⁻¹⁴, 0.00006. Below, each binade costs it one bit: at 10⁻⁶ it is off by
+# 1.33 %, more than bf16 with 0.16 %, and 2 · 10⁻⁸ is 0.
+#
+# **Break it.** What do the edges do: 65,519 and 65,520 in fp16, 449 and 465 in e4m3? Predict all four.
+
+# %% tags=["skip-in-grading"]
+for value, dtype in (
+    (65519.0, torch.float16),
+    (65520.0, torch.float16),
+    (449.0, torch.float8_e4m3fn),
+    (465.0, torch.float8_e4m3fn),
+    (61440.0, torch.float8_e5m2),
+):
+    print(f"{value:,.0f} in {str(dtype)[6:]}: {torch.tensor(value).to(dtype).item():,.0f}")
+
+# %% [markdown]
+# 449 becomes 448 in every version. But 465 is 448 in PyTorch 2.13, which ran here, and was NaN until
+# [a change of April 2026](https://github.com/pytorch/pytorch/pull/178817): the same line of code, two results. A program
+# that stores fp8 clamps the values itself.
+#
+# **In production.** `torch.finfo(dtype)` has a format's largest number, its `eps` and its smallest normal number. tf32 is
+# not a format to store: tensor cores read 10 bits of a float32's mantissa. bf16 needs an Ampere GPU or a newer one, fp8 Ada or
+# Hopper.
+#
+# <details><summary>In the lectures</summary>Lecture 002 gives fp16 "more precision near zero". It has three more bits
+# between 2⁻¹⁴ and 65,504, and fewer below 2⁻¹⁷. Lecture 001 gives fp8 to an RTX 3090: that is an Ampere GPU.</details>
+
+# %% [markdown]
+# ## 2 · Loss scaling, and the ranks that must agree on it
+#
+# | | |
+# |---|---|
+# | you will write | `LossScaler` |
+# | rests on | §1 |
+# | time | 35 minutes |
+# | points | 10 |
+#
+# fp16 ends below at 2⁻²⁴, 6 · 10⁻⁸. Are gradients smaller than that? Those of a small GPT with a loss over 1,024 tokens are
+# not, and it trains in fp16 as in float32. But a batch of a real run has 4 million tokens. A mean over them divides
+# each microbatch's gradient by 4,096 more. Below is the histogram of |gradient| for such a microbatch. Slide the scale.
+
+# %% tags=["skip-in-grading"]
+PARTS = 4096  # microbatches of 1,024 tokens
+
+
+def gradients_of(model, parts, dtype=torch.float32, step=0, scaler=None):
+    """The loss of a microbatch over `parts`, and backward from it; the loss of the microbatch."""
+    inputs, targets = batch(library_text(), step, batch_size=8, length=128)
+    with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+        logits = model(inputs)
+    loss = next_token_loss(logits.float(), targets) / parts
+    (scaler.scale_loss(loss) if scaler else loss).backward()
+    return loss.item() * parts
+
+
+torch.manual_seed(0)
+model = GPT(SMALL)
+gradients_of(model, PARTS)
+magnitudes = torch.cat([param.grad.flatten() for param in model.parameters()])
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+from course_lib.precision.explorer import gradients
+
+gradients(magnitudes)
+
+# %% [markdown]
+# **Predict.** The largest gradient of this histogram is printed below. At which scale does it overflow? (§1: the edge is
+# not 65,504.)
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+largest = magnitudes.abs().max().item()
+print(
+    f"largest gradient {largest:.3g}: from a scale of {65520 / largest:.3g} on, 2^{math.log2(65520 / largest):.1f}"
+)
+
+# %% [markdown]
+# The loss is multiplied by the scale, and by the chain rule so is every gradient. Between a scale at which the small
+# ones survive and that number there is room. Where it lies depends on the model, the step and the batch. So the scale is
+# *searched while training runs* (Micikevicius et al. 2018 choose it by hand, §3.2, and propose the search, §5):
+#
+# - A gradient is infinite or NaN: the step is **skipped**, and the scale is multiplied by `backoff`.
+# - `interval` steps in a row were good: the scale is multiplied by `growth`.
+#
+# Before the step, in float32, the gradients are divided by the scale again.
+#
+# ### N ranks
+#
+# With ZeRO or FSDP each rank has a shard of the gradients. An infinity lies in one rank's shard. If that rank skips the
+# step and the others take it, their shards belong to two models, and no message says so. **All ranks skip together, or
+# none does.** What is the least that has to be sent for it?
+#
+# **Build.** The class has the form of `torch.amp.GradScaler`. The training loop is
+#
+#     scaler.scale_loss(loss).backward()
+#     scaler.unscale_(optimizer)     # only if gradients are clipped or looked at
+#     scaler.step(optimizer)         # unscales, if that has not been done
+#     scaler.update()
+
+
+# %% nbgrader={"grade_id": "loss_scaler", "solution": true}
+class LossScaler:
+    """Scales a loss, and takes a step on all ranks of `group` or on none.
+
+    scale: at first. growth: the factor after `interval` good steps in a row; backoff: the factor
+    after a skipped step. group: None is all ranks. The scaler runs in ranks; each rank may have
+    other parameters, and some without a gradient.
+    """
+
+    def __init__(self, scale=2.0**16, growth=2.0, backoff=0.5, interval=2000, group=None):
+        ### BEGIN SOLUTION
+        self.scale, self.growth, self.backoff, self.interval = scale, growth, backoff, interval
+        self.group = group
+        self.good, self.bad = 0, None  # bad: of this step; None: not unscaled yet
+        ### END SOLUTION
+
+    def scale_loss(self, loss: torch.Tensor) -> torch.Tensor:
+        """The loss times the scale, a new tensor."""
+        ### BEGIN SOLUTION
+        return loss * self.scale
+        ### END SOLUTION
+
+    def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
+        """Divide all gradients by the scale, in place, and find infinities and NaN on all ranks.
+
+        Once a step: RuntimeError for a second time before `update`. Sends an all-reduce of at most
+        4 bytes.
+        """
+        ### BEGIN SOLUTION
+        if self.bad is not None:
+            raise RuntimeError("unscale_ was called already: call update() after the step")
+        params = [param for group in optimizer.param_groups for param in group["params"]]
+        grads = [param.grad for param in params if param.grad is not None]
+        bad = torch.zeros(1)
+        for grad in grads:
+            grad /= self.scale
+            if not grad.isfinite().all():
+                bad.fill_(1)
+        dist.all_reduce(bad, op=dist.ReduceOp.MAX, group=self.group)
+        self.bad = bool(bad)
+        ### END SOLUTION
+
+    def step(self, optimizer: torch.optim.Optimizer) -> bool:
+        """The optimizer's step, or nothing at all; whether it was taken."""
+        ### BEGIN SOLUTION
+        if self.bad is None:
+            self.unscale_(optimizer)
+        if not self.bad:
+            optimizer.step()
+        return not self.bad
+        ### END SOLUTION
+
+    def update(self) -> None:
+        """After the step: another scale, if it is time for one."""
+        ### BEGIN SOLUTION
+        if self.bad:
+            self.scale, self.good = self.scale * self.backoff, 0
+        else:
+            self.good += 1
+            if self.good == self.interval:
+                self.scale, self.good = self.scale * self.growth, 0
+        self.bad = None
+        ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint: one number</summary>Each rank finds out whether <i>any</i> of its gradients is bad. 1 if so, else
+# 0; the maximum over the ranks says whether any rank has found one.</details>
+# <details><summary>Hint: a rank without gradients</summary>It waits in the all-reduce as all others do.</details>
+# <details><summary>Hint: NaN</summary><code>NaN > x</code> is False for every x. <code>isfinite</code> is False for NaN
+# and both infinities.</details>
+#
+# **Check.**
+
+# %% nbgrader={"grade_id": "loss_scaler_check", "points": 10}
+report = check("09_precision_and_memory/loss_scaler", LossScaler)
+### BEGIN HIDDEN TESTS
+report = check("09_precision_and_memory/loss_scaler", LossScaler, cases="hidden")
+### END HIDDEN TESTS
+report.points(10)
+
+# %% [markdown]
+# **Measure.** Thirty steps under autocast, with gradients over 4 million tokens: float32, fp16, fp16 with your scaler,
+# and bf16. (4,096 microbatches are added up; here all of them are the same one, so that the gradient is multiplied by
+# 4,096 after backward. A CPU is slow in fp16.)
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def trained(dtype, scaler=None, parts=PARTS, steps=30):
+    """In a rank: the last loss, and the share of the first step's gradients that are 0."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = GPT(SMALL)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    zeros = []
+    for step in range(steps):
+        loss = gradients_of(model, parts, dtype, step, scaler)
+        if scaler:
+            scaler.unscale_(optimizer)
+        grads = torch.cat([param.grad.flatten() for param in model.parameters()])
+        zeros.append((grads == 0).double().mean().item())
+        for param in model.parameters():
+            param.grad *= parts
+        if scaler:
+            scaler.step(optimizer)
+            scaler.update()
+        else:
+            optimizer.step()
+        optimizer.zero_grad()
+    return loss, zeros[0]
+
+
+RUNS = {"float32": (torch.float32,), "fp16": (torch.float16,), "bf16": (torch.bfloat16,)}
+scaler = said(LossScaler)
+if scaler:
+    RUNS["fp16, scale 2^16"] = (torch.float16, scaler)
+for name, options in RUNS.items():
+    (loss, zeros), *_ = launch(trained, *options, world_size=1, backend="gloo")
+    print(f"{name:17} loss {loss:.3f}, {zeros:6.1%} of the first gradients are 0")
+
+# %% [markdown]
+# In fp16, 95 % of the gradients are 0 at the first step, and the loss after 30 steps is 4.79 instead of 3.14. With a
+# scale of 2¹⁶ it is float32's to three digits. The histogram said 17 %: it shows the gradients of the *weights*. Those
+# of the activations are smaller (a logit's is its probability over 4 million, 10⁻⁹ for most), and a zero there is a
+# zero for everything behind it. bf16 needs no scaler: its exponent is float32's.
+#
+# Now the ranks. Two of them have a weight of 8 and a gradient of 1, scaled by 8; on rank 1 it is infinite. PyTorch has two
+# scalers, and `ShardedGradScaler` is the one for sharded gradients.
+
+
+# %% tags=["skip-in-grading"]
+def one_step(kind):
+    """In a rank: the weight and the scale after a step in which rank 1 has an infinity."""
+    from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+
+    weight = nn.Parameter(torch.tensor([8.0]))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    weight.grad = torch.tensor([math.inf if dist.get_rank() == 1 else 8.0])
+    if kind == "yours":
+        scaler = LossScaler(scale=8.0)
+        scaler.step(optimizer)
+        scaler.update()
+        return weight.item(), scaler.scale_loss(torch.ones(())).item()
+    scaler = {"GradScaler": torch.amp.GradScaler, "ShardedGradScaler": ShardedGradScaler}[kind](
+        "cpu", init_scale=8.0
+    )
+    scaler.scale(torch.zeros(1))
+    scaler.step(optimizer)
+    scaler.update()
+    return weight.item(), scaler.get_scale()
+
+
+for kind in ("GradScaler", "ShardedGradScaler", *(["yours"] if scaler else [])):
+    run = launch(one_step, kind, world_size=2, backend="gloo")
+    ranks = "; ".join(
+        f"rank {rank}: weight {weight:g}, scale {scale:g}"
+        for rank, (weight, scale) in enumerate(run)
+    )
+    sent = [operation.nbytes for operation in run.ledger.operations(0)]
+    print(f"{kind:18} {ranks}; rank 0 sent {len(sent)} messages, {sum(sent)} bytes")
+
+# %% [markdown]
+# With the plain scaler rank 0 stepped and kept its scale, and rank 1 did neither. In the next step their gradients have
+# two scales. (In data parallelism without shards it is right: gradients are summed *before* the scaler looks at them, and an
+# infinity has reached all ranks.)
+#
+# **Break it.** Clip the gradient to a norm of 1 *before* it is unscaled. Its norm is 65,536 times too large then. What
+# becomes of the step, with SGD?
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def clipped(order, steps=40, scale=2.0**16):
+    """The losses of SGD with gradients that are clipped to 1, before or after they are unscaled."""
+    torch.manual_seed(0)
+    model, losses = GPT(SMALL), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    for step in range(steps):
+        inputs, targets = batch(library_text(), step, batch_size=8, length=128)
+        loss = next_token_loss(model(inputs), targets)
+        (loss * scale).backward()
+        for action in order:
+            if action == "clip":
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            else:
+                for param in model.parameters():
+                    param.grad /= scale
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def losses_picture():
+    figure, axes = plot(7.0, 2.4)
+    for order, colour in ((("unscale", "clip"), FORWARD), (("clip", "unscale"), ALARM)):
+        axes.plot(clipped(order), color=colour, label=", then ".join(order))
+    axes.set_xlabel("step", fontsize=8)
+    axes.set_ylabel("loss", fontsize=8)
+    axes.legend(fontsize=8, frameon=False)
+    return figure
+
+
+losses_picture()
+
+# %% [markdown]
+# Every gradient had a norm of 1, and then 1/65,536: the model stands still. Nothing is infinite, no step is skipped, no
+# warning is printed.
+#
+# **In production.** `torch.amp.autocast("cuda", dtype=torch.float16)` with `torch.amp.GradScaler("cuda")`;
+# `torch.cuda.amp.autocast` and its scaler are the deprecated names. FSDP with fp16 needs `ShardedGradScaler`. In
+# DeepSpeed's configuration `"loss_scale": 0` stands for a scale that is searched, `initial_scale_power: 16` for 2¹⁶, and
+# `hysteresis` for the number of overflows that are borne before the scale falls. With bf16, which is what most
+# runs use now, none of this is needed.
+#
+# <details><summary>In the lectures</summary>Lecture 001 imports <code>torch.cuda.amp</code>, and its FSDP example runs in
+# fp16 without a scaler.</details>
+
+# %% [markdown]
+# ## 3 · Updates that are lost
+#
+# | | |
+# |---|---|
+# | you will write | `stochastic_round(x, generator=None)` |
+# | rests on | §1 |
+# | time | 20 minutes |
+# | points | 6 |
+#
+# bf16 has range enough, and few numbers: 128 from 1 to 2. The step from 1 down is 2⁻⁸, 0.004, and an update of 0.001
+# is less than half of it. So 1 − 0.001 is 1.
+#
+# **Predict.** A weight starts at 1 and loses 0.001 in each of 1,000 steps. In float32 it ends at 0. Where does it
+# end in bf16?
+
+# %% tags=["skip-in-grading"]
+weight = torch.ones((), dtype=torch.bfloat16)
+for _ in range(1000):
+    weight -= 1e-3
+print("after 1,000 steps of 0.001 down from 1:", weight.item())
+
+# %% [markdown]
+# It did not move once. The usual remedy is a **master copy** in float32, which the optimizer changes: 4 more bytes a
+# parameter (notebook 01 §4). The other remedy is chance. A number between two neighbours becomes
+#
+# the upper one with probability (x − lower) / (upper − lower), else the lower one.
+#
+# Then the *expected* value is x, and of a thousand small updates some arrive as a whole step.
+#
+# **Build.** A bf16 number is the upper half of a float32 number's bits. So the lower half, an integer from 0 to 65,535, *is* the
+# fraction, in 65,536 parts. Which integer do you have to add at random so that the upper half goes up with
+# exactly that probability?
+
+
+# %% nbgrader={"grade_id": "stochastic_round", "solution": true}
+def stochastic_round(x: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
+    """`x` in bfloat16, each element one of its two neighbours, with x as its expected value.
+
+    x: float32, any shape; it is left alone. generator: of the random numbers, a new one for each
+    element; None: PyTorch's default. Numbers that bfloat16 has, infinities and NaN stay.
+    """
+    ### BEGIN SOLUTION
+    bits = x.view(torch.int32)
+    noise = torch.randint(1 << 16, x.shape, generator=generator, dtype=torch.int32)
+    rounded = ((bits + noise) >> 16 << 16).view(torch.float32)
+    return torch.where(x.isfinite(), rounded, x).bfloat16()
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint: bits as integers</summary><code>x.view(torch.int32)</code> has the same bits. Shifting right and left
+# by 16 clears the lower half.</details>
+# <details><summary>Hint: negative numbers</summary>Floats are sign and magnitude: adding to the bits leads away from zero
+# for both signs. So there is nothing to do.</details>
+#
+# **Check.**
+
+# %% nbgrader={"grade_id": "stochastic_round_check", "points": 6}
+report = check("09_precision_and_memory/stochastic_round", stochastic_round)
+### BEGIN HIDDEN TESTS
+report = check("09_precision_and_memory/stochastic_round", stochastic_round, cases="hidden")
+### END HIDDEN TESTS
+report.points(6)
+
+# %% [markdown]
+# **Measure.** The thousand steps again, for 400 weights, in three ways.
+
+
+# %% tags=["skip-in-grading"]
+def thousand_steps(rounding):
+    """The weights after each of 1,000 steps, (1000, 400)."""
+    weights, rows = torch.ones(400), []
+    for _ in range(1000):
+        weights = rounding(weights - 1e-3).float()
+        rows.append(weights)
+    return torch.stack(rows)
+
+
+generator = torch.Generator().manual_seed(0)
+ROUNDINGS = {"float32": lambda x: x, "to nearest": lambda x: x.bfloat16()}
+if written(stochastic_round, torch.ones(1)):
+    ROUNDINGS["stochastic"] = partial(stochastic_round, generator=generator)
+curves = {name: thousand_steps(rounding) for name, rounding in ROUNDINGS.items()}
+for name, rows in curves.items():
+    print(f"{name:11} ends at {rows[-1].mean():.4f} ± {rows[-1].std():.4f}")
+
+
+def curves_picture():
+    figure, axes = plot(7.0, 2.4)
+    for (name, rows), colour in zip(curves.items(), (QUIET, ALARM, FORWARD), strict=False):
+        axes.plot(rows[:, 0], color=colour, label=name, linewidth=1)
+    axes.set_xlabel("step", fontsize=8)
+    axes.set_ylabel("one weight", fontsize=8)
+    axes.legend(fontsize=8, frameon=False)
+    return figure
+
+
+curves_picture()
+
+# %% [markdown]
+# A single weight wanders, and all of them together arrive. Near 0 the steps of bf16 are fine enough for every update.
+# Now a GPT at a learning rate of 10⁻⁴, whose weights are rounded after every step; the moments stay in float32.
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def rounded_weights(rounding, steps=120):
+    """The loss of the last step."""
+    torch.manual_seed(0)
+    model = GPT(SMALL)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    for step in range(steps):
+        inputs, targets = batch(library_text(), step, batch_size=8, length=64)
+        loss = next_token_loss(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            for param in model.parameters():
+                param.copy_(rounding(param))
+    return loss.item()
+
+
+for name, rounding in ROUNDINGS.items():
+    print(f"{name:11} loss {rounded_weights(rounding):.3f}")
+
+# %% [markdown]
+# To nearest, the loss is 0.08 behind float32's after 120 steps, and with stochastic rounding it is equal to 0.001: two
+# bytes a weight, without a master copy. Noise remains, and large runs have to be tried.
+#
+# **With ranks, break it.** Two replicas take the same five updates, each with a generator of its own; then with generators
+# that start from one seed. How many of 1,000 weights are equal afterwards?
+
+
+# %% tags=["skip-in-grading"]
+def replica(shared):
+    """In a rank: weights after five updates that all replicas have in common."""
+    seed = 7 if shared else dist.get_rank()
+    generator, weights = torch.Generator().manual_seed(seed), torch.ones(1000)
+    for step in range(5):
+        update = 1e-3 * torch.sin(torch.arange(1000.0) + step)
+        weights = stochastic_round(weights - update, generator).float()
+    return weights.tolist()
+
+
+if "stochastic" in ROUNDINGS:
+    for shared in (False, True):
+        first, second = launch(replica, shared, world_size=2, backend="gloo")
+        equal = sum(a == b for a, b in zip(first, second, strict=True))
+        print(f"{'one seed' if shared else 'own seeds'}: {equal} of 1,000 weights are equal")
+
+# %% [markdown]
+# Replicas that round apart train two models. A seed for all of them repairs it. Under ZeRO and FSDP nothing has to be
+# repaired: each weight has one owner that rounds it, and the others receive the result. There the shards *should* differ,
+# and a generator that starts from one seed on all ranks rounds them with the same noise.
+#
+# **In production.** `torchao.optim`'s AdamW takes `bf16_stochastic_round=True`, and Trainium rounds so in hardware
+# (`NEURON_RT_STOCHASTIC_ROUNDING_EN`). Most runs still pay for a master copy: autocast's weights are float32, and
+# ZeRO's 16 bytes a parameter have 4 for it.
+
+# %% [markdown]
+# ## 6 · Not stored: checkpointing
+#
+# | | |
+# |---|---|
+# | you will write | `best_segment(layers, kept, inside)` and `checkpoint(function, *args)` |
+# | rests on | notebook 01 §3 |
+# | time | 40 minutes |
+# | points | 14 |
+#
+# The largest band in notebook 01's timeline was purple: activations, which forward keeps for backward. Fewer
+# bits make it thinner. But each of its numbers was *computed*, from the batch and the weights, and both are
+# still there. So a block can keep its input alone. When backward arrives at the block, its forward runs once
+# more, and its inside exists just long enough.
+#
+# Here is a step of a small GPT of six blocks, three times: without checkpoints, with one for each block, and
+# with one for every third. The saw-tooth of backward is the inside of one segment, made and given back.
+
+# %% tags=["skip-in-grading"]
+from course_lib import recompute
+from course_lib.estimates import MemoryTimeline, SavedBytes
+from course_lib.estimates.pictures import memory_figure
+
+PICTURED = GPTConfig(layers=6, heads=4, width=64, context=256)
+
+
+def pictured(every, config=PICTURED, batch=2):
+    """The timeline of one forward and backward; every: 0 for no checkpoints."""
+    torch.manual_seed(0)
+    model, tokens = GPT(config), torch.randint(256, (batch, config.context))
+    positions = torch.arange(config.context)
+    with MemoryTimeline(model, resident=[tokens, positions]) as timeline:
+        x = model.embed(tokens, positions)
+        if every:
+            x = recompute.run_segments(
+                model.blocks, x, positions, every=every, checkpoint=recompute.checkpoint
+            )
+        else:
+            for block in model.blocks:
+                x = block(x, positions)
+        loss = next_token_loss(model.logits(x), tokens)
+        timeline.mark("backward")
+        loss.backward()
+    return timeline
+
+
+timelines = {every: pictured(every) for every in (0, 1, 3)}
+memory_figure(timelines[0], "no checkpoints")
+
+# %% tags=["skip-in-grading"]
+memory_figure(timelines[1], "a checkpoint for each block")
+
+# %% tags=["skip-in-grading"]
+memory_figure(timelines[3], "a checkpoint for every third block")
+
+# %% tags=["skip-in-grading"]
+for every, timeline in timelines.items():
+    print(f"every {every}: peak {timeline.peak.total / 1e6:5.1f} MB, in {timeline.peak.phase}")
+
+# %% [markdown]
+# ### How far apart?
+#
+# With a checkpoint every k of L layers, ⌈L/k⌉ inputs wait until backward has used them. The inside of *one*
+# segment exists beside them, while it is recomputed: k layers. At the worst moment there are
+#
+# ⌈L/k⌉ · kept + k · inside
+#
+# numbers, where `kept` counts a layer's input and `inside` all that a layer keeps for its backward. A small k
+# keeps many inputs, a large k one large inside.
+#
+# **Predict.** Chen et al. (2016) count layers that keep no more than their input, `kept = inside`. Then k = √L
+# is best, and it is the rule in most tables: 9 of 80 layers. But a block of a transformer keeps 34 bytes for
+# each 2 bytes of its input (Korthikanti et al. 2022, table 2, without the scores), 17 times as much. Before
+# you write the function: is the best k for 80 blocks larger or smaller than 9?
+
+
+# %% nbgrader={"grade_id": "best_segment", "solution": true}
+def best_segment(layers: int, kept: float = 1.0, inside: float = 17.0) -> int:
+    """The k from 1 to `layers` with which a checkpoint every k layers has least memory at the worst moment.
+
+    kept: of a layer's input; inside: of all that a layer keeps for backward. If several k have equally little
+    memory, the largest of them: it has the fewest pieces.
+    """
+    ### BEGIN SOLUTION
+    best, least = 1, math.inf
+    for k in range(1, layers + 1):
+        most = math.ceil(layers / k) * kept + k * inside
+        if most <= least:
+            best, least = k, most
+    return best
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint: no formula</summary>√(L · kept / inside) is the minimum of a smooth curve, but pieces are
+# whole. Try every k.</details>
+#
+# **Check.**
+
+# %% nbgrader={"grade_id": "best_segment_check", "points": 4}
+report = check("09_precision_and_memory/best_segment", best_segment)
+### BEGIN HIDDEN TESTS
+report = check("09_precision_and_memory/best_segment", best_segment, cases="hidden")
+### END HIDDEN TESTS
+report.points(4)
+
+# %% [markdown]
+# The bill for 80 layers, in bytes for each of s · b · h: a table that a plan should have had.
+
+# %% tags=["skip-in-grading"]
+for k in (1, 2, 3, 4, 9):
+    print(
+        f"every {k} of 80 layers: {math.ceil(80 / k) * 2:3} + {k * 34:3} = {math.ceil(80 / k) * 2 + k * 34}"
+    )
+print(
+    "best:",
+    said(best_segment, 80, 2, 34),
+    "  for layers that keep their input alone:",
+    said(best_segment, 80, 1, 1),
+)
+
+# %% [markdown]
+# Every second layer: 148. Each layer costs 194, every fourth (the plan of notebook 01) 176, and the square
+# root, 9, has 324: more than twice the best.
+
+# %% [markdown]
+# ### Build it
+#
+# **Build.** `checkpoint` returns what `function(*args)` returns, and keeps the arguments instead of the inside.
+# An `autograd.Function` has the two places that you need: its `forward` runs without a graph, so nothing inside
+# is kept, and its `backward` may run anything, also another forward and another backward.
+#
+# | in forward | in backward |
+# |---|---|
+# | keep the tensors among the arguments (`ctx.save_for_backward`), and everything else on `ctx` | detach the tensors, so that the second run's graph ends there; each needs a gradient if it did before |
+# | keep the state of the random generator: `torch.get_rng_state()` | set it, run the function *with* a graph, and set the caller's state back |
+# | keep whether autocast is on, and its dtype | open the same autocast |
+# | run the function | call `torch.autograd.backward` on the new outputs with the gradients that arrived, and return the arguments' gradients |
+#
+# The weights are not arguments: `function` reaches them by itself, and `torch.autograd.backward` adds their
+# gradients to `.grad`, as ever.
+#
+# One trap is hidden in `forward`. A Function records itself only if one of its tensor inputs needs a gradient.
+# The first block of a model has tokens behind it, or an embedding that is frozen. How can you give it an input
+# that needs a gradient?
+
+
+# %% nbgrader={"grade_id": "checkpoint", "solution": true}
+def checkpoint(function, *args):
+    """function(*args), a tensor or a tuple of tensors, of which the arguments alone are kept for backward.
+
+    args: tensors (with and without a gradient, also of whole numbers) and anything else. The gradients of
+    arguments and weights are those without a checkpoint: dropout drops the same elements, autocast is that of
+    forward, and the caller's random numbers go on as if the function had run once.
+    """
+    ### BEGIN SOLUTION
+    return Recompute.apply(torch.empty(0, requires_grad=True), function, *args)
+
+
+class Recompute(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, anchor, function, *args):
+        ctx.function = function
+        ctx.random = torch.get_rng_state()
+        ctx.cast = {
+            "enabled": torch.is_autocast_enabled("cpu"),
+            "dtype": torch.get_autocast_dtype("cpu"),
+        }
+        ctx.others = [None if torch.is_tensor(arg) else arg for arg in args]
+        ctx.places = [place for place, arg in enumerate(args) if torch.is_tensor(arg)]
+        ctx.save_for_backward(*(args[place] for place in ctx.places))
+        return function(*args)
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        args = list(ctx.others)
+        for place, tensor in zip(ctx.places, ctx.saved_tensors, strict=True):
+            args[place] = tensor.detach().requires_grad_(tensor.requires_grad)
+        with (
+            torch.random.fork_rng(devices=[]),
+            torch.enable_grad(),
+            torch.autocast("cpu", **ctx.cast),
+        ):
+            torch.set_rng_state(ctx.random)
+            outputs = ctx.function(*args)
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        pairs = [(y, g) for y, g in zip(outputs, gradients, strict=True) if y.requires_grad]
+        if pairs:
+            torch.autograd.backward(*zip(*pairs, strict=True))
+        return None, None, *(arg.grad if torch.is_tensor(arg) else None for arg in args)
+
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint: nothing has a gradient</summary><code>backward</code> runs without a graph, too. Open one
+# with <code>torch.enable_grad()</code> around the second run.</details>
+# <details><summary>Hint: a first block</summary><code>torch.empty(0, requires_grad=True)</code> as one more argument
+# of <code>apply</code>. Its gradient is None.</details>
+# <details><summary>Hint: the generator</summary><code>with torch.random.fork_rng(devices=[]):</code> gives the
+# caller's state back at its end. Inside call <code>torch.set_rng_state</code>.</details>
+# <details><summary>Another way</summary><code>torch.autograd.graph.saved_tensors_hooks</code>: keep a number in the
+# place of each tensor, and run the function again when the first tensor is asked for. The same function keeps
+# the same tensors in the same order.</details>
+#
+# **Check.**
+
+# %% nbgrader={"grade_id": "checkpoint_check", "points": 10}
+report = check("09_precision_and_memory/checkpoint", checkpoint)
+### BEGIN HIDDEN TESTS
+report = check("09_precision_and_memory/checkpoint", checkpoint, cases="hidden")
+### END HIDDEN TESTS
+report.points(10)
+
+# %% [markdown]
+# **Measure.** Eight blocks of width 128 and 1,024 tokens: the bytes that are kept after forward, and the peak of
+# forward and backward beside the weights.
+
+
+# %% tags=["skip-in-grading"]
+class Blocks:
+    """Eight blocks of a GPT; forward in segments, each in a call of `kind`."""
+
+    def __init__(self, layers=8, width=128, batch=4, seq=256, **more):
+        torch.manual_seed(0)
+        self.model = GPT(GPTConfig(layers=layers, heads=4, width=width, context=seq, **more))
+        self.x, self.positions = torch.randn(batch, seq, width), torch.arange(seq)
+
+    def forward(self, every=0, kind=None):
+        x, blocks = self.x.clone().requires_grad_(), self.model.blocks
+        if every:
+            return recompute.run_segments(blocks, x, self.positions, every=every, checkpoint=kind)
+        for block in blocks:
+            x = block(x, self.positions)
+        return x
+
+    def flops(self, every=0, kind=None):
+        """Of products of matrices, forward and backward."""
+        with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+            self.forward(every, kind).sum().backward()
+        return counter.get_total_flops()
+
+    def bytes(self, every=0, kind=None):
+        """Kept after forward, and at the peak beside the weights."""
+        self.model.zero_grad()
+        gc.collect()
+        weights = sum(param.nbytes for param in self.model.parameters())
+        with costs(*self.model.parameters()) as spent:
+            with SavedBytes(self.model) as saved:
+                y = self.forward(every, kind)
+            y.sum().backward()
+        return saved.total, spent.peak_bytes - weights
+
+
+blocks = Blocks()
+tried = written(checkpoint, torch.sin, torch.ones(1, requires_grad=True))
+if tried:
+    print(f"{'':8}{'kept':>9}{'peak':>10}")
+    for every in (0, 1, 2, 3, 4, 8):
+        kept, peak = blocks.bytes(every, checkpoint)
+        print(f"every {every} {kept / 1e6:8.1f} MB{peak / 1e6:7.1f} MB")
+
+# %% [markdown]
+# After forward 67.4 MB become 4.2, sixteen times less, and for k = 8 nearly nothing is kept. But the peak is the
+# number that has to fit. It falls from 70 MB to 18 MB with k = 1, and every larger k is worse: with k = 3, the square
+# root of 8, it is 33 MB, and one segment of all eight gains nothing. (6 MB of each peak are gradients of the
+# weights.)
+#
+# And the price? PyTorch's own checkpoint is measured beside yours, in both of its kinds. Attention is computed by
+# two plain products here (`SDPBackend.MATH`), so that the counter sees all of them.
+
+# %% tags=["skip-in-grading"]
+from torch.utils.checkpoint import checkpoint as of_pytorch
+
+KINDS = {
+    "yours": checkpoint,
+    "PyTorch, use_reentrant=True": partial(of_pytorch, use_reentrant=True),
+    "PyTorch, use_reentrant=False": partial(of_pytorch, use_reentrant=False),
+    "the same, early_stop=False": partial(of_pytorch, use_reentrant=False, early_stop=False),
+}
+plain = blocks.flops()
+for name, kind in KINDS.items() if tried else ():
+    kept, peak = blocks.bytes(1, kind)
+    flops = blocks.flops(1, kind)
+    print(
+        f"{name:30} kept {kept / 1e6:4.1f} MB, peak {peak / 1e6:5.1f} MB, FLOPs {flops / plain:.3f} times"
+    )
+
+# %% [markdown]
+# One forward more on top of a forward and a backward of twice its cost: 4/3. The head of a whole model is not
+# checkpointed, so that its ratio is a little less. Why does `use_reentrant=False` need only 5/4? It works with hooks,
+# and stops *early*: when the last tensor that backward needs is there, the rest of the second run is left out. In a
+# block that is the last product of the MLP, 8 h² of the 24 h² multiplications for each token. (Yours cannot stop: its
+# backward needs the output of the second run.)
+#
+# **Measure, with ranks.** Recomputation repeats *all* of forward, and what forward sends, too. A tensor-parallel
+# block all-reduces twice in forward and twice in backward. Predict the number with checkpoints, for each of the two
+# kinds, before you run the cell.
+
+
+# %% tags=["skip-in-grading"]
+def all_reduces(kind):
+    """In a rank: forward and backward of two tensor-parallel blocks after a barrier."""
+    from course_lib.tensor_parallel import parallelize_gpt
+
+    model = parallelize_gpt(GPT(GPTConfig(layers=2, heads=4, width=32, context=16)))
+    x = torch.randn(1, 16, 32, requires_grad=True)
+    dist.barrier()
+    for block in model.blocks:
+        x = kind(block, x, torch.arange(16)) if kind else block(x, torch.arange(16))
+    x.sum().backward()
+
+
+for name, kind in {"no checkpoint": None, **(KINDS if tried else {})}.items():
+    run = launch(all_reduces, kind, world_size=2, backend="gloo")
+    names = [operation.op for operation in run.ledger.operations(0)]
+    after = names[len(names) - names[::-1].index("barrier") :]
+    print(f"{name:30} {after.count('all_reduce') // 2} all-reduces a block")
+
+# %% [markdown]
+# Six, not four: the checkpoint costs half as many messages again, and they are the ones that cannot hide. With an early
+# stop five, since no operation keeps the result of the block's last all-reduce.
+#
+# Is it the same for FSDP? There a unit's weights are gathered for backward anyway, *before* the block runs again. The
+# second forward finds them whole. `fully_shard` sends three units of traffic with checkpoints and without (the course's
+# tests hold that to the byte).
+#
+# ### Selective recomputation
+#
+# A checkpoint may keep the expensive results and recompute the cheap ones. PyTorch asks a policy for each operation:
+# here every product of matrices is kept.
+
+# %% tags=["skip-in-grading"]
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default)
+
+
+def products_kept(context, operation, *args, **kwargs):
+    keep = operation in PRODUCTS
+    return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+contexts = partial(create_selective_checkpoint_contexts, products_kept)
+selective = partial(of_pytorch, use_reentrant=False, context_fn=contexts)
+for name, every in (("no checkpoint", 0), ("products kept", 1)):
+    (_, peak), flops = blocks.bytes(every, selective), blocks.flops(every, selective)
+    print(f"{name:15} peak {peak / 1e6:5.1f} MB, FLOPs {flops / plain:.3f} times")
+
+# %% [markdown]
+# No product is computed twice, and a third of the peak is gone. Korthikanti et al. (2022) chose the opposite end:
+# they recompute attention alone, whose scores, before flash attention, took 5as/h bytes beside 34: 80 for GPT-3.
+# Forward's two products of attention take 4 b s² h FLOPs a layer, a step has 72 b s h² in all other products: the share
+# is **s/18h**. With PyTorch's early stop only the first of the two runs again: s/36h.
+
+# %% tags=["skip-in-grading"]
+from course_lib import facts
+
+small = Blocks(layers=4, width=64, batch=2, seq=64)
+before = small.flops()
+step = 72 * 4 * 2 * 64 * 64**2
+for stop in (False, True):
+    small = Blocks(layers=4, width=64, batch=2, seq=64)
+    for block in small.model.blocks:
+        attend = block.attention.attend
+        block.attention.attend = partial(of_pytorch, attend, use_reentrant=False, early_stop=stop)
+    again = small.flops() - before
+    closed = facts.selective_share(64, 64, stop)
+    print(
+        f"early_stop={stop}: {again / step:.4f} of the step's other products, by the formula {closed:.4f}"
+    )
+for claim in facts.KORTHIKANTI_SELECTIVE:
+    print(f"{claim.model}: s/18h = {claim.right:.2%}; the paper prints {claim.printed:.1%}")
+
+# %% [markdown]
+# <details><summary>An erratum, with its derivation</summary>The paper's appendix A counts a model's FLOPs as 72 B L s h²
+# (1 + s/6h + V/12Lh): attention's products are s/6h, which is 12 B s² h a layer, forward and backward. It says in words
+# that selective recomputation adds 4 B s² h a layer, the forward of these products. 4/72 is 1/18: the sum is 1 + 2s/9h.
+# Equation 8 prints 1 + s/3h, which adds 12 B s² h, all three passes. Section 5's 2.7 % for GPT-3 and 1.6 % for MT-NLG are
+# s/6h; the words give 0.9 and 0.6 %. Time says more than FLOPs: the paper measured 7 % of a layer's time at 22B, and 2 % at
+# 530B (table 4, figure 8).</details>
+#
+# **Break it.** Take the generator's state away from PyTorch's checkpoint (it has a switch for it), and train with
+# dropout. Which gradients will be wrong?
+
+
+# %% tags=["skip-in-grading"]
+def gradient(kind):
+    dropped = Blocks(layers=2, width=32, batch=2, seq=32, dropout=0.5)
+    torch.manual_seed(1)
+    dropped.forward(1, kind).square().sum().backward()
+    return torch.cat([param.grad.flatten() for param in dropped.model.blocks.parameters()])
+
+
+wanted = gradient(lambda function, *args: function(*args))
+for name, state in (("with the state", True), ("without it", False)):
+    kind = partial(of_pytorch, use_reentrant=False, preserve_rng_state=state)
+    off = (gradient(kind) - wanted).abs().max()
+    print(f"{name}: gradients differ by up to {off:.3g}, the largest is {wanted.abs().max():.3g}")
+
+# %% [markdown]
+# Nothing warns: the loss is right, and its gradient belongs to another network. And the other trap, a first block
+# behind an input that needs no gradient, with PyTorch's older kind:
+
+# %% tags=["skip-in-grading"]
+layer, batch = nn.Linear(8, 8), torch.randn(4, 8)
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    print(
+        "reentrant: output.requires_grad is",
+        of_pytorch(layer, batch, use_reentrant=True).requires_grad,
+    )
+print(
+    "hooks:     output.requires_grad is",
+    of_pytorch(layer, batch, use_reentrant=False).requires_grad,
+)
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    of_pytorch(layer, batch)
+print("without the keyword:", str(caught[0].message).partition(": ")[2].partition(". use")[0])
+
+# %% [markdown]
+# If everything behind such a block has a gradient of its own, training goes on, and this block never moves.
+#
+# **In production.**
+#
+# | framework | name | what it checkpoints |
+# |---|---|---|
+# | PyTorch | `torch.utils.checkpoint.checkpoint(f, *args, use_reentrant=False)` | a function; `context_fn` makes it selective |
+# | FSDP | `checkpoint_wrapper` around each block, inside of `fully_shard` | the same unit as a gather |
+# | Megatron-LM | `--recompute-granularity full` or `selective` | whole layers, or attention alone |
+# | DeepSpeed | `activation_checkpointing` | layers, also cut over tensor-parallel ranks, or in the host's memory |
+# | Hugging Face | `model.gradient_checkpointing_enable()` | each block |
+#
+# Under tensor parallelism a region's dropout has a generator of its own on each rank (notebook 06): its state has to be
+# kept as well. The course's layers start it from the common generator, so that one state is enough.
+#
+# <details><summary>In the lectures</summary>Lecture 001 says that checkpointing costs "2x compute": 4/3, or 5/4 with an
+# early stop. It says "√N memory, 10x typical": above 16 times fewer bytes are kept, and the peak is a quarter. It
+# checkpoints every fourth layer: 176 bytes where 148 are possible. It calls <code>checkpoint</code> without
+# <code>use_reentrant</code>: the warning above says that PyTorch raises since 2.9, and 2.13 still takes the older kind. And it
+# calls <code>use_cache=False</code> required: that is Hugging Face's cache for generation, which has nothing to do with
+# backward.</details>
+
+# %% [markdown]
+# ## 7 · Later, and not at all
+#
+# | | |
+# |---|---|
+# | you will write | nothing: two tools are given |
+# | rests on | §6 |
+# | time | 5 minutes |
+#
+# ### Elsewhere: offload
+#
+# A kept tensor can wait in the host's memory. `offload_saved` uses the hooks that your meter of notebook 01 used: one
+# moves each tensor away when autograd keeps it, the other brings it back. PyTorch's own is
+# `torch.autograd.graph.save_on_cpu`. Without a GPU a mapped file takes the host's place; it shows what moves, and a time
+# measured here would mean nothing.
+
+# %% tags=["skip-in-grading"]
+blocks = Blocks(layers=4)
+with recompute.offload_saved(blocks.model) as moved:
+    y = blocks.forward()
+print(
+    f"forward moved {moved.tensors} tensors, {moved.nbytes / 1e6:.1f} MB; {moved.returned} came back"
+)
+y.sum().backward()
+print(f"after backward {moved.returned} came back")
+
+# %% [markdown]
+# A tensor that two operations keep moves twice, so more bytes move than are kept. Does the copy hide? For each token a
+# block keeps 34 h bytes and computes 24 h² FLOPs. At h = 12,288 and 40 % of an A100's 312 TFLOP/s the forward takes 29 µs
+# a token, and PCIe 4.0 (32 GB/s each way) needs 13 µs for the bytes: yes, on a stream of its own. At h = 4,096 the
+# forward takes 3.2 µs and the copy 4.4 µs: no.
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+if device().type == "cuda":
+    model = GPT(GPTConfig(layers=8, heads=16, width=2048, context=1024)).to(device())
+    x = torch.randn(4, 1024, 2048, device=device())
+    places = torch.arange(1024, device=device())
+    for name, context in {
+        "kept": contextlib.nullcontext,
+        "save_on_cpu, pinned": partial(torch.autograd.graph.save_on_cpu, pin_memory=True),
+    }.items():
+        for _ in range(2):
+            torch.cuda.reset_peak_memory_stats()
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            with context():
+                y = x
+                for block in model.blocks:
+                    y = block(y, places)
+            y.sum().backward()
+            torch.cuda.synchronize()
+        took, peak = time.perf_counter() - began, torch.cuda.max_memory_allocated()
+        print(f"{name}: {1000 * took:.0f} ms, peak {peak / 1e9:.2f} GB")
+else:
+    print("There is no GPU here: nothing was measured, and nothing is shown in its place.")
+
+# %% [markdown]
+# ### Never all at once: the optimizer in backward
+#
+# After backward all P gradients are there, and each step needs its own alone. `step_in_backward` makes a parameter's
+# step in a hook that runs when its gradient is complete (`register_post_accumulate_grad_hook`, notebook 03), and frees the
+# gradient.
+
+# %% tags=["skip-in-grading"]
+sgd = partial(torch.optim.SGD, lr=0.1, foreach=False)
+weights = {}
+for name in ("after backward", "in backward"):
+    torch.manual_seed(0)
+    layers = nn.Sequential(*(nn.Linear(256, 256, bias=False) for _ in range(8)))
+    held = sum(param.nbytes for param in layers.parameters())
+    optimizer = sgd(layers.parameters())
+    if name == "in backward":
+        recompute.step_in_backward(layers.parameters(), sgd)
+    with costs(*layers.parameters()) as spent:
+        layers(torch.ones(1, 256)).sum().backward()
+        if name == "after backward":
+            optimizer.step()
+    weights[name] = torch.cat([param.detach().flatten() for param in layers.parameters()])
+    print(f"{name:15} peak {spent.peak_bytes / held:.2f} P")
+print("the same weights:", torch.equal(*weights.values()))
+
+# %% [markdown]
+# From 2 P to a little over 1 P, and the same bits. Two things are lost: why can it not clip by a global norm, and why can
+# it not accumulate over microbatches? (The norm needs all gradients before the first step. The first microbatch's
+# gradient is gone before the second one comes.) Under FSDP the hook sees the shard after its reduce-scatter, one unit at a
+# time.
+
+# %% [markdown]
+# ## 8 · Questions
+#
+# | | |
+# |---|---|
+# | rests on | §1 to §6 |
+# | time | 5 minutes |
+# | points | 6 |
+#
+# A number may be written as arithmetic.
+#
+# 1. What is the distance from 1 to the next larger number in fp16?
+# 2. Training in fp16 meets three things. Which of them does a loss scaler *not* repair? `"an inf on one rank"`,
+#    `"gradients that are 0"` or `"a loss that is not a number"`
+# 3. bfloat16 weights with stochastic rounding and no master copy, bfloat16 gradients, Adam's m and v in 8 bits with a
+#    float32 scale for each block of 256. How many **bytes** a parameter?
+# 4. Llama-3-405B has 126 layers. With 34 bytes inside a layer for the 2 of its input, and one sequence on the GPU: every
+#    how many **layers** lies a checkpoint so that the worst moment has least memory?
+# 5. Replicas round their weights stochastically, and drift apart. What has to be the same on all of them, and is not?
+#    `"each rank's data"`, `"each rank's generator"` or `"each rank's shard of the states"`
+# 6. Gradients usually have the format e5m2, for its range. DeepSeek-V3 gives them e4m3, as it does for everything else. What
+#    replaces the range? `"a scale for each tile"`, `"a float32 accumulator"` or `"stochastic rounding"`
+
+# %% nbgrader={"grade_id": "questions", "solution": true}
+answer_1 = ...  # a number
+answer_2 = ...  # one of the three texts
+answer_3 = ...  # bytes
+answer_4 = ...  # layers
+answer_5 = ...  # one of the three texts
+answer_6 = ...  # one of the three texts
+### BEGIN SOLUTION
+answer_1 = 2**-10
+answer_2 = "a loss that is not a number"
+answer_3 = 2 + 2 + 2 * (1 + 4 / 256)
+answer_4 = 3
+answer_5 = "each rank's generator"
+answer_6 = "a scale for each tile"
+### END SOLUTION
+
+# %% nbgrader={"grade_id": "questions_check", "points": 6}
+report = check(
+    "09_precision_and_memory/questions", answer_1, answer_2, answer_3, answer_4, answer_5, answer_6
+)
+### BEGIN HIDDEN TESTS
+report = check(
+    "09_precision_and_memory/questions",
+    answer_1,
+    answer_2,
+    answer_3,
+    answer_4,
+    answer_5,
+    answer_6,
+    cases="hidden",
+)
+### END HIDDEN TESTS
+report.points(6)
+
+# %% [markdown]
+# ## 9 · Optional: the loss in pieces
+#
+# | | |
+# |---|---|
+# | you will write | `chunked_loss(hidden, weight, targets, chunks)` |
+# | rests on | §6 |
+# | time | 20 minutes |
+# | extra credit | 4 points, on top of the others. You lose nothing if you skip it |
+#
+# After all blocks are checkpointed, one tensor is left that is larger than all others: the logits, T · V numbers. For
+# Llama 3 with 8,192 tokens and a vocabulary of 128,256 they are 4.2 GB in float32, the softmax and the gradient have as
+# many each. Yet a token's loss needs its own row alone. Cut the tokens into chunks; each makes its logits, its share of
+# the loss and its share of both gradients, and lets the logits go.
+#
+# **Predict.** Three tensors of (1,024, 16,384) in float32 take 201 MB. With 8 chunks: how much of it is left, and what
+# else is there? (25 MB; both gradients are, T h and V h numbers.)
+#
+# **Build.** The gradient of the mean of n losses with respect to the logits is (softmax − one-hot) / n. It is known in
+# forward but for one factor, the upstream gradient, which backward multiplies in.
+
+
+# %% nbgrader={"grade_id": "chunked_loss", "solution": true}
+def chunked_loss(
+    hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, chunks: int
+) -> torch.Tensor:
+    """The mean cross entropy of hidden @ weight.T over the targets that are not -100: a float32 number.
+
+    hidden: (T, h); weight: (V, h), of the same floating dtype; targets: (T,) int64. chunks: in how many parts
+    the T tokens are cut, as torch.tensor_split does. At no time, forward or backward, do the logits of all
+    tokens exist. Sums over chunks are in float32, whatever the dtype of hidden and weight is.
+    """
+    ### BEGIN SOLUTION
+    return InPieces.apply(hidden, weight, targets, chunks)
+
+
+class InPieces(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, hidden, weight, targets, chunks):
+        valid = targets != -100
+        count, loss = valid.sum(), torch.zeros(())
+        of_hidden = torch.empty_like(hidden)
+        of_weight = torch.zeros_like(weight, dtype=torch.float32)
+        parts = (t.tensor_split(chunks) for t in (hidden, targets.clamp(min=0), valid, of_hidden))
+        for x, y, counts, place in zip(*parts, strict=True):
+            logits = (x @ weight.t()).float()
+            losses = F.cross_entropy(logits, y, reduction="none")
+            loss += (losses * counts).sum() / count
+            slope = logits.softmax(1)
+            slope[torch.arange(len(y)), y] -= 1
+            slope *= (counts / count)[:, None]
+            place.copy_(slope.to(x.dtype) @ weight)
+            of_weight += slope.t() @ x.float()
+        ctx.save_for_backward(of_hidden, of_weight.to(weight.dtype))
+        return loss
+
+    @staticmethod
+    def backward(ctx, upstream):
+        of_hidden, of_weight = ctx.saved_tensors
+        return of_hidden * upstream, of_weight * upstream, None, None
+
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint: unequal chunks</summary>Add up sums and divide by the number of all targets that count, not by
+# a chunk's.</details>
+# <details><summary>Hint: another way</summary>Your checkpoint around each chunk's loss: the logits are computed twice,
+# and nothing has to be derived by hand.</details>
+#
+# **Check.**
+
+# %% nbgrader={"grade_id": "chunked_loss_check", "points": 0}
+# Extra credit, 4 points
+report = check("09_precision_and_memory/chunked_loss", chunked_loss)
+### BEGIN HIDDEN TESTS
+report = check("09_precision_and_memory/chunked_loss", chunked_loss, cases="hidden")
+### END HIDDEN TESTS
+
+
+# %% [markdown]
+# **Measure.** 1,024 tokens, a vocabulary of 16,384, width 128, forward and backward.
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def one_loss(run, tokens=1024, vocab=16384, width=128):
+    """Peak in bytes and seconds of forward and backward, and the loss with both gradients."""
+    torch.manual_seed(0)
+    hidden = torch.randn(tokens, width, requires_grad=True)
+    weight = (torch.randn(vocab, width) / 10).requires_grad_()
+    targets = torch.randint(vocab, (tokens,))
+    took = []
+    for _ in range(3):
+        hidden.grad = weight.grad = None
+        began = time.perf_counter()
+        with costs(hidden, weight, targets) as spent:
+            loss = run(hidden, weight, targets)
+            loss.backward()
+        took.append(time.perf_counter() - began)
+    return spent.peak_bytes, min(took), [loss.detach(), hidden.grad, weight.grad]
+
+
+def all_logits(hidden, weight, targets):
+    return F.cross_entropy(hidden @ weight.t(), targets)
+
+
+peak, took, wanted = one_loss(all_logits)
+print(f"all logits: {peak / 1e6:6.1f} MB")
+if written(chunked_loss, torch.ones(1, 1), torch.ones(1, 1), torch.zeros(1, dtype=torch.int64), 1):
+    for chunks in (8, 64):
+        most, took_here, parts = one_loss(partial(chunked_loss, chunks=chunks))
+        same = all(torch.allclose(a, b, atol=1e-6) for a, b in zip(parts, wanted, strict=True))
+        print(
+            f"{chunks:3} chunks: {most / 1e6:6.1f} MB, {took_here / took:.2f} times the time, equal: {same}"
+        )
+
+# %% [markdown]
+# A fifth of the memory with 8 chunks, at no more time. (A version that computes the gradient in the logits' own memory,
+# as `course_lib.recompute` does, takes 34.6 MB, a sixth.) Sixty-four chunks save little more, since both gradients have to
+# be there, and their products are narrower.
+#
+# **Break it.** Keep the sum of the weight's gradient in bfloat16. After how many chunks of one token does a sum of equal
+# terms stop growing?
+
+# %% tags=["skip-in-grading"]
+total = torch.zeros((), dtype=torch.bfloat16)
+for _ in range(1024):
+    total += 1
+print("1,024 times 1 in bfloat16:", total.item())
+
+# %% [markdown]
+# At 256: the next number is 258, and half of a step rounds to even. **In production** it is one kernel: Liger Kernel's
+# `FusedLinearCrossEntropy` (Hsu et al. 2024, §3.2) is this algorithm on a GPU. With tensor parallelism the vocabulary is cut
+# instead of the tokens (notebook 06).
+
+# %% [markdown]
+# ## Scorecard
+#
+# One step of AdamW of a GPT with eight blocks, on one rank, 1,024 tokens: every answer of this notebook, and all
+# together. M is the 4P bytes of the parameters.
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def adam_8bit(params):
+    """The library's Adam with states in 8 bits; None, and a line, if this version has none."""
+    try:
+        from course_lib.precision import Adam8bit
+    except ImportError:
+        print("course_lib.precision has no Adam8bit here: its row is left out")
+        return None
+    return Adam8bit(params, lr=1e-3)
+
+
+def a_step(every=0, autocast=False, eight=False, chunks=0):
+    """The costs of the second step: the optimizer's state is there. None without the optimizer."""
+    torch.manual_seed(0)
+    config = GPTConfig(vocab_size=4096, layers=8, heads=4, width=128, context=256)
+    model, tokens = GPT(config), torch.randint(4096, (4, 256))
+    positions = torch.arange(256)
+    optimizer = (
+        adam_8bit(model.parameters())
+        if eight
+        else torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
+    )
+    if optimizer is None:
+        return None
+    with costs(*model.parameters(), tokens, positions) as first:
+        for _ in range(2):
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                x = model.embed(tokens, positions)
+                if every:
+                    x = recompute.run_segments(
+                        model.blocks, x, positions, every=every, checkpoint=recompute.checkpoint
+                    )
+                else:
+                    for block in model.blocks:
+                        x = block(x, positions)
+                hidden, targets = model.norm(x)[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()
+                if chunks:
+                    loss = recompute.chunked_loss(
+                        hidden.float(), model.head.weight, targets, chunks
+                    )
+                else:
+                    loss = F.cross_entropy(model.head(hidden).float(), targets)
+            loss.backward()
+            del x, hidden
+            optimizer.step()
+            optimizer.zero_grad()
+    return first
+
+
+WAYS = {
+    "float32": {},
+    "autocast bfloat16": {"autocast": True},
+    "a checkpoint each block": {"every": 1},
+    "every third (the square root)": {"every": 3},
+    "8-bit Adam": {"eight": True},
+    "loss in 8 chunks": {"chunks": 8},
+    "each block, loss in 8 chunks": {"every": 1, "chunks": 8},
+    "every third, loss in 8 chunks": {"every": 3, "chunks": 8},
+    "all together": {"autocast": True, "every": 1, "eight": True, "chunks": 8},
+    "all but 8-bit Adam": {"autocast": True, "every": 1, "chunks": 8},
+}
+spent = {name: a_step(**options) for name, options in WAYS.items()}
+M = 4 * sum(
+    param.numel()
+    for param in GPT(GPTConfig(vocab_size=4096, layers=8, heads=4, width=128)).parameters()
+)
+rows = [
+    Row(strategy=name, ranks=1, flops=cost.flops, peak_bytes=cost.peak_bytes, bytes_sent=0)
+    for name, cost in spent.items()
+    if cost is not None
+]
+Scorecard(rows, unit=M, flops_alone=spent["float32"].flops)
+
+# %% [markdown]
+# Read the column of the peak. Without checkpoints it lies in the activations. With one for each block it has moved to the
+# logits, and there the square root looks a little better, since fewer inputs wait. When the loss is cut into chunks as
+# well, backward's segments are the peak again, and one block at a time is best. Checkpoints pay with a quarter to a third of
+# the arithmetic; the loss in chunks and smaller states pay nothing that this counter sees. No row sends a byte on one rank. On
+# tensor-parallel ranks the checkpoints' rows would send half as much again (§6).
+#
+# **You have built** the rounding that a cast does, a scaler that keeps N ranks together, weights of 16 bits that small steps
+# move, a checkpoint that agrees with PyTorch's to the bit, the distance at which to set it, and
+# perhaps a loss without logits.
+#
+# **Read on.**
+# - Micikevicius et al. (2018), *Mixed Precision Training*: §3, and figure 3 with the gradients that fp16 loses.
+# - Zamirai et al. (2020), *Revisiting BFloat16 Training*: stochastic rounding in place of a master copy.
+# - Chen et al. (2016), *Training Deep Nets with Sublinear Memory Cost*: §3 and §4.
+# - Korthikanti et al. (2022), *Reducing Activation Recomputation in Large Transformer Models*: §4 and §5.
+# - PyTorch's documentation of `torch.utils.checkpoint`, and its source: `use_reentrant=False` is your other way.
+# - Lv et al. (2023), *Full Parameter Fine-tuning for Large Language Models with Limited Resources*: the optimizer in
+#   backward. Hsu et al. (2024), *Liger Kernel*: the loss in chunks.
+# - `course_lib/precision/` and `course_lib/recompute/`: the references; `lazy.py` is the version with hooks. Read them after
+#   you have written yours.
+#
+# <details><summary>In the lectures</summary>The three criteria are lecture 003's.</details>
