@@ -6,7 +6,6 @@ roofline.py    a layer against the clock of one GPU: products, and the bytes of 
 memory.py      memory_per_gpu: states and activations of the GPU that holds most
 step_time.py   step_seconds, step_parts: where a step's time goes
 advisor.py     advise: every layout judged, with the first reason why it was dropped; best_layout
-by_hand.py     the same in four functions of plain numbers, as notebook 10 asks for them
 strategy.py    strategy_advisor: the verdicts as a widget, with bars of memory and time
 replay.py      a recorded run, done again on other wires; a schedule of many stages on the clock
 published.py   published steps, row by row, the one constant that is fitted, and how far the rest is off

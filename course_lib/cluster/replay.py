@@ -1,4 +1,4 @@
-"""A recorded run, done again on a cluster that nobody here has: the same operations, on other wires.
+"""A recorded run, done again on a modelled cluster: the same operations, on other wires.
 
     replay(ledger, cluster)       every rank of the ledger on a GPU of the cluster
     scaled(ledger, sizes, ...)    one rank for each stage, with the groups and the bytes of a larger mesh
@@ -331,13 +331,13 @@ def pipeline_seconds(
     m, p, v = layout.microbatches(batch), layout.pp, layout.chunks
     timed = layer_seconds(shape, tokens, seq, layout.tp, layout.sequence, cluster.gpu, work)
     stream = 2 * tokens * shape.width
-    one = all_reduce_seconds(cluster, layout.ranks("tp"), stream)
+    one_sum = all_reduce_seconds(cluster, layout.ranks("tp"), stream)
     cp = context_seconds(shape, layout, seq, cluster)
     layers = shape.layers / (p * v)
-    forward = layers * (timed.forward + 2 * one + cp / 3)
+    forward = layers * (timed.forward + 2 * one_sum + cp / 3)
     again = timed.total(layout.recompute) - timed.forward - timed.backward
     backward = layers * (
-        timed.backward + again + (ALL_REDUCES[layout.recompute] - 2) * one + cp * 2 / 3
+        timed.backward + again + (ALL_REDUCES[layout.recompute] - 2) * one_sum + cp * 2 / 3
     )
     head = head_seconds(shape, tokens, layout.tp, cluster.gpu, work)
     message = message_seconds(cluster, layout, stream) if p > 1 else 0.0

@@ -13,12 +13,13 @@ from course_lib.checks.notebooks.four_dimensions.timing import (
     row_args,
     row_tflops,
 )
-from course_lib.cluster import Layout, by_hand
+from course_lib.cluster import Layout
 from course_lib.cluster import published as pub
 from course_lib.cluster.memory import memory_per_gpu
 from course_lib.cluster.roofline import Work
 from course_lib.cluster.step_time import step_seconds
 from course_lib.cluster.topology import a100_cluster
+from course_lib.facts import step_by_hand as by_hand
 from course_lib.models import GPTConfig
 
 GPT = GPTConfig(51_200, 2048, 96, 96, 12288)
@@ -57,10 +58,10 @@ def test_the_rows_of_the_exercise_are_those_that_were_printed() -> None:
 
 def test_table_1_fitted_on_one_row() -> None:
     """The constant of the 76.1B row predicts the nine others within 8 %."""
-    found = [
+    rates = [
         [row_tflops(row, by_hand.step_seconds(*row_args(row, e))) for e in GRID] for row in TABLE_1
     ]
-    ratios = fit(found)
+    ratios = fit(rates)
     assert ratios[5] == pytest.approx(1)
     assert all(abs(ratio - 1) < 0.08 for ratio in ratios)
 

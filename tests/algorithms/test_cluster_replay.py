@@ -25,10 +25,10 @@ SLOW = Cluster(8, 2, gpu("A100"), Wire("inside", 1e9, 0.5), Wire("across", 1e6, 
 
 
 def an_operation(rank: int, index: int, op: str, at: float, **more) -> Operation:
-    told = {"peer": None, "group": (0, 1), "nbytes": 0, "blocked": 0.0, "waited": True, **more}
+    values = {"peer": None, "group": (0, 1), "nbytes": 0, "blocked": 0.0, "waited": True, **more}
     return Operation(
         rank=rank, index=index, op=op, tag=0, dtype="float32", shape=(), bytes_sent=0.0, issued=at,
-        completed=None, line="", source="", at_once=True, **told,
+        completed=None, line="", source="", at_once=True, **values,
     )  # fmt: skip
 
 

@@ -38,7 +38,12 @@ PACKAGES = {
     "03_data_parallel": ("data_parallel", "compression"),
     "05_fsdp": ("fsdp", "facts"),
     "09_precision_and_memory": ("precision", "recompute"),
-    "10_four_dimensions": ("mesh.coordinates", "mesh", "facts.four_dimensions", "cluster.by_hand"),
+    "10_four_dimensions": (
+        "mesh.coordinates",
+        "mesh",
+        "facts.four_dimensions",
+        "facts.step_by_hand",
+    ),
 }
 
 FORMULAS = "formulas: course_lib.facts has them under other names"

@@ -27,7 +27,7 @@ from course_lib.checks.kit import (
 )
 from course_lib.checks.notebooks.four_dimensions.plans import GPT3, GPU, LINKS, Named, Plan, gpt
 from course_lib.checks.notebooks.four_dimensions.references import OF_NUMBERS
-from course_lib.cluster import by_hand
+from course_lib.facts import step_by_hand as by_hand
 
 ALLOWED = 1.03  # times the seconds of the best
 AXES = ("pp", "dp", "cp", "tp")
@@ -173,28 +173,28 @@ def finding(task: Task, value: Any, same: bool) -> Finding:
             return RIGHT
         said = Sentence(f"{task} gives None, and {len(task.fitting)} layouts fit.", "best_layout gives None.")
         return wrong(said, LONG if all(each["cp"] > 1 for _, _, each in task.fitting) else "", cause="None")
-    hidden = "best_layout gives a layout"
+    general = "best_layout gives a layout"
     if prod(chosen[axis] for axis in AXES) != task.gpus:
         said = f"{task} gives {chosen}: that is not {task.gpus} GPUs."
-        return wrong(Sentence(said, f"{hidden} of another number of GPUs."), cause="gpus")
+        return wrong(Sentence(said, f"{general} of another number of GPUs."), cause="gpus")
     obstacle = by_hand.obstacle(task.shape, chosen, task.batch)
     if obstacle:
         said = f"{task} gives {chosen}, which cannot be cut: {obstacle}."
         why = "Heads, layers, batch and tokens have to divide; drop a layout before you time it."
-        return wrong(Sentence(said, f"{hidden} that cannot be cut."), SAME if same else why, cause="cut")
+        return wrong(Sentence(said, f"{general} that cannot be cut."), SAME if same else why, cause="cut")
     gb = task.gb(chosen)
     if gb > task.room:
         said = f"{task} gives {chosen}, which needs {gb:.1f} GB of {task.room:.0f}."
         why = "Memory decides first: a layout that does not fit has no time."
-        return wrong(Sentence(said, f"{hidden} that does not fit."), SAME if same else why, cause="memory")
+        return wrong(Sentence(said, f"{general} that does not fit."), SAME if same else why, cause="memory")
     seconds = task.seconds(chosen)
     if seconds <= task.fitting[0][0] * ALLOWED:
         return RIGHT
-    why = next((said for reason in REASONS if (said := reason(task, chosen))), OTHERWISE)
+    why = next((cause for reason in REASONS if (cause := reason(task, chosen))), OTHERWISE)
     slower = seconds / task.fitting[0][0] - 1
     said = f"{task} gives {chosen}, whose step is {100 * slower:.0f} % longer than the best's."
     why = SAME if same else why
-    return wrong(Sentence(said, f"{hidden} that fits, and another is more than 3 % faster."), why, cause=why)
+    return wrong(Sentence(said, f"{general} that fits, and another is more than 3 % faster."), why, cause=why)
 
 
 def case(tasks: Sequence[Task]) -> Case:
@@ -205,9 +205,9 @@ def case(tasks: Sequence[Task]) -> Case:
                 error, text, place = answer.error
                 if error == "NotImplementedError":
                     return wrong("best_layout is not written yet.", cause="best_layout not written")
-                hidden = f"best_layout raised {error_kind(error)}."
+                general = f"best_layout raised {error_kind(error)}."
                 return wrong(
-                    Sentence(f"{tasks[index]} raised {error}: {text}", hidden), at(place), cause=error
+                    Sentence(f"{tasks[index]} raised {error}: {text}", general), at(place), cause=error
                 )
             plans = [read(observed.answer(k).value) for k in range(len(tasks))]
             sizes = [(plan["tp"], plan["pp"]) for plan in plans if isinstance(plan, Plan)]

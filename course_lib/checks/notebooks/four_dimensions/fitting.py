@@ -8,7 +8,7 @@ from typing import Any
 from course_lib.checks.kit import Case, Draw, Model, Prediction, evaluated, exercise
 from course_lib.checks.notebooks.four_dimensions.plans import GPT3, Formula, drawn, gpt, plan
 from course_lib.checks.notebooks.four_dimensions.references import OF_NUMBERS
-from course_lib.cluster.by_hand import memory_per_gpu as right
+from course_lib.facts.step_by_hand import memory_per_gpu as right
 
 
 def gb(
@@ -127,7 +127,7 @@ def memory_per_gpu(draw: Draw) -> Iterator[Case]:
         [
             question("states: ZeRO 0, 1 and 3", states, STATES, 2),
             question("activations: 175B on 16 x 8 x 8", kept, ACTIVATIONS, 2.5),
-            question("lecture 001's layout, with ZeRO-1", lecture, {**STATES, **ACTIVATIONS}, 0.5),
+            question("175B on 8 x 16 x 8, with ZeRO-1", lecture, {**STATES, **ACTIVATIONS}, 0.5),
             question("chunks, and a long sequence", more, {**ACTIVATIONS, **STATES}, 1),
         ]
     )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from course_lib.checks.kit import Draw, Model
-from course_lib.cluster.by_hand import A100, LEAN, SELENE
+from course_lib.facts.step_by_hand import A100, LEAN, SELENE
 
 Formula = Callable[..., float]
 

@@ -34,8 +34,8 @@ from course_lib.checks.notebooks.four_dimensions.plans import (
     plan,
 )
 from course_lib.checks.notebooks.four_dimensions.references import OF_NUMBERS
-from course_lib.cluster.by_hand import EFFICIENCY, REACHED, RUNS, ring_seconds
-from course_lib.cluster.by_hand import step_seconds as right
+from course_lib.facts.step_by_hand import EFFICIENCY, REACHED, RUNS, ring_seconds
+from course_lib.facts.step_by_hand import step_seconds as right
 
 CLOSE = 2e-3  # relative, to what was asked for
 TOLERANCE = 0.1  # to what was published
@@ -195,16 +195,16 @@ def row_tflops(row: tuple, took: float) -> float:
     return flops / (gpus * took) / 1e12
 
 
-def fit(reached: Sequence[Sequence[float]]) -> list[float]:
+def fit(rates: Sequence[Sequence[float]]) -> list[float]:
     """Each row's TFLOP/s over the published, at the efficiency that gives the published of one row.
 
-    reached: for each row the TFLOP/s at every efficiency of the grid. Between two of these it is a line.
+    rates: for each row the TFLOP/s at every efficiency of the grid. Between two of these it is a line.
     """
-    target, row = TABLE_1[FITTED][8], reached[FITTED]
+    target, row = TABLE_1[FITTED][8], rates[FITTED]
     for k in range(len(GRID) - 1):
         if row[k] <= target <= row[k + 1] and row[k + 1] > row[k]:
             at = (target - row[k]) / (row[k + 1] - row[k])
-            between = [each[k] + at * (each[k + 1] - each[k]) for each in reached]
+            between = [each[k] + at * (each[k + 1] - each[k]) for each in rates]
             return [tflops / line[8] for tflops, line in zip(between, TABLE_1, strict=True)]
     return []
 
@@ -213,7 +213,7 @@ def published_line() -> Case:
     calls = [call(0, row_args(row, efficiency)) for row in TABLE_1 for efficiency in GRID]
 
     def judge(observed: Observed) -> Finding:
-        reached: list[list[float]] = []
+        rates: list[list[float]] = []
         for k, row in enumerate(TABLE_1):
             answers = [observed.answer(k * len(GRID) + j) for j in range(len(GRID))]
             took = [numeric(answer.value) if answer.error is None else None for answer in answers]
@@ -221,8 +221,8 @@ def published_line() -> Case:
                 return wrong(
                     f"step_seconds gives no positive number for the row of {row[0]}B.", cause="table"
                 )
-            reached.append([row_tflops(row, each) for each in took if each is not None])
-        ratios = fit(reached)
+            rates.append([row_tflops(row, each) for each in took if each is not None])
+        ratios = fit(rates)
         if not ratios:
             return wrong(
                 f"no efficiency from {GRID[0]} to {GRID[-1]} gives the 140 TFLOP/s of the 76.1B row.",
