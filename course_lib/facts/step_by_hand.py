@@ -6,8 +6,8 @@
     best_layout          the fastest layout that can be cut and fits
 
 `course_lib.cluster` does the same for other models (grouped keys, SwiGLU, flash attention), and keeps the
-parts of a step apart. Its figures and these agree within 3 % on Megatron-LM's rows (a test). Here a product takes
-as long as its FLOPs, whatever its shape.
+parts of a step apart. Its figures and these agree within 3 % on Megatron-LM's rows (a test). Here a product
+takes as long as its FLOPs, whatever its shape.
 
 A layout is a dict: "pp", "dp", "cp", "tp" (ranks, tp innermost), "microbatch" (sequences), "chunks" (v),
 "zero" (0, 1 or 3), "recompute", and "sequence" (parallelism along tp). Links come as on a data sheet: those
