@@ -15,6 +15,7 @@ from course_lib.cluster.roofline import Work
 from course_lib.cluster.step_time import step_seconds
 from course_lib.cluster.topology import a100_cluster
 from course_lib.facts import gpu
+from course_lib.facts.replayed import replay as by_hand
 from course_lib.ledger.operation import Operation
 from course_lib.ledger.record import Record
 from course_lib.mesh import Mesh, hybrid_step, mesh_stages
@@ -166,3 +167,21 @@ def test_without_messages_the_formula_of_the_bubble_is_exact() -> None:
         layout = Layout({"pp": 8}, chunks=v)
         ours = pipeline_seconds(shape, layout, 32, cluster, Work(0.63))
         assert ours == pytest.approx(step_seconds(shape, layout, 32, cluster, Work(0.63)), rel=1e-3)
+
+
+# ---- the clock of records, by hand
+
+
+def test_records_by_hand() -> None:
+    """Two ranks of two nodes: 1 s and 2 s of compute, a sum of 0.3 s, and messages one after the other."""
+    inside, across = (0.1, 0.0), (0.2, 1e-6)
+    sums = [
+        [["compute", 1.0], ["all_reduce", [0, 1], 100_000]],
+        [["compute", 2.0], ["all_reduce", [0, 1], 100_000]],
+    ]
+    assert by_hand(sums, 1, inside, across) == pytest.approx(2.3)
+    assert by_hand(sums, 2, inside, across) == pytest.approx(2.1)
+    sends = [[["send", 1, 0], ["send", 1, 0]], [["recv", 0, 0], ["recv", 0, 0], ["compute", 1.0]]]
+    assert by_hand(sends, 2, inside, across) == pytest.approx(1.2)
+    with pytest.raises(ValueError, match="a record lacks an entry"):
+        by_hand([[["recv", 1, 0]], []], 2, inside, across)

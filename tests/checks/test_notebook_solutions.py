@@ -43,6 +43,7 @@ PACKAGES = {
         "mesh",
         "facts.four_dimensions",
         "facts.step_by_hand",
+        "facts.replayed",
     ),
 }
 

@@ -7,6 +7,7 @@ from course_lib.checks.notebooks.four_dimensions.fitting import memory_per_gpu
 from course_lib.checks.notebooks.four_dimensions.places import coordinates
 from course_lib.checks.notebooks.four_dimensions.quiz import questions
 from course_lib.checks.notebooks.four_dimensions.reading import my_part
+from course_lib.checks.notebooks.four_dimensions.replaying import replay
 from course_lib.checks.notebooks.four_dimensions.step import hybrid_step
 from course_lib.checks.notebooks.four_dimensions.timing import step_seconds
 
@@ -19,5 +20,6 @@ __all__ = [
     "memory_per_gpu",
     "my_part",
     "questions",
+    "replay",
     "step_seconds",
 ]

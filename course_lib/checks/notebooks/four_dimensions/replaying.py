@@ -1,0 +1,185 @@
+"""replay: a record of operations, done again on other links."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from course_lib.checks.kit import Case, Draw, Prediction, evaluated, exercise
+from course_lib.checks.notebooks.four_dimensions.plans import Formula
+from course_lib.checks.notebooks.four_dimensions.references import OF_NUMBERS
+from course_lib.facts.replayed import replay as right
+
+Records = Sequence[Sequence[Any]]
+LINKS = ((0.001, 1e-8), (0.01, 1e-7))  # (alpha, beta) inside a node and across
+
+
+class Tape(list[Any]):
+    """Records with a name: the entries would fill a page."""
+
+    def __init__(self, name: str, records: Records):
+        super().__init__(records)
+        self.name = name
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+def rerun(
+    records: Records,
+    per_node: int,
+    inside: tuple[float, float],
+    across: tuple[float, float],
+    *,
+    last: bool = True,
+    rounds: bool = False,
+    ring: float = 2.0,
+    wire: str = "slowest",
+    blocking: bool = False,
+    queue: bool = True,
+    compute: bool = True,
+    alpha: bool = True,
+) -> float:
+    """The right clock with mistakes."""
+
+    def seconds(ranks: Sequence[int], nbytes: float, times: int = 1) -> float:
+        together = len({rank // per_node for rank in ranks}) == 1
+        together = {"slowest": together, "first": ranks[0] // per_node == ranks[1] // per_node,
+                    "inside": True}[wire]  # fmt: skip
+        a, b = inside if together else across
+        return alpha * a * times + nbytes * b
+
+    now, place = [0.0] * len(records), [0] * len(records)
+    links: dict[tuple[int, bool], float] = defaultdict(float)
+    messages: dict[tuple[int, int], list[float]] = defaultdict(list)
+    while True:
+        before = list(place)
+        for rank, record in enumerate(records):
+            while place[rank] < len(record):
+                kind, *what = record[place[rank]]
+                if kind == "compute":
+                    now[rank] += what[0] * compute
+                elif kind == "send":
+                    peer, nbytes = what
+                    link = rank, rank // per_node == peer // per_node
+                    start = max(now[rank], links[link]) if queue else now[rank]
+                    links[link] = start + seconds((rank, peer), nbytes)
+                    messages[rank, peer].append(links[link])
+                    if blocking:
+                        now[rank] = links[link]
+                elif kind == "recv":
+                    if not messages[what[0], rank]:
+                        break
+                    now[rank] = max(now[rank], messages[what[0], rank].pop(0))
+                else:
+                    group, nbytes = what
+                    n = len(group)
+                    if any(
+                        place[k] == len(records[k]) or list(records[k][place[k]][1:2]) != [group]
+                        for k in group
+                    ):
+                        break
+                    took = seconds(group, ring * (n - 1) / n * nbytes, 2 * (n - 1) if rounds else 1)
+                    end = max(now[k] for k in group) + took
+                    for k in group:
+                        now[k] = end if last else now[k] + took
+                        place[k] += k != rank
+                place[rank] += 1
+        if place == before:
+            return max(now, default=0.0)
+
+
+def slip(**change: Any) -> Formula:
+    return lambda *args: rerun(*args, **change)
+
+
+def summed(records: Records, per_node: int, inside: tuple, across: tuple) -> float:
+    """The longest sum of a rank's own seconds."""
+    alone = []
+    for rank, record in enumerate(records):
+        total = 0.0
+        for kind, *what in record:
+            if kind == "compute":
+                total += what[0]
+                continue
+            ranks = (rank, what[0]) if kind in ("send", "recv") else what[0]
+            a, b = inside if len({r // per_node for r in ranks}) == 1 else across
+            factor = 1 if kind in ("send", "recv") else 2 * (len(ranks) - 1) / len(ranks)
+            total += a + factor * what[1] * b
+        alone.append(total)
+    return max(alone)
+
+
+SLIPS: dict[str, Formula] = {
+    "A sum begins when its last member has come, and ends for all at the same time.": slip(last=False),
+    "Each rank's seconds are added for itself: a rank also waits, for the last member of a sum and "
+    "for the sender of a message.": summed,
+    "Here an operation has one alpha, as on the emulated wires: not one for each of 2 (n - 1) rounds.": slip(
+        rounds=True
+    ),
+    "An all-reduce sends 2 (n - 1) / n of its bytes.": slip(ring=1.0),
+    "A group uses its slowest link: one member in another node is enough.": slip(wire="first"),
+    "Every operation takes the link inside a node here: look at the nodes of its ranks.": slip(wire="inside"),
+    "A sender goes on at once: its message travels meanwhile.": slip(blocking=True),
+    "A link carries one message after the other: the second of two sends waits for the first.": slip(
+        queue=False
+    ),
+    "The compute between the operations is missing.": slip(compute=False),
+    "The alphas are missing: a small message costs almost nothing but these.": slip(alpha=False),
+}  # fmt: skip
+
+
+def pipeline(pp: int, tp: int, m: int, pace: float, nbytes: int) -> Tape:
+    """1F1B as GPipe: all forwards, then all backwards; ranks pp x tp, and sums over tp and over all."""
+    records: list[list[Any]] = [[] for _ in range(pp * tp)]
+    for rank, record in enumerate(records):
+        stage, group = rank // tp, [rank // tp * tp + k for k in range(tp)]
+        for ahead, count in ((1, 1), (-1, 2)):
+            first, last = (0, pp - 1) if ahead == 1 else (pp - 1, 0)
+            for _ in range(m):
+                if stage != first:
+                    record.append(["recv", rank - ahead * tp, nbytes])
+                record.append(["compute", pace * count * (1 + stage / 10)])
+                if tp > 1:
+                    record.append(["all_reduce", group, nbytes])
+                if stage != last:
+                    record.append(["send", rank + ahead * tp, nbytes])
+        record.append(["all_reduce", list(range(pp * tp)), 4 * nbytes])
+    return Tape(f"pipeline(pp={pp}, tp={tp}, microbatches={m})", records)
+
+
+@exercise(points=6, objects=("replay",), references=OF_NUMBERS, extra=True)
+def replay(draw: Draw) -> Iterator[Case]:
+    sums = Tape(
+        "two_sums",
+        [[["compute", 0.1 * (r + 1)], ["all_reduce", [0, 1, 2, 3], 8 * 10**5],
+          ["compute", 0.1 * (4 - r)], ["all_reduce", [0, 1, 2, 3], 4 * 10**5]] for r in range(4)],
+    )  # fmt: skip
+    sends = Tape(
+        "two_sends",
+        [
+            [["compute", 0.02], ["send", 1, 10**6], ["send", 1, 10**6], ["compute", 0.005]],
+            [["recv", 0, 10**6], ["compute", 0.01], ["recv", 0, 10**6], ["compute", 0.01]],
+        ],
+    )
+    tapes = [pipeline(2, 2, 4, 0.01, 2 * 10**5), pipeline(4, 1, 6, 0.01, 10**5)]
+    if draw.hidden:
+        for _ in range(3):
+            pace = draw.integer(5, 40) / 1000
+            tape = pipeline(draw.integer(2, 5), draw.choice([1, 2, 4]), draw.integer(2, 9), pace, 10**5)
+            tapes.append(tape)
+    both: list[tuple[Any, ...]] = [(tape, 2, *LINKS) for tape in tapes] + [(tapes[0], 3, *LINKS)]
+    yield from evaluated(
+        [
+            Prediction(
+                "replay", 0, plans, right, SLIPS, weight, title, tolerance=1e-6,
+                otherwise="Print when each entry ends on each rank, and compare with the example by hand.",
+            )
+            for title, plans, weight in (
+                ("sums of ranks that come late", [(sums, 4, *LINKS), (sums, 3, *LINKS)], 1),
+                ("messages on one link", [(sends, 2, *LINKS), (sends, 1, *LINKS)], 1),
+                ("pipelines", both, 2),
+            )
+        ]
+    )  # fmt: skip
