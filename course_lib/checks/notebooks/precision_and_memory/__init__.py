@@ -2,6 +2,7 @@
 
 from course_lib.checks.notebooks.precision_and_memory.checkpointing import checkpoint
 from course_lib.checks.notebooks.precision_and_memory.chunks import chunked_loss
+from course_lib.checks.notebooks.precision_and_memory.eight_bit import adam8bit
 from course_lib.checks.notebooks.precision_and_memory.formats import round_to
 from course_lib.checks.notebooks.precision_and_memory.quiz import questions
 from course_lib.checks.notebooks.precision_and_memory.rounding import stochastic_round
@@ -10,6 +11,7 @@ from course_lib.checks.notebooks.precision_and_memory.scaling import quantize
 from course_lib.checks.notebooks.precision_and_memory.segments import best_segment
 
 __all__ = [
+    "adam8bit",
     "best_segment",
     "checkpoint",
     "chunked_loss",

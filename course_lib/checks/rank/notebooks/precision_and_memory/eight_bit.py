@@ -1,0 +1,95 @@
+"""Recipe (see `harness`) that takes steps with an optimizer class, and reports parameters and bytes.
+
+instructions: runs, a list of
+
+    name        the prefix of all names in the reply
+    params      how many; parameter i begins as the tensor "NAME.i"
+    steps       how many; its gradient in step k is the tensor "NAME.i.k", None if there is not one
+    keywords    of the class
+    measured    whether the bytes of the tensors that the optimizer holds are counted, after the last step
+    saved       after which step the states go into a new optimizer, which repeats the rest; left out: none
+
+The reply has "NAME.i.k", the parameter after step k, for each, and values["NAME"] is a `Told`. With `saved`
+the parameters after the last step are those of the new optimizer.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from course_lib.checks.rank.counting import alive, more, pieces
+from course_lib.checks.rank.harness import describe
+from course_lib.checks.rank.memory import Patience
+from course_lib.checks.wire import Count, Place
+
+_clone, _detach, _zeros_like = torch.clone, torch.Tensor.detach, torch.zeros_like
+_Parameter, _copy, _copy_ = torch.nn.Parameter, copy.deepcopy, torch.Tensor.copy_
+
+
+@dataclass
+class Told:
+    """error: the exception that was raised; loading: whether it was while states were loaded or later;
+    held: bytes beside parameters and gradients."""
+
+    error: Place | None = None
+    loading: bool = False
+    held: Count = 0
+
+
+def steps(
+    objects: list, tensors: dict[str, torch.Tensor], groups: list, instructions: dict
+) -> tuple[dict[str, Told], dict[str, Any]]:
+    """Every run of the instructions, one after the other."""
+    told: dict[str, Told] = {}
+    outputs: dict[str, Any] = {}
+    patience = Patience(instructions["enough"])
+    for described in instructions["runs"]:
+        name, reply = described["name"], Told()
+        for i in range(described["params"]):
+            for k in range(described["steps"]):
+                outputs[f"{name}.{i}.{k}"] = _zeros_like(tensors[f"{name}.{i}"])
+        try:
+            run(objects[0], tensors, described, reply, outputs, patience)
+        except Exception as error:
+            if isinstance(error, NotImplementedError) and not told and not str(error):
+                raise
+            reply.error = describe(error)
+        told[name] = reply
+    return told, outputs
+
+
+def run(
+    made: Any,
+    tensors: dict[str, torch.Tensor],
+    described: dict,
+    reply: Told,
+    outputs: dict[str, Any],
+    patience: Patience,
+) -> None:
+    name, keywords = described["name"], described["keywords"]
+    params = [_Parameter(_clone(tensors[f"{name}.{i}"])) for i in range(described["params"])]
+    before = alive()
+    optimizer = made(params, **keywords)
+    for k in range(described["steps"]):
+        for i, param in enumerate(params):
+            gradient = tensors.get(f"{name}.{i}.{k}")
+            param.grad = None if gradient is None else _clone(gradient)
+        optimizer.step()
+        for i, param in enumerate(params):
+            _copy_(outputs[f"{name}.{i}.{k}"], _detach(param))
+        if described.get("saved") == k + 1:
+            reply.loading = True
+            state = _copy(optimizer.state_dict())
+            params = [_Parameter(_clone(_detach(param))) for param in params]
+            optimizer = made(params, **keywords)
+            optimizer.load_state_dict(state)
+            del state
+    if described["measured"]:
+        for param in params:
+            param.grad = None
+        known = before | pieces(params)
+        reply.held = patience.measured(f"{name}.held", lambda: more(alive(), known))
