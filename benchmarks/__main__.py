@@ -21,6 +21,7 @@ PARTS = (
     "data_parallel",
     "zero",
     "fsdp",
+    "precision",
     "recompute",
     "gpt",
     "tensor_parallel",
