@@ -130,7 +130,18 @@ from course_lib.facts.pipeline import (
     pipeline_bubble_of_total,
     pipeline_bytes_sent,
 )
-from course_lib.facts.precision import RECIPES, Recipe, recipe, recipe_bytes
+from course_lib.facts.precision import (
+    ACCUMULATOR_BITS,
+    ACCUMULATOR_ERROR,
+    ACCUMULATOR_TERMS,
+    PROMOTED_AFTER,
+    RECIPES,
+    Recipe,
+    eight_bit_states,
+    recipe,
+    recipe_bytes,
+    scaled_bytes,
+)
 from course_lib.facts.recompute import (
     INSIDE,
     KORTHIKANTI_SELECTIVE,
@@ -170,6 +181,9 @@ from course_lib.facts.transformer import (
 from course_lib.facts.zero import FLOAT32, MIXED, zero_bytes, zero_memory, zero_volume
 
 __all__ = [
+    "ACCUMULATOR_BITS",
+    "ACCUMULATOR_ERROR",
+    "ACCUMULATOR_TERMS",
     "ALGORITHMS",
     "BUILT_INS",
     "CHINCHILLA",
@@ -185,6 +199,7 @@ __all__ = [
     "MIXED",
     "NETWORK_ALPHA",
     "NVLINK_ALPHA",
+    "PROMOTED_AFTER",
     "PUBLISHED_MFU",
     "RECIPES",
     "RING_HOSTS",
@@ -217,6 +232,7 @@ __all__ = [
     "crossover_bytes",
     "data_parallel_bytes",
     "days",
+    "eight_bit_states",
     "exact_bytes",
     "exposed_after",
     "exposed_communication",
@@ -271,6 +287,7 @@ __all__ = [
     "rounds",
     "row_then_column_bytes",
     "saved_layer_bytes",
+    "scaled_bytes",
     "scaling_efficiency",
     "seconds",
     "selective_share",

@@ -174,3 +174,13 @@ def test_the_order_of_layouts_is_that_of_their_cost() -> None:
     assert facts.first_that_fits(config, 8, 80e9, 1, 8192) == (1, True)
     assert facts.first_that_fits(config, 1, 80e9, 1, 8192) is None
     assert facts.first_that_fits(PUBLISHED["GPT-2 small"], 1, 80e9, 1, 1024) == (0, False)
+
+
+def test_eight_bits_and_their_scales() -> None:
+    assert facts.scaled_bytes(1, 128) == facts.scaled_bytes(1, 32, scale=1) == 1.03125
+    assert facts.scaled_bytes(128, 128) == pytest.approx(1.000244, abs=1e-6)
+    assert [facts.eight_bit_states(block) for block in (64, 256, 2048)] == pytest.approx(
+        [2.125, 2.03125, 2.00390625]
+    )
+    assert facts.recipe("adam 8 bits").moments == facts.eight_bit_states()
+    assert facts.PROMOTED_AFTER * 32 == facts.ACCUMULATOR_TERMS
