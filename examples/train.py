@@ -9,6 +9,10 @@ Two machines, the same command on both (`first` is the name of one of them):
     torchrun --nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint first:29400 --rdzv-id run1 \
         examples/train.py --parallel zero3 --checkpoints /shared/run1
 
+Over several axes, here with two stages, two replicas and layers cut in two, on two machines with four ranks:
+
+    torchrun --nnodes 2 --nproc-per-node 4 ... examples/train.py --mesh pp=2,dp=2,tp=2
+
 Started again, an interrupted run goes on from its newest checkpoint. README.md in this folder describes the
 other differences between one machine and several.
 
@@ -21,8 +25,10 @@ import socket
 import threading
 import time
 import zlib
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Callable
 from contextlib import nullcontext
+from math import prod
 from pathlib import Path
 
 import torch
@@ -33,7 +39,9 @@ from torch.optim import AdamW, Optimizer
 
 from course_lib.data import batch, library_text
 from course_lib.data_parallel import BucketedDataParallel
+from course_lib.mesh import Mesh, mesh_stages, parameters, train_step
 from course_lib.models import GPT, PRESETS, next_token_loss
+from course_lib.pipeline import one_f_one_b
 from course_lib.runtime.torchrun import Recording
 from course_lib.zero import Zero1Optimizer, Zero3Module, merge_state_dicts
 
@@ -60,12 +68,17 @@ def main() -> None:
     hosts = compare_machines(text)
     torch.manual_seed(args.seed)
     config = PRESETS[args.model]
-    model, optimizer = parallelize(GPT(config).to(device), args)
+    model, step_on_mesh = GPT(config).to(device), None
+    if args.mesh:
+        step_on_mesh, optimizer = spread_over_mesh(model, args, device)
+    else:
+        model, optimizer = parallelize(model, args)
     start = load_checkpoint(args, model, optimizer) if args.checkpoints else 0
     if rank == 0:
         machines = ", ".join(f"{host} ({hosts.count(host)})" for host in dict.fromkeys(hosts))
         print(f"{world_size} ranks on {machines}; backend {backend}: {reason}")
-        print(f"GPT {args.model}, {args.parallel}, steps {start} to {args.steps - 1}", flush=True)
+        layout = f"mesh {args.mesh}" if args.mesh else args.parallel
+        print(f"GPT {args.model}, {layout}, steps {start} to {args.steps - 1}", flush=True)
 
     recorded_step = min(start + 1, args.steps - 1)  # connections are made in the first
     for step in range(start, args.steps):
@@ -75,17 +88,21 @@ def main() -> None:
             group["lr"] = args.lr * min(1, (step + 1) / args.warmup)
         rows = batch(
             text, step, batch_size=args.batch_size, length=config.context, seed=args.seed,
-            rank=rank, world_size=world_size,
+            rank=0 if args.mesh else rank, world_size=1 if args.mesh else world_size,
         )  # fmt: skip
-        inputs, targets = (part.to(device) for part in rows)  # (batch_size / world_size, context)
+        # (batch_size / world_size, context); on a mesh the whole batch, of which each replica takes its rows
+        inputs, targets = (part.to(device) for part in rows)
         with recording if recording and step == recorded_step else nullcontext():
-            logits = model(inputs)  # (batch_size / world_size, context, vocab_size)
-            loss = next_token_loss(logits, targets)  # (), the mean of this rank's rows
-            loss.backward()
-            if isinstance(model, BucketedDataParallel):
-                model.finish_gradient_synchronization()
-            optimizer.step()
-            optimizer.zero_grad()
+            if step_on_mesh:
+                loss = step_on_mesh(inputs, targets)  # (), the mean of all rows
+            else:
+                logits = model(inputs)  # (batch_size / world_size, context, vocab_size)
+                loss = next_token_loss(logits, targets)  # (), the mean of this rank's rows
+                loss.backward()
+                if isinstance(model, BucketedDataParallel):
+                    model.finish_gradient_synchronization()
+                optimizer.step()
+                optimizer.zero_grad()
         if (step + 1) % args.log_every == 0 or step + 1 == args.steps:
             mean = loss.detach() / world_size
             dist.all_reduce(mean)  # (), of all rows
@@ -106,6 +123,12 @@ def parse_arguments() -> Namespace:
     parser = ArgumentParser(description="Train a GPT with the classes of the course.")
     add = parser.add_argument
     add("--parallel", choices=("ddp", "zero1", "zero3"), default="ddp", help="the class to use")
+    add(
+        "--mesh",
+        type=mesh_sizes,
+        help="pp=2,dp=2,tp=2: axes, outermost first; in place of --parallel",
+    )
+    add("--microbatches", type=int, default=4, help="of each replica's rows, with --mesh")
     add("--backend", choices=("nccl", "gloo"), help="default: nccl if every rank has its own GPU")
     add("--model", choices=tuple(PRESETS), default="0.8M", help="preset, by its parameters")
     add("--steps", type=int, default=200, help="of the whole run, those before a resume included")
@@ -119,12 +142,32 @@ def parse_arguments() -> Namespace:
     add("--checkpoint-every", type=int, default=100, help="steps between two checkpoints")
     add("--ledger", action="store_true", help="show what the ranks send in the second step")
     args = parser.parse_args()
-    for name in ("steps", "batch_size", "warmup", "log_every", "checkpoint_every"):
+    for name in ("steps", "batch_size", "microbatches", "warmup", "log_every", "checkpoint_every"):
         if getattr(args, name) < 1:
             parser.error(f"--{name.replace('_', '-')} is at least 1, not {getattr(args, name)}")
+    if args.mesh:
+        parts = args.mesh.get("dp", 1) * args.microbatches
+        if args.checkpoints:
+            parser.error("--mesh saves no checkpoints: leave --checkpoints out, or use --parallel")
+        if args.batch_size % parts:
+            parser.error(
+                f"--batch-size {args.batch_size} cannot be cut into {parts} microbatches of all"
+            )
     if "LOCAL_RANK" not in os.environ:
         parser.error("start this file with torchrun: torchrun --standalone --nproc-per-node 2 ...")
     return args
+
+
+def mesh_sizes(text: str) -> dict[str, int]:
+    """ "pp=2,dp=2,tp=2" as sizes of axes, outermost first."""
+    pairs = [part.partition("=") for part in text.split(",")]
+    if any(axis not in ("pp", "dp", "cp", "tp") or not n.isdecimal() for axis, _, n in pairs):
+        raise ArgumentTypeError(f"{text!r} is not a list such as pp=2,dp=2,cp=1,tp=2")
+    sizes = {axis: int(n) for axis, _, n in pairs}
+    world_size = int(os.environ.get("WORLD_SIZE", prod(sizes.values())))
+    if len(sizes) < len(pairs) or prod(sizes.values()) != world_size:
+        raise ArgumentTypeError(f"{text} does not make {world_size} ranks, each axis named once")
+    return sizes
 
 
 def end_with_the_agent() -> None:
@@ -178,6 +221,23 @@ def parallelize(model: nn.Module, args: Namespace) -> tuple[nn.Module, Optimizer
     optimizer = AdamW(model.parameters(), lr=args.lr)
     clip_before_step(optimizer, args.clip, sharded=args.parallel == "zero3")
     return model, optimizer
+
+
+def spread_over_mesh(
+    model: nn.Module, args: Namespace, device: torch.device
+) -> tuple[Callable[[Tensor, Tensor], Tensor], Optimizer]:
+    """The step of this rank's stages on the whole batch, and the optimizer of what the rank holds."""
+    mesh = Mesh(args.mesh, device)
+    schedule = one_f_one_b(mesh.size("pp"), args.microbatches)
+    stages = mesh_stages(model, mesh, schedule)
+    optimizer = AdamW([param for _, param in parameters(stages)], lr=args.lr)
+
+    def step(inputs: Tensor, targets: Tensor) -> Tensor:
+        batch = (inputs, targets)
+        loss, _ = train_step(stages, schedule, batch, args.microbatches, mesh, optimizer, args.clip)
+        return torch.tensor(loss, device=device)
+
+    return step, optimizer
 
 
 def clip_before_step(optimizer: Optimizer, most: float, sharded: bool) -> None:

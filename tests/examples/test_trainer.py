@@ -54,6 +54,43 @@ def test_two_machines_have_the_losses_of_one_process(
     assert "train.py:" in job.said
 
 
+@pytest.mark.parametrize(
+    ("mesh", "each"), [("pp=2,dp=2,tp=2", 4), *([("cp=2,dp=2", 2)] if WHOLE else [])]
+)
+def test_a_mesh_over_two_machines_has_the_losses_of_one_process(
+    mesh: str, each: int, own_temporary_folder: Path
+) -> None:
+    arguments = ("--mesh", mesh, "--microbatches", "2", "--steps", "20", "--ledger")
+    with started(*arguments, "--backend", "gloo", ranks=each) as job:
+        codes = job.wait()
+    assert codes == [0, 0], job.said
+    assert f"{2 * each} ranks on {socket.gethostname()} ({2 * each}); backend gloo" in job.said
+    assert list(job.losses) == list(range(20))
+    assert_as_one_process(job.losses)
+    assert "Sent by the ranks in step 1:" in job.said and "all_reduce" in job.said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--mesh", "pp=2,ep=2"], "is not a list such as pp=2,dp=2"),
+        (["--mesh", "pp=2,pp=2"], "does not make 4 ranks"),
+        (["--mesh", "dp=8"], "does not make 4 ranks"),
+        (["--mesh", "dp=4", "--batch-size", "10"], "--batch-size 10 cannot be cut into 16"),
+        (["--mesh", "dp=4", "--checkpoints", "runs"], "--mesh saves no checkpoints"),
+    ],
+)
+def test_a_mesh_that_cannot_be_is_refused(
+    arguments: list[str], says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
+    with pytest.raises(SystemExit):
+        train.parse_arguments()
+    assert says in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("parallel", CLASSES if WHOLE else ("zero1",))
 def test_a_machine_is_killed_and_the_run_resumed(
     parallel: str, tmp_path: Path, own_temporary_folder: Path

@@ -34,9 +34,13 @@ OPTIONS = f"--model {MODEL} --batch-size {BATCH} --clip {CLIP} --seed {SEED}".sp
 class Job:
     """Two `torchrun` on this machine that meet at a port, and what they print."""
 
-    def __init__(self, arguments: Sequence[str], torchrun: Sequence[str], port: int):
+    def __init__(
+        self, arguments: Sequence[str], torchrun: Sequence[str], port: int, ranks: int = 2
+    ):
+        """ranks: of each of the two machines."""
+        each = f"--nproc-per-node={ranks}"
         command = [
-            *(sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2"),
+            *(sys.executable, "-m", "torch.distributed.run", "--nnodes=2", each),
             *("--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=test"),
             *("--local-addr=127.0.0.1", *torchrun, "examples/train.py", *OPTIONS, *arguments),
         ]
@@ -117,10 +121,10 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def started(*arguments: str, torchrun: Sequence[str] = ()) -> Iterator[Job]:
+def started(*arguments: str, torchrun: Sequence[str] = (), ranks: int = 2) -> Iterator[Job]:
     """A job whose ranks have met. The port may have been taken meanwhile: then once more."""
     for attempt in range(3):
-        job = Job(arguments, torchrun, free_port())
+        job = Job(arguments, torchrun, free_port(), ranks)
         try:
             deadline = time.monotonic() + PATIENCE
             while " ranks on " not in job.said and time.monotonic() < deadline:
