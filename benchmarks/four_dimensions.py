@@ -1,4 +1,4 @@
-"""All axes in one step: what a placement costs on emulated wires, and our step against PyTorch's own parts.
+"""All axes in one step: the cost of a placement on emulated wires, and our step against PyTorch's own parts.
 
 For the first, a GPT trains on pp 2, dp 2, tp 2, on two emulated nodes of four GPUs, once with tp inside of a
 node and once across. The ratio of the two steps is held against a model: the seconds of the links, alpha +

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 import sys
 import time
@@ -30,7 +31,7 @@ from course_lib.ledger import rows
 from course_lib.ledger.booking import logical_bytes
 from course_lib.ledger.pending import Mark, Pending
 from course_lib.ledger.tensors import comparable, describe, dtype_name, shape_text
-from course_lib.ledger.wires import Topology, Wires
+from course_lib.ledger.wires import TimedOut, Topology, Wires
 
 TORCH = os.path.dirname(torch.__file__)
 COURSE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -98,12 +99,21 @@ class Recorder:
         """From now on, for this task, operations are as slow as the links of `topology`."""
         self.wires = Wires(topology, self.rank, self.board)
 
-    def cross(self, row: int) -> float:
-        """Sleep until the operation, whose data has come, is over on the emulated wires. Returns seconds."""
+    def cross(self, row: int, until: float = math.inf) -> float:
+        """Sleep until the operation, whose data has come, is over on the emulated wires. Returns seconds.
+
+        until: TimedOut if it is not over at this moment, on the monotonic clock.
+        """
         if self.wires is None:
             return 0.0
-        since = time.monotonic()
-        self.wires.sleep_until(self.wires.land(row), self.publish)
+        since, due = time.monotonic(), self.wires.due(row)
+        self.wires.sleep_until(min(due, until), self.publish)
+        if due > until:
+            raise TimedOut(
+                f"Operation timed out! On the emulated wires (launch(..., wires=)) it would have taken "
+                f"{due - until:.3g} s longer than the time-out of wait()."
+            )
+        self.wires.land(row)
         return time.monotonic() - since
 
     def has_crossed(self, row: int) -> bool:

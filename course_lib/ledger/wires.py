@@ -8,7 +8,8 @@ the answer comes late, and the rank *sleeps* meanwhile, so that the machine's co
     alpha + bytes x beta   seconds; alpha once an operation, bytes of the busiest member (see `booking`)
     begins                 when the last member has begun it whose part it needs, and when the rank's link has
                            carried what the rank began on it before
-    ends                   in `Work.wait`, in a blocking call, in `is_completed` or in a handle's future
+    ends                   in `Work.wait`, in a blocking call, in `is_completed` or in a handle's future;
+                           `wait(timeout=)` raises gloo's RuntimeError if it would end later
 
 A rank that computes between the beginning and the wait pays only the rest: communication can be hidden, as
 on a GPU. The members learn from the board (`rows`) when each of them was ready, on the clock of the machine
@@ -41,6 +42,10 @@ TICK = 0.2  # seconds after which a sleeping rank shows that it lives: the watch
 NEEDS_ALL = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier", "send", "recv")
 NEEDS_ROOT = ("broadcast", "scatter")  # on the other ranks; the root needs nothing but itself
 FREE_OF_CHARGE = ("new_group",)
+
+
+class TimedOut(RuntimeError):
+    """A `wait(timeout=)` ended before its operation was over on the wires; the data has come."""
 
 
 class Link(Protocol):

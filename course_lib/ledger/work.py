@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
+import time
 import weakref
 import zlib
 from collections.abc import Iterable
@@ -20,6 +22,7 @@ from torch.distributed import Work
 from course_lib.ledger import rows
 from course_lib.ledger.recorder import CommunicationError, recorder
 from course_lib.ledger.tensors import describe
+from course_lib.ledger.wires import TimedOut
 
 # PyTorch before 2.8 keeps only the C++ half of a handle that C++ code asked for: without a reference the
 # Python half, and with it `wait`, would be gone (DDP then hangs). From 2.8 on a reference to a collective's
@@ -93,9 +96,16 @@ class RecordingWork(Work):
         wait = (
             functools.partial(_wait, own.inner) if isinstance(own.inner, Work) else own.inner.wait
         )
+        endless = timeout is None or timeout <= timedelta(0)
+        until = math.inf
+        if timeout is not None and not endless:
+            until = time.monotonic() + timeout.total_seconds()
         try:
-            done = wait() if timeout is None or timeout <= timedelta(0) else wait(timeout)
-            rec.cross(own.row)
+            done = wait() if timeout is None or endless else wait(timeout)
+            rec.cross(own.row, until)
+        except TimedOut:
+            own.waited = own.peer >= 0  # gloo has counted the message: see `check_first`
+            raise
         finally:
             rec.end_wait(own.row, since, done=not own.device)
         if own.device:

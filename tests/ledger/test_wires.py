@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -389,6 +390,31 @@ def test_the_next_launch_has_no_wires() -> None:
     fast = launch(body, world_size=2, backend="gloo")
     assert min(slow) >= 0.599
     assert min(fast) < 0.5 * min(slow)
+
+
+def test_a_wait_with_a_time_out_ends_with_it(cpu_backend: str) -> None:
+    """0.6 s on the wires: 0.1 s are too few, and later the operation is over; 5 s are enough."""
+
+    def body() -> tuple[float, str, float, float]:
+        x = torch.ones(2)
+        dist.barrier()
+        work, began, said = dist.all_reduce(x, async_op=True), time.monotonic(), ""
+        try:
+            work.wait(timedelta(seconds=0.1))
+        except RuntimeError as error:
+            said = str(error)
+        early = time.monotonic() - began
+        if cpu_backend == "gloo":  # NCCL's imitation has no second wait
+            work.wait()
+        late = time.monotonic() - began
+        dist.barrier()
+        whole = seconds_of(lambda: dist.all_reduce(x, async_op=True).wait(timedelta(seconds=30)))
+        return early, said, late, whole
+
+    wires = Nodes(4, 4, Link(0.6, 0), Link(0.6, 0))
+    for early, said, late, whole in launch(body, world_size=3, backend=cpu_backend, wires=wires):
+        assert "timed out" in said and 0.09 <= early < 0.6
+        assert whole >= 0.59 and (cpu_backend != "gloo" or late >= 0.59)
 
 
 # ---- errors
