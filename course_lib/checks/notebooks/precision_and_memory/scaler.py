@@ -280,7 +280,7 @@ def script(
             slopes = [[torch.full((size,), large) for size in sizes] for _ in range(ranks)]
         for when, rank, k, value in bad:
             target = slopes[rank][k]
-            if when == step and target is not None:
+            if when == step and target is not None and target.numel():
                 target[-1] = value
         gradients.append(slopes)
     done = [*callers, *[""] * (steps - len(callers))]
