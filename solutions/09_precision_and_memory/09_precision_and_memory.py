@@ -13,10 +13,10 @@
 #
 # | | |
 # |---|---|
-# | you will build | a number's rounding to a format; a loss scaler on which all ranks agree; stochastic rounding; checkpoints, functions that are run again instead of being remembered, and the distance between them; optionally a loss without logits |
+# | you will build | a number's rounding to a format; a loss scaler on which all ranks agree; stochastic rounding; tiles of eight bits with their scales; checkpoints, functions that are run again instead of being remembered, and the distance between them; optionally a loss without logits |
 # | you need | notebook 01 §3: the tensors that autograd keeps; notebook 02: `all_reduce`; notebook 06: all-reduces of a block |
-# | time | two hours and five minutes, best in two sittings, and 20 minutes for the optional section |
-# | points | 44, and 4 of extra credit |
+# | time | two hours and 35 minutes, best in two sittings, and 20 minutes for the optional section |
+# | points | 52, and 4 of extra credit |
 # | on a rented machine | nothing to rent: two cores are enough. One cell measures a GPU if there is one |
 #
 # | section | minutes | points | rests on |
@@ -24,6 +24,7 @@
 # | 1 A float from its bits | 20 | 8 | |
 # | 2 Loss scaling, and the ranks that must agree on it | 35 | 10 | 1 |
 # | 3 Updates that are lost | 20 | 6 | 1 |
+# | 4 Eight bits and their scales | 30 | 8 | 1 |
 # | 6 Not stored: checkpointing | 40 | 14 | notebook 01 |
 # | 7 Later, and not at all | 5 | | 6 |
 # | 8 Questions | 5 | 6 | all |
@@ -171,7 +172,8 @@ formats(0.1, "fp16")
 def round_to(
     x: torch.Tensor, exponent_bits: int, mantissa_bits: int, *, finite: bool = False
 ) -> torch.Tensor:
-    """`x` rounded to the nearest number of a format, ties to even; a new float64 tensor of its shape.
+    """`x` rounded to the nearest number of a format, ties to even; a new float64 tensor of its
+    shape.
 
     x: float64, any shape. finite: without infinities, with one more binade, saturating.
     """
@@ -728,6 +730,287 @@ if "stochastic" in ROUNDINGS:
 # ZeRO's 16 bytes a parameter have 4 for it.
 
 # %% [markdown]
+# ## 4 · Eight bits and their scales
+#
+# | | |
+# |---|---|
+# | you will write | `quantize(x, block, dtype, group)` and `dequantize(values, scales, block)` |
+# | rests on | 1 |
+# | time | 30 minutes |
+# | points | 8 |
+#
+# e4m3 has 254 numbers between −448 and 448. A gradient of 1e-5 lies below its smallest one, an outlier of 1,000
+# above its largest. So a block of a tensor is divided by a *scale* that puts its largest magnitude at 448, and the
+# scale travels beside the values:
+#
+# scale = amax / 448,  values = x / scale in e4m3,  x ≈ values · scale
+#
+# The recipes differ in one thing: how many elements share a scale.
+#
+# **Predict.** How many bytes does a value cost, its share of a float32 scale included: in tiles of 1 × 128, in MX's
+# blocks of 32 (whose scale is *one* byte, a power of two), and in blocks of 128 × 128? The next cell has the answers;
+# write yours down first.
+
+# %%
+for name, nbytes in {
+    "1 x 128": 1 + 4 / 128, "MX, 32": 1 + 1 / 32, "128 x 128": 1 + 4 / 128**2
+}.items():  # fmt: skip
+    print(f"{name:10} {nbytes:.4f} bytes a value")
+
+# %% [markdown]
+# Tiles of 128 with a float32 cost exactly as much as blocks of 32 with a byte: 3 % more than the values.
+#
+# **Build.** `block` is a pair (rows, columns) of what shares a scale, and −1 stands for all of them: (−1, −1) is a scale
+# for the tensor, (1, −1) one for each row, (1, 128) DeepSeek-V3's tile of an activation, (128, 128) its block of
+# weights. `group` is for a weight that is sharded and has one scale: its ranks hold parts of the same block.
+
+
+# %% nbgrader={"grade_id": "quantize", "solution": true}
+def quantize(x, block, dtype=torch.float8_e4m3fn, group=None):
+    """`x` in 8 bits, with a scale for each block: (values, scales).
+
+    x: (rows, columns), float32 or bfloat16; it is left alone. block: (rows, columns) of a block, -1
+    for all of them; blocks at the edges may be smaller. dtype: float8_e4m3fn or float8_e5m2. group:
+    its ranks hold parts of the same blocks, and agree on the largest magnitudes; None: nothing is
+    sent. Returns values (rows, columns) in `dtype`, and scales (blocks down, blocks across) in
+    float32: the block's largest magnitude / the format's largest number. A block of zeros has the
+    scale 1.
+    """
+    ### BEGIN SOLUTION
+    largest = torch.finfo(dtype).max
+    amax = tiles(x.abs().float(), block).amax((1, 3))
+    if group is not None:
+        dist.all_reduce(amax, op=dist.ReduceOp.MAX, group=group)
+    scales = torch.where(amax > 0, amax / largest, 1.0)
+    scaled = x.float() / spread(scales, x, block)
+    return scaled.clamp(-largest, largest).to(dtype), scales
+
+
+def sides(x, block):
+    return [size if side == -1 else side for side, size in zip(block, x.shape, strict=True)]
+
+
+def tiles(x, block):
+    """(blocks down, rows, blocks across, columns), with zeros beyond the edges."""
+    rows, columns = sides(x, block)
+    down, across = -(-x.shape[0] // rows), -(-x.shape[1] // columns)
+    padded = F.pad(x, (0, across * columns - x.shape[1], 0, down * rows - x.shape[0]))
+    return padded.view(down, rows, across, columns)
+
+
+def spread(scales, like, block):
+    """The scale of each element."""
+    rows, columns = sides(like, block)
+    whole = scales.repeat_interleave(rows, 0).repeat_interleave(columns, 1)
+    return whole[: like.shape[0], : like.shape[1]]
+
+
+### END SOLUTION
+
+
+def dequantize(values, scales, block):
+    """values * scales, each block by its own, in float32: the inverse of `quantize`, but for
+    rounding.
+    """
+    ### BEGIN SOLUTION
+    return values.float() * spread(scales, values, block)
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint: blocks</summary>A view as (blocks down, rows, blocks across, columns) makes <code>amax((1, 3))</code> a
+# number for each block. <code>F.pad</code> first: zeros change no largest magnitude.</details>
+# <details><summary>Hint: the end</summary>A scale is rounded, too. Of very small blocks it may be rounded down by so
+# much that x / scale lies beyond the largest number: <code>clamp</code> before the cast, on every version of
+# PyTorch.</details>
+#
+# **Check.**
+
+# %% nbgrader={"grade_id": "quantize_check", "points": 8}
+report = check("09_precision_and_memory/quantize", quantize, dequantize)
+### BEGIN HIDDEN TESTS
+report = check("09_precision_and_memory/quantize", quantize, dequantize, cases="hidden")
+### END HIDDEN TESTS
+report.points(8)
+
+# %% [markdown]
+# **Look.** One outlier of 100,000 in row 3, and each element's relative error: one scale for the tensor beside tiles of
+# 1 × 128. Which rows suffer, and which elements of row 3?
+
+# %% tags=["skip-in-grading"]
+from course_lib import precision
+from course_lib.ledger.colours import picture
+
+
+def back_and_forth(x, block, dtype=torch.float8_e4m3fn):
+    """x as it comes back from 8 bits, by the course's functions."""
+    return precision.dequantize(*precision.quantize(x, block, dtype), block)
+
+
+torch.manual_seed(0)
+activations, weight = torch.randn(256, 1024), torch.randn(1024, 256)
+with_outlier = activations.clone()
+with_outlier[3, 200] = 100_000.0
+figure = picture(8.0, 3.0)
+for axes, (name, block) in zip(
+    figure.subplots(1, 2), {"one scale": (-1, -1), "1 x 128": (1, 128)}.items(), strict=True
+):
+    off = (back_and_forth(with_outlier, block) - with_outlier).abs() / with_outlier.abs()
+    shown = axes.imshow(
+        off[:16, :512].clamp(1e-3, 1).log10(), aspect="auto", cmap="cividis", vmin=-3, vmax=0
+    )
+    axes.set_title(name, fontsize=9, loc="left")
+    axes.set_xlabel("column", fontsize=8)
+    axes.set_ylabel("row", fontsize=8)
+    axes.tick_params(labelsize=8)
+figure.colorbar(shown, ax=figure.axes, label="log10 of the relative error")
+figure
+
+# %% [markdown]
+# With one scale, *every* row suffers: 448 stands for 100,000, and an element of 1 becomes 0.0045, a subnormal number with
+# a bit or two. With tiles it is the tile of the outlier alone, 128 elements.
+#
+# **Measure.** A product of 256 × 1,024 × 256, in which both sides are rounded, and the relative error of its rows
+# *without* the outlier.
+
+
+# %% tags=["skip-in-grading"]
+def mx(x):
+    return precision.dequantize_mx(*precision.quantize_mx(x))
+
+
+ROUNDED = {
+    "bf16": (lambda x: x.bfloat16().float(), lambda w: w.bfloat16().float()),
+    "e4m3, tensor": (lambda x: back_and_forth(x, (-1, -1)), lambda w: back_and_forth(w, (-1, -1))),
+    "e4m3, row": (lambda x: back_and_forth(x, (1, -1)), lambda w: back_and_forth(w, (-1, 1))),
+    "1x128, 128x128": (
+        lambda x: back_and_forth(x, (1, 128)),
+        lambda w: back_and_forth(w, (128, 128)),
+    ),
+    "MX, 32": (mx, lambda w: mx(w.t()).t()),  # along what the product sums
+    "int8, tensor": (
+        lambda x: back_and_forth(x, (-1, -1), torch.int8),
+        lambda w: back_and_forth(w, (-1, -1), torch.int8),
+    ),
+}
+
+
+def errors(outlier):
+    x = activations.clone()
+    x[3, 200] = outlier
+    others = torch.arange(256) != 3
+    wanted = (x.double() @ weight.double())[others]
+    return [
+        float(((left(x) @ right(weight)).double()[others] - wanted).norm() / wanted.norm())
+        for left, right in ROUNDED.values()
+    ]
+
+
+print(f"{'outlier':>9}" + "".join(f"{name:>16}" for name in ROUNDED))
+for outlier in (1, 100, 1_000, 3_000, 100_000):
+    print(f"{outlier:9,}" + "".join(f"{error:16.4f}" for error in errors(float(outlier))))
+
+# %% [markdown]
+# Read it by columns. A float has a scale in each element, the exponent, so that fp8 with *one* scale bears an outlier
+# that ruins int8. Finer blocks matter beyond it, and for small values. Gradients of 1e-5, without any scale:
+
+# %% tags=["skip-in-grading"]
+small = 1e-5 * torch.randn(100_000)
+for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+    zeros = float((small.to(dtype).float() == 0).double().mean())
+    print(f"{str(dtype)[6:]:15} {zeros:.1%} of the gradients are 0")
+
+# %% [markdown]
+# MX costs a little more than its blocks are worth: its scale is floor(log2 amax) − 8, a power of two, so that the largest
+# scaled value lies between 256 and 512, and those above 448 are clipped. (torch's cast to `float8_e8m0fnu` *rounds*:
+# 1.5 becomes 2, and MX wants 1. Take the exponent yourself.)
+#
+# **Break it.** Two ways in which a right `quantize` is used wrongly. *Delayed scaling* takes the scale from the step
+# before, because then the tensor is read once; a gradient that jumps by 50 lies beyond it. And the *accumulator*: 4,096
+# products are added with 13 bits behind the point, as a model of a tensor core that keeps about 14 bits.
+
+# %% tags=["skip-in-grading"]
+before, now = torch.randn(100_000), 50 * torch.randn(100_000)
+old_scale = before.abs().max() / 448
+print(
+    f"a jump of 50: {float((now.abs() / old_scale > 448).double().mean()):.0%} of the values beyond 448"
+)
+
+
+def bits_13(x, cut=False):
+    """x with 13 bits behind the point; cut: towards 0."""
+    unit = torch.exp2(torch.frexp(x).exponent.double() - 14)
+    return (torch.trunc if cut else torch.round)(x / unit) * unit
+
+
+def summed(products, every, cut):
+    """The sum over the last dimension; every so many terms it moves to an exact sum."""
+    whole = torch.zeros(len(products), dtype=torch.float64)
+    for part in products.split(every, dim=1):
+        partial_sum = torch.zeros_like(whole)
+        for term in part.unbind(1):
+            partial_sum = bits_13(partial_sum + term, cut)
+        whole += partial_sum
+    return whole
+
+
+products = torch.rand(64, 4096, dtype=torch.float64)
+exact = products.sum(1)
+for cut in (False, True):
+    for every in (4096, 128):
+        off = float(((summed(products, every, cut) - exact) / exact).abs().mean())
+        print(f"{'cut' if cut else 'rounded':8} exact sum after {every:5,}: {off:.3%} off")
+
+# %% [markdown]
+# DeepSeek's test with K = 4,096 was off by nearly 2 % on an H800; they move the sum to float32 registers after every 128
+# products (DeepSeek-V3, §3.3.2). The real accumulator is not public: this one is a model, and its lines for rounding and
+# for cutting lie on either side of that figure.
+#
+# **With ranks.** A weight that is sharded and gathered in fp8 has one scale, or several that do not fit together: each
+# rank must know the largest magnitude of *all* shards. That is the all-reduce of 4 bytes in your function. Without it:
+
+
+# %% tags=["skip-in-grading"]
+def gathered(agree):
+    """In a rank: the whole weight, gathered as bytes, decoded by this rank's scale."""
+    torch.manual_seed(1)
+    whole = torch.randn(4, 8) * torch.tensor([1.0, 1.0, 9.0, 9.0])[:, None]
+    shard = whole.chunk(2)[dist.get_rank()]
+    values, scales = precision.quantize(shard, (-1, -1), group=dist.group.WORLD if agree else None)
+    parts = [torch.empty_like(values).view(torch.uint8) for _ in range(2)]
+    dist.all_gather(parts, values.view(torch.uint8))  # gloo sends no fp8: the same memory as bytes
+    back = torch.cat(parts).view(torch.float8_e4m3fn).float() * scales
+    return float((back - whole).abs().max() / whole.abs().max()), float(scales)
+
+
+for agree in (True, False):
+    run = launch(gathered, agree, world_size=2, backend="gloo")
+    print(
+        "one scale " if agree else "two scales",
+        [f"off by {off:.1%}, scale {scale:.4f}" for off, scale in run],
+    )
+
+# %% [markdown]
+# **In production.** torchtitan gathers FSDP's weights in fp8, and computes all scales of a step in one all-reduce
+# (`precompute_float8_dynamic_scale_for_fsdp` of torchao). `torch._scaled_mm` multiplies two fp8 matrices with their
+# scales, on the CPU as well. Which format? Micikevicius et al. (2022) take e4m3 forward and e5m2 for gradients, whose
+# range is larger. DeepSeek-V3 takes e4m3 everywhere: with a scale for each tile the range comes from the scale, and the
+# third bit of mantissa is free.
+
+# %% tags=["skip-in-grading"]
+(left, left_scale), (right, right_scale) = (
+    precision.quantize(x, (-1, -1)) for x in (activations, weight.t().contiguous())
+)
+of_pytorch = torch._scaled_mm(
+    left, right.t(), scale_a=left_scale, scale_b=right_scale, out_dtype=torch.float32
+)
+by_hand = (left.float() @ right.float().t()) * left_scale * right_scale
+print(
+    "torch._scaled_mm, largest difference:",
+    f"{float((of_pytorch - by_hand).abs().max() / by_hand.abs().max()):.1e}",
+)
+
+# %% [markdown]
 # ## 6 · Not stored: checkpointing
 #
 # | | |
@@ -805,10 +1088,11 @@ for every, timeline in timelines.items():
 
 # %% nbgrader={"grade_id": "best_segment", "solution": true}
 def best_segment(layers: int, kept: float = 1.0, inside: float = 17.0) -> int:
-    """The k from 1 to `layers` with which a checkpoint every k layers has least memory at the worst moment.
+    """The k from 1 to `layers` with which a checkpoint every k layers has least memory at the worst
+    moment.
 
-    kept: of a layer's input; inside: of all that a layer keeps for backward. If several k have equally little
-    memory, the largest of them: it has the fewest pieces.
+    kept: of a layer's input; inside: of all that a layer keeps for backward. If several k have
+    equally little memory, the largest of them: it has the fewest pieces.
     """
     ### BEGIN SOLUTION
     best, least = 1, math.inf
@@ -876,11 +1160,13 @@ print(
 
 # %% nbgrader={"grade_id": "checkpoint", "solution": true}
 def checkpoint(function, *args):
-    """function(*args), a tensor or a tuple of tensors, of which the arguments alone are kept for backward.
+    """function(*args), a tensor or a tuple of tensors, of which the arguments alone are kept for
+    backward.
 
-    args: tensors (with and without a gradient, also of whole numbers) and anything else. The gradients of
-    arguments and weights are those without a checkpoint: dropout drops the same elements, autocast is that of
-    forward, and the caller's random numbers go on as if the function had run once.
+    args: tensors (with and without a gradient, also of whole numbers) and anything else. The
+    gradients of arguments and weights are those without a checkpoint: dropout drops the same
+    elements, autocast is that of forward, and the caller's random numbers go on as if the function
+    had run once.
     """
     ### BEGIN SOLUTION
     return Recompute.apply(torch.empty(0, requires_grad=True), function, *args)
@@ -1341,11 +1627,13 @@ report.points(6)
 def chunked_loss(
     hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, chunks: int
 ) -> torch.Tensor:
-    """The mean cross entropy of hidden @ weight.T over the targets that are not -100: a float32 number.
+    """The mean cross entropy of hidden @ weight.T over the targets that are not -100: a float32
+    number.
 
-    hidden: (T, h); weight: (V, h), of the same floating dtype; targets: (T,) int64. chunks: in how many parts
-    the T tokens are cut, as torch.tensor_split does. At no time, forward or backward, do the logits of all
-    tokens exist. Sums over chunks are in float32, whatever the dtype of hidden and weight is.
+    hidden: (T, h); weight: (V, h), of the same floating dtype; targets: (T,) int64. chunks: in how
+    many parts the T tokens are cut, as torch.tensor_split does. At no time, forward or backward, do
+    the logits of all tokens exist. Sums over chunks are in float32, whatever the dtype of hidden
+    and weight is.
     """
     ### BEGIN SOLUTION
     return InPieces.apply(hidden, weight, targets, chunks)
@@ -1538,12 +1826,14 @@ Scorecard(rows, unit=M, flops_alone=spent["float32"].flops)
 # tensor-parallel ranks the checkpoints' rows would send half as much again (§6).
 #
 # **You have built** the rounding that a cast does, a scaler that keeps N ranks together, weights of 16 bits that small steps
-# move, a checkpoint that agrees with PyTorch's to the bit, the distance at which to set it, and
+# move, tiles of eight bits with their scales, a checkpoint that agrees with PyTorch's to the bit, the distance at which to set it, and
 # perhaps a loss without logits.
 #
 # **Read on.**
 # - Micikevicius et al. (2018), *Mixed Precision Training*: §3, and figure 3 with the gradients that fp16 loses.
 # - Zamirai et al. (2020), *Revisiting BFloat16 Training*: stochastic rounding in place of a master copy.
+# - Micikevicius et al. (2022), *FP8 Formats for Deep Learning*; DeepSeek-AI (2024), *DeepSeek-V3 Technical Report*: §3.3.
+# - Dettmers et al. (2022), *8-bit Optimizers via Block-wise Quantization*: §2.
 # - Chen et al. (2016), *Training Deep Nets with Sublinear Memory Cost*: §3 and §4.
 # - Korthikanti et al. (2022), *Reducing Activation Recomputation in Large Transformer Models*: §4 and §5.
 # - PyTorch's documentation of `torch.utils.checkpoint`, and its source: `use_reentrant=False` is your other way.

@@ -711,6 +711,7 @@ def test_no_row_is_wider_than_a_notebook():
         ("06_tensor_parallel", 60),
         ("07_pipeline", 60),
         ("08_context_parallel", 60),
+        ("09_precision_and_memory", 52),
     ],
 )
 def test_the_points_of_an_assignment_add_up(assignment, points):
