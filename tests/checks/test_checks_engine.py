@@ -712,6 +712,7 @@ def test_no_row_is_wider_than_a_notebook():
         ("07_pipeline", 60),
         ("08_context_parallel", 60),
         ("09_precision_and_memory", 52),
+        ("10_four_dimensions", 60),
     ],
 )
 def test_the_points_of_an_assignment_add_up(assignment, points):
@@ -733,6 +734,7 @@ def test_the_points_of_an_assignment_add_up(assignment, points):
         "07_pipeline",
         "08_context_parallel",
         "09_precision_and_memory",
+        "10_four_dimensions",
     ],
 )
 def test_hidden_cases_are_the_visible_ones_and_more(assignment, seed):
