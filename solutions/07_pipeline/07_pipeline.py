@@ -16,7 +16,7 @@
 #
 # | | |
 # |---|---|
-# | you will build | five schedules, as data; functions that predict their idle time, memory and bytes; an executor, which runs the schedules of §1 to §3 on real ranks; PipeDream's stage, which trains without ever running empty |
+# | you will build | five schedules, as data; functions that predict their idle time, memory and bytes; an executor, which runs the schedules of §1 to §3 on real ranks; a stage of PipeDream, a pipeline that never runs empty |
 # | you need | notebook 00: deadlocks, `isend` and `irecv`; notebook 03: why sums are divided by the global count; `loss.backward()` |
 # | time | three hours; §11 is extra |
 # | points | 60, and 5 of extra credit |
@@ -48,6 +48,7 @@
 # | I, W | the two halves of B: I computes the gradient of the stage's input, W that of its weights. B = I + W |
 # | chunk | one of several stages that a rank holds; v is their number |
 # | bubble | time in which a rank has nothing to do, between the step's first action and its last |
+# | ideal time | the time that a rank's own actions take: the whole step without the bubble |
 # | in flight | a microbatch is in flight between its forward and its backward: its activations are kept |
 #
 # Unless the text says otherwise, F = I = W = 1 and B = 2: each matrix product of a forward makes two in its
@@ -93,8 +94,8 @@ Group = dist.ProcessGroup | None  # None is the group of all ranks
 # A schedule is data: for each rank the list of its actions, in the order in which the rank does them. An
 # action is `Action(stage, kind, microbatch)`, written 2F0: stage 2, forward, microbatch 0. A schedule does
 # *not* say at what time: an action runs once its rank has done the action before it and its input has
-# arrived. `simulate` finds the times, with a clock, and `gantt` draws them: ranks are rows, time runs right,
-# forward is blue, backward orange, idle white, and the number in a cell is the microbatch.
+# arrived. `simulate` finds the times, with a simulated clock, and `gantt` draws them: ranks are rows, time
+# runs right, forward is blue, backward orange, idle white, and the number in a cell is the microbatch.
 
 # %% tags=["skip-in-grading"]
 one_microbatch = from_text("""\
@@ -667,7 +668,8 @@ drawn(interleaved_one_f_one_b, 4, 8, 2, durations=Durations().split(2))
 
 # %% tags=["skip-in-grading"]
 def warmed_up(schedule, further):
-    """The same actions, but rank i's warm-up has further (p − 1 − i) + (v − 1) p forwards."""
+    """The same actions, with another warm-up: (v − 1) p forwards on the last rank, and `further` more
+    for each rank further up."""
     rows = []
     for rank, row in enumerate(schedule):
         forwards, backwards = ([action for action in row if action.kind == kind] for kind in "FB")
@@ -692,10 +694,10 @@ if schedule:
         print(f"c = {c:4}: {fewer:5.1f} with one, {more:5.1f} with two")
 
 # %% [markdown]
-# If messages are free, the second forward saves nothing and costs memory: without it rank 0 keeps 8 chunks,
-# as much as the 4 microbatches of 1F1B. If a message takes a quarter of F, the second forward saves 4 of 36,
-# because a rank then has a forward to do while an activation and a gradient are on their way. Now compare
-# with 1F1B:
+# If messages are free, the second forward saves no time and costs memory: without it rank 0 keeps 8
+# activations of one chunk, as much as the 4 microbatches of 1F1B. If a message takes a quarter of F, the
+# second forward saves 4 of 36, because a rank then has a forward to do while an activation and a gradient are
+# on their way. Now compare with 1F1B:
 
 # %% tags=["skip-in-grading"]
 if made(one_f_one_b, 4, 8) and made(interleaved_one_f_one_b, 4, 8):
@@ -737,7 +739,9 @@ if schedule:
     print(violation(first_chunk_first(schedule, 4)))
 
 # %% [markdown]
-# All ranks deadlock: the gradient of stage 0 comes *last*.
+# All ranks deadlock. Each waits with the first backward of its first chunk: rank 0 for the gradient from stage
+# 1, rank 1 for that from stage 2, rank 2 for that from stage 3, and rank 3 for that from stage 4. Stage 4 is
+# rank 0's second chunk, whose backward now comes behind the one with which rank 0 waits.
 #
 # **In production.** PyTorch has `ScheduleInterleaved1F1B`, and Megatron-LM the option
 # `--num-layers-per-virtual-pipeline-stage`. Llama 3 (405B) was trained with p = 16 and such a schedule,
@@ -768,9 +772,10 @@ if schedule:
 # layer keeps (Qi et al., table 1), if attention's scores are computed again or never stored. So the action I
 # frees hardly any memory: count a microbatch as kept until its W.
 #
-# <details><summary>Answer</summary>(p − 1)(F + I − W): a third of it if all are equal. On rank i, p − i
-# microbatches await I, as before, and up to i more await W. So every rank keeps up to p microbatches, as many
-# as rank 0 of 1F1B. (`peak_activations` counts those that await I.)</details>
+# <details><summary>Answer</summary>(p − 1)(F + I − W): a third of it if all are equal. Then rank i waits
+# i F for its first input and, since no W stands between, only (p − 1 − i) I for its first gradient; the W's
+# fill the rest. On rank i, p − i microbatches await I, as before, and up to i more await W. So every rank keeps
+# up to p microbatches, as many as rank 0 of 1F1B. (`peak_activations` counts those that await I.)</details>
 #
 # **Build.** m has to be at least p: with fewer microbatches, rank 0 waits too long for its first I, whatever
 # the order. Refuse a smaller m with a ValueError (`counted(stages, microbatches, least=stages)`). Kinds are
@@ -823,7 +828,7 @@ drawn(zero_bubble_h1, 4, 8)
 
 # %% [markdown]
 # **Break it.** It matters *when* a rank does its W's. Compare three schedules: each W right after its I; yours;
-# and all W's at the end.
+# and all W's at the end. Before you run the cell: which step is the shortest, and which one keeps the most?
 
 
 # %% tags=["skip-in-grading"]
@@ -872,7 +877,8 @@ drawn(zero_bubble_h2, 4, 8)
 # %% [markdown]
 # The line below the chart says 27, as for H1: it counts from the first rank's beginning to the last rank's
 # end. But each rank is busy for 24 without a gap, and the white before and after belongs to the neighbouring
-# steps. Here is the V. Its actions take half as long; the paler ones are the second chunk:
+# steps. Here is the V. Its actions take half as long; the paler ones are the second chunk. Each of the "8
+# activations in flight" is that of one chunk, so together they are 1F1B's 4 microbatches:
 
 # %% tags=["skip-in-grading"]
 drawn(zero_bubble_v, 4, 8, durations=Durations().split(2))
@@ -1058,7 +1064,7 @@ for generator, blocking in ((gpipe, True), (one_f_one_b, True), (one_f_one_b, Fa
 # %% [markdown]
 # In GPipe all messages go one way, and then all go the other. In 1F1B's steady state rank 0 sends an
 # activation down while rank 1 sends a gradient up: each waits for the other to receive. With `isend` it works
-# on gloo. On NCCL it need not, and the note in the output says so: NCCL does a rank's operations in a group
+# on gloo. On NCCL it can hang, as the note in the output says: NCCL does a rank's operations in a group
 # *one after the other*, in the order in which the rank posted them, so two ranks that both post a send first
 # can wait for each other again. (Megatron-LM therefore has calls like `send_forward_recv_backward`, which
 # post both at once with `batch_isend_irecv`.)
@@ -1206,6 +1212,8 @@ report.points(13)
 # **Measure.** Run a GPT on four ranks, with eight microbatches of one to three sequences, in float64.
 # `gpt_stages` cuts it so that all stages have equal work: the head counts as well, so the last stage gets
 # fewer blocks. The cell compares loss and gradients with those of one process, and bytes with your formula.
+# The formula wants microbatches of one size: the cell gives it the number of sequences for m, and the bytes of
+# one sequence for M.
 
 
 # %% tags=["skip-in-grading"]
@@ -1746,7 +1754,7 @@ figure if run else None
 # two versions for all microbatches, with gradients that are one update old.)
 #
 # <details><summary>In the lectures</summary>Lecture 001 says that PipeDream keeps versions "to avoid
-# staleness".</details>
+# staleness". They do not avoid it: the gradient is as stale with versions as without.</details>
 
 # %% [markdown]
 # ## 9 · Was it wise to pipeline?
@@ -1854,9 +1862,11 @@ for name, *setting in candidates(8, 16):
 # %% [markdown]
 # Read the first table by columns. *A port for each GPU*: halved backwards on a V are best, in the memory of
 # 1F1B; with few microbatches (m = p) many small chunks are best. *One port for the node*: chunks begin to
-# cost. *10 Gb/s*: a rank should run far ahead before it needs a gradient. ZB-H2, with twice the warm-up, is
-# best if m is large enough for it and it fits; if not, GPipe is. 1F1B's steady state waits for two messages
-# in every turn (real executors therefore let it run one microbatch further ahead, and pay with memory). Plain
+# cost. *10 Gb/s*: a message takes longer than a forward (1.2 F with 4 nodes, 2.3 F with 8, 4.7 F with 16), so a
+# rank should run far ahead before it needs a gradient. On 4 and 8 nodes ZB-H2, with twice the warm-up, is best
+# if m is at least the 2p − 1 that it needs. With a smaller m GPipe is best. On 16 nodes GPipe is best
+# with both m: even ZB-H2's warm-up is too short there, and all 64 microbatches fit into memory. 1F1B's steady
+# state waits for two messages in every turn (real executors therefore let it run one microbatch further ahead, and pay with memory). Plain
 # 1F1B at m = 2 p works for 69 % of the time and idles for 31 % even on the fast wire (the second table); your
 # formula says 30.4 %. If pipelining is called unwise, this schedule is meant, or the naive one. To work for
 # 80 to 90 % of the time you need m = 4 p, or one of the newer schedules.
@@ -2122,8 +2132,8 @@ drawn(dualpipe, 4, 12, copies=2) if schedule else None
 # ## Scorecard
 #
 # Here are the three criteria, computation, memory and bytes sent, for one step of AdamW on 4 ranks. The model
-# is a GPT with 3.3 million parameters, the batch 8 sequences of 128 tokens in all. In the card M are the
-# bytes of its *parameters*. Replicas and ZeRO-3 get two sequences each; ranks that share layers get all
+# is a GPT with 3.3 million parameters. The batch has 8 sequences, each of 128 tokens. In the card M stands for
+# the bytes of the model's *parameters*. Replicas and ZeRO-3 get two sequences each; ranks that share layers get all
 # eight; a pipeline gets them as eight microbatches.
 
 
@@ -2231,7 +2241,7 @@ Scorecard(rows, unit=parameters_alone, flops_alone=alone_run[0].flops)
 #
 # **You have built** five schedules, from one rank at a time to halved backwards, the formulas of their idle
 # time, memory and bytes, an executor for every order of whole forwards and backwards with one stage a rank,
-# and a stage that trains without ever running empty. (The library's executor, `course_lib.pipeline.run`, does
+# and a stage of a pipeline that never runs empty. (The library's executor, `course_lib.pipeline.run`, does
 # chunks, halves and pairs as well.)
 #
 # **Read on.**
