@@ -97,7 +97,7 @@ class Rule:
             back = numbers[torch.searchsorted(numbers, share.abs(), right=True) - 1].copysign(share)
             back = back.clamp(min=float(numbers[0]))
         both = (torch.where(scales > 0, back * scales, 0.0), near)
-        rounded, near = (found.flatten()[: len(flat)].view_as(x) for found in both)
+        rounded, near = (values.flatten()[: len(flat)].view_as(x) for values in both)
         return rounded, near
 
     def run(self, start: Tensor, gradients: Sequence[Tensor | None], settings: Mapping[str, Any]) -> Run:
@@ -202,18 +202,18 @@ class Expected:
 
     @property
     def settings(self) -> dict[str, Any]:
-        given = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0}
-        return given | dict(self.keywords)
+        usual = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0}
+        return usual | dict(self.keywords)
 
     @property
     def rule(self) -> Rule:
         return Rule(block=self.settings.get("block", BLOCK))
 
     def inputs(self) -> dict[str, Tensor]:
-        found = {f"{self.name}.{i}": start for i, start in enumerate(self.starts)}
+        tensors = {f"{self.name}.{i}": start for i, start in enumerate(self.starts)}
         for i, of_param in enumerate(self.gradients):
-            found |= {f"{self.name}.{i}.{k}": g for k, g in enumerate(of_param) if g is not None}
-        return found
+            tensors |= {f"{self.name}.{i}.{k}": g for k, g in enumerate(of_param) if g is not None}
+        return tensors
 
     def outputs(self) -> dict[str, Spec]:
         return {
@@ -263,20 +263,20 @@ def values_line(
 
     def off(tensors: Mapping[str, Tensor], made: Run, i: int, k: int) -> Tensor:
         """Which elements of parameter i are not those of `made` after step k."""
-        found, wanted = tensors[f"{run.name}.{i}.{k}"].double(), made.after[k]
+        actual, wanted = tensors[f"{run.name}.{i}.{k}"].double(), made.after[k]
         moved = (wanted - run.starts[i].double()).abs()
         room = ROUNDING * run.settings["lr"] + 4e-7 * wanted.abs() + 1e-5 * moved
-        return ~((found - wanted).abs() <= room) & made.sure[k]
+        return ~((actual - wanted).abs() <= room) & made.sure[k]
 
     def step_of(tensors: Mapping[str, Tensor], i: int, k: int) -> Finding | None:
         right = right_of(i)
         bad = off(tensors, right, i, k)
         if not bool(bad.any()):
             return None
-        found, wanted = tensors[f"{run.name}.{i}.{k}"].double(), right.after[k]
+        actual, wanted = tensors[f"{run.name}.{i}.{k}"].double(), right.after[k]
         general = f"after step {k + 1} a parameter is wrong"
-        said = difference(general, torch.where(bad, found, wanted), wanted)
-        if bool(found.isnan().any()):
+        said = difference(general, torch.where(bad, actual, wanted), wanted)
+        if bool(actual.isnan().any()):
             why = "A block of zeros was divided by its scale: 0 / 0 is NaN. Divide by 1 there."
             zeros = any(g is not None and bool((g == 0).any()) for g in run.gradients[i])
             return wrong(said, why if zeros else "", cause=why)
@@ -350,13 +350,13 @@ def runs(draw: Draw) -> dict[str, Expected]:
     )
     elements = 1 << 18
     enough = 2 * elements + 8 * elements // BLOCK + SLACK
-    found = [
+    made = [
         main, block, zeros,
         expected(draw, "saved", [(70, 90), (200,)], 4, saved=2, lr=lr),
         expected(draw, "large", [(512, 512)], 2, enough=enough, lr=lr),
         expected(draw, "loaded", [(512, 512)], 2, saved=2, enough=enough, lr=lr),
     ]  # fmt: skip
-    return {run.name: run for run in found}
+    return {run.name: run for run in made}
 
 
 @exercise(

@@ -44,7 +44,7 @@ def steps(
     objects: list, tensors: dict[str, torch.Tensor], groups: list, instructions: dict
 ) -> tuple[dict[str, Told], dict[str, Any]]:
     """Every run of the instructions, one after the other."""
-    told: dict[str, Told] = {}
+    replies: dict[str, Told] = {}
     outputs: dict[str, Any] = {}
     patience = Patience(instructions["enough"])
     for described in instructions["runs"]:
@@ -55,11 +55,11 @@ def steps(
         try:
             run(objects[0], tensors, described, reply, outputs, patience)
         except Exception as error:
-            if isinstance(error, NotImplementedError) and not told and not str(error):
+            if isinstance(error, NotImplementedError) and not replies and not str(error):
                 raise
             reply.error = describe(error)
-        told[name] = reply
-    return told, outputs
+        replies[name] = reply
+    return replies, outputs
 
 
 def run(
