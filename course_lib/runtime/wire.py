@@ -114,6 +114,8 @@ class Receiver:
 def raw(tensor: torch.Tensor) -> memoryview:
     """The bytes of a tensor, without a copy if it is contiguous on the CPU."""
     flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    # A single element that was expanded has stride 0, which counts as contiguous and cannot be seen as bytes.
+    flat = flat.as_strided(flat.shape, (1,))
     return memoryview(flat.view(torch.uint8).numpy()).cast("B") if flat.numel() else memoryview(b"")  # pyright: ignore[reportArgumentType]
 
 

@@ -165,3 +165,13 @@ def test_a_heavy_module_is_imported_when_it_is_used() -> None:
         assert name.startswith("torch.distributed.tensor") and not loaded
     used_before = launch(uses, torch.zeros(2), world_size=2)
     assert all(loaded for _, loaded in used_before), "preloaded from then on"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [torch.tensor(2.5).expand(1), torch.arange(6.0).view(2, 3).T, torch.ones(3).conj(), torch.empty(0, 2)],
+    ids=["one element, expanded", "transposed", "conjugate", "empty"],
+)  # fmt: skip
+def test_tensors_of_any_strides_arrive(sent: torch.Tensor) -> None:
+    meta, buffers = wire.pack_tensors({"sent": sent})
+    assert torch.equal(wire.unpack_tensors(meta, buffers)["sent"], sent)
