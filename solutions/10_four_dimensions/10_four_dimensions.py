@@ -16,8 +16,8 @@
 # |---|---|
 # | you will build | coordinates on a mesh; a training step over four axes; the norm of a gradient in pieces and copies; a model of a cluster's bytes, memory and time; a search for the best layout |
 # | you need | notebook 03: averages of gradients; notebook 06: layers cut over ranks; notebook 07: `run_schedule`; notebook 08: zigzag |
-# | time | four hours and 20 minutes |
-# | points | 60 |
+# | time | four hours and 20 minutes, and 30 minutes for the optional section |
+# | points | 60, and 6 of extra credit |
 # | on a rented machine | nothing to rent: two cores run eight ranks of a small GPT. On several GPUs the same code runs over NCCL |
 #
 # | section | minutes | points | rests on |
@@ -31,6 +31,7 @@
 # | 7 How long? A cluster of 1,024 | 50 | 7 | 5, 6 |
 # | 8 Choose | 30 | 4 | 6, 7 |
 # | 9 Questions | 10 | 4 | all |
+# | 10 Optional: replay a recorded run | 30 | 6 extra | 5, 7 |
 
 # %% [markdown]
 # ### Words and letters
@@ -1803,6 +1804,177 @@ report = check(
 )
 ### END HIDDEN TESTS
 report.points(4)
+
+# %% [markdown]
+# ## 10 · Optional: replay a recorded run
+#
+# | | |
+# |---|---|
+# | you will write | `replay` |
+# | rests on | sections 5 and 7, notebook 07 (simulating a schedule) |
+# | time | 30 minutes |
+# | points | 6 extra |
+#
+# Section 7 knows a step by its formula. Here is another way, which needs no formula of the step: take the
+# *record* of a run, and let a clock do it again on other links. The record says what each rank did and in
+# which order. The clock says when.
+#
+# **Predict.** Rank 0 computes for 1 s and rank 1 for 2 s. Then they sum 100 kB, over a link with alpha 0.2
+# s and beta 1 µs a byte. When are they done?
+#
+# **Build.** `records` holds a list of entries for each rank, in its order:
+#
+# | entry | content |
+# |---|---|
+# | `["compute", seconds]` | the rank computes |
+# | `["all_reduce", group, nbytes]` | a sum over the ranks of `group`: it begins when the last of them has come, and ends for all at the same time |
+# | `["send", peer, nbytes]` | the rank goes on at once; its message travels meanwhile |
+# | `["recv", peer, nbytes]` | the rank goes on when the next message of `peer` has come |
+#
+# Ranks fill nodes of `per_node` in order. `inside` and `across` are (alpha, beta). An operation takes alpha
+# + bytes · beta on the slowest link that its ranks need: *one* alpha, as the emulated wires of section 5
+# count. The bytes are the message's, or 2(n−1)/n of a sum's. A rank has two links, inside and across. Each
+# carries its messages one after the other: the second of two sends begins when the first has arrived.
+
+
+# %% nbgrader={"grade_id": "replay", "solution": true}
+def replay(records, per_node, inside, across):
+    """Seconds until the last rank has done its record."""
+
+    ### BEGIN SOLUTION
+    def seconds(ranks, nbytes):
+        alpha, beta = inside if len({rank // per_node for rank in ranks}) == 1 else across
+        return alpha + nbytes * beta
+
+    now, place = [0.0] * len(records), [0] * len(records)
+    free, arrivals = {}, {}
+    moved = True
+    while moved:
+        moved = False
+        for rank, record in enumerate(records):
+            while place[rank] < len(record):
+                kind, what, *size = record[place[rank]]
+                if kind == "compute":
+                    now[rank] += what
+                elif kind == "send":
+                    link = rank, rank // per_node == what // per_node
+                    begin = max(now[rank], free.get(link, 0.0))
+                    free[link] = begin + seconds((rank, what), size[0])
+                    arrivals.setdefault((rank, what), []).append(free[link])
+                elif kind == "recv":
+                    if not arrivals.get((what, rank)):
+                        break  # its sender has not come so far
+                    now[rank] = max(now[rank], arrivals[what, rank].pop(0))
+                else:
+                    entries = [records[k][place[k]] for k in what if place[k] < len(records[k])]
+                    if [entry[1] for entry in entries] != [what] * len(what):
+                        break  # a member is missing
+                    end = max(now[k] for k in what)
+                    end += seconds(what, 2 * (len(what) - 1) / len(what) * size[0])
+                    for k in what:
+                        now[k] = end
+                        place[k] += k != rank
+                place[rank] += 1
+                moved = True
+    return max(now)
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint: ranks that wait</summary>Let each rank go on as far as it can, one after the
+# other, and begin anew as long as any of them moved. A rank stops before a receive whose message was not
+# sent, and before a sum whose members are not all there.</details>
+
+# %% nbgrader={"grade_id": "replay_check", "points": 0}
+report = check("10_four_dimensions/replay", replay)
+### BEGIN HIDDEN TESTS
+report = check("10_four_dimensions/replay", replay, cases="hidden")
+### END HIDDEN TESTS
+report.points(6)
+
+# %% [markdown]
+# **Measure.** The library's replay reads a ledger as it is, with the handles that are waited for later. It predicts
+# the steps of section 5 from a run *without* wires, and here they are slept. The alphas are five times
+# as long, so that a busy machine does not matter.
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def steps(sizes):
+    for _ in range(3):
+        one_step(sizes)
+
+
+def between_barriers(ledger, wires):
+    """Seconds of the fastest step: between its two barriers, on the replay's clock."""
+    from course_lib.cluster.replay import replay as rerun
+
+    return min(rerun(ledger, wires).spans()[::2])
+
+
+def slept(ledger):
+    """Seconds of the fastest step, between its two barriers, of a run that happened."""
+    calls = [
+        [operation.issued + operation.blocked for operation in ledger.operations(rank, "barrier")]
+        for rank in range(ledger.world_size)
+    ]
+    spans = [[b - a for a, b in itertools.pairwise(times)] for times in calls]
+    return min(max(each) for each in list(zip(*spans, strict=True))[::2])
+
+
+wires = Cluster(8, 2, gpu("A100"), Wire("inside", 100e6, 5e-3), Wire("across", 10e6, 50e-3))
+for order in (("pp", "dp", "tp"), ("tp", "dp", "pp")):
+    sizes = dict.fromkeys(order, 2)
+    plain = launch(steps, sizes, world_size=8, backend="gloo").ledger
+    felt = launch(steps, sizes, world_size=8, backend="gloo", wires=wires).ledger
+    predicted, measured = between_barriers(plain, wires), slept(felt)
+    print(f"{' x '.join(order)}: computed {predicted:.2f} s, slept {measured:.2f} s")
+
+# %% [markdown]
+# The same ratio, computed and slept. The compute between the operations comes from the record, and on a busy
+# machine it is the part that varies.
+#
+# **A thousand GPUs.** A mesh is symmetric: ranks of tp, dp and cp do the same. One rank of each stage
+# stands for all of them, so that 1,024 GPUs cost the clock as much as two ranks do. Here is the record
+# above with the groups of pp 2, dp 64 and tp 8 on A100s, tp's and pp's bytes 1,500 times as many (a stream
+# of 50 MB), and no compute.
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+from course_lib.cluster import Layout
+from course_lib.cluster.replay import pipeline_seconds, scaled
+from course_lib.cluster.roofline import Work
+from course_lib.ledger.record import Record
+
+target = Layout({"pp": 2, "dp": 64, "tp": 8})
+recorded = Layout({"pp": 2, "dp": 2, "tp": 2})
+ledger = launch(one_step, CUBE, world_size=8, backend="gloo").ledger
+plain = Record(8, [step_of(ledger.operations(rank)) for rank in range(8)])
+for order in (("pp", "dp", "cp", "tp"), ("tp", "pp", "dp", "cp")):
+    factors = {"tp": 1500, "pp": 1500}
+    again = scaled(plain, recorded, target.ordered(*order), a100_cluster(1024), factors, compute=0)
+    print(f"{' x '.join(order)}: {again:.3f} s of communication")
+
+# %% [markdown]
+# **Long pipelines.** 64 stages and 512 microbatches are 65,536 actions, which the simulator of notebook 07
+# does in some seconds. The row of 1,008B has this shape. The formula of section 7 is 1 % off.
+
+# %% tags=["skip-in-grading"]
+trillion = GPTConfig(51_200, 2048, 128, 160, 25_600)
+long = Layout({"pp": 64, "dp": 6, "tp": 8})
+simulated = pipeline_seconds(trillion, long, 3072, a100_cluster(3072), Work(0.63))
+print(f"simulated {simulated:.1f} s", end="")
+with contextlib.suppress(NotImplementedError):
+    layout = {**LAYOUT, "pp": 64, "dp": 6, "zero": 0, "recompute": "full", "sequence": False}
+    print(f", by your formula {step_seconds(trillion, layout, 3072, A100, SELENE, 0.63):.1f} s")
+
+# %% [markdown]
+# **Break it.** Give `replay` one alpha for *each* of the 2(n−1) rounds of a sum, and the check names it.
+# NCCL's ring has so many; the emulated wires sleep one. A model has to count as the measured thing does.
+#
+# **Question.** The clock needs no rank but one of each stage. Which fault of a real cluster can it never
+# show?
+#
+# <details><summary>Answer</summary>A straggler: one rank of 1,024 that is slower than its like. Symmetry
+# has removed it, and the step of MegaScale's table is missed for this reason.</details>
 
 # %% [markdown]
 # ## What you have built
