@@ -711,7 +711,7 @@ def test_no_row_is_wider_than_a_notebook():
         ("06_tensor_parallel", 60),
         ("07_pipeline", 60),
         ("08_context_parallel", 60),
-        ("09_precision_and_memory", 52),
+        ("09_precision_and_memory", 60),
         ("10_four_dimensions", 60),
     ],
 )
