@@ -206,10 +206,15 @@ def _cycle(
         assert needed is not None, "a rank that waits for nothing is not stuck"
         whole = places.get(needed)
         holder, index = whole or places[needed._replace(kind="I")]
-        first = schedule[holder][heads[holder]]
+        stands = heads[holder]
+        place = (
+            f"where rank {holder} waits itself"
+            if index == stands
+            else f"which comes after {schedule[holder][stands]}"
+        )
         waits[rank] = (
             f"rank {rank} waits in its action {heads[rank]} ({entry}) for {schedule[holder][index]}, "
-            f"action {index} of rank {holder}, which comes after {first}"
+            f"action {index} of rank {holder}, {place}"
         )
         rank, start = holder, holder
     cycle = list(waits)[list(waits).index(start) :]

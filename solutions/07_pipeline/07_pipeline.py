@@ -685,9 +685,8 @@ def warmed_up(schedule, further):
 schedule = made(interleaved_one_f_one_b, 4, 8)
 if schedule:
     shorter = warmed_up(schedule, 1)
-    print(
-        f"chunks on rank 0: {held(shorter)} with one forward more a rank, {held(schedule)} with two"
-    )
+    fewer, more = held(shorter), held(schedule)
+    print(f"rank 0 keeps {fewer} activations with one forward more a rank, {more} with two")
     for c in (0, 0.1, 0.25, 0.5):
         durations = Durations(communication=c).split(2)
         fewer, more = (float(simulate(those, durations).total) for those in (shorter, schedule))
@@ -1419,9 +1418,10 @@ run = try_it(a_step, run_schedule, schedule, TIED) if schedule else None
 if run:
     whole = one_process(TIED)[1][name]
     first, last = run[0][1][name], run[-1][1][name]
-    for what, gradient in (("rank 0's", first), ("rank 3's", last), ("their sum", first + last)):
+    terms = {"rank 0's gradient": first, "rank 3's gradient": last, "the sum of both": first + last}
+    for what, gradient in terms.items():
         off = (gradient - whole).abs().max() / whole.abs().max()
-        print(f"{what:9} gradient:", "that of one process" if off < 1e-9 else f"off by {off:.2f}")
+        print(f"{what:17}:", "that of one process" if off < 1e-9 else f"off by {off:.2f}")
 
 # %% [markdown]
 # If you forget the sum, you train two matrices that were meant to be one; nothing crashes. Megatron-LM has an

@@ -242,6 +242,11 @@ WRONG = [
         "deadlock: rank 0 waits in its action 1 (0B0) for 1B0, action 3 of rank 0, which comes after 0B0",
     ),
     (
+        "0F0,2F0,0B0,2B0\n1F0,3F0,1B0,3B0",
+        "deadlock: rank 0 waits in its action 2 (0B0) for 1B0, action 2 of rank 1, where rank 1 waits "
+        "itself; rank 1 waits in its action 2 (1B0) for 2B0, action 3 of rank 0, which comes after 0B0",
+    ),
+    (
         "(0F0;0B0)OVERLAP_F_B",
         "rank 0, action 0: (0F0;0B0)OVERLAP_F_B would do a forward and its own backward at once",
     ),
