@@ -7,7 +7,7 @@
 # have fewer bits? Could it be stored elsewhere, or later? Need it be stored at all?
 #
 # Each answer breaks something at first, and you will see it: 95 % of all gradients become zero; weights stop
-# moving; one element takes a step of 10¹⁶ learning rates; dropout draws other masks. And each has a form that
+# moving; one element takes a step of 10¹⁵ learning rates; dropout draws other masks. And each has a form that
 # only N ranks can break: a rank that skips a step alone, replicas that round apart, a recomputation that
 # sends again.
 #
