@@ -668,8 +668,10 @@ drawn(interleaved_one_f_one_b, 4, 8, 2, durations=Durations().split(2))
 
 # %% tags=["skip-in-grading"]
 def warmed_up(schedule, further):
-    """The same actions, with another warm-up: (v − 1) p forwards on the last rank, and `further` more
-    for each rank further up."""
+    """The same actions, with another warm-up.
+
+    It has (v − 1) p forwards on the last rank, and `further` more for each rank further up.
+    """
     rows = []
     for rank, row in enumerate(schedule):
         forwards, backwards = ([action for action in row if action.kind == kind] for kind in "FB")

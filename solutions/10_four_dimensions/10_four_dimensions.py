@@ -1019,10 +1019,11 @@ for axis, nbytes in sent.items():
 
 # %% nbgrader={"grade_id": "axis_bytes", "solution": true}
 def axis_bytes(shape, sizes, microbatches, batch_rows, seq, stage=0, width_bytes=4):
-    """Bytes that one rank of a stage sends in a step: a dict with "pp", "dp", "cp" and "tp".
+    """Bytes that one rank of a stage sends in a step: a dict of "pp", "dp", "cp" and "tp".
 
-    shape: a GPTConfig. sizes: ranks along each axis; an axis that is missing has one. batch_rows: of the
-    global batch; seq: tokens of a whole row. width_bytes: of a number, also of gradients.
+    shape: a GPTConfig. sizes: ranks along each axis; an axis that is missing has one.
+    batch_rows: of the global batch; seq: tokens of a whole row. width_bytes: of a number, also
+    of gradients.
     """
     ### BEGIN SOLUTION
     pp, dp, cp, tp = (sizes.get(axis, 1) for axis in ("pp", "dp", "cp", "tp"))
@@ -1278,7 +1279,7 @@ def bars(rows, room=80):
 
 
 def states_and_all(**change):
-    """(GB of states, GB of all); the states are those with a sequence of one token and no scores."""
+    """(GB of states, GB of all); for the states a sequence has one token."""
     layout = {**LAYOUT, **change}
     few = dataclasses.replace(GPT3, context=1)
     return memory_per_gpu(few, layout, 1536), memory_per_gpu(GPT3, layout, 1536)
@@ -1607,7 +1608,10 @@ figure
 
 # %% nbgrader={"grade_id": "best_layout", "solution": true}
 def best_layout(shape, gpus, batch, gpu, links, efficiency=0.63):
-    """The layout, a dict as in section 6, with the shortest step of all that can be cut and fit; or None."""
+    """The layout, a dict as in section 6, with the shortest step of all that can be cut and fit.
+
+    None, if no layout fits.
+    """
 
     ### BEGIN SOLUTION
     def can_be_cut(layout):
@@ -1815,7 +1819,7 @@ report.points(4)
 # | you will write | `replay` |
 # | rests on | sections 5 and 7, notebook 07 (simulating a schedule) |
 # | time | 30 minutes |
-# | points | 6 extra |
+# | extra credit | 6 points, on top of the others. You lose nothing if you skip it |
 #
 # Section 7 knows a step by its formula. Here is another way, which needs no formula of the step: take the
 # *record* of a run, and let a clock do it again on other links. The record says what each rank did and in
@@ -1888,11 +1892,11 @@ def replay(records, per_node, inside, across):
 # sent, and before a sum whose members are not all there.</details>
 
 # %% nbgrader={"grade_id": "replay_check", "points": 0}
+# Extra credit, 6 points
 report = check("10_four_dimensions/replay", replay)
 ### BEGIN HIDDEN TESTS
 report = check("10_four_dimensions/replay", replay, cases="hidden")
 ### END HIDDEN TESTS
-report.points(6)
 
 # %% [markdown]
 # **Measure.** The library's replay reads a ledger as it is, with the handles that are waited for later. It predicts

@@ -1,11 +1,7 @@
 # %% base: what the wrong ones change
 def best_segment(layers, kept=1.0, inside=17.0):
-    best, least = 1, math.inf
-    for k in range(1, layers + 1):
-        most = math.ceil(layers / k) * kept + k * inside
-        if most <= least:
-            best, least = k, most
-    return best
+    most = {k: math.ceil(layers / k) * kept + k * inside for k in range(layers, 0, -1)}
+    return min(most, key=most.get)
 
 
 # %% wrong: the square root of the layers
@@ -23,57 +19,57 @@ def best_segment(layers, kept=1.0, inside=17.0):
 # %% wrong: a short last piece is forgotten
 # says: ceil\(L/k\), not L // k
 # base: what the wrong ones change
--        most = math.ceil(layers / k) * kept + k * inside
-+        most = layers // k * kept + k * inside
+-    most = {k: math.ceil(layers / k) * kept + k * inside for k in range(layers, 0, -1)}
++    most = {k: layers // k * kept + k * inside for k in range(layers, 0, -1)}
 
 
 # %% wrong: a part of a piece
 # says: Pieces are whole
 # base: what the wrong ones change
--        most = math.ceil(layers / k) * kept + k * inside
-+        most = layers / k * kept + k * inside
+-    most = {k: math.ceil(layers / k) * kept + k * inside for k in range(layers, 0, -1)}
++    most = {k: layers / k * kept + k * inside for k in range(layers, 0, -1)}
 
 
 # %% wrong: the smaller of two
 # says: Of two k with equal memory the larger one
 # base: what the wrong ones change
--        if most <= least:
-+        if most < least:
+-    most = {k: math.ceil(layers / k) * kept + k * inside for k in range(layers, 0, -1)}
++    most = {k: math.ceil(layers / k) * kept + k * inside for k in range(1, layers + 1)}
 
 
 # %% wrong: one layer inside
 # says: one whole segment exists while it is recomputed
 # base: what the wrong ones change
--        most = math.ceil(layers / k) * kept + k * inside
-+        most = math.ceil(layers / k) * kept + inside
+-    most = {k: math.ceil(layers / k) * kept + k * inside for k in range(layers, 0, -1)}
++    most = {k: math.ceil(layers / k) * kept + inside for k in range(layers, 0, -1)}
 
 
 # %% wrong: kept and inside exchanged
 # says: its inside were exchanged
 # base: what the wrong ones change
--        most = math.ceil(layers / k) * kept + k * inside
-+        most = math.ceil(layers / k) * inside + k * kept
+-    most = {k: math.ceil(layers / k) * kept + k * inside for k in range(layers, 0, -1)}
++    most = {k: math.ceil(layers / k) * inside + k * kept for k in range(layers, 0, -1)}
 
 
 # %% wrong: fixed numbers
 # says: does not know kept and inside
 # base: what the wrong ones change
--        most = math.ceil(layers / k) * kept + k * inside
-+        most = math.ceil(layers / k) + k * 17
+-    most = {k: math.ceil(layers / k) * kept + k * inside for k in range(layers, 0, -1)}
++    most = {k: math.ceil(layers / k) + k * 17 for k in range(layers, 0, -1)}
 
 
 # %% wrong: the memory is returned
 # says: That is the memory at the worst moment
 # base: what the wrong ones change
--    return best
-+    return least
+-    return min(most, key=most.get)
++    return min(most.values())
 
 
 # %% wrong: the number of pieces is returned
 # says: number of pieces
 # base: what the wrong ones change
--    return best
-+    return math.ceil(layers / best)
+-    return min(most, key=most.get)
++    return math.ceil(layers / min(most, key=most.get))
 
 
 # %% right: min with a key
@@ -81,7 +77,10 @@ def best_segment(layers, kept=1.0, inside=17.0):
     return min(range(1, layers + 1), key=lambda k: (-(-layers // k) * kept + k * inside, -k))
 
 
-# %% right: from the longest segment to the shortest
+# %% right: a loop over all k, and a list of those with least memory
 def best_segment(layers, kept=1.0, inside=17.0):
-    bytes_of = {k: -(layers // -k) * kept + k * inside for k in range(layers, 0, -1)}
-    return min(bytes_of, key=bytes_of.get)
+    found = []
+    for k in range(1, layers + 1):
+        pieces, rest = divmod(layers, k)
+        found.append((pieces + bool(rest)) * kept + k * inside)
+    return max(number for number, held in enumerate(found, 1) if held == min(found))

@@ -2,43 +2,43 @@
 def round_to(x, exponent_bits, mantissa_bits, *, finite=False):
     bias = 2 ** (exponent_bits - 1) - 1
     exponent = torch.frexp(x).exponent - 1
-    step = torch.exp2((exponent.clamp(min=1 - bias) - mantissa_bits).double())
-    rounded = torch.round(x / step) * step
+    step = 2.0 ** (exponent.clamp(min=1 - bias) - mantissa_bits).double()
+    rounded = x.div(step).round().mul(step)
+    last = 2.0 ** (bias - mantissa_bits)
     if finite:
-        largest = (2 - 2 * 2.0**-mantissa_bits) * 2.0 ** (bias + 1)
-        return rounded.clamp(-largest, largest)
-    largest = (2 - 2.0**-mantissa_bits) * 2.0**bias
-    infinity = torch.full_like(x, math.inf).copysign(x)
-    return torch.where(rounded.abs() > largest, infinity, rounded)
+        largest = 2.0 ** (bias + 2) - 4 * last
+        return rounded.clip(min=-largest, max=largest)
+    largest = 2.0 ** (bias + 1) - last
+    return torch.where(rounded.abs() > largest, x * math.inf, rounded)
 
 
 # %% wrong: the low bits are cut off
 # says: half of all values are one step too small
 # base: what the wrong ones change
--    rounded = torch.round(x / step) * step
+-    rounded = x.div(step).round().mul(step)
 +    rounded = torch.trunc(x / step) * step
 
 
 # %% wrong: ties go away from zero
 # says: 1.00048828125 lies halfway and rounds to 1.0 in fp16: to even
 # base: what the wrong ones change
--    rounded = torch.round(x / step) * step
+-    rounded = x.div(step).round().mul(step)
 +    rounded = (torch.floor(x.abs() / step + 0.5) * step).copysign(x)
 
 
 # %% wrong: subnormal numbers become 0
 # says: 6e-8 exists in fp16
 # base: what the wrong ones change
--    rounded = torch.round(x / step) * step
-+    rounded = torch.round(x / step) * step
+-    rounded = x.div(step).round().mul(step)
++    rounded = x.div(step).round().mul(step)
 +    rounded = torch.where(x.abs() < 2.0 ** (1 - bias), torch.zeros_like(x).copysign(x), rounded)
 
 
 # %% wrong: the step goes on shrinking
 # says: the step goes on shrinking
 # base: what the wrong ones change
--    step = torch.exp2((exponent.clamp(min=1 - bias) - mantissa_bits).double())
-+    step = torch.exp2((exponent - mantissa_bits).double())
+-    step = 2.0 ** (exponent.clamp(min=1 - bias) - mantissa_bits).double()
++    step = 2.0 ** (exponent - mantissa_bits).double()
 
 
 # %% wrong: through float32
@@ -59,8 +59,8 @@ def round_to(x, exponent_bits, mantissa_bits, *, finite=False):
 # %% wrong: infinite from the largest number on
 # says: 65519 is 65504 in fp16, 65520 is inf
 # base: what the wrong ones change
--    return torch.where(rounded.abs() > largest, infinity, rounded)
-+    return torch.where(x.abs() > largest, infinity, rounded)
+-    return torch.where(rounded.abs() > largest, x * math.inf, rounded)
++    return torch.where(x.abs() > largest, x * math.inf, rounded)
 
 
 # %% wrong: a bias of 2^(e-1)
@@ -80,43 +80,42 @@ def round_to(x, exponent_bits, mantissa_bits, *, finite=False):
 # %% wrong: a negative zero becomes positive
 # says: -0 lost its sign
 # base: what the wrong ones change
--    rounded = torch.round(x / step) * step
-+    rounded = torch.round(x / step) * step + 0.0
+-    rounded = x.div(step).round().mul(step)
++    rounded = x.div(step).round().mul(step) + 0.0
 
 
 # %% wrong: e4m3 overflows to infinity
 # says: 448 \+ \.\.\. = inf: e4m3 has no infinities
 # base: what the wrong ones change
--        return rounded.clamp(-largest, largest)
-+        infinity = torch.full_like(x, math.inf).copysign(x)
-+        return torch.where(rounded.abs() > largest, infinity, rounded)
+-        return rounded.clip(min=-largest, max=largest)
++        return torch.where(rounded.abs() > largest, x * math.inf, rounded)
 
 
 # %% wrong: e4m3 overflows to NaN
 # says: e4m3 has NaN from NaN alone
 # base: what the wrong ones change
--        return rounded.clamp(-largest, largest)
+-        return rounded.clip(min=-largest, max=largest)
 +        return torch.where(rounded.abs() > largest, math.nan, rounded)
 
 
 # %% wrong: e4m3 ends at 240, as IEEE's rule would have it
 # says: The largest number of e4m3 is 448
 # base: what the wrong ones change
--        largest = (2 - 2 * 2.0**-mantissa_bits) * 2.0 ** (bias + 1)
-+        largest = (2 - 2.0**-mantissa_bits) * 2.0**bias
+-        largest = 2.0 ** (bias + 2) - 4 * last
++        largest = 2.0 ** (bias + 1) - last
 
 
 # %% wrong: every format saturates
 # says: It saturates: without finite=True values beyond are infinite
 # base: what the wrong ones change
--    return torch.where(rounded.abs() > largest, infinity, rounded)
-+    return rounded.clamp(-largest, largest)
+-    return torch.where(rounded.abs() > largest, x * math.inf, rounded)
++    return rounded.clip(min=-largest, max=largest)
 
 
 # %% wrong: nothing overflows
 # says: It never overflows
 # base: what the wrong ones change
--    return torch.where(rounded.abs() > largest, infinity, rounded)
+-    return torch.where(rounded.abs() > largest, x * math.inf, rounded)
 +    return rounded
 
 

@@ -11,12 +11,12 @@ def clip_grad_norm(named_parameters, max_norm, mesh, cut, tied):
         once_on_tp = name in cut or first_of_tp
         once_on_pp = name not in tied or first_of_pp
         if once_on_tp and once_on_pp:
-            squares += param.grad.double().square().sum()
+            squares += param.grad.double().pow(2).sum()
     dist.all_reduce(squares, group=mesh.group(("pp", "tp")))
-    norm = squares.sqrt().item()
+    norm = float(squares) ** 0.5
     factor = min(1.0, max_norm / (norm + 1e-6))
     for gradient in gradients:
-        gradient.mul_(factor)
+        gradient *= factor
     return norm
 
 
@@ -31,17 +31,17 @@ def clip_grad_norm(named_parameters, max_norm, mesh, cut, tied):
 # says: whole on tp are on all of its ranks: the first of them counts. A tied weight
 # base: what the wrong ones change
 -        if once_on_tp and once_on_pp:
--            squares += param.grad.double().square().sum()
-+        squares += param.grad.double().square().sum()
+-            squares += param.grad.double().pow(2).sum()
++        squares += param.grad.double().pow(2).sum()
 
 
 # %% wrong: everything over the world
 # says: That is over all ranks
 # base: what the wrong ones change
 -        if once_on_tp and once_on_pp:
--            squares += param.grad.double().square().sum()
+-            squares += param.grad.double().pow(2).sum()
 -    dist.all_reduce(squares, group=mesh.group(("pp", "tp")))
-+        squares += param.grad.double().square().sum()
++        squares += param.grad.double().pow(2).sum()
 +    dist.all_reduce(squares)
 
 
@@ -64,7 +64,7 @@ def clip_grad_norm(named_parameters, max_norm, mesh, cut, tied):
 # says: Norms do not add up, their squares do
 # base: what the wrong ones change
 -    dist.all_reduce(squares, group=mesh.group(("pp", "tp")))
--    norm = squares.sqrt().item()
+-    norm = float(squares) ** 0.5
 +    norms = squares.sqrt()
 +    dist.all_reduce(norms, group=mesh.group(("pp", "tp")))
 +    norm = norms.item()
@@ -88,17 +88,17 @@ def clip_grad_norm(named_parameters, max_norm, mesh, cut, tied):
 # says: Only some ranks scaled: ranks 4 to 7 left
 # base: what the wrong ones change
 -    for gradient in gradients:
--        gradient.mul_(factor)
+-        gradient *= factor
 +    for gradient in gradients if first_of_pp else []:
-+        gradient.mul_(factor)
++        gradient *= factor
 
 
 # %% wrong: the largest element
 # says: the largest element's magnitude
 # base: what the wrong ones change
--            squares += param.grad.double().square().sum()
+-            squares += param.grad.double().pow(2).sum()
 -    dist.all_reduce(squares, group=mesh.group(("pp", "tp")))
--    norm = squares.sqrt().item()
+-    norm = float(squares) ** 0.5
 +            squares = torch.maximum(squares, param.grad.abs().max())
 +    dist.all_reduce(squares, op=dist.ReduceOp.MAX, group=mesh.group(("pp", "tp")))
 +    norm = squares.item()
@@ -128,7 +128,7 @@ def clip_grad_norm(named_parameters, max_norm, mesh, cut, tied):
 # %% wrong: the square of the norm
 # says: the square of the norm: take its root
 # base: what the wrong ones change
--    norm = squares.sqrt().item()
+-    norm = float(squares) ** 0.5
 +    norm = squares.item()
 
 
@@ -142,7 +142,7 @@ def clip_grad_norm(named_parameters, max_norm, mesh, cut, tied):
 # %% wrong: new tensors are scaled
 # says: scale `grad` itself, in place
 # base: what the wrong ones change
--        gradient.mul_(factor)
+-        gradient *= factor
 +        gradient = gradient * factor
 
 
@@ -164,8 +164,8 @@ def clip_grad_norm(named_parameters, max_norm, mesh, cut, tied):
 # %% wrong: the gradients travel
 # says: numbers travel, not gradients
 # base: what the wrong ones change
--            squares += param.grad.double().square().sum()
-+            squares += param.grad.double().square().sum()
+-            squares += param.grad.double().pow(2).sum()
++            squares += param.grad.double().pow(2).sum()
 +            whole = [torch.empty_like(param.grad) for _ in range(mesh.size("tp"))]
 +            if name in cut:
 +                dist.all_gather(whole, param.grad, group=mesh.group("tp"))
