@@ -262,13 +262,14 @@ class Recorder:
             )
         )  # fmt: skip
         self.state.rows = row + 1
-        key = rows.channel_key(self.state.task, channel, turn)  # earlier tasks never match
+        message = op in ("send", "recv")
+        key = rows.channel_key(self.state.task, channel, turn, message)  # earlier tasks never match
         ready = 0.0
         if self.wires is not None:
             ready = self.wires.begin(row, op, group.ranks, peer, nbytes, key)
         self.board.post(self.rank, key, nbytes, f"{op} {signature} {agree}".strip(), ready)
         self.publish()
-        if op == "send" or op == "recv":
+        if message:
             self.compare_message(op, peer, key, nbytes, signature, first)
         else:
             self.compare_collective(op, group, key, turn, f"{op} {signature} {agree}".strip())

@@ -116,9 +116,9 @@ IDLE, RUNNING, RETURNED, RAISED, MEETING = range(5)
 KEY = struct.Struct("Q")  # native, so that it is written in one store
 BODY = struct.Struct("<Qd112s")  # bytes, when its wire was ready (see `wires`), signature
 SLOT_SIZE = KEY.size + BODY.size
-SLOTS = 1024  # operations of a rank that the others can still look up
+MESSAGES, COLLECTIVES = 768, 256  # of a rank, that the others can still look up
 SLOTS_AT = 128
-REGION = SLOTS_AT + SLOTS * SLOT_SIZE
+REGION = SLOTS_AT + (MESSAGES + COLLECTIVES) * SLOT_SIZE
 
 
 @dataclass(slots=True)
@@ -184,18 +184,26 @@ class Board:
         return posted
 
 
-def channel_key(task: int, channel: tuple, turn: int) -> int:
-    """A number that both ends of a message, or all members of a collective, compute alike; never 0."""
-    return zlib.crc32(repr((task, channel)).encode()) << 32 | turn << 1 | 1
+def channel_key(task: int, channel: tuple, turn: int, message: bool) -> int:
+    """A number that both ends of a message, or all members of a collective, compute alike; never 0.
+
+    channel: of a group's collectives, or of its messages from one rank to another with one tag. turn: the
+    operation's number on this channel.
+    """
+    digest = zlib.crc32(repr((task, channel)).encode()) & ~1 | message
+    return digest << 32 | turn << 1 | 1
 
 
 def slot_at(rank: int, key: int) -> int:
     """The place on the board.
 
     The operations of a channel stand one behind the other, so that a sender that is ahead of its receiver
-    does not overwrite an entry that the receiver has still to look up.
+    does not overwrite an entry that the receiver has still to look up. Collectives have places of their
+    own: a barrier behind many sends leaves these alone.
     """
-    return rank * REGION + SLOTS_AT + ((key >> 32) + (key >> 1)) % SLOTS * SLOT_SIZE
+    number = (key >> 33) + (key >> 1 & 0x7FFFFFFF)
+    slot = number % MESSAGES if key >> 32 & 1 else MESSAGES + number % COLLECTIVES
+    return rank * REGION + SLOTS_AT + slot * SLOT_SIZE
 
 
 class Log:

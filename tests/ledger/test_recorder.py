@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 import pytest
@@ -10,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from course_lib import launch
+from course_lib.ledger import rows
 from course_lib.ledger.booking import logical_bytes
 from course_lib.ledger.ledger import Ledger
 
@@ -276,3 +278,24 @@ def test_observers_are_told_before_and_after() -> None:
         return seen
 
     assert launch(body, world_size=2)[0] == [("issue", 0, False), ("done", 0, True)]
+
+
+def test_collectives_leave_the_places_of_messages_alone(seed: int) -> None:
+    """A sender may be 700 messages ahead, and go through collectives then: all can be looked up."""
+    chance = random.Random(seed)
+    task = chance.randrange(10**6)
+    channel = ("world", chance.randrange(8), chance.randrange(8), chance.randrange(100))
+    first = chance.randrange(10**5)
+    sent = {
+        rows.slot_at(0, rows.channel_key(task, channel, turn, message=True))
+        for turn in range(first, first + 700)
+    }
+    assert len(sent) == 700
+    later = {
+        rows.slot_at(0, rows.channel_key(task, (group, "collective"), turn, message=False))
+        for group in ("world", "pp", "dp")
+        for turn in range(500)
+    }
+    assert len(later) == rows.COLLECTIVES and not sent & later
+    places = sorted(sent | later)
+    assert places[0] >= rows.SLOTS_AT and places[-1] + rows.SLOT_SIZE <= rows.REGION
