@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from autograder.outcome import status as statuses
 from autograder.outcome.limits import GB, KB, MB, Limits
 
 if TYPE_CHECKING:
@@ -163,9 +164,9 @@ def _grade(submissions: list[Submission], options: argparse.Namespace) -> int:
     for note in [*summary.notes, *_reports(submissions, options)]:
         print(note)
     print(f"\n{as_text(summary.rows)}\n")
-    for line in _said(summary, len(wanted), options.out):
+    for line in _said(summary, wanted, options.out):
         print(line)
-    return 1 if summary.ungraded else 0
+    return 1 if _ungraded(summary, wanted) else 0
 
 
 def _wanted(submissions: list[Submission], options: argparse.Namespace) -> set[Submission]:
@@ -255,12 +256,23 @@ def _reports(submissions: list[Submission], options: argparse.Namespace) -> list
     return []
 
 
-def _said(summary: Summary, wanted: int, out: Path) -> list[str]:
-    """The lines below the table. wanted: how many submissions were to be graded."""
-    kept = wanted - summary.graded
+def _ungraded(summary: Summary, wanted: set[Submission]) -> int:
+    """How many of the submissions that were to be graded got no grade."""
+    keys = {(submission.student, submission.assignment) for submission in wanted}
+    return sum(
+        row.status == statuses.UNGRADED and (row.student, row.assignment) in keys
+        for row in summary.rows
+    )
+
+
+def _said(summary: Summary, wanted: set[Submission], out: Path) -> list[str]:
+    """The lines below the table. wanted: the submissions that were to be graded."""
+    kept = len(wanted) - summary.graded
+    ungraded = _ungraded(summary, wanted)
     lines = []
-    if left := len(summary.rows) - wanted:
-        lines.append(f"{left} others were left as they were.")
+    if left := len(summary.rows) - len(wanted):
+        without = summary.ungraded - ungraded
+        lines.append(f"Left as they were: {left}; without a grade so far: {without}.")
     if kept:
         lines.append(
             f"{summary.graded} graded; {kept} had not changed since they were (--again grades all)."
@@ -273,9 +285,9 @@ def _said(summary: Summary, wanted: int, out: Path) -> list[str]:
     lines.append(
         f"Class page, feedback pages, gradebook.db, grades.csv and exercises.csv are in {out}"
     )
-    if summary.ungraded:
+    if ungraded:
         lines.append(
-            f"{summary.ungraded} of {len(summary.rows)} submissions got no grade; "
+            f"{ungraded} of {len(wanted)} submissions got no grade; "
             f"{out / 'nbgrader.log'} says more."
         )
     return lines

@@ -28,7 +28,7 @@ from autograder.book.gradebook import ClassBook
 from autograder.book.store import Store
 from autograder.book.table import Row
 from autograder.book.work import Work
-from autograder.commands.grade import _wanted
+from autograder.commands.grade import _said, _ungraded, _wanted
 from autograder.course.config import ROOT
 from autograder.course.kernels import prefer_this_environment
 from autograder.course.twin import read_twin
@@ -593,6 +593,24 @@ def test_students_and_assignments_are_chosen_by_name(
     found = _wanted(there, Namespace(student=student, assignment=assignment))
     assert sorted(f"{one.student} {one.assignment}" for one in found) == wanted
     assert capsys.readouterr().err.strip() == said
+
+
+def test_what_nobody_asked_for_is_no_failure() -> None:
+    """Of a class that is graded for the first time, one assignment alone: the command ends well."""
+    there = {Submission("ann", "00_a", Path()), Submission("bob", "00_a", Path())}
+    rows = [
+        Row("ann", "00_a", 8, 10, status.GRADED, ""),
+        Row("bob", "00_a", 9, 10, status.GRADED, ""),
+        Row("ann", "02_b", None, 60, status.UNGRADED, "not graded yet"),
+    ]
+    summary = Summary(rows, graded=2)
+    assert _ungraded(summary, there) == 0
+    said = _said(summary, there, Path("out"))
+    assert said[0] == "Left as they were: 1; without a grade so far: 1."
+    assert not any("got no grade" in line for line in said)
+    everybody = there | {Submission("ann", "02_b", Path())}
+    assert _ungraded(summary, everybody) == 1
+    assert _said(summary, everybody, Path("out"))[-1].startswith("1 of 3 submissions got no grade")
 
 
 def test_what_ran_out_of_time_is_graded_once_more_when_all_others_are_done(
