@@ -24,7 +24,6 @@ from course_lib.checks.kit import (
     Spec,
     exercise,
     side,
-    words,
     wrong,
 )
 
@@ -239,7 +238,9 @@ def case(draw: Draw, form: Form, weight: float) -> Case:
             off = ~same(result[place], right[place])
             if not bool(off.any()):
                 return RIGHT
-            return wrong(said(name, x[place][off], result[place][off], right[place][off]), why(result, off))
+            return wrong(
+                said(x[place][off], result[place][off], right[place][off], len(off)), why(result, off)
+            )
 
         def why(result: Tensor, off: Tensor) -> str:
             """The slip that gives all values found; or else all of the line's, wrong ones among them."""
@@ -258,11 +259,10 @@ def case(draw: Draw, form: Form, weight: float) -> Case:
 
         return Line(f"{form.name}: {name}", judge, share * weight, short=True)
 
-    def said(name: str, x: Tensor, got: Tensor, want: Tensor) -> Sentence:
-        count, kind = words.counted(len(x), "value"), f"{form.name}, {name}"
+    def said(x: Tensor, got: Tensor, want: Tensor, total: int) -> Sentence:
         shown = int(x.abs().nan_to_num(nan=INFINITY).argmin())
         example = f"{float(x[shown])!r} became {float(got[shown])!r} and not {float(want[shown])!r}"
-        return Sentence(f"{kind}: {count} wrong; {example}.", f"{kind}: values are wrong.")
+        return Sentence(f"{len(x):,} of {total:,} values are wrong; {example}.", "Values are wrong.")
 
     shares = {"numbers of the format": 0.5, "normal numbers": 1.0, "ties": 1.0, "subnormal numbers": 1.0}
     lines = [line(name, shares.get(name, 1.0)) for name in parts]
