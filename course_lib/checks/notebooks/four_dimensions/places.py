@@ -171,18 +171,21 @@ def asked(draw: Draw, sizes: Sizes, axes: list[Any]) -> list[Question]:
 
 @exercise(points=5, objects=("coordinates", "axis_ranks"), references=REFERENCES)
 def coordinates(draw: Draw) -> Iterator[Case]:
-    meshes = [*VISIBLE, drawn(draw)] if draw.hidden else VISIBLE
+    meshes = {title(sizes): sizes for sizes in VISIBLE}
+    if draw.hidden:
+        meshes["pp, dp, cp and tp"] = drawn(draw)  # a title tells no seed
     places = Answers("coordinates", 0, right_places, read_places, "a dict with a whole number for each axis")
-    lines = [places.line(f"places: {title(sizes)}", everywhere(sizes), PLACES, 0.5) for sizes in meshes]
-    yield places.case(lines)
+    yield places.case([
+        places.line(f"places: {name}", everywhere(sizes), PLACES, 0.5) for name, sizes in meshes.items()
+    ])  # fmt: skip
     ranks = Answers("axis_ranks", 1, right_ranks, ints, "a list of ranks")
     lines = []
-    for sizes in meshes:
+    for name, sizes in meshes.items():
         questions = asked(draw, sizes, list(sizes))
-        lines.append(ranks.line(f"groups: {title(sizes)}", questions, RANKS, 0.5))
-    for sizes in meshes[:2] + meshes[4:]:
+        lines.append(ranks.line(f"groups: {name}", questions, RANKS, 0.5))
+    for name, sizes in [*meshes.items()][:2] + [*meshes.items()][4:]:
         questions = asked(draw, sizes, list(combinations(sizes, 2)))
-        lines.append(ranks.line(f"flattened groups: {title(sizes)}", questions, FLATTENED, 0.75))
+        lines.append(ranks.line(f"flattened groups: {name}", questions, FLATTENED, 0.75))
     yield ranks.case(lines)
 
 
