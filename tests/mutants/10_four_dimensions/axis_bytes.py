@@ -78,6 +78,28 @@ def wire(sizes, axis, per_node):
 -    tp_bytes += m * last * summed(tp, 3 * 4 * tokens)
 
 
+# %% wrong: layers and the loss
+# says: a stage at either end sums one M more a microbatch
+# base: what the wrong ones change
+-    tp_bytes += m * first * summed(tp, M)
+-    tp_bytes += m * last * summed(tp, M)
+
+
+# %% wrong: the width is forgotten
+# says: A number has width_bytes
+# base: what the wrong ones change
+-    M = tokens * h * width_bytes
++    width_bytes = 4
++    M = tokens * h * width_bytes
+
+
+# %% wrong: the loss in the width of the stream
+# says: three numbers are float32
+# base: what the wrong ones change
+-    tp_bytes += m * last * summed(tp, 3 * 4 * tokens)
++    tp_bytes += m * last * summed(tp, 3 * width_bytes * tokens)
+
+
 # %% wrong: an all-reduce sends what a gather sends
 # says: a reduce-scatter, and a gather
 # base: what the wrong ones change

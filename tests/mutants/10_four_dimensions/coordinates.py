@@ -65,6 +65,13 @@ def axis_ranks(rank, sizes, axis):
 +    return ranks[start:] + ranks[:start]
 
 
+# %% wrong: the steps begin at the rank that asks
+# says: go to place 0 of the axis first
+# base: what the wrong ones change
+-    return ranks
++    return [rank + other - ranks[0] for other in ranks]
+
+
 # %% wrong: the rank that asks comes first
 # says: another order than along the axis
 # base: what the wrong ones change

@@ -35,6 +35,13 @@ def memory_per_gpu(shape, layout, batch):
 +    held = 1
 
 
+# %% wrong: the activations of all layers
+# says: a stage has L/p of them
+# base: what the wrong ones change
+-    return (states + held * shape.layers / p * kept + again) / 1e9
++    return (states + held * shape.layers * kept + again) / 1e9
+
+
 # %% wrong: p microbatches, if there are so many or not
 # says: may have fewer microbatches than stages
 # base: what the wrong ones change

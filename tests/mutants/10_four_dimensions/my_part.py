@@ -72,6 +72,13 @@ def my_part(rank, sizes, batch_size, seq):
 +    at, chunks = place_of(rank, sizes, "cp"), cut(seq - seq % (2 * cp), 2 * cp)
 
 
+# %% wrong: the last part gets the remainder
+# says: first parts are one longer each
+# base: what the wrong ones change
+-    sizes = [length // n + (i < length % n) for i in range(n)]
++    sizes = [length // n] * (n - 1) + [length - length // n * (n - 1)]
+
+
 # %% wrong: the batch is divided by the number of ranks
 # says: only dp multiplies samples
 # base: what the wrong ones change

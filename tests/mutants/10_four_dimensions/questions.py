@@ -14,6 +14,14 @@ answer_3 = 16
 answer_4 = 15 / 16
 answer_5 = "few keys"
 
+# %% wrong: NVLink sends 600 one way
+# says: a ring sends 300 each way
+answer_1 = 0.5737
+answer_2 = 8
+answer_3 = 16
+answer_4 = 15 / 16
+answer_5 = "few keys"
+
 # %% wrong: the dp that was printed
 # says: 8 x 16 x 16 x 4 ranks are 8,192
 answer_1 = 0.7572

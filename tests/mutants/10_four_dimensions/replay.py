@@ -90,6 +90,19 @@ def replay(records, per_node, inside, across):
 +                    begin = now[rank]
 
 
+# %% wrong: sums queue behind messages
+# says: A sum does not queue
+# base: what the wrong ones change
+-                    end = max(now[k] for k in who) + seconds(who, share * size[0])
+-                    for k in who:
+-                        now[k] = end
++                    near = len({k // per_node for k in who}) == 1
++                    begin = max(max(now[k], free.get((k, near), 0.0)) for k in who)
++                    end = begin + seconds(who, share * size[0])
++                    for k in who:
++                        now[k] = free[k, near] = end
+
+
 # %% wrong: no compute
 # says: The compute between the operations is missing
 # base: what the wrong ones change

@@ -167,6 +167,58 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
 +        message += 2 * tokens * h / (0.8 * speed)
 
 
+# %% wrong: the stride is forgotten
+# says: per_node // stride of them in a node
+# base: what the wrong ones change
+-    g = min(n, max(1, links["per_node"] // stride))
++    g = min(n, links["per_node"])
+
+
+# %% wrong: all bytes go across
+# says: each card carries X/g, not X
+# base: what the wrong ones change
+-    return inside + ring(nbytes / g, n / g, links["network"] / 8, links["network alpha"])
++    return inside + ring(nbytes, n / g, links["network"] / 8, links["network alpha"])
+
+
+# %% wrong: four sums also with full recomputation
+# says: two run forward again
+# base: what the wrong ones change
+-RUNS = {"none": (3, 3, 4), "selective": (3, 4, 4), "full": (4, 4, 6)}
++RUNS = {"none": (3, 3, 4), "selective": (3, 4, 4), "full": (4, 4, 4)}
+
+
+# %% wrong: the logits move nothing
+# says: logits move 16 bytes each
+# base: what the wrong ones change
+-    head = (6 * tokens * h * V / flops + 16 * tokens * V / hbm) / t
++    head = 6 * tokens * h * V / flops / t
+
+
+# %% wrong: the peak of the memory
+# says: Memory is read at 0.8
+# base: what the wrong ones change
+-    flops, hbm = gpu["flops"] * efficiency, 0.8 * gpu["bandwidth"]
++    flops, hbm = gpu["flops"] * efficiency, gpu["bandwidth"]
+
+
+# %% wrong: the peaks of the links
+# says: Links send at 0.8
+# base: what the wrong ones change
+-    return 2 * (n - 1) * alpha + 2 * (n - 1) / n * nbytes / (0.8 * speed)
++    return 2 * (n - 1) * alpha + 2 * (n - 1) / n * nbytes / speed
+@@
+-        message += 2 * tokens * h / t / (0.8 * speed)
++        message += 2 * tokens * h / t / speed
+
+
+# %% wrong: the next stage does not gather
+# says: half an all-reduce of M over tp
+# base: what the wrong ones change
+-        if not layout["sequence"]:
+-            message += all_reduce(2 * tokens * h, t, 1, links) / 2
+
+
 # %% right: in milliseconds, part by part
 def step_seconds(shape, layout, batch, gpu, links, efficiency):
     s, h = shape.context, shape.width

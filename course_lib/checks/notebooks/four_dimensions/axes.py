@@ -40,15 +40,17 @@ class Step:
     """The quantities of a call (shape, sizes, microbatches, batch_rows, seq, stage) that mistakes mix up."""
 
     def __init__(
-        self, shape: Model, sizes: Sizes, microbatches: int, batch_rows: int, seq: int, stage: int = 0
-    ):
+        self, shape: Model, sizes: Sizes, microbatches: int, batch_rows: int, seq: int, stage: int = 0,
+        width_bytes: int = FLOAT,
+    ):  # fmt: skip
         self.pp, self.dp, self.cp, self.tp = (sizes.get(axis, 1) for axis in ("pp", "dp", "cp", "tp"))
         self.shape, self.sizes, self.m, self.stage = shape, sizes, microbatches, stage
+        self.width_bytes, asked = width_bytes, (shape, sizes, microbatches, batch_rows, seq, stage)
         self.tokens = batch_rows // (self.dp * microbatches) * seq / self.cp
-        self.stream = self.tokens * shape.width * FLOAT
+        self.stream = self.tokens * shape.width * width_bytes
         self.layers = shape.layers // self.pp
         self.first, self.last = stage == 0, stage == self.pp - 1
-        self.right = right_bytes(shape, sizes, microbatches, batch_rows, seq, stage)
+        self.right, self.of_floats = right_bytes(*asked, width_bytes), right_bytes(*asked)
 
     def sums(self, times: float, nbytes: float) -> float:
         """Bytes of so many all-reduces over tp."""
@@ -58,7 +60,7 @@ class Step:
     def table(self) -> float:
         """Bytes that a tied table adds to pp."""
         tied = self.shape.tied and self.pp > 1 and (self.first or self.last)
-        return self.shape.vocab_size * self.shape.width / self.tp * FLOAT if tied else 0.0
+        return self.shape.vocab_size * self.shape.width / self.tp * self.width_bytes if tied else 0.0
 
     @property
     def loss(self) -> float:
@@ -66,7 +68,7 @@ class Step:
 
     def replicas(self, params: float, n: int | None = None) -> float:
         n = self.dp * self.cp if n is None else n
-        return 2 * (n - 1) / n * params * FLOAT
+        return 2 * (n - 1) / n * params * self.width_bytes
 
     @property
     def params(self) -> float:
@@ -75,7 +77,9 @@ class Step:
     @property
     def keys(self) -> float:
         """Bytes of the keys and values of a rank's places."""
-        return 2 * self.tokens * self.shape.key_value_heads // self.tp * self.shape.head_dim * FLOAT
+        return (
+            2 * self.tokens * self.shape.key_value_heads // self.tp * self.shape.head_dim * self.width_bytes
+        )
 
     @property
     def extra_table(self) -> float:
@@ -116,6 +120,13 @@ TP = {
     "Only the layers are counted: the first stage sums the embedding as well, the last stage the gradient of "
     "the head's input, and three numbers a token.": slip(
         lambda s: s.m * s.sums(4 * s.layers, s.stream)
+    ),
+    "The layers are right, and a stage at either end sums one M more a microbatch: the embedding, forward, "
+    "on the first, and the gradient of the head's input on the last.": slip(
+        lambda s: s.right["tp"] - s.m * s.sums(s.first + s.last, s.stream)
+    ),
+    "The loss' three numbers are float32: four bytes each, whatever width_bytes is.": slip(
+        lambda s: s.right["tp"] + s.loss * (s.width_bytes / FLOAT - 1)
     ),
     "Those are all layers of the model: a stage has layers / pp.": slip(
         lambda s: s.right["tp"] + s.m * s.sums(4 * (s.shape.layers - s.layers), s.stream)
@@ -196,12 +207,16 @@ def predictions(plans: Sequence[Args]) -> Iterator[Case]:
     yield from evaluated(
         [
             Prediction(
-                "axis_bytes", 0, plans, of_axis(axis), slips, weight, f"axis_bytes: {axis}", otherwise,
-                pick=entry(axis),
+                "axis_bytes", 0, plans, of_axis(axis), slips | unused(axis), weight,
+                f"axis_bytes: {axis}", otherwise, pick=entry(axis),
             )
             for axis, (slips, otherwise, weight) in AXES.items()
         ]
     )  # fmt: skip
+
+
+def unused(axis: str) -> dict[str, Callable[..., float]]:
+    return {"A number has width_bytes, and not always four.": slip(lambda s: s.of_floats[axis])}
 
 
 def of_axis(axis: str) -> Callable[..., float]:
@@ -313,6 +328,7 @@ def axis_bytes(draw: Draw) -> Iterator[Case]:
         (SMALL, CUBE, 4, 8, 64, 1),
         (SMALL, {"pp": 2, "dp": 2, "cp": 2, "tp": 2}, 4, 16, 64, 0),
         (untied, {"pp": 3, "dp": 2, "cp": 4, "tp": 1}, 2, 8, 128, 1),
+        (SMALL, CUBE, 4, 8, 64, 1, 2),
     ]
     if draw.hidden:
         plans += [plan for _ in range(3) for plan in drawn(draw)]

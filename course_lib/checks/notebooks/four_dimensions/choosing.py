@@ -223,7 +223,7 @@ def case(tasks: Sequence[Task]) -> Case:
 @lru_cache(maxsize=4)
 def tasks_of(hidden: bool, scale: int) -> tuple[Task, ...]:
     """Six clusters that a student sees, and five that stay hidden; `scale` changes the hidden batches."""
-    four = Named("nodes_of_4", {**LINKS, "per_node": 4})
+    four = Named("{**SELENE, 'per_node': 4}", {**LINKS, "per_node": 4})
     visible = (
         Task("1,024 A100s, 175B", GPT3, 1024, 1536, GPU, LINKS),
         Task("nodes of 4", GPT3, 512, 1536, GPU, four),
@@ -234,9 +234,9 @@ def tasks_of(hidden: bool, scale: int) -> tuple[Task, ...]:
     )
     if not hidden:
         return visible
-    slow = Named("ethernet", {**LINKS, "network": 10e9})
-    small = Named("A100_40", {**GPU, "memory": 40})
-    two = Named("nodes_of_2", {**LINKS, "per_node": 2})
+    slow = Named("{**SELENE, 'network': 10e9}", {**LINKS, "network": 10e9})
+    small = Named("{**A100, 'memory': 40}", {**GPU, "memory": 40})
+    two = Named("{**SELENE, 'per_node': 2}", {**LINKS, "per_node": 2})
     return (
         *visible,
         Task("10 Gb/s", gpt(40, 40, 5120), 128, 512 * scale, GPU, slow),

@@ -23,6 +23,7 @@ def gb(
     table: bool = True,
     table_cut: bool = True,
     stream: bool = True,
+    of_stage: bool = True,
     seq: bool = True,
     scores: bool = True,
     again: bool = True,
@@ -51,7 +52,9 @@ def gb(
     }
     m = batch / (layout["dp"] * layout["microbatch"])
     most = pp + (pp - 1) / v * (v > 1 and v_more)
-    kept_of = {"min": min(m, most), "m": m, "one": 1, "p": most}[held] * layers
+    kept_of = {"min": min(m, most), "m": m, "one": 1, "p": most}[held] * (
+        layers if of_stage else shape.layers
+    )
     extra = kept["none"] if layout["recompute"] == "full" and again else 0
     return (states[layout["zero"]] + attached * (kept_of * kept[layout["recompute"]] + extra)) / 1e9
 
@@ -60,6 +63,7 @@ def slip(**change: Any) -> Formula:
     return lambda shape, layout, batch: gb(shape, layout, batch, **change)
 
 
+ALL_LAYERS = "Those are the activations of all layers: a stage has L/p of them."
 STATES: dict[str, Formula] = {
     "The gradients are divided, too: ZeRO-1 divides the optimizer's 12 bytes alone.": slip(gradients=1),
     "The optimizer is divided by all ranks: t and p have divided the parameters already, and ZeRO divides "
@@ -69,6 +73,7 @@ STATES: dict[str, Formula] = {
     "The table is missing: the first stage has it besides its layers.": slip(table=False),
     "tp cuts the table as well: a rank has V/t rows.": slip(table_cut=False),
     "Stage 3 has one layer whole while it runs: 4 bytes a parameter of it.": slip(gathered=False),
+    ALL_LAYERS: slip(of_stage=False),
     "That is in GiB, 2^30 bytes; GB, 1e9, were asked for.": lambda *a: right(*a) * 1e9 / 2**30,
     "That is in bytes; GB were asked for.": lambda *a: right(*a) * 1e9,
 }  # fmt: skip
@@ -87,7 +92,7 @@ ACTIVATIONS: dict[str, Formula] = {
     ),
     "Interleaved stages keep more: (p - 1) / v microbatches besides p.": slip(v_more=False),
     "The activations are missing.": slip(attached=False),
-    **{says: STATES[says] for says in list(STATES)[-2:]},
+    **{says: STATES[says] for says in list(STATES)[-3:]},
 }  # fmt: skip
 
 

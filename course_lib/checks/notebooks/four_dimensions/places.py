@@ -102,6 +102,11 @@ def from_itself(rank: int, sizes: Sizes, axis: Any) -> list[int]:
     return ranks[place:] + ranks[:place]
 
 
+def steps_from_itself(rank: int, sizes: Sizes, axis: Any) -> list[int]:
+    ranks = right_ranks(rank, sizes, axis)
+    return [rank + other - ranks[0] for other in ranks]
+
+
 def itself_first(rank: int, sizes: Sizes, axis: Any) -> list[int]:
     return [rank, *without_itself(rank, sizes, axis)]
 
@@ -136,6 +141,7 @@ ORDER = (
 )
 RANKS: dict[str, Formula] = {
     "The rank itself is missing: it is a member of its own group.": without_itself,
+    "The steps begin at the rank itself: go to place 0 of the axis first.": steps_from_itself,
     ORDER: from_itself,
     f"{ORDER} ": itself_first,
     f"{ORDER}  ": backwards,

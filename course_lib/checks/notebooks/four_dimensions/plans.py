@@ -9,6 +9,14 @@ from course_lib.checks.kit import Draw, Model
 from course_lib.facts.step_by_hand import A100, LEAN, SELENE
 
 Formula = Callable[..., float]
+LAYOUT = {
+    "cp": 1,
+    "microbatch": 1,
+    "chunks": 1,
+    "zero": 1,
+    "recompute": "none",
+    "sequence": True,
+}  # section 6's
 
 
 class Named(dict[str, Any]):
@@ -23,14 +31,15 @@ class Named(dict[str, Any]):
 
 
 class Plan(dict[str, Any]):
-    """A layout; a message prints what is not the default."""
+    """A layout; a message prints it as a change of the notebook's LAYOUT, so that it can be typed in."""
 
     def __repr__(self) -> str:
-        return str({name: value for name, value in self.items() if LEAN.get(name) != value})
+        changed = (f"{name!r}: {value!r}" for name, value in self.items() if LAYOUT.get(name) != value)
+        return f"{{**LAYOUT, {', '.join(changed)}}}"
 
 
 GPU = Named("A100", A100)
-LINKS = Named("selene", SELENE)
+LINKS = Named("SELENE", SELENE)
 
 
 def gpt(layers: int, heads: int, width: int, context: int = 2048, vocab: int = 51_200) -> Model:

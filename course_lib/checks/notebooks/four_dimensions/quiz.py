@@ -25,6 +25,12 @@ MILLISECONDS = {
     EIGHT + 1e3 * ring_seconds(STREAM, 2, CARD, SELENE["network alpha"]): (
         "After the sum inside the node, each rank sends 1/8 of the bytes across."
     ),
+    1e3 * all_reduce_seconds(STREAM, 16, 1, {**SELENE, "NVLink": 2 * SELENE["NVLink"]}): (
+        "NVLink's 600 GB/s are both directions together: a ring sends 300 each way."
+    ),
+    1e3 * all_reduce_seconds(STREAM, 16, 1, {**SELENE, "network": 8 * SELENE["network"]}): (
+        "Networks are quoted in bits: 200 Gb/s are 25 GB/s."
+    ),
     SIXTEEN / 1e3: "That is in seconds; milliseconds were asked for.",
     4 * SIXTEEN: "That is a whole layer, with its four all-reduces.",
     SIXTEEN * REACHED: "Links reach 0.8 of their data sheets.",

@@ -38,6 +38,7 @@ def rerun(
     wire: str = "slowest",
     blocking: bool = False,
     queue: bool = True,
+    sums_queue: bool = False,
     compute: bool = True,
     alpha: bool = True,
 ) -> float:
@@ -81,8 +82,11 @@ def rerun(
                     ):
                         break
                     took = seconds(group, ring * (n - 1) / n * nbytes, 2 * (n - 1) if rounds else 1)
-                    end = max(now[k] for k in group) + took
+                    near = len({k // per_node for k in group}) == 1
+                    free = max(links[k, near] for k in group) if sums_queue else 0.0
+                    end = max(free, *(now[k] for k in group)) + took
                     for k in group:
+                        links[k, near] = end if sums_queue else links[k, near]
                         now[k] = end if last else now[k] + took
                         place[k] += k != rank
                 place[rank] += 1
@@ -124,6 +128,9 @@ SLIPS: dict[str, Formula] = {
     "A sender goes on at once: its message travels meanwhile.": slip(blocking=True),
     "A link carries one message after the other: the second of two sends waits for the first.": slip(
         queue=False
+    ),
+    "A sum does not queue: it neither waits for messages that travel nor holds them up.": slip(
+        sums_queue=True
     ),
     "The compute between the operations is missing.": slip(compute=False),
     "The alphas are missing: a small message costs almost nothing but these.": slip(alpha=False),

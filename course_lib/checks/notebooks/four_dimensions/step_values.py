@@ -15,7 +15,8 @@ from course_lib.checks.kit import RIGHT, Finding, Line, Observed, Sentence, diff
 from course_lib.checks.notebooks.four_dimensions.groups import SMALL
 from course_lib.checks.notebooks.four_dimensions.steps import TIED, Held, Steps, Whole
 
-ROUNDING = 1e-10  # of the model's largest gradient, or of the loss
+ROUNDING = 1e-10  # of the model's largest gradient
+FLOAT32 = 1e-6  # of the loss: a number to print may be added up in float32
 TERMS = "ranks of cp hold terms of one sum, not samples of a mean. Divide by the size of dp alone."
 SAMPLES = "Replicas read different rows: the batch's loss is the mean of theirs. Divide by the size of dp."
 WORLD = (
@@ -248,7 +249,7 @@ def loss_line(steps: Steps, title: str, weight: float = 1) -> Line:
             returned = [observed.values[rank].returned[call] for rank in range(observed.world_size)]
             if (form := not_a_number(returned)) is not None:
                 return form
-            off = [abs(value - wanted) > ROUNDING * wanted for value in returned]
+            off = [abs(value - wanted) > FLOAT32 * wanted for value in returned]
             if any(off):
                 rank = off.index(True)
                 got, want = words.apart(float(returned[rank]), wanted)
@@ -276,7 +277,7 @@ def loss_causes(steps: Steps, returned: list[float], wanted: float, rank: int, c
     dp, cp, tp, pp = (mesh.size(axis) for axis in ("dp", "cp", "tp", "pp"))
 
     def near(value: float, other: float) -> bool:
-        return abs(value - other) <= 10 * ROUNDING * max(abs(other), 1)
+        return abs(value - other) <= 2 * FLOAT32 * max(abs(other), 1)
 
     def are(often: float) -> bool:
         return all(near(value, often * wanted) for value in returned)

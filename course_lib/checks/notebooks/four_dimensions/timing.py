@@ -76,7 +76,13 @@ def seconds(
     once: bool = False,
     cards: bool = True,
     head: bool = True,
-    bandwidth: float = REACHED,
+    memory: float = REACHED,
+    wires: float = REACHED,
+    logits: bool = True,
+    strides: bool = True,
+    shared: bool = True,
+    six: bool = True,
+    gathers: bool = True,
     rounds: bool = True,
     scatter: bool = True,
     summed: float = 1,
@@ -90,19 +96,20 @@ def seconds(
     s, h, replicas = shape.context, shape.width, layout["dp"] * layout["cp"]
     tokens = layout["microbatch"] * s / cp
     m, layers = batch / (layout["dp"] * layout["microbatch"]), shape.layers / pp
-    flops, hbm = gpu["flops"] * efficiency, gpu["bandwidth"] * bandwidth
+    flops, hbm = gpu["flops"] * efficiency, gpu["bandwidth"] * memory
     runs, scores, sums = RUNS[layout["recompute"]]
     runs, scores = (runs, scores) if again else (3, 3)
+    sums = sums if six else 4
     fast, slow = links["NVLink"] / nvlink, links["network"] / bits
 
     def ring(nbytes: float, n: float, speed: float, alpha: float) -> float:
-        return ring_seconds(nbytes, n, speed * bandwidth / REACHED, alpha * rounds)
+        return ring_seconds(nbytes, n, speed * wires / REACHED, alpha * rounds)
 
     def all_reduce(nbytes: float, n: int, stride: int) -> float:
-        inside = min(n, max(1, int(links["per_node"]) // stride))
+        inside = min(n, max(1, int(links["per_node"]) // (stride if strides else 1)))
         if not cards and n > inside:
             return ring(nbytes, n, slow, links["network alpha"])
-        across = ring(nbytes / inside, n / inside, slow, links["network alpha"])
+        across = ring(nbytes / (inside if shared else 1), n / inside, slow, links["network alpha"])
         return ring(nbytes, inside, fast, links["NVLink alpha"]) + across
 
     stream = tokens * h / (t if layout["sequence"] else 1)
@@ -112,13 +119,15 @@ def seconds(
         layer += tokens * s * shape.heads / t * (20 + 9 * (scores - 3)) / hbm
     waits = sums * reduces * all_reduce(2 * tokens * h, t, 1)
     waits += 3 / 2 * all_reduce(4 * layout["microbatch"] * s * h / t, cp, t)
-    of_head = (6 * tokens * h * shape.vocab_size / flops + 16 * tokens * shape.vocab_size / hbm) / t * head
+    of_head = (
+        (6 * tokens * h * shape.vocab_size / flops + 16 * tokens * shape.vocab_size * logits / hbm) / t * head
+    )
     message = 0.0
     if pp > 1:
         near = 2 * replicas * t <= links["per_node"]
         alpha, speed = links["NVLink alpha" if near else "network alpha"], fast if near else slow
-        message = alpha * rounds + 2 * tokens * h / (t if scatter else 1) / (bandwidth * speed)
-        if not layout["sequence"] and scatter:
+        message = alpha * rounds + 2 * tokens * h / (t if scatter else 1) / (wires * speed)
+        if not layout["sequence"] and scatter and gathers:
             message += all_reduce(2 * tokens * h, t, 1) / 2
     compute, slot = m * (layers * layer + of_head), layers * (layer + waits)
     total = m * (slot + of_head + 2 * v * message)
@@ -160,8 +169,15 @@ SLIPS: dict[str, Formula] = {
         cards=False
     ),
     "The head is missing on the last stage: three products, and the logits in float32.": slip(head=False),
-    "Data sheets are not reached: links and memory move bytes at 0.8 of theirs.": slip(bandwidth=1),
+    "Data sheets are not reached: links and memory move bytes at 0.8 of theirs.": slip(memory=1, wires=1),
+    "Memory is read at 0.8 of its data sheet.": slip(memory=1),
+    "Links send at 0.8 of their data sheets.": slip(wires=1),
     "The alphas are missing: a ring has 2 (n - 1) rounds, a message one.": slip(rounds=False),
+    "A group whose ranks are a stride apart has per_node // stride of them in a node.": slip(strides=False),
+    "After the ring inside the node each card carries X/g, not X.": slip(shared=False),
+    "With full recomputation a layer waits for six all-reduces: two run forward again.": slip(six=False),
+    "The logits move 16 bytes each, besides the products of the head.": slip(logits=False),
+    "Without sequence parallelism a message also takes half an all-reduce of M over tp.": slip(gathers=False),
     "Scatter-gather is missing: each rank of tp sends 1/t, and the other stage gathers along tp.": slip(
         scatter=False
     ),
