@@ -369,7 +369,8 @@ def sheet(sizes, rows, seq):
 sheet({"dp": 2, "cp": 2, "tp": 2}, 8, 32) if ready(my_part) else None
 
 # %% [markdown]
-# Two ranks read every cell, the two of tp. The dividing line between rows is dp's. Under a causal mask a token at
+# Two ranks read every cell, the two of tp. The dividing line between rows is dp's: 4 rows for each of 2 replicas, and
+# so 4 · 8 for 8, on however many GPUs. Under a causal mask a token at
 # place t costs t + 1: here is the busiest rank's work over the mean, for both ways of dealing.
 
 # %% tags=["skip-in-grading"]
@@ -559,14 +560,17 @@ if run:
     start = max(k for k, operation in enumerate(operations) if operation.op == "barrier")
     counts = Counter()
     for operation in operations[start + 1 :]:
-        axes = [a for a in AXES if operation.group == tuple(sorted(axis_ranks(0, SIZES, a)))]
-        counts[operation.op, "x".join(axes[0]) if isinstance(axes[0], tuple) else axes[0]] += 1
+        fitting = (a for a in AXES if operation.group == tuple(sorted(axis_ranks(0, SIZES, a))))
+        axis = next(fitting, "all")
+        counts[operation.op, axis if isinstance(axis, str) else "x".join(axis)] += 1
     for (name, axis), count in counts.items():
         print(f"rank 0 over {axis:6} {count:3} {name}")
 
 # %% [markdown]
-# 2 layers · 4 · 4 microbatches are 32 sums over tp, and the embedding adds one for each microbatch: 36. The
-# replicas meet once for the gradients. A last sum, over pp and dp, is the loss.
+# 2 layers · 4 · 4 microbatches are 32 sums over tp, and the embedding adds one for each microbatch: 36. Along pp,
+# rank 0 sends an activation and receives a gradient for each of the 4 microbatches; the fifth pair is the tied table.
+# The replicas meet once a step: in one call if you joined the gradients, in 34 if you took one parameter after the
+# other. The bytes are the same. A last sum is the loss.
 
 # %% [markdown]
 # **Look.** Four axes at once: 16 ranks, and one step with each operation filled by its axis. A sum over
@@ -591,7 +595,8 @@ sixteen.ledger.timeline(after="barrier", axes=FOUR)
 # %% [markdown]
 # tp speaks in every layer, and cp's ring inside every attention. pp speaks between the stages, and its long bars
 # are the pipeline's idle ends: a rank that waits for a microbatch. dp and cp make one sum at the end, striped,
-# since both sum gradients. The last stripe is the loss, one number over three axes.
+# since both sum gradients. The last stripe is the loss, one number over three axes, and the first one is the
+# barrier.
 
 # %% [markdown]
 # **Break it.** Take the average over the world instead, as a trainer with `DistributedDataParallel` around a stage
@@ -886,6 +891,9 @@ if run and ready(clip_grad_norm):
         print(f"{name:16} {values}   (ranks 0 and 7)")
 
 # %% [markdown]
+# Over pp and tp the norm's weight counts twice, since both ranks of tp hold it whole, and so does the tied table, on two
+# stages. The query's weight counts once.
+#
 # **Break it.** `torch.nn.utils.clip_grad_norm_` on each rank, five steps of training. Then a norm's weight, which
 # four ranks should hold in equal copies, is compared between two ranks of one tp group.
 
@@ -893,16 +901,17 @@ if run and ready(clip_grad_norm):
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def five_steps(mesh, stages, schedule, mine):
     named, cut, tied = parameters(stages), cut_names(stages), tied_names(stages)
-    optimizer = torch.optim.SGD([param for _, param in named], lr=0.5)
-    for step in range(5):
-        loss = hybrid_step(stages, schedule, rows_of(mesh.coordinate["dp"], 2, step), mesh)
+    optimizer, losses = torch.optim.SGD([param for _, param in named], lr=0.5), []
+    microbatches = rows_of(mesh.coordinate["dp"], 2)
+    for _ in range(5):
+        losses.append(hybrid_step(stages, schedule, microbatches, mesh))
         if mine:
             clip_grad_norm(named, 0.2, mesh, cut, tied)
         else:
             torch.nn.utils.clip_grad_norm_([param for _, param in named], 0.2)
         optimizer.step()
         optimizer.zero_grad()
-    return loss, {name: param.detach().cpu() for name, param in named}
+    return losses, {name: param.detach().cpu() for name, param in named}
 
 
 if run and ready(clip_grad_norm):
@@ -910,7 +919,9 @@ if run and ready(clip_grad_norm):
         ranks = on_mesh(lambda *args, mine=mine: five_steps(*args, mine))
         weights = [ranks[rank][1]["blocks.0.mlp_norm.weight"] for rank in (0, 1)]
         apart = float((weights[0] - weights[1]).abs().max())
-        print(f"{title:20} loss {ranks[0][0]:.4f}; copies on ranks 0 and 1 differ by {apart:.1e}")
+        first, *_, last = ranks[0][0]
+        losses = f"loss {first:.4f} -> {last:.4f}"
+        print(f"{title:20} {losses}; copies on ranks 0 and 1 differ by {apart:.1e}")
 
 # %% [markdown]
 # The loss falls in both. In the second run there is no longer *one* model: the ranks of tp add products of layers
@@ -939,9 +950,15 @@ if run and ready(clip_grad_norm):
 # Four axes send four kinds of messages. How many bytes is a question of closed forms; *where* they travel is
 # a question of placement. Here is the step of section 3 again, on eight ranks in two nodes of four. The
 # thick lines are the borders of the nodes.
+#
+# **Predict.** Put the three axes in order before you run the cell: which one sends most, and which one least?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
+from course_lib.ledger.figures import matrix_figure
+from course_lib.ledger.record import Record
+
+
 def one_step(sizes, microbatches=4, rows=8, seq=64):
     """A step of the small GPT on the mesh, by the library."""
     from course_lib.mesh import Mesh, hybrid_step, mesh_stages, my_part
@@ -966,10 +983,12 @@ def step_of(operations):
 
 
 def nodes_figure(ledger, per_node):
-    """Bytes from rank to rank, with the borders of the nodes."""
-    figure = ledger.matrix_figure("bytes from each rank (rows) to each rank")
+    """Bytes of the step from rank to rank, with the borders of the nodes."""
+    n = ledger.world_size
+    step = Record(n, [step_of(ledger.operations(rank)) for rank in range(n)])
+    figure = matrix_figure(step, "bytes from each rank (rows) to each rank")
     axes = figure.axes[0]
-    for border in range(per_node, ledger.world_size, per_node):
+    for border in range(per_node, n, per_node):
         axes.axhline(border - 0.5, color=INK, linewidth=2)
         axes.axvline(border - 0.5, color=INK, linewidth=2)
     return figure
@@ -981,10 +1000,9 @@ nodes_figure(run.ledger, per_node=4)
 
 # %% [markdown]
 # The strongest colours are next to the diagonal: ranks 0 and 1, 2 and 3. That is tp, the innermost axis. With
-# nodes of four, pp alone crosses the thick line.
+# nodes of four, pp alone crosses the thick line, and the 12 bytes of the loss.
 #
-# **Predict.** The ledger counts the bytes of one rank's step by the group that they went to. Before you run
-# the next cell, put the three axes in order.
+# The ledger also counts the bytes of one rank's step by the group that they went to.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 GROUPS = {(0, 4): "pp", (0, 2): "dp", (0, 1): "tp"}
@@ -1021,7 +1039,8 @@ for axis, nbytes in sent.items():
 def axis_bytes(shape, sizes, microbatches, batch_rows, seq, stage=0, width_bytes=4):
     """Bytes that one rank of a stage sends in a step: a dict of "pp", "dp", "cp" and "tp".
 
-    shape: a GPTConfig. sizes: ranks along each axis; an axis that is missing has one.
+    shape: a GPTConfig, with vocab_size, context, layers, heads, key_value_heads, head_dim, width
+    and tied. sizes: ranks along each axis; an axis that is missing has one.
     batch_rows: of the global batch; seq: tokens of a whole row. width_bytes: of a number, also
     of gradients.
     """
@@ -1220,7 +1239,10 @@ GPT3 = GPTConfig(51_200, 2048, 96, 96, 12_288)
 
 # %% nbgrader={"grade_id": "memory_per_gpu", "solution": true}
 def memory_per_gpu(shape, layout, batch):
-    """GB (1e9 bytes) on a GPU of the first stage, in a step of `batch` sequences."""
+    """GB (1e9 bytes) on a GPU of the first stage, in a step of `batch` sequences.
+
+    shape: a GPTConfig; its context is s. layout: a dict with all keys of LAYOUT.
+    """
     ### BEGIN SOLUTION
     p, t, v, h = layout["pp"], layout["tp"], layout["chunks"], shape.width
     replicas = layout["dp"] * layout["cp"]
@@ -1562,7 +1584,7 @@ with contextlib.suppress(NotImplementedError):
 # | points | 4 |
 #
 # Of 1,024 GPUs there are 66 divisions into pp, dp and tp. 35 can cut 96 layers, 96 heads and 1,536 sequences, and
-# 29 of these fit into 80 GB with some option. Here they are, memory across and time up.
+# 29 of these fit into 80 GB with some option. Here they are, memory across and time up; the mark is the size of tp.
 
 # %% tags=["skip-in-grading"]
 from course_lib.cluster import advise
@@ -1571,23 +1593,20 @@ from course_lib.cluster.topology import a100_cluster
 verdicts = advise(GPT3, 1024, 1536, a100_cluster(1024))
 figure = picture(8.0, 3.2)
 axes = figure.subplots()
-for verdict in verdicts:
-    if verdict.fits:
-        axes.plot(verdict.nbytes / 1e9, verdict.seconds, "o", color=FORWARD)
-        if verdict.seconds < 21.6:
-            sizes = verdict.layout.sizes
-            name = f"({sizes['pp']}, {sizes['dp']}, {sizes['tp']})"
-            axes.annotate(
-                name, (verdict.nbytes / 1e9, verdict.seconds + 0.8), fontsize=7, rotation=40
-            )
+fitting = [verdict for verdict in verdicts if verdict.fits]
+tps = sorted({verdict.layout.sizes["tp"] for verdict in fitting})
+for tp, marker, colour in zip(tps, "osD^vPX", RANKS, strict=False):
+    dots = [(v.nbytes / 1e9, v.seconds) for v in fitting if v.layout.sizes["tp"] == tp]
+    axes.plot(*zip(*dots, strict=True), marker, color=colour, markeredgecolor=INK, label=f"tp {tp}")
+axes.legend(fontsize=8, frameon=False, ncols=len(tps), loc="lower right", bbox_to_anchor=(1, 1))
 axes.axvline(76, color=INK, linestyle="--", linewidth=1)
-axes.set_xlabel("GB on the fullest GPU; (pp, dp, tp) of the fastest", fontsize=8)
+axes.set_xlabel("GB on the fullest GPU, of which 76 may be used", fontsize=8)
 axes.set_ylabel("seconds a step", fontsize=8)
 axes.spines[["top", "right"]].set_visible(False)
 print(
     len(verdicts), "divisions,", sum(v.nbytes is not None for v in verdicts), "can be cut,", end=" "
 )
-print(sum(verdict.fits for verdict in verdicts), "fit")
+print(len(fitting), "fit")
 figure
 
 # %% [markdown]
@@ -1696,6 +1715,8 @@ from course_lib.cluster.strategy import strategy_advisor
 strategy_advisor()
 
 # %% [markdown]
+# pp takes over: 16 × 8 × 8 is the fastest on Ethernet, as M is the smallest message of all.
+#
 # A popular table says when to use what. Below it is judged: for each of its rows, one model and one cluster. The
 # advice counts as right if its best layout fits and takes at most 1.1 times as long as the best of all. **Predict**
 # how many of the six cases are right.
@@ -1748,6 +1769,9 @@ for words, question, allowed, stages in CASES:
         print(f"{case}: {judged}, {slower:.2f} times the best ({best.layout})")
 
 # %% [markdown]
+# Five of six are right. The best of the last row has no pipeline and ZeRO-2, which neither your search nor the advisor
+# tries: it sums the gradients of every microbatch, and the model hides that, too.
+#
 # **In production.** The model hides what ZeRO-3 sends behind the arithmetic. Narayanan et al.'s table 2 measured
 # 44 TFLOP/s with ZeRO-3 on 1,536 GPUs at microbatch 1, far below any such count: take the advisor's word for pipelines,
 # and measure before you believe it of ZeRO-3 across 100 nodes.
@@ -1755,7 +1779,7 @@ for words, question, allowed, stages in CASES:
 # **Question.** When is tp = 16 right?
 #
 # <details><summary>Answer</summary>If 16 GPUs share one fast link, as in a rack with NVLink across nodes; or if nothing else fits, as with one
-# long sequence and few heads to cut. With 8 in a node, the sums go over the network (question 1).</details>
+# long sequence and few heads to cut. With 8 in a node, the sums go over the network (section 9, question 1).</details>
 
 # %% [markdown]
 # ## 9 · Questions
@@ -1781,7 +1805,7 @@ for words, question, allowed, stages in CASES:
 # **3.** A step has 16 M tokens (16 · 2^20) in sequences of 8,192, on pp 16 and dp 128. How many microbatches of one
 # sequence does each pipeline have? (`answer_3`)
 #
-# **4.** How long is the bubble at v = 1, as a fraction of the *ideal* time? (`answer_4`)
+# **4.** How long is the bubble of that step at v = 1, as a fraction of the *ideal* time? (`answer_4`)
 #
 # **5.** The third row of the table loses 5 % to the second, in spite of 16-way cp. Why so little: "few keys", "nvlink",
 # "small batch" or "no bubble"? (`answer_5`, a text)
@@ -1840,7 +1864,8 @@ report.points(4)
 # Ranks fill nodes of `per_node` in order. `inside` and `across` are (alpha, beta). An operation takes alpha
 # + bytes · beta on the slowest link that its ranks need: *one* alpha, as the emulated wires of section 5
 # count. The bytes are the message's, or 2(n−1)/n of a sum's. A rank has two links, inside and across. Each
-# carries its messages one after the other: the second of two sends begins when the first has arrived.
+# carries its messages one after the other: the second of two sends begins when the first has arrived. A sum does not
+# queue: it neither waits for messages that travel nor holds them up.
 
 
 # %% nbgrader={"grade_id": "replay", "solution": true}
@@ -1948,7 +1973,6 @@ for order in (("pp", "dp", "tp"), ("tp", "dp", "pp")):
 from course_lib.cluster import Layout
 from course_lib.cluster.replay import pipeline_seconds, scaled
 from course_lib.cluster.roofline import Work
-from course_lib.ledger.record import Record
 
 target = Layout({"pp": 2, "dp": 64, "tp": 8})
 recorded = Layout({"pp": 2, "dp": 2, "tp": 2})
@@ -1987,8 +2011,8 @@ with contextlib.suppress(NotImplementedError):
 #
 # A step of training on four axes at once, with the gradients of one process to 16 digits; the norm of a gradient
 # that no rank holds; and a model of a cluster in four functions. One constant is fitted on one published step; nine
-# others are predicted with an error of 7 % at most. Moving tp out of the node doubled a step on wires that you could
-# feel.
+# others are predicted with an error of 7 % at most. Moving tp out of the node made a step at least one and a half
+# times as long, on wires that you could feel.
 #
 # | axis | cuts | sends | hides |
 # |---|---|---|---|
