@@ -115,6 +115,9 @@ SMALL = GPTConfig(layers=2, heads=2, width=32, context=128)
 #
 # (1 + m / 2^(mantissa bits)) · 2^(e − bias), or for e = 0: (m / 2^(mantissa bits)) · 2^(1 − bias).
 #
+# The largest e, all of whose bits are 1, does not stand for a power of two: it marks infinity and NaN. (e4m3 differs,
+# see below.)
+#
 # From 2^k to 2^(k+1) the numbers have equal distances, and above 2^(k+1) twice the distance. So the exponent
 # says how far a format reaches, and the mantissa how fine it is. Both kinds of 16 bits, side by side:
 #
@@ -137,7 +140,7 @@ print("from 1 to 2:        ", int(((bits >= 1) & (bits < 2)).sum()))
 print("from 2^-24 to 2^-14:", int(((bits >= 2**-24) & (bits < 2**-14)).sum()))
 
 # %% [markdown]
-# 1,024 and 1,023. Ten binades have to do with as many numbers as one has above. Now see the numbers of
+# 1,024 and 1,023. Ten binades together have about as many numbers as a single binade above them. Now see the numbers of
 # four formats from 1 to 2, then from 0 to 2⁻¹².
 
 # %% tags=["skip-in-grading"]
@@ -149,8 +152,9 @@ number_line(("bf16", "fp16", "e5m2", "e4m3"), 1.0, 2.0)
 number_line(("fp16", "e5m2", "e4m3"), 0.0, 2.0**-12)
 
 # %% [markdown]
-# The lower picture has no row for bf16: its numbers there cannot be told apart. fp16's stand 2⁻²⁴ apart,
-# e5m2's 2⁻¹⁶, and e4m3 has 0 alone: its smallest number is 2⁻⁹. Switch the bits of a number on and off:
+# The lower picture has no row for bf16: its numbers there cannot be told apart. fp16's stand 2⁻²⁴ apart, e5m2's 2⁻¹⁶,
+# and e4m3 has 0 alone: its smallest number is 2⁻⁹. Switch the bits of a number on and off. (The table has two more
+# formats: e2m1 has 4 bits, and e8m0 is the exponent alone, rounded down, as section 4's MX uses it for scales.)
 
 # %% tags=["skip-in-grading"]
 formats(0.1, "fp16")
@@ -192,9 +196,9 @@ def round_to(
 
 
 # %% [markdown]
-# <details><summary>Hint: the binade</summary><code>torch.log2</code> is rounded itself, and wrong beside powers of two.
-# <code>torch.frexp(x)</code> reads the exponent from the bits. Its mantissa lies between ½ and 1: what does that mean for
-# the exponent?</details>
+# <details><summary>Hint: the binade</summary><code>torch.log2</code> is rounded itself: just below a power of two it
+# may give the next binade. <code>torch.frexp(x)</code> reads the exponent from the bits. Its mantissa lies between ½
+# and 1: what does that mean for the exponent?</details>
 # <details><summary>Hint: to even</summary><code>torch.round</code> rounds halves to the even integer. A power of two
 # divides without rounding.</details>
 #
@@ -245,7 +249,7 @@ def errors_picture():
 errors_picture() if written(round_to, torch.ones(1).double(), 5, 10) else None
 
 # %% tags=["skip-in-grading"]
-for number in (1e-3, 1e-6, 2e-8):
+for number in (3e-1, 1e-6, 2e-8):
     for name, (exponent, mantissa, _) in list(FORMS.items())[:2]:
         x = torch.tensor(number).double()
         near = said(round_to, x, exponent, mantissa)
@@ -253,10 +257,10 @@ for number in (1e-3, 1e-6, 2e-8):
             print(f"{number:g} in {name}: {near.item():.6g}, off by {abs(near - x) / x:.2%}")
 
 # %% [markdown]
-# fp16 is eight times finer than bf16, down to 2⁻¹⁴, 0.00006. Below, each binade costs it one bit: at 10⁻⁶ it is off by
-# 1.33 %, more than bf16 with 0.16 %, and 2 · 10⁻⁸ is 0.
+# On average, fp16 is eight times finer than bf16 down to 2⁻¹⁴, 0.00006. Below, each binade costs it one bit: at 10⁻⁶ it
+# is off by 1.33 %, more than bf16 with 0.16 %, and 2 · 10⁻⁸ is 0.
 #
-# **Break it.** What do the edges do: 65,519 and 65,520 in fp16, 449 and 465 in e4m3? Predict all four.
+# **Break it.** What do the edges do: 65,519 and 65,520 in fp16, 449 and 465 in e4m3, 61,440 in e5m2? Predict all five.
 
 # %% tags=["skip-in-grading"]
 for value, dtype in (
@@ -319,8 +323,8 @@ from course_lib.precision.explorer import gradients
 gradients(magnitudes)
 
 # %% [markdown]
-# **Predict.** The largest gradient of this histogram is printed below. At which scale does it overflow? (§1: the edge is
-# not 65,504.)
+# **Predict.** The largest gradient of this histogram is about 1.45 · 10⁻⁴. At which power of two as a scale does it
+# overflow? (§1: the edge is not 65,504.)
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 largest = magnitudes.abs().max().item()
@@ -357,8 +361,8 @@ class LossScaler:
     """Scales a loss, and takes a step on all ranks of `group` or on none.
 
     scale: at first. growth: the factor after `interval` good steps in a row; backoff: the factor
-    after a skipped step. group: None is all ranks. The scaler runs in ranks; each rank may have
-    other parameters, and some without a gradient.
+    after a skipped step. group: None is all ranks. The scaler is used inside ranks. Each rank
+    may have other parameters than the others, and some without a gradient.
     """
 
     def __init__(self, scale=2.0**16, growth=2.0, backoff=0.5, interval=2000, group=None):
@@ -562,8 +566,8 @@ losses_picture()
 #
 # **In production.** `torch.amp.autocast("cuda", dtype=torch.float16)` with `torch.amp.GradScaler("cuda")`;
 # `torch.cuda.amp.autocast` and its scaler are the deprecated names. FSDP with fp16 needs `ShardedGradScaler`. In
-# DeepSpeed's configuration `"loss_scale": 0` stands for a scale that is searched, `initial_scale_power: 16` for 2¹⁶, and
-# `hysteresis` for the number of overflows that are borne before the scale falls. With bf16, which is what most
+# DeepSpeed's configuration `"loss_scale": 0` stands for a scale that is searched, `initial_scale_power: 16` for 2¹⁶,
+# and `hysteresis` for the number of overflows that it tolerates before the scale falls. With bf16, which is what most
 # runs use now, none of this is needed.
 #
 # <details><summary>In the lectures</summary>Lecture 001 imports <code>torch.cuda.amp</code>, and its FSDP example runs in
@@ -697,7 +701,8 @@ for name, rounding in ROUNDINGS.items():
 
 # %% [markdown]
 # To nearest, the loss is 0.08 behind float32's after 120 steps, and with stochastic rounding it is equal to 0.001: two
-# bytes a weight, without a master copy. Noise remains, and large runs have to be tried.
+# bytes a weight, without a master copy. That is one small model: the noise of the rounding stays in the weights, and a
+# large model may need its master copy.
 #
 # **With ranks, break it.** Two replicas take the same five updates, each with a generator of its own; then with generators
 # that start from one seed. How many of 1,000 weights are equal afterwards?
@@ -735,7 +740,7 @@ if "stochastic" in ROUNDINGS:
 # | | |
 # |---|---|
 # | you will write | `quantize(x, block, dtype, group)` and `dequantize(values, scales, block)` |
-# | rests on | 1 |
+# | rests on | §1 |
 # | time | 30 minutes |
 # | points | 8 |
 #
@@ -760,8 +765,8 @@ for name, nbytes in {
 # %% [markdown]
 # Tiles of 128 with a float32 cost exactly as much as blocks of 32 with a byte: 3 % more than the values.
 #
-# **Build.** `block` is a pair (rows, columns) of what shares a scale, and −1 stands for all of them: (−1, −1) is a scale
-# for the tensor, (1, −1) one for each row, (1, 128) DeepSeek-V3's tile of an activation, (128, 128) its block of
+# **Build.** `block` is a pair: so many rows and columns share a scale, and −1 stands for all of them: (−1, −1) is a
+# scale for the tensor, (1, −1) one for each row, (1, 128) DeepSeek-V3's tile of an activation, (128, 128) its block of
 # weights. `group` is for a weight that is sharded and has one scale: its ranks hold parts of the same block.
 
 
@@ -912,7 +917,8 @@ for outlier in (1, 100, 1_000, 3_000, 100_000):
 
 # %% [markdown]
 # Read it by columns. A float has a scale in each element, the exponent, so that fp8 with *one* scale bears an outlier
-# that ruins int8. Finer blocks matter beyond it, and for small values. Gradients of 1e-5, without any scale:
+# that ruins int8. Finer blocks matter for outliers that are larger still: at 100,000 the error of the single scale is
+# three times as large, and theirs has not moved. Gradients of 1e-5, without any scale:
 
 # %% tags=["skip-in-grading"]
 small = 1e-5 * torch.randn(100_000)
@@ -921,13 +927,14 @@ for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
     print(f"{str(dtype)[6:]:15} {zeros:.1%} of the gradients are 0")
 
 # %% [markdown]
-# MX costs a little more than its blocks are worth: its scale is floor(log2 amax) − 8, a power of two, so that the largest
-# scaled value lies between 256 and 512, and those above 448 are clipped. (torch's cast to `float8_e8m0fnu` *rounds*:
-# 1.5 becomes 2, and MX wants 1. Take the exponent yourself.)
+# MX has a slightly larger error than the tiles, in spite of its small blocks. Its scale is 2^(floor(log2 amax) − 8), a
+# power of two, so that the largest scaled value lies between 256 and 512, and those above 448 are clipped. (torch's
+# cast to `float8_e8m0fnu` *rounds*: 1.5 becomes 2, and MX wants 1. Take the exponent yourself.)
 #
 # **Break it.** Two ways in which a right `quantize` is used wrongly. *Delayed scaling* takes the scale from the step
-# before, because then the tensor is read once; a gradient that jumps by 50 lies beyond it. And the *accumulator*: 4,096
-# products are added with 13 bits behind the point, as a model of a tensor core that keeps about 14 bits.
+# before, because then the tensor is read once; a gradient that becomes 50 times larger lies beyond it. And the
+# *accumulator*: 4,096 products are added with 13 bits behind the point, as a model of a tensor core that keeps about 14
+# bits.
 
 # %% tags=["skip-in-grading"]
 before, now = torch.randn(100_000), 50 * torch.randn(100_000)
@@ -1016,7 +1023,7 @@ print(
 # | | |
 # |---|---|
 # | you will write | `class Adam8bit(ByteStates)` |
-# | rests on | 4; Adam's update |
+# | rests on | §4; Adam's update |
 # | time | 30 minutes |
 # | points | 8 |
 #
@@ -1190,11 +1197,12 @@ for name, make in MADE.items():
     )
 
 # %% [markdown]
-# The dynamic codes train as float32 does, within the noise of such a run (±0.03), and so do linear ones for m. The bytes
-# are more than 2.03, because small parameters keep float32 and are a larger share here than in a model of 7B. One line is
-# this section's **break it**: linear codes for v. All elements of v below 1/510 of their block's largest become 0, their
-# m does not, and m / (√0 + ε) is a step of many learning rates. (Codes for √v end with a step of a hundred.) Which element
-# did it?
+# The dynamic codes train as float32 does, within the noise of such a run (±0.03), and so do linear ones for m. The
+# bytes are more than 2.03, because small parameters keep float32 and are a larger share here than in a model of 7B. One
+# line is this section's **break it**: linear codes for v. All elements of v below 1/510 of their block's largest become
+# 0, their m does not, and m / (√0 + ε) is a step of many learning rates. (Codes for √v end with a step of a hundred.)
+# The next cell looks at the first two steps alone: they are enough for a step of some hundred learning rates. Which
+# element did it?
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 torch.manual_seed(0)
@@ -1267,9 +1275,10 @@ figure
 # After the first step v is one square, and reaches over many decades. After 50 it is a mean of squares, and three decades
 # are enough. So the linear codes lose in the beginning, and a run that broke there does not come back.
 #
-# The dynamic codes end, too, at 1.6e-7 of the block's largest. With a learning rate of 3e-3 and blocks of 2,048 this GPT
-# takes a step of 3.5·10¹² learning rates: the rows of an embedding belong to frequent and to rare tokens, and a block of
-# 2,048 holds 32 of them. bitsandbytes has a layer for it, `StableEmbedding`.
+# The dynamic codes end, too: below 1.6e-7 of the block's largest, half of their smallest number, v becomes 0. With a
+# learning rate of 3e-3 and blocks of 2,048 this GPT takes a step of 3.5 · 10¹² learning rates: the rows of an embedding
+# belong to frequent and to rare tokens, and a block of 2,048 holds 32 of them. bitsandbytes has a layer for it,
+# `StableEmbedding`.
 
 # %% [markdown]
 # **With ranks.** ZeRO shards the states, and blocks begin anew in each shard: where a block begins decides which elements
@@ -1293,6 +1302,7 @@ for row, parts in enumerate(bars.values()):
     axes.text(left + 0.2, row, f"{left:.2f}", va="center", fontsize=8)
 axes.set_yticks(range(len(bars)), bars, fontsize=8)
 axes.invert_yaxis()
+axes.set_xlim(0, 17.5)
 axes.set_xlabel("bytes a parameter: weight, gradient, master copy, moments", fontsize=8)
 figure
 
@@ -1385,8 +1395,8 @@ def best_segment(layers: int, kept: float = 1.0, inside: float = 17.0) -> int:
     """The k from 1 to `layers` with which a checkpoint every k layers has least memory at the worst
     moment.
 
-    kept: of a layer's input; inside: of all that a layer keeps for backward. If several k have
-    equally little memory, the largest of them: it has the fewest pieces.
+    kept: memory of a layer's input; inside: memory of all that a layer keeps for backward.
+    If several k have equally little memory, the largest of them: it has the fewest pieces.
     """
     ### BEGIN SOLUTION
     best, least = 1, math.inf
@@ -1427,8 +1437,9 @@ print(
 )
 
 # %% [markdown]
-# Every second layer: 148. Each layer costs 194, every fourth (the plan of notebook 01) 176, and the square
-# root, 9, has 324: more than twice the best.
+# A checkpoint every second layer: 148. One for each layer costs 194, every fourth layer (the plan of notebook 01) 176,
+# and the square root, 9, costs 324: more than twice the best. (For layers that keep their input alone, 9 and 10 both
+# cost 18: your function takes the larger.)
 
 # %% [markdown]
 # ### Build it
@@ -1657,10 +1668,10 @@ for name, every in (("no checkpoint", 0), ("products kept", 1)):
     print(f"{name:15} peak {peak / 1e6:5.1f} MB, FLOPs {flops / plain:.3f} times")
 
 # %% [markdown]
-# No product is computed twice, and a third of the peak is gone. Korthikanti et al. (2022) chose the opposite end:
-# they recompute attention alone, whose scores, before flash attention, took 5as/h bytes beside 34: 80 for GPT-3.
-# Forward's two products of attention take 4 b s² h FLOPs a layer, a step has 72 b s h² in all other products: the share
-# is **s/18h**. With PyTorch's early stop only the first of the two runs again: s/36h.
+# No product is computed twice, and a third of the peak is gone. Korthikanti et al. (2022) chose the opposite end: they
+# recompute attention alone, whose scores, before flash attention, took 5as/h bytes beside the 34 (a heads, s tokens,
+# width h): 80 for GPT-3. Forward's two products of attention take 4 b s² h FLOPs a layer, a step has 72 b s h² in all
+# other products: the share is **s/18h**. With PyTorch's early stop only the first of the two runs again: s/36h.
 
 # %% tags=["skip-in-grading"]
 from course_lib import facts
@@ -1965,7 +1976,8 @@ class InPieces(torch.autograd.Function):
 # <details><summary>Hint: unequal chunks</summary>Add up sums and divide by the number of all targets that count, not by
 # a chunk's.</details>
 # <details><summary>Hint: another way</summary>Your checkpoint around each chunk's loss: the logits are computed twice,
-# and nothing has to be derived by hand.</details>
+# and nothing has to be derived by hand. Give every chunk one float32 copy of the weight and cast it inside: then the
+# chunks' gradients meet in float32.</details>
 #
 # **Check.**
 
