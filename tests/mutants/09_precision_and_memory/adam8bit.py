@@ -117,6 +117,26 @@ class Adam8bit(ByteStates):
 -        self.write(state, "v", v, group["block"])
 
 
+# %% wrong: the update is taken from moments that were rounded twice
+# says: rounded before the step was taken
+# base: what the wrong ones change
+-        mhat, vhat = m / (1 - beta1**t), v / (1 - beta2**t)
++        self.write(state, "m", m, group["block"])
++        self.write(state, "v", v, group["block"])
++        m, v = (self.read(state, name, param, group["block"]) for name in "mv")
++        mhat, vhat = m / (1 - beta1**t), v / (1 - beta2**t)
+
+
+# %% wrong: m alone is rounded before the update
+# says: they are rounded after it
+# base: what the wrong ones change
+-        mhat, vhat = m / (1 - beta1**t), v / (1 - beta2**t)
++        self.write(state, "m", m, group["block"])
++        m = self.read(state, "m", param, group["block"])
++        mhat, vhat = m / (1 - beta1**t), v / (1 - beta2**t)
+
+
+
 # %% wrong: the scales are not saved
 # says: Everything that a step reads has to be in self.state
 # base: what the wrong ones change

@@ -42,6 +42,14 @@ def checkpoint(function, *args):
 +        pairs = [(y, g) for y, g in zip(outputs, gradients)]
 
 
+# %% wrong: the arguments are not detached
+# says: The arguments still had their graph
+# base: a Function, arguments kept
+-            args[place] = tensor.detach().requires_grad_(tensor.requires_grad)
++            args[place] = tensor
+
+
+
 # %% wrong: other random numbers
 # says: another mask: keep the generator's state
 # base: a Function, arguments kept

@@ -26,6 +26,21 @@ def round_to(x, exponent_bits, mantissa_bits, *, finite=False):
 +    rounded = (torch.floor(x.abs() / step + 0.5) * step).copysign(x)
 
 
+# %% wrong: halves go up
+# says: Halves go up
+# base: what the wrong ones change
+-    rounded = x.div(step).round().mul(step)
++    rounded = torch.floor(x / step + 0.5) * step
+
+
+# %% wrong: halves go up, and zero keeps its sign
+# says: Halves go up
+# base: what the wrong ones change
+-    rounded = x.div(step).round().mul(step)
++    rounded = (torch.floor(x / step + 0.5) * step).abs().copysign(x)
+
+
+
 # %% wrong: subnormal numbers become 0
 # says: 6e-8 exists in fp16
 # base: what the wrong ones change

@@ -153,6 +153,8 @@ def raised(error: str = "", text: str = "", where: str = "") -> Finding:
     why = ""
     if "does not require grad" in text:
         why = GRAPH
+    elif "backward through the graph a second time" in text:
+        why = "The arguments still had their graph in the second run: detach them, so that it ends there."
     elif "returned an incorrect number of gradients" in text:
         why = "backward returns a gradient or None for each argument of forward, ctx left out."
     elif "autograd.grad() or when inputs are passed" in text or "appears to not have been used" in text:

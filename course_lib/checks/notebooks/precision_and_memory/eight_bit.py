@@ -282,12 +282,17 @@ def values_line(
             return wrong(said, why if zeros else "", cause=why)
         if run.saved is not None and k >= run.saved:
             return wrong(said, LOST, cause=LOST)
-        for says, slip in SLIPS.items():
-            made = slip(run.rule).run(run.starts[i], run.gradients[i], run.settings)
-            if not any(bool(off(tensors, made, i, n).any()) for n in range(run.steps)):
-                return wrong(said, says, cause=says)
-        what = "AdamW's step" if k == 0 else "AdamW's step from moments that were rounded to the nearest code"
-        return wrong(said, f"It is {what}.", cause="values")
+        slips = {
+            says: slip(run.rule).run(run.starts[i], run.gradients[i], run.settings)
+            for says, slip in SLIPS.items()
+        }
+        for last in (run.steps, k + 1):  # a slip that gives all steps; or else all until this one
+            for says, made in slips.items():
+                if not any(bool(off(tensors, made, i, n).any()) for n in range(last)):
+                    return wrong(said, says, cause=says)
+        first = "AdamW's, taken from the float32 moments: they are rounded after it"
+        what = first if k == 0 else "AdamW's, from moments that were rounded to the nearest code"
+        return wrong(said, f"The step is {what}.", cause="values")
 
     @cache
     def right_of(i: int) -> Run:

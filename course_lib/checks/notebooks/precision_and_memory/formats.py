@@ -122,6 +122,18 @@ def away(x: Tensor) -> Tensor:
     return torch.floor(x + 0.5)
 
 
+def upward(form: Form, sign: bool) -> Rounding:
+    """Halves go towards +inf, those of negative numbers, too; sign: whether a zero has one."""
+    positive, negative = variant(form, rounding=away), variant(form, rounding=lambda x: torch.ceil(x - 0.5))
+
+    def rounded(x: Tensor) -> Tensor:
+        result = torch.where(x > 0, positive(x), negative(x))
+        return result if sign else result + 0.0
+
+    return rounded
+
+
+HALVES = "Halves go up: floor(x + 0.5). A tie goes to its even neighbour."
 WHOLE = "The smallest normal number is 2^(1 - bias), and bias is 2^(exponent_bits - 1) - 1."
 
 
@@ -137,6 +149,8 @@ def slips(form: Form) -> dict[str, Rounding]:
         "Ties go away from zero. 1.00048828125 lies halfway and rounds to 1.0 in fp16: to even.": (
             variant(form, rounding=away)
         ),
+        HALVES: upward(form, sign=True),
+        f"{HALVES} And -1e-30 becomes -0.0.": upward(form, sign=False),
         "There are no subnormal numbers in it: 6e-8 exists in fp16. Below the smallest normal number the "
         "step stays that of the first binade.": variant(form, flush=True),
         "Below the smallest normal number the step goes on shrinking: subnormal numbers have the step of the "

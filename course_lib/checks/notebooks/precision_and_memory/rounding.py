@@ -225,7 +225,7 @@ def generated(run: Rounded, results: Sequence[Tensor], replies: Sequence[Any]) -
     if reply.other:
         return wrong(
             "two generators with different seeds gave the same values.",
-            "Draw from the generator as it is: do not set its seed.",
+            "Draw the noise from the generator that is passed, as it is: without a seed of your own.",
             cause="generator",
         )
     return RIGHT
@@ -237,7 +237,7 @@ def without(run: Rounded, results: Sequence[Tensor], replies: Sequence[Any]) -> 
     if reply.other or not reply.again:
         return wrong(
             "without a generator the values do not follow torch.manual_seed.",
-            "generator=None stands for PyTorch's default: pass None on.",
+            "generator=None stands for PyTorch's default: draw the noise with generator=None.",
             cause="default",
         )
     return RIGHT

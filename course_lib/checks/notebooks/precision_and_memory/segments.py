@@ -46,6 +46,7 @@ WHOLE = (
     "ceil(L/k) of them."
 )
 SLIPS: dict[str, Formula] = {
+    "Of two k with equal memory the larger one: it has fewer pieces.": least(right, larger=False),
     "Pieces are whole: ceil(L/k) inputs and not L/k.": least(
         lambda layers, k, kept, inside: layers / k * kept + k * inside
     ),
@@ -58,7 +59,6 @@ SLIPS: dict[str, Formula] = {
     "A last piece that is shorter keeps an input, too: ceil(L/k), not L // k.": least(
         lambda layers, k, kept, inside: (layers // k) * kept + k * inside
     ),
-    "Of two k with equal memory the larger one: it has fewer pieces.": least(right, larger=False),
     "Beside the inputs one whole segment exists while it is recomputed: k layers, not one.": least(
         lambda layers, k, kept, inside: math.ceil(layers / k) * kept + inside
     ),
