@@ -807,7 +807,8 @@ pieces_picture([held for _, held in run]) if run else None
 #
 # **Build.** `cut` has the names of the parameters of which each rank of tp holds a part; all others are whole there.
 # `tied` has the names of those that the first and the last stage hold, with equal gradients. Replicas are equal:
-# nothing is sent to them.
+# nothing is sent to them. `mesh.coordinate` has no entry for an axis that is missing from the mesh: there every rank is
+# at place 0.
 
 
 # %% nbgrader={"grade_id": "clip_grad_norm", "solution": true}
@@ -995,8 +996,8 @@ def nodes_figure(ledger, per_node):
 
 
 CUBE = {"pp": 2, "dp": 2, "tp": 2}
-run = launch(one_step, CUBE, world_size=8, backend="gloo")
-nodes_figure(run.ledger, per_node=4)
+cube = launch(one_step, CUBE, world_size=8, backend="gloo")
+nodes_figure(cube.ledger, per_node=4)
 
 # %% [markdown]
 # The strongest colours are next to the diagonal: ranks 0 and 1, 2 and 3. That is tp, the innermost axis. With
@@ -1007,7 +1008,7 @@ nodes_figure(run.ledger, per_node=4)
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 GROUPS = {(0, 4): "pp", (0, 2): "dp", (0, 1): "tp"}
 sent = dict.fromkeys(GROUPS.values(), 0.0)
-for operation in step_of(run.ledger.operations(0)):
+for operation in step_of(cube.ledger.operations(0)):
     if operation.group in GROUPS:
         sent[GROUPS[operation.group]] += operation.bytes_sent
 for axis, nbytes in sent.items():
@@ -1110,7 +1111,7 @@ for rank, stage in ((0, 0), (7, 1)):
         (rank & 6, rank | 1): "tp",
     }
     booked = dict.fromkeys(groups.values(), 0.0)
-    for operation in step_of(run.ledger.operations(rank)):
+    for operation in step_of(cube.ledger.operations(rank)):
         if operation.group in groups:
             booked[groups[operation.group]] += operation.bytes_sent
     try:
