@@ -134,6 +134,13 @@ def round_to(x, exponent_bits, mantissa_bits, *, finite=False):
 +    return rounded
 
 
+# %% wrong: infinities without their sign
+# says: Infinity lost its sign
+# base: what the wrong ones change
+-    return torch.where(rounded.abs() > largest, x * math.inf, rounded)
++    return torch.where(rounded.abs() > largest, math.inf, rounded)
+
+
 # %% right: integer arithmetic on the bits
 def round_to(x, exponent_bits, mantissa_bits, *, finite=False):
     bias = 2 ** (exponent_bits - 1) - 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -133,6 +134,16 @@ def upward(form: Form, sign: bool) -> Rounding:
     return rounded
 
 
+def unsigned(form: Form) -> Rounding:
+    """Right, but for infinities, which are all positive."""
+
+    def rounded(x: Tensor) -> Tensor:
+        result = form.nearest(x)
+        return torch.where(result.isinf(), INFINITY, result)
+
+    return rounded
+
+
 HALVES = "Halves go up: floor(x + 0.5). A tie goes to its even neighbour."
 WHOLE = "The smallest normal number is 2^(1 - bias), and bias is 2^(exponent_bits - 1) - 1."
 
@@ -192,6 +203,7 @@ def slips(form: Form) -> dict[str, Rounding]:
             "It overflows at the largest number, not at the largest + half a step: 65519 is 65504 in fp16, "
             "65520 is inf.": variant(form, above=form.largest),
             "It saturates: without finite=True values beyond are infinite.": variant(form, over="largest"),
+            "Infinity lost its sign: below the negative of the largest number there is -inf.": unsigned(form),
             "The largest number is too large by a binade: the last exponent stands for infinity and NaN, and "
             "bias is 2^(exponent_bits - 1) - 1.": variant(form, largest=(2 - fine) * 2.0 ** (form.bias + 1)),
         }
@@ -244,6 +256,13 @@ def case(draw: Draw, form: Form, weight: float) -> Case:
         bounds[name] = slice(at, at + len(part))
         at += len(part)
 
+    mistakes = slips(form)
+
+    @cache
+    def mistaken(says: str) -> Tensor:
+        """What this slip makes of `x`: all lines ask for it."""
+        return mistakes[says](x)
+
     def line(name: str, share: float) -> Line:
         place = bounds[name]
 
@@ -258,15 +277,14 @@ def case(draw: Draw, form: Form, weight: float) -> Case:
 
         def why(result: Tensor, off: Tensor) -> str:
             """The slip that gives all values found; or else all of the line's, wrong ones among them."""
-            rest = [place, slice(None)]
-            for where in reversed(rest):
-                for says, slip in slips(form).items():
-                    if bool(same(result[where], slip(x[where])).all()):
+            for where in (slice(None), place):
+                for says in mistakes:
+                    if bool(same(result[where], mistaken(says)[where]).all()):
                         return says.strip()
             return next(
                 (
-                    says.strip() for says, slip in slips(form).items()
-                    if bool(same(result[place][off], slip(x[place])[off]).all())
+                    says.strip() for says in mistakes
+                    if bool(same(result[place][off], mistaken(says)[place][off]).all())
                 ),
                 "",
             )  # fmt: skip
