@@ -260,7 +260,7 @@ def case(draw: Draw, form: Form, weight: float) -> Case:
 
     @cache
     def mistaken(says: str) -> Tensor:
-        """What this slip makes of `x`: all lines ask for it."""
+        """The values that this slip makes of `x`, which all lines ask for."""
         return mistakes[says](x)
 
     def line(name: str, share: float) -> Line:
