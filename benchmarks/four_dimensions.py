@@ -119,8 +119,10 @@ class Links:
 
 
 def placement() -> Row:
-    """The model is told the step inside, from which it takes the share of the machine: without wires eight
-    ranks share the cores, and with wires most of them sleep.
+    """The slowdown of a wrong placement, measured and modelled.
+
+    The model takes the seconds of computing from the measured step with tp inside a node: without wires
+    eight ranks share the cores, and with wires most of them sleep.
     """
     inside, outside = fastest(INSIDE), fastest(OUTSIDE)
     measured = outside / inside

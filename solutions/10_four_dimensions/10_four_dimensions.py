@@ -925,7 +925,7 @@ if run and ready(clip_grad_norm):
         print(f"{title:20} {losses}; copies on ranks 0 and 1 differ by {apart:.1e}")
 
 # %% [markdown]
-# The loss falls in both. In the second run there is no longer *one* model: the ranks of tp add products of layers
+# The loss falls in both runs. But the second one ends without *one* model: the ranks of tp add products of layers
 # that have drifted apart.
 #
 # **In production.** On `DTensor`s, `torch.nn.utils.get_total_norm` gives a DTensor whose `full_tensor()` sums over the
