@@ -108,9 +108,12 @@ def test_its_notebook_is_built(clone: Path) -> None:
 
 
 def test_its_notebook_has_its_places_in_the_repository(clone: Path) -> None:
-    """With the row for the README and the module's place in the table, which the text asks for."""
+    """With the row for the README and the module's place in the table, which the text asks for.
+
+    In the same run: its names and its sentences are those that the text wants.
+    """
     (row,) = re.findall(rf"^\| `{NAME}` .*$", TEXT, re.MULTILINE)
-    for name in ("docs", "tools", "benchmarks", "examples"):
+    for name in (".github", "docs", "tools", "benchmarks", "examples"):
         shutil.copytree(ROOT / name, clone / name)
     for file in [*ROOT.glob("*.md"), ROOT / "LICENSE", ROOT / "CITATION.cff"]:
         shutil.copy(file, clone)
@@ -121,8 +124,11 @@ def test_its_notebook_has_its_places_in_the_repository(clone: Path) -> None:
         text, count = re.subn(old, new, (clone / file).read_text("utf-8"), flags=re.MULTILINE)
         assert count == 1, file
         (clone / file).write_text(text, encoding="utf-8")
-    tests = ["tests/project/test_imports.py", "tests/project/test_site.py"]
-    done = run(clone, *COMMANDS["test"], *tests, "-k", f"{NAME} or imports or front_page")
+    tests = [f"tests/project/test_{topic}.py" for topic in ("imports", "names", "sentences", "site")]
+    style = "(names_say or noun_as_their) and course_lib"
+    done = run(
+        clone, *COMMANDS["test"], *tests, "-k", f"{NAME} or imports or front_page or {style}"
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
