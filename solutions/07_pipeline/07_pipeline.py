@@ -6,18 +6,18 @@
 # Tensor parallelism (notebook 06) cuts every layer, and its ranks communicate four times in each layer. That
 # stops paying at the node's border, where the wire is at least nine times slower (50 GB/s for each GPU,
 # against NVLink's 450). So cut the other way: across the stack of layers. Rank 0 gets the first layers, rank
-# 1 the next ones, and one activation travels across each border. For 4,096 tokens of LLaMA 3 70B (width
-# 8,192, in bf16) this activation has 67 MB. Eight ranks with ten layers each have seven borders; eight ranks
-# that share every layer all-reduce 67 MB four times in each of the 80 layers.
+# 1 the next ones. One activation travels across each border, and one gradient back. For 4,096 tokens of LLaMA
+# 3 70B (width 8,192, in bf16) each of the two takes 67 MB. Eight ranks with ten layers each have seven
+# borders; eight ranks that share every layer all-reduce 67 MB four times in each of the 80 layers.
 #
 # The price is time. A layer needs the output of the layer before it: while rank 0 works, rank 1 waits. This
 # notebook is about the order in which ranks do their work, the *schedule*. It begins with a schedule in which
-# only one of p ranks works at any time, and ends with the one that trained DeepSeek-V3.
+# only one of p ranks works at any time, and ends, in the optional §11, with the one that trained DeepSeek-V3.
 #
 # | | |
 # |---|---|
 # | you will build | five schedules, as data; functions that predict their idle time, memory and bytes; an executor, which runs the schedules of §1 to §3 on real ranks; a stage of PipeDream, a pipeline that never runs empty |
-# | you need | notebook 00: deadlocks, `isend` and `irecv`; notebook 03: why sums are divided by the global count; `loss.backward()` |
+# | you need | notebook 00: deadlocks, `isend` and `irecv`; notebook 03: why sums are divided by the global count; `loss.backward()`; for §9, ZeRO-1 and ZeRO-3 of notebook 04 |
 # | time | three hours; §11 is extra |
 # | points | 60, and 5 of extra credit |
 # | on a rented machine | nothing to rent: two cores are enough. On several GPUs the same code uses NCCL |
@@ -44,12 +44,12 @@
 # | p | ranks of the pipeline |
 # | stage | consecutive layers, counted along the model from 0. At first rank i holds stage i |
 # | microbatch | a part of the batch that goes through the stages by itself; there are m |
-# | F, B | a forward of one microbatch through one stage; its backward. Also the time that it takes |
+# | F, B | a forward of one microbatch through one stage; its backward. Also the time that it takes; with chunks, the time for all layers of the rank |
 # | I, W | the two halves of B: I computes the gradient of the stage's input, W that of its weights. B = I + W |
 # | chunk | one of several stages that a rank holds; v is their number |
 # | bubble | time in which a rank has nothing to do, between the step's first action and its last |
 # | ideal time | the time that a rank's own actions take: the whole step without the bubble |
-# | in flight | a microbatch is in flight between its forward and its backward: its activations are kept |
+# | in flight | on a rank, a microbatch is in flight between its forward and its backward there: the rank keeps its activations |
 #
 # Unless the text says otherwise, F = I = W = 1 and B = 2: each matrix product of a forward makes two in its
 # backward.
@@ -107,12 +107,12 @@ print(one_microbatch[2])
 gantt(simulate(one_microbatch), "a model cut over four ranks")
 
 # %% [markdown]
-# `nn.Sequential` does the same if its layers lie on four GPUs: down the stages and up again, and three of
-# four ranks idle at any time.
+# A model in one process does the same if its layers lie on four GPUs and `.to(...)` moves the activation at
+# each border: three of the four GPUs idle at any time.
 #
 # The next cell has tools. `drawn` draws the schedule that your function returns. If the schedule is wrong,
-# `drawn` prints a sentence instead: it names the first thing in the lists that no rank could do. `counted` is
-# for your functions: it refuses numbers for which there is no schedule.
+# `drawn` prints a sentence instead: it names the first action that its rank cannot do. Begin each of your
+# schedules with `counted(stages, microbatches)`: it raises a ValueError for numbers that have no schedule.
 
 
 # %%
@@ -180,7 +180,8 @@ def said(prediction, *args):
 # **Predict.** For which share of the time does a rank work, with 4 ranks and one microbatch? With 4 ranks and
 # 100 microbatches?
 #
-# <details><summary>Answer</summary>1/4, both times. At every moment one rank works, however large m is.</details>
+# <details><summary>Answer</summary>1/4, both times. At every moment one rank works, however large m
+# is.</details>
 #
 # **Build.** Rank i holds stage i. Return a list for each rank, with the actions that *this* rank does:
 # `Action(rank, "F", k)` and `Action(rank, "B", k)`.
@@ -219,8 +220,8 @@ report.points(3)
 drawn(naive, 4, 3)
 
 # %% [markdown]
-# **Break it.** Here are two schedules for two ranks, each with a slip. Before you run the cell: which action
-# can never run, and which rank stops there?
+# **Break it.** Here are two schedules for two ranks, each with a slip. Before you run the cell: at which
+# actions do the ranks stop?
 
 # %% tags=["skip-in-grading"]
 print(violation(from_text("0F0,0B0\n1B0,1F0")))
@@ -246,7 +247,8 @@ print(violation(from_text("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1")))
 # | points | 4, and the predictions' in §6 |
 #
 # While microbatch 0 is on rank 1, rank 0 could do microbatch 1. GPipe (Huang et al. 2019) does all forwards,
-# then all backwards. Nothing else changes: gradients are added up over the microbatches, and the weights
+# then all backwards. The backwards may begin with the first microbatch or with the last, on all stages with
+# the same one. Nothing else changes: gradients are added up over the microbatches, and the weights
 # change once, after the last microbatch. That moment is the *flush*: the pipeline runs empty.
 #
 # **Predict.** Sketch the chart for p = 4: it has a white triangle at the beginning, one at the end, and one
@@ -435,8 +437,8 @@ if schedule:
 # computed the rest again in backward: m small tensors instead of m large ones, for a third more computing.
 #
 # <details><summary>In the lectures</summary>Lecture 001 gives §1's pipeline "only 25% utilization". It
-# says that GPipe "reduces bubble to (N−1)/M": that is
-# the bubble over the ideal time.</details>
+# says that GPipe "reduces bubble to (N−1)/M", for N ranks and M microbatches: that is the bubble over the
+# ideal time.</details>
 
 # %% [markdown]
 # ## 3 · 1F1B: the same, in less memory
@@ -448,10 +450,10 @@ if schedule:
 # | time | 25 minutes |
 # | points | 8 |
 #
-# The last rank could go backward at once: it has the loss of microbatch 0 after its first forward. Then rank p−2 gets
-# a gradient, and so on up. So let every rank do **one forward, one backward** in turn, as soon as it can. A rank
-# further up (a smaller i, as in the chart) has to wait longer for its first gradient, and does more forwards
-# meanwhile: its *warm-up*. At the end some backwards are left over.
+# The last rank could go backward at once: it has the loss of microbatch 0 after its first forward. Then rank
+# p−2 gets a gradient, and so on up. So let every rank do **one forward, one backward** in turn, as soon as it
+# can. A rank further up (a smaller i, as in the chart) has to wait longer for its first gradient, and does
+# more forwards meanwhile: its *warm-up*. At the end some backwards are left over.
 #
 # **Predict.** When forwards and backwards alternate (the *steady state*), a rank should never wait for a
 # gradient. How many forwards must rank i of p do before that state begins? How many microbatches does it have
@@ -503,8 +505,8 @@ def one_f_one_b(stages: int, microbatches: int) -> list:
 # <details><summary>Hint: three parts</summary>Make a list of all forwards and one of all backwards. Take the
 # warm-up from the front of the first. Then, while there are forwards, take one from each list. Then take the
 # backwards that are left.</details>
-# <details><summary>Hint: look at two rows</summary>p = 4, m = 5. Rank 3: F0 B0 F1 B1 F2 B2 F3 B3 F4 B4. Rank 2: F0 F1
-# B0 F2 B1 F3 B2 F4 B3 B4.</details>
+# <details><summary>Hint: look at two rows</summary>p = 4, m = 5. Rank 3: F0 B0 F1 B1 F2 B2 F3 B3 F4 B4. Rank
+# 2: F0 F1 B0 F2 B1 F3 B2 F4 B3 B4.</details>
 #
 # **Check.**
 
@@ -534,9 +536,9 @@ for name, generator in (("gpipe", gpipe), ("one_f_one_b", one_f_one_b)):
         print(f"{name:12} rank {rank}: {held(schedule, rank)} in flight, predicted {foretold}")
 
 # %% [markdown]
-# **Break it.** What if the warm-up has the wrong length? The cell takes p = 4 and m = 8, and makes the warm-up up
-# to three forwards shorter and up to four longer: first on all ranks, then only on rank 0. Before you run it:
-# which of these schedules will hang, which cost time, and which memory?
+# **Break it.** What if the warm-up has the wrong length? The cell takes p = 4 and m = 8, and makes the
+# warm-up up to three forwards shorter and up to four longer: first on all ranks, then only on rank 0. Before
+# you run it: which of these schedules will hang, which cost time, and which memory?
 
 
 # %% tags=["skip-in-grading"]
@@ -560,11 +562,13 @@ for who, ranks in (("all ranks", range(4)), ("rank 0", [0])) if made(one_f_one_b
 
 # %% [markdown]
 # If all ranks do three forwards fewer in the warm-up, you get the naive schedule (96); if they do many more,
-# you get GPipe. 1F1B is the point between them: no shorter warm-up is as fast, and every longer one keeps
+# you get GPipe. 1F1B is the point between them: no shorter warm-up is as fast, and every longer one needs
 # more memory. If only rank 0's warm-up is one too short, the step takes 48, nearly as long as if the warm-up
 # is too short on all ranks (54): the others wait for rank 0. If rank 0's is two too short, the run deadlocks:
-# rank 1 waits for a forward that rank 0 would do only after a backward. A warm-up that is too long never
-# hangs and costs no time, only memory: you do not notice until the memory is full.
+# rank 1 waits for a forward that rank 0 would do only after a backward. A warm-up that is too long on
+# all ranks, or on rank 0 alone, never hangs and costs no time. It costs memory: you do not notice until the
+# memory is full. (If a rank further down runs further ahead than rank 0, the run deadlocks: that was the hang
+# in §2.)
 #
 # **In production.** 1F1B is PyTorch's `Schedule1F1B`, Megatron-LM's default, and DeepSpeed's `TrainSchedule`.
 # It is also called PipeDream-Flush, after the asynchronous schedule of §8, from which the order comes.
@@ -606,12 +610,13 @@ for who, ranks in (("all ranks", range(4)), ("rank 0", [0])) if made(one_f_one_b
 #
 # > 2 (p − 1 − i) + (v − 1) p
 #
-# The last rank has to do (v − 1) p forwards before microbatch 0 arrives at its last chunk. Each rank further
-# up needs at least one more, since the gradient that it waits for is one stage further away. The formula is
-# Megatron-LM's, with two more for each rank further up; after the chart you see the use of the second one.
+# The last rank has to do (v − 1) p forwards before microbatch 0 arrives at its last chunk. Rank i needs at
+# least one forward more than rank i + 1, since its gradient comes from one stage further away. Megatron-LM's
+# formula gives it two more. The cells after the chart show the use of the second forward.
 #
-# **Build.** `stages` is p, the number of *ranks*; an Action's stage counts along the model, from 0 to v p − 1. m has
-# to be a multiple of p: refuse others with a ValueError (`counted(stages, microbatches, least=stages, unit=stages)`).
+# **Build.** `stages` is p, the number of *ranks*; an Action's stage counts along the model, from 0 to
+# v p − 1. m has to be a multiple of p: refuse others with a ValueError
+# (`counted(stages, microbatches, least=stages, unit=stages)`).
 
 
 # %% nbgrader={"grade_id": "interleaved_one_f_one_b", "solution": true}
@@ -660,10 +665,11 @@ report.points(8)
 drawn(interleaved_one_f_one_b, 4, 8, 2, durations=Durations().split(2))
 
 # %% [markdown]
-# The step takes 28.5 in place of 33. Rank 0 keeps up to 11 activations of one chunk. A chunk is half of its
-# layers, so this is as much as 5.5 microbatches leave on all of them; with 1F1B it was 4. Is that the price
-# of interleaving? The next cell shortens the warm-up: to (p − 1 − i) + (v − 1) p, so that it grows by one
-# forward and not by two for each rank further up. It also lets each message take a time c, in units of F:
+# The step takes 28.5 in place of 33. Rank 0 keeps up to 11 activations, each of them what one microbatch
+# leaves in one chunk. A chunk is half of its layers, so this is as much as 5.5 microbatches leave on all of
+# them; with 1F1B it was 4. Is that the price of interleaving? The next cell shortens the warm-up: to (p − 1 −
+# i) + (v − 1) p, so that it grows by one forward and not by two for each rank further up. Each message now
+# takes a time c; c = 1 is the time of a forward through *all* layers of a rank:
 
 
 # %% tags=["skip-in-grading"]
@@ -714,8 +720,8 @@ if made(one_f_one_b, 4, 8) and made(interleaved_one_f_one_b, 4, 8):
         print(f"v = {v}: a rank sends, in activations: {', '.join(foretold)}")
 
 # %% [markdown]
-# Four chunks are the best if a message takes a tenth of F. At a quarter two are better, and at a half four
-# are worse than 1F1B. (1F1B slows down as well: its steady state has no slack, so each turn waits for two
+# For c = 0.1 four chunks are the best. For c = 0.25 two chunks are better than four, and for c = 0.5 four are
+# worse than 1F1B. (1F1B slows down as well: its steady state has no slack, so each turn waits for two
 # messages. An executor hides some of that by letting ranks run a little further ahead.)
 #
 # **Break it.** Let the backwards go through the chunks in the order of the forwards, first chunk first. Which
@@ -740,9 +746,9 @@ if schedule:
     print(violation(first_chunk_first(schedule, 4)))
 
 # %% [markdown]
-# All ranks deadlock. Each waits with the first backward of its first chunk: rank 0 for the gradient from stage
-# 1, rank 1 for that from stage 2, rank 2 for that from stage 3, and rank 3 for that from stage 4. Stage 4 is
-# rank 0's second chunk, whose backward now comes behind the one with which rank 0 waits.
+# All ranks deadlock. Each is stuck at the first backward of its first chunk. Rank 0 needs the gradient from
+# stage 1, rank 1 that from stage 2, rank 2 that from stage 3, and rank 3 that from stage 4. Stage 4 is rank
+# 0's second chunk, and rank 0 would do its backward only after the one at which it is stuck.
 #
 # **In production.** PyTorch has `ScheduleInterleaved1F1B`, and Megatron-LM the option
 # `--num-layers-per-virtual-pipeline-stage`. Llama 3 (405B) was trained with p = 16 and such a schedule,
@@ -769,18 +775,19 @@ if schedule:
 # to fill the white at the end.
 #
 # **Predict.** In the chart of 1F1B a rank idles (p − 1)(F + I + W). How much of that is left, and what
-# happens to the memory? W needs x and dy of each linear layer. These two take 32 of the 34 s·b·h bytes that a
-# layer keeps (Qi et al., table 1), if attention's scores are computed again or never stored. So the action I
-# frees hardly any memory: count a microbatch as kept until its W.
+# happens to the memory? For each layer a forward keeps 34 s·b·h bytes, if attention's scores are computed
+# again or never stored. From I to W a rank keeps x and dy of each linear layer, 32 s·b·h bytes (Qi et al.,
+# table 1). So the action I frees hardly any memory: count a microbatch as kept until its W.
 #
-# <details><summary>Answer</summary>(p − 1)(F + I − W): a third of it if all are equal. Then rank i waits
-# i F for its first input and, since no W stands between, only (p − 1 − i) I for its first gradient; the W's
-# fill the rest. On rank i, p − i microbatches await I, as before, and up to i more await W. So every rank keeps
-# up to p microbatches, as many as rank 0 of 1F1B. (`peak_activations` counts those that await I.)</details>
+# <details><summary>Answer</summary>(p − 1)(F + I − W). If F = I = W this is a third of 1F1B's bubble, and
+# easy to see: rank i waits i F for its first input and (p − 1 − i) I for its first gradient, since no rank
+# below does a W before it sends that gradient. The W's fill the rest. On rank i, p − i microbatches await I,
+# as before, and up to i more await W. So every rank keeps up to p microbatches, as many as rank 0 of 1F1B.
+# (`peak_activations` counts those that await I.)</details>
 #
-# **Build.** m has to be at least p: with fewer microbatches, rank 0 waits too long for its first I, whatever
-# the order. Refuse a smaller m with a ValueError (`counted(stages, microbatches, least=stages)`). Kinds are
-# `"F"`, `"I"` and `"W"`.
+# **Build.** m has to be at least p. With fewer microbatches rank 0 has no forward left long before its first
+# gradient arrives, and the bubble is longer than the formula says. Refuse a smaller m with a ValueError
+# (`counted(stages, microbatches, least=stages)`). Kinds are `"F"`, `"I"` and `"W"`.
 
 
 # %% nbgrader={"grade_id": "zero_bubble_h1", "solution": true}
@@ -879,7 +886,7 @@ drawn(zero_bubble_h2, 4, 8)
 # The line below the chart says 27, as for H1: it counts from the first rank's beginning to the last rank's
 # end. But each rank is busy for 24 without a gap, and the white before and after belongs to the neighbouring
 # steps. Here is the V. Its actions take half as long; the paler ones are the second chunk. Each of the "8
-# activations in flight" is that of one chunk, so together they are 1F1B's 4 microbatches:
+# activations in flight" is what one microbatch leaves in one chunk, so together they are 1F1B's 4 microbatches:
 
 # %% tags=["skip-in-grading"]
 drawn(zero_bubble_v, 4, 8, durations=Durations().split(2))
@@ -1111,8 +1118,8 @@ for generator, blocking in ((gpipe, True), (one_f_one_b, True), (one_f_one_b, Fa
 #   sizes*. The loss is the mean over the targets of the whole batch: divide each microbatch's sum by the
 #   count of **all** targets.
 # - At the backward of a microbatch, give up everything that you kept of it. The check counts the tensors that
-#   forward keeps for backward. In one run it also measures the memory of each rank's process, in which copies
-#   count as well. Messages cost memory, too: a tensor that is being sent lives until its `wait`, and if it has
+#   forward keeps for backward. In one run it also measures the memory of each rank's process, where a clone of
+#   an activation counts as well. Messages cost memory, too: a tensor that is being sent lives until its `wait`, and if it has
 #   a graph, so do all tensors that the graph needs. So send `output.detach()`, and before you send an
 #   activation, wait for the previous activation that you sent; do the same with gradients. (That is safe: the
 #   previous message comes earlier in the list. The check is more generous: it leaves room for one message of
@@ -1330,8 +1337,8 @@ for name, generator, keep in (
 #
 # How long do the actions take? `measure` takes the times of any executor, by hooks at the edges of the stage.
 # The next cell shows two of your runs on two ranks. Below each is a simulation with the medians of the run's
-# own F and B, and with the time that a message took. Of twelve measured steps the cell shows the shortest, which
-# other processes on the same cores disturbed the least.
+# own F and B, and with the time that a message took. Of twelve measured steps the cell shows the shortest,
+# which other processes on the same cores disturbed the least.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.pipeline.gantt import gantts
@@ -1527,7 +1534,7 @@ for how, generator in cases if ours else ():
 #   step of another.
 # - x belongs to the caller, and so does its `requires_grad`: `x.detach()` is a tensor of your own, which may
 #   ask for a gradient. The output that you return may still have its graph, as the module's own output has.
-#   You need not detach it: the code that sends it does.
+#   You need not detach the output: the next stage's `forward` detaches its x.
 
 
 # %% nbgrader={"grade_id": "pipedream_stage", "solution": true}
@@ -1577,9 +1584,9 @@ class PipeDreamStage:
 
 
 # %% [markdown]
-# <details><summary>Hint: a version</summary><code>{name: param.detach().clone().requires_grad_() for name, param in
-# module.named_parameters()}</code>. Its tensors get the gradients; hand them to the module's parameters before the
-# optimizer's step.</details>
+# <details><summary>Hint: a version</summary><code>{name: param.detach().clone().requires_grad_() for name,
+# param in module.named_parameters()}</code>. Its tensors get the gradients; hand them to the module's
+# parameters before the optimizer's step.</details>
 #
 # **Check.**
 
@@ -1666,8 +1673,9 @@ except RuntimeError as error:
     print(str(error).partition(":")[0])
 
 # %% [markdown]
-# PyTorch counts the changes of every tensor that autograd has saved, and refuses. To make the mistake you
-# must go round that count. Older code and custom kernels do so with `weight.data`:
+# PyTorch counts the changes of every tensor that autograd has saved, and refuses a
+# backward through a changed one. To make the mistake you must go round that count. Older code and custom
+# kernels do so with `weight.data`:
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1867,15 +1875,17 @@ for name, *setting in candidates(8, 16):
 
 # %% [markdown]
 # Read the first table by columns. *A port for each GPU*: halved backwards on a V are best, in the memory of
-# 1F1B; with few microbatches (m = p) many small chunks are best. *One port for the node*: chunks begin to
-# cost. *10 Gb/s*: a message takes longer than a forward (1.2 F with 4 nodes, 2.3 F with 8, 4.7 F with 16), so a
-# rank should run far ahead before it needs a gradient. On 4 and 8 nodes ZB-H2, with twice the warm-up, is best
-# if m is at least the 2p − 1 that it needs. With a smaller m GPipe is best. On 16 nodes GPipe is best
-# with both m: even ZB-H2's warm-up is too short there, and all 64 microbatches fit into memory. 1F1B's steady
-# state waits for two messages in every turn (real executors therefore let it run one microbatch further ahead, and pay with memory). Plain
-# 1F1B at m = 2 p works for 69 % of the time and idles for 31 % even on the fast wire (the second table); your
-# formula says 30.4 %. If pipelining is called unwise, this schedule is meant, or the naive one. To work for
-# 80 to 90 % of the time you need m = 4 p, or one of the newer schedules.
+# 1F1B; with few microbatches (m = p) many small chunks are best. *One port for the node*: a message takes
+# eight times as long, and schedules with many chunks lose time. *10 Gb/s*: a message takes longer than a
+# forward (1.2 F with 4 nodes, 2.3 F with 8, 4.7 F with 16), so a rank should run far ahead before it needs a
+# gradient. On 4 and 8 nodes ZB-H2, with twice the warm-up, is best if m is at least the 2p − 1 that it needs.
+# With a smaller m GPipe is best. On 16 nodes GPipe is best with both m. For m = 16 there is no ZB-H2, since
+# it needs 31. For m = 64 even its warm-up is too short, and all 64 microbatches fit into memory. 1F1B's
+# steady state waits for two messages in every turn (real executors therefore let it run one microbatch
+# further ahead, and pay with memory). Plain 1F1B at m = 2 p works for 69 % of the time and idles for 31 %
+# even on the fast wire (the second table); your formula says 30.4 %. If pipelining is called unwise, this
+# schedule is meant, or the naive one. To work for 80 to 90 % of the time you need m = 4 p, or one of the
+# newer schedules.
 #
 # And the alternative? Use the same GPUs as replicas of one node each, with ZeRO-1 (notebook 04):
 
@@ -1896,13 +1906,15 @@ print(f"as a pipeline of 8 a GPU sends {border / 1e9:.1f} GB ({border / PORT:.2f
 # %% [markdown]
 # For 70B on these machines pipelining is *not* wise: replicas with ZeRO-1 fit (47 GB, and 11 GB of
 # activations: 34 s·b·h/t bytes for each of 80 layers). They send nearly thirty times as much as the pipeline,
-# and hide it behind a backward of three seconds, two thirds of the step's 4.4. They have no bubble and no
-# borders. With 405B no number of replicas helps: weights and gradients, 4 bytes a parameter, are 200 GB a
-# GPU. Then you need pipelines, or ZeRO-3, which sends three times the parameters for each microbatch. And if
-# a thin wire joins the nodes, a pipeline helps: it sends a thirtieth. So pipeline if the model does not fit
-# into a node even after the replicas have sharded their optimizer states, or if the wire between nodes is
-# thin. Take as many microbatches as the batch allows, and measure F, I, W and the message before you choose
-# the schedule.
+# in 0.6 s. Half of that, the gradients, can hide behind the backward of the last of a replica's eight
+# sequences, which takes 0.37 s. The other half, the new weights, can hide behind the next forward. Even with
+# nothing hidden, 0.6 s are 14 % of the step's 4.4. Replicas have no bubble and no borders. With 405B no
+# number of replicas helps: weights and gradients, 4 bytes a parameter, are 200 GB a GPU. Then you need
+# pipelines, or ZeRO-3, which sends three times the parameters for each microbatch. And if a thin wire joins
+# the nodes, a pipeline helps: it sends a thirtieth of what replicas send. So use a pipeline if the model does
+# not fit into a node even after the replicas have sharded their optimizer states, or if the wire between
+# nodes is thin. Take as many microbatches as the batch allows, and measure F, I, W and the message before you
+# choose the schedule.
 #
 # <details><summary>In the lectures</summary>Lecture 004 ends its part on pipelines with Sutskever's words.
 # "80-90 % typical" is lecture 001's.</details>
@@ -1919,7 +1931,7 @@ print(f"as a pipeline of 8 a GPU sends {border / 1e9:.1f} GB ({border / PORT:.2f
 # A number may be written as arithmetic. In questions 1, 2 and 4, forwards take equally long on all stages,
 # and so do backwards.
 #
-# 1. 8 stages, 32 microbatches, 1F1B. Which **share of the total** time (0 to 1) does a rank idle?
+# 1. 8 stages, 32 microbatches, 1F1B. For which **share of the total** time (0 to 1) does a rank idle?
 # 2. 8 stages, 1F1B. How many **microbatches** are needed at least, if no more than a tenth of the total time
 #    may be idle?
 # 3. 1F1B instead of GPipe, with the same p and m. What gets smaller: `"the bubble"`, `"the peak of activations"` or
@@ -1981,18 +1993,18 @@ report.points(4)
 #
 # | phase | times | what |
 # |---|---|---|
-# | 1 | 2 below | F near |
+# | 1 | 2 · below | F near |
 # | 2 | place + 1 | F near, F far |
 # | 3 | below | I far, W, F far |
 # | 4 | m/2 − p + place + 1 | Pair(F near, B far), Pair(F far, B near) |
 # | 5 | below | B far, Pair(F far, B near) |
-# | 6 | place + 1 | B far, B near; in the second half of the phase I far, I near, and their W's later |
+# | 6 | place + 1 | two backwards, far and then near: B at first, later I (see below) |
 # | 7 | below | W, I near |
 # | 8 | | all W that are left |
 #
 # The two ranks in the middle (below = 0) do the first pair of phase 4 as two actions, F near and then B far:
-# a pair would make the backward wait. In phase 6 there are 2 (place + 1) backwards in turn, far first; those
-# after the first place + 1 are I. W is always the oldest that is waiting.
+# a pair would make the backward wait. Phase 6 has 2 (place + 1) backwards in all. The first place + 1 of them
+# are whole B's, the others I's, whose W's come in phases 7 and 8. W is always the oldest that is waiting.
 #
 # `Row` counts for you: `row.do("F", near, far)` appends the next forward of near, then the next one of far.
 # It leaves out actions after the last microbatch.
@@ -2115,8 +2127,8 @@ report = check("07_pipeline/dualpipe", dualpipe, cases="hidden")
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# **Measure.** In the chart a box in two halves is a pair, and the paler colours are those of the second copy. How
-# long is the step if a pair takes as long as its parts, and if it takes a quarter less?
+# **Measure.** In the chart a box in two halves is a pair, and the paler colours are those of the second copy.
+# How long is the step if a pair takes as long as its parts, and if it takes a quarter less?
 
 # %% tags=["skip-in-grading"]
 schedule = made(dualpipe, 4, 12, copies=2)
@@ -2138,9 +2150,9 @@ drawn(dualpipe, 4, 12, copies=2) if schedule else None
 # ## Scorecard
 #
 # Here are the three criteria, computation, memory and bytes sent, for one step of AdamW on 4 ranks. The model
-# is a GPT with 3.3 million parameters. The batch has 8 sequences, each of 128 tokens. In the card M stands for
-# the bytes of the model's *parameters*. Replicas and ZeRO-3 get two sequences each; ranks that share layers get all
-# eight; a pipeline gets them as eight microbatches.
+# is a GPT with 3.3 million parameters. The batch has 8 sequences, each of 128 tokens. In the card M stands
+# for the bytes of the model's *parameters*. Replicas and ZeRO-3 get two sequences each; ranks that share
+# layers get all eight; a pipeline gets them as eight microbatches.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -2237,7 +2249,8 @@ rows = [row_of("one process", alone_run)] + [row_of(name, run) for name, run in 
 Scorecard(rows, unit=parameters_alone, flops_alone=alone_run[0].flops)
 
 # %% [markdown]
-# *Computation*: nothing is done twice. *Memory*: a rank of the pipeline holds a quarter of the weights, the
+# *Computation*: no strategy computes a matrix product twice; the products of all ranks add up to those of one
+# process. *Memory*: a rank of the pipeline holds a quarter of the weights, the
 # gradients and Adam's two moments, and the activations of the microbatches in flight, which make the
 # difference between the last two lines. *Bytes*: the pipeline sends the least of all, one activation at each
 # border and one gradient back. Tensor parallelism with sequence parallelism sends ten all-gathers and
