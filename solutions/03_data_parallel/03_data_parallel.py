@@ -4,8 +4,8 @@
 # **How do replicas stay in step, and how do you hide the cost?**
 #
 # Eight GPUs hold the same 7B model. Each sees its own eighth of the batch, so each gets a different gradient:
-# 14 GB in bf16. All eight take the mean of the eight gradients and make the same step. Then they are equal
-# again, and the step is the one that a single GPU would have made on the whole batch.
+# 14 GB in bf16. All eight take the mean of the eight gradients and make the same step. So the eight
+# replicas stay equal, and the step is the one that a single GPU would have made on the whole batch.
 #
 # Notebook 02 gives the cost: 2 · 7/8 · 14 GB = 24.5 GB out of every GPU, in every step. On a link of 50 GB/s
 # that is 0.49 s. Here you hide most of it behind the backward pass, and then send less.
@@ -16,7 +16,7 @@
 # | you need | notebook 02: all-reduce, all-gather, all-to-all, and the bytes that they send |
 # | time | two hours and three quarters |
 # | points | 60, and 9 of extra credit |
-# | on a rented machine | nothing to rent: two cores are enough. On several GPUs the same code uses NCCL |
+# | rented machine | not needed: two cores are enough. On several GPUs the same code uses NCCL |
 #
 # | section | minutes | points | rests on |
 # |---|---|---|---|
@@ -81,9 +81,10 @@ Group = dist.ProcessGroup | None  # None is the group of all ranks
 
 # %% [markdown]
 # These are the tools. `network` makes a small model, and every seed gives a different one. `samples` draws
-# data that can be learned (a fixed layer makes the targets from the inputs). `one_step` is one training step
-# of a rank; it returns the gradients. `try_it` runs a function that may fail and prints the messages of the
-# ranks.
+# data that can be learned (a fixed layer makes the targets from the inputs). `one_step` runs forward,
+# backward and the averaging on a rank, without an optimizer, and returns the gradients; its argument `wrap`
+# is a data-parallel class, such as yours. `try_it` runs a function that may fail and prints the messages of
+# the ranks. `predicted` and `said` call your prediction functions.
 
 
 # %%
@@ -194,9 +195,11 @@ for step in (master_step, replica_step):
     print(f"{step.__name__:13} {total / run[0]:.2f} M sent by all ranks together")
 
 # %% [markdown]
-# Both move the same bytes. The master sends (N−1) M of weights and gets (N−1) M of gradients: 2 (N−1) M
-# together. In the all-reduce each of N ranks sends 2 (N−1)/N · M, and that is 2 (N−1) M together, too. So
-# `nn.DataParallel` did not lose by its bytes. It lost for these reasons:
+# Both move the same bytes, batch and outputs not counted. With a master the weights must reach N−1 ranks, and
+# N−1 gradients must come back: 2 (N−1) M together. In the all-reduce each of N ranks sends 2 (N−1)/N · M, and
+# that is 2 (N−1) M together, too. A master that sends every copy itself has all of these bytes on its own
+# link, and is N−1 times as slow. A good broadcast goes along a chain or a tree: the first rank sends M, and
+# the others pass it on. With it the bytes are not why `nn.DataParallel` lost. It lost for these reasons:
 #
 # - **The weights must arrive before forward begins.** The GPUs have nothing to compute in the meantime.
 #   Gradients can leave while backward still runs (§3), and DDP sends nothing else.
@@ -217,19 +220,19 @@ for step in (master_step, replica_step):
 #
 # | | |
 # |---|---|
-# | you will write | `shard_indices(n, rank, world_size, epoch)` |
+# | you will write | `samples_each(n, world_size)` (no points), `shard_indices(n, rank, world_size, epoch)` |
 # | time | 15 minutes |
 # | points | 6 |
 #
-# Take four ranks and ten samples. Every sample must be seen, no two ranks may see the same one, and *all
-# ranks need equally many*: a rank with one batch more would wait in its all-reduce for ever. So each rank
-# gets three samples, and because 4 · 3 = 10 + 2, two samples are seen twice.
+# Take four ranks and ten samples. Every sample must be seen, and no two ranks should see the same one. But
+# above all, *all ranks must have equally many samples*: a rank with one more would wait in its all-reduce for
+# ever. So each rank gets three samples, and because 4 · 3 = 10 + 2, two samples are seen twice.
 #
 # A row of the picture is an epoch, and a column is a sample; number and colour say which rank sees it. Two
 # numbers mean that two ranks see it.
 
 # %% tags=["skip-in-grading"]
-from course_lib import data_parallel as reference  # for the pictures; your own versions come below
+from course_lib import data_parallel as reference  # the course's own classes, for the pictures
 
 
 def dealt(sampler, n, world_size, epochs):
@@ -275,9 +278,9 @@ def samples_each(n: int, world_size: int) -> tuple[int, int]:
 
 
 # %% [markdown]
-# **Build.** Nothing is sent. All ranks draw the *same* permutation, from a generator seeded with `seed +
-# epoch`, and each takes every N-th sample of it. If N does not divide the number of samples, the permutation
-# is continued from its own beginning.
+# **Build.** Nothing is sent. All ranks draw the *same* permutation: `torch.randperm(n, generator=...)` with a
+# `torch.Generator` that is seeded with `seed + epoch`. Rank r takes place r of it, and every N-th place after
+# that. If N does not divide the number of samples, the permutation is continued from its own beginning.
 
 
 # %% nbgrader={"grade_id": "shard_indices", "solution": true}
@@ -345,7 +348,7 @@ for n, world_size in ((10, 4), (12, 4), (3, 8), (50_000, 64)):
         break
 
 # %% [markdown]
-# **Break it.** This sampler does not fill up. It deals out ten samples to four ranks: ranks 0 and 1 have
+# **Break it.** This sampler repeats no samples. It deals out ten samples to four ranks: ranks 0 and 1 have
 # three, and ranks 2 and 3 have two. Before you run it: what happens, and at which sample?
 
 
@@ -362,8 +365,8 @@ try_it(uneven)
 
 # %% [markdown]
 # <details><summary>After you have run it</summary>Ranks 0 and 1 wait in their third all-reduce for ranks that
-# have finished. On a cluster you see no such message: NCCL waits for ten minutes, and this happens at the end
-# of an epoch.</details>
+# have finished. On a cluster NCCL waits for ten minutes before it reports anything, and the hang comes at the
+# end of an epoch, hours after the start.</details>
 #
 # **In production.** PyTorch has `torch.utils.data.DistributedSampler`. You set its epoch from outside, by
 # `sampler.set_epoch(epoch)`. If you forget it, every epoch has the order of the first.
@@ -556,8 +559,8 @@ for n in (2, 3, 4):
 
 # %% [markdown]
 # **Break it, twice.** The first class forgets the average, so its gradient is N times too large. The cell
-# makes forty steps on four ranks with this class and with the right one, by SGD and by AdamW. Before you run
-# it: with which optimizer do the two losses differ?
+# after the next makes forty steps on four ranks with this class and with the right one, by SGD and by AdamW.
+# Before you run it: with which optimizer do the two losses differ clearly?
 
 
 # %% tags=["skip-in-grading"]
@@ -574,6 +577,7 @@ def losses(wrap, optimizer, steps=40):
     """The loss on the same data before every step."""
     rank = dist.get_rank()
     model = wrap(network(rank, depth=3))
+    # 32 is not a slip: the loss is a mean over 64 outputs, so that its gradients are small.
     make, lr = {"SGD": (torch.optim.SGD, 32.0), "AdamW": (torch.optim.AdamW, 3e-3)}[optimizer]
     optimizer = make(model.parameters(), lr=lr)
     x, y = samples(100 + rank, 64)
@@ -596,14 +600,14 @@ for optimizer in ("SGD", "AdamW"):
         print(f"{optimizer:6} mean {right:.5f}   sum {wrong:.5f}")
 
 # %% [markdown]
-# <details><summary>After you have run it</summary>AdamW divides the gradient by the root of its own second
-# moment: a constant factor cancels (but for eps and clipping). With SGD a sum has the effect of a learning rate
+# <details><summary>After you have run it</summary>AdamW divides the mean of the gradient by the root of the
+# mean of its square: a constant factor cancels, except in eps. With SGD a sum has the effect of a learning rate
 # that is N times as large. If the learning rate was small, the sum may even look better; if it was well chosen,
 # training breaks. So training with Adam does not test your averaging. Compare gradients, or train with SGD, as
 # the checks do.</details>
 #
-# The second class mistakes the hook's argument. `register_post_accumulate_grad_hook` calls you with the
-# *parameter*. A tired engineer reduces the argument:
+# The second class takes the hook's argument for the gradient. But autograd calls a hook of
+# `register_post_accumulate_grad_hook` with the *parameter*. A tired engineer reduces the argument:
 
 
 # %% tags=["skip-in-grading"]
@@ -631,8 +635,8 @@ check("03_data_parallel/naive_data_parallel", ParameterInHook, seed=3)
 # <details><summary>After you have run it</summary>In step 1 the weights that the hook averages are equal
 # already, and nothing seems wrong. But each rank keeps its own gradients, and after the step the replicas
 # differ. The next backward averages the *weights*, but its gradients come from unequal weights. The model
-# trains, but worse: <code>try_it(losses, ParameterInHook, "SGD")[0][-1]</code>, rank 0's loss before the last of
-# forty steps, is 0.18 instead of 0.05. There is no error message.</details>
+# trains, but worse: <code>try_it(losses, ParameterInHook, "SGD")[0][-1]</code>, rank 0's loss before the last
+# of forty steps, is 0.18 instead of 0.05. There is no error message.</details>
 #
 # **In production.** Compare your class with `DistributedDataParallel`, on the same model and data. DDP
 # reduces in buckets of 25 MB (the first of 1 MB). This model's gradients are 0.1 MB, so they go in one
@@ -666,9 +670,9 @@ compared(NaiveDataParallel)
 # %% [markdown]
 # The bytes are equal. One all-reduce of all gradients in one flat tensor (`reference.FlatDataParallel`) pays
 # the latency once instead of twelve times. Take a model of 300 parameter tensors on 8 ranks. A ring
-# all-reduce has 2 (N−1) = 14 rounds, and each costs a latency of α = 20 µs. Then the latency is 0.3 ms
-# instead of 84 ms. But a flat all-reduce hides nothing, and neither does your class: all gradients are sent
-# after backward.
+# all-reduce has 2 (N−1) = 14 rounds, and each costs a latency of α = 20 µs. Then the latency is 14 · 20 µs =
+# 0.28 ms instead of 300 · 0.28 = 84 ms. But a flat all-reduce hides nothing, and neither does your class: all
+# gradients are sent after backward.
 #
 # <details><summary>In the lectures</summary>Lecture 001 says that the cost of the all-reduce is "independent
 # of N".</details>
@@ -685,7 +689,7 @@ compared(NaiveDataParallel)
 #
 # Backward runs from the last layer to the first. When the last layer's gradient is complete, most of the work
 # is still ahead: send the gradient at once. The gradient of layer i travels while backward computes layer
-# i − 1, since backward counts down. One message for each parameter pays too much latency, and one message for
+# i − 1. One message for each parameter pays too much latency, and one message for
 # all can leave only at the end. Buckets of some megabytes lie between the two.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -694,17 +698,18 @@ one_step_drawn(
 )
 
 # %% [markdown]
-# A grey bar begins when its bucket is handed over, while the orange backward still runs. It ends when the
-# rank has waited for the bucket, which is always after backward: the picture cannot know when the sum really
-# arrived. The grey to the right of the orange is exposed. (On a laptop ranks and messages share the cores, so
-# you win little time, and backward itself takes longer. Overlap pays when the network needs no CPU core.)
+# A grey bar begins when its bucket is handed over, while the orange backward still runs. The bar ends when
+# the rank has waited for the bucket, which is always after backward: the ledger does not record when the sum
+# really arrived. The grey to the right of the orange is exposed. (On a laptop ranks and messages share the
+# cores, so you win little time, and backward itself takes longer. Overlap pays when the network needs no CPU
+# core.)
 #
-# **Predict.** Backward takes b seconds and makes gradients at an even pace, in B equal buckets. All of the
-# communication takes c seconds, one bucket after the other. Bucket k of B is full at k/B · b. When backward
-# has ended, how long does the step wait? There are two cases: backward is the slower, or communication is.
-# The *scaling efficiency* is the share of the step in which a rank computes. The cell after yours applies
-# both functions to the 0.49 s from the top of this notebook: backward takes 1 s, and the whole step computes
-# for 1.5 s.
+# **Predict.** Backward takes t seconds and makes gradients at an even pace, in B equal buckets. All of the
+# communication takes c seconds, one bucket after the other. Bucket k = 1, 2, ..., B is full at k/B · t. When
+# backward has ended, how long does the step wait? There are two cases: backward is the slower, or
+# communication is. The *scaling efficiency* is the share of the step in which a rank computes. The cell after
+# yours applies both functions to the 0.49 s from the top of this notebook: backward takes 1 s, and in a step
+# each rank computes for 1.5 s.
 #
 # <details><summary>Hint: the two cases</summary>If backward is the slower, every bucket but the last has
 # arrived before the last one leaves. If communication is the slower, the wire is never idle from the moment
@@ -781,13 +786,15 @@ figure
 
 # %% [markdown]
 # `2.weight` is larger than a bucket may be and has one to itself. The last layer's parameters were registered
-# last, get their gradients first and leave first.
+# last. Their gradients are complete first and leave first.
 #
-# In the hook the parameter's gradient is complete. If its bucket is full (all its gradients are complete),
-# and all buckets before it have left, copy the bucket's gradients into a flat tensor and start the all-reduce
-# with `async_op=True`. *All ranks must start the same all-reduces in the same order*, but gradients may
-# become ready in another order on another rank. So a full bucket waits for those before it. Keep the handle;
-# do not wait.
+# When autograd calls the hook, the parameter's gradient is complete. A bucket is full when the gradients of
+# all its parameters are complete. To send a full bucket, copy its gradients into a flat tensor and start the
+# all-reduce with `async_op=True`. Keep the handle; do not wait.
+#
+# *All ranks must start the same all-reduces in the same order*, but gradients may become ready in another
+# order on another rank. So the hook looks at the first bucket that has not left. While that bucket is full,
+# the hook sends it and goes on to the next: one hook may send several buckets, or none.
 #
 # In `finish_gradient_synchronization()`: send the buckets that have not been sent yet (parameters without a
 # gradient count as zeros), wait for each handle, divide, copy back.
@@ -802,8 +809,8 @@ class BucketedDataParallel(nn.Module):
 
     def __init__(self, module: nn.Module, bucket_bytes: int = 25 << 20, group: Group = None):
         """Broadcast parameters and buffers from the group's first rank, put the parameters that
-        require a gradient into buckets (above `bucket_bytes` only for one larger parameter),
-        register hooks."""
+        require a gradient into buckets, register hooks. A bucket has more than `bucket_bytes`
+        only if it holds one parameter alone."""
         super().__init__()
         self.module, self.group = module, group
         ### BEGIN SOLUTION
@@ -843,8 +850,8 @@ class BucketedDataParallel(nn.Module):
     def finish_gradient_synchronization(self) -> None:
         """Wait for the buckets and replace every `.grad` by its mean over the ranks.
 
-        As in NaiveDataParallel, every parameter that requires a gradient has one. Sends 2 (N-1)/N
-        times the gradients' bytes in all, in as many all-reduces as there are buckets.
+        As in NaiveDataParallel, every parameter that requires a gradient has a `.grad` afterwards.
+        Sends 2 (N-1)/N times the gradients' bytes in all, in as many all-reduces as there are buckets.
         """
         ### BEGIN SOLUTION
         for missing in self.missing:
@@ -964,7 +971,7 @@ def clocked(wraps, layer=0.010, wire=200e6, width=512, depth=8, steps=6):
 contestants = {  # name: (class, number of parts in which the gradients leave)
     "naive": (NaiveDataParallel, 1),
     "one bucket of 25 MB": (BucketedDataParallel, 1),
-    "a bucket for each layer": (lambda module: BucketedDataParallel(module, 1_100_000), 8),
+    "a bucket for each layer": (lambda module: BucketedDataParallel(module, 1_051_000), 8),
 }
 wraps = {name: wrap for name, (wrap, _) in contestants.items()}
 figure = None
@@ -973,7 +980,7 @@ if run is not None:
     figure = picture(7.5, 2.2)
     axes = figure.subplots()
     for name, (_, parts) in contestants.items():
-        compute, exposed = min((rank[name] for rank in run), key=lambda t: t[1])  # the slowest
+        compute, exposed = min((rank[name] for rank in run), key=lambda t: t[1])  # the latest rank
         axes.barh(name, 1000 * compute, color=BACKWARD, hatch="///", edgecolor="white")
         axes.barh(name, 1000 * exposed, left=1000 * compute, color=COMMUNICATION)
         print(f"{name:23} exposed {1000 * exposed:5.1f} ms", end=", ")
@@ -991,9 +998,9 @@ figure
 # for each layer, all buckets but the last have arrived by then. The naive class sends one message for each
 # parameter after backward: it waits for all the bytes, and for sixteen latencies.
 #
-# `try_it(clocked, wraps, layer=0, wire=math.inf, world_size=2)` measures your machine as it is. With buckets the
-# exposed part may be shorter and backward longer, since the same cores do both. Run it more than once: the
-# numbers vary.
+# `try_it(clocked, wraps, layer=0, wire=math.inf, world_size=2)` measures your machine as it is. With buckets
+# the exposed part may be shorter and backward longer, since the same cores do both. Run it more than once:
+# the numbers vary.
 #
 # **Break it, twice.** The first class *synchronises only the last microbatch*. After each `no_sync()` it
 # takes the rank's gradients away, and adds them again only after the last all-reduce. Before you run it:
@@ -1034,7 +1041,8 @@ check("03_data_parallel/bucketed_data_parallel", LastOnly, seed=3)
 # K · 24.5 GB for the 7B model.
 #
 # The second program *reads a bucket too early*. Without `wait()` the flat tensor may hold anything: the
-# rank's own values, half a sum, the sum. Predict the values that the four ranks see.
+# rank's own values, half a sum, the sum. Which values could the four ranks see? And which must all of them see
+# after `wait()`?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1069,7 +1077,8 @@ compared(
 )
 
 # %% [markdown]
-# The bytes are the same. The number of buckets differs, because DDP closes them elsewhere. A *comm hook* says
+# The bytes are the same. The number of buckets differs: DDP closes a bucket once it has reached the
+# limit, and yours closes before it would pass the limit. A *comm hook* says
 # what DDP does with a full bucket. PyTorch has one that sends 16 bits an element:
 
 
@@ -1102,8 +1111,8 @@ compared(BucketedDataParallel, in_half)
 #
 # The mean of the ranks' gradients was right so far because every rank took the mean over equally many
 # samples. But sequences differ in length, the last batch is short, and padding does not count. Say rank 0 has
-# 30 tokens with a mean gradient of 2, and rank 1 has 10 tokens with a mean gradient of 6. The mean of all 40
-# tokens is (30 · 2 + 10 · 6)/40 = 3. The mean of the means is 4.
+# 50 tokens with a mean gradient of 1, and rank 1 has 10 tokens with a mean gradient of 7. The mean of all 60
+# tokens is (50 · 1 + 10 · 7)/60 = 2. The mean of the means is 4.
 #
 # **Break it.** Here are both ways on two ranks, with three samples and one. The right gradient is that of one
 # process with all four samples.
@@ -1139,11 +1148,13 @@ for counted in (False, True):
 # %% [markdown]
 # The cure has three steps. Every rank takes the *sum* over its samples. The gradients are summed over the
 # ranks. Then they are divided by the number of samples on all ranks together. That number is a sum over the
-# ranks, too: one more all-reduce, of 8 bytes. `reference`'s wrappers do it with `finish_gradient_synchronization(count=...)`.
+# ranks, too: one more all-reduce, of 8 bytes. `reference`'s wrappers do it with
+# `finish_gradient_synchronization(count=...)`.
 #
 # **In production.** DDP divides by N, always. With unequal counts multiply each rank's mean loss by
-# N · (own count)/(count of all) yourself. Until 2024 widely used trainers had this bug in their accumulation
-# (Hugging Face, "Fixing Gradient Accumulation").
+# N · (own count)/(count of all) yourself. Microbatches with unequal counts have the same problem as ranks:
+# until 2024 widely used trainers had this bug in their accumulation (Hugging Face, "Fixing Gradient
+# Accumulation").
 
 # %% [markdown]
 # ## 5 · Send the largest: top-k
@@ -1353,10 +1364,10 @@ curves(
 # steps. With momentum and a learning rate tuned for float32 that lag can hurt: compression is not
 # free.</details>
 #
-# **In production.** Deep Gradient Compression (Lin et al. 2018) sent 0.1 % with momentum correction and a
-# warm-up. PyTorch's DDP has no top-k hook; it has `powerSGD_hook` (§6). DeepSpeed has 1-bit Adam, which
-# compresses the *momentum*, not the gradient, after a warm-up in full precision. `course_lib.compression` has
-# PowerSGD and 1-bit Adam to read.
+# **In production.** Deep Gradient Compression (Lin et al. 2018) sent 0.1 %. Two things made that work: error
+# feedback for the momentum as well, and larger fractions in the first epochs. PyTorch's DDP has no top-k
+# hook; it has `powerSGD_hook` (§6). DeepSpeed has 1-bit Adam, which compresses the *momentum*, not the
+# gradient, after a warm-up in full precision. `course_lib.compression` has PowerSGD and 1-bit Adam to read.
 #
 # <details><summary>In the lectures</summary>Lecture 001 §25.1 gives gradient compression 10 to 100 times, by
 # top-k and by the eight bits of §6. Lecture 002 says that 1-bit Adam quantises gradient updates; it quantises
@@ -1367,7 +1378,7 @@ curves(
 #
 # | | |
 # |---|---|
-# | you will write | `int8_all_reduce(tensor, error, group=None)` |
+# | you will write | `int8_bytes_sent(n, numel)` (no points), `int8_all_reduce(tensor, error, group=None)` |
 # | rests on | §5; notebook 02: all-to-all, all-gather |
 # | time | 20 minutes |
 # | points | 8 |
@@ -1436,10 +1447,10 @@ figure
 # 2. Rank r receives its parts, turns them into float32 again, takes their mean, quantises *the mean*, and
 #    gives it to all: **all-gather**.
 #
-# The picture is a run of the library on three ranks, with six elements on each. Its numbers are the inputs
-# and outputs of the two collectives. Ranks are rows, time runs right. Follow the third shard of rank 0, the
-# last two of its blue elements: on which rank does it meet the other ranks' third shards, and where does the
-# mean of the three shards go?
+# The picture is a run of the reference on three ranks, with six elements on each. Its numbers are the inputs
+# and outputs of the two collectives. Ranks are rows, time runs right. Follow shard 2 of rank 0, the
+# last two of its blue elements: on which rank does it meet shard 2 of the other ranks, and where does the mean
+# of the three go?
 
 
 # %% tags=["skip-in-grading"]
@@ -1524,7 +1535,7 @@ axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.02), ncols=5, frameon=Fa
 figure
 
 # %% [markdown]
-# <details><summary>Where did the third shard meet the others?</summary>On rank 2, since shard r goes to rank r.
+# <details><summary>Where did shard 2 meet the others?</summary>On rank 2, since shard r goes to rank r.
 # The all-gather then gives the mean to all three ranks.</details>
 #
 # **Predict.** How many bytes does a rank send? A shard of s = ceil(size/N) elements takes s bytes, and 4
@@ -1542,11 +1553,13 @@ def int8_bytes_sent(n: int, numel: int) -> float:
 
 # %% [markdown]
 # **Build.** There are two roundings, and the errors of both must be remembered. The first error is easy: it
-# is `tensor + error`, less the values that the receivers decode. Only the owner of a shard makes the second
-# rounding, and it rounds the *mean*. An error that one rank puts into its `error` counts in the next mean only
-# for 1/N. So the owner adds N times the error of the second rounding. Then nothing is lost:
+# is `tensor + error`, less the values that the receivers decode. Rank r, the *owner* of
+# shard r, alone makes the second rounding, and it rounds the *mean*. The next mean divides the owner's `error`
+# by N. So the owner adds N times the error of the second rounding. Then nothing is lost:
 #
 # **N · result + sum of all errors afterwards = sum of all (tensor + error) before.**
+#
+# Elements and scales may travel in one message or in two.
 
 
 # %% nbgrader={"grade_id": "int8_all_reduce", "solution": true}
@@ -1637,8 +1650,8 @@ print("four times [100, 20, -90] in int8:", launch(overflow, world_size=4)[0])
 #
 # **In production.** ZeRO++ (Wang et al. 2023) sends gradients in this way, in 4 bits, by all-to-all inside
 # the node and then across (notebook 02, §7). DDP has an experimental `quantization_pertensor_hook`, which
-# gathers everything: (N−1) · M/4. And it has `powerSGD_hook`. There a matrix travels as the product of two
-# thin ones, which *can* be added on the way: two all-reduces, and the traffic does not grow with N. Here is
+# gathers everything: (N−1) · M/4. And it has `powerSGD_hook`. There two thin matrices travel in place of the
+# matrix, each in one all-reduce. A rank sends less than twice the bytes of the two, for any N. Here is
 # the reference's PowerSGD with two columns beside your two compressors:
 
 
@@ -1722,15 +1735,16 @@ for bandwidth, n in itertools.product(NAMED, (8, 64)):
 
 # %% [markdown]
 # Overlap hides as much as fits behind backward, and no more. At 3.1 GB/s you must send less, or less often.
-# Take K = 8 microbatches, seven of them under `no_sync()`: a step sends as many bytes as with one microbatch,
+# Take K = 8 microbatches, each as large as a rank's share was before, and seven of them under `no_sync()`. The
+# batch is eight times as large. A step sends as many bytes as with one microbatch,
 # and only the last backward can hide communication. On 8 ranks the first bucket leaves 0.05 s after that
 # backward begins, and sending takes 7.84 s: 0.05 + 7.84 − 1 = 6.9 s are exposed, as before. But now the step
-# computes for about 12 s, not 1.5: the efficiency is about 0.6 instead of 0.18.
+# computes for about 8 · 1.5 = 12 s: the efficiency is about 0.6 instead of 0.18.
 #
 # Two rules that you may read need a correction. "Accumulation makes training K times as long": it makes one
-# *optimizer step* K times as long, but a sample takes the same time or less. "A step takes in batch × world
-# size samples": only if all ranks are replicas. Tensor-parallel ranks (notebook 06), which hold parts of one
-# replica, share their samples.
+# *optimizer step* K times as long, but a sample takes the same time or less. "A step uses (batch of one rank)
+# × (world size) samples": that is true only if all ranks are replicas. Tensor-parallel ranks (notebook 06),
+# which hold parts of one replica, share their samples.
 #
 # <details><summary>In the lectures</summary>Lecture 001 says that accumulation makes training K times as
 # long. Lecture 002 gives the throughput as batch × world size.</details>
@@ -1792,9 +1806,9 @@ report.points(6)
 #
 # Top-k and int8 share a fault: their messages cannot be added on the way, so no all-reduce can carry them. A
 # message that is a linear function of the gradient can be added on the way. The product of a gradient G of
-# (rows, columns) and a thin matrix Q of (columns, r) is linear in G: the mean of the ranks' G·Q is the mean
-# gradient times Q. And r columns may be enough to keep most of G. Here are the singular values of one
-# gradient of our network, the largest first:
+# (rows, columns) and a thin matrix Q of (columns, r) is linear in G. If all ranks have the same Q, the mean
+# of their products G·Q is the mean gradient times Q. And r columns may be enough to keep most of G. Here are
+# the singular values of one gradient of our network, the largest first:
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 figure = picture(5.5, 2.4)
@@ -1820,10 +1834,10 @@ figure
 # error = G − P Qᵀ
 # ```
 #
-# Because the columns of P are orthonormal, P Pᵀ projects onto the space that they span. P Qᵀ = P Pᵀ G is the
-# best approximation of G in that space. Because gradients change slowly, the last Q already points in the
-# directions in which G is strong. That is the *warm start*: with it, the two multiplications of each step are
-# nearly as good as a singular value decomposition.
+# Here G is the rank's own, and Ḡ is the mean of all G's. Because the columns of P are orthonormal, P Pᵀ
+# projects onto the space that they span. P Qᵀ = P Pᵀ Ḡ is the best approximation of Ḡ in that space. Because
+# gradients change slowly, the last Q already points in the directions in which G is strong. That is the *warm
+# start*: with it, the two multiplications of each step are nearly as good as a singular value decomposition.
 #
 # **Predict.** Take a gradient of 4,096 x 4,096 in float32, r = 4 and 8 ranks. How many bytes does each rank
 # send, and how many times less is that than the all-reduce? What changes on 800 ranks?
@@ -1832,7 +1846,8 @@ figure
 # two all-reduces send 2 · 7/8 of that, 229,376 bytes, 512 times less. On 800 ranks it is 261,816 bytes, still
 # 512 times less. Top-k at 1 % saves nothing from 100 ranks on.</details>
 #
-# **Build.** A gradient that is not a matrix (a bias's) travels whole.
+# **Build.** A gradient that is not a matrix (a bias's) travels whole. The argument `rank` is r, the number of
+# columns, as in linear algebra; it is not the number of a process.
 
 
 # %% nbgrader={"grade_id": "powersgd", "solution": true}
@@ -1903,8 +1918,8 @@ report = check("03_data_parallel/powersgd", PowerSGD, cases="hidden")
 # without error feedback: it forgets the part of G that P Qᵀ missed. Before you run it: does it cost more to
 # forget the rest here than with top-k, or less?
 #
-# <details><summary>Answer</summary>About as much. In our run the last loss is 0.51 in place of 0.26, so 1.9
-# times as large; with top-k (§5) it was 0.58 in place of 0.31, 1.8 times as large.</details>
+# <details><summary>Answer</summary>About as much. In our run it raises the last loss from 0.26 to 0.51, about
+# 2 times. With top-k (§5) it raised the loss from 0.31 to 0.58, about 1.9 times.</details>
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 curves(
@@ -1930,11 +1945,11 @@ curves(
 # | time | 40 minutes |
 # | extra credit | 5 points, on top of the 60. You lose nothing if you skip it |
 #
-# How few bits are enough? You can send the sign of each element, and one number for their size: the
-# mean of |x|. That is 32 times less than float32. SGD with error feedback tolerates this; Adam does not. Adam
-# divides by the root of the variance (its second moment), so its step is not linear in the gradient: a part
-# that is sent later does not make up for its absence before. Tang et al. (2021) looked at the variance of
-# BERT in training: after a while it hardly changes. So *1-bit Adam*
+# How few bits are enough? You can send the sign of each element, and one number for their size: the mean of
+# |x|. That is 32 times less than float32. SGD with error feedback tolerates this; Adam does not. Adam divides
+# by the root of the variance (the running mean of g²), so its step is not linear in the gradient: a part of
+# the gradient that arrives late does not repair the steps that were made without it. Tang et al. (2021)
+# looked at the variance of BERT in training: after a while it hardly changes. So *1-bit Adam*
 #
 # - begins as Adam, with gradients averaged in full precision (`warmup_steps`),
 # - then leaves the variance as it is. Only the momentum still changes, and it is linear. Each rank adds its
@@ -1942,7 +1957,8 @@ curves(
 #
 # As in §6 each shard has an owner, here called its *server*: rank r gets all ranks' signs of shard r,
 # averages, and sends signs of the mean to all. Both steps make an error, and neither error is lost: a rank
-# keeps `error`, of the whole tensor, and a server keeps `server_error`, of its shard.
+# keeps `error`, of the whole tensor, and a server keeps `server_error`, of its shard. The server adds
+# `server_error` to the mean itself, so it needs no factor N.
 #
 # **Predict.** 1 million elements on 8 ranks: how many bytes does each send? How many times less does a whole
 # run send if the first 15 % of its steps are in full precision?
@@ -2070,9 +2086,10 @@ class OneBitAdam:
 # all-to-all, once for signs and once for scales. You receive n rows of <i>your</i> shard, each with its
 # sender's scale. An error is the tensor that should be sent, less the tensor that the receivers will
 # decode.</details>
-# <details><summary>Hint: the step</summary><code>shard_rows(torch.ones_like(tensor).flatten(), n)</code> is 0
-# where there is padding: multiply and divide by it. <code>a.lerp_(b, 1 - beta)</code> is
-# beta a + (1 - beta) b.</details>
+# <details><summary>Hint: the step</summary><code>shard_rows(torch.ones_like(tensor).flatten(), n)</code> is 1
+# for an element and 0 for padding. Multiply by it to clear the padding; the sums of its rows count the
+# elements (divide by <code>sum.clamp(min=1)</code>, since a shard may be padding alone). <code>a.lerp_(b, 1 -
+# beta)</code> is beta a + (1 - beta) b.</details>
 #
 # **Check.**
 
@@ -2165,7 +2182,8 @@ scorecard({"one process": alone, **card}, unit=unit, flops_alone=alone[0].flops)
 # repeats the optimizer's step, and the averaging. *Memory* per rank hardly shrinks: weights, gradients and
 # Adam's two states are there on every rank, and only activations are shared out. (The buckets take one M more
 # while backward runs. The peak comes later, in the optimizer's step.) The *bytes* include the broadcast at the
-# start: 1 M for it and 1.5 M for the gradients. There are *four copies of everything*. Did we need all of them?
+# start: the first rank sends 1 M for it, and 1.5 M for the gradients. There are *four copies of weights,
+# gradients and optimizer states*. Did we need all of them?
 # Notebook 04 asks that.
 #
 # **You have built** the algorithm of `DistributedDataParallel`, and several that can take the place of its

@@ -20,7 +20,7 @@ Told = tuple[str, str]  # a line's title, and the sentence that it says
 
 
 def questions(exercise: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> list[Prediction]:
-    """What an exercise asks at this seed; none, if it is not one of formulas."""
+    """The questions of an exercise at this seed; an exercise without formulas has none."""
     asked: list[Prediction] = []
     judge = formulas.judge_prediction
     with monkeypatch.context() as patch:
