@@ -1,4 +1,4 @@
-"""The ring against gloo's own collectives, 16 MB of float32, in one run.
+"""The ring against gloo's own collectives, 16 MB of float32; small all-reduces of ranks that take turns.
 
 The figure is taken with the ledger off on both sides, since the ledger's cost is a figure of its
 own; the ratio with the ledger on stands beside it.
@@ -23,6 +23,7 @@ from course_lib.collectives import reduce_scatter, ring_all_reduce
 NUMEL = 4 << 20
 ROUNDS, REPEATS = 4, 15  # launches, and races within each
 WORLDS = (2, 4)
+TURNS, SMALL, SEVERAL = 9, 50, (2, 4, 8)  # times in turn, small all-reduces in each, ranks
 PAIRS = {  # ours: (built-in, reach)
     "ring_all_reduce": ("dist.all_reduce", 1.3),
     "reduce_scatter": ("dist.reduce_scatter_tensor", 0.6),
@@ -75,7 +76,32 @@ def medians(world_size: int) -> dict[str, dict[str, float]]:
     }
 
 
+def interrupted() -> dict[str, float]:
+    """Seconds of a small `dist.all_reduce`: the ranks take turns, or interrupt each other."""
+    tensor, taken = torch.ones(1000), {"turns": [], "interrupted": []}
+    for _ in range(TURNS):
+        for way, times in taken.items():
+            policy = os.SCHED_BATCH if way == "turns" else os.SCHED_OTHER
+            for thread in os.listdir("/proc/self/task"):
+                os.sched_setscheduler(int(thread), policy, os.sched_param(0))
+            dist.barrier()
+            began = time.perf_counter()
+            for _ in range(SMALL):
+                dist.all_reduce(tensor)
+            times.append((time.perf_counter() - began) / SMALL)
+    return {way: statistics.median(times) for way, times in taken.items()}
+
+
 def rows() -> Iterator[Row]:
+    for world_size in SEVERAL:
+        took = launch(interrupted, world_size=world_size, backend="gloo", timeout=300)[0]
+        yield Row(
+            f"`dist.all_reduce`, 4 KB, {world_size} ranks that take turns, gloo",
+            "ranks that interrupt each other",
+            took["turns"] / took["interrupted"],
+            0.5,
+            detail=f"{took['turns'] * 1e3:.2f} ms, {took['interrupted'] * 1e3:.2f} ms",
+        )
     for world_size in WORLDS:
         took = medians(world_size)
         for ours, (built_in, reach) in PAIRS.items():

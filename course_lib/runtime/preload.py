@@ -22,6 +22,7 @@ import traceback
 from typing import Any, NoReturn
 
 from course_lib.runtime import endings
+from course_lib.runtime.load import take_turns
 from course_lib.runtime.pages import made_large
 from course_lib.runtime.sandbox import calls
 from course_lib.runtime.sandbox.control import remove_groups, remove_own_groups
@@ -278,6 +279,7 @@ def run_child(order: dict, number: int, fds: list[int], parent: int, pgid: int) 
     try:
         die_with(parent)
         os.setpgid(0, pgid)
+        take_turns()
         run_entry(order, number, fds)
     except BaseException:
         traceback.print_exc()

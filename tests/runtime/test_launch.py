@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 import course_lib
 from course_lib import LaunchError, RankError, launch
+from course_lib.runtime import load
 from course_lib.runtime.gpus import places
 
 CASES = [1, 2, 3, 4, 8]
@@ -36,6 +37,28 @@ def test_results_come_in_order_of_rank(
     assert run.backend == backend
     assert run.seconds > 0
     assert [len(run.ledger.operations(r)) for r in range(world_size)] == [1] * world_size
+
+
+def policies() -> set[int]:
+    """How the scheduler treats this rank's threads: Python's, and those of gloo."""
+    dist.barrier()
+    return {os.sched_getscheduler(int(thread)) for thread in os.listdir("/proc/self/task")}
+
+
+def test_no_thread_of_a_rank_interrupts_another_when_it_is_woken() -> None:
+    """Else gloo's thread for messages spins on the core that the holder of a connection's lock needs."""
+    assert list(launch(policies, world_size=2)) == [{os.SCHED_BATCH}] * 2
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER, "the caller's own process is left alone"
+
+
+def test_a_host_that_forbids_it_has_ranks_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "sched_setscheduler", forbidden)
+    load.take_turns()
+    monkeypatch.delattr(os, "SCHED_BATCH")
+    load.take_turns()
 
 
 def test_keyword_arguments_reach_the_function() -> None:

@@ -601,6 +601,14 @@ def test_only_the_loopback_is_there_and_ranks_use_it(full: Sandbox) -> None:
         assert len(file.readlines()) == outside
 
 
+def test_ranks_in_a_sandbox_take_turns_as_others_do(full: Sandbox) -> None:
+    def body() -> set[int]:
+        dist.barrier()
+        return {os.sched_getscheduler(int(thread)) for thread in os.listdir("/proc/self/task")}
+
+    assert result(inside(full, body, world_size=2)) == {os.SCHED_BATCH}
+
+
 def test_nobody_counts_without_a_network_of_its_own(strongest: Sandbox) -> None:
     assert inside(strongest.without(spec.NETWORK), dist.get_rank).wire_bytes is None
     assert inside(None, dist.get_rank).wire_bytes is None
