@@ -10,6 +10,7 @@ from types import ModuleType
 HEAVY = (
     "torch._dynamo",  # the first optimizer of a process imports it
     "torch.distributed.fsdp",
+    "torch.distributed.nn",
     "torch.distributed.optim",
     "torch.distributed.pipelining",
     "torch.distributed.tensor",
