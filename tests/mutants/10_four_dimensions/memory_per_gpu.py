@@ -28,6 +28,20 @@ def memory_per_gpu(shape, layout, batch):
 +    held = m
 
 
+# %% wrong: a stage with one chunk keeps more, too
+# says: with one chunk it is min.m, p.
+# base: what the wrong ones change
+-    held = min(m, p if v == 1 else p + (p - 1) / v)
++    held = min(m, p + (p - 1) / v)
+
+
+# %% wrong: chunks multiply
+# says: are added to p: they do not multiply it
+# base: what the wrong ones change
+-    held = min(m, p if v == 1 else p + (p - 1) / v)
++    held = min(m, p) * (1 if v == 1 else 1 + (p - 1) / v)
+
+
 # %% wrong: p divides twice
 # says: pipelining does not save
 # base: what the wrong ones change

@@ -151,6 +151,13 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
 -    layer += nbytes / hbm
 
 
+# %% wrong: ZeRO-3 sends what replicas send
+# says: ZeRO-3 sends 3/2 of an all-reduce for each microbatch
+# base: what the wrong ones change
+-    if layout["zero"] == 3:
+-        sent = max(0, 1.5 * m * sent - m * (shape.layers / p * layer + head))
+
+
 # %% wrong: no optimizer
 # says: The optimizer is missing
 # base: what the wrong ones change

@@ -51,10 +51,13 @@ def gb(
         "full": 2 * rows / (t if layout["sequence"] and stream else 1),
     }
     m = batch / (layout["dp"] * layout["microbatch"])
-    most = pp + (pp - 1) / v * (v > 1 and v_more)
-    kept_of = {"min": min(m, most), "m": m, "one": 1, "p": most}[held] * (
-        layers if of_stage else shape.layers
-    )
+    more = (pp - 1) / v
+    most = pp + more * (v > 1 and v_more)
+    in_flight = {
+        "min": min(m, most), "m": m, "one": 1, "p": most, "always more": min(m, pp + more),
+        "times more": min(m, pp) * (1 + more * (v > 1)),
+    }  # fmt: skip
+    kept_of = in_flight[held] * (layers if of_stage else shape.layers)
     extra = kept["none"] if layout["recompute"] == "full" and again else 0
     return (states[layout["zero"]] + attached * (kept_of * kept[layout["recompute"]] + extra)) / 1e9
 
@@ -91,6 +94,12 @@ ACTIVATIONS: dict[str, Formula] = {
         again=False
     ),
     "Interleaved stages keep more: (p - 1) / v microbatches besides p.": slip(v_more=False),
+    "Interleaved stages alone keep (p - 1) / v microbatches more: with one chunk it is min(m, p).": slip(
+        held="always more"
+    ),
+    "The (p - 1) / v microbatches of interleaved stages are added to p: they do not multiply it.": slip(
+        held="times more"
+    ),
     "The activations are missing.": slip(attached=False),
     **{says: STATES[says] for says in list(STATES)[-3:]},
 }  # fmt: skip

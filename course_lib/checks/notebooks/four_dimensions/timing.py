@@ -90,6 +90,7 @@ def seconds(
     pointwise: bool = True,
     reduces: float = 1,
     chunked: bool = True,
+    third: bool = True,
 ) -> float:
     """The right step with mistakes: each keyword is one of its parts."""
     pp, cp, t, v = (layout[name] for name in ("pp", "cp", "tp", "chunks"))
@@ -139,7 +140,7 @@ def seconds(
     if whole:
         params = shape.layers * 12 * h**2 + shape.vocab_size * h
     sent = all_reduce(2 * params, replicas, t) * summed
-    if layout["zero"] == 3:
+    if layout["zero"] == 3 and third:
         sent = max(0.0, 3 / 2 * m * sent - compute)
     held = (layers * 12 * h**2 + shape.vocab_size * h) / t
     return total + sent + update * 34 * held / hbm / (replicas if layout["zero"] else 1)
@@ -184,6 +185,9 @@ SLIPS: dict[str, Formula] = {
     "The replicas' sum is missing.": slip(summed=0),
     "An all-reduce sends 2 (n - 1) / n of its bytes: here half of them are counted for the replicas.": slip(
         summed=0.5
+    ),
+    "ZeRO-3 sends 3/2 of an all-reduce for each microbatch, of which computation hides a part.": slip(
+        third=False
     ),
     "The optimizer is missing: it moves 34 bytes a parameter.": slip(update=False),
     "Norms, GELU, softmax and dropout are missing: they compute little, and move bytes.": slip(
