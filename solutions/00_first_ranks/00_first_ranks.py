@@ -16,7 +16,7 @@
 # | you need to know | Python and PyTorch tensors. No networks, no `torch.distributed` |
 # | time | two hours |
 # | points | 10 |
-# | on a rented machine | nothing to rent: the CPU of a laptop is enough. On two GPUs: 4 GPU-hours (2 hours × 2 GPUs) |
+# | on a rented machine | nothing to rent: the CPU of a laptop is enough. With four GPUs or more, some cells run over NCCL |
 #
 # | section | minutes | points | rests on |
 # |---|---|---|---|
@@ -77,8 +77,8 @@ def who_am_i():
 launch(who_am_i, world_size=4)
 
 # %% [markdown]
-# These are four process ids. Run the cell again and you get four others: every `launch` starts fresh ranks,
-# so nothing that a cell does to its ranks can spoil the next cell.
+# The second number of each pair is a process id. Run the cell again and you get four others: every `launch`
+# starts fresh ranks, so nothing that a cell does to its ranks can spoil the next cell.
 #
 # Processes share no memory. Before you run this cell: which five numbers will it print?
 
@@ -106,8 +106,9 @@ print("in the notebook:", counter)
 #
 # **Build.** Who am I, how many are we, and where do my tensors live? `launch` has already made the group of
 # all ranks, as `dist.init_process_group` does in a script, so `torch.distributed` answers at once. A
-# **backend** is the library that carries the bytes: `gloo` between CPUs, `nccl` (NVIDIA's) between GPUs. The
-# device is the rank's own GPU when there are enough of them, else the CPU.
+# **backend** is the library that carries the bytes: `gloo` between CPUs, `nccl` (NVIDIA's) between GPUs. By
+# default the device is the rank's own GPU if the machine has at least four GPUs, and one for each rank. Else
+# the device is the CPU.
 
 
 # %% nbgrader={"grade_id": "hello", "solution": true}
@@ -136,8 +137,8 @@ report.points(1)
 #
 # <details><summary>In the lectures</summary>Lecture 001 compares <code>DataParallel</code> and
 # <code>DistributedDataParallel</code> in §19.2. Its code calls
-# <code>dist.init_process_group(backend="nccl")</code>, which <code>launch</code> has done for you
-# here.</details>
+# <code>dist.init_process_group(backend="nccl")</code>. Here <code>launch</code> makes that call for you, with
+# the backend of your machine.</details>
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 run = launch(lambda: print("hello, I am", hello()), world_size=4)
@@ -173,25 +174,25 @@ run = launch(first_message, world_size=2)
 run[1]
 
 # %% [markdown]
-# Every run keeps a **ledger**: each operation of each rank, with its bytes and the line of code that
-# called it. A send and its receive are two operations and one message.
+# The list that `launch` returns also has a **ledger**, `run.ledger`: each operation of each rank, with its
+# bytes and the line of code that called it. A send and its receive are two operations and one message.
 
 # %% tags=["skip-in-grading"]
 run.ledger.table(times=False)
 
 # %% [markdown]
-# The next cell shows the same as a matrix, with senders in rows and receivers in columns: `matrix()[0][1]` is
-# the number of bytes from rank 0 to rank 1.
+# The next cell shows the same as a matrix, with senders in rows and receivers in columns: the entry in row 0
+# and column 1 is the number of bytes from rank 0 to rank 1.
 
 # %% tags=["skip-in-grading"]
 run.ledger.matrix()
 
 # %% [markdown]
 # The cell below shows a second run as a timeline. Ranks are rows, time runs right, and grey means *blocked in
-# communication*. An arrow is a message. It runs from the call of the send to the end of the receive: most of
-# that time is waiting, not travelling. Here rank 1 has something else to do for 50 milliseconds before it
-# receives. What does rank 0 do in the meantime? (`backend="gloo"` keeps this run on the CPU, so that the
-# picture is the same on every machine.)
+# communication*. An arrow is a message. The arrow runs from the call of the send to the end of the receive:
+# most of that time is waiting, not travelling. Here rank 1 has something else to do for 50 milliseconds
+# before it receives. What does rank 0 do in the meantime? (`backend="gloo"` keeps this run on the CPU, so
+# that the picture is the same on every machine.)
 
 
 # %% tags=["skip-in-grading"]
@@ -208,13 +209,13 @@ run = launch(late_receiver, world_size=2, backend="gloo")
 run.ledger.timeline()
 
 # %% [markdown]
-# It waits. `send` is not a letter dropped into a box: the call returns when the other side has taken the
+# Rank 0 waits. `send` is not a letter dropped into a box: the call returns when the other side has taken the
 # bytes, even if there are only 24 of them. (`gloo` works like this. On some systems the send of a small
-# message returns at once, and only that of a large message waits. A program that relies on that works until
-# its tensors grow.)
+# message returns at once, and only that of a large message waits. A program that relies on the early return
+# works until its tensors grow.)
 #
-# `dist.isend` only *begins* a message and returns a handle; `handle.wait()` waits for its end. Between the
-# two the rank can work: 30 milliseconds here.
+# `dist.isend` only *begins* a message and returns a handle; `handle.wait()` waits for the message's end.
+# Between the two calls the rank can work: 30 milliseconds here.
 
 
 # %% tags=["skip-in-grading"]
@@ -269,7 +270,8 @@ run.ledger.timeline()
 # under way at the same time, because none of them waits for another.) You will build both sums
 # in notebook 02.
 #
-# **Predict.** How many messages do all N ranks send together?
+# **Predict.** How many messages do all N ranks send together, in one exchange and in one ring shift? Write
+# two functions of n, for any n from 1 on.
 
 
 # %% nbgrader={"grade_id": "message_prediction", "solution": true}
@@ -299,8 +301,8 @@ report.points(1)
 # %% [markdown]
 # **Build: exchange.** If both partners first send and then receive, both wait for ever in their sends. There
 # are two ways out. The even rank sends first, and the odd one receives first. Or both ranks *begin* both
-# messages and then wait for both. The second way is better, because its code is the same for even and odd
-# ranks.
+# messages and then wait for both. The second way is better: its code is the same for even and odd ranks, and
+# it takes one round instead of two.
 #
 # `dist.irecv` begins a receive as `isend` begins a send. A `P2POp` only *describes* a send or a receive
 # (hence `dist.isend` without parentheses). `batch_isend_irecv` takes a list of them, begins all of them and
@@ -467,8 +469,8 @@ print("messages sent:  ", sent, "together", sum(sent), "predicted", ring_shift_m
 run.ledger.timeline()
 
 # %% [markdown]
-# The same run as a matrix: all bytes are one place right of the diagonal, and rank 4 wraps to rank 0. You see
-# the ring at a glance.
+# The same run as a matrix: the bytes of ranks 0 to 3 are one place right of the diagonal, and rank 4's wrap
+# to column 0. You see the ring at a glance.
 
 # %% tags=["skip-in-grading"]
 run.ledger.matrix_figure()
@@ -491,13 +493,13 @@ launch(naive_shift, world_size=3, backend="gloo")
 
 # %% [markdown]
 # No rank has reached the receive. The diagnosis came after about a second. Without the course's runtime the
-# three would stand there for 30 minutes, PyTorch's default limit for gloo (10 for NCCL; see
+# three would stand there for 30 minutes, PyTorch's default limit for gloo (10 minutes for NCCL; see
 # `init_process_group`), and then say only "timed out".
 
 # %% [markdown]
-# **A program that runs over gloo and can hang over NCCL.** Two ranks swap tensors and *begin* their messages
-# one by one: first the send, then the receive. Neither rank waits before it has begun both. Before you run
-# it: does it go through?
+# **Begun one by one.** Two ranks swap tensors and *begin* their messages one by one: first the send, then the
+# receive. Neither rank waits before it has begun both. Before you run the program over gloo: does it go
+# through?
 
 
 # %% tags=["skip-in-grading"]
@@ -515,9 +517,10 @@ launch(swap_one_by_one, world_size=2, backend="gloo")
 
 # %% [markdown]
 # It goes through: gloo works at the same time on all messages that have been begun. The note printed above is
-# about GPUs. With NCCL each rank has one queue for each process group. (It is a CUDA stream if the group was
-# made with its `device_id`, as `launch` does.) The operations stand in the queue in the order of the calls,
-# and each starts when the one before it is done:
+# about GPUs: over NCCL the same program can hang. There each rank has one queue, a CUDA stream, for each
+# process group. (`launch` sets its groups up so, as `init_process_group(device_id=...)` does. Without a
+# `device_id` such messages have a queue for each pair of ranks, and this swap can hang there, too.) The
+# operations stand in the queue in the order of the calls, and each starts when the one before it is done:
 #
 # | | queue of rank 0 | queue of rank 1 |
 # |---|---|---|
@@ -525,13 +528,13 @@ launch(swap_one_by_one, world_size=2, backend="gloo")
 # | second | receive from 1 | receive from 0 |
 #
 # Each receive stands behind a send that waits for the other receive. That is the circle again, this time in
-# the queues, and it does not help to change the order of the two `wait()` calls. (NCCL has buffers, so a
-# small message may get through. NCCL does not promise that, and the tensors of a real model are not small.)
+# the queues. Another order of the two `wait()` calls does not help. (NCCL has buffers, so a small message may
+# get through. NCCL does not promise that, and the tensors of a real model are not small.)
 #
 # There are two ways out. One of the ranks begins the other way round: rank 0 sends first and rank 1 receives
 # first. Or each rank begins its messages as a batch. A batch is *one* entry of the queue, and its messages
 # are done side by side (NCCL user guide, "Point-to-point communication"). Both ranks must use a batch. Your
-# `exchange` does so:
+# `exchange` does so if it calls `batch_isend_irecv`:
 
 
 # %% tags=["skip-in-grading"]
@@ -544,18 +547,18 @@ def swap_together():
 launch(swap_together, world_size=2, backend="gloo")
 
 # %% [markdown]
-# This time there is no note. After every run over gloo, `launch` replays all operations that were begun,
-# collectives too, through such queues. It prints a note if ranks would wait in a circle. A check prints such
-# notes too, but takes no points off for them. (Too many notes? Set the environment variable
-# `COURSE_NCCL_NOTES` to `off`.)
+# With a batch there is no note. After a run over gloo that ended well, `launch` replays the operations that
+# were begun (the first 10,000), collectives too, through such queues. It prints a note if ranks would wait in
+# a circle. A check makes the same remark, but takes no points off for it. (Too many notes? Set the
+# environment variable `COURSE_NCCL_NOTES` to `off`: then `launch` prints none.)
 #
-# **On GPUs** one more thing differs. `wait()` makes the *queue of the GPU* wait, and Python goes on. So a
-# hang shows later, when Python needs a number: in `.item()` or `.tolist()`. `launch` then raises a `Deadlock`
-# that names the operations in the queues.
+# **On GPUs** one more thing differs. `wait()` makes the GPU's queue of *computations* wait for the message,
+# and Python goes on. So a hang shows later, when Python needs a number: in `.item()` or `.tolist()`. `launch`
+# then raises a `Deadlock` that names the operations in the queues.
 #
-# **In production.** PyTorch's own pipelining calls `batch_isend_irecv`. Megatron-LM uses both ways out of the
-# circle: batches, and single messages, where even ranks begin the send first and odd ranks the receive
-# (`p2p_communication.py`).
+# **In production.** PyTorch's own pipelining calls `batch_isend_irecv` if a rank sends and receives at once.
+# Megatron-LM uses both ways out of the circle: batches, and single messages, where even ranks begin the send
+# first and odd ranks the receive (`p2p_communication.py`).
 
 # %% [markdown]
 # ## 4 · What a message costs
@@ -616,8 +619,8 @@ else:
     print("Close what else is running and measure again.")
 
 # %% [markdown]
-# These are the figures of this machine, for two processes on a CPU. Here are the wires of a training cluster,
-# from the data sheets:
+# These are the figures of two ranks on this machine. Here are the wires of training clusters, from the data
+# sheets:
 
 # %% tags=["skip-in-grading"]
 from course_lib.facts import LINKS
@@ -629,10 +632,11 @@ for wire in LINKS:
     )
 
 # %% [markdown]
-# Mind unit and direction. It is often said that an H100's NVLink carries 600 GB/s. That is the A100's figure,
-# with both directions added; the H100 SXM has 900, which is 450 each way. And NVLink with 600 GB/s, PCIe 4.0
-# with 32 GB/s and InfiniBand with 200 Gb/s are often listed together. The first counts both directions, the
-# second one direction, and the third bits. Each way they carry 300, 32 and 25 GB/s.
+# Mind unit and direction. It is often said that an H100's NVLink carries 600 GB/s. The A100 has 600, with
+# both directions added, and so has the bridge of the H100 NVL; the H100 SXM has 900, or 450 each way. And
+# NVLink with 600 GB/s, PCIe 4.0 with 32 GB/s and InfiniBand with 200 Gb/s are often listed together. The
+# first counts both directions, the second one direction, and the third bits. Each way they carry 300, 32 and
+# 25 GB/s.
 #
 # <details><summary>In the lectures</summary>Lecture 001 (§25.3) gives an H100's NVLink 600 GB/s. The list of
 # the three wires is lecture 002's.</details>
@@ -654,7 +658,7 @@ for wire in LINKS:
 # Read a diagnosis like this: the first line says what is certain. Then comes one entry for each rank. It says
 # what the rank does, in which operation, at which line, since when, and **for which rank it waits**. A
 # blocked rank can go on only when its partner calls the other half of the message. If the ranks wait in a
-# circle, or for a rank that has returned, the partner never will: that is a **deadlock**, and you need no
+# circle, or for a rank that has returned, the partner never calls it: that is a **deadlock**, and you need no
 # time limit to know it.
 
 # %% tags=["skip-in-grading"]
@@ -702,15 +706,16 @@ def neighbours():
 ledger = run_and_read(neighbours)
 
 # %% [markdown]
-# The timeline shows the same from outside: three receives (circles) for which no rank ever sent anything. It
-# ends soon after the last event.
+# The timeline shows the same from outside: three receives (circles) for which no rank ever sent anything. The
+# picture ends soon after the last event.
 
 # %% tags=["skip-in-grading"]
 ledger.timeline()
 
 # %% [markdown]
-# **Repair it.** Your function has the same name and the same result: a new tensor, with the given one
-# unchanged. With two ranks the left and the right neighbour are the same rank, and its values count twice.
+# **Repair it.** Your function has the same name, and the result that the broken one should have had: a new
+# tensor, with the given one unchanged. With two ranks the left and the right neighbour are the same rank, and
+# its values count twice.
 
 
 # %% nbgrader={"grade_id": "neighbour_sum", "solution": true}
@@ -753,8 +758,8 @@ report = check("00_first_ranks/neighbour_sum", neighbour_sum, cases="hidden")
 report.points(1)
 
 # %% [markdown]
-# After the repair each rank sends two messages and gets two, and no row is hatched, as the rows of blocked
-# ranks were. The ranks held 1, 10 and 100.
+# After the repair each rank sends two messages and gets two. The rows of blocked ranks were hatched; now no
+# row is. The ranks held 1, 10 and 100.
 
 # %% tags=["skip-in-grading"]
 run = launch(neighbours, world_size=3, backend="gloo")
@@ -793,8 +798,8 @@ def results_of_each():
 ledger = run_and_read(results_of_each)
 
 # %% [markdown]
-# Rank 0 assumed that the others have as many results as itself. A message does not say how many follow it, so
-# the sender must.
+# Rank 0 assumed that the others have as many results as itself. A message does not say how many messages
+# follow it. The sender must say that number.
 #
 # **Repair it.** `len(results)` may be different on every rank, and it may be 0.
 
@@ -841,7 +846,7 @@ report.points(1)
 # ### 5.3 A collective that one rank skips
 #
 # `dist.all_reduce(tensor)` is a **collective**: *all* ranks of the group call it, and each ends up with the
-# sum. (Notebook 02 shows how.) Here it computes a mean over all ranks' values. Rank 1 has none.
+# sum. (Notebook 02 shows how.) The program below computes the mean of all ranks' values. Rank 1 has none.
 
 
 # %% tags=["skip-in-grading"]
@@ -901,7 +906,8 @@ report.points(1)
 # ### 5.4 Two ranks in different collectives
 #
 # `dist.broadcast(tensor, src)` gives every rank a copy of rank `src`'s tensor. "Rank 1 only needs a copy",
-# thought the author, and called `broadcast` there. But that gives a copy of rank 0's values, not of the sum.
+# thought the author, and called `broadcast` there. But `broadcast` gives a copy of rank 0's values, not of
+# the sum.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -964,7 +970,7 @@ ledger = run_and_read(columns)
 # %% [markdown]
 # gloo alone sums the first twelve numbers in memory instead of the twelve that the view shows, and reports
 # success. Contiguity matters most in communication. (It is often said that `view` works only on contiguous
-# tensors. It works whenever the new shape can be expressed by strides; `reshape` copies when it cannot.)
+# tensors. `view` works whenever strides can express the new shape; `reshape` copies when they cannot.)
 #
 # <details><summary>In the lectures</summary>Contiguity is one of lecture 001's interview questions (§28),
 # whose answer has <code>view</code> work only on contiguous tensors.</details>
@@ -972,8 +978,8 @@ ledger = run_and_read(columns)
 # %% [markdown]
 # ### 5.7 Writing too early
 #
-# Each rank passes on what it got and then adds 1 to its own copy. Rank 1 should receive 0. To save time the
-# author adds before the wait.
+# Each rank but the last passes its tensor on, and then adds 1 to its own copy. Both receivers, ranks 1 and 2,
+# should get 0. To save time the author adds before the wait.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1084,9 +1090,9 @@ def one_raises():
 ledger = run_and_read(one_raises)
 
 # %% [markdown]
-# **One rank never comes back.** It computes, so it might still finish. This is not a deadlock, and only a
-# time limit helps. `launch` allows 60 seconds; here the limit is two. (`dist.barrier()` waits until all ranks
-# have called it.)
+# **One rank never comes back.** It computes, and `launch` cannot know whether it will finish. This is not a
+# deadlock, and only a time limit helps. `launch` allows 60 seconds; here the limit is two. (`dist.barrier()`
+# waits until all ranks have called it.)
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1100,8 +1106,8 @@ def not_converging():
 ledger = run_and_read(not_converging, timeout=2)
 
 # %% [markdown]
-# **One rank dies.** `SIGKILL` is what Linux sends to a process when the machine's memory is full. A rank that
-# leaves by `os._exit`, as some libraries do, looks similar.
+# **One rank dies.** `SIGKILL` is the signal that Linux sends to a process when the machine's memory is full.
+# A rank that leaves by `os._exit`, as some libraries do, looks similar.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1128,14 +1134,14 @@ for how in ("killed", "exits"):
 #
 # | you read | look for |
 # |---|---|
-# | deadlock: 0 -> 2 -> 1 -> 0 | ranks that all send first, or all receive first: begin both together |
+# | deadlock: rank 0 -> rank 2 -> rank 1 -> rank 0 | ranks that all send first, or all receive first: begin both together |
 # | waits for rank 2, which has finished | different numbers of rounds, an uneven last batch |
-# | waits in a collective for a rank that has finished | an `if`, `return` or `break` before it |
+# | the same, and a rank is in `all_reduce` or another collective | an `if` around the collective, a `return` or `break` before it |
 # | do not agree on their collective number k | a branch on the rank, or another order |
 # | the two ends of a message differ | a buffer of the wrong size or dtype |
 # | not contiguous | a transpose or a slice: send `x.contiguous()` |
 # | changed before wait() | a buffer used again too early |
-# | the function returned, but ... waited for a message | a dropped handle |
+# | the function returned without waiting for isend or irecv | a dropped handle |
 # | rank r raised, the others wait | only rank r's traceback |
 # | not finished after t seconds, rank r computes | a loop, or just too little time |
 # | killed by SIGKILL | memory, of the machine rather than the GPU |
@@ -1206,13 +1212,13 @@ def torchrun(script, world_size, **environment):
 print(torchrun(script, world_size=3))
 
 # %% [markdown]
-# These are the numbers that `launch` gave too: each rank holds its left neighbour's. Three processes printing
-# at once would mix their lines up, so one of them prints for all: `if rank == 0` stands in every training
-# script (around a collective it is the bug of §5.3). `torchrun` adds several machines (`--nnodes`), and a
-# restart of all ranks when one dies (`--max-restarts`). It does not show which rank waits for which. The next
-# cell runs `average` of §5.4 under `torchrun`, with PyTorch's time limit set to three seconds. The first run
-# leaves PyTorch's debugging off; the second has `TORCH_DISTRIBUTED_DEBUG=DETAIL`, which makes PyTorch compare
-# the collectives of the ranks.
+# As under `launch`, each rank holds its left neighbour's number. Three processes that print at once could mix
+# their lines up, so one of them prints for all: `if rank == 0` stands in nearly every training script (around
+# a collective it is the bug of §5.3). `torchrun` adds several machines (`--nnodes`), and a restart of all
+# ranks when one dies (`--max-restarts`). It does not show which rank waits for which. The next cell runs
+# `average` of §5.4 under `torchrun`, with PyTorch's time limit set to three seconds. The first run leaves
+# PyTorch's debugging off; the second has `TORCH_DISTRIBUTED_DEBUG=DETAIL`, which makes PyTorch compare the
+# collectives of the ranks.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 hanging = f"""from datetime import timedelta
@@ -1237,8 +1243,9 @@ for level in ("OFF", "DETAIL"):
 # %% [markdown]
 # Without `DETAIL` each rank says only that *it* timed out, and torchrun's summary (not shown here) then calls
 # the first such rank the root cause. With `DETAIL` you get the mismatch, at the price of an extra check
-# before every collective. On GPUs, `NCCL_DEBUG=INFO` prints which wires and algorithms NCCL chose, and
-# `NCCL_DEBUG=WARN` its errors (NCCL user guide, "Logging").
+# before every collective. On GPUs, `NCCL_DEBUG=WARN` prints NCCL's errors, and `NCCL_DEBUG=INFO` also which
+# wires it uses. With `NCCL_DEBUG=INFO` and `NCCL_DEBUG_SUBSYS=TUNING` you see which algorithm NCCL
+# chooses (NCCL user guide, "Logging").
 #
 # | | `launch` | `torchrun` |
 # |---|---|---|
@@ -1260,8 +1267,9 @@ for level in ("OFF", "DETAIL"):
 #
 # 1. How many **seconds** does one message of 1 MB (10⁶ bytes) take?
 # 2. At how many **bytes** does a message spend as long on α as on its bytes?
-# 3. Rank 3 of a program on a cluster catches an exception, prints it and goes on without the `all_reduce` in
-#    which ranks 0, 1 and 2 are. No time limit is set. Do ranks 0, 1 and 2 `"raise"`, `"return"` or `"wait"`?
+# 3. Rank 3 of a program on a cluster catches an exception, prints it and goes on computing. It never calls
+#    the `all_reduce` in which ranks 0, 1 and 2 are. No time limit is set. Do ranks 0, 1 and 2 `"raise"`,
+#    `"return"` or `"wait"`?
 
 # %% nbgrader={"grade_id": "questions", "solution": true}
 # Replace the dots.
@@ -1308,8 +1316,8 @@ scorecard(runs, unit=4_000_000)
 # chunks so that the room for the tensor that arrives shrinks from M to M/N.
 #
 # **You have built** an exchange and a ring shift that cannot deadlock, for any group, shape and dtype, and
-# you can read a hang. **You have measured** α and β of this machine. You will meet both again in notebook 02,
-# behind the dashed lines in the plot of its race.
+# you can read a hang. **You have measured** α and β of this machine. Notebook 02 fits both again, to the
+# times of its race.
 #
 # <details><summary>In the lectures</summary>The three criteria of the scorecards are lecture 003's.</details>
 #
