@@ -48,18 +48,18 @@
 # | M | bytes of the *full* tensor |
 # | α | seconds that a message costs before its first byte arrives |
 # | β | seconds per byte, in one direction: 1/bandwidth |
-# | round | messages that travel at the same time; the next round needs the data of this one |
+# | round | messages that travel at the same time; the next round begins when they have arrived |
 #
 # An exchange of k rounds takes about **k · α + B · β** seconds, where B counts the bytes that pass *one after
-# another*: the largest message of each round, summed over the rounds. If one rank is busy in every round, B
-# is the number of bytes that this rank sends. So we count the bytes of the *busiest* rank. That count is too
-# small in two places. In §0 rank 0 first only receives and then only sends, so B is twice the bytes that it
-# sends. In §5, if N is not a power of two, B is larger by one M than the bytes of the busiest rank. Adding
-# takes no time in this model.
+# another*: the largest message of each round, summed over the rounds. If one rank sends a largest message in
+# every round, B is the number of bytes that this rank sends. So we count the bytes of the *busiest* rank.
+# That count is too small in two places. In §0 rank 0 first only receives and then only sends, so B is twice
+# the bytes that it sends. In §5, if N is not a power of two, B is larger by one M than the bytes of the
+# busiest rank. Adding takes no time in this model.
 #
-# This is all the theory of the notebook (Thakur, Rabenseifner and Gropp 2005, §3). It assumes that every rank
-# has a wire of its own, as GPUs on NVLink have, and that a rank can send and receive at the same time. Your
-# laptop's ranks share a few cores instead: §9 shows how that changes the times.
+# This model is all the theory of the notebook (Thakur, Rabenseifner and Gropp 2005, §3). It assumes that
+# every rank has a wire of its own, as GPUs on NVLink have, and that a rank can send and receive at the same
+# time. Your laptop's ranks share a few cores instead: §9 shows how that changes the times.
 #
 # In formulas rounds count from 0, as loops do. The *films*, the pictures with a slider that you know from
 # notebook 00, number them from 1.
@@ -86,7 +86,7 @@ Group = dist.ProcessGroup | None  # None is the group of all ranks
 
 # %% [markdown]
 # You get two tools. `beside` prints your prediction next to the ledger of a real run. `try_it` runs a
-# function that may fail and prints the messages of the ranks.
+# function that may fail, and prints the result of every rank or the reason for the failure.
 
 # %%
 NBYTES = 3360  # 840 float32: divisible by 2, 3, 4, 5, 7 and 8
@@ -166,15 +166,16 @@ run.ledger.timeline(title="4 MB from each of 4 ranks, added on rank 0", after="b
 
 # %% [markdown]
 # Read the picture from left to right. A row is grey while its rank waits. Rank 3 offers its tensor early,
-# waits until rank 0 has taken those of ranks 1 and 2, and waits again until rank 0 comes back with the
-# sum. Every arrow starts or ends at rank 0: while one pair talks, the others stand still.
+# waits until rank 0 has taken those of ranks 1 and 2, and waits again until rank 0 comes back with the sum.
+# Every arrow starts or ends at rank 0: while one pair talks, the others wait or have finished.
 #
-# White is a rank's own work. Rank 0 has most of it: it adds, and it hands over 4 MB at a time.
+# White is a rank's own code, or the time after its last message. Rank 0 has most work of its own: it adds,
+# and it hands over 4 MB at a time.
 #
 # **Predict.** With N ranks and M bytes: how many bytes does rank 0 send? In how many rounds? Write the pair.
-# (The prediction functions of the sections give no points by themselves, except the ring's. You will put them
-# together in §8, which gives points. The docstring of the exercise that follows gives the cost away, so
-# predict before you scroll down.)
+# (The prediction functions of the sections give no points by themselves, except the ring's. You will put most
+# of them together in §8, which gives points. From §1 on, the docstring of the exercise gives the cost away,
+# so predict before you scroll down.)
 
 
 # %% nbgrader={"grade_id": "gather_to_one_cost", "solution": true}
@@ -205,8 +206,8 @@ beside(gather_to_one_cost, gather_to_one_on_840)
 # **In production.** You meet this pattern in `torch.nn.DataParallel`, whose GPU 0 collects the gradients of
 # the others. PyTorch's own documentation recommends `DistributedDataParallel` instead, even on one machine.
 #
-# Is this the price of an all-reduce, or only of doing it this way? §4 has the answer. Before it, §1 to §3
-# build three simpler exchanges; §4 puts two of them together.
+# Are these four seconds the price of an all-reduce, or only of this way to do it? §4 has the answer. Before
+# it, §1 to §3 build three simpler exchanges; §4 puts two of them together.
 #
 # (This section has nothing to break: notebook 00 has shown how single messages go wrong.)
 #
@@ -274,8 +275,8 @@ def broadcast_cost(n: int, nbytes: int) -> tuple[float, int]:
 # ranks {1, 3, 6} have the numbers 0, 1, 2. `dist.get_rank(group)` and `dist.get_world_size(group)` use the
 # numbers inside the group. So do the arguments `group_peer=` of `dist.P2POp`, `group_dst=` of `dist.send` and
 # `group_src=` of `dist.recv`. `dist.get_group_rank(group, src)` translates a global rank into a rank of the
-# group. It does not accept `None`: for the group of all ranks pass `dist.group.WORLD`. There both numbers are
-# the same.
+# group. It does not accept `None`: for the group of all ranks pass `dist.group.WORLD`. In that group both
+# numbers are the same.
 #
 # Several sections need the same few lines: post a send and a receive together, make a tensor contiguous,
 # write it back. The cells have room for helpers of your own, and you may use them in all later cells.
@@ -313,10 +314,10 @@ def broadcast(tensor: torch.Tensor, src: int, group: Group = None) -> None:
 # <details><summary>Hint: the idea</summary>Loop over the distances 1, 2, 4, ... below N. At distance d a rank
 # is one of three kinds: it holds the value and sends it d further; it gets the value now, from the rank d
 # before it; or its turn has not come yet.</details>
-# <details><summary>Hint: the step</summary>With <code>place = (rank - root) % n</code>, the ranks with
-# <code>place &lt; d</code> send to <code>place + d</code> (unless that is n or more), those with <code>d
-# &lt;= place &lt; 2 * d</code> receive from <code>place - d</code>. Translate back: <code>(place + root)
-# % n</code>.</details>
+# <details><summary>Hint: the step</summary>Let <code>root</code> be the rank of <code>src</code> in the
+# group. With <code>place = (rank - root) % n</code>, the ranks with <code>place &lt; d</code> send to
+# <code>place + d</code> (unless that is n or more), those with <code>d &lt;= place &lt; 2 * d</code> receive
+# from <code>place - d</code>. Place p is rank <code>(p + root) % n</code> of the group.</details>
 # <details><summary>Hint: not contiguous</summary>A column of a matrix is not contiguous, and messages
 # must be. Send <code>tensor.contiguous()</code>; receive into a contiguous buffer and <code>copy_</code>
 # it back.</details>
@@ -344,10 +345,10 @@ beside(broadcast_cost, broadcast_840)
 # %% [markdown]
 # The tree has a weak side: the root sends ceil(log2 N) · M, though one M would do. For a large tensor it is
 # better to cut it into pieces that follow each other down a chain of ranks. Then every rank but the last
-# sends M, whatever N is. That is *pipelining*, and it comes back in notebook 07.
+# sends M, whatever N is. This method is *pipelining*; it comes back in notebook 07.
 #
-# **Break it.** Every rank must name the same `src`. Here the even ranks say 0 and the odd ranks say 1. Before
-# you run it: which rank waits for which?
+# **Break it.** Every rank must name the same `src`. Here, on four ranks, the even ones say 0 and the odd ones
+# say 1. Before you run it: which rank waits for which?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -432,18 +433,19 @@ show_wire("yours", lambda full, part: broadcast(full, 0))
 # | time | 25 minutes |
 # | points | 8 |
 #
-# It need not be *one* rank that adds everything. Cut the tensor into N chunks and make rank r responsible for
-# the sum of chunk r alone. That is a reduce-*scatter*: reduced, and scattered over the ranks. ZeRO
-# (notebook 04) wants exactly this and no more: rank r updates only its own share of the parameters, so it
-# needs only its own share of the gradient.
+# One rank need not add everything. Cut the tensor into N chunks and make rank r responsible for the sum of
+# chunk r alone. The exchange is a reduce-*scatter*: the tensors are reduced to their sum, and the sum is
+# scattered over the ranks. ZeRO (notebook 04) wants exactly this exchange: rank r updates only its own shard
+# of the parameters, so it needs only its own shard of the gradient.
 #
 # On a ring every rank sends to its right neighbour and receives from its left one, all at the same time. A
 # chunk travels round the circle, and every rank that it visits adds its own part. Step through a run on 4
 # ranks and follow *one* chunk, from where it starts to where it ends.
 #
 # Read this film and those that follow like this. A box now has one stripe for each rank whose contribution it
-# holds. A dark frame says that the box changed in this round. A number beside a message or in a box says
-# which chunk it is. A box without a number holds the chunk of its column. Follow your chunk in the
+# holds. A dark frame says that the box changed in this round. A box is still one element; in this film a
+# chunk is one element, too. A number beside a message or in a box says which element it is (0-1 means
+# elements 0 and 1). A box without a number holds the element of its column. Follow your chunk in the
 # *messages*, not in the boxes: this run uses the reference implementation, which keeps its partial sums by
 # turns in `output` and in a buffer that the film does not show.
 
@@ -575,13 +577,13 @@ def one_buffer():
 try_it(one_buffer)
 
 # %% [markdown]
-# The ledger stops this run. Without it you would not have noticed the mistake: rank 1 should end with 0, and
-# may well do so. But if a rank's new value arrives before its own has left, the rank passes on the *new* one:
-# one value then comes round twice, and another is gone. From run to run a different rank is hit, and so the
-# mistake is hard to find.
+# The ledger stops this run. Without the ledger you might not notice the mistake: rank 1 should end with 0,
+# and may well do so. But if a rank's new value arrives before its own has left, the rank passes on the *new*
+# one: one value then reaches two ranks, and another is lost. From run to run a different rank is hit, and so
+# the mistake is hard to find.
 #
 # **In production.** `dist.reduce_scatter_tensor(output, input)`. The next cell asks the operating system how
-# much it sends. The least possible is (N−1)/N of M per rank, here 0.75 M.
+# much this call sends over gloo. The least possible is (N−1)/N of M per rank, here 0.75 M.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 show_wire("dist.reduce_scatter_tensor", lambda full, part: dist.reduce_scatter_tensor(part, full))
@@ -590,9 +592,9 @@ show_wire("yours", lambda full, part: reduce_scatter(part, full))
 
 # %% [markdown]
 # gloo's reduce-scatter sends what an all-reduce sends, because it *is* one: it sums the whole tensor
-# everywhere and throws (N−1)/N of the sum away. Yours sends half. NCCL's is a true ring (or, since 2.23, an
-# algorithm called PAT). Keep this in mind when you test sharded training on a CPU: the ledger shows the bytes
-# that the algorithm must send, not those that gloo does send.
+# everywhere and throws (N−1)/N of the sum away. Yours sends half. NCCL has true reduce-scatters, among them a
+# ring and, since 2.23, an algorithm called PAT. Keep the difference in mind when you test sharded training on
+# a CPU: for a built-in the ledger shows the bytes that an algorithm must send, not those that gloo does send.
 
 # %% [markdown]
 # ## 3 · All-gather on a ring
@@ -604,9 +606,10 @@ show_wire("yours", lambda full, part: reduce_scatter(part, full))
 # | time | 15 minutes |
 # | points | 6 |
 #
-# This is the counterpart of §2, and §4 will join the two. Every rank holds one chunk; in the end every rank
-# holds all of them. FSDP does this before every layer. The layer's weights lie in N parts on N ranks. The
-# ranks gather them for the layer's forward, free them, and gather them again for its backward.
+# An all-gather is the counterpart of a reduce-scatter, and §4 will join the two. Every rank holds one chunk;
+# in the end every rank holds all of them. FSDP gathers before every layer. The layer's weights lie in N parts
+# on N ranks. The ranks gather them for the layer's forward, free them, and gather them again for its
+# backward.
 #
 # The ring is the same, but nothing is added: every rank keeps a copy of each chunk that passes by.
 
@@ -624,7 +627,7 @@ run = launch(film_all_gather, reference.all_gather, world_size=4, backend="gloo"
 stepper(run.ledger, run)
 
 # %% [markdown]
-# **Predict.** `nbytes` is the full tensor: now that is the *output*.
+# **Predict.** `nbytes` is the size of the full tensor, as before. Here that is the *output*.
 
 
 # %% nbgrader={"grade_id": "all_gather_cost", "solution": true}
@@ -741,8 +744,8 @@ show_wire("yours", lambda full, part: all_gather(full, part))
 # partial sums into one, and no more than two. So N − 1 messages must have been sent before the first complete
 # sum exists. The N − 1 ranks that do not have it then need one message each. Together these are 2 (N − 1)
 # messages per element, however they are arranged (Patarasuk and Yuan 2009 prove it with care). Share them out
-# evenly over the N ranks, and you have the least that the busiest of them can send. The next cell asks you
-# for it.
+# evenly over the N ranks, and you have the least that the busiest of them can send. The prediction below asks
+# you for it.
 #
 # §0 sends no more than that in total. Its fault is that one rank sends half of it. A reduce-scatter
 # followed by an all-gather loads all ranks alike. That is the ring all-reduce, and there is no algorithm
@@ -805,7 +808,7 @@ for n in (2, 8, 64, 512, 4096):
 # It is often said that the cost of an all-reduce does not depend on N. Half of that holds. The bytes are
 # *bounded*: they start at M for N = 2 and approach 2 M without ever reaching it. The rounds grow with N,
 # without end. The plot shows the time of one all-reduce by your two functions, for three sizes. (25 MB is the
-# size of the pieces in which PyTorch's `DistributedDataParallel` sends gradients: notebook 03.)
+# default size of the pieces in which PyTorch's `DistributedDataParallel` sends gradients: notebook 03.)
 
 # %% tags=["skip-in-grading"]
 sizes = {"14 GB, a 7B gradient": 14e9, "25 MB": 25e6, "10 KB, one bias": 10e3}
@@ -825,9 +828,10 @@ axes.legend(frameon=False)
 figure
 
 # %% [markdown]
-# The time for 14 GB hardly depends on N: there the saying holds. The time for 10 KB grows in proportion to N,
-# since nearly all of it is latency. The time for 25 MB is mostly that of the bytes on few ranks, and mostly
-# latency on many: at 64 ranks the rounds take 1.3 ms and the bytes 1.0 ms.
+# The time for 14 GB almost doubles from 2 ranks to 64, from 0.28 s to 0.55 s. From 64 ranks to 4,096 it grows
+# by only 16 %, to 0.64 s: there the saying nearly holds. The time for 10 KB grows in proportion to N, since
+# nearly all of it is latency. The time for 25 MB is mostly that of the bytes on few ranks, and mostly latency
+# on many: at 64 ranks the rounds take 1.3 ms and the bytes 1.0 ms.
 #
 # **Build.** In place, for *any* size: 10 elements over 4 ranks, 2 elements over 3, none at all. You may
 # put your two halves together, or write the ring in one piece, on the tensor itself.
@@ -835,8 +839,8 @@ figure
 # In one piece, every rank can start off with the chunk of its own number, r. In round k = 0, 1, ... chunk r −
 # k − 1 then reaches rank r; the rank adds it to its own and passes the sum on in the next round. (Here it
 # does not matter *which* chunk a rank completes. In §2 it had to be chunk r, so there everything was one
-# place off.) Write down for four ranks which of them holds which complete sum after the last round, or look
-# at the film; the second phase goes on from there.
+# place off.) Write down for four ranks which of them holds which complete sum after the last round of this
+# phase, or look at the film. The second phase goes on from there.
 
 
 # %% nbgrader={"grade_id": "ring_all_reduce", "solution": true}
@@ -894,7 +898,8 @@ report = check("02_collectives/ring_all_reduce", ring_all_reduce, cases="hidden"
 report.points(12)
 
 # %% [markdown]
-# **Measure.** Your ring on film. Is it the same as the one above?
+# **Measure.** Your ring on film. Is it the same as the one above? (If your ring works on a copy, the boxes
+# change only at the end. Then compare the messages.)
 
 # %% tags=["skip-in-grading"]
 run = launch(film_in_place, ring_all_reduce, world_size=4, backend="gloo")
@@ -922,8 +927,8 @@ run.ledger.timeline(title="4 MB on each of 4 ranks, your ring", after="barrier")
 # **Break it.** Copy your ring and let its second phase start one place too early: not from the chunk that the
 # rank has just *finished*, but from the one before it, whose sum is not complete. If you wrote the ring in
 # one piece, rank r finishes chunk r + 1: start the second phase from chunk r. If your ring is §2 followed by
-# §3, rank r finishes chunk r: start from chunk r − 1. Before you run the check: is anything right on any
-# rank?
+# §3, rank r finishes chunk r: give `all_gather` chunk r − 1 of the rank's own tensor instead. Before you run
+# the check: is anything right on any rank?
 
 
 # %% nbgrader={"grade_id": "ring_from_the_wrong_chunk", "solution": true}
@@ -946,8 +951,9 @@ report = check("02_collectives/ring_all_reduce", ring_from_the_wrong_chunk, seed
 # phase passed along the ring held the value of a single rank. Some things are <i>not</i> wrong: the bytes,
 # the rounds and the shape are right, and all ranks agree.</details>
 #
-# A training run with this ring would not crash. It would learn from gradients that are N times too small
-# and each come from one rank's data, and you would look for the reason in the learning rate.
+# A training run with this ring would not crash. It would learn from gradients that are about N times too
+# small. Each of their chunks would come from one rank's data alone. You would look for the reason in the
+# learning rate.
 #
 # **In production.** `dist.all_reduce(tensor)`.
 
@@ -958,7 +964,7 @@ show_wire("gather_to_one", lambda full, part: gather_to_one(full))
 
 # %% [markdown]
 # gloo's all-reduce sends what yours sends (its `allreduce.cc` has a ring as well). NCCL chooses among several
-# algorithms (§5). You have built an all-reduce as a reduce-scatter and an all-gather. This is why ZeRO-1
+# algorithms (§5). You have built an all-reduce as a reduce-scatter and an all-gather. For this reason ZeRO-1
 # costs no more communication than plain data parallelism: it has the same two halves, with the optimizer step
 # between them (notebook 04).
 #
@@ -982,8 +988,9 @@ show_wire("gather_to_one", lambda full, part: gather_to_one(full))
 # after another. At 10 µs each they take 10 ms, for one number. Here the bytes do not matter; the rounds do.
 #
 # What is the smallest number of rounds? After one round a rank can have heard from one other, after two from
-# three others, after k from 2^k − 1. So an all-reduce takes at least log2 N rounds. Recursive doubling gets
-# there: in round k, rank r swaps *everything it has* with rank r XOR 2^k, and both add.
+# three others, after k from 2^k − 1. So an all-reduce takes at least log2 N rounds. If N is a power of two,
+# recursive doubling gets there: in round k, rank r swaps *everything it has* with rank r XOR 2^k, and both
+# add.
 
 # %% tags=["skip-in-grading"]
 run = launch(
@@ -1012,9 +1019,9 @@ def recursive_doubling_cost(n: int, nbytes: int) -> tuple[float, int]:
 # (§2), so receive into a buffer and add after the wait.
 #
 # *Optional: any N* (about 3 of the 8 points). Let P be the largest power of two that is not above N. Then N −
-# P ranks are left over. Each of them, rank P + i, first sends its tensor to rank i, which adds it, and then
-# waits. The first P ranks do recursive doubling among themselves. In the end rank i sends the sum back to
-# rank P + i.
+# P ranks are left over. Each of them, rank P + i, first sends its tensor to rank i and then waits. Rank i
+# adds this tensor to its own. The first P ranks do recursive doubling among themselves. In the end rank i
+# sends the sum back to rank P + i.
 
 
 # %% nbgrader={"grade_id": "recursive_doubling_all_reduce", "solution": true}
@@ -1129,11 +1136,12 @@ for rank, total in enumerate(totals):
 # ring overtakes recursive doubling.
 #
 # NCCL's tree is not recursive doubling. It is a pair of binary trees that each carry half of the tensor, up
-# to the root and down again, in pieces. Each rank sends 2 M (the root M), a little more than in the ring, and
-# the rounds grow with log N (NCCL issue 457). MPICH uses recursive doubling for short messages, and for long
-# ones an algorithm by Rabenseifner. Rabenseifner's algorithm adds a part of the tensor that is half as large
-# in each round, and then doubles the complete part in each round: each rank sends 2 (N−1)/N M in 2 log2 N
-# rounds (Thakur et al. 2005). *Optional:* the next cell shows it on film.
+# to the root and down again, in pieces. A rank sends at most 2 M (a root M), a little more than in the ring,
+# and the rounds grow with log N (NCCL issue 457). MPICH uses recursive doubling for short messages, and for
+# long ones an algorithm by Rabenseifner. Rabenseifner's algorithm is a reduce-scatter followed by an
+# all-gather, too. In the first half of its rounds the messages have M/2, M/4, M/8, ... bytes; in the second
+# half they double again. If N is a power of two, each rank sends 2 (N−1)/N M in 2 log2 N rounds (Thakur et
+# al. 2005). *Optional:* the next cell shows it on film.
 #
 # <details><summary>In the lectures</summary>The rule of small N and large N is lecture 001's,
 # §19.3.</details>
@@ -1260,7 +1268,7 @@ try_it(in_place)
 # <details><summary>After you have run it</summary>Rank 0 should hold 0, 10, 20, 30. There are three outcomes.
 # If the result is right, your function keeps a copy, and no memory is saved. If it is wrong, a chunk was
 # overwritten before it had left. Or the ledger complains, because with an even N there is a round that sends
-# and receives the same chunk. It goes unnoticed when all test data are alike, such as all ones.
+# and receives the same chunk. The mistake goes unnoticed when all test data are alike, such as all ones.
 # <code>torch.distributed</code> does not promise to notice at all.</details>
 #
 # **In production.** `dist.all_to_all_single(output, input)`, with lists of sizes when the chunks differ,
@@ -1324,7 +1332,7 @@ run = launch(film_hierarchical, reference.hierarchical_all_reduce, world_size=4,
 stepper(run.ledger, run)
 
 # %% [markdown]
-# **Predict.** Bytes per rank, by the kind of wire.
+# **Predict.** How many bytes does each rank send inside its node, and how many to other nodes?
 
 
 # %% nbgrader={"grade_id": "hierarchical_bytes", "solution": true}
@@ -1417,8 +1425,8 @@ run.ledger.matrix_figure(title="the groups swapped")
 
 # %% [markdown]
 # <details><summary>After you have run it</summary>The sum is right, but four times as many bytes cross the
-# slow wires. No test of values finds this; a look at the matrix does. On real clusters it happens when the
-# launcher places ranks round-robin over the nodes, while the code believes that ranks 0 to 7 share a
+# slow wires. No test of values finds this; a look at the matrix does. On real clusters the same happens when
+# the launcher places ranks round-robin over the nodes, while the code believes that ranks 0 to 7 share a
 # node.</details>
 #
 # **In production.** Hybrid sharding (HSDP): `fully_shard` on a two-dimensional mesh (ranks in rows and
@@ -1476,10 +1484,10 @@ try_it(hybrid)
 #
 # (This section has no picture and no part *In production*. Its measurement is §9.)
 #
-# After that comes the question that decides which algorithm a library chooses. Ring and recursive doubling
-# compute the same thing. One sends less, the other takes fewer rounds. At how many bytes do they take the
-# same time? Write down *rounds · α + bytes · β* for both, set them equal and solve for the bytes. There is an
-# N for which the ring never wins: for this N return `math.inf`.
+# Then comes the question that decides which algorithm a library chooses. Ring and recursive doubling compute
+# the same thing. One sends less, the other takes fewer rounds. At how many bytes do they take the same time?
+# Write down *rounds · α + bytes · β* for both, set them equal and solve for the bytes. There is an N for
+# which the ring never wins: for this N return `math.inf`.
 
 
 # %% nbgrader={"grade_id": "predictions", "solution": true}
@@ -1564,7 +1572,9 @@ for n in (2, 8, 64, 512):
     )
 
 # %% [markdown]
-# The more ranks, the larger the message must be before a ring pays. So the rule has it the wrong way round:
+# From 8 ranks to 512, the more ranks there are, the larger the message must be before a ring pays. (All these
+# N are powers of two. For any other N recursive doubling pays for the ranks that are left over, so the
+# border is lower than at the next power of two: 1.4 MB for 5 ranks.) So the rule has it the wrong way round:
 # *many* ranks call for few rounds, and so do *small* messages. (These borders are those between the ring and
 # recursive doubling. NCCL's tree sends 2 M at most, which is closer to the ring's bytes: against it the ring
 # has even less to gain.)
@@ -1739,9 +1749,9 @@ for name in (RING, DOUBLING, "dist.all_reduce"):
 # and β belong to a load, not to a computer.
 #
 # *On the left only rounds count.* The ring has 6, recursive doubling 2. With one α for both, the ring takes
-# three times as long. If yours takes more, its rounds are dearer (see the last three lines that were
-# printed): in every one of them *all* ranks must get a core, and if ranks outnumber cores, some have to wait
-# for one.
+# three times as long. If your factor is not three, a round does not cost the same in both (see the last three
+# lines that were printed). Part of a round's cost is the wait for a core: in every round *all* ranks need
+# one, and if ranks outnumber cores, some have to wait.
 #
 # *The built-in* runs its rounds in C++; yours go through Python and the ledger. Whether that shows depends on
 # the other costs of a round. (The printed lines count its rounds as a ring's. gloo may use another algorithm
@@ -1773,8 +1783,9 @@ for name, times in measured.items():
     print(f"{name:30} {algorithm_bandwidth:6.2f} GB/s algorithm, {bus_bandwidth:6.2f} GB/s bus")
 
 # %% [markdown]
-# On a machine with four GPUs the race runs over NCCL without a change. Add `1 << 30` to `RACE_SIZES` there:
-# 64 MB are little for NVLink.
+# On a machine with four GPUs the race runs over NCCL without a change. Add `1 << 28` and `1 << 30` to
+# `RACE_SIZES` there: 64 MB are little for NVLink. (Each size should be four times the one before: a cell
+# above counts on it.)
 
 # %% [markdown]
 # ## 10 · Questions
@@ -1792,7 +1803,7 @@ for name, times in measured.items():
 # 2. The ring is now 512 ranks long and sums 10 KB, with α = 10 µs. What takes nearly all of its time:
 #    `"latency"` or `"bandwidth"`?
 # 3. A ring that passes on *whole tensors* for N − 1 rounds, adding what arrives, gives the right sum too. How
-#    many **times** the least possible bytes does each rank send, if there are sixteen?
+#    many **times** the least possible bytes does each of sixteen ranks send?
 # 4. Eight ranks all-reduce 4 GB in 0.1 s. Which **bus bandwidth in GB/s** does `nccl-tests` print?
 
 # %% nbgrader={"grade_id": "questions", "solution": true}
@@ -1843,9 +1854,9 @@ scorecard(
 # Read it row by row. Recursive doubling adds everything on every rank: it pays for its few rounds with more
 # additions than one process needs. `gather_to_one` adds each element as often as it must, all on one rank.
 # The ring adds no more than that and sends least. It needs room for one chunk beside the tensor, 1.25 M in
-# all, if one buffer serves all rounds. Is your ring's peak higher? Then it makes a new buffer in each round.
-# The card does not show the rounds, which are 6, 2 and 6 from the top. In rounds the ring is not better than
-# `gather_to_one`.
+# all, if one buffer serves all rounds. Is your ring's peak higher? Then it holds more buffers at once, such
+# as a new one in each round, or a copy of the tensor. The card does not show the rounds, which are 6, 2 and 6
+# from the top. In rounds the ring is not better than `gather_to_one`.
 #
 # **You have built** all the exchanges that the rest of the course is made of, and you can say beforehand how
 # much each of them costs. Next, notebook 03 all-reduces gradients while the backward pass is still running.
