@@ -46,7 +46,7 @@
 # | master copy | the float32 weights on which the optimizer works when the model's are in 16 bits |
 # | unit | parameters that are gathered and freed together: here, a block |
 #
-# Bytes sent are counted in *units of traffic*, which are not the units of this table. One unit of traffic is
+# Traffic is counted in *units of traffic*, which are not the units of this table. One unit of traffic is
 # **(N−1)/N · P** elements, as many as each rank sends in one reduce-scatter or one all-gather of P elements:
 #
 # | collective | before | after | sent |
@@ -212,7 +212,8 @@ def try_it(body, *args, world_size=4, **kwargs):
 # and a variance v in float32: 4 + 4. And Adam needs the weights themselves in float32, because a step of 1e-5
 # on a weight of 1 is lost in bf16: 4 more. Plain float32 training has 4 for weights, 4 for gradients, and 8
 # for m and v: 16 again, but that is a coincidence. (PyTorch's `autocast` also takes 16 bytes: there weights
-# and gradients stay in float32. DeepSpeed and Megatron-LM have 2 + 2 + 12.)
+# and gradients stay in float32. DeepSpeed and Megatron-LM have 2 + 2 + 12, or 2 + 4 + 12 if gradients add up
+# in float32.)
 #
 # You will read other figures for the optimizer's state. 4 bytes a parameter, 28 GB for 7B, are m and v in 16
 # bits, without a master copy. 8 bytes are m and v in float32, without the master copy. 12 bytes are all
@@ -233,8 +234,8 @@ for when in ("after backward", "after step"):
 
 # %% [markdown]
 # After the backward pass there are 16 bytes for each parameter; after the step the gradients are gone. (The
-# few hundredths more are activations and inputs. A real model has many more of those. ZeRO does not shard
-# them; notebook 09 makes them smaller.)
+# other 0.02 are inputs and targets. Backward has freed the activations by then. A real model has many
+# activations: ZeRO does not shard them, and notebook 09 makes them smaller.)
 #
 # **Predict.** ZeRO shards in three stages. Each stage shards one more part, which is then divided by N:
 #
@@ -424,8 +425,9 @@ report.points(6)
 
 # %% [markdown]
 # **Measure.** Padding costs little: a model of 7B on 1,024 ranks has at most 1,023 zeros, 2 kB in bf16. A
-# LLaMA of 7B has 291 tensors: 9 in each of 32 blocks, and 3 more. If you cut each tensor by itself, padding
-# costs 291 times as much, which is still nothing. If you cut *small* tensors on many ranks, it costs more:
+# LLaMA of 7B has 291 tensors: 9 in each of 32 blocks, and 3 more. If you cut each tensor by itself, there are
+# at most 291 times as many zeros, 0.6 MB, which is still nothing. If you cut *small* tensors on many ranks,
+# padding costs more:
 
 # %% tags=["skip-in-grading"]
 with contextlib.suppress(NotImplementedError):
@@ -494,15 +496,16 @@ memory_picture({"replicas": measured[0]})
 # them once.
 #
 # **Predict.** ZeRO-1 is often drawn with another workflow: *all-reduce* the gradients, step, all-gather the
-# parameters. How many times as many bytes as the workflow above does that send? Write your number down as
+# parameters. How many times the bytes of the workflow above does it send? Write your number down as
 # `answer_2` in §8. You will measure it at the end of this section.
 #
-# **Build.** From outside your class is an optimizer (`step`, `zero_grad`). Inside it has an ordinary one,
-# which knows a single parameter: the shard.
+# **Build.** Seen from outside, your class is an optimizer (`step`, `zero_grad`). Inside, it has an ordinary
+# optimizer, which knows a single parameter: the shard.
 #
-# - `params`: all parameters of the model, as one gives them to `torch.optim`. This is often
-#   `model.parameters()`, an iterator that can be used only once, so make a list of it. Some may be frozen
-#   (`requires_grad` is False): those are not trained, but they get the first rank's values like all others.
+# - `params`: all parameters of the model, without parameter groups. Often `params` is `model.parameters()`,
+#   an iterator that can be used only once, so make a list of it. Some parameters may be frozen
+#   (`requires_grad` is False): those are not trained. All parameters, frozen ones too, get the values of the
+#   first rank of `group`, which need not be rank 0.
 # - A missing gradient counts as zeros: a rank need not use every part of the model.
 # - After the step keep no large tensor but the shard and the inner optimizer's state: the shard's gradient
 #   goes, too.
@@ -581,13 +584,14 @@ class Zero1Optimizer:
 # <details><summary>Hint: the inner optimizer</summary><code>shard = nn.Parameter(own.clone())</code> and
 # <code>optimizer_cls([shard], **defaults)</code>. Before its step, give it the mean:
 # <code>shard.grad = ...</code>. It never sees a parameter of the model.</details>
-# <details><summary>Hint: writing back</summary>Under <code>torch.no_grad()</code>, for each parameter in the same
-# order: <code>param.copy_(whole[offset : offset + param.numel()].view_as(param))</code>.</details>
+# <details><summary>Hint: writing back</summary>Under <code>torch.no_grad()</code>, for each parameter in the
+# same order: <code>param.copy_(whole[offset : offset + param.numel()].view_as(param))</code>.</details>
 #
 # **Check.** The check compares the values with those of one process on all data, and the bytes with the
 # formula. It also bounds the memory that the operating system counts for the process. In its lines P stands
 # for the bytes of the parameters in float32. Its memory runs use SGD with momentum: P is the weights, and
-# 2P/N is the shard and its momentum. A further P/N is the shard's gradient, which only the step needs.
+# 2P/N is the shard and its momentum. A further P/N is the shard's gradient, which only the step needs. After
+# backward the whole gradients are a further P.
 
 # %% nbgrader={"grade_id": "zero1_optimizer_check", "points": 14}
 report = check("04_zero/zero1_optimizer", Zero1Optimizer)
@@ -621,10 +625,11 @@ def show(name, make, expected, world_size=4, **options):
 measured[1] = show("ZeRO-1", zero1, {"after backward": 8 + 12 / 4, "after step": 4 + 12 / 4})
 
 # %% [markdown]
-# The bytes above the expected value are inputs and activations.
+# The bytes above the expected value are inputs and targets.
 #
-# **Break it.** Notebook 03 ends with `DistributedDataParallel` around every model. Keep it there, and give
-# its parameters to your optimizer. Will the values still be right? Which line of the check would notice?
+# **Break it.** In practice the replicas of notebook 03 stand in `DistributedDataParallel`. Keep the model in
+# it, and give the model's parameters to your optimizer. Will the values still be right? Which line of the
+# check would notice?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -644,7 +649,7 @@ _ = show("under DDP", under_ddp, {"after step": 4 + 12 / 4})
 #
 # **In production.** PyTorch has `torch.distributed.optim.ZeroRedundancyOptimizer`, for use under
 # `DistributedDataParallel`. DDP averages all gradients, as it always does; the optimizer then broadcasts each
-# rank's part. Which workflow is that?
+# rank's part of the new parameters. Which workflow is that?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -704,8 +709,8 @@ if ours and theirs:
 # %% [markdown]
 # PyTorch's optimizer gives the same values and sends one and a half times the bytes. It follows the other
 # workflow, because DDP was there first. That workflow has one advantage: its all-reduce runs *during*
-# backward, and yours waits until the step. ZeRO-2 will not have to wait. (DeepSpeed's stage 1 and
-# Megatron-LM's distributed optimizer do as you do: they reduce-scatter the gradients.)
+# backward, and your reduce-scatter waits until the step. ZeRO-2 will not have to wait. (DeepSpeed's stage 1
+# and Megatron-LM's distributed optimizer do as you do: they reduce-scatter the gradients.)
 #
 # **On this machine.** For a built-in collective the ledger *books* the fewest bytes that any algorithm must
 # send, here 1 unit for the reduce-scatter and 1 for the all-gather. That is why the booked bytes can be
@@ -713,10 +718,10 @@ if ours and theirs:
 # has no reduce-scatter of its own. It makes an all-reduce and throws (N−1)/N of the sum away: 2 on the wire
 # (notebook 02 §2). NCCL sends the bytes that are booked.
 #
-# The ring that you wrote in notebook 02 sends the bytes that are booked, on gloo too, and takes the same
-# arguments as PyTorch's functions. The next cell puts the ring in their place, but only in ranks that end
-# with the cell, so nothing stays changed. Linux counts the bytes of every connection. What do you expect on 2
-# and on 4 ranks, with PyTorch's functions and with the ring?
+# The ring that you wrote in notebook 02 sends the bytes that are booked, on gloo too, and is called as
+# PyTorch's functions are, but without `op` and `async_op`. The next cell puts the ring in their place, but
+# only in ranks that end with the cell, so nothing stays changed. Linux counts the bytes of every connection.
+# What do you expect on 2 and on 4 ranks, with PyTorch's functions and with the ring?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -778,7 +783,8 @@ for world_size in (2, 4):
 # ring it sends 2. The library's classes take such functions as arguments: `Zero1Optimizer(...,
 # reduce_scatter=ring.reduce_scatter, all_gather=ring.all_gather)`. (Linux counts everything on the
 # connection, even the bytes that TCP had to send again: a few hundredths more.) Stages 2 and 3
-# reduce-scatter, too, so the ring saves bytes there as well: try `over_the_ring(zero2)` after §4.
+# reduce-scatter, too, so the ring saves bytes there as well: try `over_the_ring(zero2)` in this cell after
+# §4, if yours passes no `async_op`.
 #
 # <details><summary>In the lectures</summary>Lecture 001 draws ZeRO-1 with the all-reduce. Lecture 004 has the
 # reduce-scatter.</details>
@@ -814,12 +820,12 @@ memory_picture(drawn)
 # %% [markdown]
 # The floor is lower: m and v are 8/4 bytes now. In the replica's picture the bars of backward rise like
 # stairs; here they have become a plateau, since the library keeps one row for all gradients from step to
-# step: 4 of weights + 4 of gradients + 8/4 of state = 10 bytes throughout. (In an optimizer that makes its
-# row anew in each step, the bars climb from 6 to 10. Yours keeps 4/4 more than the library's all the time:
-# your shard is a copy, and the library's is a part of the row in which the weights lie.) Either way all
-# gradients stay until the step, though each rank will read only 1/N of them. So send them off while backward
-# produces them: when the gradients of some neighbouring parameters (a *bucket*) are there, reduce-scatter
-# them, keep your own shard, and free the rest. The full gradient never exists.
+# step: 4 of weights + 4 of gradients + 8/4 of state = 10 bytes throughout. (If the library made this row anew
+# in each step, the bars would climb from 6 to 10. If your optimizer does so, its bars climb from 7 to 11. It
+# keeps 4/4 more, because your shard is a copy; the library's shard is a part of the row in which the weights
+# lie.) Either way all gradients stay until the step, though each rank will read only 1/N of them. So send
+# them off while backward produces them: when the gradients of some neighbouring parameters (a *bucket*) are
+# there, reduce-scatter them, keep your own shard, and free the rest. The full gradient never exists.
 #
 # **Predict.** How much does a rank keep now, after backward? What is the peak, with buckets of B bytes?
 #
@@ -828,12 +834,12 @@ memory_picture(drawn)
 #
 # Over K microbatches no rank keeps full gradients in which those of the next microbatch could add up, so
 # every microbatch is reduce-scattered. How many times as many bytes as ZeRO-1 does ZeRO-2 then send? That is
-# `answer_3` in §8. (ZeRO-2 is often called ZeRO-1 with less memory. That holds for one microbatch.)
+# `answer_3` in §8. (ZeRO-2 is often called ZeRO-1 with less memory. This is true for one microbatch.)
 #
 # **Build.** Each bucket has its own row, its own zeros and its own shard; the inner optimizer gets the
 # list of shards. Backward runs from the last layer to the first: fill the buckets in reverse order.
 #
-# Three rules make the order right on all ranks.
+# Three rules make the result right on all ranks.
 # 1. Buckets leave *in order*. Gradients may arrive in another order on another rank, and some may not arrive
 #    at all; a bucket that is full before its turn waits.
 # 2. When backward ends, send the buckets that have not been sent yet: a missing gradient counts as zeros.
@@ -1014,11 +1020,11 @@ memory_picture(drawn)
 # | backward: reduce-scatter its gradients, keep this rank's shard | partial | sharded | 1 |
 # | step: on the shards. The next forward gathers them | sharded | sharded | 0 |
 #
-# Together they send 3 units of traffic instead of 2: half as much again. For that a rank keeps 16P/N bytes
-# instead of 16P.
+# Together they send 3 units of traffic instead of a replica's 2: half as much again. In return a rank keeps
+# 16P/N bytes instead of a replica's 16P.
 #
-# **Predict.** On 64 GPUs a model of 7B needs 1.75 GB, and one block at a time beside it. How large is one of
-# its 32 blocks? (7B / 32 · 2 bytes = 0.44 GB.)
+# **Predict.** On 64 GPUs a model of 7B needs 1.75 GB on each, and one block at a time beside that. How large
+# is one of its 32 blocks? (7B / 32 · 2 bytes = 0.44 GB.)
 #
 # The hard part is to *free* the weights. A tensor is a view of a *storage*, which is the memory itself, and
 # autograd has kept views of the weights for the backward. If you give `param.data` another tensor, autograd
@@ -1038,13 +1044,13 @@ print("again:", view)
 # **Build a unit first.** A `Unit(params)` does all the work for one block. The module of the next exercise is
 # then a list of units and the hooks that call them. The check asks this of a unit:
 #
-# - All of `params` are trained, or all are frozen. They get the first rank's values, in one row as in §2.
-#   The unit keeps this rank's part of the row as `shard`, an `nn.Parameter`, frozen if they are.
+# - All of `params` are trained, or all are frozen. They get the first rank's values, in one row as in §2. The
+#   unit keeps this rank's part of the row as `shard`, an `nn.Parameter`, which is frozen if `params` are.
 # - `gather()` makes every parameter whole, in its shape, with the values that the shards hold *now*: the
 #   optimizer may have changed them since the last `gather()`. A second `gather()` without a `free()` in
 #   between sends nothing.
 # - `free()` gives the memory back. The parameters and every view that autograd keeps of them stay views of
-#   the storage, which is empty until the next `gather()`. In a new unit the storage is empty, too.
+#   one storage, which is empty until the next `gather()`. In a new unit this storage is empty, too.
 # - `reduce()` is called when the parameters' gradients are there. It adds the mean over the ranks to
 #   `shard.grad` and sets the gradients of the parameters to None. A missing gradient counts as zeros.
 # - Between uses a rank holds its shard and the shard's gradient. No attribute keeps a copy of a whole row of
@@ -1125,11 +1131,12 @@ report.points(7)
 # %% [markdown]
 # **Build the module.** The check asks this of your class:
 #
-# - The module has `blocks`, an `nn.ModuleList`; each block is a *unit*. All other parameters, and those
-#   that two blocks share (tied weights), form one more unit, which is whole during the forward and the
-#   backward of the whole module. A block may stand in the list twice.
+# - The module has `blocks`, an `nn.ModuleList`; the parameters of each block are a *unit*. All other
+#   parameters, and those that two blocks share (tied weights), form one more unit, which is gathered for the
+#   forward of the whole module, and again for its backward. A block may stand in the list twice.
 # - `parameters()` gives this rank's flat shards, and any torch optimizer can be made of them. A unit is
-#   frozen or trained as a whole: a block with frozen and with trained parameters has two units.
+#   frozen or trained as a whole: a block with frozen and with trained parameters has two units. The
+#   same holds outside the blocks.
 # - After backward, `shard.grad` holds the mean over the ranks; several backwards add up. A gradient that is
 #   missing on all ranks counts as zeros. (If it were missing on some ranks only, the ranks would reduce units
 #   in different orders, as in §4: the check does not try that.)
@@ -1142,10 +1149,10 @@ report.points(7)
 # - All ranks start with the first rank's values. All of them run the same blocks in the same order.
 #
 # Your tools are `register_forward_pre_hook` and `register_forward_hook` of a module;
-# `output.register_hook(f)` of its output, which calls `f(grad)` when the gradient of that output is there,
-# just before the module's backward; `register_post_accumulate_grad_hook` of a parameter; and
-# `after_backward`. The hooks call your `Unit`, or another class in its place: the check looks at the module
-# alone.
+# `output.register_hook(f)` of its output, here always one tensor, which calls `f(grad)` when the gradient of
+# that output is there, just before the module's backward; `register_post_accumulate_grad_hook` of a
+# parameter; and `after_backward`. The hooks call your `Unit`, or another class in its place: the check looks
+# at the module alone.
 
 
 # %% nbgrader={"grade_id": "zero3_module", "solution": true}
@@ -1271,13 +1278,13 @@ memory_picture({f"ZeRO-{stage}" if stage else "replicas": run for stage, run in 
 # %% [markdown]
 # These are your own four stages. Stage 3 is highest when backward enters the first block. The rank then holds
 # 12/4 bytes of shard, m and v; 7/8 of the 4/4 bytes of gradients, since seven of the eight blocks have
-# theirs; and 4/8 for one whole block. Together that is 4.38. The measurements miss stage 2's bucket: it comes
-# and goes between two of them.
+# theirs; and 4/8 for one whole block. Together they are 4.38; inputs, targets and activations come on top.
+# The measurements miss stage 2's bucket: it comes and goes between two of them.
 #
 # Here are the four stages in one picture. The left half is 7B on 8 GPUs in mixed precision; the numbers are
-# your `memory_per_rank`'s. The right half is 4 ranks in float32: the bars are the formula, and the dots are
-# your own runs. The formula has 4 bytes of weights, 4 of gradients, and 8 of state, or 12 if the shard is a
-# copy.
+# your `memory_per_rank`'s. The right half is float32 on 4 ranks, and on one rank for replicas: the bars are
+# the formula, and the dots are your own runs. The formula has 4 bytes of weights, 4 of gradients, and 8 of
+# state, or 12 in stages 1 and 2, where the shard is a copy.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 FLOAT32 = {0: 16.0, 1: 8 + 12 / 4, 2: 4 + 16 / 4, 3: 16 / 4}  # bytes a parameter, after backward
@@ -1405,14 +1412,15 @@ if ours and theirs:
 #
 # **In numbers.** 7B on one GPU, stage 2 with offload: 14 GB stay. Over PCIe 4.0 (32 GB/s each way) the 14 GB
 # of gradients go down in 0.44 s, and the 14 GB of weights come up in the same time. You may read that offload
-# trains 10B at 0.1 to 0.2 tokens a second and GPU. But ZeRO-Offload measured 40 TFLOP/s on one V100 at 10B. A
-# token costs 6P FLOPs in forward and backward, and 8P if the activations are computed again: 80e9 for 10B. So
-# the measured speed is 40e12 / 80e9 = 500 tokens a second: 2,500 times as many or more.
+# trains 10B at 0.1 to 0.2 tokens a second on each GPU. But ZeRO-Offload measured 40 TFLOP/s on one V100 at
+# 10B. A token costs 6P FLOPs in forward and backward, and 8P if the activations are computed again: 80e9 for
+# 10B. So the measured speed is 40e12 / 80e9 = 500 tokens a second: 2,500 to 5,000 times as many.
 #
 # **Measure.** The library's `Zero1Optimizer` takes `offload="cpu"`, or a folder. With a folder the shard and
-# its state lie in a file that is mapped into memory (§9 says more). The optimizer still sees tensors, but
-# their pages are the file's: the operating system writes them to disk when it needs room, and reads them
-# again when they are used. On a CPU, `"cpu"` changes nothing, so here is the file:
+# its state lie in files that are mapped into memory (§9 says more). The optimizer still sees tensors, but
+# their pages are the files': the operating system writes them to disk when it needs room, and reads them
+# again when they are used. On a CPU, `"cpu"` changes nothing, so here are the files. `MappedFile(folder)` is
+# the folder, and counts its bytes:
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1445,7 +1453,7 @@ if run:
         )
 
 # %% [markdown]
-# The file holds 12 bytes a parameter: shard, m and v. The step itself has not changed by a line.
+# The files hold 12 bytes a parameter: shard, m and v. The step itself has not changed by a line.
 #
 # **In production.** `CPUOffloadPolicy` in FSDP2, `CPUOffload` in FSDP1. The host's memory should be pinned
 # (page-locked), or copies make the GPU wait. The host's optimizer should be a vectorised one (DeepSpeed's
@@ -1497,7 +1505,7 @@ config = json.loads("""
 # | `stage3_prefetch_bucket_size` | the amount that is gathered ahead, in elements: notebook 05 |
 # | `stage3_param_persistence_threshold` | parameters with fewer elements are never freed: biases and norms. That saves one message for each, and costs the memory of all of them |
 #
-# The next cell makes our arguments from DeepSpeed's:
+# The next cell makes the arguments of the library's classes from DeepSpeed's:
 
 
 # %%
@@ -1526,9 +1534,9 @@ except ValueError as error:
 # %% [markdown]
 # Many configurations also have `"fp16": {"loss_scale": 0, ...}`, which is dynamic loss scaling (notebook 09).
 # And which stage do you take? Take the lowest that fits. Stage 1 sends no byte more than replicas. Stage 2
-# sends none more as long as you do not accumulate gradients. Stage 3 sends half as much again, in every
-# forward and backward. If the activations of a model are too large, stage 3 does *not* help: they are not
-# sharded at all.
+# sends none more as long as you do not accumulate gradients. Stage 3 sends 3 units for every forward and
+# backward; replicas send 2 for a step. If the activations of a model are too large, stage 3 does *not* help:
+# they are not sharded at all.
 #
 # <details><summary>In the lectures</summary>The configuration is lecture 001's, which calls it ZeRO-Offload.
 # The one with <code>"fp16"</code> is lecture 002's.</details>
@@ -1598,8 +1606,8 @@ report.points(6)
 # | time | 20 minutes |
 # | extra credit | 3 points, on top of the 60. You lose nothing if you skip it |
 #
-# In §6 the library put the optimizer's state into a file. Now you write the code for that, for any optimizer,
-# and then use it in your own `Zero1Optimizer`. No line of yours reads or writes the file, because it is
+# In §6 the library put the optimizer's state into files. Now you write such code, for any optimizer, and then
+# use it in your own `Zero1Optimizer`. No line of yours reads or writes the file, because the file is
 # *mapped*. Its pages appear in the process's address space; the first touch of a page reads it from the disk,
 # and a page that was written goes back to the disk when the operating system wants the room. A tensor in
 # these pages works like any other:
@@ -1620,15 +1628,16 @@ with tempfile.TemporaryDirectory() as folder:
 # `shared=False` is a trap: the first write to a page makes a private copy of it, in memory, and the file
 # never gets the new values.
 #
-# **Predict.** 7B parameters on one GPU, 12 bytes of state each, on an NVMe disk that reads and writes 6 GB/s.
-# How long does the optimizer's step take at least? How many tokens must a step hold so that the disk takes no
-# more than a tenth of its time, on an A100 that computes at 40 % of its 312 TFLOP/s?
+# **Predict.** 7B parameters on one GPU, 12 bytes of state each, on an NVMe disk that reads 6 GB/s and writes
+# 6 GB/s. How long does the optimizer's step take at least? How many tokens must a training step hold so that
+# the optimizer takes no more than a tenth of the step's time, on an A100 that computes at 40 % of its 312
+# TFLOP/s?
 #
 # <details><summary>After you have said it</summary>84 GB are read and 84 GB written: 14 s + 14 s, or 14 s if
 # both go on at once. Ten times 28 s is 280 s, and in 252 s of them the GPU computes, 6P FLOPs a token: 252 ·
 # 0.4 · 312e12 / (6 · 7e9) = 750,000 tokens. This does not pay on one GPU. On 64 GPUs, each with its own disk
-# and shard, the step takes 0.44 s and needs about 12,000 tokens a GPU: ZeRO-Infinity lives on <i>sharded</i>
-# states.</details>
+# and shard, the optimizer takes 0.44 s, and a training step needs about 12,000 tokens a GPU: ZeRO-Infinity
+# lives on <i>sharded</i> states.</details>
 #
 # **Build.** Your function returns a class of optimizers. In its first step, in which the states are made,
 # such an optimizer moves them into files, and then goes on as if nothing had happened. Move only tensors with
@@ -1737,7 +1746,7 @@ with tempfile.TemporaryDirectory() as folder:
 # %% [markdown]
 # 4 bytes of weights stay, and 4/2 of the shard, the copy on which the optimizer works. m and v of half the
 # parameters, 2 · 4 / 2 bytes, are gone. To be exact: while there is room, their pages reside in memory as
-# before. But the operating system may take these pages back at any time, but not those of the other tensors.
+# before. But the operating system may take these pages back at any time; those of the other tensors stay.
 #
 # **In production.** DeepSpeed's `"offload_optimizer": {"device": "nvme", "nvme_path": ...}` does not map
 # files: it reads and writes them by itself, asynchronously, in large pieces, and each piece ahead of the step
@@ -1785,11 +1794,12 @@ Scorecard(rows, unit=4 * P, flops_alone=alone)
 # %% [markdown]
 # Read it row by row. The optimizer's work is done four times by replicas and once by ZeRO (the 0.02 in its
 # 1.02 are the divisions by N); with more samples the difference is small beside forward and backward. Stage 1
-# removes most of the redundancy, and sends no byte more. Each later stage buys memory: stage 2 with bytes for
-# every further microbatch, stage 3 with one more gather. None of them splits the *computation* of a layer:
-# every rank still computes whole layers on its own part of the batch. So the activations stay as they were,
-# and so does the smallest possible batch, one sample a rank. Tensor parallelism (notebook 06) splits this
-# computation.
+# brings 4 M down to 2.75, and sends no byte more. (In mixed precision it saves three quarters of what stage 3
+# saves: §1.) Each later stage buys memory: stage 2 with one more reduce-scatter for every further microbatch,
+# stage 3 with one more gather, and two more for every further microbatch. None of them splits the
+# *computation* of a layer: every rank still computes whole layers on its own part of the batch. So the
+# activations stay as they were, and so does the smallest possible batch, one sample a rank. Tensor
+# parallelism (notebook 06) splits this computation.
 #
 # **You have built** ZeRO in three stages, and know how much each of them keeps and sends.
 #
