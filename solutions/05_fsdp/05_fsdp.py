@@ -4,8 +4,9 @@
 # **How is ZeRO-3 made fast, and how do PyTorch and DeepSpeed do it?**
 #
 # Notebook 04 ended with 16P/N bytes on each rank, and with a bill: ZeRO-3 sends 3 units of traffic instead
-# of 2, and a rank *waits* for every one of them. In slow motion, on two ranks, a step with 480 ms of
-# arithmetic takes twice as long. The sum of the bytes has to stay. Only their *order* can change.
+# of 2, and a rank *waits* for every message. In slow motion, on two ranks, a step with 480 ms of
+# arithmetic takes twice as long. With 16P/N bytes on a rank the sum of the bytes that it sends has to
+# stay. Only their *order* can change.
 #
 # So here the order becomes a thing that you can hold: a list of actions. You generate it, validate it,
 # simulate it, draw it, and then run it on real ranks. At the end you read the same list out of PyTorch's
@@ -28,7 +29,7 @@
 # | 5 Islands: hybrid sharding | 25 | 8 | 4 |
 # | 6 One norm from N shards | 10 | 4 | |
 # | 7 In production | 25 | | all |
-# | 8 Questions | 10 | 6 | all |
+# | 8 Questions | 10 | 6 | 1 to 5 |
 # | 9 Optional: gather in 8 bits | 25 | 4 extra | 4 |
 
 # %% [markdown]
@@ -36,16 +37,16 @@
 #
 # | | |
 # |---|---|
-# | N, P, K | ranks; parameters; microbatches whose gradients add up before a step |
+# | N, P, K | ranks (n in the code); parameters; microbatches whose gradients add up before a step |
 # | unit | parameters that are gathered and freed together, usually a block; the *root* is the unit of all parameters outside the blocks |
-# | whole | a unit is whole on a rank from its gather until it is freed |
-# | reshard | free a unit, so that each rank holds its shard alone |
+# | whole | a unit is whole on a rank from its gather until it is freed; a number of whole units includes those whose gather is under way |
+# | reshard | free a unit, so that each rank holds only its shard |
 # | wire | the connection between the ranks; it carries one message after the other |
-# | hidden | a message is hidden while the rank computes meanwhile |
-# | exposed | time in which a rank waits for a message and computes nothing |
+# | hidden | a message is hidden if the rank computes meanwhile |
+# | exposed | not hidden; exposed time is time in which the rank waits for a message and computes nothing |
 # | prefetch | to gather a unit before it is needed |
 #
-# One *unit of traffic* is, as in notebook 04, (N−1)/N · P elements: the bytes that each rank sends in one
+# One *unit of traffic* is, as in notebook 04, (N−1)/N · P elements: as many as each rank sends in one
 # all-gather or one reduce-scatter of all P parameters.
 
 # %%
@@ -88,10 +89,10 @@ Group = dist.ProcessGroup | None  # None is the group of all ranks
 #
 # `slow_motion` runs training steps of several models on two ranks. It imitates a cluster, as notebook 03
 # did: the forward of a block takes 20 ms, its backward 40 ms, and the wire carries 6.6 MB/s, so that a
-# gather or a reduce-scatter of a block takes 21 ms. None of them needs a core, and so the times mean nearly
-# the same on every machine. Ranks, tensors and the order of events are real. The result is, for each model,
-# its fastest step: the milliseconds, and a list of events. `events_picture` draws the events in two rows,
-# the arithmetic and the wire.
+# gather or a reduce-scatter of a block takes 21 ms on average. A rank sleeps through these times and needs
+# no core for them, so that they are nearly the same on every machine. Ranks, tensors and the order of
+# events are real. The result is, for each model, its fastest step: the milliseconds, and a list of events.
+# `events_picture` draws the events in two rows, the arithmetic and the wire.
 
 # %%
 WIDTH, HIDDEN, DEPTH = 128, 256, 8
@@ -333,23 +334,24 @@ for name, (took, events) in run.items():
     )
 
 # %% [markdown]
-# At no moment do both rows work. Each of the eight blocks waits for three messages of 21 ms: 8 · 60 ms of
-# arithmetic and 24 · 21 ms on the wire are 480 + 504 = 984 ms. But a GPU computes with its tensor cores and
-# sends with its network card. Both could work all the time, and then the step would take little more than
-# 504 ms.
+# At no moment do both rows work. For each of the eight blocks the rank waits for three messages of 21 ms:
+# 8 · 60 ms of arithmetic and 24 · 21 ms on the wire are 480 + 504 = 984 ms. But a GPU computes with its
+# tensor cores and sends with its network card. Both could work all the time, and then the step would take
+# little more than 504 ms.
 #
-# When can the arithmetic hide the wire at all? Take one unit with P parameters and a rank with T tokens.
-# While the rank computes a unit's forward, the next unit's weights arrive.
+# When can the arithmetic hide the wire at all? Take one unit and a rank with T tokens. Here P counts the
+# parameters of this unit, and n the ranks. While the rank computes a unit's forward, the next unit's
+# weights arrive.
 #
 # | | on the GPU | on the wire, each rank |
 # |---|---|---|
 # | forward of one unit | 2 P T FLOPs | (n−1)/n · P · itemsize bytes: a gather |
 # | backward of one unit | 4 P T FLOPs | a gather, and a reduce-scatter of the gradients |
 #
-# **Predict.** Three functions. `hides_from` gives the T from which on the forward of a unit takes at least
-# as long as the gather of the next one. `each_way` is the bandwidth of a rank in bytes a second, in one
-# direction. (Data sheets often print two directions added up, or bits: notebook 02.) How does T grow with
-# P?
+# **Predict.** You write three functions. `hides_from` gives the T from which on the forward of a unit
+# takes at least as long as the gather of the next one. `each_way` is the bandwidth of a rank in bytes a
+# second, in one direction. (Data sheets often print two directions added up, or bits: notebook 02.) How
+# does T grow with P?
 #
 # `fsdp_bytes` counts a whole step with K microbatches. FSDP's default gathers twice and reduces once for
 # every microbatch. Three settings send less and keep more in memory:
@@ -361,7 +363,8 @@ for name, (took, events) in run.items():
 # | `"weights between"` | and whole weights, from a backward to the next forward | gather for backward, since weights are freed after forward; the first one gathers for forward, too; the last one reduces |
 # | `"weights"` | and weights are not freed after forward either | nothing; the first one gathers once, the last one reduces |
 #
-# `reshard=False` is about the first two rows: there a microbatch gathers once and not twice.
+# With `reshard=False` weights are not freed after forward: in the first two rows a microbatch gathers once
+# and not twice, and the third row becomes the fourth.
 #
 # And `unit_bytes` says how large a unit is: a block, and the root, which holds all the rest. Take the sizes
 # from `GPTConfig`: `layers`, `width`, `vocab_size`, `mlp_width` and so on.
@@ -480,10 +483,10 @@ said(crossing)
 
 # %% [markdown]
 # T does not depend on P: a deeper or a wider model hides its messages neither better nor worse. The number
-# of tokens decides, and the link. Inside a node one sequence of 1,024 tokens is enough. Between nodes a GPU
-# needs two sequences of 4,096, or a smaller group of ranks that shard: §5. In backward the arithmetic
-# doubles, and so does the traffic, as long as gradients travel in 16 bits: the same T. With float32
-# gradients 6 bytes stand against 4 FLOPs, and T grows by half.
+# of tokens decides, and the link. Inside a node one sequence of 1,024 tokens is enough. Between nodes a
+# GPU needs two sequences of 4,096, or groups of ranks that shard inside a node: §5. In backward the
+# arithmetic doubles, and so does the traffic, as long as gradients travel in 16 bits: the same T. With
+# float32 gradients 6 bytes stand against 4 FLOPs, and the T of backward is 1.5 times that of forward.
 #
 # Then your bytes, beside PyTorch's FSDP. The model is the `Network` above with a small head, in float32 (so
 # `weights=4, gradients=4`), with four microbatches a step on four ranks.
@@ -529,12 +532,12 @@ for keep, (_, operations) in several(accumulated, {keep: (keep,) for keep in KEE
 
 # %% [markdown]
 # The few hundredths that are missing belong to the root. PyTorch keeps it whole between forward and
-# backward, since backward begins with it: it is gathered once in a microbatch, and not twice.
+# backward, since backward begins with it: it is gathered at most once in a microbatch, and not twice.
 #
 # From 12 units to 2 without a change of the values: 6 times less. The price is memory. `"gradients"` costs
-# the full gradients on each rank, in the dtype of the reduction, and `"weights"` the weights besides. That
-# is stage 1 of ZeRO, with 2P + 2P or more bytes on each rank. So FSDP is a family of strategies: a tensor
-# that you keep need not be sent again.
+# the full gradients on each rank, in the dtype of the reduction, and `"weights"` the weights besides.
+# `keep="weights"` is stage 1 of ZeRO: weights and gradients are whole, 2P + 2P or more bytes on each rank.
+# So FSDP is a family of strategies: a tensor that you keep need not be sent again.
 #
 # **Break it.** NVIDIA's data sheet says that an H100 has 900 GB/s of NVLink. Put that into `hides_from`:
 
@@ -543,7 +546,7 @@ for each_way in (900e9, 450e9):
     print(f"{each_way / 1e9:.0f} GB/s: {text_of(said(hides_from, 8, SPEED, each_way))} tokens")
 
 # %% [markdown]
-# The 900 count both directions, so that `hides_from` gives half of the tokens that it takes. With so few
+# The 900 count both directions, so that `hides_from` gives half of the tokens that are needed. With so few
 # tokens half of each gather stays exposed.
 #
 # **In production.** Zhao et al. trained a GPT of 175B with PyTorch FSDP on up to 512 A100s: more than 173
@@ -571,13 +574,13 @@ for each_way in (900e9, 450e9):
 # A program that runs forward and backward issues actions, one after the other. There are five kinds:
 # `("gather", i)`, `("forward", i)`, `("free", i)`, `("backward", i)` and `("reduce", i)`. Two *lanes*
 # execute them. The *compute* lane does the forwards and backwards, the *wire* the gathers and reductions,
-# each in the order of the list. A forward or backward waits until its unit has been gathered. A gather does
-# not begin before all computations that stand before it in the list are over: a host that computes issues
-# nothing meanwhile, and on a GPU the memory has to be free first. A reduce waits for its backward, and for
-# the reduce before it, whose buffer it takes.
+# each in the order of the list. A free takes no time. A forward or backward waits until its unit has been
+# gathered. A gather or a reduce does not begin before all computations that stand before it in the list
+# are over: a host that computes issues nothing meanwhile, and on a GPU the memory that a gather needs
+# has to be free first. A reduce waits for the reduce before it, too, whose buffer it takes.
 #
-# So the list does not say at what time an action happens. Two clocks do: `simulate` finds the times if you
-# say how long an action takes, and real ranks, in §3. Here is the step of §1 as a list, and simulated:
+# So the list does not say at what time an action happens. Two clocks do: `simulate`, if you say how long
+# each action takes, and the real ranks of §3. Here is the step of §1 as a list, and simulated:
 
 # %% tags=["skip-in-grading"]
 from course_lib.fsdp import Times, lanes, simulate, violation
@@ -590,10 +593,10 @@ lanes(as_in_04, SLOW, "nothing ahead")
 
 
 # %% [markdown]
-# **Predict.** Take eight units, in which a forward lasts 20 ms, a backward 40, a gather 20 and a reduce 20.
-# How long is the step, and how many units are whole at once, (a) if nothing is gathered ahead, (b) if one
-# unit is, (c) two, (d) all of them? From (b) on the last unit stays whole between forward and backward.
-# Write down four times and four numbers. The cell below your schedule answers.
+# **Predict.** Take eight units, in which a forward lasts 20 ms, a backward 40, a gather 20 and a
+# reduce 20. How long is the step, and how many units are whole at once, at most, (a) if nothing is
+# gathered ahead, (b) if one unit is, (c) two, (d) all of them? From (b) on the last unit stays whole between
+# forward and backward. Write down four times and four numbers. The cell after the check answers.
 #
 # **Build.** Write the generator. The rules:
 #
@@ -703,11 +706,14 @@ one_ahead = made()
 lanes(one_ahead, SLOW, "your list, one ahead", until=984) if one_ahead else None
 
 # %% [markdown]
-# In slow motion the step without prefetch takes 984 ms and the shortest one 529. Of these 455 ms one unit
-# ahead gains 443, with two units whole at once and not eight. (A model that prefetches everything is a
-# replica.) The rest has reasons that a list cannot change: the first gather and the last reduce have nothing
-# to hide behind, and a gather takes longer than a block's forward, 21 against 20 ms, so that the arithmetic
-# waits a millisecond for each unit. That is the T of §1: more tokens would hide it.
+# In slow motion the step without prefetch takes 984 ms and the shortest one 529. Of the difference, 455
+# ms, one unit ahead gains 443 if the last unit is kept, with two units whole at once and not eight. (A
+# model that prefetches everything is a replica.) Two units ahead gain the other 12: with one ahead, a
+# backward of 40 ms does not quite hide a reduce and a gather, 42 ms. The shortest step is still 49 ms
+# longer than its arithmetic, for reasons that a list cannot change. The first gather and the last reduce,
+# 42 ms, have nothing to hide behind. In forward a gather takes longer than a block's computation, 21
+# against 20 ms, so that the arithmetic waits a millisecond for each of seven units. That is the T of §1:
+# more tokens would hide it.
 #
 # The next cell has sliders. Its durations come from §1, if you choose a model, tokens and a link. Look for
 # the numbers of tokens where the sentence above the picture changes. At 1,024 tokens over NVLink and one unit
@@ -746,14 +752,15 @@ lanes(late, SLOW, "the reduce first", until=984) if one_ahead else None
 # One line in the wrong place, and nearly two thirds of the gain are gone. The wire does one message after
 # the other, and the gather of the next unit queues behind a reduction for which nothing waits. So an
 # asynchronous reduce-scatter by itself is worth nothing, however natural it looks: the time that it saves
-# is lost again to the next gather. The FSDP paper gives the reason: in NCCL's one stream the reduce-scatter
-# blocks the next all-gather (§3.3.2). It measured 18 % of the speed of GPT-175B (figure 6b) for the order
-# of two lines.
+# is lost again to the next gather. The FSDP paper gives the reason: in NCCL's one stream the
+# reduce-scatter blocks the next all-gather (§3.3.2). With the gather first, its GPT-175B was 18 % faster
+# (figure 6b), by the order of two lines.
 #
 # **In production.** torchtitan, DeepSpeed and Megatron-LM run this list; each of them has knobs for its
-# arguments, which §7 compares. The FSDP paper limits the gathers in flight to two, for the memory of units
-# that arrive before the allocator can use the freed ones again: up to 5 times as fast on T5-11B, nothing on
-# another model, and 5 % slower on a third (§3.4.2, §5.3).
+# arguments. §7 compares those of PyTorch and DeepSpeed. The FSDP paper limits the gathers in flight to
+# two: otherwise units arrive before the allocator can use the memory of freed ones again. The limit made
+# T5-11B up to 5 times as fast, changed nothing on another model, and made a third 5 % slower (§3.4.2,
+# §5.3).
 #
 # <details><summary>In the lectures</summary>Lecture 001: "Pre-fetch parameters for layer i+1 while
 # computing layer i". In backward it is layer i − 1.</details>
@@ -771,26 +778,26 @@ lanes(late, SLOW, "the reduce first", until=984) if one_ahead else None
 # Now the list runs on ranks. A program that trains has no list, though: forward calls blocks, autograd
 # calls gradients, and your *hooks* issue the actions. It is 04's `Zero3Module` with gathers in flight. Its
 # units are the same: each of `module.blocks`, and the *root* with all other parameters (and those that two
-# blocks share), which is whole throughout.
+# blocks share), which is whole throughout the step.
 #
 # Storage is not the subject here, so you get a finished unit. Its tricks are those of notebook 04 §5:
 #
 # | | |
 # |---|---|
-# | `Unit(params, group)` | all trained or all frozen. They get the first rank's values; `unit.shard` is this rank's part, an `nn.Parameter`. The unit is not whole |
+# | `Unit(params, group)` | `params` are all trained or all frozen: a block with both kinds has two units. They get the first rank's values; `unit.shard` is this rank's part, an `nn.Parameter`. The unit is not whole |
 # | `unit.start()` | gives the parameters their memory and asks for the weights: the gather is in flight afterwards. Nothing happens if the unit is whole or on its way |
 # | `unit.wait()` | the weights are here afterwards. It starts the gather, if nothing did |
 # | `unit.free()` | gives the memory back. A unit whose gather is in flight must not be freed, and raises an error: wait first |
 # | `unit.drop()` | gives the memory back, too; if the gather is in flight, it waits before |
-# | `unit.reduce()` | takes the parameters' gradients, starts their reduce-scatter, and returns a function. Call that later: it waits, and adds the mean to `unit.shard.grad`. A frozen unit sends nothing |
+# | `unit.reduce()` | takes the parameters' gradients (each `.grad` is None afterwards), starts their reduce-scatter, and returns a function. Call that later: it waits, and adds the mean to `unit.shard.grad`. A frozen unit sends nothing |
 #
-# **Predict.** Eight blocks on four ranks, in float32, with the last block kept. How many units of traffic
-# does a step send? How many blocks are whole at once, at most? And how many rows of gradients (all gradients
-# of a block, as one tensor) does a rank hold at once?
+# **Predict.** Eight equal blocks on four ranks, in float32, one block ahead, with the last block kept. How
+# many units of traffic does a step send? How many blocks are whole at once, at most? And how many rows of
+# gradients (all gradients of a block, as one tensor) does a rank hold at once?
 #
 # <details><summary>Answer</summary>Two gathers and one reduction for each block, but one gather for the
-# last: 3 − 1/8 = 2.875. Two blocks, with one unit ahead. Two rows: the one that travels, and the one that
-# backward is filling.</details>
+# last: 3 − 1/8 = 2.875. Two blocks: the one that computes, and the one ahead. Two rows: the one that
+# travels, and the one that backward is filling.</details>
 #
 # **Build.** The check asks this of your class:
 #
@@ -799,13 +806,13 @@ lanes(late, SLOW, "the reduce first", until=984) if one_ahead else None
 # - In forward, units up to i + `forward_prefetch` are asked for *before* block i computes. In backward
 #   those down to i − `backward_prefetch` are asked for before block i computes its gradients, and so before
 #   the gradients of block i leave.
-# - With `reshard_after_forward` a block is freed after its forward, except that you may keep the last one.
-#   At most 1 + prefetch blocks are whole at once. After a backward no unit is whole. Between a forward and
-#   its backward the root may be, and the last block if you keep it.
+# - With `reshard_after_forward` a block is freed after its forward, except that you may keep the last one,
+#   and at most 1 + prefetch blocks are whole at once. After a backward no unit is whole. Between a forward
+#   and its backward the root may be, and the last block if you keep it.
 # - A reduce-scatter is waited for when the next one is to begin, and the last one at the end of backward.
 #   Every handle is waited for.
-# - All ranks gather in the same order. So the order must not depend on the data of a rank. All ranks run
-#   all blocks in the order of the list. A block may stand in the list twice.
+# - All ranks gather in the same order. So the order must not depend on the data of a rank. You may assume
+#   that all ranks run all blocks in the order of the list. A block may stand in the list twice.
 # - A forward under `torch.no_grad()` leaves no unit whole, and so does a forward in which a block raises an
 #   error: the next step works. Two forwards may come before one backward, that of the sum of their losses:
 #   each block then has two backwards in it.
@@ -1021,13 +1028,13 @@ events_picture({name: measured[name] for name in shown}) if shown else None
 
 
 # %% [markdown]
-# The picture is made of the program's own events, and it is the list's. The measured times lie a few per
-# cent above the simulated ones: copies, hooks, and a busy machine. One unit ahead brings the step close to
-# what more prefetch or more memory could buy.
+# The picture is made of the program's own events, and it looks like that of the list. The measured times
+# lie a few per cent above the simulated ones: copies, hooks, and a busy machine. One unit ahead brings the
+# step close to what more prefetch or more memory could buy.
 #
 # And without slow motion? On this machine the ranks compute on the cores that also copy their messages, so
-# that little can overlap. `fully_shard` waits for each message on a CPU. The ratios say how much each
-# module costs besides, and they change from run to run:
+# that little can overlap. (`fully_shard` even waits for each message on a CPU.) The ratios of the next
+# cell say how much each setting costs in copies and hooks, and they change from run to run:
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 AS_IT_IS = {
@@ -1042,7 +1049,7 @@ for name, (took, _) in plain.items():
 # %% [markdown]
 # **Break it**, in three ways. What do you expect of each?
 #
-# 1. All units are gathered ahead. How many bytes a parameter does a rank hold at most, compared with one
+# 1. All units are gathered ahead. How many blocks are whole at once on a rank, at most, compared with one
 #    unit ahead?
 # 2. Rank 1 skips block 3, as a model with layer drop or with a mixture of experts might.
 # 3. Rank 1 does not reshard, rank 0 does.
@@ -1098,11 +1105,12 @@ for body in (skips, disagrees):
 
 # %% [markdown]
 # <details><summary>After you have run it</summary>1. All eight blocks are whole, as in a replica, and the
-# step takes as long as with two units ahead. 2. and 3. The ranks gather in different orders: one asks for a
-# unit while the other asks for the next one, or reduces. Here the sizes differ, so that the mistake ends
-# with a sentence. With blocks of equal size rank 1 would compute with another block's weights, and nothing
-# would say so. A collective has no name: <i>all ranks call the same ones in the same order</i> is the only
-# rule that tells them apart.</details>
+# step takes as long as with two units ahead. 2. and 3. The ranks gather in different orders: one asks for
+# a unit while the other asks for the next one, or reduces. The course's ledger compares each collective
+# with those of the other ranks, so that the mistake ends with a sentence. Without a ledger the ranks may
+# hang. Or two gathers of equal size meet: then a rank computes with another block's weights, and nothing
+# says so. A collective has no name: <i>all ranks call the same ones in the same order</i> is the only rule
+# that tells them apart.</details>
 #
 # **In production.** A GPU has *streams*. FSDP2 gathers on one stream, reduces on another, and computes on a
 # third, with events between them: `unit.wait()` makes the compute stream wait, and the host goes on. That
@@ -1146,8 +1154,8 @@ for count in range(1, 513):
 
 # %% [markdown]
 # A ring adds the gradients of N ranks one after the other, just like this loop. The next picture has
-# normally distributed gradients in place of ones, and three ways to add them. The error is that of the sum's
-# elements over their size.
+# gradients that are normally distributed around 1 in place of ones, and three ways to add them. The error
+# is the norm of the sum's error over the norm of the sum.
 
 
 # %% tags=["skip-in-grading"]
@@ -1190,13 +1198,16 @@ axes.legend(frameon=False, fontsize=8)
 figure
 
 # %% [markdown]
-# In a ring the error grows with the ranks: 512 ranks lose 2 % of each element, in every step. In a tree it
-# stays, since a tree adds numbers of like size; but you do not choose the algorithm that the library takes.
-# In float32 nothing is left but the rounding of each single gradient, and that averages out.
+# In a ring the error grows with the ranks: with 512 ranks the sum is off by 2 %, in every step. In a tree
+# it hardly grows, since a tree adds numbers of like size; but you do not choose the algorithm that the
+# library takes. In float32 nothing is left but the rounding of each single gradient, and that averages
+# out.
 #
-# **Predict.** How many bytes does a parameter cost on the wire in one step with K = 1, in units of (N−1)/N:
-# all in float32; weights in bfloat16 and gradients in float32; all in bfloat16? (12, 2 + 2 + 4 = 8, and 6:
-# `fsdp_bytes` says so, too.)
+# **Predict.** How many bytes does a parameter cost on the wire in one step with K = 1, in units of
+# (N−1)/N: all in float32; weights in bfloat16 and gradients in float32; all in bfloat16?
+#
+# <details><summary>Answer</summary>12, 2 + 2 + 4 = 8, and 6: <code>fsdp_bytes</code> says so,
+# too.</details>
 #
 # **Build.**
 
@@ -1260,7 +1271,7 @@ report.points(8)
 
 # %% [markdown]
 # **Measure.** Your two functions on four ranks, as a step would call them, and the error of the mean
-# against float64. Four bfloat16 numbers of like size add up in float32 without any rounding.
+# against float64.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1288,7 +1299,8 @@ for reduce_dtype in (torch.float32, torch.bfloat16):
         )
 
 # %% [markdown]
-# (Four numbers of 8 significant bits add up without an error in the 24 bits of a float32.)
+# (Four numbers of 8 significant bits and of like size add up without an error in the 24 bits of a
+# float32.)
 #
 # **Break it.** Why must `output` be in float32? Put the master into bfloat16, and take a hundred steps of
 # 1e-4 from a weight of 1.
@@ -1305,8 +1317,8 @@ for dtype in (torch.float32, torch.bfloat16):
 # more on it.)
 #
 # **In production.** `MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)` is your
-# pair of functions. Without `reduce_dtype` the reduction takes place in `param_dtype`. The ledger shows all
-# three:
+# pair of functions. Without `reduce_dtype` the reduction takes place in `param_dtype`. The ledger shows
+# both, and a step without a policy:
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1362,7 +1374,7 @@ for name, (ranks, operations) in several(by_policy, POLICIES).items():
 # | reduce-scatter | the g ranks of an island | (g−1)/g P |
 # | all-reduce of the shard's gradient | the r = N/g replicas of the shard | 2 (r−1)/r · P/g |
 #
-# Only the last row leaves an island, and it is small: a gth of the gradient, once a step.
+# Only the messages of the last row leave an island, and they are small: they carry a gth of the gradient.
 #
 # **Predict.** Two nodes of 4 GPUs. How many P leave node 0 in a step, (a) with full sharding over 8 ranks,
 # in a ring through both nodes, (b) with islands of 4? And how many bytes a parameter does each rank keep,
@@ -1424,8 +1436,8 @@ report.points(8)
 
 # %% [markdown]
 # **Measure.** The messages of a step, on eight ranks in two nodes of four. In each picture a row is a
-# sender, a column a receiver, and the number is in P; the frames are the nodes. A ring sends to its
-# neighbour alone. Compare the numbers outside the frames with your prediction.
+# sender, a column a receiver, and the number is in P; the frames are the nodes. In a ring a rank sends to
+# its neighbour alone. Compare the numbers outside the frames with your prediction.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1497,8 +1509,8 @@ written = said(plans)
 matrices(written) if written else None
 
 # %% [markdown]
-# **Break it.** Swap the roles: let the four ranks 0, 2, 4, 6 share a model, and 1, 3, 5, 7 another. All
-# values stay right. What leaves node 0 now?
+# **Break it.** Let neighbours be replicas: the four ranks 0, 2, 4, 6 share a model, and 1, 3, 5, 7
+# another. All values stay right. What leaves node 0 now?
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 interleaved = ([[0, 2, 4, 6], [1, 3, 5, 7]], [[0, 1], [2, 3], [4, 5], [6, 7]])
@@ -1513,6 +1525,7 @@ matrices(
 # dimensions.)
 #
 # **In production.** `fully_shard` takes a mesh of two dimensions: the first replicates, the second shards.
+# The bytes that a rank keeps are here those of its float32 weights alone.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1563,8 +1576,8 @@ for name, (ranks, operations) in several(with_mesh, MESHES).items():
 # | points | 4 |
 #
 # Large models clip their gradients: if the norm of the whole gradient exceeds `max_norm`, all of it is
-# scaled down to that norm. But no rank holds the whole gradient any more. Its square is a sum over
-# elements, though, and elements lie on exactly one rank each.
+# scaled down to that norm. But no rank holds the whole gradient any more. The square of the norm is a sum
+# over elements, though, and each element lies on exactly one rank.
 #
 # **Predict.** A model of 70B on 512 ranks. How many bytes must a rank send for the norm? How many if the
 # model is sharded in islands of 8?
@@ -1606,7 +1619,8 @@ def clip_grad_norm_(
 
 # %% [markdown]
 # <details><summary>Hint</summary>Add the squares of all elements on the rank, in float32; all-reduce that
-# one number; take the root. A rank without gradients takes part as well.</details>
+# one number; take the root. A rank without gradients takes part as well. The ranks of
+# <code>replica_group</code> need no message.</details>
 #
 # **Check.**
 
@@ -1618,9 +1632,9 @@ report = check("05_fsdp/clip_grad_norm", clip_grad_norm_, cases="hidden")
 report.points(4)
 
 # %% [markdown]
-# **Measure, and break it.** Here are gradients of `fully_shard` on four ranks, which are to be clipped to a
-# norm of 0.5. Each rank prints the norm of its own shards. If each of them clipped by that norm, by which
-# factors would they scale?
+# **Measure, and break it.** Here are gradients of `fully_shard` on four ranks, which are to be clipped to
+# a norm of 0.5. The cell prints the norm of each rank's own shards. If each rank clipped by its own norm,
+# by which factors would the ranks scale?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1677,9 +1691,9 @@ if run:
 #
 # ### The list inside `fully_shard`
 #
-# PyTorch's FSDP has no list. It has hooks, and the order comes out of them. The next cell records the order
-# of a step, in which `fully_shard` was called on each block and then on the model. Then it searches your
-# arguments: for which of them does your `fsdp_schedule` give the same order?
+# PyTorch's FSDP has no list. It has hooks, and the order comes out of them. The next cell calls
+# `fully_shard` on each block and then on the model, with several options, and records the order of each
+# step. Then it searches your arguments: for which of them does your `fsdp_schedule` give the same order?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1759,18 +1773,19 @@ for name, order in run[0].items() if run else ():
     print(f"{name:38} {said(arguments_for, order) or 'not written yet'}")
 
 # %% [markdown]
-# Every order of PyTorch is in your generator. Read the first line once more: forward gathers nothing ahead,
+# Your generator has all five orders. Read the first two lines once more: forward gathers nothing ahead,
 # backward one, and unit 7 is gathered *again* right after its forward. Three remarks:
 #
 # - On a GPU forward prefetch is *implicit*. The host issues the next gather on a stream of its own while
 #   the kernels of the block before are still running: `forward_prefetch=1` in effect, as long as the host
-#   is ahead of the GPU. With `set_modules_to_forward_prefetch` it is asked for; that helps if the host is
+#   is ahead of the GPU. `set_modules_to_forward_prefetch` makes it explicit; that helps if the host is
 #   slow.
-# - torchtitan's default does not reshard the last block, or, with pipelining, any block (its policies are
-#   `default`, `always`, `never`). Llama 3 405B did not reshard after forward at all (§3.3.2).
-# - PyTorch 2.13 has two experimental methods, which are exactly the two rules of your wire:
+# - torchtitan's default does not reshard the last unit (there the last norm and the head), or, with
+#   pipelining, any unit (its policies are `default`, `always`, `never`). Llama 3 405B did not reshard
+#   after forward at all (§3.3.2).
+# - PyTorch 2.13 has two experimental methods, which relax the two rules of your wire:
 #   `set_separate_reduce_scatter_group` gives reductions a second wire, and
-#   `set_reduce_scatter_max_input_buffers` lets more than one reduction wait (default 1).
+#   `set_reduce_scatter_max_input_buffers` lets more than one reduction be in flight (default 1).
 #
 # ### Each option, and a difference that you can see
 #
@@ -1883,17 +1898,18 @@ for name, (ranks, operations) in several(train, VISIBLE).items():
 
 # %% [markdown]
 # - *Units.* A *wrap policy* decides which modules are units. Smaller ones hold less at once and send more
-#   messages; one unit for the model sends each weight once for both passes, since it is the root, and holds
-#   all of it. A transformer's block is the usual unit: it is used as a whole, and large enough for the
-#   wire. A policy by size cuts where a counter says so, and not where a module is used.
+#   messages; one unit for the model sends each weight once for both passes, since it is the root, and
+#   holds all weights. A transformer's block is the usual unit: it is used as a whole, and large enough for
+#   the wire. A policy by size cuts where a counter says so, and not where a module is used.
 # - *Resharding.* `reshard_after_forward=False` saves one unit of traffic and holds all weights. Between
 #   steps weights are sharded all the same: that is the difference from ZeRO-2 (notebook 04).
 # - *Precision.* Of 12 bytes on the wire 8 remain, §4. Gathered weights take half the room.
-# - *Islands.* Less traffic in all, twice the shards.
+# - *Islands.* Less traffic in all, shards of twice the size.
 # - *Offload.* Shards, gradients and the optimizer's step lie in the host's memory. On this machine the
 #   host's memory is all that there is, so nothing changes. On a GPU 2 or 4 bytes a parameter go up before
 #   each gather, and the gradient comes down after each reduction.
-# - *Accumulation.* Whole gradients stay on the rank until the last microbatch: traffic for memory, §1.
+# - *Accumulation.* Whole gradients stay on the rank until the last microbatch: less traffic, more memory,
+#   §1.
 #
 # The same options under four names:
 #
@@ -1946,10 +1962,11 @@ except TypeError as error:
 #
 # ### Checkpoints
 #
-# There are two kinds of state dicts. A *full* one holds whole tensors: every parameter is gathered, and one
-# rank writes it. A *sharded* one holds each rank's own shards, and nothing is gathered.
+# There are two kinds of state dicts. A *full* one holds whole tensors: every parameter is gathered, and
+# one rank writes it. A *sharded* one holds each rank's own shards, and nothing is gathered.
 # `torch.distributed.checkpoint` (DCP) writes the latter: each rank a file of its pieces, and one file that
-# says which piece lies where. So another number of ranks can read it. Here four ranks save, and two load:
+# says which piece lies where. So another number of ranks can read the checkpoint. Here four ranks save,
+# and two load:
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -2001,17 +2018,17 @@ with tempfile.TemporaryDirectory() as folder:
     print(f"equal to the bit: {equal}; the optimizer has states of {states} parameters")
 
 # %% [markdown]
-# Each file has a quarter of the 12 bytes a parameter, and no message is nearly as large as a file: only the
-# plan travels while saving, that is names and offsets. For a full state dict, such as one that you want to
-# publish, take `get_model_state_dict(model, options=StateDictOptions(full_state_dict=True,
-# cpu_offload=True))`: it gathers parameter after parameter. FSDP1 had both as `StateDictType`, DeepSpeed
-# gathers with `"stage3_gather_16bit_weights_on_model_save"`. The library's
-# `course_lib.fsdp.save_checkpoint` writes DCP's files from shards like yours.
+# Each file has a quarter of the 12 bytes a parameter, 1.69 MB, and headers. No message is nearly as large
+# as a file: only the plan travels while saving, that is names and offsets. For a full state dict, such as
+# one that you want to publish, take `get_model_state_dict(model,
+# options=StateDictOptions(full_state_dict=True, cpu_offload=True))`: it gathers parameter after parameter.
+# FSDP1 had both as `StateDictType`, DeepSpeed gathers with `"stage3_gather_16bit_weights_on_model_save"`.
+# The library's `course_lib.fsdp.save_checkpoint` writes DCP's files from shards like yours.
 #
 # ### DeepSpeed's configuration
 #
-# Notebook 04 read the part on memory. Here is a whole configuration, and the cell makes our arguments of
-# it:
+# Notebook 04 read the part on memory. Here is a whole configuration, and the cell translates it into our
+# arguments:
 
 # %% tags=["skip-in-grading"]
 DEEPSPEED = {
@@ -2088,7 +2105,7 @@ for what, value in read(DEEPSPEED, ranks=8, block=202_383_360):  # a block of LL
 # | FSDP2 (PyTorch) | §1 to §6: parameters stay named tensors, so it composes with tensor, context and pipeline parallelism, `torch.compile`, DCP | you write the training loop, in PyTorch alone | PyTorch docs, `fully_shard`; Llama 3, §3.3 |
 # | DeepSpeed | ZeRO 1 to 3; offload to the host and to NVMe; 8- and 4-bit messages (ZeRO++) | one configuration file is to decide, or NVMe has to hold states | Rajbhandari et al. 2020, 2021; Wang et al. 2023 |
 # | Megatron-LM / Core | tensor, sequence, pipeline, context and expert parallelism, with kernels; ZeRO-1 as its *distributed optimizer*, and an FSDP of its own | transformers on thousands of GPUs, and its models are yours | Narayanan et al. 2021; Megatron Core guide |
-# | Accelerate (Hugging Face) | nothing itself: one configuration for DDP, FSDP1, FSDP2, DeepSpeed | a loop of yours is to run with either | Accelerate docs, "FSDP1 vs FSDP2" |
+# | Accelerate (Hugging Face) | nothing itself: one configuration for DDP, FSDP1, FSDP2, DeepSpeed | a loop of yours is to run with any of them | Accelerate docs, "FSDP1 vs FSDP2" |
 # | Lightning | nothing itself: `DDPStrategy`, `FSDPStrategy` (FSDP1), `DeepSpeedStrategy`; `ModelParallelStrategy` (experimental) gives you a mesh, on which you call `fully_shard` and tensor parallelism yourself | you want a trainer, too | Lightning docs, `FSDPStrategy`, `ModelParallelStrategy` |
 #
 # <details><summary>In the lectures</summary>Lecture 001's table "When to use what", judged again. <i>Single
@@ -2156,9 +2173,9 @@ trade_off()
 
 # %% [markdown]
 # Down and left is better, and no strategy is best in both. ZeRO-3 lies a little lower than `FSDP, yours`,
-# which holds the unit that is gathered ahead. Still less memory needs smaller units; less traffic needs whole
-# weights or whole gradients. Time is not in the picture: on this machine gathers run on the cores that
-# compute, in a model so small that a step consists of calls. The slow motion of §3 has it.
+# which holds the unit that is gathered ahead. Still less memory needs smaller units; less traffic needs
+# whole weights or whole gradients. Time is not in the picture: on this machine gathers run on the cores
+# that compute, in a model so small that function calls take most of a step. The slow motion of §3 has it.
 
 # %% [markdown]
 # ## 8 · Questions
@@ -2233,7 +2250,8 @@ report.points(6)
 #
 # Eight bits count from −127 to 127, and so a number needs a *scale*. One scale for a whole shard would be
 # set by its largest weight, and an outlier would cost all the others their bits. So each *block* of 256
-# weights has its own: its largest magnitude / 127. A block costs 4 bytes for the scale.
+# weights (not a block of the model) has its own: its largest magnitude / 127. A block costs 4 bytes for
+# the scale.
 #
 # **Predict.** How many bytes does a weight cost, and what is the largest error of a weight in a block whose
 # largest magnitude is 2?
@@ -2315,8 +2333,9 @@ for block, (ranks, operations) in several(
     )
 
 # %% [markdown]
-# **Break it.** Why not gradients as well? An element of the gradient is 0.9 on each of eight ranks. Their
-# scale is 1/128, so that 0.9 is 115 steps. What is the sum of the eight if it is added up in 8 bits?
+# **Break it.** Why not gradients as well? An element of the gradient is 0.9 on each of eight ranks. The
+# scale of all is 1/128, so that 0.9 is 115 steps. What is the sum of the eight if it is added up in 8
+# bits?
 
 # %% tags=["skip-in-grading"]
 terms = torch.full((8,), 115, dtype=torch.int8)
@@ -2361,18 +2380,18 @@ for name, (took, _) in measured.items():
     print(f"{name:40} {1 - 3 * DEPTH * PACE * 1000 / took:4.0%} exposed")
 
 # %% [markdown]
-# The computation of one process is 54.9 operations a parameter: 46.9 in the layers, 7 in AdamW, and one for
-# the mean. Four replicas make AdamW's step and the mean four times, which is 24 more: 1.44. Two islands make
-# AdamW's step twice. In `fully_shard` the mean is part of the communication and not counted: 53.9 of 54.9 are
-# 0.982, and 60.9 with islands are 1.11. The ZeRO-3 of notebook 04 adds each rank's gradients into a buffer,
-# one operation more on four ranks: 1.07.
+# First the column *computation*. One process takes 54.9 operations a parameter: 46.9 in the layers, 7 in
+# AdamW, and one for the mean. Four replicas make AdamW's step and the mean four times, which is 24 more:
+# 1.44. Two islands make AdamW's step twice. In `fully_shard` the mean is part of the communication and not
+# counted: 53.9 of 54.9 are 0.982, and 60.9 with islands are 1.11. The ZeRO-3 of notebook 04 adds each
+# rank's gradients into a buffer, one operation more on four ranks: 1.07.
 #
-# Read it row by row. FSDP has ZeRO-3's memory and ZeRO-3's bytes, and a few more bytes of memory for the
-# unit that is under way. The difference is the last column: nothing became less, it only happens at the
-# same time. Not resharding buys a third of the bytes for the weights, islands buy short wires for twice the
-# shards. All of them still compute whole layers on every rank. If a single layer, or its activations, is
-# too large, no order of gathers helps: tensor parallelism (notebook 06) and context parallelism (notebook
-# 08) cut those.
+# Now row by row. FSDP has ZeRO-3's memory and nearly ZeRO-3's bytes, and a few more bytes of memory for
+# the unit that is under way. The difference is the exposed share: the work is the same, and more of it
+# happens at the same time. Not resharding saves a third of the bytes and costs whole weights; islands have
+# short wires and shards of twice the size. All of them still compute whole layers on every rank. If a
+# single layer, or its activations, is too large, no order of gathers helps: tensor parallelism (notebook
+# 06) and context parallelism (notebook 08) cut those.
 #
 # **You have built** the step of ZeRO-3 as a list, and a module that runs it; two precisions, islands, and
 # the norm of a gradient in N pieces. `fully_shard` has no secrets left.
