@@ -254,8 +254,8 @@ print("rows:   ", (x[:2] @ upper).tolist(), "plus", (x[2:] @ lower).tolist())
 # So forward is easy: by columns nothing is sent, and by rows there is a sum. And backward? Autograd knows
 # nothing of other ranks. It sees one process with a smaller matrix.
 #
-# *By columns.* Every rank uses x. A value that is used N times has a gradient from each use, and its gradient is
-# their **sum**. On one GPU autograd adds them up by itself. Here the uses are on N ranks.
+# *By columns.* Every rank uses x. A value that is used N times has a gradient from each use, and its gradient
+# is their **sum**. On one GPU autograd adds them up by itself. Here the uses are on N ranks.
 #
 # *By rows.* The sum hands its gradient on to every term unchanged. And every rank has that gradient already:
 # all of them compute the same loss from the same y.
@@ -271,15 +271,16 @@ print("rows:   ", (x[:2] @ upper).tolist(), "plus", (x[2:] @ lower).tolist())
 # **Predict.** M bytes on N ranks: how much does each function send, forward and backward? And what would
 # happen if you wrote no function, but called `dist.all_reduce(y)`, which works in place, on a layer's output?
 #
-# <details><summary>Answer</summary>2 (N−1)/N · M in one direction, nothing in the other. Autograd does not
-# see an in-place collective. If it replaced all_reduce_identity, the gradient would come out right by luck,
-# and PyTorch would warn that this may end one day. It cannot replace identity_all_reduce, which sends nothing
-# forward: the gradients of x would not be added up.</details>
+# <details><summary>Answer</summary>identity_all_reduce sends 2 (N−1)/N · M backward and nothing forward;
+# all_reduce_identity does the opposite. Autograd does not see <code>dist.all_reduce</code>. In place of
+# all_reduce_identity it would give the right gradient by luck, and PyTorch would warn that this luck may end
+# with another release. It cannot replace identity_all_reduce, whose work is in backward: the gradients of x
+# would not be added up.</details>
 #
 # **Build.** Write two `torch.autograd.Function`s, and two functions that apply them.
 #
-# - Neither may write into its input: x and the gradient may be used elsewhere. `dist.all_reduce` works in place,
-#   so give it a copy, and a contiguous one.
+# - Neither may write into its input: x and the gradient may be used elsewhere. `dist.all_reduce` works in
+#   place, so give it a copy, and a contiguous one.
 # - `backward` returns one value for each argument of `forward`: a gradient for x, None for the group.
 
 
@@ -385,11 +386,11 @@ for name, add_up in (("yours", all_reduce_identity), ("torch.distributed.nn", th
         print(f"{name:20} d loss / d x = {run[0]}")
 
 # %% [markdown]
-# 1 is right: raise one rank's x by a little, and the loss rises by as much. Theirs says 4, and this is not a
-# bug. PyTorch takes the losses of the four ranks for *four* losses and differentiates their sum: each of them
-# contains x. In tensor parallelism the four are copies of one. This is the factor N that forums speak of.
-# With AdamW it hardly shows in the loss, since Adam divides by the gradient's size (notebook 03); with
-# gradient clipping or SGD it does.
+# 1 is right: raise one rank's x by a little, and the loss rises by as much. PyTorch's all-reduce says 4, and
+# 4 is not a bug. PyTorch takes the losses of the four ranks for *four* losses and differentiates their sum:
+# each of them contains x. In tensor parallelism the four are copies of one. This is the factor N that forums
+# speak of. With AdamW it hardly shows in the loss, since Adam divides by the gradient's size (notebook 03);
+# with gradient clipping or SGD it does.
 #
 # **In production.** In Megatron-LM your functions are called `copy_to_tensor_model_parallel_region` and
 # `reduce_from_tensor_model_parallel_region`: they are named after their forward. In backward each does the
@@ -416,10 +417,10 @@ for name, add_up in (("yours", all_reduce_identity), ("torch.distributed.nn", th
 # <details><summary>Answer</summary>(1,024, 1,024) and (1,024,). Forward sends nothing. Backward adds up the
 # gradient of x: 2 · 3/4 of x's bytes. The bias is cut with its outputs, and sends nothing.</details>
 #
-# If the whole output is wanted (`gather_output`), the parts are gathered. What is that step's mirror image?
-# All later operations are the same on all ranks, so each rank has the gradient of the whole output, and takes
-# its own part of it. `gather_parts` does this. `own_features` is its mirror image, and §3 uses it. Both are
-# given:
+# If the whole output is wanted (`gather_output`), the parts are gathered. What is the backward of this
+# gather? All later operations are the same on all ranks, so each rank has the gradient of the whole output
+# already, and takes its own part of it. `gather_parts` does both. `own_features` is its mirror image: it
+# takes the part forward and gathers backward. §3 uses it. Both functions are given:
 
 
 # %%
@@ -464,11 +465,12 @@ def own_features(x, group: Group = None):
 # %% [markdown]
 # **Build.** Where do the weights come from? Every rank makes the whole layer, `nn.Linear(in_features,
 # out_features, bias)`, and keeps its part. All ranks have the same seed, so the parts are those of one layer:
-# the very layer that one process would have drawn. (If a layer is too large for one rank, as in real
-# training, one draws it part by part.)
+# the very layer that one process would have drawn. (Real training has layers that are too large for one rank,
+# and draws them part by part.)
 #
 # - `weight` and `bias` are `nn.Parameter`s of this rank's part only. With `bias=False`, `bias` is None.
-# - Keep `gather_output` and `group` under these names, here and in §3: later cells read them.
+# - Keep `gather_output` and `group` as attributes with these names, and `group` in §3 too: later cells read
+#   them.
 # - If N does not divide `out_features`, cut as `part` does: the first ranks have one feature more.
 
 
@@ -601,7 +603,8 @@ if wrong:
 #
 # - `input_is_parallel=True`: x is sharded by features, as a `ColumnParallelLinear` leaves it.
 # - `input_is_parallel=False`: x is replicated, and the layer takes its part of it (`own_features`).
-# - Draw the whole layer and keep the part, as in §2; `bias` is replicated.
+# - Draw the whole layer and keep the part, as in §2; `bias` is replicated. If N does not divide `in_features`,
+#   cut as `part` does.
 
 
 # %% nbgrader={"grade_id": "row_parallel_linear", "solution": true}
@@ -835,9 +838,9 @@ run = try_it(stages, RowThenColumn, world_size=2)
 draw(run, "rows, then columns") if run else None
 
 # %% [markdown]
-# Now comes the other order: columns, then rows. Every rank keeps the same hidden features from beginning to
-# end. The activation function works elementwise, on each number by itself. And a rank's rows of the second
-# matrix take just the features that its columns of the first matrix computed.
+# Now comes the other order: columns, then rows. Every rank keeps its own hidden features from the first
+# matrix to the second. The activation function works elementwise, on each number by itself. And a rank's rows
+# of the second matrix take just the features that its columns of the first matrix computed.
 
 # %% tags=["skip-in-grading"]
 run = try_it(stages, ParallelMLP, world_size=2)
@@ -869,8 +872,8 @@ def layer_bytes_sent(n: int, nbytes: float, direction: str, sequence: str | None
 
 
 # %% [markdown]
-# <details><summary>Hint</summary>Count the all-reduces of a layer in one direction, and two halves for each; a half is
-# (n - 1) / n * nbytes.</details>
+# <details><summary>Hint</summary>Count the all-reduces of a layer in one direction, and two halves for each;
+# a half is (n - 1) / n * nbytes.</details>
 #
 # **Measure.** Here is the MLP on 2, 3 and 4 ranks, against one process. M is 16,384 bytes.
 
@@ -918,8 +921,8 @@ for make in (Gated, GatedOnce):
 # two gradients on the rank: the sum is the same. Attention has three matrices that read the same x.
 #
 # **In production.** PyTorch's `parallelize_module` takes a plan: a dictionary that says how each layer is
-# cut. It makes every parameter a *DTensor*, which knows how it is cut, and inserts a collective when an
-# operation needs a whole tensor:
+# cut. It makes every parameter a *DTensor*. A DTensor knows how it is cut, and inserts a collective when an
+# operation needs the whole tensor:
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -964,7 +967,7 @@ if theirs_run:
 # %% [markdown]
 # The bytes are the same. With DTensors you get more: checkpoints that know which rank has which part, and
 # groups of ranks inside groups (tensor parallelism inside FSDP). If the input of a matrix is cut in the wrong
-# way, a DTensor is cut anew before the product. But DTensors cost time on the processor for every operation;
+# way, a DTensor is cut anew before the product. But DTensors cost CPU time for every operation;
 # Megatron-LM and many others keep layers like yours.
 #
 # <details><summary>In the lectures</summary>Lecture 004 draws two of the orders. Lecture 001 writes
@@ -992,8 +995,8 @@ if theirs_run:
 # **Build the heads.** Write causal self-attention, as `course_lib.models.gpt.SelfAttention` has it for one
 # process, with as many heads of keys and values as of queries. `causal_attention` is given.
 #
-# - The layers are `query`, `key`, `value` and `out`, drawn in this order with `nn.Linear`'s weights (§7 and §9 use these
-#   names).
+# - The layers are `query`, `key`, `value` and `out`, drawn in this order with `nn.Linear`'s weights
+#   (§7 and §9 use these names).
 # - x is replicated, and enters *once*: backward sends one all-reduce of x's gradient.
 # - A rank's heads lie side by side, and the rank has the same heads in all four matrices.
 # - You need not write a backward here: your functions of §1 have one, and autograd does the rest.
@@ -1047,9 +1050,9 @@ class ParallelHeads(nn.Module):
 # %% [markdown]
 # <details><summary>Hint</summary><code>query</code>, <code>key</code>, <code>value</code> are
 # <code>ColumnParallelLinear</code>, <code>out</code> is <code>RowParallelLinear</code>. In forward <code>x =
-# identity_all_reduce(x, group)</code>, then <code>F.linear(x, self.query.weight, self.query.bias)</code> and so on:
-# <code>self.query(x)</code> would let x in once more. <code>.unflatten(-1, (-1, head_dim))</code> makes heads of
-# features.</details>
+# identity_all_reduce(x, group)</code>, then <code>F.linear(x, self.query.weight, self.query.bias)</code> and
+# so on: <code>self.query(x)</code> would let x in once more. <code>.unflatten(-1, (-1, head_dim))</code>
+# makes heads of features.</details>
 #
 # **Check the heads.**
 
@@ -1073,14 +1076,14 @@ report.points(4)
 # *different* heads: with the same masks, the first head of every rank would lose the same attention weights.
 # Inside a region masks must differ, and behind it all ranks must draw the same random numbers again.
 #
-# **Build the whole.** `ParallelSelfAttention` does what `ParallelHeads` does, and two things more. It may be a subclass of it
-# or a class of its own.
+# **Build the whole.** `ParallelSelfAttention` does what `ParallelHeads` does, and two things more. It may be
+# a subclass of it or a class of its own.
 #
 # - `kv_heads=None` means as many as heads. `kv_heads` must be a divisor or a multiple of N, and `heads` a
-#   multiple of N. If not, raise a ValueError that says the numbers.
+#   multiple of N. If not, raise a ValueError that says N and the number that does not fit.
 # - If there are fewer key-value heads than ranks, N / kv_heads neighbouring ranks hold the same one, and its
-#   gradients are summed over them. `grid` makes two groups for each rank: `same` holds the ranks with copies
-#   of its head, and `across` holds one rank for each head, itself among them.
+#   gradients are summed over them. `grid` makes two groups for each rank: `same` holds the ranks with a copy
+#   of the same head, and `across` holds one rank for each head. The rank itself is in both.
 # - `dropout` applies to the attention weights while training, within `own_random_state`.
 
 
@@ -1163,9 +1166,10 @@ class ParallelSelfAttention(nn.Module):
 # <details><summary>Hint: grouped queries</summary>Key and value have kv_heads · head_dim features.
 # <code>causal_attention</code> accepts keys and values with fewer heads than the queries; you need not repeat
 # them.</details>
-# <details><summary>Hint: a head that several ranks hold</summary><code>same, across = grid(N // kv_heads, group)</code>: key
-# and value are <code>ColumnParallelLinear(..., group=across)</code>, and in forward their weights and biases go through
-# <code>identity_all_reduce(weight, same)</code>: parameters are values like any others.</details>
+# <details><summary>Hint: a head that several ranks hold</summary><code>same, across = grid(N // kv_heads,
+# group)</code>: key and value are <code>ColumnParallelLinear(..., group=across)</code>, and in forward their
+# weights and biases go through <code>identity_all_reduce(weight, same)</code>: parameters are values like any
+# others.</details>
 #
 # **Check the whole.**
 
@@ -1251,12 +1255,12 @@ for make, inward, outward in (
 
 # %% [markdown]
 # The order of hidden features does not matter, so the MLP is right. A head *is* a run of features side by
-# side. The "heads" of this attention mix the features of all heads, so their scores are not the model's. For
-# the same reason a fused (query, key, value) matrix, as GPT-2's checkpoints have it, cannot be cut into N
-# equal parts. Each of the three must be cut by itself.
+# side. Each "head" of this attention has two features from each of four heads, so its scores are not the
+# model's. For the same reason a fused (query, key, value) matrix, as GPT-2's checkpoints have it, cannot be
+# cut into N equal parts. Each of the three must be cut by itself.
 #
-# **In production.** LLaMA 3 70B has 64 heads and 8 of keys and values, and runs on eight ranks. If there are
-# as many key-value heads as ranks, attention is simple.
+# **In production.** LLaMA 3 70B has 64 heads and 8 of keys and values, and runs on eight ranks. With at least
+# as many key-value heads as ranks no head has copies, and attention is simple.
 #
 # <details><summary>In the lectures</summary>Lecture 004 calls attention "much simpler" than the MLP. That
 # holds with at least as many key-value heads as ranks.</details>
@@ -1271,17 +1275,17 @@ for make, inward, outward in (
 # | time | 45 minutes |
 # | points | 5 + 9 |
 #
-# The vocabulary is the longest dimension of a language model. (A *token* is an entry of the vocabulary here;
-# a place in the text is a *position*.) LLaMA 3's is 128,256: at a width of 8,192 the embedding is 2.1 GB in
-# bf16, and so is the *head*, the matrix that leads from the width to the logits. And a micro-batch of 4 ×
-# 2,048 = 8,192 positions has 8,192 × 128,256 logits: 4.2 GB in float32, and as much again for their gradient.
-# So cut the vocabulary.
+# The vocabulary is the longest dimension of a language model. (In this section a *token* is an entry of the
+# vocabulary; a place in the text is a *position*.) LLaMA 3's is 128,256: at a width of 8,192 the embedding is
+# 2.1 GB in bf16, and so is the *head*, the matrix that leads from the width to the logits. And a micro-batch
+# of 4 × 2,048 = 8,192 positions has 8,192 × 128,256 logits: 4.2 GB in float32, and as much again for their
+# gradient. So cut the vocabulary.
 #
 # **The embedding** is a table with a row for each token. Rank r has a run of rows. For a token that it does
 # not have it returns zeros, so the sum over the ranks is the table's row. An embedding is thus the
 # row-parallel layer of §3: its input at each position is a one for the token and zeros elsewhere.
 #
-# **Predict.** How much does it send, forward and backward?
+# **Predict.** How much does the embedding send, forward and backward?
 #
 # <details><summary>Answer</summary>Forward sends one all-reduce of M. Backward sends nothing: every rank has
 # the gradient of the sum, and adds it to the rows that it has.</details>
@@ -1334,13 +1338,13 @@ report.points(5)
 
 # %% [markdown]
 # **The head** is a `ColumnParallelLinear` from the width to the vocabulary: each rank gets the logits of its
-# part of the vocabulary. One could gather them; that is the largest tensor of all. What does the loss really
-# need? For each position
+# part of the vocabulary. You could gather them, but the whole logits are the largest tensor of all. What does
+# the loss really need? For a position with the logits l₀, l₁, ...
 #
 # > loss = log(exp(l₀) + exp(l₁) + ...) − l_target
 #
-# The sum of exponentials is a sum of the ranks' sums. The target's logit is on *one* rank. And exp(1,000) is
-# infinite, so the largest logit m is subtracted first: log Σ exp(l) = m + log Σ exp(l − m). (This holds for
+# The sum of exponentials is a sum of the ranks' sums. The target's logit is on *one* rank. And exp(1,000)
+# overflows, so the largest logit m is subtracted first: log Σ exp(l) = m + log Σ exp(l − m). (This holds for
 # any m.) So the ranks need three numbers for each position: the largest logit, the sum of exponentials, and
 # the target's logit. Since the loss does not depend on m, no gradient goes through it.
 #
@@ -1364,11 +1368,14 @@ def loss_bytes_sent(n: int, tokens: int) -> float:
 # - Return the mean over the targets that are not `ignore_index`, the same on every rank, in float32 at least.
 #   Do not change `logits`.
 # - The tensors kept for backward have the size of the rank's logits, not of all logits.
-# - Three numbers for each target travel forward, and nothing backward. What is the gradient of the loss with
-#   respect to a logit, and does this rank have everything that the gradient needs?
+# - At most three numbers for each target travel forward, and nothing backward.
 #
-# <details><summary>Answer</summary>softmax − 1 at the target, softmax elsewhere. The softmax is exp(l − m) /
-# Σ, and Σ is the sum of exponentials. Every rank has m and Σ from forward.</details>
+# What is the gradient of the loss with respect to a logit, and does a rank have everything that the gradient
+# needs?
+#
+# <details><summary>Answer</summary>For the loss of one position: softmax − 1 at the target, softmax
+# elsewhere. (The mean divides it by the number of targets.) The softmax is exp(l − m) / Σ, and Σ is the sum
+# of exponentials. Every rank has m and Σ from forward.</details>
 
 
 # %% nbgrader={"grade_id": "vocab_parallel_cross_entropy", "solution": true}
@@ -1400,8 +1407,8 @@ def vocab_parallel_cross_entropy(
 # <code>dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)</code>: outside of autograd.</details>
 # <details><summary>Hint: the target's logit</summary><code>local = target - start</code>, where start is the
 # rank's first token, <code>part(torch.arange(vocab_size), 0, group)[0]</code>. The token is here if 0 <=
-# local < the number of logits. If not, look at 0 (<code>gather</code> along the last dimension), and
-# mask.</details>
+# local < the number of the rank's logits. If not, look at 0 (<code>gather</code> along the last dimension),
+# and mask.</details>
 #
 # **Check.**
 
@@ -1453,8 +1460,8 @@ for name, how in (("gathered", by_gathering), ("yours", by_three_numbers)):
 print("predicted for yours:", said(loss_bytes_sent, 4, 512))
 
 # %% [markdown]
-# Your loss sends more than a thousand times fewer bytes, and no rank ever holds the whole logits (512 × 8,192
-# × 4 bytes = 16 MiB).
+# Your loss sends more than a thousand times fewer bytes, and it never needs the whole logits (512 × 8,192 × 4
+# bytes = 16 MiB). The cell draws them on every rank, before it counts, only to cut the parts from them.
 #
 # **Break it.** Here are two shortcuts. The first takes every rank's own softmax, as if there were no other
 # tokens. The second does not subtract the largest logit. Which do you notice with small logits, and which
@@ -1500,10 +1507,11 @@ for size in (1, 50):
 # more is missing. Training looks *better*, because no rank's tokens compete with another's. The second is
 # right until a logit exceeds 88: there float32's exp overflows.
 #
-# **In production.** In PyTorch the loss is `F.cross_entropy` itself, inside a context: `with loss_parallel(): ...`, and
-# the head's plan is `ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)`. Megatron-LM's is a
-# `torch.autograd.Function`: it writes the exponentials into the logits' own memory and keeps little else. Vocabularies that
-# N does not divide are padded there with tokens that never occur, to a multiple of 128 · N: 50,257 become 51,200 on 8 ranks.
+# **In production.** In PyTorch the loss is `F.cross_entropy` itself, inside a context: `with loss_parallel():
+# ...`, and the head's plan is `ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)`.
+# Megatron-LM's is a `torch.autograd.Function`: it writes the exponentials into the logits' own memory and
+# keeps little else. Megatron-LM pads the vocabulary with tokens that never occur, to a multiple of 128 · N:
+# 50,257 become 51,200 on 8 ranks.
 
 # %% [markdown]
 # ## 7 · Sequence parallelism
@@ -1517,7 +1525,7 @@ for size in (1, 50):
 #
 # What is not divided yet? Between the regions activations are replicated: the residual stream, and the inputs
 # of norms and of regions. And all ranks do the same work there. A norm needs all features of a token, so
-# features cannot be sharded; but it does not need other tokens. So between the regions shard the
+# features cannot be sharded; but a norm does not need other tokens. So between the regions shard the
 # **sequence**: rank r has s / N of the s positions.
 #
 # An all-reduce is a reduce-scatter and an all-gather (notebook 02). Let the norm work between the two:
@@ -1532,7 +1540,7 @@ for size in (1, 50):
 #
 # Sequence parallelism sends as many bytes as tensor parallelism: two halves of an all-reduce at each region
 # and in each direction. (You may read that sequence parallelism costs more communication. In this form it
-# does not.)
+# adds only the gradients of norms and biases, a few vectors.)
 #
 # And the norm's own weights? They are replicated, and each rank uses them on different tokens. They are
 # *values that are used on N ranks*, once more: their gradient is the sum.
@@ -1542,10 +1550,11 @@ for size in (1, 50):
 # - Both functions communicate, so you write their backward: a `torch.autograd.Function` each, as in §1.
 #   `SequenceParallelNorm` needs no such class: `identity_all_reduce` already has the backward that it needs.
 # - Dimension `dim` is the sequence: -2 in (batch, seq, width). Parts are equal; if N does not divide the
-#   sequence, raise a ValueError.
+#   sequence, raise a ValueError that says both numbers (`summed_part` does).
 # - Neither function may write into its argument.
-# - `SequenceParallelNorm(norm)` takes over an `nn.LayerNorm`: it normalizes the rank's part of the sequence,
-#   and the gradients of weight and bias are summed over the ranks.
+# - `SequenceParallelNorm(norm)` takes over an `nn.LayerNorm`, with its `weight`, `bias` and `eps`: it
+#   normalizes the rank's part of the sequence, and the gradients of weight and bias are summed over the
+#   ranks.
 
 
 # %% nbgrader={"grade_id": "sequence_parallel", "solution": true}
@@ -1610,10 +1619,10 @@ class SequenceParallelNorm(nn.Module):
 
 
 # %% [markdown]
-# <details><summary>Hint: the pair</summary>As in §1, with the tools <code>joined</code> and <code>summed_part</code>, each
-# once forward and once backward.</details>
-# <details><summary>Hint: the norm</summary>You have a function that does nothing forward and sums gradients backward. It
-# takes parameters, too.</details>
+# <details><summary>Hint: the pair</summary>As in §1, with the tools <code>joined</code> and
+# <code>summed_part</code>, each once forward and once backward.</details>
+# <details><summary>Hint: the norm</summary>You have a function that does nothing forward and sums gradients
+# backward. It takes parameters, too.</details>
 #
 # **Check.**
 
@@ -1683,9 +1692,9 @@ draw(run, "sequence, columns, rows, sequence") if run else None
 # Megatron-LM gathers again, and does it while the gradient of x is being computed.
 #
 # **Predict** the bytes sent and the bytes kept, for both. In `layer_bytes_sent` of §4 these two values of
-# `sequence` are still missing: add them there. And how much does a layer keep for backward, in all? Count
-# activations of M bytes. The layer has flash attention, LayerNorm, and a GELU at four times the width, but no
-# dropout. Neglect tensors with a single number for each position:
+# `sequence` are still missing: add them there, and run that cell again. And how much does a layer keep for
+# backward, in all? Count activations of M bytes. The layer has flash attention, LayerNorm, and a GELU at four
+# times the width, but no dropout. Neglect tensors with a single number for each position:
 #
 # | | activations of M bytes |
 # |---|---|
@@ -1821,8 +1830,8 @@ for form, make in FORMS.items():
 # %% [markdown]
 # Some figures are a little above the prediction. *Bytes sent backward*: each rank uses the norms' parameters
 # and the biases of the two row-parallel layers on different positions, so their gradients are summed. These
-# are 2,304 bytes in every backward, for any batch. *Bytes kept*: norms and attention also keep a number or
-# two for each position and head.
+# are 2,304 bytes in every backward, for any batch. *Bytes kept*: a norm also keeps two numbers for each
+# position, and attention keeps one for each position and head.
 #
 # The picture shows how much is kept for each part of the layer, on 4 ranks, in units of M.
 
@@ -1874,8 +1883,9 @@ figure
 # In 16 bits your 16 activations would be 32 bytes for each element of an activation. GPT-3 in 16 bits, with
 # dropout and without flash attention, keeps 34 + 5as/h = 114 bytes for each element (a = 96 heads, s = 2,048
 # tokens, h = 12,288 features). The scheme is the same: in Korthikanti et al. (table 2) 10 of the 34 stay
-# whole with tensor parallelism, and none with sequence parallelism as well. On 8 ranks the 114 bytes become
-# 10 + 104/8 = 23, and 114/8 = 14.25: of 2.9 GB for a layer 0.58 GB remain, and 0.36.
+# whole with tensor parallelism. None stays whole with sequence parallelism in addition (in the form
+# "regather"). On 8 ranks the 114 bytes become 10 + 104/8 = 23, and 114/8 = 14.25. Of 2.9 GB for a layer 0.58
+# GB and 0.36 GB remain.
 #
 # **Break it.** Put an ordinary `nn.LayerNorm` on the parts. Forward is right. Make two steps of SGD, and then
 # compare the ranks:
@@ -1911,9 +1921,10 @@ for name, norm in (
 # own, on replicated ones all need the same. `course_lib/tensor_parallel/dropout.py` has both.
 #
 # **In production.** PyTorch has `SequenceParallel()` for the plan of `parallelize_module`, with
-# `PrepareModuleInput` before and `RowwiseParallel(output_layouts=Shard(1))` behind a region. Megatron-LM has
-# the option `--sequence-parallel`. (The "sequence parallelism" of DeepSpeed-Ulysses is something else: it
-# cuts the sequence *inside* attention as well. See notebook 08.)
+# `PrepareModuleInput` at the beginning of a region and `RowwiseParallel(output_layouts=Shard(1))` at its end.
+# Megatron-LM has the option `--sequence-parallel`. (The "sequence parallelism" of DeepSpeed-Ulysses is
+# something else: it splits no matrix. The sequence is cut everywhere but inside attention, where the heads
+# are cut instead. See notebook 08.)
 #
 # <details><summary>In the lectures</summary>Lecture 004 says that sequence parallelism comes "at the cost of
 # more comms".</details>
@@ -1947,17 +1958,17 @@ report.points(5)
 
 # %% [markdown]
 # In data parallelism communication is hidden behind backward. Here the next operation *is waiting* for the
-# sum. (In backward the weights' gradients need not wait; forward everything does.) So the time of a layer is
-# computing plus talking, and the two must be compared. For an MLP, forward, on each rank (two matrices, 2
+# sum. (In backward the weights' gradients need not wait; in forward everything waits.) So the time of a layer
+# is computing plus talking, and the two must be compared. For an MLP, forward, on each rank (two matrices, 2
 # FLOPs for each weight and token; activations of 2 bytes a number):
 #
 # > computing: 4 · tokens · width · hidden / N FLOPs; talking: 2 (N−1)/N · tokens · width · 2 bytes
 #
 # Divide: **hidden / (N − 1) FLOPs for each byte**. Tokens and width cancel: neither a longer sequence nor a
-# larger batch helps, only a wider layer. And each further rank makes it worse. A GPU has a ratio of its own:
-# an H100 computes 989 TFLOP/s and sends 450 GB/s over NVLink (each way), 2,198 FLOPs a byte; over a network
-# of 50 GB/s (400 Gb/s, one port for each GPU) 19,780. If the layer's ratio is above the GPU's, more than half
-# of the time is computing.
+# larger batch helps, only more hidden features. And each further rank makes it worse. A GPU has a ratio of
+# its own: an H100 computes 989 TFLOP/s and sends 450 GB/s over NVLink (each way), 2,198 FLOPs a byte; over a
+# network of 50 GB/s (400 Gb/s, one port for each GPU) 19,780. If the layer's ratio is above the GPU's, more
+# than half of the time is computing.
 #
 # Take a layer of LLaMA 3 70B, 4,096 tokens in bf16, forward. Up to 8 GPUs are in one node. Beyond that there
 # are two cases. Either every GPU has its own port of 50 GB/s, and the all-reduce has two levels (notebook 02
@@ -2025,8 +2036,8 @@ figure
 # take four times as long as eight. This is why tensor parallelism usually ends at the node.
 #
 # The next cell shows the same in FLOPs for each byte: it compares the ratio of the layer, with its two
-# all-reduces, to the ratio of the GPU. (The layer has attention as well as an MLP, so its ratio is not quite
-# hidden / (N − 1).)
+# all-reduces, to the ratio of the GPU. (The layer has attention, and its MLP has three matrices, so its ratio
+# is not quite hidden / (N − 1).)
 
 # %% tags=["skip-in-grading"]
 print(
@@ -2041,7 +2052,8 @@ with contextlib.suppress(NotImplementedError):
 # So use as much tensor parallelism as memory asks for, and never go beyond the node. The rest of the GPUs get
 # other sequences (data parallelism), other layers (pipelines) or other parts of the sequence (notebook 08).
 # Ranks that share a layer share its data. With 8 GPUs to a model, 64 GPUs hold 8 replicas, so 2,048 sequences
-# are 256 for each *replica*, not 32 for each GPU. And throughput is batch × replicas, not batch × world size.
+# are 256 for each *replica*, not 32 for each GPU. And the sequences of a step are a replica's batch ×
+# replicas, not × world size.
 #
 # <details><summary>In the lectures</summary>Lecture 004 shows the fall from 8 to 16 GPUs. Lecture 003 says
 # that tensor parallelism is "only applied to GPUs in the same computing node". The "32 per GPU" are in
@@ -2057,8 +2069,8 @@ with contextlib.suppress(NotImplementedError):
 # | time | 10 minutes |
 # | points | 3 |
 #
-# Take a GPT and replace the layers of its MLPs by yours. The GPT is that of `course_lib/models/gpt.py`, which
-# you can read in ten minutes. Nothing else of the model changes.
+# Take a GPT and replace the layers of its MLPs by yours. Nothing else of the model changes. The GPT is that
+# of `course_lib/models/gpt.py`; you need only what follows here.
 #
 # **Build.** `model.blocks` is a list of blocks; `block.mlp` has `up` and `down`, and `gate`, which is None if
 # the MLP has no gate. They are `nn.Linear`, with *weights of their own* that must be kept: your layers'
@@ -2117,8 +2129,8 @@ report = check("06_tensor_parallel/swap", parallelize_mlps, cases="hidden")
 report.points(3)
 
 # %% [markdown]
-# **Measure.** A GPT of 0.1M parameters learns Python from the standard library's sources: 50 steps of AdamW, on one rank,
-# and with its MLPs on two and on four. All ranks get the same batches.
+# **Measure.** A GPT of 0.1M parameters learns Python from the standard library's sources: 50 steps of AdamW,
+# on one rank, and with its MLPs on two and on four. All ranks get the same batches.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -2151,7 +2163,8 @@ for n in (2, 4):
 
 # %% [markdown]
 # The next model has all of it: your attention, your embedding, your head, your loss. The head is tied to the
-# embedding: they share one matrix, and so each rank's parts of the two are one tensor.
+# embedding: they share one matrix, so on each rank the part of the head and the part of the embedding are one
+# tensor.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -2204,13 +2217,13 @@ figure
 # It is one curve, four times. The small differences come from the order in which float32 adds.
 #
 # **Break it.** Put `torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)` into this loop. Which norm does
-# it take? (On each rank, the norm of that rank's own parts, which differs from rank to rank. So each rank
-# scales its gradients by a different number, and the replicated parameters drift apart. The squares of the
-# parts have to be summed over the ranks, and those of replicated parameters counted once.)
+# it take? (On each rank, the norm of the gradients that this rank holds, which differs from rank to rank. So
+# each rank scales its gradients by a different number, and the replicated parameters drift apart. The squares
+# of the parts have to be summed over the ranks, and those of replicated parameters counted once.)
 #
 # **In production.** `course_lib.tensor_parallel.parallelize_gpt(model, sequence="regather")` does what
-# `all_of_it` above does, for every form of the model: grouped queries, SwiGLU, rotary positions, dropout,
-# state dicts that load on another number of ranks.
+# `all_of_it` above does, with sequence parallelism, for every form of the model: grouped queries, SwiGLU,
+# rotary positions, dropout. Its state dicts load on another number of ranks.
 #
 # <details><summary>In the lectures</summary>This is the exercise of lecture 004. There the model is nanoGPT's
 # <code>model.py</code>.</details>
@@ -2228,15 +2241,15 @@ figure
 #
 # 1. A transformer layer is split by tensor parallelism without sequence parallelism. How many **all-reduces**
 #    are there in a forward and a backward of the layer together?
-# 2. Width 8,192, 4,096 tokens in bf16. A layer computes 24 · width² FLOPs a token, forward. 16 H100 (989 TFLOP/s each) in
-#    two nodes share it, and their ring all-reduces run at 50 GB/s, the speed between the nodes; leave α out. Which **share**
-#    (0 to 1) of the layer's forward is communication?
+# 2. Width 8,192, 4,096 tokens in bf16. A layer computes 24 · width² FLOPs a token, forward. 16 H100 (989
+#    TFLOP/s each) in two nodes share it, and their ring all-reduces run at 50 GB/s, the speed between the
+#    nodes; leave α out. Which **share** (0 to 1) of the layer's forward is communication?
 # 3. Rows first, then columns: why can the sum not wait until after the second matrix: `"the activation
 #    function"`, `"the bias"` or `"the size of the weights"`?
-# 4. Eight ranks. An MLP ends with `torch.distributed.nn.functional.all_reduce`. How many **times** too large are
-#    the gradients of the MLP's matrices?
-# 5. How many **times** the bytes of tensor parallelism does sequence parallelism with `"regather"` send, in a forward and a
-#    backward together?
+# 4. Eight ranks. An MLP ends with `torch.distributed.nn.functional.all_reduce`. How many **times** too large
+#    are the gradients of the MLP's matrices?
+# 5. How many **times** the bytes of tensor parallelism does sequence parallelism with `"regather"` send for a
+#    layer, in a forward and a backward together? Leave the gradients of norms and biases out.
 
 # %% nbgrader={"grade_id": "questions", "solution": true}
 answer_1 = ...  # all-reduces
@@ -2273,9 +2286,9 @@ report.points(3)
 # ## Scorecard
 #
 # The card compares computation, memory and bytes sent for one step of AdamW. A GPT with 3.3 million
-# parameters learns from 4 sequences of 32 tokens on 4 ranks. Only in the card, M stands for the bytes of the
-# model's *parameters*. With replicas and with ZeRO-3 (the library's) each rank gets one sequence; ranks that
-# share layers get all four.
+# parameters learns from 4 sequences of 32 tokens on 4 ranks. Only in the card and in the text behind it, M
+# stands for the bytes of the model's *parameters*. With replicas and with ZeRO-3 (the library's) each rank
+# gets one sequence; ranks that share layers get all four.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -2363,26 +2376,27 @@ rows = [row_of("one process", alone_run)] + [row_of(name, run) for name, run in 
 Scorecard(rows, unit=parameters_alone, flops_alone=alone_run[0].flops)
 
 # %% [markdown]
-# Read it column by column. *Computation*: each of the four replicas makes the whole optimizer's step, so they
+# Read it column by column. *Computation*: each of the four replicas makes the optimizer's whole step, so they
 # compute 1.03 times as much as one process; the others share that step. (Norms and activation functions are
 # not counted. So the card does not show that without sequence parallelism every rank computes all norms.)
-# *Memory*: replicas hold 4 M of weights, gradients, m and v. ZeRO-3 holds a quarter of them, and besides the
-# current layer's weights, its gradients, and the row (a flat buffer, notebook 04) in which these are sent.
-# Tensor parallelism holds a quarter, and never a whole layer. *Bytes*: here the methods differ in kind.
-# Replicas and ZeRO send 2 or 3 (N−1)/N of the *parameters*, however many tokens there are. Tensor parallelism
-# sends *activations*: little for these 128 tokens. With 5 or 6 times as many tokens it would send as much as
-# replicas (1.5 M against 0.27 M), and little of that can be hidden behind computation. For comparison: a
-# layer of LLaMA 3 70B has 1.7 GB of parameters in bf16, and one activation of 4,096 tokens has 67 MB.
+# *Memory*: replicas hold 4 M of weights, gradients, m and v. ZeRO-3 holds a quarter of them. In addition it
+# holds the current layer's weights, the gradients of these weights, and the row (a flat buffer, notebook 04)
+# in which the gradients are sent. Tensor parallelism holds a quarter, and never a whole layer. *Bytes*: here
+# the methods differ in kind. Replicas and ZeRO send 2 or 3 (N−1)/N of the *parameters*, however many tokens
+# there are. Tensor parallelism sends *activations*: little for these 128 tokens. With 5 or 6 times as many
+# tokens it would send as much as replicas (1.5 M against 0.27 M), and little of that can be hidden behind
+# computation. For comparison: a layer of LLaMA 3 70B has 1.7 GB of parameters in bf16, and one activation of
+# 4,096 tokens has 67 MB.
 #
 # **You have built** tensor parallelism, with both ends of the model and both forms of sequence parallelism.
 # You can say how much each layer sends in each direction, and up to how many ranks it pays.
 #
 # **Read on.**
 # - Shoeybi et al. (2019), *Megatron-LM*: §3, f and g, both figures; four pages.
-# - Korthikanti et al. (2022), *Reducing Activation Recomputation in Large Transformer Models*: §4, sequence parallelism
-#   and table 2.
-# - Narayanan et al. (2021), *Efficient Large-Scale Language Model Training on GPU Clusters*: §5, tensor parallelism
-#   inside the node, measured.
+# - Korthikanti et al. (2022), *Reducing Activation Recomputation in Large Transformer Models*: §4, sequence
+#   parallelism and table 2.
+# - Narayanan et al. (2021), *Efficient Large-Scale Language Model Training on GPU Clusters*: §5, tensor
+#   parallelism inside the node, measured.
 # - Ainslie et al. (2023), *GQA*: grouped queries.
 # - fairscale's `nn/model_parallel/layers.py`: its arguments have the same names; its layers gather and split
 #   by default.
