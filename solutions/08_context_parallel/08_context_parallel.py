@@ -25,7 +25,7 @@
 # | 1 Why another axis | 5 | | notebooks 04, 06, 07 |
 # | 2 A softmax in pieces | 20 | 7 | |
 # | 3 Attention in tiles | 45 | 12 | 2 |
-# | 4 The ring, forward and backward | 75 | 8 + 7 | 2 |
+# | 4 The ring, forward and backward | 75 | 8 + 7 | 2, 3 |
 # | 5 Who idles | 15 | 5 | 4 |
 # | 6 Ulysses: tokens for heads | 20 | 9 | 3 |
 # | 7 When messages hide, and what you predicted | 15 | 7 | 4 to 6 |
@@ -41,12 +41,12 @@
 # | N | the number of ranks that share a sequence; in code `n` |
 # | N×N | the matrix of scores of all tokens with all tokens. This one name is the literature's, and its N counts *tokens*: the matrix is `seq` × `seq` |
 # | c | the number of tokens that one rank holds |
-# | s, h, a, b | in formulas: tokens, width, heads, sequences in a batch (Korthikanti et al. 2022) |
+# | s, h, a, b | in the formulas of §1, §6 and §8: tokens, width, heads, sequences in a batch (Korthikanti et al. 2022). In §2 and §3 s is a score, and in §3 p is the softmax of the scores |
 # | q, k, v | (batch, seq, heads, head_dim); k and v may have fewer heads, `kv_heads`. In formulas d is head_dim |
-# | lse | one number for each query: log Σ exp(its scores) |
-# | block | a rank's keys and values; also the scores of some queries with some keys |
+# | lse | one number for each query and head: log Σ exp(its scores) |
+# | block | a rank's keys and values; also the scores of some queries with some keys. A *tile* (§3) is such a block of scores, of a chosen size |
 # | layout | for each rank the positions that it holds, as a list of ranges (*spans*) |
-# | contiguous | the layout in which ranks hold the sequence in succession |
+# | contiguous | the layout in which ranks hold the sequence *in succession*: rank 0 the first tokens, rank 1 the next ones, and so on |
 
 # %%
 import time
@@ -148,25 +148,25 @@ for seq in (4096, 32768, 131072, 1048576):
     print(f"{seq:8,}{34 * seq * WIDTH / 1e9:11,.1f}{5 * HEADS * seq**2 / 1e9:12,.1f}")
 
 # %% [markdown]
-# FlashAttention removes the second column: it makes the scores again in backward. (It does *more* FLOPs for
+# FlashAttention removes the second term: it makes the scores again in backward. (It does *more* FLOPs for
 # that, and is faster all the same, because fewer bytes go to the GPU's main memory and back.) You build it in
-# §3. The first column stays, and at 131,072 tokens, the context of Llama 3, it is 36.5 GB in each of 80
-# layers. How much do the other axes help?
+# §3. The first term stays: at 131,072 tokens, the context of Llama 3, it is 36.5 GB in each of 80 layers. How
+# much do the other axes help?
 #
 # | axis | what it does to one long sequence |
 # |---|---|
 # | data parallelism, ZeRO | nothing: a rank has at least one whole sequence |
-# | tensor and sequence parallelism, t = 8 | an eighth: 4.6 GB a layer, 365 GB in all. With more than 8 ranks the group leaves its node, and has more ranks than the model has heads of keys (LLaMA 3 70B: 8) |
+# | tensor and sequence parallelism, t = 8 | an eighth: each GPU has 4.6 GB for each layer, 365 GB in all. With more than 8 ranks the group leaves its node, and has more ranks than the model has heads of keys (LLaMA 3 70B: 8) |
 # | pipeline, 1F1B | nothing: with p stages rank 0 holds 1/p of the layers, but for p microbatches at once (notebook 07), so as much as without a pipeline |
-# | recomputing everything | 2 s b h a layer. With t = 8 that is 21 GB for 80 layers, and 4.6 GB more for the layer that is being recomputed. That fits into the 40 GB that each GPU has left for activations (an assumption, as in §8), and costs a third more computing. Eight times the tokens do not fit |
+# | recomputing everything | 2·s·b·h bytes for each layer. With t = 8 that is 21 GB for 80 layers, and 4.6 GB more for the layer that is being recomputed. That fits into the 40 GB that each GPU has left for activations (an assumption, as in §8), and costs a third more computing. Eight times the tokens do not fit |
 #
 # And there is time. A batch has a fixed number of *tokens*, say 16 million, which are 128 sequences of
 # 131,072. So at most 128 replicas have work. Llama 3 405B was trained for its long context on 16,384 GPUs: 8
 # for tensor parallelism × 16 for the **context** × 16 for the pipeline × 8 replicas (Llama 3, table 4). The
 # new factor, 16, divides activations and time of one sequence.
 #
-# <details><summary>In the lectures</summary>Lecture 001 says of FlashAttention: "O(N) instead of O(N²)". That
-# is right.</details>
+# <details><summary>In the lectures</summary>Lecture 001 says of FlashAttention: "O(N) instead of O(N²)",
+# where N counts tokens. That is right.</details>
 
 # %% [markdown]
 # ## 2 · A softmax in pieces
@@ -188,9 +188,9 @@ for seq in (4096, 32768, 131072, 1048576):
 #
 # > Z = Z_A + Z_B and out = (Z_A · out_A + Z_B · out_B) / Z
 #
-# This is an average, weighted by the sums. For example, Z_A = 1, out_A = 4 and Z_B = 3, out_B = 8 give (4 +
-# 24) / 4 = 7. The result is again a pair (out, Z), so a third part can be merged into it, and a fourth, in
-# any order. A part may come from the next tile, or from another machine.
+# This is an average, weighted by the sums. For example, Z_A = 1, out_A = 4 and Z_B = 3, out_B = 8 give
+# (4+24)/4, which is 7. The result is again a pair (out, Z), so a third part can be merged into it, and a
+# fourth, in any order. A part may come from the next tile, or from another machine.
 #
 # Sums of exponentials leave the range of numbers soon: exp(89) is infinite in float32. So keep the logarithm,
 # **lse** = log Z ("log-sum-exp"). And compute the weights from differences:
@@ -286,8 +286,10 @@ def online_softmax_merge(out, lse, block_out, block_lse):
 
 
 # %% [markdown]
-# <details><summary>Hint: the weights</summary>With both clamped, <code>(old - new).sigmoid()</code> for the one and
-# <code>(new - old).sigmoid()</code> for the other; each with <code>[..., None]</code>.</details>
+# <details><summary>Hint: the weights</summary>Let <code>old</code> and <code>new</code> be <code>lse</code>
+# and <code>block_lse</code>, both clamped: <code>(old - new).sigmoid()</code> is the weight of
+# <code>out</code>, and <code>(new - old).sigmoid()</code> that of <code>block_out</code>; each with
+# <code>[..., None]</code>.</details>
 # <details><summary>Hint: the new lse</summary><code>torch.logaddexp(old, new)</code>; then -inf again if it
 # is not above the lowest number: <code>masked_fill</code>.</details>
 #
@@ -378,8 +380,9 @@ for size in (12, 6, 3, 1):
 # the next one.
 #
 # *Backward* is the harder half. Autograd would keep every tile: the N×N matrix in small pieces. So the scores
-# are made **again**, and this time it is easier, because lse is known: p = exp(s − lse) is the finished
-# softmax, tile by tile, in any order. The chain rule, with g the gradient of out:
+# are made **again**, and this time they are easier, because lse is known: p = exp(s − lse) is the finished
+# softmax, tile by tile, in any order. The chain rule, with g the gradient of out, and ∘ for a product element
+# by element:
 #
 # | from | follows |
 # |---|---|
@@ -400,11 +403,12 @@ for size in (12, 6, 3, 1):
 # much as forward, where 2 is usual. Under a causal mask a little more than half of the tiles is needed: a
 # tile above the diagonal is not computed at all.</details>
 #
-# **Build.** A `torch.autograd.Function` whose forward has two loops, and whose backward has the same two.
+# **Build.** A `torch.autograd.Function` whose forward has two loops, and whose backward has the same two. Do
+# not call PyTorch's own attention or `torch.compile`, neither here nor in §4 and §6.
 #
 # - `tiles(spans, block)` cuts ranges of positions into tiles. For each it gives the place in the tensor (a
-#   slice) and the positions in the sequence (a range). Here there is one span, `[range(seq)]`; a rank of §4
-#   may have two.
+#   slice) and the positions in the sequence (a range). Here `spans` is `[range(seq)]`, a single span; a rank
+#   of §4 may have two.
 # - Under a causal mask: `queries[-1] < keys[0]` means that no query sees a key. Go on to the next tile.
 # - Keep sums in float32 at least, also for bf16 inputs: make `out`, `lse` and the three gradients with
 #   `torch.zeros_like(in_float32(q))` and the like, and round once, at the end.
@@ -522,7 +526,8 @@ report.points(12)
 
 # %% [markdown]
 # **Measure.** The cell measures the most bytes that are alive at once in a forward and a backward, in
-# addition to the inputs, for full attention and for yours. There are two heads of 64 features, in float32.
+# addition to the tensors of `drawn`, for full attention and for yours. There are two heads of 64 features, in
+# float32.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -556,9 +561,9 @@ axes.legend(frameon=False, fontsize=8)
 figure if memory else None
 
 # %% [markdown]
-# The line of full attention is steeper: twice the tokens need almost four times the bytes. With yours, twice
-# the tokens need less than twice the bytes, and come nearer to twice on the right: the few MB of one tile do
-# not grow, and weigh less and less.
+# The line of full attention is steeper: twice the tokens need 3.4 and then 3.7 times the bytes, and come
+# nearer to four. With yours, twice the tokens need less than twice the bytes, and come nearer to twice on the
+# right: the few MB of one tile do not grow, and weigh less and less.
 #
 # **Break it.** Run the same loops without a Function of your own: autograd goes through them by itself, and
 # results and gradients are right. How much is kept for backward, with 512 tokens in tiles of 64 and two heads
@@ -601,8 +606,8 @@ for name, attend in (("yours", tiled_attention), ("left to autograd", left_to_au
 # %% [markdown]
 # The matrix is back, in pieces. It has 512 × 512 numbers for each head, and the head's q has 512 × 16: so the
 # matrix is 32 units. Autograd keeps the scores *and* their exponentials of every tile, 64 units; the rest of
-# the number above are inputs that each product and merge keeps. Tiles save memory only if backward makes them
-# again.
+# the number above is the inputs that each product and merge keeps. Tiles save memory only if backward makes
+# them again.
 #
 # **In production.** In `F.scaled_dot_product_attention` PyTorch chooses a kernel by device, dtype and shape,
 # and a CPU, too, has a kernel that works in tiles. Its tiles lie in the processor's caches (on a GPU in the
@@ -653,15 +658,15 @@ for name, (seconds, apart) in zip(
 # | | |
 # |---|---|
 # | you will write | `ring_forward(q, k, v, causal=False, group=None, *, layout=None)`; then `ring_attention`, with the same arguments and a backward; your first prediction, `ring_bytes_sent` |
-# | rests on | §2 |
+# | rests on | §2; for backward §3, too |
 # | time | 75 minutes: 35 for forward, 40 for backward |
 # | points | 8 for forward, 7 for backward; §7 gives the points for predictions |
 #
 # Now the sequence lies on N ranks, c tokens on each. Every rank's queries need all keys. Gathering the keys
 # would put the whole sequence on every rank again. But §2 says that a query may meet them in parts. So the
-# parts go **round**: in step i rank r has the keys and values that belong to rank r − i. It does attention of
-# its queries to them and merges the result. *Meanwhile* it passes them on to rank r + 1 and receives the next
-# ones from rank r − 1. The table says whose keys each rank has in each step:
+# parts go **round**: in step i rank r has the keys and values that belong to rank r − i (modulo N). It does
+# attention of its queries to them and merges the result. *Meanwhile* it passes them on to rank r + 1 and
+# receives the next ones from rank r − 1. The table says whose keys each rank has in each step:
 #
 # | step | rank 0 has | rank 1 has | rank 2 has | rank 3 has |
 # |---|---|---|---|---|
@@ -672,15 +677,16 @@ for name, (seconds, apart) in zip(
 #
 # There are N steps, 0 to N − 1, and N − 1 transfers: after the last step no rank needs the keys.
 #
-# **Build forward.** Backward comes after it, and has a check of its own. So `ring_forward` is a plain function, and
-# returns out and lse. `block_attention` from §2 is given; a rank has no more than one block of scores at a time.
+# **Build forward.** Backward comes after it, and has a check of its own. So `ring_forward` is a plain
+# function, and returns out and lse. `block_attention` from §2 is given; a rank has no more than one block of
+# scores at a time.
 #
-# - `layout[r]` are the spans of rank r: `[range(0, 4)]`, or two of them, or every third position. The mask
-#   goes by positions in the *whole* sequence, so give `block_attention` the ranges that `tiles` makes: for
-#   the queries `tiles(layout[rank])`, for the keys `tiles(layout[owner])`, if `owner` is the rank to which
-#   the keys of this step belong. If a causal mask leaves nothing of a pair of spans, skip the pair; do not
-#   compute and mask it. (One mask over all scores of a rank gives the same values, and saves nothing.)
-#   Skipped keys still travel on to the next rank.
+# - `layout[r]` are the spans of rank r: one such as `[range(0, 4)]`, or two, or one with gaps,
+#   `[range(0, 12, 3)]`. The mask goes by positions in the *whole* sequence, so give `block_attention` the
+#   ranges that `tiles` makes: for the queries `tiles(layout[rank])`, for the keys `tiles(layout[owner])`, if
+#   `owner` is the rank to which the keys of this step belong. If a causal mask leaves nothing of a pair of
+#   spans, skip the pair; do not compute and mask it. (One mask over all scores of a rank gives the same
+#   values, and saves nothing.) Skipped keys still travel on to the next rank.
 # - `layout=None` means the contiguous layout: `contiguous(n * q.shape[1], n)`.
 # - Parts may differ in length: the keys that arrive in step i have as many tokens as their owner's spans.
 # - Put keys and values into one tensor, `torch.stack((k, v))`: then they are one message. Post its send and
@@ -689,7 +695,7 @@ for name, (seconds, apart) in zip(
 #   handle once: with gloo a second `wait` on the handle of a send never returns.
 # - Keep `out` and `lse` in float32 at least (`in_float32`): if they are merged in bf16, the error grows with
 #   the ring. *Send* keys and values in the dtype of the inputs: in float32 each message has twice the bytes
-#   of 16 bits. Round out once, at the end; lse stays in float32.
+#   of 16 bits. Round out once, at the end; do not round lse.
 # - With one rank, send nothing.
 # - You may write your own function in place of `block_attention`; no check asks for `block_attention`. But
 #   the pictures of this section and of §5 are drawn from its notes. So let your function, too, do
@@ -802,8 +808,9 @@ report.points(8)
 # (N − 1 transfers would do if the keys' own rank did not send its share, but added it at the end, when the
 # sum of the others comes. PyTorch's ring and `ring-flash-attention` send N times, too.)
 #
-# **Predict**, as functions. `kv_bytes` are the bytes of *one rank's* keys and values together, in 16 bits. Sums of
-# gradients travel in float32: twice as many bytes. The other three functions are for §5, §6 and §7: come back to them.
+# **Predict**, as functions. `kv_bytes` are the bytes of *one rank's* keys and values together, in 16 bits.
+# Sums of gradients travel in float32: twice as many bytes. Return the formula's number without rounding it.
+# The other three functions are for §5, §6 and §7: come back to them.
 
 
 # %% nbgrader={"grade_id": "predictions", "solution": true}
@@ -975,9 +982,9 @@ report = check("08_context_parallel/ring_attention", ring_attention, cases="hidd
 report.points(7)
 
 # %% [markdown]
-# **Measure.** Run sixteen tokens on four ranks, once without a mask and once under a causal one. `attended`
-# runs any attention on dealt-out tokens; the notebook puts the parts together and compares them with one
-# process. `sent` reads from the ledger how much a rank sent forward and backward.
+# **Measure.** The cell runs sixteen tokens on four ranks, once without a mask and once under a causal one.
+# `attended` runs any attention on dealt-out tokens; the notebook puts the parts together and compares them
+# with one process. `sent` reads from the ledger how much a rank sent forward and backward.
 
 
 # %% tags=["skip-in-grading"]
@@ -1050,12 +1057,14 @@ if run:
         print(f"bfloat16, {direction:8} {number:6,.0f} bytes sent by a rank, predicted {foretold}")
 
 # %% [markdown]
-# The mask does not change the bytes: a rank must also pass on keys that none of its queries sees.
+# The mask does not change the bytes (the run in bfloat16 had one): a rank must also pass on keys that none of
+# its queries sees.
 #
 # The next cell draws the ring from your own two runs. Rows are ranks with their queries, and columns are the
-# keys by the rank that they belong to. The run without a mask shows which keys a rank had in which step, and
-# the masked run which of them it computed with. A dashed frame is a block that came and was skipped: in this
-# step the rank idles. Below each step are the bytes that the ledger counted.
+# keys by the rank that they belong to. The run without a mask shows which keys a rank had in which step
+# (*iteration* in the titles), and the masked run which of them it computed with. A dashed frame is a block
+# that came and was skipped: in this step the rank idles. Below each step are the bytes that the ledger
+# counted.
 
 
 # %% tags=["skip-in-grading"]
@@ -1156,9 +1165,9 @@ if run:
 
 # %% [markdown]
 # It is right for one token: the last, which may see everything. The token at place i of its part saw the
-# places 0 to i of *every* part: early tokens looked into the future, and late ones missed most of their past.
-# A model that is trained in this way learns to use tokens that are not there when it writes text. All shapes
-# are right, and on one rank all tests pass.
+# places 0 to i of *every* part: all tokens of rank 0 looked into the future, and all of rank 3 but the last
+# missed a part of their past. Token 12 saw 4 of its 13 keys. A model that is trained in this way learns to
+# use tokens that are not there yet when it writes text. All shapes are right, and on one rank all tests pass.
 #
 # **In production.** Megatron-LM's context parallelism is such a ring (with FlashAttention as its block), and
 # so is `ring-flash-attention`. PyTorch has its own: §9.
@@ -1177,14 +1186,14 @@ if run:
 # | time | 15 minutes |
 # | points | 5; §7 gives the points for the prediction |
 #
-# In the pictures of §4 rank 0 works in one step of four, and rank 3 in all. The other ranks may run a little
-# ahead, but the layer is done only when rank 3 is. So the ring takes nearly as long as without a mask, though
-# only half of the scores are needed.
+# In the pictures of §4 rank 0 works in one of the four steps, and rank 3 in all four. The other ranks may run
+# a little ahead, but the layer is done only when rank 3 is. So the ring takes nearly as long as without a
+# mask, though only half of the scores are needed.
 #
-# **Predict.** The ranks hold long parts of equal length, in succession. Count time in blocks; of a block on
-# the diagonal only half is needed. How long does the ring take, for how much of that does rank r work, and
-# for which share of the time does it idle? That share is `causal_idle_share`, in §4. And divide the ring's
-# time by the time that it would take if all ranks had equal work: what is the ratio?
+# **Predict.** The ranks hold long parts of equal length, in the contiguous layout. Count time in blocks; of a
+# block on the diagonal only half is needed. How long does the ring take, for how much of that does rank r
+# work, and for which share of the time does it idle? That share is `causal_idle_share`, in §4. And divide the
+# ring's time by the time that it would take if all ranks had equal work: what is the ratio?
 #
 # <details><summary>Answer</summary>The last rank always works: N − 1/2 blocks of time. Rank r works r + 1/2
 # of them, and idles for (N − 1 − r) / (N − 1/2) of the time: with 4 ranks 86 %, 57 %, 29 % and 0. On average
@@ -1242,7 +1251,7 @@ report = check("08_context_parallel/zigzag", zigzag, cases="hidden")
 report.points(5)
 
 # %% [markdown]
-# **Measure.** Run your ring in the three layouts, with 64 tokens on 4 ranks, causal. The cell counts the
+# **Measure.** The cell runs your ring in the three layouts, with 64 tokens on 4 ranks, causal, and counts the
 # scores that are not masked in the blocks that your run computed. In the figure all ranks begin a step
 # together: blue is work, white is waiting, one unit is a block.
 
@@ -1319,8 +1328,8 @@ idle_picture(table, 16 * 16) if table else None
 
 # %% [markdown]
 # The results and the bytes are the same, but contiguous takes 1.74 times as long as equal work, and zigzag
-# 1.00. (It would be 1.75 for long parts: with 16 tokens a block on the diagonal needs a little more than
-# half.)
+# 1.00. (With long parts contiguous would take 1.75 times as long as equal work: of a block of 16 × 16 on the
+# diagonal a little more than half is needed.)
 #
 # And in seconds? The next cell uses two ranks with a core each, and 2,048 tokens, forward and backward. Your
 # blocks are computed whole, also on the diagonal, so "computed" counts whole blocks: those of the busiest
@@ -1469,9 +1478,9 @@ figure if curves else None
 # mistake: compare *gradients* with one process before you train.
 #
 # **In production.** Megatron-LM deals sequences out in zigzag whenever context parallelism is on
-# (`get_batch_on_this_cp_rank`). So did Llama 3, with 2 × 16 chunks. (Its keys did not go round: with 8 heads
-# of keys for 128 of queries, keys are small, and an all-gather of them made other masks simpler, such as
-# those that keep documents apart. Llama 3, §3.3.2.)
+# (`get_batch_on_this_cp_rank`). So did Llama 3, with 2 × 16 chunks. (Llama 3's keys did not go round: with 8
+# heads of keys for 128 of queries, keys are small, and an all-gather of them made other masks simpler, such
+# as those that keep documents apart. Llama 3, §3.3.2.)
 
 # %% [markdown]
 # ## 6 · Ulysses: tokens for heads
@@ -1500,9 +1509,9 @@ figure if curves else None
 # §4. What limits N?
 #
 # <details><summary>Answer</summary>Of each of q, k, v and out a rank holds 1/N, and sends (N−1)/N of that:
-# the more ranks, the less each sends. In a ring a rank sends (N−1)/N of *all* keys and values: almost the
-# same, however many ranks there are. N must divide the number of heads of queries and that of keys, so N is
-# at most the number of heads of keys.</details>
+# from two ranks on, the more ranks, the less each sends. In a ring a rank sends (N−1)/N of *all* keys and
+# values: half of them with two ranks, nearly all with many. N must divide the number of heads of queries and
+# that of keys, so N is at most the number of heads of keys.</details>
 #
 # **Build.**
 #
@@ -1514,8 +1523,8 @@ figure if curves else None
 # - `dist.all_to_all_single(output, input, group=group)` cuts along dimension 0: stack the pieces. (gloo has no
 #   all-to-all of lists.)
 # - Send k and v with the heads that they have; do not repeat heads.
-# - If N does not divide `heads` or `kv_heads`, raise a `ValueError` that names the numbers, before anything
-#   is sent.
+# - If N does not divide `heads` or `kv_heads`, raise a `ValueError` before anything is sent. Its message
+#   names both numbers: N, and the heads that N does not divide.
 # - Attend with your `tiled_attention`: each rank has the whole sequence now, and must not make the N×N
 #   matrix.
 
@@ -1616,9 +1625,9 @@ for kv_heads in (64, 8):
 # %% [markdown]
 # With as many heads of keys as of queries Ulysses sends far less, from four ranks on. With grouped queries
 # (few heads of keys) a ring carries few keys round, while q and the output, which Ulysses has to exchange,
-# stay as large: up to 8 ranks the ring sends less forward. In backward it sends more, because its sums are in
-# float32. (And a ring's messages can hide behind computing. An all-to-all stands between two operations that
-# wait for it.)
+# stay as large: up to 8 ranks the ring sends less forward. In backward it sends more: the keys go round
+# again, and the sums of gradients travel N times, in float32. (And a ring's messages can hide behind
+# computing. An all-to-all cannot: the operation after it needs all of its result.)
 #
 # **Break it.** Try two heads of keys on four ranks.
 
@@ -1626,7 +1635,7 @@ for kv_heads in (64, 8):
 _ = try_it(attended, ulysses_attention, heads=8, kv_heads=2)
 
 # %% [markdown]
-# What now? You can repeat keys until there are enough heads (and send them repeatedly). Or you can do both:
+# What now? You can repeat keys until there are enough heads (and send the copies, too). Or you can do both:
 # groups of u ranks trade tokens for heads, and the N/u groups make a ring. The all-to-all stays inside a
 # node, and the ring goes across nodes. The library does both in `ulysses_ring_attention`, which takes two
 # groups in place of one and otherwise the arguments of `ring_attention`:
@@ -1658,15 +1667,17 @@ if run:
 # | points | 7 |
 #
 # In each step of the ring a rank computes a block and sends one, both at the same time. The message hides if
-# the block takes longer. With c tokens on each rank, forward, in 16 bits:
+# the block takes longer. With c tokens on each rank, forward, in 16 bits (width is heads · head_dim, kv_width
+# is kv_heads · head_dim):
 #
 # > computing: 4 · c² · width FLOPs; sending: 2 · c · kv_width · 2 bytes
 #
-# One grows with c², the other with c: **long enough parts always hide it.**
+# One grows with c², the other with c: **long enough parts always hide the message.**
 #
 # **Predict.** From which c on does the message hide? Answer for three cases: with as many heads of keys as of
 # queries; with fewer; and under a causal mask in zigzag, which needs half of each block's scores. An A100 has
-# 312 TFLOP/s and sends 300 GB/s over NVLink. (Then write `hiding_block`, below `ring_bytes_sent` in §4.)
+# 312 TFLOP/s and sends 300 GB/s over NVLink. (Then write `hiding_block`, below `ring_bytes_sent` in §4. Do
+# not round its result to whole tokens.)
 #
 # <details><summary>Answer</summary>With F FLOP/s and B bytes/s, both times are equal if 4 · c² · width / F =
 # 4 · c · kv_width / B, so c = F/B · kv_width/width. For the A100 with as many heads of keys as of queries
@@ -1698,9 +1709,9 @@ report = check(
 report.points(7)
 
 # %% [markdown]
-# **Measure.** On this machine, measure the seconds for a block of c queries and c keys, on one thread in
-# float32, and for messages as in the ping-pong of notebook 00. Numbers have 4 bytes here, so your formula
-# gets a link that is half as fast.
+# **Measure.** The cell measures, on this machine, the seconds for a block of c queries and c keys, on one
+# thread in float32, and for messages as in the ping-pong of notebook 00. Numbers have 4 bytes here, so your
+# formula gets a link that is half as fast.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1771,7 +1782,7 @@ figure
 # block the time in which Python starts a few operations. On the left, where both lines are flat, these times
 # are nearly the whole. If the lines cross there, these times decide, as they do on a GPU with short parts.
 #
-# Now measure your ring on two ranks: for how much of one forward was rank 0 blocked in messages?
+# The next cell measures your ring on two ranks: for how much of one forward was rank 0 blocked in messages?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1802,9 +1813,9 @@ if run:
 # whose cores have other work it can be most of the blocked time.)
 #
 # The next cell applies your formula to the hardware of the ring-attention paper (Liu et al. 2023, table 2)
-# and prints its results, in thousands of tokens, beside those of the paper. The block is the c from which on
-# messages hide. The paper's second column is six times the block, because a rank has six of them at once: its
-# queries, its output, its keys, its values, and the keys and values that arrive.
+# and prints its results, in thousands of tokens, beside those of the paper. The paper calls the c from which
+# on messages hide the *block*. The paper's second column is six times the block, because a rank has six of
+# them at once: its queries, its output, its keys, its values, and the keys and values that arrive.
 
 # %% tags=["skip-in-grading"]
 from course_lib.facts import RING_HOSTS
@@ -1820,8 +1831,9 @@ for host in RING_HOSTS:
     print(f"{host.name:18}{shown[0]:>9}{printed[0]:>10}{shown[1]:>15}{printed[1]:>10}{note}")
 
 # %% [markdown]
-# One row differs, A100 with InfiniBand: 312 TFLOP/s over 12.5 GB/s are 24,960 tokens, and six times that 149,760. The
-# paper prints 24.5 and 149.5 thousand, which do not agree with each other either: six times 24.5 is 147.
+# One row differs, A100 with InfiniBand: 312 TFLOP/s over 12.5 GB/s are 24,960 tokens, and six times that
+# 149,760. The paper prints 24.5 and 149.5 thousand, which do not agree with each other either: six times 24.5
+# is 147.
 #
 # Now take today's numbers: an H100 (989 TFLOP/s) with a network port of 50 GB/s, the heads of Llama 3 405B
 # (128 of queries, 8 of keys, 128 features each), and a causal mask:
@@ -1849,7 +1861,7 @@ print(f"{needed} tokens on each rank are needed; Llama 3 had {131072 // 16:,}")
 # matrix?
 #
 # <details><summary>Answer</summary>With tiles N times: the memory is linear in the tokens, and divided among
-# the ranks. With the matrix √N times, as N ranks share a memory that grows with the square.</details>
+# the ranks. With the matrix about √N times, as N ranks share a memory that grows with the square.</details>
 #
 # **Measure.** The cell prints the bytes that your ring keeps for backward on each rank, with 1,024 tokens in
 # float32, beside the formula: q, k, v, out and lse. Other ranks' keys are not kept.
@@ -1897,9 +1909,10 @@ axes.legend(frameon=False, fontsize=8)
 figure
 
 # %% [markdown]
-# Two of the lines rise with N, one with √N. So memory does not limit the sequence any more: more machines
-# hold a longer one. But attention's computing grows with the square: s²/N for each rank. On a sequence eight
-# times as long, with eight times the ranks, attention takes eight times as long.
+# Two of the lines rise with N, and one a little faster than √N: 4.4 times from 1 node to 16. So memory does
+# not limit the sequence any more: more machines hold a longer one. But attention's computing grows with the
+# square: s²/N for each rank. On a sequence eight times as long, with eight times the ranks, attention takes
+# eight times as long.
 
 # %% [markdown]
 # ## 9 · PyTorch's version
@@ -1911,9 +1924,9 @@ figure
 # | time | 5 minutes |
 #
 # `torch.distributed.tensor.experimental.context_parallel` cuts the tensors that you name, in place, and
-# inside its `with` block it replaces `scaled_dot_product_attention` by one that spans the ranks. Your model
-# needs no change. By default it deals out in zigzag, on the assumption of a causal mask, and it gathers keys
-# and values instead of a ring (`set_rotate_method` chooses).
+# inside its `with` block it replaces `scaled_dot_product_attention` (SDPA) by one that spans the ranks. Your
+# model needs no change. By default it deals out in zigzag, on the assumption of a causal mask, and it gathers
+# keys and values instead of a ring (`set_rotate_method` chooses).
 #
 # It is made for GPUs, where SDPA's kernels return lse. On a CPU it runs only without a causal mask, and only
 # with the plain kernel (`SDPBackend.MATH`). That kernel does not return lse, so parts cannot be merged. So
@@ -1967,8 +1980,8 @@ if run:
 # %% [markdown]
 # The numbers are the same. In place of your messages PyTorch has gathers: as many bytes as a ring's forward,
 # all at once, and the keys of all ranks are in memory while they are used. In backward it gathers again, and
-# a reduce-scatter brings home the gradients: N − 1 shares of them, in the inputs' dtype, while your ring
-# sends N in float32. With a causal mask on a CPU it ends in an error:
+# two reduce-scatters bring home the gradients: N − 1 shares of them, in the inputs' dtype, while your ring
+# sends N, in float32 at least. With a causal mask on a CPU it ends in an error:
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 try:
@@ -1987,15 +2000,16 @@ except RankError as error:
 #
 # A number may be written as arithmetic.
 #
-# 1. 8 ranks, a causal mask, long parts in succession. A ring's time is how many **times** the time that it
-#    would take if all ranks had equal work?
+# 1. 8 ranks, a causal mask, long parts in the contiguous layout. A ring's time is how many **times** the time
+#    that it would take if all ranks had equal work?
 # 2. 16 ranks. How many **times** does each of them pass keys and values on in a forward?
-# 3. A100, 312 TFLOP/s in 16 bits, 100 Gb/s (12.5 GB/s each way), as many heads of keys as of queries, no mask. How many
-#    **tokens** must a rank hold for the ring's messages to hide, forward?
-# 4. 32 heads of queries, 8 of keys and values. How many **ranks** at most can share a sequence by Ulysses, without
-#    repeating keys?
-# 5. Zigzag in place of the contiguous layout, under a causal mask. What gets smaller: `"the time of the
-#    slowest rank"`, `"the bytes sent"` or `"the number of scores that all ranks compute"`?
+# 3. A100, 312 TFLOP/s in 16 bits, 100 Gb/s (12.5 GB/s each way), as many heads of keys as of queries, no
+#    mask. How many **tokens** must a rank hold for the ring's messages to hide, forward?
+# 4. 32 heads of queries, 8 of keys and values. How many **ranks** at most can share a sequence by Ulysses,
+#    without repeating keys?
+# 5. Zigzag in place of the contiguous layout, under a causal mask, with kernels that compute no masked score.
+#    What gets smaller: `"the time of the slowest rank"`, `"the bytes sent"` or
+#    `"the number of scores that all ranks compute"`?
 
 # %% nbgrader={"grade_id": "questions", "solution": true}
 answer_1 = ...  # times
@@ -2128,24 +2142,27 @@ rows = [row_of("one process", alone_run)] + [row_of(name, run) for name, run in 
 Scorecard(rows, unit=parameters_alone, flops_alone=alone_run[0].flops)
 
 # %% [markdown]
-# *Computation*: every rank makes the optimizer's step of all parameters, as replicas do; backward makes the
-# scores again, and blocks on the diagonal are computed whole. The ring leaves wholly masked blocks out. Of one
-# process all scores are counted, masked ones too, and those of backward once, so that the ring comes out a
-# little below it. (Ulysses computes the most: your `tiled_attention` puts these 128 tokens into one tile, and
-# masks half of it.) *Memory*: weights, gradients, m and v are whole on every rank (ZeRO or tensor parallelism divides them, and can be combined with it);
-# activations are divided, which matters little for 128 tokens, and most for 131,072. *Bytes*: a rank sends 2
-# (N−1)/N of M for the sum of gradients, and the bytes of attention. The card does not show the use of zigzag:
-# less idle time.
+# *Computation*: with context parallelism every rank makes the optimizer's step of all parameters, as replicas
+# do. Your backward makes the scores again, which counts, and blocks on the diagonal are computed whole. But
+# the ring leaves wholly masked blocks out. For one process the card counts all scores, masked ones too, and
+# does not count the scores that its kernel makes again. So the ring comes out a little below one process.
+# (Ulysses computes the most: your `tiled_attention` puts these 128 tokens into one tile, and masks half of
+# it.) *Memory*: weights, gradients, m and v are whole on every rank (ZeRO or tensor parallelism divides them,
+# and can be combined with context parallelism); activations are divided, which matters little for 128 tokens,
+# and most for 131,072. *Bytes*: a rank sends 2(N−1)/N of M for the sum of gradients, and the bytes of
+# attention. The card does not show the use of zigzag: less idle time.
 #
 # **You have built** attention that never has its matrix, on one rank and on many; a ring forward and
-# backward; the layout that keeps all of its ranks busy; and the exchange of tokens for heads. You can say how
-# much a rank sends in each, when the messages hide, and which rank waits.
+# backward; the layout that keeps all ranks busy; and the exchange of tokens for heads. You can say how much a
+# rank sends in each, when the messages hide, and which rank waits.
 #
 # **Read on.**
 # - Milakov and Gimelshein (2018), *Online normalizer calculation for softmax*: §2 in its first form, on four
 #   pages.
-# - Dao et al. (2022), *FlashAttention*, and Dao (2023), *FlashAttention-2*: the tiles, and why bytes count more than FLOPs.
-# - Liu, Zaharia, Abbeel (2023), *Ring Attention with Blockwise Transformers*: table 2, and the MLP in blocks as well.
+# - Dao et al. (2022), *FlashAttention*, and Dao (2023), *FlashAttention-2*: the tiles, and why bytes count
+#   more than FLOPs.
+# - Liu, Zaharia, Abbeel (2023), *Ring Attention with Blockwise Transformers*: table 2, and the MLP in blocks
+#   as well.
 # - Brandon et al. (2023), *Striped Attention*; Zhu (2024), *ring-flash-attention*: zigzag.
 # - Jacobs et al. (2023), *DeepSpeed Ulysses*; Fang and Zhao (2024), *USP*: both at once.
 # - Llama Team (2024), *The Llama 3 Herd of Models*: §3.3.2, context parallelism by all-gather, and table 4.
