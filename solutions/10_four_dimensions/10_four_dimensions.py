@@ -8,9 +8,10 @@
 # worked: 16 stages (07), 8 replicas (03), 8 ranks that share a layer (06). Notebook 08 adds a fourth, for
 # sequences that are too long for one rank.
 #
-# Here all four work at once, on 8 real ranks. You write the step that trains on such a mesh, with the
-# gradients of one process. Then you put numbers on it: the bytes of every axis, the memory of a GPU, the
-# seconds of a step. At the end your functions choose a layout for 1,024 GPUs, and published runs judge them.
+# Here they work on real ranks: three axes at once on 8, and all four on 16. You write the step that trains on
+# such a mesh, with the gradients of one process. Then you put numbers on it: the bytes of every axis, the
+# memory of a GPU, the seconds of a step. At the end your functions choose a layout for 1,024 GPUs, and
+# published runs judge them.
 #
 # | | |
 # |---|---|
@@ -18,7 +19,7 @@
 # | you need | notebook 03: averages of gradients; notebook 06: layers cut over ranks; notebook 07: `run_schedule`; notebook 08: zigzag |
 # | time | four hours and 20 minutes, and 30 minutes for the optional section |
 # | points | 60, and 6 of extra credit |
-# | on a rented machine | nothing to rent: two cores run eight ranks of a small GPT. On several GPUs the same code runs over NCCL |
+# | on a rented machine | nothing to rent: two cores run 16 ranks of a small GPT. On 8 GPUs your step runs over NCCL |
 #
 # | section | minutes | points | rests on |
 # |---|---|---|---|
@@ -68,9 +69,9 @@ from course_lib.pipeline import run_schedule
 from course_lib.pipeline.generators import one_f_one_b
 
 # %% [markdown]
-# The next cell holds the tools of sections 1 to 4; you need not read it now. `on_mesh` is a run of 8 ranks: it
-# builds a small GPT in float64, cuts it over the axes, and calls a function of yours. `alone` is the same
-# model in one process.
+# The next cell holds the tools of sections 1 to 4; you need not read it now. `on_mesh` runs the ranks of a
+# mesh, 8 if you name no other: it builds a small GPT in float64, cuts it over the axes, and calls a function of
+# yours. `alone` is the same model in one process.
 
 # %%
 SIZES = {"pp": 2, "dp": 2, "tp": 2}
@@ -207,8 +208,8 @@ report = check("10_four_dimensions/coordinates", coordinates, axis_ranks, cases=
 report.points(5)
 
 # %% [markdown]
-# **Measure.** PyTorch has the same rule in `init_device_mesh`. All eight ranks make one and compare it with your
-# functions.
+# **Measure.** PyTorch has the same rule in `init_device_mesh`. All eight ranks make such a mesh and compare it
+# with your functions.
 
 # %% tags=["skip-in-grading"]
 AXES = ["pp", "dp", "tp", ("pp", "dp"), ("dp", "tp")]
@@ -260,7 +261,7 @@ rank_5(TURNED, "tp, dp, pp: rank 5") if ready(axis_ranks) else None
 
 # %% [markdown]
 # The group of tp is now [1, 5]: one rank on each node. All values stay right, and every layer sums over the
-# network. §5 counts what that costs.
+# network. §5 measures what that costs.
 #
 # **In production.** `init_device_mesh("cuda", (16, 8, 8), mesh_dim_names=("pp", "dp", "tp"))`; `mesh["tp"]` is
 # this rank's group, and `mesh["pp", "dp"]._flatten()` a flattened one. The order is a choice of each library.
@@ -291,9 +292,9 @@ rank_5(TURNED, "tp, dp, pp: rank 5") if ready(axis_ranks) else None
 # **Predict.** A replica reads 4 rows, on a mesh of pp 16, dp 8, tp 8. How many samples does a step see: 4 · 8,
 # or 4 · 1,024?
 #
-# **Build.** Rows are dealt in succession. Places are dealt as a zigzag: rank r of cp gets the r-th of 2 cp chunks
-# and the r-th from the end, because under a causal mask late tokens cost more than early ones. If a number does
-# not divide, the first parts are one longer.
+# **Build.** Rows are dealt in succession. Places are dealt as a zigzag: rank r of cp gets chunks r and
+# 2cp−1−r of 2 cp chunks, because under a causal mask late tokens cost more than early ones. If a length does not
+# divide, the first parts are one longer.
 
 
 # %% nbgrader={"grade_id": "my_part", "solution": true}
@@ -369,9 +370,9 @@ def sheet(sizes, rows, seq):
 sheet({"dp": 2, "cp": 2, "tp": 2}, 8, 32) if ready(my_part) else None
 
 # %% [markdown]
-# Two ranks read every cell, the two of tp. The dividing line between rows is dp's: 4 rows for each of 2 replicas, and
-# so 4 · 8 for 8, on however many GPUs. Under a causal mask a token at
-# place t costs t + 1: here is the busiest rank's work over the mean, for both ways of dealing.
+# Two ranks read every cell, the two of tp. From row 4 on, other ranks read: dp gives 4 rows to each of 2
+# replicas, and so 4 · 8 to 8, on however many GPUs. Under a causal mask a token at place t costs t + 1. Here is
+# the busiest rank's work over the mean, for both ways of dealing.
 
 # %% tags=["skip-in-grading"]
 if ready(my_part):
@@ -495,8 +496,8 @@ def hybrid_step(stages: list, schedule: list, microbatches: list, mesh: Mesh) ->
 
 # %% [markdown]
 # <details><summary>Hint: the schedule</summary><code>run_schedule(stages, schedule, microbatches,
-# mesh.group("pp"))</code> does forward and backward of all microbatches, adds tied terms, and returns a dict: on the
-# last stage each microbatch's part of the loss, elsewhere nothing.</details>
+# mesh.group("pp"))</code> does forward and backward of all microbatches, adds tied terms, and returns a dict:
+# on the last stage each microbatch's part of the loss, elsewhere an empty one.</details>
 # <details><summary>Hint: one sum for two axes</summary>A sum over dp of sums over cp is a sum over the flattened
 # group. Divide by the size of dp alone.</details>
 # <details><summary>Hint: earlier gradients</summary>Put them aside and set <code>grad</code> to None before the
@@ -593,15 +594,15 @@ print(f"loss {sixteen[0]:.6f}, one process {alone()[0]:.6f}")
 sixteen.ledger.timeline(after="barrier", axes=FOUR)
 
 # %% [markdown]
-# tp speaks in every layer, and cp's ring inside every attention. pp speaks between the stages, and its long bars
-# are the pipeline's idle ends: a rank that waits for a microbatch. dp and cp make one sum at the end, striped,
+# tp speaks in every layer, and cp's ring inside every attention. pp speaks between the stages, and its long
+# bars are the pipeline's bubble: the rank waits for a microbatch. dp and cp make one sum at the end, striped,
 # since both sum gradients. The last stripe is the loss, one number over three axes, and the first one is the
 # barrier.
 
 # %% [markdown]
-# **Break it.** Take the average over the world instead, as a trainer with `DistributedDataParallel` around a stage
-# would. The mesh below hands out the group of dp × tp when your function asks for dp. Which parameters will be
-# wrong? Will the loss be?
+# **Break it.** Take the average over all ranks of a stage instead, as `DistributedDataParallel` with the
+# stage's ranks as its group would. The mesh below hands out the group of dp × tp when your function asks for
+# dp. Which parameters will be wrong? Will the loss be?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -637,14 +638,15 @@ if run:
         print("the mean of both ranks:", torch.allclose(mine, (wanted + other) / 2))
 
 # %% [markdown]
-# The loss is right and norms are right. Every cut matrix holds the mean of two ranks' *different* rows, and the
-# model trains on, badly. Compare gradients with one process before you trust a loss.
+# The loss is right, and so are the norms' weights. The gradient of every cut matrix is the mean of two ranks'
+# *different* parts, and the model trains on, badly. Compare gradients with one process before you trust a loss.
 
 # %% [markdown]
-# **In production.** PyTorch has a part for each axis: `init_device_mesh` names the groups, `parallelize_module` cuts
-# the layers, `fully_shard` makes replicas that shard their states, and `PipelineStage` with `Schedule1F1B` runs the
-# stages. Here they compose the same cube, for the same GPT in float32. The head is not tied: PyTorch leaves it
-# to the user to add up the two terms. Are the losses of three steps the same?
+# **In production.** PyTorch has a part for each of the three axes: `init_device_mesh` names the groups,
+# `parallelize_module` cuts the layers, `fully_shard` makes replicas that shard their states, and
+# `PipelineStage` with `Schedule1F1B` runs the stages. Here they compose the same cube, for the same GPT in
+# float32. The head is not tied: PyTorch leaves it to the user to add up the two terms. Are the losses of three
+# steps the same?
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 import inspect
@@ -771,8 +773,8 @@ print("largest difference:", max(abs(a - b) for a, b in zip(*composed.values(), 
 # norm is that of the whole model. On a mesh no rank holds the whole gradient, and some of it is held many times.
 # The square of a norm is a sum over elements, so pieces' squares add up, if each element counts once.
 #
-# Here is who holds three parameters after your step. A cell's number says which piece a rank has: equal numbers
-# are equal gradients.
+# Here are the ranks that hold three of the parameters after your step. A cell's number says which piece a rank
+# has: equal numbers are equal gradients.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 NAMES = ("blocks.0.attention.query.weight", "blocks.0.mlp_norm.weight", "token_embedding.weight")
@@ -928,9 +930,9 @@ if run and ready(clip_grad_norm):
 # The loss falls in both runs. But the second one ends without *one* model: the ranks of tp add products of layers
 # that have drifted apart.
 #
-# **In production.** On `DTensor`s, `torch.nn.utils.get_total_norm` gives a DTensor whose `full_tensor()` sums over the
-# mesh; with pipelines torchtitan then sums the squares over pp. Megatron-LM's `get_grad_norm_fp32` leaves out shared
-# parameters and the copies on tp, as you did.
+# **In production.** On `DTensor`s, `torch.nn.utils.get_total_norm` gives a DTensor whose `full_tensor()` sums
+# over the mesh; with pipelines torchtitan then sums the squares over pp. Megatron-LM's
+# `get_main_grads_for_grad_norm` leaves out shared parameters and the copies on tp, as you did.
 #
 # **Question.** By which factor is the norm too large if the squares of all eight ranks are added, and no parameter is
 # tied or whole on tp?
@@ -949,8 +951,8 @@ if run and ready(clip_grad_norm):
 # | points | 8 |
 #
 # Four axes send four kinds of messages. How many bytes is a question of closed forms; *where* they travel is
-# a question of placement. Here is the step of section 3 again, on eight ranks in two nodes of four. The
-# thick lines are the borders of the nodes.
+# a question of placement. Here is section 3's step again, of a wider GPT in float32, on eight ranks in two
+# nodes of four. The thick lines are the borders of the nodes.
 #
 # **Predict.** Put the three axes in order before you run the cell: which one sends most, and which one least?
 
@@ -1000,7 +1002,7 @@ cube = launch(one_step, CUBE, world_size=8, backend="gloo")
 nodes_figure(cube.ledger, per_node=4)
 
 # %% [markdown]
-# The strongest colours are next to the diagonal: ranks 0 and 1, 2 and 3. That is tp, the innermost axis. With
+# The darkest cells are next to the diagonal: ranks 0 and 1, 2 and 3. That is tp, the innermost axis. With
 # nodes of four, pp alone crosses the thick line, and the 12 bytes of the loss.
 #
 # The ledger also counts the bytes of one rank's step by the group that they went to.
@@ -1025,7 +1027,7 @@ for axis, nbytes in sent.items():
 # | tp | m · layers here · 4 all-reduces of M: two forward, two backward. The first stage: one more of M a microbatch, for the embedding. The last stage: one of M a microbatch, for the gradient of the head's input, and one of three float32 numbers a token, for the loss |
 # | pp | m · M to each neighbour that the stage has. With a tied table and more than one stage, the first and the last stage also sum its gradient once a step: an all-reduce between two ranks of V/t · width numbers |
 # | dp | one all-reduce of the gradients of the rank's parameters, over the n = dp · cp replicas |
-# | cp | for each layer here and each microbatch, let K be the bytes of keys *and* values of the rank's tokens, for kv_heads / t heads: (cp−1) · K forward, (cp−1) · K and cp · K (the gradients) backward |
+# | cp | for each layer here and each microbatch, let K be the bytes of keys *and* values of the rank's tokens, for kv_heads / t heads: (cp−1) · K forward, (cp−1) · K and cp · K (the gradients) backward. With cp = 1 it is nothing |
 #
 # The parameters of a rank with GPT-2's parts and width h: in each layer (12h² + 7h)/t that are cut, and 6h that
 # are whole (norms, and the biases that are added after a sum). The first stage has the table, V·h/t, and the
@@ -1182,9 +1184,9 @@ print(
 # **In production.** Launchers number the GPUs of a node in succession, and `init_device_mesh` lets the last
 # axis vary fastest: so tp is written last, as in the three libraries of section 1.
 #
-# 175 billion parameters on pp 8, dp 16 and tp 8, with one sequence of 2,048 tokens a microbatch in bf16: M
-# is 50 MB. In a step with 96 microbatches, tp sends 12 layers · 4 · 1.75 · 50 MB · 96 = 406 GB over NVLink, and
-# pp 10 GB over the network.
+# 175 billion parameters on pp 8, dp 16 and tp 8, with one sequence of 2,048 tokens a microbatch in bf16: M is
+# 50.3 MB. In a step with 96 microbatches, tp sends 12 layers · 4 · 1.75 · 50.3 MB · 96 = 406 GB over NVLink,
+# and pp 10 GB over the network.
 #
 # **Question.** Which of the four axes can hide its messages behind arithmetic, and which cannot?
 #
@@ -1218,8 +1220,8 @@ LAYOUT = {
 GPT3 = GPTConfig(51_200, 2048, 96, 96, 12_288)
 
 # %% [markdown]
-# **Predict.** A pipeline of 8 stages has an eighth of the layers on each GPU. Which part of the 34 GB of
-# activations, of a whole model that is cut by tp alone, does the first stage keep?
+# **Predict.** A pipeline of 8 stages has an eighth of the layers on each GPU. A whole model that is cut by
+# tp 8 alone keeps 34 GB of activations for one microbatch. Which part of the 34 GB does the first stage keep?
 #
 # **Build.** In GB, 1e9 bytes. L layers, width h, a heads, s tokens, V rows of the table; p, t and v as in the
 # layout; replicas = dp · cp.
@@ -1281,7 +1283,7 @@ report.points(6)
 
 
 # %% [markdown]
-# **Measure.** The layout above, with more and more taken away. The dashed line is the GPU's 80 GB.
+# **Measure.** The layout above with other options. One of them adds memory. The dashed line is the GPU's 80 GB.
 
 
 # %% tags=["skip-in-grading"]
@@ -1355,8 +1357,8 @@ with contextlib.suppress(NotImplementedError):
 # | time | 50 minutes |
 # | points | 7 |
 #
-# You do not have 1,024 GPUs at hand. The dots in the next picture are steps that NVIDIA *measured* in 2021, from 32 to
-# 3,072 A100s (Narayanan et al., table 1). The percentages are of 312 TFLOP/s.
+# You do not have 1,024 GPUs at hand. The dots in the next picture are steps that NVIDIA *measured* in 2021,
+# from 32 to 3,072 A100s (Narayanan et al., table 1). The picture ends at the peak, 312 TFLOP/s.
 
 # %%
 # billions of parameters, heads, width, layers, t, p, GPUs, batch, TFLOP/s of each GPU; and microbatch and
@@ -1404,8 +1406,8 @@ def published(lines=(), title="TFLOP/s of each GPU"):
 published()
 
 # %% [markdown]
-# **Predict.** 8 P FLOPs a token with recomputation, 145.6 billion parameters, 2,304 sequences of 2,048 tokens on 1,536
-# GPUs: at the peak that would be 11.5 s. How long does the step take that the dot means?
+# **Predict.** 8 P FLOPs a token with recomputation, 145.6 billion parameters, 2,304 sequences of 2,048 tokens
+# on 1,536 GPUs: at the peak that would be 11.5 s. How long did the measured step take?
 
 # %%
 flops = 8 * 145.6e9 * 2304 * 2048
@@ -1428,7 +1430,7 @@ print(f"at the peak {flops / 1536 / 312e12:.1f} s, measured {flops / 1536 / 148e
 # | a message between stages, if p > 1 | α + M/t / (0.8 · bytes a second); NVLink if 2 · dp · cp · t fits into a node. Without sequence parallelism, half an all-reduce of M over tp besides |
 # | slot | L/p layers with their waits |
 # | pipeline | m · (slot + head + 2v messages) + (p−1) · (slot/v + 2 messages) |
-# | replicas | an all-reduce of 2 P' bytes over dp·cp (stride t), P' as in section 6. ZeRO-3 sends 3/2 of it for each microbatch, and hides it behind products, other operations and head: only the rest counts |
+# | replicas | an all-reduce of 2 P' bytes over dp·cp (stride t), P' as in section 6. ZeRO-3 sends 3/2 of it for each of m microbatches, and hides it behind the products, other operations and head of all of them: only the rest counts, if there is any |
 # | optimizer | 34 P' / B, divided by dp·cp if zero > 0 |
 #
 # The bytes of the other operations are a count of ours, for fused kernels in 16 bits: norms 4 and 6 (forward,
@@ -1532,10 +1534,11 @@ except NotImplementedError:
 figure
 
 # %% [markdown]
-# **Out of sample.** The constant has never seen the rows of table 2 (same paper, 384 to 2,240 GPUs), nor
-# Llama 3, nor MegaScale. The library's model, which knows grouped keys and flash attention, predicts them all. It
-# is fitted on two rows: Megatron-LM's 145.6B for the A100, and the second of Llama 3's for the H100. The table
-# of Llama 3 names v and not its value, so that 4 is assumed.
+# **Out of sample.** Your constant has never seen the rows of table 2 (same paper, 384 to 2,240 GPUs), nor Llama
+# 3, nor MegaScale. The library's model, which knows grouped keys and flash attention, judges them all. Its
+# constants are fitted on two rows: Megatron-LM's 145.6B in table 1 for the A100, and the second of Llama 3's
+# for the H100, which is therefore not a prediction. Llama 3's paper names v and not its value, so that 4 is
+# assumed.
 
 # %% tags=["skip-in-grading"]
 from course_lib.cluster import published as rows
@@ -1566,8 +1569,9 @@ with contextlib.suppress(NotImplementedError):
     print(f"e = {lower:.3f} instead of {EFFICIENCY:.3f}; the largest error is {100 * off:.1f} %")
 
 # %% [markdown]
-# **In production.** Megatron-LM prints TFLOP/s of each GPU in its log, by the same count. Without recomputation
-# it is *model* FLOPs, with it *hardware* FLOPs, and only the first tells how long training takes.
+# **In production.** Megatron-LM prints TFLOP/s of each GPU in its log. Today it counts without recomputation:
+# those are *model* FLOPs. The paper's table counts with it: those are *hardware* FLOPs. Only the first tell how
+# long training takes.
 #
 # **Question.** MegaScale's last rows are missed by 8 and 9 %. Which term would you add to the model?
 #
@@ -1584,8 +1588,9 @@ with contextlib.suppress(NotImplementedError):
 # | time | 30 minutes |
 # | points | 4 |
 #
-# Of 1,024 GPUs there are 66 divisions into pp, dp and tp. 35 can cut 96 layers, 96 heads and 1,536 sequences, and
-# 29 of these fit into 80 GB with some option. Here they are, memory across and time up; the mark is the size of tp.
+# Of 1,024 GPUs there are 66 divisions into pp, dp and tp. 35 can cut 96 layers, 96 heads and 1,536 sequences,
+# and 29 of these fit with some option into 76 of the 80 GB. Here they are, memory across and time up; the mark
+# is the size of tp.
 
 # %% tags=["skip-in-grading"]
 from course_lib.cluster import advise
@@ -1623,7 +1628,7 @@ figure
 # - has more than one chunk with pp = 1, or with microbatches that are not a multiple of pp,
 # - needs more than gpu["memory"] − 4 GB: NCCL and fragments take the rest.
 #
-# Return the one with the shortest step, or None. Yours may be 3 % slower than the best of all.
+# Return the one with the shortest step, or None. Its step may be 3 % longer than the shortest of all.
 
 
 # %% nbgrader={"grade_id": "best_layout", "solution": true}
@@ -1716,11 +1721,11 @@ from course_lib.cluster.strategy import strategy_advisor
 strategy_advisor()
 
 # %% [markdown]
-# pp takes over: 16 × 8 × 8 is the fastest on Ethernet, as M is the smallest message of all.
+# pp takes over: 16 × 8 × 8 is the fastest on Ethernet, as pp sends least.
 #
-# A popular table says when to use what. Below it is judged: for each of its rows, one model and one cluster. The
-# advice counts as right if its best layout fits and takes at most 1.1 times as long as the best of all. **Predict**
-# how many of the six cases are right.
+# A popular table says when to use what. Below it is judged by one model and one cluster for each of its five
+# rows, and by a second model for the first. The advice counts as right if its best layout fits and takes at
+# most 1.1 times as long as the best of all. **Predict** how many of the six cases are right.
 
 # %% tags=["skip-in-grading"]
 from course_lib.cluster.advisor import OPTIONS, judge, sizes_of
@@ -1801,7 +1806,8 @@ for words, question, allowed, stages in CASES:
 # | 16,384 | 8 | 1 | 16 | 128 | 8,192 | 400 |
 # | 16,384 | 8 | 16 | 16 | 4 | 131,072 | 380 |
 #
-# One entry cannot be right. Which number should stand there? (`answer_2`)
+# The columns GPUs, TP and PP are right, and one entry of the others cannot be. Which number should stand there?
+# (`answer_2`)
 #
 # **3.** A step has 16 M tokens (16 · 2^20) in sequences of 8,192, on pp 16 and dp 128. How many microbatches of one
 # sequence does each pipeline have? (`answer_3`)
@@ -1862,11 +1868,11 @@ report.points(4)
 # | `["send", peer, nbytes]` | the rank goes on at once; its message travels meanwhile |
 # | `["recv", peer, nbytes]` | the rank goes on when the next message of `peer` has come |
 #
-# Ranks fill nodes of `per_node` in order. `inside` and `across` are (alpha, beta). An operation takes alpha
-# + bytes · beta on the slowest link that its ranks need: *one* alpha, as the emulated wires of section 5
-# count. The bytes are the message's, or 2(n−1)/n of a sum's. A rank has two links, inside and across. Each
-# carries its messages one after the other: the second of two sends begins when the first has arrived. A sum does not
-# queue: it neither waits for messages that travel nor holds them up.
+# Ranks fill nodes of `per_node` in order. `inside` and `across` are (alpha, beta). An operation takes alpha +
+# bytes · beta on the slowest link that its ranks need: *one* alpha, as the emulated wires of section 5 count.
+# The bytes are the message's, or 2(n−1)/n of a sum's. A rank has two links, inside and across. Each carries
+# what the rank sends one after the other: the second of two sends begins when the first has arrived. A sum does
+# not queue: it neither waits for messages that travel nor holds them up.
 
 
 # %% nbgrader={"grade_id": "replay", "solution": true}
@@ -1925,9 +1931,9 @@ report = check("10_four_dimensions/replay", replay, cases="hidden")
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# **Measure.** The library's replay reads a ledger as it is, with the handles that are waited for later. It predicts
-# the steps of section 5 from a run *without* wires, and here they are slept. The alphas are five times
-# as long, so that a busy machine does not matter.
+# **Measure.** The library's replay reads a ledger as it is, with the handles that are waited for later. It
+# predicts steps like those of section 5 from a run *without* wires, and here they are slept. The alphas are
+# five times as long, so that a busy machine does not matter.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1966,9 +1972,9 @@ for order in (("pp", "dp", "tp"), ("tp", "dp", "pp")):
 # machine it is the part that varies.
 #
 # **A thousand GPUs.** A mesh is symmetric: ranks of tp, dp and cp do the same. One rank of each stage
-# stands for all of them, so that 1,024 GPUs cost the clock as much as two ranks do. Here is the record
-# above with the groups of pp 2, dp 64 and tp 8 on A100s, tp's and pp's bytes 1,500 times as many (a stream
-# of 50 MB), and no compute.
+# stands for all of them, so that 1,024 GPUs cost the clock as much as two ranks do. Here is the
+# cube's step of section 5 with the groups of pp 2, dp 64 and tp 8 on A100s, tp's and pp's bytes 1,500 times as
+# many (a stream of 25 MB, half of GPT-3's), and no compute.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.cluster import Layout
@@ -2005,15 +2011,15 @@ with contextlib.suppress(NotImplementedError):
 # show?
 #
 # <details><summary>Answer</summary>A straggler: one rank of 1,024 that is slower than its like. Symmetry
-# has removed it, and the step of MegaScale's table is missed for this reason.</details>
+# has removed it, and MegaScale's last two rows are missed for this reason, among others.</details>
 
 # %% [markdown]
 # ## What you have built
 #
-# A step of training on four axes at once, with the gradients of one process to 16 digits; the norm of a gradient
-# that no rank holds; and a model of a cluster in four functions. One constant is fitted on one published step; nine
-# others are predicted with an error of 7 % at most. Moving tp out of the node made a step at least one and a half
-# times as long, on wires that you could feel.
+# A step of training on four axes at once, with the gradients of one process to 15 digits; the norm of a
+# gradient that no rank holds; and a model of a cluster in four functions. One constant is fitted on one
+# published step; nine others are predicted with an error of 7.2 % at most. Moving tp out of the node made a
+# step at least one and a half times as long, on wires that you could feel.
 #
 # | axis | cuts | sends | hides |
 # |---|---|---|---|
