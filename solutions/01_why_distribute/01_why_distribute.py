@@ -5,14 +5,14 @@
 #
 # You have been asked to sign a plan:
 #
-# > Train 70B (GPT-3 scale) on 64 H100s. Batch: 2,048 sequences of 4,096 tokens. 8 replicas, 4 microbatches each; a
-# > checkpoint of the activations every 4 layers. Expected: 2 to 3 tokens a second and GPU.
+# > Train 70B (GPT-3 scale) on 64 H100s. Batch: 2,048 sequences of 4,096 tokens. 8 replicas, 4 microbatches
+# > each; a checkpoint of the activations every 4 layers. Expected: 2 to 3 tokens a second on each GPU.
 #
-# The rent is due whether the plan works or not. Before it is paid, you can say from the configuration alone
-# how many parameters, FLOPs, bytes and days this takes. Here you build the instruments, calibrate each of
+# The rent is due whether the plan works or not. Before you sign, you can say from the configuration alone
+# how many parameters, FLOPs, bytes and days the plan takes. Here you build the instruments, calibrate each of
 # them on a model that runs on this machine, and then turn them on the plan. At the end you know which of its
-# numbers cannot be right, and you have a map of the rest of the course: one colour for each way out of a GPU
-# that is too small.
+# numbers cannot be right, and you have a map of models against GPUs: a colour for each layout that shards or
+# checkpoints (notebooks 04, 05 and 09), and white if another way out is needed (notebooks 06 to 09).
 #
 # | | |
 # |---|---|
@@ -27,9 +27,9 @@
 # | 1 Parameters, from the configuration | 20 | 6 | |
 # | 2 FLOPs, and the share that 6ND leaves out | 25 | 8 | 1 |
 # | 3 Memory of a step: build the meter | 55 | 14 | |
-# | 4 Bytes a parameter: the recipes | 20 | 6 | |
-# | 5 How fast: the roofline | 20 | 6 | |
-# | 6 How long, how large | 25 | 6 | |
+# | 4 Bytes a parameter: the recipes | 20 | 6 | 3 |
+# | 5 How fast: the roofline | 20 | 6 | 2 |
+# | 6 How long, how large | 25 | 6 | 2, 5 |
 # | 7 When one GPU is not enough | 30 | 8 | 1, 3 |
 # | 8 Questions: audit the plan | 20 | 6 | all |
 # | 9 Optional: two laws that disagree | 15 | 3 extra | 6 |
@@ -40,8 +40,12 @@
 # | | |
 # |---|---|
 # | P | parameters of the model |
-# | b, s, T | sequences in a microbatch; tokens in a sequence; T = b · s tokens |
-# | h, L, a, V | width of the model; layers; heads; vocabulary |
+# | N, D | in 6ND: the parameters that a token is multiplied by, nearly P; the tokens of a whole training |
+# | b, s, T | sequences in a microbatch; tokens in a sequence; T = b · s tokens. (15T tokens are 15 · 10¹²) |
+# | h, L, a, V | width of the model; layers, each a block of attention and MLP; heads; vocabulary |
+# | microbatch | the sequences of one forward and backward; a step may take several |
+# | replica | a whole copy of the model, on one GPU or divided over several |
+# | rank | one process of a distributed program, usually with one GPU |
 # | FLOP | one multiplication or one addition. FLOP/s is a speed |
 # | model states | weights, gradients, and the optimizer's state: they are there whatever the batch is |
 # | activations | results of forward that autograd keeps for backward: they grow with the batch |
@@ -183,9 +187,9 @@ bars(shares, "% of all parameters")
 # | part | made of |
 # |---|---|
 # | embedding | the token table, V rows of h; with `positions="learned"` also a table of `context` rows |
-# | attention | in each layer query, key, value and output. Queries have a · d features (d is `head_dim`), keys and values `key_value_heads` · d |
-# | mlp | in each layer: `mlp="gelu"` has two matrices (up, down), `"swiglu"` three (gate, up, down) |
-# | norms | two in each layer and one before the head: with `norm="rms"` each has a weight, with `"layer"` also a bias |
+# | attention | in each layer query, key, value and output. Queries have a · d features (d is `head_dim`), keys and values `key_value_heads` · d each |
+# | mlp | in each layer matrices of h · `mlp_width` numbers: `mlp="gelu"` has two (up, down), `"swiglu"` three (gate, up, down) |
+# | norms | two in each layer and one before the head: with `norm="rms"` each has a weight, with `"layer"` also a bias if `bias=True` |
 # | head | V rows of h, and nothing if `tied`: then the embedding's matrix is used twice |
 #
 # With `bias=True` each linear layer of a block has as many biases as outputs, and a LayerNorm has its bias.
@@ -221,7 +225,7 @@ def parameters(config: GPTConfig) -> dict[str, int]:
 # <details><summary>Hint: other switches</summary><code>replace(SMALL, mlp="swiglu", kv_heads=2)</code> is the
 # same model with two things changed. <code>SMALL.modern()</code> has all of LLaMA's parts.</details>
 #
-# **Check.** Published models, and twelve drawn ones that between them have all values of all switches.
+# **Check.** Published models, and twelve random ones that between them have all values of all switches.
 
 # %% nbgrader={"grade_id": "parameters_check", "points": 6}
 report = check("01_why_distribute/parameters", parameters)
@@ -259,16 +263,17 @@ for name in ("GPT-2 small", "Llama-3-8B"):
         print(f"{name:12} {right:14,}   with a head of its own {wrong:14,}: {wrong / right:.2f}x")
 
 # %% [markdown]
-# Llama's count is right either way, GPT-2's is 31 % too high: 163M is the number that a loop over the entries
-# of a saved file gives, in which the shared matrix may stand twice.
+# Llama's count is right either way, GPT-2's is 31 % too high. A sum over the entries of a `state_dict` gives
+# the same 163M: the shared matrix stands there under both of its names.
 #
 # **In production.** `model.num_parameters()` (Hugging Face) and `sum(p.numel() for p in model.parameters())`
 # count a shared matrix once. `torch.device("meta")` and `accelerate`'s `init_empty_weights` build a model of
 # any size in no memory: it is how frameworks plan before they load.
 #
 # <details><summary>In the lectures</summary>Lecture 004 says that most FLOPs and most parameters are in the
-# MLP. Parameters: yes in large models (66 % and 80 % above), no in GPT-2 small (46 %). FLOPs: as long as the
-# sequence is shorter than 2h.</details>
+# MLP. Parameters: yes in large models (66 % and 80 % above), no in GPT-2 small (46 %). FLOPs: with GPT-2's
+# parts the MLP has more than attention as long as the sequence is shorter than 2h. It has 40 % of GPT-2
+# small's forward at 1,024 tokens.</details>
 
 # %% [markdown]
 # ## 2 · FLOPs, and the share that 6ND leaves out
@@ -280,14 +285,14 @@ for name in ("GPT-2 small", "Llama-3-8B"):
 # | time | 25 minutes |
 # | points | 8 |
 #
-# A matrix with N numbers costs 2N FLOPs for each token: a multiplication and an addition for each number. A
-# whole training over D tokens is therefore 2ND forward. Backward computes two products for each of forward's,
-# one for the gradient of the input and one for the gradient of the weight: 4ND. Together **6ND**, the rule by
-# which budgets are made.
+# A matrix costs 2 FLOPs for each of its numbers and each token: a multiplication and an addition. If all
+# matrices of a model together have N numbers, a training over D tokens is therefore 2ND forward. Backward
+# computes two products for each of forward's, one for the gradient of the input and one for the gradient of
+# the weight: 4ND. Together **6ND**, the rule by which budgets are made.
 #
 # The rule forgets products without weights. In attention queries meet keys, and the resulting scores meet
 # values: both products have two activations as factors. For one sequence and one layer each takes 2 s² h
-# FLOPs. Here is the forward of four models, by part.
+# FLOPs. Here is the forward of three models by part, Llama-3-8B's at two lengths.
 
 # %% tags=["skip-in-grading"]
 forward = {}
@@ -315,8 +320,8 @@ bars(forward, "% of forward's FLOPs")
 #
 # - Every matrix of every block, and the head (tied or not): 2 FLOPs for each of its numbers and each token.
 #   Biases are added and not multiplied. A token is looked up in the embedding, which multiplies nothing.
-# - Attention: 4 b s² a d a layer, where a · d = h. With `causal=True` count only scores that are not masked:
-#   a token sees itself and those before it.
+# - Attention: 4 · b · s² · a · d for each layer, where a · d = h. With `causal=True` count only
+#   scores that are not masked: a token sees itself and those before it.
 # - `backward=True` adds twice the forward.
 # - `recompute=True` (with backward) adds one more forward of the blocks: activation checkpointing (notebook
 #   09).
@@ -393,9 +398,10 @@ for name, (config, batch, seq) in flops_of.items():
         print(f"{name:28} {part:11} counted {a:14,}   yours {b or 0:14,}   {verdict}")
 
 # %% [markdown]
-# With the step counted exactly you can say when the rule is good. The picture has 6ND over your count against
-# the sequence. N is the number of *matrix* elements that a token is multiplied by: the blocks' matrices and
-# the head, without the embedding. Dashed: masked scores left out, as a good kernel leaves them out.
+# With the step counted exactly you can say when the rule is good. The picture shows the ratio of 6ND to your
+# count against the length of the sequence; the dot is the model's own context. N is the number of *matrix*
+# elements that a token is multiplied by: the blocks' matrices and the head, without the embedding. Dashed:
+# masked scores left out, as a good kernel leaves them out.
 
 
 # %% tags=["skip-in-grading"]
@@ -432,10 +438,12 @@ def rule_of_thumb():
 rule_of_thumb() if written(step_flops, SMALL, 1, 1) else None
 
 # %% [markdown]
-# The missing part grows as s/6h with GPT-2's parts, so wide models hide it: 3 % of GPT-3, and most of
-# Llama-3-8B's step at 131,072 tokens. That is the reason for notebook 08. Note which N a paper means. With
-# *all* parameters instead of the matrices, GPT-2 small's ratio at 1,024 tokens is 0.874 and not 0.867, by
-# accident close: the table of positions counts, and multiplies nothing.
+# With GPT-2's parts the missing part is s/(6h) of the blocks' 6ND, so wide models hide it: 3 % of GPT-3's step.
+# But it is most of Llama-3-8B's step at 131,072 tokens: notebook 08 is about such sequences. Note which N a
+# paper means. With *all* parameters instead of the matrices, GPT-2 small's ratio at 1,024 tokens is 0.874 and
+# not 0.867: positions, biases and norms count, and multiply nothing. The two are close only since the head is
+# tied. Llama-3-8B has an embedding beside its head, and its ratio at 8,192 tokens becomes 0.832 instead of
+# 0.778.
 #
 # **Break it.** Leave PyTorch the choice of the attention kernel, and count again.
 
@@ -521,10 +529,9 @@ shares = ", ".join(f"{kind} {n / peak.total:.0%}" for kind, n in peak.bytes.item
 print(f"the peak, {peak.total / 1e6:.2f} MB, lies in {peak.phase}: {shares}")
 
 # %% [markdown]
-# 4 + 4 + 8 = 16 bytes a parameter between the steps: you get them from P alone. (The few ten-thousandths more
+# 4 + 4 + 8 = 16 bytes a parameter after a step, until `zero_grad`: you get them from P alone. (The 0.0003 more
 # are Adam's count of steps, one number for each tensor.) The mountains are activations. They are the largest
-# part at the peak, they are not proportional to P, and the size of the batch decides about them. So they need
-# a meter.
+# part at the peak, they are not proportional to P, and they grow with the batch. So they need a meter.
 #
 # **Build.** Autograd tells a pair of functions about each tensor that it keeps: `pack(tensor)` is called in
 # forward, and its result is handed to `unpack` in backward. `torch.autograd.graph.saved_tensors_hooks(pack,
@@ -535,11 +542,12 @@ print(f"the peak, {peak.total / 1e6:.2f} MB, lies in {peak.phase}: {shares}")
 #   kept.
 # - **Parameters and buffers are kept, too** (often as `weight.t()`, another tensor on the same storage), but
 #   they are there anyway. They do not count.
-# - **Memory is used again.** When a storage is gone, the next one may lie at its address. An address does not
-#   identify a storage; it does as long as something holds the storage.
+# - **Memory is used again.** When a storage is gone, the next one may lie at its address. So an address
+#   identifies a storage only as long as something holds that storage.
 #
 # `by_module` says where the bytes come from. A forward pre-hook and a forward hook on every submodule tell
-# when it begins and ends; the innermost one that is running owns a storage that is kept for the first time.
+# when its forward begins and ends. When a storage is kept for the first time, its bytes belong to the
+# innermost submodule that is running.
 
 
 # %% nbgrader={"grade_id": "saved_bytes", "solution": true}
@@ -657,14 +665,17 @@ if written(kept_by, SMALL, 1, 1):
 # Read it as a list. A norm keeps its input (1), and two statistics a token. `attention.query` keeps the
 # norm's output, once for query, key and value. `attention` itself keeps q, k, v and its result, and the fused
 # kernel one float32 for each query and head, the logarithm of a sum. The MLP keeps its input, and its inner
-# features *twice*, before GELU and after it. Together 16 rows and a little. The plain kernel
-# keeps a matrix of scores as well: a s² numbers for each sequence, which are 8 rows here.
+# features *twice*, before GELU and after it. Together 16 rows and a little. The plain kernel keeps the
+# softmax of the scores instead of the logarithm: a · s² numbers for each sequence, which are 8 rows here. With
+# it the first module that keeps attention's result is `attention.out`.
 #
-# **Predict.** Now as a formula, for all L blocks with GPT-2's parts (LayerNorm, GELU, as many key heads as
-# heads). The head and the embedding do not count. Take the inner width from `mlp_width`: it need not be 4h.
+# **Predict.** Now write the count as a formula, for all L blocks with GPT-2's parts (LayerNorm, GELU, as many
+# key heads as heads). The head and the embedding do not count. Take the inner width from `mlp_width`: it need
+# not be 4h.
 #
-# - `itemsize`: bytes of a number. The flash kernel's logarithm is a float32 in any case.
-# - `flash=False`: the softmax is kept, one b a s² matrix a layer that both products share, and no logarithm.
+# - `itemsize`: bytes of a number, those of a norm's statistics too. The flash kernel's logarithm is a float32
+#   in any case.
+# - `flash=False`: the softmax is kept once, b · a · s² numbers for each layer, and no logarithm.
 # - `checkpoint=True`: each block keeps its input alone.
 
 
@@ -686,9 +697,9 @@ def activation_bytes(
 
 
 # %% [markdown]
-# <details><summary>Hint: from the table</summary>Rows as wide as the model: two inputs of norms, two inputs
-# of regions, q, k, v and attention's output. Two rows are as wide as the MLP. Then the few numbers a
-# token.</details>
+# <details><summary>Hint: from the table</summary>Rows as wide as the model: two inputs of norms, the inputs of
+# attention and of the MLP, q, k, v and attention's output. Two rows are as wide as the MLP. Then the few
+# numbers a token.</details>
 #
 # **Check.**
 
@@ -721,8 +732,9 @@ if written(kept_by, SMALL, 1, 1) and written(activation_bytes, SMALL, 1, 1):
 
 # %% [markdown]
 # Now the formula can go to models that do not fit here. GPT-3 with one sequence of 2,048 tokens, in 16 bits:
-# as PyTorch keeps it, and as Korthikanti et al. (2022, §4) count it. Their numbers are larger since their
-# model has dropout, whose masks are kept, and drops weights of attention, too.
+# as PyTorch keeps it, and as Korthikanti et al. (2022, §4) count it. Their first two numbers are larger since
+# their model has dropout, whose masks are kept, and drops weights of attention, too. (Beside `flash` stands
+# their selective recomputation, which keeps no scores either.)
 
 # %% tags=["skip-in-grading"]
 from course_lib.facts import korthikanti_activations
@@ -775,7 +787,8 @@ for name, nbytes in peaks.items():
 
 # %% [markdown]
 # A loss holds its graph, and the graph holds all activations of its forward. Eight losses hold eight times as
-# many. With `.item()` each graph dies at once, and under `no_grad` there is none.
+# many. (The peak is only about six times as high: weights and temporary results are there once.) With
+# `.item()` each graph dies at once, and under `no_grad` there is none.
 #
 # **In production.** On a GPU PyTorch keeps the same record: `torch.cuda.memory._record_memory_history()`,
 # then `_dump_snapshot("file.pickle")`, which pytorch.org/memory_viz draws like the picture above. The
@@ -801,7 +814,7 @@ else:
 # the CPU, which keep their input and the normalised values: 2h + 1 numbers a token. Grouped keys and values
 # are narrower. And rotary positions keep float32 cosines and sines for q and for k, 2 s d numbers a layer.
 # LLaMA-7B with 8 x 2,048 tokens in 16 bits keeps 89 GB; a GPT of GPT-2's parts and the same h, L and inner
-# width 57.</details>
+# width 58.</details>
 # <details><summary>In the lectures</summary>Lecture 001 says that GPT-3's activations take ~10 GB a sample:
 # see above. It says for a 7B model with b = 8 and s = 2,048 that checkpointing "saves ~40 GB": from 89 GB it
 # saves 85, and leaves 4.3. "Flash attention reduces memory by 2x": as PyTorch keeps it 1.8x (a softmax of 69
@@ -819,7 +832,7 @@ else:
 # | points | 6 |
 #
 # The model states were 16 bytes a parameter above, 4 + 4 + 0 + 8: weights, gradients, no copy of the weights,
-# two moments. Papers and frameworks arrive at 8, 12, 13, 16, 18 or 20, because they keep other things in
+# two moments. Papers and frameworks arrive at 8, 10, 12, 13, 16, 18 or 20, because they keep other things in
 # other formats. A recipe is easiest to read as code. Here are nine. fp16 and bf16 have 2 bytes a number,
 # uint8 and fp8 one.
 
@@ -828,13 +841,13 @@ for recipe in RECIPES:
     print(f"--- {recipe.name}   ({recipe.source})\n{recipe.code}\n")
 
 # %% [markdown]
-# **Predict.** Which of them has the smallest sum? Which is larger than plain float32?
+# **Predict.** Which of them has the smallest sum? Which of them have a larger sum than plain float32?
 #
-# **Build.** Bytes a parameter between two steps, when the gradient is complete: weights that are multiplied,
-# gradients (all copies of them that exist), the master copy of the weights that the optimizer changes, and
-# the moments. If the model's own float32 weights are changed, there is no master copy: 0. Scales count: a
-# float32 for each block, so 4/256 bytes a number for blocks of 256. In `deepseek-v3` count the weights of
-# linear layers, whose working copy is fp8.
+# **Build.** Count the bytes a parameter after a step, while its gradients are still there: the weights that
+# forward multiplies by, the gradients (all copies of them that exist), the master copy of the weights that the
+# optimizer changes, and the moments. If the optimizer changes the model's own weights, there is no master
+# copy: 0. Scales count: a float32 for each block, so 4/256 bytes a number for blocks of 256. In `deepseek-v3`
+# count the weights of linear layers, whose working copy is fp8.
 
 
 # %% nbgrader={"grade_id": "recipes", "solution": true}
@@ -957,13 +970,13 @@ for dtype in (torch.float32, torch.bfloat16):
 #
 # **In production.** Frameworks print the sum in their guides, and count differently:
 #
-# | source | bytes a parameter | sharded over d ranks |
+# | source | bytes a parameter | the optimizer's part divided by d ranks (stage 1, see §7) |
 # |---|---|---|
-# | ZeRO, §3.1 | 2 + 2 + 12 = 16 | stage 1: 4 + 12/d |
+# | ZeRO, §3.1 | 2 + 2 + 12 = 16 | 4 + 12/d |
 # | Megatron Core, bf16 with float32 gradients | 18 | 6 + 12/d |
 # | Megatron Core, fp16 with fp16 gradients | 20 | 4 + 16/d |
 # | Megatron Core, float32 | 16 | 8 + 8/d |
-# | DeepSeek-V3, §3.3 | 13, for linear layers | stage 1 (§3.2): 5 + 8/d |
+# | DeepSeek-V3, §3.3 | 13, for linear layers | 5 + 8/d (its §3.2) |
 #
 # <details><summary>In the lectures</summary>Four numbers, and the parts that were counted. Lecture 000: 7B
 # with Adam has optimizer states of ~28 GB; that is m and v in 16 bits without a master copy. Lecture 002:
@@ -990,9 +1003,9 @@ for dtype in (torch.float32, torch.bfloat16):
 # | arithmetic | 2 m k n FLOPs | `flops`, FLOP/s |
 # | memory | (m k + k n + m n) · itemsize bytes, each matrix once | `bandwidth`, bytes/s |
 #
-# In a layer, k n is the weight and m is the number of tokens. Here is how much of an H100's peak a product
-# with a weight of 4,096 × 4,096 can reach at best, against m. This is arithmetic with the data sheets'
-# numbers, and no measurement.
+# In a layer, (k, n) is the shape of the weight and m is the number of tokens. The picture shows the TFLOP/s
+# that a product with a weight of 4,096 × 4,096 can reach at best on an H100 and on an A100, against m; the
+# dotted lines are the peaks. The numbers come from data sheets: nothing is measured here.
 
 # %% tags=["skip-in-grading"]
 TOKENS = [2**k for k in range(13)]
@@ -1073,13 +1086,13 @@ for card in (A100, H100, gpu("B200")):
         )
 
 # %% [markdown]
-# From the A100 to the H100 arithmetic grew faster than memory, and the least m doubled. A rank that gets few
-# tokens (notebook 03's strong scaling) or that writes one token at a time (inference) uses few percent of its
-# peak, or less than one.
+# From the A100 to the H100 arithmetic grew faster than memory, and the least m nearly doubled. A rank that
+# gets few tokens (notebook 03's strong scaling) uses a few percent of its peak. A rank that writes one token
+# at a time (inference) uses less than one percent.
 #
 # **Measure.** This machine, in float32, one thread: the largest speed of any square product is its peak, the
 # fastest pass that only *reads* a large matrix is its bandwidth. Then products with a weight of 4,096 ×
-# 4,096, under your roof. Everything is measured three times, in turns, and the best counts.
+# 4,096, under your roof. Everything is measured six times, two at a time in three rounds, and the best counts.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1144,9 +1157,9 @@ def under_the_roof():
 under_the_roof() if written(matmul_seconds, 1, 1, 1, 1, 1) else None
 
 # %% [markdown]
-# The points climb with m as the roof says, and stay below it: a library's kernel does not reach both limits
-# at once. A point above the roof would say that the bandwidth was measured badly. (A pass that reads *and*
-# writes measures another speed.)
+# The points climb with m and stay below the roof: a library's kernel does not reach both limits at once. A
+# point above the slope would say that the bandwidth was measured badly. (A pass that reads *and* writes
+# measures another speed.)
 #
 # **Break it.** The roof gives a product of two 8 × 8 matrices its time. Measure it:
 
@@ -1157,8 +1170,9 @@ if promised := said(matmul_seconds, 8, 8, 8, peak, bandwidth, 4):
 
 # %% [markdown]
 # The call takes the time, not the arithmetic: Python, PyTorch's dispatcher, on a GPU the start of a kernel.
-# It is a third roof. It is the lowest for small models, and so a training step here reaches less of the peak
-# than a product:
+# Calls are a third roof, the lowest one for small products. Between its products a model has norms, GELU and
+# softmax, which move bytes and multiply little. So a forward and backward reach less of the peak than one
+# large product:
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 torch.set_num_threads(1)
@@ -1218,7 +1232,8 @@ else:
 
 # %% [markdown]
 # <details><summary>In the lectures</summary>Lecture 002: "CPU RAM 10x slower, NVMe 100x". That is the host's
-# memory as the host reaches it. A GPU reaches it over PCIe: 64x (A100) and 52x (H100) above.</details>
+# memory as the host reaches it. A GPU reaches it over PCIe: 64x (A100) and 52x (H100) slower, see
+# above.</details>
 
 # %% [markdown]
 # ## 6 · How long, how large
@@ -1230,10 +1245,10 @@ else:
 # | time | 25 minutes |
 # | points | 6 |
 #
-# A run of D tokens takes C = 6 N D FLOPs, and a GPU does `mfu · flops` of them a second: this gives days, and
-# the tokens that a GPU trains in a second. The other direction is older than any plan. *Given* C, which N is
-# best? A large model sees few tokens, a small one learns little from many. A *scaling law* is a fit of the
-# loss,
+# A run of D tokens takes C = 6 N D FLOPs, and a GPU does `mfu · flops` of them a second. These two give the
+# days, and the tokens that a GPU trains in a second. The other direction comes before any plan. *Given* C,
+# which N is best? A large model sees few tokens, a small one learns little from many. A *scaling law* is a fit
+# of the loss,
 #
 # L(N, D) = E + A / N^α + B / D^β,
 #
@@ -1269,7 +1284,7 @@ along_the_budget()
 # **Predict.** How many days does Llama-3-8B with its 15T tokens take on 1, 8 and 1,024 H100s at 40 %? Guess
 # the first one before you compute it.
 #
-# **Build.** `compute_optimal` gives the lowest point: set D = C/6N, and the derivative by N to zero, or
+# **Build.** `compute_optimal` gives the lowest point: set D = C/(6N), and the derivative by N to zero, or
 # search. `law` is (E, A, B, α, β).
 
 
@@ -1323,8 +1338,8 @@ if taken := said(days, 70e9, 15e12, 1, H100.flops):
     print(f"and 70B on one H100: {taken / 365.25:.0f} years")
 
 # %% [markdown]
-# Memory is the first reason to distribute. Time is the second, and it holds for models that fit, too: no plan
-# lasts 58 years.
+# Memory is the first reason to distribute. Time is the second: one H100 would take 58 years for Llama-3-8B,
+# even if it had the memory.
 #
 # **Measure: your functions against published runs.** Each line compares a number from a paper with yours.
 
@@ -1361,8 +1376,9 @@ if written(days, 1, 1, 1, 1) and written(tokens_per_second_per_gpu, 1, 1, 1):
 
 # %% [markdown]
 # The percentages in the last column were not published: they are the MFU that makes yours equal, and so they
-# are the result. DeepSeek-V3 multiplies in fp8. Divide by the peak of bf16 and it reaches 34.6 %, by that of
-# fp8 17.3 %: an MFU without its denominator says nothing.
+# are the result. DeepSeek-V3 multiplies in fp8. (A token meets 37B of its 671B parameters: these are N.)
+# Divide by the peak of bf16 and it reaches 34.6 %, by that of fp8 17.3 %: an MFU without its denominator says
+# nothing.
 #
 # **Now the paper that every plan cites.** Chinchilla has 70B parameters and 1.4T tokens, 20 tokens a
 # parameter, and is said to be compute-optimal for Gopher's budget. Put the law that its paper prints into
@@ -1378,13 +1394,13 @@ for name, law in LAWS.items():
         )
 
 # %% [markdown]
-# 32B and 93 tokens a parameter: the printed law contradicts the model that is named after its paper. Your
-# function is right, and there are two causes. `TeX source` has the exponents with four digits, from the
-# source text of the same paper (Besiroglu et al. found them): 40B, and 40B is also what figure 4 of the paper
-# projects. So **rounding** to two digits is the step from 40 to 32. `replication` is fitted to the points in
-# the paper's own figures: 72B and 18. So **the fit** is the step from 40 to 70. Besiroglu et al. found its
-# cause: the optimizer of the fit stopped early, since the losses were averaged and not summed. Their own
-# constants are uncertain as well: B has a standard error of 1,293.
+# 32B and 93 tokens a parameter: the printed law contradicts the model of its own paper. Your function is
+# right, and there are two causes. `TeX source` has the exponents with four digits, from the source text of the
+# same paper (Besiroglu et al. found them): 40B, and figure 4 of the paper projects 40B, too. So **rounding** to
+# two digits is the step from 40 to 32. `replication` is fitted to the points in the paper's own figures: 72B
+# and 18 tokens a parameter. So **the fit** is the step from 40 to 72. Besiroglu et al. found the cause: the
+# optimizer of the paper's fit stopped early, since the losses were averaged and not summed. Their own constants
+# are uncertain as well: B has a standard error of 1,293.
 #
 # What does the difference mean for other budgets? The dots are models with the parameters and tokens that
 # were chosen.
@@ -1419,18 +1435,19 @@ laws_and_models() if written(compute_optimal, CHINCHILLA, LAWS["printed"]) else 
 # purpose: a small model costs less each time it is *used*, and the law knows training alone.
 #
 # **Break it.** A data sheet prints 1,979 TFLOP/s for an H100 in bf16, "with sparsity". Put it into the
-# denominator, and the same 400 TFLOP/s of Llama 3 are
+# denominator, and the same 400 TFLOP/s of Llama 3 are:
 
 # %% tags=["skip-in-grading"]
 for peak_flops, what in ((H100.flops, "dense"), (2 * H100.flops, "sparse")):
     print(f"{400e12 / peak_flops:.0%} of the {what} peak")
 
 # %% [markdown]
-# **In production.** Training frameworks print tokens/s/GPU and MFU with every log line (torchtitan,
-# Megatron-LM, nanoGPT): the two functions above, with a clock. Look up which peak and which N they take.
+# **In production.** Training frameworks print such numbers with their log lines: torchtitan tokens/s/GPU,
+# TFLOP/s and MFU, nanoGPT the MFU, Megatron-LM the TFLOP/s of each GPU. They are your
+# `tokens_per_second_per_gpu`, with a clock. Look up which peak and which N they take.
 #
-# <details><summary>In the lectures</summary>The two errors that you meet in §8 are those of lecture 001's
-# recipe 2.</details>
+# <details><summary>In the lectures</summary>The errors in the plan of §8 are those of recipe 2 in lecture
+# 001.</details>
 
 # %% [markdown]
 # ## 7 · When one GPU is not enough
@@ -1442,10 +1459,10 @@ for peak_flops, what in ((H100.flops, "dense"), (2 * H100.flops, "sparse")):
 # | time | 30 minutes |
 # | points | 8 |
 #
-# Model states and activations can be cut in two ways that you learn in this course, without splitting a
-# layer. *Sharding* (notebooks 04 and 05) divides model states over the N GPUs, in four stages.
-# *Checkpointing* (notebook 09) keeps the blocks' inputs alone. Here are the eight combinations for a GPT of
-# 6.7 billion parameters on 8 GPUs, with 4 sequences of 2,048 tokens on each.
+# This section uses two ways to cut the bill of a GPU. *Sharding* (notebooks 04 and 05) divides model states
+# over the GPUs, in stages 0 to 3; stage 0 is plain replicas and divides nothing. *Checkpointing* (notebook 09)
+# keeps the blocks' inputs alone. Here are the eight combinations for a GPT of 6.7 billion parameters on 8 GPUs,
+# with 4 sequences of 2,048 tokens on each.
 
 # %% tags=["skip-in-grading"]
 from course_lib.estimates.pictures import bill_axes, strategy_map
@@ -1472,19 +1489,19 @@ layouts(GPT_7B, gpus=8, batch=4, seq=2048, room=80e9)
 # %% [markdown]
 # One GPU's bill has six lines. Weights and gradients are in 16 bits, and Adam's part is 12 bytes a parameter:
 #
-# | | bytes on each GPU | divided by N from stage |
+# | | bytes on each GPU | divided by the GPUs from this stage on |
 # |---|---|---|
 # | weights | 2 P | 3 |
 # | gradients | 2 P | 2 |
 # | optimizer | 12 P | 1 |
 # | gathered block | stage 3 only: weights and gradients of *one* block, whole: 4 · (parameters of a block) | |
-# | activations | `activation_bytes` of this GPU's batch, checkpointed or not | never |
+# | activations | `activation_bytes` of this GPU's batch in 16 bits, checkpointed or not | never |
 # | logits | in float32 and in 16 bits, 6 T V | never |
 #
-# Which one should you take? The cheapest that fits. Stages 1 and 2 send not a byte more than replicas do
-# (notebook 04). Stage 3 sends half as much again, and much of that can be hidden (notebook 05). Checkpointing
-# costs a third of the FLOPs, always. So the order of cost is stage 0, 1, 2, 3 without checkpointing, then 0,
-# 1, 2, 3 with it.
+# Which layout should you take? The cheapest that fits. With one microbatch a step, stages 1 and 2 send not a
+# byte more than replicas do (notebook 04). Stage 3 sends half as much again, and much of that can be hidden
+# (notebook 05). Checkpointing costs a third more FLOPs, always. So the order of cost is stage 0, 1, 2, 3
+# without checkpointing, then 0, 1, 2, 3 with it.
 #
 # **Predict.** 6.7B on 8 GPUs, as in the picture: which layout? And on a single GPU?
 #
@@ -1542,8 +1559,9 @@ for gpus in (8, 1):
 # %% [markdown]
 # **Measure: the map.** Models against GPUs, coloured by your own answers, for 70 GB of room and one sequence
 # of 4,096 tokens on each GPU. Blue is without checkpointing, orange with it, and white is None. In a live
-# notebook sliders change the room and the tokens. (Your formula counts the activations of GPT-2's parts. LLaMA's parts
-# keep half as much again, 24.3 GB instead of 16.1 for Llama-3-8B: so the rows of LLaMA models are too friendly.)
+# notebook sliders change the room and the tokens. (Your formula counts the activations of GPT-2's parts.
+# LLaMA's parts keep half as much again, 24.3 GB instead of 16.1 for Llama-3-8B: so the rows of LLaMA models are
+# too friendly.)
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 drawn = (
@@ -1552,15 +1570,16 @@ drawn = (
 drawn
 
 # %% [markdown]
-# Read a row from left to right: more GPUs make a layout cheaper, until the colour no longer changes. From
-# there on more GPUs only save time. Move the tokens to 32,768: white spreads, and no number of GPUs helps,
-# because *no stage divides the activations of one sequence, or its logits*. A white field has other ways out,
-# and each is a notebook: split each layer (06), put layers on different GPUs (07), cut the sequence (08),
-# keep less (09).
+# Read a row from left to right: more GPUs allow a cheaper layout, until the colour no longer changes. From
+# there on more GPUs only save time. Move the tokens to 32,768: white spreads, and for the three largest models
+# no number of GPUs helps, because *no stage divides the activations of one sequence, or its logits*. A white
+# field has other ways out, and each is a notebook: split each layer (06), put layers on different GPUs (07),
+# cut the sequence (08), keep less (09).
 #
-# The same bill with more controls, and for the library's exact activations: choose the model, batch, stage,
-# recipe, GPU. Below it stands the real run of §3. Find the largest batch of Llama-3-8B, in sequences of 4,096
-# tokens on each of 8 H100s, that needs no checkpointing.
+# The next cell shows the same bill with more controls, and counts the activations of LLaMA's parts exactly:
+# choose the model, batch, stage, recipe, GPU. Below it stands the real run of §3. Find the largest batch of
+# Llama-3-8B with the recipe `zero`, in sequences of 4,096 tokens on each of 8 H100s, that needs no
+# checkpointing.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.estimates.calculator import calculator
@@ -1598,9 +1617,10 @@ for name, run in {"one rank, 4 sequences": alone, "two replicas, 2 sequences eac
     print(f"{name}: " + " | ".join(cells))
 
 # %% [markdown]
-# Each replica does half of the arithmetic of forward and backward and so takes half of its time. It holds all
-# of the states again: two replicas hold twice the states of one. (They would also have to agree on their
-# gradients, and here they do not: notebook 03.) Activations are halved since each has half of the sequences.
+# Each replica does half of the arithmetic of forward and backward, and so needs half of the time for them. It
+# holds all of the states again: two replicas hold twice the states of one. (They would also have to agree on
+# their gradients, and here they do not: notebook 03.) Activations are halved since each has half of the
+# sequences.
 #
 # **Break it.** Plan with all of the 80 GB that the name of the card promises. How many answers of the map
 # would be different with 70?
@@ -1619,14 +1639,15 @@ if drawn:
         print(f"  {model} on {gpus} GPUs: {a} with 80 GB, {b} with 70 GB")
 
 # %% [markdown]
-# If 70 GB are left for training, each plan for 80 GB stops with "out of memory", perhaps after an hour. For
-# some of a GPU belongs to others: CUDA's context and its kernels take about 0.3 GB, before CUDA 11.7
-# more than 1 GB (PyTorch issue 107667), NCCL 0.5 to 1.6 GB for a first communicator (NCCL issues 864, 964), and the allocator's pieces leave gaps.
-# How much it is on your cluster, only a measurement says: the GPU cell of §3 shows how.
+# If 70 GB are left for training, each of these plans for 80 GB stops with "out of memory", perhaps after an
+# hour. Some of a GPU's memory belongs to others: CUDA's context and its kernels take about 0.3 GB, before CUDA
+# 11.7 more than 1 GB (PyTorch issue 107667), NCCL 0.5 to 1.6 GB for a first communicator (NCCL issues 864,
+# 964), and the allocator's pieces leave gaps. Only a measurement says how much it is on your cluster. The GPU
+# cell of §3 measures the allocator's share; `torch.cuda.mem_get_info()` gives the free bytes of the whole GPU.
 #
 # **In production.** Tables give advice by the size of the model, such as "below 10B on one GPU" and "10 to
-# 70B with ZeRO-2". Ask your map: the models with an answer for a single GPU, and those for which stage 2 is
-# ever the cheapest.
+# 70B with ZeRO-2" (stage 2). Ask your map: the models with an answer for a single GPU, and those for which
+# stage 2 is ever the cheapest.
 
 # %% tags=["skip-in-grading"]
 if drawn:
@@ -1637,8 +1658,8 @@ if drawn:
         print(f"{label:22} one GPU: {row[0]!s:10} stage 2 on {stage_2 or 'no number of'} GPUs")
 
 # %% [markdown]
-# At 16 bytes a parameter 80 GB hold less than 5B, before any activation. And ZeRO-2 keeps 2P on every GPU:
-# 140 GB for 70B. The size of the model alone does not decide.
+# At 16 bytes a parameter 80 GB hold 5B at most, with no byte left for activations. And ZeRO-2 keeps 2P on
+# every GPU: 140 GB for 70B. The size of the model alone does not decide.
 #
 # <details><summary>In the lectures</summary>The table is lecture 001's "When to use what". Its own example of
 # a 7B model on one GPU needs 112 GB.</details>
@@ -1653,8 +1674,8 @@ if drawn:
 # | points | 6 |
 #
 # Now the plan of the first page: 70B (80 layers, h = 8,192), 64 H100s, 2,048 sequences of 4,096 tokens over 8
-# replicas of 8 GPUs, 4 microbatches each, a checkpoint every 4 layers. A number may be written as arithmetic, such as
-# `7 / 8 * 989e12`; names like `H100` are not there when it is graded.
+# replicas of 8 GPUs, 4 microbatches each, a checkpoint every 4 layers. A number may be written as arithmetic,
+# such as `7 / 8 * 989e12`; names like `H100` are not there when it is graded.
 #
 # 1. A checkpoint is the input of a layer, in 16 bits, and every GPU of a replica keeps it whole. How many
 #    **GB** of checkpoints does each GPU keep for one microbatch?
@@ -1664,9 +1685,9 @@ if drawn:
 #    tensor is that? `"one activation of the whole batch"`, `"the weights"`, `"one layer's scores"` or `"the
 #    logits"`
 # 4. For the plan's model with an MLP of two matrices and 4h: from how many **tokens** in a sequence on do the
-#    scores (both products) take more FLOPs than the MLP?
-# 5. 8 GPUs instead of one, as replicas, the batch divided among them. Model states and time: which of them
-#    becomes less on each GPU? `"memory"`, `"time"` or `"both"`
+#    scores (both products, masked scores included) take more FLOPs than the MLP?
+# 5. 8 GPUs instead of one, as replicas, the batch divided among them. The memory of the model states and the
+#    time of a step: which of them becomes less on each GPU? `"memory"`, `"time"` or `"both"`
 # 6. `GPT_13B` of §7, one sequence of 8,192 tokens on each of 8 GPUs, 80 GB. The cheapest layout? `"stage 3"`,
 #    `"stage 1, checkpointed"`, `"stage 2, checkpointed"` or `"stage 3, checkpointed"`
 
@@ -1740,14 +1761,14 @@ if written(first_that_fits, GPT_7B, 1, 80e9, 1, 2048) and answer_1 is not ...:
     said(verdict)
 
 # %% [markdown]
-# So do not sign. The throughput is off by 314 to 471 times, and so is every date that follows from it. The
-# microbatch needs more for its checkpoints alone than the card has. And the scale is not GPT-3's. The model
+# So do not sign. The throughput is off by a factor of 314 to 471, and so is every date that follows from it.
+# The microbatch needs more for its checkpoints alone than the card has. And the scale is not GPT-3's. The model
 # itself is possible: the last line has a layout that fits 64 GPUs without splitting a layer, and at 40 %
-# Chinchilla's tokens take eight months.
+# Chinchilla's tokens take nearly nine months.
 #
 # <details><summary>In the lectures</summary>The plan is lecture 001's recipe 2, which also calls it "GPT-3
-# scale" and the share of a GPU "32". With sequence parallelism (notebook 06) the checkpoints would be divided
-# by 8. Question 3 is lecture 003's.</details>
+# scale" and gives each GPU "32" sequences. With sequence parallelism (notebook 06) the checkpoints would be
+# divided by 8. Question 3 is lecture 003's.</details>
 
 # %% [markdown]
 # ## 9 · Optional: two laws that disagree
@@ -1801,14 +1822,14 @@ for first, second in (("printed", "replication"), ("TeX source", "replication"))
         )
 
 # %% [markdown]
-# The printed law and the replication part below Chinchilla's own budget. Rounded exponents moved that point
-# down from seven times the budget to a seventh.
+# The printed law and the replication differ by a factor of 2 already below Chinchilla's own budget. Rounded
+# exponents moved that point down from seven times the budget to a seventh.
 
 # %% [markdown]
 # ## Scorecard
 #
 # Each notebook ends with the same three criteria, measured in the ranks: redundant computation (FLOPs of all
-# ranks over those of one), the peak of memory on a rank, and the bytes that a rank sends. This one has the
+# ranks over those of one), the peak of memory on a rank, and the bytes that a rank sends. This notebook has the
 # row with which all others are compared. M is the 4P bytes of the parameters.
 
 
@@ -1823,10 +1844,10 @@ scorecard({"one rank": run}, unit=4 * count, flops_alone=run[0].flops)
 
 # %% [markdown]
 # Nothing is computed twice, nothing is sent, and everything lies in one memory: 4 M of states, and the
-# activations. Every strategy of this course makes the middle column smaller and pays with the others.
+# activations. Most strategies of this course make the middle column smaller and pay with another one.
 #
 # **You have built** the instruments that say, before anything runs, how many parameters, FLOPs, bytes and
-# days a plan needs, and a meter that agrees with them to the byte.
+# days a plan needs, and a meter that agrees with your formula of the activations to the byte.
 #
 # **Read on.**
 # - Rajbhandari et al. (2020), *ZeRO*: §3 for the 16 bytes.
