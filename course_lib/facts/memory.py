@@ -34,8 +34,8 @@ def activation_bytes(
     """Bytes that all blocks of `course_lib.models.GPT` keep for backward, without embedding and head.
 
     itemsize: bytes of an activation. flash: attention keeps a float32 number for each query and head; else
-    the softmax, b a s^2 numbers a layer, which both of its products share, and grouped keys and values are
-    copied for each query head that shares them.
+    the softmax, b a s^2 numbers a layer, which its gradient and the product with the values share, and
+    grouped keys and values are copied for each query head that shares them.
     checkpoint: every block's input alone, L T h itemsize.
 
     With GPT-2's parts 16 numbers for each of the T h: LLaMA-7B with 8 x 2,048 tokens in 16 bits keeps 89 GB,

@@ -6,8 +6,8 @@ the list and without a pause that nothing forces:
     forward, backward   when the compute lane is free, and the unit has arrived
     gather              when the wire is free, and all computations before it in the list are over: a host
                         that computes issues nothing meanwhile, and on a GPU memory must be free first
-    reduce              when the wire is free, its unit's backward is over, and the last reduce is, too, whose
-                        buffer it takes
+    reduce              when the wire is free, all computations before it in the list are over, and the last
+                        reduce is, too, whose buffer it takes
 
 With two wires gathers and reduces do not wait for each other. There is no other cost: no launch, no
 contention, no slower rank.

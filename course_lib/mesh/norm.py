@@ -13,8 +13,9 @@ pp x tp makes the square of the norm. All gradients are then scaled by one facto
 a parameter stay equal, which they would not if each rank clipped by a norm of its own.
 
 Source: Pascanu, Mikolov, Bengio, "On the difficulty of training recurrent neural networks", ICML 2013,
-section 3.2 (clipping); `torch.nn.utils.clip_grad_norm_` (the 1e-6); Megatron-LM's `get_grad_norm_fp32`, which
-filters shared parameters and duplicates of tensor parallelism in the same way.
+section 3.2 (clipping); `torch.nn.utils.clip_grad_norm_` (the 1e-6); Megatron-LM's
+`get_main_grads_for_grad_norm`, which leaves out shared parameters and duplicates of tensor parallelism in the
+same way.
 """
 
 from __future__ import annotations

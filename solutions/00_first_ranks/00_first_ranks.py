@@ -1037,7 +1037,7 @@ ledger = run_and_read(farewell)
 
 # %% nbgrader={"grade_id": "diagnoses", "solution": true}
 # Replace the dots.
-waits_for = {  # rank: the rank that it waits for
+waits_for = {  # program: {rank: the rank that it waits for}
     "neighbour_sum": {0: ..., 1: ..., 2: ...},
     "collect": {0: ...},
     "global_mean": {0: ..., 2: ...},
@@ -1170,7 +1170,7 @@ import torch.distributed as dist
 {inspect.getsource(ring_shift)}
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo")  # "nccl" with one GPU a rank
+    dist.init_process_group("gloo")  # with one GPU a rank: "nccl", and tensors there
     rank = dist.get_rank()
     received = ring_shift(torch.full((2,), float(rank))).tolist()
     everybody = [None] * dist.get_world_size()

@@ -292,7 +292,8 @@ def broadcast(tensor: torch.Tensor, src: int, group: Group = None) -> None:
     """Give every rank of `group` the tensor of global rank `src`, in place, along a binomial tree.
 
     tensor: any shape, contiguous or not; the same shape and dtype on every rank.
-    All ranks together send (N-1) M bytes, in ceil(log2 N) rounds: a rank sends one message a round.
+    All ranks together send (N-1) M bytes, in ceil(log2 N) rounds: a rank sends at most one
+    message in each round.
     """
     ### BEGIN SOLUTION
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -1725,7 +1726,7 @@ if not behind:
 elif behind[-1] == RACE_SIZES[-1]:
     region = f"above {text(RACE_SIZES[-1])}: the ring is never ahead"
 else:
-    region = f"between {text(behind[-1])} and {text(4 * behind[-1])}"
+    region = f"between {text(behind[-1])} and {text(RACE_SIZES[RACE_SIZES.index(behind[-1]) + 1])}"
 expected = crossover(RACE_RANKS, latency, duration / large)
 print(
     f"At {text(RACE_SIZES[0])} your ring takes {ratios[0]:.1f} times as long as your recursive doubling, "
@@ -1784,8 +1785,7 @@ for name, times in measured.items():
 
 # %% [markdown]
 # On a machine with four GPUs the race runs over NCCL without a change. Add `1 << 28` and `1 << 30` to
-# `RACE_SIZES` there: 64 MB are little for NVLink. (Each size should be four times the one before: a cell
-# above counts on it.)
+# `RACE_SIZES` there: 64 MB are little for NVLink.
 
 # %% [markdown]
 # ## 10 · Questions

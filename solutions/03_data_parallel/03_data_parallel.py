@@ -851,7 +851,8 @@ class BucketedDataParallel(nn.Module):
         """Wait for the buckets and replace every `.grad` by its mean over the ranks.
 
         As in NaiveDataParallel, every parameter that requires a gradient has a `.grad` afterwards.
-        Sends 2 (N-1)/N times the gradients' bytes in all, in as many all-reduces as there are buckets.
+        Sends 2 (N-1)/N times the gradients' bytes in all, in as many all-reduces as there are
+        buckets.
         """
         ### BEGIN SOLUTION
         for missing in self.missing:

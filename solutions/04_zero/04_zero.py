@@ -802,7 +802,7 @@ for world_size in (2, 4):
 # Here is the library's ZeRO-1 on four ranks, beside the replica:
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
-from course_lib import zero as reference  # for the pictures; your own come below
+from course_lib import zero as reference  # for the pictures
 
 
 def library1(model):

@@ -832,8 +832,8 @@ def after_backward(function):
 class PrefetchedModule(nn.Module):
     """`module` with its parameters sharded over `group`; units are gathered before they are needed.
 
-    Sends, for a step, two gathers and a reduction of each block, but for the last one, which is
-    kept after forward; one gather less of each with reshard_after_forward=False. At most
+    Sends, for a step, a reduction and two gathers of each block, but one gather of the last,
+    which is kept after forward; one gather of each with reshard_after_forward=False. At most
     1 + prefetch blocks are whole.
     """
 
@@ -1971,7 +1971,7 @@ except TypeError as error:
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def trained_and_saved(folder):
-    """(sums of all parameters, bytes gathered while saving)"""
+    """The whole parameters, by name."""
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import get_state_dict
 

@@ -173,7 +173,8 @@ def passes(make, shape=(2, 32, 64), cut=False):
     with Saved(layer.parameters()) as saved:
         y = layer(x)
     dist.barrier()
-    (y * weights).sum().backward()  # any loss would do, as long as all ranks have the same
+    # Any loss would do: the same on all ranks, or (cut) each rank's part of one.
+    (y * weights).sum().backward()
     dist.barrier()
     return {
         "y": y.detach(),
@@ -528,12 +529,12 @@ def beside(name, make, whole, world_size=4, **options):
     run = try_it(passes, make, world_size=world_size, **options)
     if run is None:
         return None
-    single_bytes, (forward, backward) = alone(whole, **options), sent(run)
-    apart = [furthest(run[0][key], single_bytes[key]) for key in ("y", "x.grad")]
+    single, (forward, backward) = alone(whole, **options), sent(run)
+    apart = [furthest(run[0][key], single[key]) for key in ("y", "x.grad")]
     right = "equal to one process" if max(apart) < 1e-5 else f"off by {max(apart):.2g}"
     print(
         f"{name}: {right}; sent forward {forward:,.0f}, backward {backward:,.0f} bytes;"
-        f" parameters {run[0]['held'] / single_bytes['held']:.3f} of the whole"
+        f" parameters {run[0]['held'] / single['held']:.3f} of the whole"
     )
     return run
 
@@ -558,8 +559,8 @@ class EnteredByItself(ColumnParallelLinear):
 
 
 def gradients_of(make):
-    seconds = passes(make)
-    return {key: seconds[key] for key in ("y", "weight.grad", "x.grad")}
+    results = passes(make)
+    return {key: results[key] for key in ("y", "weight.grad", "x.grad")}
 
 
 right = try_it(gradients_of, lambda: ColumnParallelLinear(64, 64, gather_output=True))
@@ -1661,7 +1662,8 @@ def sequence_stages():
     x = all_gather_reduce_scatter(normed)
     h = F.gelu(F.linear(x, mlp.up.weight, mlp.up.bias))
     terms = F.linear(h, mlp.down.weight)
-    y = stream + reduce_scatter_all_gather(terms) + mlp.down.bias
+    bias = identity_all_reduce(mlp.down.bias)  # added to a part: its gradient is summed
+    y = stream + reduce_scatter_all_gather(terms) + bias
     dist.barrier()
     y.sum().backward()
     dist.barrier()
@@ -1678,7 +1680,7 @@ draw(run, "sequence, columns, rows, sequence") if run else None
 # %% [markdown]
 # The sequence is sharded outside the region and the features inside it, and at the edges a tensor changes
 # from the one form to the other. The region sends 1 M forward and 1 M backward, as in §4. The picture has 1.1
-# M backward: the gradients of the norm's weight and bias are summed, too.
+# M backward: the gradients of the norm's weight and bias and of B's bias are summed, too.
 #
 # One choice is left. A linear layer keeps its input for backward. The input of A is the *gathered* sequence.
 # Should the layer keep all of it, as without sequence parallelism? Or should it keep the part, and gather

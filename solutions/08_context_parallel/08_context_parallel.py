@@ -587,14 +587,14 @@ def kept_bytes(attend, *tensors, **options):
 
 def left_to_autograd(q, k, v, block):
     """Tiles and merges as in your forward."""
-    measured_bytes = []
+    outputs = []
     for rows, queries in tiles([range(q.shape[1])], block):
         out, lse = torch.zeros_like(q[:, rows]), q.new_full(q[:, rows].shape[:-1], -torch.inf)
         for columns, keys in tiles([range(k.shape[1])], block):
             tile = block_attention(q[:, rows], k[:, columns], v[:, columns], queries, keys)
             out, lse = online_softmax_merge(out, lse, *tile)
-        measured_bytes.append(out)
-    return torch.cat(measured_bytes, dim=1)
+        outputs.append(out)
+    return torch.cat(outputs, dim=1)
 
 
 tensors = drawn(512, 2, 2, 16)
@@ -627,7 +627,7 @@ def sdpa(q, k, v, causal=False):
 def compared(attends, seq=2048, repeats=3):
     """(seconds, largest difference from the first one's results) of each."""
     torch.set_num_threads(1)
-    tensors, results, milliseconds_each = drawn(seq, 2, 2, 64, torch.float32), [], []
+    tensors, results, measured = drawn(seq, 2, 2, 64, torch.float32), [], []
     for attend in attends:
         taken = []
         for _ in range(repeats):
@@ -635,8 +635,8 @@ def compared(attends, seq=2048, repeats=3):
             results.append(gradients(attend, *tensors, causal=True))
             synchronize()
             taken.append(time.perf_counter() - began)
-        milliseconds_each.append((min(taken), furthest(results[-1], results[0])))
-    return milliseconds_each
+        measured.append((min(taken), furthest(results[-1], results[0])))
+    return measured
 
 
 run = try_it(compared, [sdpa, tiled_attention, full_attention], world_size=1)
@@ -858,7 +858,7 @@ def hiding_block(
     causal: bool = False,
 ) -> float:
     """The fewest tokens on each rank with which a ring hides its messages,
-    forward, in 16 bits (§7).
+    forward, in 16 bits (§7); a real number, not rounded.
 
     bytes_per_second: the rate at which a rank sends while it receives as much. causal: a step
     computes only half of the scores, as in zigzag. A message's latency is left out.
@@ -1061,8 +1061,8 @@ if run:
 # its queries sees.
 #
 # The next cell draws the ring from your own two runs. Rows are ranks with their queries, and columns are the
-# keys by the rank that they belong to. The run without a mask shows which keys a rank had in which step
-# (*iteration* in the titles), and the masked run which of them it computed with. A dashed frame is a block
+# keys by the rank that they belong to. The run without a mask shows which keys a rank had in which
+# step, and the masked run which of them it computed with. A dashed frame is a block
 # that came and was skipped: in this step the rank idles. Below each step are the bytes that the ledger
 # counted.
 
@@ -1096,7 +1096,7 @@ def step_by_step(full, masked, seq=16):
             look = {"fc": RANKS[keys % len(RANKS)]} if done else {"fc": "none", "ls": "--"}
             axes.add_patch(Rectangle((keys + 0.08, rank + 0.08), 0.84, 0.84, ec=INK, lw=1, **look))
         working = sum(came[rank][step] in used[rank] for rank in range(n))
-        axes.set_title(f"iteration {step}: {working} of {n} work", fontsize=9)
+        axes.set_title(f"step {step}: {working} of {n} work", fontsize=9)
         text = (
             f"then {n} × {part:,} B, r to r {onwards} 1" if step < transfers else "nothing is sent"
         )
@@ -1116,7 +1116,7 @@ def step_by_step(full, masked, seq=16):
     below = {"loc": "upper center", "bbox_to_anchor": (0.5, 0.02), "ncols": len(looks)}
     figure.legend(handles=looks, frameon=False, fontsize=8, **below)
     figure.subplots_adjust(wspace=0.15)
-    print(f"iterations: {max(map(len, came))}, transfers: {transfers:g}")
+    print(f"steps: {max(map(len, came))}, transfers: {transfers:g}")
     return figure
 
 
@@ -1313,7 +1313,7 @@ for name, make in (("contiguous", contiguous), ("striped", striped), ("zigzag", 
         dealt.append(name)
         print(f"{name}: {right}; a rank sent {sent(run)[0]:,.0f} bytes forward")
         if right != EQUAL:
-            print("    not in the figure: who idles in a run whose results are wrong tells nothing")
+            print("    not in the figure: idle times of a run with wrong results tell nothing")
         elif all(rank_run["seen"] for rank_run in run):
             table[name] = seen_scores(run, make(64, 4))
         else:
@@ -1724,7 +1724,7 @@ OWN_WIDTH = 2 * 64
 def block_seconds(lengths, repeats=5):
     """Seconds for attention of c queries to c keys, the best of a few, for each length."""
     torch.set_num_threads(1)
-    measured_bytes = []
+    measured_seconds = []
     for c in lengths:
         q, k, v, _ = drawn(c, 2, 2, 64, torch.float32)
         taken = []
@@ -1733,8 +1733,8 @@ def block_seconds(lengths, repeats=5):
             block_attention(q, k, v, range(c), range(c))
             synchronize()
             taken.append(time.perf_counter() - began)
-        measured_bytes.append(min(taken))
-    return measured_bytes
+        measured_seconds.append(min(taken))
+    return measured_seconds
 
 
 computing = launch(block_seconds, PARTS, world_size=1)[0]
@@ -1935,7 +1935,7 @@ figure
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def theirs(causal=False):
-    """PyTorch's output and gradient of q on this rank, and yours with the same layout."""
+    """How far PyTorch's output and gradient of q are from yours on this rank, in one layout."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.experimental import context_parallel
     from torch.nn.attention import SDPBackend, sdpa_kernel

@@ -390,6 +390,7 @@ if ready(my_part):
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def train_replicas(same):
+    torch.manual_seed(0)  # both replicas begin with the same weights
     model = GPT(GPTConfig(64, 32, layers=1, heads=2, width=32))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     generator = torch.Generator().manual_seed(1)

@@ -124,7 +124,9 @@ def test_its_notebook_has_its_places_in_the_repository(clone: Path) -> None:
         text, count = re.subn(old, new, (clone / file).read_text("utf-8"), flags=re.MULTILINE)
         assert count == 1, file
         (clone / file).write_text(text, encoding="utf-8")
-    tests = [f"tests/project/test_{topic}.py" for topic in ("imports", "names", "sentences", "site")]
+    tests = [
+        f"tests/project/test_{topic}.py" for topic in ("imports", "names", "sentences", "site")
+    ]
     style = "(names_say or noun_as_their) and course_lib"
     done = run(
         clone, *COMMANDS["test"], *tests, "-k", f"{NAME} or imports or front_page or {style}"

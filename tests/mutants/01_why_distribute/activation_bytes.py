@@ -47,7 +47,7 @@ def activation_bytes(config, batch, seq, itemsize=2, *, flash=True, checkpoint=F
 
 
 # %% wrong: scores and softmax
-# says: the softmax, which both of its products share
+# says: the softmax, which its gradient and the product with the values share
 # base: sixteen numbers a row
 -        attention += batch * config.heads * seq * seq * itemsize
 +        attention += 2 * batch * config.heads * seq * seq * itemsize

@@ -82,9 +82,8 @@ SLIPS: dict[str, Kept] = {
     "That leaves out the few numbers a token: two of each norm, and one for each query and head.": (
         kept(statistics=0, lse=0)
     ),
-    "Without flash one matrix b a s^2 is kept: the softmax, which both of its products share.": (
-        kept(matrices=2)
-    ),
+    "Without flash one matrix b a s^2 is kept: the softmax, which its gradient and the product with the "
+    "values share.": (kept(matrices=2)),
     "Without flash the softmax is kept, b a s^2 numbers a layer.": kept(matrices=0),
     "The flash kernel keeps no matrix of scores: that is what it is for.": kept(always_scores=True),
     "Without flash there is no logarithm of a sum: the softmax is kept instead.": (kept(lse_always=True)),
