@@ -34,7 +34,7 @@ def lay_out(text: str, folder: Path) -> Path:
         shutil.copy(ROOT / name, folder)
     for path, code in BLOCK.findall(text):
         file = folder / path
-        assert not file.exists(), f"{path} is in the course already"
+        assert not file.exists(), f"{path} is in the course already: remove the example's files"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(code, encoding="utf-8")
     return folder
@@ -125,7 +125,8 @@ def test_its_notebook_has_its_places_in_the_repository(clone: Path) -> None:
         assert count == 1, file
         (clone / file).write_text(text, encoding="utf-8")
     tests = [
-        f"tests/project/test_{topic}.py" for topic in ("imports", "names", "sentences", "site")
+        f"tests/project/test_{topic}.py"
+        for topic in ("imports", "names", "sentences", "site", "style")
     ]
     style = "(names_say or noun_as_their) and course_lib"
     done = run(
