@@ -152,9 +152,10 @@ number_line(("bf16", "fp16", "e5m2", "e4m3"), 1.0, 2.0)
 number_line(("fp16", "e5m2", "e4m3"), 0.0, 2.0**-12)
 
 # %% [markdown]
-# The lower picture has no row for bf16: its numbers there cannot be told apart. fp16's stand 2⁻²⁴ apart, e5m2's 2⁻¹⁶,
-# and e4m3 has 0 alone: its smallest number is 2⁻⁹. Switch the bits of a number on and off. (The table has two more
-# formats: e2m1 has 4 bits, and e8m0 is the exponent alone, rounded down, as section 4's MX uses it for scales.)
+# The lower picture has no row for bf16: its numbers there cannot be told apart. Up to 2⁻¹³ fp16's stand 2⁻²⁴
+# apart and e5m2's 2⁻¹⁶, and above 2⁻¹³ twice as far. e4m3 has 0 alone: its smallest number is 2⁻⁹. Switch the
+# bits of a number on and off. (The table has three more formats: tf32 has 10 bits of a float32's mantissa, e2m1
+# has 4 bits, and e8m0 is the exponent alone, rounded down, as section 4's MX uses it for scales.)
 
 # %% tags=["skip-in-grading"]
 formats(0.1, "fp16")
@@ -518,9 +519,9 @@ for kind in ("GradScaler", "ShardedGradScaler", *(["yours"] if scaler else [])):
     print(f"{kind:18} {ranks}; rank 0 sent {len(sent)} messages, {sum(sent)} bytes")
 
 # %% [markdown]
-# With the plain scaler rank 0 stepped and kept its scale, and rank 1 did neither. In the next step their gradients have
-# two scales. (In data parallelism without shards it is right: gradients are summed *before* the scaler looks at them, and an
-# infinity has reached all ranks.)
+# With the plain scaler rank 0 stepped and kept its scale, and rank 1 did neither. In the next step their
+# gradients have two scales. (In data parallelism without shards the plain scaler is right: gradients are summed
+# *before* the scaler looks at them, and an infinity has reached all ranks.)
 #
 # **Break it.** Clip the gradient to a norm of 1 *before* it is unscaled. Its norm is 65,536 times too large then. What
 # becomes of the step, with SGD?
@@ -744,9 +745,9 @@ if "stochastic" in ROUNDINGS:
 # | time | 35 minutes |
 # | points | 8 |
 #
-# e4m3 has 254 numbers between −448 and 448. A gradient of 1e-5 lies below its smallest one, an outlier of 1,000
-# above its largest. So a block of a tensor is divided by a *scale* that puts its largest magnitude at 448, and the
-# scale travels beside the values:
+# e4m3 has 254 codes for numbers from −448 to 448 (two are 0 and −0). A gradient of 1e-5 lies below its smallest
+# one, an outlier of 1,000 above its largest. So a block of a tensor is divided by a *scale* that puts its
+# largest magnitude at 448, and the scale travels beside the values:
 #
 # scale = amax / 448,  values = x / scale in e4m3,  x ≈ values · scale
 #
@@ -825,9 +826,9 @@ def dequantize(values, scales, block):
 # %% [markdown]
 # <details><summary>Hint: blocks</summary>A view as (blocks down, rows, blocks across, columns) makes <code>amax((1, 3))</code> a
 # number for each block. <code>F.pad</code> first: zeros change no largest magnitude.</details>
-# <details><summary>Hint: the end</summary>A scale is rounded, too. Of very small blocks it may be rounded down by so
-# much that x / scale lies beyond the largest number: <code>clamp</code> before the cast, on every version of
-# PyTorch.</details>
+# <details><summary>Hint: the end</summary>A scale is rounded, too. For a block of very small numbers it may be
+# rounded down by so much that x / scale lies beyond the largest number: <code>clamp</code> before the cast, on
+# every version of PyTorch.</details>
 #
 # **Check.**
 
@@ -931,10 +932,10 @@ for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
 # power of two, so that the largest scaled value lies between 256 and 512, and those above 448 are clipped. (torch's
 # cast to `float8_e8m0fnu` *rounds*: 1.5 becomes 2, and MX wants 1. Take the exponent yourself.)
 #
-# **Break it.** Two ways in which a right `quantize` is used wrongly. *Delayed scaling* takes the scale from the step
+# **Break it.** A right `quantize` leaves room for two mistakes. *Delayed scaling* takes the scale from the step
 # before, because then the tensor is read once; a gradient that becomes 50 times larger lies beyond it. And the
-# *accumulator*: 4,096 products are added with 13 bits behind the point, as a model of a tensor core that keeps about 14
-# bits.
+# *accumulator*: 4,096 products are added with 13 bits behind the point, as a model of a tensor core that keeps
+# about 14 bits.
 
 # %% tags=["skip-in-grading"]
 before, now = torch.randn(100_000), 50 * torch.randn(100_000)
@@ -1437,9 +1438,9 @@ print(
 )
 
 # %% [markdown]
-# A checkpoint every second layer: 148. One for each layer costs 194, every fourth layer (the plan of notebook 01) 176,
-# and the square root, 9, costs 324: more than twice the best. (For layers that keep their input alone, 9 and 10 both
-# cost 18: your function takes the larger.)
+# A checkpoint every second layer: 148. One for each layer costs 194, every fourth layer (notebook 01's plan)
+# 176, and the square root, 9, costs 324: more than twice the best. (For layers that keep their input alone,
+# 8, 9 and 10 all cost 18: your function takes the largest.)
 
 # %% [markdown]
 # ### Build it
@@ -1452,7 +1453,7 @@ print(
 # |---|---|
 # | keep the tensors among the arguments (`ctx.save_for_backward`), and everything else on `ctx` | detach the tensors, so that the second run's graph ends there; each needs a gradient if it did before |
 # | keep the state of the random generator: `torch.get_rng_state()` | set it, run the function *with* a graph, and set the caller's state back |
-# | keep whether autocast is on, and its dtype | open the same autocast |
+# | keep whether autocast is on, and its dtype: `torch.is_autocast_enabled("cpu")`, `torch.get_autocast_dtype("cpu")` | open the same autocast |
 # | run the function | call `torch.autograd.backward` on the new outputs with the gradients that arrived, and return the arguments' gradients |
 #
 # The weights are not arguments: `function` reaches them by itself, and `torch.autograd.backward` adds their
@@ -1608,10 +1609,11 @@ for name, kind in KINDS.items() if tried else ():
 
 # %% [markdown]
 # One forward more on top of a forward and a backward of twice its cost: 4/3. The head of a whole model is not
-# checkpointed, so that its ratio is a little less. Why does `use_reentrant=False` need only 5/4? It works with hooks,
-# and stops *early*: when the last tensor that backward needs is there, the rest of the second run is left out. In a
-# block that is the last product of the MLP, 8 h² of the 24 h² multiplications for each token. (Yours cannot stop: its
-# backward needs the output of the second run.)
+# checkpointed, so that its ratio is a little less. Why does `use_reentrant=False` need only 5/4? It works with
+# hooks, and stops *early*: when the last tensor that backward needs is there, the rest of the second run is
+# left out. In a block the last product of the MLP is left out, 8 h² FLOPs for each token. A forward takes 24 h²
+# and attention's 4 s h, which are 8 h² here (s = 2h). So 24/32 of a forward runs again, and a forward is a
+# third of forward and backward: 1/4 more. (Yours cannot stop: its backward needs the output of the second run.)
 #
 # **Measure, with ranks.** Recomputation repeats *all* of forward, and what forward sends, too. A tensor-parallel
 # block all-reduces twice in forward and twice in backward. Predict the number with checkpoints, for each of the two
@@ -1755,12 +1757,12 @@ print("without the keyword:", str(caught[0].message).partition(": ")[2].partitio
 # Under tensor parallelism a region's dropout has a generator of its own on each rank (notebook 06): its state has to be
 # kept as well. The course's layers start it from the common generator, so that one state is enough.
 #
-# <details><summary>In the lectures</summary>Lecture 001 says that checkpointing costs "2x compute": 4/3, or 5/4 with an
-# early stop. It says "√N memory, 10x typical": above 16 times fewer bytes are kept, and the peak is a quarter. It
-# checkpoints every fourth layer: 176 bytes where 148 are possible. It calls <code>checkpoint</code> without
-# <code>use_reentrant</code>: the warning above says that PyTorch raises since 2.9, and 2.13 still takes the older kind. And it
-# calls <code>use_cache=False</code> required: that is Hugging Face's cache for generation, which has nothing to do with
-# backward.</details>
+# <details><summary>In the lectures</summary>Lecture 001 says that checkpointing costs "2x compute": 4/3, or
+# less with an early stop (5/4 above). It says "√N memory, 10x typical": above 16 times fewer bytes are kept,
+# and the peak is a quarter. It checkpoints every fourth layer: 176 bytes where 148 are possible. It calls
+# <code>checkpoint</code> without <code>use_reentrant</code>: the warning above says that PyTorch raises since
+# 2.9, and 2.13 still takes the older kind. And it calls <code>use_cache=False</code> required: that is Hugging
+# Face's cache for generation, which has nothing to do with backward.</details>
 
 # %% [markdown]
 # ## 7 · Later, and not at all
@@ -1844,10 +1846,10 @@ for name in ("after backward", "in backward"):
 print("the same weights:", torch.equal(*weights.values()))
 
 # %% [markdown]
-# From 2 P to a little over 1 P, and the same bits. Two things are lost: why can it not clip by a global norm, and why can
-# it not accumulate over microbatches? (The norm needs all gradients before the first step. The first microbatch's
-# gradient is gone before the second one comes.) Under FSDP the hook sees the shard after its reduce-scatter, one unit at a
-# time.
+# With the weights themselves, from 2 P to a little over 1 P, and the same bits. Two things are lost: why can it
+# not clip by a global norm, and why can it not accumulate over microbatches? (The norm needs all gradients
+# before the first step. The first microbatch's gradient is gone before the second one comes.) Under FSDP the
+# hook sees the shard after its reduce-scatter, one unit at a time.
 
 # %% [markdown]
 # ## 8 · Questions
