@@ -547,7 +547,7 @@ def swap_together():
 launch(swap_together, world_size=2, backend="gloo")
 
 # %% [markdown]
-# With a batch there is no note. After a run over gloo that ended well, `launch` replays the operations that
+# With a batch `launch` prints no note. After a run over gloo that ended well, `launch` replays the operations that
 # were begun (the first 10,000), collectives too, through such queues. It prints a note if ranks would wait in
 # a circle. A check makes the same remark, but takes no points off for it. (Too many notes? Set the
 # environment variable `COURSE_NCCL_NOTES` to `off`: then `launch` prints none.)

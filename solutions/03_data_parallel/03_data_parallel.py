@@ -636,7 +636,7 @@ check("03_data_parallel/naive_data_parallel", ParameterInHook, seed=3)
 # already, and nothing seems wrong. But each rank keeps its own gradients, and after the step the replicas
 # differ. The next backward averages the *weights*, but its gradients come from unequal weights. The model
 # trains, but worse: <code>try_it(losses, ParameterInHook, "SGD")[0][-1]</code>, rank 0's loss before the last
-# of forty steps, is 0.18 instead of 0.05. There is no error message.</details>
+# of forty steps, is 0.18 instead of 0.05. No rank raises an error.</details>
 #
 # **In production.** Compare your class with `DistributedDataParallel`, on the same model and data. DDP
 # reduces in buckets of 25 MB (the first of 1 MB). This model's gradients are 0.1 MB, so they go in one

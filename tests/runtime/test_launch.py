@@ -52,13 +52,18 @@ def test_no_thread_of_a_rank_interrupts_another_when_it_is_woken() -> None:
 
 
 def test_a_host_that_forbids_it_has_ranks_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forbidden(*_: object) -> None:
+    asked = []
+
+    def forbidden(_: int, policy: int, __: object) -> None:
+        asked.append(policy)
         raise PermissionError
 
     monkeypatch.setattr(os, "sched_setscheduler", forbidden)
     load.take_turns()
+    assert asked == [os.SCHED_BATCH]
     monkeypatch.delattr(os, "SCHED_BATCH")
     load.take_turns()
+    assert len(asked) == 1, "a system without the policy is not asked for it"
 
 
 def test_keyword_arguments_reach_the_function() -> None:

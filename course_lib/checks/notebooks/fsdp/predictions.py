@@ -222,7 +222,8 @@ def models(draw: Draw) -> list[Model]:
 @exercise(points=8, objects=("fsdp_bytes", "hides_from", "unit_bytes"), references=FORMULAS)
 def predictions(draw: Draw) -> Iterator[Case]:
     # Never 8 ranks: a rank's bytes in bits are then the bytes of all ranks, and the check names one mistake.
-    some, n = 1_000_000 * draw.integer(20, 900), draw.integer(9, 65)
+    some, n = 1_000_000 * draw.integer(20, 900), draw.integer(5, 64)
+    n += n >= 8
     k, sizes = draw.integer(3, 9), {"weights": draw.integer(2, 4), "gradients": 1}
     flops, each_way = 1e12 * draw.integer(80, 600), 1e9 * draw.integer(20, 600)
     configs = models(draw)
