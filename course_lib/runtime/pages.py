@@ -1,4 +1,4 @@
-"""Large pages for the memory that ranks are forked with.
+"""The memory that ranks are forked with: large pages, and room for small objects.
 
 A fork copies one entry for each page of a process, and its end takes each down again: for PyTorch's imports
 37,000 of 4 KB, or about 80 of 2 MB. The kernel copies 4 KB all the same when a rank writes, and a rank's
@@ -15,6 +15,18 @@ COLLAPSE = 25
 SIZE = "/sys/kernel/mm/transparent_hugepage/hpage_pmd_size"
 AT_ONCE = 8  # large pages in a step: some hundredths of a second
 HEAP = "[heap]"
+ROOM, OBJECT = 2_000_000, 400  # bytes in all, and of an object; Python's arenas take 512 at most
+KEPT_EVERY = 200_000  # bytes: several in an arena
+
+
+def room_for_small_objects(nbytes: int = ROOM) -> list[bytes]:
+    """Python's arenas have so many bytes free, and in memory, as long as the result is kept.
+
+    The objects fill what is free already, and new arenas. Nearly all of them are freed at once; the few that
+    are returned hold their arenas.
+    """
+    objects = [bytes(OBJECT) for _ in range(nbytes // OBJECT)]
+    return objects[:: KEPT_EVERY // OBJECT]
 
 
 def made_large() -> Iterator[None]:

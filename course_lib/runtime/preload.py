@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 
 from course_lib.runtime import endings
 from course_lib.runtime.load import take_turns
-from course_lib.runtime.pages import made_large
+from course_lib.runtime.pages import made_large, room_for_small_objects
 from course_lib.runtime.sandbox import calls
 from course_lib.runtime.sandbox.control import remove_groups, remove_own_groups
 from course_lib.runtime.sandbox.init import close_all_but, keep
@@ -34,6 +34,7 @@ ENDING = 1.0  # seconds in which sandboxes end with the process that forked them
 SOON = 0.05  # seconds until the next look whether a control group is empty
 IDLE = 0.005  # seconds without a request after which there is time for work that can wait
 OVER = object()
+rooms: list[list[bytes]] = []  # the objects that hold them open
 
 
 def main(fd: int, kernel_pid: int, modules: list[str]) -> None:
@@ -59,6 +60,7 @@ def make_ready() -> None:
         re.compile(pattern, re.IGNORECASE)  # kept by `re`, where `warnings` finds it
     with contextlib.suppress(KeyError):  # a machine whose calls are not known has no filter
         calls.program_of_ranks()
+    rooms.append(room_for_small_objects())
 
 
 def import_more(modules: list[str]) -> None:
@@ -66,6 +68,7 @@ def import_more(modules: list[str]) -> None:
     for module in modules:
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
+    rooms.append(room_for_small_objects())
     gc.collect()
     gc.freeze()
 
