@@ -92,7 +92,7 @@ class Moments:
     enough: for each rank, bytes above its base that are enough, by the names of moments. If it holds more, it
     is measured again for a while, since gloo's threads let go of a message's tensors a moment after the wait
     for it is over, and on a busy machine that moment is long; memory that a solution keeps is still there
-    then. Once that was in vain it is not tried again under that name.
+    then. Once that was in vain it is not tried again under that name, and only for PAUSES under another.
     room: bytes that libraries and objects may take between START and a base. Memory that a student's code
     took by then can be given back later: a base that counted it would hide as much.
     """
@@ -156,7 +156,8 @@ class Moments:
                     measured if waiting.least is None else Held(*map(min, waiting.least, measured))
                 )
                 waiting.times += 1
-                over = now - waiting.since > LETTING_GO and waiting.times > PAUSES
+                patience = 0.0 if any(of == rank for of, _ in self.in_vain) else LETTING_GO
+                over = now - waiting.since > patience and waiting.times > PAUSES
                 if self.is_enough(rank, waiting) or over:
                     if over:
                         self.in_vain |= {(rank, name) for name in waiting.names}

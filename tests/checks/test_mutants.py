@@ -91,16 +91,16 @@ def until_told(mutant: Mutant) -> Iterator[None]:
 def drawing_once(exercise: Exercise, longer: float = 2) -> Exercise:
     """The exercise, whose cases are drawn once from each seed, and what is expected of them computed once.
 
-    They have twice the time: beside other tests a slow solution must not become one that never ends.
+    They have twice the time: beside other tests a slow solution must not become one that never ends. Those in
+    which memory is measured come last: they take the longest, and most mistakes are told by then.
     """
     drawn: dict[tuple[int, bool], list[Case]] = {}
 
     def cases(draw: Draw) -> Iterator[Case]:
         key = draw.generator.initial_seed(), draw.hidden
         if key not in drawn:
-            drawn[key] = [
-                replace(one, timeout=longer * one.timeout) for one in exercise.cases(draw)
-            ]
+            in_order = sorted(exercise.cases(draw), key=lambda one: bool(one.moments))
+            drawn[key] = [replace(one, timeout=longer * one.timeout) for one in in_order]
         return iter(drawn[key])
 
     return replace(exercise, cases=cases)

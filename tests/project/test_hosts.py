@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import random
 import re
 import subprocess
 import sys
@@ -351,8 +352,9 @@ def test_sources_of_colabs_cells_reach_the_ranks(colab: Kernel, tmp_path: Path, 
     assert "Cell In[1], line 6, in fails\n    return 1 / x" in printed[2]
 
 
-@pytest.mark.parametrize("name", ["00_first_ranks", "02_collectives"])
-def test_the_solution_runs_with_colabs_kernel(colab: Kernel, name: str) -> None:
+def test_a_solution_runs_with_colabs_kernel(colab: Kernel, seed: int) -> None:
+    """One of two, drawn; `make test-hosts` runs all notebooks."""
+    name = random.Random(seed).choice(["00_first_ranks", "02_collectives"])
     points, maximum, wrong = try_notebook(ROOT / "solutions" / name / f"{name}.ipynb", colab)
     assert not wrong, "\n".join(wrong)
     assert points == maximum > 0

@@ -20,7 +20,8 @@ _clock, _sleep, _infinity = time.monotonic, time.sleep, math.inf
 class Patience:
     """Measures bytes, and measures again where they are more than `enough` has under the same name.
 
-    Once it was in vain it is not tried again under that name: a solution that keeps memory costs a second.
+    Once it was in vain it is not tried again under that name, and only for PAUSES under another: a solution
+    that keeps memory costs a second.
     """
 
     def __init__(self, enough: Mapping[str, float]):
@@ -32,7 +33,7 @@ class Patience:
         least, most = measure(), self.enough.get(name, _infinity)
         if least <= most or name in self.in_vain:
             return least
-        deadline, pauses = _clock() + LETTING_GO, 0
+        deadline, pauses = _clock() + (0.0 if self.in_vain else LETTING_GO), 0
         while least > most and (pauses < PAUSES or _clock() < deadline):
             _sleep(PAUSE)
             least, pauses = min(least, measure()), pauses + 1
