@@ -83,7 +83,7 @@ Group = dist.ProcessGroup | None  # None is the group of all ranks
 # These are the tools. `network` makes a small model, and every seed gives a different one. `samples` draws
 # data that can be learned (a fixed layer makes the targets from the inputs). `one_step` runs forward,
 # backward and the averaging on a rank, without an optimizer, and returns the gradients; its argument `wrap`
-# is a data-parallel class, such as yours. `try_it` runs a function that may fail and prints the messages of
+# is a data-parallel class, such as yours. `try_it` runs a function that may fail and prints the errors of
 # the ranks. `predicted` and `said` call your prediction functions.
 
 
@@ -197,9 +197,10 @@ for step in (master_step, replica_step):
 # %% [markdown]
 # Both move the same bytes, batch and outputs not counted. With a master the weights must reach N−1 ranks, and
 # N−1 gradients must come back: 2 (N−1) M together. In the all-reduce each of N ranks sends 2 (N−1)/N · M, and
-# that is 2 (N−1) M together, too. A master that sends every copy itself has all of these bytes on its own
-# link, and is N−1 times as slow. A good broadcast goes along a chain or a tree: the first rank sends M, and
-# the others pass it on. With it the bytes are not why `nn.DataParallel` lost. It lost for these reasons:
+# that is 2 (N−1) M together, too. A master that sends and receives every copy itself has all of these bytes on
+# its own link: they take N times as long as the all-reduce. A good broadcast goes along a chain: every rank
+# but the last sends M, and the gradients come back in the same way. Then the bytes are not why
+# `nn.DataParallel` lost. It lost for these reasons:
 #
 # - **The weights must arrive before forward begins.** The GPUs have nothing to compute in the meantime.
 #   Gradients can leave while backward still runs (§3), and DDP sends nothing else.
@@ -265,7 +266,7 @@ dealt(reference.shard_indices, 10, 4, 3)
 
 # %% [markdown]
 # **Predict.** How many samples does each rank get, and how many are given out again so that all ranks get
-# equally many? (The run under *Measure* shows it. Predictions that give points are checked in §7.)
+# equally many? (The run under *Measure* shows both numbers. Predictions that give points are checked in §7.)
 
 
 # %% nbgrader={"grade_id": "samples_each", "solution": true}
@@ -364,9 +365,9 @@ def uneven():
 try_it(uneven)
 
 # %% [markdown]
-# <details><summary>After you have run it</summary>Ranks 0 and 1 wait in their third all-reduce for ranks that
-# have finished. On a cluster NCCL waits for ten minutes before it reports anything, and the hang comes at the
-# end of an epoch, hours after the start.</details>
+# <details><summary>After you have run it</summary>Ranks 0 and 1 wait in their third all-reduce (samples 8
+# and 9) for ranks that have finished. On a cluster NCCL waits for ten minutes before it reports anything, and
+# the hang comes at the end of an epoch, hours after the start.</details>
 #
 # **In production.** PyTorch has `torch.utils.data.DistributedSampler`. You set its epoch from outside, by
 # `sampler.set_epoch(epoch)`. If you forget it, every epoch has the order of the first.
@@ -633,7 +634,7 @@ check("03_data_parallel/naive_data_parallel", ParameterInHook, seed=3)
 
 # %% [markdown]
 # <details><summary>After you have run it</summary>In step 1 the weights that the hook averages are equal
-# already, and nothing seems wrong. But each rank keeps its own gradients, and after the step the replicas
+# already, so the hook changes nothing. Each rank keeps its own gradients, and after the step the replicas
 # differ. The next backward averages the *weights*, but its gradients come from unequal weights. The model
 # trains, but worse: <code>try_it(losses, ParameterInHook, "SGD")[0][-1]</code>, rank 0's loss before the last
 # of forty steps, is 0.18 instead of 0.05. No rank raises an error.</details>
@@ -742,10 +743,10 @@ for buckets in (1, 4, 20):
     print(f"7B on 8 GPUs, buckets: {buckets:2}, exposed: {exposed:.4f} s, efficiency: {share:.3f}")
 
 # %% [markdown]
-# **Build.** In `__init__`, broadcast as before. Then go through the parameters *in reverse order of
-# registration* and fill buckets. If the next parameter would make a bucket larger than `bucket_bytes`, begin
-# a new bucket (a parameter larger than that has a bucket to itself). Give every parameter a hook with
-# `register_post_accumulate_grad_hook`.
+# **Build.** In `__init__`, broadcast as before. Then go through the parameters that require a gradient, *in
+# reverse order of registration*, and fill buckets. If the next parameter would make a bucket larger than
+# `bucket_bytes`, begin a new bucket (a parameter larger than that has a bucket to itself). Give each of these
+# parameters a hook with `register_post_accumulate_grad_hook` (a frozen one would refuse it).
 #
 # In the picture `bucket_bytes` is 400. The numbers say in which order the hooks fire; colours are buckets,
 # and they leave from left to right.
@@ -1386,7 +1387,7 @@ curves(
 #
 # Keep all elements, but send only eight bits of each. The *scale* of a block of 256 elements is its largest
 # magnitude over 127. The block is divided by its scale and rounded. That makes 256 bytes and 4 for the scale,
-# 3.94 times less than float32. (Against the 16 bits of real gradients it is 1.97 times less.) `quantize` and
+# 3.94 times less than float32. (Against the 16 bits of bf16 it is 1.97 times less.) `quantize` and
 # `dequantize` are given:
 
 # %%
@@ -1448,10 +1449,9 @@ figure
 # 2. Rank r receives its parts, turns them into float32 again, takes their mean, quantises *the mean*, and
 #    gives it to all: **all-gather**.
 #
-# The picture is a run of the reference on three ranks, with six elements on each. Its numbers are the inputs
-# and outputs of the two collectives. Ranks are rows, time runs right. Follow shard 2 of rank 0, the
-# last two of its blue elements: on which rank does it meet shard 2 of the other ranks, and where does the mean
-# of the three go?
+# The picture is a run of the reference on three ranks, with six elements on each. All its numbers come
+# from that run. Ranks are rows, time runs right. Follow shard 2 of rank 0, the last two of its blue elements:
+# on which rank does it meet shard 2 of the other ranks, and where does the mean of the three go?
 
 
 # %% tags=["skip-in-grading"]
@@ -1554,9 +1554,9 @@ def int8_bytes_sent(n: int, numel: int) -> float:
 
 # %% [markdown]
 # **Build.** There are two roundings, and the errors of both must be remembered. The first error is easy: it
-# is `tensor + error`, less the values that the receivers decode. Rank r, the *owner* of
-# shard r, alone makes the second rounding, and it rounds the *mean*. The next mean divides the owner's `error`
-# by N. So the owner adds N times the error of the second rounding. Then nothing is lost:
+# is `tensor + error`, less the values that the receivers decode. Rank r, the *owner* of shard r, alone makes
+# the second rounding, and it rounds the *mean*. The next mean divides the owner's `error` by N. So the owner
+# adds N times the error of the second rounding to its `error`. Then nothing is lost:
 #
 # **N · result + sum of all errors afterwards = sum of all (tensor + error) before.**
 #
@@ -1651,9 +1651,9 @@ print("four times [100, 20, -90] in int8:", launch(overflow, world_size=4)[0])
 #
 # **In production.** ZeRO++ (Wang et al. 2023) sends gradients in this way, in 4 bits, by all-to-all inside
 # the node and then across (notebook 02, §7). DDP has an experimental `quantization_pertensor_hook`, which
-# gathers everything: (N−1) · M/4. And it has `powerSGD_hook`. There two thin matrices travel in place of the
-# matrix, each in one all-reduce. A rank sends less than twice the bytes of the two, for any N. Here is
-# the reference's PowerSGD with two columns beside your two compressors:
+# gathers everything: (N−1) · M/4. And it has `powerSGD_hook`. There two thin matrices travel in place of a
+# layer's gradient, each in one all-reduce. A rank sends less than twice the bytes of the two, for any N. Here
+# is the reference's PowerSGD with two columns beside your two compressors:
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1969,7 +1969,8 @@ curves(
 # bytes in all: 32 times less. A run of which 15 % is not compressed sends 0.15 + 0.85/32 = 0.177 of the full
 # bytes: 5.7 times less. Better packing of the bits cannot make it 7: 1/0.15 = 6.7 is the limit.</details>
 #
-# **Build.** You need not write these three functions:
+# **Build.** Tensors and gradients may be float32 or float64; a scale travels as float32. You need not write
+# these three functions:
 
 
 # %%
