@@ -415,8 +415,8 @@ over_microbatches() if made(gpipe, 4, 8) else None
 # **Break it.** What does the line below your chart say about memory? Every rank keeps the activations of all
 # m microbatches. Take a stage of ten layers of LLaMA 3 70B, with 4,096 tokens, flash attention and bf16,
 # shared by 8 GPUs as in notebook 06. Each microbatch leaves 1.4 GB on a GPU (34 s·b·h/t bytes for each layer:
-# s tokens, b sequences, width h, t GPUs). With m = 32 that makes 46 GB, beside 18 GB of weights, gradients
-# and optimizer states (16 bytes for each of 1.1 billion parameters). With m = 64 it makes 91 GB, and an H100
+# s tokens, b sequences, width h, t GPUs). With m = 32 that makes 46 GB, beside 17 GB of weights, gradients
+# and optimizer states (16 bytes for each of 1.07 billion parameters). With m = 64 it makes 91 GB, and an H100
 # has 80: the cure for the bubble does not fit.
 #
 # So try to do one backward earlier. The next cell moves rank 0's backward of microbatch 0 before its last
@@ -455,9 +455,9 @@ if schedule:
 # can. A rank further up (a smaller i, as in the chart) has to wait longer for its first gradient, and does
 # more forwards meanwhile: its *warm-up*. At the end some backwards are left over.
 #
-# **Predict.** When forwards and backwards alternate (the *steady state*), a rank should never wait for a
-# gradient. How many forwards must rank i of p do before that state begins? How many microbatches does it have
-# in flight, at most? And how long is its bubble?
+# **Predict.** When forwards and backwards alternate (the *steady state*), a rank should wait for no
+# gradient but its first. How many forwards must rank i of p do before that state begins? How many
+# microbatches does it have in flight, at most? And how long is its bubble?
 #
 # <details><summary>Answer</summary>The warm-up has p − 1 − i forwards: none on the last rank, and one more
 # for each rank further up. In the steady state one more forward comes before each backward, so p − i
@@ -785,9 +785,9 @@ if schedule:
 # as before, and up to i more await W. So every rank keeps up to p microbatches, as many as rank 0 of 1F1B.
 # (`peak_activations` counts those that await I.)</details>
 #
-# **Build.** m has to be at least p. With fewer microbatches rank 0 has no forward left long before its first
-# gradient arrives, and the bubble is longer than the formula says. Refuse a smaller m with a ValueError
-# (`counted(stages, microbatches, least=stages)`). Kinds are `"F"`, `"I"` and `"W"`.
+# **Build.** m has to be at least p. With fewer microbatches rank 0 runs out of forwards earlier and waits
+# longer for its first gradient, so the bubble is longer than the formula says. Refuse a smaller m with a
+# ValueError (`counted(stages, microbatches, least=stages)`). Kinds are `"F"`, `"I"` and `"W"`.
 
 
 # %% nbgrader={"grade_id": "zero_bubble_h1", "solution": true}
@@ -869,13 +869,14 @@ if schedule:
 # two apart.) With all W's at the end a rank keeps 8 microbatches, as many as in GPipe, and gains nothing over
 # "at once".
 #
-# And the white that is left in your chart? At the beginning every rank but the first waits for its first
-# input. There is no work to put there. The white can go only if each rank begins its step later, and ends it
-# later, than the rank before. ZB-H2 does that: its warm-up is twice as long, so rank 0 has 2p − 1
-# microbatches in flight, and there is no white between a rank's first action and its last. The next step must
-# then begin on rank 0 while the last rank is still at work on this one, so there can be no barrier, and no
-# global gradient norm before the optimizer's step. ZB-V does the same in 1F1B's memory: each rank has two
-# chunks, laid as a V, so that rank 0 holds the first stage and the last. The library has both:
+# And the white that is left in your chart? Before its first gradient rank i waits (p − 1 − i) I. A longer
+# warm-up fills this white, and costs memory. Before its first input rank i waits i F, and there is no work to
+# put there. That white can go only if each rank begins its step later, and ends it later, than the rank
+# before. ZB-H2 does both: its warm-up is twice as long, so rank 0 has 2p − 1 microbatches in flight, and there
+# is no white between a rank's first action and its last. The next step must then begin on rank 0 while the
+# last rank is still at work on this one, so there can be no barrier, and no global gradient norm before the
+# optimizer's step. ZB-V does the same in 1F1B's memory: each rank has two chunks, laid as a V, so that rank 0
+# holds the first stage and the last. The library has both:
 
 # %% tags=["skip-in-grading"]
 from course_lib.pipeline.generators import zero_bubble_h2, zero_bubble_v
@@ -939,7 +940,7 @@ for name, generator in generators.items():
 # W is the shortest of the three, here as in the models of the paper: the scores of attention, the norms and
 # the activation functions have an input gradient, but hardly any weights. So there is less work with which to
 # fill the white. Qi et al. measured the times of real models and let a program search for the best order (their
-# "ZB-1p" and "ZB-2p"); the handmade orders are the best only if F = I = W.
+# "ZB-1p" and "ZB-2p"); the handmade orders are made for F = I = W.
 #
 # **In production.** PyTorch has `ScheduleZBVZeroBubble`. The next cell has sliders: look at every schedule of
 # this notebook with other p, m and v, and other durations, step by step. (Choose "critical path" to see a chain
@@ -1099,8 +1100,9 @@ for generator, blocking in ((gpipe, True), (one_f_one_b, True), (one_f_one_b, Fa
 # the gradients sends?
 #
 # <details><summary>Answer</summary>m M, 2 m M and m M, as your <code>pipeline_bytes_sent</code> says,
-# whatever the schedule. The number of parameters does not occur in it. So with many tokens and few parameters
-# it is more than an all-reduce sends, and with few tokens and many parameters less.</details>
+# for every schedule with one stage a rank. The number of parameters does not occur in it. So with many tokens
+# and few parameters it is more than an all-reduce sends, and with few tokens and many parameters
+# less.</details>
 #
 # **Build.** `stage` is this rank's part of the model:
 #
@@ -1119,11 +1121,11 @@ for generator, blocking in ((gpipe, True), (one_f_one_b, True), (one_f_one_b, Fa
 #   count of **all** targets.
 # - At the backward of a microbatch, give up everything that you kept of it. The check counts the tensors that
 #   forward keeps for backward. In one run it also measures the memory of each rank's process, where a clone of
-#   an activation counts as well. Messages cost memory, too: a tensor that is being sent lives until its `wait`, and if it has
-#   a graph, so do all tensors that the graph needs. So send `output.detach()`, and before you send an
-#   activation, wait for the previous activation that you sent; do the same with gradients. (That is safe: the
-#   previous message comes earlier in the list. The check is more generous: it leaves room for one message of
-#   each microbatch.)
+#   an activation counts as well. Messages cost memory, too: a tensor that is being sent lives until its `wait`,
+#   and if it has a graph, so do all tensors that the graph needs. So send `output.detach()`, and before you
+#   send an activation, wait for the previous activation that you sent; do the same with gradients. (That is
+#   safe: the previous message comes earlier in the list. The check is more generous: it leaves room for one
+#   message of each microbatch.)
 # - Add the gradients to `param.grad` (autograd does that). Do not change the inputs. The kinds are F and B.
 # - Use no collectives, and wait for every handle before you return.
 #
@@ -1508,9 +1510,9 @@ for how, generator in cases if ours else ():
 # it does 1F1B over the whole stream of data, with **an update after every backward**. You pay for the bubble
 # only once in a whole training run.
 #
-# But the weights change under way. On rank i there are p − 1 − i updates between a microbatch's forward and
-# its backward. The activations come from the old weights. A backward through the *new* ones gives dx = dy
-# A_new and mixes the two: this is the gradient of no function at all.
+# But the weights change under way. In the steady state there are p − 1 − i updates on rank i between a
+# microbatch's forward and its backward. The activations come from the old weights. A backward through the
+# *new* ones gives dx = dy A_new and mixes the two: this is the gradient of no function at all.
 #
 # So a stage keeps, for each microbatch in flight, the version of the weights that its forward saw: *weight
 # stashing*. Backward uses that version, and the optimizer updates the newest weights with the gradient that
@@ -1759,8 +1761,8 @@ figure if run else None
 # seven updates that lie between a forward and its backward on stage 0. Stale or not, with versions or
 # without, the curves can hardly be told apart, and you would not notice that the dotted one follows gradients
 # of no function at all. *Right*, the learning rate is five times as large. With versions the stale gradients
-# still do as well as those of one microbatch at a time. Without versions the loss is infinite after a dozen
-# microbatches; the cross marks the end of the curve.
+# still do as well as those of one microbatch at a time. Without versions the loss is not finite after a
+# dozen microbatches; the cross marks the end of the curve.
 #
 # **In production.** No large language model is trained this way: the versions cost most memory on the first
 # ranks, which have least to spare; results depend on the number of ranks; and a loss curve with eight ages of
@@ -1884,8 +1886,8 @@ for name, *setting in candidates(8, 16):
 # steady state waits for two messages in every turn (real executors therefore let it run one microbatch
 # further ahead, and pay with memory). Plain 1F1B at m = 2 p works for 69 % of the time and idles for 31 %
 # even on the fast wire (the second table); your formula says 30.4 %. If pipelining is called unwise, this
-# schedule is meant, or the naive one. To work for 80 to 90 % of the time you need m = 4 p, or one of the
-# newer schedules.
+# schedule is meant, or the naive one. To work for 80 % of the time 1F1B needs m = 4 p. On the fast wire the
+# newer schedules work for 82 to 92 % at m = 2 p.
 #
 # And the alternative? Use the same GPUs as replicas of one node each, with ZeRO-1 (notebook 04):
 
@@ -1906,18 +1908,18 @@ print(f"as a pipeline of 8 a GPU sends {border / 1e9:.1f} GB ({border / PORT:.2f
 # %% [markdown]
 # For 70B on these machines pipelining is *not* wise: replicas with ZeRO-1 fit (47 GB, and 11 GB of
 # activations: 34 s·b·h/t bytes for each of 80 layers). They send nearly thirty times as much as the pipeline,
-# in 0.6 s. Half of that, the gradients, can hide behind the backward of the last of a replica's eight
-# sequences, which takes 0.37 s. The other half, the new weights, can hide behind the next forward. Even with
-# nothing hidden, 0.6 s are 14 % of the step's 4.4. Replicas have no bubble and no borders. With 405B no
-# number of replicas helps: weights and gradients, 4 bytes a parameter, are 200 GB a GPU. Then you need
-# pipelines, or ZeRO-3, which sends three times the parameters for each microbatch. And if a thin wire joins
-# the nodes, a pipeline helps: it sends a thirtieth of what replicas send. So use a pipeline if the model does
-# not fit into a node even after the replicas have sharded their optimizer states, or if the wire between
-# nodes is thin. Take as many microbatches as the batch allows, and measure F, I, W and the message before you
-# choose the schedule.
+# in 0.6 s. Half of that, 0.3 s for the gradients, can hide behind the backward of the last of a replica's
+# eight sequences, which takes 0.37 s. The other half, the new weights, can hide in part behind the next
+# forward, which takes 0.18 s. Even with nothing hidden, 0.6 s are 14 % of the step's 4.4. Replicas have no
+# bubble and no borders. With 405B no number of replicas helps: weights and gradients, 4 bytes a parameter,
+# are 200 GB a GPU. Then you need pipelines, or ZeRO-3, which sends three times the parameters for each
+# microbatch. And if a thin wire joins the nodes, a pipeline helps: it sends a thirtieth of what replicas
+# send. So use a pipeline if the model does not fit into a node even after the replicas have sharded their
+# optimizer states, or if the wire between nodes is thin. Take as many microbatches as the batch allows, and
+# measure F, I, W and the message before you choose the schedule.
 #
 # <details><summary>In the lectures</summary>Lecture 004 ends its part on pipelines with Sutskever's words.
-# "80-90 % typical" is lecture 001's.</details>
+# Lecture 001 calls a utilization of 80-90 % typical.</details>
 
 # %% [markdown]
 # ## 10 · Questions
