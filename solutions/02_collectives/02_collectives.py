@@ -1163,7 +1163,7 @@ stepper(run.ledger, run)
 #
 # This time there is nothing to add. Every rank has N chunks, one *for each* rank, and every chunk goes to the
 # rank that it is for: chunk d of rank s becomes chunk s of rank d. Write the ranks as rows and the chunks as
-# columns, and the exchange is the transpose of a matrix. A mixture-of-experts layer (notebook 11) sends each
+# columns, and the exchange is the transpose of a matrix. A mixture-of-experts layer sends each
 # token to the rank that holds its *expert*, one of several networks among which the layer chooses. Ulysses
 # attention (notebook 08) turns "all heads of my tokens" into "all tokens of my heads": both are all-to-alls.
 

@@ -1977,7 +1977,7 @@ report.points(4)
 # | extra credit | 5 points, on top of the 60. You lose nothing if you skip it |
 #
 # A layer of DeepSeek-V3 has *experts*, networks of which each token uses only a few. They lie on many nodes:
-# every layer sends tokens to them and back (notebook 11), and that takes as long as the computing. A forward
+# every layer sends tokens to them and back, and that takes as long as the computing. A forward
 # and a backward of *different* microbatches do not need each other's results. So compute the two as one
 # block, and hide each one's messages behind the other's computing. For that a rank must always have a forward
 # and a backward at hand. DualPipe feeds the pipeline from **both ends**: there are two copies of the model,
