@@ -1756,13 +1756,13 @@ if run:
 figure if run else None
 
 # %% [markdown]
-# The run has eight stages in one process, with plain SGD. Losses of single microbatches are noisy, so each
-# point is a mean of 16: two seeds, and eight microbatches in a row. *Left*, the weights change little in the
-# seven updates that lie between a forward and its backward on stage 0. Stale or not, with versions or
-# without, the curves can hardly be told apart, and you would not notice that the dotted one follows gradients
-# of no function at all. *Right*, the learning rate is five times as large. With versions the stale gradients
-# still do as well as those of one microbatch at a time. Without versions the loss is not finite after a
-# dozen microbatches; the cross marks the end of the curve.
+# Each of the two processes runs all eight stages, with its own seed and plain SGD. Losses of single
+# microbatches are noisy, so each point is a mean of 16: two seeds, and eight microbatches in a row. *Left*,
+# the weights change little in the seven updates that lie between a forward and its backward on stage 0. Stale
+# or not, with versions or without, the curves can hardly be told apart, and you would not notice that the
+# dotted one follows gradients of no function at all. *Right*, the learning rate is five times as large. With
+# versions the stale gradients still do as well as those of one microbatch at a time. Without versions the
+# loss is not finite after a dozen microbatches; the cross marks the end of the curve.
 #
 # **In production.** No large language model is trained this way: the versions cost most memory on the first
 # ranks, which have least to spare; results depend on the number of ranks; and a loss curve with eight ages of
@@ -1886,8 +1886,8 @@ for name, *setting in candidates(8, 16):
 # steady state waits for two messages in every turn (real executors therefore let it run one microbatch
 # further ahead, and pay with memory). Plain 1F1B at m = 2 p works for 69 % of the time and idles for 31 %
 # even on the fast wire (the second table); your formula says 30.4 %. If pipelining is called unwise, this
-# schedule is meant, or the naive one. To work for 80 % of the time 1F1B needs m = 4 p. On the fast wire the
-# newer schedules work for 82 to 92 % at m = 2 p.
+# schedule is meant, or the naive one. To work for 80 % of the time 1F1B needs about m = 4 p. On the fast wire
+# the newer schedules work for 82 to 92 % at m = 2 p.
 #
 # And the alternative? Use the same GPUs as replicas of one node each, with ZeRO-1 (notebook 04):
 
