@@ -601,11 +601,11 @@ for optimizer in ("SGD", "AdamW"):
         print(f"{optimizer:6} mean {right:.5f}   sum {wrong:.5f}")
 
 # %% [markdown]
-# <details><summary>After you have run it</summary>AdamW divides the mean of the gradient by the root of the
-# mean of its square: a constant factor cancels, except in eps. With SGD a sum has the effect of a learning rate
-# that is N times as large. If the learning rate was small, the sum may even look better; if it was well chosen,
-# training breaks. So training with Adam does not test your averaging. Compare gradients, or train with SGD, as
-# the checks do.</details>
+# <details><summary>After you have run it</summary>AdamW divides the running mean of the gradient by the root
+# of the running mean of its square: a constant factor cancels, except in eps. With SGD a sum has the effect
+# of a learning rate that is N times as large. If the learning rate was small, the sum may even look better;
+# if it was well chosen, training breaks. So training with Adam does not test your averaging. Compare
+# gradients, or train with SGD, as the checks do.</details>
 #
 # The second class takes the hook's argument for the gradient. But autograd calls a hook of
 # `register_post_accumulate_grad_hook` with the *parameter*. A tired engineer reduces the argument:
@@ -1153,9 +1153,9 @@ for counted in (False, True):
 # ranks, too: one more all-reduce, of 8 bytes. `reference`'s wrappers do it with
 # `finish_gradient_synchronization(count=...)`.
 #
-# **In production.** DDP divides by N, always. With unequal counts multiply each rank's mean loss by
-# N · (own count)/(count of all) yourself. Microbatches with unequal counts have the same problem as ranks:
-# until 2024 widely used trainers had this bug in their accumulation (Hugging Face, "Fixing Gradient
+# **In production.** DDP divides by N, whatever the counts are. With unequal counts multiply each rank's mean
+# loss by N · (own count)/(count of all) yourself. Microbatches with unequal counts have the same problem as
+# ranks: until 2024 widely used trainers had this bug in their accumulation (Hugging Face, "Fixing Gradient
 # Accumulation").
 
 # %% [markdown]
@@ -1837,7 +1837,7 @@ figure
 #
 # Here G is the rank's own, and Ḡ is the mean of all G's. Because the columns of P are orthonormal, P Pᵀ
 # projects onto the space that they span. P Qᵀ = P Pᵀ Ḡ is the best approximation of Ḡ in that space. Because
-# gradients change slowly, the last Q already points in the directions in which G is strong. That is the *warm
+# gradients change slowly, the last Q already points in the directions in which Ḡ is strong. That is the *warm
 # start*: with it, the two multiplications of each step are nearly as good as a singular value decomposition.
 #
 # **Predict.** Take a gradient of 4,096 x 4,096 in float32, r = 4 and 8 ranks. How many bytes does each rank
@@ -1847,8 +1847,9 @@ figure
 # two all-reduces send 2 · 7/8 of that, 229,376 bytes, 512 times less. On 800 ranks it is 261,816 bytes, still
 # 512 times less. Top-k at 1 % saves nothing from 100 ranks on.</details>
 #
-# **Build.** A gradient that is not a matrix (a bias's) travels whole. The argument `rank` is r, the number of
-# columns, as in linear algebra; it is not the number of a process.
+# **Build.** A gradient that is not a matrix (a bias's) travels whole, and so does a matrix with at most r rows
+# or at most r columns. The argument `rank` is r, the number of columns of P and Q, as in linear algebra; it is
+# not the number of a process.
 
 
 # %% nbgrader={"grade_id": "powersgd", "solution": true}
