@@ -11,7 +11,7 @@ SUBMISSIONS ?=
 REPOSITORY ?=
 SITE_READY := .venv/requirements-site.lock
 ARGS ?=
-# All tests run in several workers, two more than cores; a choice of them in one process, unless asked for.
+# All tests run in several workers, one more than cores; a choice of them in one process, unless asked for.
 WORKERS := -n auto --max-worker-restart=0
 
 .PHONY: help setup grade check test test-all test-hosts lab bench notebooks site lock doctor gpu clean

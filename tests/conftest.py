@@ -63,14 +63,14 @@ APART = ("test_mutants.py", "test_notebook_solutions.py", "test_notebooks.py", "
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """`-n auto`: two more than grading would take, at most four: most tests start ranks of their own.
+    """`-n auto`: one more than grading would take, at most four: most tests start ranks of their own.
 
-    With one worker for each core, two cores idled a fifth of the time: a test waits for its ranks, these for
-    each other, and some notebooks' ranks sleep on wires that are slowed down.
+    With one worker for each core, two cores idled a fifth of the time: a test waits for its ranks, and
+    these for each other. With two more than cores nothing is won: the cores are busy with three workers.
     """
     from autograder.sandbox.capacity import default_jobs
 
-    return min(4, default_jobs() + 2)
+    return min(4, default_jobs() + 1)
 
 
 @pytest.hookimpl(optionalhook=True)

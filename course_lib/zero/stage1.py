@@ -70,8 +70,7 @@ class Zero1Optimizer(ShardedOptimizer):
 
     def _mean_gradient(self, bucket: Bucket) -> tuple[torch.Tensor, list[bool]]:
         """This rank's shard of the mean gradient, and which parameters have one on some rank."""
-        whole = bucket.flat_gradient()  # (n * shard,)
-        mean = self.transport.reduce_scatter_mean(whole)  # (shard,)
+        mean = self.transport.reduce_scatter_mean(bucket.flat_gradient())  # (n * shard,) -> own
         return mean, bucket.present(mean, bucket.arrived)
 
     def zero_grad(self, set_to_none: bool = True) -> None:

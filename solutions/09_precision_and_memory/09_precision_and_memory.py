@@ -1009,13 +1009,13 @@ for agree in (True, False):
 (left, left_scale), (right, right_scale) = (
     precision.quantize(x, (-1, -1)) for x in (activations, weight.t().contiguous())
 )
-of_pytorch = torch._scaled_mm(
+scaled_mm = torch._scaled_mm(
     left, right.t(), scale_a=left_scale, scale_b=right_scale, out_dtype=torch.float32
 )
 by_hand = (left.float() @ right.float().t()) * left_scale * right_scale
 print(
     "torch._scaled_mm, largest difference:",
-    f"{float((of_pytorch - by_hand).abs().max() / by_hand.abs().max()):.1e}",
+    f"{float((scaled_mm - by_hand).abs().max() / by_hand.abs().max()):.1e}",
 )
 
 # %% [markdown]
@@ -1725,20 +1725,20 @@ for name, state in (("with the state", True), ("without it", False)):
 # behind an input that needs no gradient, with PyTorch's older kind:
 
 # %% tags=["skip-in-grading"]
-layer, batch = nn.Linear(8, 8), torch.randn(4, 8)
+layer, inputs = nn.Linear(8, 8), torch.randn(4, 8)
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     print(
         "reentrant: output.requires_grad is",
-        of_pytorch(layer, batch, use_reentrant=True).requires_grad,
+        of_pytorch(layer, inputs, use_reentrant=True).requires_grad,
     )
 print(
     "hooks:     output.requires_grad is",
-    of_pytorch(layer, batch, use_reentrant=False).requires_grad,
+    of_pytorch(layer, inputs, use_reentrant=False).requires_grad,
 )
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
-    of_pytorch(layer, batch)
+    of_pytorch(layer, inputs)
 print("without the keyword:", str(caught[0].message).partition(": ")[2].partition(". use")[0])
 
 # %% [markdown]
@@ -1781,9 +1781,9 @@ print("without the keyword:", str(caught[0].message).partition(": ")[2].partitio
 # measured here would mean nothing.
 
 # %% tags=["skip-in-grading"]
-blocks = Blocks(layers=4)
-with recompute.offload_saved(blocks.model) as moved:
-    y = blocks.forward()
+offloaded = Blocks(layers=4)
+with recompute.offload_saved(offloaded.model) as moved:
+    y = offloaded.forward()
 print(
     f"forward moved {moved.tensors} tensors, {moved.nbytes / 1e6:.1f} MB; {moved.returned} came back"
 )

@@ -93,8 +93,8 @@ SPLIT: Mapping[str, Idle] = {
 OTHER_DENOMINATOR = {
     "ideal": "That is the bubble over the whole time. The ideal time is what a rank computes alone, m (F+B): "
     "(p-1)/m for GPipe.",
-    "total": "That is the bubble over the ideal time, as Megatron-LM's papers have it. Of the total, which has "
-    "the bubble in it, it is (p-1)/(m+p-1).",
+    "total": "That is the bubble over the ideal time, as Megatron-LM's papers have it. Of the total, which "
+    "has the bubble in it, it is (p-1)/(m+p-1).",
 }
 PERCENT = "A share is asked for, 0.25 and not 25."
 TIME_ALONE = "That is the bubble's time. Divide it by the time that the rank computes, m (F+B)."
