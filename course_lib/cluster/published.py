@@ -28,7 +28,7 @@ from course_lib.models import PUBLISHED, GPTConfig
 from .layout import Layout
 from .memory import memory_per_gpu
 from .roofline import Work
-from .step_time import step_seconds, step_tflops
+from .step_time import step_tflops
 from .topology import Cluster, a100_cluster, h100_cluster
 
 UNFITTED = Work(1.0)
@@ -181,15 +181,6 @@ def predicted(row: Row, efficiency: float) -> float:
     work = replace(row.work, efficiency=efficiency)
     return max(
         step_tflops(row.config, layout, row.batch, row.cluster, work, row.seq)
-        for layout in row.layouts()
-    )
-
-
-def predicted_seconds(row: Row, efficiency: float) -> float:
-    """The step's seconds, of the same layout."""
-    work = replace(row.work, efficiency=efficiency)
-    return min(
-        step_seconds(row.config, layout, row.batch, row.cluster, work, row.seq)
         for layout in row.layouts()
     )
 

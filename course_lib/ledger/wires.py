@@ -136,9 +136,6 @@ class Line:
 
     spans: list[tuple[float, float]] = field(default_factory=list)
 
-    def free_from(self) -> float:
-        return self.spans[-1][1] if self.spans else 0.0
-
     def place(self, begin: float, seconds: float) -> float:
         """Take the first gap of so many seconds, not before `begin`; returns its end."""
         for taken, until in self.spans:

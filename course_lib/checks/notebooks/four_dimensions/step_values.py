@@ -67,10 +67,6 @@ class Gradients:
         off = (gradient - wanted).abs().max()
         return bool(off <= often * ROUNDING * self.steps.largest)
 
-    def first_wrong(self) -> tuple[int, str] | None:
-        keys = (key for key, wanted in self.wanted.items() if not self.near(self.returned[key], wanted))
-        return next(keys, None)
-
     def are(self, candidate: Candidate) -> bool:
         """Whether the mistake gives every gradient."""
         pairs = self.returned.items()
