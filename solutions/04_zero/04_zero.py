@@ -320,7 +320,7 @@ with contextlib.suppress(NotImplementedError):
         print(f"GPUs: {n}, for model states: {room} GB, stages 0 to 3:", "  ".join(largest))
 
 # %% [markdown]
-# One GPU trains less than 5B. And if you budget all 80 GB for states, the first forward runs out of memory.
+# One GPU trains less than 5B. And if you budget all 80 GB for states, no room is left for activations.
 #
 # **In production.** Figure 1 of the ZeRO paper has 7.5B on 64 GPUs: 120, 31.4, 16.6 and 1.9 GB for stages 0
 # to 3. The next cell prints the same numbers from your function.
@@ -504,8 +504,9 @@ memory_picture({"replicas": measured[0]})
 #
 # - `params`: all parameters of the model, without parameter groups. Often `params` is `model.parameters()`,
 #   an iterator that can be used only once, so make a list of it. Some parameters may be frozen
-#   (`requires_grad` is False): those are not trained. All parameters, frozen ones too, get the values of the
-#   first rank of `group`, which need not be rank 0.
+#   (`requires_grad` is False): those are not trained, and they belong to no shard, so a step sends nothing
+#   for them. All parameters, frozen ones too, get the values of the first rank of `group`, which need not be
+#   rank 0.
 # - A missing gradient counts as zeros: a rank need not use every part of the model.
 # - After the step keep no large tensor but the shard and the inner optimizer's state: the shard's gradient
 #   goes, too.
@@ -783,8 +784,8 @@ for world_size in (2, 4):
 # ring it sends 2. The library's classes take such functions as arguments: `Zero1Optimizer(...,
 # reduce_scatter=ring.reduce_scatter, all_gather=ring.all_gather)`. (Linux counts everything on the
 # connection, even the bytes that TCP had to send again: a few hundredths more.) Stages 2 and 3
-# reduce-scatter, too, so the ring saves bytes there as well: try `over_the_ring(zero2)` in this cell after
-# §4, if yours passes no `async_op`.
+# reduce-scatter, too, so the ring saves bytes there as well: try `over_the_ring(zero2)` in the cell above
+# after §4, if yours passes no `async_op`.
 #
 # <details><summary>In the lectures</summary>Lecture 001 draws ZeRO-1 with the all-reduce. Lecture 004 has the
 # reduce-scatter.</details>
@@ -820,12 +821,12 @@ memory_picture(drawn)
 # %% [markdown]
 # The floor is lower: m and v are 8/4 bytes now. In the replica's picture the bars of backward rise like
 # stairs; here they have become a plateau, since the library keeps one row for all gradients from step to
-# step: 4 of weights + 4 of gradients + 8/4 of state = 10 bytes throughout. (If the library made this row anew
-# in each step, the bars would climb from 6 to 10. If your optimizer does so, its bars climb from 7 to 11. It
-# keeps 4/4 more, because your shard is a copy; the library's shard is a part of the row in which the weights
-# lie.) Either way all gradients stay until the step, though each rank will read only 1/N of them. So send
-# them off while backward produces them: when the gradients of some neighbouring parameters (a *bucket*) are
-# there, reduce-scatter them, keep your own shard, and free the rest. The full gradient never exists.
+# step: 4 of weights + 4 of gradients + 8/4 of state = 10 bytes throughout. (Your optimizer keeps no gradient
+# after the step, so its bars climb from 7 to 11. The 11 is 4/4 more than the library's 10, because your shard
+# is a copy; the library's shard is a part of the row in which the weights lie.) Either way all gradients stay
+# until the step, though each rank will read only 1/N of them. So send them off while backward produces them:
+# when the gradients of some neighbouring parameters (a *bucket*) are there, reduce-scatter them, keep your
+# own shard, and free the rest. The full gradient never exists.
 #
 # **Predict.** How much does a rank keep now, after backward? What is the peak, with buckets of B bytes?
 #
@@ -1276,10 +1277,11 @@ for stage, run in measured.items():
 memory_picture({f"ZeRO-{stage}" if stage else "replicas": run for stage, run in measured.items()})
 
 # %% [markdown]
-# These are your own four stages. Stage 3 is highest when backward enters the first block. The rank then holds
-# 12/4 bytes of shard, m and v; 7/8 of the 4/4 bytes of gradients, since seven of the eight blocks have
-# theirs; and 4/8 for one whole block. Together they are 4.38; inputs, targets and activations come on top.
-# The measurements miss stage 2's bucket: it comes and goes between two of them.
+# These are your own four stages. The highest bar of stage 3 is where backward enters the first block. The
+# rank then holds 12/4 bytes of shard, m and v; 7/8 of the 4/4 bytes of gradients, since seven of the eight
+# blocks have theirs; and 4/8 for one whole block. Together they are 4.38; inputs, targets and activations
+# come on top. The measurements miss stage 2's bucket, and in stage 3 a block's whole gradients: both come and
+# go between two measurements.
 #
 # Here are the four stages in one picture. The left half is 7B on 8 GPUs in mixed precision; the numbers are
 # your `memory_per_rank`'s. The right half is float32 on 4 ranks, and on one rank for replicas: the bars are
@@ -1419,8 +1421,8 @@ if ours and theirs:
 # **Measure.** The library's `Zero1Optimizer` takes `offload="cpu"`, or a folder. With a folder the shard and
 # its state lie in files that are mapped into memory (§9 says more). The optimizer still sees tensors, but
 # their pages are the files': the operating system writes them to disk when it needs room, and reads them
-# again when they are used. On a CPU, `"cpu"` changes nothing, so here are the files. `MappedFile(folder)` is
-# the folder, and counts its bytes:
+# again when they are used. On a CPU, `"cpu"` changes nothing, so here are the files. `MappedFile(folder)`
+# stands for the folder, and counts the bytes of its files:
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1453,7 +1455,8 @@ if run:
         )
 
 # %% [markdown]
-# The files hold 12 bytes a parameter: shard, m and v. The step itself has not changed by a line.
+# The files of a rank hold 12 bytes for each parameter of its shard: the shard itself, m and v. The step
+# itself has not changed by a line.
 #
 # **In production.** `CPUOffloadPolicy` in FSDP2, `CPUOffload` in FSDP1. The host's memory should be pinned
 # (page-locked), or copies make the GPU wait. The host's optimizer should be a vectorised one (DeepSpeed's
@@ -1639,9 +1642,9 @@ with tempfile.TemporaryDirectory() as folder:
 # and shard, the optimizer takes 0.44 s, and a training step needs about 12,000 tokens a GPU: ZeRO-Infinity
 # lives on <i>sharded</i> states.</details>
 #
-# **Build.** Your function returns a class of optimizers. In its first step, in which the states are made,
-# such an optimizer moves them into files, and then goes on as if nothing had happened. Move only tensors with
-# dimensions: Adam's count of steps is a single number.
+# **Build.** Your function returns a class of optimizers. In its first step such an optimizer moves its states
+# into files, and then goes on as if nothing had happened. Adam makes its states in this step; some optimizers
+# make them earlier. Move only tensors with dimensions: Adam's count of steps is a single number.
 
 
 # %% nbgrader={"grade_id": "offload", "solution": true}
@@ -1808,7 +1811,7 @@ Scorecard(rows, unit=4 * P, flops_alone=alone)
 #   Models*: §5 and figure 1 for the memory, §7 for the bytes.
 # - Ren et al. (2021), *ZeRO-Offload*; Rajbhandari et al. (2021), *ZeRO-Infinity*.
 # - Zhao et al. (2023), *PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel*.
-# - `course_lib/zero/`: a reference that also saves with N ranks and loads with M, keeps float32 masters of
-#   16-bit weights, and skips parameters that no rank used. Read it after you have written yours.
+# - `course_lib/zero/`: a reference that also saves with N ranks and loads with another number, keeps float32
+#   masters of 16-bit weights, and skips parameters that no rank used. Read it after you have written yours.
 #
 # <details><summary>In the lectures</summary>The three criteria are lecture 003's.</details>
