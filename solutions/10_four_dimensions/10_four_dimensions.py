@@ -8,7 +8,7 @@
 # worked: 16 stages (07), 8 replicas (03), 8 ranks that share a layer (06). Notebook 08 adds a fourth, for
 # sequences that are too long for one rank.
 #
-# Here they work on real ranks: three axes at once on 8, and all four on 16. You write the step that trains on
+# Here the axes work on real ranks: three at once on 8, and all four on 16. You write the step that trains on
 # such a mesh, with the gradients of one process. Then you put numbers on it: the bytes of every axis, the
 # memory of a GPU, the seconds of a step. At the end your functions choose a layout for 1,024 GPUs, and
 # published runs judge them.
@@ -45,7 +45,7 @@
 # | flattened group | the ranks that differ in several axes, such as dp and cp, as one group |
 # | innermost | the axis whose neighbours are neighbouring ranks; it is listed last |
 # | term, sample | a rank's share of a sum; one of the values of a mean |
-# | whole, cut | a parameter that all ranks of tp hold; one of which each holds a part |
+# | whole, cut | a parameter that every rank of tp holds; a parameter of which each of them holds a part |
 #
 # A mesh is written as a dict of sizes, outermost axis first: `{"pp": 2, "dp": 2, "tp": 2}`. An axis that is
 # missing has one rank.
@@ -421,7 +421,7 @@ for name, same in (("different rows", False), ("the same rows", True)):
 # Both losses fall in the same way. The second run did half of the work twice, and no curve says so.
 #
 # **In production.** `DistributedSampler(dataset, num_replicas=dp, rank=place)` with the size of dp and the place on
-# dp, not the world's: left out, both are the world's, and ranks of one layer read different samples.
+# dp, not the world's. Both default to the world's, and then ranks of one layer read different samples.
 #
 # **Question.** 1,024 GPUs, a batch of 1,536 rows, 29.2 s a step: how many samples a second?
 #
@@ -458,9 +458,9 @@ for name, same in (("different rows", False), ("the same rows", True)):
 # **Predict.** On pp 2, dp 2, tp 2 a rank has 2 of 4 layers, and a step has 4 microbatches. How many collectives
 # does rank 0 call over tp, with the embedding's sum? How many over dp?
 #
-# **Build.** A gradient that was there before the call, of an earlier one, is complete. It is added at the end and
-# not reduced again. The loss is returned on all ranks alike. `mesh.group(axis)` and `mesh.size(axis)` take an axis
-# or a tuple of axes.
+# **Build.** A gradient that an earlier call left is complete. It is added at the end and not reduced again.
+# The loss is returned on all ranks alike. `mesh.group(axis)` and `mesh.size(axis)` take an axis or a tuple of
+# axes.
 
 
 # %% nbgrader={"grade_id": "hybrid_step", "solution": true}
@@ -645,9 +645,9 @@ if run:
 # %% [markdown]
 # **In production.** PyTorch has a part for each of the three axes: `init_device_mesh` names the groups,
 # `parallelize_module` cuts the layers, `fully_shard` makes replicas that shard their states, and
-# `PipelineStage` with `Schedule1F1B` runs the stages. Here they compose the same cube, for the same GPT in
-# float32. The head is not tied: PyTorch leaves it to the user to add up the two terms. Are the losses of three
-# steps the same?
+# `PipelineStage` with `Schedule1F1B` runs the stages. Here they compose the same mesh, for the same GPT in
+# float32. The head is not tied: PyTorch leaves it to the user to add up the two terms. Are the losses of
+# three steps the same?
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 import inspect
@@ -752,8 +752,8 @@ print("largest difference:", max(abs(a - b) for a, b in zip(*composed.values(), 
 #
 # torchtitan gives `fully_shard` dp and cp as one flattened group, for the reason of your one all-reduce. Not every
 # library gets the division right: picotron's pipeline (`pipeline_parallel.py`, 2025) takes the mean over each
-# microbatch and never divides by their number, so that gradients are m times too large. AdamW hides it, because its
-# steps hardly change with the scale of a gradient.
+# microbatch and never divides by the number of microbatches *m*, so that gradients are m times too large.
+# AdamW hides it, because its steps hardly change with the scale of a gradient.
 #
 # **Question.** What changes if dp is reduced first, and cp after it?
 #
@@ -1004,7 +1004,7 @@ nodes_figure(cube.ledger, per_node=4)
 
 # %% [markdown]
 # The darkest cells are next to the diagonal: ranks 0 and 1, 2 and 3. That is tp, the innermost axis. With
-# nodes of four, pp alone crosses the thick line, and the 12 bytes of the loss.
+# nodes of four, only pp and the 12 bytes of the loss cross the thick line.
 #
 # The ledger also counts the bytes of one rank's step by the group that they went to.
 
@@ -1018,10 +1018,10 @@ for axis, nbytes in sent.items():
     print(f"{axis}: {nbytes:>9,.0f} bytes")
 
 # %% [markdown]
-# **Build.** A step has `microbatches` in every pipeline (*m*). A rank's microbatch has
-# tokens = batch_rows / (dp·m) · seq / cp. Let **M** = tokens · width · width_bytes be its residual stream,
-# *t* the size of tp, and *layers here* = layers / pp. An all-reduce of X bytes over *n* ranks sends
-# 2(n−1)/n · X.
+# **Build.** Every pipeline runs m = `microbatches` microbatches in a step. A rank's microbatch has tokens =
+# batch_rows / (dp·m) · seq / cp. Let **M** = tokens · width · width_bytes be its residual stream, *t* the
+# size of tp, V the rows of the table (`vocab_size`), and *layers here* = layers / pp. An all-reduce of X
+# bytes over *n* ranks sends 2(n−1)/n · X.
 #
 # | axis | a rank of a stage sends |
 # |---|---|
@@ -1183,7 +1183,7 @@ print(
 
 # %% [markdown]
 # **In production.** Launchers number the GPUs of a node in succession, and `init_device_mesh` lets the last
-# axis vary fastest: so tp is written last, as in the three libraries of section 1.
+# axis vary fastest: so tp is written last there. It is innermost in all three lists of section 1.
 #
 # 175 billion parameters on pp 8, dp 16 and tp 8, with one sequence of 2,048 tokens a microbatch in bf16: M is
 # 50.3 MB. In a step with 96 microbatches, tp sends 12 layers · 4 · 1.75 · 50.3 MB · 96 = 406 GB over NVLink,
@@ -1224,8 +1224,8 @@ GPT3 = GPTConfig(51_200, 2048, 96, 96, 12_288)
 # **Predict.** A pipeline of 8 stages has an eighth of the layers on each GPU. A whole model that is cut by
 # tp 8 alone keeps 34 GB of activations for one microbatch. Which part of the 34 GB does the first stage keep?
 #
-# **Build.** In GB, 1e9 bytes. L layers, width h, a heads, s tokens, V rows of the table; p, t and v as in the
-# layout; replicas = dp · cp.
+# **Build.** Add the row of the layout's ZeRO and the activations, in GB of 1e9 bytes. L layers, width h, a
+# heads, s tokens, V rows of the table; p, t and v as in the layout; replicas = dp · cp.
 #
 # | part | bytes |
 # |---|---|
@@ -1284,7 +1284,8 @@ report.points(6)
 
 
 # %% [markdown]
-# **Measure.** The layout above with other options. One of them adds memory. The dashed line is the GPU's 80 GB.
+# **Measure.** The layout above with other options. The bar "plain" has ZeRO 0. One of the other options needs
+# more memory than the bar above it. The dashed line is the GPU's 80 GB.
 
 
 # %% tags=["skip-in-grading"]
@@ -1326,8 +1327,8 @@ except NotImplementedError:
 figure
 
 # %% [markdown]
-# **Break it.** Twice as many stages have half as many layers each. Run it before you believe that this saves
-# activations.
+# **Break it.** Twice as many stages have half as many layers each. Run the cell before you believe that more
+# stages save activations.
 
 # %% tags=["skip-in-grading"]
 with contextlib.suppress(NotImplementedError):
@@ -1415,10 +1416,11 @@ flops = 8 * 145.6e9 * 2304 * 2048
 print(f"at the peak {flops / 1536 / 312e12:.1f} s, measured {flops / 1536 / 148e12:.1f} s")
 
 # %% [markdown]
-# **Build.** A step is a sum. Let *e* be the share of the peak that products reach (`efficiency`, the one
-# constant that is fitted), F = flops · e, and B = 0.8 · bandwidth: links and memory reach 0.8 of their data
-# sheets. tokens = microbatch · s/cp, M = 2 · tokens · h bytes. (runs, scores, sums) is (3, 3, 4) without recomputation,
-# (3, 4, 4) for "selective" and (4, 4, 6) for "full": a backward is two runs of a product.
+# **Build.** A step is the sum of the last three rows; the rows above are their parts. Let *e* be the share of
+# the peak that products reach (`efficiency`, the one constant that is fitted), F = flops · e, and B = 0.8 ·
+# bandwidth: links and memory reach 0.8 of their data sheets. tokens = microbatch · s/cp, M = 2 · tokens · h
+# bytes. (runs, scores, sums) is (3, 3, 4) without recomputation, (3, 4, 4) for "selective" and (4, 4, 6) for
+# "full": a backward is two runs of a product.
 #
 # | part | seconds |
 # |---|---|
@@ -1571,8 +1573,8 @@ with contextlib.suppress(NotImplementedError):
 
 # %% [markdown]
 # **In production.** Megatron-LM prints TFLOP/s of each GPU in its log. Today it counts without recomputation:
-# those are *model* FLOPs. The paper's table counts with it: those are *hardware* FLOPs. Only the first tell how
-# long training takes.
+# those are *model* FLOPs. The paper's table counts with it: those are *hardware* FLOPs. Only model FLOPs tell
+# how long training takes.
 #
 # **Question.** MegaScale's last rows are missed by 8 and 9 %. Which term would you add to the model?
 #
@@ -1629,7 +1631,8 @@ figure
 # - has more than one chunk with pp = 1, or with microbatches that are not a multiple of pp,
 # - needs more than gpu["memory"] − 4 GB: NCCL and fragments take the rest.
 #
-# Return the one with the shortest step, or None. Its step may be 3 % longer than the shortest of all.
+# Return the one with the shortest step, or None if no layout fits. The check accepts a step up to 3 % longer
+# than the shortest.
 
 
 # %% nbgrader={"grade_id": "best_layout", "solution": true}
@@ -1709,7 +1712,8 @@ with contextlib.suppress(NotImplementedError):
 
 # %% [markdown]
 # The winner keeps tp 4, and its lead over 8 x 16 x 8 grows from 1 % to 22 %: the wider tp is, the more its sums
-# need the link that was taken away. "tp up to the node" is a rule of thumb, and here is the number behind it.
+# need the link that was taken away. "tp up to the node" is no more than a rule of thumb: the
+# winner's tp is half of a node of 8, and two nodes of 2.
 
 # %% [markdown]
 # **Look.** The advisor asks your question of all layouts: model, GPUs, links and context above, the bars of the best
@@ -1777,7 +1781,7 @@ for words, question, allowed, stages in CASES:
 
 # %% [markdown]
 # Five of six are right. The best of the last row has no pipeline and ZeRO-2, which neither your search nor the advisor
-# tries: it sums the gradients of every microbatch, and the model hides that, too.
+# tries: it sums the gradients of every microbatch, and the model hides these sums, too.
 #
 # **In production.** The model hides what ZeRO-3 sends behind the arithmetic. Narayanan et al.'s table 2 measured
 # 44 TFLOP/s with ZeRO-3 on 1,536 GPUs at microbatch 1, far below any such count: take the advisor's word for pipelines,
@@ -1807,8 +1811,8 @@ for words, question, allowed, stages in CASES:
 # | 16,384 | 8 | 1 | 16 | 128 | 8,192 | 400 |
 # | 16,384 | 8 | 16 | 16 | 4 | 131,072 | 380 |
 #
-# The columns GPUs, TP and PP are right, and one entry of the others cannot be. Which number should stand there?
-# (`answer_2`)
+# The columns GPUs, TP, CP and PP are right, and one entry of the others cannot be. Which number should stand
+# there? (`answer_2`)
 #
 # **3.** A step has 16 M tokens (16 · 2^20) in sequences of 8,192, on pp 16 and dp 128. How many microbatches of one
 # sequence does each pipeline have? (`answer_3`)
@@ -1872,8 +1876,8 @@ report.points(4)
 # Ranks fill nodes of `per_node` in order. `inside` and `across` are (alpha, beta). An operation takes alpha +
 # bytes · beta on the slowest link that its ranks need: *one* alpha, as the emulated wires of section 5 count.
 # The bytes are the message's, or 2(n−1)/n of a sum's. A rank has two links, inside and across. Each carries
-# what the rank sends one after the other: the second of two sends begins when the first has arrived. A sum does
-# not queue: it neither waits for messages that travel nor holds them up.
+# the rank's messages one after the other: the second begins when the first has arrived. A sum does not queue:
+# it neither waits for messages that travel nor holds them up.
 
 
 # %% nbgrader={"grade_id": "replay", "solution": true}
@@ -1933,8 +1937,8 @@ report = check("10_four_dimensions/replay", replay, cases="hidden")
 
 # %% [markdown]
 # **Measure.** The library's replay reads a ledger as it is, with the handles that are waited for later. It
-# predicts steps like those of section 5 from a run *without* wires, and here they are slept. The alphas are
-# five times as long, so that a busy machine does not matter.
+# predicts steps like those of section 5 from a run *without* wires. A second run sleeps them on the wires.
+# The alphas are five times as long, so that a busy machine does not matter.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1969,8 +1973,8 @@ for order in (("pp", "dp", "tp"), ("tp", "dp", "pp")):
     print(f"{' x '.join(order)}: computed {predicted:.2f} s, slept {measured:.2f} s")
 
 # %% [markdown]
-# The same ratio, computed and slept. The compute between the operations comes from the record, and on a busy
-# machine it is the part that varies.
+# The ratio of the two orders is nearly the same, computed and slept. The compute between the operations comes
+# from the record, and on a busy machine it is the part that varies.
 #
 # **A thousand GPUs.** A mesh is symmetric: ranks of tp, dp and cp do the same. One rank of each stage
 # stands for all of them, so that 1,024 GPUs cost the clock as much as two ranks do. Here is the
@@ -2005,8 +2009,9 @@ with contextlib.suppress(NotImplementedError):
     print(f", by your formula {step_seconds(trillion, layout, 3072, A100, SELENE, 0.63):.1f} s")
 
 # %% [markdown]
-# **Break it.** Give `replay` one alpha for *each* of the 2(n−1) rounds of a sum, and the check names it.
-# NCCL's ring has so many; the emulated wires sleep one. A model has to count as the measured thing does.
+# **Break it.** Give `replay` one alpha for *each* of the 2(n−1) rounds of a sum, and the check names the
+# mistake. NCCL's ring has so many; the emulated wires sleep one. A model has to count as the measured thing
+# does.
 #
 # **Question.** The clock needs no rank but one of each stage. Which fault of a real cluster can it never
 # show?
