@@ -50,7 +50,7 @@
 # | β | seconds per byte, in one direction: 1/bandwidth |
 # | round | messages that travel at the same time; the next round begins when they have arrived |
 #
-# An exchange of k rounds takes about **k · α + B · β** seconds, where B counts the bytes that pass *one after
+# An exchange takes about **rounds · α + B · β** seconds, where B counts the bytes that pass *one after
 # another*: the largest message of each round, summed over the rounds. If one rank sends a largest message in
 # every round, B is the number of bytes that this rank sends. So we count the bytes of the *busiest* rank.
 # That count is too small in two places. In §0 rank 0 first only receives and then only sends, so B is twice
@@ -61,8 +61,8 @@
 # every rank has a wire of its own, as GPUs on NVLink have, and that a rank can send and receive at the same
 # time. Your laptop's ranks share a few cores instead: §9 shows how that changes the times.
 #
-# In formulas rounds count from 0, as loops do. The *films*, the pictures with a slider that you know from
-# notebook 00, number them from 1.
+# In formulas rounds count from 0, as loops do (in §6 from 1). The *films*, the pictures with a slider that you
+# know from notebook 00, number them from 1.
 #
 # The rules for all your code here: use **messages only** (`send`, `recv`, `isend`, `irecv`,
 # `batch_isend_irecv`), no built-in collective. `group=None` is the group of all ranks, as in
@@ -264,14 +264,14 @@ def broadcast_cost(n: int, nbytes: int) -> tuple[float, int]:
 
 
 # %% [markdown]
-# **Build.** Number the ranks from the root: the root is 0, the rank after it is 1, and so on round the
-# circle. When round k begins, the ranks that are numbered 0 to 2^k − 1 in this way hold the value. Each of
-# them sends to the rank whose number is 2^k higher, if that number is below N.
+# **Build.** Give every rank a *place*, counted from the root: the root has place 0, the rank after it place 1,
+# and so on round the circle. When round k begins, the ranks with the places 0 to 2^k − 1 hold the value. Each
+# of them sends to the rank whose place is 2^k higher, if that place is below N.
 #
 # Only the ranks of the group call the function. Here no rank sends and receives in the same round, so plain
 # `dist.send` and `dist.recv` will do.
 #
-# Two kinds of numbers meet here. `src` is a *global* rank, as in `torch.distributed`. Inside a group the
+# A rank has two numbers. `src` is a *global* rank, as in `torch.distributed`. Inside a group the
 # ranks {1, 3, 6} have the numbers 0, 1, 2. `dist.get_rank(group)` and `dist.get_world_size(group)` use the
 # numbers inside the group. So do the arguments `group_peer=` of `dist.P2POp`, `group_dst=` of `dist.send` and
 # `group_src=` of `dist.recv`. `dist.get_group_rank(group, src)` translates a global rank into a rank of the
@@ -830,9 +830,9 @@ figure
 
 # %% [markdown]
 # The time for 14 GB almost doubles from 2 ranks to 64, from 0.28 s to 0.55 s. From 64 ranks to 4,096 it grows
-# by only 16 %, to 0.64 s: there the saying nearly holds. The time for 10 KB grows in proportion to N, since
-# nearly all of it is latency. The time for 25 MB is mostly that of the bytes on few ranks, and mostly latency
-# on many: at 64 ranks the rounds take 1.3 ms and the bytes 1.0 ms.
+# by only 16 %, to 0.64 s: there the saying nearly holds. The time for 10 KB grows in proportion to N − 1,
+# since nearly all of it is latency. The time for 25 MB is mostly that of the bytes on few ranks, and mostly
+# latency on many: at 64 ranks the rounds take 1.3 ms and the bytes 1.0 ms.
 #
 # **Build.** In place, for *any* size: 10 elements over 4 ranks, 2 elements over 3, none at all. You may
 # put your two halves together, or write the ring in one piece, on the tensor itself.
@@ -900,7 +900,8 @@ report.points(12)
 
 # %% [markdown]
 # **Measure.** Your ring on film. Is it the same as the one above? (If your ring works on a copy, the boxes
-# change only at the end. Then compare the messages.)
+# change only at the end. Then compare the messages. If your ring is §2 followed by §3, each message carries
+# the chunk one place before the one above.)
 
 # %% tags=["skip-in-grading"]
 run = launch(film_in_place, ring_all_reduce, world_size=4, backend="gloo")
@@ -1102,7 +1103,7 @@ beside(recursive_doubling_cost, doubling_840)
 # At 8 ranks recursive doubling takes 3 rounds and sends 3 M; the ring takes 14 rounds and sends 1.75 M.
 #
 # **Break it.** Why does the docstring insist on *the same bits*? Here every rank gets all contributions
-# and adds them up starting with its own. That is the same sum, in a different order on each rank.
+# and adds them up starting with its own. The sum is the same, but its order differs from rank to rank.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1195,8 +1196,8 @@ def all_to_all_cost(n: int, nbytes: int) -> tuple[float, int]:
 
 # %% [markdown]
 # **Build.** If all ranks serve rank 0 first, then rank 1, and so on, then rank 0 has N − 1 senders at its
-# door while the others have none. It is better if in round k rank r sends to r + k and receives from r − k.
-# Then every rank sends one message and receives one.
+# door while the others have none. It is better if in round k rank r sends to r + k and receives from r − k,
+# for k = 1, ..., N − 1. Then every rank sends one message and receives one in each round.
 
 
 # %% nbgrader={"grade_id": "all_to_all", "solution": true}
@@ -1457,7 +1458,7 @@ try_it(hybrid)
 # %% [markdown]
 # Is *one* ring through all 64 GPUs so bad, then? It leaves each node at one place only: 2 · 63/64 M = 1.97 M
 # go out of a node. In the three steps each of a node's 8 GPUs sends 2 · 7/8 · M/8 = 0.22 M to other nodes,
-# together 1.75 M. That is hardly less. But the eight GPUs can send through eight ports, and the one ring
+# together 1.75 M: hardly less. But the eight GPUs can send through eight ports, and the one ring
 # pushes all its bytes through *one*. So NCCL builds several rings through all GPUs, each of which leaves the
 # node by a different port (NCCL issue 471). The latency remains: a ring over 64 GPUs has 2 · 63 = 126 rounds,
 # the three steps have 7 + 14 + 7 = 28.
@@ -1479,9 +1480,9 @@ try_it(hybrid)
 #
 # Put your formulas together. An algorithm goes by the name of its function: `"broadcast"`,
 # `"reduce_scatter"`, `"all_gather"`, `"ring_all_reduce"`, `"recursive_doubling_all_reduce"`, `"all_to_all"`.
-# `nbytes` is always the full tensor, and the bytes are those of the busiest rank. Here recursive doubling
-# must be right for *any* N, and more than half of the 4 points need it: the docstring in §5 has the formula,
-# even if you skipped the optional part there.
+# `nbytes` is always the full tensor (for `"all_to_all"` one rank's input), and the bytes are those of the
+# busiest rank. Here recursive doubling must be right for *any* N, and more than half of the 4 points need it:
+# the docstring in §5 has the formula, even if you skipped the optional part there.
 #
 # (This section has no picture and no part *In production*. Its measurement is §9.)
 #
