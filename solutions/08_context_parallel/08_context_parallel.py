@@ -9,8 +9,8 @@
 # notebook is about that one layer.
 #
 # It begins on one rank, with attention that never stores its N×N matrix: the algorithm inside FlashAttention.
-# That works because a softmax can be computed in pieces and put together. For the same reason attention works
-# across ranks: a piece may come from another rank.
+# The algorithm works because a softmax can be computed in pieces and put together. For the same reason
+# attention works across ranks: a piece may come from another rank.
 #
 # | | |
 # |---|---|
@@ -410,8 +410,9 @@ for size in (12, 6, 3, 1):
 #   slice) and the positions in the sequence (a range). Here `spans` is `[range(seq)]`, a single span; a rank
 #   of §4 may have two.
 # - Under a causal mask: `queries[-1] < keys[0]` means that no query sees a key. Go on to the next tile.
-# - Keep sums in float32 at least, also for bf16 inputs: make `out`, `lse` and the three gradients with
-#   `torch.zeros_like(in_float32(q))` and the like, and round once, at the end.
+# - Keep sums in float32 at least, also for bf16 inputs: make `out` and the three gradients with
+#   `torch.zeros_like(in_float32(q))` and the like, `lse` in the same dtype. Round out and the gradients once,
+#   at the end; do not round lse.
 # - Give q, k, v, out and lse to `save_for_backward`, and nothing of a tile.
 
 
@@ -561,9 +562,9 @@ axes.legend(frameon=False, fontsize=8)
 figure if memory else None
 
 # %% [markdown]
-# The line of full attention is steeper: twice the tokens need 3.4 and then 3.7 times the bytes, and come
-# nearer to four. With yours, twice the tokens need less than twice the bytes, and come nearer to twice on the
-# right: the few MB of one tile do not grow, and weigh less and less.
+# The line of full attention is steeper: twice the tokens need 3.4 and then 3.7 times the bytes, and the
+# factor comes nearer to four. With yours the factor is less than two, and comes nearer to two on the right:
+# the few MB of one tile do not grow, and weigh less and less.
 #
 # **Break it.** Run the same loops without a Function of your own: autograd goes through them by itself, and
 # results and gradients are right. How much is kept for backward, with 512 tokens in tiles of 64 and two heads
@@ -878,6 +879,7 @@ def hiding_block(
 # - The next keys travel while the block is computed, as in forward. The sum of dk and dv for the keys of this
 #   step can travel meanwhile, too (the check does not ask for that). When the sum has come, add your share to
 #   it and pass it on.
+# - Skip the pairs of spans that forward skips.
 # - Keep all sums in float32 at least (`in_float32`), including those that are sent.
 # - backward returns one value for each argument of forward: None for those that are not tensors.
 
@@ -1505,8 +1507,8 @@ figure if curves else None
 # Under a causal mask all ranks have the same work, even with tokens in succession: each has the whole
 # sequence.
 #
-# **Predict.** How many bytes does a rank send, and how do they change with N? Write `ulysses_bytes_sent` in
-# §4. What limits N?
+# **Predict.** How many bytes does a rank send in forward (in backward it sends as many), and how do they
+# change with N? Write `ulysses_bytes_sent` in §4. What limits N?
 #
 # <details><summary>Answer</summary>Of each of q, k, v and out a rank holds 1/N, and sends (N−1)/N of that:
 # from two ranks on, the more ranks, the less each sends. In a ring a rank sends (N−1)/N of *all* keys and
@@ -1778,9 +1780,9 @@ figure
 
 # %% [markdown]
 # A CPU computes so slowly that few tokens are enough to hide the *bytes*: often fewer than the 32 with which
-# the figure begins. The formula leaves out all times that do not grow with c: α for a message, and for a
-# block the time in which Python starts a few operations. On the left, where both lines are flat, these times
-# are nearly the whole. If the lines cross there, these times decide, as they do on a GPU with short parts.
+# the curves begin. The formula leaves out all times that do not grow with c: α for a message, and for a block
+# the time in which Python starts a few operations. On the left, where both lines are flat, these times are
+# nearly the whole. If the lines cross there, these times decide, as they do on a GPU with short parts.
 #
 # The next cell measures your ring on two ranks: for how much of one forward was rank 0 blocked in messages?
 
@@ -1909,10 +1911,10 @@ axes.legend(frameon=False, fontsize=8)
 figure
 
 # %% [markdown]
-# Two of the lines rise with N, and one a little faster than √N: 4.4 times from 1 node to 16. So memory does
-# not limit the sequence any more: more machines hold a longer one. But attention's computing grows with the
-# square: s²/N for each rank. On a sequence eight times as long, with eight times the ranks, attention takes
-# eight times as long.
+# The two lines with tiles rise in proportion to N. The one with the matrix rises a little faster than √N: 4.4
+# times from 1 node to 16. With tiles, memory does not limit the sequence any more: more machines hold a
+# longer one. But attention's computing grows with the square: s²/N for each rank. On a sequence eight times
+# as long, with eight times the ranks, attention takes eight times as long.
 
 # %% [markdown]
 # ## 9 · PyTorch's version
@@ -1929,8 +1931,9 @@ figure
 # keys and values instead of a ring (`set_rotate_method` chooses).
 #
 # It is made for GPUs, where SDPA's kernels return lse. On a CPU it runs only without a causal mask, and only
-# with the plain kernel (`SDPBackend.MATH`). That kernel does not return lse, so parts cannot be merged. So
-# the cell runs it without a mask on two ranks, beside yours. (The import takes some seconds.)
+# with the plain kernel (`SDPBackend.MATH`). That kernel does not return lse, so parts cannot be merged: all
+# keys are gathered first. The cell runs it without a mask on two ranks, beside yours. (The import takes some
+# seconds.)
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -2143,14 +2146,14 @@ Scorecard(rows, unit=parameters_alone, flops_alone=alone_run[0].flops)
 
 # %% [markdown]
 # *Computation*: with context parallelism every rank makes the optimizer's step of all parameters, as replicas
-# do. Your backward makes the scores again, which counts, and blocks on the diagonal are computed whole. But
-# the ring leaves wholly masked blocks out. For one process the card counts all scores, masked ones too, and
-# does not count the scores that its kernel makes again. So the ring comes out a little below one process.
-# (Ulysses computes the most: your `tiled_attention` puts these 128 tokens into one tile, and masks half of
-# it.) *Memory*: weights, gradients, m and v are whole on every rank (ZeRO or tensor parallelism divides them,
-# and can be combined with context parallelism); activations are divided, which matters little for 128 tokens,
-# and most for 131,072. *Bytes*: a rank sends 2(N−1)/N of M for the sum of gradients, and the bytes of
-# attention. The card does not show the use of zigzag: less idle time.
+# do. Your backward makes the scores again, and the card counts them again. Blocks on the diagonal are
+# computed whole. But the ring leaves wholly masked blocks out. For one process the card counts all scores,
+# masked ones too, and does not count the scores that its kernel makes again. So the ring comes out a little
+# below one process. (Ulysses computes the most: your `tiled_attention` puts these 128 tokens into one tile,
+# and masks half of it.) *Memory*: weights, gradients, m and v are whole on every rank (ZeRO or tensor
+# parallelism divides them, and can be combined with context parallelism); activations are divided, which
+# matters little for 128 tokens, and most for 131,072. *Bytes*: a rank sends 2(N−1)/N of M for the sum of
+# gradients, and the bytes of attention. The card does not show the use of zigzag: less idle time.
 #
 # **You have built** attention that never has its matrix, on one rank and on many; a ring forward and
 # backward; the layout that keeps all ranks busy; and the exchange of tokens for heads. You can say how much a
