@@ -483,10 +483,11 @@ said(crossing)
 
 # %% [markdown]
 # T does not depend on P: a deeper or a wider model hides its messages neither better nor worse. The number
-# of tokens decides, and the link. Inside a node one sequence of 1,024 tokens is enough. Between nodes a
-# GPU needs two sequences of 4,096, or groups of ranks that shard inside a node: §5. In backward the
-# arithmetic doubles, and so does the traffic, as long as gradients travel in 16 bits: the same T. With
-# float32 gradients 6 bytes stand against 4 FLOPs, and the T of backward is 1.5 times that of forward.
+# of tokens decides, and the link. For a forward inside a node one sequence of 1,024 tokens is enough.
+# Between nodes a GPU needs two sequences of 4,096, or groups of ranks that shard inside a node: §5. In
+# backward the arithmetic doubles, and so does the traffic, as long as gradients travel in 16 bits: T is the
+# same. With float32 gradients 6 bytes stand against 4 FLOPs, and the T of backward is 1.5 times that of
+# forward.
 #
 # Then your bytes, beside PyTorch's FSDP. The model is the `Network` above with a small head, in float32 (so
 # `weights=4, gradients=4`), with four microbatches a step on four ranks.
@@ -716,9 +717,9 @@ lanes(one_ahead, SLOW, "your list, one ahead", until=984) if one_ahead else None
 # more tokens would hide it.
 #
 # The next cell has sliders. Its durations come from §1, if you choose a model, tokens and a link. Look for
-# the numbers of tokens where the sentence above the picture changes. At 1,024 tokens over NVLink and one unit
-# ahead both lanes rest at times. Gathers could begin sooner there, with two units ahead: 27.8 ms instead of
-# 29.1.
+# the numbers of tokens where the sentence above the picture changes. With the 7B model, 1,024 tokens over
+# NVLink and one unit ahead, both lanes rest at times. Gathers could begin sooner there, with two units ahead:
+# 27.8 ms instead of 29.1.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.fsdp.explorer import fsdp_explorer
@@ -776,9 +777,9 @@ lanes(late, SLOW, "the reduce first", until=984) if one_ahead else None
 # | points | 16 |
 #
 # Now the list runs on ranks. A program that trains has no list, though: forward calls blocks, autograd
-# calls gradients, and your *hooks* issue the actions. It is 04's `Zero3Module` with gathers in flight. Its
-# units are the same: each of `module.blocks`, and the *root* with all other parameters (and those that two
-# blocks share), which is whole throughout the step.
+# computes gradients, and your *hooks* issue the actions. Your module is notebook 04's `Zero3Module` with
+# gathers in flight. Its units are the same: each of `module.blocks`, and the *root* with all other parameters
+# (and those that two blocks share), which is whole throughout the step.
 #
 # Storage is not the subject here, so you get a finished unit. Its tricks are those of notebook 04 §5:
 #
@@ -1271,7 +1272,7 @@ report.points(8)
 
 # %% [markdown]
 # **Measure.** Your two functions on four ranks, as a step would call them, and the error of the mean
-# against float64.
+# against float64. The bytes are again in units of (N−1)/N.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1314,7 +1315,7 @@ for dtype in (torch.float32, torch.bfloat16):
 
 # %% [markdown]
 # The neighbours of 1 in bfloat16 are 1/128 and 1/256 away, and each step is rounded back. (Notebook 09 says
-# more on it.)
+# more on such steps.)
 #
 # **In production.** `MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)` is your
 # pair of functions. Without `reduce_dtype` the reduction takes place in `param_dtype`. The ledger shows
@@ -1561,9 +1562,9 @@ for name, (ranks, operations) in several(with_mesh, MESHES).items():
 
 # %% [markdown]
 # The last line is another way to use islands: `reshard_after_forward=2` keeps the shards spread over all
-# four ranks, but after forward it frees a unit only down to a half. Backward's gather then needs two
-# neighbours only. DeepSpeed's ZeRO++ has the same idea under the name hpZ (`zero_hpz_partition_size`), and
-# MiCS has islands (`mics_shard_size`).
+# four ranks, but after forward it frees a unit only down to a half. Backward's gather then runs
+# between two neighbours only. DeepSpeed's ZeRO++ has the same idea under the name hpZ
+# (`zero_hpz_partition_size`), and MiCS has islands (`mics_shard_size`).
 
 # %% [markdown]
 # ## 6 · One norm from N shards
@@ -1790,8 +1791,8 @@ for name, order in run[0].items() if run else ():
 # ### Each option, and a difference that you can see
 #
 # Next the ledger and the memory of each option, on four ranks in float32 with AdamW. *Units* is the traffic
-# of a step, *most* the largest number of bytes a parameter that a rank held, when forward left a block or
-# backward entered one.
+# of a step. *Most* is the largest number of bytes that a rank held when forward left a block or backward
+# entered one, divided by the number of parameters.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -2384,12 +2385,12 @@ for name, (took, _) in measured.items():
 # AdamW, and one for the mean. Four replicas make AdamW's step and the mean four times, which is 24 more:
 # 1.44. Two islands make AdamW's step twice. In `fully_shard` the mean is part of the communication and not
 # counted: 53.9 of 54.9 are 0.982, and 60.9 with islands are 1.11. The ZeRO-3 of notebook 04 adds each
-# rank's gradients into a buffer, one operation more on four ranks: 1.07.
+# rank's gradients into a buffer, one operation more on each of the four ranks: 1.07.
 #
-# Now row by row. FSDP has ZeRO-3's memory and nearly ZeRO-3's bytes, and a few more bytes of memory for
-# the unit that is under way. The difference is the exposed share: the work is the same, and more of it
-# happens at the same time. Not resharding saves a third of the bytes and costs whole weights; islands have
-# short wires and shards of twice the size. All of them still compute whole layers on every rank. If a
+# Now row by row. FSDP sends nearly as many bytes as ZeRO-3. It holds what ZeRO-3 holds, and the unit that is
+# under way besides. The difference is the exposed share: the work is the same, and more of it happens at the
+# same time. Not resharding saves a third of the bytes and costs whole weights; islands have short wires and
+# shards of twice the size. All of them still compute whole layers on every rank. If a
 # single layer, or its activations, is too large, no order of gathers helps: tensor parallelism (notebook
 # 06) and context parallelism (notebook 08) cut those.
 #
