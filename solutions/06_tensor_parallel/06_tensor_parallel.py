@@ -264,7 +264,7 @@ print("rows:   ", (x[:2] @ upper).tolist(), "plus", (x[2:] @ lower).tolist())
 # A region begins with a matrix that is cut by columns and ends with one that is cut by rows (§4 shows why).
 # So at each edge of a region there is a function, and the two functions are mirror images:
 #
-# | | forward | backward | in Megatron-LM |
+# | | forward | backward | in Megatron-LM's paper |
 # |---|---|---|---|
 # | into a region: `identity_all_reduce` | nothing | all-reduce | f |
 # | out of it: `all_reduce_identity` | all-reduce | nothing | g |
@@ -886,7 +886,8 @@ for n in (2, 3, 4):
         )
 
 # %% [markdown]
-# The values are the same for every N, even for N = 3, which does not divide the 256 features.
+# The output and the gradient of x are those of one process for every N, even for N = 3, which does not divide
+# the 256 features.
 #
 # SwiGLU, the MLP of LLaMA, has three matrices: down(silu(gate(x)) · up(x)). Gate and up are cut by columns at
 # the same places, so that each rank can form its own part of their product. But write it with two
@@ -967,9 +968,9 @@ if theirs_run:
 
 # %% [markdown]
 # The bytes are the same. With DTensors you get more: checkpoints that know which rank has which part, and
-# groups of ranks inside groups (tensor parallelism inside FSDP). If the input of a matrix is cut in the wrong
-# way, a DTensor is cut anew before the product. But DTensors cost CPU time for every operation;
-# Megatron-LM and many others keep layers like yours.
+# groups of ranks inside groups (tensor parallelism inside FSDP). If the input of a matrix is a DTensor
+# that is cut in the wrong way, it is cut anew before the product. But DTensors cost CPU time for every
+# operation; Megatron-LM and many others keep layers like yours.
 #
 # <details><summary>In the lectures</summary>Lecture 004 draws two of the orders. Lecture 001 writes
 # "Concatenate: h = [h⁽¹⁾ | h⁽²⁾]" after the first layer, and says "one All-Reduce per layer".</details>
@@ -985,9 +986,9 @@ if theirs_run:
 # | points | 4 for the heads, 4 for grouped queries and dropout |
 #
 # You have seen how an MLP is cut. Now find such a cut for attention. Query, key and value are three matrices,
-# from width to heads × head_dim features. Then every head computes by itself. An output matrix leads from
-# heads × head_dim back to width. Which of the matrices are cut by columns, and which by rows? In the MLP the
-# function between the matrices is elementwise. What takes its place here?
+# from width to heads × head_dim features, with head_dim = width / heads. Then every head computes by itself.
+# An output matrix leads from heads × head_dim back to width. Which of the matrices are cut by columns, and
+# which by rows? In the MLP the function between the matrices is elementwise. What takes its place here?
 #
 # <details><summary>Answer</summary>Heads do not look at each other. A rank with some heads' queries, keys and
 # values attends with them alone. Cut the three matrices by columns (whole heads of them) and the output
@@ -1540,8 +1541,8 @@ for size in (1, 50):
 # | out of it: `reduce_scatter_all_gather` | reduce-scatter | all-gather |
 #
 # Sequence parallelism sends as many bytes as tensor parallelism: two halves of an all-reduce at each region
-# and in each direction. (You may read that sequence parallelism costs more communication. In this form it
-# adds only the gradients of norms and biases, a few vectors.)
+# and in each direction. (You may read that sequence parallelism costs more communication. With these two
+# functions it adds only the gradients of norms and biases, a few vectors. A form that sends more comes below.)
 #
 # And the norm's own weights? They are replicated, and each rank uses them on different tokens. They are
 # *values that are used on N ranks*, once more: their gradient is the sum.
@@ -2379,11 +2380,13 @@ Scorecard(rows, unit=parameters_alone, flops_alone=alone_run[0].flops)
 
 # %% [markdown]
 # Read it column by column. *Computation*: each of the four replicas makes the optimizer's whole step, so they
-# compute 1.03 times as much as one process; the others share that step. (Norms and activation functions are
-# not counted. So the card does not show that without sequence parallelism every rank computes all norms.)
+# compute 1.03 times as much as one process; the others share that step. ZeRO-3's 1.01 comes mostly from
+# the writing of every rank's gradients into rows (flat buffers, notebook 04): the library does it by an
+# addition. (Norms and activation functions are not counted. So the card does not show that without sequence
+# parallelism every rank computes all norms.)
 # *Memory*: replicas hold 4 M of weights, gradients, m and v. ZeRO-3 holds a quarter of them. In addition it
-# holds the current layer's weights, the gradients of these weights, and the row (a flat buffer, notebook 04)
-# in which the gradients are sent. Tensor parallelism holds a quarter, and never a whole layer. *Bytes*: here
+# holds the current layer's weights, the gradients of these weights, and the row in which the gradients are
+# sent. Tensor parallelism holds a quarter, and never a whole layer. *Bytes*: here
 # the methods differ in kind. Replicas and ZeRO send 2 or 3 (N−1)/N of the *parameters*, however many tokens
 # there are. Tensor parallelism sends *activations*: little for these 128 tokens. With 5 or 6 times as many
 # tokens it would send as much as replicas (1.5 M against 0.27 M), and little of that can be hidden behind
