@@ -83,7 +83,7 @@ class _Meter(TorchDispatchMode):
     def __init__(self, spent: Costs):
         super().__init__()
         self.spent, self.alive = spent, 0
-        self.known: set[int] = set()
+        self.known: dict[int, tuple[weakref.ref, int]] = {}  # storages, and their bytes
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -94,6 +94,7 @@ class _Meter(TorchDispatchMode):
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         self.spent.flops += _flops(func, args, kwargs, result)
+        self.look_again()
         for value in tree_leaves(result):
             if isinstance(value, torch.Tensor):
                 self.note(value)
@@ -105,13 +106,22 @@ class _Meter(TorchDispatchMode):
         key, nbytes = storage._cdata, storage.nbytes()
         if key in self.known:
             return
-        self.known.add(key)
+        self.known[key] = weakref.ref(storage), nbytes
         self.alive += nbytes
         self.spent.peak_bytes = max(self.spent.peak_bytes, self.alive)
-        weakref.finalize(storage, self._given_back, key, nbytes).atexit = False
+        weakref.finalize(storage, self._given_back, key).atexit = False
 
-    def _given_back(self, key: int, nbytes: int) -> None:
-        self.known.discard(key)
+    def look_again(self) -> None:
+        """Count storages anew that changed their size without an operation: so ZeRO-3 frees a row."""
+        for key, (reference, before) in list(self.known.items()):
+            storage = reference()
+            if storage is not None and storage.nbytes() != before:
+                self.known[key] = reference, storage.nbytes()
+                self.alive += storage.nbytes() - before
+        self.spent.peak_bytes = max(self.spent.peak_bytes, self.alive)
+
+    def _given_back(self, key: int) -> None:
+        _, nbytes = self.known.pop(key)
         self.alive -= nbytes
 
 

@@ -2384,14 +2384,15 @@ Scorecard(rows, unit=parameters_alone, flops_alone=alone_run[0].flops)
 # the writing of every rank's gradients into rows (flat buffers, notebook 04): the library does it by an
 # addition. (Norms and activation functions are not counted. So the card does not show that without sequence
 # parallelism every rank computes all norms.)
-# *Memory*: replicas hold 4 M of weights, gradients, m and v. ZeRO-3 holds a quarter of them. In addition it
-# holds the current layer's weights, the gradients of these weights, and the row in which the gradients are
-# sent. Tensor parallelism holds a quarter, and never a whole layer. *Bytes*: here
-# the methods differ in kind. Replicas and ZeRO send 2 or 3 (N−1)/N of the *parameters*, however many tokens
-# there are. Tensor parallelism sends *activations*: little for these 128 tokens. With 5 or 6 times as many
-# tokens it would send as much as replicas (1.5 M against 0.27 M), and little of that can be hidden behind
-# computation. For comparison: a layer of LLaMA 3 70B has 1.7 GB of parameters in bf16, and one activation of
-# 4,096 tokens has 67 MB.
+# *Memory*: replicas hold 4 M of weights, gradients, m and v. ZeRO-3 holds a quarter of them at the end. Its
+# peak of 1.2 M comes in backward, when m and v are not made yet. The rank then holds its shards of weights and
+# gradients, and 0.24 M three times: the current layer's weights, their gradients, and the row in which the
+# gradients are sent. Tensor parallelism holds a quarter, and never a whole layer. *Bytes*: here the methods
+# differ in kind. Replicas and ZeRO send 2 or 3 (N−1)/N of the *parameters*, however many tokens there are.
+# Tensor parallelism sends *activations*: little for these 128 tokens. With 5 or 6 times as many tokens it would
+# send as much as replicas (1.5 M against 0.27 M), and little of that can be hidden behind computation. For
+# comparison: a layer of LLaMA 3 70B has 1.7 GB of parameters in bf16, and one activation of 4,096 tokens has
+# 67 MB.
 #
 # **You have built** tensor parallelism, with both ends of the model and both forms of sequence parallelism.
 # You can say how much each layer sends in each direction, and up to how many ranks it pays.

@@ -133,6 +133,22 @@ def test_views_of_a_tensor_are_counted_once() -> None:
     assert len(views) == 4
 
 
+def test_a_storage_that_was_resized_counts_with_its_bytes_of_now() -> None:
+    """ZeRO-3 frees a gathered row by resizing its storage to nothing, and keeps the tensor."""
+    n = 1000
+    with costs() as spent:
+        row = torch.empty(n)
+        row.untyped_storage().resize_(0)
+        kept = torch.empty(n)
+        assert spent.peak_bytes == 4 * n
+        row.untyped_storage().resize_(4 * n)
+        kept.add_(1)
+        assert spent.peak_bytes == 8 * n
+        del row
+        assert torch.empty(n).nbytes == kept.nbytes
+    assert spent.peak_bytes == 8 * n
+
+
 def test_the_scorecard_of_real_runs(seed: int) -> None:
     numel = random.Random(seed).randint(1, 2000)
 
