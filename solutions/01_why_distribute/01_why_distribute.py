@@ -966,7 +966,7 @@ for dtype in (torch.float32, torch.bfloat16):
 # %% [markdown]
 # 8 bytes are left, and autocast adds nothing to them: there is no master copy any more. Near 1 the next bf16
 # number lies 0.0078 above and 0.0039 below; a step of 0.001 is rounded away, each time anew. The master
-# copy's 4 bytes are there for this. Notebook 09 rounds in a way that loses less.
+# copy's 4 bytes keep such steps. Notebook 09 rounds in a way that loses less.
 #
 # **In production.** Frameworks print the sum in their guides, and count differently:
 #
@@ -995,8 +995,8 @@ for dtype in (torch.float32, torch.bfloat16):
 # | points | 6 |
 #
 # A product of matrices takes time for its arithmetic, and time to fetch its factors and to write the result.
-# Both go on at once, so the longer one decides (Williams et al. 2009). For the product (m, k) @ (k, n) they
-# are
+# Both go on at once, so the longer one decides (Williams et al. 2009). Each of
+# the two times is the work divided by the speed. For the product (m, k) @ (k, n):
 #
 # | | work | at a speed of |
 # |---|---|---|
@@ -1187,7 +1187,7 @@ model.zero_grad(set_to_none=True)
 
 # %% [markdown]
 # Below the GPU's own memory come slower ones. Your ridge tells how much work a byte from there would need to
-# be worth its way: the links' speeds are those of data sheets, 7 GB/s is a fast NVMe disk.
+# be worth its way. The links' speeds are those of data sheets, and 7 GB/s is a fast NVMe disk.
 
 # %% tags=["skip-in-grading"]
 for card in (A100, H100):
@@ -1647,7 +1647,7 @@ if drawn:
 #
 # **In production.** Tables give advice by the size of the model, such as "below 10B on one GPU" and "10 to
 # 70B with ZeRO-2" (stage 2). Ask your map: the models with an answer for a single GPU, and those for which
-# stage 2 is ever the cheapest.
+# stage 2 without checkpointing is ever the cheapest.
 
 # %% tags=["skip-in-grading"]
 if drawn:
