@@ -119,7 +119,7 @@ SMALL = GPTConfig(layers=2, heads=2, width=32, context=128)
 # see below.)
 #
 # From 2^k to 2^(k+1) the numbers have equal distances, and above 2^(k+1) twice the distance. So the exponent
-# says how far a format reaches, and the mantissa how fine it is. Both kinds of 16 bits, side by side:
+# says how far a format reaches, and the mantissa how fine it is. Five formats, side by side:
 #
 # | | exponent | mantissa | next after 1 | largest | smallest |
 # |---|---|---|---|---|---|
@@ -171,7 +171,7 @@ formats(0.1, "fp16")
 # - `finite=True` stands for formats such as e4m3, which have no infinities. They have one more binade, and its
 #   last code is NaN: so their largest number is (2 − 2 · 2^(−mantissa bits)) · 2^(bias + 1), 448 for e4m3. Values
 #   beyond it *saturate*: they become ±448, infinity included.
-# - NaN stays NaN. −10⁻³⁰ becomes −0.
+# - NaN stays NaN. In fp16 −10⁻³⁰ becomes −0.
 
 
 # %% nbgrader={"grade_id": "round_to", "solution": true}
@@ -751,7 +751,7 @@ if "stochastic" in ROUNDINGS:
 #
 # scale = amax / 448,  values = x / scale in e4m3,  x ≈ values · scale
 #
-# The recipes differ in one thing: how many elements share a scale.
+# The recipes differ in how many elements share a scale, and in how the scale is stored.
 #
 # **Predict.** How many bytes does a value cost, its share of a float32 scale included: in tiles of 1 × 128, in MX's
 # blocks of 32 (whose scale is *one* byte, a power of two), and in blocks of 128 × 128? The next cell has the answers;
@@ -928,9 +928,10 @@ for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
     print(f"{str(dtype)[6:]:15} {zeros:.1%} of the gradients are 0")
 
 # %% [markdown]
-# MX has a slightly larger error than the tiles, in spite of its small blocks. Its scale is 2^(floor(log2 amax) − 8), a
-# power of two, so that the largest scaled value lies between 256 and 512, and those above 448 are clipped. (torch's
-# cast to `float8_e8m0fnu` *rounds*: 1.5 becomes 2, and MX wants 1. Take the exponent yourself.)
+# In the table above, MX has a slightly larger error than the tiles, in spite of its small blocks. Its scale
+# is 2^(floor(log2 amax) − 8), a power of two, so that the largest scaled value lies between 256 and 512, and
+# those above 448 are clipped. (torch's cast to `float8_e8m0fnu` *rounds*: 1.5 becomes 2, and MX wants 1. Take
+# the exponent yourself.)
 #
 # **Break it.** A right `quantize` leaves room for two mistakes. *Delayed scaling* takes the scale from the step
 # before, because then the tensor is read once; a gradient that becomes 50 times larger lies beyond it. And the
@@ -1198,12 +1199,12 @@ for name, make in MADE.items():
     )
 
 # %% [markdown]
-# The dynamic codes train as float32 does, within the noise of such a run (±0.03), and so do linear ones for m. The
-# bytes are more than 2.03, because small parameters keep float32 and are a larger share here than in a model of 7B. One
-# line is this section's **break it**: linear codes for v. All elements of v below 1/510 of their block's largest become
-# 0, their m does not, and m / (√0 + ε) is a step of many learning rates. (Codes for √v end with a step of a hundred.)
-# The next cell looks at the first two steps alone: they are enough for a step of some hundred learning rates. Which
-# element did it?
+# The dynamic codes train as float32 does, within the noise of such a run (±0.03), and so do linear ones for
+# m. The bytes are more than 2.03, because small parameters keep float32 and are a larger share here than in a
+# model of 7B. One line is this section's **break it**: linear codes for v. All elements of v below 1/510 of
+# their block's largest become 0, their m does not, and m / (√0 + ε) is a step of many learning rates. (With
+# linear codes for √v the largest step is about a hundred.) The next cell looks at the first two steps alone:
+# they are enough for a step of some hundred learning rates. Which element did it?
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 torch.manual_seed(0)
@@ -1582,10 +1583,10 @@ if tried:
         print(f"every {every} {kept / 1e6:8.1f} MB{peak / 1e6:7.1f} MB")
 
 # %% [markdown]
-# After forward 67.4 MB become 4.2, sixteen times less, and for k = 8 nearly nothing is kept. But the peak is the
-# number that has to fit. It falls from 70 MB to 18 MB with k = 1, and every larger k is worse: with k = 3, the square
-# root of 8, it is 33 MB, and one segment of all eight gains nothing. (6 MB of each peak are gradients of the
-# weights.)
+# After forward 67.4 MB become 4.2, sixteen times less, and for k = 8 nearly nothing is kept. But the peak is
+# the number that has to fit. It falls from 70 MB to 18 MB with k = 1, and every larger k is worse: with
+# k = 3, about the square root of 8, it is 33 MB, and one segment of all eight gains nothing. (6 MB of each peak
+# are gradients of the weights.)
 #
 # And the price? PyTorch's own checkpoint is measured beside yours, in both of its kinds. Attention is computed by
 # two plain products here (`SDPBackend.MATH`), so that the counter sees all of them.
@@ -1670,10 +1671,11 @@ for name, every in (("no checkpoint", 0), ("products kept", 1)):
     print(f"{name:15} peak {peak / 1e6:5.1f} MB, FLOPs {flops / plain:.3f} times")
 
 # %% [markdown]
-# No product is computed twice, and a third of the peak is gone. Korthikanti et al. (2022) chose the opposite end: they
-# recompute attention alone, whose scores, before flash attention, took 5as/h bytes beside the 34 (a heads, s tokens,
-# width h): 80 for GPT-3. Forward's two products of attention take 4 b s² h FLOPs a layer, a step has 72 b s h² in all
-# other products: the share is **s/18h**. With PyTorch's early stop only the first of the two runs again: s/36h.
+# No product is computed twice, and a third of the peak is gone. Korthikanti et al. (2022) chose the opposite
+# end: they recompute attention alone, whose scores, before flash attention, took 5as/h bytes beside the 34 (a
+# heads, b sequences of s tokens, width h): 80 for GPT-3. Forward's two products of attention take 4 b s² h
+# FLOPs a layer, a step has 72 b s h² in all other products: the share is **s/18h**. With PyTorch's early stop
+# only the first of the two runs again: s/36h.
 
 # %% tags=["skip-in-grading"]
 from course_lib import facts
@@ -1823,9 +1825,9 @@ else:
 # %% [markdown]
 # ### Never all at once: the optimizer in backward
 #
-# After backward all P gradients are there, and each step needs its own alone. `step_in_backward` makes a parameter's
-# step in a hook that runs when its gradient is complete (`register_post_accumulate_grad_hook`, notebook 03), and frees the
-# gradient.
+# After backward the gradients of all parameters are there, and a parameter's step needs its own alone.
+# `step_in_backward` makes a parameter's step in a hook that runs when its gradient is complete
+# (`register_post_accumulate_grad_hook`, notebook 03), and frees the gradient.
 
 # %% tags=["skip-in-grading"]
 sgd = partial(torch.optim.SGD, lr=0.1, foreach=False)
@@ -1846,10 +1848,11 @@ for name in ("after backward", "in backward"):
 print("the same weights:", torch.equal(*weights.values()))
 
 # %% [markdown]
-# With the weights themselves, from 2 P to a little over 1 P, and the same bits. Two things are lost: why can it
-# not clip by a global norm, and why can it not accumulate over microbatches? (The norm needs all gradients
-# before the first step. The first microbatch's gradient is gone before the second one comes.) Under FSDP the
-# hook sees the shard after its reduce-scatter, one unit at a time.
+# P is the bytes of the weights here. With the weights themselves the peak falls from 2 P to a little over
+# 1 P, and the bits are the same. Two things are lost: why can it not clip by a global norm, and why can it not
+# accumulate over microbatches? (The norm needs all gradients before the first step. The first microbatch's
+# gradient is gone before the second one comes.) Under FSDP the hook sees the shard after its reduce-scatter,
+# one unit at a time.
 
 # %% [markdown]
 # ## 8 · Questions
@@ -2030,7 +2033,7 @@ if written(chunked_loss, torch.ones(1, 1), torch.ones(1, 1), torch.zeros(1, dtyp
 # %% [markdown]
 # A fifth of the memory with 8 chunks, at no more time. (A version that computes the gradient in the logits' own memory,
 # as `course_lib.recompute` does, takes 34.6 MB, a sixth.) Sixty-four chunks save little more, since both gradients have to
-# be there, and their products are narrower.
+# be there. The products of a smaller chunk are narrower, and all of them together take longer.
 #
 # **Break it.** Keep the sum of the weight's gradient in bfloat16. After how many chunks of one token does a sum of equal
 # terms stop growing?
