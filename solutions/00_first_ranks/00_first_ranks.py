@@ -434,10 +434,10 @@ report.points(2)
 
 # %% [markdown]
 # **Look.** Four ranks, four elements each. Your function is called three times, so that every rank has seen
-# the data of every other rank once. Move the slider. Each box is an element; the stripe's colour *and place*
-# say which rank it came from (so that you can read the picture in grey too). Between the columns are the
-# messages of a round, with the elements that they carry (0-3 is all four). The elements are int64, so four of
-# them are 32 bytes. A dark frame marks an element that changed in this round.
+# the data of every other rank once. Move the slider. Each box is an element with a stripe. The stripe's colour
+# *and place* say from which rank the element came (so that you can read the picture in grey too). Between the
+# columns are the messages of a round, with the elements that they carry (0-3 is all four). The elements are
+# int64, so four of them are 32 bytes. A dark frame marks an element that changed in this round.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.ledger.stepper import stepper
@@ -519,7 +519,7 @@ launch(swap_one_by_one, world_size=2, backend="gloo")
 # It goes through: gloo works at the same time on all messages that have been begun. The note printed above is
 # about GPUs: over NCCL the same program can hang. There each rank has one queue, a CUDA stream, for each
 # process group. (`launch` sets its groups up so, as `init_process_group(device_id=...)` does. Without a
-# `device_id` such messages have a queue for each pair of ranks, and this swap can hang there, too.) The
+# `device_id`, single messages have a queue for each pair of ranks, and this swap can hang there, too.) The
 # operations stand in the queue in the order of the calls, and each starts when the one before it is done:
 #
 # | | queue of rank 0 | queue of rank 1 |
@@ -533,7 +533,7 @@ launch(swap_one_by_one, world_size=2, backend="gloo")
 #
 # There are two ways out. One of the ranks begins the other way round: rank 0 sends first and rank 1 receives
 # first. Or each rank begins its messages as a batch. A batch is *one* entry of the queue, and its messages
-# are done side by side (NCCL user guide, "Point-to-point communication"). Both ranks must use a batch. Your
+# are done side by side (NCCL user guide, "Point-to-point communication"). Use a batch on both ranks. Your
 # `exchange` does so if it calls `batch_isend_irecv`:
 
 
@@ -547,9 +547,9 @@ def swap_together():
 launch(swap_together, world_size=2, backend="gloo")
 
 # %% [markdown]
-# With a batch `launch` prints no note. After a run over gloo that ended well, `launch` replays the operations that
-# were begun (the first 10,000), collectives too, through such queues. It prints a note if ranks would wait in
-# a circle. A check makes the same remark, but takes no points off for it. (Too many notes? Set the
+# With a batch, `launch` prints no note. After a run over gloo that ended well, `launch` replays the operations
+# that were begun (the first 10,000), collectives too, through such queues. It prints a note if ranks would
+# wait in a circle. A check makes the same remark, but takes no points off for it. (Too many notes? Set the
 # environment variable `COURSE_NCCL_NOTES` to `off`: then `launch` prints none.)
 #
 # **On GPUs** one more thing differs. `wait()` makes the GPU's queue of *computations* wait for the message,
@@ -1268,8 +1268,8 @@ for level in ("OFF", "DETAIL"):
 # 1. How many **seconds** does one message of 1 MB (10⁶ bytes) take?
 # 2. At how many **bytes** does a message spend as long on α as on its bytes?
 # 3. Rank 3 of a program on a cluster catches an exception, prints it and goes on computing. It never calls
-#    the `all_reduce` in which ranks 0, 1 and 2 are. No time limit is set. Do ranks 0, 1 and 2 `"raise"`,
-#    `"return"` or `"wait"`?
+#    the `all_reduce` in which ranks 0, 1 and 2 are. Assume that there is no time limit, not even PyTorch's
+#    default. Do ranks 0, 1 and 2 `"raise"`, `"return"` or `"wait"`?
 
 # %% nbgrader={"grade_id": "questions", "solution": true}
 # Replace the dots.
@@ -1315,8 +1315,8 @@ scorecard(runs, unit=4_000_000)
 # tensor that arrives cannot be written over the one that is still leaving. Notebook 02 cuts tensors into
 # chunks so that the room for the tensor that arrives shrinks from M to M/N.
 #
-# **You have built** an exchange and a ring shift that cannot deadlock, for any group, shape and dtype, and
-# you can read a hang. **You have measured** α and β of this machine. Notebook 02 fits both again, to the
+# **You have built** an exchange and a ring shift without a circle of waits, for any group, shape and dtype,
+# and you can read a hang. **You have measured** α and β of this machine. Notebook 02 fits both again, to the
 # times of its race.
 #
 # <details><summary>In the lectures</summary>The three criteria of the scorecards are lecture 003's.</details>
