@@ -1328,4 +1328,5 @@ scorecard(runs, unit=4_000_000)
 #   1 to 3, for the cost model.
 # - NVIDIA: the NCCL user guide, "Point-to-point communication".
 #
-# **Next**: `02_collectives`. How do N ranks agree on a sum, and what is the least that they must send?
+# **Next**: `01_why_distribute`. Where do the bytes and the FLOPs of training go? Then `02_collectives`: how do N
+# ranks agree on a sum, and what is the least that they must send?
