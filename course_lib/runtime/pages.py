@@ -4,6 +4,10 @@ A fork copies one entry for each page of a process, and its end takes each down 
 37,000 of 4 KB, or about 80 of 2 MB. The kernel copies 4 KB all the same when a rank writes, and a rank's
 later allocations stand on small pages, so that its memory is measured as finely as ever. Source: the
 manual page madvise(2), MADV_COLLAPSE, since Linux 6.1; on older kernels the pages stay as they are.
+
+Python keeps small objects in arenas of 1 MB. The modules and classes that a rank reads go where the imports
+left places free, or into a new arena, whose pages count as the rank's own: up to 0.7 MB, by the luck of the
+imports before. So every rank begins with room for them, and no more: a solution could hide tensors there.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ COLLAPSE = 25
 SIZE = "/sys/kernel/mm/transparent_hugepage/hpage_pmd_size"
 AT_ONCE = 8  # large pages in a step: some hundredths of a second
 HEAP = "[heap]"
-ROOM, OBJECT = 2_000_000, 400  # bytes in all, and of an object; Python's arenas take 512 at most
+ROOM, OBJECT = 750_000, 400  # bytes in all, and of an object; Python's arenas take 512 at most
 KEPT_EVERY = 200_000  # bytes: several in an arena
 
 

@@ -1712,8 +1712,8 @@ with contextlib.suppress(NotImplementedError):
 
 # %% [markdown]
 # The winner keeps tp 4, and its lead over 8 x 16 x 8 grows from 1 % to 22 %: the wider tp is, the more its sums
-# need the link that was taken away. "tp up to the node" is no more than a rule of thumb: the
-# winner's tp is half of a node of 8, and two nodes of 2.
+# need the link that was taken away. So "tp up to the node" is a rule of thumb: the winner's tp is half of
+# a node of 8, and two nodes of 2.
 
 # %% [markdown]
 # **Look.** The advisor asks your question of all layouts: model, GPUs, links and context above, the bars of the best

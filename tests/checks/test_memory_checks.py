@@ -260,3 +260,26 @@ def test_gloos_own_threads_cost_nothing_on_a_busy_machine(seed: int) -> None:
         runs = sweep({exercise: [right(exercise, BROADCASTS)]}, drawn_seeds(4, seed))
         lost = [one for one in runs if one.score < 1]
     assert not lost, lost
+
+
+HIDING = """
+
+made = Zero3Module.__init__
+
+def hiding(self, module, *args, **more):
+    row = b"".join(p.detach().contiguous().numpy().tobytes() for p in module.parameters())[:1_610_000]
+    self.hidden = [row[k : k + 440] for k in range(0, len(row), 440)]
+    del row
+    made(self, module, *args, **more)
+
+Zero3Module.__init__ = hiding
+"""
+
+
+def test_a_quarter_of_the_weights_in_small_objects_is_found(seed: int) -> None:
+    """The places that ranks have free for modules (`runtime.pages`) hold less than a shard more."""
+    exercise = "04_zero/zero3_module"
+    solution = right(exercise, OWN)
+    report, printed = judged(exercise, replace(solution, text=solution.text + HIDING), seed)
+    lost = {line.title for line in report.lines if not line.passed}
+    assert "memory between steps: 2P/N" in lost, printed

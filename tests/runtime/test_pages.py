@@ -74,7 +74,7 @@ import os, sys
 from course_lib.runtime import held, pages
 
 full = [bytes(size) for size in range(16, 512, 16) for _ in range(2_000)]
-room = pages.room_for_small_objects() if sys.argv[1] == "room" else None
+room = pages.room_for_small_objects(2_000_000) if sys.argv[1] == "room" else None
 told, tell = os.pipe()
 if os.fork() == 0:
     first = [held.held(os.getpid()) for _ in range(2)].pop()
