@@ -1201,7 +1201,8 @@ def torchrun(script, world_size, **environment):
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         done = subprocess.run(
             [*command, f"--nproc-per-node={world_size}", str(path)],
-            env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+            # TMPDIR: when a rank fails, torchrun leaves a folder of logs there.
+            env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": folder, **environment},
             capture_output=True,
             text=True,
             timeout=100,

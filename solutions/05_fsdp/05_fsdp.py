@@ -498,6 +498,8 @@ def sharded(model, units=None, **options):
     """PyTorch's FSDP around each block, then around the model."""
     from torch.distributed.fsdp import fully_shard
 
+    if torch.__version__ < "2.7" and next(model.parameters()).is_cpu:
+        raise RuntimeError("PyTorch 2.6 runs fully_shard on GPUs alone")
     for unit in model.blocks if units is None else units:
         fully_shard(unit, **options)
     return fully_shard(model, **options)
@@ -2005,18 +2007,19 @@ def loaded(folder):
 
 
 with tempfile.TemporaryDirectory() as folder:
-    saved = launch(trained_and_saved, folder, world_size=4, backend="gloo")
+    saved = try_it(trained_and_saved, folder, backend="gloo")
     for name in sorted(os.listdir(folder)):
         print(f"{name:14} {os.path.getsize(os.path.join(folder, name)) / 1e6:6.2f} MB")
-    operations = saved.ledger.operations(0)
-    begun = max(k for k, each in enumerate(operations) if each.op == "barrier")
-    largest = max(each.nbytes for each in operations[begun:])
-    print(
-        f"largest message while saving: {largest / 1e6:.2f} MB, of {12 * HEADED / 1e6:.2f} MB of states"
-    )
-    again, states = launch(loaded, folder, world_size=2, backend="gloo")[0]
-    equal = all(torch.equal(again[name], whole) for name, whole in saved[0].items())
-    print(f"equal to the bit: {equal}; the optimizer has states of {states} parameters")
+    if saved:
+        operations = saved.ledger.operations(0)
+        begun = max(k for k, each in enumerate(operations) if each.op == "barrier")
+        largest = max(each.nbytes for each in operations[begun:]) / 1e6
+        print(
+            f"largest message while saving: {largest:.2f} MB, of {12 * HEADED / 1e6:.2f} MB of states"
+        )
+        again, states = launch(loaded, folder, world_size=2, backend="gloo")[0]
+        equal = all(torch.equal(again[name], whole) for name, whole in saved[0].items())
+        print(f"equal to the bit: {equal}; the optimizer has states of {states} parameters")
 
 # %% [markdown]
 # Each file has a quarter of the 12 bytes a parameter, 1.69 MB, and headers. No message is nearly as large

@@ -1457,10 +1457,9 @@ def theirs(stage, schedule, microbatches, how="text"):
 
     inputs, targets = (torch.cat(part) for part in zip(*microbatches, strict=True))
     wrapped = pipelining.PipelineStage(stage.module, stage.index, stage.length, device())
-    options = {
-        "loss_fn": lambda y, t: next_token_loss(y, t, "sum") / targets.numel(),
-        "scale_grads": False,  # they would divide by the number of microbatches
-    }
+    options = {"loss_fn": lambda y, t: next_token_loss(y, t, "sum") / targets.numel()}
+    if torch.__version__ >= "2.7":  # before that nothing was scaled
+        options["scale_grads"] = False  # they would divide by the number of microbatches
     if how == "text":
         runtime = _PipelineScheduleRuntime([wrapped], len(microbatches), **options)
         with tempfile.TemporaryDirectory() as folder:

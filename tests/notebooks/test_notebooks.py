@@ -33,10 +33,13 @@ def test_there_are_notebooks() -> None:
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
-def test_the_solution_gives_its_outputs_again(notebook: Path) -> None:
+def test_the_solution_gives_its_outputs_again(notebook: Path, own_temporary_folder: Path) -> None:
+    """And leaves nothing behind but the folder that PyTorch keeps for compiled code, one for all."""
     result = run_nbval(notebook)
     assert result.returncode == 0, result.stdout[-6000:] + result.stderr[-2000:]
     assert "passed" in result.stdout
+    left = [path.name for path in own_temporary_folder.iterdir()]
+    assert all(name.startswith("torchinductor_") for name in left), left
 
 
 # The programs on which `launch` adds a note about NCCL on purpose; it has none on the notebooks' others.
