@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections import deque
 from collections.abc import Callable
 
 from course_lib.ledger.wording import listed
+from course_lib.runtime.places import file_name, is_cell
 
 HEAD_LINES, HEAD_BYTES = 500, 1 << 17  # shown of each rank while it runs
 TAIL_LINES = 5  # the last of the lines that were not shown
 LONGEST = 4000  # characters of one line
+# A line of the stack that Python prints when C code has crashed.
+OF_A_CRASH = re.compile(r'  File "([^"]+)", line (\d+) in (.+)')
 
 OnOutput = Callable[[int, str, str], None]
 
@@ -19,8 +23,16 @@ OnOutput = Callable[[int, str, str], None]
 def show(rank: int, stream: str, line: str) -> None:
     """Print a rank's line in the cell. Warnings too go to stdout: graders fail cells that use stderr."""
     tag = f"[rank {rank}]" if stream == "out" else f"[rank {rank}, stderr]"
-    sys.stdout.write(f"{tag} {line}\n")
+    sys.stdout.write(f"{tag} {line if stream == 'out' else with_cells(line)}\n")
     sys.stdout.flush()
+
+
+def with_cells(line: str) -> str:
+    """The line; if it names the file of a notebook's cell in the stack of a crash, the cell instead."""
+    place = OF_A_CRASH.fullmatch(line)
+    if place is None or not is_cell(place[1]):
+        return line
+    return f"  {file_name(place[1])}, line {place[2]} in {place[3]}"
 
 
 class Output:

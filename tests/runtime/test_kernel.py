@@ -99,6 +99,14 @@ def test_an_error_shows_the_students_frames(notebook: Notebook) -> None:
     assert "--- ranks 0 and 1 ---" in said
 
 
+def test_the_stack_of_a_crash_names_the_cell(notebook: Notebook) -> None:
+    notebook.cell("import os\ndef body():\n    if dist.get_rank() == 1:\n        os.abort()")
+    said = notebook.cell("launch(body, world_size=2)")
+    assert "[rank 1, stderr]   Cell In[2], line 4 in body" in said["stdout"]
+    assert "ipykernel" not in said["stdout"] + said["error"]
+    assert "rank 1" in said["error"] and "SIGABRT" in said["error"]
+
+
 def test_cells_see_each_others_definitions_as_they_are_now(notebook: Notebook) -> None:
     notebook.cell("import math\nfactor = 2\ndef helper(x):\n    return math.floor(x) * factor")
     notebook.cell(
