@@ -14,6 +14,11 @@ from course_lib.runtime.places import file_name, is_cell
 HEAD_LINES, HEAD_BYTES = 500, 1 << 17  # shown of each rank while it runs
 TAIL_LINES = 5  # the last of the lines that were not shown
 LONGEST = 4000  # characters of one line
+# gloo says it of each group that it has made, in PyTorch 2.9: eight lines in a cell of eight ranks.
+MADE = re.compile(
+    r"\[Gloo\] Rank \d+ is connected to (\d+) peer ranks\."
+    r" Expected number of connected peer ranks is : \1"
+)
 # A line of the stack that Python prints when C code has crashed.
 OF_A_CRASH = re.compile(r'  File "([^"]+)", line (\d+) in (.+)')
 
@@ -69,6 +74,8 @@ class Output:
         self.bytes[rank] += len(data)
         for raw in data.split(b"\n"):
             line = raw.decode("utf-8", "replace")
+            if MADE.fullmatch(line):
+                continue
             if len(line) > LONGEST:
                 line = f"{line[:LONGEST]} ... ({len(line):,} characters)"
             self.lines[rank] += 1

@@ -224,6 +224,19 @@ def test_output_is_tagged_and_streams(capfd: pytest.CaptureFixture[str]) -> None
     assert "(the same from rank" in out
 
 
+def test_gloos_word_of_each_group_is_left_out(capfd: pytest.CaptureFixture[str]) -> None:
+    def connected(peers: int) -> str:
+        return (
+            f"[Gloo] Rank {dist.get_rank()} is connected to {peers} peer ranks. "
+            "Expected number of connected peer ranks is : 1"
+        )
+
+    launch(lambda: print(connected(1), "mine", connected(0), sep="\n"), world_size=2)
+    out = capfd.readouterr().out
+    assert "connected to 1 peer" not in out
+    assert out.count("mine") == 2 and out.count("connected to 0 peer") == 2
+
+
 def test_a_storm_of_output_is_cut_and_its_end_kept(capfd: pytest.CaptureFixture[str]) -> None:
     def storm() -> int:
         for i in range(50_000):
