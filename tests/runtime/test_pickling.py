@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 import pytest
@@ -123,6 +123,31 @@ def test_operators_of_pytorch_travel_by_name(name: str, typed: dict[str, Any], s
         if name == "an_operator"
         else other is torch.backends.cudnn.enabled
     )
+
+
+def files_of(code: CodeType) -> list[str]:
+    inner = [part for part in code.co_consts if isinstance(part, CodeType)]
+    return [code.co_filename, *(file for part in inner for file in files_of(part))]
+
+
+@pytest.mark.parametrize("leaves_out", [False, True], ids=["this cloudpickle", "as 3.1.3 does"])
+def test_code_keeps_the_name_of_its_cell(leaves_out: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    cell, main = "/tmp/ipykernel_1/2755120846.py", ModuleType("__main__")
+    exec(compile("def ring(x):\n    return [1 / y for y in x]", cell, "exec"), vars(main))
+    table = wire._Pickler.dispatch_table
+
+    def reduced(code: CodeType) -> tuple:
+        kind, parts, *_ = table[CodeType](code)
+        return kind, tuple("<dynamic-code>" if part == cell else part for part in parts)
+
+    if leaves_out:
+        monkeypatch.setattr(wire._Pickler, "dispatch_table", {**table, CodeType: reduced})
+    back: Callable = there_and_back(vars(main)["ring"])
+    assert files_of(back.__code__) == [cell] * len(files_of(vars(main)["ring"].__code__))
+    with pytest.raises(ZeroDivisionError) as raised:
+        back([0])
+    last = raised.traceback[-1]
+    assert (str(last.path), last.lineno) == (cell, 1)
 
 
 @pytest.mark.parametrize("value", [
