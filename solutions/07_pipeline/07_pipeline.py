@@ -1493,7 +1493,8 @@ for how, generator in cases if ours else ():
 # PyTorch's version cuts the batch into microbatches for you, and can find the stages by tracing
 # (`pipelining.pipeline`). It overlaps the computing with FSDP's gathers and reductions, which are actions too
 # and stand in the same rows. It needs all microbatches of one size. And by default it divides gradients by m,
-# whatever your loss does (`scale_grads`).
+# whatever your loss does (`scale_grads`). With PyTorch 2.9 the cell prints errors: there each stage begins with
+# a message of 8 bytes for a neighbour that receives 4, and `launch` stops both.
 
 # %% [markdown]
 # ## 8 · PipeDream: without a flush
