@@ -1269,8 +1269,8 @@ for level in ("OFF", "DETAIL"):
 # 1. How many **seconds** does one message of 1 MB (10⁶ bytes) take?
 # 2. At how many **bytes** does a message spend as long on α as on its bytes?
 # 3. Rank 3 of a program on a cluster catches an exception, prints it and goes on computing. It never calls
-#    the `all_reduce` that ranks 0, 1 and 2 have begun. There is no time limit, not even PyTorch's
-#    default. Do ranks 0, 1 and 2 `"raise"`, `"return"` or `"wait"`?
+#    the `all_reduce` that ranks 0, 1 and 2 have begun. No time limit is set, and PyTorch's
+#    default is off. Do ranks 0, 1 and 2 `"raise"`, `"return"` or `"wait"`?
 
 # %% nbgrader={"grade_id": "questions", "solution": true}
 # Replace the dots.

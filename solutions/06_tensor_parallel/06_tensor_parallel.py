@@ -988,7 +988,7 @@ if theirs_run:
 # You have seen how an MLP is cut. Now find such a cut for attention. Query, key and value are three matrices,
 # from width to heads × head_dim features, with head_dim = width / heads. Then every head computes by itself.
 # An output matrix leads from heads × head_dim back to width. Which of the matrices are cut by columns, and
-# which by rows? In the MLP the function between the matrices is elementwise. What takes its place here?
+# which by rows? In the MLP the function between the matrices is elementwise. Which step takes its place here?
 #
 # <details><summary>Answer</summary>Heads do not look at each other. A rank with some heads' queries, keys and
 # values attends with them alone. Cut the three matrices by columns (whole heads of them) and the output

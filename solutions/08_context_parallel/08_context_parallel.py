@@ -1508,7 +1508,7 @@ figure if curves else None
 # sequence.
 #
 # **Predict.** How many bytes does a rank send in forward (in backward it sends as many), and how do they
-# change with N? Write `ulysses_bytes_sent` in §4. What limits N?
+# change with N? Write `ulysses_bytes_sent` in §4. Which number limits N?
 #
 # <details><summary>Answer</summary>Of each of q, k, v and out a rank holds 1/N, and sends (N−1)/N of that:
 # from two ranks on, the more ranks, the less each sends. In a ring a rank sends (N−1)/N of *all* keys and
