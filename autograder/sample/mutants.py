@@ -3,12 +3,20 @@
 A cell of such a file is text that could stand in the exercise's solution cell:
 
     # %% wrong: sends the whole tensor in every round
+    # is: idea
     # says: <a pattern, which one of the check's sentences must match>
     <code>
 
     # %% right: <its difference from ours>
     # on NCCL: <a pattern of the check's remark, if it makes one>
     <code>
+
+`# is:` says what a wrong answer gets wrong, since that decides how much it may keep (docs/points.md):
+
+    idea      it misses what the exercise is about
+    slip      it has the idea, and a mistake in another part of what the text asks for
+    detail    it is right but for an edge, a last digit or a seldom argument
+    form      it cannot be judged: it raises, hangs, or hands back another type or shape than was asked for
 
 Where many answers differ little, they are patches on a whole cell of the same file. That may be a right one,
 or a cell that serves for nothing else, `# %% base: <title>`; it is right too, unless it has a `# says:` line
@@ -38,8 +46,9 @@ from autograder.course.config import ROOT
 
 MUTANTS = ROOT / "tests" / "mutants"
 KINDS = ("wrong", "right", "base")
+MISSES = ("idea", "slip", "detail", "form")
 HEADER = re.compile(rf"^# %%[ \t]*({'|'.join(KINDS)}):[ \t]*(.+)$", re.MULTILINE)
-ABOUT = re.compile(r"^# (says|on NCCL|base):[ \t]*(.+)\n?", re.MULTILINE)
+ABOUT = re.compile(r"^# (is|says|on NCCL|base):[ \t]*(.+)\n?", re.MULTILINE)
 DIVIDER = "@@"
 
 
@@ -48,6 +57,7 @@ class Mutant:
     """One answer to an exercise, with its title.
 
     says: for a wrong one, the check's sentence; on_nccl: for a right one, its remark; both are patterns.
+    misses: for a wrong one, one of MISSES.
     """
 
     exercise: str
@@ -56,6 +66,7 @@ class Mutant:
     text: str
     says: str = ""
     on_nccl: str = ""
+    misses: str = ""
 
 
 def read_mutants(path: Path, *, bases: bool = False) -> list[Mutant]:
@@ -78,6 +89,8 @@ def read_mutants(path: Path, *, bases: bool = False) -> list[Mutant]:
             raise ValueError(f"{where}: a right cell has no `# says:` line")
         if "on NCCL" in said and kind == "wrong":
             raise ValueError(f"{where}: only right cells have an `# on NCCL:` line")
+        if "is" in said and (kind == "right" or said["is"].strip() not in MISSES):
+            raise ValueError(f"{where}: `# is:` of a wrong cell is one of {', '.join(MISSES)}")
         code = ABOUT.sub("", body).strip("\n").rstrip()
         if "base" in said:
             if said["base"] not in whole:
@@ -86,7 +99,9 @@ def read_mutants(path: Path, *, bases: bool = False) -> list[Mutant]:
         if kind != "base" or bases:
             says, on_nccl = said.get("says", ""), said.get("on NCCL", "")
             right = kind == "right" or (kind == "base" and not says)
-            mutants.append(Mutant(path.stem, right, title, code, says, on_nccl))
+            mutants.append(
+                Mutant(path.stem, right, title, code, says, on_nccl, said.get("is", "").strip())
+            )
     return mutants
 
 
