@@ -9,8 +9,10 @@ the check must not speak of NCCL. With COURSE_ALL_TESTS=1 right cells also run w
 imitated, and must go through there, or come to a stop if the check says that they can. If an exercise is
 about something, one wrong solution misses it, and the check says that it keeps half of the points at most.
 
-Once the mistake of a wrong one is named, its remaining cases are not run: they could only cost it more.
-With COURSE_ALL_TESTS=1 all cases are. The cells of a file are judged by the same cases, which are drawn once.
+Once the mistake of a wrong one is named, its remaining cases are not run: they could only cost it more. One
+wrong cell of each file, drawn in each run, is judged by all cases, and its score is compared with the stored
+one (`tests/checks/scores.py`); with COURSE_ALL_TESTS=1 every one is. The cells of a file are judged by the
+same cases, which are drawn once.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import io
 import linecache
 import math
 import os
+import random
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -41,13 +44,17 @@ from course_lib.checks.judge.find import find, of_assignment
 from course_lib.checks.judge.remarks import TITLE
 from course_lib.checks.report import Report
 from tests import nccl_like
+from tests.checks import scores
 
 ASSIGNMENTS = sorted(folder.name for folder in MUTANTS.iterdir() if folder.is_dir())
 FILES = sorted(MUTANTS.glob("*/*.py"))
 
 
-def judged(name: str, mutant: Mutant, seed: int) -> tuple[Report, str]:
-    """Run a cell as the notebook would and check what it defines; (report, what was printed)."""
+def judged(name: str, mutant: Mutant, seed: int, *, whole: bool = False) -> tuple[Report, str]:
+    """Run a cell as the notebook would and check what it defines; (report, what was printed).
+
+    whole: all cases of a wrong one, and not only those up to the one that names its mistake.
+    """
     main = ModuleType("__main__")
     vars(main).update(torch=torch, dist=dist, math=math, device=course_lib.device)
     source = f"<mutant {mutant.title}>"
@@ -55,7 +62,8 @@ def judged(name: str, mutant: Mutant, seed: int) -> tuple[Report, str]:
     exec(compile(mutant.text, source, "exec"), vars(main))
     objects = [vars(main)[wanted] for wanted in find(name).objects]
     printed = io.StringIO()
-    with contextlib.redirect_stdout(printed), until_told(mutant):
+    end = contextlib.nullcontext() if whole or mutant.right else until_told(mutant)
+    with contextlib.redirect_stdout(printed), end:
         report = check(name, *objects, seed=seed, cases="hidden" if mutant.right else "visible")
     return report, printed.getvalue()
 
@@ -66,9 +74,6 @@ def until_told(mutant: Mutant) -> Iterator[None]:
 
     The cases left count as failed for the same reason, as after two deadlocks.
     """
-    if mutant.right or os.environ.get("COURSE_ALL_TESTS"):
-        yield
-        return
     run_case, told = judging.judge_case, list[Finding]()
 
     def judge_case(
@@ -106,6 +111,15 @@ def drawing_once(exercise: Exercise, longer: float = 2) -> Exercise:
     return replace(exercise, cases=cases)
 
 
+@contextlib.contextmanager
+def judging_only(exercise: Exercise) -> Iterator[None]:
+    """Inside, the judge finds this exercise, whatever its name, and no error in a hint is forgiven."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(judging, "find", lambda _: exercise)
+        patch.setattr(case, "hints_may_fail", False)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def hints_are_tested(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(case, "hints_may_fail", False)
@@ -119,8 +133,16 @@ def test_the_check_tells_right_from_wrong(
     drawing = drawing_once(find(name))
     monkeypatch.setattr(judging, "find", lambda _: drawing)
     failures, missed = [], False
-    for mutant in read_mutants(file, bases=True):
-        report, printed = judged(name, mutant, seed)
+    mutants = read_mutants(file, bases=True)
+    to_compare = compared(mutants, seed)
+    for mutant in mutants:
+        report, printed = judged(name, mutant, seed, whole=mutant.title in to_compare)
+        stored = scores.stored_score(name, mutant.title)
+        if mutant.title in to_compare and stored not in (None, round(report.score, scores.DIGITS)):
+            failures.append(
+                f"keeps {report.score:.4f}, and {stored} is stored: {mutant.title}\n{printed}\n"
+                f"if that is right: python -m tests.checks.scores write {file.stem}"
+            )
         missed |= any("The exercise is about" in said for said in report.messages)
         if mutant.right and report.score < 1:
             failures.append(f"right, but lost points: {mutant.title}\n{printed}")
@@ -137,6 +159,14 @@ def test_the_check_tells_right_from_wrong(
         failures.append(f"no wrong answer misses the point, {drawing.point!r}: there must be one")
     assert not failures, "\n\n".join(failures)
     assert capfd.readouterr().err == ""
+
+
+def compared(mutants: list[Mutant], seed: int) -> set[str]:
+    """The titles of the wrong cells that are judged whole: one that is drawn, or all."""
+    wrong = [mutant.title for mutant in mutants if not mutant.right]
+    return set(
+        wrong if os.environ.get("COURSE_ALL_TESTS") else random.Random(seed).sample(wrong, 1)
+    )
 
 
 @pytest.mark.skipif(not os.environ.get("COURSE_ALL_TESTS"), reason="takes minutes: make test-all")

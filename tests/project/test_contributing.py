@@ -91,6 +91,14 @@ def test_its_check_tells_right_from_wrong(clone: Path) -> None:
     assert done.returncode == 0 and "4 passed" in done.stdout, done.stdout + done.stderr
 
 
+def test_its_points_mean_the_idea(clone: Path) -> None:
+    (line,) = re.findall(r"^\.venv/bin/python (-m tests\.checks\.scores .*)$", TEXT, re.MULTILINE)
+    done = run(clone, *shlex.split(line))
+    assert done.returncode == 0, done.stdout + done.stderr
+    done = run(clone, *COMMANDS["test"], "tests/checks/test_policy.py", "-k", NAME)
+    assert done.returncode == 0 and "2 passed" in done.stdout, done.stdout + done.stderr
+
+
 def test_its_notebook_is_built(clone: Path) -> None:
     done = run(clone, *command("notebooks"))
     assert done.returncode == 0, done.stdout + done.stderr

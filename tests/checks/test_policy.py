@@ -1,0 +1,82 @@
+"""Points mean the idea: what wrong answers keep, over all exercises (docs/points.md).
+
+Each wrong cell of `tests/mutants/` says what it gets wrong (`# is:`), and `scores.json` beside it how much
+it keeps.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from autograder.sample.mutants import MUTANTS, read_mutants
+from tests.checks import scores
+
+FILES = scores.files([])
+HALF = 0.5
+# Notebooks whose wrong answers do not all say yet what they get wrong.
+UNLABELLED = frozenset(
+    {
+        "00_first_ranks",
+        "01_why_distribute",
+        "02_collectives",
+        "03_data_parallel",
+        "04_zero",
+        "05_fsdp",
+        "06_tensor_parallel",
+        "07_pipeline",
+        "08_context_parallel",
+        "09_precision_and_memory",
+        "10_four_dimensions",
+    }
+)
+
+
+def labelled() -> list:
+    return [
+        pytest.param(file, id=scores.name_of(file))
+        for file in FILES
+        if file.parent.name not in UNLABELLED
+    ]
+
+
+def test_the_list_of_those_to_do_shrinks() -> None:
+    done = {
+        assignment
+        for assignment in UNLABELLED
+        if scores.table(assignment).exists()
+        and all(
+            cell.right or cell.misses
+            for file in (MUTANTS / assignment).glob("*.py")
+            for cell in read_mutants(file)
+        )
+    }
+    assert not done, f"take these out of UNLABELLED: {sorted(done)}"
+
+
+@pytest.mark.parametrize("file", labelled())
+def test_every_wrong_answer_says_what_it_gets_wrong_and_has_a_score(file) -> None:
+    wrong = [cell for cell in read_mutants(file) if not cell.right]
+    assert not [cell.title for cell in wrong if not cell.misses], "`# is:` is missing"
+    titles = {one.mutant.title for one in scores.scored(file)}
+    stored = set(scores.stored(file.parent.name)[file.stem])
+    assert titles == stored == {cell.title for cell in wrong}, (
+        f"python -m tests.checks.scores write {file.stem}"
+    )
+
+
+@pytest.mark.parametrize("file", labelled())
+def test_missing_the_idea_costs_half_and_nothing_else_costs_more(file) -> None:
+    answers = scores.scored(file)
+    ideas = [one for one in answers if one.mutant.misses == "idea"]
+    most = max((one.score for one in ideas), default=0.0)
+    faults = [f"misses the idea: {one}" for one in map(say, ideas[:1]) if most > HALF]
+    for one in answers:
+        if one.mutant.misses in ("slip", "detail") and one.score < most:
+            faults.append(f"{say(one)}, and {say(ideas[0])}, which misses the idea")
+        if one.mutant.misses == "detail" and one.score < HALF:
+            faults.append(f"{say(one)}, and is right but for a detail")
+    assert not faults, "\n".join(faults)
+
+
+def say(one: scores.Scored) -> str:
+    return f"{one.mutant.title!r} keeps {one.score:.3f}"
