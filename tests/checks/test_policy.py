@@ -1,4 +1,4 @@
-"""Points mean the idea: what wrong answers keep, over all exercises (docs/points.md).
+"""Points mean the idea: the policy of docs/points.md on wrong answers, over all exercises.
 
 Each wrong cell of `tests/mutants/` says what it gets wrong (`# is:`), and `scores.json` beside it how much
 it keeps.

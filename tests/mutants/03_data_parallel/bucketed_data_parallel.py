@@ -63,12 +63,14 @@ class BucketedDataParallel(torch.nn.Module):
 
 
 # %% wrong: the average is forgotten
+# is: slip
 # says: That is the sum over the 3 ranks
 # base: what the wrong ones change
 -            flat /= n
 
 
 # %% wrong: divides twice
+# is: slip
 # says: the mean divided by 3 once more
 # base: what the wrong ones change
 -            flat = torch.cat([g.flatten() for g in grads])
@@ -76,6 +78,7 @@ class BucketedDataParallel(torch.nn.Module):
 
 
 # %% wrong: the hook reduces its argument, the parameter
+# is: form
 # says: gives the hook the \*parameter\*
 # base: what the wrong ones change
 -            flat = torch.cat([g.flatten() for g in grads])
@@ -86,6 +89,7 @@ class BucketedDataParallel(torch.nn.Module):
 
 
 # %% wrong: all communication after backward, sold as overlap
+# is: idea
 # says: all communication came after it
 # base: what the wrong ones change
          self.missing[self.place[p]].discard(p)
@@ -93,6 +97,7 @@ class BucketedDataParallel(torch.nn.Module):
 
 
 # %% wrong: waits in the hook
+# is: idea
 # says: while backward still runs: without that at most half
 # base: what the wrong ones change
              work = dist.all_reduce(flat, group=self.group, async_op=True)
@@ -102,6 +107,7 @@ class BucketedDataParallel(torch.nn.Module):
 
 
 # %% wrong: every bucket but the first is waited for in the hook
+# is: idea
 # says: had been waited for at \d of the \d blocks
 # base: what the wrong ones change
              self.under_way.append((work, flat))
@@ -110,6 +116,7 @@ class BucketedDataParallel(torch.nn.Module):
 
 
 # %% wrong: a barrier after each bucket
+# is: detail
 # says: leave the barrier out
 # base: what the wrong ones change
              self.under_way.append((work, flat))
@@ -117,6 +124,7 @@ class BucketedDataParallel(torch.nn.Module):
 
 
 # %% wrong: nothing leaves until most gradients are there
+# is: idea
 # says: bytes and more were complete by then
 # base: what the wrong ones change
          self.missing[self.place[p]].discard(p)
@@ -126,6 +134,7 @@ class BucketedDataParallel(torch.nn.Module):
 
 
 # %% wrong: buckets in forward order
+# is: slip
 # says: fill buckets in reverse order
 # base: what the wrong ones change
 -        for p in reversed([p for p in module.parameters() if p.requires_grad]):
@@ -133,6 +142,7 @@ class BucketedDataParallel(torch.nn.Module):
 
 
 # %% wrong: nothing is broadcast at the start
+# is: slip
 # says: start from the first rank's
 # base: what the wrong ones change
 -        for tensor in [*module.parameters(), *module.buffers()]:
@@ -140,6 +150,7 @@ class BucketedDataParallel(torch.nn.Module):
 
 
 # %% wrong: buffers are not broadcast
+# is: detail
 # says: Buffers .* belong to the model
 # base: what the wrong ones change
 -        for tensor in [*module.parameters(), *module.buffers()]:
@@ -147,6 +158,7 @@ class BucketedDataParallel(torch.nn.Module):
 
 
 # %% wrong: only the last microbatch is sent
+# is: slip
 # says: Only the last microbatch
 # base: what the wrong ones change
              self.quiet = False
@@ -162,6 +174,7 @@ class BucketedDataParallel(torch.nn.Module):
 
 
 # %% wrong: the gradients of the earlier microbatches are lost
+# is: slip
 # says: Only the last microbatch counts
 # base: what the wrong ones change
              self.quiet = False
@@ -170,6 +183,7 @@ class BucketedDataParallel(torch.nn.Module):
 
 
 # %% wrong: hooks send under no_sync, too
+# is: slip
 # says: Each of the 3 microbatches was sent
 # base: what the wrong ones change
 -            self.quiet = True
@@ -182,6 +196,7 @@ class BucketedDataParallel(torch.nn.Module):
 
 
 # %% wrong: hooks do not look whether no_sync is on
+# is: slip
 # says: its buckets left although it ran under no_sync
 # base: what the wrong ones change
 -        self.module, self.group, self.quiet = module, group, False
@@ -201,6 +216,7 @@ class BucketedDataParallel(torch.nn.Module):
 
 
 # %% wrong: one all-reduce for each parameter, in hooks
+# is: idea
 # says: while backward still runs: without that at most half
 class BucketedDataParallel(torch.nn.Module):
     def __init__(self, module, bucket_bytes=25 << 20, group=None):
@@ -231,6 +247,7 @@ class BucketedDataParallel(torch.nn.Module):
 
 
 # %% wrong: ranks skip what has no gradient here
+# is: slip
 # says: a rank without a gradient sends zeros
 # base: what the wrong ones change
 -            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
@@ -249,6 +266,7 @@ class BucketedDataParallel(torch.nn.Module):
 
 
 # %% wrong: buckets leave whenever they are full, in any order
+# is: slip
 # says: a rank without a gradient sends zeros|same collectives
 # base: what the wrong ones change
 -        self.under_way = []
@@ -269,6 +287,7 @@ class BucketedDataParallel(torch.nn.Module):
 
 
 # %% wrong: frozen parameters fill the buckets, too
+# is: detail
 # says: Frozen ones have no gradient
 # base: what the wrong ones change
 -        for p in reversed([p for p in module.parameters() if p.requires_grad]):
@@ -280,6 +299,7 @@ class BucketedDataParallel(torch.nn.Module):
 
 
 # %% wrong: one bucket for everything
+# is: idea
 # says: all communication came after it
 # base: what the wrong ones change
 -            if not self.buckets or filled + p.nbytes > bucket_bytes:
@@ -287,6 +307,7 @@ class BucketedDataParallel(torch.nn.Module):
 
 
 # %% wrong: the bucket is read before it has arrived
+# is: slip
 # says: the bucket was read before its wait|written or read while it was under way
 # base: what the wrong ones change
 -            self.under_way.append((work, flat))
@@ -294,6 +315,7 @@ class BucketedDataParallel(torch.nn.Module):
 
 
 # %% wrong: DistributedDataParallel inside
+# is: form
 # says: what you are to build
 class BucketedDataParallel(torch.nn.Module):
     def __init__(self, module, bucket_bytes=25 << 20, group=None):
@@ -316,6 +338,7 @@ class BucketedDataParallel(torch.nn.Module):
 
 
 # %% wrong: zeros leave early for show, the gradients afterwards
+# is: idea
 # says: bytes; .* are enough: 2 \(N-1\)/N of its gradients
 class BucketedDataParallel(torch.nn.Module):
     def __init__(self, module, bucket_bytes=25 << 20, group=None):
@@ -363,6 +386,7 @@ class BucketedDataParallel(torch.nn.Module):
 
 
 # %% wrong: the group is ignored
+# is: form
 # says: is not in the group
 # base: what the wrong ones change
 -            dist.broadcast(tensor.detach(), group_src=0, group=group)
@@ -385,6 +409,7 @@ class BucketedDataParallel(torch.nn.Module):
 
 
 # %% wrong: a bucket waits for a gradient that never comes
+# is: slip
 # says: which never comes is never sent
 class BucketedDataParallel(torch.nn.Module):
     def __init__(self, module, bucket_bytes=25 << 20, group=None):
@@ -444,6 +469,7 @@ class BucketedDataParallel(torch.nn.Module):
 
 
 # %% wrong: hooks are registered by every module that holds the parameter
+# is: detail
 # says: A bucket left before all of its gradients had come
 # base: what the wrong ones change
 -        for p in self.place:
@@ -464,6 +490,7 @@ class BucketedDataParallel(torch.nn.Module):
 
 
 # %% wrong: a hook that fires twice sends twice
+# is: detail
 # says: A hook that is registered twice fires twice
 # base: what the wrong ones change
              p.register_post_accumulate_grad_hook(self.arrived)
@@ -523,6 +550,7 @@ class BucketedDataParallel(torch.nn.Module):
 
 
 # %% wrong: divides before, closes a bucket when it is more than full
+# is: detail
 # says: Close a bucket before
 # base: what the wrong ones change
 -            if not self.buckets or filled + p.nbytes > bucket_bytes:
@@ -581,6 +609,7 @@ class BucketedDataParallel(torch.nn.Module):
 
 
 # %% wrong: no_sync leaves its flag as it is
+# is: detail
 # says: reset the flag after
 class BucketedDataParallel(torch.nn.Module):
     def __init__(self, module, bucket_bytes=25 << 20, group=None):
@@ -641,6 +670,7 @@ class BucketedDataParallel(torch.nn.Module):
 
 
 # %% wrong: what came in a step is never forgotten
+# is: slip
 # says: Step 1 is right, and a later one is not
 class BucketedDataParallel(torch.nn.Module):
     def __init__(self, module, bucket_bytes=25 << 20, group=None):
@@ -707,6 +737,7 @@ class BucketedDataParallel(torch.nn.Module):
 
 
 # %% wrong: what waits for a gradient that never comes is not sent
+# is: slip
 # says: which never comes is never sent
 class BucketedDataParallel(torch.nn.Module):
     def __init__(self, module, bucket_bytes=25 << 20, group=None):

@@ -1,4 +1,5 @@
 # %% wrong: summed as int8
+# is: idea
 # says: 100 \+ 100 is -56
 BLOCK = 256
 
@@ -27,6 +28,7 @@ def int8_all_reduce(tensor, error, group=None):
 
 
 # %% wrong: error feedback is forgotten
+# is: idea
 # says: was not added
 # base: elements and scales apart
 -    asked = (tensor + error).reshape(-1)
@@ -34,6 +36,7 @@ def int8_all_reduce(tensor, error, group=None):
 
 
 # %% wrong: the error is added twice
+# is: slip
 # says: added twice
 # base: elements and scales apart
 -    asked = (tensor + error).reshape(-1)
@@ -41,18 +44,21 @@ def int8_all_reduce(tensor, error, group=None):
 
 
 # %% wrong: the error is not written
+# is: idea
 # says: nothing is lost for good: without that at most half
 # base: elements and scales apart
 -    error.copy_(residual.view(-1)[:size].view_as(error))
 
 
 # %% wrong: the second rounding is forgotten
+# is: slip
 # says: the second one, of the mean, is forgotten
 # base: elements and scales apart
 -    residual[rank] += n * (mean[0] - result[rank])
 
 
 # %% wrong: the error has the wrong sign
+# is: slip
 # says: The sign is wrong
 # base: elements and scales apart
 -    error.copy_(residual.view(-1)[:size].view_as(error))
@@ -60,6 +66,7 @@ def int8_all_reduce(tensor, error, group=None):
 
 
 # %% wrong: the old error stays beside the new one
+# is: slip
 # says: includes it already
 # base: elements and scales apart
 -    error.copy_(residual.view(-1)[:size].view_as(error))
@@ -67,6 +74,7 @@ def int8_all_reduce(tensor, error, group=None):
 
 
 # %% wrong: one scale for the whole tensor
+# is: detail
 # says: a scale of its own
 # base: elements and scales apart
  def quantize(rows):
@@ -78,6 +86,7 @@ def int8_all_reduce(tensor, error, group=None):
 
 
 # %% wrong: the sum, not the mean
+# is: slip
 # says: That is the sum over
 # base: elements and scales apart
 -    mean = dequantize(got, got_scales).sum(0, keepdim=True) / n
@@ -88,6 +97,7 @@ def int8_all_reduce(tensor, error, group=None):
 
 
 # %% wrong: every rank sends all of its tensor to all
+# is: idea
 # says: Every rank sent its whole tensor
 BLOCK = 256
 
@@ -119,6 +129,7 @@ def int8_all_reduce(tensor, error, group=None):
 
 
 # %% wrong: rounded, but sent as float32
+# is: idea
 # says: The elements travelled as float32
 BLOCK = 256
 
@@ -148,6 +159,7 @@ def int8_all_reduce(tensor, error, group=None):
 
 
 # %% wrong: adds with its own scales, not the senders'
+# is: slip
 # says: \*its\* sender's scale
 # base: elements and scales apart
 -    dist.all_to_all_single(got_scales, scales, group=group)
@@ -156,6 +168,7 @@ def int8_all_reduce(tensor, error, group=None):
 
 
 # %% wrong: nothing is rounded, and nothing left
+# is: idea
 # says: did not send its elements in eight bits
 @torch.no_grad()
 def int8_all_reduce(tensor, error, group=None):
@@ -166,6 +179,7 @@ def int8_all_reduce(tensor, error, group=None):
 
 
 # %% wrong: a sum in sixteen bits, and the distance from the mean is kept
+# is: idea
 # says: did not send its elements in eight bits
 @torch.no_grad()
 def int8_all_reduce(tensor, error, group=None):
@@ -177,6 +191,7 @@ def int8_all_reduce(tensor, error, group=None):
 
 
 # %% wrong: keeps the distance from the mean
+# is: idea
 # says: Less the mean, it would keep its distance from the others
 BLOCK = 256
 
@@ -198,6 +213,7 @@ def int8_all_reduce(tensor, error, group=None):
 
 
 # %% wrong: gathered on rank 0, and broadcast from there
+# is: idea
 # says: whole tensors went to one rank
 BLOCK = 256
 
@@ -237,6 +253,7 @@ def int8_all_reduce(tensor, error, group=None):
 
 
 # %% wrong: sent to rank 0 in messages, and back
+# is: idea
 # says: whole tensors went to one rank
 BLOCK = 256
 
@@ -368,6 +385,7 @@ def int8_all_reduce(tensor, error, group=None):
 
 
 # %% wrong: the mean's rounding counts once
+# is: slip
 # says: does not count N times
 BLOCK = 256
 

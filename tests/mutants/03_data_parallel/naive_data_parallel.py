@@ -21,12 +21,14 @@ class NaiveDataParallel(torch.nn.Module):
 
 
 # %% wrong: the average is forgotten
+# is: idea
 # says: That is the sum over the 3 ranks
 # base: what the wrong ones change
 -            p.grad /= n
 
 
 # %% wrong: divides before and after
+# is: slip
 # says: the mean divided by 3 once more
 # base: what the wrong ones change
                  p.grad = torch.zeros_like(p)
@@ -34,6 +36,7 @@ class NaiveDataParallel(torch.nn.Module):
 
 
 # %% wrong: parameters instead of gradients
+# is: idea
 # says: that is not a gradient
 # base: what the wrong ones change
 -            dist.all_reduce(p.grad, group=self.group)
@@ -43,6 +46,7 @@ class NaiveDataParallel(torch.nn.Module):
 
 
 # %% wrong: nothing is broadcast at the start
+# is: slip
 # says: start from the first rank's
 # base: what the wrong ones change
 -        for tensor in [*module.parameters(), *module.buffers()]:
@@ -50,6 +54,7 @@ class NaiveDataParallel(torch.nn.Module):
 
 
 # %% wrong: buffers are not broadcast
+# is: detail
 # says: Buffers .* belong to the model
 # base: what the wrong ones change
 -        for tensor in [*module.parameters(), *module.buffers()]:
@@ -57,6 +62,7 @@ class NaiveDataParallel(torch.nn.Module):
 
 
 # %% wrong: the sum stays in a copy
+# is: idea
 # says: must come back into
 # base: what the wrong ones change
 -            dist.all_reduce(p.grad, group=self.group)
@@ -67,6 +73,7 @@ class NaiveDataParallel(torch.nn.Module):
 
 
 # %% wrong: passes by what has no gradient on this rank
+# is: slip
 # says: a rank without a gradient sends zeros
 # base: what the wrong ones change
 -                p.grad = torch.zeros_like(p)
@@ -74,6 +81,7 @@ class NaiveDataParallel(torch.nn.Module):
 
 
 # %% wrong: gradients of frozen parameters, too
+# is: slip
 # says: Frozen ones have no gradient
 # base: what the wrong ones change
 -            if not p.requires_grad:
@@ -81,6 +89,7 @@ class NaiveDataParallel(torch.nn.Module):
 
 
 # %% wrong: nothing is exchanged
+# is: idea
 # says: nothing was exchanged
 # base: what the wrong ones change
 -            dist.all_reduce(p.grad, group=self.group)
@@ -89,6 +98,7 @@ class NaiveDataParallel(torch.nn.Module):
 
 
 # %% wrong: everybody to rank 0, and back: twice the bytes
+# is: slip
 # says: sent once|Send every gradient once|sent twice
 # base: what the wrong ones change
                  p.grad = torch.zeros_like(p)
@@ -100,6 +110,7 @@ class NaiveDataParallel(torch.nn.Module):
 
 
 # %% wrong: tied weights are reduced under both names
+# is: detail
 # says: divided by 3 once more|Send every gradient once|is not what one process
 # base: what the wrong ones change
 -        for p in self.module.parameters():
@@ -107,6 +118,7 @@ class NaiveDataParallel(torch.nn.Module):
 
 
 # %% wrong: DistributedDataParallel inside
+# is: form
 # says: what you are to build
 class NaiveDataParallel(torch.nn.Module):
     def __init__(self, module, group=None):
@@ -123,6 +135,7 @@ class NaiveDataParallel(torch.nn.Module):
 
 
 # %% wrong: PyTorch's reducer without the check that shapes agree
+# is: form
 # says: what you are to build
 class NaiveDataParallel(torch.nn.Module):
     def __init__(self, module, group=None):
@@ -142,6 +155,7 @@ class NaiveDataParallel(torch.nn.Module):
 
 
 # %% wrong: every rank gathers all gradients and adds them up
+# is: slip
 # says: which grows with N
 class NaiveDataParallel(torch.nn.Module):
     def __init__(self, module, group=None):
@@ -163,6 +177,7 @@ class NaiveDataParallel(torch.nn.Module):
 
 
 # %% wrong: frozen parameters have no gradient
+# is: slip
 # says: skip frozen ones
 class NaiveDataParallel(torch.nn.Module):
     def __init__(self, module, group=None):
@@ -181,6 +196,7 @@ class NaiveDataParallel(torch.nn.Module):
 
 
 # %% wrong: the group is ignored
+# is: form
 # says: is not in the group
 # base: handles that are waited for at the end
 -            dist.broadcast(tensor.detach(), group_src=0, group=group)
@@ -194,6 +210,7 @@ class NaiveDataParallel(torch.nn.Module):
 
 
 # %% wrong: divided by the number of all ranks
+# is: slip
 # says: the number of all ranks; the group has
 # base: what the wrong ones change
 -        n = dist.get_world_size(self.group)
@@ -209,6 +226,7 @@ class NaiveDataParallel(torch.nn.Module):
 
 
 # %% wrong: rank 0 of the world is the source
+# is: slip
 # says: are ranks of the whole world
 # base: what the wrong ones change
 -            dist.broadcast(tensor.detach(), group_src=0, group=group)
@@ -226,6 +244,7 @@ class NaiveDataParallel(torch.nn.Module):
 
 
 # %% wrong: made without the argument group
+# is: form
 # says: keep that argument
 class NaiveDataParallel(torch.nn.Module):
     def __init__(self, module):
@@ -252,6 +271,7 @@ class NaiveDataParallel(torch.nn.Module):
 
 
 # %% wrong: a gradient that nobody has is summed
+# is: detail
 # says: send zeros for one that was not used
 class NaiveDataParallel(torch.nn.Module):
     def __init__(self, module, group=None):
@@ -364,6 +384,7 @@ class NaiveDataParallel(torch.nn.Module):
 
 
 # %% wrong: frozen parameters keep what each rank drew
+# is: detail
 # says: Only frozen parameters differ
 class NaiveDataParallel(torch.nn.Module):
     def __init__(self, module, group=None):
@@ -387,6 +408,7 @@ class NaiveDataParallel(torch.nn.Module):
 
 
 # %% wrong: handles are dropped
+# is: slip
 # says: never waited for them
 class NaiveDataParallel(torch.nn.Module):
     def __init__(self, module, group=None):

@@ -1,4 +1,5 @@
 # %% wrong: errors are forgotten
+# is: idea
 # says: tensor \+ error
 # base: signs and scales in messages of their own
 -    asked = shard_rows((tensor + error).flatten(), n)
@@ -6,12 +7,14 @@
 
 
 # %% wrong: the server forgets what its signs miss
+# is: slip
 # says: the second signs' error is lost
 # base: signs and scales in messages of their own
 -    server_error.copy_(mean - unpack(own_sign)[0] * own_scale[0] * mine)
 
 
 # %% wrong: the server adds and does not divide
+# is: slip
 # says: divide it by their number
 # base: signs and scales in messages of their own
 -    mean = (unpack(their_signs) * their_scales).mean(0) * mine + server_error
@@ -19,6 +22,7 @@
 
 
 # %% wrong: padding counts in the scales
+# is: detail
 # says: Padding was counted
 # base: signs and scales in messages of their own
 -    scales = (asked.abs() * real).sum(1, keepdim=True) / real.sum(1, keepdim=True).clamp(min=1)
@@ -29,6 +33,7 @@
 
 
 # %% wrong: a rank keeps how far it is from the mean
+# is: slip
 # says: its \*own\* signs miss
 # base: signs and scales in messages of their own
 -    missed = (asked - unpack(signs) * scales * real).flatten()
@@ -36,6 +41,7 @@
 
 
 # %% wrong: signs travel as numbers
+# is: idea
 # says: a bit is enough for a sign
 # base: signs and scales in messages of their own
 -    bits = (rows >= 0).view(len(rows), -1, 8).to(torch.uint8)
@@ -48,6 +54,7 @@
 
 
 # %% wrong: two steps of warm-up, however many are asked for
+# is: detail
 # says: The warm-up is one step too (long|short)
 # base: signs and scales in messages of their own
 -        self.warmup_steps, self.group = warmup_steps, group
@@ -55,6 +62,7 @@
 
 
 # %% wrong: a byte for each sign
+# is: idea
 # says: A sign took a byte
 # base: signs and scales in messages of their own
 -    bits = (rows >= 0).view(len(rows), -1, 8).to(torch.uint8)
@@ -67,6 +75,7 @@
 
 
 # %% wrong: the gradient is compressed, not the momentum
+# is: slip
 # says: is the \*momentum\*
 # base: signs and scales in messages of their own
 -                momentum.lerp_(p.grad, 1 - beta1)
@@ -77,6 +86,7 @@
 
 
 # %% wrong: the variance goes on with the rank's own gradient
+# is: slip
 # says: variance
 # base: signs and scales in messages of their own
                  momentum.lerp_(p.grad, 1 - beta1)
@@ -84,6 +94,7 @@
 
 
 # %% wrong: gradients are not averaged in the warm-up
+# is: slip
 # says: went on with its own gradient
 # base: signs and scales in messages of their own
 -                dist.all_reduce(mean, group=self.group)
@@ -91,6 +102,7 @@
 
 
 # %% wrong: errors begin anew in every step
+# is: slip
 # says: belong to the parameter's state
 # base: signs and scales in messages of their own
                  momentum.lerp_(p.grad, 1 - beta1)
@@ -99,6 +111,7 @@
 
 
 # %% wrong: the optimizer ignores the group
+# is: form
 # says: is not in the group
 # base: signs and scales in messages of their own
 -        self.warmup_steps, self.group = warmup_steps, group
@@ -106,6 +119,7 @@
 
 
 # %% wrong: scales travel in float64
+# is: form
 # says: Something in float64 travelled
 # base: signs and scales in messages of their own
 -    signs, scales = pack(asked), scales.float()
@@ -116,6 +130,7 @@
 
 
 # %% wrong: a float64 scale is received as float32
+# is: form
 # says: In OneBitAdam the gradients are float64
 # base: signs and scales in messages of their own
 -    signs, scales = pack(asked), scales.float()
@@ -125,6 +140,7 @@
 
 
 # %% wrong: a scale is received as float64
+# is: form
 # says: Make the tensor that receives like the one that is sent
 # base: signs and scales in messages of their own
 -    every_sign, every_scale = torch.empty_like(signs), torch.empty_like(scales)
@@ -132,6 +148,7 @@
 
 
 # %% wrong: signs in a dtype that gloo has not
+# is: form
 # says: signs travel as bytes, torch.uint8
 # base: signs and scales in messages of their own
 -    return (bits << torch.arange(8, dtype=torch.uint8)).sum(-1, dtype=torch.uint8)

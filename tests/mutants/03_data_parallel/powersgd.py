@@ -31,6 +31,7 @@ class PowerSGD:
 
 
 # %% wrong: no error feedback
+# is: slip
 # says: missed in earlier steps was not added
 # base: what the wrong ones change
 -            asked = gradient + self.errors[k]
@@ -38,6 +39,7 @@ class PowerSGD:
 
 
 # %% wrong: a new random Q in every step
+# is: slip
 # says: did not start from the Q of the step before
 # base: what the wrong ones change
 -            if k not in self.queries:
@@ -52,24 +54,28 @@ class PowerSGD:
 
 
 # %% wrong: Q of the own gradient, not averaged
+# is: slip
 # says: Q = G\^T P has to be averaged
 # base: what the wrong ones change
 -            self.mean(q)
 
 
 # %% wrong: P is not averaged
+# is: slip
 # says: P is not averaged
 # base: what the wrong ones change
 -            self.mean(p)
 
 
 # %% wrong: P is not made orthonormal
+# is: slip
 # says: orthonormal
 # base: what the wrong ones change
 -            p = torch.linalg.qr(p).Q
 
 
 # %% wrong: Q is summed, not averaged
+# is: slip
 # says: sum over the \d ranks
 # base: what the wrong ones change
 -            self.mean(q)
@@ -77,6 +83,7 @@ class PowerSGD:
 
 
 # %% wrong: the error is what the gradient alone misses
+# is: slip
 # says: gradient \*and\* earlier error together
 # base: what the wrong ones change
                  self.errors[k] = torch.zeros_like(gradient)
@@ -87,6 +94,7 @@ class PowerSGD:
 
 
 # %% wrong: the whole gradient is averaged first
+# is: idea
 # says: nothing was compressed|travelled whole|are enough
 # base: what the wrong ones change
                  self.errors[k] = torch.zeros_like(gradient)
@@ -94,6 +102,7 @@ class PowerSGD:
 
 
 # %% wrong: the whole mean travels, and each rank factorizes it
+# is: idea
 # says: Every gradient travelled whole
 # base: what the wrong ones change
              asked = gradient + self.errors[k]
@@ -105,6 +114,7 @@ class PowerSGD:
 
 
 # %% wrong: two columns, whatever rank is
+# is: detail
 # says: with [13] columns
 # base: what the wrong ones change
 -                shape = (gradient.shape[1], self.rank)
@@ -112,12 +122,14 @@ class PowerSGD:
 
 
 # %% wrong: vectors are left as they are
+# is: detail
 # says: a gradient that is not a matrix is averaged too
 # base: what the wrong ones change
 -                self.mean(gradient)
 
 
 # %% wrong: P is random, not G Q
+# is: slip
 # says: P spans the columns of G Q
 # base: what the wrong ones change
 -            p = asked @ self.queries[k]
@@ -200,6 +212,7 @@ class PowerSGD:
 
 
 # %% wrong: a first Q of its own on every rank
+# is: slip
 # says: every rank has to start from the same Q
 class PowerSGD:
     def __init__(self, rank=2, group=None):

@@ -1,4 +1,5 @@
 # %% wrong: one phase of two
+# is: slip
 # says: two phases
 # base: as it stands
 -    return (1 if no_sync else microbatches) * 2 * (n - 1) / n * gradient_bytes
@@ -6,6 +7,7 @@
 
 
 # %% wrong: no_sync the wrong way round
+# is: slip
 # says: It is the other way round
 # base: as it stands
 -    return (1 if no_sync else microbatches) * 2 * (n - 1) / n * gradient_bytes
@@ -13,6 +15,7 @@
 
 
 # %% wrong: no_sync changes nothing
+# is: slip
 # says: Under no_sync\(\) nothing is sent
 # base: as it stands
 -    return (1 if no_sync else microbatches) * 2 * (n - 1) / n * gradient_bytes
@@ -20,6 +23,7 @@
 
 
 # %% wrong: all of the communication is exposed
+# is: slip
 # says: That is without overlap
 # base: as it stands
 -    return max(communication / buckets, communication - (1 - 1 / buckets) * backward)
@@ -27,6 +31,7 @@
 
 
 # %% wrong: the last bucket is hidden, too
+# is: slip
 # says: the last bucket leaves when backward ends
 # base: as it stands
 -    return max(communication / buckets, communication - (1 - 1 / buckets) * backward)
@@ -34,6 +39,7 @@
 
 
 # %% wrong: only the last bucket is ever exposed
+# is: slip
 # says: That holds while backward is the slower
 # base: as it stands
 -    return max(communication / buckets, communication - (1 - 1 / buckets) * backward)
@@ -41,6 +47,7 @@
 
 
 # %% wrong: communication begins with backward
+# is: slip
 # says: the first bucket is full after
 # base: as it stands
 -    return max(communication / buckets, communication - (1 - 1 / buckets) * backward)
@@ -48,6 +55,7 @@
 
 
 # %% wrong: the share that is lost
+# is: slip
 # says: the share that is lost
 # base: as it stands
 -    return compute / (compute + exposed)
@@ -55,6 +63,7 @@
 
 
 # %% wrong: divided by compute
+# is: slip
 # says: divide by that, not by compute
 # base: as it stands
 -    return compute / (compute + exposed)
@@ -62,6 +71,7 @@
 
 
 # %% wrong: indices are free
+# is: detail
 # says: Indices travel, too
 # base: as it stands
 -    return (n - 1) * max(1, round(fraction * numel)) * 8
@@ -69,6 +79,7 @@
 
 
 # %% wrong: top-k is an all-reduce
+# is: slip
 # says: nothing is added on the way
 # base: as it stands
 -    return (n - 1) * max(1, round(fraction * numel)) * 8
@@ -76,6 +87,7 @@
 
 
 # %% wrong: at least one element is forgotten
+# is: detail
 # says: is right
 # base: as it stands
 -    return (n - 1) * max(1, round(fraction * numel)) * 8

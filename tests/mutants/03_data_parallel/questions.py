@@ -1,4 +1,5 @@
 # %% wrong: all of it is exposed
+# is: slip
 # says: most of it passes while backward runs
 answer_1 = 2 * 7 / 8 * 14 / 50
 answer_2 = 0.5
@@ -8,6 +9,7 @@ answer_5 = 50
 
 
 # %% wrong: nothing is exposed
+# is: slip
 # says: exposed in any case
 answer_1 = 0.0
 answer_2 = 0.5
@@ -17,6 +19,7 @@ answer_5 = 50
 
 
 # %% wrong: once the gradients
+# is: slip
 # says: not 14 GB
 answer_1 = 14 / 50 / 20
 answer_2 = 0.5
@@ -26,6 +29,7 @@ answer_5 = 50
 
 
 # %% wrong: efficiency without overlap
+# is: slip
 # says: That is without overlap
 answer_1 = 2 * 7 / 8 * 14 / 50 / 20
 answer_2 = 1.5 / 3.95
@@ -35,6 +39,7 @@ answer_5 = 50
 
 
 # %% wrong: AdamW shows it
+# is: slip
 # says: the factor cancels
 answer_1 = 2 * 7 / 8 * 14 / 50 / 20
 answer_2 = 0.5
@@ -44,6 +49,7 @@ answer_5 = 50
 
 
 # %% wrong: the mean of means
+# is: slip
 # says: the mean of the two means
 answer_1 = 2 * 7 / 8 * 14 / 50 / 20
 answer_2 = 0.5
@@ -53,6 +59,7 @@ answer_5 = 50
 
 
 # %% wrong: 100 ranks
+# is: slip
 # says: That is for 1 %
 answer_1 = 2 * 7 / 8 * 14 / 50 / 20
 answer_2 = 0.5
@@ -62,6 +69,7 @@ answer_5 = 100
 
 
 # %% wrong: not answered
+# is: form
 # says: not answered yet
 answer_1 = 2 * 7 / 8 * 14 / 50 / 20
 answer_2 = 0.5

@@ -1,4 +1,5 @@
 # %% wrong: the remainder is never seen
+# is: slip
 # says: That is the remainder
 def shard_indices(n, rank, world_size, epoch=0, *, shuffle=True, seed=0, drop_last=False):
     generator = torch.Generator().manual_seed(seed + epoch)
@@ -10,6 +11,7 @@ def shard_indices(n, rank, world_size, epoch=0, *, shuffle=True, seed=0, drop_la
 
 
 # %% wrong: not filled up: the last ranks have fewer
+# is: slip
 # says: waits in its all-reduce for ever
 def shard_indices(n, rank, world_size, epoch=0, *, shuffle=True, seed=0, drop_last=False):
     generator = torch.Generator().manual_seed(seed + epoch)
@@ -19,6 +21,7 @@ def shard_indices(n, rank, world_size, epoch=0, *, shuffle=True, seed=0, drop_la
 
 
 # %% wrong: the epoch does not count
+# is: slip
 # says: epochs 0 and 1 have the same order
 def shard_indices(n, rank, world_size, epoch=0, *, shuffle=True, seed=0, drop_last=False):
     generator = torch.Generator().manual_seed(seed)
@@ -30,6 +33,7 @@ def shard_indices(n, rank, world_size, epoch=0, *, shuffle=True, seed=0, drop_la
 
 
 # %% wrong: every rank draws an order of its own
+# is: idea
 # says: draw one permutation
 def shard_indices(n, rank, world_size, epoch=0, *, shuffle=True, seed=0, drop_last=False):
     generator = torch.Generator().manual_seed(seed + epoch + rank)
@@ -41,6 +45,7 @@ def shard_indices(n, rank, world_size, epoch=0, *, shuffle=True, seed=0, drop_la
 
 
 # %% wrong: draws from the generator that everybody shares
+# is: detail
 # says: two different orders
 def shard_indices(n, rank, world_size, epoch=0, *, shuffle=True, seed=0, drop_last=False):
     order = torch.randperm(n).tolist() if shuffle else list(range(n))
@@ -51,6 +56,7 @@ def shard_indices(n, rank, world_size, epoch=0, *, shuffle=True, seed=0, drop_la
 
 
 # %% wrong: shuffles what the rank has, not all samples
+# is: slip
 # says: Shuffle all samples first
 def shard_indices(n, rank, world_size, epoch=0, *, shuffle=True, seed=0, drop_last=False):
     each = n // world_size if drop_last else math.ceil(n / world_size)
@@ -62,6 +68,7 @@ def shard_indices(n, rank, world_size, epoch=0, *, shuffle=True, seed=0, drop_la
 
 
 # %% wrong: every rank sees all samples
+# is: idea
 # says: No two ranks may see the same sample
 def shard_indices(n, rank, world_size, epoch=0, *, shuffle=True, seed=0, drop_last=False):
     generator = torch.Generator().manual_seed(seed + epoch)
@@ -73,6 +80,7 @@ def shard_indices(n, rank, world_size, epoch=0, *, shuffle=True, seed=0, drop_la
 
 
 # %% wrong: fills up with indices that no sample has
+# is: slip
 # says: that no sample has|there are samples 0 to
 def shard_indices(n, rank, world_size, epoch=0, *, shuffle=True, seed=0, drop_last=False):
     generator = torch.Generator().manual_seed(seed + epoch)
@@ -84,6 +92,7 @@ def shard_indices(n, rank, world_size, epoch=0, *, shuffle=True, seed=0, drop_la
 
 
 # %% wrong: blocks instead of every N-th, without shuffling too
+# is: slip
 # says: Rank r takes the places r
 def shard_indices(n, rank, world_size, epoch=0, *, shuffle=True, seed=0, drop_last=False):
     generator = torch.Generator().manual_seed(seed + epoch)
@@ -95,6 +104,7 @@ def shard_indices(n, rank, world_size, epoch=0, *, shuffle=True, seed=0, drop_la
 
 
 # %% wrong: never shuffles
+# is: slip
 # says: in their original order
 def shard_indices(n, rank, world_size, epoch=0, *, shuffle=True, seed=0, drop_last=False):
     generator = torch.Generator().manual_seed(seed + epoch)
@@ -106,6 +116,7 @@ def shard_indices(n, rank, world_size, epoch=0, *, shuffle=True, seed=0, drop_la
 
 
 # %% wrong: fills up once only: 3 samples for 8 ranks
+# is: detail
 # says: waits in its all-reduce for ever
 def shard_indices(n, rank, world_size, epoch=0, *, shuffle=True, seed=0, drop_last=False):
     generator = torch.Generator().manual_seed(seed + epoch)
@@ -117,6 +128,7 @@ def shard_indices(n, rank, world_size, epoch=0, *, shuffle=True, seed=0, drop_la
 
 
 # %% wrong: drop_last is not looked at
+# is: detail
 # says: floor|are expected
 def shard_indices(n, rank, world_size, epoch=0, *, shuffle=True, seed=0, drop_last=False):
     generator = torch.Generator().manual_seed(seed + epoch)
@@ -152,6 +164,7 @@ def shard_indices(n, rank, world_size, epoch=0, *, shuffle=True, seed=0, drop_la
 
 
 # %% wrong: PyTorch's DistributedSampler inside
+# is: form
 # says: Write that yourself
 def shard_indices(n, rank, world_size, epoch, seed=0, shuffle=True, drop_last=False):
     from torch.utils.data import DistributedSampler
@@ -164,6 +177,7 @@ def shard_indices(n, rank, world_size, epoch, seed=0, shuffle=True, drop_last=Fa
 
 
 # %% wrong: seeds the generator of the whole process
+# is: detail
 # says: generator that the whole process shares
 def shard_indices(n, rank, world_size, epoch=0, *, shuffle=True, seed=0, drop_last=False):
     torch.manual_seed(seed + epoch)
@@ -174,6 +188,7 @@ def shard_indices(n, rank, world_size, epoch=0, *, shuffle=True, seed=0, drop_la
 
 
 # %% wrong: each rank draws from a seed of its own
+# is: idea
 # says: the same on all ranks: without that at most half
 def shard_indices(n, rank, world_size, epoch=0, *, shuffle=True, seed=0, drop_last=False):
     import random
@@ -188,6 +203,7 @@ def shard_indices(n, rank, world_size, epoch=0, *, shuffle=True, seed=0, drop_la
 
 
 # %% wrong: every other rank's samples, backwards
+# is: slip
 # says: takes the places r
 def shard_indices(n, rank, world_size, epoch=0, *, shuffle=True, seed=0, drop_last=False):
     place = torch.arange(n)

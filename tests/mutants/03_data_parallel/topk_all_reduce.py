@@ -17,6 +17,7 @@ def topk_all_reduce(tensor, fraction, error, group=None):
 
 
 # %% wrong: error feedback is forgotten
+# is: idea
 # says: pick from tensor \+ error
 # base: what the wrong ones change
 -    asked = (tensor + error).flatten()
@@ -24,6 +25,7 @@ def topk_all_reduce(tensor, fraction, error, group=None):
 
 
 # %% wrong: the error is added twice
+# is: slip
 # says: added twice
 # base: what the wrong ones change
 -    asked = (tensor + error).flatten()
@@ -31,6 +33,7 @@ def topk_all_reduce(tensor, fraction, error, group=None):
 
 
 # %% wrong: the old error is added to the rest once more
+# is: slip
 # says: which it includes already
 # base: what the wrong ones change
 -    error.copy_(asked.view_as(error))
@@ -38,6 +41,7 @@ def topk_all_reduce(tensor, fraction, error, group=None):
 
 
 # %% wrong: the sum, not the mean
+# is: slip
 # says: the sum over the
 # base: what the wrong ones change
 -    mean = torch.zeros_like(asked).index_add_(0, all_indices.long(), all_values) / n
@@ -45,6 +49,7 @@ def topk_all_reduce(tensor, fraction, error, group=None):
 
 
 # %% wrong: the mean over the ranks that sent an element
+# is: slip
 # says: over the ranks that sent an element
 # base: what the wrong ones change
 -    mean = torch.zeros_like(asked).index_add_(0, all_indices.long(), all_values) / n
@@ -56,6 +61,7 @@ def topk_all_reduce(tensor, fraction, error, group=None):
 
 
 # %% wrong: an element that two ranks sent is overwritten
+# is: slip
 # says: one value was overwritten
 # base: what the wrong ones change
 -    mean = torch.zeros_like(asked).index_add_(0, all_indices.long(), all_values) / n
@@ -65,6 +71,7 @@ def topk_all_reduce(tensor, fraction, error, group=None):
 
 
 # %% wrong: a dense all-reduce sold as top-k
+# is: idea
 # says: An all-reduce carries the zeros
 @torch.no_grad()
 def topk_all_reduce(tensor, fraction, error, group=None):
@@ -83,6 +90,7 @@ def topk_all_reduce(tensor, fraction, error, group=None):
 
 
 # %% wrong: indices travel as int64
+# is: detail
 # says: 4 bytes each are enough
 # base: what the wrong ones change
 -    all_indices = torch.empty(n * k, dtype=torch.int32)
@@ -93,6 +101,7 @@ def topk_all_reduce(tensor, fraction, error, group=None):
 
 
 # %% wrong: the others' values at this rank's places
+# is: slip
 # says: their indices must travel too
 # base: what the wrong ones change
 -    dist.all_gather_into_tensor(all_indices, indices.int(), group=group)
@@ -100,6 +109,7 @@ def topk_all_reduce(tensor, fraction, error, group=None):
 
 
 # %% wrong: largest by value, not by magnitude
+# is: slip
 # says: Use abs
 # base: what the wrong ones change
 -    indices = asked.abs().topk(k).indices
@@ -107,18 +117,21 @@ def topk_all_reduce(tensor, fraction, error, group=None):
 
 
 # %% wrong: the error is not written
+# is: idea
 # says: `error` was left as it was
 # base: what the wrong ones change
 -    error.copy_(asked.view_as(error))
 
 
 # %% wrong: what was sent is kept as well
+# is: slip
 # says: it would be sent again
 # base: what the wrong ones change
 -    asked[indices] = 0
 
 
 # %% wrong: the mean is subtracted, not what was sent
+# is: slip
 # says: The mean was subtracted
 # base: what the wrong ones change
 -    asked[indices] = 0
@@ -128,6 +141,7 @@ def topk_all_reduce(tensor, fraction, error, group=None):
 
 
 # %% wrong: the error is thrown away
+# is: idea
 # says: the part that was not sent is lost
 # base: what the wrong ones change
 -    error.copy_(asked.view_as(error))
@@ -135,6 +149,7 @@ def topk_all_reduce(tensor, fraction, error, group=None):
 
 
 # %% wrong: the error goes in before the call and stays out after
+# is: slip
 # says: `tensor` was left as it was
 # base: what the wrong ones change
 -    tensor.copy_(mean.view_as(tensor))
@@ -142,6 +157,7 @@ def topk_all_reduce(tensor, fraction, error, group=None):
 
 
 # %% wrong: rounds k down, to nothing for few elements
+# is: detail
 # says: of each rank|raised|topk|wrong
 # base: what the wrong ones change
 -    k = max(1, round(fraction * tensor.numel()))
@@ -186,6 +202,7 @@ def topk_all_reduce(tensor, fraction, error, group=None):
 
 
 # %% wrong: k is cut off, not rounded
+# is: detail
 # says: 7 elements of each rank were sent
 def topk_all_reduce(tensor, fraction, error, group=None):
     n = dist.get_world_size(group)
@@ -205,6 +222,7 @@ def topk_all_reduce(tensor, fraction, error, group=None):
 
 
 # %% wrong: the largest of the tensor, without the error
+# is: slip
 # says: pick the largest of tensor \+ error
 def topk_all_reduce(tensor, fraction, error, group=None):
     size, n = tensor.numel(), dist.get_world_size(group)
@@ -222,6 +240,7 @@ def topk_all_reduce(tensor, fraction, error, group=None):
 
 
 # %% wrong: divided by those that sent
+# is: slip
 # says: or over those that sent an element
 def topk_all_reduce(tensor, fraction, error, group=None):
     k = max(1, round(fraction * tensor.numel()))

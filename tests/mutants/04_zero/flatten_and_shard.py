@@ -1,4 +1,5 @@
 # %% wrong: the tail is lost
+# is: slip
 # says: Rounded down
 def flatten_and_shard(params, n):
     flat = torch.cat([p.detach().reshape(-1) for p in params])
@@ -7,6 +8,7 @@ def flatten_and_shard(params, n):
 
 
 # %% wrong: shards of unequal size
+# is: idea
 # says: A collective wants equal shards
 def flatten_and_shard(params, n):
     flat = torch.cat([p.detach().reshape(-1) for p in params])
@@ -14,6 +16,7 @@ def flatten_and_shard(params, n):
 
 
 # %% wrong: whole parameters in turn
+# is: idea
 # says: Whole tensors were dealt out
 def flatten_and_shard(params, n):
     empty = params[0].detach().new_zeros(0)
@@ -21,6 +24,7 @@ def flatten_and_shard(params, n):
 
 
 # %% wrong: every parameter is filled up by itself
+# is: slip
 # says: Each tensor was filled up by itself
 def flatten_and_shard(params, n):
     pieces = [[] for _ in range(n)]
@@ -33,6 +37,7 @@ def flatten_and_shard(params, n):
 
 
 # %% wrong: the padding is whatever was there
+# is: slip
 # says: Zeros fill the last shard
 def flatten_and_shard(params, n):
     flat = torch.cat([p.detach().reshape(-1) for p in params])
@@ -42,6 +47,7 @@ def flatten_and_shard(params, n):
 
 
 # %% wrong: zeros in front
+# is: slip
 # says: The zeros stand in front
 def flatten_and_shard(params, n):
     flat = torch.cat([p.detach().reshape(-1) for p in params])
@@ -49,6 +55,7 @@ def flatten_and_shard(params, n):
 
 
 # %% wrong: every n-th element
+# is: slip
 # says: Every n-th element
 def flatten_and_shard(params, n):
     flat = torch.cat([p.detach().reshape(-1) for p in params])
@@ -57,6 +64,7 @@ def flatten_and_shard(params, n):
 
 
 # %% wrong: in the order of the memory
+# is: detail
 # says: not that of its memory
 def flatten_and_shard(params, n):
     flat = torch.cat([p.detach().as_strided((p.numel(),), (1,)) for p in params])
@@ -65,6 +73,7 @@ def flatten_and_shard(params, n):
 
 
 # %% wrong: always float32
+# is: detail
 # says: have another dtype|shards are torch.float32
 def flatten_and_shard(params, n):
     total = sum(p.numel() for p in params)
@@ -74,6 +83,7 @@ def flatten_and_shard(params, n):
 
 
 # %% wrong: n more zeros when n divides
+# is: detail
 # says: More zeros than needed
 def flatten_and_shard(params, n):
     flat = torch.cat([p.detach().reshape(-1) for p in params])
@@ -82,12 +92,14 @@ def flatten_and_shard(params, n):
 
 
 # %% wrong: nothing returned
+# is: form
 # says: Is there a `return`
 def flatten_and_shard(params, n):
     torch.cat([p.detach().reshape(-1) for p in params])
 
 
 # %% wrong: the shards remember where they come from
+# is: detail
 # says: have a gradient history
 def flatten_and_shard(params, n):
     flat = torch.cat([p.reshape(-1) for p in params])
@@ -95,6 +107,7 @@ def flatten_and_shard(params, n):
 
 
 # %% wrong: rows of a matrix
+# is: slip
 # says: the shards are not flat
 def flatten_and_shard(params, n):
     flat = torch.cat([p.detach().reshape(-1) for p in params])
@@ -103,6 +116,7 @@ def flatten_and_shard(params, n):
 
 
 # %% wrong: each parameter cut by itself
+# is: slip
 # says: Each tensor was cut by itself
 def flatten_and_shard(params, n):
     rows = [p.detach().reshape(-1) for p in params]

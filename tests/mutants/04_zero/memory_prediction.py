@@ -1,4 +1,5 @@
 # %% wrong: no float32 copy of the weights
+# is: slip
 # says: the float32 copy of the weights is 4 more
 def memory_per_rank(params, n, stage, offload=False):
     weights, gradients, states = 2 * params, 2 * params, 8 * params
@@ -14,6 +15,7 @@ def memory_per_rank(params, n, stage, offload=False):
 
 
 # %% wrong: the float32 copy is not sharded
+# is: slip
 # says: it is sharded with m and v
 def memory_per_rank(params, n, stage, offload=False):
     if offload:
@@ -27,6 +29,7 @@ def memory_per_rank(params, n, stage, offload=False):
 
 
 # %% wrong: float32 gradients
+# is: slip
 # says: gradients in 32 bits
 def memory_per_rank(params, n, stage, offload=False):
     weights = 2 * params / (n if stage == 3 else 1)
@@ -38,6 +41,7 @@ def memory_per_rank(params, n, stage, offload=False):
 
 
 # %% wrong: one stage too many
+# is: slip
 # says: stage 1 shards the optimizer's states alone
 def memory_per_rank(params, n, stage, offload=False):
     if offload:
@@ -46,6 +50,7 @@ def memory_per_rank(params, n, stage, offload=False):
 
 
 # %% wrong: one stage too few
+# is: slip
 # says: stage 2 shards the gradients too
 def memory_per_rank(params, n, stage, offload=False):
     if offload:
@@ -56,6 +61,7 @@ def memory_per_rank(params, n, stage, offload=False):
 
 
 # %% wrong: all ranks together
+# is: idea
 # says: one rank's share was asked for
 def memory_per_rank(params, n, stage, offload=False):
     weights = 2 * params if stage == 3 else 2 * params * n
@@ -67,6 +73,7 @@ def memory_per_rank(params, n, stage, offload=False):
 
 
 # %% wrong: GB
+# is: detail
 # says: bytes were asked for
 def memory_per_rank(params, n, stage, offload=False):
     weights = 2 / (n if stage == 3 else 1)
@@ -78,6 +85,7 @@ def memory_per_rank(params, n, stage, offload=False):
 
 
 # %% wrong: with offload only the states leave
+# is: slip
 # says: Only the states have left
 def memory_per_rank(params, n, stage, offload=False):
     weights = 2 * params / (n if stage == 3 else 1)
@@ -87,6 +95,7 @@ def memory_per_rank(params, n, stage, offload=False):
 
 
 # %% wrong: offload changes nothing
+# is: idea
 # says: That is without offload
 def memory_per_rank(params, n, stage, offload=False):
     weights = 2 * params / (n if stage == 3 else 1)
@@ -96,12 +105,14 @@ def memory_per_rank(params, n, stage, offload=False):
 
 
 # %% wrong: nothing returned
+# is: form
 # says: not a number
 def memory_per_rank(params, n, stage, offload=False):
     print(16 * params)
 
 
 # %% wrong: each stage divides one part alone
+# is: slip
 # says: each stage divides what the one before it divides
 def memory_per_rank(params, n, stage, offload=False):
     states = 12 * params / (n if stage == 1 else 1)
@@ -113,6 +124,7 @@ def memory_per_rank(params, n, stage, offload=False):
 
 
 # %% wrong: the gradients are whole again in stage 3
+# is: slip
 # says: and all that stage 2 shards
 def memory_per_rank(params, n, stage, offload=False):
     states = 0 if offload else 12 * params / (n if stage >= 1 else 1)

@@ -1,4 +1,5 @@
 # %% wrong: the file is a copy, the state stays
+# is: idea
 # says: in the place of the old one
 # base: files of their own, looked for by the storage
 -                            state[name] = mapped(value, folder)
@@ -6,6 +7,7 @@
 
 
 # %% wrong: states are moved before the step, when there are none yet
+# is: form
 # says: in the first step
 # base: files of their own, looked for by the storage
 -            loss = super().step(closure)
@@ -15,6 +17,7 @@
 
 
 # %% wrong: mapped privately
+# is: idea
 # says: shared
 # base: files of their own, looked for by the storage
      descriptor, path = tempfile.mkstemp(dir=folder)
@@ -28,6 +31,7 @@
 
 
 # %% wrong: one file for each name, whatever the parameter
+# is: slip
 # says: no other
 # base: files of their own, looked for by the storage
 -def mapped(value, folder):
@@ -41,6 +45,7 @@
 
 
 # %% wrong: two optimizers write the same files
+# is: detail
 # says: no other optimizer|has
 # base: files of their own, looked for by the storage
 -def mapped(value, folder):
@@ -57,6 +62,7 @@
 
 
 # %% wrong: the file begins with zeros
+# is: slip
 # says: copy it into its file
 # base: files of their own, looked for by the storage
 -    return file.view(value.shape).copy_(value)
@@ -64,6 +70,7 @@
 
 
 # %% wrong: kept in 16 bits
+# is: form
 # says: its own dtype|are not in
 # base: files of their own, looked for by the storage
                              state[name] = mapped(value, folder)
@@ -74,6 +81,7 @@
 
 
 # %% wrong: the old states are remembered
+# is: idea
 # says: Let go of the tensors
 # base: files of their own, looked for by the storage
                          if value.untyped_storage().filename is None:
@@ -81,6 +89,7 @@
 
 
 # %% wrong: states are thrown away after each step
+# is: slip
 # says: under their names|of \d+
 # base: files of their own, looked for by the storage
                              state[name] = mapped(value, folder)

@@ -1,4 +1,5 @@
 # %% wrong: everything sharded
+# is: slip
 # says: That is ZeRO-3
 answer_1 = 16 * 13 / 16
 answer_2 = 1.5
@@ -8,6 +9,7 @@ answer_5 = "offload"
 answer_6 = "autograd"
 
 # %% wrong: nothing sharded
+# is: slip
 # says: That is without sharding
 answer_1 = 16 * 13
 answer_2 = 1.5
@@ -17,6 +19,7 @@ answer_5 = "offload"
 answer_6 = "autograd"
 
 # %% wrong: the same values, so the same bytes
+# is: slip
 # says: count the bytes of the all-reduce
 answer_1 = 37.375
 answer_2 = 1
@@ -26,6 +29,7 @@ answer_5 = "offload"
 answer_6 = "autograd"
 
 # %% wrong: everything K times
+# is: slip
 # says: the parameters are gathered once a step
 answer_1 = 37.375
 answer_2 = 1.5
@@ -35,6 +39,7 @@ answer_5 = "offload"
 answer_6 = "autograd"
 
 # %% wrong: parts of a GPU
+# is: slip
 # says: GPUs are whole
 answer_1 = 37.375
 answer_2 = 1.5
@@ -44,6 +49,7 @@ answer_5 = "offload"
 answer_6 = "autograd"
 
 # %% wrong: weights only
+# is: slip
 # says: The weights alone are 140 GB
 answer_1 = 37.375
 answer_2 = 1.5
@@ -53,6 +59,7 @@ answer_5 = "offload"
 answer_6 = "autograd"
 
 # %% wrong: shards over one rank
+# is: slip
 # says: sharding over 1 rank saves nothing
 answer_1 = 37.375
 answer_2 = 1.5
@@ -62,6 +69,7 @@ answer_5 = "stage 3"
 answer_6 = "autograd"
 
 # %% wrong: the optimizer holds freed weights
+# is: slip
 # says: The optimizer knows the shards alone
 answer_1 = 37.375
 answer_2 = 1.5
@@ -71,6 +79,7 @@ answer_5 = "offload"
 answer_6 = "the optimizer"
 
 # %% wrong: left open
+# is: form
 # says: answer_3 is not answered yet
 answer_1 = 37.375
 answer_2 = 1.5

@@ -37,6 +37,7 @@ class Zero1Optimizer:
 
 
 # %% wrong: plain AdamW sold as a sharded optimizer
+# is: idea
 # says: model that it made itself
 class Zero1Optimizer:
     def __init__(self, params, optimizer_cls, **defaults):
@@ -50,6 +51,7 @@ class Zero1Optimizer:
 
 
 # %% wrong: the same start, and then nothing is exchanged
+# is: idea
 # says: nothing was exchanged
 class Zero1Optimizer:
     def __init__(self, params, optimizer_cls, **defaults):
@@ -66,6 +68,7 @@ class Zero1Optimizer:
 
 
 # %% wrong: replicas: nothing is sharded
+# is: idea
 # says: its state then has 1/N of the size|without that at most half
 class Zero1Optimizer:
     def __init__(self, params, optimizer_cls, **defaults):
@@ -87,6 +90,7 @@ class Zero1Optimizer:
 
 
 # %% wrong: all-reduce, then the own shard of it
+# is: slip
 # says: 3P where 2P are enough: an all-reduce
 # base: what the wrong ones change
 -        self.shard.grad = torch.empty_like(self.shard)
@@ -96,12 +100,14 @@ class Zero1Optimizer:
 
 
 # %% wrong: not divided
+# is: slip
 # says: divide it by their number
 # base: what the wrong ones change
 -        self.shard.grad /= self.n
 
 
 # %% wrong: divided twice
+# is: slip
 # says: divided by 3 once more
 # base: what the wrong ones change
 -        self.shard.grad /= self.n
@@ -109,6 +115,7 @@ class Zero1Optimizer:
 
 
 # %% wrong: every rank starts from its own parameters
+# is: slip
 # says: all must start from the first rank's
 # base: what the wrong ones change
 -        for p in params:
@@ -116,6 +123,7 @@ class Zero1Optimizer:
 
 
 # %% wrong: frozen parameters start from those of each rank
+# is: detail
 # says: first rank's parameters \(dist.broadcast\)
 # base: what the wrong ones change
 -        for p in params:
@@ -126,6 +134,7 @@ class Zero1Optimizer:
 
 
 # %% wrong: the tail is lost
+# is: slip
 # says: The last elements never change
 # base: what the wrong ones change
 -        self.size = -(-sum(p.numel() for p in self.params) // self.n)
@@ -140,6 +149,7 @@ class Zero1Optimizer:
 
 
 # %% wrong: the own shard is not written back
+# is: slip
 # says: own was not written back
 # base: what the wrong ones change
          dist.all_gather_into_tensor(whole, self.shard.detach())
@@ -148,6 +158,7 @@ class Zero1Optimizer:
 
 
 # %% wrong: shards are not gathered
+# is: slip
 # says: All-gather the shards after the step
 # base: what the wrong ones change
 -        dist.all_gather_into_tensor(whole, self.shard.detach())
@@ -156,6 +167,7 @@ class Zero1Optimizer:
 
 
 # %% wrong: gathered before the step
+# is: slip
 # says: gather them after the inner optimizer's step
 # base: what the wrong ones change
          self.shard.grad /= self.n
@@ -165,6 +177,7 @@ class Zero1Optimizer:
 
 
 # %% wrong: state for all parameters
+# is: idea
 # says: its state then has 1/N of the size
 # base: what the wrong ones change
 -        self.optimizer = optimizer_cls([self.shard], **defaults)
@@ -178,6 +191,7 @@ class Zero1Optimizer:
 
 
 # %% wrong: the flat gradient is kept
+# is: slip
 # says: free copies after use|1/N of the size
 # base: what the wrong ones change
          self.write_back(whole)
@@ -185,6 +199,7 @@ class Zero1Optimizer:
 
 
 # %% wrong: frozen parameters count too
+# is: slip
 # says: leave frozen ones out
 # base: what the wrong ones change
 -        self.params = [p for p in params if p.requires_grad]
@@ -195,6 +210,7 @@ class Zero1Optimizer:
 
 
 # %% wrong: parameters without a gradient are left out of the row
+# is: slip
 # says: keeps its place in the row|counts as zeros|same order
 # base: what the wrong ones change
 -        return torch.cat([row, row.new_zeros(self.n * self.size - len(row))])
@@ -207,6 +223,7 @@ class Zero1Optimizer:
 
 
 # %% wrong: reduced after every backward
+# is: slip
 # says: reduce-scatter once, in step
 # base: what the wrong ones change
          self.optimizer = optimizer_cls([self.shard], **defaults)
@@ -238,6 +255,7 @@ class Zero1Optimizer:
 
 
 # %% wrong: frozen parameters are in the shard, with zeros for gradients
+# is: slip
 # says: weight decay needs no gradient
 # base: what the wrong ones change
 -        self.params = [p for p in params if p.requires_grad]
@@ -248,6 +266,7 @@ class Zero1Optimizer:
 
 
 # %% wrong: params is gone through twice
+# is: detail
 # says: a second loop finds nothing
 # base: what the wrong ones change
 -        params = list(params)
@@ -257,6 +276,7 @@ class Zero1Optimizer:
 
 
 # %% wrong: params is gone through twice, the broadcast finds nothing
+# is: slip
 # says: a second loop over it finds nothing
 # base: what the wrong ones change
 -        params = list(params)
@@ -269,6 +289,7 @@ class Zero1Optimizer:
 
 
 # %% wrong: zero_grad() clears the shard's gradient
+# is: slip
 # says: must clear the parameters' gradients
 # base: what the wrong ones change
          self.optimizer.step()
@@ -280,6 +301,7 @@ class Zero1Optimizer:
 
 
 # %% wrong: autograd looks on as parameters are written
+# is: slip
 # says: written under torch\.no_grad\(\)
 # base: what the wrong ones change
 -    @torch.no_grad()
@@ -294,6 +316,7 @@ class Zero1Optimizer:
 
 
 # %% wrong: the group is ignored
+# is: form
 # says: is not in the group
 # base: what the wrong ones change
 -    def __init__(self, params, optimizer_cls, **defaults):
@@ -312,6 +335,7 @@ class Zero1Optimizer:
 
 
 # %% wrong: the rank in the world picks the shard
+# is: slip
 # says: count ranks within it
 # base: what the wrong ones change
 -    def __init__(self, params, optimizer_cls, **defaults):
@@ -332,6 +356,7 @@ class Zero1Optimizer:
 
 
 # %% wrong: the inner optimizer has its own defaults
+# is: slip
 # says: pass \*\*defaults on to optimizer_cls
 # base: what the wrong ones change
 -        self.optimizer = optimizer_cls([self.shard], **defaults)
@@ -339,6 +364,7 @@ class Zero1Optimizer:
 
 
 # %% wrong: the shard's gradient is kept
+# is: slip
 # says: Something as large as a shard is still there
 # base: lists of shards instead of flat tensors
 -    def __init__(self, params, optimizer_cls, *, group=None, **defaults):
@@ -360,6 +386,7 @@ class Zero1Optimizer:
 
 
 # %% wrong: the step is made on copies
+# is: slip
 # says: the optimizer worked on copies
 # base: what the wrong ones change
 -        dist.all_gather_into_tensor(whole, self.shard.detach())
@@ -367,6 +394,7 @@ class Zero1Optimizer:
 
 
 # %% wrong: params is gone through twice, the shards by themselves
+# is: slip
 # says: The step changed nothing. Here `params` is an iterator
 class Zero1Optimizer:
     def __init__(self, params, optimizer_cls, *, group=None, **defaults):
@@ -518,6 +546,7 @@ class Zero1Optimizer:
 
 
 # %% wrong: PyTorch's ZeroRedundancyOptimizer inside
+# is: slip
 # says: ZeroRedundancyOptimizer shards the state by itself
 class Zero1Optimizer:
     def __init__(self, params, optimizer_cls, *, group=None, **defaults):

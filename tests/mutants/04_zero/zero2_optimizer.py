@@ -67,6 +67,7 @@ class Zero2Optimizer:
 
 
 # %% wrong: ZeRO-1 sold as ZeRO-2: full gradients until the step
+# is: idea
 # says: The full gradient still exists|with K backwards it is K \+ 1|With K backwards it is K \+ 1
 # base: what the wrong ones change
 -            p.register_post_accumulate_grad_hook(self.arrived)
@@ -82,6 +83,7 @@ class Zero2Optimizer:
 
 
 # %% wrong: all buckets wait for the end of backward
+# is: slip
 # says: No bucket had left when backward reached the first block
 # base: what the wrong ones change
 -        while self.turn < len(self.buckets) and self.full(self.buckets[self.turn]):
@@ -89,6 +91,7 @@ class Zero2Optimizer:
 
 
 # %% wrong: gradient shards overwritten instead of added
+# is: slip
 # says: earlier gradients were overwritten
 # base: what the wrong ones change
 -        shard.grad = mean if shard.grad is None else shard.grad + mean
@@ -96,12 +99,14 @@ class Zero2Optimizer:
 
 
 # %% wrong: not divided
+# is: slip
 # says: divide it by their number
 # base: what the wrong ones change
 -        mean /= self.n
 
 
 # %% wrong: all-reduce, then the own shard of it
+# is: slip
 # says: 3P where 2P are enough: an all-reduce|K reduce-scatters
 # base: what the wrong ones change
 -        mean = torch.empty_like(shard)
@@ -111,6 +116,7 @@ class Zero2Optimizer:
 
 
 # %% wrong: every rank starts from its own parameters
+# is: slip
 # says: all must start from the first rank's
 # base: what the wrong ones change
 -        for p in params:
@@ -118,6 +124,7 @@ class Zero2Optimizer:
 
 
 # %% wrong: buckets leave in the order in which they fill
+# is: slip
 # says: whichever gradients come first|in the same order
 # base: what the wrong ones change
 -            self.turn = 0
@@ -140,6 +147,7 @@ class Zero2Optimizer:
 
 
 # %% wrong: a bucket with an unused parameter is never sent
+# is: slip
 # says: [Tt]heir gradients never left
 # base: what the wrong ones change
 -        while self.turn < len(self.buckets) and self.full(self.buckets[self.turn]):
@@ -154,6 +162,7 @@ class Zero2Optimizer:
 
 
 # %% wrong: shards are not gathered
+# is: slip
 # says: All-gather the shards after the step
 # base: what the wrong ones change
 -            dist.all_gather_into_tensor(whole, shard.detach())
@@ -161,6 +170,7 @@ class Zero2Optimizer:
 
 
 # %% wrong: gradient shards of the last step are still there
+# is: slip
 # says: zero_grad\(\) must clear
 # base: what the wrong ones change
 -        self.optimizer.zero_grad()
@@ -168,6 +178,7 @@ class Zero2Optimizer:
 
 
 # %% wrong: state for all parameters
+# is: idea
 # says: its state then has 1/N of the size
 # base: what the wrong ones change
 -        self.optimizer = optimizer_cls(self.shards, **defaults)
@@ -180,6 +191,7 @@ class Zero2Optimizer:
 
 
 # %% wrong: the shards' gradients are set to zero, not given back
+# is: detail
 # says: set their .grad to None, as zeros take the same memory
 # base: what the wrong ones change
              self.send()
@@ -210,6 +222,7 @@ class Zero2Optimizer:
 
 
 # %% wrong: replicas behind an all-reduce
+# is: idea
 # says: holding less: without that at most half
 class Zero2Optimizer:
     def __init__(self, params, optimizer_cls, *, bucket_bytes=1 << 20, **defaults):
@@ -231,6 +244,7 @@ class Zero2Optimizer:
 
 
 # %% wrong: frozen parameters are in the shards, with zeros for gradients
+# is: slip
 # says: weight decay needs no gradient
 # base: what the wrong ones change
 -        for p in reversed([p for p in params if p.requires_grad]):
@@ -242,6 +256,7 @@ class Zero2Optimizer:
 
 
 # %% wrong: frozen parameters get hooks
+# is: detail
 # says: leave them out of buckets and hooks
 # base: what the wrong ones change
 -        for p in reversed([p for p in params if p.requires_grad]):
@@ -249,12 +264,14 @@ class Zero2Optimizer:
 
 
 # %% wrong: params is gone through twice
+# is: detail
 # says: a second loop finds nothing
 # base: what the wrong ones change
 -        params = list(params)
 
 
 # %% wrong: the group is ignored
+# is: form
 # says: is not in the group
 # base: what the wrong ones change
 -    def __init__(self, params, optimizer_cls, *, bucket_bytes=1 << 20, **defaults):
@@ -292,6 +309,7 @@ class Zero2Optimizer:
 
 
 # %% wrong: buckets from the first parameter to the last
+# is: slip
 # says: No bucket had left when backward reached the first block
 # base: what the wrong ones change
 -        for p in reversed([p for p in params if p.requires_grad]):
@@ -299,6 +317,7 @@ class Zero2Optimizer:
 
 
 # %% wrong: one bucket for everything
+# is: slip
 # says: A bucket was larger than bucket_bytes
 # base: what the wrong ones change
 -                room = bucket_bytes
@@ -306,6 +325,7 @@ class Zero2Optimizer:
 
 
 # %% wrong: an attribute keeps the row
+# is: slip
 # says: let no attribute hold it after its use
 # base: what the wrong ones change
          whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in bucket])
@@ -313,6 +333,7 @@ class Zero2Optimizer:
 
 
 # %% wrong: a second copy of the shard's gradients
+# is: slip
 # says: keep no second copy of it
 # base: what the wrong ones change
          shard.grad = mean if shard.grad is None else shard.grad + mean
@@ -320,6 +341,7 @@ class Zero2Optimizer:
 
 
 # %% wrong: rows stay until the end of backward
+# is: slip
 # says: a handle keeps its row until it is waited for
 # base: what the wrong ones change
          self.optimizer = optimizer_cls(self.shards, **defaults)

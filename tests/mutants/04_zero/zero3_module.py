@@ -95,6 +95,7 @@ class Zero3Module(torch.nn.Module):
 
 
 # %% wrong: an unsharded module sold as ZeRO-3
+# is: idea
 # says: The whole weights are still there
 class Zero3Module(torch.nn.Module):
     def __init__(self, module):
@@ -126,12 +127,14 @@ class Zero3Module(torch.nn.Module):
 
 
 # %% wrong: not freed after forward
+# is: idea
 # says: One of the three is missing|More than a block or two was whole at once
 # base: what the wrong ones change
 -            where.register_forward_hook(lambda m, args, out, unit=unit: unit.free())
 
 
 # %% wrong: everything is gathered when forward begins
+# is: idea
 # says: More than a block or two was whole at once
 # base: what the wrong ones change
      def forward(self, *args):
@@ -140,6 +143,7 @@ class Zero3Module(torch.nn.Module):
 
 
 # %% wrong: freed too early in backward
+# is: slip
 # says: Memory of a weight was read after it had been freed. (In backward|Look)
 # base: what the wrong ones change
              where.register_forward_hook(lambda m, args, out, unit=unit: unit.free())
@@ -147,12 +151,14 @@ class Zero3Module(torch.nn.Module):
 
 
 # %% wrong: not gathered again in backward
+# is: slip
 # says: Memory of a weight was read after it had been freed. (In backward|Look)
 # base: what the wrong ones change
 -        unit.gather()
 
 
 # %% wrong: the name is dropped, autograd keeps the storage
+# is: idea
 # says: until its storage is resized|resize_\(0\)
 # base: what the wrong ones change
 -        begin = 0
@@ -182,6 +188,7 @@ class Zero3Module(torch.nn.Module):
 
 
 # %% wrong: gradient shards overwritten instead of added
+# is: slip
 # says: earlier gradients were overwritten
 # base: what the wrong ones change
 -        self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
@@ -189,12 +196,14 @@ class Zero3Module(torch.nn.Module):
 
 
 # %% wrong: not divided
+# is: slip
 # says: divide it by their number
 # base: what the wrong ones change
 -        mean /= self.n
 
 
 # %% wrong: all-reduce, then the own shard of it
+# is: slip
 # says: A fourth transfer
 # base: what the wrong ones change
 -        mean = torch.empty_like(self.shard)
@@ -204,12 +213,14 @@ class Zero3Module(torch.nn.Module):
 
 
 # %% wrong: every rank cuts up its own parameters
+# is: slip
 # says: first rank's parameters \(dist.broadcast\)|all must start from
 # base: what the wrong ones change
 -        dist.broadcast(self.flat, 0)
 
 
 # %% wrong: a block's tied weight is two
+# is: slip
 # says: must not be freed by the first of them|a weight that two blocks share
 # base: what the wrong ones change
 -                owner[p] = module if p in owner else block
@@ -217,12 +228,14 @@ class Zero3Module(torch.nn.Module):
 
 
 # %% wrong: full gradients until the end of backward
+# is: slip
 # says: More than a block or two was whole at once
 # base: what the wrong ones change
 -            unit.reduce()
 
 
 # %% wrong: frozen and trained in one unit
+# is: slip
 # says: give frozen parameters units of their own
 # base: what the wrong ones change
 -        self.trained = params[0].requires_grad
@@ -266,6 +279,7 @@ class Zero3Module(torch.nn.Module):
 
 
 # %% wrong: the shard of a frozen block is trained, with zeros for gradients
+# is: slip
 # says: weight decay needs no gradient
 # base: what the wrong ones change
 -        self.trained = params[0].requires_grad
@@ -309,6 +323,7 @@ class Zero3Module(torch.nn.Module):
 
 
 # %% wrong: the group is ignored
+# is: form
 # says: is not in the group
 # base: what the wrong ones change
 -    def __init__(self, params):
@@ -364,6 +379,7 @@ class Zero3Module(torch.nn.Module):
 
 
 # %% wrong: gradients stay in the parameters
+# is: slip
 # says: set it to None when their gradients have been reduced
 # base: what the wrong ones change
 -        for p in self.params:
@@ -371,6 +387,7 @@ class Zero3Module(torch.nn.Module):
 
 
 # %% wrong: units that are not complete are never reduced
+# is: slip
 # says: A unit with a parameter that gets no gradient is never complete
 # base: what the wrong ones change
 -            if unit.used and unit.trained:
@@ -378,6 +395,7 @@ class Zero3Module(torch.nn.Module):
 
 
 # %% wrong: a unit that was reduced is not freed
+# is: slip
 # says: Free every unit after its reduce
 # base: what the wrong ones change
              unit.reduce()
@@ -391,6 +409,7 @@ class Zero3Module(torch.nn.Module):
 
 
 # %% wrong: full_state_dict gives rows and no shapes
+# is: detail
 # says: in another shape or dtype than
 # base: what the wrong ones change
 -            whole |= {p: p.detach().clone() for p in unit.params}
@@ -398,6 +417,7 @@ class Zero3Module(torch.nn.Module):
 
 
 # %% wrong: full_state_dict leaves frozen parameters out
+# is: detail
 # says: gives no tensor for
 # base: what the wrong ones change
 -        return {name: whole[p] for name, p in self.module.named_parameters()}
@@ -406,6 +426,7 @@ class Zero3Module(torch.nn.Module):
 
 
 # %% wrong: full_state_dict returns nothing, and the sum is not divided
+# is: slip
 # says: could not be read, so the module's outputs were compared
 # base: what the wrong ones change
 -        mean /= self.n
@@ -414,6 +435,7 @@ class Zero3Module(torch.nn.Module):
 
 
 # %% wrong: full_state_dict copies when it has freed
+# is: detail
 # says: copies before it frees
 # base: what the wrong ones change
 -            whole |= {p: p.detach().clone() for p in unit.params}
@@ -559,6 +581,7 @@ class Zero3Module(torch.nn.Module):
 
 
 # %% wrong: PyTorch's fully_shard inside
+# is: form
 # says: fully_shard would do all of it
 class Zero3Module(torch.nn.Module):
     def __init__(self, module, group=None):
@@ -579,6 +602,7 @@ class Zero3Module(torch.nn.Module):
 
 
 # %% wrong: full_state_dict leaves what it gathered
+# is: detail
 # says: left a unit gathered
 PIECES = {}
 
@@ -687,6 +711,7 @@ class Zero3Module(torch.nn.Module):
 
 
 # %% wrong: full_state_dict gives the parameters themselves, and frees them
+# is: detail
 # says: Return copies, param.detach
 class Zero3Module(torch.nn.Module):
     def __init__(self, module, *, group=None):
@@ -726,6 +751,7 @@ class Zero3Module(torch.nn.Module):
 
 
 # %% wrong: frozen parameters have no shards
+# is: detail
 # says: A frozen parameter has a shard, too
 class Zero3Module(torch.nn.Module):
     def __init__(self, module, *, group=None):

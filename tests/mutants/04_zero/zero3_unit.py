@@ -42,6 +42,7 @@ class Unit:
 
 
 # %% wrong: the gathered row is float32, whatever the parameters are
+# is: slip
 # says: Make the one that receives like the one that is sent
 # base: what the wrong ones change
 -        self.row.untyped_storage().resize_(self.row.numel() * self.row.itemsize)
@@ -53,6 +54,7 @@ class Unit:
 
 
 # %% wrong: a new row at every gather
+# is: slip
 # says: A new tensor in param.data leaves autograd|nothing then: make the storage itself empty
 # base: what the wrong ones change
              p.data = piece.view(p.shape)
@@ -73,6 +75,7 @@ class Unit:
 
 
 # %% wrong: the gradients stay in the parameters
+# is: slip
 # says: or the next backward adds to it
 # base: what the wrong ones change
 -        for p in self.params:
@@ -80,18 +83,21 @@ class Unit:
 
 
 # %% wrong: the constructor leaves it gathered
+# is: idea
 # says: Free the unit at the end of the constructor
 # base: what the wrong ones change
 -        self.free()
 
 
 # %% wrong: free() only remembers
+# is: idea
 # says: free\(\) gives back the memory itself
 # base: what the wrong ones change
 -        self.row.untyped_storage().resize_(0)
 
 
 # %% wrong: every gather() sends
+# is: slip
 # says: Remember whether the parameters are here
 # base: what the wrong ones change
 -        if self.there:
@@ -99,6 +105,7 @@ class Unit:
 
 
 # %% wrong: the second backward overwrites the first
+# is: slip
 # says: were overwritten: add to shard.grad
 # base: what the wrong ones change
 -        self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
@@ -106,12 +113,14 @@ class Unit:
 
 
 # %% wrong: not divided
+# is: slip
 # says: That is the sum over the 3 ranks
 # base: what the wrong ones change
 -        mean /= self.n
 
 
 # %% wrong: divided twice
+# is: slip
 # says: That is the mean divided by 3 once more
 # base: what the wrong ones change
 -        mean /= self.n
@@ -119,6 +128,7 @@ class Unit:
 
 
 # %% wrong: every rank keeps its own gradients
+# is: slip
 # says: nothing was exchanged
 # base: what the wrong ones change
 -        dist.reduce_scatter_tensor(mean, self.line_up(gradients), group=self.group)
@@ -127,12 +137,14 @@ class Unit:
 
 
 # %% wrong: all ranks keep their own values
+# is: slip
 # says: All ranks begin with the first rank's values
 # base: what the wrong ones change
 -        dist.broadcast(self.row, group_src=0, group=group)
 
 
 # %% wrong: the part of another rank
+# is: slip
 # says: The shard is another rank's part
 # base: what the wrong ones change
 -        own = self.row.chunk(self.n)[dist.get_rank(group)]
@@ -140,6 +152,7 @@ class Unit:
 
 
 # %% wrong: parameters in another order
+# is: slip
 # says: Lay the parameters in one row
 # base: what the wrong ones change
 -        self.params, self.group, self.n = list(params), group, dist.get_world_size(group)
@@ -147,6 +160,7 @@ class Unit:
 
 
 # %% wrong: what was gathered once is copied
+# is: slip
 # says: their present values, and not an earlier copy
 # base: what the wrong ones change
              p.data = piece.view(p.shape)
@@ -158,6 +172,7 @@ class Unit:
 
 
 # %% wrong: all views begin at the first element
+# is: slip
 # says: at its own offset
 # base: what the wrong ones change
 -        for p, piece in zip(self.params, self.row.split([*self.numels, self.pad()])):
@@ -167,6 +182,7 @@ class Unit:
 
 
 # %% wrong: a frozen unit's shard is trained
+# is: detail
 # says: is not an nn.Parameter with requires_grad=False
 # base: what the wrong ones change
 -        self.shard = torch.nn.Parameter(own.clone(), requires_grad=self.params[0].requires_grad)
@@ -174,6 +190,7 @@ class Unit:
 
 
 # %% wrong: an all-reduce, then the own part of it
+# is: slip
 # says: A reduce-scatter of the row is enough
 # base: what the wrong ones change
 -        mean = torch.empty_like(self.shard)
@@ -184,12 +201,14 @@ class Unit:
 
 
 # %% wrong: the memory is not taken again
+# is: idea
 # says: Memory was read that had been freed|Give the storage its size again
 # base: what the wrong ones change
 -        self.row.untyped_storage().resize_(self.row.numel() * self.row.itemsize)
 
 
 # %% wrong: gathered into a row of its own, which stays
+# is: idea
 # says: every copy beside it stays
 # base: what the wrong ones change
          self.row.untyped_storage().resize_(self.row.numel() * self.row.itemsize)
@@ -200,6 +219,7 @@ class Unit:
 
 
 # %% wrong: free() saves the row first
+# is: idea
 # says: refers to the whole row, to a copy of it
 # base: what the wrong ones change
      def free(self):
@@ -209,6 +229,7 @@ class Unit:
 
 
 # %% wrong: the constructor keeps what the parameters were
+# is: idea
 # says: or to the tensors that the parameters had before
 # base: what the wrong ones change
          self.numels = [p.numel() for p in self.params]
@@ -217,6 +238,7 @@ class Unit:
 
 
 # %% wrong: the constructor keeps the row in half the bits
+# is: detail
 # says: The shard is enough here
 # base: what the wrong ones change
          own = self.row.chunk(self.n)[dist.get_rank(group)]
@@ -224,6 +246,7 @@ class Unit:
 
 
 # %% wrong: the whole gradients stay in an attribute
+# is: idea
 # says: Usually reduce\(\) leaves the whole gradients
 # base: what the wrong ones change
          gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.params]
@@ -231,6 +254,7 @@ class Unit:
 
 
 # %% wrong: the row of gradients is allocated once
+# is: idea
 # says: Usually reduce\(\) leaves the whole gradients
 # base: what the wrong ones change
          mean = torch.empty_like(self.shard)
@@ -240,6 +264,7 @@ class Unit:
 
 
 # %% wrong: the shard is a view of the row
+# is: slip
 # says: The shard is a copy
 # base: what the wrong ones change
 -        self.shard = torch.nn.Parameter(own.clone(), requires_grad=self.params[0].requires_grad)
@@ -247,6 +272,7 @@ class Unit:
 
 
 # %% wrong: a missing gradient is not thought of
+# is: detail
 # says: A parameter without a gradient counts as zeros
 # base: what the wrong ones change
 -        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.params]
@@ -254,6 +280,7 @@ class Unit:
 
 
 # %% wrong: the group is ignored
+# is: form
 # says: is not in the group|Pass group=
 # base: what the wrong ones change
 -        self.params, self.group, self.n = list(params), group, dist.get_world_size(group)
@@ -272,6 +299,7 @@ class Unit:
 
 
 # %% wrong: the rank in the world picks the part
+# is: slip
 # says: count ranks within it
 # base: what the wrong ones change
 -        own = self.row.chunk(self.n)[dist.get_rank(group)]

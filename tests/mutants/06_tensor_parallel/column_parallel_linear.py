@@ -42,6 +42,7 @@ class ColumnParallelLinear(torch.nn.Module):
 
 
 # %% wrong: nothing is said backward
+# is: slip
 # says: its gradient is the sum: identity forward, all-reduce backward
 class Gather(torch.autograd.Function):
     @staticmethod
@@ -73,6 +74,7 @@ class ColumnParallelLinear(torch.nn.Module):
 
 
 # %% wrong: the all-reduce in the wrong direction
+# is: slip
 # says: x was summed over the ranks
 # base: what the wrong ones change
 -class Enter(torch.autograd.Function):
@@ -96,6 +98,7 @@ class ColumnParallelLinear(torch.nn.Module):
 
 
 # %% wrong: the mean of the gradients
+# is: slip
 # says: a value used by many gets the sum
 # base: what the wrong ones change
 -        return total, None
@@ -103,6 +106,7 @@ class ColumnParallelLinear(torch.nn.Module):
 
 
 # %% wrong: split on the wrong dimension of (out, in)
+# is: slip
 # says: columns of A are its dimension 0
 # base: what the wrong ones change
 -        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n)[rank].clone())
@@ -110,6 +114,7 @@ class ColumnParallelLinear(torch.nn.Module):
 
 
 # %% wrong: computes everything on every rank, and returns a part
+# is: idea
 # says: Every rank keeps the whole weight
 class Enter(torch.autograd.Function):
     @staticmethod
@@ -142,6 +147,7 @@ class ColumnParallelLinear(torch.nn.Module):
 
 
 # %% wrong: gathers the weight, and computes everything
+# is: idea
 # says: Forward sends nothing
 # base: what the wrong ones change
 -class Gather(torch.autograd.Function):
@@ -171,6 +177,7 @@ class ColumnParallelLinear(torch.nn.Module):
 
 
 # %% wrong: a view of the whole weight
+# is: idea
 # says: a slice is a view
 # base: what the wrong ones change
 -        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n)[rank].clone())
@@ -178,6 +185,7 @@ class ColumnParallelLinear(torch.nn.Module):
 
 
 # %% wrong: each rank draws a small layer
+# is: slip
 # says: from one seed all got the same
 # base: what the wrong ones change
 -        full = torch.nn.Linear(in_features, out_features, bias)
@@ -189,6 +197,7 @@ class ColumnParallelLinear(torch.nn.Module):
 
 
 # %% wrong: every n-th output
+# is: slip
 # says: a run of features that lie side by side
 # base: what the wrong ones change
 -        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n)[rank].clone())
@@ -198,6 +207,7 @@ class ColumnParallelLinear(torch.nn.Module):
 
 
 # %% wrong: gathered in the wrong order
+# is: slip
 # says: wrong order: part r comes from rank r
 # base: what the wrong ones change
 -        return torch.cat(parts, -1)
@@ -205,6 +215,7 @@ class ColumnParallelLinear(torch.nn.Module):
 
 
 # %% wrong: gathered from the rank's own part on
+# is: slip
 # says: part r comes from rank r, on every rank
 # base: what the wrong ones change
 -        return torch.cat(parts, -1)
@@ -212,6 +223,7 @@ class ColumnParallelLinear(torch.nn.Module):
 
 
 # %% wrong: gathered one behind the other
+# is: slip
 # says: side by side along the features
 # base: what the wrong ones change
 -        return torch.cat(parts, -1)
@@ -219,6 +231,7 @@ class ColumnParallelLinear(torch.nn.Module):
 
 
 # %% wrong: the gathered output's gradient is summed
+# is: slip
 # says: keep the own part, not to reduce
 # base: what the wrong ones change
      def forward(ctx, y, group):
@@ -231,6 +244,7 @@ class ColumnParallelLinear(torch.nn.Module):
 
 
 # %% wrong: a gather that autograd does not see
+# is: slip
 # says: has no graph
 class Enter(torch.autograd.Function):
     @staticmethod
@@ -266,6 +280,7 @@ class ColumnParallelLinear(torch.nn.Module):
 
 
 # %% wrong: gathers by an all-reduce of zeros
+# is: detail
 # says: An all-reduce sends twice what an all-gather does
 # base: what the wrong ones change
 -        parts = [torch.empty_like(y) for _ in range(ctx.n)]
@@ -277,6 +292,7 @@ class ColumnParallelLinear(torch.nn.Module):
 
 
 # %% wrong: gathers though nobody asked
+# is: slip
 # says: each rank returns its own features
 # base: what the wrong ones change
 -        return Gather.apply(y, self.group) if self.gather_output else y
@@ -284,6 +300,7 @@ class ColumnParallelLinear(torch.nn.Module):
 
 
 # %% wrong: the bias is forgotten
+# is: slip
 # says: The bias is missing
 # base: what the wrong ones change
 -        y = torch.nn.functional.linear(Enter.apply(x, self.group), self.weight, self.bias)
@@ -291,6 +308,7 @@ class ColumnParallelLinear(torch.nn.Module):
 
 
 # %% wrong: the whole bias on every rank
+# is: slip
 # says: has its bias where it is computed
 # base: what the wrong ones change
 -        self.bias = torch.nn.Parameter(full.bias.detach().chunk(n)[rank].clone()) if bias else None
@@ -305,6 +323,7 @@ class ColumnParallelLinear(torch.nn.Module):
 
 
 # %% wrong: counts ranks in the whole world
+# is: slip
 # says: of the group
 # base: what the wrong ones change
 -        rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -312,6 +331,7 @@ class ColumnParallelLinear(torch.nn.Module):
 
 
 # %% wrong: the remainder is lost
+# is: detail
 # says: The last features belong to no rank
 # base: what the wrong ones change
 -        if out_features % n:
@@ -320,6 +340,7 @@ class ColumnParallelLinear(torch.nn.Module):
 
 
 # %% wrong: a refusal without its numbers
+# is: detail
 # says: Say in the sentence which numbers
 # base: what the wrong ones change
 -            raise ValueError(f"out_features={out_features} cannot be shared equally by {n} ranks")
@@ -327,6 +348,7 @@ class ColumnParallelLinear(torch.nn.Module):
 
 
 # %% wrong: PyTorch's differentiated all-gather
+# is: form
 # says: communicates again in backward
 import torch.distributed.nn
 
@@ -364,6 +386,7 @@ class ColumnParallelLinear(torch.nn.Module):
 
 
 # %% wrong: a DTensor
+# is: form
 # says: DTensor and parallelize_module would do all of it
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
@@ -381,6 +404,7 @@ class ColumnParallelLinear(torch.nn.Module):
 
 
 # %% wrong: the sum is on the output
+# is: slip
 # says: Put identity_all_reduce on x
 class ColumnParallelLinear(torch.nn.Module):
     def __init__(self, in_features, out_features, bias=True, gather_output=False, group=None):
@@ -419,6 +443,7 @@ class ColumnParallelLinear(torch.nn.Module):
 
 
 # %% wrong: the whole layer stays as an attribute
+# is: idea
 # says: an attribute that holds the whole layer
 class SumOfGradients(torch.autograd.Function):
     @staticmethod
@@ -474,6 +499,7 @@ class ColumnParallelLinear(torch.nn.Module):
 
 
 # %% wrong: gathers an output that has a graph
+# is: form
 # says: A collective was called on a tensor with a graph
 def add_up(grad, group):
     total = grad.contiguous().clone()
@@ -518,6 +544,7 @@ class ColumnParallelLinear(torch.nn.Module):
 
 
 # %% wrong: an interface without a group
+# is: form
 # says: take `group=None`, and hand it to every collective
 class SumBehind(torch.autograd.Function):
     @staticmethod

@@ -70,6 +70,7 @@ def all_reduce_identity(x, group=None):
 
 
 # %% wrong: the wrong way round
+# is: idea
 # says: the other of the two. Where a whole tensor enters
 def added_up(mine, group):
     theirs = torch.empty(mine.shape, dtype=mine.dtype, device=mine.device)
@@ -98,6 +99,7 @@ def all_reduce_identity(x, group=None):
 
 
 # %% wrong: sums in both directions
+# is: idea
 # says: sum these copies again counts it N times
 def summed(x, group):
     total = x.clone(memory_format=torch.contiguous_format)
@@ -136,6 +138,7 @@ def all_reduce_identity(x, group=None):
 
 
 # %% wrong: the all-reduce that PyTorch differentiates
+# is: idea
 # says: takes every rank's result for a result of its own
 import torch.distributed.nn.functional as differentiable
 
@@ -162,6 +165,7 @@ def all_reduce_identity(x, group=None):
 
 
 # %% wrong: nothing is said backward
+# is: idea
 # says: Backward went on with the rank's own gradient
 class Leave(torch.autograd.Function):
     @staticmethod
@@ -184,6 +188,7 @@ def all_reduce_identity(x, group=None):
 
 
 # %% wrong: a mean, as in data parallelism
+# is: slip
 # says: a sum over the uses, not a mean
 # base: Copies and Terms
 -        return added_up(grad, ctx.members), None
@@ -191,6 +196,7 @@ def all_reduce_identity(x, group=None):
 
 
 # %% wrong: the factor N taken out where none was
+# is: slip
 # says: has the sum's gradient as it is
 # base: Enter and Leave
 +        ctx.group = group
@@ -201,6 +207,7 @@ def all_reduce_identity(x, group=None):
 
 
 # %% wrong: sums into the caller's tensor
+# is: detail
 # says: x was changed
 # base: Enter and Leave
 -        total = x.clone(memory_format=torch.contiguous_format)
@@ -211,6 +218,7 @@ def all_reduce_identity(x, group=None):
 
 
 # %% wrong: sums into the gradient that it was given
+# is: detail
 # says: the gradient that backward was given was changed
 # base: Copies and Terms
 -        return added_up(grad, ctx.members), None
@@ -219,6 +227,7 @@ def all_reduce_identity(x, group=None):
 
 
 # %% wrong: without a graph
+# is: idea
 # says: Autograd does not see what torch.distributed does
 def identity_all_reduce(x, group=None):
     return x.detach().clone()
@@ -231,6 +240,7 @@ def all_reduce_identity(x, group=None):
 
 
 # %% wrong: gathers all terms and adds them up
+# is: slip
 # says: sends N/2 times as much
 # base: Enter and Leave
 -        total = grad.clone(memory_format=torch.contiguous_format)
@@ -251,6 +261,7 @@ def all_reduce_identity(x, group=None):
 
 
 # %% wrong: all ranks, whatever the group
+# is: slip
 # says: are not in the group
 class Enter(torch.autograd.Function):
     @staticmethod
@@ -285,6 +296,7 @@ def all_reduce_identity(x, group=None):
 
 
 # %% wrong: backward returns what all_reduce returns
+# is: form
 # says: works in place and returns nothing
 # base: the two halves of an all-reduce
 -        n = dist.get_world_size(ctx.group)
@@ -299,6 +311,7 @@ def all_reduce_identity(x, group=None):
 
 
 # %% wrong: a copy of the gradient in the order that its memory has
+# is: detail
 # says: not contiguous
 # base: Enter and Leave
 -        total = grad.clone(memory_format=torch.contiguous_format)
@@ -319,6 +332,7 @@ def all_reduce_identity(x, group=None):
 
 
 # %% wrong: the sum is begun on a tensor with a graph
+# is: form
 # says: warned: a collective has no backward
 def identity_all_reduce(x, group=None):
     def added(gradient):
@@ -339,6 +353,7 @@ def all_reduce_identity(x, group=None):
 
 
 # %% wrong: x itself is declared to be changed
+# is: form
 # says: x was written into
 # base: Enter and Leave
 -        total = grad.clone(memory_format=torch.contiguous_format)

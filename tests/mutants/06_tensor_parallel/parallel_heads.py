@@ -77,6 +77,7 @@ class ParallelHeads(torch.nn.Module):
 
 
 # %% wrong: x enters three times
+# is: slip
 # says: x enters three times
 # base: what the wrong ones change
 -        x = Enter.apply(x, self.group)
@@ -87,6 +88,7 @@ class ParallelHeads(torch.nn.Module):
 
 
 # %% wrong: x enters in front of the layers, and in each of them
+# is: slip
 # says: a ColumnParallelLinear that is called lets x in once more
 # base: what the wrong ones change
 -        q, k, v = self.query(x), self.kept(self.key, x), self.kept(self.value, x)
@@ -96,12 +98,14 @@ class ParallelHeads(torch.nn.Module):
 
 
 # %% wrong: nothing is said backward
+# is: slip
 # says: x is whole, and enters the region by identity forward
 # base: what the wrong ones change
 -        x = Enter.apply(x, self.group)
 
 
 # %% wrong: nothing is said forward
+# is: slip
 # says: out is row-parallel, and its terms are summed
 # base: what the wrong ones change
 -
@@ -122,6 +126,7 @@ class ParallelHeads(torch.nn.Module):
 
 
 # %% wrong: an all-reduce in both directions behind out
+# is: slip
 # says: \d times too large: a sum hands its gradient on
 # base: what the wrong ones change
      def forward(ctx, y, group):
@@ -134,6 +139,7 @@ class ParallelHeads(torch.nn.Module):
 
 
 # %% wrong: every rank adds the bias
+# is: slip
 # says: The bias of out counts \d times
 # base: what the wrong ones change
 -        y = Leave.apply(out @ self.out.T, self.group)
@@ -143,6 +149,7 @@ class ParallelHeads(torch.nn.Module):
 
 
 # %% wrong: tokens see those that follow
+# is: slip
 # says: attention here is causal
 # base: what the wrong ones change
 -        out = torch.nn.functional.scaled_dot_product_attention(
@@ -152,6 +159,7 @@ class ParallelHeads(torch.nn.Module):
 
 
 # %% wrong: the heads are not turned back
+# is: slip
 # says: transpose back to
 # base: what the wrong ones change
 -        out = out.transpose(1, 2).flatten(-2)
@@ -159,6 +167,7 @@ class ParallelHeads(torch.nn.Module):
 
 
 # %% wrong: a part of every head
+# is: idea
 # says: heads stay whole
 # base: what the wrong ones change
 -        self.group, self.head_dim, self.holders = group, head_dim, None
@@ -166,6 +175,7 @@ class ParallelHeads(torch.nn.Module):
 
 
 # %% wrong: all heads on every rank
+# is: idea
 # says: The whole weight is still there
 # base: what the wrong ones change
 -        self.query = rows(query, n, rank)
@@ -181,6 +191,7 @@ class ParallelHeads(torch.nn.Module):
 
 
 # %% wrong: the heads are gathered, and out is whole on every rank
+# is: idea
 # says: One all-reduce, behind out
 # base: what the wrong ones change
 -class Leave(torch.autograd.Function):
@@ -205,6 +216,7 @@ class ParallelHeads(torch.nn.Module):
 
 
 # %% wrong: row before column
+# is: slip
 # says: One all-reduce, behind out
 class Leave(torch.autograd.Function):
     @staticmethod
@@ -297,6 +309,7 @@ class ParallelHeads(torch.nn.Module):
 
 
 # %% wrong: heads that are left over are lost
+# is: detail
 # says: raise a ValueError that names the heads and the ranks
 # base: what the wrong ones change
 -    small = torch.nn.Linear(in_features, out_features // n, linear.bias is not None)
@@ -316,6 +329,7 @@ class ParallelHeads(torch.nn.Module):
 
 
 # %% wrong: out is drawn first
+# is: detail
 # says: in the order query, key, value, out
 # base: what the wrong ones change
              self.holders = dist.new_group(same, use_local_synchronization=True)
@@ -325,6 +339,7 @@ class ParallelHeads(torch.nn.Module):
 
 
 # %% wrong: a view of the whole out
+# is: idea
 # says: a slice is a view
 # base: what the wrong ones change
 -        self.out = torch.nn.Parameter(out.weight.detach().chunk(n, 1)[rank].clone())
@@ -332,6 +347,7 @@ class ParallelHeads(torch.nn.Module):
 
 
 # %% wrong: heads of the whole world
+# is: slip
 # says: Count the ranks of the group
 # base: what the wrong ones change
 -        rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -339,6 +355,7 @@ class ParallelHeads(torch.nn.Module):
 
 
 # %% wrong: features of a head in strides
+# is: slip
 # says: a head's features lie side by side
 # base: what the wrong ones change
 -    def __init__(self, width, heads, kv_heads=None, bias=True, group=None):
@@ -363,6 +380,7 @@ class ParallelHeads(torch.nn.Module):
 
 
 # %% wrong: features of heads transposed
+# is: slip
 # says: read as \(head_dim, heads\)
 # base: what the wrong ones change
 -    def __init__(self, width, heads, kv_heads=None, bias=True, group=None):
@@ -387,6 +405,7 @@ class ParallelHeads(torch.nn.Module):
 
 
 # %% wrong: every rank's heads are dealt in turns, but not out's columns
+# is: slip
 # says: Rank k took every \dth head
 # base: what the wrong ones change
 +
@@ -422,6 +441,7 @@ class ParallelHeads(torch.nn.Module):
 
 
 # %% wrong: keys and values do not enter the region
+# is: slip
 # says: x enters the region for query alone
 class Enter(torch.autograd.Function):
     @staticmethod
@@ -478,6 +498,7 @@ class ParallelHeads(torch.nn.Module):
 
 
 # %% wrong: the sum is left to autograd
+# is: form
 # says: In backward PyTorch met a collective that was called on a tensor with a graph
 # base: what the wrong ones change
 -class Leave(torch.autograd.Function):

@@ -1,4 +1,5 @@
 # %% wrong: x enters three times
+# is: slip
 # says: x enters three times
 # base: a group for each key and value head
 -    def __init__(self, width, heads, kv_heads=None, bias=True, group=None, dropout=0.0):
@@ -25,6 +26,7 @@
 
 
 # %% wrong: nothing is said backward
+# is: slip
 # says: x is whole, and enters the region by identity forward
 # base: a group for each key and value head
 -    def __init__(self, width, heads, kv_heads=None, bias=True, group=None, dropout=0.0):
@@ -47,6 +49,7 @@
 
 
 # %% wrong: grouped heads in turns
+# is: slip
 # says: neighbours share one
 # base: a group for each key and value head
 -    def __init__(self, width, heads, kv_heads=None, bias=True, group=None, dropout=0.0):
@@ -68,6 +71,7 @@
 
 
 # %% wrong: copies of a key and value head go apart
+# is: slip
 # says: each copy went its own way
 # base: a group for each key and value head
 -    def __init__(self, width, heads, kv_heads=None, bias=True, group=None, dropout=0.0):
@@ -90,6 +94,7 @@
 
 
 # %% wrong: copies of a head's bias go apart
+# is: detail
 # says: of its weight and of its bias over the group `same`
 # base: a group for each key and value head
 -    def __init__(self, width, heads, kv_heads=None, bias=True, group=None, dropout=0.0):
@@ -114,6 +119,7 @@
 
 
 # %% wrong: no key and value heads for some ranks
+# is: slip
 # says: heads
 # base: a group for each key and value head
 -    def __init__(self, width, heads, kv_heads=None, bias=True, group=None, dropout=0.0):
@@ -137,6 +143,7 @@
 
 
 # %% wrong: all heads on every rank
+# is: idea
 # says: The whole weight is still there
 # base: a group for each key and value head
 -    def __init__(self, width, heads, kv_heads=None, bias=True, group=None, dropout=0.0):
@@ -167,6 +174,7 @@
 
 
 # %% wrong: heads of the whole world
+# is: slip
 # says: Count the ranks of the group
 # base: a group for each key and value head
 -    def __init__(self, width, heads, kv_heads=None, bias=True, group=None, dropout=0.0):
@@ -190,6 +198,7 @@
 
 
 # %% wrong: the same masks on every rank
+# is: slip
 # says: Every rank dropped the same of its heads
 # base: a group for each key and value head
 -                torch.manual_seed(torch.initial_seed() + 1 + self.rank)
@@ -197,6 +206,7 @@
 
 
 # %% wrong: a seed of each rank's own, and left so
+# is: detail
 # says: Behind the region all ranks draw the same
 # base: a group for each key and value head
 -        with torch.random.fork_rng(devices=[]):
@@ -213,6 +223,7 @@
 
 
 # %% wrong: drops when nobody trains
+# is: slip
 # says: Dropout is for training
 # base: a group for each key and value head
 -        dropout = self.dropout if self.training else 0.0
@@ -220,6 +231,7 @@
 
 
 # %% wrong: dropout is left out
+# is: slip
 # says: Nothing was dropped while training
 # base: a group for each key and value head
 -        dropout = self.dropout if self.training else 0.0
@@ -227,6 +239,7 @@
 
 
 # %% wrong: features of the heads are dropped
+# is: slip
 # says: Dropout is of the weights of attention
 # base: a group for each key and value head
 -                q, k, v, is_causal=True, enable_gqa=grouped, dropout_p=dropout
@@ -236,6 +249,7 @@
 
 
 # %% wrong: kv_heads is overlooked, and an assert for heads that cannot be shared
+# is: slip
 # says: kv_heads was ignored
 class Enter(torch.autograd.Function):
     @staticmethod
@@ -289,6 +303,7 @@ class ParallelSelfAttention(torch.nn.Module):
 
 
 # %% wrong: an interface without kv_heads
+# is: form
 # says: The docstring has the argument `kv_heads`
 # base: a group for each key and value head
 -    def __init__(self, width, heads, kv_heads=None, bias=True, group=None, dropout=0.0):

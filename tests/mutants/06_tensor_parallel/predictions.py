@@ -15,6 +15,7 @@ def loss_bytes_sent(n, tokens):
 
 
 # %% wrong: one all-reduce a layer, as the lecture says
+# is: slip
 # says: one all-reduce a layer
 # base: what the wrong ones change
 -    halves = 6 if sequence == "regather" and direction == "backward" else 4
@@ -22,6 +23,7 @@ def loss_bytes_sent(n, tokens):
 
 
 # %% wrong: an all-reduce counted as one phase
+# is: slip
 # says: two phases: 2 \(N-1\)/N M each
 # base: what the wrong ones change
 -    halves = 6 if sequence == "regather" and direction == "backward" else 4
@@ -30,6 +32,7 @@ def loss_bytes_sent(n, tokens):
 
 
 # %% wrong: the second gather forgotten
+# is: slip
 # says: gathers the input of each region once more
 # base: what the wrong ones change
 -    halves = 6 if sequence == "regather" and direction == "backward" else 4
@@ -38,6 +41,7 @@ def loss_bytes_sent(n, tokens):
 
 
 # %% wrong: the second gather in forward, too
+# is: slip
 # says: it is backward that needs the input again
 # base: what the wrong ones change
 -    halves = 6 if sequence == "regather" and direction == "backward" else 4
@@ -46,6 +50,7 @@ def loss_bytes_sent(n, tokens):
 
 
 # %% wrong: backward sends twice as much
+# is: slip
 # says: It sends as much as forward: one gradient
 # base: what the wrong ones change
  def layer_bytes_sent(n, nbytes, direction, sequence=None):
@@ -56,6 +61,7 @@ def loss_bytes_sent(n, tokens):
 
 
 # %% wrong: sequence parallelism costs more, as the lecture says
+# is: slip
 # says: its two halves: no more and no less
 # base: what the wrong ones change
 -    halves = 6 if sequence == "regather" and direction == "backward" else 4
@@ -64,6 +70,7 @@ def loss_bytes_sent(n, tokens):
 
 
 # %% wrong: no (N-1)/N
+# is: slip
 # says: a rank's own part need not travel
 # base: what the wrong ones change
 -    halves = 6 if sequence == "regather" and direction == "backward" else 4
@@ -72,6 +79,7 @@ def loss_bytes_sent(n, tokens):
 
 
 # %% wrong: everything divided by the ranks
+# is: slip
 # says: That divides everything
 # base: what the wrong ones change
 -    norms = 2 if sequence is None else 2 / n
@@ -81,6 +89,7 @@ def loss_bytes_sent(n, tokens):
 
 
 # %% wrong: nothing divided by the ranks
+# is: slip
 # says: That is the layer on one rank
 # base: what the wrong ones change
 -    norms = 2 if sequence is None else 2 / n
@@ -90,6 +99,7 @@ def loss_bytes_sent(n, tokens):
 
 
 # %% wrong: the inputs of the norms forgotten
+# is: slip
 # says: inputs of the two norms are kept, too
 # base: what the wrong ones change
 -    norms = 2 if sequence is None else 2 / n
@@ -99,6 +109,7 @@ def loss_bytes_sent(n, tokens):
 
 
 # %% wrong: keep keeps parts
+# is: slip
 # says: gathered inputs of attention and MLP are kept whole
 # base: what the wrong ones change
 -    norms = 2 if sequence is None else 2 / n
@@ -108,6 +119,7 @@ def loss_bytes_sent(n, tokens):
 
 
 # %% wrong: the MLP's features kept once
+# is: slip
 # says: before GELU, for its derivative
 # base: what the wrong ones change
 -    return nbytes * (norms + regions + 4 / n + 8 / n)
@@ -115,6 +127,7 @@ def loss_bytes_sent(n, tokens):
 
 
 # %% wrong: the paper's coefficients, which are bytes
+# is: slip
 # says: paper's coefficients
 # base: what the wrong ones change
 -    norms = 2 if sequence is None else 2 / n
@@ -126,6 +139,7 @@ def loss_bytes_sent(n, tokens):
 
 
 # %% wrong: one number a token
+# is: detail
 # says: three, the largest logit, the sum of exponentials
 # base: what the wrong ones change
 -    return 2 * (n - 1) / n * 3 * 4 * tokens
@@ -133,6 +147,7 @@ def loss_bytes_sent(n, tokens):
 
 
 # %% wrong: sent again backward
+# is: slip
 # says: nothing is sent backward
 # base: what the wrong ones change
 -    return 2 * (n - 1) / n * 3 * 4 * tokens

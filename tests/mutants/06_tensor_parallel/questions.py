@@ -1,4 +1,5 @@
 # %% wrong: one all-reduce a layer, as the lecture says
+# is: slip
 # says: and backward\?
 answer_1 = 1
 answer_2 = 0.9235
@@ -7,6 +8,7 @@ answer_4 = 8
 answer_5 = 1.25
 
 # %% wrong: forward alone
+# is: slip
 # says: That is one direction
 answer_1 = 2
 answer_2 = 0.9235
@@ -15,6 +17,7 @@ answer_4 = 8
 answer_5 = 1.25
 
 # %% wrong: the share that computes
+# is: slip
 # says: the share that computes
 answer_1 = 4
 answer_2 = 1 - 0.9235
@@ -23,6 +26,7 @@ answer_4 = 8
 answer_5 = 1.25
 
 # %% wrong: NVLink across nodes
+# is: slip
 # says: joined by the slower link
 answer_1 = 4
 answer_2 = 0.573
@@ -31,6 +35,7 @@ answer_4 = 8
 answer_5 = 1.25
 
 # %% wrong: FLOPs of all ranks
+# is: slip
 # says: each rank computes a sixteenth
 answer_1 = 4
 answer_2 = 0.430
@@ -39,6 +44,7 @@ answer_4 = 8
 answer_5 = 1.25
 
 # %% wrong: one all-reduce forward
+# is: slip
 # says: after attention and after the MLP
 answer_1 = 4
 answer_2 = 0.858
@@ -47,6 +53,7 @@ answer_4 = 8
 answer_5 = 1.25
 
 # %% wrong: the bias stands in the way
+# is: slip
 # says: A bias could be added once
 answer_1 = 4
 answer_2 = 0.9235
@@ -55,6 +62,7 @@ answer_4 = 8
 answer_5 = 1.25
 
 # %% wrong: nothing is too large
+# is: slip
 # says: each whole already
 answer_1 = 4
 answer_2 = 0.9235
@@ -63,6 +71,7 @@ answer_4 = 1
 answer_5 = 1.25
 
 # %% wrong: once for each matrix
+# is: slip
 # says: to this MLP's weights, one
 answer_1 = 4
 answer_2 = 0.9235
@@ -71,6 +80,7 @@ answer_4 = 64
 answer_5 = 1.25
 
 # %% wrong: the gathered inputs kept
+# is: slip
 # says: That is with the gathered inputs kept
 answer_1 = 4
 answer_2 = 0.9235
@@ -79,6 +89,7 @@ answer_4 = 8
 answer_5 = 1
 
 # %% wrong: backward alone
+# is: slip
 # says: That is backward alone
 answer_1 = 4
 answer_2 = 0.9235

@@ -43,6 +43,7 @@ class RowParallelLinear(torch.nn.Module):
 
 
 # %% wrong: every rank adds the bias
+# is: slip
 # says: The bias counts \d times
 # base: what the wrong ones change
 -        y = Leave.apply(torch.nn.functional.linear(x, self.weight), self.group)
@@ -52,6 +53,7 @@ class RowParallelLinear(torch.nn.Module):
 
 
 # %% wrong: nothing is said forward
+# is: slip
 # says: an all-reduce is due forward
 # base: what the wrong ones change
 -class Leave(torch.autograd.Function):
@@ -72,6 +74,7 @@ class RowParallelLinear(torch.nn.Module):
 
 
 # %% wrong: the all-reduce in the wrong direction
+# is: slip
 # says: an all-reduce is due forward. \(Backward none is.\)
 # base: what the wrong ones change
 -class Leave(torch.autograd.Function):
@@ -95,6 +98,7 @@ class RowParallelLinear(torch.nn.Module):
 
 
 # %% wrong: an all-reduce in both directions
+# is: slip
 # says: \d times too large: the gradient was all-reduced
 # base: what the wrong ones change
      def forward(ctx, y, group):
@@ -107,6 +111,7 @@ class RowParallelLinear(torch.nn.Module):
 
 
 # %% wrong: PyTorch's differentiated all-reduce
+# is: slip
 # says: gradients come out N times too large
 # base: what the wrong ones change
 -class Leave(torch.autograd.Function):
@@ -127,6 +132,7 @@ class RowParallelLinear(torch.nn.Module):
 
 
 # %% wrong: split on the wrong dimension of (out, in)
+# is: slip
 # says: rows of A dimension 1
 # base: what the wrong ones change
 -        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n, 1)[rank].clone())
@@ -134,6 +140,7 @@ class RowParallelLinear(torch.nn.Module):
 
 
 # %% wrong: the mean of the terms
+# is: slip
 # says: nothing is divided
 # base: what the wrong ones change
 -        return total
@@ -141,6 +148,7 @@ class RowParallelLinear(torch.nn.Module):
 
 
 # %% wrong: every rank adds its share of the bias
+# is: slip
 # says: Add the whole bias, once
 # base: what the wrong ones change
 +
@@ -156,6 +164,7 @@ class RowParallelLinear(torch.nn.Module):
 
 
 # %% wrong: only the first rank adds the bias
+# is: slip
 # says: added on some ranks only
 # base: what the wrong ones change
 -        y = Leave.apply(torch.nn.functional.linear(x, self.weight), self.group)
@@ -170,6 +179,7 @@ class RowParallelLinear(torch.nn.Module):
 
 
 # %% wrong: the bias is forgotten
+# is: slip
 # says: The bias is missing
 # base: what the wrong ones change
 -        return y if self.bias is None else y + self.bias
@@ -177,6 +187,7 @@ class RowParallelLinear(torch.nn.Module):
 
 
 # %% wrong: the bias's gradient is summed
+# is: slip
 # says: the bias's gradient was summed
 # base: what the wrong ones change
 +class Enter(torch.autograd.Function):
@@ -199,6 +210,7 @@ class RowParallelLinear(torch.nn.Module):
 
 
 # %% wrong: a slice of the whole input, and no gather backward
+# is: slip
 # says: Only this rank's features have a gradient
 class Leave(torch.autograd.Function):
     @staticmethod
@@ -231,6 +243,7 @@ class RowParallelLinear(torch.nn.Module):
 
 
 # %% wrong: the input's gradient gathered by an all-reduce
+# is: detail
 # says: An all-reduce sends twice what an all-gather does
 # base: what the wrong ones change
 -        parts = [torch.empty_like(grad) for _ in range(ctx.n)]
@@ -244,6 +257,7 @@ class RowParallelLinear(torch.nn.Module):
 
 
 # %% wrong: gathers the terms and adds them
+# is: slip
 # says: One all-reduce of the output's terms
 # base: what the wrong ones change
 -        total = y.clone()
@@ -255,6 +269,7 @@ class RowParallelLinear(torch.nn.Module):
 
 
 # %% wrong: a view of the whole weight
+# is: idea
 # says: a slice is a view
 # base: what the wrong ones change
 -        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n, 1)[rank].clone())
@@ -262,6 +277,7 @@ class RowParallelLinear(torch.nn.Module):
 
 
 # %% wrong: computes everything on every rank
+# is: idea
 # says: Every rank keeps the whole weight
 class Gather(torch.autograd.Function):
     @staticmethod
@@ -289,6 +305,7 @@ class RowParallelLinear(torch.nn.Module):
 
 
 # %% wrong: each rank draws a small layer
+# is: slip
 # says: from one seed all got the same
 # base: what the wrong ones change
 -        full = torch.nn.Linear(in_features, out_features, bias)
@@ -298,6 +315,7 @@ class RowParallelLinear(torch.nn.Module):
 
 
 # %% wrong: every n-th input
+# is: slip
 # says: a run of features that lie side by side
 # base: what the wrong ones change
 -        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n, 1)[rank].clone())
@@ -305,6 +323,7 @@ class RowParallelLinear(torch.nn.Module):
 
 
 # %% wrong: the remainder is lost
+# is: detail
 # says: The last features belong to no rank
 # base: what the wrong ones change
 -        ctx.group, ctx.n = group, dist.get_world_size(group)
@@ -325,6 +344,7 @@ class RowParallelLinear(torch.nn.Module):
 
 
 # %% wrong: a refusal without its numbers
+# is: detail
 # says: Say in the sentence which numbers
 # base: what the wrong ones change
 -            raise ValueError(f"in_features={in_features} cannot be shared equally by {n} ranks")
@@ -332,6 +352,7 @@ class RowParallelLinear(torch.nn.Module):
 
 
 # %% wrong: takes the whole input for a part
+# is: form
 # says: shapes cannot be multiplied
 class Leave(torch.autograd.Function):
     @staticmethod
@@ -362,6 +383,7 @@ class RowParallelLinear(torch.nn.Module):
 
 
 # %% wrong: adds up in the whole world
+# is: slip
 # says: not in the group|outside the group|Use the group|wait
 # base: what the wrong ones change
 -        dist.all_reduce(total, group=group)
@@ -369,6 +391,7 @@ class RowParallelLinear(torch.nn.Module):
 
 
 # %% wrong: a DTensor
+# is: form
 # says: DTensor and parallelize_module would do all of it
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
@@ -386,6 +409,7 @@ class RowParallelLinear(torch.nn.Module):
 
 
 # %% wrong: x is cut behind autograd's back
+# is: slip
 # says: x was cut by something that autograd does not follow
 class RowParallelLinear(torch.nn.Module):
     def __init__(self, in_features, out_features, bias=True, input_is_parallel=True, group=None):
@@ -408,6 +432,7 @@ class RowParallelLinear(torch.nn.Module):
 
 
 # %% wrong: the sum is begun on a tensor with a graph
+# is: form
 # says: warned: a collective has no backward
 class RowParallelLinear(torch.nn.Linear):
     def __init__(self, in_features, out_features, bias=True, input_is_parallel=True, group=None):

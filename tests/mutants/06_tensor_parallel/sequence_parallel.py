@@ -78,6 +78,7 @@ class SequenceParallelNorm(torch.nn.Module):
 
 
 # %% wrong: parts along the batch
+# is: slip
 # says: side by side along the sequence, dimension 1
 # base: what the wrong ones change
 -    return torch.cat(parts, 1)
@@ -85,6 +86,7 @@ class SequenceParallelNorm(torch.nn.Module):
 
 
 # %% wrong: parts along the batch, cut into sequences afterwards
+# is: slip
 # says: and cut into sequences afterwards
 # base: what the wrong ones change
 -    return torch.cat(parts, 1)
@@ -92,6 +94,7 @@ class SequenceParallelNorm(torch.nn.Module):
 
 
 # %% wrong: every N-th position
+# is: slip
 # says: not every N-th position
 # base: what the wrong ones change
 -    return torch.cat(parts, 1)
@@ -99,6 +102,7 @@ class SequenceParallelNorm(torch.nn.Module):
 
 
 # %% wrong: the sum cut along the batch
+# is: slip
 # says: cut along the batch
 # base: what the wrong ones change
 -    parts = [part.contiguous() for part in x.chunk(n, 1)]
@@ -110,6 +114,7 @@ class SequenceParallelNorm(torch.nn.Module):
 
 
 # %% wrong: each keeps its part of its own gradient
+# is: idea
 # says: the gradients are summed, and the rank gets its part of the sum
 # base: what the wrong ones change
 -        return scattered(grad, ctx.group), None
@@ -118,6 +123,7 @@ class SequenceParallelNorm(torch.nn.Module):
 
 
 # %% wrong: nothing is gathered backward
+# is: idea
 # says: left zeros for the others
 # base: what the wrong ones change
 -        return gathered(grad, ctx.group), None
@@ -128,6 +134,7 @@ class SequenceParallelNorm(torch.nn.Module):
 
 
 # %% wrong: an all-reduce, of which a part is kept
+# is: idea
 # says: An all-reduce is both halves
 # base: what the wrong ones change
 -    parts = [part.contiguous() for part in x.chunk(n, 1)]
@@ -140,6 +147,7 @@ class SequenceParallelNorm(torch.nn.Module):
 
 
 # %% wrong: the mean of the terms
+# is: slip
 # says: the sum of the terms is meant|a sum over all uses
 # base: what the wrong ones change
 -    return own
@@ -147,6 +155,7 @@ class SequenceParallelNorm(torch.nn.Module):
 
 
 # %% wrong: the rank's part of its own term
+# is: slip
 # says: the terms of all ranks are summed
 # base: what the wrong ones change
 -    own = torch.empty_like(parts[0])
@@ -156,6 +165,7 @@ class SequenceParallelNorm(torch.nn.Module):
 
 
 # %% wrong: the next rank's part
+# is: slip
 # says: rank r is to have the r-th part|another rank's part
 # base: what the wrong ones change
 -    dist.reduce_scatter(own, parts, group=group)
@@ -163,6 +173,7 @@ class SequenceParallelNorm(torch.nn.Module):
 
 
 # %% wrong: the last positions are dropped where ranks do not divide them
+# is: detail
 # says: whether N divides the length
 # base: what the wrong ones change
 -    if x.shape[1] % n:
@@ -172,6 +183,7 @@ class SequenceParallelNorm(torch.nn.Module):
 
 
 # %% wrong: the norm's weights are left alone
+# is: slip
 # says: or the copies drift apart
 # base: what the wrong ones change
 -class Summed(torch.autograd.Function):
@@ -202,6 +214,7 @@ class SequenceParallelNorm(torch.nn.Module):
 
 
 # %% wrong: the gradient of the norm's weights averaged
+# is: slip
 # says: whose gradients are added up
 # base: what the wrong ones change
 -        return total, None
@@ -209,6 +222,7 @@ class SequenceParallelNorm(torch.nn.Module):
 
 
 # %% wrong: the norm's input is summed, too
+# is: slip
 # says: which have different positions there
 # base: what the wrong ones change
          )
@@ -217,6 +231,7 @@ class SequenceParallelNorm(torch.nn.Module):
 
 
 # %% wrong: the norm gathers the sequence
+# is: idea
 # says: nothing of other positions
 # base: what the wrong ones change
      def forward(self, x):
@@ -225,6 +240,7 @@ class SequenceParallelNorm(torch.nn.Module):
 
 
 # %% wrong: a plain norm without its weights
+# is: slip
 # says: weight and bias were left out
 # base: what the wrong ones change
 -            x, self.norm.normalized_shape, weight, bias, self.norm.eps
@@ -232,6 +248,7 @@ class SequenceParallelNorm(torch.nn.Module):
 
 
 # %% wrong: parts that are no memory in a row
+# is: form
 # says: call contiguous\(\) before it is sent
 # base: what the wrong ones change
 -    parts = [part.contiguous() for part in x.chunk(n, 1)]
@@ -241,6 +258,7 @@ class SequenceParallelNorm(torch.nn.Module):
 
 
 # %% wrong: the norm's eps is left out
+# is: detail
 # says: The norm's eps is left out
 def gathered(x, group):
     parts = [
@@ -317,6 +335,7 @@ class SequenceParallelNorm(torch.nn.LayerNorm):
 
 
 # %% wrong: the pair the wrong way round
+# is: slip
 # says: the other of the two|cannot be|not a multiple
 def gathered(x, group):
     n = dist.get_world_size(group)
@@ -389,6 +408,7 @@ class SequenceParallelNorm(torch.nn.Module):
 
 
 # %% wrong: dim is not looked at
+# is: detail
 # says: `dim` says which dimension is the sequence
 # base: weight and bias in one sum
 -        return gathered(x, group, dim)
@@ -405,6 +425,7 @@ class SequenceParallelNorm(torch.nn.Module):
 
 
 # %% wrong: dimension 0 counts as not given
+# is: detail
 # says: `dim` says which dimension is the sequence
 # base: the sequence brought to the front
 -    return Gather.apply(x, group, dim)
@@ -415,6 +436,7 @@ class SequenceParallelNorm(torch.nn.Module):
 
 
 # %% wrong: backward along the last dimension but one
+# is: detail
 # says: `dim` says which dimension is the sequence
 # base: weight and bias in one sum
 -        return scattered(grad, ctx.group, ctx.dim), None, None
@@ -425,6 +447,7 @@ class SequenceParallelNorm(torch.nn.Module):
 
 
 # %% wrong: without the argument dim
+# is: form
 # says: keep that argument
 # base: weight and bias in one sum
 -def all_gather_reduce_scatter(x, group=None, dim=-2):

@@ -72,6 +72,7 @@ def parallelize_mlps(model, group=None):
 
 
 # %% wrong: other weights than the model's
+# is: slip
 # says: Go on with the model's own weights
 # base: what the wrong ones change
 -        up.weight.copy_(old.up.weight.chunk(n)[rank])
@@ -81,6 +82,7 @@ def parallelize_mlps(model, group=None):
 
 
 # %% wrong: down's bias is added by every rank
+# is: slip
 # says: down's bias counts \d times
 # base: what the wrong ones change
 -        y = Leave.apply(torch.nn.functional.linear(x, self.weight), self.group)
@@ -90,12 +92,14 @@ def parallelize_mlps(model, group=None):
 
 
 # %% wrong: down's bias stays behind
+# is: slip
 # says: Go on with the model's own weights
 # base: what the wrong ones change
 -        down.bias.copy_(old.down.bias)
 
 
 # %% wrong: down has no bias
+# is: detail
 # says: down's bias is missing
 # base: what the wrong ones change
 -        down = RowParallelLinear(old.down.in_features, old.down.out_features, group=group)
@@ -105,6 +109,7 @@ def parallelize_mlps(model, group=None):
 
 
 # %% wrong: the columns of down cut as rows
+# is: slip
 # says: Go on with the model's own weights
 # base: what the wrong ones change
 -        down.weight.copy_(old.down.weight.chunk(n, 1)[rank])
@@ -112,6 +117,7 @@ def parallelize_mlps(model, group=None):
 
 
 # %% wrong: nothing is said backward
+# is: slip
 # says: its gradient is summed over the ranks
 # base: what the wrong ones change
 -class Enter(torch.autograd.Function):
@@ -133,6 +139,7 @@ def parallelize_mlps(model, group=None):
 
 
 # %% wrong: nothing is said forward
+# is: slip
 # says: down is row-parallel, its terms are summed
 # base: what the wrong ones change
 -
@@ -153,6 +160,7 @@ def parallelize_mlps(model, group=None):
 
 
 # %% wrong: only the first block
+# is: idea
 # says: One all-reduce for each block
 # base: what the wrong ones change
 -    for block in model.blocks:
@@ -160,12 +168,14 @@ def parallelize_mlps(model, group=None):
 
 
 # %% wrong: nothing is exchanged
+# is: idea
 # says: no MLP of it was exchanged
 def parallelize_mlps(model, group=None):
     return model
 
 
 # %% wrong: the old layers are kept
+# is: idea
 # says: nothing of the layers that were there before
 # base: what the wrong ones change
          down.bias.copy_(old.down.bias)
@@ -173,6 +183,7 @@ def parallelize_mlps(model, group=None):
 
 
 # %% wrong: parts that are views of the old weights
+# is: idea
 # says: no view
 # base: what the wrong ones change
 -        up.weight.copy_(old.up.weight.chunk(n)[rank])
@@ -180,12 +191,14 @@ def parallelize_mlps(model, group=None):
 
 
 # %% wrong: the model is not returned
+# is: form
 # says: Return the model
 # base: what the wrong ones change
 -    return model
 
 
 # %% wrong: a seed of each rank's own
+# is: slip
 # says: Seed nothing by the rank's number
 # base: what the wrong ones change
      rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -193,6 +206,7 @@ def parallelize_mlps(model, group=None):
 
 
 # %% wrong: the group is forgotten
+# is: slip
 # says: of the group|the group
 # base: what the wrong ones change
 -    rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -205,6 +219,7 @@ def parallelize_mlps(model, group=None):
 
 
 # %% wrong: rows before columns
+# is: slip
 # says: One all-reduce for each block
 class Enter(torch.autograd.Function):
     @staticmethod
@@ -290,6 +305,7 @@ def parallelize_mlps(model, group=None):
 
 
 # %% wrong: gathered between up and down
+# is: idea
 # says: One all-reduce for each block
 class Enter(torch.autograd.Function):
     @staticmethod
@@ -375,6 +391,7 @@ def parallelize_mlps(model, group=None):
 
 
 # %% wrong: the gate stays whole
+# is: slip
 # says: it is cut by columns
 # base: what the wrong ones change
 -        old = block.mlp
@@ -399,6 +416,7 @@ def parallelize_mlps(model, group=None):
 
 
 # %% wrong: the gate is left out
+# is: slip
 # says: a GELU without the gate
 # base: an MLP of its own in the place of the model's
 -        self.gated = mlp.gate is not None
@@ -415,6 +433,7 @@ def parallelize_mlps(model, group=None):
 
 
 # %% wrong: a layer of a cell that was not run
+# is: form
 # says: Run the cells above
 def parallelize_mlps(model, group=None):
     for block in model.blocks:

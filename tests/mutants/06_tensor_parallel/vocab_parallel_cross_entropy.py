@@ -32,6 +32,7 @@ def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None,
 
 
 # %% wrong: the softmax over the rank's own logits
+# is: idea
 # says: softmax is over the rank's own logits
 # base: what the wrong ones change
 -        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
@@ -40,12 +41,14 @@ def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None,
 
 
 # %% wrong: each rank takes off its own largest logit
+# is: slip
 # says: agree on the largest first
 # base: what the wrong ones change
 -        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
 
 
 # %% wrong: exponentials of 1,000
+# is: detail
 # says: exp of 1,000 is infinite
 # base: what the wrong ones change
 -        largest = wide.amax(-1)
@@ -54,6 +57,7 @@ def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None,
 
 
 # %% wrong: the target's logit from every rank
+# is: slip
 # says: taken on ranks that do not have it
 # base: what the wrong ones change
 -        of_target = wide.gather(-1, at[..., None])[..., 0].masked_fill(~here, 0)
@@ -61,6 +65,7 @@ def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None,
 
 
 # %% wrong: the target's place modulo the part
+# is: slip
 # says: taken on ranks that do not have it
 # base: what the wrong ones change
 -        at = (target - start).masked_fill(~here, 0)
@@ -71,12 +76,14 @@ def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None,
 
 
 # %% wrong: the target's logit is not summed
+# is: slip
 # says: went on with 0
 # base: what the wrong ones change
 -        dist.all_reduce(of_target, group=group)
 
 
 # %% wrong: the largest logit is not put back
+# is: slip
 # says: not put back
 # base: what the wrong ones change
 -        return lse - of_target
@@ -84,6 +91,7 @@ def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None,
 
 
 # %% wrong: ignored targets in the mean
+# is: detail
 # says: Ignored targets were counted
 # base: what the wrong ones change
 -    return each[counts].sum() / counts.sum()
@@ -91,6 +99,7 @@ def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None,
 
 
 # %% wrong: ignored targets in the sum
+# is: detail
 # says: Ignored targets were counted
 # base: what the wrong ones change
 -    return each[counts].sum() / counts.sum()
@@ -98,6 +107,7 @@ def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None,
 
 
 # %% wrong: ignored targets leave a gradient
+# is: detail
 # says: Ignored targets have a gradient here
 # base: what the wrong ones change
 -        return lse - of_target
@@ -113,6 +123,7 @@ def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None,
 
 
 # %% wrong: ignored targets as indices
+# is: detail
 # says: is not an index into the logits here
 # base: what the wrong ones change
 -        at = (target - start).masked_fill(~here, 0)
@@ -120,6 +131,7 @@ def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None,
 
 
 # %% wrong: the sum over the targets
+# is: slip
 # says: their mean is asked for
 # base: what the wrong ones change
 -    return each[counts].sum() / counts.sum()
@@ -127,6 +139,7 @@ def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None,
 
 
 # %% wrong: one taken off on every rank
+# is: slip
 # says: Every rank took 1 off
 # base: what the wrong ones change
 -        soft.scatter_add_(-1, at[..., None], -here[..., None].to(soft.dtype))
@@ -134,6 +147,7 @@ def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None,
 
 
 # %% wrong: the incoming gradient is left out
+# is: slip
 # says: multiply by it
 # base: what the wrong ones change
 -        return (soft * grad[..., None]).to(logits.dtype), None, None, None, None
@@ -141,6 +155,7 @@ def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None,
 
 
 # %% wrong: gradients summed over the ranks
+# is: slip
 # says: sum these copies again
 # base: what the wrong ones change
      def forward(ctx, logits, target, counts, start, group):
@@ -152,12 +167,14 @@ def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None,
 
 
 # %% wrong: without one taken off at the target
+# is: slip
 # says: without 1 taken off
 # base: what the wrong ones change
 -        soft.scatter_add_(-1, at[..., None], -here[..., None].to(soft.dtype))
 
 
 # %% wrong: the first token of parts that are rounded down
+# is: detail
 # says: first token is counted wrong
 # base: what the wrong ones change
 -    start = int(torch.arange(vocab_size).tensor_split(n)[rank][0])
@@ -165,6 +182,7 @@ def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None,
 
 
 # %% wrong: gathers the logits
+# is: idea
 # says: three numbers of each token are enough|logits of the whole vocabulary
 class Gather(torch.autograd.Function):
     @staticmethod
@@ -191,6 +209,7 @@ def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None,
 
 
 # %% wrong: writes into the logits
+# is: slip
 # says: `logits` was changed
 # base: what the wrong ones change
 -        wide = logits.float()
@@ -206,6 +225,7 @@ def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None,
 
 
 # %% wrong: a gradient through the largest logit
+# is: slip
 # says: A gradient went back through the largest logit
 # base: composed of autograd's own operations
 +    largest = logits.max(-1, keepdim=True).values
@@ -219,6 +239,7 @@ def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None,
 
 
 # %% wrong: each target's softmax over the logits of its rank
+# is: slip
 # says: softmax is over the rank's own logits
 class Total(torch.autograd.Function):
     @staticmethod
@@ -249,6 +270,7 @@ def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None,
 
 
 # %% wrong: the first token counted by the rank's own logits
+# is: slip
 # says: first token is counted wrong
 # base: composed of autograd's own operations
 -    rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -260,6 +282,7 @@ def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None,
 
 
 # %% wrong: ignore_index is not looked at
+# is: detail
 # says: Ignored targets were counted
 # base: composed of autograd's own operations
 -    here = (target >= start) & (target < start + logits.shape[-1]) & (target != ignore_index)
@@ -270,6 +293,7 @@ def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None,
 
 
 # %% wrong: the sum is begun on a tensor with a graph
+# is: form
 # says: warned: a collective has no backward
 def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None, ignore_index=-100):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -354,6 +378,7 @@ def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None,
 
 
 # %% wrong: the probabilities of the whole vocabulary lie on ctx, where PyTorch does not see them
+# is: idea
 # says: all that backward needs
 class Everywhere(torch.autograd.Function):
     @staticmethod

@@ -30,6 +30,7 @@ class VocabParallelEmbedding(torch.nn.Module):
 
 
 # %% wrong: rows of other ranks' tokens are added, too
+# is: slip
 # says: a row for every token
 # base: what the wrong ones change
 -        rows = torch.nn.functional.embedding(
@@ -41,6 +42,7 @@ class VocabParallelEmbedding(torch.nn.Module):
 
 
 # %% wrong: clamped, and nothing set to zero
+# is: slip
 # says: a row for every token
 # base: what the wrong ones change
 -        elsewhere = (tokens < self.start) | (tokens >= self.end)
@@ -53,6 +55,7 @@ class VocabParallelEmbedding(torch.nn.Module):
 
 
 # %% wrong: tokens of other ranks as indices
+# is: slip
 # says: is not an index into the rows here
 # base: what the wrong ones change
 -        rows = torch.nn.functional.embedding(
@@ -62,6 +65,7 @@ class VocabParallelEmbedding(torch.nn.Module):
 
 
 # %% wrong: zeros behind autograd's back
+# is: slip
 # says: behind autograd's back
 # base: what the wrong ones change
 -        return Sum.apply(rows.masked_fill(elsewhere[..., None], 0), self.group)
@@ -70,6 +74,7 @@ class VocabParallelEmbedding(torch.nn.Module):
 
 
 # %% wrong: not summed
+# is: slip
 # says: ranks' rows were not summed
 # base: what the wrong ones change
 -        return Sum.apply(rows.masked_fill(elsewhere[..., None], 0), self.group)
@@ -77,6 +82,7 @@ class VocabParallelEmbedding(torch.nn.Module):
 
 
 # %% wrong: the sum summed again backward
+# is: slip
 # says: sum these copies again
 # base: what the wrong ones change
      def forward(ctx, x, group):
@@ -89,6 +95,7 @@ class VocabParallelEmbedding(torch.nn.Module):
 
 
 # %% wrong: the whole table on every rank
+# is: idea
 # says: The whole table is there on every rank
 class Sum(torch.autograd.Function):
     @staticmethod
@@ -114,6 +121,7 @@ class VocabParallelEmbedding(torch.nn.Module):
 
 
 # %% wrong: a view keeps the whole table
+# is: idea
 # says: stays alive
 # base: what the wrong ones change
 -        self.weight = torch.nn.Parameter(whole[self.start : self.end].clone())
@@ -121,6 +129,7 @@ class VocabParallelEmbedding(torch.nn.Module):
 
 
 # %% wrong: cut by features
+# is: idea
 # says: cut by features
 class VocabParallelEmbedding(torch.nn.Module):
     def __init__(self, num_embeddings, embedding_dim, group=None):
@@ -138,6 +147,7 @@ class VocabParallelEmbedding(torch.nn.Module):
 
 
 # %% wrong: each rank draws its part by itself
+# is: slip
 # says: from one seed all of them have the same rows
 # base: what the wrong ones change
 -        whole = torch.nn.Embedding(num_embeddings, embedding_dim).weight.detach()
@@ -147,6 +157,7 @@ class VocabParallelEmbedding(torch.nn.Module):
 
 
 # %% wrong: the remainder of the vocabulary is nobody's
+# is: detail
 # says: cut as torch.tensor_split does
 # base: what the wrong ones change
 -        bounds = torch.arange(num_embeddings).tensor_split(n)[rank]
@@ -156,6 +167,7 @@ class VocabParallelEmbedding(torch.nn.Module):
 
 
 # %% wrong: gathers the table in every forward
+# is: idea
 # says: Here that is fewer bytes than the sum
 class VocabParallelEmbedding(torch.nn.Module):
     def __init__(self, num_embeddings, embedding_dim, group=None):
@@ -196,6 +208,7 @@ class Gathered(torch.autograd.Function):
 
 
 # %% wrong: the first row counted by the rank's own length
+# is: slip
 # says: first token is counted wrong
 # base: what the wrong ones change
 -        self.start, self.end = int(bounds[0]), int(bounds[-1]) + 1
@@ -214,6 +227,7 @@ class Gathered(torch.autograd.Function):
 
 
 # %% wrong: the sum is begun on a tensor with a graph
+# is: form
 # says: warned: a collective has no backward
 class VocabParallelEmbedding(torch.nn.Module):
     def __init__(self, num_embeddings, embedding_dim, group=None):

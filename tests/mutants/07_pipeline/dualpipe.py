@@ -1,10 +1,12 @@
 # %% wrong: an empty schedule
+# is: form
 # says: the schedule is empty
 def dualpipe(stages, microbatches):
     return [[] for rank in range(stages)]
 
 
 # %% wrong: 1F1B on one copy
+# is: idea
 # says: That is one copy of the model
 from course_lib.pipeline import Action
 
@@ -23,6 +25,7 @@ def dualpipe(stages, microbatches):
 
 
 # %% wrong: one direction after the other
+# is: idea
 # says: does all of one direction before anything of the other
 from course_lib.pipeline import Action
 
@@ -44,6 +47,7 @@ def dualpipe(stages, microbatches):
 
 
 # %% wrong: both copies in the same direction
+# is: idea
 # says: Both copies run from rank 0 to the last
 from course_lib.pipeline import Action
 
@@ -63,6 +67,7 @@ def dualpipe(stages, microbatches):
 
 
 # %% wrong: every microbatch through both copies
+# is: slip
 # says: is of copy 1 of the model, which does microbatches 5 to 9
 from course_lib.pipeline import Action
 
@@ -76,6 +81,7 @@ def dualpipe(stages, microbatches):
 
 
 # %% wrong: even microbatches down, odd ones up
+# is: slip
 # says: The first m/2 microbatches belong to the first copy
 from course_lib.pipeline import Action
 
@@ -90,6 +96,7 @@ def dualpipe(stages, microbatches):
 
 
 # %% wrong: GPipe from both ends
+# is: idea
 # says: Nothing is overlapped
 from course_lib.pipeline import Action
 
@@ -107,6 +114,7 @@ def dualpipe(stages, microbatches):
 
 
 # %% wrong: nothing overlapped
+# is: idea
 # says: Nothing is overlapped
 # base: a letter for each action
 -                yield Pair(one(there, "F"), one(back, "B"))
@@ -115,6 +123,7 @@ def dualpipe(stages, microbatches):
 
 
 # %% wrong: the backward of a pair first
+# is: slip
 # says: must pair a forward F with a whole backward B
 # base: a letter for each action
 -                yield Pair(one(there, "F"), one(back, "B"))
@@ -122,6 +131,7 @@ def dualpipe(stages, microbatches):
 
 
 # %% wrong: no backward is cut
+# is: slip
 # says: Every backward is whole
 # base: a letter for each action
 -                    {"f": "F", "g": "F", "b": "B", "c": "B"}.get(sign, "I"),
@@ -129,6 +139,7 @@ def dualpipe(stages, microbatches):
 
 
 # %% wrong: a pair fewer in the steady state
+# is: detail
 # says: never does
 # base: a letter for each action
 -        steady = "xy" * (half - stages + place + 1)
@@ -136,6 +147,7 @@ def dualpipe(stages, microbatches):
 
 
 # %% wrong: the W in store are forgotten
+# is: slip
 # says: never does .*W
 # base: a letter for each action
 -        return text + "wi" * below + "w" * half
@@ -143,6 +155,7 @@ def dualpipe(stages, microbatches):
 
 
 # %% wrong: a forward from the far end too early
+# is: slip
 # says: In the chart the longest gap is on rank
 # base: a letter for each action
 -        text = "f" * (2 * below) + "fg" * (place + 1) + "jwg" * below
@@ -150,6 +163,7 @@ def dualpipe(stages, microbatches):
 
 
 # %% wrong: the lists from the last rank to the first
+# is: slip
 # says: in the reverse order
 def dualpipe(stages, microbatches):
     from course_lib.pipeline import Action

@@ -1,10 +1,12 @@
 # %% wrong: an empty schedule
+# is: form
 # says: the schedule is empty
 def gpipe(stages, microbatches):
     return []
 
 
 # %% wrong: one microbatch at a time
+# is: idea
 # says: That is the naive schedule
 from course_lib.pipeline import Action
 
@@ -14,6 +16,7 @@ def gpipe(stages, microbatches):
 
 
 # %% wrong: 1F1B sold as GPipe
+# is: idea
 # says: That is 1F1B, which comes later
 from course_lib.pipeline import Action
 
@@ -32,6 +35,7 @@ def gpipe(stages, microbatches):
 
 
 # %% wrong: forwards only
+# is: slip
 # says: never does .B0
 from course_lib.pipeline import Action
 
@@ -41,6 +45,7 @@ def gpipe(stages, microbatches):
 
 
 # %% wrong: the backward of the last microbatch is forgotten
+# is: slip
 # says: does \d+ forwards and \d+ backwards?.* 1 is missing
 # base: the last microbatch comes back first
 -        forwards = [Action(stage, "F", k) for k in range(microbatches)]
@@ -51,6 +56,7 @@ def gpipe(stages, microbatches):
 
 
 # %% wrong: a microbatch too many
+# is: slip
 # says: there is no microbatch 8, only 0 to 7
 from course_lib.pipeline import Action
 
@@ -63,6 +69,7 @@ def gpipe(stages, microbatches):
 
 
 # %% wrong: the last microbatch is lost
+# is: slip
 # says: never does 0F7
 from course_lib.pipeline import Action
 
@@ -79,6 +86,7 @@ def gpipe(stages, microbatches):
 
 
 # %% wrong: the backward is cut in two
+# is: slip
 # says: here it is one action, B
 from course_lib.pipeline import Action
 
@@ -91,6 +99,7 @@ def gpipe(stages, microbatches):
 
 
 # %% wrong: backwards before forwards
+# is: slip
 # says: it needs 0F0, which rank 0 does only later
 from course_lib.pipeline import Action
 
@@ -104,6 +113,7 @@ def gpipe(stages, microbatches):
 
 
 # %% wrong: every second rank goes backward in reverse
+# is: slip
 # says: Stage 0 takes the microbatches backward in the order
 from course_lib.pipeline import Action
 
@@ -120,6 +130,7 @@ def gpipe(stages, microbatches):
 
 
 # %% wrong: every rank begins with a microbatch of its own
+# is: slip
 # says: takes the microbatches forward in the order
 from course_lib.pipeline import Action
 
@@ -135,6 +146,7 @@ def gpipe(stages, microbatches):
 
 
 # %% wrong: the whole model on every rank
+# is: slip
 # says: but it holds stage 0
 from course_lib.pipeline import Action
 
@@ -151,6 +163,7 @@ def gpipe(stages, microbatches):
 
 
 # %% wrong: the stages from the end
+# is: slip
 # says: rank 0 does 3F0 as its action 0, but it holds stage 0
 from course_lib.pipeline import Action
 
@@ -167,6 +180,7 @@ def gpipe(stages, microbatches):
 
 
 # %% wrong: PyTorch's
+# is: form
 # says: Do not use PyTorch's schedules here, nor get_schedule_ops
 from course_lib.pipeline import Action
 

@@ -1,4 +1,5 @@
 # %% wrong: an empty schedule
+# is: form
 # says: the schedule is empty
 def interleaved_one_f_one_b(stages, microbatches, chunks=2):
     if microbatches % stages:
@@ -7,6 +8,7 @@ def interleaved_one_f_one_b(stages, microbatches, chunks=2):
 
 
 # %% wrong: plain 1F1B
+# is: idea
 # says: Each rank holds v stages
 from course_lib.pipeline import Action
 
@@ -25,6 +27,7 @@ def interleaved_one_f_one_b(stages, microbatches, chunks=2):
 
 
 # %% wrong: neighbouring stages on a rank
+# is: idea
 # says: Neighbouring stages on one rank are one longer stage
 # base: the k-th action by arithmetic
 -        return Action(chunk * stages + rank, kind, k // (stages * chunks) * stages + k % stages)
@@ -32,6 +35,7 @@ def interleaved_one_f_one_b(stages, microbatches, chunks=2):
 
 
 # %% wrong: a V instead of a loop
+# is: idea
 # says: That is a V, as of ZB-V and DualPipeV
 # base: the k-th action by arithmetic
 -        return Action(chunk * stages + rank, kind, k // (stages * chunks) * stages + k % stages)
@@ -40,6 +44,7 @@ def interleaved_one_f_one_b(stages, microbatches, chunks=2):
 
 
 # %% wrong: the groups of p are forgotten
+# is: idea
 # says: Rank 0 takes all 8 microbatches forward through stage 0 before it goes on
 # base: the k-th action by arithmetic
 -        chunk = k // stages % chunks
@@ -50,6 +55,7 @@ def interleaved_one_f_one_b(stages, microbatches, chunks=2):
 
 
 # %% wrong: the groups of p are forgotten on the way back
+# is: slip
 # says: Rank 0 takes all 8 microbatches backward through stage 4 before it goes on
 # base: the k-th action by arithmetic
      def action(rank, kind, k):
@@ -64,6 +70,7 @@ def interleaved_one_f_one_b(stages, microbatches, chunks=2):
 
 
 # %% wrong: backward goes through the chunks as forward does
+# is: slip
 # says: The first backward of rank 0 is 0B0: the gradient comes from the last stage
 # base: the k-th action by arithmetic
 -        if kind == "B":
@@ -71,6 +78,7 @@ def interleaved_one_f_one_b(stages, microbatches, chunks=2):
 
 
 # %% wrong: the warm-up of plain 1F1B
+# is: slip
 # says: That is the warm-up of plain 1F1B
 # base: the k-th action by arithmetic
 -        warm = min(total, 2 * (stages - rank - 1) + (chunks - 1) * stages)
@@ -78,6 +86,7 @@ def interleaved_one_f_one_b(stages, microbatches, chunks=2):
 
 
 # %% wrong: a warm-up that forgets the other chunks
+# is: slip
 # says: before its first backward
 # base: the k-th action by arithmetic
 -        warm = min(total, 2 * (stages - rank - 1) + (chunks - 1) * stages)
@@ -85,6 +94,7 @@ def interleaved_one_f_one_b(stages, microbatches, chunks=2):
 
 
 # %% wrong: a warm-up through all chunks
+# is: slip
 # says: Rank 0 does 15 forwards before its first backward; 11 are enough
 # base: the k-th action by arithmetic
 -        warm = min(total, 2 * (stages - rank - 1) + (chunks - 1) * stages)
@@ -92,6 +102,7 @@ def interleaved_one_f_one_b(stages, microbatches, chunks=2):
 
 
 # %% wrong: the last rank one forward too many
+# is: detail
 # says: Rank 3 does 6 forwards before its first backward; 5 are enough
 # base: the k-th action by arithmetic
 -        warm = min(total, 2 * (stages - rank - 1) + (chunks - 1) * stages)
@@ -99,6 +110,7 @@ def interleaved_one_f_one_b(stages, microbatches, chunks=2):
 
 
 # %% wrong: always two chunks
+# is: slip
 # says: no rank does stage 6
 from course_lib.pipeline import Action
 
@@ -125,6 +137,7 @@ def interleaved_one_f_one_b(stages, microbatches, chunks=2):
 
 
 # %% wrong: no groups, no ValueError
+# is: detail
 # says: interleaved_one_f_one_b\(4, 6\) does not raise a ValueError: 6 microbatches are not whole groups of 4
 # base: the k-th action by arithmetic
 -    if microbatches % stages:
@@ -132,6 +145,7 @@ def interleaved_one_f_one_b(stages, microbatches, chunks=2):
 
 
 # %% wrong: an assert instead of a ValueError
+# is: detail
 # says: raised AssertionError
 # base: the k-th action by arithmetic
 -    if microbatches % stages:
@@ -140,6 +154,7 @@ def interleaved_one_f_one_b(stages, microbatches, chunks=2):
 
 
 # %% wrong: all forwards first
+# is: idea
 # says: All forwards come before the first backward
 from course_lib.pipeline import Action
 
@@ -161,6 +176,7 @@ def interleaved_one_f_one_b(stages, microbatches, chunks=2):
 
 
 # %% wrong: a microbatch goes on to the next chunk at once
+# is: slip
 # says: Rank 0 goes from 0F0 on to 4F0, another of its stages
 from course_lib.pipeline import Action
 
@@ -177,6 +193,7 @@ def interleaved_one_f_one_b(stages, microbatches, chunks=2):
 
 
 # %% wrong: PyTorch's
+# is: form
 # says: Do not use PyTorch's schedules here, nor get_schedule_ops
 from course_lib.pipeline import from_text
 

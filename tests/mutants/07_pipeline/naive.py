@@ -1,10 +1,12 @@
 # %% wrong: an empty schedule
+# is: form
 # says: the schedule is empty
 def naive(stages, microbatches):
     return [[] for _ in range(stages)]
 
 
 # %% wrong: no return
+# is: form
 # says: gives None; a list is expected
 from course_lib.pipeline import Action
 
@@ -16,6 +18,7 @@ def naive(stages, microbatches):
 
 
 # %% wrong: GPipe, all microbatches go in at once
+# is: idea
 # says: That is GPipe
 from course_lib.pipeline import Action
 
@@ -29,6 +32,7 @@ def naive(stages, microbatches):
 
 
 # %% wrong: the next microbatch enters before the one before is back
+# is: idea
 # says: goes into the first stage only after the one before has come back
 from course_lib.pipeline import Action
 
@@ -47,6 +51,7 @@ def naive(stages, microbatches):
 
 
 # %% wrong: stages counted from 1
+# is: slip
 # says: Stages are counted from 0
 from course_lib.pipeline import Action
 
@@ -59,6 +64,7 @@ def naive(stages, microbatches):
 
 
 # %% wrong: microbatches counted from 1
+# is: slip
 # says: Microbatches are counted from 0
 from course_lib.pipeline import Action
 
@@ -72,6 +78,7 @@ def naive(stages, microbatches):
 
 
 # %% wrong: stage and microbatch have changed places
+# is: slip
 # says: Have stage and microbatch changed places
 from course_lib.pipeline import Action
 
@@ -86,6 +93,7 @@ def naive(stages, microbatches):
 
 
 # %% wrong: backward before its forward
+# is: slip
 # says: it needs 0F0, which rank 0 does only later
 from course_lib.pipeline import Action
 
@@ -99,6 +107,7 @@ def naive(stages, microbatches):
 
 
 # %% wrong: forwards only
+# is: slip
 # says: never does .B0
 from course_lib.pipeline import Action
 
@@ -108,6 +117,7 @@ def naive(stages, microbatches):
 
 
 # %% wrong: the whole model on every rank
+# is: slip
 # says: but it holds stage 0
 from course_lib.pipeline import Action
 
@@ -124,6 +134,7 @@ def naive(stages, microbatches):
 
 
 # %% wrong: the ranks in reverse
+# is: slip
 # says: rank 0 does 3F0 as its action 0, but it holds stage 0
 from course_lib.pipeline import Action
 
@@ -137,6 +148,7 @@ def naive(stages, microbatches):
 
 
 # %% wrong: one list for all ranks
+# is: form
 # says: the entry of rank 0 is a value of type Action, not a list of actions
 from course_lib.pipeline import Action
 
@@ -150,6 +162,7 @@ def naive(stages, microbatches):
 
 
 # %% wrong: a list for every microbatch
+# is: form
 # says: gives \d+ lists; \d+ lists? (is|are) expected, one for each rank
 from course_lib.pipeline import Action
 
@@ -162,12 +175,14 @@ def naive(stages, microbatches):
 
 
 # %% wrong: tuples for actions
+# is: form
 # says: Write Action\(stage, kind, microbatch\)
 def naive(stages, microbatches):
     return [[(r, kind, k) for k in range(microbatches) for kind in "FB"] for r in range(stages)]
 
 
 # %% wrong: words for kinds
+# is: form
 # says: its kind must be one of F, B, I, W
 from course_lib.pipeline import Action
 
@@ -183,6 +198,7 @@ def naive(stages, microbatches):
 
 
 # %% wrong: works for four stages only
+# is: detail
 # says: gives 4 lists; \d+ lists? (is|are) expected, one for each rank
 from course_lib.pipeline import Action
 

@@ -1,10 +1,12 @@
 # %% wrong: an empty schedule
+# is: form
 # says: the schedule is empty
 def one_f_one_b(stages, microbatches):
     return [list() for _ in range(stages)]
 
 
 # %% wrong: GPipe sold as 1F1B
+# is: idea
 # says: That is GPipe's order, and GPipe's memory: rank 0 does 8 forwards before its first backward
 from course_lib.pipeline import Action
 
@@ -17,6 +19,7 @@ def one_f_one_b(stages, microbatches):
 
 
 # %% wrong: one microbatch at a time
+# is: idea
 # says: That is the naive schedule
 from course_lib.pipeline import Action
 
@@ -32,6 +35,7 @@ def one_f_one_b(stages, microbatches):
 
 
 # %% wrong: the warm-up is one too short
+# is: slip
 # says: Rank 0 does 3 forwards before its first backward; the pipeline stays full with 4
 from course_lib.pipeline import Action
 
@@ -49,6 +53,7 @@ def one_f_one_b(stages, microbatches):
 
 
 # %% wrong: the first rank's warm-up is two too short
+# is: slip
 # says: Rank 0 does 2 forwards before its first backward, rank 1 3: it needs 3 from rank 0 first
 # base: as many in flight as there are stages to come
 -        ahead = stages - rank
@@ -56,6 +61,7 @@ def one_f_one_b(stages, microbatches):
 
 
 # %% wrong: the warm-up is one too long
+# is: slip
 # says: Rank 0 does 5 forwards before its first backward; 4 are enough
 # base: as many in flight as there are stages to come
 -        ahead = stages - rank
@@ -63,6 +69,7 @@ def one_f_one_b(stages, microbatches):
 
 
 # %% wrong: the last stage waits for a second microbatch
+# is: slip
 # says: It is the last rank: it can go backward as soon as it went forward
 # base: as many in flight as there are stages to come
 -        ahead = stages - rank
@@ -70,6 +77,7 @@ def one_f_one_b(stages, microbatches):
 
 
 # %% wrong: the warm-up grows from the first rank to the last
+# is: idea
 # says: A stage must run further ahead than the one after it
 # base: as many in flight as there are stages to come
 -        ahead = stages - rank
@@ -77,6 +85,7 @@ def one_f_one_b(stages, microbatches):
 
 
 # %% wrong: every rank warms up as long as the first
+# is: idea
 # says: Rank 1 does 4 forwards before its first backward; 3 are enough
 # base: as many in flight as there are stages to come
 -        ahead = stages - rank
@@ -84,6 +93,7 @@ def one_f_one_b(stages, microbatches):
 
 
 # %% wrong: two forwards and two backwards take turns
+# is: slip
 # says: does 0F. and 0F. in a row, after its first backward
 from course_lib.pipeline import Action
 
@@ -104,6 +114,7 @@ def one_f_one_b(stages, microbatches):
 
 
 # %% wrong: the warm-up does not come back
+# is: slip
 # says: As many backwards stand at its end as forwards in its warm-up: 3 are missing
 from course_lib.pipeline import Action
 
@@ -120,6 +131,7 @@ def one_f_one_b(stages, microbatches):
 
 
 # %% wrong: the warm-up comes back the other way round
+# is: slip
 # says: takes the microbatches backward in the order
 from course_lib.pipeline import Action
 
@@ -138,6 +150,7 @@ def one_f_one_b(stages, microbatches):
 
 
 # %% wrong: in the steady state backward comes before its forward
+# is: slip
 # says: it needs 3F0, which rank 3 does only later
 from course_lib.pipeline import Action
 
@@ -155,6 +168,7 @@ def one_f_one_b(stages, microbatches):
 
 
 # %% wrong: a warm-up longer than there are microbatches
+# is: detail
 # says: With fewer microbatches than stages a rank has no more than m forwards
 from course_lib.pipeline import Action
 
@@ -176,6 +190,7 @@ def one_f_one_b(stages, microbatches):
 
 
 # %% wrong: the warm-up's forwards are taken from a list that is too short
+# is: form
 # says: raised IndexError
 from course_lib.pipeline import Action
 
@@ -195,6 +210,7 @@ def one_f_one_b(stages, microbatches):
 
 
 # %% wrong: backwards are halves
+# is: slip
 # says: here it is one action, B
 from course_lib.pipeline import Action
 
@@ -212,6 +228,7 @@ def one_f_one_b(stages, microbatches):
 
 
 # %% wrong: PyTorch's
+# is: form
 # says: Do not use PyTorch's schedules here, nor get_schedule_ops
 from course_lib.pipeline import from_text
 

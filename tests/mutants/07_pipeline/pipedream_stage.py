@@ -22,6 +22,7 @@ class PipeDreamStage:
 
 
 # %% wrong: no versions, forward once more
+# is: idea
 # says: that of the newest weights, which this microbatch's forward has not seen
 class PipeDreamStage:
     def __init__(self, module, optimizer):
@@ -42,6 +43,7 @@ class PipeDreamStage:
 
 
 # %% wrong: no versions, the graph kept
+# is: form
 # says: The optimizer changes weights in place, and a microbatch that is under way still needs
 class PipeDreamStage:
     def __init__(self, module, optimizer):
@@ -63,6 +65,7 @@ class PipeDreamStage:
 
 
 # %% wrong: weights overwritten behind autograd's back
+# is: idea
 # says: that of the newest weights, which this microbatch's forward has not seen|is wrong
 class PipeDreamStage:
     def __init__(self, module, optimizer):
@@ -90,6 +93,7 @@ class PipeDreamStage:
 
 
 # %% wrong: every forward with the first weights
+# is: idea
 # says: Every forward sees the weights that were there at first
 class PipeDreamStage:
     def __init__(self, module, optimizer):
@@ -114,6 +118,7 @@ class PipeDreamStage:
 
 
 # %% wrong: the old version is put back, and stays
+# is: idea
 # says: The step was taken from the weights that this microbatch's forward saw
 class PipeDreamStage:
     def __init__(self, module, optimizer):
@@ -138,6 +143,7 @@ class PipeDreamStage:
 
 
 # %% wrong: gradients are never cleared
+# is: slip
 # says: The gradients of earlier backwards are still there
 # base: what the wrong ones change
 -            param.grad = weights[name].grad
@@ -146,6 +152,7 @@ class PipeDreamStage:
 
 
 # %% wrong: one step at the end
+# is: idea
 # says: The weights changed only at the end, as with a flush
 class PipeDreamStage:
     def __init__(self, module, optimizer):
@@ -167,6 +174,7 @@ class PipeDreamStage:
 
 
 # %% wrong: a new optimizer for each version
+# is: slip
 # says: The optimizer's momentum begins anew with each step
 # base: what the wrong ones change
 -        self.optimizer.step()
@@ -175,6 +183,7 @@ class PipeDreamStage:
 
 
 # %% wrong: a version for every microbatch, for ever
+# is: slip
 # says: versions of its weights; .* under way need as many
 class PipeDreamStage:
     def __init__(self, module, optimizer):
@@ -201,6 +210,7 @@ class PipeDreamStage:
 
 
 # %% wrong: tokens are asked for a gradient
+# is: form
 # says: Tokens have no gradient
 # base: what the wrong ones change
 -        x = x.detach().requires_grad_(x.is_floating_point())
@@ -208,6 +218,7 @@ class PipeDreamStage:
 
 
 # %% wrong: nothing is returned
+# is: form
 # says: the gradient that backward\(\d\) returns is None
 # base: what the wrong ones change
 -        x = x.detach().requires_grad_(x.is_floating_point())
@@ -222,6 +233,7 @@ class PipeDreamStage:
 
 
 # %% wrong: the step comes before the gradients are handed over
+# is: slip
 # says: hand the gradients over, then step
 from torch.func import functional_call
 
@@ -251,6 +263,7 @@ class PipeDreamStage:
 
 
 # %% wrong: the gradients are never handed over
+# is: idea
 # says: The weights never change
 import copy
 

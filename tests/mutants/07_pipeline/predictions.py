@@ -1,4 +1,5 @@
 # %% wrong: the fraction of the total, twice
+# is: slip
 # says: the bubble over the whole time
 # base: by cases
 -        return stages - 1
@@ -16,6 +17,7 @@
 
 
 # %% wrong: the lecture's fraction, twice
+# is: slip
 # says: Of the total, which has the bubble in it
 # base: by cases
 -    return ratio / (1 + ratio)
@@ -23,6 +25,7 @@
 
 
 # %% wrong: naive as GPipe
+# is: slip
 # says: on one of the p - 1 others: m times as long
 # base: by cases
 -        return stages - 1
@@ -30,6 +33,7 @@
 
 
 # %% wrong: 1F1B without a bubble
+# is: slip
 # says: 1F1B has GPipe's bubble
 # base: by cases
          return stages - 1
@@ -38,6 +42,7 @@
 
 
 # %% wrong: filled in p steps
+# is: slip
 # says: the first works from the start
 # base: by cases
 -    ratio = (stages - 1) / microbatches
@@ -45,6 +50,7 @@
 
 
 # %% wrong: interleaving changes nothing
+# is: slip
 # says: divides the bubble by the chunks
 # base: by cases
 -        return ratio / chunks
@@ -52,6 +58,7 @@
 
 
 # %% wrong: interleaving makes it longer
+# is: slip
 # says: That multiplies by the chunks
 # base: by cases
 -        return ratio / chunks
@@ -59,6 +66,7 @@
 
 
 # %% wrong: ZB-H1 without a bubble
+# is: slip
 # says: ZB-H2 has none
 # base: by cases
 -    return ratio / 3 if schedule == "zero_bubble_h1" else ratio
@@ -66,6 +74,7 @@
 
 
 # %% wrong: ZB-H1 as 1F1B
+# is: slip
 # says: fills the bubble with the weights' halves
 # base: by cases
 -    return ratio / 3 if schedule == "zero_bubble_h1" else ratio
@@ -73,6 +82,7 @@
 
 
 # %% wrong: GPipe holds what 1F1B does
+# is: slip
 # says: it holds all m
 # base: by cases
 -    if schedule == "gpipe":
@@ -80,6 +90,7 @@
 
 
 # %% wrong: 1F1B holds p everywhere
+# is: slip
 # says: fewer towards the end
 # base: by cases
 -    return min(microbatches, below + 1)
@@ -87,6 +98,7 @@
 
 
 # %% wrong: more than there are
+# is: slip
 # says: with fewer microbatches than stages, m
 # base: by cases
 -    return min(microbatches, below + 1)
@@ -94,6 +106,7 @@
 
 
 # %% wrong: ranks counted from the wrong end
+# is: slip
 # says: the wrong way round: the first rank
 # base: by cases
 -    return min(microbatches, below + 1)
@@ -101,6 +114,7 @@
 
 
 # %% wrong: the loop as 1F1B for each chunk
+# is: slip
 # says: once for each chunk
 # base: by cases
 -        return min(microbatches * chunks, 2 * below + (chunks - 1) * stages + 1)
@@ -108,6 +122,7 @@
 
 
 # %% wrong: the forward after the warm-up forgotten
+# is: slip
 # says: counts, too, before its backward
 # base: by cases
 -        return min(microbatches * chunks, 2 * below + (chunks - 1) * stages + 1)
@@ -115,6 +130,7 @@
 
 
 # %% wrong: activations alone
+# is: slip
 # says: each comes back as a gradient
 # base: by cases
 -    return microbatches * nbytes * (down + up)
@@ -122,6 +138,7 @@
 
 
 # %% wrong: every rank sends both ways
+# is: slip
 # says: its first no gradient
 # base: by cases
 -    down = chunks - (rank == stages - 1)
@@ -130,6 +147,7 @@
 
 
 # %% wrong: a loop that is none
+# is: slip
 # says: the last rank sends to the first
 # base: by cases
 -    down = chunks - (rank == stages - 1)
@@ -139,6 +157,7 @@
 
 
 # %% wrong: chunks forgotten
+# is: slip
 # says: v times as much
 # base: by cases
 -    down = chunks - (rank == stages - 1)
@@ -148,6 +167,7 @@
 
 
 # %% wrong: one microbatch
+# is: slip
 # says: each of the m is sent
 # base: by cases
 -    return microbatches * nbytes * (down + up)
@@ -155,6 +175,7 @@
 
 
 # %% wrong: percentages
+# is: detail
 # says: 0.25 and not 25
 def bubble_of_ideal(schedule, stages, microbatches, chunks=1):
     shares = {

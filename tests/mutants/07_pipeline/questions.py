@@ -1,4 +1,5 @@
 # %% wrong: the lecture's fraction
+# is: slip
 # says: over the \*ideal\* time
 answer_1 = 7 / 32
 answer_2 = 63
@@ -7,6 +8,7 @@ answer_4 = 9
 answer_5 = "forward and backward see the same weights"
 
 # %% wrong: the share that computes
+# is: slip
 # says: the share that computes
 answer_1 = 32 / 39
 answer_2 = 63
@@ -15,6 +17,7 @@ answer_4 = 9
 answer_5 = "forward and backward see the same weights"
 
 # %% wrong: p stages fill in p steps
+# is: slip
 # says: works from the start
 answer_1 = 8 / 40
 answer_2 = 63
@@ -23,6 +26,7 @@ answer_4 = 9
 answer_5 = "forward and backward see the same weights"
 
 # %% wrong: a tenth of the ideal time
+# is: slip
 # says: a tenth of the \*ideal\* time
 answer_1 = 7 / 39
 answer_2 = 70
@@ -31,6 +35,7 @@ answer_4 = 9
 answer_5 = "forward and backward see the same weights"
 
 # %% wrong: one too many
+# is: slip
 # says: One less is enough
 answer_1 = 7 / 39
 answer_2 = 64
@@ -39,6 +44,7 @@ answer_4 = 9
 answer_5 = "forward and backward see the same weights"
 
 # %% wrong: one too few
+# is: slip
 # says: more than a tenth
 answer_1 = 7 / 39
 answer_2 = 62
@@ -47,6 +53,7 @@ answer_4 = 9
 answer_5 = "forward and backward see the same weights"
 
 # %% wrong: 1F1B has a smaller bubble
+# is: slip
 # says: both take as long to fill and drain
 answer_1 = 7 / 39
 answer_2 = 63
@@ -55,6 +62,7 @@ answer_4 = 9
 answer_5 = "forward and backward see the same weights"
 
 # %% wrong: 1F1B sends less
+# is: slip
 # says: Each activation goes down
 answer_1 = 7 / 39
 answer_2 = 63
@@ -63,6 +71,7 @@ answer_4 = 9
 answer_5 = "forward and backward see the same weights"
 
 # %% wrong: GPipe's memory
+# is: slip
 # says: That is GPipe
 answer_1 = 7 / 39
 answer_2 = 63
@@ -71,6 +80,7 @@ answer_4 = 48
 answer_5 = "forward and backward see the same weights"
 
 # %% wrong: stage 0's memory
+# is: slip
 # says: That is stage 0
 answer_1 = 7 / 39
 answer_2 = 63
@@ -79,6 +89,7 @@ answer_4 = 12
 answer_5 = "forward and backward see the same weights"
 
 # %% wrong: the warm-up alone
+# is: slip
 # says: one more comes before the first backward
 answer_1 = 7 / 39
 answer_2 = 63
@@ -87,6 +98,7 @@ answer_4 = 7.5
 answer_5 = "forward and backward see the same weights"
 
 # %% wrong: the other way round
+# is: slip
 # says: The other way round
 answer_1 = 7 / 39
 answer_2 = 63
@@ -95,6 +107,7 @@ answer_4 = 4.5
 answer_5 = "forward and backward see the same weights"
 
 # %% wrong: versions against staleness
+# is: slip
 # says: by up to p - 1 updates
 answer_1 = 7 / 39
 answer_2 = 63
@@ -103,6 +116,7 @@ answer_4 = 9
 answer_5 = "gradients are not stale"
 
 # %% wrong: versions to save memory
+# is: slip
 # says: It needs more
 answer_1 = 7 / 39
 answer_2 = 63

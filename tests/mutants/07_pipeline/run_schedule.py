@@ -1,10 +1,12 @@
 # %% wrong: nothing is done
+# is: form
 # says: linear.weight has no gradient|embedding.weight has no gradient
 def run_schedule(stage, actions, microbatches, group=None):
     return {}
 
 
 # %% wrong: each microbatch is divided by its own count
+# is: slip
 # says: divided by its own number of targets
 # base: receives by name, sends in passing
 -                y = stage.loss(y, targets) / count
@@ -12,6 +14,7 @@ def run_schedule(stage, actions, microbatches, group=None):
 
 
 # %% wrong: the mean of means
+# is: slip
 # says: the mean of the microbatches' means
 # base: receives by name, sends in passing
 -                y = stage.loss(y, targets) / count
@@ -19,6 +22,7 @@ def run_schedule(stage, actions, microbatches, group=None):
 
 
 # %% wrong: the sum of all losses
+# is: slip
 # says: summed up, not averaged
 # base: receives by name, sends in passing
 -                y = stage.loss(y, targets) / count
@@ -26,6 +30,7 @@ def run_schedule(stage, actions, microbatches, group=None):
 
 
 # %% wrong: divided by the microbatches once more
+# is: slip
 # says: do not divide by the number of microbatches
 # base: receives by name, sends in passing
 -                y = stage.loss(y, targets) / count
@@ -33,6 +38,7 @@ def run_schedule(stage, actions, microbatches, group=None):
 
 
 # %% wrong: targets that do not count are counted
+# is: detail
 # says: Targets that do not count
 # base: receives by name, sends in passing
 -    count = sum(int(stage.count(targets)) for _, targets in microbatches)
@@ -40,6 +46,7 @@ def run_schedule(stage, actions, microbatches, group=None):
 
 
 # %% wrong: GPipe, whatever the schedule says
+# is: idea
 # says: All forwards came first: that is GPipe
 # base: receives by name, sends in passing
 -    for action in actions[rank]:
@@ -47,6 +54,7 @@ def run_schedule(stage, actions, microbatches, group=None):
 
 
 # %% wrong: the gradients are zeros
+# is: slip
 # says: No gradient came back to this stage
 # base: receives by name, sends in passing
 -                gradient = torch.empty_like(y)
@@ -56,6 +64,7 @@ def run_schedule(stage, actions, microbatches, group=None):
 
 
 # %% wrong: old gradients are cleared
+# is: slip
 # says: were there before are gone
 # base: receives by name, sends in passing
      count = sum(int(stage.count(targets)) for _, targets in microbatches)
@@ -63,6 +72,7 @@ def run_schedule(stage, actions, microbatches, group=None):
 
 
 # %% wrong: only the last microbatch counts
+# is: slip
 # says: Only microbatch \d counts
 # base: receives by name, sends in passing
              x, y = kept.pop(k)
@@ -70,6 +80,7 @@ def run_schedule(stage, actions, microbatches, group=None):
 
 
 # %% wrong: graphs are kept to the end
+# is: idea
 # says: keeps .* bytes for backward
 # base: receives by name, sends in passing
 -            x, y = kept.pop(k)
@@ -83,6 +94,7 @@ def run_schedule(stage, actions, microbatches, group=None):
 
 
 # %% wrong: what came in is kept to the end
+# is: idea
 # says: microbatches' worth
 # base: receives by name, sends in passing
 -            x, y = kept.pop(k)
@@ -90,6 +102,7 @@ def run_schedule(stage, actions, microbatches, group=None):
 
 
 # %% wrong: copies of what came in and went out are kept to the end
+# is: slip
 # says: as the kernel counts its pages
 # base: receives by name, sends in passing
      kept, works, losses = {}, [], {}
@@ -100,6 +113,7 @@ def run_schedule(stage, actions, microbatches, group=None):
 
 
 # %% wrong: gradients that arrived and those that were sent are kept for a look afterwards
+# is: slip
 # says: as the kernel counts its pages
 # base: receives by name, sends in passing
      kept, works, losses = {}, [], {}
@@ -116,6 +130,7 @@ def run_schedule(stage, actions, microbatches, group=None):
 
 
 # %% wrong: one backward through the sum of all losses
+# is: idea
 # says: All forwards came first|does all microbatches at once
 def run_schedule(stage, actions, microbatches, group=None):
     me = dist.get_rank(group)
@@ -150,6 +165,7 @@ def run_schedule(stage, actions, microbatches, group=None):
 
 
 # %% wrong: sends wait for their receiver
+# is: form
 # says: waits for
 def run_schedule(stage, actions, microbatches, group=None):
     rank, last = dist.get_rank(group), len(actions) - 1
@@ -189,6 +205,7 @@ def run_schedule(stage, actions, microbatches, group=None):
 
 
 # %% wrong: messages without names, received in one's own order
+# is: form
 # says: come in the order in which they were sent
 # base: receives by name, sends in passing
 -                dist.recv(x, src=world(rank - 1), group=group, tag=2 * k)
@@ -207,6 +224,7 @@ def run_schedule(stage, actions, microbatches, group=None):
 
 
 # %% wrong: the last stage is off by one
+# is: form
 # says: Is something sent to a rank that does not exist
 # base: receives by name, sends in passing
              y = stage.module(x)
@@ -215,6 +233,7 @@ def run_schedule(stage, actions, microbatches, group=None):
 
 
 # %% wrong: outputs go to every rank
+# is: form
 # says: They are not neighbours
 # base: receives by name, sends in passing
 -                dist.recv(x, src=world(rank - 1), group=group, tag=2 * k)
@@ -228,6 +247,7 @@ def run_schedule(stage, actions, microbatches, group=None):
 
 
 # %% wrong: outputs are broadcast
+# is: form
 # says: dist.broadcast was called
 def run_schedule(stage, actions, microbatches, group=None):
     rank, size = dist.get_rank(group), dist.get_world_size(group)
@@ -260,6 +280,7 @@ def run_schedule(stage, actions, microbatches, group=None):
 
 
 # %% wrong: every rank runs the whole model
+# is: idea
 # says: was called
 import copy
 
@@ -278,6 +299,7 @@ def run_schedule(stage, actions, microbatches, group=None):
 
 
 # %% wrong: buffers of the default dtype
+# is: form
 # says: stage.shape\(inputs\), dtype=stage.dtype
 # base: receives by name, sends in passing
 -                x = torch.empty(stage.shape(inputs), dtype=stage.dtype)
@@ -285,6 +307,7 @@ def run_schedule(stage, actions, microbatches, group=None):
 
 
 # %% wrong: tokens are asked for a gradient
+# is: form
 # says: Tokens have no gradient
 # base: receives by name, sends in passing
 -            x = inputs
@@ -292,12 +315,14 @@ def run_schedule(stage, actions, microbatches, group=None):
 
 
 # %% wrong: what comes in asks for no gradient
+# is: form
 # says: has no gradient|waits for|requires_grad_|Module|NoneType
 # base: receives by name, sends in passing
 -                x.requires_grad_()
 
 
 # %% wrong: ranks of the group are taken for those of the world
+# is: form
 # says: not in the group|get_global_rank
 # base: receives by name, sends in passing
 -        return other if group is None else dist.get_global_rank(group, other)
@@ -305,6 +330,7 @@ def run_schedule(stage, actions, microbatches, group=None):
 
 
 # %% wrong: shapes are sent first
+# is: slip
 # says: shapes from stage.shape
 # base: receives by name, sends in passing
 -                x = torch.empty(stage.shape(inputs), dtype=stage.dtype)
@@ -320,6 +346,7 @@ def run_schedule(stage, actions, microbatches, group=None):
 
 
 # %% wrong: PyTorch's own stages
+# is: form
 # says: PyTorch's schedules and stages send and receive by themselves
 def run_schedule(stage, actions, microbatches, group=None):
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
@@ -333,6 +360,7 @@ def run_schedule(stage, actions, microbatches, group=None):
 
 
 # %% wrong: the whole loss in one
+# is: form
 # says: for each microbatch|part of the loss|parts of the loss
 # base: receives by name, sends in passing
 -    return losses
@@ -340,6 +368,7 @@ def run_schedule(stage, actions, microbatches, group=None):
 
 
 # %% wrong: None on the other ranks
+# is: detail
 # says: must return an empty dict
 # base: receives by name, sends in passing
 -    return losses
@@ -347,6 +376,7 @@ def run_schedule(stage, actions, microbatches, group=None):
 
 
 # %% wrong: a barrier behind the messages
+# is: slip
 # says: wait for handles alone
 from course_lib.pipeline import simulate
 
@@ -387,6 +417,7 @@ def run_schedule(stage, actions, microbatches, group=None):
 
 
 # %% wrong: what comes in is asked for no gradient, and none is sent
+# is: slip
 # says: is x.grad None
 from course_lib.pipeline import simulate
 

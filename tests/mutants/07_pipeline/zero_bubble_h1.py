@@ -1,10 +1,12 @@
 # %% wrong: an empty schedule
+# is: form
 # says: the schedule is empty
 def zero_bubble_h1(stages, microbatches):
     return [[]] * stages
 
 
 # %% wrong: W at once, which is 1F1B
+# is: idea
 # says: that is 1F1B with its backward cut in two
 from course_lib.pipeline import Action
 
@@ -23,6 +25,7 @@ def zero_bubble_h1(stages, microbatches):
 
 
 # %% wrong: all W at the end
+# is: idea
 # says: Every rank keeps all its W for the end
 from course_lib.pipeline import Action
 
@@ -40,6 +43,7 @@ def zero_bubble_h1(stages, microbatches):
 
 
 # %% wrong: whole backwards
+# is: idea
 # says: a whole backward; here it is cut in two, I and W
 from course_lib.pipeline import Action
 
@@ -56,6 +60,7 @@ def zero_bubble_h1(stages, microbatches):
 
 
 # %% wrong: GPipe with halves
+# is: idea
 # says: All forwards come before the first I, as in GPipe
 from course_lib.pipeline import Action
 
@@ -68,6 +73,7 @@ def zero_bubble_h1(stages, microbatches):
 
 
 # %% wrong: one microbatch at a time
+# is: idea
 # says: That is the naive schedule
 from course_lib.pipeline import Action
 
@@ -80,6 +86,7 @@ def zero_bubble_h1(stages, microbatches):
 
 
 # %% wrong: ZB-H2
+# is: idea
 # says: That is ZB-H2
 # base: lists, emptied from the front
 -    if microbatches < stages:
@@ -93,6 +100,7 @@ def zero_bubble_h1(stages, microbatches):
 
 
 # %% wrong: the first rank keeps the most W
+# is: slip
 # says: Rank 0 keeps the most W for its end, the last rank none
 # base: lists, emptied from the front
 -    if microbatches < stages:
@@ -103,6 +111,7 @@ def zero_bubble_h1(stages, microbatches):
 
 
 # %% wrong: one W too few in store
+# is: slip
 # says: Rank 1 has 0 W in store when it comes to its last I
 # base: lists, emptied from the front
 -    if microbatches < stages:
@@ -113,6 +122,7 @@ def zero_bubble_h1(stages, microbatches):
 
 
 # %% wrong: one W too many in store
+# is: slip
 # says: Rank 0 has 2 W in store when it comes to its last I
 # base: lists, emptied from the front
 -    if microbatches < stages:
@@ -123,6 +133,7 @@ def zero_bubble_h1(stages, microbatches):
 
 
 # %% wrong: the warm-up is one too short
+# is: slip
 # says: Rank 0 does 3 forwards before its first backward; the pipeline stays full with 4
 # base: lists, emptied from the front
 -    if microbatches < stages:
@@ -133,6 +144,7 @@ def zero_bubble_h1(stages, microbatches):
 
 
 # %% wrong: the last rank waits for a second microbatch
+# is: slip
 # says: It is the last rank: it can go backward as soon as it went forward
 # base: lists, emptied from the front
 -    if microbatches < stages:
@@ -143,6 +155,7 @@ def zero_bubble_h1(stages, microbatches):
 
 
 # %% wrong: W before its I
+# is: slip
 # says: it needs 0I0, which rank 0 does only later
 from course_lib.pipeline import Action
 
@@ -160,6 +173,7 @@ def zero_bubble_h1(stages, microbatches):
 
 
 # %% wrong: the W in store are forgotten
+# is: slip
 # says: rank \d holds stage \d and never does .W
 from course_lib.pipeline import Action
 
@@ -179,6 +193,7 @@ def zero_bubble_h1(stages, microbatches):
 
 
 # %% wrong: fewer microbatches than stages are scheduled
+# is: detail
 # says: zero_bubble_h1\(4, 3\) does not raise a ValueError
 from course_lib.pipeline import Action
 

@@ -1,4 +1,5 @@
 # %% wrong: the old accumulator is not rescaled
+# is: idea
 # says: The old out still has its old denominator
 def online_softmax_merge(out, lse, block_out, block_lse):
     merged = torch.logaddexp(lse, block_lse)
@@ -7,6 +8,7 @@ def online_softmax_merge(out, lse, block_out, block_lse):
 
 
 # %% wrong: only the old one is rescaled
+# is: idea
 # says: The block's out was divided by its own sum
 def online_softmax_merge(out, lse, block_out, block_lse):
     merged = torch.log(torch.exp(lse) + torch.exp(block_lse))
@@ -15,12 +17,14 @@ def online_softmax_merge(out, lse, block_out, block_lse):
 
 
 # %% wrong: added
+# is: idea
 # says: sum of both: each has been divided
 def online_softmax_merge(out, lse, block_out, block_lse):
     return out + block_out, lse.logaddexp(block_lse)
 
 
 # %% wrong: averaged
+# is: idea
 # says: mean of both
 def online_softmax_merge(out, lse, block_out, block_lse):
     both = torch.stack((lse, block_lse))
@@ -28,6 +32,7 @@ def online_softmax_merge(out, lse, block_out, block_lse):
 
 
 # %% wrong: weights the wrong way round
+# is: slip
 # says: weights of old and new are swapped
 def online_softmax_merge(out, lse, block_out, block_lse):
     share = torch.sigmoid(block_lse - lse)[..., None]
@@ -35,6 +40,7 @@ def online_softmax_merge(out, lse, block_out, block_lse):
 
 
 # %% wrong: weights that do not add up to 1
+# is: slip
 # says: do not add up to 1
 def online_softmax_merge(out, lse, block_out, block_lse):
     top = torch.max(lse, block_lse)
@@ -43,6 +49,7 @@ def online_softmax_merge(out, lse, block_out, block_lse):
 
 
 # %% wrong: a logarithm as a weight
+# is: idea
 # says: lse is used as a weight
 def online_softmax_merge(out, lse, block_out, block_lse):
     a, b = lse[..., None], block_lse[..., None]
@@ -50,6 +57,7 @@ def online_softmax_merge(out, lse, block_out, block_lse):
 
 
 # %% wrong: exp overflows
+# is: detail
 # says: exp\(1000\) is infinite
 def online_softmax_merge(out, lse, block_out, block_lse):
     old, new = torch.exp(lse), torch.exp(block_lse)
@@ -59,6 +67,7 @@ def online_softmax_merge(out, lse, block_out, block_lse):
 
 
 # %% wrong: lse is the larger one
+# is: slip
 # says: That is the larger of the two
 def online_softmax_merge(out, lse, block_out, block_lse):
     w = torch.softmax(torch.stack((lse, block_lse), -1), -1)
@@ -66,6 +75,7 @@ def online_softmax_merge(out, lse, block_out, block_lse):
 
 
 # %% wrong: lse stays the old one
+# is: slip
 # says: lse is the old one
 def online_softmax_merge(out, lse, block_out, block_lse):
     difference = (block_lse - lse)[..., None]
@@ -73,6 +83,7 @@ def online_softmax_merge(out, lse, block_out, block_lse):
 
 
 # %% wrong: the wrong dimension is scaled
+# is: slip
 # says: beside the wrong dimension|no features
 def online_softmax_merge(out, lse, block_out, block_lse):
     merged = torch.logaddexp(lse, block_lse)
@@ -83,6 +94,7 @@ def online_softmax_merge(out, lse, block_out, block_lse):
 
 
 # %% wrong: lse without a place for the features
+# is: form
 # says: lse\[\.\.\., None\] stands beside out
 def online_softmax_merge(out, lse, block_out, block_lse):
     merged = torch.logaddexp(lse, block_lse)
@@ -90,6 +102,7 @@ def online_softmax_merge(out, lse, block_out, block_lse):
 
 
 # %% wrong: nothing seen gives nan
+# is: detail
 # says: -inf - -inf is nan
 def online_softmax_merge(out, lse, block_out, block_lse):
     weight = torch.sigmoid(lse - block_lse)[..., None]
@@ -97,6 +110,7 @@ def online_softmax_merge(out, lse, block_out, block_lse):
 
 
 # %% wrong: the lowest number stays
+# is: detail
 # says: stands in for -inf is still there
 def online_softmax_merge(out, lse, block_out, block_lse):
     lowest = torch.finfo(lse.dtype).min
@@ -108,6 +122,7 @@ def online_softmax_merge(out, lse, block_out, block_lse):
 
 
 # %% wrong: nan only in backward
+# is: detail
 # says: nan times 0 is nan
 def online_softmax_merge(out, lse, block_out, block_lse):
     weight = torch.sigmoid(lse - block_lse)
@@ -116,6 +131,7 @@ def online_softmax_merge(out, lse, block_out, block_lse):
 
 
 # %% wrong: without a graph
+# is: form
 # says: no gradients for all four
 @torch.no_grad()
 def online_softmax_merge(out, lse, block_out, block_lse):
@@ -126,6 +142,7 @@ def online_softmax_merge(out, lse, block_out, block_lse):
 
 
 # %% wrong: in place
+# is: slip
 # says: belongs to the caller|was changed in place
 def online_softmax_merge(out, lse, block_out, block_lse):
     merged = torch.logaddexp(lse, block_lse)
@@ -136,6 +153,7 @@ def online_softmax_merge(out, lse, block_out, block_lse):
 
 
 # %% wrong: in place, and right
+# is: detail
 # says: out was changed: it belongs to the caller
 def online_softmax_merge(out, lse, block_out, block_lse):
     low = torch.finfo(lse.dtype).min
@@ -148,6 +166,7 @@ def online_softmax_merge(out, lse, block_out, block_lse):
 
 
 # %% wrong: an argument that autograd needs, changed in place
+# is: slip
 # says: One of the arguments was changed in place
 def online_softmax_merge(out, lse, block_out, block_lse):
     total = torch.logaddexp(lse, block_lse)
@@ -156,6 +175,7 @@ def online_softmax_merge(out, lse, block_out, block_lse):
 
 
 # %% wrong: -100 in place of -inf
+# is: detail
 # says: stands in for -inf is too high
 def online_softmax_merge(out, lse, block_out, block_lse):
     old, new = torch.clamp(lse, min=-100), torch.clamp(block_lse, min=-100)
@@ -165,6 +185,7 @@ def online_softmax_merge(out, lse, block_out, block_lse):
 
 
 # %% wrong: -10,000 in place of -inf, to the end
+# is: detail
 # says: stands in for -inf is still there
 def online_softmax_merge(out, lse, block_out, block_lse):
     old, new = torch.clamp(lse, min=-10_000), torch.clamp(block_lse, min=-10_000)
@@ -174,6 +195,7 @@ def online_softmax_merge(out, lse, block_out, block_lse):
 
 
 # %% wrong: only out
+# is: form
 # says: Return both, \(out, lse\)
 def online_softmax_merge(out, lse, block_out, block_lse):
     share = torch.sigmoid(block_lse - lse)[..., None]

@@ -1,4 +1,5 @@
 # %% wrong: sends in the last step
+# is: slip
 # says: Nothing is sent in the last of N steps
 # base: from the closed forms
 -    keys = (n - 1) * kv_bytes
@@ -9,6 +10,7 @@
 
 
 # %% wrong: gradients stay
+# is: slip
 # says: gradients of keys and values travel as well
 # base: from the closed forms
 -    if n == 1:
@@ -19,6 +21,7 @@
 
 
 # %% wrong: gradients in 16 bits
+# is: slip
 # says: Gradients travel in float32
 # base: from the closed forms
 -    if n == 1:
@@ -30,6 +33,7 @@
 
 
 # %% wrong: gradients one short of home
+# is: slip
 # says: one rank short of home
 # base: from the closed forms
 -    if n == 1:
@@ -41,6 +45,7 @@
 
 
 # %% wrong: one rank sends
+# is: slip
 # says: One rank has no other rank to send to
 # base: from the closed forms
 -    if n == 1:
@@ -51,6 +56,7 @@
 
 
 # %% wrong: a collective's share
+# is: slip
 # says: a collective's share
 # base: from the closed forms
 -    if n == 1:
@@ -62,6 +68,7 @@
 
 
 # %% wrong: the output is forgotten
+# is: slip
 # says: a fourth all-to-all
 # base: from the closed forms
 -    here = tokens / n * (2 * width + 2 * kv_width) * itemsize
@@ -70,6 +77,7 @@
 
 
 # %% wrong: all of the same width
+# is: slip
 # says: with fewer heads of keys
 # base: from the closed forms
 -    here = tokens / n * (2 * width + 2 * kv_width) * itemsize
@@ -78,6 +86,7 @@
 
 
 # %% wrong: the own part is sent
+# is: slip
 # says: and sends the rest: \(N-1\)/N
 # base: from the closed forms
 -    here = tokens / n * (2 * width + 2 * kv_width) * itemsize
@@ -86,6 +95,7 @@
 
 
 # %% wrong: the whole sequence
+# is: slip
 # says: Each rank holds tokens / N|the sum over all ranks
 # base: from the closed forms
 -    here = tokens / n * (2 * width + 2 * kv_width) * itemsize
@@ -94,6 +104,7 @@
 
 
 # %% wrong: whole steps
+# is: slip
 # says: diagonal alone, half a block
 # base: from the closed forms
 -    return (n - 1 - rank) / (n - 0.5)
@@ -101,6 +112,7 @@
 
 
 # %% wrong: the other way round
+# is: slip
 # says: the wrong way round: the first rank
 # base: from the closed forms
 -    return (n - 1 - rank) / (n - 0.5)
@@ -108,6 +120,7 @@
 
 
 # %% wrong: the mean
+# is: slip
 # says: the mean of all ranks
 # base: from the closed forms
 -    return (n - 1 - rank) / (n - 0.5)
@@ -115,6 +128,7 @@
 
 
 # %% wrong: who works
+# is: slip
 # says: share in which it works
 # base: from the closed forms
 -    return (n - 1 - rank) / (n - 0.5)
@@ -122,6 +136,7 @@
 
 
 # %% wrong: causal is not looked at
+# is: slip
 # says: half of the scores are computed
 # base: from the closed forms
 -    block = flops_per_second / bytes_per_second * kv_width / width
@@ -130,6 +145,7 @@
 
 
 # %% wrong: causal needs fewer
+# is: slip
 # says: more tokens are needed, not fewer
 # base: from the closed forms
 -    block = flops_per_second / bytes_per_second * kv_width / width
@@ -139,6 +155,7 @@
 
 
 # %% wrong: widths are not looked at
+# is: slip
 # says: the block shrinks by their ratio
 # base: from the closed forms
 -    block = flops_per_second / bytes_per_second * kv_width / width
@@ -147,6 +164,7 @@
 
 
 # %% wrong: the paper's sequence
+# is: slip
 # says: six blocks
 # base: from the closed forms
 -    block = flops_per_second / bytes_per_second * kv_width / width

@@ -1,4 +1,5 @@
 # %% wrong: the limit
+# is: slip
 # says: the limit for many ranks
 answer_1 = 2
 answer_2 = 15
@@ -7,6 +8,7 @@ answer_4 = 8
 answer_5 = "the time of the slowest rank"
 
 # %% wrong: zigzag's
+# is: slip
 # says: That is zigzag's
 answer_1 = 1.0
 answer_2 = 15
@@ -15,6 +17,7 @@ answer_4 = 8
 answer_5 = "the time of the slowest rank"
 
 # %% wrong: all of the work
+# is: slip
 # says: Each rank computes some
 answer_1 = 8
 answer_2 = 15
@@ -23,6 +26,7 @@ answer_4 = 8
 answer_5 = "the time of the slowest rank"
 
 # %% wrong: N transfers
+# is: slip
 # says: nothing is sent after the last
 answer_1 = 1.875
 answer_2 = 16
@@ -31,6 +35,7 @@ answer_4 = 8
 answer_5 = "the time of the slowest rank"
 
 # %% wrong: the paper's number
+# is: slip
 # says: paper's table prints that number
 answer_1 = 1.875
 answer_2 = 15
@@ -39,6 +44,7 @@ answer_4 = 8
 answer_5 = "the time of the slowest rank"
 
 # %% wrong: six blocks
+# is: slip
 # says: That is six blocks
 answer_1 = 1.875
 answer_2 = 15
@@ -47,6 +53,7 @@ answer_4 = 8
 answer_5 = "the time of the slowest rank"
 
 # %% wrong: bits
+# is: slip
 # says: 100 Gb/s are bits
 answer_1 = 1.875
 answer_2 = 15
@@ -55,6 +62,7 @@ answer_4 = 8
 answer_5 = "the time of the slowest rank"
 
 # %% wrong: half of the scores
+# is: slip
 # says: Without a mask
 answer_1 = 1.875
 answer_2 = 15
@@ -63,6 +71,7 @@ answer_4 = 8
 answer_5 = "the time of the slowest rank"
 
 # %% wrong: heads of queries
+# is: slip
 # says: there are fewer of them
 answer_1 = 1.875
 answer_2 = 15
@@ -71,6 +80,7 @@ answer_4 = 32
 answer_5 = "the time of the slowest rank"
 
 # %% wrong: heads that share
+# is: slip
 # says: how many heads share one
 answer_1 = 1.875
 answer_2 = 15
@@ -79,6 +89,7 @@ answer_4 = 4
 answer_5 = "the time of the slowest rank"
 
 # %% wrong: fewer bytes
+# is: slip
 # says: All keys pass all ranks
 answer_1 = 1.875
 answer_2 = 15
@@ -87,6 +98,7 @@ answer_4 = 8
 answer_5 = "the bytes sent"
 
 # %% wrong: fewer scores
+# is: slip
 # says: The mask leaves the same scores
 answer_1 = 1.875
 answer_2 = 15

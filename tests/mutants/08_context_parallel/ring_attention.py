@@ -1,4 +1,5 @@
 # %% wrong: gradients of keys stay one rank before home
+# is: slip
 # says: one transfer more brings them home
 # base: blocks merged by their logarithms
 -        dk, dv = shares.to(k.dtype)
@@ -6,6 +7,7 @@
 
 
 # %% wrong: gradients of keys from the rank's own queries
+# is: slip
 # says: Only the rank's own queries contributed
 # base: blocks merged by their logarithms
                  dkv[0][:, columns] += torch.einsum("bikgj,bikgd->bjkd", ds, q5[:, rows])
@@ -16,6 +18,7 @@
 
 
 # %% wrong: gradients sent in bfloat16
+# is: detail
 # says: belong in float32
 # base: blocks merged by their logarithms
 -            dkv = torch.zeros_like(kv, dtype=dtype)
@@ -23,6 +26,7 @@
 
 
 # %% wrong: masked and not skipped
+# is: detail
 # says: Skip blocks of which the mask leaves nothing
 # base: blocks merged by their logarithms
 -            if not causal or queries[-1] >= keys[0]:
@@ -30,6 +34,7 @@
 
 
 # %% wrong: keeps what came by
+# is: idea
 # says: keys that came by are sent again
 # base: blocks merged by their logarithms
          kv = torch.stack([k, v])
@@ -42,6 +47,7 @@
 
 
 # %% wrong: keys that came by are kept to the end of backward
+# is: idea
 # says: more than one step needs
 # base: blocks merged by their logarithms
          kv, shares, coming = torch.stack([k, v]), 0, []
@@ -52,6 +58,7 @@
 
 
 # %% wrong: without a graph
+# is: form
 # says: Autograd does not see
 # base: blocks merged by their logarithms
 -    return Ring.apply(q, k, v, causal, group, layout)
@@ -59,6 +66,7 @@
 
 
 # %% wrong: neighbours in the world
+# is: form
 # says: are ranks of the whole world
 # base: blocks merged by their logarithms
 -        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
@@ -68,6 +76,7 @@
 
 
 # %% wrong: keys of all ranks in a list, and autograd for the rest
+# is: idea
 # says: keys that came by are sent again|more than one step needs|the next keys travel
 class Pass(torch.autograd.Function):
     """To the next rank; gradients go to the previous one."""
@@ -111,6 +120,7 @@ def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
 
 
 # %% wrong: PyTorch's attention
+# is: form
 # says: write the algorithm inside it yourself
 def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
@@ -119,6 +129,7 @@ def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
 
 
 # %% wrong: ours imported
+# is: form
 # says: write your own
 def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
     from course_lib.context_parallel.ring import ring_attention as solved
@@ -127,6 +138,7 @@ def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
 
 
 # %% wrong: gradients of keys divided by the ranks
+# is: slip
 # says: were divided by N\. They are sums
 # base: blocks merged by their logarithms
 -        dk, dv = shares.to(k.dtype)
@@ -134,6 +146,7 @@ def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
 
 
 # %% wrong: the gradient of q divided by the ranks
+# is: slip
 # says: The gradient of q was divided by N
 # base: blocks merged by their logarithms
 -        return dq.flatten(2, 3).to(q.dtype), dk, dv, None, None, None
@@ -141,6 +154,7 @@ def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
 
 
 # %% wrong: messages are awaited before the present keys are used
+# is: slip
 # says: the next keys travel
 # base: blocks merged by their logarithms
                  following, works = shift(kv, count(layout[(owner - 1) % n]), group)
@@ -155,6 +169,7 @@ def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
 
 
 # %% wrong: no delta in backward
+# is: slip
 # says: delta is missing
 # base: blocks merged by their logarithms
 -                ds.sub_(delta[:, rows]).mul_(p).mul_(scale)
@@ -162,6 +177,7 @@ def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
 
 
 # %% wrong: delta of each block alone
+# is: slip
 # says: over the keys of each block alone
 # base: blocks merged by their logarithms
 -                ds.sub_(delta[:, rows]).mul_(p).mul_(scale)
@@ -169,6 +185,7 @@ def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
 
 
 # %% wrong: keys sent home in backward, too
+# is: detail
 # says: Keys and values go round again, N - 1 transfers
 # base: blocks merged by their logarithms
              owner = (rank - step) % n
@@ -180,6 +197,7 @@ def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
 
 
 # %% wrong: an output that is wrong already
+# is: slip
 # says: The output of forward is not right yet
 # base: blocks merged by their logarithms
 -        return out
@@ -187,6 +205,7 @@ def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
 
 
 # %% wrong: delta summed over the tokens
+# is: slip
 # says: one number for each query and head
 # base: blocks merged by their logarithms
 -        delta = (g5 * o5).sum(-1, keepdim=True)

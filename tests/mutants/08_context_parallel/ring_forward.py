@@ -1,4 +1,5 @@
 # %% wrong: the old accumulator is not rescaled
+# is: slip
 # says: it loses some
 # base: blocks merged by their logarithms
 -            out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
@@ -6,6 +7,7 @@
 
 
 # %% wrong: the blocks' outputs are added
+# is: slip
 # says: the sum of the blocks' outputs
 # base: blocks merged by their logarithms
 -            out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
@@ -13,6 +15,7 @@
 
 
 # %% wrong: scaled by the heads
+# is: slip
 # says: divided by the root of heads\.
 # base: blocks merged by their logarithms
 -    scale = q.shape[3] ** -0.5
@@ -20,6 +23,7 @@
 
 
 # %% wrong: masked by places within the parts
+# is: slip
 # says: by places within the parts
 # base: blocks merged by their logarithms
      layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
@@ -27,6 +31,7 @@
 
 
 # %% wrong: the ring turned the wrong way under a causal mask
+# is: slip
 # says: taken for those of rank r \+ i
 # base: blocks merged by their logarithms
 -        owner = (rank - step) % n
@@ -34,6 +39,7 @@
 
 
 # %% wrong: a transfer after the last step
+# is: detail
 # says: after the last step no rank needs the keys
 # base: blocks merged by their logarithms
 -        if step < n - 1:
@@ -42,6 +48,7 @@
 
 
 # %% wrong: added in bfloat16
+# is: detail
 # says: belong in float32
 # base: blocks merged by their logarithms
 -    dtype = torch.promote_types(q.dtype, torch.float32)
@@ -49,6 +56,7 @@
 
 
 # %% wrong: zigzag dealt, and masked as if in succession
+# is: slip
 # says: taken to stand in succession
 # base: blocks merged by their logarithms
 -    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
@@ -56,6 +64,7 @@
 
 
 # %% wrong: blocks skipped by position, masked by place
+# is: slip
 # says: Blocks were skipped by the tokens' positions
 # base: blocks merged by their logarithms
 -        for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
@@ -66,6 +75,7 @@
 
 
 # %% wrong: lse by exp
+# is: slip
 # says: exp of large scores is inf
 # base: blocks merged by their logarithms
 -            new = torch.logaddexp(lse[:, rows], block_lse)
@@ -73,6 +83,7 @@
 
 
 # %% wrong: rows that see nothing
+# is: detail
 # says: If a mask leaves nothing
 # base: blocks merged by their logarithms
 -            s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
@@ -80,6 +91,7 @@
 
 
 # %% wrong: keys are awaited before the present ones are used
+# is: slip
 # says: the next keys travel
 # base: blocks merged by their logarithms
              following, works = shift(kv, count(layout[(owner - 1) % n]), group)
@@ -88,6 +100,7 @@
 
 
 # %% wrong: masked and not skipped
+# is: detail
 # says: Skip blocks of which the mask leaves nothing
 # base: blocks merged by their logarithms
 -            if not causal or queries[-1] >= keys[0]:
@@ -95,6 +108,7 @@
 
 
 # %% wrong: heads of keys dealt out in turn
+# is: slip
 # says: and not h % kv_heads
 # base: blocks merged by their logarithms
 -    q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
@@ -105,6 +119,7 @@
 
 
 # %% wrong: the mask is left out
+# is: slip
 # says: Later keys were seen
 # base: blocks merged by their logarithms
 -            if not causal or queries[-1] >= keys[0]:
@@ -115,6 +130,7 @@
 
 
 # %% wrong: in float32, whatever came
+# is: detail
 # says: is not what one process gets
 # base: blocks merged by their logarithms
 -    dtype = torch.promote_types(q.dtype, torch.float32)
@@ -122,6 +138,7 @@
 
 
 # %% wrong: neighbours in the world
+# is: form
 # says: are ranks of the whole world
 # base: blocks merged by their logarithms
 -        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
@@ -131,6 +148,7 @@
 
 
 # %% wrong: ranks of the world counted within the group
+# is: slip
 # says: which count the group's ranks
 # base: blocks merged by their logarithms
  def shift(tensor, tokens, group):
@@ -139,6 +157,7 @@
 
 
 # %% wrong: first sends, then receives
+# is: form
 # says: post both together
 # base: blocks merged by their logarithms
 -    ops = [
@@ -152,6 +171,7 @@
 
 
 # %% wrong: the keys are multiplied in place
+# is: slip
 # says: belongs to the caller
 # base: blocks merged by their logarithms
 -    scale = q.shape[3] ** -0.5
@@ -160,6 +180,7 @@
 
 
 # %% wrong: an all-gather sold as a ring
+# is: idea
 # says: dist.all_gather was called
 def everyone(x, group):
     parts = [torch.empty_like(x) for _ in range(dist.get_world_size(group))]
@@ -185,6 +206,7 @@ def ring_lse(*args, **kwargs):
 
 
 # %% wrong: keys of all ranks in a list, and attention at once
+# is: idea
 # says: more than one step needs
 def moved(x, group):
     """To the next rank."""
@@ -227,6 +249,7 @@ def ring_lse(*args, **kwargs):
 
 
 # %% wrong: keys that came by are kept to the end
+# is: idea
 # says: more than one step needs
 # base: blocks merged by their logarithms
      kv = torch.stack([k, v])
@@ -237,6 +260,7 @@ def ring_lse(*args, **kwargs):
 
 
 # %% wrong: PyTorch's attention
+# is: form
 # says: write the algorithm inside it yourself
 def ring_forward(q, k, v, causal=False, group=None, *, layout=None):
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
@@ -255,6 +279,7 @@ def ring_lse(*args, **kwargs):
 
 
 # %% wrong: ours imported
+# is: form
 # says: write your own
 def ring_forward(q, k, v, causal=False, group=None, *, layout=None):
     from course_lib.context_parallel.ring import ring_attention as solved
@@ -273,6 +298,7 @@ def ring_lse(*args, **kwargs):
 
 
 # %% wrong: keys sent in float32, whatever came
+# is: detail
 # says: travel in the inputs' dtype
 # base: blocks merged by their logarithms
 -    kv = torch.stack([k, v])
@@ -280,6 +306,7 @@ def ring_lse(*args, **kwargs):
 
 
 # %% wrong: a product for show while messages are under way
+# is: slip
 # says: the next keys travel
 # base: blocks merged by their logarithms
              following, works = shift(kv, count(layout[(owner - 1) % n]), group)
@@ -289,6 +316,7 @@ def ring_lse(*args, **kwargs):
 
 
 # %% wrong: every rank sends its keys to every other
+# is: idea
 # says: Pass on the block that has come
 # base: blocks merged by their logarithms
 -def shift(tensor, tokens, group):
@@ -307,6 +335,7 @@ def ring_lse(*args, **kwargs):
 
 
 # %% wrong: masked and not skipped, without products of matrices
+# is: slip
 # says: Make scores and sums with products of matrices
 # base: blocks merged by their logarithms
 -            if not causal or queries[-1] >= keys[0]:
@@ -328,6 +357,7 @@ def ring_lse(*args, **kwargs):
 
 
 # %% wrong: an all-gather by the operators behind it
+# is: idea
 # says: dist.all_gather was called
 def gathered(x, group):
     name = (group or dist.group.WORLD).group_name
@@ -351,6 +381,7 @@ def ring_lse(*args, **kwargs):
 
 
 # %% wrong: only the output
+# is: form
 # says: ring_forward returns a pair
 # base: blocks merged by their logarithms
 -    return out, lse.flatten(2, 3)
@@ -358,6 +389,7 @@ def ring_lse(*args, **kwargs):
 
 
 # %% wrong: lse of the last block that came
+# is: slip
 # says: Return lse after the last block
 # base: blocks merged by their logarithms
      lse = q5.new_full(q5.shape[:-1], -math.inf)
@@ -371,6 +403,7 @@ def ring_lse(*args, **kwargs):
 
 
 # %% wrong: the sum in place of its logarithm
+# is: slip
 # says: That is the sum itself
 # base: blocks merged by their logarithms
 -    return out, lse.flatten(2, 3)

@@ -1,4 +1,5 @@
 # %% wrong: the old accumulator is not rescaled
+# is: slip
 # says: old accumulator is not rescaled
 def tiled_attention(q, k, v, block=256, causal=False):
     b, n, h, d = q.shape
@@ -23,6 +24,7 @@ def tiled_attention(q, k, v, block=256, causal=False):
 
 
 # %% wrong: scaled by the wrong dimension
+# is: slip
 # says: scaled by the wrong dimension.*not of the sequence
 def tiled_attention(q, k, v, block=256, causal=False):
     scores = torch.einsum("bihd,bjhd->bhij", q, k.repeat_interleave(q.size(2) // k.size(2), 2))
@@ -35,6 +37,7 @@ def tiled_attention(q, k, v, block=256, causal=False):
 
 
 # %% wrong: not scaled
+# is: slip
 # says: not scaled: divide them by the root of head_dim
 def tiled_attention(q, k, v, block=256, causal=False):
     groups = q.shape[2] // k.shape[2]
@@ -48,6 +51,7 @@ def tiled_attention(q, k, v, block=256, causal=False):
 
 
 # %% wrong: a mask of positions within the tile
+# is: slip
 # says: counts positions within each tile
 def tiled_attention(q, k, v, block=256, causal=False):
     copies = q.shape[2] // k.shape[2]
@@ -68,6 +72,7 @@ def tiled_attention(q, k, v, block=256, causal=False):
 
 
 # %% wrong: the mean of the tiles
+# is: slip
 # says: and the mean taken
 def tiled_attention(q, k, v, block=256, causal=False):
     batch, tokens, heads, features = q.shape
@@ -88,6 +93,7 @@ def tiled_attention(q, k, v, block=256, causal=False):
 
 
 # %% wrong: the whole matrix
+# is: idea
 # says: The scores of all tiles were kept
 def tiled_attention(q, k, v, block=256, causal=False):
     group = q.shape[-2] // k.shape[-2]
@@ -101,6 +107,7 @@ def tiled_attention(q, k, v, block=256, causal=False):
 
 
 # %% wrong: tiles that autograd keeps
+# is: idea
 # says: The scores of all tiles were kept
 def join(one, other):
     (a, la), (b, lb) = one, other
@@ -129,6 +136,7 @@ def tiled_attention(q, k, v, block=256, causal=False):
 
 
 # %% wrong: checkpointed, and backward makes all of it
+# is: idea
 # says: N x N matrix was there in backward
 from torch.utils.checkpoint import checkpoint
 
@@ -152,6 +160,7 @@ def tiled_attention(q, k, v, block=256, causal=False):
 
 
 # %% wrong: heads of keys in turn
+# is: slip
 # says: heads of keys are dealt out in turn
 def tiled_attention(q, k, v, block=256, causal=False):
     repeats = q.shape[2] // k.shape[2]
@@ -168,6 +177,7 @@ def tiled_attention(q, k, v, block=256, causal=False):
 
 
 # %% wrong: what is left behind the last whole tile
+# is: detail
 # says: tokens behind the last whole tile are left out|for element
 def tiled_attention(q, k, v, block=256, causal=False):
     tiles = max(1, q.shape[1] // block)
@@ -186,6 +196,7 @@ def tiled_attention(q, k, v, block=256, causal=False):
 
 
 # %% wrong: a Function without backward
+# is: form
 # says: has no backward yet
 class Tiled(torch.autograd.Function):
     @staticmethod
@@ -199,6 +210,7 @@ def tiled_attention(q, k, v, block=256, causal=False):
 
 
 # %% wrong: the last tile that a query sees
+# is: slip
 # says: the last tile of keys alone that a query sees
 def tiled_attention(q, k, v, block=256, causal=False):
     k, v = (x.repeat_interleave(q.shape[2] // x.shape[2], 2) for x in (k, v))
@@ -211,6 +223,7 @@ def tiled_attention(q, k, v, block=256, causal=False):
 
 
 # %% wrong: positions within tiles that are seen
+# is: slip
 # says: also in tiles that are seen whole
 def tiled_attention(q, k, v, block=256, causal=False):
     k, v = (x.repeat_interleave(q.shape[2] // x.shape[2], 2) for x in (k, v))
@@ -223,6 +236,7 @@ def tiled_attention(q, k, v, block=256, causal=False):
 
 
 # %% wrong: no delta in backward
+# is: slip
 # says: delta is missing
 class NoDelta(torch.autograd.Function):
     @staticmethod
@@ -252,6 +266,7 @@ def tiled_attention(q, k, v, block=256, causal=False):
 
 
 # %% wrong: delta of each tile of keys
+# is: slip
 # says: delta was summed over the keys of each tile alone
 class OwnDelta(torch.autograd.Function):
     @staticmethod
@@ -286,6 +301,7 @@ def tiled_attention(q, k, v, block=256, causal=False):
 
 
 # %% wrong: dk without the factor
+# is: slip
 # says: dk lacks the factor
 class Heads(torch.autograd.Function):
     """One head at a time."""
@@ -324,6 +340,7 @@ def tiled_attention(q, k, v, block=256, causal=False):
 
 
 # %% wrong: gradients of the last tile of queries
+# is: slip
 # says: those of the last tile of queries alone
 class Overwritten(torch.autograd.Function):
     @staticmethod
@@ -363,6 +380,7 @@ def tiled_attention(q, k, v, block=256, causal=False):
 
 
 # %% wrong: PyTorch's
+# is: form
 # says: Do not use PyTorch's own attention
 def tiled_attention(q, k, v, block=256, causal=False):
     from torch.nn import functional
@@ -374,6 +392,7 @@ def tiled_attention(q, k, v, block=256, causal=False):
 
 
 # %% wrong: PyTorch's, by its inner name
+# is: slip
 # says: Do not use PyTorch's own attention
 def tiled_attention(q, k, v, block=256, causal=False):
     g = q.shape[2] // k.shape[2]
@@ -388,6 +407,7 @@ def tiled_attention(q, k, v, block=256, causal=False):
 
 
 # %% wrong: rounded in every tile
+# is: detail
 # says: Sums over many tiles need more digits
 def tiled_attention(q, k, v, block=256, causal=False):
     h = q.shape[2] // k.shape[2]
@@ -410,6 +430,7 @@ def tiled_attention(q, k, v, block=256, causal=False):
 
 
 # %% wrong: a nan where a tile is wholly masked
+# is: detail
 # says: tiled_attention|the output
 def tiled_attention(q, k, v, block=256, causal=False):
     h = q.shape[2] // k.shape[2]
@@ -434,6 +455,7 @@ def tiled_attention(q, k, v, block=256, causal=False):
 
 
 # %% wrong: all keys at once for a tile of queries
+# is: idea
 # says: met all keys at once
 class Strips(torch.autograd.Function):
     @staticmethod
@@ -479,6 +501,7 @@ def tiled_attention(q, k, v, block=256, causal=False):
 
 
 # %% wrong: the whole matrix, in NumPy
+# is: slip
 # says: The whole N x N matrix was there in forward|The scores of all tiles were kept
 import numpy as np
 
@@ -520,6 +543,7 @@ def tiled_attention(q, k, v, block=256, causal=False):
 
 
 # %% wrong: PyTorch's kernel, in another thread
+# is: slip
 # says: Do not use PyTorch's own attention here
 from concurrent.futures import ThreadPoolExecutor
 
@@ -555,6 +579,7 @@ def tiled_attention(q, k, v, block=256, causal=False):
 
 
 # %% wrong: the whole matrix where no mode looks
+# is: slip
 # says: The whole N x N matrix was there in forward|The scores of all tiles were kept
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -596,6 +621,7 @@ def tiled_attention(q, k, v, block=256, causal=False):
 
 
 # %% wrong: the softmax kept as lists of numbers
+# is: idea
 # says: The scores of all tiles were kept
 class Listed(torch.autograd.Function):
     @staticmethod
@@ -636,6 +662,7 @@ def tiled_attention(q, k, v, block=256, causal=False):
 
 
 # %% wrong: PyTorch's attention, checkpointed by tiles of queries
+# is: slip
 # says: Do not use PyTorch's own attention here
 from torch.utils.checkpoint import checkpoint
 
@@ -657,6 +684,7 @@ def tiled_attention(q, k, v, block=256, causal=False):
 
 
 # %% wrong: strips of the matrix, checkpointed
+# is: idea
 # says: met all keys at once
 from torch.utils.checkpoint import checkpoint
 
@@ -681,6 +709,7 @@ def tiled_attention(q, k, v, block=256, causal=False):
 
 
 # %% wrong: a query at a time, by vmap
+# is: idea
 # says: The whole N x N matrix was there in forward
 class ByRow(torch.autograd.Function):
     @staticmethod
@@ -717,6 +746,7 @@ def tiled_attention(q, k, v, block=256, causal=False):
 
 
 # %% wrong: the whole matrix, compiled
+# is: form
 # says: A function compiled by torch.compile
 def full(q, k, v, causal):
     s = q @ k.mT * q.shape[-1] ** -0.5
@@ -733,6 +763,7 @@ def tiled_attention(q, k, v, block=256, causal=False):
 
 
 # %% wrong: tiles that autograd keeps nothing of but what is merged
+# is: slip
 # says: are all that backward needs
 from torch.utils.checkpoint import checkpoint
 
@@ -917,6 +948,7 @@ def tiled_attention(q, k, v, block=256, causal=False):
 
 
 # %% wrong: PyTorch's kernel, by the operator within it
+# is: slip
 # says: Do not use PyTorch's own attention here
 def by_head(x, group):
     return x.repeat_interleave(group, dim=2).transpose(1, 2)
@@ -948,6 +980,7 @@ def tiled_attention(q, k, v, block=256, causal=False):
 
 
 # %% wrong: tiles above the diagonal are computed and masked
+# is: detail
 # says: go on to the next one, forward and backward
 class EveryTile(torch.autograd.Function):
     @staticmethod

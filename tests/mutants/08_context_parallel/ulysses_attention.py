@@ -1,4 +1,5 @@
 # %% wrong: all heads to all ranks
+# is: idea
 # says: an all-gather all heads to all
 # base: all_to_all_single with the ranks in front
 -    got = swap(x.unflatten(2, (n, -1)).movedim(2, 0), group)
@@ -9,6 +10,7 @@
 
 
 # %% wrong: heads of keys repeated before they are sent
+# is: slip
 # says: send those, and repeat them, if at all, afterwards
 # base: all_to_all_single with the ranks in front
      share = q.shape[2] // k.shape[2]
@@ -18,6 +20,7 @@
 
 
 # %% wrong: no look at the heads
+# is: detail
 # says: raise a ValueError
 # base: all_to_all_single with the ranks in front
 -    if q.shape[2] % n or k.shape[2] % n:
@@ -25,6 +28,7 @@
 
 
 # %% wrong: only the heads of queries are looked at
+# is: detail
 # says: raise a ValueError
 # base: all_to_all_single with the ranks in front
 -    if q.shape[2] % n or k.shape[2] % n:
@@ -32,6 +36,7 @@
 
 
 # %% wrong: a refusal that names no number
+# is: detail
 # says: which numbers do not fit
 # base: all_to_all_single with the ranks in front
 -        raise ValueError(f"{q.shape[2]} heads, {k.shape[2]} of keys, cannot be shared by {n} ranks")
@@ -39,6 +44,7 @@
 
 
 # %% wrong: heads come back in turn
+# is: slip
 # says: heads came back in another order
 # base: all_to_all_single with the ranks in front
 -    return got.movedim(0, 2).flatten(2, 3)
@@ -46,6 +52,7 @@
 
 
 # %% wrong: heads of another rank
+# is: slip
 # says: heads came back in another order
 # base: all_to_all_single with the ranks in front
 -    return got.movedim(0, 2).flatten(2, 3)
@@ -53,6 +60,7 @@
 
 
 # %% wrong: without an exchange
+# is: idea
 # says: Only the rank's own keys were seen
 # base: all_to_all_single with the ranks in front
 -    q, k, v = (Exchange.apply(x, to_heads, to_tokens, group) for x in (q, k, v))
@@ -62,6 +70,7 @@
 
 
 # %% wrong: all scores at once
+# is: idea
 # says: attend with tiled_attention|Attend with tiled_attention
 # base: all_to_all_single with the ranks in front
 -    out = Tiled.apply(q, k, v, causal, q.shape[-1] ** -0.5)
@@ -72,6 +81,7 @@
 
 
 # %% wrong: gradients as a mean
+# is: slip
 # says: the gradient of q is not what one process gets
 # base: all_to_all_single with the ranks in front
 -        return back(grad, group), None, None, None
@@ -79,6 +89,7 @@
 
 
 # %% wrong: scores not divided
+# is: slip
 # says: here they were not divided
 # base: all_to_all_single with the ranks in front
 -    out = Tiled.apply(q, k, v, causal, q.shape[-1] ** -0.5)
@@ -86,6 +97,7 @@
 
 
 # %% wrong: scaled by the heads' share
+# is: slip
 # says: divided by the root of heads
 # base: all_to_all_single with the ranks in front
 -    out = Tiled.apply(q, k, v, causal, q.shape[-1] ** -0.5)
@@ -93,6 +105,7 @@
 
 
 # %% wrong: the mask is left out
+# is: slip
 # says: Later keys were seen
 # base: all_to_all_single with the ranks in front
 -        if causal:
@@ -100,6 +113,7 @@
 
 
 # %% wrong: a mask where none is wanted
+# is: slip
 # says: No mask was asked for
 # base: all_to_all_single with the ranks in front
 -        if causal:
@@ -107,6 +121,7 @@
 
 
 # %% wrong: without a graph
+# is: form
 # says: Autograd does not see
 # base: all_to_all_single with the ranks in front
 -    q, k, v = (Exchange.apply(x, to_heads, to_tokens, group) for x in (q, k, v))
@@ -114,6 +129,7 @@
 
 
 # %% wrong: heads of keys dealt out in turn
+# is: slip
 # says: and not h % kv_heads
 # base: all_to_all_single with the ranks in front
 -    k, v = (x.repeat_interleave(share, 2) for x in (k, v))
@@ -121,6 +137,7 @@
 
 
 # %% wrong: all ranks, whatever the group
+# is: form
 # says: not in the group|are in the group|group
 # base: all_to_all_single with the ranks in front
 -    dist.all_to_all_single(got, x, group=group)
@@ -128,6 +145,7 @@
 
 
 # %% wrong: an exchange for each head
+# is: slip
 # says: One all-to-all for all heads
 # base: all_to_all_single with the ranks in front
 -    got = torch.empty_like(x)
@@ -142,6 +160,7 @@
 
 
 # %% wrong: PyTorch's attention
+# is: form
 # says: write the algorithm inside it yourself
 import torch.nn.functional as F
 
@@ -157,11 +176,13 @@ def ulysses_attention(q, k, v, causal=False, group=None):
 
 
 # %% wrong: ours by reference
+# is: form
 # says: write your own
 from course_lib.context_parallel.ulysses import ulysses_attention
 
 
 # %% wrong: PyTorch's kernel, in another thread
+# is: form
 # says: write the algorithm inside it yourself
 from concurrent.futures import ThreadPoolExecutor
 
@@ -202,6 +223,7 @@ def ulysses_attention(q, k, v, causal=False, group=None):
 
 
 # %% wrong: the whole matrix of a rank's heads, in NumPy
+# is: idea
 # says: the scores of the whole sequence|the keys of all ranks
 import numpy as np
 
@@ -266,6 +288,7 @@ def ulysses_attention(q, k, v, causal=False, group=None):
 
 
 # %% wrong: slices of all heads are kept
+# is: detail
 # says: A slice of a larger tensor keeps all of that tensor
 # base: all_to_all_single with the ranks in front
 -    got = swap(x.unflatten(2, (n, -1)).movedim(2, 0), group)
@@ -276,6 +299,7 @@ def ulysses_attention(q, k, v, causal=False, group=None):
 
 
 # %% wrong: gradients by an all-reduce of the whole
+# is: slip
 # says: An all-reduce brings the sum of all heads
 # base: all_to_all_single with the ranks in front
 -        return back(grad, group), None, None, None
@@ -289,6 +313,7 @@ def ulysses_attention(q, k, v, causal=False, group=None):
 
 
 # %% wrong: an error in backward
+# is: form
 # says: raised AttributeError: .* object has no attribute 'rets'
 # base: all_to_all_single with the ranks in front
 -        back, group = ctx.rest

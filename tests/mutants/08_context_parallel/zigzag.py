@@ -1,4 +1,5 @@
 # %% wrong: in succession
+# is: idea
 # says: parts in succession
 def zigzag(seq, n):
     ends = [seq * r // n for r in range(n + 1)]
@@ -6,12 +7,14 @@ def zigzag(seq, n):
 
 
 # %% wrong: striped
+# is: idea
 # says: These are stripes
 def zigzag(seq, n):
     return [[range(first, seq, n)] for first in range(n)]
 
 
 # %% wrong: neighbours are paired
+# is: idea
 # says: parts in succession|in succession again
 def zigzag(seq, n):
     parts = torch.arange(seq).tensor_split(2 * n)
@@ -20,6 +23,7 @@ def zigzag(seq, n):
 
 
 # %% wrong: the second from the middle
+# is: slip
 # says: the second must come from the end
 def zigzag(seq, n):
     small, longer = divmod(seq, 2 * n)
@@ -31,6 +35,7 @@ def zigzag(seq, n):
 
 
 # %% wrong: n chunks
+# is: slip
 # says: Those are n chunks
 def zigzag(seq, n):
     step = seq // n
@@ -39,6 +44,7 @@ def zigzag(seq, n):
 
 
 # %% wrong: off by one at the end
+# is: slip
 # says: on no rank|not exist
 def zigzag(seq, n):
     c = seq // (2 * n)
@@ -48,6 +54,7 @@ def zigzag(seq, n):
 
 
 # %% wrong: the rest is dropped
+# is: detail
 # says: Tokens at the end are on no rank
 def zigzag(seq, n):
     width = seq // 2 // n
@@ -60,6 +67,7 @@ def zigzag(seq, n):
 
 
 # %% wrong: the rest on the last chunk
+# is: detail
 # says: last chunk has all that is left
 def zigzag(seq, n):
     size = seq // (2 * n)
@@ -72,6 +80,7 @@ def zigzag(seq, n):
 
 
 # %% wrong: rounded up
+# is: detail
 # says: rounded up leave the last ones short
 def zigzag(seq, n):
     size = math.ceil(seq / (2 * n))
@@ -84,6 +93,7 @@ def zigzag(seq, n):
 
 
 # %% wrong: chunks without tokens are kept
+# is: detail
 # says: ranges without tokens
 def zigzag(seq, n):
     count = 2 * n
@@ -96,6 +106,7 @@ def zigzag(seq, n):
 
 
 # %% wrong: this rank's tokens alone
+# is: form
 # says: For each rank a list of its ranges
 def zigzag(seq, n):
     half = seq // (2 * n)
