@@ -25,6 +25,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .arguments import check_causal
 from .layouts import (
     Layout,
     MakeLayout,
@@ -56,6 +57,7 @@ __all__ = [
     "Layout",
     "MakeLayout",
     "Spans",
+    "check_causal",
     "chunks",
     "collect",
     "contiguous",

@@ -2,7 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from inspect import signature
+from typing import Any
+
 from torch import Tensor
+
+
+def check_causal(attention: Callable[..., Any]) -> None:
+    """Raise ValueError for an attention of a GPT that asks whether it is causal and was not told so.
+
+    `ring_attention` and `ulysses_attention` have no mask unless `causal=True` is bound. A GPT would train
+    with them and see the tokens that it should predict.
+    """
+    causal = signature(attention).parameters.get("causal")
+    if causal is not None and causal.default is not True:
+        name = getattr(attention, "__name__", "attention")
+        raise ValueError(
+            f"{name} has no causal mask as it is given, so that tokens would see those that follow them: "
+            f"give partial({name}, causal=True)"
+        )
 
 
 def check_qkv(q: Tensor, k: Tensor, v: Tensor, block: int) -> None:

@@ -24,6 +24,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .arguments import check_causal
 from .balanced import zigzag
 from .layouts import Group, Layout, MakeLayout, deal, place, positions
 
@@ -39,6 +40,8 @@ class ContextParallelGPT(nn.Module):
     layout: a function that makes a sequence's layout from its length and the number of ranks.
 
     Dropout draws from each rank's own generator, for its own tokens: seed the ranks differently.
+
+    Raises ValueError for an attention without a causal mask.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class ContextParallelGPT(nn.Module):
         group: Group = None,
     ):
         super().__init__()
+        check_causal(attention)
         self.model, self.attention, self.make_layout, self.group = model, attention, layout, group
         self.layout: Layout = []
         for block in model.blocks:

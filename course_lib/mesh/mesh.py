@@ -6,6 +6,9 @@
     mesh.group(("pp", "dp"))                       # the flattened group of [1, 3, 5, 7]
     mesh.size("cp")                                # 1: an axis that the mesh does not have
 
+The axes are those that a step knows what to do about: pp, dp, cp and tp. A mesh with another name would train
+without an error, and nothing would be summed over its ranks.
+
 The mesh only names ranks: which rank sits on which GPU is decided by the launcher, which numbers the GPUs of
 a node in succession. So the innermost axis stays inside a node.
 
@@ -22,6 +25,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
+AXES = ("pp", "dp", "cp", "tp")
 Axis = str | tuple[str, ...]
 
 
@@ -47,7 +51,8 @@ class Mesh:
     group is made when it is first asked for, so all of its ranks must ask. Axes with the same ranks (as all
     axes of size 1 have) share one group.
 
-    Raises ValueError if the sizes do not multiply to the number of ranks.
+    Raises ValueError if the sizes do not multiply to the number of ranks, and for an axis, here or in a
+    method, that is none of AXES.
     """
 
     def __init__(
@@ -57,6 +62,7 @@ class Mesh:
         place: Place | None = None,
     ):
         self.sizes = dict(sizes)
+        names(tuple(self.sizes))
         self.rank = dist.get_rank()
         world = dist.get_world_size()
         if prod(self.sizes.values()) != world:
@@ -115,7 +121,14 @@ class Mesh:
 
 
 def names(axis: Axis) -> tuple[str, ...]:
-    return (axis,) if isinstance(axis, str) else tuple(axis)
+    """The axes as a tuple. ValueError for one that no mesh has."""
+    axes = (axis,) if isinstance(axis, str) else tuple(axis)
+    for name in axes:
+        if name not in AXES:
+            raise ValueError(
+                f"{name!r} is no axis of a mesh: the axes are {', '.join(AXES)}, and a mesh may lack some"
+            )
+    return axes
 
 
 def _device() -> torch.device:

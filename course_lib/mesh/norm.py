@@ -42,7 +42,8 @@ def clip_grad_norm(
     """Scale all gradients by min(1, max_norm / (norm + 1e-6)), in which norm is that of the whole model.
 
     named_parameters: of this rank, by their names in the whole model; a `grad` of None counts as zeros.
-    cut: the names of those of which each rank of tp holds a part. tied: the names of those that the first
+    cut: the names of those of which each rank of tp holds a part; of a part that several ranks hold, one of
+        them has the name (`cut_names`). tied: the names of those that the first
         and the last stage of pp hold, with equal gradients. Replicas (dp, cp) have equal gradients, as
         `hybrid_step` leaves them.
     Returns the norm before the scaling, the same on every rank. Sends 2 (n-1)/n times 8 bytes, in one
@@ -57,9 +58,7 @@ def clip_grad_norm(
         gradients.append(param.grad)
         if (name in cut or first_of_tp) and (name not in tied or first_of_pp):
             squares += param.grad.double().square().sum()
-    dist.all_reduce(
-        squares, group=mesh.group(("pp", "tp"))
-    )  # ranks without gradients take part, too
+    dist.all_reduce(squares, group=mesh.group(("pp", "tp")))  # also on ranks without gradients
     norm = float(squares.sqrt())
     factor = max_norm / (norm + TINY)
     if factor < 1:

@@ -28,7 +28,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from course_lib.context_parallel import MakeLayout, positions
+from course_lib.context_parallel import MakeLayout, check_causal, positions
 from course_lib.pipeline.actions import Schedule
 from course_lib.pipeline.stage import GPTStage, Stage, gpt_stages, head_share, summed_loss
 from course_lib.tensor_parallel import parallelize_gpt, vocab_parallel_cross_entropy
@@ -64,9 +64,11 @@ def mesh_stages(
     `hybrid_step` are given the rows that this replica reads, inputs and targets whole along the sequence.
     Sends: tp broadcasts the whole model inside its group, pp shared parameters, and dp and cp the stages.
 
-    Raises ValueError if heads, layers or tokens cannot be cut as the mesh asks.
+    Raises ValueError if heads, layers or tokens cannot be cut as the mesh asks, for a `seq` beyond the
+    model's context, and for an attention without a causal mask.
     """
     tokens: int = model.config.context if seq is None else seq
+    check_sequences(model, tokens, attention)
     head, loss, tp = head_share(model), summed_loss, mesh.size("tp")
     if tp > 1:
         vocabulary = model.token_embedding.num_embeddings
@@ -77,10 +79,23 @@ def mesh_stages(
         places = spread_over_sequence(model, mesh, tokens, attention, layout)
     stages = gpt_stages(
         model, schedule, mesh.coordinate.get("pp", 0), mesh.group("pp"),
-        positions=places, sequence=tp if sequence else None, loss=loss, head=head,
+        positions=places, seq=None if places is None else tokens,
+        sequence=tp if sequence else None, loss=loss, head=head,
     )  # fmt: skip
     same_values(stages, mesh.group(("dp", "cp")))
     return stages
+
+
+def check_sequences(model: Any, seq: int, attention: Attention | None) -> None:
+    """Raise the errors of `mesh_stages` that are known before the model is cut."""
+    context = model.config.context
+    if not 1 <= seq <= context:
+        raise ValueError(
+            f"seq={seq}: the model's context holds 1 to {context} tokens. Cut the sequences, or configure a "
+            "longer context"
+        )
+    if attention is not None:
+        check_causal(attention)
 
 
 def spread_over_sequence(
@@ -136,17 +151,14 @@ def parameters(stages: Sequence[Stage]) -> Parameters:
 def cut_names(stages: Sequence[Stage]) -> set[str]:
     """The names of the parameters of which tp's ranks hold parts; all others are whole on each of them.
 
-    Raises ValueError if several ranks hold the same part, as they do with fewer key heads than ranks.
+    With fewer key and value heads than ranks, several ranks in succession hold the same part, with equal
+    gradients. The first of them alone names it, so that a norm counts it once.
     """
     cut: set[int] = set()
     for layer in (layer for stage in stages for layer in stage.module.modules()):
         for name, how in layer.cuts.items() if isinstance(layer, Parallel) else ():
-            if how.copies > 1:
-                raise ValueError(
-                    f"{name} is cut into fewer parts than tp has ranks: {how.copies} ranks hold each. Give "
-                    "the model at least as many key and value heads as tp has ranks"
-                )
-            cut.add(id(getattr(layer, name)))
+            if dist.get_rank(how.group) % how.copies == 0:
+                cut.add(id(getattr(layer, name)))
     return {name for name, param in parameters(stages) if id(param) in cut}
 
 

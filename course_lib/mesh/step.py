@@ -10,15 +10,19 @@
     tp, pp     after that            the norm of the whole gradient             their group, one number
     none       at the end            the optimizer                              no rank (dp, if it is ZeRO)
 
-The axes meet in one question: is a gradient a term of a sum, or a sample of a mean? Ranks of cp, of tp and of
-pp compute terms of one loss, that of the rows of their replica: terms are summed. Replicas compute a loss
-each, of rows of their own: the batch's loss is the mean of theirs. tp's sum is made in the layers and pp's by
-`run_schedule`. The other two are left for this file:
+The axes meet in one question: is a gradient a term of a sum, or a sample of a mean? The loss of a batch is
+the mean over all its targets. In other words, it is a sum over tokens, each divided by one number, the
+targets of the whole batch. If every rank divides by this number, the ranks of every axis hold terms:
 
-    gradient = 1/dp  sum over dp  sum over cp   d (sum of the rank's losses / targets of the replica's rows)
+    gradient = sum over dp  sum over cp   d (sum of the rank's losses / targets of the batch)
 
-Both are sums, and a sum of sums can be made at once: one all-reduce over the flattened group of dp x cp. It
-comes when no microbatch is left, as the gradient of a mean over microbatches is complete only then.
+The sum over tp is made in the layers, and that over pp by `run_schedule`. The other two are left for this
+file, and a sum of sums can be made at once: one all-reduce over the flattened group of dp x cp. It comes when
+no microbatch is left, as the gradient of a mean over microbatches is complete only then.
+
+A replica that divides by its own targets has a sample of a mean, and the mean of the replicas' means is
+another loss as soon as replicas differ in their targets: padding, masked prompts, a short last batch. A
+replica with 2 targets would then weigh as much as one with 16, and one without targets would make it nan.
 
 Source: the composition of Megatron-LM (Narayanan et al., SC 2021, section 3); torchtitan's `train_step`
 (Liang et al., 2024).
@@ -57,13 +61,12 @@ def train_step(
 
     stages: from `mesh_stages`. schedule: for the ranks of pp and `count` microbatches.
     batch: inputs and targets (rows, seq) of the whole step, the same on all ranks; each replica takes its
-        rows. optimizer: of the rank's parameters.
+        rows, and cuts them into its microbatches. Where a number does not divide the rows, the first parts
+        are one longer. optimizer: of the rank's parameters.
+
+    Raises ValueError if a microbatch would have no row, before anything is sent.
     """
-    inputs, targets = batch
-    rows, _ = my_part(mesh.rank, mesh.sizes, *inputs.shape)  # dp; the stages take cp's places
-    mine = slice(rows.start, rows.stop)
-    microbatches = list(zip(inputs[mine].chunk(count), targets[mine].chunk(count), strict=True))
-    loss = hybrid_step(stages, schedule, microbatches, mesh)
+    loss = hybrid_step(stages, schedule, microbatches_of(batch, count, mesh), mesh)
     named = parameters(stages)
     norm = clip_grad_norm(named, max_norm, mesh, cut_names(stages), tied_names(stages))
     optimizer.step()
@@ -71,42 +74,75 @@ def train_step(
     return loss, norm
 
 
+def microbatches_of(batch: Microbatch, count: int, mesh: Mesh) -> list[Microbatch]:
+    """The rows of the whole `batch` that this replica reads, in `count` microbatches."""
+    inputs, targets = batch
+    replicas = mesh.size("dp")
+    if len(inputs) // replicas < count:
+        raise ValueError(
+            f"{len(inputs)} rows are too few for {replicas} replicas (dp) with {count} microbatches each: "
+            f"give at least {replicas * count} rows, or make fewer microbatches"
+        )
+    rows, _ = my_part(mesh.rank, mesh.sizes, *inputs.shape)  # dp; the stages take cp's places
+    parts = (whole[rows.start : rows.stop].tensor_split(count) for whole in (inputs, targets))
+    return list(zip(*parts, strict=True))
+
+
 def hybrid_step(
     stages: Sequence[Stage], schedule: Schedule, microbatches: Sequence[Microbatch], mesh: Mesh
 ) -> float:
     """Forward and backward of all microbatches on all axes; then any optimizer may step.
+
+    Under `torch.no_grad()` it evaluates: it does the forwards alone, and returns the loss.
 
     stages, schedule: of this rank, from `mesh_stages`, and the schedule by which they were cut.
     microbatches: (inputs, targets) of the rows that this replica reads, whole along the sequence; the same
         on all ranks of pp, cp and tp.
 
     Adds to each parameter's `grad` the gradient of the loss, as one process has it: equal on all ranks of dp
-    and cp, and, for parameters that are not cut, on those of tp. The loss is the mean over the replicas of
-    the mean over each one's targets. Returned on all ranks alike.
+    and cp, and, for parameters that are not cut, on those of tp. The loss is the mean over the targets of all
+    replicas, which may have unequally many, or none. Returned on all ranks alike.
 
     Sends, besides tp's, cp's and pp's own messages: 2 (n-1)/n of the gradient's bytes over the flattened
-    group of n = dp cp ranks, in one all-reduce, and one number for the loss.
+    group of n = dp cp ranks, in one all-reduce, and two numbers, the count of the targets and the loss.
+
+    Raises ValueError if no target of any replica counts.
     """
-    named = [param for stage in stages for param in stage.module.parameters()]
-    params = list(dict.fromkeys(param for param in named if param.requires_grad))
+    params = trained(stages) if torch.is_grad_enabled() else []
+    count = targets_of_all(stages[0], microbatches, mesh)
     earlier = take_gradients(params)  # of a call before: they are sums already
-    losses = run_schedule(stages, schedule, microbatches, mesh.group("pp"))  # pp; inside: cp, tp
-    reduce_over_replicas(params, mesh)  # cp, dp
+    losses = run_schedule(stages, schedule, microbatches, mesh.group("pp"), count)  # inside: cp, tp
+    sum_over_replicas(params, mesh)  # cp, dp
     add_gradients(params, earlier)
     total = sum(losses.values(), torch.zeros((), dtype=torch.float64)).to(mesh.device)
     dist.all_reduce(total, group=mesh.group(("pp", "dp", "cp")))  # of tp's ranks each has it
-    return float(total) / mesh.size("dp")
+    return float(total)
+
+
+def trained(stages: Sequence[Stage]) -> list[nn.Parameter]:
+    """The parameters that get a gradient, each once."""
+    params = (param for stage in stages for param in stage.module.parameters())
+    return list(dict.fromkeys(param for param in params if param.requires_grad))
+
+
+def targets_of_all(stage: Stage, microbatches: Sequence[Microbatch], mesh: Mesh) -> float:
+    """The number of targets that count in the whole batch. Ranks of cp are given the same whole rows."""
+    own = float(sum(stage.count(targets) for _, targets in microbatches))
+    count = torch.tensor(own, dtype=torch.float64, device=mesh.device)
+    dist.all_reduce(count, group=mesh.group("dp"))
+    if count == 0:
+        raise ValueError("no target of the batch counts: there is nothing to take the mean over")
+    return count.item()
 
 
 @torch.no_grad()
-def reduce_over_replicas(params: Sequence[nn.Parameter], mesh: Mesh) -> None:
-    """Sum the gradients over cp and average them over dp, in place: one all-reduce for both."""
+def sum_over_replicas(params: Sequence[nn.Parameter], mesh: Mesh) -> None:
+    """Sum the gradients over cp and dp, in place: one all-reduce for both."""
     if mesh.size(("dp", "cp")) == 1 or not params:
         return
     gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
     flat = torch.cat([gradient.flatten() for gradient in gradients])
     dist.all_reduce(flat, group=mesh.group(("dp", "cp")))
-    flat /= mesh.size("dp")
     for param, total in zip(params, flat.split([p.numel() for p in params]), strict=True):
         param.grad = total.view_as(param)
 

@@ -65,6 +65,11 @@ def flat(row: Sequence[Action | Pair]) -> Iterator[Action]:
         yield from parts(action)
 
 
+def forwards(schedule: Schedule) -> list[list[Action]]:
+    """The forwards of a schedule, in its order: what is left of a step when nothing is trained."""
+    return [[action for action in flat(row) if action.kind == "F"] for row in schedule]
+
+
 def stage_ranks(schedule: Schedule) -> dict[int, int]:
     """The rank that holds each stage, which is the rank with its actions; the schedule must be valid."""
     return {action.stage: rank for rank, row in enumerate(schedule) for action in flat(row)}

@@ -11,7 +11,11 @@ without waiting for them. It waits only for the message that an action needs.
 
 The loss is a mean over all targets of the batch, of all microbatches. So the last stage divides the sum of
 each microbatch by the number of targets of the whole batch: the mean of the microbatches' means is another
-number as soon as they differ in size.
+number as soon as they differ in size. If several pipelines share the batch (data parallelism), the number is
+that of all of them, `count`: then what each computes is a term of one sum.
+
+Without gradients (`torch.no_grad()`) the same schedule evaluates: of its actions the forwards are left, and
+nothing is kept.
 
 Between the F and the B of a microbatch, the rank keeps the tensors that autograd saved, and the way into its
 graph. It does not keep the output, once that is sent.
@@ -28,7 +32,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from .actions import Action, Schedule, flat, source, stage_ranks
+from .actions import Action, Schedule, flat, forwards, source, stage_ranks
 from .halves import LaterWeights
 from .messages import Messages
 from .plan import Step, made, plan
@@ -44,43 +48,58 @@ def run_schedule(
     actions: Schedule,
     microbatches: Sequence[Microbatch],
     group: Group = None,
+    count: float | Tensor | None = None,
 ) -> dict[int, Tensor]:
     """One step of training without the optimizer: forward and backward of all microbatches.
 
+    Under `torch.no_grad()` it evaluates: it does the forwards alone, in their order, and returns the losses.
+
     stage: the stage of this rank, or the list of its stages; see `gpt_stages`.
-    actions: the schedule, the same on all ranks: for each rank of `group` the list of its actions.
+    actions: the schedule, the same on all ranks: for each rank of `group` the list of its actions. To
+        evaluate, one of forwards alone will do.
     microbatches: pairs of inputs and targets, the same on all ranks, on the stages' device; of any sizes.
         (A rank without the first stage needs only the inputs' shapes; a rank without the last stage needs
         only to know which targets count.)
+    count: the number of targets by which the sum of the losses is divided; None: that of all microbatches,
+        or 1 if none of their targets counts. Pipelines that share a batch take the number of all of them.
 
     Adds to the parameters' `grad` the gradient of the mean loss over the targets of all microbatches: the
     same as in one process that runs the model on all of them, and equal on all ranks that share a parameter.
     Returns each microbatch's part of this loss, on the rank of its last stage: their sum over all ranks is
-    the loss.
+    the loss. Microbatches without a target that counts add zeros. A stage without trained parameters takes
+    part, and has nothing to do in its backwards unless a stage before it trains.
 
     Sends: the output of each F to the rank of the next stage, and a gradient of the same size back for each
     B or I; nothing between stages of one rank. For a shared parameter: its gradient, once, to every other
     holder. Under NCCL all ranks must have been in a collective call before.
 
     Raises ScheduleError, with the first mistake, if the schedule cannot be done, and ValueError if stages,
-    ranks or microbatches do not fit the schedule. Both are raised before anything is sent.
+    ranks or microbatches do not fit the schedule, or for a count that is not above 0. Both are raised before
+    anything is sent.
     """
     stages = [stage] if isinstance(stage, Stage) else list(stage)
     rank = dist.get_rank(group)
     check(stages, actions, microbatches, rank, dist.get_world_size(group))
-    shared = [held.shared for held in stages]
+    if count is not None and not count > 0:
+        raise ValueError(f"count={count!r}: a mean is over one target or more")
+    trains = torch.is_grad_enabled()
+    actions = actions if trains else forwards(actions)
+    shared = [held.shared for held in stages] if trains else []
     earlier = take_gradients(shared)
-    run = Run(stages, actions[rank], microbatches, group)
+    run = Run(stages, actions[rank], microbatches, group, count)
     run.follow(plan(actions, rank, stages[0].copies))
     add_gradients(shared, earlier, rank, group)
     return run.losses
 
 
 class _Kept(NamedTuple):
-    """A microbatch between its F and its B: its input, the way into its graph, the weights' half."""
+    """A microbatch between its F and its B: its input, the way into its graph, the weights' half.
+
+    edge: None if nothing that the stage did is trained, so that there is no graph.
+    """
 
     x: Tensor
-    edge: GradientEdge
+    edge: GradientEdge | None
     later: LaterWeights | None
 
 
@@ -93,6 +112,7 @@ class Run:
         row: Sequence,
         microbatches: Sequence[Microbatch],
         group: Group,
+        count: float | Tensor | None = None,
     ):
         self.stages = {stage.index: stage for stage in stages}
         self.microbatches = microbatches
@@ -103,7 +123,7 @@ class Run:
         self.halved = {
             (action.stage, action.microbatch) for action in flat(row) if action.kind == "I"
         }
-        self.count = sum(stages[0].count(targets) for _, targets in microbatches)
+        self.count = targets_of(stages[0], microbatches) if count is None else count
 
     def follow(self, steps: Sequence[Sequence[Step]]) -> None:
         """Do all steps of a plan, and wait until the last message has gone."""
@@ -123,14 +143,19 @@ class Run:
         stage, place = self.stages[action.stage], (action.stage, action.microbatch)
         inputs, targets = self.microbatches[action.microbatch]
         needed = source(action, stage.length)
-        x = inputs if needed is None else self.messages.take(needed).requires_grad_()
+        x = inputs if needed is None else self.messages.take(needed)
+        if needed is not None and torch.is_grad_enabled():
+            x.requires_grad_()
         later = LaterWeights() if place in self.halved else None
         with later or nullcontext():
             output = stage.module(x)
             if stage.last:
                 output = stage.loss(output, targets) / self.count
-        # of a view: in PyTorch 2.6 the edge of a custom Function's output does not keep its node alive
-        self.kept[place] = _Kept(x, get_gradient_edge(output.view_as(output)), later)
+        if torch.is_grad_enabled():
+            # of a view: in PyTorch 2.6 the edge of a custom Function's output does not keep its node alive
+            trained = output.requires_grad
+            edge = get_gradient_edge(output.view_as(output)) if trained else None
+            self.kept[place] = _Kept(x, edge, later)
         if stage.last:
             self.losses[action.microbatch] = output.detach()
         else:
@@ -142,12 +167,13 @@ class Run:
         needed = source(action, stage.length)
         gradient = None if needed is None else self.messages.take(needed)
         x, edge, later = self.kept.pop(place)
-        torch.autograd.backward((edge,), (gradient,))
+        if edge is not None:
+            torch.autograd.backward((edge,), (gradient,))
         if later is not None:
             self.later[place] = later
         if not stage.first:
-            assert x.grad is not None
-            self.messages.put(made(action), x.grad.contiguous())
+            back = torch.zeros_like(x) if x.grad is None else x.grad
+            self.messages.put(made(action), back.contiguous())
         self.messages.settle()
 
     def _weights(self, action: Action) -> None:
@@ -158,6 +184,11 @@ class Run:
         stage = next(iter(self.stages.values()))
         inputs = self.microbatches[action.microbatch][0]
         return torch.empty(tuple(stage.shape(inputs)), dtype=stage.dtype, device=inputs.device)
+
+
+def targets_of(stage: Stage, microbatches: Sequence[Microbatch]) -> Tensor:
+    """The number of targets that count, or 1 if none does: the sum of no losses is 0, and so is its mean."""
+    return torch.as_tensor(sum(stage.count(targets) for _, targets in microbatches)).clamp(min=1)
 
 
 def check(
@@ -173,7 +204,8 @@ def check(
     if not microbatches:
         raise ValueError("there are no microbatches: give at least one, as (inputs, targets)")
     length, copies = stages[0].length, stages[0].copies
-    validate(schedule, copies * length, len(microbatches), copies)
+    forward_only = not torch.is_grad_enabled()
+    validate(schedule, copies * length, len(microbatches), copies, forward_only)
     if len(schedule) != world_size:
         raise ValueError(
             f"the schedule is for {len(schedule)} ranks and the group has {world_size}: make the schedule "
@@ -188,6 +220,8 @@ def check(
         )
     for stage in stages:
         check_shared(stage)
+        for inputs, _ in microbatches:
+            stage.shape(inputs)  # it raises for sequences that the stage cannot take
 
 
 def check_shared(stage: Stage) -> None:

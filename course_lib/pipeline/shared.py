@@ -77,7 +77,8 @@ def add_gradients(
         # in one order on all ranks: the sums are the same to the last bit
         total = sum(term for _, term in sorted(terms[name].items()))
         before = earlier[name]
-        param.grad = total if before is None else before + total  # type: ignore[assignment]
+        if param.requires_grad:  # a frozen one has no gradient, and an optimizer must not see zeros
+            param.grad = total if before is None else before + total  # type: ignore[assignment]
 
 
 def _once(stages: Sequence[dict[str, Shared]]) -> list[tuple[str, Shared]]:

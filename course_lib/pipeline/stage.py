@@ -89,6 +89,7 @@ def gpt_stages(
     copies: int = 1,
     *,
     positions: Tensor | None = None,
+    seq: int | None = None,
     sequence: int | None = None,
     loss: Loss = summed_loss,
     head: float | None = None,
@@ -103,6 +104,7 @@ def gpt_stages(
     positions: the places of this rank's tokens in the sequence, (tokens here,), if it has a part of them.
         Inputs and targets are given whole all the same: the first stage takes the rank's tokens out of the
         inputs, and the last one out of the targets. None: all tokens.
+    seq: the length of all microbatches' sequences, if `positions` were dealt out for one length.
     sequence: into how many parts the ranks that share the layers cut the tokens between two layers; None:
         each has all of them.
     loss: the sum of the losses, of logits and targets of the rank's tokens.
@@ -123,7 +125,10 @@ def gpt_stages(
         for name in modules[stage % length].parameter_names():
             holders.setdefault(name, []).append(ranks[stage])
     width = model.token_embedding.embedding_dim
-    shape = partial(passed_on, width=width, positions=positions, sequence=sequence)
+    shape = partial(
+        passed_on, width=width, positions=positions, sequence=sequence, seq=seq,
+        context=getattr(getattr(model, "config", None), "context", None),
+    )  # fmt: skip
     own_loss = loss if positions is None else partial(loss_of_part, loss, positions)
     own = []
     for index in sorted(stage for stage in ranks if ranks[stage] == rank):
@@ -139,14 +144,30 @@ def gpt_stages(
 
 
 def passed_on(
-    inputs: Tensor, width: int, positions: Tensor | None = None, sequence: int | None = None
+    inputs: Tensor,
+    width: int,
+    positions: Tensor | None = None,
+    sequence: int | None = None,
+    seq: int | None = None,
+    context: int | None = None,
 ) -> tuple[int, int, int]:
     """The shape of the tensor that goes from stage to stage, for inputs (batch, whole seq).
 
-    Raises ValueError if the tokens cannot be cut into `sequence` equal parts.
+    Raises ValueError if the tokens cannot be cut into `sequence` equal parts, if they are not `seq`, or more
+    than `context`.
     """
-    batch, seq = inputs.shape
-    here, parts = seq if positions is None else len(positions), sequence or 1
+    batch, tokens = inputs.shape
+    if context is not None and tokens > context:
+        raise ValueError(
+            f"{tokens} tokens are more than the model's context={context}: cut the sequence, or configure a "
+            "longer context"
+        )
+    if seq is not None and tokens != seq:
+        raise ValueError(
+            f"sequences of {tokens} tokens were given to stages whose ranks share sequences of {seq}: give "
+            f"sequences of {seq} tokens, or make the stages with seq={tokens}"
+        )
+    here, parts = tokens if positions is None else len(positions), sequence or 1
     if here % parts:
         raise ValueError(
             f"{here} tokens cannot be cut into {parts} equal parts: choose a sequence length that all axes "

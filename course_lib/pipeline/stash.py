@@ -21,7 +21,7 @@ from torch.func import functional_call
 from .actions import Action, Schedule
 from .memory import weight_versions
 from .plan import plan
-from .run import Microbatch, Run, check
+from .run import Microbatch, Run, check, targets_of
 from .shared import Group
 from .stage import Stage
 
@@ -44,8 +44,12 @@ def run_pipedream(
 
     Holds up to p - i copies of the weights of stage i of p; one more is made in each update.
     Raises ValueError for a schedule with halved backwards, and for a stage that shares parameters: they
-    would be updated at different times.
+    would be updated at different times; RuntimeError under `torch.no_grad()`.
     """
+    if not torch.is_grad_enabled():
+        raise RuntimeError(
+            "run_pipedream trains in every backward: call it outside torch.no_grad()"
+        )
     rank = dist.get_rank(group)
     check([stage], actions, microbatches, rank, dist.get_world_size(group))
     weight_versions(actions)
@@ -111,7 +115,7 @@ class _Stream(Run):
         module = stage.module
         assert isinstance(module, Versioned)
         if action.kind == "F":
-            self.count = stage.count(self.microbatches[action.microbatch][1])
+            self.count = targets_of(stage, [self.microbatches[action.microbatch]])
             module.microbatch = action.microbatch
         super().compute(action)
         if action.kind == "B":

@@ -21,10 +21,14 @@ class ScheduleError(ValueError):
 
 
 def validate(
-    schedule: Schedule, stages: int | None = None, microbatches: int | None = None, copies: int = 1
+    schedule: Schedule,
+    stages: int | None = None,
+    microbatches: int | None = None,
+    copies: int = 1,
+    forward_only: bool = False,
 ) -> None:
     """Raise ScheduleError with the first violation, if there is one; arguments as for `violation`."""
-    sentence = violation(schedule, stages, microbatches, copies)
+    sentence = violation(schedule, stages, microbatches, copies, forward_only)
     if sentence is not None:
         raise ScheduleError(sentence)
 
@@ -34,12 +38,14 @@ def violation(
     stages: int | None = None,
     microbatches: int | None = None,
     copies: int = 1,
+    forward_only: bool = False,
 ) -> str | None:
     """The first violation, or None if the schedule is good.
 
     stages, microbatches: how many there must be of each; None: as many as the schedule names.
     copies: the number of copies of the model. With two, as in DualPipe, the first half of the stages is one
-    copy and does the first half of the microbatches, the second half the rest.
+    copy and does the first half of the microbatches, the second half the rest. forward_only: for evaluation,
+    in which backwards may be missing.
     First means: in the lists, rank by rank; then missing actions; then ranks that wait for each other.
     A function that forgot its `return` gives None, which is a violation, too.
     """
@@ -56,7 +62,7 @@ def violation(
     if copies < 1 or stages % copies or microbatches % copies:
         return f"{stages} stages and {microbatches} microbatches are not shared evenly by {copies} copies"
     counts = (stages // copies, microbatches // copies, stages, microbatches)
-    sentence = _foreign(places, *counts) or _missing(places, *counts)
+    sentence = _foreign(places, *counts) or _missing(places, *counts, forward_only)
     return sentence or _deadlock(schedule, places, stages // copies)
 
 
@@ -142,7 +148,12 @@ def _foreign(
 
 
 def _missing(
-    places: dict[Action, Where], length: int, share: int, stages: int, microbatches: int
+    places: dict[Action, Where],
+    length: int,
+    share: int,
+    stages: int,
+    microbatches: int,
+    forward_only: bool,
 ) -> str | None:
     """Passes that no rank does, and the rank that waits for them."""
     ranks = {action.stage: rank for action, (rank, _) in places.items()}
@@ -152,7 +163,7 @@ def _missing(
             return (
                 f"no rank does stage {stage}: there are {stages} stages, and each lives on one rank"
             )
-        gone = _gone(stage, microbatch, places)
+        gone = _gone(stage, microbatch, places, forward_only)
         if gone is None:
             continue
         sentence = f"rank {ranks[stage]} holds stage {stage} and never does {gone}"
@@ -163,11 +174,13 @@ def _missing(
     return None
 
 
-def _gone(stage: int, microbatch: int, places: dict[Action, Where]) -> Action | None:
+def _gone(
+    stage: int, microbatch: int, places: dict[Action, Where], forward_only: bool
+) -> Action | None:
     """The first pass of a microbatch through a stage that is not in the schedule."""
     if Action(stage, "F", microbatch) not in places:
         return Action(stage, "F", microbatch)
-    if Action(stage, "B", microbatch) in places:
+    if forward_only or Action(stage, "B", microbatch) in places:
         return None
     if Action(stage, "I", microbatch) not in places:
         return Action(stage, "B", microbatch)

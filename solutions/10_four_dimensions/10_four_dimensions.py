@@ -443,24 +443,33 @@ for name, same in (("different rows", False), ("the same rows", True)):
 # activations and gradients along pp. What is left for you is one question, asked for every axis: is a rank's
 # gradient a *term* of a sum, or a *sample* of a mean?
 #
-# | axis | its ranks have | so gradients are | by |
-# |---|---|---|---|
-# | tp | parts of one product | summed | the layers |
-# | pp | two terms of a tied weight | summed | `run_schedule` |
-# | cp | terms of one loss: tokens of the same rows | summed | you |
-# | dp | losses of rows of their own | averaged | you |
+# The loss of a batch is the mean over all its targets. In other words, it is a sum over tokens, in which the loss of
+# each token is divided by the same number. If every rank divides by this number, the ranks of every axis hold terms:
 #
-# gradient = 1/dp · Σ over dp · Σ over cp of ∂(sum of the rank's losses / targets of the replica's rows)
+# | axis | its ranks have terms of | and they are summed by |
+# |---|---|---|
+# | tp | one product, cut into parts | the layers |
+# | pp | a tied weight, which both ends use | `run_schedule` |
+# | cp | the same rows, for different tokens | you |
+# | dp | different rows | you |
 #
-# The division by the targets is done: `run_schedule` is given the targets of whole rows and counts them over all
-# microbatches.
+# gradient = Σ over dp · Σ over cp of ∂(sum of the rank's losses / targets of the batch)
+#
+# By default `run_schedule` divides by the targets of the microbatches it is given, so each replica has the mean over
+# its own targets. That is a sample, and the mean of the samples is another loss as soon as the replicas have
+# unequal numbers of targets (notebook 03, §4): because of padding, a replica with 2 targets would weigh as much as
+# one with 16. Instead, count the targets of all replicas first, and pass their number on:
+# `run_schedule(stages, schedule, microbatches, group, count)`. A target of -100 does not count, and a replica may
+# have no target at all.
 #
 # **Predict.** On pp 2, dp 2, tp 2 a rank has 2 of 4 layers, and a step has 4 microbatches. How many collectives
 # does rank 0 call over tp, with the embedding's sum? How many over dp?
 #
-# **Build.** A gradient that an earlier call left is complete. It is added at the end and not reduced again.
-# The loss is returned on all ranks alike. `mesh.group(axis)` and `mesh.size(axis)` take an axis or a tuple of
-# axes.
+# **Build.** The parameters of a stage are those of its `module`. A gradient that an earlier call left is complete,
+# so add it at the end and do not reduce it again. Return the loss on all ranks: `run_schedule` returns a dict of
+# tensors, the parts of the loss by microbatch, which is empty on all stages but the last. `mesh.group(axis)` and
+# `mesh.size(axis)` take an axis or a tuple of axes, also of axes the mesh does not have. New tensors belong on
+# `mesh.device`.
 
 
 # %% nbgrader={"grade_id": "hybrid_step", "solution": true}
@@ -468,20 +477,23 @@ def hybrid_step(stages: list, schedule: list, microbatches: list, mesh: Mesh) ->
     """Forward and backward of all microbatches, with the gradients of one process.
 
     stages: this rank's, each with a `module`. schedule: as `run_schedule` takes it, for
-    the ranks of pp. microbatches: (inputs, targets) of the rows that this replica reads.
-    Adds to the parameters' `grad`. Returns the mean over the replicas of each one's loss,
-    on all ranks. Sends over dp and cp once, when no microbatch is left.
+    the ranks of pp. microbatches: (inputs, targets) of the rows that this replica reads,
+    whole along the sequence, so that all ranks of cp get the same.
+    Adds to the parameters' `grad`. Returns the mean loss over the targets of all replicas,
+    on all ranks. Sends gradients over dp and cp once, when no microbatch is left.
     """
     ### BEGIN SOLUTION
     params = [param for stage in stages for param in stage.module.parameters()]
     earlier = [param.grad for param in params]
     for param in params:
         param.grad = None
-    losses = run_schedule(stages, schedule, microbatches, mesh.group("pp"))  # inside: tp, cp
+    own = sum(int((targets != -100).sum()) for _, targets in microbatches)
+    count = torch.tensor(own, device=mesh.device)
+    dist.all_reduce(count, group=mesh.group("dp"))  # ranks of cp count the same targets
+    losses = run_schedule(stages, schedule, microbatches, mesh.group("pp"), count.item())
 
     flat = torch.cat([param.grad.flatten() for param in params])
-    dist.all_reduce(flat, group=mesh.group(("dp", "cp")))  # terms of cp, samples of dp
-    flat /= mesh.size("dp")
+    dist.all_reduce(flat, group=mesh.group(("dp", "cp")))  # terms of one sum
     parts = flat.split([param.numel() for param in params])
     for param, part, before in zip(params, parts, earlier, strict=True):
         gradient = part.view_as(param)
@@ -491,20 +503,24 @@ def hybrid_step(stages: list, schedule: list, microbatches: list, mesh: Mesh) ->
     for part in losses.values():  # only the last stage has any
         loss += part
     dist.all_reduce(loss, group=mesh.group(("pp", "dp", "cp")))
-    return loss.item() / mesh.size("dp")
+    return loss.item()
     ### END SOLUTION
 
 
 # %% [markdown]
 # <details><summary>Hint: the schedule</summary><code>run_schedule(stages, schedule, microbatches,
-# mesh.group("pp"))</code> does forward and backward of all microbatches, adds tied terms, and returns a dict:
-# on the last stage each microbatch's part of the loss, elsewhere an empty one.</details>
+# mesh.group("pp"), count)</code> does forward and backward of all microbatches, adds tied terms, and divides by
+# <code>count</code>, a number.</details>
+# <details><summary>Hint: the targets of the batch</summary><code>(targets != -100).sum()</code>, added up over the
+# microbatches, is the number of this replica. Sum it over dp alone, because the ranks of cp are given the same
+# rows.</details>
 # <details><summary>Hint: one sum for two axes</summary>A sum over dp of sums over cp is a sum over the flattened
-# group. Divide by the size of dp alone.</details>
+# group. Nothing is left to divide.</details>
 # <details><summary>Hint: earlier gradients</summary>Put them aside and set <code>grad</code> to None before the
 # schedule runs.</details>
 #
-# **Check.** Four meshes, each against one process in float64. Bytes are counted on every axis.
+# **Check.** Four meshes are compared with one process in float64. Replicas have unequal numbers of targets, and in one
+# case a replica has none. Bytes are counted on every axis.
 
 # %% nbgrader={"grade_id": "hybrid_step_check", "points": 13}
 report = check("10_four_dimensions/hybrid_step", hybrid_step)
@@ -538,7 +554,9 @@ def part_of(whole, part, place):
     return whole
 
 
-run = on_mesh(my_step) if ready(hybrid_step) else None
+run = None  # of this section alone, if your function raises
+if ready(hybrid_step):
+    run = on_mesh(my_step)
 if run:
     loss, gradients = alone()
     largest = max(float(gradient.abs().max()) for gradient in gradients.values())
@@ -571,8 +589,9 @@ if run:
 # %% [markdown]
 # 2 layers · 4 · 4 microbatches are 32 sums over tp, and the embedding adds one for each microbatch: 36. Along pp,
 # rank 0 sends an activation and receives a gradient for each of the 4 microbatches; the fifth pair is the tied table.
-# The replicas meet once a step: in one call if you joined the gradients, in 34 if you took one parameter after the
-# other. The bytes are the same. A last sum is the loss.
+# The replicas meet twice a step. First they count targets, and at the end they add gradients: in one call if you
+# joined the gradients, or in 34 if you took one parameter after the other. The bytes are the same. A last sum is the
+# loss.
 
 # %% [markdown]
 # **Look.** Four axes at once: 16 ranks, and one step with each operation filled by its axis. A sum over
@@ -596,14 +615,14 @@ sixteen.ledger.timeline(after="barrier", axes=FOUR)
 
 # %% [markdown]
 # tp speaks in every layer, and cp's ring inside every attention. pp speaks between the stages, and its long
-# bars are the pipeline's bubble: the rank waits for a microbatch. dp and cp make one sum at the end, striped,
-# since both sum gradients. The last stripe is the loss, one number over three axes, and the first one is the
-# barrier.
+# bars are the pipeline's bubble, in which the rank waits for a microbatch. dp counts the targets right after the
+# barrier, which is the first stripe. dp and cp make one sum at the end, striped, since both sum gradients. The last
+# stripe is the loss, one number over three axes.
 
 # %% [markdown]
-# **Break it.** Take the average over all ranks of a stage instead, as `DistributedDataParallel` with the
-# stage's ranks as its group would. The mesh below hands out the group of dp × tp when your function asks for
-# dp. Which parameters will be wrong? Will the loss be?
+# **Break it.** Reduce over all ranks of a stage instead, as `DistributedDataParallel` with the stage's ranks as
+# its group would. The mesh below hands out the group of dp × tp when your function asks for dp, also for the
+# targets. Which parameters will be wrong? Will the loss be?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -699,7 +718,7 @@ def pytorchs_step():
     inputs, targets = (torch.cat(side) for side in zip(*rows_of(replica, 2), strict=True))
 
     def loss_of(logits, targets):
-        return next_token_loss(logits, targets, "sum") / (ROWS // 2 * SEQ)
+        return next_token_loss(logits, targets, "sum") / (ROWS * SEQ / 2)  # FSDP divides by 2
 
     schedule = Schedule1F1B(part, COUNT, loss_fn=loss_of, scale_grads=False)
 
@@ -707,8 +726,8 @@ def pytorchs_step():
         losses = []
         schedule.step(inputs) if place == 0 else schedule.step(target=targets, losses=losses)
         total = torch.stack([*losses, torch.zeros(())]).sum().detach()
-        dist.all_reduce(total)  # over all ranks: two replicas, and both ranks of tp have it
-        return float(total) / 4
+        dist.all_reduce(total)  # over all ranks: both ranks of tp have it
+        return float(total) / 2 / 2
 
     return step, list(module.parameters())
 
@@ -749,12 +768,13 @@ if len(makes) > 1:
 
 # %% [markdown]
 # The same losses to rounding. PyTorch's version needs a plan of names for tp, and you have to know two things that no
-# error tells you: the loss must be divided by the *replica's* targets, since `fully_shard` takes the mean over dp by
-# itself, and a tied head would lose a term. On two cores our step takes a third of the time of theirs
-# (docs/benchmarks.md): for so small a model DTensor's dispatch costs more than the arithmetic.
+# error tells you. `fully_shard` takes the mean over dp by itself, so the loss must be divided by the targets of the
+# batch over dp; and a tied head would lose a term. On two cores our step takes a third of the time of theirs: for so
+# small a model DTensor's dispatch costs more than the arithmetic.
 #
-# torchtitan gives `fully_shard` dp and cp as one flattened group, for the reason of your one all-reduce. Not every
-# library gets the division right: picotron's pipeline (`pipeline_parallel.py`, 2025) takes the mean over each
+# torchtitan gives `fully_shard` dp and cp as one flattened group, for the reason of your one all-reduce. It also
+# counts the targets of all ranks first (`global_valid_tokens`), and turns the division of `fully_shard` off. Not
+# every library gets the division right: picotron's pipeline (`pipeline_parallel.py`, 2025) takes the mean over each
 # microbatch and never divides by the number of microbatches *m*, so that gradients are m times too large.
 # AdamW hides it, because its steps hardly change with the scale of a gradient.
 #

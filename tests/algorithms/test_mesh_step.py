@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from math import prod
@@ -21,19 +22,20 @@ from course_lib.mesh import (
     cut_names,
     hybrid_step,
     mesh_stages,
-    my_part,
     parameters,
     tied_names,
     train_step,
 )
 from course_lib.mesh.coordinates import axis_ranks, coordinates
+from course_lib.mesh.step import microbatches_of, targets_of_all
 from course_lib.models import GPT, GPTConfig, next_token_loss
 from course_lib.pipeline.generators import one_f_one_b
 from course_lib.pipeline.run import run_schedule
 from course_lib.tensor_parallel.cut import Parallel
 from course_lib.zero import Zero1Optimizer, Zero3Module
 
-LAYERS, HEADS, WIDTH, VOCABULARY, SEQ, ROWS, STEPS, COUNT = 4, 4, 32, 41, 16, 8, 3, 4
+LAYERS, HEADS, WIDTH, VOCABULARY, SEQ, STEPS, COUNT = 4, 4, 32, 41, 16, 3, 4
+ROWS = 9  # of which two replicas have 5 and 4, in microbatches of 2 and 1
 SIZES = [
     {"pp": 2, "dp": 2, "tp": 2},
     {"pp": 2, "cp": 2, "tp": 2},
@@ -55,7 +57,7 @@ def a_model(modern: bool, tied: bool) -> GPT:
 
 
 def a_batch(seed: int) -> tuple[Tensor, Tensor]:
-    """Targets that count lie unevenly over places and rows."""
+    """Targets that count lie unevenly over places and rows: replicas and ranks of cp have unequally many."""
     generator = torch.Generator().manual_seed(seed)
     inputs, targets = torch.randint(VOCABULARY, (2, ROWS, SEQ), generator=generator)
     targets[0, :9] = -100
@@ -72,29 +74,30 @@ class Found(NamedTuple):
     bounds: dict[str, tuple[int, int, int]]
 
 
-def alone(modern: bool, tied: bool, dp: int, seed: int) -> Found:
-    """One process: the mean over the replicas of the mean over each one's targets."""
-    model, (inputs, targets) = a_model(modern, tied).double(), a_batch(seed)
+def alone(modern: bool, tied: bool, batch: tuple[Tensor, Tensor], clip: float = 1.0) -> Found:
+    """One process: the mean over all targets of the batch."""
+    model, (inputs, targets) = a_model(modern, tied).double(), batch
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     steps, first = [], {}
     for _ in range(STEPS):
-        pairs = zip(inputs.chunk(dp), targets.chunk(dp), strict=True)
-        loss = torch.stack([next_token_loss(model(x), y) for x, y in pairs]).mean()
+        loss = next_token_loss(model(inputs), targets)
         loss.backward()
         first = first or {
             name: param.grad.clone()
             for name, param in model.named_parameters()
             if param.grad is not None
         }
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
         optimizer.zero_grad()
         steps.append((loss.item(), norm.item()))
     return Found(steps, first, {})
 
 
-def on_a_rank(sizes: dict[str, int], modern: bool, tied: bool, sequence: Any, seed: int) -> Found:
-    mesh, schedule = Mesh(sizes), one_f_one_b(sizes.get("pp", 1), COUNT)
+def on_a_rank(
+    sizes: dict[str, int], modern: bool, tied: bool, sequence: Any, batch: Any, count: int = COUNT
+) -> Found:
+    mesh, schedule = Mesh(sizes), one_f_one_b(sizes.get("pp", 1), count)
     model = a_model(modern, tied).double()
     stages = mesh_stages(model, mesh, schedule, sequence=sequence)
     bounds = {
@@ -106,15 +109,12 @@ def on_a_rank(sizes: dict[str, int], modern: bool, tied: bool, sequence: Any, se
     }
     named = parameters(stages)
     optimizer = torch.optim.SGD([param for _, param in named], lr=0.1)
-    batch, steps, first = a_batch(seed), [], {}
-    rows, _ = my_part(mesh.rank, sizes, ROWS, SEQ)
-    mine = slice(rows.start, rows.stop)
-    microbatches = list(zip(batch[0][mine].chunk(COUNT), batch[1][mine].chunk(COUNT), strict=True))
-    hybrid_step(stages, schedule, microbatches, mesh)
+    steps, first = [], {}
+    hybrid_step(stages, schedule, microbatches_of(batch, count, mesh), mesh)
     first = {name: param.grad.clone() for name, param in named if param.grad is not None}
     optimizer.zero_grad()
     for _ in range(STEPS):
-        steps.append(train_step(stages, schedule, batch, COUNT, mesh, optimizer, 1.0))
+        steps.append(train_step(stages, schedule, batch, count, mesh, optimizer, 1.0))
     return Found(steps, first, {n: bounds[id(p)] for n, p in named if id(p) in bounds})
 
 
@@ -155,21 +155,70 @@ def some() -> list[Any]:
 def test_eight_ranks_train_as_one_process(
     sizes: dict[str, int], modern: bool, tied: bool, sequence: Any, seed: int, cpu_backend: str
 ) -> None:
+    batch = a_batch(seed)
     ranks = launch(
-        on_a_rank, sizes, modern, tied, sequence, seed, world_size=8, backend=cpu_backend
+        on_a_rank, sizes, modern, tied, sequence, batch, world_size=8, backend=cpu_backend
     )
-    same_as_alone(list(ranks), alone(modern, tied, sizes.get("dp", 1), seed))
+    same_as_alone(list(ranks), alone(modern, tied, batch))
 
 
 @pytest.mark.parametrize(("modern", "tied", "sequence"), PARTS if EVERYTHING else PARTS[:1])
 def test_sixteen_ranks_train_as_one_process(
     modern: bool, tied: bool, sequence: Any, seed: int
 ) -> None:
+    batch = a_batch(seed)
     ranks = launch(
-        on_a_rank, SIXTEEN, modern, tied, sequence, seed,
+        on_a_rank, SIXTEEN, modern, tied, sequence, batch,
         world_size=16, backend="gloo", timeout=120,
     )  # fmt: skip
-    same_as_alone(list(ranks), alone(modern, tied, 2, seed))
+    same_as_alone(list(ranks), alone(modern, tied, batch))
+
+
+FEW = [
+    {"dp": 1}, {"dp": 2}, {"cp": 2}, {"pp": 2}, {"tp": 2}, {"dp": 3}, {"cp": 3},
+    {"dp": 2, "cp": 2}, {"pp": 2, "dp": 2}, {"dp": 2, "tp": 2},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "sizes", FEW, ids=lambda sizes: "x".join(f"{a}{n}" for a, n in sizes.items())
+)
+def test_a_replica_without_a_target_adds_nothing_to_the_mean_over_all(
+    sizes: dict[str, int], seed: int
+) -> None:
+    """7 rows: the first four, all of the first replica of two or three, have no target that counts."""
+    inputs, targets = (whole[:7] for whole in a_batch(seed))
+    targets[:4] = -100
+    n, batch = prod(sizes.values()), (inputs, targets)
+    ranks = launch(on_a_rank, sizes, False, True, None, batch, 2, world_size=n, backend="gloo")
+    same_as_alone(list(ranks), alone(False, True, batch))
+
+
+@pytest.mark.parametrize(
+    ("rows", "counted", "says"),
+    [
+        (1, True, r"1 rows are too few for 2 replicas \(dp\) with 2 microbatches each"),
+        (3, True, r"3 rows are too few for 2 replicas \(dp\) with 2 microbatches each"),
+        (4, False, "no target of the batch counts"),
+    ],
+)
+def test_a_batch_without_a_mean_is_refused_before_a_step_is_taken(
+    rows: int, counted: bool, says: str
+) -> None:
+    def job() -> str:
+        mesh, schedule = Mesh({"dp": 2}), one_f_one_b(1, 2)
+        stages = mesh_stages(a_model(False, True), mesh, schedule)
+        params = [param for _, param in parameters(stages)]
+        before = [param.detach().clone() for param in params]
+        optimizer = torch.optim.SGD(params, lr=0.1)
+        tokens = torch.zeros(rows, SEQ, dtype=torch.long)
+        targets = tokens if counted else torch.full_like(tokens, -100)
+        with pytest.raises(ValueError, match=says) as error:
+            train_step(stages, schedule, (tokens, targets), 2, mesh, optimizer, 1.0)
+        assert all(map(torch.equal, params, before))
+        return str(error.value)
+
+    assert len(set(launch(job, world_size=2, backend="gloo"))) == 1
 
 
 # ---- bytes of every axis
@@ -246,46 +295,33 @@ def test_the_ring_of_cp_sends_its_closed_form_and_replicas_one_sum() -> None:
 
 
 def test_zero_1_over_the_replicas_and_zero_3_around_a_stage(seed: int) -> None:
-    """`Zero1Optimizer` over dp x cp takes the mean, so that its gradients are terms times cp."""
+    """Both take the mean over their n ranks, so the losses are divided by the targets over n."""
 
     def losses(how: str) -> list[float]:
         sizes = {"pp": 2, "dp": 2, "cp": 1 if how == "zero 3" else 2}
         mesh, schedule = Mesh(sizes), one_f_one_b(2, COUNT)
         stages = mesh_stages(a_model(False, False).double(), mesh, schedule)
-        replicas, named = mesh.group(("dp", "cp")), parameters(stages)
+        replicas, n = mesh.group(("dp", "cp")), mesh.size(("dp", "cp"))
         optimizer: Any
         if how == "zero 1":
-            optimizer = Zero1Optimizer(
-                [p for _, p in named], torch.optim.SGD, group=replicas, lr=0.1
-            )
+            params = [param for _, param in parameters(stages)]
+            optimizer = Zero1Optimizer(params, torch.optim.SGD, group=replicas, lr=0.1)
         else:
             stages[0].module = Zero3Module(stages[0].module, group=replicas)
             optimizer = torch.optim.SGD(stages[0].module.parameters(), lr=0.1)
-        inputs, targets = a_batch(seed)
-        rows, _ = my_part(mesh.rank, sizes, ROWS, SEQ)
-        x, y = (t[rows.start : rows.stop].chunk(COUNT) for t in (inputs, targets))
+        microbatches = microbatches_of(a_batch(seed), COUNT, mesh)
+        count = targets_of_all(stages[0], microbatches, mesh) / n
         found = []
         for _ in range(STEPS):
-            parts = run_schedule(stages, schedule, list(zip(x, y, strict=True)), mesh.group("pp"))
-            if how == "zero 1":
-                for _, param in named:
-                    param.grad *= mesh.size("cp")  # type: ignore[operator]
+            parts = run_schedule(stages, schedule, microbatches, mesh.group("pp"), count)
             optimizer.step()
             optimizer.zero_grad()
             total = torch.stack([*parts.values(), torch.zeros((), dtype=torch.float64)]).sum()
             dist.all_reduce(total)
-            found.append(float(total) / mesh.size("dp"))
+            found.append(float(total) / n)
         return found
 
-    model, (inputs, targets) = a_model(False, False).double(), a_batch(seed)
-    optimizer, wanted = torch.optim.SGD(model.parameters(), lr=0.1), []
-    for _ in range(STEPS):
-        pairs = zip(inputs.chunk(2), targets.chunk(2), strict=True)
-        loss = torch.stack([next_token_loss(model(x), y) for x, y in pairs]).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        wanted.append(loss.item())
+    wanted = [loss for loss, _ in alone(False, False, a_batch(seed), clip=math.inf).steps]
     for how, n in (("zero 1", 8), ("zero 3", 4)):
         for found in launch(losses, how, world_size=n, backend="gloo"):
             assert found == pytest.approx(wanted, abs=1e-12), how

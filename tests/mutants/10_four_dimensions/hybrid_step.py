@@ -7,10 +7,11 @@ def hybrid_step(stages, schedule, microbatches, mesh):
     earlier = [param.grad for param in params]
     for param in params:
         param.grad = None
-    losses = run_schedule(stages, schedule, microbatches, mesh.group("pp"))
+    count = torch.tensor(float(sum((targets != -100).sum() for _, targets in microbatches)), device=mesh.device)
+    dist.all_reduce(count, group=mesh.group("dp"))
+    losses = run_schedule(stages, schedule, microbatches, mesh.group("pp"), count.item())
     flat = torch.cat([param.grad.flatten() for param in params])
     dist.all_reduce(flat, group=mesh.group(("dp", "cp")))
-    flat /= mesh.size("dp")
     start = 0
     for param, before in zip(params, earlier):
         part = flat[start : start + param.numel()]
@@ -18,65 +19,140 @@ def hybrid_step(stages, schedule, microbatches, mesh):
         param.grad = part.view_as(param) if before is None else before + part.view_as(param)
     total = torch.tensor(float(sum(losses.values())), dtype=torch.float64, device=mesh.device)
     dist.all_reduce(total, group=mesh.group(("pp", "dp", "cp")))
-    return total.item() / mesh.size("dp")
+    return total.item()
 
 
 # %% wrong: nothing is reduced
-# says: Replicas have gradients of their own rows: average over dp
+# is: idea
+# says: Replicas have the gradients of their own rows
 # base: what the wrong ones change
 -    dist.all_reduce(flat, group=mesh.group(("dp", "cp")))
--    flat /= mesh.size("dp")
 
 
-# %% wrong: the average is taken over cp too
-# says: 1/2 of one process', on every parameter: ranks of cp hold terms of one sum
+# %% wrong: the mean of the replicas' means
+# is: idea
+# says: the gradients are the mean of the replicas' means
 # base: what the wrong ones change
--    flat /= mesh.size("dp")
+-    losses = run_schedule(stages, schedule, microbatches, mesh.group("pp"), count.item())
++    losses = run_schedule(stages, schedule, microbatches, mesh.group("pp"))
+@@
+     dist.all_reduce(flat, group=mesh.group(("dp", "cp")))
++    flat /= mesh.size("dp")
+@@
+-    return total.item()
++    return total.item() / mesh.size("dp")
+
+
+# %% wrong: the mean of the replicas' means, over cp too
+# is: idea
+# says: the gradients are the mean of the replicas' means
+# base: what the wrong ones change
+-    losses = run_schedule(stages, schedule, microbatches, mesh.group("pp"), count.item())
++    losses = run_schedule(stages, schedule, microbatches, mesh.group("pp"))
+@@
+     dist.all_reduce(flat, group=mesh.group(("dp", "cp")))
++    flat /= mesh.size(("dp", "cp"))
+@@
+-    return total.item()
++    return total.item() / mesh.size("dp")
+
+
+# %% wrong: the sum of the replicas' means
+# is: idea
+# says: the gradients are 2 times the mean of the replicas' means
+# base: what the wrong ones change
+-    losses = run_schedule(stages, schedule, microbatches, mesh.group("pp"), count.item())
++    losses = run_schedule(stages, schedule, microbatches, mesh.group("pp"))
+
+
+# %% wrong: replicas weigh their means by their rows
+# is: idea
+# says: Each replica has divided by its own targets, and they have unequal numbers
+# base: what the wrong ones change
+-    losses = run_schedule(stages, schedule, microbatches, mesh.group("pp"), count.item())
++    losses = run_schedule(stages, schedule, microbatches, mesh.group("pp"))
+@@
+-    dist.all_reduce(flat, group=mesh.group(("dp", "cp")))
++    rows = float(sum(len(targets) for _, targets in microbatches))
++    of_all = torch.tensor(rows, device=mesh.device)
++    dist.all_reduce(of_all, group=mesh.group("dp"))
++    flat *= rows / of_all.item()
++    dist.all_reduce(flat, group=mesh.group(("dp", "cp")))
+@@
+-    return total.item()
++    return total.item() / mesh.size("dp")
+
+
+# %% wrong: the average is taken over dp too
+# is: idea
+# says: They were divided by the size of dp as well
+# base: what the wrong ones change
+     dist.all_reduce(flat, group=mesh.group(("dp", "cp")))
++    flat /= mesh.size("dp")
+
+
+# %% wrong: the average is taken over dp and cp too
+# is: idea
+# says: They were divided by the size of dp as well
+# base: what the wrong ones change
+     dist.all_reduce(flat, group=mesh.group(("dp", "cp")))
 +    flat /= mesh.size(("dp", "cp"))
 
 
-# %% wrong: divided by the number of ranks
-# says: are 1/2 of one process', on every parameter. They were divided by the number of ranks
+# %% wrong: the average is taken over cp too
+# is: idea
+# says: Ranks of cp hold terms of one sum, and they are given the same targets
 # base: what the wrong ones change
--    flat /= mesh.size("dp")
+     dist.all_reduce(flat, group=mesh.group(("dp", "cp")))
++    flat /= mesh.size("cp")
+
+
+# %% wrong: targets are counted on the ranks of cp, too
+# is: idea
+# says: count the targets over dp alone
+# base: what the wrong ones change
+-    dist.all_reduce(count, group=mesh.group("dp"))
++    dist.all_reduce(count, group=mesh.group(("dp", "cp")))
+
+
+# %% wrong: divided by the number of ranks
+# is: idea
+# says: They were divided by the number of ranks
+# base: what the wrong ones change
+     dist.all_reduce(flat, group=mesh.group(("dp", "cp")))
 +    flat /= dist.get_world_size()
 
 
 # %% wrong: the average over the world
+# is: idea
 # says: reduce over mesh.group...dp., .cp... alone
 # base: what the wrong ones change
 -    dist.all_reduce(flat, group=mesh.group(("dp", "cp")))
--    flat /= mesh.size("dp")
 +    dist.all_reduce(flat)
 +    flat /= dist.get_world_size()
 
 
 # %% wrong: the average over the world, one parameter after the other, if stages are alike
+# is: idea
 # says: The gradients of all ranks were added: tp and pp ranks hold different parameters
 # base: what the wrong ones change
 -    dist.all_reduce(flat, group=mesh.group(("dp", "cp")))
--    flat /= mesh.size("dp")
 +    world = mesh.size("pp") == 1
 +    dist.all_reduce(flat, group=None if world else mesh.group(("dp", "cp")))
-+    flat /= dist.get_world_size() if world else mesh.size("dp")
-
-
-# %% wrong: the sum over the replicas
-# says: 2 times one process', on every parameter. Replicas read different rows
-# base: what the wrong ones change
--    flat /= mesh.size("dp")
++    flat /= dist.get_world_size() if world else 1
 
 
 # %% wrong: over tp as well
-# says: rows 0-3 of blocks.0.attention.query.weight hold the mean of 2 ranks' different rows; norms are right
+# is: idea
+# says: rows 0-3 of blocks.0.attention.query.weight hold the mean of 2 ranks. different rows; norms are right
 # base: what the wrong ones change
--    flat /= mesh.size("dp")
-+    flat /= mesh.size("dp")
+     dist.all_reduce(flat, group=mesh.group(("dp", "cp")))
 +    dist.all_reduce(flat, group=mesh.group("tp"))
 +    flat /= mesh.size("tp")
 
 
 # %% wrong: cp is forgotten
+# is: idea
 # says: The terms of cp were not added
 # base: what the wrong ones change
 -    dist.all_reduce(flat, group=mesh.group(("dp", "cp")))
@@ -84,21 +160,31 @@ def hybrid_step(stages, schedule, microbatches, mesh):
 
 
 # %% wrong: dp is forgotten
-# says: Replicas have gradients of their own rows
+# is: idea
+# says: Replicas have the gradients of their own rows
 # base: what the wrong ones change
 -    dist.all_reduce(flat, group=mesh.group(("dp", "cp")))
--    flat /= mesh.size("dp")
 +    dist.all_reduce(flat, group=mesh.group("cp"))
 
 
-# %% wrong: divided by the microbatches too
-# says: run_schedule. has divided by the targets of all microbatches
+# %% wrong: divided by dp and by the microbatches too
+# is: idea
+# says: They were divided by the size of dp and the number of microbatches
 # base: what the wrong ones change
--    flat /= mesh.size("dp")
+     dist.all_reduce(flat, group=mesh.group(("dp", "cp")))
 +    flat /= mesh.size("dp") * len(microbatches)
 
 
+# %% wrong: divided by the microbatches too
+# is: idea
+# says: They were divided by the number of microbatches
+# base: what the wrong ones change
+     dist.all_reduce(flat, group=mesh.group(("dp", "cp")))
++    flat /= len(microbatches)
+
+
 # %% wrong: tied terms are added once more
+# is: slip
 # says: token_embedding.weight alone is wrong: its two terms were added twice
 # base: what the wrong ones change
 -    total = torch.tensor(float(sum(losses.values())), dtype=torch.float64, device=mesh.device)
@@ -108,30 +194,31 @@ def hybrid_step(stages, schedule, microbatches, mesh):
 
 
 # %% wrong: tied weights are left to each stage
+# is: slip
 # says: its two terms, of the first stage and of the last, have not met
 # base: what the wrong ones change
--    losses = run_schedule(stages, schedule, microbatches, mesh.group("pp"))
+-    losses = run_schedule(stages, schedule, microbatches, mesh.group("pp"), count.item())
 +    kept = [stage.shared for stage in stages]
 +    for stage in stages:
 +        stage.shared = {}
-+    losses = run_schedule(stages, schedule, microbatches, mesh.group("pp"))
++    losses = run_schedule(stages, schedule, microbatches, mesh.group("pp"), count.item())
 +    for stage, shared in zip(stages, kept):
 +        stage.shared = shared
 
 
-# %% wrong: the average is taken inside the schedule, before tied terms meet, and only on the first stage
+# %% wrong: the sum is taken inside the schedule, before tied terms meet, and only on the first stage
+# is: slip
 # says: Reduce over the replicas once both have met
 # base: what the wrong ones change
--    losses = run_schedule(stages, schedule, microbatches, mesh.group("pp"))
-+    def averaged(gradient):
+-    losses = run_schedule(stages, schedule, microbatches, mesh.group("pp"), count.item())
++    def summed(gradient):
 +        if mesh.coordinate.get("pp", 0) == 0:
 +            gradient = gradient.clone()
 +            dist.all_reduce(gradient, group=mesh.group(("dp", "cp")))
-+            gradient /= mesh.size("dp")
 +        return gradient
 +    tied = [held.param for stage in stages for held in stage.shared.values()]
-+    hooks = [param.register_hook(averaged) for param in tied]
-+    losses = run_schedule(stages, schedule, microbatches, mesh.group("pp"))
++    hooks = [param.register_hook(summed) for param in tied]
++    losses = run_schedule(stages, schedule, microbatches, mesh.group("pp"), count.item())
 +    for hook in hooks:
 +        hook.remove()
 +    mine = {id(param): param.grad.clone() for param in tied}
@@ -143,33 +230,35 @@ def hybrid_step(stages, schedule, microbatches, mesh):
 
 
 # %% wrong: reduced after every microbatch
-# says: 4 times the bytes of one synchronisation
+# is: idea
+# says: [35] times the bytes of one synchronisation: reduce once, after the last
 # base: what the wrong ones change
--    losses = run_schedule(stages, schedule, microbatches, mesh.group("pp"))
+-    losses = run_schedule(stages, schedule, microbatches, mesh.group("pp"), count.item())
 -    flat = torch.cat([param.grad.flatten() for param in params])
 -    dist.all_reduce(flat, group=mesh.group(("dp", "cp")))
--    flat /= mesh.size("dp")
-+    def averaged(gradient):
++    def summed(gradient):
 +        gradient = gradient.clone()
 +        dist.all_reduce(gradient, group=mesh.group(("dp", "cp")))
-+        return gradient / mesh.size("dp")
-+    hooks = [param.register_hook(averaged) for param in params]
-+    losses = run_schedule(stages, schedule, microbatches, mesh.group("pp"))
++        return gradient
++    hooks = [param.register_hook(summed) for param in params]
++    losses = run_schedule(stages, schedule, microbatches, mesh.group("pp"), count.item())
 +    for hook in hooks:
 +        hook.remove()
 +    flat = torch.cat([param.grad.flatten() for param in params])
 
 
 # %% wrong: every gradient is reduced twice
+# is: idea
 # says: That is twice the bytes of one synchronisation
 # base: what the wrong ones change
--    flat /= mesh.size("dp")
-+    flat /= mesh.size("dp")
+-    dist.all_reduce(flat, group=mesh.group(("dp", "cp")))
++    dist.all_reduce(flat, group=mesh.group(("dp", "cp")))
 +    dist.all_reduce(flat, group=mesh.group(("dp", "cp")))
 +    flat /= mesh.size(("dp", "cp"))
 
 
 # %% wrong: the loss stays on the last stage
+# is: slip
 # says: Rank 0 returns 0.0: only the last stage knows the loss
 # base: what the wrong ones change
 -    dist.all_reduce(total, group=mesh.group(("pp", "dp", "cp")))
@@ -177,15 +266,33 @@ def hybrid_step(stages, schedule, microbatches, mesh):
 
 
 # %% wrong: the loss of the rank's own replica
-# says: That is the loss of a rank's own replica
+# is: slip
+# says: Ranks return the loss of their own tokens: sum over dp, too
 # base: what the wrong ones change
 -    dist.all_reduce(total, group=mesh.group(("pp", "dp", "cp")))
--    return total.item() / mesh.size("dp")
 +    dist.all_reduce(total, group=mesh.group(("pp", "cp")))
-+    return total.item()
+
+
+# %% wrong: the loss of the rank's own replica, over dp
+# is: slip
+# says: Ranks return the loss of their own tokens: sum over dp, too
+# base: what the wrong ones change
+-    dist.all_reduce(total, group=mesh.group(("pp", "dp", "cp")))
+-    return total.item()
++    dist.all_reduce(total, group=mesh.group(("pp", "cp")))
++    return total.item() / mesh.size("dp")
+
+
+# %% wrong: the loss is divided by the size of dp
+# is: slip
+# says: The loss is 1/2 of one process'
+# base: what the wrong ones change
+-    return total.item()
++    return total.item() / mesh.size("dp")
 
 
 # %% wrong: the loss over the world
+# is: slip
 # says: Each rank of tp has the loss already
 # base: what the wrong ones change
 -    dist.all_reduce(total, group=mesh.group(("pp", "dp", "cp")))
@@ -193,51 +300,56 @@ def hybrid_step(stages, schedule, microbatches, mesh):
 
 
 # %% wrong: nothing is returned
+# is: form
 # says: Is there a `return` at the end
 # base: what the wrong ones change
--    return total.item() / mesh.size("dp")
+-    return total.item()
 
 
-# %% wrong: over cp a mean of means
-# says: That is a mean of means over cp
+# %% wrong: each rank divides by its own targets
+# is: idea
+# says: That is the mean of the ranks' means
 # base: what the wrong ones change
--    losses = run_schedule(stages, schedule, microbatches, mesh.group("pp"))
+-    losses = run_schedule(stages, schedule, microbatches, mesh.group("pp"), count.item())
 +    for stage in stages:
 +        places = stage.module.positions
 +        if places is not None:
 +            stage.count = lambda targets, places=places: (targets[:, places] != -100).sum()
 +    losses = run_schedule(stages, schedule, microbatches, mesh.group("pp"))
 @@
--    flat /= mesh.size("dp")
+-    dist.all_reduce(flat, group=mesh.group(("dp", "cp")))
++    dist.all_reduce(flat, group=mesh.group(("dp", "cp")))
 +    flat /= mesh.size(("dp", "cp"))
 
 
+# %% wrong: the schedule divides by the replica's own number, which may be 0
+# is: idea
+# says: A replica may have no target of its own
+# base: what the wrong ones change
+-    dist.all_reduce(count, group=mesh.group("dp"))
+@@
+-    dist.all_reduce(flat, group=mesh.group(("dp", "cp")))
++    dist.all_reduce(flat, group=mesh.group(("dp", "cp")))
++    flat /= mesh.size("dp")
+
+
 # %% wrong: over microbatches a mean of means
+# is: idea
 # says: the mean of the microbatches' means: they have unequal numbers of targets
 # base: what the wrong ones change
--    losses = run_schedule(stages, schedule, microbatches, mesh.group("pp"))
+-    losses = run_schedule(stages, schedule, microbatches, mesh.group("pp"), count.item())
 +    one = [[action for action in row if action.microbatch == 0] for row in schedule]
 +    losses = {}
 +    for number, microbatch in enumerate(microbatches):
 +        losses[number] = run_schedule(stages, one, [microbatch], mesh.group("pp")).get(0, 0.0)
 @@
--    flat /= mesh.size("dp")
+-    dist.all_reduce(flat, group=mesh.group(("dp", "cp")))
++    dist.all_reduce(flat, group=mesh.group(("dp", "cp")))
 +    flat /= mesh.size("dp") * len(microbatches)
 
 
-# %% wrong: replicas count by their targets
-# says: That is the mean over all targets of the batch
-# base: what the wrong ones change
--    dist.all_reduce(flat, group=mesh.group(("dp", "cp")))
--    flat /= mesh.size("dp")
-+    count = float(sum((targets != -100).sum() for _, targets in microbatches))
-+    counts = torch.tensor(count, dtype=torch.float64, device=mesh.device)
-+    dist.all_reduce(counts, group=mesh.group("dp"))
-+    flat *= count / counts
-+    dist.all_reduce(flat, group=mesh.group(("dp", "cp")))
-
-
 # %% wrong: the order of the groups depends on the rank
+# is: form
 # says: Ranks met their groups in an order that depends on the rank
 # base: what the wrong ones change
 -    dist.all_reduce(flat, group=mesh.group(("dp", "cp")))
@@ -247,6 +359,7 @@ def hybrid_step(stages, schedule, microbatches, mesh):
 
 
 # %% wrong: only ranks with a loss take part in its sum
+# is: form
 # says: Ranks met their groups in an order that depends on the rank
 # base: what the wrong ones change
 -    dist.all_reduce(total, group=mesh.group(("pp", "dp", "cp")))
@@ -255,6 +368,7 @@ def hybrid_step(stages, schedule, microbatches, mesh):
 
 
 # %% wrong: gradients of the call before are forgotten
+# is: slip
 # says: The gradients of the call before are gone
 # base: what the wrong ones change
 -        param.grad = part.view_as(param) if before is None else before + part.view_as(param)
@@ -262,7 +376,8 @@ def hybrid_step(stages, schedule, microbatches, mesh):
 
 
 # %% wrong: gradients of the call before are reduced again
-# says: were summed over cp once more
+# is: slip
+# says: were summed over dp and cp once more
 # base: what the wrong ones change
 -    for param in params:
 -        param.grad = None
@@ -280,29 +395,60 @@ def hybrid_step(stages, schedule, microbatches, mesh):
     before = {name: param.grad for name, param in named.items()}
     for param in named.values():
         param.grad = None
-    parts = run_schedule(stages, schedule, microbatches, mesh.group("pp"))
+    count = sum(torch.count_nonzero(targets != -100) for _, targets in microbatches)
+    dist.all_reduce(count, group=mesh.group("dp"))
+    parts = run_schedule(stages, schedule, microbatches, mesh.group("pp"), count)
     for name, param in named.items():
         dist.all_reduce(param.grad, group=mesh.group("cp"))
         dist.all_reduce(param.grad, group=mesh.group("dp"))
-        param.grad /= mesh.size("dp")
         if before[name] is not None:
             param.grad += before[name]
     loss = torch.stack([*parts.values(), torch.zeros((), dtype=torch.float64, device=mesh.device)]).sum()
     for axis in ("pp", "cp", "dp"):
         dist.all_reduce(loss, group=mesh.group(axis))
-    return float(loss) / mesh.size("dp")
+    return float(loss)
+
+
+# %% right: means of replicas, weighed by their targets
+# base: what the wrong ones change
+-    count = torch.tensor(float(sum((targets != -100).sum() for _, targets in microbatches)), device=mesh.device)
++    own = float(sum((targets != -100).sum() for _, targets in microbatches))
++    count = torch.tensor(own, device=mesh.device)
+@@
+-    losses = run_schedule(stages, schedule, microbatches, mesh.group("pp"), count.item())
++    losses = run_schedule(stages, schedule, microbatches, mesh.group("pp"))
+@@
+-    flat = torch.cat([param.grad.flatten() for param in params])
++    flat = torch.cat([param.grad.flatten() for param in params]) * (own / count.item())
+@@
+-    total = torch.tensor(float(sum(losses.values())), dtype=torch.float64, device=mesh.device)
++    total = torch.tensor(float(sum(losses.values())), dtype=torch.float64, device=mesh.device) * own
+@@
+-    return total.item()
++    return total.item() / count.item()
+
+
+# %% right: sums of losses, divided at the end
+# base: what the wrong ones change
+-    losses = run_schedule(stages, schedule, microbatches, mesh.group("pp"), count.item())
++    losses = run_schedule(stages, schedule, microbatches, mesh.group("pp"), 1)
+@@
+-    dist.all_reduce(flat, group=mesh.group(("dp", "cp")))
++    dist.all_reduce(flat, group=mesh.group(("dp", "cp")))
++    flat /= count.item()
+@@
+-    return total.item()
++    return total.item() / count.item()
 
 
 # %% right: a reduce-scatter and an all-gather over the replicas
 # base: what the wrong ones change
 -    dist.all_reduce(flat, group=mesh.group(("dp", "cp")))
--    flat /= mesh.size("dp")
 +    replicas, n = mesh.group(("dp", "cp")), mesh.size(("dp", "cp"))
 +    length = flat.numel()
 +    flat = torch.nn.functional.pad(flat, (0, -length % n))
 +    part = torch.empty(flat.numel() // n, dtype=flat.dtype, device=flat.device)
 +    dist.reduce_scatter_tensor(part, flat, group=replicas)
-+    part /= mesh.size("dp")
 +    dist.all_gather_into_tensor(flat, part, group=replicas)
 +    flat = flat[:length]
 

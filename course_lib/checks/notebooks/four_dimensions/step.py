@@ -17,7 +17,7 @@ from course_lib.models import GPTConfig
 
 NUMBER = 8  # bytes of a float64
 SECONDS = 40.0
-POINT = "reducing once, when no microbatch is left"
+POINT = "terms of one sum, which are reduced once, when no microbatch is left"
 WIRES = ("pp", "tp", "cp")
 ORDER = (
     "Ranks met their groups in an order that depends on the rank. All members of a group call its "
@@ -26,6 +26,10 @@ ORDER = (
 OTHER_SIZES = (
     "Ranks of pp hold other parameters, and their gradients have other sizes: reduce over "
     'mesh.group(("dp", "cp")) alone.'
+)
+NO_TARGET = (
+    "A replica may have no target of its own. Divide by the targets of all replicas: sum their number over "
+    "dp before `run_schedule` is called."
 )
 SIZES_DIFFER = re.compile(r"collective number|bytes|size|shape")
 
@@ -116,14 +120,15 @@ def axes_line(steps: Steps, title: str) -> Line:
 
 def case(
     draw: Draw, sizes: dict[str, int], title: str, *, tied: bool = False, modern: bool = False,
-    count: int = 2, rows: int = 2, calls: int = 1, sequence: str | None = None,
+    count: int = 3, rows: int = 1, calls: int = 1, sequence: str | None = None, without: bool = False,
 ) -> Case:  # fmt: skip
     config = GPTConfig(24, 16, layers=2, heads=2, width=8, tied=tied)
     if modern:
         config = GPTConfig(**{**asdict(config.modern()), "tied": tied})
     mesh = OnMesh(sizes)
-    steps = drawn(draw, mesh, config, count, rows, 16, calls, sequence)
-    lines = [gradients_line(steps, title), loss_line(steps, title)]
+    steps = drawn(draw, mesh, config, count, rows, 16, calls, sequence, without)
+    both = mesh.size("dp") > 1 and mesh.size("cp") > 1
+    lines = [gradients_line(steps, title, essential=both), loss_line(steps, title)]
     if mesh.size("dp", "cp") > 1:
         lines.append(replicas_line(steps, title))
     if mesh.size("pp", "tp", "cp") > 1:
@@ -135,6 +140,8 @@ def case(
 def trouble(case: Case, kind: str, text: str) -> str:
     if kind == "deadlock":
         return ORDER
+    if "count=0" in text:
+        return NO_TARGET
     return OTHER_SIZES if "pp" in case.title and SIZES_DIFFER.search(text) else ""
 
 
@@ -142,14 +149,14 @@ def trouble(case: Case, kind: str, text: str) -> str:
     points=13, objects=("hybrid_step",), references=REFERENCES, hint=trouble, point=POINT,
 )  # fmt: skip
 def hybrid_step(draw: Draw) -> Iterator[Case]:
-    yield case(draw, {"pp": 2, "dp": 2}, "pp 2 x dp 2, tied", tied=True, count=4, rows=1)
-    yield case(draw, {"dp": 2, "cp": 2}, "dp 2 x cp 2, two calls", calls=2)
-    yield case(draw, {"dp": 2, "tp": 2}, "dp 2 x tp 2", modern=True)
-    yield case(draw, {"pp": 2, "dp": 2, "tp": 2}, "pp 2 x dp 2 x tp 2, tied", tied=True, rows=1)
+    yield case(draw, {"pp": 2, "dp": 2}, "pp 2 x dp 2, tied, two calls", tied=True, calls=2)
+    yield case(draw, {"dp": 3, "cp": 2}, "dp 3 x cp 2, a replica without targets", count=5, without=True)
+    yield case(draw, {"dp": 2, "tp": 2}, "dp 2 x tp 2, two calls", modern=True, calls=2)
+    yield case(draw, {"pp": 2, "dp": 2, "tp": 2}, "pp 2 x dp 2 x tp 2, tied", tied=True)
     if draw.hidden:
-        yield case(draw, {"pp": 2, "tp": 2}, "pp 2 x tp 2, tied", tied=True, modern=True)
-        yield case(draw, {"cp": 2, "dp": 2, "pp": 2}, "cp 2 x dp 2 x pp 2", count=3)
+        yield case(draw, {"pp": 2, "tp": 2}, "pp 2 x tp 2, tied", tied=True, modern=True, calls=2)
+        yield case(draw, {"cp": 2, "dp": 2, "pp": 2}, "cp 2 x dp 2 x pp 2", rows=2)
         yield case(
-            draw, {"dp": 2, "cp": 2, "tp": 2}, "dp 2 x cp 2 x tp 2, tokens cut", tied=True, rows=1,
+            draw, {"dp": 2, "cp": 2, "tp": 2}, "dp 2 x cp 2 x tp 2, tokens cut", tied=True, calls=2,
             sequence="keep",
         )  # fmt: skip

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from fractions import Fraction
-from math import isfinite
-from typing import Any
+from functools import cached_property
+from math import isfinite, prod
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,11 +18,22 @@ from course_lib.checks.notebooks.four_dimensions.steps import TIED, Held, Steps,
 
 ROUNDING = 1e-10  # of the model's largest gradient
 FLOAT32 = 1e-6  # of the loss: a number to print may be added up in float32
-TERMS = "ranks of cp hold terms of one sum, not samples of a mean. Divide by the size of dp alone."
-SAMPLES = "Replicas read different rows: the batch's loss is the mean of theirs. Divide by the size of dp."
-WORLD = (
-    "They were divided by the number of ranks: tp and pp ranks hold different parameters, or terms that are "
-    "already summed. Divide by the size of dp alone."
+DIVISORS = {
+    "dp": "the size of dp",
+    "cp": "the size of cp",
+    "dp cp": "the number of ranks of dp and cp",
+    "n": "the number of ranks",
+    "count": "the number of microbatches",
+    "dp count": "the size of dp and the number of microbatches",
+    "dp cp count": "the number of ranks of dp and cp and that of microbatches",
+}
+OVER_CP = (
+    "Ranks of cp hold terms of one sum, and they are given the same targets: count the targets over dp "
+    "alone, and do not divide by the size of cp."
+)
+OF_REPLICAS = (
+    "Each replica has divided by its own targets, and they have unequal numbers of them. Sum the numbers "
+    "over dp first, and give `run_schedule` the number of all."
 )
 OVER_WORLD = (
     "The gradients of all ranks were added: tp and pp ranks hold different parameters, or terms that are "
@@ -29,23 +41,19 @@ OVER_WORLD = (
 )
 ONE_CALL = "The gradients of the call before are gone: a call adds its own to `grad`."
 AGAIN = (
-    "The gradients of the call before were summed over cp once more: they are complete already. Put them "
-    "aside, reduce this call's alone, then add them."
+    "The gradients of the call before were summed over dp and cp once more: they are complete already. Put "
+    "them aside, reduce this call's alone, then add them."
 )
 OF_MICROBATCHES = (
     "That is the mean of the microbatches' means: they have unequal numbers of targets. Give `run_schedule` "
-    "all microbatches at once, which divides by the targets of all."
+    "all microbatches at once, and the targets of all."
 )
 OF_PARTS = (
-    "That is a mean of means over cp: its ranks have unequal numbers of targets, and each divided by its "
-    "own. The stages divide by the targets of the whole rows: leave `count` alone, and sum."
+    "That is the mean of the ranks' means: ranks of cp have unequal numbers of targets, and each divided by "
+    "its own. Leave the stages' `count` alone, and sum."
 )
-OF_TARGETS = (
-    "That is the mean over all targets of the batch: replicas have unequal numbers of them, and the loss "
-    "that is asked for is the mean of the replicas' means."
-)
-MICROBATCHES = "`run_schedule` has divided by the targets of all microbatches: divide by dp alone."
 ONLY_LAST = "only the last stage knows the loss. Sum over pp, so that all ranks return it."
+TERMS_OF_LOSS = "Ranks return terms of it: sum them over pp, dp and cp, and divide by nothing."
 Candidate = Callable[[int, str], Tensor]
 
 
@@ -53,6 +61,13 @@ def factor(value: float) -> str:
     """0.5 -> "1/2", 2.0 -> "2 times"."""
     share = Fraction(value).limit_denominator(4096)
     return f"{share}" if share < 1 else f"{share} times"
+
+
+class Cause(NamedTuple):
+    """says: the usual cause; sees: what was seen, in place of the first wrong element."""
+
+    says: str
+    sees: str = ""
 
 
 class Gradients:
@@ -63,6 +78,11 @@ class Gradients:
         self.wanted = steps.held(steps.right.gradients)
         self.returned: Held = {(rank, name): observed.tensors[rank][name] for rank, name in self.wanted}
 
+    @cached_property
+    def of_replicas(self) -> Held:
+        """The mean of the replicas' means."""
+        return self.steps.held(self.steps.mean_of_replicas.gradients)
+
     def near(self, gradient: Tensor, wanted: Tensor, often: float = 1) -> bool:
         off = (gradient - wanted).abs().max()
         return bool(off <= often * ROUNDING * self.steps.largest)
@@ -72,16 +92,19 @@ class Gradients:
         pairs = self.returned.items()
         return all(self.near(gradient, candidate(*key), self.mesh.n) for key, gradient in pairs)
 
-    def times(self, often: float) -> Candidate:
-        return lambda rank, name: often * self.wanted[rank, name]
+    def often(self, gradients: Held) -> float:
+        """By which number all of `gradients` have to be multiplied to be those that came back; 0: by none."""
+        key = max(gradients, key=lambda key: float(gradients[key].abs().max()))
+        place = gradients[key].abs().argmax()
+        factor = float(self.returned[key].flatten()[place] / gradients[key].flatten()[place])
+        return factor if self.are(lambda *key: factor * gradients[key]) else 0.0
 
-    def together(self, *axes: str) -> bool:
-        """Whether the ranks along the axes have terms (over cp), or samples (over dp), of what is right."""
-        dp = self.mesh.size("dp") if "dp" in axes else 1
+    def together(self, gradients: Held, share: float, *axes: str) -> bool:
+        """Whether the sums of what the ranks along the axes hold are `share` times `gradients`."""
         for rank, name in self.returned:
             group = self.mesh.ranks(rank, *axes)
-            total = torch.stack([self.returned[other, name] for other in group]).sum(0) / dp
-            if not self.near(total, self.wanted[rank, name], self.mesh.n):
+            total = torch.stack([self.returned[other, name] for other in group]).sum(0)
+            if not self.near(total, share * gradients[rank, name], self.mesh.n):
                 return False
         return True
 
@@ -108,43 +131,59 @@ class Gradients:
 
     # ---- causes
 
-    def causes(self) -> Iterator[str]:
-        """The sentence for each mistake that gives these gradients, the likeliest first."""
-        size, n = self.mesh.size, self.mesh.n
-        dp, cp, tp = size("dp"), size("cp"), size("tp")
+    def ideas(self) -> Iterator[Cause]:
+        """The mistakes of what is a term and what a sample that give these gradients, the likeliest first."""
         if all(not gradient.any() for gradient in self.returned.values()):
-            yield "All gradients are zero or None: has backward run? `run_schedule` does both passes."
-        if cp > 1 and self.are(self.times(1 / cp)):
-            yield f"The gradients are 1/{cp} of one process', on every parameter: {TERMS}"
-        if n > dp and self.are(self.times(dp / n)):
-            yield f"The gradients are {factor(dp / n)} of one process', on every parameter. {WORLD}"
-        if dp > 1 and self.are(self.times(dp)):
-            yield f"The gradients are {dp} times one process', on every parameter. {SAMPLES}"
-        if dp > 1 and self.are(self.times(1 / dp)):
-            yield f"The gradients are 1/{dp} of one process': they were divided by the size of dp twice."
-        if self.are(self.times(1 / self.steps.count)):
-            yield MICROBATCHES
-        yield from self.of_the_tie()
-        yield from self.unreduced(dp, cp)
-        if tp > 1:
-            yield from self.over_tp(tp)
-        yield from self.of_calls(cp)
-        yield from self.of_means(cp, dp)
+            return
+        if often := self.often(self.wanted):
+            yield self.of_factor(often)
+        if self.mesh.size("dp") > 1 and (often := self.often(self.of_replicas)):
+            share = "" if abs(often - 1) < ROUNDING else f"{factor(often)} "
+            yield Cause(OF_REPLICAS, f"the gradients are {share}the mean of the replicas' means.")
+        yield from self.unreduced()
+        if self.mesh.size("tp") > 1:
+            yield from self.over_tp(self.mesh.size("tp"))
 
-    def unreduced(self, dp: int, cp: int) -> Iterator[str]:
-        if cp > 1 and self.together("cp"):
-            yield f"The terms of cp were not added: {TERMS}"
-        if dp > 1 and self.together("dp"):
-            yield "Replicas have gradients of their own rows: average over dp."
-        if dp > 1 and cp > 1 and self.together("dp", "cp"):
-            yield "Each rank has its own gradients: sum them over cp, and average over dp."
+    def of_factor(self, often: float) -> Cause:
+        sees = f"the gradients are {factor(often)} of one process', on every parameter."
+        sizes = {axis: self.mesh.size(axis) for axis in ("dp", "cp")}
+        sizes |= {"n": self.mesh.n, "count": self.steps.count}
+        for names, divisor in DIVISORS.items():
+            if abs(often * prod(sizes[name] for name in names.split()) - 1) < 1e-6:
+                why = (
+                    f"They were divided by {divisor} as well. Ranks hold terms of one sum, which are divided "
+                )
+                return Cause(OVER_CP if names == "cp" else f"{why}by the targets and by nothing else.", sees)
+        return Cause("", sees)
 
-    def over_tp(self, tp: int) -> Iterator[str]:
+    def unreduced(self) -> Iterator[Cause]:
+        dp, cp = self.mesh.size("dp"), self.mesh.size("cp")
+
+        def together(*axes: str) -> bool:
+            own = dp if "dp" in axes else 1  # replicas that divided by their own targets
+            return self.together(self.wanted, 1, *axes) or self.together(self.of_replicas, own, *axes)
+
+        if cp > 1 and together("cp"):
+            yield Cause("The terms of cp were not added. Sum gradients over dp and cp.")
+        if dp > 1 and together("dp"):
+            yield Cause("Replicas have the gradients of their own rows. Sum gradients over dp and cp.")
+        if dp > 1 and cp > 1 and together("dp", "cp"):
+            yield Cause("Each rank has its own gradients. Sum gradients over dp and cp.")
+
+    def over_tp(self, tp: int) -> Iterator[Cause]:
         """The ranks of tp were added, as a mean or as a sum."""
         dp = self.mesh.size("dp")
-        for share, whole in ((1 / tp, 1.0), (1.0, tp), (dp, tp * dp), (1 / tp / dp, 1 / dp)):
-            if self.are(self.mixed(share, whole)):
-                yield self.halves(whole == 1.0)
+        for share in (1 / tp, 1.0, 1 / tp / dp, 1 / dp):
+            if self.are(self.mixed(share, share * tp)):
+                yield Cause(self.halves(share == 1 / tp))
+
+    def slips(self) -> Iterator[Cause]:
+        """The sentence for each other mistake that gives these gradients."""
+        if all(not gradient.any() for gradient in self.returned.values()):
+            yield Cause("All gradients are zero or None: has backward run? `run_schedule` does both passes.")
+        yield from map(Cause, self.of_the_tie())
+        yield from map(Cause, self.of_calls())
+        yield from map(Cause, self.of_means())
 
     def halves(self, mean: bool) -> str:
         name = "blocks.0.attention.query.weight"
@@ -162,26 +201,25 @@ class Gradients:
         everyone = tuple(range(self.mesh.n))
         return any(o.group == everyone and o.nbytes > SMALL for o in self.observed.operations[0])
 
-    def of_calls(self, cp: int) -> Iterator[str]:
+    def of_calls(self) -> Iterator[str]:
         """Only if there are two calls."""
         if len(self.steps.batches) == 1:
             return
+        replicas = self.mesh.size("dp", "cp")
         first, second = (
             self.steps.held(Steps(self.mesh, self.steps.config, self.steps.seed, [batch]).right.gradients)
             for batch in self.steps.batches
         )
         if self.are(lambda rank, name: second[rank, name]):
             yield ONE_CALL
-        if self.are(lambda rank, name: cp * first[rank, name] + second[rank, name]):
+        if self.are(lambda rank, name: replicas * first[rank, name] + second[rank, name]):
             yield AGAIN
 
-    def of_means(self, cp: int, dp: int) -> Iterator[str]:
+    def of_means(self) -> Iterator[str]:
         if self.are(self.of(self.steps.mean_of_microbatches())):
             yield OF_MICROBATCHES
-        if cp > 1 and self.are(self.of(self.steps.mean_of_parts())):
+        if self.mesh.size("cp") > 1 and self.are(self.of(self.steps.mean_of_parts())):
             yield OF_PARTS
-        if dp > 1 and self.are(self.of(self.steps.mean_of_all_targets())):
-            yield OF_TARGETS
 
     def of_the_tie(self) -> Iterator[str]:
         """Only if the embedding is tied to a head on another rank, and nothing else is wrong."""
@@ -204,7 +242,9 @@ class Gradients:
         )
 
 
-def gradients_line(steps: Steps, title: str, weight: float = 2) -> Line:
+def gradients_line(steps: Steps, title: str, *, essential: bool = False, weight: float = 3) -> Line:
+    """essential: wrong gradients here miss the point, whatever their cause."""
+
     def judge(observed: Observed) -> Finding:
         for rank in range(observed.world_size):
             if misfits := observed.values[rank].misfits:
@@ -230,8 +270,10 @@ def gradients_line(steps: Steps, title: str, weight: float = 2) -> Line:
         said = difference(
             f"on rank {rank} the gradient of {name} is wrong", gradients.returned[off], gradients.wanted[off]
         )
-        why = next(gradients.causes(), "")
-        return wrong(said, why, cause=why or "gradients")
+        idea = next(gradients.ideas(), None)
+        why = idea or next(gradients.slips(), Cause(""))
+        cause = why.says or "gradients"
+        return wrong(why.sees or said, why.says, cause=cause, misses_point=essential or idea is not None)
 
     return Line(f"gradients: {title}", judge, weight)
 
@@ -269,45 +311,34 @@ def not_a_number(returned: list[Any]) -> Finding | None:
 
 
 def loss_causes(steps: Steps, returned: list[float], wanted: float, rank: int, call: int) -> Iterator[str]:
-    mesh = steps.mesh
+    mesh, of_replicas = steps.mesh, steps.mean_of_replicas.losses[call]
     dp, cp, tp, pp = (mesh.size(axis) for axis in ("dp", "cp", "tp", "pp"))
 
     def near(value: float, other: float) -> bool:
         return abs(value - other) <= 2 * FLOAT32 * max(abs(other), 1)
 
-    def are(often: float) -> bool:
-        return all(near(value, often * wanted) for value in returned)
+    def are(loss: float) -> bool:
+        return all(near(value, loss) for value in returned)
 
     def together(*axes: str) -> bool:
-        """Sums over cp and pp, and means over dp, are right."""
-        share = dp if "dp" in axes else 1
-        return all(
-            near(sum(returned[other] for other in mesh.ranks(k, *axes)) / share, wanted)
-            for k in range(mesh.n)
-        )
+        """Whether what the ranks of these axes return are terms of the loss, or of means of replicas."""
+        totals = [sum(returned[other] for other in mesh.ranks(k, *axes)) for k in range(mesh.n)]
+        own = dp * of_replicas if "dp" in axes else of_replicas
+        return any(all(near(total, loss) for total in totals) for loss in (wanted, own))
 
     last = [mesh.place(k, "pp") == pp - 1 for k in range(mesh.n)]
     if pp > 1 and not any(value for value, is_last in zip(returned, last, strict=True) if not is_last):
         yield f"Rank {rank} returns {returned[rank]}: {ONLY_LAST}"
-    if tp > 1 and (are(tp) or are(tp / dp)):
-        yield "Each rank of tp has the loss already: sum over pp and cp, and average over dp."
-    if dp > 1 and are(dp):
-        yield f"That is the sum over the replicas: {SAMPLES}"
-    if cp > 1 and (are(1 / cp) or are(1 / cp / pp)):
-        yield f"The loss is 1/{cp} of one process': ranks of cp hold terms of one sum, not samples of a mean."
-    if pp > 1 and are(1 / pp):
-        yield "That is a mean over the stages: all of them but the last add nothing."
-    if are(1 / steps.count):
-        yield MICROBATCHES
-    if dp > 1 and together("dp"):
-        yield f"That is the loss of a rank's own replica. {SAMPLES}"
-    if cp > 1 and together("cp"):
-        yield "That is the term of a rank's own tokens: sum over cp."
-    if cp > 1 and dp > 1 and together("dp", "cp"):
-        yield "That is the term of a rank's own tokens and rows: sum over cp, and average over dp."
-    if are(steps.mean_of_microbatches().losses[call] / wanted):
+    if tp > 1 and are(tp * wanted):
+        yield "Each rank of tp has the loss already: sum over pp, dp and cp alone."
+    if dp > 1 and any(map(are, (of_replicas, dp * of_replicas, of_replicas / cp))):
+        yield f"That is the loss of a mean of means. {OF_REPLICAS}"
+    if near(returned[0] * round(wanted / (returned[0] or 1)), wanted) and are(returned[0]):
+        yield f"The loss is {factor(returned[0] / wanted)} of one process'. {TERMS_OF_LOSS}"
+    for axes in (("dp",), ("cp",), ("dp", "cp")):
+        if mesh.size(*axes) > 1 and together(*axes):
+            yield f"Ranks return the loss of their own tokens: sum over {' and '.join(axes)}, too."
+    if are(steps.mean_of_microbatches().losses[call]):
         yield OF_MICROBATCHES
-    if cp > 1 and are(steps.mean_of_parts().losses[call] / wanted):
+    if cp > 1 and are(steps.mean_of_parts().losses[call]):
         yield OF_PARTS
-    if dp > 1 and are(steps.mean_of_all_targets().losses[call] / wanted):
-        yield OF_TARGETS

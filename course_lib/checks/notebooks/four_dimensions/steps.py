@@ -79,17 +79,19 @@ class Steps:
 
     @cached_property
     def right(self) -> Whole:
-        """The mean over replicas of the mean over each one's targets."""
-        return self.whole(lambda mask: mask / mask.sum((1, 2, 3), keepdim=True) / len(mask))
+        """The mean over all targets of the batch."""
+        return self.whole(lambda mask: mask / mask.sum())
+
+    @cached_property
+    def mean_of_replicas(self) -> Whole:
+        """The mean over replicas of the mean over each one's targets; one without targets has 0."""
+        return self.whole(lambda m: m / m.sum((1, 2, 3), keepdim=True).clamp(min=1) / len(m))
 
     def mean_of_microbatches(self) -> Whole:
         return self.whole(lambda m: m / m.sum((2, 3), keepdim=True).clamp(min=1) / m.shape[0] / m.shape[1])
 
-    def mean_of_all_targets(self) -> Whole:
-        return self.whole(lambda mask: mask / mask.sum())
-
     def mean_of_parts(self) -> Whole:
-        """Over cp, the mean of the mean over each rank's targets."""
+        """Over dp and cp, the mean of the mean over each rank's targets."""
 
         def weigh(mask: Tensor) -> Tensor:
             weights, n = torch.zeros_like(mask), self.mesh.size("cp")
@@ -157,9 +159,13 @@ class Steps:
 
 def drawn(
     draw: Draw, mesh: OnMesh, config: GPTConfig, count: int, rows: int, seq: int, calls: int = 1,
-    sequence: str | None = None,
+    sequence: str | None = None, without: bool = False,
 ) -> Steps:  # fmt: skip
-    """Targets that count lie unevenly over replicas, microbatches and places: no mean is another's."""
+    """Targets that count lie unevenly over replicas, microbatches and places: no mean is another's.
+
+    without: the last of three replicas or more has no target at all. (With two, the mean of the replicas' means
+    would be half of the right one, as if that had been divided by 2.)
+    """
     shape = (mesh.size("dp"), count, rows, seq)
 
     def tokens() -> Tensor:
@@ -170,5 +176,6 @@ def drawn(
         targets = tokens()
         targets[:, 0, :, : seq // 4 + 1] = -100  # early places of the first microbatch
         targets[0, -1, 0, 1:] = -100  # nearly a whole row of the first replica
+        targets[-1:] = -100 if without else targets[-1:]
         batches.append((tokens(), targets))
     return Steps(mesh, config, draw.integer(0, 1 << 30), batches, sequence)
