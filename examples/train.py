@@ -19,6 +19,8 @@ other differences between one machine and several.
 Copy this file as the start of your own trainer. Its functions stand in the order in which they run.
 """
 
+import hashlib
+import json
 import os
 import shutil
 import socket
@@ -44,6 +46,8 @@ from course_lib.models import GPT, PRESETS, next_token_loss
 from course_lib.pipeline import one_f_one_b
 from course_lib.runtime.torchrun import Recording
 from course_lib.zero import Zero1Optimizer, Zero3Module, merge_state_dicts
+
+MANIFEST = "manifest.json"  # of a checkpoint: the size and the checksum of every part
 
 
 @record  # torchrun's report then shows the exception of the rank that failed first
@@ -94,10 +98,10 @@ def main() -> None:
         inputs, targets = (part.to(device) for part in rows)
         with recording if recording and step == recorded_step else nullcontext():
             if step_on_mesh:
-                loss = step_on_mesh(inputs, targets)  # (), the mean of all rows
+                loss = step_on_mesh(inputs, targets)  # (), the mean over all targets
             else:
                 logits = model(inputs)  # (batch_size / world_size, context, vocab_size)
-                loss = next_token_loss(logits, targets)  # (), the mean of this rank's rows
+                loss = share_of_loss(logits, targets)  # (), N times this rank's term of the mean
                 loss.backward()
                 if isinstance(model, BucketedDataParallel):
                     model.finish_gradient_synchronization()
@@ -105,7 +109,7 @@ def main() -> None:
                 optimizer.zero_grad()
         if (step + 1) % args.log_every == 0 or step + 1 == args.steps:
             mean = loss.detach() / world_size
-            dist.all_reduce(mean)  # (), of all rows
+            dist.all_reduce(mean)  # (), over all targets
             if rank == 0:
                 seconds = time.perf_counter() - began
                 print(f"step {step}  loss {mean.item():.6f}  {seconds:.3f} s", flush=True)
@@ -135,7 +139,7 @@ def parse_arguments() -> Namespace:
     add("--batch-size", type=int, default=16, help="rows of all ranks together")
     add("--lr", type=float, default=1e-3, help="learning rate after the warm-up")
     add("--warmup", type=int, default=10, help="steps in which the learning rate rises")
-    add("--clip", type=float, default=1.0, help="largest norm of the gradient")
+    add("--clip", type=float, default=1.0, help="largest norm of the gradient; inf: any")
     add("--seed", type=int, default=0, help="of weights and batches")
     add("--log-every", type=int, default=1, help="steps between two losses in the log")
     add("--checkpoints", type=Path, help="folder, seen by all machines; resumes from its newest")
@@ -145,13 +149,17 @@ def parse_arguments() -> Namespace:
     for name in ("steps", "batch_size", "microbatches", "warmup", "log_every", "checkpoint_every"):
         if getattr(args, name) < 1:
             parser.error(f"--{name.replace('_', '-')} is at least 1, not {getattr(args, name)}")
+    for name in ("lr", "clip"):
+        if not getattr(args, name) > 0:  # neither is nan
+            parser.error(f"--{name} is above 0, not {getattr(args, name)}")
     if args.mesh:
-        parts = args.mesh.get("dp", 1) * args.microbatches
+        replicas = args.mesh.get("dp", 1)
         if args.checkpoints:
             parser.error("--mesh saves no checkpoints: leave --checkpoints out, or use --parallel")
-        if args.batch_size % parts:
+        if args.batch_size // replicas < args.microbatches:
             parser.error(
-                f"--batch-size {args.batch_size} cannot be cut into {parts} microbatches of all"
+                f"--batch-size {args.batch_size} cannot be cut into {replicas} x {args.microbatches} "
+                "microbatches, of dp and --microbatches"
             )
     if "LOCAL_RANK" not in os.environ:
         parser.error("start this file with torchrun: torchrun --standalone --nproc-per-node 2 ...")
@@ -240,6 +248,18 @@ def spread_over_mesh(
     return step, optimizer
 
 
+def share_of_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """This rank's term of the mean over the targets of all ranks, times the number of ranks N.
+
+    The classes take the mean over the ranks, so that the factor goes. The mean of the ranks' own means would
+    be another loss if ranks have unequal numbers of targets, and nan if one has none.
+    """
+    count = (targets != -100).sum()
+    dist.all_reduce(count)
+    total = next_token_loss(logits, targets, "sum")
+    return total * (dist.get_world_size() / count.clamp(min=1))
+
+
 def clip_before_step(optimizer: Optimizer, most: float, sharded: bool) -> None:
     """Make each step scale the gradients, means over the ranks, to a norm of `most` at most."""
     params = [param for group in optimizer.param_groups for param in group["params"]]
@@ -259,7 +279,7 @@ def clip_before_step(optimizer: Optimizer, most: float, sharded: bool) -> None:
 
 
 def save_checkpoint(args: Namespace, steps: int, model: nn.Module, optimizer: Optimizer) -> None:
-    """Every rank writes its part; then rank 0 gives the folder the name that counts.
+    """Every rank writes its part; then rank 0 writes the checksums and gives the folder the name that counts.
 
     Whenever the run is interrupted, a checkpoint is there as a whole or not at all.
     """
@@ -285,8 +305,15 @@ def save_checkpoint(args: Namespace, steps: int, model: nn.Module, optimizer: Op
             torch.save(content, file)
             file.flush()
             os.fsync(file.fileno())  # on the disk before the folder gets its name
-    dist.barrier()
+    written: list = [None] * world_size
+    dist.all_gather_object(written, {name: described(partial / name) for name in files})
     if rank == 0:
+        with (partial / MANIFEST).open("w") as file:
+            json.dump(
+                {name: part for parts in written for name, part in parts.items()}, file, indent=1
+            )
+            file.flush()
+            os.fsync(file.fileno())
         partial.rename(whole)
         for old in checkpoints(args.checkpoints)[:-2]:
             shutil.rmtree(old)
@@ -296,6 +323,39 @@ def save_checkpoint(args: Namespace, steps: int, model: nn.Module, optimizer: Op
 def checkpoints(folder: Path) -> list[Path]:
     """The checkpoints that are complete, the newest last."""
     return sorted(path for path in folder.glob("step-*") if path.suffix != ".partial")
+
+
+def described(path: Path) -> dict[str, object]:
+    """The size and the checksum of a file."""
+    with path.open("rb") as file:
+        return {
+            "bytes": path.stat().st_size,
+            "sha256": hashlib.file_digest(file, "sha256").hexdigest(),
+        }
+
+
+def check_parts(folder: Path) -> list[str]:
+    """The names of the checkpoint's parts. ValueError, on all ranks, if one is not as it was saved.
+
+    Each rank reads some of the parts, so that a large checkpoint is read once.
+    """
+    saved, faults = dict[str, object](), list[str]()
+    try:
+        saved = dict(json.loads((folder / MANIFEST).read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        faults = [f"{folder / MANIFEST} cannot be read ({error})"]
+    names = sorted(saved)
+    for name in names[dist.get_rank() :: dist.get_world_size()]:
+        now = described(folder / name) if (folder / name).exists() else "gone"
+        if now != saved[name]:
+            faults.append(f"{folder / name} is {now}, and {saved[name]} was saved")
+    found: list = [None] * dist.get_world_size()
+    dist.all_gather_object(found, faults)
+    if fault := next((fault for faults in found for fault in faults), ""):
+        raise ValueError(
+            f"{fault}. Restore the file, or delete {folder} to go on from the checkpoint before it"
+        )
+    return names
 
 
 def check_shared(folder: Path) -> None:
@@ -318,10 +378,11 @@ def load_checkpoint(args: Namespace, model: nn.Module, optimizer: Optimizer) -> 
         save_checkpoint(args, 0, model, optimizer)
         return 0
     check_shared(folder)
+    names = check_parts(folder)
     saved = torch.load(folder / "model.pt", map_location="cpu", mmap=True)
     if saved["model"] != args.model:
         raise ValueError(f"{folder} holds a GPT {saved['model']}, but --model is {args.model}")
-    parts = sorted(folder.glob("optimizer-*.pt"))
+    parts = [folder / name for name in names if name.startswith("optimizer-")]
     if args.parallel != "ddp" and saved["layout"] == f"{args.parallel} of {dist.get_world_size()}":
         state = torch.load(parts[dist.get_rank()], map_location="cpu")
     else:  # the state was cut otherwise, or not at all

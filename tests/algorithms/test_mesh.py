@@ -99,6 +99,30 @@ def test_sizes_have_to_multiply_to_the_number_of_ranks(cpu_backend: str) -> None
         launch(lambda: Mesh({"dp": 2, "tp": 2}).sizes, world_size=3, backend=cpu_backend)
 
 
+def test_names_that_a_step_does_not_know_are_refused_with_those_it_knows(cpu_backend: str) -> None:
+    """Over "ep" or "ddp" nothing would be summed, and the run would look like one that trains."""
+
+    def job() -> list[str]:
+        said = []
+        mesh = Mesh({"dp": 2})
+        for ask in (
+            lambda: Mesh({"ddp": 2}),
+            lambda: Mesh({"dp": 2, "ep": 1}),
+            lambda: mesh.size("data"),
+            lambda: mesh.size(("dp", "sp")),
+            lambda: mesh.group("DP"),
+            lambda: mesh.ranks(("pp", "data")),
+        ):
+            with pytest.raises(ValueError, match="the axes are pp, dp, cp, tp") as error:
+                ask()
+            said.append(str(error.value).split()[0])
+        assert mesh.size("cp") == 1 and mesh.ranks(("pp", "tp")) == [dist.get_rank()]
+        return said
+
+    wanted = ["'ddp'", "'ep'", "'data'", "'sp'", "'DP'", "'data'"]
+    assert list(launch(job, world_size=2, backend=cpu_backend)) == [wanted] * 2
+
+
 # ---- which rows and places a rank reads
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from course_lib import RankError, launch, zero
-from course_lib.mesh import Mesh, cut_names, mesh_stages, parameters, tied_names
+from course_lib.context_parallel import ring_attention, ulysses_attention
+from course_lib.mesh import Mesh, cut_names, hybrid_step, mesh_stages, parameters, tied_names
 from course_lib.models import GPT, GPTConfig
 from course_lib.pipeline import gpt_stages
 from course_lib.pipeline.generators import one_f_one_b
@@ -37,6 +41,10 @@ def test_what_goes_between_stages_has_the_tokens_of_a_part() -> None:
     assert passed_on(inputs, width=8) == (3, 12, 8)
     assert passed_on(inputs, width=8, positions=torch.arange(6)) == (3, 6, 8)
     assert passed_on(inputs, width=8, positions=torch.arange(6), sequence=2) == (3, 3, 8)
+    with pytest.raises(ValueError, match="12 tokens are more than the model's context=8"):
+        passed_on(inputs, width=8, context=8)
+    with pytest.raises(ValueError, match="of 12 tokens were given to stages whose ranks share"):
+        passed_on(inputs, width=8, positions=torch.arange(4), seq=8)
     with pytest.raises(ValueError, match="6 tokens cannot be cut into 4 equal parts"):
         passed_on(inputs, width=8, positions=torch.arange(6), sequence=4)
 
@@ -87,13 +95,69 @@ def test_names_of_what_is_cut_and_of_what_is_tied(cpu_backend: str) -> None:
         assert tied == {"token_embedding.weight"} <= every
 
 
-def test_tp_with_more_ranks_than_key_heads_has_no_norm_yet(cpu_backend: str) -> None:
-    def job() -> None:
-        model = a_model(heads=2, kv_heads=1)
-        cut_names(mesh_stages(model, Mesh({"tp": 2}), one_f_one_b(1, 1)))
+def test_a_part_that_several_ranks_hold_is_named_by_the_first(cpu_backend: str) -> None:
+    """With one key and value head both ranks of tp hold it, and a norm counts it once."""
 
-    with pytest.raises(RankError, match="fewer parts than tp has ranks: 2 ranks hold each"):
-        launch(job, world_size=2, backend=cpu_backend)
+    def job() -> set[str]:
+        model = a_model(heads=2, kv_heads=1)
+        return cut_names(mesh_stages(model, Mesh({"tp": 2}), one_f_one_b(1, 1)))
+
+    first, second = launch(job, world_size=2, backend=cpu_backend)
+    shared = {name for name in first if ".key." in name or ".value." in name}
+    assert len(shared) == 2 * 2 * 2 and second == first - shared
+
+
+# ---- what is refused before a model is cut
+
+
+def no_mask(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, layout: object, group: object
+) -> Tensor:
+    raise AssertionError("it is never called")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"seq": 13}, "seq=13: the model's context holds 1 to 12 tokens"),
+        ({"seq": 0}, "seq=0: the model's context holds 1 to 12 tokens"),
+        (
+            {"attention": ulysses_attention},
+            r"ulysses_attention has no causal mask .* causal=True\)",
+        ),
+        ({"attention": ring_attention}, r"ring_attention has no causal mask"),
+        ({"attention": partial(ulysses_attention, causal=False)}, "has no causal mask"),
+        ({"attention": no_mask}, "no_mask has no causal mask"),
+    ],
+)
+def test_what_a_model_cannot_do_is_refused_before_it_is_cut(
+    arguments: dict[str, Any], says: str
+) -> None:
+    def job() -> bool:
+        model = a_model()
+        names = [type(module).__name__ for module in model.modules()]
+        with pytest.raises(ValueError, match=says):
+            mesh_stages(model, Mesh({"cp": 2}), one_f_one_b(1, 1), **arguments)
+        return names == [type(module).__name__ for module in model.modules()]
+
+    assert list(launch(job, world_size=2, backend="gloo")) == [True, True]
+
+
+def test_sequences_of_another_length_than_the_ranks_share_are_refused(cpu_backend: str) -> None:
+    """Longer ones would train on a part of their tokens without a word."""
+
+    def job() -> list[str]:
+        mesh, schedule, said = Mesh({"cp": 2}), one_f_one_b(1, 1), []
+        stages = mesh_stages(a_model(), mesh, schedule, seq=8)
+        for tokens in (4, 12):
+            rows = torch.zeros(1, tokens, dtype=torch.long)
+            with pytest.raises(ValueError, match="share sequences of 8") as error:
+                hybrid_step(stages, schedule, [(rows, rows)], mesh)
+            said.append(str(error.value))
+        return said
+
+    first, second = launch(job, world_size=2, backend=cpu_backend)
+    assert first == second and "make the stages with seq=12" in first[1]
 
 
 # ---- ZeRO-3 around a stage

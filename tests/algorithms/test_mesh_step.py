@@ -194,6 +194,62 @@ def test_a_replica_without_a_target_adds_nothing_to_the_mean_over_all(
     same_as_alone(list(ranks), alone(False, True, batch))
 
 
+def test_ranks_that_share_a_key_head_have_the_norm_of_one_process(seed: int) -> None:
+    """Two key and value heads on four ranks of tp."""
+    batch = a_batch(seed)
+    ranks = launch(on_a_rank, {"tp": 4}, True, True, None, batch, 2, world_size=4, backend="gloo")
+    same_as_alone(list(ranks), alone(True, True, batch))
+
+
+def test_a_loss_without_gradients_is_that_of_a_step(seed: int) -> None:
+    """On all ranks, and gradients that are there stay as they are."""
+    batch = a_batch(seed)
+
+    def job() -> tuple[float, bool]:
+        mesh, schedule = Mesh({"pp": 2, "dp": 2}), one_f_one_b(2, COUNT)
+        stages = mesh_stages(a_model(False, True).double(), mesh, schedule)
+        with torch.no_grad():
+            loss = hybrid_step(stages, schedule, microbatches_of(batch, COUNT, mesh), mesh)
+        return loss, all(param.grad is None for _, param in parameters(stages))
+
+    loss, _ = alone(False, True, batch).steps[0]
+    for found, untouched in launch(job, world_size=4, backend="gloo"):
+        assert found == pytest.approx(loss, abs=1e-12) and untouched
+
+
+def test_a_replica_whose_parameters_are_frozen_takes_part(seed: int) -> None:
+    """Clipping, accumulation over two calls, and the first stage trains nothing."""
+    inputs, targets = a_batch(seed)
+    halves = [(inputs[:4], targets[:4]), (inputs[4:], targets[4:])]
+
+    def frozen(model: GPT) -> GPT:
+        for name, param in model.named_parameters():
+            param.requires_grad_(name.startswith(("blocks.3", "norm", "head")))
+        return model
+
+    def job() -> tuple[float, dict[str, Tensor]]:
+        mesh, schedule = Mesh({"pp": 2, "dp": 2}), one_f_one_b(2, 2)
+        stages = mesh_stages(frozen(a_model(False, False).double()), mesh, schedule)
+        for batch in halves:
+            hybrid_step(stages, schedule, microbatches_of(batch, 2, mesh), mesh)
+        named = parameters(stages)
+        norm = clip_grad_norm(named, 0.1, mesh, cut_names(stages), tied_names(stages))
+        return norm, {name: param.grad for name, param in named if param.grad is not None}
+
+    model = frozen(a_model(False, False).double())
+    for x, y in halves:
+        next_token_loss(model(x), y).backward()
+    wanted = float(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1))
+    whole = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    held: set[str] = set()
+    for norm, gradients in launch(job, world_size=4, backend="gloo"):
+        assert norm == pytest.approx(wanted, rel=1e-12)
+        held |= gradients.keys()
+        for name, gradient in gradients.items():
+            torch.testing.assert_close(gradient, whole[name], rtol=1e-10, atol=1e-13)
+    assert held == whole.keys()
+
+
 @pytest.mark.parametrize(
     ("rows", "counted", "says"),
     [

@@ -49,8 +49,9 @@ def test_two_machines_have_the_losses_of_one_process(
     sizes = [*blocks, whole - sum(blocks)] if parallel == "zero3" else [whole]
     sent = facts.zero_bytes(sizes, 4, 4, {"ddp": 0, "zero1": 1, "zero3": 3}[parallel])
     norm = 0 if parallel == "ddp" else 2 * 3 / 4 * 4  # bytes for the norm of gradients in shards
+    count = 2 * 3 / 4 * 8  # and for the number of targets
     assert "Sent by the ranks in step 1:" in job.said
-    assert f"Each rank sent {sent + norm:,.0f} bytes in built-in collectives." in job.said
+    assert f"Each rank sent {sent + norm + count:,.0f} bytes in built-in collectives." in job.said
     assert "train.py:" in job.said
 
 
@@ -76,7 +77,10 @@ def test_a_mesh_over_two_machines_has_the_losses_of_one_process(
         (["--mesh", "pp=2,ep=2"], "is not a list such as pp=2,dp=2"),
         (["--mesh", "pp=2,pp=2"], "does not make 4 ranks"),
         (["--mesh", "dp=8"], "does not make 4 ranks"),
-        (["--mesh", "dp=4", "--batch-size", "10"], "--batch-size 10 cannot be cut into 16"),
+        (
+            ["--mesh", "dp=4", "--batch-size", "10"],
+            "--batch-size 10 cannot be cut into 4 x 4 microbatches",
+        ),
         (["--mesh", "dp=4", "--checkpoints", "runs"], "--mesh saves no checkpoints"),
     ],
 )

@@ -99,6 +99,75 @@ def test_the_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
         launch(take_steps, settings(tmp_path, model="0.8M"), 1, 0, world_size=2, backend="gloo")
 
 
+def changed(content: bytes) -> bytes:
+    """One bit of the middle is another: one that makes a number larger by much."""
+    middle = len(content) // 2
+    return content[:middle] + bytes([content[middle] ^ 0x40]) + content[middle + 1 :]
+
+
+DAMAGE: list[tuple[str, Callable[[bytes], bytes | None], str]] = [  # None: the part is lost
+    ("model.pt", changed, "is {.*sha256.*} was saved"),
+    ("optimizer-00001.pt", changed, "is {.*sha256.*} was saved"),
+    ("optimizer-00000.pt", lambda content: content[:100], "is {'bytes': 100, .*} was saved"),
+    ("optimizer-00001.pt", lambda content: None, "is gone, and {.*} was saved"),
+    ("model.pt", lambda content: None, "is gone, and {.*} was saved"),
+    ("manifest.json", lambda content: None, r"cannot be read \(.*\)"),
+    ("manifest.json", lambda content: content[:20], r"cannot be read \(.*\)"),
+    ("manifest.json", lambda content: b"[1]", r"cannot be read \(.*\)"),
+]
+
+
+def test_a_checkpoint_that_is_not_as_it_was_saved_is_refused_on_all_ranks(tmp_path: Path) -> None:
+    """By a sentence that names the part; nothing of it is loaded."""
+    args = settings(tmp_path)
+    launch(take_steps, args, 1, 0, world_size=2, backend="gloo")
+    newest = train.checkpoints(tmp_path)[-1]
+
+    def put(name: str, content: bytes | None) -> None:
+        """From rank 0, for both."""
+        dist.barrier()
+        if dist.get_rank() == 0:
+            (newest / name).unlink(missing_ok=True)
+            if content is not None:
+                (newest / name).write_bytes(content)
+        dist.barrier()
+
+    def resumed() -> list[str]:
+        model, optimizer = train.parallelize(GPT(PRESETS[MODEL]), args)
+        before, said = [param.clone() for param in model.parameters()], []
+        for name, damage, _ in DAMAGE:
+            content = (newest / name).read_bytes()
+            put(name, damage(content))
+            with pytest.raises(ValueError, match="Restore the file, or delete") as error:
+                train.load_checkpoint(args, model, optimizer)
+            said.append(str(error.value))
+            put(name, content)
+        assert all(map(torch.equal, before, model.parameters()))
+        assert train.load_checkpoint(args, model, optimizer) == 1
+        return said
+
+    first, second = launch(resumed, world_size=2, backend="gloo")
+    assert first == second
+    for message, (name, _, says) in zip(first, DAMAGE, strict=True):
+        rest = f"Restore the file, or delete {newest} to go on from the checkpoint before it"
+        assert re.fullmatch(f"{newest / name} {says}. {rest}", message), message
+
+
+def test_ranks_with_unequally_many_targets_have_the_mean_over_all() -> None:
+    """Of three ranks one has no target; the sum of the ranks' terms over their number is the loss."""
+    logits, targets = torch.randn(3, 2, 5, 11), torch.randint(11, (3, 2, 5))
+    targets[0, :, 2:], targets[2] = -100, -100
+
+    def job() -> float:
+        return train.share_of_loss(logits[dist.get_rank()], targets[dist.get_rank()]).item()
+
+    terms = list(launch(job, world_size=3, backend="gloo"))
+    assert terms[2] == 0
+    assert sum(terms) / 3 == pytest.approx(
+        next_token_loss(logits.flatten(0, 1), targets.flatten(0, 1)).item()
+    )
+
+
 # --- before the first step ---------------------------------------------------------------------------
 
 
@@ -154,6 +223,10 @@ def test_all_ranks_choose_one_backend(
         ("", False, "start this file with torchrun: torchrun --standalone"),
         ("--steps 0", True, "--steps is at least 1, not 0"),
         ("--checkpoint-every -1", True, "--checkpoint-every is at least 1, not -1"),
+        ("--clip -1", True, "--clip is above 0, not -1.0"),
+        ("--clip 0", True, "--clip is above 0, not 0.0"),
+        ("--clip nan", True, "--clip is above 0, not nan"),
+        ("--lr 0", True, "--lr is above 0, not 0.0"),
         ("--parallel zero2", True, "invalid choice: 'zero2'"),
     ],
 )

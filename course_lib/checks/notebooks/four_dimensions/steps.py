@@ -163,8 +163,8 @@ def drawn(
 ) -> Steps:  # fmt: skip
     """Targets that count lie unevenly over replicas, microbatches and places: no mean is another's.
 
-    without: the last of three replicas or more has no target at all. (With two, the mean of the replicas' means
-    would be half of the right one, as if that had been divided by 2.)
+    without: the last of three replicas or more has no target at all. (With two, the mean of the replicas'
+    means would be half of the right one, as if that had been divided by 2.)
     """
     shape = (mesh.size("dp"), count, rows, seq)
 
