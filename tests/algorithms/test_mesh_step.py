@@ -217,8 +217,8 @@ def test_a_loss_without_gradients_is_that_of_a_step(seed: int) -> None:
         assert found == pytest.approx(loss, abs=1e-12) and untouched
 
 
-def test_a_replica_whose_parameters_are_frozen_takes_part(seed: int) -> None:
-    """Clipping, accumulation over two calls, and the first stage trains nothing."""
+def test_a_first_stage_that_trains_nothing_takes_part(seed: int) -> None:
+    """In clipping, and in two calls whose gradients add up."""
     inputs, targets = a_batch(seed)
     halves = [(inputs[:4], targets[:4]), (inputs[4:], targets[4:])]
 

@@ -321,10 +321,10 @@ def loss_causes(steps: Steps, returned: list[float], wanted: float, rank: int, c
         return all(near(value, loss) for value in returned)
 
     def together(*axes: str) -> bool:
-        """Whether what the ranks of these axes return are terms of the loss, or of means of replicas."""
+        """Whether the ranks of these axes return terms of the loss, perhaps over dp, or of means of replicas."""
         totals = [sum(returned[other] for other in mesh.ranks(k, *axes)) for k in range(mesh.n)]
         own = dp * of_replicas if "dp" in axes else of_replicas
-        return any(all(near(total, loss) for total in totals) for loss in (wanted, own))
+        return any(all(near(total, loss) for total in totals) for loss in (wanted, wanted / dp, own))
 
     last = [mesh.place(k, "pp") == pp - 1 for k in range(mesh.n)]
     if pp > 1 and not any(value for value, is_last in zip(returned, last, strict=True) if not is_last):
