@@ -197,7 +197,10 @@ def test_a_replica_without_a_target_adds_nothing_to_the_mean_over_all(
 def test_ranks_that_share_a_key_head_have_the_norm_of_one_process(seed: int) -> None:
     """Two key and value heads on four ranks of tp."""
     batch = a_batch(seed)
-    ranks = launch(on_a_rank, {"tp": 4}, True, True, None, batch, 2, world_size=4, backend="gloo")
+    ranks = launch(
+        on_a_rank, {"tp": 4}, True, True, None, batch, 2,
+        world_size=4, backend="gloo", timeout=120,
+    )  # fmt: skip
     same_as_alone(list(ranks), alone(True, True, batch))
 
 

@@ -321,7 +321,7 @@ def loss_causes(steps: Steps, returned: list[float], wanted: float, rank: int, c
         return all(near(value, loss) for value in returned)
 
     def together(*axes: str) -> bool:
-        """Whether the ranks of these axes return terms of the loss, perhaps over dp, or of means of replicas."""
+        """Whether the ranks of these axes return terms of the loss, or of it over dp, or of means."""
         totals = [sum(returned[other] for other in mesh.ranks(k, *axes)) for k in range(mesh.n)]
         own = dp * of_replicas if "dp" in axes else of_replicas
         return any(all(near(total, loss) for total in totals) for loss in (wanted, wanted / dp, own))
