@@ -137,6 +137,12 @@ def _grade(
         for exercise in result.exercises
         if exercise.report is not None and exercise.report["tampered"]
     ]
+    for exercise in result.exercises:
+        for failure in (exercise.report or {}).get("failures", ()):
+            get_logger().error(f"{result.student}, {exercise.name}: the judge failed\n{failure}")
+            result.eyes.append(
+                one_line(f"{exercise.name}: the judge failed: {failure.splitlines()[-1]}")
+            )
     result.eyes += suspicious(notebook, assignment.released, _references(assignment))
 
 

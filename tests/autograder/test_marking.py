@@ -367,6 +367,18 @@ def test_the_worst_status_counts() -> None:
 # --- failures of the grader ------------------------------------------------------------------------
 
 
+def test_an_answer_on_which_a_judge_failed_is_listed_for_eyes(course: Toy) -> None:
+    def judge(exercise: str, *_) -> dict:
+        failures = ["Traceback ...\nZeroDivisionError: division by zero"]
+        lines = [ReportLine("value", True), ReportLine("bytes", False)]
+        return Report(exercise, 0.5, lines, failures=failures).to_json()
+
+    result = course.grade(answers(), judge=judge)
+    assert (result.status, points(result)) == (status.GRADED, [2, 3])
+    said = "the judge failed: ZeroDivisionError: division by zero"
+    assert [eye.partition(": ")[2] for eye in result.eyes] == [said, said]
+
+
 def test_a_judge_that_fails_gives_no_grade(course: Toy) -> None:
     def judge(exercise: str, *_) -> dict:
         raise JudgeFailureError(f"{exercise}: no ranks")

@@ -53,10 +53,15 @@ def observed(case: Case, function: Callable[..., Any]) -> Observed:
     return Observed(case, [{}], [told], Ledger(1, [[]]), [[]])
 
 
+def judge_lines(case: Case, observed: Observed) -> list[judging.Judged]:
+    exercise = find(f"{ASSIGNMENT}/gpipe")
+    return judging.judge_lines(judging.Session(exercise, [], hidden=False), case, observed, [])
+
+
 def findings(name: str, function: Callable[..., Any], seed: int, hidden: bool) -> Iterator[Finding]:
     """The finding of each line of an exercise on a function."""
     for case in find(f"{ASSIGNMENT}/{name}").cases(Draw(seed, hidden)):
-        for judged in judging.judge_lines(case, observed(case, function), []):
+        for judged in judge_lines(case, observed(case, function)):
             yield judged.finding
 
 
@@ -66,7 +71,7 @@ def reported(name: str, function: Callable[..., Any], seed: int, kind: str) -> R
     judged = [
         one
         for case in exercise.cases(Draw(seed, kind == "hidden"))
-        for one in judging.judge_lines(case, observed(case, function), [])
+        for one in judge_lines(case, observed(case, function))
     ]
     return conclude(exercise.name, exercise, judged, seed, kind)
 

@@ -55,7 +55,7 @@ def wrong(*sentences: str, cause: str = "", misses_point: bool = False) -> Findi
     return Finding(False, said, cause or " ".join(said), misses_point=misses_point)
 
 
-hints_may_fail = True  # False in the tests
+hints_may_fail = True  # and judges, see `guarded`; False in the tests
 
 
 def usual(hint: Callable[..., str] | None, *args: object) -> str:

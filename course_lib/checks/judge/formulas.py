@@ -211,6 +211,8 @@ def compared(value: float, right: float) -> str:
     if right == 0 or value == 0 or value / right < 0:
         return f"{words.number(right)} is right"
     factor = value / right
+    if not 1e-300 < factor < 1e300:  # too far off for a factor to say anything
+        return f"{words.number(right)} is right"
     if max(factor, 1 / factor) < 1.0005:  # four digits would print it as "1 times"
         return f"too {'large' if factor > 1 else 'small'} by less than 0.1 %"
     if factor > 1:

@@ -15,11 +15,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
-from course_lib.checks import words
 from course_lib.checks.judge import faults, remarks, replies, traffic, witness
 from course_lib.checks.judge.case import Case, Draw, Exercise, Finding, Observed, wrong
 from course_lib.checks.judge.conclude import BROKEN, NOT_BEGUN, Judged, conclude, is_value
 from course_lib.checks.judge.find import find
+from course_lib.checks.judge.guarded import UNREADABLE, guarded
+from course_lib.checks.judge.printed import printed
 from course_lib.checks.rank import refusing
 from course_lib.checks.report import WAITS, Report, refusal
 from course_lib.checks.sentence import at
@@ -34,16 +35,16 @@ from course_lib.runtime.sandbox.spec import Sandbox
 ENTRY = "course_lib.checks.rank.harness:run_recipe"
 TRIES = 2  # of a case whose record and network disagree
 STRIKES = 2  # deadlocks or time-outs after which the rest is "the same cause"
-OUTPUT_LINES, RANK_LINES, OUTPUT_WIDTH = (12, 8, 90)  # shown of a case, the last of each rank; characters
-DUMPED = "Extension modules:"  # the end of what Python says when C code has crashed
-QUOTED = 20  # characters: a shorter line may stand in a failure's text by chance
 HEADER = 4 << 20  # bytes of an answer beside its tensors
 OVER_TIME = wrong("the time for this check was over before this case.", cause="over time")
 
 
 @dataclass
 class Session:
-    """One check: its settings, which are the same for all cases, and its failures so far."""
+    """One check: its settings, which are the same for all cases, and its failures so far.
+
+    failures: what Python said wherever a judge failed, see `course_lib.checks.judge.guarded`.
+    """
 
     exercise: Exercise
     payload: Sequence[wire.Buffer]
@@ -57,6 +58,7 @@ class Session:
     limit: str = ""
     by_chance: bool = False
     remarked: set[str] = field(default_factory=set)
+    failures: list[str] = field(default_factory=list)
 
 
 def judge(
@@ -92,7 +94,7 @@ def judge(
         pool.end_kept(ALONE)  # its sandbox holds what this exercise wrote there
         pool.end_standing()
     report = conclude(name, exercise, judged, seed, cases)
-    report.limit, report.by_chance = session.limit, session.by_chance
+    report.limit, report.by_chance, report.failures = session.limit, session.by_chance, session.failures
     return report.to_json()
 
 
@@ -109,6 +111,10 @@ def judge_case(session: Session, case: Case, first: bool) -> list[Judged]:
         session.by_chance = True
         return unjudged(case, OVER_TIME)
     outcome = agreed(session, case)
+    return guarded(session.failures, unjudged(case, UNREADABLE), judge_outcome, session, case, outcome, first)
+
+
+def judge_outcome(session: Session, case: Case, outcome: Outcome, first: bool) -> list[Judged]:
     shown = [] if session.hidden else printed(outcome)
     stop = whole_case(session, case, outcome, first)
     if stop is not None:
@@ -119,9 +125,9 @@ def judge_case(session: Session, case: Case, first: bool) -> list[Judged]:
     observed = replies.read(session.exercise, case, outcome)
     if isinstance(observed, Finding):
         return unjudged(case, observed, shown=shown)
-    judged = judge_lines(case, observed, shown)
+    judged = judge_lines(session, case, observed, shown)
     if outcome.backend == "gloo" and all(row.finding.ok for row in judged):
-        judged += remarks.on_nccl(observed, session.remarked)
+        judged += guarded(session.failures, [], remarks.on_nccl, observed, session.remarked)
     return judged
 
 
@@ -244,50 +250,17 @@ def operations_of(ledger: Ledger) -> list[list]:
     return [ledger.operations(rank) for rank in range(ledger.world_size)]
 
 
-def judge_lines(case: Case, observed: Observed, shown: list[str]) -> list[Judged]:
+def judge_lines(session: Session, case: Case, observed: Observed, shown: list[str]) -> list[Judged]:
     judged: list[Judged] = []
     for line in sorted(case.lines, key=lambda line: line.aspect in ("communication", "memory")):
         values_right = all(row.finding.ok for row in judged if is_value(row))
         if line.aspect in ("communication", "memory") and not values_right:
             judged.append(Judged(case, line, wrong(cause="values"), note=WAITS))
             continue
-        finding = line.judge(observed)
+        finding = guarded(session.failures, UNREADABLE, line.judge, observed)
         judged.append(Judged(case, line, finding, [] if finding.ok else shown))
         shown = shown if finding.ok else []
     elsewhere = traffic.too_little(observed.operations, case.needed)
     if elsewhere is not None and all(row.finding.ok for row in judged if is_value(row)):
         return unjudged(case, elsewhere)
     return judged
-
-
-# ---- what the ranks printed
-
-
-def printed(outcome: Outcome) -> list[str]:
-    """The last lines that the ranks printed, for a failing case, and how many more there were.
-
-    Lines that the case's failure quotes anyway are left out, and so are those in which PyTorch reports the
-    error that it raises.
-    """
-    ranks: dict[str, list[int]] = {}
-    left_out = 0
-    for rank, lines in enumerate(outcome.output):
-        theirs = (text for text in lines if not (text.startswith(DUMPED) or faults.STAMPED.match(text)))
-        own = list(dict.fromkeys(theirs))
-        left_out += len(own[:-RANK_LINES])
-        for text in own[-RANK_LINES:]:
-            ranks.setdefault(text, []).append(rank)
-    headline = outcome.failure.headline if outcome.failure is not None else ""
-    said = [
-        f"{words.ranks(which)} printed: {cut(text)}"
-        for text, which in ranks.items()
-        if len(text) < QUOTED or text.strip() not in headline
-    ]
-    left_out += len(said[OUTPUT_LINES:])
-    more = f"... {words.counted(left_out, 'line')} more at least; a launch of your own shows all."
-    return said[:OUTPUT_LINES] + ([more] if left_out else [])
-
-
-def cut(text: str) -> str:
-    """The line; one that is too long for the table is cut and ends in three dots."""
-    return text if len(text) <= OUTPUT_WIDTH else f"{text[: OUTPUT_WIDTH - 4]} ..."

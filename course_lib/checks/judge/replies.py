@@ -55,7 +55,7 @@ def plain_data(value: Any, depth: int = 16) -> Any:
     """
     if isinstance(value, str | list | dict) and len(value) > LONGEST:
         raise ValueError("too long")
-    if isinstance(value, int) and value.bit_length() > 4096:
+    if isinstance(value, int) and value.bit_length() > 64:
         raise ValueError("too large a number")
     if isinstance(value, list | dict) and not depth:
         raise ValueError("too deep")

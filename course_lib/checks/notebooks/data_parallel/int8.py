@@ -257,7 +257,7 @@ def int8_case(draw: Draw, on: Setting, *, traffic: bool = False, spread: bool = 
     if not on.short:
         lines += [
             Line("nothing is lost: N * result + errors", both(sent, nothing_lost(on, inputs)), on.weight),
-            Line("the same bits on every rank", both(sent, same_bits("tensor", on.ranks)), 0.5),
+            Line("the same bits on every rank", both(sent, same_bits("tensor", on.ranks)), 0.5, trivial=True),
         ]
     if traffic:
         exact = facts.int8_bytes(count, numel)

@@ -212,7 +212,7 @@ def powersgd_case(run: Run, title: str, *, short: bool = False, weight: float = 
             Line(f"the mean as P Q^T: {title}", first_step(run), 2),
             Line("later steps: last Q, error added", later_steps(run), 3),
             Line("vectors go uncompressed", vectors(run), 0.5),
-            Line("the same bits on every rank", alike(run), 0.5),
+            Line("the same bits on every rank", alike(run), 0.5, trivial=True),
             traffic(run),
         ]
     return Case(title, sides, lines, recipe=RECIPE, groups=groups)

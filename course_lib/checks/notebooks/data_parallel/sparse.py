@@ -218,7 +218,13 @@ def topk_case(draw: Draw, on: Setting, fraction: float, traffic: bool = False) -
             trivial=on.trivial,
             short=short,
         ),
-        Line(f"kept: {title}", matches("error", 1, on, inputs), on.weight, trivial=on.trivial, short=short),
+        Line(
+            f"kept: {title}",
+            matches("error", 1, on, inputs),
+            on.weight,
+            trivial=on.trivial or inputs.k == numel,  # where all is sent, nothing is kept
+            short=short,
+        ),
     ]
     if traffic:
         most = facts.topk_bytes(count, numel, fraction)

@@ -32,11 +32,13 @@ def offload_case(training: Training, title: str, case_lines: list[Line]) -> Case
     )  # fmt: skip
 
 
-def in_files(expected: int) -> Callable[[Observed], Finding]:
-    """After every step, all states lie in files of the folder. expected: how many there are."""
+def in_files(expected: int, steps: int) -> Callable[[Observed], Finding]:
+    """After each of the steps, all states lie in files of the folder. expected: how many there are."""
 
     def judge(observed: Observed) -> Finding:
         reply = observed.values[0]
+        if (len(reply.outside), len(reply.states)) != (steps, steps):
+            return wrong("the states were not looked at after every step.")
         for step, (names, count) in enumerate(zip(reply.outside, reply.states, strict=True), start=1):
             if count != expected:
                 return wrong(
@@ -76,7 +78,7 @@ def value(draw: Draw, optimizer: tuple, title: str, states: int, **more) -> Case
     training = run(small(draw, 1, "plain", optimizer), neighbour=more.pop("neighbour", False))
     case_lines = [
         stepped(training, title, [], 2, otherwise=VALUES),
-        Line(f"states in mapped files: {title}", in_files(4 * states), 2),
+        Line(f"states in mapped files: {title}", in_files(4 * states, len(training.steps[0])), 2),
     ]
     return offload_case(training, title, case_lines)
 

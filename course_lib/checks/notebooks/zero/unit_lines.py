@@ -12,6 +12,7 @@ from course_lib.checks import kit
 from course_lib.checks.kit import ANY, RIGHT, Draw, Finding, Observed, words, wrong
 
 TOLERANCE = 1e-12
+BACKWARDS = 2
 Row = torch.Tensor
 
 
@@ -66,7 +67,7 @@ def draw_run(draw: Draw, n: int, *, trained: bool = True, width: int = 0) -> Run
         shapes[1] = (shapes[1][0] + 1,)
     params = [[normal(draw, shape) for shape in shapes] for _ in range(n)]
     gradients: list[list[list[torch.Tensor | None]]] = [
-        [[normal(draw, shape) for shape in shapes] for _ in range(n)] for _ in range(2)
+        [[normal(draw, shape) for shape in shapes] for _ in range(n)] for _ in range(BACKWARDS)
     ]
     gradients[0][n - 1][1] = None  # not used there
     return Run(params, gradients, normal(draw, (2, width)), trained)
@@ -276,7 +277,10 @@ def why_not_reduced(run: Run, place: int, number: int, actual: torch.Tensor) -> 
 def cleared(observed: Observed) -> Finding:
     """reduce() leaves no gradient in the parameters."""
     for rank in ranks(observed):
-        if any(observed.values[rank].left):
+        left = observed.values[rank].left
+        if len(left) != BACKWARDS:
+            return wrong("the parameters are not whole, so that no gradients fit them.", cause=ANY)
+        if any(left):
             return wrong(
                 f"after reduce() parameters of rank {rank} still have a .grad.",
                 "Set it to None: the whole gradient must go, or the next backward adds to it.",

@@ -1,0 +1,41 @@
+"""What the ranks of a case printed, below the first line that failed."""
+
+from __future__ import annotations
+
+from course_lib.checks import words
+from course_lib.checks.judge import faults
+from course_lib.runtime.run import Outcome
+
+OUTPUT_LINES, RANK_LINES, OUTPUT_WIDTH = (12, 8, 90)  # shown of a case, the last of each rank; characters
+DUMPED = "Extension modules:"  # the end of what Python says when C code has crashed
+QUOTED = 20  # characters: a shorter line may stand in a failure's text by chance
+
+
+def printed(outcome: Outcome) -> list[str]:
+    """The last lines that the ranks printed, for a failing case, and how many more there were.
+
+    Lines that the case's failure quotes anyway are left out, and so are those in which PyTorch reports the
+    error that it raises.
+    """
+    ranks: dict[str, list[int]] = {}
+    left_out = 0
+    for rank, lines in enumerate(outcome.output):
+        theirs = (text for text in lines if not (text.startswith(DUMPED) or faults.STAMPED.match(text)))
+        own = list(dict.fromkeys(theirs))
+        left_out += len(own[:-RANK_LINES])
+        for text in own[-RANK_LINES:]:
+            ranks.setdefault(text, []).append(rank)
+    headline = outcome.failure.headline if outcome.failure is not None else ""
+    said = [
+        f"{words.ranks(which)} printed: {cut(text)}"
+        for text, which in ranks.items()
+        if len(text) < QUOTED or text.strip() not in headline
+    ]
+    left_out += len(said[OUTPUT_LINES:])
+    more = f"... {words.counted(left_out, 'line')} more at least; a launch of your own shows all."
+    return said[:OUTPUT_LINES] + ([more] if left_out else [])
+
+
+def cut(text: str) -> str:
+    """The line; one that is too long for the table is cut and ends in three dots."""
+    return text if len(text) <= OUTPUT_WIDTH else f"{text[: OUTPUT_WIDTH - 4]} ..."
