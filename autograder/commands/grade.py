@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import errno
+import platform
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +13,7 @@ from autograder.outcome import status as statuses
 from autograder.outcome.limits import GB, KB, MB, Limits
 
 if TYPE_CHECKING:
+    from autograder.outcome.result import Result
     from autograder.run.session import Course, Summary, Workers
     from autograder.submission.intake import Submission
 
@@ -116,12 +119,33 @@ def run(options: argparse.Namespace) -> int:
     except (BusyError, NotReadyError, SchedulerError, SecretError) as error:
         print(f"Nothing was graded: {error}", file=sys.stderr)
         return 2
+    except Exception as error:
+        if not of_full_disk(error):
+            raise
+        print(DISK_FULL.format(options.out), file=sys.stderr)
+        return 2
+
+
+DISK_FULL = (
+    "The grading ended early, because there is no space left for {}. The grades so far are safe: make space, "
+    "and run the same command again."
+)
+
+
+def of_full_disk(error: BaseException | None) -> bool:
+    """Whether a full disk was the cause; SQLite and SQLAlchemy have errors of their own for it."""
+    while error is not None:
+        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        if full or "database or disk is full" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _submissions(options: argparse.Namespace, known: list[str]) -> list[Submission]:
     """The submissions to grade; none, and a sentence on stderr, if the folder does not hold a class."""
     from autograder.sample.sample_class import make_sample_class
-    from autograder.submission.intake import find_submissions
+    from autograder.submission.intake import SameNameError, find_submissions
 
     if options.submissions is None:
         print("No submissions were named: making the sample class from solutions and mutants.")
@@ -136,7 +160,11 @@ def _submissions(options: argparse.Namespace, known: list[str]) -> list[Submissi
         if not folder.is_dir():
             print(f"{folder} is not a folder. {LAYOUT}", file=sys.stderr)
             return []
-    submissions, notes = find_submissions(folder, known)
+    try:
+        submissions, notes = find_submissions(folder, known)
+    except SameNameError as error:
+        print(f"Nothing was graded: {error}.", file=sys.stderr)
+        return []
     for note in notes:
         print(note)
     if not submissions:
@@ -235,7 +263,7 @@ def workers_of(options: argparse.Namespace) -> Workers:
 
 
 def _reports(submissions: list[Submission], options: argparse.Namespace) -> list[str]:
-    """Make the pages of the class. Returns a sentence if that fails, which costs no student a grade."""
+    """Make the pages of the class. Returns sentences on the class; a failure costs no student a grade."""
     from traitlets.log import get_logger
 
     from autograder.book.store import Store
@@ -245,15 +273,31 @@ def _reports(submissions: list[Submission], options: argparse.Namespace) -> list
     store = Store(options.out)
     stored = [store.find(submission.assignment, submission.student) for submission in submissions]
     results = [result for result in stored if result is not None]
+    notes = _other_pythons(results)
     try:
         write_reports(read_class(options.out, results), server=options.formgrader or SERVER)
     except Exception as error:
         get_logger().exception("the class page")
-        return [
+        notes.append(
             f"The class page could not be made ({type(error).__name__}: {error}); the grades are "
             "complete."
-        ]
-    return []
+        )
+    return notes
+
+
+def _other_pythons(results: list[Result]) -> list[str]:
+    """A sentence if notebooks were saved by another Python than the one that graded them."""
+    from autograder.submission.intake import OTHER_PYTHON
+
+    said = [note for result in results for note in result.changes if note.startswith(OTHER_PYTHON)]
+    versions = sorted({note.rpartition(" ")[2] for note in said})
+    if not said:
+        return []
+    return [
+        f"{len(said)} of {len(results)} notebooks were saved by another Python than the grader's "
+        f"{platform.python_version()}: {', '.join(versions)}. "
+        "What only one of the two can do may cost points there."
+    ]
 
 
 def _ungraded(summary: Summary, wanted: set[Submission]) -> int:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import binascii
 import html
 import re
+import sysconfig
 from base64 import b64decode
 from collections.abc import Iterable
 
@@ -22,7 +23,7 @@ from nbconvert.filters.markdown_mistune import MarkdownWithMath
 from nbformat import NotebookNode
 from nbformat.v4 import new_output
 
-from autograder.course.config import NOTEBOOK_METADATA
+from autograder.course.config import NOTEBOOK_METADATA, NOTEBOOKS
 from autograder.course.twin import HIDDEN_MARKERS, IDENTIFIER
 from autograder.report.formula import Renderer, drawn
 from autograder.report.svg import clean_svg
@@ -56,6 +57,12 @@ HIGHLIGHT = re.compile(r"highlight|[a-z][a-z0-9]?")  # the class names that pygm
 HIDDEN = re.compile(
     rf"^[ \t]*{HIDDEN_MARKERS[0]}.*?(^[ \t]*{HIDDEN_MARKERS[1]}[^\n]*\n?|\Z)",
     re.MULTILINE | re.DOTALL,
+)
+# Folders of this machine that tracebacks name, the longest first.
+OWN_FOLDERS = sorted(
+    {sysconfig.get_path("purelib"), sysconfig.get_path("stdlib"), str(NOTEBOOKS.parent)},
+    key=len,
+    reverse=True,
 )
 NUMBERED = "cell-number-"  # ids of cells whose own cannot be kept
 TOO_MUCH = {
@@ -141,14 +148,16 @@ def _clean_output(output: dict) -> NotebookNode | None:
     kind = output.get("output_type")
     if kind == "stream":
         name = "stderr" if output.get("name") == "stderr" else "stdout"
-        return new_output("stream", name=name, text=_text(output.get("text")))
+        return new_output("stream", name=name, text=_without_paths(_text(output.get("text"))))
     if kind == "error":
         lines = output.get("traceback")
         return new_output(
             "error",
             ename=_text(output.get("ename")),
-            evalue=_text(output.get("evalue")),
-            traceback=[_text(line) for line in lines] if isinstance(lines, list) else [],
+            evalue=_without_paths(_text(output.get("evalue"))),
+            traceback=[_without_paths(_text(line)) for line in lines]
+            if isinstance(lines, list)
+            else [],
         )
     if kind not in ("display_data", "execute_result"):
         return None
@@ -169,7 +178,7 @@ def _clean_data(data: dict) -> dict[str, str]:
         kept["text/html"] = drawn(formula["tex"], display=bool(formula["display"]))
     for plain in ("text/latex", "text/plain"):
         if plain in data:
-            kept[plain] = _text(data[plain])
+            kept[plain] = _without_paths(_text(data[plain]))
     if not kept:
         kinds = ", ".join(sorted(map(str, data))) or "no type"
         kept["text/plain"] = f"(an output of {kinds[:200]} is not shown)"
@@ -187,6 +196,13 @@ def _pictures(data: dict) -> dict[str, str]:
         except (binascii.Error, ValueError):  # not base64, so not a picture
             continue
     return kept
+
+
+def _without_paths(text: str) -> str:
+    """Without the folders of the grader's machine, which tracebacks name."""
+    for folder in OWN_FOLDERS:
+        text = text.replace(folder, "...")
+    return text
 
 
 def _text(value: object) -> str:

@@ -11,6 +11,7 @@ import errno
 import hashlib
 import json
 import os
+import platform
 import re
 import stat
 from collections.abc import Iterable
@@ -32,10 +33,16 @@ NAME_BYTES = 128  # nbgrader's column for a student's id
 CELL_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 SURROGATE = re.compile("[\ud800-\udfff]")
 LINE_END = re.compile("\r\n?")
+VERSION = re.compile(r"\d{1,2}\.\d{1,3}(\.\d{1,3})?")
+OTHER_PYTHON = "the grader runs Python"
 
 
 class UnreadableError(Exception):
     """The submission is not a notebook; the text says why, for the student and the table."""
+
+
+class SameNameError(Exception):
+    """Two folders of a class would be one student; the text names them."""
 
 
 class MissingError(UnreadableError):
@@ -47,7 +54,7 @@ class Submission:
     """One student's folder of one assignment, laid out as nbgrader's submitted directory.
 
     `student` is the folder's name, with characters that no table can show written as escapes,
-    and shortened where no file could be named after it.
+    shortened where no file could be named after it, and with a hash behind it if it was changed.
     """
 
     student: str
@@ -75,7 +82,8 @@ def find_submissions(folder: Path, known: list[str]) -> tuple[list[Submission], 
     """(submissions, notes) of `folder/<student>/<assignment>/`, ordered by student.
 
     notes: sentences about folders that are not a student's submission of a `known` assignment, and about
-    students whose names had to be written in another way. OSError if `folder` cannot be listed.
+    students whose names had to be written in another way. OSError if `folder` cannot be listed,
+    SameNameError if two students would be one.
     """
     submissions: list[Submission] = []
     notes: list[str] = [
@@ -83,6 +91,7 @@ def find_submissions(folder: Path, known: list[str]) -> tuple[list[Submission], 
         for path in sorted(folder.iterdir())
         if _hidden(path) and path.name not in OF_PROGRAMS and path.is_dir()
     ]
+    students: dict[str, Path] = {}
     for path in _listed(folder):
         name = _printable(path.name)
         if path.is_symlink():
@@ -90,6 +99,11 @@ def find_submissions(folder: Path, known: list[str]) -> tuple[list[Submission], 
             continue
         if not path.is_dir():
             continue
+        if name in students:
+            raise SameNameError(
+                f"{students[name].name!r} and {path.name!r} are both written as {name!r}: rename one of them"
+            )
+        students[name] = path
         if name != path.name:
             notes.append(f"{path.name!r} is written as {name!r}.")
         inside = [entry for entry in _listed(path) if entry.is_symlink() or entry.is_dir()]
@@ -117,7 +131,8 @@ def _hidden(path: Path) -> bool:
 def _printable(name: str) -> str:
     """`name` if it can stand in a table and a database, else with escapes for the other characters.
 
-    Files are named after students, with something added: a longer name ends in its hash.
+    A name that was changed ends in a hash of its own, so that no two become one. Files are named after
+    students, with something added: so a long name is shortened.
     """
     shown = name
     if not name.isprintable():
@@ -125,7 +140,7 @@ def _printable(name: str) -> str:
         shown = "".join(
             character if character.isprintable() else ascii(character)[1:-1] for character in raw
         )
-    if len(shown.encode()) > NAME_BYTES:
+    if shown != name or len(shown.encode()) > NAME_BYTES:
         mark = hashlib.sha256(os.fsencode(name)).hexdigest()[:12]
         shown = shown.encode()[: NAME_BYTES - 13].decode(errors="ignore") + f"~{mark}"
     return shown
@@ -231,7 +246,10 @@ def _read_stamp(path: Path) -> tuple[str, list[str]]:
 
 
 def parse(content: bytes) -> NotebookNode:
-    """The notebook in `content`, of nbformat 4.5, without outputs. Raises UnreadableError."""
+    """The notebook in `content`, of nbformat 4.5, without outputs. Raises UnreadableError.
+
+    Of its metadata `saved_by` is left, the version of the Python that ran it, or "".
+    """
     try:
         data = json.loads(content.decode("utf-8-sig"), parse_constant=lambda _: None)
         notebook = _as_notebook(_sound(data))
@@ -261,6 +279,7 @@ def _sound(data: Any) -> Any:
 
 def _as_notebook(data: Any) -> NotebookNode:
     """Parsed JSON as a notebook of nbformat 4.5, with the parts that grading needs in place."""
+    saved_by = _saved_by(data)
     if isinstance(data.get("cells"), list):
         # Also a file that calls itself newer than all known formats: it has a notebook's parts.
         data = {"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": data["cells"]}
@@ -274,9 +293,25 @@ def _as_notebook(data: Any) -> NotebookNode:
         if not isinstance(name, str) or not CELL_ID.fullmatch(name) or name in names:
             cell["id"] = f"handed-in-{index}"
         names.add(cell["id"])
-    notebook.metadata = NotebookNode()
+    notebook.metadata = NotebookNode(saved_by=saved_by)
     notebook.nbformat_minor = 5
     return notebook
+
+
+def _saved_by(data: dict) -> str:
+    """The Python that ran the notebook, such as "3.13.1", as its metadata say; "" if they do not."""
+    metadata = data.get("metadata")
+    language = metadata.get("language_info") if isinstance(metadata, dict) else None
+    version = language.get("version") if isinstance(language, dict) else None
+    return version if isinstance(version, str) and VERSION.fullmatch(version) else ""
+
+
+def other_python(version: str) -> str:
+    """A sentence if the notebook was saved by another Python than the grader's; else ""."""
+    own = platform.python_version()
+    if not version or version.split(".")[:2] == own.split(".")[:2]:
+        return ""
+    return f"{OTHER_PYTHON} {own}; this notebook was saved by Python {version}"
 
 
 def _tidy(cell: NotebookNode) -> None:

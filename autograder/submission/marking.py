@@ -31,6 +31,7 @@ from autograder.submission.intake import (
     Submission,
     UnreadableError,
     collect,
+    other_python,
     parse,
 )
 from autograder.submission.recognise import defined_names, plain
@@ -120,17 +121,21 @@ def _grade(
     resources: dict[str, Any] = {
         "nbgrader": {"student": result.student, "assignment": assignment.name}
     }
+    other = other_python(notebook.metadata.get("saved_by", ""))
     RestoreReleased(assignment).preprocess(notebook, resources)
     RunAndJudge(assignment, means, known).preprocess(notebook, resources)
     events: list[Event] = resources["events"]
     restored: Restored = resources["restored"]
     result.exercises = resources["exercises"]
+    for exercise in result.exercises if other else ():
+        if "SyntaxError" in exercise.reason:
+            exercise.reason = one_line(f"{other}. {exercise.reason}")
     blank = result.score == 0 and untouched(notebook, assignment.released)
     result.status = status.worst([*(e.status for e in events), *([status.BLANK] if blank else [])])
     result.reason = one_line(_reason(result, events))
     reports = [exercise.report for exercise in result.exercises if exercise.report is not None]
     result.by_chance = any(e.by_chance for e in events) or any(r["by_chance"] for r in reports)
-    result.changes += [*restored.changes, *restored.notes]
+    result.changes += [*restored.changes, *restored.notes, *([other] if other else [])]
     result.eyes = [*_crashes(events), *restored.changes]
     result.eyes += [
         f"{exercise.name}: the record of its messages and the network contradict each other"

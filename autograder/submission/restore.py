@@ -2,9 +2,9 @@
 
 Cells are recognised as `autograder.submission.recognise` says. Their metadata are the released ones again,
 and for exercises and graded cells the type too; a graded cell has its released text, a solution cell keeps
-the student's; a copy loses its grading metadata; an exercise's cell that is missing comes back where it was;
-cells stand in the released order. The student's own cells stay behind the cells that they followed, without
-tags, since tags mean something to grading.
+the student's; a copy loses its grading metadata; an exercise's cell that is missing comes back where it was,
+without its stub if another cell defines its names; cells stand in the released order. The student's own cells
+stay behind the cells that they followed, without tags, since tags mean something to grading.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from nbformat import NotebookNode
 
 from autograder.course.twin import grade_id
-from autograder.submission.recognise import own_metadata, plain, recognise
+from autograder.submission.recognise import defined_names, own_metadata, plain, recognise
 
 # Keys of nbgrader's metadata that a submission must not change.
 FIXED = ("grade", "locked", "points", "schema_version", "solution", "task")
@@ -65,6 +65,8 @@ def restore(submission: NotebookNode, released: NotebookNode) -> Restored:
             restored.changes += _reset(cell, original) if grade_id(original) else []
         elif grade_id(original):
             cell = copy.deepcopy(original)
+            if names := _defined_elsewhere(cell, submission):
+                cell["source"] = f"# {', '.join(names)}: see another cell of this notebook"
             submission.cells.insert(position, cell)
             matched[id(cell)] = original
             position += 1
@@ -72,6 +74,14 @@ def restore(submission: NotebookNode, released: NotebookNode) -> Restored:
     _reorder(submission, released, matched)
     restored.changes += ["cells had been put into another order"] if moved else []
     return restored
+
+
+def _defined_elsewhere(cell: NotebookNode, submission: NotebookNode) -> list[str]:
+    """The names of an exercise that other cells define: its stub would take their place."""
+    if cell.cell_type != "code" or cell.metadata["nbgrader"]["locked"]:
+        return []
+    codes = (other.source for other in submission.cells if other.cell_type == "code")
+    return sorted(defined_names(cell.source) & frozenset().union(*map(defined_names, codes)))
 
 
 def _changed_metadata(submission: NotebookNode, released: NotebookNode) -> list[str]:

@@ -9,6 +9,7 @@ and is shown as it is.
 from __future__ import annotations
 
 import builtins
+import linecache
 import re
 
 OTHER_ERRORS = {  # of torch and of this course's runtime
@@ -26,7 +27,7 @@ ERRORS = OTHER_ERRORS | {
     if isinstance(kind, type) and issubclass(kind, BaseException)
 }
 OWN_ERROR = "an exception of its own kind"
-PLACE = re.compile(r"(?:Cell In\[\d{1,5}\], )?line \d{1,5}(?=: |$)")
+PLACE = re.compile(r"(?:(?P<cell>Cell In\[\d{1,5}\]), )?line (?P<line>\d{1,5})(?=: |$)")
 
 
 class Sentence(str):
@@ -57,9 +58,17 @@ def error_kind(name: str) -> str:
 
 
 def general_place(line: str) -> str:
-    """ "Cell In[5], line 3: dist.recv(x)" -> "Cell In[5], line 3"; "" for a place outside the cells."""
+    """ "Cell In[5], line 3: dist.recv(x)" -> "Cell In[5], line 3"; "" for a place outside the cells.
+
+    The cell must have that line: code can claim any number of a line for its own, and so say a number.
+    """
     match = PLACE.match(line)
-    return match[0] if match else ""
+    if match is None:
+        return ""
+    named = [match["cell"]] if match["cell"] else [f for f in linecache.cache if f.startswith("Cell In[")]
+    known = (file for file in named if file in linecache.cache)
+    there = any(linecache.getline(file, int(match["line"])).strip() for file in known)
+    return match[0] if there else ""
 
 
 def at(line: str, before: str = "", *, glue: str = ", at ", end: str = "") -> Sentence:

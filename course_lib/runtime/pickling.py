@@ -17,6 +17,7 @@ ADVICE: tuple[tuple[type, str], ...] = (
     (io.IOBase, "Open the file inside the function, on the rank that uses it."),
     (GeneratorType, "Make it inside the function, on the rank that uses it, or pass a list."),
 )
+COMPILED = "torch.compile made it, and its result belongs to this process. Send the plain function instead."
 OTHERWISE = "Make it inside the function, on the rank that uses it."
 
 
@@ -29,6 +30,8 @@ def explain(fn: Callable, args: tuple, kwargs: dict, error: Exception) -> str:
     for label, value in candidates:
         if (blamed := culprit(label, value)) is not None:
             label, value, reason = blamed
+            if type(value).__name__ == "DynamoTLS":
+                return f"{name} cannot be sent to the ranks: {COMPILED}"
             advice = next((says for kind, says in ADVICE if isinstance(value, kind)), OTHERWISE)
             return (
                 f"{name} cannot be sent to the ranks: {label} is a {type(value).__name__}, which cannot "

@@ -6,6 +6,7 @@ from it; only `launch` unpickles, since there the ranks run the caller's own cod
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import io
@@ -15,7 +16,7 @@ import pickle
 import socket
 import struct
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from types import CodeType, ModuleType
 from typing import Any
@@ -168,6 +169,8 @@ class _Pickler(cloudpickle.Pickler):
     It takes torch.distributed.tensor along, too, with a function that says `dist.send` and `torch.tensor`,
     once any code has imported it: that would cost each rank two seconds, most often for nothing.
 
+    A function with `functools.cache` travels by value, without what it has remembered.
+
     Code keeps its file's name, by which a diagnosis knows the cell: cloudpickle 3.1.3 leaves it out.
     """
 
@@ -175,6 +178,8 @@ class _Pickler(cloudpickle.Pickler):
         if type(obj) is CodeType:
             kind, parts, *_ = self.dispatch_table[CodeType](obj)
             return _of_file, (obj.co_filename, kind, parts)
+        if isinstance(obj, functools._lru_cache_wrapper) and obj.__module__ == "__main__":
+            return _cached, (obj.__wrapped__, *obj.cache_parameters().values())
         if isinstance(obj, ModuleType) and obj.__name__ in HEAVY:
             return _when_it_is_used, (obj.__name__,)
         if (name := _name_of(obj)) and _named(name) is obj:
@@ -192,6 +197,10 @@ class _Pickler(cloudpickle.Pickler):
 
 def _of_file(file: str, kind: type[CodeType], parts: tuple) -> CodeType:
     return kind(*parts).replace(co_filename=file)
+
+
+def _cached(function: Callable, most: int | None, typed: bool) -> Callable:
+    return functools.lru_cache(most, typed)(function)
 
 
 def has_plain_bytes(tensor: torch.Tensor) -> bool:

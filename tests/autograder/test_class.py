@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import json
 import os
@@ -28,7 +29,7 @@ from autograder.book.gradebook import ClassBook
 from autograder.book.store import Store
 from autograder.book.table import Row
 from autograder.book.work import Work
-from autograder.commands.grade import _said, _ungraded, _wanted
+from autograder.commands.grade import _said, _ungraded, _wanted, of_full_disk
 from autograder.course.config import ROOT
 from autograder.course.kernels import prefer_this_environment
 from autograder.course.twin import read_twin
@@ -917,3 +918,13 @@ def test_no_file_is_left_half_written(toy: Class) -> None:
     left = [path.name for path in toy.out.rglob("*.new")]
     assert left == []
     assert os.stat(toy.out / "results/00_toy/ann.json").st_size > 0
+
+
+def test_a_full_disk_is_a_sentence() -> None:
+    """SQLite and SQLAlchemy wrap the system's error, or say it in words of their own."""
+    full = OSError(errno.ENOSPC, "No space left on device")
+    wrapped = RuntimeError("could not be written")
+    wrapped.__cause__ = full
+    for error in (full, wrapped, ValueError("(sqlite3.OperationalError) database or disk is full")):
+        assert of_full_disk(error)
+    assert not of_full_disk(OSError(errno.EACCES, "Permission denied"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import linecache
 import math
 import random
 import re
@@ -18,6 +19,7 @@ from autograder.sample.mutants import read_mutants
 from course_lib.checks.judge import faults
 from course_lib.checks.judge.answers import Answer, judge_answer
 from course_lib.checks.judge.case import Case, Draw, Finding, Observed, RankSide
+from course_lib.checks.judge.conclude import one_place
 from course_lib.checks.judge.find import find
 from course_lib.checks.judge.formulas import Prediction, judge_prediction
 from course_lib.checks.judge.judge import judge
@@ -28,7 +30,7 @@ from course_lib.checks.notebooks.first_ranks.greeting import said_hello
 from course_lib.checks.notebooks.first_ranks.repairs import collected, mean_judge
 from course_lib.checks.rank import harness
 from course_lib.checks.report import Report, ReportLine
-from course_lib.checks.sentence import OWN_ERROR, Sentence, general
+from course_lib.checks.sentence import OWN_ERROR, Sentence, at, general
 from course_lib.ledger.ledger import Ledger
 from course_lib.ledger.operation import Operation
 from course_lib.runtime import wire
@@ -112,6 +114,7 @@ def test_visible_cases_are_told_in_full() -> None:
 # Whatever a student's code could have filled holds this word or this number.
 SECRET, NUMBER = "secret", 73_519
 LINE = f"Cell In[5], line 3: {SECRET}({NUMBER})"
+linecache.cache["Cell In[5]"] = (0, None, ["x = 1\n"] * 3, "Cell In[5]")
 
 
 def reported(**fields) -> RankReport:
@@ -278,3 +281,22 @@ def test_mutants_hidden_reports_tell_no_inputs(seed: int) -> None:
         assert not re.search(r"\b[a-z]\w+\(-?\d.*\) (gives|raised)", said), (mutant.title, said)
         failed = [row for row in disclosed(report.to_json()) if not row.passed]
         assert failed and any(row.sentences for row in failed), "the kind of the mistake is told"
+
+
+def test_a_line_that_the_cell_does_not_have_says_nothing() -> None:
+    """Code names its own places: `compile("\\n" * 27306 + "1 / 0", "Cell In[5]", "exec")`."""
+    for place in ("Cell In[5], line 27307", "line 27307", "Cell In[6], line 1"):
+        assert general(at(f"{place}: 1 / 0", "f raised ValueError.")) == "f raised ValueError."
+    assert general(at("line 2: x = 1")) == "at line 2"
+
+
+def test_a_hidden_case_tells_one_place() -> None:
+    said = [
+        "rank 0 computes, at Cell In[5], line 1",
+        "at Cell In[5], line 2",
+        "f raised, at line 3",
+    ]
+    places = set[int]()
+    assert one_place(said, 1, places) == [said[0], "", "f raised"]
+    assert one_place(said[1:], 1, places) == ["", "f raised"]
+    assert one_place(said[1:], 2, places) == [said[1], "f raised"]

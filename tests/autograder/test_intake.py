@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import socket
 from pathlib import Path
 
@@ -12,10 +13,12 @@ import pytest
 
 from autograder.submission.intake import (
     MissingError,
+    SameNameError,
     Submission,
     UnreadableError,
     collect,
     find_submissions,
+    other_python,
     parse,
 )
 
@@ -195,15 +198,27 @@ def test_odd_names_are_written_so_that_a_table_can_hold_them(tmp_path: Path) -> 
     ):
         os.makedirs(os.path.join(os.fsencode(tmp_path), raw, b"00_toy"))
     found, notes = find_submissions(tmp_path, ["00_toy"])
-    names = {one.student for one in found}
+    names = {one.student.partition("~")[0] for one in found}
     assert names == {
         *("plain", "two words", "Zo\u00eb"),
         *("line\\nbreak", "red\\x1b[31m", "\\udcff\\udcfe"),
     }
+    assert sum("~" in one.student for one in found) == 3  # the changed ones have a hash
     assert len(notes) == 3
     for one in found:
         one.student.encode()  # a database and a file can hold it
         assert one.folder.is_dir()
+
+
+def test_no_two_folders_become_one_student(tmp_path: Path) -> None:
+    for name in ("a\tb", "a\\tb"):
+        (tmp_path / name / "00_toy").mkdir(parents=True)
+    found, _ = find_submissions(tmp_path, ["00_toy"])
+    assert len({one.student for one in found}) == 2
+    taken = next(one.student for one in found if "~" in one.student)
+    (tmp_path / taken / "00_toy").mkdir(parents=True)
+    with pytest.raises(SameNameError, match="rename one of them"):
+        find_submissions(tmp_path, ["00_toy"])
 
 
 def test_a_hidden_folder_is_told_unless_a_program_made_it(tmp_path: Path) -> None:
@@ -279,3 +294,20 @@ def test_notebooks_of_old_editors_are_read() -> None:
     old = nbformat.convert(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("a = 1")]), 3)
     (cell,) = parse(nbformat.writes(old, version=3).encode()).cells
     assert (cell.cell_type, cell.source) == ("code", "a = 1")
+
+
+@pytest.mark.parametrize(
+    ("metadata", "version"),
+    [
+        ({"language_info": {"version": "3.99.1"}}, "3.99.1"),
+        ({"language_info": {"version": "3.99.1 <b>"}}, ""),
+        ({"language_info": 3}, ""),
+        ([], ""),
+    ],
+)
+def test_the_python_that_saved_a_notebook_is_known(metadata: object, version: str) -> None:
+    content = json.dumps({"cells": [], "metadata": metadata, "nbformat": 4}).encode()
+    assert parse(content).metadata.saved_by == version
+    said = "this notebook was saved by Python 3.99.1" if version else ""
+    assert other_python(version).endswith(said) and bool(other_python(version)) == bool(said)
+    assert other_python(platform.python_version()) == ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -365,6 +366,25 @@ def test_the_worst_status_counts() -> None:
 
 
 # --- failures of the grader ------------------------------------------------------------------------
+
+
+def test_syntax_of_another_python_is_told_as_such(course: Toy) -> None:
+    notebook = answers(one="def hello():\n    return f'{'")
+    notebook.metadata["language_info"] = {"name": "python", "version": "3.99.0"}
+    result = course.grade(notebook)
+    assert "saved by Python 3.99.0. " in result.exercises[0].reason
+    assert any("this notebook was saved by Python 3.99.0" in said for said in result.changes)
+    notebook.metadata["language_info"]["version"] = platform.python_version()
+    assert not any("saved by" in said for said in course.grade(notebook).changes)
+
+
+def test_an_exercise_that_moved_into_another_cell_keeps_its_points(course: Toy) -> None:
+    """Two exercises in one cell: the second's stub, put back behind it, would take its place."""
+    notebook = answers(one=f"{ONE}\n\n{TWO}")
+    notebook.cells.remove(cell_of(notebook, "two"))
+    result = course.grade(notebook)
+    assert points(result) == [4, 6]
+    assert "cell 'two' was missing and was put back" in result.changes
 
 
 def test_an_answer_on_which_a_judge_failed_is_listed_for_eyes(course: Toy) -> None:

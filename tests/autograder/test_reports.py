@@ -6,8 +6,11 @@ import base64
 import copy
 import csv
 import hashlib
+import linecache
+import os
 import random
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -461,8 +464,12 @@ def test_a_feedback_page_shows_cases_points_and_cells() -> None:
     assert soup.find("a", href="#check-1") and soup.find(id="check-1")
 
 
-def test_the_line_of_a_place_is_quoted_from_the_notebook_and_not_from_the_report() -> None:
+def test_the_line_of_a_place_is_quoted_from_the_notebook_and_not_from_the_report(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     result = result_of()
+    for name in ("Cell In[3]", "Cell In[9]"):
+        monkeypatch.setitem(linecache.cache, name, (0, None, ["x = 1\n"] * 2, name))
     sentences = [
         at("Cell In[3], line 2: forged", "rank 0 is in recv(src=1)"),
         at("Cell In[9], line 1: forged"),
@@ -705,3 +712,16 @@ def test_the_rubric_says_what_all_points_are_given_for(assignment: str) -> None:
         lines = lines_of(find(graded.check), graded.points)
         assert sum(float(one["points"]) for one in lines) == pytest.approx(graded.points, abs=0.2)
         assert any(not one["hidden"] for one in lines)
+
+
+def test_a_page_names_no_folder_of_the_graders_machine() -> None:
+    lines = [f"File {linecache.__file__}:3", f"File {nbformat.__file__}:9", f"{NOTEBOOKS}/x.py"]
+    outputs = [
+        new_output("error", ename="E", evalue=lines[0], traceback=lines),
+        new_output("stream", text="\n".join(lines)),
+        new_output("display_data", {"text/plain": lines[1]}),
+    ]
+    shown = str(clean_outputs(outputs))
+    assert "linecache.py:3" in shown and "nbformat" in shown
+    assert sys.prefix not in shown and str(NOTEBOOKS.parent) not in shown
+    assert os.path.dirname(linecache.__file__) not in shown

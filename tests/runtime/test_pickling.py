@@ -200,3 +200,26 @@ def test_a_heavy_module_is_imported_when_it_is_used() -> None:
 def test_tensors_of_any_strides_arrive(sent: torch.Tensor) -> None:
     meta, buffers = wire.pack_tensors({"sent": sent})
     assert torch.equal(wire.unpack_tensors(meta, buffers)["sent"], sent)
+
+
+def test_a_cached_function_travels_by_value() -> None:
+    main = ModuleType("__main__")
+    vars(main)["functools"] = functools
+    code = (
+        "@functools.lru_cache(maxsize=None)\n"
+        "def count(n):\n"
+        "    return n if n < 2 else count(n - 1) + count(n - 2)\n"
+        "def solve(n):\n"
+        "    return count(n)\n"
+    )
+    exec(code, vars(main))
+    solve = wire.loads(wire.dumps(vars(main)["solve"]))
+    assert solve(30) == 832_040
+    assert solve.__globals__["count"].cache_parameters() == {"maxsize": None, "typed": False}
+
+
+def test_what_torch_compile_made_is_named() -> None:
+    compiled = torch.compile(lambda x: x)
+    with pytest.raises(TypeError) as caught:
+        wire.dumps(compiled)
+    assert "torch.compile made it" in explain(compiled, (), {}, caught.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 
 from course_lib.checks import words
@@ -16,6 +17,7 @@ PLACES = {"value": 0, "shape": 1, "communication": 2, "memory": 3}  # of the asp
 FEW = 3  # lines of one cause that keep their own names though none of them was looked at
 # Why a line was not looked at: its run broke off or does not count, or was never begun.
 BROKEN, NOT_BEGUN = "broken", "not begun"
+AT = re.compile(r",? ?\bat (?:Cell In\[\d+\], )?line \d+")  # see `sentence.at`
 
 
 @dataclass
@@ -90,7 +92,7 @@ def report_lines(judged: list[Judged]) -> list[ReportLine]:
 
     Of a cause that left many lines unjudged these are one line, behind the one that tells it.
     """
-    known: set[str] = set()
+    known, placed = set[str](), set[int]()
     lines: list[ReportLine] = []
     alike: dict[str, list[tuple[Judged, ReportLine]]] = {}
     for row in in_order(judged):
@@ -108,12 +110,31 @@ def report_lines(judged: list[Judged]) -> list[ReportLine]:
                 made.say(finding.sentences)
                 made.output = row.output
             known.add(finding.cause)
+        if made.general:
+            made.general = one_place(made.general, id(row.case), placed)
         made.judged = row.note not in NOT_YET and not (row.unjudged and made.note == SAME)
         lines.append(made)
     for several in alike.values():
         if len(several) > FEW:
             fold(lines, several)
     return lines
+
+
+def one_place(said: list[str], case: int, placed: set[int]) -> list[str]:
+    """A case's general sentences, of which the first place of the case stays: each could say a number.
+
+    placed: cases that have told one.
+    """
+    kept = []
+    for sentence in said:
+        match = AT.search(sentence)
+        if match is not None and case in placed:
+            sentence = AT.sub("", sentence)
+        elif match is not None:
+            sentence = sentence[: match.end()] + AT.sub("", sentence[match.end() :])
+            placed.add(case)
+        kept.append(sentence)
+    return kept
 
 
 def fold(lines: list[ReportLine], several: list[tuple[Judged, ReportLine]]) -> None:

@@ -38,12 +38,17 @@ def read(exercise: Exercise, case: Case, outcome: Outcome) -> Observed | Finding
 
 
 def complete(reply: Any, side: RankSide) -> bool:
-    """Whether the rank's reply has each run, or call, that it was asked for."""
+    """Whether the rank's reply has each run, or call, that it was asked for.
+
+    A type of reply with a method `complete` counts its own parts.
+    """
     instructions = side.instructions
     if isinstance(reply, dict):
         return set(reply) == {
             run["name"] for run in instructions.get("runs") or instructions.get("calls", ())
         }
+    if hasattr(reply, "complete") and not reply.complete(instructions):
+        return False
     calls = sum(len(part["calls"]) for part in instructions.get("rounds", [instructions]) if "calls" in part)
     return len(getattr(reply, "answers", ())) == (calls if hasattr(reply, "answers") else 0)
 

@@ -55,6 +55,11 @@ class Told:
     returned: list[Any] = field(default_factory=list)
     misfits: dict[str, str] = field(default_factory=dict)
 
+    def complete(self, instructions: dict) -> bool:
+        """Whether there is a result of each call."""
+        calls = instructions.get("times", 1)
+        return (len(self.returned), len(self.begun)) == (calls, calls + 1)
+
 
 def mesh_of(instructions: dict, groups: list) -> Mesh:
     ranks = {tuple(names): ranks for names, ranks, _ in instructions["axes"]}
