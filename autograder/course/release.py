@@ -22,6 +22,7 @@ from nbgrader.coursedir import CourseDirectory
 from autograder.course.config import NOTEBOOKS, SOLUTIONS, base_config
 
 REPOSITORY = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,38})/[A-Za-z0-9._-]{1,100}")
+PLACEHOLDER = "owner/name"  # in the pages and the help
 BRANCH = re.compile(r"[A-Za-z0-9._/-]{1,100}")
 FOLDER = re.compile(r"[A-Za-z0-9._-]+(?:/[A-Za-z0-9._-]+){0,9}")
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the same notebooks make the same zip
@@ -74,6 +75,10 @@ class Place:
         if not REPOSITORY.fullmatch(self.repository):
             raise ReleaseError(
                 f"{self.repository!r} is not the name of a repository: it is OWNER/NAME, as on GitHub."
+            )
+        if self.repository.lower() == PLACEHOLDER:
+            raise ReleaseError(
+                f"{self.repository} stands for your own repository: put in its name."
             )
         if not BRANCH.fullmatch(self.branch) or ".." in self.branch:
             raise ReleaseError(f"{self.branch!r} is not the name of a branch.")
@@ -184,8 +189,9 @@ def _readme(texts: dict[str, bytes], place: Place | None) -> str:
 def _title(text: bytes) -> str:
     """The notebook's first heading, without signs that would end a link's text."""
     for cell in nbformat.reads(text.decode("utf-8"), as_version=4).cells:
-        if match := re.search(r"^# +(.+)$", cell.source, re.MULTILINE):
-            return re.sub(r"[\[\]|]", "", match[1]).strip()
+        heading = re.search(r"^# +(.+)$", cell.source, re.MULTILINE)
+        if heading and cell.cell_type == "markdown":  # in code that is a comment
+            return re.sub(r"[\[\]|]", "", heading[1]).strip()
     return ""
 
 

@@ -24,9 +24,11 @@ def check(name: str, *objects: Any, seed: int | None = None, cases: str = "visib
     """
     from course_lib.checks.client import submit
     from course_lib.runtime.errors import Interrupted
+    from course_lib.runtime.interrupts import never_lost
 
     try:
-        report = submit(name, objects, secrets.randbelow(1 << 31) if seed is None else int(seed), cases)
+        with never_lost():
+            report = submit(name, objects, secrets.randbelow(1 << 31) if seed is None else int(seed), cases)
     except KeyboardInterrupt as interrupt:
         _, *ranks = str(interrupt).splitlines() if isinstance(interrupt, Interrupted) else [""]
         said = [f"the check of {name} was interrupted; run it again.", *ranks]

@@ -2,7 +2,7 @@
 
     a case     Case, Draw, RankSide, Setting, Spec, absent, exercise, side: the ranks' inputs and outputs
     a line     Line, Observed, Finding, RIGHT, ANY, wrong, usual, essential: a judgement and its sentences
-    words      Sentence (told whole, or without hidden values), at, error_kind, words
+    words      Sentence (told whole, or without hidden values), at, error_kind, unwritten, words
     values     Slip, close, near, difference, worst: against one process; both, same_bits, left_alone,
                gaps_left_alone, Exact, contributions: of sums that are known to the last bit
     amounts    beyond; bytes_line, total_bytes_line, rounds_line, messages_line, only_messages, volume_line
@@ -65,6 +65,7 @@ from course_lib.checks.judge.traffic import (
     total_bytes_line,
 )
 from course_lib.checks.judge.training import volume_line
+from course_lib.checks.judge.unwritten import unwritten
 from course_lib.checks.judge.values import (
     Exact,
     both,
@@ -138,6 +139,7 @@ __all__ = [
     "side",
     "total_bytes_line",
     "training",
+    "unwritten",
     "usual",
     "volume_line",
     "words",

@@ -27,7 +27,7 @@ ERRORS = OTHER_ERRORS | {
     if isinstance(kind, type) and issubclass(kind, BaseException)
 }
 OWN_ERROR = "an exception of its own kind"
-PLACE = re.compile(r"(?:(?P<cell>Cell In\[\d{1,5}\]), )?line (?P<line>\d{1,5})(?=: |$)")
+PLACE = re.compile(r"(?:(?P<cell>Cell In\[\d{1,5}\]), )?line (?P<line>\d{1,5})(?=: | of \w+(?:: |$)|$)")
 
 
 class Sentence(str):

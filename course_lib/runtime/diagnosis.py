@@ -48,6 +48,7 @@ class RankReport:
     error_type: str = ""
     error_text: str = ""
     traceback: str = ""
+    stub: str = ""  # the function that is not written yet, if another one of the user's called it
     how: str = ""  # of a death: "killed by SIGKILL"
 
 
@@ -276,7 +277,14 @@ def report_error(error: dict) -> RankReport:
     return RankReport(
         "raised", error_type=first["type"], error_text=name_lines(first["text"]),
         traceback="\n".join(lines), line=line_text("|".join(map(str, frames[-1][:2]))) if frames else "",
+        stub=called_stub(first, [name for _, _, name in frames]),
     )  # fmt: skip
+
+
+def called_stub(error: dict, names: list[str]) -> str:
+    """names: of the functions in which the user's code was, innermost last."""
+    bare = error["type"] == "NotImplementedError" and not error["text"]
+    return names[-1] if bare and len(set(names)) > 1 and names[-1].isidentifier() else ""
 
 
 def name_lines(text: str) -> str:

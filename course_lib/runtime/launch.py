@@ -11,6 +11,7 @@ from course_lib.ledger.wires import Topology, check_wires
 from course_lib.runtime import notes, wire
 from course_lib.runtime.backend import choose
 from course_lib.runtime.errors import Deadlock, LaunchError, RankError, RankTimeout
+from course_lib.runtime.interrupts import never_lost
 from course_lib.runtime.output import show
 from course_lib.runtime.pickling import explain
 from course_lib.runtime.run import MAX_RANKS, run_ranks
@@ -26,6 +27,7 @@ class Run(list):
         self.ledger, self.seconds, self.backend = ledger, seconds, backend
 
 
+@never_lost()
 def launch(
     fn: Callable[..., Any],
     *args: Any,

@@ -19,6 +19,7 @@ from course_lib.runtime.backend import ALONE, choose
 from course_lib.runtime.diagnosis import Failure, damaged_failure, diagnose
 from course_lib.runtime.errors import Interrupted, LaunchError
 from course_lib.runtime.heavy import HEAVY
+from course_lib.runtime.interrupts import raise_lost
 from course_lib.runtime.load import slowdown
 from course_lib.runtime.moments import PAUSE, Moments
 from course_lib.runtime.output import OnOutput, Output
@@ -222,6 +223,7 @@ def observe(watch: Watch, output: Output, timeout: float, longest: float) -> Non
         latest = [(0, time.monotonic())] * pool.world_size  # each rank's events, and their time
         look_again = 0.0
         while watch.running:
+            raise_lost()
             wait = PAUSE if watch.moments.waiting else 0.05 if watch.first_trouble else 0.1
             for key, _ in selector.select(wait):
                 take(watch, output, selector, key)

@@ -450,6 +450,7 @@ def test_with_a_repository_each_notebook_opens_anywhere(tmp_path: Path) -> None:
         badges, course, *rest = released.cells
         for link in links:
             assert f"]({link})" in badges.source and f"]({link})" in readme
+        assert f"[{name[:2]} · " in readme and "Installs the course" not in readme
         assert "%pip install -q git+https://github.com/someone/course@v1" in course.source
         checked = nbformat.read(NOTEBOOKS / name / f"{name}.ipynb", as_version=4)
         assert (rest, released.metadata) == (checked.cells, checked.metadata)
@@ -495,6 +496,11 @@ def test_the_course_is_fetched_only_if_it_is_not_there(
 def test_a_name_that_cannot_be_one_is_said(fields: tuple[str, ...]) -> None:
     with pytest.raises(ReleaseError, match="is not"):
         Place(*fields)
+
+
+def test_the_name_that_stands_for_a_repository_is_none() -> None:
+    with pytest.raises(ReleaseError, match="stands for your own repository"):
+        Place("owner/name")
 
 
 def test_what_was_not_built_is_not_released(tmp_path: Path) -> None:

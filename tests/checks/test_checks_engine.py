@@ -584,6 +584,39 @@ def test_functions_that_are_not_written_cost_only_themselves():
     assert report.messages == ["ring_shift_messages is not written yet."]
 
 
+CALLS_A_STUB = """
+def others(n):
+    raise NotImplementedError
+
+def f(n):
+    return 2 * others(n)
+"""
+
+
+def test_a_stub_that_a_function_calls_is_named():
+    report = check(
+        "00_first_ranks/message_prediction",
+        lambda n: 2 * (n // 2),
+        typed(CALLS_A_STUB, "f"),
+    )
+    assert report.messages == ["`ring_shift_messages` calls `others`, which is not written yet."]
+    (line,) = [line for line in report.lines if not line.passed]
+    assert line.general == ["`ring_shift_messages` calls a function that is not written yet."]
+
+
+def test_a_stub_that_a_rank_calls_is_named(runs):
+    def others(tensor):
+        raise NotImplementedError
+
+    def ring_shift(tensor, group=None):
+        return others(tensor)
+
+    report = check(SHIFT, ring_shift)
+    assert (report.score, len(report.lines), len(runs)) == (0.0, 1, 1)
+    assert report.messages == ["`ring_shift` calls `others`, which is not written yet."]
+    assert report.lines[0].general == ["`ring_shift` calls a function that is not written yet."]
+
+
 # ---- reports
 
 

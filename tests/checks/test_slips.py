@@ -25,7 +25,7 @@ def questions(exercise: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> list
     judge = formulas.judge_prediction
     with monkeypatch.context() as patch:
         patch.setattr(
-            formulas, "judge_prediction", lambda q, start: asked.append(q) or judge(q, start)
+            formulas, "judge_prediction", lambda q, *where: asked.append(q) or judge(q, *where)
         )
         for _ in find(exercise).cases(Draw(seed)):
             pass

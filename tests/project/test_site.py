@@ -18,7 +18,7 @@ from autograder.course.config import NOTEBOOKS, SOLUTIONS, assignments
 from autograder.course.release import Place, ReleaseError
 
 ROOT = Path(__file__).resolve().parents[2]
-PLACE = Place("owner/name")
+PLACE = Place("a-school/course")
 NAMES = assignments()
 
 
@@ -218,8 +218,8 @@ def test_a_download_gets_the_course_if_the_address_is_known(sources: Path, tmp_p
     ("urls", "repository"),
     [
         ("", None),
-        ('[project.urls]\nDocs = "https://example.org/owner/name"', None),
-        ('[project.urls]\nRepository = "https://github.com/owner/name"', "owner/name"),
+        ('[project.urls]\nDocs = "https://example.org/a-school/course"', None),
+        ('[project.urls]\nRepository = "https://github.com/a-school/course"', "a-school/course"),
         ('[project.urls]\nSource = "https://github.com/owner/a.name.git"', "owner/a.name"),
     ],
 )

@@ -12,6 +12,7 @@ the tensors that may come back, and the lines of the table that are judged from 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import ModuleType
@@ -50,9 +51,15 @@ RIGHT = Finding(True)
 ANY = "*"  # a cause: the same as that of whatever else is wrong
 
 
-def wrong(*sentences: str, cause: str = "", misses_point: bool = False) -> Finding:
+FIGURES = re.compile(r"\d[\d,._]*")
+
+
+def wrong(*sentences: str, cause: str = "", title: str = "", misses_point: bool = False) -> Finding:
+    """Without a `cause` findings with equal advice have one, if only figures of what was seen differ."""
     said = tuple(sentence for sentence in sentences if sentence)
-    return Finding(False, said, cause or " ".join(said), misses_point=misses_point)
+    if not cause and len(said) > 1:
+        cause = " ".join([FIGURES.sub("0", said[0]), *said[1:]])
+    return Finding(False, said, cause or " ".join(said), title, misses_point)
 
 
 hints_may_fail = True  # and judges, see `guarded`; False in the tests

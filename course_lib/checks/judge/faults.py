@@ -10,6 +10,7 @@ from pathlib import Path
 from course_lib.checks import rank as recipes
 from course_lib.checks import words
 from course_lib.checks.judge.case import Case, Exercise, Finding, usual, wrong
+from course_lib.checks.judge.unwritten import calls_a_stub
 from course_lib.checks.sentence import Sentence, at, error_kind
 from course_lib.ledger import rows
 from course_lib.runtime.diagnosis import Failure, RankReport, deaths
@@ -17,6 +18,7 @@ from course_lib.runtime.diagnosis import Failure, RankReport, deaths
 SHOWN = 4  # ranks whose state the report tells
 OPERATION = re.compile(rf"\b({'|'.join(sorted(rows.OPS, key=len, reverse=True))})\b")
 EXIT = re.compile(r"os\._exit\(\d+\)")
+NOT_WRITTEN, CALLS_A_STUB = "not written yet", "calls a function that is not written yet"  # titles
 STOPS = ("deadlock", "timeout")  # kinds that cost seconds: two of them end a check
 
 # Places of errors that did not come out of a line of the student's: our recipes, autograd's engine.
@@ -81,8 +83,13 @@ def not_written(failure: Failure) -> bool:
     return any(report.error_type == "NotImplementedError" for report in failure.ranks.values())
 
 
-def stub_place(failure: Failure) -> str:
-    return next(r.line for r in failure.ranks.values() if r.error_type == "NotImplementedError")
+def stub(exercise: Exercise, failure: Failure) -> Finding:
+    """The stub that was met, and whether it is the exercise's own."""
+    report = next(r for r in failure.ranks.values() if r.error_type == "NotImplementedError")
+    if report.stub and report.stub not in exercise.objects:
+        who = words.listing((f"`{name}`" for name in exercise.objects), "or")
+        return wrong(calls_a_stub(who, report.stub), title=CALLS_A_STUB)
+    return wrong(at(report.line, "NotImplementedError", glue=" at "), title=NOT_WRITTEN)
 
 
 def finding(exercise: Exercise, case: Case, failure: Failure, hidden: bool) -> Finding:

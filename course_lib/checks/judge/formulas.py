@@ -14,6 +14,7 @@ from typing import Any
 
 from course_lib.checks import words
 from course_lib.checks.judge.case import RIGHT, Case, Finding, Line, Observed, RankSide, wrong
+from course_lib.checks.judge.unwritten import unwritten
 from course_lib.checks.sentence import Sentence, at, error_kind
 from course_lib.models.config import PUBLISHED, GPTConfig
 
@@ -21,6 +22,7 @@ SIZES = "course_lib.checks.rank.sizes:evaluate_sizes"
 DEFAULTS = GPTConfig()
 
 Formula = Callable[..., float]
+FEW, MOST = 0.1, 1e300  # below and above these ratios no factor is told
 FACTOR = re.compile(r"\d times too (large|small)")  # made by a kind of mistake, not by an input
 
 
@@ -108,6 +110,9 @@ class Prediction:
         return applied(self.formula, args)
 
 
+Asked = tuple[Prediction, int]  # a question, and the number of its first call
+
+
 def applied(formula: Formula, args: tuple) -> float:
     """The formula of these arguments, of which the last may be `Keywords`."""
     if args and isinstance(args[-1], Keywords):
@@ -120,10 +125,12 @@ def evaluated(questions: Sequence[Prediction]) -> Iterator[Case]:
     for index in dict.fromkeys(question.index for question in questions):
         calls: list[list] = []
         lines: list[Line] = []
+        asked: dict[int, list[Asked]] = {}
         for question in (q for q in questions if q.index == index):
-            lines.append(
-                Line(question.title or question.name, judge_prediction(question, len(calls)), question.weight)
-            )
+            alike = asked.setdefault(id(question.slips), [])
+            judge = judge_prediction(question, len(calls), alike)
+            alike.append((question, len(calls)))
+            lines.append(Line(question.title or question.name, judge, question.weight))
             calls += [call(index, args) for args in question.arguments]
         sides = [RankSide({}, {"calls": calls}, {})]
         yield Case(f"function {index}", sides, lines, recipe=SIZES, alone=True)
@@ -141,7 +148,11 @@ def described(value: Any) -> Any:
     return {"tuple": list(value)} if isinstance(value, tuple) else value
 
 
-def judge_prediction(question: Prediction, start: int) -> Callable[[Observed], Finding]:
+def judge_prediction(
+    question: Prediction, start: int, alike: Sequence[Asked] = ()
+) -> Callable[[Observed], Finding]:
+    """alike: the questions about the same mistakes of the same function, with the numbers of their calls."""
+
     def judge(observed: Observed) -> Finding:
         off = []
         for k, args in enumerate(question.arguments, start=start):
@@ -156,9 +167,19 @@ def judge_prediction(question: Prediction, start: int) -> Callable[[Observed], F
                 return wrong(no_number(question, args, picked))
             if not equal(value, question.right(args), question.tolerance):
                 off.append((args, value))
-        return explain(question, off) if off else RIGHT
+        others = [wrong_answer for other in alike for wrong_answer in wrong_answers(*other, observed)]
+        return explain(question, off, others) if off else RIGHT
 
     return judge
+
+
+def wrong_answers(question: Prediction, start: int, observed: Observed) -> Iterator[tuple[tuple, float]]:
+    """Of those that are numbers."""
+    for k, args in enumerate(question.arguments, start=start):
+        answer = observed.answer(k)
+        value = numeric(question.pick(answer.value)) if answer.error is None else None
+        if value is not None and not equal(value, question.right(args), question.tolerance):
+            yield args, value
 
 
 def misfit(question: Prediction, args: tuple, form: Misfit) -> Sentence:
@@ -177,13 +198,18 @@ def failed(question: Prediction, args: tuple, error: str = "", text: str = "", p
     """The finding for a call that raised. The lines of one function that has other names have one cause."""
     called = question.called or question.name
     if error == "NotImplementedError":
-        return wrong(f"{called} is not written yet.", cause=f"{called} not written")
+        return unwritten(called, place)
     said = Sentence(f"{shown(called, args)} raised {error}: {text}", f"{called} raised {error_kind(error)}.")
     return wrong(said, at(place), cause=f"{called} raised {error}" if question.called else "")
 
 
-def explain(question: Prediction, off: list[tuple[tuple, float]]) -> Finding:
-    """The first wrong answer, an argument for which the function is right, and the mistake that fits."""
+def explain(
+    question: Prediction, off: Sequence[tuple[tuple, float]], others: Sequence[tuple[tuple, float]] = ()
+) -> Finding:
+    """The first wrong answer, an argument for which the function is right, and the mistake that fits.
+
+    others: wrong answers of all lines about the same mistakes. A mistake fits if it gives all of them.
+    """
     args, value = off[0]
     said = f"{opened(shown(question.name, args))} gives {words.number(value)}; "
     apart = compared(value, question.right(args))
@@ -196,7 +222,8 @@ def explain(question: Prediction, off: list[tuple[tuple, float]]) -> Finding:
     ]
     if good:
         said += f" {opened(shown(question.name, good[0]))} is right."
-    slip = next((s for s, f in question.slips.items() if all(fits(f, a, v) for a, v in off)), "")
+    slips = question.slips.items()
+    slip = next((s for s, f in slips if all(fits(f, a, v) for a, v in (*off, *others))), "")
     factor = f": {apart}" if FACTOR.fullmatch(apart) else ""
     sentence = Sentence(said, f"{opened(question.name)} gives a wrong number for some arguments{factor}.")
     return wrong(sentence, slip or question.otherwise, cause=f"{question.name}: {slip}")
@@ -210,14 +237,15 @@ def compared(value: float, right: float) -> str:
         return "a finite number is right"
     if right == 0 or value == 0 or value / right < 0:
         return f"{words.number(right)} is right"
-    factor = value / right
-    if not 1e-300 < factor < 1e300:  # too far off for a factor to say anything
+    large, small = max(abs(value), abs(right)), min(abs(value), abs(right))
+    how = "large" if abs(value) == large else "small"
+    if abs(value - right) < 0.0005 * abs(right):
+        return f"too {how} by less than 0.1 %"
+    if abs(value - right) < FEW * abs(right):
+        return f"{100 * abs(value - right) / abs(right):.2g} % too {how}"
+    if large > MOST * small:
         return f"{words.number(right)} is right"
-    if max(factor, 1 / factor) < 1.0005:  # four digits would print it as "1 times"
-        return f"too {'large' if factor > 1 else 'small'} by less than 0.1 %"
-    if factor > 1:
-        return f"{words.number(factor)} times too large"
-    return f"{words.number(1 / factor)} times too small"
+    return f"{words.number(large / small)} times too {how}"
 
 
 def opened(sentence: str) -> str:

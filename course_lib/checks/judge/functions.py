@@ -25,6 +25,7 @@ from course_lib.checks.judge.case import (
     wrong,
 )
 from course_lib.checks.judge.compare import Slip, Tensors, close, difference, told_by
+from course_lib.checks.judge.unwritten import unwritten
 from course_lib.checks.rank.functions import Told
 from course_lib.checks.sentence import Sentence, at, error_kind
 
@@ -146,7 +147,7 @@ def reply_about(observed: Observed, call: Call) -> Told:
 
 def raised(about: About, error: str = "", text: str = "", place: str = "") -> Finding:
     if error == "NotImplementedError" and not text:
-        return wrong(f"{about.function} is not written yet for this.", at(place), cause="stub")
+        return unwritten(about.function, place, "for this")
     if text in about.own_errors:
         finding = wrong(text, at(place), cause="refused", misses_point=True)
         return replace(finding, raised=True)

@@ -23,7 +23,6 @@ from course_lib.checks.judge.guarded import UNREADABLE, guarded
 from course_lib.checks.judge.printed import printed
 from course_lib.checks.rank import refusing
 from course_lib.checks.report import WAITS, Report, refusal
-from course_lib.checks.sentence import at
 from course_lib.checks.wire import Task
 from course_lib.ledger.ledger import Ledger
 from course_lib.runtime import pool, wire
@@ -89,7 +88,7 @@ def judge(
                 session.following = following
                 judged += judge_case(session, case, first=not judged)
                 if session.stub is not None:
-                    return not_written(session, name, cases).to_json()
+                    return not_written(exercise, session.stub, name, cases).to_json()
     finally:
         pool.end_kept(ALONE)  # its sandbox holds what this exercise wrote there
         pool.end_standing()
@@ -98,10 +97,8 @@ def judge(
     return report.to_json()
 
 
-def not_written(session: Session, name: str, cases: str) -> Report:
-    said = session.stub.sentences if session.stub is not None else ()
-    own = session.exercise
-    return refusal(name, *said, possible=own.points, title="not written yet", cases=cases, extra=own.extra)
+def not_written(own: Exercise, stub: Finding, name: str, cases: str) -> Report:
+    return refusal(name, *stub.sentences, possible=own.points, title=stub.title, cases=cases, extra=own.extra)
 
 
 def judge_case(session: Session, case: Case, first: bool) -> list[Judged]:
@@ -225,7 +222,7 @@ def whole_case(session: Session, case: Case, outcome: Outcome, first: bool) -> F
     """A finding that holds for every line: something forbidden was called, or the run broke."""
     failure = outcome.failure
     if failure is not None and first and faults.not_written(failure):
-        session.stub = wrong(at(faults.stub_place(failure), "NotImplementedError", glue=" at "))
+        session.stub = faults.stub(session.exercise, failure)
         return session.stub
     if failure is not None:
         session.strikes += failure.kind in faults.STOPS

@@ -30,6 +30,7 @@ import math
 import os
 import random
 import traceback
+import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -58,7 +59,7 @@ _Tensor, _as_strided, _clone, _detach = (
     torch.Tensor.detach,
 )
 _Parameter = torch.nn.Parameter
-_extract_frames = traceback.extract_tb
+_extract_frames, _walk_frames = traceback.extract_tb, traceback.walk_tb
 PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 LIBRARIES = (
     PACKAGE,
@@ -229,15 +230,32 @@ def random_state() -> tuple[object, bytes]:
 
 
 def describe(error: Exception) -> Place:
-    """(type, text, "line n: source") of an exception; no place where none of it is the student's code."""
+    """(type, text, "line n: source") of an exception; no place where none of it is the student's code.
+
+    The place of a stub that the student's code has called is "line n of function: source".
+    """
     try:
         text = str(error)[:300]
     except Exception as second:  # a student's __str__ may raise
         text = f"(its text could not be made: {type(second).__name__})"
     frames = _extract_frames(error.__traceback__)
     frames = [f for f in frames if not f.filename.startswith(LIBRARIES)]
-    place = f"line {frames[-1].lineno}: {frames[-1].line}" if frames and frames[-1].line else ""
+    of = f" of {stub}" if not text and (stub := called_stub(error)) else ""
+    place = f"line {frames[-1].lineno}{of}: {frames[-1].line}" if frames and frames[-1].line else ""
     return type(error).__name__, text, place
+
+
+def called_stub(error: BaseException) -> str:
+    """The stub that raised NotImplementedError, if other code of the student's called it; else ""."""
+    codes = [frame.f_code for frame, _ in _walk_frames(error.__traceback__)]
+    names = [own_name(code) for code in codes if not code.co_filename.startswith(LIBRARIES)]
+    called = isinstance(error, NotImplementedError) and len(set(names)) > 1
+    return names[-1] if called else ""
+
+
+def own_name(code: types.CodeType) -> str:
+    """Of a function's code its name, of a method's code that of its class."""
+    return code.co_qualname.rpartition("<locals>.")[2].partition(".")[0]
 
 
 def plain(value: Any, depth: int = 3) -> Any:

@@ -20,6 +20,7 @@ from course_lib.checks.kit import (
     at,
     error_kind,
     exercise,
+    unwritten,
     words,
     wrong,
 )
@@ -129,7 +130,7 @@ def judge(
         errors = [observed.answer(start + i).error for i in range(len(sizes))]
         not_written = [error for error in errors if error is not None and error[0] == "NotImplementedError"]
         if len(not_written) == len(sizes):
-            return wrong("zigzag is not written yet.", at(not_written[0][2]), cause="stub")
+            return unwritten("zigzag", not_written[0][2])
         read_so_far: list[tuple[int, int, Layout]] = []
         for index, (seq, n) in enumerate(sizes, start=start):
             answer = observed.answer(index)
@@ -156,7 +157,7 @@ def judge(
 
 def raised(seq: int, n: int, error: str, text: str = "", place: str = "") -> Finding:
     if error == "NotImplementedError":
-        return wrong("zigzag is not written yet for all sizes.", at(place), cause="stub")
+        return unwritten("zigzag", place, "for all sizes")
     hint = ALL_RANKS if "process group" in text else ""
     said = Sentence(f"zigzag({seq}, {n}) raised {error}: {text}", f"zigzag raised {error_kind(error)}.")
     return wrong(said, at(place), hint, cause=f"raised {place}")

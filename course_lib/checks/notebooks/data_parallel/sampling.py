@@ -19,6 +19,7 @@ from course_lib.checks.kit import (
     at,
     error_kind,
     exercise,
+    unwritten,
     words,
     wrong,
 )
@@ -110,7 +111,7 @@ def numbers(value: object) -> list[int] | None:
 
 def raised(deal: Deal, error: str = "", text: str = "", place: str = "") -> Finding:
     if error == "NotImplementedError":
-        return wrong(f"{NAME} is not written yet.", cause="not written")
+        return unwritten(NAME, place)
     if text in SAMPLER.values():
         return wrong(text, at(place), cause="refused")
     said = Sentence(f"{deal} raised {error}: {text}", f"{NAME} raised {error_kind(error)}.")

@@ -16,6 +16,7 @@ from course_lib.checks.kit import (
     Sentence,
     at,
     error_kind,
+    unwritten,
     words,
     wrong,
 )
@@ -170,7 +171,7 @@ def kind(value: Any) -> str:
 
 def raised(name: str, call: str, error: str = "", text: str = "", place: str = "") -> Finding:
     if error == "NotImplementedError":
-        return wrong(f"{name} is not written yet for all sizes.", at(place), cause="not written")
+        return unwritten(name, place, "for all sizes")
     if text in SCHEDULES.values():
         return wrong(text, at(place), cause="refused")
     said = Sentence(f"{call} raised {error}: {text}", f"{name} raised {error_kind(error)}.")

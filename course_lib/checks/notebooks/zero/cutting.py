@@ -18,6 +18,7 @@ from course_lib.checks.kit import (
     at,
     error_kind,
     exercise,
+    unwritten,
     words,
     wrong,
 )
@@ -117,7 +118,7 @@ def judge(cut: Cut, index: int) -> Callable[[Observed], Finding]:
 
 def failed(error: str = "", text: str = "", place: str = "") -> Finding:
     if error == "NotImplementedError":
-        return wrong("flatten_and_shard is not written yet.", cause="not written")
+        return unwritten("flatten_and_shard", place)
     said = Sentence(
         f"flatten_and_shard raised {error}: {text}", f"flatten_and_shard raised {error_kind(error)}."
     )

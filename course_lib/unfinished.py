@@ -1,0 +1,157 @@
+"""Cells that need functions which a student may not have written yet.
+
+A notebook runs from top to bottom with any of its exercises left out, so a cell asks before it uses one:
+
+    if ready(first_that_fits):  # or prints "`first_that_fits` calls `parameters`, which is not written yet."
+        strategy_map(first_that_fits)
+
+    print(f"yours {said(ridge, 312e12, 2e12):,.0f}")  # "yours ?" until `ridge` is written
+
+A function is not written while a `raise NotImplementedError` without a text stands in it, which is what a
+stub consists of, or in a function of the notebook that it calls.
+"""
+
+from __future__ import annotations
+
+import dis
+import inspect
+import re
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+STUB = "NotImplementedError"
+FORM = re.compile(r"^((?:.?[<>=^])?)[-+ ]?#?0?(\d*)")  # alignment and width of a format
+CALLED_EMPTY = (
+    "PUSH_NULL",
+    "PRECALL",
+    "CALL",
+)  # between the name and `raise`, in NotImplementedError()
+WHOLE, PART = "whole", "part"
+SET_UP = ("RESUME", "COPY_FREE_VARS", "MAKE_CELL", "NOP")
+
+
+def ready(*functions: Any) -> bool:
+    """Whether functions or classes, and those of the notebook that they call, are written.
+
+    Prints a sentence for each that is not, so that a cell which waits for it is not silent. It calls none.
+    """
+    sentences = dict.fromkeys(text for function in functions for text in _missing(function))
+    for sentence in sentences:
+        print(sentence)
+    return not sentences
+
+
+def said(function: Callable, *args: Any, **kwargs: Any) -> Any:
+    """The result of a call; NOT_YET, which prints as "?" and is false, if that ended in a stub."""
+    try:
+        return function(*args, **kwargs)
+    except NotImplementedError:
+        return NOT_YET
+
+
+def text_of(number: Any, form: str = ",.0f") -> str:
+    """A predicted number as text: "?" for NOT_YET, and a remark on anything else that is not a number."""
+    if isinstance(number, int | float) or number is NOT_YET:
+        return format(number, form)
+    return f"{number} (not a number)"
+
+
+class NotYet:
+    """The number of a function that is not written yet: it prints as "?", with what is computed from it."""
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __repr__(self) -> str:
+        return "?"
+
+    def __format__(self, form: str) -> str:
+        align, width = FORM.match(form).groups() if form else ("", "")  # type: ignore[union-attr]
+        return format("?", f"{align or '>'}{width}")
+
+    def _computed(self, *_: Any) -> NotYet:
+        return self
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _computed
+    __truediv__ = __rtruediv__ = __neg__ = __round__ = _computed
+
+
+NOT_YET = NotYet()
+
+
+def _missing(function: Any) -> Iterator[str]:
+    """A sentence for the function itself, or for each function that it calls and that is not written."""
+    name = _name(function)
+    if state := _state(function):
+        yield f"`{name}` {state}."
+        return
+    for other in _called(function, {id(function)}):
+        if state := _state(other):
+            yield f"`{name}` calls `{_name(other)}`, which {state}."
+
+
+def _name(function: Any) -> str:
+    return getattr(function, "__name__", repr(function))
+
+
+def _state(function: Any) -> str:
+    """Words for a function or class that is not written, or not to its end; else ""."""
+    lengths = [_stub(code) for code in _codes(function)]
+    if WHOLE in lengths:
+        return "is not written yet"
+    return f"still raises {STUB}" if PART in lengths else ""
+
+
+def _stub(code: types.CodeType) -> str:
+    """WHOLE if `raise NotImplementedError` is all that the code does, PART if it is in there, or ""."""
+    steps = [step for step in dis.get_instructions(code) if step.opname not in SET_UP]
+    for place, step in enumerate(steps):
+        if step.opname == "LOAD_GLOBAL" and step.argval == STUB:
+            end = place + 1
+            while steps[end].opname in CALLED_EMPTY and not steps[end].arg:
+                end += 1
+            if steps[end].opname == "RAISE_VARARGS":
+                return WHOLE if (place, end) == (0, len(steps) - 1) else PART
+    return ""
+
+
+def _codes(function: Any) -> Iterator[types.CodeType]:
+    """The code of a function or of a class's methods, and of those inside them."""
+    waiting = [plain.__code__ for plain in _functions(function)]
+    while waiting:
+        code = waiting.pop()
+        yield code
+        waiting += [part for part in code.co_consts if isinstance(part, types.CodeType)]
+
+
+def _called(function: Any, known: set[int]) -> Iterator[Any]:
+    """The functions and classes of the same notebook whose names stand in it, and those in these."""
+    for code in _codes(function):
+        for name in code.co_names:
+            other = _globals(function).get(name)
+            kind = types.FunctionType | type
+            if (
+                callable(other)
+                and isinstance(inspect.unwrap(other), kind)
+                and id(other) not in known
+            ):
+                known.add(id(other))
+                if other.__module__ == function.__module__:
+                    yield other
+                    yield from _called(other, known)
+
+
+def _globals(function: Any) -> dict[str, Any]:
+    """The names that a function, or the methods of a class, can use."""
+    return next((plain.__globals__ for plain in _functions(function)), {})
+
+
+def _functions(function: Any) -> Iterator[types.FunctionType]:
+    """The function without decorators; of a class its methods and properties."""
+    members = vars(function).values() if isinstance(function, type) else [function]
+    for member in members:
+        member = member.fget if isinstance(member, property) else member
+        plain = inspect.unwrap(getattr(member, "func", member))  # type: ignore[arg-type]
+        if isinstance(plain := getattr(plain, "__func__", plain), types.FunctionType):
+            yield plain

@@ -1,0 +1,70 @@
+"""Functions of numbers: how far off an answer is, and the mistake that explains all of the report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from course_lib.checks.judge.case import Observed, wrong
+from course_lib.checks.judge.formulas import Prediction, compared, evaluated
+from course_lib.checks.rank.harness import Answer, Answers
+from course_lib.ledger.ledger import Ledger
+
+SLIPS = {
+    "one is left out.": lambda n: n,
+    "it is squared.": lambda n: n * n,
+}
+
+
+@pytest.mark.parametrize(
+    ("value", "right", "apart"),
+    [
+        (4.0, 2.0, "2 times too large"),
+        (2.0, 3.0, "1.5 times too small"),
+        (1.0, 1.001, "0.1 % too small"),
+        (1.053, 1.0, "5.3 % too large"),
+        (-1.05, -1.0, "5 % too large"),
+        (1.0001, 1.0, "too large by less than 0.1 %"),
+        (5e-324, 3.0, "3 is right"),
+        (3.0, 5e-324, "4.941e-324 is right"),
+        (-1.0, 3.0, "3 is right"),
+        (float("inf"), 3.0, "a finite number is right"),
+    ],
+)
+def test_how_far_off_a_number_is(value: float, right: float, apart: str) -> None:
+    assert compared(value, right) == apart
+
+
+def test_a_hint_is_given_only_if_it_explains_every_line_about_the_function() -> None:
+    def line(title: str, *numbers: int, slips: dict | None = None) -> Prediction:
+        return Prediction(
+            "count", 0, [(n,) for n in numbers], lambda n: n + 1, slips or SLIPS, title=title,
+            otherwise="Count again.",
+        )  # fmt: skip
+
+    lines = [line("small", 2, 3), line("large", 8, 9)]
+    assert said(lines, lambda n: n) == ["one is left out.", "one is left out."]
+    assert said(lines, lambda n: n + 1 if n < 5 else n * n) == ["", "it is squared."]
+    assert said(lines, lambda n: n if n < 5 else n * n) == ["Count again.", "Count again."]
+    other_mistakes = [lines[0], line("part", 8, 9, slips=dict(SLIPS))]
+    assert said(other_mistakes, lambda n: n if n < 5 else n * n) == [
+        "one is left out.", "it is squared.",
+    ]  # fmt: skip
+
+
+def said(questions: Sequence[Prediction], function: Callable[[int], float]) -> list[str]:
+    """The hints of the lines."""
+    (case,) = evaluated(questions)
+    answers = [Answer(function(*args)) for _, args in case.sides[0].instructions["calls"]]
+    observed = Observed(case, [{}], [Answers(answers)], Ledger(1, [[]]), [[]])
+    findings = [line.judge(observed) for line in case.lines]
+    return [finding.sentences[-1] if not finding.ok else "" for finding in findings]
+
+
+def test_equal_advice_has_one_cause_if_what_was_seen_differs_in_figures_alone() -> None:
+    first = wrong("rank 1 sent 4,096 bytes.", "Half are enough.")
+    assert first.cause == wrong("rank 12 sent 1.5 bytes.", "Half are enough.").cause
+    assert first.cause != wrong("rank 1 received 4,096 bytes.", "Half are enough.").cause
+    assert first.cause != wrong("rank 1 sent 4,096 bytes.", "A third is enough.").cause
+    assert wrong("4 bytes.").cause != wrong("5 bytes.").cause

@@ -1,0 +1,132 @@
+"""Cells name the function that they need and that is not written yet."""
+
+from __future__ import annotations
+
+import functools
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from course_lib.unfinished import NOT_YET, ready, said, text_of
+
+CELLS = '''
+import functools
+
+
+def stub(x):
+    """Not written."""
+    raise NotImplementedError
+
+
+def called_stub(x):
+    raise NotImplementedError()
+
+
+def half(x):
+    if x > 1:
+        return x
+    raise NotImplementedError
+
+
+def left_behind(x):
+    return x
+    raise NotImplementedError
+
+
+def refuses(x):
+    if x < 0:
+        raise NotImplementedError("only for positive numbers")
+    return x
+
+
+def calls(x):
+    return 1 + stub(x)
+
+
+def calls_that(x):
+    return [calls(y) for y in range(x)]
+
+
+class Meter:
+    def __enter__(self):
+        raise NotImplementedError
+
+
+def uses_meter():
+    with Meter() as meter:
+        return meter
+
+
+class Whole:
+    @property
+    def number(self):
+        return stub(1)
+
+
+@functools.cache
+def cached(x):
+    return calls(x)
+
+
+def itself(x):
+    return itself(x - 1) if x else 0
+'''
+
+
+@pytest.fixture(scope="module")
+def cells() -> dict[str, Any]:
+    main = ModuleType("notebook")
+    exec(CELLS, vars(main))
+    return vars(main)
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("stub", "`stub` is not written yet."),
+        ("called_stub", "`called_stub` is not written yet."),
+        ("half", "`half` still raises NotImplementedError."),
+        ("left_behind", ""),
+        ("refuses", ""),
+        ("itself", ""),
+        ("calls", "`calls` calls `stub`, which is not written yet."),
+        ("calls_that", "`calls_that` calls `stub`, which is not written yet."),
+        ("Meter", "`Meter` is not written yet."),
+        ("uses_meter", "`uses_meter` calls `Meter`, which is not written yet."),
+        ("Whole", "`Whole` calls `stub`, which is not written yet."),
+        ("cached", "`cached` calls `stub`, which is not written yet."),
+    ],
+)
+def test_a_function_is_ready_or_a_sentence_names_the_stub(
+    name: str, sentence: str, cells: dict[str, Any], capsys: pytest.CaptureFixture
+) -> None:
+    assert ready(cells[name]) == (not sentence)
+    assert capsys.readouterr().out == (f"{sentence}\n" if sentence else "")
+
+
+def test_every_missing_function_is_named_once(
+    cells: dict[str, Any], capsys: pytest.CaptureFixture
+) -> None:
+    assert not ready(
+        cells["calls"], cells["stub"], cells["calls"], print, functools.partial(max, 1)
+    )
+    assert capsys.readouterr().out == (
+        "`calls` calls `stub`, which is not written yet.\n`stub` is not written yet.\n"
+    )
+
+
+def test_the_number_of_a_stub_prints_as_a_question_mark(cells: dict[str, Any]) -> None:
+    number = said(cells["calls"], 3)
+    assert number is NOT_YET and not number
+    assert f"{2 * number / 1e9 - 1:.1f} GB, {number:>6,}|{number:<4}|{number:8,.0f}|{number}" == (
+        "? GB,      ?|?   |       ?|?"
+    )
+    assert said(cells["half"], 3) == 3
+    with pytest.raises(TypeError):
+        said(cells["refuses"], None)
+
+
+def test_a_prediction_that_is_not_a_number_is_told() -> None:
+    assert [text_of(1234.4), text_of(NOT_YET), text_of(0.25, ".2f")] == ["1,234", "?", "0.25"]
+    assert text_of(None) == "None (not a number)"
