@@ -39,7 +39,6 @@ BELIEVED = {
     "fsdp/prefetched_module": 30.5,
     "precision_and_memory/checkpoint": 8,
     "precision_and_memory/stochastic_round": 2.5,
-    "why_distribute/saved_bytes": 2.5,
 }
 
 

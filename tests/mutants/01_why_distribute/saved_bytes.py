@@ -40,6 +40,7 @@ class SavedBytes:
 
 
 # %% wrong: every view counts
+# is: slip
 # says: One storage, kept by two operations, is one
 # base: storages, held until the block is over
 -        if storage.data_ptr() not in self.known:
@@ -53,6 +54,7 @@ class SavedBytes:
 
 
 # %% wrong: __enter__ returns nothing
+# is: detail
 # says: return self there
 # base: storages, held until the block is over
          self.hooks.__enter__()
@@ -60,6 +62,7 @@ class SavedBytes:
 
 
 # %% wrong: parameters count
+# is: slip
 # says: Weights are there anyway
 # base: storages, held until the block is over
 -        for tensor in [*self.module.parameters(), *self.module.buffers()]:
@@ -67,6 +70,7 @@ class SavedBytes:
 
 
 # %% wrong: parameters are known by their objects
+# is: slip
 # says: compare storages, not tensors
 # base: storages, held until the block is over
 -        for tensor in [*self.module.parameters(), *self.module.buffers()]:
@@ -80,6 +84,7 @@ class SavedBytes:
 
 
 # %% wrong: buffers count
+# is: detail
 # says: buffers do not count either
 # base: storages, held until the block is over
 -        for tensor in [*self.module.parameters(), *self.module.buffers()]:
@@ -87,6 +92,7 @@ class SavedBytes:
 
 
 # %% wrong: an address is known for ever
+# is: slip
 # says: Two tensors lived at one address, one after the other
 # base: storages, held until the block is over
 -            self.known[storage.data_ptr()] = tensor.detach()
@@ -97,6 +103,7 @@ class SavedBytes:
 
 
 # %% wrong: bytes of the slice
+# is: slip
 # says: Kept is the storage: 4 times the slice
 # base: storages, held until the block is over
 -            self.count(storage.nbytes())
@@ -104,12 +111,14 @@ class SavedBytes:
 
 
 # %% wrong: tensors are held when the block is over
+# is: slip
 # says: memory that would be free is held by your meter: \+
 # base: storages, held until the block is over
 -        self.known.clear()
 
 
 # %% wrong: a copy is kept
+# is: slip
 # says: twice the memory, and gradients of another graph
 # base: storages, held until the block is over
 -        return tensor
@@ -117,6 +126,7 @@ class SavedBytes:
 
 
 # %% wrong: hooks stay after an error
+# is: detail
 # says: after an error inside, the next forward is still counted
 # base: storages, held until the block is over
 -        self.hooks.__exit__(*error)
@@ -126,12 +136,14 @@ class SavedBytes:
 
 
 # %% wrong: hooks stay always
+# is: slip
 # says: after the block, the next forward is still counted
 # base: storages, held until the block is over
 -        self.hooks.__exit__(*error)
 
 
 # %% wrong: names are not taken off the stack
+# is: slip
 # says: Keep a stack of names, and take the last one off again
 # base: storages, held until the block is over
 -        self.stack.pop()
@@ -139,6 +151,7 @@ class SavedBytes:
 
 
 # %% wrong: the hook returns the name
+# is: form
 # says: takes the output's place
 # base: storages, held until the block is over
 -        self.stack.pop()
@@ -149,6 +162,7 @@ class SavedBytes:
 
 
 # %% wrong: the outermost module
+# is: slip
 # says: The innermost submodule was asked for
 # base: storages, held until the block is over
 -        name = self.stack[-1] if self.stack else ""
@@ -156,19 +170,105 @@ class SavedBytes:
 
 
 # %% wrong: no names
-# says: All is under ''
+# is: slip
+# says: the innermost that runs is the last of them
 # base: storages, held until the block is over
 -        name = self.stack[-1] if self.stack else ""
 +        name = ""
 
 
 # %% wrong: the input does not count
+# is: slip
 # says: The input is kept as well
 # base: storages, held until the block is over
 -        if storage.data_ptr() not in self.known:
 +        if tensor.is_leaf and not isinstance(tensor, torch.nn.Parameter) and tensor.requires_grad:
 +            return tensor
 +        if storage.data_ptr() not in self.known:
+
+
+# %% wrong: the bytes of all tensors that are kept
+# is: idea
+# says: One storage, kept by two operations, is one
+# base: storages, held until the block is over
+-        for tensor in [*self.module.parameters(), *self.module.buffers()]:
+-            self.known[tensor.untyped_storage().data_ptr()] = tensor
+@@
+-        if storage.data_ptr() not in self.known:
+-            self.known[storage.data_ptr()] = tensor.detach()
+-            self.count(storage.nbytes())
++        self.count(tensor.nbytes)
+
+
+# %% wrong: by_module stays empty
+# is: slip
+# says: by_module is empty
+# base: storages, held until the block is over
+-        self.by_module[name] = self.by_module.get(name, 0) + nbytes
+
+
+# %% wrong: the first of the stack
+# is: slip
+# says: the innermost that runs is the last of them
+# base: storages, held until the block is over
+-        name = self.stack[-1] if self.stack else ""
++        name = self.stack[0] if self.stack else ""
+
+
+# %% wrong: the last but one of the stack
+# is: slip
+# says: The module around the one that runs
+# base: storages, held until the block is over
+-        name = self.stack[-1] if self.stack else ""
++        name = self.stack[-2] if len(self.stack) > 1 else ""
+
+
+# %% wrong: only what has a gradient
+# is: slip
+# says: Results without a gradient are kept, too
+# base: storages, held until the block is over
+-        if storage.data_ptr() not in self.known:
++        if tensor.requires_grad and storage.data_ptr() not in self.known:
+
+
+# %% wrong: the modules' hooks stay
+# is: slip
+# says: after the block, hooks of the modules are left
+# base: storages, held until the block is over
+-        for handle in self.handles:
+-            handle.remove()
+
+
+# %% wrong: the modules' hooks stay after an error
+# is: detail
+# says: after an error inside, hooks of the modules are left
+# base: storages, held until the block is over
+-        for handle in self.handles:
++        for handle in self.handles if error[0] is None else []:
+
+
+# %% wrong: the error is dropped
+# is: detail
+# says: A true result of __exit__ makes Python drop the error
+# base: storages, held until the block is over
+         self.stack.clear()
++        return True
+
+
+# %% wrong: unpack copies
+# is: slip
+# says: unpack returns a copy
+# base: storages, held until the block is over
+-        self.hooks = torch.autograd.graph.saved_tensors_hooks(self.pack, lambda kept: kept)
++        self.hooks = torch.autograd.graph.saved_tensors_hooks(self.pack, torch.clone)
+
+
+# %% wrong: unpack hands back something else
+# is: slip
+# says: Hand back the tensor that was kept, unchanged
+# base: storages, held until the block is over
+-        self.hooks = torch.autograd.graph.saved_tensors_hooks(self.pack, lambda kept: kept)
++        self.hooks = torch.autograd.graph.saved_tensors_hooks(self.pack, lambda kept: kept.sub_(1))
 
 
 # %% right: weak references and finalizers

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
+
+from torch import Tensor
+from torch.random import fork_rng
 
 from course_lib import facts
 from course_lib.checks.kit import (
@@ -17,14 +20,21 @@ from course_lib.checks.kit import (
     Observed,
     RankSide,
     Sentence,
+    Spec,
     at,
+    both,
+    close,
+    difference,
     error_kind,
     exercise,
     numeric,
+    unwritten,
     words,
     wrong,
 )
+from course_lib.checks.notebooks.why_distribute.names import entries, named_right
 from course_lib.checks.notebooks.why_distribute.references import REFERENCES
+from course_lib.checks.rank.notebooks.why_distribute.meter import leaves_of, model_and_input
 from course_lib.models import GPTConfig
 
 RECIPE = "course_lib.checks.rank.notebooks.why_distribute.meter:meters"
@@ -36,6 +46,9 @@ WEIGHTS = (
     "storages, not tensors."
 )
 VIEW = "Kept is the storage: 4 times the slice. Count the storage's bytes, and not the tensor's."
+WITHOUT_GRADIENT = (
+    "Results without a gradient are kept, too: the statistics of a norm, and attention's logarithms."
+)
 PLACES = (
     "Two tensors lived at one address, one after the other: hold it, or use the storage's own key and look "
     "whether it is still there."
@@ -56,16 +69,33 @@ class Expected:
     slips: Mapping[float, str]
     passes: int = 1
     fails: bool = False
+    returned: bool = False
 
     @property
     def total(self) -> float:
         return sum(self.by_module.values())
 
+    @property
+    def entries(self) -> dict[str, float]:
+        return {name: nbytes for name, nbytes in self.by_module.items() if nbytes}
+
     def instructions(self, seed: int) -> dict[str, Any]:
         return {
             "name": self.name, "model": self.model, "rows": self.rows, "seed": seed,
-            "passes": self.passes, "fails": self.fails,
+            "passes": self.passes, "fails": self.fails, "returned": self.returned,
         }  # fmt: skip
+
+    def gradients(self, seed: int) -> dict[str, Tensor]:
+        """Those that go back, from a backward without a meter."""
+        with fork_rng(devices=[]):
+            model, x = model_and_input(self.instructions(seed))
+        model(x).square().sum().backward()
+        return {f"{self.name}.{k}": gradient(leaf) for k, leaf in enumerate(leaves_of(model, x))}
+
+
+def gradient(leaf: Tensor) -> Tensor:
+    assert leaf.grad is not None
+    return leaf.grad
 
 
 def runs(draw: Draw) -> dict[str, Expected]:
@@ -93,6 +123,7 @@ def runs(draw: Draw) -> dict[str, Expected]:
             {whole + y: ONCE, **{whole + extra: WEIGHTS for extra in parameters},
              whole + second: WEIGHTS, whole + y + first + second: f"{ONCE} {WEIGHTS}",
              whole - x: "The input is kept as well: the gradient of the first weight is a product with it."},
+            returned=True,
         ),
         "views": Expected(
             "views", {"kind": "views", **sizes}, rows, views,
@@ -112,7 +143,7 @@ def runs(draw: Draw) -> dict[str, Expected]:
         ),
         "block": Expected(
             "block", {"kind": "block", "heads": heads, "width": wide}, rows, {"": block},
-            {block + numbers: WEIGHTS},
+            {block + numbers: WEIGHTS, block - FLOAT * rows * (4 + heads): WITHOUT_GRADIENT},
         ),
         "error": Expected(
             "error", {"kind": "layers", **sizes}, rows, layers, {}, fails=True,
@@ -122,22 +153,26 @@ def runs(draw: Draw) -> dict[str, Expected]:
 
 def line(title: str, run: Expected, judge: Callable[[Expected, Any], Finding], weight: float = 1.0) -> Line:
     """judge: of (what is right, the reply), if no error was raised."""
+    return Line(title, judged_reply(run, lambda seen: judge(run, seen.values[0][run.name])), weight)
+
+
+def judged_reply(run: Expected, judge: Callable[[Observed], Finding]) -> Callable[[Observed], Finding]:
+    """judge: looks at the run, if no error was raised there."""
 
     def judge_reply(observed: Observed) -> Finding:
         reply = observed.values[0][run.name]
-        if reply.error is not None:
-            error, text, where = reply.error
-            if error == "NotImplementedError":
-                return wrong("SavedBytes is not written yet.", cause="SavedBytes not written")
-            said = Sentence(
-                f"with SavedBytes(model): ... raised {error}: {text}",
-                f"SavedBytes raised {error_kind(error)}.",
-            )
-            output = "A forward hook that returns something takes the output's place: return None."
-            return wrong(said, at(where) if where else output, cause="raised")
-        return judge(run, reply)
+        if reply.error is None:
+            return judge(observed)
+        error, text, where = reply.error
+        if error == "NotImplementedError":
+            return unwritten("SavedBytes", where)
+        said = Sentence(
+            f"with SavedBytes(model): ... raised {error}: {text}", f"SavedBytes raised {error_kind(error)}."
+        )
+        output = "A forward hook that returns something takes the output's place: return None."
+        return wrong(said, at(where) if where else output, cause="raised")
 
-    return Line(title, judge_reply, weight)
+    return judge_reply
 
 
 def total(run: Expected, reply: Any) -> Finding:
@@ -153,43 +188,27 @@ def total(run: Expected, reply: Any) -> Finding:
     return wrong(said, run.slips.get(number, ""), cause=run.slips.get(number, ""))
 
 
-def modules(run: Expected, reply: Any) -> Finding:
-    """by_module, if total is right: names, and bytes."""
-    if numeric(reply.total) != run.total:
-        return wrong("by_module is judged when total is right.", cause=ANY)
-    pairs = reply.by_module.get("dict") if isinstance(reply.by_module, dict) else None
-    if pairs is None:
-        return wrong("by_module is not a dict.", "It has bytes by the names of modules.")
-    named = {name: numeric(value) for name, value in pairs if isinstance(name, str) and value}
-    wanted = {name: nbytes for name, nbytes in run.by_module.items() if nbytes}
-    if named == wanted:
-        return RIGHT
-    names = words.listing([repr(name) for name in named] or ["no name"])
-    said = Sentence(f"by_module has bytes for {names}.", "by_module has other bytes than were kept.")
-    return wrong(said, why(named, wanted))
+def modules(title: str, run: Expected, both_runs: Sequence[Expected]) -> Line:
+    """by_module, if total is right: names, and bytes. both_runs: those that have a line about it."""
 
+    def judge(observed: Observed) -> Finding:
+        replies = observed.values[0]
+        if numeric(replies[run.name].total) != run.total:
+            return wrong("by_module is judged when total is right.", cause=ANY)
+        pairs = [
+            (entries(replies[other.name].by_module) or {}, other.entries)
+            for other in both_runs
+            if numeric(replies[other.name].total) == other.total
+        ]
+        return named_right(entries(replies[run.name].by_module), run.entries, pairs)
 
-def why(named: Mapping[str, float | None], wanted: Mapping[str, float]) -> str:
-    outermost: dict[str, float] = {}
-    for name, nbytes in wanted.items():
-        top = name.partition(".")[0]
-        outermost[top] = outermost.get(top, 0) + nbytes
-    if named == outermost:
-        return "The innermost submodule was asked for, such as '2.1': the one that runs."
-    if sum(value or 0 for value in named.values()) != sum(wanted.values()):
-        return "Its entries do not add up to total: a storage belongs to the first module that kept it."
-    if "" not in named and "" in wanted:
-        return (
-            "When a submodule's forward is over, its parent runs on: '' for the module itself. Keep a stack "
-            "of names, and take the last one off again."
-        )
-    if set(named) == {""}:
-        return "All is under ''; a forward hook and a forward pre-hook on every submodule say which runs."
-    return "The name is the innermost submodule's that runs as a storage is first kept, see named_modules()."
+    return Line(title, judged_reply(run, judge), 1.5)
 
 
 def memory(run: Expected, reply: Any) -> Finding:
-    """No copies in forward, the gradients of the same graph, and nothing held after backward."""
+    """No copies, and nothing held after backward."""
+    if numeric(reply.total) is None:
+        return wrong("memory is judged when total is a number.", cause=ANY)
     if reply.copied > 0:
         return wrong(
             Sentence(
@@ -199,8 +218,6 @@ def memory(run: Expected, reply: Any) -> Finding:
             "The hook returns a copy: twice the memory, and gradients of another graph. Return the tensor "
             "itself, or a view of it.",
         )
-    if not reply.same:
-        return wrong("backward gives other gradients.", "Hand back the tensor that was kept, unchanged.")
     if reply.held > 0:
         return wrong(
             Sentence(
@@ -210,13 +227,35 @@ def memory(run: Expected, reply: Any) -> Finding:
             ),
             "Keep numbers and weak references, or let go of the tensors in __exit__.",
         )
+    if reply.unpacked > 0:
+        return wrong(
+            Sentence(
+                f"backward inside takes {words.number(reply.unpacked)} bytes more than outside.",
+                "backward inside takes more bytes than outside.",
+            ),
+            "unpack returns a copy: hand back the tensor that was kept.",
+        )
     return RIGHT
 
 
 def over(run: Expected, reply: Any) -> Finding:
-    """A forward after the block does not count."""
-    if numeric(reply.later) == numeric(reply.total):
+    """A forward after the block does not count, the modules have no hooks, and an error has passed."""
+    if numeric(reply.total) is None:
+        return wrong("hooks are judged when total is a number.", cause=ANY)
+    if run.fails and not reply.passed:
+        return wrong(
+            "an error inside does not come out of the block.",
+            "A true result of __exit__ makes Python drop the error: return None or False.",
+        )
+    counted = numeric(reply.later) != numeric(reply.total)
+    if not counted and reply.left == 0:
         return RIGHT
+    if not counted:
+        return wrong(
+            f"after {'an error inside' if run.fails else 'the block'}, hooks of the modules are left.",
+            "register_forward_hook returns a handle: keep all handles, and call their remove() in __exit__, "
+            "also after an error.",
+        )
     if run.fails:
         return wrong(
             "after an error inside, the next forward is still counted.",
@@ -238,22 +277,39 @@ def itself(run: Expected, reply: Any) -> Finding:
     )
 
 
+def untouched(wanted: Mapping[str, Tensor]) -> Callable[[Observed], Finding]:
+    """The gradients that backward has computed from what was kept."""
+
+    def judge(observed: Observed) -> Finding:
+        for name, right in wanted.items():
+            if not close(observed.tensors[0][name], right):
+                said = difference("backward gives other gradients", observed.tensors[0][name], right)
+                return wrong(said, "Hand back the tensor that was kept, unchanged.")
+        return RIGHT
+
+    return judge
+
+
 @exercise(points=8, objects=("SavedBytes",), references=REFERENCES)
 def saved_bytes(draw: Draw) -> Iterator[Case]:
     """Small modules in which each mistake has a number of its own, and a block of the GPT."""
     made = runs(draw)
+    gradients = made["layers"].gradients(0)  # the first run
+    named = [made["layers"], made["views"]]
+    held = line("nothing copied, nothing held", made["layers"], memory, 1.5)
     lines = [
         line("total: layers", made["layers"], total),
         line("total: two parts of one result", made["views"], total, 1.5),
         line("total: a weight transposed, a buffer", made["own"], total),
-        line("total: memory that is used again", made["repeated"], total),
-        line("total: a block of the GPT", made["block"], total),
-        line("by_module: layers", made["layers"], modules),
-        line("by_module: a module's own operations", made["views"], modules),
-        line("nothing copied, nothing held", made["layers"], memory, 1.5),
+        line("total: memory that is used again", made["repeated"], total, 2),
+        line("total: a block of the GPT", made["block"], total, 0.5),
+        modules("by_module: layers", made["layers"], named),
+        modules("by_module: a module's own operations", made["views"], named),
+        replace(held, judge=both(held.judge, untouched(gradients))),
         line("with ... as meter", made["layers"], itself, 0.5),
-        line("after the block", made["views"], over, 0.5),
-        line("after an error inside", made["error"], over, 0.5),
+        line("after the block", made["views"], over),
+        line("after an error inside", made["error"], over),
     ]
     instructions = {"runs": [run.instructions(seed) for seed, run in enumerate(made.values())]}
-    yield Case("meter", [RankSide({}, instructions, {})], lines, recipe=RECIPE, alone=True)
+    returned = {name: Spec.of(right) for name, right in gradients.items()}
+    yield Case("meter", [RankSide({}, instructions, returned)], lines, recipe=RECIPE, alone=True)

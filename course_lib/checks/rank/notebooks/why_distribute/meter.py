@@ -4,9 +4,10 @@ instructions: runs, a list of
 
     name      of the run
     model     {"kind": one of MODELS, sizes}
-    rows      of the input; seed: its numbers'
+    rows      of the input; seed: its numbers', and the weights'
     passes    how many forwards are inside; all but the last are given up before the next begins
     fails     whether an error is raised inside, after the last forward
+    returned  whether the gradients of the input and of all parameters go back, as "name.0", "name.1", ...
 
 The reply has a `Told` for each run. The memory of a forward is that of PyTorch's operations in it, whichever
 part of the code holds it.
@@ -28,7 +29,7 @@ from course_lib.checks.wire import Count, Place
 from course_lib.models import GPT, GPTConfig
 
 _Generator, _randn, _arange = torch.Generator, torch.randn, torch.arange
-_collect, _equal = gc.collect, torch.equal
+_collect, _seed, _zeros_like = gc.collect, torch.manual_seed, torch.zeros_like
 
 
 @dataclass
@@ -36,9 +37,10 @@ class Told:
     """The reply about a run.
 
     total, by_module: the object's after the block, as plain data; later: its total after one more
-    forward outside; copied: bytes that forward has at most beside those of a forward without it; held: bytes
-    of forward's operations that are there after backward; same: whether all gradients are equal to the bit;
-    entered: whether `with ... as` gives the object itself.
+    forward outside; copied: bytes that forward has at most beside those of a forward without it; unpacked: of
+    backward; held: bytes of forward's operations that are there after backward; left: hooks that the modules
+    have after the block, and had not before; entered: whether `with ... as` gives the object itself; passed:
+    whether an error inside came out of the block.
     """
 
     error: Place | None = None
@@ -46,9 +48,11 @@ class Told:
     by_module: Any = None
     later: Any = None
     copied: Count = 0
+    unpacked: Count = 0
     held: Count = 0
-    same: bool = True
+    left: int = 0
     entered: bool = False
+    passed: bool = False
 
 
 class Views(nn.Module):
@@ -113,26 +117,26 @@ class Run:
 
     def __init__(self, made: Callable[[nn.Module], Any], run: dict):
         self.made, self.passes, self.fails = made, run["passes"], run["fails"]
-        sizes = dict(run["model"])
-        self.model = MODELS[sizes.pop("kind")](**sizes)
-        width = sizes["width"]
-        generator = _Generator().manual_seed(run["seed"])
-        self.x = _randn(run["rows"], width, generator=generator).requires_grad_()
+        self.model, self.x = model_and_input(run)
+        leaves = leaves_of(self.model, self.x) if run["returned"] else []
+        self.gradients = {f"{run['name']}.{k}": _zeros_like(leaf) for k, leaf in enumerate(leaves)}
         self.values = Told()
 
     def go(self) -> None:
         plain_peak, y = self.forward()
-        wanted = self.backward(y)
+        plain_back, _ = self.backward(y)
         del y
+        hooks = hooks_of(self.model)
         meter = self.made(self.model)
         peak = self.inside(meter)
+        self.values.left = hooks_of(self.model) - hooks
         self.values.total, self.values.by_module = plain(meter.total), plain(meter.by_module)
         if peak is not None:
             watched, y = peak
             self.values.copied = max(0, watched.highest - plain_peak.highest)
-            gradients = self.backward(y)
-            pairs = zip(gradients, wanted, strict=True)
-            self.values.same = all(_equal(ours, theirs) for ours, theirs in pairs)
+            back, gradients = self.backward(y)
+            self.values.unpacked = max(0, back.highest - plain_back.highest)
+            self.gradients = dict(zip(self.gradients, gradients, strict=False))
             del y, peak, gradients
             _collect()
             self.values.held = watched.still_alive()
@@ -141,6 +145,7 @@ class Run:
 
     def inside(self, meter: Any) -> tuple[Peak, Tensor] | None:
         """The last forward, watched; None if an error ended the block."""
+        result = None
         try:
             with meter as entered:
                 self.values.entered = entered is meter
@@ -150,22 +155,40 @@ class Run:
                 if self.fails:
                     raise Stopped
         except Stopped:
-            return None
-        return result
+            self.values.passed = True
+        return None if self.fails else result
 
     def forward(self) -> tuple[Peak, Tensor]:
         with Peak([self.x, *self.model.parameters(), *self.model.buffers()]) as peak:
             y = self.model(self.x)
         return peak, y
 
-    def backward(self, y: Tensor) -> list[Tensor]:
+    def backward(self, y: Tensor) -> tuple[Peak, list[Tensor]]:
         """The gradients of the input and of all parameters, which have none afterwards."""
-        y.square().sum().backward()
-        leaves = [self.x, *self.model.parameters()]
+        leaves = leaves_of(self.model, self.x)
+        with Peak([y, *leaves]) as peak:
+            y.square().sum().backward()
         gradients = [leaf.grad for leaf in leaves if leaf.grad is not None]
         for leaf in leaves:
             leaf.grad = None
-        return gradients
+        return peak, gradients
+
+
+def model_and_input(run: dict) -> tuple[nn.Module, Tensor]:
+    """Both are drawn from the run's seed."""
+    sizes = dict(run["model"])
+    _seed(run["seed"])
+    model = MODELS[sizes.pop("kind")](**sizes)
+    generator = _Generator().manual_seed(run["seed"])
+    return model, _randn(run["rows"], sizes["width"], generator=generator).requires_grad_()
+
+
+def leaves_of(model: nn.Module, x: Tensor) -> list[Tensor]:
+    return [x, *model.parameters()]
+
+
+def hooks_of(model: nn.Module) -> int:
+    return sum(len(part._forward_hooks) + len(part._forward_pre_hooks) for part in model.modules())
 
 
 def meters(
@@ -173,6 +196,7 @@ def meters(
 ) -> tuple[dict[str, Told], dict[str, Any]]:
     """Every run of the instructions, one after the other."""
     values: dict[str, Told] = {}
+    outputs: dict[str, Any] = {}
     for described in instructions["runs"]:
         run = Run(objects[0], described)
         try:
@@ -182,4 +206,5 @@ def meters(
                 raise
             run.values.error = describe(error)
         values[described["name"]] = run.values
-    return values, {}
+        outputs |= run.gradients
+    return values, outputs

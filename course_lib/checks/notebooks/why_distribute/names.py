@@ -1,0 +1,72 @@
+"""The names under which by_module of `SavedBytes` has its bytes, and the mistakes that give other names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from course_lib.checks.kit import RIGHT, Finding, Sentence, numeric, words, wrong
+
+Entries = Mapping[str, float | None]  # by_module without zeros
+# The name under which a mistake enters the bytes of each module, with its sentence.
+NAMES: dict[str, Callable[[str], str]] = {
+    "The innermost submodule was asked for, such as '2.1': the one that runs.": (
+        lambda name: name.partition(".")[0]
+    ),
+    "The first of a stack of names is the module itself: the innermost that runs is the last of them. A "
+    "forward pre-hook on every submodule appends its name, and a forward hook takes it off.": lambda name: "",
+    "The module around the one that runs has the bytes: the innermost is the last of a stack of names.": (
+        lambda name: name.rpartition(".")[0]
+    ),
+}
+NOT_ALL = "Its entries do not add up to total: a storage belongs to the first module that kept it."
+NOT_TAKEN_OFF = (
+    "When a submodule's forward is over, its parent runs on: '' for the module itself. Keep a stack of "
+    "names, and take the last one off again."
+)
+INNERMOST = "The name is the innermost submodule's that runs as a storage is first kept, see named_modules()."
+
+
+def entries(by_module: Any) -> dict[str, float | None] | None:
+    """Those of by_module, as plain data, that are not 0; None if it is not a dict."""
+    pairs = by_module.get("dict") if isinstance(by_module, dict) else None
+    if not isinstance(pairs, list):
+        return None
+    return {name: numeric(value) for name, value in pairs if isinstance(name, str) and value}
+
+
+def named_right(named: Entries | None, wanted: Entries, runs: Sequence[tuple[Entries, Entries]]) -> Finding:
+    """The finding on by_module of a run. runs: entries and right ones, of all whose total is right."""
+    if named is None:
+        return wrong("by_module is not a dict.", "It has bytes by the names of modules.", cause="no dict")
+    if named == wanted:
+        return RIGHT
+    if not named:
+        return wrong(
+            "by_module is empty.", "Let pack add to the entry of the module that runs.", cause="empty"
+        )
+    names = words.listing(repr(name) for name in named)
+    said = Sentence(f"by_module has bytes for {names}.", "by_module has other bytes than were kept.")
+    return wrong(said, why([(given, right) for given, right in runs if given != right]))
+
+
+def why(off: Sequence[tuple[Entries, Entries]]) -> str:
+    """off: the wrong entries of all runs, each with the right ones."""
+    if any(total(given) != total(right) for given, right in off):
+        return NOT_ALL
+    for says, entered_as in NAMES.items():
+        if all(given == summed(right, entered_as) for given, right in off):
+            return says
+    missing = all("" not in given and "" in right for given, right in off)
+    return NOT_TAKEN_OFF if missing else INNERMOST
+
+
+def total(numbers: Entries) -> float:
+    return sum(number or 0 for number in numbers.values())
+
+
+def summed(right: Entries, entered_as: Callable[[str], str]) -> dict[str, float]:
+    sums: dict[str, float] = {}
+    for name, nbytes in right.items():
+        sums[entered_as(name)] = sums.get(entered_as(name), 0) + (nbytes or 0)
+    return sums
