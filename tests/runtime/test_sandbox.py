@@ -451,6 +451,7 @@ def every_store_of_the_kernel() -> dict[str, str]:
         "messages": lambda: kernel.check(kernel.libc.msgget(0, 0o1600), "msgget"),
         "secret": lambda: kernel.check(kernel.libc.syscall(447, 0), "memfd_secret"),
         "process": lambda: os.kill(os.getppid(), 0),
+        "names of mappings": lambda: kernel.prctl(0x53564D41, 0, 0, 1 << 20, 0),
     }
     said = {}
     for name, way in ways.items():
@@ -480,6 +481,30 @@ def test_a_rank_under_a_check_has_no_place_for_memory_but_its_pages_and_files(pl
     said = launch(stores, True, world_size=2)[1]
     assert {said.pop(way) for way in ("thread", "own file")} == {"done"}
     assert set(said.values()) == {"PermissionError"}, said
+
+
+def ways_around_the_count() -> dict[str, str]:
+    """The peak that the kernel forgets, and memory whose pages can be given up and come back."""
+    said = {}
+    folders = ["/proc/self", "/proc/thread-self", f"/proc/{os.getpid()}/task/{os.getpid()}"]
+    for path in (*(f"{folder}/clear_refs" for folder in folders), "/dev/zero"):
+        try:
+            os.close(os.open(path, os.O_WRONLY))
+            said[path] = "open"
+        except OSError as error:
+            said[path] = type(error).__name__
+    with open("/proc/self/status") as file:
+        said["status"] = "read" if "VmHWM" in file.read() else ""
+    return said
+
+
+def test_a_rank_can_change_nothing_that_its_memory_is_counted_by(full: Sandbox) -> None:
+    if not full.has(spec.APART, spec.USER):
+        pytest.skip("this machine does not allow to keep ranks apart")
+    bare = full.without(spec.LANDLOCK)  # which forbids it by itself
+    said = result(inside(bare, ways_around_the_count))
+    assert said.pop("status") == "read"
+    assert "open" not in said.values(), said
 
 
 def test_the_file_over_which_ranks_met_is_shut_before_a_students_code(seed: int) -> None:

@@ -52,7 +52,7 @@ ALLOWED: dict[str, Numbers] = {
     "clock_nanosleep": (230, 115), "clock_gettime": (228, 113), "clock_getres": (229, 114),
     "gettimeofday": (96, 169), "time": (201, None), "times": (100, 153), "getrusage": (98, 165),
     "sysinfo": (99, 179), "uname": (63, 160), "getrandom": (318, 278), "getitimer": (36, 102),
-    "setitimer": (38, 103), "alarm": (37, None), "prctl": (157, 167), "getrlimit": (97, 163),
+    "setitimer": (38, 103), "alarm": (37, None), "getrlimit": (97, 163),
     "wait4": (61, 260), "waitid": (247, 95),
     # files: those of Python, and the rank's own in its private folders, which count as its memory
     "read": (0, 63), "write": (1, 64), "pread64": (17, 67), "pwrite64": (18, 68), "readv": (19, 65),
@@ -95,6 +95,7 @@ CLONE3: Numbers = (435, 435)  # its flags lie in memory, which a filter does not
 FCNTL: Numbers = (72, 25)
 MMAP: Numbers = (9, 222)
 LIMITS: Numbers = (302, 261)  # prlimit64
+PRCTL: Numbers = (157, 167)
 KILL: tuple[Numbers, ...] = ((62, 129), (234, 131))  # and tgkill
 
 NEW_NAMESPACES = 0x7E020000  # flags of clone
@@ -104,6 +105,7 @@ MARKS_BY_FCNTL = (
     fcntl.F_GETLK, fcntl.F_SETLK, fcntl.F_SETLKW, 36, 37, 38,  # the last three: of an open file
     fcntl.F_SETLEASE, fcntl.F_NOTIFY, 1031, 1033,  # a pipe's size, a seal
 )  # fmt: skip
+OWN_NAME = (15, 16)  # options of prctl: set and get the thread's name
 ANY_RANK = 0x7FFFFFFF  # a number that no process has
 KNOWN = 462  # calls with a higher number are newer than these tables
 ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # place above, AUDIT_ARCH
@@ -207,6 +209,7 @@ def program(pid: int) -> list[Step]:
     steps += when(CLONE, [argument(0), (ANY_BIT, 0, 1, THREAD), *answers(ALLOW, REFUSE)])
     steps += when(FCNTL, [argument(1), *unless(MARKS_BY_FCNTL)])
     steps += when(LIMITS, [argument(0), (EQUAL, 0, 1, 0), *answers(ALLOW, REFUSE)])
+    steps += when(PRCTL, [argument(0), *only(OWN_NAME)])
     for numbers in KILL:
         steps += when(numbers, [argument(0), own(pid), *answers(ALLOW, REFUSE)])
     return [*steps, (AT_LEAST, 0, 1, KNOWN + 1), *answers(UNKNOWN, REFUSE)]
@@ -246,6 +249,12 @@ def unless(values: Iterable[int]) -> list[Step]:
     """Refuse the call if the loaded value is one of these."""
     refused = [step for number in values for step in ((EQUAL, 0, 1, number), *answers(REFUSE))]
     return [*refused, *answers(ALLOW)]
+
+
+def only(values: Iterable[int]) -> list[Step]:
+    """Refuse the call if the loaded value is none of these."""
+    allowed = [step for number in values for step in ((EQUAL, 0, 1, number), *answers(ALLOW))]
+    return [*allowed, *answers(REFUSE)]
 
 
 def unless_bits(bits: int) -> list[Step]:

@@ -194,6 +194,8 @@ def give_up_rights(sandbox: Sandbox, number: int) -> None:
         user, group = os.geteuid(), os.getegid()
         kernel.unshare(kernel.NEWUSER)
         map_to_itself(user, group)
+        if sandbox.has(spec.APART) and sandbox.has(spec.MOUNT) and sandbox.has(spec.PID):
+            only_read_processes()
     kernel.drop_all_capabilities()
     kernel.no_new_privileges()
     if sandbox.has(spec.LANDLOCK):
@@ -205,6 +207,13 @@ def give_up_rights(sandbox: Sandbox, number: int) -> None:
     if sandbox.has(spec.CALLS):
         calls.forbid_everywhere()
     os.environ.update(HOME=os.getcwd(), TMPDIR=os.getcwd())
+
+
+def only_read_processes() -> None:
+    """In a rank: /proc is read-only. By `clear_refs` a process resets the peak of memory that init reads."""
+    kernel.unshare(kernel.NEWNS)
+    kernel.mount("/proc", "/proc", None, kernel.MS_BIND | kernel.MS_REC)
+    kernel.make_read_only("/proc")
 
 
 def in_initial_user_namespace() -> bool:

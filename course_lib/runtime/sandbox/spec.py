@@ -41,7 +41,12 @@ SETTINGS = (  # of /etc no more than programs need
     "/etc/mime.types", "/etc/nsswitch.conf", "/etc/passwd", "/etc/ssl",
 )  # fmt: skip
 PACKAGES = ("torch", "numpy", "cloudpickle", "IPython", "traitlets", "nbformat", "matplotlib")
-DEVICES = ("null", "zero", "full", "random", "urandom")
+DEVICES = (
+    "null",
+    "full",
+    "random",
+    "urandom",
+)  # no "zero": mapped, it is memory that is not counted
 
 
 @dataclass(frozen=True)
