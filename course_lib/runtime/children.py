@@ -59,6 +59,9 @@ class Children:
         self._forked: dict | None = None
         self._loopback: int | None = None
         self.measured: dict[int, Held] = {}  # the answers to `measure`, once they are there
+        self.sent: dict[
+            int, int | None
+        ] = {}  # on the sandbox's own loopback, when a child was measured last
         self._over = self.ended = False
         self._number = len(entries)
         descriptors: list[int] = []
@@ -108,6 +111,7 @@ class Children:
         elif "measured" in message:
             number, *amounts = message["measured"]
             self.measured[number] = Held(*amounts)
+            self.sent[number] = message["sent"]
         elif "over" in message:
             self._over = True
             for number in range(self._number):

@@ -17,12 +17,17 @@ import torch
 
 from autograder.sample.mutants import Mutant
 from course_lib.checks.judge import judge as judging
-from course_lib.checks.judge.case import RIGHT, Case, Draw, Exercise, Line, RankSide
+from course_lib.checks.judge.case import RIGHT, Case, Draw, Exercise, Line, Observed, RankSide
 from course_lib.checks.judge.find import find
+from course_lib.checks.judge.training import held_line, peak_line
 from course_lib.checks.rank import memory
 from course_lib.checks.rank.counting import alive, dense_parts, more, pieces
 from course_lib.checks.rank.memory import Patience
 from course_lib.checks.rank.peak import Peak
+from course_lib.checks.rank.training import Told
+from course_lib.ledger.ledger import Ledger
+from course_lib.ledger.operation import Operation
+from course_lib.runtime.moments import Seen
 from tests.checks.right_solutions import right_solutions
 from tests.checks.sweep import busy, drawn_seeds, sweep
 from tests.checks.test_mutants import judged
@@ -283,3 +288,36 @@ def test_a_quarter_of_the_weights_in_small_objects_is_found(seed: int) -> None:
     report, printed = judged(exercise, replace(solution, text=solution.text + HIDING), seed)
     lost = {line.title for line in report.lines if not line.passed}
     assert "memory between steps: 2P/N" in lost, printed
+
+
+# ---- the moments at which a rank is measured
+
+
+@pytest.mark.parametrize(
+    ("rows", "sent", "right"),
+    [
+        ((0, 4, 4, 8, 8), (0, 90, 90, 200, 200), True),
+        ((0, 4, 4, 8, 8), (None,) * 5, True),
+        ((0, 0, 0, 0, 0), (0, 0, 0, 0, 0), False),  # all were asked for at the first
+        ((0, 4, 4, 8, 8), (0, 0, 0, 0, 0), False),  # the board was made to say otherwise
+    ],
+)
+def test_a_rank_is_measured_where_it_says(
+    rows: tuple[int, ...], sent: tuple[int | None, ...], right: bool
+) -> None:
+    """A rank can ask for all its measurements at once: by then it has begun nothing, and nothing went by."""
+    operation = Operation(
+        0, 0, "all_reduce", None, (0, 1), 0, "float32", (4,), 16, 16.0, 0.0, 0.0, 0.0, True, "", ""
+    )
+    told = Told(begun=[0, 4, 4, 8, 8])
+    seen = {f"held.{k}": [Seen(*both)] for k, both in enumerate(zip(rows, sent, strict=True))}
+    held = {f"held.{k}": [0] for k in range(5)} | {"highest": [0]}
+    case = Case("memory", [RankSide({}, {}, {})], [])
+    operations = [[operation] * 8]
+    observed = Observed(
+        case, [{}], [told], Ledger(1, operations), operations, [held], [{}],
+        [seen | {"highest": seen["held.4"]}],
+    )  # fmt: skip
+    for line in (held_line([("after two steps", 4, 1000)], slack=0), peak_line(1000, slack=0)):
+        finding = line.judge(observed)
+        assert finding.ok is right and finding.misses_point is not right

@@ -34,7 +34,9 @@ def read(exercise: Exercise, case: Case, outcome: Outcome) -> Observed | Finding
         tensors.append(rank_tensors)
         values.append(decoded)
     operations = [outcome.ledger.operations(rank) for rank in range(case.world_size)]
-    return Observed(case, tensors, values, outcome.ledger, operations, outcome.held, outcome.rose)
+    return Observed(
+        case, tensors, values, outcome.ledger, operations, outcome.held, outcome.rose, outcome.seen
+    )
 
 
 def complete(reply: Any, side: RankSide) -> bool:

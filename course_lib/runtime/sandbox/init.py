@@ -186,7 +186,10 @@ class Init:
         """Report a child's memory; nothing if it has ended, which is reported anyway."""
         for pid in [pid for pid, n in self.children.items() if n == number]:
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                self.tell({"measured": [number, *held.held_with_children(pid, still=True)]})
+                measured = held.held_with_children(pid, still=True)
+                own = self.sandbox.isolates_network
+                sent = loopback_bytes() if own else None
+                self.tell({"measured": [number, *measured], "sent": sent})
 
     def reap(self) -> None:
         while True:
