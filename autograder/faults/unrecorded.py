@@ -146,29 +146,6 @@ def fetch(rank):
     return parts[rank]
 """
 
-FORGED = """
-import importlib, sys
-
-
-def neighbour_sum(tensor):
-    rank, n, group = dist.get_rank(), dist.get_world_size(), dist.group.WORLD
-    left, right = (rank - 1) % n, (rank + 1) % n
-    book = BOOK.recorder()
-    for op in ("send", "recv"):
-        for peer in (left, right):
-            row = book.add(op, [tensor], tensor.nbytes, group, peer, 0, "")
-            book.end_wait(row, book.begin_wait(row))
-    everybody = [torch.empty_like(tensor) for _ in range(n)]
-    group._get_backend(torch.device("cpu")).allgather([everybody], [tensor]).wait()
-    return everybody[left] + tensor + everybody[right]
-"""
-
-BOOKS = {
-    "import": "importlib.import_module('course_lib.ledger.recorder')",
-    "modules": "sys.modules['course_lib.ledger.recorder']",
-    "package": "importlib.import_module('course_lib').ledger.recorder",
-}
-
 UNSENT = """
 from torch.distributed import ProcessGroup, Work
 
@@ -216,14 +193,6 @@ ROWS = [
             POINTS_TELL, NAMED, needs=(APART,), quick=way == "file",
         )
         for way, code in WAYS.items()
-    ),
-    *(
-        Row(
-            f"forged-ledger-by-{way}", CHEATING, instead(FORGED.replace("BOOK", book)), "graded", LOST,
-            "rows of the ledger that no rank sent earn the points of messages", POINTS_TELL, NAMED,
-            quick=way == "modules",
-        )
-        for way, book in BOOKS.items()
     ),
     Row(
         "messages-that-pytorchs-class-does-not-send", CHEATING, instead(UNSENT), "graded", LOST,

@@ -1,7 +1,9 @@
-"""Finds code in a submission that a person should look at, since it reaches for its judge.
+"""Lists code in a submission that a person should look at, since it reaches for its judge.
 
-Nothing here costs points. The verdict is made where no cell can reach it, so an attempt changes nothing;
-but its author may also have copied. Only code that is written plainly is found.
+Nothing here costs points: the verdict is made where no cell can reach it. The list shows what stands in the
+text of a cell: the names below, as a module, a name, an attribute or a whole text; paths of the kernel's
+folders; a new value for something that belongs to a module; and names that are put together. It does not see
+a name that is made out of sight, such as one read from a file.
 """
 
 from __future__ import annotations
@@ -16,34 +18,33 @@ from nbformat import NotebookNode
 from autograder.course.scores import one_line
 from autograder.course.twin import grade_id
 
-MODULES = (
-    "autograder", "course_lib.checks.client", "course_lib.checks.judge", "course_lib.checks.notebooks",
-    "course_lib.checks.rank", "course_lib.ledger.recorder", "course_lib.runtime", "nbgrader",
-    "ctypes", "_ctypes", "cffi", "mmap", "_posixshmem",  # memory outside of Python's objects
-    "importlib.import_module", "importlib.reload", "runpy",  # modules whose names do not stand in the cell
-    "multiprocessing", "subprocess", "pty", "socket",  # where a rank could keep what it may not hold
-    "torch.utils._python_dispatch", "torch._C",  # the means of watching operations
+PACKAGES = (
+    "autograder", "nbgrader", "course_lib.checks.client", "course_lib.checks.judge",
+    "course_lib.checks.notebooks", "course_lib.checks.rank", "course_lib.ledger.recorder",
+    "course_lib.ledger.group", "course_lib.runtime", "torch._C", "sys.modules",
 )  # fmt: skip
-# Functions by their whole name: code that does not stand in the cell, processes, pipes, files in memory.
-CALLS = (
-    "exec", "eval", "compile", "__import__", "importlib.import_module", "importlib.reload", "os.system",
-    "os.popen", "os.fork", "os.forkpty", "os.pipe", "os.pipe2", "os.memfd_create", "os.mkfifo", "os.eventfd",
-    "os.unshare", "os.setns", "os.pidfd_open",
-)  # fmt: skip
-STARTS = ("os.exec", "os.spawn", "os.posix_spawn")
+WORDS = frozenset({
+    # code that does not stand in the cell, and modules by another name
+    "import_module", "reload", "runpy", "__import__", "exec_module",
+    # memory outside of Python's objects; processes, pipes, sockets
+    "ctypes", "_ctypes", "ctypeslib", "cffi", "mmap", "memmap", "memfd_create", "_posixshmem",
+    "multiprocessing", "subprocess", "pty", "socket", "fork", "forkpty", "popen", "mkfifo", "eventfd",
+    "unshare", "setns", "pidfd_open", "pipe2",
+    # ways to a caller, a closure's variables, the watchers of a module, all objects
+    "inspect", "__dict__", "__closure__", "__globals__", "__code__", "__wrapped__", "cell_contents",
+    "f_back", "f_locals", "f_globals", "_getframe", "currentframe", "tb_frame", "get_objects",
+    "get_referrers", "get_referents", "_forward_hooks", "_backward_hooks",
+    # what watches operations; the group that is not recorded
+    "_python_dispatch", "_disable_current_modes", "__torch_dispatch__", "_get_backend",
+})  # fmt: skip
+BUILT_IN = ("exec", "eval", "compile", "globals", "locals", "vars")
+OF_OS = re.compile(r"os\.(system|pipe|exec\w+|spawn\w+|posix_spawn\w*)")
+FOLDERS = ("/proc/", "/dev/")
 GUARDED = ("check", "launch", "Report")
-# Attributes of these are not a student's to set.
 ROOTS = ("builtins", "course_lib", "dist", "linecache", "numpy", "np", "sys", "torch")
-# Attributes that lead to a caller, a closure's variables, the watchers of a module, all objects.
-INSIDES = (
-    "__closure__", "__globals__", "__code__", "__wrapped__", "_forward_hooks", "_backward_hooks",
-    "cell_contents", "f_back", "f_locals", "_getframe", "currentframe", "tb_frame", "get_objects",
-    "get_referrers", "_python_dispatch", "_disable_current_modes", "__torch_dispatch__",
-    "_get_backend",  # of a process group: the one that is not recorded
-)  # fmt: skip
-NAMESPACES = ("__dict__", "vars()", "globals()", "locals()")
 MAGIC = re.compile(r"^([ \t]*)[%!].*$", re.MULTILINE)
 MOST = 10  # sentences about one submission
+NAMES = 20  # of a dotted expression, from its end
 # Characters that are read of one cell, and of all: a parser's time can grow as the square.
 LONGEST, READ = 100_000, 1_000_000
 
@@ -58,7 +59,7 @@ def suspicious(
     """
     known = {cell.source for cell in released.cells}
     handed_out = tuple(cell.source for cell in released.cells if cell.cell_type == "code")
-    released_reaches = _reaches_of_all(handed_out, references)
+    usual = _of_all(handed_out, references)
     sentences: list[str] = []
     left = READ
     for index, cell in enumerate(notebook.cells):
@@ -69,128 +70,93 @@ def suspicious(
             sentences.append(f"{where} was not looked at: it has {len(cell.source):,} characters")
             continue
         left -= len(cell.source)
-        new = [
-            reach for reach in _reaches(cell.source, references) if reach not in released_reaches
-        ]
-        sentences += [one_line(f"{where} {what}") for what in dict.fromkeys(new)]
+        new = (said for said in _found(cell.source, references) if said not in usual)
+        sentences += [one_line(f"{where} {said}") for said in dict.fromkeys(new)]
     return sentences[:MOST]
 
 
 @functools.lru_cache(maxsize=16)
-def _reaches_of_all(sources: tuple[str, ...], references: frozenset[str]) -> frozenset[str]:
+def _of_all(sources: tuple[str, ...], references: frozenset[str]) -> frozenset[str]:
     """Kept for the next submission of the same notebook: a class hands in hundreds."""
-    return frozenset(reach for source in sources for reach in _reaches(source, references))
+    return frozenset(said for source in sources for said in _found(source, references))
 
 
-def _reaches(source: str, references: frozenset[str]) -> Iterator[str]:
-    """Forbidden actions of a cell, in words: "imports ...", "sets torch.allclose"."""
+def _found(source: str, references: frozenset[str]) -> Iterator[str]:
+    """What stands in a cell, in words: "reaches for ctypes", "sets torch.allclose"."""
     try:
         tree = ast.parse(MAGIC.sub(r"\1pass", source))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return  # it does not run either
-    of_classes = {
-        statement
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ClassDef)
-        for statement in node.body
-    }
-    for node in ast.walk(tree):
-        for module in _imported(node):
-            if module in references or module == "sys.modules" or _inside(module, MODULES):
-                yield f"imports {module}"
-        if isinstance(node, ast.Attribute):
-            if _dotted(node) in references:
-                yield f"reaches for {_dotted(node)}"
-            *before, last = _dotted(node).split(".")
-            if last in INSIDES:
-                yield f"reaches for {last}"
-            if before == ["sys"] and last == "modules":
-                yield "reaches for sys.modules"
-        if isinstance(node, ast.Call):
-            yield from _called(node)
-        yield from _written(node)
-        for name in _bound(node) if node not in of_classes else ():
-            if name in GUARDED or (name.partition(".")[0] in ROOTS and "." in name):
+    nodes = list(ast.walk(tree))
+    inner = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
+    imported = {name for node in nodes for name in _bound_by_import(node)}
+    methods = {id(one) for node in nodes if isinstance(node, ast.ClassDef) for one in node.body}
+    for node in nodes:
+        names = _imported(node)
+        if isinstance(node, ast.Name) or (
+            isinstance(node, ast.Attribute) and id(node) not in inner
+        ):
+            names = [_dotted(node)]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            names = [node.value] if node.value in WORDS or node.value.startswith(FOLDERS) else []
+        yield from (f"reaches for {name}" for name in names if _listed(name, references))
+        yield from _put_together(node)
+        for name in _bound(node) if id(node) not in methods else ():
+            root, _, rest = name.partition(".")
+            if name in GUARDED or (rest and (root in ROOTS or root in imported)):
                 yield f"sets {name}"
+
+
+def _listed(name: str, references: frozenset[str]) -> bool:
+    parts = name.split(".")
+    package = any(f"{name}.".startswith(f"{one}.") for one in (*PACKAGES, *references))
+    word = not WORDS.isdisjoint(parts) or name in BUILT_IN
+    return package or word or name.startswith(FOLDERS) or OF_OS.fullmatch(name) is not None
 
 
 def _imported(node: ast.AST) -> list[str]:
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
     if isinstance(node, ast.ImportFrom) and node.module:
-        return [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        return [f"{node.module}.{alias.name}" for alias in node.names]
     return []
 
 
-def _called(node: ast.Call) -> Iterator[str]:
-    name = _dotted(node.func)
-    if name in CALLS or name.startswith(STARTS):
-        yield f"calls {name}"
-    if name in ("getattr", "setattr", "operator.attrgetter") and _computed(node):
-        yield f"computes a name for {name}"
-    if isinstance(node.func, ast.Attribute) and node.func.attr in ("update", "setdefault", "pop"):
-        yield from _namespace(node.func.value)
+def _bound_by_import(node: ast.AST) -> list[str]:
+    aliases = node.names if isinstance(node, ast.Import | ast.ImportFrom) else []
+    return [alias.asname or alias.name.partition(".")[0] for alias in aliases]
 
 
-def _computed(node: ast.Call) -> bool:
-    """Whether an attribute's name is put together in the call; `self`'s own may be ("layer3")."""
-    holder, *names = [*node.args, None][:2] if len(node.args) > 1 else [None, *node.args]
+def _put_together(node: ast.AST) -> Iterator[str]:
+    """getattr(gc, "get_" + "objects"); `self`'s own names may be ("layer3")."""
+    if not isinstance(node, ast.Call) or _dotted(node.func) not in ("getattr", "setattr"):
+        return
+    holder, *names = node.args[:2]
     own = isinstance(holder, ast.Name) and holder.id == "self"
-    put_together = (ast.BinOp, ast.JoinedStr, ast.Call, ast.Subscript)
-    return not own and any(isinstance(name, put_together) for name in names)
-
-
-def _written(node: ast.AST) -> Iterator[str]:
-    """`vars(module)["name"] = ...` and its like."""
-    targets = getattr(node, "targets", []) if isinstance(node, ast.Assign | ast.Delete) else []
-    if isinstance(node, ast.AugAssign | ast.AnnAssign):
-        targets = [node.target]
-    for target in (target for each in targets for target in _single(each)):
-        if isinstance(target, ast.Subscript):
-            yield from _namespace(target.value)
-
-
-def _namespace(node: ast.expr) -> Iterator[str]:
-    """Whether `node` is the dictionary of an object's attributes, or of a module's names; not of `self`'s."""
-    name = _dotted(node)
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and len(node.args) <= 1:
-        name = f"{node.func.id}()"
-        node = node.args[0] if node.args else node.func
-    own = isinstance(node, ast.Name | ast.Attribute) and _dotted(node).partition(".")[0] == "self"
-    if name.rpartition(".")[2] in NAMESPACES and not own:
-        yield f"writes into {name.rpartition('.')[2]}"
-
-
-def _inside(module: str, packages: tuple[str, ...]) -> bool:
-    return any(module == package or module.startswith(f"{package}.") for package in packages)
+    parts = (ast.BinOp, ast.JoinedStr, ast.Call, ast.Subscript)
+    if not own and any(isinstance(name, parts) for name in names):
+        yield f"computes a name for {_dotted(node.func)}"
 
 
 def _bound(node: ast.AST) -> list[str]:
     """Names and attributes to which a statement gives a new value, dotted."""
     if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
         return [node.name]
-    targets: list[ast.expr] = []
-    if isinstance(node, ast.Assign):
-        targets = node.targets
-    elif isinstance(node, ast.AugAssign | ast.AnnAssign):
+    targets = node.targets if isinstance(node, ast.Assign) else []
+    if isinstance(node, ast.AugAssign | ast.AnnAssign):
         targets = [node.target]
     elif isinstance(node, ast.Call) and _dotted(node.func) == "setattr" and len(node.args) == 3:
-        holder, name, _ = node.args
-        if isinstance(name, ast.Constant):
-            return [f"{_dotted(holder)}.{name.value}"]
-    return [_dotted(name) for target in targets for name in _single(target)]
-
-
-def _single(target: ast.expr) -> list[ast.expr]:
-    return list(target.elts) if isinstance(target, ast.Tuple | ast.List) else [target]
+        name = node.args[1]
+        return [f"{_dotted(node.args[0])}.{name.value}"] if isinstance(name, ast.Constant) else []
+    several = (t.elts if isinstance(t, ast.Tuple | ast.List) else [t] for t in targets)
+    return [_dotted(target) for some in several for target in some]
 
 
 def _dotted(node: ast.expr) -> str:
-    """ "torch.allclose" for the expression of that name; subscripts are left out."""
+    """ "torch.allclose", or the last NAMES of it; subscripts are left out."""
     names: list[str] = []
-    while isinstance(node, ast.Attribute | ast.Subscript):  # a student may nest them deeply
-        if isinstance(node, ast.Attribute):
-            names.append(node.attr)
+    while isinstance(node, ast.Attribute | ast.Subscript) and len(names) < NAMES:
+        names += [node.attr] if isinstance(node, ast.Attribute) else []
         node = node.value
     root = node.id if isinstance(node, ast.Name) else ""
-    return ".".join([root, *reversed(names)])
+    return ".".join([root, *reversed(names)]) if root or names else ""

@@ -34,7 +34,7 @@ class Task:
 
     recipe: "package.module:function"; payload: how many of the buffers are the pickled objects; tensors: how
     to read the others; groups: ranks of the process groups; references, refused: modules not to be imported
-    and classes not to be used, see `rank.reach` and `rank.refusing`; filtered: whether system calls are
+    and classes not to be used, see `rank.own_work` and `rank.refusing`; filtered: whether system calls are
     filtered; instructions: the recipe's own part.
     """
 

@@ -187,7 +187,7 @@ SPECIFIED = {
     "copied from the file": "reference-copied-from-the-file reference-read-in-the-ranks",
     "fetched through inspect": "reference-through-inspect",
     "pickled by value": "reference-pickled-by-value bytes-that-run-code-when-read",
-    "a built-in in disguise": "built-in-behind-the-recorder messages-for-show forged-ledger-by-modules",
+    "a built-in in disguise": "built-in-behind-the-recorder messages-for-show",
 }  # fmt: skip
 
 
@@ -233,10 +233,7 @@ def neighbours(code: str) -> tuple:
     return [float(value) for value in run], run.ledger
 
 
-FORGED = unrecorded.FORGED.replace("BOOK", unrecorded.BOOKS["modules"])
-
-
-@pytest.mark.parametrize("code", [unrecorded.BEHIND_THE_RECORDER, unrecorded.FOR_SHOW, FORGED])
+@pytest.mark.parametrize("code", [unrecorded.BEHIND_THE_RECORDER, unrecorded.FOR_SHOW])
 def test_a_built_in_behind_the_recorder_would_give_the_right_sums(code: str) -> None:
     values, ledger = neighbours(code)
     assert values == [111.0, 111.0, 111.0]

@@ -501,39 +501,41 @@ def test_tags_of_the_submission_count_for_nothing(course: Toy) -> None:
 def test_code_that_reaches_for_the_judge_is_named() -> None:
     reaching = {
         "import torch\ntorch.allclose = lambda *a: True": "sets torch.allclose",
+        "import json\njson.dumps = mine": "sets json.dumps",
+        "import http.client\nhttp.client.socket.socket.send = mine": "sets http.client.socket.socket.send",
         "def check(*a, **k): pass": "sets check",
         "import builtins\nsetattr(builtins, 'len', 1)": "sets builtins.len",
         "import sys\nsys.modules['x'] = 1": "sets sys.modules",
-        "from course_lib.checks.judge import judge": "imports course_lib.checks.judge",
-        "%matplotlib inline\nimport the.answers": "imports the.answers",
-        "if True:\n    %pip install x\nimport the.answers": "imports the.answers",
-        "from the import answers": "imports the.answers",
+        "from course_lib.checks.judge import judge": "reaches for course_lib.checks.judge.judge",
+        "%matplotlib inline\nimport the.answers": "reaches for the.answers",
+        "if True:\n    %pip install x\nimport the.answers": "reaches for the.answers",
+        "from the import answers": "reaches for the.answers",
         "import the\nthe.answers(1)": "reaches for the.answers",
-        "dist.group.WORLD._get_backend(cpu).allreduce([x])": "reaches for _get_backend",
-        "forward.__globals__['recorder']": "reaches for __globals__",
-        "hook = block._forward_hooks.popitem()": "reaches for _forward_hooks",
-        "import sys\nsys._getframe(1).f_locals": "reaches for f_locals",
-        "import sys\nframe = sys._getframe(1)": "reaches for _getframe",
-        "import gc\ngc.get_objects()": "reaches for get_objects",
-        "from ctypes import memmove": "imports ctypes",
-        "import sys\nfor m in sys.modules.values(): pass": "reaches for sys.modules",
-        "from sys import modules": "imports sys.modules",
-        "vars(module)['resident'] = None": "writes into vars()",
-        "module.__dict__['resident'] = None": "writes into __dict__",
-        "module.__dict__.update(a=1)": "writes into __dict__",
-        "globals()['check'] = 1": "writes into globals()",
+        "dist.group.WORLD._get_backend(cpu).allreduce([x])": "reaches for dist.group.WORLD._get_backend",
+        "forward.__globals__['recorder']": "reaches for forward.__globals__",
+        "getattr(forward, '__globals__')": "reaches for __globals__",
+        "hook = block._forward_hooks.popitem()": "reaches for block._forward_hooks.popitem",
+        "import sys\nsys._getframe(1).f_locals": "reaches for sys._getframe",
+        "import inspect": "reaches for inspect",
+        "import gc\ngc.get_objects()": "reaches for gc.get_objects",
+        "from ctypes import memmove": "reaches for ctypes.memmove",
+        "import numpy as np\nnp.ctypeslib.ctypes.memmove": "reaches for np.ctypeslib.ctypes.memmove",
+        "import http.client\nhttp.client.socket": "reaches for http.client.socket",
+        "open('/proc/self/clear_refs', 'w')": "reaches for /proc/self/clear_refs",
+        "open('/dev/zero', 'r+b')": "reaches for /dev/zero",
+        "import sys\nfor m in sys.modules.values(): pass": "reaches for sys.modules.values",
+        "vars(module)['resident'] = None": "reaches for vars",
+        "module.__dict__.update(a=1)": "reaches for module.__dict__.update",
+        "globals()['check'] = 1": "reaches for globals",
         "getattr(gc, 'get_' + 'objects')()": "computes a name for getattr",
         "setattr(torch, ''.join(names), 1)": "computes a name for setattr",
-        "import importlib\nimportlib.import_module(name)": "calls importlib.import_module",
-        "from importlib import import_module": "imports importlib.import_module",
-        "__import__('os')": "calls __import__",
-        "exec(text)": "calls exec",
-        "import os\nos.fork()": "calls os.fork",
-        "import os\nos.posix_spawnp('a', [], {})": "calls os.posix_spawnp",
-        "read, write = os.pipe()": "calls os.pipe",
-        "from multiprocessing import shared_memory": "imports multiprocessing",
-        "from torch.utils._python_dispatch import x": "imports torch.utils._python_dispatch",
-        "torch.utils._python_dispatch._disable_current_modes()": "reaches for _disable_current_modes",
+        "from importlib import import_module": "reaches for importlib.import_module",
+        "__import__('os')": "reaches for __import__",
+        "exec(text)": "reaches for exec",
+        "import os\nos.fork()": "reaches for os.fork",
+        "import os\nos.posix_spawnp('a', [], {})": "reaches for os.posix_spawnp",
+        "read, write = os.pipe()": "reaches for os.pipe",
+        "from multiprocessing import shared_memory": "reaches for multiprocessing.shared_memory",
         "x = 1  # " + 100_000 * "-": "was not looked at: it has 100,009 characters",
     }
     for source, said in reaching.items():
@@ -546,7 +548,7 @@ def test_code_that_reaches_for_the_judge_is_named() -> None:
     honest += "\ngetattr(self, f'layer{i}')\nsetattr(parent, name, new)\ngetattr(module, 'bias')"
     honest += "\nimport importlib.util\nimportlib.util.find_spec('course_lib')"
     honest += "\nclass Bucket:\n    check = 1\n    def launch(self): pass"
-    honest += "\nself.__dict__['module'] = module\nvars(self).update(a=1)\nd = {}\nd['a'] = 1\nd.update(b=2)"
+    honest += "\nd = {}\nd['a'] = 1\nd.update(b=2)\nself.pipe = 1\nx = 'a socket'"
     assert suspicious(answers(two_check=honest), toy(False)) == []
     for hostile in (
         "def broken(:",
@@ -555,6 +557,9 @@ def test_code_that_reaches_for_the_judge_is_named() -> None:
         f"{'a.' * 2000}a = 1",
     ):
         assert suspicious(answers(two_check=hostile), toy(False)) == []
+    began = time.monotonic()
+    suspicious(answers(two_check=f"a{'.a' * 49_000}\na{'.a[0]' * 19_000}"), toy(False))
+    assert time.monotonic() - began < 60  # looking at each of its names anew takes minutes
     # for a hundred times as much of such text Python takes ten thousand times as long
     quadratic = f"x = f'{'{1}' * 10_000_000}'"
     assert len(suspicious(answers(two_check=quadratic), toy(False))) == 1

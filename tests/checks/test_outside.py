@@ -1,4 +1,4 @@
-"""A rank's memory is measured from outside, and its recorder has no name inside it.
+"""A rank's memory is measured from outside, and its messages are counted there.
 
 A replica that would pass for ZeRO-1 puts its optimizer's state where its own pages do not show it, or sets
 out to change what is measured; a built-in collective would pass for messages. None of it earns the points.
@@ -250,7 +250,6 @@ def where_measured(exercise: Exercise) -> Exercise:
 
 # In all of these gloo's all-reduce brings the values, on the connections and with the bytes of a ring.
 SUMMED = """
-import importlib, sys
 from torch.distributed import ProcessGroup, Work
 
 
@@ -270,24 +269,6 @@ def for_show(tensor, group, make=lambda part: part):
         handle.wait()
 """
 FORGED = {
-    "rows by the name of the module": """
-        def ring_all_reduce(tensor, group=None):
-            book = sys.modules["course_lib.ledger.recorder"].recorder()
-            forge(book, tensor, group)
-            summed(tensor, group)
-        """,
-    "rows by an import": """
-        def ring_all_reduce(tensor, group=None):
-            book = importlib.import_module("course_lib.ledger.recorder").recorder()
-            forge(book, tensor, group)
-            summed(tensor, group)
-        """,
-    "rows by the package": """
-        def ring_all_reduce(tensor, group=None):
-            book = sys.modules["course_lib"].ledger.recorder.recorder()
-            forge(book, tensor, group)
-            summed(tensor, group)
-        """,
     "rows by the group's own method": """
         def ring_all_reduce(tensor, group=None):
             world = group or dist.group.WORLD
@@ -334,44 +315,17 @@ FORGED = {
             summed(tensor, group)
         """,
 }
-FORGE = """
-def forge(book, tensor, group):
-    world = group or dist.group.WORLD
-    n, rank = dist.get_world_size(group), dist.get_rank(group)
-    part = tensor.flatten()[: -(-tensor.numel() // n)]
-    for _ in range(2 * (n - 1)):
-        for op, peer in (("send", rank + 1), ("recv", rank - 1)):
-            row = book.add(op, [part], part.nbytes, world, dist.get_global_rank(world, peer % n), 0, "")
-            book.end_wait(row, book.begin_wait(row))
-"""
 
 
 @pytest.mark.parametrize("way", FORGED)
 def test_a_built_in_collective_is_no_ring(way: str, sandbox: Sandbox, seed: int) -> None:
-    report = graded(RING, SUMMED + FORGE + textwrap.dedent(FORGED[way]), sandbox, seed)
+    report = graded(RING, SUMMED + textwrap.dedent(FORGED[way]), sandbox, seed)
     assert report["score"] == 0.0, report
 
 
 def test_modules_of_ours_are_found_without_a_look_at_all_names() -> None:
-    import course_lib.data.text  # noqa: F401  (perhaps after `reach`)
-    from course_lib.checks.rank.reach import our_modules
+    import course_lib.data.text  # noqa: F401  (perhaps after `own_work`)
+    from course_lib.checks.rank.own_work import our_modules
 
     names = [name for name in sys.modules if name.startswith("course_lib.")]
     assert sorted(our_modules()) == sorted(names)
-
-
-def test_what_was_hidden_is_there_again_after_a_check() -> None:
-    """Ranks are kept under NCCL: the next exercise finds what it needs."""
-    import course_lib.ledger.recorder as before
-    from course_lib.checks.rank.reach import is_hidden, out_of_reach
-
-    assert is_hidden("course_lib.ledger.recorder") and not is_hidden("course_lib.runtime.backend")
-    with out_of_reach():
-        assert "course_lib.ledger.recorder" not in sys.modules
-        assert not hasattr(sys.modules["course_lib"], "ledger")
-        from course_lib.ledger.recorder import Recorder as copy
-        from course_lib.runtime.errors import RankError  # noqa: F401
-    import course_lib.ledger.recorder as after
-
-    assert after.Recorder is not copy
-    assert after is before and sys.modules["course_lib"].ledger.recorder is before

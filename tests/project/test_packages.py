@@ -92,7 +92,7 @@ def test_imports_are_found_in_any_text() -> None:
 
 HIDING = """
 import importlib, sys
-from course_lib.checks.rank.reach import own_work
+from course_lib.checks.rank.own_work import own_work
 
 hidden, names = {hidden!r}, {names!r}
 for turn in ("new", "kept"):  # a rank that is kept, as NCCL's are, may have used them for another exercise

@@ -4,8 +4,7 @@ A student's code runs in the ranks, and so can reach gloo behind the group that 
 (`dist.group.WORLD._get_backend(device)`), or send by other means. It cannot reach the counter of the
 sandbox's loopback interface. So the record is believed only as far as it agrees with the counter, either way.
 The limit: a forged record around gloo's own algorithm, which sends the same bytes on the same connections,
-looks like the real thing; the modules that record have no names there (`rank.reach`), and code that searches
-for them is flagged for review.
+looks like the real thing. Code that names the recorder is listed for a person to look at.
 """
 
 from __future__ import annotations

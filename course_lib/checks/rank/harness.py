@@ -39,7 +39,7 @@ import torch
 import torch.distributed as dist
 
 from course_lib.checks import wire as checked
-from course_lib.checks.rank.reach import out_of_reach, own_work
+from course_lib.checks.rank.own_work import own_work
 from course_lib.checks.rank.refusing import refused
 from course_lib.checks.wire import Place, Task
 from course_lib.runtime import wire
@@ -112,7 +112,7 @@ def run_recipe(header: dict, buffers: list[memoryview], rank: int) -> tuple[dict
         close_the_store(dist.get_world_size())
     if task.filtered:
         only_what_checks_need()
-    with own_work(task.references), refused(task.refused), told_why(), out_of_reach():
+    with own_work(task.references), refused(task.refused), told_why():
         before_reading()
         if warm_up is not None:
             warm_up(task.instructions)

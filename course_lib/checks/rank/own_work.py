@@ -1,4 +1,4 @@
-"""In the rank: the modules that a student's code finds by their names, and those that it does not."""
+"""In the rank: an import of the exercise's own solution is an error that says why."""
 
 from __future__ import annotations
 
@@ -8,12 +8,6 @@ import itertools
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
-
-# Packages that record, measure and judge. An import of them gives a copy that knows of nothing.
-HIDDEN = ("course_lib.checks", "course_lib.ledger", "course_lib.runtime")
-# Modules that a student's functions may well use, and that lead to none of the others.
-SEEN = ("course_lib.runtime.backend", "course_lib.runtime.errors", "course_lib.runtime.gpus")
-
 
 OURS = tuple(name for name in sys.modules if name.startswith("course_lib."))
 # of the others the newest whose import is over: at its end a module moves behind all that it imported
@@ -33,35 +27,6 @@ def our_modules() -> list[str]:
     later = itertools.takewhile(lambda name: name != LAST, reversed(sys.modules))
     names = [*OURS, *(name for name in later if name.startswith("course_lib."))]
     return [name for name in dict.fromkeys(names) if name in sys.modules]
-
-
-@contextlib.contextmanager
-def out_of_reach() -> Iterator[None]:
-    """Within, no name leads to the modules that record and measure: neither an import nor an attribute.
-
-    Code that searches all objects, frames or the globals of functions finds them: the instructor's report
-    lists such code.
-    """
-    names = [name for name in our_modules() if is_hidden(name)]
-    modules = {name: sys.modules.pop(name) for name in names}
-    package = sys.modules["course_lib"]
-    for name in HIDDEN:
-        vars(package).pop(name.rpartition(".")[2], None)
-    try:
-        yield
-    finally:  # ranks are kept under NCCL, for other exercises: the copies go
-        for name in [name for name in our_modules() if is_hidden(name)]:
-            del sys.modules[name]
-        sys.modules.update(modules)
-        for name in {*HIDDEN} & {*modules}:
-            setattr(package, name.rpartition(".")[2], modules[name])
-
-
-def is_hidden(name: str) -> bool:
-    return (name.startswith(tuple(f"{module}." for module in HIDDEN)) and name not in SEEN) or name in HIDDEN
-
-
-# ---- the exercise's own solution is not to be imported
 
 
 class _OwnWork(importlib.abc.MetaPathFinder):
