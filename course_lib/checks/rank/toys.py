@@ -112,6 +112,17 @@ class Frozen(Toy):
         self.blocks[1].requires_grad_(False)
 
 
+class Headed(Frozen):
+    """The same, between an embedding and a head, which belong to no block."""
+
+    def __init__(self, width: int):
+        super().__init__(width)
+        self.embedding, self.head = nn.Linear(width, width, bias=False), nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(super().forward(self.embedding(x)))
+
+
 class Shift(nn.Module):
     """x + a buffer of random numbers, which forward does not write."""
 
@@ -135,7 +146,7 @@ class Shifted(Toy):
 
 MODELS = {
     "plain": Plain, "traps": Traps, "sometimes": Sometimes, "frozen": Frozen, "shifted": Shifted,
-    "uneven": Uneven,
+    "uneven": Uneven, "headed": Headed,
 }  # fmt: skip
 
 

@@ -108,13 +108,15 @@ class PrefetchedModule(torch.nn.Module):
     def forward(self, *args):
         """Run the module's forward."""
         self.i = -1
-        for unit in self.units:
-            unit.drop()
         if self.backward:  # one that failed
             self._forget()
         for unit in self.root:
             unit.wait()
-        output = self.module(*args)
+        try:
+            output = self.module(*args)
+        except BaseException:
+            self._forget()
+            raise
         if not output.requires_grad:
             self._free(self.root)
         return output
@@ -125,15 +127,73 @@ class PrefetchedModule(torch.nn.Module):
 
 
 # %% wrong: a forward that failed leaves its units whole
-# says: a unit that is still whole keeps its old weights
+# is: slip
+# says: after a forward that raised an error block 2 and the root were whole
 # base: what the wrong ones change
--        for unit in self.units:
--            unit.drop()
+-        try:
+-            output = self.module(*args)
+-        except BaseException:
+-            self._forget()
+-            raise
++        output = self.module(*args)
+
+
+# %% wrong: a forward that failed leaves its units whole until the next one frees them
+# is: detail
+# says: Free all units when forward raises an error
+# base: what the wrong ones change
+-        self.i = -1
 -        if self.backward:  # one that failed
-+        if self.backward:
+-            self._forget()
++        self.i = -1
++        self._forget()
+@@
+-        try:
+-            output = self.module(*args)
+-        except BaseException:
+-            self._forget()
+-            raise
++        output = self.module(*args)
+
+
+# %% wrong: the root stays whole after a forward without a graph
+# is: slip
+# says: after a forward without a graph the root was whole on rank 0
+# base: what the wrong ones change
+-        if not output.requires_grad:
+-            self._free(self.root)
+         return output
+
+
+# %% wrong: the shards of the root are not given
+# is: slip
+# says: parameters.. has [\d,]+ elements on all ranks together; the model has
+# base: what the wrong ones change
+-        return iter([unit.shard for unit in self.units])
++        return iter([unit.shard for unit in self.units if unit not in self.root])
+
+
+# %% wrong: the tensors of the module are given
+# is: slip
+# says: parameters.. gives \d+ tensors of the model itself
+# base: what the wrong ones change
+-        return iter([unit.shard for unit in self.units])
++        return self.module.parameters()
+
+
+# %% wrong: one block too many in backward
+# is: slip
+# says: 3 blocks had memory behind their parameters when block \d began its backward
+# base: what the wrong ones change
+-        self._ask(i, -1)
++        self._ask(i, -1)
++        if i > self.ahead[-1]:
++            for unit in self.order[i - self.ahead[-1] - 1]:
++                unit.start()
 
 
 # %% wrong: every gather is waited for where it is begun
+# is: idea
 # says: Asked for early and waited for at once: nothing overlaps
 # base: what the wrong ones change
                  unit.start()
@@ -141,6 +201,7 @@ class PrefetchedModule(torch.nn.Module):
 
 
 # %% wrong: a barrier behind every gather that is asked for
+# is: idea
 # says: 1\d barriers in a step
 # base: what the wrong ones change
          self.module, self.reshard = module, reshard_after_forward
@@ -151,13 +212,15 @@ class PrefetchedModule(torch.nn.Module):
 
 
 # %% wrong: never more than one block ahead
+# is: detail
 # says: the gather of block 2 had not begun when block 0 began its forward
 # base: what the wrong ones change
 -        self.ahead = {1: forward_prefetch, -1: backward_prefetch}  # by direction
 +        self.ahead = {1: 1, -1: 1}  # by direction
 
 
-# %% wrong: copies of the weights stay, and half of the points
+# %% wrong: copies of the weights stay
+# is: idea
 # says: holds up to .* during forward and backward
 # base: what the wrong ones change
          for unit in self.order[i]:
@@ -166,6 +229,7 @@ class PrefetchedModule(torch.nn.Module):
 
 
 # %% wrong: blocks are freed after forward, whatever is asked for
+# is: slip
 # says: Without resharding a block is gathered once a step
 # base: what the wrong ones change
 -        self.module, self.reshard = module, reshard_after_forward
@@ -173,6 +237,7 @@ class PrefetchedModule(torch.nn.Module):
 
 
 # %% wrong: nothing is asked for ahead
+# is: idea
 # says: or the wire idles meanwhile
 # base: what the wrong ones change
 -        for k in range(i, i + direction * (self.ahead[direction] + 1), direction):
@@ -180,6 +245,7 @@ class PrefetchedModule(torch.nn.Module):
 
 
 # %% wrong: in backward a block is gathered at its own use, after the reduction of the one above
+# is: idea
 # says: a gather queues behind the reduction
 # base: what the wrong ones change
 -        self._ask(i, -1)
@@ -188,6 +254,7 @@ class PrefetchedModule(torch.nn.Module):
 
 
 # %% wrong: the order of forward in backward
+# is: idea
 # says: Backward comes from above
 # base: what the wrong ones change
 -        self._ask(i, -1)
@@ -195,6 +262,7 @@ class PrefetchedModule(torch.nn.Module):
 
 
 # %% wrong: everything is freed after a forward, what is in flight too
+# is: form
 # says: was freed before its gather ended
 # base: what the wrong ones change
 -            self._free(self.order[self.i])
@@ -202,6 +270,7 @@ class PrefetchedModule(torch.nn.Module):
 
 
 # %% wrong: everything is gathered in the constructor
+# is: idea
 # says: Between uses a rank keeps its shards
 # base: what the wrong ones change
          self._forget()
@@ -211,6 +280,7 @@ class PrefetchedModule(torch.nn.Module):
 
 
 # %% wrong: not freed after forward
+# is: idea
 # says: 5 blocks had memory behind their parameters
 # base: what the wrong ones change
 -        if not output.requires_grad or (self.reshard and self.i < len(self.order) - 1):
@@ -218,16 +288,18 @@ class PrefetchedModule(torch.nn.Module):
 
 
 # %% wrong: everything is asked for when forward begins
+# is: idea
 # says: blocks had memory behind their parameters
 # base: what the wrong ones change
          for unit in self.root:
              unit.wait()
 +        for unit in self.units:
 +            unit.start()
-         output = self.module(*args)
+         try:
 
 
 # %% wrong: the last block is kept for a backward that never comes
+# is: slip
 # says: after a forward without a graph blocks were whole
 # base: what the wrong ones change
 -        if not output.requires_grad or (self.reshard and self.i < len(self.order) - 1):
@@ -235,6 +307,7 @@ class PrefetchedModule(torch.nn.Module):
 
 
 # %% wrong: the last reduction is not waited for
+# is: slip
 # says: sometimes last step's
 # base: what the wrong ones change
              self._send(unit)
@@ -243,6 +316,7 @@ class PrefetchedModule(torch.nn.Module):
 
 
 # %% wrong: every reduction is waited for where it is begun
+# is: slip
 # says: Keep the function that reduce.. returned
 # base: what the wrong ones change
 -            self.settle = unit.reduce()
@@ -250,6 +324,7 @@ class PrefetchedModule(torch.nn.Module):
 
 
 # %% wrong: all reductions are in flight together
+# is: slip
 # says: more than one reduction was in flight
 # base: what the wrong ones change
 -            self.settle()  # the reduction before this one
@@ -259,6 +334,7 @@ class PrefetchedModule(torch.nn.Module):
 
 
 # %% wrong: gradients leave when backward is over
+# is: slip
 # says: they travel while the next block computes
 # base: what the wrong ones change
 -            if self.due[unit] <= 0:
@@ -266,6 +342,7 @@ class PrefetchedModule(torch.nn.Module):
 
 
 # %% wrong: the reduce-scatter of block 0 is forgotten
+# is: slip
 # says: Some parameters did not change on any rank|reductions of block 0
 # base: what the wrong ones change
          """After backward: the last block, the root, and units of which more gradients were expected."""
@@ -273,12 +350,14 @@ class PrefetchedModule(torch.nn.Module):
 
 
 # %% wrong: not gathered again for backward
+# is: form
 # says: Memory of a weight was read|was not gathered in backward
 # base: what the wrong ones change
 -        self._ask(i, -1)
 
 
 # %% wrong: rank 0 asks ahead, the others do not
+# is: form
 # says: in the same order: the order must follow
 # base: what the wrong ones change
 -        self.ahead = {1: forward_prefetch, -1: backward_prefetch}  # by direction
@@ -287,6 +366,7 @@ class PrefetchedModule(torch.nn.Module):
 
 
 # %% wrong: a sum instead of the mean
+# is: slip
 # says: divide it by their number
 # base: what the wrong ones change
 +class Summed(Unit):
@@ -304,6 +384,7 @@ class PrefetchedModule(torch.nn.Module):
 
 
 # %% wrong: a tied weight belongs to the first block that has it
+# is: slip
 # says: weight that two blocks share|Memory of a weight was read
 # base: what the wrong ones change
 -                owner[param] = module if param in owner else block
@@ -311,6 +392,7 @@ class PrefetchedModule(torch.nn.Module):
 
 
 # %% wrong: the group is forgotten
+# is: slip
 # says: not in the group|[Pp]ass group=
 # base: what the wrong ones change
 -            units[place].append(Unit(params, group))
@@ -318,6 +400,7 @@ class PrefetchedModule(torch.nn.Module):
 
 
 # %% wrong: PyTorch's fully_shard inside
+# is: form
 # says: fully_shard would do all of it
 class PrefetchedModule(torch.nn.Module):
     def __init__(self, module, **settings):
@@ -433,9 +516,13 @@ class PrefetchedModule(torch.nn.Module):
         self.in_backward, self.unsent, self.place = False, {}, -1
         for unit in self.root:
             unit.wait()
-        output = self.module(*args)
-        if not output.requires_grad:
-            self.free(self.units)
+        coming_back = False
+        try:
+            output = self.module(*args)
+            coming_back = output.requires_grad
+        finally:
+            if not coming_back:
+                self.free(self.units)
         return output
 
     def parameters(self, recurse=True):
@@ -550,12 +637,20 @@ class PrefetchedModule(torch.nn.Module):
         self.last, self.failed, self.i, self.todo = [], False, -1, list(self.plans[0])
         for unit in self.root:
             unit.wait()
-        out = self.module(*args)
+        try:
+            out = self.module(*args)
+        except Exception:
+            self.todo = []
+            self.end()
+            raise
         self.walk(None)
         if not out.requires_grad:
-            for unit in self.units:
-                unit.drop()
+            self.end()
         return out
+
+    def end(self):
+        for unit in self.units:
+            unit.drop()
 
     def parameters(self, recurse=True):
         return iter([unit.shard for unit in self.units])

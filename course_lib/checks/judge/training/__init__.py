@@ -9,7 +9,7 @@ from course_lib.checks.judge.training.runs import (
     outputs,
     training_case,
 )
-from course_lib.checks.judge.training.traffic import last_backwards, volume_line, within
+from course_lib.checks.judge.training.traffic import begun_at, last_backwards, volume_line, within
 from course_lib.checks.judge.training.values import (
     TOLERANCE,
     Mistake,
@@ -28,6 +28,7 @@ __all__ = [
     "OPTIMIZERS",
     "TOLERANCE",
     "Mistake",
+    "begun_at",
     "common",
     "differing",
     "first",

@@ -123,7 +123,7 @@ def close_to_the_weights(on: Setting, inputs: Inputs) -> Line:
 
 
 def same_everywhere(ranks: Sequence[int], inputs: Inputs) -> Line:
-    """All ranks hold the same bits, their own shard's included."""
+    """All ranks hold the same bits, their own shard's included. It counts if the weights are right."""
 
     def judge(observed: Observed) -> Finding:
         first = observed.tensors[ranks[0]]["output"]
@@ -140,7 +140,7 @@ def same_everywhere(ranks: Sequence[int], inputs: Inputs) -> Line:
             )
         return RIGHT
 
-    return Line("the same bits on every rank", judge, 0.5)
+    return Line("the same bits on every rank", judge, 0.5, "communication")
 
 
 def bytes_hint(ratio: float, observed: Observed) -> str:

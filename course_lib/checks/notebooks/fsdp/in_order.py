@@ -6,11 +6,14 @@ message was in flight when a block began to compute if the rank had begun it, an
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from course_lib.checks.judge.training import begun_at
 from course_lib.checks.judge.training.single import Training
 from course_lib.checks.kit import RIGHT, Finding, Line, Observed, words, wrong
+from course_lib.checks.notebooks.fsdp.stayed import not_waited, stayed
 from course_lib.checks.rank.notebooks.fsdp.prefetched import Mark
 
 IDLE = "Begin its gather before the block ahead of it computes, or the wire idles meanwhile."
@@ -24,23 +27,24 @@ QUEUES = (
     "next block before the gradients leave."
 )
 FROM_ABOVE = "Backward comes from above: after block {} it comes to block {}, and block {} was asked for."
-LAST_STEPS = (
-    "Call the function that the last reduce() returned when backward is over, or the last unit's gradient "
-    "is sometimes last step's."
-)
 GRADIENTS_WAIT = (
     "Keep the function that reduce() returned, and call it when the next reduction is to begin: waiting at "
     "once is worth no more than a reduction that blocks."
 )
+CALLED = {"F": "forward", "B": "backward"}
 
 
 @dataclass(frozen=True)
 class Step:
-    """One rank's messages and marks of a step. gathers, reduces: per block, their places in the record."""
+    """One rank's messages and marks of a step. gathers, reduces: per block, their places in the record.
+
+    times: how often each mark was made.
+    """
 
     rank: int
     number: int
     marks: dict[tuple[str, int], Mark]
+    times: Mapping[tuple[str, int], int]
     gathers: dict[int, list[int]]
     reduces: dict[int, list[int]]
     turn: int  # messages begun when the last block's backward began
@@ -48,6 +52,19 @@ class Step:
 
     def mark(self, kind: str, block: int) -> Mark | None:
         return self.marks.get((kind, block))
+
+    def ran(self) -> Finding | None:
+        """The finding if a block did not compute once in forward and once in backward; None if all did."""
+        for kind, block in ((kind, block) for kind in CALLED for block in self.gathers):
+            if (times := self.times[kind, block]) != 1:
+                how_often = f"{words.number(times)} times" if times else "not at all"
+                return wrong(
+                    f"block {block} ran {how_often} in the {CALLED[kind]} of step {self.number + 1} on rank "
+                    f"{self.rank}; once is right.",
+                    "Call the module once in forward, and the hooks of its blocks do the rest.",
+                    cause="runs",
+                )
+        return None
 
     def gathered(self, kind: str, block: int) -> list[int]:
         """The block's gathers in forward ("F") or backward ("B")."""
@@ -60,14 +77,12 @@ def steps_of(observed: Observed, training: Training) -> Iterator[Step]:
         sum(p.numel() for p in block.parameters()) * training.dtype.itemsize: k
         for k, block in enumerate(training.built().blocks)
     }
-    depth, item = len(sizes), 0
+    depth = len(sizes)
     for rank, operations in enumerate(observed.operations):
         reply = observed.values[rank]
-        for number, marks in enumerate(reply.marks):
-            item = 2 * number
-            if item + 1 >= len(reply.begun):
-                return
-            first, last = reply.begun[item], reply.begun[item + 1]
+        for number in range(len(training.steps[0])):
+            marks = reply.marks[number] if number < len(reply.marks) else []
+            first, last = (begun_at(observed, rank, 2 * number + k) for k in (0, 1))
             gathers: dict[int, list[int]] = {k: [] for k in range(depth)}
             reduces: dict[int, list[int]] = {k: [] for k in range(depth)}
             for at, operation in enumerate(operations[first:last], first):
@@ -79,7 +94,8 @@ def steps_of(observed: Observed, training: Training) -> Iterator[Step]:
             by_block = {(mark.kind, mark.block): mark for mark in marks}
             turn = next((m.begun for m in marks if m.kind == "F" and m.block == depth - 1), 0)
             barriers = sum(operation.op == "barrier" for operation in operations[first:last])
-            yield Step(rank, number, by_block, gathers, reduces, turn, barriers)
+            times = Counter((mark.kind, mark.block) for mark in marks)
+            yield Step(rank, number, by_block, times, gathers, reduces, turn, barriers)
 
 
 def each_way(depth: int, ahead: tuple[int, int]) -> Iterator[tuple[str, int, list[int]]]:
@@ -88,9 +104,6 @@ def each_way(depth: int, ahead: tuple[int, int]) -> Iterator[tuple[str, int, lis
         yield "F", k, list(range(k + 1, min(depth, k + 1 + ahead[0])))
     for k in reversed(range(depth)):
         yield "B", k, list(range(k - 1, max(-1, k - 1 - ahead[1]), -1))
-
-
-CALLED = {"F": "forward", "B": "backward"}
 
 
 def ahead_line(training: Training, ahead: tuple[int, int], reshard: bool, title: str, weight: float) -> Line:
@@ -105,14 +118,11 @@ def ahead_line(training: Training, ahead: tuple[int, int], reshard: bool, title:
                     "the slowest rank and for all messages before.",
                     MEETING, cause="barrier", misses_point=True,
                 )  # fmt: skip
+            if finding := step.ran():
+                return finding
             for kind, block, others in each_way(depth, ahead):
-                mark = step.mark(kind, block)
-                if mark is None:
-                    return wrong(
-                        f"block {block} did not run {CALLED[kind]} on rank {step.rank}.", cause="runs"
-                    )
                 for other in others:
-                    if finding := missing(step, kind, mark, other, reshard):
+                    if finding := missing(step, kind, step.marks[kind, block], other, reshard):
                         return finding
         return RIGHT
 
@@ -166,6 +176,8 @@ def reduce_line(training: Training, title: str, weight: float) -> Line:
 
     def judge(observed: Observed) -> Finding:
         for step in steps_of(observed, training):
+            if finding := step.ran():
+                return finding
             for block, places in step.reduces.items():
                 where = f"of block {block} on rank {step.rank}"
                 if len(places) != 1:
@@ -182,7 +194,6 @@ def reduce_line(training: Training, title: str, weight: float) -> Line:
                         "Send a block's gradients when backward has left it: they travel while the next "
                         "block computes.",
                         cause="gradients stay",
-                        misses_point=True,
                     )
                 later = [m for m in step.marks.values() if m.kind == "B" and m.begun > places[0]]
                 after = min(later, key=lambda m: m.begun, default=None)
@@ -192,7 +203,6 @@ def reduce_line(training: Training, title: str, weight: float) -> Line:
                         "backward.",
                         GRADIENTS_WAIT,
                         cause="reduction at once",
-                        misses_point=True,
                     )
             every = {at for places in step.reduces.values() for at in places}
             for mark in step.marks.values():
@@ -209,24 +219,23 @@ def reduce_line(training: Training, title: str, weight: float) -> Line:
     return Line(title, judge, weight)
 
 
-def waited_line(title: str, weight: float) -> Line:
+def waited_line(training: Training, title: str, weight: float) -> Line:
     """After backward no message is in flight."""
+    steps = len(training.steps[0])
 
     def judge(observed: Observed) -> Finding:
         for rank, reply in enumerate(observed.values):
+            kinds = {operation.op for operation in observed.operations[rank]}
+            if len(reply.after) != steps or not {"all_gather", "reduce_scatter"} <= kinds:
+                return wrong(
+                    f"rank {rank} began no gather, or no reduction, so that there was nothing to wait for.",
+                    "Weights are gathered before they are used, and gradients are reduced after that.",
+                    cause="no messages",
+                )
             for number, after in enumerate(reply.after):
                 for at in after:
                     if at < len(observed.operations[rank]):
-                        kind = observed.operations[rank][at].op
-                        why = LAST_STEPS if kind == "reduce_scatter" else (
-                            "Wait for every gather that you begin, also for one that no block needs."
-                        )  # fmt: skip
-                        return wrong(
-                            f"after the backward of step {number + 1} rank {rank} had not waited for a "
-                            f"message that it had begun, {kind}.",
-                            why,
-                            cause=f"open {kind}",
-                        )
+                        return not_waited(rank, number, observed.operations[rank][at].op)
         return RIGHT
 
     return Line(title, judge, weight)
@@ -238,17 +247,13 @@ def whole_line(training: Training, ahead: tuple[int, int], reshard: bool, weight
 
     def judge(observed: Observed) -> Finding:
         for step in steps_of(observed, training):
+            if finding := step.ran():
+                return finding
             for mark in sorted(step.marks.values(), key=lambda mark: -len(mark.whole)):
                 most = depth if not reshard else 1 + ahead[mark.kind == "B"]
                 if len(mark.whole) > most:
                     return too_many(step, mark, most, depth)
-            if observed.values[step.rank].left:
-                return wrong(
-                    f"after a forward without a graph blocks were whole on rank {step.rank}.",
-                    "Keep the last block only if its output requires a gradient: else no backward comes.",
-                    cause="left",
-                )
-        return RIGHT
+        return stayed(observed, training) or RIGHT
 
     title = "memory: 1 + prefetch blocks" if reshard else "memory: nothing left between steps"
     return Line(title, judge, weight, "memory")

@@ -11,6 +11,7 @@ from course_lib.checks.judge import training as lines
 from course_lib.checks.judge.training.single import Training
 from course_lib.checks.kit import Case, Draw, Line, Observed, exercise
 from course_lib.checks.notebooks.fsdp.in_order import ahead_line, reduce_line, waited_line, whole_line
+from course_lib.checks.notebooks.fsdp.stayed import shards_line, stayed_line, with_causes
 from course_lib.checks.notebooks.zero.module import IN_BACKWARD, IN_FORWARD, TRAPS
 from course_lib.checks.notebooks.zero.runs import (
     ADAMW,
@@ -103,12 +104,12 @@ def order_case(draw: Draw, n: int, ahead: tuple[int, int], reshard: bool, title:
     training = uneven(draw, n, settings)
     values = stepped(training, f"{title}: values", lines.common(n), 1, what="end")
     case_lines = [
-        values,
+        with_causes(values, training),
         ahead_line(training, ahead, reshard, f"{title}: blocks ahead are on their way", 4),
-        reduce_line(training, f"{title}: gradients travel while the next block computes", 2),
-        waited_line(f"{title}: every message is waited for", 1),
+        reduce_line(training, f"{title}: gradients travel while the next block computes", 3),
+        waited_line(training, f"{title}: every message is waited for", 1),
         bytes_line(training, reshard, 1.5 if reshard else 3),  # the others pass if a block is freed, too
-        whole_line(training, ahead, reshard, 2),
+        whole_line(training, ahead, reshard, 3 if reshard else 1),
     ]
     return lines.training_case(RECIPE, title, training, case_lines, timeout=30.0)
 
@@ -123,10 +124,14 @@ def values_case(
     training = replace(training, more={**training.more, **more}, known={})
     otherwise = TRAPS if model == "traps" else ""
     line = value_line(training, title, weight=weight, trivial=n == 1, otherwise=otherwise)
-    return lines.training_case(
-        RECIPE, title, training, [line, waited_line(f"{title}: every message is waited for", 0.5)],
-        timeout=30.0,
-    )  # fmt: skip
+    case_lines = [
+        with_causes(line, training),
+        waited_line(training, f"{title}: every message is waited for", 0.5),
+        stayed_line(training, f"{title}: nothing stays whole", 2 if "raising" in more else 1),
+    ]
+    if model == "traps":
+        case_lines.append(shards_line(training, "parameters(): the shards of all units", 1))
+    return lines.training_case(RECIPE, title, training, case_lines, timeout=30.0)
 
 
 def memory_case(draw: Draw) -> Case:
@@ -147,30 +152,37 @@ def memory_case(draw: Draw) -> Case:
         point=peak + WHOLE / 3,
         hint=lambda _: "More than two blocks or two rows of gradients were there at once.",
     )  # fmt: skip
-    return lines.training_case(RECIPE, "memory", training, [values, held, highest], timeout=30.0)
+    case_lines = [with_causes(values, training), held, highest]
+    return lines.training_case(RECIPE, "memory", training, case_lines, timeout=30.0)
 
 
 def grouped(draw: Draw) -> Case:
     training, title, line = group_run(draw)
     return lines.training_case(
-        RECIPE, title, training, [line], timeout=30.0, members=MEMBERS, world_size=WORLD
+        RECIPE,
+        title,
+        training,
+        [with_causes(line, training)],
+        timeout=30.0,
+        members=MEMBERS,
+        world_size=WORLD,
     )
 
 
 @exercise(
     points=16, objects=("PrefetchedModule",),
     references=("course_lib.fsdp.module", "course_lib.zero"), hint=trouble, refused=REFUSED,
-    point="messages that travel while blocks compute",
+    point="messages that travel while blocks compute", besides="the ZeRO-3 of notebook 04",
 )  # fmt: skip
 def prefetched_module(draw: Draw) -> Iterator[Case]:
     yield order_case(draw, 2, AHEAD, True, "2 ranks")
-    yield values_case(draw, 3, "traps", SGD, "SGD, 3 ranks: tied, frozen, used twice", 3)
+    yield values_case(draw, 3, "traps", SGD, "SGD, 3 ranks: tied, frozen, used twice", 3, evaluating=[0, 1])
     yield values_case(
-        draw, 2, "frozen", ADAMW, "AdamW, 2 ranks, two forwards before their backward", 2, micro=2,
+        draw, 2, "headed", ADAMW, "AdamW, 2 ranks, two forwards before their backward", 2, micro=2,
         together=True,
     )  # fmt: skip
     yield values_case(
-        draw, 2, "frozen", SGD, "SGD, 2 ranks, after an error in block 2", 2, micro=2,
+        draw, 2, "headed", SGD, "SGD, 2 ranks, after an error in block 2", 2, micro=2,
         raising=[1],
     )  # fmt: skip
     yield order_case(draw, 3, (2, 2), False, "3 ranks, two ahead, not resharded")

@@ -4,6 +4,7 @@ Instructions: those of `course_lib.checks.rank.training`, and
 
     raising      steps with a forward in which block 2 raises an error: once before the step's forwards, and
                  once between its backward and the optimizer's step, after which gathered weights are old
+    evaluating   steps with a forward without a graph between its backward and the optimizer's step
     together     whether the forwards of a step's microbatches all come before one backward
 
 The class has no method that gives whole parameters. So these are noted by the blocks' own layers when they
@@ -13,7 +14,7 @@ compute, in a forward without a graph. The reply has the tensors of `training`, 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -55,13 +56,18 @@ class Mark:
 class OfPrefetched(Told):
     """The reply about a training run, and more.
 
-    marks: of each step; after: operations that were open after each step's backward; left: blocks with memory
-    behind their parameters after a forward without a graph, the most of all.
+    marks: of each step; after: operations that were open after each step's backward. left, failed: blocks
+    with memory behind their parameters, after each forward without a graph, after each that raised an error;
+    the number of blocks stands for the root. elements: of all that parameters() gives; own: how many of these
+    tensors are the model's own.
     """
 
     marks: list[list[Mark]] = field(default_factory=list)
     after: list[list[Count]] = field(default_factory=list)
-    left: Count = 0
+    left: list[list[Count]] = field(default_factory=list)
+    failed: list[list[Count]] = field(default_factory=list)
+    elements: Count = 0
+    own: Count = 0
 
 
 class _Arriving(torch.autograd.Function):
@@ -83,7 +89,12 @@ class Looking:
 
     def __init__(self, model: toys.Toy):
         self.blocks = list(model.blocks)
-        self.params = [list(block.parameters()) for block in self.blocks]
+        owners: dict[nn.Parameter, set[nn.Module]] = {p: set() for p in model.parameters()}
+        for block in self.blocks:
+            for p in block.parameters():
+                owners[p].add(block)
+        self.params = [[p for p in owners if owners[p] == {block}] for block in self.blocks]
+        self.params.append([p for p in owners if len(owners[p]) != 1])  # the root's
         self.sizes = [sum(p.nbytes for p in params) for params in self.params]
         self.marks: list[list[Mark]] = []
         self.names = {p: name for name, p in model.named_parameters()}
@@ -110,14 +121,15 @@ class Looking:
     def mark(self, kind: Literal["F", "B"], block: int) -> None:
         if self.marks and self.capturing is None and not self.failing:
             begun = watching.begun_and_waited()[0]
-            self.marks[-1].append(Mark(kind, block, begun, still_open(), self.whole()))
+            whole = [k for k in self.whole() if k < len(self.blocks)]
+            self.marks[-1].append(Mark(kind, block, begun, still_open(), whole))
 
     def whole(self) -> list[int]:
-        """Blocks with memory behind their parameters, for most of their bytes."""
+        """Blocks with memory behind their parameters, for most of their bytes; the root comes after them."""
         return [
             k
             for k, (params, size) in enumerate(zip(self.params, self.sizes, strict=True))
-            if behind(params) >= MOST * size
+            if params and behind(params) >= MOST * size
         ]
 
     def capture(self, module: nn.Module, *_: object) -> None:
@@ -148,10 +160,19 @@ class Training:
         self.looking = Looking(session.model)
         self.made = make(session.model, **keywords(instructions, groups))
         self.like = {name: (tuple(p.shape), p.dtype) for name, p in session.named.items()}
-        self.values = OfPrefetched()
+        given, models = list(self.made.parameters()), set(session.named.values())
+        self.values = OfPrefetched(
+            elements=sum(p.numel() for p in given), own=sum(p in models for p in given)
+        )
 
     def whole(self) -> list[tuple[str, torch.Tensor]]:
-        """The parameters as a forward without a graph uses them.
+        """The parameters as a forward without a graph uses them."""
+        captured = self.evaluate()
+        zeros = {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in self.like.items()}
+        return list((zeros | captured).items())
+
+    def evaluate(self) -> dict[str, torch.Tensor]:
+        """A forward without a graph, and the parameters that it used.
 
         The copies are the check's, so that this forward is not measured.
         """
@@ -164,9 +185,8 @@ class Training:
             self.made(x.to(device()))
         captured, self.looking.capturing = self.looking.capturing, None
         watch.memory = memory
-        self.values.left = max(self.values.left, len(self.looking.whole()))
-        zeros = {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in self.like.items()}
-        return list((zeros | captured).items())
+        self.values.left.append(self.looking.whole())
+        return captured
 
     def fail(self, step: int) -> None:
         """A forward in which a block raises an error."""
@@ -178,6 +198,7 @@ class Training:
             pass
         finally:
             self.looking.failing = False
+        self.values.failed.append(self.looking.whole())
 
     def accumulate(self, step: int) -> None:
         self.looking.marks.append([])
@@ -215,10 +236,10 @@ def module(
         training.accumulate(step)
         if raises:
             training.fail(step)
+        if step in instructions.get("evaluating", []):
+            training.evaluate()
         optimizer.step()
         optimizer.zero_grad()
         session.stepped(step, training.whole)
     reply, kept = session.reply()
-    values = training.values
-    of_run = OfPrefetched(**vars(reply), marks=training.looking.marks, after=values.after, left=values.left)
-    return of_run, kept
+    return replace(training.values, **vars(reply), marks=training.looking.marks), kept

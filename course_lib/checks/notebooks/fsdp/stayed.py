@@ -1,0 +1,136 @@
+"""What a prefetched module leaves behind: units that stay whole, and shards that parameters() does not give.
+
+Such a unit is not gathered before it is used again, so that a rank computes with old weights after the next
+step. A shard that is not given is never trained. Both show in values, too, and are the cause that is told.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from course_lib.checks.judge import training as lines
+from course_lib.checks.judge.training.single import Training
+from course_lib.checks.kit import RIGHT, Finding, Line, Observed, words, wrong
+from course_lib.checks.notebooks.zero.runs import carried
+
+LAST_STEPS = (
+    "Call the function that the last reduce() returned when backward is over, or the last unit's gradient "
+    "is sometimes last step's."
+)
+OLD_WEIGHTS = "A unit that stays whole is not gathered again, and keeps its old weights after the next step."
+NO_GRAPH = (
+    "If the output of the module does not require a gradient, no backward comes: free all units when "
+    "its forward is over, the root as well."
+)
+KEPT_LAST = "Keep the last block only if its output requires a gradient: else no backward comes."
+AFTER_ERROR = "Free all units when forward raises an error, and raise the error again (try, except)."
+
+
+def evaluations(training: Training) -> int:
+    """How many forwards without a graph a run has: of those that give values, and those between."""
+    steps = len(training.steps[0])
+    values = steps if "params" in training.tell else "end" in training.tell
+    return ("start" in training.tell) + values + len(training.more.get("evaluating", ()))
+
+
+def stayed(observed: Observed, training: Training) -> Finding | None:
+    """The finding if a unit was whole after a forward without a backward; None if none was."""
+    depth, failures = len(training.built().blocks), 2 * len(training.more.get("raising", ()))
+    for rank in lines.members(observed):
+        reply = observed.values[rank]
+        if len(reply.left) != evaluations(training) or len(reply.failed) != failures:
+            return wrong(f"rank {rank} did not run all forwards that were asked for.", cause="forwards")
+        if whole := {k for unit in reply.failed for k in unit}:
+            said = f"after a forward that raised an error {named(whole, depth)} whole on rank {rank}."
+            return wrong(said, AFTER_ERROR, OLD_WEIGHTS, cause="left after an error")
+        if whole := {k for unit in reply.left for k in unit}:
+            said = f"after a forward without a graph {named(whole, depth)} whole on rank {rank}."
+            why = KEPT_LAST if whole == {depth - 1} else NO_GRAPH
+            return wrong(said, why, OLD_WEIGHTS, cause="left")
+    return None
+
+
+def named(whole: set[int], depth: int) -> str:
+    """Words for the units that were whole, of which number `depth` is the root."""
+    blocks = sorted(whole - {depth})
+    units = ([words.which("block", blocks)] if blocks else []) + (["the root"] if depth in whole else [])
+    return f"{' and '.join(units)} {'was' if len(whole) == 1 else 'were'}"
+
+
+def stayed_line(training: Training, title: str, weight: float) -> Line:
+    def judge(observed: Observed) -> Finding:
+        return stayed(observed, training) or RIGHT
+
+    return Line(title, judge, weight, "memory")
+
+
+def not_shards(observed: Observed) -> Finding | None:
+    """The finding if parameters() gives the model's own tensors; None if it gives others."""
+    for rank in lines.members(observed):
+        if own := observed.values[rank].own:
+            return wrong(
+                f"parameters() gives {words.counted(own, 'tensor')} of the model itself on rank {rank}, and "
+                "not the shards.",
+                "The optimizer steps on the shards: return unit.shard of every unit.",
+                cause="not shards",
+            )
+    return None
+
+
+def shards_line(training: Training, title: str, weight: float) -> Line:
+    """The ranks' parameters() have together a part of every parameter, frozen ones too."""
+    whole = sum(p.numel() for p in training.built().parameters())
+
+    def judge(observed: Observed) -> Finding:
+        if finding := not_shards(observed):
+            return finding
+        got = sum(observed.values[rank].elements for rank in lines.members(observed))
+        if got >= whole:
+            return RIGHT
+        return wrong(
+            f"parameters() has {words.number(got)} elements on all ranks together; the model has "
+            f"{words.number(whole)}.",
+            "It gives the shards of all units: of each block, of the root, and of frozen parameters.",
+            cause="shards",
+        )
+
+    return Line(title, judge, weight)
+
+
+def with_causes(line: Line, training: Training) -> Line:
+    """The line on values. If these are not a usual mistake's, it says what else was wrong in the run."""
+    usual = [*lines.common(training.world_size), carried("the shards' gradients")]
+    told = {mistake.says for mistake in usual}
+    others = (shards_line(training, "", 0).judge, last_reduced, lambda run: stayed(run, training) or RIGHT)
+
+    def judge(observed: Observed) -> Finding:
+        finding = line.judge(observed)
+        if finding.ok or {str(said) for said in finding.sentences[1:]} & told:
+            return finding
+        return next((cause for look in others if not (cause := look(observed)).ok), finding)
+
+    return replace(line, judge=judge)
+
+
+def last_reduced(observed: Observed) -> Finding:
+    """Wrong if a reduction was in flight after a backward."""
+    for rank in lines.members(observed):
+        operations = observed.operations[rank]
+        for number, after in enumerate(observed.values[rank].after):
+            if any(at < len(operations) and operations[at].op == "reduce_scatter" for at in after):
+                return not_waited(rank, number, "reduce_scatter")
+    return RIGHT
+
+
+def not_waited(rank: int, step: int, kind: str) -> Finding:
+    why = (
+        LAST_STEPS
+        if kind == "reduce_scatter"
+        else "Wait for every gather that you begin, also for one that no block needs."
+    )
+    return wrong(
+        f"after the backward of step {step + 1} rank {rank} had not waited for a message that it had begun, "
+        f"{kind}.",
+        why,
+        cause=f"open {kind}",
+    )
