@@ -31,6 +31,7 @@ def unit_bytes(config, itemsize=2):
 
 
 # %% wrong: two transfers, as for replicas
+# is: slip
 # says: Those are replicas
 # base: what the wrong ones change
 -    return (n - 1) / n * params * (gathers * weights + reductions * gradients)
@@ -38,6 +39,7 @@ def unit_bytes(config, itemsize=2):
 
 
 # %% wrong: gathered for forward alone
+# is: slip
 # says: gathered for forward and for backward
 # base: what the wrong ones change
 -    gathers = 2 * k if reshard else k
@@ -45,6 +47,7 @@ def unit_bytes(config, itemsize=2):
 
 
 # %% wrong: bits
+# is: slip
 # says: in bits: a byte has eight
 # base: what the wrong ones change
 -    return (n - 1) / n * params * (gathers * weights + reductions * gradients)
@@ -52,6 +55,7 @@ def unit_bytes(config, itemsize=2):
 
 
 # %% wrong: gradients as small as weights
+# is: slip
 # says: Gradients have `gradients` bytes each
 # base: what the wrong ones change
 -    return (n - 1) / n * params * (gathers * weights + reductions * gradients)
@@ -59,6 +63,7 @@ def unit_bytes(config, itemsize=2):
 
 
 # %% wrong: one microbatch
+# is: slip
 # says: That is one microbatch: a step has K of them
 # base: what the wrong ones change
 -    k = microbatches
@@ -66,6 +71,7 @@ def unit_bytes(config, itemsize=2):
 
 
 # %% wrong: three transfers a microbatch, always
+# is: slip
 # says: tensors that stay whole need not be sent again
 # base: what the wrong ones change
 -    gathers = 2 * k if reshard else k
@@ -78,6 +84,7 @@ def unit_bytes(config, itemsize=2):
 
 
 # %% wrong: weights that stay are gathered K times
+# is: slip
 # says: the first forward finds nothing and gathers, too
 # base: what the wrong ones change
 -        gathers = k + 1 if reshard else 1
@@ -85,6 +92,7 @@ def unit_bytes(config, itemsize=2):
 
 
 # %% wrong: a reduce-scatter in each microbatch
+# is: slip
 # says: the last microbatch alone reduces
 # base: what the wrong ones change
 -    reductions = k if keep is None else 1
@@ -92,6 +100,7 @@ def unit_bytes(config, itemsize=2):
 
 
 # %% wrong: not resharded, and gathered twice
+# is: slip
 # says: backward finds it, and does not gather
 # base: what the wrong ones change
 -    gathers = 2 * k if reshard else k
@@ -99,6 +108,7 @@ def unit_bytes(config, itemsize=2):
 
 
 # %% wrong: the own shard is sent as well
+# is: slip
 # says: sends the rest: \(N-1\)/N
 # base: what the wrong ones change
 -    return (n - 1) / n * params * (gathers * weights + reductions * gradients)
@@ -106,13 +116,15 @@ def unit_bytes(config, itemsize=2):
 
 
 # %% wrong: both directions of NVLink
-# says: `each_way` counts one direction
+# is: idea
+# says: `each_way` counts one direction already
 # base: what the wrong ones change
 -    return (n - 1) / n * itemsize / 2 * flops / each_way
 +    return (n - 1) / n * itemsize / 2 * flops / (2 * each_way)
 
 
 # %% wrong: a FLOP is a multiplication and an addition
+# is: slip
 # says: two FLOPs in forward, a multiplication and an addition
 # base: what the wrong ones change
 -    return (n - 1) / n * itemsize / 2 * flops / each_way
@@ -120,6 +132,7 @@ def unit_bytes(config, itemsize=2):
 
 
 # %% wrong: tokens that grow with the parameters
+# is: idea
 # says: P cancels
 # base: what the wrong ones change
 -    return (n - 1) / n * itemsize / 2 * flops / each_way
@@ -127,13 +140,31 @@ def unit_bytes(config, itemsize=2):
 
 
 # %% wrong: the whole unit is gathered
+# is: slip
 # says: A rank has 1/n of the unit already
 # base: what the wrong ones change
 -    return (n - 1) / n * itemsize / 2 * flops / each_way
 +    return itemsize / 2 * flops / each_way if n > 1 else 0.0
 
 
+# %% wrong: the size of a weight is not used
+# is: detail
+# says: `itemsize` is not used
+# base: what the wrong ones change
+-    return (n - 1) / n * itemsize / 2 * flops / each_way
++    return (n - 1) / n * flops / each_way
+
+
+# %% wrong: upside down
+# is: idea
+# says: a faster GPU needs more tokens, a faster link fewer
+# base: what the wrong ones change
+-    return (n - 1) / n * itemsize / 2 * flops / each_way
++    return (n - 1) / n * itemsize / 2 * each_way / flops
+
+
 # %% wrong: keys and values as wide as the queries
+# is: detail
 # says: Keys and values are narrower
 # base: what the wrong ones change
 -    keys = config.key_value_heads * config.head_dim
@@ -141,6 +172,7 @@ def unit_bytes(config, itemsize=2):
 
 
 # %% wrong: SwiGLU with two matrices
+# is: slip
 # says: three matrices: gate, up and down
 # base: what the wrong ones change
 -    block += (3 if config.mlp == "swiglu" else 2) * h * inner
@@ -148,6 +180,7 @@ def unit_bytes(config, itemsize=2):
 
 
 # %% wrong: one norm a block
+# is: detail
 # says: A block has two norms
 # base: what the wrong ones change
 -    return itemsize * (block + 2 * norm), itemsize * root
@@ -155,6 +188,7 @@ def unit_bytes(config, itemsize=2):
 
 
 # %% wrong: every head is tied
+# is: detail
 # says: a matrix of its own, as large as the embedding
 # base: what the wrong ones change
 -    if not config.tied:
@@ -162,6 +196,7 @@ def unit_bytes(config, itemsize=2):
 
 
 # %% wrong: a table of rotary positions
+# is: detail
 # says: Rotary positions have no parameters
 # base: what the wrong ones change
 -    if config.positions == "learned":
@@ -169,6 +204,7 @@ def unit_bytes(config, itemsize=2):
 
 
 # %% wrong: the block alone
+# is: form
 # says: gives something else than 2 numbers
 # base: what the wrong ones change
 -    return itemsize * (block + 2 * norm), itemsize * root
@@ -233,3 +269,9 @@ def unit_bytes(config, itemsize=2):
     tables = 1 if config.tied else 2
     learned = config.context if config.positions == "learned" else 0
     return (block + 2 * norms) * itemsize, (h * (tables * config.vocab_size + learned) + norms) * itemsize
+
+
+# %% right: a whole number of tokens
+# base: what the wrong ones change
+-    return (n - 1) / n * itemsize / 2 * flops / each_way
++    return math.ceil((n - 1) / n * itemsize / 2 * flops / each_way)

@@ -1,4 +1,5 @@
 # %% wrong: replicas, and no wire
+# is: slip
 # says: the gather brings 15/16
 answer_1 = 0.4 * 989e12 / 50e9
 answer_2 = "the next gather queues behind them"
@@ -8,6 +9,7 @@ answer_5 = "hybrid"
 answer_6 = "rank 0 prefetches two units, rank 1 one"
 
 # %% wrong: gradients that are late
+# is: slip
 # says: begins after its backward, when they are ready
 answer_1 = 7418
 answer_2 = "gradients are not ready"
@@ -17,6 +19,7 @@ answer_5 = "hybrid"
 answer_6 = "rank 0 prefetches two units, rank 1 one"
 
 # %% wrong: one block
+# is: slip
 # says: One unit ahead makes two
 answer_1 = 7418
 answer_2 = "the next gather queues behind them"
@@ -25,7 +28,18 @@ answer_4 = 17
 answer_5 = "hybrid"
 answer_6 = "rank 0 prefetches two units, rank 1 one"
 
+# %% wrong: mebibytes
+# is: detail
+# says: MiB, of 1,048,576 bytes
+answer_1 = 7418
+answer_2 = "the next gather queues behind them"
+answer_3 = 4 * 202_383_360 / 2**20
+answer_4 = 17
+answer_5 = "hybrid"
+answer_6 = "rank 0 prefetches two units, rank 1 one"
+
 # %% wrong: a reduce in each microbatch
+# is: slip
 # says: the last one alone reduces
 answer_1 = 7418
 answer_2 = "the next gather queues behind them"
@@ -35,6 +49,7 @@ answer_5 = "hybrid"
 answer_6 = "rank 0 prefetches two units, rank 1 one"
 
 # %% wrong: full sharding between nodes
+# is: slip
 # says: only an eighth of the gradients crosses
 answer_1 = 7418
 answer_2 = "the next gather queues behind them"
@@ -44,6 +59,7 @@ answer_5 = "full"
 answer_6 = "rank 0 prefetches two units, rank 1 one"
 
 # %% wrong: nothing ahead deadlocks
+# is: slip
 # says: slow, but all ranks call the same collectives
 answer_1 = 7418
 answer_2 = "the next gather queues behind them"
@@ -53,6 +69,7 @@ answer_5 = "hybrid"
 answer_6 = "all ranks prefetch nothing"
 
 # %% wrong: every rank waits
+# is: slip
 # says: no rank waits for the reduce
 answer_1 = 7418
 answer_2 = "every rank waits in backward"
@@ -62,6 +79,7 @@ answer_5 = "hybrid"
 answer_6 = "rank 0 prefetches two units, rank 1 one"
 
 # %% wrong: the first answer is missing
+# is: form
 # says: answer_1 is not answered yet
 answer_1 = ...
 answer_2 = "the next gather queues behind them"

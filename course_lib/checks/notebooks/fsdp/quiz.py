@@ -57,6 +57,7 @@ def questions(draw: Draw) -> Iterator[Case]:
                     2 * WHOLE: "A parameter in bfloat16 has two bytes, not four.",
                     1.5 * WHOLE: "One unit ahead makes two: the one that computes, and the next.",
                     WHOLE * 1e6: "That is in bytes.",
+                    WHOLE * 1e6 / 2**20: "That is in MiB, of 1,048,576 bytes: a MB has a million.",
                 },
                 otherwise="Two blocks at most, of two bytes a parameter.",
             ),
