@@ -18,6 +18,7 @@ def all_gather_int8(output, shard, block=256, group=None):
 
 
 # %% wrong: float32 travels
+# is: idea
 # says: Weights travelled as float32: send a byte each, 4 times fewer
 # base: what the wrong ones change
 -    all_bytes = torch.empty(n * size, dtype=torch.int8)
@@ -26,16 +27,8 @@ def all_gather_int8(output, shard, block=256, group=None):
 +    dist.all_gather_into_tensor(all_bytes, bytes_.float(), group=group)
 
 
-# %% wrong: float32 travels, and half of the points are kept
-# says: a quarter of the bytes: without that at most half
-# base: what the wrong ones change
--    all_bytes = torch.empty(n * size, dtype=torch.int8)
--    dist.all_gather_into_tensor(all_bytes, bytes_, group=group)
-+    all_bytes = torch.empty(n * size)
-+    dist.all_gather_into_tensor(all_bytes, bytes_.float(), group=group)
-
-
 # %% wrong: 16 bits travel
+# is: idea
 # says: Weights travelled in 16 bits
 # base: what the wrong ones change
 -    all_bytes = torch.empty(n * size, dtype=torch.int8)
@@ -45,6 +38,7 @@ def all_gather_int8(output, shard, block=256, group=None):
 
 
 # %% wrong: one scale for a shard
+# is: idea
 # says: small weights become 0 beside a large one
 # base: what the wrong ones change
 -    scales = blocks.abs().amax(1) / 127
@@ -52,6 +46,7 @@ def all_gather_int8(output, shard, block=256, group=None):
 
 
 # %% wrong: block is not used
+# is: detail
 # says: `block` was not used
 # base: what the wrong ones change
 -    n, size = dist.get_world_size(group), shard.numel()
@@ -59,6 +54,7 @@ def all_gather_int8(output, shard, block=256, group=None):
 
 
 # %% wrong: cut off instead of rounded
+# is: slip
 # says: Weights were cut off towards 0
 # base: what the wrong ones change
 -    bytes_ = steps.round().to(torch.int8).view(-1)[:size].contiguous()
@@ -66,6 +62,7 @@ def all_gather_int8(output, shard, block=256, group=None):
 
 
 # %% wrong: the scale is the largest / 128
+# is: slip
 # says: changed its sign: divided by largest / 128
 # base: what the wrong ones change
 -    scales = blocks.abs().amax(1) / 127
@@ -73,6 +70,7 @@ def all_gather_int8(output, shard, block=256, group=None):
 
 
 # %% wrong: blocks of zeros are divided by zero
+# is: slip
 # says: A block of zeros was divided by its scale
 # base: what the wrong ones change
 -    steps = blocks / torch.where(scales == 0, 1, scales)[:, None]
@@ -82,6 +80,7 @@ def all_gather_int8(output, shard, block=256, group=None):
 
 
 # %% wrong: the own scales for all shards
+# is: idea
 # says: Each shard is decoded by its own rank's scales
 # base: what the wrong ones change
 -    dist.all_gather_into_tensor(all_scales, scales, group=group)
@@ -89,6 +88,7 @@ def all_gather_int8(output, shard, block=256, group=None):
 
 
 # %% wrong: scales in bfloat16
+# is: slip
 # says: The scales were rounded: send them as float32
 # base: what the wrong ones change
 -    dist.all_gather_into_tensor(all_scales, scales, group=group)
@@ -98,6 +98,7 @@ def all_gather_int8(output, shard, block=256, group=None):
 
 
 # %% wrong: the own shard stays exact
+# is: slip
 # says: exact there, and rounded on the others
 # base: what the wrong ones change
 -        output[k * size : (k + 1) * size] = row.view(-1)[:size]
@@ -107,6 +108,7 @@ def all_gather_int8(output, shard, block=256, group=None):
 
 
 # %% wrong: rows of bytes are added
+# is: idea
 # says: Bytes of different scales were added
 # base: what the wrong ones change
 -    dist.all_gather_into_tensor(all_bytes, bytes_, group=group)
@@ -115,6 +117,7 @@ def all_gather_int8(output, shard, block=256, group=None):
 
 
 # %% wrong: the other way round
+# is: slip
 # says: The shards are in the wrong places
 # base: what the wrong ones change
 -        output[k * size : (k + 1) * size] = row.view(-1)[:size]
@@ -122,6 +125,7 @@ def all_gather_int8(output, shard, block=256, group=None):
 
 
 # %% wrong: the master is rounded, too
+# is: slip
 # says: the master keeps its low bits
 # base: what the wrong ones change
 -    n, size = dist.get_world_size(group), shard.numel()
@@ -133,6 +137,7 @@ def all_gather_int8(output, shard, block=256, group=None):
 
 
 # %% wrong: the whole is returned
+# is: form
 # says: `output` was not written
 # base: what the wrong ones change
 -    for k in range(n):
@@ -141,6 +146,7 @@ def all_gather_int8(output, shard, block=256, group=None):
 
 
 # %% wrong: eight bits of a float, as they are
+# is: form
 # says: gloo cannot send every dtype, float8 among them
 # base: what the wrong ones change
 -    bytes_ = steps.round().to(torch.int8).view(-1)[:size].contiguous()
@@ -150,6 +156,7 @@ def all_gather_int8(output, shard, block=256, group=None):
 
 
 # %% wrong: all ranks instead of the group's
+# is: slip
 # says: rank
 # base: what the wrong ones change
 -    dist.all_gather_into_tensor(all_scales, scales, group=group)
@@ -157,6 +164,7 @@ def all_gather_int8(output, shard, block=256, group=None):
 
 
 # %% wrong: the scales are read where they lie, behind the weights
+# is: form
 # says: clone\(\) the part before you view it as float32
 @torch.no_grad()
 def all_gather_int8(output, shard, block=256, group=None):

@@ -12,12 +12,14 @@ def clip_grad_norm_(shards, max_norm, group=None, replica_group=None):
 
 
 # %% wrong: every rank clips by the norm of what it holds
+# is: idea
 # says: another factor: the shards of one weight no longer fit
 # base: what the wrong ones change
 -    dist.all_reduce(total, group=group)
 
 
 # %% wrong: the ranks' norms are added, not their squares
+# is: idea
 # says: Norms do not add up, their squares do
 # base: what the wrong ones change
 -    dist.all_reduce(total, group=group)
@@ -28,6 +30,7 @@ def clip_grad_norm_(shards, max_norm, group=None, replica_group=None):
 
 
 # %% wrong: norms of the rank's gradients are added before they are squared
+# is: idea
 # says: norms of single tensors were added
 # base: what the wrong ones change
 -    total = sum((g.float().square().sum() for g in grads), torch.zeros(()))
@@ -35,6 +38,7 @@ def clip_grad_norm_(shards, max_norm, group=None, replica_group=None):
 
 
 # %% wrong: norms of all gradients of all ranks are added
+# is: idea
 # says: Norms do not add up: add the squares of all elements
 # base: what the wrong ones change
 -    total = sum((g.float().square().sum() for g in grads), torch.zeros(()))
@@ -46,6 +50,7 @@ def clip_grad_norm_(shards, max_norm, group=None, replica_group=None):
 
 
 # %% wrong: the mean over the ranks
+# is: idea
 # says: mean over the ranks: every rank holds other elements
 # base: what the wrong ones change
 -    norm = total.sqrt().item()
@@ -53,6 +58,7 @@ def clip_grad_norm_(shards, max_norm, group=None, replica_group=None):
 
 
 # %% wrong: the largest rank's norm
+# is: idea
 # says: largest rank's norm: add the squares
 # base: what the wrong ones change
 -    dist.all_reduce(total, group=group)
@@ -60,6 +66,7 @@ def clip_grad_norm_(shards, max_norm, group=None, replica_group=None):
 
 
 # %% wrong: the root is forgotten
+# is: slip
 # says: the square of the norm: take its root
 # base: what the wrong ones change
 -    norm = total.sqrt().item()
@@ -67,6 +74,7 @@ def clip_grad_norm_(shards, max_norm, group=None, replica_group=None):
 
 
 # %% wrong: small gradients are scaled up
+# is: slip
 # says: A norm below max_norm stays
 # base: what the wrong ones change
 -    factor = min(1.0, max_norm / (norm + 1e-6))
@@ -74,6 +82,7 @@ def clip_grad_norm_(shards, max_norm, group=None, replica_group=None):
 
 
 # %% wrong: replicas are counted
+# is: slip
 # says: The replicas hold the same shards
 # base: what the wrong ones change
 -    dist.all_reduce(total, group=group)
@@ -81,6 +90,7 @@ def clip_grad_norm_(shards, max_norm, group=None, replica_group=None):
 
 
 # %% wrong: replicas are counted, and divided by where nothing is to be divided
+# is: slip
 # says: The replicas hold the same shards
 # base: what the wrong ones change
 -    dist.all_reduce(total, group=group)
@@ -90,6 +100,7 @@ def clip_grad_norm_(shards, max_norm, group=None, replica_group=None):
 
 
 # %% wrong: an all-reduce for each gradient
+# is: slip
 # says: one for each gradient: add up on the rank
 # base: what the wrong ones change
 -    total = sum((g.float().square().sum() for g in grads), torch.zeros(()))
@@ -101,6 +112,7 @@ def clip_grad_norm_(shards, max_norm, group=None, replica_group=None):
 
 
 # %% wrong: the number travels in eight bytes
+# is: detail
 # says: the 4 bytes of a float32 are enough
 # base: what the wrong ones change
 -    total = sum((g.float().square().sum() for g in grads), torch.zeros(()))
@@ -108,6 +120,7 @@ def clip_grad_norm_(shards, max_norm, group=None, replica_group=None):
 
 
 # %% wrong: the whole gradient is gathered
+# is: idea
 # says: one number travels, not the gradients
 def clip_grad_norm_(shards, max_norm, group=None, replica_group=None):
     grads = [p.grad for p in shards if p.grad is not None]
@@ -125,12 +138,14 @@ def clip_grad_norm_(shards, max_norm, group=None, replica_group=None):
 
 
 # %% wrong: PyTorch's, which knows this rank's shards alone
+# is: idea
 # says: another factor: the shards of one weight no longer fit
 def clip_grad_norm_(shards, max_norm, group=None, replica_group=None):
     return float(torch.nn.utils.clip_grad_norm_(shards, max_norm))
 
 
 # %% wrong: the shards are scaled, not their gradients
+# is: slip
 # says: a shard was changed: scale its gradient
 # base: what the wrong ones change
 -    for g in grads:
@@ -140,6 +155,7 @@ def clip_grad_norm_(shards, max_norm, group=None, replica_group=None):
 
 
 # %% wrong: the scaled gradients are thrown away
+# is: slip
 # says: makes a tensor that no parameter has
 # base: what the wrong ones change
 -        g.mul_(factor)
@@ -147,6 +163,7 @@ def clip_grad_norm_(shards, max_norm, group=None, replica_group=None):
 
 
 # %% wrong: the norm alone
+# is: slip
 # says: It was left as it was: scale .grad itself
 # base: what the wrong ones change
 -    factor = min(1.0, max_norm / (norm + 1e-6))
@@ -155,6 +172,7 @@ def clip_grad_norm_(shards, max_norm, group=None, replica_group=None):
 
 
 # %% wrong: a norm that is too small, so that nothing is scaled
+# is: slip
 # says: since the norm that was found is too small
 # base: what the wrong ones change
 -    norm = total.sqrt().item()
@@ -162,6 +180,7 @@ def clip_grad_norm_(shards, max_norm, group=None, replica_group=None):
 
 
 # %% wrong: each element is cut off
+# is: slip
 # says: All elements are scaled by one factor
 # base: what the wrong ones change
 -        g.mul_(factor)
@@ -169,6 +188,7 @@ def clip_grad_norm_(shards, max_norm, group=None, replica_group=None):
 
 
 # %% wrong: the squares of all islands are added, and divided by their number
+# is: slip
 # says: count each shard once
 # base: what the wrong ones change
 -    dist.all_reduce(total, group=group)
@@ -178,19 +198,38 @@ def clip_grad_norm_(shards, max_norm, group=None, replica_group=None):
 
 
 # %% wrong: a norm of one, whatever is asked for
+# is: slip
 # says: scaled to the norm 1, not to max_norm
 # base: what the wrong ones change
 -    factor = min(1.0, max_norm / (norm + 1e-6))
 +    factor = min(1.0, 1 / (norm + 1e-6))
 
 
+# %% wrong: the norm after scaling
+# is: slip
+# says: That is the norm after scaling
+# base: what the wrong ones change
+-    return norm
++    return min(norm, max_norm)
+
+
+# %% wrong: divided by a norm of zero
+# is: detail
+# says: ZeroDivisionError
+# base: what the wrong ones change
+-    factor = min(1.0, max_norm / (norm + 1e-6))
++    factor = min(1.0, max_norm / norm)
+
+
 # %% wrong: nothing is returned
+# is: slip
 # says: Return the norm before scaling
 # base: what the wrong ones change
 -    return norm
 
 
 # %% wrong: a rank without gradients stays away
+# is: slip
 # says: rank 3
 # base: what the wrong ones change
 -    dist.all_reduce(total, group=group)
@@ -200,6 +239,7 @@ def clip_grad_norm_(shards, max_norm, group=None, replica_group=None):
 
 
 # %% wrong: a gradient that is None is used
+# is: slip
 # says: NoneType
 # base: what the wrong ones change
 -    grads = [p.grad for p in shards if p.grad is not None]

@@ -24,6 +24,7 @@ def fsdp_schedule(units, forward_prefetch=1, backward_prefetch=1, reshard=True, 
 
 
 # %% wrong: each unit is gathered at its own use
+# is: idea
 # says: The wire idles while unit \d+ does its forward
 # base: what the wrong ones change
 -        gather(range(unit, unit + forward_prefetch + 1))
@@ -34,6 +35,7 @@ def fsdp_schedule(units, forward_prefetch=1, backward_prefetch=1, reshard=True, 
 
 
 # %% wrong: nothing is gathered ahead in backward
+# is: idea
 # says: The gather of unit \d+ waits behind the reduce of unit \d+
 # base: what the wrong ones change
 -        gather(range(unit, unit - backward_prefetch - 1, -1))
@@ -41,6 +43,7 @@ def fsdp_schedule(units, forward_prefetch=1, backward_prefetch=1, reshard=True, 
 
 
 # %% wrong: gathered behind the computation, still before the reduce
+# is: idea
 # says: gather unit \d+ before that, not behind it
 # base: what the wrong ones change
 -        gather(range(unit, unit + forward_prefetch + 1))
@@ -51,6 +54,7 @@ def fsdp_schedule(units, forward_prefetch=1, backward_prefetch=1, reshard=True, 
 
 
 # %% wrong: all units are gathered first
+# is: idea
 # says: All units are whole at once: that is a replica
 # base: what the wrong ones change
 -        gather(range(unit, unit + forward_prefetch + 1))
@@ -58,6 +62,7 @@ def fsdp_schedule(units, forward_prefetch=1, backward_prefetch=1, reshard=True, 
 
 
 # %% wrong: a unit is freed before its forward
+# is: form
 # says: computes its forward without weights
 # base: what the wrong ones change
 -        actions.append(("forward", unit))
@@ -71,6 +76,7 @@ def fsdp_schedule(units, forward_prefetch=1, backward_prefetch=1, reshard=True, 
 
 
 # %% wrong: the last unit is freed and gathered again
+# is: detail
 # says: is gathered twice in a row: backward begins with it
 # base: what the wrong ones change
 -        if reshard and not (keep_last and unit == units - 1):
@@ -78,6 +84,7 @@ def fsdp_schedule(units, forward_prefetch=1, backward_prefetch=1, reshard=True, 
 
 
 # %% wrong: gathered behind the backward, before the reduce
+# is: idea
 # says: The wire idles while unit \d+ does its backward
 # base: what the wrong ones change
 -        gather(range(unit, unit - backward_prefetch - 1, -1))
@@ -94,6 +101,7 @@ def fsdp_schedule(units, forward_prefetch=1, backward_prefetch=1, reshard=True, 
 
 
 # %% wrong: backward prefetches in the order of forward
+# is: idea
 # says: Backward comes from above
 # base: what the wrong ones change
 -        gather(range(unit, unit - backward_prefetch - 1, -1))
@@ -101,12 +109,14 @@ def fsdp_schedule(units, forward_prefetch=1, backward_prefetch=1, reshard=True, 
 
 
 # %% wrong: not gathered again for backward
+# is: form
 # says: must be gathered again for its backward
 # base: what the wrong ones change
 -        gather(range(unit, unit - backward_prefetch - 1, -1))
 
 
 # %% wrong: the reduce of unit 0 is forgotten
+# is: slip
 # says: unit 0 is never reduced
 # base: what the wrong ones change
 -        actions.append(("reduce", unit))
@@ -115,13 +125,55 @@ def fsdp_schedule(units, forward_prefetch=1, backward_prefetch=1, reshard=True, 
 
 
 # %% wrong: one unit too many
-# says: That is one too many
+# is: slip
+# says: Gathers run too far ahead
 # base: what the wrong ones change
 -        gather(range(unit, unit + forward_prefetch + 1))
 +        gather(range(unit, unit + forward_prefetch + 2))
 
 
+# %% wrong: the two prefetches are exchanged
+# is: slip
+# says: The two prefetches are exchanged
+# base: what the wrong ones change
+-        gather(range(unit, unit + forward_prefetch + 1))
++        gather(range(unit, unit + backward_prefetch + 1))
+@@
+-        gather(range(unit, unit - backward_prefetch - 1, -1))
++        gather(range(unit, unit - forward_prefetch - 1, -1))
+
+
+# %% wrong: a unit that is whole is gathered again
+# is: slip
+# says: is gathered while it is whole
+# base: what the wrong ones change
+-            if 0 <= unit < units and unit not in whole:
++            if 0 <= unit < units:
+
+
+# %% wrong: freed behind the next gather
+# is: slip
+# says: Free before you gather
+# base: what the wrong ones change
+-        if reshard and not (keep_last and unit == units - 1):
+-            actions.append(("free", unit))
+-            whole.discard(unit)
++        gather([unit + 1 + forward_prefetch])
++        if reshard and not (keep_last and unit == units - 1):
++            actions.append(("free", unit))
++            whole.discard(unit)
+
+
+# %% wrong: a generator
+# is: form
+# says: gives a generator; a list of actions is expected
+# base: what the wrong ones change
+-    return actions
++    yield from actions
+
+
 # %% wrong: never freed after backward
+# is: slip
 # says: is still whole at the end: nothing freed it after its last gather
 # base: what the wrong ones change
 -        actions.append(("backward", unit))
@@ -130,6 +182,7 @@ def fsdp_schedule(units, forward_prefetch=1, backward_prefetch=1, reshard=True, 
 
 
 # %% wrong: units are never freed after forward
+# is: idea
 # says: units are whole at once|is gathered while it is whole
 # base: what the wrong ones change
 -        if reshard and not (keep_last and unit == units - 1):
@@ -137,6 +190,7 @@ def fsdp_schedule(units, forward_prefetch=1, backward_prefetch=1, reshard=True, 
 
 
 # %% wrong: `reshard` is ignored
+# is: slip
 # says: is gathered twice, though reshard is False
 # base: what the wrong ones change
 -        if reshard and not (keep_last and unit == units - 1):
@@ -144,6 +198,7 @@ def fsdp_schedule(units, forward_prefetch=1, backward_prefetch=1, reshard=True, 
 
 
 # %% wrong: never more than one unit ahead
+# is: slip
 # says: unit 2 has not been gathered: forward_prefetch is 2
 # base: what the wrong ones change
 -        gather(range(unit, unit + forward_prefetch + 1))
@@ -151,6 +206,7 @@ def fsdp_schedule(units, forward_prefetch=1, backward_prefetch=1, reshard=True, 
 
 
 # %% wrong: `keep_last` is ignored, and the last unit always kept
+# is: detail
 # says: is not freed after its forward, though keep_last is False
 # base: what the wrong ones change
 -        if reshard and not (keep_last and unit == units - 1):
@@ -158,6 +214,7 @@ def fsdp_schedule(units, forward_prefetch=1, backward_prefetch=1, reshard=True, 
 
 
 # %% wrong: without reshard all units stay whole to the end of backward
+# is: slip
 # says: is still whole while unit \d+ does its backward
 # base: what the wrong ones change
 -        actions.append(("free", unit))
@@ -172,6 +229,7 @@ def fsdp_schedule(units, forward_prefetch=1, backward_prefetch=1, reshard=True, 
 
 
 # %% wrong: all gradients are reduced when backward is over
+# is: idea
 # says: reduce unit \d+ before that. Its gradients are ready
 # base: what the wrong ones change
 -        actions.append(("reduce", unit))
@@ -182,6 +240,7 @@ def fsdp_schedule(units, forward_prefetch=1, backward_prefetch=1, reshard=True, 
 
 
 # %% wrong: units beyond the last one are gathered
+# is: form
 # says: there is no unit 8, only 0 to 7
 # base: what the wrong ones change
 -            if 0 <= unit < units and unit not in whole:
@@ -189,6 +248,7 @@ def fsdp_schedule(units, forward_prefetch=1, backward_prefetch=1, reshard=True, 
 
 
 # %% wrong: names that there are not
+# is: form
 # says: there is no action 'all_gather'
 # base: what the wrong ones change
 -                actions.append(("gather", unit))
@@ -196,6 +256,7 @@ def fsdp_schedule(units, forward_prefetch=1, backward_prefetch=1, reshard=True, 
 
 
 # %% wrong: names alone
+# is: form
 # says: Write \(kind, unit\)
 # base: what the wrong ones change
 -        actions.append(("forward", unit))
@@ -203,6 +264,7 @@ def fsdp_schedule(units, forward_prefetch=1, backward_prefetch=1, reshard=True, 
 
 
 # %% wrong: no return
+# is: form
 # says: Is there a `return` at its end
 # base: what the wrong ones change
 -    return actions

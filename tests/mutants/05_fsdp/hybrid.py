@@ -16,7 +16,8 @@ def hybrid_reduce(output, grads, shard_group, replica_group):
 
 
 # %% wrong: groups transposed
-# says: cross with every ring of shards: the other way round
+# is: idea
+# says: ranks that are far apart share a model, so that most bytes cross
 # base: what the wrong ones change
 -    shard_groups = [list(range(k, k + shard)) for k in range(0, world_size, shard)]
 -    replica_groups = [list(range(k, world_size, shard)) for k in range(shard)]
@@ -26,6 +27,7 @@ def hybrid_reduce(output, grads, shard_group, replica_group):
 
 
 # %% wrong: replica groups come first
+# is: idea
 # says: The two lists stand the other way round
 # base: what the wrong ones change
 -    return shard_groups, replica_groups
@@ -33,6 +35,7 @@ def hybrid_reduce(output, grads, shard_group, replica_group):
 
 
 # %% wrong: shard is taken for the number of islands
+# is: slip
 # says: and not how many islands there are
 # base: what the wrong ones change
 -    shard_groups = [list(range(k, k + shard)) for k in range(0, world_size, shard)]
@@ -43,6 +46,7 @@ def hybrid_reduce(output, grads, shard_group, replica_group):
 
 
 # %% wrong: replicas are neighbours, too
+# is: slip
 # says: Replicas are the ranks of equal place
 # base: what the wrong ones change
 -    replica_groups = [list(range(k, world_size, shard)) for k in range(shard)]
@@ -51,6 +55,7 @@ def hybrid_reduce(output, grads, shard_group, replica_group):
 
 
 # %% wrong: only the first rank's groups
+# is: form
 # says: a pair of lists of lists
 # base: what the wrong ones change
 -    return shard_groups, replica_groups
@@ -58,6 +63,7 @@ def hybrid_reduce(output, grads, shard_group, replica_group):
 
 
 # %% wrong: the rest is silently floored
+# is: detail
 # says: silently floored
 # base: what the wrong ones change
 -    if shard < 1 or world_size % shard:
@@ -70,6 +76,7 @@ def hybrid_reduce(output, grads, shard_group, replica_group):
 
 
 # %% wrong: an assertion refuses
+# is: detail
 # says: raised AssertionError
 # base: what the wrong ones change
 -    if shard < 1 or world_size % shard:
@@ -78,6 +85,7 @@ def hybrid_reduce(output, grads, shard_group, replica_group):
 
 
 # %% wrong: an all-reduce of the whole gradient over all ranks
+# is: idea
 # says: The whole gradient went round all ranks in one group
 # base: what the wrong ones change
 -    dist.reduce_scatter_tensor(output, grads, group=shard_group)
@@ -88,6 +96,7 @@ def hybrid_reduce(output, grads, shard_group, replica_group):
 
 
 # %% wrong: the whole gradient crosses, after it was summed inside
+# is: idea
 # says: The whole gradient crossed, g = 2 times the bytes|The all-reduce came first
 # base: what the wrong ones change
 -    dist.reduce_scatter_tensor(output, grads, group=shard_group)
@@ -99,6 +108,7 @@ def hybrid_reduce(output, grads, shard_group, replica_group):
 
 
 # %% wrong: the all-reduce comes first
+# is: idea
 # says: The all-reduce came first, with the whole row: the same value for g = 2 times the bytes
 # base: what the wrong ones change
 -    dist.reduce_scatter_tensor(output, grads, group=shard_group)
@@ -109,6 +119,7 @@ def hybrid_reduce(output, grads, shard_group, replica_group):
 
 
 # %% wrong: the all-reduce comes first, and half of the points are kept
+# is: idea
 # says: each rank's own shard across the islands, and no more: without that at most half
 # base: what the wrong ones change
 -    dist.reduce_scatter_tensor(output, grads, group=shard_group)
@@ -119,6 +130,7 @@ def hybrid_reduce(output, grads, shard_group, replica_group):
 
 
 # %% wrong: the mean over an island only
+# is: slip
 # says: r times too large
 # base: what the wrong ones change
 -    output /= g * r
@@ -126,6 +138,7 @@ def hybrid_reduce(output, grads, shard_group, replica_group):
 
 
 # %% wrong: the mean over the islands only
+# is: slip
 # says: divided by the number of islands alone|r times too large
 # base: what the wrong ones change
 -    output /= g * r
@@ -133,12 +146,14 @@ def hybrid_reduce(output, grads, shard_group, replica_group):
 
 
 # %% wrong: the sum
+# is: slip
 # says: That is the sum: divide it
 # base: what the wrong ones change
 -    output /= g * r
 
 
 # %% wrong: replicas are not averaged
+# is: idea
 # says: from step 2 on their weights drift apart
 # base: what the wrong ones change
 -    dist.all_reduce(output, group=replica_group)
@@ -147,6 +162,7 @@ def hybrid_reduce(output, grads, shard_group, replica_group):
 
 
 # %% wrong: the ranks of an island are not added
+# is: idea
 # says: The ranks of an island were not added
 # base: what the wrong ones change
 -    dist.reduce_scatter_tensor(output, grads, group=shard_group)
@@ -156,6 +172,7 @@ def hybrid_reduce(output, grads, shard_group, replica_group):
 
 
 # %% wrong: each group in the other's place
+# is: idea
 # says: The groups are used the other way round
 # base: what the wrong ones change
 -    dist.reduce_scatter_tensor(output, grads, group=shard_group)
@@ -167,6 +184,7 @@ def hybrid_reduce(output, grads, shard_group, replica_group):
 
 
 # %% wrong: the groups in another order on some ranks
+# is: form
 # says: Ranks met the groups in another order
 # base: what the wrong ones change
 -    dist.reduce_scatter_tensor(output, grads, group=shard_group)
@@ -181,6 +199,7 @@ def hybrid_reduce(output, grads, shard_group, replica_group):
 
 
 # %% wrong: new groups, made in another order on the ranks
+# is: form
 # says: the ranks do not agree on their collective number 1
 # base: what the wrong ones change
 -    dist.all_reduce(output, group=replica_group)
@@ -188,6 +207,7 @@ def hybrid_reduce(output, grads, shard_group, replica_group):
 
 
 # %% wrong: the gradients are divided in place
+# is: slip
 # says: the caller still has these gradients
 # base: what the wrong ones change
 -    dist.reduce_scatter_tensor(output, grads, group=shard_group)
@@ -199,6 +219,7 @@ def hybrid_reduce(output, grads, shard_group, replica_group):
 
 
 # %% wrong: the result is returned
+# is: slip
 # says: `output` was not written
 # base: what the wrong ones change
 -    dist.reduce_scatter_tensor(output, grads, group=shard_group)

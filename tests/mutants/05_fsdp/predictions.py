@@ -133,7 +133,7 @@ def unit_bytes(config, itemsize=2):
 
 # %% wrong: tokens that grow with the parameters
 # is: idea
-# says: P cancels
+# says: U cancels
 # base: what the wrong ones change
 -    return (n - 1) / n * itemsize / 2 * flops / each_way
 +    return (n - 1) / n * 200e6 * itemsize / 2 * flops / each_way

@@ -17,6 +17,7 @@ def reduce_scatter_mean(output, grads, reduce_dtype=torch.float32, group=None):
 
 
 # %% wrong: float32 is gathered, and cast afterwards
+# is: idea
 # says: 4 bytes an element travelled
 # base: what the wrong ones change
 -    row = shard.reshape(-1).to(output.dtype)
@@ -27,6 +28,7 @@ def reduce_scatter_mean(output, grads, reduce_dtype=torch.float32, group=None):
 
 
 # %% wrong: float32 is gathered, and half of the points are kept
+# is: idea
 # says: weights that travel in 16 bits: without that at most half
 # base: what the wrong ones change
 -    row = shard.reshape(-1).to(output.dtype)
@@ -37,6 +39,7 @@ def reduce_scatter_mean(output, grads, reduce_dtype=torch.float32, group=None):
 
 
 # %% wrong: the shard is cast in place
+# is: slip
 # says: the master lost its low bits: after 100 steps of 1e-5 nothing moved
 # base: what the wrong ones change
 -    row = shard.reshape(-1).to(output.dtype)
@@ -45,6 +48,7 @@ def reduce_scatter_mean(output, grads, reduce_dtype=torch.float32, group=None):
 
 
 # %% wrong: every rank gathers its own shard
+# is: slip
 # says: The rank's own shard stands everywhere
 # base: what the wrong ones change
 -    dist.all_gather_into_tensor(output.view(-1), row, group=group)
@@ -52,6 +56,7 @@ def reduce_scatter_mean(output, grads, reduce_dtype=torch.float32, group=None):
 
 
 # %% wrong: the shards are sorted the other way round
+# is: slip
 # says: The shards are in the wrong places
 # base: what the wrong ones change
 -    dist.all_gather_into_tensor(output.view(-1), row, group=group)
@@ -60,6 +65,7 @@ def reduce_scatter_mean(output, grads, reduce_dtype=torch.float32, group=None):
 
 
 # %% wrong: cast to bfloat16, whatever the output is
+# is: detail
 # says: same dtype|dtypes|one dtype
 # base: what the wrong ones change
 -    row = shard.reshape(-1).to(output.dtype)
@@ -67,6 +73,7 @@ def reduce_scatter_mean(output, grads, reduce_dtype=torch.float32, group=None):
 
 
 # %% wrong: cast twice
+# is: detail
 # says: cast once, from float32
 # base: what the wrong ones change
 -    row = shard.reshape(-1).to(output.dtype)
@@ -74,6 +81,7 @@ def reduce_scatter_mean(output, grads, reduce_dtype=torch.float32, group=None):
 
 
 # %% wrong: all ranks instead of the group's
+# is: slip
 # says: rank
 # base: what the wrong ones change
 -    dist.all_gather_into_tensor(output.view(-1), row, group=group)
@@ -81,6 +89,7 @@ def reduce_scatter_mean(output, grads, reduce_dtype=torch.float32, group=None):
 
 
 # %% wrong: a sum of rows with zeros
+# is: idea
 # says: Nothing is to be added: an all-gather brings each shard once
 # base: what the wrong ones change
 -    dist.all_gather_into_tensor(output.view(-1), row, group=group)
@@ -90,6 +99,7 @@ def reduce_scatter_mean(output, grads, reduce_dtype=torch.float32, group=None):
 
 
 # %% wrong: the whole is returned
+# is: slip
 # says: `output` was not written
 # base: what the wrong ones change
 -    dist.all_gather_into_tensor(output.view(-1), row, group=group)
@@ -99,6 +109,7 @@ def reduce_scatter_mean(output, grads, reduce_dtype=torch.float32, group=None):
 
 
 # %% wrong: divided in bfloat16 before the sum
+# is: slip
 # says: divided in bfloat16, before the sum
 # base: what the wrong ones change
 -    wide = grads.reshape(-1).to(reduce_dtype)
@@ -109,6 +120,7 @@ def reduce_scatter_mean(output, grads, reduce_dtype=torch.float32, group=None):
 
 
 # %% wrong: the sum is made in bfloat16
+# is: idea
 # says: The sum was made in bfloat16
 # base: what the wrong ones change
 -    wide = grads.reshape(-1).to(reduce_dtype)
@@ -118,6 +130,7 @@ def reduce_scatter_mean(output, grads, reduce_dtype=torch.float32, group=None):
 
 
 # %% wrong: the sum is made in bfloat16, and not divided
+# is: idea
 # says: work in the dtype that travels. Besides: That is the sum: divide it
 # base: what the wrong ones change
 -    wide = grads.reshape(-1).to(reduce_dtype)
@@ -130,6 +143,7 @@ def reduce_scatter_mean(output, grads, reduce_dtype=torch.float32, group=None):
 
 
 # %% wrong: gradients are sent as they are, and received in float32
+# is: form
 # says: tensors of a collective have one dtype
 # base: what the wrong ones change
 -    wide = grads.reshape(-1).to(reduce_dtype)
@@ -137,6 +151,7 @@ def reduce_scatter_mean(output, grads, reduce_dtype=torch.float32, group=None):
 
 
 # %% wrong: the sum is made in float32, whatever is asked for
+# is: slip
 # says: float32 travelled; `reduce_dtype` says bfloat16
 # base: what the wrong ones change
 -    wide = grads.reshape(-1).to(reduce_dtype)
@@ -146,6 +161,7 @@ def reduce_scatter_mean(output, grads, reduce_dtype=torch.float32, group=None):
 
 
 # %% wrong: divided twice
+# is: slip
 # says: divided by the number of ranks twice
 # base: what the wrong ones change
 -    wide = grads.reshape(-1).to(reduce_dtype)
@@ -153,6 +169,7 @@ def reduce_scatter_mean(output, grads, reduce_dtype=torch.float32, group=None):
 
 
 # %% wrong: averaged after the cast back
+# is: slip
 # says: cast back to bfloat16 before it was divided
 # base: what the wrong ones change
 -    output.copy_((total.float() / n).view_as(output))
@@ -160,6 +177,7 @@ def reduce_scatter_mean(output, grads, reduce_dtype=torch.float32, group=None):
 
 
 # %% wrong: averaged in 16 bits after the cast back
+# is: slip
 # says: cast back to bfloat16 and divided there
 # base: what the wrong ones change
 -    output.copy_((total.float() / n).view_as(output))
@@ -167,6 +185,7 @@ def reduce_scatter_mean(output, grads, reduce_dtype=torch.float32, group=None):
 
 
 # %% wrong: the mean is rounded to 16 bits
+# is: slip
 # says: The mean was rounded to bfloat16 on its way
 # base: what the wrong ones change
 -    output.copy_((total.float() / n).view_as(output))
@@ -174,13 +193,31 @@ def reduce_scatter_mean(output, grads, reduce_dtype=torch.float32, group=None):
 
 
 # %% wrong: an output of the wrong dtype is not refused
+# is: detail
 # says: an `output` of the wrong dtype was not refused
 # base: what the wrong ones change
 -    if output.dtype != torch.float32:
 -        raise TypeError(f"output is {output.dtype}, not float32")
 
 
+# %% wrong: divided by the number of all ranks
+# is: slip
+# says: divided by 5, the number of all ranks; the group has 3
+# base: what the wrong ones change
+-    output.copy_((total.float() / n).view_as(output))
++    output.copy_((total.float() / dist.get_world_size()).view_as(output))
+
+
+# %% wrong: divided in the dtype of the sum
+# is: detail
+# says: Divide last, in the dtype of `output`
+# base: what the wrong ones change
+-    output.copy_((total.float() / n).view_as(output))
++    output.copy_((total / n).view_as(output))
+
+
 # %% wrong: the sum
+# is: slip
 # says: That is the sum: divide it
 # base: what the wrong ones change
 -    output.copy_((total.float() / n).view_as(output))
@@ -188,6 +225,7 @@ def reduce_scatter_mean(output, grads, reduce_dtype=torch.float32, group=None):
 
 
 # %% wrong: the gradients are divided in place
+# is: slip
 # says: the caller still has these gradients
 # base: what the wrong ones change
 -    wide = grads.reshape(-1).to(reduce_dtype)
@@ -196,6 +234,7 @@ def reduce_scatter_mean(output, grads, reduce_dtype=torch.float32, group=None):
 
 
 # %% wrong: an all-reduce, of which a part is kept
+# is: slip
 # says: That is an all-reduce's traffic
 # base: what the wrong ones change
 -    total = torch.empty(output.numel(), dtype=reduce_dtype, device=output.device)
@@ -205,6 +244,7 @@ def reduce_scatter_mean(output, grads, reduce_dtype=torch.float32, group=None):
 
 
 # %% wrong: the first part on every rank
+# is: slip
 # says: Every rank has the first part of the mean
 # base: what the wrong ones change
 -    total = torch.empty(output.numel(), dtype=reduce_dtype, device=output.device)
@@ -214,6 +254,7 @@ def reduce_scatter_mean(output, grads, reduce_dtype=torch.float32, group=None):
 
 
 # %% wrong: nothing is sent
+# is: slip
 # says: That is the rank's own gradient
 # base: what the wrong ones change
 -    total = torch.empty(output.numel(), dtype=reduce_dtype, device=output.device)

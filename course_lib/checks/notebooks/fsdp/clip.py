@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -32,6 +33,8 @@ BY_OWN_NORM = (
     "Each rank scaled by another factor: the shards of one weight no longer fit together. The norm is that "
     "of all shards of all ranks."
 )
+SQUARE = "That is the square of the norm: take its root."
+SCALED = "That is the norm after scaling: return the norm that the gradients had before."
 REPLICAS = "The replicas hold the same shards: add over `group` alone, and count each shard once."
 
 
@@ -78,13 +81,18 @@ class Pieces:
             "That is the mean over the ranks: every rank holds other elements, so that squares are added.": (
                 together / self.n
             ) ** 0.5,
-            "That is the square of the norm: take its root.": together,
+            SQUARE: together,
+            SCALED: min(self.max_norm, together**0.5),
             "That is the largest rank's norm: add the squares of all ranks.": max(map(sum, over)) ** 0.5,
             "That is the largest element's magnitude: take the root of the sum of squares.": max(
                 float(grad.abs().max()) for k in self.group(rank) for grad in self.grads[k]
                 if grad is not None and grad.numel()
             ),
         }  # fmt: skip
+
+    @property
+    def tolerance(self) -> float:
+        return 1e-2 if self.dtype == torch.bfloat16 else ROUNDING
 
     def side(self, rank: int) -> RankSide:
         inputs, shards, outputs = {}, [], {}
@@ -116,7 +124,7 @@ class Pieces:
         return [*shards, *([r for r in ranks if r % self.n == k] for k in range(self.n))]
 
 
-def norm_line(pieces: Pieces, title: str) -> Line:
+def norm_line(pieces: Pieces, title: str, weight: float = 1) -> Line:
     def judge(observed: Observed) -> Finding:
         for rank in range(observed.world_size):
             result = observed.values[rank].result
@@ -132,16 +140,38 @@ def norm_line(pieces: Pieces, title: str) -> Line:
             )
             got, want = words.apart(float(result), pieces.norm)
             said = f"rank {rank} returned another norm than that of the whole gradient"
-            return wrong(Sentence(f"{said}: {got} instead of {want}.", f"{said}."), next(fits, ""))
+            why = next(fits, "")
+            missed = bool(why) and why not in (SQUARE, SCALED, REPLICAS)
+            sentence = Sentence(f"{said}: {got} instead of {want}.", f"{said}.")
+            return wrong(sentence, why, misses_point=missed)
         return RIGHT
 
-    return Line(f"the norm: {title}", judge, 0.75)
+    return Line(f"the norm: {title}", judge, weight, trivial=pieces.norm == 0)
 
 
 def scaled_line(pieces: Pieces, title: str, weight: float = 2) -> Line:
+    """The gradients are scaled by the right norm, or by another one that all ranks have returned."""
     factor = min(1.0, pieces.max_norm / (pieces.norm + 1e-6))
 
+    def by_returned(observed: Observed) -> bool:
+        """Whether all ranks returned one norm, and scaled by it; another line judges the norm."""
+        norms = [values.result for values in observed.values]
+        norm = norms[0]
+        if not isinstance(norm, int | float) or not 0 < norm < math.inf or norms.count(norm) < len(norms):
+            return False
+        scale = min(1.0, pieces.max_norm / norm)
+        return all(
+            close(tensors[f"shard{i}.grad"].double(), scale * before, pieces.tolerance)
+            for tensors, gradients in zip(observed.tensors, pieces.grads, strict=True)
+            for i, before in enumerate(gradients)
+            if before is not None and before.numel()
+        )
+
     def judge(observed: Observed) -> Finding:
+        finding = by_right(observed)
+        return RIGHT if not finding.ok and finding.cause != "shard" and by_returned(observed) else finding
+
+    def by_right(observed: Observed) -> Finding:
         for rank, gradients in enumerate(pieces.grads):
             for i, before in enumerate(gradients):
                 tensors, name = observed.tensors[rank], f"shard{i}"
@@ -152,7 +182,7 @@ def scaled_line(pieces: Pieces, title: str, weight: float = 2) -> Line:
                 if before is None or not before.numel():
                     continue
                 gradient, wanted = tensors[f"{name}.grad"].double(), factor * before
-                tolerance = 1e-2 if pieces.dtype == torch.bfloat16 else ROUNDING
+                tolerance = pieces.tolerance
                 if not close(gradient, wanted, tolerance):
                     said = difference(f"on rank {rank} the gradient of shard {i} is wrong", gradient, wanted)
                     got = float((gradient * before).sum() / before.square().sum())
@@ -183,10 +213,10 @@ def scaled_line(pieces: Pieces, title: str, weight: float = 2) -> Line:
         slips = pieces.norms(rank).items()
         return next((says for says, norm in slips if norm > 0 and is_it(pieces.max_norm / norm)), "")
 
-    return Line(f"gradients scaled: {title}", judge, weight)
+    return Line(f"gradients scaled: {title}", judge, weight, trivial=pieces.norm == 0)
 
 
-def traffic_line(pieces: Pieces) -> Line:
+def traffic_line(pieces: Pieces, title: str) -> Line:
     tensors = len(pieces.grads[0])
 
     def hint(ratio: float, observed: Observed) -> str:
@@ -203,38 +233,45 @@ def traffic_line(pieces: Pieces) -> Line:
         return "Add up the squares of all gradients on the rank first: one number travels, not the gradients."
 
     share = 2 * (pieces.n - 1) / pieces.n * 4
-    return volume_line([share] * len(pieces.grads), hint=hint, title="bytes: one number", point=MANY)
+    return volume_line(
+        [share] * len(pieces.grads), hint=hint, title=f"bytes: one number, {title}", point=MANY
+    )
 
 
 def case(
     draw: Draw, title: str, n: int, sizes: Sequence[int], share: float, *, replicas: int = 1,
-    missing: bool = False, dtype: torch.dtype = torch.float32, traffic: bool = False, weight: float = 2,
+    missing: bool = False, dtype: torch.dtype = torch.float32, traffic: bool = False, weight: float = 1,
 ) -> Case:  # fmt: skip
-    """share: max_norm over the norm; missing: one rank has no gradient at all, another an empty shard."""
+    """share: max_norm over the norm; 0: all gradients are zeros.
+
+    missing: one rank has no gradient at all, another an empty shard. weight: of the norm, and of the scaling.
+    """
 
     def drawn(rank: int, i: int, size: int) -> Tensor | None:
         if missing and rank == n - 1:
             return None
         empty = missing and (rank, i) == (0, 0)
         # ranks differ, so that no rank's own norm is another's
-        return (1 + rank) * draw.normal(0 if empty else size).to(dtype).double()
+        scale = 1 + rank if share else 0
+        return scale * draw.normal(0 if empty else size).to(dtype).double()
 
     whole = [[drawn(rank, i, size) for i, size in enumerate(sizes)] for rank in range(n)]
     bare = Pieces(whole * replicas, 1.0, replicas, dtype)
-    pieces = Pieces(bare.grads, round(share * bare.norm, 3), replicas, dtype)
-    lines = [norm_line(pieces, title), scaled_line(pieces, title, weight)]
-    lines += [traffic_line(pieces)] if traffic else []
+    pieces = Pieces(bare.grads, round(share * bare.norm, 3) or 1.0, replicas, dtype)
+    lines = [norm_line(pieces, title, weight), scaled_line(pieces, title, weight)]
+    lines += [traffic_line(pieces, title)] if traffic else []
     sides = [pieces.side(rank) for rank in range(n * replicas)]
     return Case(title, sides, lines, groups=pieces.groups)
 
 
 @exercise(
     points=4, objects=("clip_grad_norm_",), references=("course_lib.fsdp.clip",),
-    point="sending one number, and not the gradients",
+    point="one norm on all ranks, for which one number is sent", besides="clipping on each rank",
 )  # fmt: skip
 def clip_grad_norm(draw: Draw) -> Iterator[Case]:
     yield case(draw, "2 ranks, 5 gradients", 2, (40, 7, 1, 12, 30), 0.3, traffic=True)
-    yield case(draw, "3 ranks, a norm below max_norm", 3, (5, 8), 1.7, weight=0.5)
+    yield case(draw, "3 ranks, a norm below max_norm", 3, (5, 8), 1.7, weight=1.5)
+    yield case(draw, "1 rank, all gradients are zeros", 1, (6,), 0, weight=0.25)
     yield case(draw, "2 x 2 ranks, two replicas", 2, (6, 20), 0.5, replicas=2, traffic=True)
     yield case(draw, "4 ranks, one without gradients", 4, (9, 4), 0.4, missing=True)
     if draw.hidden:

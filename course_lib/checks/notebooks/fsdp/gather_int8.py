@@ -16,7 +16,6 @@ from course_lib.checks.kit import (
     Observed,
     Sentence,
     Setting,
-    both,
     exercise,
     left_alone,
     side,
@@ -54,6 +53,15 @@ class Inputs:
     def widths(self, block: int) -> Tensor:
         return torch.stack([steps_of(row, block) for row in self.wide])
 
+    def likest(self, row: Tensor) -> int:
+        """The rank whose weights most elements of the row are to two steps; -1 if none."""
+        near = [
+            float(((row - weights).abs() <= 2 * steps + TINY).double().mean())
+            for weights, steps in zip(self.wide, self.steps, strict=True)
+        ]
+        most = max(range(self.n), key=near.__getitem__)
+        return most if near[most] > 0.5 else -1
+
     def turned(self, output: Tensor) -> bool:
         """Whether every rank's weights are there, each within a step, but not in their order."""
         places = [
@@ -65,6 +73,21 @@ class Inputs:
     def off(self, output: Tensor) -> Tensor:
         """Which elements are further from the weights than rounding explains."""
         return ~((output - self.wide).abs() <= SLACK * self.steps / 2 + TINY)
+
+
+def arrived(on: Setting, inputs: Inputs) -> Line:
+    """Each rank has every rank's weights, of each most to two steps, in whatever order."""
+
+    def judge(observed: Observed) -> Finding:
+        for rank in on.ranks:
+            rows = observed.tensors[rank]["output"].double().view(inputs.n, inputs.size)
+            if missing := set(range(inputs.n)) - {inputs.likest(row) for row in rows}:
+                absent = words.ranks([on.ranks[k] for k in sorted(missing)])
+                why = why_off(inputs, rows, observed, on.ranks[0])
+                return wrong(f"on rank {rank} the weights of {absent} are not in `output`.", why, cause=why)
+        return RIGHT
+
+    return Line(f"{on.title}: they arrive", judge, 2)
 
 
 def close_to_the_weights(on: Setting, inputs: Inputs) -> Line:
@@ -79,47 +102,54 @@ def close_to_the_weights(on: Setting, inputs: Inputs) -> Line:
                 f"on rank {rank}, {words.which('element', which)} of `output` "
                 f"{words.verb(which, 'is', 'are')} further from the weights than half a scale."
             )
-            return wrong(Sentence(said, f"on rank {rank} `output` is wrong."), why(output, observed))
+            why = why_off(inputs, output, observed, on.ranks[0])
+            return wrong(Sentence(said, f"on rank {rank} `output` is wrong."), why, cause=why)
         return RIGHT
 
-    def why(output: Tensor, observed: Observed) -> str:
-        wide, steps = inputs.wide, inputs.steps
-        if bool((output == OLD).all()):
-            return "`output` was not written: the function returns nothing, the result goes into `output`."
-        if any(o.op in SUMS and o.dtype in ("int8", "uint8") for o in observed.operations[on.ranks[0]]):
-            return "Bytes of different scales were added: gather them, and decode each shard by itself."
-        if bool((~output.isfinite()).any()):
-            return "A block of zeros was divided by its scale, 0: divide by 1 there."
-        if inputs.turned(output):
-            return "The shards are in the wrong places: rank r's belongs at r times its size."
-        off = (output - wide).abs()
-        if bool(((output * wide < 0) & (output.abs() > 0.9 * wide.abs()) & (wide.abs() > steps)).any()):
-            return (
-                "The largest weight of a block changed its sign: divided by largest / 128 it is 128, and "
-                "an int8 ends at 127. The scale is largest / 127."
-            )
-        if bool((output.abs() <= wide.abs() * SLACK).all()) and bool((off <= SLACK * steps).all()):
-            return "Weights were cut off towards 0, a whole scale wrong: round() before the cast to int8."
-        if inputs.block != BLOCK and bool((off <= SLACK * inputs.widths(BLOCK) / 2 + TINY).all()):
-            return (
-                f"`block` was not used: it is {inputs.block} here, so every {inputs.block} weights have a "
-                "scale of their own."
-            )
-        if bool((off <= SLACK * wide.abs().max() / LARGEST / 2 + TINY).all()):
-            return (
-                "With one scale for all, a step is as wide as the largest weight / 127, and small weights "
-                f"become 0 beside a large one. Give every block of {inputs.block} a scale of its own."
-            )
-        if bool((off <= 0.01 * wide.abs() + SLACK * steps / 2).all()):
-            return "The scales were rounded: send them as float32, 4 bytes a block."
-        return (
-            "Each shard is decoded by its own rank's scales: send these, too, and begin blocks anew with "
-            "each shard."
-        )
+    return Line(on.title, judge, on.weight, short=on.short, trivial=on.trivial)
 
+
+def alone_line(on: Setting, inputs: Inputs) -> Line:
     rows = dict(zip(on.ranks, inputs.rows, strict=True))
     alone = left_alone("shard", rows, "Round a copy: the master keeps its low bits.")
-    return Line(on.title, both(judge, alone), on.weight, short=on.short, trivial=on.trivial)
+    return Line("`shard` is left alone", alone, 0.5, trivial=True)
+
+
+def why_off(inputs: Inputs, output: Tensor, observed: Observed, rank: int) -> str:
+    """The usual cause of weights that are further off than rounding explains; rank: the group's first."""
+    wide, steps = inputs.wide, inputs.steps
+    if bool((output == OLD).all()):
+        return "`output` was not written: the function returns nothing, the result goes into `output`."
+    if any(o.op in SUMS and o.dtype in ("int8", "uint8") for o in observed.operations[rank]):
+        return "Bytes of different scales were added: gather them, and decode each shard by itself."
+    if bool((~output.isfinite()).any()):
+        return "A block of zeros was divided by its scale, 0: divide by 1 there."
+    if inputs.turned(output):
+        return "The shards are in the wrong places: rank r's belongs at r times its size."
+    off = (output - wide).abs()
+    if bool(((output * wide < 0) & (output.abs() > 0.9 * wide.abs()) & (wide.abs() > steps)).any()):
+        return (
+            "The largest weight of a block changed its sign: divided by largest / 128 it is 128, and "
+            "an int8 ends at 127. The scale is largest / 127."
+        )
+    if bool((output.abs() <= wide.abs() * SLACK).all()) and bool((off <= SLACK * steps).all()):
+        return "Weights were cut off towards 0, a whole scale wrong: round() before the cast to int8."
+    if inputs.block != BLOCK and bool((off <= SLACK * inputs.widths(BLOCK) / 2 + TINY).all()):
+        return (
+            f"`block` was not used: it is {inputs.block} here, so every {inputs.block} weights have a "
+            "scale of their own."
+        )
+    if bool((off <= SLACK * wide.abs().max() / LARGEST / 2 + TINY).all()):
+        return (
+            "With one scale for all, a step is as wide as the largest weight / 127, and small weights "
+            f"become 0 beside a large one. Give every block of {inputs.block} a scale of its own."
+        )
+    if bool((off <= 0.01 * wide.abs() + SLACK * steps / 2).all()):
+        return "The scales were rounded: send them as float32, 4 bytes a block."
+    return (
+        "Each shard is decoded by its own rank's scales: send these, too, and begin blocks anew with "
+        "each shard."
+    )
 
 
 def same_everywhere(ranks: Sequence[int], inputs: Inputs) -> Line:
@@ -155,9 +185,18 @@ def bytes_hint(ratio: float, observed: Observed) -> str:
 
 
 def int8_case(
-    draw: Draw, on: Setting, *, block: int = BLOCK, spread: bool = False, traffic: bool = False
+    draw: Draw,
+    on: Setting,
+    *,
+    block: int = BLOCK,
+    spread: bool = False,
+    traffic: bool = False,
+    first: bool = False,
 ) -> Case:
-    """The setting's shape is that of a shard. With the usual block size the argument is left out."""
+    """The setting's shape is that of a shard. With the usual block size the argument is left out.
+
+    first: whether lines say that the weights arrive at all, and that the argument is left alone.
+    """
     n, (size,) = len(on.ranks), on.shape
     inputs = Inputs(draw, n, size, block, spread)
     sides = [
@@ -172,6 +211,8 @@ def int8_case(
     lines = [close_to_the_weights(on, inputs)]
     if not on.short:
         lines.append(same_everywhere(on.ranks, inputs))
+    if first:
+        lines = [arrived(on, inputs), *lines, alone_line(on, inputs)]
     if traffic:
         exact = (n - 1) * (size + SCALE * -(-size // block))
         lines.append(
@@ -199,11 +240,11 @@ def trouble(case: Case, kind: str, text: str) -> str:
 
 @exercise(
     points=4, objects=("all_gather_int8",), extra=True, hint=trouble, point="a quarter of the bytes",
-    references=("course_lib.compression", "course_lib.fsdp.gather_int8"),
+    references=("course_lib.compression", "course_lib.fsdp.gather_int8"), besides="a gather",
 )  # fmt: skip
 def all_gather_int8(draw: Draw) -> Iterator[Case]:
-    yield int8_case(draw, Setting(4, (1000,), "weights: 4 ranks", weight=1.5), traffic=True)
-    on = Setting(3, (150,), "blocks of 32, one weight is 1,000 times the others", weight=1.5)
+    yield int8_case(draw, Setting(4, (1000,), "weights: 4 ranks", weight=1), traffic=True, first=True)
+    on = Setting(3, (150,), "blocks of 32, one weight is 1,000 times the others", weight=1)
     yield int8_case(draw, on, block=32, spread=True)
     on = Setting(4, (300,), "sub-group {1, 3}", (1, 3), short=True, weight=0.5)
     yield int8_case(draw, on)

@@ -20,7 +20,6 @@ from course_lib.checks.kit import (
     RankSide,
     Sentence,
     at,
-    both,
     close,
     difference,
     error_kind,
@@ -40,6 +39,11 @@ OVER_ISLAND = "That is divided by the g ranks of an island alone, r times too la
 OVER_ISLANDS = "That is divided by the number of islands alone: the sum has g x r terms."
 NOT_ADDED = "The ranks of an island were not added: reduce-scatter over shard_group."
 SWAPPED = "The groups are used the other way round: reduce-scatter over shard_group first."
+EXCHANGED = "The two lists stand the other way round: return those that shard first."
+TRANSPOSED = (
+    "The groups are transposed: neighbours hold the same shard, and ranks that are far apart share a model, "
+    "so that most bytes cross between islands. Let neighbours shard, and ranks of equal place replicate."
+)
 DRIFT = (
     "The replicas were not averaged: every island goes its own way, and from step 2 on their weights drift "
     "apart. All-reduce the shard over replica_group."
@@ -79,15 +83,9 @@ class Islands:
         right_shards, right_replicas = self.groups
         apart, near = self.strides(self.r), self.runs(self.r)
         if (shards, replicas) == (right_replicas, right_shards):
-            return "The two lists stand the other way round: return those that shard first."
+            return EXCHANGED
         if (shards, replicas) == (apart, near):
-            stays, crosses = 2 * (self.r - 1) / self.r, 3 * (self.g - 1) / self.g
-            near_by = "Neighbours shard, since they send most; ranks of different islands replicate."
-            return Sentence(
-                f"The groups are transposed: {stays:.1f} P stay inside an island, and {crosses:.1f} P cross "
-                f"with every ring of shards: the other way round. {near_by}",
-                f"The groups are transposed, the other way round. {near_by}",
-            )
+            return TRANSPOSED
         if [sorted(group) for group in shards] == right_shards and replicas != right_replicas:
             return (
                 "Replicas are the ranks of equal place in their islands: p, p + g, p + 2g, ... for each "
@@ -135,7 +133,9 @@ def groups_judge(islands: Islands, index: int) -> Callable[[Observed], Finding]:
         general = "hybrid_groups gives other groups than asked for"
         said = Sentence(f"{called} gives {shards} and {replicas}.", f"{general}.")
         why = islands.why(shards, replicas)
-        return wrong(said, why, cause=str(why))
+        # one rank to a group, or one group, is the same either way round
+        far = why in (EXCHANGED, TRANSPOSED) and 1 < islands.g < islands.n
+        return wrong(said, why, cause=why, misses_point=far)
 
     return judge
 
@@ -185,11 +185,11 @@ def groups_case(draw: Draw) -> Case:
         refusals += ["other numbers are refused"]
     pairs = [(islands.n, islands.g) for islands in asked] + refused
     lines = [
-        Line(title, groups_judge(islands, k), 0.75 if k < 2 else 0.5)
+        Line(title, groups_judge(islands, k), 1.25 if k < 2 else 1)
         for k, (title, islands) in enumerate(zip(titles, asked, strict=True))
     ]
     lines += [
-        Line(title, refusal_judge(*numbers, k), 0.5)
+        Line(title, refusal_judge(*numbers, k), 0.75)
         for k, (title, numbers) in enumerate(zip(refusals, refused, strict=True), start=len(asked))
     ]
     calls = [[GROUPS, [n, g]] for n, g in pairs]
@@ -231,6 +231,10 @@ class Reduction:
         slips: list[tuple[str, Callable[[int], Tensor]]] = [
             (NOT_WRITTEN, lambda rank: torch.full_like(self.mean(rank), OLD))
         ]
+        if g == r > 1:  # which of the two it was, the other islands tell
+            slips.append(
+                (f"That is divided by {g}: the sum has g x r = {n} terms.", lambda k: self.mean(k) * g)
+            )
         if r > 1:
             slips += [
                 (OVER_ISLAND, lambda rank: self.mean(rank) * r),
@@ -280,10 +284,13 @@ def mean_line(of: Reduction, title: str, weight: float) -> Line:
         )
         return wrong(said, why)
 
+    return Line(title, judge, weight)
+
+
+def alone_line(of: Reduction) -> Line:
     rows = {rank: row.reshape(-1).to(of.dtype) for rank, row in enumerate(of.grads)}
     keep = "Reduce-scatter into `output` first, and change it alone: the caller still has these gradients."
-    alone = left_alone("grads", rows, keep)
-    return Line(title, both(judge, alone), weight)
+    return Line("`grads` is left alone", left_alone("grads", rows, keep), 0.5, trivial=True)
 
 
 def wire_line(of: Reduction, *, inside: bool, weight: float) -> Line:
@@ -334,10 +341,10 @@ def wire_line(of: Reduction, *, inside: bool, weight: float) -> Line:
 
 
 def reduce_case(
-    draw: Draw, g: int, r: int, size: int, *, weight: float = 1.0, wires: bool = False,
+    draw: Draw, g: int, r: int, size: int, *, weight: float = 1.0, wires: float = 0, alone: bool = False,
     dtype: torch.dtype = torch.float32,
 ) -> Case:  # fmt: skip
-    """Ranks differ in size: no island's mean is that of all."""
+    """Ranks differ in size: no island's mean is that of all. wires: weight of the bytes across islands."""
     islands = Islands(g * r, g)
     scale = torch.arange(1, g * r + 1).view(-1, 1, 1)
     grads = (scale * draw.normal(g * r, g, size)).to(dtype)
@@ -355,8 +362,10 @@ def reduce_case(
     title = f"{words.counted(r, 'island')} of {words.counted(g, 'rank')}"
     kind = ", bfloat16" if dtype == torch.bfloat16 else ""
     lines = [mean_line(of, f"mean: {title}{kind}", weight)]
+    if alone:
+        lines.append(alone_line(of))
     if wires:
-        lines += [wire_line(of, inside=True, weight=0.5), wire_line(of, inside=False, weight=1.5)]
+        lines += [wire_line(of, inside=True, weight=0.25), wire_line(of, inside=False, weight=wires)]
     return Case(title, list(sides), lines, groups=[*shards, *replicas])
 
 
@@ -376,10 +385,10 @@ def trouble(case: Case, kind: str, text: str) -> str:
 )  # fmt: skip
 def hybrid(draw: Draw) -> Iterator[Case]:
     yield groups_case(draw)
-    yield reduce_case(draw, 2, 2, 6, weight=2, wires=True)
-    yield reduce_case(draw, 2, 3, 5, weight=1.5, wires=True)
+    yield reduce_case(draw, 2, 2, 6, weight=1.25, wires=1, alone=True)
+    yield reduce_case(draw, 2, 3, 5, weight=1, wires=0.75)
     yield reduce_case(draw, 3, 1, 4, weight=0.5)
     yield reduce_case(draw, 1, 2, 7, weight=0.5)
     if draw.hidden:
-        yield reduce_case(draw, 4, 2, 3, wires=True)
+        yield reduce_case(draw, 4, 2, 3, wires=1)
         yield reduce_case(draw, 2, 2, 9, weight=0.5, dtype=torch.bfloat16)

@@ -43,7 +43,7 @@ ROUNDED = 0.03  # how far two roundings to bfloat16 can lie apart
 NOT_WRITTEN = "`output` was not written: the function returns nothing, the result goes into `output`."
 CAST = "Cast the gradients to reduce_dtype, reduce-scatter them, and write sum / N into `output`."
 KEEP = "Cast a copy: shard.to(output.dtype)."
-POINT = "weights that travel in 16 bits"
+POINT = "weights that travel in 16 bits, and gradients that are added in float32"
 
 
 # ---- all_gather_cast
@@ -152,8 +152,11 @@ def steps_case(draw: Draw, n: int) -> Case:
 # ---- reduce_scatter_mean
 
 
-def mean_slips(grads: Tensor, dtype: torch.dtype) -> list[Slip]:
-    """grads: (n, n, s), each rank's gradient of each shard, in float64; dtype: of the gradients."""
+def mean_slips(grads: Tensor, dtype: torch.dtype, world: int) -> list[Slip]:
+    """grads: (n, n, s), each rank's gradient of each shard, in float64; dtype: of the gradients.
+
+    world: the number of all ranks, of which n take part.
+    """
     n = len(grads)
     total = grads.sum(0)
 
@@ -165,6 +168,17 @@ def mean_slips(grads: Tensor, dtype: torch.dtype) -> list[Slip]:
         slip(NOT_WRITTEN, torch.full_like(total, OLD)),
         slip("That is the sum: divide it by the number of ranks.", total),
         slip("That is divided by the number of ranks twice.", total / n / n),
+        *(
+            [
+                slip(
+                    f"That is divided by {world}, the number of all ranks; the group has {n}: "
+                    "dist.get_world_size(group).",
+                    total / world,
+                )
+            ]
+            if world != n
+            else []
+        ),
         slip(
             f"It was divided in {narrow}, before the sum: each quotient was rounded to 8 bits. Divide in "
             "float32, before or after the sum.",
@@ -203,7 +217,7 @@ def mean_line(on: Setting, grads: Tensor, reduce_dtype: torch.dtype) -> Line:
     """grads: (n, n, s) in the dtype in which they are given."""
     wide, place_of = grads.double(), {rank: place for place, rank in enumerate(on.ranks)}
     mean = wide.mean(0)
-    slips = mean_slips(wide, grads.dtype)
+    slips = mean_slips(wide, grads.dtype, on.n)
     tolerance = ROUNDED if reduce_dtype.itemsize == 2 else 0
 
     def right(rank: int, observed: Observed) -> bool:
@@ -213,10 +227,31 @@ def mean_line(on: Setting, grads: Tensor, reduce_dtype: torch.dtype) -> Line:
     def judge(observed: Observed) -> Finding:
         off = [rank for rank in on.ranks if not right(rank, observed)]
         if not off:
-            return RIGHT
+            return divided_last(observed) if reduce_dtype.itemsize == 2 else RIGHT
         actual, wanted = observed.tensors[off[0]]["output"], mean[place_of[off[0]]]
         said = difference(f"on rank {off[0]} the mean is wrong", actual, wanted)
-        return wrong(said, why(observed))
+        narrow = reduce_dtype == torch.float32 and added(observed)
+        return wrong(said, why(observed), misses_point=narrow)
+
+    def divided_last(observed: Observed) -> Finding:
+        """A mean by three of which no element has more than 16 bits was divided there."""
+        name = str(reduce_dtype)[6:]
+        for rank in on.ranks:
+            output = observed.tensors[rank]["output"]
+            if torch.equal(output, output.to(reduce_dtype).float()):
+                return wrong(
+                    f"on rank {rank} the mean has no more bits than a {name}.",
+                    "Divide last, in the dtype of `output`: a division in reduce_dtype rounds once more.",
+                    cause="divided",
+                )
+        return RIGHT
+
+    def added(observed: Observed) -> bool:
+        """Whether gradients were added in the dtype in which they are given."""
+        return any(
+            operation.op in SUMS and operation.dtype == str(grads.dtype)[6:]
+            for operation in observed.operations[on.ranks[0]]
+        )
 
     def usual(observed: Observed, within: float) -> str:
         """The slip that every rank's output is, up to rounding, and that the mean is not."""
@@ -231,17 +266,11 @@ def mean_line(on: Setting, grads: Tensor, reduce_dtype: torch.dtype) -> Line:
         return ""
 
     def why(observed: Observed) -> str:
-        says, narrow = usual(observed, tolerance), str(grads.dtype)[6:]
-        if says or reduce_dtype != torch.float32:
-            return says or CAST
-        added = any(
-            operation.op in SUMS and operation.dtype == narrow
-            for operation in observed.operations[on.ranks[0]]
-        )
-        besides = usual(observed, ROUNDED)
-        if added:
-            return f"{ADDED.format(narrow)} Besides: {besides}" if besides else ADDED.format(narrow)
-        return besides or CAST
+        if reduce_dtype != torch.float32 or not added(observed):
+            says = usual(observed, tolerance)
+            return says or (usual(observed, ROUNDED) if reduce_dtype == torch.float32 else "") or CAST
+        narrow, besides = str(grads.dtype)[6:], usual(observed, ROUNDED)
+        return f"{ADDED.format(narrow)} Besides: {besides}" if besides else ADDED.format(narrow)
 
     rows = {rank: grads[place].reshape(-1) for rank, place in place_of.items()}
     alone = left_alone("grads", rows, "Work on a copy: the caller still has these gradients.")
@@ -293,6 +322,7 @@ def reduce_case(
                 sent,
                 hint=lambda ratio, observed: reduce_hint(reduce_dtype, ratio, observed),
                 title=f"bytes reduced: {reduce_dtype.itemsize} an element",
+                weight=1.25 if named else 0.5,
             )
         )
     case = on.of_lines(on.title, sides, lines)
@@ -343,13 +373,14 @@ def two_precisions(draw: Draw) -> Iterator[Case]:
     yield steps_case(draw, 2)
     on = Setting(4, (5,), "weights: sub-group {1, 3}", (1, 3), dtype=small, weight=0.5, short=True)
     yield gather_case(draw, on)
-    on = Setting(3, (7,), "gradients: 3 ranks", dtype=half, weight=2)
+    on = Setting(3, (7,), "gradients: 3 ranks", dtype=half, weight=1.5)
     yield reduce_case(draw, on, traffic=True)
-    on = Setting(8, (3,), "8 ranks, equal small gradients", dtype=half, weight=1.5)
+    on = Setting(8, (3,), "8 ranks, equal small gradients", dtype=half, weight=1.25)
     yield reduce_case(draw, on, equal=True)
-    on = Setting(2, (9,), "summed in bfloat16, as asked", dtype=half)
+    on = Setting(3, (9,), "summed in bfloat16, as asked", dtype=half)
     yield reduce_case(draw, on, half, traffic=True)
-    on = Setting(4, (4,), "gradients: sub-group {0, 2}", (0, 2), dtype=half, weight=0.5, short=True)
+    members, title = (0, 2, 3), "gradients: sub-group {0, 2, 3}"  # of 5: no other number divides alike
+    on = Setting(5, (4,), title, members, dtype=half, weight=1, short=True)
     yield reduce_case(draw, on)
     yield refused_case()
     if draw.hidden:

@@ -9,7 +9,7 @@ from course_lib import facts
 from course_lib.checks.kit import Case, Draw, Formula, Keywords, Model, Prediction, evaluated, exercise, place
 
 FORMULAS = ("course_lib.facts", "course_lib.fsdp.explorer")
-EQUAL_TIMES = "The times are equal if 2 P T / flops = (n-1)/n P itemsize / each_way. P cancels."
+EQUAL_TIMES = "The times are equal if 2 U T / flops = (n-1)/n U itemsize / each_way. U cancels."
 WHOLE_TOKENS = 2e-3  # relative: more than rounding up changes
 KEEPS = ("gradients", "weights between", "weights")
 LLAMA: dict[str, Any] = {"mlp": "swiglu", "norm": "rms", "positions": "rotary", "bias": False, "tied": False}

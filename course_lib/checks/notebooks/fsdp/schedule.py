@@ -26,6 +26,7 @@ from course_lib.checks.notebooks.fsdp.schedule_looks import (
     gathers_once,
     holds,
     keeps_last,
+    mended,
     possible,
     reaches,
     takes,
@@ -51,9 +52,13 @@ def read(asked: Asked, observed: Observed, place: int) -> Schedule | Finding:
         said = Sentence(f"{asked} raised {error}: {text}", f"fsdp_schedule raised {error_kind(error)}.")
         return wrong(said, at(where), cause=f"raised {error} {where}")
     if not isinstance(answer.value, list):
-        what = "None" if answer.value is None else "something else"
+        what, why = "something else", ""
+        if answer.value is None:
+            what, why = "None", "Is there a `return` at its end?"
+        elif answer.value == {"other": "generator"}:
+            what, why = "a generator", "Make a list of what it yields: list(...)."
         sentence = f"fsdp_schedule gives {what}; a list of actions is expected, such as ('gather', 0)."
-        return wrong(sentence, "Is there a `return` at its end?" if answer.value is None else "")
+        return wrong(sentence, why, cause=f"gives {what}")
     schedule: Schedule = []
     for index, entry in enumerate(answer.value):
         kind, unit = entry if isinstance(entry, list) and len(entry) == 2 else (None, None)
@@ -77,7 +82,10 @@ class Calls:
         self, title: str, wanted: Sequence[Asked], looks: Sequence[Look], weight: float = 1.0,
         aspect: str = "value",
     ) -> Line:  # fmt: skip
-        """A line that holds if each of the lists is a step, and pleases each of the looks."""
+        """A line that holds if each of the lists is a step, and pleases each of the looks.
+
+        With looks, what can be mended in a list is mended first: the line without looks judges it.
+        """
         for asked in wanted:
             self.places.setdefault(asked, len(self.places))
 
@@ -86,6 +94,8 @@ class Calls:
                 schedule = read(asked, observed, self.places[asked])
                 if isinstance(schedule, Finding):
                     return schedule
+                if looks and gathers_once not in looks:
+                    schedule = mended(schedule, asked.units)
                 for look in (possible, *looks):
                     if not (finding := look(asked, schedule)).ok:
                         return finding

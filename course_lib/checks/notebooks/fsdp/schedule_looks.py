@@ -51,6 +51,24 @@ class Asked:
             yield whole, 1 + ahead if self.reshard else self.units
 
 
+def mended(schedule: Schedule, units: int) -> Schedule:
+    """The list without gathers of whole units, and with the frees and reductions that it lacks at its end."""
+    whole: set[int] = set()
+    kept: Schedule = []
+    for kind, unit in schedule:
+        if kind == "gather" and unit in whole:
+            continue
+        if kind in ("gather", "free"):
+            (whole.add if kind == "gather" else whole.discard)(unit)
+        kept.append((kind, unit))
+    reduced = {unit for kind, unit in schedule if kind == "reduce"}
+    return (
+        kept
+        + [("free", k) for k in sorted(whole)]
+        + [("reduce", k) for k in range(units) if k not in reduced]
+    )
+
+
 Look = Callable[[Asked, Schedule], Finding]
 
 
@@ -136,11 +154,43 @@ def wire_idles(way: str, step: int) -> Callable[[Asked, Schedule], str]:
 LATE = (wire_idles("forward", 1), behind_the_reduce, wire_idles("backward", -1), reduced_late)
 
 
-def replica(asked: Asked, whole: int, most: int) -> str:
+EXCHANGED = (
+    "The two prefetches are exchanged: forward_prefetch counts the units ahead in forward, backward_prefetch "
+    "those in backward."
+)
+
+
+def exchanged(asked: Asked, schedule: Schedule) -> bool:
+    """Whether the list is the one for the two prefetches in each other's place."""
+    other = replace(asked, forward=asked.backward, backward=asked.forward)
+    return asked.forward != asked.backward and schedule == other.best
+
+
+def too_far(asked: Asked, schedule: Schedule) -> bool:
+    """Whether a unit is gathered ahead that is more than `prefetch` units away."""
+    following: tuple[str, int] = ("", 0)
+    for kind, unit in reversed(schedule):
+        if kind in ("forward", "backward"):
+            following = (kind, unit)
+        elif kind == "gather" and following[0]:
+            way, computes = following
+            distance = unit - computes if way == "forward" else computes - unit
+            if distance > (asked.forward if way == "forward" else asked.backward):
+                return True
+    return False
+
+
+def replica(asked: Asked, schedule: Schedule, whole: int, most: int) -> str:
     if whole == asked.units and asked.units > 2:
         return (
             "All units are whole at once: that is a replica, and nothing is saved. Gather `prefetch` units "
             "ahead of the one that computes, not all of them."
+        )
+    if exchanged(asked, schedule):
+        return EXCHANGED
+    if too_far(asked, schedule):
+        return (
+            "Gathers run too far ahead: before unit i computes in forward, i + forward_prefetch is the last."
         )
     if whole == most + 1:
         return "That is one too many: the unit that computes, and `prefetch` more. Free before you gather."
@@ -215,6 +265,7 @@ def reaches(asked: Asked, schedule: Schedule) -> Finding:
                         f"{kind}_prefetch is {ahead}.",
                         f"fsdp_schedule gathers fewer units ahead than {kind}_prefetch says.",
                     ),
+                    EXCHANGED if exchanged(asked, schedule) else "",
                     cause="short",
                 )
     return RIGHT
@@ -262,4 +313,4 @@ def holds(asked: Asked, schedule: Schedule) -> Finding:
         "fsdp_schedule makes more units whole at once than 1 + prefetch.",
     )
     all_at_once = whole == asked.units >= 2 * most
-    return wrong(sentence, replica(asked, whole, most), cause="heavy", misses_point=all_at_once)
+    return wrong(sentence, replica(asked, schedule, whole, most), cause="heavy", misses_point=all_at_once)
