@@ -154,7 +154,7 @@ def judge_prediction(
     """alike: the questions about the same mistakes of the same function, with the numbers of their calls."""
 
     def judge(observed: Observed) -> Finding:
-        off = []
+        values = []
         for k, args in enumerate(question.arguments, start=start):
             answer = observed.answer(k)
             if answer.error is not None:
@@ -165,10 +165,9 @@ def judge_prediction(
             value = numeric(picked)
             if value is None:
                 return wrong(no_number(question, args, picked))
-            if not equal(value, question.right(args), question.tolerance):
-                off.append((args, value))
+            values.append(value)
         others = [wrong_answer for other in alike for wrong_answer in wrong_answers(*other, observed)]
-        return explain(question, off, others) if off else RIGHT
+        return judge_values(question, values, others)
 
     return judge
 
@@ -180,6 +179,21 @@ def wrong_answers(question: Prediction, start: int, observed: Observed) -> Itera
         value = numeric(question.pick(answer.value)) if answer.error is None else None
         if value is not None and not equal(value, question.right(args), question.tolerance):
             yield args, value
+
+
+def judge_values(
+    question: Prediction, values: Sequence[float], others: Sequence[tuple[tuple, float]] = ()
+) -> Finding:
+    """The finding for numbers that are the answers to the question's arguments, or were made of answers.
+
+    others: wrong answers to questions about the same mistakes, which a hint must explain, too.
+    """
+    off = [
+        (args, value)
+        for args, value in zip(question.arguments, values, strict=True)
+        if not equal(value, question.right(args), question.tolerance)
+    ]
+    return explain(question, off, others) if off else RIGHT
 
 
 def misfit(question: Prediction, args: tuple, form: Misfit) -> Sentence:

@@ -39,6 +39,7 @@ def wire(sizes, axis, per_node):
 
 
 # %% wrong: two all-reduces a layer, forward alone
+# is: slip
 # says: of forward alone: backward sums twice as well
 # base: what the wrong ones change
 -    tp_bytes = m * layers * 4 * summed(tp, M)
@@ -46,6 +47,7 @@ def wire(sizes, axis, per_node):
 
 
 # %% wrong: one all-reduce a layer
+# is: slip
 # says: That is one all-reduce a layer
 # base: what the wrong ones change
 -    tp_bytes = m * layers * 4 * summed(tp, M)
@@ -53,24 +55,28 @@ def wire(sizes, axis, per_node):
 
 
 # %% wrong: the embedding is forgotten
+# is: detail
 # says: exactly one of M a microbatch, 65,536 bytes
 # base: what the wrong ones change
 -    tp_bytes += m * first * summed(tp, M)
 
 
 # %% wrong: the head's input is forgotten
+# is: detail
 # says: The last stage also sums the gradient of the head's input
 # base: what the wrong ones change
 -    tp_bytes += m * last * summed(tp, M)
 
 
 # %% wrong: the loss is forgotten
+# is: detail
 # says: it sums three float32 numbers a token
 # base: what the wrong ones change
 -    tp_bytes += m * last * summed(tp, 3 * 4 * tokens)
 
 
 # %% wrong: layers alone
+# is: slip
 # says: Only the layers are counted
 # base: what the wrong ones change
 -    tp_bytes += m * first * summed(tp, M)
@@ -79,6 +85,7 @@ def wire(sizes, axis, per_node):
 
 
 # %% wrong: layers and the loss
+# is: slip
 # says: a stage at either end sums one M more a microbatch
 # base: what the wrong ones change
 -    tp_bytes += m * first * summed(tp, M)
@@ -86,6 +93,7 @@ def wire(sizes, axis, per_node):
 
 
 # %% wrong: the width is forgotten
+# is: slip
 # says: A number has width_bytes
 # base: what the wrong ones change
 -    M = tokens * h * width_bytes
@@ -94,6 +102,7 @@ def wire(sizes, axis, per_node):
 
 
 # %% wrong: the loss in the width of the stream
+# is: detail
 # says: three numbers are float32
 # base: what the wrong ones change
 -    tp_bytes += m * last * summed(tp, 3 * 4 * tokens)
@@ -101,6 +110,7 @@ def wire(sizes, axis, per_node):
 
 
 # %% wrong: an all-reduce sends what a gather sends
+# is: slip
 # says: a reduce-scatter, and a gather
 # base: what the wrong ones change
 -        return 2 * (n - 1) / n * nbytes
@@ -108,6 +118,7 @@ def wire(sizes, axis, per_node):
 
 
 # %% wrong: tokens are not divided by cp
+# is: slip
 # says: The tokens are not divided by cp
 # base: what the wrong ones change
 -    tokens, layers = batch_rows // (dp * m) * seq // cp, shape.layers // pp
@@ -115,6 +126,7 @@ def wire(sizes, axis, per_node):
 
 
 # %% wrong: gradients of the whole model
+# is: slip
 # says: Those are the gradients of the whole model
 # base: what the wrong ones change
 -    dp_bytes = summed(dp * cp, params * width_bytes)
@@ -124,6 +136,7 @@ def wire(sizes, axis, per_node):
 
 
 # %% wrong: every parameter is cut over tp
+# is: slip
 # says: Norms and the biases behind a sum are whole
 # base: what the wrong ones change
 -    dp_bytes = summed(dp * cp, params * width_bytes)
@@ -133,6 +146,7 @@ def wire(sizes, axis, per_node):
 
 
 # %% wrong: gradients are summed with every microbatch
+# is: slip
 # says: the microbatches are added up on each rank before
 # base: what the wrong ones change
 -    dp_bytes = summed(dp * cp, params * width_bytes)
@@ -140,6 +154,7 @@ def wire(sizes, axis, per_node):
 
 
 # %% wrong: the sum over cp is forgotten
+# is: slip
 # says: ranks of cp hold the same parameters
 # base: what the wrong ones change
 -    dp_bytes = summed(dp * cp, params * width_bytes)
@@ -147,6 +162,7 @@ def wire(sizes, axis, per_node):
 
 
 # %% wrong: every layer sends to the next stage
+# is: slip
 # says: a stage sends the output of its last layer alone
 # base: what the wrong ones change
 -    pp_bytes = m * M * ((not first) + (not last))
@@ -154,6 +170,7 @@ def wire(sizes, axis, per_node):
 
 
 # %% wrong: the tied table is forgotten
+# is: detail
 # says: The tied table is missing
 # base: what the wrong ones change
 -    if shape.tied and pp > 1 and (first or last):
@@ -161,6 +178,7 @@ def wire(sizes, axis, per_node):
 
 
 # %% wrong: every stage has two neighbours
+# is: slip
 # says: The first stage has no stage before it
 # base: what the wrong ones change
 -    pp_bytes = m * M * ((not first) + (not last))
@@ -168,6 +186,7 @@ def wire(sizes, axis, per_node):
 
 
 # %% wrong: keys of all heads
+# is: slip
 # says: Keys and values are cut over tp
 # base: what the wrong ones change
 -    keys = 2 * tokens * kv // tp * width_bytes
@@ -175,6 +194,7 @@ def wire(sizes, axis, per_node):
 
 
 # %% wrong: the ring runs forward alone
+# is: slip
 # says: That is forward alone: backward sends keys and values again
 # base: what the wrong ones change
 -    cp_bytes = m * layers * (2 * (cp - 1) + cp) * keys if cp > 1 else 0
@@ -182,6 +202,7 @@ def wire(sizes, axis, per_node):
 
 
 # %% wrong: the gradients do not come home
+# is: detail
 # says: The gradients travel cp times, not cp - 1
 # base: what the wrong ones change
 -    cp_bytes = m * layers * (2 * (cp - 1) + cp) * keys if cp > 1 else 0
@@ -189,6 +210,7 @@ def wire(sizes, axis, per_node):
 
 
 # %% wrong: the size of the axis against the node
+# is: slip
 # says: The size of the axis alone does not tell
 # base: what the wrong ones change
 -    if sizes[axis] == 1 or ranks <= per_node or per_node % (stride * sizes[axis]) == 0:
@@ -196,6 +218,7 @@ def wire(sizes, axis, per_node):
 
 
 # %% wrong: the stride against the node
+# is: slip
 # says: The stride alone does not tell
 # base: what the wrong ones change
 -    if sizes[axis] == 1 or ranks <= per_node or per_node % (stride * sizes[axis]) == 0:
@@ -203,6 +226,7 @@ def wire(sizes, axis, per_node):
 
 
 # %% wrong: tp always has NVLink
+# is: slip
 # says: 16 ranks of a node of 8 do not
 # base: what the wrong ones change
 -    if sizes[axis] == 1 or ranks <= per_node or per_node % (stride * sizes[axis]) == 0:
@@ -210,6 +234,7 @@ def wire(sizes, axis, per_node):
 
 
 # %% wrong: a smaller group never crosses
+# is: detail
 # says: nodes of 6 cut groups of 4
 # base: what the wrong ones change
 -    if sizes[axis] == 1 or ranks <= per_node or per_node % (stride * sizes[axis]) == 0:
@@ -217,6 +242,7 @@ def wire(sizes, axis, per_node):
 
 
 # %% wrong: the first axis is innermost
+# is: slip
 # says: counted from the wrong end
 # base: what the wrong ones change
 -    stride = math.prod(sizes[name] for name in names[names.index(axis) + 1 :])
@@ -224,10 +250,63 @@ def wire(sizes, axis, per_node):
 
 
 # %% wrong: bytes without their axes
+# is: form
 # says: gives something else than a dict
 # base: what the wrong ones change
 -    return {"pp": pp_bytes, "dp": dp_bytes, "cp": cp_bytes, "tp": tp_bytes}
 +    return [pp_bytes, dp_bytes, cp_bytes, tp_bytes]
+
+
+# %% wrong: an all-reduce sends twice its bytes
+# is: slip
+# says: and not twice its bytes
+# base: what the wrong ones change
+-        return 2 * (n - 1) / n * nbytes
++        return 2 * nbytes if n > 1 else 0
+
+
+# %% wrong: a middle stage has one neighbour
+# is: slip
+# says: A stage in the middle has two neighbours
+# base: what the wrong ones change
+-    pp_bytes = m * M * ((not first) + (not last))
++    pp_bytes = m * M * (pp > 1)
+
+
+# %% wrong: tokens of all microbatches
+# is: slip
+# says: a microbatch has 1/m of the replica's
+# base: what the wrong ones change
+-    tokens, layers = batch_rows // (dp * m) * seq // cp, shape.layers // pp
++    tokens, layers = batch_rows // dp * seq // cp, shape.layers // pp
+
+
+# %% wrong: keys of as many heads as there are queries
+# is: slip
+# says: fewer heads of keys and values than of queries
+# base: what the wrong ones change
+-    m, h, kv = microbatches, shape.width, shape.key_value_heads * shape.head_dim
++    m, h, kv = microbatches, shape.width, shape.heads * shape.head_dim
+
+
+# %% wrong: one step's messages for one microbatch
+# is: slip
+# says: That is one microbatch: a step has m
+# base: what the wrong ones change
+-    m, h, kv = microbatches, shape.width, shape.key_value_heads * shape.head_dim
++    m, h, kv = 1, shape.width, shape.key_value_heads * shape.head_dim
+@@
+-    tokens, layers = batch_rows // (dp * m) * seq // cp, shape.layers // pp
++    tokens, layers = batch_rows // (dp * microbatches) * seq // cp, shape.layers // pp
+
+
+# %% wrong: every axis sums the gradients
+# is: idea
+# says: Four all-reduces a layer and microbatch
+# base: what the wrong ones change
+-    return {"pp": pp_bytes, "dp": dp_bytes, "cp": cp_bytes, "tp": tp_bytes}
++    gradients = params * width_bytes
++    return {axis: summed(n, gradients) for axis, n in (("pp", pp), ("dp", dp * cp), ("cp", cp), ("tp", tp))}
 
 
 # %% right: halves of all-reduces, and groups looked at one by one
@@ -249,7 +328,7 @@ def axis_bytes(shape, sizes, microbatches, batch_rows, seq, stage=0, width_bytes
         held -= table
     n = dp * cp
     sent["dp"] = 2 * held * width_bytes * (n - 1) / n
-    keys = 2 * tokens * h / tp * width_bytes
+    keys = 2 * tokens * shape.head_dim * shape.key_value_heads / tp * width_bytes
     sent["cp"] = sum(keys * (3 * cp - 2) for _ in range(microbatches * layers)) if cp > 1 else 0.0
     return sent
 

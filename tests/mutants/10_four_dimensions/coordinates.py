@@ -13,10 +13,12 @@ def axis_ranks(rank, sizes, axis):
         place = coordinates(other, sizes)
         if all(place[name] == own[name] for name in sizes if name not in axes):
             ranks.append(other)
+    ranks.sort(key=lambda other: [coordinates(other, sizes)[name] for name in axes])
     return ranks
 
 
 # %% wrong: the first axis varies fastest
+# is: idea
 # says: yours differs in the first
 # base: what the wrong ones change
 -    for axis in reversed(list(sizes)):
@@ -24,6 +26,7 @@ def axis_ranks(rank, sizes, axis):
 
 
 # %% wrong: strides from the wrong end
+# is: idea
 # says: strides are taken from the wrong end
 # base: what the wrong ones change
 -    places = {}
@@ -36,6 +39,7 @@ def axis_ranks(rank, sizes, axis):
 
 
 # %% wrong: bits of the rank
+# is: slip
 # says: right for powers of two only
 # base: what the wrong ones change
 -        rank, places[axis] = divmod(rank, sizes[axis])
@@ -44,6 +48,7 @@ def axis_ranks(rank, sizes, axis):
 
 
 # %% wrong: inner axes never begin anew
+# is: idea
 # says: place on an inner axis is a remainder
 # base: what the wrong ones change
 -    places = {}
@@ -58,6 +63,7 @@ def axis_ranks(rank, sizes, axis):
 
 
 # %% wrong: the group begins with the rank that asks
+# is: slip
 # says: another order than along the axis
 # base: what the wrong ones change
 -    return ranks
@@ -66,6 +72,7 @@ def axis_ranks(rank, sizes, axis):
 
 
 # %% wrong: the steps begin at the rank that asks
+# is: slip
 # says: go to place 0 of the axis first
 # base: what the wrong ones change
 -    return ranks
@@ -73,6 +80,7 @@ def axis_ranks(rank, sizes, axis):
 
 
 # %% wrong: the rank that asks comes first
+# is: slip
 # says: another order than along the axis
 # base: what the wrong ones change
 -    return ranks
@@ -80,6 +88,7 @@ def axis_ranks(rank, sizes, axis):
 
 
 # %% wrong: a group without the rank itself
+# is: slip
 # says: a member of its own group
 # base: what the wrong ones change
 -    return ranks
@@ -87,13 +96,22 @@ def axis_ranks(rank, sizes, axis):
 
 
 # %% wrong: a flattened group by its second axis first
+# is: detail
 # says: the first axis of the tuple varies slowest
 # base: what the wrong ones change
--    return ranks
-+    return sorted(ranks, key=lambda other: [coordinates(other, sizes)[name] for name in axes[::-1]])
+-    ranks.sort(key=lambda other: [coordinates(other, sizes)[name] for name in axes])
++    ranks.sort(key=lambda other: [coordinates(other, sizes)[name] for name in axes[::-1]])
+
+
+# %% wrong: a flattened group in the order of the mesh
+# is: detail
+# says: also if it lies further inside
+# base: what the wrong ones change
+-    ranks.sort(key=lambda other: [coordinates(other, sizes)[name] for name in axes])
 
 
 # %% wrong: single groups joined
+# is: slip
 # says: every combination of their
 # base: what the wrong ones change
 -        if all(place[name] == own[name] for name in sizes if name not in axes):
@@ -103,6 +121,7 @@ def axis_ranks(rank, sizes, axis):
 
 
 # %% wrong: the ranks at the same place
+# is: slip
 # says: the same place on the axis
 # base: what the wrong ones change
 -        if all(place[name] == own[name] for name in sizes if name not in axes):
@@ -110,6 +129,7 @@ def axis_ranks(rank, sizes, axis):
 
 
 # %% wrong: a tuple's first axis alone
+# is: slip
 # says: the tuple's first axis alone
 # base: what the wrong ones change
 -    axes = (axis,) if isinstance(axis, str) else axis
@@ -117,6 +137,7 @@ def axis_ranks(rank, sizes, axis):
 
 
 # %% wrong: nothing is returned
+# is: form
 # says: Is there a `return` at its end
 # base: what the wrong ones change
 -    return ranks
@@ -134,7 +155,8 @@ def axis_ranks(rank, sizes, axis):
     table = torch.arange(math.prod(sizes.values())).view(*sizes.values())
     own = coordinates(rank, sizes)
     index = tuple(slice(None) if name in axes else own[name] for name in sizes)
-    return table[index].flatten().tolist()
+    inner_last = [name for name in sizes if name in axes]
+    return table[index].permute([inner_last.index(name) for name in axes]).flatten().tolist()
 
 
 # %% right: strides, and sums of steps
@@ -154,3 +176,22 @@ def axis_ranks(rank, sizes, axis):
         step = math.prod(sizes[inner] for inner in names[names.index(name) + 1 :])
         ranks = [r + (k - coordinates(r, sizes)[name]) * step for r in ranks for k in range(sizes[name])]
     return ranks
+
+
+# %% right: every place of the mesh is tried
+import itertools
+
+
+def coordinates(rank, sizes):
+    every = itertools.product(*(range(size) for size in sizes.values()))
+    return dict(zip(sizes, next(itertools.islice(every, rank, None))))
+
+
+def axis_ranks(rank, sizes, axis):
+    axes = (axis,) if isinstance(axis, str) else axis
+    own, group = coordinates(rank, sizes), []
+    for other in range(math.prod(sizes.values())):
+        place = coordinates(other, sizes)
+        if all(place[name] == own[name] for name in sizes if name not in axes):
+            group.append((tuple(place[name] for name in axes), other))
+    return [other for _, other in sorted(group)]

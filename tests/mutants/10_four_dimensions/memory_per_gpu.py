@@ -22,6 +22,7 @@ def memory_per_gpu(shape, layout, batch):
 
 
 # %% wrong: all microbatches are kept
+# is: idea
 # says: 1F1B keeps min.m, p.
 # base: what the wrong ones change
 -    held = min(m, p if v == 1 else p + (p - 1) / v)
@@ -29,6 +30,7 @@ def memory_per_gpu(shape, layout, batch):
 
 
 # %% wrong: a stage with one chunk keeps more, too
+# is: slip
 # says: with one chunk it is min.m, p.
 # base: what the wrong ones change
 -    held = min(m, p if v == 1 else p + (p - 1) / v)
@@ -36,6 +38,7 @@ def memory_per_gpu(shape, layout, batch):
 
 
 # %% wrong: chunks multiply
+# is: slip
 # says: are added to p: they do not multiply it
 # base: what the wrong ones change
 -    held = min(m, p if v == 1 else p + (p - 1) / v)
@@ -43,6 +46,7 @@ def memory_per_gpu(shape, layout, batch):
 
 
 # %% wrong: p divides twice
+# is: idea
 # says: pipelining does not save
 # base: what the wrong ones change
 -    held = min(m, p if v == 1 else p + (p - 1) / v)
@@ -50,6 +54,7 @@ def memory_per_gpu(shape, layout, batch):
 
 
 # %% wrong: the activations of all layers
+# is: idea
 # says: a stage has L/p of them
 # base: what the wrong ones change
 -    return (states + held * shape.layers / p * kept + again) / 1e9
@@ -57,6 +62,7 @@ def memory_per_gpu(shape, layout, batch):
 
 
 # %% wrong: p microbatches, if there are so many or not
+# is: detail
 # says: may have fewer microbatches than stages
 # base: what the wrong ones change
 -    held = min(m, p if v == 1 else p + (p - 1) / v)
@@ -64,6 +70,7 @@ def memory_per_gpu(shape, layout, batch):
 
 
 # %% wrong: norms and residuals are whole
+# is: slip
 # says: with sequence parallelism it divides all 34
 # base: what the wrong ones change
 -    whole = 0 if layout["sequence"] else 10
@@ -74,6 +81,7 @@ def memory_per_gpu(shape, layout, batch):
 
 
 # %% wrong: the optimizer is divided by all ranks
+# is: slip
 # says: divided the parameters already
 # base: what the wrong ones change
 -    replicas, zero = layout["dp"] * layout["cp"], layout["zero"]
@@ -81,6 +89,7 @@ def memory_per_gpu(shape, layout, batch):
 
 
 # %% wrong: the optimizer is divided over dp alone
+# is: slip
 # says: cp replicates the parameters as dp does
 # base: what the wrong ones change
 -    replicas, zero = layout["dp"] * layout["cp"], layout["zero"]
@@ -88,20 +97,23 @@ def memory_per_gpu(shape, layout, batch):
 
 
 # %% wrong: GiB
-# says: That is in GiB
+# is: slip
+# says: in GiB
 # base: what the wrong ones change
 -    return (states + held * shape.layers / p * kept + again) / 1e9
 +    return (states + held * shape.layers / p * kept + again) / 2**30
 
 
 # %% wrong: bytes
-# says: That is in bytes
+# is: slip
+# says: in bytes
 # base: what the wrong ones change
 -    return (states + held * shape.layers / p * kept + again) / 1e9
 +    return states + held * shape.layers / p * kept + again
 
 
 # %% wrong: stage 1 divides the gradients
+# is: slip
 # says: The gradients are divided, too
 # base: what the wrong ones change
 -        states = 4 * params + 12 * params / (replicas if zero else 1)
@@ -109,6 +121,7 @@ def memory_per_gpu(shape, layout, batch):
 
 
 # %% wrong: no float32 copy
+# is: slip
 # says: the float32 copy, and two moments
 # base: what the wrong ones change
 -        states = 16 * params / replicas + 4 * of_layer
@@ -119,6 +132,7 @@ def memory_per_gpu(shape, layout, batch):
 
 
 # %% wrong: no table
+# is: slip
 # says: The table is missing
 # base: what the wrong ones change
 -    params = shape.layers / p * of_layer + table
@@ -126,6 +140,7 @@ def memory_per_gpu(shape, layout, batch):
 
 
 # %% wrong: scores are forgotten
+# is: slip
 # says: The scores are missing
 # base: what the wrong ones change
 -    none = selective + sbh * 5 * shape.heads * shape.context / h / t
@@ -133,6 +148,7 @@ def memory_per_gpu(shape, layout, batch):
 
 
 # %% wrong: the layer that runs again is forgotten
+# is: detail
 # says: one layer whole while it runs again
 # base: what the wrong ones change
 -    again = none if layout["recompute"] == "full" else 0
@@ -140,10 +156,59 @@ def memory_per_gpu(shape, layout, batch):
 
 
 # %% wrong: chunks keep no more
+# is: slip
 # says: Interleaved stages keep more
 # base: what the wrong ones change
 -    held = min(m, p if v == 1 else p + (p - 1) / v)
 +    held = min(m, p)
+
+
+# %% wrong: ZeRO-1 divides everything
+# is: slip
+# says: ZeRO-1 divides the optimizer alone
+# base: what the wrong ones change
+-        states = 4 * params + 12 * params / (replicas if zero else 1)
++        states = 16 * params / (replicas if zero else 1)
+
+
+# %% wrong: ZeRO-3 divides the optimizer alone
+# is: slip
+# says: ZeRO-3 divides all 16 bytes
+# base: what the wrong ones change
+-        states = 16 * params / replicas + 4 * of_layer
++        states = 4 * params + 12 * params / replicas + 4 * of_layer
+
+
+# %% wrong: no layer is gathered
+# is: detail
+# says: Stage 3 has one layer whole while it runs
+# base: what the wrong ones change
+-        states = 16 * params / replicas + 4 * of_layer
++        states = 16 * params / replicas
+
+
+# %% wrong: tp does not cut the table
+# is: slip
+# says: tp cuts the table as well
+# base: what the wrong ones change
+-    table = shape.vocab_size * h / t
++    table = shape.vocab_size * h
+
+
+# %% wrong: the inputs of recomputed layers are whole on tp
+# is: slip
+# says: inputs of layers that are recomputed are divided by t as well
+# base: what the wrong ones change
+-    full = 2 * sbh / (t if layout["sequence"] else 1)
++    full = 2 * sbh
+
+
+# %% wrong: the states alone
+# is: idea
+# says: The activations are missing
+# base: what the wrong ones change
+-    return (states + held * shape.layers / p * kept + again) / 1e9
++    return states / 1e9
 
 
 # %% right: in parts

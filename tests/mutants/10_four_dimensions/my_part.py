@@ -23,6 +23,7 @@ def my_part(rank, sizes, batch_size, seq):
 
 
 # %% wrong: rows by the global rank
+# is: idea
 # says: share every layer .tp. and read different rows
 # base: what the wrong ones change
 -    rows = cut(batch_size, dp)[place_of(rank, sizes, "dp")]
@@ -30,6 +31,7 @@ def my_part(rank, sizes, batch_size, seq):
 
 
 # %% wrong: stages of a pipeline read different rows
+# is: idea
 # says: Stages of one pipeline read different rows
 # base: what the wrong ones change
 -    rows = cut(batch_size, dp)[place_of(rank, sizes, "dp")]
@@ -38,6 +40,7 @@ def my_part(rank, sizes, batch_size, seq):
 
 
 # %% wrong: places in succession
+# is: idea
 # says: With 2 ranks the last has 2 - 1/2 = 1.50 times the mean
 # base: what the wrong ones change
 -    at, chunks = place_of(rank, sizes, "cp"), cut(seq, 2 * cp)
@@ -46,6 +49,7 @@ def my_part(rank, sizes, batch_size, seq):
 
 
 # %% wrong: cp cuts rows
+# is: idea
 # says: it does not cut rows
 # base: what the wrong ones change
 -    rows = cut(batch_size, dp)[place_of(rank, sizes, "dp")]
@@ -58,6 +62,7 @@ def my_part(rank, sizes, batch_size, seq):
 
 
 # %% wrong: the remainder of the rows is dropped
+# is: slip
 # says: of 11 rows on 2 replicas
 # base: what the wrong ones change
 -    rows = cut(batch_size, dp)[place_of(rank, sizes, "dp")]
@@ -66,6 +71,7 @@ def my_part(rank, sizes, batch_size, seq):
 
 
 # %% wrong: the remainder of the places is dropped
+# is: slip
 # says: first chunks are one token longer
 # base: what the wrong ones change
 -    at, chunks = place_of(rank, sizes, "cp"), cut(seq, 2 * cp)
@@ -73,6 +79,7 @@ def my_part(rank, sizes, batch_size, seq):
 
 
 # %% wrong: the last part gets the remainder
+# is: slip
 # says: first parts are one longer each
 # base: what the wrong ones change
 -    sizes = [length // n + (i < length % n) for i in range(n)]
@@ -80,6 +87,7 @@ def my_part(rank, sizes, batch_size, seq):
 
 
 # %% wrong: the batch is divided by the number of ranks
+# is: idea
 # says: only dp multiplies samples
 # base: what the wrong ones change
 -    rows = cut(batch_size, dp)[place_of(rank, sizes, "dp")]
@@ -88,6 +96,7 @@ def my_part(rank, sizes, batch_size, seq):
 
 
 # %% wrong: every replica reads all rows
+# is: idea
 # says: each replica of the model reads samples of its own
 # base: what the wrong ones change
 -    rows = cut(batch_size, dp)[place_of(rank, sizes, "dp")]
@@ -95,6 +104,7 @@ def my_part(rank, sizes, batch_size, seq):
 
 
 # %% wrong: every rank of cp reads all places
+# is: idea
 # says: here all of them read every one
 # base: what the wrong ones change
 -    if cp == 1:
@@ -102,6 +112,7 @@ def my_part(rank, sizes, batch_size, seq):
 
 
 # %% wrong: the late chunk is forgotten
+# is: idea
 # says: The late chunk is missing
 # base: what the wrong ones change
 -    return rows, [chunks[at], chunks[-1 - at]]
@@ -109,10 +120,51 @@ def my_part(rank, sizes, batch_size, seq):
 
 
 # %% wrong: rows without places
+# is: form
 # says: does not give a pair
 # base: what the wrong ones change
 -    return rows, [chunks[at], chunks[-1 - at]]
 +    return rows
+
+
+# %% wrong: all rows on every replica, and the remainder of the places is dropped
+# is: idea
+# says: each replica of the model reads samples of its own
+# base: what the wrong ones change
+-    rows = cut(batch_size, dp)[place_of(rank, sizes, "dp")]
++    rows = range(batch_size)
+@@
+-    at, chunks = place_of(rank, sizes, "cp"), cut(seq, 2 * cp)
++    at, chunks = place_of(rank, sizes, "cp"), cut(seq - seq % (2 * cp), 2 * cp)
+
+
+# %% wrong: rows over dp and pp, dp outermost
+# is: idea
+# says: Stages of one pipeline read different rows
+# base: what the wrong ones change
+-    rows = cut(batch_size, dp)[place_of(rank, sizes, "dp")]
++    pp = sizes.get("pp", 1)
++    rows = cut(batch_size, dp * pp)[place_of(rank, sizes, "pp") * dp + place_of(rank, sizes, "dp")]
+
+
+# %% wrong: every dp-th row, and stripes
+# is: slip
+# says: rows are dealt in another order
+def my_part(rank, sizes, batch_size, seq):
+    place = dict(zip(sizes, [0] * len(sizes)))
+    for axis in reversed(list(sizes)):
+        rank, place[axis] = divmod(rank, sizes[axis])
+    rows = range(place.get("dp", 0), batch_size, sizes.get("dp", 1))
+    return rows, [range(place.get("cp", 0), seq, sizes.get("cp", 1))]
+
+
+# %% wrong: stripes of places
+# is: slip
+# says: a chunk is a block of places that follow each other
+# base: what the wrong ones change
+-    at, chunks = place_of(rank, sizes, "cp"), cut(seq, 2 * cp)
+-    return rows, [chunks[at], chunks[-1 - at]]
++    return rows, [range(place_of(rank, sizes, "cp"), seq, cp)]
 
 
 # %% right: the layouts of notebook 08
@@ -127,10 +179,7 @@ def my_part(rank, sizes, batch_size, seq):
     return range(rows[0], rows[-1] + 1), list(zigzag(seq, sizes.get("cp", 1))[places.get("cp", 0)])
 
 
-# %% right: every dp-th row, and stripes
-def my_part(rank, sizes, batch_size, seq):
-    place = dict(zip(sizes, [0] * len(sizes)))
-    for axis in reversed(list(sizes)):
-        rank, place[axis] = divmod(rank, sizes[axis])
-    rows = range(place.get("dp", 0), batch_size, sizes.get("dp", 1))
-    return rows, [range(place.get("cp", 0), seq, sizes.get("cp", 1))]
+# %% right: a tensor of rows, and all places one by one
+# base: what the wrong ones change
+-    return rows, [chunks[at], chunks[-1 - at]]
++    return torch.tensor(list(rows)), [*chunks[at], *chunks[-1 - at]]

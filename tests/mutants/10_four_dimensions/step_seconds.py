@@ -49,6 +49,7 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
 
 
 # %% wrong: 72 for 96
+# is: slip
 # says: those without recomputation, 72 for 96
 # base: what the wrong ones change
 -    runs, scores, sums = RUNS[layout["recompute"]]
@@ -56,6 +57,7 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
 
 
 # %% wrong: NVLink sends 600 one way
+# is: slip
 # says: a ring sends 300 each way
 # base: what the wrong ones change
 -    inside = ring(nbytes, g, links["NVLink"] / 2, links["NVLink alpha"])
@@ -66,6 +68,7 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
 
 
 # %% wrong: bits for bytes
+# is: slip
 # says: 200 Gb/s are 25 GB/s
 # base: what the wrong ones change
 -    return inside + ring(nbytes / g, n / g, links["network"] / 8, links["network alpha"])
@@ -76,6 +79,7 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
 
 
 # %% wrong: a bubble for each microbatch
+# is: slip
 # says: fills and drains once a step
 # base: what the wrong ones change
 -    seconds += (p - 1) * (slot / v + 2 * message)
@@ -83,12 +87,14 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
 
 
 # %% wrong: no bubble
+# is: slip
 # says: The bubble is missing
 # base: what the wrong ones change
 -    seconds += (p - 1) * (slot / v + 2 * message)
 
 
 # %% wrong: the bubble is not divided by v
+# is: slip
 # says: begin after a chunk, not after all layers
 # base: what the wrong ones change
 -    seconds += (p - 1) * (slot / v + 2 * message)
@@ -96,6 +102,7 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
 
 
 # %% wrong: the replicas sum all parameters
+# is: slip
 # says: sum the gradients of the whole model
 # base: what the wrong ones change
 -    sent = all_reduce(2 * params, n, t, links)
@@ -103,6 +110,7 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
 
 
 # %% wrong: communication once
+# is: slip
 # says: every microbatch waits for its own
 # base: what the wrong ones change
 -    seconds = m * (slot + head + 2 * v * message)
@@ -110,6 +118,7 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
 
 
 # %% wrong: one card for a node
+# is: slip
 # says: g rings across carry 1/g each
 # base: what the wrong ones change
 -    inside = ring(nbytes, g, links["NVLink"] / 2, links["NVLink alpha"])
@@ -119,6 +128,7 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
 
 
 # %% wrong: no head
+# is: slip
 # says: The head is missing
 # base: what the wrong ones change
 -    head = (6 * tokens * h * V / flops + 16 * tokens * V / hbm) / t
@@ -126,6 +136,7 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
 
 
 # %% wrong: peaks of links and memory
+# is: slip
 # says: Data sheets are not reached
 # base: what the wrong ones change
 -    return 2 * (n - 1) * alpha + 2 * (n - 1) / n * nbytes / (0.8 * speed)
@@ -139,6 +150,7 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
 
 
 # %% wrong: two all-reduces a layer
+# is: slip
 # says: two forward, two backward, and two forward again
 # base: what the wrong ones change
 -    waits = sums * all_reduce(2 * tokens * h, t, 1, links)
@@ -146,12 +158,14 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
 
 
 # %% wrong: nothing but products
+# is: slip
 # says: they compute little, and move bytes
 # base: what the wrong ones change
 -    layer += nbytes / hbm
 
 
 # %% wrong: ZeRO-3 sends what replicas send
+# is: slip
 # says: ZeRO-3 sends 3/2 of an all-reduce for each microbatch
 # base: what the wrong ones change
 -    if layout["zero"] == 3:
@@ -159,6 +173,7 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
 
 
 # %% wrong: no optimizer
+# is: detail
 # says: The optimizer is missing
 # base: what the wrong ones change
 -    return seconds + sent + update
@@ -166,6 +181,7 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
 
 
 # %% wrong: every rank sends the whole message
+# is: slip
 # says: Scatter-gather is missing
 # base: what the wrong ones change
 -        message += 2 * tokens * h / t / (0.8 * speed)
@@ -175,6 +191,7 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
 
 
 # %% wrong: the stride is forgotten
+# is: slip
 # says: per_node // stride of them in a node
 # base: what the wrong ones change
 -    g = min(n, max(1, links["per_node"] // stride))
@@ -182,6 +199,7 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
 
 
 # %% wrong: all bytes go across
+# is: slip
 # says: each card carries X/g, not X
 # base: what the wrong ones change
 -    return inside + ring(nbytes / g, n / g, links["network"] / 8, links["network alpha"])
@@ -189,6 +207,7 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
 
 
 # %% wrong: four sums also with full recomputation
+# is: slip
 # says: two run forward again
 # base: what the wrong ones change
 -RUNS = {"none": (3, 3, 4), "selective": (3, 4, 4), "full": (4, 4, 6)}
@@ -196,6 +215,7 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
 
 
 # %% wrong: the logits move nothing
+# is: detail
 # says: logits move 16 bytes each
 # base: what the wrong ones change
 -    head = (6 * tokens * h * V / flops + 16 * tokens * V / hbm) / t
@@ -203,6 +223,7 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
 
 
 # %% wrong: the peak of the memory
+# is: slip
 # says: Memory is read at 0.8
 # base: what the wrong ones change
 -    flops, hbm = gpu["flops"] * efficiency, 0.8 * gpu["bandwidth"]
@@ -210,6 +231,7 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
 
 
 # %% wrong: the peaks of the links
+# is: slip
 # says: Links send at 0.8
 # base: what the wrong ones change
 -    return 2 * (n - 1) * alpha + 2 * (n - 1) / n * nbytes / (0.8 * speed)
@@ -220,10 +242,69 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
 
 
 # %% wrong: the next stage does not gather
+# is: detail
 # says: half an all-reduce of M over tp
 # base: what the wrong ones change
 -        if not layout["sequence"]:
 -            message += all_reduce(2 * tokens * h, t, 1, links) / 2
+
+
+# %% wrong: one alpha for a ring
+# is: slip
+# says: and each of them an alpha
+# base: what the wrong ones change
+-    return 2 * (n - 1) * alpha + 2 * (n - 1) / n * nbytes / (0.8 * speed)
++    return (n > 1) * alpha + 2 * (n - 1) / n * nbytes / (0.8 * speed)
+
+
+# %% wrong: e slows the memory as well
+# is: slip
+# says: e is the share that products reach
+# base: what the wrong ones change
+-    flops, hbm = gpu["flops"] * efficiency, 0.8 * gpu["bandwidth"]
++    flops, hbm = gpu["flops"] * efficiency, 0.8 * gpu["bandwidth"] * efficiency
+
+
+# %% wrong: nobody waits
+# is: slip
+# says: The waits are missing
+# base: what the wrong ones change
+-    slot = shape.layers / p * (layer + waits)
++    slot = shape.layers / p * layer
+
+
+# %% wrong: no waits in the bubble
+# is: slip
+# says: The bubble's slots lack the waits
+# base: what the wrong ones change
+-    seconds += (p - 1) * (slot / v + 2 * message)
++    seconds += (p - 1) * (shape.layers / p * layer / v + 2 * message)
+
+
+# %% wrong: every replica updates all parameters
+# is: detail
+# says: ZeRO divides the optimizer
+# base: what the wrong ones change
+-    update = 34 * params / hbm / (n if layout["zero"] else 1)
++    update = 34 * params / hbm
+
+
+# %% wrong: ZeRO-3 hides nothing
+# is: slip
+# says: ZeRO-3 hides what it sends
+# base: what the wrong ones change
+-        sent = max(0, 1.5 * m * sent - m * (shape.layers / p * layer + head))
++        sent = 1.5 * m * sent
+
+
+# %% wrong: a constant share of the peak
+# is: idea
+# says: compare them with the table
+def step_seconds(shape, layout, batch, gpu, links, efficiency):
+    ranks = math.prod(layout[axis] for axis in ("pp", "dp", "cp", "tp"))
+    params = shape.layers * 12 * shape.width**2 + shape.vocab_size * shape.width
+    times = 8 if layout["recompute"] == "full" else 6
+    return times * params * batch * shape.context / (ranks * gpu["flops"] * efficiency)
 
 
 # %% right: in milliseconds, part by part

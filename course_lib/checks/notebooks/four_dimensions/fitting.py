@@ -1,14 +1,38 @@
-"""memory_per_gpu: states and activations of the GPU that holds most, in GB."""
+"""memory_per_gpu: states and activations of the GPU that holds most, in GB.
+
+Activations are asked for as a difference: the answer for the sequence, less that for a sequence of one token.
+So a mistake in the states costs the lines on states alone, and another unit one line.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from course_lib.checks.kit import Case, Draw, Model, Prediction, evaluated, exercise
+from course_lib.checks.kit import (
+    SIZES,
+    Case,
+    Draw,
+    Finding,
+    Line,
+    Model,
+    Observed,
+    Prediction,
+    RankSide,
+    call,
+    equal,
+    exercise,
+    judge_prediction,
+    judge_values,
+    numeric,
+    wrong,
+)
 from course_lib.checks.notebooks.four_dimensions.plans import GPT3, Formula, drawn, gpt, plan
 from course_lib.checks.notebooks.four_dimensions.references import OF_NUMBERS
 from course_lib.facts.step_by_hand import memory_per_gpu as right
+
+CLOSE = 2e-3  # relative: norms and biases may be counted
 
 
 def gb(
@@ -18,6 +42,7 @@ def gb(
     *,
     held: str = "min",
     gradients: int = 0,
+    weights: int = 0,
     moments: int = 12,
     shards: str = "replicas",
     table: bool = True,
@@ -28,6 +53,8 @@ def gb(
     scores: bool = True,
     again: bool = True,
     gathered: bool = True,
+    undivided: bool = False,
+    both: bool = True,
     v_more: bool = True,
     attached: bool = True,
 ) -> float:
@@ -39,8 +66,8 @@ def gb(
     params = layers * of_layer + table * shape.vocab_size * h / (t if table_cut else 1)
     states = {
         0: (4 + moments) * params,
-        1: (2 + 2 / (n if gradients else 1) + moments / n) * params,
-        3: (4 + moments) * params / n + 4 * of_layer * gathered,
+        1: (2 / (n if weights else 1) + 2 / (n if gradients else 1) + moments / n) * params,
+        3: (4 * (1 if undivided else 1 / n) + moments / n) * params + 4 * of_layer * gathered,
     }
     rows = layout["microbatch"] * shape.context / (layout["cp"] if seq else 1) * h
     whole = 0 if layout["sequence"] and stream else 10
@@ -48,7 +75,7 @@ def gb(
     kept = {
         "none": rows * (whole + (34 - whole + products) / t),
         "selective": rows * (whole + (34 - whole) / t),
-        "full": 2 * rows / (t if layout["sequence"] and stream else 1),
+        "full": 2 * rows / (t if layout["sequence"] and stream and both else 1),
     }
     m = batch / (layout["dp"] * layout["microbatch"])
     more = (pp - 1) / v
@@ -67,8 +94,18 @@ def slip(**change: Any) -> Formula:
 
 
 ALL_LAYERS = "Those are the activations of all layers: a stage has L/p of them."
+DIVIDED = (
+    "ZeRO-1 divides the optimizer alone: weights and gradients stay on every replica, 4 bytes a parameter."
+)
+UNITS = {
+    "The answers are in GiB, 2^30 bytes; GB, 1e9 bytes, were asked for.": 1e9 / 2**30,
+    "The answers are in bytes; GB were asked for.": 1e9,
+    "The answers are in MB; GB were asked for.": 1e3,
+}
 STATES: dict[str, Formula] = {
+    DIVIDED: slip(gradients=1, weights=1),
     "The gradients are divided, too: ZeRO-1 divides the optimizer's 12 bytes alone.": slip(gradients=1),
+    "ZeRO-3 divides all 16 bytes of a parameter, and not the optimizer's alone.": slip(undivided=True),
     "The optimizer is divided by all ranks: t and p have divided the parameters already, and ZeRO divides "
     "over dp and cp.": slip(shards="world"),
     "cp replicates the parameters as dp does: ZeRO divides over both.": slip(shards="dp"),
@@ -76,14 +113,12 @@ STATES: dict[str, Formula] = {
     "The table is missing: the first stage has it besides its layers.": slip(table=False),
     "tp cuts the table as well: a rank has V/t rows.": slip(table_cut=False),
     "Stage 3 has one layer whole while it runs: 4 bytes a parameter of it.": slip(gathered=False),
-    ALL_LAYERS: slip(of_stage=False),
-    "That is in GiB, 2^30 bytes; GB, 1e9, were asked for.": lambda *a: right(*a) * 1e9 / 2**30,
-    "That is in bytes; GB were asked for.": lambda *a: right(*a) * 1e9,
 }  # fmt: skip
 ACTIVATIONS: dict[str, Formula] = {
     "The stage keeps all m microbatches: 1F1B keeps min(m, p), as backward begins after p.": slip(held="m"),
     "p divides twice: stage 0 keeps p microbatches of L/p layers. p cancels, and pipelining does not save "
     "activation memory.": slip(held="one"),
+    ALL_LAYERS: slip(of_stage=False),
     "A step may have fewer microbatches than stages: min(m, p).": slip(held="p"),
     "t does not divide norms and residuals: with sequence parallelism it divides all 34, not 24 of them.": (
         slip(stream=False)
@@ -100,22 +135,99 @@ ACTIVATIONS: dict[str, Formula] = {
     "The (p - 1) / v microbatches of interleaved stages are added to p: they do not multiply it.": slip(
         held="times more"
     ),
+    "The inputs of layers that are recomputed are divided by t as well, with sequence parallelism.": (
+        slip(both=False)
+    ),
     "The activations are missing.": slip(attached=False),
-    **{says: STATES[says] for says in list(STATES)[-3:]},
 }  # fmt: skip
 
 
-def question(title: str, plans: list[tuple], slips: dict[str, Formula], weight: float) -> Prediction:
-    return Prediction(
-        "memory_per_gpu", 0, plans, right, slips, weight, title,
-        otherwise="Compare states and activations with the table, one after the other.", tolerance=2e-3,
-    )  # fmt: skip
+# ---- lines
+
+
+@dataclass(frozen=True)
+class Question:
+    """A line: what is asked for, of which plans, and whether the states count.
+
+    strictly: an answer in another unit than GB is wrong.
+    """
+
+    title: str
+    plans: Sequence[Plan]
+    slips: Mapping[str, Formula]
+    weight: float
+    states: bool = True
+    strictly: bool = False
+
+    @property
+    def calls(self) -> list[Plan]:
+        return [*self.plans, *(() if self.states else map(of_one_token, self.plans))]
+
+    def of(self, formula: Formula) -> Formula:
+        """What the line asks for, by a formula of the whole memory."""
+        return formula if self.states else lambda *plan: formula(*plan) - formula(*of_one_token(plan))
+
+    def line(self, start: int, units: Callable[[Observed], float]) -> Line:
+        name = "memory_per_gpu" if self.states else "the activations' part of memory_per_gpu"
+        prediction = Prediction(
+            name, 0, self.plans, self.of(right), {says: self.of(slip) for says, slip in self.slips.items()},
+            otherwise="Compare it with the notebook's table, row by row.", tolerance=CLOSE,
+        )  # fmt: skip
+
+        def judge(observed: Observed) -> Finding:
+            answers = [observed.answer(start + k) for k in range(len(self.calls))]
+            values = [numeric(answer.value) if answer.error is None else None for answer in answers]
+            if any(value is None for value in values):
+                return judge_prediction(prediction, start)(observed)
+            unit = units(observed)
+            if self.strictly and unit != 1:
+                says = next(says for says, factor in UNITS.items() if factor == unit)
+                return wrong("memory_per_gpu counts in another unit.", says, cause="unit")
+            numbers = [value / unit for value in values if value is not None]
+            if not self.states:
+                few = numbers[len(self.plans) :]
+                numbers = [number - less for number, less in zip(numbers, few, strict=False)]
+            return judge_values(prediction, numbers)
+
+        return Line(self.title, judge, self.weight)
+
+
+Plan = tuple[Any, ...]
+
+
+def of_one_token(plan: Plan) -> Plan:
+    """The same question about sequences of one token, which keep next to nothing."""
+    shape, *rest = plan
+    return replace(shape, context=1), *rest
+
+
+def unit_of(plans: Sequence[Plan]) -> Callable[[Observed], float]:
+    """The unit in which an answer is right, as a factor on GB; 1 if it is so in none."""
+
+    def unit(observed: Observed) -> float:
+        for factor in UNITS.values():
+            for k, question in enumerate(plans):
+                value = numeric(observed.answer(k).value)
+                if value is not None and equal(value, factor * right(*question), CLOSE):
+                    return factor
+        return 1.0
+
+    return unit
+
+
+def memory_case(questions: Sequence[Question]) -> Case:
+    plans = [plan for question in questions for plan in question.calls]
+    units, lines, start = unit_of(plans), list[Line](), 0
+    for question in questions:
+        lines.append(question.line(start, units))
+        start += len(question.calls)
+    calls = [call(0, plan) for plan in plans]
+    return Case("memory_per_gpu", [RankSide({}, {"calls": calls}, {})], lines, recipe=SIZES, alone=True)
 
 
 @exercise(points=6, objects=("memory_per_gpu",), references=OF_NUMBERS)
 def memory_per_gpu(draw: Draw) -> Iterator[Case]:
-    """States are asked for where activations are few: one row of a short sequence."""
-    small = gpt(48, 48, 6144, context=64)
+    small = gpt(48, 48, 6144, context=4)
     lean = {"recompute": "full", "sequence": True}
     states = [(small, plan(4, 16, 8, zero=zero, **lean), 64) for zero in (0, 1)] + [
         (small, plan(1, 32, 2, zero=3, cp=2, **lean), 32),
@@ -137,11 +249,13 @@ def memory_per_gpu(draw: Draw) -> Iterator[Case]:
         for zero, recompute in ((1, "none"), (0, "selective"), (1, "full")):
             shape, layout, batch = drawn(draw, recompute=recompute, sequence=True, zero=zero)
             more.append((shape, layout, batch))
-    yield from evaluated(
+    yield memory_case(
         [
-            question("states: ZeRO 0, 1 and 3", states, STATES, 2),
-            question("activations: 175B on 16 x 8 x 8", kept, ACTIVATIONS, 2.5),
-            question("175B on 8 x 16 x 8, with ZeRO-1", lecture, {**STATES, **ACTIVATIONS}, 0.5),
-            question("chunks, and a long sequence", more, {**ACTIVATIONS, **STATES}, 1),
+            Question("states: ZeRO 0, 1 and 3", states, STATES, 2),
+            Question("activations: 175B on 16 x 8 x 8", kept, ACTIVATIONS, 2, states=False),
+            Question("activations: chunks, and a long sequence", more, ACTIVATIONS, 1, states=False),
+            Question(
+                "GB of 175B on 8 x 16 x 8, with ZeRO-1", lecture, {**STATES, **ACTIVATIONS}, 1, strictly=True
+            ),
         ]
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import combinations
 from math import prod
@@ -22,13 +22,15 @@ from course_lib.checks.notebooks.four_dimensions.references import REFERENCES
 from course_lib.mesh.coordinates import axis_ranks as right_ranks
 from course_lib.mesh.coordinates import coordinates as right_places
 
-VISIBLE: list[Sizes] = [
-    {"pp": 2, "dp": 2, "tp": 2},
-    {"pp": 3, "dp": 2, "tp": 4},
-    {"pp": 1, "dp": 5, "tp": 1},
-    {"pp": 16, "dp": 8, "tp": 8},
+# Meshes, with their weights among the places and among the groups. Equal sizes tell few mistakes apart.
+VISIBLE: list[tuple[Sizes, float, float]] = [
+    ({"pp": 2, "dp": 2, "tp": 2}, 0.5, 0.25),
+    ({"pp": 3, "dp": 2, "tp": 4}, 1, 0.5),
+    ({"pp": 1, "dp": 5, "tp": 1}, 0.25, 0.25),
+    ({"pp": 16, "dp": 8, "tp": 8}, 0.75, 0.25),
 ]
-SAMPLE = 40  # ranks of a large mesh that are asked for their groups
+SMALL = 40  # ranks of a mesh that are all asked for their groups
+SAMPLE = 6  # ranks of a larger one: an answer may look at every rank, and at every rank's place for each
 REVERSED = (
     "The axes are reversed: rank 1 differs from rank 0 in the last axis; yours differs in the first. Axes "
     "are listed outermost first, and the last one varies fastest."
@@ -119,8 +121,17 @@ def second_axis_first(rank: int, sizes: Sizes, axis: Any) -> list[int]:
     return right_ranks(rank, sizes, named(axis)[::-1])
 
 
+def in_the_meshs_order(rank: int, sizes: Sizes, axis: Any) -> list[int]:
+    return right_ranks(rank, sizes, tuple(name for name in sizes if name in named(axis)))
+
+
 def union(rank: int, sizes: Sizes, axis: Any) -> list[int]:
-    return sorted({other for name in named(axis) for other in right_ranks(rank, sizes, name)})
+    joined = {other for name in named(axis) for other in right_ranks(rank, sizes, name)}
+    return [other for other in right_ranks(rank, sizes, axis) if other in joined]
+
+
+def sorted_union(rank: int, sizes: Sizes, axis: Any) -> list[int]:
+    return sorted(union(rank, sizes, axis))
 
 
 def first_axis_alone(rank: int, sizes: Sizes, axis: Any) -> list[int]:
@@ -139,6 +150,10 @@ def same_place(rank: int, sizes: Sizes, axis: Any) -> list[int]:
 ORDER = (
     "The group stands in another order than along the axis: place 0 comes first, on every rank of the group."
 )
+JOINED = (
+    "Those are the groups of the single axes, joined: a flattened group holds every combination of their "
+    "places."
+)
 RANKS: dict[str, Formula] = {
     "The rank itself is missing: it is a member of its own group.": without_itself,
     "The steps begin at the rank itself: go to place 0 of the axis first.": steps_from_itself,
@@ -152,8 +167,10 @@ RANKS: dict[str, Formula] = {
 FLATTENED: dict[str, Formula] = {
     "The flattened group is ordered by its second axis first: the first axis of the tuple varies slowest, as "
     "in a mesh.": second_axis_first,
-    "Those are the groups of the single axes, joined: a flattened group holds every combination of their "
-    "places.": union,
+    "The flattened group stands in the order of the mesh: the first axis of the tuple varies slowest, also "
+    "if it lies further inside.": in_the_meshs_order,
+    JOINED: union,
+    f"{JOINED} ": sorted_union,
     "That is the group of the tuple's first axis alone.": first_axis_alone,
     **RANKS,
 }
@@ -168,30 +185,37 @@ def drawn(draw: Draw) -> Sizes:
     return dict(zip(("pp", "dp", "cp", "tp"), sizes, strict=True))
 
 
-def asked(draw: Draw, sizes: Sizes, axes: list[Any]) -> list[Question]:
+def asked(draw: Draw, sizes: Sizes, axes: Sequence[Any]) -> list[Question]:
     """All ranks of a small mesh, and some of a large one, for their groups along `axes`."""
     n = prod(sizes.values())
-    ranks = range(n) if n <= SAMPLE else sorted({0, n - 1, *(draw.integer(0, n) for _ in range(SAMPLE))})
+    ranks = range(n) if n <= SMALL else sorted({0, n - 1, *(draw.integer(0, n) for _ in range(SAMPLE - 2))})
     return [Question(rank, sizes, (axis,)) for axis in axes for rank in ranks]
+
+
+def pairs(sizes: Sizes) -> list[tuple[str, ...]]:
+    """Every pair of axes, every second one with its inner axis first."""
+    return [pair if k % 2 == 0 else pair[::-1] for k, pair in enumerate(combinations(sizes, 2))]
 
 
 @exercise(points=5, objects=("coordinates", "axis_ranks"), references=REFERENCES)
 def coordinates(draw: Draw) -> Iterator[Case]:
-    meshes = {title(sizes): sizes for sizes in VISIBLE}
+    """Half of the points for the places: a group in another order, or without its rank, keeps them."""
+    meshes = {title(sizes): (sizes, *weights) for sizes, *weights in VISIBLE}
     if draw.hidden:
-        meshes["pp, dp, cp and tp"] = drawn(draw)  # a title tells no seed
+        meshes["pp, dp, cp and tp"] = (drawn(draw), 0.5, 0.25)  # a title tells no seed
     places = Answers("coordinates", 0, right_places, read_places, "a dict with a whole number for each axis")
     yield places.case([
-        places.line(f"places: {name}", everywhere(sizes), PLACES, 0.5) for name, sizes in meshes.items()
+        places.line(f"places: {name}", everywhere(sizes), PLACES, weight)
+        for name, (sizes, weight, _) in meshes.items()
     ])  # fmt: skip
     ranks = Answers("axis_ranks", 1, right_ranks, ints, "a list of ranks")
     lines = []
-    for name, sizes in meshes.items():
+    for name, (sizes, _, weight) in meshes.items():
         questions = asked(draw, sizes, list(sizes))
-        lines.append(ranks.line(f"groups: {name}", questions, RANKS, 0.5))
-    for name, sizes in [*meshes.items()][:2] + [*meshes.items()][4:]:
-        questions = asked(draw, sizes, list(combinations(sizes, 2)))
-        lines.append(ranks.line(f"flattened groups: {name}", questions, FLATTENED, 0.75))
+        lines.append(ranks.line(f"groups: {name}", questions, RANKS, weight))
+    for name, (sizes, *_) in [*meshes.items()][:2] + [*meshes.items()][4:]:
+        questions = asked(draw, sizes, pairs(sizes))
+        lines.append(ranks.line(f"flattened groups: {name}", questions, FLATTENED, 0.5))
     yield ranks.case(lines)
 
 

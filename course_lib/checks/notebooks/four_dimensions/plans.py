@@ -9,14 +9,20 @@ from course_lib.checks.kit import Draw, Model
 from course_lib.facts.step_by_hand import A100, LEAN, SELENE
 
 Formula = Callable[..., float]
+GPT3_SIZES = (51_200, 2048, 96, 96, 12_288)
+# The layout of section 6, with which a message compares.
 LAYOUT = {
-    "cp": 1,
-    "microbatch": 1,
-    "chunks": 1,
-    "zero": 1,
-    "recompute": "none",
+    "pp": 8, "dp": 16, "cp": 1, "tp": 8, "microbatch": 1, "chunks": 1, "zero": 1, "recompute": "none",
     "sequence": True,
-}  # section 6's
+}  # fmt: skip
+
+
+class Shape(Model):
+    """A GPT with GPT-2's parts; a message prints its sizes as one would type them, and GPT3 by its name."""
+
+    def __repr__(self) -> str:
+        sizes = (self.vocab_size, self.context, self.layers, self.heads, self.width)
+        return "GPT3" if sizes == GPT3_SIZES else f"GPTConfig({', '.join(f'{size:_}' for size in sizes)})"
 
 
 class Named(dict[str, Any]):
@@ -42,8 +48,8 @@ GPU = Named("A100", A100)
 LINKS = Named("SELENE", SELENE)
 
 
-def gpt(layers: int, heads: int, width: int, context: int = 2048, vocab: int = 51_200) -> Model:
-    return Model(vocab, context, layers, heads, width)
+def gpt(layers: int, heads: int, width: int, context: int = 2048, vocab: int = 51_200) -> Shape:
+    return Shape(vocab, context, layers, heads, width)
 
 
 GPT3 = gpt(96, 96, 12_288)
@@ -53,7 +59,7 @@ def plan(pp: int, dp: int, tp: int, **more: Any) -> Plan:
     return Plan({"pp": pp, "dp": dp, "tp": tp, **LEAN, **more})
 
 
-def drawn(draw: Draw, **more: Any) -> tuple[Model, Plan, int]:
+def drawn(draw: Draw, **more: Any) -> tuple[Shape, Plan, int]:
     """A model, a layout and a batch that divide each other, with a pipeline and unequal axes."""
     pp, tp, dp, chunks = (draw.choice(each) for each in ([2, 4, 8], [2, 4, 8], [3, 6, 12, 24], [1, 2, 4]))
     heads = tp * draw.integer(4, 9)

@@ -9,6 +9,7 @@ from math import prod
 from typing import Any
 
 from course_lib.checks.kit import (
+    ANY,
     RIGHT,
     SIZES,
     Case,
@@ -18,7 +19,6 @@ from course_lib.checks.kit import (
     Observed,
     RankSide,
     Sentence,
-    essential,
     exercise,
     wrong,
 )
@@ -37,6 +37,7 @@ from course_lib.mesh.parts import my_part as right_part
 
 NAME = "my_part"
 FORM = "a pair: a range of rows, and a list of ranges of places"
+POINT = "who reads what: replicas other rows, ranks of cp other places with equal work, all others the same"
 MOST = 1.25  # times the mean work that the busiest rank may have
 Part = tuple[list[int], list[int]]
 Parts = dict[int, Part]
@@ -48,6 +49,8 @@ PP_ROWS = (
     "Stages of one pipeline read different rows: the samples of the first stage pass through all others."
 )
 CP_ROWS = "cp cuts the sequence of the rows that all of its ranks read; it does not cut rows."
+STRIDED = "The rows are dealt in turn: replica r of dp reads one block of rows that follow each other."
+STRIPES = "The places are dealt in turn: a chunk is a block of places that follow each other."
 DROPPED = "The remainder is dropped: of 11 rows on 2 replicas the first reads 6 and the other one 5."
 WORLD = "The batch is divided by the number of ranks: only dp multiplies samples; tp, pp and cp share them."
 LAST = "The last part gets the whole remainder: the first parts are one longer each."
@@ -102,6 +105,16 @@ def remainder_last(length: int, n: int, place: int) -> range:
     return range(place * each, length if place == n - 1 else (place + 1) * each)
 
 
+def strided_rows(rank: int, sizes: Sizes, batch_size: int, seq: int) -> list[int]:
+    place, size = axes(rank, sizes, "dp")
+    return list(range(place, batch_size, size))
+
+
+def striped_places(rank: int, sizes: Sizes, batch_size: int, seq: int) -> list[int]:
+    place, size = axes(rank, sizes, "cp")
+    return list(range(place, seq, size))
+
+
 def over_the_world(rank: int, sizes: Sizes, batch_size: int, seq: int) -> list[int]:
     place, _ = axes(rank, sizes, "dp")
     each = batch_size // prod(sizes.values())
@@ -154,6 +167,7 @@ ROWS: dict[str, Formula] = {
     DROPPED: dropped_rows,
     "dp cuts the rows: each replica of the model reads samples of its own.": rows_over(),
 }
+DEALT: tuple[dict[str, Formula], dict[str, Formula]] = ({STRIDED: strided_rows}, {STRIPES: striped_places})
 PLACES: dict[str, Formula] = {
     "cp cuts the sequence: its ranks read different places, and here all of them read every one.": all_places,
     "The remainder is dropped: if 2 cp does not divide the sequence, first chunks are one token longer.": (
@@ -196,6 +210,9 @@ class Sheet:
         return Counter(item for items in held.values() for item in items)
 
 
+Look = Callable[[Sheet, Parts], Finding]
+
+
 class Asked(Answers):
     """The parts of all ranks of all sheets of a case."""
 
@@ -219,7 +236,7 @@ class Asked(Answers):
             parts[question.rank] = part
         return parts
 
-    def each(self, text: str, look: Callable[[Sheet, Parts], Finding], weight: float = 1) -> Line:
+    def each(self, text: str, look: Look, weight: float = 1) -> Line:
         """A line that holds for each sheet by itself."""
 
         def judge(observed: Observed) -> Finding:
@@ -241,7 +258,9 @@ def why(sheet: Sheet, parts: Parts, index: int, slips: Mapping[str, Formula]) ->
     return ""
 
 
-def covering(index: int, axis: str, what: str, slips: Mapping[str, Formula]) -> Callable:
+def covering(index: int, axis: str, what: str, slips: Mapping[str, Formula]) -> Look:
+    """Each row, or place, is read once along the axis. Fewer missing than there are parts are a remainder."""
+
     def look(sheet: Sheet, parts: Parts) -> Finding:
         counts = sheet.together(parts, index, axis)
         whole = range((sheet.batch_size, sheet.seq)[index])
@@ -258,7 +277,8 @@ def covering(index: int, axis: str, what: str, slips: Mapping[str, Formula]) -> 
             f"along {axis}, a {what} {state}.",
         )
         because = why(sheet, parts, index, slips)
-        return wrong(said, because, cause=because)
+        remainder = len(missing) < (1 + index) * sheet.sizes.get(axis, 1) and not often and not outside
+        return wrong(said, because, cause=because, misses_point=not remainder)
 
     return look
 
@@ -276,7 +296,7 @@ def even(sheet: Sheet, parts: Parts) -> Finding:
     return wrong(said, why(sheet, parts, 0, {LAST: last_rows}), cause="even")
 
 
-def same(index: int, what: str, cutting: tuple[str, ...], slips: Mapping[str, Formula]) -> Callable:
+def same(index: int, what: str, cutting: tuple[str, ...], slips: Mapping[str, Formula]) -> Look:
     def look(sheet: Sheet, parts: Parts) -> Finding:
         pairs = sheet.alike(parts, index, *cutting)
         if not pairs:
@@ -290,7 +310,7 @@ def same(index: int, what: str, cutting: tuple[str, ...], slips: Mapping[str, Fo
             f"ranks that differ in {' and '.join(differ)} alone read different {what}.",
         )
         because = why(sheet, parts, index, slips)
-        return wrong(said, because, cause=because)
+        return wrong(said, because, cause=because, misses_point=True)
 
     return look
 
@@ -303,20 +323,44 @@ def equal_work(sheet: Sheet, parts: Parts) -> Finding:
     if busiest <= MOST:
         return RIGHT
     fault = f"the busiest rank of cp has {busiest:.2f} times the mean work under a causal mask."
-    because = ""
+    because, remainder = "", False
     if why(sheet, parts, 1, {SUCCESSION: in_succession}):
         because = f"{SUCCESSION}With {n} ranks the last has 2 - 1/{n} = {2 - 1 / n:.2f} times the mean."
     elif why(sheet, parts, 1, {LAST: last_places}):
-        because = LAST
+        because, remainder = LAST, True
     general = "the ranks of cp have unequal work under a causal mask."
     return wrong(
         Sentence(fault, general),
         because and Sentence(because, because.partition("With")[0].strip()),
         cause="work",
+        misses_point=not remainder,
     )
 
 
-@exercise(points=5, objects=(NAME,), references=REFERENCES, point="equal work along the sequence")
+def in_blocks(*before: Look) -> Look:
+    """Rows in succession and places as a zigzag; of parts that fail a line before, nothing new is said."""
+
+    def look(sheet: Sheet, parts: Parts) -> Finding:
+        expected = {q.rank: flat(q.of(right_part)) for q in sheet.questions}
+        off = [rank for rank, part in parts.items() if part != expected[rank]]
+        if not off:
+            return RIGHT
+        if not all(line(sheet, parts).ok for line in before):
+            return wrong(cause=ANY)
+        index = 0 if parts[off[0]][0] != expected[off[0]][0] else 1
+        what = ("rows", "places")[index]
+        got, wanted = parts[off[0]][index], expected[off[0]][index]
+        asked = Question(off[0], sheet.sizes, (sheet.batch_size, sheet.seq)).shown(NAME)
+        said = Sentence(
+            f"{what} are dealt in another order: {asked} begins with {what} {got[:3]}, not {wanted[:3]}.",
+            f"{what} are dealt in another order than the text asks for.",
+        )
+        return wrong(said, why(sheet, parts, index, DEALT[index]), cause="blocks")
+
+    return look
+
+
+@exercise(points=5, objects=(NAME,), references=REFERENCES, point=POINT)
 def my_part(draw: Draw) -> Iterator[Case]:
     sheets = [
         Sheet({"pp": 2, "dp": 2, "tp": 2}, 8, 16),
@@ -330,12 +374,16 @@ def my_part(draw: Draw) -> Iterator[Case]:
             Sheet({"pp": 16, "dp": 8, "tp": 8}, 64, 8),
         ]
     asked = Asked(sheets)
+    rows, samples = covering(0, "dp", "row", ROWS), same(0, "rows", ("dp",), ROWS)
+    places, sequences = covering(1, "cp", "place", PLACES), same(1, "places", ("cp",), PLACES)
+    blocks = in_blocks(rows, samples, places, sequences, equal_work)
     lines = [
-        asked.each("rows: each once over dp", covering(0, "dp", "row", ROWS), 2),
-        asked.each("rows: the same on tp, pp and cp", same(0, "rows", ("dp",), ROWS), 2),
-        asked.each("places: each once over cp", covering(1, "cp", "place", PLACES), 2),
-        asked.each("places: the same on tp, pp and dp", same(1, "places", ("cp",), PLACES), 1),
-        essential(asked.each("places: equal work over cp", equal_work, 2)),
+        asked.each("rows: each once over dp", rows, 2),
+        asked.each("rows: the same on tp, pp and cp", samples, 2),
+        asked.each("places: each once over cp", places, 2),
+        asked.each("places: the same on tp, pp and dp", sequences, 1),
+        asked.each("places: equal work over cp", equal_work, 2),
+        asked.each("rows in succession, places as a zigzag", blocks, 1),
     ]
     sides = [RankSide({}, {"calls": asked.calls}, {})]
     yield Case("parts", sides, lines, recipe=SIZES, alone=True)

@@ -83,7 +83,11 @@ def seconds(
     shared: bool = True,
     six: bool = True,
     gathers: bool = True,
-    rounds: bool = True,
+    rounds: float | None = None,
+    of_products: bool = True,
+    waiting: str = "everywhere",
+    owned: bool = True,
+    hides: float = 1,
     scatter: bool = True,
     summed: float = 1,
     update: bool = True,
@@ -97,14 +101,16 @@ def seconds(
     s, h, replicas = shape.context, shape.width, layout["dp"] * layout["cp"]
     tokens = layout["microbatch"] * s / cp
     m, layers = batch / (layout["dp"] * layout["microbatch"]), shape.layers / pp
-    flops, hbm = gpu["flops"] * efficiency, gpu["bandwidth"] * memory
+    flops, hbm = gpu["flops"] * efficiency, gpu["bandwidth"] * memory * (1 if of_products else efficiency)
     runs, scores, sums = RUNS[layout["recompute"]]
     runs, scores = (runs, scores) if again else (3, 3)
     sums = sums if six else 4
     fast, slow = links["NVLink"] / nvlink, links["network"] / bits
 
     def ring(nbytes: float, n: float, speed: float, alpha: float) -> float:
-        return ring_seconds(nbytes, n, speed * wires / REACHED, alpha * rounds)
+        every = 2 * (n - 1)  # rounds, each with an alpha
+        alphas = every if rounds is None else min(every, rounds)
+        return ring_seconds(nbytes, n, speed * wires / REACHED, 0) + alpha * alphas
 
     def all_reduce(nbytes: float, n: int, stride: int) -> float:
         inside = min(n, max(1, int(links["per_node"]) // (stride if strides else 1)))
@@ -127,23 +133,25 @@ def seconds(
     if pp > 1:
         near = 2 * replicas * t <= links["per_node"]
         alpha, speed = links["NVLink alpha" if near else "network alpha"], fast if near else slow
-        message = alpha * rounds + 2 * tokens * h / (t if scatter else 1) / (wires * speed)
+        message = alpha * (rounds != 0) + 2 * tokens * h / (t if scatter else 1) / (wires * speed)
         if not layout["sequence"] and scatter and gathers:
             message += all_reduce(2 * tokens * h, t, 1) / 2
+    waits *= waiting != "nowhere"
     compute, slot = m * (layers * layer + of_head), layers * (layer + waits)
     total = m * (slot + of_head + 2 * v * message)
     if once:
         total = compute + slot - layers * layer + 2 * v * message
-    idle = (pp - 1) * (slot / (v if chunked else 1) + 2 * message)
+    in_bubble = slot if waiting == "everywhere" else layers * layer
+    idle = (pp - 1) * (in_bubble / (v if chunked else 1) + 2 * message)
     total += idle * {"once": 1, "never": 0, "times m": m}[bubbles]
     params = (layers * 12 * h**2 + shape.vocab_size * h) / t
     if whole:
         params = shape.layers * 12 * h**2 + shape.vocab_size * h
     sent = all_reduce(2 * params, replicas, t) * summed
     if layout["zero"] == 3 and third:
-        sent = max(0.0, 3 / 2 * m * sent - compute)
+        sent = max(0.0, 3 / 2 * m * sent - hides * compute)
     held = (layers * 12 * h**2 + shape.vocab_size * h) / t
-    return total + sent + update * 34 * held / hbm / (replicas if layout["zero"] else 1)
+    return total + sent + update * 34 * held / hbm / (replicas if layout["zero"] and owned else 1)
 
 
 def slip(**change: Any) -> Formula:
@@ -173,7 +181,19 @@ SLIPS: dict[str, Formula] = {
     "Data sheets are not reached: links and memory move bytes at 0.8 of theirs.": slip(memory=1, wires=1),
     "Memory is read at 0.8 of its data sheet.": slip(memory=1),
     "Links send at 0.8 of their data sheets.": slip(wires=1),
-    "The alphas are missing: a ring has 2 (n - 1) rounds, a message one.": slip(rounds=False),
+    "The alphas are missing: a ring has 2 (n - 1) rounds, a message one.": slip(rounds=0),
+    "A ring over n ranks has 2 (n - 1) rounds, and each of them an alpha: one for a ring is too few.": (
+        slip(rounds=1)
+    ),
+    "e is the share that products reach, and only that: memory moves bytes at 0.8 of its data sheet.": slip(
+        of_products=False
+    ),
+    "The waits are missing: a layer waits for its all-reduces over tp, and over cp.": slip(waiting="nowhere"),
+    "The bubble's slots lack the waits: a pipeline that fills waits for its all-reduces as well.": slip(
+        waiting="outside the bubble"
+    ),
+    "ZeRO divides the optimizer: each of dp cp ranks updates its share of the parameters.": slip(owned=False),
+    "ZeRO-3 hides what it sends behind the compute of all microbatches: only the rest counts.": slip(hides=0),
     "A group whose ranks are a stride apart has per_node // stride of them in a node.": slip(strides=False),
     "After the ring inside the node each card carries X/g, not X.": slip(shared=False),
     "With full recomputation a layer waits for six all-reduces: two run forward again.": slip(six=False),
