@@ -111,6 +111,7 @@ def best_layout(shape, gpus, batch, gpu, links, efficiency=0.63):
 
 
 # %% wrong: the largest tp that divides
+# is: idea
 # says: Look at the node before you take the largest tp
 # base: what the wrong ones change
 -                                if seconds < fastest:
@@ -120,6 +121,7 @@ def best_layout(shape, gpus, batch, gpu, links, efficiency=0.63):
 
 
 # %% wrong: memory is ignored
+# is: idea
 # says: a layout that does not fit has no time
 # base: what the wrong ones change
 -                                if memory_per_gpu(shape, layout, batch) > gpu["memory"] - 4:
@@ -127,6 +129,7 @@ def best_layout(shape, gpus, batch, gpu, links, efficiency=0.63):
 
 
 # %% wrong: divisibility is ignored
+# is: slip
 # says: Heads, layers, batch and tokens have to divide
 # base: what the wrong ones change
 -                                if not can_be_cut(shape, layout, batch):
@@ -134,6 +137,7 @@ def best_layout(shape, gpus, batch, gpu, links, efficiency=0.63):
 
 
 # %% wrong: always 8 x 8
+# is: idea
 # says: The same axes are chosen for every cluster
 def best_layout(shape, gpus, batch, gpu, links):
     sizes = {"pp": 8, "dp": gpus // 64, "cp": 1, "tp": 8, "sequence": True}
@@ -141,6 +145,7 @@ def best_layout(shape, gpus, batch, gpu, links):
 
 
 # %% wrong: the fewest bytes
+# is: idea
 # says: That is the layout with the fewest bytes
 # base: what the wrong ones change
 -                                seconds = step_seconds(shape, layout, batch, gpu, links, efficiency)
@@ -148,13 +153,15 @@ def best_layout(shape, gpus, batch, gpu, links):
 
 
 # %% wrong: sequences are never cut
-# says: cut the long sequence as well
+# is: slip
+# says: fits cuts the sequence over cp
 # base: what the wrong ones change
 -    contexts = divisors if shape.context >= 32_768 else [1]
 +    contexts = [1]
 
 
 # %% wrong: no FSDP
+# is: slip
 # says: try FSDP as well
 # base: what the wrong ones change
 -                for zero in (0, 1, 3):
@@ -162,6 +169,7 @@ def best_layout(shape, gpus, batch, gpu, links):
 
 
 # %% wrong: everything is recomputed
+# is: idea
 # says: More is recomputed than the memory demands
 # base: what the wrong ones change
 -                    for recompute in ("none", "selective", "full"):
@@ -169,10 +177,59 @@ def best_layout(shape, gpus, batch, gpu, links):
 
 
 # %% wrong: a tuple of sizes
+# is: form
 # says: best_layout gives no layout|neither a dict nor None
 # base: what the wrong ones change
 -    return best
 +    return best and (best["tp"], best["pp"], best["dp"])
+
+
+# %% wrong: all of the memory
+# is: slip
+# says: NCCL and fragments take 4 GB
+# base: what the wrong ones change
+-                                if memory_per_gpu(shape, layout, batch) > gpu["memory"] - 4:
++                                if memory_per_gpu(shape, layout, batch) > gpu["memory"]:
+
+
+# %% wrong: chunks for any microbatches
+# is: slip
+# says: microbatches in multiples of pp
+# base: what the wrong ones change
+-    return v == 1 or (p > 1 and batch // rows % p == 0)
++    return v == 1 or p > 1
+
+
+# %% wrong: powers of two alone
+# is: slip
+# says: powers of two alone|not a power of two
+# base: what the wrong ones change
+-    divisors = [n for n in range(1, gpus + 1) if gpus % n == 0]
++    divisors = [2**k for k in range(11) if gpus % 2**k == 0]
+
+
+# %% wrong: ZeRO-3 in a pipeline
+# is: slip
+# says: every microbatch would gather every layer
+# base: what the wrong ones change
+-    if layout["zero"] == 3 and p > 1:
+-        return False
+
+
+# %% wrong: nothing is recomputed
+# is: slip
+# says: the best without recomputation|fits .*recomputes
+# base: what the wrong ones change
+-                    for recompute in ("none", "selective", "full"):
++                    for recompute in ("none",):
+
+
+# %% wrong: sequence parallelism in every layout
+# is: slip
+# says: sequence is tp > 1
+# base: what the wrong ones change
+-                                    "microbatch": microbatch, "chunks": chunks, "sequence": tp > 1,
++                                    "microbatch": microbatch, "chunks": chunks, "sequence": True,
 
 
 # %% right: sorted by time, the first that fits

@@ -21,6 +21,7 @@ def clip_grad_norm(named_parameters, max_norm, mesh, cut, tied):
 
 
 # %% wrong: tied weights count twice
+# is: slip
 # says: A tied weight is on two stages
 # base: what the wrong ones change
 -        once_on_pp = name not in tied or first_of_pp
@@ -28,6 +29,7 @@ def clip_grad_norm(named_parameters, max_norm, mesh, cut, tied):
 
 
 # %% wrong: everything over tp and pp
+# is: idea
 # says: whole on tp are on all of its ranks: the first of them counts. A tied weight
 # base: what the wrong ones change
 -        if once_on_tp and once_on_pp:
@@ -36,6 +38,7 @@ def clip_grad_norm(named_parameters, max_norm, mesh, cut, tied):
 
 
 # %% wrong: everything over the world
+# is: idea
 # says: That is over all ranks
 # base: what the wrong ones change
 -        if once_on_tp and once_on_pp:
@@ -46,6 +49,7 @@ def clip_grad_norm(named_parameters, max_norm, mesh, cut, tied):
 
 
 # %% wrong: each rank's own norm, as torch.nn.utils does
+# is: idea
 # says: ranks 0 and 7 returned norms of their own
 def clip_grad_norm(named_parameters, max_norm, mesh, cut, tied):
     params = [param for _, param in named_parameters if param.grad is not None]
@@ -53,6 +57,7 @@ def clip_grad_norm(named_parameters, max_norm, mesh, cut, tied):
 
 
 # %% wrong: the norm is right, and each rank clips by its own
+# is: slip
 # says: copies of what is whole drift apart
 # base: what the wrong ones change
 -    factor = min(1.0, max_norm / (norm + 1e-6))
@@ -61,6 +66,7 @@ def clip_grad_norm(named_parameters, max_norm, mesh, cut, tied):
 
 
 # %% wrong: norms are added
+# is: slip
 # says: Norms do not add up, their squares do
 # base: what the wrong ones change
 -    dist.all_reduce(squares, group=mesh.group(("pp", "tp")))
@@ -71,6 +77,7 @@ def clip_grad_norm(named_parameters, max_norm, mesh, cut, tied):
 
 
 # %% wrong: the replicas are added
+# is: slip
 # says: Ranks of dp and cp hold the same gradients
 # base: what the wrong ones change
 -    dist.all_reduce(squares, group=mesh.group(("pp", "tp")))
@@ -78,6 +85,7 @@ def clip_grad_norm(named_parameters, max_norm, mesh, cut, tied):
 
 
 # %% wrong: whole parameters count on all ranks of tp
+# is: slip
 # says: whole on tp are on all of its ranks
 # base: what the wrong ones change
 -        once_on_tp = name in cut or first_of_tp
@@ -85,6 +93,7 @@ def clip_grad_norm(named_parameters, max_norm, mesh, cut, tied):
 
 
 # %% wrong: only the first stage scales
+# is: slip
 # says: Only some ranks scaled: ranks 4 to 7 left
 # base: what the wrong ones change
 -    for gradient in gradients:
@@ -94,6 +103,7 @@ def clip_grad_norm(named_parameters, max_norm, mesh, cut, tied):
 
 
 # %% wrong: the largest element
+# is: idea
 # says: the largest element's magnitude
 # base: what the wrong ones change
 -            squares += param.grad.double().pow(2).sum()
@@ -105,6 +115,7 @@ def clip_grad_norm(named_parameters, max_norm, mesh, cut, tied):
 
 
 # %% wrong: gradients of None are not skipped
+# is: form
 # says: A parameter without a gradient has `grad` None
 # base: what the wrong ones change
 -        if param.grad is None:
@@ -112,6 +123,7 @@ def clip_grad_norm(named_parameters, max_norm, mesh, cut, tied):
 
 
 # %% wrong: the stages are not added
+# is: slip
 # says: sum over pp, too
 # base: what the wrong ones change
 -    dist.all_reduce(squares, group=mesh.group(("pp", "tp")))
@@ -119,6 +131,7 @@ def clip_grad_norm(named_parameters, max_norm, mesh, cut, tied):
 
 
 # %% wrong: the ranks of tp are not added
+# is: slip
 # says: sum over tp, too
 # base: what the wrong ones change
 -    dist.all_reduce(squares, group=mesh.group(("pp", "tp")))
@@ -126,6 +139,7 @@ def clip_grad_norm(named_parameters, max_norm, mesh, cut, tied):
 
 
 # %% wrong: the square of the norm
+# is: slip
 # says: the square of the norm: take its root
 # base: what the wrong ones change
 -    norm = float(squares) ** 0.5
@@ -133,6 +147,7 @@ def clip_grad_norm(named_parameters, max_norm, mesh, cut, tied):
 
 
 # %% wrong: small norms are scaled up
+# is: slip
 # says: A norm below max_norm stays
 # base: what the wrong ones change
 -    factor = min(1.0, max_norm / (norm + 1e-6))
@@ -140,6 +155,7 @@ def clip_grad_norm(named_parameters, max_norm, mesh, cut, tied):
 
 
 # %% wrong: new tensors are scaled
+# is: slip
 # says: scale `grad` itself, in place
 # base: what the wrong ones change
 -        gradient *= factor
@@ -147,6 +163,7 @@ def clip_grad_norm(named_parameters, max_norm, mesh, cut, tied):
 
 
 # %% wrong: the weights are scaled
+# is: slip
 # says: a parameter was changed: scale its gradient instead
 # base: what the wrong ones change
 -        gradients.append(param.grad)
@@ -154,6 +171,7 @@ def clip_grad_norm(named_parameters, max_norm, mesh, cut, tied):
 
 
 # %% wrong: ranks without gradients stay away
+# is: slip
 # says: also ranks that have nothing to count
 # base: what the wrong ones change
 -    dist.all_reduce(squares, group=mesh.group(("pp", "tp")))
@@ -162,6 +180,7 @@ def clip_grad_norm(named_parameters, max_norm, mesh, cut, tied):
 
 
 # %% wrong: the gradients travel
+# is: idea
 # says: numbers travel, not gradients
 # base: what the wrong ones change
 -            squares += param.grad.double().pow(2).sum()
@@ -169,6 +188,16 @@ def clip_grad_norm(named_parameters, max_norm, mesh, cut, tied):
 +            whole = [torch.empty_like(param.grad) for _ in range(mesh.size("tp"))]
 +            if name in cut:
 +                dist.all_gather(whole, param.grad, group=mesh.group("tp"))
+
+
+# %% wrong: every mesh is taken to have all axes
+# is: slip
+# says: The mesh has no such axis: there every rank is at place 0
+# base: what the wrong ones change
+-    first_of_tp = mesh.coordinate.get("tp", 0) == 0
+-    first_of_pp = mesh.coordinate.get("pp", 0) == 0
++    first_of_tp = mesh.coordinate["tp"] == 0
++    first_of_pp = mesh.coordinate["pp"] == 0
 
 
 # %% right: one sum over tp, then one over pp

@@ -39,6 +39,7 @@ def replay(records, per_node, inside, across):
 
 
 # %% wrong: a sum does not wait for the last
+# is: slip
 # says: A sum begins when its last member has come
 # base: what the wrong ones change
 -                    end = max(now[k] for k in who) + seconds(who, share * size[0])
@@ -48,6 +49,7 @@ def replay(records, per_node, inside, across):
 
 
 # %% wrong: an alpha for every round
+# is: slip
 # says: one alpha, as on the emulated wires
 # base: what the wrong ones change
 -                    end = max(now[k] for k in who) + seconds(who, share * size[0])
@@ -56,6 +58,7 @@ def replay(records, per_node, inside, across):
 
 
 # %% wrong: half of an all-reduce
+# is: slip
 # says: An all-reduce sends 2
 # base: what the wrong ones change
 -                    share = 2 * (len(who) - 1) / len(who)
@@ -63,6 +66,7 @@ def replay(records, per_node, inside, across):
 
 
 # %% wrong: the link of the first two members
+# is: slip
 # says: one member in another node is enough
 # base: what the wrong ones change
 -        alpha, beta = inside if len({rank // per_node for rank in ranks}) == 1 else across
@@ -70,6 +74,7 @@ def replay(records, per_node, inside, across):
 
 
 # %% wrong: always NVLink
+# is: slip
 # says: look at the nodes of its ranks
 # base: what the wrong ones change
 -        alpha, beta = inside if len({rank // per_node for rank in ranks}) == 1 else across
@@ -77,6 +82,7 @@ def replay(records, per_node, inside, across):
 
 
 # %% wrong: a sender waits
+# is: slip
 # says: A sender goes on at once
 # base: what the wrong ones change
                      free[link] = begin + seconds([rank, who], size[0])
@@ -84,6 +90,7 @@ def replay(records, per_node, inside, across):
 
 
 # %% wrong: messages overtake each other
+# is: slip
 # says: A link carries one message after the other
 # base: what the wrong ones change
 -                    begin = max(now[rank], free.get(link, 0.0))
@@ -91,6 +98,7 @@ def replay(records, per_node, inside, across):
 
 
 # %% wrong: sums queue behind messages
+# is: slip
 # says: A sum does not queue
 # base: what the wrong ones change
 -                    end = max(now[k] for k in who) + seconds(who, share * size[0])
@@ -104,6 +112,7 @@ def replay(records, per_node, inside, across):
 
 
 # %% wrong: no compute
+# is: slip
 # says: The compute between the operations is missing
 # base: what the wrong ones change
 -                    now[rank] += who
@@ -111,6 +120,7 @@ def replay(records, per_node, inside, across):
 
 
 # %% wrong: no alpha
+# is: slip
 # says: The alphas are missing
 # base: what the wrong ones change
 -        return alpha + nbytes * beta
@@ -118,6 +128,7 @@ def replay(records, per_node, inside, across):
 
 
 # %% wrong: each rank for itself
+# is: idea
 # says: a rank also waits, for the last
 def replay(records, per_node, inside, across):
     totals = []
@@ -133,6 +144,38 @@ def replay(records, per_node, inside, across):
             total += alpha + share * what[1] * beta
         totals.append(total)
     return max(totals)
+
+
+# %% wrong: a rank has one link
+# is: slip
+# says: A rank has two links, one inside its node
+# base: what the wrong ones change
+-                    link = (rank, rank // per_node == who // per_node)
++                    link = rank
+
+
+# %% wrong: a queue for each destination
+# is: slip
+# says: one link across, whatever the destination
+# base: what the wrong ones change
+-                    link = (rank, rank // per_node == who // per_node)
++                    link = (rank, who)
+
+
+# %% wrong: an all-reduce sends twice its bytes
+# is: slip
+# says: and not twice its bytes
+# base: what the wrong ones change
+-                    share = 2 * (len(who) - 1) / len(who)
++                    share = 2
+
+
+# %% wrong: an all-reduce sends its bytes once
+# is: slip
+# says: and not its bytes once
+# base: what the wrong ones change
+-                    share = 2 * (len(who) - 1) / len(who)
++                    share = 1
 
 
 # %% right: one generator for each rank

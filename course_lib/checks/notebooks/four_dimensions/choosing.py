@@ -76,6 +76,8 @@ class Task:
 
 # ---- what a chosen layout misses: a reason, or ""
 
+Reason = Callable[[Task, dict[str, Any]], str]
+
 
 def cp_alone(task: Task, layout: dict[str, Any]) -> str:
     """The best of those without cp."""
@@ -106,6 +108,32 @@ def leanest(task: Task, layout: dict[str, Any]) -> str:
     return "That is the layout with the fewest bytes. All that fit are allowed: take the fastest of them."
 
 
+def always(name: str, value: Any, says: str) -> Reason:
+    """The layout is the best of those with this value of an option, and the best of all has another."""
+
+    def reason(task: Task, layout: dict[str, Any]) -> str:
+        alike = [seconds for seconds, _, each in task.fitting if each[name] == value]
+        if task.fitting[0][2][name] == value or not alike:
+            return ""
+        return says if task.seconds(layout) <= alike[0] * (1 + 1e-9) else ""
+
+    return reason
+
+
+def powers_of_two(task: Task, layout: dict[str, Any]) -> str:
+    """The best of those whose pp, cp and tp are powers of two."""
+    others = [
+        seconds for seconds, _, each in task.fitting if all(is_power(each[a]) for a in AXES if a != "dp")
+    ]
+    if not others or task.seconds(layout) > others[0] * (1 + 1e-9):
+        return ""
+    return "That is the best of those with powers of two alone: try every division of the GPUs."
+
+
+def is_power(n: int) -> bool:
+    return n & (n - 1) == 0
+
+
 def no_zero_3(task: Task, layout: dict[str, Any]) -> str:
     others = [seconds for seconds, _, each in task.fitting if each["zero"] < 3]
     if layout["zero"] < 3 and others and task.seconds(layout) <= min(others) * (1 + 1e-9):
@@ -115,7 +143,7 @@ def no_zero_3(task: Task, layout: dict[str, Any]) -> str:
     return ""
 
 
-def option(name: str, says: str) -> Callable[[Task, dict[str, Any]], str]:
+def option(name: str, says: str) -> Reason:
     """The layout has the best's sizes, but not this option of it."""
 
     def reason(task: Task, layout: dict[str, Any]) -> str:
@@ -128,14 +156,20 @@ def option(name: str, says: str) -> Callable[[Task, dict[str, Any]], str]:
 
 
 REASONS = (
-    across_nodes, leanest, cp_alone, no_zero_3,
-    option("recompute", "More is recomputed than the memory demands."),
+    leanest, powers_of_two,
+    always("recompute", "none", "That is the best without recomputation: try 'selective' and 'full', too."),
+    always("recompute", "full", "More is recomputed than the memory demands."),
+    across_nodes, cp_alone, no_zero_3,
     option("chunks", "Chunks make the bubble shorter: try all of them."),
     option("microbatch", "The microbatch makes the difference: try all of them."),
 )  # fmt: skip
 OTHERWISE = "Compare it with the winner of all layouts that fit, by your step_seconds."
 SAME = "The same axes are chosen for every cluster: node, network and memory decide what fits and is fast."
-LONG = "Every layout that fits has cp > 1: cut the long sequence as well."
+NEEDED: dict[str, Callable[[dict[str, Any]], bool]] = {
+    "cuts the sequence over cp": lambda each: each["cp"] > 1,
+    "recomputes": lambda each: each["recompute"] != "none",
+    "has a size that is not a power of two": lambda each: not all(is_power(each[a]) for a in AXES),
+}
 
 
 # ---- the judgement
@@ -157,6 +191,8 @@ def read(value: Any) -> Plan | str | None:
         "recompute": tuple(by_hand.RUNS), "sequence": (layout["tp"] != 1,),
     }  # fmt: skip
     for name, values in allowed.items():
+        if name == "sequence" and layout[name] not in values:
+            return f"sequence = {layout[name]!r} with tp = {layout['tp']!r}: sequence is tp > 1"
         if layout[name] not in values:
             return f"{name} = {layout[name]!r}, which is not one of {', '.join(map(repr, values))}"
     if any(type(layout[axis]) is not int or layout[axis] < 1 for axis in AXES):
@@ -164,15 +200,21 @@ def read(value: Any) -> Plan | str | None:
     return Plan({name: layout[name] for name in (*AXES, *OPTIONS)})
 
 
-def finding(task: Task, value: Any, same: bool) -> Finding:
-    chosen = read(value)
+def needed(task: Task) -> str:
+    """What all layouts that fit have in common."""
+    common = [says for says, has in NEEDED.items() if all(has(each) for _, _, each in task.fitting)]
+    return f"Every layout that fits {' and '.join(common)}." if common else ""
+
+
+def finding(task: Task, chosen: Plan | str | None, why: str) -> Finding:
+    """why: the cause of all layouts that were chosen and are wrong, if one cause explains them."""
     if isinstance(chosen, str):
         return wrong(Sentence(f"{task} gives {chosen}.", "best_layout gives no layout."), cause="form")
     if chosen is None:
         if task.best is None:
             return RIGHT
         said = Sentence(f"{task} gives None, and {len(task.fitting)} layouts fit.", "best_layout gives None.")
-        return wrong(said, LONG if all(each["cp"] > 1 for _, _, each in task.fitting) else "", cause="None")
+        return wrong(said, needed(task), cause=f"None {needed(task)}")
     general = "best_layout gives a layout"
     if prod(chosen[axis] for axis in AXES) != task.gpus:
         said = f"{task} gives {chosen}: that is not {task.gpus} GPUs."
@@ -180,21 +222,52 @@ def finding(task: Task, value: Any, same: bool) -> Finding:
     obstacle = by_hand.obstacle(task.shape, chosen, task.batch)
     if obstacle:
         said = f"{task} gives {chosen}, which cannot be cut: {obstacle}."
-        why = "Heads, layers, batch and tokens have to divide; drop a layout before you time it."
-        return wrong(Sentence(said, f"{general} that cannot be cut."), SAME if same else why, cause="cut")
+        otherwise = "Drop such a layout before you time it."
+        return wrong(
+            Sentence(said, f"{general} that cannot be cut."), why or otherwise, cause=f"cut {obstacle[-20:]}"
+        )
     gb = task.gb(chosen)
     if gb > task.room:
         said = f"{task} gives {chosen}, which needs {gb:.1f} GB of {task.room:.0f}."
-        why = "Memory decides first: a layout that does not fit has no time."
-        return wrong(Sentence(said, f"{general} that does not fit."), SAME if same else why, cause="memory")
+        fits = gb <= task.gpu["memory"]
+        otherwise = (
+            "NCCL and fragments take 4 GB of the GPU's memory."
+            if fits
+            else ("Memory decides first: a layout that does not fit has no time.")
+        )
+        return wrong(Sentence(said, f"{general} that does not fit."), why or otherwise, cause="memory")
     seconds = task.seconds(chosen)
     if seconds <= task.fitting[0][0] * ALLOWED:
         return RIGHT
-    why = next((cause for reason in REASONS if (cause := reason(task, chosen))), OTHERWISE)
     slower = seconds / task.fitting[0][0] - 1
     said = f"{task} gives {chosen}, whose step is {100 * slower:.0f} % longer than the best's."
-    why = SAME if same else why
-    return wrong(Sentence(said, f"{general} that fits, and another is more than 3 % faster."), why, cause=why)
+    return wrong(
+        Sentence(said, f"{general} that fits, and another is more than 3 % faster."),
+        why or OTHERWISE,
+        cause="slow",
+    )
+
+
+def slow(task: Task, chosen: Plan | str | None) -> bool:
+    """Whether it is a layout that fits and can be cut, and another is faster."""
+    if not isinstance(chosen, Plan) or prod(chosen[axis] for axis in AXES) != task.gpus:
+        return False
+    if by_hand.obstacle(task.shape, chosen, task.batch) or task.gb(chosen) > task.room:
+        return False
+    return task.seconds(chosen) > task.fitting[0][0] * ALLOWED
+
+
+def cause_of(tasks: Sequence[Task], plans: Sequence[Plan | str | None]) -> str:
+    """The reason that explains every layout that fits and is slow."""
+    sizes = [(plan["tp"], plan["pp"]) for plan in plans if isinstance(plan, Plan)]
+    if len(sizes) > 2 and len(set(sizes)) == 1:
+        return SAME
+    late = [(task, plan) for task, plan in zip(tasks, plans, strict=True) if slow(task, plan)]
+    for reason in REASONS:
+        causes = [reason(task, plan) for task, plan in late if isinstance(plan, Plan)]
+        if causes and all(causes):
+            return causes[0]
+    return ""
 
 
 def case(tasks: Sequence[Task]) -> Case:
@@ -210,8 +283,9 @@ def case(tasks: Sequence[Task]) -> Case:
                     Sentence(f"{tasks[index]} raised {error}: {text}", general), at(place), cause=error
                 )
             plans = [read(observed.answer(k).value) for k in range(len(tasks))]
-            sizes = [(plan["tp"], plan["pp"]) for plan in plans if isinstance(plan, Plan)]
-            return finding(tasks[index], answer.value, len(sizes) > 2 and len(set(sizes)) == 1)
+            cause = cause_of(tasks, plans)
+            said = cause if cause == SAME or slow(tasks[index], plans[index]) else ""
+            return finding(tasks[index], plans[index], said)
 
         return judge_task
 
@@ -220,33 +294,37 @@ def case(tasks: Sequence[Task]) -> Case:
     return Case("clusters", [RankSide({}, {"calls": calls}, {})], lines, recipe=SIZES, alone=True)
 
 
-@lru_cache(maxsize=4)
-def tasks_of(hidden: bool, scale: int) -> tuple[Task, ...]:
-    """Six clusters that a student sees, and five that stay hidden; `scale` changes the hidden batches."""
+@lru_cache(maxsize=2)
+def tasks_of(hidden: bool) -> tuple[Task, ...]:
+    """Six clusters that a student sees, and five that stay hidden.
+
+    24 GPUs of 40 GB show three mistakes: all of the memory, ZeRO-3 in a pipeline, and powers of two alone. 80
+    sequences on 48 GPUs show one: chunks although the microbatches are no multiple of pp.
+    """
+    small = Named("{**A100, 'memory': 40}", {**GPU, "memory": 40})
     four = Named("{**SELENE, 'per_node': 4}", {**LINKS, "per_node": 4})
     visible = (
         Task("1,024 A100s, 175B", GPT3, 1024, 1536, GPU, LINKS),
-        Task("nodes of 4", GPT3, 512, 1536, GPU, four),
+        Task("48 A100s in nodes of 4", gpt(96, 24, 3072), 48, 80, GPU, four),
         Task("8 A100s, 175B", GPT3, 8, 8, GPU, LINKS),
         Task("a long context", gpt(40, 40, 5120, 131_072), 64, 16, GPU, LINKS),
-        Task("100 heads, 70 layers", gpt(70, 100, 12_800), 1024, 1536, GPU, LINKS),
+        Task("24 A100s of 40 GB", gpt(48, 60, 7680), 24, 48, small, LINKS),
         Task("a small model", gpt(32, 32, 4096), 64, 256, GPU, LINKS),
     )
     if not hidden:
         return visible
-    slow = Named("{**SELENE, 'network': 10e9}", {**LINKS, "network": 10e9})
-    small = Named("{**A100, 'memory': 40}", {**GPU, "memory": 40})
+    slow_network = Named("{**SELENE, 'network': 10e9}", {**LINKS, "network": 10e9})
     two = Named("{**SELENE, 'per_node': 2}", {**LINKS, "per_node": 2})
     return (
         *visible,
-        Task("10 Gb/s", gpt(40, 40, 5120), 128, 512 * scale, GPU, slow),
-        Task("40 GB", gpt(80, 64, 8192), 256, 512 * scale, small, LINKS),
-        Task("a longer context", gpt(40, 40, 5120, 262_144), 128, 16 * scale, GPU, LINKS),
-        Task("a smaller model", gpt(24, 24, 3072), 32, 128 * scale, GPU, LINKS),
-        Task("nodes of 2", gpt(64, 48, 6144), 128, 256 * scale, GPU, two),
+        Task("10 Gb/s", gpt(40, 40, 5120), 128, 512, GPU, slow_network),
+        Task("120 A100s of 40 GB in nodes of 4", gpt(60, 80, 10_240), 120, 840, small, four),
+        Task("a longer context", gpt(40, 40, 5120, 262_144), 128, 16, GPU, LINKS),
+        Task("100 sequences", gpt(36, 30, 3840), 48, 100, small, four),
+        Task("nodes of 2", gpt(64, 48, 6144), 128, 256, GPU, two),
     )
 
 
 @exercise(points=4, objects=("best_layout",), references=OF_NUMBERS)
 def best_layout(draw: Draw) -> Iterator[Case]:
-    yield case(tasks_of(draw.hidden, draw.choice([1, 2])))
+    yield case(tasks_of(draw.hidden))

@@ -42,6 +42,7 @@ SQUARES = "Norms do not add up, their squares do: add the squares of all pieces,
 NONE = (
     "A parameter without a gradient has `grad` None: skip it, and take part in the all-reduce all the same."
 )
+MISSING = "The mesh has no such axis: there every rank is at place 0, and `mesh.coordinate` has no entry."
 ALL = (
     "All members of a group must call its collectives, in one order: also ranks that have nothing to count, "
     "or no gradients."
@@ -309,6 +310,8 @@ def case(
 def trouble(case: Case, kind: str, text: str) -> str:
     if kind == "deadlock":
         return ALL
+    if kind == "KeyError":
+        return MISSING
     return NONE if "NoneType" in text or "non-empty" in text or "expects" in text else ""
 
 
@@ -317,7 +320,7 @@ def trouble(case: Case, kind: str, text: str) -> str:
 )  # fmt: skip
 def clip_grad_norm(draw: Draw) -> Iterator[Case]:
     yield case(draw, {"pp": 2, "dp": 2, "tp": 2}, "pp 2 x dp 2 x tp 2, tied", 0.3)
-    yield case(draw, {"pp": 2, "tp": 2}, "pp 2 x tp 2, below max_norm", 1.7, tied=False, empty=1)
+    yield case(draw, {"pp": 2, "dp": 2}, "pp 2 x dp 2, below max_norm", 1.7, tied=False, empty=1)
     if draw.hidden:
         yield case(draw, {"dp": 2, "cp": 2, "tp": 2}, "dp 2 x cp 2 x tp 2", 0.4, tied=False)
         yield case(draw, {"tp": 2, "pp": 3}, "tp 2 x pp 3, tied, table whole", 0.2, cut_table=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from course_lib.checks.kit import Case, Draw, Prediction, evaluated, exercise
@@ -34,15 +34,15 @@ def rerun(
     *,
     last: bool = True,
     rounds: bool = False,
-    ring: float = 2.0,
+    ring: Callable[[int], float] = lambda n: 2 * (n - 1) / n,
     wire: str = "slowest",
     blocking: bool = False,
-    queue: bool = True,
+    queue: str = "link",
     sums_queue: bool = False,
     compute: bool = True,
     alpha: bool = True,
 ) -> float:
-    """The right clock with mistakes."""
+    """The right clock with mistakes. ring: of a sum's bytes; queue: what a message waits for."""
 
     def seconds(ranks: Sequence[int], nbytes: float, times: int = 1) -> float:
         together = len({rank // per_node for rank in ranks}) == 1
@@ -52,7 +52,7 @@ def rerun(
         return alpha * a * times + nbytes * b
 
     now, place = [0.0] * len(records), [0] * len(records)
-    links: dict[tuple[int, bool], float] = defaultdict(float)
+    links: dict[tuple[int, Any], float] = defaultdict(float)
     messages: dict[tuple[int, int], list[float]] = defaultdict(list)
     while True:
         before = list(place)
@@ -63,8 +63,9 @@ def rerun(
                     now[rank] += what[0] * compute
                 elif kind == "send":
                     peer, nbytes = what
-                    link = rank, rank // per_node == peer // per_node
-                    start = max(now[rank], links[link]) if queue else now[rank]
+                    inside_node = rank // per_node == peer // per_node
+                    link = rank, {"link": inside_node, "rank": "", "peer": peer, "nothing": ""}[queue]
+                    start = now[rank] if queue == "nothing" else max(now[rank], links[link])
                     links[link] = start + seconds((rank, peer), nbytes)
                     messages[rank, peer].append(links[link])
                     if blocking:
@@ -81,7 +82,7 @@ def rerun(
                         for k in group
                     ):
                         break
-                    took = seconds(group, ring * (n - 1) / n * nbytes, 2 * (n - 1) if rounds else 1)
+                    took = seconds(group, ring(n) * nbytes, 2 * (n - 1) if rounds else 1)
                     near = len({k // per_node for k in group}) == 1
                     free = max(links[k, near] for k in group) if sums_queue else 0.0
                     end = max(free, *(now[k] for k in group)) + took
@@ -115,6 +116,7 @@ def summed(records: Records, per_node: int, inside: tuple, across: tuple) -> flo
     return max(alone)
 
 
+RING = "An all-reduce sends 2 (n - 1) / n of its bytes, and not"
 SLIPS: dict[str, Formula] = {
     "A sum begins when its last member has come, and ends for all at the same time.": slip(last=False),
     "Each rank's seconds are added for itself: a rank also waits, for the last member of a sum and "
@@ -122,12 +124,20 @@ SLIPS: dict[str, Formula] = {
     "Here an operation has one alpha, as on the emulated wires: not one for each of 2 (n - 1) rounds.": slip(
         rounds=True
     ),
-    "An all-reduce sends 2 (n - 1) / n of its bytes.": slip(ring=1.0),
+    f"{RING} (n - 1) / n of them.": slip(ring=lambda n: (n - 1) / n),
+    f"{RING} twice its bytes.": slip(ring=lambda n: 2),
+    f"{RING} its bytes once.": slip(ring=lambda n: 1),
     "A group uses its slowest link: one member in another node is enough.": slip(wire="first"),
     "Every operation takes the link inside a node here: look at the nodes of its ranks.": slip(wire="inside"),
     "A sender goes on at once: its message travels meanwhile.": slip(blocking=True),
     "A link carries one message after the other: the second of two sends waits for the first.": slip(
-        queue=False
+        queue="nothing"
+    ),
+    "A rank has two links, one inside its node and one across: neither waits for messages on the other.": (
+        slip(queue="rank")
+    ),
+    "A rank has one link across, whatever the destination: messages to two ranks wait for one another.": slip(
+        queue="peer"
     ),
     "A sum does not queue: it neither waits for messages that travel nor holds them up.": slip(
         sums_queue=True
@@ -170,6 +180,14 @@ def replay(draw: Draw) -> Iterator[Case]:
             [["recv", 0, 10**6], ["compute", 0.01], ["recv", 0, 10**6], ["compute", 0.01]],
         ],
     )
+    fan = Tape(  # a rank's messages on both links, to several ranks on one, and twice to one of them
+        "fan",
+        [
+            [["compute", 0.01], *(["send", peer, 10**6] for peer in (2, 1, 4, 3, 4)), ["compute", 0.02]],
+            *([["recv", 0, 10**6], ["compute", 0.01 * (5 - rank)]] for rank in range(1, 4)),
+            [["recv", 0, 10**6], ["recv", 0, 10**6]],
+        ],
+    )
     tapes = [pipeline(2, 2, 4, 0.01, 2 * 10**5), pipeline(4, 1, 6, 0.01, 10**5)]
     if draw.hidden:
         for _ in range(3):
@@ -186,6 +204,7 @@ def replay(draw: Draw) -> Iterator[Case]:
             for title, plans, weight in (
                 ("sums of ranks that come late", [(sums, 4, *LINKS), (sums, 3, *LINKS)], 1),
                 ("messages on one link", [(sends, 2, *LINKS), (sends, 1, *LINKS)], 1),
+                ("messages on two links, to several ranks", [(fan, 2, *LINKS), (fan, 3, *LINKS)], 1),
                 ("pipelines", both, 2),
             )
         ]
