@@ -25,7 +25,7 @@ from course_lib.ledger import colours, wording
 from course_lib.ledger.colours import Picture, picture
 from course_lib.ledger.shown import forms, small_png
 
-from .advisor import A100_EFFICIENCY, OPTIONS, Verdict, advise
+from .advisor import A100_EFFICIENCY, OPTIONS, RESERVED, Verdict, advise
 from .layout import AXES, Layout
 from .memory import memory_parts
 from .roofline import Work
@@ -129,7 +129,7 @@ class StrategyAdvisor:
         )
         if best.seconds is None or best.nbytes is None:
             return f"{count}. {short(best.layout)}, {best.reason}."
-        room, share = gpu(question.gpu).memory / 1e9, self.utilization(question, best.seconds)
+        room, share = usable(question), self.utilization(question, best.seconds)
         return (
             f"{best.layout}: {duration(best.seconds)} a step, {share:.0%} of the peak, "
             f"{best.nbytes / 1e9:.0f} GB of {room:.0f}. {count}."
@@ -174,10 +174,9 @@ class StrategyAdvisor:
         left, right = figure.subplots(1, 2, sharey=True)
         parts = [self.parts(question, verdict.layout) for verdict in verdicts]
         names = [short(verdict.layout) for verdict in verdicts]
-        room = gpu(question.gpu).memory / 1e9
         memory = [{part: nbytes / 1e9 for part, nbytes in bill.items()} for bill, _ in parts]
         _bars(left, names, memory, MEMORY_FILLS, "GB of the fullest GPU")
-        left.axvline(room, color=colours.ALARM, lw=1.4, gid="room")
+        left.axvline(usable(question), color=colours.ALARM, lw=1.4, gid="room")
         seconds = [{each.name: getattr(s, each.name) for each in fields(s)} for _, s in parts]
         _bars(right, names, seconds, TIME_FILLS, "seconds of a step")
         height = figure.get_figheight()
@@ -239,6 +238,11 @@ class StrategyAdvisor:
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         """The widget for front ends that can show it, the first question's bars for others."""
         return forms(repr(self), self.chart(self.first), self.widget)
+
+
+def usable(question: Question) -> float:
+    """GB of a GPU that a layout may fill."""
+    return (gpu(question.gpu).memory - RESERVED) / 1e9
 
 
 def short(layout: Layout) -> str:

@@ -50,7 +50,7 @@ def timeline(
     _frame(ax, rows, clock, f"the {after}" if after else "the first operation")
     waiting = marks.blocked(ax, ledger, clock, by_axis)
     marks.collective_bands(ax, ledger.collectives(), clock, by_axis)
-    notes = marks.arrows(ax, ledger.messages(), clock)
+    notes = marks.arrows(ax, ledger.messages(), clock, bundled=by_axis is None)
     notes += marks.lonely(ax, ledger, clock)
     if by_axis and by_axis.striped:
         notes.insert(0, "striped: a group over several axes.")

@@ -198,10 +198,15 @@ def message_segment(message: Message, clock: Clock) -> Segment:
     return clock.x(send.issued), send.rank + side, clock.x(arrival), recv.rank - side
 
 
-def arrows(ax: Axes, messages: Sequence[Message], clock: Clock) -> list[str]:
-    """Draw the messages; returns the figure's notes on messages that it does not show."""
+def arrows(ax: Axes, messages: Sequence[Message], clock: Clock, bundled: bool = True) -> list[str]:
+    """Draw the messages; returns the figure's notes on messages that it does not show.
+
+    bundled: many are drawn as bundles. Otherwise they are left out, since they would hide the bars.
+    """
     segments = [message_segment(message, clock) for message in messages]
     segments = [s for s in segments if not clock.outside(*sorted((s[0], s[2])))]
+    if len(segments) > MANY and not bundled:
+        return [f"{len(segments):,} messages are left out; a shorter window= shows them."]
     if len(segments) > MANY:
         return [_bundles(ax, segments, clock)]
     for x0, y0, x1, y1 in sorted(segments, key=lambda s: -abs(s[1] - s[3])):  # short ones on top

@@ -51,7 +51,6 @@
 # missing has one rank.
 
 # %%
-import contextlib
 import dataclasses
 import itertools
 import math
@@ -67,6 +66,7 @@ from course_lib.mesh import Mesh, cut_names, mesh_stages, parameters, tied_names
 from course_lib.models import GPT, GPTConfig, next_token_loss
 from course_lib.pipeline import run_schedule
 from course_lib.pipeline.generators import one_f_one_b
+from course_lib.unfinished import ready, said
 
 # %% [markdown]
 # The next cell holds the tools of sections 1 to 4; you need not read it now. `on_mesh` runs the ranks of a
@@ -76,6 +76,7 @@ from course_lib.pipeline.generators import one_f_one_b
 # %%
 SIZES = {"pp": 2, "dp": 2, "tp": 2}
 CONFIG = GPTConfig(vocab_size=64, context=32, layers=4, heads=4, width=32)
+AXES = ["pp", "dp", "tp", ("pp", "dp"), ("dp", "tp")]
 ROWS, SEQ, COUNT = 8, 32, 4  # of a step: rows, tokens of a row, microbatches of a replica
 
 
@@ -115,21 +116,6 @@ def alone(step=0):
     return loss.item(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
-def written(function, *args):
-    """The result of a function of yours, or None before you have written it."""
-    try:
-        return function(*args)
-    except NotImplementedError:
-        print(f"{function.__name__} is not written yet")
-        return None
-
-
-def ready(function):
-    """Whether the function is written: a stub does nothing but raise NotImplementedError."""
-    names = function.__code__.co_names
-    return names != ("NotImplementedError",)
-
-
 # %% [markdown]
 # ## 1 · Coordinates
 #
@@ -144,8 +130,8 @@ def ready(function):
 # else about a mesh follows from a rule for turning a number into a place. The rule decides which ranks sum a
 # layer, which average gradients, and therefore which wire each of them takes.
 #
-# Here are 16 GPUs on two nodes of eight. Click on a GPU: the ranks of its groups take the colours of the axes.
-# Change the order of the axes, and look at the wires in the table.
+# Here are 16 GPUs on two nodes of eight. In a running notebook you can click on a GPU: the ranks of its groups take
+# the colours of the axes, and a table names their wires. Change the order of the axes, and look at the wires.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.mesh.explorer import mesh_explorer
@@ -211,10 +197,8 @@ report.points(5)
 # **Measure.** PyTorch has the same rule in `init_device_mesh`. All eight ranks make such a mesh and compare it
 # with your functions.
 
+
 # %% tags=["skip-in-grading"]
-AXES = ["pp", "dp", "tp", ("pp", "dp"), ("dp", "tp")]
-
-
 def beside_pytorch():
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -227,7 +211,7 @@ def beside_pytorch():
     return groups
 
 
-if written(coordinates, 5, SIZES) and written(axis_ranks, 5, SIZES, "tp"):
+if ready(coordinates, axis_ranks):
     ranks = launch(beside_pytorch, world_size=8, backend="gloo")
     for axis, (theirs, mine) in ranks[5].items():
         print(f"rank 5, {axis!s:13} PyTorch {theirs}, yours {mine}")
@@ -326,8 +310,8 @@ def my_part(
 # <details><summary>Hint: one rule for both</summary>Write a function that cuts a length into n ranges. Rows take
 # the range of the dp place, out of dp; places take two of 2 cp.</details>
 #
-# **Check.** A solution that deals places in succession is right in everything but the work: it keeps half of the
-# points.
+# **Check.** A solution that deals places in succession is right in everything but the work, so it keeps half of the
+# points. So does one whose replicas read the same rows.
 
 # %% nbgrader={"grade_id": "my_part_check", "points": 5}
 report = check("10_four_dimensions/my_part", my_part)
@@ -338,27 +322,27 @@ report.points(5)
 
 # %% [markdown]
 # **Measure.** The sheet of 8 rows and 32 places on dp 2, cp 2, tp 2, by your function. A cell names the ranks
-# that read it, and its colour is the place on cp.
+# that read it, and its colour stands for their part of the sequence.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from matplotlib.patches import Rectangle
 
 
 def sheet(sizes, rows, seq):
-    readers = {(row, at): [] for row in range(rows) for at in range(seq)}
+    readers, parts = {(row, at): [] for row in range(rows) for at in range(seq)}, []
     for rank in range(math.prod(sizes.values())):
         mine, spans = my_part(rank, sizes, rows, seq)
+        parts += [] if spans in parts else [spans]
         for row, span in itertools.product(mine, spans):
             for at in span:
-                readers[row, at].append(rank)
+                readers[row, at].append((rank, parts.index(spans)))
     figure = picture(9.0, 2.6)
     axes = figure.subplots()
     for (row, at), ranks in readers.items():
-        colour = RANKS[coordinates(ranks[0], sizes).get("cp", 0)]
-        axes.add_patch(Rectangle((at, row), 1, 1, facecolor=tint(colour), edgecolor="white"))
-        axes.text(
-            at + 0.5, row + 0.5, ",".join(map(str, ranks)), ha="center", va="center", fontsize=6
-        )
+        colour = tint(RANKS[ranks[0][1] % len(RANKS)]) if ranks else "white"
+        axes.add_patch(Rectangle((at, row), 1, 1, facecolor=colour, edgecolor="white"))
+        names = ",".join(str(rank) for rank, _ in ranks)
+        axes.text(at + 0.5, row + 0.5, names, ha="center", va="center", fontsize=6)
     axes.set_xlim(0, seq)
     axes.set_ylim(rows, 0)
     axes.set_xlabel("place in the sequence", fontsize=8)
@@ -413,12 +397,14 @@ def train_replicas(same):
 
 
 for name, same in (("different rows", False), ("the same rows", True)):
-    run = launch(train_replicas, same, world_size=2, backend="gloo")
-    samples = len(set().union(*(rank[2] for rank in run)))
-    print(f"{name:15} loss {run[0][0]:.2f} -> {run[0][1]:.2f}, {samples} samples read")
+    replicas = launch(train_replicas, same, world_size=2, backend="gloo")
+    samples = len(set().union(*(read for *_, read in replicas)))
+    first, last, _ = replicas[0]
+    print(f"{name:15} loss {first:.2f} -> {last:.2f}, {samples} samples read")
 
 # %% [markdown]
-# Both losses fall in the same way. The second run did half of the work twice, and no curve says so.
+# Both losses fall. The second one ends a little higher, as another seed might: it did half of the work twice, and no
+# curve says so.
 #
 # **In production.** `DistributedSampler(dataset, num_replicas=dp, rank=place)` with the size of dp and the place on
 # dp, not the world's. Both default to the world's, and then ranks of one layer read different samples.
@@ -669,7 +655,6 @@ if run:
 # three steps the same?
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
-import inspect
 import warnings
 
 from torch.distributed.device_mesh import init_device_mesh
@@ -760,8 +745,7 @@ composed = {
     make: launch(three_losses, make, world_size=8, backend="gloo", timeout=120)[0] for make in makes
 }
 for make, losses in composed.items():
-    lines = len(inspect.getsource(make).splitlines())
-    print(f"{make.__name__:14}", *(f"{loss:.6f}" for loss in losses), f" {lines} lines")
+    print(f"{make.__name__:14}", *(f"{loss:.6f}" for loss in losses))
 if len(makes) > 1:
     both = zip(*composed.values(), strict=True)
     print("largest difference:", max(abs(ours - theirs) for ours, theirs in both))
@@ -797,11 +781,19 @@ if len(makes) > 1:
 # norm is that of the whole model. On a mesh no rank holds the whole gradient, and some of it is held many times.
 # The square of a norm is a sum over elements, so pieces' squares add up, if each element counts once.
 #
-# Here are the ranks that hold three of the parameters after your step. A cell's number says which piece a rank
-# has: equal numbers are equal gradients.
+# Here are the ranks that hold three of the parameters after a step of the library. A cell's number says which piece
+# a rank has: equal numbers are equal gradients.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 NAMES = ("blocks.0.attention.query.weight", "blocks.0.mlp_norm.weight", "token_embedding.weight")
+
+
+def gradients_of(mesh, stages, schedule):
+    """This rank's parameters after a step of the library."""
+    from course_lib.mesh import hybrid_step
+
+    hybrid_step(stages, schedule, rows_of(mesh.coordinate["dp"], 2), mesh)
+    return parameters(stages)
 
 
 def pieces_picture(held):
@@ -826,7 +818,9 @@ def pieces_picture(held):
     return figure
 
 
-pieces_picture([held for _, held in run]) if run else None
+pieces_picture(
+    on_mesh(lambda *mine: {name: param.grad.cpu() for name, param in gradients_of(*mine)})
+)
 
 # %% [markdown]
 # **Predict.** A colleague adds the squares of everything over pp and tp. Which of the three are counted twice?
@@ -881,13 +875,12 @@ report = check("10_four_dimensions/clip_grad_norm", clip_grad_norm, cases="hidde
 report.points(8)
 
 # %% [markdown]
-# **Measure.** The gradients of §3, and five norms of them: yours, and those of four colleagues.
+# **Measure.** The gradients of a step, and five norms of them: yours, and those of four colleagues.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def norms(mesh, stages, schedule):
-    hybrid_step(stages, schedule, rows_of(mesh.coordinate["dp"], 2), mesh)
-    named, cut, tied = parameters(stages), cut_names(stages), tied_names(stages)
+    named, cut, tied = gradients_of(mesh, stages, schedule), cut_names(stages), tied_names(stages)
     everything = sum(param.grad.square().sum() for _, param in named)
     first = mesh.coordinate["tp"] == 0
     twice = sum(p.grad.square().sum() for name, p in named if name in cut or first)
@@ -909,7 +902,7 @@ def norms(mesh, stages, schedule):
     }
 
 
-if run and ready(clip_grad_norm):
+if ready(clip_grad_norm):
     counted = on_mesh(norms)
     _, gradients = alone()
     print(f"one process: {sum(float(g.square().sum()) for g in gradients.values()) ** 0.5:.4f}")
@@ -929,6 +922,8 @@ if run and ready(clip_grad_norm):
 def five_steps(mesh, stages, schedule, mine):
     named, cut, tied = parameters(stages), cut_names(stages), tied_names(stages)
     optimizer, losses = torch.optim.SGD([param for _, param in named], lr=0.5), []
+    from course_lib.mesh import hybrid_step
+
     microbatches = rows_of(mesh.coordinate["dp"], 2)
     for _ in range(5):
         losses.append(hybrid_step(stages, schedule, microbatches, mesh))
@@ -941,7 +936,7 @@ def five_steps(mesh, stages, schedule, mine):
     return losses, {name: param.detach().cpu() for name, param in named}
 
 
-if run and ready(clip_grad_norm):
+if ready(clip_grad_norm):
     for title, mine in (("yours", True), ("each rank by itself", False)):
         ranks = on_mesh(lambda *args, mine=mine: five_steps(*args, mine))
         weights = [ranks[rank][1]["blocks.0.mlp_norm.weight"] for rank in (0, 1)]
@@ -951,8 +946,9 @@ if run and ready(clip_grad_norm):
         print(f"{title:20} {losses}; copies on ranks 0 and 1 differ by {apart:.1e}")
 
 # %% [markdown]
-# The loss falls in both runs. But the second one ends without *one* model: the ranks of tp add products of layers
-# that have drifted apart.
+# The loss falls in both runs, and in the second one even further: a rank's own norm is smaller than the model's, so
+# it clips less than you asked for. No loss shows the other fault. Copies drift apart with every step, and the ranks of
+# tp add products of layers that are no longer *one* model's.
 #
 # **In production.** On `DTensor`s, `torch.nn.utils.get_total_norm` gives a DTensor whose `full_tensor()` sums
 # over the mesh; with pipelines torchtitan then sums the squares over pp. Megatron-LM's
@@ -1140,14 +1136,10 @@ for rank, stage in ((0, 0), (7, 1)):
     for operation in step_of(cube.ledger.operations(rank)):
         if operation.group in groups:
             booked[groups[operation.group]] += operation.bytes_sent
-    try:
-        yours = axis_bytes(GPTConfig(256, 128, 4, 4, 64), CUBE, 4, 8, 64, stage)
-    except NotImplementedError:
-        yours = {}
+    yours = said(axis_bytes, GPTConfig(256, 128, 4, 4, 64), CUBE, 4, 8, 64, stage)
     for axis, nbytes in booked.items():
-        print(
-            f"rank {rank}, {axis}: {nbytes:>9,.0f} measured, {yours.get(axis, math.nan):>9,.0f} yours"
-        )
+        mine = f"{yours[axis]:>9,.0f}" if yours else f"{'?':>9}"
+        print(f"rank {rank}, {axis}: {nbytes:>9,.0f} measured, {mine} yours")
 
 # %% [markdown]
 # **Break it.** The same step, on wires that can be felt: 1 ms and 100 MB/s inside a node of two, 10 ms and 10
@@ -1308,11 +1300,11 @@ report.points(6)
 
 # %% [markdown]
 # **Measure.** The layout above with other options. The bar "plain" has ZeRO 0. One of the other options needs
-# more memory than the bar above it. The dashed line is the GPU's 80 GB.
+# more memory than the bar above it. The dashed line is at 76 GB: of the GPU's 80, NCCL and fragments take some.
 
 
 # %% tags=["skip-in-grading"]
-def bars(rows, room=80):
+def bars(rows, room=76):
     """GB of several layouts, as bars: states below, activations above."""
     figure = picture(8.0, 0.5 + 0.36 * len(rows))
     axes = figure.subplots()
@@ -1335,26 +1327,22 @@ def states_and_all(**change):
     return memory_per_gpu(few, layout, 1536), memory_per_gpu(GPT3, layout, 1536)
 
 
-try:
-    figure = bars(
-        {
-            "plain": states_and_all(zero=0),
-            "ZeRO-1": states_and_all(),
-            "ZeRO-1, selective": states_and_all(recompute="selective"),
-            "ZeRO-1, selective, 4 chunks": states_and_all(recompute="selective", chunks=4),
-            "ZeRO-1, full": states_and_all(recompute="full"),
-        }
-    )
-except NotImplementedError:
-    figure = "not written yet"
-figure
+VARIANTS = {
+    "plain": {"zero": 0},
+    "ZeRO-1": {},
+    "ZeRO-1, selective": {"recompute": "selective"},
+    "ZeRO-1, selective, 4 chunks": {"recompute": "selective", "chunks": 4},
+    "ZeRO-1, full": {"recompute": "full"},
+}
+written = ready(memory_per_gpu)
+bars({name: states_and_all(**change) for name, change in VARIANTS.items()}) if written else None
 
 # %% [markdown]
 # **Break it.** Twice as many stages have half as many layers each. Run the cell before you believe that more
 # stages save activations.
 
 # %% tags=["skip-in-grading"]
-with contextlib.suppress(NotImplementedError):
+if ready(memory_per_gpu):
     for pp, dp in ((4, 32), (8, 16), (16, 8)):
         states, whole = states_and_all(pp=pp, dp=dp)
         print(f"pp {pp:2}: {states:5.1f} GB of states, {whole - states:5.1f} GB of activations")
@@ -1420,7 +1408,7 @@ def published(lines=(), title="TFLOP/s of each GPU"):
     axes.set_xticks(
         range(len(TABLE_1)), [f"{row[0]:.0f}B\n{row[6]:,}" for row in TABLE_1], fontsize=8
     )
-    axes.set_ylim(0, 312)
+    axes.set_ylim(*((120, 180) if lines else (0, 312)))
     axes.set_ylabel(title, fontsize=8)
     axes.set_xlabel("parameters, GPUs", fontsize=8)
     axes.legend(fontsize=8, frameon=False)
@@ -1526,15 +1514,17 @@ report = check("10_four_dimensions/step_seconds", step_seconds, cases="hidden")
 report.points(7)
 
 # %% [markdown]
-# **Measure.** One constant is fitted on *one* row, that of 76.1B, by halving an interval. The nine other dots are
-# predictions. FLOPs are counted as the paper counts them (equation 3), with recomputation.
+# **Measure.** One constant is fitted on *one* row, that of 76.1B, by halving an interval, and the nine other dots are
+# predicted. They are not blind predictions, because the paper does not print microbatch and chunks, and the model chose
+# them. So the cell also draws the plainest model of all: every GPU reaches 140 TFLOP/s, as in that row. FLOPs are
+# counted as the paper counts them (equation 3), with recomputation. The picture begins at 120.
 
 
 # %% tags=["skip-in-grading"]
 def row_tflops(row, efficiency):
     """TFLOP/s of each GPU by your step_seconds, for a row of the table."""
     _, heads, h, layers, tp, pp, gpus, batch, _, microbatch, chunks = row
-    layout = {**LAYOUT, "pp": pp, "tp": tp, "dp": gpus // (tp * pp), "microbatch": microbatch}
+    layout = {"pp": pp, "dp": gpus // (tp * pp), "cp": 1, "tp": tp, "microbatch": microbatch}
     layout |= {"chunks": chunks, "zero": 0, "recompute": "full", "sequence": False}
     shape = GPTConfig(51_200, 2048, layers, heads, h)
     flops = 96 * batch * 2048 * layers * h**2 * (1 + 2048 / (6 * h) + 51_200 / (16 * layers * h))
@@ -1549,15 +1539,21 @@ def fitted(row):
     return low
 
 
-try:
+def errors(lines):
+    off = [100 * abs(line / row[8] - 1) for line, row in zip(lines, TABLE_1, strict=True)]
+    return f"off by {sum(off) / len(off):.1f} % on average, {max(off):.1f} % at most"
+
+
+plans = [("140 TFLOP/s everywhere", [140] * len(TABLE_1))]
+if ready(step_seconds):
     EFFICIENCY = fitted(TABLE_1[5])
-    yours = [row_tflops(row, EFFICIENCY) for row in TABLE_1]
-    worst = max(abs(line / row[8] - 1) for line, row in zip(yours, TABLE_1, strict=True))
-    print(f"e = {EFFICIENCY:.3f}; the largest error is {100 * worst:.1f} %")
-    figure = published([(f"yours, e = {EFFICIENCY:.3f}", yours)])
-except NotImplementedError:
-    figure = "not written yet"
-figure
+    plans = [
+        (f"yours, e = {EFFICIENCY:.3f}", [row_tflops(row, EFFICIENCY) for row in TABLE_1]),
+        *plans,
+    ]
+for name, lines in plans:
+    print(f"{name}: {errors(lines)}")
+published(plans)
 
 # %% [markdown]
 # **Out of sample.** Your constant has never seen the rows of table 2 (same paper, 384 to 2,240 GPUs), nor Llama
@@ -1588,7 +1584,7 @@ for table, constant in (
 # fit hides most of the mistake: watch the largest error.
 
 # %% tags=["skip-in-grading"]
-with contextlib.suppress(NotImplementedError):
+if ready(step_seconds):
     low = [(*row[:8], 0.75 * row[8], *row[9:]) for row in TABLE_1]
     lower = fitted(low[5])
     off = max(abs(row_tflops(row, lower) / row[8] - 1) for row in low)
@@ -1622,6 +1618,9 @@ with contextlib.suppress(NotImplementedError):
 from course_lib.cluster import advise
 from course_lib.cluster.topology import a100_cluster
 
+from course_lib.facts.step_by_hand import A100, SELENE
+
+GPT3 = GPTConfig(51_200, 2048, 96, 96, 12_288)
 verdicts = advise(GPT3, 1024, 1536, a100_cluster(1024))
 figure = picture(8.0, 3.2)
 axes = figure.subplots()
@@ -1655,7 +1654,7 @@ figure
 # - needs more than gpu["memory"] − 4 GB: NCCL and fragments take the rest.
 #
 # Return the one with the shortest step, or None if no layout fits. The check accepts a step up to 3 % longer
-# than the shortest.
+# than the shortest. The default of `efficiency` is the library's constant, fitted on the row of 145.6B.
 
 
 # %% nbgrader={"grade_id": "best_layout", "solution": true}
@@ -1712,6 +1711,8 @@ report.points(4)
 def shown(title, links, gpus=1024):
     """The best layout on these links, and the time of tp = 8, pp = 8 beside it."""
     best = best_layout(GPT3, gpus, 1536, A100, links)
+    if best is None:
+        return print(f"{title:17} best_layout gives None")
     eights = {
         **best,
         "pp": 8,
@@ -1726,7 +1727,7 @@ def shown(title, links, gpus=1024):
     print(f"{title:17} {sizes:21} {times[0]:5.1f} s; 8 x {gpus // 64} x 8: {times[1]:5.1f} s")
 
 
-with contextlib.suppress(NotImplementedError):
+if ready(best_layout):
     shown("Selene", SELENE)
     shown("network / 2", {**SELENE, "network": 100e9})
     shown("NVLink / 2", {**SELENE, "NVLink": 300e9})
@@ -1803,7 +1804,7 @@ for words, question, allowed, stages in CASES:
         print(f"{case}: {judged}, {slower:.2f} times the best ({best.layout})")
 
 # %% [markdown]
-# Five of six are right. The best of the last row has no pipeline and ZeRO-2, which neither your search nor the advisor
+# By this model, five of six are right. The best of the last row has no pipeline and ZeRO-2, which neither your search nor the advisor
 # tries: it sums the gradients of every microbatch, and the model hides these sums, too.
 #
 # **In production.** The model hides what ZeRO-3 sends behind the arithmetic. Narayanan et al.'s table 2 measured
@@ -2027,7 +2028,7 @@ trillion = GPTConfig(51_200, 2048, 128, 160, 25_600)
 long = Layout({"pp": 64, "dp": 6, "tp": 8})
 simulated = pipeline_seconds(trillion, long, 3072, a100_cluster(3072), Work(0.63))
 print(f"simulated {simulated:.1f} s", end="")
-with contextlib.suppress(NotImplementedError):
+if ready(step_seconds):
     layout = {**LAYOUT, "pp": 64, "dp": 6, "zero": 0, "recompute": "full", "sequence": False}
     print(f", by your formula {step_seconds(trillion, layout, 3072, A100, SELENE, 0.63):.1f} s")
 
@@ -2047,12 +2048,12 @@ with contextlib.suppress(NotImplementedError):
 #
 # A step of training on four axes at once, with the gradients of one process to 15 digits; the norm of a
 # gradient that no rank holds; and a model of a cluster in four functions. One constant is fitted on one
-# published step; nine others are predicted with an error of 7.2 % at most. Moving tp out of the node made a
-# step at least one and a half times as long, on wires that you could feel.
+# published step, and the model is off by 7.2 % at most on ten of them, a constant 140 TFLOP/s by 14.1 %. Moving tp
+# out of the node made a step at least one and a half times as long, on wires that you could feel.
 #
 # | axis | cuts | sends | hides |
 # |---|---|---|---|
-# | tp | layers | most, four sums a layer and microbatch | no: keep it in the node |
+# | tp | layers | most, four sums a layer and microbatch | no: it gets the fastest link |
 # | cp | sequences | keys and values, around a ring | behind attention |
 # | pp | the stack of layers | least, M a microbatch to a neighbour | behind other microbatches |
 # | dp | rows | the gradients, once a step | behind backward |

@@ -13,7 +13,7 @@ from course_lib.ledger import colours, marks
 from course_lib.ledger.axes import BINS, ByAxis
 from course_lib.ledger.ledger import Ledger
 from course_lib.mesh.coordinates import axis_ranks
-from tests.ledger.made_ledgers import MadeRun
+from tests.ledger.made_ledgers import MadeRun, ring
 from tests.ledger.test_figures import arrows, boxes, collection, texts
 
 CUBE = {"pp": 2, "dp": 2, "tp": 2}
@@ -155,3 +155,9 @@ def test_the_fills_of_axes_differ_from_those_of_compute() -> None:
     compute = {colours.FORWARD, colours.BACKWARD, colours.WEIGHT_GRADIENT, colours.IDLE}
     assert not compute & set(colours.AXES.values())
     assert len(set(colours.AXIS_HATCHES.values())) == len(colours.AXES) == 4
+
+
+def test_many_messages_are_left_out_where_they_would_hide_the_axes() -> None:
+    figure = ring(4, rounds=marks.MANY).ledger().timeline(axes={"pp": 2, "tp": 2})
+    assert arrows(figure) == [] and "bundles" not in gids(figure)
+    assert any("messages are left out" in text for text in texts(figure))

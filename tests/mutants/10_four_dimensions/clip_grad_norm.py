@@ -103,7 +103,7 @@ def clip_grad_norm(named_parameters, max_norm, mesh, cut, tied):
 
 
 # %% wrong: the largest element
-# is: idea
+# is: slip
 # says: the largest element's magnitude
 # base: what the wrong ones change
 -            squares += param.grad.double().pow(2).sum()
@@ -123,7 +123,7 @@ def clip_grad_norm(named_parameters, max_norm, mesh, cut, tied):
 
 
 # %% wrong: the stages are not added
-# is: slip
+# is: idea
 # says: sum over pp, too
 # base: what the wrong ones change
 -    dist.all_reduce(squares, group=mesh.group(("pp", "tp")))
@@ -131,7 +131,7 @@ def clip_grad_norm(named_parameters, max_norm, mesh, cut, tied):
 
 
 # %% wrong: the ranks of tp are not added
-# is: slip
+# is: idea
 # says: sum over tp, too
 # base: what the wrong ones change
 -    dist.all_reduce(squares, group=mesh.group(("pp", "tp")))

@@ -33,7 +33,7 @@ NUMBER = 8  # bytes
 ROUNDING = 1e-9  # of the norm, and of the largest element
 WEIGHT = 7.0  # of every parameter: it must stay
 TABLE = "token_embedding.weight"
-POINT = "sending numbers, and not gradients"
+POINT = "one norm of the whole model, in which each element counts once, and of which numbers travel alone"
 WHOLE = "Parameters that are whole on tp are on all of its ranks: the first of them counts."
 TWICE = "A tied weight is on two stages, with equal gradients: its first stage counts."
 REPLICAS = "Ranks of dp and cp hold the same gradients: nothing is sent to them."
@@ -191,7 +191,7 @@ def norm_line(model: Model, title: str) -> Line:
             fault = f"ranks 0 and {observed.world_size - 1} returned norms of their own"
         return wrong(Sentence(f"{fault}: {got} instead of {want}.", f"{fault}."), why)
 
-    return Line(f"the norm: {title}", judge)
+    return essential(Line(f"the norm: {title}", judge))
 
 
 def explained(model: Model, norms: list[float]) -> str:
@@ -200,6 +200,17 @@ def explained(model: Model, norms: list[float]) -> str:
         if all(abs(got - norm(rank)) <= 1e-6 * max(norm(rank), 1e-9) for rank, got in enumerate(norms)):
             return says
     return ""
+
+
+def factor_of(model: Model, observed: Observed) -> float:
+    """The factor that the norm on all ranks asks for, if it is one norm and shrinks gradients; or the right one.
+
+    So a wrong norm does not cost the line on scaling, too.
+    """
+    norms = {values.returned[0] for values in observed.values if isinstance(values.returned[0], float)}
+    if len(norms) == 1 and (norm := norms.pop()) > model.max_norm > 0 and isfinite(norm):
+        return model.max_norm / (norm + 1e-6)
+    return model.factor
 
 
 def scaled_line(model: Model, title: str) -> Line:
@@ -221,7 +232,8 @@ def scaled_line(model: Model, title: str) -> Line:
                     )
                     return wrong(said, "All elements are scaled by one factor: the direction stays.")
                 factors.append((rank, name, got))
-        off = [entry for entry in factors if abs(entry[2] - model.factor) > 1e-8]
+        factor = factor_of(model, observed)
+        off = [entry for entry in factors if abs(entry[2] - factor) > 1e-8]
         if not off:
             return RIGHT
         rank, name, got = off[0]
