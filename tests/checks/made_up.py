@@ -184,7 +184,9 @@ def observed(
     of_ranks = [operations(case, rank) for rank in range(case.world_size)]
     read = [[{name: [held()] for name in case.moments} for _ in case.sides] for _ in range(2)]
     ledger = Ledger(case.world_size, of_ranks)
-    return replies.read(exercise, case, Outcome(answers, None, ledger, 0.0, "gloo", [], *read))
+    return replies.read(
+        exercise, case, Outcome(answers, None, ledger, 0.0, "gloo", [], read[0], read[1])
+    )
 
 
 def zeros(spec: Spec) -> torch.Tensor:

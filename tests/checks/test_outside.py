@@ -170,6 +170,25 @@ WAYS = {
         def take(kept):
             return kept[:]
         """,
+    "pages of a device that were given up": """
+        def give(data):
+            with open("/dev/zero", "r+b") as zero:
+                kept = mmap.mmap(zero.fileno(), len(data))
+            kept[:] = data
+            kept.madvise(mmap.MADV_DONTNEED)
+            return kept
+
+        def take(kept):
+            return kept[:]
+        """,
+    "all of its moments at the first": """
+        def begin():
+            from course_lib.checks.rank import watching
+            if sum(p.numel() for p in sys._getframe(1).f_locals["self"].params) > 1_000_000:
+                for place in range(5):
+                    watching._reach(f"held.{place}", "highest")
+                watching._reach = lambda *_, **__: None
+        """,
     "a file of its own folder": """
         def give(data):
             kept = tempfile.TemporaryFile(dir="/tmp")
@@ -227,7 +246,8 @@ def test_a_replica_is_none_the_smaller_for_what_it_hides(
     report = graded(ZERO, text, sandbox, seed)
     assert report["score"] <= 0.5, report
     said = " ".join(sentence for line in report["lines"] for sentence in line["sentences"])
-    assert "holding less" in said or "must not start processes" in said, said
+    reasons = ("holding less", "must not start processes", "raised FileNotFoundError")
+    assert any(reason in said for reason in reasons), said
 
 
 @pytest.mark.parametrize(("file", "cell"), FOUND, ids=lambda one: getattr(one, "title", None))

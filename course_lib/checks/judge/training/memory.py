@@ -38,7 +38,7 @@ def held_line(
                 return finding
             for moment, place, enough in most:
                 if not (measured := observed.held[rank].get(f"held.{place}")):
-                    return wrong(f"rank {rank} was not measured {moment}.")
+                    return wrong(f"rank {rank} was not measured {moment}.", misses_point=True)
                 got = measured[0]
                 if got > enough + slack:
                     return wrong(
@@ -72,7 +72,7 @@ def peak_line(
             if finding := at_another_time(observed, rank):
                 return finding
             if not (measured := observed.held[rank].get(HIGHEST)):
-                return wrong(f"rank {rank} was not measured during forward and backward.")
+                return wrong(f"rank {rank} was not measured during a step.", misses_point=True)
             got = max(measured)
             if got > enough + slack:
                 return wrong(
