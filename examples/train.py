@@ -349,9 +349,9 @@ def check_parts(folder: Path) -> list[str]:
         now = described(folder / name) if (folder / name).exists() else "gone"
         if now != saved[name]:
             faults.append(f"{folder / name} is {now}, and {saved[name]} was saved")
-    found: list = [None] * dist.get_world_size()
-    dist.all_gather_object(found, faults)
-    if fault := next((fault for faults in found for fault in faults), ""):
+    of_all: list = [None] * dist.get_world_size()
+    dist.all_gather_object(of_all, faults)
+    if fault := next((fault for faults in of_all for fault in faults), ""):
         raise ValueError(
             f"{fault}. Restore the file, or delete {folder} to go on from the checkpoint before it"
         )

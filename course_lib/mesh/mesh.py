@@ -126,7 +126,7 @@ def names(axis: Axis) -> tuple[str, ...]:
     for name in axes:
         if name not in AXES:
             raise ValueError(
-                f"{name!r} is no axis of a mesh: the axes are {', '.join(AXES)}, and a mesh may lack some"
+                f"{name!r} is not an axis of a mesh: the axes are {', '.join(AXES)}, and a mesh may lack some"
             )
     return axes
 

@@ -66,7 +66,7 @@ def flat(row: Sequence[Action | Pair]) -> Iterator[Action]:
 
 
 def forwards(schedule: Schedule) -> list[list[Action]]:
-    """The forwards of a schedule, in its order: what is left of a step when nothing is trained."""
+    """The forwards of a schedule, in its order: the part of a step that evaluates."""
     return [[action for action in flat(row) if action.kind == "F"] for row in schedule]
 
 

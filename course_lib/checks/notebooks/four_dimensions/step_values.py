@@ -64,7 +64,7 @@ def factor(value: float) -> str:
 
 
 class Cause(NamedTuple):
-    """says: the usual cause; sees: what was seen, in place of the first wrong element."""
+    """says: the usual cause; sees: the observation, in place of the first wrong element."""
 
     says: str
     sees: str = ""
