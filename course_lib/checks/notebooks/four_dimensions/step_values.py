@@ -242,7 +242,7 @@ class Gradients:
         )
 
 
-def gradients_line(steps: Steps, title: str, *, essential: bool = False, weight: float = 3) -> Line:
+def gradients_line(steps: Steps, title: str, weight: float, *, essential: bool = False) -> Line:
     """essential: wrong gradients here miss the point, whatever their cause."""
 
     def judge(observed: Observed) -> Finding:
