@@ -35,8 +35,6 @@ ROUNDS = 20 if WHOLE else 2  # of odd replies to each case
 # Exercises whose value lines believe a reply of nothing, and the weight of these lines. It only gets shorter.
 BELIEVED = {
     "four_dimensions/best_layout": 1,
-    "fsdp/all_gather_int8": 1.5,
-    "fsdp/prefetched_module": 30.5,
     "precision_and_memory/checkpoint": 8,
     "precision_and_memory/stochastic_round": 2.5,
 }

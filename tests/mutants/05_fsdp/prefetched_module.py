@@ -300,7 +300,7 @@ class PrefetchedModule(torch.nn.Module):
 
 # %% wrong: the last block is kept for a backward that never comes
 # is: slip
-# says: after a forward without a graph blocks were whole
+# says: after a forward without a graph block \d was whole
 # base: what the wrong ones change
 -        if not output.requires_grad or (self.reshard and self.i < len(self.order) - 1):
 +        if self.reshard and self.i < len(self.order) - 1:

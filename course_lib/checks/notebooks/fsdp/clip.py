@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -28,6 +27,7 @@ from course_lib.checks.kit import (
 )
 
 ROUNDING = 1e-4  # of the norm, and of the largest element
+HUGE = 1e300  # no norm
 MANY = 10  # times the bytes of one number: then gradients travel
 BY_OWN_NORM = (
     "Each rank scaled by another factor: the shards of one weight no longer fit together. The norm is that "
@@ -157,7 +157,7 @@ def scaled_line(pieces: Pieces, title: str, weight: float = 2) -> Line:
         """Whether all ranks returned one norm, and scaled by it; another line judges the norm."""
         norms = [values.result for values in observed.values]
         norm = norms[0]
-        if not isinstance(norm, int | float) or not 0 < norm < math.inf or norms.count(norm) < len(norms):
+        if not isinstance(norm, int | float) or not 0 < norm < HUGE or norms.count(norm) < len(norms):
             return False
         scale = min(1.0, pieces.max_norm / norm)
         return all(
