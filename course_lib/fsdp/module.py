@@ -16,12 +16,14 @@ Source: Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Pa
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import count
 from typing import Any
 
 from torch import nn
 
 from .arguments import Group
+from .inner_backward import InnerBackwards
 from .parts import Part, Use, after_backward, before_backward, in_backward, tensors_in
 from .sharded import Sharded
 
@@ -55,16 +57,14 @@ class PrefetchedModule(Sharded):
         self._number, self._computing, self._settle = count(), False, nothing
         self._uses: list[Use] = []  # to which this backward came, and whose end it has not seen
         self._unsent: dict[Part, None] = {}  # to which it came, and whose gradients are here
+        self._inner = InnerBackwards(self._end_inner)
         for block, part in self.parts.items():
             block.register_forward_pre_hook(lambda *_, part=part: self._enter(part))
             block.register_forward_hook(lambda _, args, out, part=part: self._leave(part, out))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if (
-            in_backward()
-        ):  # a checkpoint computes it again: all weights that it needs are waited for
-            return self.module(*args, **kwargs)
-        self._start_anew()
+        if not in_backward():  # a checkpoint computes the forward again there
+            self._start_anew()
         self._enter(self.root)
         output = self.module(*args, **kwargs)
         self._leave(self.root, output)
@@ -75,10 +75,11 @@ class PrefetchedModule(Sharded):
         """Free what earlier forwards kept, and forget what failed."""
         for part in self.order:
             part.drop()
-        if self._computing or self._unsent:
+        if self._computing or self._unsent or self._inner.parts():
             for part in self.order:
                 part.forget()
             self._uses, self._unsent, self._settle = [], {}, nothing
+            self._inner.forget()
         self._computing, self._place, self._before = True, -1, None
 
     def _enter(self, part: Part) -> None:
@@ -91,9 +92,10 @@ class PrefetchedModule(Sharded):
 
     def _leave(self, part: Part, output: object) -> None:
         """The forward of `part` is over: free it, unless its backward comes next."""
-        if in_backward():  # of a checkpoint: the backward of `part` goes on now
-            return
         tensors = tensors_in(output)
+        if in_backward():  # of a checkpoint: the backward of `part` goes on now
+            self._inner.expect(part, tensors)
+            return
         if tensors:
             self._before = use = Use(part, next(self._number), self._before)
             part.due += 1
@@ -133,6 +135,19 @@ class PrefetchedModule(Sharded):
             del self._unsent[part]
             self._settle()
             self._settle = part.reduce()
+
+    def _end_inner(self, parts: Iterable[Part]) -> None:
+        """A reentrant checkpoint's backward is over: free its parts, and send their gradients."""
+        growing = {use.part for use in self._uses} | self._inner.parts()
+        for part in parts:
+            if part not in growing and not (part is self.root and part in self._unsent):
+                part.free()
+                if part.due <= 0:
+                    self._unsent[part] = None
+                    self._send(part)
+        if not self._unsent:  # no end of an outer backward is awaited
+            self._settle()
+            self._settle = nothing
 
     def _end(self) -> None:
         """After backward: send what is left, in one order on all ranks, and free everything."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,11 +13,12 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.fsdp import fully_shard
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint as of_torch
 
 from course_lib import launch
 from course_lib.facts.fsdp import fsdp_bytes
 from course_lib.fsdp import PrefetchedModule, fsdp_schedule
+from course_lib.recompute import checkpoint, lazy_checkpoint
 
 WORLDS = [1, 2, 3, 4, 8]
 STEPS, MICROBATCHES = 3, 2
@@ -234,28 +236,77 @@ def test_two_forwards_before_their_backwards(reshard: bool, seed: int, cpu_backe
         assert whole == 0
 
 
+CHECKPOINTS = {
+    "reentrant": partial(of_torch, use_reentrant=True),
+    "by hooks": partial(of_torch, use_reentrant=False),
+    "ours": checkpoint,
+    "ours, by hooks": lazy_checkpoint,
+}
+# which part of the model each checkpoint holds
+WAYS: dict[str, Callable[[list, Callable, torch.Tensor], torch.Tensor]] = {
+    "each block": lambda blocks, run, x: run_all([partial(run, block) for block in blocks], x),
+    "one of them": lambda blocks, run, x: run_all([*blocks[:2], partial(run, blocks[2])], x),
+    "twice, and once without": lambda blocks, run, x: blocks[1](
+        run(blocks[0], run(blocks[0], blocks[0](blocks[1](x))))
+    ),
+    "segments": lambda blocks, run, x: run(
+        partial(run_all, blocks[2:]), run(partial(run_all, blocks[:2]), x)
+    ),
+    "one inside another": lambda blocks, run, x: run(
+        partial(run_all, [blocks[0], partial(run, blocks[1]), blocks[0]]), x
+    ),
+}
+
+
+def run_all(functions: list[Callable], x: torch.Tensor) -> torch.Tensor:
+    for function in functions:
+        x = function(x)
+    return x
+
+
+class Checkpointed(Plain):
+    """Its blocks run in one of the ways, with a checkpoint or without."""
+
+    way: Callable
+    run: Callable = staticmethod(lambda function, x: function(x))
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(WIDTH, WIDTH)  # of the root
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.way(list(self.blocks), self.run, self.head(x)))
+
+
+def gradients(way: Callable, used: Callable | None, whole: bool, seed: int) -> list[torch.Tensor]:
+    """The shards' gradients of two backwards, which add up, with the checkpoint `used` or without."""
+    x = torch.randn(3, WIDTH, generator=torch.Generator().manual_seed(dist.get_rank())).double()
+    inner = make(seed, Checkpointed)
+    inner.way = way
+    model = PrefetchedModule(inner)
+    run: Callable = model
+    if used is not None and whole:
+        run = partial(used, model)
+    elif used is not None:
+        inner.run = used
+    for _ in range(2):
+        run(x.requires_grad_()).square().mean().backward()
+    assert not any(unit.whole or unit.work for unit in model.units)
+    assert all(p.grad is None for unit in model.units for p in unit.params)
+    return [unit.shard.grad for unit in model.units if unit.shard.grad is not None]
+
+
 @pytest.mark.parametrize("whole", [False, True])
 def test_checkpoints(whole: bool, seed: int, cpu_backend: str):
-    class Checkpointed(Plain):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            for block in self.blocks:
-                x = checkpoint(block, x, use_reentrant=False)
-            return x
+    """Those in the model, or one around all of it. Reentrant ones begin a backward inside of the other."""
 
-    def job() -> tuple[list, list]:
-        kind = Plain if whole else Checkpointed
-        model = PrefetchedModule(make(seed, kind))
-        x = torch.randn(3, WIDTH, generator=torch.Generator().manual_seed(dist.get_rank())).double()
-        run = (lambda x: checkpoint(model, x, use_reentrant=False)) if whole else model
-        run(x).square().mean().backward()
-        found = shards(model)
-        model.zero_grad()
-        plain = PrefetchedModule(make(seed, Plain))
-        plain(x).square().mean().backward()
-        return shards(plain), found
+    def job() -> None:
+        for way in [WAYS["each block"]] if whole else WAYS.values():
+            plain = gradients(way, None, whole, seed)
+            for used in CHECKPOINTS.values():
+                torch.testing.assert_close(gradients(way, used, whole, seed), plain)
 
-    for wanted, found in launch(job, world_size=2, backend=cpu_backend, timeout=60):
-        torch.testing.assert_close(found, wanted)
+    launch(job, world_size=2, backend=cpu_backend, timeout=60)
 
 
 # ---- order, bytes and memory
