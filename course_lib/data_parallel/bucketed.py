@@ -21,7 +21,6 @@ Source: Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parall
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -36,8 +35,6 @@ from .replicas import (
     check_frozen,
     dense_gradient,
 )
-
-_hooked: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # modules whose parameters have a hook
 
 
 class BucketedDataParallel(Replicas):
@@ -57,7 +54,7 @@ class BucketedDataParallel(Replicas):
         group: Group = None,
         find_unused_parameters: bool = False,
     ):
-        check_buckets(module, bucket_bytes, _hooked)
+        check_buckets(module, bucket_bytes)
         super().__init__(module, group, find_unused_parameters)
         broadcast_state(module, group)
         parameters = [p for p in module.parameters() if p.requires_grad]
@@ -66,7 +63,7 @@ class BucketedDataParallel(Replicas):
         self._begin()
         for p in self.bucket_of:
             p.register_post_accumulate_grad_hook(self._arrived)
-        _hooked.update(module.modules())
+            p.held_by = type(self).__name__  # pyright: ignore[reportAttributeAccessIssue]
 
     @torch.no_grad()
     def finish_gradient_synchronization(self, count: float | None = None) -> None:

@@ -101,10 +101,19 @@ def broadcast_state(module: nn.Module, group: Group) -> None:
     first = dist.get_process_group_ranks(dist.group.WORLD if group is None else group)[0]
     for tensor in [*module.parameters(), *module.buffers()]:
         if tensor.numel():
-            row = tensor.detach().contiguous()
+            once = without_repeats(tensor)
+            row = once.contiguous()
             dist.broadcast(row, src=first, group=group)
-            if row.data_ptr() != tensor.data_ptr():
-                tensor.copy_(row)
+            if row.data_ptr() != once.data_ptr():
+                once.copy_(row)
+
+
+def without_repeats(tensor: torch.Tensor) -> torch.Tensor:
+    """A view with each element of an expanded tensor once: two of them in one place cannot be written."""
+    for dim, stride in enumerate(tensor.stride()):
+        if stride == 0:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor
 
 
 def all_reduce(tensor: torch.Tensor, group: Group) -> None:
@@ -143,6 +152,10 @@ def check_module(module: nn.Module) -> None:
         if ours or isinstance(inner, nn.parallel.DistributedDataParallel):
             raise ValueError(f"module is wrapped by {type(inner).__name__} already: wrap it once")
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        if holder := getattr(tensor, "held_by", ""):
+            raise ValueError(
+                f"a {holder} holds {name} already: wrap a module, or a part of it, once"
+            )
         if tensor.is_meta or isinstance(tensor, UNINITIALIZED):
             raise ValueError(
                 f"{name} has no storage yet (meta or lazy): give it one before wrapping"
@@ -151,10 +164,8 @@ def check_module(module: nn.Module) -> None:
         raise ValueError("module has no parameter that requires a gradient: use it as it is")
 
 
-def check_buckets(module: nn.Module, bucket_bytes: int, hooked: Container[nn.Module]) -> None:
+def check_buckets(module: nn.Module, bucket_bytes: int) -> None:
     check_module(module)
-    if any(inner in hooked for inner in module.modules()):
-        raise ValueError("hooks of an earlier wrapper still take its gradients: wrap a module once")
     if not bucket_bytes >= 1:
         raise ValueError(f"bucket_bytes={bucket_bytes!r}: a bucket holds at least 1 byte")
 

@@ -27,6 +27,18 @@ def group_size(group: Group) -> int:
     return dist.get_world_size(group)
 
 
+@torch.no_grad()
+def broadcast(tensor: Tensor, group: Group) -> None:
+    """Give all ranks the values of the group's first rank, in place; the tensor may be a view."""
+    for dim, stride in enumerate(tensor.stride()):
+        if stride == 0 and tensor.shape[dim]:
+            tensor = tensor.narrow(dim, 0, 1)  # of an expanded tensor each element once
+    row = tensor.contiguous()
+    dist.broadcast(row, group_src=0, group=group)
+    if row.data_ptr() != tensor.data_ptr():
+        tensor.copy_(row)
+
+
 def check_row(tensor: Tensor, name: str) -> None:
     """A dense, contiguous tensor of floating-point numbers; else TypeError or ValueError."""
     if not isinstance(tensor, torch.Tensor):

@@ -6,10 +6,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
-from .arguments import Group, group_size
+from .arguments import Group, broadcast, group_size
 from .parts import Part, parts_of
 
 
@@ -23,8 +22,8 @@ class Sharded(nn.Module):
 
     root, parts: the units of all parameters outside of blocks, and of each block.
 
-    Raises TypeError if the module has no blocks, and ValueError if it has no parameters or one of the numbers
-    of blocks ahead is below 0.
+    Raises TypeError if the module has no blocks, and ValueError if it has no parameters, if another wrapper
+    holds one of them, or if one of the numbers of blocks ahead is below 0.
     """
 
     module: nn.Module
@@ -39,11 +38,15 @@ class Sharded(nn.Module):
             raise ValueError(f"{min(ahead)} blocks ahead: the number is 0 or more")
         if not any(True for _ in module.parameters()):
             raise ValueError("the module has no parameters: there is nothing to shard")
+        check_free(module)
         group_size(group)  # refuses a rank outside of it
         for buffer in module.buffers():
-            dist.broadcast(buffer, group_src=0, group=group)
+            broadcast(buffer, group)
         self.module = module
         self.root, self.parts = parts_of(module, group)
+        for unit in self.units:
+            for param in (*unit.params, unit.shard):
+                param.held_by = type(self).__name__
 
     @property
     def units(self) -> list:
@@ -111,3 +114,12 @@ class Sharded(nn.Module):
         raise RuntimeError(
             "the shards are cut: move or convert the module (.to, .cuda, .half) before it is wrapped"
         )
+
+
+def check_free(module: nn.Module) -> None:
+    """ValueError if another wrapper, of this package or another one, holds a parameter."""
+    for name, param in module.named_parameters():
+        if holder := getattr(param, "held_by", ""):
+            raise ValueError(
+                f"a {holder} holds {name} already: wrap a module, or a part of it, once"
+            )

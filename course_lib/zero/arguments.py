@@ -16,8 +16,8 @@ def param_groups(
 ) -> list[ParamGroup]:
     """`params` as torch.optim takes them (tensors, (name, tensor) pairs, or groups), as groups.
 
-    Raises ValueError if no parameter requires a gradient, if one appears twice, if two share memory, or if
-    the optimizer is not elementwise; TypeError for arguments of another kind.
+    Raises ValueError if no parameter requires a gradient, if one appears twice or a wrapper holds it, if two
+    share memory, or if the optimizer is not elementwise; TypeError for arguments of another kind.
     """
     if isinstance(params, torch.Tensor):
         raise TypeError(
@@ -42,9 +42,20 @@ def param_groups(
             if every
             else "params is empty: pass module.parameters() (a generator can be read only once)"
         )
+    check_free(every)
     check_distinct(trainable)
     check_elementwise(optimizer_cls, defaults, trainable[0].device)
     return groups
+
+
+def check_free(params: Iterable[torch.Tensor]) -> None:
+    """ValueError if a wrapper that takes gradients or weights away, of this package or another, holds one."""
+    for param in params:
+        if holder := getattr(param, "held_by", ""):
+            raise ValueError(
+                f"a {holder} holds the parameters already: it and ZeRO would both take their gradients. Give "
+                f"the parameters() of the {holder} to an optimizer of torch.optim, or ZeRO the bare module"
+            )
 
 
 def check_distinct(params: Sequence[torch.Tensor]) -> None:

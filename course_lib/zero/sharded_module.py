@@ -6,21 +6,18 @@
 from __future__ import annotations
 
 import contextlib
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
-from .arguments import check_distinct
+from .arguments import check_distinct, check_free
 from .backward import Backward
 from .saving import Piece, load_pieces, save_pieces
 from .shards import Span
 from .transport import Transport
 from .units import Unit, check_gathered
-
-_WRAPPED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 class ShardedModule(nn.Module):
@@ -53,7 +50,8 @@ class ShardedModule(nn.Module):
         self._guard()
         shard_of = {param: shard for param, _, shard in self._shards()}
         self._named = {name: shard_of[param] for name, param in self.module.named_parameters()}
-        _WRAPPED.update(self.module.modules())
+        for param, _, shard in self._shards():
+            param.held_by = shard.held_by = type(self).__name__  # pyright: ignore[reportAttributeAccessIssue]
 
     def _guard(self) -> None:
         """Every submodule looks whether its own weights are here, before it computes."""
@@ -183,6 +181,5 @@ def check_wrappable(module: nn.Module) -> None:
     params = list(module.parameters())
     if not params:
         raise ValueError("the module has no parameters: there is nothing to shard")
-    if any(isinstance(m, ShardedModule) or m in _WRAPPED for m in module.modules()):
-        raise ValueError("the module, or a part of it, is wrapped in a Zero3Module already")
+    check_free(params)
     check_distinct(params)

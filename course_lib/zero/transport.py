@@ -78,9 +78,15 @@ class Transport:
             _all_gather_into_tensor(whole, shard, group=self.group)
 
     def broadcast(self, tensor: torch.Tensor) -> None:
-        """Give all ranks the values of the group's first rank, in place."""
+        """Give all ranks the values of the group's first rank, in place; the tensor may be a view."""
         first = dist.get_process_group_ranks(self.group or dist.group.WORLD)[0]
-        dist.broadcast(tensor, first, group=self.group)
+        for dim, stride in enumerate(tensor.stride()):
+            if stride == 0 and tensor.shape[dim]:
+                tensor = tensor.narrow(dim, 0, 1)  # of an expanded tensor each element once
+        row = tensor.contiguous()
+        dist.broadcast(row, first, group=self.group)
+        if row.data_ptr() != tensor.data_ptr():
+            tensor.copy_(row)
 
 
 # PyTorch 2.13 renames both and warns of the old names; 2.6 knows only the old ones.
