@@ -23,7 +23,7 @@ from torch.distributed import ProcessGroup, Work
 
 from course_lib.ledger import recorder as recording
 from course_lib.ledger.recorder import CommunicationError
-from course_lib.ledger.tensors import flatten
+from course_lib.ledger.tensors import flatten, label_of
 from course_lib.ledger.work import RecordingWork, Together
 
 _coalesce, _nonzeros = torch.Tensor.coalesce, torch.Tensor._nnz
@@ -253,7 +253,7 @@ def _record(
     recorder = recording.recorder()
     on_device = group.on_device(involved)
     with recorder.marking_refused():
-        row = recorder.add(op, listed, nbytes, group, peer, tag, agree)
+        row = recorder.add(op, listed, nbytes, group, peer, tag, agree, label_of(involved))
         if on_device and group.first_together is not None:
             # Nothing is begun before `_end_coalescing`, which has the handle. From PyTorch 2.8 on there is
             # no handle here, but this call has not waited.

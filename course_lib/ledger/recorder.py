@@ -28,6 +28,7 @@ import torch
 from torch.distributed import Work
 
 from course_lib.ledger import rows
+from course_lib.ledger.asleep import Sleep
 from course_lib.ledger.booking import logical_bytes
 from course_lib.ledger.pending import Mark, Pending
 from course_lib.ledger.tensors import comparable, describe, dtype_name, shape_text
@@ -39,6 +40,15 @@ LIBRARIES = (os.path.dirname(TORCH), os.path.dirname(os.__file__), COURSE, "<fro
 C10D = os.path.join(TORCH, "distributed", "distributed_c10d.py")
 
 
+OF = " of "  # before a tensor's label
+OTHER_CALLS = (
+    "All members of a group must call the same collectives, in the same order, with tensors of the same size "
+    "and dtype."
+)
+OTHER_UNITS = (
+    "Each would get a part of the other's weights or gradients. All ranks must use the same units, in the "
+    "same order: look for a branch that depends on the rank or on its data."
+)
 Observer = Callable[[str, int, torch.Tensor | None], None]
 
 
@@ -77,6 +87,7 @@ class Recorder:
         # gone: the other end would wait for ever, and no error would tell the sender what it forgot.
         self.handles: dict[int, Work] = {}
         self.pending = Pending(self.completed_on_device)
+        self.sleep = Sleep(functools.partial(board.mark_asleep, rank))
         self.wires: Wires | None = None  # emulated ones, on which an operation takes its time
         self.publish()
 
@@ -170,6 +181,11 @@ class Recorder:
         self.log.rows.map[row * rows.ROW.size + rows.FLAGS_AT] |= rows.STREAM
         self.pending.add(row, before, work)
 
+    def gave_future(self, row: int) -> None:
+        """Other code has the operation's future, and may wait for it in C++."""
+        self.log.rows.map[row * rows.ROW.size + rows.FLAGS_AT] |= rows.WAITED | rows.FUTURE
+        self.sleep.watch()
+
     def end_wait(self, row: int, since: float, done: bool = True) -> None:
         now, at, log = time.monotonic(), row * rows.ROW.size, self.log.rows.map
         (blocked,) = rows.struct.unpack_from("<d", log, at + rows.BLOCKED_AT)
@@ -235,9 +251,13 @@ class Recorder:
 
     def add(
         self, op: str, tensors: list[torch.Tensor], nbytes: int, group: Members,
-        peer: int = -1, tag: int = 0, agree: str = "",
+        peer: int = -1, tag: int = 0, agree: str = "", label: str = "",
     ) -> int:  # fmt: skip
-        """Write the row, tell the board, compare with the other end. Returns the row's index."""
+        """Write the row, tell the board, compare with the other end. Returns the row's index.
+
+        agree: what the members of a collective must say alike, beside its operation and its tensors' size.
+        label: see `label_of`.
+        """
         if self.state.rows >= self.most:
             raise CommunicationError(
                 f"more than {self.most:,} operations on one rank: the ledger of one launch holds "
@@ -263,16 +283,17 @@ class Recorder:
         )  # fmt: skip
         self.state.rows = row + 1
         message = op in ("send", "recv")
+        said = rows.cut(f"{op} {signature} {agree}".strip() + (f"{OF}{label}" if label else ""))
         key = rows.channel_key(self.state.task, channel, turn, message)  # earlier tasks never match
         ready = 0.0
         if self.wires is not None:
             ready = self.wires.begin(row, op, group.ranks, peer, nbytes, key)
-        self.board.post(self.rank, key, nbytes, f"{op} {signature} {agree}".strip(), ready)
+        self.board.post(self.rank, key, nbytes, said, ready)
         self.publish()
         if message:
             self.compare_message(op, peer, key, nbytes, signature, first)
         else:
-            self.compare_collective(op, group, key, turn, f"{op} {signature} {agree}".strip())
+            self.compare_collective(op, group, key, turn, said)
         for observer in self.observers:
             observer("issue", row, first)
         return row
@@ -306,10 +327,10 @@ class Recorder:
         whole = len(group.ranks) == self.world_size
         who = "the ranks" if whole else f"the ranks of group {list(group.ranks)}"
         said = "; ".join(f"rank {member}: {call}" for member, call in sorted(calls.items()))
+        nameless = {comparable(call.partition(OF)[0]) for call in calls.values()}
         raise CommunicationError(
             f"{who} do not agree on their collective number {turn}: {said}. "
-            "All members of a group must call the same collectives, in the same order, with tensors "
-            "of the same size and dtype."
+            f"{OTHER_CALLS if len(nameless) > 1 else OTHER_UNITS}"
         )
 
 

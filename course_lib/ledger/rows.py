@@ -38,6 +38,9 @@ WAITED, DONE, DIRECT = 1, 2, 4  # flags; DIRECT: called by the student's line, n
 JOINED = 8  # flag: of one batch with the row before
 REFUSED = -1  # in place of a collective's tag: the backend did not begin it
 STREAM = 16  # flag: a GPU's stream waits for it; the host has gone on
+FUTURE = (
+    32  # flag: other code has its future, and may wait for that where the recorder does not see it
+)
 GROWTH = 1 << 20  # bytes by which a log grows
 MOST_NUMBERS = 64  # dimensions of a tensor, members of a group
 
@@ -110,11 +113,14 @@ class GrowingFile:
 # ---- the board: one region per rank, all in one file that every rank maps
 
 STATE = struct.Struct("<IIQQQdqII")
-# task, state, events, rows, text bytes, since, row in which the rank is blocked, line, reserved
+# task, state, events, rows, text bytes, since, row in which the rank is blocked, line, asleep
+ASLEEP = struct.Struct("<I")
+ASLEEP_AT = STATE.size - ASLEEP.size
 # MEETING: the rank waits, beside the record, until all ranks have come to the same place.
 IDLE, RUNNING, RETURNED, RAISED, MEETING = range(5)
 KEY = struct.Struct("Q")  # native, so that it is written in one store
-BODY = struct.Struct("<Qd112s")  # bytes, when its wire was ready (see `wires`), signature
+SIGNATURE = 112  # bytes
+BODY = struct.Struct(f"<Qd{SIGNATURE}s")  # bytes, when its wire was ready (see `wires`), signature
 SLOT_SIZE = KEY.size + BODY.size
 MESSAGES, COLLECTIVES = 768, 256  # of a rank, that the others can still look up
 SLOTS_AT = 128
@@ -133,6 +139,7 @@ class RankState:
     since: float
     blocked_row: int  # -1: not blocked in communication
     blocked_line: int
+    asleep: int = 0  # 1: in C++, until another rank does something; see `course_lib.ledger.asleep`
 
 
 class Board:
@@ -152,8 +159,12 @@ class Board:
             s.blocked_row, s.blocked_line, 0,
         )  # fmt: skip
 
+    def mark_asleep(self, rank: int, asleep: bool) -> None:
+        """For a thread beside the program, which changes nothing else; the next event takes it back."""
+        ASLEEP.pack_into(self.map, rank * REGION + ASLEEP_AT, asleep)
+
     def read(self, rank: int) -> RankState:
-        state = RankState(*STATE.unpack_from(self.map, rank * REGION)[:8])
+        state = RankState(*STATE.unpack_from(self.map, rank * REGION))
         if not math.isfinite(state.since):  # a rank can write anything there
             state.since = 0.0
         return state
@@ -161,7 +172,7 @@ class Board:
     def post(self, rank: int, key: int, nbytes: int, signature: str, ready: float = 0.0) -> None:
         at = slot_at(rank, key)
         KEY.pack_into(self.map, at, 0)  # no rank may find the key while the rest is half written
-        BODY.pack_into(self.map, at + KEY.size, nbytes, ready, signature.encode()[:112])
+        BODY.pack_into(self.map, at + KEY.size, nbytes, ready, signature.encode()[:SIGNATURE])
         KEY.pack_into(self.map, at, key)
 
     def look(self, rank: int, key: int) -> tuple[int, str] | None:
@@ -182,6 +193,11 @@ class Board:
         if KEY.unpack_from(self.map, at) != (key,):  # overwritten meanwhile by a later operation
             return None
         return posted
+
+
+def cut(signature: str) -> str:
+    """A signature as the others read it from the board: a long one has lost its end."""
+    return signature.encode()[:SIGNATURE].decode(errors="replace")
 
 
 def channel_key(task: int, channel: tuple, turn: int, message: bool) -> int:

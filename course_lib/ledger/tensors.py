@@ -38,6 +38,18 @@ def comparable(signature: str) -> str:
     return f"{head}{count}{tail}"
 
 
+MOST_LABEL = 48  # letters
+
+
+def label_of(tensors: list[torch.Tensor]) -> str:
+    """The name that a wrapper has given one of the tensors, as its attribute `label`; else "".
+
+    Ranks that bring tensors of different names into one collective are told.
+    """
+    label = next((str(t.label) for t in tensors if hasattr(t, "label")), "")  # pyright: ignore[reportAttributeAccessIssue]
+    return label if len(label) <= MOST_LABEL else f"...{label[3 - MOST_LABEL :]}"
+
+
 def flatten(tensors: Any) -> list[torch.Tensor]:
     if isinstance(tensors, torch.Tensor):
         return [tensors]

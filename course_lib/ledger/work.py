@@ -19,7 +19,6 @@ from numpy import (
 )  # before the fork: NumPy itself would import it at the first use, in every rank
 from torch.distributed import Work
 
-from course_lib.ledger import rows
 from course_lib.ledger.recorder import CommunicationError, recorder
 from course_lib.ledger.tensors import describe
 from course_lib.ledger.wires import TimedOut
@@ -129,7 +128,7 @@ class RecordingWork(Work):
         future = rec.crossing(
             own.row, own.inner.get_future()
         )  # gloo has none for a message, and raises
-        rec.log.rows.map[own.row * rows.ROW.size + rows.FLAGS_AT] |= rows.WAITED
+        rec.gave_future(own.row)
         rec.handles.pop(own.row, None)
         if own.device:
             rec.waits_on_stream(own.row, None, own.inner)

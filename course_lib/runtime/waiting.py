@@ -10,6 +10,7 @@ earlier one may wait for ever (see `course_lib.ledger.order`).
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -54,7 +55,27 @@ class Snapshot:
         if 0 <= state.blocked_row < len(log):
             return state.blocked_row
         on_stream = (row.flags & (rows.STREAM | rows.DONE) == rows.STREAM for row in log)
-        return next((index for index, waits in enumerate(on_stream) if waits), None)
+        index = next((index for index, waits in enumerate(on_stream) if waits), None)
+        return self.awaited_in_cpp(rank) if index is None and state.asleep else index
+
+    def awaited_in_cpp(self, rank: int) -> int | None:
+        """The first operation whose future was given away, and to which some member has not come."""
+        for index, row in enumerate(self.logs[rank]):
+            if row.flags & rows.FUTURE and self.absent(rank, row):
+                return index
+        return None
+
+    @functools.cached_property
+    def issued(self) -> list[Counter]:
+        """How many operations each rank has issued on each channel."""
+        return [
+            Counter(_channel(self, rank, row) for row in log) for rank, log in enumerate(self.logs)
+        ]
+
+    def absent(self, rank: int, row: rows.Row) -> set[int]:
+        """The members of its group that have not come to this collective."""
+        name, members = self.group(rank, row)
+        return {m for m in members if m != rank and self.issued[m]["collective", name] < row.turn}
 
     def blocked_at(self, rank: int) -> tuple[int, float]:
         """The text of the line at which the rank is blocked, and the time since which it is."""
@@ -94,9 +115,7 @@ def waits_for(snap: Snapshot) -> dict[int, set[int]]:
     if snap.in_order:
         order = snap.order()
         return {rank: order.waits_for(rank, index) for rank, index in snap.blocked().items()}
-    issued = [
-        Counter(_channel(snap, rank, row) for row in log) for rank, log in enumerate(snap.logs)
-    ]
+    issued = snap.issued
     missing: dict[int, set[int]] = {}
     for rank in range(len(snap.states)):
         row = snap.blocked_in(rank)
@@ -115,9 +134,7 @@ def waits_for(snap: Snapshot) -> dict[int, set[int]]:
             there = issued[row.peer][other, name, *ends, row.tag] >= row.turn
             missing[rank] = set() if there else {row.peer}
         else:
-            missing[rank] = {
-                m for m in members if m != rank and issued[m]["collective", name] < row.turn
-            }
+            missing[rank] = snap.absent(rank, row)
     return missing
 
 

@@ -14,6 +14,7 @@ import random
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -211,6 +212,68 @@ def test_a_collective_that_one_rank_skips(name: str) -> None:
             call()
 
     fails(body, Deadlock, "which has finished", "rank 2: has finished", "in the same order")
+
+
+def ddp(hook: Callable | None = None) -> Callable[[], None]:
+    """Rank 0 alone goes backward through PyTorch's DDP, which waits in C++ at the end."""
+
+    def body() -> None:
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+        if hook is not None:
+            model.register_comm_hook(None, hook)
+        loss = model(torch.ones(2, 4)).sum()
+        if dist.get_rank() == 0:
+            loss.backward()
+
+    return body
+
+
+def hook_of_a_student(state, bucket):  # DDP reads annotations, and knows no texts
+    future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
+    return future.then(lambda reduced: reduced.value()[0])
+
+
+def waits_for_futures() -> None:
+    if dist.get_rank() == 0:
+        handles = [dist.all_reduce(torch.ones(20), async_op=True) for _ in range(2)]
+        torch.futures.wait_all([handle.get_future() for handle in handles])
+
+
+@pytest.mark.parametrize(
+    "body", [ddp(), ddp(hook_of_a_student), waits_for_futures], ids=["DDP", "hook", "futures"]
+)
+def test_a_wait_in_cpp(body: Callable) -> None:
+    fails(
+        body, Deadlock, "rank 0 waits for rank 1, which has finished", "in all_reduce float32[20]",
+        "test_failures.py, line", "if rank == ...", world_size=2, timeout=60, within=60,
+    )  # fmt: skip
+
+
+def test_a_rank_with_work_outstanding_that_does_something_else_is_no_deadlock() -> None:
+    """It computes, sleeps, and waits for a thread, each for longer than a deadlock takes to be called one."""
+
+    def compute(seconds: float) -> None:
+        end, x = time.monotonic() + seconds, torch.ones(400, 400)
+        while time.monotonic() < end:
+            x = x @ x / 400
+
+    def body() -> float:
+        x = torch.ones(3)
+        if dist.get_rank() == 1:
+            dist.recv(x, 0)
+            dist.all_reduce(x)
+            return x[0].item()
+        future = dist.all_reduce(x, async_op=True).get_future()
+        for busy in (compute, time.sleep):
+            busy(1.3)
+        thread = threading.Thread(target=time.sleep, args=[1.3])
+        thread.start()
+        thread.join()
+        dist.send(torch.ones(3), 1)
+        future.wait()
+        return x[0].item()
+
+    assert launch(body, world_size=2) == [2.0, 2.0]
 
 
 def test_a_collective_skipped_in_a_subgroup() -> None:
