@@ -24,7 +24,15 @@ from torch import nn
 
 from .arguments import Group
 from .inner_backward import InnerBackwards
-from .parts import Part, Use, after_backward, before_backward, in_backward, tensors_in
+from .parts import (
+    Part,
+    Use,
+    after_backward,
+    before_backward,
+    in_backward,
+    refuse_second_derivatives,
+    tensors_in,
+)
 from .sharded import Sharded
 
 
@@ -109,6 +117,7 @@ class PrefetchedModule(Sharded):
 
     def _come_to(self, use: Use) -> None:
         """The backward of a part comes next: those above are over, and those below are asked for."""
+        refuse_second_derivatives()
         if not self._unsent:
             after_backward(self._end)
         self._pass(use.number)

@@ -128,6 +128,16 @@ def before_backward(tensors: list[torch.Tensor], call: Callable[[], None]) -> No
     register_multi_grad_hook(tensors, lambda _: call(), mode="any")
 
 
+def refuse_second_derivatives() -> None:
+    """In a hook of a backward: RuntimeError if it records a graph of its own."""
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            "a backward with create_graph=True: the gradients' own graph would read weights that are freed "
+            "after their use. For second derivatives keep whole weights on every rank, as "
+            "DistributedDataParallel does"
+        )
+
+
 def tensors_in(value: object) -> list[torch.Tensor]:
     """The tensors in a module's output that require a gradient, in lists, tuples, dicts and dataclasses."""
     if isinstance(value, torch.Tensor):

@@ -44,9 +44,13 @@ class Sharded(nn.Module):
             broadcast(buffer, group)
         self.module = module
         self.root, self.parts = parts_of(module, group)
-        for unit in self.units:
-            for param in (*unit.params, unit.shard):
-                param.held_by = type(self).__name__
+        names = {self.root: "the root"}
+        names |= {self.parts[m]: name for name, m in module.named_modules() if m in self.parts}
+        for part, name in names.items():
+            for unit in part.units:
+                unit.call(name)
+                for param in (*unit.params, unit.shard):
+                    param.held_by = type(self).__name__  # pyright: ignore[reportAttributeAccessIssue]
 
     @property
     def units(self) -> list:

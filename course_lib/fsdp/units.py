@@ -52,9 +52,16 @@ class Unit:
         for param in self.params:
             param.data = self.row[begin : begin + param.numel()].view(param.shape)
             begin += param.numel()
-        self.nbytes, self.whole = self.row.nbytes, True
+        self.nbytes, self.whole, self.name = self.row.nbytes, True, ""
         self.work: dist.Work | None = None  # the gather that is in flight
         self.free()
+
+    def call(self, name: str) -> None:
+        """Give the unit the name of its module, and its rows as their `label`.
+
+        A ledger that compares the ranks' collectives can then tell two units of the same size apart.
+        """
+        self.name = self.row.label = name  # pyright: ignore[reportAttributeAccessIssue]
 
     @property
     def trained(self) -> bool:
@@ -106,6 +113,7 @@ class Unit:
         )
         for param in self.params:
             param.grad = None
+        gradients.label = self.name  # pyright: ignore[reportAttributeAccessIssue]
         mean = torch.empty_like(self.shard)
         work = reduce_scatter(mean, gradients, group=self.group, async_op=True)
 

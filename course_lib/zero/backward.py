@@ -49,9 +49,24 @@ def in_backward() -> bool:
     return torch._C._current_graph_task_id() != NONE
 
 
+def refuse_second_derivatives() -> None:
+    """In a hook of a backward: RuntimeError if it records a graph of its own."""
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            "a backward with create_graph=True: the gradients' own graph would read weights that are freed "
+            "after their use. For second derivatives keep whole weights on every rank, as "
+            "DistributedDataParallel does"
+        )
+
+
 def when_gradients(mode: Literal["all", "any"], of: object, call: Callable[[], None]) -> None:
-    """Run `call` in backward when the gradients of all tensors in `of` are there, or when any of them is."""
+    """Run `call` in backward when the gradients of all tensors in `of` are there, or when any of them is.
+
+    With "all" it never runs if one of them is a leaf: autograd cannot say whether its gradient is asked for.
+    """
     tensors = tensors_in(of) if torch.is_grad_enabled() else []
+    if mode == "all" and any(tensor.is_leaf for tensor in tensors):
+        return
     if tensors:
         register_multi_grad_hook(tensors, lambda _: call(), mode=mode)
 

@@ -73,6 +73,11 @@ class Gradients(Layout):
 
     def _write(self, i: int, before: torch.Tensor | float) -> torch.Tensor:
         view, grad = self._view(i), self.params[i].grad
+        if grad is not None and grad.requires_grad:
+            raise RuntimeError(
+                "a backward with create_graph=True: gradients are moved into a row, which has no graph of "
+                "theirs. For second derivatives take the inner ones by torch.autograd.grad"
+            )
         if grad is None:
             raise RuntimeError("a parameter's gradient was removed by another hook of its own")
         if grad.layout != torch.strided:

@@ -40,7 +40,6 @@ class ShardedModule(nn.Module):
     module: nn.Module
     transport: Transport
     units: list[Unit]
-    _owner: dict[Unit, str]  # the module in whose forward a unit is gathered
     synchronises = True  # not within `no_sync()`
     _backward: Backward
     _under_way: list[Callable[[], None]]
@@ -59,7 +58,7 @@ class ShardedModule(nn.Module):
         for name, inner in self.module.named_modules():
             own = [p for p in inner._parameters.values() if p is not None]
             for unit in dict.fromkeys(unit_of[param] for param in own):
-                at, of = name or type(inner).__name__, self._owner[unit]
+                at, of = name or type(inner).__name__, unit.name
                 inner.register_forward_pre_hook(
                     lambda *_, at=at, of=of, unit=unit: check_gathered(at, of, unit)
                 )
@@ -92,6 +91,7 @@ class ShardedModule(nn.Module):
                 unit.forget_gradient()
         self._under_way.clear()
         for unit in self.units:
+            unit.forwards.clear()
             unit.free(entirely=True)
 
     # ---- saving

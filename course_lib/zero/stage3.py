@@ -27,12 +27,12 @@ from typing import Any
 
 from torch import nn
 
-from .backward import Backward, in_backward, when_gradients
+from .backward import Backward, in_backward, refuse_second_derivatives, when_gradients
 from .bucket import alike
 from .offload import Place, home
 from .sharded_module import ShardedModule, check_wrappable
 from .transport import Collective, Group, Transport
-from .units import Unit, Units, unit_parameters
+from .units import Unit, Units, Use, unit_parameters
 
 
 class Zero3Module(ShardedModule):
@@ -60,14 +60,14 @@ class Zero3Module(ShardedModule):
         self.transport, where = Transport(group, reduce_scatter, all_gather), home(offload)
         for buffer in module.buffers():
             self.transport.broadcast(buffer)
-        self.module, self.units, self._owner = module, [], {}
+        self.module, self.units = module, []
         self._backward, self._under_way = Backward(), []
         names = {inner: name for name, inner in module.named_modules()}
         for owner, params in unit_parameters(module, units):
             for members in alike(params):
-                unit = Unit(members, self.transport, where)
+                name = f"{names[owner]} ({type(owner).__name__})".strip()
+                unit = Unit(members, self.transport, where, name)
                 self.units.append(unit)
-                self._owner[unit] = f"{names[owner]} ({type(owner).__name__})".strip()
                 self._add_hooks(owner, unit)
         self._complete()
 
@@ -88,15 +88,19 @@ class Zero3Module(ShardedModule):
 
     def _before_forward(self, unit: Unit, inputs: object) -> None:
         unit.gather()
-        when_gradients("all", inputs, lambda: self._after_backward(unit))
+        unit.forwards.append(use := Use(unit))
+        when_gradients("all", inputs, lambda: self._after_backward(use))
 
     def _after_forward(self, unit: Unit, output: object) -> None:
-        when_gradients("any", output, lambda: self._before_backward(unit))
+        use = unit.forwards.pop()
+        when_gradients("any", output, lambda: self._before_backward(use))
         unit.free()
 
-    def _before_backward(self, unit: Unit) -> None:
+    def _before_backward(self, use: Use) -> None:
         """The hook: a gradient of the module's output is there, and the module's backward comes next."""
+        refuse_second_derivatives()
         self._backward.joined(self._end)
+        unit, use.began = use.unit, True
         unit.gather()
         unit.unsent = unit.trained
 
@@ -109,11 +113,13 @@ class Zero3Module(ShardedModule):
         if all(unit.arrived):
             unit.free(entirely=True)  # no node that reads its weights is still to come
 
-    def _after_backward(self, unit: Unit) -> None:
+    def _after_backward(self, use: Use) -> None:
         """The hook: all gradients of the module's inputs are there, and so those of its parameters."""
-        unit.free()
-        if not unit.uses:
-            self._send(unit)
+        if use.began:  # not that of a forward that a checkpoint has computed again
+            use.began = False
+            use.unit.free()
+            if not use.unit.uses:
+                self._send(use.unit)
 
     def _send(self, unit: Unit) -> None:
         """Start the reduce-scatter, after the last one has ended: two units' full gradients at most."""

@@ -18,15 +18,22 @@ class Unit(Bucket):
     """Parameters that are gathered, freed and reduced together, and this rank's shards of them.
 
     params: of one dtype and device, all frozen or all trained. Between uses they have no memory.
+    name: of the module in whose forward they are gathered. Its rows have it as their `label`: a ledger that
+        compares the ranks' collectives can tell two units of the same size apart.
     uses: how many forwards and backwards are under way; above 0 the parameters are here.
-    unsent: whether gradients wait for `reduce`.
+    forwards: those that have begun and not ended.  unsent: whether gradients wait for `reduce`.
     """
 
-    def __init__(self, params: Sequence[nn.Parameter], transport: Transport, home: Home):
+    def __init__(
+        self, params: Sequence[nn.Parameter], transport: Transport, home: Home, name: str = ""
+    ):
         super().__init__(params, transport, home)  # row (n * shard,), broadcast; master (shard,)
+        self.name = name
+        label(self.flat, name)
         self.trained = params[0].requires_grad
         self.ghosts = [ghost(param) for param in params]
         self.uses, self.here, self.unsent = 0, True, False
+        self.forwards: list[Use] = []
         self.free()
 
     def _make_master(self) -> torch.Tensor:
@@ -56,6 +63,7 @@ class Unit(Bucket):
         """Start the reduce-scatter; the returned function adds the mean to the shards' gradients."""
         self.add_left()  # of a backward under no_sync
         whole, arrived = self.take_gradient()
+        label(whole, self.name)
         wait = self.transport.start_reduce_scatter_mean(whole)  # (n * shard,) -> (shard,)
         self.unsent = False
 
@@ -64,6 +72,17 @@ class Unit(Bucket):
             self.give(mean, self.present(mean, arrived), add=True)
 
         return finish
+
+
+def label(row: torch.Tensor, name: str) -> None:
+    row.label = name  # pyright: ignore[reportAttributeAccessIssue]
+
+
+class Use:
+    """A forward of the unit's module. began: its backward has begun, and not ended."""
+
+    def __init__(self, unit: Unit):
+        self.unit, self.began = unit, False
 
 
 def ghost(param: torch.Tensor) -> torch.Tensor:

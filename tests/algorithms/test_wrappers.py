@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils.checkpoint import checkpoint as of_torch
 
-from course_lib import launch
+from course_lib import RankError, launch
 from course_lib.data_parallel import BucketedDataParallel, NaiveDataParallel
 from course_lib.fsdp import PrefetchedModule
+from course_lib.recompute import lazy_checkpoint
 from course_lib.zero import Zero1Optimizer, Zero2Optimizer, Zero3Module
 
 WRAPPERS: list[Callable] = [PrefetchedModule, Zero3Module, BucketedDataParallel, NaiveDataParallel]
 SHARDED = [PrefetchedModule, Zero3Module]
+CHECKPOINTS: list[Callable] = [
+    lambda function, x: function(x),
+    partial(of_torch, use_reentrant=False),
+    lazy_checkpoint,
+]
 OPTIMIZERS = [
     lambda module, kind=kind: kind(module.parameters(), torch.optim.SGD, lr=0.1)
     for kind in (Zero1Optimizer, Zero2Optimizer)
@@ -84,3 +93,90 @@ def test_buffers_and_frozen_parameters_may_be_views(wrapper: Callable, cpu_backe
     first = launch(wanted, world_size=1, backend="gloo")[0]
     for found in launch(job, world_size=2, backend=cpu_backend):
         torch.testing.assert_close(found, first, rtol=0, atol=0)
+
+
+def names_of(wrapper: Callable) -> list[str]:
+    return (
+        ["blocks.0 (Linear)", "blocks.1 (Linear)"]
+        if wrapper is Zero3Module
+        else ["blocks.0", "blocks.1"]
+    )
+
+
+class Branches(Blocks):
+    """Rank 0 uses one block, the others another one: an expert without tokens is the usual reason."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.blocks[min(dist.get_rank(), 1)](x)
+
+
+@pytest.mark.parametrize("wrapper", SHARDED)
+def test_two_units_that_meet_in_one_collective_are_told(wrapper: Callable) -> None:
+    """They are of one size: without names half of one and half of the other would arrive."""
+
+    def job() -> None:
+        options = {"forward_prefetch": 0} if wrapper is PrefetchedModule else {}
+        wrapper(Branches(), **options)(torch.ones(1, 4))
+
+    with pytest.raises(RankError) as caught:
+        launch(job, world_size=2, backend="gloo")
+    for words in ("do not agree", "a branch that depends on the rank", *names_of(wrapper)):
+        assert words in str(caught.value)
+
+
+def thrice(kind: Callable, first: nn.Module, second: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return kind(second, kind(first, kind(first, x).tanh()))
+
+
+def test_a_unit_that_a_checkpoint_calls_twice(cpu_backend: str) -> None:
+    """PyTorch's checkpoint gives the second run the tensors of the first one, hooks included."""
+
+    def job() -> None:
+        gradients = []
+        for kind in CHECKPOINTS:
+            torch.manual_seed(0)
+            module = Blocks()
+            wrapped = Zero3Module(module)
+            for first, second in itertools.product(module.blocks, repeat=2):
+                x = torch.ones(2, 4, requires_grad=True)
+                module.forward = partial(thrice, kind, first, second)
+                wrapped(x * 1.0).square().sum().backward()
+            gradients.append([p.grad for p in wrapped.parameters()])
+        for found in gradients[1:]:
+            torch.testing.assert_close(found, gradients[0])
+
+    launch(job, world_size=2, backend=cpu_backend)
+
+
+def test_second_derivatives_are_right_or_refused() -> None:
+    def recorded(module: Callable) -> None:
+        module(torch.ones(2, 4, requires_grad=True)).sum().backward(create_graph=True)
+
+    def penalty(module: Callable) -> torch.Tensor:
+        x = torch.ones(2, 4, requires_grad=True)
+        (slope,) = torch.autograd.grad(module(x).square().sum(), x, create_graph=True)
+        return slope.square().sum()
+
+    def job() -> None:
+        for wrapper in SHARDED:
+            wrapped = wrapper(Blocks())
+            x = torch.ones(2, 4, requires_grad=True)
+            (slope,) = torch.autograd.grad(wrapped(x).square().sum(), x)
+            assert slope.abs().sum() > 0
+            for second in (penalty, recorded):
+                with pytest.raises(RuntimeError, match="create_graph=True"):
+                    second(wrapped)
+        for optimizer in OPTIMIZERS:
+            torch.manual_seed(0)
+            module, alone = Blocks(), Blocks()
+            alone.load_state_dict(module.state_dict())
+            sharded = optimizer(module)
+            penalty(module).backward()
+            sharded.step()
+            penalty(alone).backward()
+            torch.optim.SGD(alone.parameters(), lr=0.1).step()
+            torch.testing.assert_close(module.state_dict(), alone.state_dict())
+            with pytest.raises(RuntimeError, match="create_graph=True"):
+                recorded(module)
+
+    launch(job, world_size=2, backend="gloo")
