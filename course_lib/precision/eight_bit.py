@@ -111,12 +111,14 @@ def encode(x: Tensor, numbers: Tensor, block: int) -> tuple[Tensor, Tensor]:
     """`x` by the nearest of `numbers` in blocks: (codes, scales).
 
     x: float32, any shape. numbers: (256,), in order. codes: (elements,) in uint8; scales: (blocks,), the
-    largest magnitude of each, 0 of a block of zeros.
+    largest magnitude of each, 0 of a block of zeros. A block with an infinite element or a NaN has the scale
+    NaN and comes back as NaN, as a moment in float32 would stay NaN.
     """
     flat = x.flatten()
     blocks = F.pad(flat, (0, -len(flat) % block)).view(-1, block)
     scales = blocks.abs().amax(1)
-    shares = blocks / torch.where(scales > 0, scales, 1.0)[:, None]
+    scales = scales.masked_fill(scales.isinf(), torch.nan)
+    shares = blocks / scales.masked_fill(scales == 0, 1.0)[:, None]
     middles = (numbers[1:] + numbers[:-1]) / 2
     return torch.bucketize(shares, middles).to(torch.uint8).flatten()[: len(flat)].clone(), scales
 

@@ -65,19 +65,24 @@ def quantize(
     hold parts of the same blocks, as of a sharded weight with one scale, and agree on the largest magnitudes;
     None: all of a block is here, and nothing is sent.
     Returns values (rows, columns) in `dtype` and scales (blocks down, blocks across) in float32, which is
-    amax / largest(dtype). A block of zeros has the scale 1.
+    amax / largest(dtype). A block of zeros has the scale 1. A block with an infinite element or a NaN has the
+    scale NaN and comes back as NaN, so that the fault shows on all ranks.
     Sends an all-reduce of 4 bytes a scale, if there is a group. ValueError if x is not a matrix or a block is
     empty.
     """
     rows, columns = extent(x, block)
-    amax = tiles(x.abs().float(), rows, columns).amax((1, 3))
+    # of NaN and a number, a maximum over ranks may be either: infinity stands for both faults
+    amax = tiles(x.abs().float(), rows, columns).amax((1, 3)).nan_to_num(torch.inf, torch.inf)
     if group is not None:
         dist.all_reduce(amax, op=dist.ReduceOp.MAX, group=group)
     end = largest(dtype)
-    scales = torch.where(amax > 0, amax / end, 1.0)
+    scales = (amax / end).masked_fill(amax.isinf(), torch.nan)
+    scales = scales.masked_fill(scales == 0, 1.0)
     # a scale that is rounded down leaves values beyond the end, where a cast may give infinity or NaN
     scaled = (x.float() / spread(scales, rows, columns, x)).clamp(-end, end)
-    return (scaled if dtype.is_floating_point else scaled.round()).to(dtype), scales
+    if dtype.is_floating_point:
+        return scaled.to(dtype), scales
+    return scaled.round().nan_to_num(0.0).to(dtype), scales  # int8 has no NaN; the scale is one
 
 
 def dequantize(
@@ -93,14 +98,18 @@ def quantize_mx(x: Tensor, block: int = MX_BLOCK) -> tuple[Tensor, Tensor]:
     """`x` in e4m3 with a power of two for each `block` values along a row: (values, exponents).
 
     x: (rows, columns). exponents: int8, (rows, blocks across): floor(log2 amax) - 8, as MX says. So the
-    largest scaled value lies between 256 and 512, and those above 448 are clipped to it.
+    largest scaled value lies between 256 and 512, and those above 448 are clipped to it. A block with an
+    infinite element or a NaN has the exponent 0, and NaN as all of its values.
     """
     rows, columns = extent(x, (1, block))
     amax = tiles(x.abs().float(), rows, columns).amax((1, 3))
-    exponents = torch.where(amax > 0, torch.frexp(amax).exponent - 1 - MX_TOP, 0).clamp(-127, 127)
+    sound = amax.isfinite()
+    binade = torch.frexp(torch.where(sound, amax, 1.0)).exponent - 1
+    exponents = torch.where(sound & (amax > 0), binade - MX_TOP, 0).clamp(-127, 127)
     end = largest(torch.float8_e4m3fn)
     scaled = x.float() / spread(torch.exp2(exponents.float()), rows, columns, x)
-    return scaled.clamp(-end, end).to(torch.float8_e4m3fn), exponents.to(torch.int8)
+    scaled = scaled.clamp(-end, end).masked_fill(~spread(sound, rows, columns, x), torch.nan)
+    return scaled.to(torch.float8_e4m3fn), exponents.to(torch.int8)
 
 
 def dequantize_mx(values: Tensor, exponents: Tensor, block: int = MX_BLOCK) -> Tensor:

@@ -27,10 +27,24 @@ def chunked_loss(hidden: Tensor, weight: Tensor, targets: Tensor, chunks: int) -
 
     hidden: (T, h); weight: (V, h), both of one floating dtype; targets: (T,) int64; all are left alone.
     chunks: in how many parts the tokens are cut, which may be unequal. NaN if no target counts, as PyTorch's.
+    Raises ValueError, on the CPU, for a target outside the vocabulary that is not -100. (On a GPU this check
+    would wait for the GPU: there such a target makes the loss NaN.)
     forward: the loss, and both gradients but for a factor, T h + V h numbers; beside them 2 T V / chunks
     numbers of one chunk. Sums over chunks are in float32. backward: the factor. 6 T V h FLOPs in all.
     """
-    return _ChunkedLoss.apply(hidden, weight, targets, chunks)
+    outside = (targets != IGNORED) & ((targets < 0) | (targets >= len(weight)))
+    check_targets(targets, outside, len(weight))
+    loss = _ChunkedLoss.apply(hidden, weight, targets.masked_fill(outside, IGNORED), chunks)
+    return loss * torch.where(outside.any(), torch.nan, 1.0)
+
+
+def check_targets(targets: Tensor, outside: Tensor, vocab_size: int) -> None:
+    """Raise ValueError for a target outside the vocabulary, on the CPU."""
+    if targets.device.type == "cpu" and outside.any():
+        raise ValueError(
+            f"target {targets[outside][0]} lies outside the vocabulary, 0 .. {vocab_size - 1}. A target of "
+            f"{IGNORED} does not count"
+        )
 
 
 class _ChunkedLoss(torch.autograd.Function):

@@ -8,6 +8,7 @@
     replicated.py  whole parameters on each rank's own activations: norms on parts of the sequence
     dropout.py     the same masks outside a region, different ones inside
     cut.py         which part a rank holds; state dicts of the unsharded model, loaded and saved
+    given.py       modules that are given to be cut, with options that would be lost
     gpt.py         parallelize_gpt: a GPT with its layers exchanged
     saved.py       bytes kept for backward, measured
 

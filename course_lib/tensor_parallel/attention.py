@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from .conjugate import Group, place
 from .cut import Cut
 from .dropout import own_random_state
+from .given import check_names
 from .linear import ColumnParallelLinear, RowParallelLinear, Sequences, column_parallel
 from .replicated import sum_gradients
 
@@ -51,7 +52,8 @@ class ParallelSelfAttention(nn.Module):
     With "regather" it sends half as much again in backward. With r copies of a key and value head it also
     sends, in backward, 2 (r-1)/r of the bytes of the head's weights.
 
-    Raises ValueError if heads cannot be shared equally: the others would wait for the rank with most heads.
+    Raises ValueError if heads cannot be shared equally, since the others would wait for the rank with most
+    heads, and for a name in `linears` that this layer does not have.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class ParallelSelfAttention(nn.Module):
         self.group, self.head_dim, self.dropout = group, width // heads, dropout
         self.attend, self.rotate = attend, rotate
         own = linears or {}
+        check_names(own, ("query", "key", "value", "out"))
 
         def key_or_value(name: str) -> _KeyValue:
             linear = own.get(name)

@@ -23,6 +23,7 @@ from .attention import ParallelSelfAttention
 from .conjugate import Group, place
 from .cut import Parallel
 from .dropout import ShardDropout, same_random_state
+from .given import check_plain
 from .linear import ColumnParallelLinear, Sequences, checked
 from .mlp import ParallelMLP
 from .replicated import SequenceParallelEmbedding, SequenceParallelNorm
@@ -45,11 +46,14 @@ def parallelize_gpt(model: Any, group: Group = None, sequence: Sequences = None)
 
     `course_lib.facts.tensor_parallel_layer_bytes` gives the bytes that a layer sends.
 
-    Raises ValueError if heads cannot be shared equally, or if the model is parallel already.
+    Raises ValueError if heads cannot be shared equally, if the model is parallel already, or if a module has
+    options, hooks or inner modules that its parallel version does not have; TypeError for another kind of
+    module.
     """
     if any(isinstance(module, Parallel) for module in model.modules()):
         raise ValueError("the model has parallel layers already: give the unsharded one, once")
     tied = model.head.weight is model.token_embedding.weight
+    in_training = {name for name, module in model.named_modules() if module.training}
     for block in model.blocks:
         block.attention = parallelize_attention(block.attention, group, sequence)
         block.mlp = parallelize_mlp(block.mlp, group, sequence)
@@ -68,7 +72,9 @@ def parallelize_gpt(model: Any, group: Group = None, sequence: Sequences = None)
         _on_parts_of_the_sequence(model, group)
     _same_values(model, group)
     same_random_state(group)
-    return model.train(model.training)  # new layers are made for training
+    for name, module in model.named_modules():  # new layers are made for training
+        module.training = name in in_training
+    return model
 
 
 def parallelize_mlp(mlp: Any, group: Group = None, sequence: Sequences = None) -> ParallelMLP:
@@ -100,13 +106,19 @@ def parallelize_attention(
 def _on_parts_of_the_sequence(model: Any, group: Group) -> None:
     """Exchange the modules between the layers: norms, dropout, and the position embedding."""
     model.norm = SequenceParallelNorm(model.norm, group)
-    model.dropout = ShardDropout(model.dropout.p, group)
+    model.dropout = _cut_dropout(model.dropout, group)
     if model.position_embedding is not None:
         model.position_embedding = SequenceParallelEmbedding(model.position_embedding, group)
     for block in model.blocks:
         block.attention_norm = SequenceParallelNorm(block.attention_norm, group)
         block.mlp_norm = SequenceParallelNorm(block.mlp_norm, group)
-        block.dropout = ShardDropout(block.dropout.p, group)
+        block.dropout = _cut_dropout(block.dropout, group)
+
+
+def _cut_dropout(dropout: nn.Module, group: Group) -> ShardDropout:
+    check_plain(dropout, nn.Dropout)
+    assert isinstance(dropout, nn.Dropout)
+    return ShardDropout(dropout.p, group)
 
 
 @torch.no_grad()

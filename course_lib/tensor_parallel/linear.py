@@ -36,6 +36,7 @@ from .conjugate import (
     split_all_gather,
 )
 from .cut import Cut, Parallel
+from .given import check_linear
 from .replicated import sum_gradients
 
 Sequences = Literal["keep", "regather"] | None
@@ -50,7 +51,7 @@ class ColumnParallelLinear(Parallel):
     sequence: None takes a whole x (..., seq, in_features); "keep" and "regather" take the rank's part of the
         sequence, (..., seq / n, in_features), gather it, and return all of the sequence. "keep" holds the
         gathered input for backward; "regather" holds only the rank's part, and gathers again.
-    linear: an nn.Linear to be cut, instead of a new one.
+    linear: an nn.Linear to be cut, instead of a new one. It says itself whether there is a bias.
 
     weight: (the rank's features, in_features); bias likewise. They are parts of the weights that `nn.Linear`
     draws on the group's first rank, so that a seed gives the same weights as in one process.
@@ -63,7 +64,8 @@ class ColumnParallelLinear(Parallel):
         "regather"    (n-1)/n M                     2 (n-1)/n M
         gather_output (n-1)/n O more                0
 
-    Raises ValueError if x has another number of features, or if the sequence cannot be cut.
+    Raises ValueError if x has another number of features, if the sequence cannot be cut, or if `linear` has
+    other sizes or hooks; TypeError if it is not an nn.Linear.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class ColumnParallelLinear(Parallel):
         self.in_features, self.out_features = in_features, out_features
         self.gather_output, self.sequence = gather_output, checked(sequence)
         linear = linear or nn.Linear(in_features, out_features, bias)
+        check_linear(linear, in_features, out_features)
         self.weight = self.take("weight", linear.weight, self.cut(0))
         self.bias = None if linear.bias is None else self.take("bias", linear.bias, self.cut(0))
 
@@ -108,7 +111,7 @@ class RowParallelLinear(Parallel):
         does not gather; False takes the whole x and uses the rank's features.
     sequence: None returns the whole (..., seq, out_features) on every rank; "keep" and "regather" the rank's
         part of the sequence, (..., seq / n, out_features).
-    linear: an nn.Linear to be cut, instead of a new one.
+    linear: an nn.Linear to be cut, instead of a new one. It says itself whether there is a bias.
 
     weight: (out_features, the rank's features), drawn as in `ColumnParallelLinear`. bias: whole on every
     rank, and added once, after the sum; on parts of the sequence its gradient is summed over the ranks.
@@ -120,7 +123,8 @@ class RowParallelLinear(Parallel):
         "keep", "regather"   (n-1)/n M           (n-1)/n M, and 2 (n-1)/n of the bias's bytes
         not input_is_parallel                    (n-1)/n I more
 
-    Raises ValueError if x has another number of features, or if the sequence cannot be cut.
+    Raises ValueError if x has another number of features, if the sequence cannot be cut, or if `linear` has
+    other sizes or hooks; TypeError if it is not an nn.Linear.
     """
 
     def __init__(
@@ -138,6 +142,7 @@ class RowParallelLinear(Parallel):
         self.in_features, self.out_features = in_features, out_features
         self.input_is_parallel, self.sequence = input_is_parallel, checked(sequence)
         linear = linear or nn.Linear(in_features, out_features, bias)
+        check_linear(linear, in_features, out_features)
         self.weight = self.take("weight", linear.weight, Cut(1, in_features, group))
         self.bias = None if linear.bias is None else self.take("bias", linear.bias, None)
 

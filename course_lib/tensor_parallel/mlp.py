@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .conjugate import Group
+from .given import check_names
 from .linear import ColumnParallelLinear, RowParallelLinear, Sequences, column_parallel
 
 
@@ -32,6 +33,8 @@ class ParallelMLP(nn.Module):
 
     With M = batch * seq * width elements, each rank sends 2 (n-1)/n M in forward and as much in backward;
     with "regather" half as much again in backward.
+
+    Raises ValueError for another activation, or for a name in `linears` that this MLP does not have.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class ParallelMLP(nn.Module):
         if activation not in ("gelu", "swiglu"):
             raise ValueError(f"activation is 'gelu' or 'swiglu', not {activation!r}")
         own = linears or {}
+        check_names(own, ("gate", "up", "down") if activation == "swiglu" else ("up", "down"))
 
         def column(name: str) -> ColumnParallelLinear:
             return ColumnParallelLinear(

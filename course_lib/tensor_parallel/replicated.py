@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from .conjugate import Group, all_reduce, own_part
+from .given import check_embedding, check_plain
 
 
 def sum_gradients(group: Group, *parameters: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -50,7 +51,8 @@ class SequenceParallelNorm(nn.Module):
     the whole. The values are those of `norm`; the gradients of its weights are summed over the ranks of
     `group`.
 
-    Raises TypeError for another module, ValueError for a norm over more dimensions than the features.
+    Raises TypeError for another module, ValueError for a norm over more dimensions than the features, or with
+    hooks.
     """
 
     def __init__(self, norm: nn.LayerNorm | nn.RMSNorm, group: Group = None):
@@ -62,6 +64,7 @@ class SequenceParallelNorm(nn.Module):
                 f"norm is over the last {len(norm.normalized_shape)} dimensions, and so over tokens of other "
                 "ranks; one over the features alone is expected"
             )
+        check_plain(norm, nn.LayerNorm, nn.RMSNorm)
         self.group, self.eps, self.shape = group, norm.eps, norm.normalized_shape
         self.of_root_mean_square = isinstance(norm, nn.RMSNorm)
         self.weight: nn.Parameter | None = norm.weight
@@ -79,14 +82,18 @@ class SequenceParallelEmbedding(nn.Module):
     """`embedding` of positions, looked up only for the rank's part of the sequence.
 
     forward takes all positions, (seq,) or (batch, seq), and returns the embeddings of the rank's part,
-    (..., seq / n, width).
+    (..., seq / n, width). Of the embedding's options `padding_idx` alone is carried over.
+
+    Raises ValueError for max_norm, scale_grad_by_freq, sparse, or hooks; TypeError for another module.
     """
 
     def __init__(self, embedding: nn.Embedding, group: Group = None):
         super().__init__()
+        check_embedding(embedding, embedding.num_embeddings, embedding.embedding_dim)
         self.group, self.weight = group, embedding.weight
+        self.padding_idx = embedding.padding_idx
 
     def forward(self, positions: Tensor) -> Tensor:
         (weight,) = sum_gradients(self.group, self.weight)
         assert weight is not None
-        return F.embedding(own_part(positions, self.group, -1), weight)
+        return F.embedding(own_part(positions, self.group, -1), weight, self.padding_idx)

@@ -23,6 +23,7 @@ from torch.autograd.function import once_differentiable
 
 from .conjugate import Group, all_reduce, all_reduce_identity, place, reduce_scatter_all_gather
 from .cut import Cut, Parallel
+from .given import check_embedding
 from .linear import Sequences, checked
 
 
@@ -32,14 +33,15 @@ class VocabParallelEmbedding(Parallel):
     num_embeddings, embedding_dim: of the whole table; any sizes.
     sequence: None returns (batch, seq, embedding_dim) on every rank; "keep" and "regather" the rank's part
         of the sequence, (batch, seq / n, embedding_dim).
-    embedding: an nn.Embedding to be cut, instead of a new one.
+    embedding: an nn.Embedding to be cut, instead of a new one, with its `padding_idx`.
 
     A rank looks up the tokens that it has and takes zeros for the others; the sum over the ranks is the
     table's row. With M = tokens * embedding_dim elements each rank sends 2 (n-1)/n M in forward and nothing
     in backward; with `sequence` (n-1)/n M each way.
 
     Raises ValueError, on the CPU, for a token outside the vocabulary. (On a GPU this check would wait for the
-    GPU: such a token is a row of zeros there.)
+    GPU: such a token is a row of zeros there.) ValueError if `embedding` has other sizes, or max_norm,
+    scale_grad_by_freq, sparse, or hooks; TypeError if it is not an nn.Embedding.
     """
 
     def __init__(
@@ -55,6 +57,8 @@ class VocabParallelEmbedding(Parallel):
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
         self.sequence = checked(sequence)
         embedding = embedding or nn.Embedding(num_embeddings, embedding_dim)
+        check_embedding(embedding, num_embeddings, embedding_dim)
+        self.padding_idx = embedding.padding_idx
         self.weight = self.take("weight", embedding.weight, Cut(0, num_embeddings, group))
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -64,7 +68,9 @@ class VocabParallelEmbedding(Parallel):
         if end == start:  # more ranks than tokens: nothing to look up
             rows = self.weight.new_zeros(*tokens.shape, self.embedding_dim) + self.weight.sum()
         else:
-            rows = F.embedding((tokens - start).masked_fill(elsewhere, 0), self.weight)
+            padding = self.padding_idx
+            own = padding - start if padding is not None and start <= padding < end else None
+            rows = F.embedding((tokens - start).masked_fill(elsewhere, 0), self.weight, own)
             rows = rows.masked_fill(elsewhere[..., None], 0)
         if self.sequence is None:
             return all_reduce_identity(rows, self.group)

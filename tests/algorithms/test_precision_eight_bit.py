@@ -43,6 +43,14 @@ PUBLISHED = """
 """
 
 
+@pytest.mark.parametrize("fault", [float("inf"), float("nan")])
+def test_a_fault_stays_in_the_moments_and_in_its_block(fault: float) -> None:
+    x = torch.ones(4)
+    x[1] = fault
+    back = decode(*encode(x, DYNAMIC_SIGNED, 2), DYNAMIC_SIGNED, 2)
+    assert back.isnan().tolist() == [True, True, False, False]
+
+
 def test_the_signed_map_is_the_published_one() -> None:
     half = [float(number) for number in PUBLISHED.split()]
     assert len(half) == 127

@@ -84,6 +84,25 @@ def test_a_block_of_zeros_and_the_smallest_numbers() -> None:
     assert float((tiny / scales).to(torch.float8_e5m2).float()[0, 0]) == float("inf")
 
 
+@pytest.mark.parametrize("fault", [float("inf"), -float("inf"), float("nan")])
+@pytest.mark.parametrize("dtype", [*DTYPES, "mx"], ids=str)
+def test_a_block_with_a_fault_is_nan_and_the_others_are_not(
+    dtype: torch.dtype | str, fault: float
+) -> None:
+    x = torch.tensor([[fault, 1000.0, 3.0, 0.0], [1.0, 2.0, -3.0, 0.0]])
+    if dtype == "mx":
+        back = dequantize_mx(*quantize_mx(x, 2), 2)
+    else:
+        back = dequantize(*quantize(x, (1, 2), dtype), (1, 2))
+    assert back[0, :2].isnan().all()
+    torch.testing.assert_close(back.flatten()[2:], x.flatten()[2:], rtol=2**-3, atol=0)
+
+
+def test_a_number_whose_scale_would_be_zero_is_zero() -> None:
+    values, scales = quantize(torch.tensor([[2.0**-149, 0.0]]), (1, 2))
+    assert not values.float().any() and scales.item() == 1
+
+
 def test_bfloat16_is_scaled_in_float32(seed: int) -> None:
     x = drawn(seed, 9, 300).bfloat16()
     values, scales = quantize(x, (1, 128))
@@ -141,6 +160,18 @@ def test_shards_share_the_scale_of_the_whole(
     assert [(operation.op, operation.nbytes) for operation in operations] == [
         ("all_reduce", 4 if dim == 0 else 4 * 24)
     ]
+
+
+def test_a_fault_of_one_rank_is_told_to_all(cpu_backend: str) -> None:
+    """Of a number and NaN a backend may take either as the maximum."""
+
+    def body() -> bool:
+        x = torch.ones(1, 4)
+        if dist.get_rank() == 1:
+            x[0, 2] = float("nan")
+        return bool(dequantize(*quantize(x, (1, 4), group=dist.group.WORLD), (1, 4)).isnan().all())
+
+    assert all(launch(body, world_size=3, backend=cpu_backend))
 
 
 def test_a_group_of_its_own_agrees_alone(cpu_backend: str) -> None:

@@ -452,6 +452,13 @@ def test_a_batch_without_targets_gives_nan_as_pytorchs() -> None:
     assert chunked_loss(hidden, weight, targets, 2).isnan()
 
 
+@pytest.mark.parametrize("target", [-1, -2, 5])
+def test_a_target_outside_the_vocabulary_is_refused(target: int) -> None:
+    targets = torch.tensor([1, 2, target, -100])
+    with pytest.raises(ValueError, match=f"target {target} lies outside the vocabulary, 0 .. 4"):
+        chunked_loss(torch.randn(4, 8), torch.randn(5, 8), targets, 2)
+
+
 def test_sums_over_chunks_are_in_float32(seed: int) -> None:
     torch.manual_seed(seed)
     hidden, weight = torch.randn(512, 16) + 1, torch.randn(37, 16)

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,10 +22,11 @@ from torch.utils.checkpoint import checkpoint
 
 from course_lib import launch
 from course_lib import tensor_parallel as tp
-from course_lib.models import MLP, GPTConfig, SelfAttention, rotate
+from course_lib.models import GPT, MLP, GPTConfig, SelfAttention, rotate
 
 WORLDS = [1, 2, 3, 4, 8]
 SEQUENCES = (None, "keep", "regather")
+CONFIG = GPTConfig(vocab_size=8, context=8, width=4, layers=1, heads=2)
 FOLDER = Path(inspect.getfile(tp)).parent
 
 
@@ -337,6 +339,95 @@ def test_refusals_are_sentences():
     for told in launch(body, world_size=2, backend="gloo"):
         for words, sentence in told.items():
             assert words in sentence
+
+
+class Scaled(nn.Linear):
+    """A layer with a forward of its own."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(x)
+
+
+def hooked(module: nn.Module) -> Any:
+    module.register_forward_hook(lambda *_: None)
+    return module
+
+
+def with_another_layer(model: GPT, where: str, layer: nn.Module) -> GPT:
+    model.blocks[0].get_submodule(where).add_module("another", layer)
+    return model
+
+
+def test_options_of_a_given_module_are_carried_over_or_refused() -> None:
+    """Each would be lost without a word, since the parallel layer computes by itself."""
+
+    def body() -> None:
+        odd = {"max_norm": 1.0, "scale_grad_by_freq": True, "sparse": True}
+        for option, value in odd.items():
+            embedding = nn.Embedding(8, 4, **{option: value})
+            refuse(
+                f"embedding has {option}",
+                lambda e: tp.VocabParallelEmbedding(8, 4, embedding=e),
+                embedding,
+            )
+            refuse(f"embedding has {option}", tp.SequenceParallelEmbedding, embedding)
+        refuse(
+            "is expected",
+            lambda e: tp.VocabParallelEmbedding(9, 4, embedding=e),
+            nn.Embedding(8, 4),
+        )
+        weighted = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
+        for made in (tp.ColumnParallelLinear, tp.RowParallelLinear):
+            for says, linear in {
+                "a Scaled cannot be cut": Scaled(4, 4),
+                "a Bilinear cannot be cut": nn.Bilinear(4, 4, 4),
+                "parametrizations": weighted,
+                "hooks": hooked(nn.Linear(4, 4)),
+                "4 and 4 are expected": nn.Linear(4, 8),
+            }.items():
+                refuse(says, lambda given, made=made: made(4, 4, linear=given), linear)
+        for norm in (nn.LayerNorm(4), nn.RMSNorm(4)):
+            refuse("hooks", tp.SequenceParallelNorm, hooked(norm))
+        for where in ("attention", "mlp"):
+            refuse(
+                "'another'",
+                tp.parallelize_gpt,
+                with_another_layer(GPT(CONFIG), where, nn.Linear(4, 4)),
+            )
+        model = GPT(CONFIG)
+        model.dropout = nn.Dropout1d(0.1)
+        refuse("a Dropout1d cannot be cut", lambda m: tp.parallelize_gpt(m, sequence="keep"), model)
+
+        model = GPT(CONFIG)
+        model.blocks[0].eval()
+        parallel = tp.parallelize_gpt(model, sequence="keep")
+        assert parallel.training
+        assert not any(module.training for module in parallel.blocks[0].modules())
+
+    launch(body, world_size=2, backend="gloo")
+
+
+def refuse(says: str, call: Callable[[Any], object], given: object) -> None:
+    with pytest.raises((ValueError, TypeError), match=says):
+        call(given)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_a_padding_token_gets_no_gradient(world_size: int) -> None:
+    tokens = torch.tensor([[0, 5, 2], [5, 5, 4]])
+
+    def body(padding: int) -> None:
+        torch.manual_seed(0)
+        plain = nn.Embedding(6, 4, padding_idx=padding)
+        layer = tp.VocabParallelEmbedding(6, 4, embedding=plain)
+        (plain(tokens).sum(-1) * tokens).sum().backward()
+        (layer(tokens).sum(-1) * tokens).sum().backward()
+        grad = layer.cuts["weight"].part(plain.weight.grad)
+        torch.testing.assert_close(layer.weight.grad, grad)
+        assert not layer.cuts["weight"].whole(layer.weight.grad)[padding].any()
+
+    for padding in (0, 5):
+        launch(body, padding, world_size=world_size, backend="gloo")
 
 
 def test_the_folder_can_be_copied_out_alone(tmp_path: Path):
