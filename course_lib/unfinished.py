@@ -50,6 +50,23 @@ def said(function: Callable, *args: Any, **kwargs: Any) -> Any:
         return NOT_YET
 
 
+def tried(cell: Callable[[], Any], *functions: Any) -> Any:
+    """The result of `cell()` if the functions that it needs are `ready`; a line if it raises.
+
+    A function that is written, but wrong, such as one that returns None, ends in an error far from its cause.
+    """
+    if not ready(*functions):
+        return None
+    try:
+        return cell()
+    except Exception as error:
+        names = " and of ".join(f"`{_name(function)}`" for function in functions)
+        print(
+            f"This cell ended in {type(error).__name__}: {error}. What does the check of {names} say?"
+        )
+        return None
+
+
 def text_of(number: Any, form: str = ",.0f") -> str:
     """A predicted number as text: "?" for NOT_YET, and a remark on anything else that is not a number."""
     if isinstance(number, int | float) or number is NOT_YET:

@@ -78,6 +78,7 @@ from course_lib.ledger.colours import (
 )
 from course_lib.models import GPT, PRESETS, PUBLISHED, GPTConfig, next_token_loss
 from course_lib.scorecard import costs, scorecard
+from course_lib.unfinished import ready, said, tried
 
 SMALL = PRESETS["0.8M"]  # 4 layers of width 128, sequences of up to 256 bytes
 
@@ -98,25 +99,21 @@ for name in ("GPT-2 small", "Llama-3-70B"):
     print(f"{name}: {PUBLISHED[name]}\n")
 
 # %% [markdown]
-# The next cell holds the tools of this notebook; you need not read it now. `said` and `written` call
-# functions of yours that may not be written yet. `bars` draws horizontal bars with several parts.
+# The next cell holds the tools of this notebook; you need not read it now. `bars` draws horizontal bars with
+# several parts. `ready`, `said` and `tried` in later cells ask whether a function of yours is written: what it
+# would say prints as "?" until then.
 
 
 # %%
-def said(function, *args, **kwargs):
-    """The result of a function of yours, or None before you have written it."""
-    with contextlib.suppress(NotImplementedError):
-        return function(*args, **kwargs)
-
-
-def written(function, *args, **kwargs):
-    """Whether a function of yours is written; prints a line if it is not."""
+@contextlib.contextmanager
+def one_thread():
+    """Within, PyTorch computes in one thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
     try:
-        function(*args, **kwargs)
-    except NotImplementedError:
-        print(f"{function.__name__} is not written yet")
-        return False
-    return True
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 HATCHES = ("", "///", "...", "\\\\\\", "xx")
@@ -243,7 +240,7 @@ with torch.device("meta"):
     model = GPT(PUBLISHED["Llama-3-8B"])
 counted = sum(param.numel() for param in model.parameters())
 parts = said(parameters, model.config)
-print(f"numel: {counted:,}   yours: {f'{sum(parts.values()):,}' if parts else '?'}")
+print(f"numel: {counted:,}   yours: {sum(parts.values()) if parts else parts:,}")
 for part, number in (parts or {}).items():
     print(f"  {part:10} {number:14,}  {number / counted:5.1%}")
 del model
@@ -314,7 +311,7 @@ bars(forward, "% of forward's FLOPs")
 
 # %% [markdown]
 # **Predict.** For GPT-3 with its sequences of 2,048 tokens: by how many percent is 6ND too low? And for
-# Llama-3-8B with 8,192? (The bars tell: only "scores" is missing in 6ND.)
+# Llama-3-8B with 8,192? The bars hold the answer. Which part of them does 6ND leave out?
 #
 # **Build.** Count the products of matrices, and nothing else: no norms, no softmax, no activation functions.
 #
@@ -323,8 +320,8 @@ bars(forward, "% of forward's FLOPs")
 # - Attention: 4 · b · s² · a · d for each layer, where a · d = h. With `causal=True` count only
 #   scores that are not masked: a token sees itself and those before it.
 # - `backward=True` adds twice the forward.
-# - `recompute=True` (with backward) adds one more forward of the blocks: activation checkpointing (notebook
-#   09).
+# - `recompute=True` adds one more forward of the blocks: activation checkpointing (notebook 09). A forward
+#   alone recomputes nothing, so with `backward=False` either answer is right.
 
 
 # %% nbgrader={"grade_id": "step_flops", "solution": true}
@@ -395,7 +392,7 @@ for name, (config, batch, seq) in flops_of.items():
     )
     for part, a, b in zip(("forward", "whole step"), counted_pair, yours, strict=True):
         verdict = "equal" if a == b else "different" if b else "?"
-        print(f"{name:28} {part:11} counted {a:14,}   yours {b or 0:14,}   {verdict}")
+        print(f"{name:28} {part:11} counted {a:14,}   yours {b:14,}   {verdict}")
 
 # %% [markdown]
 # With the step counted exactly you can say when the rule is good. The picture shows the ratio of 6ND to your
@@ -435,7 +432,7 @@ def rule_of_thumb():
     return figure
 
 
-rule_of_thumb() if written(step_flops, SMALL, 1, 1) else None
+tried(rule_of_thumb, step_flops)
 
 # %% [markdown]
 # With GPT-2's parts the missing part is s/(6h) of the blocks' 6ND, so wide models hide it: 3 % of GPT-3's step.
@@ -649,7 +646,7 @@ def kept_by(config, batch, seq, backend=SDPBackend.FLASH_ATTENTION, blocks=slice
 
 batch, seq = 2, 256
 unit = 4 * batch * seq * SMALL.width
-if written(kept_by, SMALL, 1, 1):
+if ready(SavedBytes):
     kinds = {"fused": SDPBackend.FLASH_ATTENTION, "plain": SDPBackend.MATH}
     meters = {
         kind: kept_by(SMALL, batch, seq, backend, slice(1)) for kind, backend in kinds.items()
@@ -673,8 +670,9 @@ if written(kept_by, SMALL, 1, 1):
 # key heads as heads). The head and the embedding do not count. Take the inner width from `mlp_width`: it need
 # not be 4h.
 #
-# - `itemsize`: bytes of a number, those of a norm's statistics too. The flash kernel's logarithm is a float32
-#   in any case.
+# - `itemsize`: bytes of a number. Count a norm's statistics with it as well, as PyTorch keeps them on the CPU.
+#   (On a GPU they stay float32, which hardly changes the sum.) The flash kernel's logarithm is a
+#   float32 in any case.
 # - `flash=False`: the softmax is kept once, b · a · s² numbers for each layer, and no logarithm.
 # - `checkpoint=True`: each block keeps its input alone.
 
@@ -722,7 +720,7 @@ FIVE = {
     "scores as a matrix": (SMALL, 2, 256, False),
     "16 heads": (replace(SMALL, heads=16), 1, 200, False),
 }
-if written(kept_by, SMALL, 1, 1) and written(activation_bytes, SMALL, 1, 1):
+if ready(SavedBytes, activation_bytes):
     print(f"{'':22} {'measured':>12} {'predicted':>12}   ratio")
     for name, (config, batch, seq, flash) in FIVE.items():
         backend = SDPBackend.FLASH_ATTENTION if flash else SDPBackend.MATH
@@ -750,9 +748,7 @@ for name, (yours, paper) in options.items():
     of_paper = large.layers * korthikanti_activations(
         2048, 2048, large.width, large.heads, recompute=paper
     )
-    print(
-        f"{name:13} yours {(predicted or 0) / 1e9:6.1f} GB   the paper's {of_paper / 1e9:6.1f} GB"
-    )
+    print(f"{name:13} yours {predicted / 1e9:6.1f} GB   the paper's {of_paper / 1e9:6.1f} GB")
 
 # %% [markdown]
 # 77 GB for a single sequence: nearly all of an H100, before any weight is there. Checkpointing brings it to
@@ -841,12 +837,14 @@ for recipe in RECIPES:
     print(f"--- {recipe.name}   ({recipe.source})\n{recipe.code}\n")
 
 # %% [markdown]
-# **Predict.** Which of them has the smallest sum? Which of them have a larger sum than plain float32?
+# **Predict.** Which of them has the smallest sum? Which of them have a larger sum than plain float32? The
+# chart below the check will tell.
 #
 # **Build.** Count the bytes a parameter after a step, while its gradients are still there: the weights that
 # forward multiplies by, the gradients (all copies of them that exist), the master copy of the weights that the
 # optimizer changes, and the moments. If the optimizer changes the model's own weights, there is no master
-# copy: 0. Scales count: a float32 for each block, so 4/256 bytes a number for blocks of 256. In `deepseek-v3`
+# copy: 0. Count a second copy of the gradients only if it stays beside the first, as in `megatron fp16`, and not
+# one that a step makes and drops, as in `zero`. Scales count: a float32 for each block, so 4/256 bytes a number for blocks of 256. In `deepseek-v3`
 # count the weights of linear layers, whose working copy is fp8.
 
 
@@ -884,16 +882,17 @@ report.points(6)
 
 # %% tags=["skip-in-grading"]
 PARTS = ("weights", "gradients", "master copy", "moments")
-if written(recipe_bytes, "float32"):
-    seven = {
-        recipe.name: {
-            part: 6.74 * nbytes
-            for part, nbytes in zip(PARTS, recipe_bytes(recipe.name), strict=True)
-        }
-        for recipe in RECIPES
-    }
-    seven = {f"{name}: {sum(parts.values()):.0f} GB": parts for name, parts in seven.items()}
-bars(seven, "GB of model states, LLaMA-7B", (80, "80 GB")) if said(recipe_bytes, "sgd") else None
+
+
+def states_of_7b():
+    rows = {}
+    for recipe in RECIPES:
+        of_parts = [6.74 * nbytes for nbytes in recipe_bytes(recipe.name)]
+        rows[f"{recipe.name}: {sum(of_parts):.0f} GB"] = dict(zip(PARTS, of_parts, strict=True))
+    return bars(rows, "GB of model states, LLaMA-7B", (80, "80 GB"))
+
+
+tried(states_of_7b, recipe_bytes)
 
 # %% [markdown]
 # **Measure.** Five recipes run for real, one step each, on the small model; then all tensors are counted.
@@ -944,8 +943,9 @@ for name, options in RUN.items():
     )  # fmt: skip
 
 # %% [markdown]
-# Mixed precision does not shrink the model states: 16 bytes before, 16 after. It shrinks activations and
-# traffic, and it multiplies faster.
+# Mixed precision does not shrink the model states: 16 bytes before, 16 after. It shrinks activations, and it
+# multiplies faster. Ranks that exchange gradients send half as much with `zero`, but with `autocast` as much as
+# before, because its gradients are float32.
 #
 # **Break it.** "Two savings are better than one": the model in bf16 *and* autocast around it. Which of the 16
 # bytes are left, and what does the step do to a weight near 1?
@@ -1107,8 +1107,6 @@ def timed(function, clock=time.thread_time):
 def this_machine(rounds=3):
     """Peak FLOP/s, bytes/s, and the least seconds of products by m,
     all in float32 on one thread."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     weight, vector = torch.randn(4096, 4096), torch.randn(4096)
     squares = {size: torch.randn(size, size) for size in (8, 128, 256, 512, 1024, 2048)}
     rows = {m: torch.randn(m, 4096) for m in (1, 2, 4, 8, 16, 32, 64, 128, 256)}
@@ -1122,16 +1120,16 @@ def this_machine(rounds=3):
     for _ in range(rounds):
         for name, job in jobs.items():
             best[name] = min(best[name], timed(job), timed(job))
-    torch.set_num_threads(threads)
     square = {size: 2 * size**3 / best["square", size] for size in squares}
     bandwidth = max(weight.nbytes / best["read", how] for how in ("sum", "mv", "max"))
     return square, bandwidth, {m: best["row", m] for m in rows}
 
 
-square, bandwidth, seconds = this_machine()
+with one_thread():
+    square, bandwidth, seconds = this_machine()
 peak = max(square.values())
 print(f"peak {peak / 1e9:.0f} GFLOP/s, memory {bandwidth / 1e9:.1f} GB/s")
-if written(ridge, 1, 1) and written(least_tokens, 1, 1):
+if ready(ridge, least_tokens):
     print(
         f"ridge {ridge(peak, bandwidth):.1f} FLOPs a byte, "
         f"bound by arithmetic from {least_tokens(peak, bandwidth, 4):.0f} tokens"
@@ -1154,10 +1152,11 @@ def under_the_roof():
     return figure
 
 
-under_the_roof() if written(matmul_seconds, 1, 1, 1, 1, 1) else None
+tried(under_the_roof, matmul_seconds)
 
 # %% [markdown]
-# The points climb with m and stay below the roof: a library's kernel does not reach both limits at once. A
+# From a few rows on the points climb with m, and they stay below the roof: a library's kernel does not reach
+# both limits at once. (With one row or two the kernel is another one, and the points may lie level.) A
 # point above the slope would say that the bandwidth was measured badly. (A pass that reads *and* writes
 # measures another speed.)
 #
@@ -1175,10 +1174,10 @@ if promised := said(matmul_seconds, 8, 8, 8, peak, bandwidth, 4):
 # large product:
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
-torch.set_num_threads(1)
 model = GPT(SMALL)
 tokens = torch.randint(256, (4, 256))
-taken = min(timed(lambda: next_token_loss(model(tokens), tokens).backward()) for _ in range(4))
+with one_thread():
+    taken = min(timed(lambda: next_token_loss(model(tokens), tokens).backward()) for _ in range(4))
 if flops := said(step_flops, SMALL, 4, 256):
     print(
         f"forward and backward of the small GPT: {flops / taken / peak:.1%} of this machine's peak"
@@ -1331,9 +1330,7 @@ report.points(6)
 # %% tags=["skip-in-grading"]
 for gpus in (1, 8, 1024):
     taken = said(days, 8e9, 15e12, gpus, H100.flops)
-    print(
-        f"Llama-3-8B, 15T tokens, {gpus:5,} H100: {'?' if taken is None else f'{taken:8,.0f} days'}"
-    )
+    print(f"Llama-3-8B, 15T tokens, {gpus:5,} H100: {taken:8,.0f} days")
 if taken := said(days, 70e9, 15e12, 1, H100.flops):
     print(f"and 70B on one H100: {taken / 365.25:.0f} years")
 
@@ -1341,7 +1338,9 @@ if taken := said(days, 70e9, 15e12, 1, H100.flops):
 # Memory is the first reason to distribute. Time is the second: one H100 would take 58 years for Llama-3-8B,
 # even if it had the memory.
 #
-# **Measure: your functions against published runs.** Each line compares a number from a paper with yours.
+# **Measure: your functions against published runs.** Each line compares a number from a paper with yours. The
+# first two have nothing to adjust. The others need an MFU, which the papers do not state: the one in the last
+# column makes yours equal, so it is the result of these lines, and not their ratio.
 
 
 # %% tags=["skip-in-grading"]
@@ -1367,16 +1366,18 @@ def audit():
     yield "DeepSeek-V3: GPU hours", v3.gpu_hours, needed / 2 / 0.173, "the same, 17.3 % of fp8"
 
 
-if written(days, 1, 1, 1, 1) and written(tokens_per_second_per_gpu, 1, 1, 1):
+def compared_with_papers():
     print(f"{'':24} {'published':>12} {'yours':>12}  ratio")
     for what, published, yours, where in audit():
         print(f"{what:24} {published:12.5g} {yours:12.5g}  {yours / published:5.2f}   {where}")
     taken = days(405e9, 15.6e12, 16_384, 400e12, 1)
     print(f"Llama 3 405B at the published 400 TFLOP/s on 16,384 GPUs: {taken:.0f} days at least")
 
+
+tried(compared_with_papers, days, tokens_per_second_per_gpu)
+
 # %% [markdown]
-# The percentages in the last column were not published: they are the MFU that makes yours equal, and so they
-# are the result. DeepSeek-V3 multiplies in fp8. (A token meets 37B of its 671B parameters: these are N.)
+# So LLaMA-65B trained at 47.6 % of the peak, by its days as by its speed. DeepSeek-V3 multiplies in fp8. (A token meets 37B of its 671B parameters: these are N.)
 # Divide by the peak of bf16 and it reaches 34.6 %, by that of fp8 17.3 %: an MFU without its denominator says
 # nothing.
 #
@@ -1420,7 +1421,8 @@ def laws_and_models():
     dots = [(run.name, run.params, run.tokens) for run in RUNS if "DeepSeek" not in run.name]
     for name, n, d in [*dots, ("Llama-3-8B", 8e9, 15e12), ("Gopher", 280e9, 300e9)]:
         axes.plot(6 * n * d, n / 1e9, "o", color=INK, ms=4)
-        place = {"Chinchilla": (-50, 4), "LLaMA-65B": (6, -9)}.get(name, (6, -3))
+        places = {"Chinchilla": (-50, 4), "LLaMA-65B": (8, -14), "Llama-3-405B": (-64, -12)}
+        place = places.get(name, (6, -3))
         axes.annotate(name, (6 * n * d, n / 1e9), place, textcoords="offset points", fontsize=8)
     axes.set(xscale="log", yscale="log", xlabel="budget in FLOPs", ylabel="billions of parameters")
     axes.grid(True, alpha=0.3)
@@ -1428,7 +1430,7 @@ def laws_and_models():
     return figure
 
 
-laws_and_models() if written(compute_optimal, CHINCHILLA, LAWS["printed"]) else None
+tried(laws_and_models, compute_optimal)
 
 # %% [markdown]
 # Below a line, a model is smaller than the law says and has seen more tokens. Llama-3-8B lies far below on
@@ -1487,7 +1489,8 @@ def layouts(config, gpus, batch, seq, room):
 layouts(GPT_7B, gpus=8, batch=4, seq=2048, room=80e9)
 
 # %% [markdown]
-# One GPU's bill has six lines. Weights and gradients are in 16 bits, and Adam's part is 12 bytes a parameter:
+# One GPU's bill has six lines. (The gathered block of stage 3 is so small that you can hardly see it in the
+# picture.) Weights and gradients are in 16 bits, and Adam's part is 12 bytes a parameter:
 #
 # | | bytes on each GPU | divided by the GPUs from this stage on |
 # |---|---|---|
@@ -1564,22 +1567,21 @@ for gpus in (8, 1):
 # too friendly.)
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
-drawn = (
-    strategy_map(first_that_fits) if written(first_that_fits, GPT_7B, 1, 8e10, 1, 2048) else None
-)
+drawn = tried(lambda: strategy_map(first_that_fits), first_that_fits)
 drawn
 
 # %% [markdown]
 # Read a row from left to right: more GPUs allow a cheaper layout, until the colour no longer changes. From
 # there on more GPUs only save time. Move the tokens to 32,768: white spreads, and for the three largest models
-# no number of GPUs helps, because *no stage divides the activations of one sequence, or its logits*. A white
-# field has other ways out, and each is a notebook: split each layer (06), put layers on different GPUs (07),
+# no number of GPUs helps, because *no stage divides the activations of one sequence, or its logits*.
+# (Llama-2-70B is as wide and as deep as the smallest of the three, and fits: its vocabulary is a quarter of
+# Llama 3's, and so are its logits.) A white field has other ways out, and each is a notebook: split each layer (06), put layers on different GPUs (07),
 # cut the sequence (08), keep less (09).
 #
 # The next cell shows the same bill with more controls, and counts the activations of LLaMA's parts exactly:
-# choose the model, batch, stage, recipe, GPU. Below it stands the real run of §3. Find the largest batch of
-# Llama-3-8B with the recipe `zero`, in sequences of 4,096 tokens on each of 8 H100s, that needs no
-# checkpointing.
+# choose the model, batch, stage, recipe, GPU. (The controls need a live notebook; a page shows one bar.) Below
+# it stands the real run of §3. Find the largest batch of Llama-3-8B with the recipe `zero`, in sequences of
+# 4,096 tokens on each of 8 H100s, that needs no checkpointing.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.estimates.calculator import calculator
@@ -1625,8 +1627,9 @@ for name, run in {"one rank, 4 sequences": alone, "two replicas, 2 sequences eac
 # **Break it.** Plan with all of the 80 GB that the name of the card promises. How many answers of the map
 # would be different with 70?
 
+
 # %% tags=["skip-in-grading"]
-if drawn:
+def changed_answers():
     full, careful = drawn.answers(80e9, 4096), drawn.answers(70e9, 4096)
     fields = [
         (label.split("  ")[0], gpus, a, b)
@@ -1638,8 +1641,11 @@ if drawn:
     for model, gpus, a, b in fields[:4]:
         print(f"  {model} on {gpus} GPUs: {a} with 80 GB, {b} with 70 GB")
 
+
+tried(changed_answers, first_that_fits) if drawn else None
+
 # %% [markdown]
-# If 70 GB are left for training, each of these plans for 80 GB stops with "out of memory", perhaps after an
+# If 70 GB are left for training, every plan for 80 GB that the cell has counted stops with "out of memory", perhaps after an
 # hour. Some of a GPU's memory belongs to others: CUDA's context and its kernels take about 0.3 GB, before CUDA
 # 11.7 more than 1 GB (PyTorch issue 107667), NCCL 0.5 to 1.6 GB for a first communicator (NCCL issues 864,
 # 964), and the allocator's pieces leave gaps. Only a measurement says how much it is on your cluster. The GPU
@@ -1649,13 +1655,17 @@ if drawn:
 # 70B with ZeRO-2" (stage 2). Ask your map: the models with an answer for a single GPU, and those for which
 # stage 2 without checkpointing is ever the cheapest.
 
+
 # %% tags=["skip-in-grading"]
-if drawn:
+def advice_of_the_map():
     for label, row in zip(drawn.labels, drawn.answers(80e9, 4096), strict=True):
         stage_2 = [
             gpus for gpus, answer in zip(drawn.gpus, row, strict=True) if answer == (2, False)
         ]
         print(f"{label:22} one GPU: {row[0]!s:10} stage 2 on {stage_2 or 'no number of'} GPUs")
+
+
+tried(advice_of_the_map, first_that_fits) if drawn else None
 
 # %% [markdown]
 # At 16 bytes a parameter 80 GB hold 5B at most, with no byte left for activations. And ZeRO-2 keeps 2P on
@@ -1757,8 +1767,8 @@ def verdict():
     )
 
 
-if written(first_that_fits, GPT_7B, 1, 80e9, 1, 2048) and answer_1 is not ...:
-    said(verdict)
+if answer_1 is not ...:
+    tried(verdict, first_that_fits, parameters, tokens_per_second_per_gpu, days)
 
 # %% [markdown]
 # So do not sign. The throughput is off by a factor of 314 to 471, and so is every date that follows from it.

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from course_lib.unfinished import NOT_YET, ready, said, text_of
+from course_lib.unfinished import NOT_YET, ready, said, text_of, tried
 
 CELLS = '''
 import functools
@@ -114,6 +114,24 @@ def test_every_missing_function_is_named_once(
     assert capsys.readouterr().out == (
         "`calls` calls `stub`, which is not written yet.\n`stub` is not written yet.\n"
     )
+
+
+def test_a_cell_that_raises_is_told_in_a_line(
+    cells: dict[str, Any], capsys: pytest.CaptureFixture
+) -> None:
+    assert tried(lambda: 3, cells["itself"]) == 3
+    assert tried(lambda: 1 / 0, cells["stub"]) is None
+    assert tried(lambda: None + 1, cells["itself"]) is None  # type: ignore[operator]
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == "`stub` is not written yet."
+    assert second.startswith("This cell ended in TypeError: unsupported")
+    assert second.endswith("What does the check of `itself` say?")
+    with pytest.raises(KeyboardInterrupt):
+        tried(interrupted, cells["itself"])
+
+
+def interrupted() -> None:
+    raise KeyboardInterrupt
 
 
 def test_the_number_of_a_stub_prints_as_a_question_mark(cells: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ def activation_bytes(config, batch, seq, itemsize=2, *, flash=True, checkpoint=F
 
 
 # %% wrong: the paper's coefficients
+# is: idea
 # says: the paper's coefficients, 34 and 5as/h
 def activation_bytes(config, batch, seq, itemsize=2, *, flash=True, checkpoint=False):
     rows = batch * seq * config.width
@@ -24,6 +25,7 @@ def activation_bytes(config, batch, seq, itemsize=2, *, flash=True, checkpoint=F
 
 
 # %% wrong: without the flash kernel's logarithms
+# is: detail
 # says: the logarithm of its sum
 # base: sixteen numbers a row
 -    if flash:
@@ -33,6 +35,7 @@ def activation_bytes(config, batch, seq, itemsize=2, *, flash=True, checkpoint=F
 
 
 # %% wrong: the logarithms in 16 bits
+# is: detail
 # says: is a float32, 4 bytes, whatever the rest is
 # base: sixteen numbers a row
 -        attention += tokens * config.heads * 4
@@ -40,6 +43,7 @@ def activation_bytes(config, batch, seq, itemsize=2, *, flash=True, checkpoint=F
 
 
 # %% wrong: without the norms' statistics
+# is: detail
 # says: the mean, and one over the deviation
 # base: sixteen numbers a row
 -    norms = tokens * (2 * h + 4) * itemsize
@@ -47,6 +51,7 @@ def activation_bytes(config, batch, seq, itemsize=2, *, flash=True, checkpoint=F
 
 
 # %% wrong: scores and softmax
+# is: slip
 # says: the softmax, which its gradient and the product with the values share
 # base: sixteen numbers a row
 -        attention += batch * config.heads * seq * seq * itemsize
@@ -54,6 +59,7 @@ def activation_bytes(config, batch, seq, itemsize=2, *, flash=True, checkpoint=F
 
 
 # %% wrong: the flash kernel keeps scores
+# is: slip
 # says: keeps no matrix of scores
 # base: sixteen numbers a row
 -    else:
@@ -62,6 +68,7 @@ def activation_bytes(config, batch, seq, itemsize=2, *, flash=True, checkpoint=F
 
 
 # %% wrong: checkpointed, and yet everything
+# is: slip
 # says: a block keeps its input alone
 # base: sixteen numbers a row
 -    if checkpoint:
@@ -69,6 +76,7 @@ def activation_bytes(config, batch, seq, itemsize=2, *, flash=True, checkpoint=F
 
 
 # %% wrong: one layer
+# is: slip
 # says: That is one layer
 # base: sixteen numbers a row
 -        return config.layers * tokens * h * itemsize
@@ -79,6 +87,7 @@ def activation_bytes(config, batch, seq, itemsize=2, *, flash=True, checkpoint=F
 
 
 # %% wrong: the MLP keeps its features once
+# is: slip
 # says: before GELU, for its derivative, and after it
 # base: sixteen numbers a row
 -    mlp = tokens * (h + 2 * config.mlp_width) * itemsize
@@ -86,6 +95,7 @@ def activation_bytes(config, batch, seq, itemsize=2, *, flash=True, checkpoint=F
 
 
 # %% wrong: attention's output is not kept
+# is: slip
 # says: Attention keeps its output, too
 # base: sixteen numbers a row
 -    attention = tokens * (h + 4 * h) * itemsize
@@ -93,6 +103,7 @@ def activation_bytes(config, batch, seq, itemsize=2, *, flash=True, checkpoint=F
 
 
 # %% wrong: with the logits
+# is: slip
 # says: The logits belong to the head
 # base: sixteen numbers a row
 -        return config.layers * tokens * h * itemsize
@@ -104,10 +115,19 @@ def activation_bytes(config, batch, seq, itemsize=2, *, flash=True, checkpoint=F
 
 
 # %% wrong: 16 bits always
+# is: slip
 # says: A number has itemsize bytes; that counts 2 always
 # base: sixteen numbers a row
 -    tokens, h = batch * seq, config.width
 +    tokens, h, itemsize = batch * seq, config.width, 2
+
+
+# %% wrong: the MLP is four times as wide
+# is: slip
+# says: The MLP's inner width is not 4h always
+# base: sixteen numbers a row
+-    mlp = tokens * (h + 2 * config.mlp_width) * itemsize
++    mlp = tokens * (h + 8 * h) * itemsize
 
 
 # %% right: term by term

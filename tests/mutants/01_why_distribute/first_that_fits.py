@@ -19,6 +19,7 @@ def first_that_fits(config, gpus, room, batch, seq):
 
 
 # %% wrong: the room of all GPUs
+# is: slip
 # says: room is that of one GPU
 # base: a loop over a list
 -        if states + gradients + weights + transient + activations + logits <= room:
@@ -26,6 +27,7 @@ def first_that_fits(config, gpus, room, batch, seq):
 
 
 # %% wrong: the batch of all GPUs
+# is: slip
 # says: batch is that of one GPU already.*nor for the logits
 # base: a loop over a list
 -    h, tokens = config.width, batch * seq
@@ -33,6 +35,7 @@ def first_that_fits(config, gpus, room, batch, seq):
 
 
 # %% wrong: the activations of all GPUs
+# is: slip
 # says: batch is that of one GPU already: do not multiply it by their number\.
 # base: a loop over a list
 -        activations = config.layers * (2 * tokens * h if checkpoint else kept)
@@ -40,6 +43,7 @@ def first_that_fits(config, gpus, room, batch, seq):
 
 
 # %% wrong: checkpointing before stage 3
+# is: slip
 # says: a third of the FLOPs before bytes that can be hidden
 # base: a loop over a list
 -    layouts = [(stage, checkpoint) for checkpoint in (False, True) for stage in range(4)]
@@ -48,6 +52,7 @@ def first_that_fits(config, gpus, room, batch, seq):
 
 
 # %% wrong: the stage divides activations
+# is: slip
 # says: No stage divides the activations
 # base: a loop over a list
 -        activations = config.layers * (2 * tokens * h if checkpoint else kept)
@@ -56,6 +61,7 @@ def first_that_fits(config, gpus, room, batch, seq):
 
 
 # %% wrong: the gathered block is forgotten
+# is: slip
 # says: Stage 3 holds one block's weights and gradients whole besides
 # base: a loop over a list
 -        transient = 4 * block if stage == 3 else 0
@@ -63,6 +69,7 @@ def first_that_fits(config, gpus, room, batch, seq):
 
 
 # %% wrong: the logits are forgotten
+# is: slip
 # says: 1.05e9 logits x 6 bytes: 6.3 GB
 # base: a loop over a list
 -    logits = 6 * tokens * config.vocab_size
@@ -70,6 +77,7 @@ def first_that_fits(config, gpus, room, batch, seq):
 
 
 # %% wrong: the logits in float32 alone
+# is: slip
 # says: in float32 and in 16 bits: 6 bytes each
 # base: a loop over a list
 -    logits = 6 * tokens * config.vocab_size
@@ -77,6 +85,7 @@ def first_that_fits(config, gpus, room, batch, seq):
 
 
 # %% wrong: stage 1 on one GPU
+# is: slip
 # says: sharding over one rank saves nothing: take 0|Sharding over one rank saves nothing: take 0
 # base: a loop over a list
 -    layouts = [(stage, checkpoint) for checkpoint in (False, True) for stage in range(4)]
@@ -84,6 +93,7 @@ def first_that_fits(config, gpus, room, batch, seq):
 
 
 # %% wrong: an error if nothing fits
+# is: slip
 # says: return None instead of raising
 # base: a loop over a list
 -    return None
@@ -91,6 +101,7 @@ def first_that_fits(config, gpus, room, batch, seq):
 
 
 # %% wrong: the highest stage first
+# is: slip
 # says: The cheapest that fits was asked for
 # base: a loop over a list
 -    layouts = [(stage, checkpoint) for checkpoint in (False, True) for stage in range(4)]
@@ -98,6 +109,7 @@ def first_that_fits(config, gpus, room, batch, seq):
 
 
 # %% wrong: stage 2 divides the weights
+# is: slip
 # says: Stage 2 keeps 2 bytes a parameter on every GPU, the weights: for 70B 140 GB
 # base: a loop over a list
 -        weights = 2 * P / (gpus if stage >= 3 else 1)
@@ -105,6 +117,7 @@ def first_that_fits(config, gpus, room, batch, seq):
 
 
 # %% wrong: no master copy
+# is: slip
 # says: m, v, and the float32 copy
 # base: a loop over a list
 -        states = 12 * P / (gpus if stage >= 1 else 1)
@@ -112,6 +125,7 @@ def first_that_fits(config, gpus, room, batch, seq):
 
 
 # %% wrong: stage by stage, each with and without checkpointing
+# is: slip
 # says: before all that sharding saves for little or nothing
 # base: a loop over a list
 -    layouts = [(stage, checkpoint) for checkpoint in (False, True) for stage in range(4)]
@@ -119,10 +133,58 @@ def first_that_fits(config, gpus, room, batch, seq):
 
 
 # %% wrong: the stage alone
+# is: form
 # says: Return \(stage, checkpoint\)
 # base: a loop over a list
 -            return stage, checkpoint
 +            return stage
+
+
+# %% wrong: exactly as large does not fit
+# is: detail
+# says: exactly as large as the room fits
+# base: a loop over a list
+-        if states + gradients + weights + transient + activations + logits <= room:
++        if states + gradients + weights + transient + activations + logits < room:
+
+
+# %% wrong: one layout for all
+# is: idea
+# says: That is one layout for every plan
+def first_that_fits(config, gpus, room, batch, seq):
+    return 3, True
+
+
+# %% wrong: the smallest bill
+# is: slip
+# says: That is the layout with the smallest bill
+# base: a loop over a list
+-    for stage, checkpoint in layouts:
++    bills = []
++    for stage, checkpoint in layouts:
+@@
+-        if states + gradients + weights + transient + activations + logits <= room:
+-            return stage, checkpoint
+-    return None
++        bills.append(states + gradients + weights + transient + activations + logits)
++    least = min(range(8), key=bills.__getitem__)
++    return layouts[least] if bills[least] <= room else None
+
+
+# %% wrong: gradients are divided from stage 3 on
+# is: slip
+# says: Stage 2 divides the gradients as well
+# base: a loop over a list
+-        gradients = 2 * P / (gpus if stage >= 2 else 1)
++        gradients = 2 * P / (gpus if stage >= 3 else 1)
+
+
+# %% wrong: the gathered block's weights alone
+# is: slip
+# says: Stage 3 holds one block's gradients whole as well
+# base: a loop over a list
+-        transient = 4 * block if stage == 3 else 0
++        transient = 2 * block if stage == 3 else 0
 
 
 # %% right: nested ifs
@@ -183,3 +245,9 @@ def first_that_fits(config, gpus, room, batch, seq):
         return None
     checkpoint, stage = min(fitting)
     return stage, checkpoint
+
+
+# %% right: checkpoint as 0 or 1
+# base: a loop over a list
+-    layouts = [(stage, checkpoint) for checkpoint in (False, True) for stage in range(4)]
++    layouts = [(stage, checkpoint) for checkpoint in (0, 1) for stage in range(4)]

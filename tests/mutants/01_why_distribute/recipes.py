@@ -14,6 +14,7 @@ def recipe_bytes(name):
 
 
 # %% wrong: autocast's weights in 16 bits
+# is: slip
 # says: Under autocast parameters stay float32.*print `model.weight.dtype`
 # base: a table
 -        "autocast": (4, 4, 0, 8),
@@ -21,6 +22,7 @@ def recipe_bytes(name):
 
 
 # %% wrong: autocast's gradients in 16 bits
+# is: slip
 # says: Under autocast parameters stay float32, and so do their gradients
 # base: a table
 -        "autocast": (4, 4, 0, 8),
@@ -28,6 +30,7 @@ def recipe_bytes(name):
 
 
 # %% wrong: no master copy
+# is: slip
 # says: The float32 master copy of the weights is missing
 # base: a table
 -        "zero": (2, 2, 4, 8),
@@ -35,6 +38,7 @@ def recipe_bytes(name):
 
 
 # %% wrong: float32 with a master copy
+# is: slip
 # says: they are their own master
 # base: a table
 -        "float32": (4, 4, 0, 8),
@@ -42,6 +46,7 @@ def recipe_bytes(name):
 
 
 # %% wrong: pure bf16 with a master copy
+# is: slip
 # says: There is none.*Notebook 09 says what that costs
 # base: a table
 -        "pure bf16": (2, 2, 0, 4),
@@ -49,6 +54,7 @@ def recipe_bytes(name):
 
 
 # %% wrong: DeepSeek's moments in float32
+# is: slip
 # says: bf16: 2 \+ 2
 # base: a table
 -        "deepseek-v3": (1, 4, 4, 4),
@@ -56,6 +62,7 @@ def recipe_bytes(name):
 
 
 # %% wrong: DeepSeek's weights in bf16
+# is: slip
 # says: The linears' working copy is fp8: 1
 # base: a table
 -        "deepseek-v3": (1, 4, 4, 4),
@@ -63,6 +70,7 @@ def recipe_bytes(name):
 
 
 # %% wrong: 8 bits without scales
+# is: slip
 # says: 4 bytes a block
 # base: a table
 -        "adam 8 bits": (2, 2, 4, 2 + 2 * 4 / 256),
@@ -70,6 +78,7 @@ def recipe_bytes(name):
 
 
 # %% wrong: Megatron's gradients in fp16 alone
+# is: slip
 # says: a float32 copy of the gradients besides
 # base: a table
 -        "megatron fp16": (2, 2 + 4, 4, 8),
@@ -77,6 +86,7 @@ def recipe_bytes(name):
 
 
 # %% wrong: pure bf16 with float32 moments
+# is: slip
 # says: moments have the parameters' dtype: bf16
 # base: a table
 -        "pure bf16": (2, 2, 0, 4),
@@ -84,6 +94,7 @@ def recipe_bytes(name):
 
 
 # %% wrong: SGD like Adam
+# is: slip
 # says: SGD keeps one buffer
 # base: a table
 -        "sgd": (4, 4, 0, 4),
@@ -91,10 +102,51 @@ def recipe_bytes(name):
 
 
 # %% wrong: the total
+# is: form
 # says: not a tuple of four numbers
 # base: a table
 -    return {
 +    return sum({
+@@
+-    }[name]
++    }[name])
+
+
+# %% wrong: sixteen bytes always
+# is: idea
+# says: sgd: the weights do not have 2 bytes per parameter
+def recipe_bytes(name):
+    return 2, 2, 4, 8
+
+
+# %% wrong: a scale for a row of 128
+# is: slip
+# says: A scale serves a whole block of 128 x 128
+# base: a table
+-        "deepseek-v3": (1, 4, 4, 4),
++        "deepseek-v3": (1 + 4 / 128, 4, 4, 4),
+
+
+# %% wrong: a float32 copy of the gradients
+# is: slip
+# says: Only megatron fp16 keeps a float32 copy
+# base: a table
+-        "zero": (2, 2, 4, 8),
++        "zero": (2, 6, 4, 8),
+
+
+# %% wrong: weights of half a byte
+# is: slip
+# says: Ask for the dtype of the weights that forward multiplies by
+# base: a table
+-        "adam 8 bits": (2, 2, 4, 2 + 2 * 4 / 256),
++        "adam 8 bits": (1, 2, 4, 2 + 2 * 4 / 256),
+
+
+# %% right: a tensor of four numbers
+# base: a table
+-    return {
++    return torch.tensor({
 @@
 -    }[name]
 +    }[name])

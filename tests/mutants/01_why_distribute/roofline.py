@@ -14,6 +14,7 @@ def least_tokens(flops, bandwidth, itemsize=2):
 
 
 # %% wrong: both times are added
+# is: idea
 # says: they overlap, the longer one counts
 # base: the longer of two times
 -    return max(arithmetic, bytes_moved / bandwidth)
@@ -21,6 +22,7 @@ def least_tokens(flops, bandwidth, itemsize=2):
 
 
 # %% wrong: the weight alone is moved
+# is: slip
 # says: Three are moved
 # base: the longer of two times
 -    bytes_moved = (m * k + k * n + m * n) * itemsize
@@ -28,6 +30,7 @@ def least_tokens(flops, bandwidth, itemsize=2):
 
 
 # %% wrong: GiB
+# is: slip
 # says: GB and not GiB: off by 1.074
 # base: the longer of two times
 -    return max(arithmetic, bytes_moved / bandwidth)
@@ -35,6 +38,7 @@ def least_tokens(flops, bandwidth, itemsize=2):
 
 
 # %% wrong: the peak with sparsity
+# is: slip
 # says: with half of the numbers zero
 # base: the longer of two times
 -    arithmetic = 2 * m * k * n / flops
@@ -45,6 +49,7 @@ def least_tokens(flops, bandwidth, itemsize=2):
 
 
 # %% wrong: bits
+# is: slip
 # says: in bytes a second, not in bits
 # base: the longer of two times
 -    return max(arithmetic, bytes_moved / bandwidth)
@@ -52,6 +57,7 @@ def least_tokens(flops, bandwidth, itemsize=2):
 
 
 # %% wrong: the ridge upside down
+# is: slip
 # says: FLOPs for each byte, not bytes for each FLOP
 # base: the longer of two times
 -    return flops / bandwidth
@@ -59,6 +65,7 @@ def least_tokens(flops, bandwidth, itemsize=2):
 
 
 # %% wrong: twice as many tokens
+# is: slip
 # says: so divide by 2
 # base: the longer of two times
 -    return flops * itemsize / (2 * bandwidth)
@@ -66,6 +73,7 @@ def least_tokens(flops, bandwidth, itemsize=2):
 
 
 # %% wrong: the ridge for any itemsize
+# is: slip
 # says: That is right for 2 bytes alone
 # base: the longer of two times
 -    return flops * itemsize / (2 * bandwidth)
@@ -73,6 +81,7 @@ def least_tokens(flops, bandwidth, itemsize=2):
 
 
 # %% wrong: arithmetic alone
+# is: idea
 # says: with few rows the bytes take longer
 # base: the longer of two times
 -    return max(arithmetic, bytes_moved / bandwidth)
@@ -80,10 +89,35 @@ def least_tokens(flops, bandwidth, itemsize=2):
 
 
 # %% wrong: half of the FLOPs
+# is: slip
 # says: a FLOP is a multiplication or an addition
 # base: the longer of two times
 -    arithmetic = 2 * m * k * n / flops
 +    arithmetic = m * k * n / flops
+
+
+# %% wrong: the product is not moved
+# is: slip
+# says: the product is written, too
+# base: the longer of two times
+-    bytes_moved = (m * k + k * n + m * n) * itemsize
++    bytes_moved = (m * k + k * n) * itemsize
+
+
+# %% wrong: the ridge of numbers
+# is: slip
+# says: no number has a size here: no itemsize
+# base: the longer of two times
+-    return flops / bandwidth
++    return flops / (bandwidth / 2)
+
+
+# %% wrong: whole tokens
+# is: detail
+# says: Do not round
+# base: the longer of two times
+-    return flops * itemsize / (2 * bandwidth)
++    return math.ceil(flops * itemsize / (2 * bandwidth))
 
 
 # %% right: by intensity

@@ -15,12 +15,14 @@ def step_flops(config, batch, seq, *, backward=True, causal=False, recompute=Fal
 
 
 # %% wrong: 6 N D
+# is: idea
 # says: attention's 12 L s h T are missing, 3 to 17 %
 # base: layer by layer
 -        blocks += 4 * batch * scores * h
 
 
 # %% wrong: a FLOP is a multiplication with an addition
+# is: slip
 # says: That is half: a multiplication and an addition are two
 # base: layer by layer
 -    if not backward:
@@ -31,6 +33,7 @@ def step_flops(config, batch, seq, *, backward=True, causal=False, recompute=Fal
 
 
 # %% wrong: the parts of `parameters`, with their biases
+# is: detail
 # says: biases are added
 # base: layer by layer
 -        blocks += 2 * tokens * (2 * h * h + 2 * h * keys + mlp)
@@ -39,6 +42,7 @@ def step_flops(config, batch, seq, *, backward=True, causal=False, recompute=Fal
 
 
 # %% wrong: backward costs as much as forward
+# is: slip
 # says: two products for each of forward's.*three in all
 # base: layer by layer
 -    return 3 * (blocks + head) + (blocks if recompute else 0)
@@ -46,6 +50,7 @@ def step_flops(config, batch, seq, *, backward=True, causal=False, recompute=Fal
 
 
 # %% wrong: the head is left out
+# is: slip
 # says: A tied head has no parameters of its own, but it multiplies
 # base: layer by layer
 -    head = 2 * tokens * h * config.vocab_size
@@ -53,6 +58,7 @@ def step_flops(config, batch, seq, *, backward=True, causal=False, recompute=Fal
 
 
 # %% wrong: the head runs again
+# is: slip
 # says: checkpoints end before the head
 # base: layer by layer
 -    return 3 * (blocks + head) + (blocks if recompute else 0)
@@ -60,6 +66,7 @@ def step_flops(config, batch, seq, *, backward=True, causal=False, recompute=Fal
 
 
 # %% wrong: the embedding is multiplied
+# is: slip
 # says: A look-up multiplies nothing
 # base: layer by layer
 -    head = 2 * tokens * h * config.vocab_size
@@ -68,6 +75,7 @@ def step_flops(config, batch, seq, *, backward=True, causal=False, recompute=Fal
 
 
 # %% wrong: scores of the key heads
+# is: slip
 # says: Grouped queries save bytes, not scores
 # base: layer by layer
 -        blocks += 4 * batch * scores * h
@@ -75,6 +83,7 @@ def step_flops(config, batch, seq, *, backward=True, causal=False, recompute=Fal
 
 
 # %% wrong: half of all scores
+# is: detail
 # says: s \(s\+1\)/2, the diagonal is there
 # base: layer by layer
 -    scores = seq * (seq + 1) // 2 if causal else seq * seq
@@ -82,6 +91,7 @@ def step_flops(config, batch, seq, *, backward=True, causal=False, recompute=Fal
 
 
 # %% wrong: masked scores count in spite of causal
+# is: slip
 # says: only the scores that are not masked count
 # base: layer by layer
 -    scores = seq * (seq + 1) // 2 if causal else seq * seq
@@ -89,6 +99,7 @@ def step_flops(config, batch, seq, *, backward=True, causal=False, recompute=Fal
 
 
 # %% wrong: one product of attention
+# is: slip
 # says: Attention has two products
 # base: layer by layer
 -        blocks += 4 * batch * scores * h
@@ -96,6 +107,7 @@ def step_flops(config, batch, seq, *, backward=True, causal=False, recompute=Fal
 
 
 # %% wrong: recomputation is not counted
+# is: slip
 # says: runs the blocks' forward once more
 # base: layer by layer
 -    return 3 * (blocks + head) + (blocks if recompute else 0)
@@ -103,9 +115,28 @@ def step_flops(config, batch, seq, *, backward=True, causal=False, recompute=Fal
 
 
 # %% wrong: nothing is returned
+# is: form
 # says: not a number
 def step_flops(config, batch, seq, *, backward=True, causal=False, recompute=False):
     print(6 * batch * seq * config.width)
+
+
+# %% wrong: 6 N D, whatever runs
+# is: idea
+# says: A forward alone is a third of it
+def step_flops(config, batch, seq, *, backward=True, causal=False, recompute=False):
+    mlp = (3 if config.mlp == "swiglu" else 2) * config.width * config.mlp_width
+    keys = config.key_value_heads * config.head_dim
+    layer = 2 * config.width**2 + 2 * config.width * keys + mlp
+    return 6 * batch * seq * (config.layers * layer + config.vocab_size * config.width)
+
+
+# %% wrong: the biases of attention
+# is: detail
+# says: the biases of the attention are added
+# base: layer by layer
+-        blocks += 2 * tokens * (2 * h * h + 2 * h * keys + mlp)
++        blocks += 2 * tokens * (2 * h * h + 2 * h * keys + mlp + config.bias * (2 * h + 2 * keys))
 
 
 # %% right: 6 N D, and a correction

@@ -9,6 +9,7 @@ from course_lib.checks.kit import Case, Draw, Keywords, Model, Prediction, evalu
 from course_lib.checks.notebooks.why_distribute.references import REFERENCES
 
 Kept = Callable[..., float]
+EXACT, ROWS = 1e-6, 4e-3  # relative: the few numbers a token, beside its rows, are less than this
 FLOAT = 4  # bytes of a number that attention keeps for each query
 
 
@@ -96,6 +97,7 @@ SLIPS: dict[str, Kept] = {
     "That is one layer; all blocks were asked for.": kept(layers=False),
     "The MLP keeps its inner features twice: before GELU, for its derivative, and after it, for the second "
     "matrix.": kept(inner=1),
+    "The MLP's inner width is not 4h always: `mlp_width` says it.": kept(rows=16, inner=0),
     "Attention keeps its output, too: the output projection's gradient needs it.": kept(rows=7),
     "Attention keeps queries, keys, values and its output.": kept(rows=5),
     "The inputs of the two norms are kept, too.": kept(rows=6),
@@ -118,23 +120,32 @@ def activation_bytes(draw: Draw) -> Iterator[Case]:
     """GPT-2's parts: LayerNorm, GELU, as many key heads as heads; the MLP may have a width of its own."""
     small, large = published("GPT-2 small"), published("GPT-3")
     own, other = drawn(draw), drawn(draw)
+    wide = Model(context=4096, layers=own.layers, heads=8, width=4096, hidden=4096 * draw.integer(2, 6) - 64)
     batch, seq = draw.integer(2, 9), 16 * draw.integer(3, 30)
     math, again = Keywords(flash=False), Keywords(checkpoint=True)
 
-    def line(title: str, *arguments: tuple, weight: float = 1.0) -> Prediction:
+    def line(title: str, *arguments: tuple, weight: float = 1.0, tolerance: float = EXACT) -> Prediction:
         return Prediction(
             "activation_bytes", 0, arguments, facts.activation_bytes, SLIPS, weight, title,
             otherwise="Print SavedBytes(model).by_module for one block, and divide each entry by b s h. "
-            "The rest over whole numbers are the few numbers a token.",
+            "The rest over whole numbers are the few numbers a token.", tolerance=tolerance,
         )  # fmt: skip
 
     yield from evaluated(
         [
-            line("16 bits", (small, 1, 1024), (large, 1, 2048), (own, batch, seq), (other, 1, seq), weight=2),
-            line("float32", (small, 2, 512, 4), (own, batch, seq, 4)),
+            line("16 bits: the rows", (large, 1, 2048), (wide, batch, seq), weight=2, tolerance=ROWS),
+            line("float32: the rows", (large, 1, 2048, 4), (wide, batch, seq, 4), tolerance=ROWS),
             line(
-                "without flash",
-                (small, 1, 1024, 2, math), (own, batch, seq, 2, math), (other, 1, seq, 4, math),
+                "without flash: the matrices",
+                (large, 1, 2048, 2, math), (wide, batch, seq, 4, math), tolerance=ROWS,
+            ),
+            line(
+                "to the byte",
+                (small, 1, 1024), (large, 1, 2048), (own, batch, seq), (other, 1, seq), (own, batch, seq, 4),
+            ),
+            line(
+                "to the byte, without flash",
+                (small, 1, 1024, 2, math), (own, batch, seq, 2, math), (other, 1, seq, 4, math), weight=0.5,
             ),
             line(
                 "checkpointed",

@@ -23,6 +23,7 @@ from course_lib.checks.kit import (
     error_kind,
     exercise,
     published,
+    unwritten,
     wrong,
 )
 from course_lib.checks.notebooks.why_distribute.references import REFERENCES
@@ -32,6 +33,7 @@ Bill = Mapping[str, float]
 LAYOUTS = facts.LAYOUTS
 CASES = 60
 NONE = "None"
+CHEAPEST = "All of your layouts fit. Try them from the cheapest on, and return the first that fits."
 OTHERWISE = (
     "Compare your bill with the table above the exercise, line by line. It rests on `parameters` and "
     "`activation_bytes`: if one of them is wrong, mend it first."
@@ -98,6 +100,10 @@ def of_all_with_logits(plan: Plan, layout: Layout, bill: Bill) -> Bill:
     return {part: bill[part] * plan.gpus for part in ("activations", "logits")}
 
 
+def fitting(plan: Plan) -> list[Layout]:
+    return [layout for layout in LAYOUTS if sum(plan.bill(layout).values()) <= plan.room]
+
+
 def in_order(key: Callable[[Layout], Any]) -> Callable[[Plan], Layout | None]:
     order = sorted(LAYOUTS, key=key)
     return lambda plan: first(plan, order=order)
@@ -125,6 +131,17 @@ SLIPS: dict[str, Callable[[Plan], Layout | None]] = {
     ),
     "That begins at the highest stage: it sends most. The cheapest that fits was asked for.": (
         in_order(lambda layout: (layout[1], -layout[0]))
+    ),
+    "That is the layout with the smallest bill. The cheapest that fits was asked for.": (
+        lambda plan: min(fitting(plan), key=lambda layout: sum(plan.bill(layout).values()), default=None)
+    ),
+    "That is one layout for every plan. Add up each bill, and take the first that fits.": (
+        lambda plan: LAYOUTS[-1]
+    ),
+    "A bill that is exactly as large as the room fits: compare with <=.": (
+        lambda plan: next(
+            (layout for layout in LAYOUTS if sum(plan.bill(layout).values()) < plan.room), None
+        )
     ),
     "Sharding over one rank saves nothing: take 0. And replicas that fit need no stage.": never_alone,
     "batch is that of one GPU already: do not multiply it by their number.": changed(of_all),
@@ -168,7 +185,7 @@ def bill_of(plan: Plan, layout: Layout) -> str:
     """A layout's bill in words: "(2, False) needs 187.2 GB: weights 141.1, ..."."""
     parts = {part: nbytes for part, nbytes in plan.bill(layout).items() if nbytes}
     listed = ", ".join(f"{part} {nbytes / 1e9:.4g}" for part, nbytes in parts.items())
-    return f"{layout} needs {sum(parts.values()) / 1e9:.6g} GB ({listed})"
+    return f"{layout} needs {sum(parts.values()) / 1e9:.12g} GB ({listed})"
 
 
 def read(value: Any) -> Layout | str:
@@ -177,12 +194,14 @@ def read(value: Any) -> Layout | str:
         return NONE
     if isinstance(value, list) and len(value) == 2:
         stage, checkpoint = value
-        if isinstance(checkpoint, bool) and isinstance(stage, int) and not isinstance(stage, bool):
-            return stage, checkpoint
+        if checkpoint in (0, 1) and isinstance(stage, int) and not isinstance(stage, bool):
+            return stage, bool(checkpoint)
     return "something else"
 
 
-def judge(plans: Sequence[Plan], start: int) -> Callable[[Observed], Finding]:
+def judge(plans: Sequence[Plan], start: int, everything: Sequence[Plan]) -> Callable[[Observed], Finding]:
+    """everything: the plans of all lines; a mistake is told if it gives all of their wrong answers."""
+
     def judge_answers(observed: Observed) -> Finding:
         off: list[tuple[Plan, Layout | None]] = []
         for index, plan in enumerate(plans, start=start):
@@ -202,25 +221,31 @@ def judge(plans: Sequence[Plan], start: int) -> Callable[[Observed], Finding]:
             chosen = layout if isinstance(layout, tuple) else None
             if chosen != plan.right:
                 off.append((plan, chosen))
-        return explained(off) if off else RIGHT
+        return explained(off[0], wrong_answers(everything, observed)) if off else RIGHT
 
     return judge_answers
 
 
+def wrong_answers(plans: Sequence[Plan], observed: Observed) -> list[tuple[Plan, Layout | None]]:
+    read_so_far = ((plan, read(observed.answer(index).value)) for index, plan in enumerate(plans))
+    layouts = [(plan, None if layout == NONE else layout) for plan, layout in read_so_far]
+    return [(p, layout) for p, layout in layouts if not isinstance(layout, str) and layout != p.right]
+
+
 def raised(plan: Plan, error: str = "", text: str = "", where: str = "") -> Finding:
     if error == "NotImplementedError":
-        return wrong("first_that_fits is not written yet.", cause="first_that_fits not written")
+        return unwritten("first_that_fits", where)
     said = Sentence(f"{plan} raised {error}: {text}", f"first_that_fits raised {error_kind(error)}.")
     if plan.right is None:
         return wrong(said, "No layout fits there: return None instead of raising.", cause="raised")
     return wrong(said, at(where), cause="raised")
 
 
-def explained(off: Sequence[tuple[Plan, Layout | None]]) -> Finding:
-    """The first wrong answer with its own bill, and the mistake that gives all of them."""
-    plan, chosen = off[0]
+def explained(first_off: tuple[Plan, Layout | None], off: Sequence[tuple[Plan, Layout | None]]) -> Finding:
+    """A wrong answer with its own bill, and the mistake that gives all of them."""
+    plan, chosen = first_off
     right = plan.right
-    room = f"the room is {plan.room / 1e9:.6g} GB"
+    room = f"the room is {plan.room / 1e9:.12g} GB"
     if chosen is None:
         said = f"{plan} gives None, but {bill_of(plan, right or LAYOUTS[0])}; {room}."
         general = "first_that_fits gives None where a layout fits."
@@ -236,7 +261,9 @@ def explained(off: Sequence[tuple[Plan, Layout | None]]) -> Finding:
     slip = next(
         (says for says, answer in SLIPS.items() if all(answer(p) == layout for p, layout in off)), OTHERWISE
     )
-    return wrong(Sentence(said, general), slip, cause=general if slip == OTHERWISE else slip)
+    if slip == OTHERWISE and all(layout in fitting(p) for p, layout in off):
+        slip = CHEAPEST
+    return wrong(Sentence(said, general), slip, cause=slip)
 
 
 def drawn(draw: Draw, number: int) -> Model:
@@ -270,6 +297,26 @@ def on_the_border(draw: Draw, number: int, inside: bool) -> Plan:
     return Plan(model, gpus, room, plan.batch, plan.seq)
 
 
+def exactly(draw: Draw, number: int) -> Plan:
+    """A room that is exactly a checkpointed layout's bill, also if its parts are added up in GB.
+
+    The activations are larger than all states, so that no layout fits which keeps them.
+    """
+    heads = draw.integer(8, 16)
+    model = Model(
+        vocab_size=1000 * draw.integer(30, 260) + 7, context=65_536, layers=8 * draw.integer(1, 4),
+        heads=heads, width=64 * heads,
+    )  # fmt: skip
+    gpus, layout = 2 ** draw.integer(1, 7), (number % 4, True)
+    for seq in range(8192, 16_384, 64):
+        bill = Plan(model, gpus, 0.0, 8, seq).bill(layout)
+        plan, parts = Plan(model, gpus, sum(bill.values()), 8, seq), list(bill.values())
+        in_gb = (sum(part / 1e9 for part in order) for order in (parts, parts[::-1], sorted(parts)))
+        if plan.right == layout and all(added <= plan.room / 1e9 for added in in_gb):
+            return plan
+    raise AssertionError("of a hundred bills one is as large in GB")
+
+
 @exercise(points=8, objects=("first_that_fits",), references=REFERENCES)
 def first_that_fits(draw: Draw) -> Iterator[Case]:
     """Sixty plans on the borders of layouts, and some that are wide of them."""
@@ -286,10 +333,13 @@ def first_that_fits(draw: Draw) -> Iterator[Case]:
         "published models, 80 GB": (wide, 1.0),
         "a layout just fits": (fits, 1.5),
         "a layout just does not fit": (misses, 1.5),
+        "exactly as large as the room": ([exactly(draw, number) for number in range(6)], 0.5),
     }
     lines: list[Line] = []
-    calls: list[list] = []
+    everything = [plan for plans, _ in groups.values() for plan in plans]
+    calls = [call(0, plan.args) for plan in everything]
+    start = 0
     for title, (plans, weight) in groups.items():
-        lines.append(Line(title, judge(plans, len(calls)), weight))
-        calls += [call(0, plan.args) for plan in plans]
+        lines.append(Line(title, judge(plans, start, everything), weight))
+        start += len(plans)
     yield Case("plans", [RankSide({}, {"calls": calls}, {})], lines, recipe=SIZES, alone=True)

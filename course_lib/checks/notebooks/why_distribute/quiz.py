@@ -22,6 +22,7 @@ HELD = {
     CHECKPOINTS / MICROBATCH: "That is one sequence of the microbatch: there are 64.",
     CHECKPOINTS * 32: "The batch of 2,048 is divided by 8 replicas, and each does its 256 in 4 microbatches.",
     CHECKPOINTS / 2**30 * 1e9: "That is in GiB; GB were asked for.",
+    CHECKPOINTS * 1e9: "That is in bytes; GB were asked for.",
 }
 TOKENS = {
     SPEED / 0.4: "A GPU reaches 40 % of its peak.",
@@ -88,7 +89,7 @@ def questions(draw: Draw) -> Iterator[Case]:
             Answer(
                 "answer_6", PLANS[1:2], options=PLANS,
                 slips={
-                    "stage 3": "One sequence's activations are 54 GB, all else is 30 more: 83 GB.",
+                    "stage 3": "One sequence's activations are 53.7 GB, all else is 29.5 more: 83.2 GB.",
                     "stage 2, checkpointed": "It fits, but a cheaper one of the four does, too.",
                     "stage 3, checkpointed": "It fits, but a cheaper one of the four does, too. "
                     "Stage 3 sends half as much again.",

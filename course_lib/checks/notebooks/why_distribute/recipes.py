@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from course_lib.checks.kit import (
     EVALUATE,
@@ -19,6 +20,7 @@ from course_lib.checks.kit import (
     error_kind,
     exercise,
     numeric,
+    unwritten,
     words,
     wrong,
 )
@@ -43,6 +45,7 @@ SLIPS: dict[str, Mapping[tuple[int, float], str]] = {
     "zero": {
         (MASTER, 0): FORGOTTEN,
         (GRADIENTS, 4): "Here backward leaves the gradients in 16 bits.",
+        (GRADIENTS, 6): "Only megatron fp16 keeps a float32 copy of the gradients beside those of backward.",
         (MOMENTS, 4): "The optimizer has the float32 copy: both moments are float32.",
     },
     "megatron bf16": {
@@ -71,6 +74,7 @@ SLIPS: dict[str, Mapping[tuple[int, float], str]] = {
     },
     "deepseek-v3": {
         (WEIGHTS, 2): "The linears' working copy is fp8: 1 byte, and a scale for each block.",
+        (WEIGHTS, 1 + 4 / 128): "A scale serves a whole block of 128 x 128 weights: 4 / 16,384 bytes each.",
         (WEIGHTS, 4): "The float32 weights are the master copy; the linears' working copy is fp8: 1 byte.",
         (MOMENTS, 8): "Both moments are bf16: 2 + 2.",
         (GRADIENTS, 2): "main_grad is float32.",
@@ -91,6 +95,14 @@ SLIPS: dict[str, Mapping[tuple[int, float], str]] = {
 }
 
 
+OTHERWISE = (  # for each part
+    "Ask for the dtype of the weights that forward multiplies by.",
+    "Ask for the dtype in which backward leaves the gradients, and for a copy that stays beside them.",
+    "A master copy is there if the optimizer changes other weights than the model's own: 4 bytes, else 0.",
+    "Adam keeps two moments and SGD one; ask for the dtype of each, and for scales.",
+)
+
+
 def judge(name: str, index: int) -> Callable[[Observed], Finding]:
     right = recipe_bytes(name)
 
@@ -99,10 +111,11 @@ def judge(name: str, index: int) -> Callable[[Observed], Finding]:
         if answer.error is not None:
             error, text, where = answer.error
             if error == "NotImplementedError":
-                return wrong("recipe_bytes is not written yet.", cause="recipe_bytes not written")
+                return unwritten("recipe_bytes", where)
             said = f"recipe_bytes({name!r}) raised {error}: {text}"
             return wrong(Sentence(said, f"recipe_bytes raised {error_kind(error)}."), at(where))
-        parts = answer.value if isinstance(answer.value, list) else []
+        listed = answer.value["tensor"] if is_tensor(answer.value) else answer.value
+        parts = listed if isinstance(listed, list) else []
         numbers = [numeric(part) for part in parts]
         if len(numbers) != 4 or None in numbers:
             return wrong(
@@ -124,11 +137,16 @@ def compared(name: str, numbers: list[float], right: tuple[float, ...]) -> Findi
         cause = next(
             (says for (at_part, value), says in slips if at_part == part and equal(number, value)), ""
         )
-        said = f"{name}: the {PARTS[part]} have another number of bytes a parameter"
-        if part == MASTER:
-            said = f"{name}: the master copy has another number of bytes a parameter"
-        return wrong(Sentence(f"{said} than {words.number(number)}.", f"{said}."), cause)
+        said = f"{name}: the {PARTS[part]} {'does' if part == MASTER else 'do'} not have"
+        sentence = Sentence(
+            f"{said} {words.number(number)} bytes per parameter.", f"{said} that many bytes per parameter."
+        )
+        return wrong(sentence, cause or OTHERWISE[part], cause=cause or f"{name} {part}")
     return RIGHT
+
+
+def is_tensor(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("tensor"), list)
 
 
 @exercise(points=6, objects=("recipe_bytes",), references=REFERENCES)

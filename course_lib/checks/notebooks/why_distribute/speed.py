@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from course_lib import facts
@@ -69,9 +70,8 @@ RIDGE: dict[str, Formula] = {
     "That is upside down: FLOPs for each byte, not bytes for each FLOP.": (
         lambda flops, bandwidth: bandwidth / flops
     ),
-    "That takes the peak twice: it is with half of the numbers zero, the sparse one.": (
-        lambda flops, bandwidth: 2 * flops / bandwidth
-    ),
+    "FLOPs a byte were asked for, and no number has a size here: no itemsize. Or the peak is taken twice, as "
+    "it is with half of the numbers zero.": (lambda flops, bandwidth: 2 * flops / bandwidth),
     "FLOPs for each *byte* were asked for, not for each number of two bytes.": (
         lambda flops, bandwidth: flops / bandwidth / 2
     ),
@@ -93,6 +93,9 @@ TOKENS: dict[str, Formula] = {
     "A weight of itemsize bytes brings 2 FLOPs a token. That is right for 2 bytes alone.": (
         lambda flops, bandwidth, itemsize=2: flops / bandwidth
     ),
+    "Do not round: least_tokens is where both times are equal.": (
+        lambda flops, bandwidth, itemsize=2: math.ceil(flops * itemsize / (2 * bandwidth))
+    ),
     "That is upside down.": lambda flops, bandwidth, itemsize=2: 2 * bandwidth / (flops * itemsize),
     "Larger numbers take longer to bring, so that more tokens are needed, not fewer.": (
         lambda flops, bandwidth, itemsize=2: 2 * flops / (bandwidth * itemsize)
@@ -107,7 +110,7 @@ TOKENS: dict[str, Formula] = {
 def roofline(draw: Draw) -> Iterator[Case]:
     """The published GPUs, and one that is drawn; products on both sides of the ridge."""
     gpus = [(gpu.flops, gpu.bandwidth) for gpu in facts.GPUS]
-    own = 1e12 * draw.integer(20, 900), 1e9 * draw.integer(100, 3000)
+    own = 1e12 * draw.integer(100, 300), 1e9 * draw.integer(900, 1100)  # a ridge between few and many rows
     few, many = draw.integer(2, 9), 1024 * draw.integer(6, 20)
     width, hidden = 64 * draw.integer(20, 90), 64 * draw.integer(100, 200)
     yield from evaluated(
