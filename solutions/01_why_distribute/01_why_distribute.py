@@ -1377,9 +1377,9 @@ def compared_with_papers():
 tried(compared_with_papers, days, tokens_per_second_per_gpu)
 
 # %% [markdown]
-# So LLaMA-65B trained at 47.6 % of the peak, by its days as by its speed. DeepSeek-V3 multiplies in fp8. (A token meets 37B of its 671B parameters: these are N.)
-# Divide by the peak of bf16 and it reaches 34.6 %, by that of fp8 17.3 %: an MFU without its denominator says
-# nothing.
+# So LLaMA-65B trained at 47.6 % of the peak, by its days as by its speed. DeepSeek-V3 multiplies in fp8. (A
+# token meets 37B of its 671B parameters: these are N.) Divide by the peak of bf16 and it reaches 34.6 %, by
+# that of fp8 17.3 %: an MFU without its denominator says nothing.
 #
 # **Now the paper that every plan cites.** Chinchilla has 70B parameters and 1.4T tokens, 20 tokens a
 # parameter, and is said to be compute-optimal for Gopher's budget. Put the law that its paper prints into

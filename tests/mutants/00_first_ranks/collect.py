@@ -18,6 +18,7 @@ def collect(results):
 
 
 # %% wrong: as it was, as many as rank 0 has
+# is: idea
 # says: expects more than the others have
 # base: the count first, then one by one
 -        dist.send(torch.tensor([len(results)]), 0)
@@ -29,6 +30,7 @@ def collect(results):
 
 
 # %% wrong: the shortest length of all
+# is: idea
 # says: the count must come from the rank that sends
 def collect(results):
     rank, n = dist.get_rank(), dist.get_world_size()
@@ -48,6 +50,7 @@ def collect(results):
 
 
 # %% wrong: padded to the longest and not cut
+# is: slip
 # says: Numbers that no rank computed
 def collect(results):
     rank, n = dist.get_rank(), dist.get_world_size()
@@ -67,6 +70,7 @@ def collect(results):
 
 
 # %% wrong: in the order in which they arrive
+# is: slip
 # says: not in the order of the ranks|missing
 # base: what the wrong ones change
 -    for src in range(1, n):
@@ -74,6 +78,7 @@ def collect(results):
 
 
 # %% wrong: rank 0's own left out
+# is: slip
 # says: Rank 0's own results
 # base: what the wrong ones change
 -    parts = [results]
@@ -81,6 +86,7 @@ def collect(results):
 
 
 # %% wrong: every rank returns something
+# is: slip
 # says: only rank 0 returns
 # base: what the wrong ones change
 -        return None
@@ -88,6 +94,7 @@ def collect(results):
 
 
 # %% wrong: the count is received as a float
+# is: form
 # says: same size and dtype|ends of a message differ
 # base: what the wrong ones change
 -        count = torch.zeros(1, dtype=torch.int64)
@@ -95,6 +102,7 @@ def collect(results):
 
 
 # %% wrong: all results in one message, rank 0's length assumed
+# is: idea
 # says: receive that number first|expects more than
 def collect(results):
     rank, n = dist.get_rank(), dist.get_world_size()
@@ -110,6 +118,7 @@ def collect(results):
 
 
 # %% wrong: a list instead of one tensor
+# is: form
 # says: Join the parts with torch.cat|numbers? were computed|rank 0 returned
 # base: what the wrong ones change
 -    return torch.cat(parts)

@@ -1,4 +1,5 @@
 # %% wrong: turned round
+# is: idea
 # says: Turned round
 waits_for = {"neighbour_sum": {2: 0, 0: 1, 1: 2}, "collect": {2: 0}, "global_mean": {0: 1, 2: 1}}
 remedies = {
@@ -10,6 +11,7 @@ remedies = {
 }
 
 # %% wrong: the rank that has finished is said to wait
+# is: slip
 # says: Rank 2 does not wait
 waits_for = {
     "neighbour_sum": {0: 2, 1: 0, 2: 1},
@@ -25,6 +27,7 @@ remedies = {
 }
 
 # %% wrong: one of those that wait is missing
+# is: slip
 # says: Rank 2 waits too
 waits_for = {"neighbour_sum": {0: 2, 1: 0, 2: 1}, "collect": {0: 2}, "global_mean": {0: 1}}
 remedies = {
@@ -36,6 +39,7 @@ remedies = {
 }
 
 # %% wrong: the ranks in a collective wait for each other
+# is: slip
 # says: Read again in which operation rank 0 is
 waits_for = {"neighbour_sum": {0: 2, 1: 0, 2: 1}, "collect": {0: 2}, "global_mean": {0: 2, 2: 0}}
 remedies = {
@@ -47,6 +51,7 @@ remedies = {
 }
 
 # %% wrong: remedies in each other's place
+# is: slip
 # says: shape and strides
 waits_for = {"neighbour_sum": {0: 2, 1: 0, 2: 1}, "collect": {0: 2}, "global_mean": {0: 1, 2: 1}}
 remedies = {
@@ -58,6 +63,7 @@ remedies = {
 }
 
 # %% wrong: writing before and never waiting confused
+# is: slip
 # says: when the tensor was changed
 waits_for = {"neighbour_sum": {0: 2, 1: 0, 2: 1}, "collect": {0: 2}, "global_mean": {0: 1, 2: 1}}
 remedies = {
@@ -69,6 +75,7 @@ remedies = {
 }
 
 # %% wrong: a remedy that is not on the list
+# is: form
 # says: is to be one of
 waits_for = {"neighbour_sum": {0: 2, 1: 0, 2: 1}, "collect": {0: 2}, "global_mean": {0: 1, 2: 1}}
 remedies = {
@@ -80,6 +87,7 @@ remedies = {
 }
 
 # %% wrong: more time
+# is: idea
 # says: 'a longer time limit' would not cure 'relay'
 waits_for = {"neighbour_sum": {0: 2, 1: 0, 2: 1}, "collect": {0: 2}, "global_mean": {0: 1, 2: 1}}
 remedies = {
@@ -91,6 +99,7 @@ remedies = {
 }
 
 # %% wrong: nothing filled in
+# is: form
 # says: is not answered yet
 waits_for = {
     "neighbour_sum": {0: ..., 1: ..., 2: ...},
@@ -100,6 +109,7 @@ waits_for = {
 remedies = {"average": "", "hand_over": "", "columns": "", "relay": "", "farewell": ""}
 
 # %% wrong: texts for ranks
+# is: form
 # says: The keys are ranks
 waits_for = {
     "neighbour_sum": {"0": "2", "1": "0", "2": "1"},

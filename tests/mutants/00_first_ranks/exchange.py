@@ -1,4 +1,5 @@
 # %% wrong: both receive first
+# is: idea
 # says: Both partners do the same thing first
 def exchange(tensor, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -11,6 +12,7 @@ def exchange(tensor, group=None):
 
 
 # %% wrong: the last rank of an odd number has a partner too
+# is: slip
 # says: last one has no partner|no partner|does not exist there
 def exchange(tensor, group=None):
     rank = dist.get_rank(group)
@@ -25,6 +27,7 @@ def exchange(tensor, group=None):
 
 
 # %% wrong: the neighbour on the right instead of the partner
+# is: slip
 # says: partner of rank r is r \^ 1
 def exchange(tensor, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -38,6 +41,7 @@ def exchange(tensor, group=None):
 
 
 # %% wrong: what came in never reaches the argument
+# is: slip
 # says: must end up in `tensor` itself
 def exchange(tensor, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -51,6 +55,7 @@ def exchange(tensor, group=None):
 
 
 # %% wrong: added instead of swapped
+# is: slip
 # says: Swap, do not add
 def exchange(tensor, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -64,6 +69,7 @@ def exchange(tensor, group=None):
 
 
 # %% wrong: received into the tensor that is being sent
+# is: slip
 # says: must not change|was changed before wait|arrives
 def exchange(tensor, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -77,6 +83,7 @@ def exchange(tensor, group=None):
 
 
 # %% wrong: a strided tensor handed to send
+# is: detail
 # says: not contiguous
 def exchange(tensor, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -90,6 +97,7 @@ def exchange(tensor, group=None):
 
 
 # %% wrong: ranks of the world in a group
+# is: slip
 # says: count ranks within it|ranks of the whole world
 def exchange(tensor, group=None):
     rank, n = dist.get_rank(), dist.get_world_size()
@@ -103,6 +111,7 @@ def exchange(tensor, group=None):
 
 
 # %% wrong: everybody's tensors gathered
+# is: idea
 # says: only send, recv, isend, irecv and batch_isend_irecv count
 def exchange(tensor, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -113,6 +122,7 @@ def exchange(tensor, group=None):
 
 
 # %% wrong: the tensor sent twice
+# is: slip
 # says: sends its tensor once
 def exchange(tensor, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)

@@ -1,4 +1,5 @@
 # %% wrong: as it was, a rank without values returns early
+# is: form
 # says: must still take part
 def global_mean(values):
     if len(values) == 0:
@@ -11,6 +12,7 @@ def global_mean(values):
 
 
 # %% wrong: the mean of the means
+# is: idea
 # says: mean of the ranks' means
 def global_mean(values):
     mean = values.mean() if len(values) else torch.tensor(0.0)
@@ -21,6 +23,7 @@ def global_mean(values):
 
 
 # %% wrong: the mean of no values
+# is: detail
 # says: 0/0
 def global_mean(values):
     mean = values.mean()
@@ -29,6 +32,7 @@ def global_mean(values):
 
 
 # %% wrong: divided by the number of ranks
+# is: slip
 # says: divide by the number of values
 def global_mean(values):
     total = values.sum()
@@ -37,6 +41,7 @@ def global_mean(values):
 
 
 # %% wrong: the sum
+# is: slip
 # says: it was not divided
 def global_mean(values):
     total = values.sum()
@@ -45,6 +50,7 @@ def global_mean(values):
 
 
 # %% wrong: ranks without values keep zero
+# is: slip
 # says: needs the mean of the others' values, too
 def global_mean(values):
     total = values.sum()
@@ -55,12 +61,14 @@ def global_mean(values):
 
 
 # %% wrong: its own mean
+# is: idea
 # says: own mean
 def global_mean(values):
     return values.mean() if len(values) else torch.tensor(0.0)
 
 
 # %% wrong: one of the two sums is skipped
+# is: form
 # says: must still take part|do not agree
 def global_mean(values):
     total = values.sum()
@@ -72,6 +80,7 @@ def global_mean(values):
 
 
 # %% wrong: only rank 0 has it
+# is: slip
 # says: the mean on rank 1 is|NaN
 def global_mean(values):
     total = values.sum()

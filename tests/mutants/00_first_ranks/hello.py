@@ -1,10 +1,12 @@
 # %% wrong: rank and world size in each other's place
+# is: slip
 # says: are swapped
 def hello():
     return dist.get_world_size(), dist.get_rank(), str(device())
 
 
 # %% wrong: environment variables are texts
+# is: detail
 # says: Environment variables are texts
 import os
 
@@ -14,36 +16,42 @@ def hello():
 
 
 # %% wrong: ranks counted from one
+# is: slip
 # says: counted from 0
 def hello():
     return dist.get_rank() + 1, dist.get_world_size(), str(device())
 
 
 # %% wrong: the largest rank for the world size
+# is: slip
 # says: largest rank is one less
 def hello():
     return dist.get_rank(), dist.get_world_size() - 1, str(device())
 
 
 # %% wrong: the same rank everywhere
+# is: idea
 # says: dist.get_rank\(\) tells them apart
 def hello():
     return 0, dist.get_world_size(), str(device())
 
 
 # %% wrong: printed, not returned
+# is: form
 # says: three values are expected
 def hello():
     print(f"rank {dist.get_rank()} of {dist.get_world_size()} on {device()}")
 
 
 # %% wrong: a device made up
+# is: slip
 # says: Ask course_lib.device\(\)
 def hello():
     return dist.get_rank(), dist.get_world_size(), f"cuda:{dist.get_rank()}"
 
 
 # %% wrong: the number of processors
+# is: slip
 # says: as the world size of rank
 import os
 

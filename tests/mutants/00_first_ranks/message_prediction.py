@@ -1,4 +1,5 @@
 # %% wrong: everybody has a partner
+# is: slip
 # says: last one has no partner and sends nothing
 def exchange_messages(n):
     return n
@@ -9,6 +10,7 @@ def ring_shift_messages(n):
 
 
 # %% wrong: a swap is one message
+# is: slip
 # says: A swap is two messages
 def exchange_messages(n):
     return n // 2
@@ -19,6 +21,7 @@ def ring_shift_messages(n):
 
 
 # %% wrong: those of one rank
+# is: idea
 # says: of all ranks together
 def exchange_messages(n):
     return 1
@@ -29,6 +32,7 @@ def ring_shift_messages(n):
 
 
 # %% wrong: the ring is open
+# is: slip
 # says: The ring is closed
 def exchange_messages(n):
     return n - n % 2
@@ -39,6 +43,7 @@ def ring_shift_messages(n):
 
 
 # %% wrong: counted at both ends
+# is: slip
 # says: counted at both ends
 def exchange_messages(n):
     return 2 * (n // 2)
@@ -49,6 +54,7 @@ def ring_shift_messages(n):
 
 
 # %% wrong: one rank sends to itself
+# is: slip
 # says: its own neighbour and sends nothing
 def exchange_messages(n):
     return 2 * (n // 2)
@@ -59,6 +65,7 @@ def ring_shift_messages(n):
 
 
 # %% wrong: everybody writes to everybody
+# is: idea
 # says: does not send to all ranks
 def exchange_messages(n):
     return n * (n - 1)
@@ -69,6 +76,7 @@ def ring_shift_messages(n):
 
 
 # %% wrong: one of the two not written
+# is: form
 # says: ring_shift_messages is not written yet
 def exchange_messages(n):
     return 2 * (n // 2)

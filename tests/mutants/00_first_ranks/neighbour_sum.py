@@ -1,4 +1,5 @@
 # %% wrong: as it was, everybody receives first
+# is: idea
 # says: post all four messages together
 def neighbour_sum(tensor):
     rank, n = dist.get_rank(), dist.get_world_size()
@@ -12,6 +13,7 @@ def neighbour_sum(tensor):
 
 
 # %% wrong: everybody sends first
+# is: slip
 # says: post all four messages together
 def neighbour_sum(tensor):
     rank, n = dist.get_rank(), dist.get_world_size()
@@ -25,6 +27,7 @@ def neighbour_sum(tensor):
 
 
 # %% wrong: its own values left out
+# is: slip
 # says: the rank's own among them
 def neighbour_sum(tensor):
     rank, n = dist.get_rank(), dist.get_world_size()
@@ -39,6 +42,7 @@ def neighbour_sum(tensor):
 
 
 # %% wrong: one neighbour only
+# is: slip
 # says: The sum takes three values
 def neighbour_sum(tensor):
     rank, n = dist.get_rank(), dist.get_world_size()
@@ -50,6 +54,7 @@ def neighbour_sum(tensor):
 
 
 # %% wrong: one buffer for both neighbours
+# is: slip
 # says: Two receives need two buffers
 def neighbour_sum(tensor):
     rank, n = dist.get_rank(), dist.get_world_size()
@@ -64,6 +69,7 @@ def neighbour_sum(tensor):
 
 
 # %% wrong: added into the tensor that is being sent
+# is: slip
 # says: was changed before wait|left alone
 def neighbour_sum(tensor):
     rank, n = dist.get_rank(), dist.get_world_size()
@@ -80,6 +86,7 @@ def neighbour_sum(tensor):
 
 
 # %% wrong: an all-reduce is another sum
+# is: idea
 # says: dist.all_reduce was called
 def neighbour_sum(tensor):
     result = tensor.clone()
@@ -88,6 +95,7 @@ def neighbour_sum(tensor):
 
 
 # %% wrong: nobody waits for the sends
+# is: detail
 # says: returned without waiting for
 def neighbour_sum(tensor):
     rank, n = dist.get_rank(), dist.get_world_size()

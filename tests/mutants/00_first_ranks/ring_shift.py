@@ -1,4 +1,5 @@
 # %% wrong: everybody receives first
+# is: idea
 # says: Post the send and the receive together
 def ring_shift(tensor, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -11,6 +12,7 @@ def ring_shift(tensor, group=None):
 
 
 # %% wrong: everybody sends first
+# is: idea
 # says: Post the send and the receive together
 def ring_shift(tensor, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -23,6 +25,7 @@ def ring_shift(tensor, group=None):
 
 
 # %% wrong: the wrong way round
+# is: slip
 # says: went round the wrong way
 def ring_shift(tensor, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -36,6 +39,7 @@ def ring_shift(tensor, group=None):
 
 
 # %% wrong: a line, not a ring
+# is: slip
 # says: the last rank sends to rank 0
 def ring_shift(tensor, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -51,6 +55,7 @@ def ring_shift(tensor, group=None):
 
 
 # %% wrong: the last rank forgets that the ring closes
+# is: slip
 # says: circle must close|Invalid|invalid|range
 def ring_shift(tensor, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -67,6 +72,7 @@ def ring_shift(tensor, group=None):
 
 
 # %% wrong: its own tensor returned
+# is: slip
 # says: return the tensor into which you received it
 def ring_shift(tensor, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -80,6 +86,7 @@ def ring_shift(tensor, group=None):
 
 
 # %% wrong: nothing returned
+# is: form
 # says: Is there a `return`
 def ring_shift(tensor, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -93,6 +100,7 @@ def ring_shift(tensor, group=None):
 
 
 # %% wrong: the argument overwritten and returned
+# is: slip
 # says: left alone
 def ring_shift(tensor, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -107,6 +115,7 @@ def ring_shift(tensor, group=None):
 
 
 # %% wrong: the receive is not waited for
+# is: slip
 # says: wait\(\)
 def ring_shift(tensor, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -120,6 +129,7 @@ def ring_shift(tensor, group=None):
 
 
 # %% wrong: everybody's tensors gathered
+# is: idea
 # says: dist.all_gather was called
 def ring_shift(tensor, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -129,6 +139,7 @@ def ring_shift(tensor, group=None):
 
 
 # %% wrong: neighbours of the world in a group
+# is: slip
 # says: count ranks within it
 def ring_shift(tensor, group=None):
     rank, n = dist.get_rank(), dist.get_world_size()
@@ -142,6 +153,7 @@ def ring_shift(tensor, group=None):
 
 
 # %% wrong: ours imported
+# is: form
 # says: write your own
 def ring_shift(tensor, group=None):
     from course_lib.first_ranks import ring_shift as solved

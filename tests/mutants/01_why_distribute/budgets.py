@@ -15,6 +15,7 @@ def compute_optimal(budget, law):
 
 
 # %% wrong: one GPU
+# is: slip
 # says: the tokens are divided by the GPUs
 # base: closed forms
 -    return 6 * params * tokens / (gpus * flops * mfu) / 86_400
@@ -22,6 +23,7 @@ def compute_optimal(budget, law):
 
 
 # %% wrong: 3 N D
+# is: slip
 # says: forward and backward are 6
 # base: closed forms
 -    return 6 * params * tokens / (gpus * flops * mfu) / 86_400
@@ -29,6 +31,7 @@ def compute_optimal(budget, law):
 
 
 # %% wrong: MFU of the peak of fp8
+# is: slip
 # says: the peak of fp8 where bf16 is multiplied
 # base: closed forms
 -    return flops * mfu / (6 * params)
@@ -37,6 +40,7 @@ def compute_optimal(budget, law):
 
 
 # %% wrong: 20 tokens a parameter
+# is: idea
 # says: the law says it, not a rule
 # base: closed forms
 -    E, A, B, alpha, beta = law
@@ -46,6 +50,7 @@ def compute_optimal(budget, law):
 
 
 # %% wrong: the exponents are exchanged
+# is: slip
 # says: beta belongs to D
 # base: closed forms
 -    params = g * (budget / 6) ** (beta / (alpha + beta))
@@ -53,6 +58,7 @@ def compute_optimal(budget, law):
 
 
 # %% wrong: alpha and beta are read in the other order
+# is: slip
 # says: the law is \(E, A, B, alpha, beta\)
 # base: closed forms
 -    E, A, B, alpha, beta = law
@@ -60,6 +66,7 @@ def compute_optimal(budget, law):
 
 
 # %% wrong: C = N D
+# is: slip
 # says: here C = 6 N D
 # base: closed forms
 -    params = g * (budget / 6) ** (beta / (alpha + beta))
@@ -69,6 +76,7 @@ def compute_optimal(budget, law):
 
 
 # %% wrong: no factor
+# is: slip
 # says: beta B\)\^\(1 / \(alpha \+ beta\)\) is missing
 # base: closed forms
 -    params = g * (budget / 6) ** (beta / (alpha + beta))
@@ -76,6 +84,7 @@ def compute_optimal(budget, law):
 
 
 # %% wrong: seconds
+# is: slip
 # says: a day has 86,400
 # base: closed forms
 -    return 6 * params * tokens / (gpus * flops * mfu) / 86_400
@@ -83,6 +92,7 @@ def compute_optimal(budget, law):
 
 
 # %% wrong: the peak
+# is: slip
 # says: A GPU reaches the share mfu of its peak
 # base: closed forms
 -    return flops * mfu / (6 * params)
@@ -90,6 +100,7 @@ def compute_optimal(budget, law):
 
 
 # %% wrong: tokens first
+# is: slip
 # says: the other way round
 # base: closed forms
 -    return params, budget / (6 * params)
@@ -97,6 +108,7 @@ def compute_optimal(budget, law):
 
 
 # %% wrong: parameters alone
+# is: form
 # says: gives something else than 2 numbers
 # base: closed forms
 -    return params, budget / (6 * params)

@@ -12,6 +12,7 @@ def crossover(law1, law2):
 
 
 # %% wrong: where the laws agree
+# is: idea
 # says: There the laws are equal
 # base: the ratio is a power
 -    return 6 * math.exp((math.log(2) - level) / slope)
@@ -19,6 +20,7 @@ def crossover(law1, law2):
 
 
 # %% wrong: the other crossing
+# is: slip
 # says: closer again above it
 # base: the ratio is a power
 -    return 6 * math.exp((math.log(2) - level) / slope)
@@ -26,6 +28,7 @@ def crossover(law1, law2):
 
 
 # %% wrong: the first law's model is the larger one always
+# is: slip
 # says: Which law comes first does not matter
 # base: the ratio is a power
 -    if slope < 0:
@@ -33,6 +36,7 @@ def crossover(law1, law2):
 
 
 # %% wrong: N D
+# is: slip
 # says: that is N D
 # base: the ratio is a power
 -    return 6 * math.exp((math.log(2) - level) / slope)
@@ -40,6 +44,7 @@ def crossover(law1, law2):
 
 
 # %% wrong: a factor of 4
+# is: slip
 # says: a factor of 4
 # base: the ratio is a power
 -    return 6 * math.exp((math.log(2) - level) / slope)
@@ -47,6 +52,7 @@ def crossover(law1, law2):
 
 
 # %% wrong: tokens a parameter
+# is: slip
 # says: tokens a parameter differ
 # base: the ratio is a power
 -    return 6 * math.exp((math.log(2) - level) / slope)
@@ -54,6 +60,7 @@ def crossover(law1, law2):
 
 
 # %% wrong: its logarithm
+# is: form
 # says: Each law's N is a power of C
 # base: the ratio is a power
 -    return 6 * math.exp((math.log(2) - level) / slope)

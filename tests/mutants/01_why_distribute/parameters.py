@@ -24,6 +24,7 @@ def parameters(config):
 
 
 # %% wrong: a tied head is counted twice
+# is: slip
 # says: the head is the embedding's matrix: once
 # base: closed forms
 -        "head": 0 if config.tied else V * h,
@@ -31,6 +32,7 @@ def parameters(config):
 
 
 # %% wrong: attention has no biases
+# is: slip
 # says: 4h a layer in attention
 # base: closed forms
 -        attention += h + 2 * keys + h
@@ -38,6 +40,7 @@ def parameters(config):
 
 
 # %% wrong: four square matrices, and the right biases
+# is: slip
 # says: as many keys as queries
 # base: closed forms
 -    attention = 2 * h * h + 2 * h * keys
@@ -45,6 +48,7 @@ def parameters(config):
 
 
 # %% wrong: keys and values are as wide as queries
+# is: slip
 # says: 8 key heads for 64 queries, keys and values are an eighth
 # base: closed forms
 -    keys = config.key_value_heads * config.head_dim
@@ -52,6 +56,7 @@ def parameters(config):
 
 
 # %% wrong: SwiGLU has two matrices
+# is: slip
 # says: three: gate, up, down
 # base: closed forms
 -    inward = 2 if config.mlp == "swiglu" else 1
@@ -59,6 +64,7 @@ def parameters(config):
 
 
 # %% wrong: the MLP is four times as wide
+# is: slip
 # says: `mlp_width` says it, 28,672
 # base: closed forms
 -    mlp = (inward + 1) * h * config.mlp_width
@@ -70,6 +76,7 @@ def parameters(config):
 
 
 # %% wrong: the last norm is forgotten
+# is: detail
 # says: One norm more than two a layer.*h \(or 2h\) are missing
 # base: closed forms
 -        "norms": (2 * L + 1) * norm,
@@ -77,6 +84,7 @@ def parameters(config):
 
 
 # %% wrong: a table for rotary positions
+# is: slip
 # says: Rotary positions have no parameters
 # base: closed forms
 -    if config.positions == "learned":
@@ -85,6 +93,7 @@ def parameters(config):
 
 
 # %% wrong: 12 L h^2
+# is: idea
 # says: rule of thumb; exact numbers were asked for
 def parameters(config):
     h, L = config.width, config.layers
@@ -98,6 +107,7 @@ def parameters(config):
 
 
 # %% wrong: a bias although there is none
+# is: slip
 # says: With bias=False there are none
 # base: closed forms
 -    if config.bias:
@@ -112,6 +122,7 @@ def parameters(config):
 
 
 # %% wrong: every norm has a bias
+# is: slip
 # says: an RMSNorm has a weight alone
 # base: closed forms
 -        if config.norm == "layer":
@@ -122,6 +133,7 @@ def parameters(config):
 
 
 # %% wrong: one layer
+# is: slip
 # says: That is one layer
 # base: closed forms
 -        "attention": L * attention,
@@ -131,6 +143,7 @@ def parameters(config):
 
 
 # %% wrong: another key
+# is: form
 # says: parameters\(GPT-2 small\) gives a dict without 'mlp'
 # base: closed forms
 -        "mlp": L * mlp,
@@ -138,6 +151,7 @@ def parameters(config):
 
 
 # %% wrong: the sum alone
+# is: form
 # says: parameters\(GPT-2 small\) gives something else than a dict
 # base: closed forms
 -    return {

@@ -1,4 +1,5 @@
 # %% wrong: every layer's input
+# is: slip
 # says: Every fourth layer alone keeps its input
 answer_1 = 343.6
 answer_2 = 942
@@ -8,6 +9,7 @@ answer_5 = "time"
 answer_6 = "stage 1, checkpointed"
 
 # %% wrong: one byte a number
+# is: slip
 # says: A number in 16 bits has two bytes
 answer_1 = 42.9
 answer_2 = 942
@@ -17,6 +19,7 @@ answer_5 = "time"
 answer_6 = "stage 1, checkpointed"
 
 # %% wrong: divided by eight
+# is: slip
 # says: do not divide it: each keeps every checkpoint whole
 answer_1 = 10.74
 answer_2 = 942
@@ -25,7 +28,18 @@ answer_4 = 32_768
 answer_5 = "time"
 answer_6 = "stage 1, checkpointed"
 
+# %% wrong: in bytes
+# is: slip
+# says: That is in bytes; GB were asked for
+answer_1 = 85.9e9
+answer_2 = 942
+answer_3 = "one activation of the whole batch"
+answer_4 = 32_768
+answer_5 = "time"
+answer_6 = "stage 1, checkpointed"
+
 # %% wrong: at the peak
+# is: slip
 # says: A GPU reaches 40 % of its peak
 answer_1 = 85.9
 answer_2 = 2355
@@ -35,6 +49,7 @@ answer_5 = "time"
 answer_6 = "stage 1, checkpointed"
 
 # %% wrong: forward alone
+# is: slip
 # says: forward and backward are 6
 answer_1 = 85.9
 answer_2 = 2826
@@ -44,6 +59,7 @@ answer_5 = "time"
 answer_6 = "stage 1, checkpointed"
 
 # %% wrong: the plan's number
+# is: slip
 # says: That is the plan's number
 answer_1 = 85.9
 answer_2 = 2.5
@@ -53,6 +69,7 @@ answer_5 = "time"
 answer_6 = "stage 1, checkpointed"
 
 # %% wrong: the weights
+# is: slip
 # says: 7B parameters are 28 GB
 answer_1 = 85.9
 answer_2 = 942
@@ -62,6 +79,7 @@ answer_5 = "time"
 answer_6 = "stage 1, checkpointed"
 
 # %% wrong: the scores
+# is: slip
 # says: 32 times
 answer_1 = 85.9
 answer_2 = 942
@@ -71,6 +89,7 @@ answer_5 = "time"
 answer_6 = "stage 1, checkpointed"
 
 # %% wrong: attention as large as the MLP
+# is: slip
 # says: attention with its projections
 answer_1 = 85.9
 answer_2 = 942
@@ -80,6 +99,7 @@ answer_5 = "time"
 answer_6 = "stage 1, checkpointed"
 
 # %% wrong: in units of h
+# is: slip
 # says: in units of h
 answer_1 = 85.9
 answer_2 = 942
@@ -89,6 +109,7 @@ answer_5 = "time"
 answer_6 = "stage 1, checkpointed"
 
 # %% wrong: replicas save memory
+# is: slip
 # says: A replica holds all weights
 answer_1 = 85.9
 answer_2 = 942
@@ -98,6 +119,7 @@ answer_5 = "memory"
 answer_6 = "stage 1, checkpointed"
 
 # %% wrong: replicas save both
+# is: slip
 # says: each GPU holds as much as one
 answer_1 = 85.9
 answer_2 = 942
@@ -107,6 +129,7 @@ answer_5 = "both"
 answer_6 = "stage 1, checkpointed"
 
 # %% wrong: stage 3
+# is: slip
 # says: One sequence's activations are 54 GB
 answer_1 = 85.9
 answer_2 = 942
@@ -116,6 +139,7 @@ answer_5 = "time"
 answer_6 = "stage 3"
 
 # %% wrong: stage 2
+# is: slip
 # says: It fits, but a cheaper one of the four does
 answer_1 = 85.9
 answer_2 = 942
@@ -125,6 +149,7 @@ answer_5 = "time"
 answer_6 = "stage 2, checkpointed"
 
 # %% wrong: not answered
+# is: form
 # says: is not answered yet
 answer_1 = 85.9
 answer_2 = ...

@@ -1,4 +1,5 @@
 # %% wrong: the own shard is not copied
+# is: slip
 # says: Its own shard never came into the output
 def all_gather(output, input, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -12,6 +13,7 @@ def all_gather(output, input, group=None):
 
 
 # %% wrong: shards in the order of arrival
+# is: slip
 # says: in the wrong places
 def all_gather(output, input, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -24,6 +26,7 @@ def all_gather(output, input, group=None):
 
 
 # %% wrong: one round too few
+# is: slip
 # says: were never written
 def all_gather(output, input, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -36,6 +39,7 @@ def all_gather(output, input, group=None):
 
 
 # %% wrong: its own shard passed on in every round
+# is: slip
 # says: sent the rank's own shard once more
 def all_gather(output, input, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -48,6 +52,7 @@ def all_gather(output, input, group=None):
 
 
 # %% wrong: the whole output in every round
+# is: idea
 # says: never the whole output: without that at most half
 def all_gather(output, input, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -64,12 +69,14 @@ def all_gather(output, input, group=None):
 
 
 # %% wrong: the built-in
+# is: idea
 # says: dist.all_gather was called
 def all_gather(output, input, group=None):
     dist.all_gather_into_tensor(output, input.contiguous(), group=group)
 
 
 # %% wrong: sends first
+# is: idea
 # says: post both together
 def all_gather(output, input, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -81,6 +88,7 @@ def all_gather(output, input, group=None):
 
 
 # %% wrong: the next round begins before the last has come
+# is: slip
 # says: wait\(\)
 def all_gather(output, input, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -93,6 +101,7 @@ def all_gather(output, input, group=None):
 
 
 # %% wrong: the input handed over as it lies in memory
+# is: detail
 # says: not contiguous
 def all_gather(output, input, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -139,6 +148,7 @@ def all_gather(output, input, group=None):
 
 
 # %% wrong: output is another tensor's name afterwards
+# is: form
 # says: only gives that name to another tensor
 def all_gather(output, input, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)

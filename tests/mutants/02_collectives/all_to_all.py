@@ -1,4 +1,5 @@
 # %% wrong: the own chunk is not copied
+# is: slip
 # says: is not sent to itself: copy it
 def all_to_all(output, input, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -10,6 +11,7 @@ def all_to_all(output, input, group=None):
 
 
 # %% wrong: a single rank returns at once
+# is: detail
 # says: a single rank, too, copies its own part
 def all_to_all(output, input, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -24,6 +26,7 @@ def all_to_all(output, input, group=None):
 
 
 # %% wrong: chunk r to everybody
+# is: slip
 # says: Chunk d of the input goes to rank d
 def all_to_all(output, input, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -36,6 +39,7 @@ def all_to_all(output, input, group=None):
 
 
 # %% wrong: chunks in the order of arrival
+# is: slip
 # says: belongs at place s
 def all_to_all(output, input, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -48,6 +52,7 @@ def all_to_all(output, input, group=None):
 
 
 # %% wrong: pairs by exclusive or
+# is: slip
 # says: only powers of two|unless N is a power of two
 def all_to_all(output, input, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -61,6 +66,7 @@ def all_to_all(output, input, group=None):
 
 
 # %% wrong: the whole input to everybody
+# is: idea
 # says: not the whole input: without that at most half
 def all_to_all(output, input, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -75,6 +81,7 @@ def all_to_all(output, input, group=None):
 
 
 # %% wrong: receives first
+# is: slip
 # says: Post send and receive together
 def all_to_all(output, input, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -86,12 +93,14 @@ def all_to_all(output, input, group=None):
 
 
 # %% wrong: the built-in
+# is: idea
 # says: dist.all_to_all was called
 def all_to_all(output, input, group=None):
     dist.all_to_all_single(output, input.contiguous(), group=group)
 
 
 # %% wrong: sent to itself as well
+# is: detail
 # says: cannot send to itself|none to itself
 def all_to_all(output, input, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -103,6 +112,7 @@ def all_to_all(output, input, group=None):
 
 
 # %% wrong: elements dealt out one by one
+# is: slip
 # says: Chunk d of the input goes to rank d
 def all_to_all(output, input, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -152,6 +162,7 @@ def all_to_all(output, input, group=None):
 
 
 # %% wrong: a view of the input, which need not be contiguous
+# is: detail
 # says: need not be contiguous
 def all_to_all(output, input, group=None):
     n, me = dist.get_world_size(group), dist.get_rank(group)

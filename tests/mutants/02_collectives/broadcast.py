@@ -1,4 +1,5 @@
 # %% wrong: the source sends to everybody, one after the other
+# is: idea
 # says: binomial tree
 def broadcast(tensor, src, group=None):
     world = group or dist.group.WORLD
@@ -14,6 +15,7 @@ def broadcast(tensor, src, group=None):
 
 
 # %% wrong: the source sends to everybody at once
+# is: idea
 # says: a rank sends one message a round
 def broadcast(tensor, src, group=None):
     world = group or dist.group.WORLD
@@ -28,6 +30,7 @@ def broadcast(tensor, src, group=None):
 
 
 # %% wrong: a chain
+# is: idea
 # says: binomial tree
 def broadcast(tensor, src, group=None):
     world = group or dist.group.WORLD
@@ -42,6 +45,7 @@ def broadcast(tensor, src, group=None):
 
 
 # %% wrong: a tree around rank 0
+# is: slip
 # says: start at `src`|Count relative to the source
 def broadcast(tensor, src, group=None):
     world = group or dist.group.WORLD
@@ -58,6 +62,7 @@ def broadcast(tensor, src, group=None):
 
 
 # %% wrong: floor(log2 N) rounds
+# is: slip
 # says: never reached
 def broadcast(tensor, src, group=None):
     world = group or dist.group.WORLD
@@ -74,6 +79,7 @@ def broadcast(tensor, src, group=None):
 
 
 # %% wrong: sends to ranks that do not exist
+# is: form
 # says: cut short when N is not a power of two|both ends must agree|deadlock
 def broadcast(tensor, src, group=None):
     world = group or dist.group.WORLD
@@ -91,6 +97,7 @@ def broadcast(tensor, src, group=None):
 
 
 # %% wrong: src taken for a place in the group
+# is: slip
 # says: dist.get_group_rank
 def broadcast(tensor, src, group=None):
     world = group or dist.group.WORLD
@@ -108,6 +115,7 @@ def broadcast(tensor, src, group=None):
 
 
 # %% wrong: a copy receives, the argument does not
+# is: slip
 # says: Nothing came into `tensor` on the others
 def broadcast(tensor, src, group=None):
     world = group or dist.group.WORLD
@@ -124,6 +132,7 @@ def broadcast(tensor, src, group=None):
 
 
 # %% wrong: the built-in
+# is: idea
 # says: dist.broadcast was called
 def broadcast(tensor, src, group=None):
     buffer = tensor.contiguous()
@@ -132,6 +141,7 @@ def broadcast(tensor, src, group=None):
 
 
 # %% wrong: every rank sends to the rank after it, in all rounds
+# is: slip
 # says: in round k the one that is 2\*\*k further
 def broadcast(tensor, src, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -147,6 +157,7 @@ def broadcast(tensor, src, group=None):
 
 
 # %% wrong: None is given to get_group_rank
+# is: form
 # says: do not take None for the group of all ranks
 def broadcast(tensor, src, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -162,6 +173,7 @@ def broadcast(tensor, src, group=None):
 
 
 # %% wrong: children before the parent
+# is: slip
 # says: first receive from the parent
 def broadcast(tensor, src, group=None):
     world = group or dist.group.WORLD
@@ -219,6 +231,7 @@ def broadcast(tensor, src, group=None):
 
 
 # %% wrong: counts relative to src, which is a rank of the world
+# is: slip
 # says: count relative to that, within the group
 def broadcast(tensor, src, group=None):
     n, me = dist.get_world_size(group), dist.get_rank(group)

@@ -1,4 +1,5 @@
 # %% wrong: the whole tensor across the nodes
+# is: idea
 # says: and no more: without that at most half
 def ring(tensor, group):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -25,6 +26,7 @@ def hierarchical_all_reduce(tensor, intra_group, inter_group):
 
 
 # %% wrong: inside the node only
+# is: slip
 # says: Sums of some ranks only
 def ring(tensor, group):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -50,6 +52,7 @@ def hierarchical_all_reduce(tensor, intra_group, inter_group):
 
 
 # %% wrong: the built-ins
+# is: idea
 # says: dist.all_reduce was called
 def hierarchical_all_reduce(tensor, intra_group, inter_group):
     dist.all_reduce(tensor, group=intra_group)
@@ -57,6 +60,7 @@ def hierarchical_all_reduce(tensor, intra_group, inter_group):
 
 
 # %% wrong: the sum inside was taken twice
+# is: slip
 # says: counted too often
 def ring(tensor, group):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -84,6 +88,7 @@ def hierarchical_all_reduce(tensor, intra_group, inter_group):
 
 
 # %% wrong: sizes that divide only
+# is: detail
 # says: remainder|must match|invalid for input|size
 def swap(sent, received, group):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -112,6 +117,7 @@ def hierarchical_all_reduce(tensor, intra_group, inter_group):
 
 
 # %% wrong: the groups in each other's place
+# is: slip
 # says: right\.
 # base: shards of unequal length
 +    intra_group, inter_group = inter_group, intra_group
@@ -119,6 +125,7 @@ def hierarchical_all_reduce(tensor, intra_group, inter_group):
 
 
 # %% wrong: only one rank of a node talks across, and its sum stays there
+# is: slip
 # says: Sums of some ranks only
 def hierarchical_all_reduce(tensor, intra_group, inter_group):
     g, place = dist.get_world_size(intra_group), dist.get_rank(intra_group)
@@ -142,6 +149,7 @@ def hierarchical_all_reduce(tensor, intra_group, inter_group):
 
 
 # %% wrong: group ranks taken for ranks of the world
+# is: slip
 # says: ranks of the whole world|which of the group
 def hierarchical_all_reduce(tensor, intra_group, inter_group):
     flat = tensor.flatten().clone()
@@ -221,6 +229,7 @@ def hierarchical_all_reduce(tensor, intra_group, inter_group):
 
 
 # %% wrong: one ring over all ranks
+# is: idea
 # says: one ring over all ranks does that
 def hierarchical_all_reduce(tensor, intra_group, inter_group):
     rank, n = dist.get_rank(), dist.get_world_size()

@@ -29,6 +29,7 @@ def crossover(n, alpha, beta):
 
 
 # %% wrong: one phase for the ring
+# is: slip
 # says: one of the two phases
 # base: what the wrong ones change
 -    return (2 if algorithm == "ring_all_reduce" else 1) * (n - 1) / n * nbytes
@@ -36,6 +37,7 @@ def crossover(n, alpha, beta):
 
 
 # %% wrong: powers of two only
+# is: detail
 # says: folded in and out
 def bytes_sent_per_rank(algorithm, n, nbytes):
     if algorithm == "broadcast":
@@ -63,6 +65,7 @@ def crossover(n, alpha, beta):
 
 
 # %% wrong: the latency is paid once
+# is: slip
 # says: alpha is paid in every round
 # base: what the wrong ones change
 -    return rounds(algorithm, n) * alpha + bytes_sent_per_rank(algorithm, n, nbytes) * beta
@@ -76,6 +79,7 @@ def crossover(n, alpha, beta):
 
 
 # %% wrong: beta taken for a bandwidth
+# is: slip
 # says: seconds for a byte
 # base: what the wrong ones change
 -    return rounds(algorithm, n) * alpha + bytes_sent_per_rank(algorithm, n, nbytes) * beta
@@ -83,6 +87,7 @@ def crossover(n, alpha, beta):
 
 
 # %% wrong: with two ranks the ring wins at once
+# is: detail
 # says: it never wins
 # base: what the wrong ones change
 -    return later * alpha / (saved * beta) if saved > 0 else math.inf
@@ -90,6 +95,7 @@ def crossover(n, alpha, beta):
 
 
 # %% wrong: a broadcast's source sends to everybody
+# is: slip
 # says: the sum over all ranks
 # base: what the wrong ones change
 -        return math.ceil(math.log2(n)) * nbytes
@@ -100,6 +106,7 @@ def crossover(n, alpha, beta):
 
 
 # %% wrong: an algorithm forgotten
+# is: form
 # says: raised KeyError
 BYTES = {
     "broadcast": lambda n: math.ceil(math.log2(n)),
@@ -132,6 +139,7 @@ def crossover(n, alpha, beta):
 
 
 # %% wrong: looked up in the library
+# is: form
 # says: write your own
 def bytes_sent_per_rank(algorithm, n, nbytes):
     from course_lib import facts

@@ -1,4 +1,5 @@
 # %% wrong: the tensor once
+# is: slip
 # says: That is the tensor once
 answer_1 = 70 / 50
 answer_2 = "latency"
@@ -6,6 +7,7 @@ answer_3 = 8
 answer_4 = 70
 
 # %% wrong: one phase
+# is: slip
 # says: That is one phase
 answer_1 = 63 / 64 * 70 / 50
 answer_2 = "latency"
@@ -13,6 +15,7 @@ answer_3 = 8
 answer_4 = 70
 
 # %% wrong: both directions counted
+# is: slip
 # says: sends and receives at the same time
 answer_1 = 2 * 63 / 64 * 70 / 25
 answer_2 = "latency"
@@ -20,6 +23,7 @@ answer_3 = 8
 answer_4 = 70
 
 # %% wrong: bandwidth for 10 KB
+# is: slip
 # says: 1,022 rounds
 answer_1 = 2 * 63 / 64 * 70 / 50
 answer_2 = "bandwidth"
@@ -27,6 +31,7 @@ answer_3 = 8
 answer_4 = 70
 
 # %% wrong: divided by one phase
+# is: slip
 # says: there are two phases
 answer_1 = 2 * 63 / 64 * 70 / 50
 answer_2 = "latency"
@@ -34,6 +39,7 @@ answer_3 = 16
 answer_4 = 70
 
 # %% wrong: the algorithm bandwidth
+# is: slip
 # says: That is the algorithm bandwidth
 answer_1 = 2 * 63 / 64 * 70 / 50
 answer_2 = "latency"
@@ -41,6 +47,7 @@ answer_3 = 8
 answer_4 = 4 / 0.1
 
 # %% wrong: the factor is two
+# is: slip
 # says: not times 2
 answer_1 = 2 * 63 / 64 * 70 / 50
 answer_2 = "latency"
@@ -48,6 +55,7 @@ answer_3 = 15
 answer_4 = 2 * 4 / 0.1
 
 # %% wrong: left open
+# is: form
 # says: answer_3 is not answered yet
 answer_1 = 2 * 63 / 64 * 70 / 50
 answer_2 = ""

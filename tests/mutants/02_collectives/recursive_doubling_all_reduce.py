@@ -1,4 +1,5 @@
 # %% wrong: no fold, partners that do not exist
+# is: slip
 # says: Fold the extra ranks in
 def recursive_doubling_all_reduce(tensor, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -15,6 +16,7 @@ def recursive_doubling_all_reduce(tensor, group=None):
 
 
 # %% wrong: ranks without a partner skip the round
+# is: slip
 # says: is not a power of two
 def recursive_doubling_all_reduce(tensor, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -32,6 +34,7 @@ def recursive_doubling_all_reduce(tensor, group=None):
 
 
 # %% wrong: partners at r + distance, round the ring
+# is: slip
 # says: values came round twice
 def recursive_doubling_all_reduce(tensor, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -48,6 +51,7 @@ def recursive_doubling_all_reduce(tensor, group=None):
 
 
 # %% wrong: extra ranks folded in, never out
+# is: slip
 # says: send them the sum at the end
 def recursive_doubling_all_reduce(tensor, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -71,6 +75,7 @@ def recursive_doubling_all_reduce(tensor, group=None):
 
 
 # %% wrong: extra ranks are told the sum, but their values are left out
+# is: slip
 # says: must hand its values
 def recursive_doubling_all_reduce(tensor, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -94,6 +99,7 @@ def recursive_doubling_all_reduce(tensor, group=None):
 
 
 # %% wrong: one round too few
+# is: slip
 # says: Rounds are missing
 def recursive_doubling_all_reduce(tensor, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -111,6 +117,7 @@ def recursive_doubling_all_reduce(tensor, group=None):
 
 
 # %% wrong: the built-in
+# is: idea
 # says: dist.all_reduce was called
 def recursive_doubling_all_reduce(tensor, group=None):
     buffer = tensor.contiguous()
@@ -119,6 +126,7 @@ def recursive_doubling_all_reduce(tensor, group=None):
 
 
 # %% wrong: a ring of whole tensors
+# is: idea
 # says: log2 N rounds
 def recursive_doubling_all_reduce(tensor, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -134,6 +142,7 @@ def recursive_doubling_all_reduce(tensor, group=None):
 
 
 # %% wrong: both partners send first
+# is: slip
 # says: post the two together
 def recursive_doubling_all_reduce(tensor, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -149,6 +158,7 @@ def recursive_doubling_all_reduce(tensor, group=None):
 
 
 # %% wrong: added while it is being sent
+# is: slip
 # says: must not change|was changed before wait
 def recursive_doubling_all_reduce(tensor, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -251,6 +261,7 @@ def recursive_doubling_all_reduce(tensor, group=None):
 
 
 # %% wrong: folded in, and partners at r + distance
+# is: slip
 # says: Ranks did not swap: rank 0 sent to rank 1 and received from rank 3
 def recursive_doubling_all_reduce(tensor, group=None):
     n, me = dist.get_world_size(group), dist.get_rank(group)

@@ -14,6 +14,7 @@ def reduce_scatter(output, input, group=None):
 
 
 # %% wrong: the complete chunk is another rank's
+# is: slip
 # says: on the wrong ranks
 # base: what the wrong ones change
 -        sent, added = chunks[(rank - k - 1) % n], chunks[(rank - k - 2) % n]
@@ -24,6 +25,7 @@ def reduce_scatter(output, input, group=None):
 
 
 # %% wrong: one round too few
+# is: slip
 # says: the last of the N - 1 rounds brings it
 # base: what the wrong ones change
 -    for k in range(n - 1):
@@ -31,6 +33,7 @@ def reduce_scatter(output, input, group=None):
 
 
 # %% wrong: added into the input
+# is: slip
 # says: `input` was changed
 def reduce_scatter(output, input, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -46,6 +49,7 @@ def reduce_scatter(output, input, group=None):
 
 
 # %% wrong: added to what the output held
+# is: slip
 # says: may hold anything before the call
 # base: what the wrong ones change
 -    output.copy_(chunks[rank])
@@ -53,6 +57,7 @@ def reduce_scatter(output, input, group=None):
 
 
 # %% wrong: a mean
+# is: slip
 # says: reduce_scatter sums
 # base: what the wrong ones change
 -    output.copy_(chunks[rank])
@@ -60,6 +65,7 @@ def reduce_scatter(output, input, group=None):
 
 
 # %% wrong: the whole input in every round
+# is: idea
 # says: never the whole input: without that at most half
 def reduce_scatter(output, input, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -75,6 +81,7 @@ def reduce_scatter(output, input, group=None):
 
 
 # %% wrong: the built-in
+# is: idea
 # says: dist.reduce_scatter was called|dist.all_reduce was called
 def reduce_scatter(output, input, group=None):
     result = torch.empty(output.shape, dtype=output.dtype)
@@ -83,6 +90,7 @@ def reduce_scatter(output, input, group=None):
 
 
 # %% wrong: receives first
+# is: idea
 # says: post both together
 # base: what the wrong ones change
 -        handle = dist.isend(sent, group=group, group_dst=(rank + 1) % n)
@@ -92,6 +100,7 @@ def reduce_scatter(output, input, group=None):
 
 
 # %% wrong: partial sums passed on, and added again
+# is: slip
 # says: added more than once
 def reduce_scatter(output, input, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -106,6 +115,7 @@ def reduce_scatter(output, input, group=None):
 
 
 # %% wrong: ranks of the world in a group
+# is: slip
 # says: count ranks within it|ranks of the whole world
 # base: what the wrong ones change
 -        handle = dist.isend(sent, group=group, group_dst=(rank + 1) % n)
@@ -152,6 +162,7 @@ def reduce_scatter(output, input, group=None):
 
 
 # %% wrong: the ring turns to the left, with the indices of one to the right
+# is: slip
 # says: sent to its left neighbour
 def reduce_scatter(output, input, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -170,6 +181,7 @@ def reduce_scatter(output, input, group=None):
 
 
 # %% wrong: sent in float64
+# is: slip
 # says: messages were float64
 def reduce_scatter(output, input, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -187,6 +199,7 @@ def reduce_scatter(output, input, group=None):
 
 
 # %% wrong: the result is returned under the name of the argument
+# is: form
 # says: only gives that name to another tensor
 def reduce_scatter(output, input, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)

@@ -1,4 +1,5 @@
 # %% wrong: the whole tensor round the ring
+# is: idea
 # says: never the whole tensor: without that at most half
 def ring_all_reduce(tensor, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -13,6 +14,7 @@ def ring_all_reduce(tensor, group=None):
 
 
 # %% wrong: every round sends the whole tensor, four times the optimum
+# is: idea
 # says: never the whole tensor: without that at most half
 def ring_all_reduce(tensor, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -32,6 +34,7 @@ def ring_all_reduce(tensor, group=None):
 
 
 # %% wrong: the built-in
+# is: idea
 # says: dist.all_reduce was called
 def ring_all_reduce(tensor, group=None):
     buffer = tensor.contiguous()
@@ -40,6 +43,7 @@ def ring_all_reduce(tensor, group=None):
 
 
 # %% wrong: the real group behind the recorder
+# is: idea
 # says: bytes in messages; the result needs at least
 def ring_all_reduce(tensor, group=None):
     buffer = tensor.contiguous()
@@ -48,6 +52,7 @@ def ring_all_reduce(tensor, group=None):
 
 
 # %% wrong: ours imported
+# is: form
 # says: write your own
 def ring_all_reduce(tensor, group=None):
     from course_lib.collectives import ring_all_reduce as solved
@@ -56,11 +61,13 @@ def ring_all_reduce(tensor, group=None):
 
 
 # %% wrong: ours by reference
+# is: form
 # says: write your own
 from course_lib.collectives import ring_all_reduce
 
 
 # %% wrong: a second process group hides the traffic
+# is: form
 # says: process group of your own
 def ring_all_reduce(tensor, group=None):
     hidden = dist.new_group(dist.get_process_group_ranks(group or dist.group.WORLD))
@@ -70,6 +77,7 @@ def ring_all_reduce(tensor, group=None):
 
 
 # %% wrong: chunks of equal length only
+# is: slip
 # says: remainder of 10 / 4: your chunks cover 8 elements
 def ring_all_reduce(tensor, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -93,6 +101,7 @@ def ring_all_reduce(tensor, group=None):
 
 
 # %% wrong: the second phase starts from the chunk that it began with
+# is: slip
 # says: the chunk that each rank began with
 def ring_all_reduce(tensor, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -117,6 +126,7 @@ def ring_all_reduce(tensor, group=None):
 
 
 # %% wrong: the second phase is missing
+# is: slip
 # says: The second sends the complete chunks round
 def ring_all_reduce(tensor, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -137,6 +147,7 @@ def ring_all_reduce(tensor, group=None):
 
 
 # %% wrong: the second phase adds
+# is: slip
 # says: copied, not added
 def ring_all_reduce(tensor, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -157,6 +168,7 @@ def ring_all_reduce(tensor, group=None):
 
 
 # %% wrong: a mean
+# is: slip
 # says: An all-reduce sums
 def ring_all_reduce(tensor, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -178,6 +190,7 @@ def ring_all_reduce(tensor, group=None):
 
 
 # %% wrong: receives first
+# is: idea
 # says: post both together
 def ring_all_reduce(tensor, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -193,6 +206,7 @@ def ring_all_reduce(tensor, group=None):
 
 
 # %% wrong: element by element
+# is: slip
 # says: more messages are more latencies
 def ring_all_reduce(tensor, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -217,6 +231,7 @@ def ring_all_reduce(tensor, group=None):
 
 
 # %% wrong: works on a copy of a strided tensor
+# is: slip
 # says: write it back
 def ring_all_reduce(tensor, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -236,6 +251,7 @@ def ring_all_reduce(tensor, group=None):
 
 
 # %% wrong: each rank adds in an order of its own
+# is: slip
 # says: different bits
 def ring_all_reduce(tensor, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -250,6 +266,7 @@ def ring_all_reduce(tensor, group=None):
 
 
 # %% wrong: added before it has arrived
+# is: slip
 # says: wait\(\)
 def ring_all_reduce(tensor, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -270,6 +287,7 @@ def ring_all_reduce(tensor, group=None):
 
 
 # %% wrong: ranks of the world in a group
+# is: slip
 # says: count ranks within it
 def ring_all_reduce(tensor, group=None):
     rank, n = dist.get_rank(), dist.get_world_size()
@@ -290,6 +308,7 @@ def ring_all_reduce(tensor, group=None):
 
 
 # %% wrong: buffers of the first chunk's length
+# is: slip
 # says: ends of a message differ|must match|Chunks differ in length
 def ring_all_reduce(tensor, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -360,6 +379,7 @@ def ring_all_reduce(tensor, group=None):
 
 
 # %% wrong: the ring turns to the left, with the indices of one to the right
+# is: slip
 # says: sent to its left neighbour
 def ring_all_reduce(tensor, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -385,6 +405,7 @@ def ring_all_reduce(tensor, group=None):
 
 
 # %% wrong: the second phase begins with the chunk before the complete one
+# is: slip
 # says: which chunk did rank r finish
 def ring_all_reduce(tensor, group=None):
     n = dist.get_world_size(group)
@@ -411,6 +432,7 @@ def ring_all_reduce(tensor, group=None):
 
 
 # %% wrong: chunk cuts into fewer pieces than there are ranks
+# is: slip
 # says: torch\.chunk may give fewer
 def ring_all_reduce(tensor, group=None):
     n, r = dist.get_world_size(group), dist.get_rank(group)

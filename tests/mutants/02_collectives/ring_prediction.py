@@ -1,4 +1,5 @@
 # %% wrong: one phase
+# is: slip
 # says: That is one phase
 def ring_bytes_sent(n, nbytes):
     return (n - 1) / n * nbytes
@@ -9,6 +10,7 @@ def ring_rounds(n):
 
 
 # %% wrong: the whole tensor in every round
+# is: idea
 # says: not the whole tensor
 def ring_bytes_sent(n, nbytes):
     return 2 * (n - 1) * nbytes
@@ -19,6 +21,7 @@ def ring_rounds(n):
 
 
 # %% wrong: the limit for many ranks
+# is: slip
 # says: limit for many ranks
 def ring_bytes_sent(n, nbytes):
     return 2 * nbytes
@@ -29,6 +32,7 @@ def ring_rounds(n):
 
 
 # %% wrong: N rounds in each phase
+# is: slip
 # says: N - 1 rounds in each phase
 def ring_bytes_sent(n, nbytes):
     return 2 * (n - 1) / n * nbytes
@@ -39,6 +43,7 @@ def ring_rounds(n):
 
 
 # %% wrong: a tree's rounds
+# is: slip
 # says: a tree's
 def ring_bytes_sent(n, nbytes):
     return 2 * (n - 1) / n * nbytes
@@ -49,6 +54,7 @@ def ring_rounds(n):
 
 
 # %% wrong: what all ranks send
+# is: slip
 # says: the sum over all ranks|not the whole tensor
 def ring_bytes_sent(n, nbytes):
     return n * 2 * (n - 1) / n * nbytes
@@ -59,6 +65,7 @@ def ring_rounds(n):
 
 
 # %% wrong: sent and received
+# is: slip
 # says: Bytes sent were asked for
 def ring_bytes_sent(n, nbytes):
     return 4 * (n - 1) / n * nbytes
@@ -69,6 +76,7 @@ def ring_rounds(n):
 
 
 # %% wrong: nothing returned
+# is: form
 # says: not a number
 def ring_bytes_sent(n, nbytes):
     print(2 * (n - 1) / n * nbytes)

@@ -200,7 +200,7 @@ def read(value: Any) -> Layout | str:
 
 
 def judge(plans: Sequence[Plan], start: int, everything: Sequence[Plan]) -> Callable[[Observed], Finding]:
-    """everything: the plans of all lines; a mistake is told if it gives all of their wrong answers."""
+    """everything: the plans of all lines; a mistake is named if it gives all of their answers."""
 
     def judge_answers(observed: Observed) -> Finding:
         off: list[tuple[Plan, Layout | None]] = []
@@ -221,15 +221,16 @@ def judge(plans: Sequence[Plan], start: int, everything: Sequence[Plan]) -> Call
             chosen = layout if isinstance(layout, tuple) else None
             if chosen != plan.right:
                 off.append((plan, chosen))
-        return explained(off[0], wrong_answers(everything, observed)) if off else RIGHT
+        return explained(off[0], answers(everything, observed)) if off else RIGHT
 
     return judge_answers
 
 
-def wrong_answers(plans: Sequence[Plan], observed: Observed) -> list[tuple[Plan, Layout | None]]:
+def answers(plans: Sequence[Plan], observed: Observed) -> list[tuple[Plan, Layout | None]]:
+    """Those that are a layout or None."""
     read_so_far = ((plan, read(observed.answer(index).value)) for index, plan in enumerate(plans))
     layouts = [(plan, None if layout == NONE else layout) for plan, layout in read_so_far]
-    return [(p, layout) for p, layout in layouts if not isinstance(layout, str) and layout != p.right]
+    return [(plan, layout) for plan, layout in layouts if not isinstance(layout, str)]
 
 
 def raised(plan: Plan, error: str = "", text: str = "", where: str = "") -> Finding:
@@ -241,8 +242,10 @@ def raised(plan: Plan, error: str = "", text: str = "", where: str = "") -> Find
     return wrong(said, at(where), cause="raised")
 
 
-def explained(first_off: tuple[Plan, Layout | None], off: Sequence[tuple[Plan, Layout | None]]) -> Finding:
-    """A wrong answer with its own bill, and the mistake that gives all of them."""
+def explained(
+    first_off: tuple[Plan, Layout | None], all_answers: Sequence[tuple[Plan, Layout | None]]
+) -> Finding:
+    """A wrong answer with its own bill, and the mistake that gives all answers, the right ones as well."""
     plan, chosen = first_off
     right = plan.right
     room = f"the room is {plan.room / 1e9:.12g} GB"
@@ -259,9 +262,10 @@ def explained(first_off: tuple[Plan, Layout | None], off: Sequence[tuple[Plan, L
         said = f"{plan} gives {chosen}, which fits, but {right} fits too and costs less."
         general = "first_that_fits gives a layout that fits, and a cheaper one fits too."
     slip = next(
-        (says for says, answer in SLIPS.items() if all(answer(p) == layout for p, layout in off)), OTHERWISE
+        (says for says, answer in SLIPS.items() if all(answer(p) == layout for p, layout in all_answers)),
+        OTHERWISE,
     )
-    if slip == OTHERWISE and all(layout in fitting(p) for p, layout in off):
+    if slip == OTHERWISE and all(layout in fitting(p) for p, layout in all_answers if layout != p.right):
         slip = CHEAPEST
     return wrong(Sentence(said, general), slip, cause=slip)
 

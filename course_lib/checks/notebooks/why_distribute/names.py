@@ -47,17 +47,17 @@ def named_right(named: Entries | None, wanted: Entries, runs: Sequence[tuple[Ent
         )
     names = words.listing(repr(name) for name in named)
     said = Sentence(f"by_module has bytes for {names}.", "by_module has other bytes than were kept.")
-    return wrong(said, why([(given, right) for given, right in runs if given != right]))
+    return wrong(said, why([(entered, right) for entered, right in runs if entered != right]))
 
 
 def why(off: Sequence[tuple[Entries, Entries]]) -> str:
     """off: the wrong entries of all runs, each with the right ones."""
-    if any(total(given) != total(right) for given, right in off):
+    if any(total(entered) != total(right) for entered, right in off):
         return NOT_ALL
     for says, entered_as in NAMES.items():
-        if all(given == summed(right, entered_as) for given, right in off):
+        if all(entered == summed(right, entered_as) for entered, right in off):
             return says
-    missing = all("" not in given and "" in right for given, right in off)
+    missing = all("" not in entered and "" in right for entered, right in off)
     return NOT_TAKEN_OFF if missing else INNERMOST
 
 
