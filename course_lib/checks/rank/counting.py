@@ -66,17 +66,20 @@ class Saved:
 
     def __init__(self, apart_from: Iterable[torch.Tensor] = ()):
         self.known = pieces(apart_from)
+        self.apart = frozenset(self.known)
         self.nbytes = 0
         self.kept: list[torch.Tensor] = []  # memory that is freed would be given out again
         self.hooks = _hooks(self.pack, self.unpack)
 
     def pack(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor without its graph: one that an operation made and keeps would hold itself for ever."""
+        detached = _detach(tensor)
         for begin, piece in pieces([tensor]).items():
             if begin not in self.known:
                 self.known[begin] = piece
                 self.nbytes += piece[0]
-                self.kept.append(_detach(tensor))
-        return tensor
+                self.kept.append(detached)
+        return detached
 
     def beside(self, before: Pieces, y: Any) -> int:
         """Bytes that came since `before` and are still there, not handed to PyTorch for keeping.
@@ -85,6 +88,12 @@ class Saved:
         """
         passed_on = pieces([y]) if isinstance(y, _Tensor) else {}
         return more(alive(), before | passed_on | self.known)
+
+    def still_kept(self) -> int:
+        """Bytes of `nbytes` that are there still: not those of a graph that was thrown away. Ends the count."""
+        self.kept.clear()
+        handed = (piece for begin, piece in self.known.items() if begin not in self.apart)
+        return sum(nbytes for nbytes, ref in handed if not ref.expired())
 
     @staticmethod
     def unpack(tensor: torch.Tensor) -> torch.Tensor:

@@ -49,6 +49,7 @@ class Adam8bit(ByteStates):
 
 
 # %% wrong: linear codes for v
+# is: slip
 # says: v has linear codes
 # base: what the wrong ones change
 -        self.numbers = {"m": DYNAMIC_SIGNED, "v": DYNAMIC_UNSIGNED}
@@ -56,6 +57,7 @@ class Adam8bit(ByteStates):
 
 
 # %% wrong: linear codes for both
+# is: slip
 # says: Both moments have linear codes
 # base: what the wrong ones change
 -        self.numbers = {"m": DYNAMIC_SIGNED, "v": DYNAMIC_UNSIGNED}
@@ -64,6 +66,7 @@ class Adam8bit(ByteStates):
 
 
 # %% wrong: linear codes for m
+# is: slip
 # says: m has linear codes
 # base: what the wrong ones change
 -        self.numbers = {"m": DYNAMIC_SIGNED, "v": DYNAMIC_UNSIGNED}
@@ -71,6 +74,7 @@ class Adam8bit(ByteStates):
 
 
 # %% wrong: one scale for the tensor
+# is: slip
 # says: beside one outlier 99 % of v is 0
 # base: what the wrong ones change
 -        flat, numbers = moment.flatten(), self.numbers[name].to(moment.device)
@@ -82,6 +86,7 @@ class Adam8bit(ByteStates):
 
 
 # %% wrong: signed codes for v
+# is: slip
 # says: v has signed codes
 # base: what the wrong ones change
 -        self.numbers = {"m": DYNAMIC_SIGNED, "v": DYNAMIC_UNSIGNED}
@@ -89,6 +94,7 @@ class Adam8bit(ByteStates):
 
 
 # %% wrong: the moments are stored with their bias corrected
+# is: slip
 # says: Bias was corrected twice
 # base: what the wrong ones change
 -        self.write(state, "m", m, group["block"])
@@ -98,6 +104,7 @@ class Adam8bit(ByteStates):
 
 
 # %% wrong: the bias is not corrected
+# is: slip
 # says: Bias was not corrected
 # base: what the wrong ones change
 -        mhat, vhat = m / (1 - beta1**t), v / (1 - beta2**t)
@@ -105,6 +112,7 @@ class Adam8bit(ByteStates):
 
 
 # %% wrong: quantised before the update is taken
+# is: slip
 # says: rounded before the step was taken
 # base: what the wrong ones change
 -        mhat, vhat = m / (1 - beta1**t), v / (1 - beta2**t)
@@ -118,6 +126,7 @@ class Adam8bit(ByteStates):
 
 
 # %% wrong: the update is taken from moments that were rounded twice
+# is: slip
 # says: rounded before the step was taken
 # base: what the wrong ones change
 -        mhat, vhat = m / (1 - beta1**t), v / (1 - beta2**t)
@@ -128,6 +137,7 @@ class Adam8bit(ByteStates):
 
 
 # %% wrong: m alone is rounded before the update
+# is: slip
 # says: they are rounded after it
 # base: what the wrong ones change
 -        mhat, vhat = m / (1 - beta1**t), v / (1 - beta2**t)
@@ -138,6 +148,7 @@ class Adam8bit(ByteStates):
 
 
 # %% wrong: the scales are not saved
+# is: slip
 # says: Everything that a step reads has to be in self.state
 # base: what the wrong ones change
 -        scales = state[name + "_scales"].repeat_interleave(block)[: param.numel()]
@@ -153,6 +164,7 @@ class Adam8bit(ByteStates):
 
 
 # %% wrong: the steps are counted beside the states
+# is: slip
 # says: Everything that a step reads has to be in self.state
 # base: what the wrong ones change
 -        t = state["step"] = state.get("step", 0) + 1
@@ -160,6 +172,7 @@ class Adam8bit(ByteStates):
 
 
 # %% wrong: small parameters have 8 bits, too
+# is: slip
 # says: A parameter of fewer than 4,096 elements has 8 bits
 # base: what the wrong ones change
 -        if param.numel() < 4096:
@@ -171,6 +184,7 @@ class Adam8bit(ByteStates):
 
 
 # %% wrong: codes are rounded towards 0
+# is: slip
 # says: rounded towards 0, and the moments drift
 # base: what the wrong ones change
 -        codes = torch.bucketize(shares, (numbers[1:] + numbers[:-1]) / 2)
@@ -180,6 +194,7 @@ class Adam8bit(ByteStates):
 
 
 # %% wrong: nothing is rounded
+# is: idea
 # says: The moments are not rounded at all
 # base: what the wrong ones change
 -        if param.numel() < 4096:
@@ -190,6 +205,7 @@ class Adam8bit(ByteStates):
 
 
 # %% wrong: the float32 moments are kept beside the codes
+# is: idea
 # says: Keep codes in uint8 and a scale for each block
 # base: what the wrong ones change
 -        state[name + "_scales"] = scales
@@ -198,6 +214,7 @@ class Adam8bit(ByteStates):
 
 
 # %% wrong: the codes are indices of 64 bits
+# is: idea
 # says: Two moments in float32 take 8 bytes. Keep codes in uint8
 # base: what the wrong ones change
 -        state[name] = codes.flatten()[: len(flat)].to(torch.uint8)
@@ -205,6 +222,7 @@ class Adam8bit(ByteStates):
 
 
 # %% wrong: the states become float32 when they are loaded
+# is: slip
 # says: came back as float32. Derive from ByteStates
 # base: what the wrong ones change
 -class Adam8bit(ByteStates):
@@ -212,6 +230,7 @@ class Adam8bit(ByteStates):
 
 
 # %% wrong: 0 / 0
+# is: slip
 # says: A block of zeros was divided by its scale
 # base: what the wrong ones change
 -        shares = parts / scales.where(scales > 0, 1.0)[:, None]
@@ -220,6 +239,7 @@ class Adam8bit(ByteStates):
 
 
 # %% wrong: weight decay in the gradient
+# is: slip
 # says: Weight decay went into the gradient
 # base: what the wrong ones change
 -        (beta1, beta2), lr, grad = group["betas"], group["lr"], param.grad
@@ -230,6 +250,7 @@ class Adam8bit(ByteStates):
 
 
 # %% wrong: blocks of 256 whatever `block` is
+# is: slip
 # says: .block. was not used
 # base: what the wrong ones change
 -        super().__init__(params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, block=block))

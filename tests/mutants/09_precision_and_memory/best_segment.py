@@ -5,18 +5,21 @@ def best_segment(layers, kept=1.0, inside=17.0):
 
 
 # %% wrong: the square root of the layers
+# is: idea
 # says: Chen et al.'s rule for layers that keep no more than their input
 def best_segment(layers, kept=1.0, inside=17.0):
     return round(math.sqrt(layers))
 
 
 # %% wrong: the smooth minimum
+# is: slip
 # says: Pieces are whole
 def best_segment(layers, kept=1.0, inside=17.0):
     return min(layers, max(1, round(math.sqrt(layers * kept / inside))))
 
 
 # %% wrong: a short last piece is forgotten
+# is: slip
 # says: ceil\(L/k\), not L // k
 # base: what the wrong ones change
 -    most = {k: math.ceil(layers / k) * kept + k * inside for k in range(layers, 0, -1)}
@@ -24,6 +27,7 @@ def best_segment(layers, kept=1.0, inside=17.0):
 
 
 # %% wrong: a part of a piece
+# is: slip
 # says: Pieces are whole
 # base: what the wrong ones change
 -    most = {k: math.ceil(layers / k) * kept + k * inside for k in range(layers, 0, -1)}
@@ -31,6 +35,7 @@ def best_segment(layers, kept=1.0, inside=17.0):
 
 
 # %% wrong: the smaller of two
+# is: detail
 # says: Of two k with equal memory the larger one
 # base: what the wrong ones change
 -    most = {k: math.ceil(layers / k) * kept + k * inside for k in range(layers, 0, -1)}
@@ -38,6 +43,7 @@ def best_segment(layers, kept=1.0, inside=17.0):
 
 
 # %% wrong: one layer inside
+# is: slip
 # says: one whole segment exists while it is recomputed
 # base: what the wrong ones change
 -    most = {k: math.ceil(layers / k) * kept + k * inside for k in range(layers, 0, -1)}
@@ -45,6 +51,7 @@ def best_segment(layers, kept=1.0, inside=17.0):
 
 
 # %% wrong: kept and inside exchanged
+# is: slip
 # says: its inside were exchanged
 # base: what the wrong ones change
 -    most = {k: math.ceil(layers / k) * kept + k * inside for k in range(layers, 0, -1)}
@@ -52,6 +59,7 @@ def best_segment(layers, kept=1.0, inside=17.0):
 
 
 # %% wrong: fixed numbers
+# is: idea
 # says: does not know kept and inside
 # base: what the wrong ones change
 -    most = {k: math.ceil(layers / k) * kept + k * inside for k in range(layers, 0, -1)}
@@ -59,6 +67,7 @@ def best_segment(layers, kept=1.0, inside=17.0):
 
 
 # %% wrong: the memory is returned
+# is: slip
 # says: That is the memory at the worst moment
 # base: what the wrong ones change
 -    return min(most, key=most.get)
@@ -66,6 +75,7 @@ def best_segment(layers, kept=1.0, inside=17.0):
 
 
 # %% wrong: the number of pieces is returned
+# is: slip
 # says: number of pieces
 # base: what the wrong ones change
 -    return min(most, key=most.get)

@@ -33,6 +33,7 @@ def checkpoint(function, *args):
 
 
 # %% wrong: no graph in backward
+# is: form
 # says: Backward runs without a graph
 # base: a Function, arguments kept
 -        with torch.enable_grad(), torch.autocast("cpu", dtype=dtype, enabled=enabled):
@@ -43,6 +44,7 @@ def checkpoint(function, *args):
 
 
 # %% wrong: the arguments are not detached
+# is: slip
 # says: The arguments still had their graph
 # base: a Function, arguments kept
 -            args[place] = tensor.detach().requires_grad_(tensor.requires_grad)
@@ -51,6 +53,7 @@ def checkpoint(function, *args):
 
 
 # %% wrong: other random numbers
+# is: slip
 # says: another mask: keep the generator's state
 # base: a Function, arguments kept
 -        now = torch.get_rng_state()
@@ -60,6 +63,7 @@ def checkpoint(function, *args):
 
 
 # %% wrong: the caller's random numbers repeat
+# is: slip
 # says: next dropout of the caller repeats
 # base: a Function, arguments kept
 -        now = torch.get_rng_state()
@@ -68,6 +72,7 @@ def checkpoint(function, *args):
 
 
 # %% wrong: a new seed in forward
+# is: slip
 # says: Read the generator's state in forward, and leave it alone
 # base: a Function, arguments kept
 -        ctx.state = torch.get_rng_state()
@@ -76,6 +81,7 @@ def checkpoint(function, *args):
 
 
 # %% wrong: the graph of the first run is kept
+# is: idea
 # says: kept 16.1 s.b.h, allowed 1
 class Recompute(torch.autograd.Function):
     @staticmethod
@@ -99,12 +105,14 @@ def checkpoint(function, *args):
 
 
 # %% wrong: no checkpoint at all
+# is: idea
 # says: Run the function without a graph in forward
 def checkpoint(function, *args):
     return function(*args)
 
 
 # %% wrong: PyTorch's own
+# is: idea
 # says: torch.utils.checkpoint is the answer
 def checkpoint(function, *args):
     import torch.utils.checkpoint
@@ -113,6 +121,7 @@ def checkpoint(function, *args):
 
 
 # %% wrong: the arguments' gradients are not returned
+# is: slip
 # says: no gradient for x: the arguments were detached
 # base: a Function, arguments kept
 -        return None, None, *[arg.grad if torch.is_tensor(arg) else None for arg in args]
@@ -120,6 +129,7 @@ def checkpoint(function, *args):
 
 
 # %% wrong: forward builds a graph and throws it away
+# is: slip
 # says: Forward built the graph and threw it away
 # base: a Function, arguments kept
 -        return function(*args)
@@ -131,6 +141,7 @@ def checkpoint(function, *args):
 
 
 # %% wrong: the output is detached
+# is: form
 # says: The output was detached
 # base: a Function, arguments kept
 -    return Recompute.apply(anchor, function, *args)
@@ -139,6 +150,7 @@ def checkpoint(function, *args):
 
 
 # %% wrong: weights are counted twice
+# is: slip
 # says: The weights' gradients are counted twice
 # base: a Function, arguments kept
 -        torch.autograd.backward([y for y, _ in pairs], [g for _, g in pairs])
@@ -151,6 +163,7 @@ def checkpoint(function, *args):
 
 
 # %% wrong: the second run is in float32
+# is: slip
 # says: The second run was in float32
 # base: a Function, arguments kept
 -        with torch.enable_grad(), torch.autocast("cpu", dtype=dtype, enabled=enabled):
@@ -158,6 +171,7 @@ def checkpoint(function, *args):
 
 
 # %% wrong: a first block records nothing
+# is: slip
 # says: whose tensor inputs need no gradient records nothing
 # base: a Function, arguments kept
 -    anchor = torch.zeros(1, requires_grad=True)
@@ -165,6 +179,7 @@ def checkpoint(function, *args):
 
 
 # %% wrong: every argument is taken for a tensor
+# is: slip
 # says: save_for_backward
 # base: a Function, arguments kept
 -        ctx.save_for_backward(*[args[place] for place in ctx.places])
@@ -172,6 +187,7 @@ def checkpoint(function, *args):
 
 
 # %% wrong: gradients of the arguments alone
+# is: slip
 # says: reaches its weights without having them as arguments
 # base: a Function, arguments kept
 -        torch.autograd.backward([y for y, _ in pairs], [g for _, g in pairs])
@@ -187,6 +203,7 @@ def checkpoint(function, *args):
 
 
 # %% wrong: the first output alone
+# is: slip
 # says: from the gradients of all outputs
 # base: a Function, arguments kept
 -        torch.autograd.backward([y for y, _ in pairs], [g for _, g in pairs])
@@ -194,12 +211,58 @@ def checkpoint(function, *args):
 
 
 # %% wrong: the function runs twice in backward
+# is: slip
 # says: once in forward and once more in backward
 # base: a Function, arguments kept
 -            outputs = ctx.function(*args)
 +            ctx.function(*args)
 +            torch.set_rng_state(ctx.state)
 +            outputs = ctx.function(*args)
+
+
+# %% wrong: the arguments keep their graph, which is walked in every block's backward
+# is: idea
+# says: The second run's graph goes on above the block
+class Recompute(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, anchor, function, *args):
+        ctx.function, ctx.args = function, args
+        ctx.state = torch.get_rng_state()
+        ctx.cast = dict(
+            enabled=torch.is_autocast_enabled("cpu"), dtype=torch.get_autocast_dtype("cpu")
+        )
+        return function(*args)
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+            torch.set_rng_state(ctx.state)
+            with torch.autocast("cpu", **ctx.cast):
+                outputs = ctx.function(*ctx.args)
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        torch.autograd.backward(outputs, gradients)
+        return (None,) * (2 + len(ctx.args))
+
+
+def checkpoint(function, *args):
+    return Recompute.apply(torch.zeros(1, requires_grad=True), function, *args)
+
+
+# %% wrong: every second run's graph is kept
+# is: idea
+# says: or it is kept
+# base: a Function, arguments kept
+-        pairs = [(y, g) for y, g in zip(outputs, gradients) if y.requires_grad]
+-        torch.autograd.backward([y for y, _ in pairs], [g for _, g in pairs])
++        pairs = [(y, g) for y, g in zip(outputs, gradients) if y.requires_grad]
++        runs.append(outputs)
++        torch.autograd.backward([y for y, _ in pairs], [g for _, g in pairs], retain_graph=True)
+@@
+-def checkpoint(function, *args):
++runs = []
++
++
++def checkpoint(function, *args):
 
 
 # %% right: a Function, the state in a context manager

@@ -31,6 +31,7 @@ def chunked_loss(hidden, weight, targets, chunks):
 
 
 # %% wrong: the mean of the chunks' means
+# is: slip
 # says: That is the mean of the chunks' means
 # base: a Function, gradients in forward
 -        count = (targets != -100).sum()
@@ -41,6 +42,7 @@ def chunked_loss(hidden, weight, targets, chunks):
 
 
 # %% wrong: lost targets count
+# is: slip
 # says: Targets of -100 were counted
 # base: a Function, gradients in forward
 -        count = (targets != -100).sum()
@@ -48,6 +50,7 @@ def chunked_loss(hidden, weight, targets, chunks):
 
 
 # %% wrong: the sum
+# is: slip
 # says: That is the sum of the losses
 # base: a Function, gradients in forward
 -        count = (targets != -100).sum()
@@ -55,6 +58,7 @@ def chunked_loss(hidden, weight, targets, chunks):
 
 
 # %% wrong: the weight's gradient is overwritten
+# is: slip
 # says: last chunk's gradient of the weight
 # base: a Function, gradients in forward
 -            grad_weight += slope.t() @ x.float()
@@ -62,6 +66,7 @@ def chunked_loss(hidden, weight, targets, chunks):
 
 
 # %% wrong: the upstream gradient is forgotten
+# is: slip
 # says: those for an upstream gradient of 1
 # base: a Function, gradients in forward
 -        return grad_hidden * upstream, grad_weight * upstream, None, None
@@ -69,6 +74,7 @@ def chunked_loss(hidden, weight, targets, chunks):
 
 
 # %% wrong: sums in bfloat16
+# is: slip
 # says: a sum in bfloat16 stops growing
 # base: a Function, gradients in forward
 -        grad_weight = torch.zeros(weight.shape)
@@ -76,6 +82,7 @@ def chunked_loss(hidden, weight, targets, chunks):
 
 
 # %% wrong: the logits are kept
+# is: idea
 # says: All logits exist at a time, or are kept
 def chunked_loss(hidden, weight, targets, chunks):
     total, wide = torch.zeros(()), weight.float()
@@ -86,12 +93,14 @@ def chunked_loss(hidden, weight, targets, chunks):
 
 
 # %% wrong: no chunks
+# is: idea
 # says: All logits exist at a time
 def chunked_loss(hidden, weight, targets, chunks):
     return torch.nn.functional.cross_entropy(hidden.float() @ weight.float().t(), targets)
 
 
 # %% wrong: the loss has the inputs' dtype
+# is: form
 # says: The loss is a float32 without dimensions
 # base: a Function, gradients in forward
 -        return loss
@@ -99,6 +108,7 @@ def chunked_loss(hidden, weight, targets, chunks):
 
 
 # %% wrong: lost targets are looked up
+# is: slip
 # says: leave these targets out
 # base: a Function, gradients in forward
 -            slope[torch.arange(len(y)), y.clamp(min=0)] -= 1

@@ -42,12 +42,14 @@ class LossScaler:
 
 
 # %% wrong: each rank decides alone
+# is: idea
 # says: skipped, rank \d did not: from here they train two models
 # base: what the wrong ones change
 -        dist.all_reduce(bad, op=dist.ReduceOp.MAX, group=self.group)
 
 
 # %% wrong: the findings are averaged and rounded
+# is: idea
 # says: a rank's infinity was outvoted
 # base: what the wrong ones change
 -        self.found = bad.item() > 0
@@ -58,6 +60,7 @@ class LossScaler:
 
 
 # %% wrong: the first rank decides
+# is: idea
 # says: The first rank's finding decided for all
 # base: what the wrong ones change
 -        dist.all_reduce(bad, op=dist.ReduceOp.MAX, group=self.group)
@@ -66,6 +69,7 @@ class LossScaler:
 
 
 # %% wrong: the group is forgotten
+# is: slip
 # says: An infinity outside of `group` counted
 # base: what the wrong ones change
 -        dist.all_reduce(bad, op=dist.ReduceOp.MAX, group=self.group)
@@ -73,12 +77,14 @@ class LossScaler:
 
 
 # %% wrong: the scale is not divided out
+# is: slip
 # says: gradients are 65,536 times too large, and so is a step of SGD
 # base: what the wrong ones change
 -                param.grad /= self.scale
 
 
 # %% wrong: step divides once more
+# is: slip
 # says: After unscale_ the step divided by the scale once more
 # base: what the wrong ones change
 -        if not self.found:
@@ -93,6 +99,7 @@ class LossScaler:
 
 
 # %% wrong: a caller who does not unscale
+# is: slip
 # says: Without a call of unscale_ nothing was divided
 # base: what the wrong ones change
 -        if self.found is None:
@@ -108,6 +115,7 @@ class LossScaler:
 
 
 # %% wrong: one skip, two backoffs
+# is: slip
 # says: the scale fell twice
 # base: what the wrong ones change
 -        if not self.found:
@@ -121,6 +129,7 @@ class LossScaler:
 
 
 # %% wrong: growth after interval + 1
+# is: slip
 # says: grows one step too late
 # base: what the wrong ones change
 -            self.good += 1
@@ -134,6 +143,7 @@ class LossScaler:
 
 
 # %% wrong: the count goes on over a skip
+# is: slip
 # says: not reset by a skip
 # base: what the wrong ones change
 -            self.scale *= self.backoff
@@ -142,6 +152,7 @@ class LossScaler:
 
 
 # %% wrong: the count goes on over a growth
+# is: slip
 # says: not reset by growth
 # base: what the wrong ones change
 -            if self.good == self.interval:
@@ -152,6 +163,7 @@ class LossScaler:
 
 
 # %% wrong: skipped steps count as good ones
+# is: slip
 # says: A skipped step was counted as a good one
 # base: what the wrong ones change
 -            self.scale *= self.backoff
@@ -169,6 +181,7 @@ class LossScaler:
 
 
 # %% wrong: a comparison that NaN never fulfils
+# is: slip
 # says: every comparison with NaN is false
 # base: what the wrong ones change
 -                if not param.grad.isfinite().all():
@@ -176,6 +189,7 @@ class LossScaler:
 
 
 # %% wrong: minus infinity is not seen
+# is: slip
 # says: -inf was not seen
 # base: what the wrong ones change
 -                if not param.grad.isfinite().all():
@@ -183,6 +197,7 @@ class LossScaler:
 
 
 # %% wrong: a sum stands for its elements
+# is: detail
 # says: A sum of finite gradients overflowed
 # base: what the wrong ones change
 -                param.grad /= self.scale
@@ -194,6 +209,7 @@ class LossScaler:
 
 
 # %% wrong: the first group of parameters alone
+# is: slip
 # says: first group of parameters was looked at
 # base: what the wrong ones change
 -                if not param.grad.isfinite().all():
@@ -201,6 +217,7 @@ class LossScaler:
 
 
 # %% wrong: the gradient is zeroed, and the step taken
+# is: slip
 # says: momentum moved the weights
 # base: what the wrong ones change
 -        if not self.found:
@@ -216,6 +233,7 @@ class LossScaler:
 
 
 # %% wrong: the bad gradients alone are left out
+# is: slip
 # says: Parameters with finite gradients moved
 # base: what the wrong ones change
 -        if not self.found:
@@ -230,6 +248,7 @@ class LossScaler:
 
 
 # %% wrong: the step is taken all the same
+# is: slip
 # says: The step was taken although a gradient was infinite or NaN
 # base: what the wrong ones change
 -        if not self.found:
@@ -240,6 +259,7 @@ class LossScaler:
 
 
 # %% wrong: backoff is one over growth
+# is: slip
 # says: `backoff` is a factor of its own
 # base: what the wrong ones change
 -            self.scale *= self.backoff
@@ -247,12 +267,14 @@ class LossScaler:
 
 
 # %% wrong: the scale stays
+# is: slip
 # says: the next one overflows again
 # base: what the wrong ones change
 -            self.scale *= self.backoff
 
 
 # %% wrong: a second unscale_ divides again
+# is: slip
 # says: A second unscale_ before update divides by the scale again
 # base: what the wrong ones change
 -        if self.found is not None:
@@ -260,6 +282,7 @@ class LossScaler:
 
 
 # %% wrong: a second unscale_ passes in silence
+# is: slip
 # says: a second unscale_ before update was not refused
 # base: what the wrong ones change
 -            raise RuntimeError("unscale_ is called once a step")
@@ -267,6 +290,7 @@ class LossScaler:
 
 
 # %% wrong: every gradient is all-reduced
+# is: slip
 # says: whether any is infinite is one number
 # base: what the wrong ones change
 -        bad = torch.zeros(1)
@@ -292,6 +316,7 @@ class LossScaler:
 
 
 # %% wrong: an all-reduce for each gradient
+# is: slip
 # says: One message for each gradient
 # base: what the wrong ones change
 -                if not param.grad.isfinite().all():
@@ -303,6 +328,7 @@ class LossScaler:
 
 
 # %% wrong: a rank without gradients leaves
+# is: slip
 # says: also a rank without gradients
 # base: what the wrong ones change
 -        bad = torch.zeros(1)
@@ -314,6 +340,7 @@ class LossScaler:
 
 
 # %% wrong: a parameter without gradient
+# is: slip
 # says: A parameter without a gradient is passed by
 # base: what the wrong ones change
 -                if param.grad is None:
@@ -321,12 +348,14 @@ class LossScaler:
 
 
 # %% wrong: step returns nothing
+# is: slip
 # says: It returns True if the step was taken
 # base: what the wrong ones change
 -        return not self.found
 
 
 # %% wrong: the loss is scaled in place
+# is: slip
 # says: scale_loss wrote into the loss
 # base: what the wrong ones change
 -        return loss * self.scale
@@ -334,6 +363,7 @@ class LossScaler:
 
 
 # %% wrong: PyTorch's own
+# is: idea
 # says: PyTorch's scaler is the answer
 class LossScaler:
     def __init__(self, scale=2.0**16, growth=2.0, backoff=0.5, interval=2000, group=None):

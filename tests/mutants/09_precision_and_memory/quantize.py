@@ -28,6 +28,7 @@ def dequantize(values, scales, block):
 
 
 # %% wrong: the scale is upside down
+# is: slip
 # says: The scale is upside down
 # base: what the wrong ones change
 -    scales = amax / largest
@@ -41,6 +42,7 @@ def dequantize(values, scales, block):
 
 
 # %% wrong: dequantize divides
+# is: slip
 # says: It divides by the scale
 # base: what the wrong ones change
 -    return values.float() * spread(scales, values, block)
@@ -48,6 +50,7 @@ def dequantize(values, scales, block):
 
 
 # %% wrong: 448 for e5m2
+# is: slip
 # says: The largest number of this format is 57,344
 # base: what the wrong ones change
 -    largest = torch.finfo(dtype).max
@@ -55,6 +58,7 @@ def dequantize(values, scales, block):
 
 
 # %% wrong: nothing is clamped
+# is: detail
 # says: values of NaN on older PyTorch
 # base: what the wrong ones change
 -    return scaled.clamp(-largest, largest).to(dtype), scales
@@ -62,6 +66,7 @@ def dequantize(values, scales, block):
 
 
 # %% wrong: the largest number, and not the largest magnitude
+# is: slip
 # says: Signs count in it: .* -7 beside 5
 # base: what the wrong ones change
 -    amax = tiles(x.float().abs(), block).amax((1, 3))
@@ -69,6 +74,7 @@ def dequantize(values, scales, block):
 
 
 # %% wrong: a signed scale
+# is: slip
 # says: Its sign is that of the block's largest element
 # base: what the wrong ones change
 -    amax = tiles(x.float().abs(), block).amax((1, 3))
@@ -77,6 +83,7 @@ def dequantize(values, scales, block):
 
 
 # %% wrong: blocks along the wrong dimension
+# is: slip
 # says: along what the product sums
 # base: what the wrong ones change
 -def quantize(x, block, dtype=torch.float8_e4m3fn, group=None):
@@ -85,6 +92,7 @@ def dequantize(values, scales, block):
 
 
 # %% wrong: each rank's own largest magnitude
+# is: idea
 # says: two ranks, two scales, one weight
 # base: what the wrong ones change
 -    if group is not None:
@@ -92,6 +100,7 @@ def dequantize(values, scales, block):
 
 
 # %% wrong: the magnitudes are added over the ranks
+# is: slip
 # says: scale 0, 0. is|scale .0, 0. is
 # base: what the wrong ones change
 -        dist.all_reduce(amax, op=dist.ReduceOp.MAX, group=group)
@@ -99,6 +108,7 @@ def dequantize(values, scales, block):
 
 
 # %% wrong: the whole weight is gathered
+# is: slip
 # says: each rank's largest magnitude is enough, 4 bytes
 # base: what the wrong ones change
 -        dist.all_reduce(amax, op=dist.ReduceOp.MAX, group=group)
@@ -108,12 +118,14 @@ def dequantize(values, scales, block):
 
 
 # %% wrong: a block of zeros is divided by 0
+# is: slip
 # says: 0 / 0 is NaN
 # base: what the wrong ones change
 -    scales[scales == 0] = 1
 
 
 # %% wrong: a scale in 8 bits
+# is: slip
 # says: The scale is kept in 8 bits, and rounded
 # base: what the wrong ones change
 -    scales = amax / largest
@@ -121,6 +133,7 @@ def dequantize(values, scales, block):
 
 
 # %% wrong: a scale that is stored in 8 bits
+# is: form
 # says: Scales stay in float32: 4 bytes a block
 # base: what the wrong ones change
 -    return scaled.clamp(-largest, largest).to(dtype), scales
@@ -128,6 +141,7 @@ def dequantize(values, scales, block):
 
 
 # %% wrong: x stays in bfloat16
+# is: slip
 # says: x.float\(\) first
 # base: what the wrong ones change
 -    amax = tiles(x.float().abs(), block).amax((1, 3))
@@ -138,6 +152,7 @@ def dequantize(values, scales, block):
 
 
 # %% wrong: one scale whatever the block is
+# is: idea
 # says: One scale for all of x
 # base: what the wrong ones change
 -    scales = amax / largest
@@ -145,6 +160,7 @@ def dequantize(values, scales, block):
 
 
 # %% wrong: small magnitudes get the scale of a constant
+# is: detail
 # says: however small
 # base: what the wrong ones change
 -    scales = amax / largest
@@ -152,6 +168,7 @@ def dequantize(values, scales, block):
 
 
 # %% wrong: whole numbers
+# is: slip
 # says: round\(\) makes whole numbers
 # base: what the wrong ones change
 -    return scaled.clamp(-largest, largest).to(dtype), scales
@@ -159,6 +176,7 @@ def dequantize(values, scales, block):
 
 
 # %% wrong: multiplied by the scale
+# is: slip
 # says: x was multiplied by the scale
 # base: what the wrong ones change
 -    scaled = x.float() / spread(scales, x, block)
@@ -166,6 +184,7 @@ def dequantize(values, scales, block):
 
 
 # %% wrong: x is not divided at all
+# is: slip
 # says: x was not divided by its block's scale
 # base: what the wrong ones change
 -    scaled = x.float() / spread(scales, x, block)
@@ -173,6 +192,7 @@ def dequantize(values, scales, block):
 
 
 # %% wrong: x is changed
+# is: slip
 # says: x was changed: it belongs to the caller
 # base: what the wrong ones change
 -    scaled = x.float() / spread(scales, x, block)
@@ -180,6 +200,7 @@ def dequantize(values, scales, block):
 
 
 # %% wrong: no edges
+# is: slip
 # says: Blocks at the edges may be smaller
 # base: what the wrong ones change
 -    edges = (0, across * columns - x.shape[1], 0, down * rows - x.shape[0])

@@ -1,4 +1,5 @@
 # %% wrong: half a step at 1
+# is: slip
 # says: Half a step rounds back to 1
 answer_1 = 2**-11
 answer_2 = "a loss that is not a number"
@@ -8,6 +9,7 @@ answer_5 = "each rank's generator"
 answer_6 = "a scale for each tile"
 
 # %% wrong: bfloat16's step
+# is: slip
 # says: bfloat16's step
 answer_1 = 1 / 128
 answer_2 = "a loss that is not a number"
@@ -17,6 +19,7 @@ answer_5 = "each rank's generator"
 answer_6 = "a scale for each tile"
 
 # %% wrong: an inf cannot be repaired
+# is: slip
 # says: skips the step and halves the scale
 answer_1 = 2**-10
 answer_2 = "an inf on one rank"
@@ -26,6 +29,7 @@ answer_5 = "each rank's generator"
 answer_6 = "a scale for each tile"
 
 # %% wrong: no scales
+# is: slip
 # says: Codes need scales
 answer_1 = 2**-10
 answer_2 = "a loss that is not a number"
@@ -35,6 +39,7 @@ answer_5 = "each rank's generator"
 answer_6 = "a scale for each tile"
 
 # %% wrong: a master copy
+# is: slip
 # says: does without a master copy
 answer_1 = 2**-10
 answer_2 = "a loss that is not a number"
@@ -44,6 +49,7 @@ answer_5 = "each rank's generator"
 answer_6 = "a scale for each tile"
 
 # %% wrong: the square root
+# is: slip
 # says: square root of 126
 answer_1 = 2**-10
 answer_2 = "a loss that is not a number"
@@ -53,6 +59,7 @@ answer_5 = "each rank's generator"
 answer_6 = "a scale for each tile"
 
 # %% wrong: every layer
+# is: slip
 # says: Fewer checkpoints keep less
 answer_1 = 2**-10
 answer_2 = "a loss that is not a number"
@@ -62,6 +69,7 @@ answer_5 = "each rank's generator"
 answer_6 = "a scale for each tile"
 
 # %% wrong: data make replicas drift
+# is: slip
 # says: different data do not matter
 answer_1 = 2**-10
 answer_2 = "a loss that is not a number"
@@ -71,6 +79,7 @@ answer_5 = "each rank's data"
 answer_6 = "a scale for each tile"
 
 # %% wrong: the accumulator replaces the range
+# is: slip
 # says: It saves the sum's digits
 answer_1 = 2**-10
 answer_2 = "a loss that is not a number"

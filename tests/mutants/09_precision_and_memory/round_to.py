@@ -13,6 +13,7 @@ def round_to(x, exponent_bits, mantissa_bits, *, finite=False):
 
 
 # %% wrong: the low bits are cut off
+# is: slip
 # says: half of all values are one step too small
 # base: what the wrong ones change
 -    rounded = x.div(step).round().mul(step)
@@ -20,6 +21,7 @@ def round_to(x, exponent_bits, mantissa_bits, *, finite=False):
 
 
 # %% wrong: ties go away from zero
+# is: slip
 # says: 1.00048828125 lies halfway and rounds to 1.0 in fp16: to even
 # base: what the wrong ones change
 -    rounded = x.div(step).round().mul(step)
@@ -27,6 +29,7 @@ def round_to(x, exponent_bits, mantissa_bits, *, finite=False):
 
 
 # %% wrong: halves go up
+# is: slip
 # says: Halves go up
 # base: what the wrong ones change
 -    rounded = x.div(step).round().mul(step)
@@ -34,6 +37,7 @@ def round_to(x, exponent_bits, mantissa_bits, *, finite=False):
 
 
 # %% wrong: halves go up, and zero keeps its sign
+# is: slip
 # says: Halves go up
 # base: what the wrong ones change
 -    rounded = x.div(step).round().mul(step)
@@ -42,6 +46,7 @@ def round_to(x, exponent_bits, mantissa_bits, *, finite=False):
 
 
 # %% wrong: subnormal numbers become 0
+# is: slip
 # says: 6e-8 exists in fp16
 # base: what the wrong ones change
 -    rounded = x.div(step).round().mul(step)
@@ -50,6 +55,7 @@ def round_to(x, exponent_bits, mantissa_bits, *, finite=False):
 
 
 # %% wrong: the step goes on shrinking
+# is: slip
 # says: the step goes on shrinking
 # base: what the wrong ones change
 -    step = 2.0 ** (exponent.clamp(min=1 - bias) - mantissa_bits).double()
@@ -57,6 +63,7 @@ def round_to(x, exponent_bits, mantissa_bits, *, finite=False):
 
 
 # %% wrong: through float32
+# is: detail
 # says: a value beside a tie became the tie
 # base: what the wrong ones change
 -    exponent = torch.frexp(x).exponent - 1
@@ -65,6 +72,7 @@ def round_to(x, exponent_bits, mantissa_bits, *, finite=False):
 
 
 # %% wrong: the exponent of frexp as it is
+# is: slip
 # says: frexp's mantissa lies between 1/2 and 1
 # base: what the wrong ones change
 -    exponent = torch.frexp(x).exponent - 1
@@ -72,6 +80,7 @@ def round_to(x, exponent_bits, mantissa_bits, *, finite=False):
 
 
 # %% wrong: infinite from the largest number on
+# is: slip
 # says: 65519 is 65504 in fp16, 65520 is inf
 # base: what the wrong ones change
 -    return torch.where(rounded.abs() > largest, x * math.inf, rounded)
@@ -79,6 +88,7 @@ def round_to(x, exponent_bits, mantissa_bits, *, finite=False):
 
 
 # %% wrong: a bias of 2^(e-1)
+# is: slip
 # says: bias is 2.\(exponent_bits - 1\) - 1
 # base: what the wrong ones change
 -    bias = 2 ** (exponent_bits - 1) - 1
@@ -86,6 +96,7 @@ def round_to(x, exponent_bits, mantissa_bits, *, finite=False):
 
 
 # %% wrong: a bias of 2^e
+# is: slip
 # says: bias is 2.\(exponent_bits - 1\) - 1
 # base: what the wrong ones change
 -    bias = 2 ** (exponent_bits - 1) - 1
@@ -93,6 +104,7 @@ def round_to(x, exponent_bits, mantissa_bits, *, finite=False):
 
 
 # %% wrong: a negative zero becomes positive
+# is: detail
 # says: -0 lost its sign
 # base: what the wrong ones change
 -    rounded = x.div(step).round().mul(step)
@@ -100,6 +112,7 @@ def round_to(x, exponent_bits, mantissa_bits, *, finite=False):
 
 
 # %% wrong: e4m3 overflows to infinity
+# is: slip
 # says: 448 \+ \.\.\. = inf: e4m3 has no infinities
 # base: what the wrong ones change
 -        return rounded.clip(min=-largest, max=largest)
@@ -107,6 +120,7 @@ def round_to(x, exponent_bits, mantissa_bits, *, finite=False):
 
 
 # %% wrong: e4m3 overflows to NaN
+# is: slip
 # says: e4m3 has NaN from NaN alone
 # base: what the wrong ones change
 -        return rounded.clip(min=-largest, max=largest)
@@ -114,6 +128,7 @@ def round_to(x, exponent_bits, mantissa_bits, *, finite=False):
 
 
 # %% wrong: e4m3 ends at 240, as IEEE's rule would have it
+# is: slip
 # says: The largest number of e4m3 is 448
 # base: what the wrong ones change
 -        largest = 2.0 ** (bias + 2) - 4 * last
@@ -121,6 +136,7 @@ def round_to(x, exponent_bits, mantissa_bits, *, finite=False):
 
 
 # %% wrong: every format saturates
+# is: slip
 # says: It saturates: without finite=True values beyond are infinite
 # base: what the wrong ones change
 -    return torch.where(rounded.abs() > largest, x * math.inf, rounded)
@@ -128,6 +144,7 @@ def round_to(x, exponent_bits, mantissa_bits, *, finite=False):
 
 
 # %% wrong: nothing overflows
+# is: slip
 # says: It never overflows
 # base: what the wrong ones change
 -    return torch.where(rounded.abs() > largest, x * math.inf, rounded)
@@ -135,6 +152,7 @@ def round_to(x, exponent_bits, mantissa_bits, *, finite=False):
 
 
 # %% wrong: infinities without their sign
+# is: slip
 # says: Infinity lost its sign
 # base: what the wrong ones change
 -    return torch.where(rounded.abs() > largest, x * math.inf, rounded)

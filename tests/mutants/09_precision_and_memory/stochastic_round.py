@@ -7,6 +7,7 @@ def stochastic_round(x, generator=None):
 
 
 # %% wrong: noise of a step both ways
+# is: slip
 # says: up and down from an exact value
 # base: what the wrong ones change
 -    noise = torch.randint(0, 65536, x.shape, generator=generator, dtype=torch.int32)
@@ -14,6 +15,7 @@ def stochastic_round(x, generator=None):
 
 
 # %% wrong: the lower half is cut off
+# is: idea
 # says: Always down: bias -½ step
 # base: what the wrong ones change
 -    noise = torch.randint(0, 65536, x.shape, generator=generator, dtype=torch.int32)
@@ -21,6 +23,7 @@ def stochastic_round(x, generator=None):
 
 
 # %% wrong: floor
+# is: idea
 # says: Always away from zero: floor
 def stochastic_round(x, generator=None):
     bits = x.view(torch.int32)
@@ -30,12 +33,14 @@ def stochastic_round(x, generator=None):
 
 
 # %% wrong: to nearest
+# is: idea
 # says: That is rounding to nearest
 def stochastic_round(x, generator=None):
     return x.bfloat16()
 
 
 # %% wrong: noise in bfloat16
+# is: idea
 # says: added to a number that has lost its bits already
 def stochastic_round(x, generator=None):
     rounded = x.bfloat16()
@@ -46,6 +51,7 @@ def stochastic_round(x, generator=None):
 
 
 # %% wrong: one draw for the whole tensor
+# is: slip
 # says: All elements took the same draw
 # base: what the wrong ones change
 -    noise = torch.randint(0, 65536, x.shape, generator=generator, dtype=torch.int32)
@@ -53,6 +59,7 @@ def stochastic_round(x, generator=None):
 
 
 # %% wrong: a coin
+# is: slip
 # says: A coin was thrown
 # base: what the wrong ones change
 -    noise = torch.randint(0, 65536, x.shape, generator=generator, dtype=torch.int32)
@@ -62,6 +69,7 @@ def stochastic_round(x, generator=None):
 
 
 # %% wrong: up and down exchanged
+# is: slip
 # says: The probabilities are exchanged
 # base: what the wrong ones change
 -    rounded = ((bits + noise) & -65536).view(torch.float32)
@@ -71,6 +79,7 @@ def stochastic_round(x, generator=None):
 
 
 # %% wrong: the upper neighbour of a negative number is greater
+# is: slip
 # says: sign and magnitude, the bits are
 def stochastic_round(x, generator=None):
     down = (x.view(torch.int32) & -65536).view(torch.float32)
@@ -81,6 +90,7 @@ def stochastic_round(x, generator=None):
 
 
 # %% wrong: noise of 8 bits
+# is: slip
 # says: The noise has 8 bits
 # base: what the wrong ones change
 -    noise = torch.randint(0, 65536, x.shape, generator=generator, dtype=torch.int32)
@@ -88,6 +98,7 @@ def stochastic_round(x, generator=None):
 
 
 # %% wrong: infinity plus noise
+# is: slip
 # says: inf \+ noise = NaN
 def stochastic_round(x, generator=None):
     down = (x.view(torch.int32) & -65536).view(torch.float32)
@@ -99,6 +110,7 @@ def stochastic_round(x, generator=None):
 
 
 # %% wrong: noise on NaN
+# is: slip
 # says: Noise on NaN's bits carries
 # base: what the wrong ones change
 -    return torch.where(x.isfinite(), rounded, x).bfloat16()
@@ -106,6 +118,7 @@ def stochastic_round(x, generator=None):
 
 
 # %% wrong: the default generator
+# is: slip
 # says: same seed, other values
 # base: what the wrong ones change
 -    noise = torch.randint(0, 65536, x.shape, generator=generator, dtype=torch.int32)
@@ -113,6 +126,7 @@ def stochastic_round(x, generator=None):
 
 
 # %% wrong: a seed of its own
+# is: slip
 # says: two generators with different seeds gave the same values
 # base: what the wrong ones change
 -    noise = torch.randint(0, 65536, x.shape, generator=generator, dtype=torch.int32)
@@ -121,6 +135,7 @@ def stochastic_round(x, generator=None):
 
 
 # %% wrong: without a generator one with a seed of its own
+# is: slip
 # says: do not follow torch.manual_seed
 # base: what the wrong ones change
 -    bits = x.view(torch.int32)
@@ -131,6 +146,7 @@ def stochastic_round(x, generator=None):
 
 
 # %% wrong: x is changed
+# is: slip
 # says: x was changed
 # base: what the wrong ones change
 -    rounded = ((bits + noise) & -65536).view(torch.float32)
@@ -142,6 +158,7 @@ def stochastic_round(x, generator=None):
 
 
 # %% wrong: float32 comes back
+# is: form
 # says: does not return a tensor in bfloat16
 # base: what the wrong ones change
 -    return torch.where(x.isfinite(), rounded, x).bfloat16()

@@ -1,0 +1,265 @@
+"""In the judge of `checkpoint`: a run, and what its outputs, gradients and random numbers have to be.
+
+All of them came back as tensors, and are compared with those of a step without a checkpoint that the judge
+makes itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from course_lib.checks.kit import (
+    RIGHT,
+    Finding,
+    Line,
+    Observed,
+    Sentence,
+    Spec,
+    at,
+    close,
+    error_kind,
+    words,
+    wrong,
+)
+from course_lib.checks.rank.notebooks.precision_and_memory.checkpointed import plain_step
+from course_lib.checks.rank.notebooks.precision_and_memory.checkpointing import Told
+
+EQUAL = 3e-5  # of a gradient's largest element; sums of several terms may be added in another order
+GRAPH = "Backward runs without a graph: open one with torch.enable_grad(), or nothing has a gradient."
+FIRST = (
+    "An autograd.Function whose tensor inputs need no gradient records nothing, and the weights of a first "
+    "block get none. Give it one more argument that needs a gradient, an empty tensor."
+)
+RETURNED = (
+    "no gradient for x: the arguments were detached for the second run, so backward has to return their "
+    "gradients, one for each argument."
+)
+DETACHED = "The output was detached, or computed without the Function: return what Function.apply returns."
+AGAIN = (
+    "another mask: keep the generator's state in forward, and set it before the function runs again: "
+    "torch.get_rng_state, torch.set_rng_state."
+)
+STREAM = (
+    "the next dropout of the caller repeats: set the state back to what it was when the second run is over "
+    "(torch.random.fork_rng does so)."
+)
+TWICE = (
+    "The weights' gradients are counted twice: backward() adds them to .grad, and something else does, too."
+)
+DTYPES = (
+    "The second run was in float32: backward is outside of autocast. Keep its state in forward, and open it "
+    "again."
+)
+OUTPUT, GRADIENT = "out.", "grad."
+Tensors = dict[str, Tensor]
+Judge = Callable[["Expected", "Reply"], Finding]
+
+
+@dataclass(frozen=True)
+class Expected:
+    """A run of the recipe.
+
+    kept, forward, backward: bytes that are enough; unit: bytes of a block's input; flops: of forward.
+    """
+
+    name: str
+    kind: str
+    sizes: Mapping[str, Any]
+    seed: int
+    kept: int = 0
+    forward: int = 0
+    backward: int = 0
+    unit: int = 1
+    blocks: int = 1
+    flops: int = 0
+
+    @cached_property
+    def tensors(self) -> Tensors:
+        """Those of a step without a checkpoint."""
+        return plain_step(self.kind, dict(self.sizes), self.seed)
+
+    def outputs(self) -> dict[str, Spec]:
+        return {f"{self.name}.{name}": Spec.of(tensor) for name, tensor in self.tensors.items()}
+
+    def instructions(self) -> dict[str, Any]:
+        expects = {name: [str(t.dtype)[6:], list(t.shape)] for name, t in self.tensors.items()}
+        return {
+            "name": self.name, "kind": self.kind, "sizes": dict(self.sizes), "seed": self.seed,
+            "measured": bool(self.enough()), "expects": expects,
+        }  # fmt: skip
+
+    def enough(self) -> dict[str, float]:
+        bytes_of = {"kept": self.kept, "forward": self.forward, "backward": self.backward}
+        return {f"{self.name}.{key}": float(most) for key, most in bytes_of.items() if most}
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What came back of a run: the rank's words about it, and its tensors."""
+
+    told: Told
+    tensors: Tensors
+
+    def off(self, run: Expected, names: Sequence[str]) -> dict[str, float]:
+        """Of the tensors that differ from those of `run` by more than rounding: by how much."""
+        differences = {}
+        for name in names:
+            actual, wanted = self.tensors[name].double(), run.tensors[name].double()
+            if not close(actual, wanted, EQUAL, least=0.0):
+                differences[name] = float((actual - wanted).abs().max().nan_to_num(nan=math.inf))
+        return differences
+
+
+# ---- lines
+
+
+def line(title: str, run: Expected, judge: Judge, weight: float = 1.0, aspect: str = "value") -> Line:
+    """judge: of (what is right, the reply), if no error was raised."""
+
+    def judge_reply(observed: Observed) -> Finding:
+        prefix = f"{run.name}."
+        tensors = {name: observed.tensors[0][prefix + name] for name in run.tensors}
+        reply = Reply(observed.values[0][run.name], tensors)
+        if reply.told.error is not None:
+            return raised(*reply.told.error)
+        if reply.told.misfit:
+            said = "checkpoint returns something else than the function does"
+            why = "It returns the function's value: a tensor, or a tuple of as many tensors."
+            return wrong(Sentence(f"{said}: {reply.told.misfit}.", f"{said}."), why, cause="misfit")
+        if reply.told.detached:
+            why = FIRST if run.kind == "first" else DETACHED
+            return wrong("the output knows no graph: backward cannot begin.", why, cause=why)
+        return judge(run, reply)
+
+    return Line(title, judge_reply, weight, aspect, enough=run.enough() if aspect == "memory" else {})
+
+
+def raised(error: str = "", text: str = "", where: str = "") -> Finding:
+    if error == "NotImplementedError":
+        return wrong("checkpoint is not written yet.", cause="not written")
+    if "torch.utils.checkpoint is the answer" in text:
+        return wrong(text, cause="refused", misses_point=True)
+    said = Sentence(f"checkpoint raised {error}: {text}", f"checkpoint raised {error_kind(error)}.")
+    why = ""
+    if "does not require grad" in text:
+        why = GRAPH
+    elif "backward through the graph a second time" in text:
+        why = "The arguments still had their graph in the second run: detach them, so that it ends there."
+    elif "returned an incorrect number of gradients" in text:
+        why = "backward returns a gradient or None for each argument of forward, ctx left out."
+    elif "autograd.grad() or when inputs are passed" in text or "appears to not have been used" in text:
+        why = (
+            "torch.autograd.grad asks for named tensors alone: call torch.autograd.backward, which reaches "
+            "the weights, too."
+        )
+    return wrong(said, at(where) if where else "", why, cause=why or f"{error} {where}")
+
+
+def of_weight(name: str) -> bool:
+    """Whether a gradient's name is that of a weight, such as "layer.weight"; arguments have no dot."""
+    return "." in name.removeprefix(GRADIENT)
+
+
+def values(run: Expected, reply: Reply, of: Callable[[str], bool] = bool) -> Finding:
+    """The outputs, and the gradients: all, or those `of` a kind."""
+    outputs = [name for name in run.tensors if name.startswith(OUTPUT)]
+    if off := reply.off(run, outputs):
+        return wrong(
+            Sentence(
+                f"the outputs are off by {words.number(max(off.values()))}.",
+                "the outputs are not the function's.",
+            ),
+            "Forward runs the function as it is, in the state that it finds.",
+        )
+    gradients = [name for name in run.tensors if name.startswith(GRADIENT) and of(name)]
+    missing = [name.removeprefix(GRADIENT) for name in gradients if name in reply.told.missing]
+    if missing:
+        return without_gradient(run, missing)
+    off = reply.off(run, gradients)
+    return differing(run, reply, off) if off else RIGHT
+
+
+def of_weights(run: Expected, reply: Reply) -> Finding:
+    return values(run, reply, of_weight)
+
+
+def of_arguments(run: Expected, reply: Reply) -> Finding:
+    return values(run, reply, lambda name: not of_weight(name))
+
+
+def differing(run: Expected, reply: Reply, off: Mapping[str, float]) -> Finding:
+    """The gradients `off` are not those without a checkpoint."""
+    name = max(off, key=off.__getitem__)
+    by = words.number(off[name])
+    if run.kind == "block" and run.sizes.get("dropout"):
+        return wrong(
+            Sentence(f"gradients differ by {by}.", "gradients differ from those without a checkpoint."), AGAIN
+        )
+    said = Sentence(
+        f"the gradient of {name.removeprefix(GRADIENT)} differs by {by} from that without a checkpoint.",
+        "a gradient differs from that without a checkpoint.",
+    )
+    return wrong(said, why_off(run, reply, list(off)))
+
+
+def without_gradient(run: Expected, missing: Sequence[str]) -> Finding:
+    names = words.listing(missing[:3])
+    has = "has" if len(missing) == 1 else "have"
+    weights = [name for name in missing if "." in name]
+    if run.kind == "first" and weights:
+        return wrong(f"{names} {has} no gradient.", FIRST, cause=FIRST)
+    if len(weights) == len(missing):
+        why = (
+            "A function reaches its weights without having them as arguments: call torch.autograd.backward "
+            "on the outputs of the second run, which goes as far as the weights."
+        )
+        return wrong(f"{names} {has} no gradient.", why, cause=why)
+    if weights:
+        return wrong(f"{names} {has} no gradient.", GRAPH, cause=GRAPH)
+    return wrong(RETURNED, cause=RETURNED)
+
+
+def share(actual: Tensor, wanted: Tensor) -> float:
+    """How much of `wanted` is in `actual`: 2 if it was counted twice."""
+    actual, wanted = actual.double(), wanted.double()
+    return float((actual * wanted).sum() / (wanted * wanted).sum().clamp(min=1e-300))
+
+
+def why_off(run: Expected, reply: Reply, off: Sequence[str]) -> str:
+    if run.kind == "autocast":
+        return DTYPES
+    weights = [share(reply.tensors[name], run.tensors[name]) for name in off if of_weight(name)]
+    if run.kind != "twice" and weights and all(abs(part - 2) < 0.01 for part in weights):
+        return TWICE
+    if run.kind == "twice":
+        return (
+            "Gradients add up: over two uses of a weight, and onto a .grad that is there. Return what comes, "
+            "and set nothing."
+        )
+    return (
+        "The second run computes what the first did, and backward goes through its graph from the gradients "
+        "of all outputs."
+    )
+
+
+def stream(run: Expected, reply: Reply) -> Finding:
+    """The caller's random numbers after forward and after backward."""
+    between, after = (torch.equal(reply.tensors[name], run.tensors[name]) for name in ("between", "after"))
+    if between and after:
+        return RIGHT
+    if not between:
+        return wrong(
+            "after forward the caller draws other random numbers than without a checkpoint.",
+            "Read the generator's state in forward, and leave it alone.",
+        )
+    said = "after backward the caller draws other random numbers than without a checkpoint."
+    if torch.equal(reply.tensors["after"], reply.tensors["between"]):
+        return wrong(said, STREAM)
+    return wrong(said, "Set the generator back to where it was before the second run.")
