@@ -90,7 +90,7 @@ class Saved:
         return more(alive(), before | passed_on | self.known)
 
     def still_kept(self) -> int:
-        """Bytes of `nbytes` that are there still: not those of a graph that was thrown away. Ends the count."""
+        """Bytes of `nbytes` that are there still, without a graph that was thrown away. It ends the count."""
         self.kept.clear()
         handed = (piece for begin, piece in self.known.items() if begin not in self.apart)
         return sum(nbytes for nbytes, ref in handed if not ref.expired())

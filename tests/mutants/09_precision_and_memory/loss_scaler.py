@@ -43,20 +43,43 @@ class LossScaler:
 
 # %% wrong: each rank decides alone
 # is: idea
-# says: skipped, rank \d did not: from here they train two models
+# says: The scaler decided from the rank's own gradients
 # base: what the wrong ones change
 -        dist.all_reduce(bad, op=dist.ReduceOp.MAX, group=self.group)
 
 
 # %% wrong: the findings are averaged and rounded
 # is: idea
-# says: a rank's infinity was outvoted
+# says: One rank's infinity was outvoted
 # base: what the wrong ones change
 -        self.found = bad.item() > 0
 +        self.found = round(bad.item() / dist.get_world_size(self.group)) > 0
 @@
 -        dist.all_reduce(bad, op=dist.ReduceOp.MAX, group=self.group)
 +        dist.all_reduce(bad, group=self.group)
+
+
+# %% wrong: the least of the findings
+# is: idea
+# says: neither a MIN nor a mean
+# base: what the wrong ones change
+-        dist.all_reduce(bad, op=dist.ReduceOp.MAX, group=self.group)
++        dist.all_reduce(bad, op=dist.ReduceOp.MIN, group=self.group)
+
+
+# %% wrong: the count is never reset
+# is: slip
+# says: not reset by growth
+# base: what the wrong ones change
+-            self.scale *= self.backoff
+-            self.good = 0
++            self.scale *= self.backoff
+@@
+-            if self.good == self.interval:
+-                self.scale *= self.growth
+-                self.good = 0
++            if self.good >= self.interval:
++                self.scale *= self.growth
 
 
 # %% wrong: the first rank decides
@@ -217,7 +240,7 @@ class LossScaler:
 
 
 # %% wrong: the gradient is zeroed, and the step taken
-# is: slip
+# is: idea
 # says: momentum moved the weights
 # base: what the wrong ones change
 -        if not self.found:
@@ -233,7 +256,7 @@ class LossScaler:
 
 
 # %% wrong: the bad gradients alone are left out
-# is: slip
+# is: idea
 # says: Parameters with finite gradients moved
 # base: what the wrong ones change
 -        if not self.found:
@@ -248,7 +271,7 @@ class LossScaler:
 
 
 # %% wrong: the step is taken all the same
-# is: slip
+# is: idea
 # says: The step was taken although a gradient was infinite or NaN
 # base: what the wrong ones change
 -        if not self.found:

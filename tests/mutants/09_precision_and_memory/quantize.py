@@ -92,7 +92,7 @@ def dequantize(values, scales, block):
 
 
 # %% wrong: each rank's own largest magnitude
-# is: idea
+# is: slip
 # says: two ranks, two scales, one weight
 # base: what the wrong ones change
 -    if group is not None:
@@ -101,10 +101,19 @@ def dequantize(values, scales, block):
 
 # %% wrong: the magnitudes are added over the ranks
 # is: slip
-# says: scale 0, 0. is|scale .0, 0. is
+# says: largest magnitudes were added
 # base: what the wrong ones change
 -        dist.all_reduce(amax, op=dist.ReduceOp.MAX, group=group)
 +        dist.all_reduce(amax, group=group)
+
+
+# %% wrong: the magnitudes are averaged over the ranks
+# is: slip
+# says: largest magnitudes were averaged
+# base: what the wrong ones change
+-        dist.all_reduce(amax, op=dist.ReduceOp.MAX, group=group)
++        dist.all_reduce(amax, group=group)
++        amax = amax / dist.get_world_size(group)
 
 
 # %% wrong: the whole weight is gathered

@@ -13,7 +13,7 @@ def round_to(x, exponent_bits, mantissa_bits, *, finite=False):
 
 
 # %% wrong: the low bits are cut off
-# is: slip
+# is: idea
 # says: half of all values are one step too small
 # base: what the wrong ones change
 -    rounded = x.div(step).round().mul(step)
@@ -157,6 +157,49 @@ def round_to(x, exponent_bits, mantissa_bits, *, finite=False):
 # base: what the wrong ones change
 -    return torch.where(rounded.abs() > largest, x * math.inf, rounded)
 +    return torch.where(rounded.abs() > largest, math.inf, rounded)
+
+
+# %% wrong: PyTorch's casts
+# is: idea
+# says: take exponent_bits and mantissa_bits as they come
+def round_to(x, exponent_bits, mantissa_bits, *, finite=False):
+    dtypes = {(5, 2): torch.float8_e5m2, (4, 3): torch.float8_e4m3fn, (8, 7): torch.bfloat16}
+    dtype = dtypes.get((exponent_bits, mantissa_bits), torch.float16)
+    if finite:
+        x = x.clamp(-448, 448)
+    return x.to(dtype).double()
+
+
+# %% wrong: x is overwritten, and returned
+# is: slip
+# says: the caller still has x
+# base: what the wrong ones change
+-    last = 2.0 ** (bias - mantissa_bits)
+-    if finite:
++    last = 2.0 ** (bias - mantissa_bits)
++    if finite:
++        largest = 2.0 ** (bias + 2) - 4 * last
++        return x.copy_(rounded.clip(min=-largest, max=largest))
++    largest = 2.0 ** (bias + 1) - last
++    return x.copy_(torch.where(rounded.abs() > largest, x * math.inf, rounded))
++    if finite:
+
+
+# %% wrong: subnormal numbers become 0, without a sign
+# is: slip
+# says: no subnormal numbers in it: .* And -1e-30
+# base: what the wrong ones change
+-    rounded = x.div(step).round().mul(step)
++    rounded = x.div(step).round().mul(step)
++    rounded = torch.where(x.abs() < 2.0 ** (1 - bias), 0.0, rounded + 0.0)
+
+
+# %% wrong: finite is not used
+# is: slip
+# says: finite=True was not used
+# base: what the wrong ones change
+-    if finite:
++    if False:
 
 
 # %% right: integer arithmetic on the bits

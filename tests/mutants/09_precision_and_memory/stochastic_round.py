@@ -34,7 +34,7 @@ def stochastic_round(x, generator=None):
 
 # %% wrong: to nearest
 # is: idea
-# says: That is rounding to nearest
+# says: that is rounding to nearest
 def stochastic_round(x, generator=None):
     return x.bfloat16()
 
@@ -59,7 +59,7 @@ def stochastic_round(x, generator=None):
 
 
 # %% wrong: a coin
-# is: slip
+# is: idea
 # says: A coin was thrown
 # base: what the wrong ones change
 -    noise = torch.randint(0, 65536, x.shape, generator=generator, dtype=torch.int32)
@@ -158,11 +158,27 @@ def stochastic_round(x, generator=None):
 
 
 # %% wrong: float32 comes back
-# is: form
-# says: does not return a tensor in bfloat16
+# is: slip
+# says: the result is not in bfloat16: it is in float32
 # base: what the wrong ones change
 -    return torch.where(x.isfinite(), rounded, x).bfloat16()
 +    return torch.where(x.isfinite(), rounded, x)
+
+
+# %% wrong: the lower half is not cleared before the cast
+# is: slip
+# says: rounds a second time, to nearest: clear the lower half
+# base: what the wrong ones change
+-    rounded = ((bits + noise) & -65536).view(torch.float32)
++    rounded = (bits + noise).view(torch.float32)
+
+
+# %% wrong: one draw for the whole tensor, whatever the generator
+# is: slip
+# says: All elements took the same draw
+# base: what the wrong ones change
+-    noise = torch.randint(0, 65536, x.shape, generator=generator, dtype=torch.int32)
++    noise = int(torch.randint(0, 65536, (), generator=generator))
 
 
 # %% right: the fraction compared with a uniform number

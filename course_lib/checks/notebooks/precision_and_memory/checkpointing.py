@@ -75,7 +75,8 @@ def runs(draw: Draw) -> dict[str, Expected]:
         ),
         run(
             "deep", "deep", {"rows": many, "width": deep, "blocks": layers},
-            kept=2 * layer + STATE, forward=4 * layer + STATE, unit=layer, flops=layers * 2 * many * deep * deep,
+            kept=2 * layer + STATE, forward=4 * layer + STATE, unit=layer,
+            flops=layers * 2 * many * deep * deep,
         ),
     ]  # fmt: skip
     return {run.name: run for run in made}

@@ -7,7 +7,7 @@ beyond 464 before 2026 and saturates now.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -29,6 +29,7 @@ from course_lib.checks.kit import (
 )
 
 MANY = 40_000  # drawn numbers of a format
+SHOWN = 200  # wrong values among which the example is chosen
 INFINITY = float("inf")
 Rounding = Callable[[Tensor], Tensor]
 
@@ -41,6 +42,10 @@ class Form:
     exponent_bits: int
     mantissa_bits: int
     finite: bool = False
+
+    @property
+    def sizes(self) -> tuple[int, int, bool]:
+        return self.exponent_bits, self.mantissa_bits, self.finite
 
     @property
     def bias(self) -> int:
@@ -83,6 +88,9 @@ class Form:
         if not self.finite:
             rounded = torch.where(size >= self.edge, INFINITY, rounded)
         return torch.where(x.isnan(), x, rounded.copysign(x))
+
+
+FP16, E5M2, E4M3 = Form("fp16", 5, 10), Form("e5m2", 5, 2), Form("e4m3", 4, 3, finite=True)
 
 
 def power(exponent: Tensor) -> Tensor:
@@ -168,6 +176,8 @@ def slips(form: Form) -> dict[str, Rounding]:
         "first binade.": variant(form, lowest=-3000),
         "That is bias 2^(exponent_bits - 1). " + WHOLE: variant(form, lowest=form.lowest - 1),
         "That is bias 2^exponent_bits. " + WHOLE: variant(form, lowest=1 - 2**form.exponent_bits),
+        "There are no subnormal numbers in it: below the smallest normal number the step stays that of the "
+        "first binade. And -1e-30 rounds to -0.0.": variant(form, flush=True, sign=False),
         "-0 lost its sign: -1e-30 rounds to -0.0.": variant(form, sign=False),
         "It was rounded twice: first to float32, and a value beside a tie became the tie.": (
             lambda x: form.nearest(x.float().double())
@@ -185,6 +195,9 @@ def slips(form: Form) -> dict[str, Rounding]:
     if form.finite:
         ieee = (2 - fine) * 2.0**form.bias
         variants |= {
+            "finite=True was not used: such a format has one more binade, and no infinities.": variant(
+                form, largest=ieee, over="inf"
+            ),
             "448 + ... = inf: e4m3 has no infinities. With finite=True it saturates.": variant(
                 form, over="inf"
             ),
@@ -207,7 +220,14 @@ def slips(form: Form) -> dict[str, Rounding]:
             "The largest number is too large by a binade: the last exponent stands for infinity and NaN, and "
             "bias is 2^(exponent_bits - 1) - 1.": variant(form, largest=(2 - fine) * 2.0 ** (form.bias + 1)),
         }
-    return variants
+    others = {
+        f"The numbers are those of {other.name}: take exponent_bits and mantissa_bits as they come.": (
+            other.nearest
+        )
+        for other in (FP16, E5M2, E4M3)
+        if other.sizes != form.sizes
+    }
+    return variants | others
 
 
 def drawn(draw: Draw, form: Form) -> dict[str, Tensor]:
@@ -247,7 +267,16 @@ def same(actual: Tensor, wanted: Tensor) -> Tensor:
     return torch.where(wanted.isnan(), actual.isnan(), bits)
 
 
-def case(draw: Draw, form: Form, weight: float) -> Case:
+def typical(x: Tensor) -> int:
+    """The place of a value that is easy to read: of those that are nearest to 1 the shortest."""
+    near = torch.log2(x.abs()).abs().nan_to_num(nan=INFINITY).argsort()[:SHOWN].tolist()
+    return min(near, key=lambda place: len(repr(float(x[place]))))
+
+
+def case(
+    draw: Draw, form: Form, weight: float, also: Callable[[Tensor], Sequence[Line]] = lambda x: ()
+) -> Case:
+    """also: more lines, of x."""
     parts = drawn(draw, form)
     x = torch.cat(list(parts.values()))
     right = form.nearest(x)
@@ -271,9 +300,9 @@ def case(draw: Draw, form: Form, weight: float) -> Case:
             off = ~same(result[place], right[place])
             if not bool(off.any()):
                 return RIGHT
-            return wrong(
-                said(x[place][off], result[place][off], right[place][off], len(off)), why(result, off)
-            )
+            because = why(result, off)
+            sentence = said(x[place][off], result[place][off], right[place][off], len(off))
+            return wrong(sentence, because, cause=because)
 
         def why(result: Tensor, off: Tensor) -> str:
             """The slip that gives all values found; or else all of the line's, wrong ones among them."""
@@ -292,26 +321,39 @@ def case(draw: Draw, form: Form, weight: float) -> Case:
         return Line(f"{form.name}: {name}", judge, share * weight, short=True)
 
     def said(x: Tensor, got: Tensor, want: Tensor, total: int) -> Sentence:
-        shown = int(x.abs().nan_to_num(nan=INFINITY).argmin())
+        shown = typical(x)
         example = f"{float(x[shown])!r} became {float(got[shown])!r} and not {float(want[shown])!r}"
-        return Sentence(f"{len(x):,} of {total:,} values are wrong; {example}.", "Values are wrong.")
+        return Sentence(f"{example}; {len(x):,} of {total:,} values are wrong.", "Values are wrong.")
 
     shares = {"numbers of the format": 0.5, "normal numbers": 1.0, "ties": 1.0, "subnormal numbers": 1.0}
-    lines = [line(name, shares.get(name, 1.0)) for name in parts]
+    lines = [*(line(name, shares.get(name, 1.0)) for name in parts), *also(x)]
     kwargs = {"finite": {"value": True}} if form.finite else {}
     bits = (form.exponent_bits, form.mantissa_bits)
-    made = side({"x": x}, result=Spec.of(x), extra=bits, kwargs=kwargs)
+    made = side({"x": x}, returned=["x"], result=Spec.of(x), extra=bits, kwargs=kwargs)
     return Case(form.name, [made], lines, alone=True)
+
+
+def alone(x: Tensor) -> list[Line]:
+    """A function that does nothing passes it, too."""
+
+    def judge(observed: Observed) -> Finding:
+        if bool(same(observed.tensors[0]["x"], x).all()):
+            return RIGHT
+        return wrong("x was changed.", "A new tensor was asked for: the caller still has x.")
+
+    return [Line("x is left alone", judge, 2.0, trivial=True, short=True)]
 
 
 @exercise(points=8, objects=("round_to",), references=("course_lib.precision.formats",))
 def round_to(draw: Draw) -> Iterator[Case]:
-    """fp16, e5m2, e4m3 and bf16; hidden: a format that is drawn, with and without infinities."""
-    yield case(draw, Form("fp16", 5, 10), 1.5)
-    yield case(draw, Form("e5m2", 5, 2), 1.0)
-    yield case(draw, Form("e4m3", 4, 3, finite=True), 1.5)
-    yield case(draw, Form("bf16", 8, 7), 0.5)
+    """Formats that PyTorch casts to, and those that it does not know; hidden: a format that is drawn."""
+    yield case(draw, FP16, 1.0)
+    yield case(draw, E5M2, 0.5, alone)
+    yield case(draw, E4M3, 1.0)
+    yield case(draw, Form("6 + 5 bits", 6, 5), 1.5)
+    yield case(draw, Form("5 + 4 bits, finite", 5, 4, finite=True), 1.0)
     if draw.hidden:
+        yield case(draw, Form("bf16", 8, 7), 0.5)
         exponent_bits, mantissa_bits = draw.integer(3, 8), draw.integer(1, 9)
         yield case(draw, Form("a drawn format", exponent_bits, mantissa_bits), 0.5)
         exponent_bits, mantissa_bits = draw.integer(3, 7), draw.integer(2, 6)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from course_lib.checks.kit import (
     words,
     wrong,
 )
+from course_lib.checks.rank.notebooks.precision_and_memory.rounding import DRAWN, Told
 
 RECIPE = "course_lib.checks.rank.notebooks.precision_and_memory.rounding:rounds"
 LOW = 16  # bits that bfloat16 does not have
@@ -35,8 +36,16 @@ SIGMAS, SPARE = 6, 15  # of a count; the spare is for fractions near 0 and 1, wh
 ONE, TINY, MINUS = 0x3F80 << LOW, 0x0001 << LOW, -(1 << 31)  # bits of 1, of 2^-133, of the sign
 LARGEST = 0x7F7F << LOW
 NEAREST = (
-    "That is rounding to nearest: the discarded bits decide and no random number does. (Noise in bfloat16 is "
+    "The discarded bits decide and no random number does: that is rounding to nearest. (Noise in bfloat16 is "
     "added to a number that has lost its bits already.)"
+)
+SECOND = (
+    "The noise is right, and .bfloat16() rounds a second time, to nearest: clear the lower half of the bits "
+    "before the cast."
+)
+NOISE = (
+    "The noise is less than one step, and of one sign: from 0 to 65,535 of 65,536 parts, added to the "
+    "magnitude."
 )
 
 
@@ -51,11 +60,13 @@ class Rounded:
     name: str
     title: str
     x: Tensor
-    judge: Callable[[Rounded, Sequence[Tensor], Sequence[Any]], Finding]
+    judge: Callable[[Rounded, Observed], Finding]
     seed: int | None = 0
     other: int | None = None
     weight: float = 1.0
     fractions: tuple[int, ...] = ()
+    own: int = 0
+    trivial: bool = False
 
     @property
     def down(self) -> Tensor:
@@ -68,22 +79,25 @@ class Rounded:
         bits = self.x.view(torch.int32).long()
         return of_bits((bits + STEP - 1) >> LOW << LOW)
 
-    def described(self, own: int) -> dict[str, Any]:
-        return {"name": self.name, "seed": self.seed, "own": own, "other": self.other}
+    def described(self) -> dict[str, Any]:
+        return {"name": self.name, "seed": self.seed, "own": self.own, "other": self.other}
+
+    def outputs(self) -> dict[str, Spec]:
+        more = ("", ".again", ".other") if self.other is not None else ("",)
+        like = {f"{self.name}{key}": Spec.of(self.x) for key in (*more, ".x")}
+        return {**like, f"{self.name}.drawn": Spec(torch.float32, (DRAWN,))}
 
     def line(self) -> Line:
         def judge(observed: Observed) -> Finding:
-            replies = [value[self.name] for value in observed.values]
-            for reply in replies:
-                if (finding := out_of_form(reply)) is not None:
+            for value in observed.values:
+                if (finding := out_of_form(value[self.name])) is not None:
                     return finding
-            results = [tensors[self.name].float() for tensors in observed.tensors]
-            return self.judge(self, results, replies)
+            return self.judge(self, observed)
 
-        return Line(self.title, judge, self.weight)
+        return Line(self.title, judge, self.weight, trivial=self.trivial)
 
 
-def out_of_form(reply: Any) -> Finding | None:
+def out_of_form(reply: Told) -> Finding | None:
     if reply.error is not None:
         error, text, where = reply.error
         said = Sentence(
@@ -91,28 +105,26 @@ def out_of_form(reply: Any) -> Finding | None:
         )
         return wrong(said, at(where) if where else "", cause=f"{error} {where}")
     if reply.misfit:
-        said = "stochastic_round does not return a tensor in bfloat16 of x's shape"
+        said = "stochastic_round does not return a tensor of x's shape"
         return wrong(Sentence(f"{said}: {reply.misfit}.", f"{said}."), cause="misfit")
-    if reply.changed:
-        return wrong("x was changed.", "The caller still has it: work on a copy.", cause="changed")
     return None
 
 
 # ---- the lines
 
 
-def between(run: Rounded, results: Sequence[Tensor], replies: Sequence[Any]) -> Finding:
+def between(run: Rounded, observed: Observed) -> Finding:
     """Every value is one of the two neighbours."""
-    result, down, up = results[0], run.down, run.up
+    result, down, up = observed.tensors[0][run.name], run.down, run.up
     off = (result != down) & (result != up)
     if not bool(off.any()):
         return RIGHT
-    place = int(off.flatten().int().argmax())
+    place = int((off.flatten() * typical(run.x.flatten())).argmax())
     x, value = (float(t.flatten()[place]) for t in (run.x, result))
     low, high = (float(t.flatten()[place]) for t in (down, up))
     said = f"{words.counted(int(off.sum()), 'value')} of {words.number(off.numel())} are not a neighbour"
     sentence = Sentence(
-        f"{said}: {x!r} lies between {low!r} and {high!r} and became {value!r}.",
+        f"{said}: {x:.9g} lies between {low:.9g} and {high:.9g} and became {value:.9g}.",
         "values are not one of the two neighbours.",
     )
     negative = run.x < 0
@@ -125,69 +137,112 @@ def between(run: Rounded, results: Sequence[Tensor], replies: Sequence[Any]) -> 
     return wrong(sentence, "Its neighbours are the upper half of its bits, and that plus 1.")
 
 
-def expected(run: Rounded, results: Sequence[Tensor], replies: Sequence[Any]) -> Finding:
-    """Each fraction goes up as often as it is large."""
-    result = results[0]
-    exact = [k for k, fraction in enumerate(run.fractions) if fraction == 0]
-    for k in exact:
-        if bool((result[k] != run.x[k]).any()):
-            return wrong(
-                "up and down from an exact value: a number that bfloat16 has was moved.",
-                "The noise is less than one step, and of one sign: from 0 to 65,535 of 65,536 parts, added "
-                "to the magnitude.",
-                cause="exact",
-            )
-    rows = [k for k, fraction in enumerate(run.fractions) if fraction]
-    ups = [int((result[k] == run.up[k]).sum()) for k in rows]
-    others = [DRAWS - int((result[k] == run.down[k]).sum()) - up for k, up in zip(rows, ups, strict=True)]
-    fractions = [run.fractions[k] / STEP for k in rows]
-    off = [abs(up - DRAWS * p) > allowed(p) for up, p in zip(ups, fractions, strict=True)]
-    if any(others):
-        return wrong("values are not one of the two neighbours.", cause="neighbours")
-    if not any(off):
-        return RIGHT
-    worst = max(range(len(rows)), key=lambda k: abs(ups[k] - DRAWS * fractions[k]))
-    said = Sentence(
-        f"a number with {fractions[worst]:.4f} of the way to its upper neighbour went there in "
-        f"{ups[worst] / DRAWS:.4f} of {words.number(DRAWS)} draws.",
-        "numbers do not go up as often as their place between the neighbours says.",
-    )
-    return wrong(said, why_off(ups, fractions, bool((run.x < 0).all())))
+def typical(x: Tensor) -> Tensor:
+    """Largest for a magnitude near 1, and never 0."""
+    return 1 / (1 + torch.log2(x.abs().clamp(min=1e-44)).abs())
+
+
+Wanted = Callable[[float], float]  # from a fraction to the share that goes up
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Of a run's fractions: how many of DRAWS went up, and how many down."""
+
+    fractions: tuple[float, ...]
+    ups: tuple[int, ...]
+    downs: tuple[int, ...]
+
+    @classmethod
+    def of(cls, run: Rounded, result: Tensor) -> Counts:
+        rows = [k for k, fraction in enumerate(run.fractions) if fraction]
+        ups, downs = (
+            tuple(int((result[k] == neighbour[k]).sum()) for k in rows) for neighbour in (run.up, run.down)
+        )
+        return cls(tuple(run.fractions[k] / STEP for k in rows), ups, downs)
+
+    def off(self, wanted: Wanted) -> list[int]:
+        """The places of the fractions that do not go up as often as wanted."""
+        pairs = enumerate(zip(self.ups, self.fractions, strict=True))
+        return [k for k, (up, p) in pairs if abs(up - DRAWS * wanted(p)) > allowed(wanted(p))]
 
 
 def allowed(p: float) -> float:
     return SIGMAS * math.sqrt(DRAWS * p * (1 - p)) + SPARE
 
 
-def why_off(ups: Sequence[int], fractions: Sequence[float], negative: bool) -> str:
-    def fits(wanted: Callable[[float], float]) -> bool:
-        pairs = zip(ups, fractions, strict=True)
-        return all(abs(up - DRAWS * wanted(p)) <= allowed(wanted(p)) for up, p in pairs)
+def means(runs: Sequence[Rounded]) -> Callable[[Rounded, Observed], Finding]:
+    """Each fraction goes up as often as it is large. runs: all that are judged so, for the usual cause."""
 
-    if fits(lambda p: 0.0):
-        return "Always down: bias -½ step. The lower half of the bits was cut off."
-    if fits(lambda p: 1.0):
-        if negative:
-            return "Always away from zero: floor() goes down from a negative number as well."
-        return "Always up: bias +½ step."
+    def judge(run: Rounded, observed: Observed) -> Finding:
+        result = observed.tensors[0][run.name]
+        exact = run.fractions.index(0)
+        if bool((result[exact] != run.x[exact]).any()):
+            said = "up and down from an exact value: a number that bfloat16 has was moved."
+            return wrong(said, why_moved(result[exact], run.x[exact]), cause="exact")
+        counts = Counts.of(run, result)
+        if any(up + down != DRAWS for up, down in zip(counts.ups, counts.downs, strict=True)):
+            return wrong("values are not one of the two neighbours.", cause="neighbours")
+        off = counts.off(lambda p: p)
+        if not off:
+            return RIGHT
+        worst = max(off, key=lambda k: abs(counts.ups[k] - DRAWS * counts.fractions[k]))
+        said = Sentence(
+            f"a number with {counts.fractions[worst]:.4f} of the way to its upper neighbour went there in "
+            f"{counts.ups[worst] / DRAWS:.4f} of {words.number(DRAWS)} draws.",
+            "numbers do not go up as often as their place between the neighbours says.",
+        )
+        every = [Counts.of(each, observed.tensors[0][each.name]) for each in runs]
+        why, misses = why_off(counts, every, bool((run.x < 0).all()))
+        return wrong(said, why, misses_point=misses)
+
+    return judge
+
+
+def why_moved(result: Tensor, x: Tensor) -> str:
+    """Why exact values do not stay: half of them go up if the cast rounds a second time."""
+    up = float((result.abs() > x.abs()).double().mean())
+    return SECOND if bool((result.abs() >= x.abs()).all()) and abs(up - 0.5) < 0.1 else NOISE
+
+
+def why_off(counts: Counts, every: Sequence[Counts], negative: bool) -> tuple[str, bool]:
+    """(the usual cause, whether the expected value is missed altogether). `every` run must bear it out."""
+
+    def fits(wanted: Wanted) -> bool:
+        return all(not each.off(wanted) for each in every)
+
+    if not counts.off(lambda p: 0.0):
+        return "Always down: bias -½ step. The lower half of the bits was cut off.", True
+    if not counts.off(lambda p: 1.0):
+        why = "Always away from zero: floor() goes down from a negative number as well."
+        return (why if negative else "Always up: bias +½ step."), True
     if fits(lambda p: float(p > 0.5)) or fits(lambda p: float(p >= 0.5)):
-        return NEAREST
-    if all(up in (0, DRAWS) for up in ups):
-        return "All elements took the same draw: a random number for each element, noise of x's shape."
+        return NEAREST, True
+    if all(up in (0, DRAWS) for each in every for up in each.ups):
+        return "All elements took the same draw: a random number for each element, noise of x's shape.", False
     if fits(lambda p: 0.5):
-        return "A coin was thrown: the probability is the fraction that the discarded bits are of a step."
-    if fits(lambda p: 1 - p):
-        return "The probabilities are exchanged: near the lower neighbour a number seldom goes up."
-    if fits(lambda p: math.floor(256 * p) / 256) or fits(lambda p: math.ceil(256 * p) / 256):
-        return "The noise has 8 bits: the discarded half has 16."
-    if fits(lambda p: p / 2):
-        return "The noise reaches half of a step only: a signed integer of 16 bits ends at 32,767."
-    return "The probability of going up is the lower half of the bits over 65,536."
+        return (
+            "A coin was thrown: the probability is the fraction that the discarded bits are of a step.",
+            True,
+        )
+    for says, wanted in SHARES.items():
+        if fits(wanted):
+            return says, False
+    return "The probability of going up is the lower half of the bits over 65,536.", False
 
 
-def stays(run: Rounded, results: Sequence[Tensor], replies: Sequence[Any]) -> Finding:
+EIGHT = "The noise has 8 bits: the discarded half has 16."
+SHARES: dict[str, Wanted] = {
+    "The probabilities are exchanged: near the lower neighbour a number seldom goes up.": lambda p: 1 - p,
+    EIGHT: lambda p: math.floor(256 * p) / 256,
+    f"{EIGHT} (From 1 to 256.)": lambda p: math.ceil(256 * p) / 256,
+    "The noise reaches half of a step only: a signed integer of 16 bits ends at 32,767.": lambda p: p / 2,
+}
+
+
+def stays(run: Rounded, observed: Observed) -> Finding:
     """Exact values, infinities and NaN."""
-    result, x = results[0], run.x
+    result, x = observed.tensors[0][run.name], run.x
     infinite, nan = x.isinf(), x.isnan()
     if bool((result[infinite] != x[infinite]).any()):
         became = "NaN" if bool(result[infinite].isnan().any()) else "something else"
@@ -206,23 +261,26 @@ def stays(run: Rounded, results: Sequence[Tensor], replies: Sequence[Any]) -> Fi
     exact = ~(infinite | nan)
     moved = int((result[exact] != x[exact]).sum())
     if moved:
-        return wrong(
-            f"{words.counted(moved, 'number')} that bfloat16 has moved: up and down from an exact value.",
-            "Their lower half is 0, and noise below 65,536 does not carry.",
-        )
+        said = f"{words.counted(moved, 'number')} that bfloat16 has moved: up and down from an exact value."
+        return wrong(said, why_moved(result[exact], x[exact]), cause="exact")
     return RIGHT
 
 
-def generated(run: Rounded, results: Sequence[Tensor], replies: Sequence[Any]) -> Finding:
+def generated(run: Rounded, observed: Observed) -> Finding:
     """The generator that is passed decides alone."""
-    reply = replies[0]
-    if not reply.again or reply.drawn:
+    result, again, other, drawn = (
+        observed.tensors[0][f"{run.name}{key}"] for key in ("", ".again", ".other", ".drawn")
+    )
+    untouched = torch.rand(DRAWN, generator=torch.Generator().manual_seed(run.own))
+    if not torch.equal(result, again) or not torch.equal(drawn, untouched):
         return wrong(
-            "same seed, other values." if not reply.again else "PyTorch's default generator was used.",
+            "PyTorch's default generator was used."
+            if torch.equal(result, again)
+            else "same seed, other values.",
             "Pass the generator on: torch.randint(..., generator=generator).",
             cause="generator",
         )
-    if reply.other:
+    if torch.equal(result, other):
         return wrong(
             "two generators with different seeds gave the same values.",
             "Draw the noise from the generator that is passed, as it is: without a seed of your own.",
@@ -231,10 +289,10 @@ def generated(run: Rounded, results: Sequence[Tensor], replies: Sequence[Any]) -
     return RIGHT
 
 
-def without(run: Rounded, results: Sequence[Tensor], replies: Sequence[Any]) -> Finding:
+def without(run: Rounded, observed: Observed) -> Finding:
     """Without a generator PyTorch's default one is used."""
-    reply = replies[0]
-    if reply.other or not reply.again:
+    result, again, other = (observed.tensors[0][f"{run.name}{key}"] for key in ("", ".again", ".other"))
+    if torch.equal(result, other) or not torch.equal(result, again):
         return wrong(
             "without a generator the values do not follow torch.manual_seed.",
             "generator=None stands for PyTorch's default: draw the noise with generator=None.",
@@ -243,8 +301,11 @@ def without(run: Rounded, results: Sequence[Tensor], replies: Sequence[Any]) -> 
     return RIGHT
 
 
-def replicas(run: Rounded, results: Sequence[Tensor], replies: Sequence[Any]) -> Finding:
+def replicas(run: Rounded, observed: Observed) -> Finding:
     """Ranks with equal generators and default generators of their own have equal weights."""
+    results = [tensors[run.name] for tensors in observed.tensors]
+    if bool(((results[0] - run.x).abs() > run.x.abs() / 32).any()):
+        return wrong("the weights are not near those that were rounded.", cause="neighbours")
     if all(bool((result == results[0]).all()) for result in results):
         return RIGHT
     count = int((results[0] != results[1]).sum())
@@ -259,6 +320,25 @@ def replicas(run: Rounded, results: Sequence[Tensor], replies: Sequence[Any]) ->
     )
 
 
+def narrow(run: Rounded, observed: Observed) -> Finding:
+    """The result's dtype, which costs its own line alone."""
+    dtype = observed.values[0][run.name].dtype
+    if dtype == "bfloat16":
+        return RIGHT
+    said = "the result is not in bfloat16"
+    return wrong(
+        Sentence(f"{said}: it is in {dtype or 'no dtype'}.", f"{said}."),
+        "Its numbers fit into two bytes: .bfloat16() at the end.",
+    )
+
+
+def alone(run: Rounded, observed: Observed) -> Finding:
+    """The argument afterwards, to the bit."""
+    if torch.equal(observed.tensors[0][f"{run.name}.x"].view(torch.int32), run.x.view(torch.int32)):
+        return RIGHT
+    return wrong("x was changed.", "The caller still has it: work on a copy.", cause="changed")
+
+
 # ---- the inputs
 
 
@@ -269,27 +349,37 @@ def scattered(draw: Draw, count: int) -> Tensor:
     return torch.cat([size.float(), beyond, -beyond])
 
 
+FRACTIONS = (0, 1, 257, 16_384, 32_600, 32_767, 32_768, 32_900, 49_152, 65_279, 65_535)
+
+
 def rows_of(draw: Draw, name: str, title: str, start: int, weight: float) -> Rounded:
     """Fractions from 0 to nearly 1, each in DRAWS elements; start: bits of the lower neighbour."""
-    fixed = [0, 1, 257, 16_384, 32_767, 32_768, 49_152, 65_279, 65_535]
-    fractions = fixed + draw.distinct(3, low=2_000, high=63_000).tolist()
+    fractions = (*FRACTIONS, *draw.distinct(3, low=2_000, high=63_000).tolist())
     bits = start + torch.tensor(fractions)[:, None]
     x = of_bits(bits).expand(-1, DRAWS).contiguous()
-    return Rounded(
-        name, title, x, expected, draw.integer(0, 1 << 30), weight=weight, fractions=tuple(fractions)
-    )
+    return Rounded(name, title, x, means(()), draw.integer(0, 1 << 30), weight=weight, fractions=fractions)
 
 
-def case(title: str, runs: Sequence[Rounded], draw: Draw, ranks: int = 1) -> Case:
+def case(
+    title: str, runs: Sequence[Rounded], draw: Draw, ranks: int = 1, more: Sequence[Rounded] = ()
+) -> Case:
+    """more: lines about runs that others are about, too."""
     sides = []
-    for _ in range(ranks):
-        described = [run.described(draw.integer(0, 1 << 30)) for run in runs]
-        outputs = {run.name: Spec(torch.bfloat16, tuple(run.x.shape)) for run in runs}
+    runs = [replace(run, own=draw.integer(0, 1 << 30)) for run in runs]
+    rows = [run for run in runs if run.fractions]
+    judged = [replace(run, judge=means(rows)) if run.fractions else run for run in runs]
+    for rank in range(ranks):
+        described = [{**run.described(), "own": run.own + rank} for run in runs]
+        outputs = {name: spec for run in runs for name, spec in run.outputs().items()}
         sides.append(RankSide({run.name: run.x for run in runs}, {"runs": described}, outputs))
-    return Case(title, sides, [run.line() for run in runs], recipe=RECIPE, alone=ranks == 1)
+    lines = [run.line() for run in (*judged, *more)]
+    return Case(title, sides, lines, recipe=RECIPE, alone=ranks == 1)
 
 
-@exercise(points=6, objects=("stochastic_round",), references=("course_lib.precision.rounding",))
+@exercise(
+    points=6, objects=("stochastic_round",), references=("course_lib.precision.rounding",),
+    point="numbers whose expected value is x", besides="a neighbour",
+)  # fmt: skip
 def stochastic_round(draw: Draw) -> Iterator[Case]:
     """Neighbours, expected values, values that stay, generators; then two replicas."""
     near = draw.integer(1, 128) << LOW  # a number of bfloat16 between 1 and 2
@@ -297,23 +387,28 @@ def stochastic_round(draw: Draw) -> Iterator[Case]:
     nan = of_bits(torch.tensor([0x7F800001, 0x7FFFFFFF, -1, -0x7FFFFF]))
     seeds = draw.distinct(6, high=1 << 30).tolist()
     small = draw.normal(64, 33)
+    first = Rounded("between", "one of the two neighbours", scattered(draw, 20_000), between, seeds[0])
+    kept = Rounded("stays", "exact values, infinities, NaN", torch.cat([every, nan]), stays, seeds[1])
     yield case(
         "one rank",
         [
-            Rounded("between", "one of the two neighbours", scattered(draw, 20_000), between, seeds[0]),
-            rows_of(draw, "positive", "between 1 and 2: the mean", ONE + near, 1.5),
-            rows_of(draw, "negative", "negative numbers: the mean", ONE + near + MINUS, 1.0),
+            first,
+            rows_of(draw, "positive", "between 1 and 2: the mean", ONE + near, 3.0),
+            rows_of(draw, "negative", "negative numbers: the mean", ONE + near + MINUS, 1.5),
             rows_of(draw, "tiny", "subnormal numbers: the mean", TINY, 0.5),
-            Rounded("stays", "exact values, infinities, NaN", torch.cat([every, nan]), stays, seeds[1]),
-            Rounded("seeded", "the generator", small, generated, seeds[2], seeds[3]),
+            kept,
+            Rounded("seeded", "the generator", small, generated, seeds[2], seeds[3], 0.75),
             Rounded("default", "no generator", small.t().contiguous(), without, None, seeds[4], 0.5),
         ],
         draw,
+        more=[
+            replace(first, title="two bytes a number", judge=narrow, weight=0.5),
+            replace(first, title="x is left alone", judge=alone, weight=0.5, trivial=True),
+        ],
     )
     weights = 1 + draw.normal(500) / 100
-    yield case(
-        "2 ranks", [Rounded("replicas", "2 replicas stay equal", weights, replicas, seeds[5])], draw, 2
-    )
+    made = Rounded("replicas", "2 replicas stay equal", weights, replicas, seeds[5], weight=0.75)
+    yield case("2 ranks", [made], draw, 2)
     if draw.hidden:
         large = draw.integer(150, 250) << 23
         yield case("drawn", [rows_of(draw, "drawn", "a drawn binade: the mean", large, 0.5)], draw)

@@ -21,16 +21,16 @@ from course_lib.checks.kit import (
     Sentence,
     at,
     error_kind,
-    essential,
     exercise,
     volume_line,
     words,
     wrong,
 )
+from course_lib.checks.notebooks.precision_and_memory.scaler_mistakes import MISTAKES
 from course_lib.checks.notebooks.precision_and_memory.scaler_rule import (
+    ALL,
     INFINITY,
     NAN,
-    Mistake,
     Options,
     Run,
     Script,
@@ -45,85 +45,7 @@ REFUSED = {
     f"torch.{name}": "PyTorch's scaler is the answer: write your own."
     for name in ("amp.grad_scaler:GradScaler", "distributed.fsdp.sharded_grad_scaler:ShardedGradScaler")
 }
-ALIKE = "One number from each rank decides for all: an all-reduce (MAX) of what each has found."
 SPLIT = "rank {} skipped, rank {} did not: from here they train two models."
-OWN = f"The scaler decided from the rank's own gradients. {ALIKE}"
-OUTVOTED = "The findings were averaged, and a rank's infinity was outvoted: one of them is enough."
-COUNTED = "A skipped step was counted as a good one."
-# The sentence for each mistake, in the order in which they are tried.
-MISTAKES: tuple[tuple[str, Mistake], ...] = (
-    (OWN, Mistake(agree="own")),
-    (OUTVOTED, Mistake(agree="majority")),
-    (OUTVOTED, Mistake(agree="half")),
-    ("The first rank's finding decided for all. " + ALIKE, Mistake(agree="first")),
-    (
-        "An infinity outside of `group` counted: pass group=self.group to the all-reduce.",
-        Mistake(agree="world"),
-    ),
-    (
-        "The scale is not divided out again: gradients are {scale} times too large, and so is a step of SGD.",
-        Mistake(divided=(0, 0, 0)),
-    ),
-    (
-        "After unscale_ the step divided by the scale once more: remember that it has been done.",
-        Mistake(divided=(1, 1, 1)),
-    ),
-    (
-        "Without a call of unscale_ nothing was divided by the scale: then step has to call it.",
-        Mistake(divided=(1, 0, 0)),
-    ),
-    ("A second unscale_ before update divides by the scale again.", Mistake(refuses=False)),
-    ("A NaN was not seen: every comparison with NaN is false. Ask isfinite().", Mistake(sees="no NaN")),
-    ("-inf was not seen: ask isfinite(), or compare the magnitude.", Mistake(sees="positive")),
-    ("An infinity was not seen: isnan() is true of NaN alone.", Mistake(sees="NaN")),
-    (
-        "Only the optimizer's first group of parameters was looked at: go through all of param_groups.",
-        Mistake(sees="first group"),
-    ),
-    ("Only one parameter was looked at: go through all of them.", Mistake(sees="first")),
-    (
-        "A sum of finite gradients overflowed and was taken for an infinity: ask each element, isfinite().",
-        Mistake(sees="sum"),
-    ),
-    ("Infinities and NaN were not looked for.", Mistake(sees="none")),
-    ("The step was taken although a gradient was infinite or NaN.", Mistake(skips="nothing")),
-    (
-        "The step was taken with gradients of 0: momentum moved the weights. Skip optimizer.step() itself.",
-        Mistake(skips="zeros"),
-    ),
-    (
-        "Parameters with finite gradients moved in a step that is to be skipped: skip it for all of them.",
-        Mistake(skips="good ones"),
-    ),
-    ("One skipped step, and the scale fell twice: change it in update alone.", Mistake(backoffs=2)),
-    (
-        "The scale grows one step too late: after `interval` good steps, not after `interval` + 1.",
-        Mistake(late=1),
-    ),
-    (
-        "The scale grows one step too early: after `interval` good steps, not `interval` - 1.",
-        Mistake(late=-1),
-    ),
-    (
-        "The count of good steps was not reset by a skip: growth needs `interval` of them in a row.",
-        Mistake(kept_after_skip=True),
-    ),
-    (
-        "The count of good steps was not reset by growth: the scale grew again in the next step.",
-        Mistake(kept_after_growth=True),
-    ),
-    (COUNTED, Mistake(counts_skips=True)),
-    (COUNTED, Mistake(counts_skips=True, kept_after_skip=True)),
-    (
-        "The scale never grows: after `interval` good steps it is multiplied by `growth`.",
-        Mistake(grows=False),
-    ),
-    (
-        "The scale stays after a skipped step: the next one overflows again. Multiply it by `backoff`.",
-        Mistake(backs_off=False),
-    ),
-    ("`backoff` is a factor of its own: multiply by it.", Mistake(inverse=True)),
-)
 
 
 # ---- judging a script
@@ -137,14 +59,17 @@ def judge_script(script: Script, observed: Observed) -> Finding:
     right = outcomes(script)
     if any(len(reply.steps) != len(script.callers) for reply in replies):
         return wrong("a script of steps did not come to its end.")
-    if all(same(reply, run) for reply, run in zip(replies, right, strict=True)):
-        return returned(replies, right)
+    told = zip(replies, right, strict=True)
+    if all(same(reply, run, script.starts[rank], script.aspects) for rank, (reply, run) in enumerate(told)):
+        return returned(replies, right) if "returned" in script.aspects else RIGHT
     for says, mistake in MISTAKES:
-        runs = outcomes(script, mistake)
-        if all(same(reply, run) for reply, run in zip(replies, runs, strict=True)):
+        runs = zip(replies, outcomes(script, mistake), strict=True)
+        if all(same(reply, run, script.starts[rank], ALL) for rank, (reply, run) in enumerate(runs)):
             why = says.replace("{scale}", words.number(script.options.scale))
-            return wrong(first_off(replies, right), why, cause=says)
-    return wrong(first_off(replies, right))
+            alone = mistake.agree not in ("any", "world")
+            return wrong(first_off(script, replies, right), why, cause=says, misses_point=alone)
+    said = first_off(script, replies, right)
+    return wrong(said, misses_point=isinstance(said, str) and "two models" in said)
 
 
 def out_of_form(reply: Any) -> Finding | None:
@@ -162,22 +87,57 @@ def out_of_form(reply: Any) -> Finding | None:
             "Backward begins at what it returns: the loss times the scale.",
             cause="misfit",
         )
-    if reply.changed:
-        return wrong(
-            "scale_loss wrote into the loss.", "The caller prints it: return a new tensor.", cause="changed"
-        )
     return None
 
 
-def same(reply: Any, run: Run) -> bool:
-    """Whether a rank did what a run says, but for the values that `step` returned."""
-    return near(reply.last, run.last) and all(
-        near(reported.scale, played.scale)
-        and reported.refused == played.refused
-        and alike(reported.params, played.params)
-        and (not played.unscaled or alike(reported.unscaled, played.unscaled))
-        for reported, played in zip(reply.steps, run.steps, strict=True)
+def loss_line(script: Script) -> Line:
+    """The loss that was scaled is the caller's, and is 1 still."""
+
+    def judge(observed: Observed) -> Finding:
+        reply = observed.values[0][script.name]
+        if (finding := out_of_form(reply)) is not None:
+            return finding
+        if reply.losses and all(loss == 1 for loss in reply.losses):
+            return RIGHT
+        return wrong("scale_loss wrote into the loss.", "The caller prints it: return a new tensor.")
+
+    return Line("the loss is left alone", judge, 0.5, trivial=True)
+
+
+def same(reply: Any, run: Run, starts: Sequence[Tensor], aspects: frozenset[str]) -> bool:
+    """Whether a rank did what a run says in these aspects, but for the values that `step` returned."""
+    if "scale" in aspects and not near(reply.last, run.last):
+        return False
+    pairs = list(zip(reply.steps, run.steps, strict=True))
+    if "taken" in aspects and not moved_as(reply, run, starts):
+        return False
+    return all(
+        reported.refused == played.refused
+        and ("scale" not in aspects or near(reported.scale, played.scale))
+        and ("params" not in aspects or alike(reported.params, played.params))
+        and ("params" not in aspects or not played.unscaled or alike(reported.unscaled, played.unscaled))
+        for reported, played in pairs
     )
+
+
+def moves(reply: Any, starts: Sequence[Tensor]) -> list[bool]:
+    """Of each step whether any parameter moved in it."""
+    before = [[float(value) for value in start.flatten()] for start in starts]
+    found = []
+    for reported in reply.steps:
+        found.append(reported.params != before)
+        before = reported.params
+    return found
+
+
+def moved_as(reply: Any, run: Run, starts: Sequence[Tensor]) -> bool:
+    """Whether the parameters moved in the steps in which they move in the run; some have no gradient."""
+    before, wanted = list(starts), []
+    for played in run.steps:
+        pairs = zip(before, played.params, strict=True)
+        wanted.append(any(not torch.equal(a.double(), b.double()) for a, b in pairs))
+        before = played.params
+    return moves(reply, starts) == wanted
 
 
 def near(reported: float, wanted: float) -> bool:
@@ -211,18 +171,20 @@ def returned(replies: Sequence[Any], right: Sequence[Run]) -> Finding:
     return RIGHT
 
 
-def first_off(replies: Sequence[Any], right: Sequence[Run]) -> Sentence | str:
-    """The first step in which a rank did something else than the rule says."""
+def first_off(script: Script, replies: Sequence[Any], right: Sequence[Run]) -> Sentence | str:
+    """The first step in which a rank did something else than the rule says, in the script's aspects."""
+    scales, exact = "scale" in script.aspects, "params" in script.aspects
     for number in range(len(right[0].steps)):
         pairs = [(reply.steps[number], run.steps[number]) for reply, run in zip(replies, right, strict=True)]
-        moved = [bool(alike(reported.params, played.params)) for reported, played in pairs]
+        runs = enumerate(zip(replies, right, strict=True))
+        moved = [as_far(reply, run, script.starts[rank], number, exact) for rank, (reply, run) in runs]
         for rank, (reported, played) in enumerate(pairs):
             who = f"rank {rank}, step {number + 1}" if len(pairs) > 1 else f"step {number + 1}"
-            if not near(reported.scale, played.scale):
+            if scales and not near(reported.scale, played.scale):
                 return quoted(f"{who}: the loss was scaled by another factor", reported.scale, played.scale)
             if reported.refused != played.refused:
                 return f"{who}: a second unscale_ before update was not refused with RuntimeError."
-            if played.unscaled and not alike(reported.unscaled, played.unscaled):
+            if exact and played.unscaled and not alike(reported.unscaled, played.unscaled):
                 return f"{who}: after unscale_ the gradients are not those of the loss."
             if not moved[rank] and not played.taken:
                 others = [other for other, kept in enumerate(moved) if kept]
@@ -232,10 +194,19 @@ def first_off(replies: Sequence[Any], right: Sequence[Run]) -> Sentence | str:
             if not moved[rank]:
                 return f"{who}: a parameter is not where the step should have left it."
     for rank, (reply, run) in enumerate(zip(replies, right, strict=True)):
-        if not near(reply.last, run.last):
+        if scales and not near(reply.last, run.last):
             who = f"rank {rank}, at the end" if len(right) > 1 else "at the end"
             return quoted(f"{who}: the loss is scaled by another factor", reply.last, run.last)
     return "a run is not as the rule says."
+
+
+def as_far(reply: Any, run: Run, starts: Sequence[Tensor], number: int, exact: bool) -> bool:
+    """Whether the parameters are where the run has them after a step, or moved as they do in the run."""
+    if exact:
+        return alike(reply.steps[number].params, run.steps[number].params)
+    before = run.steps[number - 1].params if number else starts
+    pairs = zip(before, run.steps[number].params, strict=True)
+    return moves(reply, starts)[number] == any(not torch.equal(a.double(), b.double()) for a, b in pairs)
 
 
 def quoted(said: str, reported: float, wanted: float) -> Sentence:
@@ -256,12 +227,13 @@ def script(
     bad: Sequence[Bad] = (), callers: Sequence[str] = (), absent: Sequence[Place] = (),
     empty: Sequence[Place] = (), sizes: Sequence[int] = (3, 2), first: int = 9,
     groups: Sequence[Sequence[int]] = (), large: float = 0.0, weight: float = 1.0,
+    aspects: str = "taken",
 ) -> Script:  # fmt: skip
     """Gradients of a few bits, so that all numbers are exact.
 
     bad: infinities and NaN. callers: of the first steps, see the recipe. absent: (rank, parameter) without a
     gradient; empty: without elements; sizes: elements of the parameters; first: how many of them are in the
-    first group; large: every element's gradient.
+    first group; large: every element's gradient; aspects: those that are judged, see `Script`.
     """
 
     def drawn(size: int) -> Tensor:
@@ -284,15 +256,13 @@ def script(
                 target[-1] = value
         gradients.append(slopes)
     done = [*callers, *[""] * (steps - len(callers))]
-    return Script(name, title, options, starts, gradients, done, min(first, len(sizes)), groups, weight)
+    return Script(name, title, options, starts, gradients, done, min(first, len(sizes)), groups, weight,
+                  frozenset(aspects.split()))  # fmt: skip
 
 
-def case(title: str, scripts: Sequence[Script], extra: Sequence[Line] = (), vital: bool = False) -> Case:
-    """vital: a solution that fails one of the lines misses the exercise's point."""
-
+def case(title: str, scripts: Sequence[Script], extra: Sequence[Line] = ()) -> Case:
     def line(script: Script) -> Line:
-        made = Line(script.title, lambda observed: judge_script(script, observed), script.weight)
-        return essential(made) if vital else made
+        return Line(script.title, lambda observed: judge_script(script, observed), script.weight)
 
     groups = [list(group) for group in scripts[0].groups]
     sides = []
@@ -344,21 +314,24 @@ def alone(draw: Draw) -> list[Script]:
     many = replace(small, interval=100)
     odd = Options(scale=2.0**8, growth=4.0, backoff=0.125, interval=2)
     return [
-        script(draw, "plain", "three steps at scale 65,536", 3, weight=1.0),
-        script(draw, "inf", "an infinity in step 3", 5, options=many, bad=[(2, 0, 1, INFINITY)]),
+        script(draw, "plain", "three steps at scale 65,536", 3, callers=["", "clip", ""],
+               aspects="taken params scale"),
+        script(draw, "inf", "an infinity in step 3", 5, options=many, bad=[(2, 0, 1, INFINITY)],
+               aspects="taken params returned"),
         script(draw, "negative", "-inf, and then +inf", 4, options=many,
                bad=[(1, 0, 0, -INFINITY), (2, 0, 1, INFINITY)], weight=0.5),
-        script(draw, "nan", "NaN", 3, options=many, bad=[(1, 0, 0, NAN)]),
-        script(draw, "growth", "growth after exactly 3 good steps", 8, options=small),
-        script(draw, "reset", "a skip resets the count", 7, options=small, bad=[(1, 0, 0, INFINITY)]),
+        script(draw, "nan", "NaN", 3, options=many, bad=[(1, 0, 0, NAN)], aspects="taken params"),
+        script(draw, "growth", "growth after exactly 3 good steps", 8, options=small, aspects="scale"),
+        script(draw, "reset", "a skip resets the count", 7, options=small, bad=[(1, 0, 0, INFINITY)],
+               aspects="scale"),
         script(draw, "factors", "growth 4, backoff 1/8", 6, options=odd,
-               bad=[(3, 0, 1, INFINITY), (4, 0, 0, NAN)], weight=0.5),
+               bad=[(3, 0, 1, INFINITY), (4, 0, 0, NAN)], aspects="scale"),
         script(draw, "clip", "a caller that clips", 4, options=small, callers=["clip"] * 4,
-               bad=[(2, 0, 0, INFINITY)]),
+               bad=[(2, 0, 0, INFINITY)], aspects="taken params"),
         script(draw, "twice", "unscale_ twice is refused", 3, options=many, callers=["twice", "", "twice"],
                weight=0.5),
         script(draw, "absent", "a parameter without gradient", 3, options=many, absent=[(0, 1)],
-               sizes=(3, 2, 4), bad=[(1, 0, 2, INFINITY)], weight=0.5),
+               sizes=(3, 2, 4), bad=[(1, 0, 2, INFINITY)], weight=0.5, aspects="taken params"),
         script(draw, "groups", "two groups of parameters", 4, options=many, sizes=(3, 2, 4), first=2,
                bad=[(1, 0, 2, NAN), (2, 0, 2, INFINITY)], weight=0.5),
         script(draw, "large", "large gradients that are finite", 2, options=many, large=2.0**117, weight=0.5),
@@ -377,19 +350,21 @@ def trouble(case: Case, kind: str, text: str) -> str:
 )  # fmt: skip
 def loss_scaler(draw: Draw) -> Iterator[Case]:
     """Scripts against the rule, on one rank; then shards of which one alone has an infinity."""
-    yield case("one rank", alone(draw))
-    small, twos = Options(scale=2.0**10, interval=2), [[0, 2], [1, 3]]
+    rules = alone(draw)
+    yield case("one rank", rules, [loss_line(rules[0])])
+    many, twos = Options(scale=2.0**10, interval=100), [[0, 2], [1, 3]]
     late = draw.integer(2, 4)
-    bad = [(0, 1, 0, INFINITY), (late + 1, 0, 1, NAN)]
-    shards = [script(draw, "two", "2 ranks: one alone has an infinity", 7, options=small, ranks=2, bad=bad,
+    bad = [(0, 1, 0, INFINITY), (late + 1, 0, 1, INFINITY)]
+    shards = [script(draw, "two", "2 ranks: one alone has an infinity", 7, options=many, ranks=2, bad=bad,
                      weight=2.5)]  # fmt: skip
-    yield case("2 ranks", shards, [bytes_line(shards)], vital=True)
-    bad = [(1, draw.integer(1, 4), 1, NAN), (3, draw.integer(1, 4), 0, -INFINITY)]
-    shards = [script(draw, "four", "4 ranks, one without gradients", 5, options=small, ranks=4, bad=bad,
-                     absent=[(0, 0), (0, 1)], weight=1.5)]  # fmt: skip
-    yield case("4 ranks", shards, vital=True)
-    bad = [(1, 2, 0, INFINITY), (2, 3, 1, NAN)]
-    shards = [script(draw, "pairs", "4 ranks in two groups", 4, options=small, ranks=4, bad=bad, groups=twos)]
+    yield case("2 ranks", shards, [bytes_line(shards)])
+    bad = [(1, draw.integer(1, 4), 1, INFINITY), (3, draw.integer(1, 4), 0, INFINITY)]
+    shards = [script(draw, "four", "4 ranks, one without gradients", 5, options=many, ranks=4, bad=bad,
+                     absent=[(0, 0), (0, 1)], weight=2.0)]  # fmt: skip
+    yield case("4 ranks", shards)
+    bad = [(1, 2, 0, INFINITY), (2, 3, 1, INFINITY)]
+    shards = [script(draw, "pairs", "4 ranks in two groups", 4, options=many, ranks=4, bad=bad, groups=twos,
+                     weight=2.0)]  # fmt: skip
     yield case("two groups", shards)
     if draw.hidden:
         drawn = Options(2.0 ** draw.integer(3, 15), 2.0 ** draw.integer(1, 4), 2.0 ** -draw.integer(1, 4),
@@ -398,5 +373,5 @@ def loss_scaler(draw: Draw) -> Iterator[Case]:
                for step in range(12) if draw.integer(0, 4) == 0]  # fmt: skip
         callers = [draw.choice(["", "clip", "twice"]) for _ in range(12)]
         shards = [script(draw, "three", "3 ranks, a drawn script", 12, options=drawn, ranks=3, bad=bad,
-                         callers=callers, empty=[(1, 0)])]  # fmt: skip
+                         callers=callers, empty=[(1, 0)], aspects="scale taken params returned")]  # fmt: skip
         yield case("3 ranks", shards)

@@ -20,6 +20,10 @@ CLIP = 0.5  # the factor of a caller that clips
 INFINITY, NAN = float("inf"), float("nan")
 
 
+# What a step is judged by: the scale, which parameters moved, where to, and what `step` returned.
+ALL = frozenset({"scale", "taken", "params", "returned"})
+
+
 @dataclass(frozen=True)
 class Options:
     """The scaler's arguments."""
@@ -36,7 +40,7 @@ class Script:
 
     callers: one word a step for the caller's part between backward and step, "", "clip" or "twice".
     first: how many parameters are in the optimizer's first group. groups: ranks that agree with each other;
-    none: all.
+    none: all. aspects: what its line judges, of ALL; a mistake in another part costs another line.
     """
 
     name: str
@@ -48,6 +52,7 @@ class Script:
     first: int
     groups: Sequence[Sequence[int]] = ()
     weight: float = 1.0
+    aspects: frozenset[str] = ALL
 
     @property
     def ranks(self) -> int:
@@ -87,7 +92,7 @@ class Mistake:
     place of a step.
     """
 
-    agree: Literal["any", "own", "majority", "half", "world", "first"] = "any"
+    agree: Literal["any", "own", "all", "majority", "half", "world", "first"] = "any"
     sees: Literal["all", "no NaN", "NaN", "positive", "first group", "first", "sum", "none"] = "all"
     divided: tuple[int, int, int] = (1, 0, 1)
     late: int = 0
@@ -130,7 +135,8 @@ def decided(script: Script, rank: int, findings: Sequence[bool], mistake: Mistak
     group = script.group_of(rank)
     votes = [findings[member] for member in group]
     return {
-        "any": any(votes), "own": findings[rank], "world": any(findings), "first": votes[0],
+        "any": any(votes), "all": all(votes), "first": votes[0],
+        "own": findings[rank], "world": any(findings),
         "majority": sum(votes) > len(votes) / 2, "half": sum(votes) >= len(votes) / 2,
     }[mistake.agree]  # fmt: skip
 

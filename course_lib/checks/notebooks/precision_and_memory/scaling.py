@@ -42,6 +42,7 @@ ENDS = {E4M3: 448.0, E5M2: 57344.0}
 ULP, LEAST = 4e-7, 1.5e-45  # of a scale; a step of float32's subnormal numbers
 NEAR = 4e-6  # of an element: x / scale is rounded in float32 before the cast
 Block = tuple[int, int]
+PARTS = ("scales", "values", "x")
 Scales = Callable[[Tensor, Block, torch.dtype], Tensor]
 SMALL = (
     "A block whose magnitudes are small has a scale like the others: amax / 448, however small. A block of "
@@ -60,6 +61,7 @@ ALONG = (
     "(rows, columns): a tile of 1 x 128 lies along a row, along what the product sums, and (1, -1) is a "
     "scale for each row."
 )
+ONE = "One scale for all of x: `block` says what shares one."
 SHAPE = "Scales have a row for each row of blocks and a column for each column of blocks; (1, 1) for one."
 
 
@@ -110,7 +112,7 @@ def slips(dtype: torch.dtype) -> dict[str, Scales]:
         ),
         "That is the largest magnitude itself: divided by it all values lie below 1, and the format's upper "
         "half is unused.": lambda x, block, dtype: over_blocks(x.double(), block, amax),
-        "One scale for all of x: `block` says what shares one.": lambda x, block, dtype: (
+        ONE: lambda x, block, dtype: (
             (right(x, (-1, -1), dtype)).expand_as(right(x, block, dtype))
         ),
         "The scale is kept in 8 bits, and rounded: it is a float32, 4 bytes a block.": (
@@ -152,18 +154,19 @@ def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 @dataclass(frozen=True)
 class Quantized:
-    """One call of quantize: of x, or of x as one rank's part of `whole`, in a group."""
+    """One call of quantize: of x, or of x as one of the `shards` of a group's ranks."""
 
     name: str
     x: Tensor
     block: Block
     dtype: torch.dtype = E4M3
-    whole: Tensor | None = None
+    shards: tuple[Tensor, ...] = ()
     default: bool = True  # the dtype is left out
+    both: bool = False  # scales and values are judged in one line
 
     @property
     def wanted(self) -> Tensor:
-        return right(self.x if self.whole is None else self.whole, self.block, self.dtype)
+        return right(torch.cat(self.shards) if self.shards else self.x, self.block, self.dtype)
 
     def expects(self) -> dict[str, Spec]:
         return {
@@ -174,7 +177,7 @@ class Quantized:
 
     def instructions(self) -> dict[str, Any]:
         more: dict[str, Any] = {} if self.default else {"dtype": str(self.dtype)[6:]}
-        if self.whole is not None:
+        if self.shards:
             more["group"] = 0
         expects = {name: [str(s.dtype)[6:], list(s.shape)] for name, s in self.expects().items()}
         return {
@@ -183,9 +186,9 @@ class Quantized:
         }  # fmt: skip
 
 
-def judged(call: Quantized, rank: int = 0) -> Callable[[Observed], Finding]:
-    """Error, form, scales, values, the argument: the first that is wrong."""
-    where = "" if call.whole is None else f"on rank {rank} "
+def judged(call: Quantized, rank: int = 0, parts: Sequence[str] = PARTS) -> Callable[[Observed], Finding]:
+    """Error and form, and of the `parts` the first that is wrong."""
+    where = f"on rank {rank} " if call.shards else ""
 
     def judge(observed: Observed) -> Finding:
         reply, tensors = observed.values[rank][call.name], observed.tensors[rank]
@@ -195,14 +198,21 @@ def judged(call: Quantized, rank: int = 0) -> Callable[[Observed], Finding]:
             return finding
         values = tensors[f"{call.name}.values"].double()
         scales = tensors[f"{call.name}.scales"].double()
-        finding = scales_wrong(call, scales, values, where) or values_wrong(call, scales, values, where)
-        if finding:
-            return finding
-        if not torch.equal(tensors[f"{call.name}.after.0"], call.x):
+        finding, upside_down = None, inverted(call, scales)
+        if "scales" in parts and not (upside_down and call.shards):  # these are about what ranks share
+            finding = scales_wrong(call, scales, values, where)
+        if finding is None and "values" in parts:
+            finding = values_wrong(call, 1 / scales if upside_down else scales, values, where)
+        if finding is None and "x" in parts and not torch.equal(tensors[f"{call.name}.after.0"], call.x):
             return wrong("x was changed: it belongs to the caller.", "Work on a new tensor.", cause="changed")
-        return RIGHT
+        return finding or RIGHT
 
     return judge
+
+
+def inverted(call: Quantized, scales: Tensor) -> bool:
+    """Whether values were multiplied by their scales, which a line about the scales tells."""
+    return matches(scales, 1 / call.wanted, call.wanted == 0)
 
 
 def raised(function: str, error: str = "", text: str = "", where: str = "") -> Finding:
@@ -246,14 +256,31 @@ def scales_wrong(call: Quantized, scales: Tensor, values: Tensor, where: str) ->
     if not bool(off.any()):
         return None
     said = difference(f"{where}scales are wrong", scales.where(~dead, wanted), wanted, "scale {} is ")
-    if call.whole is not None and matches(scales, right(call.x, call.block, call.dtype), dead):
-        return wrong(said, LOCAL, cause=LOCAL)
-    for says, slip in slips(call.dtype).items():
-        if matches(scales, slip(call.x, call.block, call.dtype), dead):
+    for says, slip in shared_slips(call).items():
+        if matches(scales, slip, dead):
             return wrong(said, says, cause=says)
-    if float(wanted.max()) < 1e-30:
+    whole = torch.cat(call.shards) if call.shards else call.x
+    for says, slip in slips(call.dtype).items():
+        if matches(scales, slip(whole, call.block, call.dtype), dead):
+            return wrong(said, says, cause=says, misses_point=says == ONE)
+    if bool(((scales > wanted) & (scales < 1e-6)).all()):
         return wrong(said, SMALL, cause=SMALL)
     return wrong(said, "scale = the block's largest magnitude / the format's largest number.", cause="scales")
+
+
+def shared_slips(call: Quantized) -> dict[str, Tensor]:
+    """The sentence for each mistake in which ranks do not take the largest of all their magnitudes."""
+    if not call.shards:
+        return {}
+    each = torch.stack([right(shard, call.block, call.dtype) for shard in call.shards])
+    return {
+        LOCAL: right(call.x, call.block, call.dtype),
+        "The ranks' largest magnitudes were averaged: the largest of all decides, all_reduce with MAX.": (
+            each.mean(0)
+        ),
+        "The ranks' largest magnitudes were added: all_reduce adds unless it is told MAX.": each.sum(0),
+        "The ranks took the least of their largest magnitudes: all_reduce with MAX.": each.amin(0),
+    }
 
 
 def of_dead(call: Quantized) -> Tensor:
@@ -274,9 +301,9 @@ def values_wrong(call: Quantized, scales: Tensor, values: Tensor, where: str) ->
     off = ~((values * each - x).abs() <= least + NEAR * x.abs())
     if not bool(off.any()):
         return None
-    row, column = (int(k) for k in off.nonzero()[0])
-    got = f"{float(values[row, column]):.6g}"
-    want = f"{float(scaled[row, column]):.6g}"
+    place = int(torch.where(off, scaled.abs(), -1.0).argmax())
+    row, column = divmod(place, x.shape[1])
+    got, want = (f"{float(tensor.flatten()[place]):.6g}" for tensor in (values, scaled))
     general = f"{where}values are not the nearest numbers to x / scale"
     said = Sentence(f"{general}: element [{row}, {column}] is {got}, and x / scale is {want}.", f"{general}.")
     if bool((~values.isfinite()).any()):
@@ -351,17 +378,28 @@ def drawn(draw: Draw, rows: int, columns: int, dtype: torch.dtype = torch.float3
 
 
 def alone_case(title: str, calls: Sequence[tuple[str, float, Quantized | Back]]) -> Case:
+    """A line for the scales of each call, and one for the values of all of them, by the scales that came.
+
+    Of a call with `both` scales and values are one line.
+    """
     inputs: dict[str, Tensor] = {}
     outputs: dict[str, Spec] = {}
-    lines = []
+    lines, values = [], []
     for line, weight, call in calls:
+        outputs |= {f"{call.name}.{key}": spec for key, spec in call.expects().items()}
         if isinstance(call, Back):
             inputs |= {f"{call.name}.values": call.values, f"{call.name}.scales": call.scales}
-        else:
-            inputs[call.name] = call.x
-        outputs |= {f"{call.name}.{key}": spec for key, spec in call.expects().items()}
-        judge = call.judge if isinstance(call, Back) else judged(call)
-        lines.append(Line(line, judge, weight))
+            lines.append(Line(line, call.judge, weight))
+            continue
+        inputs[call.name] = call.x
+        parts = ("scales", "values") if call.both else ("scales",)
+        lines.append(Line(line, judged(call, parts=parts), weight))
+        if not call.both:
+            values.append(call)
+    nearest = both(*(judged(call, parts=("values",)) for call in values))
+    unchanged = both(*(judged(call, parts=("x",)) for call in values))
+    lines.insert(len(values), Line("values: the nearest to x / scale", nearest, 3.0))
+    lines.append(Line("x is left alone", unchanged, 0.5, trivial=True))
     instructions = {"calls": [call.instructions() for _, _, call in calls]}
     side = RankSide(inputs, instructions, outputs)
     return Case(title, [side], lines, recipe=RECIPE, alone=True)
@@ -375,7 +413,7 @@ def sharded_case(draw: Draw, title: str, n: int, members: Sequence[int]) -> Case
     sides, lines = [absent() for _ in range(n)], []
     full = Quantized("whole", whole, (-1, -1))
     for shard, rank in zip(shards, members, strict=True):
-        part = Quantized("shard", shard, (-1, -1), whole=whole)
+        part = Quantized("shard", shard, (-1, -1), shards=whole.chunk(len(members)))
         outputs = {f"shard.{key}": spec for key, spec in part.expects().items()}
         outputs |= {f"whole.{key}": spec for key, spec in full.expects().items()}
         calls = [part.instructions(), full.instructions()]
@@ -405,8 +443,8 @@ def sharded_case(draw: Draw, title: str, n: int, members: Sequence[int]) -> Case
 
     share = 2 * (len(members) - 1) / len(members) * 4
     least = [share if rank in members else 0.0 for rank in range(n)]
-    traffic = volume_line(least, hint=hint, weight=0.75, title="bytes: one number")
-    value = Line("one scale, and the bits of the whole", both(*lines, to_the_bit), 1.5)
+    traffic = volume_line(least, hint=hint, weight=1.0, title="bytes: one number")
+    value = Line("one scale, and the bits of the whole", both(*lines, to_the_bit), 4.0)
     return Case(title, sides, [value, traffic], recipe=RECIPE, groups=[list(members)])
 
 
@@ -418,16 +456,16 @@ def calls_of(draw: Draw) -> list[tuple[str, float, Quantized | Back]]:
     tiny[:, ::2] *= -1
     ragged = 256 + draw.integer(20, 100)
     return [
-        ("one scale for the tensor", 1.0, Quantized("tensor", drawn(draw, rows, 50), (-1, -1))),
-        ("a scale for each row", 1.0, Quantized("row", drawn(draw, rows, 70), (1, -1))),
-        ("tiles of 1 x 128", 1.5, Quantized("tile", drawn(draw, rows, ragged), (1, 128))),
-        ("blocks of 128 x 128", 1.0, Quantized("block", drawn(draw, 150, ragged), (128, 128))),
-        ("a block of zeros", 1.0, Quantized("zeros", zeros, (1, 128))),
-        ("e5m2", 0.75, Quantized("e5m2", drawn(draw, rows, 90), (1, 32), E5M2, default=False)),
-        ("values beyond the end", 0.5, Quantized("tiny", tiny, (-1, -1), E5M2, default=False)),
+        ("one scale for the tensor", 0.5, Quantized("tensor", drawn(draw, rows, 50), (-1, -1))),
+        ("a scale for each row", 0.5, Quantized("row", drawn(draw, rows, 70), (1, -1))),
+        ("tiles of 1 x 128", 1.0, Quantized("tile", drawn(draw, rows, ragged), (1, 128))),
+        ("blocks of 128 x 128", 0.75, Quantized("block", drawn(draw, 150, ragged), (128, 128))),
+        ("e5m2", 0.5, Quantized("e5m2", drawn(draw, rows, 90), (1, 32), E5M2, default=False)),
+        ("x in bfloat16", 0.5, Quantized("bfloat16", drawn(draw, rows, 200, torch.bfloat16), (1, 128))),
+        ("a block of zeros", 0.75, Quantized("zeros", zeros, (1, 128), both=True)),
         (
-            "x in bfloat16", 0.75,
-            Quantized("bfloat16", drawn(draw, rows, 200, torch.bfloat16), (1, 128)),
+            "values beyond the end", 0.5,
+            Quantized("tiny", tiny, (-1, -1), E5M2, default=False, both=True),
         ),
         ("dequantize", 1.5, back_of(draw, "back", rows, ragged, (1, 128))),
         ("dequantize: one scale", 0.5, back_of(draw, "one", rows, 30, (-1, -1))),
@@ -438,6 +476,8 @@ def calls_of(draw: Draw) -> list[tuple[str, float, Quantized | Back]]:
     points=8,
     objects=("quantize", "dequantize"),
     references=("course_lib.precision.scaling", "course_lib.facts"),
+    point="a scale for each block",
+    besides="one scale",
 )
 def quantize(draw: Draw) -> Iterator[Case]:
     """Blocks of four kinds with ragged edges, zeros, both formats; a weight in shards with one scale."""

@@ -5,9 +5,10 @@ instructions: runs, a list of
     name        of the run; its input is the tensor of this name
     seed        of the generator that is passed; None: none is passed
     own         seed of PyTorch's default generator before the call
-    other       one more seed: a second call with the first seed and a third with this one are compared
+    other       one more seed: a second call with the first seed and a third with this one are sent, too
 
-A run's result goes back as the tensor of its name.
+A run's result goes back in float32 as the tensor of its name; "NAME.again" and "NAME.other" are those of the
+further calls, "NAME.x" is the input afterwards, and "NAME.drawn" what the default generator draws next.
 """
 
 from __future__ import annotations
@@ -21,59 +22,49 @@ from course_lib.checks.rank.backward import type_of
 from course_lib.checks.rank.harness import describe
 from course_lib.checks.wire import Place
 
-_Tensor, _clone, _equal, _zeros_like = torch.Tensor, torch.clone, torch.equal, torch.zeros_like
-_Generator, _manual_seed, _state = torch.Generator, torch.manual_seed, torch.get_rng_state
-_detach, _bfloat16, _isnan = torch.Tensor.detach, torch.bfloat16, torch.isnan
+_Tensor, _clone, _zeros_like, _zeros = torch.Tensor, torch.clone, torch.zeros_like, torch.zeros
+_Generator, _manual_seed, _rand = torch.Generator, torch.manual_seed, torch.rand
+_detach, _float32, _is_floating = torch.Tensor.detach, torch.float32, torch.Tensor.is_floating_point
+DRAWN = 3  # numbers
 
 
 @dataclass
 class Told:
     """The reply about a run.
 
-    misfit: the result as text, if it is not a tensor in bfloat16 of x's shape; again: whether a second call
-    with an equal generator gave the same; other: whether a third with another generator did; drawn: whether
-    the default generator's state changed; changed: whether x did.
+    misfit: the result as text, if it is not a floating-point tensor of x's shape; dtype: the result's.
     """
 
     error: Place | None = None
     misfit: str = ""
-    again: bool = True
-    other: bool = False
-    drawn: bool = False
-    changed: bool = False
+    dtype: str = ""
 
 
-def called(function: Any, x: torch.Tensor, seed: int | None, own: int) -> Any:
+class Misfit(Exception):
+    """A result of another form; its text is the form."""
+
+
+def called(function: Any, x: torch.Tensor, seed: int | None, own: int) -> tuple[torch.Tensor, str]:
+    """The result in float32, which holds all numbers of bfloat16, and its own dtype."""
     _manual_seed(own)
-    if seed is None:
-        return function(x)
-    return function(x, _Generator().manual_seed(seed))
+    result = function(x) if seed is None else function(x, _Generator().manual_seed(seed))
+    if not isinstance(result, _Tensor) or result.shape != x.shape or not _is_floating(result):
+        raise Misfit(type_of(result))
+    return _clone(_detach(result)).to(_float32), str(result.dtype)[6:]
 
 
-def same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return _equal(a.nan_to_num(), b.nan_to_num()) and _equal(_isnan(a), _isnan(b))
-
-
-def run(function: Any, x: torch.Tensor, described: dict, reply: Told) -> torch.Tensor:
-    """The first call's result; zeros if it does not have the agreed form."""
+def run(function: Any, x: torch.Tensor, described: dict, reply: Told, outputs: dict[str, Any]) -> None:
+    name = described["name"]
     seed, own, other = (described[key] for key in ("seed", "own", "other"))
-    before, nothing = _clone(x), _zeros_like(x, dtype=_bfloat16)
-    _manual_seed(own)
-    state = _state()
-    result = called(function, x, seed, own)
-    reply.drawn = not _equal(_state(), state)
-    if not isinstance(result, _Tensor) or (result.dtype, result.shape) != (_bfloat16, x.shape):
-        reply.misfit = type_of(result)
-        return nothing
-    result = _clone(_detach(result))
-    reply.changed = not same(x, before)
+    given = _clone(x)
+    outputs[name], reply.dtype = called(function, given, seed, own)
+    outputs[f"{name}.drawn"], outputs[f"{name}.x"] = _rand(DRAWN), given
     if other is not None:
         # another state of the default generator, if a generator is passed: it must not matter
-        again = called(function, x, seed, own if seed is None else own + 1)
-        reply.again = same(again, result)
-        third = called(function, x, None if seed is None else other, other if seed is None else own)
-        reply.other = same(third, result)
-    return result
+        again = own if seed is None else own + 1
+        outputs[f"{name}.again"], _ = called(function, _clone(x), seed, again)
+        seeds = (None, other) if seed is None else (other, own)
+        outputs[f"{name}.other"], _ = called(function, _clone(x), *seeds)
 
 
 def rounds(
@@ -85,12 +76,16 @@ def rounds(
     for described in instructions["runs"]:
         name, reply = described["name"], Told()
         x = tensors[name]
+        more = ("", ".again", ".other") if described["other"] is not None else ("",)
+        outputs |= {f"{name}{key}": _zeros_like(x) for key in (*more, ".x")}
+        outputs[f"{name}.drawn"] = _zeros(DRAWN)
         try:
-            outputs[name] = run(objects[0], x, described, reply)
+            run(objects[0], x, described, reply, outputs)
+        except Misfit as misfit:
+            reply.misfit = str(misfit)
         except Exception as error:
             if isinstance(error, NotImplementedError) and not values and not str(error):
                 raise
             reply.error = describe(error)
-            outputs[name] = _zeros_like(x, dtype=_bfloat16)
         values[name] = reply
     return values, outputs

@@ -55,11 +55,11 @@ class OfStep:
 @dataclass
 class Told:
     """The reply about a script. misfit: the type of a scaled loss that is not a tensor without dimensions;
-    changed: whether `scale_loss` wrote into the loss; last: the scale after the last step."""
+    losses: those of 1, after `scale_loss`; last: the scale after the last step."""
 
     error: Place | None = None
     misfit: str = ""
-    changed: bool = False
+    losses: list[float] = field(default_factory=list)
     last: float = 0.0
     steps: list[OfStep] = field(default_factory=list)
 
@@ -91,8 +91,8 @@ class Script:
 
     def scale_of(self, scaler: Any) -> float:
         loss = _ones(())
-        scaled = self.scaled(scaler, loss)
-        self.reply.changed |= bool(loss != 1)
+        scaled = _clone(self.scaled(scaler, loss))
+        self.reply.losses.append(finite(float(loss)))
         return finite(float(scaled))
 
     def scaled(self, scaler: Any, loss: Tensor) -> Tensor:
