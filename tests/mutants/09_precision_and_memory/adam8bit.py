@@ -138,7 +138,7 @@ class Adam8bit(ByteStates):
 
 # %% wrong: m alone is rounded before the update
 # is: slip
-# says: they are rounded after it
+# says: they are rounded after it|rounded to the nearest code
 # base: what the wrong ones change
 -        mhat, vhat = m / (1 - beta1**t), v / (1 - beta2**t)
 +        self.write(state, "m", m, group["block"])
@@ -247,6 +247,39 @@ class Adam8bit(ByteStates):
 +        grad = grad + group["weight_decay"] * param
 @@
 -        param.mul_(1 - lr * group["weight_decay"])
+
+
+# %% wrong: weight decay without the learning rate
+# is: slip
+# says: Weight decay does not know the learning rate
+# base: what the wrong ones change
+-        param.mul_(1 - lr * group["weight_decay"])
++        param.sub_(param * group["weight_decay"])
+
+
+# %% wrong: eps inside the root
+# is: slip
+# says: eps stands inside the root
+# base: what the wrong ones change
+-        param.sub_(lr * mhat / (vhat.sqrt() + group["eps"]))
++        param.sub_(lr * mhat / (vhat + group["eps"]).sqrt())
+
+
+# %% wrong: one count of steps for all parameters
+# is: slip
+# says: One count of steps for all parameters
+# base: what the wrong ones change
+-        t = state["step"] = state.get("step", 0) + 1
++        self.steps = getattr(self, "steps", 0) + 1
++        t = self.steps
+
+
+# %% wrong: linear codes for m, from -1 to 1
+# is: slip
+# says: m has linear codes
+# base: what the wrong ones change
+-        self.numbers = {"m": DYNAMIC_SIGNED, "v": DYNAMIC_UNSIGNED}
++        self.numbers = {"m": torch.linspace(-1, 1, 256), "v": DYNAMIC_UNSIGNED}
 
 
 # %% wrong: blocks of 256 whatever `block` is

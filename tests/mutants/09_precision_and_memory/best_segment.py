@@ -26,6 +26,28 @@ def best_segment(layers, kept=1.0, inside=17.0):
 +    most = {k: layers // k * kept + k * inside for k in range(layers, 0, -1)}
 
 
+# %% wrong: whole pieces alone
+# is: slip
+# says: A k that does not divide the layers
+# base: what the wrong ones change
+-    most = {k: math.ceil(layers / k) * kept + k * inside for k in range(layers, 0, -1)}
++    most = {k: layers / k * kept + k * inside for k in range(layers, 0, -1) if layers % k == 0}
+
+
+# %% wrong: the smooth minimum, rounded down
+# is: slip
+# says: Pieces are whole
+def best_segment(layers, kept=1.0, inside=17.0):
+    return min(layers, max(1, math.floor(math.sqrt(layers * kept / inside))))
+
+
+# %% wrong: always 1
+# is: idea
+# says: That is 1 whatever
+def best_segment(layers, kept=1.0, inside=17.0):
+    return 1
+
+
 # %% wrong: a part of a piece
 # is: slip
 # says: Pieces are whole

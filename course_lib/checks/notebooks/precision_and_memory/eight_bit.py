@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -62,8 +62,9 @@ class Rule:
     numbers: the codes of m and v; None: nothing is rounded. whole: one scale for a tensor. before: rounded
     before the parameter takes its step. floor: to the number towards 0. small: elements from which on a
     parameter has 8 bits. stored: the moment that is kept is the one with its bias corrected. corrected:
-    whether bias is corrected at all. coupled: weight decay is added to the gradient. decay: whether there is
-    any. inside: eps stands in the root.
+    whether bias is corrected at all. decay: as AdamW has it, or added to the gradient, or without the
+    learning rate, or not at all. inside: eps stands in the root. counted: parameter `index` of `count` goes
+    on from the step of the one before it.
     """
 
     numbers: tuple[Tensor, Tensor] | None = (SIGNED, UNSIGNED)
@@ -74,9 +75,11 @@ class Rule:
     small: int = SMALL
     stored: bool = False
     corrected: bool = True
-    coupled: bool = False
-    decay: bool = True
+    decay: Literal["decoupled", "coupled", "without lr", "none"] = "decoupled"
     inside: bool = False
+    counted: bool = False
+    index: int = 0
+    count: int = 1
 
     def round(self, x: Tensor, which: int) -> tuple[Tensor, Tensor]:
         """(x as it comes back, which elements lie near a tie)."""
@@ -103,14 +106,16 @@ class Rule:
     def run(self, start: Tensor, gradients: Sequence[Tensor | None], settings: Mapping[str, Any]) -> Run:
         """The parameter after each step, in float64, and which elements are judged there."""
         (beta1, beta2), lr, eps = settings["betas"], settings["lr"], settings["eps"]
-        decay = settings["weight_decay"] if self.decay else 0.0
+        decay = settings["weight_decay"]
+        shrink = {"decoupled": lr * decay, "without lr": decay}.get(self.decay, 0.0)
         w = start.double()
         m, v, unsure = torch.zeros_like(w), torch.zeros_like(w), torch.zeros_like(w, dtype=torch.bool)
-        step, after, sure = 0, [], []
+        taken, after, sure = 0, [], []
         for gradient in gradients:
             if gradient is not None:
-                step += 1
-                g = gradient.double() + (decay * w if self.coupled else 0.0)
+                taken += 1
+                step = (taken - 1) * self.count + self.index + 1 if self.counted else taken
+                g = gradient.double() + (decay * w if self.decay == "coupled" else 0.0)
                 m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g * g
                 first, second = (1 - beta1**step, 1 - beta2**step) if self.corrected else (1.0, 1.0)
                 if self.stored:
@@ -120,7 +125,7 @@ class Rule:
                     (m, v), known = (back for back, _ in rounded), unsure | rounded[0][1] | rounded[1][1]
                     unsure = known
                 root = ((v / second) + (eps if self.inside else 0)).sqrt() + (0 if self.inside else eps)
-                w = w * (1 - (0.0 if self.coupled else lr * decay)) - lr * (m / first) / root
+                w = w * (1 - shrink) - lr * (m / first) / root
                 after.append(w)
                 sure.append(~unsure)
                 m, v = (back for back, _ in rounded)
@@ -139,47 +144,74 @@ class Run:
     sure: list[Tensor]
 
 
-SLIPS: dict[str, Callable[[Rule], Rule]] = {
-    "The moments are not rounded at all between the steps: codes are kept, and float32 is not.": (
-        lambda rule: replace(rule, numbers=None)
+Slips = Sequence[tuple[str, Callable[[Rule], Rule]]]
+FLOAT32 = "The moments are not rounded at all between the steps: codes are kept, and float32 is not."
+LINEAR_M = "m has linear codes: DYNAMIC_SIGNED has numbers in seven decades."
+LINEAR_BOTH = (
+    "Both moments have linear codes: DYNAMIC_SIGNED and DYNAMIC_UNSIGNED have numbers in seven decades."
+)
+LINEAR = linear_map(True).double(), torch.linspace(-1, 1, 256, dtype=torch.float64)  # two ways to make it
+UNSIGNED_LINEAR = linear_map(False).double()
+# In what is kept between the steps.
+OF_STATES: Slips = (
+    (FLOAT32, lambda rule: replace(rule, numbers=None)),
+    (
+        "v has linear codes: all of it below 1/510 of the block's largest becomes 0, and m is divided by "
+        "eps. DYNAMIC_UNSIGNED has numbers in seven decades.",
+        lambda rule: replace(rule, numbers=(SIGNED, UNSIGNED_LINEAR)),
     ),
-    "v has linear codes: all of it below 1/510 of the block's largest becomes 0, and m is divided by eps. "
-    "DYNAMIC_UNSIGNED has numbers in seven decades.": lambda rule: replace(
-        rule, numbers=(SIGNED, linear_map(False).double())
+    *((LINEAR_M, lambda rule, m=m: replace(rule, numbers=(m, UNSIGNED))) for m in LINEAR),
+    *((LINEAR_BOTH, lambda rule, m=m: replace(rule, numbers=(m, UNSIGNED_LINEAR))) for m in LINEAR),
+    (
+        "One scale for the tensor: beside one outlier 99 % of v is 0. Each block of 256 elements has its "
+        "own.",
+        lambda rule: replace(rule, whole=True),
     ),
-    "m has linear codes: DYNAMIC_SIGNED has numbers in seven decades.": lambda rule: replace(
-        rule, numbers=(linear_map(True).double(), UNSIGNED)
+    (
+        "v has signed codes, of which it uses half: DYNAMIC_UNSIGNED is twice as fine.",
+        lambda rule: replace(rule, numbers=(SIGNED, SIGNED)),
     ),
-    "Both moments have linear codes: DYNAMIC_SIGNED and DYNAMIC_UNSIGNED have numbers in seven decades.": (
-        lambda rule: replace(rule, numbers=(linear_map(True).double(), linear_map(False).double()))
+    (
+        "The moments were rounded before the step was taken: update the parameter from the float32 ones.",
+        lambda rule: replace(rule, before=True),
     ),
-    "One scale for the tensor: beside one outlier 99 % of v is 0. Each block of 256 elements has its own.": (
-        lambda rule: replace(rule, whole=True)
+    (
+        "Codes were rounded towards 0, and the moments drift: take the nearest number.",
+        lambda rule: replace(rule, floor=True),
     ),
-    "v has signed codes, of which it uses half: DYNAMIC_UNSIGNED is twice as fine.": lambda rule: replace(
-        rule, numbers=(SIGNED, SIGNED)
+    (
+        f"A parameter of fewer than {SMALL:,} elements has 8 bits: it keeps float32.",
+        lambda rule: replace(rule, small=0),
     ),
-    "Bias was corrected twice: the moments are stored as they are, and corrected for the step alone.": (
-        lambda rule: replace(rule, stored=True)
+    (f"`block` was not used: the blocks had {BLOCK} elements.", lambda rule: replace(rule, block=BLOCK)),
+)
+# In AdamW itself. They cost the line on a parameter in float32, and not those on 8 bits.
+OF_ADAMW: Slips = (
+    (
+        "Bias was corrected twice: the moments are stored as they are, and corrected for the step alone.",
+        lambda rule: replace(rule, stored=True),
     ),
-    "The moments were rounded before the step was taken: update the parameter from the float32 ones.": (
-        lambda rule: replace(rule, before=True)
+    (
+        "Bias was not corrected: m / (1 - beta1^t), v / (1 - beta2^t).",
+        lambda rule: replace(rule, corrected=False),
     ),
-    "Codes were rounded towards 0, and the moments drift: take the nearest number.": lambda rule: replace(
-        rule, floor=True
+    (
+        "Weight decay went into the gradient, and so into the moments. Decoupled, it is w *= 1 - lr * "
+        "weight_decay.",
+        lambda rule: replace(rule, decay="coupled"),
     ),
-    f"A parameter of fewer than {SMALL:,} elements has 8 bits: it keeps float32.": lambda rule: replace(
-        rule, small=0
+    (
+        "Weight decay does not know the learning rate: w *= 1 - lr * weight_decay.",
+        lambda rule: replace(rule, decay="without lr"),
     ),
-    f"`block` was not used: the blocks had {BLOCK} elements.": lambda rule: replace(rule, block=BLOCK),
-    "Bias was not corrected: m / (1 - beta1^t), v / (1 - beta2^t).": lambda rule: replace(
-        rule, corrected=False
+    ("weight_decay was not used: w *= 1 - lr * weight_decay.", lambda rule: replace(rule, decay="none")),
+    ("eps stands inside the root: sqrt(v) + eps.", lambda rule: replace(rule, inside=True)),
+    (
+        "One count of steps for all parameters: each has its own, self.state[param]['step'].",
+        lambda rule: replace(rule, counted=True),
     ),
-    "Weight decay went into the gradient, and so into the moments. Decoupled, it is w *= 1 - lr * "
-    "weight_decay.": lambda rule: replace(rule, coupled=True),
-    "weight_decay was not used: w *= 1 - lr * weight_decay.": lambda rule: replace(rule, decay=False),
-    "eps stands inside the root: sqrt(v) + eps.": lambda rule: replace(rule, inside=True),
-}
+)
+SLIPS: Slips = (*OF_STATES, *OF_ADAMW)
 
 
 # ---- runs
@@ -205,9 +237,12 @@ class Expected:
         usual = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0}
         return usual | dict(self.keywords)
 
-    @property
-    def rule(self) -> Rule:
-        return Rule(block=self.settings.get("block", BLOCK))
+    def rule(self, i: int) -> Rule:
+        """Of parameter i."""
+        return Rule(block=self.settings.get("block", BLOCK), index=i, count=len(self.starts))
+
+    def made(self, i: int, rule: Rule) -> Run:
+        return rule.run(self.starts[i], self.gradients[i], self.settings)
 
     def inputs(self) -> dict[str, Tensor]:
         tensors = {f"{self.name}.{i}": start for i, start in enumerate(self.starts)}
@@ -246,20 +281,33 @@ def raised(error: str = "", text: str = "", where: str = "", loading: bool = Fal
 
 
 def values_line(
-    run: Expected, title: str, weight: float, params: Sequence[int], last: int | None = None
+    run: Expected,
+    title: str,
+    weight: float,
+    params: Sequence[int],
+    last: int | None = None,
+    adamw: bool = False,
 ) -> Line:
-    """The parameters of `params` after each step, up to `last`."""
+    """The parameters of `params` after each step, up to `last`.
+
+    adamw: whether the line is about AdamW's rule, too; else steps by another rule are right, if all are.
+    """
+    steps = last or run.steps
 
     def judge(observed: Observed) -> Finding:
-        reply = observed.values[0][run.name]
+        reply, tensors = observed.values[0][run.name], observed.tensors[0]
         if reply.error is not None:
             return raised(*reply.error, loading=reply.loading)
-        for k in range(last or run.steps):
-            for i in params:
-                finding = step_of(observed.tensors[0], i, k)
-                if finding is not None:
-                    return finding
-        return RIGHT
+        places = ((i, k) for k in range(steps) for i in params if bool(off(tensors, right_of(i), i, k).any()))
+        first = next(places, None)
+        if first is None or (not adamw and any(gives(tensors, slip) for _, slip in OF_ADAMW)):
+            return RIGHT
+        return step_of(tensors, *first)
+
+    def gives(tensors: Mapping[str, Tensor], slip: Callable[[Rule], Rule]) -> bool:
+        """Whether all steps are those of this slip."""
+        made = {i: run.made(i, slip(run.rule(i))) for i in params}
+        return not any(bool(off(tensors, made[i], i, k).any()) for i in params for k in range(steps))
 
     def off(tensors: Mapping[str, Tensor], made: Run, i: int, k: int) -> Tensor:
         """Which elements of parameter i are not those of `made` after step k."""
@@ -268,35 +316,34 @@ def values_line(
         room = ROUNDING * run.settings["lr"] + 4e-7 * wanted.abs() + 1e-5 * moved
         return ~((actual - wanted).abs() <= room) & made.sure[k]
 
-    def step_of(tensors: Mapping[str, Tensor], i: int, k: int) -> Finding | None:
+    def step_of(tensors: Mapping[str, Tensor], i: int, k: int) -> Finding:
+        """Parameter i is wrong after step k."""
         right = right_of(i)
         bad = off(tensors, right, i, k)
-        if not bool(bad.any()):
-            return None
         actual, wanted = tensors[f"{run.name}.{i}.{k}"].double(), right.after[k]
-        general = f"after step {k + 1} a parameter is wrong"
-        said = difference(general, torch.where(bad, actual, wanted), wanted)
+        said = difference(
+            f"after step {k + 1} a parameter is wrong", torch.where(bad, actual, wanted), wanted
+        )
         if bool(actual.isnan().any()):
             why = "A block of zeros was divided by its scale: 0 / 0 is NaN. Divide by 1 there."
             zeros = any(g is not None and bool((g == 0).any()) for g in run.gradients[i])
             return wrong(said, why if zeros else "", cause=why)
         if run.saved is not None and k >= run.saved:
             return wrong(said, LOST, cause=LOST)
-        slips = {
-            says: slip(run.rule).run(run.starts[i], run.gradients[i], run.settings)
-            for says, slip in SLIPS.items()
-        }
-        for last in (run.steps, k + 1):  # a slip that gives all steps; or else all until this one
-            for says, made in slips.items():
-                if not any(bool(off(tensors, made, i, n).any()) for n in range(last)):
-                    return wrong(said, says, cause=says)
-        first = "AdamW's, taken from the float32 moments: they are rounded after it"
-        what = first if k == 0 else "AdamW's, from moments that were rounded to the nearest code"
-        return wrong(said, f"The step is {what}.", cause="values")
+        slips = [(says, run.made(i, slip(run.rule(i)))) for says, slip in SLIPS]
+        for until in (run.steps, k + 1):  # a slip that gives all steps; or else all until this one
+            for says, made in slips:
+                if not any(bool(off(tensors, made, i, n).any()) for n in range(until)):
+                    return wrong(said, says, cause=says, misses_point=says == FLOAT32)
+        small = run.starts[i].numel() < SMALL
+        generic = "The step is AdamW's, from moments that were rounded to the nearest code."
+        if k == 0:
+            generic = "The step is AdamW's, taken from the float32 moments: they are rounded after it."
+        return wrong(said, "The step is AdamW's." if small else generic, cause="values")
 
     @cache
     def right_of(i: int) -> Run:
-        return run.rule.run(run.starts[i], run.gradients[i], run.settings)
+        return run.made(i, run.rule(i))
 
     return Line(title, judge, weight)
 
@@ -372,13 +419,13 @@ def adam8bit(draw: Draw) -> Iterator[Case]:
     """Three steps, a small parameter, another block, zeros, states that are saved, and bytes."""
     made = runs(draw)
     lines = [
-        values_line(made["main"], "the first step is AdamW's", 1.0, [0, 1], last=1),
-        values_line(made["main"], "three steps, 8 bits between them", 2.5, [0]),
-        values_line(made["main"], "a small parameter: float32", 1.0, [1]),
-        values_line(made["block"], "block=64, other betas", 1.0, [0]),
-        values_line(made["zeros"], "gradients of 0, and none", 1.0, [0, 1]),
-        values_line(made["saved"], "states saved and loaded", 1.0, [0, 1]),
-        essential(bytes_line(made["large"], "2 + 8/256 bytes a parameter", 1.5)),
+        values_line(made["main"], "a small parameter: AdamW in float32", 2.5, [1], adamw=True),
+        values_line(made["main"], "the first step: from float32 moments", 1.0, [0], last=1),
+        values_line(made["main"], "three steps, 8 bits between them", 2.0, [0]),
+        values_line(made["block"], "block=64, other betas", 0.75, [0]),
+        values_line(made["zeros"], "gradients of 0, and none", 0.75, [0, 1]),
+        values_line(made["saved"], "states saved and loaded", 0.75, [0, 1]),
+        essential(bytes_line(made["large"], "2 + 8/256 bytes a parameter", 1.25)),
         bytes_line(made["loaded"], "as many after load_state_dict", 0.5),
     ]
     inputs: dict[str, Tensor] = {}

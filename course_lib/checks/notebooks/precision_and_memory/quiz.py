@@ -46,9 +46,12 @@ def questions(draw: Draw) -> Iterator[Case]:
             ),
             Answer(
                 "answer_3", BYTES, tolerance=1e-3, unit="bytes",
+                otherwise="Add up: weight, gradient, the codes of m and v, and a scale for each 256 codes.",
                 slips={
                     6: "Codes need scales: a float32 for each block of 256, in m and in v.",
                     BYTES - 4 / 256: "m and v have scales of their own: two for each block.",
+                    BYTES + 2: "That has gradients of 4 bytes: they are bfloat16, 2 bytes.",
+                    BYTES - 4 / 256 + 2: "That has gradients of 4 bytes, and scales of one moment alone.",
                     BYTES + 4: "Stochastic rounding does without a master copy.",
                     BYTES - 2: "Gradients are there, too: 2 bytes.",
                     2 * (1 + 4 / 256): "That is the optimizer's state alone.",
@@ -60,8 +63,8 @@ def questions(draw: Draw) -> Iterator[Case]:
                 slips={
                     11: "That is the square root of 126, for layers that keep no more than their input.",
                     1: "Every layer: 126 x 2 + 34 = 286. Fewer checkpoints keep less.",
-                    2: "Every second: 63 x 2 + 2 x 34 = 194. One more is less.",
-                    4: "Every fourth: 32 x 2 + 4 x 34 = 200. One less is less.",
+                    2: "Every second: 63 x 2 + 2 x 34 = 194. Another distance has less at its worst moment.",
+                    4: "Every fourth: 32 x 2 + 4 x 34 = 200. Another distance has less at its worst moment.",
                     42: "That is the number of checkpoints; their distance was asked for.",
                 },
                 otherwise="Your best_segment says it: 126 layers, 2 and 34.",

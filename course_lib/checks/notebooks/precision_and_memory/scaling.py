@@ -61,6 +61,7 @@ ALONG = (
     "(rows, columns): a tile of 1 x 128 lies along a row, along what the product sums, and (1, -1) is a "
     "scale for each row."
 )
+UPSIDE_DOWN = "The scale is upside down: values = x / scale and x = values * scale, so it is amax / largest."
 ONE = "One scale for all of x: `block` says what shares one."
 SHAPE = "Scales have a row for each row of blocks and a column for each column of blocks; (1, 1) for one."
 
@@ -96,7 +97,7 @@ def slips(dtype: torch.dtype) -> dict[str, Scales]:
     """The sentence for each mistake, and the scales that it gives."""
     end, other = ENDS[dtype], ENDS[E4M3 if dtype == E5M2 else E5M2]
     by_slip: dict[str, Scales] = {
-        "The scale is upside down: values = x / scale and x = values * scale, so it is amax / largest.": (
+        UPSIDE_DOWN: (
             lambda x, block, dtype: 1 / right(x, block, dtype)
         ),
         "Signs count in it: the largest magnitude of a block may be that of a negative number, -7 beside 5. "
@@ -263,6 +264,8 @@ def scales_wrong(call: Quantized, scales: Tensor, values: Tensor, where: str) ->
     for says, slip in slips(call.dtype).items():
         if matches(scales, slip(whole, call.block, call.dtype), dead):
             return wrong(said, says, cause=says, misses_point=says == ONE)
+    if bool((scales.isinf() & (wanted < 1e-38)).any()):
+        return wrong(said, UPSIDE_DOWN, cause=UPSIDE_DOWN)
     if bool(((scales > wanted) & (scales < 1e-6)).all()):
         return wrong(said, SMALL, cause=SMALL)
     return wrong(said, "scale = the block's largest magnitude / the format's largest number.", cause="scales")

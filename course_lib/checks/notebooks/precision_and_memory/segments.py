@@ -26,6 +26,17 @@ def right(layers: int, every: int, kept: float, inside: float) -> float:
     return facts.checkpointed_most(layers, every, kept, inside)
 
 
+def in_parts(layers: int, every: int, kept: float, inside: float) -> float:
+    """With a part of a piece."""
+    return layers / every * kept + every * inside
+
+
+def divisors(layers: int, kept: float = 1.0, inside: float = 17.0) -> float:
+    """The best of those k that divide the layers."""
+    choices = (k for k in range(1, layers + 1) if layers % k == 0)
+    return min(choices, key=lambda k: (right(layers, k, kept, inside), -k))
+
+
 def square_root(rounded: Callable[[float], float]) -> Formula:
     return lambda layers, kept=1.0, inside=17.0: max(1, rounded(math.sqrt(layers)))
 
@@ -47,9 +58,7 @@ WHOLE = (
 )
 SLIPS: dict[str, Formula] = {
     "Of two k with equal memory the larger one: it has fewer pieces.": least(right, larger=False),
-    "Pieces are whole: ceil(L/k) inputs and not L/k.": least(
-        lambda layers, k, kept, inside: layers / k * kept + k * inside
-    ),
+    "Pieces are whole: ceil(L/k) inputs and not L/k.": least(in_parts),
     CHEN: square_root(round),
     f"{CHEN} (Rounded down.)": square_root(math.floor),
     f"{CHEN} (Rounded up.)": square_root(math.ceil),
@@ -69,7 +78,8 @@ SLIPS: dict[str, Formula] = {
     "That does not know kept and inside: the ratio of the two decides.": least(
         lambda layers, k, kept, inside: math.ceil(layers / k) + 17 * k
     ),
-    "A segment is at most all layers, L of them: k runs from 1 to L.": least(right, longest=1),
+    "That is 1 whatever the layers keep: every k from 1 to L is to be tried.": least(right, longest=1),
+    "A k that does not divide the layers is as good: the last piece is shorter, ceil(L/k) of them.": divisors,
     "That is the memory at the worst moment; the k that gives it was asked for.": (
         lambda layers, kept=1.0, inside=17.0: min(
             right(layers, k, kept, inside) for k in range(1, layers + 1)
@@ -78,10 +88,28 @@ SLIPS: dict[str, Formula] = {
 }
 
 
+def telling(layers: int, kept: float, inside: float) -> bool:
+    """Whether these numbers tell each rule apart from the right one and from the others."""
+    numbers = layers, kept, inside
+    best = facts.best_segment(*numbers)
+    smooth, chen = math.sqrt(layers * kept / inside), math.sqrt(layers)
+    others = [
+        *({math.floor(root), round(root), math.ceil(root)} for root in (smooth, chen)),
+        {divisors(*numbers)}, {facts.best_segment(layers, inside, kept)}, {1, layers},
+    ]  # fmt: skip
+    apart = sum(map(len, others)) == len(set().union(*others))
+    unlike = best not in set().union(*others) and least(in_parts)(*numbers) != best
+    return apart and unlike and least(right, larger=False)(*numbers) == best
+
+
 @exercise(points=4, objects=("best_segment",), references=REFERENCES)
 def best_segment(draw: Draw) -> Iterator[Case]:
     """A transformer's numbers, those of Chen et al., and drawn ones; ties, and ends of the range."""
-    drawn = [(draw.integer(20, 200), float(draw.integer(1, 9)), float(draw.integer(1, 60))) for _ in range(6)]
+    drawn: list[tuple[int, float, float]] = []
+    while len(drawn) < 6:
+        numbers = draw.integer(20, 200), float(draw.integer(1, 9)), float(draw.integer(1, 60))
+        if telling(*numbers):
+            drawn.append(numbers)
     ties = [(4, 3.0, 3.0), (12, 4.0, 4.0), (6, 1.0, 1.0), (2, 5.0, 5.0)]
 
     def line(title: str, *arguments: tuple, weight: float = 1.0) -> Prediction:
@@ -92,8 +120,8 @@ def best_segment(draw: Draw) -> Iterator[Case]:
 
     yield from evaluated(
         [
-            line("transformers", (80,), (96,), (126, 2.0, 34.0), (32, 2.0, 34.0), weight=2),
-            line("layers that keep their input alone", (100, 1.0, 1.0), (81, 1.0, 1.0), (60, 1.0, 1.0)),
+            line("transformers", (80,), (97,), (126, 2.0, 34.0), (61, 2.0, 12.0), weight=2),
+            line("layers that keep their input alone", (100, 1.0, 1.0), (97, 1.0, 1.0), (60, 1.0, 1.0)),
             line("other numbers", *drawn),
             line("equal memory: the larger k", *ties),
             line("one layer; a large input", (1,), (7, 100.0, 1.0), (12, 1.0, 500.0)),
