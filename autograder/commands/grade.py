@@ -296,7 +296,7 @@ def _other_pythons(results: list[Result]) -> list[str]:
     return [
         f"{len(said)} of {len(results)} notebooks were saved by another Python than the grader's "
         f"{platform.python_version()}: {', '.join(versions)}. "
-        "What only one of the two can do may cost points there."
+        "Syntax that only one of the two knows may cost points there."
     ]
 
 

@@ -34,7 +34,7 @@ WORDS = frozenset({
     "inspect", "__dict__", "__closure__", "__globals__", "__code__", "__wrapped__", "cell_contents",
     "f_back", "f_locals", "f_globals", "_getframe", "currentframe", "tb_frame", "get_objects",
     "get_referrers", "get_referents", "_forward_hooks", "_backward_hooks",
-    # what watches operations; the group that is not recorded
+    # means of watching operations; the group that is not recorded
     "_python_dispatch", "_disable_current_modes", "__torch_dispatch__", "_get_backend",
 })  # fmt: skip
 BUILT_IN = ("exec", "eval", "compile", "globals", "locals", "vars")
@@ -82,7 +82,7 @@ def _of_all(sources: tuple[str, ...], references: frozenset[str]) -> frozenset[s
 
 
 def _found(source: str, references: frozenset[str]) -> Iterator[str]:
-    """What stands in a cell, in words: "reaches for ctypes", "sets torch.allclose"."""
+    """The names and texts of a cell, in words: "reaches for ctypes", "sets torch.allclose"."""
     try:
         tree = ast.parse(MAGIC.sub(r"\1pass", source))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -90,7 +90,9 @@ def _found(source: str, references: frozenset[str]) -> Iterator[str]:
     nodes = list(ast.walk(tree))
     inner = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
     imported = {name for node in nodes for name in _bound_by_import(node)}
-    methods = {id(one) for node in nodes if isinstance(node, ast.ClassDef) for one in node.body}
+    methods = {
+        id(statement) for node in nodes if isinstance(node, ast.ClassDef) for statement in node.body
+    }
     for node in nodes:
         names = _imported(node)
         if isinstance(node, ast.Name) or (
@@ -109,7 +111,7 @@ def _found(source: str, references: frozenset[str]) -> Iterator[str]:
 
 def _listed(name: str, references: frozenset[str]) -> bool:
     parts = name.split(".")
-    package = any(f"{name}.".startswith(f"{one}.") for one in (*PACKAGES, *references))
+    package = any(f"{name}.".startswith(f"{listed}.") for listed in (*PACKAGES, *references))
     word = not WORDS.isdisjoint(parts) or name in BUILT_IN
     return package or word or name.startswith(FOLDERS) or OF_OS.fullmatch(name) is not None
 

@@ -57,7 +57,7 @@ class Report:
     extra: the points are extra credit.
     by_chance: a time limit was over, or a rank was killed: on a machine that is less busy the result may
         differ.
-    failures: what Python said wherever the judge failed on an answer; such a line is wrong.
+    failures: the tracebacks of judges that failed on an answer; such a line is wrong.
     """
 
     name: str

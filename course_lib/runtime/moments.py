@@ -46,9 +46,12 @@ LONGEST = 4096  # bytes of a rank's report
 NOTHING = Held(0, 0)
 
 
-class Seen(NamedTuple):
-    """A rank at a moment, seen from outside. rows: operations that it had begun, as its board has it; sent:
-    bytes that the network of all ranks had carried since the rank's START, None if that is not known."""
+class Progress(NamedTuple):
+    """How far a rank is at a moment, from outside.
+
+    rows: operations that it had begun, as its board has it; sent: bytes that the network of all ranks had
+    carried since the rank's START, None if that is not known.
+    """
 
     rows: int
     sent: int | None
@@ -111,7 +114,7 @@ class Moments:
     room: int = 0
     readings: list[dict[str, list[Held]]] = field(default_factory=list)
     rises: list[dict[str, list[int]]] = field(default_factory=list)
-    seen: list[dict[str, list[Seen]]] = field(default_factory=list)
+    progress: list[dict[str, list[Progress]]] = field(default_factory=list)
     sent: dict[int, int] = field(default_factory=dict)  # by the network, at each rank's START
     files: list[int] = field(default_factory=list)
     last: dict[int, Held] = field(default_factory=dict)  # the last measurement of each rank
@@ -122,7 +125,7 @@ class Moments:
         self.files = [self.held_for(rank) for rank in range(self.pool.world_size)]
         self.readings = [{} for _ in range(self.pool.world_size)]
         self.rises = [{} for _ in range(self.pool.world_size)]
-        self.seen = [{} for _ in range(self.pool.world_size)]
+        self.progress = [{} for _ in range(self.pool.world_size)]
         self.pool.children.measured.clear()
 
     def read(self, rank: int) -> None:
@@ -211,20 +214,20 @@ class Moments:
         )
 
     def go_on(self, rank: int) -> None:
-        waiting, seen = self.waiting.pop(rank), self.look(rank)
+        waiting, progress = self.waiting.pop(rank), self.look(rank)
         for name in waiting.names:
             self.readings[rank].setdefault(name, []).append(waiting.least or NOTHING)
             self.rises[rank].setdefault(name, []).append(waiting.rise)
-            self.seen[rank].setdefault(name, []).append(seen)
+            self.progress[rank].setdefault(name, []).append(progress)
         with contextlib.suppress(OSError):  # it was ended meanwhile
             self.pool.moments[rank].send(GO)
 
-    def look(self, rank: int) -> Seen:
+    def look(self, rank: int) -> Progress:
         """The rank's progress now: its operations, and the bytes that went by."""
         sent = self.pool.children.sent.get(rank)
         if sent is not None:
             sent -= self.sent.setdefault(rank, sent)
-        return Seen(self.pool.board.read(rank).rows, sent)
+        return Progress(self.pool.board.read(rank).rows, sent)
 
     def above_base(self) -> list[dict[str, list[int]]]:
         """For each rank the bytes above its base, by the names of moments, in their order."""

@@ -21,7 +21,7 @@ from course_lib.runtime.errors import Interrupted, LaunchError
 from course_lib.runtime.heavy import HEAVY
 from course_lib.runtime.interrupts import raise_lost
 from course_lib.runtime.load import slowdown
-from course_lib.runtime.moments import PAUSE, Moments, Seen
+from course_lib.runtime.moments import PAUSE, Moments, Progress
 from course_lib.runtime.output import OnOutput, Output
 from course_lib.runtime.places import is_cell, where
 from course_lib.runtime.pool import Pool
@@ -55,7 +55,7 @@ class Outcome:
     rose: list[dict[str, list[int]]] = field(
         default_factory=list
     )  # by so much since the moment before
-    seen: list[dict[str, list[Seen]]] = field(default_factory=list)  # at the same moments
+    progress: list[dict[str, list[Progress]]] = field(default_factory=list)  # at the same moments
     wire_bytes: int | None = None  # sent on the sandbox's loopback, as the kernel counts it
     limit: str = ""  # the limit for which the sandbox ended the ranks, see `Children.limit`
     imported: tuple[str, ...] = ()  # the parts of `heavy` that a rank needed
@@ -130,9 +130,10 @@ def run_ranks(
         after = pool.children.loopback() if before is not None else None
         sent = after - before if before is not None and after is not None else None
         limit = pool.children.limit
-        held, rose, seen = watch.moments.above_base(), watch.moments.rises, watch.moments.seen
+        held, rose = watch.moments.above_base(), watch.moments.rises
+        progress = watch.moments.progress
         return Outcome(
-            replies, failure, ledger, seconds, backend, said, held, rose, seen, sent, limit, new
+            replies, failure, ledger, seconds, backend, said, held, rose, progress, sent, limit, new
         )
     finally:
         if kept:

@@ -132,7 +132,7 @@ def odd(kind: Any, draw: random.Random) -> Any:
 
 
 def value(draw: random.Random, depth: int = 3) -> Any:
-    """What `harness.plain` makes of a value, or a rank's code in its place."""
+    """Data as `harness.plain` makes it of a value, or a rank's code in its place."""
     form = draw.choice(FORMS if depth else FORMS[:2])
     several = [value(draw, depth - 1) for _ in range(draw.choice([0, 1, 2, 4]))] if depth else []
     made: dict[str, Any] = {

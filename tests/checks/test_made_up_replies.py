@@ -1,4 +1,4 @@
-"""What a rank's code can send without any work: it earns nothing, and no judge fails on it.
+"""Replies that a rank's code can send without any work: they earn nothing, and no judge fails on them.
 
 Each exercise's cases are drawn once, and no rank is started.
 """
@@ -35,8 +35,6 @@ ROUNDS = 20 if WHOLE else 2  # of odd replies to each case
 # Exercises whose value lines believe a reply of nothing, and the weight of these lines. It only gets shorter.
 BELIEVED = {
     "four_dimensions/best_layout": 1,
-    "precision_and_memory/checkpoint": 8,
-    "precision_and_memory/stochastic_round": 2.5,
 }
 
 

@@ -27,7 +27,7 @@ from course_lib.checks.rank.peak import Peak
 from course_lib.checks.rank.training import Told
 from course_lib.ledger.ledger import Ledger
 from course_lib.ledger.operation import Operation
-from course_lib.runtime.moments import Seen
+from course_lib.runtime.moments import Progress
 from tests.checks.right_solutions import right_solutions
 from tests.checks.sweep import busy, drawn_seeds, sweep
 from tests.checks.test_mutants import judged
@@ -310,7 +310,7 @@ def test_a_rank_is_measured_where_it_says(
         0, 0, "all_reduce", None, (0, 1), 0, "float32", (4,), 16, 16.0, 0.0, 0.0, 0.0, True, "", ""
     )
     told = Told(begun=[0, 4, 4, 8, 8])
-    seen = {f"held.{k}": [Seen(*both)] for k, both in enumerate(zip(rows, sent, strict=True))}
+    seen = {f"held.{k}": [Progress(*both)] for k, both in enumerate(zip(rows, sent, strict=True))}
     held = {f"held.{k}": [0] for k in range(5)} | {"highest": [0]}
     case = Case("memory", [RankSide({}, {}, {})], [])
     operations = [[operation] * 8]

@@ -22,7 +22,7 @@ import torch
 
 from course_lib.ledger.ledger import Ledger
 from course_lib.ledger.operation import Operation
-from course_lib.runtime.moments import Seen
+from course_lib.runtime.moments import Progress
 
 CALL = "course_lib.checks.rank.harness:call"
 EVALUATE = "course_lib.checks.rank.harness:evaluate"
@@ -116,8 +116,8 @@ class Observed:
     """The replies of the ranks of one case, checked for form.
 
     held: bytes that each rank was measured to hold at its moments, from outside, see
-    `course_lib.runtime.moments`; rose: how many more these were at any time since the moment before; seen:
-    the progress of each rank at these moments, from outside, too.
+    `course_lib.runtime.moments`; rose: how many more these were at any time since the moment before;
+    progress: how far each rank was at these moments, from outside, too.
     """
 
     case: Case
@@ -127,7 +127,7 @@ class Observed:
     operations: list[list[Operation]]
     held: list[dict[str, list[int]]] = field(default_factory=list)
     rose: list[dict[str, list[int]]] = field(default_factory=list)
-    seen: list[dict[str, list[Seen]]] = field(default_factory=list)
+    progress: list[dict[str, list[Progress]]] = field(default_factory=list)
 
     @property
     def world_size(self) -> int:

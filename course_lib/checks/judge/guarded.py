@@ -1,4 +1,4 @@
-"""A judge never fails: what it cannot read is wrong, and the grader is told that a judge failed."""
+"""A judge never fails: an answer that it cannot read is wrong, and the grader is told."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ UNREADABLE = case.wrong(
 )
 
 
-def guarded(failures: list[str], otherwise: T, look: Callable[..., T], *given: Any) -> T:
-    """look(*given); if it raises, `otherwise`, and what Python said is added to `failures`.
+def guarded(failures: list[str], otherwise: T, look: Callable[..., T], *arguments: Any) -> T:
+    """look(*arguments); if it raises, `otherwise`, and what Python said is added to `failures`.
 
     A rank can send whatever the form of its reply allows. A mistake in reading it costs one line, and neither
     the other lines nor the submission.
     """
     try:
-        return look(*given)
+        return look(*arguments)
     except Exception:
         if not case.hints_may_fail:
             raise

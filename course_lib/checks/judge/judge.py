@@ -42,7 +42,7 @@ OVER_TIME = wrong("the time for this check was over before this case.", cause="o
 class Session:
     """One check: its settings, which are the same for all cases, and its failures so far.
 
-    failures: what Python said wherever a judge failed, see `course_lib.checks.judge.guarded`.
+    failures: the traceback of each judge that failed, see `course_lib.checks.judge.guarded`.
     """
 
     exercise: Exercise

@@ -1,4 +1,4 @@
-"""What the ranks of a case printed, below the first line that failed."""
+"""The lines that the ranks of a case printed, to be shown below the first line that failed."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def read(exercise: Exercise, case: Case, outcome: Outcome) -> Observed | Finding
         values.append(decoded)
     operations = [outcome.ledger.operations(rank) for rank in range(case.world_size)]
     return Observed(
-        case, tensors, values, outcome.ledger, operations, outcome.held, outcome.rose, outcome.seen
+        case, tensors, values, outcome.ledger, operations, outcome.held, outcome.rose, outcome.progress
     )
 
 

@@ -93,14 +93,14 @@ def at_another_time(observed: Observed, rank: int) -> Finding | None:
     The process that watches has noted how far the rank was: it had begun as many operations as the reply
     says, and the network had carried what the rank had begun to send a step before.
     """
-    seen, begun = observed.seen[rank] if observed.seen else {}, observed.values[rank].begun
-    for place, told in enumerate(begun):
+    progress, begun = observed.progress[rank] if observed.progress else {}, observed.values[rank].begun
+    for place, reported in enumerate(begun):
         earlier = begun[place - STEP] if place >= STEP else 0
         due = sum(operation.bytes_sent for operation in observed.operations[rank][:earlier])
-        for at in seen.get(f"held.{place}", ()):
-            if at.rows < told or (at.sent is not None and at.sent < due):
+        for at in progress.get(f"held.{place}", ()):
+            if at.rows < reported or (at.sent is not None and at.sent < due):
                 return ELSEWHERE
-    last = max((at.rows for at in seen.get(HIGHEST, ())), default=None)
+    last = max((at.rows for at in progress.get(HIGHEST, ())), default=None)
     return ELSEWHERE if last is not None and last < max(begun[:-1], default=0) else None
 
 
