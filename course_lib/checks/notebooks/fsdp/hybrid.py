@@ -282,7 +282,7 @@ def mean_line(of: Reduction, title: str, weight: float) -> Line:
             "Reduce-scatter inside the island, all-reduce the shard across, divide by g x r: rank r of the "
             "island ends with part r of the mean."
         )
-        return wrong(said, why)
+        return wrong(said, why, misses_point=why in (DRIFT, NOT_ADDED, SWAPPED))
 
     return Line(title, judge, weight)
 

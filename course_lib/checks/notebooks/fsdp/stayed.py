@@ -1,4 +1,4 @@
-"""What a prefetched module leaves behind: units that stay whole, and shards that parameters() does not give.
+"""Units that a prefetched module leaves whole, and shards that its parameters() does not give.
 
 Such a unit is not gathered before it is used again, so that a rank computes with old weights after the next
 step. A shard that is not given is never trained. Both show in values, too, and are the cause that is told.
