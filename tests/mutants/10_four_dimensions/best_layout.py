@@ -112,7 +112,7 @@ def best_layout(shape, gpus, batch, gpu, links, efficiency=0.63):
 
 # %% wrong: the largest tp that divides
 # is: idea
-# says: Look at the node before you take the largest tp
+# says: the largest tp that divides: look at the node
 # base: what the wrong ones change
 -                                if seconds < fastest:
 -                                    best, fastest = layout, seconds

@@ -103,7 +103,7 @@ def clip_grad_norm(named_parameters, max_norm, mesh, cut, tied):
 
 
 # %% wrong: the largest element
-# is: slip
+# is: idea
 # says: the largest element's magnitude
 # base: what the wrong ones change
 -            squares += param.grad.double().pow(2).sum()

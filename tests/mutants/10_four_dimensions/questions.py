@@ -1,4 +1,5 @@
 # %% wrong: tp 16 as in a node of 8
+# is: slip
 # says: Two nodes hold 16 ranks
 answer_1 = 0.4146
 answer_2 = 8
@@ -7,6 +8,7 @@ answer_4 = 15 / 16
 answer_5 = "few keys"
 
 # %% wrong: one ring over the network
+# is: slip
 # says: one ring through one card
 answer_1 = 5.139
 answer_2 = 8
@@ -15,6 +17,7 @@ answer_4 = 15 / 16
 answer_5 = "few keys"
 
 # %% wrong: NVLink sends 600 one way
+# is: slip
 # says: a ring sends 300 each way
 answer_1 = 0.5737
 answer_2 = 8
@@ -23,6 +26,7 @@ answer_4 = 15 / 16
 answer_5 = "few keys"
 
 # %% wrong: the dp that was printed
+# is: slip
 # says: 8 x 16 x 16 x 4 ranks are 8,192
 answer_1 = 0.7572
 answer_2 = 4
@@ -31,6 +35,7 @@ answer_4 = 15 / 16
 answer_5 = "few keys"
 
 # %% wrong: all sequences on one pipeline
+# is: slip
 # says: dp = 128 pipelines share it
 answer_1 = 0.7572
 answer_2 = 8
@@ -39,6 +44,7 @@ answer_4 = 15 / 16
 answer_5 = "few keys"
 
 # %% wrong: the bubble of the whole step
+# is: slip
 # says: That is of the whole step
 answer_1 = 0.7572
 answer_2 = 8
@@ -47,6 +53,7 @@ answer_4 = 15 / 31
 answer_5 = "few keys"
 
 # %% wrong: cp on NVLink
+# is: slip
 # says: tp = 8 fills the node
 answer_1 = 0.7572
 answer_2 = 8
@@ -55,6 +62,7 @@ answer_4 = 15 / 16
 answer_5 = "nvlink"
 
 # %% wrong: nothing is answered
+# is: form
 # says: answer_1 is not answered yet
 answer_1 = answer_2 = answer_3 = answer_4 = answer_5 = ...
 

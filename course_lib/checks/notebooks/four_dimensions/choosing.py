@@ -92,13 +92,14 @@ def cp_alone(task: Task, layout: dict[str, Any]) -> str:
     return ""
 
 
-def across_nodes(task: Task, layout: dict[str, Any]) -> str:
-    node = task.links["per_node"]
-    if layout["tp"] <= node:
+def largest_tp(task: Task, layout: dict[str, Any]) -> str:
+    if (
+        layout["tp"] < max(each["tp"] for _, _, each in task.fitting)
+        or task.fitting[0][2]["tp"] == layout["tp"]
+    ):
         return ""
     return (
-        f"tp = {layout['tp']} leaves the node of {node}: four all-reduces a layer and microbatch go over the "
-        "network. Look at the node before you take the largest tp that divides."
+        "That is the largest tp that divides: look at the node, and at what four sums a layer cost outside."
     )
 
 
@@ -113,7 +114,7 @@ def always(name: str, value: Any, says: str) -> Reason:
 
     def reason(task: Task, layout: dict[str, Any]) -> str:
         alike = [seconds for seconds, _, each in task.fitting if each[name] == value]
-        if task.fitting[0][2][name] == value or not alike:
+        if layout[name] != value or task.fitting[0][2][name] == value or not alike:
             return ""
         return says if task.seconds(layout) <= alike[0] * (1 + 1e-9) else ""
 
@@ -159,7 +160,7 @@ REASONS = (
     leanest, powers_of_two,
     always("recompute", "none", "That is the best without recomputation: try 'selective' and 'full', too."),
     always("recompute", "full", "More is recomputed than the memory demands."),
-    across_nodes, cp_alone, no_zero_3,
+    largest_tp, cp_alone, no_zero_3,
     option("chunks", "Chunks make the bubble shorter: try all of them."),
     option("microbatch", "The microbatch makes the difference: try all of them."),
 )  # fmt: skip
@@ -223,6 +224,8 @@ def finding(task: Task, chosen: Plan | str | None, why: str) -> Finding:
     if obstacle:
         said = f"{task} gives {chosen}, which cannot be cut: {obstacle}."
         otherwise = "Drop such a layout before you time it."
+        if "does not divide" in obstacle:
+            otherwise = f"Heads, layers, batch and tokens have to divide. {otherwise}"
         return wrong(
             Sentence(said, f"{general} that cannot be cut."), why or otherwise, cause=f"cut {obstacle[-20:]}"
         )

@@ -203,11 +203,11 @@ def explained(model: Model, norms: list[float]) -> str:
 
 
 def factor_of(model: Model, observed: Observed) -> float:
-    """The factor that the norm on all ranks asks for, if it is one norm and shrinks gradients; or the right one.
+    """The factor of the norm that all ranks returned, if it is one and shrinks gradients; else the right one.
 
     So a wrong norm does not cost the line on scaling, too.
     """
-    norms = {values.returned[0] for values in observed.values if isinstance(values.returned[0], float)}
+    norms = {norm for values in observed.values if isinstance(norm := values.returned[0], float)}
     if len(norms) == 1 and (norm := norms.pop()) > model.max_norm > 0 and isfinite(norm):
         return model.max_norm / (norm + 1e-6)
     return model.factor

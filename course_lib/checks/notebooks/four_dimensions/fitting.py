@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 from course_lib.checks.kit import (
@@ -167,31 +168,50 @@ class Question:
         """What the line asks for, by a formula of the whole memory."""
         return formula if self.states else lambda *plan: formula(*plan) - formula(*of_one_token(plan))
 
-    def line(self, start: int, units: Callable[[Observed], float]) -> Line:
+    @property
+    def prediction(self) -> Prediction:
         name = "memory_per_gpu" if self.states else "the activations' part of memory_per_gpu"
-        prediction = Prediction(
+        return Prediction(
             name, 0, self.plans, self.of(right), {says: self.of(slip) for says, slip in self.slips.items()},
             otherwise="Compare it with the notebook's table, row by row.", tolerance=CLOSE,
         )  # fmt: skip
 
+    def numbers(self, start: int, observed: Observed, unit: float) -> list[float] | None:
+        """In GB; None if a call raised, or gave no number."""
+        answers = [observed.answer(start + k) for k in range(len(self.calls))]
+        values = [numeric(answer.value) if answer.error is None else None for answer in answers]
+        numbers = [value / unit for value in values if value is not None]
+        if len(numbers) < len(answers):
+            return None
+        few = numbers[len(self.plans) :] or [0.0] * len(self.plans)
+        return [number - less for number, less in zip(numbers, few, strict=False)]
+
+    def line(self, start: int, units: Callable[[Observed], float], alike: Sequence[Placed]) -> Line:
+        """alike: the questions about the same slips, which one slip has to explain together."""
+        prediction = self.prediction
+
         def judge(observed: Observed) -> Finding:
-            answers = [observed.answer(start + k) for k in range(len(self.calls))]
-            values = [numeric(answer.value) if answer.error is None else None for answer in answers]
-            if any(value is None for value in values):
-                return judge_prediction(prediction, start)(observed)
             unit = units(observed)
+            numbers = self.numbers(start, observed, unit)
+            if numbers is None:
+                return judge_prediction(prediction, start)(observed)
             if self.strictly and unit != 1:
                 says = next(says for says, factor in UNITS.items() if factor == unit)
                 return wrong("memory_per_gpu counts in another unit.", says, cause="unit")
-            numbers = [value / unit for value in values if value is not None]
-            if not self.states:
-                few = numbers[len(self.plans) :]
-                numbers = [number - less for number, less in zip(numbers, few, strict=False)]
-            return judge_values(prediction, numbers)
+            others = [
+                (plan, number)
+                for question, place in alike
+                for plan, number in zip(
+                    question.plans, question.numbers(place, observed, unit) or (), strict=False
+                )
+                if not equal(number, question.of(right)(*plan), CLOSE)
+            ]
+            return judge_values(prediction, numbers, others)
 
         return Line(self.title, judge, self.weight)
 
 
+Placed = tuple[Question, int]  # with the number of its first call
 Plan = tuple[Any, ...]
 
 
@@ -217,10 +237,12 @@ def unit_of(plans: Sequence[Plan]) -> Callable[[Observed], float]:
 
 def memory_case(questions: Sequence[Question]) -> Case:
     plans = [plan for question in questions for plan in question.calls]
-    units, lines, start = unit_of(plans), list[Line](), 0
-    for question in questions:
-        lines.append(question.line(start, units))
-        start += len(question.calls)
+    starts = accumulate((len(question.calls) for question in questions), initial=0)
+    placed = list(zip(questions, starts, strict=False))
+    lines = [
+        question.line(start, unit_of(plans), [each for each in placed if each[0].slips is question.slips])
+        for question, start in placed
+    ]
     calls = [call(0, plan) for plan in plans]
     return Case("memory_per_gpu", [RankSide({}, {"calls": calls}, {})], lines, recipe=SIZES, alone=True)
 

@@ -40,8 +40,8 @@ class Plan(dict[str, Any]):
     """A layout; a message prints it as a change of the notebook's LAYOUT, so that it can be typed in."""
 
     def __repr__(self) -> str:
-        changed = (f"{name!r}: {value!r}" for name, value in self.items() if LAYOUT.get(name) != value)
-        return f"{{**LAYOUT, {', '.join(changed)}}}"
+        changed = [f"{name!r}: {value!r}" for name, value in self.items() if LAYOUT.get(name) != value]
+        return f"{{**LAYOUT, {', '.join(changed)}}}" if changed else "LAYOUT"
 
 
 GPU = Named("A100", A100)
