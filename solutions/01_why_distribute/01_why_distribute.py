@@ -843,9 +843,9 @@ for recipe in RECIPES:
 # **Build.** Count the bytes a parameter after a step, while its gradients are still there: the weights that
 # forward multiplies by, the gradients (all copies of them that exist), the master copy of the weights that the
 # optimizer changes, and the moments. If the optimizer changes the model's own weights, there is no master
-# copy: 0. Count a second copy of the gradients only if it stays beside the first, as in `megatron fp16`, and not
-# one that a step makes and drops, as in `zero`. Scales count: a float32 for each block, so 4/256 bytes a number for blocks of 256. In `deepseek-v3`
-# count the weights of linear layers, whose working copy is fp8.
+# copy: 0. Count a second copy of the gradients only if it stays beside the first, as in `megatron fp16`, and
+# not one that a step makes and drops, as in `zero`. Scales count: a float32 for each block, so 4/256 bytes a
+# number for blocks of 256. In `deepseek-v3` count the weights of linear layers, whose working copy is fp8.
 
 
 # %% nbgrader={"grade_id": "recipes", "solution": true}
@@ -1575,8 +1575,8 @@ drawn
 # there on more GPUs only save time. Move the tokens to 32,768: white spreads, and for the three largest models
 # no number of GPUs helps, because *no stage divides the activations of one sequence, or its logits*.
 # (Llama-2-70B is as wide and as deep as the smallest of the three, and fits: its vocabulary is a quarter of
-# Llama 3's, and so are its logits.) A white field has other ways out, and each is a notebook: split each layer (06), put layers on different GPUs (07),
-# cut the sequence (08), keep less (09).
+# Llama 3's, and so are its logits.) A white field has other ways out, and each is a notebook: split each layer
+# (06), put layers on different GPUs (07), cut the sequence (08), keep less (09).
 #
 # The next cell shows the same bill with more controls, and counts the activations of LLaMA's parts exactly:
 # choose the model, batch, stage, recipe, GPU. (The controls need a live notebook; a page shows one bar.) Below
@@ -1645,11 +1645,12 @@ def changed_answers():
 tried(changed_answers, first_that_fits) if drawn else None
 
 # %% [markdown]
-# If 70 GB are left for training, every plan for 80 GB that the cell has counted stops with "out of memory", perhaps after an
-# hour. Some of a GPU's memory belongs to others: CUDA's context and its kernels take about 0.3 GB, before CUDA
-# 11.7 more than 1 GB (PyTorch issue 107667), NCCL 0.5 to 1.6 GB for a first communicator (NCCL issues 864,
-# 964), and the allocator's pieces leave gaps. Only a measurement says how much it is on your cluster. The GPU
-# cell of §3 measures the allocator's share; `torch.cuda.mem_get_info()` gives the free bytes of the whole GPU.
+# If 70 GB are left for training, every plan for 80 GB that the cell has counted stops with "out of memory",
+# perhaps after an hour. Some of a GPU's memory belongs to others: CUDA's context and its kernels take about 0.3
+# GB, before CUDA 11.7 more than 1 GB (PyTorch issue 107667), NCCL 0.5 to 1.6 GB for a first communicator (NCCL
+# issues 864, 964), and the allocator's pieces leave gaps. Only a measurement says how much it is on your
+# cluster. The GPU cell of §3 measures the allocator's share; `torch.cuda.mem_get_info()` gives the free bytes
+# of the whole GPU.
 #
 # **In production.** Tables give advice by the size of the model, such as "below 10B on one GPU" and "10 to
 # 70B with ZeRO-2" (stage 2). Ask your map: the models with an answer for a single GPU, and those for which

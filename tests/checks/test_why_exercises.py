@@ -14,7 +14,7 @@ from course_lib.checks import check
 from course_lib.checks.judge.case import Draw, Exercise
 from course_lib.checks.judge.find import of_assignment
 from course_lib.checks.judge.formulas import Keywords, Model, Prediction, applied, call, published
-from course_lib.checks.notebooks.why_distribute import layouts, meter, sizes
+from course_lib.checks.notebooks.why_distribute import layouts, meter, names, sizes
 from course_lib.checks.report import Report
 from course_lib.models import GPTConfig
 
@@ -150,7 +150,42 @@ def test_plans_lie_on_borders(seed: int) -> None:
     }
 
 
+def test_some_rooms_are_exactly_as_large_as_a_bill(seed: int) -> None:
+    """One byte less, and the layout no longer fits; a sum in GB fits as well as one in bytes."""
+    draw = Draw(seed)
+    for number in range(6):
+        plan = layouts.exactly(draw, number)
+        assert plan.right == (number % 4, True)
+        bill = plan.bill(plan.right)
+        assert sum(bill.values()) == plan.room
+        assert sum(part / 1e9 for part in bill.values()) <= plan.room / 1e9
+        assert replace(plan, room=plan.room - 1).right != plan.right
+
+
+def test_a_stub_that_a_plan_needs_is_named(seed: int) -> None:
+    def parameters(config):
+        raise NotImplementedError
+
+    def first_that_fits(config, gpus, room, batch, seq):
+        return sum(parameters(config).values()), False
+
+    visible, hidden = judged("first_that_fits", first_that_fits, seed=seed)
+    assert visible == "`first_that_fits` calls `parameters`, which is not written yet."
+    assert hidden == "`first_that_fits` calls a function that is not written yet."
+
+
 # ---- the meter
+
+
+def test_a_name_is_explained_over_both_runs() -> None:
+    right = {"": 2.0, "0": 3.0, "1.0": 5.0}
+    other = {"": 7.0, "tail": 1.0}
+    parents = {"": 5.0, "1": 5.0}
+    assert names.why([(parents, right)]).startswith("The module around the one that runs")
+    assert names.why([(parents, right), ({"": 8.0}, other)]).startswith("The module around")
+    assert names.why([(parents, right), ({"tail": 8.0}, other)]) == names.INNERMOST
+    assert names.why([({"": 8.0}, other)]).startswith("The first of a stack")
+    assert names.why([({"": 9.0}, other)]) == names.NOT_ALL
 
 
 def test_every_mistake_of_the_meter_has_a_number_of_its_own() -> None:

@@ -110,7 +110,7 @@ TOKENS: dict[str, Formula] = {
 def roofline(draw: Draw) -> Iterator[Case]:
     """The published GPUs, and one that is drawn; products on both sides of the ridge."""
     gpus = [(gpu.flops, gpu.bandwidth) for gpu in facts.GPUS]
-    own = 1e12 * draw.integer(100, 300), 1e9 * draw.integer(900, 1100)  # a ridge between few and many rows
+    own = 1e12 * draw.integer(100, 120), 1e9 * draw.integer(900, 1100)  # a ridge between few and many rows
     few, many = draw.integer(2, 9), 1024 * draw.integer(6, 20)
     width, hidden = 64 * draw.integer(20, 90), 64 * draw.integer(100, 200)
     yield from evaluated(
@@ -119,23 +119,23 @@ def roofline(draw: Draw) -> Iterator[Case]:
                 "matmul_seconds", 0,
                 [(1, 4096, 4096, *gpus[1]), (few, width, hidden, *own, 4), (few, width, hidden, *own, 2),
                  (few, width, width, *gpus[0])],
-                facts.matmul_seconds, PRODUCT, title="matmul_seconds: few rows", weight=1.5,
+                facts.matmul_seconds, PRODUCT, title="matmul_seconds: few rows", weight=2.5,
                 otherwise="All bytes of the three matrices over the bandwidth, or 2 m k n over flops.",
             ),
             Prediction(
                 "matmul_seconds", 0,
-                [(many, 8192, 8192, *gpus[1]), (many, width, hidden, *own, 4), (many, many, many, *own)],
-                facts.matmul_seconds, PRODUCT, title="matmul_seconds: many rows",
+                [(many, 8192, 8192, *gpus[1]), (many, 8192, hidden, *own, 4), (many, many, many, *own)],
+                facts.matmul_seconds, PRODUCT, title="matmul_seconds: many rows", weight=0.5,
                 otherwise="All bytes of the three matrices over the bandwidth, or 2 m k n over flops.",
             ),
             Prediction(
-                "ridge", 1, [*gpus, own], facts.ridge, RIDGE,
+                "ridge", 1, [*gpus, own], facts.ridge, RIDGE, weight=0.75,
                 otherwise="FLOPs a second over bytes a second.",
             ),
             Prediction(
                 "least_tokens", 2,
                 [gpus[1], (*gpus[1], 4), (*gpus[0], 2), (*own, 1), (*own, 4)],
-                facts.least_tokens, TOKENS, weight=1.5,
+                facts.least_tokens, TOKENS, weight=1.25,
                 otherwise="For k and n far above m the bytes are those of the weight, k n itemsize.",
             ),
         ]
