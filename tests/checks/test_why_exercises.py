@@ -86,8 +86,9 @@ def test_a_message_shows_the_call_and_a_hidden_one_does_not(seed: int) -> None:
         return (6 if backward else 2) * batch * seq * config.width
 
     visible, hidden = judged("step_flops", step_flops, seed=seed)
-    assert "step_flops(GPT-2 small, 1, 1024, backward=False) gives" in visible
-    assert "GPT-2 small, 1" not in hidden and "gives a wrong number" in hidden
+    assert "step_flops(GPTConfig(vocab_size=2, " in visible
+    assert ", 1, 1024, backward=False) gives" in visible
+    assert "GPTConfig" not in hidden and "gives a wrong number" in hidden
 
 
 def test_a_part_that_is_missing_is_named(seed: int) -> None:

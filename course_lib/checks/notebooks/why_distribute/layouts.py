@@ -267,7 +267,7 @@ def explained(
     )
     if slip == OTHERWISE and all(layout in fitting(p) for p, layout in all_answers if layout != p.right):
         slip = CHEAPEST
-    return wrong(Sentence(said, general), slip, cause=slip)
+    return wrong(Sentence(said, general), slip, cause=general if slip == OTHERWISE else slip)
 
 
 def drawn(draw: Draw, number: int) -> Model:
