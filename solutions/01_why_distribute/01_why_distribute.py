@@ -100,8 +100,8 @@ for name in ("GPT-2 small", "Llama-3-70B"):
 
 # %% [markdown]
 # The next cell holds the tools of this notebook; you need not read it now. `bars` draws horizontal bars with
-# several parts. `ready`, `said` and `tried` in later cells ask whether a function of yours is written: what it
-# would say prints as "?" until then.
+# several parts. `ready`, `said` and `tried` in later cells ask whether a function of yours is written. Until then
+# its results print as "?".
 
 
 # %%
