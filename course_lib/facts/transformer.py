@@ -134,8 +134,9 @@ def transformer_flops(
     count, as in PaLM's and Megatron-LM's model FLOPs; with causal=True they do not.
     recompute: True or "full": each block's forward runs once more in backward (activation checkpointing), the
     head's does not. With GPT-2's parts 96 b s L h^2 (1 + s / 6h + V / 16 L h), without it 72 and V / 12 L h.
-    "selective": the two products of attention alone run once more, 4 b s^2 h a layer (Korthikanti et al.,
-    2022, section 5): 72 b s L h^2 (1 + 2s / 9h + V / 12 L h), for GPT-3 not a percent more.
+    "selective": the two products of attention alone run once more, 4 b s^2 h a layer: 72 b s L h^2 (1 + 2s /
+    9h + V / 12 L h), for GPT-3 not a percent more. (Korthikanti et al., 2022, describe it in section 5, and
+    print three times this share, s / 6h; see `facts.recompute.SelectiveClaim`.)
 
     FlashAttention's backward computes the scores again; they are not counted, since this work is not useful.
     A counter of executed FLOPs finds 2.5 times forward's attention there instead of 2.

@@ -46,7 +46,9 @@ class PrefetchedModule(Sharded):
 
     Parameters, gradients, saving, and the errors raised: see `Sharded`. All ranks run the same blocks, in the
     same order; a forward that records no graph leaves nothing whole. A forward or backward that raised an
-    error on all ranks is forgotten when the next forward begins.
+    error on all ranks is forgotten when the next forward begins, but gradients that reached their shards
+    before the error stay there: call `zero_grad()`. A reentrant checkpoint may call blocks, or the whole
+    module. RuntimeError for a backward with create_graph=True.
     """
 
     def __init__(

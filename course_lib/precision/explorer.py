@@ -25,14 +25,10 @@ ROWS = ("fp32", "tf32", "bf16", "fp16", "e5m2", "e4m3", "e2m1")
 
 
 def rounded(value: float, form: Format) -> float:
-    """`value` in the format; e2m1 saturates at 6, with a binade that `round_to` does not know."""
-    if not form.nan:
-        value = min(max(value, -form.largest), form.largest)
-        if abs(value) >= 2.0**form.highest:  # its last binade is 4 and 6
-            step = 2.0 ** (form.highest - form.mantissa_bits)
-            return round(value / step) * step
+    """`value` in the format."""
     x = torch.tensor([value], dtype=torch.float64)
-    return float(round_to(x, form.exponent_bits, form.mantissa_bits, finite=form.finite))
+    bits = form.exponent_bits, form.mantissa_bits
+    return float(round_to(x, *bits, finite=form.finite, nan=form.nan))
 
 
 def power_of_two(value: float) -> float:

@@ -103,14 +103,17 @@ FORMATS: dict[str, Format] = {
 }  # e8m0, the scale of MX blocks, has neither sign nor mantissa: 2^-127 to 2^127, and NaN
 
 
-def round_to(x: Tensor, exponent_bits: int, mantissa_bits: int, *, finite: bool = False) -> Tensor:
+def round_to(
+    x: Tensor, exponent_bits: int, mantissa_bits: int, *, finite: bool = False, nan: bool = True
+) -> Tensor:
     """`x` rounded to the nearest number of a format, ties to even; a new float64 tensor of its shape.
 
     x: float64, any shape. finite: as e4m3, with a binade more and no infinities; beyond the largest number
-    it saturates, infinity included. Otherwise a value that is nearer to the next power of two than to the
-    largest number, or halfway, becomes infinite. NaN and the sign of zero stay.
+    it saturates, infinity included. nan=False: as e2m1, whose last code is a number, too (6, and not NaN).
+    Without `finite` a value that is nearer to the next power of two than to the largest number, or halfway,
+    becomes infinite. NaN and the sign of zero stay.
     """
-    form = Format("", exponent_bits, mantissa_bits, finite)
+    form = Format("", exponent_bits, mantissa_bits, finite, nan)
     binade = torch.frexp(x).exponent - 1  # x = 1.f * 2^binade
     exponent = binade.clamp(min=form.lowest) - mantissa_bits
     step = torch.exp2(exponent.double())

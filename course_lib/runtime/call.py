@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from course_lib.ledger.recorder import recorder
 from course_lib.runtime import wire
+from course_lib.runtime.pickling import not_sent_back
 
 
 def call(header: dict, buffers: list[memoryview], rank: int) -> tuple[dict, list]:
@@ -16,10 +17,6 @@ def call(header: dict, buffers: list[memoryview], rank: int) -> tuple[dict, list
         recorder().emulate(topology)
     value = function(*args, **kwargs)
     try:
-        return {}, wire.dumps(value)
+        return {"kind": type(value).__name__}, wire.dumps(value)
     except Exception as error:
-        name = getattr(function, "__name__", "the function")
-        raise TypeError(
-            f"rank {rank} could not send back what {name} returned, a {type(value).__name__}: {error}. "
-            "Return tensors, numbers, strings, and lists or dicts of these."
-        ) from None
+        raise TypeError(not_sent_back(function, rank, type(value).__name__, error)) from None

@@ -15,6 +15,14 @@ from course_lib.runtime.places import where
 from course_lib.runtime.waiting import Snapshot, waits_for
 from course_lib.runtime.watch import Watch
 
+# texts of PyTorch that mean something else here, and what they mean
+REMEDIES = (
+    (
+        "initialize the default process group twice",
+        "launch() has made the process group already, and takes it down: leave out init_process_group and "
+        "destroy_process_group.",
+    ),
+)
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # errors of gloo and NCCL on a rank whose peer was lost: a consequence, never the cause
 CONSEQUENCE = re.compile(
@@ -143,7 +151,8 @@ def error_failure(
         if text
     ]
     rest = {r: report for r, report in reports.items() if r not in causes}
-    lines = [headline, *describe(rest), *blocks]
+    remedy = next((says for text, says in REMEDIES if text in first.error_text), None)
+    lines = [headline, *([remedy] if remedy else []), *describe(rest), *blocks]
     return Failure("unfinished" if unfinished else "error", headline, "\n".join(lines), reports)
 
 

@@ -13,8 +13,9 @@ from course_lib.runtime.backend import choose
 from course_lib.runtime.errors import Deadlock, LaunchError, RankError, RankTimeout
 from course_lib.runtime.interrupts import never_lost
 from course_lib.runtime.output import show
-from course_lib.runtime.pickling import explain
+from course_lib.runtime.pickling import check_call, explain, not_sent_back
 from course_lib.runtime.run import MAX_RANKS, run_ranks
+from course_lib.runtime.watch import Reply
 
 ERRORS = {"deadlock": Deadlock, "timeout": RankTimeout}
 
@@ -61,6 +62,7 @@ def launch(
     """
     if not callable(fn):
         raise TypeError(f"launch runs a function on every rank; {fn!r} is a {type(fn).__name__}")
+    check_call(fn, args, kwargs)
     if isinstance(world_size, bool) or not isinstance(world_size, int):
         raise TypeError(f"world_size is a number of ranks such as 4, not {world_size!r}")
     if not 1 <= world_size <= MAX_RANKS:
@@ -86,8 +88,17 @@ def launch(
         raise error
     if outcome.backend == "gloo":
         notes.on_nccl(outcome.ledger)
-    results = [wire.loads(reply[1]) for reply in outcome.replies if reply is not None]
+    results = [result(fn, rank, reply) for rank, reply in enumerate(outcome.replies) if reply]
     return Run(results, outcome.ledger, outcome.seconds, outcome.backend)
+
+
+def result(fn: Callable, rank: int, reply: Reply) -> Any:
+    """The value that `fn` returned on a rank. RankError if it means nothing outside of the ranks."""
+    header, buffers = reply
+    try:
+        return wire.loads(buffers)
+    except Exception as error:  # code of the value's own class may run, such as DDP's
+        raise RankError(not_sent_back(fn, rank, str(header.get("kind")), error)) from None
 
 
 def on_wires(wires: Topology, world_size: int, backend: str | None) -> str:

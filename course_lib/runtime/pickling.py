@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import inspect
 import io
 from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType, GeneratorType, MethodType, ModuleType
@@ -38,6 +39,39 @@ def explain(fn: Callable, args: tuple, kwargs: dict, error: Exception) -> str:
                 f"be copied to another process ({reason}). {advice}"
             )
     return f"{name} cannot be sent to the ranks: {error}. {OTHERWISE}"
+
+
+def not_sent_back(fn: Any, rank: int, kind: str, error: Exception) -> str:
+    """A sentence for a result, of the type `kind`, that cannot be pickled, or read by another process."""
+    name = getattr(fn, "__name__", "the function")
+    return (
+        f"rank {rank} could not send back what {name} returned, a {kind}: {error}. "
+        "Return tensors, numbers, strings, and lists or dicts of these."
+    )
+
+
+def check_call(fn: Callable, args: tuple, kwargs: dict) -> None:
+    """TypeError for a function that would run nothing, or that takes other arguments."""
+    name = getattr(fn, "__name__", type(fn).__name__)
+    for runs_nothing, kind in (
+        (inspect.iscoroutinefunction, "an `async def`"),
+        (inspect.isgeneratorfunction, "a generator, with a `yield`"),
+    ):
+        if runs_nothing(fn):
+            raise TypeError(
+                f"{name} is {kind}: calling it runs none of its lines. Make it a plain function."
+            )
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):  # of C code: it says so itself
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(
+            f"launch cannot call {name}({', '.join(signature.parameters)}) with what it got for it: {error}. "
+            "A rank asks dist.get_rank() for its number and dist.get_world_size() for how many there are."
+        ) from None
 
 
 def culprit(label: str, value: Any, depth: int = DEEPEST) -> tuple[str, Any, str] | None:

@@ -102,7 +102,15 @@ def check_elementwise(
     whole = [torch.nn.Parameter(drawn[0].clone())]
     parts = [torch.nn.Parameter(part.clone()) for part in drawn[0].view(-1).split([4, 11])]
     for params, cut in ((whole, lambda x: [x]), (parts, lambda x: x.view(-1).split([4, 11]))):
-        optimizer = optimizer_cls(params, **defaults)
+        try:
+            optimizer = optimizer_cls(params, **defaults)
+        except ValueError as error:
+            if params is whole:
+                raise
+            raise ValueError(
+                f"{optimizer_cls.__name__} is not elementwise: it takes matrices, and no flat shards. Use "
+                "AdamW or SGD, for instance"
+            ) from error
         for gradient in drawn[1:]:
             for param, piece in zip(params, cut(gradient), strict=True):
                 param.grad = piece.clone()

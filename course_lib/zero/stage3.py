@@ -43,6 +43,7 @@ class Zero3Module(ShardedModule):
     ranks hold all of it): pass them to any elementwise torch optimizer. Parameters and buffers get the
     values of the group's first rank. Gradients are means over the ranks and add up until the optimizer's
     `zero_grad`; a parameter that no rank used has none. Do not move or convert the module afterwards.
+    RuntimeError for a backward inside another one (a reentrant checkpoint), and with create_graph=True.
     """
 
     def __init__(

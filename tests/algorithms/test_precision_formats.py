@@ -52,7 +52,7 @@ def test_it_rounds_as_torchs_cast(name: str, seed: int) -> None:
     assert same(round_to(x, form.exponent_bits, form.mantissa_bits), wanted)
 
 
-@pytest.mark.parametrize("name", [*IEEE, "e4m3"])
+@pytest.mark.parametrize("name", [*IEEE, "e4m3", "e2m1"])
 def test_it_rounds_to_the_nearest_value_of_a_table(name: str, seed: int) -> None:
     form = FORMATS[name]
     x, table = inputs(form, seed), values(form)
@@ -67,7 +67,8 @@ def test_it_rounds_to_the_nearest_value_of_a_table(name: str, seed: int) -> None
         halfway = form.largest + 2.0 ** (form.highest - form.mantissa_bits - 1)
         wanted = torch.where(magnitude >= halfway, float("inf"), wanted)
     wanted = torch.where(x.isnan(), x, wanted.copysign(x))
-    actual = round_to(x, form.exponent_bits, form.mantissa_bits, finite=form.finite)
+    bits = form.exponent_bits, form.mantissa_bits
+    actual = round_to(x, *bits, finite=form.finite, nan=form.nan)
     assert same(actual, wanted)
 
 

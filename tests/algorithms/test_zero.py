@@ -704,6 +704,11 @@ def test_bad_input_is_refused_in_a_sentence():
                 ValueError, "not elementwise",
                 lambda made=made, p=p: made([p], torch.optim.Adafactor, lr=0.1),
             )  # fmt: skip
+            if hasattr(torch.optim, "Muon"):
+                refuse(
+                    ValueError, "Muon is not elementwise: it takes matrices",
+                    lambda made=made: made([nn.Parameter(torch.ones(3, 2))], torch.optim.Muon),
+                )  # fmt: skip
             refuse(ValueError, "LBFGS cannot", lambda made=made, p=p: made([p], torch.optim.LBFGS))
             optimizer = made([p], **sgd)
             refuse(ValueError, "another sharded", lambda made=made, p=p: made([p], **sgd))

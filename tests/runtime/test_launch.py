@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -258,10 +258,43 @@ def test_a_line_without_end_is_cut(capfd: pytest.CaptureFixture[str]) -> None:
 # ---- wrong calls
 
 
+def of_a_tutorial(rank: int, world_size: int) -> None:
+    dist.init_process_group("gloo", rank=rank, world_size=world_size)
+
+
+async def waits() -> None:
+    dist.barrier()
+
+
+def yields() -> Iterator[int]:
+    yield dist.get_rank()
+
+
+def test_a_second_process_group_gets_a_sentence() -> None:
+    with pytest.raises(RankError, match="launch\\(\\) has made the process group already"):
+        launch(of_a_tutorial, 0, 2, world_size=2)
+
+
+def test_a_result_that_only_ranks_can_read_is_told() -> None:
+    def body() -> dict[str, torch.nn.Module]:
+        return {"model": torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))}
+
+    says = "rank 0 could not send back what body returned, a dict: .*Return tensors, numbers"
+    with pytest.raises(RankError, match=says):
+        launch(body, world_size=2, backend="gloo")
+
+
 @pytest.mark.parametrize(
     ("call", "kind", "says"),
     [
         (lambda: launch(3, world_size=2), TypeError, "runs a function"),  # type: ignore[arg-type]
+        (
+            lambda: launch(of_a_tutorial, world_size=2),
+            TypeError,
+            r"of_a_tutorial\(rank, world_size\).*get_rank",
+        ),
+        (lambda: launch(waits, world_size=2), TypeError, "waits is an `async def`"),
+        (lambda: launch(yields, world_size=2), TypeError, "yields is a generator"),
         (lambda: launch(see_traces, world_size=0), ValueError, "between 1 and"),
         (lambda: launch(see_traces, world_size=1000), ValueError, "between 1 and"),
         (lambda: launch(see_traces, world_size=2.0), TypeError, "number of ranks"),  # type: ignore[arg-type]

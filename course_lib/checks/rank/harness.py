@@ -33,6 +33,7 @@ import traceback
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import CoroutineType, GeneratorType
 from typing import Any
 
 import torch
@@ -189,6 +190,7 @@ def call(
     args = [argument(described) for described in instructions["args"]]
     kwargs = {name: argument(described) for name, described in instructions.get("kwargs", {}).items()}
     named["result"] = objects[instructions.get("object", 0)](*args, **kwargs)
+    refuse_unrun(named["result"])
     named |= {f"{name}.grad": parameter.grad for name, parameter in parameters.items()}
     outputs = {name: named[name] for name in instructions["outputs"] if name in named}
     if instructions.get("plain"):
@@ -198,6 +200,15 @@ def call(
         outputs["result"] = _clone(result)
         return Called(same_object=True), outputs
     return Called(), outputs
+
+
+def refuse_unrun(value: Any) -> None:
+    """TypeError for the value of an `async def` or of a generator: such a call has run no line."""
+    for kind, words in ((CoroutineType, "an `async def`"), (GeneratorType, "a generator")):
+        if type(value) is kind:
+            raise TypeError(
+                f"your function is {words}: calling it runs none of its lines. Make it a plain function"
+            )
 
 
 # ---- recipe: evaluate pure functions, and constants
