@@ -62,7 +62,7 @@ def check_call(fn: Callable, args: tuple, kwargs: dict) -> None:
                 f"{name} is {kind}: calling it runs none of its lines. Make it a plain function."
             )
     try:
-        signature = inspect.signature(fn)
+        signature = inspect.signature(fn, follow_wrapped=False)  # a decorator may bring arguments
     except (TypeError, ValueError):  # of C code: it says so itself
         return
     try:
