@@ -255,7 +255,7 @@ class Recorder:
     ) -> int:  # fmt: skip
         """Write the row, tell the board, compare with the other end. Returns the row's index.
 
-        agree: what the members of a collective must say alike, beside its operation and its tensors' size.
+        agree: words in which the members of a collective must agree, beside its operation and tensors' size.
         label: see `label_of`.
         """
         if self.state.rows >= self.most:

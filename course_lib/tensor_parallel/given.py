@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-import torch.nn.utils.parametrize as parametrize
 from torch import nn
+from torch.nn.utils import parametrize
 
 HOOKS = (
     "_forward_hooks",
@@ -55,9 +55,9 @@ def check_embedding(embedding: nn.Embedding, num_embeddings: int, embedding_dim:
             )
 
 
-def check_names(given: Mapping[str, Any], known: Collection[str]) -> None:
+def check_names(linears: Mapping[str, Any], known: Collection[str]) -> None:
     """ValueError for a name that no layer has: the module of that name would be lost."""
-    if unknown := sorted(given.keys() - known):
+    if unknown := sorted(linears.keys() - known):
         raise ValueError(
             f"linears holds {unknown}; known are {sorted(known)}, and nothing else is cut"
         )
