@@ -6,6 +6,8 @@ they cannot work on are refused here, before anything is sent.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -37,6 +39,14 @@ def broadcast(tensor: Tensor, group: Group) -> None:
     dist.broadcast(row, group_src=0, group=group)
     if row.data_ptr() != tensor.data_ptr():
         tensor.copy_(row)
+
+
+def message_device(tensors: Sequence[Tensor], group: Group) -> torch.device:
+    """Where a number for the group's messages lies: with the first tensor, if this rank has one."""
+    if tensors:
+        return tensors[0].device
+    on_gpu = dist.get_backend(group) == "nccl"
+    return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
 
 
 def check_row(tensor: Tensor, name: str) -> None:

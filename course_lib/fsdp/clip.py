@@ -1,19 +1,27 @@
 """Clipping by the global norm, when each rank holds a piece of every gradient.
 
 The square of a norm is a sum over elements, so the pieces' squares add up: each rank has to send only one
-number. Source: Pascanu, Mikolov, Bengio, "On the difficulty of training recurrent neural
+number. The same number says whether any rank has a gradient at all. Without that, a norm of 0 would hide a
+mistake, such as clipping before backward, or shards that get their gradients later.
+
+Source: Pascanu, Mikolov, Bengio, "On the difficulty of training recurrent neural
 networks", ICML 2013, section 3.2 (clipping); `torch.nn.utils.clip_grad_norm_` (the 1e-6).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .arguments import message_device
+
 TINY = 1e-6  # PyTorch's, so that a norm of zero can be divided by
+# In place of a sum of squares: a sum is -0.0 only if all its terms are (IEEE 754, section 6.3).
+ABSENT = -0.0
 
 
 @torch.no_grad()
@@ -26,21 +34,36 @@ def clip_grad_norm_(
     """Scale all gradients by min(1, max_norm / norm), in which norm is that of the whole gradient.
 
     shards: this rank's pieces of the parameters, with their pieces of the gradients in `.grad`; a `.grad`
-    that is None counts as zeros. The ranks of `group` (None: all) hold the other pieces.
+    that is None counts as zeros. The ranks of `group` (None: all) hold the other pieces. They are the
+    parameters of `PrefetchedModule` and of `course_lib.zero.Zero3Module`; with a `Zero1Optimizer` or
+    `Zero2Optimizer` they are `optimizer.shards`, once `optimizer.average_gradients()` was called.
     replica_group: the ranks that hold the same pieces as this one, after their gradients were averaged;
     these pieces count once, so that nothing is sent to those ranks.
-    Returns the norm before the scaling, the same on every rank of the group. Each rank sends 2 (N-1)/N
-    times 4 bytes in one all-reduce.
+    Returns the norm before the scaling, the same on every rank of the group; 0.0 without shards. If an
+    element is NaN, the norm and all gradients become NaN. Each rank sends 2 (N-1)/N times 4 bytes in one
+    all-reduce. Raises RuntimeError on all ranks if there are shards and none has a gradient.
     """
     shards = list(shards)
     gradients = [shard.grad for shard in shards if shard.grad is not None]
-    squares = torch.zeros((), device=shards[0].device)  # float32: 16 bits would lose small pieces
+    missing = shards and not gradients
+    squares = torch.full((), ABSENT if missing else 0.0, device=message_device(shards, group))
     for gradient in gradients:
-        squares += gradient.float().square().sum()
+        squares += gradient.float().square().sum()  # 16 bits would lose small pieces
     dist.all_reduce(squares, group=group)  # a rank without any gradient takes part as well
-    norm = float(squares.sqrt())
+    check_present(float(squares))
+    norm = math.sqrt(squares)
     factor = max_norm / (norm + TINY)
-    if factor < 1:  # a norm below max_norm stays as it is
+    if not factor >= 1:  # a norm below max_norm stays as it is; NaN goes into all gradients
         for gradient in gradients:
             gradient.mul_(factor)
     return norm
+
+
+def check_present(squares: float) -> None:
+    """RuntimeError if the sum over the ranks says that none of them has a gradient."""
+    if squares == 0 and math.copysign(1, squares) < 0:  # a NaN may have a sign, too
+        raise RuntimeError(
+            "no rank has a gradient in the parameters that it passed: clip after backward and before "
+            "zero_grad(). The shards of a Zero1Optimizer or a Zero2Optimizer have gradients only after "
+            "optimizer.average_gradients()"
+        )

@@ -20,6 +20,7 @@ same way.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import torch
@@ -29,6 +30,8 @@ from torch import nn
 from .mesh import Mesh
 
 TINY = 1e-6  # PyTorch's, so that a norm of zero can be divided by
+# In place of a sum of squares: a sum is -0.0 only if all its terms are (IEEE 754, section 6.3).
+ABSENT = -0.0
 
 
 @torch.no_grad()
@@ -46,22 +49,27 @@ def clip_grad_norm(
         them has the name (`cut_names`). tied: the names of those that the first
         and the last stage of pp hold, with equal gradients. Replicas (dp, cp) have equal gradients, as
         `hybrid_step` leaves them.
-    Returns the norm before the scaling, the same on every rank. Sends 2 (n-1)/n times 8 bytes, in one
-    all-reduce over the n ranks of pp x tp.
+    Returns the norm before the scaling, the same on every rank; 0.0 without parameters. If an element is NaN,
+    the norm and all gradients become NaN. Sends 2 (n-1)/n times 8 bytes, in one all-reduce over the n ranks
+    of pp x tp. Raises RuntimeError on all of them if they have parameters and no gradient.
     """
     first_of_tp, first_of_pp = (mesh.coordinate.get(axis, 0) == 0 for axis in ("tp", "pp"))
-    squares = torch.zeros((), dtype=torch.float64, device=mesh.device)
-    gradients = []
-    for name, param in named_parameters:
-        if param.grad is None:
-            continue
-        gradients.append(param.grad)
+    named = list(named_parameters)
+    gradients = {name: param.grad for name, param in named if param.grad is not None}
+    start = ABSENT if named and not gradients else 0.0
+    squares = torch.full((), start, dtype=torch.float64, device=mesh.device)
+    for name, gradient in gradients.items():
         if (name in cut or first_of_tp) and (name not in tied or first_of_pp):
-            squares += param.grad.double().square().sum()
+            squares += gradient.double().square().sum()
     dist.all_reduce(squares, group=mesh.group(("pp", "tp")))  # also on ranks without gradients
-    norm = float(squares.sqrt())
+    if squares == 0 and math.copysign(1, float(squares)) < 0:  # a NaN may have a sign, too
+        raise RuntimeError(
+            "no rank has a gradient in the parameters that it passed: clip after the backward, that of "
+            "hybrid_step for instance, and before zero_grad()"
+        )
+    norm = math.sqrt(squares)
     factor = max_norm / (norm + TINY)
-    if factor < 1:
-        for gradient in gradients:
+    if not factor >= 1:  # a norm below max_norm stays as it is; NaN goes into all gradients
+        for gradient in gradients.values():
             gradient.mul_(factor)
     return norm

@@ -19,10 +19,15 @@ Source: Micikevicius et al., Mixed Precision Training, 2018, sections 3.2 and 5.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
+
+LARGEST = torch.finfo(torch.float32).max  # a larger scale would be infinite in a float32 loss
+NOTHING, FINITE, OVERFLOW = 0, 1, 2  # a rank's finding: it has no gradient, finite ones, a bad one
 
 
 class LossScaler:
@@ -34,10 +39,17 @@ class LossScaler:
         scaler.step(optimizer)              # False: skipped
         scaler.update()
 
+    A pipeline's step calls backward by itself, and finds the loss in `stage.loss`: scale it there.
+
     scale: at first; growth: its factor after `interval` steps in a row without a skip; backoff: its factor
     after a skipped step. group: ranks that hold parts of one model; None: all ranks, or none if
     torch.distributed is not in use. `scale` and `good` (steps since the last change) are plain numbers, equal
-    on all ranks of the group.
+    on all ranks of the group: save both, and set them again to resume. The scale stays below float32's
+    largest number.
+
+    One scaler may serve several optimizers: each is unscaled and stepped once before `update`, which lowers
+    the scale if any of them was skipped. An optimizer with a method `average_gradients`, such as
+    `course_lib.zero.Zero1Optimizer`, is asked for the gradients of its shards first.
     """
 
     def __init__(
@@ -48,17 +60,16 @@ class LossScaler:
         interval: int = 2000,
         group: dist.ProcessGroup | None = None,
     ):
-        if not (scale > 0 and growth >= 1 and 0 < backoff <= 1 and interval >= 1):
+        if not (LARGEST >= scale > 0 and growth >= 1 and 0 < backoff <= 1 and interval >= 1):
             raise ValueError(
                 f"scale {scale}, growth {growth}, backoff {backoff} and interval {interval}: expected are "
-                "scale > 0, growth >= 1, 0 < backoff <= 1 and interval >= 1"
+                "scale > 0 and at most 3.4e38, growth >= 1, 0 < backoff <= 1 and interval >= 1"
             )
         self.scale, self.growth, self.backoff, self.interval = scale, growth, backoff, interval
         self.group = group
         self.good = 0
-        self.overflow: bool | None = (
-            None  # of this step: an infinity or NaN; None: not unscaled yet
-        )
+        self.overflow: dict[Optimizer, bool] = {}  # of those unscaled since the last update
+        self.stepped: set[Optimizer] = set()
 
     def scale_loss(self, loss: Tensor) -> Tensor:
         """The loss times the scale; backward from it gives gradients times the scale."""
@@ -68,40 +79,65 @@ class LossScaler:
     def unscale_(self, optimizer: Optimizer) -> None:
         """Divide all gradients by the scale, in place, and find out whether any rank has an infinity or NaN.
 
-        Once a step: RuntimeError for a second time before `update`. Every rank of the group calls it.
+        Every rank of the group calls it, also one without gradients. RuntimeError for a second time before
+        `update`, and on all ranks if none of them has a gradient.
         """
-        if self.overflow is not None:
+        if optimizer in self.overflow:
             raise RuntimeError(
                 "the gradients were unscaled already: once a step, then call update()"
             )
-        params = (param for group in optimizer.param_groups for param in group["params"])
-        bad = torch.zeros(1, device=optimizer.param_groups[0]["params"][0].device)
+        average_gradients = getattr(optimizer, "average_gradients", None)
+        if average_gradients is not None:  # a sharded optimizer, whose shards have none before
+            average_gradients()
+        params = [param for group in optimizer.param_groups for param in group["params"]]
+        finding = torch.full((1,), float(NOTHING), device=device_of(params, self.group))
         for grad in (param.grad for param in params if param.grad is not None):
             grad.mul_(1 / self.scale)
-            bad.logical_or_((~grad.isfinite()).any())
+            finding = finding.maximum(FINITE + (~grad.isfinite()).any())
         if dist.is_initialized():
-            dist.all_reduce(bad, op=dist.ReduceOp.MAX, group=self.group)
-        self.overflow = bool(bad)
+            dist.all_reduce(finding, op=dist.ReduceOp.MAX, group=self.group)
+        if finding == NOTHING:
+            raise RuntimeError(
+                "no rank has a gradient in the optimizer's parameters: call backward() first, and then the "
+                "wrapper's finish_gradient_synchronization(), if it has one"
+            )
+        self.overflow[optimizer] = bool(finding == OVERFLOW)
 
     def step(self, optimizer: Optimizer) -> bool:
-        """The optimizer's step, on all ranks of the group or on none; whether it was taken."""
-        if self.overflow is None:
+        """The optimizer's step, on all ranks of the group or on none; whether it was taken.
+
+        RuntimeError for a second time before `update`; otherwise see `unscale_`.
+        """
+        if optimizer in self.stepped:
+            raise RuntimeError("step was called already for this optimizer: call update() after it")
+        if optimizer not in self.overflow:
             self.unscale_(optimizer)
-        if not self.overflow:
+        self.stepped.add(optimizer)
+        if not self.overflow[optimizer]:
             optimizer.step()
-        return not self.overflow
+        return not self.overflow[optimizer]
 
     def update(self) -> None:
         """After the step: a smaller scale if it was skipped, a larger one after `interval` good steps.
 
         RuntimeError if nothing was unscaled since the last update.
         """
-        if self.overflow is None:
+        if not self.overflow:
             raise RuntimeError("update() follows a step: call unscale_ or step first")
-        if self.overflow:
+        if any(self.overflow.values()):
             self.scale, self.good = self.scale * self.backoff, 0
         else:
             self.good += 1
             if self.good == self.interval:
-                self.scale, self.good = self.scale * self.growth, 0
-        self.overflow = None
+                grown = self.scale * self.growth
+                self.scale, self.good = grown if grown <= LARGEST else self.scale, 0
+        self.overflow.clear()
+        self.stepped.clear()
+
+
+def device_of(params: Sequence[Tensor], group: dist.ProcessGroup | None) -> torch.device:
+    """The first parameter's; on a rank without parameters the one on which the group's messages lie."""
+    if params:
+        return params[0].device
+    on_gpu = dist.is_initialized() and dist.get_backend(group) == "nccl"
+    return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")

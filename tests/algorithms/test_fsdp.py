@@ -106,3 +106,35 @@ def test_replicas_are_counted_once(backend: str, require_ranks: RequireRanks, se
         return fsdp.clip_grad_norm_(shards, 1.0, groups[rank // 2], replicas[rank % 2])
 
     assert list(launch(body, world_size=4, backend=backend)) == pytest.approx([norm] * 4, rel=1e-5)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), -float("nan"), float("inf"), -float("inf")])
+def test_a_norm_that_is_not_finite_goes_into_all_gradients_as_torchs(bad: float) -> None:
+    """NaN into all; an infinity leaves zeros, and NaN in its own place."""
+
+    def body() -> tuple[float, torch.Tensor]:
+        (shard,) = [piece(torch.tensor([3.0, 4.0, bad, 1.0]), dist.get_rank(), 2)]
+        norm = fsdp.clip_grad_norm_([shard], 1.0)
+        return norm, shard.grad
+
+    alone = piece(torch.tensor([3.0, 4.0, bad, 1.0]), 0, 1)
+    wanted = nn.utils.clip_grad_norm_([alone], 1.0)
+    run = launch(body, world_size=2, backend="gloo")
+    for norm, _ in run:
+        torch.testing.assert_close(torch.tensor(norm), wanted, equal_nan=True)
+    gradients = torch.cat([gradient for _, gradient in run])
+    torch.testing.assert_close(gradients, alone.grad, equal_nan=True)
+
+
+def test_no_shards_have_a_norm_of_0_and_shards_without_any_gradient_are_refused() -> None:
+    def body() -> tuple[float, float]:
+        shard = nn.Parameter(torch.ones(3))
+        with pytest.raises(RuntimeError, match="no rank has a gradient"):
+            fsdp.clip_grad_norm_([shard], 1.0)
+        shard.grad = torch.zeros(3)  # a gradient that is 0 is one
+        present = fsdp.clip_grad_norm_([shard] if dist.get_rank() else [], 1.0)
+        return fsdp.clip_grad_norm_([], 1.0), present
+
+    assert list(launch(body, world_size=2, backend="gloo")) == [(0.0, 0.0)] * 2
+    assert list(launch(body, world_size=1, backend="gloo")) == [(0.0, 0.0)]
+    assert float(nn.utils.clip_grad_norm_([], 1.0)) == 0.0

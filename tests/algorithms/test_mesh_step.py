@@ -410,12 +410,19 @@ def test_a_norm_below_the_limit_scales_nothing_and_ranks_without_gradients_take_
         mesh, schedule = Mesh({"pp": 2, "tp": 2}), one_f_one_b(2, 2)
         stages = mesh_stages(a_model(False, True).double(), mesh, schedule)
         named, cut, tied = parameters(stages), cut_names(stages), tied_names(stages)
-        nothing = clip_grad_norm(named, 1.0, mesh, cut, tied)
+        with pytest.raises(RuntimeError, match=r"no rank has a gradient.*hybrid_step"):
+            clip_grad_norm(named, 1.0, mesh, cut, tied)
+        nothing = clip_grad_norm([], 1.0, mesh, cut, tied)
         if mesh.coordinate["pp"] == 1:
             dict(named)["norm.weight"].grad = torch.full((WIDTH,), 2.0, dtype=torch.float64)
         norm = clip_grad_norm(named, 100.0, mesh, cut, tied)
         grad = dict(named)["norm.weight"].grad if mesh.coordinate["pp"] == 1 else None
-        return nothing, norm, 2.0 if grad is None else float(grad[0])
+        kept = 2.0 if grad is None else float(grad[0])
+        if grad is not None and mesh.coordinate["tp"] == 0:
+            grad[1] = torch.nan
+        assert math.isnan(clip_grad_norm(named, 100.0, mesh, cut, tied))  # as torch: all become NaN
+        assert grad is None or bool(grad.isnan().all())
+        return nothing, norm, kept
 
     for nothing, norm, grad in launch(job, world_size=4, backend=cpu_backend):
         assert nothing == 0 and norm == pytest.approx(2 * WIDTH**0.5) and grad == 2

@@ -54,6 +54,81 @@ def test_it_does_as_torchs_scaler(seed: int) -> None:
         assert all(torch.equal(a, b) for a, b in pairs)
 
 
+def test_several_optimizers_have_a_state_each_as_torchs_scaler_has(seed: int) -> None:
+    """Each steps or skips by its own gradients; the scale falls if any of them has skipped."""
+    draw = random.Random(seed)
+    ours, theirs = ([optimizer_of(1.0), optimizer_of(2.0)] for _ in range(2))
+    scaler = LossScaler(2.0**10, interval=3)
+    reference = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=3)
+    reference.scale(torch.zeros(1))
+    for _ in range(40):
+        for mine, other in zip(ours, theirs, strict=True):
+            gradient = draw.choice([draw.random() * 2.0**10] * 4 + [float("inf"), float("nan")])
+            give(mine, gradient)
+            give(other, gradient)
+            if draw.random() < 0.5:
+                scaler.unscale_(mine)
+                reference.unscale_(other)
+        for mine, other in zip(ours, theirs, strict=True):
+            scaler.step(mine)
+            reference.step(other)
+        for mine in ours:
+            with pytest.raises(RuntimeError, match="step was called already"):
+                scaler.step(mine)
+            with pytest.raises(RuntimeError, match="unscaled already"):
+                scaler.unscale_(mine)
+        scaler.update()
+        reference.update()
+        assert scaler.scale == reference.get_scale()
+        for mine, other in zip(ours, theirs, strict=True):
+            (a,), (b,) = (held.param_groups[0]["params"] for held in (mine, other))
+            torch.testing.assert_close(a, b, equal_nan=True)
+
+
+def test_the_scale_does_not_grow_past_float32_as_torchs() -> None:
+    optimizer, scaler = optimizer_of(1.0), LossScaler(2.0**125, interval=1)
+    reference = torch.amp.GradScaler("cpu", init_scale=2.0**125, growth_interval=1)
+    reference.scale(torch.zeros(1))
+    for _ in range(5):
+        for held in (scaler, reference):
+            give(optimizer, 1.0)
+            held.step(optimizer)
+            held.update()
+        assert scaler.scale == reference.get_scale() <= 2.0**127
+    with pytest.raises(ValueError, match=r"at most 3\.4e38"):
+        LossScaler(2.0**128)
+
+
+def test_groups_and_ranks_without_parameters_take_part(cpu_backend: str) -> None:
+    """An empty first group, on one rank or on all; a rank whose optimizer holds nothing at all."""
+
+    def body(rank_with_all: int) -> tuple[bool, bool]:
+        weight, holds = nn.Parameter(torch.ones(1)), dist.get_rank() == rank_with_all
+        groups = [{"params": []}, {"params": [weight] if holds else []}]
+        optimizer, scaler = torch.optim.SGD(groups, lr=1.0), LossScaler(8.0)
+        taken = []
+        for gradient in (8.0, float("inf")):
+            weight.grad = torch.tensor([gradient])
+            taken.append(scaler.step(optimizer))
+            scaler.update()
+        return taken[0], taken[1]
+
+    for rank in (0, 1):
+        assert list(launch(body, rank, world_size=2, backend=cpu_backend)) == [(True, False)] * 2
+
+
+def test_a_step_without_a_gradient_on_any_rank_is_refused() -> None:
+    def body() -> str:
+        with pytest.raises(
+            RuntimeError, match=r"no rank has a gradient.*call backward\(\)"
+        ) as info:
+            LossScaler().step(optimizer_of(1.0))
+        return str(info.value)
+
+    assert body()
+    assert len(launch(body, world_size=2, backend="gloo")) == 2
+
+
 def test_gradients_are_unscaled_once_before_they_are_clipped() -> None:
     optimizer, scaler = optimizer_of(0.0, 0.0), LossScaler(8.0)
     give(optimizer, 24.0, 32.0)
