@@ -20,6 +20,9 @@ Beside them:
     saving.py     state that N ranks save and M ranks load
     arguments.py  checks of a sharded optimizer's arguments
 
+Scalers, clippers and all that looks at gradients between backward and step: the optimizers' gradients lie in
+`optimizer.shards` after `optimizer.average_gradients()`, those of Zero3Module in its `parameters()`.
+
 The folder imports torch only and can be copied out as it is. The mean over the ranks is part of the
 reduce-scatter. Each docstring states the cost of its stage; `course_lib.facts` has the costs as functions.
 """

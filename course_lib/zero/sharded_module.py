@@ -89,6 +89,7 @@ class ShardedModule(nn.Module):
             for unit in self.units:
                 unit.unsent = False
                 unit.forget_gradient()
+                unit.zero_grad(set_to_none=True)  # of the parameter at which it failed
         self._under_way.clear()
         for unit in self.units:
             unit.forwards.clear()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import weakref
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -38,7 +39,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
     precision). `param_groups` are those of the shards: learning-rate schedulers work on them.
     Gradients of several backward passes add up until `step`. If no rank has a gradient for a parameter,
     `step` skips it, as torch.optim does; if only some ranks have one, the others count as zeros. `step`
-    before any backward therefore changes nothing.
+    before any backward therefore changes nothing. Before the step each rank has the gradients of its own
+    loss: clip and unscale after `average_gradients`.
 
     Raises ValueError if no parameter requires a gradient, if the optimizer is not elementwise, or if
     another sharded optimizer holds a parameter; TypeError for arguments of another kind.
@@ -49,6 +51,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
     buckets: list[Bucket]
     optimizer: torch.optim.Optimizer
     _is_complete = False  # all groups are known
+    _averaged = False  # the shards have the mean gradient, for the step that comes
 
     # ---- the constructor's parts
 
@@ -100,6 +103,67 @@ class ShardedOptimizer(torch.optim.Optimizer):
         """A gradient goes into the row as soon as it is complete, so that it is not held twice."""
         bucket.params[i].grad = bucket.put(i)
 
+    # ---- between backward and step
+
+    @property
+    def shards(self) -> list[nn.Parameter]:
+        """This rank's piece of each trained parameter, in the order of `param_groups`; often it is empty."""
+        return [shard for group in self.param_groups for shard in group["params"]]
+
+    @torch.no_grad()
+    def average_gradients(self) -> None:
+        """Do the first part of the step now: `shard.grad` becomes the mean over the ranks.
+
+        Call it on all ranks, after the last backward of a step, before anything looks at gradients or changes
+        them. It sends nothing that `step` would not send, which then goes on from here:
+
+            optimizer.average_gradients()
+            norm = clip_grad_norm_(optimizer.shards, 1.0, group)     # of course_lib.fsdp
+            optimizer.step()
+
+        `course_lib.precision.LossScaler` calls it. PyTorch's ShardedGradScaler works after it. GradScaler
+        does not agree over the ranks: they would wait for one that skips a step alone.
+
+        Until the step the parameters' own `.grad` no longer matter, and a further backward raises
+        RuntimeError. After a step that was skipped call `zero_grad()` of the optimizer.
+        """
+        if not self._averaged:
+            for bucket in self.buckets:
+                bucket.give(*self._mean_gradient(bucket))
+        self._averaged = True
+
+    @abstractmethod
+    def _mean_gradient(self, bucket: Bucket) -> tuple[torch.Tensor, list[bool]]:
+        """This rank's shard of the mean gradient, and which parameters have one on some rank."""
+
+    def _forget_average(self) -> None:
+        self.optimizer.zero_grad()
+        self._averaged = False
+
+    def _check_open(self) -> None:
+        """RuntimeError if a gradient comes too late for the average."""
+        if self._averaged:
+            raise RuntimeError(
+                "a backward came after the gradients had been averaged, by average_gradients() or a loss "
+                "scaler, and before step() or zero_grad(): add up all backwards first. After a step that "
+                "was skipped call zero_grad() of the optimizer; that of the module does not reach the shards"
+            )
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """PyTorch's scalers ask in their step whether the optimizer unscales by itself: it does not.
+
+        Raises RuntimeError if the scaler has found no gradients to unscale.
+        """
+        if not self._averaged:
+            raise RuntimeError(
+                f"the shards of {type(self).__name__} have no gradients yet, so that PyTorch's scaler finds "
+                "none to unscale: call optimizer.average_gradients() after backward, and take "
+                "torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler, or "
+                "course_lib.precision.LossScaler, which calls it by itself"
+            )
+        return False
+
     # ---- the step's parts
 
     def _before_step(self, closure: Callable[[], Any] | None) -> Any:
@@ -123,7 +187,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         for bucket in self.buckets:
             bucket.to_master()
         self.optimizer.step()
-        self.optimizer.zero_grad()
+        self._forget_average()
         keep_state(self.optimizer, self.home)
         for bucket in self.buckets:
             bucket.from_master()
@@ -177,6 +241,7 @@ def _arrival(
     def hook(_: torch.Tensor) -> None:
         optimizer = owner()
         if optimizer is not None:
+            optimizer._check_open()
             optimizer._arrived(bucket, i)
 
     return hook

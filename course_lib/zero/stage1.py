@@ -61,8 +61,7 @@ class Zero1Optimizer(ShardedOptimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Average the gradients, update this rank's shard, and give all ranks the new parameters."""
         loss = self._before_step(closure)
-        for bucket in self.buckets:
-            bucket.give(*self._mean_gradient(bucket))  # 1. reduce-scatter
+        self.average_gradients()  # 1. reduce-scatter, unless that was done ahead of the step
         self._update_shards()  # 2. the optimizer's step, on this rank's shards
         for bucket in self.buckets:
             self.transport.all_gather(bucket.flat, bucket.own)  # 3. (shard,) -> (n * shard,)
@@ -75,5 +74,6 @@ class Zero1Optimizer(ShardedOptimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients; the row for them stays."""
+        self._forget_average()
         for bucket in self.buckets:
             bucket.zero_grad(set_to_none)

@@ -95,6 +95,7 @@ class Zero2Optimizer(Zero1Optimizer):
 
         It also forgets the leftovers of a backward that failed.
         """
+        super().zero_grad()
         self._backward.over()
         self._under_way.clear()
         for bucket in self.buckets:
