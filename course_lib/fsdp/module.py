@@ -75,8 +75,12 @@ class PrefetchedModule(Sharded):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if not in_backward():  # a checkpoint computes the forward again there
             self._start_anew()
-        self._enter(self.root)
-        output = self.module(*args, **kwargs)
+        try:
+            self._enter(self.root)
+            output = self.module(*args, **kwargs)
+        except BaseException:
+            self._give_back()
+            raise
         self._leave(self.root, output)
         self._computing = False
         return output
@@ -91,6 +95,12 @@ class PrefetchedModule(Sharded):
             self._uses, self._unsent, self._settle = [], {}, nothing
             self._inner.forget()
         self._computing, self._place, self._before = True, -1, None
+
+    def _give_back(self) -> None:
+        """After a forward that failed: free what is here. Gathers in flight end later, or never."""
+        for unit in (unit for part in self.order for unit in part.units):
+            if unit.work is None:
+                unit.free()
 
     def _enter(self, part: Part) -> None:
         """The forward of `part` comes next: ask for it and for those ahead, and wait for it."""

@@ -152,25 +152,26 @@ def try_it(body, *args, world_size=4, **kwargs):
         print("not written yet" if missing else explained(error))
 
 
-def one_by_one(body, cases):
+def one_by_one(body, cases, aloud):
     """In a rank: body(*arguments) for each case; two barriers follow each of them."""
     results = {}
     for name, arguments in cases.items():
         results[name] = body(*arguments)
-        if dist.get_rank() == 0:
+        if aloud and dist.get_rank() == 0:
             print(f"done: {name}")
         dist.barrier()
         dist.barrier()
     return results
 
 
-def several(body, cases, world_size=4):
+def several(body, cases, world_size=4, aloud=False):
     """By name: the ranks' results of body(*arguments),
     and the operations of rank 0 after its last barrier.
 
-    All cases run in the same ranks, one after the other.
+    All cases run in the same ranks, one after the other. aloud: rank 0 says when it has done one.
     """
-    run = try_it(one_by_one, body, cases, world_size=world_size, backend="gloo")
+    settings = {"world_size": world_size, "backend": "gloo", "timeout": 300}
+    run = try_it(one_by_one, body, cases, aloud, **settings)
     parts, part = [], []
     for operation in run.ledger.operations(0) if run else ():
         if operation.op != "barrier":
@@ -560,7 +561,7 @@ def accumulated(keep, microbatches=4):
         model.zero_grad()
 
 
-four = several(accumulated, {keep: (keep,) for keep in KEEPS})
+four = several(accumulated, {keep: (keep,) for keep in KEEPS}, aloud=True)
 print("units of traffic, K = 4          fully_shard   yours")
 for keep, (_, operations) in four.items():
     unit_of_traffic = 3 / 4 * 4 * HEADED
@@ -1909,8 +1910,9 @@ VISIBLE = {
     "4 microbatches": (as_it_comes, 4),
     "4 microbatches, one reduction": (only_last_reduces, 4),
 }
+visible = several(train, VISIBLE, aloud=True)
 print(f"{'':32} messages  units   most")
-for name, (ranks, operations) in several(train, VISIBLE).items():
+for name, (ranks, operations) in visible.items():
     units = bytes_in(operations) / (3 / 4 * 4 * HEADED)
     print(f"{name:32} {len(operations):8} {units:6.2f} {ranks[0]['most'] / HEADED:6.2f}")
 
@@ -2170,7 +2172,7 @@ YOURS = {
     "yours, not resharded": (ahead(1, 1, False),),
 }
 BESIDE = {"FSDP, yours": (-30, 9), "ZeRO-3 (notebook 04)": (8, -9), "fully_shard": (8, 5)}
-runs = several(train, THEIRS) | several(train, YOURS)
+runs = several(train, THEIRS, aloud=True) | several(train, YOURS, aloud=True)
 
 
 def trade_off():
