@@ -13,6 +13,7 @@ compute, in a forward without a graph. The reply has the tensors of `training`, 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -221,6 +222,7 @@ def module(
     """A module whose parameters() are shards, and an optimizer of these."""
     if "steps" not in instructions:
         return OfPrefetched(), {}
+    warnings.filterwarnings("ignore", module="course_lib")  # a student's own are shown
     session = Session(instructions)
     training = Training(session, objects[0], instructions, groups)
     named, session.named = session.named, {}  # shapes alone are needed
