@@ -225,7 +225,7 @@ def zero3(network):
 
 
 def ahead(forward, backward, reshard=True):
-    """What makes your module of §3 of a network."""
+    """A function that wraps a network in your module of §3."""
 
     def make(network):
         return PrefetchedModule(
