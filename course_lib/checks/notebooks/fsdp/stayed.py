@@ -100,12 +100,12 @@ def shards_line(training: Training, title: str, weight: float) -> Line:
 def with_causes(line: Line, training: Training) -> Line:
     """The line on values. If these are not a usual mistake's, it says what else was wrong in the run."""
     usual = [*lines.common(training.world_size), carried("the shards' gradients")]
-    told = {mistake.says for mistake in usual}
+    named_by_values = {mistake.says for mistake in usual}
     others = (shards_line(training, "", 0).judge, last_reduced, lambda run: stayed(run, training) or RIGHT)
 
     def judge(observed: Observed) -> Finding:
         finding = line.judge(observed)
-        if finding.ok or {str(said) for said in finding.sentences[1:]} & told:
+        if finding.ok or {str(said) for said in finding.sentences[1:]} & named_by_values:
             return finding
         return next((cause for look in others if not (cause := look(observed)).ok), finding)
 

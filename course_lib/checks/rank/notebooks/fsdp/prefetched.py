@@ -161,10 +161,8 @@ class Training:
         self.looking = Looking(session.model)
         self.made = make(session.model, **keywords(instructions, groups))
         self.like = {name: (tuple(p.shape), p.dtype) for name, p in session.named.items()}
-        given, models = list(self.made.parameters()), set(session.named.values())
-        self.values = OfPrefetched(
-            elements=sum(p.numel() for p in given), own=sum(p in models for p in given)
-        )
+        shards, own = list(self.made.parameters()), set(session.named.values())
+        self.values = OfPrefetched(elements=sum(p.numel() for p in shards), own=sum(p in own for p in shards))
 
     def whole(self) -> list[tuple[str, torch.Tensor]]:
         """The parameters as a forward without a graph uses them."""
