@@ -96,7 +96,7 @@ def counted(judge: Judge) -> Judge:
 
 
 def kept(run: Expected, reply: Reply) -> Finding:
-    nbytes = reply.told.kept
+    nbytes = reply.reported.kept
     if nbytes is None:
         return wrong(UNCOUNTED, cause=ANY)
     if nbytes <= run.kept:
@@ -113,17 +113,19 @@ def kept(run: Expected, reply: Reply) -> Finding:
 
 
 def keeps_more(run: Expected, reply: Reply) -> bool:
-    return reply.told.kept is not None and reply.told.kept > run.kept
+    return reply.reported.kept is not None and reply.reported.kept > run.kept
 
 
 def peak_of_forward(run: Expected, reply: Reply) -> Finding:
-    if reply.told.forward is None:
+    if reply.reported.forward is None:
         return wrong(UNCOUNTED, cause=ANY)
     if keeps_more(run, reply):
         return wrong("at one moment of forward as much was alive as without.", cause="kept")
-    if reply.told.forward <= run.forward:
+    if reply.reported.forward <= run.forward:
         return RIGHT
-    many, most = (words.number(round(nbytes / run.unit, 1)) for nbytes in (reply.told.forward, run.forward))
+    many, most = (
+        words.number(round(nbytes / run.unit, 1)) for nbytes in (reply.reported.forward, run.forward)
+    )
     return wrong(
         Sentence(
             f"at one moment of forward {many} s·b·h were alive, {most} are enough: the peak is as without.",
@@ -136,13 +138,15 @@ def peak_of_forward(run: Expected, reply: Reply) -> Finding:
 
 def peak_of_backward(run: Expected, reply: Reply) -> Finding:
     """At one time the inputs, the inside of one block, and the weights' gradients."""
-    if reply.told.backward is None:
+    if reply.reported.backward is None:
         return wrong(UNCOUNTED, cause=ANY)
     if keeps_more(run, reply):
         return wrong("at one moment of backward as much was alive as without.", cause="kept")
-    if reply.told.backward <= run.backward:
+    if reply.reported.backward <= run.backward:
         return RIGHT
-    many, most = (words.number(round(nbytes / run.unit, 1)) for nbytes in (reply.told.backward, run.backward))
+    many, most = (
+        words.number(round(nbytes / run.unit, 1)) for nbytes in (reply.reported.backward, run.backward)
+    )
     return wrong(
         Sentence(
             f"at one moment of backward {many} s·b·h were alive, {most} are enough: the insides of several "
@@ -157,7 +161,7 @@ def peak_of_backward(run: Expected, reply: Reply) -> Finding:
 
 def work(run: Expected, reply: Reply) -> Finding:
     """One forward, and in backward one more beside backward's two."""
-    done, most = list(reply.told.flops), [run.flops, 3 * run.flops]
+    done, most = list(reply.reported.flops), [run.flops, 3 * run.flops]
     if len(done) < 2:
         return wrong("no backward was seen.", cause=ANY)
     for direction, flops, enough in zip(("forward", "backward"), done, most, strict=True):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from course_lib.checks.kit import Case, Draw, Slip, exercise, functions
+from course_lib.checks.kit import RIGHT, Case, Draw, Finding, Line, Observed, Slip, exercise, functions
 from course_lib.checks.notebooks.precision_and_memory.references import REFERENCES
 
 Call = functions.Call
@@ -19,6 +20,8 @@ MEANS = (
     "divide by the number of all targets."
 )
 COUNTED = "Targets of -100 were counted: divide by the number of those that are not -100."
+ZERO = "Targets of -100 were taken for token 0, and counted: leave them out of the sum and of the number."
+EMPTY = "A chunk without a target has no mean, 0 / 0 is NaN: add up sums, and divide by the number of all."
 SUM = "That is the sum of the losses: the mean over all targets was asked for."
 OVERWRITTEN = "That is the last chunk's gradient of the weight: every chunk adds its own."
 UPSTREAM = (
@@ -87,6 +90,7 @@ def slips(hidden: Tensor, weight: Tensor, targets: Tensor, chunks: int, upstream
     return [
         of(MEANS, lambda: made(chunk_counts(targets, chunks), upstream)),
         of(COUNTED, lambda: made(float(len(targets)), upstream)),
+        of(ZERO, lambda: gradients(hidden, weight, targets.clamp(min=0), float(len(targets)), upstream)),
         of(SUM, lambda: made(1.0, upstream)),
         of(UPSTREAM, lambda: made(count, 1.0), "grad.hidden", "grad.weight"),
         of(OVERWRITTEN, last, "grad.weight"),
@@ -102,12 +106,13 @@ def call(
     chunks: int,
     lost: float = 0.3,
     measured: bool = False,
+    upstream: float = 0.0,
 ) -> tuple[Call, list[Slip]]:
     hidden, weight = draw.normal(tokens, width), draw.normal(vocab, width)
     targets = torch.randint(vocab, (tokens,), generator=draw.generator)
     # all of a chunk may be lost, and the last one has targets
     targets[:-2][torch.rand(tokens - 2, generator=draw.generator) < lost] = IGNORED
-    upstream = float(draw.integer(3, 9)) / 2
+    upstream = upstream or float(draw.integer(3, 9)) / 2
     count = float((targets != IGNORED).sum())
     wanted = named(gradients(hidden, weight, targets, count, upstream), hidden)
     made = Call(
@@ -135,27 +140,48 @@ def narrow_call(draw: Draw) -> Call:
     )  # fmt: skip
 
 
+def but_for_the_sum(line: Line) -> Line:
+    """The line; gradients of a sum are right if the loss is one, which the line about the loss tells."""
+
+    def judge(observed: Observed) -> Finding:
+        finding = line.judge(observed)
+        return RIGHT if finding.cause == SUM else finding
+
+    return replace(line, judge=judge)
+
+
+def telling_of_empty_chunks(line: Line, call: Call) -> Line:
+    def judge(observed: Observed) -> Finding:
+        finding = line.judge(observed)
+        if finding.ok or not bool(observed.tensors[0][f"{call.name}.loss"].isnan()):
+            return finding
+        return replace(finding, sentences=(*finding.sentences[:1], EMPTY), cause=EMPTY)
+
+    return replace(line, judge=judge)
+
+
+GRADIENTS = ("grad.hidden", "grad.weight")
+
+
 @exercise(
-    points=4, objects=("chunked_loss",), references=REFERENCES, extra=True, point="never holding all logits"
-)
+    points=4, objects=("chunked_loss",), references=REFERENCES, extra=True,
+    point="never holding all logits", besides="the loss and its gradients",
+)  # fmt: skip
 def chunked_loss(draw: Draw) -> Iterator[Case]:
     """Chunks of different lengths, lost targets, an upstream gradient, bfloat16; the bytes of 32 chunks."""
     lines = []
     calls = []
-    for title, name, sizes in (
-        ("3 chunks of 50 tokens, lost targets", "some", (50, 37, 16, 3)),
-        ("1 chunk", "one", (24, 19, 8, 1)),
-        ("a token to a chunk", "each", (23, 17, 8, 23)),
+    for title, (made, usual), weights in (
+        ("3 chunks of 50 tokens, lost targets", call(draw, "some", 50, 37, 16, 3), (0.75, 1.25)),
+        ("1 chunk", call(draw, "one", 24, 19, 8, 1, lost=0.0, upstream=1.0), (0.5, 1.0)),
+        ("a token to a chunk", call(draw, "each", 23, 17, 8, 23), (0.5, 0.5)),
     ):
-        made, usual = call(draw, name, *sizes)
         calls.append(made)
-        weight = 2.0 if name == "some" else 1.0
-        lines.append(functions.values_line(made, ABOUT, title, slips=usual, weight=weight))
-    narrow = narrow_call(draw)
-    calls.append(narrow)
-    lines.append(
-        functions.values_line(narrow, ABOUT, "bfloat16: sums over chunks in float32", otherwise=NARROW)
-    )
+        loss = functions.values_line(made, ABOUT, title, names=("loss",), slips=usual, weight=weights[0])
+        slopes = functions.values_line(
+            made, ABOUT, f"{title}: gradients", names=GRADIENTS, slips=usual, weight=weights[1]
+        )
+        lines += [telling_of_empty_chunks(line, made) for line in (loss, but_for_the_sum(slopes))]
     tokens, vocab, width, chunks = 512, 4096, 16, 32
     large, usual = call(draw, "large", tokens, vocab, width, chunks, measured=True)
     calls.append(large)
@@ -169,7 +195,7 @@ def chunked_loss(draw: Draw) -> Iterator[Case]:
     product = 2.0 * tokens * vocab * width
     most = 8 * part + 2 * of_hidden + 4 * of_weight + SMALL
     lines += [
-        functions.values_line(large, ABOUT, f"{chunks} chunks", slips=usual, weight=0.5),
+        functions.values_line(large, ABOUT, f"{chunks} chunks", slips=usual, weight=0.25),
         functions.work_line(
             large, "FLOPs: four products at most", {"forward": 3 * product, "backward": 3 * product},
             "Logits once, both gradients once; with a second run of forward four products in all.", 0.5,
@@ -177,7 +203,12 @@ def chunked_loss(draw: Draw) -> Iterator[Case]:
         functions.memory_line(
             large, "saved", "kept for backward", 2 * (of_hidden + of_weight) + SMALL, too_many, 1.5
         ),
-        functions.memory_line(large, "forward", "the peak of forward", most, too_many, 1.0),
-        functions.memory_line(large, "backward", "the peak of backward", most, too_many, 1.0),
+        functions.memory_line(large, "forward", "the peak of forward", most, too_many, 0.75),
+        functions.memory_line(large, "backward", "the peak of backward", most, too_many, 0.75),
     ]  # fmt: skip
     yield functions.function_case("loss", calls, lines)
+    narrow = narrow_call(draw)
+    title = "bfloat16: sums over chunks in float32"
+    yield functions.function_case(
+        "bfloat16", [narrow], [functions.values_line(narrow, ABOUT, title, otherwise=NARROW)]
+    )

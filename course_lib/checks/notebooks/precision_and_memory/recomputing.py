@@ -104,7 +104,7 @@ class Expected:
 class Reply:
     """What came back of a run: the rank's words about it, and its tensors."""
 
-    told: Told
+    reported: Told
     tensors: Tensors
 
     def off(self, run: Expected, names: Sequence[str]) -> dict[str, float]:
@@ -127,13 +127,13 @@ def line(title: str, run: Expected, judge: Judge, weight: float = 1.0, aspect: s
         prefix = f"{run.name}."
         tensors = {name: observed.tensors[0][prefix + name] for name in run.tensors}
         reply = Reply(observed.values[0][run.name], tensors)
-        if reply.told.error is not None:
-            return raised(*reply.told.error)
-        if reply.told.misfit:
+        if reply.reported.error is not None:
+            return raised(*reply.reported.error)
+        if reply.reported.misfit:
             said = "checkpoint returns something else than the function does"
             why = "It returns the function's value: a tensor, or a tuple of as many tensors."
-            return wrong(Sentence(f"{said}: {reply.told.misfit}.", f"{said}."), why, cause="misfit")
-        if reply.told.detached:
+            return wrong(Sentence(f"{said}: {reply.reported.misfit}.", f"{said}."), why, cause="misfit")
+        if reply.reported.detached:
             why = FIRST if run.kind == "first" else DETACHED
             return wrong("the output knows no graph: backward cannot begin.", why, cause=why)
         return judge(run, reply)
@@ -179,7 +179,7 @@ def values(run: Expected, reply: Reply, of: Callable[[str], bool] = bool) -> Fin
             "Forward runs the function as it is, in the state that it finds.",
         )
     gradients = [name for name in run.tensors if name.startswith(GRADIENT) and of(name)]
-    missing = [name.removeprefix(GRADIENT) for name in gradients if name in reply.told.missing]
+    missing = [name.removeprefix(GRADIENT) for name in gradients if name in reply.reported.missing]
     if missing:
         return without_gradient(run, missing)
     off = reply.off(run, gradients)

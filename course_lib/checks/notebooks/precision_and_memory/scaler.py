@@ -59,8 +59,8 @@ def judge_script(script: Script, observed: Observed) -> Finding:
     right = outcomes(script)
     if any(len(reply.steps) != len(script.callers) for reply in replies):
         return wrong("a script of steps did not come to its end.")
-    told = zip(replies, right, strict=True)
-    if all(same(reply, run, script.starts[rank], script.aspects) for rank, (reply, run) in enumerate(told)):
+    pairs = enumerate(zip(replies, right, strict=True))
+    if all(same(reply, run, script.starts[rank], script.aspects) for rank, (reply, run) in pairs):
         return returned(replies, right) if "returned" in script.aspects else RIGHT
     for says, mistake in MISTAKES:
         runs = zip(replies, outcomes(script, mistake), strict=True)
@@ -123,11 +123,11 @@ def same(reply: Any, run: Run, starts: Sequence[Tensor], aspects: frozenset[str]
 def moves(reply: Any, starts: Sequence[Tensor]) -> list[bool]:
     """Of each step whether any parameter moved in it."""
     before = [[float(value) for value in start.flatten()] for start in starts]
-    found = []
+    moved = []
     for reported in reply.steps:
-        found.append(reported.params != before)
+        moved.append(reported.params != before)
         before = reported.params
-    return found
+    return moved
 
 
 def moved_as(reply: Any, run: Run, starts: Sequence[Tensor]) -> bool:

@@ -56,9 +56,9 @@ def called(function: Any, x: torch.Tensor, seed: int | None, own: int) -> tuple[
 def run(function: Any, x: torch.Tensor, described: dict, reply: Told, outputs: dict[str, Any]) -> None:
     name = described["name"]
     seed, own, other = (described[key] for key in ("seed", "own", "other"))
-    given = _clone(x)
-    outputs[name], reply.dtype = called(function, given, seed, own)
-    outputs[f"{name}.drawn"], outputs[f"{name}.x"] = _rand(DRAWN), given
+    argument = _clone(x)
+    outputs[name], reply.dtype = called(function, argument, seed, own)
+    outputs[f"{name}.drawn"], outputs[f"{name}.x"] = _rand(DRAWN), argument
     if other is not None:
         # another state of the default generator, if a generator is passed: it must not matter
         again = own if seed is None else own + 1
