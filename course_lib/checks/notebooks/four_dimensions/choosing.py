@@ -202,7 +202,7 @@ def read(value: Any) -> Plan | str | None:
 
 
 def needed(task: Task) -> str:
-    """What all layouts that fit have in common."""
+    """A sentence on the properties shared by all layouts that fit."""
     common = [says for says, has in NEEDED.items() if all(has(each) for _, _, each in task.fitting)]
     return f"Every layout that fits {' and '.join(common)}." if common else ""
 
@@ -302,7 +302,7 @@ def tasks_of(hidden: bool) -> tuple[Task, ...]:
     """Six clusters that a student sees, and five that stay hidden.
 
     24 GPUs of 40 GB show three mistakes: all of the memory, ZeRO-3 in a pipeline, and powers of two alone. 80
-    sequences on 48 GPUs show one: chunks although the microbatches are no multiple of pp.
+    sequences on 48 GPUs show one: chunks although pp does not divide the microbatches.
     """
     small = Named("{**A100, 'memory': 40}", {**GPU, "memory": 40})
     four = Named("{**SELENE, 'per_node': 4}", {**LINKS, "per_node": 4})

@@ -148,7 +148,7 @@ ACTIVATIONS: dict[str, Formula] = {
 
 @dataclass(frozen=True)
 class Question:
-    """A line: what is asked for, of which plans, and whether the states count.
+    """A line of the report. plans: its arguments; states: whether they are part of the number asked for.
 
     strictly: an answer in another unit than GB is wrong.
     """
@@ -165,7 +165,7 @@ class Question:
         return [*self.plans, *(() if self.states else map(of_one_token, self.plans))]
 
     def of(self, formula: Formula) -> Formula:
-        """What the line asks for, by a formula of the whole memory."""
+        """The number asked for, by a formula of the whole memory."""
         return formula if self.states else lambda *plan: formula(*plan) - formula(*of_one_token(plan))
 
     @property

@@ -37,7 +37,9 @@ from course_lib.mesh.parts import my_part as right_part
 
 NAME = "my_part"
 FORM = "a pair: a range of rows, and a list of ranges of places"
-POINT = "who reads what: replicas other rows, ranks of cp other places with equal work, all others the same"
+POINT = (
+    "dealing the batch: rows to replicas, places with equal work to ranks of cp, and the same to all others"
+)
 MOST = 1.25  # times the mean work that the busiest rank may have
 Part = tuple[list[int], list[int]]
 Parts = dict[int, Part]

@@ -42,7 +42,7 @@ def rerun(
     compute: bool = True,
     alpha: bool = True,
 ) -> float:
-    """The right clock with mistakes. ring: of a sum's bytes; queue: what a message waits for."""
+    """The clock with mistakes. ring: factor on a sum's bytes; queue: the messages that delay another."""
 
     def seconds(ranks: Sequence[int], nbytes: float, times: int = 1) -> float:
         together = len({rank // per_node for rank in ranks}) == 1
