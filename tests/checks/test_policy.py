@@ -43,7 +43,9 @@ def test_the_list_of_those_to_do_shrinks() -> None:
     done = {
         assignment
         for assignment in UNLABELLED
-        if scores.table(assignment).exists()
+        if all(
+            file.stem in scores.stored(assignment) for file in (MUTANTS / assignment).glob("*.py")
+        )
         and all(
             cell.right or cell.misses
             for file in (MUTANTS / assignment).glob("*.py")
