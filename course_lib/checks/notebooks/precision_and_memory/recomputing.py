@@ -102,7 +102,7 @@ class Expected:
 
 @dataclass(frozen=True)
 class Reply:
-    """What came back of a run: the rank's words about it, and its tensors."""
+    """The reply to a run: the rank's words about it, and its tensors."""
 
     reported: Told
     tensors: Tensors

@@ -20,7 +20,7 @@ CLIP = 0.5  # the factor of a caller that clips
 INFINITY, NAN = float("inf"), float("nan")
 
 
-# What a step is judged by: the scale, which parameters moved, where to, and what `step` returned.
+# A step is judged by its scale, by the parameters that moved, by their values, and by the result of `step`.
 ALL = frozenset({"scale", "taken", "params", "returned"})
 
 
@@ -40,7 +40,7 @@ class Script:
 
     callers: one word a step for the caller's part between backward and step, "", "clip" or "twice".
     first: how many parameters are in the optimizer's first group. groups: ranks that agree with each other;
-    none: all. aspects: what its line judges, of ALL; a mistake in another part costs another line.
+    none: all. aspects: those of ALL that its line judges; a mistake in another part costs another line.
     """
 
     name: str

@@ -153,7 +153,7 @@ def runs(draw: Draw) -> dict[str, Expected]:
 
 def line(title: str, run: Expected, judge: Callable[[Expected, Any], Finding], weight: float = 1.0) -> Line:
     """judge: of (what is right, the reply), if no error was raised."""
-    return Line(title, judged_reply(run, lambda seen: judge(run, seen.values[0][run.name])), weight)
+    return Line(title, judged_reply(run, lambda observed: judge(run, observed.values[0][run.name])), weight)
 
 
 def judged_reply(run: Expected, judge: Callable[[Observed], Finding]) -> Callable[[Observed], Finding]:

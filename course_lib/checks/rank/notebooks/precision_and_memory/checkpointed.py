@@ -1,4 +1,4 @@
-"""What is checkpointed in notebook 09, and a step of it: a forward and a backward.
+"""The blocks that are checkpointed in notebook 09, and a step of them: a forward and a backward.
 
 The rank makes the step with the student's checkpoint, and the judge without one. Both draw the same numbers
 from a seed, so the tensors of the two steps are compared.
