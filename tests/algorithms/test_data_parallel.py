@@ -758,12 +758,17 @@ def test_wrong_calls_are_told_what_is_wrong():
         thawed = ours.BucketedDataParallel(half)
         half[0].requires_grad_(True)
         calls += [
-            ("hooked", lambda: ours.BucketedDataParallel(inner), ValueError, "earlier wrapper"),
+            (
+                "hooked",
+                lambda: ours.BucketedDataParallel(inner),
+                ValueError,
+                "holds weight already",
+            ),
             (
                 "part",
                 lambda: ours.BucketedDataParallel(nn.Sequential(inner)),
                 ValueError,
-                "earlier",
+                "holds 0.weight already",
             ),
             ("bytes", lambda: ours.BucketedDataParallel(nn.Linear(1, 1), 0), ValueError, "bytes=0"),
             (
