@@ -130,7 +130,7 @@ answer_6 = "stage 1, checkpointed"
 
 # %% wrong: stage 3
 # is: slip
-# says: One sequence's activations are 54 GB
+# says: One sequence's activations are 53.7 GB
 answer_1 = 85.9
 answer_2 = 942
 answer_3 = "one activation of the whole batch"
