@@ -23,11 +23,13 @@ TOPICS = (
     "collectives", "compression", "context_parallel", "data", "data_parallel", "estimates", "facts", "fsdp",
     "models", "pipeline", "precision", "recompute", "tensor_parallel", "zero",
 )  # fmt: skip
-# Figures need matplotlib. Some bear their modules' names (`course_lib.pipeline.gantt` is the module), or need
+# A module that an exercise hides is imported by its name, in cells that are not run in grading, and figures need
+# matplotlib. Some bear their modules' names (`course_lib.pipeline.gantt` is the module), or need
 # course_lib.facts, which exercises hide.
 FIGURES = (
     "course_lib.estimates.calculator", "course_lib.estimates.pictures", "course_lib.fsdp.explorer",
     "course_lib.pipeline.explorer", "course_lib.pipeline.gantt", "course_lib.precision.explorer",
+    "course_lib.facts.step_by_hand",
 )  # fmt: skip
 # Checks and their mutants may be there before their notebook.
 KNOWN = {*assignments(), *(folder.name for folder in MUTANTS.iterdir() if folder.is_dir())}
