@@ -23,7 +23,7 @@ TOPICS = (
     "collectives", "compression", "context_parallel", "data", "data_parallel", "estimates", "facts", "fsdp",
     "models", "pipeline", "precision", "recompute", "tensor_parallel", "zero",
 )  # fmt: skip
-# A module that an exercise hides is imported by its name, in cells that are not run in grading, and figures need
+# A module that an exercise hides is imported by its name, in cells that are not run in grading. Figures need
 # matplotlib. Some bear their modules' names (`course_lib.pipeline.gantt` is the module), or need
 # course_lib.facts, which exercises hide.
 FIGURES = (
