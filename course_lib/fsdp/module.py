@@ -79,9 +79,8 @@ class PrefetchedModule(Sharded):
             self._enter(self.root)
             output = self.module(*args, **kwargs)
         except BaseException:
-            if (
-                not in_backward()
-            ):  # there a checkpoint by hooks raises as soon as it has what it needs
+            # In backward a checkpoint by hooks raises as soon as it has what it needs.
+            if not in_backward():
                 self._give_back()
             raise
         self._leave(self.root, output)
