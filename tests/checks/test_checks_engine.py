@@ -34,6 +34,7 @@ from course_lib.checks.judge.case import (
 )
 from course_lib.checks.judge.conclude import BROKEN, NOT_BEGUN, Judged, conclude
 from course_lib.checks.judge.find import find, of_assignment
+from course_lib.checks.judge.printed import OUTPUT_LINES
 from course_lib.checks.rank import harness
 from course_lib.checks.report import Report, ReportLine
 from course_lib.ledger.ledger import Ledger
@@ -368,7 +369,7 @@ def test_output_of_a_failing_case_is_shown_and_bounded(printed):
     out = printed()
     assert report.score == 0
     assert re.search(r"\| ranks? [\d to]+ printed: here 19999", out)
-    assert out.count("printed:") <= judge.OUTPUT_LINES * len(report.lines)
+    assert out.count("printed:") <= OUTPUT_LINES * len(report.lines)
     assert re.search(r"\| \.\.\. \d+ lines more at least; a launch of your own shows all\.", out)
 
 

@@ -38,23 +38,17 @@ PARTS = {"plain": merge.masked, "large": merge.large}
 @pytest.mark.parametrize(
     "title", ["the whole matrix", "checkpointed, and backward makes all of it"]
 )
-def test_right_values_with_all_scores_at_once_are_half_at_most(
-    title: str, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COURSE_ALL_TESTS", "1")  # all cases, also after the mistake was named
+def test_right_values_with_all_scores_at_once_are_half_at_most(title: str, seed: int) -> None:
     (mutant,) = (one for one in read_mutants(MUTANTS / "tiled_attention.py") if one.title == title)
-    report, printed = judged_mutant(f"{ASSIGNMENT}/tiled_attention", mutant, seed)
+    report, printed = judged_mutant(f"{ASSIGNMENT}/tiled_attention", mutant, seed, whole=True)
     assert 0 < report.score <= 0.5, printed
 
 
-def test_pytorchs_kernel_earns_nothing_by_whatever_name(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pytorchs_kernel_earns_nothing_by_whatever_name(seed: int) -> None:
     """Its operator is refused in every call, not only where bytes are counted."""
-    monkeypatch.setenv("COURSE_ALL_TESTS", "1")
     title = "PyTorch's kernel, by the operator within it"
     (mutant,) = (one for one in read_mutants(MUTANTS / "tiled_attention.py") if one.title == title)
-    report, printed = judged_mutant(f"{ASSIGNMENT}/tiled_attention", mutant, seed)
+    report, printed = judged_mutant(f"{ASSIGNMENT}/tiled_attention", mutant, seed, whole=True)
     assert report.score == 0, printed
 
 

@@ -40,11 +40,10 @@ MUTANTS = Path(__file__).parents[1] / "mutants" / ASSIGNMENT
     ],
 )
 def test_right_values_that_miss_the_point_are_half_at_most(
-    exercise: str, title: str, seed: int, monkeypatch: pytest.MonkeyPatch
+    exercise: str, title: str, seed: int
 ) -> None:
-    monkeypatch.setenv("COURSE_ALL_TESTS", "1")  # all cases, also after the mistake was named
     (mutant,) = (one for one in read_mutants(MUTANTS / f"{exercise}.py") if one.title == title)
-    report, printed = judged_mutant(f"{ASSIGNMENT}/{exercise}", mutant, seed)
+    report, printed = judged_mutant(f"{ASSIGNMENT}/{exercise}", mutant, seed, whole=True)
     assert 0 < report.score <= 0.5, printed
 
 
@@ -54,14 +53,12 @@ def test_right_values_that_miss_the_point_are_half_at_most(
 def messages(exercise: str, title: str, seed: int) -> str:
     """All messages on a wrong solution."""
     (mutant,) = (one for one in read_mutants(MUTANTS / f"{exercise}.py") if one.title == title)
-    return " ".join(judged_mutant(f"{ASSIGNMENT}/{exercise}", mutant, seed)[0].messages)
+    report, _ = judged_mutant(f"{ASSIGNMENT}/{exercise}", mutant, seed, whole=True)
+    return " ".join(report.messages)
 
 
-def test_one_transfer_too_many_is_not_taken_for_wide_keys(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_transfer_too_many_is_not_taken_for_wide_keys(seed: int) -> None:
     """4/3 of the bytes are a transfer more, twice the bytes are float32."""
-    monkeypatch.setenv("COURSE_ALL_TESTS", "1")
     said = messages("ring_forward", "a transfer after the last step", seed)
     assert TOO_MANY in said and WIDE not in said
     said = messages("ring_forward", "keys sent in float32, whatever came", seed)
@@ -75,12 +72,9 @@ def test_one_transfer_too_many_is_not_taken_for_wide_keys(
         ("ring_attention", "an output that is wrong already"),
     ],
 )
-def test_a_mistake_is_told_of_its_own_direction(
-    exercise: str, title: str, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COURSE_ALL_TESTS", "1")
+def test_a_mistake_is_told_of_its_own_direction(exercise: str, title: str, seed: int) -> None:
     (mutant,) = (one for one in read_mutants(MUTANTS / f"{exercise}.py") if one.title == title)
-    report, printed = judged_mutant(f"{ASSIGNMENT}/{exercise}", mutant, seed)
+    report, printed = judged_mutant(f"{ASSIGNMENT}/{exercise}", mutant, seed, whole=True)
     ways = {line.title.rpartition(": ")[2]: line.passed for line in report.lines}
     assert ways.get("forward", True) and not ways["backward"], printed
     assert "gloo has no all-to-all" not in printed

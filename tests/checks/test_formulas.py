@@ -53,6 +53,16 @@ def test_a_hint_is_given_only_if_it_explains_every_line_about_the_function() -> 
     ]  # fmt: skip
 
 
+def test_the_mistake_that_gives_the_right_answers_too_goes_first() -> None:
+    """Both give 16 for 4; at 2 the function is right, which one of them explains."""
+    slips = {"the last is left out.": lambda n: 4 * n, "it is squared.": lambda n: n * n}
+    lines = [
+        Prediction("square", 0, [(n,)], lambda n: 2 * n, slips, title=str(n), otherwise="Again.")
+        for n in (4, 2)
+    ]
+    assert said(lines, lambda n: n * n) == ["it is squared.", ""]
+
+
 def said(questions: Sequence[Prediction], function: Callable[[int], float]) -> list[str]:
     """The hints of the lines."""
     (case,) = evaluated(questions)

@@ -75,12 +75,9 @@ def test_bytes_sent_are_those_of_the_closed_form(
         ("pipedream_stage", "no versions, forward once more"),
     ],
 )
-def test_what_misses_the_point_is_half_at_most(
-    exercise: str, title: str, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COURSE_ALL_TESTS", "1")  # all cases, also after the mistake was named
+def test_what_misses_the_point_is_half_at_most(exercise: str, title: str, seed: int) -> None:
     (mutant,) = (one for one in read_mutants(MUTANTS / f"{exercise}.py") if one.title == title)
-    report, printed = judged_mutant(f"{ASSIGNMENT}/{exercise}", mutant, seed)
+    report, printed = judged_mutant(f"{ASSIGNMENT}/{exercise}", mutant, seed, whole=True)
     assert 0 < report.score <= 0.5, printed
 
 

@@ -46,11 +46,10 @@ def test_what_is_foretold_of_a_layer_is_what_the_library_says(n: int, sequence: 
     ],
 )
 def test_right_values_without_the_point_of_the_exercise_are_half_at_most(
-    exercise: str, title: str, seed: int, monkeypatch: pytest.MonkeyPatch
+    exercise: str, title: str, seed: int
 ) -> None:
-    monkeypatch.setenv("COURSE_ALL_TESTS", "1")  # all cases, also after the mistake was named
     (mutant,) = (one for one in read_mutants(MUTANTS / f"{exercise}.py") if one.title == title)
-    report, printed = judged_mutant(f"{ASSIGNMENT}/{exercise}", mutant, seed)
+    report, printed = judged_mutant(f"{ASSIGNMENT}/{exercise}", mutant, seed, whole=True)
     assert 0 < report.score <= 0.5, printed
 
 

@@ -111,6 +111,7 @@ class Prediction:
 
 
 Asked = tuple[Prediction, int]  # a question, and the number of its first call
+Answered = tuple[tuple, float, bool]  # arguments, the number that came, and whether it is right
 
 
 def applied(formula: Formula, args: tuple) -> float:
@@ -166,27 +167,25 @@ def judge_prediction(
             if value is None:
                 return wrong(no_number(question, args, picked))
             values.append(value)
-        others = [wrong_answer for other in alike for wrong_answer in wrong_answers(*other, observed)]
+        others = [answer for other in alike for answer in numbers(*other, observed)]
         return judge_values(question, values, others)
 
     return judge
 
 
-def wrong_answers(question: Prediction, start: int, observed: Observed) -> Iterator[tuple[tuple, float]]:
-    """Of those that are numbers."""
+def numbers(question: Prediction, start: int, observed: Observed) -> Iterator[Answered]:
+    """The answers that are numbers."""
     for k, args in enumerate(question.arguments, start=start):
         answer = observed.answer(k)
         value = numeric(question.pick(answer.value)) if answer.error is None else None
-        if value is not None and not equal(value, question.right(args), question.tolerance):
-            yield args, value
+        if value is not None:
+            yield args, value, equal(value, question.right(args), question.tolerance)
 
 
-def judge_values(
-    question: Prediction, values: Sequence[float], others: Sequence[tuple[tuple, float]] = ()
-) -> Finding:
+def judge_values(question: Prediction, values: Sequence[float], others: Sequence[Answered] = ()) -> Finding:
     """The finding for numbers that are the answers to the question's arguments, or were made of answers.
 
-    others: wrong answers to questions about the same mistakes, which a hint must explain, too.
+    others: answers to questions about the same mistakes, which a hint must explain, too.
     """
     off = [
         (args, value)
@@ -218,11 +217,12 @@ def failed(question: Prediction, args: tuple, error: str = "", text: str = "", p
 
 
 def explain(
-    question: Prediction, off: Sequence[tuple[tuple, float]], others: Sequence[tuple[tuple, float]] = ()
+    question: Prediction, off: Sequence[tuple[tuple, float]], others: Sequence[Answered] = ()
 ) -> Finding:
     """The first wrong answer, an argument for which the function is right, and the mistake that fits.
 
-    others: wrong answers of all lines about the same mistakes. A mistake fits if it gives all of them.
+    others: the answers of all lines about the same mistakes. A mistake fits if it gives all wrong ones, and
+    best if it gives the right ones as well.
     """
     args, value = off[0]
     said = f"{opened(shown(question.name, args))} gives {words.number(value)}; "
@@ -236,8 +236,11 @@ def explain(
     ]
     if good:
         said += f" {opened(shown(question.name, good[0]))} is right."
-    slips = question.slips.items()
-    slip = next((s for s, f in slips if all(fits(f, a, v) for a, v in (*off, *others))), "")
+    wrong_ones = [*off, *((args, value) for args, value, right in others if not right)]
+    right_ones = [(args, value) for args, value, right in others if right]
+    fitting = [(s, f) for s, f in question.slips.items() if all(fits(f, *one) for one in wrong_ones)]
+    in_all = (s for s, f in fitting if all(fits(f, *one) for one in right_ones))
+    slip = next(in_all, fitting[0][0] if fitting else "")
     factor = f": {apart}" if FACTOR.fullmatch(apart) else ""
     sentence = Sentence(said, f"{opened(question.name)} gives a wrong number for some arguments{factor}.")
     return wrong(sentence, slip or question.otherwise, cause=f"{question.name}: {slip}")

@@ -181,7 +181,7 @@ def first_that_fits(config, gpus, room, batch, seq):
 
 # %% wrong: the gathered block's weights alone
 # is: slip
-# says: Stage 3 holds one block's gradients whole as well
+# says: Stage 3 holds one block's (weights and )?gradients whole
 # base: a loop over a list
 -        transient = 4 * block if stage == 3 else 0
 +        transient = 2 * block if stage == 3 else 0

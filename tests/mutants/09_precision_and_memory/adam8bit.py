@@ -265,6 +265,14 @@ class Adam8bit(ByteStates):
 +        param.sub_(lr * mhat / (vhat + group["eps"]).sqrt())
 
 
+# %% wrong: eps is always 1e-8
+# is: slip
+# says: eps was not used
+# base: what the wrong ones change
+-        param.sub_(lr * mhat / (vhat.sqrt() + group["eps"]))
++        param.sub_(lr * mhat / (vhat.sqrt() + 1e-8))
+
+
 # %% wrong: one count of steps for all parameters
 # is: slip
 # says: One count of steps for all parameters

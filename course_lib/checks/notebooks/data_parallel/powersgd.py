@@ -81,9 +81,9 @@ def first_step(run: Run) -> Callable[[Observed], Finding]:
         for rank in run.members:
             for k, what in matrices(run):
                 actual, mean = results(observed, run, rank, k)[0], run.mean(0, k)
-                basis = span(actual, run.rank)
                 if not bool(actual.isfinite().all()):
                     return wrong(f"in step 1, {what} on rank {rank} is not finite.", UNSTABLE)
+                basis = span(actual, run.rank)
                 wanted = mean if run.low_rank else onto(basis, mean)
                 if near(run, actual, wanted):
                     continue

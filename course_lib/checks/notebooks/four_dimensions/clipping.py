@@ -322,7 +322,7 @@ def case(
 def trouble(case: Case, kind: str, text: str) -> str:
     if kind == "deadlock":
         return ALL
-    if kind == "KeyError":
+    if "KeyError" in text:
         return MISSING
     return NONE if "NoneType" in text or "non-empty" in text or "expects" in text else ""
 

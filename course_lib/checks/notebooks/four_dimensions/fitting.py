@@ -199,12 +199,11 @@ class Question:
                 says = next(says for says, factor in UNITS.items() if factor == unit)
                 return wrong("memory_per_gpu counts in another unit.", says, cause="unit")
             others = [
-                (plan, number)
+                (plan, number, equal(number, question.of(right)(*plan), CLOSE))
                 for question, place in alike
                 for plan, number in zip(
                     question.plans, question.numbers(place, observed, unit) or (), strict=False
                 )
-                if not equal(number, question.of(right)(*plan), CLOSE)
             ]
             return judge_values(prediction, numbers, others)
 

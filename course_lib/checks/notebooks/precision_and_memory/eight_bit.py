@@ -63,8 +63,8 @@ class Rule:
     before the parameter takes its step. floor: to the number towards 0. small: elements from which on a
     parameter has 8 bits. stored: the moment that is kept is the one with its bias corrected. corrected:
     whether bias is corrected at all. decay: as AdamW has it, or added to the gradient, or without the
-    learning rate, or not at all. inside: eps stands in the root. counted: parameter `index` of `count` goes
-    on from the step of the one before it.
+    learning rate, or not at all. inside: eps stands in the root. eps: another than was asked for. counted:
+    parameter `index` of `count` goes on from the step of the one before it.
     """
 
     numbers: tuple[Tensor, Tensor] | None = (SIGNED, UNSIGNED)
@@ -77,6 +77,7 @@ class Rule:
     corrected: bool = True
     decay: Literal["decoupled", "coupled", "without lr", "none"] = "decoupled"
     inside: bool = False
+    eps: float | None = None
     counted: bool = False
     index: int = 0
     count: int = 1
@@ -105,7 +106,7 @@ class Rule:
 
     def run(self, start: Tensor, gradients: Sequence[Tensor | None], settings: Mapping[str, Any]) -> Run:
         """The parameter after each step, in float64, and which elements are judged there."""
-        (beta1, beta2), lr, eps = settings["betas"], settings["lr"], settings["eps"]
+        (beta1, beta2), lr, eps = settings["betas"], settings["lr"], self.eps or settings["eps"]
         decay = settings["weight_decay"]
         shrink = {"decoupled": lr * decay, "without lr": decay}.get(self.decay, 0.0)
         w = start.double()
@@ -206,6 +207,7 @@ OF_ADAMW: Slips = (
     ),
     ("weight_decay was not used: w *= 1 - lr * weight_decay.", lambda rule: replace(rule, decay="none")),
     ("eps stands inside the root: sqrt(v) + eps.", lambda rule: replace(rule, inside=True)),
+    ("eps was not used: sqrt(v) + group['eps'].", lambda rule: replace(rule, eps=1e-8)),
     (
         "One count of steps for all parameters: each has its own, self.state[param]['step'].",
         lambda rule: replace(rule, counted=True),
@@ -391,7 +393,7 @@ def expected(
 def runs(draw: Draw) -> dict[str, Expected]:
     rows = draw.integer(61, 80)
     lr = (0.01, 0.02, 0.03)[draw.integer(0, 3)]
-    main = expected(draw, "main", [(rows, 83), (300,)], 3, lr=lr, weight_decay=0.1)
+    main = expected(draw, "main", [(rows, 83), (300,)], 3, lr=lr, weight_decay=0.1, eps=1e-4)
     block = expected(draw, "block", [(4500,)], 3, lr=lr, block=64, betas=[0.8, 0.99], eps=1e-6)
     zeros = expected(draw, "zeros", [(6000,), (5000,)], 3, lr=lr)
     for gradient in zeros.gradients[0]:

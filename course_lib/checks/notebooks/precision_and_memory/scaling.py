@@ -62,6 +62,7 @@ ALONG = (
     "scale for each row."
 )
 UPSIDE_DOWN = "The scale is upside down: values = x / scale and x = values * scale, so it is amax / largest."
+FROM_AMAX = "scale = the block's largest magnitude / the format's largest number."
 ONE = "One scale for all of x: `block` says what shares one."
 SHAPE = "Scales have a row for each row of blocks and a column for each column of blocks; (1, 1) for one."
 
@@ -268,7 +269,7 @@ def scales_wrong(call: Quantized, scales: Tensor, values: Tensor, where: str) ->
         return wrong(said, UPSIDE_DOWN, cause=UPSIDE_DOWN)
     if bool(((scales > wanted) & (scales < 1e-6)).all()):
         return wrong(said, SMALL, cause=SMALL)
-    return wrong(said, "scale = the block's largest magnitude / the format's largest number.", cause="scales")
+    return wrong(said, FROM_AMAX, cause="scales")
 
 
 def shared_slips(call: Quantized) -> dict[str, Tensor]:
@@ -297,6 +298,9 @@ def matches(scales: Tensor, slip: Tensor, dead: Tensor) -> bool:
 
 def values_wrong(call: Quantized, scales: Tensor, values: Tensor, where: str) -> Finding | None:
     each, x = spread(scales, call.x, call.block), call.x.double()
+    if bool(((each == 0) & (x != 0)).any()):
+        none = f"{where}a scale is 0, and its block is not: x / scale is no number."
+        return wrong(none, FROM_AMAX, cause="scales")
     numbers = table(call.dtype)
     scaled = (x / each).nan_to_num(posinf=0.0, neginf=0.0)
     place = torch.searchsorted(numbers, scaled).clamp(1, len(numbers) - 1)

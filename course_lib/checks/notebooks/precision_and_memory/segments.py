@@ -71,8 +71,10 @@ SLIPS: dict[str, Formula] = {
     "Beside the inputs one whole segment exists while it is recomputed: k layers, not one.": least(
         lambda layers, k, kept, inside: math.ceil(layers / k) * kept + inside
     ),
-    "That is about the number of pieces: either it was returned instead of their length, or a layer's input "
-    "and its inside were exchanged. There are ceil(L/k) of `kept`, and k of `inside`.": least(
+    "That is the number of pieces, ceil(L/k): their length k was asked for.": (
+        lambda layers, kept=1.0, inside=17.0: math.ceil(layers / facts.best_segment(layers, kept, inside))
+    ),
+    "A layer's input and its inside were exchanged: there are ceil(L/k) of `kept`, and k of `inside`.": least(
         lambda layers, k, kept, inside: math.ceil(layers / k) * inside + k * kept
     ),
     "That does not know kept and inside: the ratio of the two decides.": least(
