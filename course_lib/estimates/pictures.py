@@ -39,23 +39,58 @@ SHADES = ("#08519C", "#3182BD", "#6BAED6", "#BDD7E7", "#A63603", "#E6550D", "#FD
 FitsFirst = Callable[[Shape, int, float, int, int], tuple[int, bool] | None]
 
 
-def memory_figure(timeline: MemoryTimeline, title: str = "", unit: float = 1e6) -> Picture:
+def memory_figure(
+    timelines: MemoryTimeline | Mapping[str, MemoryTimeline], title: str = "", unit: float = 1e6
+) -> Picture:
     """The bytes alive after each operation, stacked; the phases' names above, and the peak marked.
 
-    unit: bytes of the axis's unit; 1e6: MB.
+    timelines: one, or several by their names, which are drawn below each other with one scale. unit: bytes of
+    the axis's unit; 1e6: MB.
     """
-    figure = picture(9.2, 3.2)
-    axes = figure.subplots()
-    stacked = np.array([[moment.bytes[kind] for moment in timeline.moments] for kind in KINDS])
+    rows = timelines if isinstance(timelines, Mapping) else {title: timelines}
+    room = (
+        (1.08 if len(rows) == 1 else 1.2)
+        * max(timeline.peak.total for timeline in rows.values())
+        / unit
+    )
+    held = [kind for kind in KINDS if any(kind_bytes(line, kind).any() for line in rows.values())]
+    height = 0.5 + (2.7 if len(rows) == 1 else 2.0 * len(rows))
+    figure = picture(9.2, height)
+    for axes, (name, timeline) in zip(
+        figure.subplots(len(rows), squeeze=False)[:, 0], rows.items(), strict=True
+    ):
+        memory_axes(axes, timeline, held, room, unit)
+        axes.set_title(name, fontsize=colours.TEXT, loc="left", pad=14)
+    axes.set_xlabel("operations", fontsize=colours.TEXT)
+    figure.subplots_adjust(
+        left=0.07, right=0.85, top=1 - 0.45 / height, bottom=0.48 / height, hspace=0.55
+    )
+    patches = [
+        Patch(facecolor=FILLS[kind][0], hatch=FILLS[kind][1], edgecolor="white", label=kind)
+        for kind in held[::-1]
+    ]
+    figure.legend(handles=patches, loc="center right", fontsize=colours.SMALL, frameon=False)
+    return figure
+
+
+def kind_bytes(timeline: MemoryTimeline, kind: str) -> np.ndarray:
+    """The bytes of a kind at each moment."""
+    return np.array([moment.bytes[kind] for moment in timeline.moments])
+
+
+def memory_axes(
+    axes: Axes, timeline: MemoryTimeline, kinds: Sequence[str], room: float, unit: float
+) -> None:
+    """One timeline; kinds: what is stacked, room: the axis's end, in units."""
+    stacked = np.array([kind_bytes(timeline, kind) for kind in kinds])
     areas = axes.stackplot(
         range(len(timeline.moments)),
         stacked / unit,
-        colors=[FILLS[kind][0] for kind in KINDS],
-        labels=KINDS,
+        colors=[FILLS[kind][0] for kind in kinds],
         step="post",
         lw=0,
     )
-    for area, kind in zip(areas, KINDS, strict=True):
+    for area, kind in zip(areas, kinds, strict=True):
         area.set_hatch(FILLS[kind][1])
         area.set_edgecolor("white")
     totals = stacked.sum(0) / unit
@@ -71,18 +106,9 @@ def memory_figure(timeline: MemoryTimeline, title: str = "", unit: float = 1e6) 
             begin, 1.01, f" {phase}", transform=axes.get_xaxis_transform(), fontsize=colours.SMALL
         )
     axes.set_xlim(0, len(timeline.moments) - 1)
-    axes.set_ylim(0, totals[worst] * 1.08)
-    axes.set_xlabel("operations", fontsize=colours.TEXT)
+    axes.set_ylim(0, room)
     axes.set_ylabel({1e6: "MB", 1e9: "GB"}.get(unit, f"{unit:g} bytes"), fontsize=colours.TEXT)
     axes.tick_params(labelsize=colours.SMALL)
-    handles, labels = axes.get_legend_handles_labels()
-    figure.subplots_adjust(left=0.07, right=0.85, top=0.86, bottom=0.15)
-    figure.legend(
-        handles[::-1], labels[::-1], loc="center right", fontsize=colours.SMALL, frameon=False
-    )
-    if title:
-        figure.suptitle(title, fontsize=colours.TEXT, x=0.07, ha="left")
-    return figure
 
 
 def bill_axes(

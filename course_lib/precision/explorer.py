@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from course_lib.ledger.colours import ALARM, FAINT, FORWARD, INK, QUIET, Picture, picture
@@ -21,6 +22,7 @@ from course_lib.ledger.shown import forms, small_png
 
 from .formats import FORMATS, Format, round_to
 
+FIELDS = {"sign": "#F3D9C6", "exponent": "#CFE3F1", "mantissa": "#FFFFFF"}
 ROWS = ("fp32", "tf32", "bf16", "fp16", "e5m2", "e4m3", "e2m1")
 
 
@@ -112,8 +114,35 @@ class Formats:
         return f"<p>{said}</p><table>{head}{''.join(cells)}</table>"
 
     def chart(self) -> Picture:
-        """The numbers of the formats around 1, each a tick."""
-        return number_line(("bf16", "fp16", "e5m2", "e4m3"), 1.0, 2.0)
+        """The bits of the number in each format, in boxes, beside its value there."""
+        rows = self.table(self.value)
+        figure = picture(9.2, 0.5 + 0.27 * len(rows))
+        axes = figure.subplots()
+        for row, (name, bits, got, error) in enumerate(rows):
+            column = 0
+            parts = bits.split(" ") if name != "e8m0" else ["", bits.strip(), ""]
+            for colour, part in zip(FIELDS.values(), parts, strict=True):
+                for bit in part:
+                    box = Rectangle(
+                        (column, row - 0.4), 0.9, 0.8, facecolor=colour, edgecolor=QUIET, lw=0.4
+                    )
+                    axes.add_patch(box)
+                    axes.text(column + 0.45, row, bit, ha="center", va="center", fontsize=7)
+                    column += 1
+            off = "" if math.isnan(error) else f", off by {error:.2%}"
+            axes.text(column + 0.5, row, f"{got:.7g}{off}", va="center", fontsize=8)
+            axes.text(-0.6, row, name, ha="right", va="center", fontsize=8)
+        handles = [
+            Rectangle((0, 0), 1, 1, facecolor=colour, edgecolor=QUIET, lw=0.4)
+            for colour in FIELDS.values()
+        ]
+        axes.legend(handles, FIELDS, fontsize=7, frameon=False, loc="lower right")
+        axes.set_xlim(-4, 45)
+        axes.set_ylim(len(rows) - 0.5, -1)
+        axes.set_title(f"{self.value:g} in each format", fontsize=9, loc="left")
+        axes.axis("off")
+        figure.subplots_adjust(left=0, right=1, bottom=0.02)
+        return figure
 
     def widget(self) -> Any:
         import ipywidgets as widgets
@@ -224,13 +253,14 @@ class Histogram:
         axes.hist(drawn.tolist(), bins=60, color=FORWARD, linewidth=0)
         low, normal, high = math.log2(form.smallest), form.lowest, math.log2(form.largest)
         axes.axvspan(low, normal, color=FAINT, zorder=0, label=f"{self.form}: subnormal numbers")
-        for edge in (low, high):
-            axes.axvline(edge, color=ALARM, linewidth=1)
+        for edge, said in ((low, "smallest and largest number"), (high, None)):
+            axes.axvline(edge, color=ALARM, linewidth=1, label=said)
         zero, infinite = self.shares(scale)
         axes.set_title(
             f"scale 2^{scale}: {zero:.1%} become 0, {infinite:.1%} infinite", fontsize=9, loc="left"
         )
         axes.set_xlabel("log2 of the scaled gradient's magnitude", fontsize=8, color=INK)
+        figure.subplots_adjust(bottom=0.22)
         axes.set_xlim(-60, 20)
         axes.set_yticks([])
         axes.tick_params(labelsize=8, colors=QUIET)

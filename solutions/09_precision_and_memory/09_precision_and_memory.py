@@ -57,38 +57,28 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint as of_pytorch, set_checkpoint_early_stop
 from torch.utils.flop_counter import FlopCounterMode
 
-from course_lib import check, device, launch
+from course_lib import check, device, facts, launch, precision, recompute
 from course_lib.data import batch, library_text
+from course_lib.estimates import MemoryTimeline, SavedBytes
+from course_lib.estimates.pictures import memory_figure
 from course_lib.ledger.colours import ALARM, BACKWARD, FORWARD, QUIET, WEIGHT_GRADIENT, picture
 from course_lib.models import GPT, GPTConfig, next_token_loss
 from course_lib.scorecard import Row, Scorecard, costs
+from course_lib.unfinished import ready, said
 
 torch.set_num_threads(1)  # the last digits of a loss depend on the number of threads
 
 # %% [markdown]
-# The next cell holds the tools of this notebook; you need not read it now. `said` and `written` call
-# functions of yours that may not be written yet.
+# The next cell holds the tools of this notebook; you need not read it now. `ready` and `said` in later cells ask whether a
+# function of yours is written; until then its results print as "?". The exercises are yours to write, so the cells that
+# come after them use `precision` and `recompute`, the course's own versions, where they need a function of an earlier
+# section: you can begin with any section.
 
 
 # %%
-def said(function, *args, **kwargs):
-    """The result of a function of yours, or None before you have written it."""
-    with contextlib.suppress(NotImplementedError):
-        return function(*args, **kwargs)
-
-
-def written(function, *args, **kwargs):
-    """Whether a function of yours is written; prints a line if it is not."""
-    try:
-        function(*args, **kwargs)
-    except NotImplementedError:
-        print(f"{function.__name__} is not written yet")
-        return False
-    return True
-
-
 def plot(width=7.0, height=2.6):
     """A figure and its axes, with the course's colours and small labels."""
     figure = picture(width, height)
@@ -99,6 +89,40 @@ def plot(width=7.0, height=2.6):
 
 
 SMALL = GPTConfig(layers=2, heads=2, width=32, context=128)
+
+
+class Blocks:
+    """Eight blocks of a GPT; forward in segments, each in a call of `kind`."""
+
+    def __init__(self, layers=8, width=128, batch=4, seq=256, **more):
+        torch.manual_seed(0)
+        self.model = GPT(GPTConfig(layers=layers, heads=4, width=width, context=seq, **more))
+        self.x, self.positions = torch.randn(batch, seq, width), torch.arange(seq)
+
+    def forward(self, every=0, kind=None):
+        x, blocks = self.x.clone().requires_grad_(), self.model.blocks
+        if every:
+            return recompute.run_segments(blocks, x, self.positions, every=every, checkpoint=kind)
+        for block in blocks:
+            x = block(x, self.positions)
+        return x
+
+    def flops(self, every=0, kind=None):
+        """Of products of matrices, forward and backward."""
+        with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+            self.forward(every, kind).sum().backward()
+        return counter.get_total_flops()
+
+    def bytes(self, every=0, kind=None):
+        """Kept after forward, and at the peak beside the weights."""
+        self.model.zero_grad()
+        gc.collect()
+        weights = sum(param.nbytes for param in self.model.parameters())
+        with costs(*self.model.parameters()) as spent:
+            with SavedBytes(self.model) as saved:
+                y = self.forward(every, kind)
+            y.sum().backward()
+        return saved.total, spent.peak_bytes - weights
 
 
 # %% [markdown]
@@ -219,7 +243,7 @@ report.points(8)
 # %% tags=["skip-in-grading"]
 torch.manual_seed(0)
 everywhere = torch.randn(100_000) * torch.exp2(torch.randint(-40, 18, (100_000,)).float())
-if written(round_to, torch.ones(1).double(), 5, 10):
+if ready(round_to):
     for name, dtype, sizes in (
         ("fp16", torch.float16, (5, 10)),
         ("bf16", torch.bfloat16, (8, 7)),
@@ -247,14 +271,13 @@ def errors_picture():
     return figure
 
 
-errors_picture() if written(round_to, torch.ones(1).double(), 5, 10) else None
+errors_picture() if ready(round_to) else None
 
 # %% tags=["skip-in-grading"]
 for number in (3e-1, 1e-6, 2e-8):
     for name, (exponent, mantissa, _) in list(FORMS.items())[:2]:
         x = torch.tensor(number).double()
-        near = said(round_to, x, exponent, mantissa)
-        if near is not None:
+        if (near := said(round_to, x, exponent, mantissa)) or near == 0:
             print(f"{number:g} in {name}: {near.item():.6g}, off by {abs(near - x) / x:.2%}")
 
 # %% [markdown]
@@ -390,7 +413,7 @@ class LossScaler:
             raise RuntimeError("unscale_ was called already: call update() after the step")
         params = [param for group in optimizer.param_groups for param in group["params"]]
         grads = [param.grad for param in params if param.grad is not None]
-        bad = torch.zeros(1)
+        bad = torch.zeros(1, device=device())
         for grad in grads:
             grad /= self.scale
             if not grad.isfinite().all():
@@ -470,7 +493,7 @@ def trained(dtype, scaler=None, parts=PARTS, steps=30):
 
 
 RUNS = {"float32": (torch.float32,), "fp16": (torch.float16,), "bf16": (torch.bfloat16,)}
-scaler = said(LossScaler)
+scaler = LossScaler() if ready(LossScaler) else None
 if scaler:
     RUNS["fp16, scale 2^16"] = (torch.float16, scaler)
 for name, options in RUNS.items():
@@ -618,7 +641,7 @@ def stochastic_round(x: torch.Tensor, generator: torch.Generator | None = None) 
     """
     ### BEGIN SOLUTION
     bits = x.view(torch.int32)
-    noise = torch.randint(1 << 16, x.shape, generator=generator, dtype=torch.int32)
+    noise = torch.randint(1 << 16, x.shape, generator=generator, dtype=torch.int32, device=x.device)
     rounded = ((bits + noise) >> 16 << 16).view(torch.float32)
     return torch.where(x.isfinite(), rounded, x).bfloat16()
     ### END SOLUTION
@@ -655,7 +678,7 @@ def thousand_steps(rounding):
 
 generator = torch.Generator().manual_seed(0)
 ROUNDINGS = {"float32": lambda x: x, "to nearest": lambda x: x.bfloat16()}
-if written(stochastic_round, torch.ones(1)):
+if ready(stochastic_round):
     ROUNDINGS["stochastic"] = partial(stochastic_round, generator=generator)
 curves = {name: thousand_steps(rounding) for name, rounding in ROUNDINGS.items()}
 for name, rows in curves.items():
@@ -840,14 +863,11 @@ report = check("09_precision_and_memory/quantize", quantize, dequantize, cases="
 report.points(8)
 
 # %% [markdown]
-# **Look.** One outlier of 100,000 in row 3, and each element's relative error: one scale for the tensor beside tiles of
+# **Look.** One outlier of 100,000 in row 3, column 200, and each element's relative error: one scale for the tensor beside tiles of
 # 1 × 128. Which rows suffer, and which elements of row 3?
 
+
 # %% tags=["skip-in-grading"]
-from course_lib import precision
-from course_lib.ledger.colours import picture
-
-
 def back_and_forth(x, block, dtype=torch.float8_e4m3fn):
     """x as it comes back from 8 bits, by the course's functions."""
     return precision.dequantize(*precision.quantize(x, block, dtype), block)
@@ -863,8 +883,9 @@ for axes, (name, block) in zip(
 ):
     off = (back_and_forth(with_outlier, block) - with_outlier).abs() / with_outlier.abs()
     shown = axes.imshow(
-        off[:16, :512].clamp(1e-3, 1).log10(), aspect="auto", cmap="cividis", vmin=-3, vmax=0
-    )
+        off[:12, 96:288].clamp(1e-3, 1).log10(), aspect="auto", cmap="cividis", vmin=-3, vmax=0,
+        extent=(96, 288, 11.5, -0.5),
+    )  # fmt: skip
     axes.set_title(name, fontsize=9, loc="left")
     axes.set_xlabel("column", fontsize=8)
     axes.set_ylabel("row", fontsize=8)
@@ -1141,7 +1162,6 @@ report.points(8)
 # took, in learning rates. AdamW's own largest is about 2.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
-from course_lib.data import batch, library_text
 from course_lib.precision import codes as maps
 
 TEXT, LR = library_text(), 1e-3
@@ -1294,18 +1314,23 @@ bars = {
     "ZeRO's 16": (2, 2, 4, 8), "8 bits, a master copy": (2, 2, 4, 2 + 8 / 256),
     "8 bits, no master": (2, 2, 0, 2 + 8 / 256),
 }  # fmt: skip
+PARTS_OF_16 = {
+    "weight": "#0072B2", "gradient": "#D55E00", "master copy": "#999999", "moments": "#009E73"
+}  # fmt: skip
 figure = picture(8.0, 1.6)
 axes = figure.subplots()
 for row, parts in enumerate(bars.values()):
     left = 0.0
-    for width, colour in zip(parts, ("#0072B2", "#D55E00", "#999999", "#009E73"), strict=True):
-        axes.barh(row, width, left=left, color=colour, edgecolor="white")
+    for (name, colour), width in zip(PARTS_OF_16.items(), parts, strict=True):
+        label = name if row == 0 else None
+        axes.barh(row, width, left=left, color=colour, edgecolor="white", label=label)
         left += width
     axes.text(left + 0.2, row, f"{left:.2f}", va="center", fontsize=8)
 axes.set_yticks(range(len(bars)), bars, fontsize=8)
 axes.invert_yaxis()
 axes.set_xlim(0, 17.5)
-axes.set_xlabel("bytes a parameter: weight, gradient, master copy, moments", fontsize=8)
+axes.set_xlabel("bytes a parameter", fontsize=8)
+axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
 figure
 
 # %% [markdown]
@@ -1335,10 +1360,6 @@ figure
 # with one for every third. The saw-tooth of backward is the inside of one segment, made and given back.
 
 # %% tags=["skip-in-grading"]
-from course_lib import recompute
-from course_lib.estimates import MemoryTimeline, SavedBytes
-from course_lib.estimates.pictures import memory_figure
-
 PICTURED = GPTConfig(layers=6, heads=4, width=64, context=256)
 
 
@@ -1362,18 +1383,17 @@ def pictured(every, config=PICTURED, batch=2):
     return timeline
 
 
-timelines = {every: pictured(every) for every in (0, 1, 3)}
-memory_figure(timelines[0], "no checkpoints")
+DISTANCES = {
+    "no checkpoints": 0,
+    "a checkpoint for each block": 1,
+    "a checkpoint for every third": 3,
+}
+timelines = {name: pictured(every) for name, every in DISTANCES.items()}
+memory_figure(timelines)
 
 # %% tags=["skip-in-grading"]
-memory_figure(timelines[1], "a checkpoint for each block")
-
-# %% tags=["skip-in-grading"]
-memory_figure(timelines[3], "a checkpoint for every third block")
-
-# %% tags=["skip-in-grading"]
-for every, timeline in timelines.items():
-    print(f"every {every}: peak {timeline.peak.total / 1e6:5.1f} MB, in {timeline.peak.phase}")
+for name, timeline in timelines.items():
+    print(f"{name:28} peak {timeline.peak.total / 1e6:5.1f} MB, in {timeline.peak.phase}")
 
 # %% [markdown]
 # ### How far apart?
@@ -1457,6 +1477,9 @@ print(
 # | keep whether autocast is on, and its dtype: `torch.is_autocast_enabled("cpu")`, `torch.get_autocast_dtype("cpu")` | open the same autocast |
 # | run the function | call `torch.autograd.backward` on the new outputs with the gradients that arrived, and return the arguments' gradients |
 #
+# The generator and the autocast of this table are the CPU's. On a GPU there are the device's own besides, and PyTorch's
+# checkpoint keeps both.
+#
 # The weights are not arguments: `function` reaches them by itself, and `torch.autograd.backward` adds their
 # gradients to `.grad`, as ever.
 #
@@ -1473,7 +1496,8 @@ def checkpoint(function, *args):
     args: tensors (with and without a gradient, also of whole numbers) and anything else. The
     gradients of arguments and weights are those without a checkpoint: dropout drops the same
     elements, autocast is that of forward, and the caller's random numbers go on as if the function
-    had run once.
+    had run once. In backward the inside exists while the second run's gradients are computed, and
+    is gone afterwards.
     """
     ### BEGIN SOLUTION
     return Recompute.apply(torch.empty(0, requires_grad=True), function, *args)
@@ -1540,43 +1564,8 @@ report.points(10)
 
 
 # %% tags=["skip-in-grading"]
-class Blocks:
-    """Eight blocks of a GPT; forward in segments, each in a call of `kind`."""
-
-    def __init__(self, layers=8, width=128, batch=4, seq=256, **more):
-        torch.manual_seed(0)
-        self.model = GPT(GPTConfig(layers=layers, heads=4, width=width, context=seq, **more))
-        self.x, self.positions = torch.randn(batch, seq, width), torch.arange(seq)
-
-    def forward(self, every=0, kind=None):
-        x, blocks = self.x.clone().requires_grad_(), self.model.blocks
-        if every:
-            return recompute.run_segments(blocks, x, self.positions, every=every, checkpoint=kind)
-        for block in blocks:
-            x = block(x, self.positions)
-        return x
-
-    def flops(self, every=0, kind=None):
-        """Of products of matrices, forward and backward."""
-        with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-            self.forward(every, kind).sum().backward()
-        return counter.get_total_flops()
-
-    def bytes(self, every=0, kind=None):
-        """Kept after forward, and at the peak beside the weights."""
-        self.model.zero_grad()
-        gc.collect()
-        weights = sum(param.nbytes for param in self.model.parameters())
-        with costs(*self.model.parameters()) as spent:
-            with SavedBytes(self.model) as saved:
-                y = self.forward(every, kind)
-            y.sum().backward()
-        return saved.total, spent.peak_bytes - weights
-
-
 blocks = Blocks()
-tried = written(checkpoint, torch.sin, torch.ones(1, requires_grad=True))
-if tried:
+if ready(checkpoint):
     print(f"{'':8}{'kept':>9}{'peak':>10}")
     for every in (0, 1, 2, 3, 4, 8):
         kept, peak = blocks.bytes(every, checkpoint)
@@ -1591,10 +1580,8 @@ if tried:
 # And the price? PyTorch's own checkpoint is measured beside yours, in both of its kinds. Attention is computed by
 # two plain products here (`SDPBackend.MATH`), so that the counter sees all of them.
 
+
 # %% tags=["skip-in-grading"]
-from torch.utils.checkpoint import checkpoint as of_pytorch, set_checkpoint_early_stop
-
-
 def to_the_end(function, *args):
     """PyTorch's checkpoint, whose second run does not stop early."""
     with set_checkpoint_early_stop(False):
@@ -1602,13 +1589,13 @@ def to_the_end(function, *args):
 
 
 KINDS = {
-    "yours": checkpoint,
+    **({"yours": checkpoint} if ready(checkpoint) else {}),
     "PyTorch, use_reentrant=True": partial(of_pytorch, use_reentrant=True),
     "PyTorch, use_reentrant=False": partial(of_pytorch, use_reentrant=False),
     "the same, to the end": to_the_end,
 }
 plain = blocks.flops()
-for name, kind in KINDS.items() if tried else ():
+for name, kind in KINDS.items():
     kept, peak = blocks.bytes(1, kind)
     flops = blocks.flops(1, kind)
     print(
@@ -1641,7 +1628,7 @@ def all_reduces(kind):
     x.sum().backward()
 
 
-for name, kind in {"no checkpoint": None, **(KINDS if tried else {})}.items():
+for name, kind in {"no checkpoint": None, **KINDS}.items():
     run = launch(all_reduces, kind, world_size=2, backend="gloo")
     names = [operation.op for operation in run.ledger.operations(0)]
     after = names[len(names) - names[::-1].index("barrier") :]
@@ -1685,8 +1672,6 @@ for name, every in (("no checkpoint", 0), ("products kept", 1)):
 # only the first of the two runs again: s/36h.
 
 # %% tags=["skip-in-grading"]
-from course_lib import facts
-
 small = Blocks(layers=4, width=64, batch=2, seq=64)
 before = small.flops()
 step = 72 * 4 * 2 * 64 * 64**2
@@ -1960,7 +1945,7 @@ class InPieces(torch.autograd.Function):
     @staticmethod
     def forward(ctx, hidden, weight, targets, chunks):
         valid = targets != -100
-        count, loss = valid.sum(), torch.zeros(())
+        count, loss = valid.sum(), torch.zeros((), device=hidden.device)
         of_hidden = torch.empty_like(hidden)
         of_weight = torch.zeros_like(weight, dtype=torch.float32)
         parts = (t.tensor_split(chunks) for t in (hidden, targets.clamp(min=0), valid, of_hidden))
@@ -1969,7 +1954,7 @@ class InPieces(torch.autograd.Function):
             losses = F.cross_entropy(logits, y, reduction="none")
             loss += (losses * counts).sum() / count
             slope = logits.softmax(1)
-            slope[torch.arange(len(y)), y] -= 1
+            slope[torch.arange(len(y), device=y.device), y] -= 1
             slope *= (counts / count)[:, None]
             place.copy_(slope.to(x.dtype) @ weight)
             of_weight += slope.t() @ x.float()
@@ -2029,7 +2014,7 @@ def all_logits(hidden, weight, targets):
 
 peak, took, wanted = one_loss(all_logits)
 print(f"all logits: {peak / 1e6:6.1f} MB")
-if written(chunked_loss, torch.ones(1, 1), torch.ones(1, 1), torch.zeros(1, dtype=torch.int64), 1):
+if ready(chunked_loss):
     for chunks in (8, 64):
         most, took_here, parts = one_loss(partial(chunked_loss, chunks=chunks))
         same = all(torch.allclose(a, b, atol=1e-6) for a, b in zip(parts, wanted, strict=True))
@@ -2064,9 +2049,6 @@ print("1,024 times 1 in bfloat16:", total.item())
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
-from course_lib import precision
-
-
 def a_step(every=0, autocast=False, eight=False, chunks=0):
     """The costs of two steps; the peak is the second's: the optimizer's state is there."""
     torch.manual_seed(0)

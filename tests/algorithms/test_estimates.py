@@ -335,6 +335,8 @@ def test_pictures_are_drawn_of_the_numbers() -> None:
     figure = memory_figure(timeline, "a step")
     (axes,) = figure.axes
     assert len(axes.collections) == len(estimates.KINDS)
+    both = memory_figure({"a step": timeline, "again": timeline})
+    assert len({one.get_ylim() for one in both.axes}) == 1 and len(both.axes) == 2
     chart = strategy_map(estimates.first_that_fits, gpus=(1, 8, 1024))
     rows = chart.answers(70e9, 4096)
     assert rows[0] == [(0, False)] * 3, "GPT-2 small fits one GPU"

@@ -17,7 +17,6 @@ HALF = 0.5
 UNLABELLED = frozenset(
     {
         "00_first_ranks",
-        "01_why_distribute",
         "02_collectives",
         "03_data_parallel",
         "04_zero",

@@ -120,7 +120,8 @@ def activation_bytes(draw: Draw) -> Iterator[Case]:
     """GPT-2's parts: LayerNorm, GELU, as many key heads as heads; the MLP may have a width of its own."""
     small, large = published("GPT-2 small"), published("GPT-3")
     own, other = drawn(draw), drawn(draw)
-    wide = Model(context=4096, layers=own.layers, heads=8, width=4096, hidden=4096 * draw.integer(2, 6) - 64)
+    hidden = 4096 * draw.choice((2, 3, 5)) - 64  # nowhere near 4 widths
+    wide = Model(context=4096, layers=own.layers, heads=8, width=4096, hidden=hidden)
     batch, seq = draw.integer(2, 9), 16 * draw.integer(3, 30)
     math, again = Keywords(flash=False), Keywords(checkpoint=True)
 
