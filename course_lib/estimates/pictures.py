@@ -81,7 +81,7 @@ def kind_bytes(timeline: MemoryTimeline, kind: str) -> np.ndarray:
 def memory_axes(
     axes: Axes, timeline: MemoryTimeline, kinds: Sequence[str], room: float, unit: float
 ) -> None:
-    """One timeline; kinds: what is stacked, room: the axis's end, in units."""
+    """Draw one timeline. kinds: those that are stacked, in order; room: the end of the axis, in units."""
     stacked = np.array([kind_bytes(timeline, kind) for kind in kinds])
     areas = axes.stackplot(
         range(len(timeline.moments)),

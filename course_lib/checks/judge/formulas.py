@@ -238,8 +238,8 @@ def explain(
         said += f" {opened(shown(question.name, good[0]))} is right."
     wrong_ones = [*off, *((args, value) for args, value, right in others if not right)]
     right_ones = [(args, value) for args, value, right in others if right]
-    fitting = [(s, f) for s, f in question.slips.items() if all(fits(f, *one) for one in wrong_ones)]
-    in_all = (s for s, f in fitting if all(fits(f, *one) for one in right_ones))
+    fitting = [(s, f) for s, f in question.slips.items() if all(fits(f, a, v) for a, v in wrong_ones)]
+    in_all = (s for s, f in fitting if all(fits(f, a, v) for a, v in right_ones))
     slip = next(in_all, fitting[0][0] if fitting else "")
     factor = f": {apart}" if FACTOR.fullmatch(apart) else ""
     sentence = Sentence(said, f"{opened(question.name)} gives a wrong number for some arguments{factor}.")

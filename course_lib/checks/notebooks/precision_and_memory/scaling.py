@@ -299,8 +299,8 @@ def matches(scales: Tensor, slip: Tensor, dead: Tensor) -> bool:
 def values_wrong(call: Quantized, scales: Tensor, values: Tensor, where: str) -> Finding | None:
     each, x = spread(scales, call.x, call.block), call.x.double()
     if bool(((each == 0) & (x != 0)).any()):
-        none = f"{where}a scale is 0, and its block is not: x / scale is no number."
-        return wrong(none, FROM_AMAX, cause="scales")
+        zero = f"{where}scales are 0 in a block that is not all zeros. Nothing can be divided by them."
+        return wrong(zero, FROM_AMAX, cause="scales")
     numbers = table(call.dtype)
     scaled = (x / each).nan_to_num(posinf=0.0, neginf=0.0)
     place = torch.searchsorted(numbers, scaled).clamp(1, len(numbers) - 1)
