@@ -1,5 +1,5 @@
 # %% wrong: turned round
-# is: idea
+# is: slip
 # says: Turned round
 waits_for = {"neighbour_sum": {2: 0, 0: 1, 1: 2}, "collect": {2: 0}, "global_mean": {0: 1, 2: 1}}
 remedies = {
@@ -87,7 +87,7 @@ remedies = {
 }
 
 # %% wrong: more time
-# is: idea
+# is: slip
 # says: 'a longer time limit' would not cure 'relay'
 waits_for = {"neighbour_sum": {0: 2, 1: 0, 2: 1}, "collect": {0: 2}, "global_mean": {0: 1, 2: 1}}
 remedies = {

@@ -23,7 +23,7 @@ def global_mean(values):
 
 
 # %% wrong: the mean of no values
-# is: detail
+# is: idea
 # says: 0/0
 def global_mean(values):
     mean = values.mean()

@@ -6,7 +6,7 @@ def hello():
 
 
 # %% wrong: environment variables are texts
-# is: detail
+# is: form
 # says: Environment variables are texts
 import os
 
@@ -30,7 +30,7 @@ def hello():
 
 
 # %% wrong: the same rank everywhere
-# is: idea
+# is: slip
 # says: dist.get_rank\(\) tells them apart
 def hello():
     return 0, dist.get_world_size(), str(device())

@@ -95,7 +95,7 @@ def neighbour_sum(tensor):
 
 
 # %% wrong: nobody waits for the sends
-# is: detail
+# is: slip
 # says: returned without waiting for
 def neighbour_sum(tensor):
     rank, n = dist.get_rank(), dist.get_world_size()
