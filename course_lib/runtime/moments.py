@@ -31,6 +31,7 @@ BASE = (
 )
 ANONYMOUS = "anonymous"  # moments of this name are about memory without any file
 HIGHEST = "highest"
+REPLY = "reply"  # when the rank's answer came: not asked for by the rank
 REPEATED = (HIGHEST, ANONYMOUS)  # others come once
 LETTING_GO = 1.0  # seconds to wait for a thread that is late to let go of its tensors
 OF_LIBRARIES = (
@@ -92,6 +93,7 @@ class Waiting:
     rise: int = 0
     times: int = 0
     again: float = math.inf  # when it is to be measured once more
+    replied: bool = False  # the rank has answered, and waits for nothing
 
 
 @dataclass
@@ -151,6 +153,19 @@ class Moments:
         else:
             self.pool.children.measure(rank)
 
+    def replied(self, rank: int) -> None:
+        """A rank's answer is there: measure it once more, since code of its own may have run since a moment.
+
+        On a GPU nothing is measured from outside, and nothing here.
+        """
+        if self.known and rank not in self.waiting and self.pool.backend != "nccl":
+            self.waiting[rank] = Waiting((REPLY,), time.monotonic(), replied=True)
+            self.pool.children.measure(rank)
+
+    def ended(self, rank: int) -> None:
+        """A rank has ended: it is measured no more."""
+        self.waiting.pop(rank, None)
+
     def is_due(self, rank: int, name: str) -> bool:
         again = name in self.readings[rank] and name not in REPEATED
         return self.known is not None and name in self.known and not again
@@ -178,6 +193,8 @@ class Moments:
                     self.go_on(rank)
                 else:
                     waiting.again = now + PAUSE
+            elif waiting.replied and now - waiting.since > LETTING_GO:
+                self.ended(rank)  # it did not come to a stop
             elif now >= waiting.again:
                 waiting.again = math.inf
                 self.pool.children.measure(rank)
@@ -219,8 +236,9 @@ class Moments:
             self.readings[rank].setdefault(name, []).append(waiting.least or NOTHING)
             self.rises[rank].setdefault(name, []).append(waiting.rise)
             self.progress[rank].setdefault(name, []).append(progress)
-        with contextlib.suppress(OSError):  # it was ended meanwhile
-            self.pool.moments[rank].send(GO)
+        if not waiting.replied:
+            with contextlib.suppress(OSError):  # it was ended meanwhile
+                self.pool.moments[rank].send(GO)
 
     def look(self, rank: int) -> Progress:
         """The rank's progress now: its operations, and the bytes that went by."""

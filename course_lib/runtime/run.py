@@ -224,7 +224,7 @@ def observe(watch: Watch, output: Output, timeout: float, longest: float) -> Non
         selector.register(pool.preloaded.socket, selectors.EVENT_READ, ("process", -1))
         latest = [(0, time.monotonic())] * pool.world_size  # each rank's events, and their time
         look_again = 0.0
-        while watch.running:
+        while watch.running or watch.moments.waiting:
             raise_lost()
             wait = PAUSE if watch.moments.waiting else 0.05 if watch.first_trouble else 0.1
             for key, _ in selector.select(wait):
@@ -265,11 +265,13 @@ def take(watch: Watch, output: Output, selector: selectors.BaseSelector, key: An
         for r in watch.alive:
             if (code := pool.exit_code(r)) is not None:
                 watch.exits[r] = code
+                watch.moments.ended(r)
     elif kind == "reply":
         try:
             message = pool.receivers[rank].read()
             if message is not None and message[0].get("task") == watch.task:
                 watch.replies[rank] = (well_formed(message[0]), message[1])
+                watch.moments.replied(rank)
         except (EOFError, OSError):
             selector.unregister(key.fileobj)  # it died: its exit code follows
         except (wire.WireError, ValueError, RecursionError) as error:

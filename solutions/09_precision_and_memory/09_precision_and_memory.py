@@ -1159,7 +1159,7 @@ report.points(8)
 
 # %% [markdown]
 # **Measure.** A small GPT that reads Python, 150 steps each: the loss at the end, and the largest step that any weight
-# took, in learning rates. AdamW's own largest is about 2.
+# took, in learning rates. AdamW's own largest is about 2. The cell takes up to half a minute.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.precision import codes as maps
@@ -2045,7 +2045,7 @@ print("1,024 times 1 in bfloat16:", total.item())
 # ## Scorecard
 #
 # One step of AdamW of a GPT with eight blocks, on one rank, 1,024 tokens: every answer of this notebook, and all
-# together. M is the 4P bytes of the parameters.
+# together. M is the 4P bytes of the parameters. The cell takes up to a minute; a dot stands for each row that is measured.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -2096,7 +2096,10 @@ WAYS = {
     "every third, loss in 8 chunks": {"every": 3, "chunks": 8},
     "all together": {"autocast": True, "every": 1, "eight": True, "chunks": 8},
 }
-spent = {name: a_step(**options) for name, options in WAYS.items()}
+spent = {}
+for name, options in WAYS.items():
+    spent[name] = a_step(**options)
+    print(".", end="", flush=True)
 M = 4 * sum(
     param.numel()
     for param in GPT(GPTConfig(vocab_size=4096, layers=8, heads=4, width=128)).parameters()

@@ -1123,7 +1123,8 @@ report = check("10_four_dimensions/axis_bytes", axis_bytes, wire, cases="hidden"
 report.points(8)
 
 # %% [markdown]
-# **Measure.** Your formula beside the ledger, for the first and the last rank of the cube.
+# **Measure.** Your formula beside the ledger, for the first and the last rank of the cube. Over dp the ledger has 8 bytes
+# more: the replicas also add up how many targets they have (section 3), and that one number is no part of the formula.
 
 # %% tags=["skip-in-grading"]
 for rank, stage in ((0, 0), (7, 1)):

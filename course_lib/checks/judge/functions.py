@@ -28,6 +28,7 @@ from course_lib.checks.judge.compare import Slip, Tensors, close, difference, to
 from course_lib.checks.judge.unwritten import unwritten
 from course_lib.checks.rank.functions import Told
 from course_lib.checks.sentence import Sentence, at, error_kind
+from course_lib.runtime.moments import REPLY
 
 RECIPE = "course_lib.checks.rank.functions:calls"
 ROOM = 2_000_000  # bytes that libraries take at the first call
@@ -275,9 +276,19 @@ def memory_line(
     return Line(title, judge, weight, "memory", enough={f"{call.name}.{key}": most})
 
 
+OF_AN_ANSWER = 10_000_000  # bytes of libraries that come into memory to write it: 4 to 7 MB were seen
+
+
 def from_outside(observed: Observed, call: Call, key: str) -> int | None:
-    """Bytes by the process's pages, see `rank.functions`."""
+    """Bytes by the process's pages, see `rank.functions`.
+
+    A process may ask for its measurements too early. So what it took after the last one, until its answer
+    came, counts as well, but for what an answer takes.
+    """
     direction = "forward" if key == "saved" else key
     of_ranks = observed.held if key == "saved" else observed.rose
     measured = of_ranks[0].get(f"{call.name}.pages.{direction}")
-    return measured[0] if measured else None
+    if not measured:
+        return None
+    later = [rose - OF_AN_ANSWER for rose in observed.rose[0].get(REPLY, ())]
+    return measured[0] if key == "saved" else max(measured[0], *later)

@@ -192,7 +192,7 @@ def chunked_loss(draw: Draw) -> Iterator[Case]:
     def too_many(nbytes: int) -> tuple[str, bool]:
         return LOGITS, True
 
-    product = 2.0 * tokens * vocab * width
+    product, logits = 2.0 * tokens * vocab * width, FLOAT * tokens * vocab
     most = 8 * part + 2 * of_hidden + 4 * of_weight + SMALL
     lines += [
         functions.values_line(large, ABOUT, f"{chunks} chunks", slips=usual, weight=0.25),
@@ -203,8 +203,8 @@ def chunked_loss(draw: Draw) -> Iterator[Case]:
         functions.memory_line(
             large, "saved", "kept for backward", 2 * (of_hidden + of_weight) + SMALL, too_many, 1.5
         ),
-        functions.memory_line(large, "forward", "the peak of forward", most, too_many, 0.75),
-        functions.memory_line(large, "backward", "the peak of backward", most, too_many, 0.75),
+        functions.memory_line(large, "forward", "the peak of forward", most, too_many, 0.75, logits),
+        functions.memory_line(large, "backward", "the peak of backward", most, too_many, 0.75, logits),
     ]  # fmt: skip
     yield functions.function_case("loss", calls, lines)
     narrow = narrow_call(draw)
