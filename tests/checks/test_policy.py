@@ -23,7 +23,6 @@ UNLABELLED = frozenset(
         "06_tensor_parallel",
         "07_pipeline",
         "08_context_parallel",
-        "09_precision_and_memory",
         "10_four_dimensions",
     }
 )
