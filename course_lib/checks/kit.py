@@ -64,6 +64,7 @@ from course_lib.checks.judge.traffic import (
     messages_line,
     only_messages,
     rounds_line,
+    share_of,
     total_bytes_line,
 )
 from course_lib.checks.judge.training import volume_line
@@ -140,6 +141,7 @@ __all__ = [
     "rounded",
     "rounds_line",
     "same_bits",
+    "share_of",
     "side",
     "total_bytes_line",
     "training",

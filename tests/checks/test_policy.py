@@ -16,7 +16,6 @@ HALF = 0.5
 # Notebooks whose wrong answers do not all say yet what they get wrong.
 UNLABELLED = frozenset(
     {
-        "02_collectives",
         "03_data_parallel",
         "04_zero",
         "05_fsdp",

@@ -27,6 +27,7 @@ from course_lib.checks.judge.training import single
 from course_lib.checks.notebooks.data_parallel import bucketed, early
 from course_lib.checks.notebooks.zero import stages
 from course_lib.checks.rank import refusing, toys, watching
+from course_lib.checks.report import WAITS
 from course_lib.checks.wire import NotAsAgreed, decode, reply_type
 from course_lib.runtime import wire
 from course_lib.runtime.held import held
@@ -444,6 +445,37 @@ def test_without_its_point_an_exercise_earns_half(misses: bool, score: float) ->
     report = judging.conclude("made", exercise, judged, 0, "visible")
     assert report.score == score
     assert ("The exercise is about holding less" in " ".join(report.messages)) == misses
+
+
+@pytest.mark.parametrize(
+    ("shares", "score"),
+    [
+        ((0.9, 0.6), 0.5),
+        ((0.0, 0.6), 0.5),
+        ((0.0, 0.4), 0.1),  # hardly anything was sent
+        ((0.9, -1.0), 0.1),  # in one run more than is due
+        ((), 0.1),
+    ],
+)
+@pytest.mark.parametrize("point", ["holding less", ""])
+def test_wrong_values_keep_half_if_the_messages_are_those_of_the_point(
+    shares: tuple[float, ...], score: float, point: str
+) -> None:
+    case = values(1, {"name": "plain", "width": 3})
+    exercise = Exercise("made", 1.0, ("Made",), lambda draw: iter(()), point=point)
+    judged = [
+        judging.Judged(case, Line("small", lambda seen: RIGHT), RIGHT),
+        judging.Judged(case, Line("values", lambda seen: RIGHT, 9.0), wrong("too large.")),
+    ]
+    bytes_line = Line("bytes", lambda seen: RIGHT, 0.0, "communication")
+    judged += [
+        judging.Judged(case, bytes_line, wrong(cause="values"), note=WAITS, sent=one)
+        for one in shares
+    ]
+    report = judging.conclude("made", exercise, judged, 0, "visible")
+    assert report.score == (score if point else 0.1)
+    said = " ".join(report.messages)
+    assert ("messages are those that the exercise is about" in said) == (report.score == 0.5)
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,7 @@ class Finding:
 
 
 RIGHT = Finding(True)
+MORE = -1.0  # see `Line.sent`
 ANY = "*"  # a cause: the same as that of whatever else is wrong
 
 
@@ -146,7 +147,8 @@ class Line:
     the value lines of the same run are right. trivial: a function that does nothing passes it, too (one
     rank, no elements); it counts only when another value is right. short: may share a row. enough: for a
     line of memory, how many bytes are enough, by the name of the recipe's measurement; one number for each
-    of the ranks that take part, in their order, or one for all.
+    of the ranks that take part, in their order, or one for all. sent: of a line that tells whether a solution
+    has the exercise's point, the share of the messages due that a run sent; MORE if it sent more than that.
     """
 
     title: str
@@ -156,6 +158,7 @@ class Line:
     trivial: bool = False
     short: bool = False
     enough: Mapping[str, float | Sequence[float]] = field(default_factory=dict)
+    sent: Callable[[Observed], float] | None = None
 
 
 def essential(line: Line) -> Line:

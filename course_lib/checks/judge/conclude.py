@@ -24,7 +24,8 @@ AT = re.compile(r",? ?\bat (?:Cell In\[\d+\], )?line \d+")  # see `sentence.at`
 class Judged:
     """A line with its finding, in the order of the cases.
 
-    unjudged: BROKEN or NOT_BEGUN if the finding is that of the whole run, and not of this line.
+    unjudged: BROKEN or NOT_BEGUN if the finding is that of the whole run, and not of this line. sent: of a
+    line that waits for the values and has a `Line.sent`, what that gave.
     """
 
     case: Case
@@ -33,6 +34,7 @@ class Judged:
     output: list[str] = field(default_factory=list)
     note: str = ""
     unjudged: str = ""
+    sent: float | None = None
 
 
 def conclude(name: str, exercise: Exercise, judged: list[Judged], seed: int, cases: str) -> Report:
@@ -44,14 +46,14 @@ def conclude(name: str, exercise: Exercise, judged: list[Judged], seed: int, cas
     tampered = next((row for row in judged if row.finding.cause == witness.TAMPERED), None)
     if tampered is not None:  # small cases do not show it: no case proves anything now
         for row in judged:
-            row.finding, row.note, row.unjudged = tampered.finding, "", BROKEN
+            row.finding, row.note, row.unjudged, row.sent = tampered.finding, "", BROKEN, None
     possible = sum(row.line.weight for row in judged)
     earned = sum(row.line.weight for row in judged if row.finding.ok)
     all_right = all(row.finding.ok for row in judged)
     score = 1.0 if all_right else round(earned / possible, 6)
     return Report(
         name,
-        min(score, without_the_point(exercise, judged)),
+        min(max(score, with_the_point(exercise, judged, score)), without_the_point(exercise, judged)),
         report_lines(judged),
         possible=exercise.points,
         seed=seed,
@@ -76,6 +78,26 @@ def without_the_point(exercise: Exercise, judged: list[Judged]) -> float:
         sentence += "half of its points are earned."
     missed.finding = replace(missed.finding, sentences=(*missed.finding.sentences, sentence))
     return QUARTER if exercise.besides else HALF
+
+
+def with_the_point(exercise: Exercise, judged: list[Judged], score: float) -> float:
+    """The least score of a solution whose values are wrong and whose messages are those of the point: HALF.
+
+    So it is if in no run more was sent than is due, and in one at least half of that. The first wrong value
+    gets a sentence about it if that is more than the score.
+    """
+    shares = [row.sent for row in judged if row.sent is not None]
+    missed = any(row.finding.misses_point for row in judged)
+    if not exercise.point or missed or not shares or min(shares) < 0 or max(shares) < HALF:
+        return 0.0
+    first = next(row for row in in_order(judged) if not row.finding.ok and not row.note)
+    if score < HALF:
+        sentence = (
+            "The values are wrong, and the messages are those that the exercise is about: half of its points "
+            "are earned."
+        )
+        first.finding = replace(first.finding, sentences=(*first.finding.sentences, sentence))
+    return HALF
 
 
 def in_order(judged: list[Judged]) -> list[Judged]:

@@ -252,7 +252,8 @@ def judge_lines(session: Session, case: Case, observed: Observed, shown: list[st
     for line in sorted(case.lines, key=lambda line: line.aspect in ("communication", "memory")):
         values_right = all(row.finding.ok for row in judged if is_value(row))
         if line.aspect in ("communication", "memory") and not values_right:
-            judged.append(Judged(case, line, wrong(cause="values"), note=WAITS))
+            sent = guarded(session.failures, 0.0, line.sent, observed) if line.sent else None
+            judged.append(Judged(case, line, wrong(cause="values"), note=WAITS, sent=sent))
             continue
         finding = guarded(session.failures, UNREADABLE, line.judge, observed)
         judged.append(Judged(case, line, finding, [] if finding.ok else shown))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 
 from course_lib.checks import words
-from course_lib.checks.judge.case import RIGHT, Finding, Line, Observed, usual, wrong
+from course_lib.checks.judge.case import MORE, RIGHT, Finding, Line, Observed, usual, wrong
 from course_lib.checks.sentence import at
 from course_lib.ledger.matching import BUILT_IN as COLLECTIVES
 from course_lib.ledger.operation import Operation
@@ -69,11 +70,13 @@ def bytes_line(
     title: str = "bytes sent",
     what: str = "",
     point: float = float("inf"),
+    tells_the_point: bool = False,
 ) -> Line:
     """Bytes that each rank sends: between `least` and `most` (the same when left out), per rank.
 
     hint: given the ratio of the busiest rank's bytes to those that it may send, the usual cause. point: from
-    that many times too many bytes on, the point of the exercise is missed (see `Exercise`).
+    that many times too many bytes on, the point of the exercise is missed (see `Exercise`). tells_the_point:
+    no more bytes than these show that a solution with wrong values has it.
     """
     allowed = list(most or least)
 
@@ -100,7 +103,18 @@ def bytes_line(
             )
         return Finding(True, title=f"{title}: {share(sent, least if most is None else most, most is None)}")
 
-    return Line(title, judge, weight, "communication")
+    def of_those_due(observed: Observed) -> float:
+        return share_of([sent_bytes(operations) for operations in observed.operations], allowed)
+
+    tells = of_those_due if math.isfinite(point) or tells_the_point else None
+    return Line(title, judge, weight, "communication", sent=tells)
+
+
+def share_of(sent: Sequence[float], allowed: Sequence[float]) -> float:
+    """Of the bytes that all ranks may send, the share that they sent; MORE if one sent more than it may."""
+    if any(own > most + 0.5 for own, most in zip(sent, allowed, strict=True)):
+        return MORE
+    return sum(sent) / max(sum(allowed), 1)
 
 
 def share(sent: Sequence[int], bound: Sequence[int], is_least: bool) -> str:
@@ -136,7 +150,11 @@ def total_bytes_line(
             return wrong(said, usual(hint, ratio, observed), cause=f"bytes {ratio:.2f}")
         return Finding(True, title=f"{title}: {words.number(total)} by all ranks together")
 
-    return Line(title, judge, weight, "communication")
+    def of_those_due(observed: Observed) -> float:
+        sent = [sent_bytes(operations) for operations in observed.operations]
+        return MORE if sum(sent) > least or max(sent) > busiest else sum(sent) / max(least, 1)
+
+    return Line(title, judge, weight, "communication", sent=of_those_due)
 
 
 def most_messages(operations: Sequence[Operation], each_way: bool = False) -> int:

@@ -76,7 +76,7 @@ def all_gather(output, input, group=None):
 
 
 # %% wrong: sends first
-# is: idea
+# is: form
 # says: post both together
 def all_gather(output, input, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -88,7 +88,7 @@ def all_gather(output, input, group=None):
 
 
 # %% wrong: the next round begins before the last has come
-# is: slip
+# is: form
 # says: wait\(\)
 def all_gather(output, input, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)

@@ -81,7 +81,7 @@ def all_to_all(output, input, group=None):
 
 
 # %% wrong: receives first
-# is: slip
+# is: form
 # says: Post send and receive together
 def all_to_all(output, input, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -100,7 +100,7 @@ def all_to_all(output, input, group=None):
 
 
 # %% wrong: sent to itself as well
-# is: detail
+# is: form
 # says: cannot send to itself|none to itself
 def all_to_all(output, input, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)

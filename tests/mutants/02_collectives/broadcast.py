@@ -141,7 +141,7 @@ def broadcast(tensor, src, group=None):
 
 
 # %% wrong: every rank sends to the rank after it, in all rounds
-# is: slip
+# is: form
 # says: in round k the one that is 2\*\*k further
 def broadcast(tensor, src, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -173,7 +173,7 @@ def broadcast(tensor, src, group=None):
 
 
 # %% wrong: children before the parent
-# is: slip
+# is: form
 # says: first receive from the parent
 def broadcast(tensor, src, group=None):
     world = group or dist.group.WORLD

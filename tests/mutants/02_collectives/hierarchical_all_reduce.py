@@ -26,7 +26,7 @@ def hierarchical_all_reduce(tensor, intra_group, inter_group):
 
 
 # %% wrong: inside the node only
-# is: slip
+# is: idea
 # says: Sums of some ranks only
 def ring(tensor, group):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -60,7 +60,7 @@ def hierarchical_all_reduce(tensor, intra_group, inter_group):
 
 
 # %% wrong: the sum inside was taken twice
-# is: slip
+# is: idea
 # says: counted too often
 def ring(tensor, group):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -125,7 +125,7 @@ def hierarchical_all_reduce(tensor, intra_group, inter_group):
 
 
 # %% wrong: only one rank of a node talks across, and its sum stays there
-# is: slip
+# is: idea
 # says: Sums of some ranks only
 def hierarchical_all_reduce(tensor, intra_group, inter_group):
     g, place = dist.get_world_size(intra_group), dist.get_rank(intra_group)
@@ -149,7 +149,7 @@ def hierarchical_all_reduce(tensor, intra_group, inter_group):
 
 
 # %% wrong: group ranks taken for ranks of the world
-# is: slip
+# is: form
 # says: ranks of the whole world|which of the group
 def hierarchical_all_reduce(tensor, intra_group, inter_group):
     flat = tensor.flatten().clone()

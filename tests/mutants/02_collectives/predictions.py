@@ -37,7 +37,7 @@ def crossover(n, alpha, beta):
 
 
 # %% wrong: powers of two only
-# is: detail
+# is: slip
 # says: folded in and out
 def bytes_sent_per_rank(algorithm, n, nbytes):
     if algorithm == "broadcast":

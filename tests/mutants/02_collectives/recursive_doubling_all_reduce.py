@@ -142,7 +142,7 @@ def recursive_doubling_all_reduce(tensor, group=None):
 
 
 # %% wrong: both partners send first
-# is: slip
+# is: form
 # says: post the two together
 def recursive_doubling_all_reduce(tensor, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -158,7 +158,7 @@ def recursive_doubling_all_reduce(tensor, group=None):
 
 
 # %% wrong: added while it is being sent
-# is: slip
+# is: form
 # says: must not change|was changed before wait
 def recursive_doubling_all_reduce(tensor, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)

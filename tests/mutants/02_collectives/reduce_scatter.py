@@ -90,7 +90,7 @@ def reduce_scatter(output, input, group=None):
 
 
 # %% wrong: receives first
-# is: idea
+# is: form
 # says: post both together
 # base: what the wrong ones change
 -        handle = dist.isend(sent, group=group, group_dst=(rank + 1) % n)
@@ -100,7 +100,7 @@ def reduce_scatter(output, input, group=None):
 
 
 # %% wrong: partial sums passed on, and added again
-# is: slip
+# is: idea
 # says: added more than once
 def reduce_scatter(output, input, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)

@@ -190,7 +190,7 @@ def ring_all_reduce(tensor, group=None):
 
 
 # %% wrong: receives first
-# is: idea
+# is: form
 # says: post both together
 def ring_all_reduce(tensor, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)

@@ -1,5 +1,5 @@
 # %% wrong: one phase
-# is: slip
+# is: idea
 # says: That is one phase
 def ring_bytes_sent(n, nbytes):
     return (n - 1) / n * nbytes

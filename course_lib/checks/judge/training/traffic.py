@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from course_lib.checks import words
 from course_lib.checks.judge.amount import beyond
 from course_lib.checks.judge.case import Finding, Line, Observed, wrong
+from course_lib.checks.judge.traffic import share_of
 from course_lib.checks.rank.watching import Pass
 from course_lib.ledger.operation import Operation
 
@@ -42,7 +44,12 @@ def volume_line(
             )
         return Finding(True, title=f"{title}: {words.number(round(max(sent)))} by the busiest rank")
 
-    return Line(title, judge, weight, "communication")
+    def of_those_due(observed: Observed) -> float:
+        sent = [sum(operation.bytes_sent for operation in rank) for rank in within(observed, between)]
+        return share_of(sent, allowed)
+
+    tells = of_those_due if math.isfinite(point) else None
+    return Line(title, judge, weight, "communication", sent=tells)
 
 
 def within(observed: Observed, between: tuple[int, int] | None) -> list[list[Operation]]:

@@ -15,6 +15,7 @@ from course_lib.checks.kit import (
     Observed,
     Setting,
     bytes_line,
+    essential,
     exercise,
     only_messages,
     rounds_line,
@@ -119,12 +120,17 @@ def traffic(n: int, nbytes: int, suffix: str, weight: float) -> list[Line]:
     most = int(bytes_sent_per_rank(NAME, n, nbytes))
     title = f"bytes sent{suffix}"
     return [
-        bytes_line([least] * n, most=[most] * n, hint=doubling_cost, weight=weight, title=title),
-        rounds_line(rounds(NAME, n), hint=doubling_rounds, weight=1.5, title=f"rounds{suffix}"),
+        bytes_line(
+            [least] * n, most=[most] * n, hint=doubling_cost, weight=weight, title=title, tells_the_point=True
+        ),
+        essential(rounds_line(rounds(NAME, n), hint=doubling_rounds, weight=1.5, title=f"rounds{suffix}")),
     ]
 
 
-@exercise(points=8, objects=(NAME,), references=REFERENCE, hint=doubling_trouble)
+@exercise(
+    points=8, objects=(NAME,), references=REFERENCE, hint=doubling_trouble,
+    point="partners at distances that double, so that log2 N rounds are enough",
+)  # fmt: skip
 def recursive_doubling_all_reduce(draw: Draw) -> Iterator[Case]:
     def case(n: int, *shape: int, **more: Any) -> Case:
         return sum_case(draw, Setting(n, shape, **more), doubling_hint)

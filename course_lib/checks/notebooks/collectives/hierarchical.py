@@ -15,6 +15,7 @@ from course_lib.checks.kit import (
     Setting,
     exercise,
     only_messages,
+    share_of,
     words,
     wrong,
 )
@@ -92,7 +93,12 @@ def wire_line(nodes: int, per_node: int, nbytes: int, *, inside: bool, weight: f
             misses_point=not inside and many >= MANY_MORE,
         )  # fmt: skip
 
-    return Line(f"bytes sent {where}, {size}", judge, weight, "communication")
+    def of_those_due(observed: Observed) -> float:
+        sent = [sent_by(observed, rank) for rank in range(observed.world_size)]
+        return share_of(sent, [least] * len(sent))
+
+    tells = None if inside else of_those_due
+    return Line(f"bytes sent {where}, {size}", judge, weight, "communication", sent=tells)
 
 
 def wire_hint(sent: list[int], least: int, per_node: int, inside: bool) -> str:

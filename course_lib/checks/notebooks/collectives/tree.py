@@ -20,6 +20,7 @@ from course_lib.checks.kit import (
     Setting,
     both,
     contributions,
+    essential,
     exercise,
     gaps_left_alone,
     only_messages,
@@ -141,11 +142,16 @@ def traffic(n: int, nbytes: int, suffix: str = "") -> list[Line]:
     title = f"bytes sent{suffix}"
     return [
         total_bytes_line((n - 1) * nbytes, busiest=most, hint=broadcast_cost, weight=2.5, title=title),
-        rounds_line(rounds("broadcast", n), hint=broadcast_rounds, weight=2, title=f"rounds{suffix}"),
+        essential(
+            rounds_line(rounds("broadcast", n), hint=broadcast_rounds, weight=2, title=f"rounds{suffix}")
+        ),
     ]
 
 
-@exercise(points=6, objects=("broadcast",), references=REFERENCE, hint=broadcast_trouble)
+@exercise(
+    points=6, objects=("broadcast",), references=REFERENCE, hint=broadcast_trouble,
+    point="a tree, in which everybody who has the value passes it on",
+)  # fmt: skip
 def broadcast(draw: Draw) -> Iterator[Case]:
     def case(n: int, *shape: int, src: int = 0, **more: Any) -> Case:
         return broadcast_case(draw, Setting(n, shape, **more), src)
