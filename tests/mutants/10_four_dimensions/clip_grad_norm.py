@@ -104,7 +104,7 @@ def clip_grad_norm(named_parameters, max_norm, mesh, cut, tied):
 
 # %% wrong: the largest element
 # is: idea
-# says: the largest element's magnitude
+# says: (?s)left as they were: the norm that you return is below max_norm
 # base: what the wrong ones change
 -            squares += param.grad.double().pow(2).sum()
 -    dist.all_reduce(squares, group=mesh.group(("pp", "tp")))
@@ -156,7 +156,7 @@ def clip_grad_norm(named_parameters, max_norm, mesh, cut, tied):
 
 # %% wrong: new tensors are scaled
 # is: slip
-# says: scale `grad` itself, in place
+# says: at most 1: scale `grad` itself by it, in place
 # base: what the wrong ones change
 -        gradient *= factor
 +        gradient = gradient * factor
@@ -198,6 +198,129 @@ def clip_grad_norm(named_parameters, max_norm, mesh, cut, tied):
 -    first_of_pp = mesh.coordinate.get("pp", 0) == 0
 +    first_of_tp = mesh.coordinate["tp"] == 0
 +    first_of_pp = mesh.coordinate["pp"] == 0
+
+
+# %% wrong: the factor is upside down, and at most 1
+# is: slip
+# says: The factor is upside down: it is max_norm / norm
+# base: what the wrong ones change
+-    factor = min(1.0, max_norm / (norm + 1e-6))
++    factor = min(1.0, norm / max_norm)
+
+
+# %% wrong: the factor is upside down
+# is: slip
+# says: The factor is upside down: it is max_norm / norm
+# base: what the wrong ones change
+-    factor = min(1.0, max_norm / (norm + 1e-6))
++    factor = norm / max_norm
+
+
+# %% wrong: the squares are added up in float32
+# is: detail
+# says: right to about seven digits: add up the squares in float64
+# base: what the wrong ones change
+-            squares += param.grad.double().pow(2).sum()
++            squares += param.grad.float().pow(2).sum()
+
+
+# %% wrong: the replicas are added, in a group of their own
+# is: slip
+# says: ^Ranks of dp and cp hold the same gradients: nothing is sent to them.$
+# base: what the wrong ones change
+-    dist.all_reduce(squares, group=mesh.group(("pp", "tp")))
++    dist.all_reduce(squares, group=mesh.group(("pp", "dp", "tp")))
+
+
+# %% wrong: each rank scales what it counts
+# is: slip
+# says: Only what the rank counts was scaled
+# base: what the wrong ones change
+-        gradients.append(param.grad)
+@@
+-            squares += param.grad.double().pow(2).sum()
++            squares += param.grad.double().pow(2).sum()
++            gradients.append(param.grad)
+
+
+# %% wrong: each parameter is clipped by itself
+# is: slip
+# says: Parameters of one rank were scaled by unequal factors
+# base: what the wrong ones change
+-    factor = min(1.0, max_norm / (norm + 1e-6))
+-    for gradient in gradients:
+-        gradient *= factor
++    for gradient in gradients:
++        gradient *= min(1.0, max_norm / (gradient.norm().item() + 1e-6))
+
+
+# %% wrong: the parts are not scaled
+# is: slip
+# says: Some gradients were left as they were, such as .* on rank 0
+# base: what the wrong ones change
+-        gradients.append(param.grad)
++        if name not in cut:
++            gradients.append(param.grad)
+
+
+# %% wrong: the norm after scaling
+# is: slip
+# says: That is the norm of the scaled gradients: return the norm before scaling
+# base: what the wrong ones change
+-    return norm
++    return norm * factor
+
+
+# %% wrong: `cut` is taken for what is whole
+# is: slip
+# says: `cut` has the names of the parts
+# base: what the wrong ones change
+-        once_on_tp = name in cut or first_of_tp
++        once_on_tp = name not in cut or first_of_tp
+
+
+# %% wrong: parts alone count
+# is: slip
+# says: Parameters that are not in `cut` are missing
+# base: what the wrong ones change
+-        once_on_tp = name in cut or first_of_tp
++        once_on_tp = name in cut
+
+
+# %% wrong: the first rank of tp alone counts
+# is: slip
+# says: Only the first rank of tp counts
+# base: what the wrong ones change
+-        once_on_tp = name in cut or first_of_tp
++        once_on_tp = first_of_tp
+
+
+# %% wrong: a tied weight counts nowhere
+# is: slip
+# says: counts on its first stage, and here it counts on none
+# base: what the wrong ones change
+-        once_on_pp = name not in tied or first_of_pp
++        once_on_pp = name not in tied
+
+
+# %% wrong: squares are averaged
+# is: slip
+# says: The squares of pp and tp were averaged
+# base: what the wrong ones change
+-    dist.all_reduce(squares, group=mesh.group(("pp", "tp")))
++    dist.all_reduce(squares, group=mesh.group(("pp", "tp")))
++    squares /= mesh.size(("pp", "tp"))
+
+
+# %% wrong: magnitudes are added
+# is: slip
+# says: That is the sum of magnitudes
+# base: what the wrong ones change
+-            squares += param.grad.double().pow(2).sum()
++            squares += param.grad.double().abs().sum()
+@@
+-    norm = float(squares) ** 0.5
++    norm = float(squares)
 
 
 # %% right: one sum over tp, then one over pp

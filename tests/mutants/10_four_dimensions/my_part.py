@@ -167,6 +167,57 @@ def my_part(rank, sizes, batch_size, seq):
 +    return rows, [range(place_of(rank, sizes, "cp"), seq, cp)]
 
 
+# %% wrong: a row for each replica
+# is: slip
+# says: along dp, row 2 is read by no rank
+# base: what the wrong ones change
+-    rows = cut(batch_size, dp)[place_of(rank, sizes, "dp")]
++    rows = range(place_of(rank, sizes, "dp"), place_of(rank, sizes, "dp") + 1)
+
+
+# %% wrong: chunks as `torch.chunk` cuts them
+# is: detail
+# says: as `torch.chunk` cuts
+# base: what the wrong ones change
+-    sizes = [length // n + (i < length % n) for i in range(n)]
+-    starts = [sum(sizes[:i]) for i in range(n)]
+-    return [range(start, start + size) for start, size in zip(starts, sizes)]
++    each = -(-length // n)
++    return [range(min(length, i * each), min(length, (i + 1) * each)) for i in range(n)]
+
+
+# %% wrong: the last parts are one longer
+# is: detail
+# says: The remainder goes to the last parts
+# base: what the wrong ones change
+-    sizes = [length // n + (i < length % n) for i in range(n)]
++    sizes = [length // n + (i >= n - length % n) for i in range(n)]
+
+
+# %% wrong: chunks r and r + cp
+# is: idea
+# says: Chunks r and r . cp are a pair
+# base: what the wrong ones change
+-    return rows, [chunks[at], chunks[-1 - at]]
++    return rows, [chunks[at], chunks[at + cp]]
+
+
+# %% wrong: every mesh is taken to have all axes
+# is: form
+# says: A mesh may lack an axis, which has one rank then
+# base: what the wrong ones change
+-    dp, cp = sizes.get("dp", 1), sizes.get("cp", 1)
++    dp, cp = sizes["dp"], sizes["cp"]
+
+
+# %% wrong: ranks are placed with the first axis innermost
+# is: slip
+# says: ranks are numbered with the first axis innermost
+# base: what the wrong ones change
+-    for name in reversed(list(sizes)):
++    for name in list(sizes):
+
+
 # %% right: the layouts of notebook 08
 def my_part(rank, sizes, batch_size, seq):
     from course_lib.context_parallel import zigzag

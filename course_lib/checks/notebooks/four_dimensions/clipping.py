@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from math import isfinite
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,28 +17,22 @@ from course_lib.checks.kit import (
     Finding,
     Line,
     Observed,
-    RankSide,
     Sentence,
-    Spec,
     difference,
     essential,
     exercise,
     wrong,
 )
 from course_lib.checks.notebooks.four_dimensions.groups import OnMesh
+from course_lib.checks.notebooks.four_dimensions.norms import OWN, TABLE, Model, explained
 from course_lib.checks.notebooks.four_dimensions.references import REFERENCES
 
 RECIPE = "course_lib.checks.rank.notebooks.four_dimensions.on_a_mesh:norms"
 NUMBER = 8  # bytes
 ROUNDING = 1e-9  # of the norm, and of the largest element
 WEIGHT = 7.0  # of every parameter: it must stay
-TABLE = "token_embedding.weight"
 POINT = "one norm of the whole model, in which each element counts once, and of which numbers travel alone"
-WHOLE = "Parameters that are whole on tp are on all of its ranks: the first of them counts."
-TWICE = "A tied weight is on two stages, with equal gradients: its first stage counts."
-REPLICAS = "Ranks of dp and cp hold the same gradients: nothing is sent to them."
-OWN = "Each rank has a norm of its own pieces: the norm is that of the whole model."
-SQUARES = "Norms do not add up, their squares do: add the squares of all pieces, then take the root."
+BESIDES = "a norm of fewer or of more elements"
 NONE = (
     "A parameter without a gradient has `grad` None: skip it, and take part in the all-reduce all the same."
 )
@@ -47,125 +41,6 @@ ALL = (
     "All members of a group must call its collectives, in one order: also ranks that have nothing to count, "
     "or no gradients."
 )
-
-
-@dataclass(frozen=True)
-class Model:
-    """Gradients of a model in pieces. whole: by stage and name, in float64; None: there is no gradient.
-
-    cut: names of parameters that tp cuts by rows; tied: whether the table is on the last stage, too.
-    share: max_norm over the norm.
-    """
-
-    mesh: OnMesh
-    whole: dict[tuple[int, str], Tensor | None]
-    cut: frozenset[str]
-    tied: bool
-    share: float
-
-    def names(self, rank: int) -> list[str]:
-        own = self.mesh.place(rank, "pp")
-        return [name for stage, name in self.whole if stage == own]
-
-    def piece(self, rank: int, name: str) -> Tensor | None:
-        whole = self.whole[self.mesh.place(rank, "pp"), name]
-        if whole is None or name not in self.cut:
-            return whole
-        return whole.chunk(self.mesh.size("tp"))[self.mesh.place(rank, "tp")]
-
-    def pieces(self, rank: int) -> dict[str, Tensor]:
-        named = ((name, self.piece(rank, name)) for name in self.names(rank))
-        return {name: piece for name, piece in named if piece is not None}
-
-    def counts(self, rank: int, name: str, *, twice: bool = False, copies: bool = False) -> bool:
-        """Whether the rank counts the parameter. twice: tied ones on both ends; copies: whole ones on tp."""
-        first_of_tp, first_of_pp = (self.mesh.place(rank, axis) == 0 for axis in ("tp", "pp"))
-        is_tied = self.tied and name == TABLE and self.mesh.size("pp") > 1
-        return (name in self.cut or first_of_tp or copies) and (not is_tied or first_of_pp or twice)
-
-    def square(self, rank: int, **how: bool) -> float:
-        return sum(square(p) for name, p in self.pieces(rank).items() if self.counts(rank, name, **how))
-
-    def over(self, rank: int, *axes: str, **how: bool) -> float:
-        """The squares that ranks along the axes count."""
-        return sum(self.square(other, **how) for other in self.mesh.ranks(rank, *axes))
-
-    @property
-    def norm(self) -> float:
-        return self.over(0, "pp", "tp") ** 0.5
-
-    @property
-    def max_norm(self) -> float:
-        return round(self.share * self.norm, 3)
-
-    @property
-    def factor(self) -> float:
-        return min(1.0, self.max_norm / (self.norm + 1e-6))
-
-    def side(self, rank: int) -> RankSide:
-        pieces, names = self.pieces(rank), self.names(rank)
-        outputs = {name: Spec.of(piece) for name, piece in pieces.items()}
-        outputs |= {f"weight.{name}": Spec.of(pieces.get(name, torch.zeros(3).double())) for name in names}
-        instructions = {
-            **self.mesh.described(rank),
-            "named": names,
-            "cut": [name for name in names if name in self.cut],
-            "tied": [TABLE] if self.tied and TABLE in names and self.mesh.size("pp") > 1 else [],
-            "max_norm": self.max_norm,
-            "expects": {n: [str(s.dtype)[6:], list(s.shape)] for n, s in outputs.items()},
-        }
-        return RankSide({name: piece.clone() for name, piece in pieces.items()}, instructions, outputs)
-
-    # ---- mistakes: the norm that each gives on a rank
-
-    def norms(self) -> Iterator[tuple[str, Callable[[int], float]]]:
-        size, n = self.mesh.size, self.mesh.n
-        replicas, everything = size("dp", "cp"), {"twice": True, "copies": True}
-        squares = self.norm**2
-
-        def root(*axes: str, often: float = 1, **how: bool) -> Callable[[int], float]:
-            return lambda rank: (often * self.over(rank, *axes, **how)) ** 0.5
-
-        def summed(**how: bool) -> Callable[[int], float]:
-            return lambda rank: sum(self.square(k, **how) ** 0.5 for k in self.mesh.ranks(rank, "pp", "tp"))
-
-        def of_tensors(rank: int) -> float:
-            counted = (
-                square(piece) ** 0.5
-                for k in self.mesh.ranks(rank, "pp", "tp")
-                for name, piece in self.pieces(k).items()
-                if self.counts(k, name)
-            )
-            return sum(counted)
-
-        def largest(rank: int) -> float:
-            pieces = (piece for k in range(n) for piece in self.pieces(k).values())
-            return max(float(piece.abs().max()) for piece in pieces)
-
-        yield OWN, root(**everything)
-        yield OWN, root()
-        yield TWICE, root("pp", "tp", twice=True)
-        yield WHOLE, root("pp", "tp", copies=True)
-        yield f"{WHOLE} {TWICE}", root("pp", "tp", **everything)
-        yield f"That is over all ranks. {REPLICAS} {WHOLE}", root("pp", "tp", often=replicas, **everything)
-        yield REPLICAS, root("pp", "tp", often=replicas)
-        yield f"{REPLICAS} {WHOLE}", root("pp", "tp", often=replicas, copies=True)
-        yield f"{REPLICAS} {TWICE}", root("pp", "tp", often=replicas, twice=True)
-        yield "The stages were not added: sum over pp, too.", root("tp")
-        yield "The stages were not added: sum over pp, too.", root("tp", **everything)
-        yield "The ranks of tp were not added: sum over tp, too.", root("pp")
-        yield SQUARES, summed()
-        yield SQUARES, summed(**everything)
-        yield SQUARES, of_tensors
-        yield "That is the square of the norm: take its root.", lambda rank: squares
-        yield "That is the largest element's magnitude: take the root of the sum of squares.", largest
-        for how in ({}, everything):
-            most = max(self.square(rank, **how) for rank in range(n)) ** 0.5
-            yield "That is the largest rank's norm: add the squares of all ranks.", lambda rank, m=most: m
-
-
-def square(tensor: Tensor) -> float:
-    return float(tensor.square().sum())
 
 
 # ---- lines
@@ -185,21 +60,15 @@ def norm_line(model: Model, title: str) -> Line:
             return RIGHT
         got, want = words.apart(float(returned[off[0]]), model.norm)
         fault = f"rank {off[0]} returned another norm than that of the whole gradient"
-        why = explained(model, returned)
-        if why == OWN:
+        mistake = explained(model, returned)
+        says = mistake.says if mistake else ""
+        if says == OWN:
             got = words.listing(f"{value:.4f}" for value in (returned[0], returned[-1]))
             fault = f"ranks 0 and {observed.world_size - 1} returned norms of their own"
-        return wrong(Sentence(f"{fault}: {got} instead of {want}.", f"{fault}."), why)
+        said = Sentence(f"{fault}: {got} instead of {want}.", f"{fault}.")
+        return wrong(said, says, misses_point=mistake is not None and mistake.misses_point)
 
-    return essential(Line(f"the norm: {title}", judge))
-
-
-def explained(model: Model, norms: list[float]) -> str:
-    """The mistake that gives all of these norms."""
-    for says, norm in model.norms():
-        if all(abs(got - norm(rank)) <= 1e-6 * max(norm(rank), 1e-9) for rank, got in enumerate(norms)):
-            return says
-    return ""
+    return Line(f"the norm: {title}", judge)
 
 
 def factor_of(model: Model, observed: Observed) -> float:
@@ -213,9 +82,17 @@ def factor_of(model: Model, observed: Observed) -> float:
     return model.factor
 
 
+class Scaled(NamedTuple):
+    """By which factor a rank scaled the gradient of a parameter."""
+
+    rank: int
+    name: str
+    factor: float
+
+
 def scaled_line(model: Model, title: str) -> Line:
     def judge(observed: Observed) -> Finding:
-        factors = []
+        factors: list[Scaled] = []
         for rank in range(observed.world_size):
             tensors = observed.tensors[rank]
             if any(bool((tensors[f"weight.{name}"] != WEIGHT).any()) for name in model.names(rank)):
@@ -231,41 +108,69 @@ def scaled_line(model: Model, title: str) -> Line:
                         model.factor * before,
                     )
                     return wrong(said, "All elements are scaled by one factor: the direction stays.")
-                factors.append((rank, name, got))
+                factors.append(Scaled(rank, name, got))
         factor = factor_of(model, observed)
-        off = [entry for entry in factors if abs(entry[2] - factor) > 1e-8]
+        off = [scaled for scaled in factors if not same(scaled.factor, factor)]
         if not off:
             return RIGHT
         rank, name, got = off[0]
         fault = f"on rank {rank} the gradient of {name} was scaled by another factor"
         said = Sentence(f"{fault}: {got:.4g} instead of {model.factor:.4g}.", f"{fault}.")
-        return wrong(said, why(observed, factors))
-
-    def why(observed: Observed, factors: list[tuple[int, str, float]]) -> str:
-        by_rank = {rank: got for rank, _, got in factors}
-        spread = [got for _, _, got in factors]
-        alike = max(spread) - min(spread) < 1e-8
-        if alike and abs(spread[0] - 1) < 1e-8:
-            return "Gradients were left as they were: scale `grad` itself, in place (mul_)."
-        if alike and model.factor == 1:
-            return "A norm below max_norm stays: the factor is min(1, max_norm / norm)."
-        left = [rank for rank, got in by_rank.items() if abs(got - 1) < 1e-8]
-        if left and all(abs(got - model.factor) < 1e-8 for k, got in by_rank.items() if k not in left):
-            return f"Only some ranks scaled: {words.ranks(left)} left their gradients as they were."
-        if not alike and all(abs(g - by_rank[r]) < 1e-8 for r, _, g in factors):
-            low, high = min(by_rank, key=by_rank.__getitem__), max(by_rank, key=by_rank.__getitem__)
-            return Sentence(
-                f"Ranks {low} and {high} scaled by {by_rank[low]:.2g} and {by_rank[high]:.2g} instead of "
-                f"{model.factor:.2g}: copies of what is whole drift apart.",
-                "Each rank scaled by a factor of its own: copies of what is whole drift apart.",
-            )
-        if alike and abs(spread[0] * model.factor - 1) < 1e-6:
-            return "Gradients were divided by the factor."
-        norm = model.max_norm / max(spread[0], 1e-12)
-        cause = explained(model, [norm] * observed.world_size) if alike else ""
-        return cause or "All gradients are scaled by one factor, on all ranks and stages."
+        return wrong(said, why(model, factors, [values.returned[0] for values in observed.values]))
 
     return Line(f"gradients scaled: {title}", judge, 2)
+
+
+def same(factor: float, other: float) -> bool:
+    return abs(factor - other) < 1e-8
+
+
+def why(model: Model, factors: Sequence[Scaled], norms: Sequence[float]) -> str:
+    """The mistake that gives these factors. norms: those that the ranks returned."""
+    first = factors[0].factor
+    if all(same(scaled.factor, first) for scaled in factors):
+        return of_one_factor(model, first, norms)
+    by_rank = [[scaled.factor for scaled in factors if scaled.rank == k] for k in range(model.mesh.n)]
+    if all(same(factor, own[0]) for own in by_rank for factor in own):
+        return of_ranks({rank: own[0] for rank, own in enumerate(by_rank) if own}, model.factor)
+    left = {(scaled.rank, scaled.name) for scaled in factors if same(scaled.factor, 1)}
+    if any(not same(f.factor, model.factor) for f in factors if (f.rank, f.name) not in left):
+        return "Parameters of one rank were scaled by unequal factors: one factor is for the whole gradient."
+    alone = "All gradients of a rank are scaled, also copies that another rank counts."
+    if all(((f.rank, f.name) in left) != model.counts(f.rank, f.name) for f in factors):
+        return f"Only what the rank counts was scaled. {alone}"
+    rank, name = min(left)
+    return f"Some gradients were left as they were, such as {name} on rank {rank}. {alone}"
+
+
+def of_one_factor(model: Model, factor: float, norms: Sequence[float]) -> str:
+    """All gradients were scaled by one factor, which is another one than asked for."""
+    if same(factor, 1):
+        if all(isinstance(norm, int | float) and norm <= model.max_norm for norm in norms):
+            return "Gradients were left as they were: the norm that you return is below max_norm."
+        return (
+            "Gradients were left as they were. The factor is max_norm / norm, at most 1: scale `grad` itself "
+            "by it, in place (mul_)."
+        )
+    if abs(factor * model.max_norm / model.norm - 1) < 1e-6:
+        return "The factor is upside down: it is max_norm / norm, and at most 1."
+    if model.factor == 1:
+        return "A norm below max_norm stays: the factor is min(1, max_norm / norm)."
+    mistake = explained(model, [model.max_norm / max(factor, 1e-12)] * len(norms))
+    return mistake.says if mistake else "All gradients are scaled by one factor, on all ranks and stages."
+
+
+def of_ranks(by_rank: dict[int, float], wanted: float) -> str:
+    """Each rank scaled all of its gradients by one factor, and ranks by different ones."""
+    left = [rank for rank, factor in by_rank.items() if same(factor, 1)]
+    if left and all(same(factor, wanted) for rank, factor in by_rank.items() if rank not in left):
+        return f"Only some ranks scaled: {words.ranks(left)} left their gradients as they were."
+    low, high = min(by_rank, key=by_rank.__getitem__), max(by_rank, key=by_rank.__getitem__)
+    return Sentence(
+        f"Ranks {low} and {high} scaled by {by_rank[low]:.2g} and {by_rank[high]:.2g} instead of "
+        f"{wanted:.2g}: copies of what is whole drift apart.",
+        "Each rank scaled by a factor of its own: copies of what is whole drift apart.",
+    )
 
 
 def traffic_line(model: Model, title: str) -> Line:
@@ -328,8 +233,9 @@ def trouble(case: Case, kind: str, text: str) -> str:
 
 
 @exercise(
-    points=8, objects=("clip_grad_norm",), references=REFERENCES, hint=trouble, point=POINT
-)  # fmt: skip
+    points=8, objects=("clip_grad_norm",), references=REFERENCES, hint=trouble, point=POINT,
+    besides=BESIDES,
+)  # fmt: skip  # fmt: skip
 def clip_grad_norm(draw: Draw) -> Iterator[Case]:
     yield case(draw, {"pp": 2, "dp": 2, "tp": 2}, "pp 2 x dp 2 x tp 2, tied", 0.3)
     yield case(draw, {"pp": 2, "dp": 2}, "pp 2 x dp 2, below max_norm", 1.7, tied=False, empty=1)

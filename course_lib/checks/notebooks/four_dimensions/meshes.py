@@ -23,6 +23,8 @@ from course_lib.checks.kit import (
 
 Sizes = Mapping[str, int]
 Formula = Callable[..., Any]
+AXES = ("pp", "dp", "cp", "tp")
+LACKS_AXES = "A mesh may lack an axis, which has one rank then: sizes.get(axis, 1)."
 WRITTEN = "is not written yet"
 
 
@@ -99,6 +101,9 @@ class Answers:
         said = Sentence(
             f"{question.shown(self.name)} raised {error}: {text}", f"{self.name} raised {error_kind(error)}."
         )
+        missing = text.strip("'\"")
+        if error == "KeyError" and missing in AXES and missing not in question.sizes:
+            return wrong(said, LACKS_AXES, cause=f"{self.name} raised {error}")
         return wrong(said, at(place), cause=f"{self.name} raised {error}")
 
     def case(self, lines: list[Line]) -> Case:

@@ -51,11 +51,17 @@ PP_ROWS = (
     "Stages of one pipeline read different rows: the samples of the first stage pass through all others."
 )
 CP_ROWS = "cp cuts the sequence of the rows that all of its ranks read; it does not cut rows."
+BACKWARDS = "ranks are numbered with the first axis innermost: the last one varies fastest, see section 1."
 STRIDED = "The rows are dealt in turn: replica r of dp reads one block of rows that follow each other."
 STRIPES = "The places are dealt in turn: a chunk is a block of places that follow each other."
 DROPPED = "The remainder is dropped: of 11 rows on 2 replicas the first reads 6 and the other one 5."
 WORLD = "The batch is divided by the number of ranks: only dp multiplies samples; tp, pp and cp share them."
 LAST = "The last part gets the whole remainder: the first parts are one longer each."
+ENDS = "The remainder goes to the last parts: the first parts are one longer each."
+LARGER = (
+    "The last parts are shorter by more than one, as `torch.chunk` cuts: `torch.tensor_split` cuts evenly."
+)
+APART = "Chunks r and r + cp are a pair: the zigzag pairs r with 2 cp - 1 - r, so that all have equal work."
 SUCCESSION = "The places follow each other: under a causal mask late tokens cost more than early ones. "
 
 
@@ -107,6 +113,23 @@ def remainder_last(length: int, n: int, place: int) -> range:
     return range(place * each, length if place == n - 1 else (place + 1) * each)
 
 
+def longer_at_the_end(rank: int, sizes: Sizes, batch_size: int, seq: int) -> list[int]:
+    place, size = axes(rank, sizes, "dp")
+    backwards = split(batch_size, size, size - 1 - place)
+    return [batch_size - 1 - row for row in reversed(backwards)]
+
+
+def rounded_up(length: int, n: int, place: int) -> range:
+    """As `torch.chunk` cuts."""
+    each = -(-length // n)
+    return range(min(length, place * each), min(length, (place + 1) * each))
+
+
+def larger_rows(rank: int, sizes: Sizes, batch_size: int, seq: int) -> list[int]:
+    place, size = axes(rank, sizes, "dp")
+    return list(rounded_up(batch_size, size, place))
+
+
 def strided_rows(rank: int, sizes: Sizes, batch_size: int, seq: int) -> list[int]:
     place, size = axes(rank, sizes, "dp")
     return list(range(place, batch_size, size))
@@ -149,6 +172,20 @@ def last_places(rank: int, sizes: Sizes, batch_size: int, seq: int) -> list[int]
     return [*early, *late]
 
 
+def larger_places(rank: int, sizes: Sizes, batch_size: int, seq: int) -> list[int]:
+    place, size = axes(rank, sizes, "cp")
+    if size == 1:
+        return list(range(seq))
+    return [*rounded_up(seq, 2 * size, place), *rounded_up(seq, 2 * size, 2 * size - 1 - place)]
+
+
+def chunks_apart(rank: int, sizes: Sizes, batch_size: int, seq: int) -> list[int]:
+    place, size = axes(rank, sizes, "cp")
+    if size == 1:
+        return list(range(seq))
+    return [*split(seq, 2 * size, place), *split(seq, 2 * size, place + size)]
+
+
 def early_chunks(rank: int, sizes: Sizes, batch_size: int, seq: int) -> list[int]:
     place, size = axes(rank, sizes, "cp")
     return split(seq, 2 * size, place) if size > 1 else list(range(seq))
@@ -169,7 +206,10 @@ ROWS: dict[str, Formula] = {
     DROPPED: dropped_rows,
     "dp cuts the rows: each replica of the model reads samples of its own.": rows_over(),
 }
-DEALT: tuple[dict[str, Formula], dict[str, Formula]] = ({STRIDED: strided_rows}, {STRIPES: striped_places})
+DEALT: tuple[dict[str, Formula], dict[str, Formula]] = (
+    {STRIDED: strided_rows, ENDS: longer_at_the_end, LAST: last_rows, LARGER: larger_rows},
+    {STRIPES: striped_places, LAST: last_places, LARGER: larger_places, APART: chunks_apart},
+)
 PLACES: dict[str, Formula] = {
     "cp cuts the sequence: its ranks read different places, and here all of them read every one.": all_places,
     "The remainder is dropped: if 2 cp does not divide the sequence, first chunks are one token longer.": (
@@ -212,6 +252,11 @@ class Sheet:
         return Counter(item for items in held.values() for item in items)
 
 
+def backwards_part(rank: int, sizes: Sizes, batch_size: int, seq: int) -> tuple[range, list[range]]:
+    """The part of a rank that is numbered with the first axis innermost."""
+    return right_part(rank, dict(reversed(sizes.items())), batch_size, seq)
+
+
 Look = Callable[[Sheet, Parts], Finding]
 
 
@@ -238,10 +283,21 @@ class Asked(Answers):
             parts[question.rank] = part
         return parts
 
-    def each(self, text: str, look: Look, weight: float = 1) -> Line:
-        """A line that holds for each sheet by itself."""
+    def backwards(self, observed: Observed) -> bool:
+        """Whether all answers are right for ranks that are numbered with the first axis innermost."""
+        answers = (observed.answer(k) for k in range(len(self.calls)))
+        questions = [question for sheet in self.sheets for question in sheet.questions]
+        return all(
+            answer.error is None and read(answer.value) == flat(q.of(backwards_part))
+            for answer, q in zip(answers, questions, strict=True)
+        )
+
+    def each(self, text: str, look: Look, weight: float = 1, *, of_ranks: bool = False) -> Line:
+        """A line that holds for each sheet by itself; of_ranks: it is about the places of the ranks, too."""
 
         def judge(observed: Observed) -> Finding:
+            if self.backwards(observed):
+                return wrong(BACKWARDS, cause=BACKWARDS) if of_ranks else RIGHT
             for which, sheet in enumerate(self.sheets):
                 parts = self.parts(observed, which)
                 finding = parts if isinstance(parts, Finding) else look(sheet, parts)
@@ -330,6 +386,8 @@ def equal_work(sheet: Sheet, parts: Parts) -> Finding:
         because = f"{SUCCESSION}With {n} ranks the last has 2 - 1/{n} = {2 - 1 / n:.2f} times the mean."
     elif why(sheet, parts, 1, {LAST: last_places}):
         because, remainder = LAST, True
+    else:
+        because = why(sheet, parts, 1, {APART: chunks_apart})
     general = "the ranks of cp have unequal work under a causal mask."
     return wrong(
         Sentence(fault, general),
@@ -353,8 +411,13 @@ def in_blocks(*before: Look) -> Look:
         what = ("rows", "places")[index]
         got, wanted = parts[off[0]][index], expected[off[0]][index]
         asked = Question(off[0], sheet.sizes, (sheet.batch_size, sheet.seq)).shown(NAME)
+        at = next((k for k, pair in enumerate(zip(got, wanted, strict=False)) if pair[0] != pair[1]), -1)
+        if at < 0:
+            differ = f"has {len(got)} {what}, not {len(wanted)}"
+        else:
+            differ = f"has {what} {got[at : at + 3]} where {wanted[at : at + 3]} are due"
         said = Sentence(
-            f"{what} are dealt in another order: {asked} begins with {what} {got[:3]}, not {wanted[:3]}.",
+            f"{what} are dealt in another order: {asked} {differ}.",
             f"{what} are dealt in another order than the text asks for.",
         )
         return wrong(said, why(sheet, parts, index, DEALT[index]), cause="blocks")
@@ -365,7 +428,7 @@ def in_blocks(*before: Look) -> Look:
 @exercise(points=5, objects=(NAME,), references=REFERENCES, point=POINT)
 def my_part(draw: Draw) -> Iterator[Case]:
     sheets = [
-        Sheet({"pp": 2, "dp": 2, "tp": 2}, 8, 16),
+        Sheet({"pp": 2, "dp": 2, "tp": 2}, 16, 16),
         Sheet({"dp": 2, "cp": 2, "tp": 2}, 11, 16),
         Sheet({"pp": 2, "dp": 3, "cp": 4, "tp": 1}, 3 * draw.integer(3, 6) + 2, 8 * draw.integer(4, 8) + 5),
     ]
@@ -381,9 +444,9 @@ def my_part(draw: Draw) -> Iterator[Case]:
     blocks = in_blocks(rows, samples, places, sequences, equal_work)
     lines = [
         asked.each("rows: each once over dp", rows, 2),
-        asked.each("rows: the same on tp, pp and cp", samples, 2),
+        asked.each("rows: the same on tp, pp and cp", samples, 2, of_ranks=True),
         asked.each("places: each once over cp", places, 2),
-        asked.each("places: the same on tp, pp and dp", sequences, 1),
+        asked.each("places: the same on tp, pp and dp", sequences, 1, of_ranks=True),
         asked.each("places: equal work over cp", equal_work, 2),
         asked.each("rows in succession, places as a zigzag", blocks, 1),
     ]
