@@ -309,6 +309,118 @@ def wire(sizes, axis, per_node):
 +    return {axis: summed(n, gradients) for axis, n in (("pp", pp), ("dp", dp * cp), ("cp", cp), ("tp", tp))}
 
 
+# %% wrong: each neighbour gets two messages
+# is: slip
+# says: Each neighbour gets M a microbatch once
+# base: what the wrong ones change
+-    pp_bytes = m * M * ((not first) + (not last))
++    pp_bytes = 2 * m * M * ((not first) + (not last))
+
+
+# %% wrong: tokens are not divided by dp
+# is: slip
+# says: The tokens are not divided by dp
+# base: what the wrong ones change
+-    tokens, layers = batch_rows // (dp * m) * seq // cp, shape.layers // pp
++    tokens, layers = batch_rows // m * seq // cp, shape.layers // pp
+
+
+# %% wrong: an all-reduce sends twice its bytes, also on a rank alone
+# is: slip
+# says: and not twice its bytes
+# base: what the wrong ones change
+-        return 2 * (n - 1) / n * nbytes
++        return 2 * nbytes
+
+
+# %% wrong: gradients in float32
+# is: detail
+# says: Gradients have width_bytes as well
+# base: what the wrong ones change
+-    dp_bytes = summed(dp * cp, params * width_bytes)
++    dp_bytes = summed(dp * cp, params * 4)
+
+
+# %% wrong: biases of cut matrices are forgotten
+# is: detail
+# says: The biases of the matrices that tp cuts are missing
+# base: what the wrong ones change
+-    of_layer = (12 * h * h + 7 * h) // tp + 6 * h
++    of_layer = 12 * h * h // tp + 6 * h
+
+
+# %% wrong: what is whole is forgotten
+# is: slip
+# says: The 6h in each layer that are whole on tp are missing
+# base: what the wrong ones change
+-    of_layer = (12 * h * h + 7 * h) // tp + 6 * h
++    of_layer = (12 * h * h + 7 * h) // tp
+
+
+# %% wrong: norms are cut
+# is: slip
+# says: 6h in each layer are not cut
+# base: what the wrong ones change
+-    of_layer = (12 * h * h + 7 * h) // tp + 6 * h
++    of_layer = (12 * h * h + 13 * h) // tp
+
+
+# %% wrong: positions are forgotten
+# is: detail
+# says: The positions are missing
+# base: what the wrong ones change
+-    params = layers * of_layer + first * (table + shape.context * h) + last * 2 * h
++    params = layers * of_layer + first * table + last * 2 * h
+
+
+# %% wrong: the first stage's table is forgotten
+# is: detail
+# says: The table is missing on the first stage
+# base: what the wrong ones change
+-    params = layers * of_layer + first * (table + shape.context * h) + last * 2 * h
++    params = layers * of_layer + first * shape.context * h + last * 2 * h
+
+
+# %% wrong: a tied head is forgotten
+# is: detail
+# says: even if it is tied to the table
+# base: what the wrong ones change
+-    if last and not (shape.tied and pp == 1):
++    if last and not shape.tied:
+
+
+# %% wrong: the final norm is forgotten
+# is: detail
+# says: The final norm is missing
+# base: what the wrong ones change
+-    params = layers * of_layer + first * (table + shape.context * h) + last * 2 * h
++    params = layers * of_layer + first * (table + shape.context * h)
+
+
+# %% wrong: a tied table is summed with one stage as well
+# is: detail
+# says: With one stage the table is on it alone
+# base: what the wrong ones change
+-    if shape.tied and pp > 1 and (first or last):
++    if shape.tied and (first or last):
+
+
+# %% wrong: a node that holds all ranks is cut
+# is: detail
+# says: All ranks are in one node: no group leaves it
+# base: what the wrong ones change
+-    if sizes[axis] == 1 or ranks <= per_node or per_node % (stride * sizes[axis]) == 0:
++    if sizes[axis] == 1 or per_node % (stride * sizes[axis]) == 0:
+
+
+# %% wrong: an axis of one rank has neighbours
+# is: detail
+# says: An axis of one rank has no neighbours
+# base: what the wrong ones change
+-    if sizes[axis] == 1 or ranks <= per_node or per_node % (stride * sizes[axis]) == 0:
++    if ranks <= per_node or per_node % (stride * sizes[axis]) == 0:
+
+
 # %% right: halves of all-reduces, and groups looked at one by one
 def axis_bytes(shape, sizes, microbatches, batch_rows, seq, stage=0, width_bytes=4):
     pp, dp, cp, tp = [sizes.get(axis, 1) for axis in ("pp", "dp", "cp", "tp")]

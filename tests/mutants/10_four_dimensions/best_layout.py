@@ -232,6 +232,30 @@ def best_layout(shape, gpus, batch, gpu, links):
 +                                    "microbatch": microbatch, "chunks": chunks, "sequence": True,
 
 
+# %% wrong: chunks are left out
+# is: slip
+# says: That is the best without chunks
+# base: what the wrong ones change
+-                            for chunks in (1, 2, 4):
++                            for chunks in (1,):
+
+
+# %% wrong: no pipeline
+# is: slip
+# says: Every layout that fits has pp > 1 and has a size
+# base: what the wrong ones change
+-    for pp in divisors:
++    for pp in [1]:
+
+
+# %% wrong: sequence parallelism in no layout
+# is: slip
+# says: sequence = False with tp
+# base: what the wrong ones change
+-                                    "microbatch": microbatch, "chunks": chunks, "sequence": tp > 1,
++                                    "microbatch": microbatch, "chunks": chunks, "sequence": False,
+
+
 # %% right: sorted by time, the first that fits
 # base: what the wrong ones change
 -                                if memory_per_gpu(shape, layout, batch) > gpu["memory"] - 4:

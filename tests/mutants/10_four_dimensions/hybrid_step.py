@@ -85,7 +85,7 @@ def hybrid_step(stages, schedule, microbatches, mesh):
 
 # %% wrong: the average is taken over dp too
 # is: idea
-# says: They were divided by the size of dp as well
+# says: divided by 2, which is the size of pp or the size of dp, as well
 # base: what the wrong ones change
      dist.all_reduce(flat, group=mesh.group(("dp", "cp")))
 +    flat /= mesh.size("dp")
@@ -93,7 +93,7 @@ def hybrid_step(stages, schedule, microbatches, mesh):
 
 # %% wrong: the average is taken over dp and cp too
 # is: idea
-# says: They were divided by the size of dp as well
+# says: divided by 2, which is the size of pp or the size of dp, as well
 # base: what the wrong ones change
      dist.all_reduce(flat, group=mesh.group(("dp", "cp")))
 +    flat /= mesh.size(("dp", "cp"))
@@ -169,7 +169,7 @@ def hybrid_step(stages, schedule, microbatches, mesh):
 
 # %% wrong: divided by dp and by the microbatches too
 # is: idea
-# says: They were divided by the size of dp and the number of microbatches
+# says: the size of pp and the number of microbatches or the size of dp and the number of microbatches, as well
 # base: what the wrong ones change
      dist.all_reduce(flat, group=mesh.group(("dp", "cp")))
 +    flat /= mesh.size("dp") * len(microbatches)
@@ -285,7 +285,7 @@ def hybrid_step(stages, schedule, microbatches, mesh):
 
 # %% wrong: the loss is divided by the size of dp
 # is: slip
-# says: The loss is 1/2 of one process'
+# says: The loss is 1/2 of one process', on all ranks. It is a sum over pp, dp and cp, which is divided
 # base: what the wrong ones change
 -    return total.item()
 +    return total.item() / mesh.size("dp")
@@ -384,6 +384,153 @@ def hybrid_step(stages, schedule, microbatches, mesh):
 @@
 -        param.grad = part.view_as(param) if before is None else before + part.view_as(param)
 +        param.grad = part.view_as(param)
+
+
+# %% wrong: targets are counted over the world
+# is: idea
+# says: divided by the number of ranks as well
+# base: what the wrong ones change
+-    dist.all_reduce(count, group=mesh.group("dp"))
++    dist.all_reduce(count)
+
+
+# %% wrong: targets are counted over pp and dp
+# is: idea
+# says: the number of ranks of pp and dp or
+# base: what the wrong ones change
+-    dist.all_reduce(count, group=mesh.group("dp"))
++    dist.all_reduce(count, group=mesh.group(("pp", "dp")))
+
+
+# %% wrong: the average is taken over pp
+# is: idea
+# says: divided by 2, which is the size of pp or the size of dp
+# base: what the wrong ones change
+     dist.all_reduce(flat, group=mesh.group(("dp", "cp")))
++    flat /= mesh.size("pp")
+
+
+# %% wrong: the loss is divided by the microbatches
+# is: slip
+# says: The loss is 1/3 of one process', on all ranks
+# base: what the wrong ones change
+-    return total.item()
++    return total.item() / len(microbatches)
+
+
+# %% wrong: tied gradients are halved
+# is: slip
+# says: token_embedding.weight alone is wrong: it is 1/2 of one process'
+# base: what the wrong ones change
+-        start += param.numel()
++        start += param.numel()
++        if mesh.size("pp") > 1 and any(held.param is param for stage in stages for held in stage.shared.values()):
++            part = part / 2
+
+
+# %% wrong: the last stage's copy of the tied table is emptied
+# is: slip
+# says: ranks? 2.* hold another gradient of it. Both stages
+# base: what the wrong ones change
+-    total = torch.tensor(float(sum(losses.values())), dtype=torch.float64, device=mesh.device)
++    if mesh.coordinate.get("pp", 0) > 0:
++        for name, held in {name: held for stage in stages for name, held in stage.shared.items()}.items():
++            held.param.grad.zero_()
++    total = torch.tensor(float(sum(losses.values())), dtype=torch.float64, device=mesh.device)
+
+
+# %% wrong: the schedule is run, and nothing else
+# is: idea
+# says: Replicas have the gradients of their own rows|2 times the mean of means
+# base: what the wrong ones change
+-    losses = run_schedule(stages, schedule, microbatches, mesh.group("pp"), count.item())
++    losses = run_schedule(stages, schedule, microbatches, mesh.group("pp"))
+@@
+-    dist.all_reduce(flat, group=mesh.group(("dp", "cp")))
+
+
+# %% wrong: targets of -100 are counted
+# is: idea
+# says: Targets of -100 were counted
+# base: what the wrong ones change
+-    count = torch.tensor(float(sum((targets != -100).sum() for _, targets in microbatches)), device=mesh.device)
++    count = torch.tensor(float(sum(targets.numel() for _, targets in microbatches)), device=mesh.device)
+
+
+# %% wrong: microbatches are counted
+# is: idea
+# says: The number of microbatches was given in place
+# base: what the wrong ones change
+-    count = torch.tensor(float(sum((targets != -100).sum() for _, targets in microbatches)), device=mesh.device)
+-    dist.all_reduce(count, group=mesh.group("dp"))
++    count = torch.tensor(float(len(microbatches)))
+
+
+# %% wrong: the first microbatch counts for all
+# is: idea
+# says: first microbatch's targets were counted for each
+# base: what the wrong ones change
+-    count = torch.tensor(float(sum((targets != -100).sum() for _, targets in microbatches)), device=mesh.device)
++    count = (microbatches[0][1] != -100).sum() * len(microbatches)
+
+
+# %% wrong: norms are not reduced
+# is: idea
+# says: Sum the gradients of all parameters, on all stages
+# base: what the wrong ones change
+-        param.grad = part.view_as(param) if before is None else before + part.view_as(param)
++        own = param.grad.clone() if param.dim() == 1 else part.view_as(param)
++        param.grad = own if before is None else before + own
+
+
+# %% wrong: the last stage alone reduces
+# is: idea
+# says: Sum the gradients of all parameters, on all stages
+# base: what the wrong ones change
+-    dist.all_reduce(flat, group=mesh.group(("dp", "cp")))
++    if mesh.coordinate.get("pp", 0) == mesh.size("pp") - 1:
++        dist.all_reduce(flat, group=mesh.group(("dp", "cp")))
+
+
+# %% wrong: norms are summed over tp as well
+# is: idea
+# says: Parameters that are whole on tp were summed over tp as well
+# base: what the wrong ones change
+-        param.grad = part.view_as(param) if before is None else before + part.view_as(param)
++        whole = part.view_as(param).clone()
++        if param.dim() == 1 and param.numel() == 8:
++            dist.all_reduce(whole, group=mesh.group("tp"))
++        param.grad = whole if before is None else before + whole
+
+
+# %% wrong: the sum is on the first rank alone
+# is: idea
+# says: Only the first rank of each group of replicas has the sum
+# base: what the wrong ones change
+-    dist.all_reduce(flat, group=mesh.group(("dp", "cp")))
++    replicas = mesh.group(("dp", "cp"))
++    dist.reduce(flat, dist.get_global_rank(replicas, 0) if replicas is not None else 0, group=replicas)
+
+
+# %% wrong: the buffer has float32
+# is: detail
+# says: right to about seven digits
+# base: what the wrong ones change
+-    flat = torch.cat([param.grad.flatten() for param in params])
++    flat = torch.cat([param.grad.flatten() for param in params]).float()
+@@
+     start = 0
++    flat = flat.double()
+
+
+# %% wrong: gradients of the call before are added again
+# is: slip
+# says: The gradients of the call before count 3 times
+# base: what the wrong ones change
+-    earlier = [param.grad for param in params]
+-    for param in params:
+-        param.grad = None
++    earlier = [None if param.grad is None else param.grad.clone() for param in params]
 
 
 # %% right: first over cp, then over dp, one parameter after the other

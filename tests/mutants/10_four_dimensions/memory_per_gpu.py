@@ -211,6 +211,42 @@ def memory_per_gpu(shape, layout, batch):
 +    return states / 1e9
 
 
+# %% wrong: activations are not divided by t
+# is: slip
+# says: The activations are not divided by t
+# base: what the wrong ones change
+-    selective = sbh * (whole + (34 - whole) / t)
+-    none = selective + sbh * 5 * shape.heads * shape.context / h / t
+-    full = 2 * sbh / (t if layout["sequence"] else 1)
++    selective = 34 * sbh
++    none = selective + sbh * 5 * shape.heads * shape.context / h
++    full = 2 * sbh
+
+
+# %% wrong: the microbatches of the whole batch
+# is: slip
+# says: m is the number of one replica's microbatches
+# base: what the wrong ones change
+-    m = batch / (layout["dp"] * layout["microbatch"])
++    m = batch
+
+
+# %% wrong: sequences are taken for microbatches
+# is: slip
+# says: one has several sequences
+# base: what the wrong ones change
+-    m = batch / (layout["dp"] * layout["microbatch"])
++    m = batch / layout["dp"]
+
+
+# %% wrong: cp cuts the scores twice
+# is: slip
+# says: cp cuts the scores once, and not twice
+# base: what the wrong ones change
+-    none = selective + sbh * 5 * shape.heads * shape.context / h / t
++    none = selective + sbh * 5 * shape.heads * shape.context / layout["cp"] / h / t
+
+
 # %% right: in parts
 def memory_per_gpu(shape, layout, batch):
     h, t, p, zero = shape.width, layout["tp"], layout["pp"], layout["zero"]

@@ -77,6 +77,16 @@ class Step:
         return rank_parameters(self.shape, self.sizes, self.stage)
 
     @property
+    def rows(self) -> float:
+        """Parameters of a rank's rows of the table."""
+        return self.shape.vocab_size * self.shape.width / self.tp
+
+    @property
+    def own_table(self) -> float:
+        """Bytes of a tied table with one stage, which are not sent."""
+        return self.rows * self.width_bytes if self.shape.tied and self.pp == 1 else 0.0
+
+    @property
     def keys(self) -> float:
         """Bytes of the keys and values of a rank's places."""
         return (
@@ -93,10 +103,22 @@ def slip(of: Callable[[Step], float]) -> Callable[..., float]:
     return lambda *args: of(Step(*args))
 
 
+def naive_sums(step: Step) -> float:
+    """Bytes over tp if an all-reduce sent twice its bytes, also on a rank alone."""
+    of_stream = (4 * step.layers + step.first + step.last) * step.stream
+    return 2 * step.m * (of_stream + step.last * 3 * FLOAT * step.tokens)
+
+
+def without(of: Callable[[Step], float]) -> Callable[..., float]:
+    """Bytes over dp and cp if so many of a rank's parameters are forgotten."""
+    return slip(lambda step: step.replicas(step.params - of(step)))
+
+
 def whole_model(step: Step) -> float:
     return sum(rank_parameters(step.shape, {"pp": step.pp}, k) for k in range(step.pp))
 
 
+NOT_OVER_DP = "The tokens are not divided by dp: a replica has batch_rows / dp of the rows."
 RING = "An all-reduce over n ranks sends 2 (n-1)/n of its bytes, and not twice its bytes."
 ONE_MICROBATCH = "The tokens are those of all microbatches together: a microbatch has 1/m of the replica's."
 TP = {
@@ -110,6 +132,8 @@ TP = {
     ),
     RING: slip(lambda s: s.right["tp"] * s.tp / max(1, s.tp - 1)),
     ONE_MICROBATCH: slip(lambda s: s.right["tp"] * s.m),
+    f"{RING} ": slip(lambda s: naive_sums(s)),
+    NOT_OVER_DP: slip(lambda s: s.right["tp"] * s.dp),
     "The tokens are not divided by cp: a rank sums the places that it holds.": slip(
         lambda s: s.right["tp"] * s.cp
     ),
@@ -151,6 +175,9 @@ PP = {
     "The messages are multiplied by the layers: a stage sends the output of its last layer alone.": slip(
         lambda s: (s.right["pp"] - s.table) * s.layers + s.table
     ),
+    "With one stage the table is on it alone: its gradient is summed with no other stage's.": slip(
+        lambda s: s.right["pp"] + s.own_table
+    ),
     "The tied table is missing: first and last stage sum its gradient once a step, V/t x h numbers.": slip(
         lambda s: s.right["pp"] - s.table
     ),
@@ -163,6 +190,7 @@ PP = {
     "The tokens are not divided by cp: a stage sends the places that it holds.": slip(
         lambda s: (s.right["pp"] - s.table) * s.cp + s.table
     ),
+    NOT_OVER_DP: slip(lambda s: (s.right["pp"] - s.table) * s.dp + s.table),
     "Each neighbour gets M a microbatch once: activations go forward, and gradients come back from the other "
     "side.": slip(lambda s: 2 * (s.right["pp"] - s.table) + s.table),
     "That is one microbatch: a step has m.": slip(lambda s: (s.right["pp"] - s.table) / s.m + s.table),
@@ -178,6 +206,23 @@ DP = {
     "and the first and the last stage have the table besides.": slip(
         lambda s: s.replicas((whole_model(s) - s.extra_table) / (s.pp * s.tp))
     ),
+    "The biases of the matrices that tp cuts are missing, 7h / t in each layer.": without(
+        lambda s: s.layers * 7 * s.shape.width / s.tp
+    ),
+    "The 6h in each layer that are whole on tp are missing: norms, and the biases behind a sum.": without(
+        lambda s: s.layers * 6 * s.shape.width
+    ),
+    "Norms and the biases behind a sum are whole on every rank of tp: 6h in each layer are not cut.": without(
+        lambda s: s.layers * 6 * s.shape.width * (1 - 1 / s.tp)
+    ),
+    "The positions are missing: the first stage has context x h of them.": without(
+        lambda s: s.first * s.shape.context * s.shape.width
+    ),
+    "The table is missing on the first stage, V/t x h parameters.": without(lambda s: s.first * s.rows),
+    "The last stage has the head, V/t x h parameters, even if it is tied to the table.": without(
+        lambda s: s.last * (s.pp > 1) * s.rows
+    ),
+    "The final norm is missing: the last stage has its 2h.": without(lambda s: s.last * 2 * s.shape.width),
     "Gradients are summed once a step: the microbatches are added up on each rank before.": slip(
         lambda s: s.right["dp"] * s.m
     ),
@@ -205,6 +250,7 @@ CP = {
     "The gradients travel cp times, not cp - 1: the last time brings them home.": slip(
         lambda s: s.m * s.layers * 3 * (s.cp - 1) * s.keys
     ),
+    NOT_OVER_DP: slip(lambda s: s.right["cp"] * s.dp),
     "Keys as well as values travel.": slip(lambda s: s.right["cp"] / 2),
     "Each part has s/cp places: the tokens are not divided by cp.": slip(lambda s: s.right["cp"] * s.cp),
     "That is one microbatch: a step has m.": slip(lambda s: s.right["cp"] / s.m),
@@ -214,11 +260,14 @@ CP = {
 AXES = {
     "tp": (TP, "Four all-reduces a layer and microbatch; see the table for both ends.", 2),
     "pp": (PP, "M to each neighbour that there is, in every microbatch; see the table for a tied one.", 1.25),
-    "dp": (DP, "One all-reduce of the rank's gradients over dp and cp together.", 1.25),
+    "dp": (DP, "Compare the number of the rank's parameters with the text's, then n = dp cp.", 1.25),
     "cp": (CP, "Keys and values around the ring, forward; again backward, with their gradients.", 1.25),
 }  # fmt: skip
 IN_16_BITS = {
     "A number has width_bytes, and not always four.": slip(lambda s: sum(s.of_floats.values())),
+    "Gradients have width_bytes as well, in the sum over dp and cp.": slip(
+        lambda s: sum(s.right.values()) - s.right["dp"] + s.of_floats["dp"]
+    ),
     "The loss' three numbers are float32: four bytes each, whatever width_bytes is.": slip(
         lambda s: sum(s.right.values()) + s.loss * (s.width_bytes / FLOAT - 1)
     ),
@@ -236,7 +285,7 @@ def predictions(plans: Sequence[Args], of_cp: Sequence[Args], in_16_bits: Sequen
     ]  # fmt: skip
     of_width = Prediction(
         "axis_bytes", 0, in_16_bits, lambda *args: sum(right_bytes(*args).values()), IN_16_BITS, 0.75,
-        "axis_bytes: in 16 bits, all axes together", "Mend the axes above first, if one of them is wrong.",
+        "axis_bytes: in 16 bits, all axes together", "Mend the axes above first, then the widths.",
         pick=together, called="the sum of axis_bytes",
     )  # fmt: skip
     yield from evaluated([*asked, of_width])
@@ -276,16 +325,17 @@ WIRES: dict[str, Callable[..., str]] = {
     "tp stays in a node only if it fits: 16 ranks of a node of 8 do not.": named(
         lambda sizes, axis, node: axis != "tp" and sizes[axis] > 1
     ),
+    "All ranks are in one node: no group leaves it, whether its size divides the node or not.": named(
+        lambda sizes, axis, node: sizes[axis] > 1 and node % reach(sizes, axis) != 0
+    ),
+    "An axis of one rank has no neighbours: it sends nothing over the network.": named(
+        lambda sizes, axis, node: node % reach(sizes, axis) != 0 and prod(sizes.values()) > node
+    ),
     "A group may be smaller than a node and still cross its border: nodes of 6 cut groups of 4.": named(
         lambda sizes, axis, node: sizes[axis] > 1 and reach(sizes, axis) > node
     ),
     "The axes are counted from the wrong end: the last one is innermost.": (
         lambda sizes, axis, node: right_wire(dict(reversed(sizes.items())), axis, node)
-    ),
-    "An axis with one rank sends nothing: NVLink does.": named(
-        lambda sizes, axis, node: (
-            node % reach(sizes, axis) != 0 and prod(sizes.values()) > node
-        )
     ),
 }  # fmt: skip
 
@@ -354,12 +404,13 @@ def drawn(draw: Draw) -> list[Args]:
 
 @exercise(points=8, objects=("axis_bytes", "wire"), references=OF_NUMBERS)
 def axis_bytes(draw: Draw) -> Iterator[Case]:
-    untied = Model(256, 128, 6, 4, 64, tied=False)
+    untied = Model(256, 128, 12, 4, 64, tied=False)
     plans: list[Args] = [
         (SMALL, CUBE, 4, 8, 64, 0),
         (SMALL, CUBE, 4, 8, 64, 1),
         (SMALL, {"pp": 2, "dp": 2, "cp": 2, "tp": 4}, 4, 16, 64, 0),
-        (untied, {"pp": 3, "dp": 2, "cp": 4, "tp": 1}, 5, 20, 128, 1),
+        (untied, {"pp": 3, "dp": 3, "cp": 4, "tp": 1}, 5, 30, 128, 1),
+        (SMALL, {"dp": 2, "tp": 2}, 2, 8, 64, 0),
     ]
     grouped: Args = (Model(256, 128, 4, 8, 64, kv_heads=2), {"dp": 2, "cp": 4, "tp": 2}, 3, 12, 64)
     if draw.hidden:
@@ -374,7 +425,8 @@ def axis_bytes(draw: Draw) -> Iterator[Case]:
     others: list[Args] = [
         (sizes, axis, node)
         for sizes, node in (
-            ({"pp": 2, "dp": 3, "tp": 4}, 6), ({"dp": 6, "tp": 2}, 4), ({"pp": 12, "dp": 1, "tp": 3}, 6)
+            ({"pp": 2, "dp": 3, "tp": 4}, 6), ({"dp": 6, "tp": 2}, 4), ({"pp": 12, "dp": 1, "tp": 3}, 6),
+            ({"dp": 2, "tp": 3}, 8), ({"pp": 4, "dp": 1, "tp": 4}, 6),
         )
         for axis in sizes
     ]  # fmt: skip

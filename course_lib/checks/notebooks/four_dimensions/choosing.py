@@ -123,12 +123,15 @@ def always(name: str, value: Any, says: str) -> Reason:
 
 def powers_of_two(task: Task, layout: dict[str, Any]) -> str:
     """The best of those whose pp, cp and tp are powers of two."""
+    if not all(is_power(layout[axis]) for axis in AXES if axis != "dp"):
+        return ""
     others = [
         seconds for seconds, _, each in task.fitting if all(is_power(each[a]) for a in AXES if a != "dp")
     ]
     if not others or task.seconds(layout) > others[0] * (1 + 1e-9):
         return ""
-    return "That is the best of those with powers of two alone: try every division of the GPUs."
+    also = " and without a pipeline" if layout["pp"] == 1 else ""
+    return f"That is the best of those with powers of two alone{also}: try every division of the GPUs."
 
 
 def is_power(n: int) -> bool:
@@ -157,7 +160,10 @@ def option(name: str, says: str) -> Reason:
 
 
 REASONS = (
-    leanest, powers_of_two,
+    leanest,
+    always("chunks", 1, "That is the best without chunks: try v = 2 and v = 4, too."),
+    powers_of_two,
+    always("pp", 1, "That is the best without a pipeline: try more stages, too."),
     always("recompute", "none", "That is the best without recomputation: try 'selective' and 'full', too."),
     always("recompute", "full", "More is recomputed than the memory demands."),
     largest_tp, cp_alone, no_zero_3,
@@ -167,6 +173,7 @@ REASONS = (
 OTHERWISE = "Compare it with the winner of all layouts that fit, by your step_seconds."
 SAME = "The same axes are chosen for every cluster: node, network and memory decide what fits and is fast."
 NEEDED: dict[str, Callable[[dict[str, Any]], bool]] = {
+    "has pp > 1": lambda each: each["pp"] > 1,
     "cuts the sequence over cp": lambda each: each["cp"] > 1,
     "recomputes": lambda each: each["recompute"] != "none",
     "has a size that is not a power of two": lambda each: not all(is_power(each[a]) for a in AXES),
@@ -263,7 +270,8 @@ def slow(task: Task, chosen: Plan | str | None) -> bool:
 def cause_of(tasks: Sequence[Task], plans: Sequence[Plan | str | None]) -> str:
     """The reason that explains every layout that fits and is slow."""
     sizes = [(plan["tp"], plan["pp"]) for plan in plans if isinstance(plan, Plan)]
-    if len(sizes) > 2 and len(set(sizes)) == 1:
+    malformed = any(isinstance(plan, str) and plan.startswith("sequence") for plan in plans)
+    if not malformed and len(sizes) > 2 and len(set(sizes)) == 1:
         return SAME
     late = [(task, plan) for task, plan in zip(tasks, plans, strict=True) if slow(task, plan)]
     for reason in REASONS:

@@ -58,6 +58,8 @@ def gb(
     both: bool = True,
     v_more: bool = True,
     attached: bool = True,
+    t_divides: bool = True,
+    scores_cut: bool = False,
 ) -> float:
     """The count with mistakes: each keyword is one part of it."""
     pp, t, v, h = layout["pp"], layout["tp"], layout["chunks"], shape.width
@@ -72,7 +74,8 @@ def gb(
     }
     rows = layout["microbatch"] * shape.context / (layout["cp"] if seq else 1) * h
     whole = 0 if layout["sequence"] and stream else 10
-    products = 5 * shape.heads * shape.context / h * scores
+    products = 5 * shape.heads * shape.context / h * scores / (layout["cp"] if scores_cut else 1)
+    t = t if t_divides else 1  # of activations
     kept = {
         "none": rows * (whole + (34 - whole + products) / t),
         "selective": rows * (whole + (34 - whole) / t),
@@ -82,7 +85,8 @@ def gb(
     more = (pp - 1) / v
     most = pp + more * (v > 1 and v_more)
     in_flight = {
-        "min": min(m, most), "m": m, "one": 1, "p": most, "always more": min(m, pp + more),
+        "min": min(m, most), "m": m, "one": 1, "p": most, "batch": min(batch, most),
+        "batch / dp": min(batch / layout["dp"], most), "always more": min(m, pp + more),
         "times more": min(m, pp) * (1 + more * (v > 1)),
     }  # fmt: skip
     kept_of = in_flight[held] * (layers if of_stage else shape.layers)
@@ -120,6 +124,14 @@ ACTIVATIONS: dict[str, Formula] = {
     "p divides twice: stage 0 keeps p microbatches of L/p layers. p cancels, and pipelining does not save "
     "activation memory.": slip(held="one"),
     ALL_LAYERS: slip(of_stage=False),
+    "The activations are not divided by t: its ranks keep parts of what lies inside a layer.": slip(
+        t_divides=False
+    ),
+    "m is the number of one replica's microbatches, batch / (dp microbatch).": slip(held="batch"),
+    "m is the number of microbatches, batch / (dp microbatch): one has several sequences.": slip(
+        held="batch / dp"
+    ),
+    "Places attend to all s keys: cp cuts the scores once, and not twice.": slip(scores_cut=True),
     "A step may have fewer microbatches than stages: min(m, p).": slip(held="p"),
     "t does not divide norms and residuals: with sequence parallelism it divides all 34, not 24 of them.": (
         slip(stream=False)
@@ -141,7 +153,12 @@ ACTIVATIONS: dict[str, Formula] = {
     ),
     "The activations are missing.": slip(attached=False),
 }  # fmt: skip
-
+# Where p = t = 8, two mistakes give one number.
+EIGHT: dict[str, Formula] = {
+    "The activations are 8 times too large: a stage has L/p layers, and t divides what they keep.": slip(
+        of_stage=False
+    )
+}
 
 # ---- lines
 
@@ -256,15 +273,15 @@ def memory_per_gpu(draw: Draw) -> Iterator[Case]:
     ]
     lecture = [(GPT3, plan(8, 16, 8, zero=1, recompute="none", sequence=True), 1536)]
     kept = [
-        (GPT3, plan(16, 8, 8, recompute=recompute, sequence=sequence), batch)
-        for recompute, sequence, batch in (
-            ("none", True, 1536), ("selective", True, 1536), ("selective", False, 64), ("full", True, 1536),
-            ("none", True, 64),
+        (GPT3, plan(16, 8, 8, recompute=recompute, sequence=sequence, microbatch=microbatch), batch)
+        for recompute, sequence, microbatch, batch in (
+            ("none", True, 1, 1536), ("selective", True, 1, 1536), ("selective", False, 2, 64),
+            ("full", True, 1, 1536), ("none", True, 1, 8),
         )
     ]  # fmt: skip
     more = [
-        (GPT3, plan(8, 16, 8, chunks=4, recompute="selective", sequence=True), 1536),
-        (gpt(32, 32, 4096, context=32_768), plan(2, 4, 4, cp=4, recompute="selective", sequence=True), 64),
+        (GPT3, plan(4, 32, 8, chunks=4, recompute="selective", sequence=True), 1536),
+        (gpt(32, 32, 4096, context=32_768), plan(2, 4, 4, cp=4, recompute="none", sequence=True), 64),
     ]
     if draw.hidden:
         for zero, recompute in ((1, "none"), (0, "selective"), (1, "full")):
@@ -276,7 +293,11 @@ def memory_per_gpu(draw: Draw) -> Iterator[Case]:
             Question("activations: 175B on 16 x 8 x 8", kept, ACTIVATIONS, 2, states=False),
             Question("activations: chunks, and a long sequence", more, ACTIVATIONS, 1, states=False),
             Question(
-                "GB of 175B on 8 x 16 x 8, with ZeRO-1", lecture, {**STATES, **ACTIVATIONS}, 1, strictly=True
+                "GB of 175B on 8 x 16 x 8, with ZeRO-1",
+                lecture,
+                {**EIGHT, **STATES, **ACTIVATIONS},
+                1,
+                strictly=True,
             ),
         ]
     )

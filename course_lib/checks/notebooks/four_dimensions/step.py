@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 
 from course_lib.checks import words
-from course_lib.checks.kit import RIGHT, Case, Draw, Finding, Line, Observed, essential, exercise, wrong
+from course_lib.checks.kit import RIGHT, Case, Draw, Finding, Line, Observed, exercise, wrong
 from course_lib.checks.notebooks.four_dimensions.groups import SMALL, OnMesh
 from course_lib.checks.notebooks.four_dimensions.references import REFERENCES
 from course_lib.checks.notebooks.four_dimensions.step_values import gradients_line, loss_line
@@ -53,10 +53,12 @@ def replicas_line(steps: Steps, title: str) -> Line:
                 continue
             fault = f"rank {rank} sent {words.number(round(sent))} bytes to its replicas; "
             if sent < least:
-                return wrong(f"{fault}{words.number(round(least))} are needed.", FEWER, cause="replicas")
+                half = abs(2 * sent - least) <= spare
+                said = f"{fault}{words.number(round(least))} are needed."
+                return wrong(said, HALF if half else FEWER, cause="replicas", misses_point=not half)
             times = sent / least
             fault += f"{words.number(round(least))} are enough."
-            return wrong(fault, why(times), cause="replicas")
+            return wrong(fault, why(times), cause="replicas", misses_point=True)
         return RIGHT
 
     def why(times: float) -> str:
@@ -69,9 +71,10 @@ def replicas_line(steps: Steps, title: str) -> Line:
             return "That is twice the bytes of one synchronisation: reduce each gradient once."
         return "One sum of all gradients is enough, when no microbatch is left."
 
-    return essential(Line(f"bytes to the replicas: {title}", judge, 1, "communication"))
+    return Line(f"bytes to the replicas: {title}", judge, 1, "communication")
 
 
+HALF = "The gradients travelled in float32, and they are float64: give the buffer their dtype."
 FEWER = "The gradients went another way than by the groups of dp and cp."
 
 
@@ -129,7 +132,7 @@ def case(
     steps = drawn(draw, mesh, config, count, rows, 16, calls, sequence, without)
     both = mesh.size("dp") > 1 and mesh.size("cp") > 1
     weight = 3 if calls == 1 else 5  # gradients that add up are told by few cases
-    lines = [gradients_line(steps, title, weight, essential=both), loss_line(steps, title)]
+    lines = [gradients_line(steps, title, weight, essential=both, exact=modern), loss_line(steps, title)]
     if mesh.size("dp", "cp") > 1:
         lines.append(replicas_line(steps, title))
     if mesh.size("pp", "tp", "cp") > 1:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from functools import cached_property
-from math import isfinite, prod
+from itertools import combinations
+from math import isfinite
 from typing import Any, NamedTuple
 
 import torch
@@ -18,15 +19,6 @@ from course_lib.checks.notebooks.four_dimensions.steps import TIED, Held, Steps,
 
 ROUNDING = 1e-10  # of the model's largest gradient
 FLOAT32 = 1e-6  # of the loss: a number to print may be added up in float32
-DIVISORS = {
-    "dp": "the size of dp",
-    "cp": "the size of cp",
-    "dp cp": "the number of ranks of dp and cp",
-    "n": "the number of ranks",
-    "count": "the number of microbatches",
-    "dp count": "the size of dp and the number of microbatches",
-    "dp cp count": "the number of ranks of dp and cp and that of microbatches",
-}
 OVER_CP = (
     "Ranks of cp hold terms of one sum, and they are given the same targets: count the targets over dp "
     "alone, and do not divide by the size of cp."
@@ -53,7 +45,19 @@ OF_PARTS = (
     "its own. Leave the stages' `count` alone, and sum."
 )
 ONLY_LAST = "only the last stage knows the loss. Sum over pp, so that all ranks return it."
-TERMS_OF_LOSS = "Ranks return terms of it: sum them over pp, dp and cp, and divide by nothing."
+TERMS_OF_LOSS = "It is a sum over pp, dp and cp, which is divided by the targets and by nothing else."
+ALL_TARGETS = "Targets of -100 were counted, and they have no loss: count those that differ from -100."
+NUMBERS = {
+    "microbatches": "The number of microbatches was given in place of the number of targets.",
+    "nothing": "They were not divided: `run_schedule` takes the number of targets of the whole batch.",
+    "first": "The first microbatch's targets were counted for each one, and others have other numbers.",
+}
+IN_FLOAT64 = "They travelled in float32, or were added there: give the buffer the gradients' dtype."
+SOME_UNREDUCED = "Sum the gradients of all parameters, on all stages, over dp and cp."
+FIRST_ALONE = (
+    "Only the first rank of each group of replicas has the sum: use all_reduce, so that all have it."
+)
+WHOLE_OVER_TP = "Parameters that are whole on tp were summed over tp as well: its ranks hold equal gradients."
 Candidate = Callable[[int, str], Tensor]
 
 
@@ -61,6 +65,26 @@ def factor(value: float) -> str:
     """0.5 -> "1/2", 2.0 -> "2 times"."""
     share = Fraction(value).limit_denominator(4096)
     return f"{share}" if share < 1 else f"{share} times"
+
+
+def of_one_process(value: float) -> str:
+    """0.5 -> "1/2 of one process'", 2.0 -> "2 times one process'"."""
+    return f"{factor(value)} {'of ' if value < 1 else ''}one process'"
+
+
+def other_count(steps: Steps, often: float) -> str:
+    """Another number than that of targets was given to `run_schedule`, which makes all `often` times right."""
+    counted = steps.batches[0][1] != -100
+    replicas, microbatches = counted.shape[:2]
+    targets = int(counted.sum())
+    numbers = [
+        (counted.numel(), ALL_TARGETS),
+        (microbatches * int(counted[:, 0].sum()), NUMBERS["first"]),
+        (microbatches * replicas, NUMBERS["microbatches"]),
+        (microbatches, NUMBERS["microbatches"]),
+        (1, NUMBERS["nothing"]),
+    ]
+    return next((says for number, says in numbers if abs(often * number / targets - 1) < 1e-6), "")
 
 
 class Cause(NamedTuple):
@@ -123,6 +147,11 @@ class Gradients:
         held = self.steps.held(whole.gradients)
         return lambda rank, name: held[rank, name]
 
+    def of_float32(self) -> bool:
+        """Whether all gradients are right, to the digits of float32."""
+        often = FLOAT32 / ROUNDING
+        return all(self.near(self.returned[key], wanted, often) for key, wanted in self.wanted.items())
+
     @property
     def untied_are_right(self) -> bool:
         return all(
@@ -143,18 +172,59 @@ class Gradients:
         yield from self.unreduced()
         if self.mesh.size("tp") > 1:
             yield from self.over_tp(self.mesh.size("tp"))
+        yield from self.in_part()
 
     def of_factor(self, often: float) -> Cause:
-        sees = f"the gradients are {factor(often)} of one process', on every parameter."
-        sizes = {axis: self.mesh.size(axis) for axis in ("dp", "cp")}
-        sizes |= {"n": self.mesh.n, "count": self.steps.count}
-        for names, divisor in DIVISORS.items():
-            if abs(often * prod(sizes[name] for name in names.split()) - 1) < 1e-6:
-                why = (
-                    f"They were divided by {divisor} as well. Ranks hold terms of one sum, which are divided "
-                )
-                return Cause(OVER_CP if names == "cp" else f"{why}by the targets and by nothing else.", sees)
-        return Cause("", sees)
+        sees = f"the gradients are {of_one_process(often)}, on every parameter."
+        if why := other_count(self.steps, often):
+            return Cause(why, sees)
+        labels = [label for label, divisor in self.divisors() if abs(often * divisor - 1) < 1e-6]
+        if labels == ["the size of cp"]:
+            return Cause(OVER_CP, sees)
+        if not labels:
+            return Cause("", sees)
+        by = labels[0] if len(labels) == 1 else f"{round(1 / often)}, which is {' or '.join(labels)},"
+        terms = "Ranks hold terms of one sum, which are divided by the targets and by nothing else."
+        return Cause(f"They were divided by {by} as well. {terms}", sees)
+
+    def divisors(self) -> Iterator[tuple[str, int]]:
+        """Numbers of ranks along all sets of axes, and times the number of microbatches."""
+        axes = [axis for axis in self.mesh.sizes if self.mesh.size(axis) > 1]
+        for several in range(1, len(axes) + 1):
+            for names in combinations(axes, several):
+                label = f"the number of ranks of {words.listing(names)}"
+                label = f"the size of {names[0]}" if several == 1 else label
+                label = "the number of ranks" if several == len(axes) > 1 else label
+                yield label, self.mesh.size(*names)
+                yield f"{label} and the number of microbatches", self.mesh.size(*names) * self.steps.count
+        yield "the number of microbatches", self.steps.count
+
+    def in_part(self) -> Iterator[Cause]:
+        """The terms of some parameters were not added, or those of others were added over tp."""
+        off = [key for key, wanted in self.wanted.items() if not self.near(self.returned[key], wanted)]
+        for axes in (("dp", "cp"), ("dp",), ("cp",)):
+            if self.mesh.size(*axes) > 1 and off and all(self.adds_up(*key, *axes) for key in off):
+                rank, name = off[0]
+                sees = f"on rank {rank} the gradient of {name} is that of its own tokens."
+                yield Cause(SOME_UNREDUCED, sees)
+        firsts = {self.mesh.ranks(rank, "dp", "cp")[0] for rank in range(self.mesh.n)}
+        wrong_ranks = {rank for rank, _ in off}
+        if wrong_ranks == set(range(self.mesh.n)) - firsts:
+            yield Cause(FIRST_ALONE, f"{words.ranks(sorted(wrong_ranks))} have other gradients.")
+        tp = self.mesh.size("tp")
+        if tp > 1 and all(
+            self.steps.cut_along(name) is None
+            and self.near(self.returned[rank, name], tp * self.wanted[rank, name], self.mesh.n)
+            for rank, name in off
+        ):
+            yield Cause(WHOLE_OVER_TP)
+
+    def adds_up(self, rank: int, name: str, *axes: str) -> bool:
+        """Whether the ranks along the axes hold terms of the right gradient, and not equal shares of it."""
+        terms = torch.stack([self.returned[other, name] for other in self.mesh.ranks(rank, *axes)])
+        if all(self.near(term, terms[0]) for term in terms):
+            return False
+        return self.near(terms.sum(0), self.wanted[rank, name], self.mesh.n)
 
     def unreduced(self) -> Iterator[Cause]:
         dp, cp = self.mesh.size("dp"), self.mesh.size("cp")
@@ -201,19 +271,25 @@ class Gradients:
         everyone = tuple(range(self.mesh.n))
         return any(o.group == everyone and o.nbytes > SMALL for o in self.observed.operations[0])
 
+    def of_each_call(self) -> list[Held]:
+        return [
+            self.steps.held(Steps(self.mesh, self.steps.config, self.steps.seed, [batch]).right.gradients)
+            for batch in self.steps.batches
+        ]
+
     def of_calls(self) -> Iterator[str]:
         """Only if there are two calls."""
         if len(self.steps.batches) == 1:
             return
         replicas = self.mesh.size("dp", "cp")
-        first, second = (
-            self.steps.held(Steps(self.mesh, self.steps.config, self.steps.seed, [batch]).right.gradients)
-            for batch in self.steps.batches
-        )
+        first, second = self.of_each_call()
         if self.are(lambda rank, name: second[rank, name]):
             yield ONE_CALL
         if self.are(lambda rank, name: replicas * first[rank, name] + second[rank, name]):
             yield AGAIN
+        for often in (2, 3, replicas + 1):
+            if self.are(lambda rank, name, often=often: often * first[rank, name] + second[rank, name]):
+                yield f"The gradients of the call before count {often} times: add them once, after the sum."
 
     def of_means(self) -> Iterator[str]:
         if self.are(self.of(self.steps.mean_of_microbatches())):
@@ -227,8 +303,25 @@ class Gradients:
             return
         tied = {key: tensor for key, tensor in self.returned.items() if key[1] == TIED}
         alone = f"{TIED} alone is wrong: "
-        if all(self.near(tensor, 2 * self.wanted[key], self.mesh.n) for key, tensor in tied.items()):
+        twice = [{key: 2 * self.wanted[key] for key in tied}]
+        if len(self.steps.batches) == 2:  # and the first call's once more with the second's
+            first, second = self.of_each_call()
+            twice.append({key: 4 * first[key] + 2 * second[key] for key in tied})
+        if any(all(self.near(tied[key], added[key], self.mesh.n) for key in tied) for added in twice):
             yield f"{alone}its two terms were added twice. `run_schedule` adds them already."
+            return
+        ratios = [
+            float((tensor * self.wanted[k]).sum() / self.wanted[k].square().sum())
+            for k, tensor in tied.items()
+        ]
+        if all(self.near(tensor, ratios[0] * self.wanted[k], self.mesh.n) for k, tensor in tied.items()):
+            share = of_one_process(ratios[0])
+            yield f"{alone}it is {share}. `run_schedule` adds its two terms already."
+            return
+        right = [k for k, tensor in tied.items() if self.near(tensor, self.wanted[k], self.mesh.n)]
+        if right:
+            others = words.ranks([rank for rank, name in tied if (rank, name) not in right])
+            yield f"{alone}{others} hold another gradient of it. Both stages need the sum of its two terms."
             return
         sums = (
             torch.stack([tied[other, TIED] for other in self.mesh.ranks(rank, "pp") if (other, TIED) in tied])
@@ -236,14 +329,17 @@ class Gradients:
         )
         if all(self.near(s.sum(0), self.wanted[key], self.mesh.n) for s, key in zip(sums, tied, strict=True)):
             yield f"{alone}its two terms, of the first stage and of the last, have not met."
+            return
         yield (
             f"{alone}it has a term on the first stage and one on the last. Reduce over the replicas once "
             "both have met, when `run_schedule` returns."
         )
 
 
-def gradients_line(steps: Steps, title: str, weight: float, *, essential: bool = False) -> Line:
-    """essential: wrong gradients here miss the point, whatever their cause."""
+def gradients_line(
+    steps: Steps, title: str, weight: float, *, essential: bool = False, exact: bool = False
+) -> Line:
+    """essential: wrong gradients here miss the point, whatever their cause; exact: in float64."""
 
     def judge(observed: Observed) -> Finding:
         for rank in range(observed.world_size):
@@ -266,6 +362,8 @@ def gradients_line(steps: Steps, title: str, weight: float, *, essential: bool =
         )
         if off is None:
             return RIGHT
+        if gradients.of_float32():
+            return wrong("the gradients are right to about seven digits.", IN_FLOAT64) if exact else RIGHT
         rank, name = off
         said = difference(
             f"on rank {rank} the gradient of {name} is wrong", gradients.returned[off], gradients.wanted[off]
@@ -331,10 +429,14 @@ def loss_causes(steps: Steps, returned: list[float], wanted: float, rank: int, c
         yield f"Rank {rank} returns {returned[rank]}: {ONLY_LAST}"
     if tp > 1 and are(tp * wanted):
         yield "Each rank of tp has the loss already: sum over pp, dp and cp alone."
-    if dp > 1 and any(map(are, (of_replicas, dp * of_replicas, of_replicas / cp))):
-        yield f"That is the loss of a mean of means. {OF_REPLICAS}"
+    for share in (1, dp, 1 / cp):
+        if dp > 1 and are(share * of_replicas):
+            means = "the mean of the replicas' means" if share == 1 else f"{factor(share)} the mean of means"
+            yield f"The loss is {means}. {OF_REPLICAS}"
+    if are(returned[0]) and (says := other_count(steps, returned[0] / wanted)):
+        yield says
     if near(returned[0] * round(wanted / (returned[0] or 1)), wanted) and are(returned[0]):
-        yield f"The loss is {factor(returned[0] / wanted)} of one process'. {TERMS_OF_LOSS}"
+        yield f"The loss is {of_one_process(returned[0] / wanted)}, on all ranks. {TERMS_OF_LOSS}"
     for axes in (("dp",), ("cp",), ("dp", "cp")):
         if mesh.size(*axes) > 1 and together(*axes):
             yield f"Ranks return the loss of their own tokens: sum over {' and '.join(axes)}, too."

@@ -95,6 +95,7 @@ def seconds(
     reduces: float = 1,
     chunked: bool = True,
     third: bool = True,
+    scores_again: bool = True,
 ) -> float:
     """The right step with mistakes: each keyword is one of its parts."""
     pp, cp, t, v = (layout[name] for name in ("pp", "cp", "tp", "chunks"))
@@ -104,6 +105,7 @@ def seconds(
     flops, hbm = gpu["flops"] * efficiency, gpu["bandwidth"] * memory * (1 if of_products else efficiency)
     runs, scores, sums = RUNS[layout["recompute"]]
     runs, scores = (runs, scores) if again else (3, 3)
+    scores = 3 if layout["recompute"] == "selective" and not scores_again else scores
     sums = sums if six else 4
     fast, slow = links["NVLink"] / nvlink, links["network"] / bits
 
@@ -161,6 +163,9 @@ def slip(**change: Any) -> Formula:
 SLIPS: dict[str, Formula] = {
     "The FLOPs are those without recomputation, 72 for 96: a block that is recomputed runs forward twice, "
     "and its pointwise operations as well.": slip(again=False),
+    "Selective recomputation runs the products of the scores once more, 4 times in place of 3.": slip(
+        scores_again=False
+    ),
     "NVLink's 600 GB/s are both directions together: a ring sends 300 each way.": slip(nvlink=1),
     "Networks are quoted in bits: 200 Gb/s are 25 GB/s.": slip(bits=1),
     "The bubble is multiplied by m: a pipeline fills and drains once a step.": slip(bubbles="times m"),
