@@ -73,7 +73,7 @@ def of_one_process(value: float) -> str:
 
 
 def other_count(steps: Steps, often: float) -> str:
-    """Another number than that of targets was given to `run_schedule`, which makes all `often` times right."""
+    """Another number than that of targets was given to `run_schedule`: all is `often` times right."""
     counted = steps.batches[0][1] != -100
     replicas, microbatches = counted.shape[:2]
     targets = int(counted.sum())
