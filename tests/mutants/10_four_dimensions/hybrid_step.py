@@ -388,7 +388,7 @@ def hybrid_step(stages, schedule, microbatches, mesh):
 
 # %% wrong: targets are counted over the world
 # is: idea
-# says: divided by the number of ranks as well
+# says: divided by 2, which is the size of pp or the size of dp, as well
 # base: what the wrong ones change
 -    dist.all_reduce(count, group=mesh.group("dp"))
 +    dist.all_reduce(count)
@@ -396,7 +396,7 @@ def hybrid_step(stages, schedule, microbatches, mesh):
 
 # %% wrong: targets are counted over pp and dp
 # is: idea
-# says: the number of ranks of pp and dp or
+# says: divided by 2, which is the size of pp or the size of dp, as well
 # base: what the wrong ones change
 -    dist.all_reduce(count, group=mesh.group("dp"))
 +    dist.all_reduce(count, group=mesh.group(("pp", "dp")))

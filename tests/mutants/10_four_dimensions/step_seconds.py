@@ -315,6 +315,70 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
 +RUNS = {"none": (3, 3, 4), "selective": (3, 3, 4), "full": (4, 4, 6)}
 
 
+# %% wrong: two stages are never in one node
+# is: detail
+# says: Print the parts of your step for one call
+# base: what the wrong ones change
+-        near = 2 * n * t <= links["per_node"]
++        near = False
+
+
+# %% wrong: a stage that fills its node has the next beside it
+# is: detail
+# says: Print the parts of your step for one call
+# base: what the wrong ones change
+-        near = 2 * n * t <= links["per_node"]
++        near = n * t <= links["per_node"]
+
+
+# %% wrong: ZeRO-3 sends once what replicas send, in each microbatch
+# is: detail
+# says: Print the parts of your step for one call
+# base: what the wrong ones change
+-        sent = max(0, 1.5 * m * sent - m * (shape.layers / p * layer + head))
++        sent = max(0, m * sent - m * (shape.layers / p * layer + head))
+
+
+# %% wrong: ZeRO-3 gathers once a step
+# is: detail
+# says: Print the parts of your step for one call, and compare
+# base: what the wrong ones change
+-        sent = max(0, 1.5 * m * sent - m * (shape.layers / p * layer + head))
++        sent = max(0, 1.5 * sent - m * (shape.layers / p * layer + head))
+
+
+# %% wrong: ZeRO-3 does not hide behind the head
+# is: detail
+# says: Print the parts of your step for one call
+# base: what the wrong ones change
+-        sent = max(0, 1.5 * m * sent - m * (shape.layers / p * layer + head))
++        sent = max(0, 1.5 * m * sent - m * shape.layers / p * layer)
+
+
+# %% wrong: gradients are summed over dp alone
+# is: detail
+# says: Print the parts of your step for one call
+# base: what the wrong ones change
+-    sent = all_reduce(2 * params, n, t, links)
++    sent = all_reduce(2 * params, layout["dp"], t, links)
+
+
+# %% wrong: the pipeline fills without messages
+# is: detail
+# says: Print the parts of your step for one call
+# base: what the wrong ones change
+-    seconds += (p - 1) * (slot / v + 2 * message)
++    seconds += (p - 1) * slot / v
+
+
+# %% wrong: the pipeline fills with one message a stage
+# is: detail
+# says: Print the parts of your step for one call
+# base: what the wrong ones change
+-    seconds += (p - 1) * (slot / v + 2 * message)
++    seconds += (p - 1) * (slot / v + message)
+
+
 # %% right: in milliseconds, part by part
 def step_seconds(shape, layout, batch, gpu, links, efficiency):
     s, h = shape.context, shape.width

@@ -389,14 +389,14 @@ SMALL = Model(256, 128, 4, 4, 64)
 CUBE = {"pp": 2, "dp": 2, "cp": 1, "tp": 2}
 
 
-def drawn(draw: Draw) -> list[Args]:
-    """Both ends and the middle of a pipeline, with unequal axes, tied or not."""
+def drawn(draw: Draw, tied: bool) -> list[Args]:
+    """Both ends and the middle of a pipeline, with unequal axes."""
     pp, dp, cp, tp = 3, draw.integer(2, 4), draw.choice([1, 2, 4]), draw.choice([2, 4])
     sizes = {"pp": pp, "dp": dp, "cp": cp, "tp": tp}
     heads, m = tp * draw.integer(2, 5), draw.integer(2, 7)
     shape = Model(
         vocab_size=tp * draw.integer(50, 99), context=256, layers=pp * draw.integer(2, 5), heads=heads,
-        width=8 * heads, tied=bool(draw.integer(0, 2)),
+        width=8 * heads, tied=tied,
     )  # fmt: skip
     rows = dp * m * draw.integer(1, 4)
     return [(shape, sizes, m, rows, 8 * cp * draw.integer(4, 9), stage) for stage in range(pp)]
@@ -414,7 +414,7 @@ def axis_bytes(draw: Draw) -> Iterator[Case]:
     ]
     grouped: Args = (Model(256, 128, 4, 8, 64, kv_heads=2), {"dp": 2, "cp": 4, "tp": 2}, 3, 12, 64)
     if draw.hidden:
-        plans += [plan for _ in range(3) for plan in drawn(draw)]
+        plans += [plan for tied in (True, False, True) for plan in drawn(draw, tied)]
     yield from predictions(plans, [grouped], [(SMALL, CUBE, 4, 8, 64, stage, 2) for stage in (0, 1)])
     eights: list[Args] = [
         (sizes, axis, 8)

@@ -308,6 +308,12 @@ def step_seconds(draw: Draw) -> Iterator[Case]:
         asked(gpt(32, 32, 4096), plan(1, 256, 1, zero=3, recompute="none"), 512),
         asked(gpt(32, 32, 4096, 65_536), plan(2, 4, 4, cp=4, recompute="selective", sequence=True), 32),
         asked(GPT3, plan(4, 8, 16), 256),
+        # two stages in a node, two that fill it each, a fill of many stages, and a ZeRO-3 that hides in part
+        asked(gpt(24, 32, 4096, 256), plan(2, 1, 4), 2),
+        asked(gpt(24, 32, 4096, 256), plan(2, 1, 8), 2),
+        asked(gpt(64, 32, 4096, 128), plan(32, 1, 1), 2),
+        asked(gpt(4, 32, 4096, 64), plan(1, 64, 1, zero=3), 192),
+        asked(gpt(24, 32, 4096), plan(1, 2, 1, cp=8), 4),
     ]
     if draw.hidden:
         for more in ({"recompute": "none", "sequence": True}, {"recompute": "full"}, {"zero": 1}):
