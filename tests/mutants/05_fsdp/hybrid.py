@@ -46,20 +46,56 @@ def hybrid_reduce(output, grads, shard_group, replica_group):
 
 
 # %% wrong: replicas are neighbours, too
-# is: slip
-# says: Replicas are the ranks of equal place
+# is: idea
+# says: replica group are neighbours, which hold different shards, so that nothing crosses
 # base: what the wrong ones change
 -    replica_groups = [list(range(k, world_size, shard)) for k in range(shard)]
 +    r = world_size // shard
 +    replica_groups = [list(range(k, k + r)) for k in range(0, world_size, r)]
 
 
+# %% wrong: groups of one rank and one group exchanged, or shard taken for the number of islands
+# is: detail
+# says: Each rank stands in one list of both
+# base: what the wrong ones change
+-    shard_groups = [list(range(k, k + shard)) for k in range(0, world_size, shard)]
+-    replica_groups = [list(range(k, world_size, shard)) for k in range(shard)]
++    g = world_size // shard
++    g = shard if 1 < g < world_size else g
++    shard_groups = [list(range(k, k + g)) for k in range(0, world_size, g)]
++    replica_groups = [list(range(k, world_size, g)) for k in range(g)]
+
+
+# %% wrong: the ranks of a group in descending order
+# is: detail
+# says: the groups themselves are in ascending order
+# base: what the wrong ones change
+-    return shard_groups, replica_groups
++    return [group[::-1] for group in shard_groups], [group[::-1] for group in replica_groups]
+
+
+# %% wrong: the groups in descending order
+# is: detail
+# says: the groups themselves are in ascending order
+# base: what the wrong ones change
+-    return shard_groups, replica_groups
++    return shard_groups[::-1], replica_groups[::-1]
+
+
 # %% wrong: only the first rank's groups
+# is: form
+# says: hybrid_groups\(8, 4\) gives \[\[0, 1, 2, 3\], \[0, 4\]\]; a pair of lists of lists
+# base: what the wrong ones change
+-    return shard_groups, replica_groups
++    return shard_groups[0], replica_groups[0]
+
+
+# %% wrong: dictionaries' values
 # is: form
 # says: a pair of lists of lists
 # base: what the wrong ones change
 -    return shard_groups, replica_groups
-+    return shard_groups[0], replica_groups[0]
++    return dict(enumerate(shard_groups)).values(), dict(enumerate(replica_groups)).values()
 
 
 # %% wrong: the rest is silently floored
@@ -77,7 +113,7 @@ def hybrid_reduce(output, grads, shard_group, replica_group):
 
 # %% wrong: an assertion refuses
 # is: detail
-# says: raised AssertionError
+# says: Raise ValueError unless world_size % shard is 0
 # base: what the wrong ones change
 -    if shard < 1 or world_size % shard:
 -        raise ValueError(f"{shard} does not divide {world_size}")
@@ -97,7 +133,7 @@ def hybrid_reduce(output, grads, shard_group, replica_group):
 
 # %% wrong: the whole gradient crosses, after it was summed inside
 # is: idea
-# says: The whole gradient crossed, g = 2 times the bytes|The all-reduce came first
+# says: The whole gradient crossed, g = 2 times the bytes
 # base: what the wrong ones change
 -    dist.reduce_scatter_tensor(output, grads, group=shard_group)
 -    dist.all_reduce(output, group=replica_group)
@@ -139,10 +175,69 @@ def hybrid_reduce(output, grads, shard_group, replica_group):
 
 # %% wrong: the mean over the islands only
 # is: slip
-# says: divided by the number of islands alone|r times too large
+# says: divided by the number of islands alone
 # base: what the wrong ones change
 -    output /= g * r
 +    output /= r
+
+
+# %% wrong: islands of one rank, or one island, are not divided
+# is: detail
+# says: That is the sum: divide it
+# base: what the wrong ones change
+-    output /= g * r
++    output /= g * r if g > 1 and r > 1 else 1
+
+
+# %% wrong: a mean across, which is divided again
+# is: slip
+# says: divided by the number of islands twice
+# base: what the wrong ones change
+-    dist.all_reduce(output, group=replica_group)
++    dist.all_reduce(output, group=replica_group)
++    output /= r
+
+
+# %% wrong: the islands have what the first one summed
+# is: idea
+# says: All islands have what the first one summed
+# base: what the wrong ones change
+-    dist.all_reduce(output, group=replica_group)
++    dist.broadcast(output, dist.get_global_rank(replica_group, 0), group=replica_group)
+
+
+# %% wrong: the largest sum of an island
+# is: idea
+# says: That is the largest sum of an island
+# base: what the wrong ones change
+-    dist.all_reduce(output, group=replica_group)
++    dist.all_reduce(output, op=dist.ReduceOp.MAX, group=replica_group)
+
+
+# %% wrong: the sum is left on one island
+# is: slip
+# says: Only island 0 has the mean
+# base: what the wrong ones change
+-    dist.all_reduce(output, group=replica_group)
++    dist.reduce(output, dist.get_global_rank(replica_group, 0), group=replica_group)
+
+
+# %% wrong: the shard is reduced to one replica, and broadcast from there
+# is: slip
+# says: One replica sends more than the others
+# base: what the wrong ones change
+-    dist.all_reduce(output, group=replica_group)
++    first = dist.get_global_rank(replica_group, 0)
++    dist.reduce(output, first, group=replica_group)
++    dist.broadcast(output, first, group=replica_group)
+
+
+# %% wrong: shards of different places are added
+# is: slip
+# says: Shards of different places were added
+# base: what the wrong ones change
+-    dist.all_reduce(output, group=replica_group)
++    dist.all_reduce(output)
 
 
 # %% wrong: the sum

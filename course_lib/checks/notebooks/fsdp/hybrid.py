@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from course_lib.checks.kit import (
-    EVALUATE,
     RIGHT,
     Case,
     Draw,
@@ -18,20 +16,18 @@ from course_lib.checks.kit import (
     Line,
     Observed,
     RankSide,
-    Sentence,
-    at,
     close,
     difference,
-    error_kind,
-    essential,
     exercise,
     left_alone,
     side,
     words,
     wrong,
 )
+from course_lib.checks.notebooks.fsdp.islands import Islands, groups_case
+from course_lib.ledger.operation import Operation
 
-GROUPS, REDUCE = 0, 1  # the objects
+REDUCE = 1  # of the objects
 OLD = -7.0  # stands in an output before the call
 POINT = "sending each rank's own shard across the islands, and no more"
 NOT_WRITTEN = "`output` was not written: the function returns nothing, the result goes into `output`."
@@ -39,164 +35,24 @@ OVER_ISLAND = "That is divided by the g ranks of an island alone, r times too la
 OVER_ISLANDS = "That is divided by the number of islands alone: the sum has g x r terms."
 NOT_ADDED = "The ranks of an island were not added: reduce-scatter over shard_group."
 SWAPPED = "The groups are used the other way round: reduce-scatter over shard_group first."
-EXCHANGED = "The two lists stand the other way round: return those that shard first."
-TRANSPOSED = (
-    "The groups are transposed: neighbours hold the same shard, and ranks that are far apart share a model, "
-    "so that most bytes cross between islands. Let neighbours shard, and ranks of equal place replicate."
+TWICE = "That is divided by {} twice: a sum with ReduceOp.AVG is divided already."
+FIRST = (
+    "All islands have what the first one summed. All-reduce the shard, since every island has other terms."
+)
+LARGEST = "That is the largest sum of an island. All-reduce the shard with ReduceOp.SUM."
+MIXED = (
+    "Shards of different places were added. All-reduce over replica_group, whose ranks hold the same shard."
+)
+ONE_ISLAND = (
+    "Only island {} has the mean. All replicas need it, so all-reduce the shard over replica_group, which "
+    "leaves the sum on all of them."
 )
 DRIFT = (
     "The replicas were not averaged: every island goes its own way, and from step 2 on their weights drift "
     "apart. All-reduce the shard over replica_group."
 )
-MOST = 1_000  # ranks of a range that came back
-Groups = list[list[int]]
 
-
-# ---- hybrid_groups
-
-
-@dataclass(frozen=True)
-class Islands:
-    """n ranks in islands of g neighbours; r ranks hold the same shard."""
-
-    n: int
-    g: int
-
-    @property
-    def r(self) -> int:
-        return self.n // self.g
-
-    def runs(self, size: int) -> Groups:
-        """Neighbours together, `size` to a list."""
-        return [list(range(first, first + size)) for first in range(0, self.n, size)]
-
-    def strides(self, stride: int) -> Groups:
-        """Ranks at that distance together."""
-        return [list(range(place, self.n, stride)) for place in range(stride)]
-
-    @property
-    def groups(self) -> tuple[Groups, Groups]:
-        return self.runs(self.g), self.strides(self.g)
-
-    def why(self, shards: Groups, replicas: Groups) -> str:
-        """The usual cause of other groups."""
-        right_shards, right_replicas = self.groups
-        apart, near = self.strides(self.r), self.runs(self.r)
-        if (shards, replicas) == (right_replicas, right_shards):
-            return EXCHANGED
-        if (shards, replicas) == (apart, near):
-            return TRANSPOSED
-        if [sorted(group) for group in shards] == right_shards and replicas != right_replicas:
-            return (
-                "Replicas are the ranks of equal place in their islands: p, p + g, p + 2g, ... for each "
-                "place p of an island of g."
-            )
-        if shards == self.runs(self.r):
-            return "`shard` is how many ranks share a model, and not how many islands there are."
-        ranks = sorted(rank for group in shards for rank in group)
-        if {*map(len, shards)} == {self.g} and ranks == list(range(self.n)):
-            return "Neighbours shard: the ranks of an island follow one another."
-        return (
-            "Each rank stands in one list of both: with its neighbours where it shards, with those of equal "
-            "place where it replicates."
-        )
-
-
-def listed(value: Any) -> Any:
-    """Lists of numbers, from lists, ranges and tensors that came back as plain data."""
-    match value:
-        case {"range": [int(start), int(stop), int(step)]} if step:
-            return list(range(start, stop, step)[:MOST])
-        case {"tensor": list(elements), "shape": [_, int(width)]} if width > 0:
-            return [elements[k : k + width] for k in range(0, len(elements), width)]
-        case {"tensor": list(elements)}:
-            return elements
-        case list():
-            return [listed(item) for item in value]
-    return value
-
-
-def groups_judge(islands: Islands, index: int) -> Callable[[Observed], Finding]:
-    called = f"hybrid_groups({islands.n}, {islands.g})"
-
-    def judge(observed: Observed) -> Finding:
-        answer = observed.answer(index)
-        if answer.error is not None:
-            return raised(called, *answer.error)
-        value = listed(answer.value)
-        if value == [*map(list, islands.groups)]:
-            return RIGHT
-        if not (isinstance(value, list) and len(value) == 2 and all(map(is_groups, value))):
-            why = "Is there a `return` at its end?" if value is None else ""
-            return wrong("a pair of lists of lists of ranks is expected.", why, cause="no pair")
-        shards, replicas = value
-        general = "hybrid_groups gives other groups than asked for"
-        said = Sentence(f"{called} gives {shards} and {replicas}.", f"{general}.")
-        why = islands.why(shards, replicas)
-        # one rank to a group, or one group, is the same either way round
-        far = why in (EXCHANGED, TRANSPOSED) and 1 < islands.g < islands.n
-        return wrong(said, why, cause=why, misses_point=far)
-
-    return judge
-
-
-def is_groups(value: object) -> bool:
-    return isinstance(value, list) and all(
-        isinstance(group, list) and all(type(rank) is int for rank in group) for group in value
-    )
-
-
-def refusal_judge(n: int, g: int, index: int) -> Callable[[Observed], Finding]:
-    called = f"hybrid_groups({n}, {g})"
-
-    def judge(observed: Observed) -> Finding:
-        answer = observed.answer(index)
-        if answer.error is None:
-            return wrong(
-                Sentence(f"{called} gives {str(listed(answer.value))[:80]}.", "it was not refused."),
-                "A number that does not divide was silently floored or cut off: some ranks would have no "
-                "group, or a smaller one than the others. Raise ValueError unless world_size % shard is 0.",
-                cause="not refused",
-            )
-        if answer.error[0] != "ValueError":
-            return raised(called, *answer.error)
-        return RIGHT
-
-    return judge
-
-
-def raised(called: str, error: str = "", text: str = "", place: str = "") -> Finding:
-    if error == "NotImplementedError":
-        return wrong("hybrid_groups is not written yet.", cause="not written")
-    general = f"hybrid_groups raised {error_kind(error)}."
-    return wrong(Sentence(f"{called} raised {error}: {text}", general), at(place))
-
-
-def groups_case(draw: Draw) -> Case:
-    asked = [Islands(8, 4), Islands(6, 2), Islands(4, 4), Islands(3, 1)]
-    refused = [(8, 3), (4, 8)]
-    titles = [f"groups: {islands.n} ranks, islands of {islands.g}" for islands in asked]
-    refusals = [f"{n} ranks in islands of {g} are refused" for n, g in refused]
-    if draw.hidden:
-        g, r = draw.integer(2, 6), draw.integer(2, 6)
-        asked += [Islands(g * r, g), Islands(16, 8)]
-        titles += ["groups: other islands", "groups: two nodes of 8"]
-        refused += [(g * r + 1, g)]
-        refusals += ["other numbers are refused"]
-    pairs = [(islands.n, islands.g) for islands in asked] + refused
-    lines = [
-        Line(title, groups_judge(islands, k), 1.25 if k < 2 else 1)
-        for k, (title, islands) in enumerate(zip(titles, asked, strict=True))
-    ]
-    lines += [
-        Line(title, refusal_judge(*numbers, k), 0.75)
-        for k, (title, numbers) in enumerate(zip(refusals, refused, strict=True), start=len(asked))
-    ]
-    calls = [[GROUPS, [n, g]] for n, g in pairs]
-    return Case("groups", [RankSide({}, {"calls": calls}, {})], lines, recipe=EVALUATE, alone=True)
-
-
-# ---- hybrid_reduce
+Shard = Callable[[int], Tensor]  # on a rank
 
 
 @dataclass(frozen=True)
@@ -220,28 +76,28 @@ class Reduction:
     def mean(self, rank: int) -> Tensor:
         return self.grads.mean(0)[self.place(rank)]
 
-    def slips(self) -> list[tuple[str, Callable[[int], Tensor]]]:
+    def own(self, rank: int) -> Tensor:
+        """The sum over the rank's island."""
+        first = self.island(rank) * self.islands.g
+        return self.grads[first : first + self.islands.g].sum(0)[self.place(rank)]
+
+    def largest(self, rank: int) -> Tensor:
+        replicas = range(self.place(rank), self.islands.n, self.islands.g)
+        return torch.stack([self.own(replica) for replica in replicas]).max(0).values
+
+    def slips(self) -> list[tuple[str, Shard]]:
         """The sentence for each mistake, and the shard that it gives on a rank."""
         n, g, r = self.islands.n, self.islands.g, self.islands.r
-
-        def own(rank: int) -> Tensor:  # the sum over the island
-            first = self.island(rank) * g
-            return self.grads[first : first + g].sum(0)[self.place(rank)]
-
-        slips: list[tuple[str, Callable[[int], Tensor]]] = [
-            (NOT_WRITTEN, lambda rank: torch.full_like(self.mean(rank), OLD))
+        slips: list[tuple[str, Shard]] = [
+            (NOT_WRITTEN, lambda rank: torch.full_like(self.mean(rank), OLD)),
+            ("That is the sum: divide it by the number of ranks.", lambda rank: self.mean(rank) * n),
         ]
         if g == r > 1:  # which of the two it was, the other islands tell
             slips.append(
                 (f"That is divided by {g}: the sum has g x r = {n} terms.", lambda k: self.mean(k) * g)
             )
         if r > 1:
-            slips += [
-                (OVER_ISLAND, lambda rank: self.mean(rank) * r),
-                (DRIFT, lambda rank: own(rank) / g),
-                (DRIFT, lambda rank: own(rank) / n),
-                (DRIFT, own),
-            ]
+            slips += [(OVER_ISLAND, lambda rank: self.mean(rank) * r), *self.apart()]
         if g > 1:
             slips += [
                 (OVER_ISLANDS, lambda rank: self.mean(rank) * g),
@@ -249,11 +105,22 @@ class Reduction:
             ]
         if g == r > 1:
             slips.append((SWAPPED, lambda rank: self.grads.mean(0)[self.island(rank)]))
+        if g > 1:
+            slips += [(MIXED, lambda _, by=by: self.grads.sum((0, 1)) / by) for by in (1, g, r, n)]
+        islands = str(r) if g == r else "the number of islands"
         return [
             *slips,
-            ("That is the sum: divide it by the number of ranks.", lambda rank: self.mean(rank) * n),
             ("That is divided by the number of ranks twice.", lambda rank: self.mean(rank) / n),
+            (TWICE.format(islands), lambda rank: self.mean(rank) / r),
+            (TWICE.format("the g ranks of an island"), lambda rank: self.mean(rank) / g),
         ]
+
+    def apart(self) -> Iterator[tuple[str, Shard]]:
+        """The islands' sums that were not added, whatever they are divided by."""
+        for by in (1, self.islands.g, self.islands.n):
+            yield DRIFT, lambda rank, by=by: self.own(rank) / by
+            yield FIRST, lambda rank, by=by: self.own(self.place(rank)) / by
+            yield LARGEST, lambda rank, by=by: self.largest(rank) / by
 
     @property
     def tolerance(self) -> float:
@@ -264,25 +131,28 @@ def mean_line(of: Reduction, title: str, weight: float) -> Line:
     def judge(observed: Observed) -> Finding:
         outputs = [tensors["output"].double() for tensors in observed.tensors]
 
-        def are(shard: Callable[[int], Tensor]) -> bool:
+        def are(shard: Shard) -> bool:
             return all(
                 close(output, shard(rank), of.tolerance or 2e-5) for rank, output in enumerate(outputs)
             )
 
         if are(of.mean):
             return RIGHT
-        off = next(
+        off, *others = [
             rank
             for rank, output in enumerate(outputs)
             if not close(output, of.mean(rank), of.tolerance or 2e-5)
-        )
+        ]
         said = difference(f"on rank {off} the mean is wrong", outputs[off], of.mean(off))
         why = next((says for says, shard in of.slips() if are(shard)), "")
+        good = {*range(of.islands.r)} - {of.island(rank) for rank in (off, *others)}
+        if not why and len(good) == 1:
+            why = ONE_ISLAND.format(*good)
         why = why or (
             "Reduce-scatter inside the island, all-reduce the shard across, divide by g x r: rank r of the "
             "island ends with part r of the mean."
         )
-        return wrong(said, why, misses_point=why in (DRIFT, NOT_ADDED, SWAPPED))
+        return wrong(said, why, misses_point=why in (DRIFT, FIRST, LARGEST, NOT_ADDED, SWAPPED))
 
     return Line(title, judge, weight)
 
@@ -291,6 +161,13 @@ def alone_line(of: Reduction) -> Line:
     rows = {rank: row.reshape(-1).to(of.dtype) for rank, row in enumerate(of.grads)}
     keep = "Reduce-scatter into `output` first, and change it alone: the caller still has these gradients."
     return Line("`grads` is left alone", left_alone("grads", rows, keep), 0.5, trivial=True)
+
+
+def reached(operation: Operation) -> Sequence[int]:
+    """The ranks that a message goes to or comes from; those of a collective are its group."""
+    if operation.op in ("send", "recv") and operation.peer is not None:
+        return [operation.peer]
+    return operation.group  # `peer` of a reduce or a broadcast is its root
 
 
 def wire_line(of: Reduction, *, inside: bool, weight: float) -> Line:
@@ -306,7 +183,7 @@ def wire_line(of: Reduction, *, inside: bool, weight: float) -> Line:
         return sum(
             operation.bytes_sent
             for operation in observed.operations[rank]
-            if ({*operation.group} if operation.peer is None else {operation.peer}).issubset(island) == inside
+            if {*reached(operation)}.issubset(island) == inside
         )
 
     def judge(observed: Observed) -> Finding:
@@ -316,14 +193,15 @@ def wire_line(of: Reduction, *, inside: bool, weight: float) -> Line:
             return Finding(True, title=f"{title}: {words.number(round(least))} per rank")
         said = f"rank {rank} sent {words.number(round(sent[rank]))} bytes {where}; "
         said += f"{words.number(round(least))} are right."
-        return wrong(said, why(observed, max(sent) / max(least, 1)), cause=where)
+        ratio = sum(sent) / max(least * len(sent), 1)
+        return wrong(said, why(observed, ratio), cause=where, misses_point=not inside and ratio > 0.95 * g)
 
     def why(observed: Observed, ratio: float) -> str:
         if inside:
             return "Inside: one reduce-scatter of the row, (g-1)/g of it."
         if abs(ratio - g) < 0.05:
-            first = next((o.op for o in observed.operations[0] if o.op != "barrier"), "")
-            if first == "all_reduce":
+            first = next((o for o in observed.operations[0] if o.op != "barrier"), None)
+            if first and first.op == "all_reduce" and max(reached(first)) >= g:  # rank 0's island: 0 to g-1
                 return (
                     f"The all-reduce came first, with the whole row: the same value for g = {g} times the "
                     "bytes across. Reduce-scatter inside first; then a shard of 1/g crosses."
@@ -334,10 +212,13 @@ def wire_line(of: Reduction, *, inside: bool, weight: float) -> Line:
                 "The whole gradient went round all ranks in one group: reduce-scatter in shard_group, then "
                 "all-reduce the shard in replica_group."
             )
+        if abs(ratio - 1) < 0.05:
+            return (
+                "One replica sends more than the others. An all-reduce of the shard loads all of them alike."
+            )
         return "Across: an all-reduce of the shard, 2 (r-1)/r of it."
 
-    line = Line(title, judge, weight, "communication")
-    return line if inside else essential(line)
+    return Line(title, judge, weight, "communication")
 
 
 def reduce_case(
