@@ -66,7 +66,7 @@ def reduce_scatter_mean(output, grads, reduce_dtype=torch.float32, group=None):
 
 # %% wrong: cast to bfloat16, whatever the output is
 # is: detail
-# says: same dtype|dtypes|one dtype
+# says: `output` is the caller's, in any dtype
 # base: what the wrong ones change
 -    row = shard.reshape(-1).to(output.dtype)
 +    row = shard.reshape(-1).to(torch.bfloat16)
@@ -82,7 +82,7 @@ def reduce_scatter_mean(output, grads, reduce_dtype=torch.float32, group=None):
 
 # %% wrong: all ranks instead of the group's
 # is: slip
-# says: rank
+# says: Every rank of the group takes part
 # base: what the wrong ones change
 -    dist.all_gather_into_tensor(output.view(-1), row, group=group)
 +    dist.all_gather_into_tensor(output.view(-1), row)
@@ -210,10 +210,94 @@ def reduce_scatter_mean(output, grads, reduce_dtype=torch.float32, group=None):
 
 # %% wrong: divided in the dtype of the sum
 # is: detail
-# says: Divide last, in the dtype of `output`
+# says: Divide last, in the dtype of `output`.*ReduceOp.AVG
 # base: what the wrong ones change
 -    output.copy_((total.float() / n).view_as(output))
 +    output.copy_((total / n).view_as(output))
+
+
+# %% wrong: the mean is added to what stands in the output
+# is: slip
+# says: The mean was added to what stood in `output`
+# base: what the wrong ones change
+-    output.copy_((total.float() / n).view_as(output))
++    output += (total.float() / n).view_as(output)
+
+
+# %% wrong: small means are added to what stands in the output
+# is: slip
+# says: The mean was added to what stood in `output`
+# base: what the wrong ones change
+-    output.copy_((total.float() / n).view_as(output))
++    if n == 8:
++        output += (total.float() / n).view_as(output)
++    else:
++        output.copy_((total.float() / n).view_as(output))
+
+
+# %% wrong: an all-to-all in 16 bits, whose rows are added in float32
+# is: slip
+# says: 2 bytes an element travelled; `reduce_dtype` says float32
+# base: what the wrong ones change
+-    wide = grads.reshape(-1).to(reduce_dtype)
+-    total = torch.empty(output.numel(), dtype=reduce_dtype, device=output.device)
+-    dist.reduce_scatter_tensor(total, wide, group=group)
++    parts = list(grads.reshape(n, -1).unbind())
++    received = [torch.empty_like(part) for part in parts]
++    dist.all_to_all(received, parts, group=group)
++    total = torch.stack(received).float().sum(0).to(reduce_dtype)
+
+
+# %% wrong: the group is forgotten in the reduction
+# is: slip
+# says: Every rank of the group takes part
+# base: what the wrong ones change
+-    dist.reduce_scatter_tensor(total, wide, group=group)
++    dist.reduce_scatter_tensor(total, wide)
+
+
+# %% wrong: the part of the rank's number in the world
+# is: slip
+# says: another rank's part of the mean
+# base: what the wrong ones change
+-    total = torch.empty(output.numel(), dtype=reduce_dtype, device=output.device)
+-    dist.reduce_scatter_tensor(total, wide, group=group)
++    received = torch.empty_like(wide)
++    dist.all_to_all_single(received, wide.view(n, -1).roll(1 if n < dist.get_world_size() else 0, 0), group=group)
++    total = received.view(n, -1).sum(0)
+
+
+# %% wrong: divided by all ranks but one
+# is: slip
+# says: divided by N - 1
+# base: what the wrong ones change
+-    output.copy_((total.float() / n).view_as(output))
++    output.copy_((total.float() / (n - 1)).view_as(output))
+
+
+# %% wrong: divided without a rest
+# is: slip
+# says: divided with //
+# base: what the wrong ones change
+-    output.copy_((total.float() / n).view_as(output))
++    output.copy_((total.float() // n).view_as(output))
+
+
+# %% wrong: the ranks' largest gradients
+# is: slip
+# says: Rank r's `output` is part r of the sum
+# base: what the wrong ones change
+-    dist.reduce_scatter_tensor(total, wide, group=group)
++    dist.reduce_scatter_tensor(total, wide, op=dist.ReduceOp.MAX, group=group)
+
+
+# %% wrong: the largest gradient of eight ranks
+# is: slip
+# says: the gradients were not added, or were divided twice
+# base: what the wrong ones change
+-    dist.reduce_scatter_tensor(total, wide, group=group)
++    most = dist.ReduceOp.MAX if n == 8 else dist.ReduceOp.SUM
++    dist.reduce_scatter_tensor(total, wide, op=most, group=group)
 
 
 # %% wrong: the sum
@@ -254,8 +338,8 @@ def reduce_scatter_mean(output, grads, reduce_dtype=torch.float32, group=None):
 
 
 # %% wrong: nothing is sent
-# is: slip
-# says: That is the rank's own gradient
+# is: idea
+# says: no rank sent anything, and these gradients are their own mean
 # base: what the wrong ones change
 -    total = torch.empty(output.numel(), dtype=reduce_dtype, device=output.device)
 -    dist.reduce_scatter_tensor(total, wide, group=group)

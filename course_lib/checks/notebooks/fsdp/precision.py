@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -41,7 +42,18 @@ ADDED = (
 )
 ROUNDED = 0.03  # how far two roundings to bfloat16 can lie apart
 NOT_WRITTEN = "`output` was not written: the function returns nothing, the result goes into `output`."
-CAST = "Cast the gradients to reduce_dtype, reduce-scatter them, and write sum / N into `output`."
+PART = (
+    "Rank r's `output` is part r of the sum over the group, divided by N. Reduce-scatter the gradients in "
+    "reduce_dtype, and write sum / N."
+)
+ELSEWHERE = (
+    "That is another rank's part of the mean: `output` is for the rank's place in the group, "
+    "dist.get_rank(group)."
+)
+ADDED_TO = "The mean was added to what stood in `output`: overwrite it, as with output.copy_()."
+NOT_ADDED = "That is the mean, divided by N: the gradients were not added, or were divided twice."
+OWN = "That is the rank's own gradient: add those of all ranks."
+OWN_DIVIDED = "That is the rank's own gradient, divided: add those of all ranks."
 KEEP = "Cast a copy: shard.to(output.dtype)."
 POINT = "weights that travel in 16 bits, and gradients that are added in float32"
 
@@ -158,16 +170,18 @@ def mean_slips(grads: Tensor, dtype: torch.dtype, world: int) -> list[Slip]:
     world: the number of all ranks, of which n take part.
     """
     n = len(grads)
-    total = grads.sum(0)
+    total, equal = grads.sum(0), n > 1 and torch.equal(grads, grads[:1].expand_as(grads))
 
     def slip(says: str, shards: Tensor) -> Slip:
         return Slip(says, lambda place: {"output": shards[place].float()})
 
     narrow = str(dtype)[6:]
     return [
-        slip(NOT_WRITTEN, torch.full_like(total, OLD)),
+        slip(ADDED_TO, total / n + OLD),
         slip("That is the sum: divide it by the number of ranks.", total),
-        slip("That is divided by the number of ranks twice.", total / n / n),
+        slip(NOT_ADDED if equal else "That is divided by the number of ranks twice.", total / n / n),
+        slip("That is divided by N - 1: the mean of N ranks is their sum / N.", total / max(n - 1, 1)),
+        slip("The sum was divided with //, which rounds down: divide it with /.", (total / n).floor()),
         *(
             [
                 slip(
@@ -198,14 +212,8 @@ def mean_slips(grads: Tensor, dtype: torch.dtype, world: int) -> list[Slip]:
             f"The mean was rounded to {narrow} on its way: write it into `output` from float32.",
             (total / n).to(dtype).double(),
         ),
-        slip(
-            "That is the rank's own gradient: add those of all ranks.",
-            torch.stack([grads[place, place] for place in range(n)]),
-        ),
-        slip(
-            "That is the rank's own gradient, divided: add those of all ranks.",
-            torch.stack([grads[place, place] for place in range(n)]) / n,
-        ),
+        slip(OWN, torch.stack([grads[place, place] for place in range(n)])),
+        slip(OWN_DIVIDED, torch.stack([grads[place, place] for place in range(n)]) / n),
         slip(
             "Every rank has the first part of the mean: rank r's begins at r times the size of `output`.",
             (total / n)[:1].expand_as(total),
@@ -227,11 +235,18 @@ def mean_line(on: Setting, grads: Tensor, reduce_dtype: torch.dtype) -> Line:
     def judge(observed: Observed) -> Finding:
         off = [rank for rank in on.ranks if not right(rank, observed)]
         if not off:
-            return divided_last(observed) if reduce_dtype.itemsize == 2 else RIGHT
+            return silent(observed) or (divided_last(observed) if reduce_dtype.itemsize == 2 else RIGHT)
         actual, wanted = observed.tensors[off[0]]["output"], mean[place_of[off[0]]]
         said = difference(f"on rank {off[0]} the mean is wrong", actual, wanted)
-        narrow = reduce_dtype == torch.float32 and added(observed)
-        return wrong(said, why(observed), misses_point=narrow)
+        cause, narrow = why(observed), reduce_dtype == torch.float32 and added(observed)
+        return wrong(said, cause, misses_point=narrow or cause in (OWN, OWN_DIVIDED))
+
+    def silent(observed: Observed) -> Finding | None:
+        """The finding if the mean is right since all ranks have the same gradients, and nothing was sent."""
+        if on.n == 1 or any(observed.operations):
+            return None
+        said = "no rank sent anything, and these gradients are their own mean, since they are equal."
+        return wrong(said, OWN, misses_point=True)
 
     def divided_last(observed: Observed) -> Finding:
         """A mean by three of which no element has more than 16 bits was divided there."""
@@ -241,7 +256,8 @@ def mean_line(on: Setting, grads: Tensor, reduce_dtype: torch.dtype) -> Line:
             if torch.equal(output, output.to(reduce_dtype).float()):
                 return wrong(
                     f"on rank {rank} the mean has no more bits than a {name}.",
-                    "Divide last, in the dtype of `output`: a division in reduce_dtype rounds once more.",
+                    "Divide last, in the dtype of `output`: a division in reduce_dtype rounds once more, and "
+                    "so does ReduceOp.AVG.",
                     cause="divided",
                 )
         return RIGHT
@@ -255,20 +271,26 @@ def mean_line(on: Setting, grads: Tensor, reduce_dtype: torch.dtype) -> Line:
 
     def usual(observed: Observed, within: float) -> str:
         """The slip that every rank's output is, up to rounding, and that the mean is not."""
+        outputs = {rank: observed.tensors[rank]["output"] for rank in on.ranks}
+        if all(bool((output == OLD).all()) for output in outputs.values()):  # a small mean added to it is not
+            return NOT_WRITTEN
         for slip in slips:
             shards = {rank: slip.tensors(place)["output"] for rank, place in place_of.items()}
             if within and all(
                 close(shards[rank], mean[place].float(), within) for rank, place in place_of.items()
             ):
                 continue
-            if all(close(observed.tensors[rank]["output"], shards[rank], within) for rank in on.ranks):
+            if all(close(output, shards[rank], within) for rank, output in outputs.items()):
                 return slip.says
+        parts = [part.float() for part in mean]
+        if all(any(close(output, part, within) for part in parts) for output in outputs.values()):
+            return ELSEWHERE
         return ""
 
     def why(observed: Observed) -> str:
         if reduce_dtype != torch.float32 or not added(observed):
             says = usual(observed, tolerance)
-            return says or (usual(observed, ROUNDED) if reduce_dtype == torch.float32 else "") or CAST
+            return says or (usual(observed, ROUNDED) if reduce_dtype == torch.float32 else "") or PART
         narrow, besides = str(grads.dtype)[6:], usual(observed, ROUNDED)
         return f"{ADDED.format(narrow)} Besides: {besides}" if besides else ADDED.format(narrow)
 
@@ -278,12 +300,14 @@ def mean_line(on: Setting, grads: Tensor, reduce_dtype: torch.dtype) -> Line:
 
 
 def reduce_hint(reduce_dtype: torch.dtype, ratio: float, observed: Observed) -> str:
-    kinds = {o.dtype for operations in observed.operations for o in operations}
-    name = str(reduce_dtype)[6:]
+    kinds = {o.dtype for operations in observed.operations for o in operations if o.dtype}
+    name, bytes_each = str(reduce_dtype)[6:], round(ratio * reduce_dtype.itemsize, 1)
     if ratio > 1 and kinds == {name} and abs(ratio - 2) < 0.05:
         return "That is an all-reduce's traffic: a reduce-scatter leaves each rank its own part alone."
     if kinds and kinds != {name}:
         return f"{words.listing(sorted(kinds))} travelled; `reduce_dtype` says {name}."
+    if not kinds and bytes_each in (2, 4):  # an all-to-all of lists, whose dtype is not in the record
+        return f"{bytes_each:g} bytes an element travelled; `reduce_dtype` says {name}."
     return "Each rank sends N-1 parts of the size of `output`, in reduce_dtype."
 
 
@@ -339,7 +363,7 @@ def refused_case() -> Case:
                 return wrong(
                     "an `output` of the wrong dtype was not refused: it was torch.bfloat16.",
                     "The mean goes to the optimizer, whose small steps would be lost in 16 bits: raise "
-                    "TypeError unless output.dtype is torch.float32, before anything is sent.",
+                    "TypeError if `output` has 16 bits, before anything is sent.",
                 )
             kind, text, place = error
             if kind not in ("TypeError", "ValueError"):
@@ -357,7 +381,10 @@ def refused_case() -> Case:
 def trouble(case: Case, kind: str, text: str) -> str:
     if kind == "error" and "reduce_dtype" in text and "unexpected keyword" in text:
         return "The signature is reduce_scatter_mean(output, grads, reduce_dtype=torch.float32, group=None)."
-    if kind == "deadlock":
+    if re.search("invalid tensor type|different dtypes", text) and re.search("all_?gather", text):
+        return "`output` is the caller's, in any dtype. Cast the shard to output.dtype before the all-gather."
+    part = not all(side.inputs for side in case.sides)  # of the ranks
+    if kind == "deadlock" or (part and re.search("invalid tensor size|outputShape|worldSize", text)):
         return "Every rank of the group takes part, in the same collectives: pass group= to each."
     return ""
 
