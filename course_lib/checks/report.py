@@ -13,6 +13,7 @@ ASPECTS = ("value", "shape", "communication", "memory")
 WIDTH = 62  # column in which the points stand
 SAME = "(the same cause)"
 WAITS = "(counts once the values are right)"
+WAITS_FOR_OTHERS = "(counts once the lines above are right)"  # if some values are right, and others are not
 
 
 @dataclass

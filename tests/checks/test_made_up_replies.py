@@ -110,6 +110,26 @@ def test_a_judge_that_fails_costs_its_own_line(monkeypatch: pytest.MonkeyPatch) 
     assert judged[0].finding.sentences and "ZeroDivisionError: of a line" in session.failures[0]
 
 
+@pytest.mark.parametrize(
+    ("values", "note"),
+    [
+        ([False, False], "(counts once the values are right)"),
+        ([True, False], "(counts once the lines above are right)"),
+        ([True, True], ""),
+    ],
+)
+def test_a_line_on_bytes_says_what_it_waits_for(values: list[bool], note: str) -> None:
+    name = "first_ranks/message_prediction"
+    exercise, case = EXERCISES[name], drawn(name)[0]
+    lines = [cases.Line(f"value {k}", lambda _, ok=ok: Finding(ok)) for k, ok in enumerate(values)]
+    lines.append(cases.Line("bytes", lambda _: cases.RIGHT, aspect="communication"))
+    case = replace(case, lines=lines)
+    seen = observed(exercise, case, default, zeros)
+    assert isinstance(seen, Observed)
+    session = judging.Session(exercise, [], hidden=True)
+    assert judging.judge_lines(session, case, seen, [])[-1].note == note
+
+
 def test_a_case_that_cannot_be_read_costs_its_own_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cases, "hints_may_fail", True)
     name = "first_ranks/message_prediction"

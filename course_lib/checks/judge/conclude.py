@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from course_lib.checks import words
 from course_lib.checks.judge import witness
 from course_lib.checks.judge.case import ANY, Case, Exercise, Finding, Line, wrong
-from course_lib.checks.report import SAME, WAITS, Report, ReportLine
+from course_lib.checks.report import SAME, WAITS, WAITS_FOR_OTHERS, Report, ReportLine
 
 HALF, QUARTER = 0.5, 0.25
 COUNTS_LATER = "(counts once another value is right)"
-NOT_YET = (COUNTS_LATER, WAITS)
+NOT_YET = (COUNTS_LATER, WAITS, WAITS_FOR_OTHERS)
 PLACES = {"value": 0, "shape": 1, "communication": 2, "memory": 3}  # of the aspects, in the table
 FEW = 3  # lines of one cause that keep their own names though none of them was looked at
 # Why a line was not looked at: its run broke off or does not count, or was never begun.

@@ -22,7 +22,7 @@ from course_lib.checks.judge.find import find
 from course_lib.checks.judge.guarded import UNREADABLE, guarded
 from course_lib.checks.judge.printed import printed
 from course_lib.checks.rank import refusing
-from course_lib.checks.report import WAITS, Report, refusal
+from course_lib.checks.report import WAITS, WAITS_FOR_OTHERS, Report, refusal
 from course_lib.checks.wire import Task
 from course_lib.ledger.ledger import Ledger
 from course_lib.runtime import pool, wire
@@ -250,10 +250,11 @@ def operations_of(ledger: Ledger) -> list[list]:
 def judge_lines(session: Session, case: Case, observed: Observed, shown: list[str]) -> list[Judged]:
     judged: list[Judged] = []
     for line in sorted(case.lines, key=lambda line: line.aspect in ("communication", "memory")):
-        values_right = all(row.finding.ok for row in judged if is_value(row))
-        if line.aspect in ("communication", "memory") and not values_right:
+        values_right = [row.finding.ok for row in judged if is_value(row)]
+        if line.aspect in ("communication", "memory") and not all(values_right):
+            note = WAITS_FOR_OTHERS if any(values_right) else WAITS
             sent = guarded(session.failures, 0.0, line.sent, observed) if line.sent else None
-            judged.append(Judged(case, line, wrong(cause="values"), note=WAITS, sent=sent))
+            judged.append(Judged(case, line, wrong(cause="values"), note=note, sent=sent))
             continue
         finding = guarded(session.failures, UNREADABLE, line.judge, observed)
         judged.append(Judged(case, line, finding, [] if finding.ok else shown))
