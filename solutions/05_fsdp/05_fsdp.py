@@ -833,17 +833,21 @@ lanes(late, SLOW, "the reduce first", until=984) if one_ahead else None
 # - In forward, units up to i + `forward_prefetch` are asked for *before* block i computes. In backward
 #   those down to i − `backward_prefetch` are asked for before block i computes its gradients, and so before
 #   the gradients of block i leave.
-# - With `reshard_after_forward` a block is freed after its forward, except that you may keep the last one,
-#   and at most 1 + prefetch blocks are whole at once. After a backward no unit is whole. Between a forward
-#   and its backward the root may be, and the last block if you keep it.
+# - With `reshard_after_forward` a block is freed after its forward. You may keep the last block, as the
+#   docstring does, because its backward comes next. At most 1 + `forward_prefetch` blocks are whole when a
+#   block computes in forward, and at most 1 + `backward_prefetch` in backward. After a backward no unit is
+#   whole. Between a forward and its backward the root may be whole, and so may the last block if you keep it.
 # - A reduce-scatter is waited for when the next one is to begin, and the last one at the end of backward.
 #   Every handle is waited for. The root is reduced and freed when backward is over.
 # - All ranks gather in the same order. So the order must not depend on the data of a rank. You may assume
-#   that all ranks run all blocks in the order of the list. A block may stand in the list twice; you may keep
-#   it whole between its two uses.
+#   that all ranks run all blocks in the order of the list. A block may stand in the list twice. You may keep
+#   it whole between its two uses, and reduce its gradients after each use or once for both.
+# - Work with hooks, and leave the blocks' `forward` as it is. The check has hooks inside the blocks, and they
+#   would read weights that a wrapped `forward` has freed.
 # - A forward under `torch.no_grad()` leaves no unit whole, and so does a forward in which a block raises an
-#   error: the next step works. Two forwards may come before one backward, that of the sum of their losses:
-#   each block then has two backwards in it. A last block that was kept may stay whole in the second forward.
+#   error: the next step works. Two forwards may come before one backward, which begins at the sum of their
+#   losses and passes each block twice, once for each forward. If you keep the last block, it may stay whole
+#   during the second forward.
 
 
 # %%
@@ -989,8 +993,9 @@ class PrefetchedModule(nn.Module):
 
 # %% [markdown]
 # <details><summary>Hint: begin with notebook 04</summary>Take your <code>Zero3Module</code>, with
-# <code>unit.wait()</code> where it gathered. It works, and passes the lines on values. Then add
-# <code>start()</code> for the units ahead, then the reduction that is still in flight.</details>
+# <code>unit.wait()</code> where it gathered, and <code>unit.reduce()()</code> where it reduced. It works, and
+# passes the lines on values. Then add <code>start()</code> for the units ahead, then the reduction that is
+# still in flight.</details>
 # <details><summary>Hint: ahead</summary>Number the blocks. Before block i computes in forward:
 # <code>start()</code> for i to i + forward_prefetch, then <code>wait()</code> for i. The hook on the output
 # of block i does the same downwards before its backward.</details>

@@ -113,10 +113,11 @@ class Frozen(Toy):
 
 
 class Headed(Frozen):
-    """The same, between an embedding and a head, which belong to no block."""
+    """The same, between an embedding and a head, which belong to no block. A block has a frozen bias."""
 
     def __init__(self, width: int):
         super().__init__(width)
+        self.blocks[2].linear.bias.requires_grad_(False)
         self.embedding, self.head = nn.Linear(width, width, bias=False), nn.Linear(width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

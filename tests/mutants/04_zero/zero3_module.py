@@ -388,7 +388,7 @@ class Zero3Module(torch.nn.Module):
 
 # %% wrong: units that are not complete are never reduced
 # is: slip
-# says: A unit with a parameter that gets no gradient is never complete
+# says: also if one of its parameters gets no gradient
 # base: what the wrong ones change
 -            if unit.used and unit.trained:
 -                unit.reduce()

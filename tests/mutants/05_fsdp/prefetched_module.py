@@ -140,7 +140,7 @@ class PrefetchedModule(torch.nn.Module):
 
 # %% wrong: a forward that failed leaves its units whole until the next one frees them
 # is: detail
-# says: Free all units when forward raises an error
+# says: after a forward that raised an error block 2 and the root were whole
 # base: what the wrong ones change
 -        self.i = -1
 -        if self.backward:  # one that failed
@@ -183,7 +183,7 @@ class PrefetchedModule(torch.nn.Module):
 
 # %% wrong: one block too many in backward
 # is: slip
-# says: 3 blocks had memory behind their parameters when block \d began its backward
+# says: ^Ask for no more than backward_prefetch blocks ahead
 # base: what the wrong ones change
 -        self._ask(i, -1)
 +        self._ask(i, -1)
@@ -245,7 +245,7 @@ class PrefetchedModule(torch.nn.Module):
 
 
 # %% wrong: in backward a block is gathered at its own use, after the reduction of the one above
-# is: idea
+# is: slip
 # says: a gather queues behind the reduction
 # base: what the wrong ones change
 -        self._ask(i, -1)
@@ -254,7 +254,7 @@ class PrefetchedModule(torch.nn.Module):
 
 
 # %% wrong: the order of forward in backward
-# is: idea
+# is: slip
 # says: Backward comes from above
 # base: what the wrong ones change
 -        self._ask(i, -1)
@@ -279,9 +279,46 @@ class PrefetchedModule(torch.nn.Module):
          for block in dict.fromkeys(blocks):
 
 
+# %% wrong: forward asks for one block too few
+# is: slip
+# says: the gather of block 1 had not begun when block 0 began its forward
+# base: what the wrong ones change
+-        for k in range(i, i + direction * (self.ahead[direction] + 1), direction):
++        few = direction == 1
++        for k in range(i, i + direction * (self.ahead[direction] + 1 - few), direction):
+
+
+# %% wrong: block 0 is left whole after backward
+# is: slip
+# says: after a backward block 0 was whole
+# base: what the wrong ones change
+-        for unit in self.units:
+-            unit.drop()  # if its gather is in flight, it waits
++        for unit in self.units:
++            if unit not in self.order[0]:
++                unit.drop()
+@@
+-        """After backward: the last block, the root, and units of which more gradients were expected."""
+-        self._pass()
++        """After backward: the last block, the root, and units of which more gradients were expected."""
++        for unit in self.current:
++            self.left[unit] = True
+
+
+# %% wrong: the root is left whole after backward
+# is: slip
+# says: after a backward the root was whole
+# base: what the wrong ones change
+-        for unit in self.units:
+-            unit.drop()  # if its gather is in flight, it waits
++        for unit in self.units:
++            if unit not in self.root:
++                unit.drop()
+
+
 # %% wrong: not freed after forward
 # is: idea
-# says: 5 blocks had memory behind their parameters
+# says: Free a block when its forward is over, as block 0 was not
 # base: what the wrong ones change
 -        if not output.requires_grad or (self.reshard and self.i < len(self.order) - 1):
 +        if not output.requires_grad:
@@ -289,7 +326,7 @@ class PrefetchedModule(torch.nn.Module):
 
 # %% wrong: everything is asked for when forward begins
 # is: idea
-# says: blocks had memory behind their parameters
+# says: ^Ask for no more than forward_prefetch blocks ahead
 # base: what the wrong ones change
          for unit in self.root:
              unit.wait()
@@ -343,7 +380,7 @@ class PrefetchedModule(torch.nn.Module):
 
 # %% wrong: the reduce-scatter of block 0 is forgotten
 # is: slip
-# says: Some parameters did not change on any rank|reductions of block 0
+# says: their unit was never reduced, or not gathered after the step
 # base: what the wrong ones change
          """After backward: the last block, the root, and units of which more gradients were expected."""
 -        self._pass()
@@ -381,6 +418,14 @@ class PrefetchedModule(torch.nn.Module):
 @@
 -            units[place].append(Unit(params, group))
 +            units[place].append(Summed(params, group))
+
+
+# %% wrong: trained and frozen parameters in one unit
+# is: slip
+# says: all trained or all frozen
+# base: what the wrong ones change
+-            members.setdefault((owner.get(param, module), param.requires_grad), []).append(param)
++            members.setdefault((owner.get(param, module), True), []).append(param)
 
 
 # %% wrong: a tied weight belongs to the first block that has it

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from course_lib.checks.judge.training import begun_at
 from course_lib.checks.judge.training.single import Training
@@ -107,10 +107,15 @@ def each_way(depth: int, ahead: tuple[int, int]) -> Iterator[tuple[str, int, lis
 
 
 def ahead_line(training: Training, ahead: tuple[int, int], reshard: bool, title: str, weight: float) -> Line:
-    """When a block begins to compute, the gathers of those ahead are begun, and not waited for."""
+    """When a block begins to compute, the gathers of those ahead are begun, and not waited for.
+
+    The point is missed if no gather travels while the block before computes, neither in forward nor in
+    backward. Without resharding backward has no gathers, and nothing can be said.
+    """
     depth = len(training.model["inner"])
 
     def judge(observed: Observed) -> Finding:
+        first, hidden = None, not reshard
         for step in steps_of(observed, training):
             if step.barriers:
                 return wrong(
@@ -121,20 +126,23 @@ def ahead_line(training: Training, ahead: tuple[int, int], reshard: bool, title:
             if finding := step.ran():
                 return finding
             for kind, block, others in each_way(depth, ahead):
+                mark = step.marks[kind, block]
+                hidden |= any(travels(step, kind, mark, other) for other in others[:1])
                 for other in others:
-                    if finding := missing(step, kind, step.marks[kind, block], other, reshard):
-                        return finding
-        return RIGHT
+                    first = first or missing(step, kind, mark, other, reshard)
+        return replace(first, misses_point=not hidden) if first else RIGHT
 
     return Line(title, judge, weight)
 
 
-def missing(step: Step, kind: str, mark: Mark, other: int, reshard: bool) -> Finding | None:
-    """The finding if the gather of block `other` was not in flight when a block began; None if it was.
+def travels(step: Step, kind: str, mark: Mark, other: int) -> bool:
+    """Whether the gather of block `other` was in flight when a block began."""
+    places = step.gathered(kind, other)
+    return bool(places) and places[0] < mark.begun and places[-1] in mark.open
 
-    The point is missed if that is the next block: it is what one unit ahead would hide.
-    """
-    following = abs(other - mark.block) == 1
+
+def missing(step: Step, kind: str, mark: Mark, other: int, reshard: bool) -> Finding | None:
+    """The finding if the gather of block `other` was not in flight when a block began; None if it was."""
     places = step.gathered(kind, other)
     if kind == "B" and not reshard and not places and other in mark.whole:
         return None
@@ -143,16 +151,14 @@ def missing(step: Step, kind: str, mark: Mark, other: int, reshard: bool) -> Fin
         if kind == "B" and other in mark.whole:
             return None  # it was kept, which the lines on memory and bytes judge
         return wrong(
-            f"block {other} was not gathered in {CALLED[kind]} on rank {step.rank}.", IDLE,
-            cause=f"none {kind}", misses_point=following,
-        )  # fmt: skip
+            f"block {other} was not gathered in {CALLED[kind]} on rank {step.rank}.",
+            IDLE,
+            cause=f"none {kind}",
+        )
     if places[0] >= mark.begun:
         return too_late(step, kind, mark, other, places[0], when)
     if places[-1] not in mark.open:
-        return wrong(
-            f"the gather of block {other} had been waited for {when}.", AT_ONCE,
-            cause="at once", misses_point=following,
-        )  # fmt: skip
+        return wrong(f"the gather of block {other} had been waited for {when}.", AT_ONCE, cause="at once")
     return None
 
 
@@ -167,8 +173,7 @@ def too_late(step: Step, kind: str, mark: Mark, other: int, place: int, when: st
         why = QUEUES
     else:
         why = IDLE
-    following = abs(other - mark.block) == 1
-    return wrong(said, why, cause=f"{kind} {why[:20]}", misses_point=following)
+    return wrong(said, why, cause=f"{kind} {why[:20]}")
 
 
 def reduce_line(training: Training, title: str, weight: float) -> Line:
@@ -260,12 +265,16 @@ def whole_line(training: Training, ahead: tuple[int, int], reshard: bool, weight
 
 
 def too_many(step: Step, mark: Mark, most: int, depth: int) -> Finding:
-    many = words.counted(len(mark.whole), "block")
+    many, called = words.counted(len(mark.whole), "block"), CALLED[mark.kind]
+    passed = [k for k in mark.whole if (k < mark.block if mark.kind == "F" else k > mark.block)]
+    if passed:
+        why = f"Free a block when its {called} is over, as block {passed[0]} was not."
+    else:
+        why = f"Ask for no more than {called}_prefetch blocks ahead."
     return wrong(
-        f"{many} had memory behind their parameters when block {mark.block} began its {CALLED[mark.kind]} on "
-        f"rank {step.rank}; {words.number(most)} are enough.",
-        "Free a block when its forward, or its backward, is over, and ask for no more than "
-        f"{CALLED[mark.kind]}_prefetch blocks ahead.",
-        cause=f"whole {mark.kind}",
+        f"{many} had memory behind their parameters when block {mark.block} began its {called} on rank "
+        f"{step.rank}; {words.number(most)} are enough.",
+        why,
+        cause=f"whole {mark.kind} {bool(passed)}",
         misses_point=len(mark.whole) == depth,
     )

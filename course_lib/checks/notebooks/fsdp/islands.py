@@ -117,8 +117,8 @@ def listed(value: Any) -> Any:
 def usual(asked: Sequence[Islands], observed: Observed) -> str:
     """The mistake that explains all answers that are not right; "" if none does, or several do."""
     answers = [(islands, observed.answer(k)) for k, islands in enumerate(asked)]
-    given = [(islands, listed(answer.value)) for islands, answer in answers if answer.error is None]
-    others = [(islands, value) for islands, value in given if value != [*islands.groups]]
+    groups = [(islands, listed(answer.value)) for islands, answer in answers if answer.error is None]
+    others = [(islands, value) for islands, value in groups if value != [*islands.groups]]
     explain = [
         says
         for says in (EXCHANGED, COUNTED, TRANSPOSED, NEAR)

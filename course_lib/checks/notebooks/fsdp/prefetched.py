@@ -149,7 +149,6 @@ def memory_case(draw: Draw) -> Case:
     )  # fmt: skip
     highest = lines.peak_line(
         peak, slack=SLACK, weight=2, title="peak of memory: two blocks, two rows of gradients",
-        point=peak + WHOLE / 3,
         hint=lambda _: "More than two blocks or two rows of gradients were there at once.",
     )  # fmt: skip
     case_lines = [with_causes(values, training), held, highest]
@@ -172,7 +171,8 @@ def grouped(draw: Draw) -> Case:
 @exercise(
     points=16, objects=("PrefetchedModule",),
     references=("course_lib.fsdp.module", "course_lib.zero"), hint=trouble, refused=REFUSED,
-    point="messages that travel while blocks compute", besides="the ZeRO-3 of notebook 04",
+    point="messages that travel while blocks compute, of which few are whole",
+    besides="the ZeRO-3 of notebook 04",
 )  # fmt: skip
 def prefetched_module(draw: Draw) -> Iterator[Case]:
     yield order_case(draw, 2, AHEAD, True, "2 ranks")

@@ -23,6 +23,7 @@ NO_GRAPH = (
     "its forward is over, the root as well."
 )
 KEPT_LAST = "Keep the last block only if its output requires a gradient: else no backward comes."
+AFTER_BACKWARD = "Free a unit when its gradients are there, and the root when backward is over."
 AFTER_ERROR = "Free all units when forward raises an error, and raise the error again (try, except)."
 
 
@@ -34,19 +35,23 @@ def evaluations(training: Training) -> int:
 
 
 def stayed(observed: Observed, training: Training) -> Finding | None:
-    """The finding if a unit was whole after a forward without a backward; None if none was."""
+    """The finding if a unit was whole after a backward, or a forward without one; None if none was."""
     depth, failures = len(training.built().blocks), 2 * len(training.more.get("raising", ()))
     for rank in lines.members(observed):
         reply = observed.values[rank]
-        if len(reply.left) != evaluations(training) or len(reply.failed) != failures:
+        done = (len(reply.left), len(reply.failed), len(reply.ended))
+        if done != (evaluations(training), failures, len(training.steps[0])):
             return wrong(f"rank {rank} did not run all forwards that were asked for.", cause="forwards")
         if whole := {k for unit in reply.failed for k in unit}:
             said = f"after a forward that raised an error {named(whole, depth)} whole on rank {rank}."
-            return wrong(said, AFTER_ERROR, OLD_WEIGHTS, cause="left after an error")
+            return wrong(said, AFTER_ERROR, cause="left after an error")
         if whole := {k for unit in reply.left for k in unit}:
             said = f"after a forward without a graph {named(whole, depth)} whole on rank {rank}."
             why = KEPT_LAST if whole == {depth - 1} else NO_GRAPH
-            return wrong(said, why, OLD_WEIGHTS, cause="left")
+            return wrong(said, why, cause="left")
+        if whole := {k for unit in reply.ended for k in unit}:
+            said = f"after a backward {named(whole, depth)} whole on rank {rank}."
+            return wrong(said, AFTER_BACKWARD, cause="left after backward")
     return None
 
 
@@ -101,7 +106,13 @@ def with_causes(line: Line, training: Training) -> Line:
     """The line on values. If these are not a usual mistake's, it says what else was wrong in the run."""
     usual = [*lines.common(training.world_size), carried("the shards' gradients")]
     named_by_values = {mistake.says for mistake in usual}
-    others = (shards_line(training, "", 0).judge, last_reduced, lambda run: stayed(run, training) or RIGHT)
+
+    def old_weights(observed: Observed) -> Finding:
+        """Units that stayed whole, which is the cause of wrong values only if they were used again."""
+        finding = stayed(observed, training)
+        return replace(finding, sentences=(*finding.sentences, OLD_WEIGHTS)) if finding else RIGHT
+
+    others = (shards_line(training, "", 0).judge, last_reduced, old_weights)
 
     def judge(observed: Observed) -> Finding:
         finding = line.judge(observed)

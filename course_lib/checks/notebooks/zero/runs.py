@@ -227,7 +227,7 @@ def partly(observed: Observed, right: Tensors, first: str, rank: int, training: 
     if share == 1:
         return unchanged(observed, training)
     if n > 1 and bool(((torch.cat(other) - got).abs() <= bound).all()) and stale > 2 * n:
-        return f"Some parameters did not change on any rank. {NEVER_FULL[unit]}"
+        return f"Some parameters did not change on any rank{NEVER_FULL[unit]}"
     if n > 1 and stale <= 2 * n:
         return "The last elements never change: round the shard's size up, or they belong to no rank."
     if n > 2 and share < 0.5:
@@ -242,17 +242,17 @@ def partly(observed: Observed, right: Tensors, first: str, rank: int, training: 
 
 
 FREE_AFTER_REDUCE = (
-    "Free every unit after its reduce(): a unit that is still whole keeps its old weights, because the next "
-    "gather() does nothing."
+    "Free every unit after its reduce(): a unit that is still whole keeps its old weights, because it is not "
+    "gathered again."
 )
 NEVER_FULL = {
     True: (
-        "A unit with a parameter that gets no gradient is never complete: reduce it when backward is over. "
-        "A block that runs twice in a forward has two backwards: reduce its unit after the second one. "
+        ": their unit was never reduced, or not gathered after the step. Reduce every unit at the end of "
+        "backward at the latest, also if one of its parameters gets no gradient, or if its block runs twice. "
         f"{FREE_AFTER_REDUCE}"
     ),
     False: (
-        "Their gradients never left. A bucket with a parameter that gets no gradient is never full: when "
+        ". Their gradients never left. A bucket with a parameter that gets no gradient is never full: when "
         "backward is over, send the buckets that have not been sent."
     ),
 }

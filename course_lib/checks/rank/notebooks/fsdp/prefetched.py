@@ -57,16 +57,17 @@ class Mark:
 class OfPrefetched(Told):
     """The reply about a training run, and more.
 
-    marks: of each step; after: operations that were open after each step's backward. left, failed: blocks
-    with memory behind their parameters, after each forward without a graph, after each that raised an error;
-    the number of blocks stands for the root. elements: of all that parameters() gives; own: how many of these
-    tensors are the model's own.
+    marks: of each step; after: operations that were open after each step's backward. left, failed, ended:
+    blocks with memory behind their parameters, after each forward without a graph, after each that raised an
+    error, after each step's backward; the number of blocks stands for the root. elements: of all that
+    parameters() gives; own: how many of these tensors are the model's own.
     """
 
     marks: list[list[Mark]] = field(default_factory=list)
     after: list[list[Count]] = field(default_factory=list)
     left: list[list[Count]] = field(default_factory=list)
     failed: list[list[Count]] = field(default_factory=list)
+    ended: list[list[Count]] = field(default_factory=list)
     elements: Count = 0
     own: Count = 0
 
@@ -212,6 +213,7 @@ class Training:
             sum(losses).backward()  # type: ignore[union-attr]
             self.session.moment()
         self.values.after.append(still_open())
+        self.values.ended.append(self.looking.whole())
 
 
 def module(
