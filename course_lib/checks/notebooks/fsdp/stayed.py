@@ -42,6 +42,9 @@ def stayed(observed: Observed, training: Training) -> Finding | None:
         done = (len(reply.left), len(reply.failed), len(reply.ended))
         if done != (evaluations(training), failures, len(training.steps[0])):
             return wrong(f"rank {rank} did not run all forwards that were asked for.", cause="forwards")
+        if whole := {k for unit in reply.ended for k in unit}:
+            said = f"after a backward {named(whole, depth)} whole on rank {rank}."
+            return wrong(said, AFTER_BACKWARD, cause="left after backward")
         if whole := {k for unit in reply.failed for k in unit}:
             said = f"after a forward that raised an error {named(whole, depth)} whole on rank {rank}."
             return wrong(said, AFTER_ERROR, cause="left after an error")
@@ -49,9 +52,6 @@ def stayed(observed: Observed, training: Training) -> Finding | None:
             said = f"after a forward without a graph {named(whole, depth)} whole on rank {rank}."
             why = KEPT_LAST if whole == {depth - 1} else NO_GRAPH
             return wrong(said, why, cause="left")
-        if whole := {k for unit in reply.ended for k in unit}:
-            said = f"after a backward {named(whole, depth)} whole on rank {rank}."
-            return wrong(said, AFTER_BACKWARD, cause="left after backward")
     return None
 
 
