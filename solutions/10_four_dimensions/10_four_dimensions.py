@@ -1124,7 +1124,7 @@ report.points(8)
 
 # %% [markdown]
 # **Measure.** Your formula beside the ledger, for the first and the last rank of the cube. Over dp the ledger has 8 bytes
-# more: the replicas also add up how many targets they have (section 3), and that one number is no part of the formula.
+# more, because the replicas also add up how many targets they have (section 3). The formula leaves that one number out.
 
 # %% tags=["skip-in-grading"]
 for rank, stage in ((0, 0), (7, 1)):
