@@ -22,7 +22,6 @@ UNLABELLED = frozenset(
         "06_tensor_parallel",
         "07_pipeline",
         "08_context_parallel",
-        "10_four_dimensions",
     }
 )
 

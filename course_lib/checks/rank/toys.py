@@ -117,7 +117,7 @@ class Headed(Frozen):
 
     def __init__(self, width: int):
         super().__init__(width)
-        self.blocks[2].linear.bias.requires_grad_(False)
+        self.get_parameter("blocks.2.linear.bias").requires_grad_(False)
         self.embedding, self.head = nn.Linear(width, width, bias=False), nn.Linear(width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -254,7 +254,7 @@ class Sheet:
 
 def backwards_part(rank: int, sizes: Sizes, batch_size: int, seq: int) -> tuple[range, list[range]]:
     """The part of a rank that is numbered with the first axis innermost."""
-    return right_part(rank, dict(reversed(sizes.items())), batch_size, seq)
+    return right_part(rank, dict(reversed([*sizes.items()])), batch_size, seq)
 
 
 Look = Callable[[Sheet, Parts], Finding]
