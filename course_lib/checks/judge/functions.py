@@ -291,4 +291,4 @@ def from_outside(observed: Observed, call: Call, key: str) -> int | None:
     if not measured:
         return None
     later = [rose - OF_AN_ANSWER for rose in observed.rose[0].get(REPLY, ())]
-    return measured[0] if key == "saved" else max(measured[0], *later)
+    return measured[0] if key == "saved" else max([measured[0], *later])
