@@ -216,7 +216,7 @@ def why_off(counts: Counts, every: Sequence[Counts], negative: bool) -> tuple[st
     if not counts.off(lambda p: 1.0):
         why = "Always away from zero: floor() goes down from a negative number as well."
         return (why if negative else "Always up: bias +½ step."), True
-    if fits(lambda p: float(p > 0.5)) or fits(lambda p: float(p >= 0.5)):
+    if all(to_nearest(each) for each in every):
         return NEAREST, True
     if all(up in (0, DRAWS) for each in every for up in each.ups):
         return "All elements took the same draw: a random number for each element, noise of x's shape.", False
@@ -229,6 +229,11 @@ def why_off(counts: Counts, every: Sequence[Counts], negative: bool) -> tuple[st
         if fits(wanted):
             return says, False
     return "The probability of going up is the lower half of the bits over 65,536.", False
+
+
+def to_nearest(counts: Counts) -> bool:
+    """The half goes up in one run and down in another one: to the even neighbour of each run's number."""
+    return any(not counts.off(wanted) for wanted in (lambda p: float(p > 0.5), lambda p: float(p >= 0.5)))
 
 
 EIGHT = "The noise has 8 bits: the discarded half has 16."
