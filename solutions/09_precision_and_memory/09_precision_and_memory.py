@@ -863,9 +863,9 @@ report = check("09_precision_and_memory/quantize", quantize, dequantize, cases="
 report.points(8)
 
 # %% [markdown]
-# **Look.** One outlier of 100,000 in row 3, column 200, and each element's relative error: one scale for the tensor beside tiles of
-# 1 × 128. Which rows suffer, and which elements of row 3?
-
+# **Look.** The picture shows each element's relative error when row 3 has an outlier of 100,000 in column 200. On the left
+# one scale serves the whole tensor, and on the right each tile of 1 × 128 has a scale of its own. Which rows suffer, and
+# which elements of row 3?
 
 # %% tags=["skip-in-grading"]
 def back_and_forth(x, block, dtype=torch.float8_e4m3fn):
