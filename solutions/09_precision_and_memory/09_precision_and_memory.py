@@ -867,6 +867,7 @@ report.points(8)
 # one scale serves the whole tensor, and on the right each tile of 1 × 128 has a scale of its own. Which rows suffer, and
 # which elements of row 3?
 
+
 # %% tags=["skip-in-grading"]
 def back_and_forth(x, block, dtype=torch.float8_e4m3fn):
     """x as it comes back from 8 bits, by the course's functions."""
