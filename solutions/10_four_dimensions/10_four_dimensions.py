@@ -278,7 +278,7 @@ rank_5(TURNED, "tp, dp, pp: rank 5") if ready(axis_ranks) else None
 #
 # **Build.** Rows are dealt in succession. Places are dealt as a zigzag: rank r of cp gets chunks r and
 # 2cp−1−r of 2 cp chunks, because under a causal mask late tokens cost more than early ones. If a length does not
-# divide, the first parts are one longer.
+# divide, the first parts are one longer: 7 in 3 parts is 3, 2, 2, where `torch.chunk` would give 3, 3, 1.
 
 
 # %% nbgrader={"grade_id": "my_part", "solution": true}
@@ -451,11 +451,11 @@ for name, same in (("different rows", False), ("the same rows", True)):
 # **Predict.** On pp 2, dp 2, tp 2 a rank has 2 of 4 layers, and a step has 4 microbatches. How many collectives
 # does rank 0 call over tp, with the embedding's sum? How many over dp?
 #
-# **Build.** The parameters of a stage are those of its `module`. A gradient that an earlier call left is complete,
-# so add it at the end and do not reduce it again. Return the loss on all ranks: `run_schedule` returns a dict of
-# tensors, the parts of the loss by microbatch, which is empty on all stages but the last. `mesh.group(axis)` and
-# `mesh.size(axis)` take an axis or a tuple of axes, also of axes the mesh does not have. New tensors belong on
-# `mesh.device`.
+# **Build.** The parameters of a stage are those of its `module`. A parameter may have a gradient that an earlier call
+# left. It was reduced then, so add it at the end and do not reduce it again. Return the loss on all ranks:
+# `run_schedule` returns a dict of tensors, the parts of the loss by microbatch, which is empty on all stages but the
+# last. `mesh.group(axis)` and `mesh.size(axis)` take an axis or a tuple of axes, also of axes the mesh does not have.
+# New tensors belong on `mesh.device`.
 
 
 # %% nbgrader={"grade_id": "hybrid_step", "solution": true}
@@ -826,9 +826,9 @@ pieces_picture(
 # **Predict.** A colleague adds the squares of everything over pp and tp. Which of the three are counted twice?
 #
 # **Build.** `cut` has the names of the parameters of which each rank of tp holds a part; all others are whole there.
-# `tied` has the names of those that the first and the last stage hold, with equal gradients. Replicas are equal:
-# nothing is sent to them. `mesh.coordinate` has no entry for an axis that is missing from the mesh: there every rank is
-# at place 0.
+# `tied` has the names of those that the first and the last stage hold, with equal gradients. Replicas hold equal
+# gradients, too, so nothing has to be sent over dp or cp. `mesh.coordinate` has no entry for an axis that is missing
+# from the mesh: there every rank is at place 0.
 
 
 # %% nbgrader={"grade_id": "clip_grad_norm", "solution": true}
@@ -1047,12 +1047,12 @@ for axis, nbytes in sent.items():
 # | tp | m · layers here · 4 all-reduces of M: two forward, two backward. The first stage: one more of M a microbatch, for the embedding. The last stage: one of M a microbatch, for the gradient of the head's input, and one of three float32 numbers a token, for the loss |
 # | pp | m · M to each neighbour that the stage has. With a tied table and more than one stage, the first and the last stage also sum its gradient once a step: an all-reduce between two ranks of V/t · width numbers |
 # | dp | one all-reduce of the gradients of the rank's parameters, over the n = dp · cp replicas |
-# | cp | for each layer here and each microbatch, let K be the bytes of keys *and* values of the rank's tokens, for kv_heads / t heads: (cp−1) · K forward, (cp−1) · K and cp · K (the gradients) backward. With cp = 1 it is nothing |
+# | cp | for each layer here and each microbatch, let K be the bytes of keys *and* values of the rank's tokens, for key_value_heads / t heads: (cp−1) · K forward, (cp−1) · K and cp · K (the gradients) backward. With cp = 1 it is nothing |
 #
 # The parameters of a rank with GPT-2's parts and width h: in each layer (12h² + 7h)/t that are cut, and 6h that
 # are whole (norms, and the biases that are added after a sum). The first stage has the table, V·h/t, and the
-# positions, context·h. The last has the final norm, 2h, and the head, V·h/t, even if it is tied. With one
-# stage a tied table counts once.
+# positions, context·h. The last has the final norm, 2h, and the head, V·h/t. A tied head is the table, of which
+# both stages then have a copy. Where one stage is the first and the last, it has the tied table once.
 #
 # `wire` says which link an axis needs. Neighbours on an axis are *stride* ranks apart, the product of the
 # sizes of all axes inside it. A group reaches over stride · size ranks, and the nodes hold `per_node` each.
@@ -1254,7 +1254,7 @@ GPT3 = GPTConfig(51_200, 2048, 96, 96, 12_288)
 # | "selective" | the same without 5as/h |
 # | "full" | 2 sbh, divided by t with sequence parallelism |
 # | microbatches in flight | min(m, p), with v > 1 chunks min(m, p + (p−1)/v); m = batch / (dp · microbatch) |
-# | activations | in flight · L/p · what a layer keeps; with "full" also one layer's "none", while it runs again |
+# | activations | in flight · L/p · what a layer keeps; with "full", the "none" of a single layer on top, the one that runs again |
 
 
 # %% nbgrader={"grade_id": "memory_per_gpu", "solution": true}
@@ -1428,24 +1428,24 @@ flops = 8 * 145.6e9 * 2304 * 2048
 print(f"at the peak {flops / 1536 / 312e12:.1f} s, measured {flops / 1536 / 148e12:.1f} s")
 
 # %% [markdown]
-# **Build.** A step is the sum of the last three rows; the rows above are their parts. Let *e* be the share of
-# the peak that products reach (`efficiency`, the one constant that is fitted), F = flops · e, and B = 0.8 ·
-# bandwidth: links and memory reach 0.8 of their data sheets. tokens = microbatch · s/cp, M = 2 · tokens · h
-# bytes. (runs, scores, sums) is (3, 3, 4) without recomputation, (3, 4, 4) for "selective" and (4, 4, 6) for
-# "full": a backward is two runs of a product.
+# **Build.** A step is the sum of the last three rows; the rows above are their parts. Let *e* be the share of the
+# peak that products reach (`efficiency`, the one constant that is fitted), F = flops · e, and B = 0.8 · bandwidth:
+# links and memory reach 0.8 of their data sheets. tokens = microbatch · s/cp, and M is section 5's in 16 bits, 2 ·
+# tokens · h bytes. (runs, scores, sums) is (3, 3, 4) without recomputation, (3, 4, 4) for "selective" and (4, 4, 6)
+# for "full": a backward is two runs of a product.
 #
 # | part | seconds |
 # |---|---|
 # | a ring over n ranks, X bytes | 2(n−1) α + 2(n−1)/n · X / (0.8 · bytes a second each way) |
 # | an all-reduce over n ranks, *stride* apart | g = min(n, max(1, per_node // stride)) of them are in a node. A ring of X over g on NVLink, and then a ring of X/g over n/g on the network: each GPU has a card of its own |
 # | products of a layer | (runs · 24 tokens h² + scores · 4 tokens s h) / t / F |
-# | the other operations | (44 + 22 (runs−3)) · tokens h / B, divided by t with sequence parallelism; (40 + 16 (runs−3)) · tokens h / t / B; (20 + 9 (scores−3)) · tokens s a / t / B |
+# | the other operations | the sum of three: (40 + 16 (runs−3)) · tokens h / t / B; (20 + 9 (scores−3)) · tokens s a / t / B; and (44 + 22 (runs−3)) · tokens h / B, which is divided by t under sequence parallelism alone |
 # | waits of a layer | sums · all-reduce of M over tp (stride 1); 3/2 · all-reduce of 4 · microbatch · s · h / t bytes over cp (stride t) |
 # | head, on the last stage | (6 tokens h V / F + 16 tokens V / B) / t |
-# | a message between stages, if p > 1 | α + M/t / (0.8 · bytes a second); NVLink if 2 · dp · cp · t fits into a node. Without sequence parallelism, half an all-reduce of M over tp besides |
+# | a message between stages, if p > 1 | α + M/t / (0.8 · bytes a second each way), both of NVLink if 2 · dp · cp · t GPUs fit into a node, else of the network. Without sequence parallelism, half an all-reduce of M over tp on top |
 # | slot | L/p layers with their waits |
-# | pipeline | m · (slot + head + 2v messages) + (p−1) · (slot/v + 2 messages) |
-# | replicas | an all-reduce of 2 P' bytes over dp·cp (stride t), P' as in section 6. ZeRO-3 sends 3/2 of it for each of m microbatches, and hides it behind the products, other operations and head of all of them: only the rest counts, if there is any |
+# | pipeline | m · (slot + head + 2v messages) + (p−1) · (slot/v + 2 messages), since the last stage has the head and sets the pace of all |
+# | replicas | an all-reduce of 2 P' bytes over dp·cp (stride t), P' as in section 6. With ZeRO-3 it is m · 3/2 of that, less the m · (L/p · (products + other operations) + head) behind which it hides, and at least 0 |
 # | optimizer | 34 P' / B, divided by dp·cp if zero > 0 |
 #
 # The bytes of the other operations are a count of ours, for fused kernels in 16 bits: norms 4 and 6 (forward,
@@ -1651,7 +1651,7 @@ figure
 # - does not divide: heads by tp; layers by pp · chunks; batch by dp · microbatch; context by tp, or by 2 · cp · tp
 #   if cp > 1 (zigzag),
 # - has ZeRO 3 and pp > 1,
-# - has more than one chunk with pp = 1, or with microbatches that are not a multiple of pp,
+# - has more than one chunk although pp = 1, or although batch / (dp · microbatch) is not a multiple of pp,
 # - needs more than gpu["memory"] − 4 GB: NCCL and fragments take the rest.
 #
 # Return the one with the shortest step, or None if no layout fits. The check accepts a step up to 3 % longer
@@ -1805,8 +1805,8 @@ for words, question, allowed, stages in CASES:
         print(f"{case}: {judged}, {slower:.2f} times the best ({best.layout})")
 
 # %% [markdown]
-# By this model, five of six are right. The best of the last row has no pipeline and ZeRO-2, which neither your search nor the advisor
-# tries: it sums the gradients of every microbatch, and the model hides these sums, too.
+# By this model, five of six are right. The best of the last row has no pipeline and ZeRO-2, which neither your search
+# nor the advisor tries: it sums the gradients of every microbatch, and the model hides these sums, too.
 #
 # **In production.** The model hides what ZeRO-3 sends behind the arithmetic. Narayanan et al.'s table 2 measured
 # 44 TFLOP/s with ZeRO-3 on 1,536 GPUs at microbatch 1, far below any such count: take the advisor's word for pipelines,

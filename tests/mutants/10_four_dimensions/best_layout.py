@@ -192,6 +192,22 @@ def best_layout(shape, gpus, batch, gpu, links):
 +                                if memory_per_gpu(shape, layout, batch) > gpu["memory"]:
 
 
+# %% wrong: 8 GB are left free
+# is: slip
+# says: All but 4 GB may be used
+# base: what the wrong ones change
+-                                if memory_per_gpu(shape, layout, batch) > gpu["memory"] - 4:
++                                if memory_per_gpu(shape, layout, batch) > gpu["memory"] - 8:
+
+
+# %% wrong: four fifths of the memory
+# is: slip
+# says: best of those that need 32 GB
+# base: what the wrong ones change
+-                                if memory_per_gpu(shape, layout, batch) > gpu["memory"] - 4:
++                                if memory_per_gpu(shape, layout, batch) > 0.8 * gpu["memory"]:
+
+
 # %% wrong: chunks for any microbatches
 # is: slip
 # says: microbatches in multiples of pp

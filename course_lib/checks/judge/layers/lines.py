@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from course_lib.checks import words
 from course_lib.checks.judge.amount import beyond
+from course_lib.checks.judge.asked import asked_early
 from course_lib.checks.judge.case import ANY, RIGHT, Finding, Line, Observed, usual, wrong
 from course_lib.checks.judge.compare import Slip, close, difference, told_by
 from course_lib.checks.judge.layers.runs import Run
@@ -244,6 +245,8 @@ def memory_line(run: Run, key: str, most: Sequence[float], title: str, says: str
             got = getattr(reply_about(observed, rank, run), key)
             if got is None:
                 return wrong(f"rank {rank} did not report the bytes that it {what}.")
+            if finding := measured_early(run, observed, rank, looked):
+                return finding
             for moment, many in looked.items():
                 if not (pages := observed.held[rank].get(f"{run.name}.pages.{moment}")):
                     return wrong(f"the bytes that rank {rank} {what} were not measured.")
@@ -258,3 +261,17 @@ def memory_line(run: Run, key: str, most: Sequence[float], title: str, says: str
         return Finding(True, title=f"{title}: {words.number(round(max(most)))} bytes are enough")
 
     return Line(title, judge, weight, "memory", enough={f"{run.name}.{key}": bounds})
+
+
+def measured_early(run: Run, observed: Observed, rank: int, looked: Iterable[str]) -> Finding | None:
+    """By "backward", for one, it has done its forward's messages, and begun backward's."""
+    begun = reply_about(observed, rank, run).begun
+    if len(begun) <= BACKWARD:
+        return None
+    for moment in looked:
+        before, last = (begun[place] for place in DIRECTIONS[moment])
+        sent = sum(operation.bytes_sent for operation in observed.operations[rank][:before])
+        name = f"{run.name}.pages.{moment}"
+        if finding := asked_early(observed, rank, name, begun=last, sent=sent):
+            return finding
+    return None

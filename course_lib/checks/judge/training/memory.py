@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from course_lib.checks.judge.asked import ELSEWHERE, asked_early
 from course_lib.checks.judge.case import RIGHT, Finding, Line, Observed, wrong
 from course_lib.runtime.moments import HIGHEST
 
 STEP = 2  # moments of a step: after backward, and after the optimizer
-ELSEWHERE = wrong(
-    "Memory was measured at other moments than those of the training.",
-    "A check asks for its measurements itself: leave the functions of this library as they are.",
-    cause="moments",
-    misses_point=True,
-)
 
 
 def held_line(
@@ -90,17 +85,17 @@ def peak_line(
 def at_another_time(observed: Observed, rank: int) -> Finding | None:
     """A finding if the rank let itself be measured at other moments than it reports.
 
-    The process that watches has noted how far the rank was: it had begun as many operations as the reply
-    says, and the network had carried what the rank had begun to send a step before.
+    It had begun as many operations as its reply says, and the network had carried what it had begun to send a
+    step before.
     """
-    progress, begun = observed.progress[rank] if observed.progress else {}, observed.values[rank].begun
+    begun = observed.values[rank].begun
     for place, reported in enumerate(begun):
         earlier = begun[place - STEP] if place >= STEP else 0
         due = sum(operation.bytes_sent for operation in observed.operations[rank][:earlier])
-        for at in progress.get(f"held.{place}", ()):
-            if at.rows < reported or (at.sent is not None and at.sent < due):
-                return ELSEWHERE
-    last = max((at.rows for at in progress.get(HIGHEST, ())), default=None)
+        if finding := asked_early(observed, rank, f"held.{place}", begun=reported, sent=due):
+            return finding
+    during = observed.progress[rank].get(HIGHEST, ()) if observed.progress else ()
+    last = max((at.rows for at in during), default=None)
     return ELSEWHERE if last is not None and last < max(begun[:-1], default=0) else None
 
 

@@ -6,8 +6,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from course_lib.checks.judge.asked import asked_early
 from course_lib.checks.judge.layers import runs as layers
-from course_lib.checks.judge.layers.lines import PAGES, members, operations
+from course_lib.checks.judge.layers.lines import (
+    BACKWARD,
+    BEFORE,
+    FORWARD,
+    MADE,
+    PAGES,
+    members,
+    operations,
+    reply_about,
+)
 from course_lib.checks.kit import RIGHT, Case, Finding, Line, Observed, Sentence, usual, words, wrong
 
 OTHERWISE_MADE = (
@@ -109,6 +119,8 @@ def alive_line(
             pages = observed.rose[rank].get(f"{run.name}.pages.{direction}")
             if not pages:
                 return wrong(f"rank {rank} was not measured in {direction}.")
+            if finding := measured_early(run, observed, rank, direction):
+                return finding
             nbytes = pages[0] if pages[0] > most + PAGES else nbytes
             if nbytes < 0 or nbytes > most:
                 enough = f"{words.number(round(most))} are enough."
@@ -119,6 +131,18 @@ def alive_line(
         return RIGHT
 
     return Line(title, judge, weight, "memory", enough={f"{run.name}.{direction}": most})
+
+
+def measured_early(run: Run, observed: Observed, rank: int, direction: str) -> Finding | None:
+    """The call that is measured comes before the one whose operations were counted, and begins as many."""
+    begun = reply_about(observed, rank, run).begun
+    if len(begun) <= BACKWARD:
+        return None
+    backward = begun[BACKWARD] - begun[FORWARD]
+    by_then = begun[BEFORE] - (backward if direction == "forward" else 0)
+    a_step_before = by_then - (begun[FORWARD] - begun[MADE] if direction == "forward" else backward)
+    sent = sum(operation.bytes_sent for operation in observed.operations[rank][: max(a_step_before, 0)])
+    return asked_early(observed, rank, f"{run.name}.pages.{direction}", begun=by_then, sent=sent)
 
 
 def overlap_line(

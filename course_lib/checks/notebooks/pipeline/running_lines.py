@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from course_lib.checks.judge.asked import asked_early
 from course_lib.checks.judge.training.memory import megabytes
 from course_lib.checks.kit import RIGHT, Finding, Line, Observed, Sentence, words, wrong
 from course_lib.checks.notebooks.pipeline.recognising import recognised
@@ -236,14 +237,24 @@ def pages_line(run: Run, title: str, weight: float = 1.0) -> Line:
 
     def judge(observed: Observed) -> Finding:
         for stage, rank in enumerate(members(observed)):
-            rose = observed.rose[rank].get(f"{run.name}.pages.{END}")
+            moment = f"{run.name}.pages.{END}"
+            rose = observed.rose[rank].get(moment)
             if not rose:
                 return wrong(f"rank {rank} was not measured.")
+            begun = observed.values[rank][run.name].begun[-1]
+            sent = min(run.sent_by_the_end(stage), sent_by_all(observed))
+            if finding := asked_early(observed, rank, moment, begun=begun, sent=sent):
+                return finding
             if rose[0] > enough(run, stage):
                 return held_too_much(run, stage, rank, rose[0])
         return RIGHT
 
     return Line(title, judge, weight, "memory")
+
+
+def sent_by_all(observed: Observed) -> float:
+    """Bytes, by the ranks' own records."""
+    return sum(operation.bytes_sent for of_rank in observed.operations for operation in of_rank)
 
 
 def enough(run: Run, stage: int) -> float:

@@ -129,7 +129,15 @@ class Run:
     @property
     def sent(self) -> int:
         """Bytes that all ranks send together, at least."""
-        return 2 * (self.size - 1) * sum(self.nbytes(k) for k in range(len(self.batch)))
+        return self.sent_by_the_end(0)
+
+    def sent_by_the_end(self, stage: int) -> int:
+        """Bytes that all ranks have sent, at least, when this stage has done its last backward.
+
+        These are all of forward's messages, and backward's down to this stage.
+        """
+        hops = self.size - 1 + self.size - 1 - stage
+        return hops * sum(self.nbytes(k) for k in range(len(self.batch)))
 
     # ---- what a rank is given, and hands back
 

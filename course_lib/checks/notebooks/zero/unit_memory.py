@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from course_lib.checks.judge import training as lines
+from course_lib.checks.judge.asked import asked_early
 from course_lib.checks.kit import (
     ANY,
     RIGHT,
@@ -161,6 +162,8 @@ def too_much(observed: Observed, rank: int, when: str) -> Finding | None:
     alive, behind = reply.alive.get(when), reply.behind.get(when)
     if not pages or alive is None or behind is None:
         return wrong(f"rank {rank} was not measured after {AFTER[when]}.", cause=ANY)
+    if finding := measured_early(observed, rank, when):
+        return finding
     enough, got = ENOUGH[when], alive
     if pages[0] > enough + SLACK:
         got = max(alive, pages[0])
@@ -170,6 +173,13 @@ def too_much(observed: Observed, rank: int, when: str) -> Finding | None:
     much = f"after {AFTER[when]}; {lines.megabytes(enough)} are enough."
     said = Sentence(f"rank {rank} holds {lines.megabytes(got)} {much}", f"rank {rank} holds too much {much}")
     return wrong(said, advice, cause=cause, misses_point=misses)
+
+
+def measured_early(observed: Observed, rank: int, when: str) -> Finding | None:
+    begun, place = observed.values[rank].begun, held.MOMENTS.index(when)
+    earlier = begun.get(held.MOMENTS[place - 1], 0) if place else 0
+    sent = sum(operation.bytes_sent for operation in observed.operations[rank][:earlier])
+    return asked_early(observed, rank, f"held.{when}", begun=begun.get(when, 0), sent=sent)
 
 
 def why(reply: held.Told, when: str, behind: int, excess: float) -> tuple[str, str, bool]:

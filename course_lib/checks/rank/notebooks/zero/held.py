@@ -40,12 +40,14 @@ class Told:
     """The reply about a unit.
 
     alive, behind: at each moment the bytes of the tensors that Python code can reach, and those behind the
-    parameters; whole: whether gather() always gave the parameters their shapes and memory; left: how many
-    parameters had a .grad after reduce(); shard: whether it is a parameter, and is trained.
+    parameters; begun: at each moment, the operations begun so far; whole: whether gather() always gave the
+    parameters their shapes and memory; left: how many parameters had a .grad after reduce(); shard: whether
+    it is a parameter, and is trained.
     """
 
     alive: dict[str, Count] = field(default_factory=dict)
     behind: dict[str, Count] = field(default_factory=dict)
+    begun: dict[str, Count] = field(default_factory=dict)
     whole: bool = True
     left: Count = 0
     shard: tuple[bool, bool] = (False, False)
@@ -87,6 +89,7 @@ class Unit:
         """Measured. `alive` first collects objects without references."""
         watching.settle()
         self.values.alive[when] = self.patience.measured(f"alive.{when}", lambda: more(alive(), self.before))
+        self.values.begun[when] = watching.begun_and_waited()[0]
         watching.measured(f"held.{when}")
         self.values.behind[when] = storages(self.params)
 
