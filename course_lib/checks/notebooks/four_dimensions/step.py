@@ -10,7 +10,8 @@ from course_lib.checks import words
 from course_lib.checks.kit import RIGHT, Case, Draw, Finding, Line, Observed, exercise, wrong
 from course_lib.checks.notebooks.four_dimensions.groups import SMALL, OnMesh
 from course_lib.checks.notebooks.four_dimensions.references import REFERENCES
-from course_lib.checks.notebooks.four_dimensions.step_values import gradients_line, loss_line
+from course_lib.checks.notebooks.four_dimensions.step_gradients import gradients_line
+from course_lib.checks.notebooks.four_dimensions.step_losses import loss_line
 from course_lib.checks.notebooks.four_dimensions.steps import RECIPE, Steps, drawn
 from course_lib.facts import axis_bytes, least_bytes, vocab_parallel_loss_bytes
 from course_lib.models import GPTConfig

@@ -1,4 +1,4 @@
-"""Lines about the values of `hybrid_step`: gradients and losses, and the mistakes that explain them."""
+"""Lines about the gradients of `hybrid_step`, and the mistakes that explain them."""
 
 from __future__ import annotations
 
@@ -6,19 +6,18 @@ from collections.abc import Callable, Iterator
 from fractions import Fraction
 from functools import cached_property
 from itertools import combinations
-from math import isfinite
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from course_lib.checks import words
-from course_lib.checks.kit import RIGHT, Finding, Line, Observed, Sentence, difference, wrong
+from course_lib.checks.kit import RIGHT, Finding, Line, Observed, difference, wrong
 from course_lib.checks.notebooks.four_dimensions.groups import SMALL
 from course_lib.checks.notebooks.four_dimensions.steps import TIED, Held, Steps, Whole
 
 ROUNDING = 1e-10  # of the model's largest gradient
-FLOAT32 = 1e-6  # of the loss: a number to print may be added up in float32
+FLOAT32 = 1e-6  # of the loss, or of a gradient: a sum in float32 may be off by so much
 OVER_CP = (
     "Ranks of cp hold terms of one sum, and they are given the same targets: count the targets over dp "
     "alone, and do not divide by the size of cp."
@@ -44,8 +43,6 @@ OF_PARTS = (
     "That is the mean of the ranks' means: ranks of cp have unequal numbers of targets, and each divided by "
     "its own. Leave the stages' `count` alone, and sum."
 )
-ONLY_LAST = "only the last stage knows the loss. Sum over pp, so that all ranks return it."
-TERMS_OF_LOSS = "It is a sum over pp, dp and cp, which is divided by the targets and by nothing else."
 ALL_TARGETS = "Targets of -100 were counted, and they have no loss: count those that differ from -100."
 NUMBERS = {
     "microbatches": "The number of microbatches was given in place of the number of targets.",
@@ -374,73 +371,3 @@ def gradients_line(
         return wrong(why.sees or said, why.says, cause=cause, misses_point=essential or idea is not None)
 
     return Line(f"gradients: {title}", judge, weight)
-
-
-# ---- the loss
-
-
-def loss_line(steps: Steps, title: str, weight: float = 1) -> Line:
-    def judge(observed: Observed) -> Finding:
-        for call, wanted in enumerate(steps.right.losses):
-            returned = [observed.values[rank].returned[call] for rank in range(observed.world_size)]
-            if (form := not_a_number(returned)) is not None:
-                return form
-            off = [abs(value - wanted) > FLOAT32 * wanted for value in returned]
-            if any(off):
-                rank = off.index(True)
-                got, want = words.apart(float(returned[rank]), wanted)
-                fault = f"rank {rank} returned another loss than one process has"
-                why = next(loss_causes(steps, returned, wanted, rank, call), "")
-                return wrong(Sentence(f"{fault}: {got} instead of {want}.", f"{fault}."), why, cause=why)
-        return RIGHT
-
-    return Line(f"loss: {title}", judge, weight)
-
-
-def not_a_number(returned: list[Any]) -> Finding | None:
-    for rank, value in enumerate(returned):
-        if isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value):
-            continue
-        said = f"on rank {rank} no finite number was returned."
-        if value is None:
-            return wrong(said, "Is there a `return` at the end?")
-        return wrong(said, "Return the loss as a float, the same on all ranks.")
-    return None
-
-
-def loss_causes(steps: Steps, returned: list[float], wanted: float, rank: int, call: int) -> Iterator[str]:
-    mesh, of_replicas = steps.mesh, steps.mean_of_replicas.losses[call]
-    dp, cp, tp, pp = (mesh.size(axis) for axis in ("dp", "cp", "tp", "pp"))
-
-    def near(value: float, other: float) -> bool:
-        return abs(value - other) <= 2 * FLOAT32 * max(abs(other), 1)
-
-    def are(loss: float) -> bool:
-        return all(near(value, loss) for value in returned)
-
-    def together(*axes: str) -> bool:
-        """Whether the ranks of these axes return terms of the loss, or of it over dp, or of means."""
-        totals = [sum(returned[other] for other in mesh.ranks(k, *axes)) for k in range(mesh.n)]
-        own = dp * of_replicas if "dp" in axes else of_replicas
-        return any(all(near(total, loss) for total in totals) for loss in (wanted, wanted / dp, own))
-
-    last = [mesh.place(k, "pp") == pp - 1 for k in range(mesh.n)]
-    if pp > 1 and not any(value for value, is_last in zip(returned, last, strict=True) if not is_last):
-        yield f"Rank {rank} returns {returned[rank]}: {ONLY_LAST}"
-    if tp > 1 and are(tp * wanted):
-        yield "Each rank of tp has the loss already: sum over pp, dp and cp alone."
-    for share in (1, dp, 1 / cp):
-        if dp > 1 and are(share * of_replicas):
-            means = "the mean of the replicas' means" if share == 1 else f"{factor(share)} the mean of means"
-            yield f"The loss is {means}. {OF_REPLICAS}"
-    if are(returned[0]) and (says := other_count(steps, returned[0] / wanted)):
-        yield says
-    if near(returned[0] * round(wanted / (returned[0] or 1)), wanted) and are(returned[0]):
-        yield f"The loss is {of_one_process(returned[0] / wanted)}, on all ranks. {TERMS_OF_LOSS}"
-    for axes in (("dp",), ("cp",), ("dp", "cp")):
-        if mesh.size(*axes) > 1 and together(*axes):
-            yield f"Ranks return the loss of their own tokens: sum over {' and '.join(axes)}, too."
-    if are(steps.mean_of_microbatches().losses[call]):
-        yield OF_MICROBATCHES
-    if cp > 1 and are(steps.mean_of_parts().losses[call]):
-        yield OF_PARTS

@@ -1,0 +1,104 @@
+"""`wire`: the link that a group needs, and the mistakes about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from typing import Any
+
+from course_lib.checks.kit import (
+    RIGHT,
+    SIZES,
+    Case,
+    Finding,
+    Line,
+    Observed,
+    RankSide,
+    Sentence,
+    at,
+    call,
+    error_kind,
+    wrong,
+)
+from course_lib.facts.four_dimensions import ACROSS, INSIDE
+from course_lib.facts.four_dimensions import wire as right_wire
+
+Sizes = Mapping[str, int]
+Args = tuple[Any, ...]
+
+
+def reach(sizes: Sizes, axis: str) -> int:
+    names = list(sizes)
+    return prod(sizes[name] for name in names[names.index(axis) :])
+
+
+def named(crosses: Callable[[Sizes, str, int], bool]) -> Callable[..., str]:
+    return lambda sizes, axis, per_node: ACROSS if crosses(sizes, axis, per_node) else INSIDE
+
+
+# Each mistake: (sizes, axis, per_node) -> the name that it gives.
+WIRES: dict[str, Callable[..., str]] = {
+    "The size of the axis alone does not tell: its neighbours are as many ranks apart as the axes inside it "
+    "hold together. Multiply by this stride.": named(lambda sizes, axis, node: sizes[axis] > node),
+    "The stride alone does not tell: the group reaches over stride x size ranks.": named(
+        lambda sizes, axis, node: reach(sizes, axis) // sizes[axis] >= node
+    ),
+    "tp stays in a node only if it fits: 16 ranks of a node of 8 do not.": named(
+        lambda sizes, axis, node: axis != "tp" and sizes[axis] > 1
+    ),
+    "All ranks are in one node: no group leaves it, whether its size divides the node or not.": named(
+        lambda sizes, axis, node: sizes[axis] > 1 and node % reach(sizes, axis) != 0
+    ),
+    "An axis of one rank has no neighbours: it sends nothing over the network.": named(
+        lambda sizes, axis, node: node % reach(sizes, axis) != 0 and prod(sizes.values()) > node
+    ),
+    "A group may be smaller than a node and still cross its border: nodes of 6 cut groups of 4.": named(
+        lambda sizes, axis, node: sizes[axis] > 1 and reach(sizes, axis) > node
+    ),
+    "The axes are counted from the wrong end: the last one is innermost.": (
+        lambda sizes, axis, node: right_wire(dict(reversed(sizes.items())), axis, node)
+    ),
+}  # fmt: skip
+
+
+def wire_line(title: str, plans: Sequence[Args], every: Sequence[Args], weight: float) -> Line:
+    """The wires of `plans`, which are some of `every`; a mistake has to give all answers."""
+
+    def judge(observed: Observed) -> Finding:
+        names = []
+        for k, args in enumerate(every):
+            answer = observed.answer(k)
+            if answer.error is not None:
+                return raised(args, *answer.error)
+            if answer.value not in (INSIDE, ACROSS):
+                return wrong(
+                    f"wire gives neither {INSIDE!r} nor {ACROSS!r} for some arguments.", cause="wire form"
+                )
+            names.append(answer.value)
+        pairs = list(zip(every, names, strict=True))
+        off = [(args, name) for args, name in pairs if args in plans and name != right_wire(*args)]
+        if not off:
+            return RIGHT
+        why = next(
+            (says for says, formula in WIRES.items() if all(formula(*a) == name for a, name in pairs)),
+            "A group stays in a node if stride x size divides the node.",
+        )
+        args, name = off[0]
+        said = Sentence(f"wire{args!r} gives {name!r}.", "wire gives the other wire for some arguments.")
+        return wrong(said, why, cause=f"wire: {why}")
+
+    return Line(title, judge, weight)
+
+
+def raised(args: Args, error: str = "", text: str = "", place: str = "") -> Finding:
+    if error == "NotImplementedError":
+        return wrong("wire is not written yet.", cause="wire is not written")
+    said = Sentence(f"wire{args!r} raised {error}: {text}", f"wire raised {error_kind(error)}.")
+    return wrong(said, at(place), cause=f"wire raised {error}")
+
+
+def wires(groups: Mapping[str, Sequence[Args]], weight: float) -> Case:
+    every = [plan for plans in groups.values() for plan in plans]
+    lines = [wire_line(title, plans, every, weight) for title, plans in groups.items()]
+    calls = [call(1, plan) for plan in every]
+    return Case("wires", [RankSide({}, {"calls": calls}, {})], lines, recipe=SIZES, alone=True)

@@ -1,0 +1,188 @@
+"""An emulation of `Adam8bit`, by the right rule and by the usual mistakes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from course_lib.precision.codes import DYNAMIC_SIGNED, DYNAMIC_UNSIGNED, linear_map
+
+SMALL = 4096  # elements: parameters below it keep float32
+TIE = 1e-5  # of a block's largest magnitude's share: closer to a tie, either code is right
+ROUNDING = 1e-3  # of a learning rate
+SLACK = 16_384  # bytes: code tables, counters
+BLOCK = 256
+SIGNED, UNSIGNED = DYNAMIC_SIGNED.double(), DYNAMIC_UNSIGNED.double()
+LOST = (
+    "After load_state_dict it takes other steps. Everything that a step reads has to be in "
+    "self.state[param]: codes and scales of both moments, and the count of steps."
+)
+CAST = (
+    "load_state_dict of torch.optim.Optimizer casts every state to the parameter's dtype, and the codes came "
+    "back as float32. Derive from ByteStates, which leaves dtypes alone."
+)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """AdamW with moments in 8 bits; each field is a place for a mistake.
+
+    numbers: the codes of m and v; None: nothing is rounded. whole: one scale for a tensor. before: rounded
+    before the parameter takes its step. floor: to the number towards 0. small: elements from which on a
+    parameter has 8 bits. stored: the moment that is kept is the one with its bias corrected. corrected:
+    whether bias is corrected at all. decay: as AdamW has it, or added to the gradient, or without the
+    learning rate, or not at all. inside: eps stands in the root. eps: another than was asked for. counted:
+    parameter `index` of `count` goes on from the step of the one before it.
+    """
+
+    numbers: tuple[Tensor, Tensor] | None = (SIGNED, UNSIGNED)
+    block: int = BLOCK
+    whole: bool = False
+    before: bool = False
+    floor: bool = False
+    small: int = SMALL
+    stored: bool = False
+    corrected: bool = True
+    decay: Literal["decoupled", "coupled", "without lr", "none"] = "decoupled"
+    inside: bool = False
+    eps: float | None = None
+    counted: bool = False
+    index: int = 0
+    count: int = 1
+
+    def round(self, x: Tensor, which: int) -> tuple[Tensor, Tensor]:
+        """(x as it comes back, which elements lie near a tie)."""
+        near = torch.zeros_like(x, dtype=torch.bool)
+        if self.numbers is None or x.numel() < self.small:
+            return x, near
+        numbers = self.numbers[which]
+        middles = (numbers[1:] + numbers[:-1]) / 2
+        flat, block = x.flatten(), x.numel() if self.whole else self.block
+        parts = torch.nn.functional.pad(flat, (0, -len(flat) % block)).view(-1, block)
+        scales = parts.abs().amax(1, keepdim=True)
+        share = parts / scales.where(scales > 0, 1.0)
+        place = torch.searchsorted(middles, share)
+        gaps = [(share - middles[(place + k).clamp(0, len(middles) - 1)]).abs() for k in (-1, 0)]
+        near = torch.minimum(*gaps) < TIE * share.abs()
+        back = numbers[place]
+        if self.floor:
+            back = numbers[torch.searchsorted(numbers, share.abs(), right=True) - 1].copysign(share)
+            back = back.clamp(min=float(numbers[0]))
+        both = (torch.where(scales > 0, back * scales, 0.0), near)
+        rounded, near = (values.flatten()[: len(flat)].view_as(x) for values in both)
+        return rounded, near
+
+    def run(self, start: Tensor, gradients: Sequence[Tensor | None], settings: Mapping[str, Any]) -> Run:
+        """The parameter after each step, in float64, and which elements are judged there."""
+        (beta1, beta2), lr, eps = settings["betas"], settings["lr"], self.eps or settings["eps"]
+        decay = settings["weight_decay"]
+        shrink = {"decoupled": lr * decay, "without lr": decay}.get(self.decay, 0.0)
+        w = start.double()
+        m, v, unsure = torch.zeros_like(w), torch.zeros_like(w), torch.zeros_like(w, dtype=torch.bool)
+        taken, after, sure = 0, [], []
+        for gradient in gradients:
+            if gradient is not None:
+                taken += 1
+                step = (taken - 1) * self.count + self.index + 1 if self.counted else taken
+                g = gradient.double() + (decay * w if self.decay == "coupled" else 0.0)
+                m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g * g
+                first, second = (1 - beta1**step, 1 - beta2**step) if self.corrected else (1.0, 1.0)
+                if self.stored:
+                    m, v, first, second = m / first, v / second, 1.0, 1.0
+                rounded = [self.round(x, which) for which, x in enumerate((m, v))]
+                if self.before:
+                    (m, v), known = (back for back, _ in rounded), unsure | rounded[0][1] | rounded[1][1]
+                    unsure = known
+                root = ((v / second) + (eps if self.inside else 0)).sqrt() + (0 if self.inside else eps)
+                w = w * (1 - shrink) - lr * (m / first) / root
+                after.append(w)
+                sure.append(~unsure)
+                m, v = (back for back, _ in rounded)
+                unsure = unsure | rounded[0][1] | rounded[1][1]
+            else:
+                after.append(w)
+                sure.append(~unsure)
+        return Run(after, sure)
+
+
+@dataclass(frozen=True)
+class Run:
+    """The parameter after each step, and which of its elements are judged."""
+
+    after: list[Tensor]
+    sure: list[Tensor]
+
+
+Slips = Sequence[tuple[str, Callable[[Rule], Rule]]]
+FLOAT32 = "The moments are not rounded at all between the steps: codes are kept, and float32 is not."
+LINEAR_M = "m has linear codes: DYNAMIC_SIGNED has numbers in seven decades."
+LINEAR_BOTH = (
+    "Both moments have linear codes: DYNAMIC_SIGNED and DYNAMIC_UNSIGNED have numbers in seven decades."
+)
+LINEAR = linear_map(True).double(), torch.linspace(-1, 1, 256, dtype=torch.float64)  # two ways to make it
+UNSIGNED_LINEAR = linear_map(False).double()
+# In what is kept between the steps.
+OF_STATES: Slips = (
+    (FLOAT32, lambda rule: replace(rule, numbers=None)),
+    (
+        "v has linear codes: all of it below 1/510 of the block's largest becomes 0, and m is divided by "
+        "eps. DYNAMIC_UNSIGNED has numbers in seven decades.",
+        lambda rule: replace(rule, numbers=(SIGNED, UNSIGNED_LINEAR)),
+    ),
+    *((LINEAR_M, lambda rule, m=m: replace(rule, numbers=(m, UNSIGNED))) for m in LINEAR),
+    *((LINEAR_BOTH, lambda rule, m=m: replace(rule, numbers=(m, UNSIGNED_LINEAR))) for m in LINEAR),
+    (
+        "One scale for the tensor: beside one outlier 99 % of v is 0. Each block of 256 elements has its "
+        "own.",
+        lambda rule: replace(rule, whole=True),
+    ),
+    (
+        "v has signed codes, of which it uses half: DYNAMIC_UNSIGNED is twice as fine.",
+        lambda rule: replace(rule, numbers=(SIGNED, SIGNED)),
+    ),
+    (
+        "The moments were rounded before the step was taken: update the parameter from the float32 ones.",
+        lambda rule: replace(rule, before=True),
+    ),
+    (
+        "Codes were rounded towards 0, and the moments drift: take the nearest number.",
+        lambda rule: replace(rule, floor=True),
+    ),
+    (
+        f"A parameter of fewer than {SMALL:,} elements has 8 bits: it keeps float32.",
+        lambda rule: replace(rule, small=0),
+    ),
+    (f"`block` was not used: the blocks had {BLOCK} elements.", lambda rule: replace(rule, block=BLOCK)),
+)
+# In AdamW itself. They cost the line on a parameter in float32, and not those on 8 bits.
+OF_ADAMW: Slips = (
+    (
+        "Bias was corrected twice: the moments are stored as they are, and corrected for the step alone.",
+        lambda rule: replace(rule, stored=True),
+    ),
+    (
+        "Bias was not corrected: m / (1 - beta1^t), v / (1 - beta2^t).",
+        lambda rule: replace(rule, corrected=False),
+    ),
+    (
+        "Weight decay went into the gradient, and so into the moments. Decoupled, it is w *= 1 - lr * "
+        "weight_decay.",
+        lambda rule: replace(rule, decay="coupled"),
+    ),
+    (
+        "Weight decay does not know the learning rate: w *= 1 - lr * weight_decay.",
+        lambda rule: replace(rule, decay="without lr"),
+    ),
+    ("weight_decay was not used: w *= 1 - lr * weight_decay.", lambda rule: replace(rule, decay="none")),
+    ("eps stands inside the root: sqrt(v) + eps.", lambda rule: replace(rule, inside=True)),
+    ("eps was not used: sqrt(v) + group['eps'].", lambda rule: replace(rule, eps=1e-8)),
+    (
+        "One count of steps for all parameters: each has its own, self.state[param]['step'].",
+        lambda rule: replace(rule, counted=True),
+    ),
+)
+SLIPS: Slips = (*OF_STATES, *OF_ADAMW)
