@@ -273,7 +273,7 @@ def _reports(submissions: list[Submission], options: argparse.Namespace) -> list
     store = Store(options.out)
     stored = [store.find(submission.assignment, submission.student) for submission in submissions]
     results = [result for result in stored if result is not None]
-    notes = _other_pythons(results)
+    notes = other_pythons(results)
     try:
         write_reports(read_class(options.out, results), server=options.formgrader or SERVER)
     except Exception as error:
@@ -285,7 +285,7 @@ def _reports(submissions: list[Submission], options: argparse.Namespace) -> list
     return notes
 
 
-def _other_pythons(results: list[Result]) -> list[str]:
+def other_pythons(results: list[Result]) -> list[str]:
     """A sentence if notebooks were saved by another Python than the one that graded them."""
     from autograder.submission.intake import OTHER_PYTHON
 

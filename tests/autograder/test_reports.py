@@ -8,6 +8,7 @@ import csv
 import hashlib
 import linecache
 import os
+import platform
 import random
 import re
 import sys
@@ -24,6 +25,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 
 from autograder.book.standing import ByHand, Standing
 from autograder.book.table import write_points
+from autograder.commands.grade import other_pythons
 from autograder.course.config import NOTEBOOKS, SOLUTIONS, assignments
 from autograder.course.exercises import read_assignment
 from autograder.outcome import status as statuses
@@ -41,6 +43,7 @@ from autograder.report.sanitise import (
     clean_outputs,
 )
 from autograder.report.svg import clean_svg
+from autograder.submission.intake import OTHER_PYTHON
 from course_lib.checks.judge.find import find
 from course_lib.checks.report import Report, ReportLine, refusal
 from course_lib.checks.sentence import at
@@ -585,6 +588,19 @@ def test_the_class_page_holds_every_submission_and_escapes_it() -> None:
     assert "anna" not in looked_at
     assert "4 of 5 submissions ran inside: namespaces, limits." in soup.text
     assert "1 of 5 submissions ran without a sandbox." in soup.text
+
+
+def test_the_class_is_told_of_notebooks_from_another_python() -> None:
+    note = f"{OTHER_PYTHON} 3.11.7; this notebook was saved by Python"
+    results = [
+        result_of("anna", changes=[f"{note} 3.13.1"]),
+        result_of("ben", changes=["cell 'two' was missing and was put back"]),
+        result_of("carl", changes=[f"{note} 3.12.4", "unsaved"]),
+    ]
+    (said,) = other_pythons(results)
+    assert said.startswith("2 of 3 notebooks were saved by another Python")
+    assert f"{platform.python_version()}: 3.12.4, 3.13.1." in said
+    assert not other_pythons(results[1:2])
 
 
 def test_what_is_to_be_looked_at_is_said_once() -> None:
