@@ -347,6 +347,22 @@ def test_an_exception_is_told_with_its_line():
     assert len(report.messages) <= 3  # of equal causes only the first is reported
 
 
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        (
+            "async def ring_shift(tensor, group=None):\n    return tensor",
+            "your function is an `async def`",
+        ),
+        ("def ring_shift(tensor, group=None):\n    yield tensor", "your function is a generator"),
+    ],
+)
+def test_a_function_whose_call_runs_none_of_its_lines_is_named(code, says):
+    report = check(SHIFT, typed(code, "ring_shift"))
+    assert report.score == 0
+    assert says in " ".join(report.messages)
+
+
 def test_in_hidden_cases_an_exception_keeps_its_text_to_itself():
     ring_shift = shift(before="print(tensor); raise ValueError(str(tensor))")
     report = check(SHIFT, ring_shift, cases="hidden")
