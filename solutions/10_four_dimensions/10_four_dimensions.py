@@ -2028,10 +2028,10 @@ for order in (("pp", "dp", "cp", "tp"), ("tp", "pp", "dp", "cp")):
 trillion = GPTConfig(51_200, 2048, 128, 160, 25_600)
 long = Layout({"pp": 64, "dp": 6, "tp": 8})
 simulated = pipeline_seconds(trillion, long, 3072, a100_cluster(3072), Work(0.63))
-print(f"simulated {simulated:.1f} s", end="")
+print(f"simulated {simulated:.1f} s")
 if ready(step_seconds):
     layout = {**LAYOUT, "pp": 64, "dp": 6, "zero": 0, "recompute": "full", "sequence": False}
-    print(f", by your formula {step_seconds(trillion, layout, 3072, A100, SELENE, 0.63):.1f} s")
+    print(f"by your formula {step_seconds(trillion, layout, 3072, A100, SELENE, 0.63):.1f} s")
 
 # %% [markdown]
 # **Break it.** Give `replay` one alpha for *each* of the 2(n−1) rounds of a sum, and the check names the

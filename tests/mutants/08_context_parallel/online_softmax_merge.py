@@ -153,7 +153,7 @@ def online_softmax_merge(out, lse, block_out, block_lse):
 
 
 # %% wrong: in place, and right
-# is: detail
+# is: slip
 # says: out was changed: it belongs to the caller
 def online_softmax_merge(out, lse, block_out, block_lse):
     low = torch.finfo(lse.dtype).min
