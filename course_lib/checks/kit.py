@@ -5,7 +5,7 @@
     words      Sentence (told whole, or without hidden values), at, error_kind, unwritten, words
     values     Slip, close, near, difference, worst: against one process; both, same_bits, left_alone,
                gaps_left_alone, Exact, contributions: of sums that are known to the last bit
-    amounts    beyond; bytes_line, total_bytes_line, rounds_line, messages_line, only_messages, volume_line
+    amounts    beyond, asked_early; bytes_line, total_bytes_line, rounds_line, messages_line, only_messages, volume_line
     answers    Prediction, evaluated, Keywords, Model, published, entry, place, equal, numeric, call, SIZES:
                functions of numbers; Answer, answers: of a quiz
     frames     functions, layers, training: calls, layers on several ranks, and training runs (modules)
@@ -18,6 +18,7 @@ from course_lib.checks import words
 from course_lib.checks.judge import functions, training
 from course_lib.checks.judge.amount import Beyond, beyond
 from course_lib.checks.judge.answers import UNANSWERED, Answer, answers
+from course_lib.checks.judge.asked import asked_early
 from course_lib.checks.judge.build import Argument, absent, side
 from course_lib.checks.judge.case import (
     ANY,
@@ -112,6 +113,7 @@ __all__ = [
     "Spec",
     "absent",
     "answers",
+    "asked_early",
     "at",
     "beyond",
     "both",

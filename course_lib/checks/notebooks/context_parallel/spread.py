@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from course_lib.checks.judge.asked import asked_early
 from course_lib.checks.judge.layers import runs as layers
 from course_lib.checks.judge.layers.lines import (
     BACKWARD,
@@ -18,7 +17,18 @@ from course_lib.checks.judge.layers.lines import (
     operations,
     reply_about,
 )
-from course_lib.checks.kit import RIGHT, Case, Finding, Line, Observed, Sentence, usual, words, wrong
+from course_lib.checks.kit import (
+    RIGHT,
+    Case,
+    Finding,
+    Line,
+    Observed,
+    Sentence,
+    asked_early,
+    usual,
+    words,
+    wrong,
+)
 
 OTHERWISE_MADE = (
     "Make scores and sums with products of matrices (@, torch.einsum): a tensor of all single products is "

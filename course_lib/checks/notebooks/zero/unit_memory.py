@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 
 from course_lib.checks.judge import training as lines
-from course_lib.checks.judge.asked import asked_early
 from course_lib.checks.kit import (
     ANY,
     RIGHT,
@@ -19,6 +18,7 @@ from course_lib.checks.kit import (
     RankSide,
     Sentence,
     Spec,
+    asked_early,
     wrong,
 )
 from course_lib.checks.notebooks.zero.runs import SLACK
