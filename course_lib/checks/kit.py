@@ -5,7 +5,8 @@
     words      Sentence (told whole, or without hidden values), at, error_kind, unwritten, words
     values     Slip, close, near, difference, worst: against one process; both, same_bits, left_alone,
                gaps_left_alone, Exact, contributions: of sums that are known to the last bit
-    amounts    beyond, asked_early; bytes_line, total_bytes_line, rounds_line, messages_line, only_messages, volume_line
+    amounts    beyond, asked_early; bytes_line, total_bytes_line, rounds_line, messages_line, only_messages,
+               volume_line
     answers    Prediction, evaluated, Keywords, Model, published, entry, place, equal, numeric, call, SIZES:
                functions of numbers; Answer, answers: of a quiz
     frames     functions, layers, training: calls, layers on several ranks, and training runs (modules)
