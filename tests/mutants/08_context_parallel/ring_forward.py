@@ -316,7 +316,7 @@ def ring_lse(*args, **kwargs):
 
 
 # %% wrong: every rank sends its keys to every other
-# is: idea
+# is: slip
 # says: Pass on the block that has come
 # base: blocks merged by their logarithms
 -def shift(tensor, tokens, group):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from math import isfinite
 
 from course_lib.checks import words
 from course_lib.checks.judge.amount import beyond
@@ -11,6 +12,7 @@ from course_lib.checks.judge.asked import asked_early
 from course_lib.checks.judge.case import ANY, RIGHT, Finding, Line, Observed, usual, wrong
 from course_lib.checks.judge.compare import Slip, close, difference, told_by
 from course_lib.checks.judge.layers.runs import Run
+from course_lib.checks.judge.traffic import share_of
 from course_lib.checks.rank.layers import Told
 from course_lib.checks.sentence import Sentence, at
 from course_lib.ledger.operation import Operation
@@ -189,18 +191,23 @@ def sent_line(
     title: str = "",
     weight: float = 1.0,
     point: float = float("inf"),
+    tells_the_point: bool = False,
 ) -> Line:
     """Bytes that each rank sends in a direction, "forward" or "backward": between `least` and `most` (the
     same when left out). hint: (sent over allowed, the rank's operations) -> the usual cause. point: from that
-    many times too many on, the point of the exercise is missed (see `Exercise`).
+    many times too many on, the point of the exercise is missed (see `Exercise`). tells_the_point: no more
+    bytes than these show that a solution with wrong values has it.
     """
     allowed = list(most or least)
     title = title or f"bytes {direction}"
 
+    def bytes_of(done: list[list[Operation]]) -> list[int]:
+        return [round(sum(operation.bytes_sent for operation in of_rank)) for of_rank in done]
+
     def judge(observed: Observed) -> Finding:
         ranks = members(observed)
         done = [operations(run, observed, rank, direction) for rank in ranks]
-        sent = [round(sum(operation.bytes_sent for operation in of_rank)) for of_rank in done]
+        sent = bytes_of(done)
         if off := beyond(sent, allowed, least):
             of_rank = done[off.place]
             names = words.listing(dict.fromkeys(operation.op for operation in of_rank))
@@ -213,7 +220,12 @@ def sent_line(
             )
         return Finding(True, title=f"{title}: {words.number(max(sent))} by each rank")
 
-    return Line(title, judge, weight, "communication")
+    def of_those_due(observed: Observed) -> float:
+        done = [operations(run, observed, rank, direction) for rank in members(observed)]
+        return share_of(bytes_of(done), allowed)
+
+    tells = of_those_due if isfinite(point) or tells_the_point else None
+    return Line(title, judge, weight, "communication", sent=tells)
 
 
 # ---- what is held and kept

@@ -46,13 +46,20 @@ def bytes_lines(spread: Spread, way: str) -> list[Line]:
     few = "One message for keys and values, or one for each: every message costs a latency."
     if way == "forward":
         return [
-            sent_line(run, way, [most] * n, hint=forward_hint(n), weight=1.5),
+            sent_line(run, way, [most] * n, hint=forward_hint(n), weight=1.5, tells_the_point=True),
             calls_line(run, way, SEPARATE * (n - 1), few, "messages forward"),
         ]
     return [
-        sent_line(run, way, [most - keys_bytes(spread)] * n, most=[most] * n, hint=backward_hint),
+        sent_line(
+            run,
+            way,
+            [most - keys_bytes(spread)] * n,
+            most=[most] * n,
+            hint=backward_hint,
+            tells_the_point=True,
+        ),
         calls_line(run, way, SEPARATE * (2 * n - 1), few, "messages backward"),
-    ]
+    ]  # fmt: skip
 
 
 def forward_hint(n: int, wide: bool = False) -> Callable[[float, list[Operation]], str]:
