@@ -1,7 +1,8 @@
 """Everything that an exercise is written with.
 
     a case     Case, Draw, RankSide, Setting, Spec, absent, exercise, side: the ranks' inputs and outputs
-    a line     Line, Observed, Finding, RIGHT, ANY, wrong, usual, essential: a judgement and its sentences
+    a line     Line, Observed, Finding, RIGHT, ANY, wrong, usual, essential, telling: a judgement, its
+               sentences, and whether the idea is in it
     words      Sentence (told whole, or without hidden values), at, error_kind, unwritten, words
     values     Slip, close, near, difference, worst: against one process; both, same_bits, left_alone,
                gaps_left_alone, Exact, contributions: of sums that are known to the last bit
@@ -34,6 +35,7 @@ from course_lib.checks.judge.case import (
     Spec,
     essential,
     exercise,
+    telling,
     usual,
     wrong,
 )
@@ -146,6 +148,7 @@ __all__ = [
     "same_bits",
     "share_of",
     "side",
+    "telling",
     "total_bytes_line",
     "training",
     "unwritten",

@@ -469,7 +469,7 @@ def test_wrong_values_keep_half_if_the_messages_are_those_of_the_point(
     ]
     bytes_line = Line("bytes", lambda seen: RIGHT, 0.0, "communication")
     judged += [
-        judging.Judged(case, bytes_line, wrong(cause="values"), note=WAITS, sent=one)
+        judging.Judged(case, bytes_line, wrong(cause="values"), note=WAITS, shown=one)
         for one in shares
     ]
     report = judging.conclude("made", exercise, judged, 0, "visible")

@@ -49,7 +49,7 @@ class Finding:
 
 
 RIGHT = Finding(True)
-MORE = -1.0  # see `Line.sent`
+MORE = -1.0  # see `Line.shows`
 ANY = "*"  # a cause: the same as that of whatever else is wrong
 
 
@@ -143,12 +143,13 @@ class Observed:
 class Line:
     """One row of the table.
 
-    aspect: value, shape, communication or memory; lines of communication and memory count only when
-    the value lines of the same run are right. trivial: a function that does nothing passes it, too (one
-    rank, no elements); it counts only when another value is right. short: may share a row. enough: for a
-    line of memory, how many bytes are enough, by the name of the recipe's measurement; one number for each
-    of the ranks that take part, in their order, or one for all. sent: of a line that tells whether a solution
-    has the exercise's point, the share of the messages due that a run sent; MORE if it sent more than that.
+    aspect: value, shape, communication or memory; lines of communication and memory count only when the
+    value lines of the same run are right. trivial: a function that does nothing passes it, too (one rank, no
+    elements); it counts only when another value is right. short: may share a row. enough: for a line of
+    memory, how many bytes are enough, by the name of the recipe's measurement; one number for each of the
+    ranks that take part, in their order, or one for all. shows: of a line that tells whether a solution has
+    the exercise's point though its values are wrong, how much of it a run had, from 0 to 1, such as the
+    share of the messages due; MORE if it sent more than that.
     """
 
     title: str
@@ -158,7 +159,7 @@ class Line:
     trivial: bool = False
     short: bool = False
     enough: Mapping[str, float | Sequence[float]] = field(default_factory=dict)
-    sent: Callable[[Observed], float] | None = None
+    shows: Callable[[Observed], float] | None = None
 
 
 def essential(line: Line) -> Line:
@@ -169,6 +170,14 @@ def essential(line: Line) -> Line:
         return finding if finding.ok else replace(finding, misses_point=True)
 
     return replace(line, judge=judge)
+
+
+def telling(line: Line) -> Line:
+    """The line; by passing it, a solution shows that it has the exercise's point though its values are wrong.
+
+    Not for a line that a solution passes which does nothing.
+    """
+    return replace(line, shows=lambda observed: float(line.judge(observed).ok))
 
 
 @dataclass(frozen=True)

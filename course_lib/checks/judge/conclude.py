@@ -24,8 +24,8 @@ AT = re.compile(r",? ?\bat (?:Cell In\[\d+\], )?line \d+")  # see `sentence.at`
 class Judged:
     """A line with its finding, in the order of the cases.
 
-    unjudged: BROKEN or NOT_BEGUN if the finding is that of the whole run, and not of this line. sent: of a
-    line that waits for the values and has a `Line.sent`, what that gave.
+    unjudged: BROKEN or NOT_BEGUN if the finding is that of the whole run, and not of this line. shown: of a
+    line that waits for the values and has a `Line.shows`, what that gave.
     """
 
     case: Case
@@ -34,7 +34,7 @@ class Judged:
     output: list[str] = field(default_factory=list)
     note: str = ""
     unjudged: str = ""
-    sent: float | None = None
+    shown: float | None = None
 
 
 def conclude(name: str, exercise: Exercise, judged: list[Judged], seed: int, cases: str) -> Report:
@@ -46,7 +46,7 @@ def conclude(name: str, exercise: Exercise, judged: list[Judged], seed: int, cas
     tampered = next((row for row in judged if row.finding.cause == witness.TAMPERED), None)
     if tampered is not None:  # small cases do not show it: no case proves anything now
         for row in judged:
-            row.finding, row.note, row.unjudged, row.sent = tampered.finding, "", BROKEN, None
+            row.finding, row.note, row.unjudged, row.shown = tampered.finding, "", BROKEN, None
     possible = sum(row.line.weight for row in judged)
     earned = sum(row.line.weight for row in judged if row.finding.ok)
     all_right = all(row.finding.ok for row in judged)
@@ -83,10 +83,10 @@ def without_the_point(exercise: Exercise, judged: list[Judged]) -> float:
 def with_the_point(exercise: Exercise, judged: list[Judged], score: float) -> float:
     """The least score of a solution whose values are wrong and whose messages are those of the point: HALF.
 
-    So it is if in no run more was sent than is due, and in one at least half of that. The first wrong value
-    gets a sentence about it if that is more than the score.
+    So it is if in no run more was sent than is due, and one shows at least half of the point. The first wrong
+    value gets a sentence about it if that is more than the score.
     """
-    shares = [row.sent for row in judged if row.sent is not None]
+    shares = [row.shown for row in judged if row.shown is not None]
     missed = any(row.finding.misses_point for row in judged)
     if not exercise.point or missed or not shares or min(shares) < 0 or max(shares) < HALF:
         return 0.0

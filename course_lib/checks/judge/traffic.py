@@ -107,7 +107,7 @@ def bytes_line(
         return share_of([sent_bytes(operations) for operations in observed.operations], allowed)
 
     tells = of_those_due if math.isfinite(point) or tells_the_point else None
-    return Line(title, judge, weight, "communication", sent=tells)
+    return Line(title, judge, weight, "communication", shows=tells)
 
 
 def share_of(sent: Sequence[float], allowed: Sequence[float]) -> float:
@@ -154,7 +154,7 @@ def total_bytes_line(
         sent = [sent_bytes(operations) for operations in observed.operations]
         return MORE if sum(sent) > least or max(sent) > busiest else sum(sent) / max(least, 1)
 
-    return Line(title, judge, weight, "communication", sent=of_those_due)
+    return Line(title, judge, weight, "communication", shows=of_those_due)
 
 
 def most_messages(operations: Sequence[Operation], each_way: bool = False) -> int:

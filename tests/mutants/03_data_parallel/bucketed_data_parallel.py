@@ -670,7 +670,7 @@ class BucketedDataParallel(torch.nn.Module):
 
 
 # %% wrong: what came in a step is never forgotten
-# is: slip
+# is: idea
 # says: Step 1 is right, and a later one is not
 class BucketedDataParallel(torch.nn.Module):
     def __init__(self, module, bucket_bytes=25 << 20, group=None):

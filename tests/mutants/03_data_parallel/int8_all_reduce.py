@@ -191,7 +191,7 @@ def int8_all_reduce(tensor, error, group=None):
 
 
 # %% wrong: keeps the distance from the mean
-# is: idea
+# is: slip
 # says: Less the mean, it would keep its distance from the others
 BLOCK = 256
 

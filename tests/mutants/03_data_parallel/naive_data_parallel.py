@@ -46,7 +46,7 @@ class NaiveDataParallel(torch.nn.Module):
 
 
 # %% wrong: nothing is broadcast at the start
-# is: slip
+# is: idea
 # says: start from the first rank's
 # base: what the wrong ones change
 -        for tensor in [*module.parameters(), *module.buffers()]:
@@ -384,7 +384,7 @@ class NaiveDataParallel(torch.nn.Module):
 
 
 # %% wrong: frozen parameters keep what each rank drew
-# is: detail
+# is: slip
 # says: Only frozen parameters differ
 class NaiveDataParallel(torch.nn.Module):
     def __init__(self, module, group=None):

@@ -62,7 +62,7 @@
 
 
 # %% wrong: a byte for each sign
-# is: idea
+# is: slip
 # says: A sign took a byte
 # base: signs and scales in messages of their own
 -    bits = (rows >= 0).view(len(rows), -1, 8).to(torch.uint8)

@@ -45,7 +45,7 @@ def shard_indices(n, rank, world_size, epoch=0, *, shuffle=True, seed=0, drop_la
 
 
 # %% wrong: draws from the generator that everybody shares
-# is: detail
+# is: idea
 # says: two different orders
 def shard_indices(n, rank, world_size, epoch=0, *, shuffle=True, seed=0, drop_last=False):
     order = torch.randperm(n).tolist() if shuffle else list(range(n))
@@ -80,7 +80,7 @@ def shard_indices(n, rank, world_size, epoch=0, *, shuffle=True, seed=0, drop_la
 
 
 # %% wrong: fills up with indices that no sample has
-# is: slip
+# is: form
 # says: that no sample has|there are samples 0 to
 def shard_indices(n, rank, world_size, epoch=0, *, shuffle=True, seed=0, drop_last=False):
     generator = torch.Generator().manual_seed(seed + epoch)

@@ -241,7 +241,7 @@ def topk_all_reduce(tensor, fraction, error, group=None):
 
 # %% wrong: divided by those that sent
 # is: slip
-# says: or over those that sent an element
+# says: over the ranks that sent an element
 def topk_all_reduce(tensor, fraction, error, group=None):
     k = max(1, round(fraction * tensor.numel()))
     x = tensor.add(error).ravel()

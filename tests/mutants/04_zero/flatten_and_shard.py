@@ -8,7 +8,7 @@ def flatten_and_shard(params, n):
 
 
 # %% wrong: shards of unequal size
-# is: idea
+# is: slip
 # says: A collective wants equal shards
 def flatten_and_shard(params, n):
     flat = torch.cat([p.detach().reshape(-1) for p in params])
@@ -24,7 +24,7 @@ def flatten_and_shard(params, n):
 
 
 # %% wrong: every parameter is filled up by itself
-# is: slip
+# is: idea
 # says: Each tensor was filled up by itself
 def flatten_and_shard(params, n):
     pieces = [[] for _ in range(n)]
@@ -55,7 +55,7 @@ def flatten_and_shard(params, n):
 
 
 # %% wrong: every n-th element
-# is: slip
+# is: idea
 # says: Every n-th element
 def flatten_and_shard(params, n):
     flat = torch.cat([p.detach().reshape(-1) for p in params])
@@ -116,7 +116,7 @@ def flatten_and_shard(params, n):
 
 
 # %% wrong: each parameter cut by itself
-# is: slip
+# is: idea
 # says: Each tensor was cut by itself
 def flatten_and_shard(params, n):
     rows = [p.detach().reshape(-1) for p in params]

@@ -73,7 +73,7 @@ def memory_per_rank(params, n, stage, offload=False):
 
 
 # %% wrong: GB
-# is: detail
+# is: slip
 # says: bytes were asked for
 def memory_per_rank(params, n, stage, offload=False):
     weights = 2 / (n if stage == 3 else 1)
@@ -95,7 +95,7 @@ def memory_per_rank(params, n, stage, offload=False):
 
 
 # %% wrong: offload changes nothing
-# is: idea
+# is: slip
 # says: That is without offload
 def memory_per_rank(params, n, stage, offload=False):
     weights = 2 * params / (n if stage == 3 else 1)

@@ -81,7 +81,7 @@
 
 
 # %% wrong: the old states are remembered
-# is: idea
+# is: slip
 # says: Let go of the tensors
 # base: files of their own, looked for by the storage
                          if value.untyped_storage().filename is None:
@@ -89,7 +89,7 @@
 
 
 # %% wrong: states are thrown away after each step
-# is: slip
+# is: idea
 # says: under their names|of \d+
 # base: files of their own, looked for by the storage
                              state[name] = mapped(value, folder)

@@ -106,7 +106,7 @@ class ColumnParallelLinear(torch.nn.Module):
 
 
 # %% wrong: split on the wrong dimension of (out, in)
-# is: slip
+# is: idea
 # says: columns of A are its dimension 0
 # base: what the wrong ones change
 -        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n)[rank].clone())
@@ -185,7 +185,7 @@ class ColumnParallelLinear(torch.nn.Module):
 
 
 # %% wrong: each rank draws a small layer
-# is: slip
+# is: idea
 # says: from one seed all got the same
 # base: what the wrong ones change
 -        full = torch.nn.Linear(in_features, out_features, bias)

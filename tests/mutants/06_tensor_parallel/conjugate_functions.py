@@ -207,7 +207,7 @@ def all_reduce_identity(x, group=None):
 
 
 # %% wrong: sums into the caller's tensor
-# is: detail
+# is: slip
 # says: x was changed
 # base: Enter and Leave
 -        total = x.clone(memory_format=torch.contiguous_format)

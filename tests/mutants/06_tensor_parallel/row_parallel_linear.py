@@ -111,7 +111,7 @@ class RowParallelLinear(torch.nn.Module):
 
 
 # %% wrong: PyTorch's differentiated all-reduce
-# is: slip
+# is: form
 # says: gradients come out N times too large
 # base: what the wrong ones change
 -class Leave(torch.autograd.Function):
@@ -132,7 +132,7 @@ class RowParallelLinear(torch.nn.Module):
 
 
 # %% wrong: split on the wrong dimension of (out, in)
-# is: slip
+# is: idea
 # says: rows of A dimension 1
 # base: what the wrong ones change
 -        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n, 1)[rank].clone())
@@ -305,7 +305,7 @@ class RowParallelLinear(torch.nn.Module):
 
 
 # %% wrong: each rank draws a small layer
-# is: slip
+# is: idea
 # says: from one seed all got the same
 # base: what the wrong ones change
 -        full = torch.nn.Linear(in_features, out_features, bias)

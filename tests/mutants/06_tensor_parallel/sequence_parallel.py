@@ -114,7 +114,7 @@ class SequenceParallelNorm(torch.nn.Module):
 
 
 # %% wrong: each keeps its part of its own gradient
-# is: idea
+# is: slip
 # says: the gradients are summed, and the rank gets its part of the sum
 # base: what the wrong ones change
 -        return scattered(grad, ctx.group), None
@@ -123,7 +123,7 @@ class SequenceParallelNorm(torch.nn.Module):
 
 
 # %% wrong: nothing is gathered backward
-# is: idea
+# is: slip
 # says: left zeros for the others
 # base: what the wrong ones change
 -        return gathered(grad, ctx.group), None
@@ -335,7 +335,7 @@ class SequenceParallelNorm(torch.nn.LayerNorm):
 
 
 # %% wrong: the pair the wrong way round
-# is: slip
+# is: idea
 # says: the other of the two|cannot be|not a multiple
 def gathered(x, group):
     n = dist.get_world_size(group)

@@ -225,7 +225,7 @@ def sent_line(
         return share_of(bytes_of(done), allowed)
 
     tells = of_those_due if isfinite(point) or tells_the_point else None
-    return Line(title, judge, weight, "communication", sent=tells)
+    return Line(title, judge, weight, "communication", shows=tells)
 
 
 # ---- what is held and kept

@@ -49,7 +49,7 @@ def volume_line(
         return share_of(sent, allowed)
 
     tells = of_those_due if math.isfinite(point) else None
-    return Line(title, judge, weight, "communication", sent=tells)
+    return Line(title, judge, weight, "communication", shows=tells)
 
 
 def within(observed: Observed, between: tuple[int, int] | None) -> list[list[Operation]]:

@@ -98,7 +98,7 @@ def wire_line(nodes: int, per_node: int, nbytes: int, *, inside: bool, weight: f
         return share_of(sent, [least] * len(sent))
 
     tells = None if inside else of_those_due
-    return Line(f"bytes sent {where}, {size}", judge, weight, "communication", sent=tells)
+    return Line(f"bytes sent {where}, {size}", judge, weight, "communication", shows=tells)
 
 
 def wire_hint(sent: list[int], least: int, per_node: int, inside: bool) -> str:

@@ -141,7 +141,8 @@ def bytes_lines(spread: Spread, way: str) -> list[Line]:
         return "Four all-to-alls in each direction, of q, k, v and the output: (N-1)/N of each is sent."
 
     few = "One all-to-all for all heads: each costs N - 1 messages."
-    sent = sent_line(run, way, nbytes, hint=hint, weight=2 if way == "forward" else 1)
+    weight = 2 if way == "forward" else 1
+    sent = sent_line(run, way, nbytes, hint=hint, weight=weight, tells_the_point=True)
     return [
         all_heads_miss_the_point(sent),
         calls_line(run, way, EXCHANGES * (n - 1), few, f"exchanges {way}"),

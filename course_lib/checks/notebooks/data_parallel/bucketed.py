@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from course_lib.checks.judge import training as lines
 from course_lib.checks.judge.training.single import Training
-from course_lib.checks.kit import RIGHT, Case, Draw, Finding, Line, Observed, exercise, words, wrong
+from course_lib.checks.kit import RIGHT, Case, Draw, Finding, Line, Observed, exercise, telling, words, wrong
 from course_lib.checks.notebooks.data_parallel.early import during_backward_line
 from course_lib.checks.notebooks.data_parallel.grouped import in_a_group
 from course_lib.checks.notebooks.data_parallel.refused import REDUCER
@@ -273,7 +273,7 @@ def overlapping(draw: Draw, n: int) -> Case:
     return wrapper_case("overlap", run,
         [
             right_values(run, "grad", f"gradients of {DEPTH} blocks, {n} ranks, float32"),
-            without_overlap(leave_early(run, most, 3)),
+            telling(without_overlap(leave_early(run, most, 3))),
             messages_in_step(
                 count, "bucket",
                 hint="Copy the gradients of a bucket into one flat tensor and all-reduce that.",

@@ -108,7 +108,7 @@ def lines_of(
         ),
         sent_line(
             run, "backward", [volume] * n, weight=weight, title=f"{title}: bytes backward",
-            hint=entered,
+            hint=entered, tells_the_point=True,
         ),
     ]  # fmt: skip
 

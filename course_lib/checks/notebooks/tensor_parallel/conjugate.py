@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ import torch
 from course_lib.checks.judge.layers import runs
 from course_lib.checks.judge.layers.lines import saved_line, sent_line, values_line
 from course_lib.checks.judge.layers.runs import Run
-from course_lib.checks.kit import Case, Draw, Line, Slip, exercise
+from course_lib.checks.kit import Case, Draw, Finding, Line, Observed, Slip, exercise
 from course_lib.checks.notebooks.tensor_parallel.prediction import REFERENCE
 from course_lib.checks.notebooks.tensor_parallel.shared import (
     FACTOR_N,
@@ -29,6 +30,15 @@ NAMES = ("identity_all_reduce", "all_reduce_identity")
 COPY = (
     "Other code may hold it, too, and dist.all_reduce works in place: sum a copy, "
     "clone(memory_format=torch.contiguous_format)."
+)
+OWN_GRADIENT = (
+    "Backward went on with the rank's own gradient. Each rank used x in its own way, and the gradient of x "
+    "is the sum over all uses."
+)
+NO_GRAPH = (
+    "The returned tensor has no graph behind it, or a backward that returns None for x. Autograd does not "
+    "see what torch.distributed does: write a torch.autograd.Function, and call its apply. dist.all_reduce "
+    "works in place and returns nothing: return the tensor."
 )
 
 
@@ -94,11 +104,7 @@ def entered(run: Run) -> list[Slip]:
             lambda k: {"y": n * x[k]},
         ),
         Slip("x is whole on every rank: forward must leave it as it is.", lambda k: {"y": x[k] / n}),
-        Slip(
-            "Backward went on with the rank's own gradient. Each rank used x in its own way, and the "
-            "gradient of x is the sum over all uses.",
-            lambda k: {"y": x[k], "grad.x": own[k]},
-        ),
+        Slip(OWN_GRADIENT, lambda k: {"y": x[k], "grad.x": own[k]}),
         Slip(
             f"That is divided by {n}: a sum over the uses, not a mean.", lambda k: {"grad.x": summed[k] / n}
         ),
@@ -139,17 +145,22 @@ def right(run: Run, title: str, weight: float = 1.0, **more: Any) -> Line:
         slips=entered(run) if run.object == ENTER else left(run),
         misfit=lambda name, came, k: no_graph(name, came), weight=weight, **more,
     )  # fmt: skip
-    return and_unwritten(line, run, GIVEN, COPY)
+    return without_a_word(and_unwritten(line, run, GIVEN, COPY))
 
 
 def no_graph(name: str, came: str) -> str:
-    if name == "grad.x" and came == "None":
-        return (
-            "The returned tensor has no graph behind it, or a backward that returns None for x. Autograd "
-            "does not see what torch.distributed does: write a torch.autograd.Function, and call its apply. "
-            "dist.all_reduce works in place and returns nothing: return the tensor."
-        )
-    return ""
+    return NO_GRAPH if name == "grad.x" and came == "None" else ""
+
+
+def without_a_word(line: Line) -> Line:
+    """The line; a solution that says nothing of backward misses the exercise's point."""
+
+    def judge(observed: Observed) -> Finding:
+        finding = line.judge(observed)
+        silent = {OWN_GRADIENT, NO_GRAPH} & set(finding.sentences)
+        return replace(finding, misses_point=True) if silent and not finding.ok else finding
+
+    return replace(line, judge=judge)
 
 
 # ---- what is sent
@@ -187,6 +198,7 @@ def trouble(case_of_it: Case, kind: str, text: str) -> str:
     references=REFERENCE,
     hint=trouble,
     point="saying what goes back where autograd sees nothing",
+    besides="what goes forward",
 )
 def conjugate_functions(draw: Draw) -> Iterator[Case]:
     def both(n: int, *shape: int, **more: Any) -> tuple[Run, Run]:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from course_lib.checks.judge.layers.lines import (
     held_line,
+    members,
     saved_line,
     sent_line,
     values_line,
     values_or_refusal_line,
 )
 from course_lib.checks.judge.layers.runs import Run, layer_case
-from course_lib.checks.kit import Case, Draw, Line, Slip, essential, exercise
+from course_lib.checks.kit import Case, Draw, Line, Observed, Slip, essential, exercise
 from course_lib.checks.notebooks.tensor_parallel.shared import own_work
 from course_lib.checks.notebooks.tensor_parallel.slips import (
     column_slips,
@@ -111,11 +113,22 @@ class Cut:
         """Values, 1/n of the parameters, and, of the tensors for backward, the input alone."""
         held, saved = [self.held] * run.size, [FLOAT * self.saved] * run.size
         own, kept = "parameters: 1/4 of the layer's", "kept for backward: this rank's input"
+        its_part = essential(held_line(run, held, says=WHOLE_WEIGHT, weight=1.5, title=own))
         return [
             self.values(run, title, [], 0.5, short=True),
-            essential(held_line(run, held, says=WHOLE_WEIGHT, weight=1.5, title=own)),
+            replace(its_part, shows=lambda observed: float(self.is_cut(run, observed, its_part))),
             saved_line(run, saved, says=KEPT, weight=1.5, title=kept),
         ]
+
+    def is_cut(self, run: Run, observed: Observed, its_part: Line) -> bool:
+        """Whether every rank has rows or columns of the whole weight, and no more bytes than its part."""
+        for rank in members(observed):
+            own, whole = observed.tensors[rank][f"{run.name}.p.weight"], self.whole.weight
+            if own.shape[1] != whole.shape[1]:
+                own, whole = own.T, whole.T
+            if not bool(torch.isin(own.sum(1), whole.sum(1)).all()):
+                return False
+        return its_part.judge(observed).ok
 
 
 def column(whole: Whole, gather: bool) -> Cut:

@@ -181,7 +181,7 @@ def both_ways(run: Run) -> list[Line]:
         pair_line(run, f"{name}: forward", ["y"], 1.5),
         pair_line(run, f"{name}: backward", ["grad.x"], 1.5),
         *(
-            sent_line(run, way, half, hint=hint, weight=0.5, title=f"{name}: bytes {way}")
+            sent_line(run, way, half, hint=hint, weight=0.5, title=f"{name}: bytes {way}", point=ALL_REDUCE)
             for way in ("forward", "backward")
         ),
     ]
@@ -205,9 +205,13 @@ def trouble(case_of_it: Case, kind: str, text: str) -> str:
 
 
 UNEVEN = "5 positions, 2 ranks"
+ALL_REDUCE = 1.5  # times the bytes of one of its halves, and more: no half is there
 
 
-@exercise(points=7, objects=NAMES, references=REFERENCE, hint=trouble)
+@exercise(
+    points=7, objects=NAMES, references=REFERENCE, hint=trouble,
+    point="tokens of which each rank has its part alone, with the halves of an all-reduce at the edges",
+)  # fmt: skip
 def sequence_parallel(draw: Draw) -> Iterator[Case]:
     gather, scatter = gathering(draw, 3, (2, 6, 4)), scattering(draw, 3, (2, 6, 4))
     norm = norm_run(draw, 3, 2, 9, 40)

@@ -105,7 +105,9 @@ def norm_lines(run: Run) -> list[Line]:
             run, "norm on parts: gradients", names=["grad.x", "grad.p.weight", "grad.p.bias"],
             slips=slips, weight=2,
         ),
-        sent_line(run, "forward", [0.0] * n, hint=forward, weight=0.5, title="norm: bytes forward"),
+        sent_line(
+            run, "forward", [0.0] * n, hint=forward, weight=0.5, title="norm: bytes forward", point=1
+        ),
         sent_line(run, "backward", [exact] * n, hint=backward, weight=0.5, title="norm: bytes backward"),
         saved_line(run, [2 * own] * n, weight=0.5, title="norm: kept for backward",
                    says="A norm keeps its input for backward: the rank's part of the sequence."),

@@ -110,7 +110,9 @@ def costs(run: Run, loss: Loss) -> list[Line]:
         return "Each rank has all numbers for the gradient of its own logits: backward sends nothing."
 
     return [
-        sent_line(run, "forward", [exact / 3] * n, most=[exact] * n, hint=forward, weight=2),
+        sent_line(
+            run, "forward", [exact / 3] * n, most=[exact] * n, hint=forward, weight=2, tells_the_point=True
+        ),
         sent_line(run, "backward", [0.0] * n, hint=backward),
         own_work(run),
         essential(

@@ -52,6 +52,7 @@ def in_files(expected: int, steps: int) -> Callable[[Observed], Finding]:
                     "shared: values written there would not reach the file.",
                     "Put the mapped tensor in the place of the old one, in optimizer.state, in the first "
                     "step already; torch.from_file(path, shared=True, ...).",
+                    misses_point=True,
                 )
         return RIGHT
 
@@ -84,7 +85,10 @@ def value(draw: Draw, optimizer: tuple, title: str, states: int, **more) -> Case
     return offload_case(training, title, case_lines)
 
 
-@exercise(points=3, objects=("offloaded",), references=REFERENCE, extra=True)
+@exercise(
+    points=3, objects=("offloaded",), references=REFERENCE, extra=True,
+    point="states whose only place is a file", besides="steps that are right",
+)  # fmt: skip
 def offload(draw: Draw) -> Iterator[Case]:
     yield value(draw, ADAMW, "AdamW, two optimizers in one folder", 2, neighbour=True)
     training = run(wide(draw, 1))
