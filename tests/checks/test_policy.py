@@ -16,9 +16,7 @@ HALF = 0.5
 # Notebooks whose wrong answers do not all say yet what they get wrong.
 UNLABELLED = frozenset(
     {
-        "03_data_parallel",
         "04_zero",
-        "05_fsdp",
         "06_tensor_parallel",
         "07_pipeline",
         "08_context_parallel",
