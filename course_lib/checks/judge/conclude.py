@@ -81,7 +81,7 @@ def without_the_point(exercise: Exercise, judged: list[Judged]) -> float:
 
 
 def with_the_point(exercise: Exercise, judged: list[Judged], score: float) -> float:
-    """The least score of a solution whose values are wrong and whose messages are those of the point: HALF.
+    """The least score of a solution whose values are wrong and which shows that it has the point: HALF.
 
     So it is if in no run more was sent than is due, and one shows at least half of the point. The first wrong
     value gets a sentence about it if that is more than the score.
@@ -93,8 +93,7 @@ def with_the_point(exercise: Exercise, judged: list[Judged], score: float) -> fl
     first = next(row for row in in_order(judged) if not row.finding.ok and not row.note)
     if score < HALF:
         sentence = (
-            "The values are wrong, and the messages are those that the exercise is about: half of its points "
-            "are earned."
+            f"Half of the points are earned all the same, for what the exercise is about: {exercise.point}."
         )
         first.finding = replace(first.finding, sentences=(*first.finding.sentences, sentence))
     return HALF

@@ -67,7 +67,7 @@ def dualpipe(stages, microbatches):
 
 
 # %% wrong: every microbatch through both copies
-# is: slip
+# is: form
 # says: is of copy 1 of the model, which does microbatches 5 to 9
 from course_lib.pipeline import Action
 
@@ -81,7 +81,7 @@ def dualpipe(stages, microbatches):
 
 
 # %% wrong: even microbatches down, odd ones up
-# is: slip
+# is: form
 # says: The first m/2 microbatches belong to the first copy
 from course_lib.pipeline import Action
 
@@ -123,7 +123,7 @@ def dualpipe(stages, microbatches):
 
 
 # %% wrong: the backward of a pair first
-# is: slip
+# is: form
 # says: must pair a forward F with a whole backward B
 # base: a letter for each action
 -                yield Pair(one(there, "F"), one(back, "B"))
@@ -139,7 +139,7 @@ def dualpipe(stages, microbatches):
 
 
 # %% wrong: a pair fewer in the steady state
-# is: detail
+# is: form
 # says: never does
 # base: a letter for each action
 -        steady = "xy" * (half - stages + place + 1)
@@ -147,7 +147,7 @@ def dualpipe(stages, microbatches):
 
 
 # %% wrong: the W in store are forgotten
-# is: slip
+# is: form
 # says: never does .*W
 # base: a letter for each action
 -        return text + "wi" * below + "w" * half
@@ -163,7 +163,7 @@ def dualpipe(stages, microbatches):
 
 
 # %% wrong: the lists from the last rank to the first
-# is: slip
+# is: form
 # says: in the reverse order
 def dualpipe(stages, microbatches):
     from course_lib.pipeline import Action

@@ -35,7 +35,7 @@ def gpipe(stages, microbatches):
 
 
 # %% wrong: forwards only
-# is: slip
+# is: form
 # says: never does .B0
 from course_lib.pipeline import Action
 
@@ -45,7 +45,7 @@ def gpipe(stages, microbatches):
 
 
 # %% wrong: the backward of the last microbatch is forgotten
-# is: slip
+# is: form
 # says: does \d+ forwards and \d+ backwards?.* 1 is missing
 # base: the last microbatch comes back first
 -        forwards = [Action(stage, "F", k) for k in range(microbatches)]
@@ -56,7 +56,7 @@ def gpipe(stages, microbatches):
 
 
 # %% wrong: a microbatch too many
-# is: slip
+# is: form
 # says: there is no microbatch 8, only 0 to 7
 from course_lib.pipeline import Action
 
@@ -69,7 +69,7 @@ def gpipe(stages, microbatches):
 
 
 # %% wrong: the last microbatch is lost
-# is: slip
+# is: form
 # says: never does 0F7
 from course_lib.pipeline import Action
 
@@ -86,7 +86,7 @@ def gpipe(stages, microbatches):
 
 
 # %% wrong: the backward is cut in two
-# is: slip
+# is: form
 # says: here it is one action, B
 from course_lib.pipeline import Action
 
@@ -99,7 +99,7 @@ def gpipe(stages, microbatches):
 
 
 # %% wrong: backwards before forwards
-# is: slip
+# is: form
 # says: it needs 0F0, which rank 0 does only later
 from course_lib.pipeline import Action
 
@@ -146,7 +146,7 @@ def gpipe(stages, microbatches):
 
 
 # %% wrong: the whole model on every rank
-# is: slip
+# is: form
 # says: but it holds stage 0
 from course_lib.pipeline import Action
 
@@ -163,7 +163,7 @@ def gpipe(stages, microbatches):
 
 
 # %% wrong: the stages from the end
-# is: slip
+# is: form
 # says: rank 0 does 3F0 as its action 0, but it holds stage 0
 from course_lib.pipeline import Action
 

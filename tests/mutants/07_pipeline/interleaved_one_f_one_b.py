@@ -55,7 +55,7 @@ def interleaved_one_f_one_b(stages, microbatches, chunks=2):
 
 
 # %% wrong: the groups of p are forgotten on the way back
-# is: slip
+# is: form
 # says: Rank 0 takes all 8 microbatches backward through stage 4 before it goes on
 # base: the k-th action by arithmetic
      def action(rank, kind, k):
@@ -70,7 +70,7 @@ def interleaved_one_f_one_b(stages, microbatches, chunks=2):
 
 
 # %% wrong: backward goes through the chunks as forward does
-# is: slip
+# is: form
 # says: The first backward of rank 0 is 0B0: the gradient comes from the last stage
 # base: the k-th action by arithmetic
 -        if kind == "B":
@@ -78,7 +78,7 @@ def interleaved_one_f_one_b(stages, microbatches, chunks=2):
 
 
 # %% wrong: the warm-up of plain 1F1B
-# is: slip
+# is: form
 # says: That is the warm-up of plain 1F1B
 # base: the k-th action by arithmetic
 -        warm = min(total, 2 * (stages - rank - 1) + (chunks - 1) * stages)
@@ -86,7 +86,7 @@ def interleaved_one_f_one_b(stages, microbatches, chunks=2):
 
 
 # %% wrong: a warm-up that forgets the other chunks
-# is: slip
+# is: form
 # says: before its first backward
 # base: the k-th action by arithmetic
 -        warm = min(total, 2 * (stages - rank - 1) + (chunks - 1) * stages)
@@ -102,7 +102,7 @@ def interleaved_one_f_one_b(stages, microbatches, chunks=2):
 
 
 # %% wrong: the last rank one forward too many
-# is: detail
+# is: slip
 # says: Rank 3 does 6 forwards before its first backward; 5 are enough
 # base: the k-th action by arithmetic
 -        warm = min(total, 2 * (stages - rank - 1) + (chunks - 1) * stages)
@@ -110,7 +110,7 @@ def interleaved_one_f_one_b(stages, microbatches, chunks=2):
 
 
 # %% wrong: always two chunks
-# is: slip
+# is: form
 # says: no rank does stage 6
 from course_lib.pipeline import Action
 

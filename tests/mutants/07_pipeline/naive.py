@@ -51,7 +51,7 @@ def naive(stages, microbatches):
 
 
 # %% wrong: stages counted from 1
-# is: slip
+# is: form
 # says: Stages are counted from 0
 from course_lib.pipeline import Action
 
@@ -64,7 +64,7 @@ def naive(stages, microbatches):
 
 
 # %% wrong: microbatches counted from 1
-# is: slip
+# is: form
 # says: Microbatches are counted from 0
 from course_lib.pipeline import Action
 
@@ -78,7 +78,7 @@ def naive(stages, microbatches):
 
 
 # %% wrong: stage and microbatch have changed places
-# is: slip
+# is: form
 # says: Have stage and microbatch changed places
 from course_lib.pipeline import Action
 
@@ -93,7 +93,7 @@ def naive(stages, microbatches):
 
 
 # %% wrong: backward before its forward
-# is: slip
+# is: form
 # says: it needs 0F0, which rank 0 does only later
 from course_lib.pipeline import Action
 
@@ -107,7 +107,7 @@ def naive(stages, microbatches):
 
 
 # %% wrong: forwards only
-# is: slip
+# is: form
 # says: never does .B0
 from course_lib.pipeline import Action
 
@@ -117,7 +117,7 @@ def naive(stages, microbatches):
 
 
 # %% wrong: the whole model on every rank
-# is: slip
+# is: form
 # says: but it holds stage 0
 from course_lib.pipeline import Action
 
@@ -134,7 +134,7 @@ def naive(stages, microbatches):
 
 
 # %% wrong: the ranks in reverse
-# is: slip
+# is: form
 # says: rank 0 does 3F0 as its action 0, but it holds stage 0
 from course_lib.pipeline import Action
 
@@ -198,7 +198,7 @@ def naive(stages, microbatches):
 
 
 # %% wrong: works for four stages only
-# is: detail
+# is: form
 # says: gives 4 lists; \d+ lists? (is|are) expected, one for each rank
 from course_lib.pipeline import Action
 

@@ -53,7 +53,7 @@ def one_f_one_b(stages, microbatches):
 
 
 # %% wrong: the first rank's warm-up is two too short
-# is: slip
+# is: form
 # says: Rank 0 does 2 forwards before its first backward, rank 1 3: it needs 3 from rank 0 first
 # base: as many in flight as there are stages to come
 -        ahead = stages - rank
@@ -114,7 +114,7 @@ def one_f_one_b(stages, microbatches):
 
 
 # %% wrong: the warm-up does not come back
-# is: slip
+# is: form
 # says: As many backwards stand at its end as forwards in its warm-up: 3 are missing
 from course_lib.pipeline import Action
 
@@ -150,7 +150,7 @@ def one_f_one_b(stages, microbatches):
 
 
 # %% wrong: in the steady state backward comes before its forward
-# is: slip
+# is: form
 # says: it needs 3F0, which rank 3 does only later
 from course_lib.pipeline import Action
 
@@ -210,7 +210,7 @@ def one_f_one_b(stages, microbatches):
 
 
 # %% wrong: backwards are halves
-# is: slip
+# is: form
 # says: here it is one action, B
 from course_lib.pipeline import Action
 

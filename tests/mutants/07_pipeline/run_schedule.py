@@ -417,7 +417,7 @@ def run_schedule(stage, actions, microbatches, group=None):
 
 
 # %% wrong: what comes in is asked for no gradient, and none is sent
-# is: slip
+# is: form
 # says: is x.grad None
 from course_lib.pipeline import simulate
 

@@ -155,7 +155,7 @@ def zero_bubble_h1(stages, microbatches):
 
 
 # %% wrong: W before its I
-# is: slip
+# is: form
 # says: it needs 0I0, which rank 0 does only later
 from course_lib.pipeline import Action
 
@@ -173,7 +173,7 @@ def zero_bubble_h1(stages, microbatches):
 
 
 # %% wrong: the W in store are forgotten
-# is: slip
+# is: form
 # says: rank \d holds stage \d and never does .W
 from course_lib.pipeline import Action
 

@@ -209,7 +209,12 @@ def kept_line(run: Run, title: str, weight: float = 1.0) -> Line:
         held = words.counted(most, "microbatch")
         return Finding(True, title=f"{title}: {held} at most, of {len(run.batch)}")
 
-    return Line(title, judge, weight, "memory")
+    in_order = order_line(run, title)
+
+    def shows(observed: Observed) -> float:
+        return float(in_order.judge(observed).ok and judge(observed).ok)
+
+    return Line(title, judge, weight, "memory", shows=shows)
 
 
 def kept_too_much(run: Run, stage: int, rank: int, passed: Done, under_way: int) -> Finding:

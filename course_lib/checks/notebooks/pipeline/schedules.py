@@ -141,7 +141,7 @@ def one_f_one_b(draw: Draw) -> Iterator[Case]:
     wanted = [Sizes(4, 8), some(draw), Sizes(2, 4), Sizes(1, 3)]
     fewer = [Sizes(4, 2), Sizes(draw.integer(3, 7), 1), Sizes(3, 3)]
     lines = [
-        form.line(PASSES, wanted, [], 2),
+        form.line(PASSES, wanted, [], 3),
         form.line("a rank idles (p-1)(F+B), B = 2 F", wanted, [form.takes(EQUAL)], 2.5),
         form.line("and for other times", wanted, [form.takes(uneven(draw))], 1),
         form.line("activations on stage i: min(m, p-i)", wanted, [form.holds], 3, "memory"),

@@ -24,7 +24,14 @@ from course_lib.checks.kit import (
 )
 from course_lib.checks.notebooks.pipeline.recognising import tokens
 from course_lib.checks.notebooks.pipeline.references import REFERENCES
-from course_lib.checks.notebooks.pipeline.stash_runs import SLIPS, NoVersions, Order, Run, Tensors
+from course_lib.checks.notebooks.pipeline.stash_runs import (
+    SLIPS,
+    WITH_THE_POINT,
+    NoVersions,
+    Order,
+    Run,
+    Tensors,
+)
 from course_lib.checks.rank.notebooks.pipeline.stages import VOCABULARY
 from course_lib.pipeline.actions import flat
 from course_lib.pipeline.generators import one_f_one_b
@@ -100,7 +107,10 @@ def held_line(run: Run, title: str, weight: float) -> Line:
                 )
         return RIGHT
 
-    return Line(title, judge, weight, "memory")
+    def shows(observed: Observed) -> float:
+        return float(any(fits(run, observed, run.trained(kind)) for kind in WITH_THE_POINT))
+
+    return Line(title, judge, weight, "memory", shows=shows)
 
 
 def trouble(case_of_it: Case, kind: str, text: str) -> str:

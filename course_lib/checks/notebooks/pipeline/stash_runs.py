@@ -215,3 +215,5 @@ SLIPS: dict[str, type[Trained]] = {
     ),
     "Each gradient was stepped twice.": Twice,
 }
+# The mistakes of which every gradient is that of the weights that the forward saw, stepped into the newest.
+WITH_THE_POINT = (Accumulating, Late, NewOptimizer, Twice)

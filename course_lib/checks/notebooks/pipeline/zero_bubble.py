@@ -132,7 +132,7 @@ FORM = Form(
 def zero_bubble_h1(draw: Draw) -> Iterator[Case]:
     wanted = [Sizes(4, 8), some(draw), Sizes(3, 3), Sizes(1, 2)]
     lines = [
-        FORM.line(PASSES, wanted, [], 2),
+        FORM.line(PASSES, wanted, [], 3),
         FORM.line("a rank idles p-1, F = I = W = 1", wanted, [FORM.takes(EQUAL)], 2.5),
         FORM.line("and (p-1)(F+I-W) for other times", wanted, [FORM.takes(uneven(draw))], 1),
         FORM.line("activations: at most p, until their W", wanted, [FORM.holds], 2.5, "memory"),
