@@ -119,7 +119,7 @@
 
 
 # %% wrong: no key and value heads for some ranks
-# is: slip
+# is: form
 # says: heads
 # base: a group for each key and value head
 -    def __init__(self, width, heads, kv_heads=None, bias=True, group=None, dropout=0.0):
@@ -174,7 +174,7 @@
 
 
 # %% wrong: heads of the whole world
-# is: slip
+# is: form
 # says: Count the ranks of the group
 # base: a group for each key and value head
 -    def __init__(self, width, heads, kv_heads=None, bias=True, group=None, dropout=0.0):

@@ -78,7 +78,7 @@ class SequenceParallelNorm(torch.nn.Module):
 
 
 # %% wrong: parts along the batch
-# is: slip
+# is: idea
 # says: side by side along the sequence, dimension 1
 # base: what the wrong ones change
 -    return torch.cat(parts, 1)

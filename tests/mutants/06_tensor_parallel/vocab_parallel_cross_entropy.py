@@ -239,7 +239,7 @@ def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None,
 
 
 # %% wrong: each target's softmax over the logits of its rank
-# is: slip
+# is: idea
 # says: softmax is over the rank's own logits
 class Total(torch.autograd.Function):
     @staticmethod

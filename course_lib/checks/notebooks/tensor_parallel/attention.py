@@ -106,11 +106,19 @@ def lines_of(
             run, "forward", [volume] * n, weight=weight / 2, title=f"{title}: bytes forward", point=MANY,
             hint=lambda ratio, done: "One all-reduce, behind out: before it all work is on own heads.",
         ),
-        sent_line(
-            run, "backward", [volume] * n, weight=weight, title=f"{title}: bytes backward",
-            hint=entered, tells_the_point=True,
+        more_is_nothing(
+            sent_line(
+                run, "backward", [volume] * n, weight=weight, title=f"{title}: bytes backward",
+                hint=entered, tells_the_point=True,
+            )
         ),
     ]  # fmt: skip
+
+
+def more_is_nothing(line: Line) -> Line:
+    """The line, for which too many bytes do not show that the point is missed: x may have entered twice."""
+    shows = line.shows
+    return replace(line, shows=shows and (lambda observed: max(0.0, shows(observed))))
 
 
 def entered(ratio: float, done: list[Operation]) -> str:
