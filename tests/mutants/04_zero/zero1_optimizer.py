@@ -301,7 +301,7 @@ class Zero1Optimizer:
 
 
 # %% wrong: autograd looks on as parameters are written
-# is: slip
+# is: form
 # says: written under torch\.no_grad\(\)
 # base: what the wrong ones change
 -    @torch.no_grad()
@@ -546,7 +546,7 @@ class Zero1Optimizer:
 
 
 # %% wrong: PyTorch's ZeroRedundancyOptimizer inside
-# is: slip
+# is: form
 # says: ZeroRedundancyOptimizer shards the state by itself
 class Zero1Optimizer:
     def __init__(self, params, optimizer_cls, *, group=None, **defaults):
