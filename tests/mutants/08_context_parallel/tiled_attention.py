@@ -392,7 +392,7 @@ def tiled_attention(q, k, v, block=256, causal=False):
 
 
 # %% wrong: PyTorch's, by its inner name
-# is: slip
+# is: form
 # says: Do not use PyTorch's own attention
 def tiled_attention(q, k, v, block=256, causal=False):
     g = q.shape[2] // k.shape[2]
@@ -455,7 +455,7 @@ def tiled_attention(q, k, v, block=256, causal=False):
 
 
 # %% wrong: all keys at once for a tile of queries
-# is: idea
+# is: slip
 # says: met all keys at once
 class Strips(torch.autograd.Function):
     @staticmethod
@@ -543,7 +543,7 @@ def tiled_attention(q, k, v, block=256, causal=False):
 
 
 # %% wrong: PyTorch's kernel, in another thread
-# is: slip
+# is: form
 # says: Do not use PyTorch's own attention here
 from concurrent.futures import ThreadPoolExecutor
 
@@ -662,7 +662,7 @@ def tiled_attention(q, k, v, block=256, causal=False):
 
 
 # %% wrong: PyTorch's attention, checkpointed by tiles of queries
-# is: slip
+# is: form
 # says: Do not use PyTorch's own attention here
 from torch.utils.checkpoint import checkpoint
 
@@ -684,7 +684,7 @@ def tiled_attention(q, k, v, block=256, causal=False):
 
 
 # %% wrong: strips of the matrix, checkpointed
-# is: idea
+# is: slip
 # says: met all keys at once
 from torch.utils.checkpoint import checkpoint
 
@@ -948,7 +948,7 @@ def tiled_attention(q, k, v, block=256, causal=False):
 
 
 # %% wrong: PyTorch's kernel, by the operator within it
-# is: slip
+# is: form
 # says: Do not use PyTorch's own attention here
 def by_head(x, group):
     return x.repeat_interleave(group, dim=2).transpose(1, 2)

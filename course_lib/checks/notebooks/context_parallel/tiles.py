@@ -8,7 +8,15 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from course_lib.checks.judge.functions import About, Call, function_case, memory_line, values_line, work_line
+from course_lib.checks.judge.functions import (
+    About,
+    Call,
+    function_case,
+    memory_line,
+    reply_about,
+    values_line,
+    work_line,
+)
 from course_lib.checks.kit import ANY, Case, Draw, Finding, Line, Observed, Sentence, exercise, wrong
 from course_lib.checks.notebooks.context_parallel.references import (
     COMPILED,
@@ -34,6 +42,7 @@ ON_OR_BELOW = TILES * (TILES + 1) // 2  # tiles of which anything is seen under 
 # FLOPs of one of the products of all of these tiles; two of them forward, five backward, and some to spare
 PRODUCT = 2 * HEADS * HEAD_DIM * BLOCK**2 * ON_OR_BELOW
 FLOPS = {"forward": 2.5 * PRODUCT, "backward": 7 * PRODUCT}
+MADE = {"forward": 1.5, "backward": 3}  # of them at least, in an attempt with wrong values
 SKIP = (
     "A tile that lies wholly above the diagonal is computed and masked: no query sees a key of it. If "
     "queries[-1] < keys[0], go on to the next one, forward and backward."
@@ -215,7 +224,7 @@ def kept_says(nbytes: int) -> tuple[str, bool]:
 
 def memory_lines(call: Call) -> list[Line]:
     """The memory that forward keeps is linear in the sequence, and so is the peak of each direction."""
-    return [
+    lines = [
         memory_line(
             call, "saved", "kept for backward: q, k, v, out and lse", 4 * ONE + ROWS // 4 + 4096,
             kept_says, 3, SCORES // 8,
@@ -230,6 +239,14 @@ def memory_lines(call: Call) -> list[Line]:
         ),
     ]  # fmt: skip
 
+    def shows(observed: Observed) -> float:
+        """Whether the scores' products were made, and no moment had them all."""
+        made = reply_about(observed, call).flops
+        enough = all(made.get(way, 0) >= products * PRODUCT for way, products in MADE.items())
+        return float(enough and all(line.judge(observed).ok for line in lines))
+
+    return [replace(lines[0], shows=shows), *lines[1:]]
+
 
 @exercise(
     points=12, objects=("tiled_attention",), references=REFERENCES, refused=REFUSED, hint=stopped, point=POINT
@@ -237,7 +254,7 @@ def memory_lines(call: Call) -> list[Line]:
 def tiled_attention(draw: Draw) -> Iterator[Case]:
     plain, causal = Whole.draw(draw, 2, 13, 2, 2, 4), Whole.draw(draw, 2, 13, 2, 2, 4, causal=True)
     grouped = Whole.draw(draw, 1, 11, 6, 2, 5, causal=True)
-    left_out = Whole.draw(draw, 1, 300, 1, 1, 4)
+    left_out = Whole.draw(draw, 1, 300, 2, 2, 4)
     fitting = Whole.draw(draw, 1, 8, 2, 2, 5, causal=True)
     large = Whole.draw(draw, 1, 12, 2, 2, 4, large=300.0, causal=True)
     calls = [

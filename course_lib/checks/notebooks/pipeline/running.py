@@ -23,9 +23,9 @@ from course_lib.checks.notebooks.pipeline.running_whole import (
     WIDE,
     Row,
     Run,
-    any_order,
     case,
     microbatches,
+    mixed_order,
     wide_microbatches,
 )
 from course_lib.pipeline import Action
@@ -170,8 +170,8 @@ def run_schedule(draw: Draw) -> Iterator[Case]:
         remark=waits_at_once(run),
     )  # fmt: skip
     few = drawn(draw, "few", "numbers", rows(one_f_one_b(3, 2)))
-    own = drawn(draw, "own", "tokens", any_order(draw, 3, 5, overtaking=False))
-    turned = drawn(draw, "overtaking", "numbers", any_order(draw, 3, 5, overtaking=True))
+    own = drawn(draw, "own", "tokens", mixed_order(draw, 3, 5, overtaking=False))
+    turned = drawn(draw, "overtaking", "numbers", mixed_order(draw, 3, 5, overtaking=True))
     yield case(
         "3 ranks",
         [few, own, turned],
@@ -221,7 +221,7 @@ def two_ranks(draw: Draw) -> Iterator[Case]:
 def more(draw: Draw) -> Iterator[Case]:
     """Other schedules, on more ranks."""
     turned = drawn(draw, "turned", "tokens", backwards_turned(4, 5), earlier=True)
-    own = drawn(draw, "own", "numbers", any_order(draw, 4, 6, overtaking=True))
+    own = drawn(draw, "own", "numbers", mixed_order(draw, 4, 6, overtaking=True))
     yield case(
         "hidden",
         [turned, own],

@@ -263,3 +263,12 @@ def any_order(draw: Draw, stages: int, count: int, overtaking: bool) -> list[lis
         elif stage:
             todo.append(Action(stage - 1, "B", k))
     return rows
+
+
+def mixed_order(draw: Draw, stages: int, count: int, overtaking: bool) -> list[list[Action]]:
+    """One of `any_order` that GPipe's is not: on every rank a backward comes before the last forward."""
+    while True:
+        rows = any_order(draw, stages, count, overtaking)
+        kinds = ["".join(action.kind for action in row) for row in rows]
+        if all(row.index("B") < row.rindex("F") for row in kinds):
+            return rows
