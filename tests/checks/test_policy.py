@@ -18,7 +18,6 @@ UNLABELLED = frozenset(
     {
         "04_zero",
         "06_tensor_parallel",
-        "07_pipeline",
         "08_context_parallel",
     }
 )

@@ -175,7 +175,7 @@
 
 
 # %% wrong: percentages
-# is: detail
+# is: slip
 # says: 0.25 and not 25
 def bubble_of_ideal(schedule, stages, microbatches, chunks=1):
     shares = {
