@@ -55,7 +55,7 @@ class VocabParallelEmbedding(torch.nn.Module):
 
 
 # %% wrong: tokens of other ranks as indices
-# is: slip
+# is: form
 # says: is not an index into the rows here
 # base: what the wrong ones change
 -        rows = torch.nn.functional.embedding(
@@ -147,7 +147,7 @@ class VocabParallelEmbedding(torch.nn.Module):
 
 
 # %% wrong: each rank draws its part by itself
-# is: slip
+# is: idea
 # says: from one seed all of them have the same rows
 # base: what the wrong ones change
 -        whole = torch.nn.Embedding(num_embeddings, embedding_dim).weight.detach()
@@ -157,7 +157,7 @@ class VocabParallelEmbedding(torch.nn.Module):
 
 
 # %% wrong: the remainder of the vocabulary is nobody's
-# is: detail
+# is: form
 # says: cut as torch.tensor_split does
 # base: what the wrong ones change
 -        bounds = torch.arange(num_embeddings).tensor_split(n)[rank]

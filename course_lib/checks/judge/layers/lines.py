@@ -11,14 +11,12 @@ from course_lib.checks.judge.amount import beyond
 from course_lib.checks.judge.asked import asked_early
 from course_lib.checks.judge.case import ANY, RIGHT, Finding, Line, Observed, usual, wrong
 from course_lib.checks.judge.compare import Slip, close, difference, told_by
-from course_lib.checks.judge.layers.runs import Run
+from course_lib.checks.judge.layers.runs import BACKWARD, DIRECTIONS, Run
 from course_lib.checks.judge.traffic import share_of
 from course_lib.checks.rank.layers import Told
 from course_lib.checks.sentence import Sentence, at
 from course_lib.ledger.operation import Operation
 
-BEFORE, MADE, FORWARD, BACKWARD = range(4)  # places in "begun" of `rank.layers`
-DIRECTIONS = {"made": (BEFORE, MADE), "forward": (MADE, FORWARD), "backward": (FORWARD, BACKWARD)}
 SLACK = 1.02, 256  # of bytes of memory: a share, and a few small tensors
 PAGES = 2_000_000  # bytes that a process may hold besides, where its pages are counted
 NO_GRADIENT = (
@@ -276,14 +274,14 @@ def memory_line(run: Run, key: str, most: Sequence[float], title: str, says: str
 
 
 def measured_early(run: Run, observed: Observed, rank: int, looked: Iterable[str]) -> Finding | None:
-    """By "backward", for one, it has done its forward's messages, and begun backward's."""
+    """A finding if the rank was measured at one of these moments before it could have got there."""
     begun = reply_about(observed, rank, run).begun
     if len(begun) <= BACKWARD:
         return None
     for moment in looked:
-        before, last = (begun[place] for place in DIRECTIONS[moment])
-        sent = sum(operation.bytes_sent for operation in observed.operations[rank][:before])
+        by_then, gone_by = run.by_then(begun, moment)
+        sent = sum(operation.bytes_sent for operation in observed.operations[rank][:gone_by])
         name = f"{run.name}.pages.{moment}"
-        if finding := asked_early(observed, rank, name, begun=last, sent=sent):
+        if finding := asked_early(observed, rank, name, begun=by_then, sent=sent):
             return finding
     return None

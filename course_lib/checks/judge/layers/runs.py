@@ -14,6 +14,8 @@ from course_lib.checks.judge.compare import Tensors
 RECIPE = "course_lib.checks.rank.layers:layers"
 SECONDS = 20.0  # PyTorch's parts that a class may name take a rank some of them to import
 ROOM = 800_000  # bytes that libraries take in the runs before
+BEFORE, MADE, FORWARD, BACKWARD = range(4)  # places in "begun" of `rank.layers`
+DIRECTIONS = {"made": (BEFORE, MADE), "forward": (MADE, FORWARD), "backward": (FORWARD, BACKWARD)}
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,14 @@ class Run:
     def looked_at(self, moment: str) -> bool:
         """Whether the pages of the process are counted there: "made", "forward" or "backward"."""
         return self.pages and moment in ("base", "made", "backward")
+
+    def by_then(self, begun: Sequence[int], moment: str) -> tuple[int, int]:
+        """Operations that a rank has begun when measured as `moment`, and those whose bytes have gone by.
+
+        begun: how many it had begun at each place, as the reply tells.
+        """
+        before, last = DIRECTIONS[moment]
+        return begun[last], begun[before]
 
     def instructions(self, k: int, group: int | None) -> dict:
         instructions: dict[str, Any] = {

@@ -7,28 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from course_lib.checks.judge.layers import runs as layers
-from course_lib.checks.judge.layers.lines import (
-    BACKWARD,
-    BEFORE,
-    FORWARD,
-    MADE,
-    PAGES,
-    members,
-    operations,
-    reply_about,
-)
-from course_lib.checks.kit import (
-    RIGHT,
-    Case,
-    Finding,
-    Line,
-    Observed,
-    Sentence,
-    asked_early,
-    usual,
-    words,
-    wrong,
-)
+from course_lib.checks.judge.layers.lines import PAGES, measured_early, members, operations
+from course_lib.checks.kit import RIGHT, Case, Finding, Line, Observed, Sentence, usual, words, wrong
 
 OTHERWISE_MADE = (
     "Make scores and sums with products of matrices (@, torch.einsum): a tensor of all single products is "
@@ -52,6 +32,14 @@ class Run(layers.Run):
 
     def looked_at(self, moment: str) -> bool:
         return self.measured and moment in ("base", "forward", "backward")
+
+    def by_then(self, begun: Sequence[int], moment: str) -> tuple[int, int]:
+        """The call that is measured comes before the one whose operations were told, and begins as many."""
+        forward = begun[layers.FORWARD] - begun[layers.MADE]
+        backward = begun[layers.BACKWARD] - begun[layers.FORWARD]
+        if moment == "backward":
+            return begun[layers.BEFORE], max(0, begun[layers.BEFORE] - backward)
+        return max(0, begun[layers.BEFORE] - backward), max(0, begun[layers.BEFORE] - backward - forward)
 
     def instructions(self, k: int, group: int | None) -> dict:
         instructions = super().instructions(k, group) | {"measured": self.measured}
@@ -129,7 +117,7 @@ def alive_line(
             pages = observed.rose[rank].get(f"{run.name}.pages.{direction}")
             if not pages:
                 return wrong(f"rank {rank} was not measured in {direction}.")
-            if finding := measured_early(run, observed, rank, direction):
+            if finding := measured_early(run, observed, rank, [direction]):
                 return finding
             nbytes = pages[0] if pages[0] > most + PAGES else nbytes
             if nbytes < 0 or nbytes > most:
@@ -141,18 +129,6 @@ def alive_line(
         return RIGHT
 
     return Line(title, judge, weight, "memory", enough={f"{run.name}.{direction}": most})
-
-
-def measured_early(run: Run, observed: Observed, rank: int, direction: str) -> Finding | None:
-    """The call that is measured comes before the one whose operations were counted, and begins as many."""
-    begun = reply_about(observed, rank, run).begun
-    if len(begun) <= BACKWARD:
-        return None
-    backward = begun[BACKWARD] - begun[FORWARD]
-    by_then = begun[BEFORE] - (backward if direction == "forward" else 0)
-    a_step_before = by_then - (begun[FORWARD] - begun[MADE] if direction == "forward" else backward)
-    sent = sum(operation.bytes_sent for operation in observed.operations[rank][: max(a_step_before, 0)])
-    return asked_early(observed, rank, f"{run.name}.pages.{direction}", begun=by_then, sent=sent)
 
 
 def overlap_line(

@@ -11,11 +11,18 @@ import torch
 from torch import Tensor, nn
 
 from course_lib.checks.judge.layers import runs
-from course_lib.checks.judge.layers.lines import held_line, saved_line, sent_line, values_line
+from course_lib.checks.judge.layers.lines import (
+    held_line,
+    members,
+    operations,
+    saved_line,
+    sent_line,
+    values_line,
+)
 from course_lib.checks.judge.layers.runs import Run
-from course_lib.checks.kit import Case, Draw, Line, Slip, essential, exercise, words
+from course_lib.checks.kit import Case, Draw, Finding, Line, Observed, Slip, essential, exercise, words
 from course_lib.checks.notebooks.tensor_parallel.prediction import REFERENCE
-from course_lib.checks.notebooks.tensor_parallel.shared import FACTOR_N, interface, own_work
+from course_lib.checks.notebooks.tensor_parallel.shared import FACTOR_N, interface, own_work, shows_its_part
 from course_lib.facts import chunk_sizes, least_bytes
 from course_lib.ledger.operation import Operation
 
@@ -215,14 +222,16 @@ def forward_hint(ratio: float, done: list[Operation]) -> str:
 def held(run: Run, table: Table) -> Line:
     rows = [len(table.part(k, table.weight)) for k in range(table.n)]
     most = [FLOAT * table.weight.shape[1] * count for count in rows]
-    return essential(held_line(run, most, says=WHOLE_TABLE))
+    return shows_its_part(essential(held_line(run, most, says=WHOLE_TABLE)), run, table.weight)
 
 
 def costs(run: Run, table: Table) -> list[Line]:
     n, tokens = table.n, table.tokens.numel()
     width = table.weight.shape[1]
     return [
-        sent_line(run, "forward", [least_bytes(n, FLOAT * tokens * width)] * n, hint=forward_hint),
+        without_a_gather(
+            sent_line(run, "forward", [least_bytes(n, FLOAT * tokens * width)] * n, hint=forward_hint), run
+        ),
         sent_line(
             run, "backward", [0.0] * n, weight=0.5,
             hint=lambda ratio, done: "The gradient of a sum is that of each term: nothing is sent backward.",
@@ -234,6 +243,17 @@ def costs(run: Run, table: Table) -> list[Line]:
             "ones for each token.",
         ),
     ]  # fmt: skip
+
+
+def without_a_gather(line: Line, run: Run) -> Line:
+    """The line; a solution that gathers the table misses the exercise's point, however few bytes that are."""
+
+    def judge(observed: Observed) -> Finding:
+        finding = line.judge(observed)
+        kinds = {done.op for rank in members(observed) for done in operations(run, observed, rank, "forward")}
+        return replace(finding, misses_point=True) if not finding.ok and "all_gather" in kinds else finding
+
+    return replace(line, judge=judge)
 
 
 def trouble(case_of_it: Case, kind: str, text: str) -> str:

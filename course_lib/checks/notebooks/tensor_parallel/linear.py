@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from course_lib.checks.judge.layers.lines import (
     held_line,
-    members,
     saved_line,
     sent_line,
     values_line,
     values_or_refusal_line,
 )
 from course_lib.checks.judge.layers.runs import Run, layer_case
-from course_lib.checks.kit import Case, Draw, Line, Observed, Slip, essential, exercise
-from course_lib.checks.notebooks.tensor_parallel.shared import own_work
+from course_lib.checks.kit import Case, Draw, Line, Slip, essential, exercise
+from course_lib.checks.notebooks.tensor_parallel.shared import own_work, shows_its_part
 from course_lib.checks.notebooks.tensor_parallel.slips import (
     column_slips,
     linear_trouble,
@@ -116,19 +114,9 @@ class Cut:
         its_part = essential(held_line(run, held, says=WHOLE_WEIGHT, weight=1.5, title=own))
         return [
             self.values(run, title, [], 0.5, short=True),
-            replace(its_part, shows=lambda observed: float(self.is_cut(run, observed, its_part))),
+            shows_its_part(its_part, run, self.whole.weight),
             saved_line(run, saved, says=KEPT, weight=1.5, title=kept),
         ]
-
-    def is_cut(self, run: Run, observed: Observed, its_part: Line) -> bool:
-        """Whether every rank has rows or columns of the whole weight, and no more bytes than its part."""
-        for rank in members(observed):
-            own, whole = observed.tensors[rank][f"{run.name}.p.weight"], self.whole.weight
-            if own.shape[1] != whole.shape[1]:
-                own, whole = own.T, whole.T
-            if not bool(torch.isin(own.sum(1), whole.sum(1)).all()):
-                return False
-        return its_part.judge(observed).ok
 
 
 def column(whole: Whole, gather: bool) -> Cut:

@@ -94,3 +94,21 @@ def own_work(run: Run, title: str = "backward is yours", weight: float = 0.5, po
         return RIGHT
 
     return Line(title, judge, weight, "communication")
+
+
+def shows_its_part(line: Line, run: Run, whole: torch.Tensor) -> Line:
+    """The line on the bytes of a layer, which shows whether it has the point though its values are wrong.
+
+    So it is if every rank's weight has rows, or columns, of the whole one, and there are no more bytes.
+    """
+
+    def shows(observed: Observed) -> float:
+        for rank in members(observed):
+            own, rows = observed.tensors[rank][f"{run.name}.p.weight"], whole
+            if own.shape[1] != rows.shape[1]:
+                own, rows = own.T, rows.T
+            if not bool(torch.isin(own.sum(1), rows.sum(1)).all()):
+                return 0.0
+        return float(line.judge(observed).ok)
+
+    return replace(line, shows=shows)
