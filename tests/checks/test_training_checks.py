@@ -458,7 +458,7 @@ def test_without_its_point_an_exercise_earns_half(misses: bool, score: float) ->
     ],
 )
 @pytest.mark.parametrize("point", ["holding less", ""])
-def test_wrong_values_keep_half_if_the_messages_are_those_of_the_point(
+def test_wrong_values_keep_half_if_the_run_shows_the_point(
     shares: tuple[float, ...], score: float, point: str
 ) -> None:
     case = values(1, {"name": "plain", "width": 3})
@@ -475,7 +475,7 @@ def test_wrong_values_keep_half_if_the_messages_are_those_of_the_point(
     report = judging.conclude("made", exercise, judged, 0, "visible")
     assert report.score == (score if point else 0.1)
     said = " ".join(report.messages)
-    assert ("messages are those that the exercise is about" in said) == (report.score == 0.5)
+    assert ("Half of the points are earned all the same" in said) == (report.score == 0.5)
 
 
 @pytest.mark.parametrize(

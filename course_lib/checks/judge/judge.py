@@ -253,8 +253,8 @@ def judge_lines(session: Session, case: Case, observed: Observed, shown: list[st
         values_right = [row.finding.ok for row in judged if is_value(row)]
         if line.aspect in ("communication", "memory") and not all(values_right):
             note = WAITS_FOR_OTHERS if any(values_right) else WAITS
-            shown = guarded(session.failures, 0.0, line.shows, observed) if line.shows else None
-            judged.append(Judged(case, line, wrong(cause="values"), note=note, shown=shown))
+            point = guarded(session.failures, 0.0, line.shows, observed) if line.shows else None
+            judged.append(Judged(case, line, wrong(cause="values"), note=note, shown=point))
             continue
         finding = guarded(session.failures, UNREADABLE, line.judge, observed)
         judged.append(Judged(case, line, finding, [] if finding.ok else shown))

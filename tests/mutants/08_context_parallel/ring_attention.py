@@ -205,7 +205,7 @@ def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
 
 
 # %% wrong: delta summed over the tokens
-# is: slip
+# is: form
 # says: one number for each query and head
 # base: blocks merged by their logarithms
 -        delta = (g5 * o5).sum(-1, keepdim=True)

@@ -198,7 +198,7 @@ def trouble(case_of_it: Case, kind: str, text: str) -> str:
     references=REFERENCE,
     hint=trouble,
     point="saying what goes back where autograd sees nothing",
-    besides="what goes forward",
+    besides="forward alone",
 )
 def conjugate_functions(draw: Draw) -> Iterator[Case]:
     def both(n: int, *shape: int, **more: Any) -> tuple[Run, Run]:
