@@ -24,14 +24,12 @@ def volume_line(
     what: str = "",
     between: tuple[int, int] | None = None,
     point: float = float("inf"),
-    tells_the_point: bool = False,
 ) -> Line:
     """Bytes that each rank sends, collectives counted as the best algorithm sends them (see the ledger).
 
     Between `least` and `most` (the same when left out). hint: given the ratio, the usual cause. between:
     two places in "begun" of the recipe, such as (2, 4) for the second step; the whole run when left out.
     point: from that many times too many bytes on, the point of the exercise is missed (see `Exercise`).
-    tells_the_point: no more bytes than these show that a solution with wrong values has it.
     """
     allowed = list(most or least)
 
@@ -50,7 +48,7 @@ def volume_line(
         sent = [sum(operation.bytes_sent for operation in rank) for rank in within(observed, between)]
         return share_of(sent, allowed)
 
-    tells = of_those_due if math.isfinite(point) or tells_the_point else None
+    tells = of_those_due if math.isfinite(point) else None
     return Line(title, judge, weight, "communication", shows=tells)
 
 

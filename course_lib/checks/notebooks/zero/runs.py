@@ -306,7 +306,7 @@ def step_bytes(
     most = volume * (n - 1) * sum(-(-size // n) for size in sizes) * itemsize
     return lines.volume_line(
         [math.floor(least)] * n, most=[most] * n, hint=hint, weight=weight, title=title,
-        what=f" ({volume} times (N-1)/N of the parameters)", between=(2, 4), tells_the_point=True,
+        what=f" ({volume} times (N-1)/N of the parameters)", between=(2, 4),
     )  # fmt: skip
 
 
