@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -11,7 +12,7 @@ from course_lib.checks.judge.layers.lines import members, operations, sent_line
 from course_lib.checks.kit import RIGHT, Finding, Line, Observed, words, wrong
 from course_lib.checks.notebooks.context_parallel.ring_lines import FLOAT, HALF
 from course_lib.checks.notebooks.context_parallel.ring_whole import Spread
-from course_lib.checks.notebooks.context_parallel.spread import calls_line, overlap_line, work_line
+from course_lib.checks.notebooks.context_parallel.spread import calls_line, overlap_line, watched, work_line
 from course_lib.facts.context_parallel import BACKWARD, FORWARD
 from course_lib.ledger.operation import Operation
 
@@ -46,20 +47,42 @@ def bytes_lines(spread: Spread, way: str) -> list[Line]:
     few = "One message for keys and values, or one for each: every message costs a latency."
     if way == "forward":
         return [
-            sent_line(run, way, [most] * n, hint=forward_hint(n), weight=1.5, tells_the_point=True),
+            with_products(
+                sent_line(run, way, [most] * n, hint=forward_hint(n), weight=1.5, tells_the_point=True),
+                spread,
+                way,
+            ),
             calls_line(run, way, SEPARATE * (n - 1), few, "messages forward"),
         ]
     return [
-        sent_line(
-            run,
+        with_products(
+            sent_line(
+                run,
+                way,
+                [most - keys_bytes(spread)] * n,
+                most=[most] * n,
+                hint=backward_hint,
+                tells_the_point=True,
+            ),
+            spread,
             way,
-            [most - keys_bytes(spread)] * n,
-            most=[most] * n,
-            hint=backward_hint,
-            tells_the_point=True,
         ),
         calls_line(run, way, SEPARATE * (2 * n - 1), few, "messages backward"),
-    ]  # fmt: skip
+    ]
+
+
+def with_products(line: Line, spread: Spread, way: str) -> Line:
+    """The line; messages show a ring only where the ranks also multiply what comes."""
+    shows = line.shows
+
+    def with_work(observed: Observed) -> float:
+        for k, rank in enumerate(members(observed)):
+            done = watched(observed, rank, spread.run(), way, "flops")
+            if done < LEAST * seen_flops(spread, k) * FLOPS[way]:
+                return 0.0
+        return shows(observed) if shows else 0.0
+
+    return replace(line, shows=with_work)
 
 
 def forward_hint(n: int, wide: bool = False) -> Callable[[float, list[Operation]], str]:
