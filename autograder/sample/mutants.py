@@ -16,7 +16,8 @@ A cell of such a file is text that could stand in the exercise's solution cell:
     idea      it misses what the exercise is about
     slip      it has the idea, and a mistake in another part of what the text asks for
     detail    it is right but for an edge, a last digit or a seldom argument
-    form      it cannot be judged: it raises, hangs, or hands back another type or shape than was asked for
+    form      it cannot be judged: it raises, hangs, changes nothing, or hands back another type or shape than
+              was asked for
 
 Where many answers differ little, they are patches on a whole cell of the same file. That may be a right one,
 or a cell that serves for nothing else, `# %% base: <title>`; it is right too, unless it has a `# says:` line

@@ -17,7 +17,6 @@ HALF = 0.5
 UNLABELLED = frozenset(
     {
         "04_zero",
-        "08_context_parallel",
     }
 )
 

@@ -467,7 +467,7 @@ def test_wrong_values_keep_half_if_the_run_shows_the_point(
         judging.Judged(case, Line("small", lambda seen: RIGHT), RIGHT),
         judging.Judged(case, Line("values", lambda seen: RIGHT, 9.0), wrong("too large.")),
     ]
-    bytes_line = Line("bytes", lambda seen: RIGHT, 0.0, "communication")
+    bytes_line = Line("bytes", lambda seen: RIGHT, 0.0, "communication", shows=lambda seen: 1.0)
     judged += [
         judging.Judged(case, bytes_line, wrong(cause="values"), note=WAITS, shown=one)
         for one in shares
@@ -476,6 +476,30 @@ def test_wrong_values_keep_half_if_the_run_shows_the_point(
     assert report.score == (score if point else 0.1)
     said = " ".join(report.messages)
     assert ("Half of the points are earned all the same" in said) == (report.score == 0.5)
+
+
+@pytest.mark.parametrize(
+    ("shown", "score"),
+    [
+        ({"values": 1.0, "place": 0.6}, 0.5),
+        ({"values": 1.0, "place": 0.0}, 0.1),
+        ({"values": 0.0, "place": 1.0}, 0.1),
+        ({"values": 1.0, "place": None}, 0.1),  # that run broke off
+    ],
+)
+def test_a_point_of_several_parts_is_shown_if_each_of_them_is(
+    shown: dict[str, float | None], score: float
+) -> None:
+    case = values(1, {"name": "plain", "width": 3})
+    exercise = Exercise("made", 1.0, ("Made",), lambda draw: iter(()), point="holding less")
+    judged = [
+        judging.Judged(case, Line("small", lambda seen: RIGHT), RIGHT),
+        judging.Judged(case, Line("values", lambda seen: RIGHT, 9.0), wrong("too large.")),
+    ]
+    for part, one in shown.items():
+        line = Line(part, lambda seen: RIGHT, 0.0, shows=lambda seen: 1.0, part=part)
+        judged.append(judging.Judged(case, line, wrong("too large."), shown=one))
+    assert judging.conclude("made", exercise, judged, 0, "visible").score == score
 
 
 @pytest.mark.parametrize(

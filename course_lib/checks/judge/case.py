@@ -149,7 +149,8 @@ class Line:
     memory, how many bytes are enough, by the name of the recipe's measurement; one number for each of the
     ranks that take part, in their order, or one for all. shows: of a line that tells whether a solution has
     the exercise's point though its values are wrong, how much of it a run had, from 0 to 1, such as the
-    share of the messages due; MORE if it sent more than that.
+    share of the messages due; MORE if it sent more than that. part: of the point, where several lines show
+    one each and all of them are needed.
     """
 
     title: str
@@ -160,6 +161,7 @@ class Line:
     short: bool = False
     enough: Mapping[str, float | Sequence[float]] = field(default_factory=dict)
     shows: Callable[[Observed], float] | None = None
+    part: str = ""
 
 
 def essential(line: Line) -> Line:

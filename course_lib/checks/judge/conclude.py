@@ -24,8 +24,8 @@ AT = re.compile(r",? ?\bat (?:Cell In\[\d+\], )?line \d+")  # see `sentence.at`
 class Judged:
     """A line with its finding, in the order of the cases.
 
-    unjudged: BROKEN or NOT_BEGUN if the finding is that of the whole run, and not of this line. shown: of a
-    line that waits for the values and has a `Line.shows`, what that gave.
+    unjudged: BROKEN or NOT_BEGUN if the finding is that of the whole run, and not of this line. shown: the
+    number that `Line.shows` gave, of a line that has one.
     """
 
     case: Case
@@ -53,7 +53,7 @@ def conclude(name: str, exercise: Exercise, judged: list[Judged], seed: int, cas
     score = 1.0 if all_right else round(earned / possible, 6)
     return Report(
         name,
-        min(max(score, with_the_point(exercise, judged, score)), without_the_point(exercise, judged)),
+        min(with_the_point(exercise, judged, score), without_the_point(exercise, judged)),
         report_lines(judged),
         possible=exercise.points,
         seed=seed,
@@ -81,21 +81,26 @@ def without_the_point(exercise: Exercise, judged: list[Judged]) -> float:
 
 
 def with_the_point(exercise: Exercise, judged: list[Judged], score: float) -> float:
-    """The least score of a solution whose values are wrong and which shows that it has the point: HALF.
+    """The score, and no less than HALF for a solution with wrong values that shows the point all the same.
 
-    So it is if in no run more was sent than is due, and one shows at least half of the point. The first wrong
-    value gets a sentence about it if that is more than the score.
+    So it does if in no run more was sent than is due, and one shows at least half of the point, or of each of
+    its parts, be the values of that run right or wrong. The first wrong value gets a sentence about it.
     """
     shares = [row.shown for row in judged if row.shown is not None]
     missed = any(row.finding.misses_point for row in judged)
-    if not exercise.point or missed or not shares or min(shares) < 0 or max(shares) < HALF:
-        return 0.0
+    if score >= HALF or not exercise.point or missed:
+        return score
+    parts = {row.line.part: 0.0 for row in judged if row.line.shows}
+    for row in judged:
+        if row.shown is not None:
+            parts[row.line.part] = max(row.shown, parts[row.line.part])
+    if not parts or min(shares, default=0.0) < 0 or min(parts.values()) < HALF:
+        return score
     first = next(row for row in in_order(judged) if not row.finding.ok and not row.note)
-    if score < HALF:
-        sentence = (
-            f"Half of the points are earned all the same, for what the exercise is about: {exercise.point}."
-        )
-        first.finding = replace(first.finding, sentences=(*first.finding.sentences, sentence))
+    sentence = (
+        f"Half of the points are earned all the same, for what the exercise is about: {exercise.point}."
+    )
+    first.finding = replace(first.finding, sentences=(*first.finding.sentences, sentence))
     return HALF
 
 

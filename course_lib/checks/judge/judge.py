@@ -251,13 +251,13 @@ def judge_lines(session: Session, case: Case, observed: Observed, shown: list[st
     judged: list[Judged] = []
     for line in sorted(case.lines, key=lambda line: line.aspect in ("communication", "memory")):
         values_right = [row.finding.ok for row in judged if is_value(row)]
+        point = guarded(session.failures, 0.0, line.shows, observed) if line.shows else None
         if line.aspect in ("communication", "memory") and not all(values_right):
             note = WAITS_FOR_OTHERS if any(values_right) else WAITS
-            point = guarded(session.failures, 0.0, line.shows, observed) if line.shows else None
             judged.append(Judged(case, line, wrong(cause="values"), note=note, shown=point))
             continue
         finding = guarded(session.failures, UNREADABLE, line.judge, observed)
-        judged.append(Judged(case, line, finding, [] if finding.ok else shown))
+        judged.append(Judged(case, line, finding, [] if finding.ok else shown, shown=point))
         shown = shown if finding.ok else []
     elsewhere = traffic.too_little(observed.operations, case.needed)
     if elsewhere is not None and all(row.finding.ok for row in judged if is_value(row)):

@@ -386,7 +386,7 @@ class Zero1Optimizer:
 
 
 # %% wrong: the step is made on copies
-# is: slip
+# is: form
 # says: the optimizer worked on copies
 # base: what the wrong ones change
 -        dist.all_gather_into_tensor(whole, self.shard.detach())

@@ -42,7 +42,7 @@ class Unit:
 
 
 # %% wrong: the gathered row is float32, whatever the parameters are
-# is: slip
+# is: form
 # says: Make the one that receives like the one that is sent
 # base: what the wrong ones change
 -        self.row.untyped_storage().resize_(self.row.numel() * self.row.itemsize)
@@ -83,7 +83,7 @@ class Unit:
 
 
 # %% wrong: the constructor leaves it gathered
-# is: idea
+# is: slip
 # says: Free the unit at the end of the constructor
 # base: what the wrong ones change
 -        self.free()
@@ -160,7 +160,7 @@ class Unit:
 
 
 # %% wrong: what was gathered once is copied
-# is: slip
+# is: idea
 # says: their present values, and not an earlier copy
 # base: what the wrong ones change
              p.data = piece.view(p.shape)
@@ -264,7 +264,7 @@ class Unit:
 
 
 # %% wrong: the shard is a view of the row
-# is: slip
+# is: form
 # says: The shard is a copy
 # base: what the wrong ones change
 -        self.shard = torch.nn.Parameter(own.clone(), requires_grad=self.params[0].requires_grad)

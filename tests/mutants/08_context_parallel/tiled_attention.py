@@ -1,30 +1,12 @@
 # %% wrong: the old accumulator is not rescaled
 # is: slip
 # says: old accumulator is not rescaled
-def tiled_attention(q, k, v, block=256, causal=False):
-    b, n, h, d = q.shape
-    k, v = (x.repeat_interleave(h // x.shape[2], dim=2) for x in (k, v))
-    place = torch.arange(n)
-    rows = []
-    for i in range(0, n, block):
-        queries = q[:, i : i + block] / math.sqrt(d)
-        high = q.new_full((b, h, queries.shape[1]), -1e30)
-        total, out = torch.zeros_like(high), torch.zeros_like(queries)
-        for j in range(0, k.shape[1], block):
-            s = torch.einsum("bihd,bjhd->bhij", queries, k[:, j : j + block])
-            if causal:
-                s = s.masked_fill(place[i : i + block, None] < place[j : j + block], -1e30)
-            higher = torch.maximum(high, s.max(-1).values)
-            p = torch.exp(s - higher[..., None])
-            total = total * torch.exp(high - higher) + p.sum(-1)
-            out = out + torch.einsum("bhij,bjhd->bihd", p, v[:, j : j + block])
-            high = higher
-        rows.append(out / total.transpose(1, 2)[..., None])
-    return torch.cat(rows, 1)
+# base: a maximum and a sum
+-                out[:, I] *= old[..., None]
 
 
 # %% wrong: scaled by the wrong dimension
-# is: slip
+# is: idea
 # says: scaled by the wrong dimension.*not of the sequence
 def tiled_attention(q, k, v, block=256, causal=False):
     scores = torch.einsum("bihd,bjhd->bhij", q, k.repeat_interleave(q.size(2) // k.size(2), 2))
@@ -39,40 +21,26 @@ def tiled_attention(q, k, v, block=256, causal=False):
 # %% wrong: not scaled
 # is: slip
 # says: not scaled: divide them by the root of head_dim
-def tiled_attention(q, k, v, block=256, causal=False):
-    groups = q.shape[2] // k.shape[2]
-    result = torch.empty_like(q)
-    for head in range(q.shape[2]):
-        pairs = q[:, :, head] @ k[:, :, head // groups].mT
-        if causal:
-            pairs += torch.full(pairs.shape[-2:], -math.inf).triu(1)
-        result[:, :, head] = torch.softmax(pairs, 2) @ v[:, :, head // groups]
-    return result
+# base: a maximum and a sum
+-        s *= q.shape[-1] ** -0.5
+@@
+-                ds = p * (dp - delta) * q.shape[-1] ** -0.5
++                ds = p * (dp - delta)
 
 
 # %% wrong: a mask of positions within the tile
 # is: slip
 # says: counts positions within each tile
-def tiled_attention(q, k, v, block=256, causal=False):
-    copies = q.shape[2] // k.shape[2]
-    qs = q.transpose(1, 2) * q.shape[3] ** -0.5
-    ks = k.transpose(1, 2).repeat_interleave(copies, 1)
-    vs = v.transpose(1, 2).repeat_interleave(copies, 1)
-    outs = []
-    for tile in qs.split(block, 2):
-        parts, sums = [], []
-        for kt, vt in zip(ks.split(block, 2), vs.split(block, 2)):
-            weights = (tile @ kt.mT).exp()
-            if causal:
-                weights = weights.tril()
-            parts.append(weights @ vt)
-            sums.append(weights.sum(-1, keepdim=True))
-        outs.append(sum(parts) / sum(sums))
-    return torch.cat(outs, 2).transpose(1, 2)
+# base: a maximum and a sum
+-        if causal and j > i + q.shape[1] - 1:
+-            return None
+@@
+-            ahead = torch.arange(i, i + q.shape[1])[:, None] < torch.arange(j, j + k.shape[1])
++            ahead = torch.arange(q.shape[1])[:, None] < torch.arange(k.shape[1])
 
 
 # %% wrong: the mean of the tiles
-# is: slip
+# is: idea
 # says: and the mean taken
 def tiled_attention(q, k, v, block=256, causal=False):
     batch, tokens, heads, features = q.shape
@@ -162,37 +130,42 @@ def tiled_attention(q, k, v, block=256, causal=False):
 # %% wrong: heads of keys in turn
 # is: slip
 # says: heads of keys are dealt out in turn
-def tiled_attention(q, k, v, block=256, causal=False):
-    repeats = q.shape[2] // k.shape[2]
-    k, v = torch.cat([k] * repeats, 2), torch.cat([v] * repeats, 2)
-    numerator, denominator = 0, 0
-    steps = torch.arange(q.shape[1])
-    for columns in steps.split(block):
-        grown = torch.einsum("bihd,bjhd->bijh", q, k[:, columns]).mul(q.shape[3] ** -0.5).exp()
-        if causal:
-            grown = grown * (steps[:, None] >= columns)[None, :, :, None]
-        numerator = numerator + torch.einsum("bijh,bjhd->bihd", grown, v[:, columns])
-        denominator = denominator + grown.sum(2)
-    return numerator / denominator[..., None]
+# base: a maximum and a sum
+-        return torch.einsum(equation, p, x.repeat_interleave(group, 2))
++        return torch.einsum(equation, p, x.repeat(1, 1, group, 1))
+@@
+-                    total_of[:, J] += each.unflatten(2, (-1, group)).sum(3)
++                    total_of[:, J] += each.unflatten(2, (group, -1)).sum(2)
 
 
 # %% wrong: what is left behind the last whole tile
 # is: detail
 # says: tokens behind the last whole tile are left out|for element
-def tiled_attention(q, k, v, block=256, causal=False):
-    tiles = max(1, q.shape[1] // block)
-    end = min(tiles * block, q.shape[1])
-    ratio = q.shape[2] // k.shape[2]
-    logits = torch.einsum(
-        "nxhc,nyhc->nhxy", q[:, :end], k[:, :end].repeat_interleave(ratio, 2)
-    ) / torch.sqrt(torch.tensor(float(q.shape[3])))
-    if causal:
-        logits = logits - 1e9 * torch.triu(torch.ones(end, end), diagonal=1)
-    answer = torch.zeros_like(q)
-    answer[:, :end] = torch.einsum(
-        "nhxy,nyhc->nxhc", torch.softmax(logits, dim=3), v[:, :end].repeat_interleave(ratio, 2)
-    )
-    return answer
+# base: a maximum and a sum
+-        for i in range(0, n, block):
++        for i in range(0, max(n - n % block, 1), block):
+@@
+-            for j in range(0, k.shape[1], block):
+-                J = slice(j, j + block)
+-                s = Flash.scores(q[:, I], k[:, J], group, kind, causal, i, j)
+-                if s is None:
+-                    break
++            for j in range(0, max(n - n % block, 1), block):
++                J = slice(j, j + block)
++                s = Flash.scores(q[:, I], k[:, J], group, kind, causal, i, j)
++                if s is None:
++                    break
+@@
+-        out /= total[..., None]
++        out /= total.masked_fill(total == 0, 1)[..., None]
+@@
+-        for j in range(0, k.shape[1], block):
+-            J = slice(j, j + block)
+-            for i in range(0, q.shape[1], block):
++        end = max(q.shape[1] - q.shape[1] % block, 1)
++        for j in range(0, end, block):
++            J = slice(j, j + block)
++            for i in range(0, end, block):
 
 
 # %% wrong: a Function without backward
@@ -212,171 +185,53 @@ def tiled_attention(q, k, v, block=256, causal=False):
 # %% wrong: the last tile that a query sees
 # is: slip
 # says: the last tile of keys alone that a query sees
-def tiled_attention(q, k, v, block=256, causal=False):
-    k, v = (x.repeat_interleave(q.shape[2] // x.shape[2], 2) for x in (k, v))
-    scores = torch.einsum("bihd,bjhd->bhij", q, k) * q.shape[-1] ** -0.5
-    if causal:
-        at = torch.arange(q.shape[1], device=q.device)
-        seen = (at[:, None] >= at) & (at[:, None] // block == at // block)
-        scores = scores.masked_fill(~seen, -torch.inf)
-    return torch.einsum("bhij,bjhd->bihd", scores.softmax(-1), v)
+# base: a maximum and a sum
+-                new = torch.maximum(top[:, I], s.amax(-1))
+-                p, old = (s - new[..., None]).exp_(), (top[:, I] - new).exp_()
++                new = s.amax(-1)
++                p, old = (s - new[..., None]).exp_(), torch.zeros_like(new)
 
 
 # %% wrong: positions within tiles that are seen
 # is: slip
 # says: also in tiles that are seen whole
-def tiled_attention(q, k, v, block=256, causal=False):
-    k, v = (x.repeat_interleave(q.shape[2] // x.shape[2], 2) for x in (k, v))
-    scores = torch.einsum("bihd,bjhd->bhij", q, k) * q.shape[-1] ** -0.5
-    if causal:
-        at = torch.arange(q.shape[1], device=q.device)
-        seen = (at[:, None] // block >= at // block) & (at[:, None] % block >= at % block)
-        scores = scores.masked_fill(~seen, -torch.inf)
-    return torch.einsum("bhij,bjhd->bihd", scores.softmax(-1), v)
+# base: a maximum and a sum
+-            ahead = torch.arange(i, i + q.shape[1])[:, None] < torch.arange(j, j + k.shape[1])
++            ahead = torch.arange(q.shape[1])[:, None] < torch.arange(k.shape[1])
 
 
 # %% wrong: no delta in backward
 # is: slip
 # says: delta is missing
-class NoDelta(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, q, k, v, causal):
-        s = torch.einsum("bihd,bjhd->bhij", q, k) / q.shape[-1] ** 0.5
-        if causal:
-            s += torch.triu(torch.full_like(s[0, 0], -torch.inf), 1)
-        p = s.softmax(-1)
-        ctx.save_for_backward(q, k, v, p)
-        return torch.einsum("bhij,bjhd->bihd", p, v)
-
-    @staticmethod
-    def backward(ctx, grad):
-        q, k, v, p = ctx.saved_tensors
-        ds = p * torch.einsum("bihd,bjhd->bhij", grad, v) / q.shape[-1] ** 0.5
-        return (
-            torch.einsum("bhij,bjhd->bihd", ds, k),
-            torch.einsum("bhij,bihd->bjhd", ds, q),
-            torch.einsum("bhij,bihd->bjhd", p, grad),
-            None,
-        )
-
-
-def tiled_attention(q, k, v, block=256, causal=False):
-    k, v = (x.repeat_interleave(q.shape[2] // x.shape[2], 2) for x in (k, v))
-    return NoDelta.apply(q, k, v, causal)
+# base: a maximum and a sum
+-                ds = p * (dp - delta) * q.shape[-1] ** -0.5
++                ds = p * dp * q.shape[-1] ** -0.5
 
 
 # %% wrong: delta of each tile of keys
 # is: slip
 # says: delta was summed over the keys of each tile alone
-class OwnDelta(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, q, k, v, block, causal):
-        s = torch.einsum("bihd,bjhd->bhij", q, k) / q.shape[-1] ** 0.5
-        if causal:
-            s += torch.triu(torch.full_like(s[0, 0], -torch.inf), 1)
-        p = s.softmax(-1)
-        ctx.save_for_backward(q, k, v, p)
-        ctx.block = block
-        return torch.einsum("bhij,bjhd->bihd", p, v)
-
-    @staticmethod
-    def backward(ctx, grad):
-        q, k, v, p = ctx.saved_tensors
-        dp = torch.einsum("bihd,bjhd->bhij", grad, v)
-        tiles = zip(p.split(ctx.block, -1), dp.split(ctx.block, -1), strict=True)
-        ds = torch.cat([a * (b - (a * b).sum(-1, keepdim=True)) for a, b in tiles], -1)
-        ds = ds / q.shape[-1] ** 0.5
-        return (
-            torch.einsum("bhij,bjhd->bihd", ds, k),
-            torch.einsum("bhij,bihd->bjhd", ds, q),
-            torch.einsum("bhij,bihd->bjhd", p, grad),
-            None,
-            None,
-        )
-
-
-def tiled_attention(q, k, v, block=256, causal=False):
-    k, v = (x.repeat_interleave(q.shape[2] // x.shape[2], 2) for x in (k, v))
-    return OwnDelta.apply(q, k, v, block, causal)
+# base: a maximum and a sum
+-                ds = p * (dp - delta) * q.shape[-1] ** -0.5
++                delta = (p * dp).sum(-1, keepdim=True)
++                ds = p * (dp - delta) * q.shape[-1] ** -0.5
 
 
 # %% wrong: dk without the factor
 # is: slip
 # says: dk lacks the factor
-class Heads(torch.autograd.Function):
-    """One head at a time."""
-
-    @staticmethod
-    def weights(q, k, causal):
-        s = (q * q.shape[-1] ** -0.5).matmul(k.transpose(-1, -2))
-        return (
-            s.where(s.new_ones(s.shape).tril() > 0, -torch.inf).softmax(2)
-            if causal
-            else s.softmax(2)
-        )
-
-    @staticmethod
-    def forward(ctx, q, k, v, causal):
-        ctx.causal = causal
-        ctx.save_for_backward(q, k, v)
-        return Heads.weights(q, k, causal) @ v
-
-    @staticmethod
-    def backward(ctx, g):
-        q, k, v = ctx.saved_tensors
-        p = Heads.weights(q, k, ctx.causal)
-        dp = g.matmul(v.transpose(1, 2))
-        ds = p * (dp - (dp * p).sum(2, True))
-        return ds @ k * q.shape[-1] ** -0.5, ds.transpose(1, 2) @ q, p.transpose(1, 2) @ g, None
-
-
-def tiled_attention(q, k, v, block=256, causal=False):
-    each = q.shape[2] // k.shape[2]
-    heads = [
-        Heads.apply(q[:, :, h], k[:, :, h // each], v[:, :, h // each], causal)
-        for h in range(q.shape[2])
-    ]
-    return torch.stack(heads, 2)
+# base: a maximum and a sum
+-                for total_of, weights, x in ((dk, ds, q[:, I].to(kind)), (dv, p, g)):
++                bare = ds * q.shape[-1] ** 0.5
++                for total_of, weights, x in ((dk, bare, q[:, I].to(kind)), (dv, p, g)):
 
 
 # %% wrong: gradients of the last tile of queries
 # is: slip
 # says: those of the last tile of queries alone
-class Overwritten(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, q, k, v, block, causal):
-        ctx.save_for_backward(q, k, v)
-        ctx.rest = block, causal
-        return torch.cat(
-            [Overwritten.tile(x, i * block, k, v, causal) for i, x in enumerate(q.split(block, 1))],
-            1,
-        )
-
-    @staticmethod
-    def tile(x, start, k, v, causal):
-        count = x.shape[2] // k.shape[2]
-        k, v = k.repeat_interleave(count, 2), v.repeat_interleave(count, 2)
-        a = torch.einsum("bihd,bjhd->bhij", x, k) * x.shape[3] ** -0.5
-        if causal:
-            at = torch.arange(start, start + x.shape[1])
-            a = a.masked_fill(at[:, None] < torch.arange(k.shape[1]), -torch.inf)
-        return torch.einsum("bhij,bjhd->bihd", a.softmax(-1), v)
-
-    @staticmethod
-    def backward(ctx, g):
-        q, k, v = (x.detach().requires_grad_() for x in ctx.saved_tensors)
-        block, causal = ctx.rest
-        dq = []
-        with torch.enable_grad():
-            for i, (x, gx) in enumerate(zip(q.split(block, 1), g.split(block, 1))):
-                y = Overwritten.tile(x, i * block, k, v, causal)
-                d, dk, dv = torch.autograd.grad(y, (x, k, v), gx)
-                dq.append(d)
-        return torch.cat(dq, 1), dk, dv, None, None
-
-
-def tiled_attention(q, k, v, block=256, causal=False):
-    return Overwritten.apply(q, k, v, block, causal)
+# base: a maximum and a sum
+-                    total_of[:, J] += each.unflatten(2, (-1, group)).sum(3)
++                    total_of[:, J] = each.unflatten(2, (-1, group)).sum(3)
 
 
 # %% wrong: PyTorch's
@@ -407,7 +262,7 @@ def tiled_attention(q, k, v, block=256, causal=False):
 
 
 # %% wrong: rounded in every tile
-# is: detail
+# is: idea
 # says: Sums over many tiles need more digits
 def tiled_attention(q, k, v, block=256, causal=False):
     h = q.shape[2] // k.shape[2]
@@ -430,7 +285,7 @@ def tiled_attention(q, k, v, block=256, causal=False):
 
 
 # %% wrong: a nan where a tile is wholly masked
-# is: detail
+# is: idea
 # says: tiled_attention|the output
 def tiled_attention(q, k, v, block=256, causal=False):
     h = q.shape[2] // k.shape[2]

@@ -218,7 +218,8 @@ def zigzag(draw: Draw) -> Iterator[Case]:
     table = [
         ("2n divides the sequence", [(16, 4), *fitting], 2.0, False),
         ("2n does not divide it", [(29, 4), *uneven], 1.5, False),
-        ("fewer tokens than chunks", [(draw.integer(n, 2 * n), n), (3, 2)], 1.0, False),
+        # with n or n + 1 tokens, parts in succession are the same
+        ("fewer tokens than chunks", [(draw.integer(n + 2, 2 * n), n), (3, 2)], 1.0, False),
         ("1 rank", [(draw.integer(4, 30), 1)], 0.5, True),
     ]
     if draw.hidden:

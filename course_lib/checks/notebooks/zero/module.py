@@ -20,10 +20,12 @@ from course_lib.checks.notebooks.zero.runs import (
     WHOLE,
     WORLD,
     group_run,
+    places,
     small,
     start_line,
     step_bytes,
     stepped,
+    trains,
     value_line,
     wide,
 )
@@ -85,10 +87,10 @@ def zero3_module(draw: Draw) -> Iterator[Case]:
     def values_case(n: int, model: str, optimizer: tuple, title: str, weight: float, micro: int = 1) -> Case:
         training = small(draw, n, model, optimizer, micro=micro)
         otherwise = TRAPS if model == "traps" else ""
-        case_lines = [value_line(training, title, weight=weight, trivial=n == 1, otherwise=otherwise)]
+        line = value_line(training, title, weight=weight, trivial=n == 1, otherwise=otherwise)
+        case_lines = [trains(with_outputs(line, training, (TRAPS,)), training)]
         if model == "traps":
-            case_lines.insert(0, start_line(training))
-        case_lines = [with_outputs(line, training, (TRAPS,)) for line in case_lines]
+            case_lines.insert(0, with_outputs(start_line(training), training, (TRAPS,)))
         if model == "traps" and n == 3:
             case_lines.append(state_line())
         if model == "frozen":
@@ -104,7 +106,7 @@ def zero3_module(draw: Draw) -> Iterator[Case]:
         yield values_case(2, "traps", SGD, "SGD, 2 ranks, the traps again", 1, micro=3)
     training = wide(draw, RANKS)
     share = WHOLE / RANKS
-    peak = 3 * share + 3 * BLOCK
+    enough = 3 * share + 3 * BLOCK
     between = lines.held_line(
         [("after the module was wrapped", 0, share), ("after a step", 2, 2 * share),
          ("after two steps", 4, 2 * share)],
@@ -118,21 +120,21 @@ def zero3_module(draw: Draw) -> Iterator[Case]:
         weight=1.5,
         title="nothing stays gathered after full_state_dict()",
     )
+    peak = lines.peak_line(
+        enough, slack=SLACK, hint=peak_hint, weight=5,
+        title="peak of memory: 3P/N and a block at a time", point=enough + WHOLE / 3,
+    )  # fmt: skip
+    sent = step_bytes(3, training, bytes_hint, title="bytes of a step", weight=2.5)
     values = stepped(training, "6.4 MB of parameters, 4 ranks", lines.common(RANKS), 0.5, what="end")
     yield module_case(
         training, "memory", [
             with_outputs(values, training),
-            step_bytes(3, training, bytes_hint, title="bytes of a step", weight=2.5),
-            between,
+            places(sent, [between, peak], 3 * (RANKS - 1) / RANKS * WHOLE), between,
             lines.held_line(
                 [("after backward", 3, 3 * share)], slack=SLACK, hint=held_hint, weight=3,
                 title="memory after backward: 3P/N",
             ),
-            because_of(at_last, between),
-            lines.peak_line(
-                peak, slack=SLACK, hint=peak_hint, weight=5,
-                title="peak of memory: 3P/N and a block at a time", point=peak + WHOLE / 3,
-            ),
+            because_of(at_last, between), peak,
         ],
     )  # fmt: skip
 

@@ -44,6 +44,10 @@ ONCE = (
     "finds nothing. Make a list of it first."
 )
 ELSEWHERE = "If the other runs are right, this is what differs here:"
+UNKNOWN = "values"  # the beginning of the cause of values that no known mistake gives
+CARRIED = "The gradients of the step before are still there: zero_grad() must clear"
+UNCHANGED = "The step changed nothing"
+VALUES, PLACE = "values", "place"  # the parts of the point of a sharded optimizer
 NOT_ALIKE = (
     "If all ranks start alike in the other runs, this is what differs here: `params` is an iterator, as "
     "model.parameters() is, and a second loop over it finds nothing. Make a list of it first."
@@ -58,6 +62,7 @@ FROZEN = (
     "gradient. Broadcast frozen parameters, and leave them out of the shard."
 )
 MEMBERS, WORLD = (1, 2), 3  # the ranks of a group, and of all: not both begin with rank 0
+STEP = (2, 4)  # of the moments of a run: from the end of the first step to that of the second
 SLACK = 0.9e6  # bytes that allocators and libraries may hold besides; a block has 805 kB
 
 
@@ -137,9 +142,17 @@ def carried(cleared: str) -> Mistake:
 
         return summed
 
-    return Mistake(
-        f"The gradients of the step before are still there: zero_grad() must clear {cleared}.", gradient
-    )
+    return Mistake(f"{CARRIED} {cleared}.", gradient)
+
+
+def unless_carried(held: Line, values: Line, instead: Line) -> Line:
+    """The line on memory; of a run in which gradients of the step before were still there, the other one."""
+
+    def judge(observed: Observed) -> Finding:
+        carried_on = values.judge(observed).cause.startswith(CARRIED)
+        return (instead if carried_on else held).judge(observed)
+
+    return replace(held, judge=judge)
 
 
 def start_line(training: Training) -> Line:
@@ -174,10 +187,31 @@ def stepped(
             more = ""
             if start := wrong_start(observed, training, everything):
                 why, more = start, NOT_ALIKE if training.more.get("once") else ""
-            return wrong(said, why or otherwise, more, cause=why or f"{title} {otherwise}")
+            return wrong(said, why or otherwise, more, cause=why or f"{UNKNOWN} {title} {otherwise}")
         return RIGHT
 
     return Line(title, judge, weight, trivial=trivial)
+
+
+def trains(line: Line, training: Training) -> Line:
+    """The line on values; by right ones, and by those of a known mistake, a solution shows that it trains.
+
+    A step that changes nothing may only be late: the last one counts.
+    """
+    idle, last = (UNKNOWN, START, lines.common(1)[0].says), len(training.steps[0]) - 1
+
+    def shows(observed: Observed) -> float:
+        finding = line.judge(observed)
+        changed = any(moved(observed.tensors[rank], last) for rank in lines.members(observed))
+        return float(changed and (finding.ok or not finding.cause.startswith(idle)))
+
+    return line if line.trivial else replace(line, shows=shows, part=VALUES)
+
+
+def moved(own: Tensors, last: int) -> bool:
+    """Whether a rank's parameters after the last step are others than before the first."""
+    starts = lines.kind("start", own)
+    return any(not own[f"param.{last}.{name.split('.', 1)[1]}"].equal(p) for name, p in starts.items())
 
 
 def wrong_start(observed: Observed, training: Training, right: Tensors) -> str:
@@ -268,21 +302,18 @@ def unchanged(observed: Observed, training: Training) -> str:
     ]
     names = {operation.op for operation in sent if operation.op != "broadcast"}
     if not names and training.more.get("once"):
-        return f"The step changed nothing. {ONCE}"
+        return f"{UNCHANGED}. {ONCE}"
     if observed.case.recipe.endswith(":module"):
         return (
-            "The step changed nothing there: the next gather() must bring the shards as the step left them. "
+            f"{UNCHANGED} there: the next gather() must bring the shards as the step left them. "
             f"{FREE_AFTER_REDUCE}"
         )
     if any("all_gather" in name for name in names):
         return (
-            "The step changed nothing there, although shards were gathered: gather them after the inner "
+            f"{UNCHANGED} there, although shards were gathered: gather them after the inner "
             "optimizer's step, not before it, and write the gathered shards into the parameters."
         )
-    return (
-        "The step changed nothing there: the optimizer worked on copies. Write its results into the "
-        "parameters."
-    )
+    return f"{UNCHANGED} there: the optimizer worked on copies. Write its results into the parameters."
 
 
 # ---- traffic
@@ -306,8 +337,24 @@ def step_bytes(
     most = volume * (n - 1) * sum(-(-size // n) for size in sizes) * itemsize
     return lines.volume_line(
         [math.floor(least)] * n, most=[most] * n, hint=hint, weight=weight, title=title,
-        what=f" ({volume} times (N-1)/N of the parameters)", between=(2, 4),
+        what=f" ({volume} times (N-1)/N of the parameters)", between=STEP,
     )  # fmt: skip
+
+
+def places(line: Line, held: Sequence[Line], due: float) -> Line:
+    """The line on bytes; with what the ranks hold it shows, of wrong values too, that they hold less.
+
+    held: the lines on memory that may miss the point. due: bytes that a rank sends in a step; one that sends
+    none needs no shards.
+    """
+
+    def shows(observed: Observed) -> float:
+        if any(own.judge(observed).misses_point for own in held):
+            return 0.0
+        sent = [sum(operation.bytes_sent for operation in rank) for rank in lines.within(observed, STEP)]
+        return min(1.0, min(sent) / due)
+
+    return replace(line, shows=shows, part=PLACE)
 
 
 def optimizer_case(

@@ -19,18 +19,23 @@ from course_lib.checks.notebooks.zero.runs import (
     SGD,
     SLACK,
     WHOLE,
+    carried,
     in_a_group,
     optimizer_case,
+    places,
     small,
     start_line,
     step_bytes,
     stepped,
+    trains,
+    unless_carried,
     value_line,
     wide,
 )
 
 RECIPE = "sharded_optimizer"
 RANKS = 4  # of the wide model
+EXCHANGED = 2 * (RANKS - 1) / RANKS * WHOLE  # bytes that a rank sends in a step
 UNSHARDED = 1.9 * WHOLE  # after a step: parameters and the momentum of all of them, but for what varies
 NO_SHARD = (
     "Make the optimizer of this rank's shard alone: its state then has 1/N of the size. Free the whole "
@@ -83,9 +88,10 @@ def values(draw: Draw, cleared: str, buckets: bool = False) -> Iterator[Case]:
             width = training.model["width"]
             training.more["kwargs"] = {"bucket_bytes": 8 * width * (width + 1)}
         otherwise = SOMETIMES if model == "sometimes" else ""
-        case_lines = [
-            value_line(training, title, weight=weight, trivial=n == 1, otherwise=otherwise, cleared=cleared)
-        ]
+        line = value_line(
+            training, title, weight=weight, trivial=n == 1, otherwise=otherwise, cleared=cleared
+        )
+        case_lines = [trains(line, training)]
         if model == "traps":
             case_lines.insert(0, start_line(training))
         return optimizer_case(RECIPE, training, title, case_lines)
@@ -109,7 +115,7 @@ def accumulation(draw: Draw, volume: int, weight: float, cleared: str) -> Case:
     title = "AdamW, 3 ranks, 2 microbatches"
     hint = accumulated_one if volume == 2 else accumulated_two
     case_lines = [
-        value_line(training, title, weight=2, cleared=cleared),
+        trains(value_line(training, title, weight=2, cleared=cleared), training),
         step_bytes(volume, training, hint, title="bytes, 2 microbatches", weight=weight),
     ]
     return optimizer_case(RECIPE, training, title, case_lines)
@@ -166,15 +172,20 @@ def zero1_optimizer(draw: Draw) -> Iterator[Case]:
     yield in_a_group(RECIPE, draw)
     training = wide(draw, RANKS, FULL_RANK)
     state, shard = (2 * WHOLE / RANKS, WHOLE / RANKS)  # momentum and a copy of the shard; its gradient
+    held = lines.held_line(
+        [("after a step", 2, WHOLE + state + shard), ("after two steps", 4, WHOLE + state + shard)],
+        slack=SLACK, hint=lambda ratio: NO_SHARD, weight=8, point=UNSHARDED,
+        title="memory after the step: no more than P + 3P/N",
+    )  # fmt: skip
+    known = [*lines.common(RANKS), carried(WHOLE_GRADIENTS)]
+    line = stepped(training, "6.4 MB of parameters, 4 ranks", known, 0.5, what="end")
+    at_last = lines.held_line(
+        [("after backward", 3, 2 * WHOLE + state + shard)], slack=SLACK, point=UNSHARDED + WHOLE
+    )
+    sent = step_bytes(2, training, one_backward, title="bytes of a step", weight=3)
     yield optimizer_case(
         RECIPE, training, "memory", [
-            stepped(training, "6.4 MB of parameters, 4 ranks", lines.common(RANKS), 0.5, what="end"),
-            step_bytes(2, training, one_backward, title="bytes of a step", weight=3),
-            lines.held_line(
-                [("after a step", 2, WHOLE + state + shard), ("after two steps", 4, WHOLE + state + shard)],
-                slack=SLACK, hint=lambda ratio: NO_SHARD, weight=8, point=UNSHARDED,
-                title="memory after the step: no more than P + 3P/N",
-            ),
+            line, places(sent, [unless_carried(held, line, at_last)], EXCHANGED), held,
             lines.held_line(
                 [("after a step", 2, WHOLE + state), ("after two steps", 4, WHOLE + state)],
                 slack=SLACK, hint=held_hint, title="without the shard's gradient: P + 2P/N",
@@ -204,28 +215,29 @@ def zero2_optimizer(draw: Draw) -> Iterator[Case]:
     training = wide(draw, RANKS)
     training.more["kwargs"] = {"bucket_bytes": BLOCK}
     state, shard = 2 * WHOLE / RANKS, WHOLE / RANKS
-    peak = WHOLE + state + shard + 2 * BLOCK
+    enough = WHOLE + state + shard + 2 * BLOCK
+    held = lines.held_line(
+        [("after a step", 2, WHOLE + state), ("after two steps", 4, WHOLE + state)],
+        slack=SLACK, hint=held_hint, weight=4, title="memory after the step: P + 2P/N", point=UNSHARDED,
+    )  # fmt: skip
+    peak = explained(
+        lines.peak_line(
+            enough, slack=SLACK, hint=lambda ratio: FULL_GRADIENTS, weight=2,
+            title="peak of memory: P + 3P/N and two buckets", point=enough + WHOLE / 3,
+        ),
+        how_buckets_left,
+    )  # fmt: skip
+    sent = step_bytes(2, training, one_backward, title="bytes of a step", weight=1.5)
     yield optimizer_case(
         RECIPE, training, "memory", [
             stepped(training, "6.4 MB of parameters, 4 ranks", lines.common(RANKS), 0.5, what="end"),
-            step_bytes(2, training, one_backward, title="bytes of a step", weight=1.5),
-            lines.held_line(
-                [("after a step", 2, WHOLE + state), ("after two steps", 4, WHOLE + state)],
-                slack=SLACK, hint=held_hint, weight=4, title="memory after the step: P + 2P/N",
-                point=UNSHARDED,
-            ),
+            places(sent, [held, peak], EXCHANGED), held,
             lines.held_line(
                 [("after backward", 3, WHOLE + state + shard)], slack=SLACK, hint=held_after_backward,
                 weight=4, title="memory after backward: P + 3P/N",
                 point=WHOLE + state + shard + WHOLE / 3,
             ),
-            explained(
-                lines.peak_line(
-                    peak, slack=SLACK, hint=lambda ratio: FULL_GRADIENTS, weight=2,
-                    title="peak of memory: P + 3P/N and two buckets", point=peak + WHOLE / 3,
-                ),
-                how_buckets_left,
-            ),
+            peak,
         ],
     )  # fmt: skip
 

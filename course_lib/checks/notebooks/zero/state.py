@@ -11,6 +11,7 @@ import torch
 from course_lib.checks.judge import training as lines
 from course_lib.checks.judge.training.single import Training, train
 from course_lib.checks.kit import RIGHT, Case, Finding, Line, Observed, Sentence, Spec, wrong
+from course_lib.checks.notebooks.zero.runs import UNKNOWN
 from course_lib.checks.rank import toys
 
 LEFT = (
@@ -72,7 +73,7 @@ def by_outputs(observed: Observed, training: Training) -> Finding:
                     f"the output of forward number {step + 1} on rank {rank} is not one process's.",
                     "full_state_dict() could not be read, so the module's outputs were compared. Put that "
                     "right first: then the check says which parameter is wrong.",
-                    cause="outputs",
+                    cause=f"{UNKNOWN} of the outputs",
                 )
     return RIGHT
 

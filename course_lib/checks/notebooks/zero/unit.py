@@ -27,6 +27,7 @@ from course_lib.checks.notebooks.zero.unit_lines import (
     bytes_of,
     cleared,
     draw_run,
+    empty_and_whole,
     frees,
     gathers,
     own_shard,
@@ -91,19 +92,25 @@ def zero3_unit(draw: Draw) -> Iterator[Case]:
     yield unit_case(run, "3 ranks", [
         Line("shard: part r of the first rank's row", own_shard(run), 1),
         Line("gather(): every parameter, as the shards are now", gathers(run), 2),
-        Line("free(): no memory behind them, in no view", frees(run), 2),
+        Line(
+            "free(): no memory behind them, in no view", frees(run), 2,
+            shows=empty_and_whole(run), part="memory behind parameters",
+        ),
         Line("backward after free() and gather()", used_again(run), 1.5),
-        Line("reduce(): the mean in shard.grad, two backwards add up", reduces(run), 2),
+        Line("reduce(): the mean in shard.grad, two backwards add up", reduces(run), 1.5),
         Line("reduce(): .grad of the parameters is None", cleared, 0.5),
         Line("bytes of gather() and reduce()", bytes_of(run), 1.5, "communication"),
     ])  # fmt: skip
     fixed = draw_run(draw, 2, trained=False)
     line = Line("a frozen unit", both(own_shard(fixed), gathers(fixed), frees(fixed)), 0.5)
     yield unit_case(fixed, "frozen, 2 ranks", [line])
+    unused = draw_run(draw, 2, missing=True)
+    line = Line("a parameter that one rank does not use", reduces(unused), 0.5)
+    yield unit_case(unused, "unused, 2 ranks", [line])
     yield in_a_group(draw)
     yield large_unit(draw)
     if draw.hidden:
-        more = draw_run(draw, 4)
+        more = draw_run(draw, 4, missing=True)
         judged = both(own_shard(more), gathers(more), reduces(more))
         yield unit_case(more, "4 ranks", [Line("4 ranks", judged, 1)])
         alone = draw_run(draw, 1)

@@ -13,6 +13,7 @@ from course_lib.checks.kit import ANY, RIGHT, Draw, Finding, Observed, words, wr
 
 TOLERANCE = 1e-12
 BACKWARDS = 2
+USES = {"first": 1.0, "second": 2.0}  # of the parameters, and by what they are multiplied then
 Row = torch.Tensor
 
 
@@ -59,9 +60,12 @@ class Run:
         return torch.stack(rows).mean(0)
 
 
-def draw_run(draw: Draw, n: int, *, trained: bool = True, width: int = 0) -> Run:
-    """Three parameters, one of them a single number; their elements are not a multiple of the ranks."""
-    width = width or draw.choice((5, 7))
+def draw_run(draw: Draw, n: int, *, trained: bool = True, missing: bool = False) -> Run:
+    """Three parameters, one of them a single number; their elements are not a multiple of the ranks.
+
+    missing: the last rank has no gradient for one of them in the first backward.
+    """
+    width = draw.choice((5, 7))
     shapes: list[tuple[int, ...]] = [(width, width), (width,), ()]
     while (sum(map(math.prod, shapes))) % n == 0 and n > 1:
         shapes[1] = (shapes[1][0] + 1,)
@@ -69,7 +73,8 @@ def draw_run(draw: Draw, n: int, *, trained: bool = True, width: int = 0) -> Run
     gradients: list[list[list[torch.Tensor | None]]] = [
         [[normal(draw, shape) for shape in shapes] for _ in range(n)] for _ in range(BACKWARDS)
     ]
-    gradients[0][n - 1][1] = None  # not used there
+    if missing:
+        gradients[0][n - 1][1] = None
     return Run(params, gradients, normal(draw, (2, width)), trained)
 
 
@@ -126,7 +131,7 @@ def gathers(run: Run) -> Callable[[Observed], Finding]:
 
     def judge(observed: Observed) -> Finding:
         for rank in ranks(observed):
-            for when, factor in (("first", 1.0), ("second", 2.0)):
+            for when, factor in USES.items():
                 if not observed.values[rank].whole.get(when):
                     return wrong(
                         f"after gather() a parameter on rank {rank} does not have its shape, or has no "
@@ -195,6 +200,16 @@ def frees(run: Run) -> Callable[[Observed], Finding]:
         return RIGHT
 
     return judge
+
+
+def empty_and_whole(run: Run) -> Callable[[Observed], float]:
+    """For `Line.shows`: the parameters have no memory between uses, and in use they have all of it."""
+
+    def shows(observed: Observed) -> float:
+        in_use = all(observed.values[rank].whole.get(when) for rank in ranks(observed) for when in USES)
+        return float(in_use and frees(run)(observed).ok)
+
+    return shows
 
 
 def used_again(run: Run) -> Callable[[Observed], Finding]:

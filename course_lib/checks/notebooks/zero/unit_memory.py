@@ -144,8 +144,13 @@ def memory_line() -> Line:
         ]  # fmt: skip
         return next((finding for finding in findings if finding.misses_point), (*findings, RIGHT)[0])
 
+    def shows(observed: Observed) -> float:
+        whole = all(observed.values[rank].whole for rank in ranks(observed))
+        return float(whole and not judge(observed).misses_point)
+
     return Line(
         "memory held: the shard; after reduce() its gradient, too", judge, 3, "memory",
+        shows=shows, part="memory of the process",
         enough={f"held.{when}": enough + SLACK for when, enough in ENOUGH.items()}
         | {f"alive.{when}": of_tensors(enough) for when, enough in ENOUGH.items()},
     )  # fmt: skip
