@@ -8,44 +8,14 @@ from __future__ import annotations
 
 import pytest
 
-from autograder.sample.mutants import MUTANTS, read_mutants
+from autograder.sample.mutants import read_mutants
 from tests.checks import scores
 
 FILES = scores.files([])
 HALF = 0.5
-# Notebooks whose wrong answers do not all say yet what they get wrong.
-UNLABELLED = frozenset(
-    {
-        "04_zero",
-    }
-)
 
 
-def labelled() -> list:
-    return [
-        pytest.param(file, id=scores.name_of(file))
-        for file in FILES
-        if file.parent.name not in UNLABELLED
-    ]
-
-
-def test_the_list_of_those_to_do_shrinks() -> None:
-    done = {
-        assignment
-        for assignment in UNLABELLED
-        if all(
-            file.stem in scores.stored(assignment) for file in (MUTANTS / assignment).glob("*.py")
-        )
-        and all(
-            cell.right or cell.misses
-            for file in (MUTANTS / assignment).glob("*.py")
-            for cell in read_mutants(file)
-        )
-    }
-    assert not done, f"take these out of UNLABELLED: {sorted(done)}"
-
-
-@pytest.mark.parametrize("file", labelled())
+@pytest.mark.parametrize("file", FILES, ids=scores.name_of)
 def test_every_wrong_answer_says_what_it_gets_wrong_and_has_a_score(file) -> None:
     wrong = [cell for cell in read_mutants(file) if not cell.right]
     assert not [cell.title for cell in wrong if not cell.misses], "`# is:` is missing"
@@ -56,7 +26,7 @@ def test_every_wrong_answer_says_what_it_gets_wrong_and_has_a_score(file) -> Non
     )
 
 
-@pytest.mark.parametrize("file", labelled())
+@pytest.mark.parametrize("file", FILES, ids=scores.name_of)
 def test_missing_the_idea_costs_half_and_nothing_else_costs_more(file) -> None:
     answers = scores.scored(file)
     ideas = [one for one in answers if one.mutant.misses == "idea"]

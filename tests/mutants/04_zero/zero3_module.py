@@ -151,7 +151,7 @@ class Zero3Module(torch.nn.Module):
 
 
 # %% wrong: not gathered again in backward
-# is: slip
+# is: form
 # says: Memory of a weight was read after it had been freed. (In backward|Look)
 # base: what the wrong ones change
 -        unit.gather()
@@ -379,7 +379,7 @@ class Zero3Module(torch.nn.Module):
 
 
 # %% wrong: gradients stay in the parameters
-# is: slip
+# is: form
 # says: set it to None when their gradients have been reduced
 # base: what the wrong ones change
 -        for p in self.params:
@@ -395,7 +395,7 @@ class Zero3Module(torch.nn.Module):
 
 
 # %% wrong: a unit that was reduced is not freed
-# is: slip
+# is: idea
 # says: Free every unit after its reduce
 # base: what the wrong ones change
              unit.reduce()
@@ -426,7 +426,7 @@ class Zero3Module(torch.nn.Module):
 
 
 # %% wrong: full_state_dict returns nothing, and the sum is not divided
-# is: slip
+# is: form
 # says: could not be read, so the module's outputs were compared
 # base: what the wrong ones change
 -        mean /= self.n
@@ -435,7 +435,7 @@ class Zero3Module(torch.nn.Module):
 
 
 # %% wrong: full_state_dict copies when it has freed
-# is: detail
+# is: form
 # says: copies before it frees
 # base: what the wrong ones change
 -            whole |= {p: p.detach().clone() for p in unit.params}
@@ -711,7 +711,7 @@ class Zero3Module(torch.nn.Module):
 
 
 # %% wrong: full_state_dict gives the parameters themselves, and frees them
-# is: detail
+# is: form
 # says: Return copies, param.detach
 class Zero3Module(torch.nn.Module):
     def __init__(self, module, *, group=None):
@@ -751,7 +751,7 @@ class Zero3Module(torch.nn.Module):
 
 
 # %% wrong: frozen parameters have no shards
-# is: detail
+# is: idea
 # says: A frozen parameter has a shard, too
 class Zero3Module(torch.nn.Module):
     def __init__(self, module, *, group=None):

@@ -57,6 +57,10 @@ DEFAULTS = (
     "**defaults on to optimizer_cls."
 )
 START = "Give every rank the first rank's parameters (dist.broadcast) before they are cut."
+MIXED = (
+    "Each rank cut up the parameters that it made itself, so that every shard is another model's: give all "
+    "ranks the first rank's parameters (dist.broadcast) before they are cut."
+)
 FROZEN = (
     "That parameter is frozen (requires_grad=False), and yet the step changed it: weight decay needs no "
     "gradient. Broadcast frozen parameters, and leave them out of the shard."
@@ -221,8 +225,18 @@ def wrong_start(observed: Observed, training: Training, right: Tensors) -> str:
     for k, rank in enumerate(lines.members(observed)):
         actual = {name: observed.tensors[rank][name] for name in expected}
         if differ := lines.differing(actual, expected, training.dtype):
-            return lines.usual_cause(training, differ[0], actual, k, own) or START
+            why = lines.usual_cause(training, differ[0], actual, k, own)
+            return why or (MIXED if pieces_of_all(training, actual) else START)
     return ""
+
+
+def pieces_of_all(training: Training, starts: Tensors) -> bool:
+    """Whether every number is that of some rank's own model, as where each rank cuts up its own."""
+    own = [dict(training.built(rank).named_parameters()) for rank in range(training.world_size)]
+    return all(
+        torch.stack([tensor.isclose(model[name.split(".", 1)[1]].detach()) for model in own]).any(0).all()
+        for name, tensor in starts.items()
+    )
 
 
 def without_arguments(training: Training, first: str, actual: Tensors) -> str:
