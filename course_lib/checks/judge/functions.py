@@ -276,6 +276,7 @@ def memory_line(
     return Line(title, judge, weight, "memory", enough={f"{call.name}.{key}": most})
 
 
+OF_A_FIRST_CALL = 20_000_000  # bytes that a call on other values and its libraries take: 8 to 10 MB were seen
 OF_AN_ANSWER = 10_000_000  # bytes of libraries that come into memory to write it: 4 to 7 MB were seen
 
 
@@ -283,7 +284,8 @@ def from_outside(observed: Observed, call: Call, key: str) -> int | None:
     """Bytes by the process's pages, see `rank.functions`.
 
     A process may ask for its measurements too early. So what it took after the last one, until its answer
-    came, counts as well, but for what an answer takes.
+    came, counts as well, but for what an answer takes. It could also find the values before its first call,
+    and remember the results: so what it took before the first measurement counts, less what is usual.
     """
     direction = "forward" if key == "saved" else key
     of_ranks = observed.held if key == "saved" else observed.rose
@@ -291,4 +293,5 @@ def from_outside(observed: Observed, call: Call, key: str) -> int | None:
     if not measured:
         return None
     later = [rose - OF_AN_ANSWER for rose in observed.rose[0].get(REPLY, ())]
-    return measured[0] if key == "saved" else max([measured[0], *later])
+    earlier = [rose - OF_A_FIRST_CALL for rose in observed.rose[0].get(f"{call.name}.pages.base", ())]
+    return measured[0] if key == "saved" else max([measured[0], *earlier, *later])

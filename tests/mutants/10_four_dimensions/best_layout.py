@@ -170,7 +170,7 @@ def best_layout(shape, gpus, batch, gpu, links):
 
 # %% wrong: everything is recomputed
 # is: idea
-# says: More is recomputed than the memory demands
+# says: More is recomputed than the memory demands|less has to be recomputed
 # base: what the wrong ones change
 -                    for recompute in ("none", "selective", "full"):
 +                    for recompute in ("full",):
@@ -297,3 +297,11 @@ def best_layout(shape, gpus, batch, gpu, links):
 -                                    best, fastest = layout, seconds
 +                                if seconds * (1.02 if microbatch > 1 else 1) < fastest:
 +                                    best, fastest = layout, seconds * (1.02 if microbatch > 1 else 1)
+
+
+# %% wrong: sizes up to the root of the GPUs
+# is: slip
+# says: With other sizes they fit
+# base: what the wrong ones change
+-    divisors = [n for n in range(1, gpus + 1) if gpus % n == 0]
++    divisors = [n for n in range(1, int(gpus**0.5) + 1) if gpus % n == 0]

@@ -359,3 +359,36 @@ def clip_grad_norm(named_parameters, max_norm, mesh, cut, tied):
 +    row[dist.get_rank(mesh.group(("pp", "tp")))] = squares
 +    dist.all_reduce(row, group=mesh.group(("pp", "tp")))
 +    squares = row.sum()
+
+
+# %% wrong: the sum is on the first rank alone
+# is: slip
+# says: Only the first rank of the group has the sum
+# base: what the wrong ones change
+-    dist.all_reduce(squares, group=mesh.group(("pp", "tp")))
++    both = mesh.group(("pp", "tp"))
++    dist.reduce(squares, 0 if both is None else dist.get_global_rank(both, 0), group=both)
+
+
+# %% wrong: the factor is max_norm
+# is: slip
+# says: The factor is max_norm itself
+# base: what the wrong ones change
+-    factor = min(1.0, max_norm / (norm + 1e-6))
++    factor = max_norm if norm > max_norm else 1.0
+
+
+# %% wrong: the factor is one over the norm
+# is: slip
+# says: The factor is 1 / norm
+# base: what the wrong ones change
+-    factor = min(1.0, max_norm / (norm + 1e-6))
++    factor = 1 / (norm + 1e-6) if norm > max_norm else 1.0
+
+
+# %% wrong: the factor is a root
+# is: slip
+# says: All gradients were multiplied by 0.5477
+# base: what the wrong ones change
+-    factor = min(1.0, max_norm / (norm + 1e-6))
++    factor = min(1.0, max_norm / (norm + 1e-6)) ** 0.5

@@ -450,7 +450,7 @@ def hybrid_step(stages, schedule, microbatches, mesh):
 
 
 # %% wrong: targets of -100 are counted
-# is: idea
+# is: slip
 # says: Targets of -100 were counted
 # base: what the wrong ones change
 -    count = torch.tensor(float(sum((targets != -100).sum() for _, targets in microbatches)), device=mesh.device)
@@ -458,7 +458,7 @@ def hybrid_step(stages, schedule, microbatches, mesh):
 
 
 # %% wrong: microbatches are counted
-# is: idea
+# is: slip
 # says: The number of microbatches was given in place
 # base: what the wrong ones change
 -    count = torch.tensor(float(sum((targets != -100).sum() for _, targets in microbatches)), device=mesh.device)
@@ -467,7 +467,7 @@ def hybrid_step(stages, schedule, microbatches, mesh):
 
 
 # %% wrong: the first microbatch counts for all
-# is: idea
+# is: slip
 # says: first microbatch's targets were counted for each
 # base: what the wrong ones change
 -    count = torch.tensor(float(sum((targets != -100).sum() for _, targets in microbatches)), device=mesh.device)
@@ -604,3 +604,51 @@ def hybrid_step(stages, schedule, microbatches, mesh):
 # base: what the wrong ones change
 -    total = torch.tensor(float(sum(losses.values())), dtype=torch.float64, device=mesh.device)
 +    total = torch.tensor(float(sum(losses.values())), dtype=torch.float32, device=mesh.device)
+
+
+# %% wrong: the sum is not written back
+# is: slip
+# says: The sum over the replicas was made, and `grad` does not have it
+# base: what the wrong ones change
+-    start = 0
+-    for param, before in zip(params, earlier):
+-        part = flat[start : start + param.numel()]
+-        start += param.numel()
+-        param.grad = part.view_as(param) if before is None else before + part.view_as(param)
++    for param, before in zip(params, earlier):
++        if before is not None:
++            param.grad += before
+
+
+# %% wrong: the mean of an empty dict
+# is: slip
+# says: on the others `run_schedule` returns an empty dict
+# base: what the wrong ones change
+-    total = torch.tensor(float(sum(losses.values())), dtype=torch.float64, device=mesh.device)
++    mean = float(sum(losses.values())) / len(losses)
++    total = torch.tensor(mean, dtype=torch.float64, device=mesh.device)
+
+
+# %% wrong: the targets that do not count are counted
+# is: slip
+# says: 25 was given in place of the 71 targets of the batch
+# base: what the wrong ones change
+-    count = torch.tensor(float(sum((targets != -100).sum() for _, targets in microbatches)), device=mesh.device)
++    count = torch.tensor(float(sum((targets == -100).sum() for _, targets in microbatches)), device=mesh.device)
+
+
+# %% wrong: the loss is multiplied by the number of targets
+# is: slip
+# says: Its parts are divided by `count` already
+# base: what the wrong ones change
+-    return total.item()
++    return total.item() * count.item()
+
+
+# %% wrong: summed over dp, then over dp and cp
+# is: idea
+# says: each term counts once
+# base: what the wrong ones change
+-    dist.all_reduce(flat, group=mesh.group(("dp", "cp")))
++    dist.all_reduce(flat, group=mesh.group("dp"))
++    dist.all_reduce(flat, group=mesh.group(("dp", "cp")))

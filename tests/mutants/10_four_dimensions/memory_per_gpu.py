@@ -276,3 +276,12 @@ def memory_per_gpu(shape, layout, batch):
 # base: what the wrong ones change
 -    of_layer = 12 * h * h / t
 +    of_layer = (12 * h * h + 7 * h) / t
+
+
+# %% wrong: t divides twice
+# is: slip
+# says: t divides once what a layer keeps
+# base: what the wrong ones change
+-    selective = sbh * (whole + (34 - whole) / t)
++    sbh = sbh / t
++    selective = sbh * (whole + (34 - whole) / t)

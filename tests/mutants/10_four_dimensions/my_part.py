@@ -169,7 +169,7 @@ def my_part(rank, sizes, batch_size, seq):
 
 # %% wrong: a row for each replica
 # is: slip
-# says: along dp, row 2 is read by no rank
+# says: row 2 is read by none of them
 # base: what the wrong ones change
 -    rows = cut(batch_size, dp)[place_of(rank, sizes, "dp")]
 +    rows = range(place_of(rank, sizes, "dp"), place_of(rank, sizes, "dp") + 1)
@@ -234,3 +234,30 @@ def my_part(rank, sizes, batch_size, seq):
 # base: what the wrong ones change
 -    return rows, [chunks[at], chunks[-1 - at]]
 +    return torch.tensor(list(rows)), [*chunks[at], *chunks[-1 - at]]
+
+
+# %% wrong: rows by the rank, modulo dp
+# is: idea
+# says: of ranks 0 and 2, which differ in dp alone, row 8 is read by none of them
+# base: what the wrong ones change
+-    rows = cut(batch_size, dp)[place_of(rank, sizes, "dp")]
++    rows = cut(batch_size, dp)[rank % dp]
+
+
+# %% wrong: rows as a pair of numbers
+# is: slip
+# says: A pair of numbers was read as two rows
+# base: what the wrong ones change
+-        return rows, [range(seq)]
++        return (rows.start, rows.stop), [range(seq)]
+@@
+-    return rows, [chunks[at], chunks[-1 - at]]
++    return (rows.start, rows.stop), [chunks[at], chunks[-1 - at]]
+
+
+# %% wrong: places as pairs of numbers
+# is: slip
+# says: A pair of numbers was read as two rows
+# base: what the wrong ones change
+-    return rows, [chunks[at], chunks[-1 - at]]
++    return rows, [(c.start, c.stop) for c in (chunks[at], chunks[-1 - at])]

@@ -179,6 +179,17 @@ def operations(run: Run, observed: Observed, rank: int, direction: str) -> list[
     return observed.operations[rank][first:last]
 
 
+def in_form(run: Run, observed: Observed) -> bool:
+    """Whether every rank gave tensors, be their values and shapes right or wrong."""
+    misfits = (
+        text
+        for rank in members(observed)
+        for name, text in reply_about(observed, rank, run).misfits.items()
+        if not name.startswith("grad.")
+    )
+    return all(text.endswith("]") for text in misfits)
+
+
 def sent_line(
     run: Run,
     direction: str,
@@ -220,7 +231,7 @@ def sent_line(
 
     def of_those_due(observed: Observed) -> float:
         done = [operations(run, observed, rank, direction) for rank in members(observed)]
-        return share_of(bytes_of(done), allowed)
+        return share_of(bytes_of(done), allowed) if in_form(run, observed) else 0.0
 
     tells = of_those_due if isfinite(point) or tells_the_point else None
     return Line(title, judge, weight, "communication", shows=tells)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from course_lib.checks.judge.functions import OF_A_FIRST_CALL
 from course_lib.checks.judge.layers import runs as layers
 from course_lib.checks.judge.layers.lines import PAGES, measured_early, members, operations
 from course_lib.checks.kit import RIGHT, Case, Finding, Line, Observed, Sentence, usual, words, wrong
@@ -119,7 +120,9 @@ def alive_line(
                 return wrong(f"rank {rank} was not measured in {direction}.")
             if finding := measured_early(run, observed, rank, [direction]):
                 return finding
-            nbytes = pages[0] if pages[0] > most + PAGES else nbytes
+            before = observed.rose[rank].get(f"{run.name}.pages.base", ())
+            took = max([*pages, *(rose - OF_A_FIRST_CALL for rose in before)])
+            nbytes = took if took > most + PAGES else nbytes
             if nbytes < 0 or nbytes > most:
                 enough = f"{words.number(round(most))} are enough."
                 general = f"at one moment of {direction} rank {rank} had too many bytes in tensors of its own"

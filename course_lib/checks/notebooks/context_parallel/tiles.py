@@ -240,12 +240,26 @@ def memory_lines(call: Call) -> list[Line]:
     ]  # fmt: skip
 
     def shows(observed: Observed) -> float:
-        """Whether the scores' products were made, and no moment had them all."""
+        """Whether the products of the scores were made, and no moment had all of these."""
         made = reply_about(observed, call).flops
         enough = all(made.get(way, 0) >= products * PRODUCT for way, products in MADE.items())
         return float(enough and all(line.judge(observed).ok for line in lines))
 
-    return [replace(lines[0], shows=shows), *lines[1:]]
+    return [replace(lines[0], shows=shows, part="memory"), *lines[1:]]
+
+
+def attends(line: Line, otherwise: str) -> Line:
+    """The line on values; by right ones, and by those of a known mistake, a solution shows that it attends.
+
+    otherwise: the line's hint for other values.
+    """
+
+    def shows(observed: Observed) -> float:
+        finding = line.judge(observed)
+        known = finding.sentences[1:] and finding.sentences[1] not in ("", otherwise)
+        return float(finding.ok or bool(known))
+
+    return replace(line, shows=shows, part="values")
 
 
 @exercise(
@@ -267,9 +281,9 @@ def tiled_attention(draw: Draw) -> Iterator[Case]:
         "values",
         [*forward, *calls],
         [
-            values_of(forward[0], plain, "13 tokens in tiles of 5", 5, 2),
+            attends(values_of(forward[0], plain, "13 tokens in tiles of 5", 5, 2), MERGED),
             gradients_of(calls[0], plain, "gradients", 5, 2.5),
-            values_of(forward[1], causal, "under a causal mask, tiles of 4", 4, 1.5),
+            attends(values_of(forward[1], causal, "under a causal mask, tiles of 4", 4, 1.5), MERGED),
             gradients_of(calls[1], causal, "gradients under it", 4, 1.5),
             values_of(forward[2], grouped, "6 heads, 2 of keys and values", 4, 1),
             gradients_of(calls[2], grouped, "gradients of grouped queries", 4, 1.5),

@@ -109,14 +109,25 @@ def leanest(task: Task, layout: dict[str, Any]) -> str:
     return "That is the layout with the fewest bytes. All that fit are allowed: take the fastest of them."
 
 
-def always(name: str, value: Any, says: str) -> Reason:
-    """The layout is the best of those with this value of an option, and the best of all has another."""
+def always(name: str, value: Any, says: str, of_sizes: str = "") -> Reason:
+    """The layout is the best of those with this value, and the best of all has another.
+
+    of_sizes: the sentence if with the same sizes no other value is faster, or fits.
+    """
 
     def reason(task: Task, layout: dict[str, Any]) -> str:
         alike = [seconds for seconds, _, each in task.fitting if each[name] == value]
         if layout[name] != value or task.fitting[0][2][name] == value or not alike:
             return ""
-        return says if task.seconds(layout) <= alike[0] * (1 + 1e-9) else ""
+        own = [option for option in (*AXES, "microbatch") if option != name and name not in AXES]
+        faster = any(
+            each[name] != value and seconds < task.seconds(layout)
+            for seconds, _, each in task.fitting
+            if all(each[option] == layout[option] for option in own)
+        )
+        if task.seconds(layout) > alike[0] * (1 + 1e-9):
+            return ""
+        return says if faster else of_sizes or says
 
     return reason
 
@@ -171,11 +182,20 @@ def careful(task: Task, layout: dict[str, Any]) -> str:
 
 REASONS = (
     leanest,
-    always("chunks", 1, "That is the best without chunks: try v = 2 and v = 4, too."),
+    always(
+        "chunks", 1, "That is the best without chunks: try v = 2 and v = 4, too.",
+        "That is the best without chunks. With other sizes they fit, and the step is faster.",
+    ),
     powers_of_two,
     always("pp", 1, "That is the best without a pipeline: try more stages, too."),
-    always("recompute", "none", "That is the best without recomputation: try 'selective' and 'full', too."),
-    always("recompute", "full", "More is recomputed than the memory demands."),
+    always(
+        "recompute", "none", "That is the best without recomputation: try 'selective' and 'full', too.",
+        "That is the best without recomputation. Other sizes are faster with some.",
+    ),
+    always(
+        "recompute", "full", "More is recomputed than the memory demands.",
+        "That is the best with full recomputation. With other sizes less has to be recomputed.",
+    ),
     largest_tp, cp_alone, no_zero_3, careful,
     option("chunks", "Chunks make the bubble shorter: try all of them."),
     option("microbatch", "The microbatch makes the difference: try all of them."),

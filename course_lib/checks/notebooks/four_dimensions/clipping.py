@@ -24,7 +24,7 @@ from course_lib.checks.kit import (
     wrong,
 )
 from course_lib.checks.notebooks.four_dimensions.groups import OnMesh
-from course_lib.checks.notebooks.four_dimensions.norms import OWN, TABLE, Model, explained
+from course_lib.checks.notebooks.four_dimensions.norms import FIRST_HAS_IT, OWN, TABLE, Model, explained
 from course_lib.checks.notebooks.four_dimensions.references import REFERENCES
 
 RECIPE = "course_lib.checks.rank.notebooks.four_dimensions.on_a_mesh:norms"
@@ -62,6 +62,9 @@ def norm_line(model: Model, title: str) -> Line:
         fault = f"rank {off[0]} returned another norm than that of the whole gradient"
         mistake = explained(model, returned)
         says = mistake.says if mistake else ""
+        firsts = {model.mesh.ranks(rank, "pp", "tp")[0] for rank in range(observed.world_size)}
+        if off and firsts.isdisjoint(off) and len(off) == observed.world_size - len(firsts):
+            return wrong(Sentence(f"{fault}: {got} instead of {want}.", f"{fault}."), FIRST_HAS_IT)
         if says == OWN:
             got = words.listing(f"{value:.4f}" for value in (returned[0], returned[-1]))
             fault = f"ranks 0 and {observed.world_size - 1} returned norms of their own"
@@ -157,7 +160,13 @@ def of_one_factor(model: Model, factor: float, norms: Sequence[float]) -> str:
     if model.factor == 1:
         return "A norm below max_norm stays: the factor is min(1, max_norm / norm)."
     mistake = explained(model, [model.max_norm / max(factor, 1e-12)] * len(norms))
-    return mistake.says if mistake else "All gradients are scaled by one factor, on all ranks and stages."
+    if mistake is not None:
+        return mistake.says
+    if abs(factor / model.max_norm - 1) < 1e-6:
+        return "The factor is max_norm itself: divide it by the norm."
+    if abs(factor * model.norm - 1) < 1e-6:
+        return "The factor is 1 / norm: multiply it by max_norm."
+    return f"All gradients were multiplied by {factor:.4g}; max_norm / norm is {model.factor:.4g}."
 
 
 def of_ranks(by_rank: dict[int, float], wanted: float) -> str:
@@ -238,7 +247,7 @@ def trouble(case: Case, kind: str, text: str) -> str:
 )  # fmt: skip  # fmt: skip
 def clip_grad_norm(draw: Draw) -> Iterator[Case]:
     yield case(draw, {"pp": 2, "dp": 2, "tp": 2}, "pp 2 x dp 2 x tp 2, tied", 0.3)
-    yield case(draw, {"pp": 2, "dp": 2}, "pp 2 x dp 2, below max_norm", 1.7, tied=False, empty=1)
+    yield case(draw, {"pp": 2, "dp": 2}, "pp 2 x dp 2, below max_norm", 1.7, tied=False, empty=0)
     if draw.hidden:
         yield case(draw, {"dp": 2, "cp": 2, "tp": 2}, "dp 2 x cp 2 x tp 2", 0.4, tied=False)
         yield case(draw, {"tp": 2, "pp": 3}, "tp 2 x pp 3, tied, table whole", 0.2, cut_table=False)

@@ -58,7 +58,7 @@ def gb(
     both: bool = True,
     v_more: bool = True,
     attached: bool = True,
-    t_divides: bool = True,
+    t_divides: int = 1,
     scores_cut: bool = False,
 ) -> float:
     """The count with mistakes: each keyword is one part of it."""
@@ -75,6 +75,7 @@ def gb(
     rows = layout["microbatch"] * shape.context / (layout["cp"] if seq else 1) * h
     whole = 0 if layout["sequence"] and stream else 10
     products = 5 * shape.heads * shape.context / h * scores / (layout["cp"] if scores_cut else 1)
+    rows /= t if t_divides == 2 else 1
     t = t if t_divides else 1  # of activations
     kept = {
         "none": rows * (whole + (34 - whole + products) / t),
@@ -125,8 +126,9 @@ ACTIVATIONS: dict[str, Formula] = {
     "activation memory.": slip(held="one"),
     ALL_LAYERS: slip(of_stage=False),
     "The activations are not divided by t: its ranks keep parts of what lies inside a layer.": slip(
-        t_divides=False
+        t_divides=0
     ),
+    "t divides once what a layer keeps, and not twice.": slip(t_divides=2),
     "m is the number of one replica's microbatches, batch / (dp microbatch).": slip(held="batch"),
     "m is the number of microbatches, batch / (dp microbatch): one has several sequences.": slip(
         held="batch / dp"
@@ -157,7 +159,9 @@ ACTIVATIONS: dict[str, Formula] = {
 EIGHT: dict[str, Formula] = {
     "The activations are 8 times too large: a stage has L/p layers, and t divides what they keep.": slip(
         of_stage=False
-    )
+    ),
+    "The activations are an eighth of the right ones: t divides once what a layer keeps, and p cancels, as "
+    "stage 0 keeps p microbatches of L/p layers.": slip(held="one"),
 }
 
 # ---- lines

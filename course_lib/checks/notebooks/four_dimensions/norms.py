@@ -21,6 +21,7 @@ INVERTED = "`cut` has the names of the parts: each rank of tp counts its own, an
 CUT_ALONE = "Parameters that are not in `cut` are missing: the first rank of tp counts them."
 FIRST_ALONE = "Only the first rank of tp counts: each rank has another part of the parameters in `cut`."
 REPLICAS = "Ranks of dp and cp hold the same gradients: nothing is sent to them."
+FIRST_HAS_IT = "Only the first rank of the group has the sum: use all_reduce, so that all have it."
 OWN = "Each rank has a norm of its own pieces: the norm is that of the whole model."
 STAGES = "The stages were not added: sum over pp, too."
 RANKS_OF_TP = "The ranks of tp were not added: sum over tp, too."

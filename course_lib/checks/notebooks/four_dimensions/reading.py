@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from course_lib.checks import words
 from course_lib.checks.kit import (
     ANY,
     RIGHT,
@@ -34,6 +35,7 @@ from course_lib.checks.notebooks.four_dimensions.reading_mistakes import (
     BACKWARDS,
     DEALT,
     LAST,
+    PAIR,
     PLACES,
     ROWS,
     SUCCESSION,
@@ -47,7 +49,7 @@ from course_lib.checks.notebooks.four_dimensions.reading_mistakes import (
     last_rows,
 )
 from course_lib.checks.notebooks.four_dimensions.references import REFERENCES
-from course_lib.mesh.coordinates import coordinates
+from course_lib.mesh.coordinates import axis_ranks, coordinates
 from course_lib.mesh.parts import my_part as right_part
 
 NAME = "my_part"
@@ -162,16 +164,22 @@ def covering(index: int, axis: str, what: str, slips: Mapping[str, Formula]) -> 
         outside = [item for item in counts if item not in whole]
         if not (missing or often or outside):
             return RIGHT if index else even(sheet, parts)
-        state = "is read by no rank" if missing else "is read twice" if often else "does not exist"
+        state = "is read by none of them" if missing else "is read twice" if often else "does not exist"
         place = (missing or sorted(often) or outside)[0]
         asked = Question(0, sheet.sizes, (sheet.batch_size, sheet.seq)).shown(NAME)
+        several = axis_ranks(0, sheet.sizes, (axis,)) if axis in sheet.sizes else [0]
+        if len(several) == 1:
+            who = "rank 0"
+            state = f"is not read by it, and the mesh has no {axis}" if missing else state
+        else:
+            who = f"{words.ranks(several)}, which differ in {axis} alone"
         said = Sentence(
-            f"along {axis}, {what} {place} {state}: of {asked} and its like.",
-            f"along {axis}, a {what} {state}.",
+            f"of {who}, {what} {place} {state}: {asked} and its like.",
+            f"of ranks that differ in {axis} alone, a {what} {state}.",
         )
         because = why(sheet, parts, index, slips)
         remainder = len(missing) < (1 + index) * sheet.sizes.get(axis, 1) and not often and not outside
-        return wrong(said, because, cause=because, misses_point=not remainder)
+        return wrong(said, because, cause=because, misses_point=not (remainder or because == PAIR))
 
     return look
 

@@ -29,6 +29,7 @@ ENDS = "The remainder goes to the last parts: the first parts are one longer eac
 LARGER = (
     "The last parts are shorter by more than one, as `torch.chunk` cuts: `torch.tensor_split` cuts evenly."
 )
+PAIR = "A pair of numbers was read as two rows, or places: give range(start, stop)."
 APART = "Chunks r and r + cp are a pair: the zigzag pairs r with 2 cp - 1 - r, so that all have equal work."
 SUCCESSION = "The places follow each other: under a causal mask late tokens cost more than early ones. "
 
@@ -161,7 +162,21 @@ def cut_by_tp(rank: int, sizes: Sizes, batch_size: int, seq: int) -> list[int]:
     return split(seq, size, place)
 
 
+def ends_of_rows(rank: int, sizes: Sizes, batch_size: int, seq: int) -> list[int]:
+    place, size = axes(rank, sizes, "dp")
+    own = cut(batch_size, size)[place]
+    return [own.start, own.stop]
+
+
+def ends_of_places(rank: int, sizes: Sizes, batch_size: int, seq: int) -> list[int]:
+    place, size = axes(rank, sizes, "cp")
+    chunks = cut(seq, 2 * size)
+    spans = [chunks[place], chunks[2 * size - 1 - place]] if size > 1 else [range(seq)]
+    return [end for span in spans for end in (span.start, span.stop)]
+
+
 ROWS: dict[str, Formula] = {
+    PAIR: ends_of_rows,
     TP_ROWS: by_rank,
     f"{TP_ROWS} ": rows_over("dp", "tp"),
     PP_ROWS: rows_over("pp", "dp"),
@@ -176,6 +191,7 @@ DEALT: tuple[dict[str, Formula], dict[str, Formula]] = (
     {STRIPES: striped_places, LAST: last_places, LARGER: larger_places, APART: chunks_apart},
 )
 PLACES: dict[str, Formula] = {
+    PAIR: ends_of_places,
     "cp cuts the sequence: its ranks read different places, and here all of them read every one.": all_places,
     "The remainder is dropped: if 2 cp does not divide the sequence, first chunks are one token longer.": (
         dropped_places

@@ -10,7 +10,7 @@ from course_lib.checks import words
 from course_lib.checks.kit import RIGHT, Case, Draw, Finding, Line, Observed, exercise, wrong
 from course_lib.checks.notebooks.four_dimensions.groups import SMALL, OnMesh
 from course_lib.checks.notebooks.four_dimensions.references import REFERENCES
-from course_lib.checks.notebooks.four_dimensions.step_gradients import gradients_line
+from course_lib.checks.notebooks.four_dimensions.step_gradients import Gradients, gradients_line
 from course_lib.checks.notebooks.four_dimensions.step_losses import loss_line
 from course_lib.checks.notebooks.four_dimensions.steps import RECIPE, Steps, drawn
 from course_lib.facts import axis_bytes, least_bytes, vocab_parallel_loss_bytes
@@ -32,7 +32,12 @@ NO_TARGET = (
     "A replica may have no target of its own. Divide by the targets of all replicas: sum their number over "
     "dp before `run_schedule` is called."
 )
-SIZES_DIFFER = re.compile(r"collective number|bytes|size|shape")
+NO_LOSS = (
+    "Only the last stage has losses: on the others `run_schedule` returns an empty dict. Add them up from a "
+    "zero, which all ranks have."
+)
+DISAGREE = re.compile(r"^the ranks do not agree on their collective number")
+EMPTY = re.compile(r"ZeroDivisionError|division by zero|expects a non-empty TensorList|KeyError: 0")
 
 
 def replicas_line(steps: Steps, title: str) -> Line:
@@ -72,7 +77,14 @@ def replicas_line(steps: Steps, title: str) -> Line:
             return "That is twice the bytes of one synchronisation: reduce each gradient once."
         return "One sum of all gradients is enough, when no microbatch is left."
 
-    return Line(f"bytes to the replicas: {title}", judge, 1, "communication")
+    def shows(observed: Observed) -> float:
+        """Whether the terms were summed once, though they are divided by a wrong number, or not kept."""
+        gradients = Gradients(steps, observed)
+        right = abs(gradients.often(gradients.wanted) - 1) < 1e-6
+        summed = right or gradients.of_another_count() or gradients.summed_in_vain()
+        return float(summed and judge(observed).ok)
+
+    return Line(f"bytes to the replicas: {title}", judge, 1, "communication", shows=shows)
 
 
 HALF = "The gradients travelled in float32, and they are float64: give the buffer their dtype."
@@ -147,7 +159,9 @@ def trouble(case: Case, kind: str, text: str) -> str:
         return ORDER
     if "count=0" in text:
         return NO_TARGET
-    return OTHER_SIZES if "pp" in case.title and SIZES_DIFFER.search(text) else ""
+    if "pp" not in case.title:
+        return ""
+    return OTHER_SIZES if DISAGREE.search(text) else NO_LOSS if EMPTY.search(text) else ""
 
 
 @exercise(

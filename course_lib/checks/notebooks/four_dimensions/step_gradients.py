@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from fractions import Fraction
 from functools import cached_property
 from itertools import combinations
+from operator import ge
 from typing import NamedTuple
 
 import torch
@@ -50,6 +51,10 @@ NUMBERS = {
     "first": "The first microbatch's targets were counted for each one, and others have other numbers.",
 }
 IN_FLOAT64 = "They travelled in float32, or were added there: give the buffer the gradients' dtype."
+NOT_KEPT = (
+    "The sum over the replicas was made, and `grad` does not have it: torch.cat copies. Write each part of "
+    "the buffer back."
+)
 SOME_UNREDUCED = "Sum the gradients of all parameters, on all stages, over dp and cp."
 FIRST_ALONE = (
     "Only the first rank of each group of replicas has the sum: use all_reduce, so that all have it."
@@ -73,7 +78,6 @@ def other_count(steps: Steps, often: float) -> str:
     """Another number than that of targets was given to `run_schedule`: all is `often` times right."""
     counted = steps.batches[0][1] != -100
     replicas, microbatches = counted.shape[:2]
-    targets = int(counted.sum())
     numbers = [
         (counted.numel(), ALL_TARGETS),
         (microbatches * int(counted[:, 0].sum()), NUMBERS["first"]),
@@ -81,14 +85,18 @@ def other_count(steps: Steps, often: float) -> str:
         (microbatches, NUMBERS["microbatches"]),
         (1, NUMBERS["nothing"]),
     ]
-    return next((says for number, says in numbers if abs(often * number / targets - 1) < 1e-6), "")
+    return next((says for number, says in numbers if abs(often * number / steps.targets - 1) < 1e-6), "")
 
 
 class Cause(NamedTuple):
-    """says: the usual cause; sees: the observation, in place of the first wrong element."""
+    """says: the usual cause; sees: the observation, in place of the first wrong element.
+
+    slip: the terms are those of one sum, which was made once.
+    """
 
     says: str
     sees: str = ""
+    slip: bool = False
 
 
 class Gradients:
@@ -174,15 +182,34 @@ class Gradients:
     def of_factor(self, often: float) -> Cause:
         sees = f"the gradients are {of_one_process(often)}, on every parameter."
         if why := other_count(self.steps, often):
-            return Cause(why, sees)
+            return Cause(why, sees, slip=True)
         labels = [label for label, divisor in self.divisors() if abs(often * divisor - 1) < 1e-6]
         if labels == ["the size of cp"]:
             return Cause(OVER_CP, sees)
         if not labels:
-            return Cause("", sees)
+            return self.of_multiple(often, sees)
         by = labels[0] if len(labels) == 1 else f"{round(1 / often)}, which is {' or '.join(labels)},"
         terms = "Ranks hold terms of one sum, which are divided by the targets and by nothing else."
         return Cause(f"They were divided by {by} as well. {terms}", sees)
+
+    def of_multiple(self, often: float, sees: str) -> Cause:
+        labels = [
+            label
+            for label, number in self.divisors()
+            if abs(often / number - 1) < 1e-6 and not label.endswith("microbatches")
+        ]
+        if labels:
+            return Cause(
+                f"{' or '.join(labels).capitalize()} is {round(often)}: each term counts once.", sees
+            )
+        counted = self.steps.targets / often
+        if abs(counted - round(counted)) > 1e-3:
+            return Cause("", sees)
+        targets = words.counted(self.steps.targets, "target")
+        says = (
+            f"So they are if {round(counted)} was given in place of the {targets} of the batch, as `count`."
+        )
+        return Cause(says, sees, slip=True)
 
     def divisors(self) -> Iterator[tuple[str, int]]:
         """Numbers of ranks along all sets of axes, and times the number of microbatches."""
@@ -223,6 +250,23 @@ class Gradients:
             return False
         return self.near(terms.sum(0), self.wanted[rank, name], self.mesh.n)
 
+    def of_another_count(self) -> bool:
+        """Whether all gradients are the right ones times a number that no axis and no microbatch explains."""
+        often = self.often(self.wanted)
+        return bool(often) and abs(often - 1) > 1e-6 and self.of_factor(often).slip
+
+    def summed_in_vain(self) -> bool:
+        """Whether the ranks have terms of their own, though as many bytes went to the replicas as are due."""
+        own = {
+            rank: sum(tensor.nbytes for (k, _), tensor in self.returned.items() if k == rank)
+            for rank, _ in self.wanted
+        }
+        sent = [
+            sum(o.nbytes for o in self.mesh.over(self.mesh.called(self.observed, rank), rank, "dp", "cp"))
+            for rank in own
+        ]
+        return all(map(ge, sent, own.values())) and self.together(self.wanted, 1, "dp", "cp")
+
     def unreduced(self) -> Iterator[Cause]:
         dp, cp = self.mesh.size("dp"), self.mesh.size("cp")
 
@@ -232,6 +276,8 @@ class Gradients:
 
         if cp > 1 and together("cp"):
             yield Cause("The terms of cp were not added. Sum gradients over dp and cp.")
+        if self.summed_in_vain():
+            yield Cause(NOT_KEPT, slip=True)
         if dp > 1 and together("dp"):
             yield Cause("Replicas have the gradients of their own rows. Sum gradients over dp and cp.")
         if dp > 1 and cp > 1 and together("dp", "cp"):
@@ -368,6 +414,7 @@ def gradients_line(
         idea = next(gradients.ideas(), None)
         why = idea or next(gradients.slips(), Cause(""))
         cause = why.says or "gradients"
-        return wrong(why.sees or said, why.says, cause=cause, misses_point=essential or idea is not None)
+        missed = (essential or idea is not None) and not why.slip
+        return wrong(why.sees or said, why.says, cause=cause, misses_point=missed)
 
     return Line(f"gradients: {title}", judge, weight)

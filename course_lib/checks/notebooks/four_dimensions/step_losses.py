@@ -13,12 +13,14 @@ from course_lib.checks.notebooks.four_dimensions.step_gradients import (
     OF_MICROBATCHES,
     OF_PARTS,
     OF_REPLICAS,
+    Gradients,
     factor,
     of_one_process,
     other_count,
 )
 from course_lib.checks.notebooks.four_dimensions.steps import Steps
 
+DIVIDED = "Its parts are divided by `count` already: return their sum."
 ONLY_LAST = "only the last stage knows the loss. Sum over pp, so that all ranks return it."
 TERMS_OF_LOSS = "It is a sum over pp, dp and cp, which is divided by the targets and by nothing else."
 
@@ -34,7 +36,8 @@ def loss_line(steps: Steps, title: str, weight: float = 1) -> Line:
                 rank = off.index(True)
                 got, want = words.apart(float(returned[rank]), wanted)
                 fault = f"rank {rank} returned another loss than one process has"
-                why = next(loss_causes(steps, returned, wanted, rank, call), "")
+                counted = Gradients(steps, observed).of_another_count()
+                why = next(loss_causes(steps, returned, wanted, rank, call, counted), "")
                 return wrong(Sentence(f"{fault}: {got} instead of {want}.", f"{fault}."), why, cause=why)
         return RIGHT
 
@@ -52,7 +55,10 @@ def not_a_number(returned: list[Any]) -> Finding | None:
     return None
 
 
-def loss_causes(steps: Steps, returned: list[float], wanted: float, rank: int, call: int) -> Iterator[str]:
+def loss_causes(
+    steps: Steps, returned: list[float], wanted: float, rank: int, call: int, counted: bool
+) -> Iterator[str]:
+    """counted: the gradients, too, are those of another number of targets."""
     mesh, of_replicas = steps.mesh, steps.mean_of_replicas.losses[call]
     dp, cp, tp, pp = (mesh.size(axis) for axis in ("dp", "cp", "tp", "pp"))
 
@@ -77,8 +83,11 @@ def loss_causes(steps: Steps, returned: list[float], wanted: float, rank: int, c
         if dp > 1 and are(share * of_replicas):
             means = "the mean of the replicas' means" if share == 1 else f"{factor(share)} the mean of means"
             yield f"The loss is {means}. {OF_REPLICAS}"
-    if are(returned[0]) and (says := other_count(steps, returned[0] / wanted)):
+    if are(returned[0]) and counted and (says := other_count(steps, returned[0] / wanted)):
         yield says
+    if are(returned[0]) and not counted and near(returned[0] / wanted, steps.targets):
+        often = of_one_process(returned[0] / wanted)
+        yield f"The loss is {often}, on all ranks. {DIVIDED}"
     if near(returned[0] * round(wanted / (returned[0] or 1)), wanted) and are(returned[0]):
         yield f"The loss is {of_one_process(returned[0] / wanted)}, on all ranks. {TERMS_OF_LOSS}"
     for axes in (("dp",), ("cp",), ("dp", "cp")):

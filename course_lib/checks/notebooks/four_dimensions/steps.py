@@ -77,6 +77,11 @@ class Steps:
         named = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
         return Whole(losses, named)
 
+    @property
+    def targets(self) -> int:
+        """How many targets of a call's batch count."""
+        return int((self.batches[0][1] != -100).sum())
+
     @cached_property
     def right(self) -> Whole:
         """The mean over all targets of the batch."""

@@ -35,7 +35,12 @@ OVER_ISLAND = "That is divided by the g ranks of an island alone, r times too la
 OVER_ISLANDS = "That is divided by the number of islands alone: the sum has g x r terms."
 NOT_ADDED = "The ranks of an island were not added: reduce-scatter over shard_group."
 SWAPPED = "The groups are used the other way round: reduce-scatter over shard_group first."
-TWICE = "That is divided by {} twice: a sum with ReduceOp.AVG is divided already."
+TWICE = "That is divided by {} twice. ReduceOp.AVG divides, too."
+SUMMED = "That is the sum: divide it by the number of ranks, in place (`output /= n`)."
+OVER_ALL = (
+    "The sum ran over all ranks at once. Reduce-scatter over shard_group, then all-reduce the shard over "
+    "replica_group: only a shard crosses."
+)
 FIRST = (
     "All islands have what the first one summed. All-reduce the shard, since every island has other terms."
 )
@@ -52,6 +57,7 @@ DRIFT = (
     "apart. All-reduce the shard over replica_group."
 )
 
+MISSED = (DRIFT, FIRST, LARGEST, NOT_ADDED, SWAPPED, OVER_ALL)
 Shard = Callable[[int], Tensor]  # on a rank
 
 
@@ -90,7 +96,7 @@ class Reduction:
         n, g, r = self.islands.n, self.islands.g, self.islands.r
         slips: list[tuple[str, Shard]] = [
             (NOT_WRITTEN, lambda rank: torch.full_like(self.mean(rank), OLD)),
-            ("That is the sum: divide it by the number of ranks.", lambda rank: self.mean(rank) * n),
+            (SUMMED, lambda rank: self.mean(rank) * n),
         ]
         if g == r > 1:  # which of the two it was, the other islands tell
             slips.append(
@@ -144,7 +150,11 @@ def mean_line(of: Reduction, title: str, weight: float) -> Line:
             if not close(output, of.mean(rank), of.tolerance or 2e-5)
         ]
         said = difference(f"on rank {off} the mean is wrong", outputs[off], of.mean(off))
-        why = next((says for says, shard in of.slips() if are(shard)), "")
+        everyone = tuple(range(of.islands.n))
+        over_all = of.islands.r > 1 < of.islands.g and any(
+            operation.group == everyone for operations in observed.operations for operation in operations
+        )
+        why = OVER_ALL if over_all else next((says for says, shard in of.slips() if are(shard)), "")
         good = {*range(of.islands.r)} - {of.island(rank) for rank in (off, *others)}
         if not why and len(good) == 1:
             why = ONE_ISLAND.format(*good)
@@ -152,7 +162,7 @@ def mean_line(of: Reduction, title: str, weight: float) -> Line:
             "Reduce-scatter inside the island, all-reduce the shard across, divide by g x r: rank r of the "
             "island ends with part r of the mean."
         )
-        return wrong(said, why, misses_point=why in (DRIFT, FIRST, LARGEST, NOT_ADDED, SWAPPED))
+        return wrong(said, why, misses_point=why in MISSED)
 
     return Line(title, judge, weight)
 
@@ -251,6 +261,8 @@ def reduce_case(
 
 
 def trouble(case: Case, kind: str, text: str) -> str:
+    if kind == "deadlock" and "which have finished" in text:
+        return "All ranks of a group call its collectives, and some have finished without this one."
     if kind == "deadlock":
         return (
             "Ranks met the groups in another order: every rank reduces in shard_group first, then in "

@@ -192,6 +192,13 @@ def reduce_line(training: Training, title: str, weight: float) -> Line:
                         "Each block's gradients leave once, when backward has left the block.",
                         cause="reductions",
                     )
+                own = step.mark("B", block)
+                if own is not None and places[0] < own.begun:
+                    return wrong(
+                        f"the gradients {where} left before it began its backward.",
+                        "They were not there yet: send a block's gradients when backward has left it.",
+                        cause="gradients too early",
+                    )
                 soon = step.mark("B", block - 2) if block > 1 else None
                 if soon is not None and places[0] >= soon.begun:
                     return wrong(

@@ -139,7 +139,7 @@ def groups_judge(asked: Sequence[Islands], index: int) -> Callable[[Observed], F
         if value == [*islands.groups]:
             return RIGHT
         if not (isinstance(value, list) and len(value) == 2 and all(map(is_groups, value))):
-            return no_pair(called, value)
+            return no_pair(called, value, [group for kind in islands.groups for group in kind])
         shards, replicas = value
         general = "hybrid_groups gives other groups than asked for"
         said = Sentence(f"{called} gives {shards} and {replicas}.", f"{general}.")
@@ -151,14 +151,17 @@ def groups_judge(asked: Sequence[Islands], index: int) -> Callable[[Observed], F
     return judge
 
 
-def no_pair(called: str, value: Any) -> Finding:
+def no_pair(called: str, value: Any, both: list[list[int]]) -> Finding:
+    """both: the groups of both kinds, one behind the other."""
     expected = "a pair of lists of lists of ranks is expected."
     if value is None:
         return wrong(
             f"hybrid_groups returns nothing; {expected}", "Is there a `return` at its end?", cause="no pair"
         )
     said = Sentence(f"{called} gives {str(value)[:80]}; {expected}", f"hybrid_groups gives none; {expected}")
-    if value and is_groups(value):
+    if value and is_groups(value) and len(value) == len(both):
+        why = "Return a pair, (shard_groups, replica_groups), and not one list of all groups."
+    elif value and is_groups(value):
         why = "Return the groups of all ranks, since every rank makes all of them with dist.new_group."
     else:
         why = "Each group is a list of ints, and both kinds of groups are lists of such lists."

@@ -37,8 +37,8 @@ OLD = -7.0  # stands in an output before the call
 STEPS, STEP = 100, 1e-5
 SUMS = ("all_reduce", "reduce_scatter", "reduce")
 ADDED = (
-    "The sum was made in {}: cast the gradients to reduce_dtype before they are sent, since the ranks "
-    "that add them work in the dtype that travels."
+    "The sum was made in {}: cast the gradients to reduce_dtype, by default float32, before they are sent, "
+    "since the ranks that add them work in the dtype that travels."
 )
 ROUNDED = 0.03  # how far two roundings to bfloat16 can lie apart
 NOT_WRITTEN = "`output` was not written: the function returns nothing, the result goes into `output`."
@@ -283,7 +283,8 @@ def mean_line(on: Setting, grads: Tensor, reduce_dtype: torch.dtype) -> Line:
             if all(close(output, shards[rank], within) for rank, output in outputs.items()):
                 return slip.says
         parts = [part.float() for part in mean]
-        if all(any(close(output, part, within) for part in parts) for output in outputs.values()):
+        own = all(close(output, parts[place_of[rank]], within) for rank, output in outputs.items())
+        if not own and all(any(close(output, part, within) for part in parts) for output in outputs.values()):
             return ELSEWHERE
         return ""
 

@@ -63,6 +63,8 @@ def bytes_hint(reshard: bool) -> Callable[[float, Observed], str]:
     def hint(ratio: float, observed: Observed) -> str:
         if reshard and ratio < 0.8:
             return "One of the three is missing: gathered in forward, freed, gathered again for backward."
+        if reshard and ratio < 1:
+            return "A block is gathered once less: one that is not freed after forward stays whole."
         if reshard:
             return (
                 "A unit is gathered twice in a row, or twice in forward: start() does nothing for a unit "

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from course_lib.checks.judge.layers.lines import members, operations, reply_about
+from course_lib.checks.judge.layers.lines import in_form, members, operations, reply_about
 from course_lib.checks.judge.layers.runs import Run
 from course_lib.checks.kit import RIGHT, Finding, Line, Observed, both, wrong
 
@@ -99,7 +99,8 @@ def own_work(run: Run, title: str = "backward is yours", weight: float = 0.5, po
 def shows_its_part(line: Line, run: Run, whole: torch.Tensor) -> Line:
     """The line on the bytes of a layer, which shows whether it has the point though its values are wrong.
 
-    So it is if every rank's weight has rows, or columns, of the whole one, and there are no more bytes.
+    So it is if every rank's weight has rows, or columns, of the whole one, each once, results have their
+    forms, and there are no more bytes.
     """
 
     def shows(observed: Observed) -> float:
@@ -107,8 +108,9 @@ def shows_its_part(line: Line, run: Run, whole: torch.Tensor) -> Line:
             own, rows = observed.tensors[rank][f"{run.name}.p.weight"], whole
             if own.shape[1] != rows.shape[1]:
                 own, rows = own.T, rows.T
-            if not bool(torch.isin(own.sum(1), rows.sum(1)).all()):
+            sums = own.sum(1)
+            if not bool(torch.isin(sums, rows.sum(1)).all()) or len(sums.unique()) < len(sums):
                 return 0.0
-        return float(line.judge(observed).ok)
+        return float(in_form(run, observed) and line.judge(observed).ok)
 
     return replace(line, shows=shows)

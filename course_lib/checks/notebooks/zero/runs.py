@@ -12,6 +12,7 @@ import torch
 from course_lib.checks.judge import training as lines
 from course_lib.checks.judge.training import Mistake
 from course_lib.checks.judge.training.single import Gradient, Tensors, Training, mean, train
+from course_lib.checks.judge.training.single import gradients as gradients_of
 from course_lib.checks.kit import RIGHT, Case, Draw, Finding, Line, Observed, wrong
 
 REFUSED = {
@@ -103,10 +104,9 @@ def wide(draw: Draw, n: int, samples: int = 2) -> Training:
         "name": "plain", "seed": draw.integer(1, 1 << 30), "width": WIDTH, "depth": DEPTH,
         "dtype": "float32",
     }  # fmt: skip
-    first = draw.integer(1, 1 << 30)
-    steps = [
-        [[{"seed": first + 10 * rank + s, "samples": samples, "width": WIDTH}] for s in range(2)]
-        for rank in range(n)
+    steps = [  # no rank can tell another's data from its own
+        [[{"seed": draw.integer(1, 1 << 30), "samples": samples, "width": WIDTH}] for _ in range(2)]
+        for _ in range(n)
     ]
     more = {"memory": True, "kwargs": {}}
     return Training(described, SGD, steps, tell=("end",), more=more)
@@ -202,14 +202,57 @@ def trains(line: Line, training: Training) -> Line:
 
     A step that changes nothing may only be late: the last one counts.
     """
-    idle, last = (UNKNOWN, START, lines.common(1)[0].says), len(training.steps[0]) - 1
+    idle, of_start = (UNKNOWN, lines.common(1)[0].says), (START, MIXED, lines.common(1)[-1].says)
+    judge, last = once(line.judge), len(training.steps[0]) - 1
 
     def shows(observed: Observed) -> float:
-        finding = line.judge(observed)
+        finding = judge(observed)
+        if finding.cause.startswith(of_start):
+            return float(stepped_from_its_start(training, observed))
         changed = any(moved(observed.tensors[rank], last) for rank in lines.members(observed))
         return float(changed and (finding.ok or not finding.cause.startswith(idle)))
 
-    return line if line.trivial else replace(line, shows=shows, part=VALUES)
+    return line if line.trivial else replace(line, judge=judge, shows=shows, part=VALUES)
+
+
+def once(judge: Callable[[Observed], Finding]) -> Callable[[Observed], Finding]:
+    """The judge, which looks at a run once: it trains anew for every mistake that it compares with."""
+    last: dict[int, tuple[Observed, Finding]] = {}
+
+    def judged(observed: Observed) -> Finding:
+        if id(observed) not in last:
+            last.clear()
+            last[id(observed)] = observed, judge(observed)
+        return last[id(observed)][1]
+
+    return judged
+
+
+def stepped_from_its_start(training: Training, observed: Observed) -> bool:
+    """Whether the first step of SGD went along the mean gradient, wherever the ranks began.
+
+    Every number is then that of some rank's start, less the learning rate times the mean.
+    """
+    if training.optimizer[0] != "SGD":
+        return False
+    starts, gradients = [], []
+    for place, rank in enumerate(lines.members(observed)):
+        model = training.built()
+        own = lines.kind("start", observed.tensors[rank])
+        with torch.no_grad():
+            for name, p in model.named_parameters():
+                p.copy_(own[f"start.{name}"])
+        starts.append(own)
+        step = training.steps[place][0]
+        gradients.append([gradients_of(model, described, len(step)) for described in step])
+    right = mean(0, gradients)
+    for rank in lines.members(observed):
+        for name, gradient in right.items():
+            after = observed.tensors[rank][f"param.0.{name}"].to(torch.float64)
+            stepped_to = [own[f"start.{name}"] - training.optimizer[1]["lr"] * gradient for own in starts]
+            if not bool(torch.stack([after.isclose(each) for each in stepped_to]).any(0).all()):
+                return False
+    return True
 
 
 def moved(own: Tensors, last: int) -> bool:
@@ -340,10 +383,12 @@ def step_bytes(
     *,
     title: str,
     weight: float = 1.0,
+    point: float = math.inf,
 ) -> Line:
     """Bytes sent in the second step: `volume` times (N-1)/N of what is trained, padding allowed.
 
-    At least without any padding, at most with that of every parameter cut up by itself.
+    At least without any padding, at most with that of every parameter cut up by itself. point: from that many
+    times too many on, the point of the exercise is missed.
     """
     n, itemsize = training.world_size, training.dtype.itemsize
     sizes = [p.numel() for p in training.built().parameters() if p.requires_grad]
@@ -351,7 +396,7 @@ def step_bytes(
     most = volume * (n - 1) * sum(-(-size // n) for size in sizes) * itemsize
     return lines.volume_line(
         [math.floor(least)] * n, most=[most] * n, hint=hint, weight=weight, title=title,
-        what=f" ({volume} times (N-1)/N of the parameters)", between=STEP,
+        what=f" ({volume} times (N-1)/N of the parameters)", between=STEP, point=point,
     )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from course_lib.checks import kit
 from course_lib.checks.kit import ANY, RIGHT, Draw, Finding, Observed, words, wrong
 
 TOLERANCE = 1e-12
+ITEM = 8  # bytes of a float64
 BACKWARDS = 2
 USES = {"first": 1.0, "second": 2.0}  # of the parameters, and by what they are multiplied then
 Row = torch.Tensor
@@ -41,6 +42,11 @@ class Run:
     def size(self) -> int:
         """Elements of a shard."""
         return -(-self.total // self.n)
+
+    @property
+    def gathered(self) -> int:
+        """Bytes that a rank sends in a gather: its shard, N - 1 times."""
+        return (self.n - 1) * self.size * ITEM
 
     def row(self, tensors: Sequence[torch.Tensor]) -> Row:
         flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
@@ -203,13 +209,29 @@ def frees(run: Run) -> Callable[[Observed], Finding]:
 
 
 def empty_and_whole(run: Run) -> Callable[[Observed], float]:
-    """For `Line.shows`: the parameters have no memory between uses, and in use they have all of it."""
+    """For `Line.shows`: the parameters have no memory between uses, and in use they have all of it.
+
+    Each shard has numbers of the parameters, each once, and at least half of what a gather sends was sent.
+    """
 
     def shows(observed: Observed) -> float:
         in_use = all(observed.values[rank].whole.get(when) for rank in ranks(observed) for when in USES)
-        return float(in_use and frees(run)(observed).ok)
+        enough = all(sent(observed, rank, "made", "first") >= run.gathered / 2 for rank in ranks(observed))
+        return float(in_use and enough and of_parameters(run, observed) and frees(run)(observed).ok)
 
     return shows
+
+
+def of_parameters(run: Run, observed: Observed) -> bool:
+    """Whether each rank's shard has different numbers of the parameters, those of one rank or another."""
+    every = torch.cat([run.row(own) for own in run.params])
+    for rank in ranks(observed):
+        shard = observed.tensors[rank]["shard"].to(torch.float64)
+        shard = shard[shard != 0]  # less the padding
+        whole = len(shard) >= run.size - (run.n * run.size - run.total)
+        if not (whole and len(shard.unique()) == len(shard) and bool(torch.isin(shard, every).all())):
+            return False
+    return True
 
 
 def used_again(run: Run) -> Callable[[Observed], Finding]:
@@ -304,20 +326,19 @@ def cleared(observed: Observed) -> Finding:
     return RIGHT
 
 
+def sent(observed: Observed, rank: int, first: str, last: str) -> float:
+    """Bytes that a rank sent between two moments; -1 if it did not report them."""
+    begun = observed.values[rank].begun
+    if first not in begun or last not in begun:
+        return -1
+    return sum(operation.bytes_sent for operation in observed.operations[rank][begun[first] : begun[last]])
+
+
 def bytes_of(run: Run) -> Callable[[Observed], Finding]:
     """gather() sends this rank's shard (N - 1) times at most, a second one nothing; reduce() as much."""
-    item = 8
-
-    def sent(observed: Observed, rank: int, first: str, last: str) -> float:
-        begun = observed.values[rank].begun
-        if first not in begun or last not in begun:
-            return -1
-        return sum(
-            operation.bytes_sent for operation in observed.operations[rank][begun[first] : begun[last]]
-        )
 
     def judge(observed: Observed) -> Finding:
-        enough = (run.n - 1) * run.size * item
+        enough = run.gathered
         for rank in ranks(observed):
             moments = (
                 ("gather()", "made", "first", "all-gather the shards into the row, once."),
