@@ -805,7 +805,7 @@ lanes(late, SLOW, "the reduce first", until=984) if one_ahead else None
 # Now the list runs on ranks. A program that trains has no list, though: forward calls blocks, autograd
 # computes gradients, and your *hooks* issue the actions. Your module is notebook 04's `Zero3Module` with
 # gathers in flight. Its units are the same: each of `module.blocks`, and the *root* with all other parameters
-# (and those that two blocks share), which is whole throughout the step.
+# (and those that two blocks share), which may stay whole throughout the step.
 #
 # Storage is not the subject here, so you get a finished unit. Its tricks are those of notebook 04 §5:
 #
@@ -816,7 +816,7 @@ lanes(late, SLOW, "the reduce first", until=984) if one_ahead else None
 # | `unit.wait()` | the weights are here afterwards. It starts the gather, if nothing did |
 # | `unit.free()` | gives the memory back. A unit whose gather is in flight must not be freed, and raises an error: wait first |
 # | `unit.drop()` | gives the memory back, too; if the gather is in flight, it waits before |
-# | `unit.reduce()` | takes the parameters' gradients (each `.grad` is None afterwards), starts their reduce-scatter, and returns a function. Call that later: it waits, and adds the mean to `unit.shard.grad`. Of a frozen unit it may be called, and sends nothing |
+# | `unit.reduce()` | takes the parameters' gradients (each `.grad` is None afterwards), starts their reduce-scatter, and returns a function. Call that later: it waits, and adds the mean to `unit.shard.grad`. For a frozen unit nothing is sent |
 #
 # **Predict.** Eight equal blocks on four ranks, in float32, one block ahead, with the last block kept. How
 # many units of traffic does a step send? How many blocks are whole at once, at most? And how many rows of
@@ -828,25 +828,27 @@ lanes(late, SLOW, "the reduce first", until=984) if one_ahead else None
 #
 # **Build.** The check asks this of your class:
 #
-# - Values, `parameters()` and tied or frozen parameters are as in notebook 04: the shards of all units, the
-#   mean over the ranks in `shard.grad`, a missing gradient counts as zeros, several backwards add up.
+# - As in notebook 04, `parameters()` gives the shards of all units, with the mean over the ranks in
+#   `shard.grad`. A missing gradient counts as zeros, and several backwards add up. Parameters may be tied or
+#   frozen.
 # - In forward, units up to i + `forward_prefetch` are asked for *before* block i computes. In backward
 #   those down to i − `backward_prefetch` are asked for before block i computes its gradients, and so before
 #   the gradients of block i leave.
-# - With `reshard_after_forward` a block is freed after its forward. You may keep the last block, as the
-#   docstring does, because its backward comes next. At most 1 + `forward_prefetch` blocks are whole when a
+# - With `reshard_after_forward` a block is freed after its forward. You may keep the last block,
+#   because its backward comes next. At most 1 + `forward_prefetch` blocks are whole when a
 #   block computes in forward, and at most 1 + `backward_prefetch` in backward. After a backward no unit is
 #   whole. Between a forward and its backward the root may be whole, and so may the last block if you keep it.
 # - A reduce-scatter is waited for when the next one is to begin, and the last one at the end of backward.
-#   Every handle is waited for. The root is reduced and freed when backward is over.
+#   Every handle is waited for. The root is reduced when all of its gradients are there, and freed when
+#   backward is over.
 # - All ranks gather in the same order. So the order must not depend on the data of a rank. You may assume
 #   that all ranks run all blocks in the order of the list. A block may stand in the list twice. You may keep
 #   it whole between its two uses, and reduce its gradients after each use or once for both.
 # - Work with hooks, and leave the blocks' `forward` as it is. The check has hooks inside the blocks, and they
 #   would read weights that a wrapped `forward` has freed.
 # - A forward under `torch.no_grad()` leaves no unit whole, and so does a forward in which a block raises an
-#   error: the next step works. Two forwards may come before one backward, which begins at the sum of their
-#   losses and passes each block twice, once for each forward. If you keep the last block, it may stay whole
+#   error: the next step works. Two forwards may come before one backward, whose loss is the sum of theirs:
+#   it passes each block twice. If you keep the last block, it may stay whole
 #   during the second forward.
 
 
@@ -1126,8 +1128,7 @@ for body in (skips, disagrees):
     try_it(body, world_size=2, backend="gloo")
 
 # %% [markdown]
-# <details><summary>After you have run it</summary>1. All eight blocks are whole, as in a replica, and the
-# step takes as long as with two units ahead. 2. and 3. The ranks gather in different orders: one asks for
+# <details><summary>After you have run it</summary>1. All eight blocks are whole, as in a replica. 2. and 3. The ranks gather in different orders: one asks for
 # a unit while the other asks for the next one, or reduces. The course's ledger compares each collective
 # with those of the other ranks, so that the mistake ends with a sentence. Without a ledger the ranks may
 # hang. Or two gathers of equal size meet: then a rank computes with another block's weights, and nothing
@@ -1135,8 +1136,8 @@ for body in (skips, disagrees):
 # that tells them apart.</details>
 #
 # **In production.** A GPU has *streams*. FSDP2 gathers on one stream, reduces on another, and computes on a
-# third, with events between them: `unit.wait()` makes the compute stream wait, and the host goes on. That
-# is why prefetch in forward comes by itself there. Memory is harder: a tensor that one stream frees may
+# third, with events between them: `unit.wait()` makes the compute stream wait, and the host goes on. So the
+# host asks for the next block while this one computes, which is prefetch in forward without a call for it. Memory is harder: a tensor that one stream frees may
 # still be read by another. FSDP1 told the allocator (`record_stream`), which then kept memory for an
 # unknown time; FSDP2 keeps the tensors until an event has passed. On this machine there are no streams:
 # gathers run in a thread of gloo.
@@ -1225,7 +1226,7 @@ figure
 # library takes. In float32 nothing is left but the rounding of each single gradient, and that averages
 # out.
 #
-# **Predict.** How many bytes does a parameter cost on the wire in one step with K = 1, in units of
+# **Predict.** How many bytes does a parameter cost on the wire in a step of one microbatch, in units of
 # (N−1)/N: all in float32; weights in bfloat16 and gradients in float32; all in bfloat16?
 #
 # <details><summary>Answer</summary>12, 2 + 2 + 4 = 8, and 6: <code>fsdp_bytes</code> says so,
@@ -1280,7 +1281,7 @@ def reduce_scatter_mean(
 # the master keeps its low bits. Gradients: cast, reduce-scatter into a tensor of <code>reduce_dtype</code>,
 # copy into <code>output</code>.</details>
 # <details><summary>Hint: when to divide</summary>Last, in the dtype of <code>output</code>. A division of
-# 16-bit numbers before the sum rounds once more, and lets small gradients vanish.</details>
+# 16-bit numbers before the sum rounds once more, and in float16 it lets small gradients vanish.</details>
 #
 # **Check.**
 
@@ -1385,7 +1386,7 @@ for name, (ranks, operations) in several(by_policy, POLICIES).items():
 #
 # With N = 512 each all-gather crosses the whole cluster. But if 16P/8 bytes fit into a GPU, why shard
 # further? *Hybrid sharding* cuts the ranks into islands of g, such as the 8 GPUs of a node. Each island
-# holds the model once; rank by rank the islands are replicas.
+# holds the model once, and equal places of two islands hold the same shard.
 #
 #     N = 8, g = 4     shard groups     [0 1 2 3] [4 5 6 7]             neighbours share a model
 #                      replica groups   [0 4] [1 5] [2 6] [3 7]         equal places hold the same shard

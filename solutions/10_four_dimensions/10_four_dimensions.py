@@ -276,9 +276,10 @@ rank_5(TURNED, "tp, dp, pp: rank 5") if ready(axis_ranks) else None
 # **Predict.** A replica reads 4 rows, on a mesh of pp 16, dp 8, tp 8. How many samples does a step see: 4 · 8,
 # or 4 · 1,024?
 #
-# **Build.** Rows are dealt in succession. Places are dealt as a zigzag: rank r of cp gets chunks r and
-# 2cp−1−r of 2 cp chunks, because under a causal mask late tokens cost more than early ones. If a length does not
-# divide, the first parts are one longer: 7 in 3 parts is 3, 2, 2, where `torch.chunk` would give 3, 3, 1.
+# **Build.** Each replica reads a block of rows that follow each other. Places are dealt as a zigzag: rank r of cp
+# gets chunks r and 2cp−1−r of 2 cp chunks, because under a causal mask late tokens cost more than early ones. If the
+# number of parts does not divide a length, the first parts are one longer: 7 in 3 parts is 3, 2, 2, where
+# `torch.chunk` would give 3, 3, 1.
 
 
 # %% nbgrader={"grade_id": "my_part", "solution": true}
@@ -310,8 +311,8 @@ def my_part(
 # <details><summary>Hint: one rule for both</summary>Write a function that cuts a length into n ranges. Rows take
 # the range of the dp place, out of dp; places take two of 2 cp.</details>
 #
-# **Check.** A solution that deals places in succession is right in everything but the work, so it keeps half of the
-# points. So does one whose replicas read the same rows.
+# **Check.** A solution that gives each rank of cp one block of places is right, and its ranks have unequal work. It
+# keeps half of the points, and so does one whose replicas read the same rows.
 
 # %% nbgrader={"grade_id": "my_part_check", "points": 5}
 report = check("10_four_dimensions/my_part", my_part)
@@ -355,7 +356,7 @@ sheet({"dp": 2, "cp": 2, "tp": 2}, 8, 32) if ready(my_part) else None
 
 # %% [markdown]
 # Two ranks read every cell, the two of tp. From row 4 on, other ranks read: dp gives 4 rows to each of 2
-# replicas, and so 4 · 8 to 8, on however many GPUs. Under a causal mask a token at place t costs t + 1. Here is
+# replicas, and on the mesh of the question 4 rows to each of 8, whatever pp and tp are. Under a causal mask a token at place t costs t + 1. Here is
 # the busiest rank's work over the mean, for both ways of dealing.
 
 # %% tags=["skip-in-grading"]
@@ -439,7 +440,7 @@ for name, same in (("different rows", False), ("the same rows", True)):
 # | cp | the same rows, for different tokens | you |
 # | dp | different rows | you |
 #
-# gradient = Σ over dp · Σ over cp of ∂(sum of the rank's losses / targets of the batch)
+# gradient = the sum, over all ranks of dp and cp, of ∂(sum of the rank's losses / targets of the batch)
 #
 # By default `run_schedule` divides by the targets of the microbatches it is given, so each replica has the mean over
 # its own targets. That is a sample, and the mean of the samples is another loss as soon as the replicas have
@@ -454,7 +455,8 @@ for name, same in (("different rows", False), ("the same rows", True)):
 # **Build.** The parameters of a stage are those of its `module`. A parameter may have a gradient that an earlier call
 # left. It was reduced then, so add it at the end and do not reduce it again. Return the loss on all ranks:
 # `run_schedule` returns a dict of tensors, the parts of the loss by microbatch, which is empty on all stages but the
-# last. `mesh.group(axis)` and `mesh.size(axis)` take an axis or a tuple of axes, also of axes the mesh does not have.
+# last. `mesh.group(axis)` and `mesh.size(axis)` take an axis or a tuple of axes. An axis that
+# the mesh does not have is one of size 1.
 # New tensors belong on `mesh.device`.
 
 
@@ -753,8 +755,7 @@ if len(makes) > 1:
 # %% [markdown]
 # The same losses to rounding. PyTorch's version needs a plan of names for tp, and you have to know two things that no
 # error tells you. `fully_shard` takes the mean over dp by itself, so the loss must be divided by the targets of the
-# batch over dp; and a tied head would lose a term. On two cores our step takes a third of the time of theirs: for so
-# small a model DTensor's dispatch costs more than the arithmetic.
+# batch over dp; and a tied head would lose a term.
 #
 # torchtitan gives `fully_shard` dp and cp as one flattened group, for the reason of your one all-reduce. It also
 # counts the targets of all ranks first (`global_valid_tokens`), and turns the division of `fully_shard` off. Not
@@ -947,7 +948,7 @@ if ready(clip_grad_norm):
 
 # %% [markdown]
 # The loss falls in both runs, and in the second one even further: a rank's own norm is smaller than the model's, so
-# it clips less than you asked for. No loss shows the other fault. Copies drift apart with every step, and the ranks of
+# it clips less than you asked for. No loss shows what else is wrong: copies drift apart with every step, and the ranks of
 # tp add products of layers that are no longer *one* model's.
 #
 # **In production.** On `DTensor`s, `torch.nn.utils.get_total_norm` gives a DTensor whose `full_tensor()` sums
@@ -1044,7 +1045,7 @@ for axis, nbytes in sent.items():
 #
 # | axis | a rank of a stage sends |
 # |---|---|
-# | tp | m · layers here · 4 all-reduces of M: two forward, two backward. The first stage: one more of M a microbatch, for the embedding. The last stage: one of M a microbatch, for the gradient of the head's input, and one of three float32 numbers a token, for the loss |
+# | tp | m · layers here · 4 all-reduces of M: two forward, two backward. The first stage: one more of M a microbatch, for the embedding. The last stage: one of M a microbatch, for the gradient of the head's input, and one all-reduce of 3 float32 numbers for each token, for the loss |
 # | pp | m · M to each neighbour that the stage has. With a tied table and more than one stage, the first and the last stage also sum its gradient once a step: an all-reduce between two ranks of V/t · width numbers |
 # | dp | one all-reduce of the gradients of the rank's parameters, over the n = dp · cp replicas |
 # | cp | for each layer here and each microbatch, let K be the bytes of keys *and* values of the rank's tokens, for key_value_heads / t heads: (cp−1) · K forward, (cp−1) · K and cp · K (the gradients) backward. With cp = 1 it is nothing |
@@ -1113,7 +1114,8 @@ def wire(sizes, axis, per_node):
 
 # %% [markdown]
 # <details><summary>Hint: a node of 6</summary>With tp = 4 and nodes of 6, ranks 4 to 7 are one group: 4 and 5 are in
-# the first node, 6 and 7 in the second. A group stays in a node if stride · size divides the node.</details>
+# the first node, 6 and 7 in the second. An axis of one rank, or a mesh that fits into
+# a node, stays in it. Otherwise a group stays in a node if stride · size divides the node.</details>
 
 # %% nbgrader={"grade_id": "axis_bytes_check", "points": 8}
 report = check("10_four_dimensions/axis_bytes", axis_bytes, wire)
@@ -1145,8 +1147,8 @@ for rank, stage in ((0, 0), (7, 1)):
 # %% [markdown]
 # **Break it.** The same step, on wires that can be felt: 1 ms and 100 MB/s inside a node of two, 10 ms and 10
 # MB/s between the nodes. Each operation lasts as long as on the link that it takes, and the rank sleeps
-# meanwhile. You may move one axis of `sizes = {"pp": 2, "dp": 2, "tp": 2}` so that the step becomes as slow as
-# possible. **Predict**, before you run the cell: which one, where to, and how many times as slow?
+# meanwhile. **Predict**, before you run the cell: which axis of `sizes = {"pp": 2, "dp": 2, "tp": 2}` makes the step
+# slowest if it is moved to another place, and how many times as slow?
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.cluster import Cluster, Layout, Wire
@@ -1240,7 +1242,7 @@ GPT3 = GPTConfig(51_200, 2048, 96, 96, 12_288)
 # **Predict.** A pipeline of 8 stages has an eighth of the layers on each GPU. A whole model that is cut by
 # tp 8 alone keeps 34 GB of activations for one microbatch. Which part of the 34 GB does the first stage keep?
 #
-# **Build.** Add the row of the layout's ZeRO and the activations, in GB of 1e9 bytes. L layers, width h, a
+# **Build.** Return the sum of the row of the layout's ZeRO and of the activations, in GB of 1e9 bytes. L layers, width h, a
 # heads, s tokens, V rows of the table; p, t and v as in the layout; replicas = dp · cp.
 #
 # | part | bytes |
@@ -1439,7 +1441,7 @@ print(f"at the peak {flops / 1536 / 312e12:.1f} s, measured {flops / 1536 / 148e
 # | a ring over n ranks, X bytes | 2(n−1) α + 2(n−1)/n · X / (0.8 · bytes a second each way) |
 # | an all-reduce over n ranks, *stride* apart | g = min(n, max(1, per_node // stride)) of them are in a node. A ring of X over g on NVLink, and then a ring of X/g over n/g on the network: each GPU has a card of its own |
 # | products of a layer | (runs · 24 tokens h² + scores · 4 tokens s h) / t / F |
-# | the other operations | the sum of three: (40 + 16 (runs−3)) · tokens h / t / B; (20 + 9 (scores−3)) · tokens s a / t / B; and (44 + 22 (runs−3)) · tokens h / B, which is divided by t under sequence parallelism alone |
+# | the other operations | the sum of three: (40 + 16 (runs−3)) · tokens h / t / B; (20 + 9 (scores−3)) · tokens s a / t / B; and (44 + 22 (runs−3)) · tokens h / B, which only sequence parallelism divides by t |
 # | waits of a layer | sums · all-reduce of M over tp (stride 1); 3/2 · all-reduce of 4 · microbatch · s · h / t bytes over cp (stride t) |
 # | head, on the last stage | (6 tokens h V / F + 16 tokens V / B) / t |
 # | a message between stages, if p > 1 | α + M/t / (0.8 · bytes a second each way), both of NVLink if 2 · dp · cp · t GPUs fit into a node, else of the network. Without sequence parallelism, half an all-reduce of M over tp on top |
@@ -1557,9 +1559,9 @@ for name, lines in plans:
 published(plans)
 
 # %% [markdown]
-# **Out of sample.** Your constant has never seen the rows of table 2 (same paper, 384 to 2,240 GPUs), nor Llama
-# 3, nor MegaScale. The library's model, which knows grouped keys and flash attention, judges them all. Its
-# constants are fitted on two rows: Megatron-LM's 145.6B in table 1 for the A100, and the second of Llama 3's
+# **Out of sample.** How far does such a model carry? The library's, which knows grouped keys and flash attention,
+# predicts the rows of table 2 (same paper, 384 to 2,240 GPUs), Llama 3 and MegaScale. Its two constants are fitted on
+# two rows: Megatron-LM's 145.6B in table 1 for the A100, and the second of Llama 3's
 # for the H100, which is therefore not a prediction. Llama 3's paper names v and not its value, so that 4 is
 # assumed.
 
