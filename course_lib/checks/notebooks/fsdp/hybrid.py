@@ -151,9 +151,8 @@ def mean_line(of: Reduction, title: str, weight: float) -> Line:
         ]
         said = difference(f"on rank {off} the mean is wrong", outputs[off], of.mean(off))
         everyone = tuple(range(of.islands.n))
-        over_all = of.islands.r > 1 < of.islands.g and any(
-            operation.group == everyone for operations in observed.operations for operation in operations
-        )
+        groups = {operation.group for operations in observed.operations for operation in operations}
+        over_all = groups == {everyone} and of.islands.r > 1 < of.islands.g
         why = OVER_ALL if over_all else next((says for says, shard in of.slips() if are(shard)), "")
         good = {*range(of.islands.r)} - {of.island(rank) for rank in (off, *others)}
         if not why and len(good) == 1:
