@@ -276,7 +276,7 @@ rank_5(TURNED, "tp, dp, pp: rank 5") if ready(axis_ranks) else None
 # **Predict.** A replica reads 4 rows, on a mesh of pp 16, dp 8, tp 8. How many samples does a step see: 4 · 8,
 # or 4 · 1,024?
 #
-# **Build.** Each replica reads a block of rows that follow each other. Places are dealt as a zigzag: rank r of cp
+# **Build.** Each replica reads consecutive rows. Places are dealt as a zigzag: rank r of cp
 # gets chunks r and 2cp−1−r of 2 cp chunks, because under a causal mask late tokens cost more than early ones. If the
 # number of parts does not divide a length, the first parts are one longer: 7 in 3 parts is 3, 2, 2, where
 # `torch.chunk` would give 3, 3, 1.

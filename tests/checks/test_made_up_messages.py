@@ -46,38 +46,24 @@ def all_to_all(output, input, group=None):
     output.zero_()
 """,
 }
+IDLE = """
+class Zero1Optimizer:
+    def __init__(self, params, optimizer_cls, group=None, **defaults):
+        self.params = [p for p in params if p.requires_grad]
+        self.group = group
+
+    def zero_grad(self):
+        for p in self.params:
+            p.grad = None
+
+    def step(self):
+        row = torch.cat([torch.zeros(p.numel(), dtype=p.dtype) for p in self.params])
+        dist.all_reduce(row, group=self.group)
+"""
 NOTHING = {
     "04_zero/zero1_optimizer": [
-        """
-class Zero1Optimizer:
-    def __init__(self, params, optimizer_cls, group=None, **defaults):
-        self.params = [p for p in params if p.requires_grad]
-        self.group = group
-
-    def step(self):
-        row = torch.cat([torch.zeros(p.numel(), dtype=p.dtype) for p in self.params])
-        dist.all_reduce(row, group=self.group)
-
-    def zero_grad(self):
-        for p in self.params:
-            p.grad = None
-""",
-        """
-class Zero1Optimizer:
-    def __init__(self, params, optimizer_cls, group=None, **defaults):
-        self.params = [p for p in params if p.requires_grad]
-        self.group = group
-
-    def step(self):
-        row = torch.cat([torch.zeros(p.numel(), dtype=p.dtype) for p in self.params])
-        dist.all_reduce(row, group=self.group)
-        for p in self.params:
-            p.data.add_(1)
-
-    def zero_grad(self):
-        for p in self.params:
-            p.grad = None
-""",
+        IDLE,
+        IDLE + "        for p in self.params:\n            p.data.add_(1)\n",
     ],
     "04_zero/zero3_unit": [
         """

@@ -20,15 +20,14 @@ from course_lib.checks.notebooks.zero.runs import (
     WHOLE,
     WORLD,
     group_run,
-    places,
     small,
     start_line,
     step_bytes,
     stepped,
-    trains,
     value_line,
     wide,
 )
+from course_lib.checks.notebooks.zero.shown import places, trains
 from course_lib.checks.notebooks.zero.state import LEFT, module_case, state_line, with_outputs
 
 RANKS = 4  # of the wide model

@@ -21,18 +21,16 @@ from course_lib.checks.notebooks.zero.runs import (
     WHOLE,
     carried,
     in_a_group,
-    once,
     optimizer_case,
-    places,
     small,
     start_line,
     step_bytes,
     stepped,
-    trains,
     unless_carried,
     value_line,
     wide,
 )
+from course_lib.checks.notebooks.zero.shown import once, places, trains
 
 RECIPE = "sharded_optimizer"
 RANKS = 4  # of the wide model
