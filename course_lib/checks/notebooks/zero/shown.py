@@ -1,4 +1,4 @@
-"""What a sharded optimizer with wrong values shows: that it trains, and that its ranks hold less."""
+"""Signs of a sharded optimizer in a run with wrong values: it trains, and its ranks hold less."""
 
 from __future__ import annotations
 
