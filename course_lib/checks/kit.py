@@ -1,8 +1,8 @@
 """Everything that an exercise is written with.
 
     a case     Case, Draw, RankSide, Setting, Spec, absent, exercise, side: the ranks' inputs and outputs
-    a line     Line, Observed, Finding, RIGHT, ANY, wrong, usual, essential, telling: a judgement, its
-               sentences, and whether the idea is in it
+    a line     Line, Observed, Finding, RIGHT, ANY, NEVER_WAITED, wrong, usual, essential, telling: a
+               judgement, its sentences, and whether the idea is in it
     words      Sentence (told whole, or without hidden values), at, error_kind, unwritten, words
     values     Slip, close, near, difference, worst: against one process; both, same_bits, left_alone,
                gaps_left_alone, Exact, contributions: of sums that are known to the last bit
@@ -25,6 +25,7 @@ from course_lib.checks.judge.build import Argument, absent, side
 from course_lib.checks.judge.case import (
     ANY,
     EVALUATE,
+    NEVER_WAITED,
     RIGHT,
     Case,
     Draw,
@@ -88,6 +89,7 @@ __all__ = [
     "ANY",
     "BUILT_IN",
     "EVALUATE",
+    "NEVER_WAITED",
     "RIGHT",
     "SIZES",
     "UNANSWERED",

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from .arguments import Group, all_gather, check_fit, check_row, group_size, reduce_scatter
 
-WIDE = (torch.float32, torch.float64)  # dtypes in which an optimizer's small steps are not lost
+WIDE = (torch.float32, torch.float64)  # of an output: 16 bits would round the mean again
 
 
 @torch.no_grad()
@@ -64,14 +64,14 @@ def reduce_scatter_mean(
     `fully_shard`; an overflow that is still left arrives as infinity, for the loss scaler to see.
 
     Raises ValueError if sizes or devices do not fit or a tensor is not contiguous, TypeError for a dtype that
-    is not floating-point and for an output in 16 bits: the optimizer's small steps would be lost there.
+    is not floating-point and for an output in 16 bits, to which the mean would be rounded again.
     """
     n = group_size(group)
     check_row(output, "output")
     if output.dtype not in WIDE:
         raise TypeError(
-            f"output is {output.dtype}; torch.float32 is expected: the mean goes to the optimizer, whose "
-            "small steps would be lost in 16 bits"
+            f"output is {output.dtype}; torch.float32 is expected: 16 bits would round the "
+            "mean again, whose sum was made in reduce_dtype"
         )
     if not reduce_dtype.is_floating_point:
         raise TypeError(f"reduce_dtype is {reduce_dtype}; a floating-point dtype is expected")

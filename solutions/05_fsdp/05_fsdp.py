@@ -1259,9 +1259,8 @@ def reduce_scatter_mean(
     """Write this rank's part of the mean of all ranks' `grads` into `output`.
 
     grads: N s elements of any floating dtype. They are left alone. output: s elements in float32;
-    TypeError if it has 16 bits, since small steps of the optimizer would be lost there. Gradients
-    travel and are added in `reduce_dtype`. Sends (N-1) s elements of this dtype,
-    in one reduce-scatter.
+    TypeError if it has 16 bits, since the mean would be rounded again. Gradients travel and are
+    added in `reduce_dtype`. Sends (N-1) s elements of this dtype, in one reduce-scatter.
     """
     ### BEGIN SOLUTION
     if output.dtype not in (torch.float32, torch.float64):
@@ -1325,8 +1324,8 @@ for reduce_dtype in (torch.float32, torch.bfloat16):
 # (Four numbers of 8 significant bits and of like size add up without an error in the 24 bits of a
 # float32.)
 #
-# **Break it.** Why must `output` be in float32? Put the master into bfloat16, and take a hundred steps of
-# 1e-4 from a weight of 1.
+# **Break it.** Why does the optimizer need a master in float32? Keep a weight in bfloat16 instead, and take a
+# hundred steps of 1e-4 from 1.
 
 # %% tags=["skip-in-grading"]
 for dtype in (torch.float32, torch.bfloat16):

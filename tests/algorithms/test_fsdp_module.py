@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint as of_torch
 
 from course_lib import launch
 from course_lib.facts.fsdp import fsdp_bytes
-from course_lib.fsdp import PrefetchedModule, fsdp_schedule
+from course_lib.fsdp import PrefetchedModule, Unit, fsdp_schedule
 from course_lib.recompute import checkpoint, lazy_checkpoint
 
 WORLDS = [1, 2, 3, 4, 8]
@@ -468,3 +468,18 @@ def with_storage(blocks: list[nn.Module]) -> list[int]:
         for k, block in enumerate(blocks)
         if any(p.untyped_storage().nbytes() for p in block.parameters())
     ]
+
+
+def test_a_parameter_that_is_in_a_unit_already_is_refused(cpu_backend: str) -> None:
+    """Its memory is gone, and reading it would end the process."""
+
+    def body() -> None:
+        weight = nn.Parameter(torch.ones(4, 3))
+        Unit([weight])
+        with pytest.raises(ValueError, match="in another unit already"):
+            Unit([nn.Parameter(torch.ones(2)), weight])
+        Unit(
+            [nn.Parameter(torch.ones(0)), nn.Parameter(torch.ones(2))]
+        )  # no elements need no memory
+
+    launch(body, world_size=2, backend=cpu_backend)

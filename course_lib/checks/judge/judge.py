@@ -257,6 +257,8 @@ def judge_lines(session: Session, case: Case, observed: Observed, shown: list[st
             judged.append(Judged(case, line, wrong(cause="values"), note=note, shown=point))
             continue
         finding = guarded(session.failures, UNREADABLE, line.judge, observed)
+        if line.aspect == "value":
+            finding = traffic.raced(finding, observed)
         judged.append(Judged(case, line, finding, [] if finding.ok else shown, shown=point))
         shown = shown if finding.ok else []
     elsewhere = traffic.too_little(observed.operations, case.needed)

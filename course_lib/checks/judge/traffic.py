@@ -5,13 +5,25 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from course_lib.checks import words
-from course_lib.checks.judge.case import MORE, RIGHT, Finding, Line, Observed, usual, wrong
+from course_lib.checks.judge.case import (
+    CHANGED,
+    MORE,
+    NEVER_WAITED,
+    RIGHT,
+    Finding,
+    Line,
+    Observed,
+    usual,
+    wrong,
+)
 from course_lib.checks.sentence import at
 from course_lib.ledger.matching import BUILT_IN as COLLECTIVES
 from course_lib.ledger.operation import Operation
 
+SENDING = {*COLLECTIVES} - {"barrier"}
 BUILT_IN = frozenset({*COLLECTIVES, "new_group"})  # all but point-to-point messages
 ALLOWED = "send, recv, isend, irecv and batch_isend_irecv"
 
@@ -54,6 +66,26 @@ def too_little(operations: Sequence[Sequence[Operation]], needed: int) -> Findin
         "The values came another way than by messages in the given group.",
         cause="too few bytes",
     )
+
+
+def raced(finding: Finding, observed: Observed) -> Finding:
+    """A finding on wrong values, with the cause if a collective of the run was never waited for.
+
+    A tensor whose message is on its way may hold any numbers, which look like another mistake.
+    """
+    if finding.ok or finding.cause.startswith(NEVER_WAITED) or finding.cause.endswith(CHANGED):
+        return finding
+    for rank, operations in enumerate(observed.operations):
+        left = [o.op for o in operations if o.op in SENDING and not o.waited]
+        if left:
+            times = f", {words.number(len(left))} times" if len(left) > 1 else ""
+            why = (
+                f"Rank {rank} began {left[0]} with async_op=True{times}, and never waited for it: until then "
+                "the tensors that it writes hold anything. Keep the handle that the call returns, and call "
+                "its wait() before the values are used."
+            )
+            return replace(finding, sentences=(*finding.sentences[:1], why), cause=NEVER_WAITED)
+    return finding
 
 
 def only_messages(weight: float = 1.0) -> Line:

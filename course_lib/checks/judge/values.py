@@ -10,7 +10,7 @@ import torch
 
 from course_lib.checks import words
 from course_lib.checks.judge.build import GAP, Argument
-from course_lib.checks.judge.case import ANY, RIGHT, Finding, Observed, wrong
+from course_lib.checks.judge.case import ANY, CHANGED, RIGHT, Finding, Observed, wrong
 from course_lib.checks.judge.explain import Language, Mistake, finding
 from course_lib.checks.judge.provenance import Provenance
 from course_lib.checks.sentence import Sentence
@@ -63,7 +63,7 @@ def left_alone(name: str, originals: dict[int, torch.Tensor], why: str = "") -> 
                 return wrong(
                     f"`{name}` was changed on rank {rank} ({which}); it must be left alone.",
                     why,
-                    cause=f"{name} changed",
+                    cause=f"{name}{CHANGED}",
                 )
         return RIGHT
 

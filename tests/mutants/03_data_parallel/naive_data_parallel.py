@@ -409,7 +409,7 @@ class NaiveDataParallel(torch.nn.Module):
 
 # %% wrong: handles are dropped
 # is: slip
-# says: never waited for them
+# says: never waited for it
 class NaiveDataParallel(torch.nn.Module):
     def __init__(self, module, group=None):
         super().__init__()

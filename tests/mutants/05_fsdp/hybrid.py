@@ -165,6 +165,14 @@ def hybrid_reduce(output, grads, shard_group, replica_group):
 +    dist.reduce_scatter_tensor(output, whole, group=shard_group)
 
 
+# %% wrong: the reduction inside is never waited for
+# is: slip
+# says: began reduce_scatter with async_op=True, and never waited
+# base: what the wrong ones change
+-    dist.reduce_scatter_tensor(output, grads, group=shard_group)
++    dist.reduce_scatter_tensor(output, grads, group=shard_group, async_op=True)
+
+
 # %% wrong: the mean over an island only
 # is: slip
 # says: r times too large

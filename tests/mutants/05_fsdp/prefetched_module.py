@@ -128,7 +128,7 @@ class PrefetchedModule(torch.nn.Module):
 
 # %% wrong: a forward that failed leaves its units whole
 # is: slip
-# says: after a forward that raised an error block 2 and the root were whole
+# says: after a forward that raised an error .*the root were whole
 # base: what the wrong ones change
 -        try:
 -            output = self.module(*args)
@@ -140,7 +140,7 @@ class PrefetchedModule(torch.nn.Module):
 
 # %% wrong: a forward that failed leaves its units whole until the next one frees them
 # is: detail
-# says: after a forward that raised an error block 2 and the root were whole
+# says: after a forward that raised an error .*the root were whole
 # base: what the wrong ones change
 -        self.i = -1
 -        if self.backward:  # one that failed
@@ -380,7 +380,7 @@ class PrefetchedModule(torch.nn.Module):
 
 # %% wrong: the reduce-scatter of block 0 is forgotten
 # is: slip
-# says: their unit was never reduced, or not gathered after the step
+# says: their unit was never reduced
 # base: what the wrong ones change
          """After backward: the last block, the root, and units of which more gradients were expected."""
 -        self._pass()
@@ -442,6 +442,65 @@ class PrefetchedModule(torch.nn.Module):
 # base: what the wrong ones change
 -            units[place].append(Unit(params, group))
 +            units[place].append(Unit(params))
+
+
+# %% wrong: the root is made for all ranks
+# is: slip
+# says: not in the group|[Pp]ass group=
+# base: what the wrong ones change
+-            units[place].append(Unit(params, group))
++            units[place].append(Unit(params, None if place is module else group))
+
+
+# %% wrong: two blocks that share a weight have a unit with it each
+# is: slip
+# says: it is in another unit already
+# base: what the wrong ones change
+-            members.setdefault((owner.get(param, module), param.requires_grad), []).append(param)
++            if param not in owner or owner[param] is module:
++                members.setdefault((module, param.requires_grad), []).append(param)
++        for block in dict.fromkeys(blocks):
++            for param in block.parameters():
++                members.setdefault((block, param.requires_grad), []).append(param)
+
+
+# %% wrong: parameters() gives copies
+# is: slip
+# says: return unit.shard itself, the same tensor at every call
+# base: what the wrong ones change
+-        return iter([unit.shard for unit in self.units])
++        return iter([torch.nn.Parameter(unit.shard.clone()) for unit in self.units])
+
+
+# %% wrong: an index below 0 is the last block
+# is: detail
+# says: an index of -1 is its last block
+# base: what the wrong ones change
+-            for unit in self.order[k] if 0 <= k < len(self.order) else ():
++            for unit in self.order[k] if k < len(self.order) else ():
+
+
+# %% wrong: after an error a unit is freed that is on its way
+# is: slip
+# says: drop\(\) does both
+# base: what the wrong ones change
+-        except BaseException:
+-            self._forget()
++        except BaseException:
++            for unit in self.units:
++                unit.free()
+
+
+# %% wrong: an error is swallowed
+# is: slip
+# says: and raise the error again
+# base: what the wrong ones change
+-        except BaseException:
+-            self._forget()
+-            raise
++        except Exception:
++            self._forget()
++            output = args[0].detach()
 
 
 # %% wrong: PyTorch's fully_shard inside

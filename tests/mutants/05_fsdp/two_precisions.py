@@ -55,6 +55,14 @@ def reduce_scatter_mean(output, grads, reduce_dtype=torch.float32, group=None):
 +    output.view(-1).copy_(row.repeat(dist.get_world_size(group)))
 
 
+# %% wrong: the gather is never waited for
+# is: slip
+# says: began all_gather with async_op=True, and never waited for it|began all_gather .* times, and never
+# base: what the wrong ones change
+-    dist.all_gather_into_tensor(output.view(-1), row, group=group)
++    dist.all_gather_into_tensor(output.view(-1), row, group=group, async_op=True)
+
+
 # %% wrong: the shards are sorted the other way round
 # is: slip
 # says: The shards are in the wrong places

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
@@ -24,8 +25,8 @@ class Training:
     steps: Sequence[Sequence[Sequence[dict]]]
     tell: tuple[str, ...] = ("start", "grads", "params")
     more: dict = field(default_factory=dict)
-    # the results of `train`, by its other arguments
-    known: dict[tuple[Gradient, int], Tensors] = field(default_factory=dict, compare=False, repr=False)
+    # the results of `train`, by its other arguments, and of `first_gradients`, by the rank
+    known: dict[tuple[Gradient, int] | int, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def world_size(self) -> int:
@@ -81,19 +82,30 @@ def train(training: Training, gradient: Gradient = mean, start: int = 0) -> Tens
     return training.known[gradient, start]
 
 
-def trained(training: Training, gradient: Gradient, start: int) -> Tensors:
-    """The result of `train`, computed anew and not kept."""
+def first_gradients(training: Training, start: int) -> list[list[Tensors]]:
+    """The ranks' gradients in the first step, which no mistake of that step changes: computed once."""
+    if start not in training.known:
+        training.known[start] = rank_gradients(training, training.built(start), 0)
+    return training.known[start]
+
+
+def rank_gradients(training: Training, model: toys.Toy, step: int) -> list[list[Tensors]]:
+    """rank_gradients[rank][microbatch] holds gradients by name."""
+    return [
+        [gradients(model, described, len(rank[step])) for described in rank[step]] for rank in training.steps
+    ]
+
+
+def trained(training: Training, gradient: Gradient, start: int, steps: int | None = None) -> Tensors:
+    """The result of `train`, computed anew and not kept. steps: how many are needed; all when left out."""
     model = training.built(start)
     named = dict(model.named_parameters())
     parameters = [p for p in named.values() if p.requires_grad]
     kind, defaults = training.optimizer
     optimizer = getattr(torch.optim, kind)(parameters, **defaults)
     tensors: Tensors = {f"start.{name}": p.detach().clone() for name, p in named.items()}
-    for step in range(len(training.steps[0])):
-        all_gradients = [
-            [gradients(model, described, len(rank[step])) for described in rank[step]]
-            for rank in training.steps
-        ]
+    for step in range(len(training.steps[0]) if steps is None else steps):
+        all_gradients = rank_gradients(training, model, step) if step else first_gradients(training, start)
         result = gradient(step, all_gradients)
         for name, p in named.items():
             if p.requires_grad:

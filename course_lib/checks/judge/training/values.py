@@ -172,10 +172,11 @@ def usual_cause(
     Later steps are not looked at: there the ranks' models differ, which no computation here follows.
     """
     what, step = wrong_first.split(".")[:2]
+    steps = None if what == "end" else int(step) + 1 if what in ("grad", "param") else 0
     prefix = f"{what}.{step}." if what in ("grad", "param") else f"{what}."
     of_that_step = {name: tensor for name, tensor in actual.items() if name.startswith(prefix)}
     for mistake in mistakes:
-        values = trained(training, mistake.gradient(rank), rank if mistake.own_start else 0)
+        values = trained(training, mistake.gradient(rank), rank if mistake.own_start else 0, steps)
         expected = {name: values[name] for name in of_that_step}
         if not differing(of_that_step, expected, training.dtype):
             return mistake.says

@@ -89,8 +89,6 @@ def right_values(
             return finding
         if "start" in run.tell and not (start := same_start(run, title).judge(observed)).ok:
             return start
-        if hint := never_waited(observed):
-            return wrong(finding.sentences[0], hint, cause="never waited")
         if only_later(run, what, observed):
             return wrong(finding.sentences[0], AGAIN, cause="only later")
         if left_early(run, observed):
@@ -146,19 +144,6 @@ def left_under_no_sync() -> lines.Mistake:
         "are called there, too, and must do nothing: let no_sync() set a flag that they check.",
         lambda rank: lines.only(lambda rank_gradients: [microbatches[:1] for microbatches in rank_gradients]),
     )
-
-
-def never_waited(observed: Observed) -> str:
-    """The hint if a sum over the ranks was begun and its handle dropped: the values read then are a race."""
-    for rank, operations in enumerate(observed.operations):
-        sums = [operation for operation in operations if operation.op in SUMS and operation.bytes_sent]
-        if dropped := sum(not operation.waited for operation in sums):
-            return (
-                f"Rank {rank} began {words.number(dropped)} of its sums over the ranks with async_op=True "
-                "and never waited for them. Until then a gradient may be this rank's own, the sum, or a part "
-                "of it. Keep every handle, and call wait() on all of them before the gradients are read."
-            )
-    return ""
 
 
 def summed_something(observed: Observed) -> bool:

@@ -6,6 +6,7 @@ message was in flight when a block began to compute if the rank had begun it, an
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -27,6 +28,10 @@ QUEUES = (
     "next block before the gradients leave."
 )
 FROM_ABOVE = "Backward comes from above: after block {} it comes to block {}, and block {} was asked for."
+PASSED = (
+    "Block {} was asked for after its own {}, when nothing needs it any more. Beyond either end of the list "
+    "there is nothing to ask for: an index of -1 is its last block, and one modulo the length begins anew."
+)
 GRADIENTS_WAIT = (
     "Keep the function that reduce() returned, and call it when the next reduction is to begin: waiting at "
     "once is worth no more than a reduction that blocks."
@@ -66,6 +71,11 @@ class Step:
                 )
         return None
 
+    def too_late(self, kind: str, block: int, until: float = math.inf) -> bool:
+        """Whether the block was gathered behind its own forward ("F") or backward, in the same pass."""
+        own = self.mark(kind, block)
+        return own is not None and any(own.begun <= at < until for at in self.gathered(kind, block))
+
     def gathered(self, kind: str, block: int) -> list[int]:
         """The block's gathers in forward ("F") or backward ("B")."""
         return [at for at in self.gathers[block] if (at < self.turn) == (kind == "F")]
@@ -96,6 +106,15 @@ def steps_of(observed: Observed, training: Training) -> Iterator[Step]:
             barriers = sum(operation.op == "barrier" for operation in operations[first:last])
             times = Counter((mark.kind, mark.block) for mark in marks)
             yield Step(rank, number, by_block, times, gathers, reduces, turn, barriers)
+
+
+def asked_again(observed: Observed, training: Training) -> str:
+    """The hint if a block was gathered once more behind its own forward or backward; "" if none was."""
+    for step in steps_of(observed, training):
+        for kind, block in ((kind, block) for kind in CALLED for block in step.gathers):
+            if step.too_late(kind, block):
+                return PASSED.format(block, CALLED[kind])
+    return ""
 
 
 def each_way(depth: int, ahead: tuple[int, int]) -> Iterator[tuple[str, int, list[int]]]:
@@ -129,7 +148,7 @@ def ahead_line(training: Training, ahead: tuple[int, int], reshard: bool, title:
                 mark = step.marks[kind, block]
                 hidden |= any(travels(step, kind, mark, other) for other in others[:1])
                 for other in others:
-                    first = first or missing(step, kind, mark, other, reshard)
+                    first = first or missing(step, kind, mark, other)
         return replace(first, misses_point=not hidden) if first else RIGHT
 
     return Line(title, judge, weight)
@@ -141,15 +160,13 @@ def travels(step: Step, kind: str, mark: Mark, other: int) -> bool:
     return bool(places) and places[0] < mark.begun and places[-1] in mark.open
 
 
-def missing(step: Step, kind: str, mark: Mark, other: int, reshard: bool) -> Finding | None:
+def missing(step: Step, kind: str, mark: Mark, other: int) -> Finding | None:
     """The finding if the gather of block `other` was not in flight when a block began; None if it was."""
     places = step.gathered(kind, other)
-    if kind == "B" and not reshard and not places and other in mark.whole:
-        return None
+    if kind == "B" and other in mark.whole and not any(at < mark.begun for at in places):
+        return None  # it was kept, which the lines on memory and bytes judge
     when = f"when block {mark.block} began its {CALLED[kind]} on rank {step.rank}"
     if not places:
-        if kind == "B" and other in mark.whole:
-            return None  # it was kept, which the lines on memory and bytes judge
         return wrong(
             f"block {other} was not gathered in {CALLED[kind]} on rank {step.rank}.",
             IDLE,
@@ -272,16 +289,23 @@ def whole_line(training: Training, ahead: tuple[int, int], reshard: bool, weight
 
 
 def too_many(step: Step, mark: Mark, most: int, depth: int) -> Finding:
-    many, called = words.counted(len(mark.whole), "block"), CALLED[mark.kind]
+    called = CALLED[mark.kind]
     passed = [k for k in mark.whole if (k < mark.block if mark.kind == "F" else k > mark.block)]
-    if passed:
+    again = [
+        PASSED.format(k, CALLED[kind]) for kind in {"F", mark.kind} for k in mark.whole
+        if step.too_late(kind, k, mark.begun)
+    ]  # fmt: skip
+    if again:
+        why = again[0]
+    elif passed:
         why = f"Free a block when its {called} is over, as block {passed[0]} was not."
     else:
         why = f"Ask for no more than {called}_prefetch blocks ahead."
+    whole, due = words.which("block", mark.whole), words.counted(most, "block")
     return wrong(
-        f"{many} had memory behind their parameters when block {mark.block} began its {called} on rank "
-        f"{step.rank}; {words.number(most)} are enough.",
+        f"{whole} had memory behind their parameters when block {mark.block} began its {called} on rank "
+        f"{step.rank}; {due} {words.verb([0] * most, 'is', 'are')} enough.",
         why,
-        cause=f"whole {mark.kind} {bool(passed)}",
+        cause=f"whole {mark.kind} {bool(passed)} {bool(again)}",
         misses_point=len(mark.whole) == depth,
     )

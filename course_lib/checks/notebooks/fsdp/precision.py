@@ -363,7 +363,7 @@ def refused_case() -> Case:
             if error is None:
                 return wrong(
                     "an `output` of the wrong dtype was not refused: it was torch.bfloat16.",
-                    "The mean goes to the optimizer, whose small steps would be lost in 16 bits: raise "
+                    "An output in 16 bits would round the mean again, whose sum was made in float32: raise "
                     "TypeError if `output` has 16 bits, before anything is sent.",
                 )
             kind, text, place = error

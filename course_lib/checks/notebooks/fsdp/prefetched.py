@@ -10,9 +10,15 @@ from typing import Any
 from course_lib.checks.judge import training as lines
 from course_lib.checks.judge.training.single import Training
 from course_lib.checks.kit import Case, Draw, Line, Observed, exercise
-from course_lib.checks.notebooks.fsdp.in_order import ahead_line, reduce_line, waited_line, whole_line
+from course_lib.checks.notebooks.fsdp.in_order import (
+    ahead_line,
+    asked_again,
+    reduce_line,
+    waited_line,
+    whole_line,
+)
 from course_lib.checks.notebooks.fsdp.stayed import shards_line, stayed_line, with_causes
-from course_lib.checks.notebooks.zero.module import IN_BACKWARD, IN_FORWARD, TRAPS
+from course_lib.checks.notebooks.zero.module import FREED, TRAPS
 from course_lib.checks.notebooks.zero.runs import (
     ADAMW,
     BLOCK,
@@ -34,13 +40,23 @@ RECIPE = "course_lib.checks.rank.notebooks.fsdp.prefetched:module"
 RANKS = 4  # of the wide model
 WIDTH, INNER = 8, (24, 36, 12, 48, 60)  # every number of ranks up to 4 divides the blocks' elements
 AHEAD = (1, 1)
+IN_FORWARD = (
+    f"{FREED} A unit is waited for before its block's forward, and freed after it. The root, with the "
+    "weights that two blocks share, is waited for when forward begins, and stays. A hook that is made in a "
+    "loop must bind its block, as in `lambda *_, k=k:`, or all hooks have the last one."
+)
+IN_BACKWARD = (
+    f"{FREED} A unit is waited for when the gradient of its block's output is there, and freed when all of "
+    "its own gradients are; the root stays until backward is over. A full backward hook of a module whose "
+    "input needs no gradient, as the first block's, fires too early for that."
+)
 
 
 def trouble(case: Case, kind: str, text: str) -> str:
     if "was freed before its gather ended" in text:
         return (
             "Every gather that is in flight must be waited for before its memory goes, also if the block "
-            "that it was for does not run."
+            "that it was for does not run: drop() does both."
         )
     if "out of bounds for storage" in text or "setStorage" in text:
         return IN_FORWARD if "in forward" in text else IN_BACKWARD
@@ -59,8 +75,10 @@ def trouble(case: Case, kind: str, text: str) -> str:
     return ""
 
 
-def bytes_hint(reshard: bool) -> Callable[[float, Observed], str]:
+def bytes_hint(training: Training, reshard: bool) -> Callable[[float, Observed], str]:
     def hint(ratio: float, observed: Observed) -> str:
+        if ratio > 1 and (again := asked_again(observed, training)):
+            return again
         if reshard and ratio < 0.8:
             return "One of the three is missing: gathered in forward, freed, gathered again for backward."
         if reshard and ratio < 1:
@@ -94,7 +112,7 @@ def bytes_line(training: Training, reshard: bool, weight: float) -> Line:
     least = most - sizes[-1] * unit if reshard else most
     title = "bytes of a step: 3P, the last block once less" if reshard else "bytes, not resharded: 2P"
     return lines.volume_line(
-        [math.floor(least)] * n, most=[math.ceil(most)] * n, hint=bytes_hint(reshard), title=title,
+        [math.floor(least)] * n, most=[math.ceil(most)] * n, hint=bytes_hint(training, reshard), title=title,
         weight=weight, between=(2, 4),
     )  # fmt: skip
 
@@ -158,7 +176,7 @@ def memory_case(draw: Draw) -> Case:
 
 
 def grouped(draw: Draw) -> Case:
-    training, title, line = group_run(draw)
+    training, title, line = group_run(draw, "headed")  # with a root
     return lines.training_case(
         RECIPE,
         title,
@@ -184,7 +202,7 @@ def prefetched_module(draw: Draw) -> Iterator[Case]:
         together=True,
     )  # fmt: skip
     yield values_case(
-        draw, 2, "headed", SGD, "SGD, 2 ranks, after an error in block 2", 2, micro=2,
+        draw, 2, "headed", SGD, "SGD, 2 ranks, after an error in block 1", 2, micro=2,
         raising=[1],
     )  # fmt: skip
     yield order_case(draw, 3, (2, 2), False, "3 ranks, two ahead, not resharded")

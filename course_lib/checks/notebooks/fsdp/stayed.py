@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from course_lib.checks.judge import training as lines
 from course_lib.checks.judge.training.single import Training
-from course_lib.checks.kit import RIGHT, Finding, Line, Observed, words, wrong
+from course_lib.checks.kit import NEVER_WAITED, RIGHT, Finding, Line, Observed, words, wrong
 from course_lib.checks.notebooks.zero.runs import carried
 
 LAST_STEPS = (
@@ -24,6 +24,10 @@ NO_GRAPH = (
 )
 KEPT_LAST = "Keep the last block only if its output requires a gradient: else no backward comes."
 AFTER_BACKWARD = "Free a unit when its gradients are there, and the root when backward is over."
+COPIES = (
+    "It gives copies: reduce() adds the mean to the gradient of unit.shard, so return unit.shard itself, the "
+    "same tensor at every call."
+)
 AFTER_ERROR = "Free all units when forward raises an error, and raise the error again (try, except)."
 
 
@@ -39,15 +43,23 @@ def stayed(observed: Observed, training: Training) -> Finding | None:
     depth, failures = len(training.built().blocks), 2 * len(training.more.get("raising", ()))
     for rank in lines.members(observed):
         reply = observed.values[rank]
-        done = (len(reply.left), len(reply.failed), len(reply.ended))
-        if done != (evaluations(training), failures, len(training.steps[0])):
+        done = (len(reply.left), len(reply.failed), len(reply.on_their_way), len(reply.ended))
+        if done != (evaluations(training), failures, failures, len(training.steps[0])):
             return wrong(f"rank {rank} did not run all forwards that were asked for.", cause="forwards")
         if whole := {k for unit in reply.ended for k in unit}:
             said = f"after a backward {named(whole, depth)} whole on rank {rank}."
             return wrong(said, AFTER_BACKWARD, cause="left after backward")
-        if whole := {k for unit in reply.failed for k in unit}:
+        # A unit that is on its way may be freed by the next forward, since a wait here might never end.
+        failed = zip(reply.failed, reply.on_their_way, strict=True)
+        if whole := {k for units, coming in failed if len(units) > coming for k in units}:
             said = f"after a forward that raised an error {named(whole, depth)} whole on rank {rank}."
             return wrong(said, AFTER_ERROR, cause="left after an error")
+        if reply.swallowed:
+            return wrong(
+                f"a block raised an error in forward, and the module's forward did not, on rank {rank}.",
+                AFTER_ERROR,
+                cause="swallowed",
+            )
         if whole := {k for unit in reply.left for k in unit}:
             said = f"after a forward without a graph {named(whole, depth)} whole on rank {rank}."
             why = KEPT_LAST if whole == {depth - 1} else NO_GRAPH
@@ -82,6 +94,20 @@ def not_shards(observed: Observed) -> Finding | None:
     return None
 
 
+def copies(observed: Observed) -> Finding:
+    """Wrong if parameters() gives tensors without a gradient, although gradients were reduced."""
+    for rank in lines.members(observed):
+        reduced = any(operation.op == "reduce_scatter" for operation in observed.operations[rank])
+        if reduced and not observed.values[rank].with_gradient:
+            return wrong(
+                f"no tensor of parameters() had a gradient after the first backward on rank {rank}, although "
+                "gradients were reduced.",
+                COPIES,
+                cause="copies",
+            )
+    return RIGHT
+
+
 def shards_line(training: Training, title: str, weight: float) -> Line:
     """The ranks' parameters() have together a part of every parameter, frozen ones too."""
     whole = sum(p.numel() for p in training.built().parameters())
@@ -112,7 +138,7 @@ def with_causes(line: Line, training: Training) -> Line:
         finding = stayed(observed, training)
         return replace(finding, sentences=(*finding.sentences, OLD_WEIGHTS)) if finding else RIGHT
 
-    others = (shards_line(training, "", 0).judge, last_reduced, old_weights)
+    others = (shards_line(training, "", 0).judge, copies, last_reduced, old_weights)
 
     def judge(observed: Observed) -> Finding:
         finding = line.judge(observed)
@@ -143,5 +169,5 @@ def not_waited(rank: int, step: int, kind: str) -> Finding:
         f"after the backward of step {step + 1} rank {rank} had not waited for a message that it had begun, "
         f"{kind}.",
         why,
-        cause=f"open {kind}",
+        cause=f"{NEVER_WAITED} {kind}",
     )

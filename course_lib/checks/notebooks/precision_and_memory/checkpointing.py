@@ -35,6 +35,7 @@ FLOAT = 4  # bytes
 BLOCK_PARAMETERS = 13  # of a block, in width², biases and norms included
 INSIDE = 18.5  # inputs of a block, s·b·h: all that backward of one block takes
 STATE = 16_384  # bytes of the random state and of small objects that a call may keep; the state has 5,056
+AGAIN = 2.9  # times the FLOPs of a forward: two in any backward, and one of the second run
 MINE = "Write it yourself: with torch.autograd.Function, or with saved_tensors_hooks."
 REFUSED = {
     f"torch.utils.checkpoint:{name}": f"torch.utils.checkpoint is the answer. {MINE}"
@@ -160,7 +161,7 @@ def peak_of_backward(run: Expected, reply: Reply) -> Finding:
 
 
 def work(run: Expected, reply: Reply) -> Finding:
-    """One forward, and in backward one more beside backward's two."""
+    """One forward, and in backward one more beside backward's two, neither more nor less."""
     done, most = list(reply.reported.flops), [run.flops, 3 * run.flops]
     if len(done) < 2:
         return wrong("no backward was seen.", cause=ANY)
@@ -172,6 +173,13 @@ def work(run: Expected, reply: Reply) -> Finding:
                 f"{enough // run.flops} are enough.",
                 "The function runs once in forward and once more in backward.",
             )
+    if done[1] < AGAIN * run.flops:
+        return wrong(
+            f"in backward the products took {words.number(done[1] / run.flops)} times a forward's FLOPs; "
+            "3 are right.",
+            "The function did not run again, so what lies inside was kept, in tensors or in another form.",
+            misses_point=True,
+        )
     return RIGHT
 
 

@@ -272,9 +272,9 @@ FREE_AFTER_REDUCE = (
 )
 NEVER_FULL = {
     True: (
-        ": their unit was never reduced, or not gathered after the step. Reduce every unit at the end of "
-        "backward at the latest, also if one of its parameters gets no gradient, or if its block runs twice. "
-        f"{FREE_AFTER_REDUCE}"
+        ": their unit was never reduced, or before its gradients were there, or it was not gathered after "
+        "the step. Reduce a unit when all of its gradients are there, and at the end of backward if one gets "
+        f"none, or if its block runs twice. {FREE_AFTER_REDUCE}"
     ),
     False: (
         ". Their gradients never left. A bucket with a parameter that gets no gradient is never full: when "
@@ -346,9 +346,9 @@ def in_a_group(recipe: str, draw: Draw) -> Case:
     return optimizer_case(recipe, training, title, [line], members=MEMBERS, world_size=WORLD)
 
 
-def group_run(draw: Draw) -> tuple[Training, str, Line]:
+def group_run(draw: Draw, model: str = "plain") -> tuple[Training, str, Line]:
     """The training of the group's ranks, a title, and the line on its values."""
-    training = small(draw, len(MEMBERS), "plain", SGD)
+    training = small(draw, len(MEMBERS), model, SGD)
     n, title = (training.world_size, f"SGD, group {{{', '.join(map(str, MEMBERS))}}} of {WORLD} ranks")
     known = [*lines.common(n), lines.whole_world(n, WORLD)]
     return training, title, stepped(training, title, known, otherwise=lines.IN_A_GROUP)

@@ -2,7 +2,7 @@
 
 Instructions: those of `course_lib.checks.rank.training`, and
 
-    raising      steps with a forward in which block 2 raises an error: once before the step's forwards, and
+    raising      steps with a forward in which block 1 raises an error: once before the step's forwards, and
                  once between its backward and the optimizer's step, after which gathered weights are old
     evaluating   steps with a forward without a graph between its backward and the optimizer's step
     together     whether the forwards of a step's microbatches all come before one backward
@@ -30,7 +30,7 @@ from course_lib.runtime.backend import device
 
 _clone, _detach, _zeros_like = torch.clone, torch.Tensor.detach, torch.zeros_like
 _no_grad, _mse = torch.no_grad, nn.functional.mse_loss
-FAILS = 2  # the block that raises
+FAILS = 1  # the block that raises, when the one behind it is on its way
 MOST = 3 / 4  # of a block's bytes: two ranks' shards have half of them
 
 
@@ -59,8 +59,10 @@ class OfPrefetched(Told):
 
     marks: of each step; after: operations that were open after each step's backward. left, failed, ended:
     blocks with memory behind their parameters, after each forward without a graph, after each that raised an
-    error, after each step's backward; the number of blocks stands for the root. elements: of all that
-    parameters() gives; own: how many of these tensors are the model's own.
+    error, after each step's backward; the number of blocks stands for the root. on_their_way: operations that
+    were open after each forward that raised an error. swallowed: how many errors
+    of a block the module's forward did not raise. elements: of all that parameters() gives; own: how many of
+    these tensors are the model's own; with_gradient: how many had a gradient after the first backward.
     """
 
     marks: list[list[Mark]] = field(default_factory=list)
@@ -68,8 +70,11 @@ class OfPrefetched(Told):
     left: list[list[Count]] = field(default_factory=list)
     failed: list[list[Count]] = field(default_factory=list)
     ended: list[list[Count]] = field(default_factory=list)
+    on_their_way: list[Count] = field(default_factory=list)
+    swallowed: Count = 0
     elements: Count = 0
     own: Count = 0
+    with_gradient: Count = 0
 
 
 class _Arriving(torch.autograd.Function):
@@ -160,6 +165,7 @@ class Training:
     def __init__(self, session: Session, make: Callable, instructions: dict, groups: list):
         self.session, self.instructions = session, instructions
         self.looking = Looking(session.model)
+        self.shards: list[torch.Tensor] = []  # that the optimizer steps on
         self.made = make(session.model, **keywords(instructions, groups))
         self.like = {name: (tuple(p.shape), p.dtype) for name, p in session.named.items()}
         shards, own = list(self.made.parameters()), set(session.named.values())
@@ -194,11 +200,13 @@ class Training:
         x, _ = toys.batch(self.instructions["steps"][step][0], self.session.dtype)
         try:
             self.made(x.to(device()))
+            self.values.swallowed += 1
         except Failure:
             pass
         finally:
             self.looking.failing = False
         self.values.failed.append(self.looking.whole())
+        self.values.on_their_way.append(len(still_open()))
 
     def accumulate(self, step: int) -> None:
         self.looking.marks.append([])
@@ -212,6 +220,8 @@ class Training:
                 losses.append(_mse(self.made(x), y) / len(microbatches))
             sum(losses).backward()  # type: ignore[union-attr]
             self.session.moment()
+        if not step:
+            self.values.with_gradient = sum(p.grad is not None for p in self.shards)
         self.values.after.append(still_open())
         self.values.ended.append(self.looking.whole())
 
@@ -229,6 +239,7 @@ def module(
     shards = [p for p in training.made.parameters() if p.requires_grad]
     make, defaults = session.optimizer()
     optimizer = make(shards, **defaults)
+    training.shards = shards
     del named, shards
     session.started(training.whole)
     for step in range(len(instructions["steps"])):
