@@ -345,7 +345,7 @@ class PrefetchedModule(torch.nn.Module):
 
 # %% wrong: the last reduction is not waited for
 # is: slip
-# says: sometimes last step's
+# says: comes a step late, or never
 # base: what the wrong ones change
              self._send(unit)
 -        self.settle()

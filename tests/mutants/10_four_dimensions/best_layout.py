@@ -218,7 +218,7 @@ def best_layout(shape, gpus, batch, gpu, links):
 
 # %% wrong: powers of two alone
 # is: slip
-# says: powers of two alone|not a power of two
+# says: are powers of two|not a power of two
 # base: what the wrong ones change
 -    divisors = [n for n in range(1, gpus + 1) if gpus % n == 0]
 +    divisors = [2**k for k in range(11) if gpus % 2**k == 0]

@@ -281,7 +281,7 @@ def clip_grad_norm(named_parameters, max_norm, mesh, cut, tied):
 
 # %% wrong: parts alone count
 # is: slip
-# says: Parameters that are not in `cut` are missing
+# says: Of the parameters that are not in `cut` some are missing
 # base: what the wrong ones change
 -        once_on_tp = name in cut or first_of_tp
 +        once_on_tp = name in cut

@@ -141,8 +141,11 @@ def powers_of_two(task: Task, layout: dict[str, Any]) -> str:
     ]
     if not others or task.seconds(layout) > others[0] * (1 + 1e-9):
         return ""
-    also = " and without a pipeline" if layout["pp"] == 1 else ""
-    return f"That is the best of those with powers of two alone{also}: try every division of the GPUs."
+    also = ", or of those without a pipeline" if layout["pp"] == 1 else ""
+    return (
+        f"That is the best of those whose pp, cp and tp are powers of two{also}: try every division of the "
+        "GPUs."
+    )
 
 
 def is_power(n: int) -> bool:

@@ -18,7 +18,10 @@ WHOLE = "Parameters that are whole on tp are on all of its ranks: the first of t
 TWICE = "A tied weight is on two stages, with equal gradients: its first stage counts."
 NOWHERE = "A tied weight counts on its first stage, and here it counts on none."
 INVERTED = "`cut` has the names of the parts: each rank of tp counts its own, and the first one the others."
-CUT_ALONE = "Parameters that are not in `cut` are missing: the first rank of tp counts them."
+CUT_ALONE = (
+    "Of the parameters that are not in `cut` some are missing: on each stage the first rank of tp counts "
+    "them."
+)
 FIRST_ALONE = "Only the first rank of tp counts: each rank has another part of the parameters in `cut`."
 REPLICAS = "Ranks of dp and cp hold the same gradients: nothing is sent to them."
 FIRST_HAS_IT = "Only the first rank of the group has the sum: use all_reduce, so that all have it."

@@ -81,7 +81,7 @@ def wire_line(title: str, plans: Sequence[Args], every: Sequence[Args], weight: 
             return RIGHT
         why = next(
             (says for says, formula in WIRES.items() if all(formula(*a) == name for a, name in pairs)),
-            "A group stays in a node if stride x size divides the node.",
+            "A group stays in a node if all ranks do, or if stride x size divides the node.",
         )
         args, name = off[0]
         said = Sentence(f"wire{args!r} gives {name!r}.", "wire gives the other wire for some arguments.")

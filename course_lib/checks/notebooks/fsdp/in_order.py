@@ -29,8 +29,8 @@ QUEUES = (
 )
 FROM_ABOVE = "Backward comes from above: after block {} it comes to block {}, and block {} was asked for."
 PASSED = (
-    "Block {} was asked for after its own {}, when nothing needs it any more. Beyond either end of the list "
-    "there is nothing to ask for: an index of -1 is its last block, and one modulo the length begins anew."
+    "Block {} was asked for after its own {}, when nothing needs it any more. Look at the direction and at "
+    "the ends of the list: an index of -1 is its last block, and one modulo the length begins anew."
 )
 GRADIENTS_WAIT = (
     "Keep the function that reduce() returned, and call it when the next reduction is to begin: waiting at "

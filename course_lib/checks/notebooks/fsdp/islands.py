@@ -41,6 +41,10 @@ UNSORTED = (
     "groups in one order."
 )
 POINT_MISSED = (EXCHANGED, TRANSPOSED, NEAR)
+CUT_OFF = (
+    "A number that does not divide was silently floored or cut off: some ranks would have no group, or a "
+    "smaller one than the others."
+)
 REFUSE = "Raise ValueError unless world_size % shard is 0."
 MOST = 1_000  # ranks of a range that came back
 Groups = list[list[int]]
@@ -182,8 +186,7 @@ def refusal_judge(n: int, g: int, index: int) -> Callable[[Observed], Finding]:
         if answer.error is None:
             return wrong(
                 Sentence(f"{called} gives {str(listed(answer.value))[:80]}.", "it was not refused."),
-                "A number that does not divide was silently floored or cut off: some ranks would have no "
-                f"group, or a smaller one than the others. {REFUSE}",
+                f"{CUT_OFF} {REFUSE}" if isinstance(answer.value, list) else REFUSE,
                 cause="not refused",
             )
         if answer.error[0] != "ValueError":

@@ -257,7 +257,7 @@ def mean_line(on: Setting, grads: Tensor, reduce_dtype: torch.dtype) -> Line:
                 return wrong(
                     f"on rank {rank} the mean has no more bits than a {name}.",
                     "Divide last, in the dtype of `output`: a division in reduce_dtype rounds once more, and "
-                    "so does ReduceOp.AVG.",
+                    "so does ReduceOp.AVG, or a cast of the mean.",
                     cause="divided",
                 )
         return RIGHT

@@ -15,7 +15,7 @@ from course_lib.checks.notebooks.zero.runs import carried
 
 LAST_STEPS = (
     "Call the function that the last reduce() returned when backward is over, or the last unit's gradient "
-    "is sometimes last step's."
+    "comes a step late, or never."
 )
 OLD_WEIGHTS = "A unit that stays whole is not gathered again, and keeps its old weights after the next step."
 NO_GRAPH = (
