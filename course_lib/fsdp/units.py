@@ -33,8 +33,8 @@ class Unit:
     shard: this rank's part of the row, (ceil(P / N),), an nn.Parameter that is frozen if the parameters are.
 
     All ranks of `group` call the same methods of the same units in the same order. The constructor sends a
-    broadcast of the row. Raises ValueError for other params, for one that is in another unit already, or on a
-    rank outside of the group.
+    broadcast of the row. Raises ValueError for other params, for one that is there twice or in another unit
+    already, or on a rank outside of the group.
     """
 
     def __init__(self, params: Iterable[nn.Parameter], group: Group = None):
@@ -45,7 +45,9 @@ class Unit:
                 f"a unit has parameters of one dtype and device, all trained or all frozen; these are of "
                 f"{len(kinds)} kinds"
             )
-        if any(p.untyped_storage().nbytes() < p.nbytes for p in self.params):
+        if len(set(self.params)) < len(self.params):
+            raise ValueError("a parameter stands twice in one unit: give each once")
+        if any(p.numel() and not p.untyped_storage().nbytes() for p in self.params):
             raise ValueError(
                 "a parameter has no memory: it is in another unit already, which has freed it. Put each "
                 "parameter into one unit, also a weight that two modules share, or that of a module that "

@@ -478,6 +478,9 @@ def test_a_parameter_that_is_in_a_unit_already_is_refused(cpu_backend: str) -> N
         Unit([weight])
         with pytest.raises(ValueError, match="in another unit already"):
             Unit([nn.Parameter(torch.ones(2)), weight])
+        twice = nn.Parameter(torch.ones(2))
+        with pytest.raises(ValueError, match="twice in one unit"):
+            Unit([twice, twice])
         Unit(
             [nn.Parameter(torch.ones(0)), nn.Parameter(torch.ones(2))]
         )  # no elements need no memory

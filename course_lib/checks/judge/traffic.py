@@ -23,7 +23,7 @@ from course_lib.checks.sentence import at
 from course_lib.ledger.matching import BUILT_IN as COLLECTIVES
 from course_lib.ledger.operation import Operation
 
-SENDING = {*COLLECTIVES} - {"barrier"}
+WRITING = {*COLLECTIVES} - {"barrier"}  # that leave something in a tensor
 BUILT_IN = frozenset({*COLLECTIVES, "new_group"})  # all but point-to-point messages
 ALLOWED = "send, recv, isend, irecv and batch_isend_irecv"
 
@@ -73,10 +73,11 @@ def raced(finding: Finding, observed: Observed) -> Finding:
 
     A tensor whose message is on its way may hold any numbers, which look like another mistake.
     """
-    if finding.ok or finding.cause.startswith(NEVER_WAITED) or finding.cause.endswith(CHANGED):
+    has_cause = finding.cause.startswith(NEVER_WAITED) or finding.cause.endswith(CHANGED)
+    if finding.ok or finding.raised or has_cause:
         return finding
     for rank, operations in enumerate(observed.operations):
-        left = [o.op for o in operations if o.op in SENDING and not o.waited]
+        left = [o.op for o in operations if o.op in WRITING and not o.waited]
         if left:
             times = f", {words.number(len(left))} times" if len(left) > 1 else ""
             why = (

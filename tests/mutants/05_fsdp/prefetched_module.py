@@ -491,6 +491,19 @@ class PrefetchedModule(torch.nn.Module):
 +                unit.free()
 
 
+# %% wrong: after an error the block that failed stays whole
+# is: detail
+# says: after a forward that raised an error block 1 was whole
+# base: what the wrong ones change
+-        except BaseException:
+-            self._forget()
++        except BaseException:
++            kept = [unit for unit in self.order[self.i] if unit.whole]
++            self._forget()
++            for unit in kept:
++                unit.wait()
+
+
 # %% wrong: an error is swallowed
 # is: slip
 # says: and raise the error again

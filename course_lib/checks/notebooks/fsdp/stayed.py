@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from torch import nn
+
 from course_lib.checks.judge import training as lines
 from course_lib.checks.judge.training.single import Training
 from course_lib.checks.kit import NEVER_WAITED, RIGHT, Finding, Line, Observed, words, wrong
@@ -49,9 +51,7 @@ def stayed(observed: Observed, training: Training) -> Finding | None:
         if whole := {k for unit in reply.ended for k in unit}:
             said = f"after a backward {named(whole, depth)} whole on rank {rank}."
             return wrong(said, AFTER_BACKWARD, cause="left after backward")
-        # A unit that is on its way may be freed by the next forward, since a wait here might never end.
-        failed = zip(reply.failed, reply.on_their_way, strict=True)
-        if whole := {k for units, coming in failed if len(units) > coming for k in units}:
+        if whole := left_by_errors(observed, training, rank):
             said = f"after a forward that raised an error {named(whole, depth)} whole on rank {rank}."
             return wrong(said, AFTER_ERROR, cause="left after an error")
         if reply.swallowed:
@@ -65,6 +65,25 @@ def stayed(observed: Observed, training: Training) -> Finding | None:
             why = KEPT_LAST if whole == {depth - 1} else NO_GRAPH
             return wrong(said, why, cause="left")
     return None
+
+
+def left_by_errors(observed: Observed, training: Training, rank: int) -> set[int]:
+    """Units that were whole after a forward that raised an error, and more than the gathers in flight have.
+
+    A gather in flight may end at the next forward, since a wait for it after an error might never return.
+    """
+    model, reply, left = training.built(), observed.values[rank], set[int]()
+    sizes = [nbytes(block, training) for block in model.blocks]
+    sizes.append(nbytes(model, training) - sum(sizes))  # the root's
+    for units, places in zip(reply.failed, reply.on_their_way, strict=True):
+        coming = [operation for at, operation in enumerate(observed.operations[rank]) if at in places]
+        in_flight = sum(operation.nbytes for operation in coming if operation.op == "all_gather")
+        left |= {k for k in units if sum(sizes[unit] for unit in units) > in_flight}
+    return left
+
+
+def nbytes(module: nn.Module, training: Training) -> int:
+    return sum(p.numel() for p in module.parameters()) * training.dtype.itemsize
 
 
 def named(whole: set[int], depth: int) -> str:

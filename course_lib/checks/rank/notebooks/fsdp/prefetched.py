@@ -60,9 +60,9 @@ class OfPrefetched(Told):
     marks: of each step; after: operations that were open after each step's backward. left, failed, ended:
     blocks with memory behind their parameters, after each forward without a graph, after each that raised an
     error, after each step's backward; the number of blocks stands for the root. on_their_way: operations that
-    were open after each forward that raised an error. swallowed: how many errors
-    of a block the module's forward did not raise. elements: of all that parameters() gives; own: how many of
-    these tensors are the model's own; with_gradient: how many had a gradient after the first backward.
+    were open after each forward that raised an error. swallowed: how many errors of a block the module's
+    forward did not raise. elements: of all that parameters() gives; own: how many of these tensors are the
+    model's own; with_gradient: how many had a gradient after the first backward.
     """
 
     marks: list[list[Mark]] = field(default_factory=list)
@@ -70,7 +70,7 @@ class OfPrefetched(Told):
     left: list[list[Count]] = field(default_factory=list)
     failed: list[list[Count]] = field(default_factory=list)
     ended: list[list[Count]] = field(default_factory=list)
-    on_their_way: list[Count] = field(default_factory=list)
+    on_their_way: list[list[Count]] = field(default_factory=list)
     swallowed: Count = 0
     elements: Count = 0
     own: Count = 0
@@ -206,7 +206,7 @@ class Training:
         finally:
             self.looking.failing = False
         self.values.failed.append(self.looking.whole())
-        self.values.on_their_way.append(len(still_open()))
+        self.values.on_their_way.append(still_open())
 
     def accumulate(self, step: int) -> None:
         self.looking.marks.append([])
