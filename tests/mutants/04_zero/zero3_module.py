@@ -388,7 +388,7 @@ class Zero3Module(torch.nn.Module):
 
 # %% wrong: units that are not complete are never reduced
 # is: slip
-# says: also if one of its parameters gets no gradient
+# says: at the end of backward if one gets none
 # base: what the wrong ones change
 -            if unit.used and unit.trained:
 -                unit.reduce()
