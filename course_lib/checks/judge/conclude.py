@@ -68,7 +68,7 @@ def without_the_point(exercise: Exercise, judged: list[Judged]) -> float:
 
     The first such finding gets a sentence about it.
     """
-    missed = next((row for row in in_order(judged) if row.finding.misses_point), None)
+    missed = next((row for row in in_order(judged) if misses(row, judged)), None)
     if missed is None or not exercise.point:
         return 1.0
     sentence = f"The exercise is about {exercise.point}: without that at most "
@@ -80,6 +80,12 @@ def without_the_point(exercise: Exercise, judged: list[Judged]) -> float:
     return QUARTER if exercise.besides else HALF
 
 
+def misses(row: Judged, judged: list[Judged]) -> bool:
+    """Whether a finding misses the point, of which no other run shows the same part."""
+    others = (other.shown or 0.0 for other in judged if row.line.part and other.line.part == row.line.part)
+    return row.finding.misses_point and max(others, default=0.0) < HALF
+
+
 def with_the_point(exercise: Exercise, judged: list[Judged], score: float) -> float:
     """The score, and no less than HALF for a solution with wrong values that shows the point all the same.
 
@@ -87,7 +93,7 @@ def with_the_point(exercise: Exercise, judged: list[Judged], score: float) -> fl
     its parts, be the values of that run right or wrong. The first wrong value gets a sentence about it.
     """
     shares = [row.shown for row in judged if row.shown is not None]
-    missed = any(row.finding.misses_point for row in judged)
+    missed = any(misses(row, judged) for row in judged)
     if score >= HALF or not exercise.point or missed:
         return score
     parts = {row.line.part: 0.0 for row in judged if row.line.shows}

@@ -113,10 +113,16 @@ class Frozen(Toy):
 
 
 class Headed(Frozen):
-    """The same, between an embedding and a head, which belong to no block. A block has a frozen bias."""
+    """The same, between an embedding and a head, which belong to no block. A block has a frozen bias.
 
-    def __init__(self, width: int):
+    spare: a trained block, and the root, have a parameter each that is never used.
+    """
+
+    def __init__(self, width: int, spare: bool = False):
         super().__init__(width)
+        if spare:
+            self.spare = nn.Parameter(torch.randn(width))
+            self.blocks[0].register_parameter("spare", nn.Parameter(torch.randn(width)))
         self.get_parameter("blocks.2.linear.bias").requires_grad_(False)
         self.embedding, self.head = nn.Linear(width, width, bias=False), nn.Linear(width, width)
 

@@ -288,6 +288,22 @@ class PrefetchedModule(torch.nn.Module):
 +        for k in range(i, i + direction * (self.ahead[direction] + 1 - few), direction):
 
 
+# %% wrong: the block itself counts as one ahead, both ways
+# is: slip
+# says: the gather of block 1 had not begun when block 0 began its forward
+# base: what the wrong ones change
+-        for k in range(i, i + direction * (self.ahead[direction] + 1), direction):
++        for k in range(i, i + direction * self.ahead[direction], direction):
+
+
+# %% wrong: a block with a missing gradient is never reduced
+# is: slip
+# says: at the end of backward if one gets none
+# base: what the wrong ones change
+-        if self.left.pop(unit, False) and unit.shard.requires_grad:
++        if self.left.pop(unit, False) and all(param.grad is not None for param in unit.params):
+
+
 # %% wrong: block 0 is left whole after backward
 # is: slip
 # says: after a backward block 0 was whole

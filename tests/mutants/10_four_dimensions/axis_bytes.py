@@ -397,6 +397,14 @@ def wire(sizes, axis, per_node):
 +    params = layers * of_layer + first * (table + shape.context * h)
 
 
+# %% wrong: a head that is not tied is summed as well
+# is: slip
+# says: a head that is not tied has its own gradient
+# base: what the wrong ones change
+-    if shape.tied and pp > 1 and (first or last):
++    if pp > 1 and (first or last):
+
+
 # %% wrong: a tied table is summed with one stage as well
 # is: detail
 # says: With one stage the table is on it alone

@@ -305,3 +305,43 @@ def best_layout(shape, gpus, batch, gpu, links):
 # base: what the wrong ones change
 -    divisors = [n for n in range(1, gpus + 1) if gpus % n == 0]
 +    divisors = [n for n in range(1, int(gpus**0.5) + 1) if gpus % n == 0]
+
+
+# %% wrong: one sequence in each microbatch
+# is: slip
+# says: the best with one sequence in a microbatch
+# base: what the wrong ones change
+-                        for microbatch in (1, 2, 4):
++                        for microbatch in (1,):
+
+
+# %% wrong: products at the data sheet's peak
+# is: slip
+# says: pass `efficiency` on
+# base: what the wrong ones change
+-                                seconds = step_seconds(shape, layout, batch, gpu, links, efficiency)
++                                seconds = step_seconds(shape, layout, batch, gpu, links, 1.0)
+
+
+# %% wrong: heads need not divide
+# is: slip
+# says: 4 does not divide 42: heads
+# base: what the wrong ones change
+-    if shape.heads % t or shape.layers % (p * v) or batch % rows:
++    if shape.layers % (p * v) or batch % rows:
+
+
+# %% wrong: tokens are divided by tp alone
+# is: slip
+# says: tokens into parts of cp and tp
+# base: what the wrong ones change
+-    if shape.context % ((2 * cp if cp > 1 else 1) * t):
++    if shape.context % t:
+
+
+# %% wrong: tp stays in the node
+# is: slip
+# says: whose tp stays in a node
+# base: what the wrong ones change
+-                if gpus % (pp * tp * cp):
++                if gpus % (pp * tp * cp) or tp > links["per_node"]:

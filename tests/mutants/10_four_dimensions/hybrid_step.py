@@ -183,6 +183,15 @@ def hybrid_step(stages, schedule, microbatches, mesh):
 +    flat /= len(microbatches)
 
 
+# %% wrong: the targets are multiplied by the microbatches
+# is: slip
+# says: multiplied by that of the microbatches
+# base: what the wrong ones change
+-    losses = run_schedule(stages, schedule, microbatches, mesh.group("pp"), count.item())
++    targets = count.item() * len(microbatches)
++    losses = run_schedule(stages, schedule, microbatches, mesh.group("pp"), targets)
+
+
 # %% wrong: tied terms are added once more
 # is: slip
 # says: token_embedding.weight alone is wrong: its two terms were added twice

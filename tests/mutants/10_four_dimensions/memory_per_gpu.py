@@ -203,6 +203,14 @@ def memory_per_gpu(shape, layout, batch):
 +    full = 2 * sbh
 
 
+# %% wrong: the inputs of recomputed layers are always cut on tp
+# is: slip
+# says: are whole on tp, unless sequence parallelism divides them
+# base: what the wrong ones change
+-    full = 2 * sbh / (t if layout["sequence"] else 1)
++    full = 2 * sbh / t
+
+
 # %% wrong: the states alone
 # is: idea
 # says: The activations are missing

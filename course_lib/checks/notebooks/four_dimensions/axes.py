@@ -63,6 +63,12 @@ class Step:
         return self.rows * self.width_bytes if self.shape.tied and self.pp == 1 else 0.0
 
     @property
+    def untied_table(self) -> float:
+        """Bytes of a table and of a head with weights of its own, which do not meet."""
+        ends = self.pp > 1 and not self.shape.tied and (self.first or self.last)
+        return self.rows * self.width_bytes if ends else 0.0
+
+    @property
     def keys(self) -> float:
         """Bytes of the keys and values of a rank's places."""
         return (
@@ -153,6 +159,9 @@ PP = {
     ),
     "With one stage the table is on it alone: its gradient is summed with no other stage's.": slip(
         lambda s: s.right["pp"] + s.own_table
+    ),
+    "Only a tied table is summed with the other end: a head that is not tied has its own gradient.": slip(
+        lambda s: s.right["pp"] + s.untied_table
     ),
     "The tied table is missing: first and last stage sum its gradient once a step, V/t x h numbers.": slip(
         lambda s: s.right["pp"] - s.table
@@ -307,6 +316,7 @@ def axis_bytes(draw: Draw) -> Iterator[Case]:
         (SMALL, CUBE, 4, 8, 64, 1),
         (SMALL, {"pp": 2, "dp": 2, "cp": 2, "tp": 4}, 4, 16, 64, 0),
         (untied, {"pp": 3, "dp": 3, "cp": 4, "tp": 1}, 5, 30, 128, 1),
+        (untied, {"pp": 3, "dp": 3, "cp": 1, "tp": 1}, 5, 30, 128, 2),
         (SMALL, {"dp": 2, "tp": 2}, 2, 8, 64, 0),
     ]
     grouped: Args = (Model(256, 128, 4, 8, 64, kv_heads=2), {"dp": 2, "cp": 4, "tp": 2}, 3, 12, 64)

@@ -152,6 +152,25 @@ def is_power(n: int) -> bool:
     return n & (n - 1) == 0
 
 
+def within_a_node(task: Task, layout: dict[str, Any]) -> str:
+    """The best of those whose tp stays in a node."""
+    inside = [s for s, _, each in task.fitting if each["tp"] <= task.links["per_node"]]
+    if not inside or inside[0] == task.best or task.seconds(layout) > inside[0] * (1 + 1e-9):
+        return ""
+    return "That is the best of those whose tp stays in a node: here a larger one pays, as memory is short."
+
+
+def at_the_peak(task: Task, layout: dict[str, Any]) -> str:
+    """The best if products ran at the data sheet's rate."""
+
+    def seconds(each: dict[str, Any]) -> float:
+        return by_hand.step_seconds(task.shape, each, task.batch, task.gpu, task.links, 1.0)
+
+    if seconds(layout) > min(seconds(each) for _, _, each in task.fitting) * (1 + 1e-9):
+        return ""
+    return "That would be the best if products ran at the data sheet's peak: pass `efficiency` on."
+
+
 def no_zero_3(task: Task, layout: dict[str, Any]) -> str:
     others = [seconds for seconds, _, each in task.fitting if each["zero"] < 3]
     if layout["zero"] < 3 and others and task.seconds(layout) <= min(others) * (1 + 1e-9):
@@ -199,7 +218,8 @@ REASONS = (
         "recompute", "full", "More is recomputed than the memory demands.",
         "That is the best with full recomputation. With other sizes less has to be recomputed.",
     ),
-    largest_tp, cp_alone, no_zero_3, careful,
+    always("microbatch", 1, "That is the best with one sequence in a microbatch: try 2 and 4, too."),
+    largest_tp, cp_alone, within_a_node, no_zero_3, careful, at_the_peak,
     option("chunks", "Chunks make the bubble shorter: try all of them."),
     option("microbatch", "The microbatch makes the difference: try all of them."),
 )  # fmt: skip
@@ -340,10 +360,13 @@ def case(tasks: Sequence[Task]) -> Case:
 
 @lru_cache(maxsize=2)
 def tasks_of(hidden: bool) -> tuple[Task, ...]:
-    """Six clusters that a student sees, and five that stay hidden.
+    """Eight clusters that a student sees, and five that stay hidden.
 
-    24 GPUs of 40 GB show four mistakes: all of the memory, too little of it, ZeRO-3 in a pipeline, and powers
-    of two alone. 80 sequences on 48 GPUs show one: chunks although pp does not divide the microbatches.
+    Short sequences show three mistakes: one sequence in each microbatch, no `efficiency`, and heads that tp
+    does not divide. 96 GPUs of 40 GB show two: tokens that 2 cp tp does not divide, and a tp that stays in
+    the node. 24 GPUs of 40 GB show four mistakes: all of the memory, too little of it, ZeRO-3 in a pipeline,
+    and powers of two alone. 80 sequences on 48 GPUs show one: chunks although pp does not divide the
+    microbatches.
     """
     small = Named("{**A100, 'memory': 40}", {**GPU, "memory": 40})
     four = Named("{**SELENE, 'per_node': 4}", {**LINKS, "per_node": 4})
@@ -354,6 +377,8 @@ def tasks_of(hidden: bool) -> tuple[Task, ...]:
         Task("a long context", gpt(40, 40, 5120, 131_072), 64, 16, GPU, LINKS),
         Task("24 A100s of 40 GB", gpt(72, 48, 6144), 24, 48, small, LINKS),
         Task("a small model", gpt(32, 32, 4096), 64, 256, GPU, LINKS),
+        Task("short sequences", gpt(36, 42, 5376, 1024), 48, 48, GPU, LINKS),
+        Task("96 A100s of 40 GB in nodes of 4", gpt(48, 80, 10_240, 32_768), 96, 384, small, four),
     )
     if not hidden:
         return visible

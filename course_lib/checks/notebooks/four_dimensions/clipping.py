@@ -204,9 +204,9 @@ def traffic_line(model: Model, title: str) -> Line:
 
 def case(
     draw: Draw, sizes: dict[str, int], title: str, share: float, *, tied: bool = True, cut_table: bool = True,
-    empty: int | None = None,
+    empty: int | None = None, frozen: bool = True,
 ) -> Case:  # fmt: skip
-    """empty: a stage without gradients."""
+    """empty: a stage without gradients; frozen: each stage has a parameter without one."""
     mesh = OnMesh(sizes)
     pp, width = mesh.size("pp"), 6 * mesh.size("tp")
     table = draw.normal(2 * width, 9, dtype=torch.float64)
@@ -225,7 +225,8 @@ def case(
             named = f"blocks.{stage}.{name}"
             whole[stage, named] = size * draw.normal(*shape, dtype=torch.float64)
             cut |= {named} if is_cut else set()
-        whole[stage, f"blocks.{stage}.frozen.bias"] = None
+        if frozen:
+            whole[stage, f"blocks.{stage}.frozen.bias"] = None
     if empty is not None:
         whole |= {key: None for key in whole if key[0] == empty}
     model = Model(mesh, whole, frozenset(cut) if mesh.size("tp") > 1 else frozenset(), tied, share)
@@ -244,11 +245,15 @@ def trouble(case: Case, kind: str, text: str) -> str:
 @exercise(
     points=8, objects=("clip_grad_norm",), references=REFERENCES, hint=trouble, point=POINT,
     besides=BESIDES,
-)  # fmt: skip  # fmt: skip
+)  # fmt: skip
 def clip_grad_norm(draw: Draw) -> Iterator[Case]:
-    yield case(draw, {"pp": 2, "dp": 2, "tp": 2}, "pp 2 x dp 2 x tp 2, tied", 0.3)
-    yield case(draw, {"pp": 2, "dp": 2}, "pp 2 x dp 2, below max_norm", 1.7, tied=False, empty=0)
+    yield case(draw, {"pp": 2, "dp": 2, "tp": 2}, "pp 2 x dp 2 x tp 2, tied", 0.3, frozen=False)
+    yield case(
+        draw, {"pp": 2, "cp": 2}, "pp 2 x cp 2, frozen ones, below max_norm", 1.7, tied=False, empty=0
+    )  # fmt: skip
     if draw.hidden:
-        yield case(draw, {"dp": 2, "cp": 2, "tp": 2}, "dp 2 x cp 2 x tp 2", 0.4, tied=False)
-        yield case(draw, {"tp": 2, "pp": 3}, "tp 2 x pp 3, tied, table whole", 0.2, cut_table=False)
-        yield case(draw, {"cp": 2, "pp": 2}, "cp 2 x pp 2, tied", 0.6)
+        yield case(draw, {"dp": 2, "cp": 2, "tp": 2}, "dp 2 x cp 2 x tp 2, frozen ones", 0.4, tied=False)
+        yield case(
+            draw, {"tp": 2, "pp": 3}, "tp 2 x pp 3, tied, table whole", 0.2, cut_table=False, frozen=False
+        )
+        yield case(draw, {"dp": 2, "pp": 2}, "dp 2 x pp 2, tied, frozen ones", 0.6)

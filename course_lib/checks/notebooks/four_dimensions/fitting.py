@@ -60,6 +60,7 @@ def gb(
     attached: bool = True,
     t_divides: int = 1,
     scores_cut: bool = False,
+    inputs_cut: bool = False,
 ) -> float:
     """The count with mistakes: each keyword is one part of it."""
     pp, t, v, h = layout["pp"], layout["tp"], layout["chunks"], shape.width
@@ -80,7 +81,7 @@ def gb(
     kept = {
         "none": rows * (whole + (34 - whole + products) / t),
         "selective": rows * (whole + (34 - whole) / t),
-        "full": 2 * rows / (t if layout["sequence"] and stream and both else 1),
+        "full": 2 * rows / (t if inputs_cut or (layout["sequence"] and stream and both) else 1),
     }
     m = batch / (layout["dp"] * layout["microbatch"])
     more = (pp - 1) / v
@@ -152,6 +153,9 @@ ACTIVATIONS: dict[str, Formula] = {
     ),
     "The inputs of layers that are recomputed are divided by t as well, with sequence parallelism.": (
         slip(both=False)
+    ),
+    "The inputs of layers that are recomputed are whole on tp, unless sequence parallelism divides them.": (
+        slip(inputs_cut=True)
     ),
     "The activations are missing.": slip(attached=False),
 }  # fmt: skip
@@ -242,15 +246,22 @@ def of_one_token(plan: Plan) -> Plan:
 
 
 def unit_of(plans: Sequence[Plan]) -> Callable[[Observed], float]:
-    """The unit in which an answer is right, as a factor on GB; 1 if it is so in none."""
+    """The unit in which the most answers are right, as a factor on GB; 1 if no other one is better.
+
+    One answer may be right in another unit by chance.
+    """
 
     def unit(observed: Observed) -> float:
-        for factor in UNITS.values():
-            for k, question in enumerate(plans):
-                value = numeric(observed.answer(k).value)
-                if value is not None and equal(value, factor * right(*question), CLOSE):
-                    return factor
-        return 1.0
+        values = [numeric(observed.answer(k).value) for k in range(len(plans))]
+
+        def answers(factor: float) -> int:
+            return sum(
+                value is not None and equal(value, factor * right(*plan), CLOSE)
+                for value, plan in zip(values, plans, strict=True)
+            )
+
+        best = max((1.0, *UNITS.values()), key=answers)
+        return best if answers(best) > 1 else 1.0
 
     return unit
 
@@ -276,14 +287,17 @@ def memory_per_gpu(draw: Draw) -> Iterator[Case]:
         (small, plan(2, 8, 4, zero=1, cp=2, **lean), 64),
     ]
     lecture = [(GPT3, plan(8, 16, 8, zero=1, recompute="none", sequence=True), 1536)]
-    kept = [
-        (GPT3, plan(16, 8, 8, recompute=recompute, sequence=sequence, microbatch=microbatch), batch)
-        for recompute, sequence, microbatch, batch in (
-            ("none", True, 1, 1536), ("selective", True, 1, 1536), ("selective", False, 2, 64),
-            ("full", True, 1, 1536), ("none", True, 1, 8),
-        )
-    ]  # fmt: skip
+
+    def kept(*options: tuple[str, bool, int, int]) -> list[Plan]:
+        return [
+            (GPT3, plan(16, 8, 8, recompute=recompute, sequence=sequence, microbatch=microbatch), batch)
+            for recompute, sequence, microbatch, batch in options
+        ]
+
+    stages = kept(("none", True, 1, 1536), ("selective", True, 1, 1536), ("selective", False, 2, 1536))
+    full = kept(("full", True, 1, 1536), ("full", False, 1, 1536))
     more = [
+        *kept(("none", True, 1, 8), ("selective", False, 2, 64)),  # fewer microbatches than stages
         (GPT3, plan(4, 32, 8, chunks=4, recompute="selective", sequence=True), 1536),
         (gpt(32, 32, 4096, context=32_768), plan(2, 4, 4, cp=4, recompute="none", sequence=True), 64),
     ]
@@ -294,8 +308,11 @@ def memory_per_gpu(draw: Draw) -> Iterator[Case]:
     yield memory_case(
         [
             Question("states: ZeRO 0, 1 and 3", states, STATES, 2),
-            Question("activations: 175B on 16 x 8 x 8", kept, ACTIVATIONS, 2, states=False),
-            Question("activations: chunks, and a long sequence", more, ACTIVATIONS, 1, states=False),
+            Question("activations: 175B on 16 x 8 x 8", stages, ACTIVATIONS, 1.25, states=False),
+            Question("activations: full recomputation", full, ACTIVATIONS, 0.75, states=False),
+            Question(
+                "activations: chunks, few microbatches, a long sequence", more, ACTIVATIONS, 1, states=False
+            ),
             Question(
                 "GB of 175B on 8 x 16 x 8, with ZeRO-1",
                 lecture,

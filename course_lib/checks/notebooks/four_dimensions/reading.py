@@ -273,6 +273,7 @@ def my_part(draw: Draw) -> Iterator[Case]:
     sheets = [
         Sheet({"pp": 2, "dp": 2, "tp": 2}, 16, 16),
         Sheet({"dp": 2, "cp": 2, "tp": 2}, 11, 16),
+        Sheet({"pp": 2, "tp": 2}, 3, 8),
         Sheet({"pp": 2, "dp": 3, "cp": 4, "tp": 1}, 3 * draw.integer(3, 6) + 2, 8 * draw.integer(4, 8) + 5),
     ]
     if draw.hidden:

@@ -50,6 +50,10 @@ NUMBERS = {
     "nothing": "They were not divided: `run_schedule` takes the number of targets of the whole batch.",
     "first": "The first microbatch's targets were counted for each one, and others have other numbers.",
 }
+ONCE_TOO_OFTEN = (
+    "The number of all targets was multiplied by that of the microbatches: `count` is for the whole batch, "
+    "and `run_schedule` divides every microbatch's sum by it."
+)
 IN_FLOAT64 = "They travelled in float32, or were added there: give the buffer the gradients' dtype."
 NOT_KEPT = (
     "The sum over the replicas was made, and `grad` does not have it: torch.cat copies. Write each part of "
@@ -181,6 +185,8 @@ class Gradients:
 
     def of_factor(self, often: float) -> Cause:
         sees = f"the gradients are {of_one_process(often)}, on every parameter."
+        if abs(often * self.steps.count - 1) < 1e-6 and self.losses_are(often):
+            return Cause(ONCE_TOO_OFTEN, sees, slip=True)
         if why := other_count(self.steps, often):
             return Cause(why, sees, slip=True)
         labels = [label for label, divisor in self.divisors() if abs(often * divisor - 1) < 1e-6]
@@ -191,6 +197,15 @@ class Gradients:
         by = labels[0] if len(labels) == 1 else f"{round(1 / often)}, which is {' or '.join(labels)},"
         terms = "Ranks hold terms of one sum, which are divided by the targets and by nothing else."
         return Cause(f"They were divided by {by} as well. {terms}", sees)
+
+    def losses_are(self, often: float) -> bool:
+        """Whether each rank's losses, too, are `often` times right, as with another `count`."""
+        pairs = (
+            (value, often * wanted)
+            for values in self.observed.values
+            for value, wanted in zip(values.returned, self.steps.right.losses, strict=True)
+        )
+        return all(isinstance(v, float) and abs(v - wanted) <= FLOAT32 * wanted for v, wanted in pairs)
 
     def of_multiple(self, often: float, sees: str) -> Cause:
         labels = [

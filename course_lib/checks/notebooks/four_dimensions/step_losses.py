@@ -13,6 +13,7 @@ from course_lib.checks.notebooks.four_dimensions.step_gradients import (
     OF_MICROBATCHES,
     OF_PARTS,
     OF_REPLICAS,
+    ONCE_TOO_OFTEN,
     Gradients,
     factor,
     of_one_process,
@@ -83,6 +84,8 @@ def loss_causes(
         if dp > 1 and are(share * of_replicas):
             means = "the mean of the replicas' means" if share == 1 else f"{factor(share)} the mean of means"
             yield f"The loss is {means}. {OF_REPLICAS}"
+    if are(wanted / steps.count) and counted:
+        yield ONCE_TOO_OFTEN
     if are(returned[0]) and counted and (says := other_count(steps, returned[0] / wanted)):
         yield says
     if are(returned[0]) and not counted and near(returned[0] / wanted, steps.targets):

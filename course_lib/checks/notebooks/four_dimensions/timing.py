@@ -290,6 +290,20 @@ def published_line() -> Case:
 
 # ---- the exercise
 
+# Said where no known mistake gives the number: what the first lines need, which have few parts.
+OF_ONE = (
+    "One GPU waits for nobody: its step is compute and pointwise operations of the layers, the head in each "
+    "microbatch, and the optimizer. Print these for the call, and compare them with the table."
+)
+OF_REPLICAS = (
+    "If one GPU alone is right, two things are new here: the layers are recomputed, and one ring in the node "
+    "sums the gradients, once."
+)
+OF_TP = (
+    "If the lines above are right, the waits for tp are new here, and what t divides: products, the "
+    "head, the parameters, and the stream with sequence parallelism alone."
+)
+
 
 def asked(shape: Model, layout: Plan, batch: int, links: Named = LINKS) -> tuple:
     return shape, layout, batch, GPU, links, EFFICIENCY
@@ -297,8 +311,9 @@ def asked(shape: Model, layout: Plan, batch: int, links: Named = LINKS) -> tuple
 
 @exercise(points=7, objects=("step_seconds",), references=OF_NUMBERS)
 def step_seconds(draw: Draw) -> Iterator[Case]:
+    alone = [asked(gpt(24, 24, 2304), plan(1, 1, 1, recompute="none", microbatch=2), 64)]
+    replicas = [asked(gpt(24, 24, 2304), plan(1, 8, 1, microbatch=2), 256)]
     one_node = [
-        asked(gpt(24, 24, 2304), plan(1, 8, 1, microbatch=2), 256),
         asked(gpt(24, 32, 4096), plan(1, 1, 8), 16),
         asked(gpt(24, 32, 4096), plan(1, 2, 4, recompute="none", sequence=True), 32),
     ]
@@ -318,14 +333,16 @@ def step_seconds(draw: Draw) -> Iterator[Case]:
     if draw.hidden:
         for more in ({"recompute": "none", "sequence": True}, {"recompute": "full"}, {"zero": 1}):
             options.append(asked(*drawn(draw, **more)))
-    otherwise = "Print the parts of your step for one call, and compare them with the table."
+    parts = "Print the parts of your step for one call, and compare them with the table."
 
-    def question(title: str, plans: list[tuple], weight: float) -> Prediction:
+    def question(title: str, plans: list[tuple], weight: float, otherwise: str = parts) -> Prediction:
         return Prediction("step_seconds", 0, plans, right, SLIPS, weight, title, otherwise, tolerance=CLOSE)
 
     yield from evaluated(
         [
-            question("one node", one_node, 1.5),
+            question("one GPU, nothing recomputed", alone, 0.5, OF_ONE),
+            question("8 replicas in a node", replicas, 0.5, OF_REPLICAS),
+            question("tp in a node", one_node, 0.5, OF_TP),
             question("1,024 A100s: 175B on 8 x 16 x 8 and 16 x 8 x 8", lecture, 2),
             question("other options", options, 1.5),
         ]

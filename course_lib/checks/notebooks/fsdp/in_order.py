@@ -128,10 +128,22 @@ def each_way(depth: int, ahead: tuple[int, int]) -> Iterator[tuple[str, int, lis
 def ahead_line(training: Training, ahead: tuple[int, int], reshard: bool, title: str, weight: float) -> Line:
     """When a block begins to compute, the gathers of those ahead are begun, and not waited for.
 
-    The point is missed if no gather travels while the block before computes, neither in forward nor in
-    backward. Without resharding backward has no gathers, and nothing can be said.
+    The point is missed if in no run a gather travels while the block before computes, neither in forward nor
+    in backward. Without resharding backward has no gathers, and nothing can be said.
     """
     depth = len(training.model["inner"])
+
+    def shows(observed: Observed) -> float:
+        steps = [step for step in steps_of(observed, training) if not step.barriers]
+        return float(
+            any(
+                travels(step, kind, step.marks[kind, block], other)
+                for step in steps
+                for kind, block, others in each_way(depth, (1, 1))
+                for other in others
+                if (kind, block) in step.marks
+            )
+        )
 
     def judge(observed: Observed) -> Finding:
         first, hidden = None, not reshard
@@ -151,7 +163,7 @@ def ahead_line(training: Training, ahead: tuple[int, int], reshard: bool, title:
                     first = first or missing(step, kind, mark, other)
         return replace(first, misses_point=not hidden) if first else RIGHT
 
-    return Line(title, judge, weight)
+    return Line(title, judge, weight, shows=shows, part="ahead")
 
 
 def travels(step: Step, kind: str, mark: Mark, other: int) -> bool:
@@ -284,8 +296,12 @@ def whole_line(training: Training, ahead: tuple[int, int], reshard: bool, weight
                     return too_many(step, mark, most, depth)
         return stayed(observed, training) or RIGHT
 
-    title = "memory: 1 + prefetch blocks" if reshard else "memory: nothing left between steps"
-    return Line(title, judge, weight, "memory")
+    if not reshard:
+        return Line("memory: nothing left between steps", judge, weight, "memory")
+    return Line(
+        "memory: 1 + prefetch blocks", judge, weight, "memory", part="few whole",
+        shows=lambda observed: float(judge(observed).ok),
+    )  # fmt: skip
 
 
 def too_many(step: Step, mark: Mark, most: int, depth: int) -> Finding:

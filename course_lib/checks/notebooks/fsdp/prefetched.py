@@ -176,7 +176,9 @@ def memory_case(draw: Draw) -> Case:
 
 
 def grouped(draw: Draw) -> Case:
-    training, title, line = group_run(draw, "headed")  # with a root
+    training, title, line = group_run(
+        draw, "headed", spare=True
+    )  # with a root, and gradients that are missing
     return lines.training_case(
         RECIPE,
         title,

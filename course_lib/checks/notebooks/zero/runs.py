@@ -346,9 +346,10 @@ def in_a_group(recipe: str, draw: Draw) -> Case:
     return optimizer_case(recipe, training, title, [line], members=MEMBERS, world_size=WORLD)
 
 
-def group_run(draw: Draw, model: str = "plain") -> tuple[Training, str, Line]:
-    """The training of the group's ranks, a title, and the line on its values."""
+def group_run(draw: Draw, model: str = "plain", **arguments: object) -> tuple[Training, str, Line]:
+    """The training of the group's ranks, a title, and the line on its values. arguments: the model's own."""
     training = small(draw, len(MEMBERS), model, SGD)
+    training = replace(training, model={**training.model, **arguments}, known={})
     n, title = (training.world_size, f"SGD, group {{{', '.join(map(str, MEMBERS))}}} of {WORLD} ranks")
     known = [*lines.common(n), lines.whole_world(n, WORLD)]
     return training, title, stepped(training, title, known, otherwise=lines.IN_A_GROUP)
