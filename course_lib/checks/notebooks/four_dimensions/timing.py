@@ -290,10 +290,10 @@ def published_line() -> Case:
 
 # ---- the exercise
 
-# Said where no known mistake gives the number: what the first lines need, which have few parts.
+# For numbers that no known mistake gives: the first lines have few parts, which these sentences list.
 OF_ONE = (
-    "One GPU waits for nobody: its step is compute and pointwise operations of the layers, the head in each "
-    "microbatch, and the optimizer. Print these for the call, and compare them with the table."
+    "The step of one GPU has no waits: it is compute and pointwise operations of the layers, the head in "
+    "each microbatch, and the optimizer. Print these for the call, and compare them with the table."
 )
 OF_REPLICAS = (
     "If one GPU alone is right, two things are new here: the layers are recomputed, and one ring in the node "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -35,7 +36,7 @@ OVER_ISLAND = "That is divided by the g ranks of an island alone, r times too la
 OVER_ISLANDS = "That is divided by the number of islands alone: the sum has g x r terms."
 NOT_ADDED = "The ranks of an island were not added: reduce-scatter over shard_group."
 SWAPPED = "The groups are used the other way round: reduce-scatter over shard_group first."
-TWICE = "That is divided by {} twice. ReduceOp.AVG divides, too."
+TWICE = "That is divided by {} twice. A reduction with ReduceOp.AVG divides by its group's size, too."
 SUMMED = "That is the sum: divide it by the number of ranks, in place (`output /= n`)."
 OVER_ALL = (
     "The sum ran over all ranks at once. Reduce-scatter over shard_group, then all-reduce the shard over "
@@ -55,6 +56,10 @@ ONE_ISLAND = (
 DRIFT = (
     "The replicas were not averaged: every island goes its own way, and from step 2 on their weights drift "
     "apart. All-reduce the shard over replica_group."
+)
+TOGETHER = (
+    "The second collective was begun before the first one had been waited for: it read a shard that was "
+    "still being written. Wait for the reduction inside the island, then begin the one across."
 )
 
 MISSED = (DRIFT, FIRST, LARGEST, NOT_ADDED, SWAPPED, OVER_ALL)
@@ -133,6 +138,15 @@ class Reduction:
         return 0.04 if self.dtype == torch.bfloat16 else 0
 
 
+def begun_together(observed: Observed) -> bool:
+    """Whether a rank began a collective before it had waited for the one before, in another group."""
+    return any(
+        earlier.group != later.group and earlier.waited_at is not None and later.issued < earlier.waited_at
+        for operations in observed.operations
+        for earlier, later in pairwise(operations)
+    )
+
+
 def mean_line(of: Reduction, title: str, weight: float) -> Line:
     def judge(observed: Observed) -> Finding:
         outputs = [tensors["output"].double() for tensors in observed.tensors]
@@ -157,6 +171,8 @@ def mean_line(of: Reduction, title: str, weight: float) -> Line:
         good = {*range(of.islands.r)} - {of.island(rank) for rank in (off, *others)}
         if not why and len(good) == 1:
             why = ONE_ISLAND.format(*good)
+        if not why and begun_together(observed):
+            why = TOGETHER
         why = why or (
             "Reduce-scatter inside the island, all-reduce the shard across, divide by g x r: rank r of the "
             "island ends with part r of the mean."

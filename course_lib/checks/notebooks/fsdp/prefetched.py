@@ -50,14 +50,21 @@ IN_BACKWARD = (
     "its own gradients are; the root stays until backward is over. A full backward hook of a module whose "
     "input needs no gradient, as the first block's, fires too early for that."
 )
+DROP = (
+    "Every gather that is in flight must be waited for before its memory goes, also if the block that it was "
+    "for does not run: drop() does both."
+)
+TWICE_IN_LIST = (
+    "Here a block stands in the list twice: its place is the number of blocks that ran before it, while "
+    "list.index() finds the first place alone."
+)
 
 
 def trouble(case: Case, kind: str, text: str) -> str:
     if "was freed before its gather ended" in text:
-        return (
-            "Every gather that is in flight must be waited for before its memory goes, also if the block "
-            "that it was for does not run: drop() does both."
-        )
+        if "used twice" in case.title:
+            return f"{DROP} {TWICE_IN_LIST}"
+        return DROP
     if "out of bounds for storage" in text or "setStorage" in text:
         return IN_FORWARD if "in forward" in text else IN_BACKWARD
     if kind == "died":
