@@ -96,13 +96,15 @@ def seconds(
     chunked: bool = True,
     third: bool = True,
     scores_again: bool = True,
+    reached: bool = True,
 ) -> float:
     """The right step with mistakes: each keyword is one of its parts."""
     pp, cp, t, v = (layout[name] for name in ("pp", "cp", "tp", "chunks"))
     s, h, replicas = shape.context, shape.width, layout["dp"] * layout["cp"]
     tokens = layout["microbatch"] * s / cp
     m, layers = batch / (layout["dp"] * layout["microbatch"]), shape.layers / pp
-    flops, hbm = gpu["flops"] * efficiency, gpu["bandwidth"] * memory * (1 if of_products else efficiency)
+    flops = gpu["flops"] * (efficiency if reached else 1)
+    hbm = gpu["bandwidth"] * memory * (1 if of_products else efficiency)
     runs, scores, sums = RUNS[layout["recompute"]]
     runs, scores = (runs, scores) if again else (3, 3)
     scores = 3 if layout["recompute"] == "selective" and not scores_again else scores
@@ -182,6 +184,7 @@ SLIPS: dict[str, Formula] = {
     "All ranks of a node use one card: each has its own, so that g rings across carry 1/g each.": slip(
         cards=False
     ),
+    "Products run at the data sheet's peak there: they reach `efficiency` of it.": slip(reached=False),
     "The head is missing on the last stage: three products, and the logits in float32.": slip(head=False),
     "Data sheets are not reached: links and memory move bytes at 0.8 of theirs.": slip(memory=1, wires=1),
     "Memory is read at 0.8 of its data sheet.": slip(memory=1),
@@ -297,7 +300,7 @@ OF_ONE = (
 )
 OF_REPLICAS = (
     "If one GPU alone is right, two things are new here: the layers are recomputed, and one ring in the node "
-    "sums the gradients, once."
+    "sums the gradients, once. One stage still sends no messages, and has no bubble."
 )
 OF_TP = (
     "If the lines above are right, the waits for tp are new here, and what t divides: products, the "
