@@ -14,7 +14,7 @@ ARGS ?=
 # All tests run in several workers, one more than cores; a choice of them in one process, unless asked for.
 WORKERS := -n auto --max-worker-restart=0
 
-.PHONY: help setup grade check test test-all test-hosts lab bench notebooks site lock doctor gpu clean
+.PHONY: help setup grade check test test-all test-hosts lab bench notebooks site lock doctor gpu clean clean-grades
 
 help: ## this list
 	@echo "usage: make COMMAND"
@@ -57,8 +57,9 @@ test-all: $(READY) ## the same, with the tests that take long run whole and not 
 test-hosts: $(READY) ## run all notebooks with each host's versions: Colab, Kaggle, Runpod and others (hours)
 	@$(PY) tools/try_hosts.py $(ARGS)
 
-lab: $(READY) ## open JupyterLab on the student notebooks
-	@$(PY) -m jupyterlab $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS) notebooks
+lab: $(READY) ## open JupyterLab on the notebooks, in a copy of your own: work/
+	@$(PY) tools/make_work.py
+	@$(PY) -m jupyterlab $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS) work
 
 bench: $(READY) ## measure launch, collectives and ledger against what else there is
 	@$(PY) -m benchmarks $(ARGS)
@@ -83,6 +84,9 @@ gpu: $(READY) ## prove that the course works on this machine's GPUs; without one
 	@$(COMPILED)
 	@$(PY) tools/gpu_session.py $(ARGS)
 
-clean: ## remove what was built, but not .venv
-	@rm -rf build dist *.egg-info .pytest_cache .ruff_cache autograder/out
+clean: ## remove what was built; .venv, grades and your work stay
+	@rm -rf build dist *.egg-info .pytest_cache .ruff_cache
 	@find . -path ./.venv -prune -o -type d -name __pycache__ -print0 | xargs -0 rm -rf
+
+clean-grades: $(READY) ## delete grades, gradebook and secret, after a question
+	@$(PY) -m autograder clean $(ARGS)

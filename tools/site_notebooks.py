@@ -55,7 +55,10 @@ def shown(student: NotebookNode, executed: NotebookNode, name: str) -> Shown:
     printed more or fewer than two reports.
     """
     if [cell["id"] for cell in student.cells] != [cell["id"] for cell in executed.cells]:
-        raise DisclosingError(f"{name}: the two versions have other cells. Run `make notebooks`.")
+        raise DisclosingError(
+            f"{name}: the two versions have other cells. If the student version was worked in, keep a copy, "
+            f"then `git restore notebooks/{name}`; if the source was changed, `make notebooks`."
+        )
     secrets = secret_lines(executed, student)
     widgets = executed.metadata.get("widgets", {}).get(WIDGETS, {}).get("state", {})
     page = Shown(NotebookNode({**student, "cells": []}))

@@ -30,6 +30,7 @@ from autograder.course.outputs import clean
 from autograder.course.release import generate
 from autograder.course.scores import first_failure, score_cell
 from autograder.course.twin import BuildError, grade_id, read_twin
+from autograder.course.typed import keep_aside
 
 CELL_TIMEOUT = 300
 DOCUMENTED = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module
@@ -159,10 +160,12 @@ def without_docstrings(source: str) -> str:
 
 
 def release_into(assignment: str, solutions: Path, notebooks: Path) -> None:
-    """Replace `notebooks/<assignment>` by a fresh student version."""
+    """Replace `notebooks/<assignment>` by a fresh student version; typed work goes to `work/`."""
     with tempfile.TemporaryDirectory() as scratch:
         made = generate(assignment, Path(scratch) / "release", solutions=solutions).parent
         target = notebooks / assignment
         if target.exists():
+            names = {path.name for path in made.iterdir()}
+            keep_aside(target, names, notebooks.parent / "work" / assignment, "_from_notebooks")
             shutil.rmtree(target)
         shutil.copytree(made, target)

@@ -12,7 +12,15 @@ from autograder.course.config import NOTEBOOKS, SOLUTIONS
 from autograder.course.release import generate
 from autograder.course.twin import read_twin
 
-REMEDY = "Run `make notebooks` and keep what it writes."
+FEW = 3  # cells that are named
+
+
+def remedy(path: Path) -> str:
+    """A sentence on the cures for a notebook that differs, first if a person worked in it by mistake."""
+    return (
+        f"If it was run or worked in, keep a copy: `git restore {path}` brings back the course's version. If "
+        "its source was changed, `make notebooks` makes it again."
+    )
 
 
 def differences(
@@ -24,7 +32,7 @@ def differences(
     student = notebooks / assignment / built.name
     for path in (built, student):
         if not path.exists():
-            return [f"{path} is missing. {REMEDY}"]
+            return [f"{path} is missing. {remedy(path)}"]
     with tempfile.TemporaryDirectory() as scratch:
         fresh = generate(assignment, Path(scratch) / "release", solutions=solutions)
         beside = sorted(path.name for path in student.parent.iterdir() if path.is_file())
@@ -35,7 +43,7 @@ def differences(
             *_compare(_read(fresh), _read(student), student, outputs=True),
         ]
     if beside != expected:
-        lines.append(f"{student.parent} holds {beside}, and should hold {expected}. {REMEDY}")
+        lines.append(f"{student.parent} holds {beside}, and should hold {expected}.")
     return lines
 
 
@@ -46,20 +54,28 @@ def _read(path: Path) -> NotebookNode:
 def _compare(expected: NotebookNode, kept: NotebookNode, path: Path, *, outputs: bool) -> list[str]:
     """Sentences on each difference in the metadata of the notebook at `path` and in its cells."""
     if [cell["id"] for cell in expected.cells] != [cell["id"] for cell in kept.cells]:
-        return [f"{path}: its cells, or their order, differ from its source's. {REMEDY}"]
+        return [f"{path}: its cells, or their order, differ from its source's. {remedy(path)}"]
     metadata = dict(kept.metadata)
     if not outputs:
         metadata.pop("widgets", None)
-    lines = []
+    differing: dict[str, list[str]] = {}
     if metadata != dict(expected.metadata):
-        lines.append(f"{path}: the notebook's metadata differ from its source's. {REMEDY}")
+        differing["the notebook's metadata"] = []
     keys = ("cell_type", "source", "metadata", *(("outputs", "execution_count") * outputs))
     for ours, theirs in zip(expected.cells, kept.cells, strict=True):
-        differing = [key for key in keys if ours.get(key) != theirs.get(key)]
-        if differing:
-            what = " and ".join(differing)
-            lines.append(f"{path}: cell {ours['id']!r} differs from its source: {what}. {REMEDY}")
-    return lines
+        what = " and ".join(key for key in keys if ours.get(key) != theirs.get(key))
+        if what:
+            differing.setdefault(what, []).append(ours["id"])
+    if not differing:
+        return []
+    said = [what + (f" of {_named(cells)}" if cells else "") for what, cells in differing.items()]
+    return [f"{path} differs from its source: {'; '.join(said)}. {remedy(path)}"]
+
+
+def _named(cells: list[str]) -> str:
+    """The cells by their ids; of many the number and the first ones."""
+    first = ", ".join(repr(cell) for cell in cells[:FEW])
+    return f"{len(cells)} cells, such as {first}" if len(cells) > FEW else first
 
 
 def _not_executed(notebook: NotebookNode, path: Path) -> list[str]:
@@ -68,4 +84,4 @@ def _not_executed(notebook: NotebookNode, path: Path) -> list[str]:
     counts = [cell.execution_count for cell in code]
     if counts == list(range(1, len(code) + 1)):
         return []
-    return [f"{path} is not executed from top to bottom. {REMEDY}"]
+    return [f"{path} is not executed from top to bottom. {remedy(path)}"]

@@ -20,6 +20,7 @@ from nbgrader.converters import GenerateAssignment
 from nbgrader.coursedir import CourseDirectory
 
 from autograder.course.config import NOTEBOOKS, SOLUTIONS, base_config
+from autograder.course.typed import keep, keep_aside
 
 REPOSITORY = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,38})/[A-Za-z0-9._-]{1,100}")
 PLACEHOLDER = "owner/name"  # in the pages and the help
@@ -132,15 +133,20 @@ def release(
         text = path.read_bytes()
         texts[name] = opened_anywhere(text, name, place) if place else text
     readme = _readme(texts, place)
+    before = into.with_name(f"{into.name}_before")  # of what is handed out nothing else may be part
     written = []
     for name, text in texts.items():
         target = into / name / f"{name}.ipynb"
         if target.parent.exists():
+            keep_aside(target.parent, {target.name}, before / name)
             shutil.rmtree(target.parent)
         target.parent.mkdir(parents=True)
         target.write_bytes(text)
         written.append(target)
-    (into / "README.md").write_text(readme, encoding="utf-8")
+    page = into / "README.md"
+    if page.exists() and page.read_text(encoding="utf-8", errors="replace") != readme:
+        keep(page, before / page.name)
+    page.write_text(readme, encoding="utf-8")
     archive = into / "notebooks.zip"
     _write_zip(
         archive,

@@ -436,6 +436,25 @@ def test_what_is_released_is_what_was_checked(tmp_path: Path) -> None:
     assert release(assignments(), tmp_path).archive.read_bytes() == first
 
 
+def test_what_was_typed_in_the_handout_is_kept_elsewhere(tmp_path: Path) -> None:
+    into = tmp_path / "handout"
+    release([NAME], into)
+    (into / "README.md").write_text("Hand in by Friday.")
+    (into / NAME / "hint.txt").write_text("mine")
+    notebook = nbformat.read(into / NAME / f"{NAME}.ipynb", as_version=4)
+    next(cell for cell in notebook.cells if cell.cell_type == "code").execution_count = 1
+    nbformat.write(notebook, into / NAME / f"{NAME}.ipynb")
+    release([NAME], into)
+    assert [path.name for path in (into / NAME).iterdir()] == [f"{NAME}.ipynb"]
+    before = tmp_path / "handout_before"
+    assert (before / "README.md").read_text() == "Hand in by Friday."
+    assert (before / NAME / "hint.txt").read_text() == "mine"
+    assert (before / NAME / f"{NAME}.ipynb").is_file()
+    kept = sorted(before.rglob("*"))
+    release([NAME], into)
+    assert sorted(before.rglob("*")) == kept
+
+
 def test_with_a_repository_each_notebook_opens_anywhere(tmp_path: Path) -> None:
     made = release(assignments(), tmp_path, place=PLACE)
     readme = made.readme.read_text("utf-8")

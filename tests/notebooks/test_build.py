@@ -14,7 +14,14 @@ import nbformat
 import pytest
 
 from autograder.course import kernels
-from autograder.course.build import BuildError, build, does_the_same, follow, require_full_points
+from autograder.course.build import (
+    BuildError,
+    build,
+    does_the_same,
+    follow,
+    release_into,
+    require_full_points,
+)
 from autograder.course.config import NOTEBOOKS, SOLUTIONS, assignments
 from autograder.course.drift import differences
 from autograder.course.exercises import read_assignment
@@ -104,6 +111,34 @@ def drift(folder: Path) -> list[str]:
 
 def test_what_was_just_built_agrees(toy: Path) -> None:
     assert drift(toy) == []
+
+
+def test_a_build_keeps_what_was_typed_into_the_student_version(toy: Path) -> None:
+    path = toy / "notebooks/00_toy/00_toy.ipynb"
+    notebook = nbformat.read(path, as_version=4)
+    typed = next(cell for cell in notebook.cells if cell.cell_type == "code")
+    typed.source, typed.execution_count = "my_answer = 42", 1
+    nbformat.write(notebook, path)
+    (path.parent / "notes.txt").write_text("mine")
+    (line,) = drift(toy)[:1]
+    assert line.index("git restore") < line.index("make notebooks")
+    release_into("00_toy", toy / "solutions", toy / "notebooks")
+    assert drift(toy) == []
+    assert "my_answer = 42" in (toy / "work/00_toy/00_toy_from_notebooks.ipynb").read_text()
+    assert (toy / "work/00_toy/notes_from_notebooks.txt").read_text() == "mine"
+    release_into("00_toy", toy / "solutions", toy / "notebooks")
+    assert len(list((toy / "work/00_toy").iterdir())) == 2, "a version that was not run is not kept"
+
+
+def test_many_cells_that_differ_are_one_sentence(toy: Path) -> None:
+    path = toy / "notebooks/00_toy/00_toy.ipynb"
+    notebook = nbformat.read(path, as_version=4)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    for k, cell in enumerate(code, 1):
+        cell.execution_count = k
+    nbformat.write(notebook, path)
+    (line,) = drift(toy)
+    assert f"execution_count of {len(code)} cells, such as {code[0]['id']!r}" in line
 
 
 def test_the_toy_keeps_its_secrets(toy: Path) -> None:

@@ -191,7 +191,7 @@ def make(*arguments: str) -> str:
 
 def test_help_names_every_command():
     shown = make("help")
-    for command in (*COMMANDS, "clean"):
+    for command in (*COMMANDS, "clean", "clean-grades"):
         assert f"\n  {command} " in shown, command
 
 
@@ -203,7 +203,9 @@ def test_help_names_every_command():
         (("test",), "-m pytest -n auto"),
         (("test", "ARGS=tests/test_x.py -x"), "-m pytest tests/test_x.py -x"),
         (("test-hosts", "ARGS=colab --exact"), "tools/try_hosts.py colab --exact"),
+        (("lab",), "tools/make_work.py"),
         (("lab",), "-m jupyterlab"),
+        (("clean-grades",), "-m autograder clean"),
         (("bench",), "-m benchmarks"),
         (("notebooks",), "-m autograder build"),
         (("doctor",), "-m course_lib.doctor"),

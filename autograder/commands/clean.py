@@ -1,0 +1,104 @@
+"""`python -m autograder clean`: delete what grading wrote, once a person has said so.
+
+Grades can be made again from the submissions. Scores and comments from formgrader cannot, nor can the secret
+from which the hidden cases were drawn. So the command counts these and asks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from pathlib import Path
+
+from sqlalchemy.exc import DatabaseError
+
+from autograder.book.standing import standings
+from autograder.course.config import OUT
+from autograder.run.lock import BusyError, only_one
+
+# The names of all that grading writes. A folder may hold other files, such as a handout: they stay.
+WRITTEN = (
+    "results", "grades.csv", "exercises.csv", "class.html", "feedback", "gradebook.db", "autograded",
+    "submitted", "gradescope", "release", "sample", "secret", "nbgrader.log", "workers.log", ".lock",
+)  # fmt: skip
+WORD = "delete"
+
+
+def add_parser(commands: argparse._SubParsersAction) -> None:
+    """Add the command and its options."""
+    parser = commands.add_parser(
+        "clean", help="delete grades, gradebook, pages and secret, after a question"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=OUT, help="the folder that grading wrote (%(default)s)"
+    )
+    parser.add_argument("--yes", action="store_true", help="do not ask")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Exit code 0: deleted, or nothing to delete; 1: the person said no; 2: it could not be asked or done."""
+    out = options.out.resolve()
+    written = [out / name for name in WRITTEN if (out / name).exists()]
+    if not [path for path in written if path.name != ".lock"]:
+        print(f"{out} holds nothing that grading wrote.")
+        return 0
+    print(f"{out} holds {contents(out)}")
+    for line in irreplaceable(out):
+        print(f"  {line}")
+    if not options.yes:
+        if not sys.stdin.isatty():
+            print("Nothing was deleted: without a terminal, say --yes.", file=sys.stderr)
+            return 2
+        if input(f"Type {WORD} to delete all of it: ").strip() != WORD:
+            print("Nothing was deleted.")
+            return 1
+    try:
+        with only_one(out):
+            for path in written:
+                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    except (BusyError, OSError) as error:
+        print(f"Not everything was deleted: {error}", file=sys.stderr)
+        return 2
+    (out / ".lock").unlink(missing_ok=True)
+    left = sorted(path.name for path in out.iterdir())
+    if left:
+        print(f"Deleted. Left alone, as grading did not write it: {', '.join(left)}.")
+    else:
+        out.rmdir()
+        print("Deleted.")
+    return 0
+
+
+def contents(out: Path) -> str:
+    """Words for what can be made again from the submissions."""
+    graded = len(list((out / "results").glob("*/*.json")))
+    return f"the results of {graded} submission{'s' * (graded != 1)}, which can be graded again."
+
+
+def irreplaceable(out: Path) -> list[str]:
+    """Sentences on what cannot be had again."""
+    lines, book = [], out / "gradebook.db"
+    assignments = sorted(path.name for path in (out / "results").glob("*") if path.is_dir())
+    try:
+        cells = [
+            cell
+            for assignment in assignments
+            for standing in standings(book, assignment).values()
+            for cell in standing.by_hand.values()
+        ]
+    except DatabaseError as error:
+        lines.append(
+            f"gradebook.db cannot be read ({error.__class__.__name__}): grades by hand would be lost."
+        )
+    else:
+        points = sum(cell.points is not None for cell in cells)
+        comments = sum(bool(cell.comment) for cell in cells)
+        if points or comments:
+            lines.append(
+                f"Lost for good: {points} score{'s' * (points != 1)} and {comments} comment"
+                f"{'s' * (comments != 1)} that people entered in formgrader."
+            )
+    if (out / "secret").exists():
+        lines.append("Lost for good: the secret. With another one the hidden cases are others.")
+    return lines

@@ -1,0 +1,130 @@
+"""`make lab` opens copies. A text that a student typed stays, and newer versions arrive beside it."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import make_work
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+ONE, TWO = "00_one/00_one.ipynb", "01_two/01_two.ipynb"
+
+
+@pytest.fixture
+def notebooks(tmp_path: Path) -> Path:
+    folder = tmp_path / "notebooks"
+    for name in (ONE, TWO):
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).write_text(f"{name}, version 1")
+    return folder
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    return tmp_path / "work"
+
+
+def update(notebooks: Path, work: Path) -> list[str]:
+    return list(make_work.Work(work).update(notebooks))
+
+
+def texts(work: Path) -> dict[str, str]:
+    return {path.relative_to(work).as_posix(): path.read_text() for path in work.glob("*/*")}
+
+
+def test_the_first_call_copies_all_and_the_second_nothing(notebooks: Path, work: Path) -> None:
+    (said,) = update(notebooks, work)
+    assert "2 notebooks copied" in said
+    assert texts(work) == {name: f"{name}, version 1" for name in (ONE, TWO)}
+    assert update(notebooks, work) == []
+
+
+def test_what_was_typed_stays_and_a_newer_version_lies_beside_it(
+    notebooks: Path, work: Path
+) -> None:
+    update(notebooks, work)
+    (work / ONE).write_text("my answers")
+    assert update(notebooks, work) == []
+    (notebooks / ONE).write_text("version 2")
+    (said,) = update(notebooks, work)
+    assert "00_one_newer.ipynb" in said
+    assert texts(work)[ONE] == "my answers"
+    assert texts(work)["00_one/00_one_newer.ipynb"] == "version 2"
+    assert update(notebooks, work) == [], "it is said once"
+
+
+def test_a_newer_version_that_was_worked_in_stays_as_well(notebooks: Path, work: Path) -> None:
+    update(notebooks, work)
+    (work / ONE).write_text("my answers")
+    (notebooks / ONE).write_text("version 2")
+    update(notebooks, work)
+    (work / "00_one/00_one_newer.ipynb").write_text("my answers to version 2")
+    (notebooks / ONE).write_text("version 3")
+    (said,) = update(notebooks, work)
+    assert "00_one_newer_2.ipynb" in said
+    assert sorted(texts(work).values())[-3:] == [
+        "my answers",
+        "my answers to version 2",
+        "version 3",
+    ]
+
+
+def test_an_untouched_copy_is_replaced(notebooks: Path, work: Path) -> None:
+    update(notebooks, work)
+    (notebooks / TWO).write_text("version 2")
+    (said,) = update(notebooks, work)
+    assert said.startswith(TWO)
+    assert texts(work)[TWO] == "version 2"
+    assert len(texts(work)) == 2
+
+
+@pytest.mark.parametrize("record", ["", "{", "[]", None])
+def test_without_its_record_every_file_counts_as_worked_in(
+    notebooks: Path, work: Path, record: str | None
+) -> None:
+    update(notebooks, work)
+    (work / ONE).write_text("my answers")
+    (work / make_work.RECORD).unlink() if record is None else (work / make_work.RECORD).write_text(
+        record
+    )
+    (notebooks / ONE).write_text("version 2")
+    (notebooks / TWO).write_text("version 2")
+    assert len(update(notebooks, work)) == 2
+    assert texts(work)[ONE] == "my answers"
+    assert texts(work)[TWO] == f"{TWO}, version 1"
+
+
+def test_files_of_the_students_own_stay(notebooks: Path, work: Path) -> None:
+    update(notebooks, work)
+    (work / "00_one/notes.txt").write_text("mine")
+    (work / ONE).unlink()
+    assert "1 notebook copied" in update(notebooks, work)[0]
+    assert texts(work)["00_one/notes.txt"] == "mine"
+
+
+def test_a_folder_that_cannot_be_made_is_said(
+    notebooks: Path, work: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    work.write_text("a file")
+    assert make_work.main(["--notebooks", str(notebooks), "--work", str(work)]) == 2
+    assert str(work) in capsys.readouterr().err
+
+
+def test_git_does_not_see_the_copies() -> None:
+    done = subprocess.run(
+        ["git", "check-ignore", "work/a.ipynb"], cwd=ROOT, capture_output=True, text=True
+    )
+    if done.returncode == 128:
+        pytest.skip("not a clone of git")
+    assert done.returncode == 0
+
+
+def test_make_lab_opens_the_copies_and_make_clean_leaves_them_and_the_grades_alone() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    lab = makefile.partition("\nlab:")[2].partition("\n\n")[0]
+    assert "tools/make_work.py" in lab and lab.endswith(" work")
+    removed = makefile.partition("\nclean:")[2].partition("\n\n")[0].partition("\n")[2]
+    assert "rm -rf build" in removed
+    assert "autograder" not in removed and "work" not in removed

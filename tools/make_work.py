@@ -1,0 +1,125 @@
+"""Make `work/`, where `make lab` opens the notebooks: copies, so that git never meets a student's work.
+
+The first call copies every notebook. Later calls leave alone what a person may have typed in: where the
+course has a newer version of a notebook, an untouched copy is replaced, and beside any other copy the newer
+version arrives as `<name>_newer.ipynb`. No file is ever deleted or written over that a person may have
+changed.
+
+`work/.versions.json` keeps, for each file that this program wrote, the digest of what it wrote. A file with
+another digest has been worked in.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+NOTEBOOKS, WORK = ROOT / "notebooks", ROOT / "work"
+RECORD = ".versions.json"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--notebooks", type=Path, default=NOTEBOOKS, help="where they come from")
+    parser.add_argument(
+        "--work", type=Path, default=WORK, help="where they are worked (%(default)s)"
+    )
+    options = parser.parse_args(arguments)
+    try:
+        for line in Work(options.work).update(options.notebooks):
+            print(line)
+    except OSError as error:
+        print(f"The notebooks could not be copied to {options.work}: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+class Work:
+    """A student's folder, and the record of what this program wrote there."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.record = folder / RECORD
+        self.written = self._read()
+
+    def _read(self) -> dict[str, str]:
+        """Without a readable record every file counts as worked in."""
+        try:
+            kept = json.loads(self.record.read_text(encoding="utf-8"))
+        except (FileNotFoundError, ValueError):
+            return {}
+        return kept if isinstance(kept, dict) else {}
+
+    def update(self, notebooks: Path) -> Iterator[str]:
+        """Copy what is new; yields sentences for the person at the terminal."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        new = 0
+        for source in sorted(notebooks.glob("*/*.ipynb")):
+            text = source.read_bytes()
+            place = self.folder / source.relative_to(notebooks)
+            if not place.exists():
+                self.write(place, text)
+                new += 1
+            elif self.touched(place):
+                yield from self.beside(place, text)
+            elif digest(place.read_bytes()) != digest(text):
+                self.write(place, text)
+                yield f"{self.name(place)} is the course's newer version: you had not changed the old one."
+        if new:
+            yield f"{new} notebook{'s' * (new != 1)} copied to {self.folder}: work there, it is yours."
+
+    def touched(self, place: Path) -> bool:
+        return self.written.get(self.name(place)) != digest(place.read_bytes())
+
+    def beside(self, place: Path, text: bytes) -> Iterator[str]:
+        """Put the version next to a notebook that was worked in, unless the student has had it before."""
+        own = self.name(place)
+        if digest(text) in (self.written.get(own), self.written.get(f"seen {own}")):
+            return
+        if digest(place.read_bytes()) != digest(text):
+            newer = self.free(place)
+            self.write(newer, text)
+            yield (
+                f"The course has a newer version of {own}: it lies beside yours, as {newer.name}. Yours was "
+                "left as it is."
+            )
+        self.keep(f"seen {own}", text)
+
+    def free(self, place: Path) -> Path:
+        """A name beside the notebook under which nothing lies that a person may have changed."""
+        names = (f"{place.stem}_newer{'' if k == 1 else f'_{k}'}.ipynb" for k in range(1, 1000))
+        places = (place.with_name(name) for name in names)
+        return next(other for other in places if not other.exists() or not self.touched(other))
+
+    def write(self, place: Path, text: bytes) -> None:
+        """Write a file, whole or not at all, then its digest."""
+        place.parent.mkdir(parents=True, exist_ok=True)
+        replace(place, text)
+        self.keep(self.name(place), text)
+
+    def keep(self, name: str, text: bytes) -> None:
+        self.written[name] = digest(text)
+        replace(self.record, json.dumps(self.written, indent=1, sort_keys=True).encode())
+
+    def name(self, place: Path) -> str:
+        return place.relative_to(self.folder).as_posix()
+
+
+def replace(place: Path, text: bytes) -> None:
+    draft = place.with_name(f".{place.name}.new")
+    draft.write_bytes(text)
+    os.replace(draft, place)
+
+
+def digest(text: bytes) -> str:
+    return hashlib.sha256(text).hexdigest()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
