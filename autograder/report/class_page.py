@@ -30,11 +30,7 @@ REASON = 300  # characters of a reason in the table
 OF_A_CELL = re.compile(r"cell ('[\w-]+') (had been \w+)")
 NAMED = 3  # cells
 NOT_WRITTEN = "not written yet"  # the title of a report on a stub
-CALM = (
-    statuses.GRADED,
-    statuses.BLANK,
-    statuses.MISSING,
-)  # statuses that no person needs to look at
+CALM = (statuses.GRADED, statuses.BLANK)  # statuses that no person needs to look at
 
 Link = Callable[[str, str], str]  # (student, assignment) -> a page's address; "" for none
 

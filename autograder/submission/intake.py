@@ -35,6 +35,7 @@ SURROGATE = re.compile("[\ud800-\udfff]")
 LINE_END = re.compile("\r\n?")
 VERSION = re.compile(r"\d{1,2}\.\d{1,3}(\.\d{1,3})?")
 OTHER_PYTHON = "the grader runs Python"
+ANOTHER = "another notebook in the folder was not read"
 
 
 class UnreadableError(Exception):
@@ -171,7 +172,7 @@ def _choose(submission: Submission) -> tuple[Path, list[str]]:
     others = [path for path in _notebooks(folder) if path.name != wanted.name]
     is_folder = wanted.is_dir() and not wanted.is_symlink()
     if os.path.lexists(wanted) and not is_folder:
-        return wanted, [f"not read: {_names(others, folder)}"] if others else []
+        return wanted, [f"{ANOTHER}: {_names(others, folder)}"] if others else []
     others = others or _one_folder_deeper(submission)
     if len(others) == 1:
         return others[0], [f"the notebook was handed in as {_names(others, folder)}"]

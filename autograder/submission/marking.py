@@ -26,6 +26,7 @@ from autograder.sandbox.child import Start
 from autograder.submission import verdict
 from autograder.submission.executing import RestoreReleased, RunAndJudge
 from autograder.submission.intake import (
+    ANOTHER,
     HandedIn,
     MissingError,
     Submission,
@@ -132,11 +133,13 @@ def _grade(
             exercise.reason = one_line(f"{other}. {exercise.reason}")
     blank = result.score == 0 and untouched(notebook, assignment.released)
     result.status = status.worst([*(e.status for e in events), *([status.BLANK] if blank else [])])
-    result.reason = one_line(_reason(result, events))
+    unread = [note for note in result.changes if note.startswith(ANOTHER)]
+    reasons = [_reason(result, events), *(unread if blank else [])]
+    result.reason = one_line("; ".join(reasons))
     reports = [exercise.report for exercise in result.exercises if exercise.report is not None]
     result.by_chance = any(e.by_chance for e in events) or any(r["by_chance"] for r in reports)
     result.changes += [*restored.changes, *restored.notes, *([other] if other else [])]
-    result.eyes = [*_crashes(events), *restored.changes]
+    result.eyes = [*unread, *_crashes(events), *restored.changes]
     result.eyes += [
         f"{exercise.name}: the record of its messages and the network contradict each other"
         for exercise in result.exercises

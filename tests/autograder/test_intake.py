@@ -47,7 +47,7 @@ def test_the_notebook_of_the_right_name_counts(folder: Path) -> None:
     (folder / ".ipynb_checkpoints").mkdir()
     found = collect(submission(folder))
     assert (found.content, found.stamp) == (TEXT, "")
-    assert found.notes == ["not read: 00_toy-Copy1.ipynb"]
+    assert found.notes == ["another notebook in the folder was not read: 00_toy-Copy1.ipynb"]
 
 
 def test_a_renamed_notebook_counts_when_it_is_the_only_one(folder: Path) -> None:

@@ -23,7 +23,7 @@ from autograder.outcome.result import Exercise, Result
 from autograder.sandbox import execution
 from autograder.sandbox.child import spawner
 from autograder.submission import verdict
-from autograder.submission.intake import HandedIn, Submission
+from autograder.submission.intake import ANOTHER, HandedIn, Submission
 from autograder.submission.marking import Course, mark
 from autograder.submission.restore import restore
 from autograder.submission.sandboxed import open_course
@@ -122,6 +122,7 @@ class Toy:
     def grade(
         self, notebook: NotebookNode | bytes, student: str = "ann", limits: Limits = LIMITS,
         judge: Callable | None = None, start: Callable | None = None, known: Sequence[Exercise] = (),
+        notes: Sequence[str] = (),
     ) -> Result:  # fmt: skip
         course = Course(
             {NAME: self.assignment},
@@ -131,7 +132,9 @@ class Toy:
         )
         content = notebook if isinstance(notebook, bytes) else nbformat.writes(notebook).encode()
         submission = Submission(student, NAME, Path("nowhere"))
-        result, self.notebook = mark(submission, course, limits, HandedIn(content), known)
+        result, self.notebook = mark(
+            submission, course, limits, HandedIn(content, notes=[*notes]), known
+        )
         return result
 
     def outputs(self, name: str) -> list[NotebookNode]:
@@ -204,6 +207,16 @@ def test_a_blank_submission_is_called_so(course: Toy) -> None:
     result = course.grade(toy(source=False), judge=judge)
     assert (result.status, result.score) == (status.BLANK, 0)
     assert result.reason == "nothing was written into any exercise"
+    other = f"{ANOTHER}: 00_toy_1.ipynb"
+    result = course.grade(toy(source=False), judge=judge, notes=[other])
+    assert result.reason == f"nothing was written into any exercise; {other}"
+    assert result.eyes == [other]
+
+
+def test_a_second_notebook_is_listed_for_eyes(course: Toy) -> None:
+    other = f"{ANOTHER}: 00_toy_1.ipynb"
+    result = course.grade(answers(), notes=[other, "timestamp.txt holds no date and was not used"])
+    assert (points(result), result.reason, result.eyes) == ([4, 6], "", [other])
 
 
 @pytest.mark.parametrize(

@@ -571,6 +571,7 @@ def test_the_class_page_holds_every_submission_and_escapes_it() -> None:
         result_of(attack, 0.0, status="kernel died", reason=attack),
         result_of("dora", 0.5, sandbox=[]),
         Result("emil", "00_first_ranks", "ungraded", "the ranks could not be started"),
+        Result("fay", "00_first_ranks", "missing", "nothing was handed in"),
     ]
     page = class_page(results)
     soup = soup_of(page)
@@ -585,6 +586,7 @@ def test_the_class_page_holds_every_submission_and_escapes_it() -> None:
     assert rows[attack].a["href"].startswith("feedback/%3Cscript%3Ego%28%29%3C/script%3E/")
     looked_at = soup.find(id="eyes").find_next("table").text
     assert "ben" in looked_at and attack in looked_at and "emil" in looked_at
+    assert "fay" in looked_at
     assert "anna" not in looked_at
     assert "4 of 5 submissions ran inside: namespaces, limits." in soup.text
     assert "1 of 5 submissions ran without a sandbox." in soup.text
