@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from autograder.book.store import Store
+from autograder.commands.choice import ChoiceError, chosen, listed, text_of
 from autograder.course.config import OUT
 from autograder.outcome.result import write_whole
 from autograder.report.exports import (
@@ -28,7 +29,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     canvas = sites.add_parser("canvas", help="needs an export of Canvas' gradebook")
     canvas.add_argument("roster", type=Path, help="the export")
     canvas.add_argument(
-        "--assignment", action="append", help="may be given several times; default all"
+        "--assignment", action="append", help="such as 02; may be given several times; default all"
     )
     canvas.add_argument(
         "--id",
@@ -38,8 +39,8 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         help="an assignment's id in Canvas",
     )
     two = sites.add_parser("moodle", help="needs the assignment's grading worksheet")
-    two.add_argument("worksheet", type=Path)
-    two.add_argument("--assignment", required=True)
+    two.add_argument("worksheet", type=Path, help="the worksheet, as Moodle gives it")
+    two.add_argument("--assignment", required=True, help="such as 02")
     two.add_argument(
         "--student",
         default="",
@@ -75,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
         text, notes = (
             _canvas(graded, options) if options.site == "canvas" else _moodle(graded, options)
         )
-    except (ExportError, OSError, UnicodeDecodeError) as error:
+    except (ExportError, ChoiceError) as error:
         print(error, file=sys.stderr)
         return 2
     target = options.to or options.out / f"{options.site}.csv"
@@ -84,17 +85,18 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _known(graded: Class, names: list[str]) -> list[str]:
-    if unknown := sorted(set(names) - set(graded.assignments)):
-        there = ", ".join(graded.assignments) or "none"
+def _known(graded: Class, words: list[str]) -> list[str]:
+    try:
+        return chosen(words, graded.assignments)
+    except ChoiceError:
+        there = listed(graded.assignments)
         raise ExportError(
-            f"nothing of {', '.join(unknown)} has been graded; there are grades for {there}."
-        )
-    return names
+            f"nothing of {listed(words)} has been graded; there are grades for {there}."
+        ) from None
 
 
 def _canvas(graded: Class, options: argparse.Namespace) -> tuple[str, list[str]]:
-    names = _known(graded, options.assignment or graded.assignments)
+    names = _known(graded, options.assignment or [])
     ids = {}
     for text in options.id:
         name, _, number = text.rpartition("=")
@@ -103,17 +105,14 @@ def _canvas(graded: Class, options: argparse.Namespace) -> tuple[str, list[str]]
         ids[name] = int(number)
     scores = {name: graded.scores(name) for name in names}
     maxima = {name: graded.maximum(name) for name in names}
-    return canvas(scores, maxima, _read(options.roster), ids)
+    return canvas(scores, maxima, text_of(options.roster), ids)
 
 
 def _moodle(graded: Class, options: argparse.Namespace) -> tuple[str, list[str]]:
-    (name,) = _known(graded, [options.assignment])
+    name, *others = _known(graded, [options.assignment])
+    if others:
+        raise ExportError(f"{options.assignment} begins several assignments: name one.")
     columns = Columns(
         options.student, options.grade, options.maximum, options.may_change, options.no
     )
-    return moodle(graded.scores(name), graded.maximum(name), _read(options.worksheet), columns)
-
-
-def _read(path: Path) -> str:
-    with open(path, encoding="utf-8", newline="") as file:
-        return file.read()
+    return moodle(graded.scores(name), graded.maximum(name), text_of(options.worksheet), columns)

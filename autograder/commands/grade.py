@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from autograder.commands.choice import at_least_one, listed
 from autograder.outcome import status as statuses
 from autograder.outcome.limits import GB, KB, MB, Limits
 
@@ -37,7 +38,10 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "--assignment", nargs="+", metavar="NAME", help="such as 02; grade these, leave the others"
     )
     parser.add_argument(
-        "--jobs", type=int, metavar="N", help="submissions side by side (default: as many as fit)"
+        "--jobs",
+        type=at_least_one,
+        metavar="N",
+        help="submissions side by side (default: as many as fit)",
     )
     parser.add_argument(
         "--formgrader", metavar="URL",
@@ -213,7 +217,8 @@ def _wanted(submissions: list[Submission], options: argparse.Namespace) -> set[S
     ]
     if unknown:
         print(
-            f"No student and no assignment of this class is called {', '.join(unknown)}.",
+            f"No student and no assignment of this class is called {', '.join(unknown)}. There are "
+            f"{listed(sorted(students))}, and {listed(sorted(assignments))}.",
             file=sys.stderr,
         )
         return set()
@@ -258,7 +263,7 @@ def workers_of(options: argparse.Namespace) -> Workers:
     seconds = PATIENCE * limits_of(options).submission + SLACK
     if options.scheduler:
         return ClusterWorkers(options.scheduler, seconds=seconds)
-    count = options.jobs if options.jobs and options.jobs > 0 else default_jobs()
+    count = options.jobs or default_jobs()
     return LocalWorkers(count, seconds=seconds, log=options.out / "workers.log")
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from autograder.commands.choice import ChoiceError, only_one
 from autograder.commands.grading import grading
 from autograder.course.config import OUT, ROOT, assignments
 from autograder.outcome import status as statuses
@@ -39,11 +40,10 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Exit code 0: done; 1: a submission got no grade; 2: the command cannot do its work."""
-    if options.assignment not in assignments():
-        print(
-            f"There is no assignment {options.assignment}; there are {', '.join(assignments())}.",
-            file=sys.stderr,
-        )
+    try:
+        options.assignment = only_one(options.assignment, assignments())
+    except ChoiceError as error:
+        print(error, file=sys.stderr)
         return 2
     if options.seconds <= RESERVE:
         print(

@@ -21,7 +21,10 @@ def run(options: argparse.Namespace) -> int:
     """Exit code 0: printed; 2: there is no such answer."""
     try:
         known = {mutant.title: mutant.text for mutant in read_mutants(options.file, bases=True)}
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        print(f"{options.file} cannot be read: {error.strerror}.", file=sys.stderr)
+        return 2
+    except ValueError as error:
         print(error, file=sys.stderr)
         return 2
     if options.title not in known:

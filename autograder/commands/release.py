@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from autograder.commands.choice import ChoiceError, chosen
 from autograder.course.config import OUT, assignments
 from autograder.course.drift import differences
 from autograder.course.release import Place, ReleaseError, release
@@ -13,7 +14,7 @@ from autograder.course.release import Place, ReleaseError, release
 
 def add_parser(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser("release", help="hand out student versions: a folder and a zip")
-    parser.add_argument("assignment", nargs="*", help="all when none is named")
+    parser.add_argument("assignment", nargs="*", help="such as 02; all when none is named")
     parser.add_argument("--into", type=Path, default=OUT / "handout", help="folder (%(default)s)")
     parser.add_argument(
         "--repository",
@@ -31,21 +32,18 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Exit code 0: written; 2: not written, and stderr says why."""
-    known = assignments()
-    chosen = options.assignment or known
-    if unknown := sorted(set(chosen) - set(known)):
-        print(
-            f"There is no assignment {', '.join(unknown)}; there are {', '.join(known)}.",
-            file=sys.stderr,
-        )
+    try:
+        names = chosen(options.assignment, assignments())
+    except ChoiceError as error:
+        print(error, file=sys.stderr)
         return 2
-    stale = [line for name in chosen for line in differences(name)]
+    stale = [line for name in names for line in differences(name)]
     if stale:
         print("\n".join(stale), file=sys.stderr)
         return 2
     try:
         on_github = (options.repository, options.branch, options.folder)
-        made = release(chosen, options.into, place=Place(*on_github) if on_github[0] else None)
+        made = release(names, options.into, place=Place(*on_github) if on_github[0] else None)
     except ReleaseError as error:
         print(error, file=sys.stderr)
         return 2

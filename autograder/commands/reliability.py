@@ -9,6 +9,7 @@ import sys
 import nbformat
 from nbformat import NotebookNode
 
+from autograder.commands.choice import ChoiceError, chosen
 from autograder.commands.grading import NOWHERE, grading
 from autograder.course.config import assignments
 from autograder.outcome.limits import Limits
@@ -27,15 +28,12 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Exit code 0: full points every time; 1: a check did not give them; 2: nothing could be graded."""
-    known = assignments()
-    chosen = options.assignment or known
-    if unknown := sorted(set(chosen) - set(known)):
-        print(
-            f"There is no assignment {', '.join(unknown)}; there are {', '.join(known)}.",
-            file=sys.stderr,
-        )
+    try:
+        names = chosen(options.assignment, assignments())
+    except ChoiceError as error:
+        print(error, file=sys.stderr)
         return 2
-    losses = [loss for name in chosen for loss in _try(name, options.times)]
+    losses = [loss for name in names for loss in _try(name, options.times)]
     for loss in losses:
         print(loss)
     if not losses:

@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from autograder.commands.choice import ChoiceError, chosen
 from autograder.course.config import NOTEBOOKS, OUT, SOLUTIONS, assignments
 from autograder.course.exercises import read_assignment
 from autograder.outcome.result import write_whole
@@ -24,21 +25,11 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Exit code 0: written; 2: there is no such assignment."""
-    known = assignments()
-    chosen = [
-        name
-        for name in known
-        if not options.assignment or name.startswith(tuple(options.assignment))
-    ]
-    unknown = [
-        text for text in options.assignment if not any(name.startswith(text) for name in known)
-    ]
-    if unknown:
-        print(
-            f"There is no assignment {', '.join(unknown)}; there are {', '.join(known)}.",
-            file=sys.stderr,
-        )
+    try:
+        names = chosen(options.assignment, assignments())
+    except ChoiceError as error:
+        print(error, file=sys.stderr)
         return 2
-    write_whole(options.to, rubric(read_assignment(name, SOLUTIONS, NOTEBOOKS) for name in chosen))
-    print(f"{options.to} says what the points of {', '.join(chosen)} are given for.")
+    write_whole(options.to, rubric(read_assignment(name, SOLUTIONS, NOTEBOOKS) for name in names))
+    print(f"{options.to} says what the points of {', '.join(names)} are given for.")
     return 0

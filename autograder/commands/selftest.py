@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TextIO
 
 from autograder.book.store import Store
+from autograder.commands.choice import at_least_one
 from autograder.course.config import ROOT, log_to_file
 from autograder.course.kernels import prefer_this_environment
 from autograder.faults import ROWS
@@ -41,7 +42,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("rows", nargs="*", metavar="row", help="some rows or groups; default: all")
     parser.add_argument("--quick", action="store_true", help="the reduced matrix, about a minute")
     parser.add_argument(
-        "--jobs", type=int, default=2, metavar="N", help="side by side (%(default)s)"
+        "--jobs", type=at_least_one, default=2, metavar="N", help="side by side (%(default)s)"
     )
     parser.add_argument("--sandbox", choices=MODES, default="auto")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep grading's files there")

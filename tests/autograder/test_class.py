@@ -579,8 +579,18 @@ def test_of_those_who_are_not_wanted_nothing_changes(toy: Class) -> None:
         (["bob"], None, ["bob 00_a"], ""),
         (["ann", "bob"], ["02"], ["ann 02_b"], ""),
         (None, ["00_a", "02"], ["ann 00_a", "ann 02_b", "bob 00_a"], ""),
-        (["ben"], None, [], "No student and no assignment of this class is called ben."),
-        (["ann"], ["03", "02"], [], "No student and no assignment of this class is called 03."),
+        (
+            ["ben"],
+            None,
+            [],
+            "No student and no assignment of this class is called ben. There are ann, bob, and 00_a, 02_b.",
+        ),
+        (
+            ["ann"],
+            ["03", "02"],
+            [],
+            "No student and no assignment of this class is called 03. There are ann, bob, and 00_a, 02_b.",
+        ),
         (["bob"], ["02"], [], "None of these students handed in one of these assignments."),
     ],
 )

@@ -616,7 +616,11 @@ def test_commands_say_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixtur
             ("export", "--out", tmp_path, "moodle", tmp_path / "no.csv", "--assignment", NAME),
             "has been graded",
         ),
-        (("export", "--out", tmp_path, "canvas", tmp_path / "no.csv"), "No such file"),
+        (
+            ("export", "--out", tmp_path, "canvas", tmp_path / "no.csv"),
+            "no.csv cannot be read: No such file",
+        ),
+        (("export", "--out", tmp_path, "canvas", tmp_path), "cannot be read: Is a directory"),
         (("release", "99_never"), "There is no assignment 99_never"),
         (("release", NAME, "--repository", "x", "--into", tmp_path / "r"), "OWNER/NAME"),
         (

@@ -1,0 +1,59 @@
+"""Names, numbers and files on a command's line: the same words mean the same to every command."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+SHOWN = 20  # names in a sentence
+
+
+class ChoiceError(Exception):
+    """A word on the line names nothing that there is; the text says what there is."""
+
+
+def chosen(words: Sequence[str], known: Sequence[str]) -> list[str]:
+    """The assignments that the words begin, such as "02", in the order of `known`; all without words.
+
+    Raises ChoiceError.
+    """
+    unknown = [word for word in words if not any(name.startswith(word) for name in known)]
+    if unknown:
+        raise ChoiceError(f"There is no assignment {listed(unknown)}; there are {listed(known)}.")
+    return [name for name in known if not words or name.startswith(tuple(words))]
+
+
+def only_one(word: str, known: Sequence[str]) -> str:
+    """The one assignment that the word begins. Raises ChoiceError."""
+    names = chosen([word], known)
+    if len(names) > 1:
+        raise ChoiceError(f"{word} begins several assignments: {listed(names)}. Name one.")
+    return names[0]
+
+
+def listed(names: Sequence[str]) -> str:
+    more = len(names) - SHOWN
+    return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "") or "none"
+
+
+def text_of(path: Path) -> str:
+    """A file's text, with its own line ends. Raises ChoiceError with the file's name and the reason."""
+    try:
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            return file.read()
+    except OSError as error:
+        raise ChoiceError(f"{path} cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise ChoiceError(f"{path} is not UTF-8 text.") from None
+
+
+def at_least_one(word: str) -> int:
+    """For argparse: a whole number from 1 on."""
+    try:
+        number = int(word)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{word!r} is not a whole number from 1 on")
+    return number
