@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
     for loss in losses:
         print(loss)
     if not losses:
-        print(f"{', '.join(chosen)}: full points in all of {options.times} rounds.")
+        print(f"{', '.join(names)}: full points in all of {options.times} rounds.")
     return 1 if losses else 0
 
 

@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import zipfile
+from argparse import ArgumentTypeError
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from autograder.book.standing import ByHand, Standing, final_maximum, final_scor
 from autograder.book.store import Store
 from autograder.commands import export, gradescope, reliability, report
 from autograder.commands import release as release_command
+from autograder.commands.choice import ChoiceError, at_least_one, chosen, only_one
 from autograder.course.config import NOTEBOOKS, ROOT, SOLUTIONS, assignments
 from autograder.course.release import Place, ReleaseError, release
 from autograder.outcome.result import Exercise, Result
@@ -658,3 +660,25 @@ def test_gradescope_and_reliability_grade_the_reference(
     data = results_of(container)
     assert data["score"] == sum(test["max_score"] for test in data["tests"]) > 0
     assert command("reliability", NAME, "--times", "2") == 0, capsys.readouterr().out
+
+
+def test_a_number_is_enough_and_the_names_are_said() -> None:
+    known = ["00_first", "02_two", "02_other"]
+    assert chosen(["02", "00"], known) == known
+    assert chosen([], known) == known
+    assert only_one("00", known) == "00_first"
+    with pytest.raises(ChoiceError, match="several assignments: 02_two, 02_other"):
+        only_one("02", known)
+    with pytest.raises(ChoiceError, match="There is no assignment 03; there are 00_first, 02_two"):
+        chosen(["02", "03"], known)
+    with pytest.raises(ArgumentTypeError, match="whole number from 1 on"):
+        at_least_one("0")
+    assert at_least_one("3") == 3
+
+
+def test_reliability_names_what_it_tried(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr(reliability, "_try", lambda name, times: [])
+    assert command("reliability", NAME[:2]) == 0
+    assert NAME in capsys.readouterr().out
