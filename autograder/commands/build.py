@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from autograder.commands.choice import ChoiceError, chosen
 from autograder.course.build import build, follow
 from autograder.course.config import OUT, assignments, log_to_file
 from autograder.course.drift import differences
@@ -16,7 +17,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser(
         "build", help="make notebooks from their twins, and student versions"
     )
-    parser.add_argument("assignment", nargs="*", help="e.g. 02_collectives; all when none is named")
+    parser.add_argument("assignment", nargs="*", help="such as 02; all when none is named")
     only = parser.add_mutually_exclusive_group()
     only.add_argument("--check", action="store_true", help="compare only; execute nothing")
     only.add_argument(
@@ -28,29 +29,26 @@ def run(options: argparse.Namespace) -> int:
     """Exit code 0: the three forms agree, or were written; 1: they differ, or a notebook could not be made;
     2: an assignment that is named has no twin.
     """
-    known = assignments()
-    if unknown := sorted(set(options.assignment) - set(known)):
-        print(
-            f"There is no twin for {', '.join(unknown)}; there are {', '.join(known)}.",
-            file=sys.stderr,
-        )
+    try:
+        names = chosen(options.assignment, assignments())
+    except ChoiceError as error:
+        print(error, file=sys.stderr)
         return 2
     prefer_this_environment()
     log_to_file(OUT / "build.log")
-    chosen = options.assignment or known
     if options.text:
-        return _follow(chosen)
-    return _check(chosen) if options.check else _build(chosen)
+        return _follow(names)
+    return _check(names) if options.check else _build(names)
 
 
-def _check(chosen: list[str]) -> int:
-    lines = [line for assignment in chosen for line in differences(assignment)]
-    print("\n".join(lines) or f"{', '.join(chosen)}: twin, notebook and student version agree.")
+def _check(names: list[str]) -> int:
+    lines = [line for assignment in names for line in differences(assignment)]
+    print("\n".join(lines) or f"{', '.join(names)}: twin, notebook and student version agree.")
     return 1 if lines else 0
 
 
-def _follow(chosen: list[str]) -> int:
-    for assignment in chosen:
+def _follow(names: list[str]) -> int:
+    for assignment in names:
         try:
             changed = follow(assignment)
         except BuildError as error:
@@ -60,8 +58,8 @@ def _follow(chosen: list[str]) -> int:
     return 0
 
 
-def _build(chosen: list[str]) -> int:
-    for assignment in chosen:
+def _build(names: list[str]) -> int:
+    for assignment in names:
         print(f"{assignment}: executing ...", flush=True)
         try:
             seconds = build(assignment)

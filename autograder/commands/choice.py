@@ -26,7 +26,7 @@ def chosen(words: Sequence[str], known: Sequence[str]) -> list[str]:
 
 def only_one(word: str, known: Sequence[str]) -> str:
     """The one assignment that the word begins. Raises ChoiceError."""
-    names = chosen([word], known)
+    names = [word] if word in known else chosen([word], known)
     if len(names) > 1:
         raise ChoiceError(f"{word} begins several assignments: {listed(names)}. Name one.")
     return names[0]
@@ -40,7 +40,7 @@ def listed(names: Sequence[str]) -> str:
 def text_of(path: Path) -> str:
     """A file's text, with its own line ends. Raises ChoiceError with the file's name and the reason."""
     try:
-        with open(path, encoding="utf-8-sig", newline="") as file:
+        with open(path, encoding="utf-8", newline="") as file:
             return file.read()
     except OSError as error:
         raise ChoiceError(f"{path} cannot be read: {error.strerror}.") from None

@@ -22,6 +22,7 @@ WRITTEN = (
     "results", "grades.csv", "exercises.csv", "class.html", "feedback", "gradebook.db", "autograded",
     "submitted", "gradescope", "release", "sample", "secret", "nbgrader.log", "workers.log", ".lock",
 )  # fmt: skip
+MARKS = ("gradebook.db", "nbgrader.log")  # one of them is in every folder that grading wrote
 WORD = "delete"
 
 
@@ -40,8 +41,8 @@ def run(options: argparse.Namespace) -> int:
     """Exit code 0: deleted, or nothing to delete; 1: the person said no; 2: it could not be asked or done."""
     out = options.out.resolve()
     written = [out / name for name in WRITTEN if (out / name).exists()]
-    if not [path for path in written if path.name != ".lock"]:
-        print(f"{out} holds nothing that grading wrote.")
+    if not any((out / name).is_file() for name in MARKS):  # a folder `results` may be anybody's
+        print(f"{out} is not a folder that grading wrote: it has neither {' nor '.join(MARKS)}.")
         return 0
     print(f"{out} holds {contents(out)}")
     for line in irreplaceable(out):

@@ -86,7 +86,8 @@ def test_a_gradebook_that_cannot_be_read_is_said(
 def test_a_folder_without_results_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "thesis.txt").write_text("mine")
+    (tmp_path / "results/thesis").mkdir(parents=True)
+    (tmp_path / "results/thesis/table.json").write_text("mine")
     assert run(tmp_path, yes=True) == 0
-    assert "nothing that grading wrote" in capsys.readouterr().out
-    assert (tmp_path / "thesis.txt").exists()
+    assert "not a folder that grading wrote" in capsys.readouterr().out
+    assert (tmp_path / "results/thesis/table.json").exists()

@@ -606,7 +606,9 @@ def test_commands_export_what_was_graded(tmp_path: Path, capsys: pytest.CaptureF
         tmp_path / "filled.csv",
     )
     assert command("export", "--out", tmp_path, *sheet) == 0
-    assert rows_of((tmp_path / "filled.csv").read_text("utf-8"))[1][4] == "1"
+    filled = (tmp_path / "filled.csv").read_text("utf-8")
+    assert rows_of(filled)[1][4] == "1"
+    assert filled.startswith("\ufeff") == WORKSHEET.startswith("\ufeff")
     assert command("report", "--out", tmp_path) == 0
     assert (tmp_path / "class.html").is_file()
 
@@ -667,6 +669,7 @@ def test_a_number_is_enough_and_the_names_are_said() -> None:
     assert chosen(["02", "00"], known) == known
     assert chosen([], known) == known
     assert only_one("00", known) == "00_first"
+    assert only_one("02_two", [*known, "02_two_more"]) == "02_two"
     with pytest.raises(ChoiceError, match="several assignments: 02_two, 02_other"):
         only_one("02", known)
     with pytest.raises(ChoiceError, match="There is no assignment 03; there are 00_first, 02_two"):

@@ -10,7 +10,8 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import MethodType
+from types import MethodType, SimpleNamespace
+from typing import Any
 
 import cloudpickle
 import pytest
@@ -25,6 +26,7 @@ from course_lib.checks.judge import training as lines
 from course_lib.checks.judge.case import RIGHT, Case, Draw, Exercise, Line, wrong
 from course_lib.checks.judge.training import single
 from course_lib.checks.notebooks.data_parallel import bucketed, early
+from course_lib.checks.notebooks.fsdp.hybrid import begun_together
 from course_lib.checks.notebooks.zero import stages
 from course_lib.checks.rank import refusing, toys, watching
 from course_lib.checks.report import WAITS
@@ -551,3 +553,17 @@ def test_who_starts_from_the_first_rank_of_the_world_is_told(name: str, seed: in
         f"04_zero/{name}", replace(right, right=False, text=code, says=says), seed
     )
     assert report.score < 1 and any(says in said for said in report.messages), printed
+
+
+@pytest.mark.parametrize(
+    ("groups", "issued", "told"),
+    [(((0, 1), (0, 2)), 1.0, True), (((0, 1), (0, 2)), 3.0, False), (((0, 1), (0, 1)), 1.0, False)],
+)
+def test_two_collectives_in_flight_of_which_one_needs_the_other_are_seen(
+    groups: tuple, issued: float, told: bool
+) -> None:
+    """The first one was waited for at 2.0."""
+    first = SimpleNamespace(group=groups[0], issued=0.0, waited_at=2.0)
+    second = SimpleNamespace(group=groups[1], issued=issued, waited_at=4.0)
+    observed: Any = SimpleNamespace(operations=[[], [first, second]])
+    assert begun_together(observed) == told

@@ -18,6 +18,10 @@ COMMANDS = (
 )  # fmt: skip
 
 
+# The choices on the line of a `make test` that runs these tests.
+OF_THE_OUTER_MAKE = ("MAKEFLAGS", "MAKEOVERRIDES", "MFLAGS", "MAKELEVEL", "ARGS")
+
+
 @pytest.fixture
 def pythons(tmp_path, monkeypatch):
     """pythons({"python3": ("3.9.1", True)}): the only Pythons on the PATH; True: venv is there."""
@@ -184,6 +188,7 @@ def make(*arguments: str) -> str:
         capture_output=True,
         text=True,
         timeout=60,
+        env={name: value for name, value in os.environ.items() if name not in OF_THE_OUTER_MAKE},
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

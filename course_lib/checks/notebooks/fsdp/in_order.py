@@ -146,7 +146,7 @@ def ahead_line(training: Training, ahead: tuple[int, int], reshard: bool, title:
         )
 
     def judge(observed: Observed) -> Finding:
-        first, hidden = None, not reshard
+        first = None
         for step in steps_of(observed, training):
             if step.barriers:
                 return wrong(
@@ -158,10 +158,9 @@ def ahead_line(training: Training, ahead: tuple[int, int], reshard: bool, title:
                 return finding
             for kind, block, others in each_way(depth, ahead):
                 mark = step.marks[kind, block]
-                hidden |= any(travels(step, kind, mark, other) for other in others[:1])
                 for other in others:
                     first = first or missing(step, kind, mark, other)
-        return replace(first, misses_point=not hidden) if first else RIGHT
+        return replace(first, misses_point=reshard and not shows(observed)) if first else RIGHT
 
     return Line(title, judge, weight, shows=shows, part="ahead")
 
@@ -257,7 +256,10 @@ def reduce_line(training: Training, title: str, weight: float) -> Line:
                     )
         return RIGHT
 
-    return Line(title, judge, weight)
+    def shows(observed: Observed) -> float:
+        return float(any(any(step.reduces.values()) for step in steps_of(observed, training)))
+
+    return Line(title, judge, weight, shows=shows, part="gradients")
 
 
 def waited_line(training: Training, title: str, weight: float) -> Line:
