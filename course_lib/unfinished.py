@@ -7,6 +7,10 @@ A notebook runs from top to bottom with any of its exercises left out, so a cell
 
     print(f"yours {said(ridge, 312e12, 2e12):,.0f}")  # "yours ?" until `ridge` is written
 
+    run = try_it(job, world_size=4)  # the ranks' results, or None after a sentence on what went wrong
+
+In one cell the same sentence is printed once, however often the function is asked for.
+
 A function is not written while a `raise NotImplementedError` without a text stands in it, which is what a
 stub consists of, or in a function of the notebook that it calls.
 """
@@ -19,6 +23,11 @@ import re
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
+
+from IPython.core.getipython import get_ipython
+
+from course_lib.runtime.errors import NotWritten, RankError, explained
+from course_lib.runtime.launch import Run, launch
 
 STUB = "NotImplementedError"
 FORM = re.compile(r"^((?:.?[<>=^])?)[-+ ]?#?0?(\d*)")  # alignment and width of a format
@@ -38,8 +47,19 @@ def ready(*functions: Any) -> bool:
     """
     sentences = dict.fromkeys(text for function in functions for text in _missing(function))
     for sentence in sentences:
-        print(sentence)
+        say_once(sentence)
     return not sentences
+
+
+def try_it(job: Callable, *args: Any, world_size: int = 4, **options: Any) -> Run | None:
+    """`launch(job, *args, ...)`, for a cell that goes on without it: None after a sentence if it failed."""
+    try:
+        return launch(job, *args, world_size=world_size, **options)
+    except NotWritten as missing:
+        say_once(str(missing))
+    except RankError as error:
+        print(explained(error))
+    return None
 
 
 def said(function: Callable, *args: Any, **kwargs: Any) -> Any:
@@ -95,6 +115,19 @@ class NotYet:
 
 
 NOT_YET = NotYet()
+_printed: dict[int, set[str]] = {}  # the sentences of the cell that runs now, by its number
+
+
+def say_once(sentence: str) -> None:
+    """Print the sentence, unless this cell has printed it before."""
+    shell = get_ipython()
+    cell = shell.execution_count if shell else -1
+    if shell and sentence in _printed.get(cell, ()):
+        return
+    said = _printed.get(cell, set()) | {sentence}
+    _printed.clear()
+    _printed[cell] = said
+    print(sentence)
 
 
 def _missing(function: Any) -> Iterator[str]:

@@ -23,6 +23,8 @@ MARK = "COURSE_TEST_SESSION"
 os.environ[MARK] = f"{os.getpid()}-{time.time_ns()}"
 # Counts GPUs without starting CUDA in this process, so that it may still fork.
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+# Tests compare plain text; the colours have tests of their own.
+os.environ["NO_COLOR"] = "1"
 
 # Tests run side by side, and threads of theirs would only wait for each other: up to ten times as long.
 if "PYTEST_XDIST_WORKER" in os.environ:

@@ -20,7 +20,8 @@ from autograder.run.lock import BusyError, only_one
 # The names of all that grading writes. A folder may hold other files, such as a handout: they stay.
 WRITTEN = (
     "results", "grades.csv", "exercises.csv", "class.html", "feedback", "gradebook.db", "autograded",
-    "submitted", "gradescope", "release", "sample", "secret", "nbgrader.log", "workers.log", ".lock",
+    "submitted", "unzipped", "gradescope", "release", "sample", "secret", "nbgrader.log", "workers.log",
+    ".lock",
 )  # fmt: skip
 MARKS = ("gradebook.db", "nbgrader.log")  # one of them is in every folder that grading wrote
 WORD = "delete"

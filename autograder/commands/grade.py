@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from autograder.run.session import Course, Summary, Workers
     from autograder.submission.intake import Submission
 
-LAYOUT = "A class is laid out as FOLDER/<student>/<assignment>/<assignment>.ipynb."
+LAYOUT = "A class is laid out as FOLDER/<student>/<assignment>/<assignment>.ipynb, or FOLDER/<student>.zip."
 OUT = Path(__file__).resolve().parent.parent / "out"
 # A worker that is busy for longer than its submission may take, and then some, is ended.
 PATIENCE, SLACK = 2.0, 120.0
@@ -150,6 +150,7 @@ def _submissions(options: argparse.Namespace, known: list[str]) -> list[Submissi
     """The submissions to grade; none, and a sentence on stderr, if the folder does not hold a class."""
     from autograder.sample.sample_class import make_sample_class
     from autograder.submission.intake import SameNameError, find_submissions
+    from autograder.submission.zips import find_zipped, joined
 
     if options.submissions is None:
         print("No submissions were named: making the sample class from solutions and mutants.")
@@ -165,11 +166,13 @@ def _submissions(options: argparse.Namespace, known: list[str]) -> list[Submissi
             print(f"{folder} is not a folder. {LAYOUT}", file=sys.stderr)
             return []
     try:
-        submissions, notes = find_submissions(folder, known)
+        in_folders, notes = find_submissions(folder, known)
+        zipped, remarks = find_zipped(folder, known, options.out / "unzipped")
     except SameNameError as error:
         print(f"Nothing was graded: {error}.", file=sys.stderr)
         return []
-    for note in notes:
+    submissions, doubles = joined(in_folders, zipped)
+    for note in (*notes, *remarks, *doubles):
         print(note)
     if not submissions:
         print(f"{folder} holds no submissions. {LAYOUT}", file=sys.stderr)

@@ -49,6 +49,10 @@ class QuietKernel:
     async def async_start_new_kernel(self, **options: Any) -> None:
         with open(os.devnull, "w") as nowhere:
             options |= {"stdout": nowhere, "stderr": nowhere}
+            options["env"] = {
+                **(options.get("env") or os.environ),
+                "NO_COLOR": "1",
+            }  # outputs are compared
             await super().async_start_new_kernel(**options)  # type: ignore[misc]
 
     start_new_kernel = run_sync(async_start_new_kernel)

@@ -88,13 +88,13 @@ def find_submissions(folder: Path, known: list[str]) -> tuple[list[Submission], 
     """
     submissions: list[Submission] = []
     notes: list[str] = [
-        f"{_printable(path.name)} is left out, as hidden folders are; if it is a student's, rename it."
+        f"{printable(path.name)} is left out, as hidden folders are; if it is a student's, rename it."
         for path in sorted(folder.iterdir())
         if _hidden(path) and path.name not in OF_PROGRAMS and path.is_dir()
     ]
     students: dict[str, Path] = {}
     for path in _listed(folder):
-        name = _printable(path.name)
+        name = printable(path.name)
         if path.is_symlink():
             notes.append(f"{name} is a link and is left out: links are not followed.")
             continue
@@ -113,10 +113,10 @@ def find_submissions(folder: Path, known: list[str]) -> tuple[list[Submission], 
                 submissions.append(Submission(name, entry.name, entry))
             else:
                 notes.append(
-                    f"{folder.name}/{name}/{_printable(entry.name)} is left out: there is no "
-                    f"assignment {_printable(entry.name)!r}; there are {', '.join(known)}."
+                    f"{folder.name}/{name}/{printable(entry.name)} is left out: there is no "
+                    f"assignment {printable(entry.name)!r}; there are {', '.join(known)}."
                 )
-        if not inside:
+        if not inside and not any(entry.suffix.lower() == ".zip" for entry in _listed(path)):
             notes.append(f"{folder.name}/{name} holds no assignment's folder and is left out.")
     return submissions, notes
 
@@ -129,7 +129,7 @@ def _hidden(path: Path) -> bool:
     return path.name.startswith(".")
 
 
-def _printable(name: str) -> str:
+def printable(name: str) -> str:
     """`name` if it can stand in a table and a database, else with escapes for the other characters.
 
     A name that was changed ends in a hash of its own, so that no two become one. Files are named after
@@ -198,14 +198,14 @@ def _one_folder_deeper(submission: Submission) -> list[Path]:
 
 
 def _names(paths: Iterable[Path], folder: Path) -> str:
-    names = [_printable(str(path.relative_to(folder))) for path in paths]
+    names = [printable(str(path.relative_to(folder))) for path in paths]
     more = len(names) - NAMES_SHOWN
     return ", ".join(names[:NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def _read_regular(path: Path, largest: int) -> bytes:
     """The bytes of a regular file. Opens nothing else: a pipe would wait for its other end."""
-    name = _printable(path.name)
+    name = printable(path.name)
     try:
         opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:

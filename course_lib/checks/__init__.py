@@ -10,6 +10,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Report", "check"]
 
+latest: dict[str, Report] = {}  # of each exercise, the last report on its visible cases in this process
+
 
 def check(name: str, *objects: Any, seed: int | None = None, cases: str = "visible") -> Report:
     """Judge `objects` as the exercise `name`, such as check("02_collectives/all_gather", all_gather).
@@ -33,7 +35,9 @@ def check(name: str, *objects: Any, seed: int | None = None, cases: str = "visib
         _, *ranks = str(interrupt).splitlines() if isinstance(interrupt, Interrupted) else [""]
         said = [f"the check of {name} was interrupted; run it again.", *ranks]
         raise Interrupted("\n".join(said)) from None
-    print(report)
+    if cases == "visible":
+        latest[name] = report
+    print(report.shown())
     return report
 
 

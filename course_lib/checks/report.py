@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 
+from course_lib.checks.colour import coloured
 from course_lib.checks.sentence import general
 from course_lib.checks.words import number
 
@@ -108,6 +109,18 @@ class Report:
         if not self.passed and self.seed >= 0:
             rows.append(f"  the same inputs again: check(..., seed={self.seed})")
         return "\n".join(rows)
+
+    def shown(self) -> str:
+        """The table as it is printed: where the output shows colours, the eye finds what failed."""
+        head, *rows = str(self).split("\n")
+        return "\n".join([coloured(head, "bold"), *map(_marked, rows)])
+
+
+def _marked(row: str) -> str:
+    """A row of the table with its signs in colour; sentences and what ranks printed stand further right."""
+    if row.startswith("  ✗"):
+        return coloured(row, "red")
+    return row.replace("✓", coloured("✓", "green")) if row.startswith("  ✓") else row
 
 
 def table(lines: list[ReportLine]) -> list[str]:

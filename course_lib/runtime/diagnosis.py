@@ -56,7 +56,8 @@ class RankReport:
     error_type: str = ""
     error_text: str = ""
     traceback: str = ""
-    stub: str = ""  # the function that is not written yet, if another one of the user's called it
+    unwritten: str = ""  # the function whose stub was met
+    stub: str = ""  # the same, if another function of the user's called it
     how: str = ""  # of a death: "killed by SIGKILL"
 
 
@@ -64,7 +65,8 @@ class RankReport:
 class Failure:
     """Why a task did not end well."""
 
-    kind: str  # "deadlock", "error", "died", "timeout", "unfinished", "damaged", "interrupted"
+    # "deadlock", "error", "unwritten", "died", "timeout", "unfinished", "damaged" or "interrupted"
+    kind: str
     headline: str
     message: str
     ranks: dict[int, RankReport]
@@ -130,6 +132,9 @@ def error_failure(
     """Ranks that raised: each one's own traceback, identical ones merged."""
     ours = all(watch.replies[r][0]["error"].get("ours") for r in causes)
     first = reports[causes[0]]
+    if first.unwritten:
+        said = f"`{first.unwritten}` is not written yet."
+        return Failure("unwritten", said, said, reports)
     unfinished = "returned without waiting for" in first.error_text and ours
     who = (
         "all ranks"
@@ -283,17 +288,20 @@ def report_error(error: dict) -> RankReport:
         lines += [frame_text(*frame) for frame in users_frames(link["frames"])]
         lines.append(f"{link['type']}: {name_lines(link['text'])}".removesuffix(": "))
     frames = users_frames(first["frames"])
+    names = [name for _, _, name in frames]
+    unwritten = stub_met(first) if first["frames"] and first["frames"][-1] in frames else ""
     return RankReport(
         "raised", error_type=first["type"], error_text=name_lines(first["text"]),
         traceback="\n".join(lines), line=line_text("|".join(map(str, frames[-1][:2]))) if frames else "",
-        stub=called_stub(first, [name for _, _, name in frames]),
+        unwritten=unwritten, stub=unwritten if len(set(names)) > 1 else "",
     )  # fmt: skip
 
 
-def called_stub(error: dict, names: list[str]) -> str:
-    """names: of the functions in which the user's code was, innermost last."""
+def stub_met(error: dict) -> str:
+    """The function that raised, if its `raise NotImplementedError()` has no text, as in a stub; else ""."""
     bare = error["type"] == "NotImplementedError" and not error["text"]
-    return names[-1] if bare and len(set(names)) > 1 and names[-1].isidentifier() else ""
+    name = error["frames"][-1][2]
+    return name if bare and name.isidentifier() else ""
 
 
 def name_lines(text: str) -> str:

@@ -9,7 +9,9 @@ if TYPE_CHECKING:
     from course_lib.ledger.ledger import Ledger
 
 
-WIDTH = 110  # characters of a line in a notebook's output
+WIDTH = (
+    96  # characters of a line: as many as a cell's output holds beside JupyterLab's file browser
+)
 
 
 def wrapped(text: str) -> str:
@@ -37,11 +39,17 @@ class RankError(RuntimeError):
 
 def explained(error: RankError) -> str:
     """The explanation in lines that fit a notebook, for a cell that goes on after it."""
+    if isinstance(error, NotWritten):
+        return str(error)
     return wrapped(f"{type(error).__name__}: {str(error).removeprefix('deadlock: ')}")
 
 
 class Deadlock(RankError):
     """Ranks wait for each other, or for a rank that has finished: it can never end."""
+
+
+class NotWritten(RankError):
+    """The ranks called a function of which only the stub is there. The text is a sentence that names it."""
 
 
 class RankTimeout(RankError):

@@ -10,14 +10,14 @@ from course_lib.ledger.ledger import Ledger
 from course_lib.ledger.wires import Topology, check_wires
 from course_lib.runtime import notes, wire
 from course_lib.runtime.backend import choose
-from course_lib.runtime.errors import Deadlock, LaunchError, RankError, RankTimeout
+from course_lib.runtime.errors import Deadlock, LaunchError, NotWritten, RankError, RankTimeout
 from course_lib.runtime.interrupts import never_lost
 from course_lib.runtime.output import show
 from course_lib.runtime.pickling import check_call, explain, not_sent_back
 from course_lib.runtime.run import MAX_RANKS, run_ranks
 from course_lib.runtime.watch import Reply
 
-ERRORS = {"deadlock": Deadlock, "timeout": RankTimeout}
+ERRORS = {"deadlock": Deadlock, "timeout": RankTimeout, "unwritten": NotWritten}
 
 
 class Run(list):
@@ -57,8 +57,8 @@ def launch(
     If the run over gloo could hang on NCCL, a note says so (COURSE_NCCL_NOTES=off: no notes).
 
     Raises RankError if a rank raised or died, Deadlock if ranks wait for each other or for a rank that
-    has finished, RankTimeout; ValueError or TypeError if the call itself is wrong. After any of them
-    the next `launch` works.
+    has finished, NotWritten if a rank met a stub, RankTimeout; ValueError or TypeError if the call itself is
+    wrong. After any of them the next `launch` works.
     """
     if not callable(fn):
         raise TypeError(f"launch runs a function on every rank; {fn!r} is a {type(fn).__name__}")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-from course_lib.unfinished import NOT_YET, ready, said, text_of, tried
+from course_lib import launch, unfinished
+from course_lib.runtime.errors import NotWritten
+from course_lib.unfinished import NOT_YET, ready, said, text_of, tried, try_it
 
 CELLS = '''
 import functools
@@ -148,3 +151,50 @@ def test_the_number_of_a_stub_prints_as_a_question_mark(cells: dict[str, Any]) -
 def test_a_prediction_that_is_not_a_number_is_told() -> None:
     assert [text_of(1234.4), text_of(NOT_YET), text_of(0.25, ".2f")] == ["1,234", "?", "0.25"]
     assert text_of(None) == "None (not a number)"
+
+
+# --- jobs on ranks, and sentences once a cell --------------------------------------------------
+
+
+def unwritten() -> None:
+    raise NotImplementedError()
+
+
+def needs_it() -> None:
+    unwritten()
+
+
+def fails() -> None:
+    raise ValueError("seven")
+
+
+def of_torch() -> None:
+    torch.optim.Optimizer.step(None)  # type: ignore[arg-type]  # bare, too, but no stub of the student's
+
+
+def test_try_it_names_the_stub_that_the_ranks_met(capsys):
+    assert try_it(needs_it, world_size=2) is None
+    assert capsys.readouterr().out == "`unwritten` is not written yet.\n"
+    assert try_it(fails, world_size=2) is None
+    assert "ValueError: seven" in capsys.readouterr().out
+    assert try_it(of_torch, world_size=1) is None
+    assert "is not written yet" not in capsys.readouterr().out
+    assert list(try_it(lambda: 3, world_size=2) or ()) == [3, 3]
+
+
+def test_launch_raises_a_sentence_for_a_stub_and_so_does_its_traceback():
+    with pytest.raises(NotWritten) as raised:
+        launch(needs_it, world_size=2)
+    assert str(raised.value) == "`unwritten` is not written yet."
+    assert raised.value._render_traceback_() == [str(raised.value)]
+
+
+def test_a_sentence_is_printed_once_a_cell(capsys, monkeypatch):
+    shell = SimpleNamespace(execution_count=7)
+    monkeypatch.setattr(unfinished, "get_ipython", lambda: shell)
+    for _ in range(3):
+        unfinished.say_once("x")
+    unfinished.say_once("y")
+    shell.execution_count = 8
+    unfinished.say_once("x")
+    assert capsys.readouterr().out == "x\ny\nx\n"

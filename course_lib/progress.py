@@ -1,0 +1,133 @@
+"""Your points so far: of one notebook in its last cell, of all of them in a terminal.
+
+    python -m course_lib.progress                  all notebooks of this folder
+    python -m course_lib.progress work/05_fsdp     one of them
+
+The command reads the tables that the checks printed into the saved notebooks, and runs nothing. In a
+notebook, `progress.show("05_fsdp")` lists the checks that its kernel has run.
+
+All of this is about the visible cases. A grader runs every check once more with hidden cases.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+
+from course_lib import checks
+from course_lib.checks.colour import coloured
+from course_lib.checks.judge.find import of_assignment
+from course_lib.checks.words import number
+from course_lib.saved import DONE, UNCHECKED, Exercise, Notebook, UnreadableNotebook, find, read
+
+WIDTH = 62  # column in which the points stand, as in the table of a check
+HIDDEN = """
+These are the points of the visible cases. The grader runs every check again with hidden cases:
+inputs of the same kind that you cannot see beforehand. Your grade may be lower."""
+
+
+def show(assignment: str) -> None:
+    """Print the points of the exercises of `assignment`, such as "05_fsdp", that this kernel has checked.
+
+    UnknownExercise names the assignments that there are.
+    """
+    exercises = []
+    for name, known in of_assignment(assignment).items():
+        report = checks.latest.get(f"{assignment}/{name}")
+        points = None if report is None else report.points(known.points)
+        state = UNCHECKED if report is None else DONE
+        exercises.append(Exercise(name, "", state, known.points, known.extra, points))
+    for exercise in exercises:
+        print(
+            _row(f"{exercise.name}{' (extra credit)' * exercise.extra}", [exercise], exercise.state)
+        )
+    print(coloured(_row("in all", exercises), "bold"))
+    print(HIDDEN)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m course_lib.progress",
+        description="Add up the points that the checks printed into saved notebooks. Nothing is run.",
+    )
+    parser.add_argument(
+        "places", nargs="*", type=Path, metavar="NOTEBOOK_OR_FOLDER",
+        help="notebooks, or folders of them (default: work/ if it is here, else this folder)",
+    )  # fmt: skip
+    options = parser.parse_args(arguments)
+    try:
+        paths = list(find(options.places or [default_folder()]))
+        notebooks = [read(path) for path in paths]
+    except UnreadableNotebook as error:
+        print(error, file=sys.stderr)
+        return 2
+    print("\n".join(table(notebooks)))
+    return 0
+
+
+def default_folder() -> Path:
+    """Where a student works: `work/`, which `make lab` makes, or the current folder."""
+    return Path("work") if Path("work").is_dir() else Path()
+
+
+def table(notebooks: Iterable[Notebook]) -> Iterator[str]:
+    """A row for each notebook and each of its sections, then the sum. Of two files, the newer one counts."""
+    counted: list[Notebook] = []
+    for _, files in groupby(
+        sorted(notebooks, key=_by_assignment), key=lambda notebook: notebook.assignment
+    ):
+        *others, newest = sorted(files, key=lambda notebook: notebook.path.stat().st_mtime)
+        counted.append(newest)
+        yield from _of_notebook(newest)
+        for other in others:
+            yield f"  {other.path} holds the same notebook, was saved earlier, and is not counted."
+    if len(counted) > 1:
+        exercises = [exercise for notebook in counted for exercise in notebook.exercises]
+        yield coloured(_row(f"in all, {len(counted)} notebooks", exercises), "bold")
+    yield HIDDEN
+
+
+def _by_assignment(notebook: Notebook) -> tuple[str, str]:
+    return notebook.assignment, str(notebook.path)
+
+
+def _of_notebook(notebook: Notebook) -> Iterator[str]:
+    yield coloured(_row(notebook.title, notebook.exercises), "bold")
+    if all(exercise.points is None for exercise in notebook.exercises):
+        yield f"  no check has printed a table in {notebook.path} yet"
+        return
+    for section, inside in groupby(notebook.exercises, key=lambda exercise: exercise.section):
+        exercises = list(inside)
+        open_ones = [exercise for exercise in exercises if exercise.points != exercise.possible]
+        yield _row(f"  {section.replace('*', '')}", exercises, ", ".join(map(_said, open_ones)))
+
+
+def _said(exercise: Exercise) -> str:
+    """An exercise that has not all of its points, and what it waits for."""
+    if exercise.points is None:
+        return f"{exercise.name} {exercise.state}"
+    remark = f", {exercise.state}" if exercise.state != DONE else ""
+    return f"{exercise.name} {exercise.points:.1f} of {number(exercise.possible)}{remark}"
+
+
+def _row(title: str, exercises: Sequence[Exercise], remark: str = "") -> str:
+    """Title, "points of possible", and extra credit apart from both."""
+    due = [exercise for exercise in exercises if not exercise.extra]
+    more = [exercise for exercise in exercises if exercise.extra]
+    parts = [f"{earned(due):.1f} of {number(sum(e.possible for e in due))}"] if due else []
+    parts += (
+        [f"+ {earned(more):.1f} of {number(sum(e.possible for e in more))} extra"] if more else []
+    )
+    shown = "" if remark == DONE else remark
+    return f"{title:<{WIDTH}}{' '.join(parts)}{f'   {shown}' if shown else ''}"
+
+
+def earned(exercises: Iterable[Exercise]) -> float:
+    return sum(exercise.points or 0.0 for exercise in exercises)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,214 @@
+"""A notebook as a student has saved it: its sections, their exercises, and what the checks printed there.
+
+Everything is read from the file and nothing is run. `course_lib.progress` adds the points up, and
+`course_lib.submit` asks whether the notebook is ready to be handed in.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from IPython.core.inputtransformer2 import TransformerManager
+
+from course_lib.checks.colour import plain
+from course_lib.checks.judge import find as registry
+
+NAME = re.compile(r"(\d\d_\w+)/(\w+)")
+HEADING = re.compile(r"^(#{1,2}) (.+)$", re.MULTILINE)
+FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+SCORE = r"^{name}(?: \(extra credit\))? {{2,}}([\d.,]+) of [\d.,]+$"
+DEFINES = re.compile(r"^(?:(?:async )?def |class )?(\w+)(?= *[=:(])", re.MULTILINE)
+LEFT_OUT = re.compile(r"(_newer(_\d+)?|-checkpoint)\Z")  # of `make lab` and of Jupyter
+DONE, UNWRITTEN, UNCHECKED, BROKEN = (
+    "checked",
+    "not written yet",
+    "not checked yet",
+    "not Python",
+)
+
+
+class UnreadableNotebook(Exception):
+    """The file is no notebook of the course, for the reason that the text gives."""
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """An exercise and the last table that its check printed.
+
+    section: the heading above it. possible: the points that it gives, extra credit if `extra`. points: None
+    unless a table of it is in the file. state: DONE, UNWRITTEN, UNCHECKED or BROKEN.
+    """
+
+    name: str
+    section: str
+    state: str
+    possible: float
+    extra: bool
+    points: float | None = None
+
+
+@dataclass(frozen=True)
+class Notebook:
+    """A file of the course, with the exercises in the order in which they stand there."""
+
+    path: Path
+    assignment: str
+    title: str
+    exercises: tuple[Exercise, ...]
+
+
+def read(path: Path) -> Notebook:
+    """The notebook in the file `path`. UnreadableNotebook, in a sentence, if it is none of the course's."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        cells = [(cell["cell_type"], _text(cell["source"]), cell) for cell in content["cells"]]
+    except OSError as error:
+        raise UnreadableNotebook(f"{path} cannot be opened: {error.strerror or error}.") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise UnreadableNotebook(
+            f"{path} is not a notebook that Jupyter could open ({error})."
+        ) from error
+    return _read(path, cells)
+
+
+def find(places: Iterable[Path]) -> Iterator[Path]:
+    """The notebooks that `places` name: files, and folders that hold them up to one folder deeper.
+
+    UnreadableNotebook if a place does not exist, or if a folder holds none.
+    """
+    for place in places:
+        if place.is_file():
+            yield place
+            continue
+        if not place.is_dir():
+            raise UnreadableNotebook(f"there is no file or folder {place}.")
+        inside = [
+            path
+            for path in sorted([*place.glob("*.ipynb"), *place.glob("[!.]*/*.ipynb")])
+            if not LEFT_OUT.search(path.stem)
+        ]
+        if not inside:
+            raise UnreadableNotebook(
+                f"there is no notebook in {place.resolve()}, nor in a folder in it."
+            )
+        yield from inside
+
+
+def _read(path: Path, cells: list[tuple[str, str, dict[str, Any]]]) -> Notebook:
+    title = section = assignment = ""
+    exercises: dict[str, Exercise] = {}
+    graded: set[str] = set()
+    written: dict[str, str] = {}  # of each name, the state of the last cell above that defines it
+    for kind, source, cell in cells:
+        if kind == "markdown":
+            for level, heading in HEADING.findall(FENCE.sub("", source)):
+                title, section = (title or heading, section) if level == "#" else (title, heading)
+        elif kind == "code":
+            tree = _parsed(source)
+            if not (called := _check(tree)):
+                written |= _defined(tree, source, written)
+                continue
+            assignment, name, objects = called
+            # A notebook also checks answers of its own, to show a mistake: those are not the student's.
+            own = bool(cell.get("metadata", {}).get("nbgrader", {}).get("grade"))
+            if name not in exercises or own > (name in graded):
+                states = [written.get(thing, DONE) for thing in objects]
+                exercises[name] = _exercise(path, f"{assignment}/{name}", section, states, cell)
+            graded |= {name} if own else set()
+    if not assignment:
+        raise UnreadableNotebook(f"{path} has no check of this course in it.")
+    return Notebook(path, assignment, title or assignment, tuple(exercises.values()))
+
+
+def _exercise(
+    path: Path, name: str, section: str, states: list[str], cell: dict[str, Any]
+) -> Exercise:
+    try:
+        known = registry.find(name)
+    except registry.UnknownExercise as unknown:
+        raise UnreadableNotebook(
+            f"{path} is of another version of the course: {unknown}"
+        ) from unknown
+    state = next((state for state in (BROKEN, UNWRITTEN) if state in states), "")
+    score = re.search(SCORE.format(name=re.escape(known.name)), _printed(cell), re.MULTILINE)
+    points = float(score[1].replace(",", "")) if score else None
+    state = state or (DONE if score else UNCHECKED)
+    return Exercise(known.name, section, state, known.points, known.extra, points)
+
+
+def _check(tree: ast.Module | None) -> tuple[str, str, list[str]] | None:
+    """(assignment, exercise, names of its objects) of a cell that calls `check`; else None."""
+    for node in ast.walk(tree) if tree else ():
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id == "check"
+        ):
+            first, *objects = node.args or [None]
+            if isinstance(first, ast.Constant) and (parts := NAME.fullmatch(str(first.value))):
+                return parts[1], parts[2], [o.id for o in objects if isinstance(o, ast.Name)]
+    return None
+
+
+def _defined(tree: ast.Module | None, source: str, above: dict[str, str]) -> dict[str, str]:
+    """The state of each name that a cell defines. A cell with a mistake in its grammar defines it, too.
+
+    A function that uses one of the cells `above` that is not written is not written to its end either.
+    """
+    if tree is None:
+        return dict.fromkeys(DEFINES.findall(source), BROKEN)
+    states: dict[str, str] = {}
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            inside = list(ast.walk(node))
+            used = {above.get(part.id) for part in inside if isinstance(part, ast.Name)}
+            states[node.name] = (
+                UNWRITTEN if UNWRITTEN in used or any(map(_is_stub, inside)) else DONE
+            )
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            state = UNWRITTEN if node.value is not None and _has_dots(node.value) else DONE
+            states |= {target.id: state for target in targets if isinstance(target, ast.Name)}
+    return states
+
+
+def _is_stub(node: ast.AST) -> bool:
+    """`raise NotImplementedError()` without a text is what a stub consists of."""
+    if not isinstance(node, ast.Raise):
+        return False
+    raised = node.exc
+    if isinstance(raised, ast.Call) and not raised.args:
+        raised = raised.func
+    return isinstance(raised, ast.Name) and raised.id == "NotImplementedError"
+
+
+def _has_dots(node: ast.AST) -> bool:
+    """Whether `...` stands where an answer belongs, and not in an index such as `x[..., 0]`."""
+    if isinstance(node, ast.Subscript):
+        return _has_dots(node.value)
+    if isinstance(node, ast.Constant):
+        return node.value is ...
+    return any(map(_has_dots, ast.iter_child_nodes(node)))
+
+
+def _parsed(source: str) -> ast.Module | None:
+    """The cell as Python, with IPython's own lines turned into calls; None if it has a mistake in it."""
+    try:
+        return ast.parse(TransformerManager().transform_cell(source))
+    except (SyntaxError, ValueError):
+        return None
+
+
+def _printed(cell: dict[str, Any]) -> str:
+    outputs = cell.get("outputs") or []
+    return plain("".join(_text(o.get("text", "")) for o in outputs if o.get("name") == "stdout"))
+
+
+def _text(source: str | list[str]) -> str:
+    return source if isinstance(source, str) else "".join(source)

@@ -1,0 +1,283 @@
+"""Is a notebook ready to be handed in? And the file to hand in.
+
+    python -m course_lib.submit 05_fsdp.ipynb       one notebook
+    python -m course_lib.submit                     all notebooks of this folder
+
+Each notebook is run from the top, in a kernel and a folder of its own, so your file stays as you saved it.
+Then it goes into a zip as `05_fsdp/05_fsdp.ipynb`, which is how the grader looks for it. Nothing is refused:
+a notebook that is not ready is packed, too, and you are told what is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import tempfile
+import textwrap
+import time
+import zipfile
+from collections.abc import Iterator, Sequence
+from importlib import metadata
+from pathlib import Path
+from subprocess import DEVNULL
+from typing import Any
+
+from course_lib.checks.colour import coloured, plain
+from course_lib.checks.words import counted, listing, number
+from course_lib.progress import default_folder, earned
+from course_lib.saved import (
+    BROKEN,
+    UNWRITTEN,
+    Exercise,
+    Notebook,
+    UnreadableNotebook,
+    find,
+    read,
+)
+
+ZIP = Path("submission.zip")
+MINUTES = 5.0
+NO_NBCLIENT = "it was not run from the top, because nbclient is missing (pip install nbclient)"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code 0: everything is ready; 1: packed, but something is missing; 2: nothing was packed."""
+    options = _parser().parse_args(arguments)
+    try:
+        notebooks = _one_each([read(path) for path in find(options.places or [default_folder()])])
+        refuse_to_overwrite(options.to)
+    except UnreadableNotebook as error:
+        print(error, file=sys.stderr)
+        return 2
+    missing = []
+    for notebook in notebooks:
+        print(
+            coloured(notebook.title, "bold") + f"   {notebook.path}, saved {_when(notebook.path)}"
+        )
+        for ready, sentence in findings(notebook, None if options.no_run else options.minutes):
+            print(_line(ready, sentence), flush=True)
+            missing += [] if ready else [notebook.assignment]
+    print(f"\n{here()}")
+    pack(notebooks, options.to)
+    names = listing(notebook.assignment for notebook in notebooks)
+    print(f"{options.to} holds {names}. Hand it in where your instructor has told you to.")
+    if missing:
+        print(f"Not ready: {listing(dict.fromkeys(missing))}. You can hand it in all the same.")
+    return 1 if missing else 0
+
+
+def _line(ready: bool, sentence: str) -> str:
+    sign = coloured("✓", "green") if ready else coloured("✗", "red")
+    lines = textwrap.wrap(sentence, 92, break_long_words=False, break_on_hyphens=False)
+    return f"  {sign} " + "\n      ".join(lines)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m course_lib.submit",
+        description="Say whether notebooks are ready to be handed in, and pack them into a zip.",
+        epilog="example: python -m course_lib.submit 05_fsdp.ipynb --to kim.zip",
+    )
+    parser.add_argument(
+        "places", nargs="*", type=Path, metavar="NOTEBOOK_OR_FOLDER",
+        help="notebooks, or folders of them (default: work/ if it is here, else this folder)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--to", type=Path, default=ZIP, metavar="ZIP", help="the file (%(default)s)"
+    )
+    parser.add_argument(
+        "--no-run", action="store_true", help="do not run the notebooks from the top"
+    )
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=MINUTES,
+        help="the longest that a cell may run (%(default)g)",
+    )
+    return parser
+
+
+def _one_each(notebooks: list[Notebook]) -> list[Notebook]:
+    """UnreadableNotebook if two files are the same notebook: only the student knows which one counts."""
+    for notebook in notebooks:
+        same = [str(other.path) for other in notebooks if other.assignment == notebook.assignment]
+        if len(same) > 1:
+            raise UnreadableNotebook(
+                f"{listing(same)} are the same notebook, {notebook.assignment}. Name the one that you "
+                "want to hand in: python -m course_lib.submit FILE"
+            )
+    return notebooks
+
+
+# ---- is it ready?
+
+
+def findings(notebook: Notebook, minutes: float | None) -> Iterator[tuple[bool, str]]:
+    """(whether that is ready, a sentence), one after the other. minutes: None leaves out the run."""
+    yield _tried(notebook.exercises)
+    if minutes is None:
+        yield True, "it was not run from the top, because you said so"
+        return
+    yield from _from_the_top(notebook, minutes)
+
+
+def _tried(exercises: Sequence[Exercise]) -> tuple[bool, str]:
+    """Extra credit need not be tried."""
+    due = [exercise for exercise in exercises if not exercise.extra]
+    left = [exercise for exercise in due if exercise.state in (UNWRITTEN, BROKEN)]
+    if not left:
+        return True, f"all {counted(len(due), 'exercise')} tried"
+    names = listing(f"{exercise.name} ({exercise.state})" for exercise in left)
+    return False, f"{len(due) - len(left)} of {counted(len(due), 'exercise')} tried; open: {names}"
+
+
+def _from_the_top(notebook: Notebook, minutes: float) -> Iterator[tuple[bool, str]]:
+    try:
+        from nbclient.exceptions import CellTimeoutError, DeadKernelError
+    except ImportError:
+        yield False, NO_NBCLIENT
+        return
+    began = time.monotonic()
+    try:
+        cells = run(notebook.path, minutes)
+    except CellTimeoutError:
+        yield False, f"run from the top, a cell ran for more than {minutes:g} minutes"
+        return
+    except DeadKernelError:
+        yield False, "run from the top, its kernel died; was the machine's memory full?"
+        return
+    took = f"{time.monotonic() - began:.0f} seconds"
+    errors = [text for text in map(_error, cells) if text]
+    if errors:
+        many = counted(len(errors), "cell")
+        yield False, f"run from the top, {many} ended in an error. The first: {errors[0]}"
+    else:
+        yield True, f"runs from the top without an error, in {took}"
+    yield _points(notebook, _read_again(notebook, cells))
+
+
+def run(path: Path, minutes: float) -> list[dict[str, Any]]:
+    """The notebook's cells after a run in a new kernel; the file is not written."""
+    import nbformat
+    from nbclient import NotebookClient
+
+    notebook = nbformat.read(path, as_version=4)
+    codes = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    with tempfile.TemporaryDirectory() as folder:
+        client = NotebookClient(
+            notebook,
+            timeout=60 * minutes,
+            allow_errors=True,
+            shutdown_kernel="immediate",
+            resources={"metadata": {"path": folder}},
+            on_cell_start=lambda cell, cell_index: _progress(codes, cell),
+        )
+        try:
+            # Remarks of the kernel's process on itself are not meant for a student.
+            client.execute(env={**os.environ, "NO_COLOR": "1"}, stdout=DEVNULL, stderr=DEVNULL)
+        finally:
+            _progress(codes, None)
+    return notebook.cells
+
+
+def _progress(codes: list[Any], cell: Any) -> None:
+    """A line that counts the cells, at a terminal; it is taken away at the end."""
+    if not sys.stderr.isatty():
+        return
+    if cell is None:
+        sys.stderr.write("\r\x1b[K")
+    elif cell in codes:
+        sys.stderr.write(f"\r\x1b[K  cell {codes.index(cell) + 1} of {len(codes)}")
+    sys.stderr.flush()
+
+
+def _error(cell: dict[str, Any]) -> str:
+    """The first line of the cell and its error, if it ended in one that the notebook does not want."""
+    if "raises-exception" in cell.get("metadata", {}).get("tags", []):
+        return ""
+    for output in cell.get("outputs", []):
+        if output.get("output_type") == "error":
+            line = next((line for line in cell["source"].splitlines() if line.strip()), "")
+            said = plain(f"{output.get('ename')}: {output.get('evalue')}").splitlines()[0]
+            return f"{said}, in the cell that begins with {line.strip()!r}"
+    return ""
+
+
+def _read_again(notebook: Notebook, cells: list[dict[str, Any]]) -> Notebook:
+    """The notebook after the run, with the tables that the checks printed there."""
+    with tempfile.TemporaryDirectory() as folder:
+        again = Path(folder) / notebook.path.name
+        again.write_text(json.dumps({"cells": cells}), encoding="utf-8")
+        return read(again)
+
+
+def _points(saved: Notebook, again: Notebook) -> tuple[bool, str]:
+    """Whether the run earned what the saved tables say; the first is what a grader sees."""
+    possible = sum(exercise.possible for exercise in again.exercises if not exercise.extra)
+    points = (
+        f"{earned(again.exercises):.1f} of {number(possible)} points in this run's visible cases"
+    )
+    tables = [exercise for exercise in saved.exercises if exercise.points is not None]
+    if abs(earned(saved.exercises) - earned(again.exercises)) < 0.05 or not tables:
+        return True, points
+    return False, (
+        f"{points}, and {earned(tables):.1f} in the tables that you have saved: a cell was changed or run in "
+        "another order, after its check"
+    )
+
+
+def here() -> str:
+    """Python and PyTorch of this machine beside what the course runs on."""
+    try:
+        needs = metadata.metadata("course-lib")["Requires-Python"]
+    except metadata.PackageNotFoundError:  # run from a clone, without an installation
+        needs = ""
+    course = f"; the course needs Python {needs} and PyTorch >=2.6" if needs else ""
+    return f"Here are Python {platform.python_version()} and PyTorch {metadata.version('torch')}{course}."
+
+
+def _when(path: Path) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(path.stat().st_mtime))
+
+
+# ---- the zip
+
+
+def refuse_to_overwrite(target: Path) -> None:
+    """UnreadableNotebook if `target` is something that this program has not packed."""
+    if target.suffix != ".zip":
+        raise UnreadableNotebook(f"{target} does not end in .zip.")
+    if not target.parent.is_dir():
+        raise UnreadableNotebook(f"there is no folder {target.parent}.")
+    if not target.exists():
+        return
+    try:
+        with zipfile.ZipFile(target) as packed:
+            ours = all(_ours(name) for name in packed.namelist())
+    except (OSError, zipfile.BadZipFile):
+        ours = False
+    if not ours:
+        raise UnreadableNotebook(
+            f"{target} holds something else and stays as it is. Name another: --to FILE.zip"
+        )
+
+
+def _ours(name: str) -> bool:
+    folder, _, file = name.partition("/")
+    return file == f"{folder}.ipynb"
+
+
+def pack(notebooks: Sequence[Notebook], target: Path) -> None:
+    """Write the zip, whole or not at all."""
+    draft = target.with_name(f".{target.name}.new")
+    with zipfile.ZipFile(draft, "w", zipfile.ZIP_DEFLATED) as packed:
+        for notebook in notebooks:
+            packed.write(notebook.path, f"{notebook.assignment}/{notebook.assignment}.ipynb")
+    draft.replace(target)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

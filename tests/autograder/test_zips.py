@@ -1,0 +1,113 @@
+"""A class may hand in zips. Of each the notebooks of the course are read, and nothing else."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from autograder.commands import grade
+from autograder.submission.intake import UnreadableError, collect
+from autograder.submission.zips import find_zipped, joined
+from course_lib import submit
+from tests.notebooks import made
+
+KNOWN = ["00_first_ranks", "02_collectives"]
+PLACE = "00_first_ranks/00_first_ranks.ipynb"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made_one = tmp_path / "class"
+    made_one.mkdir()
+    return made_one
+
+
+def pack(path: Path, **members: str | bytes) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
+        for name, text in members.items():
+            packed.writestr(name, text)
+    return path
+
+
+def test_what_submit_packs_is_what_the_grader_reads(folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    notebook = made.hello(tmp_path / "mine.ipynb", made.HELLO, made.FULL)
+    (folder / "lea").mkdir()
+    for target in ("class/kim.zip", "class/lea/submission.zip"):
+        assert submit.main(["mine.ipynb", "--no-run", "--to", target]) == 0
+    options = argparse.Namespace(submissions=folder, out=tmp_path / "out")
+    capsys.readouterr()
+    submissions = grade._submissions(options, KNOWN)
+    assert [(s.student, s.assignment) for s in submissions] == [
+        ("kim", "00_first_ranks"),
+        ("lea", "00_first_ranks"),
+    ]
+    assert all(collect(s).content == notebook.read_bytes() for s in submissions)
+    assert capsys.readouterr().out == "", "no note on a student's folder that holds a zip alone"
+    assert sorted(path.name for path in folder.iterdir()) == ["kim.zip", "lea"], (
+        "the class is only read"
+    )
+
+
+def test_other_members_are_not_read(folder, tmp_path):
+    inside = {
+        f"kim/work/{PLACE}": "{}",
+        "../../evil.txt": "x",
+        "/abs/02_collectives/02_collectives.ipynb": "{}",
+        "02_collectives/notes.ipynb": "x",
+        "99_x/99_x.ipynb": "x",
+    }
+    pack(folder / "kim.zip", **inside)
+    into = tmp_path / "unzipped"
+    submissions, notes = find_zipped(folder, KNOWN, into)
+    assert [s.assignment for s in submissions] == KNOWN and notes == []
+    written = sorted(path.name for path in tmp_path.rglob("*") if path.is_file())
+    assert written == ["00_first_ranks.ipynb", "02_collectives.ipynb", "kim.zip"]
+    assert find_zipped(folder, KNOWN, into)[0] == submissions, (
+        "a second reading finds them in place"
+    )
+
+
+def test_a_content_without_end_is_cut_and_refused_by_the_reader(folder, tmp_path):
+    pack(folder / "kim.zip", **{PLACE: b"0" * 3_000_000})
+    (submission,), _ = find_zipped(folder, KNOWN, tmp_path / "unzipped", largest=100_000)
+    assert submission.notebook.stat().st_size == 100_001
+    with pytest.raises(UnreadableError, match="notebooks of up to"):
+        collect(submission, largest=100_000)
+
+
+def test_zips_that_cannot_be_read_cost_a_note_and_no_other_student(folder, tmp_path):
+    pack(folder / "ann.zip", **{PLACE: "{}"})
+    (folder / "bob.zip").write_text("no zip")
+    pack(folder / "cem.zip", **{"a.txt": "x"})
+    cut = pack(folder / "dan.zip", **{PLACE: os.urandom(5000)}).read_bytes()
+    at = cut.index(b"ipynb") + 500
+    (folder / "dan.zip").write_bytes(cut[:at] + b"\0" * 100 + cut[at + 100 :])
+    os.mkfifo(folder / "eve.zip")
+    (folder / "fay.zip").symlink_to(folder / "ann.zip")
+    pack(folder / "gil.zip", **{PLACE: os.urandom(500_000)})
+    submissions, notes = find_zipped(folder, KNOWN, tmp_path / "unzipped", largest=100_000)
+    assert [s.student for s in submissions] == ["ann"]
+    said = "\n".join(notes)
+    assert "bob.zip cannot be read as a zip: File is not a zip file." in said
+    assert "cem.zip holds no notebook of the course" in said and PLACE in said
+    assert "dan.zip cannot be read as a zip: Bad CRC" in said
+    assert "eve.zip cannot be read as a zip: it is not a regular file." in said
+    assert "gil.zip cannot be read as a zip: it has 0.5 MB, and 0.2 MB are read." in said
+    assert len(notes) == 5
+
+
+def test_a_notebook_in_a_folder_counts_before_the_one_in_a_zip(folder, tmp_path, capsys):
+    made.hello(folder / "kim" / "00_first_ranks" / "00_first_ranks.ipynb", made.HELLO)
+    pack(folder / "kim.zip", **{PLACE: "{}", "02_collectives/02_collectives.ipynb": "{}"})
+    options = argparse.Namespace(submissions=folder, out=tmp_path / "out")
+    first, second = grade._submissions(options, KNOWN)
+    assert first.folder == folder / "kim" / "00_first_ranks"
+    assert second.assignment == "02_collectives"
+    assert "kim handed in 00_first_ranks twice" in capsys.readouterr().out
+    assert joined([], []) == ([], [])

@@ -1,0 +1,178 @@
+"""A student's points, read from saved notebooks and listed in a notebook's last cell."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from course_lib import checks, progress
+from course_lib.checks.colour import plain
+from course_lib.checks.judge.find import UnknownExercise, find
+from course_lib.checks.report import Report
+from course_lib.saved import BROKEN, DONE, UNCHECKED, UNWRITTEN, UnreadableNotebook, read
+from tests.notebooks import made
+
+ROOT = Path(__file__).resolve().parents[2]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*/*.ipynb"))
+
+
+def named(path: Path) -> str:
+    return path.stem
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=named)
+def test_every_exercise_of_a_notebook_is_read_and_not_written_in_the_student_version(path):
+    assignment, handed_out = path.stem, read(path)
+    assert (handed_out.assignment, handed_out.title[:2]) == (assignment, assignment[:2])
+    assert {exercise.state for exercise in handed_out.exercises} == {UNWRITTEN}
+    assert all(exercise.section[0].isdigit() for exercise in handed_out.exercises)
+    solved = read(ROOT / "solutions" / assignment / path.name)
+    names = [exercise.name for exercise in solved.exercises]
+    assert names == [exercise.name for exercise in handed_out.exercises]
+    for exercise in solved.exercises:
+        assert (exercise.state, exercise.points) == (DONE, exercise.possible), exercise
+        assert exercise.possible == find(f"{assignment}/{exercise.name}").points
+
+
+@pytest.mark.parametrize(
+    ("answer", "printed", "state", "points"),
+    [
+        (made.STUB, "", UNWRITTEN, None),
+        (made.STUB, made.NONE, UNWRITTEN, 0.0),
+        (made.HELLO, "", UNCHECKED, None),
+        (made.HELLO, made.FULL, DONE, 1.0),
+        (made.HELLO, f"\x1b[1m{made.FULL.splitlines()[0]}\x1b[0m\n", DONE, 1.0),
+        ("def hello(:\n    return 1", "", BROKEN, None),
+        ("%%time\n" + made.HELLO, made.FULL, DONE, 1.0),
+        (made.HELLO, "hello                      and something else of 1\n", UNCHECKED, None),
+    ],
+)
+def test_states_of_an_exercise(tmp_path, answer, printed, state, points):
+    (exercise,) = read(made.hello(tmp_path / "x.ipynb", answer, printed)).exercises
+    assert (exercise.section, exercise.state, exercise.points) == ("1 · Ranks", state, points)
+
+
+def test_a_check_that_shows_a_mistake_is_not_the_students(tmp_path):
+    demo = made.code('check("00_first_ranks/hello", wrong, seed=3)', made.NONE)
+    answer, graded = made.code(made.HELLO), made.checked(made.FULL)
+    for order in ([demo, answer, graded], [answer, graded, demo]):
+        (exercise,) = read(made.save(tmp_path / "x.ipynb", *order)).exercises
+        assert exercise.points == 1.0
+
+
+def test_answers_that_are_dots_are_not_written_and_an_index_is_no_answer(tmp_path):
+    ask = 'check("00_first_ranks/questions", answer_1, answer_2, answer_3)'
+    for dots, state in (("...", UNWRITTEN), ("x[..., 0]", UNCHECKED)):
+        answers = made.code(f"answer_1 = 1\nanswer_2 = {dots}\nanswer_3 = 3")
+        (exercise,) = read(made.save(tmp_path / "x.ipynb", answers, made.code(ask))).exercises
+        assert exercise.state == state
+
+
+def test_points_by_section_then_together(tmp_path, capsys):
+    made.hello(tmp_path / "00_first_ranks" / "00_first_ranks.ipynb", made.HELLO, made.FULL)
+    early = made.hello(tmp_path / "00_first_ranks" / "mine.ipynb", made.HELLO, made.NONE)
+    os.utime(early, (1, 1))
+    made.save(
+        tmp_path / "02" / "02.ipynb",
+        made.checked("", 'check("02_collectives/questions", a, b, c, d)'),
+    )
+    made.hello(
+        tmp_path / "00_first_ranks" / "00_first_ranks_newer.ipynb", made.STUB
+    )  # of `make lab`
+    assert progress.main([str(tmp_path)]) == 0
+    rows = [" ".join(row.split()) for row in capsys.readouterr().out.splitlines()]
+    assert rows[:3] == [
+        "00 · First ranks 1.0 of 1",
+        "1 · Ranks 1.0 of 1",
+        f"{early} holds the same notebook, was saved earlier, and is not counted.",
+    ]
+    assert "in all, 2 notebooks 1.0 of 5" in rows
+    assert any("no check has printed a table" in row for row in rows)
+    assert "hidden cases" in " ".join(rows)
+
+
+def test_what_misses_points_says_why(tmp_path, capsys):
+    made.hello(tmp_path / "x.ipynb", made.HELLO, made.NONE)
+    progress.main([str(tmp_path / "x.ipynb")])
+    assert "hello 0.0 of 1" in capsys.readouterr().out.splitlines()[1]
+
+
+def test_bad_input_gets_a_sentence(tmp_path, capsys):
+    broken, other = tmp_path / "broken.ipynb", tmp_path / "other.ipynb"
+    broken.write_text("{")
+    made.save(other, made.code("print(1)"))
+    (tmp_path / "empty").mkdir()
+    unknown = made.save(tmp_path / "u.ipynb", made.code('check("00_first_ranks/helo", hello)'))
+    for place, said in (
+        (broken, "is not a notebook"),
+        (other, "no check of this course"),
+        (tmp_path / "empty", "no notebook in"),
+        (tmp_path / "nowhere", "there is no file or folder"),
+        (unknown, "another version of the course"),
+    ):
+        assert progress.main([str(place)]) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_the_last_cell_lists_what_this_kernel_has_checked(capsys, monkeypatch):
+    monkeypatch.setattr(checks, "latest", {})
+    checks.latest["00_first_ranks/hello"] = Report("00_first_ranks/hello", 1.0, [], possible=1)
+    progress.show("00_first_ranks")
+    rows = [" ".join(row.split()) for row in capsys.readouterr().out.splitlines()]
+    assert "hello 1.0 of 1" in rows
+    assert "exchange 0.0 of 1 not checked yet" in rows
+    assert "in all 1.0 of 10" in rows
+    with pytest.raises(UnknownExercise, match="first_ranks"):
+        progress.show("first_ranks")
+
+
+def test_check_remembers_its_visible_report_alone(monkeypatch, capsys):
+    monkeypatch.setattr(checks, "latest", {})
+    checks.check("00_first_ranks/questions", 1, 2, "wait", cases="hidden")
+    assert checks.latest == {}
+    report = checks.check("00_first_ranks/questions", 1, 2, "wait")
+    assert checks.latest == {"00_first_ranks/questions": report}
+
+
+def test_read_refuses_what_is_no_file(tmp_path):
+    with pytest.raises(UnreadableNotebook, match="cannot be opened"):
+        read(tmp_path)
+
+
+def test_colours_are_shown_in_a_notebook_and_at_a_terminal_alone(monkeypatch):
+    from course_lib.checks import colour
+
+    terminal = type("Terminal", (), {"isatty": lambda self: True})()
+    notebook = type(
+        "OutStream", (), {"isatty": lambda self: False, "__module__": "ipykernel.iostream"}
+    )()
+    pipe = type("Pipe", (), {"isatty": lambda self: False})()
+    monkeypatch.delenv("NO_COLOR")
+    monkeypatch.setenv("TERM", "xterm")
+    assert [colour.shown(stream) for stream in (terminal, notebook, pipe)] == [True, True, False]
+    assert colour.coloured("x", "red", terminal) == "\x1b[31mx\x1b[0m"
+    assert plain(colour.coloured("x", "red", notebook)) == "x"
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not colour.shown(notebook)
+
+
+def test_a_table_in_colour_says_what_the_plain_one_says(monkeypatch):
+    from course_lib.checks import colour
+    from course_lib.checks.report import ReportLine
+
+    lines = [
+        ReportLine("right", True, short=True),
+        ReportLine("too", True, short=True),
+        ReportLine("bad", False),
+    ]
+    lines[2].say(["a ✓ in a sentence"])
+    report = Report("a/b", 0.5, lines)
+    monkeypatch.setattr(colour, "shown", lambda stream=None: True)
+    shown = report.shown()
+    assert plain(shown) == str(report)
+    assert shown.count("\x1b[32m✓\x1b[0m") == 2, (
+        "a sign for each line that passed, and none in sentences"
+    )
+    assert "\x1b[31m  ✗ bad\x1b[0m" in shown

@@ -1,0 +1,121 @@
+"""Ready to be handed in? And the zip, which the grader takes."""
+
+from __future__ import annotations
+
+import zipfile
+
+import pytest
+
+from course_lib import submit
+from course_lib.checks.colour import plain
+from tests.notebooks import made
+
+LAST = made.code("print('the end')")
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def members(path) -> dict[str, bytes]:
+    with zipfile.ZipFile(path) as packed:
+        return {name: packed.read(name) for name in packed.namelist()}
+
+
+def test_a_notebook_that_is_ready(here, capsys):
+    path = made.hello(here / "mine.ipynb", made.HELLO, made.FULL)
+    before = path.read_bytes()
+    assert submit.main(["mine.ipynb"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "✓ all 1 exercise tried" in said
+    assert "✓ runs from the top without an error" in said
+    assert "✓ 1.0 of 1 points in this run's visible cases" in said
+    assert "submission.zip holds 00_first_ranks." in said
+    assert path.read_bytes() == before, "the student's file stays as it is"
+    assert members(here / "submission.zip") == {"00_first_ranks/00_first_ranks.ipynb": before}
+    assert sorted(here.iterdir()) == [path, here / "submission.zip"]
+
+
+def test_a_stub_and_an_old_table_are_named_and_packed_all_the_same(here, capsys):
+    made.hello(here / "mine.ipynb", made.STUB, made.FULL)
+    assert submit.main(["mine.ipynb", "--to", "kim.zip"]) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "✗ 0 of 1 exercise tried; open: hello (not written yet)" in said
+    assert (
+        "0.0 of 1 points in this run's visible cases, and 1.0 in the tables that you have saved"
+        in said
+    )
+    assert "Not ready: 00_first_ranks." in said
+    assert len(members(here / "kim.zip")) == 1
+
+
+def test_the_first_error_from_the_top_is_named(here, capsys):
+    answer, table = made.code(made.HELLO), made.checked(made.FULL)
+    bad = made.code("\nmissing_name + 1\n1")
+    wanted = made.code("1 / 0")
+    wanted["metadata"] = {"tags": ["raises-exception"]}
+    made.save(here / "mine.ipynb", made.code(made.IMPORTS), wanted, bad, answer, table)
+    assert submit.main(["mine.ipynb"]) == 1
+    said = " ".join(plain(capsys.readouterr().out).split())
+    assert (
+        "1 cell ended in an error. The first: NameError: name 'missing_name' is not defined" in said
+    )
+    assert "in the cell that begins with 'missing_name + 1'" in said
+
+
+def test_a_cell_that_never_ends_is_ended(here, capsys):
+    made.save(
+        here / "x.ipynb", made.code("while True: pass"), made.code(made.HELLO), made.checked()
+    )
+    assert submit.main(["x.ipynb", "--minutes", "0.05"]) == 1
+    assert "a cell ran for more than 0.05 minutes" in capsys.readouterr().out
+
+
+def test_a_kernel_that_dies_is_said(here, capsys):
+    dies = made.code("import os; os._exit(1)")
+    made.save(here / "x.ipynb", dies, made.code(made.HELLO), made.checked())
+    assert submit.main(["x.ipynb"]) == 1
+    assert "its kernel died" in capsys.readouterr().out
+
+
+def test_all_notebooks_of_a_folder_and_two_files_of_one(here, capsys):
+    made.hello(here / "work" / "00" / "a.ipynb", made.HELLO, made.FULL)
+    made.save(
+        here / "work" / "02" / "b.ipynb",
+        made.checked("", 'check("02_collectives/questions", a, b, c, d)'),
+    )
+    assert submit.main(["--no-run"]) == 0
+    assert "it was not run from the top, because you said so" in capsys.readouterr().out
+    names = {"00_first_ranks/00_first_ranks.ipynb", "02_collectives/02_collectives.ipynb"}
+    assert set(members(here / "submission.zip")) == names
+    made.hello(here / "work" / "00" / "copy.ipynb", made.HELLO)
+    assert submit.main(["--no-run"]) == 2
+    assert "are the same notebook, 00_first_ranks. Name the one" in capsys.readouterr().err
+
+
+def test_a_file_of_somebody_else_is_not_written_over(here, capsys):
+    made.hello(here / "x.ipynb", made.HELLO, made.FULL)
+    with zipfile.ZipFile(here / "photos.zip", "w") as packed:
+        packed.writestr("a.png", b"1")
+    (here / "text.zip").write_text("no zip")
+    for name in ("photos.zip", "text.zip"):
+        before = (here / name).read_bytes()
+        assert submit.main(["x.ipynb", "--no-run", "--to", name]) == 2
+        assert "stays as it is" in capsys.readouterr().err
+        assert (here / name).read_bytes() == before
+    for name, said in (("x.tar", "does not end in .zip"), ("no/x.zip", "there is no folder no")):
+        assert submit.main(["x.ipynb", "--to", name]) == 2
+        assert said in capsys.readouterr().err
+    for _ in range(2):  # its own zip is replaced
+        assert submit.main(["x.ipynb", "--no-run"]) == 0
+
+
+def test_without_nbclient_it_says_so(here, capsys, monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "nbclient.exceptions", None)
+    made.hello(here / "x.ipynb", made.HELLO, made.FULL)
+    assert submit.main(["x.ipynb"]) == 1
+    assert "nbclient is missing (pip install nbclient)" in capsys.readouterr().out
