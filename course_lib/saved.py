@@ -34,7 +34,7 @@ DONE, UNWRITTEN, UNCHECKED, BROKEN = (
 
 
 class UnreadableNotebook(Exception):
-    """The file is no notebook of the course, for the reason that the text gives."""
+    """A file that does not hold a notebook of the course; the text says why."""
 
 
 @dataclass(frozen=True)

@@ -293,15 +293,15 @@ def report_error(error: dict) -> RankReport:
     return RankReport(
         "raised", error_type=first["type"], error_text=name_lines(first["text"]),
         traceback="\n".join(lines), line=line_text("|".join(map(str, frames[-1][:2]))) if frames else "",
-        unwritten=unwritten, stub=unwritten if len(set(names)) > 1 else "",
+        unwritten=unwritten, stub=names[-1] if unwritten and len(set(names)) > 1 else "",
     )  # fmt: skip
 
 
 def stub_met(error: dict) -> str:
     """The function that raised, if its `raise NotImplementedError()` has no text, as in a stub; else ""."""
     bare = error["type"] == "NotImplementedError" and not error["text"]
-    name = error["frames"][-1][2]
-    return name if bare and name.isidentifier() else ""
+    name = error["within"]
+    return name if bare and name.replace(".", "_").isidentifier() else ""
 
 
 def name_lines(text: str) -> str:

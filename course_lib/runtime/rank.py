@@ -296,9 +296,18 @@ def describe_error(error: BaseException) -> dict:
         ]
         text = text_of(link)
         kind = type(link).__name__[:LONGEST_TYPE]
-        chain.append({"type": kind, "text": text, "frames": frames})
+        chain.append({"type": kind, "text": text, "frames": frames, "within": innermost(link)})
         link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
     return {"chain": chain, "ours": isinstance(error, CommunicationError)}
+
+
+def innermost(error: BaseException) -> str:
+    """The function that raised, of a method with its class: "Shards.step", or "Shards" for its `__init__`."""
+    place = error.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    name = "" if place is None else place.tb_frame.f_code.co_qualname
+    return name.rpartition("<locals>.")[2].removesuffix(".__init__")[:LONGEST_TYPE]
 
 
 def text_of(error: BaseException) -> str:

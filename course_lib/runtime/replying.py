@@ -26,7 +26,7 @@ def is_link(link: Any) -> bool:
     """One exception of a chain, as `rank.describe_error` writes it."""
     if not isinstance(link, dict) or not isinstance(link.get("frames"), list):
         return False
-    most = {"type": LONGEST_TYPE, "text": LONGEST_TEXT}
+    most = {"type": LONGEST_TYPE, "text": LONGEST_TEXT, "within": LONGEST_TYPE}
     texts = all(isinstance(link.get(k), str) and len(link[k]) <= n for k, n in most.items())
     return texts and all(is_frame(frame) for frame in link["frames"])
 
@@ -40,5 +40,8 @@ def malformed(error: Exception) -> dict:
     text = f"the rank's answer could not be read ({error}): its code must not write to file descriptors"
     return {
         "ok": False,
-        "error": {"chain": [{"type": "WireError", "text": text, "frames": []}], "ours": False},
+        "error": {
+            "chain": [{"type": "WireError", "text": text, "frames": [], "within": ""}],
+            "ours": False,
+        },
     }

@@ -99,10 +99,10 @@ def test_a_shape_that_no_tensor_has_is_refused(shape: Any) -> None:
 
 
 def test_an_account_of_an_error_is_bounded(seed: int) -> None:
-    link = {"type": "E", "text": "", "frames": [["Cell In[1]", 1, "f"]]}
+    link = {"type": "E", "text": "", "frames": [["Cell In[1]", 1, "f"]], "within": "f"}
     honest = {"ok": False, "error": {"chain": [link], "ours": False}}
     assert well_formed(honest) == honest
-    for name, most in (("type", 200), ("text", 20_000)):
+    for name, most in (("type", 200), ("text", 20_000), ("within", 200)):
         longer = {"ok": False, "error": {"chain": [{**link, name: "x" * (most + 1)}]}}
         with pytest.raises(wire.WireError):
             well_formed(longer)

@@ -164,6 +164,19 @@ def needs_it() -> None:
     unwritten()
 
 
+class Wrapper:
+    def __init__(self, ready: bool = False) -> None:
+        if not ready:
+            raise NotImplementedError()
+
+    def step(self) -> None:
+        raise NotImplementedError()
+
+
+def needs_a_method() -> None:
+    Wrapper(ready=True).step()
+
+
 def fails() -> None:
     raise ValueError("seven")
 
@@ -175,6 +188,10 @@ def of_torch() -> None:
 def test_try_it_names_the_stub_that_the_ranks_met(capsys):
     assert try_it(needs_it, world_size=2) is None
     assert capsys.readouterr().out == "`unwritten` is not written yet.\n"
+    assert try_it(Wrapper, world_size=2) is None
+    assert try_it(needs_a_method, world_size=2) is None
+    said = capsys.readouterr().out
+    assert said == "`Wrapper` is not written yet.\n`Wrapper.step` is not written yet.\n"
     assert try_it(fails, world_size=2) is None
     assert "ValueError: seven" in capsys.readouterr().out
     assert try_it(of_torch, world_size=1) is None
