@@ -91,6 +91,7 @@ def misfit(exercise: Exercise, rank: int, name: str, got: str, expected: str) ->
             f"after the call `{name}` is {got} on rank {rank}; it was {expected}.",
             f"after the call `{name}` is something else on rank {rank}; it was {expected}.",
         ),
-        "Change its elements, not its shape or dtype.",
+        "It stays the caller's tensor: write into it with copy_(), or work on a copy if it is not the "
+        "result.",
         cause=f"{name} {got}",
     )

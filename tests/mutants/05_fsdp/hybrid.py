@@ -215,7 +215,7 @@ def hybrid_reduce(output, grads, shard_group, replica_group):
 
 
 # %% wrong: the largest sum of an island
-# is: idea
+# is: slip
 # says: That is the largest sum of an island
 # base: what the wrong ones change
 -    dist.all_reduce(output, group=replica_group)

@@ -173,6 +173,14 @@ class PrefetchedModule(torch.nn.Module):
 +        return iter([unit.shard for unit in self.units if unit not in self.root])
 
 
+# %% wrong: a shard is given twice
+# is: slip
+# says: parameters.. gives \d+ tensors? more than once
+# base: what the wrong ones change
+-        return iter([unit.shard for unit in self.units])
++        return iter([unit.shard for unit in self.units] + [self.units[0].shard])
+
+
 # %% wrong: the tensors of the module are given
 # is: slip
 # says: parameters.. gives \d+ tensors of the model itself
@@ -498,6 +506,35 @@ class PrefetchedModule(torch.nn.Module):
 +        return iter([torch.nn.Parameter(unit.shard.clone()) for unit in self.units])
 
 
+# %% wrong: a unit for each parameter
+# is: slip
+# says: Put all parameters of a block into one Unit
+# base: what the wrong ones change
+-            units[place].append(Unit(params, group))
++            units[place] += [Unit([param], group) for param in params]
+
+
+# %% wrong: the output has lost its graph
+# is: form
+# says: backward reached no block
+# base: what the wrong ones change
+-        if not output.requires_grad:
+-            self._free(self.root)
+-        return output
++        if not output.requires_grad:
++            self._free(self.root)
++        return output.detach().requires_grad_(output.requires_grad)
+
+
+# %% wrong: nothing is returned
+# is: form
+# says: Does forward return the output of the module
+# base: what the wrong ones change
+-            self._free(self.root)
+-        return output
++            self._free(self.root)
+
+
 # %% wrong: an index below 0 is the last block
 # is: detail
 # says: an index of -1 is its last block
@@ -508,7 +545,7 @@ class PrefetchedModule(torch.nn.Module):
 
 # %% wrong: after an error a unit is freed that is on its way
 # is: slip
-# says: drop\(\) does both
+# says: with drop\(\) for a unit that no block will use
 # base: what the wrong ones change
 -        except BaseException:
 -            self._forget()

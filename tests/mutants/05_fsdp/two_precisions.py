@@ -97,7 +97,7 @@ def reduce_scatter_mean(output, grads, reduce_dtype=torch.float32, group=None):
 
 
 # %% wrong: a sum of rows with zeros
-# is: idea
+# is: slip
 # says: Nothing is to be added: an all-gather brings each shard once
 # base: what the wrong ones change
 -    dist.all_gather_into_tensor(output.view(-1), row, group=group)
@@ -198,6 +198,33 @@ def reduce_scatter_mean(output, grads, reduce_dtype=torch.float32, group=None):
 # base: what the wrong ones change
 -    output.copy_((total.float() / n).view_as(output))
 +    output.copy_((total.float() / n).to(grads.dtype).view_as(output))
+
+
+# %% wrong: weights are gathered twice
+# is: slip
+# says: Each rank sends its shard once
+# base: what the wrong ones change
+-    dist.all_gather_into_tensor(output.view(-1), row, group=group)
++    dist.all_gather_into_tensor(output.view(-1), row, group=group)
++    dist.all_gather_into_tensor(output.view(-1), row, group=group)
+
+
+# %% wrong: an output of the wrong dtype is refused when all is sent
+# is: detail
+# says: was refused after a message had begun
+# base: what the wrong ones change
+-    if output.dtype != torch.float32:
+-        raise TypeError(f"output is {output.dtype}, not float32")
+-    n = dist.get_world_size(group)
+-    wide = grads.reshape(-1).to(reduce_dtype)
+-    total = torch.empty(output.numel(), dtype=reduce_dtype, device=output.device)
+-    dist.reduce_scatter_tensor(total, wide, group=group)
++    n = dist.get_world_size(group)
++    wide = grads.reshape(-1).to(reduce_dtype)
++    total = torch.empty(output.numel(), dtype=reduce_dtype, device=output.device)
++    dist.reduce_scatter_tensor(total, wide, group=group)
++    if output.dtype != torch.float32:
++        raise TypeError(f"output is {output.dtype}, not float32")
 
 
 # %% wrong: an output of the wrong dtype is not refused

@@ -58,7 +58,7 @@ def clip_grad_norm(named_parameters, max_norm, mesh, cut, tied):
 
 # %% wrong: the norm is right, and each rank clips by its own
 # is: slip
-# says: copies of what is whole drift apart
+# says: all ranks scale by one factor
 # base: what the wrong ones change
 -    factor = min(1.0, max_norm / (norm + 1e-6))
 +    own = sum(gradient.square().sum() for gradient in gradients) ** 0.5 if gradients else 1.0

@@ -302,7 +302,7 @@ def hybrid_step(stages, schedule, microbatches, mesh):
 
 # %% wrong: the loss over the world
 # is: slip
-# says: Each rank of tp has the loss already
+# says: the size of tp: each of its ranks has the loss already
 # base: what the wrong ones change
 -    dist.all_reduce(total, group=mesh.group(("pp", "dp", "cp")))
 +    dist.all_reduce(total)
@@ -359,7 +359,7 @@ def hybrid_step(stages, schedule, microbatches, mesh):
 
 # %% wrong: the order of the groups depends on the rank
 # is: form
-# says: Ranks met their groups in an order that depends on the rank
+# says: with the axes in one fixed order on every rank
 # base: what the wrong ones change
 -    dist.all_reduce(flat, group=mesh.group(("dp", "cp")))
 +    axes = ["dp", "cp"] if dist.get_rank() in (0, 3) else ["cp", "dp"]
@@ -369,7 +369,7 @@ def hybrid_step(stages, schedule, microbatches, mesh):
 
 # %% wrong: only ranks with a loss take part in its sum
 # is: form
-# says: Ranks met their groups in an order that depends on the rank
+# says: with the axes in one fixed order on every rank
 # base: what the wrong ones change
 -    dist.all_reduce(total, group=mesh.group(("pp", "dp", "cp")))
 +    if losses:

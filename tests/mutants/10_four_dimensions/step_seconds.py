@@ -58,7 +58,7 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
 
 # %% wrong: products at the data sheet's peak
 # is: slip
-# says: they reach `efficiency` of it
+# says: and reach `efficiency` of it
 # base: what the wrong ones change
 -    flops, hbm = gpu["flops"] * efficiency, 0.8 * gpu["bandwidth"]
 +    flops, hbm = gpu["flops"], 0.8 * gpu["bandwidth"]

@@ -8,6 +8,7 @@ from functools import cached_property, lru_cache
 from math import prod
 from typing import Any
 
+from course_lib.checks.judge.unwritten import unwritten
 from course_lib.checks.kit import (
     RIGHT,
     SIZES,
@@ -341,7 +342,7 @@ def case(tasks: Sequence[Task]) -> Case:
             if answer.error is not None:
                 error, text, place = answer.error
                 if error == "NotImplementedError":
-                    return wrong("best_layout is not written yet.", cause="best_layout not written")
+                    return unwritten("best_layout", place)
                 general = f"best_layout raised {error_kind(error)}."
                 return wrong(
                     Sentence(f"{tasks[index]} raised {error}: {text}", general), at(place), cause=error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from math import isfinite
 from typing import NamedTuple
@@ -118,7 +119,7 @@ def scaled_line(model: Model, title: str) -> Line:
             return RIGHT
         rank, name, got = off[0]
         fault = f"on rank {rank} the gradient of {name} was scaled by another factor"
-        said = Sentence(f"{fault}: {got:.4g} instead of {model.factor:.4g}.", f"{fault}.")
+        said = Sentence("{}: {} instead of {}.".format(fault, *words.apart(got, model.factor)), f"{fault}.")
         return wrong(said, why(model, factors, [values.returned[0] for values in observed.values]))
 
     return Line(f"gradients scaled: {title}", judge, 2)
@@ -166,7 +167,8 @@ def of_one_factor(model: Model, factor: float, norms: Sequence[float]) -> str:
         return "The factor is max_norm itself: divide it by the norm."
     if abs(factor * model.norm - 1) < 1e-6:
         return "The factor is 1 / norm: multiply it by max_norm."
-    return f"All gradients were multiplied by {factor:.4g}; max_norm / norm is {model.factor:.4g}."
+    multiplied, right = words.apart(factor, model.factor)
+    return f"All gradients were multiplied by {multiplied}; the factor is {right}."
 
 
 def of_ranks(by_rank: dict[int, float], wanted: float) -> str:
@@ -175,10 +177,11 @@ def of_ranks(by_rank: dict[int, float], wanted: float) -> str:
     if left and all(same(factor, wanted) for rank, factor in by_rank.items() if rank not in left):
         return f"Only some ranks scaled: {words.ranks(left)} left their gradients as they were."
     low, high = min(by_rank, key=by_rank.__getitem__), max(by_rank, key=by_rank.__getitem__)
+    smaller, larger = words.apart(by_rank[low], by_rank[high])
+    one = "all ranks scale by one factor, that of the whole model's norm."
     return Sentence(
-        f"Ranks {low} and {high} scaled by {by_rank[low]:.2g} and {by_rank[high]:.2g} instead of "
-        f"{wanted:.2g}: copies of what is whole drift apart.",
-        "Each rank scaled by a factor of its own: copies of what is whole drift apart.",
+        f"Ranks {low} and {high} scaled by {smaller} and {larger} instead of {wanted:.4g}: {one}",
+        f"Each rank scaled by a factor of its own: {one}",
     )
 
 
@@ -237,7 +240,7 @@ def case(
 def trouble(case: Case, kind: str, text: str) -> str:
     if kind == "deadlock":
         return ALL
-    if "KeyError" in text:
+    if re.search(r"KeyError: '?(pp|dp|cp|tp)\b", text):
         return MISSING
     return NONE if "NoneType" in text or "non-empty" in text or "expects" in text else ""
 

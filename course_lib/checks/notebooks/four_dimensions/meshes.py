@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from course_lib.checks.judge.unwritten import unwritten
 from course_lib.checks.kit import (
     RIGHT,
     SIZES,
@@ -25,7 +26,6 @@ Sizes = Mapping[str, int]
 Formula = Callable[..., Any]
 AXES = ("pp", "dp", "cp", "tp")
 LACKS_AXES = "A mesh may lack an axis, which has one rank then: sizes.get(axis, 1)."
-WRITTEN = "is not written yet"
 
 
 def title(sizes: Sizes) -> str:
@@ -97,7 +97,7 @@ class Answers:
 
     def raised(self, question: Question, error: str = "", text: str = "", place: str = "") -> Finding:
         if error == "NotImplementedError":
-            return wrong(f"{self.name} {WRITTEN}.", cause=f"{self.name} {WRITTEN}")
+            return unwritten(self.name, place)
         said = Sentence(
             f"{question.shown(self.name)} raised {error}: {text}", f"{self.name} raised {error_kind(error)}."
         )

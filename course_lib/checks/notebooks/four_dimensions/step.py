@@ -21,13 +21,14 @@ SECONDS = 40.0
 POINT = "terms of one sum, which are reduced once, when no microbatch is left"
 WIRES = ("pp", "tp", "cp")
 ORDER = (
-    "Ranks met their groups in an order that depends on the rank. All members of a group call its "
-    "collectives in one order: take the axes in one fixed order on every rank, also on ranks without a loss."
+    "All members of a group must call its collectives, in one order: also ranks without a loss, and with the "
+    "axes in one fixed order on every rank."
 )
 OTHER_SIZES = (
     "Ranks of pp hold other parameters, and their gradients have other sizes: reduce over "
     'mesh.group(("dp", "cp")) alone.'
 )
+OTHER_DTYPES = "A rank without a loss adds a zero: give that zero the losses' dtype."
 NO_TARGET = (
     "A replica may have no target of its own. Divide by the targets of all replicas: sum their number over "
     "dp before `run_schedule` is called."
@@ -64,7 +65,9 @@ def replicas_line(steps: Steps, title: str) -> Line:
                 return wrong(said, HALF if half else FEWER, cause="replicas", misses_point=not half)
             times = sent / least
             fault += f"{words.number(round(least))} are enough."
-            return wrong(fault, why(times), cause="replicas", misses_point=True)
+            gathered = {o.op for o in over if o.nbytes > SMALL} <= {"all_gather"}
+            says = GATHERED if gathered else why(times)
+            return wrong(fault, says, cause="replicas", misses_point=not gathered)
         return RIGHT
 
     def why(times: float) -> str:
@@ -88,6 +91,7 @@ def replicas_line(steps: Steps, title: str) -> Line:
 
 
 HALF = "The gradients travelled in float32, and they are float64: give the buffer their dtype."
+GATHERED = "An all-gather brings all whole gradients to every rank; an all-reduce brings their sum alone."
 FEWER = "The gradients went another way than by the groups of dp and cp."
 
 
@@ -161,6 +165,8 @@ def trouble(case: Case, kind: str, text: str) -> str:
         return NO_TARGET
     if "pp" not in case.title:
         return ""
+    if "float32" in text and "float64" in text:
+        return OTHER_DTYPES
     return OTHER_SIZES if DISAGREE.search(text) else NO_LOSS if EMPTY.search(text) else ""
 
 

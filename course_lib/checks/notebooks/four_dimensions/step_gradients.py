@@ -33,8 +33,8 @@ OVER_WORLD = (
 )
 ONE_CALL = "The gradients of the call before are gone: a call adds its own to `grad`."
 AGAIN = (
-    "The gradients of the call before were summed over dp and cp once more: they are complete already. Put "
-    "them aside, reduce this call's alone, then add them."
+    "The gradients of the call before were added once more on each replica: they are complete already. Put "
+    "them aside, reduce this call's alone, then add them once."
 )
 OF_MICROBATCHES = (
     "That is the mean of the microbatches' means: they have unequal numbers of targets. Give `run_schedule` "

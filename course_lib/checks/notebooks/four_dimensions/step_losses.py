@@ -79,7 +79,11 @@ def loss_causes(
     if pp > 1 and not any(value for value, is_last in zip(returned, last, strict=True) if not is_last):
         yield f"Rank {rank} returns {returned[rank]}: {ONLY_LAST}"
     if tp > 1 and are(tp * wanted):
-        yield "Each rank of tp has the loss already: sum over pp, dp and cp alone."
+        of_dp = f", which is the size of dp as well. {TERMS_OF_LOSS}"
+        yield (
+            f"The loss is {tp} times that of one process, the size of tp: each of its ranks has the loss "
+            f"already{of_dp if dp == tp else '. Sum over pp, dp and cp alone.'}"
+        )
     for share in (1, dp, 1 / cp):
         if dp > 1 and are(share * of_replicas):
             means = "the mean of the replicas' means" if share == 1 else f"{factor(share)} the mean of means"

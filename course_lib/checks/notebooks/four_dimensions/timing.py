@@ -184,7 +184,8 @@ SLIPS: dict[str, Formula] = {
     "All ranks of a node use one card: each has its own, so that g rings across carry 1/g each.": slip(
         cards=False
     ),
-    "Products run at the data sheet's peak there: they reach `efficiency` of it.": slip(reached=False),
+    "Products run at the data sheet's peak there and reach `efficiency` of it, or ZeRO-3's messages count "
+    "below 0.": slip(reached=False),
     "The head is missing on the last stage: three products, and the logits in float32.": slip(head=False),
     "Data sheets are not reached: links and memory move bytes at 0.8 of theirs.": slip(memory=1, wires=1),
     "Memory is read at 0.8 of its data sheet.": slip(memory=1),

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any
 
+from course_lib.checks.judge.unwritten import unwritten
 from course_lib.checks.kit import (
     RIGHT,
     SIZES,
@@ -92,7 +93,7 @@ def wire_line(title: str, plans: Sequence[Args], every: Sequence[Args], weight: 
 
 def raised(args: Args, error: str = "", text: str = "", place: str = "") -> Finding:
     if error == "NotImplementedError":
-        return wrong("wire is not written yet.", cause="wire is not written")
+        return unwritten("wire", place)
     said = Sentence(f"wire{args!r} raised {error}: {text}", f"wire raised {error_kind(error)}.")
     return wrong(said, at(place), cause=f"wire raised {error}")
 

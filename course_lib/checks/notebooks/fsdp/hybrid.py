@@ -62,6 +62,7 @@ TOGETHER = (
     "still being written. Wait for the reduction inside the island, then begin the one across."
 )
 
+ACROSS = (DRIFT, FIRST, LARGEST, NOT_ADDED)  # of a solution that sends nothing across, or the wrong sum
 MISSED = (DRIFT, FIRST, LARGEST, NOT_ADDED, SWAPPED, OVER_ALL)
 Shard = Callable[[int], Tensor]  # on a rank
 
@@ -112,7 +113,10 @@ class Reduction:
         if g > 1:
             slips += [
                 (OVER_ISLANDS, lambda rank: self.mean(rank) * g),
-                (NOT_ADDED, lambda rank: self.grads[rank, self.place(rank)]),
+                *(
+                    (NOT_ADDED, lambda rank, by=by: self.grads[rank, self.place(rank)] / by)
+                    for by in (1, r, n)
+                ),
             ]
         if g == r > 1:
             slips.append((SWAPPED, lambda rank: self.grads.mean(0)[self.island(rank)]))
@@ -136,6 +140,16 @@ class Reduction:
     @property
     def tolerance(self) -> float:
         return 0.04 if self.dtype == torch.bfloat16 else 0
+
+
+def crossed(observed: Observed, islands: Islands) -> bool:
+    """Whether a rank began a message inside its island and one beyond it, be the values right or wrong."""
+    own = {rank: set(group) for group in islands.runs(islands.g) for rank in group}
+    return any(
+        any(set(reached(operation)) <= own[rank] for operation in operations)
+        and any(not set(reached(operation)) <= own[rank] for operation in operations)
+        for rank, operations in enumerate(observed.operations)
+    )
 
 
 def begun_together(observed: Observed) -> bool:
@@ -177,7 +191,8 @@ def mean_line(of: Reduction, title: str, weight: float) -> Line:
             "Reduce-scatter inside the island, all-reduce the shard across, divide by g x r: rank r of the "
             "island ends with part r of the mean."
         )
-        return wrong(said, why, misses_point=why in MISSED)
+        across = why in ACROSS and crossed(observed, of.islands)
+        return wrong(said, why, misses_point=why in MISSED and not across)
 
     return Line(title, judge, weight)
 

@@ -17,7 +17,7 @@ from course_lib.checks.kit import RIGHT, Finding, Line, Observed, words, wrong
 from course_lib.checks.notebooks.fsdp.stayed import not_waited, stayed
 from course_lib.checks.rank.notebooks.fsdp.prefetched import Mark
 
-IDLE = "Begin its gather before the block ahead of it computes, or the wire idles meanwhile."
+IDLE = "Begin its gather before the block computes that comes before it in the pass: else the wire idles."
 AT_ONCE = (
     "Asked for early and waited for at once: nothing overlaps. Wait where the weights are needed, at the "
     "block's own forward or backward."
@@ -43,7 +43,7 @@ CALLED = {"F": "forward", "B": "backward"}
 class Step:
     """One rank's messages and marks of a step. gathers, reduces: per block, their places in the record.
 
-    times: how often each mark was made.
+    times: how often each mark was made. pieces: gathers that have no block's size.
     """
 
     rank: int
@@ -54,6 +54,7 @@ class Step:
     reduces: dict[int, list[int]]
     turn: int  # messages begun when the last block's backward began
     barriers: int
+    pieces: int
 
     def mark(self, kind: str, block: int) -> Mark | None:
         return self.marks.get((kind, block))
@@ -62,6 +63,13 @@ class Step:
         """The finding if a block did not compute once in forward and once in backward; None if all did."""
         for kind, block in ((kind, block) for kind in CALLED for block in self.gathers):
             if (times := self.times[kind, block]) != 1:
+                if not any(self.times[kind, k] for k in self.gathers) and kind == "B":
+                    return wrong(
+                        f"backward reached no block in step {self.number + 1} on rank {self.rank}.",
+                        "The output that forward returns has lost its graph: was it detached, or made under "
+                        "no_grad()?",
+                        cause="no graph",
+                    )
                 how_often = f"{words.number(times)} times" if times else "not at all"
                 return wrong(
                     f"block {block} ran {how_often} in the {CALLED[kind]} of step {self.number + 1} on rank "
@@ -70,6 +78,17 @@ class Step:
                     cause="runs",
                 )
         return None
+
+    def in_pieces(self) -> Finding | None:
+        """The finding if blocks were gathered in several messages each; None if they were not."""
+        if self.pieces <= len(self.gathers):
+            return None
+        return wrong(
+            f"in step {self.number + 1} rank {self.rank} began {words.number(self.pieces)} gathers that have "
+            "no block's size.",
+            "Put all parameters of a block into one Unit, so that one message brings the block.",
+            cause="pieces",
+        )
 
     def too_late(self, kind: str, block: int, until: float = math.inf) -> bool:
         """Whether the block was gathered behind its own forward ("F") or backward, in the same pass."""
@@ -103,9 +122,11 @@ def steps_of(observed: Observed, training: Training) -> Iterator[Step]:
                     reduces[block].append(at)
             by_block = {(mark.kind, mark.block): mark for mark in marks}
             turn = next((m.begun for m in marks if m.kind == "F" and m.block == depth - 1), 0)
-            barriers = sum(operation.op == "barrier" for operation in operations[first:last])
+            own = operations[first:last]
+            barriers = sum(operation.op == "barrier" for operation in own)
+            pieces = sum(op.op == "all_gather" and op.nbytes not in sizes for op in own)
             times = Counter((mark.kind, mark.block) for mark in marks)
-            yield Step(rank, number, by_block, times, gathers, reduces, turn, barriers)
+            yield Step(rank, number, by_block, times, gathers, reduces, turn, barriers, pieces)
 
 
 def asked_again(observed: Observed, training: Training) -> str:
@@ -154,7 +175,7 @@ def ahead_line(training: Training, ahead: tuple[int, int], reshard: bool, title:
                     "the slowest rank and for all messages before.",
                     MEETING, cause="barrier", misses_point=True,
                 )  # fmt: skip
-            if finding := step.ran():
+            if finding := step.ran() or step.in_pieces():
                 return finding
             for kind, block, others in each_way(depth, ahead):
                 mark = step.marks[kind, block]
@@ -209,7 +230,7 @@ def reduce_line(training: Training, title: str, weight: float) -> Line:
 
     def judge(observed: Observed) -> Finding:
         for step in steps_of(observed, training):
-            if finding := step.ran():
+            if finding := step.ran() or step.in_pieces():
                 return finding
             for block, places in step.reduces.items():
                 where = f"of block {block} on rank {step.rank}"

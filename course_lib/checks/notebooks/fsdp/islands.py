@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from course_lib.checks.judge.unwritten import unwritten
 from course_lib.checks.kit import (
     EVALUATE,
     RIGHT,
@@ -94,6 +95,8 @@ class Islands:
         ranks = sorted(rank for group in shards for rank in group)
         if {*map(len, shards)} == {self.g} and ranks == list(range(self.n)):
             return "Neighbours shard: the ranks of an island follow one another."
+        if ranks and ranks[0] == 1:
+            return "Ranks are counted from 0: they are 0 to n - 1."
         return (
             "Each rank stands in one list of both: with its neighbours where it shards, with those of equal "
             "place where it replicates."
@@ -198,7 +201,7 @@ def refusal_judge(n: int, g: int, index: int) -> Callable[[Observed], Finding]:
 
 def raised(called: str, error: str = "", text: str = "", place: str = "", advice: str = "") -> Finding:
     if error == "NotImplementedError":
-        return wrong("hybrid_groups is not written yet.", cause="not written")
+        return unwritten("hybrid_groups", place)
     general = f"hybrid_groups raised {error_kind(error)}."
     return wrong(Sentence(f"{called} raised {error}: {text}", general), at(place), advice)
 

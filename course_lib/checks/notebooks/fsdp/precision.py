@@ -98,7 +98,7 @@ def gather_hint(ratio: float, observed: Observed) -> str:
         return "4 bytes an element travelled: cast the shard first, then gather."
     if any(operation.op in SUMS for operation in observed.operations[0]):
         return "Nothing is to be added: an all-gather brings each shard once, (N-1)/N of the row."
-    return "Each rank sends its shard, in output's dtype, to N-1 others."
+    return "Each rank sends its shard once, in output's dtype, to N-1 others."
 
 
 def gather_case(draw: Draw, on: Setting, traffic: bool = False) -> Case:
@@ -119,8 +119,19 @@ def gather_case(draw: Draw, on: Setting, traffic: bool = False) -> Case:
     if traffic:
         sent = [(count - 1) * numel * on.dtype.itemsize] * on.n
         title = f"bytes gathered: {on.dtype.itemsize} an element"
-        lines.append(volume_line(sent, hint=gather_hint, weight=2, title=title, point=1.9))
+        lines.append(in_16_bits(volume_line(sent, hint=gather_hint, weight=2, title=title, point=1.9)))
     return on.of_lines(on.title, sides, lines)
+
+
+def in_16_bits(line: Line) -> Line:
+    """The line on bytes. Too many of them miss the point only if they are those of float32."""
+
+    def judge(observed: Observed) -> Finding:
+        kinds = {operation.dtype for operations in observed.operations for operation in operations}
+        finding = line.judge(observed)
+        return finding if "float32" in kinds else replace(finding, misses_point=False)
+
+    return replace(line, judge=judge, part="weights")
 
 
 def steps_case(draw: Draw, n: int) -> Case:
@@ -194,8 +205,8 @@ def mean_slips(grads: Tensor, dtype: torch.dtype, world: int) -> list[Slip]:
             else []
         ),
         slip(
-            f"It was divided in {narrow}, before the sum: each quotient was rounded to 8 bits. Divide in "
-            "float32, before or after the sum.",
+            f"It was divided in {narrow}, before the sum: each quotient was rounded to 8 bits. Divide "
+            "last, in float32.",
             (grads / n).to(dtype).double().sum(0),
         ),
         slip(
@@ -297,7 +308,14 @@ def mean_line(on: Setting, grads: Tensor, reduce_dtype: torch.dtype) -> Line:
 
     rows = {rank: grads[place].reshape(-1) for rank, place in place_of.items()}
     alone = left_alone("grads", rows, "Work on a copy: the caller still has these gradients.")
-    return Line(on.title, both(judge, alone), on.weight, short=on.short, trivial=on.trivial)
+    line = Line(on.title, both(judge, alone), on.weight, short=on.short, trivial=on.trivial)
+    return replace(line, shows=in_float32, part="gradients") if reduce_dtype == torch.float32 else line
+
+
+def in_float32(observed: Observed) -> float:
+    """1 if the gradients travelled in float32, in which they are then added."""
+    kinds = {operation.dtype for operations in observed.operations for operation in operations}
+    return float("float32" in kinds)
 
 
 def reduce_hint(reduce_dtype: torch.dtype, ratio: float, observed: Observed) -> str:
@@ -354,28 +372,35 @@ def reduce_case(
     return replace(case, recipe=f"{RECIPES}:with_dtype") if named else case
 
 
-def refused_case() -> Case:
-    """An output in bfloat16 for the mean is an error on every rank."""
+def refused_case(dtype: torch.dtype) -> Case:
+    """An output in 16 bits for the mean is an error on every rank."""
+    narrow = str(dtype)
 
     def judge(observed: Observed) -> Finding:
         for rank in range(2):
             error = observed.values[rank].error
             if error is None:
                 return wrong(
-                    "an `output` of the wrong dtype was not refused: it was torch.bfloat16.",
+                    f"an `output` of the wrong dtype was not refused: it was {narrow}.",
                     "An output in 16 bits would round the mean again, whose sum was made in float32: raise "
                     "TypeError if `output` has 16 bits, before anything is sent.",
                 )
             kind, text, place = error
             if kind not in ("TypeError", "ValueError"):
-                said = "an `output` in torch.bfloat16 raised another exception than TypeError"
+                said = f"an `output` in {narrow} raised another exception than TypeError"
                 sentence = Sentence(f"{said}: {kind}: {text}", f"{said}.")
-                return wrong(sentence, at(place), "Look at output.dtype before anything is sent.")
+                return wrong(sentence, at(place), "Raise TypeError, before anything is sent.")
+            if observed.operations[rank]:
+                return wrong(
+                    f"an `output` in {narrow} was refused after a message had begun.",
+                    "Look at output.dtype before anything is sent: a rank that raises later leaves the "
+                    "others waiting.",
+                )
         return RIGHT
 
-    grads = torch.ones(6).bfloat16()
-    sides = [side({"output": torch.zeros(3).bfloat16(), "grads": grads}, object=REDUCE)] * 2
-    line = Line("an output in bfloat16 is refused", judge)
+    grads = torch.ones(6).to(dtype)
+    sides = [side({"output": torch.zeros(3).to(dtype), "grads": grads}, object=REDUCE)] * 2
+    line = Line(f"an output in {narrow[6:]} is refused", judge)
     return Case("refused", sides, [line], recipe=f"{RECIPES}:refused")
 
 
@@ -405,12 +430,12 @@ def two_precisions(draw: Draw) -> Iterator[Case]:
     yield reduce_case(draw, on, traffic=True)
     on = Setting(8, (3,), "8 ranks, equal small gradients", dtype=half, weight=1.25)
     yield reduce_case(draw, on, equal=True)
-    on = Setting(3, (9,), "summed in bfloat16, as asked", dtype=half)
+    on = Setting(3, (9,), "the mean, for reduce_dtype=bfloat16", dtype=half)
     yield reduce_case(draw, on, half, traffic=True)
     members, title = (0, 2, 3), "gradients: sub-group {0, 2, 3}"  # of 5: no other number divides alike
     on = Setting(5, (4,), title, members, dtype=half, weight=1, short=True)
     yield reduce_case(draw, on)
-    yield refused_case()
+    yield refused_case(half)
     if draw.hidden:
         on = Setting(5, (4,), "weights: 5 ranks, a float32 output", weight=0.5)
         yield gather_case(draw, on, traffic=True)
@@ -418,3 +443,4 @@ def two_precisions(draw: Draw) -> Iterator[Case]:
         yield reduce_case(draw, on, traffic=True)
         on = Setting(1, (5,), "1 rank", dtype=half, weight=0.5, short=True)
         yield reduce_case(draw, on)
+        yield refused_case(small)

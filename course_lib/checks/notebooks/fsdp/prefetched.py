@@ -17,7 +17,7 @@ from course_lib.checks.notebooks.fsdp.in_order import (
     waited_line,
     whole_line,
 )
-from course_lib.checks.notebooks.fsdp.stayed import shards_line, stayed_line, with_causes
+from course_lib.checks.notebooks.fsdp.stayed import AFTER_ERROR, shards_line, stayed_line, with_causes
 from course_lib.checks.notebooks.zero.module import FREED, TRAPS
 from course_lib.checks.notebooks.zero.runs import (
     ADAMW,
@@ -51,9 +51,11 @@ IN_BACKWARD = (
     "input needs no gradient, as the first block's, fires too early for that."
 )
 DROP = (
-    "Every gather that is in flight must be waited for before its memory goes, also if the block that it was "
-    "for does not run: drop() does both."
+    "A gather in flight is waited for before its memory goes: with wait() before the unit's block computes, "
+    "or with drop() for a unit that no block will use. If no block should have asked for it, look at the "
+    "ends of the list (-1 is its last block), and at hooks that share the variable of a loop."
 )
+NO_OUTPUT = "Does forward return the output of the module?"
 TWICE_IN_LIST = (
     "Here a block stands in the list twice: its place is the number of blocks that ran before it, while "
     "list.index() finds the first place alone."
@@ -72,6 +74,10 @@ def trouble(case: Case, kind: str, text: str) -> str:
             "Memory of a weight was read while it was freed. wait() comes before the block's forward and "
             "backward, and free() after both."
         )
+    if "NoneType" in text:
+        return NO_OUTPUT
+    if "UnboundLocalError" in text and "after an error" in case.title:
+        return AFTER_ERROR
     if said := lines.group_trouble(case, text):
         return said
     if "collective number" in text or kind == "deadlock":

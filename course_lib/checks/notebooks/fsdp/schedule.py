@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple
 
+from course_lib.checks.judge.unwritten import unwritten
 from course_lib.checks.kit import (
     EVALUATE,
     RIGHT,
@@ -48,7 +49,7 @@ def read(asked: Asked, observed: Observed, place: int) -> Schedule | Finding:
     if answer.error is not None:
         error, text, where = answer.error
         if error == "NotImplementedError":
-            return wrong("fsdp_schedule is not written yet.", at(where), cause="not written")
+            return unwritten("fsdp_schedule", where)
         said = Sentence(f"{asked} raised {error}: {text}", f"fsdp_schedule raised {error_kind(error)}.")
         return wrong(said, at(where), cause=f"raised {error} {where}")
     if not isinstance(answer.value, list):

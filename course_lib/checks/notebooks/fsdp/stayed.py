@@ -13,7 +13,7 @@ from torch import nn
 from course_lib.checks.judge import training as lines
 from course_lib.checks.judge.training.single import Training
 from course_lib.checks.kit import NEVER_WAITED, RIGHT, Finding, Line, Observed, words, wrong
-from course_lib.checks.notebooks.zero.runs import carried
+from course_lib.checks.notebooks.zero.runs import MIXED, START, carried
 
 LAST_STEPS = (
     "Call the function that the last reduce() returned when backward is over, or the last unit's gradient "
@@ -29,6 +29,11 @@ AFTER_BACKWARD = "Free a unit when its gradients are there, and the root when ba
 COPIES = (
     "It gives copies: reduce() adds the mean to the gradient of unit.shard, so return unit.shard itself, the "
     "same tensor at every call."
+)
+NOT_REDUCED = "Call reduce() of every unit whose gradients are there: it adds their mean to unit.shard.grad."
+OTHER_WEIGHTS = (  # Unit has given all ranks the same shards
+    "A block computed with other weights than the shards hold: wait() for a unit before its block computes, "
+    "and let every rank ask for the units in the same order."
 )
 AFTER_ERROR = "Free all units when forward raises an error, and raise the error again (try, except)."
 
@@ -113,17 +118,27 @@ def not_shards(observed: Observed) -> Finding | None:
     return None
 
 
-def copies(observed: Observed) -> Finding:
-    """Wrong if parameters() gives tensors without a gradient, although gradients were reduced."""
+def twice(observed: Observed) -> Finding | None:
+    """The finding if parameters() gives a tensor more than once; None if it does not."""
     for rank in lines.members(observed):
-        reduced = any(operation.op == "reduce_scatter" for operation in observed.operations[rank])
-        if reduced and not observed.values[rank].with_gradient:
+        if more := observed.values[rank].twice:
             return wrong(
-                f"no tensor of parameters() had a gradient after the first backward on rank {rank}, although "
-                "gradients were reduced.",
-                COPIES,
-                cause="copies",
+                f"parameters() gives {words.counted(more, 'tensor')} more than once on rank {rank}.",
+                "Give the shard of each unit once: a block that stands in the list twice has one unit.",
+                cause="twice",
             )
+    return None
+
+
+def copies(observed: Observed) -> Finding:
+    """Wrong if parameters() gives tensors without a gradient after a backward."""
+    for rank in lines.members(observed):
+        if observed.values[rank].with_gradient:
+            continue
+        said = f"no tensor of parameters() had a gradient after the first backward on rank {rank}"
+        if any(operation.op == "reduce_scatter" for operation in observed.operations[rank]):
+            return wrong(f"{said}, although gradients were reduced.", COPIES, cause="copies")
+        return wrong(f"{said}, and none was reduced.", NOT_REDUCED, cause="not reduced")
     return RIGHT
 
 
@@ -132,7 +147,7 @@ def shards_line(training: Training, title: str, weight: float) -> Line:
     whole = sum(p.numel() for p in training.built().parameters())
 
     def judge(observed: Observed) -> Finding:
-        if finding := not_shards(observed):
+        if finding := not_shards(observed) or twice(observed):
             return finding
         got = sum(observed.values[rank].elements for rank in lines.members(observed))
         if got >= whole:
@@ -163,7 +178,9 @@ def with_causes(line: Line, training: Training) -> Line:
         finding = line.judge(observed)
         if finding.ok or {str(said) for said in finding.sentences[1:]} & named_by_values:
             return finding
-        return next((cause for look in others if not (cause := look(observed)).ok), finding)
+        finding = next((cause for look in others if not (cause := look(observed)).ok), finding)
+        said = [OTHER_WEIGHTS if str(text) in (START, MIXED) else text for text in finding.sentences]
+        return replace(finding, sentences=tuple(said))
 
     return replace(line, judge=judge)
 

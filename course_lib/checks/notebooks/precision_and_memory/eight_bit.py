@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from course_lib.checks.judge.unwritten import unwritten
 from course_lib.checks.kit import (
     RIGHT,
     Case,
@@ -99,7 +100,7 @@ class Expected:
 
 def raised(error: str = "", text: str = "", where: str = "", loading: bool = False) -> Finding:
     if error == "NotImplementedError":
-        return wrong("Adam8bit is not written yet.", cause="not written")
+        return unwritten("Adam8bit", where)
     said = Sentence(f"Adam8bit raised {error}: {text}", f"Adam8bit raised {error_kind(error)}.")
     why = ""
     if "used as indices" in text or "be long, int, byte or bool" in text or "IndexError" in error:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from course_lib.checks.judge.unwritten import unwritten
 from course_lib.checks.kit import (
     RIGHT,
     Finding,
@@ -143,7 +144,7 @@ def line(title: str, run: Expected, judge: Judge, weight: float = 1.0, aspect: s
 
 def raised(error: str = "", text: str = "", where: str = "") -> Finding:
     if error == "NotImplementedError":
-        return wrong("checkpoint is not written yet.", cause="not written")
+        return unwritten("checkpoint", where)
     if "torch.utils.checkpoint is the answer" in text:
         return wrong(text, cause="refused", misses_point=True)
     said = Sentence(f"checkpoint raised {error}: {text}", f"checkpoint raised {error_kind(error)}.")

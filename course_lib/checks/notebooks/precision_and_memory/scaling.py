@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from course_lib.checks.judge.unwritten import unwritten
 from course_lib.checks.kit import (
     ANY,
     RIGHT,
@@ -127,7 +128,7 @@ def inverted(call: Quantized, scales: Tensor) -> bool:
 
 def raised(function: str, error: str = "", text: str = "", where: str = "") -> Finding:
     if error == "NotImplementedError":
-        return wrong(f"{function} is not written yet.", cause="not written")
+        return unwritten(function, where)
     said = Sentence(f"{function} raised {error}: {text}", f"{function} raised {error_kind(error)}.")
     why = ""
     if "shape" in text and "invalid" in text:

@@ -294,6 +294,11 @@ def unchanged(observed: Observed, training: Training) -> str:
     names = {operation.op for operation in sent if operation.op != "broadcast"}
     if not names and training.more.get("once"):
         return f"{UNCHANGED}. {ONCE}"
+    if "fsdp" in observed.case.recipe:
+        return (
+            f"{UNCHANGED} there: either the shards had no gradient when the optimizer stepped, or the next "
+            f"forward did not use them as the step left them. {FREE_AFTER_REDUCE}"
+        )
     if observed.case.recipe.endswith(":module"):
         return (
             f"{UNCHANGED} there: the next gather() must bring the shards as the step left them. "

@@ -62,7 +62,8 @@ class OfPrefetched(Told):
     error, after each step's backward; the number of blocks stands for the root. on_their_way: operations that
     were open after each forward that raised an error. swallowed: how many errors of a block the module's
     forward did not raise. elements: of all that parameters() gives; own: how many of these tensors are the
-    model's own; with_gradient: how many had a gradient after the first backward.
+    model's own; twice: how many of them it gave before; with_gradient: how many had a gradient after the
+    first backward.
     """
 
     marks: list[list[Mark]] = field(default_factory=list)
@@ -74,6 +75,7 @@ class OfPrefetched(Told):
     swallowed: Count = 0
     elements: Count = 0
     own: Count = 0
+    twice: Count = 0
     with_gradient: Count = 0
 
 
@@ -169,7 +171,11 @@ class Training:
         self.made = make(session.model, **keywords(instructions, groups))
         self.like = {name: (tuple(p.shape), p.dtype) for name, p in session.named.items()}
         shards, own = list(self.made.parameters()), set(session.named.values())
-        self.values = OfPrefetched(elements=sum(p.numel() for p in shards), own=sum(p in own for p in shards))
+        self.values = OfPrefetched(
+            elements=sum(p.numel() for p in shards),
+            own=sum(p in own for p in shards),
+            twice=len(shards) - len(set(map(id, shards))),
+        )
 
     def whole(self) -> list[tuple[str, torch.Tensor]]:
         """The parameters as a forward without a graph uses them."""
