@@ -13,6 +13,7 @@ that no old grade stands where a new one is due:
 from __future__ import annotations
 
 import contextlib
+import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -78,6 +79,13 @@ class Records:
             maximum = self.entries.maximum(submission.assignment)
             left = Row(*key, None, maximum, statuses.UNGRADED, NOT_YET)
             self.rows[key] = self._row_of(result) if result is not None else left
+
+    def forget(self, student: str) -> None:
+        """Remove every file about a student; `ClassBook.forget` does the same in the gradebook."""
+        self.store.forget(student)
+        for name in ("feedback", "submitted", "autograded", "gradescope"):
+            if (self.out / name / student).is_dir():
+                shutil.rmtree(self.out / name / student)
 
     def handed_in(self, submission: Submission, handed_in: HandedIn) -> None:
         """Keep the files that were handed in, under the names that nbgrader looks for."""

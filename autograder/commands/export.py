@@ -8,7 +8,7 @@ from pathlib import Path
 
 from autograder.book.store import Store
 from autograder.commands.choice import ChoiceError, chosen, listed, text_of
-from autograder.course.config import OUT
+from autograder.commands.folder import add_out, out_of
 from autograder.outcome.result import write_whole
 from autograder.report.exports import (
     GRADE,
@@ -24,7 +24,7 @@ from autograder.report.write import Class, read_class
 
 def add_parser(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser("export", help="scores as a CSV for Canvas or Moodle")
-    parser.add_argument("--out", type=Path, default=OUT, help="where results are (%(default)s)")
+    add_out(parser)
     sites = parser.add_subparsers(dest="site", required=True)
     canvas = sites.add_parser("canvas", help="needs an export of Canvas' gradebook")
     canvas.add_argument("roster", type=Path, help="the export")
@@ -71,7 +71,11 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Exit code 0: written; 2: not written, and stderr says why."""
-    graded = read_class(options.out, Store(options.out).all())
+    out = out_of(options)
+    graded = read_class(out, Store(out).all())
+    if not graded.results:
+        print(f"{out} holds no results: run `make grade` first.", file=sys.stderr)
+        return 2
     try:
         text, notes = (
             _canvas(graded, options) if options.site == "canvas" else _moodle(graded, options)
@@ -79,7 +83,7 @@ def run(options: argparse.Namespace) -> int:
     except (ExportError, ChoiceError) as error:
         print(error, file=sys.stderr)
         return 2
-    target = options.to or options.out / f"{options.site}.csv"
+    target = options.to or out / f"{options.site}.csv"
     write_whole(target, text)
     print("\n".join([*notes, f"{target} is ready to be imported."]))
     return 0

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autograder.commands.choice import at_least_one, listed
+from autograder.commands.limits import add_limits, limits_of
 from autograder.outcome import status as statuses
-from autograder.outcome.limits import GB, KB, MB, Limits
 
 if TYPE_CHECKING:
     from autograder.outcome.result import Result
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from autograder.submission.intake import Submission
 
 LAYOUT = "A class is laid out as FOLDER/<student>/<assignment>/<assignment>.ipynb."
-OUT = Path(__file__).resolve().parent.parent / "out"
 # A worker that is busy for longer than its submission may take, and then some, is ended.
 PATIENCE, SLACK = 2.0, 120.0
 
@@ -29,7 +28,10 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser = subparsers.add_parser("grade", help="grade the sample class, or --submissions FOLDER")
     parser.set_defaults(run=run)
     parser.add_argument("--submissions", type=Path, help=LAYOUT)
-    parser.add_argument("--out", type=Path, default=OUT, help="where results go (%(default)s)")
+    parser.add_argument(
+        "--out", type=Path, metavar="FOLDER",
+        help="where results go (default: autograder/out, and for the sample class autograder/out-sample)",
+    )  # fmt: skip
     parser.add_argument("--again", action="store_true", help="grade also what has not changed")
     parser.add_argument(
         "--student", nargs="+", metavar="NAME", help="grade these, leave the others"
@@ -55,51 +57,17 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         help="auto: all that this machine allows; require: refuse without isolated files and network",
     )
     parser.add_argument("--secret", type=Path, metavar="FILE", help="the course's secret")
-    _add_limits(parser)
-
-
-LIMITS = {
-    "cell": ("--cell-timeout", "SECONDS", 1.0),
-    "check": ("--check-timeout", "SECONDS", 1.0),
-    "submission": ("--submission-timeout", "SECONDS", 1.0),
-    "memory": ("--memory", "GB", GB),
-    "processes": ("--processes", "N", 1),
-    "descriptors": ("--descriptors", "N", 1),
-    "output": ("--output", "KB", KB),
-    "disk": ("--disk", "MB", MB),
-    "notebook": ("--notebook-size", "MB", MB),
-    "payload": ("--payload-size", "MB", MB),
-}
-
-
-def _add_limits(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("limits of a submission")
-    defaults = Limits().to_json()
-    for name, (option, unit, size) in LIMITS.items():
-        default = f"{defaults[name] / size:g}"
-        group.add_argument(
-            option, type=float, metavar=unit, dest=f"limit_{name}", help=f"(default: {default})"
-        )
-
-
-def limits_of(options: argparse.Namespace) -> Limits:
-    """The limits that the options ask for."""
-    defaults = Limits().to_json()
-    asked = {
-        name: type(defaults[name])(value * size)
-        for name, (_, _, size) in LIMITS.items()
-        if (value := getattr(options, f"limit_{name}")) is not None
-    }
-    return Limits(**{**defaults, **asked})
+    add_limits(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Exit code 0: every submission got a grade; 1: some did not; 2: nothing could be graded."""
-    from autograder.course.config import NOTEBOOKS, assignments, log_to_file
+    from autograder.course.config import NOTEBOOKS, OUT, SAMPLE_OUT, assignments, log_to_file
     from autograder.course.kernels import prefer_this_environment
     from autograder.run.cluster import SchedulerError
     from autograder.run.lock import BusyError
     from autograder.run.session import NotReadyError
+    from autograder.sample.apart import real_students
     from autograder.sandbox.capacity import GpuGradingError, refuse_gpus
     from autograder.submission.secret import SecretError
 
@@ -108,7 +76,14 @@ def run(options: argparse.Namespace) -> int:
     except GpuGradingError as error:
         print(f"Nothing was graded: {error}", file=sys.stderr)
         return 2
-    options.out = options.out.resolve()
+    options.out = (options.out or (OUT if options.submissions else SAMPLE_OUT)).resolve()
+    if options.submissions is None and (real := real_students(options.out)):
+        print(
+            f"Nothing was graded: {options.out} holds the grades of {listed(real)}, and the sample class "
+            "stays apart from a real one. Name your class with --submissions, or another folder with --out.",
+            file=sys.stderr,
+        )
+        return 2
     prefer_this_environment()
     log_to_file(options.out / "nbgrader.log")
     known = assignments()
