@@ -22,8 +22,9 @@ from sqlalchemy.exc import SQLAlchemyError
 from traitlets.log import get_logger
 
 from autograder.book.entries import Entries
+from autograder.book.standing import reason as reason_with
 from autograder.book.store import Store
-from autograder.book.table import Row, write_csv
+from autograder.book.table import Row, with_penalty, write_csv
 from autograder.book.work import Done, untouched_answers
 from autograder.outcome import status as statuses
 from autograder.outcome.result import Result, write_whole
@@ -149,8 +150,8 @@ class Records:
         if self.entries.holds(result):
             total = self.entries.total(student, assignment)
             score = total.score
-            if total.penalty:
-                reason = f"{shown(total.penalty)} taken off for being late. {reason}".strip()
+            reason = reason_with(result, self.entries.standing(student, assignment))
+            reason = with_penalty(reason, total.penalty)
         return Row(student, assignment, score, maximum, result.status, reason)
 
     def _write_table(self) -> None:

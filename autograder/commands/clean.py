@@ -14,6 +14,7 @@ from pathlib import Path
 from sqlalchemy.exc import DatabaseError
 
 from autograder.book.standing import standings
+from autograder.commands.choice import add_command
 from autograder.commands.folder import add_out, out_of
 from autograder.run.lock import BusyError, only_one
 
@@ -28,9 +29,8 @@ WORD = "delete"
 
 def add_parser(commands: argparse._SubParsersAction) -> None:
     """Add the command and its options."""
-    parser = commands.add_parser(
-        "clean", help="delete grades, gradebook, pages and secret, after a question"
-    )
+    does = "delete grades, gradebook, pages and secret, after a question"
+    parser = add_command(commands, "clean", does, "clean --out autograder/out-sample")
     add_out(parser)
     parser.add_argument("--yes", action="store_true", help="do not ask")
 

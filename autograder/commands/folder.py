@@ -6,11 +6,12 @@ import argparse
 from pathlib import Path
 
 
-def add_out(parser: argparse.ArgumentParser) -> None:
+def add_out(parser: argparse.ArgumentParser, default: str | None = None) -> None:
     """Add --out, whose default is chosen by `out_of` when the command runs."""
     parser.add_argument(
         "--out",
         type=Path,
+        default=default,
         metavar="FOLDER",
         help="the folder that `grade` wrote (default: autograder/out; before a class of yours was graded, "
         "that of the sample class, autograder/out-sample)",

@@ -9,7 +9,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autograder.commands.choice import at_least_one, listed
+from autograder.commands.choice import (
+    ChoiceError,
+    add_command,
+    at_least_one,
+    check_writable,
+    listed,
+)
 from autograder.commands.limits import add_limits, limits_of
 from autograder.outcome import status as statuses
 
@@ -25,7 +31,8 @@ PATIENCE, SLACK = 2.0, 120.0
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Add the command and its options."""
-    parser = subparsers.add_parser("grade", help="grade the sample class, or --submissions FOLDER")
+    does = "grade the sample class, or --submissions FOLDER"
+    parser = add_command(subparsers, "grade", does, "grade --submissions ~/class --assignment 02")
     parser.set_defaults(run=run)
     parser.add_argument("--submissions", type=Path, help=LAYOUT)
     parser.add_argument(
@@ -34,10 +41,18 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     )  # fmt: skip
     parser.add_argument("--again", action="store_true", help="grade also what has not changed")
     parser.add_argument(
-        "--student", nargs="+", metavar="NAME", help="grade these, leave the others"
+        "--student",
+        nargs="+",
+        action="extend",
+        metavar="NAME",
+        help="grade these, leave the others",
     )
     parser.add_argument(
-        "--assignment", nargs="+", metavar="NAME", help="such as 02; grade these, leave the others"
+        "--assignment",
+        nargs="+",
+        action="extend",
+        metavar="NAME",
+        help="such as 02; grade these, leave the others",
     )
     parser.add_argument(
         "--jobs",
@@ -47,7 +62,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     )
     parser.add_argument(
         "--formgrader", metavar="URL",
-        help="the Jupyter server whose formgrader the class page links to (default: that of `make lab`)",
+        help="the Jupyter server whose formgrader the class page links to (default: the one that runs now in "
+        "this folder, or http://localhost:8888)",
     )  # fmt: skip
     parser.add_argument("--scheduler", metavar="TCP://HOST:PORT", help="grade on a Dask cluster")
     parser.add_argument(
@@ -76,6 +92,9 @@ def run(options: argparse.Namespace) -> int:
     except GpuGradingError as error:
         print(f"Nothing was graded: {error}", file=sys.stderr)
         return 2
+    if options.submissions is not None and not options.submissions.is_dir():
+        print(f"{options.submissions} is not a folder. {LAYOUT}", file=sys.stderr)
+        return 2
     options.out = (options.out or (OUT if options.submissions else SAMPLE_OUT)).resolve()
     if options.submissions is None and (real := real_students(options.out)):
         print(
@@ -83,6 +102,11 @@ def run(options: argparse.Namespace) -> int:
             "stays apart from a real one. Name your class with --submissions, or another folder with --out.",
             file=sys.stderr,
         )
+        return 2
+    try:
+        check_writable(options.out / "grades.csv")
+    except ChoiceError as error:
+        print(f"Nothing was graded: {error}", file=sys.stderr)
         return 2
     prefer_this_environment()
     log_to_file(options.out / "nbgrader.log")
@@ -136,9 +160,6 @@ def _submissions(options: argparse.Namespace, known: list[str]) -> list[Submissi
             )
     else:
         folder = options.submissions
-        if not folder.is_dir():
-            print(f"{folder} is not a folder. {LAYOUT}", file=sys.stderr)
-            return []
     try:
         submissions, notes = find_submissions(folder, known)
     except SameNameError as error:
@@ -247,7 +268,7 @@ def _reports(submissions: list[Submission], options: argparse.Namespace) -> list
     from traitlets.log import get_logger
 
     from autograder.book.store import Store
-    from autograder.course.config import SERVER
+    from autograder.report.server import formgrader_server
     from autograder.report.write import read_class, write_reports
 
     store = Store(options.out)
@@ -255,7 +276,8 @@ def _reports(submissions: list[Submission], options: argparse.Namespace) -> list
     results = [result for result in stored if result is not None]
     notes = other_pythons(results)
     try:
-        write_reports(read_class(options.out, results), server=options.formgrader or SERVER)
+        server = options.formgrader or formgrader_server()
+        write_reports(read_class(options.out, results), server=server)
     except Exception as error:
         get_logger().exception("the class page")
         notes.append(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from autograder.commands.choice import above_zero
 from autograder.outcome.limits import GB, KB, MB, Limits
 
 LIMITS = {
@@ -27,7 +28,11 @@ def add_limits(parser: argparse.ArgumentParser) -> None:
     for name, (option, unit, size) in LIMITS.items():
         default = f"{defaults[name] / size:g}"
         group.add_argument(
-            option, type=float, metavar=unit, dest=f"limit_{name}", help=f"(default: {default})"
+            option,
+            type=above_zero,
+            metavar=unit,
+            dest=f"limit_{name}",
+            help=f"(default: {default})",
         )
 
 

@@ -6,19 +6,20 @@ import argparse
 import sys
 
 from autograder.book.store import Store
+from autograder.commands.choice import add_command
 from autograder.commands.folder import add_out, out_of
-from autograder.course.config import SERVER
-from autograder.report.write import read_class, write_reports
+from autograder.report.server import formgrader_server
+from autograder.report.write import read_class, renew_table, write_reports
 
 
 def add_parser(commands: argparse._SubParsersAction) -> None:
-    parser = commands.add_parser(
-        "report", help="write class.html again, and feedback where points were given by hand"
-    )
+    does = "write class.html and grades.csv again, and feedback where points were given by hand"
+    parser = add_command(commands, "report", does, "report --formgrader http://localhost:8890")
     add_out(parser)
     parser.add_argument(
-        "--formgrader", metavar="URL", default=SERVER,
-        help="the Jupyter server whose formgrader the class page links to (%(default)s)",
+        "--formgrader", metavar="URL",
+        help="the Jupyter server whose formgrader the class page links to (default: the one that runs now in "
+        "this folder, or http://localhost:8888)",
     )  # fmt: skip
 
 
@@ -29,6 +30,8 @@ def run(options: argparse.Namespace) -> int:
     if not results:
         print(f"{out} holds no results: run `make grade` first.", file=sys.stderr)
         return 2
-    pages = write_reports(read_class(out, results), server=options.formgrader)
+    graded = read_class(out, results)
+    renew_table(graded)
+    pages = write_reports(graded, server=options.formgrader or formgrader_server())
     print(f"{out / 'class.html'} shows {len(results)} submissions; {pages} feedback pages are new.")
     return 0

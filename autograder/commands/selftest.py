@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TextIO
 
 from autograder.book.store import Store
-from autograder.commands.choice import at_least_one
+from autograder.commands.choice import add_command, at_least_one
 from autograder.course.config import ROOT, log_to_file
 from autograder.course.kernels import prefer_this_environment
 from autograder.faults import ROWS
@@ -36,8 +36,11 @@ WATCHED = (
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Add `selftest` to the commands."""
-    parser = subparsers.add_parser(
-        "selftest", help="grade broken and hostile notebooks here, and say what is wrong"
+    parser = add_command(
+        subparsers,
+        "selftest",
+        "grade broken and hostile notebooks here, and say what is wrong",
+        "selftest --quick",
     )
     parser.add_argument("rows", nargs="*", metavar="row", help="some rows or groups; default: all")
     parser.add_argument("--quick", action="store_true", help="the reduced matrix, about a minute")
