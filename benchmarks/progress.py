@@ -1,4 +1,4 @@
-"""What a benchmark shows while it runs: which part, for how long so far, and how long it took last time."""
+"""Says which part of the benchmarks runs, for how long so far, and for how long it ran the last time."""
 
 from __future__ import annotations
 

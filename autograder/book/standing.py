@@ -76,6 +76,8 @@ class Standing:
         own, points = self.by_hand.get(exercise.grade_id), self.points(exercise)
         if own is None or (points == exercise.points and own.points is None):
             return wording.earned(exercise)
+        if exercise.extra and exercise.attempted:
+            return f"{wording.earned(exercise)}, of which {wording.shown(points)} count"
         if exercise.extra:
             return f"{wording.earned(exercise, points)} count"
         said = wording.earned(exercise, points - own.extra)

@@ -14,7 +14,7 @@ SHOWN = 20  # names in a sentence
 def add_command(
     commands: argparse._SubParsersAction, name: str, does: str, example: str = ""
 ) -> argparse.ArgumentParser:
-    """Add a command. does: what it does, for the list of commands and for its own --help."""
+    """Add a command. does: the words for the list of commands and for its own --help."""
     return commands.add_parser(
         name,
         help=does,

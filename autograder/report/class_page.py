@@ -31,7 +31,7 @@ MISTAKES, FIRST = 15, 5  # of each assignment, and those that are not folded awa
 BY_HAND = "*"  # behind points that a person gave
 NOT_WRITTEN = "not written yet"  # the title of a report on a stub
 
-Of = Callable[[Result], Standing]  # what a person added to a result
+Of = Callable[[Result], Standing]  # a person's additions to a result
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,7 @@ def cut(text: str) -> str:
 
 
 def _remarks(result: Result) -> list[tuple[Key, str]]:
-    """What is said of a submission, each with the cell that it is about, or ""."""
+    """The remarks on a submission, each with the cell that it is about, or ""."""
     said = list(result.eyes)
     if result.status not in CALM:
         said.insert(0, result.reason or wording.SAID.get(result.status, "see the feedback page"))

@@ -19,7 +19,7 @@ def real_students(out: Path) -> list[str]:
 
 
 def graded_folder(out: Path = OUT, sample: Path = SAMPLE_OUT) -> Path:
-    """The output folder to read if nobody named one: the real class's, as soon as there is a real class.
+    """The output folder to read without --out: the real class's, as soon as there is a real class.
 
     Until then it is the sample's, so that a person who tried `make grade` can go on to the other commands.
     """
