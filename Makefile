@@ -9,12 +9,13 @@ PY := .venv/bin/python
 READY := .venv/installed.json
 SUBMISSIONS ?=
 REPOSITORY ?=
+OUT ?=
 SITE_READY := .venv/requirements-site.lock
 ARGS ?=
 # All tests run in several workers, one more than cores; a choice of them in one process, unless asked for.
 WORKERS := -n auto --max-worker-restart=0
 
-.PHONY: help setup grade check test test-all test-hosts lab bench notebooks site lock doctor gpu clean clean-grades
+.PHONY: help setup grade check test test-all test-hosts lab formgrader bench notebooks site lock doctor gpu clean clean-grades
 
 help: ## this list
 	@echo "usage: make COMMAND"
@@ -60,6 +61,10 @@ test-hosts: $(READY) ## run all notebooks with each host's versions: Colab, Kagg
 lab: $(READY) ## open JupyterLab on the notebooks, in a copy of your own: work/
 	@$(PY) tools/make_work.py
 	@$(PY) -m jupyterlab $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS) work
+
+formgrader: $(READY) ## open formgrader, to grade by hand (another folder than autograder/out: OUT=folder)
+	@COURSE_OUT="$(OUT)" $(PY) -m jupyterlab $(if $(filter 0,$(shell id -u)),--allow-root) \
+	  --ServerApp.root_dir=. --LabApp.default_url=/formgrader $(ARGS)
 
 bench: $(READY) ## measure launch, collectives and ledger against what else there is
 	@$(PY) -m benchmarks $(ARGS)

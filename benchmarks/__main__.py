@@ -2,7 +2,8 @@
 
 Rows that the README shows are written there, too.
 
-Name parts to run some alone: `python -m benchmarks launching recording`.
+Name parts to run some alone: `python -m benchmarks launching recording`. Each row is printed as soon as it is
+measured, and stderr says how long a part has taken so far and took the last time.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from __future__ import annotations
 import argparse
 import importlib
 import re
+import sys
 from pathlib import Path
 
+from benchmarks.progress import Progress
 from benchmarks.table import Row, markdown, with_rows
 
 PARTS = (
@@ -50,8 +53,10 @@ def main() -> None:
             f"there is no part {', '.join(sorted(unknown))}; choose from {', '.join((*PARTS, *LONG))}"
         )
     rows: list[Row] = []
-    for part in chosen.parts or PARTS:
-        for row in importlib.import_module(f"benchmarks.{part}").rows():
+    parts = chosen.parts or PARTS
+    progress = Progress(sys.stderr, len(parts))
+    for part in parts:
+        for row in progress.watched(part, importlib.import_module(f"benchmarks.{part}").rows()):
             print(
                 f"{part}: {row.what}: {row.value:.4g} (reach {row.reach:.4g}) {row.detail}",
                 flush=True,

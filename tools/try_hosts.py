@@ -106,7 +106,9 @@ def try_host(host: Host, folder: Path, wheel: Path, notebooks: Iterable[Path], e
 def build_wheel(folder: Path) -> Path:
     """The package, from a copy of this folder."""
     source = folder / "course"
-    hidden = shutil.ignore_patterns(".*", "*.egg-info", "build", "out", "__pycache__", "*.ipynb")
+    hidden = shutil.ignore_patterns(
+        ".*", "*.egg-info", "build", "out", "out-sample", "__pycache__", "*.ipynb"
+    )
     shutil.copytree(ROOT, source, ignore=hidden)
     options = ("--no-deps", "--no-build-isolation", "--wheel-dir", str(folder))
     run(sys.executable, "-m", "pip", "wheel", *options, str(source))

@@ -22,6 +22,7 @@ from sqlalchemy import select, update
 from traitlets.config import Config
 
 from autograder.book.extra_credit import ExtraCredit
+from autograder.book.standing import ByHand, Standing
 from autograder.outcome import status as statuses
 from autograder.outcome.result import Result
 
@@ -157,6 +158,21 @@ class Entries:
             raise MissingEntry(f"no submission of {assignment} by {student}")
         row = select(SUBMITTED.c.late_submission_penalty).where(SUBMITTED.c.id == cell[1])
         return self._total(cell[1], cells, self.db.execute(row).scalar() or 0.0)
+
+    def standing(self, student: str, assignment: str) -> Standing:
+        """A person's points for the submission, without the comments."""
+        cells = self.cells(assignment)
+        cell = self._find(student, cells)
+        grades = self._grades(cell[1], cells.graded) if cell is not None else []
+        return Standing(
+            {
+                cells.graded[row.cell_id]: ByHand(
+                    row.manual_score, cells.maximum[row.cell_id], "", row.extra_credit or 0.0
+                )
+                for row in grades
+                if row.manual_score is not None or row.extra_credit
+            }
+        )
 
     def maximum(self, assignment: str) -> float:
         return sum(self.cells(assignment).maximum.values())

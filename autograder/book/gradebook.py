@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from alembic.script import ScriptDirectory
 from nbgrader.api import Gradebook, MissingEntry
 from nbgrader.dbutil import ALEMBIC_DIR
 
+from autograder.book.standing import standings
 from autograder.course.config import COURSE_ID
 from autograder.course.release import generate
 from autograder.course.twin import grade_id, read_twin
@@ -84,9 +86,32 @@ class ClassBook:
             then = {cell.name for cell in notebook.source_cells}
             return bool(notebook.submissions) and then != now
 
-    def forget(self, students: Iterable[str]) -> None:
-        """Remove these students and all their grades, if the book has them."""
+    def forget(self, students: Iterable[str]) -> str:
+        """Remove these students and all their grades, if the book has them.
+
+        Returns a sentence if a person had graded some of them: then the book as it was is kept.
+        """
+        note = ""
         with self.open() as book:
-            known = {student.id for student in book.students}
-            for student in known & set(students):
+            gone = {student.id for student in book.students} & set(students)
+            names = [assignment.name for assignment in book.assignments]
+        if any(self._by_hand(name, gone) for name in names):
+            kept = self.file.with_name(f"gradebook-until-{time.strftime('%Y%m%d-%H%M%S')}.db")
+            shutil.copyfile(self.file, kept)
+            note = (
+                f"Scores and comments that you entered for {', '.join(sorted(gone))} are in {kept}."
+            )
+        with self.open() as book:
+            for student in gone:
                 book.remove_student(student)
+        return note
+
+    def _by_hand(self, assignment: str, students: Collection[str]) -> bool:
+        """Whether a person entered points or a comment for one of these students."""
+        of_student = standings(self.file, assignment)
+        return any(
+            cell.points is not None or cell.comment
+            for student in students
+            if student in of_student
+            for cell in of_student[student].by_hand.values()
+        )

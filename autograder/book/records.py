@@ -13,6 +13,7 @@ that no old grade stands where a new one is due:
 from __future__ import annotations
 
 import contextlib
+import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -21,8 +22,9 @@ from sqlalchemy.exc import SQLAlchemyError
 from traitlets.log import get_logger
 
 from autograder.book.entries import Entries
+from autograder.book.standing import reason as reason_with
 from autograder.book.store import Store
-from autograder.book.table import Row, write_csv
+from autograder.book.table import Row, with_penalty, write_csv
 from autograder.book.work import Done, untouched_answers
 from autograder.outcome import status as statuses
 from autograder.outcome.result import Result, write_whole
@@ -78,6 +80,13 @@ class Records:
             maximum = self.entries.maximum(submission.assignment)
             left = Row(*key, None, maximum, statuses.UNGRADED, NOT_YET)
             self.rows[key] = self._row_of(result) if result is not None else left
+
+    def forget(self, student: str) -> None:
+        """Remove every file about a student; `ClassBook.forget` does the same in the gradebook."""
+        self.store.forget(student)
+        for name in ("feedback", "submitted", "autograded", "gradescope"):
+            if (self.out / name / student).is_dir():
+                shutil.rmtree(self.out / name / student)
 
     def handed_in(self, submission: Submission, handed_in: HandedIn) -> None:
         """Keep the files that were handed in, under the names that nbgrader looks for."""
@@ -141,8 +150,8 @@ class Records:
         if self.entries.holds(result):
             total = self.entries.total(student, assignment)
             score = total.score
-            if total.penalty:
-                reason = f"{shown(total.penalty)} taken off for being late. {reason}".strip()
+            reason = reason_with(result, self.entries.standing(student, assignment))
+            reason = with_penalty(reason, total.penalty)
         return Row(student, assignment, score, maximum, result.status, reason)
 
     def _write_table(self) -> None:

@@ -7,7 +7,7 @@ automatic scores are not taken from there: the results are the truth.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from sqlalchemy import create_engine, select
 from autograder.outcome import status as statuses
 from autograder.outcome import wording
 from autograder.outcome.result import Exercise, Result
+from autograder.submission.verdict import BY_HAND
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,31 @@ class Standing:
         automatic = 0.0 if exercise.extra else exercise.points
         return (automatic if own.points is None else own.points) + own.extra
 
+    def own(self, exercise: Exercise) -> ByHand | None:
+        """A person's grade of an exercise, with the comments on its check and on its code; None without one.
+
+        formgrader has a field for points below the check, and a field for a comment below the code.
+        """
+        given = self.by_hand.get(exercise.grade_id)
+        code = self.by_hand.get(answer_of(exercise))
+        if code is None or code is given or code.points is not None:
+            return given
+        given = given or ByHand(None, 0.0, "", exercise.points if exercise.extra else 0.0)
+        comments = [comment for comment in (given.comment, code.comment) if comment]
+        return replace(given, comment="\n".join(comments))
+
+    def earned(self, exercise: Exercise) -> str:
+        """ "3 of 8, by hand"; the words of `wording.earned` for the checks' points."""
+        own, points = self.by_hand.get(exercise.grade_id), self.points(exercise)
+        if own is None or (points == exercise.points and own.points is None):
+            return wording.earned(exercise)
+        if exercise.extra and exercise.attempted:
+            return f"{wording.earned(exercise)}, of which {wording.shown(points)} count"
+        if exercise.extra:
+            return f"{wording.earned(exercise, points)} count"
+        said = wording.earned(exercise, points - own.extra)
+        return f"{said}{f', and {wording.shown(own.extra)} extra' if own.extra else ''}, by hand"
+
     def changes(self, exercise: Exercise) -> bool:
         """Whether a person added something to the checks' grade of an exercise."""
         own = self.by_hand.get(exercise.grade_id)
@@ -74,6 +100,41 @@ def final_score(result: Result, standing: Standing | None = None) -> float | Non
     others = [Exercise(name, name, 0.0, 0.0) for name in standing.by_hand if name not in known]
     total = sum(standing.points(exercise) for exercise in [*result.exercises, *others])
     return max(0.0, total - standing.penalty)
+
+
+def answer_of(exercise: Exercise) -> str:
+    """The `grade_id` of the cell in which the student writes what this exercise's cell checks."""
+    return exercise.grade_id.removesuffix("_check")
+
+
+def reason(result: Result, standing: Standing) -> str:
+    """The result's reason, which is the first exercise that lost points, after a person's points."""
+    given = any(
+        own.points is not None or own.extra
+        for exercise in result.exercises
+        if (own := standing.by_hand.get(exercise.grade_id)) is not None and not exercise.extra
+    )
+    if result.status != statuses.GRADED or not given:
+        return result.reason
+    for exercise in result.exercises:
+        own = standing.by_hand.get(exercise.grade_id)
+        by_hand = own is not None and own.points is not None
+        waits = exercise.reason == BY_HAND and not by_hand
+        if exercise.extra or waits or standing.points(exercise) >= exercise.maximum:
+            continue
+        return f"{exercise.name}: {standing.earned(exercise) if by_hand else exercise.reason}"
+    return ""
+
+
+def others(result: Result, standing: Standing) -> dict[str, ByHand]:
+    """By grade_id, a person's grades of cells that belong to none of the result's exercises."""
+    known = {exercise.grade_id for exercise in result.exercises}
+    codes = {answer_of(exercise) for exercise in result.exercises}
+    return {
+        name: own
+        for name, own in standing.by_hand.items()
+        if name not in known and (name not in codes or own.points is not None)
+    }
 
 
 def added(result: Result, standing: Standing) -> dict[str, ByHand]:

@@ -66,7 +66,9 @@ class Store:
             shutil.rmtree(self.folder / LAST)
 
     def forget(self, student: str) -> None:
-        """Remove every result of a student."""
+        """Remove every result of a student, and an assignment's folder that is empty then."""
         for path in (*self.folder.glob("*"), *(self.folder / LAST).glob("*")):
             if path.is_dir():  # beside the assignments' folders there are files
                 (path / f"{student}.json").unlink(missing_ok=True)
+                if not any(path.iterdir()):
+                    path.rmdir()

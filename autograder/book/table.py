@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from autograder.book.standing import Standing, final_score
+from autograder.book.standing import Standing, final_score, reason
 from autograder.outcome.result import Result, write_whole
 from autograder.outcome.wording import shown, title
 
@@ -74,6 +74,35 @@ def write_csv(rows: list[Row], path: Path) -> None:
     os.replace(temporary, path)
 
 
+def read_csv(path: Path) -> list[Row]:
+    """The rows that `write_csv` wrote; none if there is no such file."""
+    if not path.is_file():
+        return []
+    with open(path, newline="", encoding="utf-8") as file:
+        return [
+            Row(
+                _spelled(row["student"]),
+                row["assignment"],
+                float(row["score"]) if row["score"] else None,
+                float(row["max_score"]),
+                row["status"],
+                _spelled(row["reason"]),
+            )
+            for row in csv.DictReader(file)
+        ]
+
+
+def row_of(result: Result, standing: Standing, maximum: float) -> Row:
+    """The row of a result, after what a person added to it and the points taken off for being late."""
+    said = with_penalty(reason(result, standing), standing.penalty)
+    score = final_score(result, standing)
+    return Row(result.student, result.assignment, score, maximum, result.status, said)
+
+
+def with_penalty(said: str, penalty: float) -> str:
+    return f"{shown(penalty)} taken off for being late. {said}".strip() if penalty else said
+
+
 def write_points(
     results: Iterable[Result], standing: Callable[[Result], Standing], path: Path
 ) -> None:
@@ -105,6 +134,11 @@ def write_points(
     for student in sorted(rows):
         writer.writerow([plain(student), *(rows[student].get(key, "") for key in ordered)])
     write_whole(path, buffer.getvalue())
+
+
+def _spelled(text: str) -> str:
+    """The inverse of `plain`."""
+    return text[1:] if text.startswith("'") and text[1:].startswith(FORMULA) else text
 
 
 def plain(text: str) -> str:

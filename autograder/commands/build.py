@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from autograder.commands.choice import ChoiceError, chosen
+from autograder.commands.choice import ChoiceError, add_assignments, add_command, named
 from autograder.course.build import build, follow
 from autograder.course.config import OUT, assignments, log_to_file
 from autograder.course.drift import differences
@@ -14,10 +14,10 @@ from autograder.course.twin import BuildError
 
 
 def add_parser(commands: argparse._SubParsersAction) -> None:
-    parser = commands.add_parser(
-        "build", help="make notebooks from their twins, and student versions"
+    parser = add_command(
+        commands, "build", "make notebooks from their twins, and student versions", "build 02"
     )
-    parser.add_argument("assignment", nargs="*", help="such as 02; all when none is named")
+    add_assignments(parser)
     only = parser.add_mutually_exclusive_group()
     only.add_argument("--check", action="store_true", help="compare only; execute nothing")
     only.add_argument(
@@ -30,7 +30,7 @@ def run(options: argparse.Namespace) -> int:
     2: an assignment that is named has no twin.
     """
     try:
-        names = chosen(options.assignment, assignments())
+        names = named(options, assignments())
     except ChoiceError as error:
         print(error, file=sys.stderr)
         return 2

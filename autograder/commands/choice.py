@@ -3,10 +3,39 @@
 from __future__ import annotations
 
 import argparse
+import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 SHOWN = 20  # names in a sentence
+
+
+def add_command(
+    commands: argparse._SubParsersAction, name: str, does: str, example: str = ""
+) -> argparse.ArgumentParser:
+    """Add a command. does: the words for the list of commands and for its own --help."""
+    return commands.add_parser(
+        name,
+        help=does,
+        description=f"{does[0].upper()}{does[1:]}.",
+        epilog=f"example: python -m autograder {example}" if example else None,
+    )
+
+
+def add_assignments(parser: argparse.ArgumentParser) -> None:
+    """Add assignments as words and as --assignment, which other commands have; `named` reads them."""
+    parser.add_argument(
+        "words", nargs="*", metavar="ASSIGNMENT", help="such as 02; all when none is named"
+    )
+    parser.add_argument(
+        "--assignment", nargs="+", action="extend", default=[], metavar="NAME", help="the same"
+    )
+
+
+def named(options: argparse.Namespace, known: Sequence[str]) -> list[str]:
+    """The assignments of `add_assignments`, in the order of `known`. Raises ChoiceError."""
+    return chosen([*options.words, *options.assignment], known)
 
 
 class ChoiceError(Exception):
@@ -46,6 +75,29 @@ def text_of(path: Path) -> str:
         raise ChoiceError(f"{path} cannot be read: {error.strerror}.") from None
     except UnicodeDecodeError:
         raise ChoiceError(f"{path} is not UTF-8 text.") from None
+
+
+def check_writable(path: Path) -> None:
+    """Make the folder of a file that will be written. Raises ChoiceError with the path and the reason."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ChoiceError(f"{path} cannot be written: {error.strerror}.") from None
+    if path.is_dir():
+        raise ChoiceError(f"{path} cannot be written: it is a folder.")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ChoiceError(f"{path} cannot be written: it is not yours to write.")
+
+
+def above_zero(word: str) -> float:
+    """For argparse: a number above 0."""
+    try:
+        number = float(word)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{word!r} is not a number above 0")
+    return number
 
 
 def at_least_one(word: str) -> int:

@@ -14,7 +14,8 @@ from pathlib import Path
 from sqlalchemy.exc import DatabaseError
 
 from autograder.book.standing import standings
-from autograder.course.config import OUT
+from autograder.commands.choice import add_command
+from autograder.commands.folder import add_out, out_of
 from autograder.run.lock import BusyError, only_one
 
 # The names of all that grading writes. A folder may hold other files, such as a handout: they stay.
@@ -29,18 +30,15 @@ WORD = "delete"
 
 def add_parser(commands: argparse._SubParsersAction) -> None:
     """Add the command and its options."""
-    parser = commands.add_parser(
-        "clean", help="delete grades, gradebook, pages and secret, after a question"
-    )
-    parser.add_argument(
-        "--out", type=Path, default=OUT, help="the folder that grading wrote (%(default)s)"
-    )
+    does = "delete grades, gradebook, pages and secret, after a question"
+    parser = add_command(commands, "clean", does, "clean --out autograder/out-sample")
+    add_out(parser)
     parser.add_argument("--yes", action="store_true", help="do not ask")
 
 
 def run(options: argparse.Namespace) -> int:
     """Exit code 0: deleted, or nothing to delete; 1: the person said no; 2: it could not be asked or done."""
-    out = options.out.resolve()
+    out = out_of(options).resolve()
     written = [out / name for name in WRITTEN if (out / name).exists()]
     if not any((out / name).is_file() for name in MARKS):  # a folder `results` may be anybody's
         print(f"{out} is not a folder that grading wrote: it has neither {' nor '.join(MARKS)}.")

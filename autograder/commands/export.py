@@ -7,8 +7,15 @@ import sys
 from pathlib import Path
 
 from autograder.book.store import Store
-from autograder.commands.choice import ChoiceError, chosen, listed, text_of
-from autograder.course.config import OUT
+from autograder.commands.choice import (
+    ChoiceError,
+    add_command,
+    check_writable,
+    chosen,
+    listed,
+    text_of,
+)
+from autograder.commands.folder import add_out, out_of
 from autograder.outcome.result import write_whole
 from autograder.report.exports import (
     GRADE,
@@ -23,13 +30,28 @@ from autograder.report.write import Class, read_class
 
 
 def add_parser(commands: argparse._SubParsersAction) -> None:
-    parser = commands.add_parser("export", help="scores as a CSV for Canvas or Moodle")
-    parser.add_argument("--out", type=Path, default=OUT, help="where results are (%(default)s)")
+    parser = add_command(
+        commands,
+        "export",
+        "write scores into a file that Canvas or Moodle exported",
+        "export canvas gradebook.csv --assignment 02",
+    )
+    add_out(parser)
     sites = parser.add_subparsers(dest="site", required=True)
-    canvas = sites.add_parser("canvas", help="needs an export of Canvas' gradebook")
-    canvas.add_argument("roster", type=Path, help="the export")
+    canvas = add_command(
+        sites,
+        "canvas",
+        "fill in an export of Canvas' gradebook",
+        "export canvas gradebook.csv --assignment 02 --id 02_collectives=4711",
+    )
     canvas.add_argument(
-        "--assignment", action="append", help="such as 02; may be given several times; default all"
+        "roster",
+        type=Path,
+        metavar="ROSTER",
+        help="the CSV that Canvas exported; it stays as it is",
+    )
+    canvas.add_argument(
+        "--assignment", nargs="+", action="extend", metavar="NAME", help="such as 02; default all"
     )
     canvas.add_argument(
         "--id",
@@ -38,9 +60,19 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         metavar="ASSIGNMENT=ID",
         help="an assignment's id in Canvas",
     )
-    two = sites.add_parser("moodle", help="needs the assignment's grading worksheet")
-    two.add_argument("worksheet", type=Path, help="the worksheet, as Moodle gives it")
-    two.add_argument("--assignment", required=True, help="such as 02")
+    two = add_command(
+        sites,
+        "moodle",
+        "fill in an assignment's grading worksheet from Moodle",
+        "export moodle worksheet.csv --assignment 02",
+    )
+    two.add_argument(
+        "worksheet",
+        type=Path,
+        metavar="WORKSHEET",
+        help="the CSV that Moodle handed out; it stays as it is",
+    )
+    two.add_argument("--assignment", required=True, metavar="NAME", help="such as 02")
     two.add_argument(
         "--student",
         default="",
@@ -66,20 +98,26 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         "--no", default="No", metavar="WORD", help="its word for a row that may not (%(default)s)"
     )
     for site in (canvas, two):
+        add_out(site, default=argparse.SUPPRESS)  # --out may come before or after the site
         site.add_argument("--to", type=Path, help="the file to write (default: in --out)")
 
 
 def run(options: argparse.Namespace) -> int:
     """Exit code 0: written; 2: not written, and stderr says why."""
-    graded = read_class(options.out, Store(options.out).all())
+    out = out_of(options)
+    graded = read_class(out, Store(out).all())
+    if not graded.results:
+        print(f"{out} holds no results: run `make grade` first.", file=sys.stderr)
+        return 2
+    target = options.to or out / f"{options.site}.csv"
     try:
+        check_writable(target)
         text, notes = (
             _canvas(graded, options) if options.site == "canvas" else _moodle(graded, options)
         )
     except (ExportError, ChoiceError) as error:
         print(error, file=sys.stderr)
         return 2
-    target = options.to or options.out / f"{options.site}.csv"
     write_whole(target, text)
     print("\n".join([*notes, f"{target} is ready to be imported."]))
     return 0

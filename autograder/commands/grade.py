@@ -9,9 +9,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autograder.commands.choice import at_least_one, listed
+from autograder.commands.choice import (
+    ChoiceError,
+    add_command,
+    at_least_one,
+    check_writable,
+    listed,
+)
+from autograder.commands.limits import add_limits, limits_of
 from autograder.outcome import status as statuses
-from autograder.outcome.limits import GB, KB, MB, Limits
 
 if TYPE_CHECKING:
     from autograder.outcome.result import Result
@@ -19,23 +25,34 @@ if TYPE_CHECKING:
     from autograder.submission.intake import Submission
 
 LAYOUT = "A class is laid out as FOLDER/<student>/<assignment>/<assignment>.ipynb, or FOLDER/<student>.zip."
-OUT = Path(__file__).resolve().parent.parent / "out"
 # A worker that is busy for longer than its submission may take, and then some, is ended.
 PATIENCE, SLACK = 2.0, 120.0
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Add the command and its options."""
-    parser = subparsers.add_parser("grade", help="grade the sample class, or --submissions FOLDER")
+    does = "grade the sample class, or --submissions FOLDER"
+    parser = add_command(subparsers, "grade", does, "grade --submissions ~/class --assignment 02")
     parser.set_defaults(run=run)
     parser.add_argument("--submissions", type=Path, help=LAYOUT)
-    parser.add_argument("--out", type=Path, default=OUT, help="where results go (%(default)s)")
+    parser.add_argument(
+        "--out", type=Path, metavar="FOLDER",
+        help="where results go (default: autograder/out, and for the sample class autograder/out-sample)",
+    )  # fmt: skip
     parser.add_argument("--again", action="store_true", help="grade also what has not changed")
     parser.add_argument(
-        "--student", nargs="+", metavar="NAME", help="grade these, leave the others"
+        "--student",
+        nargs="+",
+        action="extend",
+        metavar="NAME",
+        help="grade these, leave the others",
     )
     parser.add_argument(
-        "--assignment", nargs="+", metavar="NAME", help="such as 02; grade these, leave the others"
+        "--assignment",
+        nargs="+",
+        action="extend",
+        metavar="NAME",
+        help="such as 02; grade these, leave the others",
     )
     parser.add_argument(
         "--jobs",
@@ -45,7 +62,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     )
     parser.add_argument(
         "--formgrader", metavar="URL",
-        help="the Jupyter server whose formgrader the class page links to (default: that of `make lab`)",
+        help="the Jupyter server whose formgrader the class page links to (default: the one that runs now in "
+        "this folder, or http://localhost:8888)",
     )  # fmt: skip
     parser.add_argument("--scheduler", metavar="TCP://HOST:PORT", help="grade on a Dask cluster")
     parser.add_argument(
@@ -55,51 +73,17 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         help="auto: all that this machine allows; require: refuse without isolated files and network",
     )
     parser.add_argument("--secret", type=Path, metavar="FILE", help="the course's secret")
-    _add_limits(parser)
-
-
-LIMITS = {
-    "cell": ("--cell-timeout", "SECONDS", 1.0),
-    "check": ("--check-timeout", "SECONDS", 1.0),
-    "submission": ("--submission-timeout", "SECONDS", 1.0),
-    "memory": ("--memory", "GB", GB),
-    "processes": ("--processes", "N", 1),
-    "descriptors": ("--descriptors", "N", 1),
-    "output": ("--output", "KB", KB),
-    "disk": ("--disk", "MB", MB),
-    "notebook": ("--notebook-size", "MB", MB),
-    "payload": ("--payload-size", "MB", MB),
-}
-
-
-def _add_limits(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("limits of a submission")
-    defaults = Limits().to_json()
-    for name, (option, unit, size) in LIMITS.items():
-        default = f"{defaults[name] / size:g}"
-        group.add_argument(
-            option, type=float, metavar=unit, dest=f"limit_{name}", help=f"(default: {default})"
-        )
-
-
-def limits_of(options: argparse.Namespace) -> Limits:
-    """The limits that the options ask for."""
-    defaults = Limits().to_json()
-    asked = {
-        name: type(defaults[name])(value * size)
-        for name, (_, _, size) in LIMITS.items()
-        if (value := getattr(options, f"limit_{name}")) is not None
-    }
-    return Limits(**{**defaults, **asked})
+    add_limits(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Exit code 0: every submission got a grade; 1: some did not; 2: nothing could be graded."""
-    from autograder.course.config import NOTEBOOKS, assignments, log_to_file
+    from autograder.course.config import NOTEBOOKS, OUT, SAMPLE_OUT, assignments, log_to_file
     from autograder.course.kernels import prefer_this_environment
     from autograder.run.cluster import SchedulerError
     from autograder.run.lock import BusyError
     from autograder.run.session import NotReadyError
+    from autograder.sample.apart import real_students
     from autograder.sandbox.capacity import GpuGradingError, refuse_gpus
     from autograder.submission.secret import SecretError
 
@@ -108,7 +92,22 @@ def run(options: argparse.Namespace) -> int:
     except GpuGradingError as error:
         print(f"Nothing was graded: {error}", file=sys.stderr)
         return 2
-    options.out = options.out.resolve()
+    if options.submissions is not None and not options.submissions.is_dir():
+        print(f"{options.submissions} is not a folder. {LAYOUT}", file=sys.stderr)
+        return 2
+    options.out = (options.out or (OUT if options.submissions else SAMPLE_OUT)).resolve()
+    if options.submissions is None and (real := real_students(options.out)):
+        print(
+            f"Nothing was graded: {options.out} holds the grades of {listed(real)}, and the sample class "
+            "stays apart from a real one. Name your class with --submissions, or another folder with --out.",
+            file=sys.stderr,
+        )
+        return 2
+    try:
+        check_writable(options.out / "grades.csv")
+    except ChoiceError as error:
+        print(f"Nothing was graded: {error}", file=sys.stderr)
+        return 2
     prefer_this_environment()
     log_to_file(options.out / "nbgrader.log")
     known = assignments()
@@ -162,9 +161,6 @@ def _submissions(options: argparse.Namespace, known: list[str]) -> list[Submissi
             )
     else:
         folder = options.submissions
-        if not folder.is_dir():
-            print(f"{folder} is not a folder. {LAYOUT}", file=sys.stderr)
-            return []
     try:
         in_folders, notes = find_submissions(folder, known)
         zipped, remarks = find_zipped(folder, known, options.out / "unzipped")
@@ -275,7 +271,7 @@ def _reports(submissions: list[Submission], options: argparse.Namespace) -> list
     from traitlets.log import get_logger
 
     from autograder.book.store import Store
-    from autograder.course.config import SERVER
+    from autograder.report.server import formgrader_server
     from autograder.report.write import read_class, write_reports
 
     store = Store(options.out)
@@ -283,7 +279,8 @@ def _reports(submissions: list[Submission], options: argparse.Namespace) -> list
     results = [result for result in stored if result is not None]
     notes = other_pythons(results)
     try:
-        write_reports(read_class(options.out, results), server=options.formgrader or SERVER)
+        server = options.formgrader or formgrader_server()
+        write_reports(read_class(options.out, results), server=server)
     except Exception as error:
         get_logger().exception("the class page")
         notes.append(

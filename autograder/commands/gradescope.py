@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from autograder.commands.choice import ChoiceError, only_one
+from autograder.commands.choice import ChoiceError, add_command, check_writable, only_one
 from autograder.commands.grading import grading
 from autograder.course.config import OUT, ROOT, assignments
 from autograder.outcome import status as statuses
@@ -21,18 +21,25 @@ from autograder.submission.secret import SecretError, course_secret
 
 
 def add_parser(commands: argparse._SubParsersAction) -> None:
-    parser = commands.add_parser("gradescope", help="a Gradescope autograder for one assignment")
+    parser = add_command(
+        commands,
+        "gradescope",
+        "make a Gradescope autograder for one assignment",
+        "gradescope bundle 02",
+    )
     steps = parser.add_subparsers(dest="step", required=True)
-    make = steps.add_parser("bundle", help="write the zip to upload")
+    make = add_command(
+        steps, "bundle", "write the zip to upload", "gradescope bundle 02 --to autograder-02.zip"
+    )
     make.add_argument(
         "--out", type=Path, default=OUT, help="folder with the course's secret (%(default)s)"
     )
     make.add_argument("--to", type=Path, help="the zip (default: in --out)")
     make.add_argument("--secret", type=Path, help="the file with the course's secret")
-    grade = steps.add_parser("run", help="grade one submission, in Gradescope's container")
+    grade = add_command(steps, "run", "grade one submission, in Gradescope's container")
     grade.add_argument("--root", type=Path, default=Path("/autograder"), help="(%(default)s)")
     for step in (make, grade):
-        step.add_argument("assignment")
+        step.add_argument("assignment", metavar="ASSIGNMENT", help="one of them, such as 02")
         step.add_argument(
             "--seconds", type=int, default=SECONDS, help="Gradescope's limit (%(default)s)"
         )
@@ -57,8 +64,9 @@ def run(options: argparse.Namespace) -> int:
 def _bundle(options: argparse.Namespace) -> int:
     target = options.to or options.out / f"gradescope-{options.assignment}.zip"
     try:
+        check_writable(target)
         secret = course_secret(options.out, options.secret)
-    except SecretError as error:
+    except (ChoiceError, SecretError) as error:
         print(error, file=sys.stderr)
         return 2
     make_bundle(options.assignment, target, secret=secret, seconds=options.seconds)

@@ -6,15 +6,28 @@ import argparse
 import sys
 from pathlib import Path
 
+from autograder.commands.choice import add_command
 from autograder.sample.mutants import read_mutants
 
 
 def add_parser(commands: argparse._SubParsersAction) -> None:
-    parser = commands.add_parser("mutant", help="print an answer of tests/mutants whole")
-    parser.add_argument(
-        "file", type=Path, help="such as tests/mutants/08_context_parallel/zigzag.py"
+    parser = add_command(
+        commands,
+        "mutant",
+        "print an answer of tests/mutants whole, since many stand there as patches",
+        "mutant tests/mutants/00_first_ranks/ring_shift.py 'the last rank forgets that the ring closes'",
     )
-    parser.add_argument("title", help="the text behind `wrong:`, `right:` or `base:`")
+    parser.add_argument(
+        "file",
+        type=Path,
+        metavar="FILE",
+        help="a file of answers, such as tests/mutants/08_context_parallel/zigzag.py",
+    )
+    parser.add_argument(
+        "title",
+        metavar="TITLE",
+        help="the text behind `wrong:`, `right:` or `base:` there; an unknown one lists all",
+    )
 
 
 def run(options: argparse.Namespace) -> int:

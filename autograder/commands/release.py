@@ -6,16 +6,29 @@ import argparse
 import sys
 from pathlib import Path
 
-from autograder.commands.choice import ChoiceError, chosen
+from autograder.commands.choice import (
+    ChoiceError,
+    add_assignments,
+    add_command,
+    check_writable,
+    named,
+)
 from autograder.course.config import OUT, assignments
 from autograder.course.drift import differences
 from autograder.course.release import Place, ReleaseError, release
 
 
 def add_parser(commands: argparse._SubParsersAction) -> None:
-    parser = commands.add_parser("release", help="hand out student versions: a folder and a zip")
-    parser.add_argument("assignment", nargs="*", help="such as 02; all when none is named")
-    parser.add_argument("--into", type=Path, default=OUT / "handout", help="folder (%(default)s)")
+    parser = add_command(
+        commands,
+        "release",
+        "hand out student versions: a folder and a zip",
+        "release 00 02 --repository someone/course",
+    )
+    add_assignments(parser)
+    parser.add_argument(
+        "--into", "--to", type=Path, default=OUT / "handout", help="folder (%(default)s)"
+    )
     parser.add_argument(
         "--repository",
         default="",
@@ -33,7 +46,8 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
 def run(options: argparse.Namespace) -> int:
     """Exit code 0: written; 2: not written, and stderr says why."""
     try:
-        names = chosen(options.assignment, assignments())
+        names = named(options, assignments())
+        check_writable(options.into / "README.md")
     except ChoiceError as error:
         print(error, file=sys.stderr)
         return 2

@@ -9,7 +9,13 @@ import sys
 import nbformat
 from nbformat import NotebookNode
 
-from autograder.commands.choice import ChoiceError, chosen
+from autograder.commands.choice import (
+    ChoiceError,
+    add_assignments,
+    add_command,
+    at_least_one,
+    named,
+)
 from autograder.commands.grading import NOWHERE, grading
 from autograder.course.config import assignments
 from autograder.outcome.limits import Limits
@@ -19,17 +25,20 @@ from autograder.submission.intake import HandedIn, Submission
 
 
 def add_parser(commands: argparse._SubParsersAction) -> None:
-    parser = commands.add_parser(
-        "reliability", help="before a release: grade the reference solution several times"
+    parser = add_command(
+        commands,
+        "reliability",
+        "before a release: grade the reference solution several times",
+        "reliability 02 --times 3",
     )
-    parser.add_argument("assignment", nargs="*", help="all when none is named")
-    parser.add_argument("--times", type=int, default=TIMES, help="rounds (%(default)s)")
+    add_assignments(parser)
+    parser.add_argument("--times", type=at_least_one, default=TIMES, help="rounds (%(default)s)")
 
 
 def run(options: argparse.Namespace) -> int:
     """Exit code 0: full points every time; 1: a check did not give them; 2: nothing could be graded."""
     try:
-        names = chosen(options.assignment, assignments())
+        names = named(options, assignments())
     except ChoiceError as error:
         print(error, file=sys.stderr)
         return 2

@@ -4,32 +4,34 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 
 from autograder.book.store import Store
-from autograder.course.config import OUT, SERVER
-from autograder.report.write import read_class, write_reports
+from autograder.commands.choice import add_command
+from autograder.commands.folder import add_out, out_of
+from autograder.report.server import formgrader_server
+from autograder.report.write import read_class, renew_table, write_reports
 
 
 def add_parser(commands: argparse._SubParsersAction) -> None:
-    parser = commands.add_parser(
-        "report", help="write class.html again, and feedback where points were given by hand"
-    )
-    parser.add_argument("--out", type=Path, default=OUT, help="where results are (%(default)s)")
+    does = "write class.html and grades.csv again, and feedback where points were given by hand"
+    parser = add_command(commands, "report", does, "report --formgrader http://localhost:8890")
+    add_out(parser)
     parser.add_argument(
-        "--formgrader", metavar="URL", default=SERVER,
-        help="the Jupyter server whose formgrader the class page links to (%(default)s)",
+        "--formgrader", metavar="URL",
+        help="the Jupyter server whose formgrader the class page links to (default: the one that runs now in "
+        "this folder, or http://localhost:8888)",
     )  # fmt: skip
 
 
 def run(options: argparse.Namespace) -> int:
     """Exit code 0: written; 2: there is nothing to report."""
-    results = list(Store(options.out).all())
+    out = out_of(options)
+    results = list(Store(out).all())
     if not results:
-        print(f"{options.out} holds no results: run `make grade` first.", file=sys.stderr)
+        print(f"{out} holds no results: run `make grade` first.", file=sys.stderr)
         return 2
-    pages = write_reports(read_class(options.out, results), server=options.formgrader)
-    print(
-        f"{options.out / 'class.html'} shows {len(results)} submissions; {pages} feedback pages are new."
-    )
+    graded = read_class(out, results)
+    renew_table(graded)
+    pages = write_reports(graded, server=options.formgrader or formgrader_server())
+    print(f"{out / 'class.html'} shows {len(results)} submissions; {pages} feedback pages are new.")
     return 0

@@ -6,7 +6,13 @@ import argparse
 import sys
 from pathlib import Path
 
-from autograder.commands.choice import ChoiceError, chosen
+from autograder.commands.choice import (
+    ChoiceError,
+    add_assignments,
+    add_command,
+    check_writable,
+    named,
+)
 from autograder.course.config import NOTEBOOKS, OUT, SOLUTIONS, assignments
 from autograder.course.exercises import read_assignment
 from autograder.outcome.result import write_whole
@@ -14,10 +20,13 @@ from autograder.report.rubric import rubric
 
 
 def add_parser(commands: argparse._SubParsersAction) -> None:
-    parser = commands.add_parser(
-        "rubric", help="a page to print that says what each exercise's points are given for"
+    parser = add_command(
+        commands,
+        "rubric",
+        "print a page that says what each exercise's points are given for",
+        "rubric 02 --to rubric-02.html",
     )
-    parser.add_argument("assignment", nargs="*", help="such as 02; all when none is named")
+    add_assignments(parser)
     parser.add_argument(
         "--to", type=Path, default=OUT / "rubric.html", help="the page (%(default)s)"
     )
@@ -26,7 +35,8 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
 def run(options: argparse.Namespace) -> int:
     """Exit code 0: written; 2: there is no such assignment."""
     try:
-        names = chosen(options.assignment, assignments())
+        names = named(options, assignments())
+        check_writable(options.to)
     except ChoiceError as error:
         print(error, file=sys.stderr)
         return 2

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TextIO
 
 from autograder.book.store import Store
-from autograder.commands.choice import at_least_one
+from autograder.commands.choice import add_command, at_least_one, listed
 from autograder.course.config import ROOT, log_to_file
 from autograder.course.kernels import prefer_this_environment
 from autograder.faults import ROWS
@@ -36,10 +36,15 @@ WATCHED = (
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Add `selftest` to the commands."""
-    parser = subparsers.add_parser(
-        "selftest", help="grade broken and hostile notebooks here, and say what is wrong"
+    parser = add_command(
+        subparsers,
+        "selftest",
+        "grade broken and hostile notebooks here, and say what is wrong",
+        "selftest --quick",
     )
-    parser.add_argument("rows", nargs="*", metavar="row", help="some rows or groups; default: all")
+    parser.add_argument(
+        "rows", nargs="*", metavar="row", help="a row or a group, such as cheating; default: all"
+    )
     parser.add_argument("--quick", action="store_true", help="the reduced matrix, about a minute")
     parser.add_argument(
         "--jobs", type=at_least_one, default=2, metavar="N", help="side by side (%(default)s)"
@@ -53,7 +58,10 @@ def run(options: argparse.Namespace) -> int:
     """Exit code 0: every row is right; 1: some are not; 2: nothing could be graded."""
     known = {*GROUPS, *(row.name for row in ROWS)}
     if unknown := sorted(set(options.rows) - known):
-        print(f"There is no row or group {', '.join(unknown)}.", file=sys.stderr)
+        print(
+            f"There is no row or group {', '.join(unknown)}. The groups are {listed(sorted(GROUPS))}.",
+            file=sys.stderr,
+        )
         return 2
     rows = [row for row in ROWS if wanted(row, options.rows, options.quick)]
     try:

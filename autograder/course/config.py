@@ -1,7 +1,8 @@
 """The course's folders, and nbgrader's configuration for them.
 
 `solutions/` is nbgrader's source directory and `notebooks/` its release directory. Everything that
-grading writes lies under one output folder, by default `autograder/out`.
+grading writes lies under one output folder, by default `autograder/out`; the sample class has a folder of its
+own, `autograder/out-sample`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,10 @@ ROOT = Path(__file__).resolve().parents[2]
 SOLUTIONS = ROOT / "solutions"
 NOTEBOOKS = ROOT / "notebooks"
 OUT = ROOT / "autograder" / "out"
+SAMPLE_OUT = (
+    ROOT / "autograder" / "out-sample"
+)  # of the sample class, which never mixes with a real one
+WRITTEN = (OUT.name, SAMPLE_OUT.name)  # folders of this package that hold no code
 
 SERVER = "http://localhost:8888"  # where `make lab` opens JupyterLab, and formgrader with it
 

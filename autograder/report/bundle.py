@@ -16,7 +16,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from autograder.course.config import ROOT
+from autograder.course.config import ROOT, WRITTEN
 from autograder.outcome import status as statuses
 from autograder.outcome.result import Result
 from autograder.report.gradescope import write_results
@@ -96,7 +96,7 @@ def _sources(assignment: str) -> Iterator[Path]:
     for package in ("course_lib", "autograder"):
         for path in sorted((ROOT / package).rglob("*")):
             inside = path.relative_to(ROOT / package).parts
-            if path.is_file() and "__pycache__" not in inside and inside[0] != "out":
+            if path.is_file() and "__pycache__" not in inside and inside[0] not in WRITTEN:
                 yield path
 
 

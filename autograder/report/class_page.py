@@ -1,4 +1,4 @@
-"""One page for the class: submissions to look at, each exercise's points, every submission.
+"""One page for the class: every score, the submissions to look at, each exercise's points, likenesses.
 
 It is one file that loads nothing; its one script, which sorts and filters the table, is named by its hash
 in the page's Content-Security-Policy, and no other can run.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import re
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,26 +17,26 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
+from autograder.book.standing import Standing, final_score, reason
 from autograder.outcome import status as statuses
 from autograder.outcome import wording
 from autograder.outcome.result import Exercise, Result, write_whole
 from autograder.report import figures, pages
 from autograder.report.alike import Likeness, groups
 from autograder.report.disclosure import disclosed
+from autograder.report.eyes import Link, cut, looks, submissions
 
-MISTAKES = 15  # of each assignment
-REASON = 300  # characters of a reason in the table
-OF_A_CELL = re.compile(r"cell ('[\w-]+') (had been \w+)")
-NAMED = 3  # cells
+FEW = 5  # scores: a drawing of fewer says no more than the table
+MISTAKES, FIRST = 15, 5  # of each assignment, and those that are not folded away
+BY_HAND = "*"  # behind points that a person gave
 NOT_WRITTEN = "not written yet"  # the title of a report on a stub
-CALM = (statuses.GRADED, statuses.BLANK)  # statuses that no person needs to look at
 
-Link = Callable[[str, str], str]  # (student, assignment) -> a page's address; "" for none
+Of = Callable[[Result], Standing]  # a person's additions to a result
 
 
 @dataclass(frozen=True)
 class Line:
-    """One row of the table, or of those to be looked at."""
+    """One row of the table of all submissions."""
 
     student: str
     assignment: str
@@ -47,22 +46,6 @@ class Line:
     status: str
     tone: str
     reason: str
-    why: list[str]
-
-
-def _together(said: Iterable[str]) -> list[str]:
-    """Sentences about cells that say the same of each, as one: "cells 'a', 'b', 'c' and 6 more had ...\"."""
-    cells: dict[str, list[str]] = {}
-    for sentence in said:
-        match = OF_A_CELL.fullmatch(sentence)
-        name, rest = match.groups() if match else ("", sentence)
-        cells.setdefault(rest, []).append(name)
-    together = []
-    for rest, names in cells.items():
-        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-        listed = ", ".join(names[:NAMED]) + more
-        together.append(f"cell{'s' * (len(names) > 1)} {listed} {rest}" if names[0] else rest)
-    return together
 
 
 def feedback_link(student: str, assignment: str) -> str:
@@ -74,6 +57,10 @@ def nowhere(student: str, assignment: str) -> str:
     return ""
 
 
+def as_graded(result: Result) -> Standing:
+    return Standing()
+
+
 def class_page(
     results: Sequence[Result],
     *,
@@ -81,10 +68,14 @@ def class_page(
     heading: str = "The class",
     link: Link = feedback_link,
     formgrader: Link = nowhere,
+    standing: Of = as_graded,
+    server: str = "",
 ) -> str:
     """The page's HTML.
 
     alike: by assignment, see `autograder.report.alike.compare`. formgrader: its address of a submission.
+    standing: a person's points of a submission, which count before the checks'. server: the address of
+    the Jupyter server to which the links to formgrader lead.
     """
     script = (pages.FOLDER / "class.js").read_text("utf-8")
     by_assignment: dict[str, list[Result]] = defaultdict(list)
@@ -92,7 +83,8 @@ def class_page(
         by_assignment[result.assignment].append(result)
     maxima = {name: _maximum(some) for name, some in by_assignment.items()}
     ordered = sorted(results, key=lambda result: (result.student, result.assignment))
-    lines = [_line(result, maxima[result.assignment], link) for result in ordered]
+    lines = [_line(result, maxima[result.assignment], link, standing(result)) for result in ordered]
+    eyes = looks(results, link)
     return pages.fill(
         "class.html.j2",
         policy=_policy(script),
@@ -101,13 +93,16 @@ def class_page(
         heading=heading,
         tiles=_tiles(results),
         sandboxes=_sandboxes(results),
-        eyes=[line for line in lines if line.why],
+        eyes=eyes,
+        looked_at=submissions(eyes),
         alike=_alike(alike or {}, link),
         assignments=[
-            _assignment(name, by_assignment[name], link, formgrader) for name in sorted(maxima)
+            _assignment(name, by_assignment[name], link, formgrader, standing)
+            for name in sorted(maxima)
         ],
         statuses=sorted({outcome.status for outcome in results}),
         rows=lines,
+        server=server,
     )
 
 
@@ -129,13 +124,8 @@ def _maximum(results: Iterable[Result]) -> float:
     return max((wording.maximum(result) for result in results), default=0.0)
 
 
-def _line(result: Result, maximum: float, link: Link) -> Line:
-    points = wording.score(result)
-    why = _together(result.eyes)
-    if result.status not in CALM and result.reason:
-        why = list(dict.fromkeys([result.reason, *why]))
-    elif result.status not in CALM:
-        why.insert(0, wording.SAID.get(result.status, "see the feedback page"))
+def _line(result: Result, maximum: float, link: Link, standing: Standing) -> Line:
+    points = final_score(result, standing)
     return Line(
         result.student,
         result.assignment,
@@ -144,14 +134,8 @@ def _line(result: Result, maximum: float, link: Link) -> Line:
         -1.0 if points is None else round(points, 6),
         result.status,
         wording.tone(result.status),
-        _cut(result.reason),
-        [_cut(text) for text in why],
+        cut(reason(result, standing)),
     )
-
-
-def _cut(text: str) -> str:
-    flat = " ".join(text.split())
-    return flat if len(flat) <= REASON else f"{flat[: REASON - 3]}..."
 
 
 def _tiles(results: Sequence[Result]) -> list[tuple[str, int]]:
@@ -186,17 +170,25 @@ def _alike(alike: Mapping[str, Sequence[Likeness]], link: Link) -> list[dict]:
 # ---- one assignment
 
 
-def _assignment(name: str, results: Sequence[Result], link: Link, formgrader: Link) -> dict:
+def _assignment(
+    name: str, results: Sequence[Result], link: Link, formgrader: Link, standing: Of
+) -> dict:
     graded = [result for result in results if result.status != statuses.UNGRADED]
-    scores = [result.score for result in graded]
+    finals = [final_score(result, standing(result)) for result in graded]
+    scores = [score for score in finals if score is not None]
     maximum = _maximum(results)
+    mistakes = _mistakes(name, graded, link)
     return {
         "name": name,
         "summary": _summary(scores, maximum),
-        "scores": figures.histogram(scores, maximum) if scores and maximum else Markup(""),
-        "exercises": _exercises(graded),
-        "table": _points(results, link, formgrader),
-        "mistakes": _mistakes(name, graded, link),
+        "many": len(scores) >= FEW,
+        "scores": figures.histogram(scores, maximum)
+        if len(scores) >= FEW and maximum
+        else Markup(""),
+        "exercises": _exercises(graded, standing),
+        "table": _points(results, link, formgrader, standing),
+        "mistakes": mistakes[:FIRST],
+        "more": mistakes[FIRST:],
     }
 
 
@@ -211,18 +203,19 @@ def _summary(scores: Sequence[float], maximum: float) -> str:
     return f"{len(scores)} graded, of {wording.shown(maximum)} points: {points_text}."
 
 
-def _exercises(results: Iterable[Result]) -> list[dict]:
+def _exercises(results: Iterable[Result], standing: Of) -> list[dict]:
     """By exercise, in the notebook's order; of submissions that could be read, extra credit if tried."""
     by_name: dict[str, list[Exercise]] = defaultdict(list)
+    shares_of: dict[str, list[float]] = defaultdict(list)
     for result in results:
+        counts = standing(result)
         for exercise in result.exercises:
             if exercise.attempted:
                 by_name[exercise.grade_id].append(exercise)
+                shares_of[exercise.grade_id].append(_share(exercise, counts))
     rows = []
-    for some in by_name.values():
-        shares = [
-            exercise.points / exercise.maximum if exercise.maximum else 1.0 for exercise in some
-        ]
+    for name, some in by_name.items():
+        shares = shares_of[name]
         rows.append(
             {
                 "title": wording.title(some[0]) + _tried(some),
@@ -235,8 +228,12 @@ def _exercises(results: Iterable[Result]) -> list[dict]:
     return rows
 
 
-def _points(results: Sequence[Result], link: Link, formgrader: Link) -> dict:
-    """Students and exercises: the checks' points, in the notebook's order."""
+def _share(exercise: Exercise, standing: Standing) -> float:
+    return standing.points(exercise) / exercise.maximum if exercise.maximum else 1.0
+
+
+def _points(results: Sequence[Result], link: Link, formgrader: Link, standing: Of) -> dict:
+    """Students and exercises: the points that count, in the notebook's order."""
     known: dict[str, Exercise] = {}
     for result in results:
         for exercise in result.exercises:
@@ -248,28 +245,36 @@ def _points(results: Sequence[Result], link: Link, formgrader: Link) -> dict:
             for own_exercise in result.exercises
             if own_exercise.attempted
         }
-        score = wording.score(result)
+        counts = standing(result)
+        score = final_score(result, counts)
         rows.append(
             {
                 "student": result.student,
                 "link": link(result.student, result.assignment),
                 "formgrader": formgrader(result.student, result.assignment),
                 "score": wording.shown(score),
-                "cells": [_cell(own.get(name)) for name in known],
+                "cells": [_cell(own.get(name), counts) for name in known],
             }
         )
     head = [
         (wording.title(exercise), wording.shown(exercise.maximum)) for exercise in known.values()
     ]
-    return {"head": head, "rows": rows, "formgrader": any(row["formgrader"] for row in rows)}
+    return {
+        "head": head,
+        "rows": rows,
+        "formgrader": any(row["formgrader"] for row in rows),
+        "by_hand": any(text.endswith(BY_HAND) for row in rows for text, _ in row["cells"]),
+    }
 
 
-def _cell(exercise: Exercise | None) -> tuple[str, str]:
-    """(points, how the cell is coloured): "full", "part" or "none"."""
+def _cell(exercise: Exercise | None, standing: Standing) -> tuple[str, str]:
+    """(points, how the cell is coloured): "full", "part" or "none"; points by hand have a star."""
     if exercise is None:
         return "-", "none"
-    share = exercise.points / exercise.maximum if exercise.maximum else 1.0
-    return wording.shown(exercise.points), (
+    own = standing.by_hand.get(exercise.grade_id)
+    star = BY_HAND if own is not None and own.points is not None else ""
+    share = _share(exercise, standing)
+    return f"{wording.shown(standing.points(exercise))}{star}", (
         "full" if share >= 1 else "part" if share > 0 else "none"
     )
 
@@ -297,7 +302,7 @@ def _mistakes(assignment: str, results: Iterable[Result], link: Link) -> list[di
         {
             "count": len(students),
             "exercise": exercise,
-            "text": _cut(text),
+            "text": cut(text),
             "students": [(student, link(student, assignment)) for student in sorted(students)],
         }
         for (exercise, text), students in ranked[:MISTAKES]

@@ -21,7 +21,7 @@ from nbconvert.filters import Highlight2HTML
 from nbformat import NotebookNode
 from pygments.formatters import HtmlFormatter
 
-from autograder.book.standing import ByHand, Standing, added, final_maximum, final_score
+from autograder.book.standing import ByHand, Standing, added, final_maximum, final_score, others
 from autograder.course.twin import SKIP_TAG
 from autograder.outcome import status as statuses
 from autograder.outcome import wording
@@ -29,6 +29,7 @@ from autograder.outcome.result import Exercise, Result, write_whole
 from autograder.report import pages
 from autograder.report.disclosure import Disclosed, disclosed
 from autograder.report.sanitise import clean_notebook
+from autograder.submission.verdict import BY_HAND
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 TOLD_BELOW = (statuses.GRADED, statuses.BLANK)  # the exercises say why points are missing
@@ -45,6 +46,8 @@ class Shown:
     points: str
     reason: str
     rows: list[Disclosed]
+    given: str = ""  # that a person gave the points, and how many the checks gave
+    comment: str = ""
 
 
 def feedback_page(
@@ -63,11 +66,6 @@ def feedback_page(
     """
     standing = standing or Standing()
     lines = _lines(notebook)
-    bonus = {
-        exercise.grade_id: wording.title(exercise)
-        for exercise in result.exercises
-        if exercise.extra
-    }
     return pages.fill(
         "feedback.html.j2",
         policy=POLICY,
@@ -81,17 +79,16 @@ def feedback_page(
         reason="" if result.status in TOLD_BELOW else result.reason,
         penalty=wording.shown(standing.penalty) if standing.penalty else "",
         changes=result.changes,
-        exercises=[_shown(exercise, lines) for exercise in result.exercises],
+        exercises=[_shown(exercise, lines, standing) for exercise in result.exercises],
         by_hand=[
             {
                 "title": name.removesuffix("_check"),
                 "points": _given(points),
                 "comment": points.comment,
             }
-            if name not in bonus
-            else {"title": bonus[name], "points": _counts(points), "comment": points.comment}
-            for name, points in added(result, standing).items()
+            for name, points in others(result, standing).items()
         ],
+        added=bool(added(result, standing) or standing.penalty),
         notebook=None if notebook is None else _cells(result, notebook, released, standing),
         sandbox=", ".join(result.sandbox),
         ran=result.status not in wording.WITHOUT_NOTEBOOK,
@@ -123,27 +120,34 @@ def _given(by_hand: ByHand) -> str:
     )
 
 
-def _counts(by_hand: ByHand) -> str:
-    return f"{wording.shown((by_hand.points or 0.0) + by_hand.extra)} of the extra credit count"
-
-
-def _shown(exercise: Exercise, lines: Mapping[int, list[str]]) -> Shown:
+def _shown(exercise: Exercise, lines: Mapping[int, list[str]], standing: Standing) -> Shown:
     """An exercise without a report has a reason of its own: its cell never got that far."""
     rows = disclosed(exercise.report) if exercise.report else []
     quoted = [
         replace(row, sentences=[_quoting(said, lines) for said in row.sentences]) for row in rows
     ]
+    own = standing.own(exercise)
+    by_hand = own is not None and own.points is not None
+    judged = exercise.reason != BY_HAND and exercise.attempted
     return Shown(
         wording.title(exercise),
-        wording.earned(exercise),
-        "" if rows or not exercise.attempted else exercise.reason,
+        standing.earned(exercise),
+        "" if rows or not judged or by_hand else exercise.reason,
         quoted,
+        f"A person gave these points. The checks gave {wording.earned(exercise)}."
+        if by_hand and judged
+        else "",
+        own.comment if own is not None else "",
     )
 
 
-def _checked(exercise: Exercise) -> str:
-    said = wording.earned(exercise)
-    return f"{said} points" if exercise.attempted else said
+def _checked(exercise: Exercise, standing: Standing) -> str:
+    """ "3 of 8 points, by hand"."""
+    said = standing.earned(exercise)
+    if not exercise.attempted:
+        return said
+    points, comma, rest = said.partition(",")
+    return f"{points} points{comma}{rest}"
 
 
 def _lines(notebook: NotebookNode | None) -> dict[int, list[str]]:
@@ -184,7 +188,7 @@ def _cells(
     checked = {
         exercise.grade_id: {
             "number": number,
-            "text": f"{wording.title(exercise)}: {_checked(exercise)}",
+            "text": f"{wording.title(exercise)}: {_checked(exercise, standing)}",
         }
         for number, exercise in enumerate(result.exercises, start=1)
     }

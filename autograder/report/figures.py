@@ -22,7 +22,7 @@ def bins_of_shares(shares: Sequence[float]) -> list[int]:
     return counts
 
 
-def bars(counts: Sequence[int], width: int = 150, height: int = 26) -> Markup:
+def bars(counts: Sequence[int], width: int = 150, height: int = 18) -> Markup:
     """A row of bars without labels; each one's number appears under the pointer."""
     step, most = width / len(counts), max(max(counts), 1)
     parts = []

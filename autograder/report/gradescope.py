@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from autograder.book.standing import ByHand, Standing, final_score
+from autograder.book.standing import others as others_of
 from autograder.outcome import status as statuses
 from autograder.outcome import wording
 from autograder.outcome.result import Exercise, Result, write_whole
@@ -58,20 +59,18 @@ def results_json(
     score = final_score(result, standing)
     assert score is not None  # only an `ungraded` result has none
     data["score"] = round(score, 6)
-    known = {exercise.grade_id for exercise in result.exercises}
-    by_hand = standing.by_hand if standing is not None else {}
+    standing = standing or Standing()
     others = [
         Exercise(name, name, 0.0, cell.maximum)
-        for name, cell in by_hand.items()
-        if name not in known
+        for name, cell in others_of(result, standing).items()
     ]
     shown = [
         exercise
         for exercise in result.exercises
-        if exercise.attempted or exercise.grade_id in by_hand
+        if exercise.attempted or standing.own(exercise) is not None
     ]
     data["tests"] = [
-        _test(exercise, str(number), by_hand.get(exercise.grade_id))
+        _test(exercise, str(number), standing.own(exercise))
         for number, exercise in enumerate([*shown, *others], start=1)
     ]
     return data
@@ -88,11 +87,12 @@ def _added(standing: Standing | None, result: Result, unfinished: bool) -> str:
 
 def _test(exercise: Exercise, number: str, by_hand: ByHand | None) -> dict[str, Any]:
     rows = disclosed(exercise.report) if exercise.report else []
-    points, said = exercise.points, exercise.reason
+    points, lines = exercise.points, [line for row in rows for line in _lines(row)]
     if by_hand is not None:
         points = Standing({exercise.grade_id: by_hand}).points(exercise)
-        said = said if by_hand.points is None else "A person gave the points."
-    lines = [line for row in rows for line in _lines(row)] or [said]
+    if by_hand is not None and by_hand.points is not None:
+        lines = ["A person gave the points.", *lines]
+    lines = lines or [exercise.reason]
     lines += [by_hand.comment] if by_hand is not None and by_hand.comment else []
     return {
         "name": wording.title(exercise) + (" (extra credit)" if exercise.extra else ""),

@@ -21,7 +21,7 @@ import nbformat
 from nbformat import NotebookNode
 
 from autograder.book.standing import Standing, added, final_score, notebook_ids, standings
-from autograder.book.table import write_points
+from autograder.book.table import read_csv, row_of, write_csv, write_points
 from autograder.course.config import NOTEBOOKS, SERVER, SOLUTIONS
 from autograder.outcome import wording
 from autograder.outcome.result import Result, write_whole
@@ -29,6 +29,7 @@ from autograder.report.alike import Likeness, answers, compare, originals, refer
 from autograder.report.class_page import write_class_page
 from autograder.report.feedback import feedback_page
 from autograder.report.gradescope import write_results
+from autograder.sample.sample_class import STUDENTS
 
 ADDED = "<body data-added>"  # the beginning of a page that shows a person's additions
 
@@ -45,6 +46,10 @@ class Class:
     @property
     def assignments(self) -> list[str]:
         return sorted({result.assignment for result in self.results})
+
+    @property
+    def is_sample(self) -> bool:
+        return {result.student for result in self.results} <= set(STUDENTS)
 
     def of(self, assignment: str) -> list[Result]:
         return [result for result in self.results if result.assignment == assignment]
@@ -81,6 +86,20 @@ def read_class(out: Path, results: Iterable[Result]) -> Class:
     return graded
 
 
+def renew_table(graded: Class) -> None:
+    """Write the scores that people entered since the last run into `grades.csv`; other rows stay."""
+    path = graded.out / "grades.csv"
+    results = {(result.student, result.assignment): result for result in graded.results}
+    rows = []
+    for row in read_csv(path):
+        result = results.get((row.student, row.assignment))
+        if result is not None and row.status == result.status:
+            row = row_of(result, graded.standing(result), row.max_score)
+        rows.append(row)
+    if rows:
+        write_csv(rows, path)
+
+
 def page_of(result: Result, notebook: NotebookNode | None, released: NotebookNode) -> str:
     """A submission's feedback page as it is right after grading."""
     points = (cell.metadata.get("nbgrader", {}).get("points", 0.0) for cell in released.cells)
@@ -111,7 +130,15 @@ def write_reports(
         key = graded.notebook_ids.get((student, assignment))
         return f"{server.rstrip('/')}/formgrader/submissions/{quote(key)}/" if key else ""
 
-    write_class_page(graded.results, graded.out / "class.html", alike=alike, formgrader=formgrader)
+    write_class_page(
+        graded.results,
+        graded.out / "class.html",
+        alike=alike,
+        formgrader=formgrader,
+        standing=graded.standing,
+        server=server,
+        heading="The sample class" if graded.is_sample else "The class",
+    )
     write_points(graded.results, graded.standing, graded.out / "exercises.csv")
     for result in graded.results:
         folder = graded.out / "gradescope" / result.student / result.assignment

@@ -111,24 +111,24 @@ def grade_class(
     """Grade those of `submissions` that are due, and return the rows of all, in their order.
 
     workers: makes the executor; called only if something is due. stream: for the progress. again:
-    grade everything. strangers: students whose grades are removed unless they are among these: the
-    sample class does not stay among real students. wanted: the others are not graded, and their files
-    stay, also if they have handed in something else since. BusyError if another run has the folder,
-    NotReadyError if the workers cannot grade.
+    grade everything. strangers: students who are removed from all files unless they are among these: so
+    the sample class, which older versions graded into the folder of a real one, does not stay there.
+    wanted: the others are not graded, and their files stay, also if they have handed in something else
+    since. BusyError if another run has the folder, NotReadyError if the workers cannot grade.
     """
     with only_one(course.out):
         book = ClassBook(course.out, course.solutions)
         begun = book.register(sorted({submission.assignment for submission in submissions}))
         gone = set(strangers) - {submission.student for submission in submissions}
-        book.forget(gone)
+        kept = book.forget(gone)
         with book.open() as opened:
             records = Records(course.out, Entries(opened, course.config))
             for student in gone:
-                records.store.forget(student)
+                records.forget(student)
             session = Session(course, records, book.released)
             due = session.run(submissions, workers, stream, again, wanted)
             changes = records.changes()
-    notes = [begun] if begun else []
+    notes = [said for said in (begun, kept) if said]
     if judged := Counter(name for names in session.earlier.judged_again.values() for name in names):
         named = ", ".join(f"{name} ({judged[name]})" for name in sorted(judged))
         notes.append(f"Judged again, since nothing but these checks has changed: {named}.")

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 
-from autograder.course.config import ROOT
+from autograder.course.config import ROOT, WRITTEN
 from autograder.outcome.limits import Limits
 from autograder.submission.intake import HandedIn
 from autograder.submission.own_files import is_own, own_files
@@ -78,7 +78,7 @@ def _sources(package: Path) -> Iterator[Path]:
     """All files of a package, in a fixed order, but for files that Python and grading itself write there."""
     for path in sorted(package.rglob("*")):
         inside = path.relative_to(package).parts
-        if "__pycache__" not in inside and inside[0] != "out" and path.is_file():
+        if "__pycache__" not in inside and inside[0] not in WRITTEN and path.is_file():
             yield path
 
 

@@ -39,7 +39,9 @@ def _read(path: Path) -> bytes:
     try:
         return _long_enough(path.read_bytes().strip(), str(path))
     except OSError as error:
-        raise SecretError(f"the course's secret cannot be read: {error}") from None
+        raise SecretError(
+            f"the course's secret cannot be read from {path}: {error.strerror}"
+        ) from None
 
 
 def _long_enough(secret: bytes, origin: str) -> bytes:

@@ -173,9 +173,10 @@ run.ledger.timeline(title="4 MB from each of 4 ranks, added on rank 0", after="b
 # and it hands over 4 MB at a time.
 #
 # **Predict.** With N ranks and M bytes: how many bytes does rank 0 send? In how many rounds? Write the pair.
-# (The prediction functions of the sections give no points by themselves, except the ring's. You will put most
-# of them together in §8, which gives points. From §1 on, the docstring of the exercise gives the cost away,
-# so predict before you scroll down.)
+# (The prediction functions of the sections, whose names end in `_cost`, give no points by themselves, because
+# no check calls them; the ring's are an exception. In §8, which gives points, you will put all of them together
+# except `gather_to_one_cost`. From §1 on, the docstring of the exercise gives the cost away, so predict before
+# you scroll down.)
 
 
 # %% nbgrader={"grade_id": "gather_to_one_cost", "solution": true}

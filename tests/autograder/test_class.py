@@ -26,6 +26,7 @@ from traitlets.config import Config
 
 from autograder.book.entries import Entries
 from autograder.book.gradebook import ClassBook
+from autograder.book.standing import standings
 from autograder.book.store import Store
 from autograder.book.table import Row
 from autograder.book.work import Work
@@ -123,6 +124,7 @@ class Class:
         self, workers: Any = None, order: Callable[[list], list] = list, **options: Any
     ) -> Summary:
         again, wanted = options.pop("again", False), options.pop("wanted", lambda _: True)
+        strangers = options.pop("strangers", ())
         submissions, _ = find_submissions(self.folder / "class", ["00_toy"])
         used = workers or InThisProcess()
         summary = grade_class(
@@ -131,6 +133,7 @@ class Class:
             lambda: used,
             stream=self.said,
             again=again,
+            strangers=strangers,
             wanted=wanted,
         )
         self.calls = summary.graded
@@ -771,6 +774,31 @@ def test_scores_by_hand_and_comments_stay(toy: Class) -> None:
     entries.db.expire_all()
     assert (grade.auto_score, grade.manual_score, grade.needs_manual_grade) == (4, 3, True)
     assert comment.comment == "Nearly."
+
+
+def test_the_sample_leaves_a_folder_into_which_it_was_mixed(toy: Class) -> None:
+    """An older version graded both into one folder. Scores that were typed there are kept in a copy."""
+    toy.hand_in("sample-perfect", ALL, ALL)
+    toy.grade()
+    with ClassBook(toy.out, toy.folder / "solutions").open() as book:
+        book.find_grade("one_check", "00_toy", "00_toy", "sample-perfect").manual_score = 3.0
+        book.db.commit()
+    for name in ("feedback", "gradescope"):
+        (toy.out / name / "sample-perfect/00_toy").mkdir(parents=True, exist_ok=True)
+    (toy.out / "results/09_only_of_the_sample").mkdir()
+    (toy.out / "results/09_only_of_the_sample/sample-perfect.json").write_text("{}")
+    shutil.rmtree(toy.folder / "class/sample-perfect")
+    toy.hand_in("ann", ALL, HALF)
+    summary = toy.grade(strangers=["sample-perfect"])
+    assert [row.student for row in summary.rows] == ["ann"]
+    left = [path for path in toy.out.rglob("*") if "sample" in str(path.relative_to(toy.out))]
+    assert left == []
+    (kept,) = toy.out.glob("gradebook-until-*.db")
+    assert summary.notes == [
+        f"Scores and comments that you entered for sample-perfect are in {kept}."
+    ]
+    assert standings(kept, "00_toy")["sample-perfect"].by_hand["one_check"].points == 3.0
+    assert set(standings(toy.out / "gradebook.db", "00_toy")) == {"ann"}
 
 
 @pytest.mark.parametrize(

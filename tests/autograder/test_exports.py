@@ -206,7 +206,8 @@ def test_the_bundle_holds_what_grading_takes(tmp_path: Path) -> None:
     assert not [
         name
         for name in texts
-        if "__pycache__" in name or name.startswith(("autograder/out/", "tests/"))
+        if "__pycache__" in name
+        or name.startswith(("autograder/out/", "autograder/out-sample/", "tests/"))
     ]
     assert not [
         name

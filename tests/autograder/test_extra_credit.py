@@ -344,11 +344,11 @@ def test_the_page_tells_what_counts_where_that_is_something_else(entries: Entrie
     Entries(entries.book, Config({"ExtraCredit": {"most": 2}})).enter(result(3.5))
     booked = standings(Path(entries.book.db.get_bind().url.database), "00_toy")
     page = feedback_page(result(3.5), None, standing=booked["ann"])
-    assert "data-added" in page and "2 of the extra credit count" in text_of(page)
+    assert "data-added" in page and "extra credit: 3.5 of 4, of which 2 count" in text_of(page)
     assert "11 of 10" in text_of(page)
     given = Standing({"most_check": ByHand(None, 0.0, "Nice try.", 1.0)})
     page = text_of(feedback_page(result(3.5), None, standing=given))
-    assert "13.5 of 10" in page and "1 of the extra credit count" in page and "Nice try." in page
+    assert "13.5 of 10" in page and "extra credit: 1 of 3 count" in page and "Nice try." in page
 
 
 def test_the_class_page_counts_who_tried() -> None:

@@ -6,6 +6,7 @@ import base64
 import copy
 import csv
 import hashlib
+import json
 import linecache
 import os
 import platform
@@ -23,14 +24,15 @@ from nbconvert import HTMLExporter
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output, new_raw_cell
 
-from autograder.book.standing import ByHand, Standing
-from autograder.book.table import write_points
+from autograder.book.standing import ByHand, Standing, reason
+from autograder.book.table import row_of, write_points
 from autograder.commands.grade import other_pythons
-from autograder.course.config import NOTEBOOKS, SOLUTIONS, assignments
+from autograder.course.config import NOTEBOOKS, SERVER, SOLUTIONS, assignments
 from autograder.course.exercises import read_assignment
 from autograder.outcome import status as statuses
 from autograder.outcome import wording
 from autograder.outcome.result import Exercise, Result
+from autograder.report.alike import Likeness
 from autograder.report.class_page import class_page
 from autograder.report.feedback import feedback_page, write_feedback
 from autograder.report.formula import drawn
@@ -42,8 +44,10 @@ from autograder.report.sanitise import (
     clean_notebook,
     clean_outputs,
 )
+from autograder.report.server import formgrader_server
 from autograder.report.svg import clean_svg
 from autograder.submission.intake import OTHER_PYTHON
+from autograder.submission.verdict import BY_HAND
 from course_lib.checks.judge.find import find
 from course_lib.checks.report import Report, ReportLine, refusal
 from course_lib.checks.sentence import at
@@ -548,6 +552,46 @@ def test_points_by_hand_and_penalties_count() -> None:
         assert said in text
 
 
+def test_points_by_hand_are_in_the_box_of_their_exercise() -> None:
+    """The checks found a stub, and a person gave 3 of 4: in the box, in the listing and in the sum."""
+    released = nbformat.read(NOTEBOOKS / "00_first_ranks/00_first_ranks.ipynb", as_version=4)
+    hand = {
+        "ring_shift_check": ByHand(3.0, 4.0, extra=0.5),
+        "ring_shift": ByHand(None, 0.0, "The sketch is right."),
+        "other": ByHand(None, 0.0, "Elsewhere."),
+    }
+    result = result_of(share=0.0)
+    page = feedback_page(result, copy.deepcopy(released), standing=Standing(hand))
+    soup = soup_of(page)
+    box = soup.find(id="check-1")
+    assert box.find(class_="number").text == "3 of 4, and 0.5 extra, by hand"
+    assert "The sketch is right." in box.text and "The checks gave 0 of 4." in box.text
+    listed = [one.text for one in soup.find_all(class_="checked")]
+    assert "ring_shift: 3 of 4 points, and 0.5 extra, by hand" in listed
+    assert soup.find(class_="score").text == "3.5 of 5"
+    below = soup.find("h2", string="Graded by hand").find_next("table").text
+    assert "Elsewhere." in below and "ring_shift" not in below
+
+
+def test_the_reason_is_a_persons_where_the_points_are() -> None:
+    lost = [
+        Exercise("one_check", "one", 0.0, 4.0, "not written yet"),
+        Exercise("two_check", "two", 1.0, 2.0, "wrong sum"),
+    ]
+    result = Result("ann", "00_toy", statuses.GRADED, "one: not written yet", exercises=lost)
+    assert reason(result, Standing()) == "one: not written yet"
+    part = Standing({"one_check": ByHand(3.0, 4.0, "Nearly.")})
+    assert reason(result, part) == "one: 3 of 4, by hand"
+    full = Standing({"one_check": ByHand(4.0, 4.0)})
+    assert reason(result, full) == "two: wrong sum"
+    both = Standing({"one_check": ByHand(4.0, 4.0), "two_check": ByHand(2.0, 2.0)})
+    assert reason(result, both) == ""
+    late = row_of(result, Standing(part.by_hand, penalty=1.5), 6.0)
+    assert (late.score, late.reason) == (2.5, "1.5 taken off for being late. one: 3 of 4, by hand")
+    waiting = Exercise("essay", "essay", 0.0, 4.0, BY_HAND)
+    assert reason(Result("ann", "00_toy", statuses.GRADED, exercises=[waiting]), Standing()) == ""
+
+
 @pytest.mark.parametrize("status", ["unreadable", "missing", "ungraded"])
 def test_a_submission_without_a_notebook_has_a_short_page(status: str, tmp_path: Path) -> None:
     result = Result("anna", "00_first_ranks", status, "the file is not valid JSON")
@@ -614,6 +658,73 @@ def test_what_is_to_be_looked_at_is_said_once() -> None:
     assert looked_at.count("cell In[3]: it ended") == 1
     assert "cells 'a', 'b', 'c' and 2 more had been changed" in text
     assert "cell 'f' had been removed" in text and "cell 1 sets check" in text
+
+
+def test_a_remark_that_many_share_is_one_row() -> None:
+    """Changed cells of a class that an editor saved leave room for the submission that is different."""
+    results = [
+        result_of(name, eyes=[f"cell '{cell}' had been changed" for cell in ("a_check", "b_check")])
+        for name in ("ann", "bob", "cleo")
+    ]
+    results[0].eyes.append("cell 'ring_shift' reaches for ctypes")
+    results.append(result_of("gus", status=statuses.TIMED_OUT, reason="cell In[2]: too long"))
+    results += [Result(name, "00_first_ranks", statuses.MISSING, "no file") for name in "xyz"]
+    soup = soup_of(class_page(results))
+    rows = soup.find(id="eyes").find_next("table").tbody("tr")
+    said = [" ".join(row.get_text(" ").split()) for row in rows]
+    assert said == [
+        "ann 00_first_ranks graded cell 'ring_shift' reaches for ctypes",
+        "gus 00_first_ranks timed out cell In[2]: too long",
+        "3 submissions 00_first_ranks cells 'a_check', 'b_check' had been changed ann , bob , cleo",
+        "3 submissions 00_first_ranks missing no file x , y , z",
+    ]
+    assert rows[2]("a")[1]["href"] == "feedback/bob/00_first_ranks/00_first_ranks.html"
+    assert soup.find(id="eyes").find_next("summary").text == "7 submissions"
+
+
+def test_the_class_page_begins_with_the_scores_and_ends_with_likenesses() -> None:
+    alike = {"00_first_ranks": [Likeness("ring_shift", ("anna", "ben"), 1.0)]}
+    page = class_page([result_of(), result_of("ben")], alike=alike)
+    heads = [head.text for head in soup_of(page).find_all("h2")]
+    assert heads == ["Scores", "To be looked at", "00_first_ranks", "Solutions that are alike"]
+
+
+def test_the_class_page_counts_points_by_hand() -> None:
+    def standing(result: Result) -> Standing:
+        return Standing({"hello_check": ByHand(0.5, 1.0)} if result.student == "anna" else {})
+
+    soup = soup_of(class_page([result_of(), result_of("ben")], standing=standing))
+    rows = {row("td")[0].text: row for row in soup.find(id="submissions").tbody("tr")}
+    assert rows["anna"]("td")[2].text == "2.5 / 5" and rows["ben"]("td")[2].text == "2 / 5"
+    points = soup.select_one("table.points").tbody("tr")
+    assert [cell.text for cell in points[0]("td")[1:]] == ["2", "0.5*", "2.5"]
+    assert "star" in soup.text and "star" not in soup_of(class_page([result_of()])).text
+    assert "mean 2.25" in soup.text
+
+
+def test_the_class_page_says_where_its_links_to_formgrader_lead() -> None:
+    server = "http://localhost:8931"
+    page = class_page(
+        [result_of()], formgrader=lambda student, assignment: f"{server}/x", server=server
+    )
+    assert f"lead to {server}" in soup_of(page).text.replace("\n", " ")
+    assert "make formgrader" not in class_page([result_of()], server=server)
+
+
+def test_formgrader_is_found_where_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autograder.report.server.jupyter_runtime_dir", lambda: str(tmp_path))
+    assert formgrader_server(tmp_path) == SERVER
+
+    def runs(name: str, folder: Path, pid: int) -> None:
+        told = {"pid": pid, "root_dir": str(folder), "url": f"http://localhost/{name}/"}
+        (tmp_path / f"jpserver-{name}.json").write_text(json.dumps(told))
+
+    runs("elsewhere", tmp_path.parent, os.getpid())
+    runs("ended", tmp_path, 2**22 + 1)  # beyond the largest number of a process
+    (tmp_path / "jpserver-0.json").write_text("half a fi")
+    assert formgrader_server(tmp_path) == SERVER
+    runs("here", tmp_path, os.getpid())
+    assert formgrader_server(tmp_path) == "http://localhost/here"
 
 
 def test_of_two_scores_the_median_lies_between() -> None:

@@ -1,0 +1,107 @@
+"""Every command explains itself, takes the same words, and answers wrong ones with a sentence."""
+
+from __future__ import annotations
+
+import argparse
+import pkgutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from autograder import commands
+from autograder.__main__ import _parser, main
+from autograder.commands.choice import named
+from autograder.outcome import limits
+
+
+def parsers() -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """All commands and their steps, by the words that choose them."""
+
+    def below(words: str, parser: argparse.ArgumentParser) -> Iterator:
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                for name, inner in action.choices.items():
+                    yield f"{words} {name}".strip(), inner
+                    yield from below(f"{words} {name}".strip(), inner)
+
+    yield from below("", _parser(""))
+
+
+PARSERS = dict(parsers())
+IN_A_CONTAINER = "gradescope run"  # no person types it
+
+
+def test_every_module_with_a_parser_is_among_them() -> None:
+    names = {module.name for module in pkgutil.iter_modules(commands.__path__)}
+    assert {"grade", "export", "mutant", "release", "clean"} <= {*PARSERS} & names
+
+
+@pytest.mark.parametrize("words", PARSERS)
+def test_help_says_what_a_command_does_and_takes(words: str) -> None:
+    parser = PARSERS[words]
+    assert parser.description
+    for action in parser._actions:
+        if not action.option_strings and not isinstance(action, argparse._SubParsersAction):
+            assert action.help, f"{words}: {action.dest} is not explained"
+    assert words == IN_A_CONTAINER or "example: python -m autograder " in (parser.epilog or "")
+
+
+@pytest.mark.parametrize("words", [words for words in PARSERS if PARSERS[words].epilog])
+def test_the_example_of_a_command_is_understood(words: str) -> None:
+    import shlex
+
+    example = shlex.split((PARSERS[words].epilog or "").partition("python -m autograder ")[2])
+    parsed = _parser(example[0]).parse_args(example)
+    assert " ".join(example).startswith(words) and parsed.run is not None
+
+
+@pytest.mark.parametrize("words", ["build", "release", "reliability", "rubric"])
+def test_assignments_are_words_or_an_option_as_elsewhere(words: str) -> None:
+    known = ["00_a", "02_b", "03_c"]
+    for line in (
+        "02 03",
+        "--assignment 02 03",
+        "--assignment 02 --assignment 03",
+        "02 --assignment 03",
+    ):
+        parsed = _parser(words).parse_args([words, *line.split()])
+        assert named(parsed, known) == ["02_b", "03_c"]
+    assert named(_parser(words).parse_args([words]), known) == known
+
+
+@pytest.mark.parametrize("line", ["--out X canvas r.csv", "canvas r.csv --out X"])
+def test_the_folder_of_an_export_comes_first_or_last(line: str) -> None:
+    assert _parser("export").parse_args(["export", *line.split()]).out == Path("X")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "mutant {none} title",
+        "rubric 00 --to {none}/a/b.html",
+        "release 00 --into {none}/a",
+        "gradescope bundle 00 --to {none}/a.zip",
+        "grade --submissions . --out {none}/a",
+        "grade --submissions {none}",
+        "report --out {none}",
+        "export canvas {none} --out {none}",
+    ],
+)
+def test_a_file_that_cannot_be_is_named_in_a_sentence(
+    line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Below a file there is no folder."""
+    (tmp_path / "file").write_text("")
+    place = str(tmp_path / "file" / "none")
+    assert main([word.format(none=place) for word in line.split()]) == 2
+    said = capsys.readouterr().err.strip()
+    assert place in said and "[Errno" not in said and len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize("seconds", ["-3", "0", "nan", "inf", "soon"])
+def test_a_limit_is_a_number_above_zero(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        _parser("grade").parse_args(["grade", f"--cell-timeout={seconds}"])
+    assert f"'{seconds}' is not a number above 0" in capsys.readouterr().err
+    assert limits.Limits().cell > 0

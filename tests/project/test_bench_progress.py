@@ -1,0 +1,63 @@
+"""`make bench` says which part it measures, how long that took the last time, and each row at once."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.progress import Progress
+from benchmarks.table import Row
+
+
+def measured(stream: io.StringIO, seen: list[str]) -> Iterator[Row]:
+    """Two rows; before the second one is measured, the first has been printed."""
+    yield Row("first", "", 1.0, 2.0)
+    seen.append(stream.getvalue())
+    yield Row("second", "", 1.0, 2.0)
+
+
+def test_a_part_is_announced_and_its_time_is_known_the_next_time(tmp_path: Path) -> None:
+    lasted = tmp_path / "build" / "benchmarks.json"
+    said = []
+    for _ in range(2):
+        stream, seen = io.StringIO(), []
+        for row in Progress(stream, 1, lasted).watched("launching", measured(stream, seen)):
+            print(row.what, file=stream)
+        assert seen[0].endswith("first\n"), "a row is shown before the next one is measured"
+        said.append(stream.getvalue().splitlines())
+    assert said[0][0] == "[1/1] launching (some minutes on a busy machine) ..."
+    lasted.write_text('{"launching": 148.2, "zero": 3}')
+    stream = io.StringIO()
+    progress = Progress(stream, 2, lasted)
+    assert list(progress.watched("launching", [])) == list(progress.watched("zero", [])) == []
+    heads = [line for line in stream.getvalue().splitlines() if line.startswith("[")]
+    assert heads == [
+        "[1/2] launching (it took 148 s last time) ...",
+        "[2/2] zero (it took 3 s last time) ...",
+    ]
+
+
+def test_a_file_that_was_cut_off_is_no_obstacle(tmp_path: Path) -> None:
+    lasted = tmp_path / "benchmarks.json"
+    lasted.write_text('{"launching": 14')
+    stream = io.StringIO()
+    list(Progress(stream, 1, lasted).watched("zero", []))
+    assert '"zero"' in lasted.read_text()
+
+
+def test_on_a_terminal_the_seconds_pass(tmp_path: Path) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    stream = Terminal()
+
+    def slow() -> Iterator[Row]:
+        while "so far" not in stream.getvalue():
+            pass
+        yield Row("first", "", 1.0, 2.0)
+
+    list(Progress(stream, 1, tmp_path / "lasted.json").watched("zero", slow()))
+    assert re.search(r"zero: \d+ s so far", stream.getvalue())
