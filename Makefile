@@ -59,7 +59,7 @@ test-hosts: $(READY) ## run all notebooks with each host's versions: Colab, Kagg
 
 lab: $(READY) ## open JupyterLab on the notebooks, in a copy of your own: work/
 	@$(PY) tools/make_work.py
-	@$(PY) -m jupyterlab $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS) work
+	@$(PY) tools/open_lab.py $(ARGS)
 
 bench: $(READY) ## measure launch, collectives and ledger against what else there is
 	@$(PY) -m benchmarks $(ARGS)

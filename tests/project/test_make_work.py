@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
 
@@ -104,6 +105,31 @@ def test_files_of_the_students_own_stay(notebooks: Path, work: Path) -> None:
     assert texts(work)["00_one/notes.txt"] == "mine"
 
 
+def first_page(work: Path) -> str:
+    return (work / make_work.PAGE).read_text()
+
+
+def test_the_page_is_written_again_only_if_nobody_changed_it(
+    notebooks: Path, work: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def make(title: str) -> str:
+        for name in (ONE, TWO):
+            cell = {"cell_type": "markdown", "source": [f"# {title}"]}
+            (notebooks / name).write_text(json.dumps({"cells": [cell]}))
+        assert make_work.main(["--notebooks", str(notebooks), "--work", str(work)]) == 0
+        return capsys.readouterr().out
+
+    make("One")
+    assert "[One](00_one/00_one.ipynb)" in first_page(work)
+    make("Two")
+    assert "[Two](00_one/00_one.ipynb)" in first_page(work)
+    (work / make_work.PAGE).write_text("my notes")
+    assert "start_here_newer.md" in make("Three")
+    assert first_page(work) == "my notes"
+    assert "[Three](00_one/00_one.ipynb)" in (work / "start_here_newer.md").read_text()
+    assert make("Three") == "", "it is said once"
+
+
 def test_a_folder_that_cannot_be_made_is_said(
     notebooks: Path, work: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -124,7 +150,7 @@ def test_git_does_not_see_the_copies() -> None:
 def test_make_lab_opens_the_copies_and_make_clean_leaves_them_and_the_grades_alone() -> None:
     makefile = (ROOT / "Makefile").read_text()
     lab = makefile.partition("\nlab:")[2].partition("\n\n")[0]
-    assert "tools/make_work.py" in lab and lab.endswith(" work")
+    assert lab.index("tools/make_work.py") < lab.index("tools/open_lab.py")
     removed = makefile.partition("\nclean:")[2].partition("\n\n")[0].partition("\n")[2]
     assert "rm -rf build" in removed
     assert "autograder" not in removed and "work" not in removed
