@@ -109,7 +109,7 @@ WITHOUT_RANKS = (
     "test_layer_checks.py", "test_ledger_tables.py", "test_make_work.py", "test_mutant_files.py",
     "test_notebook_prose.py", "test_packages.py", "test_pages.py", "test_pipeline_schedules.py",
     "test_places.py", "test_provenance.py", "test_release_stubs.py", "test_reports.py", "test_sentences.py",
-    "test_setup.py", "test_site.py", "test_start.py", "test_style.py",
+    "test_setup.py", "test_setup_progress.py", "test_site.py", "test_start.py", "test_style.py",
 )  # fmt: skip
 
 
