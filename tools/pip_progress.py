@@ -26,7 +26,7 @@ class Progress:
         self.total, self.stream, self.live = total, stream, stream.isatty()
         self.looked_up, self.arrived, self.megabytes = 0, 0, 0.0
         self.current = ""
-        self.told = 0  # packages at the last line of the log
+        self.last_line = 0  # packages at the last line of the log
 
     def read(self, line: str) -> None:
         """Take in a line, and show what it changes."""
@@ -50,8 +50,8 @@ class Progress:
     def arrive(self, name: str, size: float) -> None:
         self.arrived += 1
         self.megabytes += size
-        if not self.live and (size >= LARGE or self.arrived - self.told >= self.total / LINES):
-            self.told = self.arrived
+        if not self.live and (size >= LARGE or self.arrived - self.last_line >= self.total / LINES):
+            self.last_line = self.arrived
             self.line(self.text(name))
         self.show(name)
 

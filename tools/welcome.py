@@ -25,10 +25,10 @@ def page(notebooks: Path) -> str:
 def row(path: Path) -> str:
     """A notebook's row; a field that its first cell does not name stays empty."""
     said = first_cell(path)
-    title = found(r"^# (.+)$", said).replace(" · ", " ") or path.stem
-    question = found(r"^\*\*(.+)\*\*$", said)
-    time = found(r"^\| time \| ([^|,;.]+)", said).strip()
-    points = found(r"^\| points \| (\d+)", said)
+    title = first_group(r"^# (.+)$", said).replace(" · ", " ") or path.stem
+    question = first_group(r"^\*\*(.+)\*\*$", said)
+    time = first_group(r"^\| time \| ([^|,;.]+)", said).strip()
+    points = first_group(r"^\| points \| (\d+)", said)
     return f"| [{title}]({path.parent.name}/{path.name}) | {question} | {time} | {points} |"
 
 
@@ -38,6 +38,6 @@ def first_cell(path: Path) -> str:
     return next(("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown"), "")
 
 
-def found(pattern: str, text: str) -> str:
+def first_group(pattern: str, text: str) -> str:
     match = re.search(pattern, text, re.MULTILINE)
     return match.group(1) if match else ""
