@@ -6,7 +6,7 @@ beside any other copy the newer version arrives as `<name>_newer`. No file is ev
 that a person may have changed.
 
 `work/.versions.json` keeps, for each file that this program wrote, the digest of what it wrote. A file with
-another digest has been worked in.
+another digest has been worked in. "seen" and a name is the course's version of that file.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import kernel_metadata
 import welcome
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -65,24 +66,32 @@ class Work:
     def update(self, notebooks: Path) -> Iterator[str]:
         """Copy what is new; yields sentences for the person at the terminal."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        new = 0
+        new, metadata = 0, kernel_metadata.of_this_kernel()
         for source in sorted(notebooks.glob("*/*.ipynb")):
             name = source.relative_to(notebooks).as_posix()
             new += not (self.folder / name).exists()
-            yield from self.put(name, source.read_bytes())
+            text = source.read_bytes()
+            yield from self.put(name, text, kernel_metadata.with_metadata(text, metadata))
         if new:
             yield f"{new} notebook{'s' * (new != 1)} copied to {self.folder}: work there, it is yours."
 
-    def put(self, name: str, text: bytes) -> Iterator[str]:
-        """Write a file if it is new, or if the one of that name is not the newest and was left alone."""
+    def put(self, name: str, text: bytes, own: bytes | None = None) -> Iterator[str]:
+        """Write a file if it is new, or if the one of that name is not the newest and was left alone.
+
+        text: the course's version; own: what is written for it, if that differs.
+        """
         place = self.folder / name
         if not place.exists():
-            self.write(place, text)
+            self.take(place, text, own)
         elif self.touched(place):
             yield from self.beside(place, text)
-        elif digest(place.read_bytes()) != digest(text):
-            self.write(place, text)
+        elif digest(text) not in (self.written.get(name), self.written.get(f"seen {name}")):
+            self.take(place, text, own)
             yield f"{name} is the course's newer version: you had not changed the old one."
+
+    def take(self, place: Path, text: bytes, own: bytes | None) -> None:
+        self.write(place, text if own is None else own)
+        self.keep(f"seen {self.name(place)}", text)
 
     def touched(self, place: Path) -> bool:
         return self.written.get(self.name(place)) != digest(place.read_bytes())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import subprocess
 from pathlib import Path
 
@@ -103,6 +104,39 @@ def test_files_of_the_students_own_stay(notebooks: Path, work: Path) -> None:
     (work / ONE).unlink()
     assert "1 notebook copied" in update(notebooks, work)[0]
     assert texts(work)["00_one/notes.txt"] == "mine"
+
+
+def test_a_copy_has_the_metadata_of_the_kernel_that_will_open_it(
+    notebooks: Path, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """JupyterLab would otherwise mark it as changed, and save it, when it is merely opened."""
+
+    def source(cells: list[str]) -> None:
+        text = {"cells": cells, "metadata": {"kernelspec": {"display_name": "Python 3"}, "mine": 1}}
+        (notebooks / ONE).write_text(json.dumps(text))
+
+    source([])
+    update(notebooks, work)
+    made = json.loads(texts(work)[ONE])["metadata"]
+    assert made["kernelspec"]["name"] == "python3" and made["mine"] == 1
+    assert made["language_info"]["version"] == platform.python_version()
+    monkeypatch.setattr(make_work.kernel_metadata, "of_this_kernel", lambda: {"another": "kernel"})
+    assert update(notebooks, work) == [], "another Python is not a newer version"
+    source(["new"])
+    (said,) = update(notebooks, work)
+    assert "newer version" in said and json.loads(texts(work)[ONE])["metadata"]["another"]
+    (work / ONE).write_text("my answers")
+    assert update(notebooks, work) == []
+
+
+def test_a_folder_that_was_made_before_is_gone_on_with(notebooks: Path, work: Path) -> None:
+    update(notebooks, work)
+    record = json.loads((work / make_work.RECORD).read_text())
+    old = {name: kept for name, kept in record.items() if not name.startswith("seen ")}
+    (work / make_work.RECORD).write_text(json.dumps(old))
+    assert update(notebooks, work) == []
+    (notebooks / ONE).write_text("version 2")
+    assert len(update(notebooks, work)) == 1 and texts(work)[ONE] == "version 2"
 
 
 def first_page(work: Path) -> str:
