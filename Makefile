@@ -60,7 +60,7 @@ test-hosts: $(READY) ## run all notebooks with each host's versions: Colab, Kagg
 
 lab: $(READY) ## open JupyterLab on the notebooks, in a copy of your own: work/
 	@$(PY) tools/make_work.py
-	@$(PY) -m jupyterlab $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS) work
+	@$(PY) tools/open_lab.py $(ARGS)
 
 formgrader: $(READY) ## open formgrader, to grade by hand (another folder than autograder/out: OUT=folder)
 	@COURSE_OUT="$(OUT)" $(PY) -m jupyterlab $(if $(filter 0,$(shell id -u)),--allow-root) \

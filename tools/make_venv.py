@@ -28,6 +28,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from pip_progress import Progress
+
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 LOCK = ROOT / "requirements.lock"
@@ -61,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         make_environment(options.python)
         source = install_torch(options.torch)
         say("the other packages of requirements.lock")
-        pip("install", "--no-deps", "-r", str(LOCK))
+        pip("install", "--no-deps", "-r", str(LOCK), shown=Progress(locked_packages(), sys.stdout))
         say("course_lib itself, from this folder")
         pip("install", "--no-deps", "--no-build-isolation", "--editable", str(ROOT))
         pip("check")
@@ -195,7 +197,7 @@ def install_torch(build: str) -> str:
         )
     elif platform.system() == "Linux":
         say(f"PyTorch {version} with CUDA: about {CUDA_DOWNLOAD_GB} GB to download")
-    pip("install", f"torch=={version}", show=True)
+    pip("install", f"torch=={version}", shown=Progress(0, sys.stdout))
     return "the package registry's build"
 
 
@@ -224,6 +226,11 @@ def locked_version(name: str) -> str:
     if not match:
         raise SetupFailed(f"requirements.lock does not name {name}; `make lock` makes it anew")
     return match.group(1)
+
+
+def locked_packages() -> int:
+    """The packages of the lock, those for other systems and Pythons included."""
+    return len(re.findall(r"^[^\s#][^\s]*==", LOCK.read_text(), flags=re.MULTILINE))
 
 
 # --- 5. the record -------------------------------------------------------------------------------
@@ -273,9 +280,9 @@ def run(command: list[str]) -> subprocess.CompletedProcess:
     )
 
 
-def pip(*arguments: str, show: bool = False) -> None:
+def pip(*arguments: str, shown: Progress | None = None) -> None:
     """Run pip in .venv; SetupFailed with the end of its output if it fails."""
-    code, lines = run_pip(arguments, show)
+    code, lines = run_pip(arguments, shown)
     if code != 0:
         text = "\n".join(lines[-20:])
         raise SetupFailed(
@@ -285,13 +292,13 @@ def pip(*arguments: str, show: bool = False) -> None:
 
 
 def try_pip(*arguments: str) -> bool:
-    return run_pip(arguments, show=False)[0] == 0
+    return run_pip(arguments, Progress(1, sys.stdout))[0] == 0
 
 
-def run_pip(arguments: Sequence[str], show: bool) -> tuple[int, list[str]]:
-    """pip's exit code and its lines, without addresses; `show` prints the names of the downloads."""
+def run_pip(arguments: Sequence[str], shown: Progress | None) -> tuple[int, list[str]]:
+    """pip's exit code and its lines, without addresses; `shown` tells the person how far it is."""
     command = [str(venv_python()), "-m", "pip", "--disable-pip-version-check", *arguments]
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    bar = {"PIP_PROGRESS_BAR": "raw" if shown and pip_counts_bytes() else "off"}
     lines = []
     with subprocess.Popen(
         command,
@@ -299,15 +306,26 @@ def run_pip(arguments: Sequence[str], show: bool) -> tuple[int, list[str]]:
         stderr=subprocess.STDOUT,
         stdin=subprocess.DEVNULL,
         text=True,
-        env=environment,
+        env={**os.environ, "PYTHONUNBUFFERED": "1", **bar},
     ) as process:
         assert process.stdout is not None
         for line in process.stdout:
             line = without_addresses(line.rstrip())
-            lines.append(line)
-            if show and line.startswith(("Downloading", "Installing", "  Downloading")):
-                print(f"    {line.strip()}", flush=True)
+            if not line.startswith("Progress "):
+                lines.append(line)
+            if shown:
+                shown.read(line)
+    if shown:
+        shown.end()
     return process.returncode, lines
+
+
+def pip_counts_bytes() -> bool:
+    """Whether .venv's pip can say how much of a file has arrived (`--progress-bar=raw`, since pip 24.1)."""
+    match = re.match(
+        r"pip (\d+)\.(\d+)", run([str(venv_python()), "-m", "pip", "--version"]).stdout
+    )
+    return bool(match) and (int(match[1]), int(match[2])) >= (24, 1)
 
 
 def without_addresses(line: str) -> str:

@@ -1,12 +1,12 @@
 """Make `work/`, where `make lab` opens the notebooks: copies, so that git never meets a student's work.
 
-The first call copies every notebook. Later calls leave alone what a person may have typed in: where the
-course has a newer version of a notebook, an untouched copy is replaced, and beside any other copy the newer
-version arrives as `<name>_newer.ipynb`. No file is ever deleted or written over that a person may have
-changed.
+The first call copies every notebook, and writes the page `start_here.md`. Later calls leave alone what a
+person may have typed in: where the course has a newer version of a file, an untouched copy is replaced, and
+beside any other copy the newer version arrives as `<name>_newer`. No file is ever deleted or written over
+that a person may have changed.
 
 `work/.versions.json` keeps, for each file that this program wrote, the digest of what it wrote. A file with
-another digest has been worked in.
+another digest has been worked in. "seen" and a name is the course's version of that file.
 """
 
 from __future__ import annotations
@@ -19,9 +19,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import kernel_metadata
+import welcome
+
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS, WORK = ROOT / "notebooks", ROOT / "work"
 RECORD = ".versions.json"
+PAGE = "start_here.md"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,9 +36,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     try:
-        for line in Work(options.work).update(options.notebooks):
+        work = Work(options.work)
+        for line in work.update(options.notebooks):
             print(line)
-    except OSError as error:
+        for line in work.put(PAGE, welcome.page(options.notebooks).encode()):
+            print(line)
+    except (OSError, ValueError) as error:
         print(f"The notebooks could not be copied to {options.work}: {error}", file=sys.stderr)
         return 2
     return 0
@@ -59,26 +66,38 @@ class Work:
     def update(self, notebooks: Path) -> Iterator[str]:
         """Copy what is new; yields sentences for the person at the terminal."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        new = 0
+        new, metadata = 0, kernel_metadata.of_this_kernel()
         for source in sorted(notebooks.glob("*/*.ipynb")):
+            name = source.relative_to(notebooks).as_posix()
+            new += not (self.folder / name).exists()
             text = source.read_bytes()
-            place = self.folder / source.relative_to(notebooks)
-            if not place.exists():
-                self.write(place, text)
-                new += 1
-            elif self.touched(place):
-                yield from self.beside(place, text)
-            elif digest(place.read_bytes()) != digest(text):
-                self.write(place, text)
-                yield f"{self.name(place)} is the course's newer version: you had not changed the old one."
+            yield from self.put(name, text, kernel_metadata.with_metadata(text, metadata))
         if new:
             yield f"{new} notebook{'s' * (new != 1)} copied to {self.folder}: work there, it is yours."
+
+    def put(self, name: str, text: bytes, own: bytes | None = None) -> Iterator[str]:
+        """Write a file if it is new, or if the one of that name is not the newest and was left alone.
+
+        text: the course's version; own: what is written for it, if that differs.
+        """
+        place = self.folder / name
+        if not place.exists():
+            self.take(place, text, own)
+        elif self.touched(place):
+            yield from self.beside(place, text)
+        elif digest(text) not in (self.written.get(name), self.written.get(f"seen {name}")):
+            self.take(place, text, own)
+            yield f"{name} is the course's newer version: you had not changed the old one."
+
+    def take(self, place: Path, text: bytes, own: bytes | None) -> None:
+        self.write(place, text if own is None else own)
+        self.keep(f"seen {self.name(place)}", text)
 
     def touched(self, place: Path) -> bool:
         return self.written.get(self.name(place)) != digest(place.read_bytes())
 
     def beside(self, place: Path, text: bytes) -> Iterator[str]:
-        """Put the version next to a notebook that was worked in, unless the student has had it before."""
+        """Put the version next to a file that was worked in, unless the student has had it before."""
         own = self.name(place)
         if digest(text) in (self.written.get(own), self.written.get(f"seen {own}")):
             return
@@ -92,8 +111,10 @@ class Work:
         self.keep(f"seen {own}", text)
 
     def free(self, place: Path) -> Path:
-        """A name beside the notebook under which nothing lies that a person may have changed."""
-        names = (f"{place.stem}_newer{'' if k == 1 else f'_{k}'}.ipynb" for k in range(1, 1000))
+        """A name beside the file under which nothing lies that a person may have changed."""
+        names = (
+            f"{place.stem}_newer{'' if k == 1 else f'_{k}'}{place.suffix}" for k in range(1, 1000)
+        )
         places = (place.with_name(name) for name in names)
         return next(other for other in places if not other.exists() or not self.touched(other))
 

@@ -11,7 +11,7 @@ knows no straggler.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from html import escape
@@ -23,6 +23,7 @@ from course_lib.facts.hardware import GPUS, gpu, link
 from course_lib.facts.transformer import Shape, transformer_flops
 from course_lib.ledger import colours, wording
 from course_lib.ledger.colours import Picture, picture
+from course_lib.ledger.controls import choice, stepped
 from course_lib.ledger.shown import forms, small_png
 
 from .advisor import A100_EFFICIENCY, OPTIONS, RESERVED, Verdict, advise
@@ -206,7 +207,7 @@ class StrategyAdvisor:
         for control in controls.values():
             control.observe(draw, names="value")
         draw()
-        columns, whole = list(controls.values()), widgets.Layout(flex="0 0 auto")
+        columns, whole = stepped(widgets, controls.values()), widgets.Layout(flex="0 0 auto")
         boxes = [widgets.VBox(columns[:4], layout=whole), widgets.VBox(columns[4:], layout=whole)]
         settings = widgets.HBox(boxes, layout=widgets.Layout(flex_flow="row wrap"))
         return widgets.VBox([settings, sentence, image, table])
@@ -215,24 +216,19 @@ class StrategyAdvisor:
         """The controls by the fields of `Question`."""
         wide, first = {"description_width": "80px"}, self.first
 
-        def choice(name: str, options: Iterable[Any], value: Any) -> Any:
-            return widgets.Dropdown(
-                options=list(options), value=value, description=name, style=wide
-            )
-
         return {
-            "model": choice("model", self.models, first.model),
+            "model": choice(widgets, self.models, first.model, "model"),
             "gpus": widgets.SelectionSlider(
                 options=[2**k for k in range(MOST_GPUS + 1)], value=first.gpus, description="GPUs",
                 style=wide, continuous_update=False,
             ),
-            "gpu": choice("GPU", [each.name for each in GPUS], first.gpu),
-            "network": choice("network", NETWORKS, first.network),
-            "seq": choice("tokens", [2**k for k in range(11, 18)], first.seq),
+            "gpu": choice(widgets, [each.name for each in GPUS], first.gpu, "GPU"),
+            "network": choice(widgets, NETWORKS, first.network, "network"),
+            "seq": choice(widgets, [2**k for k in range(11, 18)], first.seq, "tokens"),
             "batch": choice(
-                "sequences", [16, 32, 64, 128, 256, 512, 1024, 1536, 2048, 4096], first.batch
+                widgets, [16, 32, 64, 128, 256, 512, 1024, 1536, 2048, 4096], first.batch, "sequences"
             ),
-            "system": choice("attention", SYSTEMS, first.system),
+            "system": choice(widgets, SYSTEMS, first.system, "attention"),
         }  # fmt: skip
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from course_lib.facts.memory import activation_bytes, logits_bytes
 from course_lib.facts.tensor_parallel import saved_layer_bytes
 from course_lib.facts.transformer import Shape, layer_parameters, transformer_parameters
 from course_lib.ledger.colours import Picture, picture
+from course_lib.ledger.controls import choice, stepped
 from course_lib.ledger.shown import forms, small_png
 
 CHECKPOINTS = ("none", "selective", "full")
@@ -141,7 +142,7 @@ class Calculator:
         for control in controls.values():
             control.observe(draw, names="value")
         draw()
-        columns = list(controls.values())
+        columns = stepped(widgets, controls.values())
         whole = widgets.Layout(
             flex="0 0 auto"
         )  # in a narrow window a column moves below, and is not cut
@@ -162,24 +163,21 @@ class Calculator:
         """The controls by the fields of `Setting`."""
         wide, first = {"description_width": "80px"}, self.first
 
-        def choice(name: str, options: list, value: Any) -> Any:
-            return widgets.Dropdown(options=options, value=value, description=name, style=wide)
-
         return {
-            "model": choice("model", list(self.configs), first.model),
+            "model": choice(widgets, self.configs, first.model, "model"),
             "batch": widgets.IntSlider(
                 value=first.batch, min=1, max=64, description="sequences", style=wide,
                 continuous_update=False,
             ),
-            "seq": choice("tokens", [2**k for k in range(9, 18)], first.seq),
+            "seq": choice(widgets, [2**k for k in range(9, 18)], first.seq, "tokens"),
             "gpus": widgets.SelectionSlider(
                 options=[2**k for k in range(MOST_GPUS + 1)], value=first.gpus, description="GPUs",
                 style=wide, continuous_update=False,
             ),
-            "stage": choice("stage", [0, 1, 2, 3], first.stage),
-            "checkpoint": choice("checkpoint", list(CHECKPOINTS), first.checkpoint),
-            "recipe": choice("recipe", [each.name for each in RECIPES], first.recipe),
-            "gpu": choice("GPU", [each.name for each in GPUS], first.gpu),
+            "stage": choice(widgets, [0, 1, 2, 3], first.stage, "stage"),
+            "checkpoint": choice(widgets, CHECKPOINTS, first.checkpoint, "checkpoint"),
+            "recipe": choice(widgets, [each.name for each in RECIPES], first.recipe, "recipe"),
+            "gpu": choice(widgets, [each.name for each in GPUS], first.gpu, "GPU"),
         }  # fmt: skip
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from course_lib.estimates.timeline import KINDS, MemoryTimeline
 from course_lib.facts.transformer import Shape, transformer_parameters
 from course_lib.ledger import colours
 from course_lib.ledger.colours import Picture, picture
+from course_lib.ledger.controls import stepped
 from course_lib.ledger.shown import forms, small_png
 
 PURPLE = colours.RANKS[3]
@@ -252,7 +253,9 @@ class StrategyMap:
         draw()
         return widgets.VBox(
             [
-                widgets.HBox([room, tokens], layout=widgets.Layout(flex_flow="row wrap")),
+                widgets.HBox(
+                    stepped(widgets, [room, tokens]), layout=widgets.Layout(flex_flow="row wrap")
+                ),
                 sentence,
                 image,
             ]

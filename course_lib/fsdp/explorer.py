@@ -17,6 +17,7 @@ from course_lib.facts.fsdp import unit_bytes
 from course_lib.facts.hardware import gpu, link
 from course_lib.facts.transformer import Shape
 from course_lib.ledger.colours import Picture
+from course_lib.ledger.controls import choice, stepped
 from course_lib.ledger.shown import forms, small_png
 from course_lib.models.config import GPTConfig
 
@@ -123,8 +124,8 @@ class Explorer:
                 return
             value = {name: control.value for name, control in controls.items()}
             settings = Settings(*(value[name] for name in vars(self.first)))
-            times = Times(*(value[name] for name in vars(self.times)))
             try:
+                times = Times(*(value[name] for name in vars(self.times)))
                 simulation = self.simulation(settings, times)
             except (ValueError, NotImplementedError) as error:
                 sentence.value = str(error) or "The generator is not written yet."
@@ -150,7 +151,9 @@ class Explorer:
         schedule, durations = list(controls.values())[:5], list(controls.values())[5:]
         return widgets.VBox(
             [
-                widgets.HBox(list(presets.values())),
+                widgets.HBox(
+                    stepped(widgets, presets.values()), layout=widgets.Layout(flex_flow="row wrap")
+                ),
                 widgets.HBox([widgets.VBox(schedule), widgets.VBox(durations)]),
                 sentence,
                 image,
@@ -158,13 +161,14 @@ class Explorer:
         )
 
     def _presets(self, widgets: Any) -> dict[str, Any]:
-        style = {"description_width": "60px"}
+        width = "60px"
+        style = {"description_width": width}
         return {
-            "model": widgets.Dropdown(options=list(MODELS), description="model", style=style),
+            "model": choice(widgets, MODELS, "7B", "model", width),
             "tokens": widgets.SelectionSlider(
                 options=TOKENS, value=1024, description="tokens", continuous_update=False, style=style
             ),
-            "where": widgets.Dropdown(options=list(LINKS), description="link", style=style),
+            "where": choice(widgets, LINKS, "8 GPUs, NVLink", "link", width),
         }  # fmt: skip
 
     def _controls(self, widgets: Any) -> dict[str, Any]:
@@ -181,13 +185,8 @@ class Explorer:
             return widgets.Checkbox(value=value, description=name.replace("_", " "), style=style)
 
         def lasting(name: str, value: float) -> Any:
-            return widgets.BoundedFloatText(
-                value=round(value, 3),
-                min=0,
-                max=1e4,
-                step=0.1,
-                description=f"{name}, ms",
-                style=style,
+            return widgets.FloatText(
+                value=round(value, 3), step=0.1, description=f"{name}, ms", style=style
             )
 
         first, times = self.first, vars(self.times)

@@ -20,6 +20,7 @@ from course_lib.facts.four_dimensions import ACROSS, axis_bytes, wire
 from course_lib.facts.transformer import Shape
 from course_lib.ledger import colours, wording
 from course_lib.ledger.colours import Picture
+from course_lib.ledger.controls import choice, stepped
 from course_lib.ledger.shown import forms
 from course_lib.models.config import GPTConfig
 
@@ -217,19 +218,16 @@ class MeshExplorer:
         for control in controls.values():
             control.observe(draw, names="value")
         draw()
-        columns = list(controls.values())
+        columns = stepped(widgets, controls.values())
         boxes = [widgets.VBox(columns[:4]), widgets.VBox(columns[4:])]
         settings = widgets.HBox(boxes, layout=widgets.Layout(flex_flow="row wrap"))
         return widgets.VBox([settings, sentence, grid, table])
 
     def _controls(self, widgets: Any) -> dict[str, Any]:
         """The controls: a size for each axis, then order, GPUs of a node, and model."""
-        wide, first = {"description_width": "60px"}, self.first
+        width, first = "60px", self.first
+        wide = {"description_width": width}
         orders = [" > ".join(order) for order in permutations(AXES)]
-
-        def choice(name: str, options: list, value: Any) -> Any:
-            return widgets.Dropdown(options=options, value=value, description=name, style=wide)
-
         sizes = {
             axis: widgets.SelectionSlider(
                 options=[1, 2, 4, 8, 16], value=first.sizes[axis], description=axis, style=wide,
@@ -239,9 +237,9 @@ class MeshExplorer:
         }  # fmt: skip
         return {
             **sizes,
-            "order": choice("order", orders, " > ".join(first.order)),
-            "node": choice("a node", list(NODES), first.per_node),
-            "model": choice("model", list(self.tasks), first.task),
+            "order": choice(widgets, orders, " > ".join(first.order), "order", width),
+            "node": choice(widgets, NODES, first.per_node, "a node", width),
+            "model": choice(widgets, self.tasks, first.task, "model", width),
         }
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
@@ -267,15 +265,20 @@ def listed(ranks: Sequence[int], most: int = 8) -> str:
 
 
 def _dress(button: Any, rank: int, axis: str | None) -> None:
-    """A GPU's button; the axis is told by colour and by name."""
+    """A GPU's button; the axis is told by colour and by name, the chosen GPU by black and a white frame.
+
+    The other GPUs have no colours of their own, so that they follow the theme of the page, light or dark.
+    """
+    chosen, marked = axis == "", bool(axis)
     button.description = f"{rank} {axis}" if axis else str(rank)
+    button.style.font_weight = "bold" if chosen else "normal"
     button.style.button_color = (
-        colours.INK if axis == "" else colours.axis_colour(axis) if axis else colours.IDLE
+        colours.INK if chosen else colours.axis_colour(axis) if axis else None
     )
-    button.style.font_weight = "bold" if axis == "" else "normal"
     if hasattr(button.style, "text_color"):  # since ipywidgets 8
-        button.style.text_color = "white" if axis == "" else colours.INK
-    elif axis == "":
+        button.style.text_color = "white" if chosen else colours.INK if marked else None
+        button.layout.border = "2px solid white" if chosen else None
+    elif chosen:
         button.style.button_color, button.description = colours.ALARM, f"[{rank}]"
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from course_lib.ledger.colours import Picture
+from course_lib.ledger.controls import choice, stepped
 from course_lib.ledger.shown import forms, small_png
 from course_lib.pipeline.actions import Schedule, stage_ranks
 from course_lib.pipeline.gantt import gantt
@@ -119,7 +120,7 @@ class Explorer:
         draw()
         play = widgets.Play(value=STEPS, min=0, max=STEPS, interval=250, show_repeat=False)
         widgets.jslink((play, "value"), (controls["time"], "value"))
-        *settings, time, critical = controls.values()
+        *settings, time, critical = stepped(widgets, controls.values())
         columns = [widgets.VBox(settings[:4]), widgets.VBox(settings[4:])]
         return widgets.VBox(
             [widgets.HBox(columns), widgets.HBox([play, time, critical]), sentence, image]
@@ -128,7 +129,8 @@ class Explorer:
     def _controls(self, widgets: Any) -> dict[str, Any]:
         """The controls, by name; the last two are the moment and the frames."""
 
-        wide = {"description_width": "90px"}  # "microbatches" fits
+        width = "90px"  # "microbatches" fits
+        wide = {"description_width": width}
 
         def whole(name: str, value: int, most: int) -> Any:
             return widgets.IntSlider(
@@ -143,9 +145,7 @@ class Explorer:
 
         names = list(self.generators)
         return {
-            "schedule": widgets.Dropdown(
-                options=names, value=names[0], description="schedule", style=wide
-            ),
+            "schedule": choice(widgets, names, names[0], "schedule", width),
             "stages": whole("stages", self.stages, MOST_STAGES),
             "microbatches": whole("microbatches", self.microbatches, MOST_MICROBATCHES),
             "chunks": whole("chunks", 2, MOST_CHUNKS),

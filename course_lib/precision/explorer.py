@@ -18,6 +18,7 @@ from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from course_lib.ledger.colours import ALARM, FAINT, FORWARD, INK, QUIET, Picture, picture
+from course_lib.ledger.controls import choice, stepped
 from course_lib.ledger.shown import forms, small_png
 
 from .formats import FORMATS, Format, round_to
@@ -147,7 +148,7 @@ class Formats:
     def widget(self) -> Any:
         import ipywidgets as widgets
 
-        choose = widgets.Dropdown(options=ROWS, value=self.form, description="bits of")
+        choose = choice(widgets, ROWS, self.form, "bits of")
         number = widgets.FloatText(value=self.value, description="number")
         bits, shown = widgets.HBox(), widgets.HTML()
         busy = [False]
@@ -192,7 +193,7 @@ class Formats:
         choose.observe(lay_out, names="value")
         number.observe(lay_out, names="value")
         lay_out()
-        return widgets.VBox([widgets.HBox([choose, number]), bits, shown])
+        return widgets.VBox([widgets.HBox([*stepped(widgets, [choose]), number]), bits, shown])
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Mapping[str, Any]:
         return forms(repr(self), self.chart(), self.widget)

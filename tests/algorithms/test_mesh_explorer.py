@@ -92,7 +92,8 @@ class Shown:
 
     def __init__(self, view: Any):
         settings, self.sentence, self.grid, self.table = view.children
-        columns = [one for box in settings.children for one in box.children]
+        rows = [one for box in settings.children for one in box.children]
+        columns = [one.children[0] if hasattr(one, "children") else one for one in rows]
         self.controls = {one.description: one for one in columns}
 
     @property
@@ -110,7 +111,7 @@ def test_a_click_chooses_a_rank(explorer: MeshExplorer) -> None:
     shown.buttons[8].click()
     assert "rank 8 of 16: pp 1, dp 0, cp 0, tp 0" in shown.table.value
     assert shown.buttons[0].description == "0 pp" and shown.buttons[9].description == "9 tp"
-    assert shown.buttons[5].style.button_color == colours.IDLE
+    assert shown.buttons[5].style.button_color is None
 
 
 def test_the_controls_change_the_mesh_and_say_what_cannot_be(explorer: MeshExplorer) -> None:
@@ -163,6 +164,16 @@ def test_buttons_of_old_widgets_have_no_colour_of_text() -> None:
     new = ipywidgets.Button()
     module._dress(new, 5, "")
     assert new.description == ("5" if hasattr(new.style, "text_color") else "[5]")
+
+
+def test_gpus_that_are_not_chosen_follow_the_theme_and_the_chosen_one_has_a_frame() -> None:
+    button = ipywidgets.Button()
+    module._dress(button, 5, "")
+    assert "white" in button.layout.border_top
+    for axis in ("tp", None):
+        module._dress(button, 5, axis)
+        assert button.layout.border_top is None
+    assert button.style.button_color is None and button.style.text_color is None
 
 
 def test_outside_a_kernel_there_is_a_still_picture(explorer: MeshExplorer) -> None:

@@ -115,9 +115,9 @@ def test_the_controls_change_sentence_bars_and_ranking(advisor: StrategyAdvisor)
     small = strategy_advisor({"7B": PUBLISHED["LLaMA-7B"], "small": PUBLISHED["GPT-2 small"]})
     small.first = replace(SMALL, model="7B", batch=64)
     settings, sentence, image, table = small.widget().children
-    controls: dict[str, Any] = {
-        one.description: one for box in settings.children for one in box.children
-    }
+    rows = [one for box in settings.children for one in box.children]
+    columns = [one.children[0] if hasattr(one, "children") else one for one in rows]
+    controls: dict[str, Any] = {one.description: one for one in columns}
     assert {*controls} == {
         "model", "GPUs", "GPU", "network", "tokens", "sequences", "attention",
     }  # fmt: skip

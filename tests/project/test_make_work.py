@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import platform
 import subprocess
 from pathlib import Path
 
@@ -104,6 +106,64 @@ def test_files_of_the_students_own_stay(notebooks: Path, work: Path) -> None:
     assert texts(work)["00_one/notes.txt"] == "mine"
 
 
+def test_a_copy_has_the_metadata_of_the_kernel_that_will_open_it(
+    notebooks: Path, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """JupyterLab would otherwise mark it as changed, and save it, when it is merely opened."""
+
+    def source(cells: list[str]) -> None:
+        text = {"cells": cells, "metadata": {"kernelspec": {"display_name": "Python 3"}, "mine": 1}}
+        (notebooks / ONE).write_text(json.dumps(text))
+
+    source([])
+    update(notebooks, work)
+    made = json.loads(texts(work)[ONE])["metadata"]
+    assert made["kernelspec"]["name"] == "python3" and made["mine"] == 1
+    assert made["language_info"]["version"] == platform.python_version()
+    monkeypatch.setattr(make_work.kernel_metadata, "of_this_kernel", lambda: {"another": "kernel"})
+    assert update(notebooks, work) == [], "another Python is not a newer version"
+    source(["new"])
+    (said,) = update(notebooks, work)
+    assert "newer version" in said and json.loads(texts(work)[ONE])["metadata"]["another"]
+    (work / ONE).write_text("my answers")
+    assert update(notebooks, work) == []
+
+
+def test_a_folder_that_was_made_before_is_gone_on_with(notebooks: Path, work: Path) -> None:
+    update(notebooks, work)
+    record = json.loads((work / make_work.RECORD).read_text())
+    old = {name: kept for name, kept in record.items() if not name.startswith("seen ")}
+    (work / make_work.RECORD).write_text(json.dumps(old))
+    assert update(notebooks, work) == []
+    (notebooks / ONE).write_text("version 2")
+    assert len(update(notebooks, work)) == 1 and texts(work)[ONE] == "version 2"
+
+
+def first_page(work: Path) -> str:
+    return (work / make_work.PAGE).read_text()
+
+
+def test_the_page_is_written_again_only_if_nobody_changed_it(
+    notebooks: Path, work: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def make(title: str) -> str:
+        for name in (ONE, TWO):
+            cell = {"cell_type": "markdown", "source": [f"# {title}"]}
+            (notebooks / name).write_text(json.dumps({"cells": [cell]}))
+        assert make_work.main(["--notebooks", str(notebooks), "--work", str(work)]) == 0
+        return capsys.readouterr().out
+
+    make("One")
+    assert "[One](00_one/00_one.ipynb)" in first_page(work)
+    make("Two")
+    assert "[Two](00_one/00_one.ipynb)" in first_page(work)
+    (work / make_work.PAGE).write_text("my notes")
+    assert "start_here_newer.md" in make("Three")
+    assert first_page(work) == "my notes"
+    assert "[Three](00_one/00_one.ipynb)" in (work / "start_here_newer.md").read_text()
+    assert make("Three") == "", "it is said once"
+
+
 def test_a_folder_that_cannot_be_made_is_said(
     notebooks: Path, work: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -124,7 +184,7 @@ def test_git_does_not_see_the_copies() -> None:
 def test_make_lab_opens_the_copies_and_make_clean_leaves_them_and_the_grades_alone() -> None:
     makefile = (ROOT / "Makefile").read_text()
     lab = makefile.partition("\nlab:")[2].partition("\n\n")[0]
-    assert "tools/make_work.py" in lab and lab.endswith(" work")
+    assert lab.index("tools/make_work.py") < lab.index("tools/open_lab.py")
     removed = makefile.partition("\nclean:")[2].partition("\n\n")[0].partition("\n")[2]
     assert "rm -rf build" in removed
     assert "autograder" not in removed and "work" not in removed

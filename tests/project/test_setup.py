@@ -84,8 +84,9 @@ def test_no_python(pythons):
         chosen("/opt/none")
 
 
-def test_an_old_python_can_read_the_script_that_refuses_it():
-    ast.parse((ROOT / "tools/make_venv.py").read_text(), feature_version=(3, 7))
+@pytest.mark.parametrize("name", ["make_venv.py", "pip_progress.py"])
+def test_an_old_python_can_read_the_script_that_refuses_it(name: str):
+    ast.parse((ROOT / "tools" / name).read_text(), feature_version=(3, 7))
 
 
 # --- PyTorch -------------------------------------------------------------------------------------
@@ -103,7 +104,7 @@ def installs(monkeypatch):
 
         monkeypatch.setattr(make_venv, "try_pip", attempt)
         monkeypatch.setattr(
-            make_venv, "pip", lambda *arguments, show=False: asked.append(arguments)
+            make_venv, "pip", lambda *arguments, shown=None: asked.append(arguments)
         )
         monkeypatch.setattr(make_venv, "has_nvidia_gpu", lambda: gpu)
         monkeypatch.setattr(make_venv, "driver_cuda", lambda: cuda)
@@ -209,7 +210,7 @@ def test_help_names_every_command():
         (("test", "ARGS=tests/test_x.py -x"), "-m pytest tests/test_x.py -x"),
         (("test-hosts", "ARGS=colab --exact"), "tools/try_hosts.py colab --exact"),
         (("lab",), "tools/make_work.py"),
-        (("lab",), "-m jupyterlab"),
+        (("lab",), "tools/open_lab.py"),
         (("clean-grades",), "-m autograder clean"),
         (("bench",), "-m benchmarks"),
         (("notebooks",), "-m autograder build"),

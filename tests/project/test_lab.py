@@ -1,0 +1,124 @@
+"""The settings of `make lab` are those of the installed JupyterLab, and hold for a student alone."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import jupyterlab
+import open_lab
+import pytest
+import welcome
+from jupyter_core.paths import jupyter_path
+from jupyterlab_server.config import get_page_config
+from jupyterlab_server.settings_utils import get_settings
+
+ROOT = Path(__file__).resolve().parents[2]
+LAB = Path(sys.prefix) / "share/jupyter/lab"
+LABEXTENSIONS = LAB.parent / "labextensions"
+OVERRIDES = json.loads(
+    (ROOT / "tools/lab/labconfig/default_setting_overrides.json").read_text(encoding="utf-8")
+)
+DISABLED = json.loads((ROOT / "tools/lab/labconfig/page_config.json").read_text(encoding="utf-8"))
+SERVER = json.loads((ROOT / "tools/lab/jupyter_server_config.json").read_text(encoding="utf-8"))
+INSTRUCTORS = ["--ServerApp.root_dir=."]
+
+
+def schema(plugin: str) -> dict[str, Any]:
+    """The settings of a plugin, by JupyterLab's own file."""
+    package, _, name = plugin.partition(":")
+    own = LAB / "schemas" / package / f"{name}.json"
+    added = LABEXTENSIONS / package / "schemas" / package / f"{name}.json"
+    return json.loads((own if own.exists() else added).read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("plugin", OVERRIDES)
+def test_the_installed_jupyterlab_knows_every_setting_and_its_value(plugin: str) -> None:
+    known = schema(plugin)
+    assert set(OVERRIDES[plugin]) <= set(known["properties"])
+    jsonschema.Draft7Validator(known).validate(OVERRIDES[plugin])
+
+
+def test_every_extension_that_is_disabled_is_installed() -> None:
+    core = json.loads((Path(jupyterlab.__file__).parent / "staging/package.json").read_text())
+    installed = {*core["jupyterlab"]["extensions"]}
+    installed |= {path.parent.name for path in LABEXTENSIONS.glob("[!@]*/package.json")}
+    installed |= {
+        f"{path.parts[-3]}/{path.parts[-2]}" for path in LABEXTENSIONS.glob("@*/*/package.json")
+    }
+    assert set(DISABLED["disabledExtensions"]) <= installed
+
+
+def test_every_server_extension_that_is_disabled_is_installed_and_no_other_is_new() -> None:
+    configured: set[str] = set()
+    for path in (Path(sys.prefix) / "etc/jupyter/jupyter_server_config.d").glob("*.json"):
+        configured |= set(json.loads(path.read_text())["ServerApp"]["jpserver_extensions"])
+    off = set(SERVER["ServerApp"]["jpserver_extensions"])
+    assert off <= configured
+    assert configured - off == {
+        "jupyterlab",
+        "jupyter_server_terminals",
+        "notebook",
+        "notebook_shim",
+    }
+
+
+def test_jupyterlab_reads_the_settings_of_a_student(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name, value in open_lab.environment([], {}).items():
+        monkeypatch.setenv(name, value)
+    settings = str(LAB / "settings")
+    page = get_page_config(jupyter_path("labextensions"), settings)
+    assert set(DISABLED["disabledExtensions"]) <= set(page["disabledExtensions"])
+    found, _ = get_settings(
+        settings, str(LAB / "schemas"), str(tmp_path), "@jupyter-widgets/jupyterlab-manager:plugin",
+        labextensions_path=[str(LABEXTENSIONS)],
+    )  # fmt: skip
+    assert found["schema"]["properties"]["saveState"]["default"] is True
+
+
+def test_an_instructor_has_every_extension() -> None:
+    assert open_lab.environment([], {})["JUPYTER_CONFIG_PATH"] == str(ROOT / "tools/lab")
+    assert "JUPYTER_CONFIG_PATH" not in open_lab.environment(INSTRUCTORS, {})
+    assert open_lab.command(INSTRUCTORS)[-1] == "--ServerApp.root_dir=."
+    assert not any(str(open_lab.WORK) in each for each in open_lab.command(INSTRUCTORS))
+    assert f"--ServerApp.root_dir={ROOT / 'work'}" in open_lab.command(["--no-browser"])
+
+
+def test_the_folders_of_a_persons_own_settings_stay() -> None:
+    made = open_lab.environment(
+        [], {"PATH": "/usr/bin", "JUPYTER_CONFIG_PATH": "/home/ann/jupyter"}
+    )
+    assert made["JUPYTER_CONFIG_PATH"].split(":") == [str(ROOT / "tools/lab"), "/home/ann/jupyter"]
+    assert made["PATH"].split(":") == [str(Path(sys.executable).parent), "/usr/bin"]
+
+
+def test_the_page_that_opens_first_is_the_one_that_make_work_writes() -> None:
+    lab = json.loads((ROOT / "tools/lab/jupyter_lab_config.json").read_text())
+    assert lab["LabApp"]["default_url"].endswith("/start_here.md")
+    assert OVERRIDES["@jupyterlab/docmanager-extension:plugin"]["defaultViewers"]["markdown"]
+
+
+# --- the page ------------------------------------------------------------------------------------
+
+
+def test_the_page_has_a_whole_row_for_each_notebook_in_their_order() -> None:
+    page = welcome.page(ROOT / "notebooks")
+    rows = [line.strip("|").split("|") for line in page.splitlines() if line.startswith("| [")]
+    notebooks = sorted((ROOT / "notebooks").glob("*/*.ipynb"))
+    assert len(rows) == len(notebooks) >= 11
+    for (name, question, time, points), path in zip(rows, notebooks, strict=True):
+        assert f"({path.parent.name}/{path.name})" in name and path.name[:2] in name
+        assert question.strip().endswith("?")
+        assert "hour" in time and points.strip().isdigit()
+    assert welcome.PLACE not in page
+
+
+def test_a_notebook_that_names_nothing_has_a_row_with_its_files_name(tmp_path: Path) -> None:
+    (tmp_path / "90_new").mkdir()
+    (tmp_path / "90_new/90_new.ipynb").write_text('{"cells": []}')
+    assert "| [90_new](90_new/90_new.ipynb) |  |  |  |" in welcome.page(tmp_path)

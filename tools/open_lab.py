@@ -1,0 +1,71 @@
+"""Open JupyterLab: for a student in `work/`, with the settings of `tools/lab/`.
+
+    make lab                                    a student's
+    make lab ARGS="--port 8899 --no-browser"    any options of JupyterLab
+    make lab ARGS="--ServerApp.root_dir=."      an instructor's, in this folder, with formgrader
+
+The settings hold for this command alone, since they are neither in `.venv` nor in the home folder:
+`JUPYTER_CONFIG_PATH` names their folder. They turn off what only instructors need, keep the log short, open
+`start_here.md` first, and save the widgets' state with a notebook. A choice in JupyterLab's own Settings
+counts more. If another folder is to be opened, none of the settings apply.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import zmq
+
+ROOT = Path(__file__).resolve().parent.parent
+SETTINGS, WORK = ROOT / "tools" / "lab", ROOT / "work"
+FOLDER_OPTIONS = ("--ServerApp.root_dir", "--notebook-dir")
+
+SAID = """\
+JupyterLab starts. It opens in your browser by itself; where it does not, open an address that begins with
+http://localhost below. Keep this terminal open while you work. To end JupyterLab, save your notebooks, and
+press Ctrl-C twice here."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Become JupyterLab: a signal to this process reaches the server."""
+    options = list(sys.argv[1:] if arguments is None else arguments)
+    sys.stdout.write(f"{SAID}\n")
+    sys.stdout.flush()
+    os.execve(sys.executable, command(options), environment(options, os.environ))
+
+
+def is_instructors(options: Sequence[str]) -> bool:
+    """Whether another folder than the student's is to be opened."""
+    return any(option.partition("=")[0] in FOLDER_OPTIONS for option in options)
+
+
+def command(options: Sequence[str]) -> list[str]:
+    as_root = ["--allow-root"] if os.geteuid() == 0 else []
+    folder = [] if is_instructors(options) else [f"--ServerApp.root_dir={WORK}", *encryption()]
+    return [sys.executable, "-m", "jupyterlab", *as_root, *folder, *options]
+
+
+def encryption() -> list[str]:
+    """Encrypt what server and kernels say, if ZeroMQ can: every kernel warns in the terminal otherwise."""
+    return ["--KernelManager.transport_encryption=auto"] if zmq.has("curve") else []
+
+
+def environment(options: Sequence[str], inherited: Mapping[str, str]) -> dict[str, str]:
+    """With the settings of a student, and so that `python` in a terminal of JupyterLab is this one."""
+    made = {**inherited, "PATH": before(inherited.get("PATH", ""), Path(sys.executable).parent)}
+    if not is_instructors(options):
+        others = inherited.get("JUPYTER_CONFIG_PATH", "")
+        made["JUPYTER_CONFIG_PATH"] = before(others, SETTINGS)
+    return made
+
+
+def before(others: str, folder: Path) -> str:
+    """A list of folders, such as PATH, that begins with `folder`."""
+    return os.pathsep.join(filter(None, [str(folder), others]))
+
+
+if __name__ == "__main__":
+    main()
