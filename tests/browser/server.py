@@ -29,7 +29,8 @@ POLL = 0.1  # seconds between two looks at a state that announces no change
 def copy_of_the_course(folder: Path) -> Path:
     """The course in `folder`, with the same `.venv`; in it the tests may write, and grade, as they like."""
     shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(*OWN))
-    (folder / ".venv").symlink_to(ROOT / ".venv")
+    # Sandboxes show a link and the folder behind it, but not a second link on the way.
+    (folder / ".venv").symlink_to((ROOT / ".venv").resolve())
     return folder
 
 

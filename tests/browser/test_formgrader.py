@@ -19,7 +19,7 @@ ANSWERS = {
     "ann": "def hello():\n    return dist.get_rank(), dist.get_world_size(), str(device())",
     "bob": "def hello():\n    return 0, 0, 'cpu'",
 }
-BY_HAND = 0.5
+BY_HAND = 0.9
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def scores(course: Path) -> dict[str, float]:
 
 def test_a_score_by_hand_counts(page: Page, graded: Path, instructor: Server) -> None:
     before = scores(graded)
-    assert before == {"ann": 1.0, "bob": 0.0}
+    assert before["ann"] == 1.0 and before["bob"] < BY_HAND
     address = (
         f"{instructor.address}formgrader/manage_students/bob/{ASSIGNMENT}?token={instructor.token}"
     )

@@ -23,7 +23,7 @@ def test_a_widget_is_there_when_the_notebook_is_opened_again(lab: Lab, cell: str
     place = lab.find(cell)
     lab.run(place)
     widget = Widget(lab, place)
-    assert not widget.press(0)
+    assert not widget.click(0)
     lab.idle()
     lab.save()
     lab.server.end_kernels()

@@ -9,7 +9,10 @@ from playwright.sync_api import Locator, TimeoutError
 from tests.browser.lab import Lab
 
 # The elements that a person can change. Of radio buttons the keyboard stops at the chosen one alone.
-CONTROLS = ".noUi-target:not([disabled]) .noUi-handle, select, button, textarea, input:not([type=radio]), input[type=radio]:checked"
+CONTROLS = (
+    ".noUi-target:not([disabled]) .noUi-handle, select, button, textarea, "
+    "input:not([type=radio]), input[type=radio]:checked"
+)
 # A control's value; of a button, which has none, all that its widget shows.
 VALUE = """(control, shown) => {
     const widget = control.closest(".jp-OutputArea-output");
