@@ -11,11 +11,13 @@ SUBMISSIONS ?=
 REPOSITORY ?=
 OUT ?=
 SITE_READY := .venv/requirements-site.lock
+BROWSER_READY := .venv/requirements-browser.lock
 ARGS ?=
 # All tests run in several workers, one more than cores; a choice of them in one process, unless asked for.
 WORKERS := -n auto --max-worker-restart=0
 
-.PHONY: help setup grade check test test-all test-hosts lab formgrader bench notebooks site lock doctor gpu clean clean-grades
+.PHONY: help setup grade check test test-all test-hosts test-browser lab formgrader bench notebooks site lock doctor gpu \
+  clean clean-grades
 
 help: ## this list
 	@echo "usage: make COMMAND"
@@ -57,6 +59,13 @@ test-all: $(READY) ## the same, with the tests that take long run whole and not 
 
 test-hosts: $(READY) ## run all notebooks with each host's versions: Colab, Kaggle, Runpod and others (hours)
 	@$(PY) tools/try_hosts.py $(ARGS)
+
+# Without a network the packages are not there, and the next line says what to install.
+$(BROWSER_READY): requirements-browser.lock $(READY)
+	@$(PY) -m pip install --quiet --disable-pip-version-check --no-deps -r $< && cp $< $@ || true
+
+test-browser: $(SITE_READY) $(BROWSER_READY) ## drive JupyterLab, formgrader and the site in Chromium: some minutes
+	@$(PY) -m tests.browser $(ARGS)
 
 lab: $(READY) ## open JupyterLab on the notebooks, in a copy of your own: work/
 	@$(PY) tools/make_work.py

@@ -2,7 +2,8 @@
 
 Versions that still fit are kept; `make lock ARGS=--upgrade` takes the newest ones. The section [tool.uv] of
 pyproject.toml leaves PyTorch's CUDA packages out, and no registry is named in any file.
-requirements-site.lock has the packages of `make site`. A package in both has the same version in both.
+requirements-site.lock has the packages of `make site`, requirements-browser.lock those of
+`make test-browser`. A package in several files has the same version in all.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 LOCK = ROOT / "requirements.lock"
 SITE_LOCK = ROOT / "requirements-site.lock"
+BROWSER_LOCK = ROOT / "requirements-browser.lock"
 CONDA = ROOT / "environment.yml"
 CONDA_PYTHON = "3.11"
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
@@ -28,6 +30,7 @@ COMPILE = [
 ]
 COURSE = ["pyproject.toml", "--all-extras", "--output-file", LOCK.name]
 SITE = ["--group", "site", "--constraints", LOCK.name, "--output-file", SITE_LOCK.name]
+BROWSER = ["--group", "browser", "--constraints", LOCK.name, "--output-file", BROWSER_LOCK.name]
 
 CONDA_TEXT = """\
 # The versions of requirements.lock for conda, made by `make lock`: do not edit.
@@ -49,10 +52,13 @@ dependencies:
 def main(arguments: Sequence[str]) -> int:
     python = [sys.executable, "-m"]
     subprocess.run([*python, "pip", "install", "--quiet", "uv"], check=True)
-    for chosen in (COURSE, SITE):
+    for chosen in (COURSE, SITE, BROWSER):
         subprocess.run([*python, "uv", *COMPILE, *chosen, *arguments], check=True, cwd=ROOT)
     CONDA.write_text(environment_yml(LOCK.read_text()))
-    sizes = [f"{lock.name} ({len(pins(lock.read_text()))} packages)" for lock in (LOCK, SITE_LOCK)]
+    sizes = [
+        f"{lock.name} ({len(pins(lock.read_text()))} packages)"
+        for lock in (LOCK, SITE_LOCK, BROWSER_LOCK)
+    ]
     print(f"wrote {', '.join(sizes)} and {CONDA.name}")
     return 0
 

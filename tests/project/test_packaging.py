@@ -23,9 +23,11 @@ ROOT = Path(__file__).resolve().parents[2]
 LOCK = (ROOT / "requirements.lock").read_text()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PINS = [Requirement(line) for line in LOCK.splitlines() if re.match(r"[a-zA-Z]", line)]
-SITE_LOCK = (ROOT / "requirements-site.lock").read_text()
-SITE_PINS = [Requirement(pin) for pin in make_lock.pins(SITE_LOCK)]
-SITE = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]["site"]
+GROUPS = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
+GROUP_LOCKS = {group: (ROOT / f"requirements-{group}.lock").read_text() for group in GROUPS}
+GROUP_PINS = {
+    group: [Requirement(pin) for pin in make_lock.pins(lock)] for group, lock in GROUP_LOCKS.items()
+}
 STUDENT = {"cloudpickle", "ipython", "ipywidgets", "matplotlib", "numpy", "torch"}
 PYTHONS = ["3.11.2", "3.12.3", "3.13.5"]  # those of Debian 12, Ubuntu 24.04 and Debian 13
 
@@ -53,7 +55,7 @@ def pinned(python: str, pins: list[Requirement] = PINS) -> dict[str, str]:
 
 def test_every_version_is_exact_and_public():
     assert len(PINS) > 50
-    for pin in [*PINS, *SITE_PINS]:
+    for pin in [*PINS, *(pin for pins in GROUP_PINS.values() for pin in pins)]:
         assert re.fullmatch(r"==[0-9][0-9a-z.]*", str(pin.specifier)), pin
         assert pin.url is None, pin
 
@@ -64,7 +66,7 @@ def test_pytorch_is_locked_without_a_build_and_without_cuda():
         assert not re.search(r"nvidia|cuda|triton|nccl", pin.name), pin
 
 
-@pytest.mark.parametrize("lock", [LOCK, SITE_LOCK], ids=["course", "site"])
+@pytest.mark.parametrize("lock", [LOCK, *GROUP_LOCKS.values()], ids=["course", *GROUP_LOCKS])
 def test_no_registry_is_named(lock: str):
     assert "://" not in lock
     assert not re.search(r"--(extra-)?index-url|--find-links|--trusted-host", lock)
@@ -82,15 +84,16 @@ def test_the_lock_is_within_the_ranges_and_holds_every_extra(python):
             assert requirement.specifier.contains(locked[requirement.name]), requirement
 
 
+@pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("python", PYTHONS)
-def test_the_sites_packages_agree_with_the_others(python):
+def test_a_groups_packages_agree_with_the_others(python, group):
     """They are installed into the same environment, without asking what the others need."""
-    locked, site = pinned(python), pinned(python, SITE_PINS)
-    assert {name: site[name] for name in site if name in locked} == {
-        name: locked[name] for name in site if name in locked
+    locked, more = pinned(python), pinned(python, GROUP_PINS[group])
+    assert {name: more[name] for name in more if name in locked} == {
+        name: locked[name] for name in more if name in locked
     }
-    for requirement in map(Requirement, SITE):
-        assert requirement.specifier.contains(site[requirement.name]), requirement
+    for requirement in map(Requirement, GROUPS[group]):
+        assert requirement.specifier.contains(more[requirement.name]), requirement
 
 
 def test_this_environment_is_what_the_lock_says():

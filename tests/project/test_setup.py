@@ -13,8 +13,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 COMMANDS = (
-    "help", "setup", "grade", "test", "test-all", "test-hosts", "lab", "bench", "notebooks", "site", "lock",
-    "doctor",
+    "help", "setup", "grade", "test", "test-all", "test-hosts", "test-browser", "lab", "bench", "notebooks",
+    "site", "lock", "doctor",
 )  # fmt: skip
 
 
@@ -209,6 +209,9 @@ def test_help_names_every_command():
         (("test",), "-m pytest -n auto"),
         (("test", "ARGS=tests/test_x.py -x"), "-m pytest tests/test_x.py -x"),
         (("test-hosts", "ARGS=colab --exact"), "tools/try_hosts.py colab --exact"),
+        (("test-browser", "ARGS=tests/browser -x"), "-m tests.browser tests/browser -x"),
+        (("test-browser",), "-r requirements-site.lock"),
+        (("test-browser",), "-r requirements-browser.lock"),
         (("lab",), "tools/make_work.py"),
         (("lab",), "tools/open_lab.py"),
         (("clean-grades",), "-m autograder clean"),

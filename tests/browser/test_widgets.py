@@ -1,0 +1,121 @@
+"""Every widget of the course: each of its controls can be changed by mouse and by keyboard."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from tests.browser.lab import Lab
+from tests.browser.widgets import Widget, describe, is_chosen
+
+ROOT = Path(__file__).resolve().parents[2]
+NOTEBOOK = "widgets.ipynb"
+STEPPER = """\
+from course_lib import launch
+from course_lib.collectives import ring_all_reduce
+from course_lib.ledger.stepper import stepper
+from course_lib.ledger.watch import contribution, watch
+
+def ring():
+    tensor = contribution(4)
+    with watch(tensor) as film:
+        ring_all_reduce(tensor)
+    return film
+
+run = launch(ring, world_size=4, backend="gloo")
+stepper(run.ledger, run)"""
+SCHEDULES = """\
+from course_lib.pipeline import gpipe, one_f_one_b
+from course_lib.pipeline.explorer import explorer
+explorer({"gpipe": gpipe, "one_f_one_b": one_f_one_b})"""
+# A cell for each widget, as notebooks show it, with the library's functions in place of the student's.
+CELLS = {
+    "ledger/stepper.py": [STEPPER],
+    "estimates/calculator.py": [
+        "from course_lib.estimates.calculator import calculator\ncalculator()"
+    ],
+    "estimates/pictures.py": [
+        "from course_lib.estimates.pictures import strategy_map\n"
+        "strategy_map(lambda *_: (1, False))"
+    ],
+    "fsdp/explorer.py": ["from course_lib.fsdp.explorer import fsdp_explorer\nfsdp_explorer()"],
+    "pipeline/explorer.py": [SCHEDULES],
+    "precision/explorer.py": [
+        "from course_lib.precision.explorer import formats\nformats(0.1, 'fp16')",
+        "import torch\nfrom course_lib.precision.explorer import gradients\n"
+        "gradients(torch.rand(1000) * 1e-6)",
+    ],
+    "mesh/explorer.py": ["from course_lib.mesh.explorer import mesh_explorer\nmesh_explorer()"],
+    "cluster/strategy.py": [
+        "from course_lib.cluster.strategy import strategy_advisor\nstrategy_advisor()"
+    ],
+}
+ALL = [(module, source) for module, sources in CELLS.items() for source in sources]
+MOST_ALIKE = 3  # of buttons that differ in their number alone, such as the GPUs of a mesh
+
+
+def test_every_module_with_widgets_is_tried_here() -> None:
+    library = ROOT / "course_lib"
+    with_widgets = {
+        path.relative_to(library).as_posix()
+        for path in library.rglob("*.py")
+        if re.search(
+            r"^\s*(import|from) ipywidgets", path.read_text(encoding="utf-8"), re.MULTILINE
+        )
+    }
+    assert with_widgets == set(CELLS)
+
+
+@pytest.fixture(scope="module")
+def gallery(shared_lab: Lab, course: Path) -> Lab:
+    """A notebook in the student's folder with a cell for each widget."""
+    cells = [nbformat.v4.new_code_cell(source) for _, source in ALL]
+    # With cells around them, a key that goes to the notebook has an effect on it.
+    first, last = (nbformat.v4.new_markdown_cell(text) for text in ("# Widgets", "The end"))
+    notebook = nbformat.v4.new_notebook(cells=[first, *cells, last])
+    notebook.metadata["kernelspec"] = {
+        "display_name": "Python 3",
+        "name": "python3",
+        "language": "python",
+    }
+    nbformat.write(notebook, course / "work" / NOTEBOOK)
+    shared_lab.open(NOTEBOOK)
+    return shared_lab
+
+
+def worth_trying(widget: Widget) -> Iterator[int]:
+    """The controls that are to be changed: of many buttons alike the first ones.
+
+    The widget is asked anew for each, since a change may bring other controls, or take some away.
+    """
+    number = alike = 0
+    while number < widget.controls().count():
+        control = widget.controls().nth(number)
+        alike = alike + 1 if describe(control).startswith(("button", "submit")) else 0
+        if alike <= MOST_ALIKE and not is_chosen(control):
+            yield number
+        number += 1
+
+
+@pytest.mark.parametrize("by", ["mouse", "keyboard"])
+@pytest.mark.parametrize(
+    "place", range(1, len(ALL) + 1), ids=[source.split("\n")[-1] for _, source in ALL]
+)
+def test_each_control_can_be_changed(gallery: Lab, place: int, by: str) -> None:
+    gallery.run(place)
+    assert not gallery.red()
+    widget = Widget(gallery, place)
+    before = widget.picture()
+    failures = []
+    for number in worth_trying(widget):
+        failures.append(widget.press(number) if by == "keyboard" else widget.click(number))
+        gallery.idle()
+    assert failures, "the widget has no controls"
+    gallery.shot(f"widget_{place}_{by}")
+    assert not any(failures), "\n".join(filter(None, failures))
+    assert widget.picture() != before
+    assert not gallery.red()
