@@ -32,6 +32,7 @@ from make_venv import without_addresses
 from packaging.requirements import Requirement
 
 from autograder.course.config import SOLUTIONS
+from autograder.course.package import build_wheel
 
 SHOWN = ("ipython", "ipykernel", "ipywidgets", "numpy", "matplotlib", "torch")
 LENT = re.compile(
@@ -101,18 +102,6 @@ def try_host(host: Host, folder: Path, wheel: Path, notebooks: Iterable[Path], e
 
 
 # --- environments --------------------------------------------------------------------------------
-
-
-def build_wheel(folder: Path) -> Path:
-    """The package, from a copy of this folder."""
-    source = folder / "course"
-    hidden = shutil.ignore_patterns(
-        ".*", "*.egg-info", "build", "out", "out-sample", "__pycache__", "*.ipynb"
-    )
-    shutil.copytree(ROOT, source, ignore=hidden)
-    options = ("--no-deps", "--no-build-isolation", "--wheel-dir", str(folder))
-    run(sys.executable, "-m", "pip", "wheel", *options, str(source))
-    return next(folder.glob("*.whl"))
 
 
 def make_environment(host: Host, folder: Path, wheel: Path, exact: bool) -> Path:
