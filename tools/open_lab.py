@@ -34,6 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = list(sys.argv[1:] if arguments is None else arguments)
     sys.stdout.write(f"{SAID}\n")
     sys.stdout.flush()
+    if not is_instructors(options):
+        os.chdir(WORK)  # where JupyterLab's terminals begin, for the commands of start_here.md
     os.execve(sys.executable, command(options), environment(options, os.environ))
 
 
