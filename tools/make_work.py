@@ -78,7 +78,7 @@ class Work:
     def put(self, name: str, text: bytes, own: bytes | None = None) -> Iterator[str]:
         """Write a file if it is new, or if the one of that name is not the newest and was left alone.
 
-        text: the course's version; own: what is written for it, if that differs.
+        text: the course's version; own: the copy that is written for it, if they differ.
         """
         place = self.folder / name
         if not place.exists():

@@ -2,7 +2,7 @@
 
     make lab                                    a student's
     make lab ARGS="--port 8899 --no-browser"    any options of JupyterLab
-    make lab ARGS="--ServerApp.root_dir=."      in this folder, with all extensions (formgrader: make formgrader)
+    make lab ARGS="--ServerApp.root_dir=."      in this folder, with all extensions
 
 The settings hold for this command alone, since they are neither in `.venv` nor in the home folder:
 `JUPYTER_CONFIG_PATH` names their folder. They turn off what only instructors need, keep the log short, open
@@ -34,6 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = list(sys.argv[1:] if arguments is None else arguments)
     sys.stdout.write(f"{SAID}\n")
     sys.stdout.flush()
+    if not is_instructors(options):
+        os.chdir(WORK)  # where JupyterLab's terminals begin, for the commands of start_here.md
     os.execve(sys.executable, command(options), environment(options, os.environ))
 
 

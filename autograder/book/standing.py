@@ -63,13 +63,13 @@ class Standing:
 
         formgrader has a field for points below the check, and a field for a comment below the code.
         """
-        given = self.by_hand.get(exercise.grade_id)
+        grade = self.by_hand.get(exercise.grade_id)
         code = self.by_hand.get(answer_of(exercise))
-        if code is None or code is given or code.points is not None:
-            return given
-        given = given or ByHand(None, 0.0, "", exercise.points if exercise.extra else 0.0)
-        comments = [comment for comment in (given.comment, code.comment) if comment]
-        return replace(given, comment="\n".join(comments))
+        if code is None or code is grade or code.points is not None:
+            return grade
+        grade = grade or ByHand(None, 0.0, "", exercise.points if exercise.extra else 0.0)
+        comments = [comment for comment in (grade.comment, code.comment) if comment]
+        return replace(grade, comment="\n".join(comments))
 
     def earned(self, exercise: Exercise) -> str:
         """ "3 of 8, by hand"; the words of `wording.earned` for the checks' points."""
@@ -109,12 +109,12 @@ def answer_of(exercise: Exercise) -> str:
 
 def reason(result: Result, standing: Standing) -> str:
     """The result's reason, which is the first exercise that lost points, after a person's points."""
-    given = any(
+    graded_by_hand = any(
         own.points is not None or own.extra
         for exercise in result.exercises
         if (own := standing.by_hand.get(exercise.grade_id)) is not None and not exercise.extra
     )
-    if result.status != statuses.GRADED or not given:
+    if result.status != statuses.GRADED or not graded_by_hand:
         return result.reason
     for exercise in result.exercises:
         own = standing.by_hand.get(exercise.grade_id)

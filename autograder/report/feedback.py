@@ -46,7 +46,7 @@ class Shown:
     points: str
     reason: str
     rows: list[Disclosed]
-    given: str = ""  # that a person gave the points, and how many the checks gave
+    whose: str = ""  # that a person gave the points, and how many the checks gave
     comment: str = ""
 
 

@@ -23,7 +23,7 @@ from tests.conftest import describe
 SHOTS = Path(__file__).resolve().parents[2] / "build" / "browser"
 SIZE: ViewportSize = {"width": 1400, "height": 1000}
 # No test waits for a moment, only for states. A state that does not come is reported after this long.
-GIVE_UP = 40_000  # ms
+GIVE_UP = 120_000  # ms
 
 
 @pytest.fixture(scope="session", autouse=True)

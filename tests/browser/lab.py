@@ -59,6 +59,11 @@ class Lab:
         self.idle()
 
     def idle(self) -> None:
+        """Wait until the kernel has done all that the page asked for before, moves of a slider included.
+
+        It answers requests in turn, so that the answer to a new one means that the others are done.
+        """
+        self.ask("await kernel.requestKernelInfo();")
         self.wait(
             "kernel?.status === 'idle' && code.every(cell => cell.executionState !== 'running')"
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 from playwright.sync_api import Locator, TimeoutError
 
@@ -14,18 +14,14 @@ CONTROLS = (
     "input:not([type=radio]), input[type=radio]:checked"
 )
 # A control's value; of a button, which has none, all that its widget shows.
-VALUE = """(control, shown) => {
-    const widget = control.closest(".jp-OutputArea-output");
+VALUE = """control => {
     if (control.matches(".noUi-handle")) return control.getAttribute("aria-valuenow");
     if (control.matches("select")) return control.selectedIndex;
     if (control.matches("[type=checkbox], [type=radio]")) return control.checked;
     if (control.matches("input, textarea")) return control.value;
-    return %s;
+    const widget = control.closest(".jp-OutputArea-output");
+    return [...widget.querySelectorAll("input, select")].map(x => x.value).join() + widget.innerHTML;
 }"""
-PICTURE = (
-    "[...widget.querySelectorAll('input, select')].map(x => x.value).join() + widget.innerHTML"
-)
-VALUE %= PICTURE
 
 
 class Widget:
@@ -41,12 +37,10 @@ class Widget:
         enabled = self.lab.page.locator(":enabled, .noUi-handle")
         return self.node.locator(CONTROLS).locator("visible=true").and_(enabled)
 
-    def names(self) -> list[str]:
-        return [describe(self.controls().nth(k)) for k in range(self.controls().count())]
-
     def picture(self) -> str:
-        """All that the widget shows, as text."""
-        return self.node.evaluate(f"node => {{ const widget = node; return {PICTURE}; }}")
+        """The text and the pictures that the widget shows; those of controls are not among them."""
+        return self.node.evaluate("""node => [...node.querySelectorAll("img, .widget-html, .widget-label")]
+            .filter(part => part.checkVisibility()).map(part => part.src ?? part.textContent).join("\\n")""")
 
     def press(self, number: int) -> str:
         """Change a control with the keyboard; "" or the sentence that says how this failed."""
@@ -61,7 +55,7 @@ class Widget:
         control = self.controls().nth(number)
         return self._changed(control, lambda: use_mouse(control), "the mouse")
 
-    def _changed(self, control: Locator, act: Any, by: str) -> str:
+    def _changed(self, control: Locator, act: Callable[[], object], by: str) -> str:
         """Act, then wait until the control has another value, or the notebook has taken the key."""
         name, element = describe(control), control.element_handle()
         before = element.evaluate(VALUE)

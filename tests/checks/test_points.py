@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import course_lib.checks
 from autograder.course.config import NOTEBOOKS, ROOT, SOLUTIONS, assignments
 from autograder.course.exercises import read_assignment
 from course_lib.checks.judge.case import Draw
@@ -55,3 +56,10 @@ def write(path: Path = PAGE) -> None:
 
 if __name__ == "__main__":
     write()
+
+
+def test_one_module_alone_says_that_a_function_is_not_written() -> None:
+    """It tells the function that is judged from another one that it calls; a check's own words would not."""
+    checks = Path(course_lib.checks.__file__).parent
+    saying = {path.name for path in checks.rglob("*.py") if "is not written" in path.read_text()}
+    assert saying == {"unwritten.py", "faults.py"}, "use `unwritten` of checks/judge/unwritten.py"
