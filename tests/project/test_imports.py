@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from course_lib.checks.judge.masks import SEEN
+
 ROOT = Path(__file__).resolve().parents[2]
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 
@@ -112,3 +114,16 @@ def test_the_library_imports_nothing_of_the_grader_or_the_tests() -> None:
         assert not re.search(
             r"^\s*(?:from|import) (?:autograder|tests|tools)\b", text, re.MULTILINE
         ), file
+
+
+def test_a_report_is_imported_where_graded_code_runs() -> None:
+    """There the files of the checks are masked; a report, and what it imports, must not be."""
+    needed, found = set(), {"course_lib.checks.report"}
+    while found - needed:
+        needed |= found
+        found = {
+            imported
+            for importing, imported in imports("course_lib")
+            if importing in needed and imported.startswith("course_lib.checks.")
+        }
+    assert {f"{name.rpartition('.')[2]}.py" for name in needed} <= set(SEEN)

@@ -11,7 +11,10 @@ import course_lib.checks
 from course_lib.checks.judge.find import of_assignment
 
 # Of `course_lib.checks`: the code that ranks run, and that with which a cell's `check` refers to the grader.
-SEEN = ("rank", "__init__.py", "client.py", "report.py", "sentence.py", "wire.py", "words.py", "__pycache__")
+SEEN = (
+    "rank", "__init__.py", "client.py", "colour.py", "report.py", "sentence.py", "wire.py", "words.py",
+    "__pycache__",
+)  # fmt: skip
 
 
 def reference_modules(assignment: str) -> list[str]:
