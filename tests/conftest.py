@@ -56,6 +56,7 @@ LONG = (
     "test_hosts.py",
     "test_collectives.py",
     "test_style.py",
+    "test_nothing_is_lost.py",
     "test_notebooks.py",
     "test_mutants.py",
 )

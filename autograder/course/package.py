@@ -35,12 +35,13 @@ def build_wheel(into: Path, root: Path = ROOT) -> Path:
             capture_output=True,
             text=True,
         )
-    if done.returncode != 0:
+    wheels = sorted(into.glob("course_lib-*.whl"), key=lambda wheel: wheel.stat().st_mtime)
+    if done.returncode != 0 or not wheels:
         last = (done.stderr or done.stdout).strip().splitlines()[-1:]
         raise PackageError(
             f"The package could not be built: {' '.join(last)} It needs pip and setuptools 77.0.3 or newer."
         )
-    return max(into.glob("course_lib-*.whl"), key=lambda wheel: wheel.stat().st_mtime)
+    return wheels[-1]
 
 
 def copy(source: Path, target: Path) -> None:
