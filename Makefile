@@ -98,8 +98,11 @@ gpu: $(READY) ## prove that the course works on this machine's GPUs; without one
 	@$(COMPILED)
 	@$(PY) tools/gpu_session.py $(ARGS)
 
+# A report of `make gpu` stays: the GPUs were rented.
 clean: ## remove what was built; .venv, grades and your work stay
-	@rm -rf build dist *.egg-info .pytest_cache .ruff_cache
+	@rm -rf build/site build/browser build/lib build/bdist.* *.egg-info .pytest_cache .ruff_cache
+	@rm -f dist/course_lib-*.whl dist/course_lib-*.tar.gz
+	@rmdir build dist 2>/dev/null || true
 	@find . -path ./.venv -prune -o -type d -name __pycache__ -print0 | xargs -0 rm -rf
 
 clean-grades: $(READY) ## delete grades, gradebook and secret, after a question

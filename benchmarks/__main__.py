@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.progress import Progress
-from benchmarks.table import Row, markdown, with_rows
+from benchmarks.table import Row, cells, markdown, with_rows
 
 PARTS = (
     "launching",
@@ -44,7 +44,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="part", help=", ".join((*PARTS, *LONG)))
     parser.add_argument(
-        "--write", action="store_true", help="write the table into docs/benchmarks.md"
+        "--write",
+        action="store_true",
+        help="write the table, or the rows of the named parts, into docs/benchmarks.md",
     )
     chosen = parser.parse_args()
     unknown = set(chosen.parts) - {*PARTS, *LONG}
@@ -69,7 +71,12 @@ def main() -> None:
         pattern = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
         if not pattern.search(text):
             raise SystemExit(f"{PAGE.name} has no {BEGIN} ... {END}")
-        PAGE.write_text(pattern.sub(lambda _: f"{BEGIN}\n{table}\n{END}", text))
+        if chosen.parts:  # rows of other parts, and their machine, stay
+            added = [row for row in rows if f"| {row.what} | {row.against} |" not in text]
+            more = "".join(f"{cells(row)}\n" for row in added)
+            PAGE.write_text(with_rows(text, rows).replace(END, f"{more}{END}"))
+        else:
+            PAGE.write_text(pattern.sub(lambda _: f"{BEGIN}\n{table}\n{END}", text))
         README.write_text(with_rows(README.read_text(), rows))
 
 

@@ -368,6 +368,14 @@ def report(said: str, results: Sequence[Result]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def keep_last_report(out: Path) -> None:
+    """Rename the report of the last session, which may be of a machine that is gone, to its date."""
+    last = out / "report.md"
+    if last.exists():
+        date = time.strftime("%Y-%m-%d-%H%M%S", time.localtime(last.stat().st_mtime))
+        last.rename(out / f"report-{date}.md")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -394,6 +402,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"no such part: {', '.join(sorted(unknown))}")
     out = options.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
+    keep_last_report(out)
     began = time.monotonic()
     notebooks = tuple(name.strip() for name in options.notebooks.split(",") if name.strip())
     library = options.nccl and str(Path(options.nccl).resolve())

@@ -9,6 +9,7 @@ requirements-site.lock has the packages of `make site`, requirements-browser.loc
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -52,6 +53,8 @@ dependencies:
 def main(arguments: Sequence[str]) -> int:
     python = [sys.executable, "-m"]
     subprocess.run([*python, "pip", "install", "--quiet", "uv"], check=True)
+    for file in (LOCK, SITE_LOCK, BROWSER_LOCK, CONDA):
+        keep_changed(file)
     for chosen in (COURSE, SITE, BROWSER):
         subprocess.run([*python, "uv", *COMPILE, *chosen, *arguments], check=True, cwd=ROOT)
     CONDA.write_text(environment_yml(LOCK.read_text()))
@@ -61,6 +64,19 @@ def main(arguments: Sequence[str]) -> int:
     ]
     print(f"wrote {', '.join(sizes)} and {CONDA.name}")
     return 0
+
+
+def keep_changed(file: Path) -> None:
+    """Copy a file that differs from the last commit, since somebody may have typed in it."""
+    git = ["git", "diff", "--quiet", "HEAD", "--", file.name]
+    if not file.exists() or subprocess.run(git, cwd=ROOT, capture_output=True).returncode == 0:
+        return
+    copies = [file.with_name(f"{file.name}.before_{number}") for number in range(1, 1000)]
+    if any(copy.exists() and copy.read_bytes() == file.read_bytes() for copy in copies):
+        return
+    copy = next(copy for copy in copies if not copy.exists())
+    shutil.copy2(file, copy)
+    print(f"{file.name} differs from the last commit: a copy is kept as {copy.name}.")
 
 
 def pins(lock: str) -> list[str]:

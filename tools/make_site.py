@@ -27,7 +27,8 @@ from site_links import faults
 from site_notebooks import Shown, shown
 
 from autograder.course.config import NOTEBOOKS, SOLUTIONS, assignments
-from autograder.course.release import Place, ReleaseError, opened_anywhere
+from autograder.course.place import Place, ReleaseError
+from autograder.course.release import opened_anywhere
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIGURATION = ROOT / "docs" / "site"

@@ -6,7 +6,7 @@
 
 A host's Python and PyTorch are replaced by those of this environment: others come with gigabytes of CUDA.
 `--exact` takes them as they are. The package is installed as a student does it, and must change nothing else.
-The results of all notebooks are kept in tests/hosts/tried.json, from which the README's table is made.
+The results of all notebooks are kept in tests/hosts/tried.json, of which the table in docs/hosts.md is made.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ from make_venv import without_addresses
 from packaging.requirements import Requirement
 
 from autograder.course.config import SOLUTIONS
+from autograder.course.package import build_wheel
 
 SHOWN = ("ipython", "ipykernel", "ipywidgets", "numpy", "matplotlib", "torch")
 LENT = re.compile(
     r"torch|triton|(nvidia|cuda)-.*"
 )  # PyTorch, and the packages that its build with CUDA brings along
 NOTEBOOKS = sorted(SOLUTIONS.glob("*/*.ipynb"))
-TRIED, README = FOLDER / "tried.json", ROOT / "README.md"
+TRIED, PAGE = FOLDER / "tried.json", ROOT / "docs" / "hosts.md"
 BEGIN, END = "<!-- HOSTS: begin -->\n", "<!-- HOSTS: end -->\n"
 
 
@@ -101,18 +102,6 @@ def try_host(host: Host, folder: Path, wheel: Path, notebooks: Iterable[Path], e
 
 
 # --- environments --------------------------------------------------------------------------------
-
-
-def build_wheel(folder: Path) -> Path:
-    """The package, from a copy of this folder."""
-    source = folder / "course"
-    hidden = shutil.ignore_patterns(
-        ".*", "*.egg-info", "build", "out", "out-sample", "__pycache__", "*.ipynb"
-    )
-    shutil.copytree(ROOT, source, ignore=hidden)
-    options = ("--no-deps", "--no-build-isolation", "--wheel-dir", str(folder))
-    run(sys.executable, "-m", "pip", "wheel", *options, str(source))
-    return next(folder.glob("*.whl"))
 
 
 def make_environment(host: Host, folder: Path, wheel: Path, exact: bool) -> Path:
@@ -207,7 +196,7 @@ def run(*command: str) -> str:
 
 
 def record(host: Host, exact: bool, versions: dict, notebook: str, result: dict) -> None:
-    """Keep the result of a notebook, and the README's table of all results.
+    """Keep the result of a notebook, and the page's table of all results.
 
     Results of other versions than these are forgotten.
     """
@@ -218,17 +207,17 @@ def record(host: Host, exact: bool, versions: dict, notebook: str, result: dict)
         entry = {"pins": host.digest(), "versions": versions, "notebooks": {}}
     entry["notebooks"] = dict(sorted({**entry["notebooks"], notebook: result}.items()))
     TRIED.write_text(json.dumps(dict(sorted({**tried, name: entry}.items())), indent=1) + "\n")
-    README.write_text(with_table(README.read_text(), json.loads(TRIED.read_text())))
+    PAGE.write_text(with_table(PAGE.read_text(), json.loads(TRIED.read_text())))
 
 
-def with_table(readme: str, tried: dict) -> str:
-    """The README with the table of results between its two marks."""
+def with_table(page: str, tried: dict) -> str:
+    """The page with the table of results between its two marks."""
     rows = [
         "| host | it has | known up to | tried with | result |",
         "|---|---|---|---|---|",
         *(row(host, tried.get(name)) for host in hosts() for name in names(host, tried)),
     ]
-    before, _, rest = readme.partition(BEGIN)
+    before, _, rest = page.partition(BEGIN)
     return before + BEGIN + "\n".join(rows) + "\n" + END + rest.partition(END)[2]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 import shutil
 import textwrap
 from collections.abc import Callable, Iterable
@@ -12,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autograder.book.standing import Standing, final_score, reason
-from autograder.outcome.result import Result, write_whole
+from autograder.course.typed import write_generated
+from autograder.outcome.result import Result
 from autograder.outcome.wording import shown, title
 
 COLUMNS = ("student", "assignment", "score", "max_score", "status", "reason")
@@ -63,15 +63,14 @@ def write_csv(rows: list[Row], path: Path) -> None:
 
     A text that a spreadsheet would compute (a student may be called "=1+1") gets an apostrophe in front.
     """
-    temporary = path.with_suffix(".csv.new")
-    with open(temporary, "w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(COLUMNS)
-        for row in rows:
-            score = "" if row.score is None else shown(row.score)
-            texts = (plain(row.student), row.assignment, score, shown(row.max_score), row.status)
-            writer.writerow([*texts, plain(row.reason)])
-    os.replace(temporary, path)
+    buffer = io.StringIO(newline="")
+    writer = csv.writer(buffer)
+    writer.writerow(COLUMNS)
+    for row in rows:
+        score = "" if row.score is None else shown(row.score)
+        texts = (plain(row.student), row.assignment, score, shown(row.max_score), row.status)
+        writer.writerow([*texts, plain(row.reason)])
+    write_generated(path, buffer.getvalue())
 
 
 def read_csv(path: Path) -> list[Row]:
@@ -133,7 +132,7 @@ def write_points(
     writer.writerow(["student", *(columns[key] for key in ordered)])
     for student in sorted(rows):
         writer.writerow([plain(student), *(rows[student].get(key, "") for key in ordered)])
-    write_whole(path, buffer.getvalue())
+    write_generated(path, buffer.getvalue())
 
 
 def _spelled(text: str) -> str:

@@ -16,13 +16,14 @@ from sqlalchemy.exc import DatabaseError
 from autograder.book.standing import standings
 from autograder.commands.choice import add_command
 from autograder.commands.folder import add_out, out_of
+from autograder.course.typed import NAME, Written
 from autograder.run.lock import BusyError, only_one
 
 # The names of all that grading writes. A folder may hold other files, such as a handout: they stay.
 WRITTEN = (
     "results", "grades.csv", "exercises.csv", "class.html", "feedback", "gradebook.db", "autograded",
     "submitted", "unzipped", "gradescope", "release", "sample", "secret", "nbgrader.log", "workers.log",
-    ".lock",
+    NAME, ".lock",
 )  # fmt: skip
 MARKS = ("gradebook.db", "nbgrader.log")  # one of them is in every folder that grading wrote
 WORD = "delete"
@@ -99,6 +100,12 @@ def irreplaceable(out: Path) -> list[str]:
                 f"Lost for good: {points} score{'s' * (points != 1)} and {comments} comment"
                 f"{'s' * (comments != 1)} that people entered in formgrader."
             )
+    tables = [out / name for name in ("grades.csv", "exercises.csv")]
+    lines += [
+        f"Lost for good: changes that somebody made in {table.name}."
+        for table in tables
+        if table.is_file() and not Written(out / NAME).owns(table)
+    ]
     if (out / "secret").exists():
         lines.append("Lost for good: the secret. With another one the hidden cases are others.")
     return lines

@@ -16,7 +16,7 @@ from autograder.commands.choice import (
     text_of,
 )
 from autograder.commands.folder import add_out, out_of
-from autograder.outcome.result import write_whole
+from autograder.course.typed import NAME, write_generated
 from autograder.report.exports import (
     GRADE,
     MAXIMUM,
@@ -118,7 +118,7 @@ def run(options: argparse.Namespace) -> int:
     except (ExportError, ChoiceError) as error:
         print(error, file=sys.stderr)
         return 2
-    write_whole(target, text)
+    write_generated(target, text, out / NAME)
     print("\n".join([*notes, f"{target} is ready to be imported."]))
     return 0
 

@@ -1,9 +1,10 @@
-"""`python -m autograder release`: student versions in a folder and a zip, badges for Colab and Kaggle."""
+"""`python -m autograder release`: all that a student needs, in a folder and a zip."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 from pathlib import Path
 
 from autograder.commands.choice import (
@@ -15,14 +16,16 @@ from autograder.commands.choice import (
 )
 from autograder.course.config import OUT, assignments
 from autograder.course.drift import differences
-from autograder.course.release import Place, ReleaseError, release
+from autograder.course.package import PackageError, build_wheel
+from autograder.course.place import Place, ReleaseError
+from autograder.course.release import release
 
 
 def add_parser(commands: argparse._SubParsersAction) -> None:
     parser = add_command(
         commands,
         "release",
-        "hand out student versions: a folder and a zip",
+        "hand out notebooks, package and a page for students: a folder and a zip",
         "release 00 02 --repository someone/course",
     )
     add_assignments(parser)
@@ -41,6 +44,12 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         default="notebooks",
         help="of the repository, in which you publish what is handed out (%(default)s)",
     )
+    parser.add_argument(
+        "--questions",
+        default="",
+        metavar="URL",
+        help="where students ask, such as a forum or mailto:you@example.org (default: their instructor)",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -57,10 +66,18 @@ def run(options: argparse.Namespace) -> int:
         return 2
     try:
         on_github = (options.repository, options.branch, options.folder)
-        made = release(names, options.into, place=Place(*on_github) if on_github[0] else None)
-    except ReleaseError as error:
+        place = Place(*on_github) if on_github[0] else None
+        with tempfile.TemporaryDirectory(prefix="course-release-") as scratch:
+            made = release(
+                names, options.into, package=build_wheel(Path(scratch)), place=place,
+                questions=options.questions,
+            )  # fmt: skip
+    except (ReleaseError, PackageError) as error:
         print(error, file=sys.stderr)
         return 2
     print(made.readme.read_text(encoding="utf-8"))
-    print(f"{len(made.notebooks)} notebooks are in {options.into}, all of them in {made.archive}.")
+    print(
+        f"{options.into} is ready to be handed out: {len(made.notebooks)} notebooks, the package and this "
+        f"page. {made.archive.name} in it contains all of them."
+    )
     return 0

@@ -15,7 +15,7 @@ from autograder.commands.choice import (
 )
 from autograder.course.config import NOTEBOOKS, OUT, SOLUTIONS, assignments
 from autograder.course.exercises import read_assignment
-from autograder.outcome.result import write_whole
+from autograder.course.typed import NAME, write_generated
 from autograder.report.rubric import rubric
 
 
@@ -40,6 +40,7 @@ def run(options: argparse.Namespace) -> int:
     except ChoiceError as error:
         print(error, file=sys.stderr)
         return 2
-    write_whole(options.to, rubric(read_assignment(name, SOLUTIONS, NOTEBOOKS) for name in names))
+    text = rubric(read_assignment(name, SOLUTIONS, NOTEBOOKS) for name in names)
+    write_generated(options.to, text, OUT / NAME)
     print(f"{options.to} says what the points of {', '.join(names)} are given for.")
     return 0

@@ -30,7 +30,7 @@ from autograder.course.outputs import clean
 from autograder.course.release import generate
 from autograder.course.scores import first_failure, score_cell
 from autograder.course.twin import BuildError, grade_id, read_twin
-from autograder.course.typed import keep_aside
+from autograder.course.typed import NAME, Written, holds_typed, keep, keep_aside
 
 CELL_TIMEOUT = 300
 DOCUMENTED = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module
@@ -108,7 +108,7 @@ def build(
     notebook = read_twin(twin)
     seconds = execute(notebook, folder)
     require_full_points(notebook)
-    write_notebook(clean(notebook), twin.with_suffix(".ipynb"))
+    replace_source(clean(notebook), twin.with_suffix(".ipynb"), notebooks.parent / "work")
     release_into(assignment, solutions, notebooks)
     return seconds
 
@@ -138,7 +138,7 @@ def follow(
             stale.append(cell["id"])
     if stale:
         raise BuildError(f"the code of {', '.join(stale)} changed: build it without --text")
-    write_notebook(notebook, twin.with_suffix(".ipynb"))
+    replace_source(notebook, twin.with_suffix(".ipynb"), notebooks.parent / "work")
     release_into(assignment, solutions, notebooks)
     return changed
 
@@ -159,13 +159,24 @@ def without_docstrings(source: str) -> str:
     return ast.dump(tree)
 
 
+def replace_source(notebook: NotebookNode, path: Path, work: Path) -> None:
+    """Write the notebook built from a twin; cells that a person typed into the last one go to `work`."""
+    written, new = Written(work / NAME), {cell.source for cell in notebook.cells}
+    if path.exists() and holds_typed(path, new, written):
+        keep(path, work / path.stem / f"{path.stem}_from_solutions.ipynb")
+    written.remember(path, f"{nbformat.writes(notebook)}\n".encode())
+    write_notebook(notebook, path)
+
+
 def release_into(assignment: str, solutions: Path, notebooks: Path) -> None:
     """Replace `notebooks/<assignment>` by a fresh student version; typed work goes to `work/`."""
+    work = notebooks.parent / "work"
     with tempfile.TemporaryDirectory() as scratch:
         made = generate(assignment, Path(scratch) / "release", solutions=solutions).parent
-        target = notebooks / assignment
+        target, written = notebooks / assignment, Written(work / NAME)
         if target.exists():
-            names = {path.name for path in made.iterdir()}
-            keep_aside(target, names, notebooks.parent / "work" / assignment, "_from_notebooks")
+            keep_aside(target, made, work / assignment, written, "_from_notebooks")
             shutil.rmtree(target)
+        for path in made.iterdir():
+            written.remember(target / path.name, path.read_bytes())
         shutil.copytree(made, target)

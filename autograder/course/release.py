@@ -1,5 +1,6 @@
 """Student versions: made by nbgrader's `generate_assignment`, and handed out in a folder and a zip.
 
+The folder also holds the course's package as a wheel, and a page for students (`autograder.course.handout`).
 With a repository on GitHub each notebook begins with badges that open it in Colab and Kaggle, and with a
 cell that installs the course if it is not there.
 """
@@ -7,10 +8,9 @@ cell that installs the course if it is not there.
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,17 +20,13 @@ from nbgrader.converters import GenerateAssignment
 from nbgrader.coursedir import CourseDirectory
 
 from autograder.course.config import NOTEBOOKS, SOLUTIONS, base_config
-from autograder.course.typed import keep, keep_aside
+from autograder.course.handout import ADDRESS, page
+from autograder.course.place import Place, ReleaseError
+from autograder.course.typed import keep
 
-REPOSITORY = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,38})/[A-Za-z0-9._-]{1,100}")
-PLACEHOLDER = "owner/name"  # in the pages and the help
-BRANCH = re.compile(r"[A-Za-z0-9._/-]{1,100}")
-FOLDER = re.compile(r"[A-Za-z0-9._-]+(?:/[A-Za-z0-9._-]+){0,9}")
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the same notebooks make the same zip
-
-
-class ReleaseError(Exception):
-    """Nothing was handed out; the text says why."""
+ARCHIVE = "notebooks.zip"
+OURS = b"a release of the course"  # the zip's comment
 
 
 def generate(
@@ -54,75 +50,33 @@ def generate(
 
 @dataclass(frozen=True)
 class Release:
-    """The files that were written: the notebooks, the zip, and the README with its table."""
+    """The files that were written: the notebooks, the zip, and the page for students."""
 
     notebooks: list[Path]
     archive: Path
     readme: Path
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where the handed-out notebooks lie on GitHub: `repository` is "owner/name", `folder` lies in it.
-
-    The course is installed from there, too. ReleaseError for a name that cannot be one.
-    """
-
-    repository: str
-    branch: str = "main"
-    folder: str = "notebooks"
-
-    def __post_init__(self) -> None:
-        if not REPOSITORY.fullmatch(self.repository):
-            raise ReleaseError(
-                f"{self.repository!r} is not the name of a repository: it is OWNER/NAME, as on GitHub."
-            )
-        if self.repository.lower() == PLACEHOLDER:
-            raise ReleaseError(
-                f"{self.repository} stands for your own repository: put in its name."
-            )
-        if not BRANCH.fullmatch(self.branch) or ".." in self.branch:
-            raise ReleaseError(f"{self.branch!r} is not the name of a branch.")
-        if not FOLDER.fullmatch(self.folder) or ".." in self.folder:
-            raise ReleaseError(
-                f"{self.folder!r} is not a folder of a repository: it is a path such as notebooks."
-            )
-
-    @property
-    def package(self) -> str:
-        """The address from which pip installs the course."""
-        return f"git+https://github.com/{self.repository}@{self.branch}"
-
-    def colab(self, assignment: str) -> str:
-        return f"https://colab.research.google.com/github/{self._file(assignment)}"
-
-    def kaggle(self, assignment: str) -> str:
-        return f"https://kaggle.com/kernels/welcome?src=https://github.com/{self._file(assignment)}"
-
-    def badges(self, assignment: str) -> str:
-        colab = "https://colab.research.google.com/assets/colab-badge.svg"
-        kaggle = "https://kaggle.com/static/images/open-in-kaggle.svg"
-        return (
-            f"[![Open in Colab]({colab})]({self.colab(assignment)}) "
-            f"[![Open in Kaggle]({kaggle})]({self.kaggle(assignment)})"
-        )
-
-    def _file(self, assignment: str) -> str:
-        return f"{self.repository}/blob/{self.branch}/{self.folder}/{assignment}/{assignment}.ipynb"
-
-
 def release(
     assignments: Sequence[str],
     into: Path,
     *,
+    package: Path,
     place: Place | None = None,
+    questions: str = "",
     notebooks: Path = NOTEBOOKS,
 ) -> Release:
-    """Write the student versions to `into/<assignment>/`, all of them into one zip, and a README.
+    """Write the student versions to `into/<assignment>/`, the package, a README, and all of it into one zip.
 
-    Without a place on GitHub they are byte for byte those in `notebooks`, which were checked. With one,
-    `opened_anywhere` adds two cells before the others. ReleaseError if an assignment was not built.
+    Without a place on GitHub the notebooks are byte for byte those in `notebooks`, which were checked. With
+    one, `opened_anywhere` adds two cells before the others. package: the wheel; questions: the address at
+    which students ask. Whatever a person changed in `into` is copied beside it first. ReleaseError if an
+    assignment was not built, or for an address that cannot be one.
     """
+    if questions and not ADDRESS.fullmatch(questions):
+        raise ReleaseError(
+            f"{questions!r} is not an address: it begins with https:// or mailto: and has no spaces."
+        )
     texts = {}
     for name in assignments:
         path = notebooks / name / f"{name}.ipynb"
@@ -132,27 +86,44 @@ def release(
             )
         text = path.read_bytes()
         texts[name] = opened_anywhere(text, name, place) if place else text
-    readme = _readme(texts, place)
-    before = into.with_name(f"{into.name}_before")  # of what is handed out nothing else may be part
-    written = []
-    for name, text in texts.items():
-        target = into / name / f"{name}.ipynb"
-        if target.parent.exists():
-            keep_aside(target.parent, {target.name}, before / name)
-            shutil.rmtree(target.parent)
-        target.parent.mkdir(parents=True)
-        target.write_bytes(text)
-        written.append(target)
-    page = into / "README.md"
-    if page.exists() and page.read_text(encoding="utf-8", errors="replace") != readme:
-        keep(page, before / page.name)
-    page.write_text(readme, encoding="utf-8")
-    archive = into / "notebooks.zip"
-    _write_zip(
-        archive,
-        {f"{n}/{n}.ipynb": text for n, text in texts.items()} | {"README.md": readme.encode()},
-    )
-    return Release(written, archive, into / "README.md")
+    files = {f"{name}/{name}.ipynb": text for name, text in texts.items()}
+    files["README.md"] = page(texts, package.name, place, questions).encode()
+    files[package.name] = package.read_bytes()
+    _keep_typed(into, texts, files)
+    for name in texts:
+        shutil.rmtree(into / name, ignore_errors=True)
+    for name, content in files.items():
+        (into / name).parent.mkdir(parents=True, exist_ok=True)
+        (into / name).write_bytes(content)
+    _write_zip(into / ARCHIVE, files)
+    written = [into / name / f"{name}.ipynb" for name in texts]
+    return Release(written, into / ARCHIVE, into / "README.md")
+
+
+def _keep_typed(into: Path, folders: Iterable[str], files: Mapping[str, bytes]) -> None:
+    """Copy to `<into>_before` what this release would lose: all that the last one did not write.
+
+    The copies are not in `into`, since all that lies there is handed out.
+    """
+    handed_out = _last_release(into / ARCHIVE)
+    inside = (path for name in folders for path in sorted((into / name).rglob("*")))
+    for path in (*inside, *(into / name for name in files if "/" not in name)):
+        name = path.relative_to(into).as_posix()
+        if path.is_file() and path.read_bytes() not in (files.get(name), handed_out.get(name)):
+            keep(path, into.with_name(f"{into.name}_before") / name)
+    if (into / ARCHIVE).is_file() and not handed_out:
+        keep(into / ARCHIVE, into.with_name(f"{into.name}_before") / ARCHIVE)
+
+
+def _last_release(archive: Path) -> dict[str, bytes]:
+    """The files of the zip that the last release wrote; none if there is no such zip, or another one."""
+    try:
+        with zipfile.ZipFile(archive) as last:
+            return (
+                {name: last.read(name) for name in last.namelist()} if last.comment == OURS else {}
+            )
+    except (OSError, zipfile.BadZipFile):
+        return {}
 
 
 def opened_anywhere(text: bytes, assignment: str, place: Place) -> bytes:
@@ -176,34 +147,10 @@ if importlib.util.find_spec("course_lib") is None:
     %pip install -q {}"""
 
 
-def _readme(texts: dict[str, bytes], place: Place | None) -> str:
-    lines = ["# Notebooks", ""]
-    if place:
-        lines += ["| notebook | |", "|---|---|"]
-    for name, text in texts.items():
-        here = f"[{_title(text) or name}]({name}/{name}.ipynb)"
-        lines.append(f"| {here} | {place.badges(name)} |" if place else f"- {here}")
-    if place:
-        lines += [
-            "",
-            "The first code cell of each notebook installs the course if it is not there. It leaves",
-            "PyTorch as it is. In Kaggle, turn on *Internet* in the notebook's settings before you run it.",
-        ]
-    return "\n".join([*lines, ""])
-
-
-def _title(text: bytes) -> str:
-    """The notebook's first heading, without signs that would end a link's text."""
-    for cell in nbformat.reads(text.decode("utf-8"), as_version=4).cells:
-        heading = re.search(r"^# +(.+)$", cell.source, re.MULTILINE)
-        if heading and cell.cell_type == "markdown":  # in code that is a comment
-            return re.sub(r"[\[\]|]", "", heading[1]).strip()
-    return ""
-
-
 def _write_zip(path: Path, files: dict[str, bytes]) -> None:
     new = path.with_name(f".{path.name}.new")
     with zipfile.ZipFile(new, "w") as archive:
+        archive.comment = OURS
         for name in sorted(files):
             info = zipfile.ZipInfo(name, EPOCH)
             info.external_attr = 0o644 << 16

@@ -1,23 +1,85 @@
-"""Work that a person typed into generated files is kept before these are made anew."""
+"""Work that a person typed into generated files is kept before these are made anew.
+
+A file is the course's own if it has the text that a command wrote there last, or the text of the last commit.
+Any other text may be a person's: it is copied beside the file, and a line says so.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import shutil
+import subprocess
 from pathlib import Path
 
 import nbformat
 
+from autograder.outcome.result import write_whole
 
-def keep_aside(folder: Path, generated: set[str], aside: Path, mark: str = "") -> None:
-    """Copy to `aside` what a person may have made in a folder of generated files, and say so.
+NAME = ".written.json"  # of the record, in a folder that git ignores
 
-    That is every file that is not generated, and a notebook of which a cell was run or has output. A copy's
-    name has `mark` behind the file's stem, and a number where the name is taken.
+
+class Written:
+    """A record of what commands wrote: the digests of a file's last two texts, by its path.
+
+    Two, since the record comes before the file: whichever of the two a run that was killed has left there is
+    known. A lost record costs nothing but copies.
+    """
+
+    def __init__(self, record: Path) -> None:
+        self.record = record
+
+    def owns(self, path: Path) -> bool:
+        """Whether the file has a text that a command wrote there, or that the last commit has."""
+        return digest(path.read_bytes()) in self._read().get(_key(path), ()) or is_committed(path)
+
+    def remember(self, path: Path, content: bytes) -> None:
+        """Note the text that is about to be written to `path`."""
+        known = self._read()
+        before = known.get(_key(path), [])
+        if before[-1:] != [digest(content)]:
+            known[_key(path)] = [*before[-1:], digest(content)]
+            write_whole(self.record, json.dumps(known, indent=1, sort_keys=True))
+
+    def _read(self) -> dict[str, list[str]]:
+        try:
+            known = json.loads(self.record.read_text(encoding="utf-8"))
+        except (FileNotFoundError, ValueError):
+            return {}
+        return known if isinstance(known, dict) else {}
+
+
+def _key(path: Path) -> str:
+    return str(path.resolve())
+
+
+def write_generated(path: Path, text: str, record: Path | None = None) -> None:
+    """Write a file whole; if a person changed the one that is there, copy that one first.
+
+    record: of what was written; without it, the one beside the file.
+    """
+    keep_changed(path, text.encode(), record)
+    write_whole(path, text)
+
+
+def keep_changed(path: Path, content: bytes, record: Path | None = None) -> None:
+    """Before `content` is written to `path`: keep a file that no command wrote, and note the new text."""
+    written = Written(record or path.parent / NAME)
+    if path.is_file() and path.read_bytes() != content and not written.owns(path):
+        keep(path, path.with_stem(f"{path.stem}_before"))
+    written.remember(path, content)
+
+
+def keep_aside(folder: Path, made: Path, aside: Path, written: Written, mark: str = "") -> None:
+    """Copy to `aside` what a person may have made in a folder that `made` is about to replace, and say so.
+
+    That is every file that is not in `made`, and a notebook that was worked in. A copy's name has `mark`
+    behind the file's stem, and a number where the name is taken.
     """
     for path in sorted(folder.iterdir()):
-        if path.name in generated and not was_run(path):
-            continue
-        keep(path, aside / f"{path.stem}{mark}{path.suffix}")
+        new = made / path.name
+        if not new.exists() or was_run(path) or holds_typed(path, sources(new), written):
+            keep(path, aside / f"{path.stem}{mark}{path.suffix}")
 
 
 def keep(path: Path, place: Path) -> None:
@@ -38,6 +100,41 @@ def was_run(path: Path) -> bool:
     except (OSError, ValueError, AttributeError, KeyError, nbformat.ValidationError):
         return True  # it is not what the course wrote
     return any(cell.get("execution_count") or cell.get("outputs") for cell in cells)
+
+
+def holds_typed(path: Path, new: set[str], written: Written) -> bool:
+    """Whether the notebook has a cell whose text is not in `new`, and the course did not write the file.
+
+    Also if it cannot be read as a notebook.
+    """
+    try:
+        return not sources(path) <= new and not written.owns(path)
+    except (ValueError, AttributeError, KeyError, nbformat.ValidationError):
+        return True
+
+
+def sources(path: Path) -> set[str]:
+    """The texts of a notebook's cells."""
+    return {cell.source for cell in nbformat.read(path, as_version=4).cells}
+
+
+def is_committed(path: Path) -> bool:
+    """Whether the file is as in the last commit of the repository that it is in, if it is in one."""
+    try:
+        same = [
+            subprocess.run(
+                ["git", *words], cwd=path.parent, capture_output=True, text=True
+            ).stdout.strip()
+            for words in (("hash-object", "--", path.name), ("rev-parse", f"HEAD:./{path.name}"))
+        ]
+    except FileNotFoundError:  # no git
+        return False
+    return bool(same[0]) and same[0] == same[1]
+
+
+def digest(content: bytes) -> str:
+    """A digest of a file's content."""
+    return hashlib.sha256(content).hexdigest()
 
 
 def free(path: Path) -> Path:

@@ -16,7 +16,8 @@ import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from autograder.course.config import ROOT, WRITTEN
+from autograder.course.config import OUT, ROOT, WRITTEN
+from autograder.course.typed import NAME, keep_changed
 from autograder.outcome import status as statuses
 from autograder.outcome.result import Result
 from autograder.report.gradescope import write_results
@@ -79,6 +80,7 @@ def make_bundle(assignment: str, target: Path, *, secret: bytes, seconds: int = 
             info.compress_type = zipfile.ZIP_DEFLATED
             bundle.writestr(info, files[name])
     new.chmod(0o600)
+    keep_changed(target, new.read_bytes(), OUT / NAME)
     new.replace(target)
 
 

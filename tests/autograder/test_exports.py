@@ -27,7 +27,8 @@ from autograder.commands import export, gradescope, reliability, report
 from autograder.commands import release as release_command
 from autograder.commands.choice import ChoiceError, at_least_one, chosen, only_one
 from autograder.course.config import NOTEBOOKS, ROOT, SOLUTIONS, assignments
-from autograder.course.release import Place, ReleaseError, release
+from autograder.course.place import Place, ReleaseError
+from autograder.course.release import release
 from autograder.outcome.result import Exercise, Result
 from autograder.report import bundle
 from autograder.report.exports import Columns, ExportError, canvas, moodle, read_table
@@ -422,44 +423,64 @@ def test_all_pages_and_files_of_a_class(book: Path) -> None:
 PLACE = Place("someone/course", "v1", "handout/2026")
 
 
-def test_what_is_released_is_what_was_checked(tmp_path: Path) -> None:
+@pytest.fixture
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file in the wheel's place; `tests/project/test_recipes.py` installs the real one."""
+    wheel = tmp_path_factory.mktemp("package") / "course_lib-0.1.0-py3-none-any.whl"
+    wheel.write_bytes(b"a wheel")
+    return wheel
+
+
+def test_what_is_released_is_what_was_checked(tmp_path: Path, package: Path) -> None:
     (tmp_path / NAME).mkdir()
     (tmp_path / NAME / "old.txt").write_text("from before")
-    made = release(assignments(), tmp_path)
+    made = release(assignments(), tmp_path, package=package)
     assert [path.parent.name for path in made.notebooks] == assignments()
     with zipfile.ZipFile(made.archive) as archive:
         for name in assignments():
             built = (NOTEBOOKS / name / f"{name}.ipynb").read_bytes()
             assert archive.read(f"{name}/{name}.ipynb") == built
             assert [path.read_bytes() for path in (tmp_path / name).iterdir()] == [built]
-        assert len(archive.namelist()) == len(assignments()) + 1
-    readme = made.readme.read_text("utf-8")
-    assert "00 · First ranks" in readme and "colab" not in readme.lower()
+        assert len(archive.namelist()) == len(assignments()) + 2
+        assert archive.read(package.name) == package.read_bytes()
+    assert (tmp_path / package.name).read_bytes() == package.read_bytes()
     first = made.archive.read_bytes()
-    assert release(assignments(), tmp_path).archive.read_bytes() == first
+    assert release(assignments(), tmp_path, package=package).archive.read_bytes() == first
 
 
-def test_what_was_typed_in_the_handout_is_kept_elsewhere(tmp_path: Path) -> None:
+def test_what_was_typed_in_the_handout_is_kept_elsewhere(tmp_path: Path, package: Path) -> None:
     into = tmp_path / "handout"
-    release([NAME], into)
+    release([NAME], into, package=package)
     (into / "README.md").write_text("Hand in by Friday.")
     (into / NAME / "hint.txt").write_text("mine")
     notebook = nbformat.read(into / NAME / f"{NAME}.ipynb", as_version=4)
-    next(cell for cell in notebook.cells if cell.cell_type == "code").execution_count = 1
+    notebook.cells[0].source += "typed, and nothing was run"
     nbformat.write(notebook, into / NAME / f"{NAME}.ipynb")
-    release([NAME], into)
+    release([NAME], into, package=package)
     assert [path.name for path in (into / NAME).iterdir()] == [f"{NAME}.ipynb"]
     before = tmp_path / "handout_before"
     assert (before / "README.md").read_text() == "Hand in by Friday."
     assert (before / NAME / "hint.txt").read_text() == "mine"
     assert (before / NAME / f"{NAME}.ipynb").is_file()
     kept = sorted(before.rglob("*"))
-    release([NAME], into)
-    assert sorted(before.rglob("*")) == kept
+    release([NAME], into, package=package)
+    release([NAME], into, package=package, place=PLACE)
+    assert sorted(before.rglob("*")) == kept, "a release does not keep its own files"
 
 
-def test_with_a_repository_each_notebook_opens_anywhere(tmp_path: Path) -> None:
-    made = release(assignments(), tmp_path, place=PLACE)
+def test_a_zip_of_somebody_else_is_kept_elsewhere(tmp_path: Path, package: Path) -> None:
+    into = tmp_path / "handout"
+    into.mkdir()
+    with zipfile.ZipFile(into / "notebooks.zip", "w") as archive:
+        archive.writestr("mine.txt", "mine")
+    for _ in range(2):
+        release([NAME], into, package=package)
+    (kept,) = (tmp_path / "handout_before").iterdir()
+    assert zipfile.ZipFile(kept).read("mine.txt") == b"mine"
+
+
+def test_with_a_repository_each_notebook_opens_anywhere(tmp_path: Path, package: Path) -> None:
+    made = release(assignments(), tmp_path, package=package, place=PLACE)
     readme = made.readme.read_text("utf-8")
     for name, path in zip(assignments(), made.notebooks, strict=True):
         file = f"someone/course/blob/v1/handout/2026/{name}/{name}.ipynb"
@@ -472,7 +493,7 @@ def test_with_a_repository_each_notebook_opens_anywhere(tmp_path: Path) -> None:
         badges, course, *rest = released.cells
         for link in links:
             assert f"]({link})" in badges.source and f"]({link})" in readme
-        assert f"[{name[:2]} · " in readme and "Installs the course" not in readme
+        assert "Installs the course" not in readme, "a comment of a cell, and not its title"
         assert "%pip install -q git+https://github.com/someone/course@v1" in course.source
         checked = nbformat.read(NOTEBOOKS / name / f"{name}.ipynb", as_version=4)
         assert (rest, released.metadata) == (checked.cells, checked.metadata)
@@ -480,11 +501,13 @@ def test_with_a_repository_each_notebook_opens_anywhere(tmp_path: Path) -> None:
         for path in made.notebooks:
             assert archive.read(f"{path.parent.name}/{path.name}") == path.read_bytes()
     first = made.archive.read_bytes()
-    assert release(assignments(), tmp_path, place=PLACE).archive.read_bytes() == first
+    assert (
+        release(assignments(), tmp_path, package=package, place=PLACE).archive.read_bytes() == first
+    )
 
 
-def test_the_cells_for_other_hosts_change_no_grade(tmp_path: Path) -> None:
-    for path in release(assignments(), tmp_path, place=PLACE).notebooks:
+def test_the_cells_for_other_hosts_change_no_grade(tmp_path: Path, package: Path) -> None:
+    for path in release(assignments(), tmp_path, package=package, place=PLACE).notebooks:
         released = nbformat.read(NOTEBOOKS / path.parent.name / path.name, as_version=4)
         submission = parse(path.read_bytes())
         assert restore(submission, released) == Restored()
@@ -495,9 +518,9 @@ def test_the_cells_for_other_hosts_change_no_grade(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("there", [True, False])
 def test_the_course_is_fetched_only_if_it_is_not_there(
-    tmp_path: Path, there: bool, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, package: Path, there: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (made,) = release([NAME], tmp_path, place=PLACE).notebooks
+    (made,) = release([NAME], tmp_path, package=package, place=PLACE).notebooks
     asked: list[str] = []
     shell = InteractiveShell()
     shell.register_magic_function(asked.append, magic_name="pip")
@@ -525,9 +548,9 @@ def test_the_name_that_stands_for_a_repository_is_none() -> None:
         Place("owner/name")
 
 
-def test_what_was_not_built_is_not_released(tmp_path: Path) -> None:
+def test_what_was_not_built_is_not_released(tmp_path: Path, package: Path) -> None:
     with pytest.raises(ReleaseError, match="make notebooks"):
-        release(["99_never"], tmp_path / "out")
+        release(["99_never"], tmp_path / "out", package=package)
     assert not (tmp_path / "out").exists()
 
 
@@ -615,11 +638,14 @@ def test_commands_export_what_was_graded(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_commands_say_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    for arguments in (("report",), ("export", "canvas", tmp_path / "no.csv")):
+        assert command(*arguments, "--out", tmp_path) == 2
+        assert "run `make grade` first" in capsys.readouterr().err
+    Store(tmp_path).write(result_of())
     for arguments, said in (
-        (("report", "--out", tmp_path), "run `make grade` first"),
         (
-            ("export", "--out", tmp_path, "moodle", tmp_path / "no.csv", "--assignment", NAME),
-            "has been graded",
+            ("export", "--out", tmp_path, "moodle", tmp_path / "no.csv", "--assignment", "02"),
+            "nothing of 02 has been graded",
         ),
         (
             ("export", "--out", tmp_path, "canvas", tmp_path / "no.csv"),

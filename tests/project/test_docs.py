@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from collections.abc import Iterator
@@ -77,6 +78,15 @@ def test_links_lead_somewhere(page: str) -> None:
         assert not anchor or anchor in headings(target.read_text(encoding="utf-8")), link
 
 
+def test_the_readmes_table_of_folders_is_whole() -> None:
+    """Every package of the library, and every folder that is not hidden and was not made by a command."""
+    table = README.partition("| folder | holds |")[2].partition("\n\n")[0]
+    packages = {path.parent.name for path in (ROOT / "course_lib").glob("*/__init__.py")}
+    folders = {path.parent.name for path in ROOT.glob("*/__init__.py")} | {"solutions", "notebooks"}
+    for name in (*packages, *folders):
+        assert re.search(rf"[`/]{name}[`/]", table), name
+
+
 # --- the architecture ----------------------------------------------------------------------------
 
 
@@ -102,6 +112,19 @@ def test_the_figure_is_what_its_script_draws() -> None:
 def test_the_figures_numbers_are_those_of_the_text() -> None:
     steps = [int(number) for number in re.findall(r"^(\d+)\. \*\*", ARCHITECTURE, re.MULTILINE)]
     assert steps == sorted(box.number for box in architecture_figure.BOXES if box.number)
+
+
+def test_a_student_needs_eight_steps_at_most() -> None:
+    """From the first line to a green row; the steps in the notebook are those of its first exercise."""
+    students = README.partition("## For students")[2].partition("\n\nYou work")[0]
+    steps = re.findall(r"^(\d)\. (.+)$", students, re.MULTILINE)
+    assert [int(number) for number, _ in steps] == [*range(1, len(steps) + 1)] and len(steps) <= 8
+    text = (ROOT / "notebooks/00_first_ranks/00_first_ranks.ipynb").read_text(encoding="utf-8")
+    cells = ["".join(cell["source"]) for cell in json.loads(text)["cells"]]
+    task = next(number for number, cell in enumerate(cells) if "NotImplementedError" in cell)
+    assert cells[task].startswith("def hello()") and cells[task].count("\n") == 3
+    assert "Hint" in cells[task + 1] and cells[task + 1].count("()</code>") == 3
+    assert 'check("00_first_ranks/hello", hello)' in cells[task + 2]
 
 
 # --- benchmarks ----------------------------------------------------------------------------------

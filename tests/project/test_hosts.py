@@ -41,7 +41,7 @@ every_host = pytest.mark.parametrize("host", HOSTS.values(), ids=HOSTS)
 # --- the files -----------------------------------------------------------------------------------
 
 
-def test_the_hosts_of_the_readme_have_files() -> None:
+def test_the_hosts_of_the_pages_have_files() -> None:
     assert {"colab", "kaggle", "runpod", "jupyterlab", "vscode", "oldest"} <= set(HOSTS)
     assert any(re.fullmatch(r"colab-\d{4}\.\d\d", name) for name in HOSTS), "a past runtime"
 
@@ -117,7 +117,7 @@ def test_a_published_list_is_read_as_pip_and_as_colab_write_it() -> None:
     }  # fmt: skip
 
 
-# --- the runs that were tried, and the README's lines on them ------------------------------------
+# --- the runs that were tried, and the page's lines on them --------------------------------------
 
 
 @every_host
@@ -131,19 +131,19 @@ def test_what_was_tried_has_the_versions_of_the_hosts_file_and_lost_nothing(host
     assert {name: entry["versions"][name] for name in WANTED[:3]}.items() <= host.versions().items()
 
 
-def test_the_readme_says_what_was_tried() -> None:
-    readme = (ROOT / "README.md").read_text()
-    assert try_hosts.with_table(readme, json.loads(try_hosts.TRIED.read_text())) == readme
+def test_the_page_says_what_was_tried() -> None:
+    page = (ROOT / "docs" / "hosts.md").read_text()
+    assert try_hosts.with_table(page, json.loads(try_hosts.TRIED.read_text())) == page
     for name in HOSTS:
-        assert f"(`{name}`)" in readme
+        assert f"(`{name}`)" in page
 
 
 @pytest.fixture
 def own_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """tried.json and a README of the test's own; returns the path of tried.json."""
-    readme = tmp_path / "README.md"
-    readme.write_text(f"before\n{try_hosts.BEGIN}old\n{try_hosts.END}after\n")
-    monkeypatch.setattr(try_hosts, "README", readme)
+    """tried.json and a page of the test's own; returns the path of tried.json."""
+    page = tmp_path / "hosts.md"
+    page.write_text(f"before\n{try_hosts.BEGIN}old\n{try_hosts.END}after\n")
+    monkeypatch.setattr(try_hosts, "PAGE", page)
     monkeypatch.setattr(try_hosts, "TRIED", tmp_path / "tried.json")
     return tmp_path / "tried.json"
 
@@ -159,11 +159,11 @@ def test_results_are_kept_by_notebook(own_results: Path) -> None:
     host = HOSTS["kaggle"]
     try_hosts.record(host, False, VERSIONS, "00", result("2026-01-02"))
     try_hosts.record(host, False, VERSIONS, "02", result("2026-01-03", 1.5, 1))
-    before, table, after = re.split(r"<!-- HOSTS: \w+ -->\n", try_hosts.README.read_text())
+    before, table, after = re.split(r"<!-- HOSTS: \w+ -->\n", try_hosts.PAGE.read_text())
     assert (before, after) == ("before\n", "after\n")
     assert "| 2026-01-02: 2 notebooks, 3.5 of 4 points, 1 fault |" in table
     try_hosts.record(host, False, VERSIONS, "02", result("2026-01-04"))
-    assert "4 of 4 points, no fault |" in try_hosts.README.read_text()
+    assert "4 of 4 points, no fault |" in try_hosts.PAGE.read_text()
 
 
 def test_results_of_other_versions_are_forgotten(own_results: Path) -> None:

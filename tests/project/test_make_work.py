@@ -186,5 +186,5 @@ def test_make_lab_opens_the_copies_and_make_clean_leaves_them_and_the_grades_alo
     lab = makefile.partition("\nlab:")[2].partition("\n\n")[0]
     assert lab.index("tools/make_work.py") < lab.index("tools/open_lab.py")
     removed = makefile.partition("\nclean:")[2].partition("\n\n")[0].partition("\n")[2]
-    assert "rm -rf build" in removed
+    assert "rm -rf build/site" in removed
     assert "autograder" not in removed and "work" not in removed

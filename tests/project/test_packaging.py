@@ -18,6 +18,8 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
+from autograder.course.package import build_wheel
+
 ROOT = Path(__file__).resolve().parents[2]
 
 LOCK = (ROOT / "requirements.lock").read_text()
@@ -129,11 +131,7 @@ def test_a_changed_lock_changes_the_conda_environment():
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
     """The package as `pip install .` builds it, from a copy of this folder."""
-    source, out = tmp_path_factory.mktemp("source") / "course", tmp_path_factory.mktemp("wheel")
-    hidden = shutil.ignore_patterns(".*", "*.egg-info", "build", "out", "__pycache__", "*.ipynb")
-    shutil.copytree(ROOT, source, ignore=hidden)
-    pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(out), str(source))
-    return next(out.glob("*.whl"))
+    return build_wheel(tmp_path_factory.mktemp("wheel"))
 
 
 def pip(*arguments: str, path: Path | None = None) -> subprocess.CompletedProcess:

@@ -1,4 +1,4 @@
-"""The README's lines for hosts, followed literally: each line works, and works again."""
+"""The lines for hosts, in the README and in a release's page, followed literally, twice."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from pathlib import Path
 
 import make_venv
 import pytest
+
+from autograder.course.package import build_wheel
+from autograder.course.release import release
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -145,6 +148,54 @@ def test_a_terminal_leads_to_the_first_ring(host: Host) -> None:
     assert installed(host).startswith(str(host.python.parent.parent))
     (line,) = (line for line in host.cells(RING).splitlines() if "[1111.0" in line)
     assert re.fullmatch(r"(gloo|nccl) \[1111\.0, 1111\.0, 1111\.0, 1111\.0\]", line)
+
+
+# ---- a release, without a repository, on a host that has no network
+
+
+@pytest.fixture(scope="module")
+def handout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that was handed out, with one notebook."""
+    folder = tmp_path_factory.mktemp("handout")
+    release(["00_first_ranks"], folder, package=build_wheel(tmp_path_factory.mktemp("package")))
+    return folder
+
+
+def lines_of(handout: Path, start: str) -> list[str]:
+    """The lines of the page's block that begins like this."""
+    blocks = re.findall(r"```\n(.*?)```", (handout / "README.md").read_text("utf-8"), re.DOTALL)
+    (block,) = (text for text in blocks if text.startswith(start))
+    return block.splitlines()
+
+
+def test_on_a_rented_machine_the_zip_is_enough(host: Host, handout: Path) -> None:
+    shutil.copy(handout / "notebooks.zip", host.folder)
+    lines = lines_of(handout, "python -m zipfile")
+    assert lines.pop() == "python -m course_lib.doctor"
+    for _ in range(2):
+        host.run("bash", "-ec", "\n".join(lines))
+    assert installed(host).startswith(str(host.python.parent.parent))
+    page = (host.folder / "course" / "README.md").read_text("utf-8")
+    (progress,) = re.findall(r"`(python -m course_lib\.progress)`", page)
+    (submit,) = re.findall(r"`(python -m course_lib\.submit [^`]+)`", page)
+    assert "0.0 of 10" in host.run("bash", "-ec", f"cd course && {progress}")
+    host.run("bash", "-c", f"cd course && {submit} --no-run || [ $? = 1 ]")
+    assert (host.folder / "course" / "submission.zip").is_file()
+
+
+@pytest.mark.parametrize("start", ["%pip", "!pip"], ids=["Colab", "Kaggle"])
+def test_the_first_cell_of_a_host_installs_the_uploaded_package(
+    host: Host, handout: Path, start: str
+) -> None:
+    (cell,) = lines_of(handout, start)
+    data_sets = host.folder / "kaggle" / "input"
+    uploaded = data_sets / "datasets" / "me" if start == "!pip" else host.folder
+    uploaded.mkdir(parents=True, exist_ok=True)
+    shutil.copy(next(handout.glob("*.whl")), uploaded)
+    for _ in range(2):
+        said = host.cells(cell.replace("/kaggle/input", str(data_sets)))
+        assert not re.search("error", said, re.IGNORECASE), said
+    assert installed(host).startswith(str(host.python.parent.parent))
 
 
 # ---- read

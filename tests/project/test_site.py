@@ -15,7 +15,7 @@ from site_links import faults
 from site_notebooks import DisclosingError, shown, without_hidden_reports, without_solutions
 
 from autograder.course.config import NOTEBOOKS, SOLUTIONS, assignments
-from autograder.course.release import Place, ReleaseError
+from autograder.course.place import Place, ReleaseError
 
 ROOT = Path(__file__).resolve().parents[2]
 PLACE = Place("a-school/course")
