@@ -63,7 +63,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from course_lib import RankError, check, device, launch, synchronize
+from course_lib import check, device, launch, synchronize
 from course_lib.ledger.colours import (
     BACKWARD,
     COMMUNICATION,
@@ -74,8 +74,8 @@ from course_lib.ledger.colours import (
     picture,
     tint,
 )
-from course_lib.runtime.errors import explained
 from course_lib.scorecard import costs, scorecard
+from course_lib.unfinished import ready, try_it
 
 Group = dist.ProcessGroup | None  # None is the group of all ranks
 
@@ -116,23 +116,13 @@ def one_step(wrap, width=64, count=16, before=0):
     return {name: p.grad.clone() for name, p in model.module.named_parameters()}
 
 
-def try_it(body, *args, world_size=4, **kwargs):
-    """Run a function that may fail; return the run, or print the ranks' errors and return None."""
-    try:
-        return launch(body, *args, world_size=world_size, **kwargs)
-    except RankError as error:
-        missing = "NotImplementedError" in str(error)
-        print("not written yet" if missing else explained(error))
-
-
 def predicted(prediction, *args):
     """The number that a prediction of yours returns; None, after a sentence,
     if it returns no number yet."""
     name = prediction.__name__
-    try:
-        number = prediction(*args)
-    except NotImplementedError:
-        return print(f"{name} is not written yet")
+    if not ready(prediction):
+        return None
+    number = prediction(*args)
     if isinstance(number, int | float):
         return number
     call = f"{name}({', '.join(map(str, args))})"
@@ -333,20 +323,17 @@ report.points(6)
 # **Measure.** Compare your formula with your sampler.
 
 # %% tags=["skip-in-grading"]
-for n, world_size in ((10, 4), (12, 4), (3, 8), (50_000, 64)):
-    try:
-        shards = [shard_indices(n, rank, world_size) for rank in range(world_size)]
-        if None in shards:
-            print("shard_indices returned None, not a list: does it end with a `return`?")
-            break
-        twice = sum(map(len, shards)) - len({index for shard in shards for index in shard})
-        print(
-            f"{n:6} samples, {world_size:2} ranks: you say {samples_each(n, world_size)}, "
-            f"your sampler gives ({len(shards[0])}, {twice})"
-        )
-    except NotImplementedError:
-        print("shard_indices or samples_each is not written yet")
+cases = ((10, 4), (12, 4), (3, 8), (50_000, 64))
+for n, world_size in cases if ready(shard_indices, samples_each) else ():
+    shards = [shard_indices(n, rank, world_size) for rank in range(world_size)]
+    if None in shards:
+        print("shard_indices returned None, not a list: does it end with a `return`?")
         break
+    twice = sum(map(len, shards)) - len({index for shard in shards for index in shard})
+    print(
+        f"{n:6} samples, {world_size:2} ranks: you say {samples_each(n, world_size)}, "
+        f"your sampler gives ({len(shards[0])}, {twice})"
+    )
 
 # %% [markdown]
 # **Break it.** This sampler repeats no samples. It deals out ten samples to four ranks: ranks 0 and 1 have
@@ -2203,3 +2190,13 @@ scorecard({"one process": alone, **card}, unit=unit, flops_alone=alone[0].flops)
 # - `course_lib/data_parallel/` and `course_lib/compression/`: read them after you have written yours.
 #
 # <details><summary>In the lectures</summary>The three criteria are lecture 003's.</details>
+
+# %% [markdown]
+# **How far are you?** The next cell lists the points of the checks that have run since this kernel started. In
+# a terminal, `python -m course_lib.progress` adds up all your notebooks as you have saved them, and
+# `python -m course_lib.submit` packs them to be handed in.
+
+# %% tags=["skip-in-grading"]
+from course_lib import progress
+
+progress.show("03_data_parallel")

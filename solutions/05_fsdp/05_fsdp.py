@@ -66,7 +66,7 @@ import torch.distributed as dist
 from matplotlib.patches import Patch
 from torch import nn
 
-from course_lib import RankError, check, device, launch
+from course_lib import check, device, launch
 from course_lib.fsdp import Times, lanes, simulate, violation
 from course_lib.ledger.colours import (
     BACKWARD,
@@ -78,8 +78,8 @@ from course_lib.ledger.colours import (
     picture,
 )
 from course_lib.models import GPT, GPTConfig
-from course_lib.runtime.errors import explained
 from course_lib.scorecard import Row, Scorecard, costs
+from course_lib.unfinished import say_once, try_it
 
 warnings.simplefilter("ignore", FutureWarning)  # PyTorch 2.13 renames two collectives
 Group = dist.ProcessGroup | None  # None is the group of all ranks
@@ -143,15 +143,6 @@ class Network(nn.Module):
         return self.head(x)
 
 
-def try_it(body, *args, world_size=4, **kwargs):
-    """Run something that may go wrong; the run, or None after printing why there is none."""
-    try:
-        return launch(body, *args, world_size=world_size, **kwargs)
-    except RankError as error:
-        missing = "NotImplementedError" in str(error)
-        print("not written yet" if missing else explained(error))
-
-
 def one_by_one(body, cases, aloud):
     """In a rank: body(*arguments) for each case; two barriers follow each of them."""
     results = {}
@@ -209,7 +200,7 @@ def made(*arguments):
     """The same, or None after a sentence that says why not."""
     schedule = planned(*arguments)
     if schedule is None:
-        return print("fsdp_schedule is not written yet")
+        return say_once("`fsdp_schedule` is not written yet.")
     wrong = violation(schedule, DEPTH)
     return print(wrong) if wrong else schedule
 
@@ -1778,7 +1769,7 @@ def arguments_for(order):
     ):
         schedule = planned(forward, backward, reshard, last)
         if schedule is None:
-            return "not written yet"
+            return "?"
         if [action for action in schedule if action[0] != "free"] == order:
             prefetches = f"forward_prefetch={forward}, backward_prefetch={backward}"
             return f"{prefetches}, reshard={reshard}, keep_last={last}"
@@ -2437,3 +2428,13 @@ for name, (took, _) in measured.items():
 #   first.
 #
 # <details><summary>In the lectures</summary>The three criteria are lecture 003's.</details>
+
+# %% [markdown]
+# **How far are you?** The next cell lists the points of the checks that have run since this kernel started. In
+# a terminal, `python -m course_lib.progress` adds up all your notebooks as you have saved them, and
+# `python -m course_lib.submit` packs them to be handed in.
+
+# %% tags=["skip-in-grading"]
+from course_lib import progress
+
+progress.show("05_fsdp")

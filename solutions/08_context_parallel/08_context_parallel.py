@@ -65,6 +65,7 @@ from course_lib.data import batch, library_text
 from course_lib.ledger.colours import FORWARD, INK, QUIET, RANKS, picture
 from course_lib.models import GPT, PRESETS, GPTConfig, next_token_loss
 from course_lib.scorecard import Row, Scorecard, costs
+from course_lib.unfinished import ready, try_it
 
 Group = dist.ProcessGroup | None  # None is the group of all ranks
 
@@ -100,15 +101,6 @@ def gradients(attend, *tensors, **options):
     out = attend(q, k, v, **options)
     out.backward(grad)
     return [out.detach(), q.grad, k.grad, v.grad]
-
-
-def try_it(body, *args, world_size=4, **kwargs):
-    """Run something that may go wrong; the run, or None after printing why there is none."""
-    try:
-        return launch(body, *args, world_size=world_size, **kwargs)
-    except RankError as error:
-        missing = "NotImplementedError" in str(error)
-        print("not written yet" if missing else f"{type(error).__name__}: {error}")
 
 
 def furthest(computed, exact):
@@ -320,20 +312,11 @@ def in_blocks(merge, q, k, v, starts, size):
     return out
 
 
-def written(function, *args):
-    """The result of `function(*args)`, or None after saying that it is not written yet."""
-    try:
-        return function(*args)
-    except NotImplementedError:
-        print("not written yet")
-
-
 q, k, v, _ = drawn(12)
-for starts in ((0, 3, 6, 9), (9, 0, 6, 3)):
-    out = written(in_blocks, online_softmax_merge, q, k, v, starts, 3)
-    if out is not None:
-        right = furthest([out], [full_attention(q, k, v)]) < 1e-12
-        print(f"keys from {starts}: {'equal to attention at once' if right else 'something else'}")
+for starts in ((0, 3, 6, 9), (9, 0, 6, 3)) if ready(online_softmax_merge) else ():
+    out = in_blocks(online_softmax_merge, q, k, v, starts, 3)
+    right = furthest([out], [full_attention(q, k, v)]) < 1e-12
+    print(f"keys from {starts}: {'equal to attention at once' if right else 'something else'}")
 
 # %% [markdown]
 # **Break it.** Here is the classic mistake: the new block gets its right weight, and the old out keeps the
@@ -600,8 +583,8 @@ def left_to_autograd(q, k, v, block):
 
 tensors = drawn(512, 2, 2, 16)
 for name, attend in (("yours", tiled_attention), ("left to autograd", left_to_autograd)):
-    nbytes = written(partial(kept_bytes, attend, *tensors, block=64))
-    if nbytes is not None:
+    if ready(attend):
+        nbytes = kept_bytes(attend, *tensors, block=64)
         print(f"{name:17} {nbytes / tensors[0].nbytes:6.1f} units")
 
 # %% [markdown]
@@ -1617,10 +1600,8 @@ def megabytes(n, kv_heads):
 
 for kv_heads in (64, 8):
     print(f"\n{kv_heads:2} heads of keys     ring forward    ring backward    Ulysses, each")
-    for n in (2, 4, 8, 16, 32, 64):
-        row = written(megabytes, n, kv_heads)
-        if row is None:
-            break
+    for n in (2, 4, 8, 16, 32, 64) if ready(ring_bytes_sent, ulysses_bytes_sent) else ():
+        row = megabytes(n, kv_heads)
         note = "" if kv_heads % n == 0 else "   more ranks than heads of keys"
         print(f"{n:4} ranks    " + "".join(f"{number:17,.0f}" for number in row) + note)
 
@@ -1746,7 +1727,6 @@ message = [2 * c * OWN_WIDTH * 4 for c in PARTS]  # keys and values
 print(
     f"{flops / 1e9:.1f} GFLOP/s in attention, {link.bandwidth / 1e9:.2f} GB/s, α {1e6 * link.alpha:.0f} µs"
 )
-block = written(hiding_block, flops, link.bandwidth / 2, OWN_WIDTH, OWN_WIDTH)
 longer = [
     c for c, seconds, m in zip(PARTS, computing, message, strict=True) if seconds > link.seconds(m)
 ]
@@ -1768,7 +1748,8 @@ axes.loglog(
     color=QUIET,
     label="α + β · its bytes",
 )
-if block is not None:
+if ready(hiding_block):
+    block = hiding_block(flops, link.bandwidth / 2, OWN_WIDTH, OWN_WIDTH)
     print(f"your formula: hidden from {block:,.0f} tokens a rank on")
     axes.axvline(block, color=INK, lw=0.8, ls=":", label="hidden from here on, by your formula")
 axes.set(xlabel="tokens on a rank", ylabel="milliseconds")
@@ -1823,10 +1804,8 @@ if run:
 from course_lib.facts import RING_HOSTS
 
 print("                      block   printed    six of them   printed")
-for host in RING_HOSTS:
-    block = written(hiding_block, host.flops, host.each_way, 1, 1)
-    if block is None:
-        break
+for host in RING_HOSTS if ready(hiding_block) else ():
+    block = hiding_block(host.flops, host.each_way, 1, 1)
     shown = [f"{block / 1e3:.1f}", f"{6 * block / 1e3:.1f}"]
     printed = [f"{host.printed_block / 1e3:.1f}", f"{host.printed_sequence / 1e3:.1f}"]
     note = "" if shown == printed else "   <- differs"
@@ -2172,3 +2151,13 @@ Scorecard(rows, unit=parameters_alone, flops_alone=alone_run[0].flops)
 # - `course_lib/context_parallel/`: read it after you have written yours; `ring.py` first.
 #
 # <details><summary>In the lectures</summary>The three criteria are lecture 003's.</details>
+
+# %% [markdown]
+# **How far are you?** The next cell lists the points of the checks that have run since this kernel started. In
+# a terminal, `python -m course_lib.progress` adds up all your notebooks as you have saved them, and
+# `python -m course_lib.submit` packs them to be handed in.
+
+# %% tags=["skip-in-grading"]
+from course_lib import progress
+
+progress.show("08_context_parallel")

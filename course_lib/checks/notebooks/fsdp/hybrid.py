@@ -62,7 +62,7 @@ TOGETHER = (
     "still being written. Wait for the reduction inside the island, then begin the one across."
 )
 
-ACROSS = (DRIFT, FIRST, LARGEST, NOT_ADDED)  # of a solution that sends nothing across, or the wrong sum
+ACROSS = (DRIFT, LARGEST, NOT_ADDED)  # of a solution that sends nothing across, or the wrong sum
 MISSED = (DRIFT, FIRST, LARGEST, NOT_ADDED, SWAPPED, OVER_ALL)
 Shard = Callable[[int], Tensor]  # on a rank
 
