@@ -25,8 +25,7 @@ from sqlalchemy import create_engine, select
 
 from autograder.outcome import status as statuses
 from autograder.outcome import wording
-from autograder.outcome.result import Exercise, Result
-from autograder.submission.verdict import BY_HAND
+from autograder.outcome.result import BY_HAND, Exercise, Result
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 FORMAT = 1
+BY_HAND = "a person gives the points"  # the reason of an exercise until somebody has
 
 
 @dataclass

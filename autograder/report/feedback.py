@@ -25,11 +25,10 @@ from autograder.book.standing import ByHand, Standing, added, final_maximum, fin
 from autograder.course.twin import SKIP_TAG
 from autograder.outcome import status as statuses
 from autograder.outcome import wording
-from autograder.outcome.result import Exercise, Result, write_whole
+from autograder.outcome.result import BY_HAND, Exercise, Result, write_whole
 from autograder.report import pages
 from autograder.report.disclosure import Disclosed, disclosed
 from autograder.report.sanitise import clean_notebook
-from autograder.submission.verdict import BY_HAND
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 TOLD_BELOW = (statuses.GRADED, statuses.BLANK)  # the exercises say why points are missing

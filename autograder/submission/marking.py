@@ -21,9 +21,8 @@ from autograder.course.scores import one_line
 from autograder.course.twin import grade_id
 from autograder.outcome import status
 from autograder.outcome.limits import Limits
-from autograder.outcome.result import Exercise, Result
+from autograder.outcome.result import BY_HAND, Exercise, Result
 from autograder.sandbox.child import Start
-from autograder.submission import verdict
 from autograder.submission.executing import RestoreReleased, RunAndJudge
 from autograder.submission.intake import (
     ANOTHER,
@@ -180,7 +179,7 @@ def _reason(result: Result, events: list[Event]) -> str:
 
 
 def _lost(exercise: Exercise) -> bool:
-    if exercise.extra or exercise.reason == verdict.BY_HAND:
+    if exercise.extra or exercise.reason == BY_HAND:
         return False
     return exercise.points < exercise.maximum
 

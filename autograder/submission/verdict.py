@@ -10,10 +10,9 @@ from nbformat import NotebookNode
 from autograder.course.exercises import Graded
 from autograder.course.scores import one_line
 from autograder.outcome import status
-from autograder.outcome.result import Exercise
+from autograder.outcome.result import BY_HAND, Exercise
 from course_lib.checks.report import Report, refusal
 
-BY_HAND = "a person gives the points"
 LEFT_ALONE = "not attempted"
 
 

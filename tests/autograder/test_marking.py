@@ -19,10 +19,9 @@ from autograder.course.exercises import Assignment, Graded, make_assignment, rea
 from autograder.course.twin import BuildError
 from autograder.outcome import status
 from autograder.outcome.limits import Limits
-from autograder.outcome.result import Exercise, Result
+from autograder.outcome.result import BY_HAND, Exercise, Result
 from autograder.sandbox import execution
 from autograder.sandbox.child import spawner
-from autograder.submission import verdict
 from autograder.submission.intake import ANOTHER, HandedIn, Submission
 from autograder.submission.marking import Course, mark
 from autograder.submission.restore import restore
@@ -658,7 +657,7 @@ def test_written_answers_are_left_to_a_person(preloaded: Preloaded) -> None:
     cell_of(notebook, "essay").source = "Because."
     result = course.grade(notebook)
     assert points(result) == [0, 4, 6]
-    assert result.exercises[0].reason == verdict.BY_HAND
+    assert result.exercises[0].reason == BY_HAND
     assert (result.status, result.reason) == (status.GRADED, "")
     assert cell_of(course.notebook, "essay").source == "Because."
 

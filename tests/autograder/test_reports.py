@@ -31,7 +31,7 @@ from autograder.course.config import NOTEBOOKS, SERVER, SOLUTIONS, assignments
 from autograder.course.exercises import read_assignment
 from autograder.outcome import status as statuses
 from autograder.outcome import wording
-from autograder.outcome.result import Exercise, Result
+from autograder.outcome.result import BY_HAND, Exercise, Result
 from autograder.report.alike import Likeness
 from autograder.report.class_page import class_page
 from autograder.report.feedback import feedback_page, write_feedback
@@ -47,7 +47,6 @@ from autograder.report.sanitise import (
 from autograder.report.server import formgrader_server
 from autograder.report.svg import clean_svg
 from autograder.submission.intake import OTHER_PYTHON
-from autograder.submission.verdict import BY_HAND
 from course_lib.checks.judge.find import find
 from course_lib.checks.report import Report, ReportLine, refusal
 from course_lib.checks.sentence import at

@@ -178,10 +178,10 @@ def of_ranks(by_rank: dict[int, float], wanted: float) -> str:
         return f"Only some ranks scaled: {words.ranks(left)} left their gradients as they were."
     low, high = min(by_rank, key=by_rank.__getitem__), max(by_rank, key=by_rank.__getitem__)
     smaller, larger = words.apart(by_rank[low], by_rank[high])
-    one = "all ranks scale by one factor, that of the whole model's norm."
+    rule = "all ranks scale by one factor, that of the whole model's norm."
     return Sentence(
-        f"Ranks {low} and {high} scaled by {smaller} and {larger} instead of {wanted:.4g}: {one}",
-        f"Each rank scaled by a factor of its own: {one}",
+        f"Ranks {low} and {high} scaled by {smaller} and {larger} instead of {wanted:.4g}: {rule}",
+        f"Each rank scaled by a factor of its own: {rule}",
     )
 
 
