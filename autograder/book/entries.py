@@ -135,7 +135,7 @@ class Entries:
                     self._set_extra_credit(cell[1], cells, dict.fromkeys(cells.bonus()))
                     self._set_penalty(student, *cell, cells)
             self.db.commit()
-        except BaseException:
+        except BaseException:  # as above
             self.db.rollback()
             raise
 

@@ -19,6 +19,8 @@ from pathlib import Path, PurePosixPath
 from autograder.outcome.limits import Limits
 from autograder.submission.intake import Submission, printable
 
+MEMBERS = 10_000  # of a zip: its list is read whole, and takes half a kilobyte for each
+MEMBER = b"PK\x01\x02"  # an entry of that list begins with it
 BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError, ValueError)
 
 
@@ -67,8 +69,11 @@ def _is_zip(path: Path) -> bool:
 
 
 def _read(path: Path, largest: int) -> bytes:
-    """The bytes of a regular file. ValueError for a pipe, a folder, or a file that is too large."""
-    opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    """The bytes of a regular file. ValueError for a pipe, a folder, or a file that is too much."""
+    try:
+        opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise ValueError(f"it cannot be opened ({error.strerror})") from error
     with open(opened, "rb") as file:
         status = os.fstat(opened)
         if not stat.S_ISREG(status.st_mode):
@@ -77,7 +82,10 @@ def _read(path: Path, largest: int) -> bytes:
             raise ValueError(
                 f"it has {status.st_size / 1e6:.1f} MB, and {largest / 1e6:.1f} MB are read"
             )
-        return file.read(largest)
+        content = file.read(largest)
+    if content.count(MEMBER) > MEMBERS:
+        raise ValueError(f"it lists more than {MEMBERS:,} files")
+    return content
 
 
 def _unzip(content: bytes, known: Sequence[str], into: Path, largest: int) -> list[str]:

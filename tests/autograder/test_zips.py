@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from autograder.commands import grade
+from autograder.submission import zips
 from autograder.submission.intake import UnreadableError, collect
 from autograder.submission.zips import find_zipped, joined
 from course_lib import submit
@@ -56,7 +57,7 @@ def test_what_submit_packs_is_what_the_grader_reads(folder, tmp_path, monkeypatc
 
 def test_other_members_are_not_read(folder, tmp_path):
     inside = {
-        f"kim/work/{PLACE}": "{}",
+        f"kim/homework/{PLACE}": "{}",
         "../../evil.txt": "x",
         "/abs/02_collectives/02_collectives.ipynb": "{}",
         "02_collectives/notes.ipynb": "x",
@@ -100,6 +101,15 @@ def test_zips_that_cannot_be_read_cost_a_note_and_no_other_student(folder, tmp_p
     assert "eve.zip cannot be read as a zip: it is not a regular file." in said
     assert "gil.zip cannot be read as a zip: it has 0.5 MB, and 0.2 MB are read." in said
     assert len(notes) == 5
+
+
+def test_a_list_of_too_many_files_is_not_read(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(zips, "MEMBERS", 20)
+    pack(folder / "ann.zip", **{PLACE: "{}"})
+    pack(folder / "eve.zip", **{PLACE: "{}"} | {f"{k}.txt": "" for k in range(20)})
+    submissions, notes = find_zipped(folder, KNOWN, tmp_path / "unzipped")
+    assert [s.student for s in submissions] == ["ann"]
+    assert notes == ["eve.zip cannot be read as a zip: it lists more than 20 files."]
 
 
 def test_a_notebook_in_a_folder_counts_before_the_one_in_a_zip(folder, tmp_path, capsys):
