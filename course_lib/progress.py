@@ -53,10 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m course_lib.progress",
         description="Add up the points that the checks printed into saved notebooks. Nothing is run.",
     )
-    parser.add_argument(
-        "places", nargs="*", type=Path, metavar="NOTEBOOK_OR_FOLDER",
-        help="notebooks, or folders of them (default: work/ if it is here, else this folder)",
-    )  # fmt: skip
+    add_places(parser)
     options = parser.parse_args(arguments)
     try:
         paths = list(find(options.places or [default_folder()]))
@@ -66,6 +63,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     print("\n".join(table(notebooks)))
     return 0
+
+
+def add_places(parser: argparse.ArgumentParser) -> None:
+    """Let the command take notebooks, and folders of them."""
+    parser.add_argument(
+        "places", nargs="*", type=Path, metavar="NOTEBOOK_OR_FOLDER",
+        help="notebooks, or folders of them (default: work/ if it is here, else this folder)",
+    )  # fmt: skip
 
 
 def default_folder() -> Path:

@@ -27,7 +27,7 @@ from typing import Any
 
 from course_lib.checks.colour import coloured, plain
 from course_lib.checks.words import counted, listing, number
-from course_lib.progress import default_folder, earned
+from course_lib.progress import add_places, default_folder, earned
 from course_lib.saved import (
     BROKEN,
     UNWRITTEN,
@@ -81,10 +81,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Say whether notebooks are ready to be handed in, and pack them into a zip.",
         epilog="example: python -m course_lib.submit 05_fsdp.ipynb --to kim.zip",
     )
-    parser.add_argument(
-        "places", nargs="*", type=Path, metavar="NOTEBOOK_OR_FOLDER",
-        help="notebooks, or folders of them (default: work/ if it is here, else this folder)",
-    )  # fmt: skip
+    add_places(parser)
     parser.add_argument(
         "--to", type=Path, default=ZIP, metavar="ZIP", help="the file (%(default)s)"
     )
