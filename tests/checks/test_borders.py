@@ -21,7 +21,8 @@ MAY = {
     "kit.py": ("judge", *WORDS),
     "notebooks": ("kit", "rank", "judge", *WORDS),
     "client.py": ("judge", "report", *WORDS),
-    "report.py": WORDS,
+    "report.py": ("colour", *WORDS),
+    "colour.py": (),
     "sentence.py": WORDS,
     "words.py": WORDS,
 }

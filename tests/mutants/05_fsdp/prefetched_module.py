@@ -246,7 +246,7 @@ class PrefetchedModule(torch.nn.Module):
 
 # %% wrong: nothing is asked for ahead
 # is: idea
-# says: or the wire idles meanwhile
+# says: Begin its gather before the block computes
 # base: what the wrong ones change
 -        for k in range(i, i + direction * (self.ahead[direction] + 1), direction):
 +        for k in [i]:

@@ -386,7 +386,7 @@ def hybrid_step(stages, schedule, microbatches, mesh):
 
 # %% wrong: gradients of the call before are reduced again
 # is: slip
-# says: were summed over dp and cp once more
+# says: were added once more on each replica
 # base: what the wrong ones change
 -    for param in params:
 -        param.grad = None

@@ -8,7 +8,6 @@ from functools import cached_property, lru_cache
 from math import prod
 from typing import Any
 
-from course_lib.checks.judge.unwritten import unwritten
 from course_lib.checks.kit import (
     RIGHT,
     SIZES,
@@ -24,6 +23,7 @@ from course_lib.checks.kit import (
     call,
     error_kind,
     exercise,
+    unwritten,
     wrong,
 )
 from course_lib.checks.notebooks.four_dimensions.plans import GPT3, GPU, LINKS, Named, Plan, gpt

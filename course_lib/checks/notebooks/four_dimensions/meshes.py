@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from course_lib.checks.judge.unwritten import unwritten
 from course_lib.checks.kit import (
     RIGHT,
     SIZES,
@@ -19,6 +18,7 @@ from course_lib.checks.kit import (
     Sentence,
     at,
     error_kind,
+    unwritten,
     wrong,
 )
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any
 
-from course_lib.checks.judge.unwritten import unwritten
 from course_lib.checks.kit import (
     RIGHT,
     SIZES,
@@ -19,6 +18,7 @@ from course_lib.checks.kit import (
     at,
     call,
     error_kind,
+    unwritten,
     wrong,
 )
 from course_lib.facts.four_dimensions import ACROSS, INSIDE

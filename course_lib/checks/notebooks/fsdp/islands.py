@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from course_lib.checks.judge.unwritten import unwritten
 from course_lib.checks.kit import (
     EVALUATE,
     RIGHT,
@@ -19,6 +18,7 @@ from course_lib.checks.kit import (
     Sentence,
     at,
     error_kind,
+    unwritten,
     wrong,
 )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple
 
-from course_lib.checks.judge.unwritten import unwritten
 from course_lib.checks.kit import (
     EVALUATE,
     RIGHT,
@@ -19,6 +18,7 @@ from course_lib.checks.kit import (
     at,
     error_kind,
     exercise,
+    unwritten,
     wrong,
 )
 from course_lib.checks.notebooks.fsdp.schedule_looks import (

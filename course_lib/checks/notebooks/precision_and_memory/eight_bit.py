@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from course_lib.checks.judge.unwritten import unwritten
 from course_lib.checks.kit import (
     RIGHT,
     Case,
@@ -31,6 +30,7 @@ from course_lib.checks.kit import (
     error_kind,
     essential,
     exercise,
+    unwritten,
     words,
     wrong,
 )

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from course_lib.checks.judge.unwritten import unwritten
 from course_lib.checks.kit import (
     RIGHT,
     Finding,
@@ -26,6 +25,7 @@ from course_lib.checks.kit import (
     at,
     close,
     error_kind,
+    unwritten,
     words,
     wrong,
 )

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from course_lib.checks.judge.unwritten import unwritten
 from course_lib.checks.kit import (
     ANY,
     RIGHT,
@@ -32,6 +31,7 @@ from course_lib.checks.kit import (
     difference,
     error_kind,
     exercise,
+    unwritten,
     volume_line,
     wrong,
 )
