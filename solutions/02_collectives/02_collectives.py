@@ -79,13 +79,14 @@ from course_lib import RankError, check, device, doctor, launch
 from course_lib.ledger.colours import RANKS, picture
 from course_lib.ledger.stepper import stepper
 from course_lib.ledger.watch import contribution, watch
-from course_lib.runtime.errors import NotWritten, explained
+from course_lib.runtime.errors import NotWritten
 from course_lib.scorecard import costs, scorecard
+from course_lib.unfinished import ready, try_it
 
 Group = dist.ProcessGroup | None  # None is the group of all ranks
 
 # %% [markdown]
-# You get two tools. `beside` prints your prediction next to the ledger of a real run. `try_it` runs a
+# You get two tools. `beside` prints your prediction next to the ledger of a real run. `results` runs a
 # function that may fail, and prints the result of every rank or the reason for the failure.
 
 # %%
@@ -116,13 +117,10 @@ def beside(cost, exchange, world_sizes=(2, 3, 4, 5, 8)):
         print(f"{n} ranks {said:>13} {sent:12,.0f} {said_rounds:>12} {rounds:12}")
 
 
-def try_it(exchange, world_size=4):
-    """Run something that may go wrong; print each rank's result, or why there is none."""
-    try:
-        for rank, result in enumerate(launch(exchange, world_size=world_size)):
-            print(f"rank {rank}: {result}")
-    except RankError as error:
-        print(explained(error))
+def results(exchange):
+    """Run something that may go wrong on four ranks; print each one's result, or why there is none."""
+    for rank, result in enumerate(try_it(exchange) or []):
+        print(f"rank {rank}: {result}")
 
 
 # %% [markdown]
@@ -361,7 +359,7 @@ def disagree_on_the_root():
     return tensor.tolist()
 
 
-try_it(disagree_on_the_root)
+results(disagree_on_the_root)
 
 # %% [markdown]
 # <details><summary>After you have run it</summary>Some rank sends to a rank that does not expect it. The
@@ -412,8 +410,8 @@ def on_the_wire(collective, numel=1 << 20):
 
 
 def show_wire(name, collective):
-    run = launch(on_the_wire, collective, world_size=4, backend="gloo")
-    print(f"{name:28}", "  ".join(f"rank {rank}: {m:.2f} M" for rank, m in enumerate(run)))
+    if run := try_it(on_the_wire, collective, backend="gloo"):
+        print(f"{name:28}", "  ".join(f"rank {rank}: {m:.2f} M" for rank, m in enumerate(run)))
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -577,7 +575,7 @@ def one_buffer():
     return buffer.tolist()
 
 
-try_it(one_buffer)
+results(one_buffer)
 
 # %% [markdown]
 # The ledger stops this run. Without the ledger you might not notice the mistake: rank 1 should end with 0,
@@ -719,7 +717,7 @@ def uneven_shards():
     return full.tolist()
 
 
-try_it(uneven_shards)
+results(uneven_shards)
 
 # %% [markdown]
 # gloo itself would have delivered garbage or ended the process. The message above comes from the ledger,
@@ -800,12 +798,13 @@ report.points(2)
 
 # %% tags=["skip-in-grading"]
 ALPHA, BETA = 10e-6, 1 / 50e9  # one port of a cluster, one direction
-for n in (2, 8, 64, 512, 4096):
-    nbytes, rounds = ring_bytes_sent(n, 14_000_000_000), ring_rounds(n)
-    print(
-        f"{n:5} ranks: {nbytes / 1e9:6.2f} GB from each, {nbytes * BETA:.3f} s"
-        f"  +  {rounds:5,} rounds, {rounds * ALPHA:.3f} s"
-    )
+if ready(ring_bytes_sent, ring_rounds):
+    for n in (2, 8, 64, 512, 4096):
+        sent, in_turn = ring_bytes_sent(n, 14_000_000_000), ring_rounds(n)
+        print(
+            f"{n:5} ranks: {sent / 1e9:6.2f} GB from each, {sent * BETA:.3f} s"
+            f"  +  {in_turn:5,} rounds, {in_turn * ALPHA:.3f} s"
+        )
 
 # %% [markdown]
 # It is often said that the cost of an all-reduce does not depend on N. Half of that holds. The bytes are
@@ -814,21 +813,25 @@ for n in (2, 8, 64, 512, 4096):
 # default size of the pieces in which PyTorch's `DistributedDataParallel` sends gradients: notebook 03.)
 
 # %% tags=["skip-in-grading"]
-sizes = {"14 GB, a 7B gradient": 14e9, "25 MB": 25e6, "10 KB, one bias": 10e3}
-world_sizes = [2**k for k in range(1, 13)]
-figure = picture(6.4, 3.4)
-axes = figure.subplots()
-for (name, nbytes), colour, marker in zip(sizes.items(), RANKS, "os^", strict=False):
-    seconds_of = [ring_rounds(n) * ALPHA + ring_bytes_sent(n, nbytes) * BETA for n in world_sizes]
-    axes.loglog(world_sizes, seconds_of, color=colour, marker=marker, markersize=4, label=name)
-axes.set_xticks([2, 8, 64, 512, 4096], ["2", "8", "64", "512", "4096"])
-axes.minorticks_off()
-axes.set_xlabel("ranks")
-axes.set_ylabel("seconds")
-axes.set_title("one ring all-reduce, 50 GB/s each way, 10 µs a message", loc="left", fontsize=10)
-axes.grid(True, alpha=0.3)
-axes.legend(frameon=False)
-figure
+def seconds_by_ranks():
+    sizes = {"14 GB, a 7B gradient": 14e9, "25 MB": 25e6, "10 KB, one bias": 10e3}
+    world_sizes = [2**k for k in range(1, 13)]
+    figure = picture(6.4, 3.4)
+    axes = figure.subplots()
+    for (name, nbytes), colour, marker in zip(sizes.items(), RANKS, "os^", strict=False):
+        seconds_of = [ring_rounds(n) * ALPHA + ring_bytes_sent(n, nbytes) * BETA for n in world_sizes]
+        axes.loglog(world_sizes, seconds_of, color=colour, marker=marker, markersize=4, label=name)
+    axes.set_xticks([2, 8, 64, 512, 4096], ["2", "8", "64", "512", "4096"])
+    axes.minorticks_off()
+    axes.set_xlabel("ranks")
+    axes.set_ylabel("seconds")
+    axes.set_title("one ring all-reduce, 50 GB/s each way, 10 µs a message", loc="left", fontsize=10)
+    axes.grid(True, alpha=0.3)
+    axes.legend(frameon=False)
+    return figure
+
+
+seconds_by_ranks() if ready(ring_bytes_sent, ring_rounds) else None
 
 # %% [markdown]
 # The time for 14 GB almost doubles from 2 ranks to 64, from 0.28 s to 0.55 s. From 64 ranks to 4,096 it grows
@@ -906,8 +909,8 @@ report.points(12)
 # the chunk one place before the one above.)
 
 # %% tags=["skip-in-grading"]
-run = launch(film_in_place, ring_all_reduce, world_size=4, backend="gloo")
-stepper(run.ledger, run)
+run = try_it(film_in_place, ring_all_reduce, backend="gloo")
+stepper(run.ledger, run) if run else None
 
 
 # %% tags=["skip-in-grading"]
@@ -924,8 +927,8 @@ beside(lambda n, nbytes: (ring_bytes_sent(n, nbytes), ring_rounds(n)), ring_840)
 # shows what that does to the time.)
 
 # %% tags=["skip-in-grading"]
-run = launch(sum_4_mb, ring_all_reduce, world_size=4)
-run.ledger.timeline(title="4 MB on each of 4 ranks, your ring", after="barrier")
+run = try_it(sum_4_mb, ring_all_reduce)
+run.ledger.timeline(title="4 MB on each of 4 ranks, your ring", after="barrier") if run else None
 
 # %% [markdown]
 # **Break it.** Copy your ring and let its second phase start one place too early: not from the chunk that the
@@ -1121,7 +1124,7 @@ def own_order():
     return total.cpu()
 
 
-totals = launch(own_order, world_size=4)
+totals = try_it(own_order) or []
 for rank, total in enumerate(totals):
     print(f"rank {rank}: {(total != totals[0]).sum():4} of 1,000 elements differ from rank 0's")
 
@@ -1266,7 +1269,7 @@ def in_place():
     return x.tolist()
 
 
-try_it(in_place)
+results(in_place)
 
 # %% [markdown]
 # <details><summary>After you have run it</summary>Rank 0 should hold 0, 10, 20, 30. There are three outcomes.
@@ -1289,7 +1292,7 @@ def both_ways():
     return mine.tolist(), mine.equal(theirs)
 
 
-try_it(both_ways)
+results(both_ways)
 
 # %% [markdown]
 # ## 7 · Two kinds of wire *(optional)*
@@ -1412,20 +1415,21 @@ def two_nodes(swap=False):
     return tensor[0].item()
 
 
-run = launch(two_nodes, world_size=8)
-inside, across = hierarchical_bytes(4, 2, NBYTES)
-sent = run.ledger.matrix()
-print(f"you say:    {inside:,.0f} bytes inside, {across:,.0f} across")
-print(f"the ledger: {sent[0, :4].sum():,.0f} bytes inside, {sent[0, 4:].sum():,.0f} across")
-run.ledger.matrix_figure(title="two nodes of four ranks: bytes sent")
+if ready(hierarchical_bytes):
+    inside, across = hierarchical_bytes(4, 2, NBYTES)
+    print(f"you say:    {inside:,.0f} bytes inside, {across:,.0f} across")
+if run := try_it(two_nodes, world_size=8):
+    sent = run.ledger.matrix()
+    print(f"the ledger: {sent[0, :4].sum():,.0f} bytes inside, {sent[0, 4:].sum():,.0f} across")
+run.ledger.matrix_figure(title="two nodes of four ranks: bytes sent") if run else None
 
 # %% [markdown]
 # **Break it.** Swap the two groups. Before you run it: is the sum still right?
 
 # %% tags=["skip-in-grading"]
-run = launch(two_nodes, swap=True, world_size=8)
-print("every rank holds", run[0])
-run.ledger.matrix_figure(title="the groups swapped")
+if run := try_it(two_nodes, swap=True, world_size=8):
+    print("every rank holds", run[0])
+run.ledger.matrix_figure(title="the groups swapped") if run else None
 
 # %% [markdown]
 # <details><summary>After you have run it</summary>The sum is right, but four times as many bytes cross the
@@ -1455,7 +1459,7 @@ def hybrid():
     return mine.tolist(), mine.equal(gradient)
 
 
-try_it(hybrid)
+results(hybrid)
 
 # %% [markdown]
 # Is *one* ring through all 64 GPUs so bad, then? It leaves each node at one place only: 2 · 63/64 M = 1.97 M
@@ -1568,7 +1572,7 @@ report.points(4)
 # and 50 GB/s:
 
 # %% tags=["skip-in-grading"]
-for n in (2, 8, 64, 512):
+for n in (2, 8, 64, 512) if ready(crossover) else ():
     where = crossover(n, ALPHA, BETA)
     print(
         f"{n:4} ranks: the ring "
@@ -1592,7 +1596,7 @@ readings = {
     "both directions as one: 100 GB/s": 100e9,
     "bits as bytes: 400 GB/s": 400e9,
 }
-for reading, bandwidth in readings.items():
+for reading, bandwidth in readings.items() if ready(seconds) else ():
     print(f"{reading:34} {seconds('ring_all_reduce', 64, 14e9, 10e-6, 1 / bandwidth):.3f} s")
 
 # %% [markdown]
@@ -1653,9 +1657,10 @@ contestants = {
     "recursive_doubling_all_reduce": recursive_doubling_all_reduce,
     "dist.all_reduce": dist.all_reduce,
 }
-race = launch(stopwatch, contestants, RACE_SIZES, world_size=RACE_RANKS, timeout=110)
-measured = {name: best(race, name) for name in contestants}
-print(f"milliseconds on {RACE_RANKS} ranks".ljust(30), *(f"{text(n):>7}" for n in RACE_SIZES))
+race = try_it(stopwatch, contestants, RACE_SIZES, world_size=RACE_RANKS, timeout=110)
+measured = {name: best(race, name) for name in contestants} if race else {}
+if race:
+    print(f"milliseconds on {RACE_RANKS} ranks".ljust(30), *(f"{text(n):>7}" for n in RACE_SIZES))
 for name, times in measured.items():
     print(name.ljust(30), *(f"{1000 * t:7.2f}" for t in times))
 
@@ -1684,8 +1689,9 @@ def fit(measured):
     return max(alpha, 1e-9), max(beta, 1e-15)
 
 
-alpha, beta = fit(measured)
-print(f"in the race: alpha {1e6 * alpha:.0f} µs a round, 1/beta {1e-9 / beta:.2f} GB/s")
+if measured and ready(rounds, bytes_sent_per_rank):
+    alpha, beta = fit(measured)
+    print(f"in the race: alpha {1e6 * alpha:.0f} µs a round, 1/beta {1e-9 / beta:.2f} GB/s")
 
 (small, latency), *_, (large, duration) = doctor.measure_link().table  # ping-pong of two ranks
 print(
@@ -1694,54 +1700,63 @@ print(
 )
 
 # %% tags=["skip-in-grading"]
-predicted_at = crossover(RACE_RANKS, alpha, beta)
-figure = picture(8.2, 4.2)
-figure.subplots_adjust(right=0.66)
-axes = figure.subplots()
-colours = [RANKS[7], RANKS[0], RANKS[1], RANKS[2]]
-for (name, times), colour, marker in zip(measured.items(), colours, "xos^", strict=True):
-    axes.loglog(RACE_SIZES, times, marker + "-", color=colour, ms=5, lw=1.2, label=name)
-    if name in (RING, DOUBLING):
-        model = [seconds(name, RACE_RANKS, nbytes, alpha, beta) for nbytes in RACE_SIZES]
-        axes.loglog(RACE_SIZES, model, "--", color=colour, lw=1.2, label="    your formula for it")
-if RACE_SIZES[0] < predicted_at < RACE_SIZES[-1]:
-    axes.axvline(
-        predicted_at, color="#6E6E6E", linestyle=":", label="crossover of the fitted lines"
-    )
-low, high = axes.get_ylim()
-marks = [x * 10**k for k in range(-5, 2) for x in (1, 2, 5) if low < x * 10**k < high]
-axes.set_xticks(RACE_SIZES, [text(n) for n in RACE_SIZES])
-axes.set_yticks(marks, [f"{1000 * t:g} ms" for t in marks])
-axes.minorticks_off()
-axes.set_xlabel("bytes of the tensor (1 KB = 1,024)")
-axes.set_title(f"all-reduce on {RACE_RANKS} ranks of this machine, {race.backend}", fontsize=10)
-axes.grid(True, alpha=0.3)
-axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-figure
+def race_figure():
+    predicted_at = crossover(RACE_RANKS, alpha, beta)
+    figure = picture(8.2, 4.2)
+    figure.subplots_adjust(right=0.66)
+    axes = figure.subplots()
+    colours = [RANKS[7], RANKS[0], RANKS[1], RANKS[2]]
+    for (name, times), colour, marker in zip(measured.items(), colours, "xos^", strict=True):
+        axes.loglog(RACE_SIZES, times, marker + "-", color=colour, ms=5, lw=1.2, label=name)
+        if name in (RING, DOUBLING):
+            model = [seconds(name, RACE_RANKS, nbytes, alpha, beta) for nbytes in RACE_SIZES]
+            axes.loglog(RACE_SIZES, model, "--", color=colour, lw=1.2, label="    your formula for it")
+    if RACE_SIZES[0] < predicted_at < RACE_SIZES[-1]:
+        axes.axvline(
+            predicted_at, color="#6E6E6E", linestyle=":", label="crossover of the fitted lines"
+        )
+    low, high = axes.get_ylim()
+    marks = [x * 10**k for k in range(-5, 2) for x in (1, 2, 5) if low < x * 10**k < high]
+    axes.set_xticks(RACE_SIZES, [text(n) for n in RACE_SIZES])
+    axes.set_yticks(marks, [f"{1000 * t:g} ms" for t in marks])
+    axes.minorticks_off()
+    axes.set_xlabel("bytes of the tensor (1 KB = 1,024)")
+    axes.set_title(f"all-reduce on {RACE_RANKS} ranks of this machine, {race.backend}", fontsize=10)
+    axes.grid(True, alpha=0.3)
+    axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    return figure
+
+
+race_figure() if measured and ready(rounds, bytes_sent_per_rank, seconds, crossover) else None
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
-ratios = [
-    ring / doubling for ring, doubling in zip(measured[RING], measured[DOUBLING], strict=True)
-]
-behind = [nbytes for nbytes, ratio in zip(RACE_SIZES, ratios, strict=True) if ratio > 1]
-if not behind:
-    region = f"below {text(RACE_SIZES[0])}: the ring is ahead everywhere"
-elif behind[-1] == RACE_SIZES[-1]:
-    region = f"above {text(RACE_SIZES[-1])}: the ring is never ahead"
-else:
-    region = f"between {text(behind[-1])} and {text(RACE_SIZES[RACE_SIZES.index(behind[-1]) + 1])}"
-expected = crossover(RACE_RANKS, latency, duration / large)
-print(
-    f"At {text(RACE_SIZES[0])} your ring takes {ratios[0]:.1f} times as long as your recursive doubling, "
-    f"at {text(RACE_SIZES[-1])} {ratios[-1]:.1f} times.\n"
-    f"Crossover, predicted from ping-pong's alpha and beta: {text(expected)}\n"
-    f"Crossover of the lines fitted to the race:           {text(predicted_at)}\n"
-    f"Crossover, measured: {region}"
-)
-for name in (RING, DOUBLING, "dist.all_reduce"):
-    n_rounds = rounds(DOUBLING if name == DOUBLING else RING, RACE_RANKS)
-    each = 1e6 * measured[name][0] / n_rounds
-    print(f"{name:30} at {text(RACE_SIZES[0])}: {n_rounds} rounds, {each:,.0f} µs each")
+def crossovers():
+    predicted_at = crossover(RACE_RANKS, alpha, beta)
+    ratios = [
+        ring / doubling for ring, doubling in zip(measured[RING], measured[DOUBLING], strict=True)
+    ]
+    behind = [nbytes for nbytes, ratio in zip(RACE_SIZES, ratios, strict=True) if ratio > 1]
+    if not behind:
+        region = f"below {text(RACE_SIZES[0])}: the ring is ahead everywhere"
+    elif behind[-1] == RACE_SIZES[-1]:
+        region = f"above {text(RACE_SIZES[-1])}: the ring is never ahead"
+    else:
+        region = f"between {text(behind[-1])} and {text(RACE_SIZES[RACE_SIZES.index(behind[-1]) + 1])}"
+    expected = crossover(RACE_RANKS, latency, duration / large)
+    print(
+        f"At {text(RACE_SIZES[0])} your ring takes {ratios[0]:.1f} times as long as your recursive doubling, "
+        f"at {text(RACE_SIZES[-1])} {ratios[-1]:.1f} times.\n"
+        f"Crossover, predicted from ping-pong's alpha and beta: {text(expected)}\n"
+        f"Crossover of the lines fitted to the race:           {text(predicted_at)}\n"
+        f"Crossover, measured: {region}"
+    )
+    for name in (RING, DOUBLING, "dist.all_reduce"):
+        n_rounds = rounds(DOUBLING if name == DOUBLING else RING, RACE_RANKS)
+        each = 1e6 * measured[name][0] / n_rounds
+        print(f"{name:30} at {text(RACE_SIZES[0])}: {n_rounds} rounds, {each:,.0f} µs each")
+
+
+crossovers() if measured and ready(rounds, bytes_sent_per_rank, crossover) else None
 
 # %% [markdown]
 # Look at five things. They depend on your machine, so hold each sentence against your own figures.
@@ -1846,8 +1861,9 @@ def sum_job(algorithm, numel=840_000):
 
 scorecard(
     {
-        algorithm.__name__: launch(sum_job, algorithm, world_size=4)
+        algorithm.__name__: run
         for algorithm in (gather_to_one, recursive_doubling_all_reduce, ring_all_reduce)
+        if (run := try_it(sum_job, algorithm))
     },
     unit=4 * 840_000,
     flops_alone=3 * 840_000,

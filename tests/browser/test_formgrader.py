@@ -72,6 +72,8 @@ def test_a_score_by_hand_counts(page: Page, graded: Path, instructor: Server) ->
     page.goto(f"{instructor.address}formgrader/manage_students/bob/{ASSIGNMENT}")
     page.get_by_role("link", name=ASSIGNMENT, exact=True).last.click()
     box = page.locator(f"#{EXERCISE}_check.score")
+    # The page listens to the box once it has fetched the grades, and then shows the automatic score in it.
+    expect(box).to_have_attribute("placeholder", f"{before['bob']}")
     with page.expect_response(
         lambda answer: "/api/grade/" in answer.url and answer.request.method == "PUT"
     ) as saved:

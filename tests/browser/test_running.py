@@ -13,7 +13,7 @@ from tests.browser.server import Server
 
 FIRST = "00_first_ranks/00_first_ranks.ipynb"
 # Student versions with widgets. In each an exercise is not solved yet, so cells below say what they wait for.
-FROM_STUBS = ("00_first_ranks", "05_fsdp", "10_four_dimensions")
+FROM_STUBS = ("00_first_ranks", "02_collectives", "05_fsdp")
 # Ranks that print who they are and then go on until something ends them; two of them compute.
 LOOP = """\
 import os, time
