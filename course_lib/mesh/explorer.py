@@ -96,10 +96,8 @@ class MeshExplorer:
         return self.title(self.first)
 
     def obstacle(self, setting: Setting) -> str:
-        """Why the mesh cannot be shown, or ""."""
+        """Why the model cannot be cut for the mesh, or ""."""
         task = self.tasks[setting.task]
-        if setting.gpus > MOST:
-            return f"{setting.gpus:,} GPUs are too many to be drawn: at most {MOST}."
         chunks = 2 * setting.sizes["cp"] if setting.sizes["cp"] > 1 else 1
         if task.seq % chunks:
             return f"{task.seq} tokens cannot be cut into {chunks} chunks."
@@ -108,6 +106,11 @@ class MeshExplorer:
         except ValueError as error:
             return f"{error}."
         return ""
+
+    def crowd(self, setting: Setting) -> str:
+        """Why the GPUs are not drawn, or ""; the table of the chosen one is shown nevertheless."""
+        most = f"at most {MOST} GPUs are drawn"
+        return f"{setting.gpus:,} GPUs: {most}." if setting.gpus > MOST else ""
 
     def title(self, setting: Setting) -> str:
         """Rank and coordinates: "rank 5 of 16: pp 0, dp 1, cp 0, tp 1"."""
@@ -190,17 +193,20 @@ class MeshExplorer:
                 tuple(value["order"].split(" > ")), value["node"],
             )  # fmt: skip
             setting = replace(setting, rank=min(state["rank"], setting.gpus - 1))
-            sentence.value = self.obstacle(setting)
-            table.layout.visibility = grid.layout.visibility = (
-                "hidden" if sentence.value else "visible"
-            )
-            if sentence.value:
+            problem = self.obstacle(setting)
+            sentence.value = problem or self.crowd(setting)
+            # What is not shown takes no room: else a page of nothing would stand below the sentence.
+            grid.layout.display = "none" if sentence.value else ""
+            table.layout.display = "none" if problem else ""
+            if problem:
                 return
             try:
                 marks = self.marks(setting)
                 table.value = f'<pre style="white-space: pre">{self.table(setting)}</pre>'
             except NotImplementedError:
                 sentence.value = "axis_ranks is not written yet."
+                return
+            if self.crowd(setting):
                 return
             for rank, button in enumerate(buttons[: setting.gpus]):
                 _dress(button, rank, marks.get(rank))

@@ -61,10 +61,10 @@ def test_a_mesh_that_cannot_be_is_a_sentence(explorer: MeshExplorer) -> None:
     sizes = {"pp": 1, "dp": 1, "cp": 1, "tp": 1}
     assert explorer.obstacle(SMALL) == ""
     for change, says in (
-        ({"pp": 16, "dp": 16}, "256 GPUs are too many to be drawn: at most 64."),
+        ({"pp": 16, "dp": 16}, "256 GPUs: at most 64 GPUs are drawn."),
         ({"tp": 16, "pp": 4}, ""),
     ):
-        assert explorer.obstacle(replace(SMALL, sizes={**sizes, **change}, rank=0)) == says
+        assert explorer.crowd(replace(SMALL, sizes={**sizes, **change}, rank=0)) == says
     odd = mesh_explorer({"odd": replace(TASKS["small GPT"], seq=30)})
     assert "30 tokens cannot be cut into 4" in odd.obstacle(replace(SMALL, task="odd"))
     few = mesh_explorer({"few": replace(TASKS["small GPT"], rows=3)})
@@ -125,9 +125,10 @@ def test_the_controls_change_the_mesh_and_say_what_cannot_be(explorer: MeshExplo
         assert (shown.table.value, len(shown.grid.children)) != before, name
         assert shown.sentence.value == ""
     shown.controls["dp"].value = 16
-    assert "too many" in shown.sentence.value and shown.grid.layout.visibility == "hidden"
+    assert shown.sentence.value == "256 GPUs: at most 64 GPUs are drawn."
+    assert shown.grid.layout.display == "none" and "of 256" in shown.table.value
     shown.controls["dp"].value = 1
-    assert shown.sentence.value == "" and shown.grid.layout.visibility == "visible"
+    assert shown.sentence.value == "" and shown.grid.layout.display == ""
     shown.buttons[15].click()
     shown.controls["tp"].value = 1  # rank 15 is no longer there
     assert "rank 3 of 4" in shown.table.value
