@@ -110,9 +110,10 @@ def main() -> None:
         if (step + 1) % args.log_every == 0 or step + 1 == args.steps:
             mean = loss.detach() / world_size
             dist.all_reduce(mean)  # (), over all targets
+            value = mean.item()  # waits for the GPU, which has only been asked for the step so far
             if rank == 0:
                 seconds = time.perf_counter() - began
-                print(f"step {step}  loss {mean.item():.6f}  {seconds:.3f} s", flush=True)
+                print(f"step {step}  loss {value:.6f}  {seconds:.3f} s", flush=True)
         if recording and step == recorded_step and rank == 0:
             print(f"Sent by the ranks in step {step}:\n{recording.ledger.table()}", flush=True)
         if args.checkpoints and ((step + 1) % args.checkpoint_every == 0 or step + 1 == args.steps):

@@ -91,15 +91,15 @@ def ask_nvidia(*arguments: str) -> str:
 
 
 def backends() -> Finding:
-    chosen = []
+    forced, chosen = os.environ.get("COURSE_BACKEND"), {}
+    advice = f"COURSE_BACKEND is {forced!r}; unset it to have the backend chosen for each run."
     for world_size in (2, 4, 8):
         try:
             with contextlib.redirect_stdout(io.StringIO()):
-                chosen.append(f"{world_size} ranks: {choose(world_size)}")
+                chosen[world_size] = choose(world_size)
         except ValueError as error:
-            forced = os.environ.get("COURSE_BACKEND")
-            advice = (
-                f"COURSE_BACKEND is {forced!r}; unset it to have the backend chosen for each run."
-            )
             return Finding("problem", "backend", f"{world_size} ranks: {error}", advice)
-    return Finding("ok", "backend", ", ".join(chosen))
+    text = ", ".join(f"{world_size} ranks: {name}" for world_size, name in chosen.items())
+    if forced == "nccl" and "nccl" not in chosen.values():
+        return Finding("problem", "backend", text, advice)
+    return Finding("ok", "backend", text)

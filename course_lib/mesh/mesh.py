@@ -132,6 +132,6 @@ def names(axis: Axis) -> tuple[str, ...]:
 
 
 def _device() -> torch.device:
-    if dist.get_backend() == "nccl":
+    if "nccl" in dist.get_backend():  # "cpu:gloo,cuda:nccl" where nothing records
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")

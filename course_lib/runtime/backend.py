@@ -5,8 +5,9 @@ One answer holds for a whole session, so that no notebook compares a run on GPUs
     NCCL, a GPU for each rank     if four ranks or more find room on the GPUs
     gloo, on the CPU              otherwise, also with two or three GPUs
 
-`backend=` in a call and the environment variable COURSE_BACKEND override it. COURSE_RANKS_PER_GPU lets ranks
-share a GPU, which NCCL does from version 2.30 on.
+`backend=` in a call overrides it, and so does the environment variable COURSE_BACKEND. The variable is a
+wish: where there is no room over NCCL, a line says that the run is on the CPU. COURSE_RANKS_PER_GPU lets
+ranks share a GPU, which NCCL does from version 2.30 on.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ def choose(world_size: int, backend: str | None = None) -> str:
     """ "nccl" or "gloo" for `world_size` ranks: the backend asked for, else the session's.
 
     `backend`, then the environment variable COURSE_BACKEND, override the session's. A world that is too
-    large for the session's GPUs runs on the CPU, and a line says so. ValueError if "nccl" is asked for and
-    is not available.
+    large for the session's GPUs runs on the CPU, and a line says so; likewise if the variable asks for NCCL
+    where it is not to be had. ValueError if `backend` is "nccl" there.
     """
     asked = backend or os.environ.get("COURSE_BACKEND") or None
     if asked not in (None, *BACKENDS):
@@ -47,9 +48,11 @@ def choose(world_size: int, backend: str | None = None) -> str:
         )
     if asked == "nccl":
         missing = missing_for_nccl(world_size)
-        if missing:
+        if missing and backend:
             raise ValueError(missing)
-        return "nccl"
+        if missing:
+            say(unfulfilled(world_size))
+        return "gloo" if missing else "nccl"
     return "gloo" if asked == "gloo" else of_session(world_size)
 
 
@@ -72,7 +75,7 @@ def of_session(world_size: int) -> str:
         say(f"{broken} Ranks run on the CPU with gloo.")
         return "gloo"
     if world_size > room:
-        say(f"{world_size} ranks, room for {room} over NCCL: this run is on the CPU with gloo.")
+        say(no_room(world_size))
         return "gloo"
     share = ranks_per_gpu()
     say(
@@ -99,6 +102,22 @@ def missing_for_nccl(world_size: int) -> str:
             "on the CPU."
         )
     return broken_gpus()
+
+
+def unfulfilled(world_size: int) -> str:
+    """The line for a session whose COURSE_BACKEND asks for NCCL, and which cannot have it for this world."""
+    if not (dist.is_nccl_available() and gpu_count()):
+        return (
+            f"COURSE_BACKEND is 'nccl', and PyTorch sees {count(gpu_count())} here that NCCL could use: "
+            "ranks run on the CPU with gloo."
+        )
+    if places() < world_size:
+        return no_room(world_size)
+    return f"{broken_gpus()} Ranks run on the CPU with gloo."
+
+
+def no_room(world_size: int) -> str:
+    return f"{world_size} ranks, room for {places()} over NCCL: this run is on the CPU with gloo."
 
 
 def broken_gpus() -> str:

@@ -68,7 +68,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.func import functional_call
 
-from course_lib import check, device, launch
+from course_lib import check, device, launch, synchronize
 from course_lib.data import batch, library_text
 from course_lib.ledger.colours import RANKS, picture
 from course_lib.models import GPT, GPTConfig, next_token_loss
@@ -903,21 +903,27 @@ def own_durations(repeats=12):
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    blocks, positions = GPT(GPTConfig(width=192, layers=2)).blocks, torch.arange(64)
-    x, dy = torch.randn(2, 4, 64, 192)
+    blocks = GPT(GPTConfig(width=192, layers=2)).to(device()).blocks
+    x, dy = torch.randn(2, 4, 64, 192).to(device())
     x.requires_grad_()
+    positions = torch.arange(64, device=device())
+
+    def clock():
+        synchronize()  # on a GPU: until it has done what it was asked for
+        return time.perf_counter()
+
     seconds = []
     for _ in range(repeats):
-        at = [time.perf_counter()]
+        at = [clock()]
         y = x
         with LaterWeights() as later:
             for block in blocks:
                 y = block(y, positions)
-        at.append(time.perf_counter())
+        at.append(clock())
         y.backward(dy)
-        at.append(time.perf_counter())
+        at.append(clock())
         later.finish()
-        at.append(time.perf_counter())
+        at.append(clock())
         seconds.append([b - a for a, b in itertools.pairwise(at)])
     return torch.tensor(seconds[2:]).median(0).values.tolist()
 

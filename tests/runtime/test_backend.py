@@ -110,16 +110,30 @@ def test_what_is_asked_for_overrides(machine: Machine, monkeypatch: pytest.Monke
     assert backend.choose(2, "nccl") == "nccl"
     with pytest.raises(ValueError, match=r"4 ranks over NCCL need 4 GPUs, one each.*world_size=2"):
         backend.choose(4, "nccl")
-    monkeypatch.setenv("COURSE_BACKEND", "nccl")
-    assert backend.choose(1) == "nccl"
-    assert backend.choose(2, "gloo") == "gloo"
     machine.has(2, Trial("no kernel image is available"))
     with pytest.raises(ValueError, match="no kernel image"):
-        backend.choose(2)
+        backend.choose(2, "nccl")
     machine.has(1, SHARES, share=4)
-    assert backend.choose(4) == "nccl"
+    assert backend.choose(4, "nccl") == "nccl"
     with pytest.raises(ValueError, match=r"5 ranks over NCCL need 2 GPUs, 4 ranks on each"):
-        backend.choose(5)
+        backend.choose(5, "nccl")
+
+
+def test_the_environments_wish_is_never_an_error(
+    machine: Machine, capsys: pytest.CaptureFixture
+) -> None:
+    machine.monkeypatch.setenv("COURSE_BACKEND", "nccl")
+    machine.has(2)
+    assert [backend.choose(n) for n in (1, 2, 4, 4)] == ["nccl", "nccl", "gloo", "gloo"]
+    assert backend.choose(2, "gloo") == "gloo"
+    machine.has(2, Trial("no kernel image is available"))
+    assert backend.choose(2) == "gloo"
+    machine.has(0)
+    assert [backend.choose(n) for n in (2, 4)] == ["gloo", "gloo"]
+    no_room, broken, none = capsys.readouterr().out.splitlines()
+    assert no_room == "4 ranks, room for 2 over NCCL: this run is on the CPU with gloo."
+    assert "no kernel image" in broken and broken.endswith("Ranks run on the CPU with gloo.")
+    assert none.startswith("COURSE_BACKEND is 'nccl', and PyTorch sees 0 GPUs here")
 
 
 @pytest.mark.parametrize("text", ["0", "two", "-1", "100"])
@@ -271,7 +285,7 @@ def test_cases_that_find_no_room_on_the_gpus_run_on_the_cpu(
     assert judge.backend(4) == "gloo", "unless GPUs are asked for"
     machine.monkeypatch.setenv("COURSE_BACKEND", "nccl")
     assert [judge.backend(n) for n in (4, 8, 8)] == ["nccl", "gloo", "gloo"]
-    assert capsys.readouterr().out.count("Cases of 8 ranks are judged on the CPU") == 1
+    assert capsys.readouterr().out.count("8 ranks, room for 4 over NCCL") == 1
 
 
 def test_no_submission_is_graded_on_gpus(

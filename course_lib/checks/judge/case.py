@@ -190,7 +190,7 @@ class Case:
 
     forbidden: operations that turn every line of the run wrong, see `traffic.BUILT_IN`.
     alone: it needs no ranks; a process without a process group runs it.
-    on_cpu: it is about the memory of the host; its ranks run there even if there are GPUs.
+    on_cpu: it is about the host, its memory or its generator; ranks run there even if there are GPUs.
     needed: bytes of messages that any algorithm needs for the result, of all ranks together: right values
     with fewer came another way, and turn every line of the run wrong.
     imports: modules that every rank needs, and that take long to import.

@@ -26,7 +26,7 @@ from course_lib.checks.report import WAITS, WAITS_FOR_OTHERS, Report, refusal
 from course_lib.checks.wire import Task
 from course_lib.ledger.ledger import Ledger
 from course_lib.runtime import pool, wire
-from course_lib.runtime.backend import ALONE, choose, missing_for_nccl, say
+from course_lib.runtime.backend import ALONE, choose
 from course_lib.runtime.moments import START
 from course_lib.runtime.run import MOST_REPLY, Outcome, run_ranks
 from course_lib.runtime.sandbox.spec import Sandbox
@@ -205,17 +205,8 @@ def expected_reply(case: Case) -> int:
 
 
 def backend(world_size: int) -> str:
-    """Checks run on the CPU, in fresh ranks for each case, unless COURSE_BACKEND asks for GPUs.
-
-    A case with more ranks than the GPUs have room for runs on the CPU, and prints a line about that.
-    """
-    if os.environ.get("COURSE_BACKEND") != "nccl":
-        return "gloo"
-    missing = missing_for_nccl(world_size)
-    if missing:
-        say(f"Cases of {world_size} ranks are judged on the CPU with gloo: {missing}")
-        return "gloo"
-    return choose(world_size)
+    """Checks run on the CPU, in fresh ranks for each case, unless COURSE_BACKEND asks for GPUs."""
+    return choose(world_size) if os.environ.get("COURSE_BACKEND") == "nccl" else "gloo"
 
 
 def whole_case(session: Session, case: Case, outcome: Outcome, first: bool) -> Finding | None:
