@@ -8,7 +8,7 @@ Markdown.
     one rank      every test that needs a GPU, one rank to a GPU
     several       the same tests with several ranks on each GPU (needs NCCL 2.30 or newer)
     as it comes   all notebooks, with the backend that the session chooses by itself
-    over NCCL     all notebooks and their checks, over NCCL
+    over NCCL     all notebooks and their checks, over NCCL; what ran on the CPU all the same is counted
     grading       the grader's own selftest on a machine with GPUs
 
 Without a GPU only the first part has a result; the exit code is 0 all the same. It is 1 if a part failed.
@@ -231,12 +231,20 @@ def run_notebooks(name: str, session: Session, limit: float, environment: dict[s
             "--out",
             str(stem),
         ]
-        rest = limit - (time.monotonic() - began)
-        code, seconds = run_logged(command, stem.with_suffix(".log"), max(1.0, rest), environment)
+        rest, runs = limit - (time.monotonic() - began), stem.with_suffix(".launches")
+        runs.write_text("")  # without those of an earlier session
+        code, seconds = run_logged(
+            command, stem.with_suffix(".log"), max(1.0, rest),
+            {**environment, "COURSE_LAUNCHES": str(runs)},
+        )  # fmt: skip
         if not stem.with_suffix(".json").exists():
             return f"{assignment}: ended with code {code}", last_words(stem.with_suffix(".log"))
         wrong = json.loads(stem.with_suffix(".json").read_text())
-        return f"{assignment}: {len(wrong)} cells went wrong in {seconds:.0f} s", wrong
+        over_nccl, on_cpu = carried(runs)
+        if environment.get("COURSE_BACKEND") == "nccl" and not over_nccl:
+            wrong.append("nothing ran over NCCL")
+        said = f"{assignment}: {len(wrong)} cells went wrong in {seconds:.0f} s"
+        return f"{said}; {over_nccl} runs over NCCL, {on_cpu} on the CPU", wrong
 
     with ThreadPoolExecutor(side_by_side) as pool:
         reports = list(pool.map(run_one, assignments))
@@ -245,6 +253,12 @@ def run_notebooks(name: str, session: Session, limit: float, environment: dict[s
     said = f"{len(reports) - len(bad)} of {len(reports)} notebooks without a fault"
     status = "failed" if bad else "passed"
     return Result(name, status, time.monotonic() - began, said, details)
+
+
+def carried(runs: Path) -> tuple[int, int]:
+    """How many runs of several ranks went over NCCL, and how many over gloo; see `run.write_down`."""
+    backends = [line.split()[1] for line in runs.read_text().splitlines()]
+    return backends.count("nccl"), backends.count("gloo")
 
 
 def execute_notebook(assignment: str, out: Path) -> int:

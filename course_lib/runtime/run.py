@@ -64,6 +64,16 @@ class Outcome:
 _tasks = 0
 
 
+def write_down(world_size: int, backend: str) -> None:
+    """A line for each run, such as "4 nccl", in the file that the environment variable COURSE_LAUNCHES names.
+
+    `make gpu` reads it: a run that was meant for the GPUs and fell back to the CPU is then seen.
+    """
+    if file := os.environ.get("COURSE_LAUNCHES"):
+        with open(file, "a") as lines:
+            lines.write(f"{world_size} {backend}\n")
+
+
 def run_ranks(
     entry: str, header: dict | list[dict], buffers: Sequence[Any], *, world_size: int, timeout: float,
     backend: str | None = None, seed: int = 0, on_output: OnOutput | None = None, spare: bool = True,
@@ -88,6 +98,7 @@ def run_ranks(
     global _tasks
     _tasks += 1
     backend = ALONE if backend == ALONE else choose(world_size, backend)
+    write_down(world_size, backend)
     record = backend != ALONE and os.environ.get("COURSE_LEDGER", "on") != "off"
     if sandbox is not None and backend == "nccl":
         sandbox = sandbox.without(

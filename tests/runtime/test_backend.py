@@ -275,6 +275,20 @@ def test_of_ranks_on_gpus_one_pool_is_kept(monkeypatch: pytest.MonkeyPatch) -> N
     assert ended == [1, 2] and [key[0] for key in pool._spares] == [4]
 
 
+def test_every_run_is_written_down_for_make_gpu(
+    machine: Machine, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """A wish for NCCL that is not fulfilled is no error, so a session on GPUs has to count."""
+    runs = tmp_path / "runs"
+    machine.has(0)
+    machine.monkeypatch.setenv("COURSE_BACKEND", "nccl")
+    machine.monkeypatch.setenv("COURSE_LAUNCHES", str(runs))
+    assert list(launch(dist.get_rank, world_size=2)) == [0, 1]
+    assert runs.read_text() == "2 gloo\n"
+    runs.write_text("4 nccl\n2 gloo\n1 alone\n2 nccl\n")
+    assert gpu_session.carried(runs) == (2, 1)
+
+
 # ---- checks, grading, doctor
 
 
