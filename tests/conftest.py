@@ -158,7 +158,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("no NVIDIA GPU on this machine")
 
 
-@pytest.fixture(params=["gloo", pytest.param("nccl", marks=pytest.mark.gpu), "nccl-like"])
+@pytest.fixture(
+    params=["gloo", pytest.param("nccl", marks=pytest.mark.gpu), "nccl-like", "gpu-like"]
+)
 def backend(request: pytest.FixtureRequest) -> Iterator[str]:
     """Each backend in turn; NCCL is skipped, and says so, where there is no GPU; its order is imitated."""
     yield from carried(request)
@@ -173,18 +175,19 @@ def cpu_backend(request: pytest.FixtureRequest) -> Iterator[str]:
 def carried(request: pytest.FixtureRequest) -> Iterator[str]:
     """On gloo no note on NCCL may appear, since the runs of these tests go through on NCCL too."""
     from course_lib.runtime import notes
-    from tests import nccl_like
+    from tests import gpu_like, nccl_like
 
-    if request.param == nccl_like.NAME:
+    if request.param in (nccl_like.NAME, gpu_like.NAME):
+        imitated = nccl_like if request.param == nccl_like.NAME else gpu_like
         world_size = request.node.callspec.params.get("world_size", IMITATED_RANKS)
         if not os.environ.get("COURSE_ALL_TESTS"):
             if world_size != IMITATED_RANKS:
                 pytest.skip(
-                    f"NCCL is imitated on {IMITATED_RANKS} ranks; on others by make test-all"
+                    f"NCCL and GPUs are imitated on {IMITATED_RANKS} ranks; on others by make test-all"
                 )
             if request.node.get_closest_marker("many_steps"):
                 pytest.skip("it takes many steps of one order: make test-all")
-        with nccl_like.offered():
+        with imitated.offered():
             yield request.param
         return
     notes._told.clear()

@@ -139,5 +139,5 @@ def device_of(params: Sequence[Tensor], group: dist.ProcessGroup | None) -> torc
     """The first parameter's; on a rank without parameters the one on which the group's messages lie."""
     if params:
         return params[0].device
-    on_gpu = dist.is_initialized() and dist.get_backend(group) == "nccl"
+    on_gpu = dist.is_initialized() and "nccl" in dist.get_backend(group)
     return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")

@@ -1,0 +1,232 @@
+"""A device of the tests: a GPU that is pretended on the CPU, to find tensors that were left on the host.
+
+In the ranks of a launch on "gpu-like" `course_lib.device()` is "cpu:7". Tensors made there are marked, what is
+computed from marked tensors is marked, and their `.device` is "cpu:7". What an operation or a message would
+refuse on a GPU is an error here as well:
+
+* an operation on a marked and an unmarked tensor, unless it copies, or the unmarked one has no dimensions;
+* a collective or a message with tensors of both kinds, or of the CPU's alone, which gloo would carry beside NCCL;
+* a generator of the CPU for a tensor of the GPU;
+* `numpy()` of a marked tensor.
+
+Not imitated: streams, kernels that are missing, memory, and what C++ allocates by itself (FSDP's own buffers).
+Ranks are fresh for each launch, so that nothing of this is undone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+NAME = "gpu-like"
+GPU = torch.device("cpu", 7)
+# Operations that may take tensors of two devices: copies, and indexing by indices of the CPU.
+MAY_MIX = {
+    "copy_", "_to_copy", "index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "set_",
+    "set_data", "resize_",
+}  # fmt: skip
+# Those whose target has to be a GPU's if an index is.
+INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
+# Messages that these functions make lie on the CPU by design: on a real GPU they ask the group's backend.
+OWN_DEVICE = {"barrier", "_share_state"}
+
+_marks: dict[int, weakref.ref] = {}  # storages on the pretended GPU
+_storage = torch.Tensor.untyped_storage
+_real_device = torch._C.TensorBase.device.__get__  # type: ignore[attr-defined]
+
+
+class OtherDevice(RuntimeError):
+    """Tensors of the host and of the pretended GPU met."""
+
+
+def marked(tensor: torch.Tensor) -> bool:
+    try:
+        return _storage(tensor)._cdata in _marks
+    except (RuntimeError, NotImplementedError):  # sparse, or without storage
+        return False
+
+
+def mark(tensor: torch.Tensor) -> None:
+    try:
+        storage = _storage(tensor)
+    except (RuntimeError, NotImplementedError):
+        return
+    if storage._cdata not in _marks:
+        _marks[storage._cdata] = weakref.ref(storage)
+        weakref.finalize(storage, _marks.pop, storage._cdata, None).atexit = False
+
+
+def tensors_in(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+class Pretend(TorchDispatchMode):
+    """Marks what is made on the GPU or computed there, and refuses what a GPU would refuse."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """PyTorch's hook: True would import the compiler at the first operation, 2 s in every rank."""
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        given, wanted = tensors_in((args, kwargs)), kwargs.get("device")
+        on_gpu = [tensor for tensor in given if marked(tensor)]
+        if func.namespace not in ("c10d", "_c10d_functional"):
+            self.refuse(func._overloadpacket.__name__, str(func), given, on_gpu)
+            generator = kwargs.get("generator")
+            if generator is not None and (wanted == GPU or on_gpu):
+                raise OtherDevice(f"{func}: a generator of the CPU for a tensor of the GPU")
+        result = func(*args, **kwargs)
+        if wanted == GPU or (wanted is None and on_gpu):
+            for tensor in tensors_in(result):
+                mark(tensor)
+        return result
+
+    def refuse(
+        self, name: str, whole: str, given: list[torch.Tensor], on_gpu: list[torch.Tensor]
+    ) -> None:
+        on_cpu = [tensor for tensor in given if tensor.dim() and not marked(tensor)]
+        if on_gpu and on_cpu and name not in MAY_MIX:
+            raise OtherDevice(
+                f"{whole}: Expected all tensors to be on the same device; the GPU's have the shapes "
+                f"{shapes(on_gpu)}, the CPU's {shapes(on_cpu)}"
+            )
+        if name in INDEXING and on_gpu and not marked(given[0]):
+            raise OtherDevice(f"{whole}: a tensor of the CPU is indexed with indices of the GPU")
+
+
+def shapes(tensors: list[torch.Tensor]) -> list[tuple[int, ...]]:
+    return [tuple(tensor.shape) for tensor in tensors]
+
+
+class Copy(torch.autograd.Function):
+    """From the GPU to the host, and the gradient back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        with torch.utils._python_dispatch._disable_current_modes():
+            return x.detach().clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        back = gradient.clone()
+        mark(back)
+        return back
+
+
+def imitate() -> None:
+    """From now on this rank has a pretended GPU."""
+    from course_lib.ledger.group import RecordingGroup
+    from course_lib.mesh import mesh
+    from course_lib.runtime import backend
+
+    def device() -> Any:
+        import torch
+
+        return torch.device("cpu", 7)
+
+    # The code and not the name, which others have imported.
+    backend.device.__code__ = device.__code__
+    mesh._device.__code__ = device.__code__
+
+    host, to, numpy = torch.Tensor.cpu, torch.Tensor.to, torch.Tensor.numpy
+
+    def to_host(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return Copy.apply(self) if marked(self) else host(self, *args, **kwargs)  # type: ignore[return-value]
+
+    def moved(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        target = kwargs.get("device", args[0] if args else None)
+        target = target.device if isinstance(target, torch.Tensor) else target
+        if isinstance(target, str):
+            target = torch.device(target)
+        if not isinstance(target, torch.device) or not marked(self):
+            return to(self, *args, **kwargs)
+        stays: torch.Tensor = self if target == GPU else Copy.apply(self)  # type: ignore[assignment]
+        dtypes = [part for part in (*args[1:], kwargs.get("dtype")) if isinstance(part, torch.dtype)]
+        return to(stays, dtypes[0]) if dtypes else stays
+
+    def as_array(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if marked(self):
+            raise OtherDevice("numpy() of a tensor of the GPU: take .cpu() first")
+        return numpy(self, *args, **kwargs)
+
+    check = RecordingGroup.check
+
+    def checked(self: RecordingGroup, op: str, tensors: list[torch.Tensor]) -> None:
+        on_gpu = [marked(tensor) for tensor in tensors]
+        if tensors and not all(on_gpu) and op != "barrier" and not from_own_device():
+            kinds = "of both devices" if any(on_gpu) else "of the CPU"
+            raise OtherDevice(f"{op}: tensors {kinds}, {shapes(tensors)}; NCCL carries those of GPUs")
+        pretended = torch.Tensor.device
+        del torch.Tensor.device  # the real one, for gloo's own check
+        try:
+            check(self, op, tensors)
+        finally:
+            torch.Tensor.device = pretended  # type: ignore[method-assign, assignment]
+
+    names: Any = torch.Tensor
+    names.cpu, names.to, names.numpy = to_host, moved, as_array
+    names.device = property(lambda self: GPU if marked(self) else _real_device(self))
+    group: Any = RecordingGroup
+    group.check = checked
+
+
+def from_own_device() -> bool:
+    """Whether a function that puts its tensors where the group's backend is made the message."""
+    import sys
+
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name in OWN_DEVICE and "course_lib" in frame.f_code.co_filename:
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
+def enter(header: dict, buffers: list, rank: int) -> tuple[dict, list]:
+    """Imitate, then go on with the task's own entry."""
+    imitate()
+    module, _, name = header["entry"].partition(":")
+    with Pretend():
+        return getattr(importlib.import_module(module), name)(header["header"], buffers, rank)
+
+
+# --- in the process that launches ----------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def offered(checks: bool = False) -> Iterator[None]:
+    """Within it, `launch` knows the backend "gpu-like", which is gloo below. checks: `check` runs on it."""
+    import pytest
+
+    from course_lib.checks.judge import judge
+    from course_lib.runtime import backend, run
+
+    launching = importlib.import_module("course_lib.runtime.launch")
+
+    def choose(world_size: int, asked: str | None = None) -> str:
+        return NAME if asked == NAME else backend.choose(world_size, asked)
+
+    def run_ranks(entry: str, header: Any, buffers: Any, **options: Any) -> run.Outcome:
+        if options["backend"] == NAME:
+            headers = header if isinstance(header, list) else [header] * options["world_size"]
+            header = [{"entry": entry, "header": one} for one in headers]
+            entry, options["backend"] = "tests.gpu_like:enter", "gloo"
+        return run.run_ranks(entry, header, buffers, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launching, "choose", choose)
+        for module in (launching, judge):
+            patch.setattr(module, "run_ranks", run_ranks)
+        if checks:
+            patch.setattr(judge, "backend", lambda world_size: NAME)
+        yield
