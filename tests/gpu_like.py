@@ -1,28 +1,30 @@
 """A device of the tests: a GPU that is pretended on the CPU, to find tensors that were left on the host.
 
-In the ranks of a launch on "gpu-like" `course_lib.device()` is "cpu:7". Tensors made there are marked, what is
-computed from marked tensors is marked, and their `.device` is "cpu:7". What an operation or a message would
-refuse on a GPU is an error here as well:
+In the ranks of a launch on "gpu-like" `course_lib.device()` is "cpu:7". Tensors made there are marked, what
+is computed from marked tensors is marked, and their `.device` is "cpu:7". What an operation or a message
+would refuse on a GPU is an error here as well:
 
 * an operation on a marked and an unmarked tensor, unless it copies, or the unmarked one has no dimensions;
-* a collective or a message with tensors of both kinds, or of the CPU's alone, which gloo would carry beside NCCL;
+* a message or a collective of tensors of both kinds, or of the CPU alone, which gloo carries beside NCCL;
 * a generator of the CPU for a tensor of the GPU;
 * `numpy()` of a marked tensor.
 
-Not imitated: streams, kernels that are missing, memory, and what C++ allocates by itself (FSDP's own buffers).
+Not imitated: streams, kernels that are missing, memory, and what C++ allocates by itself (FSDP's buffers).
 Ranks are fresh for each launch, so that nothing of this is undone.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
+import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -35,8 +37,12 @@ MAY_MIX = {
 }  # fmt: skip
 # Those whose target has to be a GPU's if an index is.
 INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
-# Messages that these functions make lie on the CPU by design: on a real GPU they ask the group's backend.
-OWN_DEVICE = {"barrier", "_share_state"}
+# Messages of these functions are not judged. Ours ask the group's backend where its messages lie; PyTorch's
+# pickled objects travel over gloo, and DistributedDataParallel's sizes are made in C++.
+NOT_JUDGED = {
+    "barrier", "device_of", "_share_state", "all_gather_object", "broadcast_object_list", "gather_object",
+    "scatter_object_list", "_verify_param_shape_across_processes", "_distributed_broadcast_coalesced",
+}  # fmt: skip
 
 _marks: dict[int, weakref.ref] = {}  # storages on the pretended GPU
 _storage = torch.Tensor.untyped_storage
@@ -81,7 +87,8 @@ class Pretend(TorchDispatchMode):
         given, wanted = tensors_in((args, kwargs)), kwargs.get("device")
         on_gpu = [tensor for tensor in given if marked(tensor)]
         if func.namespace not in ("c10d", "_c10d_functional"):
-            self.refuse(func._overloadpacket.__name__, str(func), given, on_gpu)
+            if func._overloadname != "out":  # into memory that C++ has allocated
+                self.refuse(func._overloadpacket.__name__, str(func), given, on_gpu)
             generator = kwargs.get("generator")
             if generator is not None and (wanted == GPU or on_gpu):
                 raise OtherDevice(f"{func}: a generator of the CPU for a tensor of the GPU")
@@ -163,7 +170,7 @@ def imitate() -> None:
 
     def checked(self: RecordingGroup, op: str, tensors: list[torch.Tensor]) -> None:
         on_gpu = [marked(tensor) for tensor in tensors]
-        if tensors and not all(on_gpu) and op != "barrier" and not from_own_device():
+        if tensors and not all(on_gpu) and op != "barrier" and not not_judged():
             kinds = "of both devices" if any(on_gpu) else "of the CPU"
             raise OtherDevice(f"{op}: tensors {kinds}, {shapes(tensors)}; NCCL carries those of GPUs")
         pretended = torch.Tensor.device
@@ -173,6 +180,19 @@ def imitate() -> None:
         finally:
             torch.Tensor.device = pretended  # type: ignore[method-assign, assignment]
 
+    def made(make: Callable) -> Callable:
+        """`torch.tensor`, which copies to another kind of device only, and so tells nobody of cpu:7."""
+
+        @functools.wraps(make)
+        def make_there(*args: Any, **kwargs: Any) -> torch.Tensor:
+            tensor = make(*args, **kwargs)
+            if kwargs.get("device") is not None and torch.device(kwargs["device"]) == GPU:
+                mark(tensor)
+            return tensor
+
+        return make_there
+
+    torch.tensor, torch.as_tensor = made(torch.tensor), made(torch.as_tensor)
     names: Any = torch.Tensor
     names.cpu, names.to, names.numpy = to_host, moved, as_array
     names.device = property(lambda self: GPU if marked(self) else _real_device(self))
@@ -180,16 +200,11 @@ def imitate() -> None:
     group.check = checked
 
 
-def from_own_device() -> bool:
-    """Whether a function that puts its tensors where the group's backend is made the message."""
-    import sys
-
-    frame = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_name in OWN_DEVICE and "course_lib" in frame.f_code.co_filename:
-            return True
-        frame = frame.f_back  # type: ignore[assignment]
-    return False
+def not_judged() -> bool:
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name not in NOT_JUDGED:
+        frame = frame.f_back
+    return frame is not None
 
 
 def enter(header: dict, buffers: list, rank: int) -> tuple[dict, list]:
@@ -217,11 +232,13 @@ def offered(checks: bool = False) -> Iterator[None]:
         return NAME if asked == NAME else backend.choose(world_size, asked)
 
     def run_ranks(entry: str, header: Any, buffers: Any, **options: Any) -> run.Outcome:
-        if options["backend"] == NAME:
-            headers = header if isinstance(header, list) else [header] * options["world_size"]
-            header = [{"entry": entry, "header": one} for one in headers]
-            entry, options["backend"] = "tests.gpu_like:enter", "gloo"
-        return run.run_ranks(entry, header, buffers, **options)
+        if options["backend"] != NAME:
+            return run.run_ranks(entry, header, buffers, **options)
+        headers = header if isinstance(header, list) else [header] * options["world_size"]
+        header = [{"entry": entry, "header": one} for one in headers]
+        options["backend"] = "gloo"
+        outcome = run.run_ranks("tests.gpu_like:enter", header, buffers, **options)
+        return replace(outcome, backend=NAME)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(launching, "choose", choose)
