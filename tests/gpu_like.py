@@ -38,10 +38,10 @@ MAY_MIX = {
 # Those whose target has to be a GPU's if an index is.
 INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
 # Messages of these functions are not judged. Ours ask the group's backend where its messages lie; PyTorch's
-# pickled objects travel over gloo, and DistributedDataParallel's sizes are made in C++.
+# pickled objects travel over gloo, and DistributedDataParallel makes sizes and buckets in C++.
 NOT_JUDGED = {
     "barrier", "device_of", "_share_state", "all_gather_object", "broadcast_object_list", "gather_object",
-    "scatter_object_list", "_verify_param_shape_across_processes", "_distributed_broadcast_coalesced",
+    "scatter_object_list", "_verify_param_shape_across_processes", "_pre_forward",
 }  # fmt: skip
 
 _marks: dict[int, weakref.ref] = {}  # storages on the pretended GPU
