@@ -23,7 +23,7 @@ from course_lib.doctor.machine import (
     usable_cores,
 )
 from course_lib.doctor.nvidia import backends, gpu_links, gpus, nccl
-from course_lib.doctor.sharing import shared_gpus
+from course_lib.doctor.sharing import newer_nccl, shared_gpus
 from course_lib.doctor.software import compiled, process_handles, python, pytorch, system
 from course_lib.doctor.speed import Link, measure_link
 from course_lib.runtime.errors import LaunchError, RankError
@@ -37,12 +37,22 @@ def report() -> None:
 
 
 def main(arguments: Sequence[str] = ()) -> int:
-    """Print the table, or with "--nccl" whether ranks can share a GPU; 0 if nothing is a problem, else 1."""
+    """Print the table, or with "--nccl" whether ranks can share a GPU; 0 if nothing is a problem, else 1.
+
+    With "--nccl --get" a newer NCCL is installed for the ranks alone.
+    """
     parser = argparse.ArgumentParser(prog="python -m course_lib.doctor", description=__doc__)
     parser.add_argument(
         "--nccl", action="store_true", help="whether several ranks can share a GPU, and how"
     )
-    findings = [shared_gpus()] if parser.parse_args(list(arguments)).nccl else examine()
+    parser.add_argument(
+        "--get", action="store_true", help="with --nccl: install a newer NCCL for the ranks alone"
+    )
+    options = parser.parse_args(list(arguments))
+    if options.get and not options.nccl:
+        parser.error("--get goes with --nccl")
+    sharing = newer_nccl if options.get else shared_gpus
+    findings = [sharing()] if options.nccl else examine()
     return 1 if summary(print_findings(findings)) else 0
 
 

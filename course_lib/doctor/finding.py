@@ -26,6 +26,9 @@ class Finding:
             lines += textwrap.wrap(part, WIDTH - INDENT) if len(part) < 2 * WIDTH else [part]
         body = f"\n{indent}".join(lines)
         if self.advice:
-            advice = textwrap.fill(self.advice, WIDTH - INDENT - 3, break_on_hyphens=False)
+            # A path that is wider than the column stays whole, to be copied.
+            advice = textwrap.fill(
+                self.advice, WIDTH - INDENT - 3, break_on_hyphens=False, break_long_words=False
+            )
             body += f"\n{indent}-> " + advice.replace("\n", f"\n{indent}   ")
         return f"{self.status:<8} {self.subject:<17} {body}"

@@ -1,22 +1,30 @@
 """Can several ranks share a GPU over NCCL? `python -m course_lib.doctor --nccl`
 
 The course needs four ranks, and NCCL used to take a GPU for each. From 2.30 on ranks may share one
-(NCCL user guide, NCCL_MULTI_RANK_GPU_ENABLE, "experimental"). PyTorch's wheels bring an older NCCL, as a
-package of its own that can be replaced. The doctor installs nothing: its report has the two lines for it.
+(NCCL user guide, NCCL_MULTI_RANK_GPU_ENABLE, "experimental"). PyTorch's wheels before 2.14 bring an older
+NCCL. With `--get` the doctor installs a newer one into a folder of its own. It changes no package:
+COURSE_NCCL names the file, and only the ranks load it.
 """
 
 from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from course_lib.doctor.finding import Finding
-from course_lib.runtime import gpus
+from course_lib.runtime import gpus, libraries
 from course_lib.runtime.backend import ENOUGH, count
 from course_lib.runtime.errors import LaunchError, RankError
+from course_lib.runtime.gpus import PER_GPU
 from course_lib.runtime.launch import launch
 
 WHEEL = "2.30.7"
+SIZE = "300 MB"
+FOLDER = Path("~/.cache/course_lib/nccl")
 
 
 def shared_gpus() -> Finding:
@@ -69,13 +77,32 @@ def ranks_for(machine: int) -> int:
 
 
 def how_to_share(machine: int) -> str:
-    cuda = (torch.version.cuda or "12").split(".")[0]
     return (
-        f"Two lines change that (NCCL calls it experimental), then restart the kernel: "
-        f"pip install --no-deps nvidia-nccl-cu{cuda}=={WHEEL} and, before course_lib is imported, "
-        f"{setting(ranks_for(machine))}"
+        f"`python -m course_lib.doctor --nccl --get` gets NCCL {WHEEL} for the ranks alone, some {SIZE}, "
+        f"and prints the lines to type, {PER_GPU}={ranks_for(machine)} among them. NCCL calls sharing a GPU "
+        "experimental."
     )
 
 
 def setting(ranks: int) -> str:
-    return f'os.environ["{gpus.PER_GPU}"] = "{ranks}"'
+    return f"In the notebook: %env {PER_GPU}={ranks}"
+
+
+def newer_nccl() -> Finding:
+    """Install NCCL's wheel into FOLDER, unless it is there; the finding has the lines for a notebook."""
+    machine = gpus.gpu_count()
+    if not machine:
+        return Finding("note", "NCCL", "no GPU that this PyTorch can use: nothing was installed")
+    cuda, folder = (torch.version.cuda or "12").split(".")[0], FOLDER.expanduser() / WHEEL
+    library = folder / "nvidia" / "nccl" / "lib" / "libnccl.so.2"
+    wheel = f"nvidia-nccl-cu{cuda}=={WHEEL}"
+    if not library.is_file():
+        print(f"Installing {wheel}, some {SIZE}, into {folder} ...", flush=True)
+        options = ["--quiet", "--no-deps", "--target", str(folder)]
+        command = [sys.executable, "-m", "pip", "install", *options, wheel]
+        answer = subprocess.run(command, capture_output=True, text=True)
+        if answer.returncode or not library.is_file():
+            said = answer.stderr.strip().splitlines() or ["it said nothing"]
+            return Finding("problem", "NCCL", f"pip could not install {wheel}: {said[-1]}")
+    lines = f"%env {libraries.NCCL}={library} and %env {PER_GPU}={ranks_for(machine)}"
+    return Finding("ok", "NCCL", f"{WHEEL} is in {folder}", f"In the notebook, each in a line: {lines}")

@@ -132,7 +132,7 @@ def broken_gpus() -> str:
         return (
             f"{PER_GPU}={ranks_per_gpu()} needs NCCL 2.30 or newer; PyTorch has loaded "
             f"{tried.nccl_text if tried.nccl else 'none that tells its version'}. "
-            "`python -m course_lib.doctor --nccl` gives the lines that change it."
+            "`python -m course_lib.doctor --nccl --get` installs one for the ranks alone."
         )
     return ""
 

@@ -17,6 +17,8 @@ from dataclasses import asdict, dataclass
 
 import torch
 
+from course_lib.runtime import libraries
+
 PER_GPU = "COURSE_RANKS_PER_GPU"
 SHARING = 23000  # the first NCCL, as it numbers itself, in which ranks may share a GPU (2.30)
 TRIAL_SECONDS = 120
@@ -64,15 +66,16 @@ def trial() -> Trial:
 
     It takes as long as PyTorch takes to import, so it runs only if ranks would use the GPUs.
     """
-    variables = ("CUDA_VISIBLE_DEVICES", "LD_PRELOAD", "LD_LIBRARY_PATH")
-    key = tuple(os.environ.get(name) for name in variables)
+    variables = ("CUDA_VISIBLE_DEVICES", *libraries.READ_ONCE)
+    # A wheel that pip has replaced meanwhile is another NCCL for the processes to come.
+    key = (*(os.environ.get(name) for name in variables), *libraries.wheels())
     if key not in _trials:
         _trials[key] = run_trial()
     return _trials[key]
 
 
 def run_trial() -> Trial:
-    environment = {**os.environ, "COURSE_ROLE": "trial"}
+    environment = {**libraries.of_ranks(os.environ), "COURSE_ROLE": "trial"}
     command = [sys.executable, "-m", "course_lib.runtime.gpus"]
     path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
     try:

@@ -133,9 +133,12 @@ _modules: tuple[str, ...] = ()
 _environment: dict[str, str] | None = None
 
 
-def preloaded() -> Preloaded:
-    """The preloaded process of this process, started if there is none."""
+def preloaded(on_gpus: bool = False) -> Preloaded:
+    """The preloaded process of this process, started if there is none, or if ranks need other libraries."""
     global _preloaded
+    if _preloaded is not None and _environment is None and _preloaded.outdated(on_gpus):
+        _preloaded.close()
+        _preloaded = None
     if _preloaded is None or not _preloaded.alive():
         _spares.clear()
         _preloaded = Preloaded(_modules, _environment)
@@ -182,7 +185,7 @@ def pool(
     Spare ranks that were forked before the preloaded process was asked for `imports` are ended: each would
     import them again, at the same time as the others.
     """
-    process = preloaded()
+    process = preloaded(on_gpus=backend == "nccl")
     environment = read_at_the_start(process, sandbox)
     spare = _spares.pop((world_size, backend, record, sandbox, environment), None)
     if spare is not None and spare.preloaded is process and healthy(spare):
@@ -232,7 +235,7 @@ def spare(
     world_size: int, backend: str = "gloo", record: bool = True, sandbox: Sandbox | None = None
 ) -> None:
     """Fork ranks ahead of the next call; returns at once. One spare pool of each size, three sizes."""
-    process = preloaded()
+    process = preloaded(on_gpus=backend == "nccl")
     environment = read_at_the_start(process, sandbox)
     key = (world_size, backend, record, sandbox, environment)
     if key in _spares:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
+from course_lib.runtime import libraries
 from course_lib.runtime.children import Children, Entry
 from course_lib.runtime.errors import LaunchError
 from course_lib.runtime.sandbox.spec import Sandbox
@@ -31,7 +32,7 @@ class Preloaded:
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.environment = dict(os.environ if environment is None else environment)
         variables = dict(
-            self.environment, **dict.fromkeys(ONE_THREAD, "1"), COURSE_ROLE="preloaded",
+            libraries.of_ranks(self.environment), **dict.fromkeys(ONE_THREAD, "1"), COURSE_ROLE="preloaded",
             PYTORCH_NVML_BASED_CUDA_CHECK="1",
         )  # fmt: skip
         variables.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -53,9 +54,15 @@ class Preloaded:
         self.socket, self.owner = here, os.getpid()
         self.groups: dict[int, Children] = {}
         self.imported = {*PRELOAD, *modules}
+        self.wheels = libraries.wheels()
 
     def alive(self) -> bool:
         return self.owner == os.getpid() and self.process.poll() is None
+
+    def outdated(self, on_gpus: bool) -> bool:
+        """Whether it has loaded other libraries than a process that is started now; on_gpus: NCCL as well."""
+        changed = libraries.changed(self.environment, os.environ)
+        return changed or (on_gpus and self.wheels != libraries.wheels())
 
     def environment_changes(self) -> dict[str, str | None]:
         """The changes of os.environ since this process was started; None: the variable was removed."""
@@ -143,6 +150,9 @@ class Adopted(Preloaded):
 
     def alive(self) -> bool:
         return self.owner == os.getpid() and not self.gone
+
+    def outdated(self, on_gpus: bool) -> bool:
+        return False  # it cannot be started anew
 
     def obituary(self) -> str:
         self.gone = True

@@ -316,9 +316,9 @@ def test_no_submission_is_graded_on_gpus(
     ("count", "trial", "share", "status", "says"),
     [
         (0, WORKS, 1, "ok", "no GPU"),
-        (2, WORKS, 1, "note", 'os.environ["COURSE_RANKS_PER_GPU"] = "2"'),
-        (1, WORKS, 1, "note", "pip install --no-deps nvidia-nccl-cu"),
-        (1, SHARES, 1, "ok", 'os.environ["COURSE_RANKS_PER_GPU"] = "4"'),
+        (1, WORKS, 1, "note", "doctor --nccl --get` gets NCCL"),
+        (1, SHARES, 1, "ok", "%env COURSE_RANKS_PER_GPU=4"),
+        (2, SHARES, 1, "ok", "%env COURSE_RANKS_PER_GPU=2"),
         (1, Trial("no driver"), 1, "problem", "no driver"),
         (1, SHARES, 4, "problem", "were tried, and failed"),
     ],
@@ -340,6 +340,48 @@ def test_the_doctor_says_whether_ranks_can_share_a_gpu(
 def test_the_doctor_is_asked_from_the_command_line(capsys: pytest.CaptureFixture) -> None:
     assert doctor.main(["--nccl"]) == 0
     assert "shared GPUs" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        doctor.main(["--get"])
+    assert "--get goes with --nccl" in capsys.readouterr().err
+
+
+def test_the_doctor_gets_a_newer_nccl_for_the_ranks_alone(
+    machine: Machine, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    commands = []
+
+    def pip(command: list[str], **options: object) -> SimpleNamespace:
+        commands.append(command)
+        library = Path(command[command.index("--target") + 1]) / "nvidia/nccl/lib/libnccl.so.2"
+        library.parent.mkdir(parents=True)
+        library.touch()
+        return SimpleNamespace(returncode=0, stdout="", stderr="")
+
+    machine.monkeypatch.setattr(sharing, "FOLDER", tmp_path)
+    machine.monkeypatch.setattr(subprocess, "run", pip)
+    machine.has(0)
+    assert sharing.newer_nccl().status == "note" and not commands
+    machine.has(2)
+    for _ in range(2):  # once it is there, nothing is fetched again
+        finding = sharing.newer_nccl()
+        assert finding.status == "ok" and "%env COURSE_RANKS_PER_GPU=2" in finding.advice
+        library = finding.advice.partition("COURSE_NCCL=")[2].split()[0]
+        assert Path(library).is_file() and library in str(finding), "in one piece"
+    assert len(commands) == 1 and commands[0][-1].startswith("nvidia-nccl-cu")
+    assert "300 MB" in capsys.readouterr().out
+
+
+def test_a_newer_nccl_that_cannot_be_had_is_a_problem_with_pips_words(
+    machine: Machine, tmp_path: Path
+) -> None:
+    def pip(*_: object, **__: object) -> SimpleNamespace:
+        return SimpleNamespace(returncode=1, stdout="", stderr="ERROR: one\nERROR: no such package\n")
+
+    machine.has(1)
+    machine.monkeypatch.setattr(sharing, "FOLDER", tmp_path)
+    machine.monkeypatch.setattr(subprocess, "run", pip)
+    finding = sharing.newer_nccl()
+    assert finding.status == "problem" and finding.text.endswith("ERROR: no such package")
 
 
 def test_the_session_on_gpus_says_what_it_cannot_do_here(tmp_path: Path) -> None:
