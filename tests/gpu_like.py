@@ -1,8 +1,8 @@
 """A device of the tests: a GPU that is pretended on the CPU, to find tensors that were left on the host.
 
-In the ranks of a launch on "gpu-like" `course_lib.device()` is "cpu:7". Tensors made there are marked, what
-is computed from marked tensors is marked, and their `.device` is "cpu:7". What an operation or a message
-would refuse on a GPU is an error here as well:
+In the ranks of a launch on "gpu-like" `course_lib.device()` is "cpu:7". Tensors made there are marked, and so
+are the results of operations on them; their `.device` is "cpu:7". The mixtures that a GPU or NCCL refuses are
+errors here as well:
 
 * an operation on a marked and an unmarked tensor, unless it copies, or the unmarked one has no dimensions;
 * a message or a collective of tensors of both kinds, or of the CPU alone, which gloo carries beside NCCL;
@@ -25,7 +25,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 NAME = "gpu-like"
@@ -120,7 +120,7 @@ class Copy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        with torch.utils._python_dispatch._disable_current_modes():
+        with _disable_current_modes():
             return x.detach().clone()
 
     @staticmethod
@@ -181,7 +181,7 @@ def imitate() -> None:
             torch.Tensor.device = pretended  # type: ignore[method-assign, assignment]
 
     def made(make: Callable) -> Callable:
-        """`torch.tensor`, which copies to another kind of device only, and so tells nobody of cpu:7."""
+        """`torch.tensor` with marks: the dispatcher does not hear of cpu:7, since no copy is made."""
 
         @functools.wraps(make)
         def make_there(*args: Any, **kwargs: Any) -> torch.Tensor:

@@ -8,7 +8,7 @@ Markdown.
     one rank      every test that needs a GPU, one rank to a GPU
     several       the same tests with several ranks on each GPU (needs NCCL 2.30 or newer)
     as it comes   all notebooks, with the backend that the session chooses by itself
-    over NCCL     all notebooks and their checks, over NCCL; what ran on the CPU all the same is counted
+    over NCCL     all notebooks and their checks, over NCCL; runs that fell back to the CPU are counted
     grading       the grader's own selftest on a machine with GPUs
 
 Without a GPU only the first part has a result; the exit code is 0 all the same. It is 1 if a part failed.

@@ -195,7 +195,7 @@ class MeshExplorer:
             setting = replace(setting, rank=min(state["rank"], setting.gpus - 1))
             problem = self.obstacle(setting)
             sentence.value = problem or self.crowd(setting)
-            # What is not shown takes no room: else a page of nothing would stand below the sentence.
+            # A hidden grid or table takes no room: else an empty page would stand below the sentence.
             grid.layout.display = "none" if sentence.value else ""
             table.layout.display = "none" if problem else ""
             if problem:

@@ -30,6 +30,9 @@ from course_lib.runtime.gpus import (
 BACKENDS = ("gloo", "nccl")
 ALONE = "alone"  # for a task that needs no other rank: no process group, see `alone`
 ENOUGH = 4  # ranks over NCCL from which a session uses it: most cells of the notebooks have so many
+NO_PEERS = (
+    " Peer-to-peer between these GPUs does not work: messages go through the host's memory, and are slow."
+)
 _said: set[str] = set()
 
 
@@ -78,9 +81,9 @@ def of_session(world_size: int) -> str:
         say(no_room(world_size))
         return "gloo"
     share = ranks_per_gpu()
-    say(
-        f"{count(gpus)}: ranks run over NCCL, " + (f"{share} a GPU." if share > 1 else "one a GPU.")
-    )
+    each = f"{share} a GPU" if share > 1 else "one a GPU"
+    slow = "" if trial().peers else NO_PEERS
+    say(f"{count(gpus)}: ranks run over NCCL, {each}.{slow}")
     return "nccl"
 
 

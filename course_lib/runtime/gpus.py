@@ -13,11 +13,11 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import torch
 
-from course_lib.runtime import libraries
+from course_lib.runtime import libraries, reach
 
 PER_GPU = "COURSE_RANKS_PER_GPU"
 SHARING = 23000  # the first NCCL, as it numbers itself, in which ranks may share a GPU (2.30)
@@ -48,10 +48,15 @@ def places() -> int:
 
 @dataclass(frozen=True)
 class Trial:
-    """The result of a process that used the GPUs. `error`: why it could not, else ""."""
+    """The result of processes that used the GPUs.
+
+    error: why they could not, else ""; nccl: its version as it numbers itself, 22809 for 2.28.9, 0 if it was
+    not found; peers: whether the GPUs reach each other directly, and not only through the host's memory.
+    """
 
     error: str = ""
-    nccl: int = 0  # NCCL's version as it numbers itself, 22809 for 2.28.9; 0: not found
+    nccl: int = 0
+    peers: bool = True
 
     @property
     def nccl_text(self) -> str:
@@ -62,26 +67,47 @@ _trials: dict[tuple, Trial] = {}
 
 
 def trial() -> Trial:
-    """The outcome of using each GPU once, in a process of its own; remembered.
+    """The outcome of using each GPU once, and of a message between them; remembered.
 
-    It takes as long as PyTorch takes to import, so it runs only if ranks would use the GPUs.
+    It takes as long as PyTorch takes to import, and some seconds more with several GPUs, so it runs only if
+    ranks would use the GPUs. Where GPUs do not reach each other directly, it sets NCCL_P2P_DISABLE for the
+    ranks to come.
     """
     variables = ("CUDA_VISIBLE_DEVICES", *libraries.READ_ONCE)
     # A wheel that pip has replaced meanwhile is another NCCL for the processes to come.
     key = (*(os.environ.get(name) for name in variables), *libraries.wheels())
     if key not in _trials:
-        _trials[key] = run_trial()
+        tried = run_trial()
+        _trials[key] = tried if tried.error else with_message(tried, gpu_count())
     return _trials[key]
+
+
+def with_message(tried: Trial, gpus: int) -> Trial:
+    """The trial with a message between all GPUs; if it does not arrive, without peer-to-peer."""
+    environment = {**libraries.of_ranks(os.environ), "COURSE_ROLE": "trial", "PYTHONPATH": search_path()}
+    if gpus < 2 or reach.reached(gpus, environment):
+        return tried
+    if reach.reached(gpus, {**environment, reach.NO_PEERS: "1"}):
+        os.environ[reach.NO_PEERS] = "1"
+        return replace(tried, peers=False)
+    return Trial(
+        f"they do not reach each other over NCCL (no answer in {2 * reach.SECONDS:.0f} s, also without "
+        "peer-to-peer)"
+    )
+
+
+def search_path() -> str:
+    """This process's modules for another one, as PYTHONPATH."""
+    return os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
 
 
 def run_trial() -> Trial:
     environment = {**libraries.of_ranks(os.environ), "COURSE_ROLE": "trial"}
     command = [sys.executable, "-m", "course_lib.runtime.gpus"]
-    path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
     try:
         answer = subprocess.run(
             command, capture_output=True, text=True, timeout=TRIAL_SECONDS, stdin=subprocess.DEVNULL,
-            env={**environment, "PYTHONPATH": path},
+            env={**environment, "PYTHONPATH": search_path()},
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         return Trial(f"CUDA did not answer within {TRIAL_SECONDS} seconds")

@@ -35,11 +35,11 @@ def of_ranks(environment: Mapping[str, str]) -> dict[str, str]:
 
 def wheels() -> list[str]:
     """The NCCL packages that are installed, such as "nvidia-nccl-cu12 2.27.5": pip may have replaced one."""
-    found = []
+    installed = []
     for name in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found.append(f"{name} {importlib.metadata.version(name)}")
-    return found
+            installed.append(f"{name} {importlib.metadata.version(name)}")
+    return installed
 
 
 def changed(before: Mapping[str, str], now: Mapping[str, str]) -> bool:

@@ -21,10 +21,10 @@ def test_run_all_ends_without_red(notebook: Path, seed: int) -> None:
         pytest.skip("two notebooks are drawn in each run: make test-all runs all of them")
     red = []
     for cell in run(notebook, minutes=5):
-        on_purpose = "raises-exception" in cell.metadata.get("tags", [])
+        on_purpose = "raises-exception" in cell["metadata"].get("tags", [])
         for output in cell.get("outputs", []):
             if output.get("name") == "stderr":
-                red.append(f"{cell.source[:80]!r} wrote to stderr: {output.text[:500]}")
-            if output.output_type == "error" and not on_purpose:
-                red.append(f"{cell.source[:80]!r} ended in {output.ename}: {output.evalue[:500]}")
+                red.append(f"{cell['source'][:80]!r} wrote to stderr: {output['text'][:500]}")
+            if output["output_type"] == "error" and not on_purpose:
+                red.append(f"{cell['source'][:80]!r} ended in {output['ename']}: {output['evalue'][:500]}")
     assert not red, "\n".join(red)

@@ -278,7 +278,7 @@ def test_of_ranks_on_gpus_one_pool_is_kept(monkeypatch: pytest.MonkeyPatch) -> N
 def test_every_run_is_written_down_for_make_gpu(
     machine: Machine, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    """A wish for NCCL that is not fulfilled is no error, so a session on GPUs has to count."""
+    """An unfulfilled wish for NCCL raises no error, so a session on GPUs counts the runs."""
     runs = tmp_path / "runs"
     machine.has(0)
     machine.monkeypatch.setenv("COURSE_BACKEND", "nccl")

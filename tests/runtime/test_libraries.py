@@ -71,6 +71,7 @@ def test_the_trial_loads_what_ranks_load(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(subprocess, "run", run)
     monkeypatch.setattr(gpus, "_trials", {})
+    monkeypatch.setattr(gpus, "gpu_count", lambda: 1)
     monkeypatch.delenv("LD_PRELOAD", raising=False)
     assert gpus.trial() is gpus.trial() and seen == [None]
     monkeypatch.setenv(libraries.NCCL, str(find_library()))

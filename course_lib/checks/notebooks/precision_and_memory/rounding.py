@@ -378,7 +378,7 @@ def case(
         outputs = {name: spec for run in runs for name, spec in run.outputs().items()}
         sides.append(RankSide({run.name: run.x for run in runs}, {"runs": described}, outputs))
     lines = [run.line() for run in (*judged, *more)]
-    # What is drawn is compared with draws of the CPU's generator, and a GPU's draws other numbers.
+    # The draws are compared with those of the CPU's generator, and a GPU's generator draws other numbers.
     return Case(title, sides, lines, recipe=RECIPE, alone=ranks == 1, on_cpu=True)
 
 
