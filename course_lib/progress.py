@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -24,6 +25,7 @@ from course_lib.checks.words import number
 from course_lib.saved import DONE, UNCHECKED, Exercise, Notebook, UnreadableNotebook, find, read
 
 WIDTH = 62  # column in which the points stand, as in the table of a check
+WIDEST = 100  # columns of a row; longer remarks go below it
 HIDDEN = """
 These are the points of the visible cases. The grader runs every check again with hidden cases:
 inputs of the same kind that you cannot see beforehand. Your grade may be lower."""
@@ -102,13 +104,17 @@ def _by_assignment(notebook: Notebook) -> tuple[str, str]:
 
 
 def _of_notebook(notebook: Notebook) -> Iterator[str]:
-    yield coloured(_row(notebook.title, notebook.exercises), "bold")
     if all(exercise.points is None for exercise in notebook.exercises):
-        yield f"  no check has printed a table in {notebook.path} yet"
+        yield _row(notebook.title, notebook.exercises, "no check has run yet")
         return
+    yield coloured(_row(notebook.title, notebook.exercises), "bold")
     for section, inside in groupby(notebook.exercises, key=lambda exercise: exercise.section):
         exercises = list(inside)
-        open_ones = [exercise for exercise in exercises if exercise.points != exercise.possible]
+        open_ones = [
+            exercise
+            for exercise in exercises
+            if exercise.points != exercise.possible or exercise.state != DONE
+        ]
         yield _row(f"  {section.replace('*', '')}", exercises, ", ".join(map(_said, open_ones)))
 
 
@@ -128,8 +134,13 @@ def _row(title: str, exercises: Sequence[Exercise], remark: str = "") -> str:
     parts += (
         [f"+ {earned(more):.1f} of {number(sum(e.possible for e in more))} extra"] if more else []
     )
-    shown = "" if remark == DONE else remark
-    return f"{title:<{WIDTH}}{' '.join(parts)}{f'   {shown}' if shown else ''}"
+    row = f"{title:<{WIDTH}}{' '.join(parts)}"
+    if remark in ("", DONE):
+        return row
+    if len(row) + len(remark) < WIDEST:
+        return f"{row}   {remark}"
+    below = textwrap.wrap(remark, WIDEST - 6, break_long_words=False, break_on_hyphens=False)
+    return "\n      ".join([row, *below])
 
 
 def earned(exercises: Iterable[Exercise]) -> float:

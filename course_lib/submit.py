@@ -1,7 +1,7 @@
 """Is a notebook ready to be handed in? And the file to hand in.
 
     python -m course_lib.submit 05_fsdp.ipynb       one notebook
-    python -m course_lib.submit                     all notebooks of this folder
+    python -m course_lib.submit                     those of this folder in which something is written
 
 Each notebook is run from the top, in a kernel and a folder of its own, so your file stays as you saved it.
 Then it goes into a zip as `05_fsdp/05_fsdp.ipynb`, which is how the grader looks for it. Nothing is refused:
@@ -48,10 +48,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         notebooks = _one_each([read(path) for path in find(options.places or [default_folder()])])
+        if not options.places:
+            notebooks = _begun(notebooks)
         refuse_to_overwrite(options.to)
     except UnreadableNotebook as error:
         print(error, file=sys.stderr)
         return 2
+    try:
+        return _look_and_pack(notebooks, options)
+    except KeyboardInterrupt:
+        print("\nInterrupted: nothing was packed.", file=sys.stderr)
+        return 130
+
+
+def _begun(notebooks: list[Notebook]) -> list[Notebook]:
+    """Those in which an exercise is written; all of them if there is none. A line says what was left out."""
+    begun = [
+        notebook
+        for notebook in notebooks
+        if any(exercise.state != UNWRITTEN for exercise in notebook.exercises)
+    ]
+    if len(begun) in (0, len(notebooks)):
+        return notebooks
+    others = listing(
+        notebook.assignment[:2] for notebook in notebooks if notebook not in begun
+    )
+    print(f"Nothing is written in {others} yet: left out.\n", flush=True)
+    return begun
+
+
+def _look_and_pack(notebooks: Sequence[Notebook], options: argparse.Namespace) -> int:
+    if not options.no_run:
+        print(
+            f"{counted(len(notebooks), 'notebook')} to be run from the top, a minute or two each "
+            "(--no-run leaves that out).\n",
+            flush=True,
+        )
     missing = []
     for notebook in notebooks:
         print(
@@ -175,6 +207,10 @@ def run(path: Path, minutes: float) -> list[dict[str, Any]]:
         try:
             # Remarks of the kernel's process on itself are not meant for a student.
             client.execute(env={**os.environ, "NO_COLOR": "1"}, stdout=DEVNULL, stderr=DEVNULL)
+        except AssertionError as error:
+            if client.km is not None:
+                raise
+            raise KeyboardInterrupt from error  # nbclient, interrupted, looks for a kernel that it has ended
         finally:
             _progress(codes, None)
     return notebook.cells

@@ -19,6 +19,7 @@ from autograder.course.drift import differences
 from autograder.course.package import PackageError, build_wheel
 from autograder.course.place import Place, ReleaseError
 from autograder.course.release import release
+from course_lib.checks.words import counted
 
 
 def add_parser(commands: argparse._SubParsersAction) -> None:
@@ -75,9 +76,9 @@ def run(options: argparse.Namespace) -> int:
     except (ReleaseError, PackageError) as error:
         print(error, file=sys.stderr)
         return 2
-    print(made.readme.read_text(encoding="utf-8"))
+    notebooks = counted(len(made.notebooks), "notebook")
     print(
-        f"{options.into} is ready to be handed out: {len(made.notebooks)} notebooks, the package and this "
-        f"page. {made.archive.name} in it contains all of them."
+        f"{options.into} is ready to be handed out: {notebooks}, the package, and {made.readme.name}, a page "
+        f"for students. {made.archive.name} in it contains all of them."
     )
     return 0

@@ -128,7 +128,9 @@ def write_reports(
 
     def formgrader(student: str, assignment: str) -> str:
         key = graded.notebook_ids.get((student, assignment))
-        return f"{server.rstrip('/')}/formgrader/submissions/{quote(key)}/" if key else ""
+        # Of a file that could not be read formgrader has a row, and nothing to show.
+        read = (graded.out / "autograded" / student / assignment).is_dir()
+        return f"{server.rstrip('/')}/formgrader/submissions/{quote(key)}/" if key and read else ""
 
     write_class_page(
         graded.results,

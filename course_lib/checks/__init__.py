@@ -25,6 +25,7 @@ def check(name: str, *objects: Any, seed: int | None = None, cases: str = "visib
     leaves one line, and where each rank was.
     """
     from course_lib.checks.client import submit
+    from course_lib.checks.outdated import remarks
     from course_lib.runtime.errors import Interrupted
     from course_lib.runtime.interrupts import never_lost
 
@@ -37,7 +38,7 @@ def check(name: str, *objects: Any, seed: int | None = None, cases: str = "visib
         raise Interrupted("\n".join(said)) from None
     if cases == "visible":
         latest[name] = report
-    print(report.shown())
+    print("\n".join([report.shown(), *remarks(objects)]))
     return report
 
 

@@ -182,6 +182,7 @@ class MeshExplorer:
         import ipywidgets as widgets
 
         controls, state = self._controls(widgets), {"rank": self.first.rank}
+        framed: list[tuple[int, int]] = []  # GPUs, and GPUs of a node, for which the frames were made last
         buttons = [widgets.Button(layout=widgets.Layout(width="66px")) for _ in range(MOST)]
         grid = widgets.HBox(layout=widgets.Layout(flex_flow="row wrap"))
         sentence, table = widgets.Label(), widgets.HTML()
@@ -210,7 +211,10 @@ class MeshExplorer:
                 return
             for rank, button in enumerate(buttons[: setting.gpus]):
                 _dress(button, rank, marks.get(rank))
-            grid.children = _nodes(widgets, buttons[: setting.gpus], setting.per_node)
+            # New frames would take the keyboard's focus from the button that was pressed.
+            if framed != [(setting.gpus, setting.per_node)]:
+                framed[:] = [(setting.gpus, setting.per_node)]
+                grid.children = _nodes(widgets, buttons[: setting.gpus], setting.per_node)
 
         def choose(rank: int) -> Callable[[Any], None]:
             def clicked(_button: Any) -> None:

@@ -22,6 +22,9 @@ FULL = "hello                                                         1.0 of 1\n
 NONE = "hello                                                         0.0 of 1\n  ✗ rank, 3 ranks\n"
 
 
+STUDENT = Path(__file__).resolve().parents[2] / "notebooks"
+
+
 def markdown(text: str) -> dict[str, Any]:
     return {"cell_type": "markdown", "metadata": {}, "source": text}
 

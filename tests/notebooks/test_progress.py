@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from course_lib import checks, progress
+from course_lib import checks, progress, saved
 from course_lib.checks.colour import plain
 from course_lib.checks.judge.find import UnknownExercise, find
 from course_lib.checks.report import Report
@@ -89,7 +89,7 @@ def test_points_by_section_then_together(tmp_path, capsys):
         f"{early} holds the same notebook, was saved earlier, and is not counted.",
     ]
     assert "in all, 2 notebooks 1.0 of 5" in rows
-    assert any("no check has printed a table" in row for row in rows)
+    assert "02_collectives 0.0 of 4 no check has run yet" in rows
     assert "hidden cases" in " ".join(rows)
 
 
@@ -97,6 +97,20 @@ def test_what_misses_points_says_why(tmp_path, capsys):
     made.hello(tmp_path / "x.ipynb", made.HELLO, made.NONE)
     progress.main([str(tmp_path / "x.ipynb")])
     assert "hello 0.0 of 1" in capsys.readouterr().out.splitlines()[1]
+
+
+def test_points_of_a_cell_that_is_no_longer_python_are_remarked(tmp_path, capsys):
+    made.hello(tmp_path / "x.ipynb", "def hello(:\n    return 1", made.FULL)
+    progress.main([str(tmp_path / "x.ipynb")])
+    assert "hello 1.0 of 1, not Python" in capsys.readouterr().out.splitlines()[1]
+
+
+def test_a_long_row_goes_on_below(tmp_path, capsys):
+    names = [f"exercise_{k}" for k in range(9)]
+    exercises = [saved.Exercise(name, "5", saved.UNWRITTEN, 1.0, False, 0.0) for name in names]
+    row, *below = progress._row("  5", exercises, ", ".join(map(progress._said, exercises))).splitlines()
+    assert row.endswith("0.0 of 9") and all(len(line) <= progress.WIDEST for line in below)
+    assert "exercise_8 0.0 of 1, not written yet" in " ".join(" ".join(below).split())
 
 
 def test_bad_input_gets_a_sentence(tmp_path, capsys):

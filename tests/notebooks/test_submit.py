@@ -95,6 +95,32 @@ def test_all_notebooks_of_a_folder_and_two_files_of_one(here, capsys):
     assert "are the same notebook, 00_first_ranks. Name the one" in capsys.readouterr().err
 
 
+def test_notebooks_without_a_word_of_the_student_are_left_out_unless_they_are_named(here, capsys):
+    begun = made.hello(here / "work" / "00" / "a.ipynb", made.HELLO, made.FULL)
+    fresh = here / "work" / "02" / "02.ipynb"
+    fresh.parent.mkdir()
+    fresh.write_bytes((made.STUDENT / "02_collectives" / "02_collectives.ipynb").read_bytes())
+    assert submit.main(["--no-run"]) == 0
+    assert "Nothing is written in 02 yet: left out." in capsys.readouterr().out
+    assert set(members(here / "submission.zip")) == {"00_first_ranks/00_first_ranks.ipynb"}
+    assert submit.main(["--no-run", str(begun), str(fresh)]) == 1
+    assert len(members(here / "submission.zip")) == 2
+
+
+def test_an_interrupt_packs_nothing_and_says_so(here, capsys, monkeypatch):
+    made.hello(here / "mine.ipynb", made.HELLO, made.FULL)
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(submit, "run", interrupted)
+    assert submit.main(["mine.ipynb"]) == 130
+    said = capsys.readouterr()
+    assert "1 notebook to be run from the top" in said.out
+    assert "Interrupted: nothing was packed." in said.err
+    assert not (here / "submission.zip").exists()
+
+
 def test_a_file_of_somebody_else_is_not_written_over(here, capsys):
     made.hello(here / "x.ipynb", made.HELLO, made.FULL)
     with zipfile.ZipFile(here / "photos.zip", "w") as packed:

@@ -99,6 +99,23 @@ def test_an_error_shows_the_students_frames(notebook: Notebook) -> None:
     assert "--- ranks 0 and 1 ---" in said
 
 
+def test_a_check_says_that_the_newest_cell_of_its_function_failed(notebook: Notebook) -> None:
+    """Else a table full of points would stand below a mistake in the grammar."""
+    notebook.cell("from course_lib import check, device")
+    right = "def hello():\n    return dist.get_rank(), dist.get_world_size(), str(device())"
+    notebook.cell(right)
+    judged = "report = check('00_first_ranks/hello', hello)"
+    assert "did not run to its end" not in notebook.cell(judged)["stdout"]
+    notebook.cell(right.replace("()", "(", 1))
+    said = notebook.cell(judged)["stdout"]
+    assert said.endswith(
+        "The newest cell that defines `hello`, In[5], did not run to its end. This table is about the "
+        "`hello` of In[3].\n"
+    )
+    notebook.cell(right)
+    assert "did not run to its end" not in notebook.cell(judged)["stdout"]
+
+
 def test_the_stack_of_a_crash_names_the_cell(notebook: Notebook) -> None:
     notebook.cell("import os\ndef body():\n    if dist.get_rank() == 1:\n        os.abort()")
     said = notebook.cell("launch(body, world_size=2)")

@@ -12,8 +12,8 @@ from course_lib.checks.judge.find import of_assignment
 
 # Of `course_lib.checks`: the code that ranks run, and that with which a cell's `check` refers to the grader.
 SEEN = (
-    "rank", "__init__.py", "client.py", "colour.py", "report.py", "sentence.py", "wire.py", "words.py",
-    "__pycache__",
+    "rank", "__init__.py", "client.py", "colour.py", "outdated.py", "report.py", "sentence.py", "wire.py",
+    "words.py", "__pycache__",
 )  # fmt: skip
 
 

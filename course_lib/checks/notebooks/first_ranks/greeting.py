@@ -55,7 +55,7 @@ def said_hello(place: int) -> Callable[[Observed], Finding]:
                 return wrong(
                     Sentence(
                         f"hello() gives {returned[place]!r} as {what}; it is {right!r}.",
-                        f"hello() gives something else as {what}; it is {right!r}.",
+                        f"{what[0].upper()}{what[1:]} is {right!r}, and hello() does not give that.",
                     ),
                     hello_hint(place, returned, rank, observed.world_size),
                 )

@@ -1,0 +1,52 @@
+"""A function of an earlier cell, because the newest cell that defines it did not run to its end.
+
+After a mistake in the grammar a notebook still holds the function as it was before, and a check would judge
+it without a word.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+import types
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from course_lib.runtime.places import file_name
+
+NUMBER = re.compile(r"Cell In\[(\d+)\]\Z")
+
+
+def remarks(objects: Iterable[Any]) -> Iterator[str]:
+    """A sentence for each function or class that is older than the newest cell with its definition."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    if shell is None:
+        return
+    cells = shell.history_manager.input_hist_raw  # its number 0 is empty, and the last one runs now
+    for thing in objects:
+        name, own = getattr(thing, "__name__", ""), cell_of(thing)
+        newest = max(
+            (n for n in range(1, len(cells)) if name and defines(cells[n], name)), default=0
+        )
+        if own and newest > own:
+            yield (
+                f"The newest cell that defines `{name}`, In[{newest}], did not run to its end. This table is "
+                f"about the `{name}` of In[{own}]."
+            )
+
+
+def cell_of(thing: Any) -> int:
+    """The number of the cell in which a function or a class was made; 0 if it is of no cell."""
+    parts = vars(thing).values() if inspect.isclass(thing) else [thing]
+    for part in parts:
+        code = getattr(part, "__code__", None)
+        match = NUMBER.match(file_name(code.co_filename)) if isinstance(code, types.CodeType) else None
+        if match:
+            return int(match[1])
+    return 0
+
+
+def defines(source: str, name: str) -> bool:
+    return re.search(rf"^(?:async +def|def|class) +{re.escape(name)}\b", source, re.MULTILINE) is not None
