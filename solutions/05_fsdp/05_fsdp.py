@@ -25,9 +25,9 @@
 # | 1 Hide the wire behind the arithmetic | 30 | 8 | notebook 04 |
 # | 2 The step as data | 40 | 10 | 1 |
 # | 3 Make it real: prefetch | 90 | 16 | 2 |
-# | 4 Two precisions in one step | 20 | 8 | |
-# | 5 Islands: hybrid sharding | 25 | 8 | 4 |
-# | 6 One norm from N shards | 10 | 4 | |
+# | 4 Two precisions in one step | 20 | 8 | 1 |
+# | 5 Islands: hybrid sharding | 25 | 8 | notebooks 02, 04 |
+# | 6 One norm from N shards | 10 | 4 | notebook 02 |
 # | 7 In production | 25 | | all |
 # | 8 Questions | 10 | 6 | 1 to 5 |
 # | 9 Optional: gather in 8 bits | 25 | 4 extra | 4 |
@@ -795,14 +795,20 @@ lanes(late, SLOW, "the reduce first", until=984) if one_ahead else None
 #
 # Now the list runs on ranks. A program that trains has no list, though: forward calls blocks, autograd
 # computes gradients, and your *hooks* issue the actions. Your module is notebook 04's `Zero3Module` with
-# gathers in flight. Its units are the same: each of `module.blocks`, and the *root* with all other parameters
-# (and those that two blocks share), which may stay whole throughout the step.
+# gathers in flight. Its units are the same:
+#
+# | a parameter that | is in | which is whole |
+# |---|---|---|
+# | only one block has | the unit of this block | while the block computes, and a little before |
+# | two blocks share, or a module outside the blocks has | the *root* | throughout the step, if you like |
+#
+# Frozen parameters have a unit of their own, so a block or a root with both kinds has two units.
 #
 # Storage is not the subject here, so you get a finished unit. Its tricks are those of notebook 04 §5:
 #
 # | | |
 # |---|---|
-# | `Unit(params, group)` | `params` are all trained or all frozen: a block with both kinds has two units. They get the first rank's values; `unit.shard` is this rank's part, an `nn.Parameter`. The unit is not whole |
+# | `Unit(params, group)` | `params` are all trained or all frozen. They get the first rank's values; `unit.shard` is this rank's part, an `nn.Parameter`. The unit is not whole |
 # | `unit.start()` | gives the parameters their memory and asks for the weights: the gather is in flight afterwards. Nothing happens if the unit is whole or on its way |
 # | `unit.wait()` | the weights are here afterwards. It starts the gather, if nothing did |
 # | `unit.free()` | gives the memory back. A unit whose gather is in flight must not be freed, and raises an error: wait first |
@@ -820,8 +826,8 @@ lanes(late, SLOW, "the reduce first", until=984) if one_ahead else None
 # **Build.** The check asks this of your class:
 #
 # - As in notebook 04, `parameters()` gives the shards of all units, with the mean over the ranks in
-#   `shard.grad`. A missing gradient counts as zeros, and several backwards add up. Parameters may be tied or
-#   frozen.
+#   `shard.grad`. A gradient that is missing on all ranks counts as zeros, and several backwards add up.
+#   Parameters may be tied or frozen.
 # - In forward, units up to i + `forward_prefetch` are asked for *before* block i computes. In backward
 #   those down to i − `backward_prefetch` are asked for before block i computes its gradients, and so before
 #   the gradients of block i leave.
@@ -833,10 +839,11 @@ lanes(late, SLOW, "the reduce first", until=984) if one_ahead else None
 #   Every handle is waited for. The root is reduced when all of its gradients are there, and freed when
 #   backward is over.
 # - All ranks gather in the same order. So the order must not depend on the data of a rank. You may assume
-#   that all ranks run all blocks in the order of the list. A block may stand in the list twice. You may keep
-#   it whole between its two uses, and reduce its gradients after each use or once for both.
-# - Work with hooks, and leave the blocks' `forward` as it is. The check has hooks inside the blocks, and they
-#   would read weights that a wrapped `forward` has freed.
+#   that all ranks run all blocks in the order of the list, and that a gradient is missing on all ranks or on
+#   none. A block may stand in the list twice. You may keep it whole between its two uses, and reduce its
+#   gradients after each use or once for both.
+# - Work with hooks, and leave the blocks' `forward` as it is: other hooks of a block would find the weights
+#   freed by a wrapped `forward`.
 # - A forward under `torch.no_grad()` leaves no unit whole, and so does a forward in which a block raises an
 #   error: the next step works. Two forwards may come before one backward, whose loss is the sum of theirs:
 #   it passes each block twice. If you keep the last block, it may stay whole
@@ -879,21 +886,21 @@ class PrefetchedModule(nn.Module):
         for block in dict.fromkeys(blocks):  # each once
             for param in block.parameters():
                 owner[param] = module if param in owner else block
+        inside = {inner for block in blocks for inner in block.modules()}
+        for outside in set(module.modules()) - inside:
+            owner |= dict.fromkeys(outside.parameters(recurse=False), module)
         members = {}
         for param in module.parameters():
-            members.setdefault((owner.get(param, module), param.requires_grad), []).append(param)
+            members.setdefault((owner[param], param.requires_grad), []).append(param)
         units = {place: [] for place in (*blocks, module)}  # trained and frozen parameters apart
         for (place, _), params in members.items():
             units[place].append(Unit(params, group))
         self.blocks, self.root = [units[block] for block in blocks], units[module]
         self.units = [unit for of_place in units.values() for unit in of_place]
-        self.unsent, self.settle = set(), lambda: None
+        self.current, self.settle = [], lambda: None
         for block in dict.fromkeys(blocks):
             block.register_forward_pre_hook(lambda *_: self._enter())
             block.register_forward_hook(lambda _, args, output: self._leave(self.i, output))
-        for unit in self.units:
-            for param in unit.params if unit.shard.requires_grad else ():
-                param.register_post_accumulate_grad_hook(lambda _, unit=unit: self._arrived(unit))
 
     def _use(self, i, direction):
         """Ask for the weights of block i and of those ahead of it, and wait for those of i."""
@@ -911,58 +918,51 @@ class PrefetchedModule(nn.Module):
         """The forward of block i is over."""
         kept = not self.reshard or i == len(self.blocks) - 1
         if not (kept and output.requires_grad):
-            self._free(self.blocks[i])
+            for unit in self.blocks[i]:
+                unit.free()
         if output.requires_grad:
             output.register_hook(lambda gradient: self._before(i))
 
     def _begin(self):
-        """The gradient of the module's output is there: backward begins."""
-        after_backward(self._end)
-        for unit in self.root:
-            unit.wait()
-        self.unsent.update(unit for unit in self.root if unit.shard.requires_grad)
+        """The gradient of the module's output is there."""
+        if not self.in_backward:  # the output of another forward may have been here before
+            self.in_backward = True
+            after_backward(self._end)
+            for unit in self.root:
+                unit.wait()
 
     def _before(self, i):
-        """The gradient of block i's output is there: its backward comes next."""
+        """The gradient of block i's output is there: so are all gradients of the block above."""
+        self._send(self.current)
         self._use(i, -1)
-        self.unsent.update(unit for unit in self.blocks[i] if unit.shard.requires_grad)
-        for later in self.blocks[i + 1 :]:  # frozen ones: no gradient says that they are done
-            self._free(unit for unit in later if not unit.shard.requires_grad)
+        self.current = self.blocks[i]
 
-    def _arrived(self, unit):
-        if all(param.grad is not None for param in unit.params):
-            self._send(unit)
-
-    def _send(self, unit):
-        self._free([unit])
-        self.settle()  # the reduction before this one
-        self.settle = unit.reduce()
-        self.unsent.discard(unit)
+    def _send(self, units):
+        """Backward has left these units: free them, and send their gradients."""
+        for unit in units:
+            unit.free()
+            if unit.shard.requires_grad:
+                self.settle()  # the reduction before this one
+                self.settle = unit.reduce()
 
     def _end(self):
-        """Send the units of which a parameter got no gradient, in the same order on all ranks."""
-        for unit in self.units:
-            if unit in self.unsent:
-                self._send(unit)
+        """Backward is over."""
+        self._send(self.current)
+        self._send(self.root)
         self.settle()
         self._forget()
 
     def _forget(self):
         """Free everything, also units that are on their way."""
-        self.settle = lambda: None
-        self.unsent.clear()
+        self.current, self.settle = [], lambda: None
         for unit in self.units:
             unit.drop()
-
-    def _free(self, units):
-        for unit in units:
-            unit.free()
         ### END SOLUTION
 
     def forward(self, *args):
         """Run the module's forward."""
         ### BEGIN SOLUTION
-        self.i = -1
+        self.i, self.in_backward = -1, False
         for unit in self.root:
             unit.wait()
         try:
@@ -1143,7 +1143,7 @@ for body in (skips, disagrees):
 # | | |
 # |---|---|
 # | you will write | `all_gather_cast(output, shard)` and `reduce_scatter_mean(output, grads, reduce_dtype)` |
-# | rests on | notebook 02 §2 |
+# | rests on | §1; notebook 02 §2, §3 |
 # | time | 20 minutes |
 # | points | 8 |
 #
@@ -1370,7 +1370,7 @@ for name, (ranks, operations) in several(by_policy, POLICIES).items():
 # | | |
 # |---|---|
 # | you will write | `hybrid_groups(world_size, shard)` and `hybrid_reduce(output, grads, shard_group, replica_group)` |
-# | rests on | §4 |
+# | rests on | notebook 02 §2, §4; notebook 04 §1 |
 # | time | 25 minutes |
 # | points | 8 |
 #

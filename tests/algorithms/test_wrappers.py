@@ -124,6 +124,38 @@ def test_two_units_that_meet_in_one_collective_are_told(wrapper: Callable) -> No
         assert words in str(caught.value)
 
 
+class Tied(Blocks):
+    """A head outside the blocks has the weight of one of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(4, 4)
+        self.head.weight = self.blocks[0].weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(super().forward(x))
+
+
+@pytest.mark.parametrize("wrapper", SHARDED)
+def test_a_block_may_share_a_weight_with_a_module_outside(wrapper: Callable) -> None:
+    """It is in the unit of the whole module: freed after the block it would be missing in the head."""
+
+    def job() -> None:
+        torch.manual_seed(0)
+        alone, module = Tied(), Tied()
+        module.load_state_dict(alone.state_dict())
+        wrapped = wrapper(module)
+        for trained in (alone, wrapped):
+            optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
+            for _ in range(2):
+                trained(torch.ones(2, 4)).square().sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        torch.testing.assert_close(wrapped.full_state_dict(), dict(alone.state_dict()))
+
+    launch(job, world_size=2, backend="gloo")
+
+
 def thrice(kind: Callable, first: nn.Module, second: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return kind(second, kind(first, kind(first, x).tanh()))
 

@@ -397,6 +397,13 @@ def test_output_is_told_once_for_all_ranks_cut_visibly_and_not_beside_the_error_
     assert re.search(r"\| ranks 0 (and|to) \d printed: x{86} \.\.\.$", out, re.MULTILINE)
 
 
+def test_a_warning_is_a_sentence_without_its_path_and_its_code(printed):
+    check(SHIFT, shift(before="(tensor.clone().requires_grad_() + 1).grad", result="received + 1"))
+    sentence = "UserWarning: The .grad attribute of a Tensor that is not a leaf Tensor is being accessed."
+    said = [line for line in printed().splitlines() if "printed:" in line]
+    assert {line.partition(" printed: ")[2] for line in said} == {sentence}
+
+
 def test_output_of_a_right_case_is_not_shown(printed):
     report = check(SHIFT, shift(before="import sys, warnings; print('a'); print('b', file=sys.stderr); "
                                        "warnings.warn('c')"))  # fmt: skip

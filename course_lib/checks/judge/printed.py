@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Sequence
+
 from course_lib.checks import words
 from course_lib.checks.judge import faults
 from course_lib.runtime.run import Outcome
 
 OUTPUT_LINES, RANK_LINES, OUTPUT_WIDTH = (12, 8, 90)  # shown of a case, the last of each rank; characters
 DUMPED = "Extension modules:"  # the end of what Python says when C code has crashed
+WARNED = re.compile(r".+:\d+: (\w*Warning: .+)")  # as Python prints a warning; a line of code follows
+CODE = "  "  # the beginning of that line
 QUOTED = 20  # characters: a shorter line may stand in a failure's text by chance
 
 
@@ -20,7 +25,8 @@ def printed(outcome: Outcome) -> list[str]:
     ranks: dict[str, list[int]] = {}
     left_out = 0
     for rank, lines in enumerate(outcome.output):
-        theirs = (text for text in lines if not (text.startswith(DUMPED) or faults.STAMPED.match(text)))
+        shown = warnings_in_a_sentence(lines)
+        theirs = (text for text in shown if not (text.startswith(DUMPED) or faults.STAMPED.match(text)))
         own = list(dict.fromkeys(theirs))
         left_out += len(own[:-RANK_LINES])
         for text in own[-RANK_LINES:]:
@@ -34,6 +40,17 @@ def printed(outcome: Outcome) -> list[str]:
     left_out += len(said[OUTPUT_LINES:])
     more = f"... {words.counted(left_out, 'line')} more at least; a launch of your own shows all."
     return said[:OUTPUT_LINES] + ([more] if left_out else [])
+
+
+def warnings_in_a_sentence(lines: Sequence[str]) -> Iterator[str]:
+    """The lines, with the first sentence of each warning in place of its path, its text and its code."""
+    warned = False
+    for text in lines:
+        if warning := WARNED.fullmatch(text):
+            yield re.split(r"(?<=\.) ", warning[1])[0]
+        elif not (warned and text.startswith(CODE)):
+            yield text
+        warned = warning is not None
 
 
 def cut(text: str) -> str:

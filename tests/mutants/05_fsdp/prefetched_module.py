@@ -219,6 +219,40 @@ class PrefetchedModule(torch.nn.Module):
 +        dist.barrier(self.group)
 
 
+# %% wrong: a barrier before the gathers of backward
+# is: slip
+# says: 5 barriers in a step
+# base: what the wrong ones change
+         self.module, self.reshard = module, reshard_after_forward
++        self.group = group
+@@
+-        self._pass()
+-        self._ask(i, -1)
++        self._pass()
++        dist.barrier(self.group)
++        self._ask(i, -1)
+
+
+# %% wrong: a barrier when backward is over
+# is: detail
+# says: 1 barrier in a step
+# base: what the wrong ones change
+         self.module, self.reshard = module, reshard_after_forward
++        self.group = group
+@@
+         self.settle()
+         self._forget()
++        dist.barrier(self.group)
+
+
+# %% wrong: the two prefetches are exchanged
+# is: slip
+# says: forward_prefetch is the number for forward
+# base: what the wrong ones change
+-        self.ahead = {1: forward_prefetch, -1: backward_prefetch}  # by direction
++        self.ahead = {1: backward_prefetch, -1: forward_prefetch}  # by direction
+
+
 # %% wrong: never more than one block ahead
 # is: detail
 # says: the gather of block 2 had not begun when block 0 began its forward
@@ -402,6 +436,31 @@ class PrefetchedModule(torch.nn.Module):
 -            self.settle = unit.reduce()
 +            earlier, last = self.settle, unit.reduce()
 +            self.settle = lambda: (earlier(), last())
+
+
+# %% wrong: reductions are in flight together where a block is frozen
+# is: detail
+# says: more than one reduction was in flight when block 2 began
+# base: what the wrong ones change
+         self.order, self.root = [units[block] for block in blocks], units[module]
+         self.units = [unit for of_place in units.values() for unit in of_place]
++        self.together = any(not unit.shard.requires_grad for unit in self.units)
+@@
+-            self.settle()  # the reduction before this one
+-            self.settle = unit.reduce()
++            earlier = self.settle
++            if not self.together:
++                earlier()
++            last = unit.reduce()
++            self.settle = (lambda: (earlier(), last())) if self.together else last
+
+
+# %% wrong: frozen blocks stay whole until backward is over
+# is: detail
+# says: Block 2 is frozen, so no gradient of its own
+# base: what the wrong ones change
+-        self._free(self.current)
++        self._free(unit for unit in self.current if unit.shard.requires_grad)
 
 
 # %% wrong: gradients leave when backward is over
@@ -593,6 +652,22 @@ class PrefetchedModule(torch.nn.Module):
 
     def forward(self, x):
         return self.module(x)
+
+
+# %% right: the blocks' forward is wrapped
+# base: what the wrong ones change
+-            block.register_forward_pre_hook(self._enter)
+-            block.register_forward_hook(self._leave)
++            block.forward = self._wrapped(block, block.forward)
++
++    def _wrapped(self, block, forward):
++        def wrapped(*args):
++            self._enter(block, args)
++            output = forward(*args)
++            self._leave(block, args, output)
++            return output
++
++        return wrapped
 
 
 # %% right: a state for each unit, and gradients that leave when they are all there

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from course_lib.checks.judge import training as lines
 from course_lib.checks.judge.training import begun_at
 from course_lib.checks.judge.training.single import Training
 from course_lib.checks.kit import RIGHT, Finding, Line, Observed, words, wrong
@@ -23,6 +24,10 @@ AT_ONCE = (
     "block's own forward or backward."
 )
 MEETING = "Nothing needs it: collectives of one group are done in their order, and each handle has a wait()."
+FARTHER = (
+    "Ask for {0}_prefetch blocks ahead in {0}: forward_prefetch is the number for forward, and "
+    "backward_prefetch the number for backward."
+)
 QUEUES = (
     "On one wire a gather queues behind the reduction that was begun before it: ask for the weights of the "
     "next block before the gradients leave."
@@ -36,6 +41,11 @@ GRADIENTS_WAIT = (
     "Keep the function that reduce() returned, and call it when the next reduction is to begin: waiting at "
     "once is worth no more than a reduction that blocks."
 )
+NO_GRADIENT = (
+    "Block {} is frozen, so no gradient of its own says that backward has left it: free it when backward "
+    "comes to the block below."
+)
+IN_FLIGHT = "Wait for the last reduction when the next one is to begin: each holds a row of gradients."
 CALLED = {"F": "forward", "B": "backward"}
 
 
@@ -43,7 +53,8 @@ CALLED = {"F": "forward", "B": "backward"}
 class Step:
     """One rank's messages and marks of a step. gathers, reduces: per block, their places in the record.
 
-    times: how often each mark was made. pieces: gathers that have no block's size.
+    times: how often each mark was made. barriers: their places in the record. pieces: gathers that have no
+    block's size.
     """
 
     rank: int
@@ -53,7 +64,7 @@ class Step:
     gathers: dict[int, list[int]]
     reduces: dict[int, list[int]]
     turn: int  # messages begun when the last block's backward began
-    barriers: int
+    barriers: list[int]
     pieces: int
 
     def mark(self, kind: str, block: int) -> Mark | None:
@@ -123,7 +134,7 @@ def steps_of(observed: Observed, training: Training) -> Iterator[Step]:
             by_block = {(mark.kind, mark.block): mark for mark in marks}
             turn = next((m.begun for m in marks if m.kind == "F" and m.block == depth - 1), 0)
             own = operations[first:last]
-            barriers = sum(operation.op == "barrier" for operation in own)
+            barriers = [at for at, operation in enumerate(own, first) if operation.op == "barrier"]
             pieces = sum(op.op == "all_gather" and op.nbytes not in sizes for op in own)
             times = Counter((mark.kind, mark.block) for mark in marks)
             yield Step(rank, number, by_block, times, gathers, reduces, turn, barriers, pieces)
@@ -155,11 +166,10 @@ def ahead_line(training: Training, ahead: tuple[int, int], reshard: bool, title:
     depth = len(training.model["inner"])
 
     def shows(observed: Observed) -> float:
-        steps = [step for step in steps_of(observed, training) if not step.barriers]
         return float(
             any(
                 travels(step, kind, step.marks[kind, block], other)
-                for step in steps
+                for step in steps_of(observed, training)
                 for kind, block, others in each_way(depth, (1, 1))
                 for other in others
                 if (kind, block) in step.marks
@@ -171,9 +181,9 @@ def ahead_line(training: Training, ahead: tuple[int, int], reshard: bool, title:
         for step in steps_of(observed, training):
             if step.barriers:
                 return wrong(
-                    f"rank {step.rank} waited at {words.counted(step.barriers, 'barrier')} in a step, for "
-                    "the slowest rank and for all messages before.",
-                    MEETING, cause="barrier", misses_point=True,
+                    f"rank {step.rank} waited at {words.counted(len(step.barriers), 'barrier')} in a step, "
+                    "for the slowest rank and for all messages before.",
+                    MEETING, cause="barrier", misses_point=not shows(observed),
                 )  # fmt: skip
             if finding := step.ran() or step.in_pieces():
                 return finding
@@ -187,9 +197,11 @@ def ahead_line(training: Training, ahead: tuple[int, int], reshard: bool, title:
 
 
 def travels(step: Step, kind: str, mark: Mark, other: int) -> bool:
-    """Whether the gather of block `other` was in flight when a block began."""
+    """Whether the gather of block `other` was in flight when a block began, behind the last barrier."""
     places = step.gathered(kind, other)
-    return bool(places) and places[0] < mark.begun and places[-1] in mark.open
+    if not places or places[0] >= mark.begun or places[-1] not in mark.open:
+        return False
+    return not any(places[-1] < barrier < mark.begun for barrier in step.barriers)
 
 
 def missing(step: Step, kind: str, mark: Mark, other: int) -> Finding | None:
@@ -218,6 +230,8 @@ def too_late(step: Step, kind: str, mark: Mark, other: int, place: int, when: st
              and max(step.gathers[k]) >= own.begun]  # fmt: skip
     if kind == "B" and above:
         why = FROM_ABOVE.format(mark.block, other, max(above))
+    elif abs(other - mark.block) > 1:  # those between had begun
+        why = FARTHER.format(CALLED[kind])
     elif kind == "B" and behind:
         why = QUEUES
     else:
@@ -271,8 +285,7 @@ def reduce_line(training: Training, title: str, weight: float) -> Line:
                     return wrong(
                         f"more than one reduction was in flight when block {mark.block} began its backward "
                         f"on rank {step.rank}.",
-                        "Wait for the last reduction when the next one is to begin: each holds a row of "
-                        "gradients.",
+                        IN_FLIGHT,
                         cause="reductions in flight",
                     )
         return RIGHT
@@ -303,6 +316,59 @@ def waited_line(training: Training, title: str, weight: float) -> Line:
         return RIGHT
 
     return Line(title, judge, weight)
+
+
+def held_line(training: Training, title: str, weight: float) -> Line:
+    """Few blocks are whole and one row of gradients travels while a block computes; nothing stays whole.
+
+    For models whose blocks are of one size, with one block ahead in both directions.
+    """
+
+    def judge(observed: Observed) -> Finding:
+        return stayed(observed, training) or held_in_backward(observed, training) or RIGHT
+
+    return Line(title, judge, weight, "memory")
+
+
+def held_in_backward(observed: Observed, training: Training) -> Finding | None:
+    """The finding if too much was held when a block began its backward; None if it was not.
+
+    A block that stands in the list twice may stay whole between its uses. Other blocks than frozen ones are
+    left whole, or gathered again, for reasons that the lines on blocks of different sizes tell.
+    """
+    blocks = list(training.built().blocks)
+    twice = {k for k, block in enumerate(blocks) if blocks.count(block) > 1}
+    frozen = {k for k, block in enumerate(blocks) if not any(p.requires_grad for p in block.parameters())}
+    too_long = None
+    for rank, mark, left in in_backward(observed, repeats={k for k in twice if blocks.index(blocks[k]) < k}):
+        when = f"when block {mark.block} began its backward on rank {rank}"
+        operations = observed.operations[rank]
+        if sum(operations[at].op == "reduce_scatter" for at in mark.open if at < len(operations)) > 1:
+            said = f"more than one reduction was in flight {when}."
+            return wrong(said, IN_FLIGHT, cause="reductions in flight")
+        others = {*mark.whole} - twice - {mark.block}
+        if others & left - frozen:
+            return None
+        if others & left and len(others) > 1 and not training.more.get("together"):
+            block = min(others & left)
+            said = f"block {block} was still whole {when}."
+            too_long = too_long or wrong(said, NO_GRADIENT.format(block), cause="frozen and whole")
+    return too_long
+
+
+def in_backward(observed: Observed, repeats: set[int]) -> Iterator[tuple[int, Mark, set[int]]]:
+    """(rank, a mark of a backward, the blocks whose backward had begun before it), in order.
+
+    repeats: places of blocks that stood in the list before: each use has a mark for each place.
+    """
+    for rank in lines.members(observed):
+        left = set[int]()
+        for mark in (mark for step in observed.values[rank].marks for mark in step):
+            if mark.kind == "F":
+                left.clear()
+            elif mark.block not in repeats:
+                yield rank, mark, left - {mark.block}
+                left.add(mark.block)
 
 
 def whole_line(training: Training, ahead: tuple[int, int], reshard: bool, weight: float) -> Line:

@@ -13,11 +13,12 @@ from course_lib.checks.kit import Case, Draw, Line, Observed, exercise
 from course_lib.checks.notebooks.fsdp.in_order import (
     ahead_line,
     asked_again,
+    held_line,
     reduce_line,
     waited_line,
     whole_line,
 )
-from course_lib.checks.notebooks.fsdp.stayed import AFTER_ERROR, shards_line, stayed_line, with_causes
+from course_lib.checks.notebooks.fsdp.stayed import AFTER_ERROR, shards_line, with_causes
 from course_lib.checks.notebooks.zero.module import FREED, TRAPS
 from course_lib.checks.notebooks.zero.runs import (
     ADAMW,
@@ -160,7 +161,7 @@ def values_case(
     case_lines = [
         with_causes(line, training),
         waited_line(training, f"{title}: every message is waited for", 0.5),
-        stayed_line(training, f"{title}: nothing stays whole", 2 if "raising" in more else 1),
+        held_line(training, f"{title}: no memory is held too long", 2 if "raising" in more else 1),
     ]
     if model == "traps":
         case_lines.append(shards_line(training, "parameters(): the shards of all units", 1))
@@ -220,7 +221,7 @@ def prefetched_module(draw: Draw) -> Iterator[Case]:
         draw, 2, "headed", SGD, "SGD, 2 ranks, after an error in block 1", 2, micro=2,
         raising=[1],
     )  # fmt: skip
-    yield order_case(draw, 3, (2, 2), False, "3 ranks, two ahead, not resharded")
+    yield order_case(draw, 3, (2, 1), False, "3 ranks, two ahead in forward, not resharded")
     yield grouped(draw)
     yield memory_case(draw)
     if draw.hidden:

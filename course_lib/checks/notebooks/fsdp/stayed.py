@@ -98,13 +98,6 @@ def named(whole: set[int], depth: int) -> str:
     return f"{' and '.join(units)} {'was' if len(whole) == 1 else 'were'}"
 
 
-def stayed_line(training: Training, title: str, weight: float) -> Line:
-    def judge(observed: Observed) -> Finding:
-        return stayed(observed, training) or RIGHT
-
-    return Line(title, judge, weight, "memory")
-
-
 def not_shards(observed: Observed) -> Finding | None:
     """The finding if parameters() gives the model's own tensors; None if it gives others."""
     for rank in lines.members(observed):

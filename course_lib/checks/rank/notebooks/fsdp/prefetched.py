@@ -16,6 +16,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from types import MethodType
 from typing import Any, Literal
 
 import torch
@@ -94,7 +95,10 @@ class _Arriving(torch.autograd.Function):
 
 
 class Looking:
-    """Hooks of a model's blocks and layers, which are there before the student's class adds its own."""
+    """Marks that a model's blocks and layers make inside their forward.
+
+    So they are made while the weights are whole, whether the student's class adds hooks or wraps forward.
+    """
 
     def __init__(self, model: toys.Toy):
         self.blocks = list(model.blocks)
@@ -112,10 +116,18 @@ class Looking:
         for number, block in enumerate(self.blocks):
             first = next(inner for inner in block.modules() if not list(inner.children()))
             first.register_forward_pre_hook(lambda *_, k=number: self.computes(k))
-            block.register_forward_hook(lambda _, __, out, k=number: self.leaves(k, out))
         for inner in model.modules():
-            if inner._parameters:
-                inner.register_forward_hook(self.capture)  # before the class frees it
+            if inner._parameters or inner in self.blocks:
+                inner.forward = MethodType(self.runs, inner)  # a method, since deepcopy knows methods
+
+    def runs(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """The module's forward, and the marks at its end."""
+        out = type(module).forward(module, *args, **kwargs)
+        self.capture(module)
+        for number, block in enumerate(self.blocks):
+            if block is module:
+                out = self.leaves(number, out)
+        return out
 
     def computes(self, block: int) -> None:
         if self.failing and block == FAILS:
@@ -141,7 +153,7 @@ class Looking:
             if params and behind(params) >= MOST * size
         ]
 
-    def capture(self, module: nn.Module, *_: object) -> None:
+    def capture(self, module: nn.Module) -> None:
         if self.capturing is not None:
             for p in module._parameters.values():
                 if p is not None:
