@@ -85,7 +85,8 @@ def canvas(
     """(the CSV to import, notes) from {assignment: scores} and the text of a gradebook export.
 
     The export identifies students: a student's folder is named after a SIS login, a SIS id or Canvas' own
-    id. ids: the assignments' ids in Canvas; without one it is read from the export's column "<name> (<id>)".
+    id. ids: the assignments' ids in Canvas; without one it is read from the export's column "<name> (<id>)". A
+    column that the export has keeps its name.
     A student without a grade gets an empty field, which Canvas leaves as it is. notes: sentences on students
     who were not found. ExportError if the roster or an assignment's column is not as it should be.
     """
@@ -116,7 +117,8 @@ def canvas(
 
 def _canvas_column(table: Table, assignment: str, ids: Mapping[str, int]) -> str:
     if assignment in ids:
-        return f"{assignment} ({ids[assignment]})"
+        own = [name for name in table.header if name.endswith(f" ({ids[assignment]})")]
+        return own[0] if len(own) == 1 else f"{assignment} ({ids[assignment]})"
     pattern = re.compile(rf"{re.escape(assignment)} \(\d+\)")
     known = [name for name in table.header if pattern.fullmatch(name)]
     if len(known) != 1:

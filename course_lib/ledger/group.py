@@ -242,10 +242,15 @@ def _record(
     involved = flatten(tensors if everything is None else everything)
     group.check(op, involved)
     if op in ("send", "recv") and peer == group.my_rank:
+        advice = (
+            "A group of one rank has no other: copy the tensor."
+            if group.my_size == 1
+            else "Copy the tensor, and look at how the peer is computed (src= and dst= count in the whole "
+            "world, group_src= and group_dst= in the group)."
+        )
         raise CommunicationError(
             f"rank {group.ranks[peer]} would {'send to' if op == 'send' else 'receive from'} itself: "
-            "no backend carries that. Copy the tensor, and look at how the peer is computed "
-            "(src= and dst= count in the whole world, group_src= and group_dst= in the group)."
+            f"no backend carries that. {advice}"
         )
     peer = group.ranks[peer] if peer >= 0 else -1
     tag = 0 if group.on_device(involved) else tag  # NCCL has none

@@ -264,6 +264,9 @@ def test_canvas_gets_its_columns_back() -> None:
 
 def test_an_assignments_id_in_canvas_can_be_given() -> None:
     text, _ = canvas({"03_x": {"anna": 1.0}}, {"03_x": 2.0}, ROSTER, {"03_x": 77})
+    own = ROSTER.replace("Section", "Section,03 The x (77)", 1)
+    kept, _ = canvas({"03_x": {"anna": 1.0}}, {"03_x": 2.0}, own, {"03_x": 77})
+    assert kept.splitlines()[0].endswith("03 The x (77)"), "the export's own column keeps its name"
     assert rows_of(text)[0][-1] == "03_x (77)"
     with pytest.raises(ExportError, match="'03_x \\(<id>\\)'"):
         canvas({"03_x": {}}, {"03_x": 2.0}, ROSTER)
