@@ -1124,8 +1124,9 @@ report.points(7)
 # **Build the module.** The check asks this of your class:
 #
 # - The module has `blocks`, an `nn.ModuleList`; the parameters of each block are a *unit*. All other
-#   parameters, and those that two blocks share (tied weights), form one more unit, which is gathered for the
-#   forward of the whole module, and again for its backward. A block may stand in the list twice.
+#   parameters form one more unit, which is gathered for the forward of the whole module, and again for its
+#   backward; so do *tied weights*, which two blocks share, or a block and a module outside the blocks. A block
+#   may stand in the list twice.
 # - `parameters()` gives this rank's flat shards, and any torch optimizer can be made of them. A unit is
 #   frozen or trained as a whole: a block with frozen and with trained parameters has two units. The
 #   same holds outside the blocks.
@@ -1163,9 +1164,12 @@ class Zero3Module(nn.Module):
         for block in dict.fromkeys(module.blocks):  # each once
             for param in block.parameters():
                 owner[param] = module if param in owner else block
+        inside = {inner for block in module.blocks for inner in block.modules()}
+        for outside in set(module.modules()) - inside:
+            owner |= dict.fromkeys(outside.parameters(recurse=False), module)
         members = {}
         for param in module.parameters():
-            members.setdefault((owner.get(param, module), param.requires_grad), []).append(param)
+            members.setdefault((owner[param], param.requires_grad), []).append(param)
         self.units = [Unit(params, group=group) for params in members.values()]
         for (where, _), unit in zip(members, self.units, strict=True):
             where.register_forward_pre_hook(lambda _, args, unit=unit: unit.gather())
