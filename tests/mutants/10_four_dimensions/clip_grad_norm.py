@@ -77,7 +77,7 @@ def clip_grad_norm(named_parameters, max_norm, mesh, cut, tied):
 
 
 # %% wrong: the replicas are added
-# is: slip
+# is: idea
 # says: Ranks of dp and cp hold the same gradients
 # base: what the wrong ones change
 -    dist.all_reduce(squares, group=mesh.group(("pp", "tp")))
@@ -85,7 +85,7 @@ def clip_grad_norm(named_parameters, max_norm, mesh, cut, tied):
 
 
 # %% wrong: whole parameters count on all ranks of tp
-# is: slip
+# is: idea
 # says: whole on tp are on all of its ranks
 # base: what the wrong ones change
 -        once_on_tp = name in cut or first_of_tp
@@ -225,8 +225,8 @@ def clip_grad_norm(named_parameters, max_norm, mesh, cut, tied):
 
 
 # %% wrong: the replicas are added, in a group of their own
-# is: slip
-# says: ^Ranks of dp and cp hold the same gradients: nothing is sent to them.$
+# is: idea
+# says: ^Ranks of dp and cp hold the same gradients: nothing is sent to them
 # base: what the wrong ones change
 -    dist.all_reduce(squares, group=mesh.group(("pp", "tp")))
 +    dist.all_reduce(squares, group=mesh.group(("pp", "dp", "tp")))

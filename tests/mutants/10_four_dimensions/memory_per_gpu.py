@@ -255,6 +255,22 @@ def memory_per_gpu(shape, layout, batch):
 +    none = selective + sbh * 5 * shape.heads * shape.context / layout["cp"] / h / t
 
 
+# %% wrong: Gbit
+# is: slip
+# says: The answers are in Gbit
+# base: what the wrong ones change
+-    return (states + held * shape.layers / p * kept + again) / 1e9
++    return 8 * (states + held * shape.layers / p * kept + again) / 1e9
+
+
+# %% wrong: ranks of cp have microbatches of their own
+# is: detail
+# says: ranks of cp share the sequences of a microbatch
+# base: what the wrong ones change
+-    m = batch / (layout["dp"] * layout["microbatch"])
++    m = batch / (layout["dp"] * layout["cp"] * layout["microbatch"])
+
+
 # %% right: in parts
 def memory_per_gpu(shape, layout, batch):
     h, t, p, zero = shape.width, layout["tp"], layout["pp"], layout["zero"]

@@ -22,6 +22,7 @@ from course_lib.checks.kit import (
     difference,
     essential,
     exercise,
+    telling,
     wrong,
 )
 from course_lib.checks.notebooks.four_dimensions.groups import OnMesh
@@ -72,7 +73,7 @@ def norm_line(model: Model, title: str) -> Line:
         said = Sentence(f"{fault}: {got} instead of {want}.", f"{fault}.")
         return wrong(said, says, misses_point=mistake is not None and mistake.misses_point)
 
-    return Line(f"the norm: {title}", judge)
+    return telling(Line(f"the norm: {title}", judge, part=title))
 
 
 def factor_of(model: Model, observed: Observed) -> float:

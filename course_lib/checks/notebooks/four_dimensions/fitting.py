@@ -13,6 +13,7 @@ from typing import Any
 
 from course_lib.checks.kit import (
     SIZES,
+    Answered,
     Case,
     Draw,
     Finding,
@@ -24,6 +25,7 @@ from course_lib.checks.kit import (
     call,
     equal,
     exercise,
+    intact,
     judge_prediction,
     judge_values,
     numeric,
@@ -88,8 +90,8 @@ def gb(
     most = pp + more * (v > 1 and v_more)
     in_flight = {
         "min": min(m, most), "m": m, "one": 1, "p": most, "batch": min(batch, most),
-        "batch / dp": min(batch / layout["dp"], most), "always more": min(m, pp + more),
-        "times more": min(m, pp) * (1 + more * (v > 1)),
+        "batch / dp": min(batch / layout["dp"], most), "m / cp": min(m / layout["cp"], most),
+        "always more": min(m, pp + more), "times more": min(m, pp) * (1 + more * (v > 1)),
     }  # fmt: skip
     kept_of = in_flight[held] * (layers if of_stage else shape.layers)
     extra = kept["none"] if layout["recompute"] == "full" and again else 0
@@ -100,6 +102,17 @@ def slip(**change: Any) -> Formula:
     return lambda shape, layout, batch: gb(shape, layout, batch, **change)
 
 
+POINT = (
+    "the GPU that holds most: its share of the states, and a stage's layers for all microbatches in flight"
+)
+ALL_MICROBATCHES = (
+    "The stage keeps all m microbatches: 1F1B keeps min(m, p), as backward begins after p."
+)
+P_CANCELS = (
+    "p divides twice: stage 0 keeps p microbatches of L/p layers. p cancels, and pipelining does not save "
+    "activation memory."
+)
+NO_ACTIVATIONS = "The activations are missing."
 ALL_LAYERS = "Those are the activations of all layers: a stage has L/p of them."
 DIVIDED = (
     "ZeRO-1 divides the optimizer alone: weights and gradients stay on every replica, 4 bytes a parameter."
@@ -108,6 +121,8 @@ UNITS = {
     "The answers are in GiB, 2^30 bytes; GB, 1e9 bytes, were asked for.": 1e9 / 2**30,
     "The answers are in bytes; GB were asked for.": 1e9,
     "The answers are in MB; GB were asked for.": 1e3,
+    "The answers are in Gbit; GB were asked for, of 8 bits each.": 8,
+    "The answers are in bits; GB were asked for, of 8e9 bits each.": 8e9,
 }
 STATES: dict[str, Formula] = {
     DIVIDED: slip(gradients=1, weights=1),
@@ -122,9 +137,8 @@ STATES: dict[str, Formula] = {
     "Stage 3 has one layer whole while it runs: 4 bytes a parameter of it.": slip(gathered=False),
 }  # fmt: skip
 ACTIVATIONS: dict[str, Formula] = {
-    "The stage keeps all m microbatches: 1F1B keeps min(m, p), as backward begins after p.": slip(held="m"),
-    "p divides twice: stage 0 keeps p microbatches of L/p layers. p cancels, and pipelining does not save "
-    "activation memory.": slip(held="one"),
+    ALL_MICROBATCHES: slip(held="m"),
+    P_CANCELS: slip(held="one"),
     ALL_LAYERS: slip(of_stage=False),
     "The activations are not divided by t: its ranks keep parts of what lies inside a layer.": slip(
         t_divides=0
@@ -134,6 +148,7 @@ ACTIVATIONS: dict[str, Formula] = {
     "m is the number of microbatches, batch / (dp microbatch): one has several sequences.": slip(
         held="batch / dp"
     ),
+    "m is batch / (dp microbatch): ranks of cp share the sequences of a microbatch.": slip(held="m / cp"),
     "Places attend to all s keys: cp cuts the scores once, and not twice.": slip(scores_cut=True),
     "A step may have fewer microbatches than stages: min(m, p).": slip(held="p"),
     "t does not divide norms and residuals: with sequence parallelism it divides all 34, not 24 of them.": (
@@ -157,7 +172,7 @@ ACTIVATIONS: dict[str, Formula] = {
     "The inputs of layers that are recomputed are whole on tp, unless sequence parallelism divides them.": (
         slip(inputs_cut=True)
     ),
-    "The activations are missing.": slip(attached=False),
+    NO_ACTIVATIONS: slip(attached=False),
 }  # fmt: skip
 # Where p = t = 8, two mistakes give one number.
 EIGHT: dict[str, Formula] = {
@@ -167,6 +182,7 @@ EIGHT: dict[str, Formula] = {
     "The activations are an eighth of the right ones: t divides once what a layer keeps, and p cancels, as "
     "stage 0 keeps p microbatches of L/p layers.": slip(held="one"),
 }
+IDEAS = (ALL_MICROBATCHES, P_CANCELS, NO_ACTIVATIONS, ALL_LAYERS)  # those that miss the point
 
 # ---- lines
 
@@ -198,7 +214,7 @@ class Question:
         name = "memory_per_gpu" if self.states else "the activations' part of memory_per_gpu"
         return Prediction(
             name, 0, self.plans, self.of(right), {says: self.of(slip) for says, slip in self.slips.items()},
-            otherwise="Compare it with the notebook's table, row by row.", tolerance=CLOSE,
+            otherwise="Compare it with the notebook's table, row by row.", tolerance=CLOSE, ideas=IDEAS,
         )  # fmt: skip
 
     def numbers(self, start: int, observed: Observed, unit: float) -> list[float] | None:
@@ -210,6 +226,13 @@ class Question:
             return None
         few = numbers[len(self.plans) :] or [0.0] * len(self.plans)
         return [number - less for number, less in zip(numbers, few, strict=False)]
+
+    def answered(self, start: int, observed: Observed, unit: float) -> list[Answered]:
+        numbers = self.numbers(start, observed, unit) or ()
+        return [
+            (plan, number, equal(number, self.of(right)(*plan), CLOSE))
+            for plan, number in zip(self.plans, numbers, strict=False)
+        ]
 
     def line(self, start: int, units: Callable[[Observed], float], alike: Sequence[Placed]) -> Line:
         """alike: the questions about the same slips, which one slip has to explain together."""
@@ -223,16 +246,14 @@ class Question:
             if self.strictly and unit != 1:
                 says = next(says for says, factor in UNITS.items() if factor == unit)
                 return wrong("memory_per_gpu counts in another unit.", says, cause="unit")
-            others = [
-                (plan, number, equal(number, question.of(right)(*plan), CLOSE))
-                for question, place in alike
-                for plan, number in zip(
-                    question.plans, question.numbers(place, observed, unit) or (), strict=False
-                )
-            ]
+            others = [each for question, place in alike for each in question.answered(place, observed, unit)]
             return judge_values(prediction, numbers, others)
 
-        return Line(self.title, judge, self.weight)
+        def shows(observed: Observed) -> float:
+            answers = self.answered(start, observed, units(observed))
+            return float(bool(answers) and intact(prediction, answers))
+
+        return Line(self.title, judge, self.weight, shows=shows, part=self.title)
 
 
 Placed = tuple[Question, int]  # with the number of its first call
@@ -278,7 +299,7 @@ def memory_case(questions: Sequence[Question]) -> Case:
     return Case("memory_per_gpu", [RankSide({}, {"calls": calls}, {})], lines, recipe=SIZES, alone=True)
 
 
-@exercise(points=6, objects=("memory_per_gpu",), references=OF_NUMBERS)
+@exercise(points=6, objects=("memory_per_gpu",), references=OF_NUMBERS, point=POINT)
 def memory_per_gpu(draw: Draw) -> Iterator[Case]:
     small = gpt(48, 48, 6144, context=4)
     lean = {"recompute": "full", "sequence": True}
@@ -300,6 +321,7 @@ def memory_per_gpu(draw: Draw) -> Iterator[Case]:
         *kept(("none", True, 1, 8), ("selective", False, 2, 64)),  # fewer microbatches than stages
         (GPT3, plan(4, 32, 8, chunks=4, recompute="selective", sequence=True), 1536),
         (gpt(32, 32, 4096, context=32_768), plan(2, 4, 4, cp=4, recompute="none", sequence=True), 64),
+        (gpt(32, 32, 4096, context=32_768), plan(8, 2, 4, cp=2, recompute="none", sequence=True), 12),
     ]
     if draw.hidden:
         for zero, recompute in ((1, "none"), (0, "selective"), (1, "full")):

@@ -184,7 +184,7 @@ class Model:
             INVERTED: counts_cut_as_whole, CUT_ALONE: counts_cut_alone, FIRST_ALONE: counts_on_first_of_tp,
         }  # fmt: skip
         for says, rule in rules.items():
-            yield Mistake(says, self.root("pp", "tp", rule=rule))
+            yield Mistake(says, self.root("pp", "tp", rule=rule), misses_point=says == WHOLE)
         both = f"{WHOLE} {TWICE}"
         yield Mistake(both, self.root("pp", "tp", rule=counts_everything), misses_point=True)
 
@@ -196,7 +196,7 @@ class Model:
         }
         often = self.mesh.size("dp", "cp")
         for says, rule in rules.items():
-            yield Mistake(says, self.root("pp", "tp", often=often, rule=rule))
+            yield Mistake(says, self.root("pp", "tp", often=often, rule=rule), misses_point=True)
         all_ranks = self.root("pp", "tp", often=often, rule=counts_everything)
         yield Mistake(f"That is over all ranks. {REPLICAS} {WHOLE}", all_ranks, misses_point=True)
 
