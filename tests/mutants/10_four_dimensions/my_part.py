@@ -256,14 +256,6 @@ def my_part(rank, sizes, batch_size, seq):
 +    return rows, [*chunks[at], *chunks[-1 - at]]
 
 
-# %% wrong: two ranges also without cp
-# is: detail
-# says: With cp = 1 the list has one
-# base: what the wrong ones change
--    if cp == 1:
--        return rows, [range(seq)]
-
-
 # %% wrong: the mesh is taken to have cp
 # is: form
 # says: A mesh may lack an axis, which has one rank then

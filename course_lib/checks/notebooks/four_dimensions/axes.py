@@ -107,7 +107,7 @@ def whole_model(step: Step) -> float:
     return sum(rank_parameters(step.shape, {"pp": step.pp}, k) for k in range(step.pp))
 
 
-POINT = "the bytes of four axes: sums in layers, messages between stages, keys in rings, and a sum of gradients"
+POINT = "the bytes of four axes: sums in layers, messages between stages, keys in rings, sums of gradients"
 BITS = "The answers are in bits: a float32 has 4 bytes, and a byte has 8 bits."
 GRADIENTS = "That is an all-reduce of the gradients, which belongs to dp and cp together, in the entry dp."
 TP_GRADIENTS = f"{GRADIENTS} Ranks of tp sum activations inside the layers."

@@ -59,9 +59,7 @@ FORM = "a pair: a range of rows, and a list of ranges of places"
 POINT = (
     "dealing the batch: rows to replicas, places with equal work to ranks of cp, and the same to all others"
 )
-RANGES = (
-    "Give a list of ranges: an early chunk and a late one. With cp = 1 the list has one, the whole sequence."
-)
+RANGES = "Give a list of ranges: an early chunk and a late one, or one for the whole sequence."
 MOST = 1.25  # times the mean work that the busiest rank may have
 
 
@@ -166,23 +164,19 @@ class Asked(Answers):
 
 
     def ranges(self, line: Line) -> Line:
-        """The line, which also asks for places as ranges: one if cp is 1, else two."""
+        """The line, which also asks for a list of ranges: the notebook's figures read one."""
 
         def judge(observed: Observed) -> Finding:
             finding = line.judge(observed)
             if not finding.ok or self.backwards(observed):
                 return finding
             for which, sheet in enumerate(self.sheets):
-                due = 1 if sheet.sizes.get("cp", 1) == 1 else 2
                 for k, question in enumerate(sheet.questions, start=self.starts[which]):
                     spans = observed.answer(k).value[1]
-                    spans = spans if isinstance(spans, list) else [spans]
-                    if len(spans) == due and all(ints(span) is not None for span in spans):
+                    if isinstance(spans, list) and all(ints(span) is not None for span in spans):
                         continue
-                    said = Sentence(
-                        f"{question.shown(NAME)} does not give its places as {words.counted(due, 'range')}.",
-                        f"{NAME} does not give its places as one range or as two.",
-                    )
+                    fault = "does not give its places as a list of ranges."
+                    said = Sentence(f"{question.shown(NAME)} {fault}", f"{NAME} {fault}")
                     return wrong(said, RANGES, cause=RANGES)
             return RIGHT
 
