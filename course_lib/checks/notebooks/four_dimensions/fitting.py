@@ -305,7 +305,7 @@ def of_one_token(plan: Plan) -> Plan:
 def unit_of(plans: Sequence[Plan]) -> Callable[[Observed], float]:
     """The unit in which most answers are right, as a factor on GB; else 1.
 
-    Some may be right in another unit by chance: what t = 8 does not divide looks like bits.
+    Some may be right in another unit by chance: states that t = 8 has not divided look like bits.
     """
 
     def unit(observed: Observed) -> float:
