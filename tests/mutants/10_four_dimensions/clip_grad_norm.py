@@ -392,3 +392,20 @@ def clip_grad_norm(named_parameters, max_norm, mesh, cut, tied):
 # base: what the wrong ones change
 -    factor = min(1.0, max_norm / (norm + 1e-6))
 +    factor = min(1.0, max_norm / (norm + 1e-6)) ** 0.5
+
+
+# %% wrong: squares are averaged over tp
+# is: slip
+# says: The squares were averaged over tp
+# base: what the wrong ones change
+-    dist.all_reduce(squares, group=mesh.group(("pp", "tp")))
++    dist.all_reduce(squares, group=mesh.group(("pp", "tp")))
++    squares /= mesh.size("tp")
+
+
+# %% wrong: norms are added in place of squares
+# is: slip
+# says: Norms do not add up, their squares do
+# base: what the wrong ones change
+-            squares += param.grad.double().pow(2).sum()
++            squares += param.grad.norm()

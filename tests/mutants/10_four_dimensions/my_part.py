@@ -248,6 +248,14 @@ def my_part(rank, sizes, batch_size, seq):
 +    return torch.tensor(list(rows)), [list(chunks[at]), list(chunks[-1 - at])]
 
 
+# %% wrong: the late chunk comes first
+# is: detail
+# says: The early chunk comes first
+# base: what the wrong ones change
+-    return rows, [chunks[at], chunks[-1 - at]]
++    return rows, [chunks[-1 - at], chunks[at]]
+
+
 # %% wrong: all places one by one
 # is: detail
 # says: Give a list of ranges

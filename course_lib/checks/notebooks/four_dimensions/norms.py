@@ -215,7 +215,11 @@ class Model:
             yield Mistake(SQUARES, of_ranks.__getitem__)
         counted = [piece for k in together for piece in self.counted(k)]
         yield Mistake(SQUARES, same(sum(square(piece) ** 0.5 for piece in counted)))
+        yield Mistake(SQUARES, same(sum(square(piece) ** 0.5 for piece in counted) ** 0.5))
         yield Mistake("That is the square of the norm: take its root.", same(self.norm**2))
+        for axis in ("tp", "pp"):
+            share = self.norm / self.mesh.size(axis) ** 0.5
+            yield Mistake(f"The squares were averaged over {axis}: the norm has their sum.", same(share))
         mean = self.norm / len(together) ** 0.5
         yield Mistake("The squares of pp and tp were averaged: the norm has their sum.", same(mean))
         magnitudes = sum(float(piece.abs().sum()) for piece in counted)
