@@ -44,6 +44,7 @@ from course_lib.checks.judge.compare import Slip, close, difference, near, worst
 from course_lib.checks.judge.explain import Language, Mistake
 from course_lib.checks.judge.formulas import (
     SIZES,
+    Answered,
     Formula,
     Keywords,
     Misfit,
@@ -53,6 +54,7 @@ from course_lib.checks.judge.formulas import (
     entry,
     equal,
     evaluated,
+    intact,
     judge_prediction,
     judge_values,
     numeric,
@@ -94,6 +96,7 @@ __all__ = [
     "SIZES",
     "UNANSWERED",
     "Answer",
+    "Answered",
     "Argument",
     "Beyond",
     "Case",
@@ -135,6 +138,7 @@ __all__ = [
     "exercise",
     "functions",
     "gaps_left_alone",
+    "intact",
     "judge_prediction",
     "judge_values",
     "layers",

@@ -446,8 +446,8 @@ for name, same in (("different rows", False), ("the same rows", True)):
 # its own targets. That is a sample, and the mean of the samples is another loss as soon as the replicas have
 # unequal numbers of targets (notebook 03, §4): because of padding, a replica with 2 targets would weigh as much as
 # one with 16. Instead, count the targets of all replicas first, and pass their number on:
-# `run_schedule(stages, schedule, microbatches, group, count)`. A target of -100 does not count, and a replica may
-# have no target at all.
+# `run_schedule(stages, schedule, microbatches, mesh.group("pp"), count)`. A target of -100 does not count, and a
+# replica may have no target at all.
 #
 # **Predict.** On pp 2, dp 2, tp 2 a rank has 2 of 4 layers, and a step has 4 microbatches. How many collectives
 # does rank 0 call over tp, with the embedding's sum? How many over dp?
@@ -508,7 +508,7 @@ def hybrid_step(stages: list, schedule: list, microbatches: list, mesh: Mesh) ->
 # schedule runs.</details>
 #
 # **Check.** Four meshes are compared with one process in float64. Replicas have unequal numbers of targets, and in one
-# case a replica has none. Bytes are counted on every axis.
+# case a replica has none. In another case, each rank has two stages. Bytes are counted on every axis.
 
 # %% nbgrader={"grade_id": "hybrid_step_check", "points": 13}
 report = check("10_four_dimensions/hybrid_step", hybrid_step)
@@ -829,7 +829,7 @@ pieces_picture(
 # **Build.** `cut` has the names of the parameters of which each rank of tp holds a part; all others are whole there.
 # `tied` has the names of those that the first and the last stage hold, with equal gradients. Replicas hold equal
 # gradients, too, so nothing has to be sent over dp or cp. `mesh.coordinate` has no entry for an axis that is missing
-# from the mesh: there every rank is at place 0.
+# from the mesh: there every rank is at place 0. The check's gradients are float64, so add up their squares in float64.
 
 
 # %% nbgrader={"grade_id": "clip_grad_norm", "solution": true}
@@ -1041,7 +1041,7 @@ for axis, nbytes in sent.items():
 # **Build.** Every pipeline runs m = `microbatches` microbatches in a step. A rank's microbatch has tokens =
 # batch_rows / (dp·m) · seq / cp. Let **M** = tokens · width · width_bytes be its residual stream, *t* the
 # size of tp, V the rows of the table (`vocab_size`), and *layers here* = layers / pp. An all-reduce of X
-# bytes over *n* ranks sends 2(n−1)/n · X.
+# bytes over *n* ranks, of which each holds all X, sends 2(n−1)/n · X. All of these are bytes that one rank sends.
 #
 # | axis | a rank of a stage sends |
 # |---|---|
@@ -1439,7 +1439,7 @@ print(f"at the peak {flops / 1536 / 312e12:.1f} s, measured {flops / 1536 / 148e
 # | part | seconds |
 # |---|---|
 # | a ring over n ranks, X bytes | 2(n−1) α + 2(n−1)/n · X / (0.8 · bytes a second each way) |
-# | an all-reduce over n ranks, *stride* apart | g = min(n, max(1, per_node // stride)) of them are in a node. A ring of X over g on NVLink, and then a ring of X/g over n/g on the network: each GPU has a card of its own |
+# | an all-reduce over n ranks, *stride* apart | g = min(n, max(1, per_node // stride)) of them are in a node. A ring of X over g on NVLink, and then a ring of X/g over n/g on the network, because each GPU has a card of its own. If g does not divide n, put the fraction n/g into the ring's formula as it is |
 # | products of a layer | (runs · 24 tokens h² + scores · 4 tokens s h) / t / F |
 # | the other operations | the sum of three: (40 + 16 (runs−3)) · tokens h / t / B; (20 + 9 (scores−3)) · tokens s a / t / B; and (44 + 22 (runs−3)) · tokens h / B, which only sequence parallelism divides by t |
 # | waits of a layer | sums · all-reduce of M over tp (stride 1); 3/2 · all-reduce of 4 · microbatch · s · h / t bytes over cp (stride t) |
@@ -1449,6 +1449,10 @@ print(f"at the peak {flops / 1536 / 312e12:.1f} s, measured {flops / 1536 / 148e
 # | pipeline | m · (slot + head + 2v messages) + (p−1) · (slot/v + 2 messages), since the last stage has the head and sets the pace of all |
 # | replicas | an all-reduce of 2 P' bytes over dp·cp (stride t), P' as in section 6. With ZeRO-3 it is m · 3/2 of that, less the m · (L/p · (products + other operations) + head) behind which it hides, and at least 0 |
 # | optimizer | 34 P' / B, divided by dp·cp if zero > 0 |
+#
+# Two sizes differ from section 5's. There, each rank of tp sends all of M to the next stage. Here it sends M/t, and the
+# next stage gathers the parts along tp. And 4 · microbatch · s · h / t are the keys and values of the whole sequence in
+# 16 bits, of which each rank of cp has 1/cp, section 5's K.
 #
 # The bytes of the other operations are a count of ours, for fused kernels in 16 bits: norms 4 and 6 (forward,
 # backward) for each element of the stream, bias, dropout and residual 7 and 5, GELU 4 and 6 for each of its 4h,

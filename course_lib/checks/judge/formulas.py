@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -90,8 +90,9 @@ class Prediction:
 
     index: of the object in the exercise; slips: the formulas of usual mistakes, by the sentences that name
     them; otherwise: said when no slip fits; pick: from an answer to its number, or a `Misfit`; tolerance:
-    relative; called: the function, if the number has a name of its own. Arguments are plain data or a
-    `Model`, and may end with `Keywords`, which formulas take as keyword arguments, too.
+    relative; called: the function, if the number has a name of its own; ideas: those of the slips that miss
+    the exercise's point. Arguments are plain data or a `Model`, and may end with `Keywords`, which formulas
+    take as keyword arguments, too.
     """
 
     name: str
@@ -105,6 +106,7 @@ class Prediction:
     pick: Callable[[Any], Any] = whole
     tolerance: float = 1e-6
     called: str = ""
+    ideas: Collection[str] = ()
 
     def right(self, args: tuple) -> float:
         return applied(self.formula, args)
@@ -131,7 +133,9 @@ def evaluated(questions: Sequence[Prediction]) -> Iterator[Case]:
             alike = asked.setdefault(id(question.slips), [])
             judge = judge_prediction(question, len(calls), alike)
             alike.append((question, len(calls)))
-            lines.append(Line(question.title or question.name, judge, question.weight))
+            title = question.title or question.name
+            shows = shows_the_point(question, len(calls))
+            lines.append(Line(title, judge, question.weight, shows=shows, part=title))
             calls += [call(index, args) for args in question.arguments]
         sides = [RankSide({}, {"calls": calls}, {})]
         yield Case(f"function {index}", sides, lines, recipe=SIZES, alone=True)
@@ -171,6 +175,22 @@ def judge_prediction(
         return judge_values(question, values, others)
 
     return judge
+
+
+def shows_the_point(question: Prediction, start: int) -> Callable[[Observed], float]:
+    """For `Line.shows`: whether the answers are right, or those of one slip that leaves the point intact."""
+
+    def shows(observed: Observed) -> float:
+        answers = list(numbers(question, start, observed))
+        return float(len(answers) == len(question.arguments) and intact(question, answers))
+
+    return shows
+
+
+def intact(question: Prediction, answers: Sequence[Answered]) -> bool:
+    off = [(args, value) for args, value, right in answers if not right]
+    slips = (formula for says, formula in question.slips.items() if says not in question.ideas)
+    return not off or any(all(fits(slip, *each) for each in off) for slip in slips)
 
 
 def numbers(question: Prediction, start: int, observed: Observed) -> Iterator[Answered]:
@@ -243,7 +263,8 @@ def explain(
     slip = next(in_all, fitting[0][0] if fitting else "")
     factor = f": {apart}" if FACTOR.fullmatch(apart) else ""
     sentence = Sentence(said, f"{opened(question.name)} gives a wrong number for some arguments{factor}.")
-    return wrong(sentence, slip or question.otherwise, cause=f"{question.name}: {slip}")
+    missed = slip in question.ideas
+    return wrong(sentence, slip or question.otherwise, cause=f"{question.name}: {slip}", misses_point=missed)
 
 
 def compared(value: float, right: float) -> str:

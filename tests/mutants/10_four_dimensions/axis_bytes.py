@@ -302,7 +302,7 @@ def wire(sizes, axis, per_node):
 
 # %% wrong: every axis sums the gradients
 # is: idea
-# says: Four all-reduces a layer and microbatch
+# says: That is an all-reduce of the gradients, which belongs to dp and cp
 # base: what the wrong ones change
 -    return {"pp": pp_bytes, "dp": dp_bytes, "cp": cp_bytes, "tp": tp_bytes}
 +    gradients = params * width_bytes
@@ -427,6 +427,71 @@ def wire(sizes, axis, per_node):
 # base: what the wrong ones change
 -    if sizes[axis] == 1 or ranks <= per_node or per_node % (stride * sizes[axis]) == 0:
 +    if ranks <= per_node or per_node % (stride * sizes[axis]) == 0:
+
+
+# %% wrong: everything in bits
+# is: slip
+# says: The answers are in bits
+# base: what the wrong ones change
+-    return {"pp": pp_bytes, "dp": dp_bytes, "cp": cp_bytes, "tp": tp_bytes}
++    return {"pp": 8 * pp_bytes, "dp": 8 * dp_bytes, "cp": 8 * cp_bytes, "tp": 8 * tp_bytes}
+
+
+# %% wrong: three all-reduces a layer
+# is: slip
+# says: Those are three all-reduces a layer
+# base: what the wrong ones change
+-    tp_bytes = m * layers * 4 * summed(tp, M)
++    tp_bytes = m * layers * 3 * summed(tp, M)
+
+
+# %% wrong: layers of the whole model
+# is: slip
+# says: Those are all layers of the model
+# base: what the wrong ones change
+-    tokens, layers = batch_rows // (dp * m) * seq // cp, shape.layers // pp
++    tokens, layers = batch_rows // (dp * m) * seq // cp, shape.layers
+
+
+# %% wrong: elements for bytes
+# is: slip
+# says: Those are elements: each has width_bytes
+# base: what the wrong ones change
+-    m, h, kv = microbatches, shape.width, shape.key_value_heads * shape.head_dim
++    width_bytes = 1
++    m, h, kv = microbatches, shape.width, shape.key_value_heads * shape.head_dim
+
+
+# %% wrong: one row in a microbatch
+# is: slip
+# says: A microbatch may have several rows
+# base: what the wrong ones change
+-    tokens, layers = batch_rows // (dp * m) * seq // cp, shape.layers // pp
++    tokens, layers = seq // cp, shape.layers // pp
+
+
+# %% wrong: gradients are sent once
+# is: slip
+# says: Gradients are not sent once
+# base: what the wrong ones change
+-    dp_bytes = summed(dp * cp, params * width_bytes)
++    dp_bytes = params * width_bytes
+
+
+# %% wrong: a ring of one rank sends
+# is: detail
+# says: With cp = 1 nothing travels
+# base: what the wrong ones change
+-    cp_bytes = m * layers * (2 * (cp - 1) + cp) * keys if cp > 1 else 0
++    cp_bytes = m * layers * (2 * (cp - 1) + cp) * keys
+
+
+# %% wrong: a group that fills a node leaves it
+# is: slip
+# says: A group that fills its node lies in it
+# base: what the wrong ones change
+-    if sizes[axis] == 1 or ranks <= per_node or per_node % (stride * sizes[axis]) == 0:
++    if stride * sizes[axis] < per_node:
 
 
 # %% right: halves of all-reduces, and groups looked at one by one

@@ -345,3 +345,83 @@ def best_layout(shape, gpus, batch, gpu, links):
 # base: what the wrong ones change
 -                if gpus % (pp * tp * cp):
 +                if gpus % (pp * tp * cp) or tp > links["per_node"]:
+
+
+# %% wrong: full recomputation is never tried
+# is: slip
+# says: without recompute = 'full'
+# base: what the wrong ones change
+-                    for recompute in ("none", "selective", "full"):
++                    for recompute in ("none", "selective"):
+
+
+# %% wrong: microbatches of 4 are never tried
+# is: slip
+# says: without microbatch = 4|one sequence in a microbatch
+# base: what the wrong ones change
+-                        for microbatch in (1, 2, 4):
++                        for microbatch in (1, 2):
+
+
+# %% wrong: 4 chunks are never tried
+# is: slip
+# says: without chunks = 4
+# base: what the wrong ones change
+-                            for chunks in (1, 2, 4):
++                            for chunks in (1, 2):
+
+
+# %% wrong: context by cp tp
+# is: slip
+# says: tokens into parts of cp and tp
+# base: what the wrong ones change
+-    if shape.context % ((2 * cp if cp > 1 else 1) * t):
++    if shape.context % (cp * t):
+
+
+# %% wrong: dp up to 64
+# is: slip
+# says: without microbatch = 4
+# base: what the wrong ones change
+-                if gpus % (pp * tp * cp):
++                if gpus % (pp * tp * cp) or gpus // (pp * tp * cp) > 64:
+
+
+# %% wrong: cp for any context
+# is: slip
+# says: cp > 1 is for sequences of 32,768
+# base: what the wrong ones change
+-    contexts = divisors if shape.context >= 32_768 else [1]
++    contexts = divisors
+
+
+# %% wrong: selective is never tried
+# is: slip
+# says: without recompute = 'selective'
+# base: what the wrong ones change
+-                    for recompute in ("none", "selective", "full"):
++                    for recompute in ("none", "full"):
+
+
+# %% wrong: no ZeRO-1
+# is: slip
+# says: without zero = 1
+# base: what the wrong ones change
+-                for zero in (0, 1, 3):
++                for zero in (0, 3):
+
+
+# %% wrong: layers need not divide by chunks
+# is: slip
+# says: layers into pp v chunks
+# base: what the wrong ones change
+-    if shape.heads % t or shape.layers % (p * v) or batch % rows:
++    if shape.heads % t or shape.layers % p or batch % rows:
+
+
+# %% wrong: batch need not divide
+# is: slip
+# says: sequences into dp replicas
+# base: what the wrong ones change
+-    if shape.heads % t or shape.layers % (p * v) or batch % rows:
++    if shape.heads % t or shape.layers % (p * v):

@@ -77,7 +77,7 @@ def clip_grad_norm(named_parameters, max_norm, mesh, cut, tied):
 
 
 # %% wrong: the replicas are added
-# is: slip
+# is: idea
 # says: Ranks of dp and cp hold the same gradients
 # base: what the wrong ones change
 -    dist.all_reduce(squares, group=mesh.group(("pp", "tp")))
@@ -85,7 +85,7 @@ def clip_grad_norm(named_parameters, max_norm, mesh, cut, tied):
 
 
 # %% wrong: whole parameters count on all ranks of tp
-# is: slip
+# is: idea
 # says: whole on tp are on all of its ranks
 # base: what the wrong ones change
 -        once_on_tp = name in cut or first_of_tp
@@ -225,8 +225,8 @@ def clip_grad_norm(named_parameters, max_norm, mesh, cut, tied):
 
 
 # %% wrong: the replicas are added, in a group of their own
-# is: slip
-# says: ^Ranks of dp and cp hold the same gradients: nothing is sent to them.$
+# is: idea
+# says: ^Ranks of dp and cp hold the same gradients: nothing is sent to them
 # base: what the wrong ones change
 -    dist.all_reduce(squares, group=mesh.group(("pp", "tp")))
 +    dist.all_reduce(squares, group=mesh.group(("pp", "dp", "tp")))
@@ -392,3 +392,20 @@ def clip_grad_norm(named_parameters, max_norm, mesh, cut, tied):
 # base: what the wrong ones change
 -    factor = min(1.0, max_norm / (norm + 1e-6))
 +    factor = min(1.0, max_norm / (norm + 1e-6)) ** 0.5
+
+
+# %% wrong: squares are averaged over tp
+# is: slip
+# says: The squares were averaged over tp
+# base: what the wrong ones change
+-    dist.all_reduce(squares, group=mesh.group(("pp", "tp")))
++    dist.all_reduce(squares, group=mesh.group(("pp", "tp")))
++    squares /= mesh.size("tp")
+
+
+# %% wrong: norms are added in place of squares
+# is: slip
+# says: Norms do not add up, their squares do
+# base: what the wrong ones change
+-            squares += param.grad.double().pow(2).sum()
++            squares += param.grad.norm()

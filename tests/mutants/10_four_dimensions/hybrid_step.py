@@ -108,8 +108,8 @@ def hybrid_step(stages, schedule, microbatches, mesh):
 
 
 # %% wrong: targets are counted on the ranks of cp, too
-# is: idea
-# says: count the targets over dp alone
+# is: slip
+# says: as if `count` were multiplied by the size of cp
 # base: what the wrong ones change
 -    dist.all_reduce(count, group=mesh.group("dp"))
 +    dist.all_reduce(count, group=mesh.group(("dp", "cp")))
@@ -396,16 +396,16 @@ def hybrid_step(stages, schedule, microbatches, mesh):
 
 
 # %% wrong: targets are counted over the world
-# is: idea
-# says: divided by 2, which is the size of pp or the size of dp, as well
+# is: slip
+# says: as if `count` were multiplied by the size of pp or
 # base: what the wrong ones change
 -    dist.all_reduce(count, group=mesh.group("dp"))
 +    dist.all_reduce(count)
 
 
 # %% wrong: targets are counted over pp and dp
-# is: idea
-# says: divided by 2, which is the size of pp or the size of dp, as well
+# is: slip
+# says: as if `count` were multiplied by the size of pp or
 # base: what the wrong ones change
 -    dist.all_reduce(count, group=mesh.group("dp"))
 +    dist.all_reduce(count, group=mesh.group(("pp", "dp")))
@@ -468,7 +468,7 @@ def hybrid_step(stages, schedule, microbatches, mesh):
 
 # %% wrong: microbatches are counted
 # is: slip
-# says: The number of microbatches was given in place
+# says: Microbatches or rows were counted in place of targets
 # base: what the wrong ones change
 -    count = torch.tensor(float(sum((targets != -100).sum() for _, targets in microbatches)), device=mesh.device)
 -    dist.all_reduce(count, group=mesh.group("dp"))
@@ -540,6 +540,53 @@ def hybrid_step(stages, schedule, microbatches, mesh):
 -    for param in params:
 -        param.grad = None
 +    earlier = [None if param.grad is None else param.grad.clone() for param in params]
+
+
+# %% wrong: the schedule runs twice
+# is: idea
+# says: All microbatches ran twice
+# base: what the wrong ones change
+-    losses = run_schedule(stages, schedule, microbatches, mesh.group("pp"), count.item())
++    run_schedule(stages, schedule, microbatches, mesh.group("pp"), count.item())
++    for param in params:
++        param.grad = None
++    losses = run_schedule(stages, schedule, microbatches, mesh.group("pp"), count.item())
+
+
+# %% wrong: gradients and loss are divided by dp
+# is: idea
+# says: divided by the size of dp as well
+# base: what the wrong ones change
+     dist.all_reduce(flat, group=mesh.group(("dp", "cp")))
++    flat /= mesh.size("dp")
+@@
+-    return total.item()
++    return total.item() / mesh.size("dp")
+
+
+# %% wrong: only the first stage of a rank is reduced
+# is: idea
+# says: Sum the gradients of all parameters, on all stages
+# base: what the wrong ones change
+-    params = [param for stage in stages for param in stage.module.parameters()]
++    params = list(stages[0].module.parameters())
+
+
+# %% wrong: the mean of the replicas' numbers of targets
+# is: slip
+# says: as if `count` were divided by the size of
+# base: what the wrong ones change
+-    dist.all_reduce(count, group=mesh.group("dp"))
++    dist.all_reduce(count, group=mesh.group("dp"))
++    count /= mesh.size("dp")
+
+
+# %% wrong: the last microbatch is counted only
+# is: slip
+# says: So they are if 17 was given
+# base: what the wrong ones change
+-    count = torch.tensor(float(sum((targets != -100).sum() for _, targets in microbatches)), device=mesh.device)
++    count = torch.tensor(float((microbatches[-1][1] != -100).sum()), device=mesh.device)
 
 
 # %% right: first over cp, then over dp, one parameter after the other

@@ -255,6 +255,72 @@ def memory_per_gpu(shape, layout, batch):
 +    none = selective + sbh * 5 * shape.heads * shape.context / layout["cp"] / h / t
 
 
+# %% wrong: Gbit
+# is: slip
+# says: The answers are in Gbit
+# base: what the wrong ones change
+-    return (states + held * shape.layers / p * kept + again) / 1e9
++    return 8 * (states + held * shape.layers / p * kept + again) / 1e9
+
+
+# %% wrong: ranks of cp have microbatches of their own
+# is: detail
+# says: ranks of cp share the sequences of a microbatch
+# base: what the wrong ones change
+-    m = batch / (layout["dp"] * layout["microbatch"])
++    m = batch / (layout["dp"] * layout["cp"] * layout["microbatch"])
+
+
+# %% wrong: states not divided by t
+# is: slip
+# says: P' is divided by t
+# base: what the wrong ones change
+-    of_layer = 12 * h * h / t
+-    table = shape.vocab_size * h / t
++    of_layer = 12 * h * h
++    table = shape.vocab_size * h
+
+
+# %% wrong: the table is divided by p
+# is: detail
+# says: p does not divide the table
+# base: what the wrong ones change
+-    params = shape.layers / p * of_layer + table
++    params = shape.layers / p * of_layer + table / p
+
+
+# %% wrong: p minus 1 in flight
+# is: slip
+# says: keeps p microbatches on the first stage, not p - 1
+# base: what the wrong ones change
+-    held = min(m, p if v == 1 else p + (p - 1) / v)
++    held = min(m, p - 1 if v == 1 else p + (p - 1) / v)
+
+
+# %% wrong: scores not over t
+# is: slip
+# says: a rank has a/t heads
+# base: what the wrong ones change
+-    none = selective + sbh * 5 * shape.heads * shape.context / h / t
++    none = selective + sbh * 5 * shape.heads * shape.context / h
+
+
+# %% wrong: microbatch forgotten in sbh
+# is: slip
+# says: A microbatch has several sequences
+# base: what the wrong ones change
+-    sbh = layout["microbatch"] * shape.context / layout["cp"] * h
++    sbh = shape.context / layout["cp"] * h
+
+
+# %% wrong: selective keeps the scores
+# is: slip
+# says: Selective recomputation does not keep the scores
+# base: what the wrong ones change
+-    kept = {"none": none, "selective": selective, "full": full}[layout["recompute"]]
++    kept = {"none": none, "selective": none, "full": full}[layout["recompute"]]
+
+
 # %% right: in parts
 def memory_per_gpu(shape, layout, batch):
     h, t, p, zero = shape.width, layout["tp"], layout["pp"], layout["zero"]

@@ -223,7 +223,7 @@ def my_part(rank, sizes, batch_size, seq):
 
 
 # %% wrong: ranks are placed with the first axis innermost
-# is: slip
+# is: idea
 # says: ranks are numbered with the first axis innermost
 # base: what the wrong ones change
 -    for name in reversed(list(sizes)):
@@ -242,10 +242,34 @@ def my_part(rank, sizes, batch_size, seq):
     return range(rows[0], rows[-1] + 1), list(zigzag(seq, sizes.get("cp", 1))[places.get("cp", 0)])
 
 
-# %% right: a tensor of rows, and all places one by one
+# %% right: a tensor of rows, and a list for each chunk
 # base: what the wrong ones change
 -    return rows, [chunks[at], chunks[-1 - at]]
-+    return torch.tensor(list(rows)), [*chunks[at], *chunks[-1 - at]]
++    return torch.tensor(list(rows)), [list(chunks[at]), list(chunks[-1 - at])]
+
+
+# %% wrong: the late chunk comes first
+# is: detail
+# says: The early chunk comes first
+# base: what the wrong ones change
+-    return rows, [chunks[at], chunks[-1 - at]]
++    return rows, [chunks[-1 - at], chunks[at]]
+
+
+# %% wrong: all places one by one
+# is: detail
+# says: Give a list of ranges
+# base: what the wrong ones change
+-    return rows, [chunks[at], chunks[-1 - at]]
++    return rows, [*chunks[at], *chunks[-1 - at]]
+
+
+# %% wrong: the mesh is taken to have cp
+# is: form
+# says: A mesh may lack an axis, which has one rank then
+# base: what the wrong ones change
+-    dp, cp = sizes.get("dp", 1), sizes.get("cp", 1)
++    dp, cp = sizes.get("dp", 1), sizes["cp"]
 
 
 # %% wrong: rows by the rank, modulo dp

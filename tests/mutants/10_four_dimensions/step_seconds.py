@@ -307,7 +307,7 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
 
 # %% wrong: a constant share of the peak
 # is: idea
-# says: compare them with the table
+# says: Those are the FLOPs over a share of the peak
 def step_seconds(shape, layout, batch, gpu, links, efficiency):
     ranks = math.prod(layout[axis] for axis in ("pp", "dp", "cp", "tp"))
     params = shape.layers * 12 * shape.width**2 + shape.vocab_size * shape.width
@@ -325,7 +325,7 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
 
 # %% wrong: two stages are never in one node
 # is: detail
-# says: Print the parts of your step for one call
+# says: Two stages may share a node
 # base: what the wrong ones change
 -        near = 2 * n * t <= links["per_node"]
 +        near = False
@@ -333,7 +333,7 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
 
 # %% wrong: a stage that fills its node has the next beside it
 # is: detail
-# says: Print the parts of your step for one call
+# says: both have to fit, 2 dp cp t
 # base: what the wrong ones change
 -        near = 2 * n * t <= links["per_node"]
 +        near = n * t <= links["per_node"]
@@ -341,7 +341,7 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
 
 # %% wrong: ZeRO-3 sends once what replicas send, in each microbatch
 # is: detail
-# says: Print the parts of your step for one call
+# says: two gathers, and a reduce-scatter
 # base: what the wrong ones change
 -        sent = max(0, 1.5 * m * sent - m * (shape.layers / p * layer + head))
 +        sent = max(0, m * sent - m * (shape.layers / p * layer + head))
@@ -349,7 +349,7 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
 
 # %% wrong: ZeRO-3 gathers once a step
 # is: detail
-# says: Print the parts of your step for one call, and compare
+# says: ZeRO-3 sends in every microbatch
 # base: what the wrong ones change
 -        sent = max(0, 1.5 * m * sent - m * (shape.layers / p * layer + head))
 +        sent = max(0, 1.5 * sent - m * (shape.layers / p * layer + head))
@@ -357,7 +357,7 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
 
 # %% wrong: ZeRO-3 does not hide behind the head
 # is: detail
-# says: Print the parts of your step for one call
+# says: hides behind the head
 # base: what the wrong ones change
 -        sent = max(0, 1.5 * m * sent - m * (shape.layers / p * layer + head))
 +        sent = max(0, 1.5 * m * sent - m * shape.layers / p * layer)
@@ -365,7 +365,7 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
 
 # %% wrong: gradients are summed over dp alone
 # is: detail
-# says: Print the parts of your step for one call
+# says: summed over dp and cp
 # base: what the wrong ones change
 -    sent = all_reduce(2 * params, n, t, links)
 +    sent = all_reduce(2 * params, layout["dp"], t, links)
@@ -373,7 +373,7 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
 
 # %% wrong: the pipeline fills without messages
 # is: detail
-# says: Print the parts of your step for one call
+# says: fills with messages as well
 # base: what the wrong ones change
 -    seconds += (p - 1) * (slot / v + 2 * message)
 +    seconds += (p - 1) * slot / v
@@ -381,10 +381,90 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
 
 # %% wrong: the pipeline fills with one message a stage
 # is: detail
-# says: Print the parts of your step for one call
+# says: with two messages a stage
 # base: what the wrong ones change
 -    seconds += (p - 1) * (slot / v + 2 * message)
 +    seconds += (p - 1) * (slot / v + message)
+
+
+# %% wrong: p slots of bubble
+# is: slip
+# says: p - 1 slots, and not p
+# base: what the wrong ones change
+-    seconds += (p - 1) * (slot / v + 2 * message)
++    seconds += p * (slot / v + 2 * message)
+
+
+# %% wrong: in milliseconds
+# is: slip
+# says: in milliseconds
+# base: what the wrong ones change
+-    return seconds + sent + update
++    return 1000 * (seconds + sent + update)
+
+
+# %% wrong: ZeRO-3 behind the waits
+# is: detail
+# says: and not behind waits
+# base: what the wrong ones change
+-        sent = max(0, 1.5 * m * sent - m * (shape.layers / p * layer + head))
++        sent = max(0, 1.5 * m * sent - m * (slot + head))
+
+
+# %% wrong: m divided by cp
+# is: detail
+# says: ranks of cp share the sequences
+# base: what the wrong ones change
+-    m, tokens = batch / (layout["dp"] * layout["microbatch"]), layout["microbatch"] * s / cp
++    m, tokens = batch / (n * layout["microbatch"]), layout["microbatch"] * s / cp
+
+
+# %% wrong: head in every slot of the bubble
+# is: detail
+# says: the slots of the bubble have none
+# base: what the wrong ones change
+-    seconds += (p - 1) * (slot / v + 2 * message)
++    seconds += (p - 1) * ((slot + head) / v + 2 * message)
+
+
+# %% wrong: one message a microbatch
+# is: slip
+# says: Two messages a microbatch and chunk
+# base: what the wrong ones change
+-    seconds = m * (slot + head + 2 * v * message)
++    seconds = m * (slot + head + v * message)
+
+
+# %% wrong: head not divided by t
+# is: slip
+# says: tp cuts the head as well
+# base: what the wrong ones change
+-    head = (6 * tokens * h * V / flops + 16 * tokens * V / hbm) / t
++    head = 6 * tokens * h * V / flops + 16 * tokens * V / hbm
+
+
+# %% wrong: stream always divided by t
+# is: slip
+# says: Only sequence parallelism divides the stream
+# base: what the wrong ones change
+-    stream = tokens * h / (t if layout["sequence"] else 1)
++    stream = tokens * h / t
+
+
+# %% wrong: no microbatches
+# is: slip
+# says: That is one microbatch
+# base: what the wrong ones change
+-    seconds = m * (slot + head + 2 * v * message)
++    seconds = slot + head + 2 * v * message
+
+
+# %% wrong: M in 32 bits
+# is: slip
+# says: M is in 16 bits
+# base: what the wrong ones change
+-    waits = sums * all_reduce(2 * tokens * h, t, 1, links)
++    waits = sums * all_reduce(4 * tokens * h, t, 1, links)
 
 
 # %% right: in milliseconds, part by part

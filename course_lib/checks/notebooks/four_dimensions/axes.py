@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from course_lib.checks.kit import Case, Draw, Misfit, Model, Prediction, entry, evaluated, exercise, numeric
@@ -24,7 +25,8 @@ class Step:
         self.pp, self.dp, self.cp, self.tp = (sizes.get(axis, 1) for axis in ("pp", "dp", "cp", "tp"))
         self.shape, self.sizes, self.m, self.stage = shape, sizes, microbatches, stage
         self.width_bytes, asked = width_bytes, (shape, sizes, microbatches, batch_rows, seq, stage)
-        self.tokens = batch_rows // (self.dp * microbatches) * seq / self.cp
+        self.rows_here = batch_rows // (self.dp * microbatches)
+        self.tokens = self.rows_here * seq / self.cp
         self.stream = self.tokens * shape.width * width_bytes
         self.layers = shape.layers // self.pp
         self.first, self.last = stage == 0, stage == self.pp - 1
@@ -51,6 +53,11 @@ class Step:
     @property
     def params(self) -> float:
         return rank_parameters(self.shape, self.sizes, self.stage)
+
+    @property
+    def of_layer(self) -> float:
+        """Parameters of a layer on a rank."""
+        return (12 * self.shape.width**2 + 7 * self.shape.width) / self.tp + 6 * self.shape.width
 
     @property
     def rows(self) -> float:
@@ -100,8 +107,17 @@ def whole_model(step: Step) -> float:
     return sum(rank_parameters(step.shape, {"pp": step.pp}, k) for k in range(step.pp))
 
 
+POINT = "the bytes of four axes: sums in layers, messages between stages, keys in rings, sums of gradients"
+BITS = "The answers are in bits: a float32 has 4 bytes, and a byte has 8 bits."
+GRADIENTS = "That is an all-reduce of the gradients, which belongs to dp and cp together, in the entry dp."
+TP_GRADIENTS = f"{GRADIENTS} Ranks of tp sum activations inside the layers."
+PP_GRADIENTS = f"{GRADIENTS} Ranks of pp send activations to their neighbours."
+CP_GRADIENTS = f"{GRADIENTS} Ranks of cp send keys and values around the ring."
+IDEAS = (TP_GRADIENTS, PP_GRADIENTS, CP_GRADIENTS)  # those that miss the point
 NOT_OVER_DP = "The tokens are not divided by dp: a replica has batch_rows / dp of the rows."
 RING = "An all-reduce over n ranks sends 2 (n-1)/n of its bytes, and not twice its bytes."
+ELEMENTS = "Those are elements: each has width_bytes bytes."
+ONE_ROW = "A microbatch may have several rows: batch_rows / (dp m) of them."
 ONE_MICROBATCH = "The tokens are those of all microbatches together: a microbatch has 1/m of the replica's."
 TP = {
     "Those are two all-reduces a layer, of forward alone: backward sums twice as well, at the inputs of "
@@ -144,6 +160,18 @@ TP = {
         lambda s: s.right["tp"] + s.m * s.sums(4 * (s.shape.layers - s.layers), s.stream)
     ),
     "That is one microbatch: a step has m.": slip(lambda s: s.right["tp"] / s.m),
+    "Those are three all-reduces a layer: forward has two, and backward two.": slip(
+        lambda s: s.right["tp"] - s.m * s.sums(s.layers, s.stream)
+    ),
+    "The loss sums three numbers a token, and not one.": slip(lambda s: s.right["tp"] - 2 / 3 * s.loss),
+    "M has width_bytes for each of its numbers: M = tokens x width x width_bytes.": slip(
+        lambda s: (s.right["tp"] - s.loss) / s.width_bytes + s.loss
+    ),
+    "M has width numbers for each token: M = tokens x width x width_bytes.": slip(
+        lambda s: (s.right["tp"] - s.loss) / s.shape.width + s.loss
+    ),
+    ONE_ROW: slip(lambda s: s.right["tp"] / s.rows_here),
+    TP_GRADIENTS: slip(lambda s: s.replicas(s.params, s.tp)),
 }  # fmt: skip
 PP = {
     "The first stage has no stage before it, and the last none behind it: they send in one direction.": slip(
@@ -179,6 +207,14 @@ PP = {
     "Each neighbour gets M a microbatch once: activations go forward, and gradients come back from the other "
     "side.": slip(lambda s: 2 * (s.right["pp"] - s.table) + s.table),
     "That is one microbatch: a step has m.": slip(lambda s: (s.right["pp"] - s.table) / s.m + s.table),
+    "M has width_bytes for each of its numbers: M = tokens x width x width_bytes.": slip(
+        lambda s: (s.right["pp"] - s.table) / s.width_bytes + s.table
+    ),
+    "M has width numbers for each token: M = tokens x width x width_bytes.": slip(
+        lambda s: (s.right["pp"] - s.table) / s.shape.width + s.table
+    ),
+    ONE_ROW: slip(lambda s: (s.right["pp"] - s.table) / s.rows_here + s.table),
+    PP_GRADIENTS: slip(lambda s: s.replicas(s.params, s.pp)),
 }  # fmt: skip
 DP = {
     "Those are the gradients of the whole model: a rank holds its stage's, and its part of these in tp.": (
@@ -186,6 +222,15 @@ DP = {
     ),
     "Those are the gradients of a whole stage: tp cuts its matrices.": slip(
         lambda s: s.replicas(rank_parameters(s.shape, {"pp": s.pp}, s.stage))
+    ),
+    "Those are all layers of the model: a stage has layers / pp.": slip(
+        lambda s: s.replicas(s.params + (s.shape.layers - s.layers) * s.of_layer)
+    ),
+    "tp cuts the matrices of a layer, and their biases: (12h^2 + 7h) / t.": without(
+        lambda s: s.layers * (12 * s.shape.width**2 + 7 * s.shape.width) * (1 / s.tp - 1)
+    ),
+    "Gradients are not sent once: an all-reduce over n ranks sends 2 (n-1)/n of its bytes.": slip(
+        lambda s: s.params * s.width_bytes * (s.dp * s.cp > 1)
     ),
     "The model is divided by t p evenly. Norms and the biases behind a sum are whole on every rank of tp, "
     "and the first and the last stage have the table besides.": slip(
@@ -237,10 +282,18 @@ CP = {
     ),
     NOT_OVER_DP: slip(lambda s: s.right["cp"] * s.dp),
     "Keys as well as values travel.": slip(lambda s: s.right["cp"] / 2),
+    "With cp = 1 nothing travels: the rank has all keys.": slip(
+        lambda s: s.right["cp"] or s.m * s.layers * s.keys
+    ),
+    "Keys and values travel cp - 1 times, forward as well as backward, and their gradients cp times.": slip(
+        lambda s: s.m * s.layers * 4 * s.cp * s.keys * (s.cp > 1)
+    ),
+    ONE_ROW: slip(lambda s: s.right["cp"] / s.rows_here),
     "Each part has s/cp places: the tokens are not divided by cp.": slip(lambda s: s.right["cp"] * s.cp),
     "That is one microbatch: a step has m.": slip(lambda s: s.right["cp"] / s.m),
     "That is one layer: each layer of the stage sends its own.": slip(lambda s: s.right["cp"] / s.layers),
     "Those are all layers of the model: a stage has layers / pp.": slip(lambda s: s.right["cp"] * s.pp),
+    CP_GRADIENTS: slip(lambda s: s.replicas(s.params, s.cp)),
 }  # fmt: skip
 AXES = {
     "tp": (TP, "Four all-reduces a layer and microbatch; see the table for both ends.", 2),
@@ -248,7 +301,11 @@ AXES = {
     "dp": (DP, "Compare the number of the rank's parameters with the text's, then n = dp cp.", 1.25),
     "cp": (CP, "Keys and values around the ring, forward; again backward, with their gradients.", 1.25),
 }  # fmt: skip
+for axis, (slips, *_) in AXES.items():
+    slips[BITS] = slip(lambda s, axis=axis: 8 * s.right[axis])
+    slips[ELEMENTS] = slip(lambda s, axis=axis: s.right[axis] / s.width_bytes)
 IN_16_BITS = {
+    BITS: slip(lambda s: 8 * sum(s.right.values())),
     "A number has width_bytes, and not always four.": slip(lambda s: sum(s.of_floats.values())),
     "Gradients have width_bytes as well, in the sum over dp and cp.": slip(
         lambda s: sum(s.right.values()) - s.right["dp"] + s.of_floats["dp"]
@@ -264,7 +321,7 @@ def predictions(plans: Sequence[Args], of_cp: Sequence[Args], in_16_bits: Sequen
     asked = [
         Prediction(
             "axis_bytes", 0, [*plans, *of_cp] if axis == "cp" else plans, of_axis(axis), slips, weight,
-            f"axis_bytes: {axis}", otherwise, pick=entry(axis),
+            f"axis_bytes: {axis}", otherwise, pick=entry(axis), ideas=IDEAS,
         )
         for axis, (slips, otherwise, weight) in AXES.items()
     ]  # fmt: skip
@@ -273,7 +330,9 @@ def predictions(plans: Sequence[Args], of_cp: Sequence[Args], in_16_bits: Sequen
         "axis_bytes: in 16 bits, all axes together", "Mend the axes above first, then the widths.",
         pick=together, called="the sum of axis_bytes",
     )  # fmt: skip
-    yield from evaluated([*asked, of_width])
+    (case,) = evaluated([*asked, of_width])
+    *of_axes, of_all = case.lines
+    yield replace(case, lines=[*of_axes, replace(of_all, shows=None, part="")])  # each axis shows itself
 
 
 def of_axis(axis: str) -> Callable[..., float]:
@@ -308,13 +367,13 @@ def drawn(draw: Draw, tied: bool) -> list[Args]:
     return [(shape, sizes, m, rows, 8 * cp * draw.integer(4, 9), stage) for stage in range(pp)]
 
 
-@exercise(points=8, objects=("axis_bytes", "wire"), references=OF_NUMBERS)
+@exercise(points=8, objects=("axis_bytes", "wire"), references=OF_NUMBERS, point=POINT)
 def axis_bytes(draw: Draw) -> Iterator[Case]:
     untied = Model(256, 128, 12, 4, 64, tied=False)
     plans: list[Args] = [
         (SMALL, CUBE, 4, 8, 64, 0),
         (SMALL, CUBE, 4, 8, 64, 1),
-        (SMALL, {"pp": 2, "dp": 2, "cp": 2, "tp": 4}, 4, 16, 64, 0),
+        (SMALL, {"pp": 2, "dp": 2, "cp": 2, "tp": 4}, 4, 24, 64, 0),
         (untied, {"pp": 3, "dp": 3, "cp": 4, "tp": 1}, 5, 30, 128, 1),
         (untied, {"pp": 3, "dp": 3, "cp": 1, "tp": 1}, 5, 30, 128, 2),
         (SMALL, {"dp": 2, "tp": 2}, 2, 8, 64, 0),

@@ -133,6 +133,31 @@ def always(name: str, value: Any, says: str, of_sizes: str = "") -> Reason:
     return reason
 
 
+def never(name: str, value: Any) -> Reason:
+    """The layout is the best of those without this value, and the best of all has it."""
+
+    def reason(task: Task, layout: dict[str, Any]) -> str:
+        others = [seconds for seconds, _, each in task.fitting if each[name] != value]
+        if task.fitting[0][2][name] != value or not others or task.seconds(layout) > others[0] * (1 + 1e-9):
+            return ""
+        return f"It is the best of those without {name} = {value!r}, and the best of all has that."
+
+    return reason
+
+
+def smaller(axis: str) -> Reason:
+    """The layout is the best of those in which the axis has no more ranks, and the best of all has more."""
+
+    def reason(task: Task, layout: dict[str, Any]) -> str:
+        most, best = layout[axis], task.fitting[0][2][axis]
+        others = [seconds for seconds, _, each in task.fitting if each[axis] <= most]
+        if best <= most or not others or task.seconds(layout) > others[0] * (1 + 1e-9):
+            return ""
+        return f"It is the best of those with {axis} = {most} or less, and the best of all has {best}."
+
+    return reason
+
+
 def powers_of_two(task: Task, layout: dict[str, Any]) -> str:
     """The best of those whose pp, cp and tp are powers of two."""
     if not all(is_power(layout[axis]) for axis in AXES if axis != "dp"):
@@ -224,6 +249,8 @@ REASONS = (
     option("chunks", "Chunks make the bubble shorter: try all of them."),
     option("microbatch", "The microbatch makes the difference: try all of them."),
 )  # fmt: skip
+# Values of an option that may not have been tried, told beside a reason that does not speak of this option.
+VALUES = {"recompute": tuple(by_hand.RUNS), "microbatch": (4, 2), "chunks": (4, 2), "zero": (1,)}
 OTHERWISE = "Compare it with the winner of all layouts that fit, by your step_seconds."
 SAME = "The same axes are chosen for every cluster: node, network and memory decide what fits and is fast."
 NEEDED: dict[str, Callable[[dict[str, Any]], bool]] = {
@@ -290,6 +317,10 @@ def finding(task: Task, chosen: Plan | str | None, why: str) -> Finding:
         return wrong(
             Sentence(said, f"{general} that cannot be cut."), why or otherwise, cause=f"cut {obstacle[-20:]}"
         )
+    if chosen["cp"] > 1 and task.shape.context < by_hand.LONG:
+        said = f"{task} gives {chosen}, which cuts sequences of {task.shape.context:,} tokens over cp."
+        short = f"cp > 1 is for sequences of {by_hand.LONG:,} tokens or more."
+        return wrong(Sentence(said, f"{general} that cuts short sequences over cp."), short, cause="short")
     gb = task.gb(chosen)
     if gb > task.room:
         said = f"{task} gives {chosen}, which needs {gb:.1f} GB of {task.room:.0f}."
@@ -318,6 +349,8 @@ def slow(task: Task, chosen: Plan | str | None) -> bool:
         return False
     if by_hand.obstacle(task.shape, chosen, task.batch) or task.gb(chosen) > task.room:
         return False
+    if chosen["cp"] > 1 and task.shape.context < by_hand.LONG:
+        return False
     return task.seconds(chosen) > task.fitting[0][0] * ALLOWED
 
 
@@ -328,11 +361,15 @@ def cause_of(tasks: Sequence[Task], plans: Sequence[Plan | str | None]) -> str:
     if not malformed and len(sizes) > 2 and len(set(sizes)) == 1:
         return SAME
     late = [(task, plan) for task, plan in zip(tasks, plans, strict=True) if slow(task, plan)]
-    for reason in REASONS:
+
+    def explaining(reason: Reason) -> str:
         causes = [reason(task, plan) for task, plan in late if isinstance(plan, Plan)]
-        if causes and all(causes):
-            return causes[0]
-    return ""
+        return causes[0] if causes and all(causes) else ""
+
+    first = next(filter(None, map(explaining, REASONS)), "")
+    untried = (explaining(never(name, v)) for name in VALUES if name[:7] not in first for v in VALUES[name])
+    said = [*filter(None, (first, explaining(smaller("dp")), *untried))]
+    return " ".join(said[:3]) or next(filter(None, map(explaining, map(smaller, AXES))), "")
 
 
 def case(tasks: Sequence[Task]) -> Case:
@@ -361,16 +398,20 @@ def case(tasks: Sequence[Task]) -> Case:
 
 @lru_cache(maxsize=2)
 def tasks_of(hidden: bool) -> tuple[Task, ...]:
-    """Eight clusters that a student sees, and five that stay hidden.
+    """Twelve clusters that a student sees, and five that stay hidden.
 
     Short sequences show three mistakes: one sequence in each microbatch, no `efficiency`, and heads that tp
     does not divide. 96 GPUs of 40 GB show two: tokens that 2 cp tp does not divide, and a tp that stays in
     the node. 24 GPUs of 40 GB show four mistakes: all of the memory, too little of it, ZeRO-3 in a pipeline,
     and powers of two alone. 80 sequences on 48 GPUs show one: chunks although pp does not divide the
-    microbatches.
+    microbatches. The last four show a dp up to 64 and microbatches of 1 and 2 alone; no full recomputation;
+    a zigzag of cp chunks and not 2 cp, and no ZeRO-1; chunks of 1 and 2 alone, or that do not divide layers.
     """
     small = Named("{**A100, 'memory': 40}", {**GPU, "memory": 40})
     four = Named("{**SELENE, 'per_node': 4}", {**LINKS, "per_node": 4})
+    two = Named("{**SELENE, 'per_node': 2}", {**LINKS, "per_node": 2})
+    slower = Named("{**SELENE, 'per_node': 2, 'network': 50e9}", {**two, "network": 50e9})
+    faster = Named("{**SELENE, 'per_node': 4, 'network': 400e9}", {**four, "network": 400e9})
     visible = (
         Task("1,024 A100s, 175B", GPT3, 1024, 1536, GPU, LINKS),
         Task("48 A100s in nodes of 4", gpt(96, 24, 3072), 48, 80, GPU, four),
@@ -380,11 +421,14 @@ def tasks_of(hidden: bool) -> tuple[Task, ...]:
         Task("a small model", gpt(32, 32, 4096), 64, 256, GPU, LINKS),
         Task("short sequences", gpt(36, 42, 5376, 1024), 48, 48, GPU, LINKS),
         Task("96 A100s of 40 GB in nodes of 4", gpt(48, 80, 10_240, 32_768), 96, 384, small, four),
+        Task("128 A100s of 40 GB, 400 Gb/s", gpt(24, 40, 5120, 512), 128, 512, small, faster),
+        Task("48 A100s of 40 GB, 50 Gb/s", gpt(36, 40, 5120, 3072), 48, 192, small, slower),
+        Task("sequences of 50,000 tokens", gpt(48, 24, 3072, 50_000), 64, 12, small, four),
+        Task("64 A100s in nodes of 2", gpt(96, 48, 4608), 64, 16, GPU, two),
     )
     if not hidden:
         return visible
     slow_network = Named("{**SELENE, 'network': 10e9}", {**LINKS, "network": 10e9})
-    two = Named("{**SELENE, 'per_node': 2}", {**LINKS, "per_node": 2})
     return (
         *visible,
         Task("10 Gb/s", gpt(40, 40, 5120), 128, 512, GPU, slow_network),

@@ -51,7 +51,7 @@ def norm_line(model: Model, title: str) -> Line:
     def judge(observed: Observed) -> Finding:
         returned = [values.returned[0] for values in observed.values]
         for rank, value in enumerate(returned):
-            if not isinstance(value, int | float) or isinstance(value, bool) or not isfinite(value):
+            if not is_norm(value):
                 return wrong(
                     f"on rank {rank} no finite number was returned.",
                     "Return the norm before scaling, as a float.",
@@ -72,7 +72,17 @@ def norm_line(model: Model, title: str) -> Line:
         said = Sentence(f"{fault}: {got} instead of {want}.", f"{fault}.")
         return wrong(said, says, misses_point=mistake is not None and mistake.misses_point)
 
-    return Line(f"the norm: {title}", judge)
+    def shows(observed: Observed) -> float:
+        """Whether all ranks returned the norm, or that of a known slip in it."""
+        returned = [values.returned[0] for values in observed.values]
+        mistake = explained(model, returned) if all(map(is_norm, returned)) else None
+        return float(judge(observed).ok or (mistake is not None and not mistake.misses_point))
+
+    return Line(f"the norm: {title}", judge, shows=shows, part=title)
+
+
+def is_norm(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
 
 
 def factor_of(model: Model, observed: Observed) -> float:

@@ -13,6 +13,7 @@ from typing import Any
 
 from course_lib.checks.kit import (
     SIZES,
+    Answered,
     Case,
     Draw,
     Finding,
@@ -24,6 +25,7 @@ from course_lib.checks.kit import (
     call,
     equal,
     exercise,
+    intact,
     judge_prediction,
     judge_values,
     numeric,
@@ -61,35 +63,50 @@ def gb(
     t_divides: int = 1,
     scores_cut: bool = False,
     inputs_cut: bool = False,
+    states_over_p: str = "layers",
+    states_over_t: bool = True,
+    gathered_bytes: int = 4,
+    gathered_layers: str = "one",
+    sequences: bool = True,
+    inputs: int = 2,
+    selective_scores: bool = False,
+    scores_over_t: bool = True,
+    scores_times_s: bool = True,
 ) -> float:
     """The count with mistakes: each keyword is one part of it."""
     pp, t, v, h = layout["pp"], layout["tp"], layout["chunks"], shape.width
     replicas = layout["dp"] * layout["cp"]
-    n = {"replicas": replicas, "dp": layout["dp"], "world": replicas * pp * t}[shards]
-    layers, of_layer = shape.layers / pp, 12 * h**2 / t
-    params = layers * of_layer + table * shape.vocab_size * h / (t if table_cut else 1)
+    n = {"dp": layout["dp"], "world": replicas * pp * t}.get(shards, replicas)
+    layers, of_layer = shape.layers / pp, 12 * h**2 / (t if states_over_t else 1)
+    of_table = table * shape.vocab_size * h / (t if table_cut and states_over_t else 1)
+    params = (shape.layers if states_over_p == "nothing" else layers) * of_layer
+    params += of_table / (pp if states_over_p == "all" else 1)
+    n = 1 if shards == "nothing" else n
     states = {
         0: (4 + moments) * params,
         1: (2 / (n if weights else 1) + 2 / (n if gradients else 1) + moments / n) * params,
-        3: (4 * (1 if undivided else 1 / n) + moments / n) * params + 4 * of_layer * gathered,
+        3: (4 * (1 if undivided else 1 / n) + moments / n) * params
+        + gathered_bytes * (of_layer if gathered_layers == "one" else params) * gathered,
     }
-    rows = layout["microbatch"] * shape.context / (layout["cp"] if seq else 1) * h
+    rows = shape.context / (layout["cp"] if seq else 1) * h * (layout["microbatch"] if sequences else 1)
     whole = 0 if layout["sequence"] and stream else 10
-    products = 5 * shape.heads * shape.context / h * scores / (layout["cp"] if scores_cut else 1)
+    products = 5 * shape.heads * (shape.context if scores_times_s else 1) / h * scores
+    products /= layout["cp"] if scores_cut else 1
     rows /= t if t_divides == 2 else 1
     t = t if t_divides else 1  # of activations
     kept = {
-        "none": rows * (whole + (34 - whole + products) / t),
-        "selective": rows * (whole + (34 - whole) / t),
-        "full": 2 * rows / (t if inputs_cut or (layout["sequence"] and stream and both) else 1),
+        "none": rows * (whole + (34 - whole) / t + products / (t if scores_over_t else 1)),
+        "selective": rows * (whole + (34 - whole + products * selective_scores) / t),
+        "full": inputs * rows / (t if inputs_cut or (layout["sequence"] and stream and both) else 1),
     }
     m = batch / (layout["dp"] * layout["microbatch"])
     more = (pp - 1) / v
     most = pp + more * (v > 1 and v_more)
     in_flight = {
-        "min": min(m, most), "m": m, "one": 1, "p": most, "batch": min(batch, most),
-        "batch / dp": min(batch / layout["dp"], most), "always more": min(m, pp + more),
-        "times more": min(m, pp) * (1 + more * (v > 1)),
+        "min": min(m, most), "max": max(m, most), "p - 1": min(m, most - 1), "m": m, "one": 1, "p": most,
+        "batch": min(batch, most),
+        "batch / dp": min(batch / layout["dp"], most), "m / cp": min(m / layout["cp"], most),
+        "always more": min(m, pp + more), "times more": min(m, pp) * (1 + more * (v > 1)),
     }  # fmt: skip
     kept_of = in_flight[held] * (layers if of_stage else shape.layers)
     extra = kept["none"] if layout["recompute"] == "full" and again else 0
@@ -100,14 +117,28 @@ def slip(**change: Any) -> Formula:
     return lambda shape, layout, batch: gb(shape, layout, batch, **change)
 
 
+POINT = (
+    "the GPU that holds most: its share of the states, and a stage's layers for all microbatches in flight"
+)
+ALL_MICROBATCHES = (
+    "The stage keeps all m microbatches: 1F1B keeps min(m, p), as backward begins after p."
+)
+P_CANCELS = (
+    "p divides twice: stage 0 keeps p microbatches of L/p layers. p cancels, and pipelining does not save "
+    "activation memory."
+)
+NO_ACTIVATIONS = "The activations are missing."
 ALL_LAYERS = "Those are the activations of all layers: a stage has L/p of them."
 DIVIDED = (
     "ZeRO-1 divides the optimizer alone: weights and gradients stay on every replica, 4 bytes a parameter."
 )
+OTHERWISE = "Print the table's parts for this call: P', sbh, what a layer keeps, and those in flight."
 UNITS = {
     "The answers are in GiB, 2^30 bytes; GB, 1e9 bytes, were asked for.": 1e9 / 2**30,
     "The answers are in bytes; GB were asked for.": 1e9,
     "The answers are in MB; GB were asked for.": 1e3,
+    "The answers are in Gbit; GB were asked for, of 8 bits each.": 8,
+    "The answers are in bits; GB were asked for, of 8e9 bits each.": 8e9,
 }
 STATES: dict[str, Formula] = {
     DIVIDED: slip(gradients=1, weights=1),
@@ -117,14 +148,23 @@ STATES: dict[str, Formula] = {
     "over dp and cp.": slip(shards="world"),
     "cp replicates the parameters as dp does: ZeRO divides over both.": slip(shards="dp"),
     "The optimizer has 12 bytes a parameter: the float32 copy, and two moments.": slip(moments=8),
+    "Those are all layers of the model: a stage has L/p of them.": slip(states_over_p="nothing"),
+    "p does not divide the table: all of it is on the first stage.": slip(states_over_p="all"),
+    "P' is divided by t: tp cuts the layers, and the table.": slip(states_over_t=False),
+    "ZeRO divides over replicas = dp cp: 1 the optimizer, 3 everything.": slip(shards="nothing"),
+    "Stage 3 has one layer whole while it runs, and not all of the stage's parameters.": slip(
+        gathered_layers="all"
+    ),
+    "The layer that is whole has weights and gradients: 4 bytes a parameter, and not 2.": slip(
+        gathered_bytes=2
+    ),
     "The table is missing: the first stage has it besides its layers.": slip(table=False),
     "tp cuts the table as well: a rank has V/t rows.": slip(table_cut=False),
     "Stage 3 has one layer whole while it runs: 4 bytes a parameter of it.": slip(gathered=False),
 }  # fmt: skip
 ACTIVATIONS: dict[str, Formula] = {
-    "The stage keeps all m microbatches: 1F1B keeps min(m, p), as backward begins after p.": slip(held="m"),
-    "p divides twice: stage 0 keeps p microbatches of L/p layers. p cancels, and pipelining does not save "
-    "activation memory.": slip(held="one"),
+    ALL_MICROBATCHES: slip(held="m"),
+    P_CANCELS: slip(held="one"),
     ALL_LAYERS: slip(of_stage=False),
     "The activations are not divided by t: its ranks keep parts of what lies inside a layer.": slip(
         t_divides=0
@@ -134,6 +174,7 @@ ACTIVATIONS: dict[str, Formula] = {
     "m is the number of microbatches, batch / (dp microbatch): one has several sequences.": slip(
         held="batch / dp"
     ),
+    "m is batch / (dp microbatch): ranks of cp share the sequences of a microbatch.": slip(held="m / cp"),
     "Places attend to all s keys: cp cuts the scores once, and not twice.": slip(scores_cut=True),
     "A step may have fewer microbatches than stages: min(m, p).": slip(held="p"),
     "t does not divide norms and residuals: with sequence parallelism it divides all 34, not 24 of them.": (
@@ -157,7 +198,16 @@ ACTIVATIONS: dict[str, Formula] = {
     "The inputs of layers that are recomputed are whole on tp, unless sequence parallelism divides them.": (
         slip(inputs_cut=True)
     ),
-    "The activations are missing.": slip(attached=False),
+    f"{ALL_MICROBATCHES} ": slip(held="max"),
+    "1F1B keeps p microbatches on the first stage, not p - 1: its first backward follows p forwards.": slip(
+        held="p - 1"
+    ),
+    "A microbatch has several sequences: sbh = microbatch s/cp h.": slip(sequences=False),
+    "With full recomputation a layer keeps its input in 16 bits: 2 sbh bytes, and not sbh.": slip(inputs=1),
+    "Selective recomputation does not keep the scores: 34, without 5as/h.": slip(selective_scores=True),
+    "The scores are divided by t as well: a rank has a/t heads.": slip(scores_over_t=False),
+    "The scores of a token are with all s others: 5as/h, and not 5a/h.": slip(scores_times_s=False),
+    NO_ACTIVATIONS: slip(attached=False),
 }  # fmt: skip
 # Where p = t = 8, two mistakes give one number.
 EIGHT: dict[str, Formula] = {
@@ -167,6 +217,8 @@ EIGHT: dict[str, Formula] = {
     "The activations are an eighth of the right ones: t divides once what a layer keeps, and p cancels, as "
     "stage 0 keeps p microbatches of L/p layers.": slip(held="one"),
 }
+# Those that miss the point.
+IDEAS = (ALL_MICROBATCHES, f"{ALL_MICROBATCHES} ", P_CANCELS, NO_ACTIVATIONS, ALL_LAYERS)
 
 # ---- lines
 
@@ -198,7 +250,7 @@ class Question:
         name = "memory_per_gpu" if self.states else "the activations' part of memory_per_gpu"
         return Prediction(
             name, 0, self.plans, self.of(right), {says: self.of(slip) for says, slip in self.slips.items()},
-            otherwise="Compare it with the notebook's table, row by row.", tolerance=CLOSE,
+            otherwise=OTHERWISE, tolerance=CLOSE, ideas=IDEAS,
         )  # fmt: skip
 
     def numbers(self, start: int, observed: Observed, unit: float) -> list[float] | None:
@@ -210,6 +262,13 @@ class Question:
             return None
         few = numbers[len(self.plans) :] or [0.0] * len(self.plans)
         return [number - less for number, less in zip(numbers, few, strict=False)]
+
+    def answered(self, start: int, observed: Observed, unit: float) -> list[Answered]:
+        numbers = self.numbers(start, observed, unit) or ()
+        return [
+            (plan, number, equal(number, self.of(right)(*plan), CLOSE))
+            for plan, number in zip(self.plans, numbers, strict=False)
+        ]
 
     def line(self, start: int, units: Callable[[Observed], float], alike: Sequence[Placed]) -> Line:
         """alike: the questions about the same slips, which one slip has to explain together."""
@@ -223,16 +282,14 @@ class Question:
             if self.strictly and unit != 1:
                 says = next(says for says, factor in UNITS.items() if factor == unit)
                 return wrong("memory_per_gpu counts in another unit.", says, cause="unit")
-            others = [
-                (plan, number, equal(number, question.of(right)(*plan), CLOSE))
-                for question, place in alike
-                for plan, number in zip(
-                    question.plans, question.numbers(place, observed, unit) or (), strict=False
-                )
-            ]
+            others = [each for question, place in alike for each in question.answered(place, observed, unit)]
             return judge_values(prediction, numbers, others)
 
-        return Line(self.title, judge, self.weight)
+        def shows(observed: Observed) -> float:
+            answers = self.answered(start, observed, units(observed))
+            return float(bool(answers) and intact(prediction, answers))
+
+        return Line(self.title, judge, self.weight, shows=shows, part=self.title)
 
 
 Placed = tuple[Question, int]  # with the number of its first call
@@ -246,9 +303,9 @@ def of_one_token(plan: Plan) -> Plan:
 
 
 def unit_of(plans: Sequence[Plan]) -> Callable[[Observed], float]:
-    """The unit in which the most answers are right, as a factor on GB; 1 if no other one is better.
+    """The unit in which most answers are right, as a factor on GB; else 1.
 
-    One answer may be right in another unit by chance.
+    Some may be right in another unit by chance: states that t = 8 has not divided look like bits.
     """
 
     def unit(observed: Observed) -> float:
@@ -261,7 +318,7 @@ def unit_of(plans: Sequence[Plan]) -> Callable[[Observed], float]:
             )
 
         best = max((1.0, *UNITS.values()), key=answers)
-        return best if answers(best) > 1 else 1.0
+        return best if 2 * answers(best) > len(plans) else 1.0
 
     return unit
 
@@ -278,7 +335,7 @@ def memory_case(questions: Sequence[Question]) -> Case:
     return Case("memory_per_gpu", [RankSide({}, {"calls": calls}, {})], lines, recipe=SIZES, alone=True)
 
 
-@exercise(points=6, objects=("memory_per_gpu",), references=OF_NUMBERS)
+@exercise(points=6, objects=("memory_per_gpu",), references=OF_NUMBERS, point=POINT)
 def memory_per_gpu(draw: Draw) -> Iterator[Case]:
     small = gpt(48, 48, 6144, context=4)
     lean = {"recompute": "full", "sequence": True}
@@ -300,6 +357,7 @@ def memory_per_gpu(draw: Draw) -> Iterator[Case]:
         *kept(("none", True, 1, 8), ("selective", False, 2, 64)),  # fewer microbatches than stages
         (GPT3, plan(4, 32, 8, chunks=4, recompute="selective", sequence=True), 1536),
         (gpt(32, 32, 4096, context=32_768), plan(2, 4, 4, cp=4, recompute="none", sequence=True), 64),
+        (gpt(32, 32, 4096, context=32_768), plan(8, 2, 4, cp=2, recompute="none", sequence=True), 12),
     ]
     if draw.hidden:
         for zero, recompute in ((1, "none"), (0, "selective"), (1, "full")):

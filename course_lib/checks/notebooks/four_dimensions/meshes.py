@@ -101,14 +101,19 @@ class Answers:
         said = Sentence(
             f"{question.shown(self.name)} raised {error}: {text}", f"{self.name} raised {error_kind(error)}."
         )
-        missing = text.strip("'\"")
-        if error == "KeyError" and missing in AXES and missing not in question.sizes:
+        missing = lacking(error, text)
+        if missing in AXES and missing not in question.sizes:
             return wrong(said, LACKS_AXES, cause=f"{self.name} raised {error}")
         return wrong(said, at(place), cause=f"{self.name} raised {error}")
 
     def case(self, lines: list[Line]) -> Case:
         sides = [RankSide({}, {"calls": self.calls}, {})]
         return Case(self.name, sides, lines, recipe=SIZES, alone=True)
+
+
+def lacking(error: str, text: str) -> str:
+    """The key of a KeyError."""
+    return text.strip("'\"") if error == "KeyError" else ""
 
 
 def tried(question: Question, slip: Formula) -> Any:

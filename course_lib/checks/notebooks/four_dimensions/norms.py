@@ -184,7 +184,7 @@ class Model:
             INVERTED: counts_cut_as_whole, CUT_ALONE: counts_cut_alone, FIRST_ALONE: counts_on_first_of_tp,
         }  # fmt: skip
         for says, rule in rules.items():
-            yield Mistake(says, self.root("pp", "tp", rule=rule))
+            yield Mistake(says, self.root("pp", "tp", rule=rule), misses_point=says == WHOLE)
         both = f"{WHOLE} {TWICE}"
         yield Mistake(both, self.root("pp", "tp", rule=counts_everything), misses_point=True)
 
@@ -196,7 +196,7 @@ class Model:
         }
         often = self.mesh.size("dp", "cp")
         for says, rule in rules.items():
-            yield Mistake(says, self.root("pp", "tp", often=often, rule=rule))
+            yield Mistake(says, self.root("pp", "tp", often=often, rule=rule), misses_point=True)
         all_ranks = self.root("pp", "tp", often=often, rule=counts_everything)
         yield Mistake(f"That is over all ranks. {REPLICAS} {WHOLE}", all_ranks, misses_point=True)
 
@@ -215,7 +215,11 @@ class Model:
             yield Mistake(SQUARES, of_ranks.__getitem__)
         counted = [piece for k in together for piece in self.counted(k)]
         yield Mistake(SQUARES, same(sum(square(piece) ** 0.5 for piece in counted)))
+        yield Mistake(SQUARES, same(sum(square(piece) ** 0.5 for piece in counted) ** 0.5))
         yield Mistake("That is the square of the norm: take its root.", same(self.norm**2))
+        for axis in ("tp", "pp"):
+            share = self.norm / self.mesh.size(axis) ** 0.5
+            yield Mistake(f"The squares were averaged over {axis}: the norm has their sum.", same(share))
         mean = self.norm / len(together) ** 0.5
         yield Mistake("The squares of pp and tp were averaged: the norm has their sum.", same(mean))
         magnitudes = sum(float(piece.abs().sum()) for piece in counted)

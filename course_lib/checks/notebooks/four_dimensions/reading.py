@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from course_lib.checks import words
@@ -23,12 +23,14 @@ from course_lib.checks.kit import (
     wrong,
 )
 from course_lib.checks.notebooks.four_dimensions.meshes import (
+    AXES,
     Answers,
     Formula,
     Question,
     Sizes,
     everywhere,
     ints,
+    lacking,
 )
 from course_lib.checks.notebooks.four_dimensions.reading_mistakes import (
     APART,
@@ -57,6 +59,7 @@ FORM = "a pair: a range of rows, and a list of ranges of places"
 POINT = (
     "dealing the batch: rows to replicas, places with equal work to ranks of cp, and the same to all others"
 )
+RANGES = "Give a list of ranges: an early chunk and a late one, or one for the whole sequence."
 MOST = 1.25  # times the mean work that the busiest rank may have
 
 
@@ -129,20 +132,55 @@ class Asked(Answers):
             for answer, q in zip(answers, questions, strict=True)
         )
 
-    def each(self, text: str, look: Look, weight: float = 1, *, of_ranks: bool = False) -> Line:
-        """A line that holds for each sheet by itself; of_ranks: it is about the places of the ranks, too."""
+    def lacks_axes(self, observed: Observed, which: int) -> bool:
+        """Whether the answers for the sheet raised a KeyError about an axis that its mesh lacks."""
+        first = self.starts[which]
+        errors = (observed.answer(first + k).error for k in range(len(self.sheets[which].questions)))
+        missing = set(AXES) - set(self.sheets[which].sizes)
+        return all(error is not None and lacking(error[0], error[1]) in missing for error in errors)
+
+    def each(
+        self, text: str, look: Look, weight: float = 1, *, of_ranks: bool = False, lenient: bool = False
+    ) -> Line:
+        """A line that holds for each sheet by itself.
+
+        of_ranks: it is about the places of the ranks, too; lenient: meshes without some axis may raise, if
+        there are others.
+        """
 
         def judge(observed: Observed) -> Finding:
             if self.backwards(observed):
-                return wrong(BACKWARDS, cause=BACKWARDS) if of_ranks else RIGHT
-            for which, sheet in enumerate(self.sheets):
-                parts = self.parts(observed, which)
-                finding = parts if isinstance(parts, Finding) else look(sheet, parts)
+                return wrong(BACKWARDS, cause=BACKWARDS, misses_point=True) if of_ranks else RIGHT
+            which = range(len(self.sheets))
+            kept = [k for k in which if not (lenient and self.lacks_axes(observed, k))]
+            for k in kept or which:
+                parts = self.parts(observed, k)
+                finding = parts if isinstance(parts, Finding) else look(self.sheets[k], parts)
                 if not finding.ok:
                     return finding
             return RIGHT
 
         return Line(text, judge, weight)
+
+
+    def ranges(self, line: Line) -> Line:
+        """The line, which also asks for a list of ranges: the notebook's figures read one."""
+
+        def judge(observed: Observed) -> Finding:
+            finding = line.judge(observed)
+            if not finding.ok or self.backwards(observed):
+                return finding
+            for which, sheet in enumerate(self.sheets):
+                for k, question in enumerate(sheet.questions, start=self.starts[which]):
+                    spans = observed.answer(k).value[1]
+                    if isinstance(spans, list) and all(ints(span) is not None for span in spans):
+                        continue
+                    fault = "does not give its places as a list of ranges."
+                    said = Sentence(f"{question.shown(NAME)} {fault}", f"{NAME} {fault}")
+                    return wrong(said, RANGES, cause=RANGES)
+            return RIGHT
+
+        return replace(line, judge=judge)
 
 
 def why(sheet: Sheet, parts: Parts, index: int, slips: Mapping[str, Formula]) -> str:
@@ -288,11 +326,11 @@ def my_part(draw: Draw) -> Iterator[Case]:
     blocks = in_blocks(rows, samples, places, sequences, equal_work)
     lines = [
         asked.each("rows: each once over dp", rows, 2),
-        asked.each("rows: the same on tp, pp and cp", samples, 2, of_ranks=True),
-        asked.each("places: each once over cp", places, 2),
-        asked.each("places: the same on tp, pp and dp", sequences, 1, of_ranks=True),
-        asked.each("places: equal work over cp", equal_work, 2),
-        asked.each("rows in succession, places as a zigzag", blocks, 1),
+        asked.each("rows: the same on tp, pp and cp", samples, 2, of_ranks=True, lenient=True),
+        asked.each("places: each once over cp", places, 2, lenient=True),
+        asked.each("places: the same on tp, pp and dp", sequences, 1, of_ranks=True, lenient=True),
+        asked.each("places: equal work over cp", equal_work, 2, lenient=True),
+        asked.ranges(asked.each("rows in succession, places as a zigzag", blocks, 1)),
     ]
     sides = [RankSide({}, {"calls": asked.calls}, {})]
     yield Case("parts", sides, lines, recipe=SIZES, alone=True)

@@ -31,6 +31,7 @@ LARGER = (
 )
 PAIR = "A pair of numbers was read as two rows, or places: give range(start, stop)."
 APART = "Chunks r and r + cp are a pair: the zigzag pairs r with 2 cp - 1 - r, so that all have equal work."
+LATE_FIRST = "The early chunk comes first, then the late one."
 SUCCESSION = "The places follow each other: under a causal mask late tokens cost more than early ones. "
 
 
@@ -152,6 +153,13 @@ def chunks_apart(rank: int, sizes: Sizes, batch_size: int, seq: int) -> list[int
     return [*split(seq, 2 * size, place), *split(seq, 2 * size, place + size)]
 
 
+def late_first(rank: int, sizes: Sizes, batch_size: int, seq: int) -> list[int]:
+    place, size = axes(rank, sizes, "cp")
+    if size == 1:
+        return list(range(seq))
+    return [*split(seq, 2 * size, 2 * size - 1 - place), *split(seq, 2 * size, place)]
+
+
 def early_chunks(rank: int, sizes: Sizes, batch_size: int, seq: int) -> list[int]:
     place, size = axes(rank, sizes, "cp")
     return split(seq, 2 * size, place) if size > 1 else list(range(seq))
@@ -188,8 +196,9 @@ ROWS: dict[str, Formula] = {
 }
 DEALT: tuple[dict[str, Formula], dict[str, Formula]] = (
     {STRIDED: strided_rows, ENDS: longer_at_the_end, LAST: last_rows, LARGER: larger_rows},
-    {STRIPES: striped_places, LAST: last_places, LARGER: larger_places, APART: chunks_apart},
-)
+    {STRIPES: striped_places, LATE_FIRST: late_first, LAST: last_places, LARGER: larger_places,
+     APART: chunks_apart},
+)  # fmt: skip
 PLACES: dict[str, Formula] = {
     PAIR: ends_of_places,
     "cp cuts the sequence: its ranks read different places, and here all of them read every one.": all_places,

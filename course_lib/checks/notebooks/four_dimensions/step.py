@@ -18,7 +18,7 @@ from course_lib.models import GPTConfig
 
 NUMBER = 8  # bytes of a float64
 SECONDS = 40.0
-POINT = "terms of one sum, which are reduced once, when no microbatch is left"
+POINT = "one pass over the microbatches, whose gradients are terms of one sum that is made once, at the end"
 WIRES = ("pp", "tp", "cp")
 ORDER = (
     "All members of a group must call its collectives, in one order: also ranks without a loss, and with the "
@@ -84,8 +84,8 @@ def replicas_line(steps: Steps, title: str) -> Line:
         """Whether the terms were summed once, though they are divided by a wrong number, or not kept."""
         gradients = Gradients(steps, observed)
         right = abs(gradients.often(gradients.wanted) - 1) < 1e-6
-        summed = right or gradients.of_another_count() or gradients.summed_in_vain()
-        return float(summed and judge(observed).ok)
+        summed = right or gradients.of_another_count()[0] or gradients.summed_in_vain()
+        return float(bool(summed) and judge(observed).ok)
 
     return Line(f"bytes to the replicas: {title}", judge, 1, "communication", shows=shows)
 
@@ -108,6 +108,7 @@ def axes_line(steps: Steps, title: str) -> Line:
         count, stage = steps.count, mesh.place(rank, "pp")
         batch = rows * count * mesh.size("dp")
         sent = axis_bytes(config, mesh.sizes, count, batch, seq, stage, NUMBER)
+        sent["pp"] += 2 * (steps.chunks - 1) * count * steps.tokens * config.width * NUMBER
         if stage == mesh.size("pp") - 1:  # the loss' numbers, too, have eight bytes here, and not four
             sent["tp"] += count * vocab_parallel_loss_bytes(mesh.size("tp"), steps.tokens)
         return {axis: calls * sent[axis] for axis in axes}
@@ -132,7 +133,8 @@ def axes_line(steps: Steps, title: str) -> Line:
                         f"one forward and backward of each microbatch sends {words.number(round(bound))}."
                     )
                     twice = abs(amount - 2 * bound) <= 1
-                    return wrong(fault, "The schedule ran twice." if twice else "", cause="axes")
+                    why = "All microbatches ran twice, and once is enough." if twice else ""
+                    return wrong(fault, why, cause="axes", misses_point=twice)
         return RIGHT
 
     return Line(f"bytes along {' and '.join(axes)}: {title}", judge, 0.5, "communication")
@@ -141,12 +143,13 @@ def axes_line(steps: Steps, title: str) -> Line:
 def case(
     draw: Draw, sizes: dict[str, int], title: str, *, tied: bool = False, modern: bool = False,
     count: int = 3, rows: int = 1, calls: int = 1, sequence: str | None = None, without: bool = False,
+    chunks: int = 1,
 ) -> Case:  # fmt: skip
-    config = GPTConfig(24, 16, layers=2, heads=2, width=8, tied=tied)
+    config = GPTConfig(24, 16, layers=2 * chunks, heads=2, width=8, tied=tied)
     if modern:
         config = GPTConfig(**{**asdict(config.modern()), "tied": tied})
     mesh = OnMesh(sizes)
-    steps = drawn(draw, mesh, config, count, rows, 16, calls, sequence, without)
+    steps = drawn(draw, mesh, config, count, rows, 16, calls, sequence, without, chunks)
     both = mesh.size("dp") > 1 and mesh.size("cp") > 1
     weight = 3 if calls == 1 else 5  # gradients that add up are told by few cases
     lines = [gradients_line(steps, title, weight, essential=both, exact=modern), loss_line(steps, title)]
@@ -177,7 +180,10 @@ def hybrid_step(draw: Draw) -> Iterator[Case]:
     yield case(draw, {"pp": 2, "dp": 2}, "pp 2 x dp 2, tied, two calls", tied=True, calls=2)
     yield case(draw, {"dp": 3, "cp": 2}, "dp 3 x cp 2, a replica without targets", count=5, without=True)
     yield case(draw, {"dp": 2, "tp": 2}, "dp 2 x tp 2", modern=True)
-    yield case(draw, {"pp": 2, "dp": 2, "tp": 2}, "pp 2 x dp 2 x tp 2, tied", tied=True)
+    yield case(
+        draw, {"pp": 2, "dp": 2, "tp": 2}, "pp 2 x dp 2 x tp 2, tied, two stages per rank", tied=True,
+        count=4, chunks=2,
+    )  # fmt: skip
     if draw.hidden:
         yield case(draw, {"pp": 2, "tp": 2}, "pp 2 x tp 2, tied", tied=True, modern=True)
         yield case(draw, {"cp": 2, "dp": 2, "pp": 2}, "cp 2 x dp 2 x pp 2", rows=2)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property
-from itertools import combinations
+from itertools import chain, combinations
 from operator import ge
 from typing import NamedTuple
 
@@ -46,13 +47,17 @@ OF_PARTS = (
 )
 ALL_TARGETS = "Targets of -100 were counted, and they have no loss: count those that differ from -100."
 NUMBERS = {
-    "microbatches": "The number of microbatches was given in place of the number of targets.",
+    "microbatches": "Microbatches or rows were counted in place of targets.",
     "nothing": "They were not divided: `run_schedule` takes the number of targets of the whole batch.",
     "first": "The first microbatch's targets were counted for each one, and others have other numbers.",
 }
 ONCE_TOO_OFTEN = (
     "The number of all targets was multiplied by that of the microbatches: `count` is for the whole batch, "
     "and `run_schedule` divides every microbatch's sum by it."
+)
+COUNT_OVER_DP = (
+    "Sum the targets of the replicas over dp alone, as ranks of cp are given the same ones, and divide by "
+    "nothing else."
 )
 IN_FLOAT64 = "They travelled in float32, or were added there: give the buffer the gradients' dtype."
 NOT_KEPT = (
@@ -189,6 +194,8 @@ class Gradients:
             return Cause(ONCE_TOO_OFTEN, sees, slip=True)
         if why := other_count(self.steps, often):
             return Cause(why, sees, slip=True)
+        if self.losses_are(often) and (why := self.miscounted(often)):
+            return Cause(why, sees, slip=True)
         labels = [label for label, divisor in self.divisors() if abs(often * divisor - 1) < 1e-6]
         if labels == ["the size of cp"]:
             return Cause(OVER_CP, sees)
@@ -206,6 +213,18 @@ class Gradients:
             for value, wanted in zip(values.returned, self.steps.right.losses, strict=True)
         )
         return all(isinstance(v, float) and abs(v - wanted) <= FLOAT32 * wanted for v, wanted in pairs)
+
+    def miscounted(self, often: float) -> str:
+        """Why gradients and losses are off by one number, if a `count` gives it; or "".
+
+        A mean over dp in place of a sum also divides both, and is another mistake.
+        """
+        times = max(often, 1 / often)
+        axes = [names for names in self.sets_of_axes() if abs(self.mesh.size(*names) / times - 1) < 1e-6]
+        if not axes or (often < 1 and all("dp" in names for names in axes)):
+            return ""
+        by = f"{'divided' if often > 1 else 'multiplied'} by {' or '.join(map(self.label, axes))}"
+        return f"The loss is off by the same factor, as if `count` were {by}. {COUNT_OVER_DP}"
 
     def of_multiple(self, often: float, sees: str) -> Cause:
         labels = [
@@ -228,15 +247,22 @@ class Gradients:
 
     def divisors(self) -> Iterator[tuple[str, int]]:
         """Numbers of ranks along all sets of axes, and times the number of microbatches."""
-        axes = [axis for axis in self.mesh.sizes if self.mesh.size(axis) > 1]
-        for several in range(1, len(axes) + 1):
-            for names in combinations(axes, several):
-                label = f"the number of ranks of {words.listing(names)}"
-                label = f"the size of {names[0]}" if several == 1 else label
-                label = "the number of ranks" if several == len(axes) > 1 else label
-                yield label, self.mesh.size(*names)
-                yield f"{label} and the number of microbatches", self.mesh.size(*names) * self.steps.count
+        for names in self.sets_of_axes():
+            label = self.label(names)
+            yield label, self.mesh.size(*names)
+            yield f"{label} and the number of microbatches", self.mesh.size(*names) * self.steps.count
         yield "the number of microbatches", self.steps.count
+
+    def sets_of_axes(self) -> Iterator[tuple[str, ...]]:
+        """Every set of axes that have several ranks."""
+        axes = [axis for axis in self.mesh.sizes if self.mesh.size(axis) > 1]
+        return chain.from_iterable(combinations(axes, k) for k in range(1, len(axes) + 1))
+
+    def label(self, names: tuple[str, ...]) -> str:
+        if len(names) == 1:
+            return f"the size of {names[0]}"
+        everyone = self.mesh.size(*names) == self.mesh.n
+        return "the number of ranks" if everyone else f"the number of ranks of {words.listing(names)}"
 
     def in_part(self) -> Iterator[Cause]:
         """The terms of some parameters were not added, or those of others were added over tp."""
@@ -265,10 +291,12 @@ class Gradients:
             return False
         return self.near(terms.sum(0), self.wanted[rank, name], self.mesh.n)
 
-    def of_another_count(self) -> bool:
-        """Whether all gradients are the right ones times a number that no axis and no microbatch explains."""
+    def of_another_count(self) -> tuple[float, str]:
+        """By which number all gradients are off, and the sentence, if another `count` gives them; or 0."""
         often = self.often(self.wanted)
-        return bool(often) and abs(often - 1) > 1e-6 and self.of_factor(often).slip
+        if not often or abs(often - 1) <= 1e-6 or not (cause := self.of_factor(often)).slip:
+            return 0.0, ""
+        return often, cause.says
 
     def summed_in_vain(self) -> bool:
         """Whether the ranks have terms of their own, though as many bytes went to the replicas as are due."""
@@ -331,7 +359,7 @@ class Gradients:
 
     def of_each_call(self) -> list[Held]:
         return [
-            self.steps.held(Steps(self.mesh, self.steps.config, self.steps.seed, [batch]).right.gradients)
+            self.steps.held(replace(self.steps, batches=[batch]).right.gradients)
             for batch in self.steps.batches
         ]
 

@@ -13,11 +13,9 @@ from course_lib.checks.notebooks.four_dimensions.step_gradients import (
     OF_MICROBATCHES,
     OF_PARTS,
     OF_REPLICAS,
-    ONCE_TOO_OFTEN,
     Gradients,
     factor,
     of_one_process,
-    other_count,
 )
 from course_lib.checks.notebooks.four_dimensions.steps import Steps
 
@@ -57,9 +55,9 @@ def not_a_number(returned: list[Any]) -> Finding | None:
 
 
 def loss_causes(
-    steps: Steps, returned: list[float], wanted: float, rank: int, call: int, counted: bool
+    steps: Steps, returned: list[float], wanted: float, rank: int, call: int, counted: tuple[float, str]
 ) -> Iterator[str]:
-    """counted: the gradients, too, are those of another number of targets."""
+    """counted: by which number the gradients are off, and why, if that is another number of targets."""
     mesh, of_replicas = steps.mesh, steps.mean_of_replicas.losses[call]
     dp, cp, tp, pp = (mesh.size(axis) for axis in ("dp", "cp", "tp", "pp"))
 
@@ -78,6 +76,9 @@ def loss_causes(
     last = [mesh.place(k, "pp") == pp - 1 for k in range(mesh.n)]
     if pp > 1 and not any(value for value, is_last in zip(returned, last, strict=True) if not is_last):
         yield f"Rank {rank} returns {returned[rank]}: {ONLY_LAST}"
+    often, of_count = counted
+    if often and are(often * wanted):
+        yield of_count
     if tp > 1 and are(tp * wanted):
         of_dp = f", which is the size of dp as well. {TERMS_OF_LOSS}"
         yield (
@@ -88,11 +89,7 @@ def loss_causes(
         if dp > 1 and are(share * of_replicas):
             means = "the mean of the replicas' means" if share == 1 else f"{factor(share)} the mean of means"
             yield f"The loss is {means}. {OF_REPLICAS}"
-    if are(wanted / steps.count) and counted:
-        yield ONCE_TOO_OFTEN
-    if are(returned[0]) and counted and (says := other_count(steps, returned[0] / wanted)):
-        yield says
-    if are(returned[0]) and not counted and near(returned[0] / wanted, steps.targets):
+    if are(returned[0]) and not often and near(returned[0] / wanted, steps.targets):
         often = of_one_process(returned[0] / wanted)
         yield f"The loss is {often}, on all ranks. {DIVIDED}"
     if near(returned[0] * round(wanted / (returned[0] or 1)), wanted) and are(returned[0]):

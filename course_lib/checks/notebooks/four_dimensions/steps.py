@@ -37,7 +37,7 @@ class Whole(NamedTuple):
 class Steps:
     """batches: of each call, inputs and targets, (dp, microbatches, rows, seq) each.
 
-    sequence: see `mesh_stages`.
+    sequence: see `mesh_stages`. chunks: stages of each rank of pp, in turn.
     """
 
     mesh: OnMesh
@@ -45,6 +45,7 @@ class Steps:
     seed: int
     batches: list[tuple[Tensor, Tensor]]
     sequence: str | None = None
+    chunks: int = 1
 
     @property
     def count(self) -> int:
@@ -115,9 +116,10 @@ class Steps:
     # ---- ranks
 
     def stages_of(self, name: str) -> list[int]:
+        """The places on pp that hold the parameter."""
         pp = self.mesh.size("pp")
         if name.startswith("blocks."):
-            return [int(name.split(".")[1]) // (self.config.layers // pp)]
+            return [int(name.split(".")[1]) // (self.config.layers // (pp * self.chunks)) % pp]
         if name == TIED and self.config.tied:
             return sorted({0, pp - 1})
         return [0] if "embedding" in name else [pp - 1]
@@ -157,6 +159,7 @@ class Steps:
             "count": self.count,
             "times": len(self.batches),
             "sequence": self.sequence,
+            "chunks": self.chunks,
             "expects": {n: [str(s.dtype)[6:], list(s.shape)] for n, s in outputs.items()},
         }
         return RankSide({name: tensor.clone() for name, tensor in inputs.items()}, instructions, outputs)
@@ -164,7 +167,7 @@ class Steps:
 
 def drawn(
     draw: Draw, mesh: OnMesh, config: GPTConfig, count: int, rows: int, seq: int, calls: int = 1,
-    sequence: str | None = None, without: bool = False,
+    sequence: str | None = None, without: bool = False, chunks: int = 1,
 ) -> Steps:  # fmt: skip
     """Targets that count lie unevenly over replicas, microbatches and places: no mean is another's.
 
@@ -183,4 +186,4 @@ def drawn(
         targets[0, -1, 0, 1:] = -100  # nearly a whole row of the first replica
         targets[-1:] = -100 if without else targets[-1:]
         batches.append((tokens(), targets))
-    return Steps(mesh, config, draw.integer(0, 1 << 30), batches, sequence)
+    return Steps(mesh, config, draw.integer(0, 1 << 30), batches, sequence, chunks)

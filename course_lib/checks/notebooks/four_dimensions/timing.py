@@ -57,6 +57,9 @@ TABLE_1 = (
 FITTED = 5  # the row of 76.1B
 
 
+POINT = "a step as the sum of its parts: compute, bytes of memory, waits for messages, and the bubble"
+
+
 # ---- mistakes
 
 
@@ -97,12 +100,35 @@ def seconds(
     third: bool = True,
     scores_again: bool = True,
     reached: bool = True,
+    head_reached: bool = True,
+    repeats: str = "m",
+    tokens_cut: bool = True,
+    layers_cut: bool = True,
+    head_cut: bool = True,
+    stream_cut: str = "sequence",
+    head_fills: bool = False,
+    neighbours: str = "may share a node",
+    messages: float = 2,
+    of_chunks: bool = True,
+    filling: float = 2,
+    one_node: bool = False,
+    stream_bytes: int = 2,
+    gradient_bytes: int = 2,
+    over_cp: float = 3 / 2,
+    over_dp_alone: bool = False,
+    of_table: bool = True,
+    gathers_3: float = 3 / 2,
+    of_microbatches: bool = True,
+    behind_head: bool = True,
+    behind_waits: bool = False,
 ) -> float:
     """The right step with mistakes: each keyword is one of its parts."""
     pp, cp, t, v = (layout[name] for name in ("pp", "cp", "tp", "chunks"))
     s, h, replicas = shape.context, shape.width, layout["dp"] * layout["cp"]
-    tokens = layout["microbatch"] * s / cp
-    m, layers = batch / (layout["dp"] * layout["microbatch"]), shape.layers / pp
+    tokens = layout["microbatch"] * s / (cp if tokens_cut else 1)
+    rows = {"dp": layout["dp"], "dp and cp": replicas * layout["microbatch"]}
+    m = batch / rows.get(repeats, layout["dp"] * layout["microbatch"])
+    layers = shape.layers / pp
     flops = gpu["flops"] * (efficiency if reached else 1)
     hbm = gpu["bandwidth"] * memory * (1 if of_products else efficiency)
     runs, scores, sums = RUNS[layout["recompute"]]
@@ -117,44 +143,48 @@ def seconds(
         return ring_seconds(nbytes, n, speed * wires / REACHED, 0) + alpha * alphas
 
     def all_reduce(nbytes: float, n: int, stride: int) -> float:
-        inside = min(n, max(1, int(links["per_node"]) // (stride if strides else 1)))
+        inside = n if one_node else min(n, max(1, int(links["per_node"]) // (stride if strides else 1)))
         if not cards and n > inside:
             return ring(nbytes, n, slow, links["network alpha"])
         across = ring(nbytes / (inside if shared else 1), n / inside, slow, links["network alpha"])
         return ring(nbytes, inside, fast, links["NVLink alpha"]) + across
 
-    stream = tokens * h / (t if layout["sequence"] else 1)
+    cut = {"sequence": layout["sequence"], "always": True, "never": False}[stream_cut]
+    stream = tokens * h / (t if cut else 1)
     layer = (runs * 24 * tokens * h**2 + scores * 4 * tokens * s * h) / t / flops
     if pointwise:
         layer += stream * (44 + 22 * (runs - 3)) / hbm + tokens * h / t * (40 + 16 * (runs - 3)) / hbm
         layer += tokens * s * shape.heads / t * (20 + 9 * (scores - 3)) / hbm
-    waits = sums * reduces * all_reduce(2 * tokens * h, t, 1)
-    waits += 3 / 2 * all_reduce(4 * layout["microbatch"] * s * h / t, cp, t)
-    of_head = (
-        (6 * tokens * h * shape.vocab_size / flops + 16 * tokens * shape.vocab_size * logits / hbm) / t * head
-    )
+    waits = sums * reduces * all_reduce(stream_bytes * tokens * h, t, 1)
+    waits += over_cp * all_reduce(4 * layout["microbatch"] * s * h / t, cp, t)
+    of_head = 6 * tokens * h * shape.vocab_size / (flops if head_reached else gpu["flops"])
+    of_head += 16 * tokens * shape.vocab_size * logits / hbm
+    of_head *= head / (t if head_cut else 1)
     message = 0.0
     if pp > 1:
-        near = 2 * replicas * t <= links["per_node"]
+        near = (1 if neighbours == "share a node" else 2) * replicas * t <= links["per_node"]
+        near = near and neighbours != "never share a node"
         alpha, speed = links["NVLink alpha" if near else "network alpha"], fast if near else slow
         message = alpha * (rounds != 0) + 2 * tokens * h / (t if scatter else 1) / (wires * speed)
         if not layout["sequence"] and scatter and gathers:
             message += all_reduce(2 * tokens * h, t, 1) / 2
     waits *= waiting != "nowhere"
     compute, slot = m * (layers * layer + of_head), layers * (layer + waits)
-    total = m * (slot + of_head + 2 * v * message)
+    slot *= 1 if layers_cut else pp
+    of_messages = messages * (v if of_chunks else 1) * message
+    total = (1 if repeats == "1" else m) * (slot + of_head + of_messages)
     if once:
-        total = compute + slot - layers * layer + 2 * v * message
-    in_bubble = slot if waiting == "everywhere" else layers * layer
-    idle = (pp - 1) * (in_bubble / (v if chunked else 1) + 2 * message)
-    total += idle * {"once": 1, "never": 0, "times m": m}[bubbles]
-    params = (layers * 12 * h**2 + shape.vocab_size * h) / t
+        total = compute + slot - layers * layer + of_messages
+    in_bubble = (slot if waiting == "everywhere" else layers * layer) + of_head * head_fills
+    slots = {"once": pp - 1, "never": 0, "times m": m * (pp - 1), "p": pp}[bubbles]
+    total += slots * (in_bubble / (v if chunked else 1) + filling * message)
+    held = params = (layers * 12 * h**2 + of_table * shape.vocab_size * h) / t
     if whole:
         params = shape.layers * 12 * h**2 + shape.vocab_size * h
-    sent = all_reduce(2 * params, replicas, t) * summed
+    sent = all_reduce(gradient_bytes * params, layout["dp"] if over_dp_alone else replicas, t) * summed
     if layout["zero"] == 3 and third:
-        sent = max(0.0, 3 / 2 * m * sent - hides * compute)
-    held = (layers * 12 * h**2 + shape.vocab_size * h) / t
+        hidden = compute - (0 if behind_head else m * of_head) + behind_waits * m * layers * waits
+        sent = max(0.0, gathers_3 * (m if of_microbatches else 1) * sent - hides * hidden)
     return total + sent + update * 34 * held / hbm / (replicas if layout["zero"] and owned else 1)
 
 
@@ -172,6 +202,53 @@ SLIPS: dict[str, Formula] = {
     "Networks are quoted in bits: 200 Gb/s are 25 GB/s.": slip(bits=1),
     "The bubble is multiplied by m: a pipeline fills and drains once a step.": slip(bubbles="times m"),
     "The bubble is missing: (p - 1) / v slots, in which a stage idles.": slip(bubbles="never"),
+    "The bubble has p - 1 slots, and not p: a step with one stage has none.": slip(bubbles="p"),
+    "The last stage has the head, and sets the pace; the slots of the bubble have none.": slip(
+        head_fills=True
+    ),
+    "The pipeline fills and empties with two messages a stage, forward and backward.": slip(filling=1),
+    "The pipeline fills with messages as well: (p - 1) times slot / v and two messages.": slip(filling=0),
+    "That is one microbatch: a step has m, each with its slot, head and messages.": slip(repeats="1"),
+    "m is the number of microbatches, batch / (dp microbatch): one has several sequences.": slip(
+        repeats="dp"
+    ),
+    "m is batch / (dp microbatch): ranks of cp share the sequences of a microbatch.": slip(
+        repeats="dp and cp"
+    ),
+    "The tokens are not divided by cp: a rank has s/cp of each sequence.": slip(tokens_cut=False),
+    "A slot has all layers of the model: a stage has L/p of them.": slip(layers_cut=False),
+    "tp cuts the head as well: its products and the logits are divided by t.": slip(head_cut=False),
+    "The head's products run at e of the peak, as all others.": slip(head_reached=False),
+    "Only sequence parallelism divides the stream by t: without it, norms and residuals are whole.": slip(
+        stream_cut="always"
+    ),
+    "With sequence parallelism, t divides the stream's 44 and 22 bytes as well.": slip(stream_cut="never"),
+    "Two messages a microbatch and chunk: an activation one way, a gradient the other way.": slip(messages=1),
+    "Each chunk sends messages: a microbatch has 2v of them, and not 2.": slip(of_chunks=False),
+    "Two stages may share a node, if 2 dp cp t GPUs fit into it: their messages take NVLink.": slip(
+        neighbours="never share a node"
+    ),
+    "The next stage is in another node if dp cp t GPUs fill one: both have to fit, 2 dp cp t.": slip(
+        neighbours="share a node"
+    ),
+    "All of the ring runs on NVLink: the ranks in other nodes need a ring over the network.": slip(
+        one_node=True
+    ),
+    "M is in 16 bits: 2 bytes a number.": slip(stream_bytes=4),
+    "Gradients travel in 16 bits: 2 P' bytes.": slip(gradient_bytes=4),
+    "The waits for cp are missing: 3/2 of an all-reduce of the keys and values.": slip(over_cp=0),
+    "A layer waits for 3/2 of an all-reduce over cp: forward half of one, backward one.": slip(over_cp=1),
+    "Ranks of cp hold the same parameters: gradients are summed over dp and cp.": slip(over_dp_alone=True),
+    "P' has the table's part besides the layers: V h / t.": slip(of_table=False),
+    "In each microbatch ZeRO-3 sends 3/2 of an all-reduce: two gathers, and a reduce-scatter.": slip(
+        gathers_3=1
+    ),
+    "ZeRO-3 sends in every microbatch: m times 3/2 of an all-reduce.": slip(of_microbatches=False),
+    "ZeRO-3 hides behind the head, too.": slip(behind_head=False),
+    "ZeRO-3 hides behind products and other operations, and not behind waits: links are busy then.": slip(
+        behind_waits=True
+    ),
+    "The answers are in milliseconds; seconds were asked for.": lambda *args: 1e3 * right(*args),
     "The bubble is not divided by v: interleaved stages begin after a chunk, not after all layers.": slip(
         chunked=False
     ),
@@ -226,6 +303,23 @@ SLIPS: dict[str, Formula] = {
         reduces=0.5
     ),
 }  # fmt: skip
+
+
+def of_the_peak(
+    shape: Model, layout: Mapping[str, Any], batch: int, gpu: Mapping[str, float], links: Any, share: float
+) -> float:
+    """Seconds of the FLOPs of all parameters, 8 a token with recomputation, at a share of all GPUs' peak."""
+    gpus = layout["pp"] * layout["dp"] * layout["cp"] * layout["tp"]
+    params = shape.layers * 12 * shape.width**2 + shape.vocab_size * shape.width
+    flops = (8 if layout["recompute"] == "full" else 6) * params * batch * shape.context
+    return flops / (gpus * gpu["flops"] * share)
+
+
+OF_THE_PEAK = (
+    "Those are the FLOPs over a share of the peak. A step also waits for messages, moves bytes of memory and "
+    "has a bubble: its parts are in the table."
+)
+SLIPS[OF_THE_PEAK] = of_the_peak
 
 
 # ---- the published table
@@ -313,7 +407,7 @@ def asked(shape: Model, layout: Plan, batch: int, links: Named = LINKS) -> tuple
     return shape, layout, batch, GPU, links, EFFICIENCY
 
 
-@exercise(points=7, objects=("step_seconds",), references=OF_NUMBERS)
+@exercise(points=7, objects=("step_seconds",), references=OF_NUMBERS, point=POINT)
 def step_seconds(draw: Draw) -> Iterator[Case]:
     alone = [asked(gpt(24, 24, 2304), plan(1, 1, 1, recompute="none", microbatch=2), 64)]
     replicas = [asked(gpt(24, 24, 2304), plan(1, 8, 1, microbatch=2), 256)]
@@ -333,6 +427,7 @@ def step_seconds(draw: Draw) -> Iterator[Case]:
         asked(gpt(64, 32, 4096, 128), plan(32, 1, 1), 2),
         asked(gpt(4, 32, 4096, 64), plan(1, 64, 1, zero=3), 192),
         asked(gpt(24, 32, 4096), plan(1, 2, 1, cp=8), 4),
+        asked(gpt(4, 32, 4096, 64), plan(1, 64, 2, zero=3), 192),
     ]
     if draw.hidden:
         for more in ({"recompute": "none", "sequence": True}, {"recompute": "full"}, {"zero": 1}):
@@ -340,7 +435,10 @@ def step_seconds(draw: Draw) -> Iterator[Case]:
     parts = "Print the parts of your step for one call, and compare them with the table."
 
     def question(title: str, plans: list[tuple], weight: float, otherwise: str = parts) -> Prediction:
-        return Prediction("step_seconds", 0, plans, right, SLIPS, weight, title, otherwise, tolerance=CLOSE)
+        return Prediction(
+            "step_seconds", 0, plans, right, SLIPS, weight, title, otherwise, tolerance=CLOSE,
+            ideas=(OF_THE_PEAK,),
+        )  # fmt: skip
 
     yield from evaluated(
         [

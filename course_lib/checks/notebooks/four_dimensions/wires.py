@@ -37,6 +37,7 @@ def named(crosses: Callable[[Sizes, str, int], bool]) -> Callable[..., str]:
     return lambda sizes, axis, per_node: ACROSS if crosses(sizes, axis, per_node) else INSIDE
 
 
+TP_ALONE = "tp stays in a node only if it fits: 16 ranks of a node of 8 do not."
 # Each mistake: (sizes, axis, per_node) -> the name that it gives.
 WIRES: dict[str, Callable[..., str]] = {
     "The size of the axis alone does not tell: its neighbours are as many ranks apart as the axes inside it "
@@ -44,8 +45,10 @@ WIRES: dict[str, Callable[..., str]] = {
     "The stride alone does not tell: the group reaches over stride x size ranks.": named(
         lambda sizes, axis, node: reach(sizes, axis) // sizes[axis] >= node
     ),
-    "tp stays in a node only if it fits: 16 ranks of a node of 8 do not.": named(
-        lambda sizes, axis, node: axis != "tp" and sizes[axis] > 1
+    TP_ALONE: named(lambda sizes, axis, node: axis != "tp" and sizes[axis] > 1),
+    f"{TP_ALONE} ": named(lambda sizes, axis, node: axis != "tp"),
+    "A group that fills its node lies in it: stride x size may be equal to per_node.": named(
+        lambda sizes, axis, node: reach(sizes, axis) >= node
     ),
     "All ranks are in one node: no group leaves it, whether its size divides the node or not.": named(
         lambda sizes, axis, node: sizes[axis] > 1 and node % reach(sizes, axis) != 0

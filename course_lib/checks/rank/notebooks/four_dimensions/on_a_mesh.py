@@ -10,7 +10,7 @@ instructions of both:
 and of `steps`:
 
     config        sizes of the GPT, and "seed", from which all ranks draw the same one
-    count         microbatches of a call; times: how often the function is called
+    count         microbatches of a call; times: how often the function is called; chunks: stages of a rank
     sequence      None or "keep": whether tp cuts the tokens between layers
                   the tensors of call 0 are "0.x.0", "0.t.0" and so on
 
@@ -34,12 +34,13 @@ from course_lib.checks.wire import Count
 from course_lib.mesh.mesh import Mesh, Place
 from course_lib.mesh.stages import mesh_stages, parameters
 from course_lib.models import GPT, GPTConfig
-from course_lib.pipeline.generators import one_f_one_b
+from course_lib.pipeline.generators import interleaved_one_f_one_b, one_f_one_b
 from course_lib.runtime.backend import device
 
 _Tensor, _Parameter, _clone, _detach = torch.Tensor, torch.nn.Parameter, torch.clone, torch.Tensor.detach
 _zeros, _full_like, _plain, _begun = torch.zeros, torch.full_like, plain, begun_and_waited
-_mesh_stages, _parameters, _schedule = mesh_stages, parameters, one_f_one_b
+_mesh_stages, _parameters = mesh_stages, parameters
+_schedule, _interleaved = one_f_one_b, interleaved_one_f_one_b
 _GPT, _GPTConfig, _Mesh, _Place = GPT, GPTConfig, Mesh, Place
 WEIGHT = 7.0  # of all parameters in `norms`: it must stay
 
@@ -72,7 +73,8 @@ def steps(
 ) -> tuple[Told, dict[str, Any]]:
     """`hybrid_step(stages, schedule, microbatches, mesh)`, as often as asked; gradients add up."""
     mesh, count = mesh_of(instructions, groups), instructions["count"]
-    schedule = _schedule(mesh.size("pp"), count)
+    pp, chunks = mesh.size("pp"), instructions["chunks"]
+    schedule = _schedule(pp, count) if chunks == 1 else _interleaved(pp, count, chunks)
     stages = _mesh_stages(
         drawn(instructions["config"]), mesh, schedule,
         seq=tensors["0.x.0"].shape[1], sequence=instructions["sequence"],
