@@ -85,9 +85,8 @@ def canvas(
     """(the CSV to import, notes) from {assignment: scores} and the text of a gradebook export.
 
     The export identifies students: a student's folder is named after a SIS login, a SIS id or Canvas' own
-    id. ids: the assignments' ids in Canvas; without one it is read from the export's column "<name> (<id>)". A
-    column that the export has keeps its name.
-    A student without a grade gets an empty field, which Canvas leaves as it is. notes: sentences on students
+    id. ids: the assignments' ids in Canvas; without one it is read from the export's column "<name> (<id>)".
+    A column that the export has keeps its name. A student without a grade gets an empty field, which Canvas leaves as it is. notes: sentences on students
     who were not found. ExportError if the roster or an assignment's column is not as it should be.
     """
     table = read_table(roster)
