@@ -40,11 +40,13 @@ INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
 # Messages of these functions are not judged. Ours ask the group's backend where its messages lie; PyTorch's
 # pickled objects travel over gloo, and DistributedDataParallel's sizes are made in C++.
 NOT_JUDGED = {
-    "barrier", "device_of", "_share_state", "all_gather_object", "broadcast_object_list", "gather_object",
-    "scatter_object_list", "_verify_param_shape_across_processes", "_distributed_broadcast_coalesced",
+    "barrier", "same_random_state", "_share_state", "all_gather_object", "broadcast_object_list",
+    "gather_object", "scatter_object_list", "_verify_param_shape_across_processes",
+    "_distributed_broadcast_coalesced",
 }  # fmt: skip
 
 _marks: dict[int, weakref.ref] = {}  # storages on the pretended GPU
+_generators: dict[int, torch.Generator] = {}  # and generators there
 _storage = torch.Tensor.untyped_storage
 _real_device = torch._C.TensorBase.device.__get__  # type: ignore[attr-defined]
 
@@ -90,8 +92,10 @@ class Pretend(TorchDispatchMode):
             if func._overloadname != "out":  # into memory that C++ has allocated
                 self.refuse(func._overloadpacket.__name__, str(func), given, on_gpu)
             generator = kwargs.get("generator")
-            if generator is not None and (wanted == GPU or on_gpu):
-                raise OtherDevice(f"{func}: a generator of the CPU for a tensor of the GPU")
+            here = wanted == GPU or bool(on_gpu)
+            if generator is not None and (generator._cdata in _generators) != here:
+                theirs, its = ("CPU", "GPU") if here else ("GPU", "CPU")
+                raise OtherDevice(f"{func}: a generator of the {theirs} for a tensor of the {its}")
         result = func(*args, **kwargs)
         if wanted == GPU or (wanted is None and on_gpu):
             for tensor in tensors_in(result):
@@ -115,6 +119,16 @@ def shapes(tensors: list[torch.Tensor]) -> list[tuple[int, ...]]:
     return [tuple(tensor.shape) for tensor in tensors]
 
 
+class Generator(torch.Generator):
+    """One made for the GPU is remembered, and lives on; its own `device` says "cpu"."""
+
+    def __new__(cls, device: Any = "cpu") -> Any:
+        made: Any = super().__new__(cls, device)
+        if torch.device(device) == GPU:
+            _generators[made._cdata] = made
+        return made
+
+
 class Copy(torch.autograd.Function):
     """From the GPU to the host, and the gradient back."""
 
@@ -134,6 +148,7 @@ def imitate() -> None:
     """From now on this rank has a pretended GPU."""
     from course_lib.ledger.group import RecordingGroup
     from course_lib.mesh import mesh
+    from course_lib.precision import scaler
     from course_lib.runtime import backend
 
     def device() -> Any:
@@ -141,9 +156,13 @@ def imitate() -> None:
 
         return torch.device("cpu", 7)
 
+    def device_of(params: Any, group: Any) -> Any:
+        return params[0].device if params else torch.device("cpu", 7)
+
     # The code and not the name, which others have imported.
     backend.device.__code__ = device.__code__
     mesh._device.__code__ = device.__code__
+    scaler.device_of.__code__ = device_of.__code__
 
     host, to, numpy = torch.Tensor.cpu, torch.Tensor.to, torch.Tensor.numpy
 
@@ -193,6 +212,7 @@ def imitate() -> None:
         return make_there
 
     torch.tensor, torch.as_tensor = made(torch.tensor), made(torch.as_tensor)
+    torch.Generator = Generator  # type: ignore[misc]
     names: Any = torch.Tensor
     names.cpu, names.to, names.numpy = to_host, moved, as_array
     names.device = property(lambda self: GPU if marked(self) else _real_device(self))
