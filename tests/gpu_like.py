@@ -4,7 +4,7 @@ In the ranks of a launch on "gpu-like" `course_lib.device()` is "cpu:7". Tensors
 is computed from marked tensors is marked, and their `.device` is "cpu:7". What an operation or a message
 would refuse on a GPU is an error here as well:
 
-* an operation on a marked and an unmarked tensor, unless it copies, or the unmarked one has no dimensions;
+* an operation on a marked and an unmarked tensor, unless it copies, or the unmarked one is a number;
 * a message or a collective of tensors of both kinds, or of the CPU alone, which gloo carries beside NCCL;
 * a generator of the CPU for a tensor of the GPU;
 * `numpy()` of a marked tensor.
@@ -25,7 +25,8 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.jit import _builtins
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 NAME = "gpu-like"
@@ -38,11 +39,11 @@ MAY_MIX = {
 # Those whose target has to be a GPU's if an index is.
 INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
 # Messages of these functions are not judged. Ours ask the group's backend where its messages lie; PyTorch's
-# pickled objects travel over gloo, and DistributedDataParallel's sizes are made in C++.
+# pickled objects travel over gloo; C++ makes DistributedDataParallel's sizes, and copies of functional ones.
 NOT_JUDGED = {
     "barrier", "same_random_state", "_share_state", "all_gather_object", "broadcast_object_list",
     "gather_object", "scatter_object_list", "_verify_param_shape_across_processes",
-    "_distributed_broadcast_coalesced",
+    "_distributed_broadcast_coalesced", "functional",
 }  # fmt: skip
 
 _marks: dict[int, weakref.ref] = {}  # storages on the pretended GPU
@@ -85,6 +86,8 @@ class Pretend(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(kind.__name__ in ("DTensor", "AsyncCollectiveTensor") for kind in types):
+            return NotImplemented  # what it does with its own tensors comes here again
         kwargs = kwargs or {}
         given, wanted = tensors_in((args, kwargs)), kwargs.get("device")
         on_gpu = [tensor for tensor in given if marked(tensor)]
@@ -96,7 +99,10 @@ class Pretend(TorchDispatchMode):
             if generator is not None and (generator._cdata in _generators) != here:
                 theirs, its = ("CPU", "GPU") if here else ("GPU", "CPU")
                 raise OtherDevice(f"{func}: a generator of the {theirs} for a tensor of the {its}")
-        result = func(*args, **kwargs)
+        if func.namespace == "_c10d_functional":
+            result = functional(func, args, kwargs)
+        else:
+            result = func(*args, **kwargs)
         if wanted == GPU or (wanted is None and on_gpu):
             for tensor in tensors_in(result):
                 mark(tensor)
@@ -105,7 +111,7 @@ class Pretend(TorchDispatchMode):
     def refuse(
         self, name: str, whole: str, given: list[torch.Tensor], on_gpu: list[torch.Tensor]
     ) -> None:
-        on_cpu = [tensor for tensor in given if tensor.dim() and not marked(tensor)]
+        on_cpu = [tensor for tensor in given if not (number(tensor) or marked(tensor))]
         if on_gpu and on_cpu and name not in MAY_MIX:
             raise OtherDevice(
                 f"{whole}: Expected all tensors to be on the same device; the GPU's have the shapes "
@@ -113,6 +119,24 @@ class Pretend(TorchDispatchMode):
             )
         if name in INDEXING and on_gpu and not marked(given[0]):
             raise OtherDevice(f"{whole}: a tensor of the CPU is indexed with indices of the GPU")
+
+
+def functional(func: Any, args: Any, kwargs: Any) -> Any:
+    """It sends a copy that C++ makes and nobody marks; so what is copied is judged here."""
+    judge(str(func), tensors_in((args, kwargs)))
+    return func(*args, **kwargs)
+
+
+def judge(op: str, tensors: list[torch.Tensor]) -> None:
+    on_gpu = [marked(tensor) for tensor in tensors]
+    if not all(on_gpu) and not not_judged():
+        kinds = "of both devices" if any(on_gpu) else "of the CPU"
+        raise OtherDevice(f"{op}: tensors {kinds}, {shapes(tensors)}; NCCL carries those of GPUs")
+
+
+def number(tensor: torch.Tensor) -> bool:
+    """Whether it has no dimensions, or is expanded from such: C++ makes the first gradient of a backward."""
+    return not tensor.dim() or (tensor.layout == torch.strided and not any(tensor.stride()))
 
 
 def shapes(tensors: list[torch.Tensor]) -> list[tuple[int, ...]]:
@@ -123,7 +147,7 @@ class Generator(torch.Generator):
     """One made for the GPU is remembered, and lives on; its own `device` says "cpu"."""
 
     def __new__(cls, device: Any = "cpu") -> Any:
-        made: Any = super().__new__(cls, device)
+        made: Any = super().__new__(cls, device)  # type: ignore[call-arg]
         if torch.device(device) == GPU:
             _generators[made._cdata] = made
         return made
@@ -134,7 +158,7 @@ class Copy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        with torch.utils._python_dispatch._disable_current_modes():
+        with _disable_current_modes():
             return x.detach().clone()
 
     @staticmethod
@@ -188,10 +212,10 @@ def imitate() -> None:
     check = RecordingGroup.check
 
     def checked(self: RecordingGroup, op: str, tensors: list[torch.Tensor]) -> None:
-        on_gpu = [marked(tensor) for tensor in tensors]
-        if tensors and not all(on_gpu) and op != "barrier" and not not_judged():
-            kinds = "of both devices" if any(on_gpu) else "of the CPU"
-            raise OtherDevice(f"{op}: tensors {kinds}, {shapes(tensors)}; NCCL carries those of GPUs")
+        # DistributedDataParallel's order of buckets is the one broadcast of int32, and C++ makes it.
+        of_buckets = op == "broadcast" and tensors[0].dtype == torch.int32
+        if op != "barrier" and not of_buckets:
+            judge(op, tensors)
         pretended = torch.Tensor.device
         del torch.Tensor.device  # the real one, for gloo's own check
         try:
@@ -209,6 +233,7 @@ def imitate() -> None:
                 mark(tensor)
             return tensor
 
+        _builtins._register_builtin(make_there, f"aten::{make.__name__}")  # for torch.jit.script
         return make_there
 
     torch.tensor, torch.as_tensor = made(torch.tensor), made(torch.as_tensor)
