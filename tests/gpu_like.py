@@ -100,6 +100,7 @@ class Pretend(TorchDispatchMode):
                 theirs, its = ("CPU", "GPU") if here else ("GPU", "CPU")
                 raise OtherDevice(f"{func}: a generator of the {theirs} for a tensor of the {its}")
         if func.namespace == "_c10d_functional":
+            judge(str(func), given)
             result = functional(func, args, kwargs)
         else:
             result = func(*args, **kwargs)
@@ -122,8 +123,7 @@ class Pretend(TorchDispatchMode):
 
 
 def functional(func: Any, args: Any, kwargs: Any) -> Any:
-    """It sends a copy that C++ makes and nobody marks; so what is copied is judged here."""
-    judge(str(func), tensors_in((args, kwargs)))
+    """It sends a copy that C++ makes and nobody marks; what is copied was judged before."""
     return func(*args, **kwargs)
 
 
