@@ -1,8 +1,8 @@
 """A device of the tests: a GPU that is pretended on the CPU, to find tensors that were left on the host.
 
 In the ranks of a launch on "gpu-like" `course_lib.device()` is "cpu:7". Tensors made there are marked, what
-is computed from marked tensors is marked, and their `.device` is "cpu:7". What an operation or a message
-would refuse on a GPU is an error here as well:
+is computed from marked tensors is marked, and their `.device` is "cpu:7". Operations and messages fail here
+if they would fail on a GPU:
 
 * an operation on a marked and an unmarked tensor, unless it copies, or the unmarked one is a number;
 * a message or a collective of tensors of both kinds, or of the CPU alone, which gloo carries beside NCCL;
@@ -87,7 +87,7 @@ class Pretend(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(kind.__name__ in ("DTensor", "AsyncCollectiveTensor") for kind in types):
-            return NotImplemented  # what it does with its own tensors comes here again
+            return NotImplemented  # its work on its own tensors comes here again
         kwargs = kwargs or {}
         given, wanted = tensors_in((args, kwargs)), kwargs.get("device")
         on_gpu = [tensor for tensor in given if marked(tensor)]
@@ -123,7 +123,7 @@ class Pretend(TorchDispatchMode):
 
 
 def functional(func: Any, args: Any, kwargs: Any) -> Any:
-    """It sends a copy that C++ makes and nobody marks; what is copied was judged before."""
+    """It sends a copy that C++ makes, without a mark; its inputs were judged before."""
     return func(*args, **kwargs)
 
 
@@ -224,7 +224,7 @@ def imitate() -> None:
             torch.Tensor.device = pretended  # type: ignore[method-assign, assignment]
 
     def made(make: Callable) -> Callable:
-        """`torch.tensor`, which copies to another kind of device only, and so tells nobody of cpu:7."""
+        """`torch.tensor`, which copies to another kind of device only, and so does not mention cpu:7."""
 
         @functools.wraps(make)
         def make_there(*args: Any, **kwargs: Any) -> torch.Tensor:

@@ -238,7 +238,7 @@ def test_the_values_are_those_of_pytorchs_own(
         first = results.pop(0)
         return max(float((one[k] - first[k]).abs().max()) for one in results for k in first)
 
-    sharded = backend != gpu_like.NAME  # C++ makes fully_shard's buffers, which nobody marks
+    sharded = backend != gpu_like.NAME  # C++ makes fully_shard's buffers, without a mark
     assert max(launch(body, sharded, world_size=2, backend=backend, timeout=120)) < 1e-10
 
 
