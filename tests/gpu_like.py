@@ -1,10 +1,10 @@
 """A device of the tests: a GPU that is pretended on the CPU, to find tensors that were left on the host.
 
-In the ranks of a launch on "gpu-like" `course_lib.device()` is "cpu:7". Tensors made there are marked, and so
-are the results of operations on them; their `.device` is "cpu:7". The mixtures that a GPU or NCCL refuses are
-errors here as well:
+In the ranks of a launch on "gpu-like" `course_lib.device()` is "cpu:7". Tensors made there are marked, what
+is computed from marked tensors is marked, and their `.device` is "cpu:7". Operations and messages fail here
+if they would fail on a GPU:
 
-* an operation on a marked and an unmarked tensor, unless it copies, or the unmarked one has no dimensions;
+* an operation on a marked and an unmarked tensor, unless it copies, or the unmarked one is a number;
 * a message or a collective of tensors of both kinds, or of the CPU alone, which gloo carries beside NCCL;
 * a generator of the CPU for a tensor of the GPU;
 * `numpy()` of a marked tensor.
@@ -25,6 +25,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.jit import _builtins
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
@@ -38,13 +39,15 @@ MAY_MIX = {
 # Those whose target has to be a GPU's if an index is.
 INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
 # Messages of these functions are not judged. Ours ask the group's backend where its messages lie; PyTorch's
-# pickled objects travel over gloo, and DistributedDataParallel makes sizes and buckets in C++.
+# pickled objects travel over gloo; C++ makes DistributedDataParallel's sizes, and copies of functional ones.
 NOT_JUDGED = {
-    "barrier", "device_of", "_share_state", "all_gather_object", "broadcast_object_list", "gather_object",
-    "scatter_object_list", "_verify_param_shape_across_processes", "_pre_forward",
+    "barrier", "same_random_state", "_share_state", "all_gather_object", "broadcast_object_list",
+    "gather_object", "scatter_object_list", "_verify_param_shape_across_processes",
+    "_distributed_broadcast_coalesced", "functional",
 }  # fmt: skip
 
 _marks: dict[int, weakref.ref] = {}  # storages on the pretended GPU
+_generators: dict[int, torch.Generator] = {}  # and generators there
 _storage = torch.Tensor.untyped_storage
 _real_device = torch._C.TensorBase.device.__get__  # type: ignore[attr-defined]
 
@@ -83,6 +86,8 @@ class Pretend(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(kind.__name__ in ("DTensor", "AsyncCollectiveTensor") for kind in types):
+            return NotImplemented  # its work on its own tensors comes here again
         kwargs = kwargs or {}
         given, wanted = tensors_in((args, kwargs)), kwargs.get("device")
         on_gpu = [tensor for tensor in given if marked(tensor)]
@@ -90,9 +95,15 @@ class Pretend(TorchDispatchMode):
             if func._overloadname != "out":  # into memory that C++ has allocated
                 self.refuse(func._overloadpacket.__name__, str(func), given, on_gpu)
             generator = kwargs.get("generator")
-            if generator is not None and (wanted == GPU or on_gpu):
-                raise OtherDevice(f"{func}: a generator of the CPU for a tensor of the GPU")
-        result = func(*args, **kwargs)
+            here = wanted == GPU or bool(on_gpu)
+            if generator is not None and (generator._cdata in _generators) != here:
+                theirs, its = ("CPU", "GPU") if here else ("GPU", "CPU")
+                raise OtherDevice(f"{func}: a generator of the {theirs} for a tensor of the {its}")
+        if func.namespace == "_c10d_functional":
+            judge(str(func), given)
+            result = functional(func, args, kwargs)
+        else:
+            result = func(*args, **kwargs)
         if wanted == GPU or (wanted is None and on_gpu):
             for tensor in tensors_in(result):
                 mark(tensor)
@@ -101,7 +112,7 @@ class Pretend(TorchDispatchMode):
     def refuse(
         self, name: str, whole: str, given: list[torch.Tensor], on_gpu: list[torch.Tensor]
     ) -> None:
-        on_cpu = [tensor for tensor in given if tensor.dim() and not marked(tensor)]
+        on_cpu = [tensor for tensor in given if not (number(tensor) or marked(tensor))]
         if on_gpu and on_cpu and name not in MAY_MIX:
             raise OtherDevice(
                 f"{whole}: Expected all tensors to be on the same device; the GPU's have the shapes "
@@ -111,8 +122,35 @@ class Pretend(TorchDispatchMode):
             raise OtherDevice(f"{whole}: a tensor of the CPU is indexed with indices of the GPU")
 
 
+def functional(func: Any, args: Any, kwargs: Any) -> Any:
+    """It sends a copy that C++ makes, without a mark; its inputs were judged before."""
+    return func(*args, **kwargs)
+
+
+def judge(op: str, tensors: list[torch.Tensor]) -> None:
+    on_gpu = [marked(tensor) for tensor in tensors]
+    if not all(on_gpu) and not not_judged():
+        kinds = "of both devices" if any(on_gpu) else "of the CPU"
+        raise OtherDevice(f"{op}: tensors {kinds}, {shapes(tensors)}; NCCL carries those of GPUs")
+
+
+def number(tensor: torch.Tensor) -> bool:
+    """Whether it has no dimensions, or is expanded from such: C++ makes the first gradient of a backward."""
+    return not tensor.dim() or (tensor.layout == torch.strided and not any(tensor.stride()))
+
+
 def shapes(tensors: list[torch.Tensor]) -> list[tuple[int, ...]]:
     return [tuple(tensor.shape) for tensor in tensors]
+
+
+class Generator(torch.Generator):
+    """One made for the GPU is remembered, and lives on; its own `device` says "cpu"."""
+
+    def __new__(cls, device: Any = "cpu") -> Any:
+        made: Any = super().__new__(cls, device)  # type: ignore[call-arg]
+        if torch.device(device) == GPU:
+            _generators[made._cdata] = made
+        return made
 
 
 class Copy(torch.autograd.Function):
@@ -134,6 +172,7 @@ def imitate() -> None:
     """From now on this rank has a pretended GPU."""
     from course_lib.ledger.group import RecordingGroup
     from course_lib.mesh import mesh
+    from course_lib.precision import scaler
     from course_lib.runtime import backend
 
     def device() -> Any:
@@ -141,9 +180,13 @@ def imitate() -> None:
 
         return torch.device("cpu", 7)
 
+    def device_of(params: Any, group: Any) -> Any:
+        return params[0].device if params else torch.device("cpu", 7)
+
     # The code and not the name, which others have imported.
     backend.device.__code__ = device.__code__
     mesh._device.__code__ = device.__code__
+    scaler.device_of.__code__ = device_of.__code__
 
     host, to, numpy = torch.Tensor.cpu, torch.Tensor.to, torch.Tensor.numpy
 
@@ -169,10 +212,10 @@ def imitate() -> None:
     check = RecordingGroup.check
 
     def checked(self: RecordingGroup, op: str, tensors: list[torch.Tensor]) -> None:
-        on_gpu = [marked(tensor) for tensor in tensors]
-        if tensors and not all(on_gpu) and op != "barrier" and not not_judged():
-            kinds = "of both devices" if any(on_gpu) else "of the CPU"
-            raise OtherDevice(f"{op}: tensors {kinds}, {shapes(tensors)}; NCCL carries those of GPUs")
+        # DistributedDataParallel's order of buckets is the one broadcast of int32, and C++ makes it.
+        of_buckets = op == "broadcast" and tensors[0].dtype == torch.int32
+        if op != "barrier" and not of_buckets:
+            judge(op, tensors)
         pretended = torch.Tensor.device
         del torch.Tensor.device  # the real one, for gloo's own check
         try:
@@ -181,7 +224,7 @@ def imitate() -> None:
             torch.Tensor.device = pretended  # type: ignore[method-assign, assignment]
 
     def made(make: Callable) -> Callable:
-        """`torch.tensor` with marks: the dispatcher does not hear of cpu:7, since no copy is made."""
+        """`torch.tensor`, which copies to another kind of device only, and so does not mention cpu:7."""
 
         @functools.wraps(make)
         def make_there(*args: Any, **kwargs: Any) -> torch.Tensor:
@@ -190,9 +233,11 @@ def imitate() -> None:
                 mark(tensor)
             return tensor
 
+        _builtins._register_builtin(make_there, f"aten::{make.__name__}")  # for torch.jit.script
         return make_there
 
     torch.tensor, torch.as_tensor = made(torch.tensor), made(torch.as_tensor)
+    torch.Generator = Generator  # type: ignore[misc]
     names: Any = torch.Tensor
     names.cpu, names.to, names.numpy = to_host, moved, as_array
     names.device = property(lambda self: GPU if marked(self) else _real_device(self))

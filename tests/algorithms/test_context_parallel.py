@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from course_lib import context_parallel as cp
-from course_lib import launch
+from course_lib import device, launch
 from course_lib.context_parallel.balanced import LAYOUTS, zigzag
 from course_lib.context_parallel.combined import two_groups, ulysses_ring_attention
 from course_lib.context_parallel.ring import ring_attention
@@ -29,6 +29,7 @@ from course_lib.context_parallel.softmax import online_softmax_merge
 from course_lib.context_parallel.tiles import span_attention, tiled_attention
 from course_lib.context_parallel.ulysses import ulysses_attention
 
+RequireRanks = Callable[[int], None]
 WORLDS = [1, 2, 3, 4, 8]
 FOLDER = Path(inspect.getfile(cp)).parent
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -40,7 +41,7 @@ def full_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     k, v = (x.repeat_interleave(shared, dim=2) for x in (k, v))
     scores = torch.einsum("bqhd,bkhd->bhqk", q, k) * q.shape[-1] ** -0.5
     if causal:
-        later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
         scores = scores.masked_fill(later, -torch.inf)
     return torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), v)
 
@@ -51,7 +52,8 @@ def draw(
     """q, k, v and the gradient of the output, float64, the same on every rank."""
     generator = torch.Generator().manual_seed(seed)
     shapes = [(batch, seq, count, d) for count in (heads, kv_heads, kv_heads, heads)]
-    return [torch.randn(shape, dtype=torch.float64, generator=generator) for shape in shapes]
+    drawn = [torch.randn(shape, dtype=torch.float64, generator=generator) for shape in shapes]
+    return [x.to(device()) for x in drawn]
 
 
 def with_gradients(attend: Attend, q: Tensor, k: Tensor, v: Tensor, grad: Tensor) -> list[Tensor]:
@@ -318,8 +320,11 @@ def in_succession(attend: Attend, seed: int, heads: int) -> None:
 
 
 @pytest.mark.parametrize("world_size", WORLDS)
-def test_spread_attention_is_full_attention(world_size: int, seed: int, cpu_backend: str):
+def test_spread_attention_is_full_attention(
+    world_size: int, seed: int, backend: str, require_ranks: RequireRanks
+):
     """A ring, Ulysses, and both: each layout, causal or not, the output and all gradients."""
+    require_ranks(world_size)
 
     def body() -> None:
         ring_cases(world_size, seed)
@@ -328,11 +333,12 @@ def test_spread_attention_is_full_attention(world_size: int, seed: int, cpu_back
         in_succession(partial(ring_attention, causal=True), seed, 2)
         in_succession(partial(ulysses_attention, causal=True), seed, world_size)
 
-    launch(body, world_size=world_size, backend=cpu_backend, timeout=240)
+    launch(body, world_size=world_size, backend=backend, timeout=240)
 
 
-def test_attention_in_groups_of_their_own(seed: int, cpu_backend: str):
+def test_attention_in_groups_of_their_own(seed: int, backend: str, require_ranks: RequireRanks):
     """Two rings of two side by side, on different sequences; a rank outside a group gets an error."""
+    require_ranks(4)
 
     def body() -> str:
         pairs: list[Any] = [dist.new_group([0, 2]), dist.new_group([1, 3])]
@@ -350,7 +356,7 @@ def test_attention_in_groups_of_their_own(seed: int, cpu_backend: str):
             ring_attention(q, k, v, group=pairs[1 - mine])
         return str(told.value)
 
-    for rank, told in enumerate(launch(body, world_size=4, backend=cpu_backend)):
+    for rank, told in enumerate(launch(body, world_size=4, backend=backend)):
         assert told.startswith(f"rank {rank} is not in the group")
 
 

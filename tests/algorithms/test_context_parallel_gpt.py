@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from course_lib import context_parallel as cp
-from course_lib import launch
+from course_lib import device, launch
 from course_lib.context_parallel.balanced import LAYOUTS, zigzag
 from course_lib.context_parallel.combined import two_groups, ulysses_ring_attention
 from course_lib.context_parallel.gpt import ContextParallelGPT, mean_over_ranks
@@ -32,7 +32,7 @@ def make(config: GPTConfig, seed: int) -> Any:
     model = GPT(config).double()
     for param in model.parameters():
         param.data += 0.1 * torch.randn_like(param)
-    return model
+    return model.to(device())
 
 
 def kinds(world_size: int) -> dict[str, tuple[Callable[..., Tensor], MakeLayout]]:
@@ -53,13 +53,16 @@ def kinds(world_size: int) -> dict[str, tuple[Callable[..., Tensor], MakeLayout]
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
-def test_loss_and_gradients_are_those_of_one_process(world_size: int, seed: int, cpu_backend: str):
+def test_loss_and_gradients_are_those_of_one_process(
+    world_size: int, seed: int, backend: str, require_ranks: Callable[[int], None]
+):
     """Learned and rotary positions; targets that do not count, on one rank more than on another."""
+    require_ranks(world_size)
 
     def body() -> None:
         generator = torch.Generator().manual_seed(seed)
         for (name, config), seq in zip(CONFIGS.items(), (24, 19), strict=True):
-            tokens, targets = torch.randint(0, 30, (2, 2, seq), generator=generator)
+            tokens, targets = torch.randint(0, 30, (2, 2, seq), generator=generator).to(device())
             targets[:, : seq // 2] = -100
             reference = make(config, seed)
             expected = next_token_loss(reference(tokens), targets)
@@ -81,7 +84,7 @@ def test_loss_and_gradients_are_those_of_one_process(world_size: int, seed: int,
                         msg=lambda text, case=case: f"{case}: {text}",
                     )  # fmt: skip
 
-    launch(body, world_size=world_size, backend=cpu_backend, timeout=240)
+    launch(body, world_size=world_size, backend=backend, timeout=240)
 
 
 def test_thirty_steps_lose_what_one_rank_loses():

@@ -15,11 +15,13 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint as of_torch
 
-from course_lib import launch
+from course_lib import device, launch
 from course_lib.facts.fsdp import fsdp_bytes
 from course_lib.fsdp import PrefetchedModule, Unit, fsdp_schedule
 from course_lib.recompute import checkpoint, lazy_checkpoint
+from tests import gpu_like
 
+RequireRanks = Callable[[int], None]
 WORLDS = [1, 2, 3, 4, 8]
 STEPS, MICROBATCHES = 3, 2
 BLOCKS, WIDTH = 5, 7
@@ -80,12 +82,12 @@ class Traps(nn.Module):
 def make(seed: int, kind: Callable[[], nn.Module] = Traps) -> nn.Module:
     """Every rank has its own initial values."""
     torch.manual_seed(seed)
-    return kind().double()
+    return kind().double().to(device())
 
 
 def loss_of(model: nn.Module, seed: int, rank: int, step: int, part: int = 0) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed + 1000 * step + 10 * rank + part)
-    tokens = torch.randint(0, 11, (2 + rank % 2, 5), generator=generator)
+    tokens = torch.randint(0, 11, (2 + rank % 2, 5), generator=generator).to(device())
     return F.cross_entropy(model(tokens)["logits"].flatten(0, 1), tokens.flatten().roll(1))
 
 
@@ -126,14 +128,18 @@ def assert_same(found: dict, wanted: dict, tolerance: float = 1e-9) -> None:
 
 
 @pytest.mark.parametrize("world_size", WORLDS)
-def test_the_trajectory_is_that_of_one_process(world_size: int, seed: int, cpu_backend: str):
+def test_the_trajectory_is_that_of_one_process(
+    world_size: int, seed: int, backend: str, require_ranks: RequireRanks
+):
+    require_ranks(world_size)
     wanted = {name: alone(world_size, name, seed) for name in OPTIMIZERS}
-    settings = PREFETCHES if world_size == 3 else PREFETCHES[1:3]
+    every = world_size == 3 and backend != gpu_like.NAME  # there it takes twice as long
+    settings = PREFETCHES if every else PREFETCHES[1:3]
 
     def job() -> list:
         return [(name, train(name, seed, *s)) for name in OPTIMIZERS for s in settings]
 
-    for results in launch(job, world_size=world_size, backend=cpu_backend, timeout=120):
+    for results in launch(job, world_size=world_size, backend=backend, timeout=120):
         for name, found in results:
             assert_same(found, wanted[name])
 
@@ -143,7 +149,7 @@ def test_the_trajectory_is_that_of_one_process(world_size: int, seed: int, cpu_b
 
 def plain_step(model: nn.Module, rank: int, seed: int) -> torch.Tensor:
     x = torch.randn(3, WIDTH, generator=torch.Generator().manual_seed(seed + rank)).double()
-    return model(x).square().mean()
+    return model(x.to(device())).square().mean()
 
 
 def shards(model: PrefetchedModule) -> list[torch.Tensor]:
@@ -196,20 +202,27 @@ def in_backward(model: PrefetchedModule, seed: int) -> None:
 
 
 @pytest.mark.parametrize("before", [without_a_graph, in_forward, in_backward])
-def test_the_next_step_works(before: Callable, seed: int, cpu_backend: str):
+def test_the_next_step_works(
+    before: Callable, seed: int, backend: str, require_ranks: RequireRanks
+):
+    require_ranks(3)
+
     def job() -> tuple[list, list]:
         model = PrefetchedModule(make(seed, Plain))
         wanted = one_step(model, seed)
         before(model, seed + 100)
         return wanted, one_step(model, seed)
 
-    for wanted, found in launch(job, world_size=3, backend=cpu_backend, timeout=60):
+    for wanted, found in launch(job, world_size=3, backend=backend, timeout=60):
         torch.testing.assert_close(found, wanted)
 
 
 @pytest.mark.parametrize("reshard", [True, False])
-def test_two_forwards_before_their_backwards(reshard: bool, seed: int, cpu_backend: str):
+def test_two_forwards_before_their_backwards(
+    reshard: bool, seed: int, backend: str, require_ranks: RequireRanks
+):
     """Together, apart, and with one that is never used."""
+    require_ranks(2)
 
     def job() -> tuple[list, list, int]:
         rank = dist.get_rank()
@@ -232,7 +245,7 @@ def test_two_forwards_before_their_backwards(reshard: bool, seed: int, cpu_backe
         found.append(shards(model))
         return [wanted] * 3, found, sum(unit.whole for unit in model.units)
 
-    for wanted, found, whole in launch(job, world_size=2, backend=cpu_backend, timeout=60):
+    for wanted, found, whole in launch(job, world_size=2, backend=backend, timeout=60):
         torch.testing.assert_close(found, wanted)
         assert whole == 0
 
@@ -282,6 +295,7 @@ class Checkpointed(Plain):
 def gradients(way: Callable, used: Callable | None, whole: bool, seed: int) -> list[torch.Tensor]:
     """The shards' gradients of two backwards, which add up, with the checkpoint `used` or without."""
     x = torch.randn(3, WIDTH, generator=torch.Generator().manual_seed(dist.get_rank())).double()
+    x = x.to(device())
     inner = make(seed, Checkpointed)
     inner.way = way
     model = PrefetchedModule(inner)
@@ -298,8 +312,9 @@ def gradients(way: Callable, used: Callable | None, whole: bool, seed: int) -> l
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_checkpoints(whole: bool, seed: int, cpu_backend: str):
+def test_checkpoints(whole: bool, seed: int, backend: str, require_ranks: RequireRanks):
     """Those in the model, or one around all of it. Reentrant ones begin a backward inside of the other."""
+    require_ranks(2)
 
     def job() -> None:
         for way in [WAYS["each block"]] if whole else WAYS.values():
@@ -307,7 +322,7 @@ def test_checkpoints(whole: bool, seed: int, cpu_backend: str):
             for used in CHECKPOINTS.values():
                 torch.testing.assert_close(gradients(way, used, whole, seed), plain)
 
-    launch(job, world_size=2, backend=cpu_backend, timeout=60)
+    launch(job, world_size=2, backend=backend, timeout=60)
 
 
 # ---- order, bytes and memory
@@ -470,19 +485,23 @@ def with_storage(blocks: list[nn.Module]) -> list[int]:
     ]
 
 
-def test_a_parameter_that_is_in_a_unit_already_is_refused(cpu_backend: str) -> None:
+def test_a_parameter_that_is_in_a_unit_already_is_refused(
+    backend: str, require_ranks: RequireRanks
+) -> None:
     """Its memory is gone, and reading it would end the process."""
+    require_ranks(2)
+
+    def ones(*shape: int) -> nn.Parameter:
+        return nn.Parameter(torch.ones(shape, device=device()))
 
     def body() -> None:
-        weight = nn.Parameter(torch.ones(4, 3))
+        weight = ones(4, 3)
         Unit([weight])
         with pytest.raises(ValueError, match="in another unit already"):
-            Unit([nn.Parameter(torch.ones(2)), weight])
-        twice = nn.Parameter(torch.ones(2))
+            Unit([ones(2), weight])
+        twice = ones(2)
         with pytest.raises(ValueError, match="twice in one unit"):
             Unit([twice, twice])
-        Unit(
-            [nn.Parameter(torch.ones(0)), nn.Parameter(torch.ones(2))]
-        )  # no elements need no memory
+        Unit([ones(0), ones(2)])  # no elements need no memory
 
-    launch(body, world_size=2, backend=cpu_backend)
+    launch(body, world_size=2, backend=backend)

@@ -106,49 +106,63 @@ def test_a_sum_in_16_bits_loses_what_float32_keeps(
     assert worst > 1e-3 * right
 
 
-def test_a_part_of_the_division_comes_before_a_sum_in_float16(cpu_backend: str) -> None:
+def test_a_part_of_the_division_comes_before_a_sum_in_float16(
+    backend: str, require_ranks: RequireRanks
+) -> None:
     """Three gradients of 30,000: their sum is above float16's 65,504, the sum of their halves is not."""
+    require_ranks(3)
 
     def body() -> tuple[float, float]:
-        grads = torch.full((3,), 30_000.0, dtype=torch.float16)
-        output = torch.empty(1)
+        grads = torch.full((3,), 30_000.0, dtype=torch.float16, device=device())
+        output = torch.empty(1, device=device())
         fsdp.reduce_scatter_mean(output, grads, torch.float16)
         mean = output.item()
-        fsdp.reduce_scatter_mean(output, torch.full((3,), torch.inf, dtype=torch.float16))
+        fsdp.reduce_scatter_mean(output, torch.full_like(grads, torch.inf))
         return mean, output.item()
 
-    for mean, infinite in launch(body, world_size=3, backend=cpu_backend):
+    for mean, infinite in launch(body, world_size=3, backend=backend):
         assert mean == pytest.approx(30_000, rel=1e-3)
         assert infinite == torch.inf  # an overflow is seen
 
 
-def test_a_sub_group_gathers_and_reduces_by_its_own_places(cpu_backend: str) -> None:
+def test_a_sub_group_gathers_and_reduces_by_its_own_places(
+    backend: str, require_ranks: RequireRanks
+) -> None:
+    require_ranks(3)
+
     def body() -> tuple[list[float], float] | None:
         group = new_group([0, 2])
         if dist.get_rank() == 1:
             return None
-        output, mean = torch.empty(2, dtype=torch.bfloat16), torch.empty(1)
-        fsdp.all_gather_cast(output, torch.tensor([float(dist.get_rank())]), group)
-        grads = torch.tensor([4.0, 8.0], dtype=torch.bfloat16) * (1 + dist.get_rank())
+        output = torch.empty(2, dtype=torch.bfloat16, device=device())
+        shard = torch.tensor([float(dist.get_rank())], device=device())
+        fsdp.all_gather_cast(output, shard, group)
+        grads = torch.tensor([4.0, 8.0], dtype=torch.bfloat16, device=device())
+        grads *= 1 + dist.get_rank()
+        mean = torch.empty(1, device=device())
         fsdp.reduce_scatter_mean(mean, grads, group=group)
         return output.tolist(), mean.item()
 
-    first, _, last = launch(body, world_size=3, backend=cpu_backend)
+    first, _, last = launch(body, world_size=3, backend=backend)
     assert first == ([0.0, 2.0], 8.0)
     assert last == ([0.0, 2.0], 16.0)
 
 
-def test_masters_keep_steps_that_the_weights_do_not_show(cpu_backend: str) -> None:
+def test_masters_keep_steps_that_the_weights_do_not_show(
+    backend: str, require_ranks: RequireRanks
+) -> None:
     """100 steps of 1e-5 on a weight of 1: bfloat16's neighbour of 1 is 1 + 1/128."""
+    require_ranks(2)
 
     def body() -> tuple[float, float]:
-        master, weights = torch.ones(3), torch.empty(6, dtype=torch.bfloat16)
+        master = torch.ones(3, device=device())
+        weights = torch.empty(6, dtype=torch.bfloat16, device=device())
         for _ in range(100):
             fsdp.all_gather_cast(weights, master)
             master += 1e-5
         return master[0].item(), weights[0].item()
 
-    for master, weight in launch(body, world_size=2, backend=cpu_backend):
+    for master, weight in launch(body, world_size=2, backend=backend):
         assert master == pytest.approx(1.001, abs=1e-5)
         assert weight == 1
 
@@ -208,14 +222,17 @@ def test_arguments_that_do_not_fit_are_refused_before_anything_is_sent() -> None
     assert not run.ledger.operations(0)
 
 
-def test_a_rank_outside_of_the_group_is_told(cpu_backend: str) -> None:
+def test_a_rank_outside_of_the_group_is_told(backend: str, require_ranks: RequireRanks) -> None:
+    require_ranks(3)
+
     def body() -> None:
         group = new_group([0, 1])
         if dist.get_rank() == 2:
             with pytest.raises(ValueError, match="rank 2 is not in the group"):
-                fsdp.all_gather_cast(torch.empty(2), torch.ones(1), group)
+                output, shard = torch.empty(2, device=device()), torch.ones(1, device=device())
+                fsdp.all_gather_cast(output, shard, group)
 
-    launch(body, world_size=3, backend=cpu_backend)
+    launch(body, world_size=3, backend=backend)
 
 
 # ---- eight bits
@@ -251,7 +268,11 @@ def test_eight_bits_are_off_by_half_a_scale(
         assert operation.bytes_sent == (world_size - 1) * (size + 4 * blocks)
 
 
-def test_eight_bits_of_zeros_infinities_and_16_bits(cpu_backend: str) -> None:
+def test_eight_bits_of_zeros_infinities_and_16_bits(
+    backend: str, require_ranks: RequireRanks
+) -> None:
+    require_ranks(2)
+
     def body() -> list[list[float]]:
         rows = []
         for values in (
@@ -259,13 +280,14 @@ def test_eight_bits_of_zeros_infinities_and_16_bits(cpu_backend: str) -> None:
             [torch.inf, 1.0, 2.0, 2.0],
             [torch.nan, 1.0, 4.0, 4.0],
         ):
-            output = torch.empty(8, dtype=torch.bfloat16)
-            fsdp.all_gather_int8(output, torch.tensor(values, dtype=torch.bfloat16), 2)
+            output = torch.empty(8, dtype=torch.bfloat16, device=device())
+            shard = torch.tensor(values, dtype=torch.bfloat16, device=device())
+            fsdp.all_gather_int8(output, shard, 2)
             rows.append(output[4:].float().tolist())
-        fsdp.all_gather_int8(torch.empty(0), torch.empty(0))
+        fsdp.all_gather_int8(torch.empty(0, device=device()), torch.empty(0, device=device()))
         return rows
 
-    for exact, infinite, undefined in launch(body, world_size=2, backend=cpu_backend):
+    for exact, infinite, undefined in launch(body, world_size=2, backend=backend):
         assert exact == [0.0, 0.0, 1.0, -127.0]
         for row, last in ((infinite, 2.0), (undefined, 4.0)):
             assert row[2:] == [last, last]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import product
 from math import prod
 from typing import Any
@@ -10,11 +11,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from course_lib import RankError, launch
+from course_lib import RankError, device, launch
 from course_lib.context_parallel import zigzag
 from course_lib.mesh import Mesh, my_part
 from course_lib.mesh.coordinates import axis_ranks, coordinates
 
+RequireRanks = Callable[[int], None]
 SIZES = [
     {"pp": 2, "dp": 2, "tp": 2},
     {"pp": 3, "dp": 2, "tp": 4},
@@ -62,45 +64,54 @@ def test_refusals() -> None:
         coordinates(0, {"dp": 2, "tp": 0})
 
 
-def test_the_mesh_is_that_of_init_device_mesh(cpu_backend: str) -> None:
+def test_the_mesh_is_that_of_init_device_mesh(backend: str, require_ranks: RequireRanks) -> None:
     """Every axis and every flattened pair: the ranks of PyTorch's mesh, and a sum over them."""
+    require_ranks(8)
     sizes = {"pp": 2, "dp": 2, "tp": 2}
 
     def job() -> list[tuple[Any, ...]]:
         from torch.distributed.device_mesh import init_device_mesh
 
         mesh = Mesh(sizes)
-        theirs = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=tuple(sizes))
+        theirs = init_device_mesh(device().type, (2, 2, 2), mesh_dim_names=tuple(sizes))
         found = []
         for axis in ("pp", "dp", "tp", ("pp", "dp"), ("pp", "tp"), ("dp", "tp")):
             ranks = theirs[axis].mesh.flatten().tolist()
-            total = torch.tensor(1 << dist.get_rank())
+            total = torch.tensor(1 << dist.get_rank(), device=device())
             dist.all_reduce(total, group=mesh.group(axis))
             found.append((mesh.ranks(axis), ranks, int(total), mesh.size(axis)))
         return found
 
-    for rank in launch(job, world_size=8, backend=cpu_backend):
+    for rank in launch(job, world_size=8, backend=backend):
         for ours, theirs, total, size in rank:
             assert ours == theirs and size == len(ours)
             assert total == sum(1 << other for other in ours)
 
 
-def test_axes_with_the_same_ranks_share_a_group(cpu_backend: str) -> None:
+def test_axes_with_the_same_ranks_share_a_group(backend: str, require_ranks: RequireRanks) -> None:
+    require_ranks(4)
+
     def job() -> list[bool]:
         mesh = Mesh({"dp": 2, "cp": 1, "tp": 2})
         same = mesh.group(("dp", "cp")) is mesh.group("dp")
         return [same, mesh.group("pp") is mesh.group("cp"), mesh.size("pp") == 1]
 
-    assert launch(job, world_size=4, backend=cpu_backend) == [[True] * 3] * 4
+    assert launch(job, world_size=4, backend=backend) == [[True] * 3] * 4
 
 
-def test_sizes_have_to_multiply_to_the_number_of_ranks(cpu_backend: str) -> None:
+def test_sizes_have_to_multiply_to_the_number_of_ranks(
+    backend: str, require_ranks: RequireRanks
+) -> None:
+    require_ranks(3)
     with pytest.raises(RankError, match="has 4 places and there are 3 ranks"):
-        launch(lambda: Mesh({"dp": 2, "tp": 2}).sizes, world_size=3, backend=cpu_backend)
+        launch(lambda: Mesh({"dp": 2, "tp": 2}).sizes, world_size=3, backend=backend)
 
 
-def test_names_that_a_step_does_not_know_are_refused_with_those_it_knows(cpu_backend: str) -> None:
+def test_names_that_a_step_does_not_know_are_refused_with_those_it_knows(
+    backend: str, require_ranks: RequireRanks
+) -> None:
     """Over "ep" or "ddp" nothing would be summed, and the run would look like one that trains."""
+    require_ranks(2)
 
     def job() -> list[str]:
         said = []
@@ -120,7 +131,7 @@ def test_names_that_a_step_does_not_know_are_refused_with_those_it_knows(cpu_bac
         return said
 
     wanted = ["'ddp'", "'ep'", "'data'", "'sp'", "'DP'", "'data'"]
-    assert list(launch(job, world_size=2, backend=cpu_backend)) == [wanted] * 2
+    assert list(launch(job, world_size=2, backend=backend)) == [wanted] * 2
 
 
 # ---- which rows and places a rank reads

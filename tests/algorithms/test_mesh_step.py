@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from course_lib import facts, launch
+from course_lib import device, facts, launch
 from course_lib.ledger.ledger import Ledger
 from course_lib.ledger.operation import Operation
 from course_lib.mesh import (
@@ -33,6 +33,7 @@ from course_lib.pipeline.generators import one_f_one_b
 from course_lib.pipeline.run import run_schedule
 from course_lib.tensor_parallel.cut import Parallel
 from course_lib.zero import Zero1Optimizer, Zero3Module
+from tests import gpu_like
 
 LAYERS, HEADS, WIDTH, VOCABULARY, SEQ, STEPS, COUNT = 4, 4, 32, 41, 16, 3, 4
 ROWS = 9  # of which two replicas have 5 and 4, in microbatches of 2 and 1
@@ -43,6 +44,7 @@ SIZES = [
     {"cp": 2, "pp": 2, "dp": 2},
 ]
 SIXTEEN = {"pp": 2, "dp": 2, "cp": 2, "tp": 2}
+RequireRanks = Callable[[int], None]
 EVERYTHING = os.environ.get("COURSE_ALL_TESTS") == "1"
 
 
@@ -51,9 +53,10 @@ def a_model(modern: bool, tied: bool) -> GPT:
     plain = GPTConfig(VOCABULARY, SEQ, layers=LAYERS, heads=HEADS, width=WIDTH)
     config = plain.modern() if modern else plain
     torch.manual_seed(5)
-    return GPT(
+    model = GPT(
         GPTConfig(**{**vars(config), "kv_heads": HEADS // 2 if modern else None, "tied": tied})
     )
+    return model.to(device())
 
 
 def a_batch(seed: int) -> tuple[Tensor, Tensor]:
@@ -63,7 +66,7 @@ def a_batch(seed: int) -> tuple[Tensor, Tensor]:
     targets[0, :9] = -100
     targets[3, 4:] = -100
     targets[6] = -100
-    return inputs, targets
+    return inputs.to(device()), targets.to(device())
 
 
 class Found(NamedTuple):
@@ -98,6 +101,7 @@ def on_a_rank(
     sizes: dict[str, int], modern: bool, tied: bool, sequence: Any, batch: Any, count: int = COUNT
 ) -> Found:
     mesh, schedule = Mesh(sizes), one_f_one_b(sizes.get("pp", 1), count)
+    batch = [whole.to(device()) for whole in batch]
     model = a_model(modern, tied).double()
     stages = mesh_stages(model, mesh, schedule, sequence=sequence)
     bounds = {
@@ -153,12 +157,14 @@ def some() -> list[Any]:
 
 @pytest.mark.parametrize(("sizes", "modern", "tied", "sequence"), some())
 def test_eight_ranks_train_as_one_process(
-    sizes: dict[str, int], modern: bool, tied: bool, sequence: Any, seed: int, cpu_backend: str
-) -> None:
+    sizes: dict[str, int], modern: bool, tied: bool, sequence: Any, seed: int, backend: str,
+    require_ranks: RequireRanks,
+) -> None:  # fmt: skip
+    require_ranks(8)
+    if backend == gpu_like.NAME and not EVERYTHING and sizes not in SIZES[1::2]:
+        pytest.skip("two meshes have every axis between them; all four by make test-all")
     batch = a_batch(seed)
-    ranks = launch(
-        on_a_rank, sizes, modern, tied, sequence, batch, world_size=8, backend=cpu_backend
-    )
+    ranks = launch(on_a_rank, sizes, modern, tied, sequence, batch, world_size=8, backend=backend)
     same_as_alone(list(ranks), alone(modern, tied, batch))
 
 
@@ -386,8 +392,9 @@ def test_zero_1_over_the_replicas_and_zero_3_around_a_stage(seed: int) -> None:
             assert found == pytest.approx(wanted, abs=1e-12), how
 
 
-def test_gradients_add_up_over_two_calls(cpu_backend: str) -> None:
+def test_gradients_add_up_over_two_calls(backend: str, require_ranks: RequireRanks) -> None:
     """The second call leaves the first one's sums alone, also those over cp."""
+    require_ranks(4)
 
     def job() -> float:
         mesh, schedule = Mesh({"pp": 2, "cp": 2}), one_f_one_b(2, 2)
@@ -400,12 +407,14 @@ def test_gradients_add_up_over_two_calls(cpu_backend: str) -> None:
         twice = [param.grad for _, param in parameters(stages) if param.grad is not None]
         return max(float((b - 2 * a).abs().max()) for a, b in zip(once, twice, strict=True))
 
-    assert max(launch(job, world_size=4, backend=cpu_backend)) < 1e-15
+    assert max(launch(job, world_size=4, backend=backend)) < 1e-15
 
 
 def test_a_norm_below_the_limit_scales_nothing_and_ranks_without_gradients_take_part(
-    cpu_backend: str,
+    backend: str, require_ranks: RequireRanks
 ) -> None:
+    require_ranks(4)
+
     def job() -> tuple[float, float, float]:
         mesh, schedule = Mesh({"pp": 2, "tp": 2}), one_f_one_b(2, 2)
         stages = mesh_stages(a_model(False, True).double(), mesh, schedule)
@@ -414,7 +423,8 @@ def test_a_norm_below_the_limit_scales_nothing_and_ranks_without_gradients_take_
             clip_grad_norm(named, 1.0, mesh, cut, tied)
         nothing = clip_grad_norm([], 1.0, mesh, cut, tied)
         if mesh.coordinate["pp"] == 1:
-            dict(named)["norm.weight"].grad = torch.full((WIDTH,), 2.0, dtype=torch.float64)
+            weight = dict(named)["norm.weight"]
+            weight.grad = torch.full_like(weight, 2.0)
         norm = clip_grad_norm(named, 100.0, mesh, cut, tied)
         grad = dict(named)["norm.weight"].grad if mesh.coordinate["pp"] == 1 else None
         kept = 2.0 if grad is None else float(grad[0])
@@ -424,5 +434,5 @@ def test_a_norm_below_the_limit_scales_nothing_and_ranks_without_gradients_take_
         assert grad is None or bool(grad.isnan().all())
         return nothing, norm, kept
 
-    for nothing, norm, grad in launch(job, world_size=4, backend=cpu_backend):
+    for nothing, norm, grad in launch(job, world_size=4, backend=backend):
         assert nothing == 0 and norm == pytest.approx(2 * WIDTH**0.5) and grad == 2

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from course_lib import launch
+from course_lib import device, launch
 from course_lib.precision import stochastic_round
 
 
@@ -86,15 +87,19 @@ def test_other_dtypes_are_refused() -> None:
         stochastic_round(torch.zeros(1, dtype=torch.float64))
 
 
-def test_replicas_with_equal_generators_stay_equal(cpu_backend: str) -> None:
+def test_replicas_with_equal_generators_stay_equal(
+    backend: str, require_ranks: Callable[[int], None]
+) -> None:
+    require_ranks(2)
+
     def job() -> tuple[list[float], list[float]]:
-        weights = [torch.ones(64, dtype=torch.bfloat16) for _ in range(2)]
-        own = torch.Generator().manual_seed(dist.get_rank())
-        shared = torch.Generator().manual_seed(7)
+        weights = [torch.ones(64, dtype=torch.bfloat16, device=device()) for _ in range(2)]
+        own = torch.Generator(device()).manual_seed(dist.get_rank())
+        shared = torch.Generator(device()).manual_seed(7)
         for _ in range(5):
             for kind, generator in enumerate((own, shared)):
                 weights[kind] = stochastic_round(weights[kind].float() - 1e-3, generator)
         return weights[0].tolist(), weights[1].tolist()
 
-    (own_0, shared_0), (own_1, shared_1) = launch(job, world_size=2, backend=cpu_backend)
+    (own_0, shared_0), (own_1, shared_1) = launch(job, world_size=2, backend=backend)
     assert own_0 != own_1 and shared_0 == shared_1

@@ -12,19 +12,21 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
-from course_lib import launch
+from course_lib import device, launch
 from course_lib.precision import LossScaler
 
 RequireRanks = Callable[[int], None]
 
 
 def optimizer_of(*starts: float) -> torch.optim.SGD:
-    return torch.optim.SGD([nn.Parameter(torch.tensor([start])) for start in starts], lr=1.0)
+    return torch.optim.SGD(
+        [nn.Parameter(torch.tensor([start], device=device())) for start in starts], lr=1.0
+    )
 
 
 def give(optimizer: torch.optim.Optimizer, *gradients: float) -> None:
     for param, gradient in zip(optimizer.param_groups[0]["params"], gradients, strict=True):
-        param.grad = torch.tensor([gradient])
+        param.grad = torch.tensor([gradient], device=device())
 
 
 def test_it_does_as_torchs_scaler(seed: int) -> None:
@@ -99,22 +101,26 @@ def test_the_scale_does_not_grow_past_float32_as_torchs() -> None:
         LossScaler(2.0**128)
 
 
-def test_groups_and_ranks_without_parameters_take_part(cpu_backend: str) -> None:
+def test_groups_and_ranks_without_parameters_take_part(
+    backend: str, require_ranks: RequireRanks
+) -> None:
     """An empty first group, on one rank or on all; a rank whose optimizer holds nothing at all."""
+    require_ranks(2)
 
     def body(rank_with_all: int) -> tuple[bool, bool]:
-        weight, holds = nn.Parameter(torch.ones(1)), dist.get_rank() == rank_with_all
+        weight = nn.Parameter(torch.ones(1, device=device()))
+        holds = dist.get_rank() == rank_with_all
         groups = [{"params": []}, {"params": [weight] if holds else []}]
         optimizer, scaler = torch.optim.SGD(groups, lr=1.0), LossScaler(8.0)
         taken = []
         for gradient in (8.0, float("inf")):
-            weight.grad = torch.tensor([gradient])
+            weight.grad = torch.tensor([gradient], device=device())
             taken.append(scaler.step(optimizer))
             scaler.update()
         return taken[0], taken[1]
 
     for rank in (0, 1):
-        assert list(launch(body, rank, world_size=2, backend=cpu_backend)) == [(True, False)] * 2
+        assert list(launch(body, rank, world_size=2, backend=backend)) == [(True, False)] * 2
 
 
 def test_a_step_without_a_gradient_on_any_rank_is_refused() -> None:
@@ -165,8 +171,8 @@ def bodies(rank: int, kind: str) -> tuple[float, float]:
         scaler.update()
         return float(optimizer.param_groups[0]["params"][0]), scaler.scale
     made = {"plain": torch.amp.GradScaler, "sharded": ShardedGradScaler}[kind]
-    reference = made("cpu", init_scale=8.0)
-    reference.scale(torch.zeros(1))
+    reference = made(device().type, init_scale=8.0)
+    reference.scale(torch.zeros(1, device=device()))
     reference.step(optimizer)
     reference.update()
     return float(optimizer.param_groups[0]["params"][0]), reference.get_scale()
@@ -174,27 +180,28 @@ def bodies(rank: int, kind: str) -> tuple[float, float]:
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_all_ranks_skip_together(
-    world_size: int, cpu_backend: str, require_ranks: RequireRanks
+    world_size: int, backend: str, require_ranks: RequireRanks
 ) -> None:
     require_ranks(world_size)
-    run = launch(
-        lambda: bodies(dist.get_rank(), "ours"), world_size=world_size, backend=cpu_backend
-    )
+    run = launch(lambda: bodies(dist.get_rank(), "ours"), world_size=world_size, backend=backend)
     assert list(run) == [(8.0, 4.0)] * world_size
     operations = run.ledger.operations(0)
     assert [operation.op for operation in operations] == ["all_reduce"]
 
 
 def test_torchs_plain_scaler_splits_the_ranks_and_the_sharded_one_does_not(
-    cpu_backend: str,
+    backend: str, require_ranks: RequireRanks
 ) -> None:
-    plain = launch(lambda: bodies(dist.get_rank(), "plain"), world_size=2, backend=cpu_backend)
+    require_ranks(2)
+    plain = launch(lambda: bodies(dist.get_rank(), "plain"), world_size=2, backend=backend)
     assert list(plain) == [(7.0, 8.0), (8.0, 4.0)]
-    sharded = launch(lambda: bodies(dist.get_rank(), "sharded"), world_size=2, backend=cpu_backend)
+    sharded = launch(lambda: bodies(dist.get_rank(), "sharded"), world_size=2, backend=backend)
     assert list(sharded) == [(8.0, 4.0)] * 2
 
 
-def test_a_group_of_its_own_agrees_alone(cpu_backend: str) -> None:
+def test_a_group_of_its_own_agrees_alone(backend: str, require_ranks: RequireRanks) -> None:
+    require_ranks(4)
+
     def job() -> tuple[float, float]:
         groups = [cast(dist.ProcessGroup, dist.new_group(ranks)) for ranks in ([0, 2], [1, 3])]
         rank = dist.get_rank()
@@ -204,5 +211,5 @@ def test_a_group_of_its_own_agrees_alone(cpu_backend: str) -> None:
         scaler.update()
         return float(optimizer.param_groups[0]["params"][0]), scaler.scale
 
-    run = launch(job, world_size=4, backend=cpu_backend)
+    run = launch(job, world_size=4, backend=backend)
     assert list(run) == [(8.0, 4.0), (7.0, 8.0)] * 2

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from course_lib import launch
+from course_lib import device, launch
 from course_lib.precision import (
     BLOCKS,
     dequantize,
@@ -141,18 +141,18 @@ def test_mx_takes_the_exponent_and_clips(columns: int, seed: int) -> None:
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 @pytest.mark.parametrize("dim", [0, 1])
 def test_shards_share_the_scale_of_the_whole(
-    world_size: int, dim: int, cpu_backend: str, seed: int, require_ranks: RequireRanks
+    world_size: int, dim: int, backend: str, seed: int, require_ranks: RequireRanks
 ) -> None:
     require_ranks(world_size)
     x = drawn(seed, 24, 36)
 
     def job() -> tuple[Tensor, Tensor]:
-        shard = x.chunk(world_size, dim)[dist.get_rank()]
+        shard = x.chunk(world_size, dim)[dist.get_rank()].to(device())
         block = (-1, -1) if dim == 0 else (1, -1)  # of a row, if columns are sharded
         values, scales = quantize(shard, block, group=dist.group.WORLD)
         return values.view(torch.uint8), scales
 
-    run = launch(job, world_size=world_size, backend=cpu_backend)
+    run = launch(job, world_size=world_size, backend=backend)
     values, scales = quantize(x, (-1, -1) if dim == 0 else (1, -1))
     assert torch.equal(torch.cat([part for part, _ in run], dim), values.view(torch.uint8))
     assert all(torch.equal(found, scales) for _, found in run)
@@ -162,25 +162,29 @@ def test_shards_share_the_scale_of_the_whole(
     ]
 
 
-def test_a_fault_of_one_rank_is_told_to_all(cpu_backend: str) -> None:
+def test_a_fault_of_one_rank_is_told_to_all(backend: str, require_ranks: RequireRanks) -> None:
     """Of a number and NaN a backend may take either as the maximum."""
+    require_ranks(3)
 
     def body() -> bool:
-        x = torch.ones(1, 4)
+        x = torch.ones(1, 4, device=device())
         if dist.get_rank() == 1:
             x[0, 2] = float("nan")
         return bool(dequantize(*quantize(x, (1, 4), group=dist.group.WORLD), (1, 4)).isnan().all())
 
-    assert all(launch(body, world_size=3, backend=cpu_backend))
+    assert all(launch(body, world_size=3, backend=backend))
 
 
-def test_a_group_of_its_own_agrees_alone(cpu_backend: str) -> None:
+def test_a_group_of_its_own_agrees_alone(backend: str, require_ranks: RequireRanks) -> None:
+    require_ranks(4)
+
     def job() -> float:
         groups = [cast(dist.ProcessGroup, dist.new_group(ranks)) for ranks in ([0, 2], [1, 3])]
         rank = dist.get_rank()
-        return float(quantize(torch.tensor([[448.0 * rank]]), (-1, -1), group=groups[rank % 2])[1])
+        x = torch.tensor([[448.0 * rank]], device=device())
+        return float(quantize(x, (-1, -1), group=groups[rank % 2])[1])
 
-    assert list(launch(job, world_size=4, backend=cpu_backend)) == [2.0, 3.0, 2.0, 3.0]
+    assert list(launch(job, world_size=4, backend=backend)) == [2.0, 3.0, 2.0, 3.0]
 
 
 # Blocks of the weights that share a scale, beside those of the activations.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint as of_pytorch
 
-from course_lib import facts, launch
+from course_lib import device, facts, launch
 from course_lib.models import GPT, GPTConfig
 from course_lib.recompute import checkpoint, lazy_checkpoint, run_segments
 from course_lib.tensor_parallel import parallelize_gpt
@@ -33,8 +34,8 @@ def blocks(kind: str, every: int, seed: int, dropout: float = 0.0) -> list[torch
     """Forward and backward through tensor-parallel blocks, between barriers; the gradients."""
     torch.manual_seed(seed)
     model = GPT(GPTConfig(layers=LAYERS, heads=4, width=32, context=16, dropout=dropout))
-    model = parallelize_gpt(model)
-    x, positions = torch.randn(2, 16, 32), torch.arange(16)
+    model = parallelize_gpt(model.to(device()))
+    x, positions = torch.randn(2, 16, 32).to(device()), torch.arange(16, device=device())
     x.requires_grad_()
     used = KINDS[kind][0] or (lambda function, *args: function(*args))
     torch.manual_seed(seed)
@@ -55,9 +56,10 @@ def counted(run: Any, rank: int = 0) -> Counter[str]:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("every", [1, 2])
 def test_all_reduces_of_checkpointed_tensor_parallel_blocks(
-    kind: str, every: int, seed: int, cpu_backend: str
+    kind: str, every: int, seed: int, backend: str, require_ranks: Callable[[int], None]
 ) -> None:
-    run = launch(blocks, kind, every, seed, world_size=2, backend=cpu_backend)
+    require_ranks(2)
+    run = launch(blocks, kind, every, seed, world_size=2, backend=backend)
     wanted = facts.tensor_parallel_all_reduces(KINDS[kind][1], layers=every) * LAYERS // every
     assert counted(run) == {"all_reduce": wanted}
     if every == 1:

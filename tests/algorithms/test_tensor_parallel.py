@@ -20,10 +20,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from course_lib import launch
+from course_lib import device, launch
 from course_lib import tensor_parallel as tp
 from course_lib.models import GPT, MLP, GPTConfig, SelfAttention, rotate
 
+RequireRanks = Callable[[int], None]
 WORLDS = [1, 2, 3, 4, 8]
 SEQUENCES = (None, "keep", "regather")
 CONFIG = GPTConfig(vocab_size=8, context=8, width=4, layers=1, heads=2)
@@ -60,8 +61,10 @@ def same_gradients(layer: nn.Module, reference: nn.Module, *case: object) -> Non
 
 
 def seeded(seed: int, make: Callable[[], nn.Module]) -> nn.Module:
+    """Made on the device: parallel layers send their values when they are made."""
     torch.manual_seed(seed)
-    return make().double()
+    with device():
+        return make().double()
 
 
 def compare(
@@ -80,9 +83,10 @@ def compare(
     reference = seeded(seed, unsharded)
     layer = seeded(seed + 100 * dist.get_rank(), make)
     generator = torch.Generator().manual_seed(seed)
-    whole = torch.randn(shape, dtype=torch.float64, generator=generator, requires_grad=True)
+    whole = torch.randn(shape, dtype=torch.float64, generator=generator).to(device())
+    whole.requires_grad_()
     expected = reference(whole)
-    weights = torch.randn(expected.shape, dtype=torch.float64, generator=generator)
+    weights = torch.randn(expected.shape, dtype=torch.float64, generator=generator).to(device())
     (expected * weights).sum().backward()
 
     def part(x: Tensor, dim: int | None) -> Tensor:
@@ -142,16 +146,20 @@ class PositionsGiven(SelfAttention):
     """The GPT's attention, called with the input alone."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x, torch.arange(x.shape[1]))
+        return super().forward(x, torch.arange(x.shape[1], device=x.device))
 
 
 @pytest.mark.parametrize("world_size", WORLDS)
-def test_layers_are_the_unsharded_ones(world_size: int, seed: int, cpu_backend: str):
+def test_layers_are_the_unsharded_ones(
+    world_size: int, seed: int, backend: str, require_ranks: RequireRanks
+):
+    require_ranks(world_size)
+
     def body() -> None:
         linear_cases(seed)
         region_cases(seed + 1)
 
-    launch(body, world_size=world_size, backend=cpu_backend, timeout=240)
+    launch(body, world_size=world_size, backend=backend, timeout=240)
 
 
 def test_the_conjugate_functions(seed: int):
@@ -187,18 +195,19 @@ def test_the_conjugate_functions(seed: int):
     launch(body, world_size=1, backend="gloo")
 
 
-def test_layers_in_groups_of_their_own(seed: int, cpu_backend: str):
+def test_layers_in_groups_of_their_own(seed: int, backend: str, require_ranks: RequireRanks):
     """Two groups of two side by side, one with a key head for both; a rank outside a group gets an error."""
+    require_ranks(4)
 
     def body() -> str:
         pairs = [dist.new_group([0, 2]), dist.new_group([3, 1])]
         mine = dist.get_rank() % 2
-        torch.manual_seed(seed + dist.get_rank())
-        attention = tp.ParallelSelfAttention(8, 4, 1, group=pairs[mine]).double()
-        torch.manual_seed(seed + [0, 1][mine])  # the first of sorted ranks
-        reference = SelfAttention(GPTConfig(width=8, heads=4, kv_heads=1)).double()
-        x = torch.randn(2, 5, 8, dtype=torch.float64)
-        y, expected = attention(x), reference(x, torch.arange(5))
+        make = partial(tp.ParallelSelfAttention, 8, 4, 1, group=pairs[mine])
+        attention = seeded(seed + dist.get_rank(), make)
+        config = GPTConfig(width=8, heads=4, kv_heads=1)
+        reference = seeded(seed + [0, 1][mine], lambda: SelfAttention(config))  # the first of sorted ranks
+        x = torch.randn(2, 5, 8, dtype=torch.float64).to(device())
+        y, expected = attention(x), reference(x, torch.arange(5, device=device()))
         same(y, expected)
         y.square().sum().backward()
         expected.square().sum().backward()
@@ -207,7 +216,7 @@ def test_layers_in_groups_of_their_own(seed: int, cpu_backend: str):
             tp.ColumnParallelLinear(2, 2, group=pairs[1 - mine])
         return str(told.value)
 
-    for rank, told in enumerate(launch(body, world_size=4, backend=cpu_backend)):
+    for rank, told in enumerate(launch(body, world_size=4, backend=backend)):
         assert told.startswith(f"rank {rank} is not in the group")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,11 +25,12 @@ from torch.distributed.tensor.parallel import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from course_lib import launch
+from course_lib import device, launch
 from course_lib import tensor_parallel as tp
 from course_lib.data import batch, library_text
 from course_lib.models import GPT, GPTConfig, next_token_loss
 
+RequireRanks = Callable[[int], None]
 SEQUENCES = (None, "keep", "regather")
 VOCABULARY, CONTEXT = 50, 24  # 3, 4 and 8 ranks do not divide the vocabulary
 SMALL = {"vocab_size": VOCABULARY, "context": CONTEXT, "layers": 2, "heads": 12, "width": 24}
@@ -73,11 +75,13 @@ def loss_cases(seed: int) -> None:
     for vocabulary, scale in [(7, 1.0), (2, 1.0), (12 * n, 1000.0), (41, 1e-3)]:
         generator = torch.Generator().manual_seed(seed)
         logits = scale * torch.randn(3, 5, vocabulary, dtype=torch.float64, generator=generator)
+        logits = logits.to(device())
         if vocabulary == 41:
             logits[..., 3] = -torch.inf
         target = torch.randint(4, vocabulary, (3, 5), generator=generator) if vocabulary > 4 else (
             torch.randint(0, 2, (3, 5), generator=generator))  # fmt: skip
         target[0, :2] = -100
+        target = target.to(device())
         given = None if vocabulary % n == 0 else vocabulary
         for reduction in ("mean", "sum", "none"):
             case = (vocabulary, reduction)
@@ -85,6 +89,7 @@ def loss_cases(seed: int) -> None:
             expected = F.cross_entropy(whole.flatten(0, 1), target.flatten(), reduction=reduction)
             expected = expected.view(3, 5) if reduction == "none" else expected
             weights = torch.randn(expected.shape, dtype=torch.float64, generator=generator)
+            weights = weights.to(device())
             (expected * weights).sum().backward()
             part = own(logits, -1).clone().requires_grad_()
             loss = tp.vocab_parallel_cross_entropy(
@@ -99,14 +104,16 @@ def loss_cases(seed: int) -> None:
 def embedding_cases(seed: int) -> None:
     n = dist.get_world_size()
     for rows, sequence in [(11, None), (2, None), (11, "keep"), (16, "regather")]:
-        torch.manual_seed(seed)
-        reference = nn.Embedding(rows, 6).double()
-        torch.manual_seed(seed + dist.get_rank())
-        embedding = tp.VocabParallelEmbedding(rows, 6, sequence=sequence).double()
-        tokens = torch.randint(0, rows, (3, 2 * n), generator=torch.Generator().manual_seed(seed))
+        with device():  # where the parallel one sends its values when it is made
+            torch.manual_seed(seed)
+            reference = nn.Embedding(rows, 6).double()
+            torch.manual_seed(seed + dist.get_rank())
+            embedding = tp.VocabParallelEmbedding(rows, 6, sequence=sequence).double()
+        generator = torch.Generator().manual_seed(seed)
+        tokens = torch.randint(0, rows, (3, 2 * n), generator=generator).to(device())
         expected, found = reference(tokens), embedding(tokens)
         same(found, own(expected, -2) if sequence else expected, rows, sequence)
-        weights = torch.randn(expected.shape, generator=torch.Generator().manual_seed(seed))
+        weights = torch.randn(expected.shape, generator=generator.manual_seed(seed)).to(device())
         (expected * weights).sum().backward()
         (found * (own(weights, -2) if sequence else weights)).sum().backward()
         assert embedding.weight.grad is not None and reference.weight.grad is not None
@@ -114,12 +121,16 @@ def embedding_cases(seed: int) -> None:
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
-def test_embedding_and_loss_are_the_unsharded_ones(world_size: int, seed: int, cpu_backend: str):
+def test_embedding_and_loss_are_the_unsharded_ones(
+    world_size: int, seed: int, backend: str, require_ranks: RequireRanks
+):
+    require_ranks(world_size)
+
     def body() -> None:
         loss_cases(seed)
         embedding_cases(seed)
 
-    launch(body, world_size=world_size, backend=cpu_backend, timeout=120)
+    launch(body, world_size=world_size, backend=backend, timeout=120)
 
 
 def test_no_rank_holds_the_full_logits(seed: int):
@@ -184,7 +195,7 @@ def make(config: GPTConfig, seed: int) -> GPT:
     model = GPT(config).double()
     for param in model.parameters():
         param.data += 0.1 * torch.randn_like(param)
-    return model
+    return model.to(device())
 
 
 def full_gradients(model: nn.Module) -> dict[str, Tensor]:
@@ -199,7 +210,8 @@ def full_gradients(model: nn.Module) -> dict[str, Tensor]:
 def gpt_case(name: str, sequence: str | None, seed: int) -> None:
     config = CONFIGS[name]
     generator = torch.Generator().manual_seed(seed)
-    tokens, targets = torch.randint(0, VOCABULARY, (2, 2, CONTEXT), generator=generator)
+    drawn = torch.randint(0, VOCABULARY, (2, 2, CONTEXT), generator=generator)
+    tokens, targets = drawn.to(device())
     targets[0, :5] = -100
     reference = make(config, seed)
     model = tp.parallelize_gpt(make(config, seed + dist.get_rank()), sequence=sequence)
@@ -224,8 +236,11 @@ def gpt_case(name: str, sequence: str | None, seed: int) -> None:
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-def test_a_gpt_is_that_of_one_process(world_size: int, seed: int, cpu_backend: str):
+def test_a_gpt_is_that_of_one_process(
+    world_size: int, seed: int, backend: str, require_ranks: RequireRanks
+):
     """Loss, every gradient and the state dict; the group's first rank's weights count."""
+    require_ranks(world_size)
 
     def body() -> None:
         for name, config in CONFIGS.items():
@@ -234,7 +249,7 @@ def test_a_gpt_is_that_of_one_process(world_size: int, seed: int, cpu_backend: s
             for sequence in SEQUENCES:
                 gpt_case(name, sequence, seed)
 
-    launch(body, world_size=world_size, backend=cpu_backend, timeout=240)
+    launch(body, world_size=world_size, backend=backend, timeout=240)
 
 
 def test_four_ranks_save_what_two_and_one_load(seed: int):
@@ -350,7 +365,7 @@ def test_fifty_steps_lose_what_one_rank_loses(world_size: int):
 
 def theirs(model: GPT, sequence: bool) -> GPT:
     """The same model by `parallelize_module`, with whole sequences or with parts of them."""
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    mesh = init_device_mesh(device().type, (dist.get_world_size(),))
     stream = Shard(1) if sequence else Replicate()
     plan: dict[str, Any] = {
         "token_embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=stream),
@@ -382,17 +397,19 @@ def theirs(model: GPT, sequence: bool) -> GPT:
     return parallelize_module(model, mesh, plan)
 
 
-def test_the_values_are_those_of_parallelize_module(seed: int, cpu_backend: str):
+def test_the_values_are_those_of_parallelize_module(
+    seed: int, backend: str, require_ranks: RequireRanks
+):
     """ColwiseParallel, RowwiseParallel, SequenceParallel and loss_parallel on the same GPT, in float64."""
+    require_ranks(2)
     config = GPTConfig(
         vocab_size=48, context=16, layers=2, heads=4, width=16, positions="rotary", tied=False
     )
 
     def body() -> dict[bool, float]:
         warnings.simplefilter("ignore")
-        tokens, targets = torch.randint(
-            0, 48, (2, 2, 16), generator=torch.Generator().manual_seed(seed)
-        )
+        generator = torch.Generator().manual_seed(seed)
+        tokens, targets = torch.randint(0, 48, (2, 2, 16), generator=generator).to(device())
         errors = {}
         for sequence in (False, True):
             ours = tp.parallelize_gpt(make(config, seed), sequence="keep" if sequence else None)
@@ -414,6 +431,6 @@ def test_the_values_are_those_of_parallelize_module(seed: int, cpu_backend: str)
                 errors[sequence] = max(errors[sequence], float((found[name] - whole).abs().max()))
         return errors
 
-    for errors in launch(body, world_size=2, backend=cpu_backend, timeout=120):
+    for errors in launch(body, world_size=2, backend=backend, timeout=120):
         assert errors.keys() == {False, True}
         assert max(errors.values()) < 1e-10

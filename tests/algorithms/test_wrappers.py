@@ -12,12 +12,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint as of_torch
 
-from course_lib import RankError, launch
+from course_lib import RankError, device, launch
 from course_lib.data_parallel import BucketedDataParallel, NaiveDataParallel
 from course_lib.fsdp import PrefetchedModule
 from course_lib.recompute import lazy_checkpoint
 from course_lib.zero import Zero1Optimizer, Zero2Optimizer, Zero3Module
 
+RequireRanks = Callable[[int], None]
 WRAPPERS: list[Callable] = [PrefetchedModule, Zero3Module, BucketedDataParallel, NaiveDataParallel]
 SHARDED = [PrefetchedModule, Zero3Module]
 CHECKPOINTS: list[Callable] = [
@@ -62,23 +63,30 @@ def test_parameters_have_one_wrapper() -> None:
 def odd_tensors() -> dict[str, torch.Tensor]:
     """Each a view of a kind of its own; on every rank with other values."""
     torch.manual_seed(dist.get_rank())
+
+    def drawn(*shape: int) -> torch.Tensor:  # moved before it is viewed: a move need not keep strides
+        return torch.randn(shape).to(device())
+
     return {
-        "transposed": torch.randn(2, 3).t(),
-        "with gaps": torch.randn(4, 6)[:, ::2],
-        "expanded": torch.randn(3, 1).expand(3, 5),
-        "expanded, transposed": torch.randn(1, 2, 3).expand(4, 2, 3).transpose(0, 2),
-        "a number, expanded": torch.randn(()).expand(2, 2),
-        "without elements": torch.empty(0, 3).t(),
-        "plain": torch.randn(2),
+        "transposed": drawn(2, 3).t(),
+        "with gaps": drawn(4, 6)[:, ::2],
+        "expanded": drawn(3, 1).expand(3, 5),
+        "expanded, transposed": drawn(1, 2, 3).expand(4, 2, 3).transpose(0, 2),
+        "a number, expanded": drawn().expand(2, 2),
+        "without elements": drawn(0, 3).t(),
+        "plain": drawn(2),
     }
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
-def test_buffers_and_frozen_parameters_may_be_views(wrapper: Callable, cpu_backend: str) -> None:
+def test_buffers_and_frozen_parameters_may_be_views(
+    wrapper: Callable, backend: str, require_ranks: RequireRanks
+) -> None:
     """As masks and tables are: all ranks get the first rank's values."""
+    require_ranks(2)
 
     def job() -> list[torch.Tensor]:
-        module = Blocks()
+        module = Blocks().to(device())
         for name, tensor in odd_tensors().items():
             module.register_buffer(name, tensor)
             frozen = nn.Parameter(odd_tensors()[name], requires_grad=False)
@@ -91,7 +99,7 @@ def test_buffers_and_frozen_parameters_may_be_views(wrapper: Callable, cpu_backe
         return [tensor for tensor in odd_tensors().values() for _ in range(2)]
 
     first = launch(wanted, world_size=1, backend="gloo")[0]
-    for found in launch(job, world_size=2, backend=cpu_backend):
+    for found in launch(job, world_size=2, backend=backend):
         torch.testing.assert_close(found, first, rtol=0, atol=0)
 
 
@@ -160,24 +168,25 @@ def thrice(kind: Callable, first: nn.Module, second: nn.Module, x: torch.Tensor)
     return kind(second, kind(first, kind(first, x).tanh()))
 
 
-def test_a_unit_that_a_checkpoint_calls_twice(cpu_backend: str) -> None:
+def test_a_unit_that_a_checkpoint_calls_twice(backend: str, require_ranks: RequireRanks) -> None:
     """PyTorch's checkpoint gives the second run the tensors of the first one, hooks included."""
+    require_ranks(2)
 
     def job() -> None:
         gradients = []
         for kind in CHECKPOINTS:
             torch.manual_seed(0)
-            module = Blocks()
+            module = Blocks().to(device())
             wrapped = Zero3Module(module)
             for first, second in itertools.product(module.blocks, repeat=2):
-                x = torch.ones(2, 4, requires_grad=True)
+                x = torch.ones(2, 4, device=device(), requires_grad=True)
                 module.forward = partial(thrice, kind, first, second)
                 wrapped(x * 1.0).square().sum().backward()
             gradients.append([p.grad for p in wrapped.parameters()])
         for found in gradients[1:]:
             torch.testing.assert_close(found, gradients[0])
 
-    launch(job, world_size=2, backend=cpu_backend)
+    launch(job, world_size=2, backend=backend)
 
 
 def test_second_derivatives_are_right_or_refused() -> None:

@@ -10,13 +10,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
-from course_lib import launch
+from course_lib import device, launch
 from course_lib.fsdp import clip_grad_norm_
 from course_lib.precision import LossScaler
 from course_lib.recompute import checkpoint
 from course_lib.zero import Zero1Optimizer, Zero2Optimizer, Zero3Module
 
 SGD = {"optimizer_cls": torch.optim.SGD, "lr": 0.1}
+RequireRanks = Callable[[int], None]
 STAGES = [Zero1Optimizer, Zero2Optimizer]
 SLOPES = torch.tensor([3.0, -1.0, 2.0, 5.0])
 INFINITE_ON_RANK_1 = [None, 1, None]  # by step: the rank whose loss is infinite
@@ -25,20 +26,23 @@ INFINITE_ON_RANK_1 = [None, 1, None]  # by step: the rank whose loss is infinite
 def weights_of(
     stage: type[Zero1Optimizer], **options: object
 ) -> tuple[nn.Parameter, Zero1Optimizer]:
-    weight = nn.Parameter(torch.zeros(4))
+    weight = nn.Parameter(torch.zeros(4, device=device()))
     return weight, stage([weight], **SGD, **options)  # type: ignore[arg-type]
 
 
 def loss_of(weight: Tensor, step: int = 0) -> Tensor:
     """Rank 0 has the gradient SLOPES and rank 1 three times that; their mean is twice SLOPES."""
     rank = dist.get_rank()
-    loss = (weight * SLOPES).sum() * (1 + 2 * rank)
+    loss = (weight * SLOPES.to(device())).sum() * (1 + 2 * rank)
     return loss * torch.inf if INFINITE_ON_RANK_1[step] == rank else loss
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_all_ranks_unscale_and_skip_alike(stage: type[Zero1Optimizer], cpu_backend: str) -> None:
+def test_all_ranks_unscale_and_skip_alike(
+    stage: type[Zero1Optimizer], backend: str, require_ranks: RequireRanks
+) -> None:
     """The second step is skipped, though one rank alone has an infinity, in another rank's shard, too."""
+    require_ranks(2)
 
     def body() -> tuple[list[bool], float, Tensor]:
         weight, optimizer = weights_of(stage)
@@ -50,18 +54,20 @@ def test_all_ranks_unscale_and_skip_alike(stage: type[Zero1Optimizer], cpu_backe
             optimizer.zero_grad()
         return taken, scaler.scale, weight.detach()
 
-    for taken, scale, weight in launch(body, world_size=2, backend=cpu_backend):
+    for taken, scale, weight in launch(body, world_size=2, backend=backend):
         assert taken == [True, False, True] and scale == 512
         torch.testing.assert_close(weight, -0.1 * 2 * 2 * SLOPES)
 
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_pytorchs_sharded_scaler_works_on_averaged_gradients(
-    stage: type[Zero1Optimizer], cpu_backend: str
+    stage: type[Zero1Optimizer], backend: str, require_ranks: RequireRanks
 ) -> None:
+    require_ranks(2)
+
     def body() -> tuple[float, Tensor]:
         weight, optimizer = weights_of(stage)
-        scaler = ShardedGradScaler("cpu", init_scale=1024.0)
+        scaler = ShardedGradScaler(device().type, init_scale=1024.0)
         for step in range(3):
             scaler.scale(loss_of(weight, step)).backward()
             optimizer.average_gradients()
@@ -70,7 +76,7 @@ def test_pytorchs_sharded_scaler_works_on_averaged_gradients(
             optimizer.zero_grad()
         return scaler.get_scale(), weight.detach()
 
-    for scale, weight in launch(body, world_size=2, backend=cpu_backend):
+    for scale, weight in launch(body, world_size=2, backend=backend):
         assert scale == 512
         torch.testing.assert_close(weight, -0.1 * 2 * 2 * SLOPES)
 
@@ -99,8 +105,10 @@ def test_pytorchs_scalers_are_refused_before_gradients_are_averaged(
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_the_norm_is_that_of_the_mean_and_the_bytes_are_those_of_a_step_and_one_number(
-    stage: type[Zero1Optimizer], cpu_backend: str
+    stage: type[Zero1Optimizer], backend: str, require_ranks: RequireRanks
 ) -> None:
+    require_ranks(2)
+
     def body(clips: bool) -> tuple[float, Tensor]:
         weight, optimizer = weights_of(stage)
         dist.barrier()
@@ -117,14 +125,14 @@ def test_the_norm_is_that_of_the_mean_and_the_bytes_are_those_of_a_step_and_one_
         optimizer.step()
         return norm, weight.detach()
 
-    run = launch(body, True, world_size=2, backend=cpu_backend)
+    run = launch(body, True, world_size=2, backend=backend)
     mean = 2 * SLOPES
     for norm, weight in run:
         assert norm == pytest.approx(float(mean.norm()))
         torch.testing.assert_close(weight, -0.1 * mean / mean.norm(), rtol=1e-5, atol=1e-7)
     sent = [
         [op.op for op in run.ledger.operations(0)]
-        for run in (run, launch(body, False, world_size=2))
+        for run in (run, launch(body, False, world_size=2, backend=backend))
     ]
     with_clip, without = (names[names.index("barrier") + 1 :] for names in sent)
     assert sorted(with_clip) == sorted([*without, "all_reduce", "all_reduce"])

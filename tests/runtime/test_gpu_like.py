@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 
 from course_lib import RankError, device, launch
 from tests import gpu_like
@@ -66,6 +67,14 @@ def generator_of_the_host() -> None:
     torch.rand(3, device=device(), generator=torch.Generator())
 
 
+def generator_of_the_gpu() -> None:
+    torch.rand(3, generator=torch.Generator(device()))
+
+
+def functional_on_the_host() -> None:
+    functional.all_reduce(torch.ones(3), "sum", dist.group.WORLD)  # type: ignore[arg-type]
+
+
 def array_of_the_gpu() -> None:
     torch.ones(3, device=device()).numpy()
 
@@ -80,7 +89,9 @@ def indexed_by_the_gpu() -> None:
         (mixed_sum, "Expected all tensors to be on the same device"),
         (on_the_host, "tensors of the CPU"),
         (both_kinds, "tensors of both devices"),
+        (functional_on_the_host, "tensors of the CPU"),
         (generator_of_the_host, "a generator of the CPU"),
+        (generator_of_the_gpu, "a generator of the GPU"),
         (array_of_the_gpu, "take .cpu\\(\\) first"),
         (indexed_by_the_gpu, "indexed with indices of the GPU"),
     ],
@@ -88,6 +99,15 @@ def indexed_by_the_gpu() -> None:
 def test_what_a_gpu_refuses_is_an_error(job: Callable, says: str) -> None:
     with pytest.raises(RankError, match=says):
         on_gpu(job)
+
+
+def test_what_functions_and_generators_make_there_lies_there() -> None:
+    def job() -> tuple:
+        x = torch.rand(3, device=device(), generator=torch.Generator(device()).manual_seed(1))
+        total = functional.all_reduce(x, "sum", dist.group.WORLD)  # type: ignore[arg-type]
+        return torch.equal(total + 0 * x, x + x), str((total + x).device)
+
+    assert on_gpu(job) == (True, "cpu:7")
 
 
 def test_a_number_of_the_host_may_meet_a_tensor_of_the_gpu() -> None:
