@@ -70,9 +70,7 @@ def _begun(notebooks: list[Notebook]) -> list[Notebook]:
     ]
     if len(begun) in (0, len(notebooks)):
         return notebooks
-    others = listing(
-        notebook.assignment[:2] for notebook in notebooks if notebook not in begun
-    )
+    others = listing(notebook.assignment[:2] for notebook in notebooks if notebook not in begun)
     print(f"Nothing is written in {others} yet: left out.\n", flush=True)
     return begun
 

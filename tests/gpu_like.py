@@ -201,7 +201,9 @@ def imitate() -> None:
         if not isinstance(target, torch.device) or not marked(self):
             return to(self, *args, **kwargs)
         stays: torch.Tensor = self if target == GPU else Copy.apply(self)  # type: ignore[assignment]
-        dtypes = [part for part in (*args[1:], kwargs.get("dtype")) if isinstance(part, torch.dtype)]
+        dtypes = [
+            part for part in (*args[1:], kwargs.get("dtype")) if isinstance(part, torch.dtype)
+        ]
         return to(stays, dtypes[0]) if dtypes else stays
 
     def as_array(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:

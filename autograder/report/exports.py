@@ -86,8 +86,9 @@ def canvas(
 
     The export identifies students: a student's folder is named after a SIS login, a SIS id or Canvas' own
     id. ids: the assignments' ids in Canvas; without one it is read from the export's column "<name> (<id>)".
-    A column that the export has keeps its name. A student without a grade gets an empty field, which Canvas leaves as it is. notes: sentences on students
-    who were not found. ExportError if the roster or an assignment's column is not as it should be.
+    A column that the export has keeps its name. A student without a grade gets an empty field, which Canvas
+    leaves as it is. notes: sentences on students who were not found. ExportError if the roster or an
+    assignment's column is not as it should be.
     """
     table = read_table(roster)
     places = [table.column(name) for name in CANVAS]

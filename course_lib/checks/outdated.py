@@ -27,9 +27,7 @@ def remarks(objects: Iterable[Any]) -> Iterator[str]:
     cells = shell.history_manager.input_hist_raw  # its number 0 is empty, and the last one runs now
     for thing in objects:
         name, own = getattr(thing, "__name__", ""), cell_of(thing)
-        newest = max(
-            (n for n in range(1, len(cells)) if name and defines(cells[n], name)), default=0
-        )
+        newest = max((n for n in range(1, len(cells)) if name and defines(cells[n], name)), default=0)
         if own and newest > own:
             yield (
                 f"The newest cell that defines `{name}`, In[{newest}], did not run to its end. This table is "

@@ -105,4 +105,6 @@ def newer_nccl() -> Finding:
             said = answer.stderr.strip().splitlines() or ["it said nothing"]
             return Finding("problem", "NCCL", f"pip could not install {wheel}: {said[-1]}")
     lines = f"%env {libraries.NCCL}={library} and %env {PER_GPU}={ranks_for(machine)}"
-    return Finding("ok", "NCCL", f"{WHEEL} is in {folder}", f"In the notebook, each in a line: {lines}")
+    return Finding(
+        "ok", "NCCL", f"{WHEEL} is in {folder}", f"In the notebook, each in a line: {lines}"
+    )

@@ -182,7 +182,9 @@ class MeshExplorer:
         import ipywidgets as widgets
 
         controls, state = self._controls(widgets), {"rank": self.first.rank}
-        framed: list[tuple[int, int]] = []  # GPUs, and GPUs of a node, for which the frames were made last
+        framed: list[
+            tuple[int, int]
+        ] = []  # GPUs, and GPUs of a node, for which the frames were made last
         buttons = [widgets.Button(layout=widgets.Layout(width="66px")) for _ in range(MOST)]
         grid = widgets.HBox(layout=widgets.Layout(flex_flow="row wrap"))
         sentence, table = widgets.Label(), widgets.HTML()

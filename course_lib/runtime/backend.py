@@ -31,7 +31,7 @@ BACKENDS = ("gloo", "nccl")
 ALONE = "alone"  # for a task that needs no other rank: no process group, see `alone`
 ENOUGH = 4  # ranks over NCCL from which a session uses it: most cells of the notebooks have so many
 NO_PEERS = (
-    " Peer-to-peer between these GPUs does not work: messages go through the host's memory, and are slow."
+    " Peer-to-peer between these GPUs does not work: messages go through the host's memory, slowly."
 )
 _said: set[str] = set()
 

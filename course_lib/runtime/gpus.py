@@ -84,7 +84,11 @@ def trial() -> Trial:
 
 def with_message(tried: Trial, gpus: int) -> Trial:
     """The trial with a message between all GPUs; if it does not arrive, without peer-to-peer."""
-    environment = {**libraries.of_ranks(os.environ), "COURSE_ROLE": "trial", "PYTHONPATH": search_path()}
+    environment = {
+        **libraries.of_ranks(os.environ),
+        "COURSE_ROLE": "trial",
+        "PYTHONPATH": search_path(),
+    }
     if gpus < 2 or reach.reached(gpus, environment):
         return tried
     if reach.reached(gpus, {**environment, reach.NO_PEERS: "1"}):

@@ -11,7 +11,9 @@ import importlib.metadata
 from collections.abc import Mapping
 from pathlib import Path
 
-NCCL = "COURSE_NCCL"  # a libnccl.so.2 for the ranks alone: neither the kernel nor a package is touched
+NCCL = (
+    "COURSE_NCCL"  # a libnccl.so.2 for the ranks alone: neither the kernel nor a package is touched
+)
 PACKAGES = ("nvidia-nccl-cu12", "nvidia-nccl-cu13")
 READ_ONCE = ("LD_PRELOAD", "LD_LIBRARY_PATH", NCCL)
 

@@ -34,9 +34,9 @@ def reached(gpus: int, environment: Mapping[str, str], backend: str = "nccl") ->
         ]  # fmt: skip
         deadline = time.monotonic() + 2 * SECONDS
         try:
-            return all([
-                process.wait(max(0.1, deadline - time.monotonic())) == 0 for process in processes
-            ])
+            return all(
+                [process.wait(max(0.1, deadline - time.monotonic())) == 0 for process in processes]
+            )
         except subprocess.TimeoutExpired:
             return False
         finally:

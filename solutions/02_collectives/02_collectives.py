@@ -812,6 +812,7 @@ if ready(ring_bytes_sent, ring_rounds):
 # without end. The plot shows the time of one all-reduce by your two functions, for three sizes. (25 MB is the
 # default size of the pieces in which PyTorch's `DistributedDataParallel` sends gradients: notebook 03.)
 
+
 # %% tags=["skip-in-grading"]
 def seconds_by_ranks():
     sizes = {"14 GB, a 7B gradient": 14e9, "25 MB": 25e6, "10 KB, one bias": 10e3}
@@ -819,13 +820,17 @@ def seconds_by_ranks():
     figure = picture(6.4, 3.4)
     axes = figure.subplots()
     for (name, nbytes), colour, marker in zip(sizes.items(), RANKS, "os^", strict=False):
-        seconds_of = [ring_rounds(n) * ALPHA + ring_bytes_sent(n, nbytes) * BETA for n in world_sizes]
+        seconds_of = [
+            ring_rounds(n) * ALPHA + ring_bytes_sent(n, nbytes) * BETA for n in world_sizes
+        ]
         axes.loglog(world_sizes, seconds_of, color=colour, marker=marker, markersize=4, label=name)
     axes.set_xticks([2, 8, 64, 512, 4096], ["2", "8", "64", "512", "4096"])
     axes.minorticks_off()
     axes.set_xlabel("ranks")
     axes.set_ylabel("seconds")
-    axes.set_title("one ring all-reduce, 50 GB/s each way, 10 µs a message", loc="left", fontsize=10)
+    axes.set_title(
+        "one ring all-reduce, 50 GB/s each way, 10 µs a message", loc="left", fontsize=10
+    )
     axes.grid(True, alpha=0.3)
     axes.legend(frameon=False)
     return figure
@@ -1699,6 +1704,7 @@ print(
     f"{large / duration / 1e9:.2f} GB/s at {text(large)}"
 )
 
+
 # %% tags=["skip-in-grading"]
 def race_figure():
     predicted_at = crossover(RACE_RANKS, alpha, beta)
@@ -1710,7 +1716,9 @@ def race_figure():
         axes.loglog(RACE_SIZES, times, marker + "-", color=colour, ms=5, lw=1.2, label=name)
         if name in (RING, DOUBLING):
             model = [seconds(name, RACE_RANKS, nbytes, alpha, beta) for nbytes in RACE_SIZES]
-            axes.loglog(RACE_SIZES, model, "--", color=colour, lw=1.2, label="    your formula for it")
+            axes.loglog(
+                RACE_SIZES, model, "--", color=colour, lw=1.2, label="    your formula for it"
+            )
     if RACE_SIZES[0] < predicted_at < RACE_SIZES[-1]:
         axes.axvline(
             predicted_at, color="#6E6E6E", linestyle=":", label="crossover of the fitted lines"
@@ -1729,6 +1737,7 @@ def race_figure():
 
 race_figure() if measured and ready(rounds, bytes_sent_per_rank, seconds, crossover) else None
 
+
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def crossovers():
     predicted_at = crossover(RACE_RANKS, alpha, beta)
@@ -1741,7 +1750,9 @@ def crossovers():
     elif behind[-1] == RACE_SIZES[-1]:
         region = f"above {text(RACE_SIZES[-1])}: the ring is never ahead"
     else:
-        region = f"between {text(behind[-1])} and {text(RACE_SIZES[RACE_SIZES.index(behind[-1]) + 1])}"
+        region = (
+            f"between {text(behind[-1])} and {text(RACE_SIZES[RACE_SIZES.index(behind[-1]) + 1])}"
+        )
     expected = crossover(RACE_RANKS, latency, duration / large)
     print(
         f"At {text(RACE_SIZES[0])} your ring takes {ratios[0]:.1f} times as long as your recursive doubling, "

@@ -205,7 +205,9 @@ def test_layers_in_groups_of_their_own(seed: int, backend: str, require_ranks: R
         make = partial(tp.ParallelSelfAttention, 8, 4, 1, group=pairs[mine])
         attention = seeded(seed + dist.get_rank(), make)
         config = GPTConfig(width=8, heads=4, kv_heads=1)
-        reference = seeded(seed + [0, 1][mine], lambda: SelfAttention(config))  # the first of sorted ranks
+        reference = seeded(
+            seed + [0, 1][mine], lambda: SelfAttention(config)
+        )  # the first of sorted ranks
         x = torch.randn(2, 5, 8, dtype=torch.float64).to(device())
         y, expected = attention(x), reference(x, torch.arange(5, device=device()))
         same(y, expected)

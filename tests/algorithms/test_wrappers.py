@@ -64,7 +64,9 @@ def odd_tensors() -> dict[str, torch.Tensor]:
     """Each a view of a kind of its own; on every rank with other values."""
     torch.manual_seed(dist.get_rank())
 
-    def drawn(*shape: int) -> torch.Tensor:  # moved before it is viewed: a move need not keep strides
+    def drawn(
+        *shape: int,
+    ) -> torch.Tensor:  # moved before it is viewed: a move need not keep strides
         return torch.randn(shape).to(device())
 
     return {

@@ -201,9 +201,7 @@ class Plain(nn.Module):
         return x
 
 
-def test_the_values_are_those_of_pytorchs_own(
-    seed: int, backend: str, require_ranks: RequireRanks
-):
+def test_the_values_are_those_of_pytorchs_own(seed: int, backend: str, require_ranks: RequireRanks):
     """ZeroRedundancyOptimizer under DDP, and fully_shard, on the same data."""
     require_ranks(2)
 

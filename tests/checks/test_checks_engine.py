@@ -399,7 +399,9 @@ def test_output_is_told_once_for_all_ranks_cut_visibly_and_not_beside_the_error_
 
 def test_a_warning_is_a_sentence_without_its_path_and_its_code(printed):
     check(SHIFT, shift(before="(tensor.clone().requires_grad_() + 1).grad", result="received + 1"))
-    sentence = "UserWarning: The .grad attribute of a Tensor that is not a leaf Tensor is being accessed."
+    sentence = (
+        "UserWarning: The .grad attribute of a Tensor that is not a leaf Tensor is being accessed."
+    )
     said = [line for line in printed().splitlines() if "printed:" in line]
     assert {line.partition(" printed: ")[2] for line in said} == {sentence}
 

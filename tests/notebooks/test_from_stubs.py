@@ -26,5 +26,7 @@ def test_run_all_ends_without_red(notebook: Path, seed: int) -> None:
             if output.get("name") == "stderr":
                 red.append(f"{cell['source'][:80]!r} wrote to stderr: {output['text'][:500]}")
             if output["output_type"] == "error" and not on_purpose:
-                red.append(f"{cell['source'][:80]!r} ended in {output['ename']}: {output['evalue'][:500]}")
+                red.append(
+                    f"{cell['source'][:80]!r} ended in {output['ename']}: {output['evalue'][:500]}"
+                )
     assert not red, "\n".join(red)

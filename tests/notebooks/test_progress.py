@@ -108,7 +108,9 @@ def test_points_of_a_cell_that_is_no_longer_python_are_remarked(tmp_path, capsys
 def test_a_long_row_goes_on_below(tmp_path, capsys):
     names = [f"exercise_{k}" for k in range(9)]
     exercises = [saved.Exercise(name, "5", saved.UNWRITTEN, 1.0, False, 0.0) for name in names]
-    row, *below = progress._row("  5", exercises, ", ".join(map(progress._said, exercises))).splitlines()
+    row, *below = progress._row(
+        "  5", exercises, ", ".join(map(progress._said, exercises))
+    ).splitlines()
     assert row.endswith("0.0 of 9") and all(len(line) <= progress.WIDEST for line in below)
     assert "exercise_8 0.0 of 1, not written yet" in " ".join(" ".join(below).split())
 

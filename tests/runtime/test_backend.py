@@ -375,7 +375,9 @@ def test_a_newer_nccl_that_cannot_be_had_is_a_problem_with_pips_words(
     machine: Machine, tmp_path: Path
 ) -> None:
     def pip(*_: object, **__: object) -> SimpleNamespace:
-        return SimpleNamespace(returncode=1, stdout="", stderr="ERROR: one\nERROR: no such package\n")
+        return SimpleNamespace(
+            returncode=1, stdout="", stderr="ERROR: one\nERROR: no such package\n"
+        )
 
     machine.has(1)
     machine.monkeypatch.setattr(sharing, "FOLDER", tmp_path)

@@ -47,7 +47,10 @@ def test_a_message_that_never_arrives_ends_with_its_processes(
     ],
 )
 def test_peer_to_peer_is_left_out_where_it_does_not_work(
-    monkeypatch: pytest.MonkeyPatch, works: tuple[bool, bool], tried: Trial | None, set_to: str | None
+    monkeypatch: pytest.MonkeyPatch,
+    works: tuple[bool, bool],
+    tried: Trial | None,
+    set_to: str | None,
 ) -> None:
     def reached(count: int, environment: Mapping[str, str]) -> bool:
         return works[reach.NO_PEERS in environment]

@@ -120,9 +120,7 @@ def slip(**change: Any) -> Formula:
 POINT = (
     "the GPU that holds most: its share of the states, and a stage's layers for all microbatches in flight"
 )
-ALL_MICROBATCHES = (
-    "The stage keeps all m microbatches: 1F1B keeps min(m, p), as backward begins after p."
-)
+ALL_MICROBATCHES = "The stage keeps all m microbatches: 1F1B keeps min(m, p), as backward begins after p."
 P_CANCELS = (
     "p divides twice: stage 0 keeps p microbatches of L/p layers. p cancels, and pipelining does not save "
     "activation memory."

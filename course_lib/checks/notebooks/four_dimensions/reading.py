@@ -162,7 +162,6 @@ class Asked(Answers):
 
         return Line(text, judge, weight)
 
-
     def ranges(self, line: Line) -> Line:
         """The line, which also asks for a list of ranges: the notebook's figures read one."""
 
