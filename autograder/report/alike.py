@@ -43,8 +43,8 @@ Answers = Mapping[str, str]  # the texts of one submission's exercises: {grade_i
 class Likeness:
     """A reason to look at these students' solutions of one exercise (named by its `grade_id`).
 
-    students: one, alike to the course's own solution; or several, alike to each other. share: of the
-    smaller solution's fingerprints; 1.0 for several that are the same but for names.
+    students: several, alike to each other; or alike to the course's own solution, one or several that are
+    the same but for names. share: of the smaller solution's fingerprints; 1.0 for several that are the same.
     """
 
     exercise: str
@@ -55,7 +55,8 @@ class Likeness:
     def __str__(self) -> str:
         name = self.exercise.removesuffix("_check")
         if self.reference:
-            return f"{name}: {self.share:.0%} of it is in the course's own solution"
+            each_other = ", and they are the same but for names" if len(self.students) > 1 else ""
+            return f"{name}: {self.share:.0%} of it is in the course's own solution{each_other}"
         same = "the same but for names" if self.share == 1.0 else f"{self.share:.0%} shared"
         return f"{name}: {same}"
 
@@ -147,14 +148,21 @@ def compare(submitted: Mapping[str, Answers], against: Originals) -> list[Likene
 def _like_reference(
     exercise: str, shapes: dict[str, Shape], reference: frozenset[int]
 ) -> list[Likeness]:
-    shares = {
-        student: len(own.prints & reference) / len(own.prints) for student, own in shapes.items()
-    }
+    """Students whose solutions are the same but for names are one finding."""
+    same: dict[str, list[str]] = defaultdict(list)
+    for student, own in shapes.items():
+        if _share(own, reference) >= SHARE:
+            same[own.whole].append(student)
     return [
-        Likeness(exercise, (student,), share, reference=True)
-        for student, share in shares.items()
-        if share >= SHARE
+        Likeness(
+            exercise, tuple(sorted(group)), _share(shapes[group[0]], reference), reference=True
+        )
+        for group in same.values()
     ]
+
+
+def _share(own: Shape, reference: frozenset[int]) -> float:
+    return len(own.prints & reference) / len(own.prints)
 
 
 def _like_each_other(exercise: str, shapes: dict[str, Shape], handed_in: int) -> list[Likeness]:
