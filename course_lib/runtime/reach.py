@@ -56,7 +56,7 @@ def add_up(backend: str, meet: str, rank: int, size: int) -> None:
     if backend == "nccl":
         torch.cuda.set_device(device)
     dist.init_process_group(
-        backend, init_method=f"file://{meet}", rank=rank, world_size=size,
+        backend, init_method=f"file://{os.path.abspath(meet)}", rank=rank, world_size=size,
         timeout=timedelta(seconds=SECONDS),
     )  # fmt: skip
     ones = torch.ones(NUMEL, device=device)

@@ -118,7 +118,7 @@ def beside(cost, exchange, world_sizes=(2, 3, 4, 5, 8)):
 
 
 def results(exchange):
-    """Run something that may go wrong on four ranks; print each one's result, or why there is none."""
+    """Run something that may go wrong on four ranks; print each result, or the reason."""
     for rank, result in enumerate(try_it(exchange) or []):
         print(f"rank {rank}: {result}")
 
