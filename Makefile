@@ -104,7 +104,7 @@ clean: ## remove what was built; .venv, grades and your work stay
 	@rm -f dist/course_lib-*.whl dist/course_lib-*.tar.gz
 	@rmdir build dist 2>/dev/null || true
 	@find . -path ./.venv -prune -o -type d -name __pycache__ -print0 | xargs -0 rm -rf
-	@echo "Removed what was built. Your work in work/, grades, gradebooks and .venv stay."
+	@echo "Removed what was built; .venv, grades and all that you typed stay."
 
 clean-grades: $(READY) ## delete grades, gradebook and secret, after a question
 	@$(PY) -m autograder clean $(ARGS)
