@@ -6,6 +6,7 @@ it without a word.
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 import sys
@@ -28,7 +29,7 @@ def remarks(objects: Iterable[Any]) -> Iterator[str]:
     for thing in objects:
         name, own = getattr(thing, "__name__", ""), cell_of(thing)
         newest = max((n for n in range(1, len(cells)) if name and defines(cells[n], name)), default=0)
-        if own and newest > own:
+        if own and newest > own and shell.user_ns.get(name) is thing:
             yield (
                 f"The newest cell that defines `{name}`, In[{newest}], did not run to its end. This table is "
                 f"about the `{name}` of In[{own}]."
@@ -47,4 +48,14 @@ def cell_of(thing: Any) -> int:
 
 
 def defines(source: str, name: str) -> bool:
+    """Whether a cell defines the name at its top: not in a string, nor behind a magic such as %%writefile."""
+    try:
+        tops = ast.parse(source).body
+    except SyntaxError:
+        return not source.startswith("%%") and begins(source, name)
+    kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+    return any(isinstance(top, kinds) and top.name == name for top in tops)
+
+
+def begins(source: str, name: str) -> bool:
     return re.search(rf"^(?:async +def|def|class) +{re.escape(name)}\b", source, re.MULTILINE) is not None

@@ -55,13 +55,14 @@ def add_up(backend: str, meet: str, rank: int, size: int) -> None:
     device = torch.device("cuda", rank) if backend == "nccl" else torch.device("cpu")
     if backend == "nccl":
         torch.cuda.set_device(device)
-    dist.init_process_group(
-        backend, init_method=f"file://{os.path.abspath(meet)}", rank=rank, world_size=size,
-        timeout=timedelta(seconds=SECONDS),
-    )  # fmt: skip
+    store, limit = dist.FileStore(os.path.abspath(meet), size), timedelta(seconds=SECONDS)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
     ones = torch.ones(NUMEL, device=device)
     dist.all_reduce(ones)
     assert ones.eq(size).all(), "the sum is wrong"
+    # A process that ends takes its memory along, from which another GPU may still be reading.
+    store.set(f"done {rank}", "")
+    store.wait([f"done {other}" for other in range(size)], limit)
     # Without destroying the group: with broken peers that could hang as well.
     os._exit(0)
 

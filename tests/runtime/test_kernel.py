@@ -114,6 +114,9 @@ def test_a_check_says_that_the_newest_cell_of_its_function_failed(notebook: Note
     )
     notebook.cell(right)
     assert "did not run to its end" not in notebook.cell(judged)["stdout"]
+    notebook.cell(f"%%writefile {os.devnull}\n{right}")  # another place in which the name may stand
+    notebook.cell(f'text = """\n{right}\n"""')
+    assert "did not run to its end" not in notebook.cell(judged)["stdout"]
 
 
 def test_the_stack_of_a_crash_names_the_cell(notebook: Notebook) -> None:
