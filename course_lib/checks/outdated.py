@@ -53,8 +53,10 @@ def defines(source: str, name: str) -> bool:
         tops = ast.parse(source).body
     except SyntaxError:
         return not source.startswith("%%") and begins(source, name)
-    kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-    return any(isinstance(top, kinds) and top.name == name for top in tops)
+    return any(
+        isinstance(top, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and top.name == name
+        for top in tops
+    )
 
 
 def begins(source: str, name: str) -> bool:
