@@ -531,3 +531,49 @@ def wire(sizes, axis, per_node):
 +    reach = stride * sizes[axis]
 +    crossing = any(first // per_node != (first + reach - 1) // per_node for first in range(0, ranks, reach))
 +    if sizes[axis] == 1 or not crossing:
+
+
+# %% wrong: the stage is ignored
+# is: slip
+# says: Those are the bytes of stage 0
+# base: what the wrong ones change
+-    first, last = stage == 0, stage == pp - 1
++    first, last = True, pp == 1
+
+
+# %% wrong: half of an all-reduce on every axis
+# is: slip
+# says: sends all its bytes, not half
+# base: what the wrong ones change
+-        return 2 * (n - 1) / n * nbytes
++        return (n - 1) / n * nbytes
+@@
+-        pp_bytes += table * width_bytes
++        pp_bytes += summed(2, table * width_bytes)
+
+
+# %% wrong: one neighbour, also of a stage alone
+# is: slip
+# says: and none if it is alone
+# base: what the wrong ones change
+-    pp_bytes = m * M * ((not first) + (not last))
++    pp_bytes = m * M
+
+
+# %% wrong: a tied table twice on one stage
+# is: slip
+# says: Where one stage is the first and the last
+# base: what the wrong ones change
+-    if last and not (shape.tied and pp == 1):
++    if last:
+
+
+# %% wrong: two axes are wrong, each in a way of its own
+# is: slip
+# says: then n = dp cp
+# base: what the wrong ones change
+-    tp_bytes = m * layers * 4 * summed(tp, M)
++    tp_bytes = m * layers * 5 * summed(tp, M)
+@@
+-    of_layer = (12 * h * h + 7 * h) // tp + 6 * h
++    of_layer = 13 * h * h // tp

@@ -381,7 +381,7 @@ def best_layout(shape, gpus, batch, gpu, links):
 
 # %% wrong: dp up to 64
 # is: slip
-# says: without microbatch = 4
+# says: those with dp = 64 or less, and the best of all has 128.$
 # base: what the wrong ones change
 -                if gpus % (pp * tp * cp):
 +                if gpus % (pp * tp * cp) or gpus // (pp * tp * cp) > 64:
@@ -425,3 +425,11 @@ def best_layout(shape, gpus, batch, gpu, links):
 # base: what the wrong ones change
 -    if shape.heads % t or shape.layers % (p * v) or batch % rows:
 +    if shape.heads % t or shape.layers % (p * v):
+
+
+# %% wrong: two replicas or more
+# is: slip
+# says: With other sizes they fit, and the step is faster.$
+# base: what the wrong ones change
+-                if gpus % (pp * tp * cp):
++                if gpus % (pp * tp * cp) or gpus == pp * tp * cp:

@@ -409,3 +409,23 @@ def clip_grad_norm(named_parameters, max_norm, mesh, cut, tied):
 # base: what the wrong ones change
 -            squares += param.grad.double().pow(2).sum()
 +            squares += param.grad.norm()
+
+
+# %% wrong: a rank may have no squares to stack
+# is: form
+# says: A rank may have nothing to count
+# base: what the wrong ones change
++    counted = []
+     for name, param in named_parameters:
+@@
+-            squares += param.grad.double().pow(2).sum()
++            counted.append(param.grad.double().pow(2).sum())
++    squares = torch.stack(counted).sum()
+
+
+# %% wrong: the factor has the square of the norm
+# is: slip
+# says: It is max_norm over another norm. That is the square
+# base: what the wrong ones change
+-    factor = min(1.0, max_norm / (norm + 1e-6))
++    factor = min(1.0, max_norm / (norm**2 + 1e-6))

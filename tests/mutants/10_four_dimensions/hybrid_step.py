@@ -294,7 +294,7 @@ def hybrid_step(stages, schedule, microbatches, mesh):
 
 # %% wrong: the loss is divided by the size of dp
 # is: slip
-# says: The loss is 1/2 of one process', on all ranks. It is a sum over pp, dp and cp, which is divided
+# says: The loss is 1/2 of one process', on all ranks. The right one is a sum over pp, dp and cp, which is divided
 # base: what the wrong ones change
 -    return total.item()
 +    return total.item() / mesh.size("dp")
@@ -302,7 +302,7 @@ def hybrid_step(stages, schedule, microbatches, mesh):
 
 # %% wrong: the loss over the world
 # is: slip
-# says: the size of tp: each of its ranks has the loss already
+# says: the size of tp and of dp. Ranks of tp have the loss already
 # base: what the wrong ones change
 -    dist.all_reduce(total, group=mesh.group(("pp", "dp", "cp")))
 +    dist.all_reduce(total)
@@ -397,7 +397,7 @@ def hybrid_step(stages, schedule, microbatches, mesh):
 
 # %% wrong: targets are counted over the world
 # is: slip
-# says: as if `count` were multiplied by the size of pp or
+# says: as if `count` were multiplied by .* or the number of ranks of dp and tp or the number of microbatches
 # base: what the wrong ones change
 -    dist.all_reduce(count, group=mesh.group("dp"))
 +    dist.all_reduce(count)
@@ -708,3 +708,37 @@ def hybrid_step(stages, schedule, microbatches, mesh):
 -    dist.all_reduce(flat, group=mesh.group(("dp", "cp")))
 +    dist.all_reduce(flat, group=mesh.group("dp"))
 +    dist.all_reduce(flat, group=mesh.group(("dp", "cp")))
+
+
+# %% wrong: the gradients are divided by the targets again
+# is: slip
+# says: They were divided by the targets twice
+# base: what the wrong ones change
+     dist.all_reduce(flat, group=mesh.group(("dp", "cp")))
++    flat /= count.item()
+
+
+# %% wrong: the loss alone is the mean of the replicas' means
+# is: slip
+# says: The loss is the mean of the replicas' means. The right one is a sum over pp, dp and cp
+# base: what the wrong ones change
++    own = max(1, sum(int((targets != -100).sum()) for _, targets in microbatches))
+     total = torch.tensor(float(sum(losses.values())), dtype=torch.float64, device=mesh.device)
++    total *= count.item() / own / mesh.size("dp")
+
+
+# %% wrong: the schedule runs on the world
+# is: form
+# says: The schedule is for the ranks of pp
+# base: what the wrong ones change
+-    losses = run_schedule(stages, schedule, microbatches, mesh.group("pp"), count.item())
++    losses = run_schedule(stages, schedule, microbatches, None, count.item())
+
+
+# %% wrong: the mean over dp, cp and tp
+# is: idea
+# says: hold 1/4 of the sum of 2 ranks
+# base: what the wrong ones change
+-    dist.all_reduce(flat, group=mesh.group(("dp", "cp")))
++    dist.all_reduce(flat, group=mesh.group(("dp", "cp", "tp")))
++    flat /= mesh.size(("dp", "cp", "tp"))

@@ -359,3 +359,27 @@ def memory_per_gpu(shape, layout, batch):
 -    selective = sbh * (whole + (34 - whole) / t)
 +    sbh = sbh / t
 +    selective = sbh * (whole + (34 - whole) / t)
+
+
+# %% wrong: sequence parallelism never cuts what a layer keeps
+# is: slip
+# says: t divides all with sequence parallelism, and 24 without
+# base: what the wrong ones change
+-    whole = 0 if layout["sequence"] else 10
++    whole = 10
+
+
+# %% wrong: sequence parallelism always cuts what a layer keeps
+# is: slip
+# says: t divides 24 without sequence parallelism, and all with it
+# base: what the wrong ones change
+-    whole = 0 if layout["sequence"] else 10
++    whole = 0
+
+
+# %% wrong: the activations alone
+# is: slip
+# says: The states are missing
+# base: what the wrong ones change
+-    return (states + held * shape.layers / p * kept + again) / 1e9
++    return (held * shape.layers / p * kept + again) / 1e9

@@ -53,7 +53,7 @@ def my_part(rank, sizes, batch_size, seq):
 
 # %% wrong: places in succession
 # is: idea
-# says: With 2 ranks the last has 2 - 1/2 = 1.50 times the mean
+# says: With 2 ranks the last has nearly 2 - 1/2 = 1.50 times the mean
 # base: what the wrong ones change
 -    at, chunks = place_of(rank, sizes, "cp"), cut(seq, 2 * cp)
 -    return rows, [chunks[at], chunks[-1 - at]]

@@ -58,7 +58,7 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
 
 # %% wrong: products at the data sheet's peak
 # is: slip
-# says: and reach `efficiency` of it
+# says: here they run at the peak
 # base: what the wrong ones change
 -    flops, hbm = gpu["flops"] * efficiency, 0.8 * gpu["bandwidth"]
 +    flops, hbm = gpu["flops"], 0.8 * gpu["bandwidth"]
@@ -515,3 +515,132 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
 # base: what the wrong ones change
 -    head = (6 * tokens * h * V / flops + 16 * tokens * V / hbm) / t
 +    head = (6 * tokens * h * (-(-V // 128) * 128) / flops + 16 * tokens * V / hbm) / t
+
+
+# %% wrong: half of the network each way
+# is: slip
+# says: 25 GB/s each way, and not half of that
+# base: what the wrong ones change
+-    return inside + ring(nbytes / g, n / g, links["network"] / 8, links["network alpha"])
++    return inside + ring(nbytes / g, n / g, links["network"] / 16, links["network alpha"])
+@@
+-        speed = links["NVLink"] / 2 if near else links["network"] / 8
++        speed = links["NVLink"] / 2 if near else links["network"] / 16
+
+
+# %% wrong: the head in what ZeRO-3 hides behind alone
+# is: slip
+# says: The head is missing
+# base: what the wrong ones change
+-    seconds = m * (slot + head + 2 * v * message)
++    seconds = m * (slot + 2 * v * message)
+
+
+# %% wrong: messages on NVLink alone
+# is: detail
+# says: A message to another node takes the network
+# base: what the wrong ones change
+-        near = 2 * n * t <= links["per_node"]
++        near = True
+
+
+# %% wrong: all of M is sent, and gathered
+# is: slip
+# says: Each rank of tp sends M/t to the next stage
+# base: what the wrong ones change
+-        message += 2 * tokens * h / t / (0.8 * speed)
++        message += 2 * tokens * h / (0.8 * speed)
+
+
+# %% wrong: gradients are summed in each microbatch
+# is: slip
+# says: sum their gradients once a step
+# base: what the wrong ones change
+-    sent = all_reduce(2 * params, n, t, links)
++    sent = m * all_reduce(2 * params, n, t, links)
+
+
+# %% wrong: three runs with full recomputation
+# is: slip
+# says: products run 4 times, and not 3
+# base: what the wrong ones change
+-RUNS = {"none": (3, 3, 4), "selective": (3, 4, 4), "full": (4, 4, 6)}
++RUNS = {"none": (3, 3, 4), "selective": (3, 4, 4), "full": (3, 4, 6)}
+
+
+# %% wrong: ZeRO-3 hides more than it sends
+# is: slip
+# says: counts at least 0
+# base: what the wrong ones change
+-        sent = max(0, 1.5 * m * sent - m * (shape.layers / p * layer + head))
++        sent = 1.5 * m * sent - m * (shape.layers / p * layer + head)
+
+
+# %% wrong: products of forward alone
+# is: slip
+# says: forward and twice in backward
+# base: what the wrong ones change
+-    layer = (24 * runs * tokens * h * h + 4 * scores * tokens * s * h) / t / flops
++    layer = (24 * tokens * h * h + 4 * scores * tokens * s * h) / t / flops
+
+
+# %% wrong: the tokens of one sequence
+# is: slip
+# says: those of one sequence
+# base: what the wrong ones change
+-    m, tokens = batch / (layout["dp"] * layout["microbatch"]), layout["microbatch"] * s / cp
++    m, tokens = batch / (layout["dp"] * layout["microbatch"]), s / cp
+
+
+# %% wrong: replicas divide the optimizer without ZeRO
+# is: slip
+# says: Without ZeRO nothing divides the optimizer
+# base: what the wrong ones change
+-    update = 34 * params / hbm / (n if layout["zero"] else 1)
++    update = 34 * params / hbm / n
+
+
+# %% wrong: 16 bytes a parameter for the optimizer
+# is: slip
+# says: and not the 16 that it keeps
+# base: what the wrong ones change
+-    update = 34 * params / hbm / (n if layout["zero"] else 1)
++    update = 16 * params / hbm / (n if layout["zero"] else 1)
+
+
+# %% wrong: half of a ring
+# is: slip
+# says: here half of them are counted
+# base: what the wrong ones change
+-    return 2 * (n - 1) * alpha + 2 * (n - 1) / n * nbytes / (0.8 * speed)
++    return 2 * (n - 1) * alpha + (n - 1) / n * nbytes / (0.8 * speed)
+
+
+# %% wrong: M in 32 bits, in messages as well
+# is: slip
+# says: M is in 16 bits
+# base: what the wrong ones change
+-    waits = sums * all_reduce(2 * tokens * h, t, 1, links)
++    waits = sums * all_reduce(4 * tokens * h, t, 1, links)
+@@
+-        message += 2 * tokens * h / t / (0.8 * speed)
++        message += 4 * tokens * h / t / (0.8 * speed)
+@@
+-            message += all_reduce(2 * tokens * h, t, 1, links) / 2
++            message += all_reduce(4 * tokens * h, t, 1, links) / 2
+
+
+# %% wrong: the head's products of forward alone
+# is: slip
+# says: The head's products run forward and twice in backward
+# base: what the wrong ones change
+-    head = (6 * tokens * h * V / flops + 16 * tokens * V / hbm) / t
++    head = (2 * tokens * h * V / flops + 16 * tokens * V / hbm) / t
+
+
+# %% wrong: t does not divide the bytes of the scores
+# is: slip
+# says: t divides the bytes of the scores as well
+# base: what the wrong ones change
+-    nbytes += tokens * s * a / t * (20 + 9 * (scores - 3))
++    nbytes += tokens * s * a * (20 + 9 * (scores - 3))

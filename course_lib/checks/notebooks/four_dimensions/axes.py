@@ -6,13 +6,27 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from course_lib.checks.kit import Case, Draw, Misfit, Model, Prediction, entry, evaluated, exercise, numeric
+from course_lib.checks.kit import (
+    Case,
+    Draw,
+    Finding,
+    Line,
+    Misfit,
+    Model,
+    Observed,
+    Prediction,
+    entry,
+    evaluated,
+    exercise,
+    numeric,
+)
 from course_lib.checks.notebooks.four_dimensions.references import OF_NUMBERS
 from course_lib.checks.notebooks.four_dimensions.wires import Args, Sizes, wires
 from course_lib.facts.four_dimensions import axis_bytes as right_bytes
 from course_lib.facts.four_dimensions import rank_parameters
 
 FLOAT = 4  # bytes
+UNKNOWN = "axis_bytes: "  # the cause of numbers that no slip explains
 
 
 class Step:
@@ -31,6 +45,7 @@ class Step:
         self.layers = shape.layers // self.pp
         self.first, self.last = stage == 0, stage == self.pp - 1
         self.right, self.of_floats = right_bytes(*asked, width_bytes), right_bytes(*asked)
+        self.of_first = right_bytes(*asked[:-1], 0, width_bytes)
 
     def sums(self, times: float, nbytes: float) -> float:
         """Bytes of so many all-reduces over tp."""
@@ -116,6 +131,7 @@ CP_GRADIENTS = f"{GRADIENTS} Ranks of cp send keys and values around the ring."
 IDEAS = (TP_GRADIENTS, PP_GRADIENTS, CP_GRADIENTS)  # those that miss the point
 NOT_OVER_DP = "The tokens are not divided by dp: a replica has batch_rows / dp of the rows."
 RING = "An all-reduce over n ranks sends 2 (n-1)/n of its bytes, and not twice its bytes."
+FIRST = "Those are the bytes of stage 0, and the last stage or a middle one was asked for: use `stage`."
 ELEMENTS = "Those are elements: each has width_bytes bytes."
 ONE_ROW = "A microbatch may have several rows: batch_rows / (dp m) of them."
 ONE_MICROBATCH = "The tokens are those of all microbatches together: a microbatch has 1/m of the replica's."
@@ -176,6 +192,12 @@ TP = {
 PP = {
     "The first stage has no stage before it, and the last none behind it: they send in one direction.": slip(
         lambda s: 2 * s.m * s.stream * (s.pp > 1) + s.table
+    ),
+    "A stage has two neighbours in the middle, one at an end, and none if it is alone.": slip(
+        lambda s: s.m * s.stream + s.table
+    ),
+    "The two ends sum a tied table's gradient: an all-reduce over 2 ranks sends all its bytes, not half.": (
+        slip(lambda s: s.right["pp"] - s.table / 2)
     ),
     "A stage in the middle has two neighbours: it sends an activation to one and a gradient to the other.": (
         slip(lambda s: s.m * s.stream * (s.pp > 1) + s.table)
@@ -252,6 +274,9 @@ DP = {
     "The last stage has the head, V/t x h parameters, even if it is tied to the table.": without(
         lambda s: s.last * (s.pp > 1) * s.rows
     ),
+    "Where one stage is the first and the last, it has the tied table once.": slip(
+        lambda s: s.right["dp"] + s.replicas(s.rows * (s.own_table > 0))
+    ),
     "The final norm is missing: the last stage has its 2h.": without(lambda s: s.last * 2 * s.shape.width),
     "Gradients are summed once a step: the microbatches are added up on each rank before.": slip(
         lambda s: s.right["dp"] * s.m
@@ -303,6 +328,7 @@ AXES = {
 }  # fmt: skip
 for axis, (slips, *_) in AXES.items():
     slips[BITS] = slip(lambda s, axis=axis: 8 * s.right[axis])
+    slips[FIRST] = slip(lambda s, axis=axis: s.of_first[axis])
     slips[ELEMENTS] = slip(lambda s, axis=axis: s.right[axis] / s.width_bytes)
 IN_16_BITS = {
     BITS: slip(lambda s: 8 * sum(s.right.values())),
@@ -328,11 +354,23 @@ def predictions(plans: Sequence[Args], of_cp: Sequence[Args], in_16_bits: Sequen
     of_width = Prediction(
         "axis_bytes", 0, in_16_bits, lambda *args: sum(right_bytes(*args).values()), IN_16_BITS, 0.75,
         "axis_bytes: in 16 bits, all axes together", "Mend the axes above first, then the widths.",
-        pick=together, called="the sum of axis_bytes",
+        pick=together,
     )  # fmt: skip
     (case,) = evaluated([*asked, of_width])
-    *of_axes, of_all = case.lines
+    *lines, of_all = case.lines
+    of_axes = [of_its_own(line, axis) for line, axis in zip(lines, AXES, strict=True)]
     yield replace(case, lines=[*of_axes, replace(of_all, shows=None, part="")])  # each axis shows itself
+
+
+def of_its_own(line: Line, axis: str) -> Line:
+    """The line, whose mistake has the cause of no other axis if no slip explains it."""
+
+    def judge(observed: Observed) -> Finding:
+        finding = line.judge(observed)
+        unknown = finding.cause == UNKNOWN
+        return replace(finding, cause=f"{UNKNOWN}{axis}") if unknown else finding
+
+    return replace(line, judge=judge)
 
 
 def of_axis(axis: str) -> Callable[..., float]:

@@ -138,7 +138,9 @@ def never(name: str, value: Any) -> Reason:
 
     def reason(task: Task, layout: dict[str, Any]) -> str:
         others = [seconds for seconds, _, each in task.fitting if each[name] != value]
-        if task.fitting[0][2][name] != value or not others or task.seconds(layout) > others[0] * (1 + 1e-9):
+        if layout[name] == value or task.fitting[0][2][name] != value or not others:
+            return ""
+        if task.seconds(layout) > others[0] * (1 + 1e-9):
             return ""
         return f"It is the best of those without {name} = {value!r}, and the best of all has that."
 
@@ -368,8 +370,10 @@ def cause_of(tasks: Sequence[Task], plans: Sequence[Plan | str | None]) -> str:
 
     first = next(filter(None, map(explaining, REASONS)), "")
     untried = (explaining(never(name, v)) for name in VALUES if name[:7] not in first for v in VALUES[name])
-    said = [*filter(None, (first, explaining(smaller("dp")), *untried))]
-    return " ".join(said[:3]) or next(filter(None, map(explaining, map(smaller, AXES))), "")
+    said = [*filter(None, (first, explaining(smaller("dp")), *untried))][:3]
+    if len(said) > 1:
+        said.append("See which of these was not tried.")
+    return " ".join(said) or next(filter(None, map(explaining, map(smaller, AXES))), "")
 
 
 def case(tasks: Sequence[Task]) -> Case:

@@ -33,9 +33,12 @@ NUMBER = 8  # bytes
 ROUNDING = 1e-9  # of the norm, and of the largest element
 WEIGHT = 7.0  # of every parameter: it must stay
 POINT = "one norm of the whole model, in which each element counts once, and of which numbers travel alone"
-BESIDES = "a norm of fewer or of more elements"
+BESIDES = "what is right without it"
 NONE = (
     "A parameter without a gradient has `grad` None: skip it, and take part in the all-reduce all the same."
+)
+EMPTY = (
+    "A rank may have nothing to count: then it adds a zero, and takes part in the all-reduce all the same."
 )
 MISSING = "The mesh has no such axis: there every rank is at place 0, and `mesh.coordinate` has no entry."
 ALL = (
@@ -172,7 +175,7 @@ def of_one_factor(model: Model, factor: float, norms: Sequence[float]) -> str:
         return "A norm below max_norm stays: the factor is min(1, max_norm / norm)."
     mistake = explained(model, [model.max_norm / max(factor, 1e-12)] * len(norms))
     if mistake is not None:
-        return mistake.says
+        return f"It is max_norm over another norm. {mistake.says}"
     if abs(factor / model.max_norm - 1) < 1e-6:
         return "The factor is max_norm itself: divide it by the norm."
     if abs(factor * model.norm - 1) < 1e-6:
@@ -252,7 +255,9 @@ def trouble(case: Case, kind: str, text: str) -> str:
         return ALL
     if re.search(r"KeyError: '?(pp|dp|cp|tp)\b", text):
         return MISSING
-    return NONE if "NoneType" in text or "non-empty" in text or "expects" in text else ""
+    if "non-empty" in text:
+        return EMPTY
+    return NONE if "NoneType" in text or "expects" in text else ""
 
 
 @exercise(

@@ -72,6 +72,8 @@ def gb(
     selective_scores: bool = False,
     scores_over_t: bool = True,
     scores_times_s: bool = True,
+    layers_cut_by_t: str = "sequence",
+    of_states: bool = True,
 ) -> float:
     """The count with mistakes: each keyword is one part of it."""
     pp, t, v, h = layout["pp"], layout["tp"], layout["chunks"], shape.width
@@ -89,7 +91,8 @@ def gb(
         + gathered_bytes * (of_layer if gathered_layers == "one" else params) * gathered,
     }
     rows = shape.context / (layout["cp"] if seq else 1) * h * (layout["microbatch"] if sequences else 1)
-    whole = 0 if layout["sequence"] and stream else 10
+    cut = {"sequence": layout["sequence"] and stream, "always": True, "never": False}[layers_cut_by_t]
+    whole = 0 if cut else 10
     products = 5 * shape.heads * (shape.context if scores_times_s else 1) / h * scores
     products /= layout["cp"] if scores_cut else 1
     rows /= t if t_divides == 2 else 1
@@ -110,7 +113,9 @@ def gb(
     }  # fmt: skip
     kept_of = in_flight[held] * (layers if of_stage else shape.layers)
     extra = kept["none"] if layout["recompute"] == "full" and again else 0
-    return (states[layout["zero"]] + attached * (kept_of * kept[layout["recompute"]] + extra)) / 1e9
+    return (
+        of_states * states[layout["zero"]] + attached * (kept_of * kept[layout["recompute"]] + extra)
+    ) / 1e9
 
 
 def slip(**change: Any) -> Formula:
@@ -122,8 +127,8 @@ POINT = (
 )
 ALL_MICROBATCHES = "The stage keeps all m microbatches: 1F1B keeps min(m, p), as backward begins after p."
 P_CANCELS = (
-    "p divides twice: stage 0 keeps p microbatches of L/p layers. p cancels, and pipelining does not save "
-    "activation memory."
+    "That is 1/p of what the stage keeps, as with one microbatch in flight: stage 0 keeps p microbatches of "
+    "L/p layers, so that p cancels, and pipelining does not save activation memory."
 )
 NO_ACTIVATIONS = "The activations are missing."
 ALL_LAYERS = "Those are the activations of all layers: a stage has L/p of them."
@@ -139,6 +144,7 @@ UNITS = {
     "The answers are in bits; GB were asked for, of 8e9 bits each.": 8e9,
 }
 STATES: dict[str, Formula] = {
+    "The states are missing: P' times the bytes of the layout's ZeRO.": slip(of_states=False),
     DIVIDED: slip(gradients=1, weights=1),
     "The gradients are divided, too: ZeRO-1 divides the optimizer's 12 bytes alone.": slip(gradients=1),
     "ZeRO-3 divides all 16 bytes of a parameter, and not the optimizer's alone.": slip(undivided=True),
@@ -177,6 +183,12 @@ ACTIVATIONS: dict[str, Formula] = {
     "A step may have fewer microbatches than stages: min(m, p).": slip(held="p"),
     "t does not divide norms and residuals: with sequence parallelism it divides all 34, not 24 of them.": (
         slip(stream=False)
+    ),
+    "Of the 34 that a layer keeps, t divides all with sequence parallelism, and 24 without.": slip(
+        layers_cut_by_t="never"
+    ),
+    "Of the 34 that a layer keeps, t divides 24 without sequence parallelism, and all with it.": slip(
+        layers_cut_by_t="always"
     ),
     "cp divides the sequence: a rank keeps s/cp places.": slip(seq=False),
     "The scores are missing: 5as/h besides 34, unless they are recomputed.": slip(scores=False),
@@ -248,7 +260,7 @@ class Question:
         name = "memory_per_gpu" if self.states else "the activations' part of memory_per_gpu"
         return Prediction(
             name, 0, self.plans, self.of(right), {says: self.of(slip) for says, slip in self.slips.items()},
-            otherwise=OTHERWISE, tolerance=CLOSE, ideas=IDEAS,
+            otherwise=OTHERWISE, tolerance=CLOSE, ideas=IDEAS, called="memory_per_gpu",
         )  # fmt: skip
 
     def numbers(self, start: int, observed: Observed, unit: float) -> list[float] | None:

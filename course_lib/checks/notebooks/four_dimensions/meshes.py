@@ -25,7 +25,10 @@ from course_lib.checks.kit import (
 Sizes = Mapping[str, int]
 Formula = Callable[..., Any]
 AXES = ("pp", "dp", "cp", "tp")
-LACKS_AXES = "A mesh may lack an axis, which has one rank then: sizes.get(axis, 1)."
+LACKS_AXES = (
+    "A mesh may lack an axis, which has one rank then, at place 0: get(axis, 1) is for sizes, get(axis, 0) "
+    "for places."
+)
 
 
 def title(sizes: Sizes) -> str:

@@ -263,7 +263,9 @@ def equal_work(sheet: Sheet, parts: Parts) -> Finding:
     fault = f"the busiest rank of cp has {busiest:.2f} times the mean work under a causal mask."
     because, remainder = "", False
     if why(sheet, parts, 1, {SUCCESSION: in_succession}):
-        because = f"{SUCCESSION}With {n} ranks the last has 2 - 1/{n} = {2 - 1 / n:.2f} times the mean."
+        because = (
+            f"{SUCCESSION}With {n} ranks the last has nearly 2 - 1/{n} = {2 - 1 / n:.2f} times the mean."
+        )
     elif why(sheet, parts, 1, {LAST: last_places}):
         because, remainder = LAST, True
     else:

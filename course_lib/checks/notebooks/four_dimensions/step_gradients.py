@@ -55,6 +55,7 @@ ONCE_TOO_OFTEN = (
     "The number of all targets was multiplied by that of the microbatches: `count` is for the whole batch, "
     "and `run_schedule` divides every microbatch's sum by it."
 )
+DIVIDED_TWICE = "They were divided by the targets twice: `run_schedule` has divided by `count` already."
 COUNT_OVER_DP = (
     "Sum the targets of the replicas over dp alone, as ranks of cp are given the same ones, and divide by "
     "nothing else."
@@ -190,12 +191,13 @@ class Gradients:
 
     def of_factor(self, often: float) -> Cause:
         sees = f"the gradients are {of_one_process(often)}, on every parameter."
-        if abs(often * self.steps.count - 1) < 1e-6 and self.losses_are(often):
+        of_count = self.miscounted(often) if self.losses_are(often) else ""
+        if not of_count and abs(often * self.steps.count - 1) < 1e-6 and self.losses_are(often):
             return Cause(ONCE_TOO_OFTEN, sees, slip=True)
         if why := other_count(self.steps, often):
             return Cause(why, sees, slip=True)
-        if self.losses_are(often) and (why := self.miscounted(often)):
-            return Cause(why, sees, slip=True)
+        if of_count:
+            return Cause(of_count, sees, slip=True)
         labels = [label for label, divisor in self.divisors() if abs(often * divisor - 1) < 1e-6]
         if labels == ["the size of cp"]:
             return Cause(OVER_CP, sees)
@@ -223,10 +225,15 @@ class Gradients:
         axes = [names for names in self.sets_of_axes() if abs(self.mesh.size(*names) / times - 1) < 1e-6]
         if not axes or (often < 1 and all("dp" in names for names in axes)):
             return ""
-        by = f"{'divided' if often > 1 else 'multiplied'} by {' or '.join(map(self.label, axes))}"
+        labels = [self.label(names) for names in axes]
+        if abs(often * self.steps.count - 1) < 1e-6:
+            labels.append("the number of microbatches")
+        by = f"{'divided' if often > 1 else 'multiplied'} by {' or '.join(labels)}"
         return f"The loss is off by the same factor, as if `count` were {by}. {COUNT_OVER_DP}"
 
     def of_multiple(self, often: float, sees: str) -> Cause:
+        if abs(often * self.steps.targets - 1) < 1e-6 and not self.losses_are(often):
+            return Cause(DIVIDED_TWICE, sees, slip=True)
         labels = [
             label
             for label, number in self.divisors()
@@ -331,22 +338,27 @@ class Gradients:
         dp = self.mesh.size("dp")
         for share in (1 / tp, 1.0, 1 / tp / dp, 1 / dp):
             if self.are(self.mixed(share, share * tp)):
-                yield Cause(self.halves(share == 1 / tp))
+                yield Cause(self.halves(share))
 
     def slips(self) -> Iterator[Cause]:
         """The sentence for each other mistake that gives these gradients."""
         if all(not gradient.any() for gradient in self.returned.values()):
-            yield Cause("All gradients are zero or None: has backward run? `run_schedule` does both passes.")
+            yield Cause(
+                "All gradients are zero or None at the end: `run_schedule` does both passes, and nothing may "
+                "reset `grad` after it."
+            )
         yield from map(Cause, self.of_the_tie())
         yield from map(Cause, self.of_calls())
         yield from map(Cause, self.of_means())
 
-    def halves(self, mean: bool) -> str:
+    def halves(self, share: float) -> str:
+        """The parts of tp were added, times `share`."""
         name = "blocks.0.attention.query.weight"
         rows = len(self.wanted[0, name])
-        how = "mean" if mean else "sum"
+        mean = share == 1 / self.mesh.size("tp")
+        how = "the mean" if mean else "the sum" if share == 1 else f"{factor(share)} of the sum"
         fault = (
-            f"Cut matrices are right parts mixed: rows 0-{rows - 1} of {name} hold the {how} of "
+            f"Cut matrices are right parts mixed: rows 0-{rows - 1} of {name} hold {how} of "
             f"{words.counted(self.mesh.size('tp'), 'rank')}' different rows"
         )
         norms = "; norms are right" if mean else ""

@@ -21,7 +21,9 @@ from course_lib.checks.notebooks.four_dimensions.steps import Steps
 
 DIVIDED = "Its parts are divided by `count` already: return their sum."
 ONLY_LAST = "only the last stage knows the loss. Sum over pp, so that all ranks return it."
-TERMS_OF_LOSS = "It is a sum over pp, dp and cp, which is divided by the targets and by nothing else."
+TERMS_OF_LOSS = (
+    "The right one is a sum over pp, dp and cp, which is divided by the targets and by nothing else."
+)
 
 
 def loss_line(steps: Steps, title: str, weight: float = 1) -> Line:
@@ -35,8 +37,8 @@ def loss_line(steps: Steps, title: str, weight: float = 1) -> Line:
                 rank = off.index(True)
                 got, want = words.apart(float(returned[rank]), wanted)
                 fault = f"rank {rank} returned another loss than one process has"
-                counted = Gradients(steps, observed).of_another_count()
-                why = next(loss_causes(steps, returned, wanted, rank, call, counted), "")
+                gradients = Gradients(steps, observed)
+                why = next(loss_causes(steps, returned, wanted, rank, call, gradients), "")
                 return wrong(Sentence(f"{fault}: {got} instead of {want}.", f"{fault}."), why, cause=why)
         return RIGHT
 
@@ -55,9 +57,8 @@ def not_a_number(returned: list[Any]) -> Finding | None:
 
 
 def loss_causes(
-    steps: Steps, returned: list[float], wanted: float, rank: int, call: int, counted: tuple[float, str]
+    steps: Steps, returned: list[float], wanted: float, rank: int, call: int, gradients: Gradients
 ) -> Iterator[str]:
-    """counted: by which number the gradients are off, and why, if that is another number of targets."""
     mesh, of_replicas = steps.mesh, steps.mean_of_replicas.losses[call]
     dp, cp, tp, pp = (mesh.size(axis) for axis in ("dp", "cp", "tp", "pp"))
 
@@ -76,19 +77,18 @@ def loss_causes(
     last = [mesh.place(k, "pp") == pp - 1 for k in range(mesh.n)]
     if pp > 1 and not any(value for value, is_last in zip(returned, last, strict=True) if not is_last):
         yield f"Rank {rank} returns {returned[rank]}: {ONLY_LAST}"
-    often, of_count = counted
+    often, of_count = gradients.of_another_count()
     if often and are(often * wanted):
         yield of_count
     if tp > 1 and are(tp * wanted):
-        of_dp = f", which is the size of dp as well. {TERMS_OF_LOSS}"
-        yield (
-            f"The loss is {tp} times that of one process, the size of tp: each of its ranks has the loss "
-            f"already{of_dp if dp == tp else '. Sum over pp, dp and cp alone.'}"
-        )
+        of_dp = f" and of dp. Ranks of tp have the loss already. {TERMS_OF_LOSS}"
+        of_tp = ". Ranks of tp have the loss already: sum over pp, dp and cp alone."
+        yield f"The loss is {tp} times that of one process, the size of tp{of_dp if dp == tp else of_tp}"
     for share in (1, dp, 1 / cp):
         if dp > 1 and are(share * of_replicas):
             means = "the mean of the replicas' means" if share == 1 else f"{factor(share)} the mean of means"
-            yield f"The loss is {means}. {OF_REPLICAS}"
+            right = gradients.are(lambda *key: gradients.wanted[key])
+            yield f"The loss is {means}. {TERMS_OF_LOSS if right else OF_REPLICAS}"
     if are(returned[0]) and not often and near(returned[0] / wanted, steps.targets):
         often = of_one_process(returned[0] / wanted)
         yield f"The loss is {often}, on all ranks. {DIVIDED}"
