@@ -570,7 +570,7 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
 
 # %% wrong: ZeRO-3 hides more than it sends
 # is: slip
-# says: counts at least 0
+# says: count at least 0
 # base: what the wrong ones change
 -        sent = max(0, 1.5 * m * sent - m * (shape.layers / p * layer + head))
 +        sent = 1.5 * m * sent - m * (shape.layers / p * layer + head)

@@ -33,7 +33,7 @@ NUMBER = 8  # bytes
 ROUNDING = 1e-9  # of the norm, and of the largest element
 WEIGHT = 7.0  # of every parameter: it must stay
 POINT = "one norm of the whole model, in which each element counts once, and of which numbers travel alone"
-BESIDES = "what is right without it"
+BESIDES = "the lines that are right without it"
 NONE = (
     "A parameter without a gradient has `grad` None: skip it, and take part in the all-reduce all the same."
 )

@@ -300,7 +300,7 @@ SLIPS: dict[str, Formula] = {
         cards=False
     ),
     "Products reach `efficiency` of the data sheet's peak: here they run at the peak.": slip(reached=False),
-    "What ZeRO-3 sends counts at least 0: no more of it can hide than there is.": slip(below_0=True),
+    "ZeRO-3's messages count at least 0: compute hides no more of them than there are.": slip(below_0=True),
     "Products run forward and twice in backward, so that 24 tokens h^2 count `runs` times.": slip(
         forward_alone=True
     ),
@@ -432,7 +432,7 @@ def published_line() -> Case:
             return RIGHT
         return wrong(
             f"with the constant of the 76.1B row, that of {TABLE_1[worst][0]}B is off by "
-            f"{100 * (ratios[worst] - 1):+.1f} %; 10 % were allowed.",
+            f"{100 * (ratios[worst] - 1):+.2f} %; 10 % were allowed.",
             "The lines above judge its parts.",
             cause="table",
         )
