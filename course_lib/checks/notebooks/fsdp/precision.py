@@ -210,6 +210,10 @@ def mean_slips(grads: Tensor, dtype: torch.dtype, world: int) -> list[Slip]:
             if world != n
             else []
         ),
+        slip(  # before those below, whose values can be the same
+            f"The mean was rounded to {narrow} on its way: write it into `output` from float32.",
+            (total / n).to(dtype).double(),
+        ),
         slip(
             f"It was divided in {narrow}, before the sum: each quotient was rounded to 8 bits. Divide "
             "last, in float32.",
@@ -224,10 +228,6 @@ def mean_slips(grads: Tensor, dtype: torch.dtype, world: int) -> list[Slip]:
             f"The sum was cast back to {narrow} and divided there: write the mean into `output` from "
             "float32.",
             (total.to(dtype) / n).double(),
-        ),
-        slip(
-            f"The mean was rounded to {narrow} on its way: write it into `output` from float32.",
-            (total / n).to(dtype).double(),
         ),
         slip(OWN, torch.stack([grads[place, place] for place in range(n)])),
         slip(OWN_DIVIDED, torch.stack([grads[place, place] for place in range(n)]) / n),
