@@ -13,7 +13,7 @@ from torch import nn
 from course_lib.checks.judge import training as lines
 from course_lib.checks.judge.training.single import Training
 from course_lib.checks.kit import NEVER_WAITED, ORDER, RIGHT, Finding, Line, Observed, words, wrong
-from course_lib.checks.notebooks.zero.runs import MIXED, START, carried
+from course_lib.checks.notebooks.zero.runs import FROZEN, MIXED, START, carried
 
 LAST_STEPS = (
     "Call the function that the last reduce() returned when backward is over, or the last unit's gradient "
@@ -35,7 +35,7 @@ NO_GRAPH_BEHIND = (
 )
 UNREACHED = f"{ORDER} no graph"  # the cause of a backward that reached no block
 NOT_REDUCED = "Call reduce() of every unit whose gradients are there: it adds their mean to unit.shard.grad."
-OTHER_WEIGHTS = (  # Unit has given all ranks the same shards
+OTHER_WEIGHTS = (  # Unit has given all ranks the same shards, and no optimizer has the frozen ones
     "A module computed with other weights than the shards hold: wait() for a unit before its weights are "
     "used, also for the root, and let every rank ask for the units in the same order."
 )
@@ -178,7 +178,7 @@ def with_causes(line: Line, training: Training) -> Line:
         if finding.ok or {str(said) for said in finding.sentences[1:]} & named_by_values:
             return finding
         finding = next((cause for look in others if not (cause := look(observed)).ok), finding)
-        said = [OTHER_WEIGHTS if str(text) in (START, MIXED) else text for text in finding.sentences]
+        said = [OTHER_WEIGHTS if str(text) in (START, MIXED, FROZEN) else text for text in finding.sentences]
         return replace(finding, sentences=tuple(said))
 
     return replace(line, judge=judge)
