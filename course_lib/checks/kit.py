@@ -1,7 +1,7 @@
 """Everything that an exercise is written with.
 
     a case     Case, Draw, RankSide, Setting, Spec, absent, exercise, side: the ranks' inputs and outputs
-    a line     Line, Observed, Finding, RIGHT, ANY, NEVER_WAITED, wrong, usual, essential, telling: a
+    a line     Line, Observed, Finding, RIGHT, ANY, NEVER_WAITED, ORDER, wrong, usual, essential, telling: a
                judgement, its sentences, and whether the idea is in it
     words      Sentence (told whole, or without hidden values), at, error_kind, unwritten, words
     values     Slip, close, near, difference, worst: against one process; both, same_bits, left_alone,
@@ -26,6 +26,7 @@ from course_lib.checks.judge.case import (
     ANY,
     EVALUATE,
     NEVER_WAITED,
+    ORDER,
     RIGHT,
     Case,
     Draw,
@@ -92,6 +93,7 @@ __all__ = [
     "BUILT_IN",
     "EVALUATE",
     "NEVER_WAITED",
+    "ORDER",
     "RIGHT",
     "SIZES",
     "UNANSWERED",

@@ -52,6 +52,7 @@ RIGHT = Finding(True)
 MORE = -1.0  # see `Line.shows`
 ANY = "*"  # a cause: the same as that of whatever else is wrong
 NEVER_WAITED = "never waited"  # begins the cause of a finding on messages that were not waited for
+ORDER = "order of messages"  # begins the cause of a finding on it, which holds whatever tensors hold
 CHANGED = " changed"  # ends the cause of a finding on an argument that was not left alone
 
 

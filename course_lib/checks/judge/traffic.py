@@ -12,6 +12,7 @@ from course_lib.checks.judge.case import (
     CHANGED,
     MORE,
     NEVER_WAITED,
+    ORDER,
     RIGHT,
     Finding,
     Line,
@@ -73,7 +74,7 @@ def raced(finding: Finding, observed: Observed) -> Finding:
 
     A tensor whose message is on its way may hold any numbers, which look like another mistake.
     """
-    has_cause = finding.cause.startswith(NEVER_WAITED) or finding.cause.endswith(CHANGED)
+    has_cause = finding.cause.startswith((NEVER_WAITED, ORDER)) or finding.cause.endswith(CHANGED)
     if finding.ok or finding.raised or has_cause:
         return finding
     for rank, operations in enumerate(observed.operations):

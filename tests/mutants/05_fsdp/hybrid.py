@@ -26,6 +26,15 @@ def hybrid_reduce(output, grads, shard_group, replica_group):
 +    replica_groups = [list(range(k, k + r)) for k in range(0, world_size, r)]
 
 
+# %% wrong: every r-th rank shares a model, and replicas are right
+# is: idea
+# says: Here they are far apart, so that most bytes take the slow links
+# base: what the wrong ones change
+-    shard_groups = [list(range(k, k + shard)) for k in range(0, world_size, shard)]
++    r = world_size // shard
++    shard_groups = [list(range(k, world_size, r)) for k in range(r)]
+
+
 # %% wrong: replica groups come first
 # is: idea
 # says: The two lists stand the other way round
@@ -100,7 +109,7 @@ def hybrid_reduce(output, grads, shard_group, replica_group):
 
 # %% wrong: the rest is silently floored
 # is: detail
-# says: silently floored
+# says: some ranks have no group
 # base: what the wrong ones change
 -    if shard < 1 or world_size % shard:
 -        raise ValueError(f"{shard} does not divide {world_size}")
@@ -109,6 +118,15 @@ def hybrid_reduce(output, grads, shard_group, replica_group):
 +    r = world_size // shard
 +    shard_groups = [list(range(k * shard, (k + 1) * shard)) for k in range(r)]
 +    replica_groups = [list(range(k, r * shard, shard)) for k in range(shard)]
+
+
+# %% wrong: an island is cut to the number of ranks
+# is: detail
+# says: or an island that has not `shard` ranks
+# base: what the wrong ones change
+-    if shard < 1 or world_size % shard:
++    shard = min(shard, world_size)
++    if shard < 1 or world_size % shard:
 
 
 # %% wrong: an assertion refuses
@@ -171,6 +189,25 @@ def hybrid_reduce(output, grads, shard_group, replica_group):
 # base: what the wrong ones change
 -    dist.reduce_scatter_tensor(output, grads, group=shard_group)
 +    dist.reduce_scatter_tensor(output, grads, group=shard_group, async_op=True)
+
+
+# %% wrong: the all-reduce of the shard comes first
+# is: slip
+# says: although a message went across: after the reduce-scatter
+# base: what the wrong ones change
+-    dist.reduce_scatter_tensor(output, grads, group=shard_group)
+-    dist.all_reduce(output, group=replica_group)
++    dist.all_reduce(output, group=replica_group)
++    dist.reduce_scatter_tensor(output, grads, group=shard_group)
+
+
+# %% wrong: a mean inside, which is divided again
+# is: slip
+# says: divided by the g ranks of an island twice. If a reduction has ReduceOp.AVG
+# base: what the wrong ones change
+-    dist.all_reduce(output, group=replica_group)
++    output /= g
++    dist.all_reduce(output, group=replica_group)
 
 
 # %% wrong: the mean over an island only

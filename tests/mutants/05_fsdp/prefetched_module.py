@@ -481,7 +481,7 @@ class PrefetchedModule(torch.nn.Module):
 
 # %% wrong: not gathered again for backward
 # is: form
-# says: Memory of a weight was read|was not gathered in backward
+# says: Memory of a weight was read|size was begun in backward
 # base: what the wrong ones change
 -        self._ask(i, -1)
 
@@ -592,6 +592,22 @@ class PrefetchedModule(torch.nn.Module):
 -            self._free(self.root)
 -        return output
 +            self._free(self.root)
+
+
+# %% wrong: the last block is never asked for ahead
+# is: slip
+# says: Block 4, at the end of the list, belongs to it
+# base: what the wrong ones change
+-            for unit in self.order[k] if 0 <= k < len(self.order) else ():
++            for unit in self.order[k] if 0 <= k < len(self.order) - (direction > 0) else ():
+
+
+# %% wrong: one unit for the whole module
+# is: idea
+# says: Gathers of another size were begun: make a Unit for each block
+# base: what the wrong ones change
+-                owner[param] = module if param in owner else block
++                owner[param] = module
 
 
 # %% wrong: an index below 0 is the last block

@@ -170,10 +170,21 @@ def reduce_scatter_mean(output, grads, reduce_dtype=torch.float32, group=None):
 
 # %% wrong: divided twice
 # is: slip
-# says: divided by the number of ranks twice
+# says: That is the sum / N / N
 # base: what the wrong ones change
 -    wide = grads.reshape(-1).to(reduce_dtype)
 +    wide = grads.reshape(-1).to(reduce_dtype) / n
+
+
+# %% wrong: 16 bits are summed into a copy of the output
+# is: slip
+# says: The sum was never written into `output`
+# base: what the wrong ones change
+-    total = torch.empty(output.numel(), dtype=reduce_dtype, device=output.device)
+-    dist.reduce_scatter_tensor(total, wide, group=group)
+-    output.copy_((total.float() / n).view_as(output))
++    dist.reduce_scatter_tensor(output.view(-1).to(reduce_dtype), wide, group=group)
++    output /= n
 
 
 # %% wrong: averaged after the cast back

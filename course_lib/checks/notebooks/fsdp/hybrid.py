@@ -36,7 +36,9 @@ OVER_ISLAND = "That is divided by the g ranks of an island alone, r times too la
 OVER_ISLANDS = "That is divided by the number of islands alone: the sum has g x r terms."
 NOT_ADDED = "The ranks of an island were not added: reduce-scatter over shard_group."
 SWAPPED = "The groups are used the other way round: reduce-scatter over shard_group first."
-TWICE = "That is divided by {} twice. A reduction with ReduceOp.AVG divides by its group's size, too."
+TWICE = (
+    "That is divided by {} twice. If a reduction has ReduceOp.AVG, it divides by its group's size already."
+)
 SUMMED = "That is the sum: divide it by the number of ranks, in place (`output /= n`)."
 OVER_ALL = (
     "The sum ran over all ranks at once. Reduce-scatter over shard_group, then all-reduce the shard over "
@@ -56,6 +58,10 @@ ONE_ISLAND = (
 DRIFT = (
     "The replicas were not averaged: every island goes its own way, and from step 2 on their weights drift "
     "apart. All-reduce the shard over replica_group."
+)
+LOST = (
+    "The islands' sums were not added, although a message went across: after the reduce-scatter all-reduce "
+    "`output` itself over replica_group, and not a copy."
 )
 TOGETHER = (
     "The second collective was begun before the first one had been waited for: it read a shard that was "
@@ -192,7 +198,8 @@ def mean_line(of: Reduction, title: str, weight: float) -> Line:
             "island ends with part r of the mean."
         )
         across = why in ACROSS and crossed(observed, of.islands)
-        return wrong(said, why, misses_point=why in MISSED and not across)
+        misses = why in MISSED and not across
+        return wrong(said, LOST if across and why == DRIFT else why, misses_point=misses)
 
     return Line(title, judge, weight)
 

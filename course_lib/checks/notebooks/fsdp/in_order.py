@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from course_lib.checks.judge import training as lines
 from course_lib.checks.judge.training import begun_at
 from course_lib.checks.judge.training.single import Training
-from course_lib.checks.kit import RIGHT, Finding, Line, Observed, words, wrong
-from course_lib.checks.notebooks.fsdp.stayed import not_waited, stayed
+from course_lib.checks.kit import ORDER, RIGHT, Finding, Line, Observed, words, wrong
+from course_lib.checks.notebooks.fsdp.stayed import NO_GRAPH_BEHIND, UNREACHED, not_waited, stayed
 from course_lib.checks.rank.notebooks.fsdp.prefetched import Mark
 
 IDLE = "Begin its gather before the block computes that comes before it in the pass: else the wire idles."
@@ -27,6 +27,13 @@ MEETING = "Nothing needs it: collectives of one group are done in their order, a
 FARTHER = (
     "Ask for {0}_prefetch blocks ahead in {0}: forward_prefetch is the number for forward, and "
     "backward_prefetch the number for backward."
+)
+ENDS = (
+    "Before that, the blocks ahead were asked for in time. Does the range of those ahead end one too soon? "
+    "Block {}, at the end of the list, belongs to it."
+)
+NO_UNIT = (
+    "Gathers of another size were begun: make a Unit for each block, of all parameters that no other has."
 )
 QUEUES = (
     "On one wire a gather queues behind the reduction that was begun before it: ask for the weights of the "
@@ -77,16 +84,15 @@ class Step:
                 if not any(self.times[kind, k] for k in self.gathers) and kind == "B":
                     return wrong(
                         f"backward reached no block in step {self.number + 1} on rank {self.rank}.",
-                        "The output that forward returns has lost its graph: was it detached, or made under "
-                        "no_grad()?",
-                        cause="no graph",
+                        NO_GRAPH_BEHIND,
+                        cause=UNREACHED,
                     )
                 how_often = f"{words.number(times)} times" if times else "not at all"
                 return wrong(
                     f"block {block} ran {how_often} in the {CALLED[kind]} of step {self.number + 1} on rank "
                     f"{self.rank}; once is right.",
                     "Call the module once in forward, and the hooks of its blocks do the rest.",
-                    cause="runs",
+                    cause=f"{ORDER} runs",
                 )
         return None
 
@@ -98,7 +104,7 @@ class Step:
             f"in step {self.number + 1} rank {self.rank} began {words.number(self.pieces)} gathers that have "
             "no block's size.",
             "Put all parameters of a block into one Unit, so that one message brings the block.",
-            cause="pieces",
+            cause=f"{ORDER} pieces",
         )
 
     def too_late(self, kind: str, block: int, until: float = math.inf) -> bool:
@@ -183,7 +189,7 @@ def ahead_line(training: Training, ahead: tuple[int, int], reshard: bool, title:
                 return wrong(
                     f"rank {step.rank} waited at {words.counted(len(step.barriers), 'barrier')} in a step, "
                     "for the slowest rank and for all messages before.",
-                    MEETING, cause="barrier", misses_point=not shows(observed),
+                    MEETING, cause=f"{ORDER} barrier", misses_point=not shows(observed),
                 )  # fmt: skip
             if finding := step.ran() or step.in_pieces():
                 return finding
@@ -198,8 +204,8 @@ def ahead_line(training: Training, ahead: tuple[int, int], reshard: bool, title:
 
 def travels(step: Step, kind: str, mark: Mark, other: int) -> bool:
     """Whether the gather of block `other` was in flight when a block began, behind the last barrier."""
-    places = step.gathered(kind, other)
-    if not places or places[0] >= mark.begun or places[-1] not in mark.open:
+    places = [at for at in step.gathered(kind, other) if at < mark.begun]
+    if not places or places[-1] not in mark.open:
         return False
     return not any(places[-1] < barrier < mark.begun for barrier in step.barriers)
 
@@ -211,32 +217,39 @@ def missing(step: Step, kind: str, mark: Mark, other: int) -> Finding | None:
         return None  # it was kept, which the lines on memory and bytes judge
     when = f"when block {mark.block} began its {CALLED[kind]} on rank {step.rank}"
     if not places:
-        return wrong(
-            f"block {other} was not gathered in {CALLED[kind]} on rank {step.rank}.",
-            IDLE,
-            cause=f"none {kind}",
-        )
+        said = f"no gather of block {other}'s size was begun in {CALLED[kind]} on rank {step.rank}."
+        return other_sizes(step, said) or wrong(said, IDLE, cause=f"{ORDER} none {kind}")
     if places[0] >= mark.begun:
         return too_late(step, kind, mark, other, places[0], when)
-    if places[-1] not in mark.open:
-        return wrong(f"the gather of block {other} had been waited for {when}.", AT_ONCE, cause="at once")
+    if max(at for at in places if at < mark.begun) not in mark.open:
+        said = f"the gather of block {other} had been waited for {when}."
+        return wrong(said, AT_ONCE, cause=f"{ORDER} at once")
     return None
 
 
+def other_sizes(step: Step, said: str) -> Finding | None:
+    """The finding if blocks were gathered in rows of other sizes, as in one row for all; None if none was."""
+    return wrong(said, NO_UNIT, cause=f"{ORDER} no unit") if step.pieces else None
+
+
 def too_late(step: Step, kind: str, mark: Mark, other: int, place: int, when: str) -> Finding:
+    """The finding on the first gather that began too late; all before it in the step began in time."""
     said = f"the gather of block {other} had not begun {when}."
     behind = [at for at in step.reduces[mark.block] if at < place]
     above = [k for k in step.gathers if (own := step.mark("B", k)) and step.gathers[k]
              and max(step.gathers[k]) >= own.begun]  # fmt: skip
+    first, end = (0, len(step.gathers) - 1) if kind == "F" else (len(step.gathers) - 1, 0)
     if kind == "B" and above:
         why = FROM_ABOVE.format(mark.block, other, max(above))
+    elif other == end and mark.block != first:
+        why = ENDS.format(other)
     elif abs(other - mark.block) > 1:  # those between had begun
         why = FARTHER.format(CALLED[kind])
     elif kind == "B" and behind:
         why = QUEUES
     else:
         why = IDLE
-    return wrong(said, why, cause=f"{kind} {why[:20]}")
+    return wrong(said, why, cause=f"{ORDER} {kind} {why[:20]}")
 
 
 def reduce_line(training: Training, title: str, weight: float) -> Line:
@@ -249,18 +262,17 @@ def reduce_line(training: Training, title: str, weight: float) -> Line:
             for block, places in step.reduces.items():
                 where = f"of block {block} on rank {step.rank}"
                 if len(places) != 1:
-                    return wrong(
-                        f"there were {words.counted(len(places), 'reduction')} {where} in a step; one is "
-                        "needed.",
-                        "Each block's gradients leave once, when backward has left the block.",
-                        cause="reductions",
-                    )
+                    said = f"there were {words.counted(len(places), 'reduction')} of block {block}'s size on "
+                    said += f"rank {step.rank} in a step; one is needed."
+                    why = "Each block's gradients leave once, when backward has left the block."
+                    cause = f"{ORDER} reductions"
+                    return (None if places else other_sizes(step, said)) or wrong(said, why, cause=cause)
                 own = step.mark("B", block)
                 if own is not None and places[0] < own.begun:
                     return wrong(
                         f"the gradients {where} left before it began its backward.",
                         "They were not there yet: send a block's gradients when backward has left it.",
-                        cause="gradients too early",
+                        cause=f"{ORDER} gradients too early",
                     )
                 soon = step.mark("B", block - 2) if block > 1 else None
                 if soon is not None and places[0] >= soon.begun:
@@ -268,7 +280,7 @@ def reduce_line(training: Training, title: str, weight: float) -> Line:
                         f"the gradients {where} had not left when block {block - 2} began its backward.",
                         "Send a block's gradients when backward has left it: they travel while the next "
                         "block computes.",
-                        cause="gradients stay",
+                        cause=f"{ORDER} gradients stay",
                     )
                 later = [m for m in step.marks.values() if m.kind == "B" and m.begun > places[0]]
                 after = min(later, key=lambda m: m.begun, default=None)
@@ -277,7 +289,7 @@ def reduce_line(training: Training, title: str, weight: float) -> Line:
                         f"the reduction {where} had been waited for when block {after.block} began its "
                         "backward.",
                         GRADIENTS_WAIT,
-                        cause="reduction at once",
+                        cause=f"{ORDER} reduction at once",
                     )
             every = {at for places in step.reduces.values() for at in places}
             for mark in step.marks.values():
@@ -286,7 +298,7 @@ def reduce_line(training: Training, title: str, weight: float) -> Line:
                         f"more than one reduction was in flight when block {mark.block} began its backward "
                         f"on rank {step.rank}.",
                         IN_FLIGHT,
-                        cause="reductions in flight",
+                        cause=f"{ORDER} reductions in flight",
                     )
         return RIGHT
 
@@ -345,7 +357,7 @@ def held_in_backward(observed: Observed, training: Training) -> Finding | None:
         operations = observed.operations[rank]
         if sum(operations[at].op == "reduce_scatter" for at in mark.open if at < len(operations)) > 1:
             said = f"more than one reduction was in flight {when}."
-            return wrong(said, IN_FLIGHT, cause="reductions in flight")
+            return wrong(said, IN_FLIGHT, cause=f"{ORDER} reductions in flight")
         others = {*mark.whole} - twice - {mark.block}
         if others & left - frozen:
             return None

@@ -41,10 +41,14 @@ UNSORTED = (
     "The ranks of each group and the groups themselves are in ascending order, so that all ranks make the "
     "groups in one order."
 )
-POINT_MISSED = (EXCHANGED, TRANSPOSED, NEAR)
+SPREAD = (
+    "Neighbours shard: the ranks of an island follow one another. Here they are far apart, so that most "
+    "bytes take the slow links."
+)
+POINT_MISSED = (EXCHANGED, TRANSPOSED, NEAR, SPREAD)
 CUT_OFF = (
-    "A number that does not divide was silently floored or cut off: some ranks would have no group, or a "
-    "smaller one than the others."
+    "`shard` does not divide `world_size`, so that some ranks have no group, or an island that has not "
+    "`shard` ranks."
 )
 REFUSE = "Raise ValueError unless world_size % shard is 0."
 MOST = 1_000  # ranks of a range that came back
@@ -92,6 +96,8 @@ class Islands:
             return UNSORTED
         if in_order(shards) == right_shards and in_order(replicas) != right_replicas:
             return EQUALS
+        if in_order(shards) == self.strides(self.r):
+            return SPREAD
         ranks = sorted(rank for group in shards for rank in group)
         if {*map(len, shards)} == {self.g} and ranks == list(range(self.n)):
             return "Neighbours shard: the ranks of an island follow one another."

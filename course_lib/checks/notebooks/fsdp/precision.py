@@ -51,6 +51,11 @@ ELSEWHERE = (
     "dist.get_rank(group)."
 )
 ADDED_TO = "The mean was added to what stood in `output`: overwrite it, as with output.copy_()."
+SQUARED = "That is the sum / N / N: divide it by N, the number of ranks, once."
+NEVER_THERE = (
+    "The sum was never written into `output`, whose old content was divided instead. "
+    "(`output.to(reduce_dtype)` is a copy if the dtypes differ.)"
+)
 NOT_ADDED = "That is the mean, divided by N: the gradients were not added, or were divided twice."
 OWN = "That is the rank's own gradient: add those of all ranks."
 OWN_DIVIDED = "That is the rank's own gradient, divided: add those of all ranks."
@@ -190,7 +195,8 @@ def mean_slips(grads: Tensor, dtype: torch.dtype, world: int) -> list[Slip]:
     return [
         slip(ADDED_TO, total / n + OLD),
         slip("That is the sum: divide it by the number of ranks.", total),
-        slip(NOT_ADDED if equal else "That is divided by the number of ranks twice.", total / n / n),
+        slip(NOT_ADDED if equal else SQUARED, total / n / n),
+        slip(NEVER_THERE, torch.full_like(total, OLD / n)),
         slip("That is divided by N - 1: the mean of N ranks is their sum / N.", total / max(n - 1, 1)),
         slip("The sum was divided with //, which rounds down: divide it with /.", (total / n).floor()),
         *(
@@ -203,6 +209,10 @@ def mean_slips(grads: Tensor, dtype: torch.dtype, world: int) -> list[Slip]:
             ]
             if world != n
             else []
+        ),
+        slip(  # before those below, whose values can be the same
+            f"The mean was rounded to {narrow} on its way: write it into `output` from float32.",
+            (total / n).to(dtype).double(),
         ),
         slip(
             f"It was divided in {narrow}, before the sum: each quotient was rounded to 8 bits. Divide "
@@ -218,10 +228,6 @@ def mean_slips(grads: Tensor, dtype: torch.dtype, world: int) -> list[Slip]:
             f"The sum was cast back to {narrow} and divided there: write the mean into `output` from "
             "float32.",
             (total.to(dtype) / n).double(),
-        ),
-        slip(
-            f"The mean was rounded to {narrow} on its way: write it into `output` from float32.",
-            (total / n).to(dtype).double(),
         ),
         slip(OWN, torch.stack([grads[place, place] for place in range(n)])),
         slip(OWN_DIVIDED, torch.stack([grads[place, place] for place in range(n)]) / n),

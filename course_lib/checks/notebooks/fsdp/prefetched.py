@@ -52,14 +52,15 @@ IN_BACKWARD = (
     "input needs no gradient, as the first block's, fires too early for that."
 )
 DROP = (
-    "A gather in flight is waited for before its memory goes: with wait() before the unit's block computes, "
-    "or with drop() for a unit that no block will use. If no block should have asked for it, look at the "
-    "ends of the list (-1 is its last block), and at hooks that share the variable of a loop."
+    "A gather in flight is waited for before its memory goes: with wait() before the unit's weights are "
+    "used, or with drop() for a unit that no block will use. If the wrong unit is freed, or too soon, look "
+    "at the ends of the list (-1 is its last block), at hooks that share a variable, and at full backward "
+    "hooks, which fire too early where a module's input needs no gradient."
 )
 NO_OUTPUT = "Does forward return the output of the module?"
 TWICE_IN_LIST = (
-    "Here a block stands in the list twice: its place is the number of blocks that ran before it, while "
-    "list.index() finds the first place alone."
+    "If the runs without one are right, note that a block stands in the list twice here: its place is the "
+    "number of blocks that ran before it, while list.index() finds the first place alone."
 )
 
 

@@ -12,8 +12,8 @@ from torch import nn
 
 from course_lib.checks.judge import training as lines
 from course_lib.checks.judge.training.single import Training
-from course_lib.checks.kit import NEVER_WAITED, RIGHT, Finding, Line, Observed, words, wrong
-from course_lib.checks.notebooks.zero.runs import MIXED, START, carried
+from course_lib.checks.kit import NEVER_WAITED, ORDER, RIGHT, Finding, Line, Observed, words, wrong
+from course_lib.checks.notebooks.zero.runs import FROZEN, MIXED, START, carried
 
 LAST_STEPS = (
     "Call the function that the last reduce() returned when backward is over, or the last unit's gradient "
@@ -30,10 +30,14 @@ COPIES = (
     "It gives copies: reduce() adds the mean to the gradient of unit.shard, so return unit.shard itself, the "
     "same tensor at every call."
 )
+NO_GRAPH_BEHIND = (
+    "The output that forward returns has lost its graph: was it detached, or made under no_grad()?"
+)
+UNREACHED = f"{ORDER} no graph"  # the cause of a backward that reached no block
 NOT_REDUCED = "Call reduce() of every unit whose gradients are there: it adds their mean to unit.shard.grad."
-OTHER_WEIGHTS = (  # Unit has given all ranks the same shards
-    "A block computed with other weights than the shards hold: wait() for a unit before its block computes, "
-    "and let every rank ask for the units in the same order."
+OTHER_WEIGHTS = (  # Unit has given all ranks the same shards, and no optimizer has the frozen ones
+    "A module computed with other weights than the shards hold: wait() for a unit before its weights are "
+    "used, also for the root, and let every rank ask for the units in the same order."
 )
 AFTER_ERROR = "Free all units when forward raises an error, and raise the error again (try, except)."
 
@@ -131,6 +135,8 @@ def copies(observed: Observed) -> Finding:
         said = f"no tensor of parameters() had a gradient after the first backward on rank {rank}"
         if any(operation.op == "reduce_scatter" for operation in observed.operations[rank]):
             return wrong(f"{said}, although gradients were reduced.", COPIES, cause="copies")
+        if not any(mark.kind == "B" for step in observed.values[rank].marks for mark in step):
+            return wrong(f"backward reached no block on rank {rank}.", NO_GRAPH_BEHIND, cause=UNREACHED)
         return wrong(f"{said}, and none was reduced.", NOT_REDUCED, cause="not reduced")
     return RIGHT
 
@@ -148,7 +154,7 @@ def shards_line(training: Training, title: str, weight: float) -> Line:
         return wrong(
             f"parameters() has {words.number(got)} elements on all ranks together; the model has "
             f"{words.number(whole)}.",
-            "It gives the shards of all units: of each block, of the root, and of frozen parameters.",
+            "It must give the shards of all units: of each block, of the root, and of frozen parameters.",
             cause="shards",
         )
 
@@ -165,26 +171,28 @@ def with_causes(line: Line, training: Training) -> Line:
         finding = stayed(observed, training)
         return replace(finding, sentences=(*finding.sentences, OLD_WEIGHTS)) if finding else RIGHT
 
-    others = (shards_line(training, "", 0).judge, copies, last_reduced, old_weights)
+    others = (shards_line(training, "", 0).judge, copies, last_waited, old_weights)
 
     def judge(observed: Observed) -> Finding:
         finding = line.judge(observed)
         if finding.ok or {str(said) for said in finding.sentences[1:]} & named_by_values:
             return finding
         finding = next((cause for look in others if not (cause := look(observed)).ok), finding)
-        said = [OTHER_WEIGHTS if str(text) in (START, MIXED) else text for text in finding.sentences]
+        said = [OTHER_WEIGHTS if str(text) in (START, MIXED, FROZEN) else text for text in finding.sentences]
         return replace(finding, sentences=tuple(said))
 
     return replace(line, judge=judge)
 
 
-def last_reduced(observed: Observed) -> Finding:
-    """Wrong if a reduction was in flight after a backward."""
+def last_waited(observed: Observed) -> Finding:
+    """Wrong if a reduction was in flight after a backward, or a gather."""
     for rank in lines.members(observed):
         operations = observed.operations[rank]
         for number, after in enumerate(observed.values[rank].after):
-            if any(at < len(operations) and operations[at].op == "reduce_scatter" for at in after):
-                return not_waited(rank, number, "reduce_scatter")
+            kinds = {operations[at].op for at in after if at < len(operations)}
+            for kind in ("reduce_scatter", "all_gather"):
+                if kind in kinds:
+                    return not_waited(rank, number, kind)
     return RIGHT
 
 
