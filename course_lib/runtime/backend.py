@@ -66,11 +66,14 @@ def of_session(world_size: int) -> str:
         return "gloo"
     room = places()
     if room < ENOUGH:
+        used = (
+            "it is used"
+            if gpus == 1
+            else f"{'both' if gpus == 2 else 'all'} are used, a rank each,"
+        )
         say(
-            f"{count(gpus)}: ranks run on the CPU with gloo, since the notebooks need {ENOUGH} ranks and "
-            f"NCCL takes a GPU for each. For NCCL: COURSE_BACKEND=nccl, with worlds of at most {room}, or "
-            f"{PER_GPU}={-(-ENOUGH // gpus)}, if `python -m course_lib.doctor --nccl` says that this "
-            "machine can."
+            f'{count(gpus)}: {used} in the sections "On your GPUs". Other cells need {ENOUGH} ranks, and run '
+            "on the CPU with gloo."
         )
         return "gloo"
     broken = broken_gpus()
@@ -80,10 +83,16 @@ def of_session(world_size: int) -> str:
     if world_size > room:
         say(no_room(world_size))
         return "gloo"
-    share = ranks_per_gpu()
-    each = f"{share} a GPU" if share > 1 else "one a GPU"
     slow = "" if trial().peers else NO_PEERS
-    say(f"{count(gpus)}: ranks run over NCCL, {each}.{slow}")
+    if ranks_per_gpu() > 1:
+        say(
+            f"{count(gpus)}, shared by {ranks_per_gpu()} ranks each over NCCL {trial().nccl_text}. They take "
+            f"turns: bytes, values and hangs are right, times are not.{slow}"
+        )
+    else:
+        say(
+            f"{count(gpus)}: ranks run over NCCL, one a GPU; more than {room} ranks on the CPU.{slow}"
+        )
     return "nccl"
 
 

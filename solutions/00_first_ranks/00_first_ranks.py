@@ -16,7 +16,7 @@
 # | you need to know | Python and PyTorch tensors. No networks, no `torch.distributed` |
 # | time | two hours |
 # | points | 10 |
-# | on a rented machine | nothing to rent: the CPU of a laptop is enough. With four GPUs or more, some cells run over NCCL |
+# | on a rented machine | nothing to rent: the CPU of a laptop is enough. With four GPUs or more, some cells run over NCCL; the section *On your GPUs* uses one or two |
 #
 # | section | minutes | points | rests on |
 # |---|---|---|---|
@@ -109,7 +109,7 @@ print("in the notebook:", counter)
 # all ranks, as `dist.init_process_group` does in a script, so `torch.distributed` answers at once. A
 # **backend** is the library that carries the bytes: `gloo` between CPUs, `nccl` (NVIDIA's) between GPUs. By
 # default the device is the rank's own GPU if the machine has at least four GPUs, and one for each rank. Else
-# the device is the CPU.
+# the device is the CPU, and so it always is in the notebook itself, outside of the ranks.
 
 
 # %% nbgrader={"grade_id": "hello", "solution": true}
@@ -455,6 +455,7 @@ def three_shifts():
     return film
 
 
+# a film of four numbers: on the CPU
 run = launch(three_shifts, world_size=4, backend="gloo") if ready(ring_shift) else None
 stepper(run.ledger, run) if run else None
 
@@ -493,7 +494,7 @@ def naive_shift():
     return received
 
 
-launch(naive_shift, world_size=3, backend="gloo")
+launch(naive_shift, world_size=3, backend="gloo")  # whose sends wait for the receiver
 
 # %% [markdown]
 # No rank has reached the receive. The diagnosis came after about a second. Without the course's runtime the
@@ -517,7 +518,7 @@ def swap_one_by_one():
     return received.tolist()
 
 
-launch(swap_one_by_one, world_size=2, backend="gloo")
+launch(swap_one_by_one, world_size=2, backend="gloo")  # the note is on gloo
 
 # %% [markdown]
 # It goes through: gloo works at the same time on all messages that have been begun. The note printed above is
@@ -548,6 +549,7 @@ def swap_together():
     return mine.tolist()
 
 
+# on the CPU, as the run before
 launch(swap_together, world_size=2, backend="gloo") if ready(exchange) else None
 
 # %% [markdown]
@@ -672,6 +674,7 @@ import textwrap
 def run_and_read(program, **options):
     """Launch a program that fails on three ranks, print its diagnosis, return its ledger."""
     try:
+        # the text reads the sentences of runs on the CPU
         run = launch(program, world_size=3, backend="gloo", **options)
     except RankError as error:
         for line in str(error).splitlines():
@@ -766,6 +769,7 @@ report.points(1)
 # row is. The ranks held 1, 10 and 100.
 
 # %% tags=["skip-in-grading"]
+# on the CPU, as the run that hung
 run = launch(neighbours, world_size=3, backend="gloo") if ready(neighbour_sum) else None
 print([values.tolist() for values in run]) if run else None
 run.ledger.timeline() if run else None
@@ -1258,6 +1262,36 @@ for level in ("OFF", "DETAIL"):
 # | collectives that do not fit | named at once | only with `TORCH_DISTRIBUTED_DEBUG=DETAIL` |
 # | one rank raises | its traceback, the others are waiting | its traceback, among what the others printed |
 # | several machines | no | yes |
+
+# %% [markdown]
+# ## On your GPUs
+#
+# *No points. It takes a few minutes with GPUs. Without them you read the newest runs that somebody has
+# recorded, if there are any.*
+#
+# **Predict.** On the CPU a product is there when its call returns. A GPU is only *asked* for the work, and
+# Python goes on. Two matrices of 8,192 x 8,192 take some tens of milliseconds. How long does the call take?
+# And how long does a call take whose result goes through `.item()`?
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+from course_lib.gpu import on_your_gpus
+from course_lib.gpu.messages import CALL_AND_WORK, PING_PONG
+
+on_gpus = on_your_gpus(CALL_AND_WORK)
+# %% [markdown]
+# A clock that is read right after the call measures the question and not the work. So every measurement in
+# this course calls `synchronize()` before it reads the clock. `.item()` hands the host a number, so it has to
+# wait as well. The same holds for messages: over NCCL `dist.send` returns when the GPU knows of it, long
+# before the last byte has left.
+#
+# **Predict.** What happens to α and to β if your two ranks are GPUs and NCCL carries their messages? The
+# column *predicted* is your line α + βn of §4, which two processes on the CPU gave you.
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+on_gpus = on_your_gpus(PING_PONG, predicted=lambda of, run: link.seconds(of["bytes"]))
+# %% [markdown]
+# The last rows give 1/β: bytes over seconds. Compare it with the table of wires in §4. Is there NVLink
+# between your GPUs, or PCIe?
 
 # %% [markdown]
 # ## 7 · Questions

@@ -20,7 +20,7 @@
 # | you need | PyTorch: modules, backward, an optimizer's step. Notebook 00 is useful, and not needed: here nothing is sent |
 # | time | three hours and 35 minutes, best in two sittings (§§1 to 4: two hours), and 15 minutes for the optional section |
 # | points | 60, and 3 of extra credit |
-# | on a rented machine | nothing to rent: two cores are enough. Two cells measure a GPU if there is one |
+# | on a rented machine | nothing to rent: two cores are enough. The section *On your GPUs* measures one |
 #
 # | section | minutes | points | rests on |
 # |---|---|---|---|
@@ -364,7 +364,8 @@ report.points(8)
 
 # %% [markdown]
 # **Measure.** PyTorch counts, too: `FlopCounterMode` sees every operation that runs and adds up those for
-# which it has a formula. A real forward and a real step of the small model, beside your integers:
+# which it has a formula. A real forward and a real step of the small model, beside your integers. (In the
+# notebook itself `device()` is the CPU on every machine; ranks of `launch` may have GPUs.)
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -788,21 +789,8 @@ for name, nbytes in peaks.items():
 #
 # **In production.** On a GPU PyTorch keeps the same record: `torch.cuda.memory._record_memory_history()`,
 # then `_dump_snapshot("file.pickle")`, which pytorch.org/memory_viz draws like the picture above. The
-# allocator holds more than tensors need: it reserves large pieces and cuts them. The next cell measures the
-# difference if there is a GPU.
-
-# %% tags=["nbval-ignore-output", "skip-in-grading"]
-if device().type == "cuda":
-    torch.cuda.reset_peak_memory_stats()
-    model = GPT(PRESETS["26M"]).to(device())
-    tokens = torch.randint(256, (4, 1024), device=device())
-    next_token_loss(model(tokens), tokens).backward()
-    allocated, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
-    print(f"{torch.cuda.get_device_name()}: {allocated / 1e6:.0f} MB of tensors at the peak,")
-    print(f"{reserved / 1e6:.0f} MB reserved, {reserved / allocated:.2f} times as much")
-    del model
-else:
-    print("There is no GPU here: nothing was measured, and nothing is shown in its place.")
+# allocator holds more than tensors need: it reserves large pieces and cuts them. The section *On your GPUs*
+# measures the difference.
 
 # %% [markdown]
 # <details><summary>LLaMA's parts keep more</summary>SwiGLU keeps four rows of its inner width instead of two:
@@ -1208,28 +1196,8 @@ for name, percent in PUBLISHED_MFU.items():
 
 # %% [markdown]
 # 40 % is a number to plan with. Llama 3 reports 430, 400 and 380 TFLOP/s on each H100, which are 43, 41 and
-# 38 % of 989, within a point. The next cell finds your own, if you have a GPU.
-
-# %% tags=["nbval-ignore-output", "skip-in-grading"]
-if device().type == "cuda" and (flops := said(step_flops, PRESETS["124M"], 8, 1024)):
-    model = GPT(PRESETS["124M"]).to(device(), torch.bfloat16)
-    tokens = torch.randint(50257, (8, 1024), device=device())
-
-    def step():
-        next_token_loss(model(tokens), tokens).backward()
-        torch.cuda.synchronize()
-
-    step()
-    taken = min(timed(step, time.perf_counter) for _ in range(5))
-    print(
-        f"{torch.cuda.get_device_name()}: {flops / taken / 1e12:.0f} TFLOP/s in GPT-2 small's step;"
-    )
-    print(f"of an H100's dense bf16 peak that would be {flops / taken / H100.flops:.1%}")
-    del model
-else:
-    print("There is no GPU here: nothing was measured, and nothing is shown in its place.")
-
-# %% [markdown]
+# 38 % of 989, within a point. The section *On your GPUs* finds your own.
+#
 # <details><summary>In the lectures</summary>Lecture 002: "CPU RAM 10x slower, NVMe 100x". That is the host's
 # memory as the host reaches it. A GPU reaches it over PCIe: 64x (A100) and 52x (H100) slower, see
 # above.</details>
@@ -1649,8 +1617,8 @@ tried(changed_answers, first_that_fits) if drawn else None
 # perhaps after an hour. Some of a GPU's memory belongs to others: CUDA's context and its kernels take about 0.3
 # GB, before CUDA 11.7 more than 1 GB (PyTorch issue 107667), NCCL 0.5 to 1.6 GB for a first communicator (NCCL
 # issues 864, 964), and the allocator's pieces leave gaps. Only a measurement says how much it is on your
-# cluster. The GPU cell of §3 measures the allocator's share; `torch.cuda.mem_get_info()` gives the free bytes
-# of the whole GPU.
+# cluster. The section *On your GPUs* measures the allocator's share; `torch.cuda.mem_get_info()` gives the free
+# bytes of the whole GPU.
 #
 # **In production.** Tables give advice by the size of the model, such as "below 10B on one GPU" and "10 to
 # 70B with ZeRO-2" (stage 2). Ask your map: the models with an answer for a single GPU, and those for which
@@ -1674,6 +1642,55 @@ tried(advice_of_the_map, first_that_fits) if drawn else None
 #
 # <details><summary>In the lectures</summary>The table is lecture 001's "When to use what". Its own example of
 # a 7B model on one GPU needs 112 GB.</details>
+
+# %% [markdown]
+# ## On your GPUs
+#
+# *No points. It takes a few minutes with a GPU. Without one you read the newest run that somebody has
+# recorded, if there is one.*
+#
+# **Predict.** The column *predicted* is your `matmul_seconds` with the two numbers of the card's data sheet.
+# For which of the four products will the card come close to it, and which takes many times as long?
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+from course_lib.gpu import on_your_gpus
+from course_lib.gpu.arithmetic import ROOFLINE
+from course_lib.gpu.training import ONE_STEP
+
+
+def least_seconds(of, run):
+    if "n" in of:
+        return matmul_seconds(of["n"], of["n"], of["n"], run.card.flops, run.card.bandwidth)
+    return of["bytes"] / run.card.bandwidth  # the copy reads and writes
+
+
+on_gpus = on_your_gpus(ROOFLINE, predicted=least_seconds)
+
+# %% [markdown]
+# A product of 8 x 8 matrices takes as long as it takes to start a kernel, some microseconds. The roofline
+# knows nothing of that. The copy shows how much of the data sheet's bandwidth a kernel reaches.
+#
+# **Predict.** Now a whole step of GPT-2 small with AdamW, 8 sequences of 1,024 tokens, arithmetic in 16 bits
+# by autocast. Predicted are the time at the card's peak, and the bytes of your §3 and §4: 16 a parameter, and
+# the activations. What MFU do you expect?
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def at_the_peak(of, run):
+    config = PRESETS[of["preset"]]
+    if of["kind"] == "peak":
+        states = sum(recipe_bytes("autocast")) * sum(parameters(config).values())
+        return states + activation_bytes(config, of["batch"], of["seq"])
+    least = step_flops(config, of["batch"], of["seq"]) / run.card.flops
+    return {"step": least, "tokens": of["batch"] * of["seq"] / least}.get(of["kind"])
+
+
+on_gpus = on_your_gpus(ONE_STEP, predicted=at_the_peak)
+# %% [markdown]
+# The last column of the first row is 1/MFU, and that of the second the MFU. The peak is above the prediction,
+# because the logits are not in your `activation_bytes`: 8 · 1,024 · 50,257 numbers in float32 are 1.6 GB, and
+# the loss needs more than one copy of them. And the allocator reserves more than it hands out, because it
+# takes large pieces from the card and cuts them.
 
 # %% [markdown]
 # ## 8 · Questions: audit the plan

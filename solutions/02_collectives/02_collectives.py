@@ -17,7 +17,7 @@
 # | you need | notebook 00: rank, message, deadlock, `batch_isend_irecv`, α and β |
 # | time | three hours; the *optional* parts (§7 and the second half of §5) take three quarters of an hour more |
 # | points | 60 (52 without the optional parts: §7, 5 points, and part of §5, about 3) |
-# | on a rented machine | nothing to rent: two cores are enough. On several GPUs the same code runs over NCCL |
+# | on a rented machine | nothing to rent: two cores are enough. On several GPUs the same code runs over NCCL, and the section *On your GPUs* shows what only they can show |
 #
 # | section | minutes | points | rests on |
 # |---|---|---|---|
@@ -243,6 +243,7 @@ def film_broadcast(algorithm):
     return film
 
 
+# Films show rounds and no times: all of them are made on the CPU.
 run = launch(film_broadcast, reference.broadcast, world_size=8, backend="gloo")
 stepper(run.ledger, run)
 
@@ -410,6 +411,7 @@ def on_the_wire(collective, numel=1 << 20):
 
 
 def show_wire(name, collective):
+    # on the CPU: bytes are read from TCP
     if run := try_it(on_the_wire, collective, backend="gloo"):
         print(f"{name:28}", "  ".join(f"rank {rank}: {m:.2f} M" for rank, m in enumerate(run)))
 
@@ -1815,6 +1817,36 @@ for name, times in measured.items():
 # %% [markdown]
 # On a machine with four GPUs the race runs over NCCL without a change. Add `1 << 28` and `1 << 30` to
 # `RACE_SIZES` there: 64 MB are little for NVLink.
+
+# %% [markdown]
+# ## On your GPUs
+#
+# *No points. It takes a few minutes with GPUs. Without them you read the newest runs that somebody has
+# recorded, if there are any.*
+#
+# **Predict.** NCCL's all-reduce from 4 KB to 1 GB. Take α from the smallest message and β from the largest
+# one. Does your formula then meet the sizes between them? And how far is your own ring from NCCL's?
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+from course_lib.gpu import on_your_gpus, rows_named
+from course_lib.gpu.messages import ALL_REDUCES
+
+
+def between(of, run):
+    """Your formula, with α and β from the smallest and the largest message."""
+    n, (first, *_, last) = of["ranks"], rows_named(run, name="all-reduce")
+    alpha = first.value / rounds(RING, n)
+    beta = last.value / bytes_sent_per_rank(RING, n, last.of["bytes"])
+    return seconds(RING, n, of["bytes"], alpha, beta)
+
+
+mine = ring_all_reduce if ready(ring_all_reduce) else None
+on_gpus = on_your_gpus(ALL_REDUCES, predicted=between, yours=mine)
+# %% [markdown]
+# NCCL changes its algorithm and its protocol with the size, so one α and one β do not fit everywhere. With
+# `NCCL_DEBUG=INFO` and `NCCL_DEBUG_SUBSYS=TUNING` it says which it chose. Your ring sends the same bytes.
+# But NCCL adds a piece while the next piece arrives, inside one kernel, and your ring returns to Python in
+# every round.
 
 # %% [markdown]
 # ## 10 · Questions

@@ -16,7 +16,7 @@
 # | you need | notebook 02: all-reduce, all-gather, all-to-all, and the bytes that they send |
 # | time | two hours and three quarters |
 # | points | 60, and 9 of extra credit |
-# | rented machine | not needed: two cores are enough. On several GPUs the same code uses NCCL |
+# | rented machine | not needed: two cores are enough. On several GPUs the same code uses NCCL, and the section *On your GPUs* shows what only they can show |
 #
 # | section | minutes | points | rests on |
 # |---|---|---|---|
@@ -964,6 +964,7 @@ contestants = {  # name: (class, buckets in your exposed_seconds)
 }
 wraps = {name: wrap for name, (wrap, _) in contestants.items()}
 figure = None
+# on the CPU: the wire is a host that sleeps
 run = try_it(clocked, wraps, world_size=2, backend="gloo")
 if run is not None:
     figure = picture(7.5, 2.2)
@@ -1485,7 +1486,7 @@ SHARD = 4.6  # width of two elements, their scale, and a gap
 ASKED, SENT, GOT, MEAN, RESULT = 0.0, 8.0, 24.6, 39.2, 46.6
 arrow = {"arrowstyle": "->", "lw": 0.8}
 for rank, (asked, (sent, got, own, _), result) in enumerate(
-    launch(eight_bit_run, world_size=3, backend="gloo")
+    launch(eight_bit_run, world_size=3, backend="gloo")  # a few numbers, for a picture
 ):
     draw_cells(axes, ASKED, rank, [f"{x:.1f}" for x in asked], RANKS[rank], wide=1.2)
     draw_eights(axes, MEAN, rank, own[0], COMPLETE)
@@ -1736,6 +1737,46 @@ for bandwidth, n in itertools.product(NAMED, (8, 64)):
 #
 # <details><summary>In the lectures</summary>Lecture 001 says that accumulation makes training K times as
 # long. Lecture 002 gives the throughput as batch × world size.</details>
+
+# %% [markdown]
+# ## On your GPUs
+#
+# *No points. It takes a few minutes with GPUs. Without them you read the newest runs that somebody has
+# recorded, if there are any.*
+#
+# **Predict.** Backward has twice the FLOPs of forward. Does it take twice the time? The predicted row is
+# twice the measured forward.
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+from course_lib.gpu import on_your_gpus
+from course_lib.gpu.training import OVERLAP, PHASES
+
+on_gpus = on_your_gpus(
+    PHASES,
+    predicted=lambda of, run: 2 * run.rows[0].value if of["kind"] == "backward" else None,
+)
+
+# %% [markdown]
+# **Predict.** The gradients of GPT-2 small are 498 MB in float32. The prediction is your `exposed_seconds`,
+# with the measured seconds of the messages and two thirds of a step without a message as backward. Where is
+# DDP fastest: with buckets of 1 MB, of 25 MB or in one?
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def with_exposed(of, run):
+    alone, messages = run.rows[0].value, run.rows[1].value
+    if of["kind"] == "after":
+        return alone + messages
+    if of["kind"] == "DDP":
+        return alone + exposed_seconds(2 / 3 * alone, messages, of["buckets"])
+    return None
+
+
+on_gpus = on_your_gpus(OVERLAP, predicted=with_exposed)
+# %% [markdown]
+# Many small buckets pay α many times, which `exposed_seconds` does not know. One bucket hides nothing. And a
+# message that runs beside backward takes a part of the GPU's units and of its memory's bandwidth, so that
+# backward itself gets slower.
 
 # %% [markdown]
 # ## 8 · Questions

@@ -17,7 +17,7 @@
 # | you need | notebook 02: reduce-scatter, all-gather; notebook 03: replicas, gradient hooks |
 # | time | four hours, and 20 minutes for the optional section |
 # | points | 60, and 3 of extra credit |
-# | on a rented machine | nothing to rent: two cores are enough. On several GPUs the same code runs over NCCL |
+# | on a rented machine | nothing to rent: two cores are enough. On several GPUs the same code runs over NCCL, and the section *On your GPUs* shows what only they can show |
 #
 # | section | minutes | points | rests on |
 # |---|---|---|---|
@@ -765,6 +765,7 @@ def on_the_wire(make):
 
 for world_size in (2, 4):
     for name, make in (("PyTorch's functions", zero1), ("the ring", over_the_ring(zero1))):
+        # on the CPU: bytes are read from TCP
         run = try_it(on_the_wire, make, world_size=world_size, backend="gloo")
         if run:
             booked = sent(run, since=-2)
@@ -1377,10 +1378,10 @@ def step_only(make):
 
 
 for name, make in (("yours", zero3), ("fully_shard", fsdp)):
-    run = try_it(step_only, make, backend="gloo")
+    run = try_it(step_only, make)
     if run:
         print(f"{name:12} a step sends {sent(run):.2f}")
-ours, theirs = try_it(row, zero3, backend="gloo"), try_it(row, fsdp, backend="gloo")
+ours, theirs = try_it(row, zero3), try_it(row, fsdp)
 if ours and theirs:
     print(f"largest difference after three steps: {(ours[0] - theirs[0]).abs().max():.1e}")
 
@@ -1534,6 +1535,48 @@ except ValueError as error:
 #
 # <details><summary>In the lectures</summary>The configuration is lecture 001's, which calls it ZeRO-Offload.
 # The one with <code>"fp16"</code> is lecture 002's.</details>
+
+# %% [markdown]
+# ## On your GPUs
+#
+# *No points. It takes a few minutes with GPUs. Without them you read the newest runs that somebody has
+# recorded, if there are any.*
+#
+# **Predict.** Offload (§6) moves states to the host over PCIe. The prediction is the data sheet of the card's
+# link. Which of the four ways comes close to it: to the host or back, pageable memory or pinned?
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+from course_lib.facts.hardware import link
+from course_lib.gpu import on_your_gpus
+from course_lib.gpu.memory import HOST_COPIES, STATES
+
+on_gpus = on_your_gpus(HOST_COPIES, predicted=lambda of, run: link(run.card.host_link).each_way)
+
+# %% [markdown]
+# The system may move or swap pageable memory at any time, so the driver first copies it to a buffer that
+# stays in its place. Offloading frameworks therefore pin what they move, and pinned memory is lost to
+# everything else on the host.
+#
+# **Predict.** What is left in a GPU's memory after a step of AdamW in float32, by stage? Here a parameter has
+# 4 bytes of weights, 4 of gradients and 8 of moments, and the stages cut them in the order of your
+# `memory_per_rank`.
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def left(of, run):
+    cut_from = (
+        (8, 1),
+        (4, 2),
+        (4, 3),
+    )  # bytes a parameter, and the stage from which on they are cut
+    shares = (nbytes / (of["ranks"] if of["stage"] >= stage else 1) for nbytes, stage in cut_from)
+    return of["params"] * sum(shares)
+
+
+on_gpus = on_your_gpus(STATES, predicted=left)
+# %% [markdown]
+# The numbers lie above the prediction by the buffers in which messages are put together: PyTorch's
+# allocator counts every tensor.
 
 # %% [markdown]
 # ## 8 · Questions
@@ -1730,6 +1773,7 @@ def memory_and_files(folder):
 
 with tempfile.TemporaryDirectory() as folder:
     for name, where in (("in memory", None), ("in files", folder)):
+        # on the CPU: states are mapped into the host's memory
         run = try_it(memory_and_files, where, world_size=2, backend="gloo")
         if run:
             memory, files = (size / P for size in run[0])

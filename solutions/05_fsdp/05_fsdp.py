@@ -18,7 +18,7 @@
 # | you need | notebook 02: reduce-scatter, all-gather; notebook 03 §3: hooks, slow motion; notebook 04 §5: units |
 # | time | four hours and ten minutes, and 25 minutes for the optional section. Take a break after §2, and after §3 |
 # | points | 60, and 4 of extra credit |
-# | on a rented machine | nothing to rent: two cores are enough. On several GPUs the same code runs over NCCL |
+# | on a rented machine | nothing to rent: two cores are enough. On several GPUs the same code runs over NCCL, and the section *On your GPUs* shows what only they can show |
 #
 # | section | minutes | points | rests on |
 # |---|---|---|---|
@@ -161,8 +161,7 @@ def several(body, cases, world_size=4, aloud=False):
 
     All cases run in the same ranks, one after the other. aloud: rank 0 says when it has done one.
     """
-    settings = {"world_size": world_size, "backend": "gloo", "timeout": 300}
-    run = try_it(one_by_one, body, cases, aloud, **settings)
+    run = try_it(one_by_one, body, cases, aloud, world_size=world_size, timeout=300)
     parts, part = [], []
     for operation in run.ledger.operations(0) if run else ():
         if operation.op != "barrier":
@@ -302,6 +301,7 @@ def slow_motion(makes, pace=PACE, bandwidth=WIRE, steps=4, depth=DEPTH, world_si
     """By name: (milliseconds, events) of the fastest step of the model that each
     of `makes` makes."""
     arguments = makes, pace, bandwidth, steps, depth
+    # on the CPU: the wire is a host that sleeps
     run = try_it(fastest_steps, *arguments, world_size=world_size, backend="gloo")
     return run[0] if run else {}
 
@@ -1096,7 +1096,8 @@ def disagrees():
 
 def whole_at_once(prefetch):
     """The most blocks that are whole at once, in a step of this rank."""
-    model = PrefetchedModule(Network(), forward_prefetch=prefetch, backward_prefetch=prefetch)
+    network = Network().to(device())
+    model = PrefetchedModule(network, forward_prefetch=prefetch, backward_prefetch=prefetch)
     counts = []
 
     def look(block, *_):
@@ -1106,17 +1107,17 @@ def whole_at_once(prefetch):
 
     for block in model.module.blocks:
         block.register_forward_pre_hook(look)  # after your own, which gathers
-    model(torch.randn(2, WIDTH)).square().mean().backward()
+    model(torch.randn(2, WIDTH, device=device())).square().mean().backward()
     return max(counts)
 
 
 for prefetch in (1, DEPTH):
-    run = try_it(whole_at_once, prefetch, world_size=2, backend="gloo")
+    run = try_it(whole_at_once, prefetch, world_size=2)
     if run:
         print(f"prefetch {prefetch}: {run[0]} blocks whole at once")
 for body in (skips, disagrees):
     print(f"--- {body.__name__}")
-    try_it(body, world_size=2, backend="gloo")
+    try_it(body, world_size=2, backend="gloo")  # the sentence is the same on GPUs
 
 # %% [markdown]
 # <details><summary>After you have run it</summary>1. All eight blocks are whole, as in a replica. 2. and 3. The ranks gather in different orders: one asks for
@@ -1668,7 +1669,7 @@ def norms():
     return own, yours, theirs, clip_grad_norm_(shards, 0.5)
 
 
-run = try_it(norms, backend="gloo")
+run = try_it(norms)
 if run:
     own = [rank[0] for rank in run]
     print("norms of the ranks' own shards:", ", ".join(f"{norm:.3f}" for norm in own))
@@ -1776,6 +1777,7 @@ def arguments_for(order):
     return "no arguments of yours"
 
 
+# on the CPU: its groups let their methods be replaced
 run = try_it(orders, OPTIONS, world_size=2, backend="gloo")
 for name, order in run[0].items() if run else ():
     if name == "as it comes":
@@ -1992,9 +1994,9 @@ def trained_and_saved(folder):
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import get_state_dict
 
-    model = sharded(Network(head=HEAD))
+    model = sharded(Network(head=HEAD).to(device()))
     optimizer = torch.optim.AdamW(model.parameters())
-    model(torch.randn(2, WIDTH)).square().mean().backward()
+    model(torch.randn(2, WIDTH, device=device())).square().mean().backward()
     optimizer.step()
     states = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
     whole = {name: value.full_tensor().clone() for name, value in states["model"].items()}
@@ -2009,7 +2011,7 @@ def loaded(folder):
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-    model = sharded(Network(seed=1, head=HEAD))
+    model = sharded(Network(seed=1, head=HEAD).to(device()))
     optimizer = torch.optim.AdamW(model.parameters())
     states = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
     dcp.load(states, checkpoint_id=folder)
@@ -2021,7 +2023,7 @@ def loaded(folder):
 
 
 with tempfile.TemporaryDirectory() as folder:
-    saved = try_it(trained_and_saved, folder, backend="gloo")
+    saved = try_it(trained_and_saved, folder)
     for name in sorted(os.listdir(folder)):
         print(f"{name:14} {os.path.getsize(os.path.join(folder, name)) / 1e6:6.2f} MB")
     if saved:
@@ -2031,7 +2033,7 @@ with tempfile.TemporaryDirectory() as folder:
         print(
             f"largest message while saving: {largest:.2f} MB, of {12 * HEADED / 1e6:.2f} MB of states"
         )
-        again, states = launch(loaded, folder, world_size=2, backend="gloo")[0]
+        again, states = launch(loaded, folder, world_size=2)[0]
         equal = all(torch.equal(again[name], whole) for name, whole in saved[0].items())
         print(f"equal to the bit: {equal}; the optimizer has states of {states} parameters")
 
@@ -2196,6 +2198,47 @@ trade_off()
 # which holds the unit that is gathered ahead. Still less memory needs smaller units; less traffic needs
 # whole weights or whole gradients. Time is not in the picture: on this machine gathers run on the cores
 # that compute, in a model so small that function calls take most of a step. The slow motion of §3 has it.
+
+# %% [markdown]
+# ## On your GPUs
+#
+# *No points. It takes a few minutes with GPUs. Without them you read the newest runs that somebody has
+# recorded, if there are any.*
+#
+# Here are the same GPT and the same batch for each GPU three times: on one GPU, by DDP and by FSDP. First on one.
+#
+# <details><summary>In the lectures</summary>This is the exercise of lecture 004, whose model is nanoGPT's.</details>
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+from course_lib.gpu import on_your_gpus
+from course_lib.gpu.training import ONE_STEP, STEPS
+
+alone = on_your_gpus(ONE_STEP)
+
+# %% [markdown]
+# **Predict.** Now every GPU takes as many sequences. DDP and FSDP would give N times the tokens a second if
+# all messages hid. DDP keeps its buckets beside the gradients, 4 bytes a parameter more; FSDP keeps 1/N of
+# the 16 bytes. Do the messages of this model hide? With your `hides_from`: a rank has 8 · 1,024 = 8,192
+# tokens.
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+PARAMETERS = 124_439_808
+
+
+def if_all_hides(of, run):
+    on_one = {row.of["kind"]: row.value for row in alone.rows} if alone else {}
+    if of["kind"] == "peak" and on_one:
+        saved = 16 * PARAMETERS * (1 - 1 / of["ranks"])
+        return on_one["peak"] + (4 * PARAMETERS if of["way"] == "DDP" else -saved)
+    scale = {"step": 1, "tokens": of["ranks"]}.get(of["kind"])
+    return on_one[of["kind"]] * scale if scale and on_one else None
+
+
+on_gpus = on_your_gpus(STEPS, predicted=if_all_hides)
+# %% [markdown]
+# The same from a terminal, with your own number of steps: `torchrun --standalone --nproc-per-node 2
+# examples/train.py --model 124M --parallel fsdp --dtype bf16 --report` (`--parallel none` on one GPU,
+# `--dtype fp16` on a T4).
 
 # %% [markdown]
 # ## 8 · Questions
@@ -2379,7 +2422,7 @@ print("8 x 115 in int8:", sum(terms[1:], terms[0]).item(), " and in full:", 8 * 
 # samples.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
-alone = launch(train, replicas, world_size=1, samples=8, backend="gloo")[0]["flops"]
+alone = launch(train, replicas, world_size=1, samples=8)[0]["flops"]
 rows = [
     Row(
         strategy=name,

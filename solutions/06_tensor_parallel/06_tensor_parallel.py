@@ -20,7 +20,7 @@
 # | you need | notebook 02: all-reduce, reduce-scatter, all-gather and their bytes; `torch.autograd.Function`; the computation of a transformer's block |
 # | time | three hours and a half |
 # | points | 60 |
-# | on a rented machine | nothing to rent: two cores are enough. On several GPUs the same code runs over NCCL |
+# | on a rented machine | nothing to rent: two cores are enough. On several GPUs the same code runs over NCCL, and the section *On your GPUs* shows what only they can show |
 #
 # | section | minutes | points | rests on |
 # |---|---|---|---|
@@ -2221,6 +2221,38 @@ figure
 #
 # <details><summary>In the lectures</summary>This is the exercise of lecture 004. There the model is nanoGPT's
 # <code>model.py</code>.</details>
+
+# %% [markdown]
+# ## On your GPUs
+#
+# *No points. It takes a few minutes with GPUs. Without them you read the newest runs that somebody has
+# recorded, if there are any.*
+#
+# **Predict.** Tensor parallelism leaves each GPU 1/t of the columns, so 1/t of the FLOPs. Is it also 1/t of
+# the time? The prediction is the whole layer's time over t, on one GPU and without a message.
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+from course_lib.gpu import on_your_gpus
+from course_lib.gpu.arithmetic import LAYER_AND_MESSAGES, NARROW_LAYERS
+
+on_gpus = on_your_gpus(NARROW_LAYERS, predicted=lambda of, run: run.rows[0].value / of["t"])
+# %% [markdown]
+# Narrow products use a GPU worse, and the operations between them (GELU, the sum) do not shrink on the side
+# that all ranks have whole. This loss comes on top of the messages that §8 counts.
+#
+# **Predict.** Now with the messages: an MLP of width 4,096 over all your GPUs, 4,096 tokens. The two all-
+# reduces cannot hide, so the prediction is the sum of the first two rows. Set `NCCL_P2P_DISABLE=1` with
+# `%env` and run the cell again, to see the same layer without direct access between the GPUs.
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+on_gpus = on_your_gpus(
+    LAYER_AND_MESSAGES,
+    predicted=lambda of, run: (
+        sum(row.value for row in run.rows[:2]) if of["name"] == "both" else None
+    ),
+)
+# %% [markdown]
+# Which share of the layer is communication? Compare it with the bars of §8.
 
 # %% [markdown]
 # ## 10 · Questions

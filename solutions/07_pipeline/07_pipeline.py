@@ -20,7 +20,7 @@
 # | you need | notebook 00: deadlocks, `isend` and `irecv`; notebook 03: why sums are divided by the global count; `loss.backward()`; for §9, ZeRO-1 and ZeRO-3 of notebook 04 |
 # | time | three hours; §11 is extra |
 # | points | 60, and 5 of extra credit |
-# | on a rented machine | nothing to rent: two cores are enough. On several GPUs the same code uses NCCL |
+# | on a rented machine | nothing to rent: two cores are enough. On several GPUs the same code uses NCCL, and the section *On your GPUs* shows what only they can show |
 #
 # | section | minutes | points | rests on |
 # |---|---|---|---|
@@ -1914,6 +1914,38 @@ print(f"as a pipeline of 8 a GPU sends {border / 1e9:.1f} GB ({border / PORT:.2f
 #
 # <details><summary>In the lectures</summary>Lecture 004 ends its part on pipelines with Sutskever's words.
 # Lecture 001 calls a utilization of 80-90 % typical.</details>
+
+# %% [markdown]
+# ## On your GPUs
+#
+# *No points. It takes a few minutes with GPUs. Without them you read the newest runs that somebody has
+# recorded, if there are any.*
+#
+# **Predict.** F, I and W of four blocks of width 2,048 on a GPU, in 16 bits. On the CPU W was the shortest.
+# Here?
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+from course_lib.gpu import on_your_gpus
+from course_lib.gpu.pipelines import ACTIONS, PIPELINE
+
+on_gpus = on_your_gpus(ACTIONS)
+
+# %% [markdown]
+# **Predict.** 1F1B over all your GPUs, with microbatches of one size. A step of m microbatches takes m slots
+# and the bubble. The slot is taken from the step with one microbatch, and the bubble from your
+# `bubble_of_ideal`.
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def slots(of, run):
+    slot = run.rows[0].value / (1 + bubble_of_ideal("one_f_one_b", of["p"], 1))
+    return of["m"] * slot * (1 + bubble_of_ideal("one_f_one_b", of["p"], of["m"]))
+
+
+on_gpus = on_your_gpus(PIPELINE, predicted=slots)
+# %% [markdown]
+# If the steps with many microbatches take less than predicted, messages or the start of kernels filled a part
+# of the single microbatch's time, and the host, which runs ahead of the GPU, has hidden them since.
 
 # %% [markdown]
 # ## 10 · Questions

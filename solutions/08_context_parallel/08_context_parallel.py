@@ -18,7 +18,7 @@
 # | you need | notebook 02: all-to-all, and `batch_isend_irecv`; `torch.autograd.Function`; softmax(q kᵀ / √d) v |
 # | time | three hours and twenty minutes; ten more for §8 and §9, which have no exercises |
 # | points | 60 |
-# | on a rented machine | nothing to rent: two cores are enough. On several GPUs the same code runs over NCCL |
+# | on a rented machine | nothing to rent: two cores are enough. On several GPUs the same code runs over NCCL, and the section *On your GPUs* shows what only they can show |
 #
 # | section | minutes | points | rests on |
 # |---|---|---|---|
@@ -1970,6 +1970,59 @@ try:
     launch(theirs, True, world_size=2)
 except RankError as error:
     print([line for line in str(error).splitlines() if "Error" in line][-1])
+
+# %% [markdown]
+# ## On your GPUs
+#
+# *No points. It takes a few minutes with GPUs. Without them you read the newest runs that somebody has
+# recorded, if there are any.*
+#
+# **Predict.** Three kernels compute the same attention: with the whole matrix of scores, memory-efficient and
+# flash. Four times as many tokens are 16 times the FLOPs. By which factor do the bytes at the peak grow, with
+# the matrix and without it? The prediction is the kernel's first row, times 16 for the time, and times 16 or
+# 4 for the bytes.
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+from course_lib.gpu import on_your_gpus, rows_named
+from course_lib.gpu.attention import ATTENTION, RING
+
+
+def grown(of, run):
+    (first, *_) = rows_named(run, kernel=of["kernel"], kind=of["kind"])
+    times = of["seq"] / first.of["seq"]
+    linear = of["kind"] == "peak" and of["kernel"] != "the matrix"
+    return first.value and first.value * (times if linear else times**2)
+
+
+on_gpus = on_your_gpus(ATTENTION, predicted=grown)
+
+# %% [markdown]
+# A row with a dash has no number: a T4 has no flash kernel, and the matrix of 16,384 tokens does not fit on
+# every card.
+#
+# **Predict.** A block of the ring and its message between two GPUs. From which length on does the block take
+# longer? The prediction of each row is the speed of the longest one: FLOPs for the blocks, bytes for the
+# messages. Below, `hiding_block` gets these two speeds.
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def at_full_speed(of, run):
+    last = rows_named(run, kind=of["kind"])[-1]
+    power = 2 if of["kind"] == "block" else 1
+    return last.value * (of["tokens"] / last.of["tokens"]) ** power
+
+
+ring_run = on_your_gpus(RING, predicted=at_full_speed)
+if ring_run:
+    block, message = (rows_named(ring_run, kind=kind)[-1] for kind in ("block", "message"))
+    width = block.of["width"]
+    flops = 4 * block.of["tokens"] ** 2 * width / block.value
+    tokens = said(hiding_block, flops, message.of["bytes"] / message.value, width, width)
+    print(f"your formula: hidden from {tokens} tokens a rank on")
+
+# %% [markdown]
+# Short rows take longer than predicted in both columns: α of the message, and the start of a kernel, do not
+# shrink with the tokens.
 
 # %% [markdown]
 # ## 10 · Questions

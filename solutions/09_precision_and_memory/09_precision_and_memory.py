@@ -17,7 +17,7 @@
 # | you need | notebook 01 §3: the tensors that autograd keeps; notebook 02: `all_reduce`; notebook 06: all-reduces of a block |
 # | time | three hours and 35 minutes, best in two sittings, and 20 minutes for the optional section |
 # | points | 60, and 4 of extra credit |
-# | on a rented machine | nothing to rent: two cores are enough. One cell measures a GPU if there is one |
+# | on a rented machine | nothing to rent: two cores are enough. The section *On your GPUs* measures one |
 #
 # | section | minutes | points | rests on |
 # |---|---|---|---|
@@ -45,7 +45,6 @@
 # | master copy | float32 weights that the optimizer changes, beside those in 16 bits that are multiplied |
 
 # %%
-import contextlib
 import gc
 import math
 import time
@@ -497,6 +496,7 @@ scaler = LossScaler() if ready(LossScaler) else None
 if scaler:
     RUNS["fp16, scale 2^16"] = (torch.float16, scaler)
 for name, options in RUNS.items():
+    # on the CPU: its autocast, whose losses the text quotes
     (loss, zeros), *_ = launch(trained, *options, world_size=1, backend="gloo")
     print(f"{name:17} loss {loss:.3f}, {zeros:6.1%} of the first gradients are 0")
 
@@ -533,7 +533,7 @@ def one_step(kind):
 
 
 for kind in ("GradScaler", "ShardedGradScaler", *(["yours"] if scaler else [])):
-    run = launch(one_step, kind, world_size=2, backend="gloo")
+    run = launch(one_step, kind, world_size=2, backend="gloo")  # GradScaler("cpu")
     ranks = "; ".join(
         f"rank {rank}: weight {weight:g}, scale {scale:g}"
         for rank, (weight, scale) in enumerate(run)
@@ -745,6 +745,7 @@ def replica(shared):
 
 if "stochastic" in ROUNDINGS:
     for shared in (False, True):
+        # a thousand numbers: on the CPU
         first, second = launch(replica, shared, world_size=2, backend="gloo")
         equal = sum(a == b for a, b in zip(first, second, strict=True))
         print(f"{'one seed' if shared else 'own seeds'}: {equal} of 1,000 weights are equal")
@@ -1015,7 +1016,7 @@ def gathered(agree):
 
 
 for agree in (True, False):
-    run = launch(gathered, agree, world_size=2, backend="gloo")
+    run = launch(gathered, agree, world_size=2, backend="gloo")  # a small matrix
     print(
         "one scale " if agree else "two scales",
         [f"off by {off:.1%}, scale {scale:.4f}" for off, scale in run],
@@ -1630,7 +1631,7 @@ def all_reduces(kind):
 
 
 for name, kind in {"no checkpoint": None, **KINDS}.items():
-    run = launch(all_reduces, kind, world_size=2, backend="gloo")
+    run = launch(all_reduces, kind, world_size=2, backend="gloo")  # for its operations alone
     names = [operation.op for operation in run.ledger.operations(0)]
     after = names[len(names) - names[::-1].index("barrier") :]
     print(f"{name:30} {after.count('all_reduce') // 2} all-reduces a block")
@@ -1789,31 +1790,7 @@ print(f"after backward {moved.returned} came back")
 # A tensor that two operations keep moves twice, so more bytes move than are kept. Does the copy hide? For each token a
 # block keeps 34 h bytes and computes 24 h² FLOPs. At h = 12,288 and 40 % of an A100's 312 TFLOP/s the forward takes 29 µs
 # a token, and PCIe 4.0 (32 GB/s each way) needs 13 µs for the bytes: yes, on a stream of its own. At h = 4,096 the
-# forward takes 3.2 µs and the copy 4.4 µs: no.
-
-# %% tags=["nbval-ignore-output", "skip-in-grading"]
-if device().type == "cuda":
-    model = GPT(GPTConfig(layers=8, heads=16, width=2048, context=1024)).to(device())
-    x = torch.randn(4, 1024, 2048, device=device())
-    places = torch.arange(1024, device=device())
-    for name, context in {
-        "kept": contextlib.nullcontext,
-        "save_on_cpu, pinned": partial(torch.autograd.graph.save_on_cpu, pin_memory=True),
-    }.items():
-        for _ in range(2):
-            torch.cuda.reset_peak_memory_stats()
-            torch.cuda.synchronize()
-            began = time.perf_counter()
-            with context():
-                y = x
-                for block in model.blocks:
-                    y = block(y, places)
-            y.sum().backward()
-            torch.cuda.synchronize()
-        took, peak = time.perf_counter() - began, torch.cuda.max_memory_allocated()
-        print(f"{name}: {1000 * took:.0f} ms, peak {peak / 1e9:.2f} GB")
-else:
-    print("There is no GPU here: nothing was measured, and nothing is shown in its place.")
+# forward takes 3.2 µs and the copy 4.4 µs: no. The section *On your GPUs* measures PyTorch's own.
 
 # %% [markdown]
 # ### Never all at once: the optimizer in backward
@@ -1846,6 +1823,61 @@ print("the same weights:", torch.equal(*weights.values()))
 # accumulate over microbatches? (The norm needs all gradients before the first step. The first microbatch's
 # gradient is gone before the second one comes.) Under FSDP the hook sees the shard after its reduce-scatter,
 # one unit at a time.
+
+# %% [markdown]
+# ## On your GPUs
+#
+# *No points. It takes a few minutes with a GPU. Without one you read the newest run that somebody has
+# recorded, if there is one.*
+#
+# **Predict.** The same product in five formats. The data sheet gives tensor cores twice as many FLOP/s for
+# half of the bits. float32 does not use them, so it has no prediction. A dash means that the card does not
+# have the format.
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+from course_lib.gpu import on_your_gpus
+from course_lib.gpu.arithmetic import FORMATS
+from course_lib.gpu.memory import KEPT_OR_NOT, MASKS
+
+
+def data_sheet(of, run):
+    peaks = {"tf32": run.card.flops / 2, "fp16": run.card.flops, "bf16": run.card.flops}
+    return {**peaks, "fp8": run.card.fp8}.get(of["format"])
+
+
+on_gpus = on_your_gpus(FORMATS, predicted=data_sheet)
+
+# %% [markdown]
+# **Predict.** Eight blocks whose insides are kept, computed again, or moved to pinned memory of the host and
+# back (§7). Computing again costs one forward more, 4/3 of the FLOPs. Is it 4/3 of the time? And does the
+# copy to the host hide?
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def of_kept(of, run):
+    shares = {"computed again": 4 / 3, "your checkpoint": 4 / 3, "on the host, pinned": 1}
+    return (
+        run.rows[0].value * shares[of["way"]]
+        if of["kind"] == "step" and of["way"] in shares
+        else None
+    )
+
+
+mine = checkpoint if ready(checkpoint) else None
+on_gpus = on_your_gpus(KEPT_OR_NOT, predicted=of_kept, yours=mine)
+# %% [markdown]
+# `save_on_cpu` copies on the stream that computes, so it cannot hide: each copy waits for the operation
+# before it, and the next operation for the copy.
+#
+# **Break it.** Your `checkpoint` keeps the state of the *CPU's* generator. On a GPU dropout draws from the
+# GPU's. Which masks does the second run draw there?
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+on_gpus = on_your_gpus(MASKS, yours=mine)
+# %% [markdown]
+# Gradients that are off by more than rounding come from other masks, and no error says so. Keep
+# `torch.cuda.get_rng_state()` as well, and set it back in backward; the same holds for
+# `torch.is_autocast_enabled("cuda")`. Then the last row is 0.
 
 # %% [markdown]
 # ## 8 · Questions

@@ -19,7 +19,7 @@
 # | you need | notebook 03: averages of gradients; notebook 06: layers cut over ranks; notebook 07: `run_schedule`; notebook 08: zigzag |
 # | time | four hours and 20 minutes, and 30 minutes for the optional section |
 # | points | 60, and 6 of extra credit |
-# | on a rented machine | nothing to rent: two cores run 16 ranks of a small GPT. On 8 GPUs your step runs over NCCL |
+# | on a rented machine | nothing to rent: two cores run 16 ranks of a small GPT. On 8 GPUs your step runs over NCCL; the section *On your GPUs* uses one or more |
 #
 # | section | minutes | points | rests on |
 # |---|---|---|---|
@@ -212,7 +212,7 @@ def beside_pytorch():
 
 
 if ready(coordinates, axis_ranks):
-    ranks = launch(beside_pytorch, world_size=8, backend="gloo")
+    ranks = launch(beside_pytorch, world_size=8)
     for axis, (theirs, mine) in ranks[5].items():
         print(f"rank 5, {axis!s:13} PyTorch {theirs}, yours {mine}")
     print("all ranks agree:", all(theirs == mine for r in ranks for theirs, mine in r.values()))
@@ -398,6 +398,7 @@ def train_replicas(same):
 
 
 for name, same in (("different rows", False), ("the same rows", True)):
+    # on the CPU: the model is tiny
     replicas = launch(train_replicas, same, world_size=2, backend="gloo")
     samples = len(set().union(*(read for *_, read in replicas)))
     first, last, _ = replicas[0]
@@ -691,17 +692,17 @@ def pytorchs_step():
     """A function that makes one step on this rank, and the rank's parameters."""
     from course_lib.pipeline import gpt_stages
 
-    mesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("pp", "dp", "tp"))
+    mesh = init_device_mesh(device().type, (2, 2, 2), mesh_dim_names=("pp", "dp", "tp"))
     place, replica = mesh.get_local_rank("pp"), mesh.get_local_rank("dp")
     torch.manual_seed(5)
     pipe = mesh["pp"].get_group()
-    (stage,) = gpt_stages(GPT(UNTIED), one_f_one_b(2, COUNT), place, pipe)
+    (stage,) = gpt_stages(GPT(UNTIED).to(device()), one_f_one_b(2, COUNT), place, pipe)
     module = stage.module
     parallelize_module(module, mesh["tp"], plan([name for name, _ in module.named_modules()]))
     for block in module.blocks.values():
         fully_shard(block, mesh=mesh["dp"], reshard_after_forward=False)
     fully_shard(module, mesh=mesh["dp"], reshard_after_forward=False)
-    part = PipelineStage(module, place, 2, torch.device("cpu"), group=pipe)
+    part = PipelineStage(module, place, 2, device(), group=pipe)
     inputs, targets = (torch.cat(side) for side in zip(*rows_of(replica, 2), strict=True))
 
     def loss_of(logits, targets):
@@ -712,7 +713,7 @@ def pytorchs_step():
     def step():
         losses = []
         schedule.step(inputs) if place == 0 else schedule.step(target=targets, losses=losses)
-        total = torch.stack([*losses, torch.zeros(())]).sum().detach()
+        total = torch.stack([*losses, torch.zeros((), device=device())]).sum().detach()
         dist.all_reduce(total)  # over all ranks: both ranks of tp have it
         return float(total) / 2 / 2
 
@@ -724,7 +725,7 @@ def our_step():
 
     mesh, schedule = Mesh(SIZES), one_f_one_b(2, COUNT)
     torch.manual_seed(5)
-    stages = mesh_stages(GPT(UNTIED), mesh, schedule)
+    stages = mesh_stages(GPT(UNTIED).to(device()), mesh, schedule)
     microbatches = rows_of(mesh.coordinate["dp"], 2)
     params = [param for _, param in parameters(stages)]
     return lambda: hybrid_step(stages, schedule, microbatches, mesh), params
@@ -743,9 +744,7 @@ def three_losses(make):
 
 # Before PyTorch 2.10 its composition does not run on a CPU (2.6, 2.9), or divides otherwise (2.8).
 makes = (our_step, pytorchs_step) if torch.__version__ >= "2.10" else (our_step,)
-composed = {
-    make: launch(three_losses, make, world_size=8, backend="gloo", timeout=120)[0] for make in makes
-}
+composed = {make: launch(three_losses, make, world_size=8, timeout=120)[0] for make in makes}
 for make, losses in composed.items():
     print(f"{make.__name__:14}", *(f"{loss:.6f}" for loss in losses))
 if len(makes) > 1:
@@ -1019,7 +1018,7 @@ def nodes_figure(ledger, per_node):
 
 
 CUBE = {"pp": 2, "dp": 2, "tp": 2}
-cube = launch(one_step, CUBE, world_size=8, backend="gloo")
+cube = launch(one_step, CUBE, world_size=8, backend="gloo")  # for its bytes alone
 nodes_figure(cube.ledger, per_node=4)
 
 # %% [markdown]
@@ -1174,9 +1173,7 @@ def fastest_step(sizes):
 
 slept = {}
 for name, order in ORDERS.items():
-    times = launch(
-        fastest_step, dict.fromkeys(order, 2), world_size=8, backend="gloo", wires=FELT, timeout=120
-    )
+    times = launch(fastest_step, dict.fromkeys(order, 2), world_size=8, wires=FELT, timeout=120)
     slept[name] = max(times)
 GPT3 = GPTConfig(51_200, 2048, layers=96, heads=96, width=12288)
 LARGE = {"pp": 16, "dp": 8, "cp": 1, "tp": 8}
@@ -1824,6 +1821,57 @@ for words, question, allowed, stages in CASES:
 # long sequence and few heads to cut. With 8 in a node, the sums go over the network (section 9, question 1).</details>
 
 # %% [markdown]
+# ## On your GPUs
+#
+# *No points. It takes a few minutes with GPUs. Without them you read the newest runs that somebody has
+# recorded, if there are any.*
+#
+# **Predict.** One GPU first: your `step_seconds` for GPT-2 small with every axis 1, at the efficiency of §7 and with the
+# card's data sheet. The formula was fitted to models of billions of parameters with fused kernels. Will it be too low or
+# too high for products that are only 768 wide?
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+from course_lib.gpu import on_your_gpus
+from course_lib.gpu.pipelines import AXES
+from course_lib.gpu.training import ONE_STEP
+from course_lib.models import PRESETS
+
+ALONE = {
+    "pp": 1,
+    "dp": 1,
+    "cp": 1,
+    "tp": 1,
+    "chunks": 1,
+    "zero": 0,
+    "recompute": "none",
+    "sequence": False,
+}
+
+
+def on_one(of, run):
+    card = {
+        "flops": run.card.flops,
+        "bandwidth": run.card.bandwidth,
+        "memory": run.card.memory / 1e9,
+    }
+    layout = {**ALONE, "microbatch": of["batch"]}
+    taken = step_seconds(PRESETS[of["preset"]], layout, of["batch"], card, SELENE, 0.63)
+    return {"step": taken, "tokens": of["batch"] * of["seq"] / taken}.get(of["kind"])
+
+
+on_gpus = on_your_gpus(ONE_STEP, predicted=on_one)
+# %% [markdown]
+# **Predict.** The same batch with all your GPUs on one axis: as replicas, as a pipeline with 8 microbatches,
+# with each layer cut. Put the three in order before you run the cell. A step here is forward, backward and
+# the sums of the gradients, without the optimizer.
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+on_gpus = on_your_gpus(AXES)
+# %% [markdown]
+# Replicas send each gradient once, a pipeline its activations, and cut layers wait four times in each layer
+# for a sum. With a slow link between the GPUs, the last row shows it first.
+
+# %% [markdown]
 # ## 9 · Questions
 #
 # | | |
@@ -1998,8 +2046,8 @@ def slept(ledger):
 wires = Cluster(8, 2, gpu("A100"), Wire("inside", 100e6, 5e-3), Wire("across", 10e6, 50e-3))
 for order in (("pp", "dp", "tp"), ("tp", "dp", "pp")):
     sizes = dict.fromkeys(order, 2)
-    plain = launch(steps, sizes, world_size=8, backend="gloo").ledger
-    felt = launch(steps, sizes, world_size=8, backend="gloo", wires=wires).ledger
+    plain = launch(steps, sizes, world_size=8, backend="gloo").ledger  # as the run with wires
+    felt = launch(steps, sizes, world_size=8, wires=wires).ledger
     predicted, measured = between_barriers(plain, wires), slept(felt)
     print(f"{' x '.join(order)}: computed {predicted:.2f} s, slept {measured:.2f} s")
 
@@ -2019,7 +2067,7 @@ from course_lib.cluster.roofline import Work
 
 target = Layout({"pp": 2, "dp": 64, "tp": 8})
 recorded = Layout({"pp": 2, "dp": 2, "tp": 2})
-ledger = launch(one_step, CUBE, world_size=8, backend="gloo").ledger
+ledger = launch(one_step, CUBE, world_size=8, backend="gloo").ledger  # for its bytes alone
 plain = Record(8, [step_of(ledger.operations(rank)) for rank in range(8)])
 for order in (("pp", "dp", "cp", "tp"), ("tp", "pp", "dp", "cp")):
     factors = {"tp": 1500, "pp": 1500}

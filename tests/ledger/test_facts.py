@@ -231,12 +231,23 @@ def test_gpus_have_what_dense_products_reach():
         0.0294, 0.01
     )
     assert hardware.gpu("A100").fp8 is None, "tensor cores have fp8 from Hopper on"
-    for gpu in hardware.GPUS:
+    assert hardware.gpu("A10").memory == 24 * GB, "a whole name is not the beginning of A100"
+    for gpu in (*hardware.GPUS, *hardware.RENTED):
         assert facts.link(gpu.host_link).name == gpu.host_link
-        assert gpu.fp8 is None or gpu.fp8 == pytest.approx(2 * gpu.flops, 1e-3), "both are dense"
+        assert gpu.fp8 is None or gpu.fp8 == pytest.approx(2 * gpu.flops, 0.02), "both are dense"
         assert gpu.source
     with pytest.raises(ValueError, match="is not one of the GPUs: A100 SXM, H100 SXM"):
-        hardware.gpu("V100")
+        hardware.gpu("P100")
+    with pytest.raises(ValueError, match="'L' is not one of the GPUs"):
+        hardware.gpu("L")
+
+
+def test_gpus_are_found_by_the_name_that_cuda_gives_them():
+    assert {hardware.data_sheet(name) for name in hardware.CUDA_NAMES} == {
+        *hardware.GPUS,
+        *hardware.RENTED,
+    }
+    assert hardware.data_sheet("NVIDIA A10G") is None, "it is another GPU than an A10"
 
 
 # ---- fully sharded data parallelism

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
-import signal
 import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
-import gpu_session
+import gpu_notebook
 import pytest
 import torch
 import torch.distributed as dist
@@ -63,13 +59,25 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     ("count", "share", "trial", "chosen", "says"),
     [
         (0, 1, WORKS, "gloo", ""),
-        (1, 1, WORKS, "gloo", "1 GPU: ranks run on the CPU"),
-        (2, 1, WORKS, "gloo", "with worlds of at most 2, or COURSE_RANKS_PER_GPU=2"),
-        (3, 1, WORKS, "gloo", "COURSE_RANKS_PER_GPU=2"),
-        (4, 1, WORKS, "nccl", "4 GPUs: ranks run over NCCL, one a GPU"),
-        (8, 1, WORKS, "nccl", "8 GPUs"),
-        (2, 2, SHARES, "nccl", "2 GPUs: ranks run over NCCL, 2 a GPU"),
-        (1, 4, SHARES, "nccl", "1 GPU: ranks run over NCCL, 4 a GPU"),
+        (
+            1,
+            1,
+            WORKS,
+            "gloo",
+            '1 GPU: it is used in the sections "On your GPUs". Other cells need 4 ranks',
+        ),
+        (2, 1, WORKS, "gloo", "2 GPUs: both are used, a rank each, in the sections"),
+        (3, 1, WORKS, "gloo", "3 GPUs: all are used, a rank each, in the sections"),
+        (
+            4,
+            1,
+            WORKS,
+            "nccl",
+            "4 GPUs: ranks run over NCCL, one a GPU; more than 4 ranks on the CPU.",
+        ),
+        (8, 1, WORKS, "nccl", "8 GPUs: ranks run over NCCL, one a GPU; more than 8 ranks"),
+        (2, 2, SHARES, "nccl", "2 GPUs, shared by 2 ranks each over NCCL 2.30.7. They take turns:"),
+        (1, 4, SHARES, "nccl", "1 GPU, shared by 4 ranks each over NCCL 2.30.7."),
         (2, 2, WORKS, "gloo", "needs NCCL 2.30 or newer; PyTorch has loaded 2.28.9"),
         (4, 1, Trial("driver too old"), "gloo", "a trial on them failed: driver too old"),
     ],
@@ -92,7 +100,7 @@ def test_a_world_that_is_too_large_runs_on_the_cpu_and_says_so_once(
     machine.has(4)
     assert [backend.choose(n) for n in (4, 8, 8, 2)] == ["nccl", "gloo", "gloo", "nccl"]
     assert capsys.readouterr().out.splitlines() == [
-        "4 GPUs: ranks run over NCCL, one a GPU.",
+        "4 GPUs: ranks run over NCCL, one a GPU; more than 4 ranks on the CPU.",
         "8 ranks, room for 4 over NCCL: this run is on the CPU with gloo.",
     ]
 
@@ -286,7 +294,7 @@ def test_every_run_is_written_down_for_make_gpu(
     assert list(launch(dist.get_rank, world_size=2)) == [0, 1]
     assert runs.read_text() == "2 gloo\n"
     runs.write_text("4 nccl\n2 gloo\n1 alone\n2 nccl\n")
-    assert gpu_session.carried(runs) == (2, 1)
+    assert gpu_notebook.carried(runs) == (2, 1)
 
 
 # ---- checks, grading, doctor
@@ -384,57 +392,3 @@ def test_a_newer_nccl_that_cannot_be_had_is_a_problem_with_pips_words(
     machine.monkeypatch.setattr(subprocess, "run", pip)
     finding = sharing.newer_nccl()
     assert finding.status == "problem" and finding.text.endswith("ERROR: no such package")
-
-
-def test_the_session_on_gpus_says_what_it_cannot_do_here(tmp_path: Path) -> None:
-    """`make gpu` without a GPU runs the parts that need none, writes a report and exits with 0."""
-    if gpus.gpu_count():
-        pytest.skip("this machine has a GPU: the session would take minutes")
-    command = [sys.executable, "tools/gpu_session.py", "--out", str(tmp_path)]
-    answer = subprocess.run(command, capture_output=True, text=True)
-    assert answer.returncode == 0, answer.stderr
-    said, *lines, where = answer.stdout.splitlines()
-    assert said.startswith("No GPU") and where.endswith("report.md")
-    results = {result["part"]: result for result in map(json.loads, lines)}
-    assert results["facts"]["status"] == "passed"
-    assert {r["status"] for name, r in results.items() if name != "facts"} == {"left out"}
-    assert "| facts | passed |" in (tmp_path / "report.md").read_text()
-
-
-def test_a_part_that_runs_past_its_limit_is_ended_with_all_that_it_started(
-    tmp_path: Path, assert_no_orphans: Callable[..., None]
-) -> None:
-    code = (
-        "import subprocess, sys, time; child = subprocess.Popen([sys.executable, '-c', "
-        "'import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(60)'])\n"
-        "print(child.pid, flush=True)\n"
-        "try: time.sleep(60)\n"
-        "except KeyboardInterrupt: print('written down')"
-    )
-    log = tmp_path / "log"
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # as the session does, see there
-    began = time.monotonic()
-    ended, _ = gpu_session.run_logged([sys.executable, "-c", code], log, 10.0, dict(os.environ))
-    assert ended is None and time.monotonic() - began < 10 + gpu_session.LAST_CHANCE
-    pid, said = log.read_text().split(maxsplit=1)
-    assert said.strip() == "written down"
-    assert_no_orphans([int(pid)])
-
-
-def test_the_sessions_report_reads_what_pytest_wrote(tmp_path: Path) -> None:
-    (tmp_path / "cases.xml").write_text(
-        '<testsuites><testsuite><testcase classname="tests.runtime.test_gpu" name="a"/>'
-        '<testcase classname="tests.runtime.test_gpu" name="b"><failure message="E: no&#10;more"/></testcase>'
-        '<testcase classname="tests.runtime.test_gpu" name="c"><skipped message="why"/></testcase>'
-        "</testsuite></testsuites>"
-    )
-    assert list(gpu_session.read_cases(tmp_path / "cases.xml")) == [
-        ("test_gpu::a", "passed", ""),
-        ("test_gpu::b", "failed", "E: no"),
-        ("test_gpu::c", "skipped", "why"),
-    ]
-    broken = gpu_session.Result(
-        "tests", "failed", 1.0, "1 passed, 1 failed", ["test_gpu::b: E: no"]
-    )
-    text = gpu_session.report("1 GPU", [broken])
-    assert "| tests | failed | 1 | 1 passed, 1 failed |" in text and "test_gpu::b: E: no" in text

@@ -1,0 +1,12 @@
+"""Only a GPU can show it: the experiments of the sections "On your GPUs", and runs that were recorded.
+
+    on_your_gpus(ROOFLINE, predicted=least)   measured on this machine's GPUs, else the newest record
+    python -m course_lib.gpu                  every experiment for which there are GPUs, into one JSON file
+
+An experiment is a small body that returns rows; one file holds those of one subject.
+"""
+
+from course_lib.gpu.experiment import Experiment, Row
+from course_lib.gpu.table import on_your_gpus, rows_named
+
+__all__ = ["Experiment", "Row", "on_your_gpus", "rows_named"]

@@ -1,0 +1,16 @@
+"""All experiments, in the order in which they are recorded: those for one GPU first."""
+
+from __future__ import annotations
+
+from course_lib.gpu.arithmetic import FORMATS, LAYER_AND_MESSAGES, NARROW_LAYERS, ROOFLINE
+from course_lib.gpu.attention import ATTENTION, RING
+from course_lib.gpu.memory import HOST_COPIES, KEPT_OR_NOT, MASKS, STATES
+from course_lib.gpu.messages import ALL_REDUCES, CALL_AND_WORK, PING_PONG
+from course_lib.gpu.pipelines import ACTIONS, AXES, PIPELINE
+from course_lib.gpu.training import ONE_STEP, OVERLAP, PHASES, STEPS
+
+EXPERIMENTS = (
+    ONE_STEP, ROOFLINE, ATTENTION, FORMATS, KEPT_OR_NOT, PHASES, HOST_COPIES, NARROW_LAYERS, ACTIONS,
+    CALL_AND_WORK, MASKS,
+    STEPS, ALL_REDUCES, PING_PONG, OVERLAP, STATES, LAYER_AND_MESSAGES, PIPELINE, RING, AXES,
+)  # fmt: skip

@@ -1,0 +1,161 @@
+"""Experiments on GPUs, and their records.
+
+Each rank has a GPU of its own, whatever backend the session's other runs have, and whatever
+COURSE_RANKS_PER_GPU says: times of ranks that share a GPU mean nothing. Without a GPU nothing is measured.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from course_lib.facts.hardware import Gpu, data_sheet
+from course_lib.runtime.backend import device, missing_for_nccl
+from course_lib.runtime.gpus import gpu_count, loaded_nccl
+from course_lib.runtime.launch import launch
+
+RECORDS = Path(__file__).parent / "records"
+UNITS = ("s", "B", "B/s", "FLOP/s", "tokens/s", "x")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A measured number.
+
+    value: in `unit`, one of UNITS; None if this GPU cannot do it. of: the sizes and names that a prediction
+    of the number needs.
+    """
+
+    what: str
+    value: float | None
+    unit: str
+    of: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A body that every rank runs; rank 0's rows count.
+
+    ranks: 1, or the least number: then a rank for each GPU that there is, at most 8. sizes: arguments of
+    `body` on GPUs, small: those of the tests, on the CPU. limit: seconds, after which the ranks are ended.
+    """
+
+    name: str
+    title: str
+    ranks: int
+    body: Callable[..., list[Row]]
+    sizes: dict[str, Any]
+    small: dict[str, Any]
+    limit: float = 120
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The rows of an experiment, and where they were measured. here: on this machine, just now."""
+
+    rows: list[Row]
+    machine: dict[str, Any]
+    date: str
+    here: bool
+
+    @property
+    def where(self) -> str:
+        ranks, gpu = self.machine["ranks"], self.machine["gpu"]
+        if gpu == "CPU":
+            return f"rehearsed with {ranks} rank{'s' * (ranks > 1)} on the CPU: no number means anything"
+        on = f"{ranks} x {gpu}, PyTorch {self.machine['torch']}, NCCL {self.machine['nccl']}"
+        return f"measured here: {on}" if self.here else f"recorded on {self.date}: {on}"
+
+    @property
+    def card(self) -> Gpu:
+        """The data sheet of the GPU. LookupError if it is not known."""
+        card = data_sheet(self.machine["gpu"])
+        if card is None:
+            raise LookupError(
+                f"course_lib.facts.hardware has no data sheet of {self.machine['gpu']}"
+            )
+        return card
+
+
+def usable() -> int:
+    """How many ranks have a GPU of their own here; 0 if the GPUs do not work."""
+    count = gpu_count() if dist.is_nccl_available() else 0
+    return count if count and not missing_for_nccl(1) else 0
+
+
+def why_unused() -> str:
+    """Why the GPUs that are here cannot be used; "" if there is none, or if they can."""
+    return missing_for_nccl(1) if gpu_count() and not usable() else ""
+
+
+def measure(experiment: Experiment, *, rehearse: bool = False, **options: Any) -> Measured | None:
+    """Run the experiment on this machine's GPUs; None if there are too few of them.
+
+    rehearse: with small sizes on the CPU, over gloo: it shows that the body runs, and no number of it means
+    anything. options: further arguments of the body, such as a function of the student's own. Raises what
+    `launch` raises.
+    """
+    gpus = experiment.ranks if rehearse else usable()
+    if gpus < experiment.ranks:
+        return None
+    answers = launch(
+        on_each, experiment.body, {**(experiment.small if rehearse else experiment.sizes), **options},
+        world_size=1 if experiment.ranks == 1 else min(gpus, 8),
+        backend="gloo" if rehearse else "nccl", timeout=experiment.limit,
+    )  # fmt: skip
+    rows, machine = answers[0]
+    return Measured(rows, machine, time.strftime("%Y-%m-%d"), here=True)
+
+
+def on_each(body: Callable[..., list[Row]], arguments: dict) -> tuple[list[Row], dict[str, Any]]:
+    """In a rank: its rows, and what it ran on."""
+    on_gpu = device().type == "cuda"
+    machine = {
+        "gpu": torch.cuda.get_device_name() if on_gpu else "CPU",
+        "ranks": dist.get_world_size(),
+        "torch": torch.__version__,
+        "nccl": ".".join(map(str, nccl_version())) if on_gpu else "none",
+    }
+    if on_gpu and dist.get_world_size() > 1:
+        machine["peers"] = torch.cuda.can_device_access_peer(
+            0, 1
+        )  # NVLink, or PCIe without a detour
+    return body(**arguments), machine
+
+
+def nccl_version() -> tuple[int, int, int]:
+    loaded = loaded_nccl()
+    return loaded // 10000, loaded // 100 % 100, loaded % 100
+
+
+# ---- records
+
+
+def write_record(path: Path, runs: dict[str, Measured]) -> None:
+    """All runs of one machine, as a file for RECORDS."""
+    entries = {
+        name: {"date": run.date, "machine": run.machine, "rows": [asdict(row) for row in run.rows]}
+        for name, run in runs.items()
+    }
+    path.write_text(json.dumps(entries, indent=1) + "\n")
+
+
+def recorded(experiment: Experiment, folder: Path = RECORDS) -> Measured | None:
+    """The newest record of the experiment, one of most GPUs before the others; None if there is none."""
+    runs = [run for path in sorted(folder.glob("*.json")) for run in read(path, experiment.name)]
+    return max(runs, key=lambda run: (run.machine["ranks"], run.date), default=None)
+
+
+def read(path: Path, name: str) -> Iterator[Measured]:
+    """The run of that name in a record, if it holds one."""
+    entry = json.loads(path.read_text()).get(name)
+    if entry:
+        run = Measured([Row(**row) for row in entry["rows"]], entry["machine"], entry["date"], True)
+        yield replace(run, here=False)

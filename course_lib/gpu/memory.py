@@ -1,0 +1,146 @@
+"""Notebooks 04 and 09: bytes that a GPU keeps, and bytes that it fetches from the host or computes again."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from course_lib.gpu.clock import forget_peak, peak_bytes, seconds
+from course_lib.gpu.experiment import Experiment, Row
+from course_lib.models import GPT, GPTConfig
+from course_lib.runtime.backend import device
+
+
+def host_copies(nbytes: int, repeats: int) -> list[Row]:
+    """To the host's memory and back: pageable, as it comes, and pinned, which stays where it is."""
+    rows, on_gpu = [], torch.zeros(nbytes, dtype=torch.uint8, device=device())
+    for kind in ("pageable", "pinned"):
+        on_host = torch.zeros(nbytes, dtype=torch.uint8)
+        if kind == "pinned" and device().type == "cuda":
+            on_host = on_host.pin_memory()
+        for way, target, source in (
+            ("to the host", on_host, on_gpu),
+            ("to the GPU", on_gpu, on_host),
+        ):
+            taken = seconds(
+                lambda target=target, source=source: target.copy_(source, non_blocking=True),
+                repeats,
+            )
+            rows.append(Row(f"{way}, {kind}", nbytes / taken, "B/s", {"kind": kind, "way": way}))
+    return rows
+
+
+def states(width: int, layers: int) -> list[Row]:
+    """All tensors that a rank keeps after a step of AdamW in float32, by stage of ZeRO."""
+    from course_lib.zero import Zero1Optimizer, Zero2Optimizer, Zero3Module
+
+    n, rows = dist.get_world_size(), []
+    for stage in range(4):
+        forget_peak()
+        before = torch.cuda.memory_allocated() if device().type == "cuda" else 0
+        model: nn.Module = nn.Sequential(
+            *(nn.Linear(width, width, bias=False) for _ in range(layers))
+        ).to(device())
+        count = layers * width * width
+        if stage == 3:
+            model = Zero3Module(model, units=list(model))
+        sharded = {1: Zero1Optimizer, 2: Zero2Optimizer}.get(stage)
+        optimizer = (
+            sharded(model.parameters(), torch.optim.AdamW)
+            if sharded
+            else torch.optim.AdamW(model.parameters())
+        )
+        x = torch.ones(1, width, device=device())
+        model(x).sum().backward()
+        optimizer.step()
+        # The gradients are there until the next step: they count.
+        kept = torch.cuda.memory_allocated() - before if device().type == "cuda" else None
+        rows.append(Row(f"stage {stage}", kept, "B", {"params": count, "ranks": n, "stage": stage}))
+        del model, optimizer, sharded, x
+    return rows
+
+
+def kept_or_not(
+    width: int, layers: int, rows: int, seq: int, repeats: int, yours: Callable | None = None
+) -> list[Row]:
+    """Blocks of a GPT whose insides are kept, computed again, or kept by the host: seconds and peak."""
+    config = GPTConfig(layers=layers, heads=4, width=width, context=seq)
+    blocks = GPT(config).to(device()).blocks
+    x = torch.randn(rows, seq, width, device=device(), requires_grad=True)
+    places = torch.arange(seq, device=device())
+    to_host = partial(torch.autograd.graph.save_on_cpu, pin_memory=device().type == "cuda")
+    plain = contextlib.nullcontext
+    ways: dict[str, tuple[Callable, Callable[[], Any]]] = {
+        "kept": (lambda block, y: block(y, places), plain),
+        "computed again": (
+            lambda block, y: checkpoint(block, y, places, use_reentrant=False),
+            plain,
+        ),
+        "on the host, pinned": (lambda block, y: block(y, places), to_host),
+    }
+    if yours:
+        ways["your checkpoint"] = (lambda block, y: yours(block, y, places), plain)
+    measured = []
+    for name, (run, context) in ways.items():
+
+        def step(run: Callable = run, context: Callable[[], Any] = context) -> None:
+            y = x
+            with context():
+                for block in blocks:
+                    y = run(block, y)
+            y.sum().backward()
+
+        step()
+        forget_peak()
+        taken = seconds(step, repeats)
+        of = {"way": name, "width": width, "layers": layers, "tokens": rows * seq}
+        measured += [
+            Row(f"{name}: a step", taken, "s", {"kind": "step", **of}),
+            Row(f"{name}: peak", peak_bytes(), "B", {"kind": "peak", **of}),
+        ]
+    return measured
+
+
+def masks(width: int, yours: Callable | None = None) -> list[Row]:
+    """Gradients behind dropout, with a checkpoint and without: how far they are apart."""
+
+    def layers(x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.dropout(x, 0.5).sin()
+
+    def gradient(run: Callable) -> torch.Tensor:
+        torch.manual_seed(0)  # of the CPU and of the GPU
+        x = torch.ones(width, width, device=device(), requires_grad=True)
+        run(layers, x).sum().backward()
+        assert x.grad is not None
+        return x.grad
+
+    ways = {"PyTorch's": partial(checkpoint, use_reentrant=False), "yours": yours}
+    exact, rows = gradient(lambda function, x: function(x)), []
+    for name, run in ways.items():
+        if run:
+            off = (gradient(run) - exact).abs().max() / exact.abs().max()
+            rows.append(Row(f"{name}: gradients are off by", off.item(), "x", {"way": name}))
+    return rows
+
+
+HOST_COPIES = Experiment(
+    "host copies", "Between GPU and host", 1, host_copies,
+    {"nbytes": 1 << 30, "repeats": 5}, {"nbytes": 1 << 12, "repeats": 2},
+)  # fmt: skip
+STATES = Experiment(
+    "states", "The memory of a rank after a step", 2, states,
+    {"width": 4096, "layers": 16}, {"width": 16, "layers": 2},
+)  # fmt: skip
+KEPT_OR_NOT = Experiment(
+    "kept or not", "Activations of a step", 1, kept_or_not,
+    {"width": 2048, "layers": 8, "rows": 4, "seq": 1024, "repeats": 5},
+    {"width": 32, "layers": 2, "rows": 1, "seq": 8, "repeats": 1},
+)  # fmt: skip
+MASKS = Experiment("masks", "Dropout behind a checkpoint", 1, masks, {"width": 1024}, {"width": 16})

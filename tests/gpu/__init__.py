@@ -1,0 +1,1 @@
+"""Experiments on GPUs, rehearsed on the CPU, and their records."""
