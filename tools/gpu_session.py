@@ -1,18 +1,21 @@
 """Prove that the course works on this machine's GPUs, in one command: `make gpu`.
 
 The parts run one after the other, each in processes of its own, with a time limit and a log, and the next
-one begins whatever the outcome of the last. Each ends in a line of JSON; at the end there is a report in
-Markdown.
+one begins whatever the outcome of the last. They share `--limit`, so that the report is there in time where a
+machine is lent for ten minutes. Each part ends in a line of JSON, and so does each notebook.
 
     facts         the doctor's findings: driver, GPUs, PyTorch, NCCL, shared memory
+    over NCCL     all notebooks and their checks, over NCCL; runs that fell back to the CPU are counted
+    record        the experiments of "On your GPUs", with nothing beside them: record.json
+    grading       the grader's own selftest on a machine with GPUs
     one rank      every test that needs a GPU, one rank to a GPU
     several       the same tests with several ranks on each GPU (needs NCCL 2.30 or newer)
     as it comes   all notebooks, with the backend that the session chooses by itself
-    over NCCL     all notebooks and their checks, over NCCL; runs that fell back to the CPU are counted
-    grading       the grader's own selftest on a machine with GPUs
 
-Without a GPU only the first part has a result; the exit code is 0 all the same. It is 1 if a part failed.
-A newer NCCL than PyTorch's own is loaded with `--nccl path/to/libnccl.so.2`.
+After every part there are report.md, results.jsonl and logs.tar.gz. Without a GPU only the first part has a
+result; the exit code is 0 all the same. It is 1 if a part failed. `--rehearse` runs the same parts in the
+same order on the CPU, with one notebook and small experiments. A newer NCCL than PyTorch's own is loaded with
+`--nccl path/to/libnccl.so.2`, and `tools/gpu_wheels.txt` lists what a bare machine needs besides PyTorch.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ import re
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 import xml.etree.ElementTree
 from collections.abc import Callable, Iterator, Sequence
@@ -32,16 +36,21 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+import gpu_mps
+from gpu_notebook import carried
+
 ROOT = Path(__file__).resolve().parent.parent
 SOLUTIONS = ROOT / "solutions"
 PYTEST = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider"]
 ALONE = "tests/runtime/test_gpu.py"  # it reads how much GPU memory is taken: nothing else may run beside it
-SHARING_RANKS = 8  # the notebooks' largest world
+ENOUGH = 4  # GPUs with which most cells of the notebooks have a GPU for each rank
+SHARING_RANKS = 8  # ranks that most of the notebooks' worlds have at most
 LAST_CHANCE = 15  # seconds in which a part that ran past its limit may write its results
-NEVER = (  # in no cell's output, also if the cell reports an error and goes on
-    "Expected all tensors to be on the same device",
-    "RankTimeout: not finished",
-)
+LIMIT = 560  # seconds: machines are lent for commands of ten minutes
+# Notebooks that no GPU has seen come first, then the longest; a new one is before all of them.
+ORDER = ("10", "05", "09", "01", "03", "08", "02", "06", "07", "04", "00")
+REHEARSED = ("00",)  # the notebook of a rehearsal
+REHEARSAL = "A rehearsal on the CPU: the same parts in the same order, and nothing about GPUs."
 LAST_WORDS = 12  # lines of a failed part's log that the report shows
 
 
@@ -68,6 +77,9 @@ class Session:
     nccl_library: str = ""
     shares: bool = False  # this machine's NCCL lets ranks share a GPU
     notebooks: tuple[str, ...] = ()  # only those whose names begin so; all if empty
+    lean: bool = False  # notebooks without the visible checks that hidden ones follow
+    rehearsal: bool = False  # on the CPU
+    mps: tuple[tuple[str, str], ...] = ()  # variables with which ranks find an MPS server
 
     def environment(self, **variables: str) -> dict[str, str]:
         """The parts' environment: nothing of the course's own variables but these."""
@@ -79,8 +91,11 @@ class Session:
         return {**own, **variables}
 
     def sharing(self) -> dict[str, str]:
-        """Variables with which the notebooks' largest world finds room on the GPUs."""
-        return {"COURSE_RANKS_PER_GPU": str(max(1, -(-SHARING_RANKS // max(1, self.gpus))))}
+        """Variables with which a world of eight finds room on the GPUs; larger ones run on the CPU."""
+        if not self.shares:
+            return {}
+        share = max(1, -(-SHARING_RANKS // max(1, self.gpus)))
+        return {"COURSE_RANKS_PER_GPU": str(share), **dict(self.mps)}
 
 
 @dataclass(frozen=True)
@@ -90,6 +105,7 @@ class Part:
     run: Callable[[Session, float], Result]
     needs_gpu: bool = True
     needs_sharing: bool = False
+    rehearsed: bool = False  # a part of the rehearsal without a GPU
 
 
 def run_logged(
@@ -203,18 +219,15 @@ def notebooks_as_they_come(session: Session, limit: float) -> Result:
 
 
 def notebooks_over_nccl(session: Session, limit: float) -> Result:
-    variables = {"COURSE_BACKEND": "nccl", **session.sharing()}
+    backend = "gloo" if session.rehearsal else "nccl"
+    variables = {"COURSE_BACKEND": backend, **session.sharing()}
     return run_notebooks("over NCCL", session, limit, session.environment(**variables))
 
 
 def run_notebooks(name: str, session: Session, limit: float, environment: dict[str, str]) -> Result:
     """Every solution notebook in a process of its own, as many side by side as there are cores for."""
     began = time.monotonic()
-    assignments = sorted(
-        path.name
-        for path in SOLUTIONS.iterdir()
-        if path.is_dir() and path.name.startswith(session.notebooks or "")
-    )
+    assignments = in_order(session.notebooks)
     side_by_side = max(1, min(len(assignments), (os.cpu_count() or 2) // 2))
     if (
         "COURSE_RANKS_PER_GPU" in environment
@@ -223,28 +236,24 @@ def run_notebooks(name: str, session: Session, limit: float, environment: dict[s
 
     def run_one(assignment: str) -> tuple[str, list[str]]:
         stem = session.out / f"{name.replace(' ', '_')}_{assignment}"
-        command = [
-            sys.executable,
-            str(Path(__file__)),
-            "--notebook",
-            assignment,
-            "--out",
-            str(stem),
-        ]
+        command = [sys.executable, str(ROOT / "tools" / "gpu_notebook.py"), assignment, str(stem)]
+        command += ["--lean"] if session.lean else []
         rest, runs = limit - (time.monotonic() - began), stem.with_suffix(".launches")
         runs.write_text("")  # without those of an earlier session
-        code, seconds = run_logged(
+        _, seconds = run_logged(
             command, stem.with_suffix(".log"), max(1.0, rest),
             {**environment, "COURSE_LAUNCHES": str(runs)},
         )  # fmt: skip
         if not stem.with_suffix(".json").exists():
-            return f"{assignment}: ended with code {code}", last_words(stem.with_suffix(".log"))
+            return notebook_outcome(
+                name, assignment, "ended early", last_words(stem.with_suffix(".log")), seconds
+            )
         wrong = json.loads(stem.with_suffix(".json").read_text())
         over_nccl, on_cpu = carried(runs)
         if environment.get("COURSE_BACKEND") == "nccl" and not over_nccl:
             wrong.append("nothing ran over NCCL")
-        said = f"{assignment}: {len(wrong)} cells went wrong in {seconds:.0f} s"
-        return f"{said}; {over_nccl} runs over NCCL, {on_cpu} on the CPU", wrong
+        said = f"{len(wrong)} cells went wrong; {over_nccl} runs over NCCL, {on_cpu} on the CPU"
+        return notebook_outcome(name, assignment, said, wrong, seconds)
 
     with ThreadPoolExecutor(side_by_side) as pool:
         reports = list(pool.map(run_one, assignments))
@@ -255,60 +264,34 @@ def run_notebooks(name: str, session: Session, limit: float, environment: dict[s
     return Result(name, status, time.monotonic() - began, said, details)
 
 
-def carried(runs: Path) -> tuple[int, int]:
-    """How many runs of several ranks went over NCCL, and how many over gloo; see `run.write_down`."""
-    backends = [line.split()[1] for line in runs.read_text().splitlines()]
-    return backends.count("nccl"), backends.count("gloo")
+def in_order(beginnings: Sequence[str]) -> list[str]:
+    """The notebooks whose names begin so, or all: new ones, then ORDER."""
+    names = [path.name for path in sorted(SOLUTIONS.iterdir()) if path.is_dir()]
+    place = {number: k for k, number in enumerate(ORDER)}
+    chosen = [name for name in names if name.startswith(tuple(beginnings) or "")]
+    return sorted(chosen, key=lambda name: place.get(name[:2], -1))
 
 
-def execute_notebook(assignment: str, out: Path) -> int:
-    """In a process of its own: run a whole solution notebook, and write down which cells went wrong."""
-    import nbformat
-    from nbclient.exceptions import CellTimeoutError, DeadKernelError
+def notebook_outcome(
+    part: str, assignment: str, said: str, wrong: list[str], seconds: float
+) -> tuple[str, list[str]]:
+    """A notebook's outcome, printed at once, since the session may be ended before its part is over."""
+    status = "failed" if wrong else "passed"
+    print(Result(f"{part}: {assignment}", status, seconds, said, wrong).as_line(), flush=True)
+    return f"{assignment}: {said}, {seconds:.0f} s", wrong
 
-    from autograder.course.build import QuietClient
-    from autograder.course.scores import score_cell
-    from autograder.course.twin import read_twin
 
-    folder = SOLUTIONS / assignment
-    notebook = read_twin(folder / f"{assignment}.py")
-    stopped = ""
-
-    def run() -> None:
-        QuietClient(
-            notebook, timeout=300, kernel_name="python3", allow_errors=True, coalesce_streams=True,
-            resources={"metadata": {"path": str(folder)}}, shutdown_kernel="immediate",
-        ).execute()  # fmt: skip
-
-    try:
-        try:
-            run()
-        except RuntimeError:  # two kernels that start at once may take the same port, and one dies
-            run()
-    except (KeyboardInterrupt, DeadKernelError, CellTimeoutError, AssertionError) as error:
-        # nbclient, interrupted, may also fail in ending the kernel; the cells that ran are reported anyway
-        stopped = f"not finished ({type(error).__name__})"
-    nbformat.write(notebook, out.with_suffix(".ipynb"))
-    ran = [cell for cell in notebook.cells if cell.get("execution_count")]
-    wrong = [f"{stopped}: {len(ran)} cells had run"] if stopped else []
-    for number, cell in enumerate(notebook.cells):
-        where = f"cell {number} ({cell.metadata.get('nbgrader', {}).get('grade_id', cell['id'])})"
-        for output in cell.get("outputs", ()):
-            if output.output_type == "error" and "raises-exception" not in cell.metadata.get(
-                "tags", ()
-            ):
-                text = output.evalue.splitlines()
-                wrong.append(f"{where}: {output.ename}: {' | '.join(text[:3])[:400]}")
-            said = output.get("text", "") or output.get("data", {}).get("text/plain", "")
-            wrong += [f"{where}: it says {sign!r}" for sign in NEVER if sign in said]
-        own = cell.metadata.get("nbgrader", {})
-        graded = own.get("grade") and not own.get("solution")
-        if graded and (cell.get("outputs") or not stopped):
-            score = score_cell(cell)
-            if score.points != score.maximum:
-                wrong.append(f"{where}: {score.points} of {score.maximum} points")
-    out.with_suffix(".json").write_text(json.dumps(wrong))
-    return 0
+def record(session: Session, limit: float) -> Result:
+    """The experiments, one after the other; each is in record.json as soon as it has ended."""
+    log, path = session.out / "record.log", session.out / "record.json"
+    path.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "course_lib.gpu", "--out", str(path)]
+    command += ["--rehearse"] if session.rehearsal else ["--limit", str(max(1.0, limit - 20))]
+    code, seconds = run_logged(command, log, limit, session.environment())
+    count = len(json.loads(path.read_text())) if path.exists() else 0
+    said = f"{count} experiments are in record.json" if not session.rehearsal else "rehearsed"
+    status = "timed out" if code is None else "failed" if code else "passed"
+    return Result("record", status, seconds, said, log.read_text(errors="replace").splitlines())
 
 
 def grading(session: Session, limit: float) -> Result:
@@ -323,12 +306,13 @@ def grading(session: Session, limit: float) -> Result:
 
 
 PARTS = [
-    Part("facts", 90, facts, needs_gpu=False),
+    Part("facts", 60, facts, needs_gpu=False),
+    Part("over NCCL", 400, notebooks_over_nccl, needs_sharing=True, rehearsed=True),
+    Part("record", 150, record, rehearsed=True),
+    Part("grading", 180, grading, rehearsed=True),
     Part("one rank", 240, one_rank),
     Part("several", 300, several, needs_sharing=True),
     Part("as it comes", 300, notebooks_as_they_come),
-    Part("over NCCL", 900, notebooks_over_nccl, needs_sharing=True),
-    Part("grading", 180, grading),
 ]
 
 
@@ -363,11 +347,24 @@ def look_round(
 
 def left_out(part: Part, session: Session) -> str:
     """Why the part cannot be run here; "" if it can."""
+    if session.rehearsal:
+        return "" if part.rehearsed or not part.needs_gpu else "needs a GPU"
     if part.needs_gpu and not session.gpus:
         return "needs a GPU"
-    if part.needs_sharing and not session.shares and session.gpus < SHARING_RANKS:
-        return "needs eight GPUs, or NCCL 2.30 or newer (--nccl libnccl.so.2) for several ranks on each"
+    if part.needs_sharing and not session.shares and session.gpus < ENOUGH:
+        return (
+            "needs four GPUs, or NCCL 2.30 or newer (--nccl libnccl.so.2) for several ranks on each"
+        )
     return ""
+
+
+def write_down(out: Path, said: str, results: Sequence[Result]) -> None:
+    """The report, the lines, and all logs in one file, as far as the session has come."""
+    (out / "report.md").write_text(report(said, results))
+    (out / "results.jsonl").write_text("".join(f"{result.as_line()}\n" for result in results))
+    with tarfile.open(out / "logs.tar.gz", "w:gz") as archive:
+        for log in sorted(out.glob("*.log")):
+            archive.add(log, log.name)
 
 
 def report(said: str, results: Sequence[Result]) -> str:
@@ -404,11 +401,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--notebooks", default="", metavar="NUMBERS", help="only these notebooks, as in 00,07"
     )
-    parser.add_argument("--limit", type=float, default=0, help="seconds for all parts together")
-    parser.add_argument("--notebook", default="", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--limit", type=float, default=LIMIT, help="seconds for all parts together; 0: no limit"
+    )
+    parser.add_argument(
+        "--lean", action="store_true", help="notebooks without checks that a second one repeats"
+    )
+    parser.add_argument("--rehearse", action="store_true", help="the same order on the CPU")
     options = parser.parse_args(arguments)
-    if options.notebook:
-        return execute_notebook(options.notebook, options.out)
     # Started in the background of a shell, programs ignore SIGINT, and so would all that they start.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     chosen = [name.strip() for name in options.parts.split(",") if name.strip()]
@@ -420,13 +420,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
     began = time.monotonic()
     notebooks = tuple(name.strip() for name in options.notebooks.split(",") if name.strip())
     library = options.nccl and str(Path(options.nccl).resolve())
-    session, said = look_round(library, out, notebooks)
-    print(said, flush=True)
-    results = []
+    if options.rehearse:
+        session, said = Session(out, 0, notebooks=notebooks or REHEARSED, rehearsal=True), REHEARSAL
+    else:
+        session, said = look_round(library, out, notebooks)
+    session = replace(session, lean=options.lean)
+    with contextlib.ExitStack() as stack:
+        if session.gpus and session.shares:
+            environment = session.environment()
+            server = stack.enter_context(gpu_mps.server(out / "mps", environment))
+            chosen_variables, words = gpu_mps.faster(environment, server)
+            session, said = (
+                replace(session, mps=tuple(chosen_variables.items())),
+                f"{said}; {words}",
+            )
+        print(said, flush=True)
+        results = run_parts(session, said, chosen, options.limit, began)
+    print(f"The report is in {out / 'report.md'}")
+    return int(any(result.status in ("failed", "timed out") for result in results))
+
+
+def run_parts(
+    session: Session, said: str, chosen: Sequence[str], limit: float, began: float
+) -> list[Result]:
+    """The chosen parts, or all, in their order, until the time is over."""
+    results: list[Result] = []
     for part in PARTS:
         if chosen and part.name not in chosen:
             continue
-        rest = options.limit - (time.monotonic() - began) if options.limit else part.limit
+        rest = limit - (time.monotonic() - began) - LAST_CHANCE if limit else part.limit
         why = left_out(part, session) or ("no time was left" if rest < 5 else "")
         result = (
             Result(part.name, "left out", 0.0, why)
@@ -435,9 +457,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         print(result.as_line(), flush=True)
         results.append(result)
-        (out / "report.md").write_text(report(said, results))
-    print(f"The report is in {out / 'report.md'}")
-    return int(any(result.status in ("failed", "timed out") for result in results))
+        write_down(session.out, said, results)
+    return results
 
 
 if __name__ == "__main__":
