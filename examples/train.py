@@ -9,6 +9,11 @@ Two machines, the same command on both (`first` is the name of one of them):
     torchrun --nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint first:29400 --rdzv-id run1 \
         examples/train.py --parallel zero3 --checkpoints /shared/run1
 
+On one GPU, in 16 bits, with tokens a second, MFU and peak memory at the end:
+
+    torchrun --standalone --nproc-per-node 1 examples/train.py --parallel none --model 124M --dtype bf16 \
+        --report
+
 Over several axes, here with two stages, two replicas and layers cut in two, on two machines with four ranks:
 
     torchrun --nnodes 2 --nproc-per-node 4 ... examples/train.py --mesh pp=2,dp=2,tp=2
@@ -29,7 +34,7 @@ import time
 import zlib
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from math import prod
 from pathlib import Path
 
@@ -41,13 +46,18 @@ from torch.optim import AdamW, Optimizer
 
 from course_lib.data import batch, library_text
 from course_lib.data_parallel import BucketedDataParallel
+from course_lib.facts import transformer_flops
+from course_lib.facts.hardware import data_sheet
 from course_lib.mesh import Mesh, mesh_stages, parameters, train_step
 from course_lib.models import GPT, PRESETS, next_token_loss
 from course_lib.pipeline import one_f_one_b
+from course_lib.precision import LossScaler
 from course_lib.runtime.torchrun import Recording
 from course_lib.zero import Zero1Optimizer, Zero3Module, merge_state_dicts
 
 MANIFEST = "manifest.json"  # of a checkpoint: the size and the checksum of every part
+DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+WARM_UP = 3  # steps that a report leaves out
 
 
 @record  # torchrun's report then shows the exception of the rank that failed first
@@ -77,6 +87,7 @@ def main() -> None:
         step_on_mesh, optimizer = spread_over_mesh(model, args, device)
     else:
         model, optimizer = parallelize(model, args)
+    scaler = make_scaler(args, device)
     start = load_checkpoint(args, model, optimizer) if args.checkpoints else 0
     if rank == 0:
         machines = ", ".join(f"{host} ({hosts.count(host)})" for host in dict.fromkeys(hosts))
@@ -85,7 +96,10 @@ def main() -> None:
         print(f"GPT {args.model}, {layout}, steps {start} to {args.steps - 1}", flush=True)
 
     recorded_step = min(start + 1, args.steps - 1)  # connections are made in the first
+    reported_from = 0.0
     for step in range(start, args.steps):
+        if step == start + WARM_UP:
+            reported_from = finished(device)
         began = time.perf_counter()
         torch.manual_seed(args.seed + step * world_size + rank)  # dropout repeats after a resume
         for group in optimizer.param_groups:
@@ -100,12 +114,19 @@ def main() -> None:
             if step_on_mesh:
                 loss = step_on_mesh(inputs, targets)  # (), the mean over all targets
             else:
-                logits = model(inputs)  # (batch_size / world_size, context, vocab_size)
-                loss = share_of_loss(logits, targets)  # (), N times this rank's term of the mean
-                loss.backward()
+                with cast(args, device):
+                    logits = model(inputs)  # (batch_size / world_size, context, vocab_size)
+                    loss = share_of_loss(
+                        logits, targets
+                    )  # (), N times this rank's term of the mean
+                (scaler.scale_loss(loss) if scaler else loss).backward()
                 if isinstance(model, BucketedDataParallel):
                     model.finish_gradient_synchronization()
-                optimizer.step()
+                if scaler:
+                    scaler.step(optimizer)  # on all ranks or on none
+                    scaler.update()
+                else:
+                    optimizer.step()
                 optimizer.zero_grad()
         if (step + 1) % args.log_every == 0 or step + 1 == args.steps:
             mean = loss.detach() / world_size
@@ -118,6 +139,10 @@ def main() -> None:
             print(f"Sent by the ranks in step {step}:\n{recording.ledger.table()}", flush=True)
         if args.checkpoints and ((step + 1) % args.checkpoint_every == 0 or step + 1 == args.steps):
             save_checkpoint(args, step + 1, model, optimizer)
+    if args.report:
+        seconds = (finished(device) - reported_from) / (args.steps - start - WARM_UP)
+        if rank == 0:
+            print(report(args, seconds, world_size, device), flush=True)
     dist.destroy_process_group()
     # A thread of gloo may still be letting go of the last tensor. A Python that shuts down meanwhile would be
     # ended by "terminate called without an active exception", and the whole run would count as failed.
@@ -127,7 +152,14 @@ def main() -> None:
 def parse_arguments() -> Namespace:
     parser = ArgumentParser(description="Train a GPT with the classes of the course.")
     add = parser.add_argument
-    add("--parallel", choices=("ddp", "zero1", "zero3"), default="ddp", help="the class to use")
+    add(
+        "--parallel",
+        choices=("none", "ddp", "zero1", "zero3", "fsdp"),
+        default="ddp",
+        help="the class to use; none: one rank alone; fsdp: PyTorch's fully_shard",
+    )
+    add("--dtype", choices=tuple(DTYPES), default="float32", help="of the arithmetic")
+    add("--report", action="store_true", help="tokens a second, MFU and peak memory at the end")
     add(
         "--mesh",
         type=mesh_sizes,
@@ -162,9 +194,29 @@ def parse_arguments() -> Namespace:
                 f"--batch-size {args.batch_size} cannot be cut into {replicas} x {args.microbatches} "
                 "microbatches, of dp and --microbatches"
             )
+    refuse(parser, args)
     if "LOCAL_RANK" not in os.environ:
         parser.error("start this file with torchrun: torchrun --standalone --nproc-per-node 2 ...")
     return args
+
+
+def refuse(parser: ArgumentParser, args: Namespace) -> None:
+    """End with a sentence where two options do not go together."""
+    if args.parallel == "none" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        parser.error("--parallel none is for one rank: start it with --nproc-per-node 1")
+    if args.mesh and args.dtype != "float32":
+        parser.error("--mesh trains in float32: leave --dtype out")
+    if args.checkpoints and args.parallel == "fsdp":
+        parser.error(
+            "--parallel fsdp saves no checkpoints here: torch.distributed.checkpoint does, see notebook 05"
+        )
+    if args.checkpoints and args.dtype == "fp16":
+        parser.error("a checkpoint does not hold the loss scale: use --dtype bf16, or save nothing")
+    if args.report and (args.checkpoints or args.steps <= WARM_UP):
+        parser.error(
+            f"--report times steps without checkpoints, after {WARM_UP} to warm up: leave --checkpoints out, "
+            f"and take more than {WARM_UP} --steps"
+        )
 
 
 def mesh_sizes(text: str) -> dict[str, int]:
@@ -222,6 +274,12 @@ def compare_machines(text: Tensor) -> list[str]:
 
 def parallelize(model: nn.Module, args: Namespace) -> tuple[nn.Module, Optimizer]:
     """The model as the ranks share it, with its optimizer. The weights become rank 0's."""
+    if args.parallel == "fsdp":
+        return fully_sharded(model, args)
+    if args.parallel == "none":
+        optimizer = AdamW(model.parameters(), lr=args.lr)
+        clip_before_step(optimizer, args.clip, sharded=False)
+        return model, optimizer
     if args.parallel == "zero1":
         optimizer = Zero1Optimizer(model.parameters(), AdamW, lr=args.lr)
         clip_before_step(optimizer.optimizer, args.clip, sharded=True)
@@ -230,6 +288,45 @@ def parallelize(model: nn.Module, args: Namespace) -> tuple[nn.Module, Optimizer
     optimizer = AdamW(model.parameters(), lr=args.lr)
     clip_before_step(optimizer, args.clip, sharded=args.parallel == "zero3")
     return model, optimizer
+
+
+def fully_sharded(model: nn.Module, args: Namespace) -> tuple[nn.Module, Optimizer]:
+    """PyTorch's own: a unit for each block, one for the rest; messages of weights in --dtype."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    for param in model.parameters():
+        dist.broadcast(param.detach(), src=0)
+    policy = MixedPrecisionPolicy(param_dtype=DTYPES[args.dtype], reduce_dtype=torch.float32)
+    blocks: nn.ModuleList = model.get_submodule("blocks")  # type: ignore[assignment]
+    for unit in (*blocks, model):
+        fully_shard(unit, mp_policy=policy)
+    optimizer = AdamW(model.parameters(), lr=args.lr)
+
+    def clip(*_: object) -> None:
+        nn.utils.clip_grad_norm_(model.parameters(), args.clip)  # of all shards together
+
+    optimizer.register_step_pre_hook(clip)
+    return model, optimizer
+
+
+def cast(args: Namespace, device: torch.device) -> AbstractContextManager:
+    """Arithmetic in --dtype. FSDP's units are given it, and the mesh has float32 alone."""
+    if args.dtype == "float32" or args.parallel == "fsdp":
+        return nullcontext()
+    return torch.autocast(device.type, DTYPES[args.dtype])
+
+
+class ShardScaler(torch.amp.GradScaler):
+    """PyTorch's scaler under the name of the course's. It agrees over the ranks about FSDP's shards."""
+
+    def scale_loss(self, loss: Tensor) -> Tensor:
+        return self.scale(loss)
+
+
+def make_scaler(args: Namespace, device: torch.device) -> LossScaler | ShardScaler | None:
+    if args.dtype != "fp16":
+        return None
+    return ShardScaler(device.type) if args.parallel == "fsdp" else LossScaler()
 
 
 def spread_over_mesh(
@@ -247,6 +344,35 @@ def spread_over_mesh(
         return torch.tensor(loss, device=device)
 
     return step, optimizer
+
+
+def finished(device: torch.device) -> float:
+    """The time at which all ranks have done what they were asked for."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    dist.barrier()
+    return time.perf_counter()
+
+
+def report(args: Namespace, seconds: float, n: int, device: torch.device) -> str:
+    """A line on a step of `seconds`: tokens a second, MFU by the card's data sheet, peak of a GPU's tensors.
+
+    They are model FLOPs: masked scores count, and a second computation of the same does not.
+    """
+    config = PRESETS[args.model]
+    speed = args.batch_size * config.context / seconds
+    line = f"report: {speed:,.0f} tokens/s of {n} rank{'s' * (n > 1)}, {seconds:.3f} s a step"
+    if device.type != "cuda":
+        return f"{line}; MFU and peak memory need a GPU"
+    flops = transformer_flops(config, args.batch_size, config.context) / seconds / n
+    line += (
+        f", {flops / 1e12:.1f} TFLOP/s and {torch.cuda.max_memory_allocated() / 1e9:.2f} GB a GPU"
+    )
+    name = torch.cuda.get_device_name()
+    card = data_sheet(name)
+    if card is None:
+        return f"{line}; no data sheet of {name}, so no MFU"
+    return f"{line}; MFU {flops / card.flops:.1%} of {card.flops / 1e12:g} TFLOP/s ({card.source})"
 
 
 def share_of_loss(logits: Tensor, targets: Tensor) -> Tensor:

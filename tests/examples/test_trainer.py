@@ -20,6 +20,7 @@ from course_lib.models import GPT, PRESETS
 from examples import train
 from tests.conftest import wait_until_gone
 from tests.examples.two_machines import (
+    BATCH,
     CLASSES,
     MODEL,
     OPTIONS,
@@ -56,6 +57,33 @@ def test_two_machines_have_the_losses_of_one_process(
 
 
 @pytest.mark.parametrize(
+    ("parallel", "dtype"),
+    [("fsdp", "float32"), ("fsdp", "fp16"), ("ddp", "fp16"), ("zero1", "fp16"), ("zero3", "bf16")]
+    if WHOLE
+    else [("fsdp", "float32"), ("zero1", "fp16")],
+)
+def test_other_formats_and_pytorchs_shards_train_as_one_process(
+    parallel: str, dtype: str, own_temporary_folder: Path
+) -> None:
+    arguments = ("--parallel", parallel, "--dtype", dtype, "--steps", "20", "--report")
+    with started(*arguments, "--backend", "gloo") as job:
+        codes = job.wait()
+    assert codes == [0, 0], job.said
+    if dtype == "float32":
+        assert_as_one_process(job.losses)
+    else:
+        expected = one_process(20)
+        assert list(job.losses) == list(range(20))
+        assert all(abs(float(loss) - expected[step]) < 0.02 for step, loss in job.losses.items())
+    (said,) = re.findall(r"(?m)^report: (.*)", job.said)
+    speed, seconds = re.fullmatch(
+        r"([\d,]+) tokens/s of 4 ranks, (\S+) s a step; MFU and peak memory need a GPU", said
+    ).groups()  # type: ignore[union-attr]
+    tokens = BATCH * PRESETS[MODEL].context
+    assert float(speed.replace(",", "")) * float(seconds) == pytest.approx(tokens, rel=0.05)
+
+
+@pytest.mark.parametrize(
     ("mesh", "each"), [("pp=2,dp=2,tp=2", 4), *([("cp=2,dp=2", 2)] if WHOLE else [])]
 )
 def test_a_mesh_over_two_machines_has_the_losses_of_one_process(
@@ -82,9 +110,15 @@ def test_a_mesh_over_two_machines_has_the_losses_of_one_process(
             "--batch-size 10 cannot be cut into 4 x 4 microbatches",
         ),
         (["--mesh", "dp=4", "--checkpoints", "runs"], "--mesh saves no checkpoints"),
+        (["--mesh", "dp=4", "--dtype", "bf16"], "--mesh trains in float32"),
+        (["--parallel", "none"], "--parallel none is for one rank"),
+        (["--parallel", "fsdp", "--checkpoints", "runs"], "--parallel fsdp saves no checkpoints"),
+        (["--dtype", "fp16", "--checkpoints", "runs"], "a checkpoint does not hold the loss scale"),
+        (["--report", "--checkpoints", "runs"], "--report times steps without checkpoints"),
+        (["--report", "--steps", "3"], "take more than 3 --steps"),
     ],
 )
-def test_a_mesh_that_cannot_be_is_refused(
+def test_options_that_do_not_go_together_are_refused(
     arguments: list[str], says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "4")

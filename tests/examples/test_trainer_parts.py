@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from course_lib import RankError, data, launch
+from course_lib import RankError, data, facts, launch
 from course_lib.models import GPT, PRESETS, next_token_loss
 from examples import train
 from tests.examples.two_machines import (
@@ -255,6 +255,43 @@ def test_commands_that_are_shown_are_right(file: str, monkeypatch: pytest.Monkey
         if arguments != ["--help"]:
             monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
             train.parse_arguments()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "fp16"])
+def test_one_rank_alone_trains_as_one_process(dtype: str) -> None:
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1"),
+        *("examples/train.py", *OPTIONS, "--parallel", "none", "--dtype", dtype, "--steps", "5"),
+    ]
+    own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, **own},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert done.returncode == 0, done.stderr
+    losses = [float(loss) for loss in re.findall(r"(?m)^step \d+  loss (\S+)", done.stdout)]
+    expected = one_process(5)
+    close = 1e-5 if dtype == "float32" else 0.02
+    assert losses == [pytest.approx(expected[step], abs=close) for step in range(5)]
+
+
+def test_a_report_names_the_data_sheet_of_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    args = Namespace(model="124M", batch_size=8)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 5_250_000_000)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla T4")
+    said = train.report(args, 0.5, 1, torch.device("cuda"))
+    flops = facts.transformer_flops(PRESETS["124M"], 8, 1024) / 0.5
+    assert said == (
+        f"report: 16,384 tokens/s of 1 rank, 0.500 s a step, {flops / 1e12:.1f} TFLOP/s and 5.25 GB a GPU; "
+        f"MFU {flops / 65e12:.1%} of 65 TFLOP/s (NVIDIA T4 data sheet)"
+    )
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Some Card")
+    said = train.report(args, 0.5, 2, torch.device("cuda"))
+    assert said.endswith("GB a GPU; no data sheet of Some Card, so no MFU")
 
 
 # --- Slurm ---------------------------------------------------------------------------------------------
