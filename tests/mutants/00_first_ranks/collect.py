@@ -21,11 +21,11 @@ def collect(results):
 # is: idea
 # says: expects more than the others have
 # base: the count first, then one by one
--        dist.send(torch.tensor([len(results)]), 0)
+-        dist.send(torch.tensor([len(results)], device=results.device), 0)
 @@
--        count = torch.zeros(1, dtype=torch.int64)
+-        count = torch.zeros(1, dtype=torch.int64, device=results.device)
 -        dist.recv(count, src)
--        part = torch.empty(int(count))
+-        part = torch.empty(int(count), device=results.device)
 +        part = torch.empty_like(results)
 
 
@@ -129,15 +129,15 @@ def collect(results):
 def collect(results):
     rank, n = dist.get_rank(), dist.get_world_size()
     if rank != 0:
-        dist.send(torch.tensor([len(results)]), 0)
+        dist.send(torch.tensor([len(results)], device=results.device), 0)
         for value in results:
             dist.send(value, 0)
         return None
     parts = [results]
     for src in range(1, n):
-        count = torch.zeros(1, dtype=torch.int64)
+        count = torch.zeros(1, dtype=torch.int64, device=results.device)
         dist.recv(count, src)
-        part = torch.empty(int(count))
+        part = torch.empty(int(count), device=results.device)
         for i in range(len(part)):
             dist.recv(part[i], src)
         parts.append(part)

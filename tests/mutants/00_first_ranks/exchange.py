@@ -144,7 +144,7 @@ def exchange(tensor, group=None):
     if other >= n or tensor.numel() == 0:
         return
     peer = dist.get_global_rank(world, other)
-    mine, theirs = tensor.contiguous(), torch.empty(tensor.numel(), dtype=tensor.dtype)
+    mine, theirs = tensor.contiguous(), tensor.new_empty(tensor.numel())
     if rank % 2 == 0:
         dist.send(mine, peer, group)
         dist.recv(theirs, peer, group)

@@ -331,12 +331,12 @@ def ring_all_reduce(tensor, group=None):
     if n == 1 or tensor.numel() == 0:
         return
     size = -(-tensor.numel() // n)
-    padded = torch.zeros(n * size, dtype=tensor.dtype)
+    padded = tensor.new_zeros(n * size)
     padded[: tensor.numel()] = tensor.reshape(-1)
     chunks = padded.view(n, size)
     left = dist.get_global_rank(world, (rank - 1) % n)
     right = dist.get_global_rank(world, (rank + 1) % n)
-    scratch = torch.empty(size, dtype=tensor.dtype)
+    scratch = tensor.new_empty(size)
     for k in range(2 * n - 2):  # to the left this time
         got = chunks[(rank + k + 1) % n]
         into = scratch if k < n - 1 else got

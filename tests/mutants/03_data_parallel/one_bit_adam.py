@@ -45,10 +45,10 @@
 # says: a bit is enough for a sign
 # base: signs and scales in messages of their own
 -    bits = (rows >= 0).view(len(rows), -1, 8).to(torch.uint8)
--    return (bits << torch.arange(8, dtype=torch.uint8)).sum(-1, dtype=torch.uint8)
+-    return (bits << torch.arange(8, dtype=torch.uint8, device=bits.device)).sum(-1, dtype=torch.uint8)
 +    return 2.0 * (rows >= 0) - 1
 @@
--    bits = packed.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8) & 1
+-    bits = packed.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8, device=packed.device) & 1
 -    return 2.0 * bits.flatten(1) - 1
 +    return packed
 
@@ -66,10 +66,10 @@
 # says: A sign took a byte
 # base: signs and scales in messages of their own
 -    bits = (rows >= 0).view(len(rows), -1, 8).to(torch.uint8)
--    return (bits << torch.arange(8, dtype=torch.uint8)).sum(-1, dtype=torch.uint8)
+-    return (bits << torch.arange(8, dtype=torch.uint8, device=bits.device)).sum(-1, dtype=torch.uint8)
 +    return (rows >= 0).to(torch.uint8)
 @@
--    bits = packed.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8) & 1
+-    bits = packed.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8, device=packed.device) & 1
 -    return 2.0 * bits.flatten(1) - 1
 +    return 2.0 * packed - 1
 
@@ -151,7 +151,7 @@
 # is: form
 # says: signs travel as bytes, torch.uint8
 # base: signs and scales in messages of their own
--    return (bits << torch.arange(8, dtype=torch.uint8)).sum(-1, dtype=torch.uint8)
+-    return (bits << torch.arange(8, dtype=torch.uint8, device=bits.device)).sum(-1, dtype=torch.uint8)
 +    return (bits << torch.arange(8, dtype=torch.uint8)).sum(-1, dtype=torch.uint8).to(torch.uint16)
 
 
@@ -165,12 +165,12 @@ def shard_rows(flat, n):
 def pack(rows):
     """(n, s) numbers to (n, s / 8) bytes: a bit says whether a number is 0 or more."""
     bits = (rows >= 0).view(len(rows), -1, 8).to(torch.uint8)
-    return (bits << torch.arange(8, dtype=torch.uint8)).sum(-1, dtype=torch.uint8)
+    return (bits << torch.arange(8, dtype=torch.uint8, device=bits.device)).sum(-1, dtype=torch.uint8)
 
 
 def unpack(packed):
     """(n, s / 8) bytes to (n, s) numbers, 1 and -1."""
-    bits = packed.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8) & 1
+    bits = packed.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8, device=packed.device) & 1
     return 2.0 * bits.flatten(1) - 1
 
 

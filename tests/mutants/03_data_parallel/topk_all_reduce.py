@@ -174,10 +174,10 @@ def topk_all_reduce(tensor, fraction, error, group=None):
     gathered = [[torch.empty_like(part) for _ in range(n)] for part in pair]
     for parts, part in zip(gathered, pair):
         dist.all_gather(parts, part, group=group)
-    result = torch.zeros(tensor.numel())
+    result = torch.zeros(tensor.numel(), device=tensor.device)
     for value, place in zip(*gathered):
         result[place.long()] += value / n
-    sent = torch.zeros(tensor.numel())
+    sent = torch.zeros(tensor.numel(), device=tensor.device)
     sent[places] = pair[0]
     tensor.copy_(result.reshape(tensor.shape))
     error.copy_(asked - sent.reshape(tensor.shape))

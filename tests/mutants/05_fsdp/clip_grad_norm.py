@@ -249,7 +249,7 @@ def clip_grad_norm_(shards, max_norm, group=None, replica_group=None):
 # %% right: foreach operations, and a new tensor for each gradient
 def clip_grad_norm_(shards, max_norm, group=None, replica_group=None):
     held = [p for p in shards if p.grad is not None]
-    norms = torch._foreach_norm([p.grad.float() for p in held]) if held else [torch.zeros(())]
+    norms = torch._foreach_norm([p.grad.float() for p in held]) if held else [torch.zeros((), device=device())]
     square = torch.stack(list(norms)).square().sum()
     dist.all_reduce(square, group=group)
     norm = square.sqrt()

@@ -302,7 +302,7 @@ def run_schedule(stage, actions, microbatches, group=None):
 # is: form
 # says: stage.shape\(inputs\), dtype=stage.dtype
 # base: receives by name, sends in passing
--                x = torch.empty(stage.shape(inputs), dtype=stage.dtype)
+-                x = torch.empty(stage.shape(inputs), dtype=stage.dtype, device=inputs.device)
 +                x = torch.empty(stage.shape(inputs))
 
 
@@ -333,7 +333,7 @@ def run_schedule(stage, actions, microbatches, group=None):
 # is: slip
 # says: shapes from stage.shape
 # base: receives by name, sends in passing
--                x = torch.empty(stage.shape(inputs), dtype=stage.dtype)
+-                x = torch.empty(stage.shape(inputs), dtype=stage.dtype, device=inputs.device)
 +                size = torch.empty(
 +                    inputs.dim() + (stage.shape(inputs)[:-1] == inputs.shape), dtype=torch.int64
 +                )
@@ -462,7 +462,7 @@ def run_schedule(stage, actions, microbatches, group=None):
         if action.kind == "F":
             x = inputs
             if not stage.first:
-                x = torch.empty(stage.shape(inputs), dtype=stage.dtype)
+                x = torch.empty(stage.shape(inputs), dtype=stage.dtype, device=inputs.device)
                 dist.recv(x, src=world(rank - 1), group=group, tag=2 * k)
                 x.requires_grad_()
             y = stage.module(x)

@@ -249,7 +249,7 @@ def wait(works):
 def scores_of(q, k, queries, keys, causal, scale):
     s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
     if causal:
-        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
+        i, j = (torch.tensor(list(places), device=q.device) for places in (queries, keys))
         s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
     return s
 

@@ -331,8 +331,8 @@ class Tiled(torch.autograd.Function):
     def scores(q, k, start, causal, scale):
         s = q[:, :, start : start + BLOCK] @ k.mT * scale
         if causal:
-            at = torch.arange(start, start + s.shape[2])
-            s.masked_fill_(at[:, None] < torch.arange(k.shape[2]), -math.inf)
+            at = torch.arange(start, start + s.shape[2], device=s.device)
+            s.masked_fill_(at[:, None] < torch.arange(k.shape[2], device=s.device), -math.inf)
         return s
 
     @staticmethod

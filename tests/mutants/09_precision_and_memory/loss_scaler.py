@@ -423,9 +423,10 @@ class LossScaler:
         grads = [
             p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None
         ]
-        found = torch.zeros(1)
+        found = torch.zeros(1, device=grads[0].device if grads else device())
         if grads:
-            torch._amp_foreach_non_finite_check_and_unscale_(grads, found, 1 / self.value)
+            inverse = (1 / self.value).to(found.device)
+            torch._amp_foreach_non_finite_check_and_unscale_(grads, found, inverse)
         dist.all_reduce(found, op=dist.ReduceOp.MAX, group=self.group)
         self.state = "bad" if found.item() else "good"
 
