@@ -1,0 +1,321 @@
+"""Mistakes of `step_seconds`: the step with one part left out or taken otherwise, and a sentence for each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from course_lib.checks.kit import Model
+from course_lib.checks.notebooks.four_dimensions.plans import Formula
+from course_lib.facts.step_by_hand import REACHED, RUNS, ring_seconds
+from course_lib.facts.step_by_hand import step_seconds as right
+
+
+def seconds(
+    shape: Model,
+    layout: Mapping[str, Any],
+    batch: int,
+    gpu: Mapping[str, float],
+    links: Mapping[str, float],
+    efficiency: float,
+    *,
+    again: bool = True,
+    runs_again: bool = True,
+    nvlink: float = 2,
+    bits: float = 8,
+    bubbles: str = "once",
+    whole: bool = False,
+    once: bool = False,
+    cards: bool = True,
+    head: bool = True,
+    head_runs: bool = True,
+    memory: float = REACHED,
+    wires: float = REACHED,
+    logits: bool = True,
+    strides: bool = True,
+    shared: bool = True,
+    six: bool = True,
+    gathers: bool = True,
+    rounds: float | None = None,
+    of_products: bool = True,
+    waiting: str = "everywhere",
+    owned: bool = True,
+    by_zero: bool = True,
+    hides: float = 1,
+    scatter: bool = True,
+    parts: bool = True,
+    summed: float = 1,
+    summed_once: bool = True,
+    update: float = 1,
+    pointwise: bool = True,
+    reduces: float = 1,
+    chunked: bool = True,
+    third: bool = True,
+    scores_again: bool = True,
+    reached: bool = True,
+    head_reached: bool = True,
+    repeats: str = "m",
+    tokens_cut: bool = True,
+    layers_cut: bool = True,
+    head_cut: bool = True,
+    stream_cut: str = "sequence",
+    head_fills: bool = False,
+    neighbours: str = "may share a node",
+    messages: float = 2,
+    of_chunks: bool = True,
+    filling: float = 2,
+    one_node: bool = False,
+    stream_bytes: int = 2,
+    message_bytes: int = 2,
+    of_ring: float = 1,
+    forward_alone: bool = False,
+    head_forward_alone: bool = False,
+    scores_over_t: bool = True,
+    sequences: bool = True,
+    below_0: bool = False,
+    gradient_bytes: int = 2,
+    over_cp: float = 3 / 2,
+    over_dp_alone: bool = False,
+    of_table: bool = True,
+    gathers_3: float = 3 / 2,
+    of_microbatches: bool = True,
+    behind_head: bool = True,
+    behind_waits: bool = False,
+) -> float:
+    """The right step with mistakes: each keyword is one of its parts."""
+    pp, cp, t, v = (layout[name] for name in ("pp", "cp", "tp", "chunks"))
+    s, h, replicas = shape.context, shape.width, layout["dp"] * layout["cp"]
+    tokens = (layout["microbatch"] if sequences else 1) * s / (cp if tokens_cut else 1)
+    rows = {"dp": layout["dp"], "dp and cp": replicas * layout["microbatch"]}
+    m = batch / rows.get(repeats, layout["dp"] * layout["microbatch"])
+    layers = shape.layers / pp
+    flops = gpu["flops"] * (efficiency if reached else 1)
+    hbm = gpu["bandwidth"] * memory * (1 if of_products else efficiency)
+    runs, scores, sums = RUNS[layout["recompute"]]
+    runs, scores = (runs if again and runs_again else 3), (scores if again else 3)
+    scores = 3 if layout["recompute"] == "selective" and not scores_again else scores
+    sums = sums if six else 4
+    fast, slow = links["NVLink"] / nvlink, links["network"] / bits
+
+    def ring(nbytes: float, n: float, speed: float, alpha: float) -> float:
+        every = 2 * (n - 1)  # rounds, each with an alpha
+        alphas = every if rounds is None else min(every, rounds)
+        return ring_seconds(of_ring * nbytes, n, speed * wires / REACHED, 0) + alpha * alphas
+
+    def all_reduce(nbytes: float, n: int, stride: int) -> float:
+        inside = n if one_node else min(n, max(1, int(links["per_node"]) // (stride if strides else 1)))
+        if not cards and n > inside:
+            return ring(nbytes, n, slow, links["network alpha"])
+        across = ring(nbytes / (inside if shared else 1), n / inside, slow, links["network alpha"])
+        return ring(nbytes, inside, fast, links["NVLink alpha"]) + across
+
+    cut = {"sequence": layout["sequence"], "always": True, "never": False}[stream_cut]
+    stream = tokens * h / (t if cut else 1)
+    layer = ((1 if forward_alone else runs) * 24 * tokens * h**2 + scores * 4 * tokens * s * h) / t / flops
+    if pointwise:
+        layer += stream * (44 + 22 * (runs - 3)) / hbm + tokens * h / t * (40 + 16 * (runs - 3)) / hbm
+        layer += tokens * s * shape.heads / (t if scores_over_t else 1) * (20 + 9 * (scores - 3)) / hbm
+    waits = sums * reduces * all_reduce(stream_bytes * tokens * h, t, 1)
+    waits += over_cp * all_reduce(4 * layout["microbatch"] * s * h / t, cp, t)
+    of_head = (
+        (2 if head_forward_alone else 6)
+        * tokens
+        * h
+        * shape.vocab_size
+        / (flops if head_reached else gpu["flops"])
+    )
+    of_head += 16 * tokens * shape.vocab_size * logits / hbm
+    of_head *= head / (t if head_cut else 1)
+    message = 0.0
+    if pp > 1:
+        near = (1 if neighbours == "share a node" else 2) * replicas * t <= links["per_node"]
+        near = (near and neighbours != "never share a node") or neighbours == "are always near"
+        alpha, speed = links["NVLink alpha" if near else "network alpha"], fast if near else slow
+        message = alpha * (rounds != 0) + message_bytes * tokens * h / (t if scatter and parts else 1) / (
+            wires * speed
+        )
+        if not layout["sequence"] and scatter and gathers:
+            message += all_reduce(message_bytes * tokens * h, t, 1) / 2
+    waits *= waiting != "nowhere"
+    compute, slot = m * (layers * layer + of_head), layers * (layer + waits)
+    slot *= 1 if layers_cut else pp
+    of_messages = messages * (v if of_chunks else 1) * message
+    total = (1 if repeats == "1" else m) * (slot + of_head * head_runs + of_messages)
+    if once:
+        total = compute + slot - layers * layer + of_messages
+    in_bubble = (slot if waiting == "everywhere" else layers * layer) + of_head * head_fills
+    slots = {"once": pp - 1, "never": 0, "times m": m * (pp - 1), "p": pp}[bubbles]
+    total += slots * (in_bubble / (v if chunked else 1) + filling * message)
+    held = params = (layers * 12 * h**2 + of_table * shape.vocab_size * h) / t
+    if whole:
+        params = shape.layers * 12 * h**2 + shape.vocab_size * h
+    sent = all_reduce(gradient_bytes * params, layout["dp"] if over_dp_alone else replicas, t) * summed
+    sent *= 1 if summed_once else m
+    if layout["zero"] == 3 and third:
+        hidden = compute - (0 if behind_head else m * of_head) + behind_waits * m * layers * waits
+        sent = max(
+            -1e9 if below_0 else 0.0, gathers_3 * (m if of_microbatches else 1) * sent - hides * hidden
+        )
+    return (
+        total
+        + sent
+        + update * 34 * held / hbm / (replicas if (layout["zero"] or not by_zero) and owned else 1)
+    )
+
+
+def slip(**change: Any) -> Formula:
+    return lambda *args: seconds(*args, **change)
+
+
+NO_HEAD = "The head is missing on the last stage: three products, and the logits in float32."
+IN_16_BITS = "M is in 16 bits: 2 bytes a number."
+SLIPS: dict[str, Formula] = {
+    "The FLOPs are those without recomputation, 72 for 96: a block that is recomputed runs forward twice, "
+    "and its pointwise operations as well.": slip(again=False),
+    "With full recomputation the products run 4 times, and not 3: a layer runs forward twice.": slip(
+        runs_again=False
+    ),
+    "Selective recomputation runs the products of the scores once more, 4 times in place of 3.": slip(
+        scores_again=False
+    ),
+    "NVLink's 600 GB/s are both directions together: a ring sends 300 each way.": slip(nvlink=1),
+    "Networks are quoted in bits: 200 Gb/s are 25 GB/s.": slip(bits=1),
+    "The network's 200 Gb/s are 25 GB/s each way, and not half of that.": slip(bits=16),
+    "The bubble is multiplied by m: a pipeline fills and drains once a step.": slip(bubbles="times m"),
+    "The bubble is missing: (p - 1) / v slots, in which a stage idles.": slip(bubbles="never"),
+    "The bubble has p - 1 slots, and not p: a step with one stage has none.": slip(bubbles="p"),
+    "The last stage has the head, and sets the pace; the slots of the bubble have none.": slip(
+        head_fills=True
+    ),
+    "The pipeline fills and empties with two messages a stage, forward and backward.": slip(filling=1),
+    "The pipeline fills with messages as well: (p - 1) times slot / v and two messages.": slip(filling=0),
+    "That is one microbatch: a step has m, each with its slot, head and messages.": slip(repeats="1"),
+    "m is the number of microbatches, batch / (dp microbatch): one has several sequences.": slip(
+        repeats="dp"
+    ),
+    "m is batch / (dp microbatch): ranks of cp share the sequences of a microbatch.": slip(
+        repeats="dp and cp"
+    ),
+    "The tokens are not divided by cp: a rank has s/cp of each sequence.": slip(tokens_cut=False),
+    "A slot has all layers of the model: a stage has L/p of them.": slip(layers_cut=False),
+    "tp cuts the head as well: its products and the logits are divided by t.": slip(head_cut=False),
+    "The head's products run at e of the peak, as all others.": slip(head_reached=False),
+    "Only sequence parallelism divides the stream by t: without it, norms and residuals are whole.": slip(
+        stream_cut="always"
+    ),
+    "With sequence parallelism, t divides the stream's 44 and 22 bytes as well.": slip(stream_cut="never"),
+    "Two messages a microbatch and chunk: an activation one way, a gradient the other way.": slip(messages=1),
+    "Each chunk sends messages: a microbatch has 2v of them, and not 2.": slip(of_chunks=False),
+    "Two stages may share a node, if 2 dp cp t GPUs fit into it: their messages take NVLink.": slip(
+        neighbours="never share a node"
+    ),
+    "A message to another node takes the network: two stages share a node only if 2 dp cp t GPUs fit.": slip(
+        neighbours="are always near"
+    ),
+    "The next stage is in another node if dp cp t GPUs fill one: both have to fit, 2 dp cp t.": slip(
+        neighbours="share a node"
+    ),
+    "All of the ring runs on NVLink: the ranks in other nodes need a ring over the network.": slip(
+        one_node=True
+    ),
+    IN_16_BITS: slip(stream_bytes=4),
+    f"{IN_16_BITS} ": slip(stream_bytes=4, message_bytes=4),
+    "Gradients travel in 16 bits: 2 P' bytes.": slip(gradient_bytes=4),
+    "The waits for cp are missing: 3/2 of an all-reduce of the keys and values.": slip(over_cp=0),
+    "A layer waits for 3/2 of an all-reduce over cp: forward half of one, backward one.": slip(over_cp=1),
+    "Ranks of cp hold the same parameters: gradients are summed over dp and cp.": slip(over_dp_alone=True),
+    "P' has the table's part besides the layers: V h / t.": slip(of_table=False),
+    "In each microbatch ZeRO-3 sends 3/2 of an all-reduce: two gathers, and a reduce-scatter.": slip(
+        gathers_3=1
+    ),
+    "ZeRO-3 sends in every microbatch: m times 3/2 of an all-reduce.": slip(of_microbatches=False),
+    "ZeRO-3 hides behind the head, too.": slip(behind_head=False),
+    "ZeRO-3 hides behind products and other operations, and not behind waits: links are busy then.": slip(
+        behind_waits=True
+    ),
+    "The answers are in milliseconds; seconds were asked for.": lambda *args: 1e3 * right(*args),
+    "The bubble is not divided by v: interleaved stages begin after a chunk, not after all layers.": slip(
+        chunked=False
+    ),
+    "The replicas sum the gradients of the whole model: a rank holds P/(t p), and the table's part.": slip(
+        whole=True
+    ),
+    "The communication is added once: every microbatch waits for its own all-reduces and messages.": slip(
+        once=True
+    ),
+    "All ranks of a node use one card: each has its own, so that g rings across carry 1/g each.": slip(
+        cards=False
+    ),
+    "Products reach `efficiency` of the data sheet's peak: here they run at the peak.": slip(reached=False),
+    "ZeRO-3's messages count at least 0: compute hides no more of them than there are.": slip(below_0=True),
+    "Products run forward and twice in backward, so that 24 tokens h^2 count `runs` times.": slip(
+        forward_alone=True
+    ),
+    "The head's products run forward and twice in backward: 6 tokens h V.": slip(head_forward_alone=True),
+    "t divides the bytes of the scores as well: a rank has a/t heads.": slip(scores_over_t=False),
+    "The tokens are those of one sequence: a microbatch has several.": slip(sequences=False),
+    NO_HEAD: slip(head=False),
+    f"{NO_HEAD} ": slip(head_runs=False),
+    "Data sheets are not reached: links and memory move bytes at 0.8 of theirs.": slip(memory=1, wires=1),
+    "Memory is read at 0.8 of its data sheet.": slip(memory=1),
+    "Links send at 0.8 of their data sheets.": slip(wires=1),
+    "The alphas are missing: a ring has 2 (n - 1) rounds, a message one.": slip(rounds=0),
+    "A ring over n ranks has 2 (n - 1) rounds, and each of them an alpha: one for a ring is too few.": (
+        slip(rounds=1)
+    ),
+    "e is the share that products reach, and only that: memory moves bytes at 0.8 of its data sheet.": slip(
+        of_products=False
+    ),
+    "The waits are missing: a layer waits for its all-reduces over tp, and over cp.": slip(waiting="nowhere"),
+    "The bubble's slots lack the waits: a pipeline that fills waits for its all-reduces as well.": slip(
+        waiting="outside the bubble"
+    ),
+    "Without ZeRO nothing divides the optimizer: each replica updates all parameters of its rank.": slip(
+        by_zero=False
+    ),
+    "ZeRO divides the optimizer: each of dp cp ranks updates its share of the parameters.": slip(owned=False),
+    "ZeRO-3 hides what it sends behind the compute of all microbatches: only the rest counts.": slip(hides=0),
+    "A group whose ranks are a stride apart has per_node // stride of them in a node.": slip(strides=False),
+    "After the ring inside the node each card carries X/g, not X.": slip(shared=False),
+    "With full recomputation a layer waits for six all-reduces: two run forward again.": slip(six=False),
+    "The logits move 16 bytes each, besides the products of the head.": slip(logits=False),
+    "Without sequence parallelism a message also takes half an all-reduce of M over tp.": slip(gathers=False),
+    "Scatter-gather is missing: each rank of tp sends 1/t, and the other stage gathers along tp.": slip(
+        scatter=False
+    ),
+    "Each rank of tp sends M/t to the next stage, and not M: parts are gathered there.": slip(parts=False),
+    "A ring over n ranks sends 2 (n - 1) / n of its bytes: here half of them are counted.": slip(of_ring=0.5),
+    "The replicas' sum is missing.": slip(summed=0),
+    "The replicas sum their gradients once a step, and not in each microbatch.": slip(summed_once=False),
+    "An all-reduce sends 2 (n - 1) / n of its bytes: here half of them are counted for the replicas.": slip(
+        summed=0.5
+    ),
+    "ZeRO-3 sends 3/2 of an all-reduce for each microbatch, of which computation hides a part.": slip(
+        third=False
+    ),
+    "The optimizer is missing: it moves 34 bytes a parameter.": slip(update=0),
+    "The optimizer moves 34 bytes a parameter, and not the 16 that it keeps.": slip(update=16 / 34),
+    "Norms, GELU, softmax and dropout are missing: they compute little, and move bytes.": slip(
+        pointwise=False
+    ),
+    "A layer waits for four all-reduces, or six: two forward, two backward, and two forward again.": slip(
+        reduces=0.5
+    ),
+}  # fmt: skip
+
+
+def of_the_peak(
+    shape: Model, layout: Mapping[str, Any], batch: int, gpu: Mapping[str, float], links: Any, share: float
+) -> float:
+    """Seconds of the FLOPs of all parameters, 8 a token with recomputation, at a share of all GPUs' peak."""
+    gpus = layout["pp"] * layout["dp"] * layout["cp"] * layout["tp"]
+    params = shape.layers * 12 * shape.width**2 + shape.vocab_size * shape.width
+    flops = (8 if layout["recompute"] == "full" else 6) * params * batch * shape.context
+    return flops / (gpus * gpu["flops"] * share)
+
+
+OF_THE_PEAK = (
+    "Those are the FLOPs over a share of the peak. A step also waits for messages, moves bytes of memory and "
+    "has a bubble: its parts are in the table."
+)
+SLIPS[OF_THE_PEAK] = of_the_peak
