@@ -40,9 +40,10 @@ class Progress:
         self.failed += row.status == statuses.UNGRADED
         if not self.live:
             points = f"{shown(row.score)} of {shown(row.max_score)}"
+            left = f"; {_duration(self.seconds_left() or 0)} left" if self.done < self.total else ""
             self.say(
                 f"[{self.done}/{self.total}] {row.student} {row.assignment}: {points}, "
-                f"{row.status} ({seconds:.1f} s)"
+                f"{row.status} ({seconds:.1f} s{left})"
             )
         self.refresh()
 

@@ -938,15 +938,19 @@ def test_progress_is_one_line_on_a_terminal() -> None:
 
 
 def test_progress_is_plain_lines_elsewhere() -> None:
+    now = [0.0]
     stream = io.StringIO()
-    progress = Progress(stream, 2, clock=lambda: 0.0)
+    progress = Progress(stream, 2, clock=lambda: now[0])
     progress.started("ann", "00_toy")
+    now[0] = 80.0
     progress.finished(Row("ann", "00_toy", 2.5, 10, status.GRADED, ""), 1.25)
     progress.say("a note")
+    progress.finished(Row("bob", "00_toy", 10, 10, status.GRADED, ""), 3)
     progress.close()
     assert stream.getvalue().splitlines() == [
-        "[1/2] ann 00_toy: 2.5 of 10, graded (1.2 s)",
+        "[1/2] ann 00_toy: 2.5 of 10, graded (1.2 s; 1 min 20 s left)",
         "a note",
+        "[2/2] bob 00_toy: 10 of 10, graded (3.0 s)",
     ]
 
 
