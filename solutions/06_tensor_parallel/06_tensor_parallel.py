@@ -2240,9 +2240,9 @@ on_gpus = on_your_gpus(NARROW_LAYERS, predicted=lambda of, run: run.rows[0].valu
 # Narrow products use a GPU worse, and the operations between them (GELU, the sum) do not shrink on the side
 # that all ranks have whole. This loss comes on top of the messages that §8 counts.
 #
-# **Predict.** Now with the messages: an MLP of width 4,096 over all your GPUs, 4,096 tokens. The two all-
-# reduces cannot hide, so the prediction is the sum of the first two rows. Set `NCCL_P2P_DISABLE=1` with
-# `%env` and run the cell again, to see the same layer without direct access between the GPUs.
+# **Predict.** Now with the messages: an MLP of width 4,096 over all your GPUs, 4,096 tokens. Its all-reduces
+# cannot hide, so the prediction is the sum of the first two rows. Set `NCCL_P2P_DISABLE=1` with `%env` and run
+# the cell again, to see the same layer without direct access between the GPUs.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 on_gpus = on_your_gpus(
