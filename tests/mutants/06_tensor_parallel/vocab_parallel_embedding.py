@@ -274,7 +274,7 @@ class VocabParallelEmbedding(torch.nn.Module):
     def forward(self, tokens):
         local = tokens - self.start
         here = (local >= 0) & (local < self.part.num_embeddings)
-        rows = torch.zeros(*tokens.shape, self.width, dtype=self.part.weight.dtype)
+        rows = self.part.weight.new_zeros(*tokens.shape, self.width)
         rows[here] = self.part(local[here])
         total = rows.detach().clone()
         dist.all_reduce(total, group=self.group)
