@@ -291,15 +291,20 @@ def parallelize(model: nn.Module, args: Namespace) -> tuple[nn.Module, Optimizer
 
 
 def fully_sharded(model: nn.Module, args: Namespace) -> tuple[nn.Module, Optimizer]:
-    """PyTorch's own: a unit for each block, one for the rest; messages of weights in --dtype."""
+    """PyTorch's `fully_shard`, with a unit for each block and one for the rest; weights travel in --dtype."""
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+    where = next(
+        model.parameters()
+    ).device.type  # without a mesh, FSDP would take a GPU that is there
+    mesh = init_device_mesh(where, (dist.get_world_size(),))
     for param in model.parameters():
         dist.broadcast(param.detach(), src=0)
     policy = MixedPrecisionPolicy(param_dtype=DTYPES[args.dtype], reduce_dtype=torch.float32)
     blocks: nn.ModuleList = model.get_submodule("blocks")  # type: ignore[assignment]
     for unit in (*blocks, model):
-        fully_shard(unit, mp_policy=policy)
+        fully_shard(unit, mesh=mesh, mp_policy=policy)
     optimizer = AdamW(model.parameters(), lr=args.lr)
 
     def clip(*_: object) -> None:
@@ -310,7 +315,7 @@ def fully_sharded(model: nn.Module, args: Namespace) -> tuple[nn.Module, Optimiz
 
 
 def cast(args: Namespace, device: torch.device) -> AbstractContextManager:
-    """Arithmetic in --dtype. FSDP's units are given it, and the mesh has float32 alone."""
+    """Arithmetic in --dtype. FSDP's units have their own policy, and a mesh trains in float32 alone."""
     if args.dtype == "float32" or args.parallel == "fsdp":
         return nullcontext()
     return torch.autocast(device.type, DTYPES[args.dtype])
@@ -383,7 +388,7 @@ def share_of_loss(logits: Tensor, targets: Tensor) -> Tensor:
     """
     count = (targets != -100).sum()
     dist.all_reduce(count)
-    total = next_token_loss(logits, targets, "sum")
+    total = next_token_loss(logits.float(), targets, "sum")  # in 16 bits the sum would overflow
     return total * (dist.get_world_size() / count.clamp(min=1))
 
 

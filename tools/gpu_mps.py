@@ -15,7 +15,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 CONTROL = "nvidia-cuda-mps-control"
-SECONDS = 20  # for the server to start or to end, and for each trial
+SECONDS = 20  # for the server to start or to end
+TRIAL = 60  # for a trial, which imports PyTorch in three processes
 MESSAGES = """
 import time, torch, torch.distributed as dist
 from course_lib import device, launch, synchronize
@@ -68,7 +69,7 @@ def seconds_a_message(environment: Mapping[str, str]) -> float | None:
     own = {**environment, "COURSE_RANKS_PER_GPU": "2", "CUDA_VISIBLE_DEVICES": first}
     try:
         answer = subprocess.run(
-            command, cwd=ROOT, env=own, capture_output=True, text=True, timeout=SECONDS
+            command, cwd=ROOT, env=own, capture_output=True, text=True, timeout=TRIAL
         )
     except subprocess.TimeoutExpired:
         return None

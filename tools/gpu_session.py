@@ -5,8 +5,8 @@ one begins whatever the outcome of the last. They share `--limit`, so that the r
 machine is lent for ten minutes. Each part ends in a line of JSON, and so does each notebook.
 
     facts         the doctor's findings: driver, GPUs, PyTorch, NCCL, shared memory
-    over NCCL     all notebooks and their checks, over NCCL; runs that fell back to the CPU are counted
     record        the experiments of "On your GPUs", with nothing beside them: record.json
+    over NCCL     all notebooks and their checks, over NCCL; runs that fell back to the CPU are counted
     grading       the grader's own selftest on a machine with GPUs
     one rank      every test that needs a GPU, one rank to a GPU
     several       the same tests with several ranks on each GPU (needs NCCL 2.30 or newer)
@@ -289,9 +289,12 @@ def record(session: Session, limit: float) -> Result:
     command += ["--rehearse"] if session.rehearsal else ["--limit", str(max(1.0, limit - 20))]
     code, seconds = run_logged(command, log, limit, session.environment())
     count = len(json.loads(path.read_text())) if path.exists() else 0
+    text = log.read_text(errors="replace")
+    late = text.count("no time was left")
     said = f"{count} experiments are in record.json" if not session.rehearsal else "rehearsed"
-    status = "timed out" if code is None else "failed" if code else "passed"
-    return Result("record", status, seconds, said, log.read_text(errors="replace").splitlines())
+    said += f", {late} had no time" if late else ""
+    status = "timed out" if code is None or late else "failed" if code else "passed"
+    return Result("record", status, seconds, said, text.splitlines())
 
 
 def grading(session: Session, limit: float) -> Result:
@@ -307,8 +310,8 @@ def grading(session: Session, limit: float) -> Result:
 
 PARTS = [
     Part("facts", 60, facts, needs_gpu=False),
+    Part("record", 180, record, rehearsed=True),
     Part("over NCCL", 400, notebooks_over_nccl, needs_sharing=True, rehearsed=True),
-    Part("record", 150, record, rehearsed=True),
     Part("grading", 180, grading, rehearsed=True),
     Part("one rank", 240, one_rank),
     Part("several", 300, several, needs_sharing=True),

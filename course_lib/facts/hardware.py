@@ -88,6 +88,7 @@ GPUS: tuple[Gpu, ...] = (
 RENTED: tuple[Gpu, ...] = (
     Gpu("T4", 65e12, 16 * GB, "NVIDIA T4 data sheet", 320 * GB, None, _PCIE_3),
     Gpu("V100 SXM", 125e12, 32 * GB, "NVIDIA V100 data sheet", 900 * GB, None, _PCIE_3),
+    Gpu("V100 SXM 16 GB", 125e12, 16 * GB, "NVIDIA V100 data sheet", 900 * GB, None, _PCIE_3),
     Gpu("A10", 125e12, 24 * GB, "NVIDIA A10 data sheet", 600 * GB, None, _PCIE_4),
     Gpu("A40", 149.7e12, 48 * GB, "NVIDIA A40 data sheet", 696 * GB, None, _PCIE_4),
     Gpu("RTX A6000", 154.8e12, 48 * GB, "NVIDIA RTX A6000 data sheet", 768 * GB, None, _PCIE_4),
@@ -103,7 +104,7 @@ RENTED: tuple[Gpu, ...] = (
 # As CUDA names them, which is not always the whole of the name on the data sheet.
 CUDA_NAMES = {
     "Tesla T4": "T4",
-    "Tesla V100-SXM2-16GB": "V100 SXM",
+    "Tesla V100-SXM2-16GB": "V100 SXM 16 GB",
     "Tesla V100-SXM2-32GB": "V100 SXM",
     "NVIDIA A10": "A10",
     "NVIDIA A40": "A40",

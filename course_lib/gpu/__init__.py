@@ -1,6 +1,6 @@
 """Only a GPU can show it: the experiments of the sections "On your GPUs", and runs that were recorded.
 
-    on_your_gpus(ROOFLINE, predicted=least)   measured on this machine's GPUs, else the newest record
+    on_your_gpus(ROOFLINE, predicted=least)   measured on this machine's GPUs, else a record
     python -m course_lib.gpu                  every experiment for which there are GPUs, into one JSON file
 
 An experiment is a small body that returns rows; one file holds those of one subject.

@@ -61,9 +61,14 @@ def narrow_layers(width: int, tokens: int, cuts: list[int], repeats: int) -> lis
         x = torch.randn(tokens, width, device=device(), dtype=half(), requires_grad=True)
 
         def step(x: torch.Tensor = x, up: torch.Tensor = up, down: torch.Tensor = down) -> None:
-            (torch.nn.functional.gelu(x @ up) @ down).sum().backward()
+            hidden = torch.nn.functional.gelu(x @ up, approximate="tanh")
+            (hidden @ down).sum().backward()
 
-        taken = seconds(step, repeats)
+        def forget(factors: tuple = (x, up, down)) -> None:
+            for factor in factors:
+                factor.grad = None  # else each run would add to the last one's
+
+        taken = seconds(step, repeats, before=forget)
         rows.append(Row(f"1/{t} of {4 * width:,} columns", taken, "s", {"t": t}))
     return rows
 
@@ -73,10 +78,15 @@ def layer_and_messages(width: int, tokens: int, repeats: int) -> list[Row]:
     from course_lib.tensor_parallel import ParallelMLP
 
     n = dist.get_world_size()
-    mlp = ParallelMLP(width, 4 * width).to(device(), half())
+    mlp = ParallelMLP(width, 4 * width, bias=False).to(device(), half())
     x = torch.randn(1, tokens, width, device=device(), dtype=half(), requires_grad=True)
     message = torch.zeros_like(x)
-    both = seconds(lambda: mlp(x).sum().backward(), repeats)
+
+    def forget() -> None:
+        mlp.zero_grad()
+        x.grad = None
+
+    both = seconds(lambda: mlp(x).sum().backward(), repeats, before=forget)
     messages = seconds(lambda: [dist.all_reduce(message) for _ in range(2)], repeats)
     products = narrow_layers(width, tokens, [n], repeats)[0].value or 0.0
     return [

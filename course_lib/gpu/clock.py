@@ -12,15 +12,22 @@ import torch.distributed as dist
 from course_lib.runtime.backend import device
 
 
-def seconds(function: Callable[[], object], repeats: int = 5, together: bool = True) -> float:
+def seconds(
+    function: Callable[[], object],
+    repeats: int = 5,
+    together: bool = True,
+    before: Callable[[], object] | None = None,
+) -> float:
     """Seconds of the fastest of some runs, after one that warms up.
 
     The clock is read when the GPU has done its work. together: the ranks begin each run at the same time, and
-    the slowest rank's time counts.
+    the slowest rank's time counts. before: called ahead of each run, outside of its time, as `zero_grad` is.
     """
     several = together and dist.get_world_size() > 1
     fastest = float("inf")
     for repeat in range(repeats + 1):
+        if before:
+            before()
         if several:
             dist.barrier()
         began = now()
@@ -54,6 +61,11 @@ def half() -> torch.dtype:
 def peak_bytes() -> int | None:
     """The most bytes of tensors at one time since `forget_peak()`; None on the CPU, which does not count."""
     return torch.cuda.max_memory_allocated() if device().type == "cuda" else None
+
+
+def allocated_bytes() -> int | None:
+    """The bytes of tensors at this moment."""
+    return torch.cuda.memory_allocated() if device().type == "cuda" else None
 
 
 def reserved_bytes() -> int | None:

@@ -1,12 +1,15 @@
 """Experiments on GPUs, and their records.
 
 Each rank has a GPU of its own, whatever backend the session's other runs have, and whatever
-COURSE_RANKS_PER_GPU says: times of ranks that share a GPU mean nothing. Without a GPU nothing is measured.
+COURSE_RANKS_PER_GPU says, because times of ranks that share a GPU mean nothing. The ledger is off: its
+bookkeeping takes longer than a short message. Without a GPU nothing is measured.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
@@ -18,8 +21,9 @@ import torch.distributed as dist
 
 from course_lib.facts.hardware import Gpu, data_sheet
 from course_lib.runtime.backend import device, missing_for_nccl
-from course_lib.runtime.gpus import gpu_count, loaded_nccl
+from course_lib.runtime.gpus import PER_GPU, gpu_count, loaded_nccl
 from course_lib.runtime.launch import launch
+from course_lib.runtime.reach import NO_PEERS
 
 RECORDS = Path(__file__).parent / "records"
 UNITS = ("s", "B", "B/s", "FLOP/s", "tokens/s", "x")
@@ -84,15 +88,33 @@ class Measured:
         return card
 
 
+@contextlib.contextmanager
+def plain_ranks() -> Iterator[None]:
+    """Within it ranks have no ledger, and a GPU each."""
+    before = {name: os.environ.get(name) for name in ("COURSE_LEDGER", PER_GPU)}
+    os.environ["COURSE_LEDGER"] = "off"
+    os.environ.pop(PER_GPU, None)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
 def usable() -> int:
     """How many ranks have a GPU of their own here; 0 if the GPUs do not work."""
     count = gpu_count() if dist.is_nccl_available() else 0
-    return count if count and not missing_for_nccl(1) else 0
+    with plain_ranks():
+        return count if count and not missing_for_nccl(1) else 0
 
 
 def why_unused() -> str:
     """Why the GPUs that are here cannot be used; "" if there is none, or if they can."""
-    return missing_for_nccl(1) if gpu_count() and not usable() else ""
+    with plain_ranks():
+        return missing_for_nccl(1) if gpu_count() and not usable() else ""
 
 
 def measure(experiment: Experiment, *, rehearse: bool = False, **options: Any) -> Measured | None:
@@ -105,11 +127,13 @@ def measure(experiment: Experiment, *, rehearse: bool = False, **options: Any) -
     gpus = experiment.ranks if rehearse else usable()
     if gpus < experiment.ranks:
         return None
-    answers = launch(
-        on_each, experiment.body, {**(experiment.small if rehearse else experiment.sizes), **options},
-        world_size=1 if experiment.ranks == 1 else min(gpus, 8),
-        backend="gloo" if rehearse else "nccl", timeout=experiment.limit,
-    )  # fmt: skip
+    sizes = experiment.small if rehearse else experiment.sizes
+    with plain_ranks():
+        answers = launch(
+            on_each, experiment.body, {**sizes, **options},
+            world_size=1 if experiment.ranks == 1 else min(gpus, 8),
+            backend="gloo" if rehearse else "nccl", timeout=experiment.limit,
+        )  # fmt: skip
     rows, machine = answers[0]
     return Measured(rows, machine, time.strftime("%Y-%m-%d"), here=True)
 
@@ -124,9 +148,9 @@ def on_each(body: Callable[..., list[Row]], arguments: dict) -> tuple[list[Row],
         "nccl": ".".join(map(str, nccl_version())) if on_gpu else "none",
     }
     if on_gpu and dist.get_world_size() > 1:
-        machine["peers"] = torch.cuda.can_device_access_peer(
-            0, 1
-        )  # NVLink, or PCIe without a detour
+        # NVLink, or PCIe without a detour
+        allowed = os.environ.get(NO_PEERS, "0") != "1"
+        machine["peers"] = allowed and torch.cuda.can_device_access_peer(0, 1)
     return body(**arguments), machine
 
 
@@ -148,7 +172,7 @@ def write_record(path: Path, runs: dict[str, Measured]) -> None:
 
 
 def recorded(experiment: Experiment, folder: Path = RECORDS) -> Measured | None:
-    """The newest record of the experiment, one of most GPUs before the others; None if there is none."""
+    """The record with the most GPUs, the newest of several; None if there is none."""
     runs = [run for path in sorted(folder.glob("*.json")) for run in read(path, experiment.name)]
     return max(runs, key=lambda run: (run.machine["ranks"], run.date), default=None)
 

@@ -12,9 +12,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from course_lib.gpu.clock import forget_peak, peak_bytes, seconds
+from course_lib.gpu.clock import forget_peak, half, peak_bytes, seconds
 from course_lib.gpu.experiment import Experiment, Row
-from course_lib.models import GPT, GPTConfig
+from course_lib.gpu.training import on_device
+from course_lib.models import GPTConfig
 from course_lib.runtime.backend import device
 
 
@@ -71,11 +72,22 @@ def kept_or_not(
     width: int, layers: int, rows: int, seq: int, repeats: int, yours: Callable | None = None
 ) -> list[Row]:
     """Blocks of a GPT whose insides are kept, computed again, or kept by the host: seconds and peak."""
-    config = GPTConfig(layers=layers, heads=4, width=width, context=seq)
-    blocks = GPT(config).to(device()).blocks
-    x = torch.randn(rows, seq, width, device=device(), requires_grad=True)
+    config = GPTConfig(layers=layers, heads=max(1, width // 64), width=width, context=seq)
+    blocks = on_device(config).to(half()).blocks
+    x = torch.randn(rows, seq, width, device=device(), dtype=half(), requires_grad=True)
     places = torch.arange(seq, device=device())
-    to_host = partial(torch.autograd.graph.save_on_cpu, pin_memory=device().type == "cuda")
+    weights = {param.untyped_storage().data_ptr() for param in blocks.parameters()}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.device.type != "cuda" or tensor.untyped_storage().data_ptr() in weights:
+            return tensor
+        pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        return pinned.copy_(tensor, non_blocking=True)
+
+    def unpack(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(device(), non_blocking=True)
+
+    to_host = partial(torch.autograd.graph.saved_tensors_hooks, pack, unpack)
     plain = contextlib.nullcontext
     ways: dict[str, tuple[Callable, Callable[[], Any]]] = {
         "kept": (lambda block, y: block(y, places), plain),
@@ -97,9 +109,14 @@ def kept_or_not(
                     y = run(block, y)
             y.sum().backward()
 
+        def forget() -> None:
+            blocks.zero_grad()
+            x.grad = None
+
         step()
+        forget()
         forget_peak()
-        taken = seconds(step, repeats)
+        taken = seconds(step, repeats, before=forget)
         of = {"way": name, "width": width, "layers": layers, "tokens": rows * seq}
         measured += [
             Row(f"{name}: a step", taken, "s", {"kind": "step", **of}),

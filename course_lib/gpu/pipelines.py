@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -9,7 +10,8 @@ import torch.distributed as dist
 
 from course_lib.gpu.clock import half, now, seconds
 from course_lib.gpu.experiment import Experiment, Row
-from course_lib.models import GPT, PRESETS, GPTConfig
+from course_lib.gpu.training import on_device
+from course_lib.models import PRESETS, GPTConfig
 from course_lib.runtime.backend import device
 
 
@@ -18,10 +20,11 @@ def actions(width: int, layers: int, rows: int, seq: int, repeats: int) -> list[
     from course_lib.pipeline import LaterWeights
 
     config = GPTConfig(width=width, heads=width // 64 or 1, layers=layers, context=seq)
-    blocks = GPT(config).to(device(), half()).blocks
+    blocks = on_device(config).to(half()).blocks
     x = torch.randn(rows, seq, width, device=device(), dtype=half(), requires_grad=True)
     places, taken = torch.arange(seq, device=device()), []
     for _ in range(repeats + 1):
+        blocks.zero_grad()
         at, y = [now()], x
         with LaterWeights() as later:
             for block in blocks:
@@ -41,17 +44,15 @@ def pipeline(preset: str, rows: int, counts: list[int], repeats: int) -> list[Ro
     from course_lib.pipeline import gpt_stages, one_f_one_b, run_schedule
 
     config, p, measured = PRESETS[preset], dist.get_world_size(), []
+    torch.manual_seed(0)  # all ranks have the same batch
     tokens = torch.randint(config.vocab_size, (rows, config.context + 1), device=device())
     for count in counts:
         schedule = one_f_one_b(p, count)
-        stage = gpt_stages(GPT(config).to(device(), half()), schedule, dist.get_rank())
+        dist.barrier()  # NCCL makes its connections in a call of all ranks
+        (stage,) = gpt_stages(on_device(config).to(half()), schedule, dist.get_rank())
         batch = [(tokens[:, :-1], tokens[:, 1:])] * count
-        dist.barrier()
         taken = seconds(
-            lambda stage=stage, schedule=schedule, batch=batch: run_schedule(
-                stage, schedule, batch
-            ),
-            repeats,
+            partial(run_schedule, stage, schedule, batch), repeats, before=stage.module.zero_grad
         )
         measured.append(Row(f"{count} microbatches", taken, "s", {"p": p, "m": count}))
     return measured
@@ -71,16 +72,15 @@ def axes(preset: str, rows: int, microbatches: int, repeats: int) -> list[Row]:
             measured.append(Row(f"tp = {n}", None, "s", {"axis": axis, "n": n}))
             continue
         mesh = Mesh({axis: n})
+        dist.barrier(group=mesh.group(axis))
         # A pipeline cuts the batch into microbatches; the others take it whole.
         count = microbatches if axis == "pp" else 1
         schedule = one_f_one_b(mesh.size("pp"), count)
-        stages = mesh_stages(GPT(config).to(device(), half()), mesh, schedule)
+        stages = mesh_stages(on_device(config).to(half()), mesh, schedule)
         parts = microbatches_of((tokens[:, :-1], tokens[:, 1:]), count, mesh)
+        held = torch.nn.ModuleList(stage.module for stage in stages)
         taken = seconds(
-            lambda stages=stages, schedule=schedule, parts=parts, mesh=mesh: hybrid_step(
-                stages, schedule, parts, mesh
-            ),
-            repeats,
+            partial(hybrid_step, stages, schedule, parts, mesh), repeats, before=held.zero_grad
         )
         of = {"axis": axis, "n": n, "preset": preset, "rows": rows * n, "microbatches": count}
         measured.append(Row(f"{axis} = {n}", taken, "s", of))

@@ -10,7 +10,7 @@ from typing import Any
 from IPython.display import HTML, display
 
 from course_lib.gpu.experiment import Experiment, Measured, Row, measure, recorded, why_unused
-from course_lib.runtime.errors import RankError, explained
+from course_lib.runtime.errors import LaunchError, RankError, explained
 from course_lib.unfinished import NOT_YET, said
 
 PREFIXES = (
@@ -33,7 +33,7 @@ def on_your_gpus(
     source: bool = True,
     **options: Any,
 ) -> Measured | None:
-    """Print the experiment's rows: measured on this machine's GPUs, else the newest record; else a line.
+    """Print the experiment's rows: measured on this machine's GPUs, else a record; else a line.
 
     predicted: predicted(row.of, run), in the row's unit, stands beside each measured number; `run.card` is
     the GPU's data sheet. source: show the code that runs on each GPU, folded. options: further arguments of
@@ -44,8 +44,8 @@ def on_your_gpus(
     run, failed = None, ""
     try:
         run = measure(experiment, **options)
-    except RankError as error:
-        failed = explained(error)
+    except (RankError, LaunchError) as error:
+        failed = in_words(error)
     if failed:
         print(f"{failed}\nA recorded run takes its place, if there is one.")
     elif run is None and (why := why_unused()):
@@ -60,6 +60,10 @@ def on_your_gpus(
     return run
 
 
+def in_words(error: RankError | LaunchError) -> str:
+    return explained(error) if isinstance(error, RankError) else str(error)
+
+
 def table(run: Measured, predicted: Prediction | None) -> list[str]:
     """A line for each row, and one for a GPU without a data sheet."""
     width = max(len(row.what) for row in run.rows)
@@ -71,7 +75,7 @@ def table(run: Measured, predicted: Prediction | None) -> list[str]:
         guess: Any = None
         if predicted:
             try:
-                guess = said(predicted, row.of, run)
+                guess = None if row.value is None else said(predicted, row.of, run)
             except LookupError as missing:
                 remarks[f"{missing}, so nothing is predicted."] = None
             line += f"  {text(guess, row.unit):>14}"

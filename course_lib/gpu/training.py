@@ -12,8 +12,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from course_lib.gpu.clock import forget_peak, half, peak_bytes, reserved_bytes, seconds
 from course_lib.gpu.experiment import Experiment, Row
-from course_lib.models import GPT, PRESETS, next_token_loss
+from course_lib.models import GPT, PRESETS, GPTConfig, next_token_loss
 from course_lib.runtime.backend import device
+
+
+def on_device(config: GPTConfig) -> GPT:
+    """A GPT whose weights are drawn where they are used: on the host that takes seconds."""
+    with device():
+        return GPT(config)
 
 
 def steps(ways: list[str], preset: str, rows: int, repeats: int) -> list[Row]:
@@ -22,7 +28,7 @@ def steps(ways: list[str], preset: str, rows: int, repeats: int) -> list[Row]:
     tokens = torch.randint(config.vocab_size, (rows, config.context + 1), device=device())
     for way in ways:
         torch.manual_seed(0)
-        model: nn.Module = GPT(config).to(device())
+        model: nn.Module = on_device(config)
         cast = torch.autocast(device().type, half())
         if way == "DDP":
             model = DistributedDataParallel(model)
@@ -41,7 +47,8 @@ def steps(ways: list[str], preset: str, rows: int, repeats: int) -> list[Row]:
             cast: contextlib.AbstractContextManager = cast,
         ) -> None:
             with cast:
-                loss = next_token_loss(model(tokens[:, :-1]), tokens[:, 1:])
+                # in float32, as autocast has it: FSDP's logits come in 16 bits
+                loss = next_token_loss(model(tokens[:, :-1]).float(), tokens[:, 1:])
             loss.backward()  # fp16 would need a scaler to train; its time is the same
             optimizer.step()
             optimizer.zero_grad()
@@ -63,7 +70,7 @@ def steps(ways: list[str], preset: str, rows: int, repeats: int) -> list[Row]:
 def phases(preset: str, rows: int, repeats: int) -> list[Row]:
     """Forward, backward and update of a step on one GPU."""
     config = PRESETS[preset]
-    model = GPT(config).to(device())
+    model = on_device(config)
     optimizer = torch.optim.AdamW(model.parameters())
     tokens = torch.randint(config.vocab_size, (rows, config.context + 1), device=device())
 
@@ -71,7 +78,7 @@ def phases(preset: str, rows: int, repeats: int) -> list[Row]:
         with torch.autocast(device().type, half()):
             return next_token_loss(model(tokens[:, :-1]), tokens[:, 1:])
 
-    with_backward = seconds(lambda: forward().backward(), repeats)
+    with_backward = seconds(lambda: forward().backward(), repeats, before=model.zero_grad)
     alone = seconds(forward, repeats)
     update = seconds(optimizer.step, repeats)
     return [
@@ -91,7 +98,7 @@ def overlap(preset: str, rows: int, megabytes: list[int], repeats: int) -> list[
             loss = next_token_loss(model(tokens[:, :-1]), tokens[:, 1:])
         loss.backward()
 
-    model = GPT(config).to(device())
+    model = on_device(config)
     whole = torch.zeros(sum(p.numel() for p in model.parameters()), device=device())
 
     def afterwards() -> None:
@@ -101,17 +108,22 @@ def overlap(preset: str, rows: int, megabytes: list[int], repeats: int) -> list[
 
     nbytes = {"bytes": whole.nbytes, "ranks": dist.get_world_size()}
     measured = [
-        Row("no message", seconds(partial(backward, model), repeats), "s", {"kind": "alone"}),
+        Row("no message", seconds(partial(backward, model), repeats, before=model.zero_grad), "s",
+            {"kind": "alone"}),
         Row("all gradients, in one message", seconds(lambda: dist.all_reduce(whole), repeats), "s",
             {"kind": "messages", **nbytes}),
-        Row("each after backward", seconds(afterwards, repeats), "s", {"kind": "after"}),
+        Row("each after backward", seconds(afterwards, repeats, before=model.zero_grad), "s",
+            {"kind": "after"}),
     ]  # fmt: skip
+    model.zero_grad()
     for size in megabytes:
-        replica = DistributedDataParallel(GPT(config).to(device()), bucket_cap_mb=size)
-        taken = seconds(partial(backward, replica), repeats)
-        buckets = max(1, round(whole.nbytes / size / 1e6))
-        row = Row(f"DDP, buckets of {size} MB", taken, "s", {"kind": "DDP", "buckets": buckets})
-        measured.append(row)
+        forget_peak()  # the last replica is gone before the next one is made
+        replica = DistributedDataParallel(on_device(config), bucket_cap_mb=size)
+        taken = seconds(partial(backward, replica), repeats, before=replica.zero_grad)
+        sizes = str(replica._get_ddp_logging_data().get("rebuilt_bucket_sizes", ""))
+        of = {"kind": "DDP", "buckets": len(sizes.split(","))}
+        measured.append(Row(f"DDP, buckets of {size} MB", taken, "s", of))
+        del replica
     return measured
 
 

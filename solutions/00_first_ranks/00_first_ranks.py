@@ -1266,12 +1266,13 @@ for level in ("OFF", "DETAIL"):
 # %% [markdown]
 # ## On your GPUs
 #
-# *No points. It takes a few minutes with GPUs. Without them you read the newest runs that somebody has
-# recorded, if there are any.*
+# *No points. With GPUs this takes a few minutes. Without them the cells show a recorded run, if there is
+# one.*
 #
 # **Predict.** On the CPU a product is there when its call returns. A GPU is only *asked* for the work, and
-# Python goes on. Two matrices of 8,192 x 8,192 take some tens of milliseconds. How long does the call take?
-# And how long does a call take whose result goes through `.item()`?
+# Python goes on. The product of two matrices of 8,192 x 8,192 in float32 takes between 10 milliseconds and
+# a quarter of a second, depending on the GPU. How long does the call take? And how long does it take until
+# `.item()` has returned a number of the result?
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.gpu import on_your_gpus
@@ -1279,13 +1280,13 @@ from course_lib.gpu.messages import CALL_AND_WORK, PING_PONG
 
 on_gpus = on_your_gpus(CALL_AND_WORK)
 # %% [markdown]
-# A clock that is read right after the call measures the question and not the work. So every measurement in
-# this course calls `synchronize()` before it reads the clock. `.item()` hands the host a number, so it has to
-# wait as well. The same holds for messages: over NCCL `dist.send` returns when the GPU knows of it, long
-# before the last byte has left.
+# If you read the clock right after the call, you time the request and not the work. This is why every
+# measurement in this course calls `synchronize()` before it reads the clock. `.item()` hands the host a
+# number, so it has to wait as well. The same holds for messages: over NCCL `dist.send` returns as soon as
+# the message is queued on the GPU, long before the last byte has left.
 #
 # **Predict.** What happens to α and to β if your two ranks are GPUs and NCCL carries their messages? The
-# column *predicted* is your line α + βn of §4, which two processes on the CPU gave you.
+# column *predicted* is your line α + βn of §4.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 on_gpus = on_your_gpus(PING_PONG, predicted=lambda of, run: link.seconds(of["bytes"]))

@@ -1646,11 +1646,12 @@ tried(advice_of_the_map, first_that_fits) if drawn else None
 # %% [markdown]
 # ## On your GPUs
 #
-# *No points. It takes a few minutes with a GPU. Without one you read the newest run that somebody has
-# recorded, if there is one.*
+# *No points. With GPUs this takes a few minutes. Without them the cells show a recorded run, if there is
+# one.*
 #
-# **Predict.** The column *predicted* is your `matmul_seconds` with the two numbers of the card's data sheet.
-# For which of the four products will the card come close to it, and which takes many times as long?
+# **Predict.** The column *predicted* is your `matmul_seconds` with the two numbers of the card's data
+# sheet. For which of the four products will the card come close to it, and which ones take many times as
+# long?
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.gpu import on_your_gpus
@@ -1667,8 +1668,9 @@ def least_seconds(of, run):
 on_gpus = on_your_gpus(ROOFLINE, predicted=least_seconds)
 
 # %% [markdown]
-# A product of 8 x 8 matrices takes as long as it takes to start a kernel, some microseconds. The roofline
-# knows nothing of that. The copy shows how much of the data sheet's bandwidth a kernel reaches.
+# An 8 x 8 product takes as long as Python and the driver need to start a kernel and to report its end, some
+# tens of microseconds. The roofline knows nothing of that. The copy shows how much of the data sheet's
+# bandwidth a kernel reaches.
 #
 # **Predict.** Now a whole step of GPT-2 small with AdamW, 8 sequences of 1,024 tokens, arithmetic in 16 bits
 # by autocast. Predicted are the time at the card's peak, and the bytes of your §3 and §4: 16 a parameter, and
@@ -1687,10 +1689,12 @@ def at_the_peak(of, run):
 
 on_gpus = on_your_gpus(ONE_STEP, predicted=at_the_peak)
 # %% [markdown]
-# The last column of the first row is 1/MFU, and that of the second the MFU. The peak is above the prediction,
-# because the logits are not in your `activation_bytes`: 8 · 1,024 · 50,257 numbers in float32 are 1.6 GB, and
-# the loss needs more than one copy of them. And the allocator reserves more than it hands out, because it
-# takes large pieces from the card and cuts them.
+# In the first row the last column is 1/MFU, and in the second row it is the MFU. The logits are not in your
+# `activation_bytes`: 8 · 1,024 · 50,257 numbers in float32 are 1.6 GB, and the loss needs more than one
+# copy of them. Autocast also keeps the inputs of the norms in float32. On the other hand the peak comes at
+# the beginning of backward, when there are no gradients yet, so that 4 of the 16 bytes a parameter are not
+# in use. And the allocator reserves more than it hands out, because it takes large pieces from the card and
+# cuts them.
 
 # %% [markdown]
 # ## 8 · Questions: audit the plan

@@ -1821,11 +1821,11 @@ for name, times in measured.items():
 # %% [markdown]
 # ## On your GPUs
 #
-# *No points. It takes a few minutes with GPUs. Without them you read the newest runs that somebody has
-# recorded, if there are any.*
+# *No points. With GPUs this takes a few minutes. Without them the cells show a recorded run, if there is
+# one.*
 #
 # **Predict.** NCCL's all-reduce from 4 KB to 1 GB. Take α from the smallest message and β from the largest
-# one. Does your formula then meet the sizes between them? And how far is your own ring from NCCL's?
+# one. Does your formula then meet the sizes between them? And how much slower than NCCL is your own ring?
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.gpu import on_your_gpus, rows_named
@@ -1840,8 +1840,9 @@ def between(of, run):
     return seconds(RING, n, of["bytes"], alpha, beta)
 
 
-mine = ring_all_reduce if ready(ring_all_reduce) else None
-on_gpus = on_your_gpus(ALL_REDUCES, predicted=between, yours=mine)
+on_gpus = on_your_gpus(ALL_REDUCES, predicted=between)
+if on_gpus and on_gpus.here and ready(ring_all_reduce):
+    on_gpus = on_your_gpus(ALL_REDUCES, predicted=between, source=False, yours=ring_all_reduce)
 # %% [markdown]
 # NCCL changes its algorithm and its protocol with the size, so one α and one β do not fit everywhere. With
 # `NCCL_DEBUG=INFO` and `NCCL_DEBUG_SUBSYS=TUNING` it says which it chose. Your ring sends the same bytes.

@@ -1741,8 +1741,8 @@ for bandwidth, n in itertools.product(NAMED, (8, 64)):
 # %% [markdown]
 # ## On your GPUs
 #
-# *No points. It takes a few minutes with GPUs. Without them you read the newest runs that somebody has
-# recorded, if there are any.*
+# *No points. With GPUs this takes a few minutes. Without them the cells show a recorded run, if there is
+# one.*
 #
 # **Predict.** Backward has twice the FLOPs of forward. Does it take twice the time? The predicted row is
 # twice the measured forward.
@@ -1758,8 +1758,8 @@ on_gpus = on_your_gpus(
 
 # %% [markdown]
 # **Predict.** The gradients of GPT-2 small are 498 MB in float32. The prediction is your `exposed_seconds`,
-# with the measured seconds of the messages and two thirds of a step without a message as backward. Where is
-# DDP fastest: with buckets of 1 MB, of 25 MB or in one?
+# with the measured seconds of the messages, two thirds of a step without a message as backward, and the
+# number of buckets that DDP made. Where is DDP fastest, with buckets of 1 MB, of 25 MB or in one?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1774,9 +1774,11 @@ def with_exposed(of, run):
 
 on_gpus = on_your_gpus(OVERLAP, predicted=with_exposed)
 # %% [markdown]
-# Many small buckets pay α many times, which `exposed_seconds` does not know. One bucket hides nothing. And a
-# message that runs beside backward takes a part of the GPU's units and of its memory's bandwidth, so that
-# backward itself gets slower.
+# Many small buckets pay α many times, which `exposed_seconds` leaves out, and one bucket hides nothing. A
+# message also occupies some of the GPU's multiprocessors and memory bandwidth, so backward can get slower
+# while it runs. And the embedding is tied to the head, so that its gradient, 154 of the 498 MB, is complete
+# only when backward ends. With any buckets this third stays exposed, and `exposed_seconds` takes all
+# buckets as equal.
 
 # %% [markdown]
 # ## 8 · Questions

@@ -1539,11 +1539,12 @@ except ValueError as error:
 # %% [markdown]
 # ## On your GPUs
 #
-# *No points. It takes a few minutes with GPUs. Without them you read the newest runs that somebody has
-# recorded, if there are any.*
+# *No points. With GPUs this takes a few minutes. Without them the cells show a recorded run, if there is
+# one.*
 #
-# **Predict.** Offload (§6) moves states to the host over PCIe. The prediction is the data sheet of the card's
-# link. Which of the four ways comes close to it: to the host or back, pageable memory or pinned?
+# **Predict.** Offload (§6) moves states to the host over PCIe. The prediction is the bandwidth of the
+# card's host link, by the data sheet. Which of the four copies comes close to it: to the host or to the
+# GPU, with pageable memory or with pinned memory?
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.facts.hardware import link
@@ -1554,12 +1555,12 @@ on_gpus = on_your_gpus(HOST_COPIES, predicted=lambda of, run: link(run.card.host
 
 # %% [markdown]
 # The system may move or swap pageable memory at any time, so the driver first copies it to a buffer that
-# stays in its place. Offloading frameworks therefore pin what they move, and pinned memory is lost to
-# everything else on the host.
+# stays in its place. Offloading frameworks therefore pin the memory that they copy from, and the host can
+# use pinned memory for nothing else.
 #
-# **Predict.** What is left in a GPU's memory after a step of AdamW in float32, by stage? Here a parameter has
-# 4 bytes of weights, 4 of gradients and 8 of moments, and the stages cut them in the order of your
-# `memory_per_rank`.
+# **Predict.** How much of a GPU's memory is still in use after a step of AdamW in float32, by stage? Here a
+# parameter has 4 bytes of weights, 4 of gradients and 8 of moments, and the stages cut them in the order of
+# your `memory_per_rank`.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1575,8 +1576,8 @@ def left(of, run):
 
 on_gpus = on_your_gpus(STATES, predicted=left)
 # %% [markdown]
-# The numbers lie above the prediction by the buffers in which messages are put together: PyTorch's
-# allocator counts every tensor.
+# Stage 1 lies above the prediction if the row of all gradients and this rank's averaged shard of it are
+# both kept until the next step. PyTorch's allocator counts every tensor.
 
 # %% [markdown]
 # ## 8 · Questions

@@ -2202,8 +2202,8 @@ trade_off()
 # %% [markdown]
 # ## On your GPUs
 #
-# *No points. It takes a few minutes with GPUs. Without them you read the newest runs that somebody has
-# recorded, if there are any.*
+# *No points. With GPUs this takes a few minutes. Without them the cells show a recorded run, if there is
+# one.*
 #
 # Here are the same GPT and the same batch for each GPU three times: on one GPU, by DDP and by FSDP. First on one.
 #
@@ -2217,18 +2217,19 @@ alone = on_your_gpus(ONE_STEP)
 
 # %% [markdown]
 # **Predict.** Now every GPU takes as many sequences. DDP and FSDP would give N times the tokens a second if
-# all messages hid. DDP keeps its buckets beside the gradients, 4 bytes a parameter more; FSDP keeps 1/N of
-# the 16 bytes. Do the messages of this model hide? With your `hides_from`: a rank has 8 · 1,024 = 8,192
-# tokens.
+# all messages hid. DDP keeps its buckets next to the gradients, 4 bytes a parameter more, and FSDP keeps
+# 1/N of weights and moments. (The peak comes at the beginning of backward, so the gradients do not count.)
+# Do the messages of this model hide? Ask your `hides_from`: a rank has 8 · 1,024 = 8,192 tokens.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 PARAMETERS = 124_439_808
 
 
 def if_all_hides(of, run):
-    on_one = {row.of["kind"]: row.value for row in alone.rows} if alone else {}
+    same = alone and alone.machine["gpu"] == run.machine["gpu"]  # a record may be of another one
+    on_one = {row.of["kind"]: row.value for row in alone.rows} if same else {}
     if of["kind"] == "peak" and on_one:
-        saved = 16 * PARAMETERS * (1 - 1 / of["ranks"])
+        saved = 12 * PARAMETERS * (1 - 1 / of["ranks"])
         return on_one["peak"] + (4 * PARAMETERS if of["way"] == "DDP" else -saved)
     scale = {"step": 1, "tokens": of["ranks"]}.get(of["kind"])
     return on_one[of["kind"]] * scale if scale and on_one else None
@@ -2236,9 +2237,9 @@ def if_all_hides(of, run):
 
 on_gpus = on_your_gpus(STEPS, predicted=if_all_hides)
 # %% [markdown]
-# The same from a terminal, with your own number of steps: `torchrun --standalone --nproc-per-node 2
-# examples/train.py --model 124M --parallel fsdp --dtype bf16 --report` (`--parallel none` on one GPU,
-# `--dtype fp16` on a T4).
+# The same from a terminal, with the batch of all GPUs: `torchrun --standalone --nproc-per-node 2
+# examples/train.py --model 124M --parallel fsdp --batch-size 16 --dtype bf16 --steps 20 --report`. For one
+# GPU write `--nproc-per-node 1`, `--parallel none` and `--batch-size 8`. A T4 needs `--dtype fp16`.
 
 # %% [markdown]
 # ## 8 · Questions

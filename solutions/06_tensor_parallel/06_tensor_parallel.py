@@ -2225,8 +2225,8 @@ figure
 # %% [markdown]
 # ## On your GPUs
 #
-# *No points. It takes a few minutes with GPUs. Without them you read the newest runs that somebody has
-# recorded, if there are any.*
+# *No points. With GPUs this takes a few minutes. Without them the cells show a recorded run, if there is
+# one.*
 #
 # **Predict.** Tensor parallelism leaves each GPU 1/t of the columns, so 1/t of the FLOPs. Is it also 1/t of
 # the time? The prediction is the whole layer's time over t, on one GPU and without a message.
@@ -2237,12 +2237,14 @@ from course_lib.gpu.arithmetic import LAYER_AND_MESSAGES, NARROW_LAYERS
 
 on_gpus = on_your_gpus(NARROW_LAYERS, predicted=lambda of, run: run.rows[0].value / of["t"])
 # %% [markdown]
-# Narrow products use a GPU worse, and the operations between them (GELU, the sum) do not shrink on the side
-# that all ranks have whole. This loss comes on top of the messages that §8 counts.
+# Narrow products use a GPU less well, and operations on the whole width, such as the sum at the end, do not
+# shrink. This loss comes on top of the messages that §8 counts.
 #
-# **Predict.** Now with the messages: an MLP of width 4,096 over all your GPUs, 4,096 tokens. Its all-reduces
-# cannot hide, so the prediction is the sum of the first two rows. Set `NCCL_P2P_DISABLE=1` with `%env` and run
-# the cell again, to see the same layer without direct access between the GPUs.
+# **Predict.** Now with the messages: an MLP of width 4,096 over all your GPUs, 4,096 tokens. Its two
+# all-reduces hide behind nothing here, so the prediction is the sum of the first two rows. Set
+# `NCCL_P2P_DISABLE=1` with `%env` and run the cell again, to see the same layer without direct access
+# between the GPUs. (On cards without peer-to-peer, such as the RTX 4090, nothing changes.) Set it to 0
+# afterwards.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 on_gpus = on_your_gpus(

@@ -1918,8 +1918,8 @@ print(f"as a pipeline of 8 a GPU sends {border / 1e9:.1f} GB ({border / PORT:.2f
 # %% [markdown]
 # ## On your GPUs
 #
-# *No points. It takes a few minutes with GPUs. Without them you read the newest runs that somebody has
-# recorded, if there are any.*
+# *No points. With GPUs this takes a few minutes. Without them the cells show a recorded run, if there is
+# one.*
 #
 # **Predict.** F, I and W of four blocks of width 2,048 on a GPU, in 16 bits. On the CPU W was the shortest.
 # Here?
@@ -1944,8 +1944,11 @@ def slots(of, run):
 
 on_gpus = on_your_gpus(PIPELINE, predicted=slots)
 # %% [markdown]
-# If the steps with many microbatches take less than predicted, messages or the start of kernels filled a part
-# of the single microbatch's time, and the host, which runs ahead of the GPU, has hidden them since.
+# The prediction takes all stages as equal. But the head of GPT-2 small weighs as much as 5.5 of its blocks,
+# so that with four GPUs or more the last stage is slower than the mean, and many microbatches take longer
+# than predicted. The single microbatch also pays for the start of kernels, for messages, and for the
+# exchange of the tied embedding's gradient, once a step. If many microbatches take less than predicted,
+# look for the reason among these.
 
 # %% [markdown]
 # ## 10 · Questions

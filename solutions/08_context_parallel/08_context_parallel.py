@@ -1974,13 +1974,13 @@ except RankError as error:
 # %% [markdown]
 # ## On your GPUs
 #
-# *No points. It takes a few minutes with GPUs. Without them you read the newest runs that somebody has
-# recorded, if there are any.*
+# *No points. With GPUs this takes a few minutes. Without them the cells show a recorded run, if there is
+# one.*
 #
-# **Predict.** Three kernels compute the same attention: with the whole matrix of scores, memory-efficient and
-# flash. Four times as many tokens are 16 times the FLOPs. By which factor do the bytes at the peak grow, with
-# the matrix and without it? The prediction is the kernel's first row, times 16 for the time, and times 16 or
-# 4 for the bytes.
+# **Predict.** Three kernels compute the same attention: one stores the whole matrix of scores, and the
+# other two, *memory-efficient* and *flash*, do not. Twice as many tokens are 4 times the FLOPs. By which
+# factor do the bytes at the peak grow, with the matrix and without it? The prediction is the kernel's first
+# row, times 4 for each doubling for the time, and times 4 or 2 for the bytes.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.gpu import on_your_gpus, rows_named

@@ -1827,8 +1827,8 @@ print("the same weights:", torch.equal(*weights.values()))
 # %% [markdown]
 # ## On your GPUs
 #
-# *No points. It takes a few minutes with a GPU. Without one you read the newest run that somebody has
-# recorded, if there is one.*
+# *No points. With GPUs this takes a few minutes. Without them the cells show a recorded run, if there is
+# one.*
 #
 # **Predict.** The same product in five formats. The data sheet gives tensor cores twice as many FLOP/s for
 # half of the bits. float32 does not use them, so it has no prediction. A dash means that the card does not
@@ -1848,9 +1848,9 @@ def data_sheet(of, run):
 on_gpus = on_your_gpus(FORMATS, predicted=data_sheet)
 
 # %% [markdown]
-# **Predict.** Eight blocks whose insides are kept, computed again, or moved to pinned memory of the host and
-# back (§7). Computing again costs one forward more, 4/3 of the FLOPs. Is it 4/3 of the time? And does the
-# copy to the host hide?
+# **Predict.** Eight blocks in 16 bits, whose insides are kept, computed again, or moved to pinned memory of
+# the host and back (§7). Computing again costs one forward more, 4/3 of the FLOPs. Is it 4/3 of the time?
+# And does the copy to the host hide?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1866,8 +1866,8 @@ def of_kept(of, run):
 mine = checkpoint if ready(checkpoint) else None
 on_gpus = on_your_gpus(KEPT_OR_NOT, predicted=of_kept, yours=mine)
 # %% [markdown]
-# `save_on_cpu` copies on the stream that computes, so it cannot hide: each copy waits for the operation
-# before it, and the next operation for the copy.
+# The hooks copy on the stream that computes, as `save_on_cpu` does, so the copies cannot hide: each waits
+# for the operation before it, and the next operation for the copy.
 #
 # **Break it.** Your `checkpoint` keeps the state of the *CPU's* generator. On a GPU dropout draws from the
 # GPU's. Which masks does the second run draw there?
@@ -1875,8 +1875,8 @@ on_gpus = on_your_gpus(KEPT_OR_NOT, predicted=of_kept, yours=mine)
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 on_gpus = on_your_gpus(MASKS, yours=mine)
 # %% [markdown]
-# Gradients that are off by more than rounding come from other masks, and no error says so. Keep
-# `torch.cuda.get_rng_state()` as well, and set it back in backward; the same holds for
+# If gradients are off by more than rounding, the two runs drew different masks, and no error tells you.
+# Keep `torch.cuda.get_rng_state()` as well, and set it back in backward; the same holds for
 # `torch.is_autocast_enabled("cuda")`. Then the last row is 0.
 
 # %% [markdown]

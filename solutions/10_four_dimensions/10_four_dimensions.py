@@ -1823,8 +1823,8 @@ for words, question, allowed, stages in CASES:
 # %% [markdown]
 # ## On your GPUs
 #
-# *No points. It takes a few minutes with GPUs. Without them you read the newest runs that somebody has
-# recorded, if there are any.*
+# *No points. With GPUs this takes a few minutes. Without them the cells show a recorded run, if there is
+# one.*
 #
 # **Predict.** One GPU first: your `step_seconds` for GPT-2 small with every axis 1, at the efficiency of §7 and with the
 # card's data sheet. The formula was fitted to models of billions of parameters with fused kernels. Will it be too low or
@@ -1868,8 +1868,9 @@ on_gpus = on_your_gpus(ONE_STEP, predicted=on_one)
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 on_gpus = on_your_gpus(AXES)
 # %% [markdown]
-# Replicas send each gradient once, a pipeline its activations, and cut layers wait four times in each layer
-# for a sum. With a slow link between the GPUs, the last row shows it first.
+# Replicas add up the gradients once a step, a pipeline sends its activations, and cut layers wait for four
+# sums in each layer. A slow link shows first where the layers are cut. (A dash means that the 12 heads
+# cannot be cut into as many parts as you have GPUs.)
 
 # %% [markdown]
 # ## 9 · Questions

@@ -74,7 +74,9 @@ def test_other_formats_and_pytorchs_shards_train_as_one_process(
     else:
         expected = one_process(20)
         assert list(job.losses) == list(range(20))
-        assert all(abs(float(loss) - expected[step]) < 0.02 for step, loss in job.losses.items())
+        # A step whose scaled gradients overflow in fp16 is skipped, and the losses lag a step behind.
+        close = 0.02 if dtype == "bf16" else 0.15
+        assert all(abs(float(loss) - expected[step]) < close for step, loss in job.losses.items())
     (said,) = re.findall(r"(?m)^report: (.*)", job.said)
     speed, seconds = re.fullmatch(
         r"([\d,]+) tokens/s of 4 ranks, (\S+) s a step; MFU and peak memory need a GPU", said

@@ -14,7 +14,7 @@ import torch
 
 from course_lib import RankError
 from course_lib.facts import hardware
-from course_lib.gpu import Experiment, Row, __main__, on_your_gpus, rows_named, table
+from course_lib.gpu import Experiment, Row, command, on_your_gpus, rows_named, table
 from course_lib.gpu.all import EXPERIMENTS
 from course_lib.gpu.experiment import (
     RECORDS,
@@ -353,24 +353,24 @@ def test_the_command_rehearses_measures_and_records(
             raise RankError("rank 0 raised RuntimeError: no kernel image")
         return None if experiment.ranks == 2 else a_run()
 
-    monkeypatch.setattr(__main__, "measure", fake)
-    monkeypatch.setattr(__main__, "usable", lambda: 0)
-    assert __main__.main(["--out", str(out)]) == 0 and not out.exists() and not asked
+    monkeypatch.setattr(command, "measure", fake)
+    monkeypatch.setattr(command, "usable", lambda: 0)
+    assert command.main(["--out", str(out)]) == 0 and not out.exists() and not asked
     assert "nothing was measured" in capsys.readouterr().out
-    assert __main__.main(["--rehearse", "--only", "masks", "--out", str(out)]) == 0
+    assert command.main(["--rehearse", "--only", "masks", "--out", str(out)]) == 0
     assert asked == [("masks", True)] and not out.exists()
-    monkeypatch.setattr(__main__, "usable", lambda: 1)
-    assert __main__.main(["--out", str(out), "--only", "masks,roofline,states"]) == 1
+    monkeypatch.setattr(command, "usable", lambda: 1)
+    assert command.main(["--out", str(out), "--only", "masks,roofline,states"]) == 1
     said = capsys.readouterr().out
     assert "roofline: RankError" in said and "states: needs 2 GPUs" in said
     assert [*json.loads(out.read_text())] == ["masks"]
     with pytest.raises(SystemExit):
-        __main__.main(["--out", str(out)])
+        command.main(["--out", str(out)])
     assert "is there already" in capsys.readouterr().err and [*json.loads(out.read_text())] == [
         "masks"
     ]
     asked.clear()
-    assert __main__.main(["--limit", "1e-9", "--out", str(tmp_path / "b.json")]) == 0 and not asked
+    assert command.main(["--limit", "1e-9", "--out", str(tmp_path / "b.json")]) == 0 and not asked
     with pytest.raises(SystemExit):
-        __main__.main(["--only", "speed"])
+        command.main(["--only", "speed"])
     assert "no such experiment: speed. There are one step, " in capsys.readouterr().err

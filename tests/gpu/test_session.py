@@ -61,17 +61,17 @@ def test_the_session_is_rehearsed_in_its_order(
     assert gpu_session.main(["--rehearse", "--lean", "--out", str(tmp_path)]) == 0
     results = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line[0] == "{"]
     assert [(r["part"], r["status"]) for r in results] == [
-        ("facts", "passed"), ("over NCCL: 00_first_ranks", "passed"), ("over NCCL", "passed"),
-        ("record", "passed"), ("grading", "passed"), ("one rank", "left out"), ("several", "left out"),
+        ("facts", "passed"), ("record", "passed"), ("over NCCL: 00_first_ranks", "passed"),
+        ("over NCCL", "passed"), ("grading", "passed"), ("one rank", "left out"), ("several", "left out"),
         ("as it comes", "left out"),
     ]  # fmt: skip
     assert [" ".join(command[1:]).replace(str(tmp_path), "OUT") for command, _ in commands] == [
         "-m course_lib.doctor",
-        f"{ROOT}/tools/gpu_notebook.py 00_first_ranks OUT/over_NCCL_00_first_ranks --lean",
         "-m course_lib.gpu --out OUT/record.json --rehearse",
+        f"{ROOT}/tools/gpu_notebook.py 00_first_ranks OUT/over_NCCL_00_first_ranks --lean",
         "-m autograder selftest --quick",
     ]
-    assert commands[1][1]["COURSE_BACKEND"] == "gloo"
+    assert commands[2][1]["COURSE_BACKEND"] == "gloo"
     assert gpu_session.main(["--rehearse", "--limit", "1", "--out", str(tmp_path)]) == 0
     assert "no time was left" in (tmp_path / "report.md").read_text()
 
@@ -97,6 +97,22 @@ def test_a_notebook_that_fell_back_to_the_cpu_has_not_passed(
         "    nothing ran over NCCL",
     ]
     assert capsys.readouterr().out.count("{") == 2, "each notebook has a line of its own at once"
+
+
+def test_a_record_without_all_experiments_has_not_passed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def logged(command: list[str], log: Path, limit: float, environment: dict) -> tuple[int, float]:
+        log.write_text("ring: no time was left\n")
+        Path(command[command.index("--out") + 1]).write_text('{"masks": {}}')
+        return 0, 1.0
+
+    monkeypatch.setattr(gpu_session, "run_logged", logged)
+    result = gpu_session.record(gpu_session.Session(tmp_path, 1), 60)
+    assert (result.status, result.said) == (
+        "timed out",
+        "1 experiments are in record.json, 1 had no time",
+    )
 
 
 def test_notebooks_that_no_gpu_has_seen_come_first() -> None:
