@@ -123,8 +123,12 @@ def main() -> None:
                 if isinstance(model, BucketedDataParallel):
                     model.finish_gradient_synchronization()
                 if scaler:
+                    before = current_scale(scaler)
                     scaler.step(optimizer)  # on all ranks or on none
                     scaler.update()
+                    now = current_scale(scaler)
+                    if now < before and rank == 0:
+                        print(f"step {step}  skipped: gradients overflowed, loss scale {now:g}")
                 else:
                     optimizer.step()
                 optimizer.zero_grad()
@@ -326,6 +330,10 @@ class ShardScaler(torch.amp.GradScaler):
 
     def scale_loss(self, loss: Tensor) -> Tensor:
         return self.scale(loss)
+
+
+def current_scale(scaler: LossScaler | ShardScaler) -> float:
+    return scaler.get_scale() if isinstance(scaler, ShardScaler) else scaler.scale
 
 
 def make_scaler(args: Namespace, device: torch.device) -> LossScaler | ShardScaler | None:

@@ -144,8 +144,8 @@ def started(*arguments: str, torchrun: Sequence[str] = (), ranks: int = 2) -> It
 
 
 @functools.cache
-def one_process(steps: int) -> list[float]:
-    """The losses of plain PyTorch on the whole batch."""
+def one_process(steps: int, skipped: frozenset[int] = frozenset()) -> list[float]:
+    """The losses of plain PyTorch on the whole batch. skipped: steps that the optimizer does not take."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # several would wait for each other on a machine that is busy
     text, config = data.library_text(), PRESETS[MODEL]
@@ -159,7 +159,8 @@ def one_process(steps: int) -> list[float]:
         loss = next_token_loss(model(inputs), targets)
         loss.backward()
         norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP))
-        optimizer.step()
+        if step not in skipped:
+            optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
     torch.set_num_threads(threads)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -152,6 +153,7 @@ def test_each_rank_has_a_gpu_of_its_own(
 
     def launch(fn: Callable, *args: Any, **options: Any) -> list:
         calls.append(options)
+        assert os.environ["COURSE_LEDGER"] == "off" and "COURSE_RANKS_PER_GPU" not in os.environ
         return [(fn(*args)[0], H100)]
 
     monkeypatch.setenv("COURSE_RANKS_PER_GPU", "4")
@@ -163,6 +165,7 @@ def test_each_rank_has_a_gpu_of_its_own(
     )
     run = measure(replace(TWO_ROWS, ranks=ranks))
     assert run is not None and run.here and len(run.rows) == 2
+    assert os.environ["COURSE_RANKS_PER_GPU"] == "4" and os.environ.get("COURSE_LEDGER") != "off"
     assert calls == [{"world_size": world, "backend": "nccl", "timeout": 120}]
 
 
