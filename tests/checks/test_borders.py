@@ -66,7 +66,7 @@ def test_arrows_point_from_the_exercise_to_the_judge_to_the_rank(part: str) -> N
         assert not beyond or file in FINDS, f"{file.relative_to(ROOT)} imports {beyond}"
 
 
-# Modules that exercises import beside the kit: frames, with names of their own (`layer_case`, `Run`).
+# Modules that exercises import beside the kit: frames, with names of their own (`layer_case`, `LayerRun`).
 FRAMES = (
     "judge.functions",
     "judge.layers",

@@ -26,7 +26,7 @@ from course_lib.checks.judge.case import (
 )
 from course_lib.checks.judge.compare import Slip, Tensors, close, difference, told_by
 from course_lib.checks.judge.unwritten import unwritten
-from course_lib.checks.rank.functions import Told
+from course_lib.checks.rank.functions import CallReply
 from course_lib.checks.sentence import Sentence, at, error_kind
 from course_lib.runtime.moments import REPLY
 
@@ -142,7 +142,7 @@ def values_line(
     return Line(title, judge, weight, short=short)
 
 
-def reply_about(observed: Observed, call: Call) -> Told:
+def reply_about(observed: Observed, call: Call) -> CallReply:
     return observed.values[0][call.name]
 
 

@@ -13,7 +13,7 @@ instructions: refused, see `without_operators`; calls, a list of
     expects     {name: [dtype, shape]} of the tensors in the reply
 
 The reply for the call "a" has those of these tensors that it expects: "a.y" (an output), "a.grad.x" (of the
-input x), "a.after.x" (an input, when all is over); and values["a"] is a `Told`.
+input x), "a.after.x" (an input, when all is over); and values["a"] is a `CallReply`.
 
 A stub's NotImplementedError, which has no text, is not caught at the first call.
 """
@@ -47,7 +47,7 @@ OFTEN = 20  # objects
 
 
 @dataclass
-class Told:
+class CallReply:
     """The reply about a call.
 
     error: the exception that was raised, with zeros for all tensors; misfits: {name: text} of a tensor that
@@ -77,9 +77,9 @@ def warm_up(instructions: dict) -> None:
 
 def calls(
     objects: list, tensors: dict[str, torch.Tensor], groups: list, instructions: dict
-) -> tuple[dict[str, Told], dict[str, Any]]:
+) -> tuple[dict[str, CallReply], dict[str, Any]]:
     """Every call of the instructions, one after the other."""
-    values: dict[str, Told] = {}
+    values: dict[str, CallReply] = {}
     outputs: dict[str, torch.Tensor] = {}
     patience = Patience(instructions["enough"])
     with without_operators(instructions.get("refused", ())):
@@ -105,7 +105,7 @@ class Call:
         self.inputs = {name: asking(tensors[tensor]) for name, tensor in call["inputs"]}
         self.gradients = {name: tensors[tensor] for name, tensor in call.get("gradients", {}).items()}
         self.results: dict[str, Any] = {}
-        self.values = Told()
+        self.values = CallReply()
 
     def go(self) -> None:
         outside = self.from_outside() if self.instructions.get("measured") else {}

@@ -7,7 +7,7 @@ instructions: dtype, the default meanwhile ("float64" when left out); runs, a li
     make       [arguments, keyword arguments] of the class; left out: the object is called as it is
     norm       tensors, the weight and the bias of an nn.LayerNorm that is the class's first argument
     eps        the norm's
-    model      description (see `models`) of a GPT that is the first argument: of a function that changes it
+    model      description (see `gpt`) of a GPT that is the first argument: of a function that changes it
     kwargs     keyword arguments of the call
     group      which of the case's groups is passed as group=, to the class or, without `make`, to the call
     seed       the state of the default generator before the class is made
@@ -26,7 +26,7 @@ A rank without "runs" takes no part. The reply for the run "a" has those of thes
 "a.y" (the output), "a.again" (after the update), "a.grad.x" (of the input x), "a.p.weight" and
 "a.grad.p.weight" (of the parameter of that name, or whose name ends so), "a.after.x" and "a.after.gradient"
 (an input, and the output's gradient, when all is over), "a.drawn" (two numbers of the default generator after
-forward); and values["a"] is a `Told`.
+forward); and values["a"] is a `LayerReply`.
 """
 
 from __future__ import annotations
@@ -40,8 +40,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from course_lib.checks.rank import gpt as models
-from course_lib.checks.rank import watching
+from course_lib.checks.rank import gpt, watching
 from course_lib.checks.rank.backward import Hand, type_of, unregistered
 from course_lib.checks.rank.counting import Saved, alive, more
 from course_lib.checks.rank.harness import describe
@@ -65,7 +64,7 @@ before_reading = refuse_imports  # DTensor takes a rank seconds to import, and a
 
 
 @dataclass
-class Told:
+class LayerReply:
     """The reply about a run.
 
     begun: operations begun before the layer was made, after that, after forward and after backward; held:
@@ -93,12 +92,12 @@ def warm_up(instructions: dict) -> None:
 
 def layers(
     objects: list, tensors: dict[str, torch.Tensor], groups: list, instructions: dict
-) -> tuple[dict[str, Told], dict[str, Any]]:
+) -> tuple[dict[str, LayerReply], dict[str, Any]]:
     """Every run of the instructions, one after the other."""
     values, outputs, patience = {}, {}, Patience(instructions["enough"])
     with own_parts(), known_groups(groups), default_dtype(instructions.get("dtype", "float64")):
         for described in instructions.get("runs", ()):
-            run = Run(described, objects, tensors, groups, patience)
+            run = LayerOnRank(described, objects, tensors, groups, patience)
             run.go()
             values[described["name"]] = run.values
             outputs |= {f"{described['name']}.{name}": t for name, t in run.tensors().items()}
@@ -136,7 +135,7 @@ def default_dtype(name: str) -> Iterator[None]:
         _set_default(before)
 
 
-class Run:
+class LayerOnRank:
     """One layer, made and run on this rank."""
 
     def __init__(
@@ -151,7 +150,7 @@ class Run:
             self.inputs[name] = value.requires_grad_(value.is_floating_point() and name not in fixed)
         self.gradient = self.viewed("gradient", tensors[run["backward"]]) if "backward" in run else None
         self.results: dict[str, Any] = {}
-        self.values = Told()
+        self.values = LayerReply()
 
     def viewed(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor, or a view of it where one is asked for."""
@@ -203,7 +202,7 @@ class Run:
         before = alive()
         self.count_pages("base")
         if "model" in self.instructions:
-            args = [models.build(self.instructions["model"]), *args]
+            args = [gpt.build(self.instructions["model"]), *args]
         _manual_seed(self.instructions.get("seed", 0))
         layer = self.object(*args, **kwargs, **self.group())
         del args  # of a model that was changed nothing must be left over but the layer's own tensors

@@ -11,9 +11,9 @@ from course_lib.checks.judge.amount import beyond
 from course_lib.checks.judge.asked import asked_early
 from course_lib.checks.judge.case import ANY, RIGHT, Finding, Line, Observed, usual, wrong
 from course_lib.checks.judge.compare import Slip, close, difference, told_by
-from course_lib.checks.judge.layers.runs import BACKWARD, DIRECTIONS, Run
+from course_lib.checks.judge.layers.runs import BACKWARD, DIRECTIONS, LayerRun
 from course_lib.checks.judge.traffic import share_of
-from course_lib.checks.rank.layers import Told
+from course_lib.checks.rank.layers import LayerReply
 from course_lib.checks.sentence import Sentence, at
 from course_lib.ledger.operation import Operation
 
@@ -31,7 +31,7 @@ def members(observed: Observed) -> list[int]:
     return list(groups[0]) if groups else list(range(observed.world_size))
 
 
-def reply_about(observed: Observed, rank: int, run: Run) -> Told:
+def reply_about(observed: Observed, rank: int, run: LayerRun) -> LayerReply:
     """The recipe's reply about the run on this rank."""
     return observed.values[rank][run.name]
 
@@ -40,7 +40,7 @@ def reply_about(observed: Observed, rank: int, run: Run) -> Told:
 
 
 def values_line(
-    run: Run,
+    run: LayerRun,
     title: str,
     *,
     names: Sequence[str] = (),
@@ -65,7 +65,7 @@ def values_line(
 
 
 def differs(
-    run: Run,
+    run: LayerRun,
     observed: Observed,
     names: Sequence[str],
     slips: Sequence[Slip],
@@ -100,7 +100,7 @@ def subject(name: str) -> str:
 
 
 def unfit(
-    run: Run, name: str, came: str, k: int, rank: int, misfit: Callable[[str, str, int], str] | None
+    run: LayerRun, name: str, came: str, k: int, rank: int, misfit: Callable[[str, str, int], str] | None
 ) -> Finding:
     """A tensor of another shape or dtype, or none."""
     wanted = run.wanted[k][name]
@@ -120,7 +120,7 @@ def unfit(
 
 
 def values_or_refusal_line(
-    run: Run,
+    run: LayerRun,
     title: str,
     numbers: Sequence[int],
     *,
@@ -149,7 +149,7 @@ def values_or_refusal_line(
     return Line(title, judge, weight, "shape")
 
 
-def same_everywhere_line(run: Run, name: str, title: str, says: str, weight: float = 1.0) -> Line:
+def same_everywhere_line(run: LayerRun, name: str, title: str, says: str, weight: float = 1.0) -> Line:
     """All ranks hand back the same `name`, whatever its values; says: why they should."""
 
     def judge(observed: Observed) -> Finding:
@@ -170,7 +170,7 @@ def same_everywhere_line(run: Run, name: str, title: str, says: str, weight: flo
 # ---- what was sent
 
 
-def operations(run: Run, observed: Observed, rank: int, direction: str) -> list[Operation]:
+def operations(run: LayerRun, observed: Observed, rank: int, direction: str) -> list[Operation]:
     """Those of one direction of the run; none if it was refused."""
     begun = reply_about(observed, rank, run).begun
     if len(begun) <= BACKWARD:
@@ -179,7 +179,7 @@ def operations(run: Run, observed: Observed, rank: int, direction: str) -> list[
     return observed.operations[rank][first:last]
 
 
-def in_form(run: Run, observed: Observed) -> bool:
+def in_form(run: LayerRun, observed: Observed) -> bool:
     """Whether every rank gave tensors, be their values and shapes right or wrong."""
     misfits = (
         text
@@ -191,7 +191,7 @@ def in_form(run: Run, observed: Observed) -> bool:
 
 
 def sent_line(
-    run: Run,
+    run: LayerRun,
     direction: str,
     least: Sequence[float],
     *,
@@ -241,20 +241,20 @@ def sent_line(
 
 
 def held_line(
-    run: Run, most: Sequence[float], *, says: str = "", title: str = "", weight: float = 1.0
+    run: LayerRun, most: Sequence[float], *, says: str = "", title: str = "", weight: float = 1.0
 ) -> Line:
     """Bytes of the tensors that the layer brought with it, wherever it keeps them."""
     return memory_line(run, "held", most, title or "memory of the layer", says, weight)
 
 
 def saved_line(
-    run: Run, most: Sequence[float], *, says: str = "", title: str = "", weight: float = 1.0
+    run: LayerRun, most: Sequence[float], *, says: str = "", title: str = "", weight: float = 1.0
 ) -> Line:
     """Bytes that forward keeps for backward, the layer's own parameters left out."""
     return memory_line(run, "saved", most, title or "kept for backward", says, weight)
 
 
-def memory_line(run: Run, key: str, most: Sequence[float], title: str, says: str, weight: float) -> Line:
+def memory_line(run: LayerRun, key: str, most: Sequence[float], title: str, says: str, weight: float) -> Line:
     what = {"held": "holds", "saved": "keeps for backward"}[key]
     # After backward there are gradients, too, as large as the parameters.
     times = {"held": {"made": 1, "backward": 2}, "saved": {"forward": 1}}[key]
@@ -284,7 +284,7 @@ def memory_line(run: Run, key: str, most: Sequence[float], title: str, says: str
     return Line(title, judge, weight, "memory", enough={f"{run.name}.{key}": bounds})
 
 
-def measured_early(run: Run, observed: Observed, rank: int, looked: Iterable[str]) -> Finding | None:
+def measured_early(run: LayerRun, observed: Observed, rank: int, looked: Iterable[str]) -> Finding | None:
     """A finding if the rank was measured at one of these moments before it could have got there."""
     begun = reply_about(observed, rank, run).begun
     if len(begun) <= BACKWARD:

@@ -19,7 +19,7 @@ DIRECTIONS = {"made": (BEFORE, MADE), "forward": (MADE, FORWARD), "backward": (F
 
 
 @dataclass(frozen=True)
-class Run:
+class LayerRun:
     """One layer on some ranks, or one call of a function if `make` is left out.
 
     inputs: for each of these ranks, the arguments of its call, in order; gradient: the output's, for each;
@@ -108,7 +108,7 @@ class Run:
 
 def layer_case(
     title: str,
-    runs: Sequence[Run],
+    runs: Sequence[LayerRun],
     lines: Sequence[Line],
     *,
     members: Sequence[int] = (),
@@ -140,7 +140,7 @@ def layer_case(
     )
 
 
-def side(runs: Sequence[Run], k: int, group: int | None, dtype: str) -> RankSide:
+def side(runs: Sequence[LayerRun], k: int, group: int | None, dtype: str) -> RankSide:
     """Inputs, instructions and outputs of the k-th of the ranks that take part."""
     inputs, descriptions, outputs = {}, [], {}
     for run in runs:

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from course_lib.checks.kit import BUILT_IN, Case, Draw, Line, exercise, only_messages, words
-from course_lib.checks.notebooks.context_parallel import spread as runs
 from course_lib.checks.notebooks.context_parallel.references import OPERATIONS, REFERENCES, REFUSED
 from course_lib.checks.notebooks.context_parallel.ring_lines import (
     BACKWARD_STEP,
@@ -33,7 +32,7 @@ from course_lib.checks.notebooks.context_parallel.ring_traffic import (
     under_way_line,
 )
 from course_lib.checks.notebooks.context_parallel.ring_whole import Spread
-from course_lib.checks.notebooks.context_parallel.spread import Run
+from course_lib.checks.notebooks.context_parallel.spread import SpreadRun, spread_case
 from course_lib.context_parallel import Layout, striped
 from course_lib.context_parallel.balanced import zigzag
 
@@ -161,10 +160,14 @@ def values(spread: Spread, title: str, weight: float, *, short: bool = False) ->
 
 
 def case(
-    spreads: Sequence[Spread], lines: Sequence[Line], title: str, more_runs: Sequence[Run] = (), **more: Any
+    spreads: Sequence[Spread],
+    lines: Sequence[Line],
+    title: str,
+    more_runs: Sequence[SpreadRun] = (),
+    **more: Any,
 ) -> Case:
     called = [*(spread.run() for spread in spreads), *more_runs]
-    return runs.case(title, called, lines, OPERATIONS, forbidden=BUILT_IN, **more)
+    return spread_case(title, called, lines, OPERATIONS, forbidden=BUILT_IN, **more)
 
 
 def layouts(draw: Draw, way: str, n: int, batch: int, heads: int) -> Case:
@@ -222,4 +225,4 @@ def rounded(draw: Draw, way: str, n: int) -> Case:
         else [precise_line(spread, "grad.v", "bfloat16, gradients added in float32")]
     )
     called = [spread.run(torch.bfloat16)]
-    return runs.case("bfloat16", called, lines, OPERATIONS, forbidden=BUILT_IN)
+    return spread_case("bfloat16", called, lines, OPERATIONS, forbidden=BUILT_IN)

@@ -12,7 +12,7 @@ from course_lib.checks.judge.layers.lines import SLACK, differs, saved_line, sub
 from course_lib.checks.kit import ANY, RIGHT, Finding, Line, Observed, Sentence, Slip, essential, wrong
 from course_lib.checks.notebooks.context_parallel.ring_slips import lse_slips
 from course_lib.checks.notebooks.context_parallel.ring_whole import GRADS, Spread
-from course_lib.checks.notebooks.context_parallel.spread import Run, alive_line
+from course_lib.checks.notebooks.context_parallel.spread import SpreadRun, alive_line
 
 FLOAT, HALF = 8, 2  # bytes of a number in float64, and in 16 bits
 NAN = (
@@ -86,12 +86,12 @@ def of_lse(said: str) -> str:
     return Sentence(named, said.general.replace(subject("y"), "lse"))
 
 
-def finite(run: Run, observed: Observed, names: Sequence[str]) -> bool:
+def finite(run: SpreadRun, observed: Observed, names: Sequence[str]) -> bool:
     tensors = (rank.get(f"{run.name}.{name}") for rank in observed.tensors for name in names)
     return all(bool(tensor.isfinite().all()) for tensor in tensors if tensor is not None)
 
 
-def left_alone(run: Run, observed: Observed) -> Finding:
+def left_alone(run: SpreadRun, observed: Observed) -> Finding:
     for name in ("q", "k", "v"):
         after = f"after.{name}"
         if differs(run, observed, [after], (), None, "") is not None:

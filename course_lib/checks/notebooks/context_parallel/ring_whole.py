@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from course_lib.checks.kit import Draw, Slip
-from course_lib.checks.notebooks.context_parallel.spread import Run
+from course_lib.checks.notebooks.context_parallel.spread import SpreadRun
 from course_lib.checks.notebooks.context_parallel.whole import Mask, Whole, later_hidden
 from course_lib.context_parallel import Layout, contiguous, positions
 from course_lib.facts.context_parallel import FORWARD
@@ -82,7 +82,7 @@ class Spread:
     def parts(self, tensors: Mapping[str, Tensor], k: int) -> dict[str, Tensor]:
         return {name: self.part(x, k) for name, x in tensors.items()}
 
-    def run(self, dtype: torch.dtype = torch.float64) -> Run:
+    def run(self, dtype: torch.dtype = torch.float64) -> SpreadRun:
         """The call: q, k, v and the output's gradient of each rank, and what it must have."""
         inputs = [self.parts(self.whole.inputs, k) for k in range(self.n)]
         results = {"y": self.wanted["y"]} if self.forward_only else self.wanted
@@ -92,7 +92,7 @@ class Spread:
         ]
         # of another shape than the output's: then the recipe leaves backward out
         nothing = torch.empty(0)
-        return Run(
+        return SpreadRun(
             self.name,
             [{name: x.to(dtype) for name, x in tensors.items()} for tensors in inputs],
             [{name: x.to(dtype) for name, x in tensors.items()} for tensors in wanted],
@@ -106,7 +106,7 @@ class Spread:
             **self.settings,  # pyright: ignore[reportArgumentType]
         )
 
-    def run_of_lse(self, function: int) -> Run:
+    def run_of_lse(self, function: int) -> SpreadRun:
         """The same call of the exercise's object of that number, which returns lse."""
         run = self.run()
         lse = [{"y": self.part(self.whole.lse, k)} for k in range(self.n)]

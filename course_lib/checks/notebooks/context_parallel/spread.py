@@ -1,4 +1,4 @@
-"""In the judge: calls on parts of a sequence, and lines about work, memory and overlap. See `recipes`."""
+"""In the judge: calls on parts of a sequence, and lines about work, memory and overlap."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from course_lib.checks.judge.functions import OF_A_FIRST_CALL
-from course_lib.checks.judge.layers import runs as layers
 from course_lib.checks.judge.layers.lines import PAGES, measured_early, members, operations
+from course_lib.checks.judge.layers.runs import BACKWARD, BEFORE, FORWARD, MADE, LayerRun, layer_case
 from course_lib.checks.kit import RIGHT, Case, Finding, Line, Observed, Sentence, usual, words, wrong
 
 OTHERWISE_MADE = (
@@ -21,10 +21,10 @@ Layout = Sequence[Sequence[range]]
 
 
 @dataclass(frozen=True)
-class Run(layers.Run):
-    """One call on some ranks, see `layers.Run`.
+class SpreadRun(LayerRun):
+    """One call on some ranks, see `LayerRun`.
 
-    layout: passed to it; measured: whether bytes are counted; worth: see `recipes`.
+    layout: passed to it; measured: whether bytes are counted; worth: see RECIPE.
     """
 
     layout: Layout | None = None
@@ -36,11 +36,11 @@ class Run(layers.Run):
 
     def by_then(self, begun: Sequence[int], moment: str) -> tuple[int, int]:
         """The call that is measured comes before the one whose operations were told, and begins as many."""
-        forward = begun[layers.FORWARD] - begun[layers.MADE]
-        backward = begun[layers.BACKWARD] - begun[layers.FORWARD]
+        forward = begun[FORWARD] - begun[MADE]
+        backward = begun[BACKWARD] - begun[FORWARD]
         if moment == "backward":
-            return begun[layers.BEFORE], max(0, begun[layers.BEFORE] - backward)
-        return max(0, begun[layers.BEFORE] - backward), max(0, begun[layers.BEFORE] - backward - forward)
+            return begun[BEFORE], max(0, begun[BEFORE] - backward)
+        return max(0, begun[BEFORE] - backward), max(0, begun[BEFORE] - backward - forward)
 
     def instructions(self, k: int, group: int | None) -> dict:
         instructions = super().instructions(k, group) | {"measured": self.measured}
@@ -50,25 +50,25 @@ class Run(layers.Run):
         return instructions
 
 
-def case(
-    title: str, runs: Sequence[Run], lines: Sequence[Line], refused: Mapping[str, str], **more: Any
+def spread_case(
+    title: str, runs: Sequence[SpreadRun], lines: Sequence[Line], refused: Mapping[str, str], **more: Any
 ) -> Case:
-    """`layers.layer_case`; refused: operators of PyTorch's, see `without_operators`."""
-    made = layers.layer_case(title, runs, lines, room=ROOM, **more)
+    """`layer_case`; refused: operators of PyTorch's, see `without_operators`."""
+    made = layer_case(title, runs, lines, room=ROOM, **more)
     names = [list(pair) for pair in refused.items()]
     for side in made.sides:
         side.instructions["refused"] = names
     return replace(made, recipe=RECIPE)
 
 
-def watched(observed: Observed, rank: int, run: Run, direction: str, key: str) -> int:
+def watched(observed: Observed, rank: int, run: SpreadRun, direction: str, key: str) -> int:
     """A measured number of a direction; -1 if the run was refused before."""
     done = observed.values[rank][run.name].work.get(direction)
     return -1 if done is None else getattr(done, key)
 
 
 def work_line(
-    run: Run,
+    run: SpreadRun,
     direction: str,
     most: Sequence[float],
     says: str,
@@ -105,7 +105,7 @@ def work_line(
 
 
 def alive_line(
-    run: Run, direction: str, most: float, says: Callable[[int], str], title: str, weight: float = 1.0
+    run: SpreadRun, direction: str, most: float, says: Callable[[int], str], title: str, weight: float = 1.0
 ) -> Line:
     """Bytes alive at any moment beside the inputs: so many at most. says: bytes -> the usual cause.
 
@@ -135,7 +135,7 @@ def alive_line(
 
 
 def overlap_line(
-    run: Run, direction: str, needed: Sequence[float], says: str, title: str, weight: float = 1.0
+    run: SpreadRun, direction: str, needed: Sequence[float], says: str, title: str, weight: float = 1.0
 ) -> Line:
     """Bytes that were being received while the rank multiplied matrices: so many at least."""
 
@@ -154,7 +154,7 @@ def overlap_line(
     return Line(title, judge, weight, "communication")
 
 
-def calls_line(run: Run, direction: str, most: int, says: str, title: str, weight: float = 0.5) -> Line:
+def calls_line(run: SpreadRun, direction: str, most: int, says: str, title: str, weight: float = 0.5) -> Line:
     """Messages sent, and collectives, that each rank begins in a direction: so many at most."""
 
     def judge(observed: Observed) -> Finding:

@@ -16,11 +16,10 @@ from course_lib.checks.judge.layers.lines import (
     values_or_refusal_line,
 )
 from course_lib.checks.kit import Case, Draw, Finding, Line, Observed, Slip, essential, exercise, words
-from course_lib.checks.notebooks.context_parallel import spread as runs
 from course_lib.checks.notebooks.context_parallel.references import OPERATIONS, REFERENCES, REFUSED
 from course_lib.checks.notebooks.context_parallel.ring_lines import FLOAT, kept_bytes, value_line
 from course_lib.checks.notebooks.context_parallel.ring_whole import GRADS, Spread, attention_slips
-from course_lib.checks.notebooks.context_parallel.spread import alive_line, calls_line
+from course_lib.checks.notebooks.context_parallel.spread import alive_line, calls_line, spread_case
 from course_lib.ledger.operation import Operation
 
 HEADS = "heads that the ranks do not divide"
@@ -235,7 +234,7 @@ def both_ways(spread: Spread, title: str, shown: str, weight: float, **more: Any
             lines += bytes_lines(judged, way)
             lines += [kept_line(judged)] if way == "backward" else []
             lines.append(held_line(judged, way))
-        yield runs.case(title, [judged.run()], lines, OPERATIONS, **more)
+        yield spread_case(title, [judged.run()], lines, OPERATIONS, **more)
 
 
 def causal(draw: Draw, n: int, batch: int, weight: float = 1.0) -> Iterator[Case]:
@@ -248,7 +247,7 @@ def indivisible(draw: Draw) -> Case:
     """3 ranks, and heads of q or those of k and v that these do not divide."""
     heads = Spread.draw(draw, 3, 6, heads=4, kv_heads=2, name="heads", refuses=True)
     of_keys = Spread.draw(draw, 3, 6, heads=6, kv_heads=2, name="keys", refuses=True)
-    return runs.case(
+    return spread_case(
         HEADS,
         [heads.run(), of_keys.run()],
         [

@@ -213,7 +213,7 @@ class Adam:
 
 
 def expected_parameters(training: Training, how: Adam) -> tuple[Tensors, float]:
-    """(parameters after each step by the names of `recipes`, the least margin of a sign), in float64."""
+    """(parameters after each step, named as in `rank.training`; the least margin of a sign), in float64."""
     kwargs = training.more["kwargs"]
     beta1, beta2 = kwargs["betas"]
     model = training.built()

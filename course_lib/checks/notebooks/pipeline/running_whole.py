@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from course_lib.checks.kit import BUILT_IN, Case, Draw, Line, Observed, RankSide, Spec
 from course_lib.checks.notebooks.pipeline.recognising import tokens
-from course_lib.checks.rank.notebooks.pipeline import stages as models
+from course_lib.checks.rank.notebooks.pipeline import stage_models
 from course_lib.checks.rank.notebooks.pipeline.fingerprints import fingerprint
 from course_lib.checks.rank.notebooks.pipeline.running import END
 from course_lib.checks.rank.notebooks.pipeline.watching import Kept
@@ -35,9 +35,10 @@ Terms = dict[str, Tensor]
 class Run:
     """One schedule, to be done on as many ranks as it has rows; stage i is rank i's.
 
-    kind, seed, width: of the stages, see `models`. batch: inputs and targets of each microbatch. earlier: for
-    each stage the gradients that are there before, by name; empty: none. pages: whether each rank's process
-    is measured during the run, from outside; no stage reports its inputs then: that would take memory, too.
+    kind, seed, width: of the stages, see `stage_models`. batch: inputs and targets of each microbatch.
+    earlier: for each stage the gradients that are there before, by name; empty: none. pages: whether each
+    rank's process is measured during the run, from outside. No stage reports its inputs then: that would take
+    memory, too.
     """
 
     name: str
@@ -59,12 +60,12 @@ class Run:
 
     @cached_property
     def stages(self) -> list[nn.Module]:
-        return [models.build(self.described, index) for index in range(self.size)]
+        return [stage_models.build(self.described, index) for index in range(self.size)]
 
     @cached_property
     def counts(self) -> list[int]:
         """How many targets of each microbatch count."""
-        return [int(models.LOSSES[self.kind][1](targets)) for _, targets in self.batch]
+        return [int(stage_models.LOSSES[self.kind][1](targets)) for _, targets in self.batch]
 
     @cached_property
     def passes(self) -> list[tuple[float, list[Terms], list[list[float]], list[int]]]:
@@ -81,7 +82,7 @@ class Run:
                 x = stage(x)
             # kept by all stages together: each has its part; its input counts for each
             kept.append(saved.nbytes())
-        loss = models.LOSSES[self.kind][0](x, targets)
+        loss = stage_models.LOSSES[self.kind][0](x, targets)
         names = [(i, name) for i, module in enumerate(self.stages) for name, _ in module.named_parameters()]
         params = [p for module in self.stages for p in module.parameters()]
         terms: list[Terms] = [{} for _ in self.stages]
@@ -124,7 +125,7 @@ class Run:
 
     def nbytes(self, k: int) -> int:
         """Of microbatch k's activation between two stages, and of its gradient."""
-        return FLOAT * torch.Size(models.boundary(self.kind, self.width, self.batch[k][0])).numel()
+        return FLOAT * torch.Size(stage_models.boundary(self.kind, self.width, self.batch[k][0])).numel()
 
     @property
     def sent(self) -> int:
@@ -220,10 +221,10 @@ def microbatches(draw: Draw, kind: str, count: int) -> list[tuple[Tensor, Tensor
         pairs = [draw.normal(2, *shape, WIDTH, dtype=torch.float64) for shape in shapes]
         return [(x, targets) for x, targets in pairs]
     batch, before = [], 0
-    for x, (rows, columns) in zip(tokens(draw, shapes, models.VOCABULARY), shapes, strict=True):
+    for x, (rows, columns) in zip(tokens(draw, shapes, stage_models.VOCABULARY), shapes, strict=True):
         ignored = draw.choice([n for n in range(3) if rows * (columns - n) != before])
         before = rows * (columns - ignored)
-        targets = torch.randint(models.VOCABULARY, x.shape, generator=draw.generator)
+        targets = torch.randint(stage_models.VOCABULARY, x.shape, generator=draw.generator)
         targets[:, :ignored] = -100
         batch.append((x, targets))
     return batch
@@ -237,7 +238,7 @@ def wide_microbatches(draw: Draw, count: int) -> list[tuple[Tensor, Tensor]]:
     pairs = []
     for more in range(DIFFERENT):
         shape = ROWS + more, COLUMNS
-        pairs.append([torch.randint(models.VOCABULARY, shape, generator=draw.generator) for _ in "xt"])
+        pairs.append([torch.randint(stage_models.VOCABULARY, shape, generator=draw.generator) for _ in "xt"])
     return [(x, targets) for x, targets in (pairs * count)[:count]]
 
 

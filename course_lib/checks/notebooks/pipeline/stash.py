@@ -32,7 +32,7 @@ from course_lib.checks.notebooks.pipeline.stash_runs import (
     Run,
     Tensors,
 )
-from course_lib.checks.rank.notebooks.pipeline.stages import VOCABULARY
+from course_lib.checks.rank.notebooks.pipeline.stage_models import VOCABULARY
 from course_lib.pipeline.actions import flat
 from course_lib.pipeline.generators import one_f_one_b
 

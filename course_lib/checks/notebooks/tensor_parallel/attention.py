@@ -13,7 +13,7 @@ from course_lib.checks.judge.layers.lines import (
     values_line,
     values_or_refusal_line,
 )
-from course_lib.checks.judge.layers.runs import Run, layer_case
+from course_lib.checks.judge.layers.runs import LayerRun, layer_case
 from course_lib.checks.kit import Case, Draw, Line, essential, exercise
 from course_lib.checks.notebooks.tensor_parallel.attention_dropout import dropout_case
 from course_lib.checks.notebooks.tensor_parallel.heads import LR, Heads, head_slips
@@ -57,30 +57,30 @@ def trouble(case_of_it: Case, kind: str, text: str) -> str:
     return linear_trouble(case_of_it, kind, text)
 
 
-def attention_run(name: str, whole: Heads, *, refuses: bool = False) -> Run:
+def attention_run(name: str, whole: Heads, *, refuses: bool = False) -> LayerRun:
     y = whole.output(whole.parameters, whole.x)
     wanted = {"y": y, "grad.x": whole.gradients()[0], "again": whole.after_step()}
     kwargs = {"kv_heads": whole.kv_heads, "bias": len(whole.parameters) > 4}
     if whole.kv_heads == whole.heads:
         del kwargs["kv_heads"]
-    return Run(
+    return LayerRun(
         name, [{"x": whole.x}] * whole.n, [wanted] * whole.n, [whole.g] * whole.n,
         make=([whole.width, whole.heads], kwargs), seed=whole.seed, lr=LR, refuses=refuses,
     )  # fmt: skip
 
 
-def refused_run(name: str, draw: Draw, n: int, heads: int, kv_heads: int = 0) -> Run:
+def refused_run(name: str, draw: Draw, n: int, heads: int, kv_heads: int = 0) -> LayerRun:
     """Heads that n ranks cannot share equally: a sentence, or right values all the same."""
     whole = Heads.draw(draw, 1, heads, kv_heads or heads, 2, (1, 2), True)
     run = attention_run(name, whole)
-    return Run(
+    return LayerRun(
         name, list(run.inputs) * n, list(run.wanted) * n, [whole.g] * n, make=run.make, seed=run.seed,
         lr=LR, refuses=True,
     )  # fmt: skip
 
 
 def lines_of(
-    run: Run, whole: Heads, title: str, weight: float, sent: bool = True, after_step: float = 0.5
+    run: LayerRun, whole: Heads, title: str, weight: float, sent: bool = True, after_step: float = 0.5
 ) -> list[Line]:
     """Values forward, backward and after a step, and the bytes of each direction.
 
@@ -137,7 +137,7 @@ def same_heads(n: int, kv_heads: int) -> list[list[int]]:
     return same + [list(range(first, n, copies)) for first in range(copies)]
 
 
-def memory_lines(run: Run, whole: Heads) -> list[Line]:
+def memory_lines(run: LayerRun, whole: Heads) -> list[Line]:
     n, b, s, w = whole.n, *whole.x.shape
     parameters = sum(parameter.numel() for parameter in whole.own(0, whole.parameters)) + w
     kept = b * s * w + (6 * b * s * w + 4 * b * whole.heads * s * s) / n

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from course_lib.checks.judge.layers.lines import differs, members, same_everywhere_line, values_line
-from course_lib.checks.judge.layers.runs import Run, layer_case
+from course_lib.checks.judge.layers.runs import LayerRun, layer_case
 from course_lib.checks.kit import ANY, RIGHT, Case, Draw, Finding, Line, Observed, close, wrong
 from course_lib.checks.notebooks.tensor_parallel.heads import Heads
 
@@ -51,7 +51,7 @@ def of_masks(factors: Tensor) -> bool:
     return close(factors, scale * (factors > scale / 2).double())
 
 
-def nothing_line(run: Run, whole: Heads, title: str, weight: float) -> Line:
+def nothing_line(run: LayerRun, whole: Heads, title: str, weight: float) -> Line:
     """The output is that without dropout."""
     line = values_line(run, title, weight=weight)
 
@@ -66,7 +66,7 @@ def nothing_line(run: Run, whole: Heads, title: str, weight: float) -> Line:
     return replace(line, judge=judge)
 
 
-def masks_line(run: Run, whole: Heads, title: str, weight: float) -> Line:
+def masks_line(run: LayerRun, whole: Heads, title: str, weight: float) -> Line:
     """The output is that of some masks, which differ from rank to rank."""
 
     def judge(observed: Observed) -> Finding:
@@ -99,7 +99,7 @@ def then(first: Line, line: Line) -> Line:
 
 def dropout_case(draw: Draw, n: int = 2, heads: int = 4) -> Case:
     whole = Heads.draw(draw, n, heads, heads, 4, (BATCH, 1), True)
-    plain = Run(
+    plain = LayerRun(
         "training", [{"x": whole.x}] * n, [{"y": whole.output(whole.parameters, whole.x)}] * n,
         make=([whole.width, heads], {"dropout": P}), seed=whole.seed, drawn=True,
     )  # fmt: skip

@@ -10,7 +10,7 @@ import torch
 
 from course_lib.checks.judge.layers import runs
 from course_lib.checks.judge.layers.lines import saved_line, sent_line, values_line
-from course_lib.checks.judge.layers.runs import Run
+from course_lib.checks.judge.layers.runs import LayerRun
 from course_lib.checks.kit import Case, Draw, Finding, Line, Observed, Slip, exercise
 from course_lib.checks.notebooks.tensor_parallel.prediction import REFERENCE
 from course_lib.checks.notebooks.tensor_parallel.shared import (
@@ -58,7 +58,7 @@ def a_run(
     *,
     dtype: torch.dtype = torch.float64,
     layout: str = "",
-) -> Run:
+) -> LayerRun:
     """One of the two on n ranks.
 
     A whole x enters, and each rank has a gradient of its own; each rank has a term of the tensor that leaves,
@@ -77,7 +77,7 @@ def a_run(
     columns = (shape, [1, shape[0]])
     strides = {"columns": columns, "expanded": (shape, [0, 0])}
     views = {"x": columns, "gradient": strides[layout]} if layout else {}
-    return Run(
+    return LayerRun(
         f"{'enter' if enters else 'leave'} {layout}".strip(),
         inputs=[{"x": tensor.t().contiguous() if layout else tensor} for tensor in x],
         wanted=wanted,
@@ -90,7 +90,7 @@ def a_run(
 # ---- values
 
 
-def entered(run: Run) -> list[Slip]:
+def entered(run: LayerRun) -> list[Slip]:
     """Usual mistakes where a whole tensor enters."""
     n, x, own, summed = run.size, *columns(run, "after.x", "after.gradient", "grad.x")
     return [
@@ -112,7 +112,7 @@ def entered(run: Run) -> list[Slip]:
     ]
 
 
-def left(run: Run) -> list[Slip]:
+def left(run: LayerRun) -> list[Slip]:
     """Usual mistakes where the terms of a sum leave."""
     n, own, summed, whole = run.size, *columns(run, "after.x", "y", "grad.x")
     return [
@@ -138,7 +138,7 @@ def left(run: Run) -> list[Slip]:
     ]
 
 
-def right(run: Run, title: str, weight: float = 1.0, **more: Any) -> Line:
+def right(run: LayerRun, title: str, weight: float = 1.0, **more: Any) -> Line:
     """Values and gradients of one run; then, that nothing else was written."""
     line = values_line(
         run, title, names=["y", "grad.x"],
@@ -166,7 +166,7 @@ def without_a_word(line: Line) -> Line:
 # ---- what is sent
 
 
-def direction(run: Run, which: str, weight: float = 1.0) -> Line:
+def direction(run: LayerRun, which: str, weight: float = 1.0) -> Line:
     """An all-reduce on one side, nothing on the other."""
     name = NAMES[run.object]
     sends = which == ("backward" if run.object == ENTER else "forward")
@@ -201,7 +201,7 @@ def trouble(case_of_it: Case, kind: str, text: str) -> str:
     besides="forward alone",
 )
 def conjugate_functions(draw: Draw) -> Iterator[Case]:
-    def both(n: int, *shape: int, **more: Any) -> tuple[Run, Run]:
+    def both(n: int, *shape: int, **more: Any) -> tuple[LayerRun, LayerRun]:
         enter, leave = (a_run(draw, which, n, shape, **more) for which in (ENTER, LEAVE))
         return enter, leave
 
@@ -242,6 +242,6 @@ def memory_layouts(draw: Draw) -> Iterator[Case]:
         )  # fmt: skip
 
 
-def one_more(pair: Sequence[Run], title: str, trivial: bool = False) -> Case:
+def one_more(pair: Sequence[LayerRun], title: str, trivial: bool = False) -> Case:
     judged = [right(run, f"{NAMES[run.object]}, {title}", 0.5, short=True, trivial=trivial) for run in pair]
     return runs.layer_case(title, pair, judged)

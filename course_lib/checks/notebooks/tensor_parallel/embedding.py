@@ -19,7 +19,7 @@ from course_lib.checks.judge.layers.lines import (
     sent_line,
     values_line,
 )
-from course_lib.checks.judge.layers.runs import Run
+from course_lib.checks.judge.layers.runs import LayerRun
 from course_lib.checks.kit import Case, Draw, Finding, Line, Observed, Slip, essential, exercise, words
 from course_lib.checks.notebooks.tensor_parallel.prediction import REFERENCE
 from course_lib.checks.notebooks.tensor_parallel.shared import FACTOR_N, interface, own_work, shows_its_part
@@ -107,7 +107,7 @@ class Table:
         return summed.index_add(0, at(k).flatten(), self.g.flatten(0, -2))
 
 
-def run_of(table: Table, name: str = "table") -> Run:
+def run_of(table: Table, name: str = "table") -> LayerRun:
     wanted = [
         {
             "p.weight": table.part(k, table.weight),
@@ -116,7 +116,7 @@ def run_of(table: Table, name: str = "table") -> Run:
         }
         for k in range(table.n)
     ]
-    return Run(
+    return LayerRun(
         name, [{"tokens": table.tokens}] * table.n, wanted, [table.g] * table.n, seed=table.seed,
         make=(list(table.weight.shape), {}),
     )  # fmt: skip
@@ -192,14 +192,14 @@ def misfit(table: Table) -> Callable[[str, str, int], str]:
 
 
 def line(
-    run: Run, table: Table, title: str, names: Sequence[str] = (), weight: float = 1.0, **more: Any
+    run: LayerRun, table: Table, title: str, names: Sequence[str] = (), weight: float = 1.0, **more: Any
 ) -> Line:
     return values_line(
         run, title, names=names, slips=slips(table), misfit=misfit(table), weight=weight, **more
     )
 
 
-def first_lines(run: Run, table: Table, title: str) -> list[Line]:
+def first_lines(run: LayerRun, table: Table, title: str) -> list[Line]:
     return [
         line(run, table, f"{title}: the rank's rows", ["p.weight"]),
         line(run, table, f"{title}: output", ["y"], 2),
@@ -219,13 +219,13 @@ def forward_hint(ratio: float, done: list[Operation]) -> str:
     return "One all-reduce of the rows that were looked up, tokens x embedding_dim, and nothing else."
 
 
-def held(run: Run, table: Table) -> Line:
+def held(run: LayerRun, table: Table) -> Line:
     rows = [len(table.part(k, table.weight)) for k in range(table.n)]
     most = [FLOAT * table.weight.shape[1] * count for count in rows]
     return shows_its_part(essential(held_line(run, most, says=WHOLE_TABLE)), run, table.weight)
 
 
-def costs(run: Run, table: Table) -> list[Line]:
+def costs(run: LayerRun, table: Table) -> list[Line]:
     n, tokens = table.n, table.tokens.numel()
     width = table.weight.shape[1]
     return [
@@ -245,7 +245,7 @@ def costs(run: Run, table: Table) -> list[Line]:
     ]  # fmt: skip
 
 
-def without_a_gather(line: Line, run: Run) -> Line:
+def without_a_gather(line: Line, run: LayerRun) -> Line:
     """The line; a solution that gathers the table misses the exercise's point, however few bytes that are."""
 
     def judge(observed: Observed) -> Finding:

@@ -15,7 +15,7 @@ from course_lib.checks.judge.layers.lines import (
     values_line,
     values_or_refusal_line,
 )
-from course_lib.checks.judge.layers.runs import Run, layer_case
+from course_lib.checks.judge.layers.runs import LayerRun, layer_case
 from course_lib.checks.kit import Case, Draw, Line, Slip, essential, exercise
 from course_lib.checks.notebooks.tensor_parallel.shared import own_work, shows_its_part
 from course_lib.checks.notebooks.tensor_parallel.slips import (
@@ -75,15 +75,15 @@ class Cut:
     saved: int
     held: float
 
-    def run(self, name: str, *, refuses: bool = False, pages: bool = False) -> Run:
+    def run(self, name: str, *, refuses: bool = False, pages: bool = False) -> LayerRun:
         wanted = [{key: tensor for key, tensor in own.items() if tensor is not None} for own in self.wanted]
         made = dict([("bias", self.whole.bias is not None), self.argument])
-        return Run(
+        return LayerRun(
             name, [{"x": x} for x in self.x], wanted, self.upstream, seed=self.whole.seed,
             make=([self.whole.size_in, self.whole.size_out], made), refuses=refuses, pages=pages,
         )  # fmt: skip
 
-    def lines(self, run: Run, title: str, weight: float) -> list[Line]:
+    def lines(self, run: LayerRun, title: str, weight: float) -> list[Line]:
         """Values forward and backward, and what each direction sent."""
         backward = [name for name in run.wanted[0] if name.startswith("grad.")]
         forward = [name for name in run.wanted[0] if name not in backward]
@@ -101,13 +101,13 @@ class Cut:
         ]  # fmt: skip
 
     def values(
-        self, run: Run, title: str, names: Sequence[str], weight: float, *, short: bool = False
+        self, run: LayerRun, title: str, names: Sequence[str], weight: float, *, short: bool = False
     ) -> Line:
         return values_line(
             run, title, names=names, slips=self.slips, misfit=self.misfit, weight=weight, short=short
         )
 
-    def large_lines(self, run: Run, title: str) -> list[Line]:
+    def large_lines(self, run: LayerRun, title: str) -> list[Line]:
         """Values, 1/n of the parameters, and, of the tensors for backward, the input alone."""
         held, saved = [self.held] * run.size, [FLOAT * self.saved] * run.size
         own, kept = "parameters: 1/4 of the layer's", "kept for backward: this rank's input"
@@ -220,7 +220,7 @@ def with_odd(
     return layer_case(title, [run, uneven], [*cut.lines(run, called, 1), refusal], **more)
 
 
-def one_rank(run: Run) -> Case:
+def one_rank(run: LayerRun) -> Case:
     return layer_case("1 rank", [run], [values_line(run, "1 rank", weight=0.5, trivial=True, short=True)])
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from course_lib.checks.judge.layers.runs import Run
+from course_lib.checks.judge.layers.runs import LayerRun
 from course_lib.checks.kit import Draw
 from course_lib.facts import chunk_sizes
 
@@ -117,14 +117,14 @@ def targets(draw: Draw, vocab: int, *shape: int) -> Tensor:
     return torch.cat([spread, extra])[:count][order].view(shape)
 
 
-def run_of(loss: Loss, name: str = "loss", **kwargs: Any) -> Run:
+def run_of(loss: Loss, name: str = "loss", **kwargs: Any) -> LayerRun:
     kind = torch.promote_types(loss.kind, torch.float32)
     logits = [loss.part(k, loss.logits).to(loss.kind) for k in range(loss.n)]
     wanted = [
         {"y": loss.y().to(kind), "grad.logits": loss.grad(k).to(loss.kind), "after.logits": logits[k]}
         for k in range(loss.n)
     ]
-    return Run(
+    return LayerRun(
         name,
         inputs=[{"logits": part, "target": loss.target} for part in logits],
         wanted=wanted,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from course_lib.checks.judge.layers import runs
 from course_lib.checks.judge.layers.lines import sent_line, values_line, values_or_refusal_line
-from course_lib.checks.judge.layers.runs import Run
+from course_lib.checks.judge.layers.runs import LayerRun
 from course_lib.checks.kit import Case, Draw, Line, Slip, exercise, words
 from course_lib.checks.notebooks.tensor_parallel import sequence_dim
 from course_lib.checks.notebooks.tensor_parallel.prediction import REFERENCE
@@ -48,7 +48,7 @@ SIDE_BY_SIDE = (
 COPY = "Other code may hold it, too: communicate in a copy of your own."
 
 
-def gathered_wrong(run: Run) -> list[Slip]:
+def gathered_wrong(run: LayerRun) -> list[Slip]:
     x, whole, upstream, grad = columns(run, "after.x", "y", "after.gradient", "grad.x")
     n = run.size
     batch = x[0].shape[0]
@@ -86,7 +86,7 @@ def gathered_wrong(run: Run) -> list[Slip]:
     return slips
 
 
-def scattered_wrong(run: Run) -> list[Slip]:
+def scattered_wrong(run: LayerRun) -> list[Slip]:
     x, part, upstream, grad = columns(run, "after.x", "y", "after.gradient", "grad.x")
     n = run.size
     flat = total(x).reshape(n, *part[0].shape)
@@ -130,13 +130,13 @@ def scattered_wrong(run: Run) -> list[Slip]:
     ]
 
 
-def other_way(run: Run, k: int) -> list[int]:
+def other_way(run: LayerRun, k: int) -> list[int]:
     """The shape that the other function of the pair makes of the k-th rank's x."""
     batch, seq, width = run.inputs[k]["x"].shape
     return [batch, seq // run.size if run.object == GATHER else seq * run.size, width]
 
 
-def pair_misfit(run: Run) -> Any:
+def pair_misfit(run: LayerRun) -> Any:
     """(name, the result, k) -> the usual cause of another shape."""
     batch, *_ = run.wanted[0]["y"].shape
 
@@ -160,13 +160,13 @@ def pair_misfit(run: Run) -> Any:
     return hint
 
 
-def pair_line(run: Run, title: str, names: Sequence[str], weight: float, **more: Any) -> Line:
+def pair_line(run: LayerRun, title: str, names: Sequence[str], weight: float, **more: Any) -> Line:
     slips = gathered_wrong(run) if run.object == GATHER else scattered_wrong(run)
     line = values_line(run, title, names=names, slips=slips, misfit=pair_misfit(run), weight=weight, **more)
     return and_unwritten(line, run, GIVEN, COPY)
 
 
-def both_ways(run: Run) -> list[Line]:
+def both_ways(run: LayerRun) -> list[Line]:
     """Values and gradients of one of the pair, and the bytes of each direction: half an all-reduce."""
     n, name = run.size, NAMES[run.object]
     whole = run.wanted[0]["y" if run.object == GATHER else "grad.x"].nbytes

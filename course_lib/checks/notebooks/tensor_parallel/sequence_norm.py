@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from course_lib.checks.judge.layers.lines import saved_line, sent_line, values_line
-from course_lib.checks.judge.layers.runs import Run
+from course_lib.checks.judge.layers.runs import LayerRun
 from course_lib.checks.kit import Draw, Line, Slip
 from course_lib.checks.notebooks.tensor_parallel.shared import columns, total
 from course_lib.facts import least_bytes
@@ -23,7 +23,7 @@ def parts(tensor: Tensor, n: int, dim: int = SEQ) -> list[Tensor]:
     return [part.contiguous() for part in tensor.tensor_split(n, dim)]
 
 
-def norm_run(draw: Draw, n: int, batch: int, seq: int, width: int) -> Run:
+def norm_run(draw: Draw, n: int, batch: int, seq: int, width: int) -> LayerRun:
     """A LayerNorm with weights of its own, on parts of the sequence."""
     kind = torch.float64
     x, g = (draw.normal(batch, seq, width, dtype=kind) for _ in range(2))
@@ -39,13 +39,13 @@ def norm_run(draw: Draw, n: int, batch: int, seq: int, width: int) -> Run:
         }
         for part, for_part in zip(parts(y.detach(), n), parts(for_x, n), strict=True)
     ]  # fmt: skip
-    return Run(
+    return LayerRun(
         "norm", [{"x": part} for part in parts(x, n)], wanted, parts(g, n), object=NORM,
         make=([], {}), norm=(weight, bias), eps=EPS,
     )  # fmt: skip
 
 
-def norm_wrong(run: Run) -> list[Slip]:
+def norm_wrong(run: LayerRun) -> list[Slip]:
     n = run.size
     x = [inputs["x"] for inputs in run.inputs]
     upstream = list(run.gradient or ())
@@ -87,7 +87,7 @@ def norm_wrong(run: Run) -> list[Slip]:
     ]
 
 
-def norm_lines(run: Run) -> list[Line]:
+def norm_lines(run: LayerRun) -> list[Line]:
     n, width = run.size, run.wanted[0]["p.weight"].numel()
     own = FLOAT * max(inputs["x"].numel() for inputs in run.inputs)
     exact = least_bytes(n, 2 * width * FLOAT)

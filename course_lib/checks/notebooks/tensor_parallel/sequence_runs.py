@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from course_lib.checks.judge.layers.runs import Run
+from course_lib.checks.judge.layers.runs import LayerRun
 from course_lib.checks.kit import Draw
 from course_lib.checks.notebooks.tensor_parallel.sequence_norm import SEQ, parts
 from course_lib.checks.notebooks.tensor_parallel.shared import total
@@ -24,7 +24,7 @@ def numbers(draw: Draw, n: int, *shape: int, dtype: torch.dtype) -> list[Tensor]
 
 def gathering(
     draw: Draw, n: int, shape: Sequence[int], dtype: torch.dtype = torch.float64, dim: int = SEQ
-) -> Run:
+) -> LayerRun:
     """From parts to the whole of `shape`, (batch, seq, width), of which each rank has another gradient."""
     whole, *gradients = numbers(draw, n + 1, *shape, dtype=dtype)
     for_x = parts(total(gradients), n, dim)
@@ -33,16 +33,18 @@ def gathering(
 
 def scattering(
     draw: Draw, n: int, shape: Sequence[int], dtype: torch.dtype = torch.float64, dim: int = SEQ
-) -> Run:
+) -> LayerRun:
     """From terms of `shape` to parts of their sum, each of which has its own gradient."""
     gradient, *terms = numbers(draw, n + 1, *shape, dtype=dtype)
     upstream = parts(gradient, n, dim)
     return pair_run(SCATTER, terms, upstream, parts(total(terms), n, dim), [gradient] * n)
 
 
-def pair_run(which: int, x: list[Tensor], gradient: list[Tensor], y: list[Tensor], grad: list[Tensor]) -> Run:
+def pair_run(
+    which: int, x: list[Tensor], gradient: list[Tensor], y: list[Tensor], grad: list[Tensor]
+) -> LayerRun:
     wanted = [
         {"y": y[k], "grad.x": grad[k], "after.x": x[k], "after.gradient": gradient[k]} for k in range(len(x))
     ]
     name = "gather" if which == GATHER else "scatter"
-    return Run(name, [{"x": tensor} for tensor in x], wanted, gradient, object=which)
+    return LayerRun(name, [{"x": tensor} for tensor in x], wanted, gradient, object=which)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from course_lib.checks.judge.layers.lines import in_form, members, operations, reply_about
-from course_lib.checks.judge.layers.runs import Run
+from course_lib.checks.judge.layers.runs import LayerRun
 from course_lib.checks.kit import RIGHT, Finding, Line, Observed, both, wrong
 
 FACTOR_N = (
@@ -52,12 +52,12 @@ def total(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.stack(list(tensors)).sum(0)
 
 
-def columns(run: Run, *names: str) -> list[list[torch.Tensor]]:
+def columns(run: LayerRun, *names: str) -> list[list[torch.Tensor]]:
     """The right values of these, as lists over the ranks."""
     return [[of_rank[name] for of_rank in run.wanted] for name in names]
 
 
-def and_unwritten(line: Line, run: Run, what: Mapping[str, str], says: str) -> Line:
+def and_unwritten(line: Line, run: LayerRun, what: Mapping[str, str], says: str) -> Line:
     """The line; then, that none of the tensors, by name with words for each, was changed. says: the hint."""
 
     def unwritten(observed: Observed) -> Finding:
@@ -70,7 +70,9 @@ def and_unwritten(line: Line, run: Run, what: Mapping[str, str], says: str) -> L
     return replace(line, judge=both(line.judge, unwritten))
 
 
-def own_work(run: Run, title: str = "backward is yours", weight: float = 0.5, point: bool = False) -> Line:
+def own_work(
+    run: LayerRun, title: str = "backward is yours", weight: float = 0.5, point: bool = False
+) -> Line:
     """Each operation in backward was begun in a line of the student's, and none is left to PyTorch's guess.
 
     point: whether the exercise's point is missed otherwise.
@@ -96,7 +98,7 @@ def own_work(run: Run, title: str = "backward is yours", weight: float = 0.5, po
     return Line(title, judge, weight, "communication")
 
 
-def shows_its_part(line: Line, run: Run, whole: torch.Tensor) -> Line:
+def shows_its_part(line: Line, run: LayerRun, whole: torch.Tensor) -> Line:
     """The line on the bytes of a layer, which shows whether it has the point though its values are wrong.
 
     So it is if every rank's weight has rows, or columns, of the whole one, each once, results have their

@@ -17,13 +17,13 @@ from course_lib.checks.judge.layers.lines import (
     sent_line,
     values_line,
 )
-from course_lib.checks.judge.layers.runs import Run, layer_case
+from course_lib.checks.judge.layers.runs import LayerRun, layer_case
 from course_lib.checks.kit import Case, Draw, Finding, Line, Observed, Slip, essential, exercise, wrong
 from course_lib.checks.notebooks.tensor_parallel.linear import SUB_GROUP
 from course_lib.checks.notebooks.tensor_parallel.shared import MANY
 from course_lib.checks.notebooks.tensor_parallel.slips import linear_trouble
 from course_lib.checks.notebooks.tensor_parallel.whole import FLOAT, REFERENCE
-from course_lib.checks.rank import gpt as models
+from course_lib.checks.rank import gpt
 from course_lib.models import GPT
 
 LR = 0.01
@@ -83,9 +83,9 @@ class Swap:
         return cls(n, model, tokens, draw.normal(batch, seq, vocab, dtype=torch.float64))
 
     def built(self) -> GPT:
-        return models.build(dict(self.model))
+        return gpt.build(dict(self.model))
 
-    def run(self, name: str) -> Run:
+    def run(self, name: str) -> LayerRun:
         model = self.built()
         y = model(self.tokens)
         y.backward(self.g)
@@ -96,7 +96,7 @@ class Swap:
                 p -= LR * (torch.zeros_like(p) if p.grad is None else p.grad)
             again = model(self.tokens)
         wanted = {"y": y.detach(), EMBEDDING: gradient, "again": again}
-        return Run(
+        return LayerRun(
             name, [{"tokens": self.tokens}] * self.n, [wanted] * self.n, [self.g] * self.n,
             make=([], {}), model=self.model, lr=LR,
         )  # fmt: skip
@@ -152,7 +152,7 @@ class Swap:
         cut = sum(size for name, size in sizes.items() if ".mlp." in name and not name.endswith("down.bias"))
         return FLOAT * (sum(sizes.values()) - cut * (self.n - 1) / self.n)
 
-    def lines(self, run: Run, title: str, weight: float) -> list[Line]:
+    def lines(self, run: LayerRun, title: str, weight: float) -> list[Line]:
         share = (self.n - 1) / self.n
         stream = FLOAT * self.tokens.numel() * self.model["width"]
         volume = self.model["layers"] * 2 * share * stream
@@ -184,7 +184,7 @@ class Swap:
         return [*(if_exchanged(line, run) for line in values), *sent, essential(held)]
 
 
-def if_exchanged(line: Line, run: Run) -> Line:
+def if_exchanged(line: Line, run: LayerRun) -> Line:
     """The line, wrong where nothing is sent either way: a model left as it is has right values too."""
 
     def judge(observed: Observed) -> Finding:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from course_lib.checks.judge.layers import runs
 from course_lib.checks.judge.layers.lines import members, saved_line, sent_line, values_line
-from course_lib.checks.judge.layers.runs import Run
+from course_lib.checks.judge.layers.runs import LayerRun
 from course_lib.checks.kit import (
     Case,
     Draw,
@@ -39,7 +39,7 @@ OVERFLOW = (
 )
 
 
-def cast(slips: list[Slip], run: Run) -> list[Slip]:
+def cast(slips: list[Slip], run: LayerRun) -> list[Slip]:
     """Their values, in the dtypes in which they come back."""
 
     def in_dtypes(slip: Slip, k: int) -> dict[str, Tensor]:
@@ -56,12 +56,12 @@ def misfit(name: str, came: str, k: int) -> str:
     return ""
 
 
-def value(run: Run, loss: Loss, title: str, weight: float = 1.0) -> Line:
+def value(run: LayerRun, loss: Loss, title: str, weight: float = 1.0) -> Line:
     slips = cast(of_value(loss), run)
     return values_line(run, title, names=["y"], slips=slips, misfit=misfit, weight=weight)
 
 
-def stable(run: Run, loss: Loss, title: str, weight: float) -> Line:
+def stable(run: LayerRun, loss: Loss, title: str, weight: float) -> Line:
     """The value, where an exponential of the logits themselves is infinite, or 0."""
     line = value(run, loss, title)
 
@@ -75,17 +75,17 @@ def stable(run: Run, loss: Loss, title: str, weight: float) -> Line:
     return Line(title, judge, weight)
 
 
-def gradient(run: Run, loss: Loss, title: str, weight: float = 1.0) -> Line:
+def gradient(run: LayerRun, loss: Loss, title: str, weight: float = 1.0) -> Line:
     return values_line(run, title, names=["grad.logits"], slips=cast(of_gradient(loss), run), weight=weight)
 
 
-def in_one(run: Run, loss: Loss, title: str, weight: float = 1.0, **more: Any) -> Line:
+def in_one(run: LayerRun, loss: Loss, title: str, weight: float = 1.0, **more: Any) -> Line:
     """Value and gradient in one line."""
     judge = both(value(run, loss, title).judge, gradient(run, loss, title).judge)
     return Line(title, judge, weight, **more)
 
 
-def gradient_and_logits(run: Run, loss: Loss, title: str, weight: float) -> Line:
+def gradient_and_logits(run: LayerRun, loss: Loss, title: str, weight: float) -> Line:
     """The gradient; then, that the logits are unchanged."""
     says = "They are the caller's: subtract into a new tensor."
     return and_unwritten(gradient(run, loss, title, weight), run, {"after.logits": "`logits`"}, says)
@@ -94,7 +94,7 @@ def gradient_and_logits(run: Run, loss: Loss, title: str, weight: float) -> Line
 # ---- what it costs
 
 
-def costs(run: Run, loss: Loss) -> list[Line]:
+def costs(run: LayerRun, loss: Loss) -> list[Line]:
     n, tokens = loss.n, loss.target.numel()
     exact = vocab_parallel_loss_bytes(n, tokens)
     parts = [FLOAT * tokens * size for size in chunk_sizes(loss.vocab, n)]

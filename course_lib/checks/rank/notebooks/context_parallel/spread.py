@@ -2,15 +2,15 @@
 
 instructions: refused, see `without_operators`; runs, a list of
 
-    name, object, inputs, kwargs, group, expects    as in `layers.recipes`
+    name, object, inputs, kwargs, group, expects    as in `rank.layers`
     backward   the tensor that is the output's gradient
     layout     for each rank a list of [start, stop, step], passed as layout= ranges; left out: not passed
-    measured   whether bytes are counted, in the rank and from outside, as in `functions.recipes`
+    measured   whether bytes are counted, in the rank and from outside, as in `rank.functions`
     worth      FLOPs of products during which a receive must have been under way to count
     refuses    whether a ValueError is an answer: the reply has it, and the run is over
 
 A rank without "runs" takes no part. The reply for the run "a" has those of these tensors that it expects:
-"a.y", "a.grad.q", "a.after.q" and so on; and values["a"] is a `Told`.
+"a.y", "a.grad.q", "a.after.q" and so on; and values["a"] is a `SpreadReply`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from course_lib.checks.wire import Count, Place
 
 
 @dataclass
-class Told(functions.Told):
+class SpreadReply(functions.CallReply):
     """The reply about a run: that about a call, and more.
 
     begun: operations begun before the call (twice), after forward and after backward; work: of each
@@ -45,7 +45,7 @@ class Told(functions.Told):
 
 def spread(
     objects: list, tensors: dict[str, torch.Tensor], groups: list, instructions: dict
-) -> tuple[dict[str, Told], dict[str, Any]]:
+) -> tuple[dict[str, SpreadReply], dict[str, Any]]:
     """Every run of the instructions, one after the other."""
     values, outputs, patience = {}, {}, Patience(instructions["enough"])
     with without_operators(instructions.get("refused", ())):
@@ -70,7 +70,7 @@ class Part(Call):
         super().__init__(run | as_call, objects, tensors, patience)
         known = [*self.inputs.values(), *self.gradients.values()]
         self.work = Work(known, run.get("worth", 0), patience, f"{self.name}.forward")
-        self.values: Told = Told()
+        self.values: SpreadReply = SpreadReply()
 
     def go(self) -> None:
         """Forward and backward; where a ValueError is an answer, tell it."""

@@ -34,7 +34,7 @@ def averaged(
 def averaging_optimizer(
     objects: list, tensors: dict[str, torch.Tensor], groups: list, instructions: dict
 ) -> tuple[Told, dict[str, Any]]:
-    """An optimizer that averages gradients itself; instructions as of `recipes`, with `object`, its place."""
+    """An optimizer that averages gradients itself; instructions: as in `training`, and `object`."""
     if "steps" not in instructions:
         return Told(), {}
     session = Session(instructions)

@@ -3,7 +3,7 @@
 instructions: runs, a list of
 
     name       the prefix of all names in the reply
-    model      description (see `models`) of the stages
+    model      description (see `stage_models`) of the stages
     index      this rank's stage
     actions    for each rank the list of its actions, each [stage, kind, microbatch]
     batch      how many microbatches; their tensors are "name.x.0", "name.t.0" and so on
@@ -28,7 +28,7 @@ import torch
 
 from course_lib.checks.rank import watching
 from course_lib.checks.rank.harness import plain
-from course_lib.checks.rank.notebooks.pipeline import stages as models
+from course_lib.checks.rank.notebooks.pipeline import stage_models
 from course_lib.checks.rank.notebooks.pipeline.watching import Event, Watched
 from course_lib.checks.rank.watching import begun_and_waited, measured
 from course_lib.checks.wire import Count
@@ -70,7 +70,7 @@ def warm_up(instructions: dict) -> None:
         return
     watching.give_back_at_once()
     for described in wide:
-        models.once(described["model"], described["index"], described["pages"], device())
+        stage_models.once(described["model"], described["index"], described["pages"], device())
     measured(START)
 
 
@@ -96,7 +96,7 @@ class Run:
             (tensors[f"{instructions['name']}.x.{k}"], tensors[f"{instructions['name']}.t.{k}"])
             for k in range(instructions["batch"])
         ]
-        inner = models.build(instructions["model"], instructions["index"]).to(device())
+        inner = stage_models.build(instructions["model"], instructions["index"]).to(device())
         self.params = dict(inner.named_parameters())
         for name, param in self.params.items() if instructions["earlier"] else ():
             param.grad = _clone(tensors[f"{instructions['name']}.earlier.{name}"])
@@ -107,8 +107,8 @@ class Run:
     @property
     def stage(self) -> Stage:
         model = self.instructions["model"]
-        loss, count = models.LOSSES[model["kind"]]
-        shape = partial(models.boundary, model["kind"], model["width"])
+        loss, count = stage_models.LOSSES[model["kind"]]
+        shape = partial(stage_models.boundary, model["kind"], model["width"])
         return _Stage(self.instructions["index"], model["stages"], self.module, shape, loss, count)
 
     def go(self, function: Any) -> None:

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from course_lib.checks.rank.counting import alive, more, pieces
-from course_lib.checks.rank.notebooks.pipeline.stages import DEVIATION, Layers
+from course_lib.checks.rank.notebooks.pipeline.stage_models import DEVIATION, Layers
 from course_lib.checks.wire import Count
 
 _Tensor, _freeze = torch.Tensor, gc.freeze

@@ -33,7 +33,7 @@ def mapped_state(
 ) -> tuple[Told, dict[str, Any]]:
     """`objects[0](optimizer_cls, folder)` is a class of optimizers; one of them trains the model.
 
-    instructions: as of `recipes`, and neighbour: whether another one, made from the same folder, trains
+    instructions: as of `rank.training`, and neighbour: whether another one, made from the same folder, trains
     another model at the same time. After each step the rank is measured as "anonymous".
     """
     folder = tempfile.mkdtemp()

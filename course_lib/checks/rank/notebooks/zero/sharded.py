@@ -5,11 +5,11 @@ backward), "g1.0" (second), and so on; one that is missing is None. Instructions
 are; `trained`; `graph`, whether a product is kept over a free(), as autograd keeps it; `group`, as for
 `replicas`.
 
-`module` trains as `recipes` do, and tells of the module's outputs besides, so that a faulty
-full_state_dict() costs no more than its own line. Values: those of `recipes`; "elements", how many numbers
-the module's parameters() have on this rank; "state", the fault of full_state_dict() ([kind, name]) or None;
-"left", how many parameters still had a .grad when a later forward began. Tensors: "out.STEP", of the step's
-first microbatch, and of one more forward at the end.
+`module` trains as the recipes of `rank.training` do, and tells of the module's outputs besides, so that a
+faulty full_state_dict() costs no more than its own line. Values: those of `rank.training`; "elements", how
+many numbers the module's parameters() have on this rank; "state", the fault of full_state_dict() ([kind, name])
+or None; "left", how many parameters still had a .grad when a later forward began. Tensors: "out.STEP", of the
+step's first microbatch, and of one more forward at the end.
 """
 
 from __future__ import annotations
