@@ -68,7 +68,7 @@ def model_flops_utilization(params: float, tokens_per_second: float, flops: floa
 
 
 @dataclass(frozen=True)
-class Run:
+class PublishedRun:
     """A published run. params: those that a token is multiplied by; gpu_hours, None if not published.
 
     peak: of one GPU, dense, in bf16 or fp16; None if several kinds took part.
@@ -83,12 +83,17 @@ class Run:
     source: str
 
 
-RUNS: tuple[Run, ...] = (
-    Run("GPT-3", 174.6e9, 300e9, None, 125e12, None, "Brown et al., 2020, table D.1: 3.14e23 FLOPs"),
-    Run("Chinchilla", 70e9, 1.4e12, None, None, None, "Hoffmann et al., 2022, abstract: Gopher's budget"),
-    Run("LLaMA-65B", 65.2e9, 1.4e12, 2048, 312e12, 1_022_362, "Touvron et al., 2023, section 2.4, table 15"),
-    Run("Llama-3-405B", 405e9, 15.6e12, 16_384, 989e12, None, "Llama Team, 2024, sections 3.2 and 3.3"),
-    Run("DeepSeek-V3", 37e9, 14.8e12, 2048, 989e12, 2_664_000, "DeepSeek-V3, 2024, table 1: pre-training"),
+RUNS: tuple[PublishedRun, ...] = (
+    PublishedRun("GPT-3", 174.6e9, 300e9, None, 125e12, None,
+        "Brown et al., 2020, table D.1: 3.14e23 FLOPs"),
+    PublishedRun("Chinchilla", 70e9, 1.4e12, None, None, None,
+        "Hoffmann et al., 2022, abstract: Gopher's budget"),
+    PublishedRun("LLaMA-65B", 65.2e9, 1.4e12, 2048, 312e12, 1_022_362,
+        "Touvron et al., 2023, section 2.4, table 15"),
+    PublishedRun("Llama-3-405B", 405e9, 15.6e12, 16_384, 989e12, None,
+        "Llama Team, 2024, sections 3.2 and 3.3"),
+    PublishedRun("DeepSeek-V3", 37e9, 14.8e12, 2048, 989e12, 2_664_000,
+        "DeepSeek-V3, 2024, table 1: pre-training"),
 )  # fmt: skip
 
 # MFU in percent, as published. PaLM's HFU, which counts recomputation, is 57.8.

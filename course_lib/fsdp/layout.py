@@ -45,7 +45,7 @@ class Slice:
         return self.piece.of(row[self.low : self.low + self.numel])
 
 
-class Layout:
+class ModuleSlices:
     """All slices that a rank holds of a module.
 
     pieces: by the parameters' names.
@@ -72,7 +72,7 @@ class Layout:
         return [part.name for shard in shards for part in self.of(shard)]
 
 
-def layout_of(module: nn.Module, group: Group = None) -> Layout:
+def layout_of(module: nn.Module, group: Group = None) -> ModuleSlices:
     """The slices that this rank holds of a sharded module of one of the two kinds.
 
     group: the ranks that together hold each parameter once. All of them must call.
@@ -85,14 +85,14 @@ def layout_of(module: nn.Module, group: Group = None) -> Layout:
     shapes = {name: param.shape for name, param in inner(module).named_parameters()}
     shards = dict(module.named_parameters())
     if shards.keys() == shapes.keys():
-        return Layout(_of_parameters(shapes, shards, group))
+        return ModuleSlices(_of_parameters(shapes, shards, group))
     units = getattr(module, "units", None)
     if units is None or any(getattr(unit, "shard", None) is None for unit in units):
         raise ValueError(
             f"names do not fit: {sorted(shards.keys() ^ shapes.keys())} are names of a shard or of a "
             "parameter, but not of both, and there are no `units`, each with a `shard`"
         )
-    layout = Layout(part for unit in units for part in _of_unit(module, unit, group))
+    layout = ModuleSlices(part for unit in units for part in _of_unit(module, unit, group))
     if layout.pieces.keys() != shapes.keys():
         raise ValueError(f"no unit holds {sorted(shapes.keys() - layout.pieces.keys())}")
     return layout

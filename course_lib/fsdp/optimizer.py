@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from .layout import Layout, Slice
+from .layout import ModuleSlices, Slice
 from .pieces import Piece
 
 OPTIMIZER, STATE, GROUPS = "optimizer", "state", "param_groups"
@@ -24,7 +24,7 @@ Optimizer = torch.optim.Optimizer
 States = dict[str, dict[str, Any]]  # of each parameter, by its name
 
 
-def states_of(optimizer: Optimizer, layout: Layout) -> States:
+def states_of(optimizer: Optimizer, layout: ModuleSlices) -> States:
     """The state of each parameter that has one on this rank; flat tensors as pieces."""
     states: States = {}
     for group in optimizer.param_groups:
@@ -49,12 +49,12 @@ def _cut(part: Slice, key: str, value: Any) -> Any:
     return part.of(value.detach())
 
 
-def named_groups(optimizer: Optimizer, layout: Layout) -> list[dict[str, Any]]:
+def named_groups(optimizer: Optimizer, layout: ModuleSlices) -> list[dict[str, Any]]:
     """The optimizer's options, with names in place of parameters."""
     return [{**group, "params": layout.names(group["params"])} for group in optimizer.param_groups]
 
 
-def asked(metadata: Metadata, layout: Layout) -> dict[str, Any]:
+def asked(metadata: Metadata, layout: ModuleSlices) -> dict[str, Any]:
     """The optimizer's part of a checkpoint, with memory for each tensor that this rank needs of it."""
     states: States = {}
     groups: list[dict[str, Any]] = []
@@ -104,7 +104,7 @@ def _is_cut(key: str, size: torch.Size, piece: Piece) -> bool:
 
 
 def give(
-    optimizer: Optimizer, layout: Layout, states: States, groups: list[dict[str, Any]]
+    optimizer: Optimizer, layout: ModuleSlices, states: States, groups: list[dict[str, Any]]
 ) -> None:
     """Load the states and options of parameters, which have names, into the optimizer."""
     own = named_groups(optimizer, layout)

@@ -49,7 +49,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 
 from .arguments import Group
-from .layout import Layout, inner, layout_of
+from .layout import ModuleSlices, inner, layout_of
 from .optimizer import (
     GROUPS,
     OPTIMIZER,
@@ -188,7 +188,9 @@ def load_full_state_dict(
     give(optimizer, layout, states, state[OPTIMIZER][GROUPS])
 
 
-def _sharded(module: nn.Module, optimizer: Optimizer | None, layout: Layout) -> dict[str, Any]:
+def _sharded(
+    module: nn.Module, optimizer: Optimizer | None, layout: ModuleSlices
+) -> dict[str, Any]:
     state: dict[str, Any] = {MODEL: _model(module, layout)}
     if optimizer is not None:
         state[OPTIMIZER] = {
@@ -201,7 +203,7 @@ def _sharded(module: nn.Module, optimizer: Optimizer | None, layout: Layout) -> 
 # ---- the module
 
 
-def _model(module: nn.Module, layout: Layout) -> dict[str, Any]:
+def _model(module: nn.Module, layout: ModuleSlices) -> dict[str, Any]:
     """The names of the wrapped module's state dict, with pieces for its parameters."""
     first = {id(param): name for name, param in inner(module).named_parameters()}
     return {

@@ -42,7 +42,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Layout:
+class FigureSizes:
     """Sizes that suit a number of rounds side by side."""
 
     blocks: tuple[Block, ...]
@@ -82,9 +82,9 @@ def blocks_of(film: Steps) -> tuple[Block, ...]:
     return tuple(blocks)
 
 
-def layout(film: Steps, rounds: int) -> Layout:
+def layout(film: Steps, rounds: int) -> FigureSizes:
     """As many rounds side by side as fit, evenly spread over the strips, filling the width."""
-    start = Layout(blocks_of(film), max(1, rounds), LEAST_CELL, LEAST_LANE, _pitch(film))
+    start = FigureSizes(blocks_of(film), max(1, rounds), LEAST_CELL, LEAST_LANE, _pitch(film))
     per_strip = start.rounds
     while per_strip > 1 and replace(start, rounds=per_strip).width > WIDTH:
         per_strip -= 1
@@ -152,7 +152,9 @@ def frame(film: Steps, k: int, title: str | None = None) -> colours.Picture:
     return paper.finish()
 
 
-def _strip(paper: Paper, film: Steps, sizes: Layout, first: int, last: int, top: float) -> None:
+def _strip(
+    paper: Paper, film: Steps, sizes: FigureSizes, first: int, last: int, top: float
+) -> None:
     """States `first` to `last`, side by side, with the rounds between them."""
     rows = [top + HEAD + sizes.pitch * (rank + 0.5) for rank in range(film.world_size)]
     for rank, y in enumerate(rows):
@@ -168,7 +170,7 @@ def _strip(paper: Paper, film: Steps, sizes: Layout, first: int, last: int, top:
 
 
 def _state(
-    paper: Paper, film: Steps, sizes: Layout, k: int, blocks: Sequence[Block], x: float,
+    paper: Paper, film: Steps, sizes: FigureSizes, k: int, blocks: Sequence[Block], x: float,
     rows: Sequence[float],
 ) -> None:  # fmt: skip
     header = rows[0] - sizes.pitch / 2 - 0.02
@@ -189,7 +191,7 @@ def _state(
 
 
 def _row(
-    paper: Paper, film: Steps, sizes: Layout, k: int, rank: int, block: Block,
+    paper: Paper, film: Steps, sizes: FigureSizes, k: int, rank: int, block: Block,
     at: tuple[float, float],
 ) -> None:  # fmt: skip
     """One rank's cells of one tensor; those that changed, side by side, share a dark frame."""
@@ -222,7 +224,7 @@ def _spans(flags: np.ndarray) -> list[tuple[int, int]]:
 
 def _lane(
     paper: Paper, step: Step, number: int, span: tuple[float, float], rows: Sequence[float],
-    sizes: Layout,
+    sizes: FigureSizes,
 ) -> None:  # fmt: skip
     """A round's messages, from the senders on the left to the receivers on the right."""
     left, right = span[0] + 0.07, span[1] - 0.07
@@ -264,7 +266,7 @@ def _legend_width(film: Steps) -> float:
 
 
 def _caption(
-    paper: Paper, film: Steps, sizes: Layout, title: str | None, height: float, note: str
+    paper: Paper, film: Steps, sizes: FigureSizes, title: str | None, height: float, note: str
 ) -> None:
     width, y = paper.ax.get_xlim()[1], height - 0.14
     if title:

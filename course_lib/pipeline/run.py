@@ -86,7 +86,7 @@ def run_schedule(
     actions = actions if trains else forwards(actions)
     shared = [held.shared for held in stages] if trains else []
     earlier = take_gradients(shared)
-    run = Run(stages, actions[rank], microbatches, group, count)
+    run = RankState(stages, actions[rank], microbatches, group, count)
     run.follow(plan(actions, rank, stages[0].copies))
     add_gradients(shared, earlier, rank, group)
     return run.losses
@@ -103,7 +103,7 @@ class _Kept(NamedTuple):
     later: LaterWeights | None
 
 
-class Run:
+class RankState:
     """The state of a rank: the kept tensors of each microbatch in each of its stages."""
 
     def __init__(

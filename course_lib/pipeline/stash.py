@@ -21,7 +21,7 @@ from torch.func import functional_call
 from .actions import Action, Schedule
 from .memory import weight_versions
 from .plan import plan
-from .run import Microbatch, Run, check, targets_of
+from .run import Microbatch, RankState, check, targets_of
 from .shared import Group
 from .stage import Stage
 
@@ -107,8 +107,8 @@ class Versioned(nn.Module):
         }
 
 
-class _Stream(Run):
-    """A `Run` in which each microbatch is a batch of its own, with an update at its end."""
+class _Stream(RankState):
+    """A `RankState` in which each microbatch is a batch of its own, with an update at its end."""
 
     def compute(self, action: Action) -> None:
         stage = self.stages[action.stage]

@@ -7,7 +7,7 @@
 
 Below these:
 
-    shards.py     flat padded shards; memory_per_rank, flatten_and_shard, Layout
+    shards.py     flat padded shards; memory_per_rank, flatten_and_shard, ShardLayout
     gradients.py  gradients in a row, and this rank's shard of their mean
     bucket.py     Bucket: parameters in a row, and the shards that the optimizer knows
     transport.py  the reduce-scatter and the all-gather under all of them

@@ -17,10 +17,10 @@ import torch
 from torch import nn
 
 from .offload import Home
-from .shards import Layout
+from .shards import ShardLayout
 
 
-class Gradients(Layout):
+class Gradients(ShardLayout):
     """Gradients of `params` in one row, for which memory is taken when the first gradient arrives.
 
     arrived: which parameters have a gradient in the row.

@@ -105,7 +105,7 @@ class Span:
     high: int
 
 
-class Layout:
+class ShardLayout:
     """Where parameters lie in a row of n shards, of which this rank owns one.
 
     offsets: where each parameter begins in the row.  numel: their elements, without padding.

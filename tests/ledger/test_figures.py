@@ -25,7 +25,7 @@ from course_lib.ledger.paper import runs
 from course_lib.ledger.shown import widget_view
 from course_lib.ledger.stepper import Stepper, stepper
 from course_lib.ledger.steps import Parcel, Steps, steps
-from course_lib.ledger.steps_figure import Layout, layout
+from course_lib.ledger.steps_figure import FigureSizes, layout
 from course_lib.ledger.watch import NOWHERE, POSITION, Film, contribution, decode, watch
 from tests.ledger.made_ledgers import MadeRun, binomial_broadcast, ring
 
@@ -495,7 +495,7 @@ def made_film(n: int, cells: int, rounds: int, seed: int, most: int = 1) -> Step
 @pytest.mark.parametrize("cells", [1, 3, 8, 16])
 @pytest.mark.parametrize("rounds", [1, 2, 6, 14])
 def test_strips_fit_the_page(n: int, cells: int, rounds: int, seed: int) -> None:
-    sizes: Layout = layout(made_film(n, cells, rounds, seed), rounds)
+    sizes: FigureSizes = layout(made_film(n, cells, rounds, seed), rounds)
     assert sizes.width <= steps_figure.WIDTH + 1e-6
     assert 1 <= sizes.rounds <= rounds
     strips = math.ceil(rounds / sizes.rounds)
