@@ -2,11 +2,11 @@
 
 The judge sends a `Task`. A recipe (see `rank.harness`) declares its reply in its signature,
 
-    def layers(...) -> tuple[dict[str, Told], dict[str, Any]]
+    def layers(...) -> tuple[dict[str, LayerReply], dict[str, Any]]
 
-where Told is a dataclass of plain fields. `plain` makes JSON of it in the rank; in the judge `decode` reads
-that as the type again, or raises `NotAsAgreed`. So the judge's lines read fields and need not ask about their
-types.
+where LayerReply is a dataclass of plain fields. `plain` makes JSON of it in the rank; in the judge `decode`
+reads that as the type again, or raises `NotAsAgreed`. So the judge's lines read fields and need not ask about
+their types.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from course_lib.checks.rank import memory
 from course_lib.checks.rank.counting import alive, dense_parts, more, pieces
 from course_lib.checks.rank.memory import Patience
 from course_lib.checks.rank.peak import Peak
-from course_lib.checks.rank.training import Told
+from course_lib.checks.rank.training import TrainingReply
 from course_lib.ledger.ledger import Ledger
 from course_lib.ledger.operation import Operation
 from course_lib.runtime.moments import Progress
@@ -309,7 +309,7 @@ def test_a_rank_is_measured_where_it_says(
     operation = Operation(
         0, 0, "all_reduce", None, (0, 1), 0, "float32", (4,), 16, 16.0, 0.0, 0.0, 0.0, True, "", ""
     )
-    told = Told(begun=[0, 4, 4, 8, 8])
+    told = TrainingReply(begun=[0, 4, 4, 8, 8])
     seen = {f"held.{k}": [Progress(*both)] for k, both in enumerate(zip(rows, sent, strict=True))}
     held = {f"held.{k}": [0] for k in range(5)} | {"highest": [0]}
     case = Case("memory", [RankSide({}, {}, {})], [])

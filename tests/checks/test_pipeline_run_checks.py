@@ -14,7 +14,7 @@ from course_lib import facts, launch
 from course_lib.checks.judge.case import Draw, Observed
 from course_lib.checks.notebooks.pipeline.running import drawn, trouble
 from course_lib.checks.notebooks.pipeline.running_values import counted, why
-from course_lib.checks.notebooks.pipeline.running_whole import Run, any_order, case
+from course_lib.checks.notebooks.pipeline.running_whole import ScheduleRun, any_order, case
 from course_lib.checks.rank.notebooks.pipeline.fingerprints import fingerprint
 from course_lib.checks.rank.notebooks.pipeline.watching import Kept, Watched
 from course_lib.ledger.ledger import Ledger
@@ -95,11 +95,11 @@ def test_orders_without_a_plan_are_valid(overtaking: bool, seed: int) -> None:
     assert differ > 10 if overtaking else differ == 0
 
 
-def a_run(seed: int, earlier: bool = False) -> Run:
+def a_run(seed: int, earlier: bool = False) -> ScheduleRun:
     return drawn(Draw(seed), "run", "tokens", [list(row) for row in gpipe(2, 4)], earlier)  # type: ignore[arg-type]
 
 
-def shares_of(run: Run, weights: list[float], stage: int) -> list[float] | None:
+def shares_of(run: ScheduleRun, weights: list[float], stage: int) -> list[float] | None:
     """The weights that `counted` finds in a gradient whose microbatches count so often."""
     total = sum(run.counts)
     tensors = {

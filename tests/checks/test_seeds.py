@@ -21,7 +21,7 @@ from course_lib.checks.judge.case import Draw
 from course_lib.checks.judge.find import find
 from course_lib.checks.notebooks.pipeline import running
 from course_lib.checks.notebooks.pipeline.recognising import recognised, tokens
-from course_lib.checks.notebooks.pipeline.running_whole import Run, microbatches
+from course_lib.checks.notebooks.pipeline.running_whole import ScheduleRun, microbatches
 from course_lib.checks.rank.notebooks.pipeline.fingerprints import fingerprint
 from tests.checks.right_solutions import TWINS, right_solutions
 from tests.checks.sweep import CORES, Outcome, busy, drawn_seeds, sweep
@@ -105,12 +105,12 @@ def test_run_schedule_at_seeds_that_made_trouble(unlucky: int) -> None:
     assert not found, "\n".join(found)
 
 
-def runs_of(seed: int, hidden: bool) -> list[Run]:
+def runs_of(seed: int, hidden: bool) -> list[ScheduleRun]:
     """All the runs of a check of run_schedule."""
-    made: list[Run] = []
+    made: list[ScheduleRun] = []
     draw_run = running.drawn
 
-    def drawn(*args: object, **kwargs: object) -> Run:
+    def drawn(*args: object, **kwargs: object) -> ScheduleRun:
         made.append(draw_run(*args, **kwargs))  # type: ignore[arg-type]
         return made[-1]
 

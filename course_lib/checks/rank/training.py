@@ -14,7 +14,7 @@ Instructions of all of them:
 
 A rank without "steps" takes no part. The reply has the tensors "start.NAME", "grad.STEP.NAME",
 "param.STEP.NAME", "end.NAME" (parameters after the last step), "buffer.NAME", with the parameters'
-names in the model; and a `Told`.
+names in the model; and a `TrainingReply`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Whole = Callable[[], Iterable[tuple[str, torch.Tensor]]]
 
 
 @dataclass
-class Told:
+class TrainingReply:
     """The reply about a training run.
 
     passes: of each backward, see `watching.Watch`; begun: operations begun so far, after the model was
@@ -130,10 +130,10 @@ class Session:
         for kind in kinds:
             self.keep(kind, parameters)
 
-    def reply(self) -> tuple[Told, dict[str, torch.Tensor]]:
+    def reply(self) -> tuple[TrainingReply, dict[str, torch.Tensor]]:
         """The training is over: memory after it, beside the copies for the reply, is not a peak."""
         self.watch.memory = False
-        return Told(self.watch.passes, self.begun, self.without), self.tensors
+        return TrainingReply(self.watch.passes, self.begun, self.without), self.tensors
 
 
 def keywords(instructions: dict, groups: list) -> dict[str, Any]:
@@ -162,10 +162,12 @@ def warm_up(instructions: dict) -> None:
     watching.measured(START)
 
 
-def replicas(objects: list, tensors: dict, groups: list, instructions: dict) -> tuple[Told, dict[str, Any]]:
+def replicas(
+    objects: list, tensors: dict, groups: list, instructions: dict
+) -> tuple[TrainingReply, dict[str, Any]]:
     """A module around a module: forward, backward, finish_gradient_synchronization(), optimizer.step()."""
     if "steps" not in instructions:
-        return Told(), {}
+        return TrainingReply(), {}
     session = Session(instructions)
     wrapped = objects[0](session.model, **keywords(instructions, groups))
     make, defaults = session.optimizer()
@@ -183,10 +185,10 @@ def replicas(objects: list, tensors: dict, groups: list, instructions: dict) -> 
 
 def sharded_optimizer(
     objects: list, tensors: dict, groups: list, instructions: dict
-) -> tuple[Told, dict[str, Any]]:
+) -> tuple[TrainingReply, dict[str, Any]]:
     """An optimizer of a whole model, frozen parameters too, that keeps a shard of the state."""
     if "steps" not in instructions:
-        return Told(), {}
+        return TrainingReply(), {}
     session = Session(instructions)
     make, defaults = session.optimizer()
     every = list(session.named.values())

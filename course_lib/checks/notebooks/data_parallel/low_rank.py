@@ -14,7 +14,7 @@ SHAPES = ((9, 14), (6,), (16, 8))
 
 
 @dataclass(frozen=True)
-class Run:
+class PowerSGDRun:
     """gradients[step][place] of the ranks `members` of `n`, in float64; rank: columns of P and Q.
 
     low_rank: the mean of the gradients has no more than these.
@@ -54,7 +54,7 @@ class Run:
 
 def draw_run(
     draw: Draw, members: Sequence[int], n: int, steps: int, *, rank: int = 2, low_rank: bool = False, **more
-) -> Run:
+) -> PowerSGDRun:
     """Gradients that resemble the step before's."""
 
     def fresh(shape: tuple[int, ...]) -> torch.Tensor:
@@ -73,7 +73,7 @@ def draw_run(
     for _ in range(steps):
         gradients.append(own(base))
         base = [b + 0.4 * fresh(tuple(b.shape)) for b in base]
-    return Run(gradients, rank, members, n, low_rank=low_rank, **more)
+    return PowerSGDRun(gradients, rank, members, n, low_rank=low_rank, **more)
 
 
 # ---- one step
@@ -98,5 +98,5 @@ def next_result(asked: torch.Tensor, before: torch.Tensor, rank: int) -> torch.T
     return onto(torch.linalg.qr(asked @ span(before.T, rank)).Q, asked)
 
 
-def near(run: Run, actual: torch.Tensor, wanted: torch.Tensor) -> bool:
+def near(run: PowerSGDRun, actual: torch.Tensor, wanted: torch.Tensor) -> bool:
     return close(actual, wanted, TOLERANCE[run.dtype], least=0)

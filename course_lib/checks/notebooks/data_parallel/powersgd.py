@@ -27,7 +27,7 @@ from course_lib.checks.kit import (
 )
 from course_lib.checks.notebooks.data_parallel.low_rank import (
     SHAPES,
-    Run,
+    PowerSGDRun,
     draw_run,
     near,
     next_result,
@@ -42,11 +42,11 @@ REFERENCE = ("course_lib.compression",)
 # ---- values
 
 
-def results(observed: Observed, run: Run, rank: int, k: int) -> list[torch.Tensor]:
+def results(observed: Observed, run: PowerSGDRun, rank: int, k: int) -> list[torch.Tensor]:
     return [observed.tensors[rank][run.name(step, k)].to(torch.float64) for step in run.steps]
 
 
-def vectors(run: Run) -> Callable[[Observed], Finding]:
+def vectors(run: PowerSGDRun) -> Callable[[Observed], Finding]:
     """A tensor that is not a matrix is averaged as it is."""
 
     def judge(observed: Observed) -> Finding:
@@ -68,13 +68,13 @@ def vectors(run: Run) -> Callable[[Observed], Finding]:
     return judge
 
 
-def matrices(run: Run) -> Iterator[tuple[int, str]]:
+def matrices(run: PowerSGDRun) -> Iterator[tuple[int, str]]:
     for k, shape in enumerate(SHAPES):
         if len(shape) == 2:
             yield k, f"the {shape[0]} x {shape[1]} matrix"
 
 
-def first_step(run: Run) -> Callable[[Observed], Finding]:
+def first_step(run: PowerSGDRun) -> Callable[[Observed], Finding]:
     """The mean, projected onto `rank` orthonormal columns: which ones is free, if they span the mean."""
 
     def judge(observed: Observed) -> Finding:
@@ -98,7 +98,7 @@ UNSTABLE = "Gram-Schmidt divides by zero where a column depends on others: torch
 
 
 def why_not(
-    run: Run, actual: torch.Tensor, mean: torch.Tensor, basis: torch.Tensor, k: int, rank: int
+    run: PowerSGDRun, actual: torch.Tensor, mean: torch.Tensor, basis: torch.Tensor, k: int, rank: int
 ) -> str:
     n, own = len(run.members), run.gradients[0][list(run.members).index(rank)][k]
     if near(run, actual, mean):
@@ -123,7 +123,7 @@ def why_not(
     )
 
 
-def later_steps(run: Run) -> Callable[[Observed], Finding]:
+def later_steps(run: PowerSGDRun) -> Callable[[Observed], Finding]:
     """Each result follows from the one before: warm start, and the error that was kept."""
 
     def judge(observed: Observed) -> Finding:
@@ -142,7 +142,7 @@ def later_steps(run: Run) -> Callable[[Observed], Finding]:
     return judge
 
 
-def slip(run: Run, actual: Sequence[torch.Tensor], step: int, k: int, missing: torch.Tensor) -> str:
+def slip(run: PowerSGDRun, actual: Sequence[torch.Tensor], step: int, k: int, missing: torch.Tensor) -> str:
     now, mean = actual[step], run.mean(step, k)
     basis = span(now, run.rank)
     ways = {
@@ -166,7 +166,7 @@ def slip(run: Run, actual: Sequence[torch.Tensor], step: int, k: int, missing: t
     return "Ask for gradient + error; start from the last Q; keep the part of that sum that P Q^T misses."
 
 
-def alike(run: Run) -> Callable[[Observed], Finding]:
+def alike(run: PowerSGDRun) -> Callable[[Observed], Finding]:
     def judge(observed: Observed) -> Finding:
         first = observed.tensors[run.members[0]]
         for rank in run.members[1:]:
@@ -183,7 +183,7 @@ def alike(run: Run) -> Callable[[Observed], Finding]:
     return judge
 
 
-def traffic(run: Run) -> Line:
+def traffic(run: PowerSGDRun) -> Line:
     count = len(run.members)
     itemsize = run.dtype.itemsize
     exact = len(run.steps) * facts.powersgd_bytes(count, SHAPES, run.rank, itemsize)
@@ -199,7 +199,7 @@ def traffic(run: Run) -> Line:
     return volume_line(each, hint=hint, weight=2, title="bytes sent", point=half)
 
 
-def powersgd_case(run: Run, title: str, *, short: bool = False, weight: float = 1.0) -> Case:
+def powersgd_case(run: PowerSGDRun, title: str, *, short: bool = False, weight: float = 1.0) -> Case:
     placed = {rank: run.side(place) for place, rank in enumerate(run.members)}
     sides = [placed.get(rank) or absent() for rank in range(run.n)]
     groups = [list(run.members)] if len(run.members) < run.n else []

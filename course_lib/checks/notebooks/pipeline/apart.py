@@ -69,7 +69,7 @@ def full(args: tuple) -> tuple:
 
 
 def instead(name: str, values: dict[tuple, float]) -> dict:
-    """The description of a function's stand-in: see `standing_in.Told`."""
+    """The description of a function's stand-in: see `standing_in.TableFunction`."""
     returns = [[list(args), value] for args, value in values.items()]
     return {"name": name, "names": list(NAMES), "defaults": list(DEFAULTS), "returns": returns}
 

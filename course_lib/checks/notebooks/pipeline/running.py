@@ -22,7 +22,7 @@ from course_lib.checks.notebooks.pipeline.running_values import (
 from course_lib.checks.notebooks.pipeline.running_whole import (
     WIDE,
     Row,
-    Run,
+    ScheduleRun,
     case,
     microbatches,
     mixed_order,
@@ -107,7 +107,7 @@ def trouble(case_of_it: Case, kind: str, text: str) -> str:
     return ""
 
 
-def lines(run: Run, title: str, weight: float) -> list[Line]:
+def lines(run: ScheduleRun, title: str, weight: float) -> list[Line]:
     """Values, and the order in which they came about: as the stage tells it, and as its messages show it."""
     order = [sends_line(run, "")] if run.pages else [order_line(run, ""), sends_line(run, "")]
     judge = both(*(line.judge for line in order))
@@ -118,29 +118,29 @@ def lines(run: Run, title: str, weight: float) -> list[Line]:
     ]
 
 
-def one_line(run: Run, title: str, weight: float) -> Line:
+def one_line(run: ScheduleRun, title: str, weight: float) -> Line:
     """The same in one."""
     return Line(title, both(*(line.judge for line in lines(run, title, 1))), weight)
 
 
-def drawn(draw: Draw, name: str, kind: str, actions: Sequence[Row], earlier: bool = False) -> Run:
+def drawn(draw: Draw, name: str, kind: str, actions: Sequence[Row], earlier: bool = False) -> ScheduleRun:
     """A run of these actions, with stages and microbatches that are drawn."""
     count = 1 + max(action.microbatch for action in actions[0])
-    run = Run(name, kind, draw.integer(1, 1 << 30), actions, microbatches(draw, kind, count))
+    run = ScheduleRun(name, kind, draw.integer(1, 1 << 30), actions, microbatches(draw, kind, count))
     if not earlier:
         return run
     before = [
         {name: draw.normal(*p.shape, dtype=p.dtype) for name, p in stage.named_parameters()}
         for stage in run.stages
     ]
-    return Run(name, kind, run.seed, actions, run.batch, before)
+    return ScheduleRun(name, kind, run.seed, actions, run.batch, before)
 
 
-def measured(draw: Draw, name: str, actions: Sequence[Row]) -> Run:
+def measured(draw: Draw, name: str, actions: Sequence[Row]) -> ScheduleRun:
     """One with wide activations, of which each rank's process is measured."""
     count = 1 + max(action.microbatch for action in actions[0])
     seed, batch = draw.integer(1, 1 << 30), wide_microbatches(draw, count)
-    return Run(name, "tokens", seed, actions, batch, width=WIDE, pages=True)
+    return ScheduleRun(name, "tokens", seed, actions, batch, width=WIDE, pages=True)
 
 
 def rows(schedule: Sequence[Sequence]) -> list[list[Action]]:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from course_lib.checks.judge.training.memory import megabytes
 from course_lib.checks.kit import RIGHT, Finding, Line, Observed, Sentence, asked_early, words, wrong
 from course_lib.checks.notebooks.pipeline.recognising import recognised
-from course_lib.checks.notebooks.pipeline.running_whole import Run
-from course_lib.checks.rank.notebooks.pipeline.running import END, Told
+from course_lib.checks.notebooks.pipeline.running_whole import ScheduleRun
+from course_lib.checks.rank.notebooks.pipeline.running import END, ScheduleReply
 from course_lib.ledger.operation import Operation
 from course_lib.pipeline import KINDS
 
@@ -50,12 +50,12 @@ def members(observed: Observed) -> list[int]:
     return list(groups[0]) if groups else list(range(observed.world_size))
 
 
-def reply(run: Run, observed: Observed, stage: int) -> Told:
+def reply(run: ScheduleRun, observed: Observed, stage: int) -> ScheduleReply:
     """The recipe's reply about the run, from the rank of this stage."""
     return observed.values[members(observed)[stage]][run.name]
 
 
-def done(run: Run, observed: Observed, stage: int) -> list[Done] | None:
+def done(run: ScheduleRun, observed: Observed, stage: int) -> list[Done] | None:
     """The passes through a stage as they came; None where they tell of a forward that there was not."""
     came = reply(run, observed, stage)
     which = [recognised(fingerprint, run.incoming(stage)) for fingerprint in came.inputs]
@@ -67,7 +67,7 @@ def done(run: Run, observed: Observed, stage: int) -> list[Done] | None:
 # ---- order
 
 
-def order_line(run: Run, title: str, weight: float = 1.0) -> Line:
+def order_line(run: ScheduleRun, title: str, weight: float = 1.0) -> Line:
     """Every rank did the actions of its row, in their order, each once."""
 
     def judge(observed: Observed) -> Finding:
@@ -133,13 +133,13 @@ def why_misordered(did: Sequence[tuple[str, int | None]], wanted: Sequence[tuple
 # ---- messages
 
 
-def operations(run: Run, observed: Observed, stage: int) -> list[Operation]:
+def operations(run: ScheduleRun, observed: Observed, stage: int) -> list[Operation]:
     """Those of a stage's rank in this run."""
     first, last = reply(run, observed, stage).begun
     return observed.operations[members(observed)[stage]][first:last]
 
 
-def messages_line(run: Run, title: str, weight: float = 1.0) -> Line:
+def messages_line(run: ScheduleRun, title: str, weight: float = 1.0) -> Line:
     """Each activation once to the next rank, each gradient once to the one before, and nothing else."""
 
     def judge(observed: Observed) -> Finding:
@@ -186,7 +186,7 @@ def too_many(rank: int, peer: int, sizes: list[int], wanted: list[int]) -> Findi
 # ---- memory
 
 
-def kept_line(run: Run, title: str, weight: float = 1.0) -> Line:
+def kept_line(run: ScheduleRun, title: str, weight: float = 1.0) -> Line:
     """After no forward a rank keeps more than the microbatches that its row has under way, and one more."""
 
     def judge(observed: Observed) -> Finding:
@@ -217,7 +217,7 @@ def kept_line(run: Run, title: str, weight: float = 1.0) -> Line:
     return Line(title, judge, weight, "memory", shows=shows)
 
 
-def kept_too_much(run: Run, stage: int, rank: int, passed: Done, under_way: int) -> Finding:
+def kept_too_much(run: ScheduleRun, stage: int, rank: int, passed: Done, under_way: int) -> Finding:
     mean = sum(run.kept(k, stage) for k in range(len(run.batch))) / len(run.batch)
     about = max(round(passed.kept / mean), under_way + 1)
     are = "microbatch is" if under_way == 1 else "microbatches are"
@@ -236,7 +236,7 @@ def kept_too_much(run: Run, stage: int, rank: int, passed: Done, under_way: int)
 # ---- memory by the pages of each rank's process: wherever a tensor is held
 
 
-def pages_line(run: Run, title: str, weight: float = 1.0) -> Line:
+def pages_line(run: ScheduleRun, title: str, weight: float = 1.0) -> Line:
     """At no moment of the run does a rank hold more than `enough`, above its memory before."""
 
     def judge(observed: Observed) -> Finding:
@@ -261,7 +261,7 @@ def sent_by_all(observed: Observed) -> float:
     return sum(operation.bytes_sent for of_rank in observed.operations for operation in of_rank)
 
 
-def enough(run: Run, stage: int) -> float:
+def enough(run: ScheduleRun, stage: int) -> float:
     """Bytes: of the microbatches under way, of each message that is sent or waited for, and of one step.
 
     A rank may keep its sent messages until the end, or post all receives at the beginning. The sent messages
@@ -276,7 +276,7 @@ def enough(run: Run, stage: int) -> float:
     return under_way(run, stage) * microbatch_bytes + messages + STEP * largest + PAGES
 
 
-def under_way(run: Run, stage: int) -> int:
+def under_way(run: ScheduleRun, stage: int) -> int:
     """Microbatches, at most."""
     most = now = 0
     for action in run.actions[stage]:
@@ -285,7 +285,7 @@ def under_way(run: Run, stage: int) -> int:
     return most
 
 
-def held_too_much(run: Run, stage: int, rank: int, rose: int) -> Finding:
+def held_too_much(run: ScheduleRun, stage: int, rank: int, rose: int) -> Finding:
     return wrong(
         Sentence(
             f"rank {rank} takes up to {megabytes(rose)} during a run of {len(run.batch)} microbatches, as "

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from course_lib.checks.kit import RIGHT, Finding, Line, Observed, Sentence, words, wrong
 from course_lib.checks.notebooks.pipeline.running_lines import ALL_FORWARDS, ONE_BY_ONE, members, operations
-from course_lib.checks.notebooks.pipeline.running_whole import Run
+from course_lib.checks.notebooks.pipeline.running_whole import ScheduleRun
 from course_lib.ledger.matching import POINT_TO_POINT
 from course_lib.ledger.operation import Operation
 from course_lib.pipeline import KINDS, Action
@@ -36,7 +36,7 @@ class Early:
     missing: Action
 
 
-def sends_line(run: Run, title: str, weight: float = 1.0) -> Line:
+def sends_line(run: ScheduleRun, title: str, weight: float = 1.0) -> Line:
     """No rank sends a message that comes, by its row, after an action that it could not have done yet."""
 
     def judge(observed: Observed) -> Finding:
@@ -49,7 +49,7 @@ def sends_line(run: Run, title: str, weight: float = 1.0) -> Line:
     return Line(title, judge, weight)
 
 
-def too_early(run: Run, observed: Observed, stage: int) -> Iterator[Early]:
+def too_early(run: ScheduleRun, observed: Observed, stage: int) -> Iterator[Early]:
     """Bytes are counted, not messages: stages may differ in the order of microbatches, whose sizes differ."""
     ranks, done = members(observed), operations(run, observed, stage)
     come: dict[str, list[tuple[float, int]]] = {}
@@ -83,7 +83,9 @@ def when_there(receive: Operation) -> float:
     return receive.issued if receive.waited else NEVER
 
 
-def possible(run: Run, row: Sequence[Action], there: dict[str, int]) -> tuple[dict[str, int], Action | None]:
+def possible(
+    run: ScheduleRun, row: Sequence[Action], there: dict[str, int]
+) -> tuple[dict[str, int], Action | None]:
     """Bytes of the activations and gradients that a row gives out before the first action which needs more
     than what is `there`; and that action."""
     outgoing = {"F": 0, "B": 0}
@@ -95,7 +97,9 @@ def possible(run: Run, row: Sequence[Action], there: dict[str, int]) -> tuple[di
     return outgoing, None
 
 
-def sent_too_early(run: Run, observed: Observed, rank: int, stage: int, early: Sequence[Early]) -> Finding:
+def sent_too_early(
+    run: ScheduleRun, observed: Observed, rank: int, stage: int, early: Sequence[Early]
+) -> Finding:
     """Which microbatch's did not come is not known: messages may overtake each other by their tags."""
     row, first, last = run.actions[stage], early[0], early[-1]
     to = members(observed)[stage + 1 if first.kind == "F" else stage - 1]
@@ -127,7 +131,7 @@ def sent_too_early(run: Run, observed: Observed, rank: int, stage: int, early: S
 # ---- a remark, since gloo and the values do not show it
 
 
-def waits_at_once(run: Run) -> Callable[[Observed], Sequence[str]]:
+def waits_at_once(run: ScheduleRun) -> Callable[[Observed], Sequence[str]]:
     """The remark on this run of a case."""
 
     def look(observed: Observed) -> list[str]:

@@ -24,8 +24,8 @@ from course_lib.checks.kit import (
     wrong,
 )
 from course_lib.checks.notebooks.pipeline.running_lines import members, reply
-from course_lib.checks.notebooks.pipeline.running_whole import Run
-from course_lib.checks.rank.notebooks.pipeline.running import Told
+from course_lib.checks.notebooks.pipeline.running_whole import ScheduleRun
+from course_lib.checks.rank.notebooks.pipeline.running import ScheduleReply
 
 SAME = 1e-5  # of a share, when it is compared with that of a mistake
 NOTHING_CAME = (
@@ -43,7 +43,7 @@ DIVIDE = "Divide each microbatch's sum by the number of targets of all microbatc
 # ---- gradients
 
 
-def gradients_line(run: Run, title: str, weight: float = 1.0, trivial: bool = False) -> Line:
+def gradients_line(run: ScheduleRun, title: str, weight: float = 1.0, trivial: bool = False) -> Line:
     """The gradients of one process, on every rank."""
 
     def judge(observed: Observed) -> Finding:
@@ -64,7 +64,7 @@ def gradients_line(run: Run, title: str, weight: float = 1.0, trivial: bool = Fa
     return Line(title, judge, weight, trivial=trivial)
 
 
-def misdivided(run: Run, observed: Observed, stage: int) -> str:
+def misdivided(run: ScheduleRun, observed: Observed, stage: int) -> str:
     """The mistake in the division that the gradients of a stage show; "" where they show none, or another."""
     shares = counted(run, observed, stage, members(observed)[stage])
     if shares is None or (run.earlier and not alike(shares[-1:], [1])):
@@ -73,7 +73,7 @@ def misdivided(run: Run, observed: Observed, stage: int) -> str:
     return "" if alike(own, [1] * len(own)) or alike(own, [0] * len(own)) else divided(run, own)
 
 
-def division_line(run: Run, title: str, weight: float) -> Line:
+def division_line(run: ScheduleRun, title: str, weight: float) -> Line:
     """The losses' sum is divided as it should be. It costs this line alone: the others pass by the factor."""
     gradients = gradients_line(run, title)
 
@@ -87,7 +87,7 @@ def division_line(run: Run, title: str, weight: float) -> Line:
     return Line(title, judge, weight)
 
 
-def differs(run: Run, observed: Observed, stage: int, rank: int, name: str) -> Finding:
+def differs(run: ScheduleRun, observed: Observed, stage: int, rank: int, name: str) -> Finding:
     gradient = observed.tensors[rank][f"{run.name}.grad.{name}"]
     wanted = run.gradients(stage)[name]
     general = f"on rank {rank} the gradient of {name} is not what one process gets"
@@ -95,7 +95,7 @@ def differs(run: Run, observed: Observed, stage: int, rank: int, name: str) -> F
     return wrong(difference(general, gradient, wanted, what=""), says, cause=says)
 
 
-def counted(run: Run, observed: Observed, stage: int, rank: int) -> list[float] | None:
+def counted(run: ScheduleRun, observed: Observed, stage: int, rank: int) -> list[float] | None:
     """How often each microbatch, and last the earlier gradient, counts in the result: right is once."""
     total, names = sum(run.counts), list(run.term(0, stage))
     columns = [
@@ -114,7 +114,7 @@ def counted(run: Run, observed: Observed, stage: int, rank: int) -> list[float] 
     return shares.tolist()
 
 
-def why(run: Run, shares: list[float] | None, stage: int) -> str:
+def why(run: ScheduleRun, shares: list[float] | None, stage: int) -> str:
     """The usual cause of these shares."""
     if shares is None:
         return MIXED
@@ -137,7 +137,7 @@ def before(share: float) -> str:
     return Sentence(f"{general}, not {words.number(round(share, 4))} times.", f"{general}.")
 
 
-def divided(run: Run, shares: Sequence[float]) -> str:
+def divided(run: ScheduleRun, shares: Sequence[float]) -> str:
     """The mistake in the division that gives these shares; "" where it is none."""
     m, total, counts = len(run.batch), sum(run.counts), run.counts
     elements = sum(targets.numel() for _, targets in run.batch)
@@ -195,7 +195,7 @@ def which(numbers: Sequence[int]) -> str:
 # ---- losses
 
 
-def losses_line(run: Run, title: str, weight: float = 1.0, trivial: bool = False) -> Line:
+def losses_line(run: ScheduleRun, title: str, weight: float = 1.0, trivial: bool = False) -> Line:
     """The parts of the loss that the last stage's rank returned."""
 
     def judge(observed: Observed) -> Finding:
@@ -225,7 +225,7 @@ def losses_line(run: Run, title: str, weight: float = 1.0, trivial: bool = False
     return Line(title, judge, weight, trivial=trivial, short=True)
 
 
-def unlike_a_dict(rank: int, came: Told, count: int) -> str:
+def unlike_a_dict(rank: int, came: ScheduleReply, count: int) -> str:
     """The fault in the form of the last rank's result; "" if it is a dict of all parts."""
     if came.returned is None:
         kind = "None" if came.other == "NoneType" else came.other
@@ -244,7 +244,7 @@ def unlike_a_dict(rank: int, came: Told, count: int) -> str:
     return ""
 
 
-def elsewhere_line(run: Run, title: str = "{} on the other ranks", weight: float = 0.5) -> Line:
+def elsewhere_line(run: ScheduleRun, title: str = "{} on the other ranks", weight: float = 0.5) -> Line:
     """The ranks of other stages returned an empty dict."""
 
     def judge(observed: Observed) -> Finding:

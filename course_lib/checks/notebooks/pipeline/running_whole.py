@@ -32,7 +32,7 @@ Terms = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Run:
+class ScheduleRun:
     """One schedule, to be done on as many ranks as it has rows; stage i is rank i's.
 
     kind, seed, width: of the stages, see `stage_models`. batch: inputs and targets of each microbatch.
@@ -176,7 +176,7 @@ class Run:
 
 def case(
     title: str,
-    runs: Sequence[Run],
+    runs: Sequence[ScheduleRun],
     lines: Sequence[Line],
     *,
     members: Sequence[int] = (),

@@ -29,7 +29,7 @@ from course_lib.checks.notebooks.pipeline.stash_runs import (
     WITH_THE_POINT,
     NoVersions,
     Order,
-    Run,
+    StashRun,
     Tensors,
 )
 from course_lib.checks.rank.notebooks.pipeline.stage_models import VOCABULARY
@@ -43,7 +43,7 @@ LEFT_OVER = "A version is needed from a microbatch's forward to its backward: dr
 
 
 def values_line(
-    run: Run, title: str, kinds: Sequence[str], what: Callable[[str, str], str], weight: float
+    run: StashRun, title: str, kinds: Sequence[str], what: Callable[[str, str], str], weight: float
 ) -> Line:
     """All tensors whose names begin with one of `kinds`, in the order in which they came about."""
 
@@ -67,7 +67,7 @@ def values_line(
     return Line(title, judge, weight)
 
 
-def differs(run: Run, observed: Observed, called: str, tensor: Tensor, wanted: Tensor) -> Finding:
+def differs(run: StashRun, observed: Observed, called: str, tensor: Tensor, wanted: Tensor) -> Finding:
     says = next((hint for hint, kind in SLIPS.items() if fits(run, observed, run.trained(kind))), "")
     return wrong(
         difference(f"{called} is wrong", tensor, wanted, what=""),
@@ -77,11 +77,11 @@ def differs(run: Run, observed: Observed, called: str, tensor: Tensor, wanted: T
     )
 
 
-def fits(run: Run, observed: Observed, mistake: Tensors) -> bool:
+def fits(run: StashRun, observed: Observed, mistake: Tensors) -> bool:
     return all(close(observed.tensors[0][f"{run.name}.{name}"], tensor) for name, tensor in mistake.items())
 
 
-def held_line(run: Run, title: str, weight: float) -> Line:
+def held_line(run: StashRun, title: str, weight: float) -> Line:
     """Versions: one for each microbatch under way, and the newest; besides gradients and the momentum."""
 
     def judge(observed: Observed) -> Finding:
@@ -139,7 +139,7 @@ def row(stages: int, stage: int, count: int) -> list[tuple[str, int]]:
     return [(action.kind, action.microbatch) for action in flat(one_f_one_b(stages, count)[stage])]
 
 
-def drawn(draw: Draw, name: str, kind: str, actions: Order, **more) -> Run:
+def drawn(draw: Draw, name: str, kind: str, actions: Order, **more) -> StashRun:
     width = more.get("width", 6)
     count, shape = 1 + max(k for _, k in actions), (2, 3)
     if kind == "first":
@@ -147,10 +147,10 @@ def drawn(draw: Draw, name: str, kind: str, actions: Order, **more) -> Run:
     else:
         xs = [draw.normal(*shape, width, dtype=torch.float64) for _ in range(count)]
     gs = [draw.normal(*shape, width, dtype=torch.float64) for _ in xs] if kind != "last" else []
-    return Run(name, kind, draw.integer(1, 1 << 30), actions, xs, gs, **more)
+    return StashRun(name, kind, draw.integer(1, 1 << 30), actions, xs, gs, **more)
 
 
-def lines(run: Run, title: str, weight: float) -> list[Line]:
+def lines(run: StashRun, title: str, weight: float) -> list[Line]:
     def output(k: str, _: str) -> str:
         return f"the output of microbatch {k}"
 
@@ -169,7 +169,7 @@ def lines(run: Run, title: str, weight: float) -> list[Line]:
     return value_lines
 
 
-def alone(title: str, run: Run, lines: Sequence[Line]) -> Case:
+def alone(title: str, run: StashRun, lines: Sequence[Line]) -> Case:
     return Case(title, [run.side], list(lines), recipe=RECIPE, alone=True, imports=OPTIMIZERS)
 
 

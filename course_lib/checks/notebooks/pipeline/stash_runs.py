@@ -19,7 +19,7 @@ Order = Sequence[tuple[str, int]]
 
 
 @dataclass(frozen=True)
-class Run:
+class StashRun:
     """A stage, its actions and its inputs. kind: "first", "middle" or "last", see `updates.build`."""
 
     name: str
@@ -73,7 +73,7 @@ class Trained:
     backward), in the order in which they come about.
     """
 
-    def __init__(self, run: Run):
+    def __init__(self, run: StashRun):
         self.run, self.tensors = run, {}
         self.module = updates.build(run.described)
         self.optimizer = getattr(torch.optim, run.optimizer[0])(self.module.parameters(), **run.optimizer[1])

@@ -44,8 +44,8 @@ from course_lib.checks.notebooks.precision_and_memory.eight_bit_rules import (
     SLACK,
     SLIPS,
     SMALL,
+    JudgedSteps,
     Rule,
-    Run,
 )
 
 RECIPE = "course_lib.checks.rank.notebooks.precision_and_memory.eight_bit:steps"
@@ -75,7 +75,7 @@ class Expected:
         """Of parameter i."""
         return Rule(block=self.settings.get("block", BLOCK), index=i, count=len(self.starts))
 
-    def made(self, i: int, rule: Rule) -> Run:
+    def made(self, i: int, rule: Rule) -> JudgedSteps:
         return rule.run(self.starts[i], self.gradients[i], self.settings)
 
     def inputs(self) -> dict[str, Tensor]:
@@ -143,7 +143,7 @@ def values_line(
         made = {i: run.made(i, slip(run.rule(i))) for i in params}
         return not any(bool(off(tensors, made[i], i, k).any()) for i in params for k in range(steps))
 
-    def off(tensors: Mapping[str, Tensor], made: Run, i: int, k: int) -> Tensor:
+    def off(tensors: Mapping[str, Tensor], made: JudgedSteps, i: int, k: int) -> Tensor:
         """Which elements of parameter i are not those of `made` after step k."""
         actual, wanted = tensors[f"{run.name}.{i}.{k}"].double(), made.after[k]
         moved = (wanted - run.starts[i].double()).abs()
@@ -176,7 +176,7 @@ def values_line(
         return wrong(said, "The step is AdamW's." if small else generic, cause="values")
 
     @cache
-    def right_of(i: int) -> Run:
+    def right_of(i: int) -> JudgedSteps:
         return run.made(i, run.rule(i))
 
     return Line(title, judge, weight)

@@ -76,7 +76,9 @@ class Rule:
         rounded, near = (values.flatten()[: len(flat)].view_as(x) for values in both)
         return rounded, near
 
-    def run(self, start: Tensor, gradients: Sequence[Tensor | None], settings: Mapping[str, Any]) -> Run:
+    def run(
+        self, start: Tensor, gradients: Sequence[Tensor | None], settings: Mapping[str, Any]
+    ) -> JudgedSteps:
         """The parameter after each step, in float64, and which elements are judged there."""
         (beta1, beta2), lr, eps = settings["betas"], settings["lr"], self.eps or settings["eps"]
         decay = settings["weight_decay"]
@@ -106,11 +108,11 @@ class Rule:
             else:
                 after.append(w)
                 sure.append(~unsure)
-        return Run(after, sure)
+        return JudgedSteps(after, sure)
 
 
 @dataclass(frozen=True)
-class Run:
+class JudgedSteps:
     """The parameter after each step, and which of its elements are judged."""
 
     after: list[Tensor]

@@ -30,7 +30,7 @@ from course_lib.checks.kit import (
     wrong,
 )
 from course_lib.checks.rank.notebooks.precision_and_memory.checkpointed import plain_step
-from course_lib.checks.rank.notebooks.precision_and_memory.checkpointing import Told
+from course_lib.checks.rank.notebooks.precision_and_memory.checkpointing import CheckpointReply
 
 EQUAL = 3e-5  # of a gradient's largest element; sums of several terms may be added in another order
 GRAPH = "Backward runs without a graph: open one with torch.enable_grad(), or nothing has a gradient."
@@ -105,7 +105,7 @@ class Expected:
 class Reply:
     """The reply to a run: the rank's words about it, and its tensors."""
 
-    reported: Told
+    reported: CheckpointReply
     tensors: Tensors
 
     def off(self, run: Expected, names: Sequence[str]) -> dict[str, float]:

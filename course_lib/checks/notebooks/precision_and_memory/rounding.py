@@ -26,7 +26,7 @@ from course_lib.checks.kit import (
     words,
     wrong,
 )
-from course_lib.checks.rank.notebooks.precision_and_memory.rounding import DRAWN, Told
+from course_lib.checks.rank.notebooks.precision_and_memory.rounding import DRAWN, RoundingReply
 
 RECIPE = "course_lib.checks.rank.notebooks.precision_and_memory.rounding:rounds"
 LOW = 16  # bits that bfloat16 does not have
@@ -97,7 +97,7 @@ class Rounded:
         return Line(self.title, judge, self.weight, trivial=self.trivial)
 
 
-def out_of_form(reply: Told) -> Finding | None:
+def out_of_form(reply: RoundingReply) -> Finding | None:
     if reply.error is not None:
         error, text, where = reply.error
         said = Sentence(

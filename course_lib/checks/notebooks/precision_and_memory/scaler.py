@@ -32,7 +32,7 @@ from course_lib.checks.notebooks.precision_and_memory.scaler_rule import (
     INFINITY,
     NAN,
     Options,
-    Run,
+    ScalerSteps,
     Script,
     outcomes,
 )
@@ -104,7 +104,7 @@ def loss_line(script: Script) -> Line:
     return Line("the loss is left alone", judge, 0.5, trivial=True)
 
 
-def same(reply: Any, run: Run, starts: Sequence[Tensor], aspects: frozenset[str]) -> bool:
+def same(reply: Any, run: ScalerSteps, starts: Sequence[Tensor], aspects: frozenset[str]) -> bool:
     """Whether a rank did what a run says in these aspects, but for the values that `step` returned."""
     if "scale" in aspects and not near(reply.last, run.last):
         return False
@@ -130,7 +130,7 @@ def moves(reply: Any, starts: Sequence[Tensor]) -> list[bool]:
     return moved
 
 
-def moved_as(reply: Any, run: Run, starts: Sequence[Tensor]) -> bool:
+def moved_as(reply: Any, run: ScalerSteps, starts: Sequence[Tensor]) -> bool:
     """Whether the parameters moved in the steps in which they move in the run; some have no gradient."""
     before, wanted = list(starts), []
     for played in run.steps:
@@ -157,7 +157,7 @@ def alike_one(reported: Sequence[float], wanted: Tensor | None) -> bool:
     return len(reported) == len(values) and all(map(near, reported, values))
 
 
-def returned(replies: Sequence[Any], right: Sequence[Run]) -> Finding:
+def returned(replies: Sequence[Any], right: Sequence[ScalerSteps]) -> Finding:
     """`step` says whether it was taken."""
     for reply, run in zip(replies, right, strict=True):
         for number, (reported, played) in enumerate(zip(reply.steps, run.steps, strict=True)):
@@ -171,7 +171,7 @@ def returned(replies: Sequence[Any], right: Sequence[Run]) -> Finding:
     return RIGHT
 
 
-def first_off(script: Script, replies: Sequence[Any], right: Sequence[Run]) -> Sentence | str:
+def first_off(script: Script, replies: Sequence[Any], right: Sequence[ScalerSteps]) -> Sentence | str:
     """The first step in which a rank did something else than the rule says, in the script's aspects."""
     scales, exact = "scale" in script.aspects, "params" in script.aspects
     for number in range(len(right[0].steps)):
@@ -200,7 +200,7 @@ def first_off(script: Script, replies: Sequence[Any], right: Sequence[Run]) -> S
     return "a run is not as the rule says."
 
 
-def as_far(reply: Any, run: Run, starts: Sequence[Tensor], number: int, exact: bool) -> bool:
+def as_far(reply: Any, run: ScalerSteps, starts: Sequence[Tensor], number: int, exact: bool) -> bool:
     """Whether the parameters are where the run has them after a step, or moved as they do in the run."""
     if exact:
         return alike(reply.steps[number].params, run.steps[number].params)

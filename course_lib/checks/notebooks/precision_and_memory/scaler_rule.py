@@ -75,7 +75,7 @@ class Played:
 
 
 @dataclass
-class Run:
+class ScalerSteps:
     """A script on a rank; last: the scale after the last step."""
 
     steps: list[Played] = field(default_factory=list)
@@ -173,7 +173,7 @@ class State:
                     self.good = 0
 
 
-def outcomes(script: Script, mistake: Mistake = RULE) -> list[Run]:
+def outcomes(script: Script, mistake: Mistake = RULE) -> list[ScalerSteps]:
     """The run of each rank."""
     ranks = range(script.ranks)
     states = [
@@ -181,7 +181,7 @@ def outcomes(script: Script, mistake: Mistake = RULE) -> list[Run]:
     ]
     for state in states:
         state.momentum = [None] * len(state.params)
-    runs = [Run() for _ in ranks]
+    runs = [ScalerSteps() for _ in ranks]
     for slopes, caller in zip(script.gradients, script.callers, strict=True):
         scaled = [
             [None if g is None else (g * states[rank].scale).float() for g in slopes[rank]] for rank in ranks

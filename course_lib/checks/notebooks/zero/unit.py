@@ -23,7 +23,7 @@ from course_lib.checks.kit import (
 from course_lib.checks.notebooks.zero.memory import REFERENCE
 from course_lib.checks.notebooks.zero.runs import MEMBERS, REFUSED, WORLD
 from course_lib.checks.notebooks.zero.unit_lines import (
-    Run,
+    UnitRun,
     bytes_of,
     cleared,
     draw_run,
@@ -39,7 +39,7 @@ from course_lib.checks.notebooks.zero.unit_memory import large_unit
 RECIPE = "course_lib.checks.rank.notebooks.zero.sharded:unit"
 
 
-def side(run: Run, rank: int, group: bool) -> RankSide:
+def side(run: UnitRun, rank: int, group: bool) -> RankSide:
     inputs = {f"p{k}": p for k, p in enumerate(run.params[rank])} | {"x": run.x}
     for number, ranks in enumerate(run.gradients):
         inputs |= {f"g{number}.{k}": g for k, g in enumerate(ranks[rank]) if g is not None}
@@ -85,7 +85,7 @@ def unit_trouble(case: Case, kind: str, text: str) -> str:
     point="holding nothing between uses",
 )  # fmt: skip
 def zero3_unit(draw: Draw) -> Iterator[Case]:
-    def unit_case(run: Run, title: str, case_lines: list[Line]) -> Case:
+    def unit_case(run: UnitRun, title: str, case_lines: list[Line]) -> Case:
         return Case(title, [side(run, k, False) for k in range(run.n)], case_lines, recipe=RECIPE)
 
     run = draw_run(draw, 3)

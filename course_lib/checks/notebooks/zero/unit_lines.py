@@ -19,7 +19,7 @@ Row = torch.Tensor
 
 
 @dataclass(frozen=True)
-class Run:
+class UnitRun:
     """Parameters and gradients of every rank, in float64, and the results of a right unit.
 
     params[rank][k], gradients[backward][rank][k]; a gradient that is None is missing on that rank.
@@ -66,7 +66,7 @@ class Run:
         return torch.stack(rows).mean(0)
 
 
-def draw_run(draw: Draw, n: int, *, trained: bool = True, missing: bool = False) -> Run:
+def draw_run(draw: Draw, n: int, *, trained: bool = True, missing: bool = False) -> UnitRun:
     """Three parameters, one of them a single number; their elements are not a multiple of the ranks.
 
     missing: the last rank has no gradient for one of them in the first backward.
@@ -81,7 +81,7 @@ def draw_run(draw: Draw, n: int, *, trained: bool = True, missing: bool = False)
     ]
     if missing:
         gradients[0][n - 1][1] = None
-    return Run(params, gradients, normal(draw, (2, width)), trained)
+    return UnitRun(params, gradients, normal(draw, (2, width)), trained)
 
 
 def normal(draw: Draw, shape: tuple[int, ...]) -> torch.Tensor:
@@ -99,7 +99,7 @@ def close(actual: torch.Tensor, wanted: torch.Tensor) -> bool:
     return kit.close(actual.to(torch.float64), wanted, TOLERANCE, least=1.0)
 
 
-def own_shard(run: Run) -> Callable[[Observed], Finding]:
+def own_shard(run: UnitRun) -> Callable[[Observed], Finding]:
     """The shard is this rank's part of the first rank's row, a parameter like the others."""
 
     def judge(observed: Observed) -> Finding:
@@ -123,7 +123,7 @@ def own_shard(run: Run) -> Callable[[Observed], Finding]:
     return judge
 
 
-def why_not_shard(run: Run, place: int, actual: torch.Tensor) -> str:
+def why_not_shard(run: UnitRun, place: int, actual: torch.Tensor) -> str:
     if close(actual, run.part(run.row(run.params[place]), place)):
         return "All ranks begin with the first rank's values: broadcast the row before you cut it."
     others = [k for k in range(run.n) if close(actual, run.part(run.row(run.params[0]), k))]
@@ -132,7 +132,7 @@ def why_not_shard(run: Run, place: int, actual: torch.Tensor) -> str:
     return "Lay the parameters in one row, in their order, with zeros at the end, and cut it into N parts."
 
 
-def gathers(run: Run) -> Callable[[Observed], Finding]:
+def gathers(run: UnitRun) -> Callable[[Observed], Finding]:
     """After gather() every parameter is whole, in its shape, with the shards' present values."""
 
     def judge(observed: Observed) -> Finding:
@@ -161,7 +161,7 @@ def gathers(run: Run) -> Callable[[Observed], Finding]:
     return judge
 
 
-def why_not_gathered(run: Run, when: str, actual: torch.Tensor, k: int) -> str:
+def why_not_gathered(run: UnitRun, when: str, actual: torch.Tensor, k: int) -> str:
     if when == "second" and close(actual, run.params[0][k]):
         return (
             "The optimizer changes the shards between two uses: gather() must bring their present values, "
@@ -181,7 +181,7 @@ ADVICE = {
 }
 
 
-def frees(run: Run) -> Callable[[Observed], Finding]:
+def frees(run: UnitRun) -> Callable[[Observed], Finding]:
     """Outside of gather() and free() there is no memory behind the parameters, under any view."""
 
     def judge(observed: Observed) -> Finding:
@@ -208,7 +208,7 @@ def frees(run: Run) -> Callable[[Observed], Finding]:
     return judge
 
 
-def empty_and_whole(run: Run) -> Callable[[Observed], float]:
+def empty_and_whole(run: UnitRun) -> Callable[[Observed], float]:
     """For `Line.shows`: the parameters have no memory between uses, and in use they have all of it.
 
     Each shard has numbers of the parameters, each once, and at least half of what a gather sends was sent.
@@ -222,7 +222,7 @@ def empty_and_whole(run: Run) -> Callable[[Observed], float]:
     return shows
 
 
-def of_parameters(run: Run, observed: Observed) -> bool:
+def of_parameters(run: UnitRun, observed: Observed) -> bool:
     """Whether each rank's shard has different numbers of the parameters, those of one rank or another."""
     every = torch.cat([run.row(own) for own in run.params])
     for rank in ranks(observed):
@@ -234,7 +234,7 @@ def of_parameters(run: Run, observed: Observed) -> bool:
     return True
 
 
-def used_again(run: Run) -> Callable[[Observed], Finding]:
+def used_again(run: UnitRun) -> Callable[[Observed], Finding]:
     """Views that autograd kept before free() are right again after gather(): backward finds the weights."""
 
     def judge(observed: Observed) -> Finding:
@@ -263,7 +263,7 @@ def used_again(run: Run) -> Callable[[Observed], Finding]:
     return judge
 
 
-def reduces(run: Run) -> Callable[[Observed], Finding]:
+def reduces(run: UnitRun) -> Callable[[Observed], Finding]:
     """shard.grad is the mean over the ranks, of two backwards their sum."""
 
     def judge(observed: Observed) -> Finding:
@@ -286,7 +286,7 @@ def reduces(run: Run) -> Callable[[Observed], Finding]:
     return judge
 
 
-def why_not_reduced(run: Run, place: int, number: int, actual: torch.Tensor) -> str:
+def why_not_reduced(run: UnitRun, place: int, number: int, actual: torch.Tensor) -> str:
     row = run.mean(0) + (run.mean(1) if number else 0)
     want = run.part(row, place)
     own = run.row(
@@ -334,7 +334,7 @@ def sent(observed: Observed, rank: int, first: str, last: str) -> float:
     return sum(operation.bytes_sent for operation in observed.operations[rank][begun[first] : begun[last]])
 
 
-def bytes_of(run: Run) -> Callable[[Observed], Finding]:
+def bytes_of(run: UnitRun) -> Callable[[Observed], Finding]:
     """gather() sends this rank's shard (N - 1) times at most, a second one nothing; reduce() as much."""
 
     def judge(observed: Observed) -> Finding:

@@ -22,7 +22,7 @@ from course_lib.checks.kit import (
     wrong,
 )
 from course_lib.checks.notebooks.zero.runs import SLACK
-from course_lib.checks.notebooks.zero.unit_lines import ADVICE, Run, close, own_shard, ranks
+from course_lib.checks.notebooks.zero.unit_lines import ADVICE, UnitRun, close, own_shard, ranks
 from course_lib.checks.rank import watching
 from course_lib.checks.rank.notebooks.zero import held
 from course_lib.runtime.moments import BASE
@@ -67,10 +67,10 @@ class Seeds:
     params: tuple[int, ...]
     grads: tuple[int, ...]
 
-    def run(self) -> Run:
+    def run(self) -> UnitRun:
         params = [list(held.drawn(seed, SHAPES)) for seed in self.params]
         grads: list[list[torch.Tensor | None]] = [list(held.drawn(seed, SHAPES)) for seed in self.grads]
-        return Run(params, [grads], torch.empty(0))
+        return UnitRun(params, [grads], torch.empty(0))
 
 
 TOTAL = sum(torch.Size(shape).numel() for shape in SHAPES)
@@ -187,7 +187,7 @@ def measured_early(observed: Observed, rank: int, when: str) -> Finding | None:
     return asked_early(observed, rank, f"held.{when}", begun=begun.get(when, 0), sent=sent)
 
 
-def why(reply: held.Told, when: str, behind: int, excess: float) -> tuple[str, str, bool]:
+def why(reply: held.UnitMemoryReply, when: str, behind: int, excess: float) -> tuple[str, str, bool]:
     """(usual cause in words, the cause, whether the point of the exercise is missed).
 
     Another line judges the memory behind the parameters themselves, and their gradients.

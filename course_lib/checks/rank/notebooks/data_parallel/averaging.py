@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from course_lib.checks.rank.training import Session, Told, keywords
+from course_lib.checks.rank.training import Session, TrainingReply, keywords
 
 _clone, _detach = torch.clone, torch.Tensor.detach
 
@@ -33,10 +33,10 @@ def averaged(
 
 def averaging_optimizer(
     objects: list, tensors: dict[str, torch.Tensor], groups: list, instructions: dict
-) -> tuple[Told, dict[str, Any]]:
+) -> tuple[TrainingReply, dict[str, Any]]:
     """An optimizer that averages gradients itself; instructions: as in `training`, and `object`."""
     if "steps" not in instructions:
-        return Told(), {}
+        return TrainingReply(), {}
     session = Session(instructions)
     made = objects[instructions["object"]]
     optimizer = made(list(session.named.values()), **keywords(instructions, groups))

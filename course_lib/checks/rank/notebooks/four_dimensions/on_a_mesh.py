@@ -46,7 +46,7 @@ WEIGHT = 7.0  # of all parameters in `norms`: it must stay
 
 
 @dataclass
-class Told:
+class MeshReply:
     """begun: operations begun before the first call, and after each; returned: the results of the calls.
 
     misfits: {name: text} of a tensor that came in another shape or not at all, with zeros in its place.
@@ -70,7 +70,7 @@ def mesh_of(instructions: dict, groups: list) -> Mesh:
 
 def steps(
     objects: list, tensors: dict[str, torch.Tensor], groups: list, instructions: dict
-) -> tuple[Told, dict[str, Any]]:
+) -> tuple[MeshReply, dict[str, Any]]:
     """`hybrid_step(stages, schedule, microbatches, mesh)`, as often as asked; gradients add up."""
     mesh, count = mesh_of(instructions, groups), instructions["count"]
     pp, chunks = mesh.size("pp"), instructions["chunks"]
@@ -79,7 +79,7 @@ def steps(
         drawn(instructions["config"]), mesh, schedule,
         seq=tensors["0.x.0"].shape[1], sequence=instructions["sequence"],
     )  # fmt: skip
-    named, report = _parameters(stages), Told([_begun()[0]])
+    named, report = _parameters(stages), MeshReply([_begun()[0]])
     for call in range(instructions["times"]):
         batch = [(tensors[f"{call}.x.{k}"], tensors[f"{call}.t.{k}"]) for k in range(count)]
         report.returned.append(_plain(objects[0](stages, schedule, batch, mesh)))
@@ -97,7 +97,7 @@ def drawn(config: dict) -> GPT:
 
 def norms(
     objects: list, tensors: dict[str, torch.Tensor], groups: list, instructions: dict
-) -> tuple[Told, dict[str, Any]]:
+) -> tuple[MeshReply, dict[str, Any]]:
     """`clip_grad_norm(named_parameters, max_norm, mesh, cut, tied)` of gradients that are given."""
     mesh, named = mesh_of(instructions, groups), []
     for name in instructions["named"]:
@@ -106,7 +106,7 @@ def norms(
         param = _Parameter(_full_like(size, WEIGHT))
         param.grad = None if gradient is None else _clone(gradient)
         named.append((name, param))
-    report = Told([_begun()[0]])
+    report = MeshReply([_begun()[0]])
     cut, tied = set(instructions["cut"]), set(instructions["tied"])
     report.returned.append(_plain(objects[0](list(named), instructions["max_norm"], mesh, cut, tied)))
     report.begun.append(_begun()[0])
@@ -115,7 +115,7 @@ def norms(
     return report, as_agreed(results, instructions, report)
 
 
-def as_agreed(results: dict[str, Any], instructions: dict, report: Told) -> dict[str, torch.Tensor]:
+def as_agreed(results: dict[str, Any], instructions: dict, report: MeshReply) -> dict[str, torch.Tensor]:
     """The tensors of the reply, all of them in the shape that was agreed."""
     sent = {}
     for name, (kind, shape) in instructions["expects"].items():

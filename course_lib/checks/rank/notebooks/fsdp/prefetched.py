@@ -8,7 +8,7 @@ Instructions: those of `course_lib.checks.rank.training`, and
     together     whether the forwards of a step's microbatches all come before one backward
 
 The class has no method that gives whole parameters. So these are noted by the blocks' own layers when they
-compute, in a forward without a graph. The reply has the tensors of `training`, and an `OfPrefetched`.
+compute, in a forward without a graph. The reply has the tensors of `training`, and a `PrefetchedReply`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from course_lib.checks.rank import toys, watching
-from course_lib.checks.rank.training import Session, Told, keywords, warm_up  # noqa: F401
+from course_lib.checks.rank.training import Session, TrainingReply, keywords, warm_up  # noqa: F401
 from course_lib.checks.wire import Count
 from course_lib.ledger import recorder as recording
 from course_lib.ledger import rows
@@ -55,7 +55,7 @@ class Mark:
 
 
 @dataclass
-class OfPrefetched(Told):
+class PrefetchedReply(TrainingReply):
     """The reply about a training run, and more.
 
     marks: of each step; after: operations that were open after each step's backward. left, failed, ended:
@@ -183,7 +183,7 @@ class Training:
         self.made = make(session.model, **keywords(instructions, groups))
         self.like = {name: (tuple(p.shape), p.dtype) for name, p in session.named.items()}
         shards, own = list(self.made.parameters()), set(session.named.values())
-        self.values = OfPrefetched(
+        self.values = PrefetchedReply(
             elements=sum(p.numel() for p in shards),
             own=sum(p in own for p in shards),
             twice=len(shards) - len(set(map(id, shards))),
@@ -246,10 +246,10 @@ class Training:
 
 def module(
     objects: list, tensors: dict, groups: list, instructions: dict
-) -> tuple[OfPrefetched, dict[str, Any]]:
+) -> tuple[PrefetchedReply, dict[str, Any]]:
     """A module whose parameters() are shards, and an optimizer of these."""
     if "steps" not in instructions:
-        return OfPrefetched(), {}
+        return PrefetchedReply(), {}
     warnings.filterwarnings("ignore", module="course_lib")  # a student's own are shown
     session = Session(instructions)
     training = Training(session, objects[0], instructions, groups)

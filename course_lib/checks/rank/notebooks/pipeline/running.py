@@ -15,7 +15,7 @@ instructions: runs, a list of
     expects    {name: [dtype, shape]} of the tensors in the reply
 
 A rank without "runs" takes no part. The reply for the run "a" has the tensors "a.losses" (on the last stage,
-one for each microbatch) and "a.grad.linear.weight" and so on; and values["a"] is a `Told`.
+one for each microbatch) and "a.grad.linear.weight" and so on; and values["a"] is a `ScheduleReply`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _as_tensor = torch.as_tensor
 
 
 @dataclass
-class Told:
+class ScheduleReply:
     """The reply about a run.
 
     events, inputs: see `watching.Watched`; begun: operations begun before the call and after it; returned:
@@ -76,18 +76,18 @@ def warm_up(instructions: dict) -> None:
 
 def schedules(
     objects: list, tensors: dict[str, torch.Tensor], groups: list, instructions: dict
-) -> tuple[dict[str, Told], dict[str, Any]]:
+) -> tuple[dict[str, ScheduleReply], dict[str, Any]]:
     """Every run of the instructions, one after the other."""
     values, outputs = {}, {}
     for described in instructions.get("runs", ()):
-        run = Run(described, tensors, groups)
+        run = ScheduleOnRank(described, tensors, groups)
         run.go(objects[0])
         values[described["name"]] = run.values
         outputs |= {f"{described['name']}.{name}": tensor for name, tensor in run.tensors().items()}
     return values, outputs
 
 
-class Run:
+class ScheduleOnRank:
     """One schedule, with this rank's stage."""
 
     def __init__(self, instructions: dict, tensors: dict[str, torch.Tensor], groups: list):
@@ -102,7 +102,7 @@ class Run:
             param.grad = _clone(tensors[f"{instructions['name']}.earlier.{name}"])
         self.module = _Watched(inner, [x for x, _ in self.batch], tells=not instructions["pages"])
         self.group = {"group": groups[instructions["group"]]} if "group" in instructions else {}
-        self.values = Told()
+        self.values = ScheduleReply()
 
     @property
     def stage(self) -> Stage:

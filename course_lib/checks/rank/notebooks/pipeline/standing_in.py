@@ -13,7 +13,7 @@ from typing import Any
 from course_lib.checks.rank.harness import Answer, Answers, evaluate
 
 
-class Told:
+class TableFunction:
     """A function that returns given numbers, and raises KeyError for other arguments.
 
     names: of its parameters; defaults: of the last ones. returns: [arguments, number], of all parameters.
@@ -48,12 +48,12 @@ def evaluate_apart(
     """`evaluate` in several rounds, with the answers of all of them one after the other.
 
     instructions: rounds, each with the calls of one object, see `evaluate`, and perhaps with instead, what
-    takes another function's place in it: {"name"} of that function, and the arguments of `Told`.
+    takes another function's place in it: {"name"} of that function, and the arguments of `TableFunction`.
     """
     answers: list[Answer] = []
     for described in instructions["rounds"]:
         instead = dict(described.get("instead", {}))
         function, name = objects[described["calls"][0][0]], instead.pop("name", "")
-        with standing_in(function, name, Told(**instead) if name else None):
+        with standing_in(function, name, TableFunction(**instead) if name else None):
             answers += evaluate(objects, tensors, groups, described)[0].answers
     return Answers(answers), {}

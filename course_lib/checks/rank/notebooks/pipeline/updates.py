@@ -11,7 +11,7 @@ instructions: runs, a list of
 
 Inputs of the run "a" are "a.x.0" and so on, and "a.g.0", the gradient of that microbatch's output, if it
 is not a loss. The reply has the tensors "a.y.0" (an output), "a.dx.0" (the result of its backward),
-"a.p.0.NAME" (the module's parameters after that backward); and values["a"] is a `Told`.
+"a.p.0.NAME" (the module's parameters after that backward); and values["a"] is a `StashReply`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _optimizers = {name: getattr(torch.optim, name) for name in ("SGD", "Adam")}
 
 
 @dataclass
-class Told:
+class StashReply:
     """The reply about a run.
 
     held: bytes of tensors after each action, beside those that were there before the class; misfits: {name:
@@ -67,24 +67,24 @@ def build(described: dict) -> nn.Module:
 
 def updates(
     objects: list, tensors: dict[str, Tensor], groups: list, instructions: dict
-) -> tuple[dict[str, Told], dict[str, Any]]:
+) -> tuple[dict[str, StashReply], dict[str, Any]]:
     """Every run of the instructions, one after the other."""
     values, outputs = {}, {}
     for described in instructions["runs"]:
-        run = Run(described, tensors)
+        run = StashOnRank(described, tensors)
         run.go(objects[0])
         values[described["name"]] = run.values
         outputs |= {f"{described['name']}.{name}": tensor for name, tensor in run.tensors().items()}
     return values, outputs
 
 
-class Run:
+class StashOnRank:
     """One stage, driven through its actions."""
 
     def __init__(self, instructions: dict, tensors: dict[str, Tensor]):
         self.instructions, self.sent = instructions, tensors
         self.results: dict[str, Any] = {}
-        self.values = Told()
+        self.values = StashReply()
 
     def go(self, kind_of_stage: Any) -> None:
         module = build(self.instructions["model"])

@@ -8,7 +8,7 @@ instructions: runs, a list of
     measured   whether bytes and FLOPs are counted
     expects    {name: [dtype, shape]} of the tensors in the reply
 
-The reply has the tensors of each run's step under "NAME." (see `checkpointed.Step`), and a `Told`.
+The reply has the tensors of each run's step under "NAME." (see `checkpointed.Step`), and a `CheckpointReply`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _Tensor, _zeros = torch.Tensor, torch.zeros
 
 
 @dataclass
-class Told:
+class CheckpointReply:
     """The reply about a run.
 
     misfit: the outputs as text, if they do not have the agreed form; detached: whether the loss knows no
@@ -49,14 +49,14 @@ class Told:
     flops: list[Count] = field(default_factory=list)
 
 
-class Run:
+class CheckpointedStep:
     """One step with the student's checkpoint."""
 
     def __init__(self, checkpoint: Checkpoint, described: dict, patience: Patience):
         self.checkpoint, self.patience, self.name = checkpoint, patience, described["name"]
         self.measured, self.expects = described["measured"], described["expects"]
         self.step = Step(described["kind"], described["sizes"], described["seed"])
-        self.reply = Told()
+        self.reply = CheckpointReply()
 
     def go(self) -> None:
         step = self.step
@@ -112,13 +112,13 @@ class Run:
 
 def checkpoints(
     objects: list, tensors: dict[str, torch.Tensor], groups: list, instructions: dict
-) -> tuple[dict[str, Told], dict[str, Any]]:
+) -> tuple[dict[str, CheckpointReply], dict[str, Any]]:
     """Every run of the instructions, one after the other."""
-    values: dict[str, Told] = {}
+    values: dict[str, CheckpointReply] = {}
     outputs: dict[str, torch.Tensor] = {}
     patience = Patience(instructions["enough"])
     for described in instructions["runs"]:
-        run = Run(objects[0], described, patience)
+        run = CheckpointedStep(objects[0], described, patience)
         try:
             run.go()
         except Exception as error:

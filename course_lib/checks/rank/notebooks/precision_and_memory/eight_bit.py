@@ -9,8 +9,8 @@ instructions: runs, a list of
     measured    whether the bytes of the tensors that the optimizer holds are counted, after the last step
     saved       after which step the states go into a new optimizer, which repeats the rest; left out: none
 
-The reply has "NAME.i.k", the parameter after step k, for each, and values["NAME"] is a `Told`. With `saved`
-the parameters after the last step are those of the new optimizer.
+The reply has "NAME.i.k", the parameter after step k, for each, and values["NAME"] is an `Adam8bitReply`. With
+`saved` the parameters after the last step are those of the new optimizer.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _Parameter, _copy, _copy_ = torch.nn.Parameter, copy.deepcopy, torch.Tensor.copy
 
 
 @dataclass
-class Told:
+class Adam8bitReply:
     """error: the exception that was raised; loading: whether it was while states were loaded or later;
     held: bytes beside parameters and gradients."""
 
@@ -42,13 +42,13 @@ class Told:
 
 def steps(
     objects: list, tensors: dict[str, torch.Tensor], groups: list, instructions: dict
-) -> tuple[dict[str, Told], dict[str, Any]]:
+) -> tuple[dict[str, Adam8bitReply], dict[str, Any]]:
     """Every run of the instructions, one after the other."""
-    replies: dict[str, Told] = {}
+    replies: dict[str, Adam8bitReply] = {}
     outputs: dict[str, Any] = {}
     patience = Patience(instructions["enough"])
     for described in instructions["runs"]:
-        name, reply = described["name"], Told()
+        name, reply = described["name"], Adam8bitReply()
         for i in range(described["params"]):
             for k in range(described["steps"]):
                 outputs[f"{name}.{i}.{k}"] = _zeros_like(tensors[f"{name}.{i}"])
@@ -66,7 +66,7 @@ def run(
     made: Any,
     tensors: dict[str, torch.Tensor],
     described: dict,
-    reply: Told,
+    reply: Adam8bitReply,
     outputs: dict[str, Any],
     patience: Patience,
 ) -> None:

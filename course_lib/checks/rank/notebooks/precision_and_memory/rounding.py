@@ -29,7 +29,7 @@ DRAWN = 3  # numbers
 
 
 @dataclass
-class Told:
+class RoundingReply:
     """The reply about a run.
 
     misfit: the result as text, if it is not a floating-point tensor of x's shape; dtype: the result's.
@@ -53,7 +53,9 @@ def called(function: Any, x: torch.Tensor, seed: int | None, own: int) -> tuple[
     return _clone(_detach(result)).to(_float32), str(result.dtype)[6:]
 
 
-def run(function: Any, x: torch.Tensor, described: dict, reply: Told, outputs: dict[str, Any]) -> None:
+def run(
+    function: Any, x: torch.Tensor, described: dict, reply: RoundingReply, outputs: dict[str, Any]
+) -> None:
     name = described["name"]
     seed, own, other = (described[key] for key in ("seed", "own", "other"))
     argument = _clone(x)
@@ -69,12 +71,12 @@ def run(function: Any, x: torch.Tensor, described: dict, reply: Told, outputs: d
 
 def rounds(
     objects: list, tensors: dict[str, torch.Tensor], groups: list, instructions: dict
-) -> tuple[dict[str, Told], dict[str, Any]]:
+) -> tuple[dict[str, RoundingReply], dict[str, Any]]:
     """Every run of the instructions, one after the other."""
-    values: dict[str, Told] = {}
+    values: dict[str, RoundingReply] = {}
     outputs: dict[str, Any] = {}
     for described in instructions["runs"]:
-        name, reply = described["name"], Told()
+        name, reply = described["name"], RoundingReply()
         x = tensors[name]
         more = ("", ".again", ".other") if described["other"] is not None else ("",)
         outputs |= {f"{name}{key}": _zeros_like(x) for key in (*more, ".x")}

@@ -37,7 +37,7 @@ LARGEST = 1e300  # sent for a number that is not finite
 
 
 @dataclass
-class OfStep:
+class StepReply:
     """The reply about a step.
 
     scale: of a loss of 1, before it; unscaled: the gradients after `unscale_`, or after both of two calls,
@@ -53,7 +53,7 @@ class OfStep:
 
 
 @dataclass
-class Told:
+class ScalerReply:
     """The reply about a script. misfit: the type of a scaled loss that is not a tensor without dimensions;
     losses: those of 1, after `scale_loss`; last: the scale after the last step."""
 
@@ -61,7 +61,7 @@ class Told:
     misfit: str = ""
     losses: list[float] = field(default_factory=list)
     last: float = 0.0
-    steps: list[OfStep] = field(default_factory=list)
+    steps: list[StepReply] = field(default_factory=list)
 
 
 class Misfit(Exception):
@@ -80,7 +80,7 @@ class Script:
         self.params = [nn.Parameter(_clone(tensors[f"{self.name}.p{k}"])) for k in range(count)]
         parts = [{"params": self.params[:first]}, {"params": self.params[first:]}]
         self.optimizer = _SGD([part for part in parts if part["params"]], lr=1.0, momentum=MOMENTUM)
-        self.reply = Told()
+        self.reply = ScalerReply()
         self.options, self.made = options, made
 
     def go(self) -> None:
@@ -102,8 +102,8 @@ class Script:
             raise Misfit
         return result
 
-    def step(self, scaler: Any, number: int, caller: str) -> OfStep:
-        reply = OfStep(self.scale_of(scaler))
+    def step(self, scaler: Any, number: int, caller: str) -> StepReply:
+        reply = StepReply(self.scale_of(scaler))
         self.optimizer.zero_grad()
         loss = _zeros(())
         for k, param in enumerate(self.params):
@@ -144,9 +144,9 @@ def finite(value: float) -> float:
 
 def scripts(
     objects: list, tensors: dict[str, torch.Tensor], groups: list, instructions: dict
-) -> tuple[dict[str, Told], dict[str, Any]]:
+) -> tuple[dict[str, ScalerReply], dict[str, Any]]:
     """Every script of the instructions, one after the other."""
-    values: dict[str, Told] = {}
+    values: dict[str, ScalerReply] = {}
     for described in instructions["runs"]:
         script = Script(objects[0], described, tensors, groups)
         try:

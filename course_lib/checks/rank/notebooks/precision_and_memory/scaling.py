@@ -11,7 +11,7 @@ instructions: calls, a list of
     expects    {name: [dtype, shape]} of the tensors in the reply
 
 The reply for the call "a" has "a.values" and "a.scales" or "a.back", and the inputs afterwards as
-"a.after.0"; values["a"] is a `Told`. A rank without calls takes no part.
+"a.after.0"; values["a"] is a `QuantizeReply`. A rank without calls takes no part.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _dtypes = {str(dtype)[6:]: dtype for dtype in vars(torch).values() if isinstance
 
 
 @dataclass
-class Told:
+class QuantizeReply:
     """error: the exception that was raised; misfits: {name: text} of a tensor that came in another form."""
 
     error: Place | None = None
@@ -40,12 +40,12 @@ class Told:
 
 def scales(
     objects: list, tensors: dict[str, torch.Tensor], groups: list, instructions: dict
-) -> tuple[dict[str, Told], dict[str, Any]]:
+) -> tuple[dict[str, QuantizeReply], dict[str, Any]]:
     """Every call of the instructions, one after the other."""
-    replies: dict[str, Told] = {}
+    replies: dict[str, QuantizeReply] = {}
     outputs: dict[str, Any] = {}
     for described in instructions.get("calls", ()):
-        name, reply = described["name"], Told()
+        name, reply = described["name"], QuantizeReply()
         inputs = [_clone(tensors[key]) for key in described["inputs"]]
         results = {f"after.{place}": tensor for place, tensor in enumerate(inputs)}
         try:

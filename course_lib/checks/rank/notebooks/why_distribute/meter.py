@@ -9,8 +9,8 @@ instructions: runs, a list of
     fails     whether an error is raised inside, after the last forward
     returned  whether the gradients of the input and of all parameters go back, as "name.0", "name.1", ...
 
-The reply has a `Told` for each run. The memory of a forward is that of PyTorch's operations in it, whichever
-part of the code holds it.
+The reply has a `MeterReply` for each run. The memory of a forward is that of PyTorch's operations in it,
+whichever part of the code holds it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _collect, _seed, _zeros_like = gc.collect, torch.manual_seed, torch.zeros_like
 
 
 @dataclass
-class Told:
+class MeterReply:
     """The reply about a run.
 
     total, by_module: the object's after the block, as plain data; later: its total after one more
@@ -112,7 +112,7 @@ class Stopped(Exception):
     """Raised inside the block."""
 
 
-class Run:
+class MeteredModel:
     """One object of the student's, and a model."""
 
     def __init__(self, made: Callable[[nn.Module], Any], run: dict):
@@ -120,7 +120,7 @@ class Run:
         self.model, self.x = model_and_input(run)
         leaves = leaves_of(self.model, self.x) if run["returned"] else []
         self.gradients = {f"{run['name']}.{k}": _zeros_like(leaf) for k, leaf in enumerate(leaves)}
-        self.values = Told()
+        self.values = MeterReply()
 
     def go(self) -> None:
         plain_peak, y = self.forward()
@@ -193,12 +193,12 @@ def hooks_of(model: nn.Module) -> int:
 
 def meters(
     objects: list, tensors: dict[str, torch.Tensor], groups: list, instructions: dict
-) -> tuple[dict[str, Told], dict[str, Any]]:
+) -> tuple[dict[str, MeterReply], dict[str, Any]]:
     """Every run of the instructions, one after the other."""
-    values: dict[str, Told] = {}
+    values: dict[str, MeterReply] = {}
     outputs: dict[str, Any] = {}
     for described in instructions["runs"]:
-        run = Run(objects[0], described)
+        run = MeteredModel(objects[0], described)
         try:
             run.go()
         except Exception as error:

@@ -5,7 +5,7 @@ wherever a class keeps it. They are drawn here, from seeds, and nothing else hol
 would hold an input.
 
 Instructions: `shapes` of the parameters; `params` and `grads`, the seeds of their values. At the moments of
-MOMENTS the rank is measured from outside as "held.MOMENT". The reply has a `Told`, and the tensors
+MOMENTS the rank is measured from outside as "held.MOMENT". The reply has a `UnitMemoryReply`, and the tensors
 "shard", "mean" (its gradient) and "some.K", every SOME-th element of a parameter that was gathered.
 """
 
@@ -36,7 +36,7 @@ _contiguous = torch.contiguous_format
 
 
 @dataclass
-class Told:
+class UnitMemoryReply:
     """The reply about a unit.
 
     alive, behind: at each moment the bytes of the tensors that Python code can reach, and those behind the
@@ -78,7 +78,7 @@ class Unit:
     def __init__(self, made: Any, instructions: dict):
         self.shapes = [tuple(shape) for shape in instructions["shapes"]]
         self.patience = Patience(instructions["enough"])
-        self.values = Told()
+        self.values = UnitMemoryReply()
         self.before = alive()
         watching.measured(BASE)
         seed = instructions["params"]
@@ -119,7 +119,9 @@ class Unit:
         }
 
 
-def unit(objects: list, tensors: dict, groups: list, instructions: dict) -> tuple[Told, dict[str, Any]]:
+def unit(
+    objects: list, tensors: dict, groups: list, instructions: dict
+) -> tuple[UnitMemoryReply, dict[str, Any]]:
     """A unit is made, gathered and freed, gathered and reduced and freed; its values are told after that."""
     driven = Unit(objects[0], instructions)
     made = driven.unit

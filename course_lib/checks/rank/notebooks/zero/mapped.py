@@ -20,7 +20,7 @@ _open, _read, _close = os.open, os.read, os.close
 
 
 @dataclass
-class Told(training.Told):
+class MappedReply(training.TrainingReply):
     """The reply about a training run, and more for each step. outside: names of the states that lie in no
     file of the folder, of parameters by their number; states: how many tensors were looked at."""
 
@@ -30,7 +30,7 @@ class Told(training.Told):
 
 def mapped_state(
     objects: list, tensors: dict, groups: list, instructions: dict
-) -> tuple[Told, dict[str, Any]]:
+) -> tuple[MappedReply, dict[str, Any]]:
     """`objects[0](optimizer_cls, folder)` is a class of optimizers; one of them trains the model.
 
     instructions: as of `rank.training`, and neighbour: whether another one, made from the same folder, trains
@@ -58,7 +58,7 @@ def mapped_state(
         session.stepped(step)  # keeps copies of parameters, which are not to be counted
     shutil.rmtree(folder, ignore_errors=True)
     values, kept = session.reply()
-    return Told(**vars(values), outside=outside_after, states=states_after), kept
+    return MappedReply(**vars(values), outside=outside_after, states=states_after), kept
 
 
 class Neighbour:

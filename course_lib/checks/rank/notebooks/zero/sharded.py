@@ -7,9 +7,9 @@ are; `trained`; `graph`, whether a product is kept over a free(), as autograd ke
 
 `module` trains as the recipes of `rank.training` do, and tells of the module's outputs besides, so that a
 faulty full_state_dict() costs no more than its own line. Values: those of `rank.training`; "elements", how
-many numbers the module's parameters() have on this rank; "state", the fault of full_state_dict() ([kind, name])
-or None; "left", how many parameters still had a .grad when a later forward began. Tensors: "out.STEP", of the
-step's first microbatch, and of one more forward at the end.
+many numbers the module's parameters() have on this rank; "state", the fault of
+full_state_dict(), [kind, name] or None; "left", how many parameters still had a .grad when a later forward
+began. Tensors: "out.STEP", of the step's first microbatch, and of one more forward at the end.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from course_lib.checks.rank import toys, watching
-from course_lib.checks.rank.training import Session, Told, keywords, warm_up  # noqa: F401
+from course_lib.checks.rank.training import Session, TrainingReply, keywords, warm_up  # noqa: F401
 from course_lib.checks.wire import Count
 from course_lib.runtime.backend import device
 
@@ -43,7 +43,7 @@ def storages(params: Sequence[torch.Tensor]) -> int:
 
 
 @dataclass
-class OfUnit:
+class UnitReply:
     """The reply about a unit, by the moments of its use.
 
     bytes: of the memory behind the parameters; begun: operations begun; whole: whether every parameter had
@@ -69,7 +69,7 @@ class Driven:
         for p in self.params:
             p.requires_grad_(instructions["trained"])
         self.shapes = [tuple(p.shape) for p in self.params]
-        self.values = OfUnit()
+        self.values = UnitReply()
         self.outputs: dict[str, Any] = {}
         self.unit = made(list(self.params), **keywords(instructions, groups))
         self.look("made")
@@ -117,10 +117,10 @@ class Driven:
         self.outputs[f"mean.{number}"] = nothing if grad is None else _clone(_detach(grad))
 
 
-def unit(objects: list, tensors: dict, groups: list, instructions: dict) -> tuple[OfUnit, dict[str, Any]]:
+def unit(objects: list, tensors: dict, groups: list, instructions: dict) -> tuple[UnitReply, dict[str, Any]]:
     """A unit is made, gathered twice, freed; its shard changes; it is gathered, reduced twice, freed."""
     if "params" not in instructions:
-        return OfUnit(), {}
+        return UnitReply(), {}
     driven = Driven(objects[0], tensors, groups, instructions)
     made = driven.unit
     driven.outputs["shard"] = _clone(_detach(made.shard))
@@ -225,7 +225,7 @@ def noted(text: Callable[[], str]) -> Iterator[None]:
 
 
 @dataclass
-class OfModule(Told):
+class ModuleReply(TrainingReply):
     """The reply about a training run, and more.
 
     elements: numbers that the module's parameters() have on this rank; state: the fault of full_state_dict(),
@@ -237,10 +237,12 @@ class OfModule(Told):
     left: Count = 0
 
 
-def module(objects: list, tensors: dict, groups: list, instructions: dict) -> tuple[OfModule, dict[str, Any]]:
+def module(
+    objects: list, tensors: dict, groups: list, instructions: dict
+) -> tuple[ModuleReply, dict[str, Any]]:
     """A module that keeps a shard of each parameter: an optimizer over its parameters, full_state_dict()."""
     if "steps" not in instructions:
-        return OfModule(), {}
+        return ModuleReply(), {}
     session = Session(instructions)
     wrapped = Wrapped(session, objects[0](session.model, **keywords(instructions, groups)))
     session.named = {}  # nothing here holds on to the whole parameters
@@ -265,5 +267,5 @@ def module(objects: list, tensors: dict, groups: list, instructions: dict) -> tu
     x, _ = toys.batch(steps[0][0], session.dtype)
     first_output(len(steps), x.to(device()))
     elements = sum(p.numel() for p in wrapped.made.parameters())
-    of_module = OfModule(**vars(values), elements=elements, state=wrapped.fault, left=wrapped.left)
+    of_module = ModuleReply(**vars(values), elements=elements, state=wrapped.fault, left=wrapped.left)
     return of_module, kept | outputs
