@@ -10,14 +10,14 @@
                volume_line
     answers    Prediction, evaluated, Keywords, Model, published, entry, place, equal, numeric, call, SIZES:
                functions of numbers; Answer, answers: of a quiz
-    frames     functions, layers, training: calls, layers on several ranks, and training runs (modules)
+    frames     functions, layers, training_runs: calls, layers on several ranks, and training runs (modules)
 
 A recipe of an exercise's own, which runs in the ranks, stands in `checks/rank/notebooks/` and imports none of
 this: graded code can read that folder.
 """
 
 from course_lib.checks import words
-from course_lib.checks.judge import functions, training
+from course_lib.checks.judge import functions, layers, training_runs
 from course_lib.checks.judge.amount import Beyond, beyond
 from course_lib.checks.judge.answers import UNANSWERED, Answer, answers
 from course_lib.checks.judge.asked import asked_early
@@ -62,7 +62,6 @@ from course_lib.checks.judge.formulas import (
     place,
     published,
 )
-from course_lib.checks.judge.layers import lines as layers
 from course_lib.checks.judge.provenance import Provenance
 from course_lib.checks.judge.setting import Setting
 from course_lib.checks.judge.traffic import (
@@ -75,7 +74,7 @@ from course_lib.checks.judge.traffic import (
     share_of,
     total_bytes_line,
 )
-from course_lib.checks.judge.training import volume_line
+from course_lib.checks.judge.training_runs import volume_line
 from course_lib.checks.judge.unwritten import unwritten
 from course_lib.checks.judge.values import (
     Exact,
@@ -158,7 +157,7 @@ __all__ = [
     "side",
     "telling",
     "total_bytes_line",
-    "training",
+    "training_runs",
     "unwritten",
     "usual",
     "volume_line",

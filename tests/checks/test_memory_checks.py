@@ -19,7 +19,7 @@ from autograder.sample.mutants import Mutant
 from course_lib.checks.judge import judge as judging
 from course_lib.checks.judge.case import RIGHT, Case, Draw, Exercise, Line, Observed, RankSide
 from course_lib.checks.judge.find import find
-from course_lib.checks.judge.training import held_line, peak_line
+from course_lib.checks.judge.training_runs import held_line, peak_line
 from course_lib.checks.rank import memory
 from course_lib.checks.rank.counting import alive, dense_parts, more, pieces
 from course_lib.checks.rank.memory import Patience

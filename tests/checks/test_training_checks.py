@@ -22,9 +22,9 @@ from torch import nn
 from autograder.sample.mutants import read_mutants
 from course_lib.checks import words
 from course_lib.checks.judge import judge as judging
-from course_lib.checks.judge import training as lines
+from course_lib.checks.judge import training_runs
 from course_lib.checks.judge.case import RIGHT, Case, Draw, Exercise, Line, wrong
-from course_lib.checks.judge.training import single
+from course_lib.checks.judge.training_runs import single
 from course_lib.checks.notebooks.data_parallel import bucketed, early
 from course_lib.checks.notebooks.fsdp.hybrid import begun_together
 from course_lib.checks.notebooks.zero import stages
@@ -236,24 +236,27 @@ def judged(make: type, *cases: Case) -> dict[str, dict]:
 def values(n: int, model: dict, micro: int = 1) -> Case:
     run = training(n, model, micro=micro, more={"no_sync": micro > 1})
     told = [
-        lines.same_as_one_process(what, run, what, mistakes=lines.common(n))
+        training_runs.same_as_one_process(what, run, what, mistakes=training_runs.common(n))
         for what in ("start", "grad", "param")
     ]
-    return lines.training_case("replicas", "values", run, told)
+    return training_runs.training_case("replicas", "values", run, told)
 
 
 def overlap_and_memory(n: int = 2) -> Case:
     model = {"name": "plain", "width": WIDE, "depth": DEEP, "dtype": "float32"}
     run = training(n, model, steps=1, tell=(), more={"memory": True})
-    return lines.training_case(
+    return training_runs.training_case(
         "replicas", "overlap", run,
         [
             Line("values", lambda seen: RIGHT),
             early.during_backward_line(title="overlap"),
-            lines.volume_line([2 * (n - 1) / n * WHOLE + (WHOLE if r == 0 else 0) for r in range(n)],
-                              most=[3 * WHOLE] * n),
-            lines.held_line([("at the start", 0, WHOLE), ("after the step", 2, 3 * WHOLE)], slack=1e6),
-            lines.peak_line(3 * WHOLE, slack=1e6),
+            training_runs.volume_line(
+                [2 * (n - 1) / n * WHOLE + (WHOLE if r == 0 else 0) for r in range(n)], most=[3 * WHOLE] * n,
+            ),
+            training_runs.held_line(
+                [("at the start", 0, WHOLE), ("after the step", 2, 3 * WHOLE)], slack=1e6
+            ),
+            training_runs.peak_line(3 * WHOLE, slack=1e6),
         ],
     )  # fmt: skip
 
@@ -348,15 +351,15 @@ def test_a_steps_bytes_and_what_the_run_ends_with() -> None:
     run = training(n, model, tell=("end",))
     step = 2 * (n - 1) / n * 2 * WIDE * (WIDE + 1) * 4
     told = [
-        lines.same_as_one_process("end", run, "end", mistakes=lines.common(n)),
-        lines.volume_line([step] * n, title="second step", between=(2, 4)),
-        lines.volume_line([step] * n, title="whole run"),
+        training_runs.same_as_one_process("end", run, "end", mistakes=training_runs.common(n)),
+        training_runs.volume_line([step] * n, title="second step", between=(2, 4)),
+        training_runs.volume_line([step] * n, title="whole run"),
     ]
-    found = judged(Right, lines.training_case("replicas", "bytes", run, told))
+    found = judged(Right, training_runs.training_case("replicas", "bytes", run, told))
     assert {title: line["passed"] for title, line in found.items()} == {
         "end": True, "second step": True, "whole run": False,
     }  # fmt: skip
-    wrong = judged(NotDivided, lines.training_case("replicas", "bytes", run, told[:1]))
+    wrong = judged(NotDivided, training_runs.training_case("replicas", "bytes", run, told[:1]))
     assert "divide it by their number" in " ".join(wrong["end"]["sentences"])
 
 
@@ -392,7 +395,7 @@ def test_ranks_that_tell_nonsense_are_wrong() -> None:
             looked_at.remove(line.title)
             assert not line.judge(seen).ok, line.title
     assert not looked_at
-    assert lines.within(seen, (0, 1)) == [[], []]
+    assert training_runs.within(seen, (0, 1)) == [[], []]
 
 
 def bytes_held() -> int:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from course_lib.checks.judge import training as lines
-from course_lib.checks.judge.training.single import Training
+from course_lib.checks.judge import training_runs
+from course_lib.checks.judge.training_runs.single import Training
 from course_lib.checks.kit import RIGHT, Case, Draw, Finding, Line, Observed, exercise, telling, words, wrong
 from course_lib.checks.notebooks.data_parallel.early import during_backward_line
 from course_lib.checks.notebooks.data_parallel.grouped import in_a_group
@@ -110,7 +110,7 @@ def leave_early(
 
     def one_rank(observed: Observed, rank: int) -> Finding:
         before, (start, ops) = 0, by_step(observed, rank)
-        for step, backward in enumerate(lines.last_backwards(observed, rank)):
+        for step, backward in enumerate(training_runs.last_backwards(observed, rank)):
             since = len(start) if step == 0 else before
             at_first = left(observed, rank, since, backward.first_block.begun)
             if at_first < bounds[0] and forward_order(ops[step]):

@@ -7,9 +7,9 @@ from itertools import pairwise, product
 
 import torch
 
-from course_lib.checks.judge import training as lines
-from course_lib.checks.judge.training.single import Tensors, Training, gradients, train
-from course_lib.checks.judge.training.traffic import LastBackward
+from course_lib.checks.judge import training_runs
+from course_lib.checks.judge.training_runs.single import Tensors, Training, gradients, train
+from course_lib.checks.judge.training_runs.traffic import LastBackward
 from course_lib.checks.kit import RIGHT, Finding, Line, Observed, wrong
 
 LEFT_EARLY = (
@@ -23,13 +23,13 @@ def left_early(run: Training, observed: Observed) -> bool:
     """Each wrong gradient of the first step is the mean without the last microbatch of some ranks."""
     if "grads" not in run.tell:
         return False
-    expected, steps = lines.kind("grad.0", train(run)), [rank[0] for rank in run.steps]
+    expected, steps = training_runs.kind("grad.0", train(run)), [rank[0] for rank in run.steps]
     model = run.built()
     rank_gradients = [[gradients(model, microbatch, len(rank)) for microbatch in rank] for rank in steps]
     some = False
-    for rank in lines.members(observed):
+    for rank in training_runs.members(observed):
         actual = {name: observed.tensors[rank][name] for name in expected}
-        differ = lines.differing(actual, expected, run.dtype)
+        differ = training_runs.differing(actual, expected, run.dtype)
         if len(differ) == len(expected) or not all(
             lacking(actual, expected, name, rank_gradients, run.dtype) for name in differ
         ):
@@ -48,7 +48,7 @@ def lacking(
     for there in product((0, 1), repeat=len(last)):
         total = sum((gradient for gradient, here in zip(last, there, strict=True) if here), early)
         mean = total / len(rank_gradients)
-        if not lines.differing(actual, expected | {name: mean}, dtype).count(name):
+        if not training_runs.differing(actual, expected | {name: mean}, dtype).count(name):
             return True
     return False
 
@@ -69,7 +69,7 @@ def during_backward_line(
     def judge(observed: Observed) -> Finding:
         for rank in range(observed.world_size):
             before = 0
-            for backward in lines.last_backwards(observed, rank):
+            for backward in training_runs.last_backwards(observed, rank):
                 finding = one_step(observed, rank, backward, before)
                 if not finding.ok:
                     return finding

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from course_lib.checks.judge import training as lines
+from course_lib.checks.judge import training_runs
 from course_lib.checks.kit import Case, Draw, Finding, Line, Observed, both, wrong
 from course_lib.checks.notebooks.data_parallel.replicas import (
     AGAIN,
@@ -22,10 +22,10 @@ def in_a_group(draw: Draw, sum_of: str = "bucket", **more: Any) -> Case:
     run = training(draw, len(MEMBERS), {"name": "plain", "width": 4}, **more)
     title = f"group {{{', '.join(map(str, MEMBERS))}}} of {WORLD} ranks"
     n = len(MEMBERS)
-    mistakes = [*lines.common(n), lines.whole_world(n, WORLD), read_too_early(n, sum_of)]
+    mistakes = [*training_runs.common(n), training_runs.whole_world(n, WORLD), read_too_early(n, sum_of)]
     same_values = both(
         *(
-            lines.same_as_one_process(what, run, title, mistakes=mistakes).judge
+            training_runs.same_as_one_process(what, run, title, mistakes=mistakes).judge
             for what in ("start", "grad", "param")
         )
     )
@@ -36,9 +36,9 @@ def in_a_group(draw: Draw, sum_of: str = "bucket", **more: Any) -> Case:
             return finding
         if only_later(run, "grad", observed):
             return wrong(*finding.sentences, AGAIN, cause="only later")
-        return wrong(*finding.sentences, lines.IN_A_GROUP)
+        return wrong(*finding.sentences, training_runs.IN_A_GROUP)
 
     line = Line(title, judge, short=True)
-    return lines.training_case(
+    return training_runs.training_case(
         "replicas", title, run, [line], members=MEMBERS, world_size=WORLD, timeout=SECONDS
     )

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 import torch
 
 from course_lib import facts
-from course_lib.checks.judge import training as lines
-from course_lib.checks.judge.training.single import Training
+from course_lib.checks.judge import training_runs
+from course_lib.checks.judge.training_runs.single import Training
 from course_lib.checks.kit import (
     RIGHT,
     Case,
@@ -124,7 +124,7 @@ def sign_case(draw: Draw, on: Setting) -> Case:
         case_lines = [
             Line(f"the mean by signs: {title}", both(value, alike), 2),
             Line("the signs' errors are kept, twice", kept, 1.5),
-            lines.volume_line(
+            training_runs.volume_line(
                 exact,
                 hint=lambda ratio, observed: sign_hint(count, numel, ratio),
                 weight=1.5,
@@ -167,18 +167,18 @@ def stepped(training: Training, steps: range) -> Callable[[Observed], Finding]:
     def judge(observed: Observed) -> Finding:
         everything = expected_parameters(training, Adam())[0]
         for step in steps:
-            expected = lines.kind(f"param.{step}", everything)
-            for k, rank in enumerate(lines.members(observed)):
+            expected = training_runs.kind(f"param.{step}", everything)
+            for k, rank in enumerate(training_runs.members(observed)):
                 actual = {name: observed.tensors[rank][name] for name in expected}
                 if off := far(actual, expected):
-                    said = lines.first(off[0], actual, expected, rank, observed)
+                    said = training_runs.first(off[0], actual, expected, rank, observed)
                     return wrong(said, cause(step, k, actual))
         return RIGHT
 
     def cause(step: int, rank: int, actual: dict[str, torch.Tensor]) -> str:
         for says, slip in Adam.slips(training.world_size, rank):
             values = expected_parameters(training, slip)[0]
-            if not far(actual, lines.kind(f"param.{step}", values)):
+            if not far(actual, training_runs.kind(f"param.{step}", values)):
                 return says
         if step < training.more["kwargs"]["warmup_steps"]:
             return "In the warm-up it is Adam, bias correction included, on the mean of the ranks' gradients."
@@ -202,7 +202,7 @@ def far(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> l
 def adam_sides(training: Training) -> list[RankSide]:
     """One model on all ranks: the optimizer does not broadcast."""
     return [
-        RankSide({}, training.instructions(k) | {"model": training.model}, lines.outputs(training))
+        RankSide({}, training.instructions(k) | {"model": training.model}, training_runs.outputs(training))
         for k in range(training.world_size)
     ]
 
@@ -216,7 +216,7 @@ def adam_in_a_group(draw: Draw) -> Case:
     title = "OneBitAdam, sub-group {0, 2}"
     line = Line(title, stepped(training, range(STEPS)), 0.5, short=True)
     sides = [first, absent(), last]
-    return Case(title, sides, [line], recipe=RECIPE, groups=[[0, 2]], imports=lines.OPTIMIZERS)
+    return Case(title, sides, [line], recipe=RECIPE, groups=[[0, 2]], imports=training_runs.OPTIMIZERS)
 
 
 def adam_case(draw: Draw, n: int) -> Case:
@@ -226,7 +226,7 @@ def adam_case(draw: Draw, n: int) -> Case:
     case_lines = [
         Line(f"OneBitAdam, {n} ranks: warm-up", stepped(training, range(WARMUP)), 1.5),
         Line("OneBitAdam: after the warm-up", stepped(training, range(WARMUP, STEPS)), 3),
-        lines.volume_line(
+        training_runs.volume_line(
             exact,
             hint=step_hint,
             weight=1.5,
@@ -235,11 +235,13 @@ def adam_case(draw: Draw, n: int) -> Case:
             point=5,
         ),
     ]
-    return Case("OneBitAdam", adam_sides(training), case_lines, recipe=RECIPE, imports=lines.OPTIMIZERS)
+    return Case(
+        "OneBitAdam", adam_sides(training), case_lines, recipe=RECIPE, imports=training_runs.OPTIMIZERS
+    )
 
 
 def step_hint(ratio: float, observed: Observed) -> str:
-    sent = lines.within(observed, COMPRESSED)[0]
+    sent = training_runs.within(observed, COMPRESSED)[0]
     if ratio < 5 and any(operation.dtype == "float64" for operation in sent):
         return (
             "Something in float64 travelled. The gradients here are float64, and a scale is sent as float32: "

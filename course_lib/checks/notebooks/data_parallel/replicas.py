@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from course_lib.checks.judge import training as lines
-from course_lib.checks.judge.training.single import Gradient, Training, train
+from course_lib.checks.judge import training_runs
+from course_lib.checks.judge.training_runs.single import Gradient, Training, train
 from course_lib.checks.kit import RIGHT, Case, Draw, Finding, Line, Observed, usual, words, wrong
 from course_lib.checks.notebooks.data_parallel.early import LEFT_EARLY, left_early
 from course_lib.ledger.operation import Operation
@@ -50,7 +50,7 @@ def training(
 
 def wrapper_case(title: str, run: Training, case_lines: Sequence[Line]) -> Case:
     """A run of the student's wrapper."""
-    return lines.training_case("replicas", title, run, case_lines, timeout=SECONDS)
+    return training_runs.training_case("replicas", title, run, case_lines, timeout=SECONDS)
 
 
 def trained(run: Training) -> dict[str, torch.Tensor]:
@@ -80,8 +80,8 @@ def right_values(
     otherwise: the hint if no known mistake explains the values; sum_of: a word for each sum over the ranks.
     """
     n = run.world_size
-    mistakes = [*lines.common(n), read_too_early(n, sum_of), left_under_no_sync()]
-    line = lines.same_as_one_process(what, run, title, mistakes=mistakes, weight=weight, **more)
+    mistakes = [*training_runs.common(n), read_too_early(n, sum_of), left_under_no_sync()]
+    line = training_runs.same_as_one_process(what, run, title, mistakes=mistakes, weight=weight, **more)
 
     def judge(observed: Observed) -> Finding:
         finding = line.judge(observed)
@@ -119,30 +119,32 @@ def only_later(run: Training, what: str, observed: Observed) -> bool:
     """The first step's tensors are right on every rank."""
     if what not in ("grad", "param"):
         return False
-    expected = lines.kind(f"{what}.0", train(run))
-    ranks = (observed.tensors[rank] for rank in lines.members(observed))
-    return not any(lines.differing(tensors, expected, run.dtype) for tensors in ranks)
+    expected = training_runs.kind(f"{what}.0", train(run))
+    ranks = (observed.tensors[rank] for rank in training_runs.members(observed))
+    return not any(training_runs.differing(tensors, expected, run.dtype) for tensors in ranks)
 
 
-def read_too_early(n: int, sum_of: str) -> lines.Mistake:
+def read_too_early(n: int, sum_of: str) -> training_runs.Mistake:
     def own_share(rank: int) -> Gradient:
-        alone = lines.only(lambda rank_gradients: [rank_gradients[rank]])
+        alone = training_runs.only(lambda rank_gradients: [rank_gradients[rank]])
         return lambda step, rank_gradients: {
             name: gradient / n for name, gradient in alone(step, rank_gradients).items()
         }
 
-    return lines.Mistake(
+    return training_runs.Mistake(
         f"That is this rank's own gradient over {n}: the {sum_of} was read before its wait(), when the sum "
         "had not arrived, or is not where the sum was written.",
         own_share,
     )
 
 
-def left_under_no_sync() -> lines.Mistake:
-    return lines.Mistake(
+def left_under_no_sync() -> training_runs.Mistake:
+    return training_runs.Mistake(
         "Only the first microbatch was exchanged: its buckets left although it ran under no_sync(). Hooks "
         "are called there, too, and must do nothing: let no_sync() set a flag that they check.",
-        lambda rank: lines.only(lambda rank_gradients: [microbatches[:1] for microbatches in rank_gradients]),
+        lambda rank: training_runs.only(
+            lambda rank_gradients: [microbatches[:1] for microbatches in rank_gradients]
+        ),
     )
 
 
@@ -153,8 +155,8 @@ def summed_something(observed: Observed) -> bool:
 
 
 def same_start(run: Training, title: str, weight: float = 1.0, **more: Any) -> Line:
-    line = lines.same_as_one_process(
-        "start", run, title, mistakes=[lines.common(run.world_size)[-1]], weight=weight, **more
+    line = training_runs.same_as_one_process(
+        "start", run, title, mistakes=[training_runs.common(run.world_size)[-1]], weight=weight, **more
     )
     fixed = [f"start.{name}" for name, p in run.built().named_parameters() if not p.requires_grad]
 
@@ -162,9 +164,9 @@ def same_start(run: Training, title: str, weight: float = 1.0, **more: Any) -> L
         finding = line.judge(observed)
         if finding.ok:
             return finding
-        expected = lines.kind("start", train(run))
-        ranks = (observed.tensors[rank] for rank in lines.members(observed))
-        off = {name for tensors in ranks for name in lines.differing(tensors, expected, run.dtype)}
+        expected = training_runs.kind("start", train(run))
+        ranks = (observed.tensors[rank] for rank in training_runs.members(observed))
+        off = {name for tensors in ranks for name in training_runs.differing(tensors, expected, run.dtype)}
         hints = finding.sentences[1:]
         if off <= set(fixed):
             hints = (FROZEN_TOO,)
@@ -254,7 +256,7 @@ def some_ranks_only(
 def broken_off(case: Case, kind: str, text: str) -> str:
     """The usual cause when a run of a wrapper ends early."""
     if case.groups:
-        return lines.group_trouble(case, text)
+        return training_runs.group_trouble(case, text)
     if "some ranks" in case.title and kind in ("deadlock", "error", "timeout"):
         return SOME_RANKS
     if "NoneType" in text:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 import torch.nn.functional as F
 
-from course_lib.checks.judge.training.single import Tensors, Training, gradients
+from course_lib.checks.judge.training_runs.single import Tensors, Training, gradients
 
 TOLERANCE = 1e-4  # of the mean magnitude
 

@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from course_lib.checks.judge import training as lines
-from course_lib.checks.judge.training import begun_at
-from course_lib.checks.judge.training.single import Training
+from course_lib.checks.judge import training_runs
+from course_lib.checks.judge.training_runs import begun_at
+from course_lib.checks.judge.training_runs.single import Training
 from course_lib.checks.kit import ORDER, RIGHT, Finding, Line, Observed, words, wrong
 from course_lib.checks.notebooks.fsdp.stayed import NO_GRAPH_BEHIND, UNREACHED, not_waited, stayed
 from course_lib.checks.rank.notebooks.fsdp.prefetched import Mark
@@ -373,7 +373,7 @@ def in_backward(observed: Observed, repeats: set[int]) -> Iterator[tuple[int, Ma
 
     repeats: places of blocks that stood in the list before: each use has a mark for each place.
     """
-    for rank in lines.members(observed):
+    for rank in training_runs.members(observed):
         left = set[int]()
         for mark in (mark for step in observed.values[rank].marks for mark in step):
             if mark.kind == "F":

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from course_lib.checks.judge import training as lines
-from course_lib.checks.judge.training.single import Training
+from course_lib.checks.judge import training_runs
+from course_lib.checks.judge.training_runs.single import Training
 from course_lib.checks.kit import Case, Draw, Line, Observed, exercise
 from course_lib.checks.notebooks.fsdp.in_order import (
     ahead_line,
@@ -80,7 +80,7 @@ def trouble(case: Case, kind: str, text: str) -> str:
         return NO_OUTPUT
     if "UnboundLocalError" in text and "after an error" in case.title:
         return AFTER_ERROR
-    if said := lines.group_trouble(case, text):
+    if said := training_runs.group_trouble(case, text):
         return said
     if "collective number" in text or kind == "deadlock":
         return (
@@ -126,7 +126,7 @@ def bytes_line(training: Training, reshard: bool, weight: float) -> Line:
     most = (3 if reshard else 2) * sum(sizes) * unit
     least = most - sizes[-1] * unit if reshard else most
     title = "bytes of a step: 3P, the last block once less" if reshard else "bytes, not resharded: 2P"
-    return lines.volume_line(
+    return training_runs.volume_line(
         [math.floor(least)] * n, most=[math.ceil(most)] * n, hint=bytes_hint(training, reshard), title=title,
         weight=weight, between=(2, 4),
     )  # fmt: skip
@@ -137,7 +137,7 @@ def order_case(draw: Draw, n: int, ahead: tuple[int, int], reshard: bool, title:
     if not reshard:
         settings["reshard_after_forward"] = False
     training = uneven(draw, n, settings)
-    values = stepped(training, f"{title}: values", lines.common(n), 1, what="end")
+    values = stepped(training, f"{title}: values", training_runs.common(n), 1, what="end")
     case_lines = [
         with_causes(values, training),
         ahead_line(training, ahead, reshard, f"{title}: blocks ahead are on their way", 4),
@@ -146,7 +146,7 @@ def order_case(draw: Draw, n: int, ahead: tuple[int, int], reshard: bool, title:
         bytes_line(training, reshard, 1.5 if reshard else 3),  # the others pass if a block is freed, too
         whole_line(training, ahead, reshard, 3 if reshard else 1),
     ]
-    return lines.training_case(RECIPE, title, training, case_lines, timeout=30.0)
+    return training_runs.training_case(RECIPE, title, training, case_lines, timeout=30.0)
 
 
 def values_case(
@@ -166,7 +166,7 @@ def values_case(
     ]
     if model == "traps":
         case_lines.append(shards_line(training, "parameters(): the shards of all units", 1))
-    return lines.training_case(RECIPE, title, training, case_lines, timeout=30.0)
+    return training_runs.training_case(RECIPE, title, training, case_lines, timeout=30.0)
 
 
 def memory_case(draw: Draw) -> Case:
@@ -176,25 +176,25 @@ def memory_case(draw: Draw) -> Case:
     # are in flight, a copy of each in gloo. Larger tensors would not tell more, since the copies grow with
     # them; that one block too many is whole is the marks' line to say.
     peak = 2 * share + (DEPTH - 2) / RANKS * BLOCK + (2 + 1 + 2) * BLOCK
-    values = stepped(training, "6.4 MB, 4 ranks", lines.common(RANKS), 0.5, what="end")
-    held = lines.held_line(
+    values = stepped(training, "6.4 MB, 4 ranks", training_runs.common(RANKS), 0.5, what="end")
+    held = training_runs.held_line(
         [("after the module was wrapped", 0, share), ("after a step", 2, 2 * share)],
         slack=SLACK, weight=2, title="memory between steps: 2P/N", point=0.95 * WHOLE,
         hint=lambda _: "Between uses a rank keeps its shards: free every unit, also the last one.",
     )  # fmt: skip
-    highest = lines.peak_line(
+    highest = training_runs.peak_line(
         peak, slack=SLACK, weight=2, title="peak of memory: two blocks, two rows of gradients",
         hint=lambda _: "More than two blocks or two rows of gradients were there at once.",
     )  # fmt: skip
     case_lines = [with_causes(values, training), held, highest]
-    return lines.training_case(RECIPE, "memory", training, case_lines, timeout=30.0)
+    return training_runs.training_case(RECIPE, "memory", training, case_lines, timeout=30.0)
 
 
 def grouped(draw: Draw) -> Case:
     training, title, line = group_run(
         draw, "headed", spare=True
     )  # with a root, and gradients that are missing
-    return lines.training_case(
+    return training_runs.training_case(
         RECIPE,
         title,
         training,

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from torch import nn
 
-from course_lib.checks.judge import training as lines
-from course_lib.checks.judge.training.single import Training
+from course_lib.checks.judge import training_runs
+from course_lib.checks.judge.training_runs.single import Training
 from course_lib.checks.kit import NEVER_WAITED, ORDER, RIGHT, Finding, Line, Observed, words, wrong
 from course_lib.checks.notebooks.zero.runs import FROZEN, MIXED, START, carried
 
@@ -52,7 +52,7 @@ def evaluations(training: Training) -> int:
 def stayed(observed: Observed, training: Training) -> Finding | None:
     """The finding if a unit was whole after a backward, or a forward without one; None if none was."""
     depth, failures = len(training.built().blocks), 2 * len(training.more.get("raising", ()))
-    for rank in lines.members(observed):
+    for rank in training_runs.members(observed):
         reply = observed.values[rank]
         done = (len(reply.left), len(reply.failed), len(reply.on_their_way), len(reply.ended))
         if done != (evaluations(training), failures, failures, len(training.steps[0])):
@@ -104,7 +104,7 @@ def named(whole: set[int], depth: int) -> str:
 
 def not_shards(observed: Observed) -> Finding | None:
     """The finding if parameters() gives the model's own tensors; None if it gives others."""
-    for rank in lines.members(observed):
+    for rank in training_runs.members(observed):
         if own := observed.values[rank].own:
             return wrong(
                 f"parameters() gives {words.counted(own, 'tensor')} of the model itself on rank {rank}, and "
@@ -117,7 +117,7 @@ def not_shards(observed: Observed) -> Finding | None:
 
 def twice(observed: Observed) -> Finding | None:
     """The finding if parameters() gives a tensor more than once; None if it does not."""
-    for rank in lines.members(observed):
+    for rank in training_runs.members(observed):
         if more := observed.values[rank].twice:
             return wrong(
                 f"parameters() gives {words.counted(more, 'tensor')} more than once on rank {rank}.",
@@ -129,7 +129,7 @@ def twice(observed: Observed) -> Finding | None:
 
 def copies(observed: Observed) -> Finding:
     """Wrong if parameters() gives tensors without a gradient after a backward."""
-    for rank in lines.members(observed):
+    for rank in training_runs.members(observed):
         if observed.values[rank].with_gradient:
             continue
         said = f"no tensor of parameters() had a gradient after the first backward on rank {rank}"
@@ -148,7 +148,7 @@ def shards_line(training: Training, title: str, weight: float) -> Line:
     def judge(observed: Observed) -> Finding:
         if finding := not_shards(observed) or twice(observed):
             return finding
-        got = sum(observed.values[rank].elements for rank in lines.members(observed))
+        got = sum(observed.values[rank].elements for rank in training_runs.members(observed))
         if got >= whole:
             return RIGHT
         return wrong(
@@ -163,7 +163,7 @@ def shards_line(training: Training, title: str, weight: float) -> Line:
 
 def with_causes(line: Line, training: Training) -> Line:
     """The line on values. If these are not a usual mistake's, it says what else was wrong in the run."""
-    usual = [*lines.common(training.world_size), carried("the shards' gradients")]
+    usual = [*training_runs.common(training.world_size), carried("the shards' gradients")]
     named_by_values = {mistake.says for mistake in usual}
 
     def old_weights(observed: Observed) -> Finding:
@@ -186,7 +186,7 @@ def with_causes(line: Line, training: Training) -> Line:
 
 def last_waited(observed: Observed) -> Finding:
     """Wrong if a reduction was in flight after a backward, or a gather."""
-    for rank in lines.members(observed):
+    for rank in training_runs.members(observed):
         operations = observed.operations[rank]
         for number, after in enumerate(observed.values[rank].after):
             kinds = {operations[at].op for at in after if at < len(operations)}

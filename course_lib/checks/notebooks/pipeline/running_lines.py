@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from course_lib.checks.judge.training.memory import megabytes
+from course_lib.checks.judge.training_runs.memory import megabytes
 from course_lib.checks.kit import RIGHT, Finding, Line, Observed, Sentence, asked_early, words, wrong
 from course_lib.checks.notebooks.pipeline.recognising import recognised
 from course_lib.checks.notebooks.pipeline.running_whole import ScheduleRun

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from course_lib.checks.judge.training import OPTIMIZERS
+from course_lib.checks.judge.training_runs import OPTIMIZERS
 from course_lib.checks.kit import (
     RIGHT,
     Case,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from course_lib.checks.judge import training as lines
-from course_lib.checks.judge.training.single import Training
+from course_lib.checks.judge import training_runs
+from course_lib.checks.judge.training_runs.single import Training
 from course_lib.checks.kit import ANY, RIGHT, Case, Draw, Finding, Line, Observed, exercise, words, wrong
 from course_lib.checks.notebooks.zero.memory import REFERENCE
 from course_lib.checks.notebooks.zero.runs import (
@@ -61,7 +61,7 @@ def module_trouble(case: Case, kind: str, text: str) -> str:
         return IN_FORWARD if "in forward" in text else IN_BACKWARD
     if kind == "died":
         return DIED
-    if said := lines.group_trouble(case, text):
+    if said := training_runs.group_trouble(case, text):
         return said
     if "collective number" in text or "collectives" in text or kind == "deadlock":
         return "All ranks gather and reduce the same units in the same order."
@@ -106,30 +106,30 @@ def zero3_module(draw: Draw) -> Iterator[Case]:
     training = wide(draw, RANKS)
     share = WHOLE / RANKS
     enough = 3 * share + 3 * BLOCK
-    between = lines.held_line(
+    between = training_runs.held_line(
         [("after the module was wrapped", 0, share), ("after a step", 2, 2 * share),
          ("after two steps", 4, 2 * share)],
         slack=SLACK, hint=held_hint, weight=6, title="memory between steps: 2P/N",
         point=0.95 * WHOLE,
     )  # fmt: skip
-    at_last = lines.held_line(
+    at_last = training_runs.held_line(
         [("after full_state_dict(), the check's own copy of all parameters included", 5, 2 * share + WHOLE)],
         slack=SLACK,
         hint=lambda ratio: COPIES_ALONE,
         weight=1.5,
         title="nothing stays gathered after full_state_dict()",
     )
-    peak = lines.peak_line(
+    peak = training_runs.peak_line(
         enough, slack=SLACK, hint=peak_hint, weight=5,
         title="peak of memory: 3P/N and a block at a time", point=enough + WHOLE / 3,
     )  # fmt: skip
     sent = step_bytes(3, training, bytes_hint, title="bytes of a step", weight=2.5)
-    values = stepped(training, "6.4 MB of parameters, 4 ranks", lines.common(RANKS), 0.5, what="end")
+    values = stepped(training, "6.4 MB of parameters, 4 ranks", training_runs.common(RANKS), 0.5, what="end")
     yield module_case(
         training, "memory", [
             with_outputs(values, training),
             places(sent, [between, peak], 3 * (RANKS - 1) / RANKS * WHOLE), between,
-            lines.held_line(
+            training_runs.held_line(
                 [("after backward", 3, 3 * share)], slack=SLACK, hint=held_hint, weight=3,
                 title="memory after backward: 3P/N",
             ),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from course_lib.checks.judge import training as lines
-from course_lib.checks.judge.training.single import Training
+from course_lib.checks.judge import training_runs
+from course_lib.checks.judge.training_runs.single import Training
 from course_lib.checks.kit import RIGHT, Case, Draw, Finding, Line, Observed, RankSide, exercise, words, wrong
 from course_lib.checks.notebooks.zero.memory import REFERENCE
 from course_lib.checks.notebooks.zero.runs import ADAMW, SGD, SLACK, WHOLE, small, stepped, wide
@@ -25,9 +25,9 @@ def run(training: Training, *, neighbour: bool = False) -> Training:
 
 
 def offload_case(training: Training, title: str, case_lines: list[Line]) -> Case:
-    side = RankSide({}, training.instructions(0), lines.outputs(training))
+    side = RankSide({}, training.instructions(0), training_runs.outputs(training))
     return Case(
-        title, [side], case_lines, recipe=RECIPE, on_cpu=True, imports=lines.OPTIMIZERS,
+        title, [side], case_lines, recipe=RECIPE, on_cpu=True, imports=training_runs.OPTIMIZERS,
         moments=(BASE, ANONYMOUS), room=watching.ROOM,
     )  # fmt: skip
 
@@ -67,8 +67,8 @@ def memory(enough: float, steps: int) -> Callable[[Observed], Finding]:
         for step, got in enumerate(measured, start=1):
             if got > enough + SLACK:
                 return wrong(
-                    f"after step {step}, {lines.megabytes(got)} of memory have no file behind them; "
-                    f"{lines.megabytes(enough)} are enough, the parameters.",
+                    f"after step {step}, {training_runs.megabytes(got)} of memory have no file behind them; "
+                    f"{training_runs.megabytes(enough)} are enough, the parameters.",
                     "Let go of the tensors that were moved: a list, or a copy, still holds them.",
                 )
         return RIGHT

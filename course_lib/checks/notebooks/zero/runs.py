@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from course_lib.checks.judge import training as lines
-from course_lib.checks.judge.training import Mistake
-from course_lib.checks.judge.training.single import Gradient, Tensors, Training, mean, train
+from course_lib.checks.judge import training_runs
+from course_lib.checks.judge.training_runs import Mistake
+from course_lib.checks.judge.training_runs.single import Gradient, Tensors, Training, mean, train
 from course_lib.checks.kit import RIGHT, Case, Draw, Finding, Line, Observed, wrong
 
 REFUSED = {
@@ -127,7 +127,7 @@ def value_line(
     otherwise: the hint if the values fit no mistake. cleared: words for the gradients that zero_grad() must
     clear.
     """
-    known = [*lines.common(training.world_size), carried(cleared)]
+    known = [*training_runs.common(training.world_size), carried(cleared)]
     return stepped(training, title, known, weight, trivial, otherwise)
 
 
@@ -173,14 +173,14 @@ def stepped(
 ) -> Line:
     def judge(observed: Observed) -> Finding:
         everything = train(training)
-        expected = lines.kind(what, everything)
-        for k, rank in enumerate(lines.members(observed)):
+        expected = training_runs.kind(what, everything)
+        for k, rank in enumerate(training_runs.members(observed)):
             actual = {name: observed.tensors[rank][name] for name in expected}
-            differ = lines.differing(actual, expected, training.dtype)
+            differ = training_runs.differing(actual, expected, training.dtype)
             if not differ:
                 continue
-            said = lines.first(differ[0], actual, expected, rank, observed)
-            why = lines.usual_cause(training, differ[0], actual, k, mistakes)
+            said = training_runs.first(differ[0], actual, expected, rank, observed)
+            why = training_runs.usual_cause(training, differ[0], actual, k, mistakes)
             if what in ("param", "end"):
                 why = why or without_arguments(training, differ[0], actual)
             if what == "param":
@@ -197,12 +197,12 @@ def stepped(
 
 def wrong_start(observed: Observed, training: Training, right: Tensors) -> str:
     """The hint if a rank did not have the first rank's parameters before the first step; "" if all had."""
-    expected = lines.kind("start", right) if "start" in training.tell else {}
-    own = lines.common(training.world_size)[-1:]
-    for k, rank in enumerate(lines.members(observed)):
+    expected = training_runs.kind("start", right) if "start" in training.tell else {}
+    own = training_runs.common(training.world_size)[-1:]
+    for k, rank in enumerate(training_runs.members(observed)):
         actual = {name: observed.tensors[rank][name] for name in expected}
-        if differ := lines.differing(actual, expected, training.dtype):
-            why = lines.usual_cause(training, differ[0], actual, k, own)
+        if differ := training_runs.differing(actual, expected, training.dtype):
+            why = training_runs.usual_cause(training, differ[0], actual, k, own)
             return why or (MIXED if pieces_of_all(training, actual) else START)
     return ""
 
@@ -219,7 +219,7 @@ def pieces_of_all(training: Training, starts: Tensors) -> bool:
 def without_arguments(training: Training, first: str, actual: Tensors) -> str:
     """The hint if the optimizer's defaults give the values that were found; "" if they do not."""
     bare = replace(training, optimizer=(training.optimizer[0], {}), known={})
-    return DEFAULTS if lines.usual_cause(bare, first, actual, 0, [Mistake(DEFAULTS)]) else ""
+    return DEFAULTS if training_runs.usual_cause(bare, first, actual, 0, [Mistake(DEFAULTS)]) else ""
 
 
 def frozen(training: Training, first: str) -> str:
@@ -231,10 +231,10 @@ def frozen(training: Training, first: str) -> str:
 
 def partly(observed: Observed, right: Tensors, first: str, rank: int, training: Training) -> str:
     """Which part of the parameters the first wrong step changed on this rank, where that tells the cause."""
-    step, ranks = int(first.split(".")[1]), lines.members(observed)
+    step, ranks = int(first.split(".")[1]), training_runs.members(observed)
     neighbour = ranks[ranks.index(rank) - 1]
     now, before, actual, other = [], [], [], []
-    for name, wanted in lines.kind(f"param.{step}", right).items():
+    for name, wanted in training_runs.kind(f"param.{step}", right).items():
         short = name.split(".", 2)[2]
         earlier = right[f"param.{step - 1}.{short}" if step else f"start.{short}"]
         now.append(wanted.flatten())
@@ -243,7 +243,7 @@ def partly(observed: Observed, right: Tensors, first: str, rank: int, training: 
         other.append(observed.tensors[neighbour][name].to(torch.float64).flatten())
     want, was, got = torch.cat(now), torch.cat(before), torch.cat(actual)
     trained = want != was  # of the others nothing can be said
-    bound = lines.TOLERANCE[training.dtype] * float(want.abs().max())
+    bound = training_runs.TOLERANCE[training.dtype] * float(want.abs().max())
     same, good = (got - was).abs() <= bound, (got - want).abs() <= bound
     changes, stale = int(trained.sum()), int((trained & same & ~good).sum())
     if not bool((same | good).all()) or not changes:
@@ -334,7 +334,7 @@ def step_bytes(
     sizes = [p.numel() for p in training.built().parameters() if p.requires_grad]
     least = volume * (n - 1) / n * sum(sizes) * itemsize
     most = volume * (n - 1) * sum(-(-size // n) for size in sizes) * itemsize
-    return lines.volume_line(
+    return training_runs.volume_line(
         [math.floor(least)] * n, most=[most] * n, hint=hint, weight=weight, title=title,
         what=f" ({volume} times (N-1)/N of the parameters)", between=STEP, point=point,
     )  # fmt: skip
@@ -343,7 +343,7 @@ def step_bytes(
 def optimizer_case(
     recipe: str, training: Training, title: str, case_lines: Sequence[Line], **more: Any
 ) -> Case:
-    return lines.training_case(recipe, title, training, case_lines, timeout=30.0, **more)
+    return training_runs.training_case(recipe, title, training, case_lines, timeout=30.0, **more)
 
 
 def in_a_group(recipe: str, draw: Draw) -> Case:
@@ -357,5 +357,5 @@ def group_run(draw: Draw, model: str = "plain", **arguments: object) -> tuple[Tr
     training = small(draw, len(MEMBERS), model, SGD)
     training = replace(training, model={**training.model, **arguments}, known={})
     n, title = (training.world_size, f"SGD, group {{{', '.join(map(str, MEMBERS))}}} of {WORLD} ranks")
-    known = [*lines.common(n), lines.whole_world(n, WORLD)]
-    return training, title, stepped(training, title, known, otherwise=lines.IN_A_GROUP)
+    known = [*training_runs.common(n), training_runs.whole_world(n, WORLD)]
+    return training, title, stepped(training, title, known, otherwise=training_runs.IN_A_GROUP)

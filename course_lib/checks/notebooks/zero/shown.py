@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import torch
 
-from course_lib.checks.judge import training as lines
-from course_lib.checks.judge.training import single
+from course_lib.checks.judge import training_runs
+from course_lib.checks.judge.training_runs import single
 from course_lib.checks.kit import Finding, Line, Observed
 from course_lib.checks.notebooks.zero.runs import MIXED, START, STEP, UNKNOWN
 
@@ -20,14 +20,17 @@ def trains(line: Line, training: single.Training) -> Line:
 
     A step that changes nothing may only be late: the last one counts.
     """
-    idle, of_start = (UNKNOWN, lines.common(1)[0].says), (START, MIXED, lines.common(1)[-1].says)
+    idle, of_start = (
+        (UNKNOWN, training_runs.common(1)[0].says),
+        (START, MIXED, training_runs.common(1)[-1].says),
+    )
     judge, last = once(line.judge), len(training.steps[0]) - 1
 
     def shows(observed: Observed) -> float:
         finding = judge(observed)
         if finding.cause.startswith(of_start):
             return float(stepped_from_its_start(training, observed))
-        changed = any(moved(observed.tensors[rank], last) for rank in lines.members(observed))
+        changed = any(moved(observed.tensors[rank], last) for rank in training_runs.members(observed))
         return float(changed and (finding.ok or not finding.cause.startswith(idle)))
 
     return line if line.trivial else replace(line, judge=judge, shows=shows, part=VALUES)
@@ -54,9 +57,9 @@ def stepped_from_its_start(training: single.Training, observed: Observed) -> boo
     if training.optimizer[0] != "SGD":
         return False
     starts, gradients = [], []
-    for place, rank in enumerate(lines.members(observed)):
+    for place, rank in enumerate(training_runs.members(observed)):
         model = training.built()
-        own = lines.kind("start", observed.tensors[rank])
+        own = training_runs.kind("start", observed.tensors[rank])
         with torch.no_grad():
             for name, p in model.named_parameters():
                 p.copy_(own[f"start.{name}"])
@@ -64,7 +67,7 @@ def stepped_from_its_start(training: single.Training, observed: Observed) -> boo
         step = training.steps[place][0]
         gradients.append([single.gradients(model, described, len(step)) for described in step])
     right = single.mean(0, gradients)
-    for rank in lines.members(observed):
+    for rank in training_runs.members(observed):
         for name, gradient in right.items():
             after = observed.tensors[rank][f"param.0.{name}"].to(torch.float64)
             stepped_to = [own[f"start.{name}"] - training.optimizer[1]["lr"] * gradient for own in starts]
@@ -75,7 +78,7 @@ def stepped_from_its_start(training: single.Training, observed: Observed) -> boo
 
 def moved(own: single.Tensors, last: int) -> bool:
     """Whether a rank's parameters after the last step are others than before the first."""
-    starts = lines.kind("start", own)
+    starts = training_runs.kind("start", own)
     return any(not own[f"param.{last}.{name.split('.', 1)[1]}"].equal(p) for name, p in starts.items())
 
 
@@ -89,7 +92,9 @@ def places(line: Line, held: Sequence[Line], due: float) -> Line:
     def shows(observed: Observed) -> float:
         if any(own.judge(observed).misses_point for own in held):
             return 0.0
-        sent = [sum(operation.bytes_sent for operation in rank) for rank in lines.within(observed, STEP)]
+        sent = [
+            sum(operation.bytes_sent for operation in rank) for rank in training_runs.within(observed, STEP)
+        ]
         return min(1.0, min(sent) / due)
 
     return replace(line, shows=shows, part=PLACE)

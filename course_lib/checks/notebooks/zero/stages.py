@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from course_lib.checks.judge import training as lines
+from course_lib.checks.judge import training_runs
 from course_lib.checks.kit import Case, Draw, Finding, Line, Observed, exercise, usual
 from course_lib.checks.notebooks.zero.memory import REFERENCE
 from course_lib.checks.notebooks.zero.runs import (
@@ -56,7 +56,7 @@ KEPT_ROW = "A row in which gradients were sent is still there: let no attribute 
 
 
 def optimizer_trouble(case: Case, kind: str, text: str) -> str:
-    if said := lines.group_trouble(case, text):
+    if said := training_runs.group_trouble(case, text):
         return said
     if "collective number" in text or "collectives" in text or kind == "deadlock":
         return (
@@ -172,22 +172,22 @@ def zero1_optimizer(draw: Draw) -> Iterator[Case]:
     yield in_a_group(RECIPE, draw)
     training = wide(draw, RANKS, FULL_RANK)
     state, shard = (2 * WHOLE / RANKS, WHOLE / RANKS)  # momentum and a copy of the shard; its gradient
-    held = lines.held_line(
+    held = training_runs.held_line(
         [("after a step", 2, WHOLE + state + shard), ("after two steps", 4, WHOLE + state + shard)],
         slack=SLACK, hint=lambda ratio: NO_SHARD, weight=8, point=UNSHARDED,
         title="memory after the step: no more than P + 3P/N",
     )  # fmt: skip
-    known = [*lines.common(RANKS), carried(WHOLE_GRADIENTS)]
+    known = [*training_runs.common(RANKS), carried(WHOLE_GRADIENTS)]
     line = stepped(training, "6.4 MB of parameters, 4 ranks", known, 0.5, what="end")
     line = replace(line, judge=once(line.judge))
-    at_last = lines.held_line(
+    at_last = training_runs.held_line(
         [("after backward", 3, 2 * WHOLE + state + shard)], slack=SLACK, point=UNSHARDED + WHOLE
     )
     sent = step_bytes(2, training, one_backward, title="bytes of a step", weight=3, point=TWO_STEPS)
     yield optimizer_case(
         RECIPE, training, "memory", [
             line, places(sent, [unless_carried(held, line, at_last)], EXCHANGED), held,
-            lines.held_line(
+            training_runs.held_line(
                 [("after a step", 2, WHOLE + state), ("after two steps", 4, WHOLE + state)],
                 slack=SLACK, hint=held_hint, title="without the shard's gradient: P + 2P/N",
             ),
@@ -200,7 +200,7 @@ def after_backward(enough: float, title: str, weight: float = 1.0) -> Line:
     def hint(ratio: float) -> str:
         return "Besides parameters and gradients there is something as large: free copies after use."
 
-    return lines.held_line(
+    return training_runs.held_line(
         [("after backward", 3, enough)], slack=SLACK, hint=hint, weight=weight, title=title
     )
 
@@ -217,12 +217,12 @@ def zero2_optimizer(draw: Draw) -> Iterator[Case]:
     training.more["kwargs"] = {"bucket_bytes": BLOCK}
     state, shard = 2 * WHOLE / RANKS, WHOLE / RANKS
     enough = WHOLE + state + shard + 2 * BLOCK
-    held = lines.held_line(
+    held = training_runs.held_line(
         [("after a step", 2, WHOLE + state), ("after two steps", 4, WHOLE + state)],
         slack=SLACK, hint=held_hint, weight=4, title="memory after the step: P + 2P/N", point=UNSHARDED,
     )  # fmt: skip
     peak = explained(
-        lines.peak_line(
+        training_runs.peak_line(
             enough, slack=SLACK, hint=lambda ratio: FULL_GRADIENTS, weight=2,
             title="peak of memory: P + 3P/N and two buckets", point=enough + WHOLE / 3,
         ),
@@ -231,9 +231,9 @@ def zero2_optimizer(draw: Draw) -> Iterator[Case]:
     sent = step_bytes(2, training, one_backward, title="bytes of a step", weight=1.5, point=TWO_STEPS)
     yield optimizer_case(
         RECIPE, training, "memory", [
-            stepped(training, "6.4 MB of parameters, 4 ranks", lines.common(RANKS), 0.5, what="end"),
+            stepped(training, "6.4 MB of parameters, 4 ranks", training_runs.common(RANKS), 0.5, what="end"),
             places(sent, [held, peak], EXCHANGED), held,
-            lines.held_line(
+            training_runs.held_line(
                 [("after backward", 3, WHOLE + state + shard)], slack=SLACK, hint=held_after_backward,
                 weight=4, title="memory after backward: P + 3P/N",
                 point=WHOLE + state + shard + WHOLE / 3,

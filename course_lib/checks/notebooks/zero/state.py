@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from course_lib.checks.judge import training as lines
-from course_lib.checks.judge.training.single import Training, train
+from course_lib.checks.judge import training_runs
+from course_lib.checks.judge.training_runs.single import Training, train
 from course_lib.checks.kit import RIGHT, Case, Finding, Line, Observed, Sentence, Spec, wrong
 from course_lib.checks.notebooks.zero.runs import UNKNOWN
 from course_lib.checks.rank import toys
@@ -23,7 +23,7 @@ LEFT = (
 
 def module_case(training: Training, title: str, case_lines: list[Line], **more: Any) -> Case:
     """A run of the student's module."""
-    case = lines.training_case("sharded_module", title, training, case_lines, timeout=30.0, **more)
+    case = training_runs.training_case("sharded_module", title, training, case_lines, timeout=30.0, **more)
     width, samples = training.model["width"], training.steps[0][0][0]["samples"]
     out = Spec(training.dtype, (samples, width))
     outputs = {f"out.{step}": out for step in range(len(training.steps[0]) + 1)}
@@ -33,7 +33,7 @@ def module_case(training: Training, title: str, case_lines: list[Line], **more: 
 
 def faulty(observed: Observed) -> tuple[str, str] | None:
     """(kind, name) of the fault in the first faulty full_state_dict(); None if all were as agreed."""
-    for rank in lines.members(observed):
+    for rank in training_runs.members(observed):
         if fault := observed.values[rank].state:
             return fault
     return None
@@ -48,8 +48,8 @@ def with_outputs(line: Line, training: Training, unknown: Sequence[str] = ()) ->
 
     def judge(observed: Observed) -> Finding:
         finding = by_outputs(observed, training) if faulty(observed) else line.judge(observed)
-        left = any(observed.values[rank].left for rank in lines.members(observed))
-        known = finding.sentences[1:] and finding.sentences[1] not in (*unknown, lines.IN_A_GROUP)
+        left = any(observed.values[rank].left for rank in training_runs.members(observed))
+        known = finding.sentences[1:] and finding.sentences[1] not in (*unknown, training_runs.IN_A_GROUP)
         return finding if finding.ok or known or not left else wrong(finding.sentences[0], LEFT, cause=LEFT)
 
     return replace(line, judge=judge)
@@ -60,15 +60,15 @@ def by_outputs(observed: Observed, training: Training) -> Finding:
     everything, model = train(training), training.built()
     for step in range(len(training.steps[0]) + 1):
         kind = "start" if not step else f"param.{step - 1}"
-        values = lines.kind(kind, everything)
+        values = training_runs.kind(kind, everything)
         with torch.no_grad():
             for name, p in model.named_parameters():
                 p.copy_(values[f"{kind}.{name}"])
-        for place, rank in enumerate(lines.members(observed)):
+        for place, rank in enumerate(training_runs.members(observed)):
             described = training.steps[place][step % len(training.steps[place])][0]
             x, _ = toys.batch(described, torch.float64)
             name, wanted = f"out.{step}", model(x).detach()
-            if lines.differing({name: observed.tensors[rank][name]}, {name: wanted}, training.dtype):
+            if training_runs.differing({name: observed.tensors[rank][name]}, {name: wanted}, training.dtype):
                 return wrong(
                     f"the output of forward number {step + 1} on rank {rank} is not one process's.",
                     "full_state_dict() could not be read, so the module's outputs were compared. Put that "

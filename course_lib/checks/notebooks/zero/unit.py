@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from course_lib.checks.judge import training as lines
+from course_lib.checks.judge import training_runs
 from course_lib.checks.kit import (
     RIGHT,
     Case,
@@ -62,7 +62,7 @@ def both(*judges: Callable[[Observed], Finding]) -> Callable[[Observed], Finding
 
 
 def unit_trouble(case: Case, kind: str, text: str) -> str:
-    if said := lines.group_trouble(case, text):
+    if said := training_runs.group_trouble(case, text):
         return said
     if "out of bounds for storage" in text or "setStorage" in text or kind == "died":
         return (
@@ -131,6 +131,6 @@ def in_a_group(draw: Draw) -> Case:
         finding = judged(observed)
         if finding.ok:
             return finding
-        return wrong(finding.sentences[0], lines.IN_A_GROUP, cause=finding.cause)
+        return wrong(finding.sentences[0], training_runs.IN_A_GROUP, cause=finding.cause)
 
     return Case(title, sides, [Line(title, judge, 1)], recipe=RECIPE, groups=[list(MEMBERS)])

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from course_lib.checks.judge import training as lines
+from course_lib.checks.judge import training_runs
 from course_lib.checks.kit import (
     ANY,
     RIGHT,
@@ -82,7 +82,7 @@ ENOUGH = {"made": SHARD, "freed": SHARD, "reduced": WHOLE + 2 * SHARD, "end": 2 
 def large_unit(draw: Draw) -> Case:
     """A unit that is made, gathered, freed and reduced, and its ranks measured in between."""
     seeds = Seeds(*(tuple(draw.integer(1, 1 << 30) for _ in range(N)) for _ in range(2)))
-    size = f"{lines.megabytes(WHOLE)} of parameters, {N} ranks"
+    size = f"{training_runs.megabytes(WHOLE)} of parameters, {N} ranks"
     shard = Spec(torch.float64, (SHARD // ITEM,))
     some = {f"some.{k}": Spec(torch.float64, (held.count_of_some(shape),)) for k, shape in enumerate(SHAPES)}
     sides = [
@@ -175,8 +175,10 @@ def too_much(observed: Observed, rank: int, when: str) -> Finding | None:
     if got <= of_tensors(enough):
         return None
     advice, cause, misses = why(reply, when, behind, got - enough)
-    much = f"after {AFTER[when]}; {lines.megabytes(enough)} are enough."
-    said = Sentence(f"rank {rank} holds {lines.megabytes(got)} {much}", f"rank {rank} holds too much {much}")
+    much = f"after {AFTER[when]}; {training_runs.megabytes(enough)} are enough."
+    said = Sentence(
+        f"rank {rank} holds {training_runs.megabytes(got)} {much}", f"rank {rank} holds too much {much}"
+    )
     return wrong(said, advice, cause=cause, misses_point=misses)
 
 

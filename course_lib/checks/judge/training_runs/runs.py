@@ -7,7 +7,7 @@ from typing import Any
 
 from course_lib.checks.judge.build import absent
 from course_lib.checks.judge.case import Case, Line, Observed, RankSide, Spec
-from course_lib.checks.judge.training.single import Training
+from course_lib.checks.judge.training_runs.single import Training
 from course_lib.checks.rank import watching
 from course_lib.runtime.moments import BASE, HIGHEST
 

@@ -10,8 +10,8 @@ import torch
 
 from course_lib.checks.judge.case import RIGHT, Finding, Line, Observed, wrong
 from course_lib.checks.judge.compare import TOLERANCE, difference
-from course_lib.checks.judge.training.runs import members
-from course_lib.checks.judge.training.single import Gradient, Tensors, Training, mean, train, trained
+from course_lib.checks.judge.training_runs.runs import members
+from course_lib.checks.judge.training_runs.single import Gradient, Tensors, Training, mean, train, trained
 from course_lib.checks.sentence import Sentence
 
 WHAT = {

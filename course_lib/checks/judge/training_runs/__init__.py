@@ -1,7 +1,7 @@
 """A training run: its values against one process's (`single`), its messages and their times, its memory."""
 
-from course_lib.checks.judge.training.memory import held_line, megabytes, peak_line
-from course_lib.checks.judge.training.runs import (
+from course_lib.checks.judge.training_runs.memory import held_line, megabytes, peak_line
+from course_lib.checks.judge.training_runs.runs import (
     IN_A_GROUP,
     OPTIMIZERS,
     group_trouble,
@@ -9,8 +9,8 @@ from course_lib.checks.judge.training.runs import (
     outputs,
     training_case,
 )
-from course_lib.checks.judge.training.traffic import begun_at, last_backwards, volume_line, within
-from course_lib.checks.judge.training.values import (
+from course_lib.checks.judge.training_runs.traffic import begun_at, last_backwards, volume_line, within
+from course_lib.checks.judge.training_runs.values import (
     TOLERANCE,
     Mistake,
     common,
