@@ -23,7 +23,7 @@ from traitlets.config import Config
 
 from autograder.book.extra_credit import ExtraCredit
 from autograder.book.standing import ByHand, Standing
-from autograder.outcome import status as statuses
+from autograder.outcome import statuses
 from autograder.outcome.result import Result
 
 NO_RESPONSE = "No response."  # nbgrader's own comment on an exercise that was left as it was

@@ -26,7 +26,7 @@ from autograder.book.standing import reason as reason_with
 from autograder.book.store import Store
 from autograder.book.table import Row, with_penalty, write_csv
 from autograder.book.work import Done, untouched_answers
-from autograder.outcome import status as statuses
+from autograder.outcome import statuses
 from autograder.outcome.result import Result, write_whole
 from autograder.outcome.wording import shown
 from autograder.submission.intake import STAMP, HandedIn, Submission

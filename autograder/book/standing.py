@@ -23,8 +23,7 @@ from nbgrader.api import (
 )
 from sqlalchemy import create_engine, select
 
-from autograder.outcome import status as statuses
-from autograder.outcome import wording
+from autograder.outcome import statuses, wording
 from autograder.outcome.result import BY_HAND, Exercise, Result
 
 

@@ -17,7 +17,7 @@ from autograder.commands.choice import (
     listed,
 )
 from autograder.commands.limits import add_limits, limits_of
-from autograder.outcome import status as statuses
+from autograder.outcome import statuses
 
 if TYPE_CHECKING:
     from autograder.outcome.result import Result

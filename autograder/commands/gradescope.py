@@ -11,7 +11,7 @@ from pathlib import Path
 from autograder.commands.choice import ChoiceError, add_command, check_writable, only_one
 from autograder.commands.grading import grading
 from autograder.course.config import OUT, ROOT, assignments
-from autograder.outcome import status as statuses
+from autograder.outcome import statuses
 from autograder.outcome.limits import Limits
 from autograder.outcome.result import Exercise, Result
 from autograder.report.bundle import RESERVE, SECONDS, make_bundle

@@ -21,7 +21,7 @@ class Exercise:
     """One graded cell. `report` is the judge's (see `course_lib.checks.report`), None without one.
 
     reason: empty when all points are there. limit: the name of the status of a limit that was reached here
-    (see `autograder.outcome.status`), else empty. extra: the points are extra credit, on top of the maximum
+    (see `autograder.outcome.statuses`), else empty. extra: the points are extra credit, on top of the maximum
     of the assignment, in which `maximum` is not counted. rests_on: a hash of the files that this exercise
     alone rests on, see `autograder.submission.fingerprint`.
     """
@@ -56,7 +56,7 @@ class Exercise:
 class Result:
     """One submission's grade.
 
-    status, reason: see `autograder.outcome.status`. exercises: in the notebook's order; empty if nothing
+    status, reason: see `autograder.outcome.statuses`. exercises: in the notebook's order; empty if nothing
     could be read. changes: sentences on everything that was put back into the notebook. sandbox: the layers
     that held, by name. eyes: why a person should look at it. fingerprint: of everything that the grade
     depends on, but for the exercises' own checks (see `Exercise.rests_on`). by_chance: it rests on a time

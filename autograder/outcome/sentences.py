@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 
-from autograder.outcome import status
+from autograder.outcome import statuses
 from autograder.outcome.limits import Limits
 
 LONGEST_QUOTE = 200  # characters
@@ -13,17 +13,17 @@ NOTEBOOK, RANKS = ("the notebook", "it"), ("the ranks of its check", "they")
 
 
 def of_limit(limit: str, limits: Limits, error: str = "", whose: tuple[str, str] = NOTEBOOK) -> str:
-    """The sentence for a status of `status.LIMITS` that a cell or the sandbox reached.
+    """The sentence for a status of `statuses.LIMITS` that a cell or the sandbox reached.
 
     error: the type of the exception that the cell raised because of it. whose: NOTEBOOK or RANKS.
     """
     who, it = whose
     said = {
-        status.OUT_OF_MEMORY: f"{who} used more than the {size(limits.memory)} of memory that {it} may use",
-        status.DISK_FULL: f"{who} wrote more than the {size(limits.disk)} that {it} may write",
-        status.TOO_MANY_PROCESSES: f"{who} started more processes or threads than {it} may "
+        statuses.OUT_OF_MEMORY: f"{who} used more than the {size(limits.memory)} of memory that {it} may use",
+        statuses.DISK_FULL: f"{who} wrote more than the {size(limits.disk)} that {it} may write",
+        statuses.TOO_MANY_PROCESSES: f"{who} started more processes or threads than {it} may "
         f"({limits.processes})",
-        status.TOO_MANY_FILES: f"{who} opened more files at a time than {it} may ({limits.descriptors})",
+        statuses.TOO_MANY_FILES: f"{who} opened more files at a time than {it} may ({limits.descriptors})",
     }.get(limit, f"{who} reached a limit: {limit}")
     return f"{said} ({error})" if error else said
 

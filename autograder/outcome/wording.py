@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autograder.outcome import status as statuses
+from autograder.outcome import statuses
 from autograder.outcome.result import Exercise, Result
 
 SAID = {

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from autograder.course.config import OUT, ROOT, WRITTEN
 from autograder.course.typed import NAME, keep_changed
-from autograder.outcome import status as statuses
+from autograder.outcome import statuses
 from autograder.outcome.result import Result
 from autograder.report.gradescope import write_results
 

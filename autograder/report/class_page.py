@@ -18,8 +18,7 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 from autograder.book.standing import Standing, final_score, reason
-from autograder.outcome import status as statuses
-from autograder.outcome import wording
+from autograder.outcome import statuses, wording
 from autograder.outcome.result import Exercise, Result, write_whole
 from autograder.report import figures, pages
 from autograder.report.alike import Likeness, groups

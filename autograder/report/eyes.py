@@ -11,8 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from autograder.outcome import status as statuses
-from autograder.outcome import wording
+from autograder.outcome import statuses, wording
 from autograder.outcome.result import Result
 
 OF_A_CELL = re.compile(r"cell ('[\w-]+') (had been \w+)")

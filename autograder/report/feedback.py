@@ -23,8 +23,7 @@ from pygments.formatters import HtmlFormatter
 
 from autograder.book.standing import ByHand, Standing, added, final_maximum, final_score, others
 from autograder.course.twin import SKIP_TAG
-from autograder.outcome import status as statuses
-from autograder.outcome import wording
+from autograder.outcome import statuses, wording
 from autograder.outcome.result import BY_HAND, Exercise, Result, write_whole
 from autograder.report import pages
 from autograder.report.disclosure import Disclosed, disclosed

@@ -8,8 +8,7 @@ from typing import Any
 
 from autograder.book.standing import ByHand, Standing, final_score
 from autograder.book.standing import others as others_of
-from autograder.outcome import status as statuses
-from autograder.outcome import wording
+from autograder.outcome import statuses, wording
 from autograder.outcome.result import Exercise, Result, write_whole
 from autograder.report.disclosure import Disclosed, disclosed
 from course_lib.checks.report import wrapped

@@ -17,8 +17,7 @@ from nbformat import NotebookNode
 
 from autograder.course.config import NOTEBOOKS, SOLUTIONS
 from autograder.course.twin import grade_id
-from autograder.outcome import status as statuses
-from autograder.outcome import wording
+from autograder.outcome import statuses, wording
 from autograder.outcome.result import Result
 from autograder.report.alike import answers
 from autograder.sample.sample_class import without_markers

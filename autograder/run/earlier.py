@@ -11,7 +11,7 @@ from collections.abc import Container
 from pathlib import Path
 
 from autograder.book.store import Store
-from autograder.outcome import status as statuses
+from autograder.outcome import statuses
 from autograder.outcome.limits import Limits
 from autograder.outcome.result import Exercise, Result
 from autograder.submission import fingerprint

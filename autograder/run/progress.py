@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TextIO
 
 from autograder.book.table import Row
-from autograder.outcome import status as statuses
+from autograder.outcome import statuses
 from autograder.outcome.wording import shown
 
 ERASE = "\r\x1b[K"

@@ -24,7 +24,7 @@ from autograder.book.records import Records
 from autograder.book.table import Row
 from autograder.book.work import Done, Work
 from autograder.course.scores import one_line
-from autograder.outcome import status as statuses
+from autograder.outcome import statuses
 from autograder.outcome.limits import Limits
 from autograder.outcome.result import Result
 from autograder.run.earlier import Earlier, nothing

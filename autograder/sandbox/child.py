@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from autograder.outcome import status
+from autograder.outcome import statuses
 from course_lib.runtime.preloaded import Preloaded
 from course_lib.runtime.sandbox.spec import Sandbox
 
@@ -59,7 +59,7 @@ class Spawned:
         return self.children.exit_code(0)
 
     def limit(self) -> str:
-        return status.USED_UP.get(self.children.limit, "")
+        return statuses.USED_UP.get(self.children.limit, "")
 
     def interrupt(self) -> None:
         self.children.signal(0, signal.SIGINT)

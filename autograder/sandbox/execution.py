@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from autograder.outcome import sentences, status
+from autograder.outcome import sentences, statuses
 from autograder.outcome.limits import Limits
 from autograder.sandbox import messages
 from autograder.sandbox.child import Start
@@ -37,8 +37,8 @@ DRAINED = 4 << 20  # bytes that are read from the pipes at a time
 class CellRun:
     """The outcome of a cell.
 
-    outputs: as nbformat keeps them; kind: OK, ERROR or one of `status.LIMITS`, with a sentence for these and
-    some errors; error: the type of the cell's exception; finished: whether the cell came to an end of its
+    outputs: as nbformat keeps them; kind: OK, ERROR or one of `statuses.LIMITS`, with a sentence for these
+    and some errors; error: the type of the cell's exception; finished: whether the cell came to an end of its
     own, be it an error, so that running it again is worth a try; alive: whether the process can go on.
     """
 
@@ -52,14 +52,14 @@ class CellRun:
 
 @dataclass(frozen=True)
 class Refusal:
-    """The reason why no objects were handed in. kind: ERROR or one of `status.LIMITS`."""
+    """The reason why no objects were handed in. kind: ERROR or one of `statuses.LIMITS`."""
 
     sentence: str
     kind: str = ERROR
 
 
 class StoppedError(Exception):
-    """The process did not answer; it is ended. kind: one of `status.LIMITS`."""
+    """The process did not answer; it is ended. kind: one of `statuses.LIMITS`."""
 
     def __init__(self, kind: str, sentence: str):
         super().__init__(sentence)
@@ -122,7 +122,7 @@ class Executor:
             return CellRun(limit, outputs, sentence, error, alive=self.alive)
         if said.cut:
             sentence = sentences.of_output(said.printed, said.left_out, self.limits)
-            return CellRun(status.TOO_MUCH_OUTPUT, outputs, sentence, error)
+            return CellRun(statuses.TOO_MUCH_OUTPUT, outputs, sentence, error)
         return CellRun(ERROR if error else OK, outputs, sentences.of_error(error, outputs), error)
 
     def submit(
@@ -172,7 +172,7 @@ class Executor:
     ) -> tuple[dict, list[bytearray]]:
         """StoppedError if there is no answer; unless it only took too long, the process is ended."""
         if not self.alive:
-            raise StoppedError(status.KERNEL_DIED, "the notebook's process has ended")
+            raise StoppedError(statuses.KERNEL_DIED, "the notebook's process has ended")
         self.asked += 1
         self.control.settimeout(seconds)
         try:
@@ -219,18 +219,18 @@ class Executor:
         except (wire.WireError, ValueError, RecursionError) as error:
             self._end()
             raise StoppedError(
-                status.KERNEL_DIED,
+                statuses.KERNEL_DIED,
                 f"the notebook's process was ended: a cell wrote into its channel to grading ({error})",
             ) from None
 
     def _overdue(self, said: Transcript, seconds: float, deadline: float) -> StoppedError | None:
         if time.monotonic() > deadline:
             return StoppedError(
-                status.TIMED_OUT, f"the cell ran longer than its time limit of {seconds:g} s"
+                statuses.TIMED_OUT, f"the cell ran longer than its time limit of {seconds:g} s"
             )
         if said.printed > FLOOD * self.limits.output:
             return StoppedError(
-                status.TOO_MUCH_OUTPUT, f"the cell was stopped after it had printed {said.printed:,} bytes"
+                statuses.TOO_MUCH_OUTPUT, f"the cell was stopped after it had printed {said.printed:,} bytes"
             )  # fmt: skip
         return None
 
@@ -294,7 +294,7 @@ class Executor:
             return StoppedError(limit, sentences.of_limit(limit, self.limits))
         if stop is not None:
             return StoppedError(stop.kind, f"{stop.sentence}; the interrupt ended the process")
-        return StoppedError(status.KERNEL_DIED, sentences.of_end(code))
+        return StoppedError(statuses.KERNEL_DIED, sentences.of_end(code))
 
     def _end(self) -> None:
         self.alive = False

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from autograder.outcome import status
+from autograder.outcome import statuses
 from course_lib.runtime import wire
 
 HEADER = 16 << 20  # bytes of a message without its buffers
@@ -95,7 +95,7 @@ def sound(value: str) -> str:
 
 def limit_of(value: Any) -> str:
     """The status of the limit that, by the message, a cell has reached, or ""."""
-    return value if isinstance(value, str) and value in status.LIMITS else ""
+    return value if isinstance(value, str) and value in statuses.LIMITS else ""
 
 
 def size_of(output: dict) -> int:

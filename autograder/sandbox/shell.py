@@ -35,7 +35,7 @@ from matplotlib_inline import backend_inline  # noqa: F401
 from traitlets import Type
 from traitlets.config import Config
 
-from autograder.outcome import sentences, status
+from autograder.outcome import sentences, statuses
 from autograder.sandbox import messages
 
 Send = Callable[[dict], None]
@@ -276,15 +276,15 @@ def limit_of(error: BaseException | None) -> str:
         number = error.errno if isinstance(error, OSError) else None
         said = text_of(error) if isinstance(error, RuntimeError) else ""
         if isinstance(error, MemoryError) or number == errno.ENOMEM or "allocate memory" in said:
-            return status.OUT_OF_MEMORY
+            return statuses.OUT_OF_MEMORY
         if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            return status.DISK_FULL
+            return statuses.DISK_FULL
         if number in (errno.EMFILE, errno.ENFILE):
-            return status.TOO_MANY_FILES
+            return statuses.TOO_MANY_FILES
         if "start new thread" in said:
-            return status.TOO_MANY_PROCESSES
+            return statuses.TOO_MANY_PROCESSES
         if number == errno.EAGAIN and begins_process(error):
-            return status.TOO_MANY_PROCESSES
+            return statuses.TOO_MANY_PROCESSES
         error = error.__cause__ or error.__context__
     return ""
 

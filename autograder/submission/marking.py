@@ -19,7 +19,7 @@ from traitlets.log import get_logger
 from autograder.course.exercises import Assignment
 from autograder.course.scores import one_line
 from autograder.course.twin import grade_id
-from autograder.outcome import status
+from autograder.outcome import statuses
 from autograder.outcome.limits import Limits
 from autograder.outcome.result import BY_HAND, Exercise, Result
 from autograder.sandbox.child import Start
@@ -43,8 +43,8 @@ from course_lib.checks.judge.find import find
 from course_lib.checks.judge.masks import exported_from
 
 CRASHES = (
-    status.KERNEL_DIED, status.OUT_OF_MEMORY, status.TIMED_OUT,
-    status.TOO_MANY_PROCESSES, status.TOO_MANY_FILES,
+    statuses.KERNEL_DIED, statuses.OUT_OF_MEMORY, statuses.TIMED_OUT,
+    statuses.TOO_MANY_PROCESSES, statuses.TOO_MANY_FILES,
 )  # fmt: skip
 
 
@@ -78,7 +78,7 @@ def mark(
     empty.
     """
     began = time.monotonic()
-    result = Result(submission.student, submission.assignment, status.UNGRADED)
+    result = Result(submission.student, submission.assignment, statuses.UNGRADED)
     result.sandbox = list(course.layers)
     notebook = None
     try:
@@ -89,14 +89,14 @@ def mark(
         _grade(notebook, result, course, limits, known)
     except UnreadableError as error:
         missing = isinstance(error, MissingError)
-        result.status = status.MISSING if missing else status.UNREADABLE
+        result.status = statuses.MISSING if missing else statuses.UNREADABLE
         result.reason = str(error)
     except Exception as error:  # the grader's: this submission has no grade, others do
         get_logger().error(traceback.format_exc())
         said = one_line(f"the grading failed ({type(error).__name__}: {error})")
         notebook = None
         result = Result(
-            submission.student, submission.assignment, status.UNGRADED, said,
+            submission.student, submission.assignment, statuses.UNGRADED, said,
             eyes=["the grading itself failed"], sandbox=list(course.layers), by_chance=True,
         )  # fmt: skip
     result.seconds = round(time.monotonic() - began, 3)
@@ -131,7 +131,9 @@ def _grade(
         if "SyntaxError" in exercise.reason:
             exercise.reason = one_line(f"{other}. {exercise.reason}")
     blank = result.score == 0 and untouched(notebook, assignment.released)
-    result.status = status.worst([*(e.status for e in events), *([status.BLANK] if blank else [])])
+    result.status = statuses.worst(
+        [*(e.status for e in events), *([statuses.BLANK] if blank else [])]
+    )
     unread = [note for note in result.changes if note.startswith(ANOTHER)]
     reasons = [_reason(result, events), *(unread if blank else [])]
     result.reason = one_line("; ".join(reasons))
@@ -170,7 +172,7 @@ def _is_solution(cell: NotebookNode) -> bool:
 
 def _reason(result: Result, events: list[Event]) -> str:
     """The first reason for missing points, or else for the status."""
-    if result.status == status.BLANK:
+    if result.status == statuses.BLANK:
         return "nothing was written into any exercise"
     for event in events:
         if event.status == result.status:

@@ -9,7 +9,7 @@ from nbformat import NotebookNode
 
 from autograder.course.exercises import Graded
 from autograder.course.scores import one_line
-from autograder.outcome import status
+from autograder.outcome import statuses
 from autograder.outcome.result import BY_HAND, Exercise
 from course_lib.checks.report import Report, refusal
 
@@ -25,7 +25,7 @@ def of_report(graded: Graded, report: dict) -> Exercise:
     points = hidden.points(graded.points)
     reason, limit = "", ""
     if points != graded.points:
-        reason, limit = first_loss(hidden), status.USED_UP.get(hidden.limit, "")
+        reason, limit = first_loss(hidden), statuses.USED_UP.get(hidden.limit, "")
     return Exercise(
         graded.grade_id, graded.name, points, graded.points, reason, limit, hidden.to_json(),
         graded.extra,

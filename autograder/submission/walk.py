@@ -17,7 +17,7 @@ from nbformat import NotebookNode
 
 from autograder.course.exercises import Assignment, Graded
 from autograder.course.twin import SKIP_TAG, grade_id
-from autograder.outcome import sentences, status
+from autograder.outcome import sentences, statuses
 from autograder.outcome.limits import Limits
 from autograder.outcome.result import Exercise
 from autograder.sandbox.child import Start
@@ -28,9 +28,9 @@ from course_lib.runtime import wire
 # (exercise, payload, seed, seconds) -> the data of a report; JudgeFailureError if it could not judge
 Judge = Callable[[str, Sequence[wire.Buffer], int, float], dict]
 
-AGAIN = (OK, ERROR, status.TOO_MUCH_OUTPUT)  # outcomes of cells that a new process runs again
+AGAIN = (OK, ERROR, statuses.TOO_MUCH_OUTPUT)  # outcomes of cells that a new process runs again
 # processes and files of such a cell would be in the way of the next ones
-RESTART = (status.TOO_MANY_PROCESSES, status.TOO_MANY_FILES)
+RESTART = (statuses.TOO_MANY_PROCESSES, statuses.TOO_MANY_FILES)
 NOT_RUN = "not run"
 
 
@@ -62,8 +62,8 @@ class Event:
     @property
     def by_chance(self) -> bool:
         """Whether the clock or a kill from outside was the cause, so that it need not come again."""
-        killed = self.status == status.KERNEL_DIED and "SIGKILL" in self.sentence
-        return self.status == status.TIMED_OUT or killed
+        killed = self.status == statuses.KERNEL_DIED and "SIGKILL" in self.sentence
+        return self.status == statuses.TIMED_OUT or killed
 
     def __str__(self) -> str:
         return f"{self.where}: {self.sentence}" if self.where else self.sentence
@@ -143,8 +143,8 @@ class Walk:
             if ran.kind == ERROR:
                 why = f"it ended with {sentences.quoted(ran.error, ran.outputs)}"
                 self.trouble.append((past, ran.sentence or why, ""))
-        if ran.kind in status.LIMITS:
-            if not (ran.kind == status.TOO_MUCH_OUTPUT and ran.finished):
+        if ran.kind in statuses.LIMITS:
+            if not (ran.kind == statuses.TOO_MUCH_OUTPUT and ran.finished):
                 cell.outputs.append(verdict.note(ran.kind, ran.sentence))
             self._happened(ran.kind, past, ran.sentence)
 
@@ -153,7 +153,7 @@ class Walk:
         self._show_source(past)
         seconds = min(self.limits.cell, self._left())
         ran = executor.run(past.source, past.number, seconds)
-        if ran.kind == status.TIMED_OUT and seconds < self.limits.cell:
+        if ran.kind == statuses.TIMED_OUT and seconds < self.limits.cell:
             ran = CellRun(ran.kind, ran.outputs, self._over(), finished=False, alive=ran.alive)
         if ran.kind in RESTART:
             executor.close()
@@ -191,7 +191,7 @@ class Walk:
             exercise = verdict.left_alone(graded)
         elif (executor := self._ready()) is None:
             sentence = f"it was not judged: {self._over()}"
-            exercise = verdict.of_refusal(graded, sentence, status.TIMED_OUT)
+            exercise = verdict.of_refusal(graded, sentence, statuses.TIMED_OUT)
         else:
             exercise = self._judged(executor, graded, past)
         self.exercises.append(exercise)
@@ -221,10 +221,10 @@ class Walk:
         left = max(0.0, seconds - (time.monotonic() - began))
         exercise = verdict.of_report(graded, self.means.judge(graded.check, payload, seed, left))
         if time.monotonic() - began >= seconds and exercise.points < exercise.maximum:
-            exercise.limit = status.TIMED_OUT
+            exercise.limit = statuses.TIMED_OUT
             sentence = f"its check took longer than its time limit of {self.limits.check:g} s"
             said = sentence if seconds == self.limits.check else self._over()
-            self.events.append(Event(status.TIMED_OUT, graded.name, said))
+            self.events.append(Event(statuses.TIMED_OUT, graded.name, said))
         elif exercise.limit:
             said = sentences.of_limit(exercise.limit, self.limits, whose=sentences.RANKS)
             self.events.append(Event(exercise.limit, graded.name, said))
@@ -251,7 +251,7 @@ class Walk:
     def _over(self) -> str:
         sentence = f"the submission's time limit of {self.limits.submission:g} s was reached"
         if not any(event.where == "" for event in self.events):
-            self.events.append(Event(status.TIMED_OUT, "", sentence))
+            self.events.append(Event(statuses.TIMED_OUT, "", sentence))
         return sentence
 
     @property

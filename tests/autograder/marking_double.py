@@ -15,18 +15,18 @@ from pathlib import Path
 import nbformat
 
 from autograder.book.work import Done, Work
-from autograder.outcome import status
+from autograder.outcome import statuses
 from autograder.outcome.result import Exercise, Result
 from autograder.submission.intake import UnreadableError, parse
 
 
 def grade(work: Work) -> dict:
-    result = Result(work.student, work.assignment, status.GRADED, sandbox=[work.sandbox])
+    result = Result(work.student, work.assignment, statuses.GRADED, sandbox=[work.sandbox])
     released = nbformat.reads(work.released, as_version=4)
     try:
         notebook = parse(work.content)
     except UnreadableError as error:
-        result.status, result.reason = status.UNREADABLE, str(error)
+        result.status, result.reason = statuses.UNREADABLE, str(error)
         return Done(result, page="unreadable").to_json()
     result.changes = [*work.notes]
     texts = {cell["id"]: cell.source for cell in notebook.cells}
@@ -37,7 +37,7 @@ def grade(work: Work) -> dict:
             share = _obey(texts[cell["id"]], work.student)
             if late := re.findall(r"^# late: (.*)$", texts[cell["id"]], re.M):
                 result.by_chance, there = True, Path(late[0]).exists()
-                result.status, share = status.TIMED_OUT, share if there else 0.0
+                result.status, share = statuses.TIMED_OUT, share if there else 0.0
                 Path(late[0]).touch()
         elif own.get("grade"):
             name, points = own["grade_id"], float(own["points"])

@@ -38,7 +38,7 @@ from autograder.course.exercises import read_assignment
 from autograder.course.kernels import prefer_this_environment
 from autograder.course.scores import score_cell
 from autograder.course.twin import read_twin
-from autograder.outcome import status
+from autograder.outcome import statuses
 from autograder.outcome.limits import Limits
 from autograder.run import grading
 from autograder.run.jobs import LocalWorkers
@@ -137,11 +137,11 @@ def graded(small: SmallClass) -> dict[str, Row]:
 
 
 EXPECTED = {
-    "ann": (6, status.GRADED, ""),
-    "cem": (3, status.KERNEL_DIED, "cell 'circle'"),
-    "dot": (0, status.UNREADABLE, "not valid JSON"),
-    "eve": (3, status.GRADED, "neighbour_sum"),
-    "fay": (0, status.MISSING, "was not handed in"),
+    "ann": (6, statuses.GRADED, ""),
+    "cem": (3, statuses.KERNEL_DIED, "cell 'circle'"),
+    "dot": (0, statuses.UNREADABLE, "not valid JSON"),
+    "eve": (3, statuses.GRADED, "neighbour_sum"),
+    "fay": (0, statuses.MISSING, "was not handed in"),
 }
 
 
@@ -157,7 +157,7 @@ def test_each_submission_gets_what_is_due(graded: dict[str, Row], student: str) 
 def test_partial_credit_is_the_judges(graded: dict[str, Row]) -> None:
     row = graded["bob"]
     assert row.score is not None and 4 <= row.score < 6
-    assert row.status == status.GRADED
+    assert row.status == statuses.GRADED
     assert row.reason.startswith("message_prediction: ")
 
 
@@ -179,7 +179,7 @@ def test_there_is_a_page_for_everybody_and_a_notebook_for_formgrader(
         page = (small.out / f"feedback/{student}/{NAME}/{NAME}.html").read_text()
         assert NAME in page and "Content-Security-Policy" in page
         notebook = small.out / f"autograded/{student}/{NAME}/{NAME}.ipynb"
-        assert notebook.exists() == (row.status not in (status.UNREADABLE, status.MISSING))
+        assert notebook.exists() == (row.status not in (statuses.UNREADABLE, statuses.MISSING))
     nbformat.validate(nbformat.read(small.out / f"autograded/ann/{NAME}/{NAME}.ipynb", 4))
 
 
@@ -409,9 +409,9 @@ SAMPLE_REASONS = {
     "sample-kernel-dies": r"os\._exit|exit code",
 }
 SAMPLE_STATUS = {
-    "sample-blank": status.BLANK,
-    "sample-broken-file": status.UNREADABLE,
-    "sample-kernel-dies": status.KERNEL_DIED,
+    "sample-blank": statuses.BLANK,
+    "sample-broken-file": statuses.UNREADABLE,
+    "sample-kernel-dies": statuses.KERNEL_DIED,
 }
 NOTHING = ("sample-blank", "sample-broken-file", "sample-forged-checks")
 EVERYTHING = ("sample-perfect", "sample-kernel-dies")  # a dead process costs no exercise its points
@@ -444,7 +444,7 @@ def test_a_sample_student_gets_what_is_due(
 ) -> None:
     for row in (row for row in sample[2] if row["student"] == student):
         score, maximum = float(row["score"]), float(row["max_score"])
-        assert row["status"] == SAMPLE_STATUS.get(student, status.GRADED), row
+        assert row["status"] == SAMPLE_STATUS.get(student, statuses.GRADED), row
         assert re.search(SAMPLE_REASONS[student], row["reason"]), row
         if student in EVERYTHING:
             assert score == maximum, row

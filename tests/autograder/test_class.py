@@ -34,7 +34,7 @@ from autograder.commands.grade import _said, _ungraded, _wanted, of_full_disk
 from autograder.course.config import ROOT
 from autograder.course.kernels import prefer_this_environment
 from autograder.course.twin import read_twin
-from autograder.outcome import status
+from autograder.outcome import statuses
 from autograder.outcome.limits import Limits
 from autograder.outcome.result import Exercise, Result
 from autograder.run.jobs import LocalWorkers, TaskError
@@ -208,8 +208,8 @@ def test_each_submission_gets_its_row_and_everything_that_belongs_to_it(toy: Cla
     (toy.folder / "class/dot/00_toy/other.txt").write_text("left lying about")
     rows = {row.student: row for row in toy.grade().rows}
     assert [(row.score, row.max_score, row.status) for row in rows.values()] == [
-        *((7, 10, status.GRADED), (10, 10, status.GRADED)),
-        *((0, 10, status.UNREADABLE), (0, 10, status.MISSING)),
+        *((7, 10, statuses.GRADED), (10, 10, statuses.GRADED)),
+        *((0, 10, statuses.UNREADABLE), (0, 10, statuses.MISSING)),
     ]
     assert rows["ann"].reason == "two_check: a share of 0.5"
     assert "not valid JSON" in rows["cem"].reason
@@ -392,7 +392,7 @@ def test_what_rests_on_a_limit_is_judged_again_with_the_others(
     def grade(work: Work) -> dict:
         given.append([one.grade_id for one in work.known])
         done = with_reports(work)
-        done["result"]["exercises"][0]["limit"] = status.TIMED_OUT
+        done["result"]["exercises"][0]["limit"] = statuses.TIMED_OUT
         return done
 
     toy.grade_one = grade
@@ -532,10 +532,10 @@ def test_a_failure_of_the_grader_is_ungraded_and_tried_again(
     toy.hand_in("cem", "# die", ALL)
     summary = toy.grade(Lent(two_workers))
     ann, bob, cem = summary.rows
-    assert (ann.score, ann.status) == (None, status.UNGRADED)
+    assert (ann.score, ann.status) == (None, statuses.UNGRADED)
     assert "the grading failed (ValueError: the grader has a fault)" in ann.reason
-    assert (bob.score, bob.status) == (10, status.GRADED)
-    assert (cem.score, cem.status) == (None, status.UNGRADED)
+    assert (bob.score, bob.status) == (10, statuses.GRADED)
+    assert (cem.score, cem.status) == (None, statuses.UNGRADED)
     assert "exit code 9" in cem.reason
     assert summary.ungraded == 2
     assert toy.book_scores("ann") == {"one_check": None, "two_check": None}
@@ -613,9 +613,9 @@ def test_what_nobody_asked_for_is_no_failure() -> None:
     """Of a class that is graded for the first time, one assignment alone: the command ends well."""
     there = {Submission("ann", "00_a", Path()), Submission("bob", "00_a", Path())}
     rows = [
-        Row("ann", "00_a", 8, 10, status.GRADED, ""),
-        Row("bob", "00_a", 9, 10, status.GRADED, ""),
-        Row("ann", "02_b", None, 60, status.UNGRADED, "not graded yet"),
+        Row("ann", "00_a", 8, 10, statuses.GRADED, ""),
+        Row("bob", "00_a", 9, 10, statuses.GRADED, ""),
+        Row("ann", "02_b", None, 60, statuses.UNGRADED, "not graded yet"),
     ]
     summary = Summary(rows, graded=2)
     assert _ungraded(summary, there) == 0
@@ -640,7 +640,7 @@ def test_what_ran_out_of_time_is_graded_once_more_when_all_others_are_done(
     assert sorted(order[:5]) == ["ann", "bob", "cem", "dan", "eve"]
     assert sorted(order[5:]) == ["ann", "bob"], "once more, behind everybody, and not for ever"
     assert toy.said.getvalue().count("it is graded once more, alone") == 2
-    assert [row["status"] for row in toy.table()][:2] == [status.TIMED_OUT] * 2
+    assert [row["status"] for row in toy.table()][:2] == [statuses.TIMED_OUT] * 2
     assert toy.calls == 5 and toy.grade().graded == 0, "the verdict of a run alone is believed"
 
 
@@ -674,7 +674,7 @@ def test_what_cannot_be_read_on_this_machine_is_ungraded(
     for reader in ("session", "earlier"):
         monkeypatch.setattr(f"autograder.run.{reader}.collect", fail)
     (row,) = toy.grade().rows
-    assert (row.score, row.status) == (None, status.UNGRADED)
+    assert (row.score, row.status) == (None, statuses.UNGRADED)
     assert "Input/output error" in row.reason
     monkeypatch.undo()
 
@@ -734,9 +734,9 @@ def entered(toy: Class, config: Config | None = None) -> Any:
     return Entries(ClassBook(toy.out, toy.folder / "solutions").open().__enter__(), config)
 
 
-def result(one: float, two: float, what: str = status.GRADED) -> Result:
+def result(one: float, two: float, what: str = statuses.GRADED) -> Result:
     exercises = [Exercise("one_check", "", one, 4), Exercise("two_check", "", two, 6)]
-    return Result("ann", "00_toy", what, exercises=exercises if what == status.GRADED else [])
+    return Result("ann", "00_toy", what, exercises=exercises if what == statuses.GRADED else [])
 
 
 def rows_of(entries: Entries) -> list[Any]:
@@ -803,7 +803,7 @@ def test_the_sample_leaves_a_folder_into_which_it_was_mixed(toy: Class) -> None:
 
 @pytest.mark.parametrize(
     ("what", "scores"),
-    [(status.UNGRADED, None), (status.MISSING, 0.0), (status.UNREADABLE, 0.0)],
+    [(statuses.UNGRADED, None), (statuses.MISSING, 0.0), (statuses.UNREADABLE, 0.0)],
 )
 def test_without_exercises_the_old_scores_go(toy: Class, what: str, scores: float | None) -> None:
     entries = entered(toy)
@@ -930,7 +930,7 @@ def test_progress_is_one_line_on_a_terminal() -> None:
     progress.started("ann", "00_toy")
     now[0] = 30.0
     assert progress.line() == "0 of 3 graded · 1 running · ann 00_toy for 30 s"
-    progress.finished(Row("ann", "00_toy", None, 10, status.UNGRADED, ""), 30.0)
+    progress.finished(Row("ann", "00_toy", None, 10, statuses.UNGRADED, ""), 30.0)
     assert progress.line() == "1 of 3 graded · 0 running · 1 failed · 1 min 00 s left"
     progress.close()
     assert "\n" not in stream.getvalue()
@@ -943,9 +943,9 @@ def test_progress_is_plain_lines_elsewhere() -> None:
     progress = Progress(stream, 2, clock=lambda: now[0])
     progress.started("ann", "00_toy")
     now[0] = 80.0
-    progress.finished(Row("ann", "00_toy", 2.5, 10, status.GRADED, ""), 1.25)
+    progress.finished(Row("ann", "00_toy", 2.5, 10, statuses.GRADED, ""), 1.25)
     progress.say("a note")
-    progress.finished(Row("bob", "00_toy", 10, 10, status.GRADED, ""), 3)
+    progress.finished(Row("bob", "00_toy", 10, 10, statuses.GRADED, ""), 3)
     progress.close()
     assert stream.getvalue().splitlines() == [
         "[1/2] ann 00_toy: 2.5 of 10, graded (1.2 s; 1 min 20 s left)",

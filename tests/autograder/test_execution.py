@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from autograder.outcome import status
+from autograder.outcome import statuses
 from autograder.outcome.limits import Limits
 from autograder.sandbox import execution, messages
 from autograder.sandbox.child import spawner
@@ -266,7 +266,7 @@ def test_a_cell_that_takes_too_long_is_interrupted(fresh: Fresh) -> None:
     executor = fresh()
     run(executor, "kept = 5")
     ran = run(executor, "print('begun')\nwhile True: pass", seconds=0.5)
-    assert (ran.kind, ran.finished, ran.alive) == (status.TIMED_OUT, False, True)
+    assert (ran.kind, ran.finished, ran.alive) == (statuses.TIMED_OUT, False, True)
     assert ran.sentence == "the cell ran longer than its time limit of 0.5 s"
     assert printed(ran) == "begun\n"
     assert error_of(ran)["ename"] == "KeyboardInterrupt"
@@ -278,7 +278,7 @@ def test_a_cell_that_cannot_be_interrupted_is_killed(fresh: Fresh, monkeypatch) 
     executor = fresh()
     ran = run(executor, f"import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n{STUBBORN}",
               seconds=0.5)  # fmt: skip
-    assert (ran.kind, ran.finished, ran.alive) == (status.TIMED_OUT, False, False)
+    assert (ran.kind, ran.finished, ran.alive) == (statuses.TIMED_OUT, False, False)
     assert ran.sentence.endswith("and could not be interrupted")
 
 
@@ -292,21 +292,21 @@ def test_a_cell_that_cannot_be_interrupted_is_killed(fresh: Fresh, monkeypatch) 
 )
 def test_a_death_is_noticed_and_said(fresh: Fresh, source: str, said: str) -> None:
     ran = run(fresh(), f"print('last words')\n{source}")
-    assert (ran.kind, ran.finished, ran.alive) == (status.KERNEL_DIED, False, False)
+    assert (ran.kind, ran.finished, ran.alive) == (statuses.KERNEL_DIED, False, False)
     assert said in ran.sentence
     assert "last words\n" in printed(ran)
 
 
 def test_a_death_is_noticed_though_a_child_holds_the_channel(fresh: Fresh) -> None:
     ran = run(fresh(), "import os, time\nif os.fork() == 0: time.sleep(100)\nos._exit(4)")
-    assert (ran.kind, ran.alive) == (status.KERNEL_DIED, False)
+    assert (ran.kind, ran.alive) == (statuses.KERNEL_DIED, False)
     assert "exit code 4" in ran.sentence
 
 
 def test_a_process_that_closes_its_channel_is_ended(fresh: Fresh, monkeypatch) -> None:
     monkeypatch.setattr(execution, "LAST_WORDS", 0.3)
     ran = run(fresh(), "import os, time\nos.closerange(3, 200)\ntime.sleep(100)")
-    assert (ran.kind, ran.alive) == (status.KERNEL_DIED, False)
+    assert (ran.kind, ran.alive) == (statuses.KERNEL_DIED, False)
     assert "closed its channel" in ran.sentence
 
 
@@ -316,13 +316,13 @@ RAISES = "import errno\nraise OSError(errno.{}, 'text')"
 @pytest.mark.parametrize(
     ("source", "expected"),
     [
-        ("raise MemoryError", status.OUT_OF_MEMORY),
-        ("bytearray(1 << 60)", status.OUT_OF_MEMORY),
-        ("import torch; torch.empty(1 << 58, dtype=torch.uint8)", status.OUT_OF_MEMORY),
-        (RAISES.format("ENOSPC"), status.DISK_FULL),
-        (RAISES.format("EMFILE"), status.TOO_MANY_FILES),
-        ("raise RuntimeError(\"can't start new thread\")", status.TOO_MANY_PROCESSES),
-        ("try:\n    raise MemoryError\nexcept MemoryError:\n    raise ValueError", status.OUT_OF_MEMORY),
+        ("raise MemoryError", statuses.OUT_OF_MEMORY),
+        ("bytearray(1 << 60)", statuses.OUT_OF_MEMORY),
+        ("import torch; torch.empty(1 << 58, dtype=torch.uint8)", statuses.OUT_OF_MEMORY),
+        (RAISES.format("ENOSPC"), statuses.DISK_FULL),
+        (RAISES.format("EMFILE"), statuses.TOO_MANY_FILES),
+        ("raise RuntimeError(\"can't start new thread\")", statuses.TOO_MANY_PROCESSES),
+        ("try:\n    raise MemoryError\nexcept MemoryError:\n    raise ValueError", statuses.OUT_OF_MEMORY),
         (RAISES.format("ENOENT"), ERROR),
         # the same number as a fork that is refused, from a socket that has nothing to read
         ("import socket\na, b = socket.socketpair()\na.setblocking(False)\na.recv(1)", ERROR),
@@ -349,7 +349,7 @@ def test_a_fork_bomb_comes_to_its_limit(fresh: Fresh) -> None:
             os.fork()
         """,
     )
-    assert (ran.kind, ran.error) == (status.TOO_MANY_PROCESSES, "BlockingIOError")
+    assert (ran.kind, ran.error) == (statuses.TOO_MANY_PROCESSES, "BlockingIOError")
 
 
 def test_files_without_end_are_a_limit(fresh: Fresh) -> None:
@@ -361,7 +361,7 @@ def test_files_without_end_are_a_limit(fresh: Fresh) -> None:
         files = [open("/dev/null") for _ in range(100)]
         """,
     )
-    assert ran.kind == status.TOO_MANY_FILES
+    assert ran.kind == statuses.TOO_MANY_FILES
     assert f"more files at a time than it may ({LIMITS.descriptors})" in ran.sentence
 
 
@@ -370,7 +370,7 @@ def test_files_without_end_are_a_limit(fresh: Fresh) -> None:
 
 def test_of_long_output_the_ends_are_kept(shared: Executor) -> None:
     ran = run(shared, "for i in range(20_000): print(i)")
-    assert (ran.kind, ran.finished) == (status.TOO_MUCH_OUTPUT, True)
+    assert (ran.kind, ran.finished) == (statuses.TOO_MUCH_OUTPUT, True)
     whole = "".join(f"{i}\n" for i in range(20_000))
     assert f"printed {len(whole):,} bytes" in ran.sentence
     first, sentence, last = (output["text"] for output in ran.outputs)
@@ -380,7 +380,7 @@ def test_of_long_output_the_ends_are_kept(shared: Executor) -> None:
 
 def test_one_long_line_costs_nothing_but_itself(shared: Executor) -> None:
     ran = run(shared, "print('x' * (5 << 20))\n'and goes on'")
-    assert ran.kind == status.TOO_MUCH_OUTPUT
+    assert ran.kind == statuses.TOO_MUCH_OUTPUT
     assert ran.outputs[-1]["data"]["text/plain"] == "'and goes on'"
     assert sum(messages.size_of(o) if "data" in o else len(o["text"]) for o in ran.outputs) < 3000
 
@@ -389,7 +389,7 @@ def test_printing_without_end_is_stopped(fresh: Fresh, monkeypatch) -> None:
     monkeypatch.setattr(execution, "FLOOD", 100)
     executor = fresh()
     ran = run(executor, "while True: print('again')")
-    assert (ran.kind, ran.finished, ran.alive) == (status.TOO_MUCH_OUTPUT, False, True)
+    assert (ran.kind, ran.finished, ran.alive) == (statuses.TOO_MUCH_OUTPUT, False, True)
     assert "was stopped" in ran.sentence
 
 
@@ -412,7 +412,7 @@ def test_a_thread_that_goes_on_printing_holds_nobody(fresh: Fresh) -> None:
 
 def test_of_many_pictures_the_first_are_kept(shared: Executor) -> None:
     ran = run(shared, f"for i in range({SHOWN + 50}): display(i)")
-    assert ran.kind == status.TOO_MUCH_OUTPUT
+    assert ran.kind == statuses.TOO_MUCH_OUTPUT
     assert "50 more outputs" in ran.outputs[-1]["text"]
     assert len(ran.outputs) == SHOWN + 1
 
@@ -434,7 +434,7 @@ def test_an_output_that_is_too_large_leaves_a_sentence(shared: Executor, seed: i
 
 def test_a_little_too_much_is_too_much(shared: Executor) -> None:
     ran = run(shared, f"print('x' * {LIMITS.output})")
-    assert ran.kind == status.TOO_MUCH_OUTPUT
+    assert ran.kind == statuses.TOO_MUCH_OUTPUT
     assert run(shared, f"print('x' * {LIMITS.output - 1})").kind == OK
 
 
@@ -472,7 +472,7 @@ SHOWS = "get_ipython().send({'output': %r})"
 )
 def test_what_is_no_output_ends_the_process(fresh: Fresh, message: object) -> None:
     ran = run(fresh(), SHOWS % (message,))
-    assert (ran.kind, ran.alive) == (status.KERNEL_DIED, False)
+    assert (ran.kind, ran.alive) == (statuses.KERNEL_DIED, False)
     assert "wrote into its channel" in ran.sentence
 
 
@@ -491,7 +491,7 @@ RAW = "import os, socket, stat\nfor fd in range(3, 50):\n    try:\n        if st
 )
 def test_bytes_that_are_no_message_end_the_process(fresh: Fresh, data: str) -> None:
     ran = run(fresh(), RAW.format(data))
-    assert (ran.kind, ran.alive) == (status.KERNEL_DIED, False), ran
+    assert (ran.kind, ran.alive) == (statuses.KERNEL_DIED, False), ran
 
 
 def test_an_answer_to_no_question_is_none(fresh: Fresh) -> None:
@@ -500,7 +500,7 @@ def test_an_answer_to_no_question_is_none(fresh: Fresh) -> None:
     ran = run(
         executor, "get_ipython().send({'done': '', 'answers': 99, 'output': {'output_type': 'x'}})"
     )
-    assert ran.kind == status.KERNEL_DIED
+    assert ran.kind == statuses.KERNEL_DIED
 
 
 def test_only_known_kinds_of_data_are_passed_on() -> None:
@@ -523,7 +523,7 @@ def test_only_known_kinds_of_data_are_passed_on() -> None:
         "metadata": {},
     }
     assert messages.output_of({"output_type": "display_data", "data": {"text/x": "a"}}) is None
-    assert messages.limit_of("out of memory") == status.OUT_OF_MEMORY
+    assert messages.limit_of("out of memory") == statuses.OUT_OF_MEMORY
     assert messages.limit_of("graded") == messages.limit_of(5) == ""
 
 
@@ -612,12 +612,12 @@ def test_pickling_is_student_code_too(fresh: Fresh, monkeypatch) -> None:
     payload = executor.submit(["Prints()"], SECONDS)
     assert isinstance(payload, list) and wire.loads(payload) == (5,)
     refusal = executor.submit(["Hangs()"], 0.5)
-    assert isinstance(refusal, Refusal) and refusal.kind == status.TIMED_OUT
+    assert isinstance(refusal, Refusal) and refusal.kind == statuses.TIMED_OUT
     refusal = executor.submit(["Dies()"], SECONDS)
-    assert isinstance(refusal, Refusal) and refusal.kind == status.KERNEL_DIED
+    assert isinstance(refusal, Refusal) and refusal.kind == statuses.KERNEL_DIED
     assert not executor.alive
     after = run(executor, "1")
-    assert (after.kind, after.alive) == (status.KERNEL_DIED, False)
+    assert (after.kind, after.alive) == (statuses.KERNEL_DIED, False)
 
 
 # --- starting and ending ---------------------------------------------------------------------------

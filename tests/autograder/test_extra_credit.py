@@ -25,7 +25,7 @@ from autograder.course.config import NOTEBOOKS, SOLUTIONS, assignments
 from autograder.course.exercises import make_assignment, read_assignment
 from autograder.course.kernels import prefer_this_environment
 from autograder.course.twin import read_twin
-from autograder.outcome import status
+from autograder.outcome import statuses
 from autograder.outcome.result import Exercise, Result
 from autograder.report.class_page import class_page
 from autograder.report.exports import canvas, moodle
@@ -157,7 +157,7 @@ def test_extra_credit_comes_on_top(course: Toy) -> None:
 def test_a_part_of_it_is_no_reason_why_points_are_missing(course: Toy) -> None:
     result = course.grade(with_extra(answers(), DONE.replace("[]", "['bytes', 'order']")))
     assert (points(result), result.score) == ([4, 6, 2], 12)
-    assert (result.status, result.reason) == (status.GRADED, "")
+    assert (result.status, result.reason) == (statuses.GRADED, "")
 
 
 def test_left_alone_it_is_not_judged_and_costs_nothing(course: Toy) -> None:
@@ -221,7 +221,7 @@ def result(more: float | None = 4.0, most: float | None = None, one: float = 4) 
         exercises.append(
             Exercise(f"{name}_check", name, got or 0.0, maximum, report=kept, extra=True)
         )
-    return Result("ann", "00_toy", status.GRADED, exercises=exercises)
+    return Result("ann", "00_toy", statuses.GRADED, exercises=exercises)
 
 
 @pytest.fixture
@@ -257,7 +257,7 @@ def test_grading_again_replaces_it(entries: Entries) -> None:
     assert extra_credit(entries) == {"more_check": None, "most_check": None}
     assert entries.enter(result(1.5, None)) == Total(10.5, 0, 10)
     assert extra_credit(entries) == {"more_check": 1.5, "most_check": None}
-    entries.enter(Result("ann", "00_toy", status.UNGRADED))
+    entries.enter(Result("ann", "00_toy", statuses.UNGRADED))
     assert extra_credit(entries) == {"more_check": None, "most_check": None}
 
 

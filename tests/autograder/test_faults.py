@@ -43,7 +43,7 @@ from autograder.faults.witnesses import (
     snapshot,
     watching_processes,
 )
-from autograder.outcome import status
+from autograder.outcome import statuses
 from autograder.outcome.result import Exercise, Result
 from benchmarks import plain_nbgrader
 from course_lib.checks import check
@@ -51,7 +51,7 @@ from course_lib.runtime import pool
 
 prefer_this_environment()  # grading changes the environment in this way: so it is as it was after a test
 EVERYTHING = bool(os.environ.get("COURSE_ALL_TESTS"))
-STATUSES = {*status.PRECEDENCE, status.UNREADABLE, status.MISSING}
+STATUSES = {*statuses.PRECEDENCE, statuses.UNREADABLE, statuses.MISSING}
 BY_NAME = {one.name: one for one in ROWS}
 
 
@@ -399,7 +399,7 @@ def test_every_kind_of_wrong_is_told(tmp_path: Path) -> None:
     def grade(course: Course, limits: object) -> list[Result]:
         results = {name: made_up(course, name) for name in handed_in(course)}
         results["honest-first"].exercises[0].points = 5.5
-        results["missing"].status = status.UNGRADED
+        results["missing"].status = statuses.UNGRADED
         results["deadlock"].reason = results["deadlock"].exercises[0].reason = ""
         results["deadlock"].changes = []
         results["broken-json"].eyes.append(course.canary)

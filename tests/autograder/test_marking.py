@@ -17,7 +17,7 @@ from nbgrader.utils import determine_grade
 from autograder.course.config import NOTEBOOKS, SOLUTIONS, assignments
 from autograder.course.exercises import Assignment, Graded, make_assignment, read_assignment
 from autograder.course.twin import BuildError
-from autograder.outcome import status
+from autograder.outcome import statuses
 from autograder.outcome.limits import Limits
 from autograder.outcome.result import BY_HAND, Exercise, Result
 from autograder.sandbox import execution
@@ -162,7 +162,7 @@ def points(result: Result) -> list[float]:
 
 def test_an_honest_submission_gets_its_points(course: Toy) -> None:
     result = course.grade(answers())
-    assert (result.status, result.reason, points(result)) == (status.GRADED, "", [4, 6])
+    assert (result.status, result.reason, points(result)) == (statuses.GRADED, "", [4, 6])
     assert (result.changes, result.eyes) == ([], [])
     assert [exercise.name for exercise in result.exercises] == ["hello", "message_prediction"]
     assert course.outputs("lab") == []
@@ -173,7 +173,7 @@ def test_an_honest_submission_gets_its_points(course: Toy) -> None:
 
 def test_part_of_the_cases_is_part_of_the_points(course: Toy) -> None:
     result = course.grade(answers(two=TWO.replace("[]", "['bytes', 'order']")))
-    assert (result.status, points(result)) == (status.GRADED, [4, 3])
+    assert (result.status, points(result)) == (statuses.GRADED, [4, 3])
     assert result.reason == "message_prediction: bytes: The bytes is wrong."
     table, value = course.outputs("two_check")
     assert "✗ order" in table.text and "More of it." in table.text
@@ -204,7 +204,7 @@ def test_a_blank_submission_is_called_so(course: Toy) -> None:
         return Report(exercise, 0.0, [ReportLine("value", False)]).to_json()
 
     result = course.grade(toy(source=False), judge=judge)
-    assert (result.status, result.score) == (status.BLANK, 0)
+    assert (result.status, result.score) == (statuses.BLANK, 0)
     assert result.reason == "nothing was written into any exercise"
     other = f"{ANOTHER}: 00_toy_1.ipynb"
     result = course.grade(toy(source=False), judge=judge, notes=[other])
@@ -238,7 +238,7 @@ def test_what_cannot_be_handed_in_costs_its_exercise_only(
     course: Toy, two: str, reason: str
 ) -> None:
     result = course.grade(answers(two=two))
-    assert (result.status, points(result)) == (status.GRADED, [4, 0])
+    assert (result.status, points(result)) == (statuses.GRADED, [4, 0])
     assert result.reason.startswith("message_prediction: ") and reason in result.reason
     assert reason.split(" is ")[0] in " ".join(course.outputs("two_check")[0].text.split())
 
@@ -254,11 +254,11 @@ def test_graded_cells_are_not_run_and_see_no_verdict(course: Toy) -> None:
 
 def test_a_death_costs_one_exercise(course: Toy) -> None:
     result = course.grade(answers(one="import os\nos._exit(3)"))
-    assert (result.status, points(result)) == (status.KERNEL_DIED, [0, 6])
+    assert (result.status, points(result)) == (statuses.KERNEL_DIED, [0, 6])
     assert result.reason == "cell 'one': the notebook's process ended itself (exit code 3)"
     assert result.reason in result.eyes
     assert "one is not defined. It stands in cell 'one'" in result.exercises[0].reason
-    assert [exercise.limit for exercise in result.exercises] == [status.KERNEL_DIED, ""]
+    assert [exercise.limit for exercise in result.exercises] == [statuses.KERNEL_DIED, ""]
     assert course.outputs("one")[-1].ename == "KernelDied"
 
 
@@ -272,7 +272,7 @@ def test_after_a_death_the_earlier_cells_are_run_again_and_the_fatal_one_is_not(
         two_check=TWO.replace("[]", "[] if state == ['imports', 'one'] else ['order']"),
     )
     result = course.grade(notebook)
-    assert (result.status, points(result)) == (status.KERNEL_DIED, [4, 6])
+    assert (result.status, points(result)) == (statuses.KERNEL_DIED, [4, 6])
     assert course.outputs("two")[0].text == "two ['imports', 'one']\n", "its prints are kept"
 
 
@@ -281,7 +281,7 @@ def test_several_deaths_leave_what_they_do_not_touch(course: Toy) -> None:
     notebook = answers(one_check=die.format(1), two=die.format(2), two_check=f"{die.format(3)}")
     notebook.cells.append(nbformat.v4.new_code_cell("ran", id="last"))
     result = course.grade(notebook)
-    assert (result.status, points(result)) == (status.KERNEL_DIED, [4, 0])
+    assert (result.status, points(result)) == (statuses.KERNEL_DIED, [4, 0])
     assert course.outputs("last")[0].data["text/plain"] == "['imports']"
     assert len(result.eyes) == 3
 
@@ -306,7 +306,7 @@ def test_a_cell_without_end_costs_one_exercise(course: Toy, loop: str, monkeypat
     monkeypatch.setattr(execution, "GRACE", 0.5)
     limits = Limits(cell=3, check=20, submission=60)
     result = course.grade(answers(one=loop), limits=limits)
-    assert (result.status, points(result)) == (status.TIMED_OUT, [0, 6])
+    assert (result.status, points(result)) == (statuses.TIMED_OUT, [0, 6])
     assert result.reason.startswith("cell 'one': the cell ran longer than its time limit of 3 s")
 
 
@@ -315,9 +315,9 @@ def test_the_submission_has_an_end(course: Toy) -> None:
     began = time.monotonic()
     result = course.grade(answers(two="import time\ntime.sleep(100)"), limits=limits)
     assert time.monotonic() - began < 30
-    assert (result.status, points(result)) == (status.TIMED_OUT, [4, 0])
+    assert (result.status, points(result)) == (statuses.TIMED_OUT, [4, 0])
     assert result.reason == "the submission's time limit of 3 s was reached"
-    assert result.exercises[1].limit == status.TIMED_OUT
+    assert result.exercises[1].limit == statuses.TIMED_OUT
     assert "not judged" in result.exercises[1].reason
 
 
@@ -330,19 +330,19 @@ def test_a_check_has_an_end(course: Toy) -> None:
         return Report(exercise, 0.0 if failing else 1.0, lines).to_json()
 
     result = course.grade(answers(), limits=Limits(check=0.5), judge=judge)
-    assert (result.status, points(result)) == (status.TIMED_OUT, [0, 6])
-    assert result.exercises[0].limit == status.TIMED_OUT
+    assert (result.status, points(result)) == (statuses.TIMED_OUT, [0, 6])
+    assert result.exercises[0].limit == statuses.TIMED_OUT
     assert result.reason == "hello: its check took longer than its time limit of 0.5 s"
 
 
 @pytest.mark.parametrize(
     ("what", "expected", "said"),
     [
-        ("memory", status.OUT_OF_MEMORY, "used more than the 4 GB of memory that they may use"),
-        ("processes", status.TOO_MANY_PROCESSES, "more processes or threads than they may (256)"),
-        ("files", status.TOO_MANY_FILES, "more files at a time than they may (1024)"),
-        ("disk", status.DISK_FULL, "wrote more than the 512 MB that they may write"),
-        ("", status.GRADED, "a sentence"),
+        ("memory", statuses.OUT_OF_MEMORY, "used more than the 4 GB of memory that they may use"),
+        ("processes", statuses.TOO_MANY_PROCESSES, "more processes or threads than they may (256)"),
+        ("files", statuses.TOO_MANY_FILES, "more files at a time than they may (1024)"),
+        ("disk", statuses.DISK_FULL, "wrote more than the 512 MB that they may write"),
+        ("", statuses.GRADED, "a sentence"),
     ],
 )
 def test_what_the_ranks_of_a_check_used_up_is_the_status(
@@ -360,21 +360,21 @@ def test_what_the_ranks_of_a_check_used_up_is_the_status(
 
 def test_long_output_costs_nothing_but_is_said(course: Toy) -> None:
     result = course.grade(answers(one=f"{ONE}\nfor i in range(5000): print(i)"))
-    assert (result.status, result.score) == (status.TOO_MUCH_OUTPUT, 10)
+    assert (result.status, result.score) == (statuses.TOO_MUCH_OUTPUT, 10)
     assert "bytes; 2,000 are kept" in result.reason
     assert result.eyes == []
 
 
 def test_an_error_from_a_limit_is_its_status(course: Toy) -> None:
     result = course.grade(answers(one=f"{ONE}\nraise MemoryError"))
-    assert (result.status, result.score) == (status.OUT_OF_MEMORY, 10)
+    assert (result.status, result.score) == (statuses.OUT_OF_MEMORY, 10)
     assert course.outputs("one")[-1].ename == "OutOfMemory"
 
 
 def test_the_worst_status_counts() -> None:
-    assert status.worst([]) == status.GRADED
-    assert status.worst([status.BLANK, status.TIMED_OUT]) == status.TIMED_OUT
-    assert status.worst([status.TIMED_OUT, status.KERNEL_DIED]) == status.KERNEL_DIED
+    assert statuses.worst([]) == statuses.GRADED
+    assert statuses.worst([statuses.BLANK, statuses.TIMED_OUT]) == statuses.TIMED_OUT
+    assert statuses.worst([statuses.TIMED_OUT, statuses.KERNEL_DIED]) == statuses.KERNEL_DIED
 
 
 # --- failures of the grader ------------------------------------------------------------------------
@@ -406,7 +406,7 @@ def test_an_answer_on_which_a_judge_failed_is_listed_for_eyes(course: Toy) -> No
         return Report(exercise, 0.5, lines, failures=failures).to_json()
 
     result = course.grade(answers(), judge=judge)
-    assert (result.status, points(result)) == (status.GRADED, [2, 3])
+    assert (result.status, points(result)) == (statuses.GRADED, [2, 3])
     said = "the judge failed: ZeroDivisionError: division by zero"
     assert [eye.partition(": ")[2] for eye in result.eyes] == [said, said]
 
@@ -416,7 +416,7 @@ def test_a_judge_that_fails_gives_no_grade(course: Toy) -> None:
         raise JudgeFailureError(f"{exercise}: no ranks")
 
     result = course.grade(answers(), judge=judge)
-    assert (result.status, result.exercises) == (status.UNGRADED, [])
+    assert (result.status, result.exercises) == (statuses.UNGRADED, [])
     assert "no ranks" in result.reason and course.notebook is None
 
 
@@ -425,7 +425,7 @@ def test_a_notebook_process_that_does_not_start_gives_no_grade(course: Toy) -> N
         raise LaunchError("the sandbox could not be made")
 
     result = course.grade(answers(), start=start)
-    assert result.status == status.UNGRADED
+    assert result.status == statuses.UNGRADED
     assert "the sandbox could not be made" in result.reason
 
 
@@ -435,7 +435,7 @@ def test_a_notebook_process_that_does_not_start_gives_no_grade(course: Toy) -> N
 )
 def test_what_is_no_notebook_is_the_students(course: Toy, content: bytes, said: str) -> None:
     result = course.grade(content)
-    assert (result.status, result.score) == (status.UNREADABLE, 0)
+    assert (result.status, result.score) == (statuses.UNREADABLE, 0)
     assert said in result.reason and course.notebook is None
 
 
@@ -443,7 +443,7 @@ def test_a_missing_notebook_is_the_students(course: Toy, tmp_path: Path) -> None
     (tmp_path / NAME).mkdir()
     opened = Course({NAME: course.assignment}, b"secret", lambda a: None, lambda a: None)  # pyright: ignore
     result, notebook = mark(Submission("ann", NAME, tmp_path / NAME), opened, LIMITS)
-    assert (result.status, notebook) == (status.MISSING, None)
+    assert (result.status, notebook) == (statuses.MISSING, None)
 
 
 # --- seeds -----------------------------------------------------------------------------------------
@@ -470,7 +470,7 @@ def test_order_is_restored_with_what_the_student_added(course: Toy) -> None:
     checks = [cell for cell in notebook.cells if cell["id"].endswith("_check")]
     notebook.cells = checks[::-1] + [cell for cell in notebook.cells if cell not in checks]
     result = course.grade(notebook)
-    assert (result.status, points(result)) == (status.GRADED, [4, 6])
+    assert (result.status, points(result)) == (statuses.GRADED, [4, 6])
     assert "cells had been put into another order" in result.eyes
     ids = [cell["id"] for cell in course.notebook.cells]
     assert [name for name in ids if name != "own-two_check"] == [
@@ -658,7 +658,7 @@ def test_written_answers_are_left_to_a_person(preloaded: Preloaded) -> None:
     result = course.grade(notebook)
     assert points(result) == [0, 4, 6]
     assert result.exercises[0].reason == BY_HAND
-    assert (result.status, result.reason) == (status.GRADED, "")
+    assert (result.status, result.reason) == (statuses.GRADED, "")
     assert cell_of(course.notebook, "essay").source == "Because."
 
 
@@ -692,7 +692,7 @@ def test_the_real_judge_behind_the_real_walls(real: Course) -> None:
     notebook.cells.insert(-3, fatal)
     content = nbformat.writes(notebook).encode()
     result, executed = mark(Submission("ann", NAME, Path()), real, Limits(), HandedIn(content))
-    assert result.status == status.KERNEL_DIED, result
+    assert result.status == statuses.KERNEL_DIED, result
     lost = [exercise for exercise in result.exercises if exercise.points < exercise.maximum]
     assert [exercise.name for exercise in lost] == ["hello"], [one.report for one in lost]
     assert result.score == 9

@@ -29,8 +29,7 @@ from autograder.book.table import row_of, write_points
 from autograder.commands.grade import other_pythons
 from autograder.course.config import NOTEBOOKS, SERVER, SOLUTIONS, assignments
 from autograder.course.exercises import read_assignment
-from autograder.outcome import status as statuses
-from autograder.outcome import wording
+from autograder.outcome import statuses, wording
 from autograder.outcome.result import BY_HAND, Exercise, Result
 from autograder.report.alike import Likeness
 from autograder.report.class_page import class_page

@@ -22,7 +22,7 @@ from nbformat import NotebookNode
 from autograder.course.config import NOTEBOOKS, SOLUTIONS, assignments
 from autograder.course.exercises import Assignment, read_assignment
 from autograder.course.twin import grade_id
-from autograder.outcome import status
+from autograder.outcome import statuses
 from autograder.outcome.limits import Limits
 from autograder.outcome.result import Result
 from autograder.report.reliability import reference_submission
@@ -220,7 +220,7 @@ def test_every_kind_of_file_earns_what_was_earned(
         if grade_id(cell) == left:
             cell.source = stubs[left]
     result = grade(FIRST, save(kind, FIRST, notebook, draw).content)
-    assert (result.status, result.eyes) == (status.GRADED, [])
+    assert (result.status, result.eyes) == (statuses.GRADED, [])
     lost = [one for one in result.exercises if one.points < one.maximum]
     assert [one.grade_id for one in lost] == [f"{left}_check"], [one.reason for one in lost]
     assert result.reason.startswith(f"{lost[0].name}: ")
@@ -243,7 +243,7 @@ def test_work_in_cells_of_ones_own_is_not_blank(
     place = next(i for i, cell in enumerate(notebook.cells) if grade_id(cell) == "hello")
     notebook.cells.insert(place + 1, own_cell(form.format(answers["hello"]), draw))
     result = grade(FIRST, Saved.of(FIRST, notebook).content)
-    assert result.status == status.GRADED and result.score == points(result)["hello"] > 0
+    assert result.status == statuses.GRADED and result.score == points(result)["hello"] > 0
     assert "nothing was written" not in result.reason
 
 
@@ -255,7 +255,7 @@ def test_a_notebook_as_it_was_handed_out_is_blank(
     notebook = released_of(FIRST)
     notebook.cells.insert(0, own_cell(INSTALL, draw))
     result = grade(FIRST, save(kind, FIRST, notebook, draw).content)
-    assert (result.status, result.score, result.eyes) == (status.BLANK, 0, [])
+    assert (result.status, result.score, result.eyes) == (statuses.BLANK, 0, [])
     assert result.reason == "nothing was written into any exercise"
 
 
