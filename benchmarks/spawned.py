@@ -20,10 +20,10 @@ ENVIRONMENT = {
 
 def install() -> None:
     os.environ.update(ENVIRONMENT)
-    from course_lib.runtime import pool
+    from course_lib.runtime import pools
 
-    pool._preloaded = Spawner()  # pyright: ignore[reportAttributeAccessIssue]
-    pool.spare = lambda *_, **__: None
+    pools._preloaded = Spawner()  # pyright: ignore[reportAttributeAccessIssue]
+    pools.spare = lambda *_, **__: None
 
 
 class Descriptor:

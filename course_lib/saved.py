@@ -17,7 +17,7 @@ from typing import Any
 from IPython.core.inputtransformer2 import TransformerManager
 
 from course_lib.checks.colour import plain
-from course_lib.checks.judge import find as registry
+from course_lib.checks.judge.find import UnknownExercise, find
 
 NAME = re.compile(r"(\d\d_\w+)/(\w+)")
 HEADING = re.compile(r"^(#{1,2}) (.+)$", re.MULTILINE)
@@ -130,8 +130,8 @@ def _exercise(
     path: Path, name: str, section: str, states: list[str], cell: dict[str, Any]
 ) -> Exercise:
     try:
-        known = registry.find(name)
-    except registry.UnknownExercise as unknown:
+        known = find(name)
+    except UnknownExercise as unknown:
         raise UnreadableNotebook(
             f"{path} is of another version of the course: {unknown}"
         ) from unknown

@@ -296,7 +296,7 @@ def nothing_is_left_running() -> Iterator[None]:
     yield
     if not Path("/proc/self/environ").exists():  # not Linux
         return
-    pool = sys.modules.get("course_lib.runtime.pool")
+    pool = sys.modules.get("course_lib.runtime.pools")
     if pool is not None:
         pool.close()
     left = wait_until_gone(started_by_these_tests(), 10.0)

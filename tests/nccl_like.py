@@ -33,10 +33,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from course_lib.ledger import install
-from course_lib.ledger import recorder as recording
+from course_lib.ledger import install, recorder
 from course_lib.ledger.group import FAMILIES, RecordingGroup, put_behind, real
-from course_lib.ledger.recorder import recorder
+from course_lib.ledger.recorder import current_recorder
 from course_lib.ledger.tensors import flatten
 
 NAME = "nccl-like"
@@ -187,7 +186,7 @@ class NcclLike:
             operation = self.put(lambda written: call(written, *args[1:]), args[0])
         if all(getattr(one, "asyncOp", True) for one in (*args, *kwargs.values())):
             return operation
-        rec = recorder()
+        rec = current_recorder()
         row = rec.state.rows - 1  # its own, written down just now
         since = rec.begin_wait(row)
         try:
@@ -233,7 +232,7 @@ def imitate() -> None:
         finally:
             group._end_coalescing(operations[0].tensor.device)
 
-    recording.LIBRARIES += (__file__,)  # messages name the lines of the test
+    recorder.LIBRARIES += (__file__,)  # messages name the lines of the test
     RecordingGroup.__init__, RecordingGroup.channel = init, without_tag
     install.replace("batch_isend_irecv", batch)
     world: Any = dist.group.WORLD

@@ -19,7 +19,7 @@ from autograder.submission.intake import HandedIn, Submission
 from autograder.submission.marking import mark
 from autograder.submission.sandboxed import open_course
 from autograder.submission.walk import Judge
-from course_lib.runtime import pool, wire
+from course_lib.runtime import pools, wire
 
 NOWHERE = Path("nowhere")  # the folder of a submission whose notebook is given
 
@@ -61,7 +61,7 @@ def grading(
     try:
         yield mark_one
     finally:
-        pool.close()
+        pools.close()
 
 
 def telling(judge: Judge, assignment: Assignment, show: Callable[[Exercise], None]) -> Judge:

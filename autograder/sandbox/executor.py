@@ -19,8 +19,8 @@ import threading
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from autograder.sandbox import shell as shells
-from course_lib.runtime import pool, wire
+from autograder.sandbox import shell
+from course_lib.runtime import pools, wire
 from course_lib.runtime.pickling import explain
 
 CLIENT = "course_lib.checks.client"
@@ -28,7 +28,7 @@ CLIENT = "course_lib.checks.client"
 # Taken before the first byte of a student's: a cell may replace what it finds in these modules.
 _exit, _pid, _read, _dumps, _send = os._exit, os.getpid, os.read, wire.dumps, wire.send
 
-shells.warm()  # the process that forks executors imports this module beforehand
+shell.warm()  # the process that forks executors imports this module beforehand
 
 
 def main(args: dict, fds: Sequence[int]) -> NoReturn:
@@ -41,8 +41,8 @@ def main(args: dict, fds: Sequence[int]) -> NoReturn:
     control, out, err, heard, *servers = fds
     redirect(out, err)
     if servers:
-        pool.adopt(socket.socket(fileno=servers[0]))
-    sys.modules[CLIENT] = shells.inert_client()
+        pools.adopt(socket.socket(fileno=servers[0]))
+    sys.modules[CLIENT] = shell.inert_client()
     Executor(socket.socket(fileno=control), heard).serve()
 
 
@@ -66,7 +66,7 @@ class Executor:
     def __init__(self, sock: socket.socket, heard: int):
         self.sock, self.heard, self.owner, self.lock = sock, heard, _pid(), threading.Lock()
         self.receiver = wire.Receiver(sock)
-        self.shell = shells.make(self.show)
+        self.shell = shell.make(self.show)
 
     def show(self, header: dict) -> None:
         """Send an output and wait until it was received: later prints come behind it."""
@@ -95,23 +95,23 @@ class Executor:
         answer: dict[str, Any]
         buffers: Sequence[wire.Buffer] = ()
         try:
-            shells.interruptible(True)
+            shell.interruptible(True)
             if "run" in command:
                 error = self.shell.run(command["run"], command["number"])
                 name = type(error).__name__ if error is not None else ""
-                answer = {"done": name, "limit": shells.limit_of(error)}
+                answer = {"done": name, "limit": shell.limit_of(error)}
             else:
                 buffers = self.submit(command["submit"], command["functions"], command["most"])
                 answer = {"submitted": len(buffers)}
         except RefusedError as refusal:
             buffers, answer = (), {"refused": str(refusal)}
         except BaseException as error:  # an interrupt that came a moment late, or IPython's own
-            answer = {"done": type(error).__name__, "limit": shells.limit_of(error)}
+            answer = {"done": type(error).__name__, "limit": shell.limit_of(error)}
         finally:
             if _pid() != self.owner:
                 _exit(0)  # a child that a cell forked, and that came back here
-            shells.interruptible(False)
-        shells.flush()
+            shell.interruptible(False)
+        shell.flush()
         self.send({**answer, "answers": command["id"]}, buffers)
 
     def submit(self, expressions: list[str], functions: bool, most: int) -> list[wire.Buffer]:
@@ -140,7 +140,7 @@ class Executor:
         except NameError:
             raise RefusedError(f"{expression} is not defined.") from None
         except Exception as error:
-            said = f"{type(error).__name__}: {shells.text_of(error)}"
+            said = f"{type(error).__name__}: {shell.text_of(error)}"
             raise RefusedError(f"{expression} has no value: {said}") from None
 
 

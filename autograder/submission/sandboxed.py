@@ -13,7 +13,7 @@ from autograder.submission.marking import Course
 from autograder.submission.walk import Judge, JudgeFailureError
 from course_lib.checks.judge.judge import judge
 from course_lib.checks.judge.masks import masked_paths
-from course_lib.runtime import places, pool, wire
+from course_lib.runtime import places, pools, wire
 from course_lib.runtime.sandbox.enter import harmless_environment
 from course_lib.runtime.sandbox.probe import probe
 from course_lib.runtime.sandbox.spec import APART, Sandbox
@@ -35,14 +35,14 @@ def open_course(
 
     mode: "auto" uses every layer that this machine allows; "require" raises SandboxError unless files
     and network are isolated; "off" uses none. GpuGradingError where COURSE_BACKEND asks for GPUs. Starts
-    the preloaded process anew; `pool.close` ends it.
+    the preloaded process anew; `pools.close` ends it.
     """
     refuse_gpus()
-    pool.close()
+    pools.close()
     # One hash seed, so that a submission does the same in one grading and the next.
     environment = {**harmless_environment(), "PYTHONHASHSEED": "0"}
-    pool.preload(RANKS, environment=environment)
-    notebooks = pool.SeparateProcess(NOTEBOOKS, environment=environment)
+    pools.preload(RANKS, environment=environment)
+    notebooks = pools.SeparateProcess(NOTEBOOKS, environment=environment)
     places.read_files = False  # ranks name files, whose content must not get into a report
     sandbox = _sandbox(limits, mode)
 
@@ -78,7 +78,7 @@ def _sandbox(limits: Limits, mode: str) -> Sandbox | None:
     if mode == "off":
         return None
     sandbox = probe(
-        pool.preloaded(), memory=limits.memory, processes=limits.processes,
+        pools.preloaded(), memory=limits.memory, processes=limits.processes,
         descriptors=limits.descriptors, disk=limits.disk,
     )  # fmt: skip
     if mode == "require" and not (sandbox.isolates_files and sandbox.isolates_network):

@@ -4,9 +4,9 @@ The judge sends a `Task`. A recipe (see `rank.harness`) declares its reply in it
 
     def layers(...) -> tuple[dict[str, LayerReply], dict[str, Any]]
 
-where LayerReply is a dataclass of plain fields. `plain` makes JSON of it in the rank; in the judge `decode`
-reads that as the type again, or raises `NotAsAgreed`. So the judge's lines read fields and need not ask about
-their types.
+where LayerReply is a dataclass of plain fields. `plain_reply` makes JSON of it in the rank; in the judge
+`decode` reads that as the type again, or raises `NotAsAgreed`. So the judge's lines read fields and need not
+ask about their types.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ class Task:
     instructions: dict
 
 
-def plain(reply: Any) -> Any:
+def plain_reply(reply: Any) -> Any:
     """A reply as JSON has it: dataclasses become dicts of their fields."""
     if dataclasses.is_dataclass(reply) and not isinstance(reply, type):
-        return {field.name: plain(getattr(reply, field.name)) for field in dataclasses.fields(reply)}
+        return {field.name: plain_reply(getattr(reply, field.name)) for field in dataclasses.fields(reply)}
     if isinstance(reply, dict):
-        return {name: plain(value) for name, value in reply.items()}
+        return {name: plain_reply(value) for name, value in reply.items()}
     if isinstance(reply, list | tuple):
-        return [plain(item) for item in reply]
+        return [plain_reply(item) for item in reply]
     return reply
 
 

@@ -21,8 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup, Work
 
-from course_lib.ledger import recorder as recording
-from course_lib.ledger.recorder import CommunicationError
+from course_lib.ledger.recorder import CommunicationError, current_recorder
 from course_lib.ledger.tensors import flatten, label_of
 from course_lib.ledger.work import RecordingWork, Together
 
@@ -186,11 +185,11 @@ class RecordingGroup(ProcessGroup):
 
     def _start_coalescing(self, device: torch.device) -> None:
         """NCCL begins the following operations together, at `_end_coalescing`."""
-        self.first_together = recording.recorder().state.rows
+        self.first_together = current_recorder().state.rows
         _method_of(self, "_start_coalescing", device)()
 
     def _end_coalescing(self, device: torch.device) -> Work | None:
-        recorder = recording.recorder()
+        recorder = current_recorder()
         first, self.first_together = self.first_together, None
         rows = range(first or 0, recorder.state.rows if first is not None else 0)
         with recorder.calling(rows[0]) if rows else contextlib.nullcontext():
@@ -255,7 +254,7 @@ def _record(
     peer = group.ranks[peer] if peer >= 0 else -1
     tag = 0 if group.on_device(involved) else tag  # NCCL has none
     listed = flatten(tensors)
-    recorder = recording.recorder()
+    recorder = current_recorder()
     on_device = group.on_device(involved)
     with recorder.marking_refused():
         row = recorder.add(op, listed, nbytes, group, peer, tag, agree, label_of(involved))

@@ -10,21 +10,21 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from course_lib.ledger import recorder as recording
+from course_lib.ledger import recorder
 from course_lib.ledger.group import RecordingGroup
-from course_lib.ledger.recorder import Recorder
+from course_lib.ledger.recorder import Recorder, current_recorder
 from course_lib.ledger.work import Together
 
 NAME = "recorded"
 
 
-def install(recorder: Recorder, nccl: bool) -> None:
+def install(of_this_rank: Recorder, nccl: bool) -> None:
     """From now on every process group of this process is a `RecordingGroup`.
 
     Also one that a student makes with `new_group(backend="gloo")` or `init_process_group("gloo")`:
     both end in the same private function of PyTorch, the only place that no group gets round.
     """
-    recording._recorder = recorder
+    recorder._recorder = of_this_rank
 
     def create(store: dist.Store, rank: int, size: int, timeout: timedelta) -> RecordingGroup:
         return RecordingGroup(store, rank, size, timeout, nccl)
@@ -66,14 +66,14 @@ def recorded_new_group(new_group: Callable) -> Callable:
         world = dist.group.WORLD
         if kwargs.get("use_local_synchronization") or not isinstance(world, RecordingGroup):
             return new_group(ranks, *args, **kwargs)
-        recorder = recording.recorder()
+        rec = current_recorder()
         named = "all ranks" if ranks is None else str(sorted(ranks))
-        row = recorder.add("new_group", [], 0, world, agree=named)
-        since = recorder.begin_wait(row)
+        row = rec.add("new_group", [], 0, world, agree=named)
+        since = rec.begin_wait(row)
         try:
             return new_group(ranks, *args, **kwargs)
         finally:
-            recorder.end_wait(row, since)
+            rec.end_wait(row, since)
 
     return wrapper
 
@@ -87,7 +87,7 @@ def together(batch_isend_irecv: Callable) -> Callable:
 
     @functools.wraps(batch_isend_irecv)
     def wrapper(p2p_op_list: list) -> list:
-        with recording.recorder().batch():
+        with current_recorder().batch():
             return begin(p2p_op_list)
 
     def begin(p2p_op_list: list) -> list:

@@ -337,7 +337,7 @@ class Recorder:
 _recorder: Recorder | None = None
 
 
-def recorder() -> Recorder:
+def current_recorder() -> Recorder:
     if _recorder is None:
         raise RuntimeError(
             "nothing is recorded here: the recorder lives in a rank that launch() started"
@@ -352,7 +352,7 @@ def observe(callback: Observer) -> Iterator[None]:
     "issue" comes before the backend gets the operation, with the tensor of a message (None for some
     collectives); "done" after its wait has returned, with None.
     """
-    observers = recorder().observers
+    observers = current_recorder().observers
     observers.append(callback)
     try:
         yield

@@ -19,7 +19,7 @@ from numpy import (
 )  # before the fork: NumPy itself would import it at the first use, in every rank
 from torch.distributed import Work
 
-from course_lib.ledger.recorder import CommunicationError, recorder
+from course_lib.ledger.recorder import CommunicationError, current_recorder
 from course_lib.ledger.tensors import describe
 from course_lib.ledger.wires import TimedOut
 
@@ -85,10 +85,10 @@ class RecordingWork(Work):
         super().__init__()
         _handles[self] = Handle(inner, row, sent, peer, device, fingerprint(sent) if sent else 0)
         if message or KEEPS_HALF:
-            recorder().handles[row] = self
+            current_recorder().handles[row] = self
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        own, rec = _handles[self], recorder()
+        own, rec = _handles[self], current_recorder()
         check_first(own)
         before = rec.pending.mark() if own.device else None
         since = rec.begin_wait(own.row)
@@ -118,13 +118,13 @@ class RecordingWork(Work):
         own = _handles[self]
         real = isinstance(own.inner, Work)
         done = _is_completed(own.inner) if real else own.inner.is_completed()
-        done = done and recorder().has_crossed(own.row)
+        done = done and current_recorder().has_crossed(own.row)
         if done and not own.waited:
             self.wait()  # it returns at once; books the completion
         return done
 
     def get_future(self):  # the type differs between PyTorch versions
-        own, rec = _handles[self], recorder()
+        own, rec = _handles[self], current_recorder()
         future = rec.crossing(
             own.row, own.inner.get_future()
         )  # gloo has none for a message, and raises
@@ -161,7 +161,7 @@ def check_untouched(own: Handle) -> None:
         return
     if fingerprint(own.sent) != own.mark:
         raise CommunicationError(
-            f"the tensor {describe(own.sent)} that rank {recorder().rank} sends to rank {own.peer} "
+            f"the tensor {describe(own.sent)} that rank {current_recorder().rank} sends to rank {own.peer} "
             "was changed before wait(): the receiver may get the old values, the new ones or a mixture. "
             "Call wait() on the handle first, or send a clone()."
         )

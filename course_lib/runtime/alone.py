@@ -29,7 +29,7 @@ _sleep = time.sleep
 
 
 def start(order: dict, fds: list[int]) -> NoReturn:
-    """The entry of the process. `fds`: as `pool.Pool` hands them over."""
+    """The entry of the process. `fds`: as `pools.Pool` hands them over."""
     sock, recorder = rank.settle(order, fds)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)

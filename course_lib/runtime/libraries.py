@@ -1,7 +1,7 @@
 """The shared libraries that ranks load at their start, and the NCCL that they may get instead of PyTorch's.
 
 A process reads these variables once. Ranks are forked from a process that has imported torch, so a change
-made in a notebook reaches them only through a new such process, which `pool.preloaded` then starts.
+made in a notebook reaches them only through a new such process, which `pools.preloaded` then starts.
 """
 
 from __future__ import annotations

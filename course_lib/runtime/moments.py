@@ -22,7 +22,7 @@ from course_lib.runtime import wire
 from course_lib.runtime.held import Held
 
 if TYPE_CHECKING:
-    from course_lib.runtime.pool import Pool
+    from course_lib.runtime.pools import Pool
 
 GO = b"."
 START = "start"  # before a student's objects are read: no base counts for much more than this

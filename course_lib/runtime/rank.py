@@ -48,7 +48,7 @@ _store_fd = -1  # the file over which the ranks of this process's group met
 
 
 def start(order: dict, fds: list[int]) -> NoReturn:
-    """The entry of a rank's process. `fds`: as `pool.Pool` hands them over."""
+    """The entry of a rank's process. `fds`: as `pools.Pool` hands them over."""
     sock, recorder = settle(order, fds)
     faulthandler.register(signal.SIGUSR1, file=fds[-1], all_threads=True)
     set_environment(order["environment"])

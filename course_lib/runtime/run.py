@@ -13,8 +13,7 @@ from typing import Any
 
 from course_lib.ledger.ledger import Ledger
 from course_lib.ledger.read import read_ledger
-from course_lib.runtime import pool as pools
-from course_lib.runtime import wire
+from course_lib.runtime import pools, wire
 from course_lib.runtime.backend import ALONE, choose
 from course_lib.runtime.diagnosis import Failure, damaged_failure, diagnose
 from course_lib.runtime.errors import Interrupted, LaunchError
@@ -24,7 +23,7 @@ from course_lib.runtime.load import slowdown
 from course_lib.runtime.moments import PAUSE, Moments, Progress
 from course_lib.runtime.output import OnOutput, Output
 from course_lib.runtime.places import is_cell, where
-from course_lib.runtime.pool import Pool
+from course_lib.runtime.pools import Pool
 from course_lib.runtime.replying import malformed, well_formed
 from course_lib.runtime.sandbox.spec import APART, Sandbox
 from course_lib.runtime.waiting import Snapshot, stuck
@@ -87,7 +86,7 @@ def run_ranks(
     and `buffers` may be one for all ranks or a list with one for each. In a `sandbox` the ranks get
     nothing of this process's folder and environment. A rank whose answer is longer than `reply_limit`
     bytes has failed. With backend ALONE the one rank has no process group, and is kept while it is clean:
-    `pool.end_kept` ends it. While they run, as many ranks as `ahead` says are forked for the next task;
+    `pools.end_kept` ends it. While they run, as many ranks as `ahead` says are forked for the next task;
     at the end, with `spare`, as many as these. `imports`: modules that every rank will need, and imports
     before `timeout` begins; if a rank needs other parts of PyTorch, the ranks to come find them imported.
     moments: names of the moments at which ranks are measured; enough: for each rank, bytes that are enough

@@ -23,8 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from course_lib.ledger import recorder as recorders
-from course_lib.ledger import rows
+from course_lib.ledger import recorder, rows
 from course_lib.ledger.install import install
 from course_lib.ledger.ledger import Ledger
 from course_lib.ledger.operation import Operation
@@ -58,7 +57,7 @@ class Recording:
                 "RANK and WORLD_SIZE are not set: start this program with torchrun. In a notebook use "
                 "launch(), which returns a ledger"
             )
-        if recorders._recorder is not None:
+        if recorder._recorder is not None:
             raise RuntimeError(
                 "this process records already: launch() does so, or another Recording"
             )

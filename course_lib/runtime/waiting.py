@@ -19,7 +19,7 @@ from course_lib.ledger import rows
 from course_lib.ledger.order import Order
 from course_lib.ledger.read import operation
 from course_lib.runtime.places import where
-from course_lib.runtime.pool import Pool
+from course_lib.runtime.pools import Pool
 
 IN_ORDER = {"nccl"}  # backends that run a rank's operations of a group one after the other
 

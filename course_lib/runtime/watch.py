@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from course_lib.ledger import rows
 from course_lib.runtime.moments import Moments
-from course_lib.runtime.pool import Pool
+from course_lib.runtime.pools import Pool
 
 Reply = tuple[dict, list[bytearray]]
 

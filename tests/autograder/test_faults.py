@@ -47,7 +47,7 @@ from autograder.outcome import statuses
 from autograder.outcome.result import Exercise, Result
 from benchmarks import plain_nbgrader
 from course_lib.checks import check
-from course_lib.runtime import pool
+from course_lib.runtime import pools
 
 prefer_this_environment()  # grading changes the environment in this way: so it is as it was after a test
 EVERYTHING = bool(os.environ.get("COURSE_ALL_TESTS"))
@@ -282,7 +282,7 @@ def test_the_listener_hears_both_kinds_of_caller() -> None:
 @pytest.fixture
 def no_ranks() -> None:
     """No process of earlier tests that is still starting ranks ahead of need."""
-    pool.close()
+    pools.close()
 
 
 def test_an_orphan_is_seen_and_ended(

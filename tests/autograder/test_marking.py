@@ -30,7 +30,7 @@ from autograder.submission.suspicion import suspicious
 from autograder.submission.walk import JudgeFailureError
 from course_lib.checks.judge.masks import exported_from, reference_modules
 from course_lib.checks.report import Report, ReportLine
-from course_lib.runtime import places, pool, wire
+from course_lib.runtime import places, pools, wire
 from course_lib.runtime.errors import LaunchError
 from course_lib.runtime.preloaded import Preloaded
 
@@ -671,8 +671,8 @@ def real() -> Iterator[Course]:
     read_files = places.read_files
     yield open_course([read_assignment(NAME, SOLUTIONS, NOTEBOOKS)], b"secret" * 5, Limits())
     places.read_files = read_files
-    pool.close()
-    pool.preload("course_lib.checks.rank.harness")
+    pools.close()
+    pools.preload("course_lib.checks.rank.harness")
 
 
 def reference() -> NotebookNode:

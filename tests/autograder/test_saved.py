@@ -32,7 +32,7 @@ from autograder.submission.recognise import recognise
 from autograder.submission.restore import STRIPPED, Restored, restore
 from autograder.submission.sandboxed import open_course
 from autograder.submission.suspicion import suspicious
-from course_lib.runtime import places, pool
+from course_lib.runtime import places, pools
 from tests.autograder.saved import KINDS, Saved, save
 
 FIRST = "00_first_ranks"
@@ -196,8 +196,8 @@ def grade() -> Iterator[Callable[[str, bytes], Result]]:
 
     yield mark_file
     places.read_files = read_files
-    pool.close()
-    pool.preload("course_lib.checks.rank.harness")
+    pools.close()
+    pools.preload("course_lib.checks.rank.harness")
 
 
 def points(result: Result) -> dict[str, float]:

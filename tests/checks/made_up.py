@@ -24,7 +24,7 @@ from course_lib.checks.judge.case import (
     Spec,
     exercises,
 )
-from course_lib.checks.wire import fields_of, plain, reply_type
+from course_lib.checks.wire import fields_of, plain_reply, reply_type
 from course_lib.ledger import rows
 from course_lib.ledger.ledger import Ledger
 from course_lib.ledger.operation import Operation
@@ -179,7 +179,7 @@ def observed(
     answers = []
     for side in case.sides:
         meta, raw = wire.pack_tensors({name: tensor(spec) for name, spec in side.outputs.items()})
-        header = {"values": plain(reply(case, side, make)), "tensors": meta, "others": {}}
+        header = {"values": plain_reply(reply(case, side, make)), "tensors": meta, "others": {}}
         answers.append((header, [bytearray(part) for part in raw]))
     of_ranks = [operations(case, rank) for rank in range(case.world_size)]
     read = [[{name: [held()] for name in case.moments} for _ in case.sides] for _ in range(2)]

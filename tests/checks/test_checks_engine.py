@@ -39,7 +39,7 @@ from course_lib.checks.rank import harness
 from course_lib.checks.report import Report, ReportLine
 from course_lib.ledger.ledger import Ledger
 from course_lib.ledger.operation import Operation
-from course_lib.runtime import backend, pool
+from course_lib.runtime import backend, pools
 from course_lib.runtime.sandbox.probe import probe
 from tests.checks.test_mutants import drawing_once
 
@@ -230,10 +230,10 @@ def prediction(before: str, answer: str):
 def in_a_sandbox(request, monkeypatch):
     """With the parameter True, the judge runs everything in the strongest sandbox of this machine."""
     if request.param:
-        strongest = probe(pool.preloaded())
+        strongest = probe(pools.preloaded())
         judged = functools.partial(judge.judge, sandbox=strongest)
         monkeypatch.setattr(client, "judge", judged)
-        pool.end_spares()
+        pools.end_spares()
 
 
 @pytest.fixture
@@ -291,7 +291,7 @@ def test_predictions_share_a_process_and_no_memory(tmp_path, runs):
     seen = [line.split() for line in (tmp_path / "seen").read_text().splitlines()]
     own, above = ({line[k] for line in seen} for k in (0, 1))
     assert (len(runs), len(own), len(above)) == (2, 2, 1)
-    assert not any(key[1] == backend.ALONE for key in pool._spares)
+    assert not any(key[1] == backend.ALONE for key in pools._spares)
     until_gone(int(above.pop()))
 
 

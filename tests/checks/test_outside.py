@@ -19,8 +19,7 @@ from course_lib.checks.judge import judge as judging
 from course_lib.checks.judge.case import Exercise
 from course_lib.checks.judge.find import find
 from course_lib.checks.judge.judge import judge
-from course_lib.runtime import pool as pools
-from course_lib.runtime import wire
+from course_lib.runtime import pools, wire
 from course_lib.runtime.sandbox import probe, spec
 from course_lib.runtime.sandbox.spec import Sandbox
 from tests.checks.test_witness import typed

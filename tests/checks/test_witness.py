@@ -28,8 +28,7 @@ from course_lib.checks.judge.find import find
 from course_lib.checks.judge.judge import judge
 from course_lib.ledger.ledger import Ledger
 from course_lib.ledger.operation import Operation
-from course_lib.runtime import pool as pools
-from course_lib.runtime import wire
+from course_lib.runtime import pools, wire
 from course_lib.runtime.run import Outcome, run_ranks
 from course_lib.runtime.sandbox import probe, spec
 from course_lib.runtime.sandbox.spec import Sandbox

@@ -18,7 +18,7 @@ from course_lib.ledger.ledger import Ledger
 from course_lib.ledger.on_nccl import MOST, Remark, remarks
 from course_lib.ledger.operation import Operation
 from course_lib.ledger.order import Held, Order
-from course_lib.ledger.recorder import recorder
+from course_lib.ledger.recorder import current_recorder
 from course_lib.ledger.work import put_behind
 from course_lib.pipeline import simulate
 from course_lib.pipeline.actions import parts
@@ -298,7 +298,7 @@ def test_a_host_that_ran_ahead_of_such_a_circle_is_told(monkeypatch: pytest.Monk
     def body(calm: bool) -> None:
         group: Any = dist.group.WORLD
         group.on_device = lambda tensors: True
-        recorder().pending.mark = lambda work=None: Still()
+        current_recorder().pending.mark = lambda work=None: Still()
         rank, x = dist.get_rank(), torch.ones(3)
         in_turns = calm and rank == 1  # it receives what rank 0 sends first
         calls = (dist.irecv, dist.isend) if in_turns else (dist.isend, dist.irecv)
@@ -344,7 +344,7 @@ def test_sends_that_are_done_before_their_receives_are_long_without_news_are_not
         in_turns = calm and rank == 1
         calls = (dist.irecv, dist.isend) if in_turns else (dist.isend, dist.irecv)
         for call in calls:
-            recorder().pending.mark = lambda work=None, over=call is dist.isend: Mark(over)
+            current_recorder().pending.mark = lambda work=None, over=call is dist.isend: Mark(over)
             work: Any = call(x.clone(), 1 - rank)
             put_behind(work, Mark(call is dist.isend))
             work.wait()

@@ -17,7 +17,7 @@ from autograder import __main__ as autograder_main
 from course_lib import doctor, launch
 from course_lib.checks.judge import judge
 from course_lib.doctor import sharing
-from course_lib.runtime import backend, gpus, pool, residue
+from course_lib.runtime import backend, gpus, pools, residue
 from course_lib.runtime.gpus import Trial
 
 WORKS = Trial(nccl=22809)
@@ -191,12 +191,12 @@ def test_variables_that_are_read_at_the_start_are_those_of_the_call(
 ) -> None:
     """Spare ranks joined before; a new value gets new ranks, which have it before they join."""
     launch(lambda: None, world_size=2, backend="gloo")
-    process = pool.preloaded()
-    assert pool.read_at_the_start(process, None) == ()
+    process = pools.preloaded()
+    assert pools.read_at_the_start(process, None) == ()
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
     monkeypatch.setenv("UNRELATED", "1")
-    assert pool.read_at_the_start(process, None) == (("NCCL_DEBUG", "INFO"),)
-    ranks = pool.pool(2, "gloo", True)
+    assert pools.read_at_the_start(process, None) == (("NCCL_DEBUG", "INFO"),)
+    ranks = pools.pool(2, "gloo", True)
     try:
         assert ranks.environment == (("NCCL_DEBUG", "INFO"),)
     finally:
@@ -277,10 +277,10 @@ def test_of_ranks_on_gpus_one_pool_is_kept(monkeypatch: pytest.MonkeyPatch) -> N
             end=lambda: ended.append(world_size),
         )  # fmt: skip
 
-    monkeypatch.setattr(pool, "_spares", {})
+    monkeypatch.setattr(pools, "_spares", {})
     for world_size in (1, 2, 4):
-        pool.keep(pool_of(world_size))  # type: ignore[arg-type]
-    assert ended == [1, 2] and [key[0] for key in pool._spares] == [4]
+        pools.keep(pool_of(world_size))  # type: ignore[arg-type]
+    assert ended == [1, 2] and [key[0] for key in pools._spares] == [4]
 
 
 def test_every_run_is_written_down_for_make_gpu(

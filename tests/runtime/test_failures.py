@@ -27,7 +27,7 @@ from course_lib import Deadlock, RankError, RankTimeout, launch
 from course_lib.ledger import rows
 from course_lib.ledger.group import put_behind, real
 from course_lib.ledger.pending import WorkMark
-from course_lib.ledger.recorder import recorder
+from course_lib.ledger.recorder import current_recorder
 from course_lib.runtime import wire
 from course_lib.runtime.diagnosis import deaths
 
@@ -633,7 +633,7 @@ def test_a_rank_that_overwrites_its_record_is_told() -> None:
     def body() -> float:
         total = torch.ones(3)
         dist.all_reduce(total)
-        rows_in_memory = recorder().log.rows.map
+        rows_in_memory = current_recorder().log.rows.map
         rows_in_memory[: rows.ROW.size] = b"\xff" * rows.ROW.size
         return total[0].item()
 
@@ -666,7 +666,7 @@ REPLIES = [
 @pytest.mark.parametrize("reply", REPLIES, ids=str)
 def test_a_rank_that_answers_in_the_recorders_place(reply: dict) -> None:
     def body() -> None:
-        task = recorder().state.task
+        task = current_recorder().state.task
         sock = next(one for one in gc.get_objects() if type(one) is socket.socket)
         wire.send(sock, {"task": task, **reply})
         time.sleep(60)
@@ -694,7 +694,7 @@ class OnAStream:
         put_behind(group, self)
         group.on_device = lambda tensors: True
         self.last: Any = None
-        recorder().pending.mark = self.mark
+        current_recorder().pending.mark = self.mark
 
     def mark(self, work: Any = None) -> Any:
         last, now = self.last, time.monotonic()
@@ -769,16 +769,16 @@ def test_messages_of_a_batch_are_waited_for_when_their_handle_is() -> None:
         group: Any = dist.group.WORLD
         Batches(group)
         past = type("Past", (), {"passed": lambda _: True, "moment": lambda _: time.monotonic()})
-        recorder().pending.mark = lambda work=None: past()
+        current_recorder().pending.mark = lambda work=None: past()
         rank, x = dist.get_rank(), torch.zeros(3)
         group._start_coalescing(x.device)
         assert dist.isend(torch.full((3,), 1.0 + rank), 1 - rank) is None
         assert dist.irecv(x, 1 - rank) is None
         handle = group._end_coalescing(x.device)
-        before = recorder().never_waited()
+        before = current_recorder().never_waited()
         if wait:
             handle.wait()
-        return before, recorder().never_waited(), x.sum().item()
+        return before, current_recorder().never_waited(), x.sum().item()
 
     run = launch(body, True, world_size=2, backend="gloo")
     assert list(run) == [([0, 1], [], 6.0), ([0, 1], [], 3.0)]
@@ -791,11 +791,11 @@ def test_operations_of_a_kept_rank_stay_with_their_own_task() -> None:
 
     def body() -> tuple[int, int]:
         never = type("Never", (), {"passed": lambda _: False, "moment": lambda _: 0.0})()
-        pending = recorder().pending
+        pending = current_recorder().pending
         pending.mark = lambda work=None: never
         pending.add(0, None)
         before = len(pending.open)
-        recorder().begin_task(recorder().state.task)
+        current_recorder().begin_task(current_recorder().state.task)
         return before, len(pending.open)
 
     assert launch(body, world_size=2, backend="gloo") == [(1, 0), (1, 0)]

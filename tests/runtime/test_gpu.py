@@ -23,8 +23,8 @@ from course_lib import Deadlock, RankError, launch
 from course_lib.checks.rank import toys, watching
 from course_lib.checks.rank import training as recipes
 from course_lib.ledger.group import put_behind, real
-from course_lib.ledger.recorder import recorder
-from course_lib.runtime import gpus, pool
+from course_lib.ledger.recorder import current_recorder
+from course_lib.runtime import gpus, pools
 
 pytestmark = pytest.mark.gpu
 SECOND = 1_500_000_000  # cycles of `torch.cuda._sleep` that take about a second, a little less on fast GPUs
@@ -42,9 +42,9 @@ def need(world_size: int) -> None:
 @pytest.fixture(autouse=True)
 def no_kept_ranks() -> Iterator[None]:
     """No ranks that an earlier test left for the next call serve this test."""
-    pool.end_kept("nccl")
+    pools.end_kept("nccl")
     yield
-    pool.end_kept("nccl")
+    pools.end_kept("nccl")
 
 
 def gpu_memory() -> int:
@@ -378,11 +378,11 @@ def test_a_rank_that_is_killed_in_a_kernel_gives_its_memory_back() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
         del kept
 
-    pool.end_kept("nccl")
+    pools.end_kept("nccl")
     time.sleep(1)
     before = gpu_memory()
     fails(body, RankError, "killed by SIGKILL")
-    pool.end_kept("nccl")
+    pools.end_kept("nccl")
     deadline = time.monotonic() + 10
     while gpu_memory() > before + 64 and time.monotonic() < deadline:
         time.sleep(0.2)
@@ -475,10 +475,10 @@ def test_messages_of_a_batch_are_under_way_until_their_handle_is_waited_for() ->
         other = 1 - dist.get_rank()
         batch = [dist.P2POp(dist.isend, part(), other), dist.P2POp(dist.irecv, part(), other)]
         handles = dist.batch_isend_irecv(batch)
-        before = recorder().never_waited()
+        before = current_recorder().never_waited()
         for handle in handles:
             handle.wait()
-        return before, recorder().never_waited()
+        return before, current_recorder().never_waited()
 
     assert list(over_nccl(body, world_size=2)) == [([0, 1], [])] * 2
 
@@ -562,7 +562,7 @@ def test_pending_holds_no_tensor() -> None:
         for _ in range(4):
             dist.all_reduce(torch.ones(1 << 20, device=course_lib.device()))
         torch.cuda.synchronize()
-        assert recorder().handles is None or not recorder().handles
+        assert current_recorder().handles is None or not current_recorder().handles
         return torch.cuda.memory_allocated() - before
 
     assert over_nccl(body)[0] <= 4 << 20

@@ -356,7 +356,7 @@ def test_the_ledger_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_kept_ranks_serve_several_calls_and_start_afresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under NCCL clean ranks are kept for the next call; the test tries the mechanism on gloo."""
-    from course_lib.runtime import pool, run
+    from course_lib.runtime import pools, run
 
     monkeypatch.setattr(run, "KEPT", {"gloo"})
     try:
@@ -385,7 +385,7 @@ def test_kept_ranks_serve_several_calls_and_start_afresh(monkeypatch: pytest.Mon
             launch(lambda: 1 // 0, world_size=3)
         assert {r[0] for r in launch(shift, 4, world_size=3)}.isdisjoint(r[0] for r in third)
     finally:
-        pool.close()
+        pools.close()
 
 
 def test_what_ranks_import_late_is_imported_for_those_to_come() -> None:

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from course_lib import launch
-from course_lib.runtime import gpus, libraries, pool
+from course_lib.runtime import gpus, libraries, pools
 
 ANY = "libm.so.6"  # a library that is on every machine, and that Python has not loaded before all others
 
@@ -26,14 +26,14 @@ def find_library() -> Path:
 
 
 def test_a_library_that_is_named_later_reaches_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    first = pool.preloaded()
-    assert launch(loaded, world_size=2)[0] == "" and pool.preloaded() is first
+    first = pools.preloaded()
+    assert launch(loaded, world_size=2)[0] == "" and pools.preloaded() is first
     library = find_library()
     monkeypatch.setenv(libraries.NCCL, str(library))
     assert list(launch(loaded, world_size=2)) == [str(library)] * 2
-    second = pool.preloaded()
+    second = pools.preloaded()
     assert second is not first and not first.alive(), "the old one has ended"
-    assert launch(loaded, world_size=2)[0] == str(library) and pool.preloaded() is second
+    assert launch(loaded, world_size=2)[0] == str(library) and pools.preloaded() is second
     monkeypatch.delenv(libraries.NCCL)
     assert launch(loaded, world_size=2)[0] == ""
 
@@ -59,7 +59,7 @@ def test_a_file_that_is_not_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch)
 def test_a_wheel_that_was_replaced_gives_ranks_on_gpus_a_new_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    process = pool.preloaded()
+    process = pools.preloaded()
     monkeypatch.setattr(libraries, "wheels", lambda: ["nvidia-nccl-cu12 2.30.7"])
     assert not process.outdated(on_gpus=False) and process.outdated(on_gpus=True)
 

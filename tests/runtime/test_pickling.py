@@ -16,8 +16,7 @@ import torch
 import torch.distributed as dist
 
 from course_lib import launch
-from course_lib.runtime import heavy, wire
-from course_lib.runtime import pool as pools
+from course_lib.runtime import heavy, pools, wire
 from course_lib.runtime.pickling import explain
 
 SOURCE = """

@@ -16,8 +16,7 @@ import pytest
 import torch.distributed as dist
 
 from course_lib import RankError, launch
-from course_lib.runtime import pool as pools
-from course_lib.runtime import wire
+from course_lib.runtime import pools, wire
 from course_lib.runtime.run import run_ranks
 
 Assert = Callable[..., None]
@@ -45,7 +44,7 @@ PROGRAM = """
 import os, sys, time, signal
 import torch, torch.distributed as dist
 from course_lib import launch
-from course_lib.runtime import pool
+from course_lib.runtime import pools
 
 for number in (signal.SIGTERM, signal.SIGHUP):
     signal.signal(number, signal.SIG_DFL)  # `nohup make test` hands an ignored SIGHUP down
@@ -132,7 +131,7 @@ def test_nothing_is_left_when_the_program_ends(
         """
         launch(body, "subprocess", world_size=4)
         launch(body, "fine", world_size=2)
-        tell("pids", *[pool.preloaded().process.pid, *pool._spares[2, "gloo", True, None, ()].pids])
+        tell("pids", *[pools.preloaded().process.pid, *pools._spares[2, "gloo", True, None, ()].pids])
         """
     )
     pids = [int(p) for p in read_until(process, "pids").split("pids")[1].split()]

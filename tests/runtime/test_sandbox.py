@@ -37,9 +37,8 @@ from course_lib.checks.judge.case import Draw
 from course_lib.checks.judge.find import find, of_assignment
 from course_lib.checks.judge.judge import judge
 from course_lib.checks.judge.masks import masked_paths
-from course_lib.runtime import pool as pools
+from course_lib.runtime import pools, walls, wire
 from course_lib.runtime import rank as rank_module
-from course_lib.runtime import walls, wire
 from course_lib.runtime.run import Outcome, run_ranks
 from course_lib.runtime.sandbox import (
     bounds,
@@ -728,9 +727,9 @@ def test_a_user_without_rights_has_a_sandbox_too(tmp_path: Path) -> None:
         pytest.skip("this is such a machine: the other tests show it")
     code = (
         "import json\n"
-        "from course_lib.runtime import pool\n"
+        "from course_lib.runtime import pools\n"
         "from course_lib.runtime.sandbox.probe import probe\n"
-        "print(json.dumps(probe(pool.preloaded()).layers))\n"
+        "print(json.dumps(probe(pools.preloaded()).layers))\n"
     )
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
                    "PYTHONDONTWRITEBYTECODE": "1", "HOME": str(tmp_path)}  # fmt: skip

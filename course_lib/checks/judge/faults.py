@@ -7,7 +7,6 @@ import os
 import re
 from pathlib import Path
 
-from course_lib.checks import rank as recipes
 from course_lib.checks import words
 from course_lib.checks.judge.case import Case, Exercise, Finding, usual, wrong
 from course_lib.checks.judge.unwritten import calls_a_stub
@@ -22,7 +21,7 @@ NOT_WRITTEN, CALLS_A_STUB = "not written yet", "calls a function that is not wri
 STOPS = ("deadlock", "timeout")  # kinds that cost seconds: two of them end a check
 
 # Places of errors that did not come out of a line of the student's: our recipes, autograd's engine.
-RECIPES = Path(recipes.__file__).parent.rglob("*.py")
+RECIPES = (Path(words.__file__).parent / "rank").rglob("*.py")
 NOT_THEIRS = ("graph.py, ", *(f"{file.name}, " for file in RECIPES))
 TO_ITSELF = re.compile(
     r"(?i)invalid (source|destination) rank|same as the rank of the current|Pair is not connected|"

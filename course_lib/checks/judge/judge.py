@@ -25,7 +25,7 @@ from course_lib.checks.rank import refusing
 from course_lib.checks.report import WAITS, WAITS_FOR_OTHERS, Report, refusal
 from course_lib.checks.wire import Task
 from course_lib.ledger.ledger import Ledger
-from course_lib.runtime import pool, wire
+from course_lib.runtime import pools, wire
 from course_lib.runtime.backend import ALONE, choose
 from course_lib.runtime.moments import START
 from course_lib.runtime.run import MOST_REPLY, Outcome, run_ranks
@@ -90,8 +90,8 @@ def judge(
                 if session.stub is not None:
                     return not_written(exercise, session.stub, name, cases).to_json()
     finally:
-        pool.end_kept(ALONE)  # its sandbox holds what this exercise wrote there
-        pool.end_standing()
+        pools.end_kept(ALONE)  # its sandbox holds what this exercise wrote there
+        pools.end_standing()
     report = conclude(name, exercise, judged, seed, cases)
     report.limit, report.by_chance, report.failures = session.limit, session.by_chance, session.failures
     return report.to_json()

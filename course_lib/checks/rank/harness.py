@@ -39,16 +39,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from course_lib.checks import wire as checked
 from course_lib.checks.rank.own_work import own_work
 from course_lib.checks.rank.refusing import refused
-from course_lib.checks.wire import Place, Task
+from course_lib.checks.wire import Place, Task, plain_reply
 from course_lib.runtime import wire
 from course_lib.runtime.backend import device
 from course_lib.runtime.rank import close_the_store
 from course_lib.runtime.sandbox import calls, kernel
 
-_plain_of = checked.plain
+_plain_reply = plain_reply
 _loads, _pack, _unpack = wire.loads, wire.pack_tensors, wire.unpack_tensors
 _import = importlib.import_module
 # not the recorded one: the ledger must hold the student's operations alone
@@ -122,7 +121,7 @@ def run_recipe(header: dict, buffers: list[memoryview], rank: int) -> tuple[dict
     kept = {k: _detach(v) for k, v in outputs.items() if isinstance(v, _Tensor)}
     others = {k: type(v).__name__ for k, v in outputs.items() if k not in kept}
     meta, raw = _pack(kept)
-    return {"values": _plain_of(values), "tensors": meta, "others": others}, raw
+    return {"values": _plain_reply(values), "tensors": meta, "others": others}, raw
 
 
 def nothing() -> None:

@@ -18,9 +18,9 @@ import torch
 from torch import nn
 
 from course_lib.checks.wire import Count
-from course_lib.ledger import recorder as recording
 from course_lib.ledger import rows
 from course_lib.ledger.group import real
+from course_lib.ledger.recorder import current_recorder
 from course_lib.runtime import moments
 from course_lib.runtime.backend import device
 from course_lib.runtime.moments import HIGHEST
@@ -102,7 +102,7 @@ class Watch:
 
 def begun_and_waited() -> tuple[int, int]:
     """Of this rank's operations: how many were begun, how many of these were waited for."""
-    recorder = recording.recorder()
+    recorder = current_recorder()
     log, size, count = recorder.log.rows.map, rows.ROW.size, recorder.state.rows
     waited = sum(bool(log[k * size + rows.FLAGS_AT] & rows.WAITED) for k in range(count))
     return count, waited
@@ -110,7 +110,7 @@ def begun_and_waited() -> tuple[int, int]:
 
 def latest_waited() -> bool:
     """Whether this rank has waited for the operation that it began last."""
-    recorder = recording.recorder()
+    recorder = current_recorder()
     at = (recorder.state.rows - 1) * rows.ROW.size + rows.FLAGS_AT
     return recorder.state.rows > 0 and bool(recorder.log.rows.map[at] & rows.WAITED)
 
@@ -125,7 +125,7 @@ def settle(numel: int = COOL) -> None:
     """
     group = torch.distributed.group.WORLD
     inner: Any = real(group)  # not the recorded one: this is not the student's
-    recorder = recording.recorder()
+    recorder = current_recorder()
     recorder.set_state(rows.MEETING)
     for _ in range(SUMS):
         inner.allreduce([torch.ones(numel)]).wait()

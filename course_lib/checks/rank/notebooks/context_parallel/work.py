@@ -11,8 +11,8 @@ import torch
 from course_lib.checks.rank.memory import Patience
 from course_lib.checks.rank.peak import FIRST_FACTOR, Peak
 from course_lib.checks.wire import Count
-from course_lib.ledger import recorder as recording
 from course_lib.ledger import rows
+from course_lib.ledger.recorder import current_recorder
 
 RECEIVE = rows.OP_NUMBER["recv"]
 
@@ -66,7 +66,7 @@ class Work(Peak):
 
 def receives_under_way() -> dict[int, int]:
     """{row: bytes} of this rank's receives whose wait() has not been called yet."""
-    recorder = recording.recorder()
+    recorder = current_recorder()
     log, size = recorder.log.rows.map, rows.ROW.size
     under_way = {}
     for k in range(recorder.state.rows):

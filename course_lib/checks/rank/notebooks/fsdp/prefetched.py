@@ -25,8 +25,8 @@ from torch import nn
 from course_lib.checks.rank import toys, watching
 from course_lib.checks.rank.training import Session, TrainingReply, keywords, warm_up  # noqa: F401
 from course_lib.checks.wire import Count
-from course_lib.ledger import recorder as recording
 from course_lib.ledger import rows
+from course_lib.ledger.recorder import current_recorder
 from course_lib.runtime.backend import device
 
 _clone, _detach, _zeros_like = torch.clone, torch.Tensor.detach, torch.zeros_like
@@ -168,7 +168,7 @@ def behind(params: list[nn.Parameter]) -> int:
 
 def still_open() -> list[int]:
     """This rank's operations that it has not waited for."""
-    recorder = recording.recorder()
+    recorder = current_recorder()
     log, size, count = recorder.log.rows.map, rows.ROW.size, recorder.state.rows
     return [k for k in range(count) if not log[k * size + rows.FLAGS_AT] & rows.WAITED]
 
