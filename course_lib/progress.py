@@ -22,7 +22,15 @@ from course_lib import checks
 from course_lib.checks.colour import coloured
 from course_lib.checks.judge.find import of_assignment
 from course_lib.checks.words import number
-from course_lib.saved import DONE, UNCHECKED, Exercise, Notebook, UnreadableNotebook, find, read
+from course_lib.saved import (
+    DONE,
+    UNCHECKED,
+    Exercise,
+    Notebook,
+    UnreadableNotebook,
+    find_notebooks,
+    read,
+)
 
 WIDTH = 62  # column in which the points stand, as in the table of a check
 WIDEST = 100  # columns of a row; longer remarks go below it
@@ -60,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_places(parser)
     options = parser.parse_args(arguments)
     try:
-        paths = list(find(options.places or [default_folder()]))
+        paths = list(find_notebooks(options.places or [default_folder()]))
         notebooks = [read(path) for path in paths]
     except UnreadableNotebook as error:
         print(error, file=sys.stderr)

@@ -77,7 +77,7 @@ def read(path: Path) -> Notebook:
     return _read(path, cells)
 
 
-def find(places: Iterable[Path]) -> Iterator[Path]:
+def find_notebooks(places: Iterable[Path]) -> Iterator[Path]:
     """The notebooks that `places` name: files, and folders that hold them up to one folder deeper.
 
     UnreadableNotebook if a place does not exist, or if a folder holds none.

@@ -34,7 +34,7 @@ from course_lib.saved import (
     Exercise,
     Notebook,
     UnreadableNotebook,
-    find,
+    find_notebooks,
     read,
 )
 
@@ -47,7 +47,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code 0: everything is ready; 1: packed, but something is missing; 2: nothing was packed."""
     options = _parser().parse_args(arguments)
     try:
-        notebooks = _one_each([read(path) for path in find(options.places or [default_folder()])])
+        notebooks = _one_each(
+            [read(path) for path in find_notebooks(options.places or [default_folder()])]
+        )
         if not options.places:
             notebooks = _begun(notebooks)
         refuse_to_overwrite(options.to)
