@@ -24,8 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.table import Row
-from course_lib import context_parallel as cp
-from course_lib import facts, launch
+from course_lib import context_parallel, facts, launch
 from course_lib.context_parallel import (
     LAYOUTS,
     ContextParallelGPT,
@@ -125,14 +124,19 @@ def race_of_ranks() -> dict[str, float]:
         )
     }  # fmt: skip
 
-    def ring(causal: bool, layout: cp.Layout, tensors: list[Tensor]) -> tuple[Attend, list[Tensor]]:
+    def ring(
+        causal: bool, layout: context_parallel.Layout, tensors: list[Tensor]
+    ) -> tuple[Attend, list[Tensor]]:
         attend = partial(ring_attention, causal=causal, layout=layout)
-        return attend, [cp.deal(x, layout) for x in tensors]
+        return attend, [context_parallel.deal(x, layout) for x in tensors]
 
     for causal, make in plans.values():
         exact, layout = draw(100, torch.float64), make(100, n)
         whole = one_pass(partial(tiled_attention, causal=causal), exact)
-        must_agree(one_pass(*ring(causal, layout, exact)), [cp.deal(x, layout) for x in whole])
+        must_agree(
+            one_pass(*ring(causal, layout, exact)),
+            [context_parallel.deal(x, layout) for x in whole],
+        )
     tensors, taken = draw(RING_SEQ), {name: [] for name in ("full", "causal", SIDE_BY_SIDE, *plans)}
     for _ in range(REPEATS + 1):
         for name, causal in (("full", False), ("causal", True)):
@@ -237,8 +241,8 @@ def ring_errors(dtype: torch.dtype) -> list[float]:
     exact = one_pass(partial(sdpa, causal=True), [x.double() for x in tensors])
     layout = zigzag(512, dist.get_world_size())
     attend = partial(ring_attention, causal=True, layout=layout)
-    computed = one_pass(attend, [cp.deal(x, layout) for x in tensors])
-    return squared_errors(computed, [cp.deal(x, layout) for x in exact])
+    computed = one_pass(attend, [context_parallel.deal(x, layout) for x in tensors])
+    return squared_errors(computed, [context_parallel.deal(x, layout) for x in exact])
 
 
 def full_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -33,8 +33,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from benchmarks.table import Row
-from course_lib import facts, launch
-from course_lib import tensor_parallel as tp
+from course_lib import facts, launch, tensor_parallel
 from course_lib.data import batch, library_text
 from course_lib.models import GPT, MLP, Block, GPTConfig, next_token_loss
 
@@ -43,7 +42,7 @@ BATCH = 2
 ROUNDS, REPEATS = 3, 15  # launches, and passes of each within one
 WORLDS = (2, 4)
 REACH = 0.9
-SEQUENCES: tuple[tp.Sequences, ...] = (None, "keep", "regather")
+SEQUENCES: tuple[tensor_parallel.Sequences, ...] = (None, "keep", "regather")
 TRAINED = GPTConfig(context=64, layers=2, heads=4, width=64)
 STEPS = 50
 MLP_PLAN: dict[str, Any] = {"up": ColwiseParallel(), "down": RowwiseParallel()}
@@ -51,9 +50,9 @@ MLP_PLAN: dict[str, Any] = {"up": ColwiseParallel(), "down": RowwiseParallel()}
 
 def ours(what: str, module: Any) -> nn.Module:
     if what == "MLP":
-        return tp.parallelize_mlp(module)
-    module.attention = tp.parallelize_attention(module.attention)
-    module.mlp = tp.parallelize_mlp(module.mlp)
+        return tensor_parallel.parallelize_mlp(module)
+    module.attention = tensor_parallel.parallelize_attention(module.attention)
+    module.mlp = tensor_parallel.parallelize_mlp(module.mlp)
     return module
 
 
@@ -93,7 +92,7 @@ def gradients(module: nn.Module) -> dict[str, Tensor]:
             tensors[name] = param.grad.full_tensor()
         else:
             param.data = param.grad
-    return {**tp.full_state_dict(module), **tensors}
+    return {**tensor_parallel.full_state_dict(module), **tensors}
 
 
 def inputs(dtype: torch.dtype) -> Tensor:
@@ -164,21 +163,21 @@ def medians(what: str, world_size: int) -> tuple[float, float]:
 # ---- bytes, memory, and the loss
 
 
-def pass_between_barriers(sequence: tp.Sequences) -> int:
+def pass_between_barriers(sequence: tensor_parallel.Sequences) -> int:
     """One pass of a block, marked in the ledger; returns the bytes that it kept for backward."""
-    block = tp.parallelize_gpt(GPT(CONFIG), sequence=sequence).blocks[0]
+    block = tensor_parallel.parallelize_gpt(GPT(CONFIG), sequence=sequence).blocks[0]
     positions = torch.arange(CONFIG.context)
     mine = CONFIG.context // (dist.get_world_size() if sequence else 1)
     x = torch.randn(BATCH, mine, CONFIG.width, requires_grad=True)
     dist.barrier()
-    with tp.saved_for_backward(block.parameters()) as saved:
+    with tensor_parallel.saved_for_backward(block.parameters()) as saved:
         y = block(x, positions)
     y.square().mean().backward()
     dist.barrier()
     return saved.total
 
 
-def exact(sequence: tp.Sequences, world_size: int) -> Iterator[Row]:
+def exact(sequence: tensor_parallel.Sequences, world_size: int) -> Iterator[Row]:
     """Bytes that a block sends and keeps, in the worst rank, against the closed forms."""
     kept_bytes = launch(pass_between_barriers, sequence, world_size=world_size, backend="gloo")
     tokens = BATCH * CONFIG.context
@@ -205,12 +204,12 @@ def exact(sequence: tp.Sequences, world_size: int) -> Iterator[Row]:
     )  # fmt: skip
 
 
-def train(parallel: bool, sequence: tp.Sequences = None) -> list[float]:
+def train(parallel: bool, sequence: tensor_parallel.Sequences = None) -> list[float]:
     """The losses of a small GPT in float32, by SGD, which hides no wrong scale."""
     torch.manual_seed(0)
     model: Any = GPT(TRAINED)
     if parallel:
-        model = tp.parallelize_gpt(model, sequence=sequence)
+        model = tensor_parallel.parallelize_gpt(model, sequence=sequence)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
     text, losses = library_text(), []
     for step in range(STEPS):
@@ -218,7 +217,9 @@ def train(parallel: bool, sequence: tp.Sequences = None) -> list[float]:
         optimizer.zero_grad()
         if parallel:
             size = TRAINED.vocab_size
-            loss = tp.vocab_parallel_cross_entropy(model(tokens), targets, vocab_size=size)
+            loss = tensor_parallel.vocab_parallel_cross_entropy(
+                model(tokens), targets, vocab_size=size
+            )
         else:
             loss = next_token_loss(model(tokens), targets)
         loss.backward()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from course_lib.cluster import Cluster, Layout, Wire
-from course_lib.cluster import published as pub
+from course_lib.cluster import Cluster, Layout, Wire, published
 from course_lib.cluster.advisor import A100_EFFICIENCY, RESERVED, advise, best_layout, sizes_of
 from course_lib.cluster.memory import layer_activations, memory_parts, memory_per_gpu, stage_layers
 from course_lib.cluster.roofline import Work
@@ -14,7 +13,7 @@ from course_lib.cluster.topology import a100_cluster, h100_cluster
 from course_lib.facts import gpu, link, transformer_parameters
 from course_lib.models import PUBLISHED, GPTConfig
 
-E = pub.fitted(pub.FITTED)
+E = published.fitted(published.FITTED)
 GPT = GPTConfig(51_200, 2048, 96, 96, 12288)
 
 
@@ -111,43 +110,49 @@ def test_the_tables_are_those_that_were_printed() -> None:
     """Equation 2 of the paper gives table 1's names, its percentages are of 312, and the axes multiply."""
     percents = (44, 44, 46, 43, 44, 45, 47, 50, 52, 52)
     totals = (4.4, 8.8, 18.2, 34.6, 70.8, 143.8, 227.1, 297.4, 410.2, 502.0)
-    for row, percent, total in zip(pub.TABLE_1, percents, totals, strict=True):
+    for row, percent, total in zip(published.TABLE_1, percents, totals, strict=True):
         assert transformer_parameters(row.config) / 1e9 == pytest.approx(
             float(row.name[:-1]), abs=0.06
         )
         assert round(row.tflops / 3.12) == percent
         assert row.gpus * row.tflops / 1e3 == pytest.approx(total, rel=0.01)
-    for row in (*pub.TABLE_1, *pub.TABLE_2, pub.README, *pub.LLAMA_3, *pub.MEGASCALE):
+    for row in (
+        *published.TABLE_1,
+        *published.TABLE_2,
+        published.README,
+        *published.LLAMA_3,
+        *published.MEGASCALE,
+    ):
         layouts = row.layouts()
         assert layouts and all(layout.gpus == row.gpus for layout in layouts), row.name
     days = {384: 84, 768: 43, 1536: 23, 560: 156, 1120: 80, 2240: 42}
-    for row in pub.TABLE_2:
+    for row in published.TABLE_2:
         steps = 300e9 / (row.batch * row.seq)
         assert steps * row.seconds() / 86_400 == pytest.approx(days[row.gpus], rel=0.03)
-    assert pub.README.seconds() == pytest.approx(32, rel=0.01)
-    for row, seconds in zip(pub.MEGASCALE, (29.02, 14.78, 12.24, 8.57), strict=True):
+    assert published.README.seconds() == pytest.approx(32, rel=0.01)
+    for row, seconds in zip(published.MEGASCALE, (29.02, 14.78, 12.24, 8.57), strict=True):
         assert row.seconds() == pytest.approx(seconds, rel=0.02)
 
 
-@pytest.mark.parametrize("row", pub.TABLE_1, ids=lambda row: row.name)
-def test_table_1_with_one_constant(row: pub.Row) -> None:
-    assert abs(pub.error(row, E)) < pub.TOLERANCE
+@pytest.mark.parametrize("row", published.TABLE_1, ids=lambda row: row.name)
+def test_table_1_with_one_constant(row: published.Row) -> None:
+    assert abs(published.error(row, E)) < published.TOLERANCE
 
 
-@pytest.mark.parametrize("row", (*pub.TABLE_2, pub.README), ids=lambda row: row.name)
-def test_table_2_and_the_readme_out_of_sample(row: pub.Row) -> None:
-    assert abs(pub.error(row, E)) < pub.TOLERANCE
+@pytest.mark.parametrize("row", (*published.TABLE_2, published.README), ids=lambda row: row.name)
+def test_table_2_and_the_readme_out_of_sample(row: published.Row) -> None:
+    assert abs(published.error(row, E)) < published.TOLERANCE
 
 
-@pytest.mark.parametrize("row", pub.LLAMA_3, ids=lambda row: row.name)
-@pytest.mark.parametrize("fitted_on", pub.LLAMA_3[:2], ids=["first", "second"])
-def test_llama_3_wherever_it_is_fitted(row: pub.Row, fitted_on: pub.Row) -> None:
-    assert abs(pub.error(row, pub.fitted(fitted_on))) < pub.TOLERANCE
+@pytest.mark.parametrize("row", published.LLAMA_3, ids=lambda row: row.name)
+@pytest.mark.parametrize("fitted_on", published.LLAMA_3[:2], ids=["first", "second"])
+def test_llama_3_wherever_it_is_fitted(row: published.Row, fitted_on: published.Row) -> None:
+    assert abs(published.error(row, published.fitted(fitted_on))) < published.TOLERANCE
 
 
 def test_megascale_is_missed_where_stragglers_are() -> None:
     """Right twice, then too high: the model knows neither stragglers nor contention."""
-    errors = [pub.error(row, E) for row in pub.MEGASCALE]
+    errors = [published.error(row, E) for row in published.MEGASCALE]
     assert all(abs(each) < 0.03 for each in errors[:2])
     assert all(0.06 < each < 0.14 for each in errors[2:])
 

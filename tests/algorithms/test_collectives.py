@@ -17,16 +17,15 @@ import torch
 import torch.distributed as dist
 
 import course_lib
-from course_lib import collectives as ours
-from course_lib import facts, launch
+from course_lib import collectives, facts, launch
 from course_lib.ledger.ledger import Ledger
 
 WORLDS = [1, 2, 3, 4, 5, 8]
 ALL_REDUCES = [
-    ours.ring_all_reduce,
-    ours.recursive_doubling_all_reduce,
-    ours.rabenseifner_all_reduce,
-    ours.double_binary_tree_all_reduce,
+    collectives.ring_all_reduce,
+    collectives.recursive_doubling_all_reduce,
+    collectives.rabenseifner_all_reduce,
+    collectives.double_binary_tree_all_reduce,
 ]
 DTYPES = [
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.int16,
@@ -168,9 +167,9 @@ def test_views_are_read_and_written_in_their_own_memory(
             everybody = [layouts(seed, r)[name][1].detach() for r in range(n)]
             wanted = torch.stack(everybody).sum(0)
             calls = {one.__name__: (one, wanted) for one in ALL_REDUCES}
-            calls["broadcast"] = (lambda t: ours.broadcast(t, n - 1), everybody[-1])
+            calls["broadcast"] = (lambda t: collectives.broadcast(t, n - 1), everybody[-1])
             calls["reduce"] = (
-                lambda t: ours.reduce(t, 1),
+                lambda t: collectives.reduce(t, 1),
                 wanted if rank == 1 else everybody[rank],
             )
             for function, (call, result) in calls.items():
@@ -191,7 +190,7 @@ def test_trees_take_any_number_of_blocks(seed: int, backend: str, require_ranks:
         for blocks in (1, 2, 3, 9):
             for numel in (1, 2, 17, 40):
                 tensor = values(seed, rank, numel)
-                ours.double_binary_tree_all_reduce(tensor, blocks=blocks)
+                collectives.double_binary_tree_all_reduce(tensor, blocks=blocks)
                 problems.expect(tensor, total(seed, range(5), numel), blocks, "blocks", numel)
         return problems
 
@@ -210,19 +209,19 @@ def test_rooted_collectives(world_size: int, seed: int, backend: str, require_ra
         rank, n = dist.get_rank(), dist.get_world_size()
         own, case = values(seed, rank, numel, dtype), (root, numel, dtype)
         one = own.clone()
-        ours.broadcast(one, root)
+        collectives.broadcast(one, root)
         problems.expect(one, values(seed, root, numel, dtype), "broadcast", *case)
         if dtype not in MOVED_ONLY:
             two = own.clone()
-            ours.reduce(two, root)
+            collectives.reduce(two, root)
             wanted = total(seed, range(n), numel, dtype) if rank == root else own
             problems.expect(two, wanted, "reduce", *case)
         pieces = [values(seed + 1, r, numel, dtype) for r in range(n)]
         got = torch.zeros_like(own)
-        ours.scatter(got, pieces if rank == root else None, root)
+        collectives.scatter(got, pieces if rank == root else None, root)
         problems.expect(got, pieces[rank], "scatter", *case)
         into = [torch.zeros_like(own) for _ in range(n)] if rank == root else None
-        ours.gather(own, into, root)
+        collectives.gather(own, into, root)
         for r, piece in enumerate(into or []):
             problems.expect(piece, values(seed, r, numel, dtype), "gather", r, *case)
 
@@ -247,17 +246,17 @@ def test_rooted_collectives_agree_with_torch(seed: int, backend: str, require_ra
             own = values(seed, rank, numel).view(shape)
             for name in ("broadcast", "reduce"):
                 one, two = own.clone(), own.clone()
-                getattr(ours, name)(one, root)
+                getattr(collectives, name)(one, root)
                 getattr(dist, name)(two, root)
                 if name == "broadcast" or rank == root:  # dist.reduce leaves the others undefined
                     problems.expect(one, two, name, shape)
             pieces = [values(seed + 1, r, numel).view(shape) for r in range(n)]
             one, two = torch.zeros_like(own), torch.zeros_like(own)
-            ours.scatter(one, pieces if rank == root else None, root)
+            collectives.scatter(one, pieces if rank == root else None, root)
             dist.scatter(two, pieces if rank == root else None, root)
             problems.expect(one, two, "scatter", shape)
             here, there = ([torch.zeros_like(own) for _ in range(n)] for _ in range(2))
-            ours.gather(own, here if rank == root else None, root)
+            collectives.gather(own, here if rank == root else None, root)
             dist.gather(own, there if rank == root else None, root)
             problems.expect(torch.stack(here), torch.stack(there), "gather", shape)
         return problems
@@ -286,15 +285,15 @@ def test_shards(world_size: int, seed: int, backend: str, require_ranks: Require
             kept = full.clone()
             summed = total(seed, range(n), n * numel, dtype).view(whole)
             one, two = (torch.zeros(shard, dtype=dtype, device=full.device) for _ in range(2))
-            ours.reduce_scatter(one, full)
+            collectives.reduce_scatter(one, full)
             problems.expect(one, summed[rank * first : (rank + 1) * first], "reduce_scatter", *case)
             own = values(seed, rank, numel, dtype).view(shard)
             all_of_it, builtin = torch.zeros_like(full), torch.zeros_like(full)
-            ours.all_gather(all_of_it, own)
+            collectives.all_gather(all_of_it, own)
             joined = torch.cat([values(seed, r, numel, dtype).view(shard) for r in range(n)])
             problems.expect(all_of_it, joined, "all_gather", *case)
             mixed, mixed_builtin = torch.zeros_like(full), torch.zeros_like(full)
-            ours.all_to_all(mixed, full)
+            collectives.all_to_all(mixed, full)
             parts = [values(seed, r, n * numel, dtype).view(n, *shard)[rank] for r in range(n)]
             problems.expect(mixed, torch.cat(parts), "all_to_all", *case)
             problems.expect(full, kept, "the input is left alone", *case)
@@ -318,11 +317,11 @@ def test_shards_move_in_dtypes_that_cannot_be_added(
         problems, rank, n = Problems(), dist.get_rank(), dist.get_world_size()
         for dtype in MOVED_ONLY:
             full = torch.zeros(n * 3, dtype=dtype, device=course_lib.device())
-            ours.all_gather(full, values(seed, rank, 3, dtype))
+            collectives.all_gather(full, values(seed, rank, 3, dtype))
             wanted = torch.cat([values(seed, r, 3).cpu() for r in range(n)])
             problems.expect(full.float(), wanted, "all_gather", dtype)
             mixed = torch.zeros_like(full)
-            ours.all_to_all(mixed, full)
+            collectives.all_to_all(mixed, full)
             problems.expect(
                 mixed.float(), full.float().view(n, 3)[rank].repeat(n), "all_to_all", dtype
             )
@@ -344,29 +343,29 @@ def test_shards_in_views_and_in_shared_memory(
         parts = [values(seed, r, 6 * n).view(n, 2, 3)[rank] for r in range(n)]
 
         strided = torch.full((2, 6), 9.0, device=full.device)
-        ours.reduce_scatter(strided[:, ::2], full.t().contiguous().t())
+        collectives.reduce_scatter(strided[:, ::2], full.t().contiguous().t())
         problems.expect(strided[:, ::2], summed, "reduce_scatter, strided")
         problems.expect(strided[:, 1::2], torch.full((2, 3), 9.0), "reduce_scatter, the gaps")
         tall = torch.full((2 * n, 6), 9.0, device=full.device)
-        ours.all_gather(tall[:, ::2], values(seed, rank, 6).view(2, 3).t().contiguous().t())
+        collectives.all_gather(tall[:, ::2], values(seed, rank, 6).view(2, 3).t().contiguous().t())
         problems.expect(tall[:, ::2], joined, "all_gather, strided")
-        ours.all_to_all(tall[:, ::2], full.t().contiguous().t())
+        collectives.all_to_all(tall[:, ::2], full.t().contiguous().t())
         problems.expect(tall[:, ::2], torch.cat(parts), "all_to_all, strided")
         problems.expect(tall[:, 1::2], torch.full((2 * n, 3), 9.0), "the gaps")
 
         inside = full.clone()
-        ours.reduce_scatter(inside[2 * rank : 2 * rank + 2], inside)
+        collectives.reduce_scatter(inside[2 * rank : 2 * rank + 2], inside)
         problems.expect(inside[2 * rank : 2 * rank + 2], summed, "reduce_scatter into its input")
         inside = torch.zeros_like(full)
         inside[:2] = values(seed, rank, 6).view(2, 3)
-        ours.all_gather(inside, inside[:2])
+        collectives.all_gather(inside, inside[:2])
         problems.expect(inside, joined, "all_gather from its output")
         inside = torch.zeros_like(full)
         inside.view(-1)[3:9] = values(seed, rank, 6)  # across shards 0 and 1
-        ours.all_gather(inside, inside.view(-1)[3:9])
+        collectives.all_gather(inside, inside.view(-1)[3:9])
         problems.expect(inside, joined, "all_gather from between two shards of its output")
         inside = full.clone()
-        ours.all_to_all(inside, inside)
+        collectives.all_to_all(inside, inside)
         problems.expect(inside, torch.cat(parts), "all_to_all in place")
         return problems
 
@@ -388,7 +387,7 @@ def test_sub_groups_and_their_two_ways_of_counting(
         others = new_group([0, 2, 4])
         if rank not in members:
             try:
-                ours.ring_all_reduce(values(seed, rank, 3), group)
+                collectives.ring_all_reduce(values(seed, rank, 3), group)
             except ValueError as error:
                 if "is not in the group" not in str(error):
                     problems.append(str(error))
@@ -402,32 +401,32 @@ def test_sub_groups_and_their_two_ways_of_counting(
             problems.expect(tensor, total(seed, members, 7), all_reduce.__name__)
         for root in members:
             tensor = values(seed, rank, 7)
-            ours.broadcast(tensor, root, group)
+            collectives.broadcast(tensor, root, group)
             problems.expect(tensor, values(seed, root, 7), "broadcast", root)
             tensor = values(seed, rank, 7)
-            ours.reduce(tensor, root, group)
+            collectives.reduce(tensor, root, group)
             wanted = total(seed, members, 7) if rank == root else values(seed, rank, 7)
             problems.expect(tensor, wanted, "reduce", root)
             pieces = [values(seed, r, 4) for r in members]
             tensor = torch.zeros_like(pieces[0])
-            ours.scatter(tensor, pieces if rank == root else None, root, group)
+            collectives.scatter(tensor, pieces if rank == root else None, root, group)
             problems.expect(tensor, values(seed, rank, 4), "scatter", root)
             into = [torch.zeros_like(p) for p in pieces] if rank == root else None
-            ours.gather(values(seed, rank, 4), into, root, group)
+            collectives.gather(values(seed, rank, 4), into, root, group)
             for piece, wanted in zip(into or [], pieces, strict=False):
                 problems.expect(piece, wanted, "gather", root)
         whole = values(seed, rank, 4 * n)
         shard, full = torch.zeros_like(whole[:4]), torch.zeros_like(whole)
-        ours.reduce_scatter(shard, whole, group)
+        collectives.reduce_scatter(shard, whole, group)
         problems.expect(
             shard, total(seed, members, 4 * n)[4 * place : 4 * place + 4], "reduce_scatter"
         )
-        ours.all_gather(full, values(seed, rank, 4), group)
+        collectives.all_gather(full, values(seed, rank, 4), group)
         problems.expect(full, torch.cat([values(seed, r, 4) for r in members]), "all_gather")
-        ours.all_to_all(full, whole, group)
+        collectives.all_to_all(full, whole, group)
         parts = [values(seed, r, 4 * n).view(n, 4)[place] for r in members]
         problems.expect(full, torch.cat(parts), "all_to_all")
-        ours.barrier(group)
+        collectives.barrier(group)
         return problems
 
     require_ranks(5)
@@ -445,15 +444,15 @@ def test_hierarchical_all_reduce(
         intra, inter = grid(per_node, nodes)
         for numel in (0, 1, per_node + 1, n, 29):
             tensor = values(seed, rank, numel)
-            ours.hierarchical_all_reduce(tensor, intra, inter)
+            collectives.hierarchical_all_reduce(tensor, intra, inter)
             problems.expect(tensor, total(seed, range(n), numel), "elements:", numel)
         view = values(seed, rank, 24).view(4, 6)[:, ::2]
-        ours.hierarchical_all_reduce(view, intra, inter)
+        collectives.hierarchical_all_reduce(view, intra, inter)
         problems.expect(view, total(seed, range(n), 24).view(4, 6)[:, ::2], "strided")
         for dtype in (torch.float32, torch.bfloat16):
             generator = torch.Generator().manual_seed(seed + rank)
             tensor = torch.randn(101, generator=generator).to(dtype).to(course_lib.device())
-            ours.hierarchical_all_reduce(tensor, intra, inter)
+            collectives.hierarchical_all_reduce(tensor, intra, inter)
             results.append(tensor.cpu())
         return problems, results
 
@@ -477,10 +476,10 @@ def test_barrier_lets_nobody_out_before_all_are_in(
     world_size: int, backend: str, require_ranks: RequireRanks
 ):
     def body() -> tuple[float, float]:
-        ours.barrier()
+        collectives.barrier()
         time.sleep(0.03 * ((dist.get_rank() * 2 + 1) % world_size))
         came = time.monotonic()
-        ours.barrier()
+        collectives.barrier()
         return came, time.monotonic()
 
     require_ranks(world_size)
@@ -506,14 +505,14 @@ def exact_calls(numel: int) -> list[tuple[str, int, Callable[[], None]]]:
     ]
     return [
         *calls,
-        ("broadcast", numel, lambda: ours.broadcast(tensor, root)),
-        ("reduce", numel, lambda: ours.reduce(tensor, root)),
-        ("scatter", numel * n, lambda: ours.scatter(piece, pieces, root)),
-        ("gather", numel * n, lambda: ours.gather(piece, pieces, root)),
-        ("reduce_scatter", numel * n, lambda: ours.reduce_scatter(piece, full)),
-        ("all_gather", numel * n, lambda: ours.all_gather(full, piece)),
-        ("all_to_all", numel * n, lambda: ours.all_to_all(full, full.clone())),
-        ("barrier", numel, lambda: ours.barrier()),
+        ("broadcast", numel, lambda: collectives.broadcast(tensor, root)),
+        ("reduce", numel, lambda: collectives.reduce(tensor, root)),
+        ("scatter", numel * n, lambda: collectives.scatter(piece, pieces, root)),
+        ("gather", numel * n, lambda: collectives.gather(piece, pieces, root)),
+        ("reduce_scatter", numel * n, lambda: collectives.reduce_scatter(piece, full)),
+        ("all_gather", numel * n, lambda: collectives.all_gather(full, piece)),
+        ("all_to_all", numel * n, lambda: collectives.all_to_all(full, full.clone())),
+        ("barrier", numel, lambda: collectives.barrier()),
     ]
 
 
@@ -570,7 +569,7 @@ def test_hierarchical_bytes_are_those_of_the_closed_form(
     def body() -> None:
         groups = grid(per_node, nodes)
         dist.barrier()
-        ours.hierarchical_all_reduce(torch.ones(numel, device=course_lib.device()), *groups)
+        collectives.hierarchical_all_reduce(torch.ones(numel, device=course_lib.device()), *groups)
         dist.barrier()
 
     require_ranks(n)
@@ -599,64 +598,84 @@ def wrong_calls() -> dict[str, tuple[Callable[[], object], type[Exception], str]
     root = dist.get_rank() == 0
     lists = [one, one] if root else None
     calls: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
-        "src": (lambda: ours.broadcast(two, 7), ValueError, r"src=7 is not in the group.*\[0, 1\]"),
-        "dst": (lambda: ours.reduce(two, -1), ValueError, "dst=-1 is not in the group"),
-        "scatter src": (lambda: ours.scatter(one, lists, 5), ValueError, "src=5"),
-        "gather dst": (lambda: ours.gather(one, lists, 5), ValueError, "dst=5"),
-        "no tensor": (lambda: ours.ring_all_reduce([1, 2]), TypeError, "tensor is a list"),  # type: ignore[arg-type]
+        "src": (
+            lambda: collectives.broadcast(two, 7),
+            ValueError,
+            r"src=7 is not in the group.*\[0, 1\]",
+        ),
+        "dst": (lambda: collectives.reduce(two, -1), ValueError, "dst=-1 is not in the group"),
+        "scatter src": (lambda: collectives.scatter(one, lists, 5), ValueError, "src=5"),
+        "gather dst": (lambda: collectives.gather(one, lists, 5), ValueError, "dst=5"),
+        "no tensor": (lambda: collectives.ring_all_reduce([1, 2]), TypeError, "tensor is a list"),  # type: ignore[arg-type]
         "sparse": (
-            lambda: ours.broadcast(two.to_sparse(), 0),
+            lambda: collectives.broadcast(two.to_sparse(), 0),
             TypeError,
             "is a torch.sparse.* dense",
         ),
-        "expanded": (lambda: ours.rabenseifner_all_reduce(expanded), ValueError, "share one place"),
-        "windows": (lambda: ours.ring_all_reduce(windows), ValueError, "share one place"),
+        "expanded": (
+            lambda: collectives.rabenseifner_all_reduce(expanded),
+            ValueError,
+            "share one place",
+        ),
+        "windows": (lambda: collectives.ring_all_reduce(windows), ValueError, "share one place"),
         "blocks": (
-            lambda: ours.double_binary_tree_all_reduce(two, blocks=0),
+            lambda: collectives.double_binary_tree_all_reduce(two, blocks=0),
             ValueError,
             "blocks=0",
         ),
         "input too long": (
-            lambda: ours.reduce_scatter(one, three),
+            lambda: collectives.reduce_scatter(one, three),
             ValueError,
             "input has 3 .* 2 x 1",
         ),
-        "does not divide": (lambda: ours.reduce_scatter(two, three), ValueError, "Pad a size"),
+        "does not divide": (
+            lambda: collectives.reduce_scatter(two, three),
+            ValueError,
+            "Pad a size",
+        ),
         "output too small": (
-            lambda: ours.all_gather(three, two),
+            lambda: collectives.all_gather(three, two),
             ValueError,
             "output has 3 .* 2 x 2",
         ),
         "gather dtype": (
-            lambda: ours.all_gather(doubles, one),
+            lambda: collectives.all_gather(doubles, one),
             ValueError,
             "output has 2 elements of torch.float64.* same dtype",
         ),
-        "scatter dtype": (lambda: ours.reduce_scatter(one, doubles), ValueError, "same dtype"),
-        "expanded output": (lambda: ours.all_gather(expanded, two), ValueError, "output cannot"),
+        "scatter dtype": (
+            lambda: collectives.reduce_scatter(one, doubles),
+            ValueError,
+            "same dtype",
+        ),
+        "expanded output": (
+            lambda: collectives.all_gather(expanded, two),
+            ValueError,
+            "output cannot",
+        ),
         "unlike": (
-            lambda: ours.all_to_all(two, torch.zeros(4)),
+            lambda: collectives.all_to_all(two, torch.zeros(4)),
             ValueError,
             "output has 2 .* 1 x 4",
         ),
-        "rows": (lambda: ours.all_to_all(three, three), ValueError, "first dimension is 3"),
+        "rows": (lambda: collectives.all_to_all(three, three), ValueError, "first dimension is 3"),
         "too few": (
-            lambda: ours.scatter(one, [one] if root else None),
+            lambda: collectives.scatter(one, [one] if root else None),
             ValueError,
             "has 1 tensors and should have 2",
         ),
         "no list": (
-            lambda: ours.gather(one, None if root else [one]),
+            lambda: collectives.gather(one, None if root else [one]),
             ValueError,
             "has 0 tensors and should have 2" if root else "has 1 tensors and should have 0",
         ),
         "uneven": (
-            lambda: ours.gather(one, [two, two] if root else [one]),
+            lambda: collectives.gather(one, [two, two] if root else [one]),
             ValueError,
             r"gather_list\[0\] has 2 .* 1 x 1" if root else "has 1 tensors and should have 0",
         ),
         "same groups": (
-            lambda: ours.hierarchical_all_reduce(two, dist.group.WORLD, dist.group.WORLD),
+            lambda: collectives.hierarchical_all_reduce(two, dist.group.WORLD, dist.group.WORLD),
             ValueError,
             "they must share this rank alone",
         ),
@@ -690,9 +709,9 @@ def test_reading_is_allowed_where_writing_is_not():
     def body() -> list[float]:
         expanded = torch.full((1,), float(dist.get_rank())).expand(2)
         full = torch.zeros(4)
-        ours.all_gather(full, expanded)
+        collectives.all_gather(full, expanded)
         mixed = torch.zeros(2)
-        ours.all_to_all(mixed, expanded)
+        collectives.all_to_all(mixed, expanded)
         return [*full.tolist(), *mixed.tolist()]
 
     assert list(launch(body, world_size=2, backend="gloo")) == [[0, 0, 1, 1, 0, 1]] * 2
@@ -703,14 +722,16 @@ def test_reading_is_allowed_where_writing_is_not():
 
 FILES = sorted(
     path
-    for path in Path(inspect.getfile(ours)).parent.glob("*.py")
+    for path in Path(inspect.getfile(collectives)).parent.glob("*.py")
     if path.stem not in ("__init__", "messages")
 )
 
 
 def test_all_that_is_taught_is_exported_with_torch_habits():
-    assert {name for path in FILES for name in public(path)} == set(ours.__all__)
-    signatures = {name: str(inspect.signature(getattr(ours, name))) for name in ours.__all__}
+    assert {name for path in FILES for name in public(path)} == set(collectives.__all__)
+    signatures = {
+        name: str(inspect.signature(getattr(collectives, name))) for name in collectives.__all__
+    }
     for name, start in {
         "broadcast": "(tensor: 'Tensor', src: 'int', group:",
         "reduce_scatter": "(output: 'Tensor', input: 'Tensor', group:",

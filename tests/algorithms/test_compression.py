@@ -15,8 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 import course_lib
-from course_lib import compression as ours
-from course_lib import facts, launch
+from course_lib import compression, facts, launch
 from course_lib.compression.int8 import dequantize, quantize
 from course_lib.compression.sign import shard_size
 from course_lib.ledger.ledger import Ledger
@@ -74,7 +73,7 @@ def test_topk(world_size: int, seed: int, backend: str, require_ranks: RequireRa
             for step in range(3):
                 before = error.cpu().clone()
                 tensor = here(asked(rank, step, numel))
-                assert ours.topk_all_reduce(tensor, fraction, error) is None
+                assert compression.topk_all_reduce(tensor, fraction, error) is None
                 kept.append((before, tensor.cpu(), error.cpu().clone()))
         return kept
 
@@ -135,7 +134,7 @@ def test_int8(world_size: int, seed: int, backend: str, require_ranks: RequireRa
             for step in range(3):
                 before = error.cpu().clone()
                 tensor = here(asked(rank, step, numel))
-                ours.int8_all_reduce(tensor, error)
+                compression.int8_all_reduce(tensor, error)
                 kept.append((before, tensor.cpu(), error.cpu().clone()))
         return kept
 
@@ -174,7 +173,7 @@ def test_signs(world_size: int, seed: int, backend: str, require_ranks: RequireR
         for step in range(3):
             before = [one.cpu().clone() for one in (*errors, *servers)]
             tensors = [here(one) for one in asked(rank, step)]
-            ours.sign_all_reduce(tensors, errors, servers)
+            compression.sign_all_reduce(tensors, errors, servers)
             after = [one.cpu().clone() for one in (*errors, *servers)]
             kept.append((before, [t.cpu() for t in tensors], after))
         return kept
@@ -224,15 +223,15 @@ def test_with_feedback_the_average_over_time_is_what_was_asked(
         error, coarse = torch.zeros_like(gradient), torch.zeros_like(gradient)
         signs = torch.zeros_like(gradient)
         server = gradient.new_zeros(shard_size(gradient.numel(), n))
-        low_rank = ours.PowerSGD(2, error_feedback=feedback)
+        low_rank = compression.PowerSGD(2, error_feedback=feedback)
         sums = {name: torch.zeros_like(gradient) for name in ("topk", "int8", "sign", "powersgd")}
         for _ in range(steps):
             for kept in () if feedback else (error, coarse, signs, server):
                 kept.zero_()
             one = {name: gradient.clone() for name in sums}
-            ours.topk_all_reduce(one["topk"], 0.1, error)
-            ours.int8_all_reduce(one["int8"], coarse)
-            ours.sign_all_reduce([one["sign"]], [signs], [server])
+            compression.topk_all_reduce(one["topk"], 0.1, error)
+            compression.int8_all_reduce(one["int8"], coarse)
+            compression.sign_all_reduce([one["sign"]], [signs], [server])
             low_rank.all_reduce([one["powersgd"]])
             for name, total in sums.items():
                 total += one[name]
@@ -275,9 +274,9 @@ def test_without_feedback_training_stalls_with_it_it_converges(
             if not feedback:
                 error.zero_()
             if kind == "topk":
-                ours.topk_all_reduce(gradient, 1 / size, error)
+                compression.topk_all_reduce(gradient, 1 / size, error)
             else:
-                ours.int8_all_reduce(gradient, error)
+                compression.int8_all_reduce(gradient, error)
             x -= gradient * 0.05 / (1 + step / 50)
         return float((x - a)[heard].abs().max())
 
@@ -311,14 +310,14 @@ def test_powersgd(world_size: int, seed: int, backend: str, require_ranks: Requi
         return drawn
 
     def body() -> list:
-        compressor, kept = ours.PowerSGD(2), []
+        compressor, kept = compression.PowerSGD(2), []
         errors = [torch.zeros(12, 9), torch.zeros(6, 36), torch.zeros(40, 5)]
         for step in range(4):
             gradients = [here(one) for one in asked(dist.get_rank(), step)]
             compressor.all_reduce(gradients)
             if step == 1:  # a gradient of zero has left no error and the first Q
                 alone = [here(asked(dist.get_rank(), step)[0])]
-                ours.PowerSGD(2).all_reduce(alone)
+                compression.PowerSGD(2).all_reduce(alone)
                 torch.testing.assert_close(gradients[0], alone[0], rtol=1e-9, atol=1e-9)
             before, errors = errors, [one.cpu().clone() for one in compressor.errors]
             kept.append(([one.cpu() for one in gradients], before, errors))
@@ -353,7 +352,7 @@ def test_warm_start_finds_the_best_factors(seed: int, backend: str, require_rank
     def body(warm_start: bool) -> list[float]:
         u, v = (torch.linalg.qr(draw(seed + i, rows, 20)).Q for i, rows in enumerate((30, 20)))
         matrix = u @ torch.diag(0.7 ** torch.arange(20, dtype=torch.float64)) @ v.T
-        compressor = ours.PowerSGD(3, warm_start=warm_start, error_feedback=False)
+        compressor = compression.PowerSGD(3, warm_start=warm_start, error_feedback=False)
         missed = []
         for _ in range(25):
             gradient = here(matrix.clone())
@@ -375,7 +374,7 @@ def test_powersgd_goes_on_where_it_was_saved(seed: int):
         def gradients(step: int) -> list[torch.Tensor]:
             return [draw(seed + step + 10 * dist.get_rank(), 8, 6), draw(seed + step, 3)]
 
-        first, second = ours.PowerSGD(2), ours.PowerSGD(2, seed=5)
+        first, second = compression.PowerSGD(2), compression.PowerSGD(2, seed=5)
         for step in range(3):
             first.all_reduce(gradients(step))
         second.load_state_dict(first.state_dict())
@@ -433,7 +432,7 @@ def test_one_bit_adam_is_adam_and_then_the_papers_algorithm(
     def body() -> list[torch.Tensor]:
         p = nn.Parameter(here(start.clone()))
         frozen = nn.Parameter(here(start.clone()), requires_grad=False)
-        optimizer = ours.OneBitAdam([p, frozen], 0.01, (0.9, 0.99), warmup_steps=warmup)
+        optimizer = compression.OneBitAdam([p, frozen], 0.01, (0.9, 0.99), warmup_steps=warmup)
         after = []
         for t in range(1, steps + 1):
             p.grad = here(gradient(dist.get_rank(), t, p.detach().cpu()))
@@ -462,12 +461,14 @@ def test_one_bit_adam_state_groups_and_elements_without_variance(seed: int):
     def body() -> list[bool]:
         rank = dist.get_rank()
         a, b = nn.Parameter(draw(seed, 6, 4)), nn.Parameter(draw(seed + 1, 5))
-        optimizer = ours.OneBitAdam(
+        optimizer = compression.OneBitAdam(
             [{"params": [a], "lr": 0.1}, {"params": [b]}], lr=0.0, warmup_steps=2
         )
         kept = b.detach().clone()
 
-        def step(t: int, a: nn.Parameter, b: nn.Parameter, optimizer: ours.OneBitAdam) -> float:
+        def step(
+            t: int, a: nn.Parameter, b: nn.Parameter, optimizer: compression.OneBitAdam
+        ) -> float:
             def closure() -> float:
                 loss = (a[1:] - draw(seed + 7 * t + rank, 5, 4)).square().sum() + b.sum()
                 optimizer.zero_grad()
@@ -480,7 +481,7 @@ def test_one_bit_adam_state_groups_and_elements_without_variance(seed: int):
         values = [step(t, a, b, optimizer) for t in range(5)]
         still = torch.equal(a[0], first_row) and torch.equal(b, kept) and values[0] > 0
         a2, b2 = nn.Parameter(a.detach().clone()), nn.Parameter(b.detach().clone())
-        other = ours.OneBitAdam([{"params": [a2]}, {"params": [b2]}], warmup_steps=2)
+        other = compression.OneBitAdam([{"params": [a2]}, {"params": [b2]}], warmup_steps=2)
         other.load_state_dict(copy.deepcopy(optimizer.state_dict()))  # torch shares tensors
         for t in range(5, 8):
             step(t, a, b, optimizer)
@@ -513,13 +514,13 @@ def test_bytes_are_those_of_the_closed_forms(
     def body() -> None:
         tensors = [here(torch.zeros(shape)) for shape in shapes]
         params = [nn.Parameter(t.clone()) for t in tensors]
-        compressor = ours.PowerSGD(rank_of_q)
-        adam = ours.OneBitAdam(params, warmup_steps=1)
+        compressor = compression.PowerSGD(rank_of_q)
+        adam = compression.OneBitAdam(params, warmup_steps=1)
         calls = [
-            lambda: ours.topk_all_reduce(zeros(), fraction, zeros()),
-            lambda: ours.topk_all_reduce(zeros(torch.bfloat16), fraction, zeros()),
-            lambda: ours.int8_all_reduce(zeros(), zeros()),
-            lambda: ours.int8_all_reduce(zeros(torch.bfloat16), zeros(), block=64),
+            lambda: compression.topk_all_reduce(zeros(), fraction, zeros()),
+            lambda: compression.topk_all_reduce(zeros(torch.bfloat16), fraction, zeros()),
+            lambda: compression.int8_all_reduce(zeros(), zeros()),
+            lambda: compression.int8_all_reduce(zeros(torch.bfloat16), zeros(), block=64),
             lambda: compressor.all_reduce(tensors),
             lambda: compressor.all_reduce(tensors),
             lambda: adam.step(),
@@ -604,9 +605,9 @@ def test_a_model_trains_as_well_for_less(seed: int, backend: str, require_ranks:
         )
         params = list(model.parameters())
         errors = [torch.zeros_like(p) for p in params]
-        powersgd = ours.PowerSGD(2)
+        powersgd = compression.PowerSGD(2)
         if way == "one_bit_adam":
-            optimizer = ours.OneBitAdam(params, 3e-3, warmup_steps=steps // 4)
+            optimizer = compression.OneBitAdam(params, 3e-3, warmup_steps=steps // 4)
         elif way == "adam":
             optimizer = torch.optim.Adam(params, 3e-3)
         else:
@@ -622,9 +623,9 @@ def test_a_model_trains_as_well_for_less(seed: int, backend: str, require_ranks:
                 powersgd.all_reduce(gradients)
             for gradient, error in zip(gradients, errors, strict=True):
                 if way == "topk":
-                    ours.topk_all_reduce(gradient, 0.05, error)
+                    compression.topk_all_reduce(gradient, 0.05, error)
                 elif way == "int8":
-                    ours.int8_all_reduce(gradient, error)
+                    compression.int8_all_reduce(gradient, error)
                 elif way in ("sgd", "adam"):
                     dist.all_reduce(gradient)
                     gradient /= n
@@ -689,22 +690,22 @@ def test_dtypes_strides_groups_and_overflow(seed: int, backend: str, require_ran
                     here(all_of[rank].clone()),
                     here(torch.zeros(6, 10, dtype=error_dtype)),
                 )
-                ours.topk_all_reduce(tensor, 1.0, error)
+                compression.topk_all_reduce(tensor, 1.0, error)
                 close(tensor, mean, 1e-2, "topk", dtype)
                 tensor = here(all_of[rank].clone())
-                ours.int8_all_reduce(tensor, error.zero_())
+                compression.int8_all_reduce(tensor, error.zero_())
                 close(tensor, mean, 0.1, "int8", dtype)
                 assert tensor.dtype == dtype and error.dtype == error_dtype
             tensor = here(all_of[rank].clone())
-            ours.PowerSGD(6).all_reduce([tensor, here(all_of[rank][0].clone())])
+            compression.PowerSGD(6).all_reduce([tensor, here(all_of[rank][0].clone())])
             close(tensor, mean, 2e-2, "powersgd", dtype)
 
         whole = here(draw(seed + rank, 10, 6, dtype=torch.float32))
         view, untouched = whole.T[::2], whole.T[1::2].clone()
-        ours.topk_all_reduce(view, 1.0, torch.zeros_like(view))
+        compression.topk_all_reduce(view, 1.0, torch.zeros_like(view))
         wide = torch.stack([draw(seed + r, 10, 6).T[::2] for r in range(4)]).mean(0)
         close(view, wide, 1e-5, "strided topk")
-        ours.int8_all_reduce(view, torch.zeros_like(view))
+        compression.int8_all_reduce(view, torch.zeros_like(view))
         close(view, wide, 0.02, "strided int8")
         if not torch.equal(whole.T[1::2], untouched):
             problems.append("elements beside the view were written")
@@ -712,9 +713,9 @@ def test_dtypes_strides_groups_and_overflow(seed: int, backend: str, require_ran
         if rank in (1, 3):
             pair = torch.stack([draw(seed + r, 40) for r in (1, 3)]).mean(0)
             for average in (
-                lambda t: ours.topk_all_reduce(t, 1.0, torch.zeros_like(t), group),
-                lambda t: ours.int8_all_reduce(t, torch.zeros_like(t), group, block=1),
-                lambda t: ours.PowerSGD(2, group=group).all_reduce([t]),
+                lambda t: compression.topk_all_reduce(t, 1.0, torch.zeros_like(t), group),
+                lambda t: compression.int8_all_reduce(t, torch.zeros_like(t), group, block=1),
+                lambda t: compression.PowerSGD(2, group=group).all_reduce([t]),
             ):
                 tensor = here(draw(seed + rank, 40, dtype=torch.float32))
                 average(tensor)
@@ -726,11 +727,11 @@ def test_dtypes_strides_groups_and_overflow(seed: int, backend: str, require_ran
                 tensor[7] = bad
             servers = [tensor.new_zeros(shard_size(20, 4))]
             first, second, third = tensor.clone(), tensor.clone(), tensor.clone().view(4, 5)
-            ours.topk_all_reduce(first, 0.2, errors[0])
-            ours.int8_all_reduce(second, errors[1])
+            compression.topk_all_reduce(first, 0.2, errors[0])
+            compression.int8_all_reduce(second, errors[1])
             fourth = [tensor.clone()]
-            ours.sign_all_reduce(fourth, [errors[2]], servers)
-            compressor = ours.PowerSGD(1)
+            compression.sign_all_reduce(fourth, [errors[2]], servers)
+            compressor = compression.PowerSGD(1)
             compressor.all_reduce([third])
             results = {"topk": first, "int8": second, "powersgd": third, "sign": fourth[0]}
             for name, result in results.items():
@@ -754,27 +755,27 @@ def wrong_calls() -> dict[str, tuple[Callable[[], object], type[Exception], str]
     two, three, whole = torch.zeros(2), torch.zeros(3), torch.zeros(2, dtype=torch.int64)
     half = nn.Parameter(torch.zeros(2, dtype=torch.bfloat16))
     full = nn.Parameter(two)
-    used = ours.PowerSGD(1)
+    used = compression.PowerSGD(1)
     used._shapes = [torch.Size([9])]
     return {
-        "fraction": (lambda: ours.topk_all_reduce(two, 0, two), ValueError, r"fraction=0.*\(0, 1\]"),
-        "percent": (lambda: ours.topk_all_reduce(two, 5, two), ValueError, "fraction=5"),
-        "error's shape": (lambda: ours.topk_all_reduce(two, 1, three), ValueError, r"error \(3,\)"),
-        "no error": (lambda: ours.int8_all_reduce(two, None), TypeError, "error is a NoneType"),  # type: ignore[arg-type]
-        "no tensor": (lambda: ours.int8_all_reduce([1.0], two), TypeError, "tensor is a list"),  # type: ignore[arg-type]
-        "integers": (lambda: ours.int8_all_reduce(whole, two), ValueError, "int64.*floating"),
-        "sparse": (lambda: ours.topk_all_reduce(two.to_sparse(), 1, two), ValueError, "dense"),
-        "block": (lambda: ours.int8_all_reduce(two, two, block=0), ValueError, "block=0"),
-        "rank": (lambda: ours.PowerSGD(0), ValueError, "rank=0"),
-        "kinds": (lambda: ours.PowerSGD(1).all_reduce([two, half]), ValueError, "several kinds"),
+        "fraction": (lambda: compression.topk_all_reduce(two, 0, two), ValueError, r"fraction=0.*\(0, 1\]"),
+        "percent": (lambda: compression.topk_all_reduce(two, 5, two), ValueError, "fraction=5"),
+        "error's shape": (lambda: compression.topk_all_reduce(two, 1, three), ValueError, r"error \(3,\)"),
+        "no error": (lambda: compression.int8_all_reduce(two, None), TypeError, "error is a NoneType"),  # type: ignore[arg-type]
+        "no tensor": (lambda: compression.int8_all_reduce([1.0], two), TypeError, "tensor is a list"),  # type: ignore[arg-type]
+        "integers": (lambda: compression.int8_all_reduce(whole, two), ValueError, "int64.*floating"),
+        "sparse": (lambda: compression.topk_all_reduce(two.to_sparse(), 1, two), ValueError, "dense"),
+        "block": (lambda: compression.int8_all_reduce(two, two, block=0), ValueError, "block=0"),
+        "rank": (lambda: compression.PowerSGD(0), ValueError, "rank=0"),
+        "kinds": (lambda: compression.PowerSGD(1).all_reduce([two, half]), ValueError, "several kinds"),
         "shapes": (lambda: used.all_reduce([two]), ValueError, "in the call before"),
-        "a gradient": (lambda: ours.PowerSGD(1).all_reduce([None]), TypeError, "NoneType"),  # type: ignore[list-item]
-        "no warm-up": (lambda: ours.OneBitAdam([full], warmup_steps=0), ValueError, "at least one"),
-        "lr": (lambda: ours.OneBitAdam([full], -1.0, warmup_steps=1), ValueError, "lr=-1.0"),
-        "half": (lambda: ours.OneBitAdam([half], warmup_steps=1), ValueError, "float32 copy"),
-        "mixed": (lambda: ours.OneBitAdam([full, half], warmup_steps=1), ValueError, "share one"),
-        "nothing": (lambda: ours.OneBitAdam([], warmup_steps=1), ValueError, "empty parameter list"),
-        "server": (lambda: ours.sign_all_reduce([two], [two], [two]), ValueError, "shards of 8"),
+        "a gradient": (lambda: compression.PowerSGD(1).all_reduce([None]), TypeError, "NoneType"),  # type: ignore[list-item]
+        "no warm-up": (lambda: compression.OneBitAdam([full], warmup_steps=0), ValueError, "at least one"),
+        "lr": (lambda: compression.OneBitAdam([full], -1.0, warmup_steps=1), ValueError, "lr=-1.0"),
+        "half": (lambda: compression.OneBitAdam([half], warmup_steps=1), ValueError, "float32 copy"),
+        "mixed": (lambda: compression.OneBitAdam([full, half], warmup_steps=1), ValueError, "share one"),
+        "nothing": (lambda: compression.OneBitAdam([], warmup_steps=1), ValueError, "empty parameter list"),
+        "server": (lambda: compression.sign_all_reduce([two], [two], [two]), ValueError, "shards of 8"),
     }  # fmt: skip
 
 

@@ -20,8 +20,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from course_lib import context_parallel as cp
-from course_lib import device, launch
+from course_lib import context_parallel, device, launch
 from course_lib.context_parallel.balanced import LAYOUTS, zigzag
 from course_lib.context_parallel.combined import two_groups, ulysses_ring_attention
 from course_lib.context_parallel.ring import ring_attention
@@ -31,7 +30,7 @@ from course_lib.context_parallel.ulysses import ulysses_attention
 
 RequireRanks = Callable[[int], None]
 WORLDS = [1, 2, 3, 4, 8]
-FOLDER = Path(inspect.getfile(cp)).parent
+FOLDER = Path(inspect.getfile(context_parallel)).parent
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
@@ -223,14 +222,17 @@ def test_under_autocast_scores_stay_in_float32(seed: int):
 @pytest.mark.parametrize("n", WORLDS)
 @pytest.mark.parametrize("seq", [1, 5, 16, 37])
 def test_layouts_deal_every_token_once(seq: int, n: int):
-    for make in (*LAYOUTS.values(), lambda seq, n: cp.subdivided(zigzag(seq, 2), n)):
+    for make in (*LAYOUTS.values(), lambda seq, n: context_parallel.subdivided(zigzag(seq, 2), n)):
         layout = make(seq, n)
-        held = [cp.positions(spans).tolist() for spans in layout]
+        held = [context_parallel.positions(spans).tolist() for spans in layout]
         assert sorted(itertools.chain(*held)) == list(range(seq))
         sizes = [len(one) for one in held]
-        assert sizes == [cp.tokens_in(spans) for spans in layout] and max(sizes) - min(sizes) <= 2
+        assert (
+            sizes == [context_parallel.tokens_in(spans) for spans in layout]
+            and max(sizes) - min(sizes) <= 2
+        )
         assert all(span for spans in layout for span in spans)
-        together = cp.positions(cp.joined(layout)).tolist()
+        together = context_parallel.positions(context_parallel.joined(layout)).tolist()
         assert together == list(itertools.chain(*held))
 
 
@@ -244,11 +246,11 @@ def test_layouts_are_those_of_the_table():
     for name, owners in table.items():
         layout = LAYOUTS[name](16, 4)
         for rank, spans in enumerate(layout):
-            assert cp.positions(spans).tolist() == [
+            assert context_parallel.positions(spans).tolist() == [
                 place for place, owner in enumerate(owners) if owner == str(rank)
             ]
-    assert cp.joined(cp.contiguous(16, 4)) == [range(16)]
-    assert cp.subdivided(zigzag(16, 2), 2)[1] == [range(12, 16)]
+    assert context_parallel.joined(context_parallel.contiguous(16, 4)) == [range(16)]
+    assert context_parallel.subdivided(zigzag(16, 2), 2)[1] == [range(12, 16)]
 
 
 @pytest.mark.parametrize("world_size", [1, 3, 8])
@@ -257,10 +259,12 @@ def test_what_was_dealt_is_collected(world_size: int, seed: int):
         x = draw(seed, 13, 2, 2)[0]
         for make in LAYOUTS.values():
             layout = make(13, world_size)
-            mine = cp.deal(x, layout)
-            assert torch.equal(mine, x[:, cp.positions(layout[dist.get_rank()])])
-            assert torch.equal(cp.collect(mine, layout), x)
-            last = cp.collect(cp.deal(x.movedim(1, -1), layout, dim=-1), layout, dim=-1)
+            mine = context_parallel.deal(x, layout)
+            assert torch.equal(mine, x[:, context_parallel.positions(layout[dist.get_rank()])])
+            assert torch.equal(context_parallel.collect(mine, layout), x)
+            last = context_parallel.collect(
+                context_parallel.deal(x.movedim(1, -1), layout, dim=-1), layout, dim=-1
+            )
             assert torch.equal(last, x.movedim(1, -1))
 
     launch(body, world_size=world_size, backend="gloo")
@@ -271,13 +275,13 @@ def test_what_was_dealt_is_collected(world_size: int, seed: int):
 
 def compare(
     attend: Callable[..., Tensor],
-    layout: cp.Layout,
+    layout: context_parallel.Layout,
     causal: bool,
     given: list[Tensor],
     *case: object,
 ) -> None:
     """Compare with this rank's part of full attention's output and gradients; `given` is whole."""
-    where = cp.positions(layout[dist.get_rank()])
+    where = context_parallel.positions(layout[dist.get_rank()])
     wanted = [x[:, where] for x in with_gradients(partial(full_attention, causal=causal), *given)]
     mine = [x[:, where] for x in given]
     found = with_gradients(partial(attend, causal=causal, layout=layout), *mine)
@@ -305,7 +309,7 @@ def combined_cases(n: int, seed: int) -> None:
         inside, outside = two_groups(u)
         attend = partial(ulysses_ring_attention, ulysses_group=inside, ring_group=outside, block=8)
         for (name, make), causal in itertools.product(LAYOUTS.items(), (False, True)):
-            layout = cp.subdivided(make(29, n // u), u)
+            layout = context_parallel.subdivided(make(29, n // u), u)
             compare(attend, layout, causal, draw(seed, 29, 2 * u, u), "both", u, name)
         in_succession(partial(attend, causal=True), seed, u)
 
@@ -347,7 +351,7 @@ def test_attention_in_groups_of_their_own(seed: int, backend: str, require_ranks
         wanted = with_gradients(partial(full_attention, causal=True), *given)
         for attend in (ring_attention, ulysses_attention):
             layout = zigzag(10, 2)
-            where = cp.positions(layout[place])
+            where = context_parallel.positions(layout[place])
             attend = partial(attend, causal=True, group=pairs[mine], layout=layout)
             found = with_gradients(attend, *(x[:, where] for x in given))
             same(found, [x[:, where] for x in wanted])
@@ -373,7 +377,7 @@ def test_the_error_does_not_grow_with_the_ring(seed: int):
                 partial(full_attention, causal=True), *(x.double() for x in given)
             )
             layout = zigzag(128, dist.get_world_size())
-            where = cp.positions(layout[dist.get_rank()])
+            where = context_parallel.positions(layout[dist.get_rank()])
             attend = partial(ring_attention, causal=True, layout=layout)
             ours = with_gradients(attend, *(x[:, where] for x in given))
             assert all(x.dtype == dtype for x in ours)
@@ -403,20 +407,21 @@ def test_the_values_are_those_of_pytorchs_context_parallel(seed: int):
 
     def body() -> None:
         from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.tensor.experimental import context_parallel
+        from torch.distributed.tensor import experimental
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
         warnings.simplefilter("ignore")
         given = [x.float() for x in draw(seed, 16, 2, 2)]
         layout = zigzag(16, 2)
         ours = with_gradients(
-            partial(ring_attention, layout=layout), *(cp.deal(x, layout) for x in given)
+            partial(ring_attention, layout=layout),
+            *(context_parallel.deal(x, layout) for x in given),
         )
         *inputs, grad = (x.transpose(1, 2).contiguous() for x in given)
         mesh = init_device_mesh("cpu", (2,))
         with (
             sdpa_kernel(SDPBackend.MATH),
-            context_parallel(mesh, buffers=[*inputs, grad], buffer_seq_dims=[2] * 4),
+            experimental.context_parallel(mesh, buffers=[*inputs, grad], buffer_seq_dims=[2] * 4),
         ):
             for x in inputs:
                 x.requires_grad_()
@@ -437,7 +442,7 @@ def test_the_values_are_those_of_pytorchs_context_parallel(seed: int):
 def test_refusals_are_sentences(seed: int):
     def body() -> dict[str, str]:
         q, k, v, _ = draw(seed, 4, 4, 2)
-        layout = cp.contiguous(8, 2)
+        layout = context_parallel.contiguous(8, 2)
         attempts: dict[str, Callable[[], object]] = {
             "each must be (batch, seq, heads, head_dim)": lambda: tiled_attention(q[0], k, v),
             "keys and values must have the same shape": lambda: tiled_attention(q, k, v[:, :3]),
@@ -460,8 +465,10 @@ def test_refusals_are_sentences(seed: int):
             "kv_heads=1 cannot be shared equally by 2 ranks": lambda: ulysses_attention(
                 q, k[:, :, :1], v[:, :, :1]
             ),
-            "x has 9 tokens": lambda: cp.deal(torch.ones(1, 9), layout),
-            "x has 3 tokens, the layout gives rank": lambda: cp.collect(torch.ones(1, 3), layout),
+            "x has 9 tokens": lambda: context_parallel.deal(torch.ones(1, 9), layout),
+            "x has 3 tokens, the layout gives rank": lambda: context_parallel.collect(
+                torch.ones(1, 3), layout
+            ),
             "2 ranks cannot be cut into groups of 3": lambda: two_groups(3),
         }
         told = {}

@@ -11,8 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from course_lib import context_parallel as cp
-from course_lib import facts, launch
+from course_lib import context_parallel, facts, launch
 from course_lib.context_parallel import ring
 from course_lib.context_parallel.balanced import LAYOUTS, zigzag
 from course_lib.context_parallel.combined import two_groups, ulysses_ring_attention
@@ -103,9 +102,9 @@ def test_parts_that_differ_are_sent_as_they_are():
 
     def body() -> None:
         for seq in (13, 2):
-            layout = cp.contiguous(seq, 3)
+            layout = context_parallel.contiguous(seq, 3)
             attend = partial(ring_attention, layout=layout)
-            between_barriers(attend, cp.tokens_in(layout[dist.get_rank()]))
+            between_barriers(attend, context_parallel.tokens_in(layout[dist.get_rank()]))
 
     run = launch(body, world_size=3, backend="gloo")
     token = BATCH * 2 * KV_WIDTH * 4
@@ -213,7 +212,7 @@ def test_the_scores_of_each_step_are_counted_rightly(layout: str):
     """The closed form against positions, compared one by one."""
     for n in (1, 2, 3, 4):
         made = LAYOUTS[layout](24, n)
-        held = [cp.positions(spans) for spans in made]
+        held = [context_parallel.positions(spans) for spans in made]
         counted = [
             [int((held[r][:, None] >= held[(r - step) % n]).sum()) for r in range(n)]
             for step in range(n)

@@ -11,8 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from course_lib import context_parallel as cp
-from course_lib import device, launch
+from course_lib import context_parallel, device, launch
 from course_lib.context_parallel.balanced import LAYOUTS, zigzag
 from course_lib.context_parallel.combined import two_groups, ulysses_ring_attention
 from course_lib.context_parallel.gpt import ContextParallelGPT, mean_over_ranks
@@ -42,13 +41,13 @@ def kinds(world_size: int) -> dict[str, tuple[Callable[..., Tensor], MakeLayout]
         for name, layout in LAYOUTS.items()
     }
     if world_size <= 2:
-        found["ulysses"] = partial(ulysses_attention, causal=True), cp.contiguous
+        found["ulysses"] = partial(ulysses_attention, causal=True), context_parallel.contiguous
     if world_size == 4:
         inside, outside = two_groups(2)
         both = partial(
             ulysses_ring_attention, causal=True, ulysses_group=inside, ring_group=outside
         )
-        found["both"] = both, lambda seq, n: cp.subdivided(zigzag(seq, n // 2), 2)
+        found["both"] = both, lambda seq, n: context_parallel.subdivided(zigzag(seq, n // 2), 2)
     return found
 
 
@@ -72,7 +71,9 @@ def test_loss_and_gradients_are_those_of_one_process(
                 model = make(config, seed + dist.get_rank())
                 parallel = ContextParallelGPT(model, attention, layout)
                 logits = parallel(tokens)
-                assert logits.shape[1] == cp.tokens_in(layout(seq, world_size)[dist.get_rank()])
+                assert logits.shape[1] == context_parallel.tokens_in(
+                    layout(seq, world_size)[dist.get_rank()]
+                )
                 loss = parallel.loss(logits, targets)
                 loss.backward()
                 parallel.sum_gradients()

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from course_lib.data import batch, decode, library_text
-from course_lib.data import text as text_module
+from course_lib.data.text import MODULES, VALIDATION, _files
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -36,15 +36,15 @@ def test_whole_modules_are_held_back_about_a_tenth():
     assert source in bytes(held_back.tolist())
     assert source not in bytes(train.tolist())
     assert 0.07 < len(held_back) / (len(train) + len(held_back)) < 0.13
-    assert set(text_module.MODULES) > text_module.VALIDATION
+    assert set(MODULES) > VALIDATION
 
 
 def test_no_tests_of_packages_and_nothing_twice():
     library = Path(sysconfig.get_path("stdlib"))
-    files = [file for name in text_module.MODULES for file in text_module._files(library, name)]
+    files = [file for name in MODULES for file in _files(library, name)]
     assert len(files) == len(set(files)) > 250
     assert not [file for file in files if {"test", "tests"} & set(file.relative_to(library).parts)]
-    assert list(text_module.MODULES) == sorted(text_module.MODULES)
+    assert list(MODULES) == sorted(MODULES)
 
 
 def test_another_process_reads_the_same_whatever_its_folder_and_hash_seed(tmp_path):
@@ -69,15 +69,15 @@ def test_another_process_reads_the_same_whatever_its_folder_and_hash_seed(tmp_pa
 
 
 def test_line_ends_of_windows_are_those_of_unix(tmp_path, monkeypatch):
-    for name in text_module.MODULES:
+    for name in MODULES:
         (tmp_path / f"{name}.py").write_bytes(f"import {name}\r\n".encode())
-    monkeypatch.setattr(text_module.sysconfig, "get_path", lambda name: str(tmp_path))
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
     text = decode(library_text.__wrapped__("train"))
     assert text.startswith("import _collections_abc\nimport _pydecimal\n") and "\r" not in text
 
 
 def test_a_python_without_its_sources_is_told_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(text_module.sysconfig, "get_path", lambda name: str(tmp_path))
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
     with pytest.raises(FileNotFoundError, match="no source of the module _collections_abc"):
         library_text.__wrapped__("train")
 

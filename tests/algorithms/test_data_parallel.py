@@ -24,17 +24,16 @@ from torch.nn import functional as F
 from torch.utils.data import DistributedSampler
 
 import course_lib
-from course_lib import data_parallel as ours
-from course_lib import facts, launch
+from course_lib import data_parallel, facts, launch
 from course_lib.ledger.operation import Operation
 
 WORLDS = [1, 2, 3, 4, 8]
 WRAPPERS: dict[str, Callable[..., nn.Module]] = {
-    "naive": ours.NaiveDataParallel,
-    "flat": ours.FlatDataParallel,
-    "one bucket": ours.BucketedDataParallel,
-    "small buckets": lambda m, **options: ours.BucketedDataParallel(m, 300, **options),
-    "a bucket each": lambda m, **options: ours.BucketedDataParallel(m, 1, **options),
+    "naive": data_parallel.NaiveDataParallel,
+    "flat": data_parallel.FlatDataParallel,
+    "one bucket": data_parallel.BucketedDataParallel,
+    "small buckets": lambda m, **options: data_parallel.BucketedDataParallel(m, 300, **options),
+    "a bucket each": lambda m, **options: data_parallel.BucketedDataParallel(m, 1, **options),
 }
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=0.01),
@@ -140,7 +139,7 @@ def test_every_sample_is_seen_as_by_torch(seed: int):
                             cast(Any, range(n)), world_size, rank, shuffle, seed % 1000, drop_last
                         )
                         sampler.set_epoch(epoch)
-                        shard = ours.shard_indices(
+                        shard = data_parallel.shard_indices(
                             n, rank, world_size, epoch, shuffle=shuffle, seed=seed % 1000,
                             drop_last=drop_last,
                         )  # fmt: skip
@@ -158,7 +157,7 @@ def test_every_sample_is_seen_as_by_torch(seed: int):
 
 def test_epochs_and_seeds_change_the_order(seed: int):
     orders = {
-        tuple(ours.shard_indices(50, 1, 3, epoch, seed=seed + more))
+        tuple(data_parallel.shard_indices(50, 1, 3, epoch, seed=seed + more))
         for epoch in (0, 2) for more in (0, 1)
     }  # fmt: skip
     assert len(orders) == 4
@@ -167,7 +166,7 @@ def test_epochs_and_seeds_change_the_order(seed: int):
 @pytest.mark.parametrize("arguments", [(5, 3, 3), (5, -1, 3), (5, 0, 0), (-1, 0, 2)])
 def test_shards_that_cannot_be(arguments: tuple[int, int, int]):
     with pytest.raises(ValueError, match=r"ranks count from 0|0 samples or more"):
-        ours.shard_indices(*arguments)
+        data_parallel.shard_indices(*arguments)
 
 
 # ---- values: several steps against one process
@@ -625,7 +624,7 @@ def test_buckets_leave_in_order_when_gradients_arrive_in_another(
     def body() -> list[str]:
         rank, sizes = dist.get_rank(), [3, 5, 7, 9]
         weights = [torch.full((n,), 1.0, device=course_lib.device()) for n in sizes]
-        module = ours.BucketedDataParallel(Weights(weights), 1)
+        module = data_parallel.BucketedDataParallel(Weights(weights), 1)
         order = [[0, 1, 2, 3], [3, 2, 1, 0], random.Random(seed).sample(range(4), 4)][rank]
         for _ in range(2):
             module(order, rank + 1.0).backward()
@@ -662,7 +661,7 @@ def test_gradients_lie_in_the_buckets_and_nowhere_else(
     """After a step the gradients' storages are the buckets', and hold as many bytes as the parameters."""
 
     def body() -> list[int]:
-        module = ours.BucketedDataParallel(made(seed), 500)
+        module = data_parallel.BucketedDataParallel(made(seed), 500)
         seen = set()
         for step in range(3):
             loss_of(module, batch(seed, step, dist.get_rank(), 3), "mean").backward()
@@ -752,25 +751,30 @@ def test_wrong_calls_are_told_what_is_wrong():
         problems = []
         calls = list(wrong_calls())
         inner = nn.Linear(1, 1)
-        ours.BucketedDataParallel(inner)
+        data_parallel.BucketedDataParallel(inner)
         half = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))
         half[0].requires_grad_(False)
-        thawed = ours.BucketedDataParallel(half)
+        thawed = data_parallel.BucketedDataParallel(half)
         half[0].requires_grad_(True)
         calls += [
             (
                 "hooked",
-                lambda: ours.BucketedDataParallel(inner),
+                lambda: data_parallel.BucketedDataParallel(inner),
                 ValueError,
                 "holds weight already",
             ),
             (
                 "part",
-                lambda: ours.BucketedDataParallel(nn.Sequential(inner)),
+                lambda: data_parallel.BucketedDataParallel(nn.Sequential(inner)),
                 ValueError,
                 "holds 0.weight already",
             ),
-            ("bytes", lambda: ours.BucketedDataParallel(nn.Linear(1, 1), 0), ValueError, "bytes=0"),
+            (
+                "bytes",
+                lambda: data_parallel.BucketedDataParallel(nn.Linear(1, 1), 0),
+                ValueError,
+                "bytes=0",
+            ),
             (
                 "thawed",
                 lambda: backward_and_finish(thawed, torch.ones(1, 1)),
@@ -824,7 +828,9 @@ def test_bytes_and_seconds_by_hand():
 # ---- the files
 
 
-FILES = sorted(p for p in Path(inspect.getfile(ours)).parent.glob("*.py") if p.stem != "__init__")
+FILES = sorted(
+    p for p in Path(inspect.getfile(data_parallel)).parent.glob("*.py") if p.stem != "__init__"
+)
 
 
 def test_the_files_can_be_copied_out_together(tmp_path: Path):
@@ -841,8 +847,8 @@ def test_the_files_can_be_copied_out_together(tmp_path: Path):
             assert top <= {"__future__", "collections", "contextlib", "torch", "weakref"}, path.name
         shutil.copy(path, tmp_path / "lifted")
     imports = [
-        f"from lifted.{Path(inspect.getfile(getattr(ours, name))).stem} import {name}"
-        for name in ours.__all__
+        f"from lifted.{Path(inspect.getfile(getattr(data_parallel, name))).stem} import {name}"
+        for name in data_parallel.__all__
     ]
     begin, end = "import sys; sys.path[:0] = ['.']", "assert 'course_lib' not in sys.modules"
     program = "\n".join([begin, *imports, end])

@@ -11,9 +11,8 @@ import pytest
 
 from course_lib import facts
 from course_lib.ledger import colours
-from course_lib.mesh import explorer as module
 from course_lib.mesh.coordinates import axis_ranks
-from course_lib.mesh.explorer import MOST, TASKS, MeshExplorer, Setting, mesh_explorer
+from course_lib.mesh.explorer import MOST, TASKS, MeshExplorer, Setting, _dress, mesh_explorer
 
 SMALL = Setting("small GPT")  # 2 x 2 x 2 x 2, rank 5
 
@@ -158,21 +157,21 @@ def test_buttons_of_old_widgets_have_no_colour_of_text() -> None:
             self.description, self.style = "", Style()
 
     old = Button()
-    module._dress(old, 5, "")
+    _dress(old, 5, "")
     assert old.description == "[5]" and old.style.button_color == colours.ALARM
-    module._dress(old, 5, "tp")
+    _dress(old, 5, "tp")
     assert old.description == "5 tp" and old.style.button_color == colours.AXES["tp"]
     new = ipywidgets.Button()
-    module._dress(new, 5, "")
+    _dress(new, 5, "")
     assert new.description == ("5" if hasattr(new.style, "text_color") else "[5]")
 
 
 def test_gpus_that_are_not_chosen_follow_the_theme_and_the_chosen_one_has_a_frame() -> None:
     button = ipywidgets.Button()
-    module._dress(button, 5, "")
+    _dress(button, 5, "")
     assert "white" in button.layout.border_top
     for axis in ("tp", None):
-        module._dress(button, 5, axis)
+        _dress(button, 5, axis)
         assert button.layout.border_top is None
     assert button.style.button_color is None and button.style.text_color is None
 

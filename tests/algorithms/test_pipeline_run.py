@@ -25,6 +25,7 @@ from course_lib.pipeline import (
     Schedule,
     ScheduleError,
     Stage,
+    generators,
     gpt_stages,
     peak_activations,
     stage_ranks,
@@ -32,7 +33,6 @@ from course_lib.pipeline import (
     violation,
     weight_versions,
 )
-from course_lib.pipeline import generators as all_generators
 from course_lib.pipeline.actions import source
 from course_lib.pipeline.generators import one_f_one_b, pipedream, zero_bubble_h1
 from course_lib.pipeline.halves import LaterWeights
@@ -43,7 +43,7 @@ from course_lib.pipeline.stash import Versioned, run_pipedream
 from tests import gpu_like
 
 GENERATORS: dict[str, Callable[..., Schedule]] = {
-    name: getattr(all_generators, name) for name in SCHEDULES
+    name: getattr(generators, name) for name in SCHEDULES
 }
 TWO_CHUNKS = ("interleaved_one_f_one_b", "zero_bubble_v", "dualpipe_v")
 VOCABULARY, SEQ, WIDTH = 40, 7, 8
@@ -595,9 +595,9 @@ def test_pipedream_updates_by_gradients_of_the_versions_that_were_seen(
                 kept.append(len({id(version) for version in self.used.values()}))
                 super().update(microbatch)
 
-        from course_lib.pipeline import stash as module
+        import course_lib.pipeline.stash
 
-        module.Versioned = Watched
+        course_lib.pipeline.stash.Versioned = Watched
         batch = some_microbatches(seed, count)
         model = a_model(seed, world_size, modern=True)
         (stage,) = gpt_stages(model, schedule, dist.get_rank())

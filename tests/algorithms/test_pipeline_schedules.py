@@ -20,6 +20,7 @@ from course_lib.pipeline import (
     Schedule,
     ScheduleError,
     from_text,
+    generators,
     peak_activations,
     simulate,
     stage_ranks,
@@ -28,7 +29,6 @@ from course_lib.pipeline import (
     violation,
     weight_versions,
 )
-from course_lib.pipeline import generators as all_generators
 from course_lib.pipeline.actions import flat
 from course_lib.pipeline.generators import (
     dualpipe,
@@ -44,7 +44,7 @@ from course_lib.pipeline.generators import (
 )
 
 GENERATORS: dict[str, Callable[..., Schedule]] = {
-    name: getattr(all_generators, name) for name in SCHEDULES
+    name: getattr(generators, name) for name in SCHEDULES
 }
 ON_A_V = ("zero_bubble_v", "dualpipe_v")  # two stages a rank
 EACH = [(p, m) for p in range(2, 17) for m in range(p, 65)]

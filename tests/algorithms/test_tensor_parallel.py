@@ -20,15 +20,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from course_lib import device, launch
-from course_lib import tensor_parallel as tp
+from course_lib import device, launch, tensor_parallel
 from course_lib.models import GPT, MLP, GPTConfig, SelfAttention, rotate
 
 RequireRanks = Callable[[int], None]
 WORLDS = [1, 2, 3, 4, 8]
 SEQUENCES = (None, "keep", "regather")
 CONFIG = GPTConfig(vocab_size=8, context=8, width=4, layers=1, heads=2)
-FOLDER = Path(inspect.getfile(tp)).parent
+FOLDER = Path(inspect.getfile(tensor_parallel)).parent
 
 
 def own(x: Tensor, dim: int) -> Tensor:
@@ -110,12 +109,16 @@ def linear_cases(seed: int) -> None:
         case = (*sizes, bias, flag, sequence)
         unsharded, shape = partial(nn.Linear, *sizes, bias), (3, 2 * n, sizes[0])
         rows, features = -2 if sequence else None, -1
-        make = partial(tp.ColumnParallelLinear, *sizes, bias, flag, sequence=sequence)
+        make = partial(tensor_parallel.ColumnParallelLinear, *sizes, bias, flag, sequence=sequence)
         compare(seed, make, unsharded, shape, rows, None if flag else features, "column", *case)
-        make = partial(tp.RowParallelLinear, *sizes, bias, flag, sequence=sequence)
+        make = partial(tensor_parallel.RowParallelLinear, *sizes, bias, flag, sequence=sequence)
         compare(seed, make, unsharded, shape, features if flag else None, rows, "row", *case)
-    compare(seed, partial(tp.ColumnParallelLinear, 4, 6), partial(nn.Linear, 4, 6), (5, 4))
-    compare(seed, partial(tp.RowParallelLinear, 4, 6), partial(nn.Linear, 4, 6), (5, 4))
+    compare(
+        seed, partial(tensor_parallel.ColumnParallelLinear, 4, 6), partial(nn.Linear, 4, 6), (5, 4)
+    )
+    compare(
+        seed, partial(tensor_parallel.RowParallelLinear, 4, 6), partial(nn.Linear, 4, 6), (5, 4)
+    )
 
 
 def region_cases(seed: int) -> None:
@@ -127,7 +130,7 @@ def region_cases(seed: int) -> None:
         rows = -2 if sequence else None
         for kind, hidden, bias in [("gelu", 11, True), ("swiglu", 13, False)]:
             config = GPTConfig(width=6, heads=1, mlp=kind, hidden=hidden, bias=bias)
-            make = partial(tp.ParallelMLP, 6, hidden, kind, bias, sequence=sequence)
+            make = partial(tensor_parallel.ParallelMLP, 6, hidden, kind, bias, sequence=sequence)
             compare(seed, make, partial(MLP, config), (2, 3 * n, 6), rows, rows, kind, sequence)
         for kv in kv_heads:
             positions = "learned" if kv == 1 else "rotary"
@@ -135,7 +138,7 @@ def region_cases(seed: int) -> None:
                 width=4 * heads, heads=heads, kv_heads=kv, positions=positions, bias=kv != 4
             )
             make = partial(
-                tp.ParallelSelfAttention, 4 * heads, heads, kv, config.bias,
+                tensor_parallel.ParallelSelfAttention, 4 * heads, heads, kv, config.bias,
                 rotate=None if kv == 1 else rotate, sequence=sequence,
             )  # fmt: skip
             shape, case = (2, 3 * n, 4 * heads), ("attention", kv, sequence)
@@ -176,19 +179,19 @@ def test_the_conjugate_functions(seed: int):
             y.backward(grad)
             return y.detach(), x.grad
 
-        y, g = run(tp.identity_all_reduce, values[0], grads[rank])
+        y, g = run(tensor_parallel.identity_all_reduce, values[0], grads[rank])
         same(y, values[0]), same(g, grads.sum(0))
-        y, g = run(tp.all_reduce_identity, values[rank], grads[0])
+        y, g = run(tensor_parallel.all_reduce_identity, values[rank], grads[0])
         same(y, values.sum(0)), same(g, grads[0])
         for dim in (-1, 0, 1):
-            y, g = run(tp.split_all_gather, values[0], own(grads[0], dim), dim)
+            y, g = run(tensor_parallel.split_all_gather, values[0], own(grads[0], dim), dim)
             same(y, own(values[0], dim)), same(g, grads[0])
             size = values[0].shape[dim]
-            y, g = run(tp.all_gather_split, own(values[0], dim), grads[0], dim, size)
+            y, g = run(tensor_parallel.all_gather_split, own(values[0], dim), grads[0], dim, size)
             same(y, values[0]), same(g, own(grads[0], dim))
-        y, g = run(tp.all_gather_reduce_scatter, own(values[0], -2), grads[rank])
+        y, g = run(tensor_parallel.all_gather_reduce_scatter, own(values[0], -2), grads[rank])
         same(y, values[0]), same(g, own(grads.sum(0), -2))
-        y, g = run(tp.reduce_scatter_all_gather, values[rank], own(grads[0], -2))
+        y, g = run(tensor_parallel.reduce_scatter_all_gather, values[rank], own(grads[0], -2))
         same(y, own(values.sum(0), -2)), same(g, grads[0])
 
     launch(body, world_size=3, backend="gloo")
@@ -202,7 +205,7 @@ def test_layers_in_groups_of_their_own(seed: int, backend: str, require_ranks: R
     def body() -> str:
         pairs = [dist.new_group([0, 2]), dist.new_group([3, 1])]
         mine = dist.get_rank() % 2
-        make = partial(tp.ParallelSelfAttention, 8, 4, 1, group=pairs[mine])
+        make = partial(tensor_parallel.ParallelSelfAttention, 8, 4, 1, group=pairs[mine])
         attention = seeded(seed + dist.get_rank(), make)
         config = GPTConfig(width=8, heads=4, kv_heads=1)
         reference = seeded(
@@ -215,7 +218,7 @@ def test_layers_in_groups_of_their_own(seed: int, backend: str, require_ranks: R
         expected.square().sum().backward()
         same_gradients(attention, reference)
         with pytest.raises(ValueError) as told:
-            tp.ColumnParallelLinear(2, 2, group=pairs[1 - mine])
+            tensor_parallel.ColumnParallelLinear(2, 2, group=pairs[1 - mine])
         return str(told.value)
 
     for rank, told in enumerate(launch(body, world_size=4, backend=backend)):
@@ -228,7 +231,7 @@ def test_bfloat16_frozen_parameters_and_inputs_without_gradient(seed: int):
             torch.manual_seed(seed)
             reference = MLP(GPTConfig(width=8, heads=1, hidden=20))
             torch.manual_seed(seed)
-            mlp = tp.ParallelMLP(8, 20, sequence=sequence)
+            mlp = tensor_parallel.ParallelMLP(8, 20, sequence=sequence)
             x = torch.randn(4, 6, 8)
             expected = reference(x)
             mlp.up.weight.requires_grad_(False)
@@ -268,9 +271,9 @@ def test_masks_are_equal_outside_a_region_and_different_inside():
 
     def body() -> dict[str, Tensor]:
         torch.manual_seed(dist.get_rank())
-        tp.same_random_state()
+        tensor_parallel.same_random_state()
         ones = torch.ones(2000)
-        dropout = tp.ShardDropout(0.5)
+        dropout = tensor_parallel.ShardDropout(0.5)
         seen = {"outside": F.dropout(ones, 0.5), "inside": dropout(ones), "again": dropout(ones)}
         seen["outside afterwards"] = F.dropout(ones, 0.5)
         dropout.eval()
@@ -296,8 +299,8 @@ def test_dropout_of_attention_is_drawn_again_by_a_checkpoint(seed: int):
         gradients = []
         for again in (False, True):
             torch.manual_seed(seed)
-            attention = tp.ParallelSelfAttention(8, 4, dropout=0.4).double()
-            tp.same_random_state()
+            attention = tensor_parallel.ParallelSelfAttention(8, 4, dropout=0.4).double()
+            tensor_parallel.same_random_state()
             x = torch.randn(2, 6, 8, dtype=torch.float64, requires_grad=True)
             y = checkpoint(attention, x, use_reentrant=False) if again else attention(x)
             assert not torch.equal(y, attention(x))
@@ -319,27 +322,37 @@ def test_refusals_are_sentences():
         told = {}
         x = torch.ones(2, 3, 4)
         attempts: dict[str, Callable[[], object]] = {
-            "heads=3 cannot be shared equally by 2 ranks": lambda: tp.ParallelSelfAttention(6, 3),
-            "heads=4 equal heads": lambda: tp.ParallelSelfAttention(6, 4),
-            "kv_heads=3 must divide heads=4": lambda: tp.ParallelSelfAttention(8, 4, 3),
-            "kv_heads=3 on 2 ranks": lambda: tp.ParallelSelfAttention(12, 6, 3),
-            "dropout is for attend=None": lambda: tp.ParallelSelfAttention(
+            "heads=3 cannot be shared equally by 2 ranks": lambda: (
+                tensor_parallel.ParallelSelfAttention(6, 3)
+            ),
+            "heads=4 equal heads": lambda: tensor_parallel.ParallelSelfAttention(6, 4),
+            "kv_heads=3 must divide heads=4": lambda: tensor_parallel.ParallelSelfAttention(
+                8, 4, 3
+            ),
+            "kv_heads=3 on 2 ranks": lambda: tensor_parallel.ParallelSelfAttention(12, 6, 3),
+            "dropout is for attend=None": lambda: tensor_parallel.ParallelSelfAttention(
                 8, 4, attend=lambda q, k, v: q, dropout=0.1
             ),
-            "activation is 'gelu' or 'swiglu', not 'relu'": lambda: tp.ParallelMLP(4, 4, "relu"),  # type: ignore
-            "sequence='yes'": lambda: tp.RowParallelLinear(4, 4, sequence="yes"),  # type: ignore
-            "was given 4 features": lambda: tp.ColumnParallelLinear(5, 4)(x),
-            "2 are expected on this rank": lambda: tp.RowParallelLinear(4, 4, True, True)(x),
-            "pad the sequence to a multiple of 2": lambda: tp.RowParallelLinear(
+            "activation is 'gelu' or 'swiglu', not 'relu'": lambda: tensor_parallel.ParallelMLP(
+                4, 4, "relu"
+            ),  # type: ignore
+            "sequence='yes'": lambda: tensor_parallel.RowParallelLinear(4, 4, sequence="yes"),  # type: ignore
+            "was given 4 features": lambda: tensor_parallel.ColumnParallelLinear(5, 4)(x),
+            "2 are expected on this rank": lambda: tensor_parallel.RowParallelLinear(
+                4, 4, True, True
+            )(x),
+            "pad the sequence to a multiple of 2": lambda: tensor_parallel.RowParallelLinear(
                 4, 4, sequence="keep"
             )(x),
-            "token 7 lies outside the vocabulary, 0 .. 6": lambda: tp.VocabParallelEmbedding(7, 2)(
-                torch.tensor([[7]])
+            "token 7 lies outside the vocabulary, 0 .. 6": lambda: (
+                tensor_parallel.VocabParallelEmbedding(7, 2)(torch.tensor([[7]]))
             ),
-            "one over the features alone is expected": lambda: tp.SequenceParallelNorm(
+            "one over the features alone is expected": lambda: tensor_parallel.SequenceParallelNorm(
                 nn.LayerNorm((2, 3))
             ),
-            "LayerNorm or RMSNorm is expected": lambda: tp.SequenceParallelNorm(nn.Linear(2, 2)),  # type: ignore
+            "LayerNorm or RMSNorm is expected": lambda: tensor_parallel.SequenceParallelNorm(
+                nn.Linear(2, 2)
+            ),  # type: ignore
         }
         for words, attempt in attempts.items():
             with pytest.raises((ValueError, TypeError)) as error:
@@ -378,17 +391,17 @@ def test_options_of_a_given_module_are_carried_over_or_refused() -> None:
             embedding = nn.Embedding(8, 4, **{option: value})
             refuse(
                 f"embedding has {option}",
-                lambda e: tp.VocabParallelEmbedding(8, 4, embedding=e),
+                lambda e: tensor_parallel.VocabParallelEmbedding(8, 4, embedding=e),
                 embedding,
             )
-            refuse(f"embedding has {option}", tp.SequenceParallelEmbedding, embedding)
+            refuse(f"embedding has {option}", tensor_parallel.SequenceParallelEmbedding, embedding)
         refuse(
             "is expected",
-            lambda e: tp.VocabParallelEmbedding(9, 4, embedding=e),
+            lambda e: tensor_parallel.VocabParallelEmbedding(9, 4, embedding=e),
             nn.Embedding(8, 4),
         )
         weighted = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
-        for made in (tp.ColumnParallelLinear, tp.RowParallelLinear):
+        for made in (tensor_parallel.ColumnParallelLinear, tensor_parallel.RowParallelLinear):
             for says, linear in {
                 "a Scaled cannot be cut": Scaled(4, 4),
                 "a Bilinear cannot be cut": nn.Bilinear(4, 4, 4),
@@ -398,20 +411,24 @@ def test_options_of_a_given_module_are_carried_over_or_refused() -> None:
             }.items():
                 refuse(says, lambda given, made=made: made(4, 4, linear=given), linear)
         for norm in (nn.LayerNorm(4), nn.RMSNorm(4)):
-            refuse("hooks", tp.SequenceParallelNorm, hooked(norm))
+            refuse("hooks", tensor_parallel.SequenceParallelNorm, hooked(norm))
         for where in ("attention", "mlp"):
             refuse(
                 "'another'",
-                tp.parallelize_gpt,
+                tensor_parallel.parallelize_gpt,
                 with_another_layer(GPT(CONFIG), where, nn.Linear(4, 4)),
             )
         model = GPT(CONFIG)
         model.dropout = nn.Dropout1d(0.1)
-        refuse("a Dropout1d cannot be cut", lambda m: tp.parallelize_gpt(m, sequence="keep"), model)
+        refuse(
+            "a Dropout1d cannot be cut",
+            lambda m: tensor_parallel.parallelize_gpt(m, sequence="keep"),
+            model,
+        )
 
         model = GPT(CONFIG)
         model.blocks[0].eval()
-        parallel = tp.parallelize_gpt(model, sequence="keep")
+        parallel = tensor_parallel.parallelize_gpt(model, sequence="keep")
         assert parallel.training
         assert not any(module.training for module in parallel.blocks[0].modules())
 
@@ -430,7 +447,7 @@ def test_a_padding_token_gets_no_gradient(world_size: int) -> None:
     def body(padding: int) -> None:
         torch.manual_seed(0)
         plain = nn.Embedding(6, 4, padding_idx=padding)
-        layer = tp.VocabParallelEmbedding(6, 4, embedding=plain)
+        layer = tensor_parallel.VocabParallelEmbedding(6, 4, embedding=plain)
         (plain(tokens).sum(-1) * tokens).sum().backward()
         (layer(tokens).sum(-1) * tokens).sum().backward()
         grad = layer.cuts["weight"].part(plain.weight.grad)

@@ -9,8 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from course_lib import facts, launch
-from course_lib import tensor_parallel as tp
+from course_lib import facts, launch, tensor_parallel
 from course_lib.models import GPT, GPTConfig
 from course_lib.models.gpt import Block
 
@@ -59,29 +58,47 @@ def regions() -> Iterator[tuple[nn.Module, tuple[Tensor, ...], float, float]]:
             for direction in ("forward", "backward")
         ]
         sent[1] += bias if sequence else 0
-        yield tp.ParallelMLP(36, hidden, sequence=sequence), (x,), *sent
-        yield tp.ParallelMLP(36, hidden, "swiglu", sequence=sequence), (x,), *sent
-        yield tp.ParallelSelfAttention(36, n, n, sequence=sequence), (x,), *sent
+        yield tensor_parallel.ParallelMLP(36, hidden, sequence=sequence), (x,), *sent
+        yield tensor_parallel.ParallelMLP(36, hidden, "swiglu", sequence=sequence), (x,), *sent
+        yield tensor_parallel.ParallelSelfAttention(36, n, n, sequence=sequence), (x,), *sent
         column = {None: (0, 2), "keep": (1, 1), "regather": (1, 2)}[sequence]
         sent = [times * half for times in column]
-        yield tp.ColumnParallelLinear(36, hidden, True, False, sequence=sequence), (x,), *sent
+        yield (
+            tensor_parallel.ColumnParallelLinear(36, hidden, True, False, sequence=sequence),
+            (x,),
+            *sent,
+        )
         output = facts.least_bytes(n, TOKENS * hidden * 4) / 2
         sent[0] += output
-        yield tp.ColumnParallelLinear(36, hidden, True, True, sequence=sequence), (x,), *sent
+        yield (
+            tensor_parallel.ColumnParallelLinear(36, hidden, True, True, sequence=sequence),
+            (x,),
+            *sent,
+        )
         row = (half, half + bias) if sequence else (2 * half, 0)
         part = torch.randn(2, SEQ, hidden // n, requires_grad=True)
-        yield tp.RowParallelLinear(hidden, 36, True, True, sequence=sequence), (part,), *row
+        yield (
+            tensor_parallel.RowParallelLinear(hidden, 36, True, True, sequence=sequence),
+            (part,),
+            *row,
+        )
         entered = torch.randn(2, SEQ, hidden, requires_grad=True)
         row = (row[0], row[1] + output)
-        yield tp.RowParallelLinear(hidden, 36, True, False, sequence=sequence), (entered,), *row
+        yield (
+            tensor_parallel.RowParallelLinear(hidden, 36, True, False, sequence=sequence),
+            (entered,),
+            *row,
+        )
         sent = [
             facts.vocab_parallel_embedding_bytes(n, TOKENS, 36, 4, direction, sequence)
             for direction in ("forward", "backward")
         ]
         tokens = torch.zeros(2, SEQ, dtype=torch.long)
-        yield tp.VocabParallelEmbedding(7, 36, sequence=sequence), (tokens,), *sent
+        yield tensor_parallel.VocabParallelEmbedding(7, 36, sequence=sequence), (tokens,), *sent
     wrong = nn.Sequential(
-        tp.RowParallelLinear(36, 4 * 36), nn.GELU(), tp.ColumnParallelLinear(4 * 36, 36)
+        tensor_parallel.RowParallelLinear(36, 4 * 36),
+        nn.GELU(),
+        tensor_parallel.ColumnParallelLinear(4 * 36, 36),
     )
     both = facts.row_then_column_bytes(n, TOKENS, 36, 4 * 36, 4)
     assert both == facts.row_then_column_bytes(n, TOKENS, 36, 4 * 36, 4, "backward")
@@ -105,7 +122,7 @@ def test_every_layer_sends_what_the_formula_says(world_size: int):
 
 def parallel_block(config: GPTConfig, sequence: str | None) -> nn.Module:
     """The only block of a GPT whose layers were exchanged."""
-    return tp.parallelize_gpt(GPT(config), sequence=sequence).blocks[0]
+    return tensor_parallel.parallelize_gpt(GPT(config), sequence=sequence).blocks[0]
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
@@ -136,7 +153,7 @@ def test_the_loss_sends_three_numbers_a_token():
         logits = torch.randn(2, SEQ, 20 - dist.get_rank(), requires_grad=True)
         target = torch.ones(2, SEQ, dtype=torch.long)
         dist.barrier()
-        loss = tp.vocab_parallel_cross_entropy(logits, target, vocab_size=39)
+        loss = tensor_parallel.vocab_parallel_cross_entropy(logits, target, vocab_size=39)
         dist.barrier()
         loss.backward()
         dist.barrier()
@@ -153,7 +170,7 @@ def test_parts_that_are_not_equal_are_padded():
 
     def body() -> None:
         dist.barrier()
-        tp.ColumnParallelLinear(2, 7)(torch.ones(5, 2))
+        tensor_parallel.ColumnParallelLinear(2, 7)(torch.ones(5, 2))
         dist.barrier()
 
     run = launch(body, world_size=3, backend="gloo")
@@ -181,7 +198,7 @@ def test_a_block_keeps_what_the_formula_says(world_size: int):
             block = parallel_block(CONFIGS[name], sequence).to(dtype)
             seq = SEQ // world_size if sequence else SEQ
             x = torch.randn(2, seq, 32, dtype=dtype, requires_grad=True)
-            with tp.saved_for_backward(block.parameters()) as saved:
+            with tensor_parallel.saved_for_backward(block.parameters()) as saved:
                 y = block(x, torch.arange(SEQ))
             y.sum().backward()
             kept.append(saved.total)
@@ -201,9 +218,9 @@ def test_a_block_keeps_what_the_formula_says(world_size: int):
 def test_saved_for_backward_counts_memory_once():
     block = Block(GPTConfig(**SMALL))
     x = torch.randn(2, SEQ, 32, requires_grad=True)
-    with tp.saved_for_backward(block.parameters()) as saved:
+    with tensor_parallel.saved_for_backward(block.parameters()) as saved:
         y = block(x, torch.arange(SEQ))
-    with tp.saved_for_backward() as more:
+    with tensor_parallel.saved_for_backward() as more:
         block(x, torch.arange(SEQ))
     y.sum().backward()
     assert x.grad is not None
@@ -212,7 +229,7 @@ def test_saved_for_backward_counts_memory_once():
         p.nbytes for name, p in block.named_parameters() if "weight" in name or "norm" in name
     ]
     assert more.total == saved.total + sum(needed)  # a linear layer's bias is not needed again
-    with tp.saved_for_backward() as twice:
+    with tensor_parallel.saved_for_backward() as twice:
         x * x
         x.view(-1).sin()
     assert twice.sizes == [x.nbytes]

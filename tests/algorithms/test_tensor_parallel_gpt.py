@@ -25,8 +25,7 @@ from torch.distributed.tensor.parallel import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from course_lib import device, launch
-from course_lib import tensor_parallel as tp
+from course_lib import device, launch, tensor_parallel
 from course_lib.data import batch, library_text
 from course_lib.models import GPT, GPTConfig, next_token_loss
 
@@ -92,7 +91,7 @@ def loss_cases(seed: int) -> None:
             weights = weights.to(device())
             (expected * weights).sum().backward()
             part = own(logits, -1).clone().requires_grad_()
-            loss = tp.vocab_parallel_cross_entropy(
+            loss = tensor_parallel.vocab_parallel_cross_entropy(
                 part, target, vocab_size=given, reduction=reduction
             )
             (loss * weights).sum().backward()
@@ -108,7 +107,7 @@ def embedding_cases(seed: int) -> None:
             torch.manual_seed(seed)
             reference = nn.Embedding(rows, 6).double()
             torch.manual_seed(seed + dist.get_rank())
-            embedding = tp.VocabParallelEmbedding(rows, 6, sequence=sequence).double()
+            embedding = tensor_parallel.VocabParallelEmbedding(rows, 6, sequence=sequence).double()
         generator = torch.Generator().manual_seed(seed)
         tokens = torch.randint(0, rows, (3, 2 * n), generator=generator).to(device())
         expected, found = reference(tokens), embedding(tokens)
@@ -143,7 +142,7 @@ def test_no_rank_holds_the_full_logits(seed: int):
         expected = F.cross_entropy(logits.float().flatten(0, 1), target.flatten())
         part = own(logits, -1).clone().requires_grad_()
         with Largest() as largest:
-            loss = tp.vocab_parallel_cross_entropy(part, target)
+            loss = tensor_parallel.vocab_parallel_cross_entropy(part, target)
             loss.backward()
         assert loss.dtype == torch.float32 and part.grad is not None
         assert part.grad.dtype == torch.bfloat16
@@ -167,11 +166,11 @@ def test_the_loss_refuses_what_does_not_fit():
             {"reduction": "average"},
         ):
             with pytest.raises(ValueError) as error:
-                tp.vocab_parallel_cross_entropy(
+                tensor_parallel.vocab_parallel_cross_entropy(
                     **{"logits": logits, "target": target, "vocab_size": 7, **change}
                 )
             told.append(str(error.value))
-        nothing = tp.vocab_parallel_cross_entropy(logits, target - 100, vocab_size=7)
+        nothing = tensor_parallel.vocab_parallel_cross_entropy(logits, target - 100, vocab_size=7)
         assert nothing.isnan()  # the mean over no target, as in PyTorch
         return told
 
@@ -204,7 +203,7 @@ def full_gradients(model: nn.Module) -> dict[str, Tensor]:
     for held, param in zip(gradients.parameters(), model.parameters(), strict=True):
         assert param.grad is not None
         held.data = param.grad
-    return tp.full_state_dict(gradients)
+    return tensor_parallel.full_state_dict(gradients)
 
 
 def gpt_case(name: str, sequence: str | None, seed: int) -> None:
@@ -214,25 +213,25 @@ def gpt_case(name: str, sequence: str | None, seed: int) -> None:
     tokens, targets = drawn.to(device())
     targets[0, :5] = -100
     reference = make(config, seed)
-    model = tp.parallelize_gpt(make(config, seed + dist.get_rank()), sequence=sequence)
+    model = tensor_parallel.parallelize_gpt(make(config, seed + dist.get_rank()), sequence=sequence)
     expected = next_token_loss(reference(tokens), targets)
     expected.backward()
     logits = model(tokens)
-    loss = tp.vocab_parallel_cross_entropy(logits, targets, vocab_size=VOCABULARY)
+    loss = tensor_parallel.vocab_parallel_cross_entropy(logits, targets, vocab_size=VOCABULARY)
     loss.backward()
     same(loss, expected, name, sequence)
     found = full_gradients(model)
     for key, param in reference.named_parameters():
         assert param.grad is not None
         same(found[key], param.grad, name, sequence, key)
-    state = tp.full_state_dict(model)
+    state = tensor_parallel.full_state_dict(model)
     assert state.keys() == reference.state_dict().keys()
     for key, value in reference.state_dict().items():
         assert torch.equal(state[key], value), (name, key)
     if config.tied:
         assert model.head.weight is model.token_embedding.weight
     with pytest.raises(ValueError, match="parallel layers already"):
-        tp.parallelize_gpt(model)
+        tensor_parallel.parallelize_gpt(model)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
@@ -256,19 +255,19 @@ def test_four_ranks_save_what_two_and_one_load(seed: int):
     config = CONFIGS["LLaMA"]
 
     def save() -> dict[str, Tensor]:
-        model = tp.parallelize_gpt(make(config, seed).eval(), sequence="keep")
+        model = tensor_parallel.parallelize_gpt(make(config, seed).eval(), sequence="keep")
         assert not any(module.training for module in model.modules())
-        return tp.full_state_dict(model)
+        return tensor_parallel.full_state_dict(model)
 
     def load(state: dict[str, Tensor]) -> Tensor:
-        model = tp.parallelize_gpt(make(config, seed + 1))
-        tp.load_full_state_dict(model, state)
+        model = tensor_parallel.parallelize_gpt(make(config, seed + 1))
+        tensor_parallel.load_full_state_dict(model, state)
         with pytest.raises(ValueError, match="has shape"):
-            tp.load_full_state_dict(
+            tensor_parallel.load_full_state_dict(
                 model, {**state, "head.weight": state["head.weight"][:VOCABULARY - 1]}
             )  # fmt: skip
         with pytest.raises(RuntimeError, match="Missing key"):
-            tp.load_full_state_dict(model, {"head.weight": state["head.weight"]})
+            tensor_parallel.load_full_state_dict(model, {"head.weight": state["head.weight"]})
         return model(torch.arange(CONTEXT)[None])
 
     state = launch(save, world_size=4, backend="gloo")[2]
@@ -289,7 +288,7 @@ def test_dropout_leaves_the_stream_equal_on_all_ranks(seed: int):
         seen = {}
         for sequence in (None, "keep"):
             torch.manual_seed(seed + dist.get_rank())
-            model = tp.parallelize_gpt(GPT(config), sequence=sequence)
+            model = tensor_parallel.parallelize_gpt(GPT(config), sequence=sequence)
             tokens = torch.zeros(2, CONTEXT, dtype=torch.long)
             if model.position_embedding is not None:
                 nn.init.zeros_(model.position_embedding.weight)  # all tokens are alike
@@ -325,7 +324,9 @@ def test_fifty_steps_lose_what_one_rank_loses(world_size: int):
             inputs, targets = batch(text, step, batch_size=4, length=32)
             made.zero_grad()
             if parallel:
-                loss = tp.vocab_parallel_cross_entropy(model(inputs), targets, vocab_size=256)
+                loss = tensor_parallel.vocab_parallel_cross_entropy(
+                    model(inputs), targets, vocab_size=256
+                )
             else:
                 loss = next_token_loss(model(inputs), targets)
             loss.backward()
@@ -337,7 +338,7 @@ def test_fifty_steps_lose_what_one_rank_loses(world_size: int):
         found = {}
         for optimizer, sequence in cases:
             torch.manual_seed(0)
-            model = tp.parallelize_gpt(GPT(config), sequence=sequence)
+            model = tensor_parallel.parallelize_gpt(GPT(config), sequence=sequence)
             found[optimizer, sequence] = train(model, optimizer, True)
         return found
 
@@ -412,8 +413,10 @@ def test_the_values_are_those_of_parallelize_module(
         tokens, targets = torch.randint(0, 48, (2, 2, 16), generator=generator).to(device())
         errors = {}
         for sequence in (False, True):
-            ours = tp.parallelize_gpt(make(config, seed), sequence="keep" if sequence else None)
-            loss = tp.vocab_parallel_cross_entropy(ours(tokens), targets)
+            ours = tensor_parallel.parallelize_gpt(
+                make(config, seed), sequence="keep" if sequence else None
+            )
+            loss = tensor_parallel.vocab_parallel_cross_entropy(ours(tokens), targets)
             loss.backward()
             model = theirs(make(config, seed), sequence)
             with loss_parallel():
