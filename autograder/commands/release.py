@@ -18,7 +18,7 @@ from autograder.course.config import OUT, assignments
 from autograder.course.drift import differences
 from autograder.course.package import PackageError, build_wheel
 from autograder.course.place import Place, ReleaseError
-from autograder.course.release import release
+from autograder.course.release import write_release
 from course_lib.checks.words import counted
 
 
@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
         on_github = (options.repository, options.branch, options.folder)
         place = Place(*on_github) if on_github[0] else None
         with tempfile.TemporaryDirectory(prefix="course-release-") as scratch:
-            made = release(
+            made = write_release(
                 names, options.into, package=build_wheel(Path(scratch)), place=place,
                 questions=options.questions,
             )  # fmt: skip

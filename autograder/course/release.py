@@ -57,7 +57,7 @@ class Release:
     readme: Path
 
 
-def release(
+def write_release(
     assignments: Sequence[str],
     into: Path,
     *,

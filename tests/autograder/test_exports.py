@@ -23,12 +23,11 @@ from nbformat import NotebookNode
 from autograder.book.gradebook import ClassBook
 from autograder.book.standing import ByHand, Standing, final_maximum, final_score, standings
 from autograder.book.store import Store
-from autograder.commands import export, gradescope, reliability, report
-from autograder.commands import release as release_command
+from autograder.commands import export, gradescope, release, reliability, report
 from autograder.commands.choice import ChoiceError, at_least_one, chosen, only_one
 from autograder.course.config import NOTEBOOKS, ROOT, SOLUTIONS, assignments
 from autograder.course.place import Place, ReleaseError
-from autograder.course.release import release
+from autograder.course.release import write_release
 from autograder.outcome.result import Exercise, Result
 from autograder.report import bundle
 from autograder.report.exports import Columns, ExportError, canvas, moodle, read_table
@@ -437,7 +436,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_is_released_is_what_was_checked(tmp_path: Path, package: Path) -> None:
     (tmp_path / NAME).mkdir()
     (tmp_path / NAME / "old.txt").write_text("from before")
-    made = release(assignments(), tmp_path, package=package)
+    made = write_release(assignments(), tmp_path, package=package)
     assert [path.parent.name for path in made.notebooks] == assignments()
     with zipfile.ZipFile(made.archive) as archive:
         for name in assignments():
@@ -448,26 +447,26 @@ def test_what_is_released_is_what_was_checked(tmp_path: Path, package: Path) -> 
         assert archive.read(package.name) == package.read_bytes()
     assert (tmp_path / package.name).read_bytes() == package.read_bytes()
     first = made.archive.read_bytes()
-    assert release(assignments(), tmp_path, package=package).archive.read_bytes() == first
+    assert write_release(assignments(), tmp_path, package=package).archive.read_bytes() == first
 
 
 def test_what_was_typed_in_the_handout_is_kept_elsewhere(tmp_path: Path, package: Path) -> None:
     into = tmp_path / "handout"
-    release([NAME], into, package=package)
+    write_release([NAME], into, package=package)
     (into / "README.md").write_text("Hand in by Friday.")
     (into / NAME / "hint.txt").write_text("mine")
     notebook = nbformat.read(into / NAME / f"{NAME}.ipynb", as_version=4)
     notebook.cells[0].source += "typed, and nothing was run"
     nbformat.write(notebook, into / NAME / f"{NAME}.ipynb")
-    release([NAME], into, package=package)
+    write_release([NAME], into, package=package)
     assert [path.name for path in (into / NAME).iterdir()] == [f"{NAME}.ipynb"]
     before = tmp_path / "handout_before"
     assert (before / "README.md").read_text() == "Hand in by Friday."
     assert (before / NAME / "hint.txt").read_text() == "mine"
     assert (before / NAME / f"{NAME}.ipynb").is_file()
     kept = sorted(before.rglob("*"))
-    release([NAME], into, package=package)
-    release([NAME], into, package=package, place=PLACE)
+    write_release([NAME], into, package=package)
+    write_release([NAME], into, package=package, place=PLACE)
     assert sorted(before.rglob("*")) == kept, "a release does not keep its own files"
 
 
@@ -477,13 +476,13 @@ def test_a_zip_of_somebody_else_is_kept_elsewhere(tmp_path: Path, package: Path)
     with zipfile.ZipFile(into / "notebooks.zip", "w") as archive:
         archive.writestr("mine.txt", "mine")
     for _ in range(2):
-        release([NAME], into, package=package)
+        write_release([NAME], into, package=package)
     (kept,) = (tmp_path / "handout_before").iterdir()
     assert zipfile.ZipFile(kept).read("mine.txt") == b"mine"
 
 
 def test_with_a_repository_each_notebook_opens_anywhere(tmp_path: Path, package: Path) -> None:
-    made = release(assignments(), tmp_path, package=package, place=PLACE)
+    made = write_release(assignments(), tmp_path, package=package, place=PLACE)
     readme = made.readme.read_text("utf-8")
     for name, path in zip(assignments(), made.notebooks, strict=True):
         file = f"someone/course/blob/v1/handout/2026/{name}/{name}.ipynb"
@@ -505,12 +504,13 @@ def test_with_a_repository_each_notebook_opens_anywhere(tmp_path: Path, package:
             assert archive.read(f"{path.parent.name}/{path.name}") == path.read_bytes()
     first = made.archive.read_bytes()
     assert (
-        release(assignments(), tmp_path, package=package, place=PLACE).archive.read_bytes() == first
+        write_release(assignments(), tmp_path, package=package, place=PLACE).archive.read_bytes()
+        == first
     )
 
 
 def test_the_cells_for_other_hosts_change_no_grade(tmp_path: Path, package: Path) -> None:
-    for path in release(assignments(), tmp_path, package=package, place=PLACE).notebooks:
+    for path in write_release(assignments(), tmp_path, package=package, place=PLACE).notebooks:
         released = nbformat.read(NOTEBOOKS / path.parent.name / path.name, as_version=4)
         submission = parse(path.read_bytes())
         assert restore(submission, released) == Restored()
@@ -523,7 +523,7 @@ def test_the_cells_for_other_hosts_change_no_grade(tmp_path: Path, package: Path
 def test_the_course_is_fetched_only_if_it_is_not_there(
     tmp_path: Path, package: Path, there: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (made,) = release([NAME], tmp_path, package=package, place=PLACE).notebooks
+    (made,) = write_release([NAME], tmp_path, package=package, place=PLACE).notebooks
     asked: list[str] = []
     shell = InteractiveShell()
     shell.register_magic_function(asked.append, magic_name="pip")
@@ -553,7 +553,7 @@ def test_the_name_that_stands_for_a_repository_is_none() -> None:
 
 def test_what_was_not_built_is_not_released(tmp_path: Path, package: Path) -> None:
     with pytest.raises(ReleaseError, match="make notebooks"):
-        release(["99_never"], tmp_path / "out", package=package)
+        write_release(["99_never"], tmp_path / "out", package=package)
     assert not (tmp_path / "out").exists()
 
 
@@ -605,7 +605,7 @@ def test_the_reference_is_handed_in_like_a_students() -> None:
 def command(*arguments: str | Path) -> int:
     """The exit code of `python -m autograder ...`, for the commands that are tested here."""
     modules = {
-        "release": release_command, "report": report, "export": export,
+        "release": release, "report": report, "export": export,
         "gradescope": gradescope, "reliability": reliability,
     }  # fmt: skip
     parser = argparse.ArgumentParser()

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 import course_lib
-from autograder.commands import selftest as command
+from autograder.commands.selftest import run_rows
 from autograder.course.kernels import prefer_this_environment
 from autograder.faults import ROWS, cheating, plain, prying, row, selftest, unrecorded
 from autograder.faults.desk import (
@@ -471,7 +471,7 @@ def test_grading_answers_every_row_as_stated(no_ranks: None, capsys: pytest.Capt
     """The reduced matrix; all of it with COURSE_ALL_TESTS."""
     rows = ROWS if EVERYTHING else [one for one in ROWS if one.quick]
     limits = selftest.LIMITS if EVERYTHING else replace(selftest.LIMITS, cell=6)
-    outcome = command.run_rows(rows, limits=limits)
+    outcome = run_rows(rows, limits=limits)
     with capsys.disabled():
         print(f"\n{selftest.as_text(outcome) if EVERYTHING else selftest.summary(outcome)}")
     assert outcome.right, selftest.as_text(outcome)

@@ -11,7 +11,7 @@ from autograder.course.config import NOTEBOOKS, assignments
 from autograder.course.handout import page
 from autograder.course.package import PackageError, build_wheel
 from autograder.course.place import Place, ReleaseError
-from autograder.course.release import release
+from autograder.course.release import write_release
 from tests.project.test_docs import HEADLESS, IS_NO, sentences
 
 PACKAGE = "course_lib-0.1.0-py3-none-any.whl"
@@ -77,7 +77,7 @@ def test_an_address_that_cannot_be_one_is_refused(tmp_path: Path, address: str) 
     wheel = tmp_path / PACKAGE
     wheel.write_bytes(b"")
     with pytest.raises(ReleaseError, match="is not an address"):
-        release(["00_first_ranks"], tmp_path / "out", package=wheel, questions=address)
+        write_release(["00_first_ranks"], tmp_path / "out", package=wheel, questions=address)
     assert not (tmp_path / "out").exists()
 
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import pytest
 
 from autograder.sample.mutants import Mutant
-from course_lib.checks.judge import judge as judging
+from course_lib.checks.judge import judge
 from course_lib.checks.judge.find import find
 from tests.checks.right_solutions import right_solutions
 from tests.checks.test_mutants import drawing_once, judged
@@ -55,7 +55,7 @@ def sweep(solutions: Mapping[str, Sequence[Mutant]], seeds: Iterable[int]) -> It
         for name, several in solutions.items():
             drawn = drawing_once(find(name), longer=1)  # with the time that students have
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(judging, "find", lambda _, drawn=drawn: drawn)
+                patch.setattr(judge, "find", lambda _, drawn=drawn: drawn)
                 for one in several:
                     since = time.monotonic()
                     report, printed = judged(name, one, seed)

@@ -14,11 +14,10 @@ import torch.nn.functional as F
 
 from autograder.sample.mutants import read_mutants
 from course_lib import facts
-from course_lib.checks.judge import judge as judging
+from course_lib.checks.judge import judge
 from course_lib.checks.judge.case import Case, Draw
 from course_lib.checks.judge.find import find
-from course_lib.checks.notebooks.context_parallel import layout as layouts
-from course_lib.checks.notebooks.context_parallel import merge, prediction, tiles, whole
+from course_lib.checks.notebooks.context_parallel import layout, merge, prediction, tiles, whole
 from course_lib.checks.rank import operators
 from course_lib.checks.rank.harness import describe
 from course_lib.checks.rank.operators import without_operators
@@ -66,8 +65,8 @@ def test_slow_tiles_are_not_taken_for_a_loop_without_an_end(
             q * 2
         return tiled_attention(q, k, v, block=block, causal=causal)
 
-    monkeypatch.setattr(judging, "find", lambda _: replace(one, cases=soon, references=()))
-    report = judging.judge(one.name, wire.dumps((slow,)), seed)
+    monkeypatch.setattr(judge, "find", lambda _: replace(one, cases=soon, references=()))
+    report = judge.judge(one.name, wire.dumps((slow,)), seed)
     assert tiles.SLOW in str(report["lines"])
     assert "Does a loop there ever end" not in str(report["lines"])
 
@@ -105,7 +104,7 @@ def test_gradients_are_not_explained_where_forward_is_wrong(seed: int) -> None:
         return (1 - share) * out + share * block_out, torch.logaddexp(lse, block_lse)
 
     payload = wire.dumps((swapped,))
-    report = judging.judge(f"{ASSIGNMENT}/online_softmax_merge", payload, seed)
+    report = judge.judge(f"{ASSIGNMENT}/online_softmax_merge", payload, seed)
     said = str(report["lines"])
     assert "weights of old and new are swapped" in said
     assert merge.GRAPH not in said and merge.NAN_BEHIND not in said and merge.TOO_LARGE not in said
@@ -154,8 +153,8 @@ def test_what_is_foretold_is_what_the_library_says(n: int) -> None:
 
 @pytest.mark.parametrize(("seq", "n"), [(16, 4), (29, 4), (3, 2), (7, 1), (101, 7)])
 def test_the_layout_that_is_expected_is_the_librarys(seq: int, n: int) -> None:
-    layout = [list(spans) for spans in zigzag(seq, n)]
-    assert layouts.held(layouts.pairs(seq, n)) == layouts.held(layout)
+    dealt = [list(spans) for spans in zigzag(seq, n)]
+    assert layout.held(layout.pairs(seq, n)) == layout.held(dealt)
 
 
 @pytest.mark.parametrize(
@@ -173,7 +172,7 @@ def test_the_layout_that_is_expected_is_the_librarys(seq: int, n: int) -> None:
 )
 def test_what_is_no_layout_is_refused(forged: Any) -> None:
     """A rank's code may answer in the recipe's name: the judge goes on after any answer."""
-    assert layouts.read(forged) is None
+    assert layout.read(forged) is None
 
 
 # --- measurements and refusals -------------------------------------------------------------------

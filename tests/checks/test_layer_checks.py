@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from course_lib.checks.judge.compare import close
-from course_lib.checks.rank import layers as recipes
-from course_lib.checks.rank import own_parts
+from course_lib.checks.rank import layers, own_parts
 from course_lib.checks.rank.counting import Saved, alive, more
 from course_lib.checks.rank.gpt import build
 
@@ -20,7 +19,7 @@ GPT_OF = {"seed": 3, "vocab_size": 11, "context": 8, "layers": 1, "heads": 2, "w
 
 def test_nothing_is_refused_before_a_rank_reads_what_a_student_wrote() -> None:
     """The process that forks ranks imports the recipes, also for other exercises and for `launch`."""
-    assert recipes.before_reading is own_parts.refuse_imports
+    assert layers.before_reading is own_parts.refuse_imports
     assert own_parts._GUARD not in sys.meta_path
 
 
@@ -49,7 +48,7 @@ def test_a_gradient_is_handed_on_as_it_is(seed: int) -> None:
     came: list[torch.Tensor] = []
     y = 2 * x
     y.register_hook(came.append)
-    recipes.Hand.apply(y, gradient).backward()  # pyright: ignore[reportFunctionMemberAccess]
+    layers.Hand.apply(y, gradient).backward()  # pyright: ignore[reportFunctionMemberAccess]
     assert came[0].stride() == gradient.stride() and torch.equal(came[0], gradient)
     assert x.grad is not None and torch.equal(x.grad, 2 * gradient)
 

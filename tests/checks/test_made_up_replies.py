@@ -13,9 +13,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from course_lib.checks.judge import case as cases
-from course_lib.checks.judge import judge as judging
-from course_lib.checks.judge.case import Case, Draw, Exercise, Finding, Observed
+from course_lib.checks.judge import judge
+from course_lib.checks.judge.case import RIGHT, Case, Draw, Exercise, Finding, Line, Observed
 from course_lib.checks.judge.conclude import is_value
 from course_lib.ledger.ledger import Ledger
 from course_lib.runtime.run import Outcome
@@ -46,8 +45,8 @@ def drawn(name: str) -> list[Case]:
 
 def value_weight(exercise: Exercise, case: Case, seen: Observed) -> float:
     """The weight of the value lines that are right, though nothing was done."""
-    session = judging.Session(exercise, [], hidden=True)
-    judged = judging.judge_lines(session, case, seen, [])
+    session = judge.Session(exercise, [], hidden=True)
+    judged = judge.judge_lines(session, case, seen, [])
     return sum(
         row.line.weight
         for row in judged
@@ -59,7 +58,7 @@ def value_weight(exercise: Exercise, case: Case, seen: Observed) -> float:
 def test_a_reply_of_defaults_and_zeros_earns_nothing(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cases, "hints_may_fail", False)
+    monkeypatch.setattr("course_lib.checks.judge.case.hints_may_fail", False)
     exercise, believed = EXERCISES[name], {}
     for case in drawn(name):
         seen = observed(exercise, case, default, zeros)
@@ -72,7 +71,7 @@ def test_a_reply_of_defaults_and_zeros_earns_nothing(
 def test_no_judge_fails_whatever_comes_back(
     name: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cases, "hints_may_fail", False)
+    monkeypatch.setattr("course_lib.checks.judge.case.hints_may_fail", False)
     draw, exercise = random.Random(seed), EXERCISES[name]
     torch.manual_seed(seed)
     for case in drawn(name):
@@ -93,19 +92,19 @@ def test_no_judge_fails_whatever_comes_back(
 
 def test_a_judge_that_fails_costs_its_own_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """5e-324 for a number once made a judge divide by zero, and the submission had no grade."""
-    monkeypatch.setattr(cases, "hints_may_fail", True)
+    monkeypatch.setattr("course_lib.checks.judge.case.hints_may_fail", True)
     name = "first_ranks/message_prediction"
     exercise, case = EXERCISES[name], drawn(name)[0]
 
     def fails(_: Observed) -> Finding:
         raise ZeroDivisionError("of a line")
 
-    lines = [cases.Line("fails", fails), cases.Line("right", lambda _: cases.RIGHT)]
+    lines = [Line("fails", fails), Line("right", lambda _: RIGHT)]
     case = replace(case, lines=lines)
-    session = judging.Session(exercise, [], hidden=True)
+    session = judge.Session(exercise, [], hidden=True)
     seen = observed(exercise, case, default, zeros)
     assert isinstance(seen, Observed)
-    judged = judging.judge_lines(session, case, seen, [])
+    judged = judge.judge_lines(session, case, seen, [])
     assert [row.finding.ok for row in judged] == [False, True]
     assert judged[0].finding.sentences and "ZeroDivisionError: of a line" in session.failures[0]
 
@@ -121,22 +120,22 @@ def test_a_judge_that_fails_costs_its_own_line(monkeypatch: pytest.MonkeyPatch) 
 def test_a_line_on_bytes_says_what_it_waits_for(values: list[bool], note: str) -> None:
     name = "first_ranks/message_prediction"
     exercise, case = EXERCISES[name], drawn(name)[0]
-    lines = [cases.Line(f"value {k}", lambda _, ok=ok: Finding(ok)) for k, ok in enumerate(values)]
-    lines.append(cases.Line("bytes", lambda _: cases.RIGHT, aspect="communication"))
+    lines = [Line(f"value {k}", lambda _, ok=ok: Finding(ok)) for k, ok in enumerate(values)]
+    lines.append(Line("bytes", lambda _: RIGHT, aspect="communication"))
     case = replace(case, lines=lines)
     seen = observed(exercise, case, default, zeros)
     assert isinstance(seen, Observed)
-    session = judging.Session(exercise, [], hidden=True)
-    assert judging.judge_lines(session, case, seen, [])[-1].note == note
+    session = judge.Session(exercise, [], hidden=True)
+    assert judge.judge_lines(session, case, seen, [])[-1].note == note
 
 
 def test_a_case_that_cannot_be_read_costs_its_own_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cases, "hints_may_fail", True)
+    monkeypatch.setattr("course_lib.checks.judge.case.hints_may_fail", True)
     name = "first_ranks/message_prediction"
     exercise, case = EXERCISES[name], drawn(name)[0]
-    session = judging.Session(exercise, [], hidden=True)
+    session = judge.Session(exercise, [], hidden=True)
     outcome = Outcome([], None, Ledger(1, [[]]), 0.0, "gloo", [])  # a reply is missing
-    monkeypatch.setattr(judging, "agreed", lambda *_: outcome)
-    judged = judging.judge_case(session, case, first=False)
+    monkeypatch.setattr(judge, "agreed", lambda *_: outcome)
+    judged = judge.judge_case(session, case, first=False)
     assert len(judged) == len(case.lines) and not any(row.finding.ok for row in judged)
     assert len(session.failures) == 1

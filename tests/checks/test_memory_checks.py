@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from autograder.sample.mutants import Mutant
-from course_lib.checks.judge import judge as judging
+from course_lib.checks.judge import judge
 from course_lib.checks.judge.case import RIGHT, Case, Draw, Exercise, Line, Observed, RankSide
 from course_lib.checks.judge.find import find
 from course_lib.checks.judge.training_runs import held_line, peak_line
@@ -249,7 +249,7 @@ def test_a_late_thread_costs_nothing_and_kept_memory_costs_points(
     exercise: str, title: str, seconds: float, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     judged_in_part = where_memory_counts(find(exercise))
-    monkeypatch.setattr(judging, "find", lambda _: judged_in_part)
+    monkeypatch.setattr(judge, "find", lambda _: judged_in_part)
     solution = right(exercise, title)
     report, printed = judged(exercise, late(solution, seconds), seed)
     assert report.score == 1, printed

@@ -37,8 +37,7 @@ import torch.distributed as dist
 import course_lib
 from autograder.sample.mutants import MUTANTS, Mutant, read_mutants
 from course_lib.checks import check
-from course_lib.checks.judge import case
-from course_lib.checks.judge import judge as judging
+from course_lib.checks.judge import case, judge
 from course_lib.checks.judge.case import Case, Draw, Exercise, Finding
 from course_lib.checks.judge.find import find, of_assignment
 from course_lib.checks.judge.remarks import TITLE
@@ -75,13 +74,13 @@ def until_told(mutant: Mutant) -> Iterator[None]:
 
     The cases left count as failed for the same reason, as after two deadlocks.
     """
-    run_case, told = judging.judge_case, list[Finding]()
+    run_case, told = judge.judge_case, list[Finding]()
 
     def judge_case(
-        session: judging.Session, case: Case, *args: Any, **kwargs: Any
-    ) -> list[judging.Judged]:
+        session: judge.Session, case: Case, *args: Any, **kwargs: Any
+    ) -> list[judge.Judged]:
         if told:
-            return [judging.Judged(case, line, told[0]) for line in case.lines]
+            return [judge.Judged(case, line, told[0]) for line in case.lines]
         judged = run_case(session, case, *args, **kwargs)
         said = (one.finding for one in judged if not one.finding.ok)
         told.extend(
@@ -90,7 +89,7 @@ def until_told(mutant: Mutant) -> Iterator[None]:
         return judged
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(judging, "judge_case", judge_case)
+        patch.setattr(judge, "judge_case", judge_case)
         yield
 
 
@@ -116,7 +115,7 @@ def drawing_once(exercise: Exercise, longer: float = 2) -> Exercise:
 def judging_only(exercise: Exercise) -> Iterator[None]:
     """Inside, the judge finds this exercise, whatever its name, and no error in a hint is forgiven."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(judging, "find", lambda _: exercise)
+        patch.setattr(judge, "find", lambda _: exercise)
         patch.setattr(case, "hints_may_fail", False)
         yield
 
@@ -132,7 +131,7 @@ def test_the_check_tells_right_from_wrong(
 ) -> None:
     name = f"{file.parent.name}/{file.stem}"
     drawing = drawing_once(find(name))
-    monkeypatch.setattr(judging, "find", lambda _: drawing)
+    monkeypatch.setattr(judge, "find", lambda _: drawing)
     failures, missed = [], False
     mutants = read_mutants(file, bases=True)
     to_compare = compared(mutants, seed)
@@ -179,7 +178,7 @@ def test_right_solutions_go_through_in_nccls_order_unless_a_remark_says_otherwis
     """All lines but those on memory: the imitation holds other memory than NCCL."""
     name = f"{file.parent.name}/{file.stem}"
     drawing = drawing_once(find(name))
-    monkeypatch.setattr(judging, "find", lambda _: drawing)
+    monkeypatch.setattr(judge, "find", lambda _: drawing)
     for mutant in read_mutants(file):
         if mutant.right:
             with nccl_like.offered(checks=True):

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from course_lib import compression, pipeline
-from course_lib.checks.judge import judge as judging
+from course_lib.checks.judge import judge
 from course_lib.checks.judge.find import of_assignment
 from course_lib.runtime import wire
 from tests.checks.test_mutants import ASSIGNMENTS, drawing_once
@@ -129,8 +129,8 @@ def test_the_library_passes_the_exercises_whole_check(
     name: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     importable = drawing_once(replace(EXERCISES[name], references=()))
-    monkeypatch.setattr(judging, "find", lambda _: importable)
-    report = judging.judge(name, wire.dumps(of_the_library(name)), seed, "hidden")
+    monkeypatch.setattr(judge, "find", lambda _: importable)
+    report = judge.judge(name, wire.dumps(of_the_library(name)), seed, "hidden")
     failed = {line["title"]: line["sentences"] for line in report["lines"] if not line["passed"]}
     assert failed.keys() == FAILED.get(name, {}).keys(), failed
     assert (report["score"] == 1) == (not failed)

@@ -15,10 +15,9 @@ from pathlib import Path
 import pytest
 
 from autograder.sample.mutants import Mutant, read_mutants
-from course_lib.checks.judge import judge as judging
+from course_lib.checks.judge import judge
 from course_lib.checks.judge.case import Exercise
 from course_lib.checks.judge.find import find
-from course_lib.checks.judge.judge import judge
 from course_lib.runtime import pools, wire
 from course_lib.runtime.sandbox import probe, spec
 from course_lib.runtime.sandbox.spec import Sandbox
@@ -234,7 +233,7 @@ def graded(exercise: str, text: str, sandbox: Sandbox, seed: int) -> dict:
     cell = Mutant(exercise, False, "the cheat", text)
     made = typed(cell)
     objects = tuple(made[name] for name in find(exercise).objects)
-    return judge(exercise, wire.dumps(objects), seed, "hidden", sandbox=sandbox)
+    return judge.judge(exercise, wire.dumps(objects), seed, "hidden", sandbox=sandbox)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -256,7 +255,7 @@ def test_what_a_hostile_reader_found_earns_no_more_than_is_due(
     """The authors of these knew the code, and used no word that is flagged for a person to look at."""
     exercise = f"{file.parent.name}/{file.stem}"
     if cell.title in SLOW and not os.environ.get("COURSE_ALL_TESTS"):
-        monkeypatch.setattr(judging, "find", lambda name: where_measured(find(name)))
+        monkeypatch.setattr(judge, "find", lambda name: where_measured(find(name)))
     report = graded(exercise, cell.text, sandbox, seed)
     assert report["score"] <= (0.0 if exercise == RING else 0.5), report
 

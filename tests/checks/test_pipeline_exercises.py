@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from autograder.sample.mutants import read_mutants
-from course_lib.checks.judge import case as cases
-from course_lib.checks.judge import judge as judging
+from course_lib.checks.judge import judge
 from course_lib.checks.judge.case import Case, Draw, Finding, Observed
 from course_lib.checks.judge.conclude import conclude
 from course_lib.checks.judge.find import find
@@ -53,9 +52,9 @@ def observed(case: Case, function: Callable[..., Any]) -> Observed:
     return Observed(case, [{}], [told], Ledger(1, [[]]), [[]])
 
 
-def judge_lines(case: Case, observed: Observed) -> list[judging.Judged]:
+def judge_lines(case: Case, observed: Observed) -> list[judge.Judged]:
     exercise = find(f"{ASSIGNMENT}/gpipe")
-    return judging.judge_lines(judging.Session(exercise, [], hidden=False), case, observed, [])
+    return judge.judge_lines(judge.Session(exercise, [], hidden=False), case, observed, [])
 
 
 def findings(name: str, function: Callable[..., Any], seed: int, hidden: bool) -> Iterator[Finding]:
@@ -89,7 +88,7 @@ def test_the_librarys_own_generators_are_not_to_be_handed_in(package: str, seed:
     def one_f_one_b(stages: int, microbatches: int) -> list:
         return importlib.import_module(package).one_f_one_b(stages, microbatches)
 
-    report = judging.judge(f"{ASSIGNMENT}/one_f_one_b", wire.dumps((one_f_one_b,)), seed)
+    report = judge.judge(f"{ASSIGNMENT}/one_f_one_b", wire.dumps((one_f_one_b,)), seed)
     assert report["score"] == 0
     assert "The check judges your own: write your own" in report["lines"][0]["sentences"][0]
 
@@ -98,7 +97,7 @@ def test_a_stub_is_not_written_yet(seed: int) -> None:
     def naive(stages: int, microbatches: int) -> list:
         raise NotImplementedError
 
-    report = judging.judge(f"{ASSIGNMENT}/naive", wire.dumps((naive,)), seed)
+    report = judge.judge(f"{ASSIGNMENT}/naive", wire.dumps((naive,)), seed)
     assert report["score"] == 0
     assert [line["title"] for line in report["lines"]] == ["not written yet"]
 
@@ -285,7 +284,7 @@ def test_of_hidden_cases_nothing_is_told_that_only_they_have(
     name: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Messages name no arguments and no actions: a function could return a schedule made for them."""
-    monkeypatch.setattr(cases, "hints_may_fail", False)
+    monkeypatch.setattr("course_lib.checks.judge.case.hints_may_fail", False)
     for mutant in read_mutants(MUTANTS / f"{name}.py"):
         if mutant.right or mutant.title == "PyTorch's":  # the ranks refuse PyTorch's
             continue
@@ -321,7 +320,7 @@ def damaged(rows: Rows, chance: random.Random) -> Rows:
 def test_of_whatever_is_wrong_something_is_said(
     name: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cases, "hints_may_fail", False)
+    monkeypatch.setattr("course_lib.checks.judge.case.hints_may_fail", False)
     chance = random.Random(f"{seed} {name}")
 
     def wrong(*sizes: int, **named: int) -> Rows:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from autograder.sample.mutants import read_mutants
 from course_lib import facts, launch
-from course_lib.checks.judge import judge as judging
+from course_lib.checks.judge import judge
 from course_lib.checks.judge.remarks import TITLE
 from course_lib.checks.notebooks.pipeline.running_sends import takes_turns
 from course_lib.checks.report import Report
@@ -85,7 +85,7 @@ def lines_of_fractions(code: str, seed: int) -> dict[str, bool]:
     main = ModuleType("__main__")
     exec(code, vars(main))
     given = (vars(main)["bubble_of_ideal"], vars(main)["bubble_of_total"], len, len)
-    told = judging.judge("07_pipeline/predictions", wire.dumps(given), seed, "hidden")
+    told = judge.judge("07_pipeline/predictions", wire.dumps(given), seed, "hidden")
     lines = Report.from_json(told).lines
     return {line.title: line.passed for line in lines if line.title.startswith("bubble_of")}
 

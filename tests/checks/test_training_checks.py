@@ -21,8 +21,7 @@ from torch import nn
 
 from autograder.sample.mutants import read_mutants
 from course_lib.checks import words
-from course_lib.checks.judge import judge as judging
-from course_lib.checks.judge import training_runs
+from course_lib.checks.judge import judge, training_runs
 from course_lib.checks.judge.case import RIGHT, Case, Draw, Exercise, Line, wrong
 from course_lib.checks.judge.training_runs import single
 from course_lib.checks.notebooks.data_parallel import bucketed, early
@@ -228,8 +227,8 @@ def judged(make: type, *cases: Case) -> dict[str, dict]:
 
     exercise = Exercise("made", 1.0, ("Made",), yields)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(judging, "find", lambda name: exercise)
-        report = judging.judge("made", wire.dumps((make,)), 0)
+        patch.setattr(judge, "find", lambda name: exercise)
+        report = judge.judge("made", wire.dumps((make,)), 0)
     return {line["title"].partition(":")[0]: line for line in report["lines"]}
 
 
@@ -388,7 +387,7 @@ def test_ranks_that_tell_nonsense_are_wrong() -> None:
         with pytest.raises(NotAsAgreed):
             decode(kind, nonsense)
     nothing = decode(kind, {})
-    seen = judging.Observed(case, [{}, {}], [nothing] * 2, None, [[], []], [{}, {}])  # pyright: ignore[reportArgumentType]
+    seen = judge.Observed(case, [{}, {}], [nothing] * 2, None, [[], []], [{}, {}])  # pyright: ignore[reportArgumentType]
     looked_at = {"overlap", "memory held", "peak of memory"}
     for line in case.lines:
         if line.title in looked_at:
@@ -440,14 +439,14 @@ def test_without_its_point_an_exercise_earns_half(misses: bool, score: float) ->
     case = values(1, {"name": "plain", "width": 3})
     exercise = Exercise("made", 1.0, ("Made",), lambda draw: iter(()), point="holding less")
     judged = [
-        judging.Judged(case, Line("values", lambda seen: RIGHT, 9.0), RIGHT),
-        judging.Judged(
+        judge.Judged(case, Line("values", lambda seen: RIGHT, 9.0), RIGHT),
+        judge.Judged(
             case,
             Line("memory", lambda seen: RIGHT, 1.0, "memory"),
             wrong("too much", misses_point=misses),
         ),
     ]
-    report = judging.conclude("made", exercise, judged, 0, "visible")
+    report = judge.conclude("made", exercise, judged, 0, "visible")
     assert report.score == score
     assert ("The exercise is about holding less" in " ".join(report.messages)) == misses
 
@@ -469,15 +468,15 @@ def test_wrong_values_keep_half_if_the_run_shows_the_point(
     case = values(1, {"name": "plain", "width": 3})
     exercise = Exercise("made", 1.0, ("Made",), lambda draw: iter(()), point=point)
     judged = [
-        judging.Judged(case, Line("small", lambda seen: RIGHT), RIGHT),
-        judging.Judged(case, Line("values", lambda seen: RIGHT, 9.0), wrong("too large.")),
+        judge.Judged(case, Line("small", lambda seen: RIGHT), RIGHT),
+        judge.Judged(case, Line("values", lambda seen: RIGHT, 9.0), wrong("too large.")),
     ]
     bytes_line = Line("bytes", lambda seen: RIGHT, 0.0, "communication", shows=lambda seen: 1.0)
     judged += [
-        judging.Judged(case, bytes_line, wrong(cause="values"), note=WAITS, shown=one)
+        judge.Judged(case, bytes_line, wrong(cause="values"), note=WAITS, shown=one)
         for one in shares
     ]
-    report = judging.conclude("made", exercise, judged, 0, "visible")
+    report = judge.conclude("made", exercise, judged, 0, "visible")
     assert report.score == (score if point else 0.1)
     said = " ".join(report.messages)
     assert ("Half of the points are earned all the same" in said) == (report.score == 0.5)
@@ -498,13 +497,13 @@ def test_a_point_of_several_parts_is_shown_if_each_of_them_is(
     case = values(1, {"name": "plain", "width": 3})
     exercise = Exercise("made", 1.0, ("Made",), lambda draw: iter(()), point="holding less")
     judged = [
-        judging.Judged(case, Line("small", lambda seen: RIGHT), RIGHT),
-        judging.Judged(case, Line("values", lambda seen: RIGHT, 9.0), wrong("too large.")),
+        judge.Judged(case, Line("small", lambda seen: RIGHT), RIGHT),
+        judge.Judged(case, Line("values", lambda seen: RIGHT, 9.0), wrong("too large.")),
     ]
     for part, one in shown.items():
         line = Line(part, lambda seen: RIGHT, 0.0, shows=lambda seen: 1.0, part=part)
-        judged.append(judging.Judged(case, line, wrong("too large."), shown=one))
-    assert judging.conclude("made", exercise, judged, 0, "visible").score == score
+        judged.append(judge.Judged(case, line, wrong("too large."), shown=one))
+    assert judge.conclude("made", exercise, judged, 0, "visible").score == score
 
 
 @pytest.mark.parametrize(

@@ -22,10 +22,8 @@ import torch
 import torch.distributed as dist
 
 from autograder.sample.mutants import Mutant, read_mutants
-from course_lib.checks.judge import judge as judging
-from course_lib.checks.judge import witness
+from course_lib.checks.judge import judge, witness
 from course_lib.checks.judge.find import find
-from course_lib.checks.judge.judge import judge
 from course_lib.ledger.ledger import Ledger
 from course_lib.ledger.operation import Operation
 from course_lib.runtime import pools, wire
@@ -143,7 +141,7 @@ def test_what_is_sent_behind_the_record_earns_nothing(
 ) -> None:
     name = f"{file.parent.name}/{file.stem}"
     objects = tuple(typed(cell)[wanted] for wanted in find(name).objects)
-    report = judge(name, wire.dumps(objects), seed, "hidden", sandbox=sandbox)
+    report = judge.judge(name, wire.dumps(objects), seed, "hidden", sandbox=sandbox)
     assert report["tampered"] and report["score"] == 0.0
     said = " ".join(sentence for line in report["lines"] for sentence in line["sentences"])
     assert "Something else was sent besides" in said
@@ -165,18 +163,20 @@ def topk_all_reduce(tensor, fraction, error, group=None):
 def test_who_sums_sparse_tensors_is_not_accused(sandbox: Sandbox, seed: int) -> None:
     """The record books them as dense tensors; only the points for bytes suffer."""
     objects = (typed(Mutant("topk_all_reduce", True, "sparse", SPARSE))["topk_all_reduce"],)
-    report = judge("03_data_parallel/topk_all_reduce", wire.dumps(objects), seed, sandbox=sandbox)
+    report = judge.judge(
+        "03_data_parallel/topk_all_reduce", wire.dumps(objects), seed, sandbox=sandbox
+    )
     assert not report["tampered"] and report["score"] > 0
     assert all(line["passed"] for line in report["lines"] if line["aspect"] == "value")
 
 
-@pytest.mark.parametrize(("again", "tampered"), [(1, False), (judging.TRIES, True)])
+@pytest.mark.parametrize(("again", "tampered"), [(1, False), (judge.TRIES, True)])
 def test_what_is_sent_twice_by_chance_accuses_nobody(
     again: int, tampered: bool, sandbox: Sandbox, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A case with extra bytes on the network is run again: extra bytes in every run are not chance."""
     cell = next(cell for cell in read_mutants(RING) if cell.right)
-    run, left = judging.run_ranks, [again]
+    run, left = judge.run_ranks, [again]
 
     def more(*args: Any, **kwargs: Any) -> Outcome:
         outcome = run(*args, **kwargs)
@@ -185,8 +185,8 @@ def test_what_is_sent_twice_by_chance_accuses_nobody(
         left[0] -= 1
         return replace(outcome, wire_bytes=outcome.wire_bytes + 1_000_000)
 
-    monkeypatch.setattr(judging, "run_ranks", more)
-    report = judge(
+    monkeypatch.setattr(judge, "run_ranks", more)
+    report = judge.judge(
         "02_collectives/ring_all_reduce", wire.dumps((typed(cell)["ring_all_reduce"],)), seed,
         sandbox=sandbox,
     )  # fmt: skip

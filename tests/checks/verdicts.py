@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 
 from autograder.sample.mutants import Mutant, read_mutants
-from course_lib.checks.judge import judge as judging
+from course_lib.checks.judge import judge
 from course_lib.checks.judge.find import find
 from course_lib.checks.report import Report
 from tests.checks.scores import SEEDS
@@ -61,7 +61,7 @@ def verdicts(words: Sequence[str], seeds: Sequence[int], known: set[Key]) -> Ite
 def of_exercise(name: str, cells: Sequence[Mutant], seed: int) -> Iterator[dict]:
     drawn = drawing_once(find(name))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(judging, "find", lambda _: drawn)
+        patch.setattr(judge, "find", lambda _: drawn)
         for cell in cells:
             report, _ = judged(name, cell, seed, whole=True)
             yield {

@@ -16,7 +16,7 @@ import make_venv
 import pytest
 
 from autograder.course.package import build_wheel
-from autograder.course.release import release
+from autograder.course.release import write_release
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -157,7 +157,9 @@ def test_a_terminal_leads_to_the_first_ring(host: Host) -> None:
 def handout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that was handed out, with one notebook."""
     folder = tmp_path_factory.mktemp("handout")
-    release(["00_first_ranks"], folder, package=build_wheel(tmp_path_factory.mktemp("package")))
+    write_release(
+        ["00_first_ranks"], folder, package=build_wheel(tmp_path_factory.mktemp("package"))
+    )
     return folder
 
 

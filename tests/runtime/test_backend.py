@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from autograder import __main__ as autograder_main
+from autograder.__main__ import main
 from course_lib import doctor, launch
 from course_lib.checks.judge import judge
 from course_lib.doctor import sharing
@@ -314,7 +314,7 @@ def test_no_submission_is_graded_on_gpus(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("COURSE_BACKEND", "nccl")
-    assert autograder_main.main(["grade", "--submissions", str(tmp_path)]) == 2
+    assert main(["grade", "--submissions", str(tmp_path)]) == 2
     said = capsys.readouterr().err
     assert "Nothing was graded: submissions are graded on the CPU" in said
     assert "COURSE_BACKEND is 'nccl'" in said

@@ -15,7 +15,7 @@ import torch
 
 from course_lib import RankError, doctor
 from course_lib.doctor import capability, machine, nvidia, software, speed
-from course_lib.doctor import finding as findings
+from course_lib.doctor.finding import WIDTH
 
 GPU_LINE = "NVIDIA H100 80GB HBM3, 81559 MiB, 550.54.15"
 TOPOLOGY = "\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tNV18\t0-31\nGPU1\tNV18\t X \t32-63\n"
@@ -259,7 +259,7 @@ def test_ranks_that_cannot_be_forked_are_a_finding_and_not_a_traceback(monkeypat
 
 def test_a_long_line_is_wrapped_and_its_advice_stands_below():
     lines = str(doctor.Finding("note", "subject", "word " * 30, "do " * 60)).splitlines()
-    assert len(lines) > 3 and max(map(len, lines)) <= findings.WIDTH
+    assert len(lines) > 3 and max(map(len, lines)) <= WIDTH
     assert sum("->" in line for line in lines) == 1
 
 

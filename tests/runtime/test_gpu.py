@@ -20,8 +20,7 @@ from torch import nn
 
 import course_lib
 from course_lib import Deadlock, RankError, launch
-from course_lib.checks.rank import toys, watching
-from course_lib.checks.rank import training as recipes
+from course_lib.checks.rank import toys, training, watching
 from course_lib.ledger.group import put_behind, real
 from course_lib.ledger.recorder import current_recorder
 from course_lib.runtime import gpus, pools
@@ -490,7 +489,7 @@ def test_memory_of_a_check_is_that_of_the_gpu() -> None:
     """Memory that CUDA and cuBLAS take for themselves in the first passes is not counted; a tensor's is."""
 
     def body() -> list[int]:
-        recipes.warm_up({"memory": True})
+        training.warm_up({"memory": True})
         before, kept, held = watching.held_here(), [], []
         for _ in range(2):
             model = toys.build({"name": "plain", "width": 500, "seed": 0, "dtype": "float32"})
