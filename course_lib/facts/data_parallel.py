@@ -49,8 +49,8 @@ def exposed_communication(
 
     backward, communication: seconds of the whole of each. Without overlap all of it is exposed. With
     overlap bucket k of B is ready at k/B of backward, and travels when those before it have arrived:
-    either backward is the slower, and the last bucket alone sticks out (communication / B), or
-    communication is, and starts after the first bucket: communication - (1 - 1/B) backward.
+    either backward takes longer, and the last bucket alone is exposed (communication / B), or
+    communication does, and starts after the first bucket: communication - (1 - 1/B) backward.
 
     Backward 100 ms, communication 80 ms: 80 ms exposed with one bucket, 8 ms with ten.
     """

@@ -1,4 +1,4 @@
-"""Moments at which a rank is measured from outside: it waits until that was done.
+"""At a named moment a rank waits until another process has measured its memory.
 
 In the rank `reach` reports the moment to the watching process, and waits. There `Moments` has the process
 measured (see `held`) by the process next to it: its sandbox's init, or the watching process itself. No count

@@ -50,7 +50,7 @@ class Finding:
 
 RIGHT = Finding(True)
 MORE = -1.0  # see `Line.shows`
-ANY = "*"  # a cause: the same as that of whatever else is wrong
+ANY = "*"  # no cause of its own: never told beside another
 NEVER_WAITED = "never waited"  # begins the cause of a finding on messages that were not waited for
 ORDER = "order of messages"  # begins the cause of a finding on it, which holds whatever tensors hold
 CHANGED = " changed"  # ends the cause of a finding on an argument that was not left alone
@@ -280,8 +280,8 @@ class Exercise:
     not import; hint: (case, kind of failure, its text) -> a sentence on the usual cause, or "".
     point: the aim of the exercise, such as "holding less", if a solution without it could be right in
     all else: a finding that misses it leaves at most half of the points.
-    besides: the merit of a solution without the point, such as "a schedule that can be done", if that is
-    little of the work: then it leaves at most a quarter.
+    besides: what a solution has that misses the point, such as "a schedule that can be done". If it is given,
+    such a solution keeps at most a quarter and not half.
     refused: PyTorch's classes that would do the work, see `refusing`, each with the sentence that says so.
     """
 

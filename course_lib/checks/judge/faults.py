@@ -178,7 +178,7 @@ def refused_hint(failure: Failure) -> str:
 
 
 def missing_name(report: RankReport) -> str:
-    """Of a NameError the name, if it stands in the student's own line and so tells nothing of the inputs."""
+    """The undefined name, if the student's own line contains it, so that it tells nothing of the inputs."""
     match = re.match(r"name '(\w+)' is not defined", report.error_text)
     stands_there = match and re.search(rf"\b{match[1]}\b", report.line)
     return f": name '{match[1]}' is not defined" if match and stands_there else ""

@@ -20,7 +20,7 @@ _clock, _sleep, _infinity = time.monotonic, time.sleep, math.inf
 class Patience:
     """Measures bytes, and measures again where they are more than `enough` has under the same name.
 
-    Once it was in vain it is not tried again under that name, and only for PAUSES under another: a solution
+    After one failed wait, a measurement of that name is not repeated; others are, PAUSES times. So a solution
     that keeps memory costs a second.
     """
 

@@ -153,7 +153,7 @@ def warm_up() -> None:
 
 
 def measured(*names: str) -> None:
-    """Have this rank measured where its tensors are: on its GPU over NCCL, else in the host.
+    """Measure this rank: on its GPU under NCCL, else on the host.
 
     Free memory in the midst of the C library's heap is returned first, and does not count.
     """

@@ -154,7 +154,7 @@ def remove_groups(keepers: set[int]) -> set[int]:
 
 
 def remove_own_groups(seconds: float) -> None:
-    """Remove every group of this process, which ends; wait at most so long for those inhabited."""
+    """Remove this process's groups before it ends; wait `seconds` for groups that still hold processes."""
     mine = name_of(os.getpid(), 0).removesuffix("0")
     deadline = time.monotonic() + seconds
     folders = parents_if_any()

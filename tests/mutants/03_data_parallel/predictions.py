@@ -40,7 +40,7 @@
 
 # %% wrong: only the last bucket is ever exposed
 # is: slip
-# says: That holds while backward is the slower
+# says: That holds while backward takes longer
 # base: as it stands
 -    return max(communication / buckets, communication - (1 - 1 / buckets) * backward)
 +    return communication / buckets

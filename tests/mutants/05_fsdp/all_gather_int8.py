@@ -99,7 +99,7 @@ def all_gather_int8(output, shard, block=256, group=None):
 
 # %% wrong: the own shard stays exact
 # is: slip
-# says: exact there, and rounded on the others
+# says: exact on your rank and rounded elsewhere
 # base: what the wrong ones change
 -        output[k * size : (k + 1) * size] = row.view(-1)[:size]
 +        output[k * size : (k + 1) * size] = row.view(-1)[:size]

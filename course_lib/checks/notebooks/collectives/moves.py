@@ -195,7 +195,7 @@ def to_all_cost(ratio: float, observed: Observed) -> str:
         return "The whole input went to every rank: rank d needs chunk d alone."
     if abs(ratio - n / 2) < 0.02:
         return (
-            "Passed on round the ring a chunk travels up to N - 1 times: send it straight to the "
+            "A chunk that is passed round the ring travels up to N - 1 times: send it straight to the "
             "rank that needs it."
         )
     return "Each rank sends one chunk to each of the others, and none to itself."

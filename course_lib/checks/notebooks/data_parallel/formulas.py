@@ -40,13 +40,13 @@ SENT = {
 }
 EXPOSED = {
     "That is without overlap: messages sent while backward runs are hidden.": lambda b, c, k: c,
-    "That holds while backward is the slower. If communication is, it begins after the first bucket, "
+    "That holds while backward takes longer. If communication does, it begins after the first bucket, "
     "backward / buckets, and goes on without a pause.": lambda b, c, k: c / k,
     "Communication does not begin with backward: the first bucket is full after backward / buckets.":
         lambda b, c, k: max(c / k, c - b),
     "Even if backward takes longer than all communication, the last bucket leaves when backward ends: "
     "communication / buckets is exposed.": lambda b, c, k: max(0.0, c - b),
-    "That holds while communication is the slower; the last bucket is exposed in any case.":
+    "That holds while communication takes longer; the last bucket is exposed in any case.":
         lambda b, c, k: max(0.0, c - (1 - 1 / k) * b),
     "That is the whole time of backward and communication: only the part that sticks out is asked for.":
         lambda b, c, k: b + max(c / k, c - (1 - 1 / k) * b),

@@ -27,7 +27,7 @@ STICKS_OUT = {
 }
 SPEED = {
     1.5 / (1.5 + SLOW): "That is without overlap: part of it passes while backward runs.",
-    1.5 / (1.5 + SLOW / 20): "Here communication is the slower: it goes on after backward, and more than the "
+    1.5 / (1.5 + SLOW / 20): "Here communication takes longer: it goes on after backward, and more than the "
     "last bucket is exposed.",
     1.5
     / (0.5 + SLOW): "Communication cannot begin with backward: the first bucket is full after 1/20 of it.",
@@ -60,8 +60,8 @@ def questions(draw: Draw) -> Iterator[Case]:
         [
             Answer(
                 "answer_1", EXPOSED, slips=STICKS_OUT, unit="seconds",
-                otherwise="Bytes of a ring over the bandwidth; backward is the slower, so that one bucket of "
-                "20 sticks out.",
+                otherwise="Bytes of a ring over the bandwidth; backward takes longer, so only the last of 20 "
+                "buckets is exposed.",
             ),
             Answer(
                 "answer_2", EFFICIENCY, slips=SPEED,

@@ -212,7 +212,7 @@ def unused_parameter(draw: Draw, title: str = "a parameter that nothing uses", *
 
 
 def all_leave(run: Training, line: Line) -> Line:
-    """The line; where it is wrong and less was summed than gradients there are, that is told."""
+    """The line; if it is wrong because too few gradients were summed, it says so."""
     used = sum(p.numel() for name, p in trained(run).items() if not name.startswith("unused"))
     due = used * run.dtype.itemsize
 

@@ -164,7 +164,7 @@ def same_everywhere(ranks: Sequence[int], inputs: Inputs) -> Line:
             exact = torch.equal(own, inputs.rows[place])
             return wrong(
                 f"ranks {ranks[0]} and {rank} hold different weights.",
-                "A rank's own shard is exact there, and rounded on the others: decode the own bytes, too."
+                "Your shard is exact on your rank and rounded elsewhere: decode your own bytes, too."
                 if exact
                 else "All ranks decode the same bytes in the same way.",
             )

@@ -162,10 +162,8 @@ SENT: Mapping[str, Formula] = {
     "The model's last stage sends no activation, and its first no gradient.": (
         sent(lambda p, r, v: v, lambda p, r, v: v)
     ),
-    "In a loop the last rank sends to the first: of its chunks only the model's last sends nothing on; of "
-    "the first rank's only the model's first sends nothing back.": (
-        sent(lambda p, r, v: v * (r < p - 1), lambda p, r, v: v * (r > 0))
-    ),
+    "In a loop the last rank sends to the first. Only the model's last chunk sends nothing on, and only its "
+    "first sends nothing back.": (sent(lambda p, r, v: v * (r < p - 1), lambda p, r, v: v * (r > 0))),
     "With v chunks each microbatch passes a rank v times: it sends v times as much.": (
         sent(lambda p, r, v: int(r < p - 1), lambda p, r, v: int(r > 0))
     ),
