@@ -104,7 +104,7 @@ def test_what_mistakes_give_is_wrong(causal: bool, seed: int) -> None:
         ranks = [spread.parts(wanted, k) for k in range(3)]
         for mistake in mistakes:
             right = [
-                all(close(tensor, ranks[k][name]) for name, tensor in mistake.tensors(k).items())
+                all(close(tensor, ranks[k][name]) for name, tensor in mistake.gives(k).items())
                 for k in range(3)
             ]
             assert not all(right), mistake.says

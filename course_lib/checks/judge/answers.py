@@ -18,8 +18,8 @@ UNANSWERED = ({"other": "ellipsis"}, None, "")
 class Answer:
     """An answer to a question.
 
-    right: the number, or the accepted texts, of `options`; slips: wrong answers, each with the sentence
-    that names its mistake; otherwise: said when no slip fits; tolerance: relative.
+    right: the number, or the accepted texts, of `options`; slips: {wrong answer: the sentence that names its
+    mistake}, since a mistake may lead to several answers; otherwise: said when no slip fits; tolerance: relative.
     """
 
     name: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,13 +20,15 @@ LEAST = 1e-3  # taken for the largest element if all are smaller
 
 @dataclass(frozen=True)
 class Slip:
-    """A way to go wrong whose values can be computed: it must give all of `tensors`.
+    """A way to go wrong: the sentence that names it, and what it gives.
 
-    tensors: of a layer or a schedule, tensors(k) of the k-th rank; of a function's call, tensors().
+    Most slips stand in a mapping, {sentence: what it gives}. A list of `Slip` is for sentences that more than
+    one result has, and for the frames' lines on values. There `gives` returns tensors by name: of a layer or
+    a schedule, gives(k) those of the k-th rank; of a function's call, gives().
     """
 
     says: str
-    tensors: Callable[..., Tensors]
+    gives: Callable[..., Any]
 
 
 def near(actual: Tensor, wanted: Tensor, tolerance: float = 0, least: float = LEAST) -> Tensor:
@@ -55,9 +58,9 @@ def fits(slip: Tensors, name: str, actual: Tensors) -> bool:
 def told_by(slips: Iterable[Slip], name: str, actual: Tensors, *place: int) -> str:
     """The sentence of the first slip that gives the tensors found, wrong in `name`; "" if none does.
 
-    place: arguments for the slips' `tensors`.
+    place: arguments for the slips' `gives`.
     """
-    return next((slip.says for slip in slips if fits(slip.tensors(*place), name, actual)), "")
+    return next((slip.says for slip in slips if fits(slip.gives(*place), name, actual)), "")
 
 
 def worst(actual: Tensor, wanted: Tensor) -> tuple[list[int], str, str]:

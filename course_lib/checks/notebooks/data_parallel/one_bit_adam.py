@@ -76,7 +76,7 @@ def compared(on: Setting, arguments: Signs, names: tuple[str, ...]) -> Callable[
         return RIGHT
 
     def cause(name: str, place: int, actual: torch.Tensor) -> str:
-        for says, value in sign_slips(arguments, name, place):
+        for says, value in sign_slips(arguments, name, place).items():
             if bool(arguments.close(actual, value).all()):
                 return says
         return GENERAL[name]
@@ -176,10 +176,10 @@ def stepped(training: Training, steps: range) -> Callable[[Observed], Finding]:
         return RIGHT
 
     def cause(step: int, rank: int, actual: dict[str, torch.Tensor]) -> str:
-        for says, slip in Adam.slips(training.world_size, rank):
-            values = expected_parameters(training, slip)[0]
+        for slip in Adam.slips(training.world_size, rank):
+            values = expected_parameters(training, slip.gives())[0]
             if not far(actual, training_runs.kind(f"param.{step}", values)):
-                return says
+                return slip.says
         if step < training.more["kwargs"]["warmup_steps"]:
             return "In the warm-up it is Adam, bias correction included, on the mean of the ranks' gradients."
         return (

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 
 from course_lib.checks.judge.training_runs.single import Tensors, Training, gradients
+from course_lib.checks.kit import Slip
 
 TOLERANCE = 1e-4  # of the mean magnitude
 
@@ -123,15 +123,14 @@ def of(outcome: Outcome, name: str, place: int) -> torch.Tensor:
     return tensor if name == "tensor" else tensor[place]
 
 
-def sign_slips(arguments: Signs, name: str, place: int) -> Iterator[tuple[str, torch.Tensor]]:
-    """(hint for a mistake, the value that it leaves in the argument `name` of the member `place`)."""
+def sign_slips(arguments: Signs, name: str, place: int) -> dict[str, torch.Tensor]:
+    """{hint for a mistake: the value that it leaves in the argument `name` of the member `place`}."""
     n, right = len(arguments.tensor), arguments.outcome
+    slips: dict[str, torch.Tensor] = {}
     if name == "tensor":
-        yield "It was left as it was: write the mean into it.", arguments.tensor[place]
-        yield (
-            "That is the mean itself: only signs and scales may travel.",
-            (arguments.tensor + arguments.error).mean(0),
-        )
+        slips["It was left as it was: write the mean into it."] = arguments.tensor[place]
+        mean = (arguments.tensor + arguments.error).mean(0)
+        slips["That is the mean itself: only signs and scales may travel."] = mean
     rules = {
         "The error of earlier signs was not added: take the signs of tensor + error.": Rules(0.0),
         "`error` was added twice.": Rules(2.0),
@@ -144,27 +143,29 @@ def sign_slips(arguments: Signs, name: str, place: int) -> Iterator[tuple[str, t
             own_scale=True
         ),
     }
-    yield from ((says, of(arguments.under(slip), name, place)) for says, slip in rules.items())
+    slips |= {says: of(arguments.under(slip), name, place) for says, slip in rules.items()}
     if name == "error":
-        asked = arguments.tensor[place] + arguments.error[place]
-        yield "`error` was left as it was: the signs' error is lost.", arguments.error[place]
-        yield "`error` was set to zero: the signs' error is lost.", 0 * asked
-        yield (
-            "The sign is wrong: error = tensor + error, less the values of the signs and scales.",
-            -right.error[place],
-        )
-        yield (
-            "A rank keeps the part that its *own* signs miss, not its distance from the mean.",
-            asked - right.tensor,
-        )
+        before = arguments.error[place]
+        asked = arguments.tensor[place] + before
+        slips |= {
+            "`error` was left as it was: the signs' error is lost.": before,
+            "`error` was set to zero: the signs' error is lost.": 0 * asked,
+            "The sign is wrong: error = tensor + error, less the values of the signs and scales.": (
+                -right.error[place]
+            ),
+            "A rank keeps the part that its *own* signs miss, not its distance from the mean.": (
+                asked - right.tensor
+            ),
+        }
     if name == "server_error":
         before = arguments.server[place]
-        yield "`server_error` was left as it was: the second signs' error is lost.", before
-        yield "`server_error` was set to zero: the second signs' error is lost.", 0 * before
-        yield (
-            "The sign is wrong: server_error = mean + server_error, less the values of the signs and scale.",
-            -right.server_error[place],
-        )
+        slips |= {
+            "`server_error` was left as it was: the second signs' error is lost.": before,
+            "`server_error` was set to zero: the second signs' error is lost.": 0 * before,
+            "The sign is wrong: server_error = mean + server_error, less the values of the signs and "
+            "scale.": -right.server_error[place],
+        }
+    return slips
 
 
 # ---- 1-bit Adam
@@ -183,33 +184,39 @@ class Adam:
     own: int | None = None  # the rank whose gradient counts in the warm-up
 
     @staticmethod
-    def slips(n: int, rank: int) -> Iterator[tuple[str, Adam]]:
-        yield (
-            "In the warm-up each rank went on with its own gradient: average it, in full precision.",
-            Adam(own=rank),
-        )
+    def slips(n: int, rank: int) -> list[Slip]:
+        """Each gives the Adam that makes the mistake."""
+        slips = [
+            Slip(
+                "In the warm-up each rank went on with its own gradient: average it, in full precision.",
+                lambda: Adam(own=rank),
+            )
+        ]
         for more, how in ((1, "long"), (-1, "short")):
             says = f"The warm-up is one step too {how}: it has `warmup_steps` steps."
-            yield says, Adam(longer=more)
-            yield says, Adam(asked=more)
-        yield "It went on in full precision after the warm-up.", Adam(longer=1 << 20)
-        yield (
-            "The gradients were compressed; it is the *momentum* that is averaged as signs.",
-            Adam(momentum=False),
-        )
-        yield (
-            "The variance went on after the warm-up: it is frozen, since signs say nothing about it.",
-            Adam(frozen=False),
-        )
-        yield (
-            "The variance is frozen, and so is its bias correction: 1 - beta2 ** warmup_steps.",
-            Adam(corrected=False),
-        )
-        yield (
-            "The signs' errors were not kept from step to step: `error` and `server_error` belong to the "
-            "parameter's state.",
-            Adam(rules=Rules(0.0, 0.0)),
-        )
+            slips.append(Slip(says, lambda more=more: Adam(longer=more)))
+            slips.append(Slip(says, lambda more=more: Adam(asked=more)))
+        return [
+            *slips,
+            Slip("It went on in full precision after the warm-up.", lambda: Adam(longer=1 << 20)),
+            Slip(
+                "The gradients were compressed; it is the *momentum* that is averaged as signs.",
+                lambda: Adam(momentum=False),
+            ),
+            Slip(
+                "The variance went on after the warm-up: it is frozen, since signs say nothing about it.",
+                lambda: Adam(frozen=False),
+            ),
+            Slip(
+                "The variance is frozen, and so is its bias correction: 1 - beta2 ** warmup_steps.",
+                lambda: Adam(corrected=False),
+            ),
+            Slip(
+                "The signs' errors were not kept from step to step: `error` and `server_error` belong to the "
+                "parameter's state.",
+                lambda: Adam(rules=Rules(0.0, 0.0)),
+            ),
+        ]
 
 
 def expected_parameters(training: Training, how: Adam) -> tuple[Tensors, float]:

@@ -17,6 +17,7 @@ from course_lib.checks.kit import (
     Line,
     Observed,
     RankSide,
+    Slip,
     close,
     difference,
     exercise,
@@ -103,45 +104,45 @@ class Reduction:
         replicas = range(self.place(rank), self.islands.n, self.islands.g)
         return torch.stack([self.own(replica) for replica in replicas]).max(0).values
 
-    def slips(self) -> list[tuple[str, Shard]]:
+    def slips(self) -> list[Slip]:
         """The sentence for each mistake, and the shard that it gives on a rank."""
         n, g, r = self.islands.n, self.islands.g, self.islands.r
-        slips: list[tuple[str, Shard]] = [
-            (NOT_WRITTEN, lambda rank: torch.full_like(self.mean(rank), OLD)),
-            (SUMMED, lambda rank: self.mean(rank) * n),
+        slips = [
+            Slip(NOT_WRITTEN, lambda rank: torch.full_like(self.mean(rank), OLD)),
+            Slip(SUMMED, lambda rank: self.mean(rank) * n),
         ]
         if g == r > 1:  # which of the two it was, the other islands tell
             slips.append(
-                (f"That is divided by {g}: the sum has g x r = {n} terms.", lambda k: self.mean(k) * g)
+                Slip(f"That is divided by {g}: the sum has g x r = {n} terms.", lambda k: self.mean(k) * g)
             )
         if r > 1:
-            slips += [(OVER_ISLAND, lambda rank: self.mean(rank) * r), *self.apart()]
+            slips += [Slip(OVER_ISLAND, lambda rank: self.mean(rank) * r), *self.apart()]
         if g > 1:
             slips += [
-                (OVER_ISLANDS, lambda rank: self.mean(rank) * g),
+                Slip(OVER_ISLANDS, lambda rank: self.mean(rank) * g),
                 *(
-                    (NOT_ADDED, lambda rank, by=by: self.grads[rank, self.place(rank)] / by)
+                    Slip(NOT_ADDED, lambda rank, by=by: self.grads[rank, self.place(rank)] / by)
                     for by in (1, r, n)
                 ),
             ]
         if g == r > 1:
-            slips.append((SWAPPED, lambda rank: self.grads.mean(0)[self.island(rank)]))
+            slips.append(Slip(SWAPPED, lambda rank: self.grads.mean(0)[self.island(rank)]))
         if g > 1:
-            slips += [(MIXED, lambda _, by=by: self.grads.sum((0, 1)) / by) for by in (1, g, r, n)]
+            slips += [Slip(MIXED, lambda _, by=by: self.grads.sum((0, 1)) / by) for by in (1, g, r, n)]
         islands = str(r) if g == r else "the number of islands"
         return [
             *slips,
-            ("That is divided by the number of ranks twice.", lambda rank: self.mean(rank) / n),
-            (TWICE.format(islands), lambda rank: self.mean(rank) / r),
-            (TWICE.format("the g ranks of an island"), lambda rank: self.mean(rank) / g),
+            Slip("That is divided by the number of ranks twice.", lambda rank: self.mean(rank) / n),
+            Slip(TWICE.format(islands), lambda rank: self.mean(rank) / r),
+            Slip(TWICE.format("the g ranks of an island"), lambda rank: self.mean(rank) / g),
         ]
 
-    def apart(self) -> Iterator[tuple[str, Shard]]:
+    def apart(self) -> Iterator[Slip]:
         """The islands' sums that were not added, whatever they are divided by."""
         for by in (1, self.islands.g, self.islands.n):
-            yield DRIFT, lambda rank, by=by: self.own(rank) / by
-            yield FIRST, lambda rank, by=by: self.own(self.place(rank)) / by
-            yield LARGEST, lambda rank, by=by: self.largest(rank) / by
+            yield Slip(DRIFT, lambda rank, by=by: self.own(rank) / by)
+            yield Slip(FIRST, lambda rank, by=by: self.own(self.place(rank)) / by)
+            yield Slip(LARGEST, lambda rank, by=by: self.largest(rank) / by)
 
     @property
     def tolerance(self) -> float:
@@ -187,7 +188,7 @@ def mean_line(of: Reduction, title: str, weight: float) -> Line:
         everyone = tuple(range(of.islands.n))
         groups = {operation.group for operations in observed.operations for operation in operations}
         over_all = groups == {everyone} and of.islands.r > 1 < of.islands.g
-        why = OVER_ALL if over_all else next((says for says, shard in of.slips() if are(shard)), "")
+        why = OVER_ALL if over_all else next((slip.says for slip in of.slips() if are(slip.gives)), "")
         good = {*range(of.islands.r)} - {of.island(rank) for rank in (off, *others)}
         if not why and len(good) == 1:
             why = ONE_ISLAND.format(*good)

@@ -292,7 +292,7 @@ def mean_line(on: Setting, grads: Tensor, reduce_dtype: torch.dtype) -> Line:
         if all(bool((output == OLD).all()) for output in outputs.values()):  # a small mean added to it is not
             return NOT_WRITTEN
         for slip in slips:
-            shards = {rank: slip.tensors(place)["output"] for rank, place in place_of.items()}
+            shards = {rank: slip.gives(place)["output"] for rank, place in place_of.items()}
             if within and all(
                 close(shards[rank], mean[place].float(), within) for rank, place in place_of.items()
             ):

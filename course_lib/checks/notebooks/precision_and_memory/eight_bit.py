@@ -134,7 +134,7 @@ def values_line(
             return raised(*reply.error, loading=reply.loading)
         places = ((i, k) for k in range(steps) for i in params if bool(off(tensors, right_of(i), i, k).any()))
         first = next(places, None)
-        if first is None or (not adamw and any(gives(tensors, slip) for _, slip in OF_ADAMW)):
+        if first is None or (not adamw and any(gives(tensors, slip.gives) for slip in OF_ADAMW)):
             return RIGHT
         return step_of(tensors, *first)
 
@@ -164,7 +164,7 @@ def values_line(
             return wrong(said, why if zeros else "", cause=why)
         if run.saved is not None and k >= run.saved:
             return wrong(said, LOST, cause=LOST)
-        slips = [(says, run.made(i, slip(run.rule(i)))) for says, slip in SLIPS]
+        slips = [(slip.says, run.made(i, slip.gives(run.rule(i)))) for slip in SLIPS]
         for until in (run.steps, k + 1):  # a slip that gives all steps; or else all until this one
             for says, made in slips:
                 if not any(bool(off(tensors, made, i, n).any()) for n in range(until)):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from course_lib.checks.kit import Slip
 from course_lib.precision.codes import DYNAMIC_SIGNED, DYNAMIC_UNSIGNED, linear_map
 
 SMALL = 4096  # elements: parameters below it keep float32
@@ -119,7 +120,6 @@ class JudgedSteps:
     sure: list[Tensor]
 
 
-Slips = Sequence[tuple[str, Callable[[Rule], Rule]]]
 FLOAT32 = "The moments are not rounded at all between the steps: codes are kept, and float32 is not."
 LINEAR_M = "m has linear codes: DYNAMIC_SIGNED has numbers in seven decades."
 LINEAR_BOTH = (
@@ -127,64 +127,64 @@ LINEAR_BOTH = (
 )
 LINEAR = linear_map(True).double(), torch.linspace(-1, 1, 256, dtype=torch.float64)  # two ways to make it
 UNSIGNED_LINEAR = linear_map(False).double()
-# In what is kept between the steps.
-OF_STATES: Slips = (
-    (FLOAT32, lambda rule: replace(rule, numbers=None)),
-    (
+# In what is kept between the steps. A slip gives the rule that is followed in place of the right one.
+OF_STATES = (
+    Slip(FLOAT32, lambda rule: replace(rule, numbers=None)),
+    Slip(
         "v has linear codes: all of it below 1/510 of the block's largest becomes 0, and m is divided by "
         "eps. DYNAMIC_UNSIGNED has numbers in seven decades.",
         lambda rule: replace(rule, numbers=(SIGNED, UNSIGNED_LINEAR)),
     ),
-    *((LINEAR_M, lambda rule, m=m: replace(rule, numbers=(m, UNSIGNED))) for m in LINEAR),
-    *((LINEAR_BOTH, lambda rule, m=m: replace(rule, numbers=(m, UNSIGNED_LINEAR))) for m in LINEAR),
-    (
+    *(Slip(LINEAR_M, lambda rule, m=m: replace(rule, numbers=(m, UNSIGNED))) for m in LINEAR),
+    *(Slip(LINEAR_BOTH, lambda rule, m=m: replace(rule, numbers=(m, UNSIGNED_LINEAR))) for m in LINEAR),
+    Slip(
         "One scale for the tensor: beside one outlier 99 % of v is 0. Each block of 256 elements has its "
         "own.",
         lambda rule: replace(rule, whole=True),
     ),
-    (
+    Slip(
         "v has signed codes, of which it uses half: DYNAMIC_UNSIGNED is twice as fine.",
         lambda rule: replace(rule, numbers=(SIGNED, SIGNED)),
     ),
-    (
+    Slip(
         "The moments were rounded before the step was taken: update the parameter from the float32 ones.",
         lambda rule: replace(rule, before=True),
     ),
-    (
+    Slip(
         "Codes were rounded towards 0, and the moments drift: take the nearest number.",
         lambda rule: replace(rule, floor=True),
     ),
-    (
+    Slip(
         f"A parameter of fewer than {SMALL:,} elements has 8 bits: it keeps float32.",
         lambda rule: replace(rule, small=0),
     ),
-    (f"`block` was not used: the blocks had {BLOCK} elements.", lambda rule: replace(rule, block=BLOCK)),
+    Slip(f"`block` was not used: the blocks had {BLOCK} elements.", lambda rule: replace(rule, block=BLOCK)),
 )
 # In AdamW itself. They cost the line on a parameter in float32, and not those on 8 bits.
-OF_ADAMW: Slips = (
-    (
+OF_ADAMW = (
+    Slip(
         "Bias was corrected twice: the moments are stored as they are, and corrected for the step alone.",
         lambda rule: replace(rule, stored=True),
     ),
-    (
+    Slip(
         "Bias was not corrected: m / (1 - beta1^t), v / (1 - beta2^t).",
         lambda rule: replace(rule, corrected=False),
     ),
-    (
+    Slip(
         "Weight decay went into the gradient, and so into the moments. Decoupled, it is w *= 1 - lr * "
         "weight_decay.",
         lambda rule: replace(rule, decay="coupled"),
     ),
-    (
+    Slip(
         "Weight decay does not know the learning rate: w *= 1 - lr * weight_decay.",
         lambda rule: replace(rule, decay="without lr"),
     ),
-    ("weight_decay was not used: w *= 1 - lr * weight_decay.", lambda rule: replace(rule, decay="none")),
-    ("eps stands inside the root: sqrt(v) + eps.", lambda rule: replace(rule, inside=True)),
-    ("eps was not used: sqrt(v) + group['eps'].", lambda rule: replace(rule, eps=1e-8)),
-    (
+    Slip("weight_decay was not used: w *= 1 - lr * weight_decay.", lambda rule: replace(rule, decay="none")),
+    Slip("eps stands inside the root: sqrt(v) + eps.", lambda rule: replace(rule, inside=True)),
+    Slip("eps was not used: sqrt(v) + group['eps'].", lambda rule: replace(rule, eps=1e-8)),
+    Slip(
         "One count of steps for all parameters: each has its own, self.state[param]['step'].",
         lambda rule: replace(rule, counted=True),
     ),
 )
-SLIPS: Slips = (*OF_STATES, *OF_ADAMW)
+SLIPS = (*OF_STATES, *OF_ADAMW)

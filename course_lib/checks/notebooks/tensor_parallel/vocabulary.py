@@ -43,7 +43,7 @@ def cast(slips: list[Slip], run: LayerRun) -> list[Slip]:
     """Their values, in the dtypes in which they come back."""
 
     def in_dtypes(slip: Slip, k: int) -> dict[str, Tensor]:
-        return {name: t.to(run.wanted[k][name].dtype) for name, t in slip.tensors(k).items()}
+        return {name: t.to(run.wanted[k][name].dtype) for name, t in slip.gives(k).items()}
 
     return [Slip(slip.says, lambda k, slip=slip: in_dtypes(slip, k)) for slip in slips]
 
