@@ -19,7 +19,8 @@ class Answer:
     """An answer to a question.
 
     right: the number, or the accepted texts, of `options`; slips: {wrong answer: the sentence that names its
-    mistake}, since a mistake may lead to several answers; otherwise: said when no slip fits; tolerance: relative.
+    mistake}, since a mistake may lead to several answers; otherwise: said when no slip fits; tolerance:
+    relative.
     """
 
     name: str

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -155,47 +155,48 @@ class Parts:
         """Usual mistakes with out and lse."""
         (a, b), (la, lb), (wa, wb) = self.out, self.lse, self.weights
         pa, pb = ((lse - torch.maximum(*self.lse)).exp().nan_to_num(0.0)[..., None] for lse in self.lse)
-        table: list[tuple[str, Callable[[], dict[str, Tensor]]]] = [
-            ("The old out still has its old denominator: it must be rescaled by exp(lse - merged lse), too.",
-             lambda: {"out": a + wb * b}),
-            ("The block's out was divided by its own sum: its weight is exp(block_lse - merged lse).",
-             lambda: {"out": wa * a + b}),
-            ("That is the sum of both: each has been divided by the sum of its own keys alone.",
-             lambda: {"out": a + b}),
-            ("That is the mean of both. A part counts by its share of the sum, exp(lse - merged lse).",
-             lambda: {"out": (a + b) / 2}),
-            ("The weights of old and new are swapped.", lambda: {"out": wb * a + wa * b}),
-            ("The weights are taken off the larger lse, and do not add up to 1: divide by their sum.",
-             lambda: {"out": pa * a + pb * b}),
-            ("lse is used as a weight. It is a logarithm: exp(lse) is the sum that the part was divided by.",
-             lambda: {"out": (la[..., None] * a + lb[..., None] * b) / (la + lb)[..., None]}),
-            ("The sums add, not their logarithms: log(exp(lse) + exp(block_lse)), torch.logaddexp.",
-             lambda: {"lse": la + lb}),
-            ("That is the larger of the two. The sums add: log(exp(lse) + exp(block_lse)), torch.logaddexp.",
-             lambda: {"lse": torch.maximum(la, lb)}),
-            ("lse is the old one: the next merge needs that of both.", lambda: {"lse": la}),
-            ("lse is the block's: the next merge needs that of both.", lambda: {"lse": lb}),
+        exact = [
+            Slip("The old out still has its old denominator: it must be rescaled by exp(lse - merged lse), "
+                 "too.",
+                 lambda: {"out": a + wb * b}),
+            Slip("The block's out was divided by its own sum: its weight is exp(block_lse - merged lse).",
+                 lambda: {"out": wa * a + b}),
+            Slip("That is the sum of both: each has been divided by the sum of its own keys alone.",
+                 lambda: {"out": a + b}),
+            Slip("That is the mean of both. A part counts by its share of the sum, exp(lse - merged lse).",
+                 lambda: {"out": (a + b) / 2}),
+            Slip("The weights of old and new are swapped.", lambda: {"out": wb * a + wa * b}),
+            Slip("The weights are taken off the larger lse, and do not add up to 1: divide by their sum.",
+                 lambda: {"out": pa * a + pb * b}),
+            Slip("lse is used as a weight. It is a logarithm: exp(lse) is the sum that the part was divided "
+                 "by.",
+                 lambda: {"out": (la[..., None] * a + lb[..., None] * b) / (la + lb)[..., None]}),
+            Slip("The sums add, not their logarithms: log(exp(lse) + exp(block_lse)), torch.logaddexp.",
+                 lambda: {"lse": la + lb}),
+            Slip("That is the larger of the two. The sums add: log(exp(lse) + exp(block_lse)), "
+                 "torch.logaddexp.",
+                 lambda: {"lse": torch.maximum(la, lb)}),
+            Slip("lse is the old one: the next merge needs that of both.", lambda: {"lse": la}),
+            Slip("lse is the block's: the next merge needs that of both.", lambda: {"lse": lb}),
             *(
-                ("The lowest number that stands in for -inf is still there: if neither part saw a key, "
-                 "lse is -inf again at the end.", lambda make=make, low=low: {"lse": make(low)})
+                Slip("The lowest number that stands in for -inf is still there: if neither part saw a key, "
+                     "lse is -inf again at the end.", lambda make=make, low=low: {"lse": make(low)})
                 for low in LOWEST
                 for make in (self.merged[1].clamp_min, lambda low: self.clamped(low)[1])
             ),
-            (NOT_LOW, lambda: {"out": self.clamped()[0]}),
-            (NOT_LOW, lambda: {"lse": self.clamped()[1]}),
-            ("That is the sum itself; its logarithm is asked for.", lambda: {"lse": la.exp() + lb.exp()}),
+            Slip(NOT_LOW, lambda: {"out": self.clamped()[0]}),
+            Slip(NOT_LOW, lambda: {"lse": self.clamped()[1]}),
+            Slip("That is the sum itself; its logarithm is asked for.", lambda: {"lse": la.exp() + lb.exp()}),
             *wrong_ways(a, b, wa[..., 0], wb[..., 0]),
         ]  # fmt: skip
-        return [Slip(says, lambda make=make: rounded(make(), self.dtype)) for says, make in table]
+        return [Slip(slip.says, lambda slip=slip: rounded(slip.gives(), self.dtype)) for slip in exact]
 
 
 def rounded(tensors: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
     return {name: tensor.to(dtype) for name, tensor in tensors.items()}
 
 
-def wrong_ways(
-    a: Tensor, b: Tensor, wa: Tensor, wb: Tensor
-) -> list[tuple[str, Callable[[], dict[str, Tensor]]]]:
+def wrong_ways(a: Tensor, b: Tensor, wa: Tensor, wb: Tensor) -> list[Slip]:
     """Weights that stand beside the wrong dimension, which only broadcasts where sizes are equal."""
     if len(set(a.shape)) > 1:
         return []
@@ -204,7 +205,7 @@ def wrong_ways(
         "row of out, along its last dimension, has one weight: w[..., None]."
     )
     places = range(a.dim() - 1)
-    return [(says, lambda i=i: {"out": wa.unsqueeze(i) * a + wb.unsqueeze(i) * b}) for i in places]
+    return [Slip(says, lambda i=i: {"out": wa.unsqueeze(i) * a + wb.unsqueeze(i) * b}) for i in places]
 
 
 def hidden_in(scores: tuple[Tensor, Tensor], old: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -32,17 +32,18 @@ def output_slips(whole: Whole, block: int) -> list[Slip]:
         for scale, says in scales.items()
         if abs(scale - whole.factor) > 1e-12
     ]
-    table: list[tuple[str, Callable[[], Tensor]]] = [
-        ("Each tile's softmax is divided by its own sum, and these are added: they share one denominator.",
-         lambda: each_tile(whole, block).sum(0)),
-        ("Each tile's softmax is divided by its own sum, and the mean taken: a tile counts by its lse.",
-         lambda: each_tile(whole, block).mean(0)),
-        ("That is the last tile of keys alone: merge it with those before.",
-         lambda: each_tile(whole, block)[-1]),
-        (LOST, lambda: without_rescaling(whole, block, True)),
-        (LOST, lambda: without_rescaling(whole, block, False)),
-        ("The tokens behind the last whole tile are left out: the last tile may be shorter.",
-         lambda: whole_tiles(whole, block)),
+    of_y = [
+        Slip("Each tile's softmax is divided by its own sum, and these are added: they share one "
+             "denominator.",
+             lambda: each_tile(whole, block).sum(0)),
+        Slip("Each tile's softmax is divided by its own sum, and the mean taken: a tile counts by its lse.",
+             lambda: each_tile(whole, block).mean(0)),
+        Slip("That is the last tile of keys alone: merge it with those before.",
+             lambda: each_tile(whole, block)[-1]),
+        Slip(LOST, lambda: without_rescaling(whole, block, True)),
+        Slip(LOST, lambda: without_rescaling(whole, block, False)),
+        Slip("The tokens behind the last whole tile are left out: the last tile may be shorter.",
+             lambda: whole_tiles(whole, block)),
     ]  # fmt: skip
     if group > 1:
         says = (
@@ -50,40 +51,34 @@ def output_slips(whole: Whole, block: int) -> list[Slip]:
             "head h has h // (heads / kv_heads)."
         )
         count = whole.k.shape[2]
-        table.append((says, lambda: whole.but(head_of=lambda h: h % count).y))
+        of_y.append(Slip(says, lambda: whole.but(head_of=lambda h: h % count).y))
     if causal:
-        table += [(says, lambda m=mask: whole.but(mask=m).y) for says, mask in masks(block)]
-    slips += [Slip(says, lambda make=make: {"y": make()}) for says, make in table]
-    return slips
+        of_y += [Slip(says, lambda m=mask: whole.but(mask=m).y) for says, mask in masks(block).items()]
+    return [*slips, *(Slip(slip.says, lambda slip=slip: {"y": slip.gives()}) for slip in of_y)]
 
 
-def masks(block: int) -> Iterator[tuple[str, Callable[[Tensor, Tensor], Tensor] | None]]:
+def masks(block: int) -> dict[str, Callable[[Tensor, Tensor], Tensor] | None]:
     """Causal masks as they should not be."""
-    yield "There is no mask: under causal=True query i sees the keys 0 .. i.", None
-    yield "Query i sees itself, too: hide the keys behind it alone.", lambda i, j: i > j
-    yield "The mask is the wrong way round: query i sees the keys before it.", lambda i, j: i <= j
-    yield (
+    return {
+        "There is no mask: under causal=True query i sees the keys 0 .. i.": None,
+        "Query i sees itself, too: hide the keys behind it alone.": lambda i, j: i > j,
+        "The mask is the wrong way round: query i sees the keys before it.": lambda i, j: i <= j,
         "The mask counts positions within each tile: add where the tiles of queries and of keys begin in the "
-        "sequence.",
-        lambda i, j: i % block >= j % block,
-    )
-    yield (
+        "sequence.": lambda i, j: i % block >= j % block,
         "The mask counts positions within each tile, also in tiles that are seen whole: compare positions in "
-        "the sequence, the ranges that `tiles` gives.",
-        lambda i, j: (i // block >= j // block) & (i % block >= j % block),
-    )
-    yield (
-        "That is the last tile of keys alone that a query sees: merge it with those before.",
-        lambda i, j: (i // block == j // block) & (i >= j),
-    )
-    yield (
-        "The tile on the diagonal is not masked: within it, too, keys come after queries.",
-        lambda i, j: i // block >= j // block,
-    )
-    yield (
-        "The tiles on the diagonal are skipped: they are seen in part.",
-        lambda i, j: i // block > j // block,
-    )
+        "the sequence, the ranges that `tiles` gives.": (
+            lambda i, j: (i // block >= j // block) & (i % block >= j % block)
+        ),
+        "That is the last tile of keys alone that a query sees: merge it with those before.": (
+            lambda i, j: (i // block == j // block) & (i >= j)
+        ),
+        "The tile on the diagonal is not masked: within it, too, keys come after queries.": (
+            lambda i, j: i // block >= j // block
+        ),
+        "The tiles on the diagonal are skipped: they are seen in part.": (
+            lambda i, j: i // block > j // block
+        ),
+    }
 
 
 def each_tile(whole: Whole, block: int) -> Tensor:
@@ -116,28 +111,27 @@ def whole_tiles(whole: Whole, block: int) -> Tensor:
 def gradient_slips(whole: Whole, block: int) -> list[Slip]:
     right, root = whole.gradients(), whole.q.shape[-1] ** 0.5
     once = whole.factor
-    table: list[tuple[str, Callable[[], dict[str, Tensor]]]] = [
-        ("delta is missing: ds = p (dp - delta), where delta is the sum of out dout over the features.",
-         lambda: whole.gradients(delta=torch.zeros_like)),
-        ("delta was summed over the keys of each tile alone. It belongs to all keys that a query sees, and "
-         "is known before the loops: (out * dout).sum(-1).",
-         lambda: whole.gradients(delta=lambda products: of_each_tile(products, block))),
-        ("The scores are scaled, so that their gradient is, too: dq and dk lack the factor.",
-         lambda: whole.gradients(dq_scale=1.0, dk_scale=1.0)),
-        ("dq lacks the factor of the scores, one over the root of head_dim.",
-         lambda: {"grad.q": right["grad.q"] * root}),
-        ("dk lacks the factor of the scores, one over the root of head_dim.",
-         lambda: {"grad.q": right["grad.q"], "grad.k": right["grad.k"] * root}),
-        ("dq has the factor of the scores twice: either q was scaled already, or the product is.",
-         lambda: {"grad.q": right["grad.q"] * once}),
-        ("dk has the factor of the scores twice: where q is scaled already, ds^T q has it.",
-         lambda: {"grad.q": right["grad.q"], "grad.k": right["grad.k"] * once}),
-        ("dq is that of the last tile of keys alone: add what each of them contributes.",
-         lambda: {"grad.q": last_keys(whole, block)}),
-        ("dk and dv are those of the last tile of queries alone: add what each of them contributes.",
-         lambda: {name: last_queries(whole, block)[name] for name in ("grad.k", "grad.v")}),
+    return [
+        Slip("delta is missing: ds = p (dp - delta), where delta is the sum of out dout over the features.",
+             lambda: whole.gradients(delta=torch.zeros_like)),
+        Slip("delta was summed over the keys of each tile alone. It belongs to all keys that a query sees, "
+             "and is known before the loops: (out * dout).sum(-1).",
+             lambda: whole.gradients(delta=lambda products: of_each_tile(products, block))),
+        Slip("The scores are scaled, so that their gradient is, too: dq and dk lack the factor.",
+             lambda: whole.gradients(dq_scale=1.0, dk_scale=1.0)),
+        Slip("dq lacks the factor of the scores, one over the root of head_dim.",
+             lambda: {"grad.q": right["grad.q"] * root}),
+        Slip("dk lacks the factor of the scores, one over the root of head_dim.",
+             lambda: {"grad.q": right["grad.q"], "grad.k": right["grad.k"] * root}),
+        Slip("dq has the factor of the scores twice: either q was scaled already, or the product is.",
+             lambda: {"grad.q": right["grad.q"] * once}),
+        Slip("dk has the factor of the scores twice: where q is scaled already, ds^T q has it.",
+             lambda: {"grad.q": right["grad.q"], "grad.k": right["grad.k"] * once}),
+        Slip("dq is that of the last tile of keys alone: add what each of them contributes.",
+             lambda: {"grad.q": last_keys(whole, block)}),
+        Slip("dk and dv are those of the last tile of queries alone: add what each of them contributes.",
+             lambda: {name: last_queries(whole, block)[name] for name in ("grad.k", "grad.v")}),
     ]  # fmt: skip
-    return [Slip(says, make) for says, make in table]
 
 
 def of_each_tile(products: Tensor, block: int) -> Tensor:
