@@ -60,7 +60,7 @@ FIGURES = re.compile(r"\d[\d,._]*")
 
 
 def wrong(*sentences: str, cause: str = "", title: str = "", misses_point: bool = False) -> Finding:
-    """Without a `cause` findings with equal advice have one, if only figures of what was seen differ."""
+    """Without `cause`, findings with equal advice share one if what was seen differs only in figures."""
     said = tuple(sentence for sentence in sentences if sentence)
     if not cause and len(said) > 1:
         cause = " ".join([FIGURES.sub("0", said[0]), *said[1:]])

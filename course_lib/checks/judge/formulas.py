@@ -60,7 +60,7 @@ def whole(value: Any) -> Any:
 
 
 def entry(key: str) -> Callable[[Any], Any]:
-    """Of an answer that is a dict the value under `key`."""
+    """The value under `key` of an answer that is a dict."""
 
     def pick(value: Any) -> Any:
         listed = value.get("dict") if isinstance(value, dict) else None
@@ -74,7 +74,7 @@ def entry(key: str) -> Callable[[Any], Any]:
 
 
 def place(index: int, size: int) -> Callable[[Any], Any]:
-    """Of an answer that is a tuple of `size` numbers the one at `index`."""
+    """The number at `index` of an answer that is a tuple of `size` numbers."""
 
     def pick(value: Any) -> Any:
         if isinstance(value, list) and len(value) == size:

@@ -191,7 +191,7 @@ def forward_is_right(here: Tensors, call: Call) -> bool:
 
 
 def got(observed: Observed, call: Call, name: str) -> torch.Tensor:
-    """The tensor that came; where any finite number is right and there is one, with the wanted number."""
+    """The tensor that came. Where any finite number is right, a finite one is replaced by the wanted one."""
     actual = observed.tensors[0][f"{call.name}.{name}"]
     if name not in call.anything:
         return actual

@@ -145,7 +145,7 @@ def bytes_line(
 
 
 def share_of(sent: Sequence[float], allowed: Sequence[float]) -> float:
-    """Of the bytes that all ranks may send, the share that they sent; MORE if one sent more than it may."""
+    """The share that the ranks sent of all bytes that they may send; MORE if a rank sent more than it may."""
     if any(own > most + 0.5 for own, most in zip(sent, allowed, strict=True)):
         return MORE
     return sum(sent) / max(sum(allowed), 1)

@@ -264,7 +264,7 @@ def called_stub(error: BaseException) -> str:
 
 
 def own_name(code: types.CodeType) -> str:
-    """Of a function's code its name, of a method's code that of its class."""
+    """The name of the function that has this code; for a method, the name of its class."""
     return code.co_qualname.rpartition("<locals>.")[2].partition(".")[0]
 
 

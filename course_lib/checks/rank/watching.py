@@ -91,7 +91,7 @@ class Watch:
             measured(*names)
 
     def held(self, place: int, training: bool = True) -> None:
-        """Measured now as "held" at that place; objects without references are given back first.
+        """Measure this rank now, as "held.PLACE"; objects without references are freed first.
 
         training: False when it is over, and copies for the reply count as well: this is not a peak.
         """

@@ -42,7 +42,7 @@ def sent_wider(observed: Observed, dtype: torch.dtype = torch.float32) -> str:
 
 
 def other_partners(observed: Observed, members: Sequence[int]) -> str:
-    """Of the first rank that sends to one rank and next receives from another, which: "rank 0 ..."; or ""."""
+    """The first rank that sends to one rank and next receives from another: "rank 0 sent to ..."; or ""."""
     for rank in members:
         to = [operation.peer for operation in sends(observed, rank)]
         source = [operation.peer for operation in observed.operations[rank] if operation.op == "recv"]

@@ -120,7 +120,7 @@ def held(layout: Layout) -> list[list[int]]:
 def judge(
     sizes: Sequence[tuple[int, int]], start: int, others: Sequence[tuple[int, int]]
 ) -> Callable[[Observed], Finding]:
-    """Of calls number `start` and on, with these sizes: the first that is wrong.
+    """The first call that is wrong, of those from number `start` on, with these sizes.
 
     others: the sizes of all calls. With few tokens several mistakes look alike: the hint names the one that
     fits most.
@@ -166,7 +166,7 @@ def raised(seq: int, n: int, error: str, text: str = "", place: str = "") -> Fin
 def usual_slip(
     observed: Observed, others: Sequence[tuple[int, int]], seq: int, n: int, layout: Layout
 ) -> str:
-    """Of the mistakes that give this layout the one that gives most of all that came; "" without any."""
+    """The mistake that gives this layout; of several, the one that gives most of what came. "" for none."""
     came = [(size, read(observed.answer(i).value)) for i, size in enumerate(others)]
 
     def fits(make: Callable[[int, int], Layout]) -> int:

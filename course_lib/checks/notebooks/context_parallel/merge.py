@@ -99,7 +99,7 @@ class Parts:
 
     @cached_property
     def out(self) -> list[Tensor]:
-        """Of each block: softmax times values, 0 where nothing was seen."""
+        """For each block, softmax times values; 0 where nothing was seen."""
         return [
             (s.softmax(-1).nan_to_num(0.0)[..., None] * v).sum(-2)
             for s, v in zip(self.scores, self.values, strict=True)

@@ -166,7 +166,7 @@ def seen_flops(spread: Spread, k: int) -> float:
 
 
 def seen_line(spread: Spread, title: str, way: str) -> Line:
-    """Of pairs of a range of queries and one of keys, those are computed of which anything is seen."""
+    """A range of queries is multiplied by a range of keys only if some query sees a key there."""
     says = (
         "Skip blocks of which the mask leaves nothing: do not compute and mask them. Take each range of the "
         "rank's queries with each range of the keys that are there: when the last query stands before the "

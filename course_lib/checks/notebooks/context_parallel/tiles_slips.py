@@ -82,7 +82,7 @@ def masks(block: int) -> dict[str, Callable[[Tensor, Tensor], Tensor] | None]:
 
 
 def each_tile(whole: Whole, block: int) -> Tensor:
-    """Of each tile of keys, its own softmax times its values: (tiles, batch, seq, heads, head_dim)."""
+    """The softmax of each tile of keys, times its values: (tiles, batch, seq, heads, head_dim)."""
     parts = zip(whole.scores.split(block, -1), whole.values.split(block, 1), strict=True)
     return torch.stack([torch.einsum("bhij,bjhd->bihd", s.softmax(-1).nan_to_num(0.0), v) for s, v in parts])
 

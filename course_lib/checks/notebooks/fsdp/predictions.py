@@ -209,7 +209,7 @@ def root_bytes(config: Model, itemsize: int = 2) -> float:
 
 
 def models(draw: Draw) -> list[Model]:
-    """Of each part both kinds; heads of keys and values that are fewer than the queries'."""
+    """Both kinds of each part, and fewer heads of keys and values than of queries."""
     heads, head_dim = 2 * draw.integer(3, 7), 8 * draw.integer(2, 6)
     layers, width = draw.integer(3, 9), heads * head_dim
     vocab, context = draw.integer(300, 3000), 16 * draw.integer(4, 40)

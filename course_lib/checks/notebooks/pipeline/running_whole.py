@@ -214,8 +214,11 @@ def case(
 
 
 def microbatches(draw: Draw, kind: str, count: int) -> list[tuple[Tensor, Tensor]]:
-    """Of one to three rows and three to five columns each, no two neighbours of one size; of tokens' targets
-    some do not count. No two have the same inputs, and no two neighbours equally many targets that count."""
+    """Each has one to three rows and three to five columns, and no neighbour of its size.
+
+    Some targets of tokens do not count. No two have the same inputs, and no two neighbours equally many
+    targets that count.
+    """
     shapes = [(1 + (k + draw.integer(0, 2)) % 3, 3 + k % 3) for k in range(count)]
     if kind == "numbers":
         pairs = [draw.normal(2, *shape, WIDTH, dtype=torch.float64) for shape in shapes]

@@ -109,7 +109,7 @@ class Reply:
     tensors: Tensors
 
     def off(self, run: Expected, names: Sequence[str]) -> dict[str, float]:
-        """Of the tensors that differ from those of `run` by more than rounding: by how much."""
+        """The tensors that differ from those of `run` by more than rounding, and by how much."""
         differences = {}
         for name in names:
             actual, wanted = self.tensors[name].double(), run.tensors[name].double()

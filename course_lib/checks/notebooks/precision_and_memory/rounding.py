@@ -147,7 +147,7 @@ Wanted = Callable[[float], float]  # from a fraction to the share that goes up
 
 @dataclass(frozen=True)
 class Counts:
-    """Of a run's fractions: how many of DRAWS went up, and how many down."""
+    """A run's fractions, and for each how many of DRAWS went up and how many down."""
 
     fractions: tuple[float, ...]
     ups: tuple[int, ...]

@@ -121,7 +121,7 @@ def same(reply: Any, run: ScalerSteps, starts: Sequence[Tensor], aspects: frozen
 
 
 def moves(reply: Any, starts: Sequence[Tensor]) -> list[bool]:
-    """Of each step whether any parameter moved in it."""
+    """For each step, whether any parameter moved in it."""
     before = [[float(value) for value in start.flatten()] for start in starts]
     moved = []
     for reported in reply.steps:

@@ -19,7 +19,7 @@ RECEIVE = rows.OP_NUMBER["recv"]
 
 @dataclass
 class Done:
-    """Of one direction: FLOPs of products of matrices; bytes of the receives that were under way at products
+    """One direction: FLOPs of products of matrices; bytes of the receives that were under way at products
     worth it; the most bytes alive at any moment, inputs left out."""
 
     flops: Count

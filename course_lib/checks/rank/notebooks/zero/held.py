@@ -61,7 +61,7 @@ def drawn(seed: int, shapes: Sequence[Sequence[int]]) -> Iterator[torch.Tensor]:
 
 
 def count_of_some(shape: Sequence[int]) -> int:
-    """How many elements are told of a parameter of that shape."""
+    """How many elements of a parameter of that shape go back."""
     return len(range(0, math.prod(shape), SOME))
 
 
@@ -112,7 +112,7 @@ class Unit:
         self.values.left = sum(p.grad is not None for p in self.params)
 
     def some(self) -> dict[str, torch.Tensor]:
-        """Of every parameter that is gathered some elements."""
+        """Some elements of every gathered parameter."""
         return {
             f"some.{k}": _clone(_flatten(_detach(p))[::SOME], memory_format=_contiguous)
             for k, p in enumerate(self.params)
