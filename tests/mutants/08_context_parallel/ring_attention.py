@@ -27,7 +27,7 @@
 
 # %% wrong: masked and not skipped
 # is: detail
-# says: Skip blocks of which the mask leaves nothing
+# says: Skip blocks that the mask hides whole
 # base: blocks merged by their logarithms
 -            if not causal or queries[-1] >= keys[0]:
 +            if queries and keys:

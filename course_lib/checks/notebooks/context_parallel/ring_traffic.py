@@ -168,7 +168,7 @@ def seen_flops(spread: Spread, k: int) -> float:
 def seen_line(spread: Spread, title: str, way: str) -> Line:
     """A range of queries is multiplied by a range of keys only if some query sees a key there."""
     says = (
-        "Skip blocks of which the mask leaves nothing: do not compute and mask them. Take each range of the "
+        "Skip blocks that the mask hides whole: do not compute and mask them. Take each range of the "
         "rank's queries with each range of the keys that are there: when the last query stands before the "
         "first key, there is nothing to do."
     )
