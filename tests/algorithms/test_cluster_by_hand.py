@@ -13,14 +13,13 @@ from course_lib.checks.notebooks.four_dimensions.timing import (
     row_args,
     row_tflops,
 )
-from course_lib.cluster import Layout
-from course_lib.cluster import published as pub
-from course_lib.cluster.memory import memory_per_gpu
-from course_lib.cluster.roofline import Work
-from course_lib.cluster.step_time import step_seconds
-from course_lib.cluster.topology import a100_cluster
-from course_lib.facts import step_by_hand as by_hand
 from course_lib.models import GPTConfig
+from course_lib.planning import Layout, by_hand
+from course_lib.planning import published as pub
+from course_lib.planning.memory import memory_per_gpu
+from course_lib.planning.roofline import Work
+from course_lib.planning.step_time import step_seconds
+from course_lib.planning.topology import a100_cluster
 
 GPT = GPTConfig(51_200, 2048, 96, 96, 12288)
 

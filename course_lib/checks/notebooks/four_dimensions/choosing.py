@@ -28,7 +28,7 @@ from course_lib.checks.kit import (
 )
 from course_lib.checks.notebooks.four_dimensions.plans import GPT3, GPU, LINKS, Named, Plan, gpt
 from course_lib.checks.notebooks.four_dimensions.references import OF_NUMBERS
-from course_lib.facts import step_by_hand as by_hand
+from course_lib.planning import by_hand
 
 ALLOWED = 1.03  # times the seconds of the best
 AXES = ("pp", "dp", "cp", "tp")
