@@ -126,6 +126,7 @@ def of_the_library(name: str) -> tuple[object, ...]:
     return tuple(found)
 
 
+@pytest.mark.drawn(0.4)
 @pytest.mark.parametrize("name", [name for name in EXERCISES if name not in UNLIKE])
 def test_the_library_passes_the_exercises_whole_check(
     name: str, seed: int, monkeypatch: pytest.MonkeyPatch
