@@ -38,11 +38,11 @@ from torch.distributed.tensor.parallel import (
 
 from benchmarks.table import Row
 from course_lib import facts, launch
-from course_lib.cluster import Cluster, Wire
 from course_lib.mesh import Mesh, hybrid_step, mesh_stages
 from course_lib.models import GPT, GPTConfig, next_token_loss
 from course_lib.pipeline import gpt_stages, one_f_one_b, simulate
 from course_lib.pipeline.simulate import Durations
+from course_lib.planning import Cluster, Wire
 
 CONFIG = GPTConfig(256, 64, layers=4, heads=4, width=64)
 UNTIED = replace(CONFIG, width=128, tied=False)

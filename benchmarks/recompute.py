@@ -23,8 +23,8 @@ from torch.utils.checkpoint import checkpoint as of_pytorch
 from benchmarks.table import Row
 from course_lib import facts, launch
 from course_lib.checks.rank.peak import Peak
-from course_lib.estimates import SavedBytes
 from course_lib.models import GPT, GPTConfig
+from course_lib.planning import SavedBytes
 from course_lib.recompute import (
     checkpoint,
     chunked_loss,

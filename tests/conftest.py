@@ -34,8 +34,10 @@ SEED = int(os.environ.get("COURSE_TEST_SEED") or random.SystemRandom().randrange
 os.environ["COURSE_TEST_SEED"] = str(SEED)  # the workers of `pytest -n` draw from the same
 
 
-def pytest_report_header() -> str:
-    return f"COURSE_TEST_SEED={SEED} (set it to repeat this run's random inputs)"
+def pytest_report_header() -> list[str]:
+    from tests import drawn
+
+    return [f"COURSE_TEST_SEED={SEED} (set it to repeat this run's random inputs)", drawn.header()]
 
 
 @pytest.fixture
@@ -91,6 +93,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    from tests import drawn
+
+    for item in items:
+        mark = item.get_closest_marker("drawn")
+        if mark and not drawn.is_drawn(item.nodeid, *mark.args, SEED):
+            item.add_marker(
+                pytest.mark.skip(reason="not drawn in this run: make test-all runs all")
+            )
     if hasattr(config, "workerinput"):
         order = {name: place for place, name in enumerate(LONG)}
         items.sort(key=lambda item: order.get(item.path.name, len(order)))

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from course_lib import launch
 from course_lib.collectives import ring_all_reduce
-from course_lib.ledger.stepper import stepper
 from course_lib.ledger.watch import Film, contribution, watch
+from course_lib.pictures.stepper import stepper
 
 FIGURE = Path(__file__).parent.parent / "docs" / "ring_all_reduce.png"
 

@@ -25,7 +25,7 @@ from nbformat import NotebookNode
 from autograder.course.outputs import WIDGETS
 from autograder.course.student_version import ClearSolutions, ClearWidgets
 from autograder.course.twin import HIDDEN_MARKERS, SOLUTION_MARKERS, grade_id
-from course_lib.ledger.shown import SHARPNESS, VIEW
+from course_lib.pictures.shown import SHARPNESS, VIEW
 
 SOLUTION = re.compile(rf"{SOLUTION_MARKERS[0]}\n(.*?){SOLUTION_MARKERS[1]}", re.DOTALL)
 REPORT = re.compile(r"^\S.* +[\d.]+ of [\d.]+$", re.MULTILINE)  # the first line of a check's report

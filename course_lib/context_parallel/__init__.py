@@ -11,8 +11,8 @@
     arguments.py  checks of attention's arguments
 
 The names that an exercise asks for are imported when they are first used: so the others can be used while
-these are hidden. The folder imports torch only and can be copied out as it is. `course_lib.facts` has the
-bytes that each function sends, and says when the computation hides them.
+these are hidden. With `course_lib/exports.py` the folder can be copied out: it imports torch only.
+`course_lib.facts` has the bytes that each function sends, and says when the computation hides them.
 
     layout = zigzag(seq, world_size)
     q, k, v = (deal(x, layout) for x in (q, k, v))           # if every rank has the whole sequence
@@ -22,8 +22,9 @@ bytes that each function sends, and says when the computation hides them.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from course_lib.exports import exports
 
 from .arguments import check_causal
 from .layouts import (
@@ -51,55 +52,4 @@ if TYPE_CHECKING:
     from .tiles import span_attention, tiled_attention
     from .ulysses import ulysses_attention
 
-__all__ = [
-    "LAYOUTS",
-    "ContextParallelGPT",
-    "Layout",
-    "MakeLayout",
-    "Spans",
-    "check_causal",
-    "chunks",
-    "collect",
-    "contiguous",
-    "deal",
-    "joined",
-    "mean_over_ranks",
-    "online_softmax_merge",
-    "positions",
-    "ring_attention",
-    "span_attention",
-    "striped",
-    "subdivided",
-    "tiled_attention",
-    "tokens_in",
-    "two_groups",
-    "ulysses_attention",
-    "ulysses_ring_attention",
-    "without_empty",
-    "zigzag",
-]
-
-_MODULES = {
-    "LAYOUTS": "balanced",
-    "ContextParallelGPT": "gpt",
-    "mean_over_ranks": "gpt",
-    "online_softmax_merge": "softmax",
-    "ring_attention": "ring",
-    "span_attention": "tiles",
-    "tiled_attention": "tiles",
-    "two_groups": "combined",
-    "ulysses_attention": "ulysses",
-    "ulysses_ring_attention": "combined",
-    "zigzag": "balanced",
-}
-
-
-def __getattr__(name: str) -> Any:
-    """A name that an exercise asks for, from its module. It is not cached: the module may be hidden later."""
-    if name in _MODULES:
-        return getattr(import_module(f".{_MODULES[name]}", __name__), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__, __all__ = exports(__name__)

@@ -1,9 +1,7 @@
 """Fully sharded data parallelism: how ZeRO-3 is made fast, and the functions that training needs around it.
 
 arguments.py    the shared part: a group's size, arguments that are refused
-chart.py        lanes: a step as a picture, the arithmetic above the wire
 clip.py         clip_grad_norm_: the norm of a gradient that no rank holds as a whole; all pieces scaled alike
-explorer.py     fsdp_explorer: a step with sliders
 gather_int8.py  all_gather_int8: weights on the wire in eight bits, a scale for each block
 hybrid.py       hybrid_groups, hybrid_reduce: sharded inside an island, replicas across islands
 layout.py       which piece of which parameter lies where in a flat shard
@@ -21,21 +19,20 @@ units.py        Unit: parameters whose gather and whose reduction travel while a
 validate.py     violation, validate: the first mistake of a list
 
 The names are imported when they are first used: so the others can be used while an exercise hides a module.
-The folder can be copied out without chart.py and explorer.py, which need the course's colours: the rest
-imports torch only.
+With `course_lib/exports.py` the folder can be copied out: it imports torch only.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from course_lib.exports import exports
 
 from .simulate import Simulation, Times, simulate
 from .units import Unit
 from .validate import ScheduleError, validate, violation
 
 if TYPE_CHECKING:
-    from .chart import lanes
     from .clip import clip_grad_norm_
     from .gather_int8 import all_gather_int8
     from .hybrid import hybrid_groups, hybrid_reduce
@@ -44,52 +41,4 @@ if TYPE_CHECKING:
     from .schedule import fsdp_schedule
     from .state import full_state_dict, load_checkpoint, load_full_state_dict, save_checkpoint
 
-__all__ = [
-    "PrefetchedModule",
-    "ScheduleError",
-    "Simulation",
-    "Times",
-    "Unit",
-    "all_gather_cast",
-    "all_gather_int8",
-    "clip_grad_norm_",
-    "fsdp_schedule",
-    "full_state_dict",
-    "hybrid_groups",
-    "hybrid_reduce",
-    "lanes",
-    "load_checkpoint",
-    "load_full_state_dict",
-    "reduce_scatter_mean",
-    "save_checkpoint",
-    "simulate",
-    "validate",
-    "violation",
-]
-
-_MODULES = {
-    "PrefetchedModule": "module",
-    "all_gather_cast": "precision",
-    "all_gather_int8": "gather_int8",
-    "clip_grad_norm_": "clip",
-    "fsdp_schedule": "schedule",
-    "full_state_dict": "state",
-    "hybrid_groups": "hybrid",
-    "hybrid_reduce": "hybrid",
-    "lanes": "chart",
-    "load_checkpoint": "state",
-    "load_full_state_dict": "state",
-    "reduce_scatter_mean": "precision",
-    "save_checkpoint": "state",
-}
-
-
-def __getattr__(name: str) -> Any:
-    """A public name, from its module. It is not cached: the module may be hidden later."""
-    if name in _MODULES:
-        return getattr(import_module(f".{_MODULES[name]}", __name__), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__, __all__ = exports(__name__)

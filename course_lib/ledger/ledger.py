@@ -12,9 +12,8 @@ from course_lib.ledger.record import Record
 from course_lib.ledger.tables import Table
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from course_lib.ledger.axes import Meshed
+    from course_lib.pictures.axes import Meshed
+    from course_lib.pictures.colours import Picture
 
 
 class Ledger(Record):
@@ -44,7 +43,7 @@ class Ledger(Record):
         title: str | None = None,
         after: str | None = None,
         axes: Mapping[str, int] | Meshed | None = None,
-    ) -> Figure:
+    ) -> Picture:
         """Ranks are rows, time runs right, grey is blocked, arrows are messages.
 
         window: seconds since the first operation, from and to; None shows the whole run.
@@ -53,13 +52,15 @@ class Ledger(Record):
         axes: sizes of a mesh, outermost axis first, such as {"pp": 2, "dp": 2, "tp": 2}, or a mesh that has
             them: operations are filled by axis instead of grey, and those of several axes are striped.
         """
-        from course_lib.ledger.figures import timeline  # matplotlib takes half a second to import
+        from course_lib.pictures.ledger_figures import (
+            timeline,  # matplotlib takes half a second to import
+        )
 
         return timeline(self, window, title, after, axes)
 
-    def matrix_figure(self, title: str | None = None) -> Figure:
+    def matrix_figure(self, title: str | None = None) -> Picture:
         """`matrix()` as a picture: senders are rows, receivers columns."""
-        from course_lib.ledger.figures import matrix_figure
+        from course_lib.pictures.ledger_figures import matrix_figure
 
         return matrix_figure(self, title)
 

@@ -73,7 +73,7 @@ def check_wires(wires: object, world_size: int) -> None:
     gpus, link = getattr(wires, "gpus", None), getattr(wires, "link", None)
     if not isinstance(gpus, int) or not callable(link):
         raise TypeError(
-            f"wires is a cluster with `gpus` and `link(ranks)`, such as course_lib.cluster.Cluster(...); "
+            f"wires is a cluster with `gpus` and `link(ranks)`, such as course_lib.planning.Cluster(...); "
             f"{wires!r} is a {type(wires).__name__}."
         )
     if gpus < world_size:

@@ -10,18 +10,17 @@
                    hold its order of messages, the messages, the split backward, and shared parameters
     stash.py       run_pipedream: an update after every backward, with a stash of weights or without
     generators/    naive, gpipe, one_f_one_b, ... to dualpipe_v: functions that write schedules
-    gantt.py       gantt: a simulated schedule as a chart
-    explorer.py    explorer: the same with sliders, in a notebook
 
 All functions work on any schedule, also on one that you invent. The names that an exercise asks for are
-imported when they are first used: so the others can be used while these are hidden. The figures need
-matplotlib and the course's colours, and are imported from their modules. All else can be copied out as it is.
+imported when they are first used, so that the others can be used while these are hidden. With
+`course_lib/exports.py` the folder can be copied out: it imports torch only.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from course_lib.exports import exports
 
 from .actions import KINDS, Action, Pair, Schedule, stage_ranks
 from .halves import LaterWeights
@@ -48,65 +47,4 @@ if TYPE_CHECKING:
     from .run import run_schedule
     from .stash import Versioned, run_pipedream
 
-__all__ = [
-    "KINDS",
-    "Action",
-    "Durations",
-    "LaterWeights",
-    "Pair",
-    "Schedule",
-    "ScheduleError",
-    "Simulation",
-    "Stage",
-    "Timeline",
-    "Versioned",
-    "dualpipe",
-    "dualpipe_v",
-    "from_text",
-    "gpipe",
-    "gpt_stages",
-    "interleaved_one_f_one_b",
-    "measure",
-    "naive",
-    "one_f_one_b",
-    "peak_activations",
-    "pipedream",
-    "run_pipedream",
-    "run_schedule",
-    "simulate",
-    "stage_ranks",
-    "to_text",
-    "validate",
-    "violation",
-    "weight_versions",
-    "zero_bubble_h1",
-    "zero_bubble_h2",
-    "zero_bubble_v",
-]
-
-_MODULES = {
-    "Versioned": "stash",
-    "dualpipe": "generators",
-    "dualpipe_v": "generators",
-    "gpipe": "generators",
-    "interleaved_one_f_one_b": "generators",
-    "naive": "generators",
-    "one_f_one_b": "generators",
-    "pipedream": "generators",
-    "run_pipedream": "stash",
-    "run_schedule": "run",
-    "zero_bubble_h1": "generators",
-    "zero_bubble_h2": "generators",
-    "zero_bubble_v": "generators",
-}
-
-
-def __getattr__(name: str) -> Any:
-    """A name that an exercise asks for, from its module. It is not cached: the module may be hidden later."""
-    if name in _MODULES:
-        return getattr(import_module(f".{_MODULES[name]}", __name__), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__, __all__ = exports(__name__)

@@ -7,14 +7,15 @@
     in_backward.py   step_in_backward: each parameter's step as soon as its gradient is there
     chunks.py        chunked_loss: cross entropy without the (tokens, vocabulary) matrix
 
-The folder imports torch alone and can be copied out. The names are imported when they are first used: so the
-others can be used while an exercise hides a module.
+The names are imported when they are first used, so that the others can be used while an exercise hides a
+module. With `course_lib/exports.py` the folder can be copied out: it imports torch only.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from course_lib.exports import exports
 
 from .in_backward import step_in_backward
 from .offload import Offloaded, offload_saved
@@ -25,32 +26,4 @@ if TYPE_CHECKING:
     from .lazy import lazy_checkpoint
     from .segments import best_segment, run_segments
 
-__all__ = [
-    "Offloaded",
-    "best_segment",
-    "checkpoint",
-    "chunked_loss",
-    "lazy_checkpoint",
-    "offload_saved",
-    "run_segments",
-    "step_in_backward",
-]
-
-_MODULES = {
-    "best_segment": "segments",
-    "checkpoint": "checkpointing",
-    "chunked_loss": "chunks",
-    "lazy_checkpoint": "lazy",
-    "run_segments": "segments",
-}
-
-
-def __getattr__(name: str) -> Any:
-    """A public name, from its module. It is not cached: the module may be hidden later."""
-    if name in _MODULES:
-        return getattr(import_module(f".{_MODULES[name]}", __name__), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__, __all__ = exports(__name__)

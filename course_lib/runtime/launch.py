@@ -50,9 +50,9 @@ def launch(
     timeout: seconds after which the ranks are ended and RankTimeout is raised.
     backend: "nccl" (one GPU a rank) or "gloo" (CPU); by default nccl if there are enough GPUs. The
         environment variable COURSE_BACKEND overrides the default.
-    wires: a cluster, such as `course_lib.cluster.Cluster`: rank r runs on its GPU r, and each operation takes
-        as long as on the link that it would use there (see `course_lib.ledger.wires`). The ranks run over
-        gloo. None: operations are as fast as this machine.
+    wires: a cluster, such as `course_lib.planning.Cluster`: rank r runs on its GPU r, and each operation
+        takes as long as on the link that it would use there (see `course_lib.ledger.wires`). The ranks run
+        over gloo. None: operations are as fast as this machine.
 
     If the run over gloo could hang on NCCL, a note says so (COURSE_NCCL_NOTES=off: no notes).
 

@@ -443,8 +443,8 @@ report.points(2)
 # int64, so four of them are 32 bytes. A dark frame marks an element that changed in this round.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
-from course_lib.ledger.stepper import stepper
 from course_lib.ledger.watch import contribution, watch
+from course_lib.pictures.stepper import stepper
 
 
 def three_shifts():

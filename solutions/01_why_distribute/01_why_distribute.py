@@ -66,7 +66,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from course_lib import check, device, launch
-from course_lib.ledger.colours import (
+from course_lib.models import GPT, PRESETS, PUBLISHED, GPTConfig, next_token_loss
+from course_lib.pictures.colours import (
     ALARM,
     BACKWARD,
     FORWARD,
@@ -76,7 +77,6 @@ from course_lib.ledger.colours import (
     WEIGHT_GRADIENT,
     picture,
 )
-from course_lib.models import GPT, PRESETS, PUBLISHED, GPTConfig, next_token_loss
 from course_lib.scorecard import costs, scorecard
 from course_lib.unfinished import ready, said, tried
 
@@ -165,13 +165,13 @@ def bars(rows, unit="", line=None):
 # tokens? The picture shows the share of each part in ten models, the smallest at the top.
 
 # %% tags=["skip-in-grading"]
-from course_lib import estimates
+from course_lib import facts, planning
 
 shares = {}
 for name, config in sorted(
-    PUBLISHED.items(), key=lambda item: sum(estimates.parameters(item[1]).values())
+    PUBLISHED.items(), key=lambda item: sum(facts.parameters_by_part(item[1]).values())
 ):
-    parts = estimates.parameters(config)
+    parts = facts.parameters_by_part(config)
     whole = sum(parts.values())
     shares[f"{name}: {whole / 1e9:.3g}B"] = {
         part: 100 * number / whole for part, number in parts.items()
@@ -297,7 +297,7 @@ for name, seq in (
     ("GPT-2 small", 1024), ("GPT-3", 2048), ("Llama-3-8B", 8192), ("Llama-3-8B", 131_072)
 ):  # fmt: skip
     config = PUBLISHED[name]
-    parts = estimates.parameters(config)
+    parts = facts.parameters_by_part(config)
     shown = {
         # with the biases, 0.1 %: a picture can bear them, the integer of your function cannot
         "projections": 2 * seq * parts["attention"],
@@ -493,7 +493,7 @@ for name, seq in (("GPT-3", 2048), ("LLaMA-7B", 4096)):
 # then on.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
-from course_lib.estimates.pictures import memory_figure
+from course_lib.pictures.memory_figures import memory_figure
 
 
 def two_steps(config, batch, seq):
@@ -502,7 +502,7 @@ def two_steps(config, batch, seq):
     model = GPT(config).to(device())
     tokens = torch.randint(config.vocab_size, (batch, seq), device=device())
     optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
-    with estimates.MemoryTimeline(model, optimizer, resident=[tokens]) as timeline:
+    with planning.MemoryTimeline(model, optimizer, resident=[tokens]) as timeline:
         for step in range(2):
             timeline.mark("forward")
             loss = next_token_loss(model(tokens), tokens)
@@ -1004,9 +1004,7 @@ def reach():
     axes = figure.subplots()
     for card, colour in ((H100, FORWARD), (A100, BACKWARD)):
         work = [2 * m * 4096**2 for m in TOKENS]
-        seconds = [
-            estimates.matmul_seconds(m, 4096, 4096, card.flops, card.bandwidth) for m in TOKENS
-        ]
+        seconds = [facts.matmul_seconds(m, 4096, 4096, card.flops, card.bandwidth) for m in TOKENS]
         shown = [w / s / 1e12 for w, s in zip(work, seconds, strict=True)]
         axes.plot(TOKENS, shown, color=colour, label=card.name)
         axes.axhline(card.flops / 1e12, color=colour, linestyle=":", linewidth=1)
@@ -1435,7 +1433,7 @@ for peak_flops, what in ((H100.flops, "dense"), (2 * H100.flops, "sparse")):
 # with 4 sequences of 2,048 tokens on each.
 
 # %% tags=["skip-in-grading"]
-from course_lib.estimates.pictures import bill_axes, strategy_map
+from course_lib.pictures.memory_figures import bill_axes, strategy_map
 
 GPT_7B = GPTConfig(50257, 2048, layers=32, heads=32, width=4096)  # Brown et al. 2020, table 2.1
 GPT_13B = GPTConfig(
@@ -1447,8 +1445,10 @@ def layouts(config, gpus, batch, seq, room):
     figure = picture(8.6, 2.9)
     axes = figure.subplots()
     bills = {
-        f"stage {stage}{', checkpointed' if checkpoint else ''}": bill
-        for (stage, checkpoint), bill in estimates.bills(config, gpus, batch, seq).items()
+        f"stage {stage}{', checkpointed' if checkpoint else ''}": facts.layout_bytes(
+            config, gpus, batch, seq, stage, checkpoint
+        )
+        for stage, checkpoint in facts.LAYOUTS
     }
     bill_axes(axes, bills, room)
     return figure
@@ -1552,7 +1552,7 @@ drawn
 # 4,096 tokens on each of 8 H100s, that needs no checkpointing.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
-from course_lib.estimates.calculator import calculator
+from course_lib.pictures.calculator import calculator
 
 calculator(measured=timeline)
 
@@ -1574,7 +1574,7 @@ def one_replica(batch):
     with costs(*model.parameters(), tokens) as spent:
         next_token_loss(model(tokens), tokens).backward()
         optimizer.step()
-    return spent, sum(estimates.held_bytes(model, optimizer).values())
+    return spent, sum(planning.held_bytes(model, optimizer).values())
 
 
 alone = launch(one_replica, 4, world_size=1)
@@ -1887,8 +1887,8 @@ scorecard({"one rank": run}, unit=4 * count, flops_alone=run[0].flops)
 # - Chowdhery et al. (2022), *PaLM*: appendix B for MFU. Williams et al. (2009), *Roofline*.
 # - Hoffmann et al. (2022), *Training Compute-Optimal Large Language Models*, then Besiroglu et al. (2024),
 #   *Chinchilla Scaling: A replication attempt*.
-# - `course_lib/estimates/`: a reference; `timeline.py` is the picture of §3. Read it after you have written
-#   yours.
+# - `course_lib/planning/`: `memory_timeline.py` is the picture of §3, and `saved.py` a meter like yours. Read
+#   them after you have written yours.
 #
 # <details><summary>In the lectures</summary>The three criteria are lecture 003's.</details>
 

@@ -76,9 +76,9 @@ import torch
 import torch.distributed as dist
 
 from course_lib import RankError, check, device, doctor, launch
-from course_lib.ledger.colours import RANKS, picture
-from course_lib.ledger.stepper import stepper
 from course_lib.ledger.watch import contribution, watch
+from course_lib.pictures.colours import RANKS, picture
+from course_lib.pictures.stepper import stepper
 from course_lib.runtime.errors import NotWritten
 from course_lib.scorecard import costs, scorecard
 from course_lib.unfinished import ready, try_it

@@ -64,7 +64,7 @@ import torch.distributed as dist
 from torch import nn
 
 from course_lib import check, device, launch, synchronize
-from course_lib.ledger.colours import (
+from course_lib.pictures.colours import (
     BACKWARD,
     COMMUNICATION,
     COMPLETE,

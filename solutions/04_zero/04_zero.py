@@ -71,7 +71,7 @@ import torch.distributed as dist
 from torch import nn
 
 from course_lib import check, device, launch
-from course_lib.ledger.colours import BACKWARD, FAINT, FORWARD, INK, WEIGHT_GRADIENT, picture
+from course_lib.pictures.colours import BACKWARD, FAINT, FORWARD, INK, WEIGHT_GRADIENT, picture
 from course_lib.scorecard import Row, Scorecard, costs
 from course_lib.unfinished import said, try_it
 

@@ -67,8 +67,9 @@ from matplotlib.patches import Patch
 from torch import nn
 
 from course_lib import check, device, launch
-from course_lib.fsdp import Times, lanes, simulate, violation
-from course_lib.ledger.colours import (
+from course_lib.fsdp import Times, simulate, violation
+from course_lib.models import GPT, GPTConfig
+from course_lib.pictures.colours import (
     BACKWARD,
     COMMUNICATION,
     FORWARD,
@@ -77,7 +78,7 @@ from course_lib.ledger.colours import (
     RANKS,
     picture,
 )
-from course_lib.models import GPT, GPTConfig
+from course_lib.pictures.fsdp_chart import lanes
 from course_lib.scorecard import Row, Scorecard, costs
 from course_lib.unfinished import say_once, try_it
 
@@ -739,7 +740,7 @@ lanes(one_ahead, SLOW, "your list, one ahead", until=984) if one_ahead else None
 # 27.8 ms instead of 29.1.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
-from course_lib.fsdp.explorer import fsdp_explorer
+from course_lib.pictures.fsdp_explorer import fsdp_explorer
 
 fsdp_explorer() if one_ahead is None else fsdp_explorer(fsdp_schedule)
 

@@ -70,7 +70,8 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from course_lib import check, device, launch
 from course_lib.data import batch, library_text
-from course_lib.ledger.colours import (
+from course_lib.models import GPT, PRESETS, GPTConfig, next_token_loss
+from course_lib.pictures.colours import (
     COMMUNICATION,
     FORWARD,
     INK,
@@ -79,7 +80,6 @@ from course_lib.ledger.colours import (
     TINTS,
     picture,
 )
-from course_lib.models import GPT, PRESETS, GPTConfig, next_token_loss
 from course_lib.scorecard import Row, Scorecard, costs
 from course_lib.unfinished import try_it
 

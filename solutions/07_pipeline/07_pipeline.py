@@ -70,8 +70,9 @@ from torch.func import functional_call
 
 from course_lib import check, device, launch, synchronize
 from course_lib.data import batch, library_text
-from course_lib.ledger.colours import RANKS, picture
 from course_lib.models import GPT, GPTConfig, next_token_loss
+from course_lib.pictures.colours import RANKS, picture
+from course_lib.pictures.gantt import gantt
 from course_lib.pipeline import (
     Action,
     Durations,
@@ -83,9 +84,7 @@ from course_lib.pipeline import (
     to_text,
     violation,
 )
-from course_lib.pipeline.gantt import gantt
-from course_lib.scorecard import Row as CardRow
-from course_lib.scorecard import Scorecard, costs
+from course_lib.scorecard import Row as CardRow, Scorecard, costs
 from course_lib.unfinished import ready, try_it
 
 Group = dist.ProcessGroup | None  # None is the group of all ranks
@@ -952,8 +951,8 @@ for name, generator in generators.items():
 # of actions, each of which waits for the one before it: if one of them took longer, so would the step.)
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
+from course_lib.pictures.schedule_explorer import explorer
 from course_lib.pipeline import generators as library
-from course_lib.pipeline.explorer import explorer
 
 SCHEDULES = [
     "one_f_one_b", "naive", "gpipe", "interleaved_one_f_one_b", "zero_bubble_h1", "zero_bubble_h2",
@@ -1337,7 +1336,7 @@ for name, generator, keep in (
 # which other processes on the same cores disturbed the least.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
-from course_lib.pipeline.gantt import gantts
+from course_lib.pictures.gantt import gantts
 from course_lib.pipeline.timeline import measure
 
 LARGER = GPTConfig(width=192, heads=4, layers=4, context=64, tied=False)

@@ -62,8 +62,8 @@ from course_lib import RankError, check, device, launch, synchronize
 from course_lib.context_parallel import contiguous, deal, striped
 from course_lib.context_parallel.layouts import chunks, without_empty
 from course_lib.data import batch, library_text
-from course_lib.ledger.colours import FORWARD, INK, QUIET, RANKS, picture
 from course_lib.models import GPT, PRESETS, GPTConfig, next_token_loss
+from course_lib.pictures.colours import FORWARD, INK, QUIET, RANKS, picture
 from course_lib.scorecard import Row, Scorecard, costs
 from course_lib.unfinished import ready, try_it
 

@@ -61,10 +61,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from course_lib import check, device, facts, launch, precision, recompute
 from course_lib.data import batch, library_text
-from course_lib.estimates import MemoryTimeline, SavedBytes
-from course_lib.estimates.pictures import memory_figure
-from course_lib.ledger.colours import ALARM, BACKWARD, FORWARD, QUIET, WEIGHT_GRADIENT, picture
 from course_lib.models import GPT, GPTConfig, next_token_loss
+from course_lib.pictures.colours import ALARM, BACKWARD, FORWARD, QUIET, WEIGHT_GRADIENT, picture
+from course_lib.pictures.memory_figures import memory_figure
+from course_lib.planning import MemoryTimeline, SavedBytes
 from course_lib.scorecard import Row, Scorecard, costs
 from course_lib.unfinished import ready, said
 
@@ -167,7 +167,7 @@ print("from 2^-24 to 2^-14:", int(((bits >= 2**-24) & (bits < 2**-14)).sum()))
 # four formats from 1 to 2, then from 0 to 2⁻¹².
 
 # %% tags=["skip-in-grading"]
-from course_lib.precision.explorer import formats, number_line
+from course_lib.pictures.format_explorer import formats, number_line
 
 number_line(("bf16", "fp16", "e5m2", "e4m3"), 1.0, 2.0)
 
@@ -341,7 +341,7 @@ gradients_of(model, PARTS)
 magnitudes = torch.cat([param.grad.flatten() for param in model.parameters()])
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
-from course_lib.precision.explorer import gradients
+from course_lib.pictures.format_explorer import gradients
 
 gradients(magnitudes)
 

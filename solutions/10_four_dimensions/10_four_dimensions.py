@@ -61,9 +61,9 @@ import torch
 import torch.distributed as dist
 
 from course_lib import check, device, launch
-from course_lib.ledger.colours import COMMUNICATION, FORWARD, INK, RANKS, picture, tint
 from course_lib.mesh import Mesh, cut_names, mesh_stages, parameters, tied_names
 from course_lib.models import GPT, GPTConfig, next_token_loss
+from course_lib.pictures.colours import COMMUNICATION, FORWARD, INK, RANKS, picture, tint
 from course_lib.pipeline import run_schedule
 from course_lib.pipeline.generators import one_f_one_b
 from course_lib.unfinished import ready, said
@@ -134,7 +134,7 @@ def alone(step=0):
 # the colours of the axes, and a table names their wires. Change the order of the axes, and look at the wires.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
-from course_lib.mesh.explorer import mesh_explorer
+from course_lib.pictures.mesh_explorer import mesh_explorer
 
 mesh_explorer()
 
@@ -229,7 +229,7 @@ mesh_explorer(axis_ranks=axis_ranks) if ready(axis_ranks) else None
 # travel now? Say it, then run both.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
-from course_lib.mesh.grid_figure import mesh_figure
+from course_lib.pictures.mesh_figure import mesh_figure
 
 
 def rank_5(sizes, title):
@@ -978,8 +978,8 @@ if ready(clip_grad_norm):
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
-from course_lib.ledger.figures import matrix_figure
 from course_lib.ledger.record import Record
+from course_lib.pictures.ledger_figures import matrix_figure
 
 
 def one_step(sizes, microbatches=4, rows=8, seq=64):
@@ -1150,12 +1150,12 @@ for rank, stage in ((0, 0), (7, 1)):
 # slowest if it is moved to another place, and how many times as slow?
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
-from course_lib.cluster import Cluster, Layout, Wire
-from course_lib.cluster.advisor import A100_EFFICIENCY
-from course_lib.cluster.roofline import Work
-from course_lib.cluster.step_time import step_tflops
-from course_lib.cluster.topology import a100_cluster
 from course_lib.facts import gpu
+from course_lib.planning import Cluster, Layout, Wire
+from course_lib.planning.advisor import A100_EFFICIENCY
+from course_lib.planning.roofline import Work
+from course_lib.planning.step_time import step_tflops
+from course_lib.planning.topology import a100_cluster
 
 FELT = Cluster(8, 2, gpu("A100"), Wire("inside", 100e6, 1e-3), Wire("across", 10e6, 10e-3))
 ORDERS = {"tp inside": ("pp", "dp", "tp"), "tp outside": ("tp", "pp", "dp")}
@@ -1567,7 +1567,7 @@ published(plans)
 # assumed.
 
 # %% tags=["skip-in-grading"]
-from course_lib.cluster import published as rows
+from course_lib.planning import published as rows
 
 for table, constant in (
     ("TABLE_2", rows.fitted(rows.FITTED)),
@@ -1619,10 +1619,9 @@ if ready(step_seconds):
 # is the size of tp.
 
 # %% tags=["skip-in-grading"]
-from course_lib.cluster import advise
-from course_lib.cluster.topology import a100_cluster
-
-from course_lib.facts.step_by_hand import A100, SELENE
+from course_lib.planning import advise
+from course_lib.planning.by_hand import A100, SELENE
+from course_lib.planning.topology import a100_cluster
 
 GPT3 = GPTConfig(51_200, 2048, 96, 96, 12_288)
 verdicts = advise(GPT3, 1024, 1536, a100_cluster(1024))
@@ -1749,7 +1748,7 @@ if ready(best_layout):
 # takes over?
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
-from course_lib.cluster.strategy import strategy_advisor
+from course_lib.pictures.strategy_advisor import strategy_advisor
 
 strategy_advisor()
 
@@ -1761,9 +1760,9 @@ strategy_advisor()
 # most 1.1 times as long as the best of all. **Predict** how many of the six cases are right.
 
 # %% tags=["skip-in-grading"]
-from course_lib.cluster.advisor import OPTIONS, judge, sizes_of
-from course_lib.cluster.strategy import Question
 from course_lib.models import PUBLISHED
+from course_lib.pictures.strategy_advisor import Question
+from course_lib.planning.advisor import OPTIONS, judge, sizes_of
 
 EVERY = [*OPTIONS, *((recompute, 2, m, 1) for recompute, _, m, v in OPTIONS[:18] if v == 1)]
 EVERY += [("selective", 2, m, 1) for m in (1, 2, 4)] + [("full", 2, m, 1) for m in (1, 2, 4)]
@@ -2029,7 +2028,7 @@ def steps(sizes):
 
 def between_barriers(ledger, wires):
     """Seconds of the fastest step: between its two barriers, on the replay's clock."""
-    from course_lib.cluster.replay import replay as rerun
+    from course_lib.planning.replay import replay as rerun
 
     return min(rerun(ledger, wires).spans()[::2])
 
@@ -2062,9 +2061,9 @@ for order in (("pp", "dp", "tp"), ("tp", "dp", "pp")):
 # many (a stream of 25 MB, half of GPT-3's), and no compute.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
-from course_lib.cluster import Layout
-from course_lib.cluster.replay import pipeline_seconds, scaled
-from course_lib.cluster.roofline import Work
+from course_lib.planning import Layout
+from course_lib.planning.replay import pipeline_seconds, scaled
+from course_lib.planning.roofline import Work
 
 target = Layout({"pp": 2, "dp": 64, "tp": 8})
 recorded = Layout({"pp": 2, "dp": 2, "tp": 2})

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from course_lib.cluster import Cluster, Layout, Wire, published
-from course_lib.cluster.advisor import A100_EFFICIENCY, RESERVED, advise, best_layout, sizes_of
-from course_lib.cluster.memory import layer_activations, memory_parts, memory_per_gpu, stage_layers
-from course_lib.cluster.roofline import Work
-from course_lib.cluster.step_time import all_reduce_seconds, step_parts, step_seconds, step_tflops
-from course_lib.cluster.topology import a100_cluster, h100_cluster
 from course_lib.facts import gpu, link, transformer_parameters
 from course_lib.models import PUBLISHED, GPTConfig
+from course_lib.planning import Cluster, Layout, Wire, published
+from course_lib.planning.advisor import A100_EFFICIENCY, RESERVED, advise, best_layout, sizes_of
+from course_lib.planning.memory import layer_activations, memory_parts, memory_per_gpu, stage_layers
+from course_lib.planning.roofline import Work
+from course_lib.planning.step_time import all_reduce_seconds, step_parts, step_seconds, step_tflops
+from course_lib.planning.topology import a100_cluster, h100_cluster
 
 E = published.fitted(published.FITTED)
 GPT = GPTConfig(51_200, 2048, 96, 96, 12288)

@@ -13,13 +13,12 @@ from course_lib.checks.notebooks.four_dimensions.timing import (
     row_args,
     row_tflops,
 )
-from course_lib.cluster import Layout, published
-from course_lib.cluster.memory import memory_per_gpu
-from course_lib.cluster.roofline import Work
-from course_lib.cluster.step_time import step_seconds
-from course_lib.cluster.topology import a100_cluster
-from course_lib.facts import step_by_hand
 from course_lib.models import GPTConfig
+from course_lib.planning import Layout, by_hand, published
+from course_lib.planning.memory import memory_per_gpu
+from course_lib.planning.roofline import Work
+from course_lib.planning.step_time import step_seconds
+from course_lib.planning.topology import a100_cluster
 
 GPT = GPTConfig(51_200, 2048, 96, 96, 12288)
 
@@ -38,12 +37,10 @@ def test_it_is_the_packages_model(
     recompute: str, pp: int, dp: int, tp: int, chunks: int, zero: int
 ) -> None:
     layout = Layout({"pp": pp, "dp": dp, "tp": tp}, 1, chunks, zero, recompute, sequence=True)
-    ours = step_by_hand.step_seconds(
-        GPT, plain(layout), 1536, step_by_hand.A100, step_by_hand.SELENE, 0.63
-    )
+    ours = by_hand.step_seconds(GPT, plain(layout), 1536, by_hand.A100, by_hand.SELENE, 0.63)
     theirs = step_seconds(GPT, layout, 1536, a100_cluster(1024), Work(0.63))
     assert ours == pytest.approx(theirs, rel=0.01)
-    gb = step_by_hand.memory_per_gpu(GPT, plain(layout), 1536)
+    gb = by_hand.memory_per_gpu(GPT, plain(layout), 1536)
     # With one stage the package also counts the logits, 6 bytes each.
     logits = 6 * 2048 * 51_200 / tp / 1e9 if pp == 1 else 0
     assert gb + logits == pytest.approx(memory_per_gpu(GPT, layout, 1536) / 1e9, rel=0.01)
@@ -60,8 +57,7 @@ def test_the_rows_of_the_exercise_are_those_that_were_printed() -> None:
 def test_table_1_fitted_on_one_row() -> None:
     """The constant of the 76.1B row predicts the nine others within 8 %."""
     rates = [
-        [row_tflops(row, step_by_hand.step_seconds(*row_args(row, e))) for e in GRID]
-        for row in TABLE_1
+        [row_tflops(row, by_hand.step_seconds(*row_args(row, e))) for e in GRID] for row in TABLE_1
     ]
     ratios = fit(rates)
     assert ratios[5] == pytest.approx(1)
@@ -71,7 +67,7 @@ def test_table_1_fitted_on_one_row() -> None:
 def test_lecture_001s_layout_in_gb() -> None:
     """175B on 8 x 16 x 8: 44 GB of states, 13 with ZeRO-1; activations 34.4 or 10.3 GB."""
     layout = {
-        **step_by_hand.LEAN,
+        **by_hand.LEAN,
         "pp": 8,
         "dp": 16,
         "tp": 8,
@@ -79,20 +75,16 @@ def test_lecture_001s_layout_in_gb() -> None:
         "recompute": "selective",
     }
     small = {**layout, "zero": 1}
-    saved = step_by_hand.memory_per_gpu(GPT, layout, 1536) - step_by_hand.memory_per_gpu(
-        GPT, small, 1536
-    )
+    saved = by_hand.memory_per_gpu(GPT, layout, 1536) - by_hand.memory_per_gpu(GPT, small, 1536)
     assert saved == pytest.approx(43.75 - 13.0, rel=0.03)  # and the table
     whole = {**layout, "recompute": "none"}
-    scores = step_by_hand.memory_per_gpu(GPT, whole, 1536) - step_by_hand.memory_per_gpu(
-        GPT, layout, 1536
-    )
+    scores = by_hand.memory_per_gpu(GPT, whole, 1536) - by_hand.memory_per_gpu(GPT, layout, 1536)
     assert scores == pytest.approx(34.4 - 10.3, rel=0.01)
 
 
 def test_the_best_layout_can_be_cut_and_fits_and_none_is_faster() -> None:
-    best = step_by_hand.best_layout(GPT, 1024, 1536, step_by_hand.A100, step_by_hand.SELENE)
+    best = by_hand.best_layout(GPT, 1024, 1536, by_hand.A100, by_hand.SELENE)
     assert best is not None and (best["pp"], best["dp"], best["tp"]) == (8, 32, 4)
-    assert not step_by_hand.obstacle(GPT, best, 1536)
-    assert step_by_hand.memory_per_gpu(GPT, best, 1536) <= 76
-    assert step_by_hand.best_layout(GPT, 8, 8, step_by_hand.A100, step_by_hand.SELENE) is None
+    assert not by_hand.obstacle(GPT, best, 1536)
+    assert by_hand.memory_per_gpu(GPT, best, 1536) <= 76
+    assert by_hand.best_layout(GPT, 8, 8, by_hand.A100, by_hand.SELENE) is None

@@ -10,18 +10,18 @@ import torch
 import torch.distributed as dist
 
 from course_lib import launch
-from course_lib.cluster import Cluster, Layout, Wire
-from course_lib.cluster.replay import pipeline_seconds, replay, scaled
-from course_lib.cluster.roofline import Work
-from course_lib.cluster.step_time import step_seconds
-from course_lib.cluster.topology import a100_cluster
 from course_lib.facts import gpu
-from course_lib.facts.replayed import replay as by_hand
 from course_lib.ledger.operation import Operation
 from course_lib.ledger.record import Record
 from course_lib.mesh import Mesh, hybrid_step, mesh_stages
 from course_lib.models import GPT, GPTConfig
 from course_lib.pipeline.generators import one_f_one_b
+from course_lib.planning import Cluster, Layout, Wire
+from course_lib.planning.replay import pipeline_seconds, replay, scaled
+from course_lib.planning.replay_by_hand import replay as by_hand
+from course_lib.planning.roofline import Work
+from course_lib.planning.step_time import step_seconds
+from course_lib.planning.topology import a100_cluster
 
 SLOW = Cluster(8, 2, gpu("A100"), Wire("inside", 1e9, 0.5), Wire("across", 1e6, 2.0))
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from course_lib.cluster import Cluster, Layout
 from course_lib.facts import gpu, layer_parameters, link, transformer_parameters
 from course_lib.facts.four_dimensions import ACROSS, INSIDE, axis_bytes, rank_parameters, wire
 from course_lib.models import GPTConfig
+from course_lib.planning import Cluster, Layout
 
 SMALL = GPTConfig(256, 128, 4, 4, 64)
 CUBE = {"pp": 2, "dp": 2, "tp": 2}

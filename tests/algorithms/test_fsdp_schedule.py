@@ -20,7 +20,7 @@ from course_lib.fsdp import (
     validate,
     violation,
 )
-from course_lib.fsdp.explorer import LINKS, MODELS, Settings, bound, fsdp_explorer, preset
+from course_lib.pictures.fsdp_explorer import LINKS, MODELS, Settings, bound, fsdp_explorer, preset
 
 SIZES = range(1, 9)
 AHEAD = (0, 1, 2, 3, 8)

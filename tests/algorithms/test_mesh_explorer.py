@@ -10,9 +10,16 @@ import ipywidgets
 import pytest
 
 from course_lib import facts
-from course_lib.ledger import colours
 from course_lib.mesh.coordinates import axis_ranks
-from course_lib.mesh.explorer import MOST, TASKS, MeshExplorer, Setting, _dress, mesh_explorer
+from course_lib.pictures import colours
+from course_lib.pictures.mesh_explorer import (
+    MOST,
+    TASKS,
+    MeshExplorer,
+    Setting,
+    _dress,
+    mesh_explorer,
+)
 
 SMALL = Setting("small GPT")  # 2 x 2 x 2 x 2, rank 5
 

@@ -7,10 +7,10 @@ import base64
 import numpy as np
 import pytest
 
-from course_lib.ledger import colours
+from course_lib.pictures import colours
+from course_lib.pictures.gantt import COLOURS, gantt, summary
+from course_lib.pictures.schedule_explorer import STEPS, Explorer, explorer
 from course_lib.pipeline import Durations, Pair, simulate, stage_ranks
-from course_lib.pipeline.explorer import STEPS, Explorer, explorer
-from course_lib.pipeline.gantt import COLOURS, gantt, summary
 from course_lib.pipeline.generators import (
     dualpipe,
     gpipe,

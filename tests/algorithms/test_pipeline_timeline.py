@@ -16,10 +16,10 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.utils.checkpoint import checkpoint
 
 from course_lib import launch
+from course_lib.pictures.gantt import gantt, gantts, summary
 from course_lib.pipeline import Action, Durations, Schedule, Stage, simulate, stage_ranks
 from course_lib.pipeline.actions import flat
 from course_lib.pipeline.clocks import ahead, readings
-from course_lib.pipeline.gantt import gantt, gantts, summary
 from course_lib.pipeline.generators import (
     dualpipe,
     gpipe,

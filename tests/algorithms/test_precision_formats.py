@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from course_lib.pictures.format_explorer import Formats, code_of, gradients, neighbours, rounded
 from course_lib.precision import FORMATS, Format, round_to
-from course_lib.precision.explorer import Formats, code_of, gradients, neighbours, rounded
 
 IEEE = ("fp16", "bf16", "e5m2")
 DRAWN = 500_000

@@ -21,8 +21,8 @@ from torch.utils.checkpoint import checkpoint as of_pytorch
 
 from course_lib import facts
 from course_lib.checks.rank.peak import Peak
-from course_lib.estimates import SavedBytes
 from course_lib.models import GPT, GPTConfig
+from course_lib.planning import SavedBytes
 from course_lib.recompute import (
     best_segment,
     checkpoint,

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from course_lib.cluster import published
-from course_lib.cluster.advisor import A100_EFFICIENCY, advise
-from course_lib.cluster.strategy import (
+from course_lib.models import PUBLISHED
+from course_lib.pictures.strategy_advisor import (
     BARS,
     H100_EFFICIENCY,
     MEMORY_FILLS,
@@ -22,7 +21,8 @@ from course_lib.cluster.strategy import (
     short,
     strategy_advisor,
 )
-from course_lib.models import PUBLISHED
+from course_lib.planning import published
+from course_lib.planning.advisor import A100_EFFICIENCY, advise
 
 SMALL = Question("LLaMA-7B", gpus=16, batch=72)  # 16 replicas cannot share 72 sequences
 

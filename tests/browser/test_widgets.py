@@ -17,7 +17,7 @@ NOTEBOOK = "widgets.ipynb"
 STEPPER = """\
 from course_lib import launch
 from course_lib.collectives import ring_all_reduce
-from course_lib.ledger.stepper import stepper
+from course_lib.pictures.stepper import stepper
 from course_lib.ledger.watch import contribution, watch
 
 def ring():
@@ -30,28 +30,32 @@ run = launch(ring, world_size=4, backend="gloo")
 stepper(run.ledger, run)"""
 SCHEDULES = """\
 from course_lib.pipeline import gpipe, one_f_one_b
-from course_lib.pipeline.explorer import explorer
+from course_lib.pictures.schedule_explorer import explorer
 explorer({"gpipe": gpipe, "one_f_one_b": one_f_one_b})"""
 # A cell for each widget, as notebooks show it, with the library's functions in place of the student's.
 CELLS = {
-    "ledger/stepper.py": [STEPPER],
-    "estimates/calculator.py": [
-        "from course_lib.estimates.calculator import calculator\ncalculator()"
+    "pictures/stepper.py": [STEPPER],
+    "pictures/calculator.py": [
+        "from course_lib.pictures.calculator import calculator\ncalculator()"
     ],
-    "estimates/pictures.py": [
-        "from course_lib.estimates.pictures import strategy_map\n"
+    "pictures/memory_figures.py": [
+        "from course_lib.pictures.memory_figures import strategy_map\n"
         "strategy_map(lambda *_: (1, False))"
     ],
-    "fsdp/explorer.py": ["from course_lib.fsdp.explorer import fsdp_explorer\nfsdp_explorer()"],
-    "pipeline/explorer.py": [SCHEDULES],
-    "precision/explorer.py": [
-        "from course_lib.precision.explorer import formats\nformats(0.1, 'fp16')",
-        "import torch\nfrom course_lib.precision.explorer import gradients\n"
+    "pictures/fsdp_explorer.py": [
+        "from course_lib.pictures.fsdp_explorer import fsdp_explorer\nfsdp_explorer()"
+    ],
+    "pictures/schedule_explorer.py": [SCHEDULES],
+    "pictures/format_explorer.py": [
+        "from course_lib.pictures.format_explorer import formats\nformats(0.1, 'fp16')",
+        "import torch\nfrom course_lib.pictures.format_explorer import gradients\n"
         "gradients(torch.rand(1000) * 1e-6)",
     ],
-    "mesh/explorer.py": ["from course_lib.mesh.explorer import mesh_explorer\nmesh_explorer()"],
-    "cluster/strategy.py": [
-        "from course_lib.cluster.strategy import strategy_advisor\nstrategy_advisor()"
+    "pictures/mesh_explorer.py": [
+        "from course_lib.pictures.mesh_explorer import mesh_explorer\nmesh_explorer()"
+    ],
+    "pictures/strategy_advisor.py": [
+        "from course_lib.pictures.strategy_advisor import strategy_advisor\nstrategy_advisor()"
     ],
 }
 ALL = [(module, source) for module, sources in CELLS.items() for source in sources]

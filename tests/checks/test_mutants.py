@@ -9,6 +9,9 @@ the check must not speak of NCCL. With COURSE_ALL_TESTS=1 right cells also run w
 imitated, and must go through there, or come to a stop if the check says that they can. If an exercise is
 about something, one wrong solution misses it, and the check says that it keeps half of the points at most.
 
+A run judges a third of a file's cells, drawn by its seed, with one at least that is right and one that misses
+the idea; COURSE_ALL_TESTS=1 judges all, and so does a change that touches the exercise (`tests/drawn.py`).
+
 Once the mistake of a wrong one is named, its remaining cases are not run: they could only cost it more. A
 wrong cell of some files, drawn in each run, is judged by all cases, and its score is compared with the stored
 one (`tests/checks/scores.py`); with COURSE_ALL_TESTS=1 every one is. The cells of a file are judged by the
@@ -42,12 +45,13 @@ from course_lib.checks.judge.case import Case, Draw, Exercise, Finding
 from course_lib.checks.judge.find import find, of_assignment
 from course_lib.checks.judge.remarks import TITLE
 from course_lib.checks.report import Report
-from tests import nccl_like
+from tests import drawn, nccl_like
 from tests.checks import scores
 
 ASSIGNMENTS = sorted(folder.name for folder in MUTANTS.iterdir() if folder.is_dir())
 FILES = sorted(MUTANTS.glob("*/*.py"))
-WHOLE = 0.3  # of the exercises; each run draws others
+SHARE = 1 / 3  # of the cells; each run draws others
+WHOLE = 0.3  # of the exercises
 
 
 def judged(name: str, mutant: Mutant, seed: int, *, whole: bool = False) -> tuple[Report, str]:
@@ -99,14 +103,14 @@ def drawing_once(exercise: Exercise, longer: float = 2) -> Exercise:
     They have twice the time: beside other tests a slow solution must not become one that never ends. Those in
     which memory is measured come last: they take the longest, and most mistakes are told by then.
     """
-    drawn: dict[tuple[int, bool], list[Case]] = {}
+    made: dict[tuple[int, bool], list[Case]] = {}
 
     def cases(draw: Draw) -> Iterator[Case]:
         key = draw.generator.initial_seed(), draw.hidden
-        if key not in drawn:
+        if key not in made:
             in_order = sorted(exercise.cases(draw), key=lambda one: bool(one.moments))
-            drawn[key] = [replace(one, timeout=longer * one.timeout) for one in in_order]
-        return iter(drawn[key])
+            made[key] = [replace(one, timeout=longer * one.timeout) for one in in_order]
+        return iter(made[key])
 
     return replace(exercise, cases=cases)
 
@@ -130,10 +134,15 @@ def test_the_check_tells_right_from_wrong(
     file: Path, seed: int, capfd: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = f"{file.parent.name}/{file.stem}"
-    drawing = drawing_once(find(name))
+    exercise = find(name)
+    drawing = drawing_once(exercise)
     monkeypatch.setattr(judge, "find", lambda _: drawing)
     failures, missed = [], False
     mutants = read_mutants(file, bases=True)
+    whole = drawn.everything() or drawn.is_touched(name, exercise.cases.__module__)
+    if not whole:
+        mutants = some_of(mutants, seed)
+    print(f"{name}: judged are", *(f"  {mutant.title}" for mutant in mutants), sep="\n")
     to_compare = compared(mutants, seed)
     for mutant in mutants:
         report, printed = judged(name, mutant, seed, whole=mutant.title in to_compare)
@@ -155,19 +164,29 @@ def test_the_check_tells_right_from_wrong(
             failures.append(f"wrong, but got full points: {mutant.title}\n{printed}")
         if not mutant.right and not any(re.search(mutant.says, said) for said in report.messages):
             failures.append(f"no message matches {mutant.says!r}: {mutant.title}\n{printed}")
-    if drawing.point and not missed:
+    if drawing.point and whole and not missed:
         failures.append(f"no wrong answer misses the point, {drawing.point!r}: there must be one")
     assert not failures, "\n\n".join(failures)
     assert capfd.readouterr().err == ""
 
 
+def some_of(mutants: list[Mutant], seed: int) -> list[Mutant]:
+    """The cells that a run judges: SHARE of all, with a right one and one that misses the idea."""
+    titles = drawn.some_of([mutant.title for mutant in mutants], SHARE, seed)
+    for needed in (lambda one: one.right, lambda one: one.misses == "idea"):
+        candidates = [mutant.title for mutant in mutants if needed(mutant)]
+        if candidates and not titles & set(candidates):
+            titles |= drawn.some_of(candidates, 1 / len(candidates), seed)
+    return [mutant for mutant in mutants if mutant.title in titles]
+
+
 def compared(mutants: list[Mutant], seed: int) -> set[str]:
     """The titles of the wrong cells that are judged whole: one in some exercises, as drawn, or all."""
     wrong = [mutant.title for mutant in mutants if not mutant.right]
-    if os.environ.get("COURSE_ALL_TESTS"):
+    if drawn.everything():
         return set(wrong)
     draw = random.Random(f"{seed} {wrong}")
-    return {draw.choice(wrong)} if draw.random() < WHOLE else set()
+    return {draw.choice(wrong)} if wrong and draw.random() < WHOLE else set()
 
 
 @pytest.mark.skipif(not os.environ.get("COURSE_ALL_TESTS"), reason="takes minutes: make test-all")

@@ -248,6 +248,7 @@ def test_a_replica_is_none_the_smaller_for_what_it_hides(
     assert any(reason in said for reason in reasons), said
 
 
+@pytest.mark.drawn(0.4)
 @pytest.mark.parametrize(("file", "cell"), FOUND, ids=lambda one: getattr(one, "title", None))
 def test_what_a_hostile_reader_found_earns_no_more_than_is_due(
     file: Path, cell: Mutant, sandbox: Sandbox, seed: int, monkeypatch: pytest.MonkeyPatch

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from course_lib import estimates
+from course_lib import facts
 from course_lib.checks import check
 from course_lib.checks.judge.case import Draw, Exercise
 from course_lib.checks.judge.find import of_assignment
@@ -200,7 +200,7 @@ def test_every_mistake_of_the_meter_has_a_number_of_its_own() -> None:
 def test_the_blocks_bytes_are_the_facts(seed: int) -> None:
     run = meter.runs(Draw(seed))["block"]
     config = GPTConfig(layers=1, heads=run.model["heads"], width=run.model["width"])
-    assert run.total == estimates.activation_bytes(config, 1, run.rows, 4)
+    assert run.total == facts.activation_bytes(config, 1, run.rows, 4)
 
 
 def test_exercises_have_sixty_points_and_three_more() -> None:

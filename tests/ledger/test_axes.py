@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from course_lib.ledger import colours, marks
-from course_lib.ledger.axes import BINS, ByAxis
 from course_lib.ledger.ledger import Ledger
 from course_lib.mesh.coordinates import axis_ranks
+from course_lib.pictures import colours, marks
+from course_lib.pictures.axes import BINS, ByAxis
 from tests.ledger.made_ledgers import MadeRun, ring
 from tests.ledger.test_figures import arrows, boxes, collection, texts
 

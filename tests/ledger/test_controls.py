@@ -11,13 +11,13 @@ import ipywidgets
 import pytest
 
 from course_lib import pipeline
-from course_lib.cluster.strategy import strategy_advisor
-from course_lib.estimates.calculator import calculator
-from course_lib.fsdp.explorer import fsdp_explorer
-from course_lib.ledger.controls import choice, stepped
-from course_lib.mesh.explorer import mesh_explorer
-from course_lib.pipeline.explorer import explorer
-from course_lib.precision.explorer import formats
+from course_lib.pictures.calculator import calculator
+from course_lib.pictures.controls import choice, stepped
+from course_lib.pictures.format_explorer import formats
+from course_lib.pictures.fsdp_explorer import fsdp_explorer
+from course_lib.pictures.mesh_explorer import mesh_explorer
+from course_lib.pictures.schedule_explorer import explorer
+from course_lib.pictures.strategy_advisor import strategy_advisor
 
 LIBRARY = Path(__file__).resolve().parents[2] / "course_lib"
 ARROWS_ALONE = {"Dropdown", "Select", "RadioButtons", "SelectMultiple"}

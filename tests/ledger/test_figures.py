@@ -19,14 +19,14 @@ from matplotlib.colors import to_rgb
 from matplotlib.patches import FancyArrowPatch
 
 from course_lib import launch
-from course_lib.ledger import colours, marks, steps_figure
 from course_lib.ledger.ledger import Ledger
-from course_lib.ledger.paper import runs
-from course_lib.ledger.shown import widget_view
-from course_lib.ledger.stepper import Stepper, stepper
 from course_lib.ledger.steps import Parcel, Steps, steps
-from course_lib.ledger.steps_figure import FigureSizes, layout
 from course_lib.ledger.watch import NOWHERE, POSITION, Film, contribution, decode, watch
+from course_lib.pictures import colours, marks, steps_figure
+from course_lib.pictures.paper import runs
+from course_lib.pictures.shown import widget_view
+from course_lib.pictures.stepper import Stepper, stepper
+from course_lib.pictures.steps_figure import FigureSizes, layout
 from tests.ledger.made_ledgers import MadeRun, binomial_broadcast, ring
 
 
@@ -633,7 +633,7 @@ def test_without_stacked_pictures_the_kernel_changes_the_picture(
 def test_very_many_rounds_are_cut_and_it_says_so(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("course_lib.ledger.stepper.MOST_FRAMES", 5)
+    monkeypatch.setattr("course_lib.pictures.stepper.MOST_FRAMES", 5)
     long = Stepper(made_film(2, 1, 8, seed))
     controls = long.widget().children[0].children
     assert controls[1].max == 5
@@ -677,7 +677,7 @@ def test_a_round_that_is_not_there_is_a_sentence(made_stepper: Stepper) -> None:
 NOTEBOOK = """
 import numpy as np
 from tests.ledger.made_ledgers import ring
-from course_lib.ledger.stepper import stepper
+from course_lib.pictures.stepper import stepper
 stepper(ring(2).ledger(), np.ones((3, 2, 2, 2), int), "made")
 """
 

@@ -96,6 +96,17 @@ def test_a_part_of_the_library_imports_only_what_it_may() -> None:
     assert not beyond
 
 
+def test_pictures_alone_imports_what_draws() -> None:
+    """Nowhere else, for types alone either: an algorithm can be read and copied out without a figure."""
+    pattern = re.compile(r"^\s*(?:from|import) (?:matplotlib|ipywidgets)\b", re.MULTILINE)
+    drawing = {
+        part(name)
+        for name, file in modules("course_lib").items()
+        if pattern.search(file.read_text(encoding="utf-8"))
+    }
+    assert drawing == {"pictures"}
+
+
 def test_autograders_folders_import_only_folders_below_them() -> None:
     order = [*(name for row in table("FLOORS") for name in named(row[0])), "__main__"]
     assert {part(name) for name in modules("autograder")} - {""} == set(order)

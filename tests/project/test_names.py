@@ -21,7 +21,7 @@ PATCHES = {
 }  # folders of tests with cells and patches in place of modules
 OF_WHAT = {"Layout", "Run", "Told"}
 # Interfaces that notebooks show.
-SHOWN = {("course_lib/cluster/layout.py", "Layout"), ("course_lib/runtime/launch.py", "Run")}
+SHOWN = {("course_lib/planning/layout.py", "Layout"), ("course_lib/runtime/launch.py", "Run")}
 
 
 def named(source: str) -> Iterator[tuple[int, str]]:

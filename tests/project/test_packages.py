@@ -17,20 +17,15 @@ import pytest
 from autograder.course.config import assignments
 from autograder.sample.mutants import MUTANTS
 from course_lib.checks.judge.masks import reference_modules
+from course_lib.exports import late_names
 
 ROOT = Path(__file__).resolve().parents[2]
 TOPICS = (
-    "collectives", "compression", "context_parallel", "data", "data_parallel", "estimates", "facts", "fsdp",
-    "models", "pipeline", "precision", "recompute", "tensor_parallel", "zero",
+    "collectives", "compression", "context_parallel", "data", "data_parallel", "facts", "fsdp", "models",
+    "pipeline", "planning", "precision", "recompute", "tensor_parallel", "zero",
 )  # fmt: skip
-# A module that an exercise hides is imported by its name, in cells that are not run in grading. Figures need
-# matplotlib. Some bear their modules' names (`course_lib.pipeline.gantt` is the module), or need
-# course_lib.facts, which exercises hide.
-FIGURES = (
-    "course_lib.estimates.calculator", "course_lib.estimates.pictures", "course_lib.fsdp.explorer",
-    "course_lib.pipeline.explorer", "course_lib.pipeline.gantt", "course_lib.precision.explorer",
-    "course_lib.facts.step_by_hand",
-)  # fmt: skip
+# Modules that are imported by their names. This one has the names of others, and exercises hide it.
+BY_NAME = ("course_lib.planning.by_hand",)
 # Checks and their mutants may be there before their notebook.
 KNOWN = {*assignments(), *(folder.name for folder in MUTANTS.iterdir() if folder.is_dir())}
 HIDDEN = sorted({module for name in KNOWN for module in reference_modules(name)})
@@ -76,7 +71,7 @@ def test_names_that_are_used_outside_a_package_are_exported(reader: Path) -> Non
     """A package exports every name that a notebook, a benchmark or a page imports from its modules."""
     for module, name in imported(reader.read_text(encoding="utf-8")):
         topic = module.split(".")[1]
-        if topic in TOPICS and module not in FIGURES and name not in package(topic).__all__:
+        if topic in TOPICS and module not in BY_NAME and name not in package(topic).__all__:
             is_module = importlib.util.find_spec(f"course_lib.{topic}.{name}") is not None
             assert is_module, f"course_lib.{topic} does not export {name}"
 
@@ -125,7 +120,7 @@ def test_names_that_exercises_ask_for_are_hidden_and_the_others_are_there() -> N
     wanted = {
         (topic, name)
         for topic in needed
-        for name, module in getattr(package(topic), "_MODULES", {}).items()
+        for name, module in late_names(f"course_lib.{topic}").items()
         if f"course_lib.{topic}.{module}" in HIDDEN  # others are only imported late
     }
     assert refused == {(turn, *one) for turn in ("new", "kept") for one in wanted}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import os
 from collections.abc import Iterable
 
 import course_lib.checks
 from course_lib.checks.judge.find import of_assignment
+from course_lib.exports import late_names
 
 # Of `course_lib.checks`: the code that ranks run, and that with which a cell's `check` refers to the grader.
 SEEN = (
@@ -26,13 +26,12 @@ def reference_modules(assignment: str) -> list[str]:
 def exported_from(modules: Iterable[str]) -> set[str]:
     """The names by which packages export these modules' objects, such as "course_lib.pipeline.run_schedule".
 
-    None of the modules is imported: their packages know the names (`_MODULES`).
+    None of the modules is imported: their packages know the names.
     """
     names: set[str] = set()
     for module in modules:
         package, _, leaf = module.rpartition(".")
-        holders = getattr(importlib.import_module(package), "_MODULES", {})
-        names |= {f"{package}.{name}" for name, holder in holders.items() if holder == leaf}
+        names |= {f"{package}.{name}" for name, holder in late_names(package).items() if holder == leaf}
     return names
 
 

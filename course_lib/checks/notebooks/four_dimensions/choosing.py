@@ -28,7 +28,7 @@ from course_lib.checks.kit import (
 )
 from course_lib.checks.notebooks.four_dimensions.plans import GPT3, GPU, LINKS, Named, Plan, gpt
 from course_lib.checks.notebooks.four_dimensions.references import OF_NUMBERS
-from course_lib.facts import step_by_hand
+from course_lib.planning import by_hand
 
 ALLOWED = 1.03  # times the seconds of the best
 AXES = ("pp", "dp", "cp", "tp")
@@ -52,20 +52,18 @@ class Task:
 
     @property
     def room(self) -> float:
-        return self.gpu["memory"] - step_by_hand.RESERVED
+        return self.gpu["memory"] - by_hand.RESERVED
 
     def gb(self, layout: dict[str, Any]) -> float:
-        return step_by_hand.memory_per_gpu(self.shape, layout, self.batch)
+        return by_hand.memory_per_gpu(self.shape, layout, self.batch)
 
     def seconds(self, layout: dict[str, Any]) -> float:
-        return step_by_hand.step_seconds(
-            self.shape, layout, self.batch, self.gpu, self.links, step_by_hand.EFFICIENCY
-        )
+        return by_hand.step_seconds(self.shape, layout, self.batch, self.gpu, self.links, by_hand.EFFICIENCY)
 
     @cached_property
     def fitting(self) -> list[tuple[float, float, dict[str, Any]]]:
         """(seconds, GB, layout) of all that fit, the fastest first."""
-        every = step_by_hand.layouts(self.shape, self.gpus, self.batch)
+        every = by_hand.layouts(self.shape, self.gpus, self.batch)
         judged = [(self.seconds(layout), self.gb(layout), layout) for layout in every]
         return sorted((each for each in judged if each[1] <= self.room), key=lambda each: each[:2])
 
@@ -194,7 +192,7 @@ def at_the_peak(task: Task, layout: dict[str, Any]) -> str:
     """The best if products ran at the data sheet's rate."""
 
     def seconds(each: dict[str, Any]) -> float:
-        return step_by_hand.step_seconds(task.shape, each, task.batch, task.gpu, task.links, 1.0)
+        return by_hand.step_seconds(task.shape, each, task.batch, task.gpu, task.links, 1.0)
 
     if seconds(layout) > min(seconds(each) for _, _, each in task.fitting) * (1 + 1e-9):
         return ""
@@ -225,7 +223,7 @@ def option(name: str, says: str) -> Reason:
 def careful(task: Task, layout: dict[str, Any]) -> str:
     """The best of those that leave twice as much free, or a fifth of the memory."""
     memory = task.gpu["memory"]
-    for room in (memory - 2 * step_by_hand.RESERVED, 0.8 * memory):
+    for room in (memory - 2 * by_hand.RESERVED, 0.8 * memory):
         leaner = [seconds for seconds, gb, _ in task.fitting if gb <= room]
         if leaner and task.gb(layout) <= room and task.seconds(layout) <= leaner[0] * (1 + 1e-9):
             return f"That is the best of those that need {room:.0f} GB. All but 4 GB may be used."
@@ -254,7 +252,7 @@ REASONS = (
     option("microbatch", "The microbatch makes the difference: try all of them."),
 )  # fmt: skip
 # Values of an option that may not have been tried, told beside a reason that does not speak of this option.
-VALUES = {"recompute": tuple(step_by_hand.RUNS), "microbatch": (4, 2), "chunks": (4, 2), "zero": (1,)}
+VALUES = {"recompute": tuple(by_hand.RUNS), "microbatch": (4, 2), "chunks": (4, 2), "zero": (1,)}
 OTHERWISE = "Compare it with the winner of all layouts that fit, by your step_seconds."
 SAME = "The same axes are chosen for every cluster: node, network and memory decide what fits and is fast."
 NEEDED: dict[str, Callable[[dict[str, Any]], bool]] = {
@@ -280,8 +278,8 @@ def read(value: Any) -> Plan | str | None:
     if missing:
         return f"a layout without {missing[0]!r}"
     allowed = {
-        "chunks": step_by_hand.CHUNKS, "microbatch": step_by_hand.MICROBATCHES, "zero": step_by_hand.ZERO,
-        "recompute": tuple(step_by_hand.RUNS), "sequence": (layout["tp"] != 1,),
+        "chunks": by_hand.CHUNKS, "microbatch": by_hand.MICROBATCHES, "zero": by_hand.ZERO,
+        "recompute": tuple(by_hand.RUNS), "sequence": (layout["tp"] != 1,),
     }  # fmt: skip
     for name, values in allowed.items():
         if name == "sequence" and layout[name] not in values:
@@ -312,7 +310,7 @@ def finding(task: Task, chosen: Plan | str | None, why: str) -> Finding:
     if prod(chosen[axis] for axis in AXES) != task.gpus:
         said = f"{task} gives {chosen}: that is not {task.gpus} GPUs."
         return wrong(Sentence(said, f"{general} of another number of GPUs."), cause="gpus")
-    obstacle = step_by_hand.obstacle(task.shape, chosen, task.batch)
+    obstacle = by_hand.obstacle(task.shape, chosen, task.batch)
     if obstacle:
         said = f"{task} gives {chosen}, which cannot be cut: {obstacle}."
         otherwise = "Drop such a layout before you time it."
@@ -321,9 +319,9 @@ def finding(task: Task, chosen: Plan | str | None, why: str) -> Finding:
         return wrong(
             Sentence(said, f"{general} that cannot be cut."), why or otherwise, cause=f"cut {obstacle[-20:]}"
         )
-    if chosen["cp"] > 1 and task.shape.context < step_by_hand.LONG:
+    if chosen["cp"] > 1 and task.shape.context < by_hand.LONG:
         said = f"{task} gives {chosen}, which cuts sequences of {task.shape.context:,} tokens over cp."
-        short = f"cp > 1 is for sequences of {step_by_hand.LONG:,} tokens or more."
+        short = f"cp > 1 is for sequences of {by_hand.LONG:,} tokens or more."
         return wrong(Sentence(said, f"{general} that cuts short sequences over cp."), short, cause="short")
     gb = task.gb(chosen)
     if gb > task.room:
@@ -351,9 +349,9 @@ def slow(task: Task, chosen: Plan | str | None) -> bool:
     """Whether it is a layout that fits and can be cut, and another is faster."""
     if not isinstance(chosen, Plan) or prod(chosen[axis] for axis in AXES) != task.gpus:
         return False
-    if step_by_hand.obstacle(task.shape, chosen, task.batch) or task.gb(chosen) > task.room:
+    if by_hand.obstacle(task.shape, chosen, task.batch) or task.gb(chosen) > task.room:
         return False
-    if chosen["cp"] > 1 and task.shape.context < step_by_hand.LONG:
+    if chosen["cp"] > 1 and task.shape.context < by_hand.LONG:
         return False
     return task.seconds(chosen) > task.fitting[0][0] * ALLOWED
 

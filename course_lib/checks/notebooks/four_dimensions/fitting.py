@@ -33,7 +33,7 @@ from course_lib.checks.kit import (
 )
 from course_lib.checks.notebooks.four_dimensions.plans import GPT3, Formula, drawn, gpt, plan
 from course_lib.checks.notebooks.four_dimensions.references import OF_NUMBERS
-from course_lib.facts.step_by_hand import memory_per_gpu as right
+from course_lib.planning.by_hand import memory_per_gpu as right
 
 CLOSE = 2e-3  # relative: norms and biases may be counted
 

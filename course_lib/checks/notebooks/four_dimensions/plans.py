@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from course_lib.checks.kit import Draw, Model
-from course_lib.facts.step_by_hand import A100, LEAN, SELENE
+from course_lib.planning.by_hand import A100, LEAN, SELENE
 
 Formula = Callable[..., float]
 GPT3_SIZES = (51_200, 2048, 96, 96, 12_288)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from course_lib.checks.kit import Answer, Case, Draw, answers, exercise
 from course_lib.checks.notebooks.four_dimensions.references import OF_NUMBERS
-from course_lib.facts.step_by_hand import REACHED, SELENE, all_reduce_seconds, ring_seconds
+from course_lib.planning.by_hand import REACHED, SELENE, all_reduce_seconds, ring_seconds
 
 STREAM = 2 * 2048 * 12_288  # bytes of GPT-3's residual stream, one sequence
 SIXTEEN = 1e3 * all_reduce_seconds(STREAM, 16, 1, SELENE)

@@ -6,4 +6,4 @@ REFERENCES = (
     "course_lib.mesh.parts",
     "course_lib.mesh.step",
 )
-OF_NUMBERS = ("course_lib.cluster", "course_lib.facts")
+OF_NUMBERS = ("course_lib.facts", "course_lib.pictures.strategy_advisor", "course_lib.planning")

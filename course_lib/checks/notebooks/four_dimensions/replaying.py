@@ -9,7 +9,7 @@ from typing import Any
 from course_lib.checks.kit import Case, Draw, Prediction, evaluated, exercise
 from course_lib.checks.notebooks.four_dimensions.plans import Formula
 from course_lib.checks.notebooks.four_dimensions.references import OF_NUMBERS
-from course_lib.facts.replayed import replay as right
+from course_lib.planning.replay_by_hand import replay as right
 
 Records = Sequence[Sequence[Any]]
 LINKS = ((0.001, 1e-8), (0.01, 1e-7))  # (alpha, beta) inside a node and across

@@ -25,8 +25,8 @@ from course_lib.checks.kit import (
 from course_lib.checks.notebooks.four_dimensions.plans import GPT3, GPU, LINKS, Named, Plan, drawn, gpt, plan
 from course_lib.checks.notebooks.four_dimensions.references import OF_NUMBERS
 from course_lib.checks.notebooks.four_dimensions.timing_mistakes import OF_THE_PEAK, SLIPS
-from course_lib.facts.step_by_hand import EFFICIENCY
-from course_lib.facts.step_by_hand import step_seconds as right
+from course_lib.planning.by_hand import EFFICIENCY
+from course_lib.planning.by_hand import step_seconds as right
 
 CLOSE = 2e-3  # relative, to what was asked for
 TOLERANCE = 0.1  # to what was published

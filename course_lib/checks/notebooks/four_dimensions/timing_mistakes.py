@@ -7,8 +7,8 @@ from typing import Any
 
 from course_lib.checks.kit import Model
 from course_lib.checks.notebooks.four_dimensions.plans import Formula
-from course_lib.facts.step_by_hand import REACHED, RUNS, ring_seconds
-from course_lib.facts.step_by_hand import step_seconds as right
+from course_lib.planning.by_hand import REACHED, RUNS, ring_seconds
+from course_lib.planning.by_hand import step_seconds as right
 
 
 def seconds(

@@ -8,7 +8,7 @@ from typing import Any
 from course_lib import facts
 from course_lib.checks.kit import Case, Draw, Formula, Keywords, Model, Prediction, evaluated, exercise, place
 
-FORMULAS = ("course_lib.facts", "course_lib.fsdp.explorer")
+FORMULAS = ("course_lib.facts", "course_lib.pictures.fsdp_explorer")
 EQUAL_TIMES = "The times are equal if 2 U T / flops = (n-1)/n U itemsize / each_way. U cancels."
 WHOLE_TOKENS = 2e-3  # relative: more than rounding up changes
 KEEPS = ("gradients", "weights between", "weights")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from course_lib.checks.kit import Answer, Case, Draw, answers, exercise
 from course_lib.facts import fsdp_bytes, hides_from
 
-REFERENCES = ("course_lib.facts", "course_lib.fsdp.explorer")
+REFERENCES = ("course_lib.facts", "course_lib.pictures.fsdp_explorer")
 GPUS, SPEED, EACH_WAY, HALF = 16, 0.4 * 989e12, 50e9, 2
 TOKENS = hides_from(GPUS, SPEED, EACH_WAY, HALF)
 BLOCK, BLOCKS, MICROBATCHES = 202_383_360, 32, 8

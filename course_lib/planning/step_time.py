@@ -17,11 +17,10 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from course_lib.facts.transformer import Shape, layer_parameters, transformer_flops
-
-from .layout import Layout
-from .memory import parameters_per_gpu, stage_layers
-from .roofline import REACHED, Work, bytes_seconds, head_seconds, layer_seconds
-from .topology import Cluster, Wire
+from course_lib.planning.layout import Layout
+from course_lib.planning.memory import parameters_per_gpu, stage_layers
+from course_lib.planning.roofline import REACHED, Work, bytes_seconds, head_seconds, layer_seconds
+from course_lib.planning.topology import Cluster, Wire
 
 ALL_REDUCES = {"none": 4, "selective": 4, "full": 6}  # a layer and microbatch
 # Bytes a parameter: the gradient read twice, once for the norm (8), master weights and two moments read and

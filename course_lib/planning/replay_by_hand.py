@@ -14,7 +14,7 @@ alpha + bytes x beta: one alpha, and the bytes that its busiest member sends: 2 
 ranks, the whole of a message. A sum begins when its last member has come. A message begins when its sender
 has begun it and the sender's link is free: a link carries one message after the other, in order.
 
-`course_lib.cluster.replay` does the same for a whole ledger, with handles that are waited for later.
+`replay.py` does the same for a whole ledger, with handles that are waited for later.
 Source of alpha and beta: Hockney, "The communication challenge for MPP", Parallel Computing 20 (1994).
 """
 

@@ -18,16 +18,16 @@ from typing import Any
 
 from course_lib.facts.four_dimensions import ACROSS, axis_bytes, wire
 from course_lib.facts.transformer import Shape
-from course_lib.ledger import colours, wording
-from course_lib.ledger.colours import Picture
-from course_lib.ledger.controls import choice, stepped
-from course_lib.ledger.shown import forms
+from course_lib.ledger import wording
+from course_lib.mesh.coordinates import axis_ranks as library_axis_ranks
+from course_lib.mesh.coordinates import coordinates
+from course_lib.mesh.parts import cut, my_part
 from course_lib.models.config import GPTConfig
-
-from .coordinates import axis_ranks as library_axis_ranks
-from .coordinates import coordinates
-from .grid_figure import mesh_figure
-from .parts import cut, my_part
+from course_lib.pictures import colours
+from course_lib.pictures.colours import Picture
+from course_lib.pictures.controls import choice, stepped
+from course_lib.pictures.mesh_figure import mesh_figure
+from course_lib.pictures.shown import forms
 
 AXES = ("pp", "dp", "cp", "tp")
 MOST = 64  # GPUs that are shown

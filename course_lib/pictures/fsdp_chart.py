@@ -12,9 +12,8 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from course_lib.ledger import colours
-
-from .simulate import Event, Simulation, Times, simulate
+from course_lib.fsdp.simulate import Event, Simulation, Times, simulate
+from course_lib.pictures import colours
 
 WIDTH, ROW, ABOVE, BELOW, CURVE = 9.2, 0.42, 0.62, 0.48, 0.75  # inches
 LEFT, RIGHT = 0.09, 0.99

@@ -8,8 +8,8 @@ from math import ceil
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch, Rectangle
 
-from course_lib.ledger import colours
-from course_lib.ledger.colours import Picture, picture
+from course_lib.pictures import colours
+from course_lib.pictures.colours import Picture, picture
 
 GAP, ABOVE = 0.4, 0.8  # between two nodes, in GPUs
 IN_A_ROW = 4  # GPUs of a node, nodes of the picture

@@ -14,12 +14,12 @@ from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.patches import Patch
 
-from course_lib.estimates.timeline import KINDS, MemoryTimeline
 from course_lib.facts.transformer import Shape, transformer_parameters
-from course_lib.ledger import colours
-from course_lib.ledger.colours import Picture, picture
-from course_lib.ledger.controls import stepped
-from course_lib.ledger.shown import forms, small_png
+from course_lib.pictures import colours
+from course_lib.pictures.colours import Picture, picture
+from course_lib.pictures.controls import stepped
+from course_lib.pictures.shown import forms, small_png
+from course_lib.planning.memory_timeline import KINDS, MemoryTimeline
 
 PURPLE = colours.RANKS[3]
 FILLS = {

@@ -21,17 +21,17 @@ from matplotlib.axes import Axes
 
 from course_lib.facts.hardware import GPUS, gpu, link
 from course_lib.facts.transformer import Shape, transformer_flops
-from course_lib.ledger import colours, wording
-from course_lib.ledger.colours import Picture, picture
-from course_lib.ledger.controls import choice, stepped
-from course_lib.ledger.shown import forms, small_png
-
-from .advisor import A100_EFFICIENCY, OPTIONS, RESERVED, Verdict, advise
-from .layout import AXES, Layout
-from .memory import memory_parts
-from .roofline import Work
-from .step_time import Step, step_parts
-from .topology import Cluster
+from course_lib.ledger import wording
+from course_lib.pictures import colours
+from course_lib.pictures.colours import Picture, picture
+from course_lib.pictures.controls import choice, stepped
+from course_lib.pictures.shown import forms, small_png
+from course_lib.planning.advisor import A100_EFFICIENCY, OPTIONS, RESERVED, Verdict, advise
+from course_lib.planning.layout import AXES, Layout
+from course_lib.planning.memory import memory_parts
+from course_lib.planning.roofline import Work
+from course_lib.planning.step_time import Step, step_parts
+from course_lib.planning.topology import Cluster
 
 PER_NODE = 8
 H100_EFFICIENCY = 0.62  # fitted: `published.fitted(published.LLAMA_FITTED)`, 0.618

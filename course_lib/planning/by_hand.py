@@ -5,9 +5,9 @@
     step_seconds         a step of a GPT, from two data sheets and one constant
     best_layout          the fastest layout that can be cut and fits
 
-`course_lib.cluster` does the same for other models (grouped keys, SwiGLU, flash attention), and keeps the
-parts of a step apart. Its figures and these agree within 3 % on Megatron-LM's rows (a test). Here a product
-takes as long as its FLOPs, whatever its shape.
+`step_time.py` and `memory.py` do the same for other models (grouped keys, SwiGLU, flash attention), and keep
+the parts of a step apart. Their figures and these agree within 3 % on Megatron-LM's rows (a test). Here a
+product takes as long as its FLOPs, whatever its shape.
 
 A layout is a dict: "pp", "dp", "cp", "tp" (ranks, tp innermost), "microbatch" (sequences), "chunks" (v),
 "zero" (0, 1 or 3), "recompute", and "sequence" (parallelism along tp). Links come as on a data sheet: those

@@ -12,15 +12,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from course_lib.estimates.pictures import bill_axes, memory_figure
-from course_lib.estimates.timeline import MemoryTimeline
 from course_lib.facts import GPUS, RECIPES, gpu, recipe
 from course_lib.facts.memory import activation_bytes, logits_bytes
 from course_lib.facts.tensor_parallel import saved_layer_bytes
 from course_lib.facts.transformer import Shape, layer_parameters, transformer_parameters
-from course_lib.ledger.colours import Picture, picture
-from course_lib.ledger.controls import choice, stepped
-from course_lib.ledger.shown import forms, small_png
+from course_lib.pictures.colours import Picture, picture
+from course_lib.pictures.controls import choice, stepped
+from course_lib.pictures.memory_figures import bill_axes, memory_figure
+from course_lib.pictures.shown import forms, small_png
+from course_lib.planning.memory_timeline import MemoryTimeline
 
 CHECKPOINTS = ("none", "selective", "full")
 MOST_GPUS = 12  # as a power of two

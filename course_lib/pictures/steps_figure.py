@@ -16,10 +16,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from course_lib.ledger import colours, wording
-from course_lib.ledger.paper import Box, Paper, Style
+from course_lib.ledger import wording
 from course_lib.ledger.steps import Step, Steps
 from course_lib.ledger.watch import NOWHERE
+from course_lib.pictures import colours
+from course_lib.pictures.paper import Box, Paper, Style
 
 WIDTH = 9.6  # inches, as all lengths here
 LEFT, MARGIN, GAP = 0.62, 0.12, 0.2

@@ -16,13 +16,12 @@ from typing import Any
 from course_lib.facts.fsdp import unit_bytes
 from course_lib.facts.hardware import gpu, link
 from course_lib.facts.transformer import Shape
-from course_lib.ledger.colours import Picture
-from course_lib.ledger.controls import choice, stepped
-from course_lib.ledger.shown import forms, small_png
+from course_lib.fsdp.simulate import Simulation, Times, simulate
 from course_lib.models.config import GPTConfig
-
-from .chart import draw
-from .simulate import Simulation, Times, simulate
+from course_lib.pictures.colours import Picture
+from course_lib.pictures.controls import choice, stepped
+from course_lib.pictures.fsdp_chart import draw
+from course_lib.pictures.shown import forms, small_png
 
 Generator = Callable[..., list[tuple[str, int]]]
 HALF, FLOAT = 2, 4  # bytes of a weight in a gather, of a gradient in a reduce
@@ -44,7 +43,9 @@ BUSY, HIDDEN = 0.95, 0.05  # shares of the step
 def fsdp_explorer(generator: Generator | None = None) -> Explorer:
     """Show the steps of a generator with `fsdp_schedule`'s parameters; by default the library's."""
     if generator is None:
-        from .schedule import fsdp_schedule as generator  # here: an exercise hides it
+        from course_lib.fsdp.schedule import (
+            fsdp_schedule as generator,  # here: an exercise hides it
+        )
     return Explorer(generator)
 
 

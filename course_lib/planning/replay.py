@@ -31,17 +31,16 @@ from course_lib.ledger.record import Record
 from course_lib.ledger.wires import Line, Topology, busiest_bytes
 from course_lib.pipeline.generators import interleaved_one_f_one_b, one_f_one_b
 from course_lib.pipeline.simulate import Durations, simulate
-
-from .layout import Layout
-from .roofline import Work, head_seconds, layer_seconds
-from .step_time import (
+from course_lib.planning.layout import Layout
+from course_lib.planning.roofline import Work, head_seconds, layer_seconds
+from course_lib.planning.step_time import (
     ALL_REDUCES,
     all_reduce_seconds,
     context_seconds,
     message_seconds,
     step_parts,
 )
-from .topology import Cluster
+from course_lib.planning.topology import Cluster
 
 FREE = ("new_group",)
 LEAVES_AT_ONCE = ("broadcast", "scatter")  # for the root; a gather or reduce for all others

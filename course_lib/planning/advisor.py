@@ -20,12 +20,11 @@ from dataclasses import dataclass
 from itertools import product
 
 from course_lib.facts.transformer import Shape
-
-from .layout import Layout
-from .memory import memory_per_gpu
-from .roofline import Work
-from .step_time import step_seconds
-from .topology import Cluster
+from course_lib.planning.layout import Layout
+from course_lib.planning.memory import memory_per_gpu
+from course_lib.planning.roofline import Work
+from course_lib.planning.step_time import step_seconds
+from course_lib.planning.topology import Cluster
 
 RESERVED = 4e9  # bytes of a GPU for NCCL's buffers, the context and fragments: of 80 GB 76 are left
 OPTIONS: tuple[tuple[str, int, int, int], ...] = tuple(

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 
 from course_lib.ledger import wording
-from course_lib.ledger.colours import Picture
 from course_lib.ledger.ledger import Ledger
-from course_lib.ledger.shown import forms, small_png
 from course_lib.ledger.steps import Steps, steps
-from course_lib.ledger.steps_figure import frame, still
 from course_lib.ledger.watch import Film
+from course_lib.pictures.colours import Picture
+from course_lib.pictures.shown import forms, small_png
+from course_lib.pictures.steps_figure import frame, still
 
 MOST_FRAMES = 64
 

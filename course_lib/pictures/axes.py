@@ -18,8 +18,8 @@ from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.patches import Patch
 
-from course_lib.ledger import colours
 from course_lib.ledger.operation import Operation
+from course_lib.pictures import colours
 
 Names = tuple[str, ...]
 Polygon = list[tuple[float, float]]

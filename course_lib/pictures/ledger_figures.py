@@ -16,9 +16,10 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from course_lib.ledger import colours, marks, wording
-from course_lib.ledger.axes import ByAxis, Meshed
+from course_lib.ledger import wording
 from course_lib.ledger.record import Record
+from course_lib.pictures import colours, marks
+from course_lib.pictures.axes import ByAxis, Meshed
 
 WIDTH, ROW, ABOVE, BELOW = 9.6, 0.5, 0.62, 0.6  # inches
 MATRIX_NUMBERS = 10  # ranks up to which the matrix shows its numbers

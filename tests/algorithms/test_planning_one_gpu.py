@@ -1,4 +1,4 @@
-"""course_lib.estimates against measured values: parameters, FLOPs, activations, the bytes of a step."""
+"""One GPU: closed forms against what was measured, for parameters, FLOPs, activations and bytes of a step."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from course_lib import estimates, facts
+from course_lib import facts, planning
 from course_lib.checks.rank.counting import alive, more
-from course_lib.estimates import MemoryTimeline, SavedBytes, held_bytes
-from course_lib.estimates.calculator import CHECKPOINTS, Setting, calculator
-from course_lib.estimates.pictures import ANSWERS, memory_figure, strategy_map
 from course_lib.models import GPT, PRESETS, PUBLISHED, GPTConfig, next_token_loss
+from course_lib.pictures.calculator import CHECKPOINTS, Setting, calculator
+from course_lib.pictures.memory_figures import ANSWERS, memory_figure, strategy_map
+from course_lib.planning import MemoryTimeline, SavedBytes, held_bytes
 from course_lib.scorecard import costs
 
 FIVE = {  # shapes: configuration, batch, tokens
@@ -54,7 +54,7 @@ def test_published_models_have_the_parameters_of_modules_without_memory(name: st
     config = replace(PUBLISHED[name], layers=2)  # every layer is as large: two show it
     with torch.device("meta"):
         model = GPT(config)
-    parts = estimates.parameters(config)
+    parts = facts.parameters_by_part(config)
     assert sum(parts.values()) == sum(p.numel() for p in model.parameters())
     assert parts["attention"] == sum(
         p.numel() for block in model.blocks for p in block.attention.parameters()
@@ -70,9 +70,9 @@ def test_flops_are_those_that_pytorch_counts_to_the_integer(shape: str) -> None:
         loss = next_token_loss(model(tokens), tokens)
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as backward:
         loss.backward()
-    assert forward.get_total_flops() == estimates.step_flops(config, batch, seq, backward=False)
+    assert forward.get_total_flops() == facts.transformer_flops(config, batch, seq, backward=False)
     both = forward.get_total_flops() + backward.get_total_flops()
-    assert both == estimates.step_flops(config, batch, seq)
+    assert both == facts.transformer_flops(config, batch, seq)
 
 
 # ---- what forward keeps
@@ -86,7 +86,7 @@ def test_activations_are_predicted_to_the_byte(shape: str, flash: bool) -> None:
     backend = SDPBackend.FLASH_ATTENTION if flash else SDPBackend.MATH
     with sdpa_kernel(backend), SavedBytes(model) as saved:
         kept = blocks_of(model, batch, seq)
-    assert saved.total == estimates.activation_bytes(config, batch, seq, 4, flash=flash)
+    assert saved.total == facts.activation_bytes(config, batch, seq, 4, flash=flash)
     assert kept.requires_grad
 
 
@@ -98,7 +98,7 @@ def test_a_checkpointed_model_keeps_the_inputs_of_its_blocks() -> None:
         y = x
         for block in model.blocks:
             y = torch.utils.checkpoint.checkpoint(block, y, positions, use_reentrant=False)
-    inputs = estimates.activation_bytes(config, batch, seq, 4, checkpoint=True)
+    inputs = facts.activation_bytes(config, batch, seq, 4, checkpoint=True)
     assert inputs == config.layers * batch * seq * config.width * 4
     assert saved.total == inputs + positions.nbytes
     assert y.requires_grad
@@ -218,7 +218,7 @@ def test_every_band_of_a_step_is_as_the_formulas_say() -> None:
     assert all(moment.bytes["optimizer"] == last["optimizer"] for moment in second)
     # the blocks' activations, and the head's: its norm, its input, the loss's logits and the weighted mean
     config = model.config
-    blocks = estimates.activation_bytes(config, 2, 64, 4)
+    blocks = facts.activation_bytes(config, 2, 64, 4)
     head = 2 * 64 * ((config.width + 2) + config.width + config.vocab_size) * 4
     most = max(moment.bytes["activations"] for moment in timeline.moments)
     assert blocks + head <= most <= blocks + head + 64 * 8 * 4 + 100
@@ -284,7 +284,7 @@ def test_recipes_that_pytorch_has_are_measured_after_the_second_step(name, dtype
         loss.backward()
         optimizer.step()
     held = held_bytes(model, optimizer)
-    weights, gradients, master, moments = estimates.recipe_bytes(name)
+    weights, gradients, master, moments = facts.recipe_bytes(name)
     assert (held["weights"], held["gradients"]) == (weights * params, gradients * params)
     assert held["optimizer"] / params == pytest.approx(master + moments, abs=5e-4)
     assert sum(held.values()) / params == pytest.approx(facts.recipe(name).total, abs=5e-3)
@@ -320,24 +320,25 @@ def test_first_that_fits_is_the_first_bill_that_fits(seed: int) -> None:
     config = PUBLISHED["LLaMA-7B"]
     for _ in range(20):
         gpus, seq = 2 ** draw.randint(0, 8), 2 ** draw.randint(9, 13)
-        bills = estimates.bills(config, gpus, 1, seq)
-        assert list(bills) == list(facts.LAYOUTS)
+        bills = {
+            layout: facts.layout_bytes(config, gpus, 1, seq, *layout) for layout in facts.LAYOUTS
+        }
         layout = draw.choice(facts.LAYOUTS)
         room = sum(bills[layout].values())
         cheaper = [each for each in facts.LAYOUTS if sum(bills[each].values()) <= room]
-        assert estimates.first_that_fits(config, gpus, room, 1, seq) == cheaper[0]
+        assert facts.first_that_fits(config, gpus, room, 1, seq) == cheaper[0]
         least = min(sum(parts.values()) for parts in bills.values())
-        assert estimates.first_that_fits(config, gpus, least - 1, 1, seq) is None
+        assert facts.first_that_fits(config, gpus, least - 1, 1, seq) is None
 
 
 def test_pictures_are_drawn_of_the_numbers() -> None:
     *_, timeline = stepped(1)
     figure = memory_figure(timeline, "a step")
     (axes,) = figure.axes
-    assert len(axes.collections) == len(estimates.KINDS)
+    assert len(axes.collections) == len(planning.KINDS)
     both = memory_figure({"a step": timeline, "again": timeline})
     assert len({one.get_ylim() for one in both.axes}) == 1 and len(both.axes) == 2
-    chart = strategy_map(estimates.first_that_fits, gpus=(1, 8, 1024))
+    chart = strategy_map(facts.first_that_fits, gpus=(1, 8, 1024))
     rows = chart.answers(70e9, 4096)
     assert rows[0] == [(0, False)] * 3, "GPT-2 small fits one GPU"
     assert rows[-1] == [None, None, (3, True)], "Llama-3-405B"

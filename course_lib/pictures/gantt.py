@@ -15,7 +15,7 @@ from matplotlib.collections import PolyCollection
 from matplotlib.patches import Patch
 from matplotlib.patheffects import withStroke
 
-from course_lib.ledger import colours
+from course_lib.pictures import colours
 from course_lib.pipeline.actions import Action, Pair, parts
 from course_lib.pipeline.memory import peak_activations
 from course_lib.pipeline.simulate import Simulation, Timed, Times

@@ -15,8 +15,7 @@ from math import ceil
 
 from course_lib.facts.transformer import Shape, layer_parameters, norm_parameters
 from course_lib.facts.zero import MIXED
-
-from .layout import Layout
+from course_lib.planning.layout import Layout
 
 
 def stage_layers(layers: int, pp: int) -> tuple[int, int]:

@@ -24,12 +24,11 @@ from functools import lru_cache
 
 from course_lib.facts.transformer import transformer_flops
 from course_lib.models import PUBLISHED, GPTConfig
-
-from .layout import Layout
-from .memory import memory_per_gpu
-from .roofline import Work
-from .step_time import step_tflops
-from .topology import Cluster, a100_cluster, h100_cluster
+from course_lib.planning.layout import Layout
+from course_lib.planning.memory import memory_per_gpu
+from course_lib.planning.roofline import Work
+from course_lib.planning.step_time import step_tflops
+from course_lib.planning.topology import Cluster, a100_cluster, h100_cluster
 
 UNFITTED = Work(1.0)
 TOLERANCE = 0.08  # of every row but MegaScale's last two

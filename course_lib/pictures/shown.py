@@ -13,7 +13,7 @@ from typing import Any
 
 from PIL import Image
 
-from course_lib.ledger.colours import Picture
+from course_lib.pictures.colours import Picture
 
 SHARPNESS = 160  # dots per inch of a picture among widgets: sharp on dense screens too
 STILL_SHARPNESS = 110  # of the still picture

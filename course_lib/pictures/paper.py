@@ -11,9 +11,9 @@ from matplotlib.collections import PolyCollection
 from matplotlib.patches import FancyArrowPatch
 from matplotlib.patheffects import withStroke
 
-from course_lib.ledger import colours
 from course_lib.ledger.steps import Parcel
 from course_lib.ledger.watch import NOWHERE
+from course_lib.pictures import colours
 
 Point = tuple[float, float]
 Polygon = list[Point]

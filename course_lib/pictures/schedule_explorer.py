@@ -12,11 +12,11 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from course_lib.ledger.colours import Picture
-from course_lib.ledger.controls import choice, stepped
-from course_lib.ledger.shown import forms, small_png
+from course_lib.pictures.colours import Picture
+from course_lib.pictures.controls import choice, stepped
+from course_lib.pictures.gantt import gantt
+from course_lib.pictures.shown import forms, small_png
 from course_lib.pipeline.actions import Schedule, stage_ranks
-from course_lib.pipeline.gantt import gantt
 from course_lib.pipeline.simulate import Durations, Simulation, simulate
 from course_lib.pipeline.validate import validate
 

@@ -11,11 +11,12 @@ from matplotlib.colors import to_rgb
 from matplotlib.patches import FancyArrowPatch
 from matplotlib.patheffects import withStroke
 
-from course_lib.ledger import colours, wording
-from course_lib.ledger.axes import BINS, ByAxis, Names
+from course_lib.ledger import wording
 from course_lib.ledger.matching import Collective, Message
 from course_lib.ledger.operation import Operation
 from course_lib.ledger.record import Record
+from course_lib.pictures import colours
+from course_lib.pictures.axes import BINS, ByAxis, Names
 
 HALF_ROW = 0.2  # of a row
 MANY = 250  # messages that are still drawn as arrows, one by one

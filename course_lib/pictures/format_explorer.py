@@ -17,11 +17,10 @@ import torch
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
-from course_lib.ledger.colours import ALARM, FAINT, FORWARD, INK, QUIET, Picture, picture
-from course_lib.ledger.controls import choice, stepped
-from course_lib.ledger.shown import forms, small_png
-
-from .formats import FORMATS, Format, round_to
+from course_lib.pictures.colours import ALARM, FAINT, FORWARD, INK, QUIET, Picture, picture
+from course_lib.pictures.controls import choice, stepped
+from course_lib.pictures.shown import forms, small_png
+from course_lib.precision.formats import FORMATS, Format, round_to
 
 FIELDS = {"sign": "#F3D9C6", "exponent": "#CFE3F1", "mantissa": "#FFFFFF"}
 ROWS = ("fp32", "tf32", "bf16", "fp16", "e5m2", "e4m3", "e2m1")

@@ -1,0 +1,44 @@
+"""Planning: what does a training step cost, before anything is rented, and which layout is the best one?
+
+The bytes on one GPU, measured while a model runs:
+
+    saved.py             SavedBytes: the bytes that autograd keeps for backward, by the module that kept them
+    memory_timeline.py   MemoryTimeline: the bytes alive at each operation of a step, by what holds them
+
+A cluster that nobody here has: which wire does an axis use, does a layout fit, how long is its step?
+
+    topology.py      Cluster, Wire: GPUs in nodes, and the link that a group of ranks shares
+    layout.py        Layout: how many ranks each axis has, and how a step is cut; the first reason against it
+    roofline.py      a layer against the clock of one GPU: products, and the bytes of everything else
+    memory.py        memory_per_gpu: states and activations of the GPU that holds most
+    step_time.py     step_seconds, step_parts: where a step's time goes
+    advisor.py       advise: every layout judged, with the first reason why it was dropped; best_layout
+    replay.py        a recorded run, done again on other wires; a schedule of many stages on the clock
+    published.py     published steps, row by row, the one constant that is fitted, and how far the rest is off
+
+As notebook 10 asks for them, of plain numbers:
+
+    by_hand.py         memory_per_gpu, all_reduce_seconds, step_seconds, best_layout
+    replay_by_hand.py  replay: the clock of every rank, from a list of entries
+
+Closed forms and data sheets are in `course_lib.facts`. The figures are in `course_lib.pictures`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from course_lib.exports import exports
+
+if TYPE_CHECKING:
+    from .advisor import A100_EFFICIENCY, OPTIONS, Verdict, advise, best_layout, judge, sizes_of
+    from .layout import AXES, Layout
+    from .memory import memory_per_gpu
+    from .memory_timeline import KINDS, MemoryTimeline, Moment, held_bytes
+    from .replay import pipeline_seconds, scaled
+    from .roofline import Work
+    from .saved import SavedBytes
+    from .step_time import step_seconds, step_tflops
+    from .topology import Cluster, Wire, a100_cluster
+
+__getattr__, __dir__, __all__ = exports(__name__)

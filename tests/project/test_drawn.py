@@ -1,0 +1,64 @@
+"""A share of many alike tests runs, all of what a change touches, and the run says so."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests import drawn
+
+CLIP = "course_lib.checks.notebooks.fsdp.clip"
+
+
+@pytest.fixture(autouse=True)
+def not_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(drawn.ALL, raising=False)
+
+
+def test_a_share_runs_and_every_test_runs_in_some_of_many_runs() -> None:
+    names = [f"test[{number}]" for number in range(40)]
+    runs = [{name for name in names if drawn.is_drawn(name, 0.4, seed)} for seed in range(40)]
+    assert set.union(*runs) == set(names)
+    assert 0.3 < sum(map(len, runs)) / (40 * 40) < 0.5
+    assert runs[7] == {name for name in names if drawn.is_drawn(name, 0.4, 7)}
+
+
+@pytest.mark.parametrize(("count", "share", "chosen"), [(9, 1 / 3, 3), (10, 1 / 3, 4), (1, 0.1, 1)])
+def test_some_of_is_a_share_rounded_up(count: int, share: float, chosen: int) -> None:
+    names = [str(number) for number in range(count)]
+    assert len(drawn.some_of(names, share, seed=1)) == chosen
+    assert drawn.some_of(names, share, seed=1) == drawn.some_of(names, share, seed=1)
+
+
+def test_all_run_if_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(drawn.ALL, "1")
+    assert all(drawn.is_drawn(str(number), 0.01, 3) for number in range(50))
+    assert "all answers" in drawn.header()
+
+
+@pytest.mark.parametrize(
+    ("changed", "touched"),
+    [
+        ("tests/mutants/05_fsdp/clip_grad_norm.py", True),
+        ("course_lib/checks/notebooks/fsdp/clip.py", True),
+        ("tests/mutants/05_fsdp/fsdp_schedule.py", False),
+        ("course_lib/checks/notebooks/zero/stages.py", False),
+        ("README.md", False),
+    ],
+)
+def test_an_exercise_is_touched_by_its_answers_and_by_what_judges_it(
+    changed: str, touched: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drawn, "changed_files", lambda: frozenset({changed}))
+    assert drawn.is_touched("05_fsdp/clip_grad_norm", CLIP) is touched
+    assert (changed in drawn.header()) is changed.startswith(("tests/mutants", "course_lib"))
+
+
+def test_what_git_does_not_know_is_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(drawn.SINCE, "HEAD")
+    before = drawn.changed_files.__wrapped__()
+    new = drawn.ROOT / "tests" / "not_in_git.txt"
+    new.write_text("one line\n", encoding="utf-8")
+    try:
+        assert drawn.changed_files.__wrapped__() - before == {"tests/not_in_git.txt"}
+    finally:
+        new.unlink()
