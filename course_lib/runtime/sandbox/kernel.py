@@ -100,8 +100,9 @@ def loopback_up() -> None:
 def no_loss_probes() -> None:
     """Turn off TCP's loss probes: they would count bytes that no program sent.
 
-    TCP sends them when an answer takes long, as it does on a busy machine, and on a loopback interface nothing
-    is lost. If this may not be set, it stays as it is. Each packet has a time stamp, so that all headers have one size.
+    TCP sends one when an answer takes long, as it does on a busy machine. Nothing is lost on a loopback
+    interface. If this may not be set, it stays as it is. Each packet has a time stamp, so that all headers have
+    one size.
     """
     for name, value in (("tcp_early_retrans", "0"), ("tcp_timestamps", "1")):
         with contextlib.suppress(OSError), open(f"/proc/sys/net/ipv4/{name}", "w") as file:
