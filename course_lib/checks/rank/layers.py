@@ -194,7 +194,10 @@ class LayerOnRank:
     def viewed(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor, or a view of it where one is asked for."""
         view = self.instructions.views.get(name)
-        return _as_strided(tensor, *view) if view else tensor
+        if not view:
+            return tensor
+        size, stride = view
+        return _as_strided(tensor, size, stride)
 
     def go(self) -> None:
         """Make and run; where a ValueError is an answer, tell it."""

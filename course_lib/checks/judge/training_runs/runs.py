@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from course_lib.checks.judge.build import absent
 from course_lib.checks.judge.case import Case, Line, Observed, RankSide, Spec
 from course_lib.checks.judge.training_runs.single import Training
 from course_lib.checks.rank import watching
+from course_lib.checks.rank.training import TrainingInstructions
 from course_lib.checks.wire import instructions_type
 from course_lib.runtime.moments import BASE, HIGHEST
 
@@ -43,7 +44,7 @@ def training_case(
     wanted, own = outputs(training), {"group": 0} if members else {}
     ranks = list(members) or list(range(training.world_size))
     recipe_path = RECIPES.get(recipe, recipe)
-    kind = instructions_type(recipe_path)
+    kind = cast(type[TrainingInstructions], instructions_type(recipe_path))
     sides = {
         rank: RankSide({}, training.instructions(k, kind, **own), wanted) for k, rank in enumerate(ranks)
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -50,13 +50,13 @@ class StepInstructions(MeshInstructions):
     config        sizes of the GPT, and "seed", from which all ranks draw the same one
     count         microbatches of a call
     chunks        stages of a rank
-    sequence      None or "keep": whether tp cuts the tokens between layers
+    sequence      None, "keep" or "regather": whether tp cuts the tokens between layers
     """
 
     config: dict[str, Any] = field(default_factory=dict)
     count: int = 0
     chunks: int = 1
-    sequence: str | None = None
+    sequence: Literal["keep", "regather"] | None = None
 
 
 @dataclass(frozen=True)
