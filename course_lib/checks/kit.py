@@ -1,6 +1,6 @@
 """Everything that an exercise is written with.
 
-    a case     Case, Draw, RankSide, Setting, Spec, absent, exercise, side: the ranks' inputs and outputs
+    a case     Case, Draw, RankSide, Setting, Spec, exercise; side, absent, evaluating: a rank's part
     a line     Line, Observed, Finding, RIGHT, ANY, NEVER_WAITED, ORDER, wrong, usual, essential, telling: a
                judgement, its sentences, and whether the idea is in it
     words      Sentence (told whole, or without hidden values), at, error_kind, unwritten, words
@@ -21,7 +21,7 @@ from course_lib.checks.judge import functions, layers, training_runs
 from course_lib.checks.judge.amount import Beyond, beyond
 from course_lib.checks.judge.answers import UNANSWERED, Answer, answers
 from course_lib.checks.judge.asked import asked_early
-from course_lib.checks.judge.build import Argument, absent, side
+from course_lib.checks.judge.build import Argument, absent, evaluating, side
 from course_lib.checks.judge.case import (
     ANY,
     EVALUATE,
@@ -136,6 +136,7 @@ __all__ = [
     "error_kind",
     "essential",
     "evaluated",
+    "evaluating",
     "exercise",
     "functions",
     "gaps_left_alone",

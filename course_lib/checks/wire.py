@@ -1,12 +1,12 @@
 """Messages to a rank, and its replies: the one place that looks at the form of either.
 
-The judge sends a `Task`. A recipe (see `rank.harness`) declares its reply in its signature,
+The judge sends a `Task`. A recipe (see `rank.harness`) declares both in its signature,
 
-    def layers(...) -> tuple[dict[str, LayerReply], dict[str, Any]]
+    def layers(..., instructions: LayersInstructions) -> tuple[dict[str, LayerReply], dict[str, Any]]
 
-where LayerReply is a dataclass of plain fields. `plain_reply` makes JSON of it in the rank; in the judge
-`decode` reads that as the type again, or raises `NotAsAgreed`. So the judge's lines read fields and need not
-ask about their types.
+where LayersInstructions and LayerReply are dataclasses of plain fields. `plain_message` makes JSON of them
+where they are sent; where they are read `decode` makes the type again, or raises `NotAsAgreed`. So the recipe
+and the judge's lines read fields and need not ask about their types.
 """
 
 from __future__ import annotations
@@ -29,13 +29,32 @@ class NotAsAgreed(ValueError):
 
 
 @dataclasses.dataclass(frozen=True)
+class Instructions:
+    """What a rank must do: a recipe's own dataclass of plain fields adds the rest.
+
+    enough: the bytes of memory that are enough, by the names of the recipe's measurements (see
+    `rank.memory`), so that it measures again before it reports more. The judge adds them.
+    """
+
+    enough: dict[str, float] = dataclasses.field(default_factory=dict, kw_only=True)
+
+    def parts(self) -> list[str]:
+        """The names of the runs or calls: a reply by names must have exactly these."""
+        return []
+
+    def answers(self) -> int:
+        """The number of calls with an answer: a reply of answers must have as many."""
+        return 0
+
+
+@dataclasses.dataclass(frozen=True)
 class Task:
     """One rank's part of one case, beside the student's objects and its input tensors.
 
     recipe: "package.module:function"; payload: how many of the buffers are the pickled objects; tensors: how
     to read the others; groups: ranks of the process groups; references, refused: modules not to be imported
     and classes not to be used, see `rank.own_work` and `rank.refusing`; filtered: whether system calls are
-    filtered; instructions: the recipe's own part.
+    filtered; instructions: the recipe's own part, None for a rank that takes no part.
     """
 
     recipe: str
@@ -45,27 +64,36 @@ class Task:
     references: Sequence[str]
     refused: Any
     filtered: bool
-    instructions: dict
+    instructions: Any
 
 
-def plain_reply(reply: Any) -> Any:
-    """A reply as JSON has it: dataclasses become dicts of their fields."""
-    if dataclasses.is_dataclass(reply) and not isinstance(reply, type):
-        return {field.name: plain_reply(getattr(reply, field.name)) for field in dataclasses.fields(reply)}
-    if isinstance(reply, dict):
-        return {name: plain_reply(value) for name, value in reply.items()}
-    if isinstance(reply, list | tuple):
-        return [plain_reply(item) for item in reply]
-    return reply
+def plain_message(message: Any) -> Any:
+    """A reply or instructions as JSON has them: dataclasses become dicts of their fields."""
+    if dataclasses.is_dataclass(message) and not isinstance(message, type):
+        fields = dataclasses.fields(message)
+        return {field.name: plain_message(getattr(message, field.name)) for field in fields}
+    if isinstance(message, dict):
+        return {name: plain_message(value) for name, value in message.items()}
+    if isinstance(message, list | tuple):
+        return [plain_message(item) for item in message]
+    return message
+
+
+def reply_type(recipe: str) -> Any:
+    """The type of the reply of the recipe "package.module:function", beside tensors: see its signature."""
+    return typing.get_args(signature(recipe)["return"])[0]
+
+
+def instructions_type(recipe: str) -> type[Instructions]:
+    """The type of the recipe's instructions: see its signature."""
+    return signature(recipe)["instructions"]
 
 
 @functools.cache
-def reply_type(recipe: str) -> Any:
-    """The type of the reply of the recipe "package.module:function", beside tensors: see its signature."""
+def signature(recipe: str) -> dict[str, Any]:
     module, _, name = recipe.partition(":")
     function: Callable = getattr(importlib.import_module(module), name)
-    returned = typing.get_type_hints(function, include_extras=True)["return"]
-    return typing.get_args(returned)[0]
+    return typing.get_type_hints(function, include_extras=True)
 
 
 def decode(kind: Any, data: Any) -> Any:

@@ -169,7 +169,7 @@ FAILURES = {
 
 def seen_of(value: object, tensor: torch.Tensor | None = None) -> Observed:
     """Observations of one rank: `value` is its answer to every call, `tensor` its result."""
-    case = Case("1 rank", [RankSide({}, {}, {})], [])
+    case = Case("1 rank", [RankSide({}, None, {})], [])
     values = SimpleNamespace(answers=[harness.Answer(value)] * 3, result=value)
     tensors = {"result": torch.zeros(()) if tensor is None else tensor}
     return Observed(case, [tensors], [values], Ledger(1, [[]]), [[]])

@@ -24,7 +24,7 @@ from course_lib.checks.judge.case import (
     Spec,
     exercises,
 )
-from course_lib.checks.wire import fields_of, plain_reply, reply_type
+from course_lib.checks.wire import Instructions, fields_of, plain_message, reply_type
 from course_lib.ledger import rows
 from course_lib.ledger.ledger import Ledger
 from course_lib.ledger.operation import Operation
@@ -155,15 +155,13 @@ def value(draw: random.Random, depth: int = 3) -> Any:
 
 def reply(case: Case, side: RankSide, make: Make) -> Any:
     """A reply as complete as the instructions ask, of parts that `make` makes of their types."""
-    kind, told = reply_type(case.recipe), side.instructions
+    kind, told = reply_type(case.recipe), side.instructions or Instructions()
     if typing.get_origin(kind) is dict:
-        parts = told.get("runs") or told.get("calls", ())
-        return {part["name"]: make(typing.get_args(kind)[1]) for part in parts}
+        return {part: make(typing.get_args(kind)[1]) for part in told.parts()}
     made = make(kind)
     if dataclasses.is_dataclass(kind) and "answers" in fields_of(kind):
-        calls = sum(len(part["calls"]) for part in told.get("rounds", [told]) if "calls" in part)
         (of_one,) = typing.get_args(fields_of(kind)["answers"])
-        made["answers"] = [make(of_one) for _ in range(calls)]
+        made["answers"] = [make(of_one) for _ in range(told.answers())]
     return made
 
 
@@ -179,7 +177,7 @@ def observed(
     answers = []
     for side in case.sides:
         meta, raw = wire.pack_tensors({name: tensor(spec) for name, spec in side.outputs.items()})
-        header = {"values": plain_reply(reply(case, side, make)), "tensors": meta, "others": {}}
+        header = {"values": plain_message(reply(case, side, make)), "tensors": meta, "others": {}}
         answers.append((header, [bytearray(part) for part in raw]))
     of_ranks = [operations(case, rank) for rank in range(case.world_size)]
     read = [[{name: [held()] for name in case.moments} for _ in case.sides] for _ in range(2)]

@@ -329,7 +329,7 @@ def test_a_prediction_does_not_import_the_reference_either():
 
 def test_a_case_without_ranks_has_one_side():
     with pytest.raises(ValueError, match="runs alone"):
-        Case("two", [RankSide({}, {}, {})] * 2, [], alone=True)
+        Case("two", [RankSide({}, None, {})] * 2, [], alone=True)
 
 
 def until_gone(pid: int) -> None:

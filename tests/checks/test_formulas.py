@@ -66,7 +66,7 @@ def test_the_mistake_that_gives_the_right_answers_too_goes_first() -> None:
 def said(questions: Sequence[Prediction], function: Callable[[int], float]) -> list[str]:
     """The hints of the lines."""
     (case,) = evaluated(questions)
-    answers = [Answer(function(*args)) for _, args in case.sides[0].instructions["calls"]]
+    answers = [Answer(function(*args)) for _, args in case.sides[0].instructions.calls]
     observed = Observed(case, [{}], [Answers(answers)], Ledger(1, [[]]), [[]])
     findings = [line.judge(observed) for line in case.lines]
     return [finding.sentences[-1] if not finding.ok else "" for finding in findings]

@@ -173,7 +173,7 @@ def test_each_rank_is_told_what_is_enough_for_it() -> None:
         Line("a", lambda seen: RIGHT, enough={"a.held": [1, 2]}),
         Line("b", lambda seen: RIGHT, enough={"a.held": 1.5, "a.saved": 3}),
     ]
-    case = Case("", [RankSide({}, {}, {})] * 3, lines, groups=[[2, 0]])
+    case = Case("", [RankSide({}, None, {})] * 3, lines, groups=[[2, 0]])
     assert case.enough(2) == {"a.held": 1, "a.saved": 3}
     assert case.enough(0) == {"a.held": 1.5, "a.saved": 3}
     assert case.enough(1) == {}
@@ -312,7 +312,7 @@ def test_a_rank_is_measured_where_it_says(
     told = TrainingReply(begun=[0, 4, 4, 8, 8])
     seen = {f"held.{k}": [Progress(*both)] for k, both in enumerate(zip(rows, sent, strict=True))}
     held = {f"held.{k}": [0] for k in range(5)} | {"highest": [0]}
-    case = Case("memory", [RankSide({}, {}, {})], [])
+    case = Case("memory", [RankSide({}, None, {})], [])
     operations = [[operation] * 8]
     observed = Observed(
         case, [{}], [told], Ledger(1, operations), operations, [held], [{}],

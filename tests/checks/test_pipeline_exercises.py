@@ -25,7 +25,7 @@ from course_lib.checks.notebooks.pipeline.order import ahead
 from course_lib.checks.rank.notebooks.pipeline.schedules import Answers, write_schedules
 from course_lib.checks.report import Report
 from course_lib.checks.sentence import general
-from course_lib.checks.wire import NotAsAgreed, decode, plain_reply
+from course_lib.checks.wire import NotAsAgreed, decode, plain_message
 from course_lib.ledger.ledger import Ledger
 from course_lib.pipeline import Action, Durations, Pair, generators, peak_activations, simulate
 from course_lib.pipeline import violation as violated
@@ -48,7 +48,7 @@ def observed(case: Case, function: Callable[..., Any]) -> Observed:
     """The recipe's observations of a function, made without a process for it."""
     values, tensors = write_schedules([function], {}, [], case.sides[0].instructions)
     assert tensors == {}
-    told = decode(Answers, plain_data(json.loads(json.dumps(plain_reply(values)))))
+    told = decode(Answers, plain_data(json.loads(json.dumps(plain_message(values)))))
     return Observed(case, [{}], [told], Ledger(1, [[]]), [[]])
 
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from course_lib.checks import words
-from course_lib.checks.judge.case import EVALUATE, RIGHT, Case, Finding, Line, Observed, RankSide, wrong
+from course_lib.checks.judge.build import evaluating
+from course_lib.checks.judge.case import EVALUATE, RIGHT, Case, Finding, Line, Observed, wrong
 from course_lib.checks.judge.formulas import equal, kind, numeric
 from course_lib.checks.sentence import Sentence
 
@@ -40,7 +41,7 @@ def answers(questions: Sequence[Answer]) -> Case:
         Line(question.name, judge_answer(question, i), question.weight)
         for i, question in enumerate(questions)
     ]
-    sides = [RankSide({}, {"calls": calls}, {})]
+    sides = [evaluating(calls)]
     return Case("answers", sides, lines, recipe=EVALUATE, alone=True)
 
 

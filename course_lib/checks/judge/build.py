@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from course_lib.checks.judge.case import RankSide, Spec
+from course_lib.checks.rank.harness import CallInstructions, EvaluateInstructions
 
 GAP = -7  # stands between the elements of a strided argument; no rank should touch it
 LAYOUTS = ("contiguous", "every_other", "transposed")
@@ -53,13 +54,16 @@ def side(
     result: Spec | None = None,
     extra: Sequence[Any] = (),
     group: int | None = None,
+    plain: bool = False,
+    kind: type[CallInstructions] = CallInstructions,
     **more: Any,
 ) -> RankSide:
     """One rank's part of calling the student's function with tensors.
 
     tensors: arguments in order; returned: those to hand back after the call; result: the tensor that the
     function should return; extra: plain or described arguments after the tensors; group: index of the
-    case's group to pass as group=.
+    case's group to pass as group=; plain: the result comes back as plain data; kind, more: the type of the
+    instructions, and its other fields.
     """
     arguments = {n: t if isinstance(t, Argument) else Argument(t) for n, t in tensors.items()}
     args = [tensor_of(name, argument) for name, argument in arguments.items()]
@@ -70,9 +74,10 @@ def side(
             outputs[f"{name}.memory"] = Spec.of(arguments[name].memory)
     if result is not None:
         outputs["result"] = result
-    instructions = {"args": args, "outputs": list(outputs), **more}
     if group is not None:
-        instructions["kwargs"] = {"group": {"group": group}}
+        more["kwargs"] = {"group": {"group": group}}
+    back = [*outputs, "result"] if plain else list(outputs)
+    instructions = kind(args=args, outputs=back, plain=plain, **more)
     return RankSide({n: a.memory for n, a in arguments.items()}, instructions, outputs)
 
 
@@ -83,6 +88,11 @@ def tensor_of(name: str, argument: Argument) -> dict:
     return described
 
 
+def evaluating(calls: Sequence[Any]) -> RankSide:
+    """The side of a process that calls functions, see `harness.evaluate`."""
+    return RankSide({}, EvaluateInstructions(list(calls)), {})
+
+
 def absent() -> RankSide:
     """A rank that is in none of the groups and takes no part."""
-    return RankSide({}, {}, {})
+    return RankSide({}, None, {})

@@ -98,6 +98,10 @@ class Spec:
     def __str__(self) -> str:
         return f"{str(self.dtype)[6:]}{list(self.shape)}"
 
+    def agreed(self) -> list[Any]:
+        """[dtype, shape], as a rank is told which tensor is expected."""
+        return [str(self.dtype)[6:], list(self.shape)]
+
     @property
     def nbytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
@@ -107,11 +111,12 @@ class Spec:
 class RankSide:
     """One rank's part of a case.
 
-    inputs: tensors by name; instructions: plain data for the recipe; outputs: the tensors that it hands back.
+    inputs: tensors by name; instructions: of the recipe's type, None if this rank takes no part; outputs: the
+    tensors that it hands back.
     """
 
     inputs: dict[str, torch.Tensor]
-    instructions: dict
+    instructions: Any
     outputs: dict[str, Spec]
 
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from course_lib.checks import words
-from course_lib.checks.judge.case import RIGHT, Case, Finding, Line, Observed, RankSide, wrong
+from course_lib.checks.judge.build import evaluating
+from course_lib.checks.judge.case import RIGHT, Case, Finding, Line, Observed, wrong
 from course_lib.checks.judge.unwritten import unwritten
 from course_lib.checks.sentence import Sentence, at, error_kind
 from course_lib.models.config import PUBLISHED, GPTConfig
@@ -137,7 +138,7 @@ def evaluated(questions: Sequence[Prediction]) -> Iterator[Case]:
             shows = shows_the_point(question, len(calls))
             lines.append(Line(title, judge, question.weight, shows=shows, part=title))
             calls += [call(index, args) for args in question.arguments]
-        sides = [RankSide({}, {"calls": calls}, {})]
+        sides = [evaluating(calls)]
         yield Case(f"function {index}", sides, lines, recipe=SIZES, alone=True)
 
 

@@ -26,7 +26,7 @@ from course_lib.checks.judge.case import (
 )
 from course_lib.checks.judge.compare import Slip, Tensors, close, difference, told_by
 from course_lib.checks.judge.unwritten import unwritten
-from course_lib.checks.rank.functions import CallReply
+from course_lib.checks.rank.functions import CallReply, FunctionCall, FunctionInstructions
 from course_lib.checks.sentence import Sentence, at, error_kind
 from course_lib.runtime.moments import REPLY
 
@@ -58,17 +58,15 @@ class Call:
         """All tensors that go back: the wanted ones, and the inputs afterwards."""
         return {**self.wanted, **{f"after.{name}": tensor for name, tensor in self.inputs.items()}}
 
-    def instructions(self) -> dict:
+    def instructions(self) -> FunctionCall:
         prefix = f"{self.name}."
-        return {
-            "name": self.name, "object": self.object, "kwargs": dict(self.kwargs),
-            "inputs": [[name, prefix + name] for name in self.inputs],
-            "outputs": list(self.outputs), "measured": self.measured,
-            "gradients": {name: f"{prefix}gradient.{name}" for name in self.gradients},
-            "expects": {
-                name: [str(tensor.dtype)[6:], list(tensor.shape)] for name, tensor in self.returned.items()
-            },
-        }  # fmt: skip
+        return FunctionCall(
+            name=self.name, object=self.object, kwargs=dict(self.kwargs),
+            inputs=[[name, prefix + name] for name in self.inputs],
+            outputs=list(self.outputs), measured=self.measured,
+            gradients={name: f"{prefix}gradient.{name}" for name in self.gradients},
+            expects={name: Spec.of(tensor).agreed() for name, tensor in self.returned.items()},
+        )  # fmt: skip
 
 
 def function_case(
@@ -84,10 +82,9 @@ def function_case(
         inputs |= {f"{call.name}.{name}": tensor for name, tensor in call.inputs.items()}
         inputs |= {f"{call.name}.gradient.{name}": g for name, g in call.gradients.items()}
         outputs |= {f"{call.name}.{name}": Spec.of(tensor) for name, tensor in call.returned.items()}
-    instructions = {
-        "calls": [call.instructions() for call in calls],
-        "refused": [list(pair) for pair in (refused or {}).items()],
-    }
+    instructions = FunctionInstructions(
+        [call.instructions() for call in calls], [list(pair) for pair in (refused or {}).items()]
+    )
     side = RankSide(inputs, instructions, outputs)
     moments = tuple(name for call in calls if call.measured for name in moments_of(call.name))
     return Case(title, [side], list(lines), recipe=RECIPE, alone=True, moments=moments, room=ROOM, **more)

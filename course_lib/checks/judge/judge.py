@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
+from typing import Any
 
 from course_lib.checks.judge import faults, remarks, replies, traffic, witness
 from course_lib.checks.judge.case import Case, Draw, Exercise, Finding, Observed, wrong
@@ -23,7 +24,7 @@ from course_lib.checks.judge.guarded import UNREADABLE, guarded
 from course_lib.checks.judge.printed import printed
 from course_lib.checks.rank import refusing
 from course_lib.checks.report import WAITS, WAITS_FOR_OTHERS, Report, refusal
-from course_lib.checks.wire import Task
+from course_lib.checks.wire import Task, plain_message
 from course_lib.ledger.ledger import Ledger
 from course_lib.runtime import pools, wire
 from course_lib.runtime.backend import ALONE, choose
@@ -167,7 +168,7 @@ def run(session: Session, case: Case, imports: Sequence[str] = ()) -> Outcome:
             references=list(session.exercise.references),
             refused=session.exercise.refused,
             filtered=among != "nccl",  # NCCL needs these system calls
-            instructions=side.instructions | {"enough": case.enough(rank)},
+            instructions=instructions_of(case, rank),
         )
         headers.append(vars(task))
         buffers.append([*session.payload, *raw])
@@ -194,6 +195,12 @@ def run(session: Session, case: Case, imports: Sequence[str] = ()) -> Outcome:
         ),
         reply_limit=MOST_REPLY if session.sandbox is None else expected_reply(case),
     )
+
+
+def instructions_of(case: Case, rank: int) -> Any:
+    """A rank's instructions as they are sent, with the bytes that are enough."""
+    instructions = case.sides[rank].instructions
+    return instructions and plain_message(replace(instructions, enough=case.enough(rank)))
 
 
 def expected_reply(case: Case) -> int:

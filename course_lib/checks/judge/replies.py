@@ -6,7 +6,7 @@ from typing import Any
 
 from course_lib.checks.judge.case import Case, Exercise, Finding, Observed, RankSide, Spec, wrong
 from course_lib.checks.sentence import Sentence
-from course_lib.checks.wire import decode, reply_type
+from course_lib.checks.wire import Instructions, decode, reply_type
 from course_lib.runtime import wire
 from course_lib.runtime.run import Outcome
 
@@ -44,15 +44,12 @@ def complete(reply: Any, side: RankSide) -> bool:
 
     A type of reply with a method `complete` counts its own parts.
     """
-    instructions = side.instructions
+    instructions = side.instructions or Instructions()
     if isinstance(reply, dict):
-        return set(reply) == {
-            run["name"] for run in instructions.get("runs") or instructions.get("calls", ())
-        }
-    if hasattr(reply, "complete") and not reply.complete(instructions):
+        return set(reply) == set(instructions.parts())
+    if hasattr(reply, "complete") and side.instructions and not reply.complete(instructions):
         return False
-    calls = sum(len(part["calls"]) for part in instructions.get("rounds", [instructions]) if "calls" in part)
-    return len(getattr(reply, "answers", ())) == (calls if hasattr(reply, "answers") else 0)
+    return not hasattr(reply, "answers") or len(reply.answers) == instructions.answers()
 
 
 def plain_data(value: Any, depth: int = 16) -> Any:

@@ -1,17 +1,5 @@
 """Recipe (see `harness`) that calls functions, forward and backward, and reports the results of each call.
 
-instructions: refused, see `without_operators`; calls, a list of
-
-    name        the prefix of all names in the reply
-    object      which of the exercise's objects, the first when left out
-    inputs      the arguments, a list of [name, tensor]; each that is not of whole numbers asks for a gradient
-    kwargs      keyword arguments
-    outputs     names of the returned tensors: one, or as many as the tuple has parts
-    gradients   {output: tensor}; left out: no backward
-    measured    whether bytes are counted: of tensors, and in a call of its own, in which nothing looks on, of
-                the process, from outside, as "NAME.pages.forward" and "NAME.pages.backward"
-    expects     {name: [dtype, shape]} of the tensors in the reply
-
 The reply for the call "a" has those of these tensors that it expects: "a.y" (an output), "a.grad.x" (of the
 input x), "a.after.x" (an input, when all is over); and values["a"] is a `CallReply`.
 
@@ -29,18 +17,19 @@ from typing import Any
 import torch
 
 from course_lib.checks.rank import watching
-from course_lib.checks.rank.backward import Hand, type_of
+from course_lib.checks.rank.agreed import Expects, as_agreed
+from course_lib.checks.rank.backward import Hand
 from course_lib.checks.rank.counting import Saved, alive
 from course_lib.checks.rank.harness import describe
 from course_lib.checks.rank.memory import Patience
 from course_lib.checks.rank.operators import without_operators
 from course_lib.checks.rank.peak import Peak
 from course_lib.checks.rank.watching import give_back_at_once, measured
-from course_lib.checks.wire import Count, Place
+from course_lib.checks.wire import Count, Instructions, Place
 from course_lib.runtime.moments import START
 
 _Tensor, _clone, _detach = torch.Tensor, torch.clone, torch.Tensor.detach
-_zeros, _backward, _is_floating = torch.zeros, torch.autograd.backward, torch.Tensor.is_floating_point
+_backward, _is_floating = torch.autograd.backward, torch.Tensor.is_floating_point
 _random_like = torch.randn_like
 _thresholds, _collect_after = gc.get_threshold, gc.set_threshold
 OFTEN = 20  # objects
@@ -65,25 +54,59 @@ class CallReply:
     flops: dict[str, Count] = field(default_factory=dict)
 
 
-def warm_up(instructions: dict) -> None:
+@dataclass(frozen=True)
+class FunctionCall:
+    """One call.
+
+    name        the prefix of all names in the reply
+    inputs      the arguments, a list of [name, tensor]; each that is not of whole numbers asks for a gradient
+    outputs     names of the returned tensors: one, or as many as the tuple has parts
+    expects     {name: [dtype, shape]} of the tensors in the reply
+    object      which of the exercise's objects
+    kwargs      keyword arguments
+    gradients   {output: tensor}; empty: no backward
+    measured    whether bytes are counted: of tensors, and in a call of its own, in which nothing looks on, of
+                the process, from outside, as "NAME.pages.forward" and "NAME.pages.backward"
+    """
+
+    name: str
+    inputs: list[list[str]]
+    outputs: list[str]
+    expects: Expects
+    object: int = 0
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    gradients: dict[str, str] = field(default_factory=dict)
+    measured: bool = False
+
+
+@dataclass(frozen=True)
+class FunctionInstructions(Instructions):
+    """refused: see `without_operators`."""
+
+    calls: list[FunctionCall]
+    refused: list[list[str]] = field(default_factory=list)
+
+    def parts(self) -> list[str]:
+        return [call.name for call in self.calls]
+
+
+def warm_up(instructions: FunctionInstructions) -> None:
     """Before the student's objects are read: the memory that they take from then on counts, see `Moments`."""
-    if any(
-        described.get("measured") for described in instructions.get("calls", instructions.get("runs", ()))
-    ):
+    if any(call.measured for call in instructions.calls):
         give_back_at_once()  # from the first: a heap with holes would be filled here and there
         watching.warm_up()
         measured(START)
 
 
 def calls(
-    objects: list, tensors: dict[str, torch.Tensor], groups: list, instructions: dict
+    objects: list, tensors: dict[str, torch.Tensor], groups: list, instructions: FunctionInstructions
 ) -> tuple[dict[str, CallReply], dict[str, Any]]:
     """Every call of the instructions, one after the other."""
     values: dict[str, CallReply] = {}
     outputs: dict[str, torch.Tensor] = {}
-    patience = Patience(instructions["enough"])
-    with without_operators(instructions.get("refused", ())):
-        for described in instructions["calls"]:
+    patience = Patience(instructions.enough)
+    with without_operators(instructions.refused):
+        for described in instructions.calls:
             call = Call(described, objects, tensors, patience)
             try:
                 call.go()
@@ -99,17 +122,19 @@ def calls(
 class Call:
     """One call of one function."""
 
-    def __init__(self, call: dict, objects: list, tensors: dict[str, torch.Tensor], patience: Patience):
-        self.instructions, self.name, self.patience = call, call["name"], patience
-        self.function = objects[call.get("object", 0)]
-        self.inputs = {name: asking(tensors[tensor]) for name, tensor in call["inputs"]}
-        self.gradients = {name: tensors[tensor] for name, tensor in call.get("gradients", {}).items()}
+    def __init__(
+        self, call: FunctionCall, objects: list, tensors: dict[str, torch.Tensor], patience: Patience
+    ):
+        self.instructions, self.name, self.patience = call, call.name, patience
+        self.function = objects[call.object]
+        self.inputs = {name: asking(tensors[tensor]) for name, tensor in call.inputs}
+        self.gradients = {name: tensors[tensor] for name, tensor in call.gradients.items()}
         self.results: dict[str, Any] = {}
         self.values = CallReply()
 
     def go(self) -> None:
-        outside = self.from_outside() if self.instructions.get("measured") else {}
-        peak = self.watching() if self.instructions.get("measured") else None
+        outside = self.from_outside() if self.instructions.measured else {}
+        peak = self.watching() if self.instructions.measured else None
         outputs = self.named(self.forward(peak))
         self.results |= {name: _keep(output) for name, output in outputs.items()}
         if self.gradients:
@@ -124,7 +149,7 @@ class Call:
     def named(self, made: Any) -> dict[str, Any]:
         """The outputs by their names; none where there are not as many as agreed."""
         parts = list(made) if isinstance(made, list | tuple) else [made]
-        names = self.instructions["outputs"]
+        names = self.instructions.outputs
         return dict(zip(names, parts, strict=False)) if len(parts) == len(names) else {}
 
     def from_outside(self) -> dict[str, Any]:
@@ -149,7 +174,7 @@ class Call:
     def unwatched(self, values: dict[str, torch.Tensor], measured: Callable[..., None]) -> dict[str, Any]:
         inputs = {name: asking(_detach(tensor)) for name, tensor in values.items()}
         measured(f"{self.name}.pages.base")
-        outputs = self.named(self.function(*inputs.values(), **self.instructions.get("kwargs", {})))
+        outputs = self.named(self.function(*inputs.values(), **self.instructions.kwargs))
         measured(f"{self.name}.pages.forward")
         if ends := self.ends(outputs):
             _backward(ends, inputs=leaves(inputs))
@@ -159,8 +184,8 @@ class Call:
 
     def forward(self, peak: Peak | None) -> Any:
         """peak: counts the bytes and FLOPs of this call; None: the call is not counted."""
-        kwargs = self.instructions.get("kwargs", {})
-        if peak is None or not self.instructions.get("measured"):
+        kwargs = self.instructions.kwargs
+        if peak is None or not self.instructions.measured:
             with peak or nullcontext():
                 return self.function(*self.inputs.values(), **kwargs)
         before = alive()
@@ -181,7 +206,7 @@ class Call:
             peak.start_again(f"{self.name}.backward")
         with peak or nullcontext():
             _backward(ends, inputs=leaves(self.inputs))
-        if peak is not None and self.instructions.get("measured"):
+        if peak is not None and self.instructions.measured:
             self.values.backward = peak.highest
             self.values.flops["backward"] = peak.flops
         self.results |= {f"grad.{name}": tensor.grad for name, tensor in self.inputs.items()}
@@ -200,14 +225,7 @@ class Call:
     def tensors(self) -> dict[str, torch.Tensor]:
         """The tensors of the reply, all of them in the shape that was agreed."""
         self.results |= {f"after.{name}": tensor for name, tensor in self.inputs.items()}
-        sent = {}
-        for name, (kind, shape) in self.instructions["expects"].items():
-            dtype, result = getattr(torch, kind), self.results.get(name)
-            if not isinstance(result, _Tensor) or (result.dtype, list(result.shape)) != (dtype, list(shape)):
-                self.values.misfits[name] = type_of(result)
-                result = _zeros(shape, dtype=dtype)
-            sent[name] = _clone(_detach(result))
-        return sent
+        return as_agreed(self.results, self.instructions.expects, self.values.misfits)
 
 
 def asking(tensor: torch.Tensor) -> torch.Tensor:

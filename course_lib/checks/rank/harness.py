@@ -7,8 +7,8 @@ A recipe is a function `recipe(objects, tensors, groups, instructions) -> tuple[
 
 * objects: the student's objects, in the order of the exercise;
 * tensors: this rank's inputs by name; groups: the process groups that the case asks for;
-* instructions: this rank's plain data; under "enough" the bytes of memory that are enough, by the names of
-  the recipe's measurements (see `memory`), so that it measures again before it reports more;
+* instructions: this rank's plain data, of the dataclass that the signature names; a rank that takes no part
+  has none, and the recipe is not called there;
 * values: the plain data of the reply, of a type that the signature names and the judge reads it as (see
   `course_lib.checks.wire`); tensors: the reply's raw bytes (an object in there that is not a tensor is
   described by its type).
@@ -32,22 +32,30 @@ import random
 import traceback
 import types
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import CoroutineType, GeneratorType
-from typing import Any
+from typing import Any, get_origin
 
 import torch
 import torch.distributed as dist
 
 from course_lib.checks.rank.own_work import own_work
 from course_lib.checks.rank.refusing import refused
-from course_lib.checks.wire import Place, Task, plain_reply
+from course_lib.checks.wire import (
+    Instructions,
+    Place,
+    Task,
+    decode,
+    instructions_type,
+    plain_message,
+    reply_type,
+)
 from course_lib.runtime import wire
 from course_lib.runtime.backend import device
 from course_lib.runtime.rank import close_the_store
 from course_lib.runtime.sandbox import calls, kernel
 
-_plain_reply = plain_reply
+_plain_message = plain_message
 _loads, _pack, _unpack = wire.loads, wire.pack_tensors, wire.unpack_tensors
 _import = importlib.import_module
 # not the recorded one: the ledger must hold the student's operations alone
@@ -69,7 +77,7 @@ LIBRARIES = (
 )
 LONGEST = 1_000  # entries of a list or characters of a text that go back
 
-Recipe = Callable[[list, dict[str, torch.Tensor], list, dict], tuple[Any, dict[str, Any]]]
+Recipe = Callable[[list, dict[str, torch.Tensor], list, Any], tuple[Any, dict[str, Any]]]
 
 
 @dataclass
@@ -101,7 +109,10 @@ def run_recipe(header: dict, buffers: list[memoryview], rank: int) -> tuple[dict
     module = _import(path)
     recipe: Recipe = getattr(module, name)
     before_reading: Callable[[], None] = getattr(module, "before_reading", nothing)
-    warm_up: Callable[[dict], None] | None = getattr(module, "warm_up", None)
+    warm_up: Callable[[Any], None] | None = getattr(module, "warm_up", None)
+    instructions = None
+    if task.instructions is not None:
+        instructions = decode(instructions_type(task.recipe), task.instructions)
     count = task.payload
     received = _unpack(task.tensors, buffers[count:])
     alone = not dist.is_initialized()
@@ -114,14 +125,23 @@ def run_recipe(header: dict, buffers: list[memoryview], rank: int) -> tuple[dict
         only_what_checks_need()
     with own_work(task.references), refused(task.refused), told_why():
         before_reading()
-        if warm_up is not None:
-            warm_up(task.instructions)
+        if warm_up is not None and instructions is not None:
+            warm_up(instructions)
         objects = list(_loads(buffers[:count]))
-        values, outputs = recipe(objects, tensors, groups, task.instructions)
+        if instructions is None:
+            values, outputs = no_reply(task.recipe), {}
+        else:
+            values, outputs = recipe(objects, tensors, groups, instructions)
     kept = {k: _detach(v) for k, v in outputs.items() if isinstance(v, _Tensor)}
     others = {k: type(v).__name__ for k, v in outputs.items() if k not in kept}
     meta, raw = _pack(kept)
-    return {"values": _plain_reply(values), "tensors": meta, "others": others}, raw
+    return {"values": _plain_message(values), "tensors": meta, "others": others}, raw
+
+
+def no_reply(recipe: str) -> Any:
+    """The reply of a rank that takes no part: its type, with nothing in it."""
+    kind = reply_type(recipe)
+    return (get_origin(kind) or kind)()
 
 
 def nothing() -> None:
@@ -151,20 +171,27 @@ def told_why() -> Iterator[None]:
 # ---- recipe: call a function with tensors
 
 
-def call(
-    objects: list, tensors: dict[str, torch.Tensor], groups: list, instructions: dict
-) -> tuple[Called, dict[str, Any]]:
-    """Call one object; hand back arguments (changed in place or not) and what it returned.
+@dataclass(frozen=True)
+class CallInstructions(Instructions):
+    """One call of an object.
 
-    instructions: object (index), args (a list of argument descriptions), kwargs (a dict of them),
-    outputs (names of arguments, and "result" for the return value), plain (hand "result" back as
-    plain data). An argument is {"tensor": name}, perhaps with {"view": [shape, stride, offset]},
-    {"value": plain data}, {"group": index}, {"list": argument descriptions}, or {"parameter": name, "grad":
-    the name of its gradient or None}, whose gradient goes back as "name.grad". A rank without "args" takes no
-    part.
+    args, kwargs: descriptions of the arguments: {"tensor": name}, perhaps with {"view": [shape, stride,
+    offset]}, {"value": plain data}, {"group": index}, {"list": descriptions}, or {"parameter": name, "grad":
+    the name of its gradient or None}, whose gradient goes back as "name.grad". outputs: names of arguments,
+    and "result" for what is returned; plain: hand "result" back as plain data; object: which of the objects.
     """
-    if "args" not in instructions:
-        return Called(), {}
+
+    args: list[Any]
+    outputs: list[str]
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    object: int = 0
+    plain: bool = False
+
+
+def call(
+    objects: list, tensors: dict[str, torch.Tensor], groups: list, instructions: CallInstructions
+) -> tuple[Called, dict[str, Any]]:
+    """Call one object; hand back arguments (changed in place or not) and what it returned."""
     named: dict[str, Any] = {}
     parameters: dict[str, torch.nn.Parameter] = {}
 
@@ -186,13 +213,13 @@ def call(
         named[name] = _as_strided(base, *described["view"]) if "view" in described else base
         return named[name]
 
-    args = [argument(described) for described in instructions["args"]]
-    kwargs = {name: argument(described) for name, described in instructions.get("kwargs", {}).items()}
-    named["result"] = objects[instructions.get("object", 0)](*args, **kwargs)
+    args = [argument(described) for described in instructions.args]
+    kwargs = {name: argument(described) for name, described in instructions.kwargs.items()}
+    named["result"] = objects[instructions.object](*args, **kwargs)
     refuse_unrun(named["result"])
     named |= {f"{name}.grad": parameter.grad for name, parameter in parameters.items()}
-    outputs = {name: named[name] for name in instructions["outputs"] if name in named}
-    if instructions.get("plain"):
+    outputs = {name: named[name] for name in instructions.outputs if name in named}
+    if instructions.plain:
         return Called(result=plain(outputs.pop("result"))), outputs
     result = outputs.get("result")
     if isinstance(result, _Tensor) and any(result is t for n, t in named.items() if n != "result"):
@@ -213,17 +240,27 @@ def refuse_unrun(value: Any) -> None:
 # ---- recipe: evaluate pure functions, and constants
 
 
+@dataclass(frozen=True)
+class EvaluateInstructions(Instructions):
+    """calls: [index of the object, list of arguments, perhaps keyword arguments] each; instead of the
+    arguments None: the object itself is the answer.
+    """
+
+    calls: list[Any]
+
+    def answers(self) -> int:
+        return len(self.calls)
+
+
 def evaluate(
-    objects: list, tensors: dict[str, torch.Tensor], groups: list, instructions: dict
+    objects: list, tensors: dict[str, torch.Tensor], groups: list, instructions: EvaluateInstructions
 ) -> tuple[Answers, dict[str, Any]]:
     """Call functions on plain arguments; an exception is an answer too.
 
-    instructions: calls, a list of [index of the object, list of arguments, perhaps keyword arguments];
-    instead of the arguments None: the object itself is the answer. An answer says, too, whether the call
-    changed the state of a random generator that the process shares.
+    An answer says, too, whether the call changed the state of a random generator that the process shares.
     """
     answers: list[Answer] = []
-    for index, args, *named in instructions["calls"]:
+    for index, args, *named in instructions.calls:
         target, before = objects[index], random_state()
         try:
             value = target if args is None else target(*args, **(named[0] if named else {}))

@@ -1,28 +1,6 @@
 """Recipe (see `harness`) that makes layers, runs them forward and backward, and reports the results.
 
-instructions: dtype, the default meanwhile ("float64" when left out); runs, a list of
-
-    name       the prefix of all names in the reply
-    object     which of the exercise's objects, the first when left out
-    make       [arguments, keyword arguments] of the class; left out: the object is called as it is
-    norm       tensors, the weight and the bias of an nn.LayerNorm that is the class's first argument
-    eps        the norm's
-    model      description (see `gpt`) of a GPT that is the first argument: of a function that changes it
-    kwargs     keyword arguments of the call
-    group      which of the case's groups is passed as group=, to the class or, without `make`, to the call
-    seed       the state of the default generator before the class is made
-    inputs     the arguments, a list of [name, tensor]; floating-point ones ask for a gradient unless
-               their names are in `fixed`
-    backward   the tensor that is the output's gradient; left out: no backward
-    views      {name: [shape, stride]} of inputs, or of "gradient", that are views of the tensor that was sent
-    pages      whether the process is measured from outside before the layer is made, after that, and after
-               backward, as "NAME.pages.made" and "NAME.pages.backward"
-    lr         after backward lr times its gradient is taken from every parameter, and the layer called again
-    evaluates  whether the layer is put into evaluation first: layer.eval()
-    refuses    whether a ValueError is an answer: the reply has it, and the run is over
-    expects    {name: [dtype, shape]} of the tensors in the reply
-
-A rank without "runs" takes no part. The reply for the run "a" has those of these tensors that it expects:
+The reply for the run "a" has those of these tensors that it expects:
 "a.y" (the output), "a.again" (after the update), "a.grad.x" (of the input x), "a.p.weight" and
 "a.grad.p.weight" (of the parameter of that name, or whose name ends so), "a.after.x" and "a.after.gradient"
 (an input, and the output's gradient, when all is over), "a.drawn" (two numbers of the default generator after
@@ -41,18 +19,19 @@ import torch.distributed as dist
 from torch import nn
 
 from course_lib.checks.rank import gpt, watching
-from course_lib.checks.rank.backward import Hand, type_of, unregistered
+from course_lib.checks.rank.agreed import Expects, as_agreed
+from course_lib.checks.rank.backward import Hand, unregistered
 from course_lib.checks.rank.counting import Saved, alive, more
 from course_lib.checks.rank.harness import describe
 from course_lib.checks.rank.memory import Patience
 from course_lib.checks.rank.own_parts import own_parts, refuse_imports
 from course_lib.checks.rank.watching import begun_and_waited, give_back_at_once, measured
-from course_lib.checks.wire import Count, Place
+from course_lib.checks.wire import Count, Instructions, Place
 from course_lib.runtime.backend import device
 from course_lib.runtime.moments import START
 
 _Tensor, _Module = torch.Tensor, nn.Module
-_clone, _detach, _zeros, _rand = torch.clone, torch.Tensor.detach, torch.zeros, torch.rand
+_clone, _detach, _rand = torch.clone, torch.Tensor.detach, torch.rand
 _zeros_like, _as_strided = torch.zeros_like, torch.Tensor.as_strided
 _LayerNorm, _Parameter = nn.LayerNorm, nn.Parameter
 _manual_seed, _no_grad, _backward = torch.manual_seed, torch.no_grad, torch.autograd.backward
@@ -82,25 +61,81 @@ class LayerReply:
     refused: Place | None = None
 
 
-def warm_up(instructions: dict) -> None:
+@dataclass(frozen=True)
+class LayerInstructions:
+    """One run.
+
+    name       the prefix of all names in the reply
+    inputs     the arguments, a list of [name, tensor]; floating-point ones ask for a gradient unless their
+               names are in `fixed`
+    expects    {name: [dtype, shape]} of the tensors in the reply
+    object     which of the exercise's objects
+    make       [arguments, keyword arguments] of the class; None: the object is called as it is
+    norm       tensors, the weight and the bias of an nn.LayerNorm that is the class's first argument
+    eps        the norm's
+    model      description (see `gpt`) of a GPT that is the first argument: of a function that changes it
+    kwargs     keyword arguments of the call
+    group      which of the case's groups is passed as group=, to the class or, without `make`, to the call
+    seed       the state of the default generator before the class is made
+    backward   the tensor that is the output's gradient; None: no backward
+    views      {name: [shape, stride]} of inputs, or of "gradient", that are views of the tensor that was sent
+    pages      whether the process is measured from outside before the layer is made, after that, and after
+               backward, as "NAME.pages.made" and "NAME.pages.backward"
+    lr         after backward lr times its gradient is taken from every parameter, and the layer called again
+    evaluates  whether the layer is put into evaluation first: layer.eval()
+    refuses    whether a ValueError is an answer: the reply has it, and the run is over
+    """
+
+    name: str
+    inputs: list[list[str]]
+    expects: Expects
+    object: int = 0
+    make: list[Any] | None = None
+    norm: list[str] = field(default_factory=list)
+    eps: float = 1e-5
+    model: dict[str, Any] | None = None
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    group: int | None = None
+    seed: int = 0
+    fixed: list[str] = field(default_factory=list)
+    backward: str | None = None
+    views: dict[str, list[list[int]]] = field(default_factory=dict)
+    pages: bool = False
+    lr: float | None = None
+    evaluates: bool = False
+    refuses: bool = False
+
+
+@dataclass(frozen=True)
+class LayersInstructions(Instructions):
+    """dtype: the default meanwhile."""
+
+    runs: list[LayerInstructions]
+    dtype: str = "float64"
+
+    def parts(self) -> list[str]:
+        return [run.name for run in self.runs]
+
+
+def warm_up(instructions: LayersInstructions) -> None:
     """Before the student's objects are read: the memory that they take from then on counts, see `Moments`."""
-    if any(run.get("pages") for run in instructions.get("runs", ())):
+    if any(run.pages for run in instructions.runs):
         give_back_at_once()
         watching.warm_up()
         measured(START)
 
 
 def layers(
-    objects: list, tensors: dict[str, torch.Tensor], groups: list, instructions: dict
+    objects: list, tensors: dict[str, torch.Tensor], groups: list, instructions: LayersInstructions
 ) -> tuple[dict[str, LayerReply], dict[str, Any]]:
     """Every run of the instructions, one after the other."""
-    values, outputs, patience = {}, {}, Patience(instructions["enough"])
-    with own_parts(), known_groups(groups), default_dtype(instructions.get("dtype", "float64")):
-        for described in instructions.get("runs", ()):
+    values, outputs, patience = {}, {}, Patience(instructions.enough)
+    with own_parts(), known_groups(groups), default_dtype(instructions.dtype):
+        for described in instructions.runs:
             run = LayerOnRank(described, objects, tensors, groups, patience)
             run.go()
-            values[described["name"]] = run.values
-            outputs |= {f"{described['name']}.{name}": t for name, t in run.tensors().items()}
+            values[described.name] = run.values
+            outputs |= {f"{described.name}.{name}": t for name, t in run.tensors().items()}
     return values, outputs
 
 
@@ -139,38 +174,45 @@ class LayerOnRank:
     """One layer, made and run on this rank."""
 
     def __init__(
-        self, run: dict, objects: list, tensors: dict[str, torch.Tensor], groups: list, patience: Patience
+        self,
+        run: LayerInstructions,
+        objects: list,
+        tensors: dict[str, torch.Tensor],
+        groups: list,
+        patience: Patience,
     ):
         self.instructions, self.groups, self.sent, self.patience = run, groups, tensors, patience
-        self.object = objects[run.get("object", 0)]
-        fixed = run.get("fixed", ())
+        self.object = objects[run.object]
         self.inputs: dict[str, torch.Tensor] = {}
-        for name, tensor in run["inputs"]:
+        for name, tensor in run.inputs:
             value = self.viewed(name, _clone(tensors[tensor]))
-            self.inputs[name] = value.requires_grad_(value.is_floating_point() and name not in fixed)
-        self.gradient = self.viewed("gradient", tensors[run["backward"]]) if "backward" in run else None
+            self.inputs[name] = value.requires_grad_(value.is_floating_point() and name not in run.fixed)
+        self.gradient = self.viewed("gradient", tensors[run.backward]) if run.backward else None
         self.results: dict[str, Any] = {}
         self.values = LayerReply()
 
     def viewed(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor, or a view of it where one is asked for."""
-        view = self.instructions.get("views", {}).get(name)
-        return _as_strided(tensor, *view) if view else tensor
+        view = self.instructions.views.get(name)
+        if not view:
+            return tensor
+        size, stride = view
+        return _as_strided(tensor, size, stride)
 
     def go(self) -> None:
         """Make and run; where a ValueError is an answer, tell it."""
         try:
             self.run()
         except ValueError as error:
-            if not self.instructions.get("refuses"):
+            if not self.instructions.refuses:
                 raise
             self.values.refused = describe(error)
 
     def run(self) -> None:
         layer = self.made()
         self.parameters = parameters(layer)
-        kwargs = dict(self.instructions.get("kwargs", {}))
-        if "make" not in self.instructions:
+        kwargs = dict(self.instructions.kwargs)
+        if self.instructions.make is None:
             kwargs |= self.group()
         before = alive()
         with Saved(self.parameters.values()) as saved:
@@ -183,56 +225,55 @@ class LayerOnRank:
             self.backward(y)
         self.count_pages("backward")
         self.moment()
-        if "lr" in self.instructions:
+        if self.instructions.lr is not None:
             with _no_grad():
                 for parameter in self.parameters.values():
                     if parameter.grad is not None:
-                        parameter -= self.instructions["lr"] * parameter.grad
+                        parameter -= self.instructions.lr * parameter.grad
                 self.results["again"] = layer(*self.inputs.values(), **kwargs)
 
     def made(self) -> Any:
         """The layer, or the object itself."""
         self.moment()
-        if "make" not in self.instructions:
+        if self.instructions.make is None:
             self.moment()
             return self.object
-        args, kwargs = self.instructions["make"]
-        if "norm" in self.instructions:
+        args, kwargs = self.instructions.make
+        if self.instructions.norm:
             args = [self.norm(), *args]
         before = alive()
         self.count_pages("base")
-        if "model" in self.instructions:
-            args = [gpt.build(self.instructions["model"]), *args]
-        _manual_seed(self.instructions.get("seed", 0))
+        if self.instructions.model is not None:
+            args = [gpt.build(self.instructions.model), *args]
+        _manual_seed(self.instructions.seed)
         layer = self.object(*args, **kwargs, **self.group())
         del args  # of a model that was changed nothing must be left over but the layer's own tensors
         if isinstance(layer, _Module):
             layer.to(device())
-            _train(layer, not self.instructions.get("evaluates"))
+            _train(layer, not self.instructions.evaluates)
         self.measure("held", lambda: more(alive(), before))
         self.count_pages("made")
         self.moment()
         return layer
 
     def measure(self, key: str, count: Callable[[], int]) -> None:
-        nbytes = self.patience.measured(f"{self.instructions['name']}.{key}", count)
+        nbytes = self.patience.measured(f"{self.instructions.name}.{key}", count)
         setattr(self.values, key, nbytes)
 
     def count_pages(self, moment: str) -> None:
         """From outside, where the layer is large enough to be seen there."""
-        if self.instructions.get("pages"):
-            measured(f"{self.instructions['name']}.pages.{moment}")
+        if self.instructions.pages:
+            measured(f"{self.instructions.name}.pages.{moment}")
 
     def norm(self) -> nn.LayerNorm:
-        weight, bias = (_clone(self.sent[name]) for name in self.instructions["norm"])
-        norm = _LayerNorm(len(weight), eps=self.instructions["eps"])
+        weight, bias = (_clone(self.sent[name]) for name in self.instructions.norm)
+        norm = _LayerNorm(len(weight), eps=self.instructions.eps)
         norm.weight, norm.bias = _Parameter(weight), _Parameter(bias)
         return norm
 
     def group(self) -> dict[str, Any]:
-        if "group" not in self.instructions:
-            return {}
-        return {"group": self.groups[self.instructions["group"]]}
+        group = self.instructions.group
+        return {} if group is None else {"group": self.groups[group]}
 
     def moment(self) -> None:
         self.values.begun.append(begun_and_waited()[0])
@@ -263,14 +304,7 @@ class LayerOnRank:
                 self.results.setdefault(f"grad.p.{called}", parameter.grad)
         self.results |= {f"after.{name}": tensor for name, tensor in self.inputs.items()}
         self.results["after.gradient"] = self.gradient
-        sent = {}
-        for name, (kind, shape) in self.instructions["expects"].items():
-            dtype, result = getattr(torch, kind), self.results.get(name)
-            if not isinstance(result, _Tensor) or (result.dtype, list(result.shape)) != (dtype, list(shape)):
-                self.values.misfits[name] = type_of(result)
-                result = _zeros(shape, dtype=dtype)
-            sent[name] = _clone(_detach(result))
-        return sent
+        return as_agreed(self.results, self.instructions.expects, self.values.misfits)
 
 
 def parameters(layer: Any) -> dict[str, torch.Tensor]:

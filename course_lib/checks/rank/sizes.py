@@ -1,7 +1,7 @@
 """Recipe (see `harness`) that calls functions of a model's sizes, and of plain numbers.
 
-instructions: calls, a list of [index of the object, list of arguments, perhaps keyword arguments]. An
-argument {"config": sizes} is a GPTConfig with these sizes, {"tuple": [...]} a tuple, anything else is itself.
+An argument {"config": sizes} is a GPTConfig with these sizes, {"tuple": [...]} a tuple, anything else is
+itself.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from course_lib.checks.rank.harness import Answers, evaluate
+from course_lib.checks.rank.harness import Answers, EvaluateInstructions, evaluate
 from course_lib.models.config import GPTConfig
 
 _GPTConfig, _evaluate = GPTConfig, evaluate
@@ -25,11 +25,11 @@ def argument(described: Any) -> Any:
 
 
 def evaluate_sizes(
-    objects: list, tensors: dict[str, torch.Tensor], groups: list, instructions: dict
+    objects: list, tensors: dict[str, torch.Tensor], groups: list, instructions: EvaluateInstructions
 ) -> tuple[Answers, dict[str, Any]]:
     """`evaluate`, of these arguments."""
     calls = [
         [index, [argument(described) for described in args], *named]
-        for index, args, *named in instructions["calls"]
+        for index, args, *named in instructions.calls
     ]
-    return _evaluate(objects, tensors, groups, {"calls": calls})
+    return _evaluate(objects, tensors, groups, EvaluateInstructions(calls))

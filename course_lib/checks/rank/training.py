@@ -1,18 +1,6 @@
 """Recipes (see `harness`) that train a toy model for a few steps with a student's class, and report on it.
 
-Instructions of all of them:
-
-    model        a description for `toys.build`; the same shapes on every rank, "seed" may differ
-    optimizer    [name in torch.optim, keyword arguments]
-    steps        a list of steps, each a list of microbatches: descriptions for `toys.batch`
-    kwargs       keyword arguments of the student's class
-    group        which of the case's groups is passed as group=; left out: not passed
-    once         whether an optimizer's parameters come as an iterator, as model.parameters() gives them
-    no_sync      whether all microbatches of a step but the last run under the class's no_sync()
-    memory       whether memory is watched (see `watching`)
-    tell         which tensors go back: "start", "grads", "params", "end", "buffers"
-
-A rank without "steps" takes no part. The reply has the tensors "start.NAME", "grad.STEP.NAME",
+The reply has the tensors "start.NAME", "grad.STEP.NAME",
 "param.STEP.NAME", "end.NAME" (parameters after the last step), "buffer.NAME", with the parameters'
 names in the model; and a `TrainingReply`.
 """
@@ -22,13 +10,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from course_lib.checks.rank import toys, watching
-from course_lib.checks.wire import Count
+from course_lib.checks.wire import Count, Instructions
 from course_lib.runtime.backend import device
 from course_lib.runtime.moments import BASE, START
 
@@ -54,25 +42,50 @@ class TrainingReply:
     without: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class TrainingInstructions(Instructions):
+    """A model, and the steps of its training.
+
+    model        a description for `toys.build`; the same shapes on every rank, "seed" may differ
+    optimizer    [name in torch.optim, keyword arguments]
+    steps        a list of steps, each a list of microbatches: descriptions for `toys.batch`
+    tell         which tensors go back: "start", "grads", "params", "end", "buffers"
+    kwargs       keyword arguments of the student's class
+    group        which of the case's groups is passed as group=; None: not passed
+    once         whether an optimizer's parameters come as an iterator, as model.parameters() gives them
+    no_sync      whether all microbatches of a step but the last run under the class's no_sync()
+    memory       whether memory is watched (see `watching`)
+    """
+
+    model: dict[str, Any]
+    optimizer: list[Any]
+    steps: list[list[dict[str, Any]]]
+    tell: list[str]
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    group: int | None = None
+    once: bool = False
+    no_sync: bool = False
+    memory: bool = False
+
+
 class Session:
     """One model in training on this rank, and the reply about it."""
 
-    def __init__(self, instructions: dict):
+    def __init__(self, instructions: TrainingInstructions):
         self.instructions = instructions
-        self.tell = set(instructions["tell"])
-        memory = bool(instructions.get("memory"))
-        if memory:
+        self.tell = set(instructions.tell)
+        if instructions.memory:
             watching.measured(BASE)
-        self.model = toys.build(instructions["model"]).to(device())
+        self.model = toys.build(instructions.model).to(device())
         self.named = dict(self.model.named_parameters())
         self.dtype = next(iter(self.named.values())).dtype
-        self.watch = watching.Watch(self.model, memory)
+        self.watch = watching.Watch(self.model, instructions.memory)
         self.tensors: dict[str, torch.Tensor] = {}
         self.without: list[str] = []
         self.begun: list[int] = []
 
     def optimizer(self) -> tuple[type[torch.optim.Optimizer], dict]:
-        name, defaults = self.instructions["optimizer"]
+        name, defaults = self.instructions.optimizer
         return _optimizers[name], dict(defaults)
 
     def keep(self, what: str, tensors: Iterable[tuple[str, torch.Tensor | None]], like=None) -> None:
@@ -85,7 +98,7 @@ class Session:
 
     def moment(self, training: bool = True) -> None:
         """A backward or a step is over: note the memory, and how many operations were begun."""
-        if self.instructions.get("memory"):
+        if self.instructions.memory:
             watching.settle()
         self.watch.held(len(self.begun), training)
         self.begun.append(watching.begun_and_waited()[0])
@@ -102,7 +115,7 @@ class Session:
         self, step: int, run: Callable[[torch.Tensor], torch.Tensor], no_sync: Callable | None
     ) -> None:
         """Forward and backward over the microbatches of a step; the loss is the mean over all of them."""
-        microbatches = self.instructions["steps"][step]
+        microbatches = self.instructions.steps[step]
         for number, described in enumerate(microbatches):
             last = number == len(microbatches) - 1
             quiet = no_sync() if no_sync is not None and not last else contextlib.nullcontext()
@@ -123,7 +136,7 @@ class Session:
     def stepped(self, step: int, whole: Whole | None = None) -> None:
         """A step is over. whole: as in `started`."""
         self.moment()
-        last = step == len(self.instructions["steps"]) - 1
+        last = step == len(self.instructions.steps) - 1
         kinds = ["end"] if "end" in self.tell and last else []
         kinds += [f"param.{step}"] if "params" in self.tell else []
         parameters = (whole or self.named.items)() if kinds else ()
@@ -136,18 +149,27 @@ class Session:
         return TrainingReply(self.watch.passes, self.begun, self.without), self.tensors
 
 
-def keywords(instructions: dict, groups: list) -> dict[str, Any]:
+class Keywords(Protocol):
+    """Instructions with keyword arguments, and perhaps a group."""
+
+    @property
+    def kwargs(self) -> dict[str, Any]: ...
+    @property
+    def group(self) -> int | None: ...
+
+
+def keywords(instructions: Keywords, groups: list) -> dict[str, Any]:
     """The keyword arguments of the student's class."""
-    group = {"group": groups[instructions["group"]]} if "group" in instructions else {}
-    return {**instructions.get("kwargs", {}), **group}
+    group = {} if instructions.group is None else {"group": groups[instructions.group]}
+    return {**instructions.kwargs, **group}
 
 
-def warm_up(instructions: dict) -> None:
+def warm_up(instructions: TrainingInstructions) -> None:
     """Memory that libraries allocate once, at their first use, must not count as the class's.
 
     The harness calls it before it reads the student's objects.
     """
-    if not instructions.get("memory"):
+    if not instructions.memory:
         return
     watching.give_back_at_once()
     # Over NCCL on the GPU: cuBLAS takes a workspace of 32 MB there for each thread that multiplies.
@@ -163,19 +185,17 @@ def warm_up(instructions: dict) -> None:
 
 
 def replicas(
-    objects: list, tensors: dict, groups: list, instructions: dict
+    objects: list, tensors: dict, groups: list, instructions: TrainingInstructions
 ) -> tuple[TrainingReply, dict[str, Any]]:
     """A module around a module: forward, backward, finish_gradient_synchronization(), optimizer.step()."""
-    if "steps" not in instructions:
-        return TrainingReply(), {}
     session = Session(instructions)
     wrapped = objects[0](session.model, **keywords(instructions, groups))
     make, defaults = session.optimizer()
     optimizer = make([p for p in session.named.values() if p.requires_grad], **defaults)
     session.started()
-    for step in range(len(instructions["steps"])):
+    for step in range(len(instructions.steps)):
         optimizer.zero_grad()
-        session.accumulate(step, wrapped, wrapped.no_sync if instructions.get("no_sync") else None)
+        session.accumulate(step, wrapped, wrapped.no_sync if instructions.no_sync else None)
         wrapped.finish_gradient_synchronization()
         session.gradients(step)
         optimizer.step()
@@ -184,19 +204,17 @@ def replicas(
 
 
 def sharded_optimizer(
-    objects: list, tensors: dict, groups: list, instructions: dict
+    objects: list, tensors: dict, groups: list, instructions: TrainingInstructions
 ) -> tuple[TrainingReply, dict[str, Any]]:
     """An optimizer of a whole model, frozen parameters too, that keeps a shard of the state."""
-    if "steps" not in instructions:
-        return TrainingReply(), {}
     session = Session(instructions)
     make, defaults = session.optimizer()
     every = list(session.named.values())
-    params = iter(every) if instructions.get("once") else every
+    params = iter(every) if instructions.once else every
     optimizer = objects[0](params, make, **defaults, **keywords(instructions, groups))
     session.started()
-    for step in range(len(instructions["steps"])):
-        quiet = optimizer.no_sync if instructions.get("no_sync") else None
+    for step in range(len(instructions.steps)):
+        quiet = optimizer.no_sync if instructions.no_sync else None
         session.accumulate(step, session.model, quiet)
         optimizer.step()
         optimizer.zero_grad()

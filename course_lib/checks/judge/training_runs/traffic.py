@@ -82,7 +82,7 @@ def last_backwards(observed: Observed, rank: int) -> list[LastBackward]:
     At a pass, no more operations count as begun than at the end of backward, which is noted elsewhere: a
     class can reach the hooks on the model's blocks, and their notes.
     """
-    steps = observed.case.sides[rank].instructions["steps"]
+    steps = observed.case.sides[rank].instructions.steps
     reported = observed.values[rank].passes
     backwards, number = [], 0
     for place, step in enumerate(steps):

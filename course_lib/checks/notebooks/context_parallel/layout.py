@@ -15,10 +15,10 @@ from course_lib.checks.kit import (
     Finding,
     Line,
     Observed,
-    RankSide,
     Sentence,
     at,
     error_kind,
+    evaluating,
     exercise,
     unwritten,
     words,
@@ -230,4 +230,4 @@ def zigzag(draw: Draw) -> Iterator[Case]:
     for title, sizes, weight, trivial in table:
         lines.append(Line(title, judge(sizes, len(calls), every), weight, trivial=trivial))
         calls += [[0, list(size)] for size in sizes]
-    yield Case("layouts", [RankSide({}, {"calls": calls}, {})], lines, recipe=EVALUATE, alone=True)
+    yield Case("layouts", [evaluating(calls)], lines, recipe=EVALUATE, alone=True)

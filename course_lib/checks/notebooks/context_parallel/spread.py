@@ -10,6 +10,7 @@ from course_lib.checks.judge.functions import OF_A_FIRST_CALL
 from course_lib.checks.judge.layers.lines import PAGES, measured_early, members, operations
 from course_lib.checks.judge.layers.runs import BACKWARD, BEFORE, FORWARD, MADE, LayerRun, layer_case
 from course_lib.checks.kit import RIGHT, Case, Finding, Line, Observed, Sentence, usual, words, wrong
+from course_lib.checks.rank.notebooks.context_parallel.spread import SpreadCall, SpreadInstructions
 
 OTHERWISE_MADE = (
     "Make scores and sums with products of matrices (@, torch.einsum): a tensor of all single products is "
@@ -42,12 +43,12 @@ class SpreadRun(LayerRun):
             return begun[BEFORE], max(0, begun[BEFORE] - backward)
         return max(0, begun[BEFORE] - backward), max(0, begun[BEFORE] - backward - forward)
 
-    def instructions(self, k: int, group: int | None) -> dict:
-        instructions = super().instructions(k, group) | {"measured": self.measured}
-        instructions["worth"] = self.worth
+    def instructions(self, k: int, group: int | None) -> SpreadCall:
+        layout = None
         if self.layout is not None:
-            instructions["layout"] = [[[s.start, s.stop, s.step] for s in spans] for spans in self.layout]
-        return instructions
+            layout = [[[s.start, s.stop, s.step] for s in spans] for spans in self.layout]
+        as_layer = vars(super().instructions(k, group))
+        return SpreadCall(**as_layer, measured=self.measured, worth=self.worth, layout=layout)
 
 
 def spread_case(
@@ -56,9 +57,13 @@ def spread_case(
     """`layer_case`; refused: operators of PyTorch's, see `without_operators`."""
     made = layer_case(title, runs, lines, room=ROOM, **more)
     names = [list(pair) for pair in refused.items()]
-    for side in made.sides:
-        side.instructions["refused"] = names
-    return replace(made, recipe=RECIPE)
+    sides = [
+        replace(side, instructions=SpreadInstructions(side.instructions.runs, names))
+        if side.instructions
+        else side
+        for side in made.sides
+    ]
+    return replace(made, sides=sides, recipe=RECIPE)
 
 
 def watched(observed: Observed, rank: int, run: SpreadRun, direction: str, key: str) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from course_lib.checks.kit import Draw, RankSide, Spec, close
+from course_lib.checks.rank.notebooks.data_parallel.averaging import AveragedInstructions
 
 TOLERANCE = {torch.float64: 1e-7, torch.float32: 2e-3}
 SHAPES = ((9, 14), (6,), (16, 8))
@@ -46,9 +47,8 @@ class PowerSGDRun:
             for k, gradient in enumerate(self.gradients[step][place])
         }
         names = [[self.name(step, k) for k in range(len(SHAPES))] for step in self.steps]
-        instructions: dict = {"steps": names, "kwargs": {"rank": self.rank}}
-        if len(self.members) < self.n:
-            instructions["group"] = 0
+        group = 0 if len(self.members) < self.n else None
+        instructions = AveragedInstructions(names, {"rank": self.rank}, group)
         return RankSide(inputs, instructions, {k: Spec.of(v) for k, v in inputs.items()})
 
 

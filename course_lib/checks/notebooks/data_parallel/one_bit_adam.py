@@ -39,6 +39,7 @@ from course_lib.checks.notebooks.data_parallel.signs import (
     shard_size,
     sign_slips,
 )
+from course_lib.checks.rank.notebooks.data_parallel.averaging import OptimizerInstructions
 
 REFERENCE = ("course_lib.compression",)
 RECIPE = "course_lib.checks.rank.notebooks.data_parallel.averaging:averaging_optimizer"
@@ -199,10 +200,13 @@ def far(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> l
     ]
 
 
-def adam_sides(training: Training) -> list[RankSide]:
+def adam_sides(training: Training, group: int | None = None) -> list[RankSide]:
     """One model on all ranks: the optimizer does not broadcast."""
+    outputs = training_runs.outputs(training)
     return [
-        RankSide({}, training.instructions(k) | {"model": training.model}, training_runs.outputs(training))
+        RankSide(
+            {}, training.instructions(k, OptimizerInstructions, model=training.model, group=group), outputs
+        )
         for k in range(training.world_size)
     ]
 
@@ -210,9 +214,7 @@ def adam_sides(training: Training) -> list[RankSide]:
 def adam_in_a_group(draw: Draw) -> Case:
     """Ranks 0 and 2 of three train, and are passed as group=; the warm-up has another length."""
     training = training_of(draw, 2, warmup=draw.choice([1, 3]))
-    first, last = adam_sides(training)
-    for rank_side in (first, last):
-        rank_side.instructions["group"] = 0
+    first, last = adam_sides(training, group=0)
     title = "OneBitAdam, sub-group {0, 2}"
     line = Line(title, stepped(training, range(STEPS)), 0.5, short=True)
     sides = [first, absent(), last]

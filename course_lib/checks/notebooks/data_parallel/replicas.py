@@ -276,7 +276,7 @@ def broken_off(case: Case, kind: str, text: str) -> str:
 
 def by_step(observed: Observed, rank: int) -> tuple[list[Operation], list[list[Operation]]]:
     """This rank's operations: those before the first backward, and those of each step."""
-    steps = observed.case.sides[rank].instructions["steps"]
+    steps = observed.case.sides[rank].instructions.steps
     passes = observed.values[rank].passes
     firsts, number = [], 0
     for step in steps:
@@ -315,7 +315,7 @@ def gradients_sent(
         return Finding(True, title=f"{title}: {words.number(round(exact))} by every rank")
 
     def more_than_gradients(ratio: float, observed: Observed) -> str:
-        micro = len(observed.case.sides[0].instructions["steps"][0])
+        micro = len(observed.case.sides[0].instructions.steps[0])
         if micro > 1 and abs(ratio - micro) < 0.01:
             return (
                 f"Each of the {micro} microbatches was sent. Under no_sync() a backward pass only adds to "

@@ -14,10 +14,10 @@ from course_lib.checks.kit import (
     Finding,
     Line,
     Observed,
-    RankSide,
     Sentence,
     at,
     error_kind,
+    evaluating,
     exercise,
     unwritten,
     words,
@@ -316,5 +316,5 @@ def shard_indices(draw: Draw) -> Iterator[Case]:
         in_order(asked, ordered),
         dropped(asked, cut),
     ]
-    sides = [RankSide({}, {"calls": asked.calls}, {})]
+    sides = [evaluating(asked.calls)]
     yield Case("samples", sides, lines, recipe=EVALUATE, alone=True)

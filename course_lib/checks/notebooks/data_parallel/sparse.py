@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -15,6 +15,7 @@ from course_lib.checks.kit import (
     Finding,
     Line,
     Observed,
+    RankSide,
     Setting,
     both,
     close,
@@ -193,18 +194,24 @@ def cost_hint(n: int, numel: int, k: int) -> Callable[[float, Observed], str]:
     return hint
 
 
+def with_fraction(rank_side: RankSide, fraction: float) -> RankSide:
+    """The side, whose call has the fraction between its two tensors."""
+    tensor, error = rank_side.instructions.args
+    args = [tensor, {"value": fraction}, error]
+    return replace(rank_side, instructions=replace(rank_side.instructions, args=args))
+
+
 def topk_case(draw: Draw, on: Setting, fraction: float, traffic: bool = False) -> Case:
     count, numel = len(on.ranks), torch.Size(on.shape).numel()
     inputs = draw_inputs(draw, count, numel, fraction)
     tensors = on.arguments([tensor.float().view(on.shape) for tensor in inputs.tensor])
     errors = [error.float().view(on.shape) for error in inputs.error]
     sides = [
-        side({"tensor": tensor, "error": error}, returned=["tensor", "error"], group=on.group)
+        with_fraction(
+            side({"tensor": tensor, "error": error}, returned=["tensor", "error"], group=on.group), fraction
+        )
         for tensor, error in zip(tensors, errors, strict=True)
     ]
-    for rank_side in sides:
-        first, second = rank_side.instructions["args"]
-        rank_side.instructions["args"] = [first, {"value": fraction}, second]
     title = on.title or f"{words.counted(on.n, 'rank')}, {inputs.k} of {words.counted(numel, 'element')}"
     short = on.short
     lines = [

@@ -13,10 +13,10 @@ from course_lib.checks.kit import (
     Line,
     Observed,
     Prediction,
-    RankSide,
     Sentence,
     evaluated,
     exercise,
+    side,
     wrong,
 )
 from course_lib.runtime.gpus import gpu_count
@@ -28,12 +28,11 @@ HELLO = ("rank", "world size", "device")
 @exercise(points=1, objects=("hello",), references=REFERENCE)
 def hello(draw: Draw) -> Iterator[Case]:
     for n, of in ((3, "3 ranks"), (1, "1 rank")):
-        instructions = {"args": [], "outputs": ["result"], "plain": True}
         lines = [
             Line(f"{what}, {of}", said_hello(place), weight=min(n, 2), trivial=n == 1)
             for place, what in enumerate(HELLO)
         ]
-        yield Case(of, [RankSide({}, instructions, {}) for _ in range(n)], lines)
+        yield Case(of, [side({}, plain=True) for _ in range(n)], lines)
 
 
 def said_hello(place: int) -> Callable[[Observed], Finding]:

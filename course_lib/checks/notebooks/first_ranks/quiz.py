@@ -14,8 +14,8 @@ from course_lib.checks.kit import (
     Finding,
     Line,
     Observed,
-    RankSide,
     answers,
+    evaluating,
     exercise,
     words,
     wrong,
@@ -45,7 +45,7 @@ LOOK = {
 def diagnoses(draw: Draw) -> Iterator[Case]:
     lines = [Line(f"waiting ranks: {program}", judge_waits(program), weight=2) for program in WAITS]
     lines += [Line(f"remedy: {program}", judge_remedy(program)) for program in REMEDIES]
-    sides = [RankSide({}, {"calls": [[0, None], [1, None]]}, {})]
+    sides = [evaluating([[0, None], [1, None]])]
     yield Case("diagnoses", sides, lines, recipe=EVALUATE, alone=True)
 
 

@@ -178,9 +178,7 @@ def collect_hint(got: list, right: list, lost: list, lengths: Sequence[int]) -> 
 
 def collect_case(draw: Draw, lengths: Sequence[int], title: str, **line: Any) -> Case:
     everything = draw.distinct(sum(lengths)).to(torch.float32)
-    sides = [side({"results": part}) for part in everything.split(list(lengths))]
-    for rank_side in sides:
-        rank_side.instructions.update(outputs=["result"], plain=True)
+    sides = [side({"results": part}, plain=True) for part in everything.split(list(lengths))]
     # built-ins are welcome here: the exercise is about who expects what
     return Case(title, sides, [Line(title, collected(everything, lengths), **line)])
 

@@ -17,11 +17,11 @@ from course_lib.checks.kit import (
     Line,
     Model,
     Observed,
-    RankSide,
     Sentence,
     at,
     call,
     error_kind,
+    evaluating,
     exercise,
     unwritten,
     wrong,
@@ -397,7 +397,7 @@ def case(tasks: Sequence[Task]) -> Case:
 
     lines = [Line(task.title, judge(k)) for k, task in enumerate(tasks)]
     calls = [call(0, task.args) for task in tasks]
-    return Case("clusters", [RankSide({}, {"calls": calls}, {})], lines, recipe=SIZES, alone=True)
+    return Case("clusters", [evaluating(calls)], lines, recipe=SIZES, alone=True)
 
 
 @lru_cache(maxsize=2)

@@ -21,9 +21,9 @@ from course_lib.checks.kit import (
     Model,
     Observed,
     Prediction,
-    RankSide,
     call,
     equal,
+    evaluating,
     exercise,
     intact,
     judge_prediction,
@@ -342,7 +342,7 @@ def memory_case(questions: Sequence[Question]) -> Case:
         for question, start in placed
     ]
     calls = [call(0, plan) for plan in plans]
-    return Case("memory_per_gpu", [RankSide({}, {"calls": calls}, {})], lines, recipe=SIZES, alone=True)
+    return Case("memory_per_gpu", [evaluating(calls)], lines, recipe=SIZES, alone=True)
 
 
 @exercise(points=6, objects=("memory_per_gpu",), references=OF_NUMBERS, point=POINT)

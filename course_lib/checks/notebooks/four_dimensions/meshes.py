@@ -14,10 +14,10 @@ from course_lib.checks.kit import (
     Finding,
     Line,
     Observed,
-    RankSide,
     Sentence,
     at,
     error_kind,
+    evaluating,
     unwritten,
     wrong,
 )
@@ -110,7 +110,7 @@ class Answers:
         return wrong(said, at(place), cause=f"{self.name} raised {error}")
 
     def case(self, lines: list[Line]) -> Case:
-        sides = [RankSide({}, {"calls": self.calls}, {})]
+        sides = [evaluating(self.calls)]
         return Case(self.name, sides, lines, recipe=SIZES, alone=True)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from course_lib.checks.kit import RankSide, Spec
 from course_lib.checks.notebooks.four_dimensions.groups import OnMesh
+from course_lib.checks.rank.notebooks.four_dimensions.on_a_mesh import NormInstructions
 
 TABLE = "token_embedding.weight"
 EQUAL = 1e-6  # relative: a mistake's norm in another precision
@@ -147,14 +148,14 @@ class Model:
         pieces, names = self.pieces(rank), self.names(rank)
         outputs = {name: Spec.of(piece) for name, piece in pieces.items()}
         outputs |= {f"weight.{name}": Spec.of(pieces.get(name, torch.zeros(3).double())) for name in names}
-        instructions = {
+        instructions = NormInstructions(
             **self.mesh.described(rank),
-            "named": names,
-            "cut": [name for name in names if name in self.cut],
-            "tied": [TABLE] if self.tied and TABLE in names and self.mesh.size("pp") > 1 else [],
-            "max_norm": self.max_norm,
-            "expects": {n: [str(s.dtype)[6:], list(s.shape)] for n, s in outputs.items()},
-        }
+            named=names,
+            cut=[name for name in names if name in self.cut],
+            tied=[TABLE] if self.tied and TABLE in names and self.mesh.size("pp") > 1 else [],
+            max_norm=self.max_norm,
+            expects={name: spec.agreed() for name, spec in outputs.items()},
+        )
         return RankSide({name: piece.clone() for name, piece in pieces.items()}, instructions, outputs)
 
     # ---- mistakes, the simplest first: where a mesh lacks an axis, several give one norm

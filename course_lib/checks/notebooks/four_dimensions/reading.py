@@ -17,8 +17,8 @@ from course_lib.checks.kit import (
     Finding,
     Line,
     Observed,
-    RankSide,
     Sentence,
+    evaluating,
     exercise,
     wrong,
 )
@@ -333,7 +333,7 @@ def my_part(draw: Draw) -> Iterator[Case]:
         asked.each("places: equal work over cp", equal_work, 2, lenient=True),
         asked.ranges(asked.each("rows in succession, places as a zigzag", blocks, 1)),
     ]
-    sides = [RankSide({}, {"calls": asked.calls}, {})]
+    sides = [evaluating(asked.calls)]
     yield Case("parts", sides, lines, recipe=SIZES, alone=True)
 
 

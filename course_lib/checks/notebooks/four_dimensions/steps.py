@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from course_lib.checks.kit import Draw, RankSide, Spec
 from course_lib.checks.notebooks.four_dimensions.groups import OnMesh
+from course_lib.checks.rank.notebooks.four_dimensions.on_a_mesh import StepInstructions
 from course_lib.context_parallel import positions, zigzag
 from course_lib.models import GPT, GPTConfig
 
@@ -153,15 +154,15 @@ class Steps:
         named = dict(self.model.named_parameters())
         parts = {name: self.part(rank, name, named[name]) for name in self.names(rank)}
         outputs = {name: Spec.of(part) for name, part in parts.items()}
-        instructions: dict[str, Any] = {
+        instructions = StepInstructions(
             **self.mesh.described(rank),
-            "config": asdict(self.config) | {"seed": self.seed},
-            "count": self.count,
-            "times": len(self.batches),
-            "sequence": self.sequence,
-            "chunks": self.chunks,
-            "expects": {n: [str(s.dtype)[6:], list(s.shape)] for n, s in outputs.items()},
-        }
+            config=asdict(self.config) | {"seed": self.seed},
+            count=self.count,
+            times=len(self.batches),
+            sequence=self.sequence,
+            chunks=self.chunks,
+            expects={name: spec.agreed() for name, spec in outputs.items()},
+        )
         return RankSide({name: tensor.clone() for name, tensor in inputs.items()}, instructions, outputs)
 
 

@@ -14,9 +14,9 @@ from course_lib.checks.kit import (
     Model,
     Observed,
     Prediction,
-    RankSide,
     call,
     evaluated,
+    evaluating,
     exercise,
     numeric,
     unwritten,
@@ -115,7 +115,7 @@ def published_line() -> Case:
         )
 
     line = Line("table 1: fitted on 76.1B, nine rows within 10 %", judge, 2)
-    return Case("table 1", [RankSide({}, {"calls": calls}, {})], [line], recipe=SIZES, alone=True)
+    return Case("table 1", [evaluating(calls)], [line], recipe=SIZES, alone=True)
 
 
 # ---- the exercise

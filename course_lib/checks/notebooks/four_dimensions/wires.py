@@ -13,11 +13,11 @@ from course_lib.checks.kit import (
     Finding,
     Line,
     Observed,
-    RankSide,
     Sentence,
     at,
     call,
     error_kind,
+    evaluating,
     unwritten,
     wrong,
 )
@@ -105,4 +105,4 @@ def wires(groups: Mapping[str, Sequence[Args]], weight: float) -> Case:
     every = [plan for plans in groups.values() for plan in plans]
     lines = [wire_line(title, plans, every, weight) for title, plans in groups.items()]
     calls = [call(1, plan) for plan in every]
-    return Case("wires", [RankSide({}, {"calls": calls}, {})], lines, recipe=SIZES, alone=True)
+    return Case("wires", [evaluating(calls)], lines, recipe=SIZES, alone=True)

@@ -25,6 +25,7 @@ from course_lib.checks.kit import (
     words,
     wrong,
 )
+from course_lib.checks.rank.harness import CallInstructions
 
 ROUNDING = 1e-4  # of the norm, and of the largest element
 HUGE = 1e300  # no norm
@@ -112,7 +113,7 @@ class Pieces:
                 "replica_group": {"group": self.replicas + rank % self.n},
             }
         args = [{"list": shards}, {"value": self.max_norm}]
-        instructions = {"args": args, "kwargs": kwargs, "outputs": [*outputs, "result"], "plain": True}
+        instructions = CallInstructions(args, [*outputs, "result"], kwargs, plain=True)
         return RankSide(inputs, instructions, outputs)
 
     @property

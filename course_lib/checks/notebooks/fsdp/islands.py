@@ -14,10 +14,10 @@ from course_lib.checks.kit import (
     Finding,
     Line,
     Observed,
-    RankSide,
     Sentence,
     at,
     error_kind,
+    evaluating,
     unwritten,
     wrong,
 )
@@ -230,4 +230,4 @@ def groups_case(draw: Draw) -> Case:
         for k, (title, numbers) in enumerate(zip(refusals, refused, strict=True), start=len(asked))
     ]
     calls = [[GROUPS, [n, g]] for n, g in pairs]
-    return Case("groups", [RankSide({}, {"calls": calls}, {})], lines, recipe=EVALUATE, alone=True)
+    return Case("groups", [evaluating(calls)], lines, recipe=EVALUATE, alone=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,6 +31,7 @@ from course_lib.checks.kit import (
     words,
     wrong,
 )
+from course_lib.checks.rank.notebooks.fsdp.precision import InDtypeInstructions, StepsInstructions
 
 RECIPES = "course_lib.checks.rank.notebooks.fsdp.precision"
 GATHER, REDUCE = 0, 1  # the objects
@@ -169,7 +171,8 @@ def steps_case(draw: Draw, n: int) -> Case:
     sides = [
         side(
             {"output": torch.full((n * size,), OLD).bfloat16(), "shard": start},
-            returned=["output", "shard"], object=GATHER, master="shard", steps=STEPS, step=STEP,
+            returned=["output", "shard"], object=GATHER, kind=StepsInstructions, master="shard",
+            steps=STEPS, step=STEP,
         )
         for start in starts
     ]  # fmt: skip
@@ -353,13 +356,16 @@ def reduce_case(
         grads = draw.normal(n, n * size).to(on.dtype)
     grads = grads.reshape(n, n, size)
     named = reduce_dtype != torch.float32
+    in_dtype: dict[str, Any] = (
+        {"kind": InDtypeInstructions, "reduce_dtype": str(reduce_dtype)[6:]} if named else {}
+    )
     sides = [
         side(
             {"output": torch.full((size,), OLD), "grads": grads[place].reshape(-1).contiguous()},
             returned=["output", "grads"],
             group=on.group,
             object=REDUCE,
-            reduce_dtype=str(reduce_dtype)[6:],
+            **in_dtype,
         )
         for place in range(n)
     ]

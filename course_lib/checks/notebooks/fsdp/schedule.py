@@ -13,10 +13,10 @@ from course_lib.checks.kit import (
     Finding,
     Line,
     Observed,
-    RankSide,
     Sentence,
     at,
     error_kind,
+    evaluating,
     exercise,
     unwritten,
     wrong,
@@ -106,7 +106,7 @@ class Calls:
 
     def case(self, title: str, lines: Sequence[Line], hidden: bool = False) -> Case:
         calls = [[0, list(astuple(asked))] for asked in self.places]
-        side = RankSide({}, {"calls": calls}, {})
+        side = evaluating(calls)
         return Case(title, [side], list(lines), recipe=EVALUATE, alone=True, hidden=hidden)
 
 

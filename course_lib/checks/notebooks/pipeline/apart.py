@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from course_lib.checks.kit import Case, Draw, Finding, Line, Observed, Prediction, RankSide, judge_prediction
+from course_lib.checks.rank.notebooks.pipeline.standing_in import ApartInstructions, Instead, Round
 
 RECIPE = "course_lib.checks.rank.notebooks.pipeline.standing_in:evaluate_apart"
 NAMES, DEFAULTS = ("schedule", "stages", "microbatches", "chunks"), (1,)
@@ -38,12 +39,12 @@ def fractions(first: Fraction, second: Fraction, draw: Draw) -> Case:
 
     If a student computes each from the other, neither is known: then the second is judged as it is.
     """
-    rounds: list[dict] = [{"calls": first.calls}, {"calls": second.calls}]
+    rounds = [Round(first.calls), Round(second.calls)]
     apart = []
     for fraction in (first, second):
         values = {full(args): drawn(draw) for args in fraction.arguments}
-        start = sum(len(each["calls"]) for each in rounds)
-        rounds.append({"calls": fraction.calls, "instead": instead(fraction.other, values)})
+        start = sum(len(each.calls) for each in rounds)
+        rounds.append(Round(fraction.calls, instead(fraction.other, values)))
         apart.append(judges(converted(fraction, values), start))
     lines, both = [], all_of(apart[0])
     for fraction, own, other in (
@@ -54,7 +55,7 @@ def fractions(first: Fraction, second: Fraction, draw: Draw) -> Case:
             unless = both if fraction is second else None
             line = Line(question.title, either(question, judge, standing, fraction.other, unless))
             lines.append(line)
-    side = RankSide({}, {"rounds": rounds}, {})
+    side = RankSide({}, ApartInstructions(rounds), {})
     return Case("fractions", [side], lines, recipe=RECIPE, alone=True)
 
 
@@ -68,10 +69,10 @@ def full(args: tuple) -> tuple:
     return (*args, *DEFAULTS)[: len(NAMES)]
 
 
-def instead(name: str, values: dict[tuple, float]) -> dict:
-    """The description of a function's stand-in: see `standing_in.TableFunction`."""
+def instead(name: str, values: dict[tuple, float]) -> Instead:
+    """A function's stand-in, which returns these values."""
     returns = [[list(args), value] for args, value in values.items()]
-    return {"name": name, "names": list(NAMES), "defaults": list(DEFAULTS), "returns": returns}
+    return Instead(name, list(NAMES), list(DEFAULTS), returns)
 
 
 def converted(fraction: Fraction, values: dict[tuple, float]) -> list[Prediction]:

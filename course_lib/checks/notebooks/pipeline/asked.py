@@ -21,7 +21,7 @@ from course_lib.checks.kit import (
     wrong,
 )
 from course_lib.checks.notebooks.pipeline.references import SCHEDULES
-from course_lib.checks.rank.notebooks.pipeline.schedules import Answer
+from course_lib.checks.rank.notebooks.pipeline.schedules import Answer, WritingInstructions
 from course_lib.pipeline import Action, Pair
 
 RECIPE = "course_lib.checks.rank.notebooks.pipeline.schedules:write_schedules"
@@ -60,13 +60,13 @@ class Sizes:
 def schedules_case(title: str, wanted: Sequence[Sizes], lines: Sequence[Line], hidden: bool = False) -> Case:
     """The run of all calls, each made once: a process without ranks makes them."""
     calls = [sizes.arguments for sizes in dict.fromkeys(wanted)]
-    side = RankSide({}, {"calls": calls}, {})
+    side = RankSide({}, WritingInstructions(calls), {})
     return Case(title, [side], list(lines), recipe=RECIPE, alone=True, hidden=hidden)
 
 
 def answer(observed: Observed, sizes: Sizes) -> Answer:
     """The result of the call with these sizes."""
-    return observed.answer(observed.case.sides[0].instructions["calls"].index(sizes.arguments))
+    return observed.answer(observed.case.sides[0].instructions.calls.index(sizes.arguments))
 
 
 def refusal_case(name: str, wanted: Sizes, where: str, here: str, otherwise: str) -> Case:

@@ -9,11 +9,15 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from course_lib.checks.kit import BUILT_IN, Case, Draw, Line, Observed, RankSide, Spec
+from course_lib.checks.kit import BUILT_IN, Case, Draw, Line, Observed, RankSide, Spec, absent
 from course_lib.checks.notebooks.pipeline.recognising import tokens
 from course_lib.checks.rank.notebooks.pipeline import stage_models
 from course_lib.checks.rank.notebooks.pipeline.fingerprints import fingerprint
-from course_lib.checks.rank.notebooks.pipeline.running import END
+from course_lib.checks.rank.notebooks.pipeline.running import (
+    END,
+    ScheduleRunInstructions,
+    SchedulesInstructions,
+)
 from course_lib.checks.rank.notebooks.pipeline.watching import Kept
 from course_lib.pipeline import Action
 from course_lib.runtime.moments import BASE
@@ -160,18 +164,14 @@ class ScheduleRun:
         for name, gradient in (self.earlier[stage] if self.earlier else {}).items():
             inputs[f"{self.name}.earlier.{name}"] = gradient
         outputs = self.outputs(stage)
-        instructions = {
-            "name": self.name, "model": self.described, "index": stage, "batch": len(self.batch),
-            "actions": [[list(action) for action in row] for row in self.actions],
-            "earlier": bool(self.earlier), "pages": list(self.batch[0][0].shape) if self.pages else [],
-            "expects": {
-                name: [str(spec.dtype)[6:], list(spec.shape)] for name, spec in outputs.items()
-            },
-        }  # fmt: skip
-        if group is not None:
-            instructions["group"] = group
+        instructions = ScheduleRunInstructions(
+            name=self.name, model=self.described, index=stage, batch=len(self.batch), group=group,
+            actions=[[list(action) for action in row] for row in self.actions],
+            earlier=bool(self.earlier), pages=list(self.batch[0][0].shape) if self.pages else [],
+            expects={name: spec.agreed() for name, spec in outputs.items()},
+        )  # fmt: skip
         named = {f"{self.name}.{name}": spec for name, spec in outputs.items()}
-        return RankSide(inputs, {"runs": [instructions]}, named)
+        return RankSide(inputs, SchedulesInstructions([instructions]), named)
 
 
 def case(
@@ -191,12 +191,12 @@ def case(
         parts = [run.side(stage, group) for run in runs]
         sides[rank] = RankSide(
             {name: tensor for part in parts for name, tensor in part.inputs.items()},
-            {"runs": [run for part in parts for run in part.instructions["runs"]]},
+            SchedulesInstructions([run for part in parts for run in part.instructions.runs]),
             {name: spec for part in parts for name, spec in part.outputs.items()},
         )
     return Case(
         title,
-        [sides.get(rank) or RankSide({}, {}, {}) for rank in range(world_size or len(ranks))],
+        [sides.get(rank) or absent() for rank in range(world_size or len(ranks))],
         list(lines),
         recipe=RECIPE,
         groups=[ranks] if members else [],

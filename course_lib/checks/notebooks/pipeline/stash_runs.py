@@ -57,13 +57,13 @@ class StashRun:
         inputs = {f"{self.name}.x.{k}": x for k, x in enumerate(self.xs)}
         inputs |= {f"{self.name}.g.{k}": g for k, g in enumerate(self.gs)}
         outputs = {name: Spec.of(tensor) for name, tensor in self.wanted.items()}
-        instructions = {
-            "name": self.name, "model": self.described, "optimizer": list(self.optimizer),
-            "actions": [list(action) for action in self.actions], "memory": self.memory,
-            "expects": {n: [str(spec.dtype)[6:], list(spec.shape)] for n, spec in outputs.items()},
-        }  # fmt: skip
+        instructions = updates.StashRunInstructions(
+            name=self.name, model=self.described, optimizer=list(self.optimizer),
+            actions=[list(action) for action in self.actions], memory=self.memory,
+            expects={name: spec.agreed() for name, spec in outputs.items()},
+        )  # fmt: skip
         named = {f"{self.name}.{name}": spec for name, spec in outputs.items()}
-        return RankSide(inputs, {"runs": [instructions]}, named)
+        return RankSide(inputs, updates.StashInstructions([instructions]), named)
 
 
 class Trained:

@@ -29,6 +29,7 @@ from course_lib.checks.notebooks.precision_and_memory.recomputing import (
     values,
 )
 from course_lib.checks.notebooks.precision_and_memory.references import REFERENCES
+from course_lib.checks.rank.notebooks.precision_and_memory.checkpointing import CheckpointInstructions
 
 RECIPE = "course_lib.checks.rank.notebooks.precision_and_memory.checkpointing:checkpoints"
 FLOAT = 4  # bytes
@@ -210,6 +211,6 @@ def checkpoint(draw: Draw) -> Iterator[Case]:
         line("the peak of forward", made["deep"], counted(peak_of_forward), 1.0, "memory"),
         essential(line("the peak of backward", made["chain"], counted(peak_of_backward), 1.0, "memory")),
     ]
-    instructions = {"runs": [run.instructions() for run in made.values()]}
+    instructions = CheckpointInstructions([run.instructions() for run in made.values()])
     outputs = {name: spec for run in made.values() for name, spec in run.outputs().items()}
     yield Case("checkpoint", [RankSide({}, instructions, outputs)], lines, recipe=RECIPE, alone=True)

@@ -47,6 +47,7 @@ from course_lib.checks.notebooks.precision_and_memory.eight_bit_rules import (
     JudgedSteps,
     Rule,
 )
+from course_lib.checks.rank.notebooks.precision_and_memory.eight_bit import AdamInstructions, AdamRun
 
 RECIPE = "course_lib.checks.rank.notebooks.precision_and_memory.eight_bit:steps"
 
@@ -90,12 +91,10 @@ class Expected:
             for i, start in enumerate(self.starts) for k in range(self.steps)
         }  # fmt: skip
 
-    def instructions(self) -> dict[str, Any]:
-        more = {} if self.saved is None else {"saved": self.saved}
-        return {
-            "name": self.name, "params": len(self.starts), "steps": self.steps,
-            "keywords": dict(self.keywords), "measured": self.enough > 0, **more,
-        }  # fmt: skip
+    def instructions(self) -> AdamRun:
+        return AdamRun(
+            self.name, len(self.starts), self.steps, dict(self.keywords), self.enough > 0, self.saved
+        )
 
 
 def raised(error: str = "", text: str = "", where: str = "", loading: bool = False) -> Finding:
@@ -267,5 +266,5 @@ def adam8bit(draw: Draw) -> Iterator[Case]:
     for run in made.values():
         inputs |= run.inputs()
         outputs |= run.outputs()
-    instructions = {"runs": [run.instructions() for run in made.values()]}
+    instructions = AdamInstructions([run.instructions() for run in made.values()])
     yield Case("Adam8bit", [RankSide(inputs, instructions, outputs)], lines, recipe=RECIPE, alone=True)

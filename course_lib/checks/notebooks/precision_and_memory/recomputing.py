@@ -30,7 +30,7 @@ from course_lib.checks.kit import (
     wrong,
 )
 from course_lib.checks.rank.notebooks.precision_and_memory.checkpointed import plain_step
-from course_lib.checks.rank.notebooks.precision_and_memory.checkpointing import CheckpointReply
+from course_lib.checks.rank.notebooks.precision_and_memory.checkpointing import CheckpointReply, CheckpointRun
 
 EQUAL = 3e-5  # of a gradient's largest element; sums of several terms may be added in another order
 GRAPH = "Backward runs without a graph: open one with torch.enable_grad(), or nothing has a gradient."
@@ -89,12 +89,9 @@ class Expected:
     def outputs(self) -> dict[str, Spec]:
         return {f"{self.name}.{name}": Spec.of(tensor) for name, tensor in self.tensors.items()}
 
-    def instructions(self) -> dict[str, Any]:
-        expects = {name: [str(t.dtype)[6:], list(t.shape)] for name, t in self.tensors.items()}
-        return {
-            "name": self.name, "kind": self.kind, "sizes": dict(self.sizes), "seed": self.seed,
-            "measured": bool(self.enough()), "expects": expects,
-        }  # fmt: skip
+    def instructions(self) -> CheckpointRun:
+        expects = {name: Spec.of(tensor).agreed() for name, tensor in self.tensors.items()}
+        return CheckpointRun(self.name, self.kind, dict(self.sizes), self.seed, bool(self.enough()), expects)
 
     def enough(self) -> dict[str, float]:
         bytes_of = {"kept": self.kept, "forward": self.forward, "backward": self.backward}

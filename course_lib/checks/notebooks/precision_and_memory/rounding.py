@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,7 +25,12 @@ from course_lib.checks.kit import (
     words,
     wrong,
 )
-from course_lib.checks.rank.notebooks.precision_and_memory.rounding import DRAWN, RoundingReply
+from course_lib.checks.rank.notebooks.precision_and_memory.rounding import (
+    DRAWN,
+    RoundingInstructions,
+    RoundingReply,
+    RoundingRun,
+)
 
 RECIPE = "course_lib.checks.rank.notebooks.precision_and_memory.rounding:rounds"
 LOW = 16  # bits that bfloat16 does not have
@@ -79,8 +83,8 @@ class Rounded:
         bits = self.x.view(torch.int32).long()
         return of_bits((bits + STEP - 1) >> LOW << LOW)
 
-    def described(self) -> dict[str, Any]:
-        return {"name": self.name, "seed": self.seed, "own": self.own, "other": self.other}
+    def instructions(self, rank: int) -> RoundingRun:
+        return RoundingRun(self.name, self.seed, self.own + rank, self.other)
 
     def outputs(self) -> dict[str, Spec]:
         more = ("", ".again", ".other") if self.other is not None else ("",)
@@ -374,9 +378,9 @@ def case(
     rows = [run for run in runs if run.fractions]
     judged = [replace(run, judge=means(rows)) if run.fractions else run for run in runs]
     for rank in range(ranks):
-        described = [{**run.described(), "own": run.own + rank} for run in runs]
+        instructions = RoundingInstructions([run.instructions(rank) for run in runs])
         outputs = {name: spec for run in runs for name, spec in run.outputs().items()}
-        sides.append(RankSide({run.name: run.x for run in runs}, {"runs": described}, outputs))
+        sides.append(RankSide({run.name: run.x for run in runs}, instructions, outputs))
     lines = [run.line() for run in (*judged, *more)]
     # The draws are compared with those of the CPU's generator, and a GPU's generator draws other numbers.
     return Case(title, sides, lines, recipe=RECIPE, alone=ranks == 1, on_cpu=True)

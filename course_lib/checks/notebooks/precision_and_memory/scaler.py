@@ -36,6 +36,10 @@ from course_lib.checks.notebooks.precision_and_memory.scaler_rule import (
     Script,
     outcomes,
 )
+from course_lib.checks.rank.notebooks.precision_and_memory.scaler import (
+    ScalerInstructions,
+    ScriptInstructions,
+)
 
 RECIPE = "course_lib.checks.rank.notebooks.precision_and_memory.scaler:scripts"
 LARGEST = 1e300  # sent for a number that is not finite
@@ -278,13 +282,12 @@ def case(title: str, scripts: Sequence[Script], extra: Sequence[Line] = ()) -> C
                     if gradient is not None
                 }
             own = next((place for place, group in enumerate(groups) if rank in group), None)
+            params = len(each.starts[rank])
+            options = dict(vars(each.options))
             described.append(
-                {
-                    "name": each.name, "options": vars(each.options), "group": own,
-                    "params": len(each.starts[rank]), "first": each.first, "steps": list(each.callers),
-                }
-            )  # fmt: skip
-        sides.append(RankSide(inputs, {"runs": described}, {}))
+                ScriptInstructions(each.name, options, own, params, each.first, list(each.callers))
+            )
+        sides.append(RankSide(inputs, ScalerInstructions(described), {}))
     return Case(title, sides, [*map(line, scripts), *extra], groups=groups, recipe=RECIPE)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -59,6 +58,7 @@ from course_lib.checks.notebooks.precision_and_memory.scaling_rules import (
     table,
     value_slips,
 )
+from course_lib.checks.rank.notebooks.precision_and_memory.scaling import QuantizeCall, QuantizeInstructions
 
 RECIPE = "course_lib.checks.rank.notebooks.precision_and_memory.scaling:scales"
 
@@ -86,15 +86,12 @@ class Quantized:
             "after.0": Spec.of(self.x),
         }
 
-    def instructions(self) -> dict[str, Any]:
-        more: dict[str, Any] = {} if self.default else {"dtype": str(self.dtype)[6:]}
-        if self.shards:
-            more["group"] = 0
-        expects = {name: [str(s.dtype)[6:], list(s.shape)] for name, s in self.expects().items()}
-        return {
-            "name": self.name, "kind": "quantize", "inputs": [self.name], "block": list(self.block),
-            "expects": expects, **more,
-        }  # fmt: skip
+    def instructions(self) -> QuantizeCall:
+        return QuantizeCall(
+            self.name, "quantize", [self.name], list(self.block),
+            {name: spec.agreed() for name, spec in self.expects().items()},
+            dtype=None if self.default else str(self.dtype)[6:], group=0 if self.shards else None,
+        )  # fmt: skip
 
 
 def judged(call: Quantized, rank: int = 0, parts: Sequence[str] = PARTS) -> Callable[[Observed], Finding]:
@@ -249,13 +246,10 @@ class Back:
     def expects(self) -> dict[str, Spec]:
         return {"back": Spec(torch.float32, tuple(self.values.shape))}
 
-    def instructions(self) -> dict[str, Any]:
-        expects = {name: [str(s.dtype)[6:], list(s.shape)] for name, s in self.expects().items()}
+    def instructions(self) -> QuantizeCall:
         inputs = [f"{self.name}.values", f"{self.name}.scales"]
-        return {
-            "name": self.name, "kind": "dequantize", "inputs": inputs, "block": list(self.block),
-            "expects": expects,
-        }  # fmt: skip
+        expects = {name: spec.agreed() for name, spec in self.expects().items()}
+        return QuantizeCall(self.name, "dequantize", inputs, list(self.block), expects)
 
     def judge(self, observed: Observed) -> Finding:
         reply = observed.values[0][self.name]
@@ -316,7 +310,7 @@ def alone_case(title: str, calls: Sequence[tuple[str, float, Quantized | Back]])
     unchanged = both(*(judged(call, parts=("x",)) for call in values))
     lines.insert(len(values), Line("values: the nearest to x / scale", nearest, 3.0))
     lines.append(Line("x is left alone", unchanged, 0.5, trivial=True))
-    instructions = {"calls": [call.instructions() for _, _, call in calls]}
+    instructions = QuantizeInstructions([call.instructions() for _, _, call in calls])
     side = RankSide(inputs, instructions, outputs)
     return Case(title, [side], lines, recipe=RECIPE, alone=True)
 
@@ -332,8 +326,8 @@ def sharded_case(draw: Draw, title: str, n: int, members: Sequence[int]) -> Case
         part = Quantized("shard", shard, (-1, -1), shards=whole.chunk(len(members)))
         outputs = {f"shard.{key}": spec for key, spec in part.expects().items()}
         outputs |= {f"whole.{key}": spec for key, spec in full.expects().items()}
-        calls = [part.instructions(), full.instructions()]
-        sides[rank] = RankSide({"shard": shard, "whole": whole}, {"calls": calls}, outputs)
+        instructions = QuantizeInstructions([part.instructions(), full.instructions()])
+        sides[rank] = RankSide({"shard": shard, "whole": whole}, instructions, outputs)
         lines.append(judged(part, rank))
 
     def to_the_bit(observed: Observed) -> Finding:

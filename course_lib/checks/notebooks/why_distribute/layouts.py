@@ -16,11 +16,11 @@ from course_lib.checks.kit import (
     Line,
     Model,
     Observed,
-    RankSide,
     Sentence,
     at,
     call,
     error_kind,
+    evaluating,
     exercise,
     published,
     unwritten,
@@ -346,4 +346,4 @@ def first_that_fits(draw: Draw) -> Iterator[Case]:
     for title, (plans, weight) in groups.items():
         lines.append(Line(title, judge(plans, start, everything), weight))
         start += len(plans)
-    yield Case("plans", [RankSide({}, {"calls": calls}, {})], lines, recipe=SIZES, alone=True)
+    yield Case("plans", [evaluating(calls)], lines, recipe=SIZES, alone=True)

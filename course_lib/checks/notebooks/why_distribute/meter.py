@@ -34,7 +34,12 @@ from course_lib.checks.kit import (
 )
 from course_lib.checks.notebooks.why_distribute.names import entries, named_right
 from course_lib.checks.notebooks.why_distribute.references import REFERENCES
-from course_lib.checks.rank.notebooks.why_distribute.meter import leaves_of, model_and_input
+from course_lib.checks.rank.notebooks.why_distribute.meter import (
+    MeterInstructions,
+    MeterRun,
+    leaves_of,
+    model_and_input,
+)
 from course_lib.models import GPTConfig
 
 RECIPE = "course_lib.checks.rank.notebooks.why_distribute.meter:meters"
@@ -79,11 +84,8 @@ class Expected:
     def entries(self) -> dict[str, float]:
         return {name: nbytes for name, nbytes in self.by_module.items() if nbytes}
 
-    def instructions(self, seed: int) -> dict[str, Any]:
-        return {
-            "name": self.name, "model": self.model, "rows": self.rows, "seed": seed,
-            "passes": self.passes, "fails": self.fails, "returned": self.returned,
-        }  # fmt: skip
+    def instructions(self, seed: int) -> MeterRun:
+        return MeterRun(self.name, self.model, self.rows, seed, self.passes, self.fails, self.returned)
 
     def gradients(self, seed: int) -> dict[str, Tensor]:
         """Those that go back, from a backward without a meter."""
@@ -314,6 +316,6 @@ def saved_bytes(draw: Draw) -> Iterator[Case]:
         line("after the block", made["views"], over),
         line("after an error inside", made["error"], over),
     ]
-    instructions = {"runs": [run.instructions(seed) for seed, run in enumerate(made.values())]}
+    instructions = MeterInstructions([run.instructions(seed) for seed, run in enumerate(made.values())])
     returned = {name: Spec.of(right) for name, right in gradients.items()}
     yield Case("meter", [RankSide({}, instructions, returned)], lines, recipe=RECIPE, alone=True)

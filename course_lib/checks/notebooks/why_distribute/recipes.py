@@ -13,11 +13,11 @@ from course_lib.checks.kit import (
     Finding,
     Line,
     Observed,
-    RankSide,
     Sentence,
     at,
     equal,
     error_kind,
+    evaluating,
     exercise,
     numeric,
     unwritten,
@@ -155,4 +155,4 @@ def recipes(draw: Draw) -> Iterator[Case]:
     order = [RECIPES[int(k)].name for k in draw.distinct(len(RECIPES), low=0, high=len(RECIPES))]
     lines = [Line(each.name, judge(each.name, order.index(each.name))) for each in RECIPES]
     calls = [[0, [name]] for name in order]
-    yield Case("recipes", [RankSide({}, {"calls": calls}, {})], lines, recipe=EVALUATE, alone=True)
+    yield Case("recipes", [evaluating(calls)], lines, recipe=EVALUATE, alone=True)

@@ -23,7 +23,7 @@ from course_lib.checks.kit import (
     wrong,
 )
 from course_lib.checks.notebooks.zero.memory import REFERENCE
-from course_lib.checks.rank.notebooks.zero.listing import Kind
+from course_lib.checks.rank.notebooks.zero.listing import Kind, ListingCall, ListingInstructions, Numbers
 
 RECIPE = "course_lib.checks.rank.notebooks.zero.listing:call_with_tensors"
 Shapes = Sequence[tuple[int, ...]]
@@ -51,13 +51,13 @@ class Cut:
         """Elements of a shard."""
         return -(-self.total // self.n)
 
-    def call(self) -> dict:
-        tensors, first = [], 1
+    def call(self) -> ListingCall:
+        parameters, first = [], 1
         for shape in self.shapes:
             turned = self.transposed and len(shape) == 2
-            tensors.append({"shape": list(shape), "first": first, "dtype": self.dtype, "transposed": turned})
+            parameters.append(Numbers(list(shape), first, self.dtype, turned))
             first += math.prod(shape)
-        return {"tensors": tensors, "args": [self.n], "parameter": True}
+        return ListingCall(parameters, [self.n])
 
     def expected(self) -> list[list[float]]:
         row = [float(k) for k in range(1, self.total + 1)]
@@ -88,7 +88,7 @@ def flatten_and_shard(draw: Draw) -> Iterator[Case]:
     lines = [
         Line(cut.title, judge(cut, k), cut.weight, cut.aspect, short=cut.short) for k, cut in enumerate(cuts)
     ]
-    sides = [RankSide({}, {"calls": [cut.call() for cut in cuts]}, {})]
+    sides = [RankSide({}, ListingInstructions([cut.call() for cut in cuts]), {})]
     yield Case("shards", sides, lines, recipe=RECIPE, alone=True)
 
 

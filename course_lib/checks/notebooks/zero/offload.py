@@ -10,6 +10,7 @@ from course_lib.checks.kit import RIGHT, Case, Draw, Finding, Line, Observed, Ra
 from course_lib.checks.notebooks.zero.memory import REFERENCE
 from course_lib.checks.notebooks.zero.runs import ADAMW, SGD, SLACK, WHOLE, small, stepped, wide
 from course_lib.checks.rank import watching
+from course_lib.checks.rank.notebooks.zero.mapped import MappedInstructions
 from course_lib.runtime.moments import ANONYMOUS, BASE
 
 RECIPE = "course_lib.checks.rank.notebooks.zero.mapped:mapped_state"
@@ -25,7 +26,7 @@ def run(training: Training, *, neighbour: bool = False) -> Training:
 
 
 def offload_case(training: Training, title: str, case_lines: list[Line]) -> Case:
-    side = RankSide({}, training.instructions(0), training_runs.outputs(training))
+    side = RankSide({}, training.instructions(0, MappedInstructions), training_runs.outputs(training))
     return Case(
         title, [side], case_lines, recipe=RECIPE, on_cpu=True, imports=training_runs.OPTIMIZERS,
         moments=(BASE, ANONYMOUS), room=watching.ROOM,

@@ -69,7 +69,7 @@ def optimizer_trouble(case: Case, kind: str, text: str) -> str:
         return "Frozen parameters have no gradient: leave them out of buckets and hooks."
     if "a leaf Variable that requires grad" in text:
         return "Parameters are written under torch.no_grad(): autograd has no part in the step."
-    if EMPTY.search(text) and case.sides[0].instructions.get("once"):
+    if EMPTY.search(text) and case.sides[0].instructions.once:
         return ONCE
     if any(said in text for said in ("assign a gradient of size", "size mismatch", "outputShape")):
         return "A parameter without a gradient keeps its place in the row: zeros stand there."

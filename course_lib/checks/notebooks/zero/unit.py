@@ -35,6 +35,7 @@ from course_lib.checks.notebooks.zero.unit_lines import (
     used_again,
 )
 from course_lib.checks.notebooks.zero.unit_memory import large_unit
+from course_lib.checks.rank.notebooks.zero.sharded import UnitInstructions
 
 RECIPE = "course_lib.checks.rank.notebooks.zero.sharded:unit"
 
@@ -49,8 +50,8 @@ def side(run: UnitRun, rank: int, group: bool) -> RankSide:
         outputs |= {f"{when}.{k}": Spec.of(p) for k, p in enumerate(run.params[0])}
     if run.trained:
         outputs |= {"back": Spec.of(run.params[0][0]), "mean.0": shard, "mean.1": shard}
-    instructions = {"params": len(run.params[0]), "trained": run.trained, "graph": run.trained}
-    return RankSide(inputs, instructions | ({"group": 0} if group else {}), outputs)
+    instructions = UnitInstructions(len(run.params[0]), run.trained, run.trained, 0 if group else None)
+    return RankSide(inputs, instructions, outputs)
 
 
 def both(*judges: Callable[[Observed], Finding]) -> Callable[[Observed], Finding]:

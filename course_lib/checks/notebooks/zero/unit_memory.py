@@ -86,10 +86,13 @@ def large_unit(draw: Draw) -> Case:
     shard = Spec(torch.float64, (SHARD // ITEM,))
     some = {f"some.{k}": Spec(torch.float64, (held.count_of_some(shape),)) for k, shape in enumerate(SHAPES)}
     sides = [
-        RankSide({}, {"shapes": [list(shape) for shape in SHAPES], "params": params, "grads": grads},
-                 {"shard": shard, "mean": shard} | some)
+        RankSide(
+            {},
+            held.UnitMemoryInstructions([list(shape) for shape in SHAPES], params, grads),
+            {"shard": shard, "mean": shard} | some,
+        )
         for params, grads in zip(seeds.params, seeds.grads, strict=True)
-    ]  # fmt: skip
+    ]
     moments = held.MOMENTS
     return Case(
         size, sides, [values_line(seeds, size), memory_line()], recipe=RECIPE,

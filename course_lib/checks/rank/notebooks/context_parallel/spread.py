@@ -1,15 +1,6 @@
 """Recipe (see `harness`) that calls a function of q, k and v on ranks that hold a part of the sequence each.
 
-instructions: refused, see `without_operators`; runs, a list of
-
-    name, object, inputs, kwargs, group, expects    as in `rank.layers`
-    backward   the tensor that is the output's gradient
-    layout     for each rank a list of [start, stop, step], passed as layout= ranges; left out: not passed
-    measured   whether bytes are counted, in the rank and from outside, as in `rank.functions`
-    worth      FLOPs of products during which a receive must have been under way to count
-    refuses    whether a ValueError is an answer: the reply has it, and the run is over
-
-A rank without "runs" takes no part. The reply for the run "a" has those of these tensors that it expects:
+The reply for the run "a" has those of these tensors that it expects:
 "a.y", "a.grad.q", "a.after.q" and so on; and values["a"] is a `SpreadReply`.
 """
 
@@ -21,13 +12,14 @@ from typing import Any
 import torch
 
 from course_lib.checks.rank import functions
-from course_lib.checks.rank.functions import Call, warm_up  # noqa: F401
+from course_lib.checks.rank.functions import Call, FunctionCall, FunctionInstructions
 from course_lib.checks.rank.harness import describe
+from course_lib.checks.rank.layers import LayerInstructions
 from course_lib.checks.rank.memory import Patience
 from course_lib.checks.rank.notebooks.context_parallel.work import Done, Work
 from course_lib.checks.rank.operators import without_operators
 from course_lib.checks.rank.watching import begun_and_waited
-from course_lib.checks.wire import Count, Place
+from course_lib.checks.wire import Count, Instructions, Place
 
 
 @dataclass
@@ -43,44 +35,79 @@ class SpreadReply(functions.CallReply):
     refused: Place | None = None
 
 
+@dataclass(frozen=True)
+class SpreadCall(LayerInstructions):
+    """One call: of `LayerInstructions` name, object, inputs, kwargs, group, backward, refuses and expects.
+
+    layout     for each rank a list of [start, stop, step], passed as layout= ranges; None: not passed
+    measured   whether bytes are counted, in the rank and from outside, as in `rank.functions`
+    worth      FLOPs of products during which a receive must have been under way to count
+    """
+
+    layout: list[list[list[int]]] | None = None
+    measured: bool = False
+    worth: float = 0
+
+
+@dataclass(frozen=True)
+class SpreadInstructions(Instructions):
+    """refused: see `without_operators`."""
+
+    runs: list[SpreadCall]
+    refused: list[list[str]] = field(default_factory=list)
+
+    def parts(self) -> list[str]:
+        return [run.name for run in self.runs]
+
+
+def warm_up(instructions: SpreadInstructions) -> None:
+    """As that of `rank.functions`."""
+    functions.warm_up(FunctionInstructions([as_call(run, {}) for run in instructions.runs]))
+
+
+def as_call(run: SpreadCall, kwargs: dict[str, Any]) -> FunctionCall:
+    gradients = {} if run.backward is None else {"y": run.backward}
+    return FunctionCall(run.name, run.inputs, ["y"], run.expects, run.object, kwargs, gradients, run.measured)
+
+
 def spread(
-    objects: list, tensors: dict[str, torch.Tensor], groups: list, instructions: dict
+    objects: list, tensors: dict[str, torch.Tensor], groups: list, instructions: SpreadInstructions
 ) -> tuple[dict[str, SpreadReply], dict[str, Any]]:
     """Every run of the instructions, one after the other."""
-    values, outputs, patience = {}, {}, Patience(instructions["enough"])
-    with without_operators(instructions.get("refused", ())):
-        for run in instructions.get("runs", ()):
+    values, outputs, patience = {}, {}, Patience(instructions.enough)
+    with without_operators(instructions.refused):
+        for run in instructions.runs:
             part = Part(run, objects, tensors, groups, patience)
             part.go()
-            values[run["name"]] = part.values
-            outputs |= {f"{run['name']}.{name}": tensor for name, tensor in part.tensors().items()}
+            values[run.name] = part.values
+            outputs |= {f"{run.name}.{name}": tensor for name, tensor in part.tensors().items()}
     return values, outputs
 
 
 class Part(Call):
     """One call, with this rank's part of the sequence."""
 
-    def __init__(self, run: dict, objects: list, tensors: dict, groups: list, patience: Patience):
-        kwargs = dict(run["kwargs"])
-        if "layout" in run:
-            kwargs["layout"] = [[range(*span) for span in spans] for spans in run["layout"]]
-        if "group" in run:
-            kwargs["group"] = groups[run["group"]]
-        as_call = {"outputs": ["y"], "gradients": {"y": run["backward"]}, "kwargs": kwargs}
-        super().__init__(run | as_call, objects, tensors, patience)
+    def __init__(self, run: SpreadCall, objects: list, tensors: dict, groups: list, patience: Patience):
+        kwargs = dict(run.kwargs)
+        if run.layout is not None:
+            kwargs["layout"] = [[range(*span) for span in spans] for spans in run.layout]
+        if run.group is not None:
+            kwargs["group"] = groups[run.group]
+        super().__init__(as_call(run, kwargs), objects, tensors, patience)
+        self.refuses = run.refuses
         known = [*self.inputs.values(), *self.gradients.values()]
-        self.work = Work(known, run.get("worth", 0), patience, f"{self.name}.forward")
+        self.work = Work(known, run.worth, patience, f"{self.name}.forward")
         self.values: SpreadReply = SpreadReply()
 
     def go(self) -> None:
         """Forward and backward; where a ValueError is an answer, tell it."""
-        outside = self.from_outside() if self.instructions.get("measured") else {}
+        outside = self.from_outside() if self.instructions.measured else {}
         self.moment()
         self.moment()
         try:
             y = self.called()
         except ValueError as error:
-            if not self.instructions.get("refuses"):
+            if not self.refuses:
                 raise
             self.values.refused = describe(error)
             return

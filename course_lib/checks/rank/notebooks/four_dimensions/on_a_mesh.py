@@ -1,48 +1,74 @@
-"""Recipes (see `harness`) that call a student's function on a mesh, with groups that the case has made.
-
-instructions of both:
-
-    sizes         of the mesh, outermost axis first
-    coordinate    this rank's
-    axes          a list of [names, ranks, index of the case's group]: every group of axes
-    expects       {name: [dtype, shape]} of the tensors in the reply
-
-and of `steps`:
-
-    config        sizes of the GPT, and "seed", from which all ranks draw the same one
-    count         microbatches of a call; times: how often the function is called; chunks: stages of a rank
-    sequence      None or "keep": whether tp cuts the tokens between layers
-                  the tensors of call 0 are "0.x.0", "0.t.0" and so on
-
-and of `norms`:
-
-    named         names of the parameters in their order; a gradient is the tensor of that name, if there is
-                  one
-    cut, tied     names; max_norm: a number
-"""
+"""Recipes (see `harness`) that call a student's function on a mesh, with groups that the case has made."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
+from course_lib.checks.rank.agreed import Expects, as_agreed
 from course_lib.checks.rank.harness import plain
 from course_lib.checks.rank.watching import begun_and_waited
-from course_lib.checks.wire import Count
+from course_lib.checks.wire import Count, Instructions
 from course_lib.mesh.mesh import Mesh, Place
 from course_lib.mesh.stages import mesh_stages, parameters
 from course_lib.models import GPT, GPTConfig
 from course_lib.pipeline.generators import interleaved_one_f_one_b, one_f_one_b
 from course_lib.runtime.backend import device
 
-_Tensor, _Parameter, _clone, _detach = torch.Tensor, torch.nn.Parameter, torch.clone, torch.Tensor.detach
+_Parameter, _clone = torch.nn.Parameter, torch.clone
 _zeros, _full_like, _plain, _begun = torch.zeros, torch.full_like, plain, begun_and_waited
 _mesh_stages, _parameters = mesh_stages, parameters
 _schedule, _interleaved = one_f_one_b, interleaved_one_f_one_b
 _GPT, _GPTConfig, _Mesh, _Place = GPT, GPTConfig, Mesh, Place
 WEIGHT = 7.0  # of all parameters in `norms`: it must stay
+
+
+@dataclass(frozen=True)
+class MeshInstructions(Instructions):
+    """A mesh, and what is expected of this rank.
+
+    sizes         of the mesh, outermost axis first
+    coordinate    this rank's
+    axes          a list of [names, ranks, index of the case's group]: every group of axes
+    expects       {name: [dtype, shape]} of the tensors in the reply
+    times         how often the function is called
+    """
+
+    sizes: dict[str, int]
+    coordinate: dict[str, int]
+    axes: list[Any]
+    expects: Expects
+    times: int = 1
+
+
+@dataclass(frozen=True)
+class StepInstructions(MeshInstructions):
+    """The tensors of call 0 are "0.x.0", "0.t.0" and so on.
+
+    config        sizes of the GPT, and "seed", from which all ranks draw the same one
+    count         microbatches of a call
+    chunks        stages of a rank
+    sequence      None, "keep" or "regather": whether tp cuts the tokens between layers
+    """
+
+    config: dict[str, Any] = field(default_factory=dict)
+    count: int = 0
+    chunks: int = 1
+    sequence: Literal["keep", "regather"] | None = None
+
+
+@dataclass(frozen=True)
+class NormInstructions(MeshInstructions):
+    """named: names of the parameters in their order; a gradient is the tensor of that name, if there is one;
+    cut, tied: names; max_norm: a number.
+    """
+
+    named: list[str] = field(default_factory=list)
+    cut: list[str] = field(default_factory=list)
+    tied: list[str] = field(default_factory=list)
+    max_norm: float = 0.0
 
 
 @dataclass
@@ -56,35 +82,35 @@ class MeshReply:
     returned: list[Any] = field(default_factory=list)
     misfits: dict[str, str] = field(default_factory=dict)
 
-    def complete(self, instructions: dict) -> bool:
+    def complete(self, instructions: MeshInstructions) -> bool:
         """Whether there is a result of each call."""
-        calls = instructions.get("times", 1)
+        calls = instructions.times
         return (len(self.returned), len(self.begun)) == (calls, calls + 1)
 
 
-def mesh_of(instructions: dict, groups: list) -> Mesh:
-    ranks = {tuple(names): ranks for names, ranks, _ in instructions["axes"]}
-    made = {tuple(names): groups[index] for names, _, index in instructions["axes"]}
-    return _Mesh(instructions["sizes"], device(), _Place(instructions["coordinate"], ranks, made))
+def mesh_of(instructions: MeshInstructions, groups: list) -> Mesh:
+    ranks = {tuple(names): ranks for names, ranks, _ in instructions.axes}
+    made = {tuple(names): groups[index] for names, _, index in instructions.axes}
+    return _Mesh(instructions.sizes, device(), _Place(instructions.coordinate, ranks, made))
 
 
 def steps(
-    objects: list, tensors: dict[str, torch.Tensor], groups: list, instructions: dict
+    objects: list, tensors: dict[str, torch.Tensor], groups: list, instructions: StepInstructions
 ) -> tuple[MeshReply, dict[str, Any]]:
     """`hybrid_step(stages, schedule, microbatches, mesh)`, as often as asked; gradients add up."""
-    mesh, count = mesh_of(instructions, groups), instructions["count"]
-    pp, chunks = mesh.size("pp"), instructions["chunks"]
+    mesh, count = mesh_of(instructions, groups), instructions.count
+    pp, chunks = mesh.size("pp"), instructions.chunks
     schedule = _schedule(pp, count) if chunks == 1 else _interleaved(pp, count, chunks)
     stages = _mesh_stages(
-        drawn(instructions["config"]), mesh, schedule,
-        seq=tensors["0.x.0"].shape[1], sequence=instructions["sequence"],
+        drawn(instructions.config), mesh, schedule,
+        seq=tensors["0.x.0"].shape[1], sequence=instructions.sequence,
     )  # fmt: skip
     named, report = _parameters(stages), MeshReply([_begun()[0]])
-    for call in range(instructions["times"]):
+    for call in range(instructions.times):
         batch = [(tensors[f"{call}.x.{k}"], tensors[f"{call}.t.{k}"]) for k in range(count)]
         report.returned.append(_plain(objects[0](stages, schedule, batch, mesh)))
         report.begun.append(_begun()[0])
-    return report, as_agreed({name: param.grad for name, param in named}, instructions, report)
+    return report, agreed({name: param.grad for name, param in named}, instructions, report)
 
 
 def drawn(config: dict) -> GPT:
@@ -96,32 +122,31 @@ def drawn(config: dict) -> GPT:
 
 
 def norms(
-    objects: list, tensors: dict[str, torch.Tensor], groups: list, instructions: dict
+    objects: list, tensors: dict[str, torch.Tensor], groups: list, instructions: NormInstructions
 ) -> tuple[MeshReply, dict[str, Any]]:
     """`clip_grad_norm(named_parameters, max_norm, mesh, cut, tied)` of gradients that are given."""
     mesh, named = mesh_of(instructions, groups), []
-    for name in instructions["named"]:
+    for name in instructions.named:
         gradient = tensors.get(name)
         size = gradient if gradient is not None else _zeros(3, dtype=torch.float64, device=device())
         param = _Parameter(_full_like(size, WEIGHT))
         param.grad = None if gradient is None else _clone(gradient)
         named.append((name, param))
     report = MeshReply([_begun()[0]])
-    cut, tied = set(instructions["cut"]), set(instructions["tied"])
-    report.returned.append(_plain(objects[0](list(named), instructions["max_norm"], mesh, cut, tied)))
+    cut, tied = set(instructions.cut), set(instructions.tied)
+    report.returned.append(_plain(objects[0](list(named), instructions.max_norm, mesh, cut, tied)))
     report.begun.append(_begun()[0])
     results = {name: param.grad for name, param in named}
     results |= {f"weight.{name}": param for name, param in named}
-    return report, as_agreed(results, instructions, report)
+    return report, agreed(results, instructions, report)
 
 
-def as_agreed(results: dict[str, Any], instructions: dict, report: MeshReply) -> dict[str, torch.Tensor]:
+def agreed(
+    results: dict[str, Any], instructions: MeshInstructions, report: MeshReply
+) -> dict[str, torch.Tensor]:
     """The tensors of the reply, all of them in the shape that was agreed."""
-    sent = {}
-    for name, (kind, shape) in instructions["expects"].items():
-        dtype, result = getattr(torch, kind), results.get(name)
-        if not isinstance(result, _Tensor) or (result.dtype, list(result.shape)) != (dtype, shape):
-            report.misfits[name] = "None" if result is None else type(result).__name__
-            result = _zeros(shape, dtype=dtype)
-        sent[name] = _clone(_detach(result))
-    return sent
+    return as_agreed(results, instructions.expects, report.misfits, named=kind_of)
+
+
+def kind_of(value: Any) -> str:
+    return "None" if value is None else type(value).__name__

@@ -1,37 +1,47 @@
-"""Recipes (see `harness`) around `harness.call`, for functions in two precisions. They decide nothing.
-
-with_dtype  instructions: as for `call`, and reduce_dtype, the name of a dtype, which is passed by that name
-refused     as for `call`; the reply says which exception was raised, if one was
-steps       as for `call`; and `steps`, how often `step` is added to the tensor named `master` after a call
-"""
+"""Recipes (see `harness`) around `harness.call`, for functions in two precisions. They decide nothing."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 
-from course_lib.checks.rank.harness import Answer, Called, call, describe
+from course_lib.checks.rank.harness import Answer, Called, CallInstructions, call, describe
 
 _add = torch.Tensor.add_
 _no_grad = torch.no_grad
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
+@dataclass(frozen=True)
+class InDtypeInstructions(CallInstructions):
+    """reduce_dtype: the name of a dtype, which is passed by that name."""
+
+    reduce_dtype: str = "float32"
+
+
+@dataclass(frozen=True)
+class StepsInstructions(CallInstructions):
+    """steps: how often `step` is added to the tensor named `master` after a call."""
+
+    master: str = ""
+    steps: int = 0
+    step: float = 0.0
+
+
 def with_dtype(
-    objects: list, tensors: dict[str, torch.Tensor], groups: list, instructions: dict
+    objects: list, tensors: dict[str, torch.Tensor], groups: list, instructions: InDtypeInstructions
 ) -> tuple[Called, dict[str, Any]]:
     """One call, with reduce_dtype."""
-    if "args" not in instructions:
-        return Called(), {}
-    function = objects[instructions["object"]]
-    in_dtype = partial(function, reduce_dtype=DTYPES[instructions["reduce_dtype"]])
-    return call([in_dtype], tensors, groups, {**instructions, "object": 0})
+    function = objects[instructions.object]
+    in_dtype = partial(function, reduce_dtype=DTYPES[instructions.reduce_dtype])
+    return call([in_dtype], tensors, groups, replace(instructions, object=0))
 
 
 def refused(
-    objects: list, tensors: dict[str, torch.Tensor], groups: list, instructions: dict
+    objects: list, tensors: dict[str, torch.Tensor], groups: list, instructions: CallInstructions
 ) -> tuple[Answer, dict[str, Any]]:
     """One call, whose exception is the answer; a stub's NotImplementedError is not caught."""
     try:
@@ -44,12 +54,12 @@ def refused(
 
 
 def steps(
-    objects: list, tensors: dict[str, torch.Tensor], groups: list, instructions: dict
+    objects: list, tensors: dict[str, torch.Tensor], groups: list, instructions: StepsInstructions
 ) -> tuple[Called, dict[str, Any]]:
     """A call, and as often as asked for a step of the master and a call."""
-    master, step = tensors[instructions["master"]], instructions["step"]
+    master, step = tensors[instructions.master], instructions.step
     reply = call(objects, tensors, groups, instructions)
-    for _ in range(instructions["steps"]):
+    for _ in range(instructions.steps):
         with _no_grad():
             _add(master, step)
         reply = call(objects, tensors, groups, instructions)

@@ -1,12 +1,5 @@
 """Runs in the rank: trains with a module that gathers blocks ahead, notes its messages, and decides nothing.
 
-Instructions: those of `course_lib.checks.rank.training`, and
-
-    raising      steps with a forward in which block 1 raises an error: once before the step's forwards, and
-                 once between its backward and the optimizer's step, after which gathered weights are old
-    evaluating   steps with a forward without a graph between its backward and the optimizer's step
-    together     whether the forwards of a step's microbatches all come before one backward
-
 The class has no method that gives whole parameters. So these are noted by the blocks' own layers when they
 compute, in a forward without a graph. The reply has the tensors of `training`, and a `PrefetchedReply`.
 """
@@ -23,7 +16,7 @@ import torch
 from torch import nn
 
 from course_lib.checks.rank import toys, watching
-from course_lib.checks.rank.training import Session, TrainingReply, keywords, warm_up  # noqa: F401
+from course_lib.checks.rank.training import Session, TrainingInstructions, TrainingReply, keywords, warm_up  # noqa: F401
 from course_lib.checks.wire import Count
 from course_lib.ledger import rows
 from course_lib.ledger.recorder import current_recorder
@@ -173,10 +166,25 @@ def still_open() -> list[int]:
     return [k for k in range(count) if not log[k * size + rows.FLAGS_AT] & rows.WAITED]
 
 
+@dataclass(frozen=True)
+class PrefetchedInstructions(TrainingInstructions):
+    """A training, and more.
+
+    raising      steps with a forward in which block 1 raises an error: once before the step's forwards, and
+                 once between its backward and the optimizer's step, after which gathered weights are old
+    evaluating   steps with a forward without a graph between its backward and the optimizer's step
+    together     whether the forwards of a step's microbatches all come before one backward
+    """
+
+    raising: list[int] = field(default_factory=list)
+    evaluating: list[int] = field(default_factory=list)
+    together: bool = False
+
+
 class Training:
     """A student's module in training."""
 
-    def __init__(self, session: Session, make: Callable, instructions: dict, groups: list):
+    def __init__(self, session: Session, make: Callable, instructions: PrefetchedInstructions, groups: list):
         self.session, self.instructions = session, instructions
         self.looking = Looking(session.model)
         self.shards: list[torch.Tensor] = []  # that the optimizer steps on
@@ -203,7 +211,7 @@ class Training:
         watch = self.session.watch
         memory, watch.memory = watch.memory, False
         self.looking.capturing = {}
-        described = self.instructions["steps"][0][0]
+        described = self.instructions.steps[0][0]
         x, _ = toys.batch(described, self.session.dtype)
         with _no_grad():
             self.made(x.to(device()))
@@ -215,7 +223,7 @@ class Training:
     def fail(self, step: int) -> None:
         """A forward in which a block raises an error."""
         self.looking.failing = True
-        x, _ = toys.batch(self.instructions["steps"][step][0], self.session.dtype)
+        x, _ = toys.batch(self.instructions.steps[step][0], self.session.dtype)
         try:
             self.made(x.to(device()))
             self.values.swallowed += 1
@@ -228,11 +236,11 @@ class Training:
 
     def accumulate(self, step: int) -> None:
         self.looking.marks.append([])
-        if not self.instructions.get("together"):
+        if not self.instructions.together:
             self.session.accumulate(step, self.made, None)
         else:
             losses = []
-            microbatches = self.instructions["steps"][step]
+            microbatches = self.instructions.steps[step]
             for described in microbatches:
                 x, y = (t.to(device()) for t in toys.batch(described, self.session.dtype))
                 losses.append(_mse(self.made(x), y) / len(microbatches))
@@ -245,11 +253,9 @@ class Training:
 
 
 def module(
-    objects: list, tensors: dict, groups: list, instructions: dict
+    objects: list, tensors: dict, groups: list, instructions: PrefetchedInstructions
 ) -> tuple[PrefetchedReply, dict[str, Any]]:
     """A module whose parameters() are shards, and an optimizer of these."""
-    if "steps" not in instructions:
-        return PrefetchedReply(), {}
     warnings.filterwarnings("ignore", module="course_lib")  # a student's own are shown
     session = Session(instructions)
     training = Training(session, objects[0], instructions, groups)
@@ -260,14 +266,14 @@ def module(
     training.shards = shards
     del named, shards
     session.started(training.whole)
-    for step in range(len(instructions["steps"])):
-        raises = step in instructions.get("raising", [])
+    for step in range(len(instructions.steps)):
+        raises = step in instructions.raising
         if raises:
             training.fail(step)
         training.accumulate(step)
         if raises:
             training.fail(step)
-        if step in instructions.get("evaluating", []):
+        if step in instructions.evaluating:
             training.evaluate()
         optimizer.step()
         optimizer.zero_grad()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from course_lib.checks.rank.harness import LONGEST, describe, plain
-from course_lib.checks.wire import Place
+from course_lib.checks.wire import Instructions, Place
 from course_lib.pipeline.actions import Action, Pair
 
 SHOWN = 40  # characters of an object that is not an action
@@ -31,15 +31,25 @@ class Answers:
     answers: list[Answer]
 
 
+@dataclass(frozen=True)
+class WritingInstructions(Instructions):
+    """calls: [arguments, keyword arguments] each."""
+
+    calls: list[Any]
+
+    def answers(self) -> int:
+        return len(self.calls)
+
+
 def write_schedules(
-    objects: list, tensors: dict, groups: list, instructions: dict
+    objects: list, tensors: dict, groups: list, instructions: WritingInstructions
 ) -> tuple[Answers, dict[str, Any]]:
-    """Call the first object once for each of instructions["calls"], [arguments, keyword arguments].
+    """Call the first object once for each of the calls.
 
     A stub's NotImplementedError is not caught at the first call.
     """
     answers: list[Answer] = []
-    for arguments, named in instructions["calls"]:
+    for arguments, named in instructions.calls:
         try:
             answers.append(schedule(objects[0](*arguments, **named)))
         except Exception as error:

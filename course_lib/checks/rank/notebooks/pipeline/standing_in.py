@@ -8,9 +8,37 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from course_lib.checks.rank.harness import Answer, Answers, evaluate
+from course_lib.checks.rank.harness import Answer, Answers, EvaluateInstructions, evaluate
+from course_lib.checks.wire import Instructions
+
+
+@dataclass(frozen=True)
+class Instead:
+    """A function's stand-in: the name of that function, and the arguments of `TableFunction`."""
+
+    name: str
+    names: list[str]
+    defaults: list[Any]
+    returns: list[list[Any]]
+
+
+@dataclass(frozen=True)
+class Round:
+    """The calls of one object, see `evaluate`; instead: what takes another function's place in it."""
+
+    calls: list[Any]
+    instead: Instead | None = None
+
+
+@dataclass(frozen=True)
+class ApartInstructions(Instructions):
+    rounds: list[Round]
+
+    def answers(self) -> int:
+        return sum(len(each.calls) for each in self.rounds)
 
 
 class TableFunction:
@@ -29,13 +57,14 @@ class TableFunction:
 
 
 @contextlib.contextmanager
-def standing_in(function: Any, name: str, other: Any) -> Iterator[None]:
-    """Within, `function`, and what was written beside it, finds `other` under this name."""
-    scope = getattr(function, "__globals__", {})
+def standing_in(function: Any, instead: Instead) -> Iterator[None]:
+    """Within, `function`, and what was written beside it, finds the stand-in under its name."""
+    scope, name = getattr(function, "__globals__", {}), instead.name
     if name not in scope:
         yield
         return
-    own, scope[name] = scope[name], other
+    own = scope[name]
+    scope[name] = TableFunction(instead.names, instead.defaults, instead.returns)
     try:
         yield
     finally:
@@ -43,17 +72,12 @@ def standing_in(function: Any, name: str, other: Any) -> Iterator[None]:
 
 
 def evaluate_apart(
-    objects: list, tensors: dict, groups: list, instructions: dict
+    objects: list, tensors: dict, groups: list, instructions: ApartInstructions
 ) -> tuple[Answers, dict[str, Any]]:
-    """`evaluate` in several rounds, with the answers of all of them one after the other.
-
-    instructions: rounds, each with the calls of one object, see `evaluate`, and perhaps with instead, what
-    takes another function's place in it: {"name"} of that function, and the arguments of `TableFunction`.
-    """
+    """`evaluate` in several rounds, with the answers of all of them one after the other."""
     answers: list[Answer] = []
-    for described in instructions["rounds"]:
-        instead = dict(described.get("instead", {}))
-        function, name = objects[described["calls"][0][0]], instead.pop("name", "")
-        with standing_in(function, name, TableFunction(**instead) if name else None):
-            answers += evaluate(objects, tensors, groups, described)[0].answers
+    for each in instructions.rounds:
+        function, calls = objects[each.calls[0][0]], EvaluateInstructions(each.calls)
+        with standing_in(function, each.instead) if each.instead else contextlib.nullcontext():
+            answers += evaluate(objects, tensors, groups, calls)[0].answers
     return Answers(answers), {}

@@ -1,14 +1,5 @@
 """Recipe (see `harness`) that drives a stage which is updated after each backward, in one process.
 
-instructions: runs, a list of
-
-    name       the prefix of all names in the reply
-    model      {"kind", "seed", "width"} of the stage, see `build`
-    optimizer  [name in torch.optim, keyword arguments]
-    actions    the stage's actions in order: a list of [kind, microbatch]
-    memory     whether memory is looked at after each action
-    expects    {name: [dtype, shape]} of the tensors in the reply
-
 Inputs of the run "a" are "a.x.0" and so on, and "a.g.0", the gradient of that microbatch's output, if it
 is not a loss. The reply has the tensors "a.y.0" (an output), "a.dx.0" (the result of its backward),
 "a.p.0.NAME" (the module's parameters after that backward); and values["a"] is a `StashReply`.
@@ -23,12 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from course_lib.checks.rank.agreed import Expects, as_agreed
 from course_lib.checks.rank.counting import alive, more, pieces
 from course_lib.checks.rank.notebooks.pipeline.stage_models import DEVIATION, Layers
-from course_lib.checks.wire import Count
+from course_lib.checks.wire import Count, Instructions
 
 _Tensor, _freeze = torch.Tensor, gc.freeze
-_clone, _detach, _zeros = torch.clone, torch.Tensor.detach, torch.zeros
+_clone, _detach = torch.clone, torch.Tensor.detach
 _optimizers = {name: getattr(torch.optim, name) for name in ("SGD", "Adam")}
 
 
@@ -65,35 +57,63 @@ def build(described: dict) -> nn.Module:
     return module
 
 
+@dataclass(frozen=True)
+class StashRunInstructions:
+    """One run.
+
+    name       the prefix of all names in the reply
+    model      {"kind", "seed", "width"} of the stage, see `build`
+    optimizer  [name in torch.optim, keyword arguments]
+    actions    the stage's actions in order: a list of [kind, microbatch]
+    memory     whether memory is looked at after each action
+    expects    {name: [dtype, shape]} of the tensors in the reply
+    """
+
+    name: str
+    model: dict[str, Any]
+    optimizer: list[Any]
+    actions: list[list[Any]]
+    memory: bool
+    expects: Expects
+
+
+@dataclass(frozen=True)
+class StashInstructions(Instructions):
+    runs: list[StashRunInstructions]
+
+    def parts(self) -> list[str]:
+        return [run.name for run in self.runs]
+
+
 def updates(
-    objects: list, tensors: dict[str, Tensor], groups: list, instructions: dict
+    objects: list, tensors: dict[str, Tensor], groups: list, instructions: StashInstructions
 ) -> tuple[dict[str, StashReply], dict[str, Any]]:
     """Every run of the instructions, one after the other."""
     values, outputs = {}, {}
-    for described in instructions["runs"]:
+    for described in instructions.runs:
         run = StashOnRank(described, tensors)
         run.go(objects[0])
-        values[described["name"]] = run.values
-        outputs |= {f"{described['name']}.{name}": tensor for name, tensor in run.tensors().items()}
+        values[described.name] = run.values
+        outputs |= {f"{described.name}.{name}": tensor for name, tensor in run.tensors().items()}
     return values, outputs
 
 
 class StashOnRank:
     """One stage, driven through its actions."""
 
-    def __init__(self, instructions: dict, tensors: dict[str, Tensor]):
+    def __init__(self, instructions: StashRunInstructions, tensors: dict[str, Tensor]):
         self.instructions, self.sent = instructions, tensors
         self.results: dict[str, Any] = {}
         self.values = StashReply()
 
     def go(self, kind_of_stage: Any) -> None:
-        module = build(self.instructions["model"])
-        name, defaults = self.instructions["optimizer"]
+        module = build(self.instructions.model)
+        name, defaults = self.instructions.optimizer
         optimizer = _optimizers[name](module.parameters(), **defaults)
-        if self.instructions["memory"]:
+        if self.instructions.memory:
             _freeze()  # only tensors from here on count
         stage = kind_of_stage(module, optimizer)
-        for kind, k in self.instructions["actions"]:
+        for kind, k in self.instructions.actions:
             if kind == "F":
                 self.results[f"y.{k}"] = copied(stage.forward(k, _clone(self.tensor(f"x.{k}"))))
             else:
@@ -102,11 +122,11 @@ class StashOnRank:
                 self.results[f"dx.{k}"] = copied(stage.backward(k, *gradients))
                 for called, param in module.named_parameters():
                     self.results[f"p.{k}.{called}"] = copied(param)
-            if self.instructions["memory"]:
+            if self.instructions.memory:
                 self.values.held.append(more(alive(), pieces(self.known())))
 
     def tensor(self, name: str) -> Any:
-        return self.sent.get(f"{self.instructions['name']}.{name}")
+        return self.sent.get(f"{self.instructions.name}.{name}")
 
     def known(self) -> list[Tensor]:
         """The tensors that are kept here for the reply."""
@@ -114,15 +134,11 @@ class StashOnRank:
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors of the reply, all of them in the shape that was agreed."""
-        sent = {}
-        for name, (kind, shape) in self.instructions["expects"].items():
-            dtype, result = getattr(torch, kind), self.results.get(name)
-            if not isinstance(result, _Tensor) or (result.dtype, list(result.shape)) != (dtype, shape):
-                is_none = result is None
-                self.values.misfits[name] = "None" if is_none else "another shape, dtype or type"
-                result = _zeros(shape, dtype=dtype)
-            sent[name] = result
-        return sent
+        return as_agreed(self.results, self.instructions.expects, self.values.misfits, named=misfit)
+
+
+def misfit(value: Any) -> str:
+    return "None" if value is None else "another shape, dtype or type"
 
 
 def copied(value: Any) -> Any:

@@ -1,13 +1,5 @@
 """Recipe (see `harness`) that drives a `checkpoint(function, *args)`. It decides nothing.
 
-instructions: runs, a list of
-
-    name       of the run
-    kind       one of `checkpointed.KINDS`, with its sizes
-    seed       of its numbers
-    measured   whether bytes and FLOPs are counted
-    expects    {name: [dtype, shape]} of the tensors in the reply
-
 The reply has the tensors of each run's step under "NAME." (see `checkpointed.Step`), and a `CheckpointReply`.
 """
 
@@ -19,15 +11,16 @@ from typing import Any
 
 import torch
 
+from course_lib.checks.rank.agreed import Expects, as_agreed
 from course_lib.checks.rank.backward import type_of
 from course_lib.checks.rank.counting import Saved, alive
 from course_lib.checks.rank.harness import describe
 from course_lib.checks.rank.memory import Patience
 from course_lib.checks.rank.notebooks.precision_and_memory.checkpointed import Checkpoint, Step, draw
 from course_lib.checks.rank.peak import Peak
-from course_lib.checks.wire import Count, Place
+from course_lib.checks.wire import Count, Instructions, Place
 
-_Tensor, _zeros = torch.Tensor, torch.zeros
+_Tensor = torch.Tensor
 
 
 @dataclass
@@ -49,13 +42,40 @@ class CheckpointReply:
     flops: list[Count] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class CheckpointRun:
+    """One run.
+
+    name       of the run
+    kind       one of `checkpointed.KINDS`, with its sizes
+    seed       of its numbers
+    measured   whether bytes and FLOPs are counted
+    expects    {name: [dtype, shape]} of the tensors in the reply
+    """
+
+    name: str
+    kind: str
+    sizes: dict[str, Any]
+    seed: int
+    measured: bool
+    expects: Expects
+
+
+@dataclass(frozen=True)
+class CheckpointInstructions(Instructions):
+    runs: list[CheckpointRun]
+
+    def parts(self) -> list[str]:
+        return [run.name for run in self.runs]
+
+
 class CheckpointedStep:
     """One step with the student's checkpoint."""
 
-    def __init__(self, checkpoint: Checkpoint, described: dict, patience: Patience):
-        self.checkpoint, self.patience, self.name = checkpoint, patience, described["name"]
-        self.measured, self.expects = described["measured"], described["expects"]
-        self.step = Step(described["kind"], described["sizes"], described["seed"])
+    def __init__(self, checkpoint: Checkpoint, run: CheckpointRun, patience: Patience):
+        self.checkpoint, self.patience, self.name = checkpoint, patience, run.name
+        self.measured, self.expects = run.measured, run.expects
+        self.step = Step(run.kind, run.sizes, run.seed)
         self.reply = CheckpointReply()
 
     def go(self) -> None:
@@ -98,26 +118,24 @@ class CheckpointedStep:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The tensors of the reply, all of them in the form that was agreed."""
-        came, sent = self.step.tensors(), {}
-        for name, (kind, shape) in self.expects.items():
-            dtype, result = getattr(torch, kind), came.get(name)
-            if not isinstance(result, _Tensor) or (result.dtype, list(result.shape)) != (dtype, shape):
-                if isinstance(result, _Tensor) and not self.reply.misfit:
-                    self.reply.misfit = f"{type_of(result)} instead of {kind}{shape}"
-                self.reply.missing.append(name)
-                result = _zeros(shape, dtype=dtype)
-            sent[f"{self.name}.{name}"] = result
-        return sent
+        came, misfits = self.step.tensors(), dict[str, str]()
+        sent = as_agreed(came, self.expects, misfits)
+        others = [name for name in misfits if isinstance(came.get(name), _Tensor)]
+        if others and not self.reply.misfit:
+            kind, shape = self.expects[others[0]]
+            self.reply.misfit = f"{misfits[others[0]]} instead of {kind}{shape}"
+        self.reply.missing += misfits
+        return {f"{self.name}.{name}": tensor for name, tensor in sent.items()}
 
 
 def checkpoints(
-    objects: list, tensors: dict[str, torch.Tensor], groups: list, instructions: dict
+    objects: list, tensors: dict[str, torch.Tensor], groups: list, instructions: CheckpointInstructions
 ) -> tuple[dict[str, CheckpointReply], dict[str, Any]]:
     """Every run of the instructions, one after the other."""
     values: dict[str, CheckpointReply] = {}
     outputs: dict[str, torch.Tensor] = {}
-    patience = Patience(instructions["enough"])
-    for described in instructions["runs"]:
+    patience = Patience(instructions.enough)
+    for described in instructions.runs:
         run = CheckpointedStep(objects[0], described, patience)
         try:
             run.go()

@@ -1,14 +1,5 @@
 """Recipe (see `harness`) that takes steps with an optimizer class, and reports parameters and bytes.
 
-instructions: runs, a list of
-
-    name        the prefix of all names in the reply
-    params      how many; parameter i begins as the tensor "NAME.i"
-    steps       how many; its gradient in step k is the tensor "NAME.i.k", None if there is not one
-    keywords    of the class
-    measured    whether the bytes of the tensors that the optimizer holds are counted, after the last step
-    saved       after which step the states go into a new optimizer, which repeats the rest; left out: none
-
 The reply has "NAME.i.k", the parameter after step k, for each, and values["NAME"] is an `Adam8bitReply`. With
 `saved` the parameters after the last step are those of the new optimizer.
 """
@@ -24,7 +15,7 @@ import torch
 from course_lib.checks.rank.counting import alive, more, pieces
 from course_lib.checks.rank.harness import describe
 from course_lib.checks.rank.memory import Patience
-from course_lib.checks.wire import Count, Place
+from course_lib.checks.wire import Count, Instructions, Place
 
 _clone, _detach, _zeros_like = torch.clone, torch.Tensor.detach, torch.zeros_like
 _Parameter, _copy, _copy_ = torch.nn.Parameter, copy.deepcopy, torch.Tensor.copy_
@@ -40,17 +31,45 @@ class Adam8bitReply:
     held: Count = 0
 
 
+@dataclass(frozen=True)
+class AdamRun:
+    """One run.
+
+    name        the prefix of all names in the reply
+    params      how many; parameter i begins as the tensor "NAME.i"
+    steps       how many; its gradient in step k is the tensor "NAME.i.k", None if there is not one
+    keywords    of the class
+    measured    whether the bytes of the tensors that the optimizer holds are counted, after the last step
+    saved       after which step the states go into a new optimizer, which repeats the rest; None: after none
+    """
+
+    name: str
+    params: int
+    steps: int
+    keywords: dict[str, Any]
+    measured: bool
+    saved: int | None = None
+
+
+@dataclass(frozen=True)
+class AdamInstructions(Instructions):
+    runs: list[AdamRun]
+
+    def parts(self) -> list[str]:
+        return [run.name for run in self.runs]
+
+
 def steps(
-    objects: list, tensors: dict[str, torch.Tensor], groups: list, instructions: dict
+    objects: list, tensors: dict[str, torch.Tensor], groups: list, instructions: AdamInstructions
 ) -> tuple[dict[str, Adam8bitReply], dict[str, Any]]:
     """Every run of the instructions, one after the other."""
     replies: dict[str, Adam8bitReply] = {}
     outputs: dict[str, Any] = {}
-    patience = Patience(instructions["enough"])
-    for described in instructions["runs"]:
-        name, reply = described["name"], Adam8bitReply()
-        for i in range(described["params"]):
-            for k in range(described["steps"]):
+    patience = Patience(instructions.enough)
+    for described in instructions.runs:
+        name, reply = described.name, Adam8bitReply()
+        for i in range(described.params):
+            for k in range(described.steps):
                 outputs[f"{name}.{i}.{k}"] = _zeros_like(tensors[f"{name}.{i}"])
         try:
             run(objects[0], tensors, described, reply, outputs, patience)
@@ -65,30 +84,30 @@ def steps(
 def run(
     made: Any,
     tensors: dict[str, torch.Tensor],
-    described: dict,
+    described: AdamRun,
     reply: Adam8bitReply,
     outputs: dict[str, Any],
     patience: Patience,
 ) -> None:
-    name, keywords = described["name"], described["keywords"]
-    params = [_Parameter(_clone(tensors[f"{name}.{i}"])) for i in range(described["params"])]
+    name, keywords = described.name, described.keywords
+    params = [_Parameter(_clone(tensors[f"{name}.{i}"])) for i in range(described.params)]
     before = alive()
     optimizer = made(params, **keywords)
-    for k in range(described["steps"]):
+    for k in range(described.steps):
         for i, param in enumerate(params):
             gradient = tensors.get(f"{name}.{i}.{k}")
             param.grad = None if gradient is None else _clone(gradient)
         optimizer.step()
         for i, param in enumerate(params):
             _copy_(outputs[f"{name}.{i}.{k}"], _detach(param))
-        if described.get("saved") == k + 1:
+        if described.saved == k + 1:
             reply.loading = True
             state = _copy(optimizer.state_dict())
             params = [_Parameter(_clone(_detach(param))) for param in params]
             optimizer = made(params, **keywords)
             optimizer.load_state_dict(state)
             del state
-    if described["measured"]:
+    if described.measured:
         for param in params:
             param.grad = None
         known = before | pieces(params)

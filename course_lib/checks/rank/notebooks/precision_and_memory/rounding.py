@@ -1,12 +1,5 @@
 """Recipe (see `harness`) that calls `stochastic_round(x, generator)`. It decides nothing.
 
-instructions: runs, a list of
-
-    name        of the run; its input is the tensor of this name
-    seed        of the generator that is passed; None: none is passed
-    own         seed of PyTorch's default generator before the call
-    other       one more seed: a second call with the first seed and a third with this one are sent, too
-
 A run's result goes back in float32 as the tensor of its name; "NAME.again" and "NAME.other" are those of the
 further calls, "NAME.x" is the input afterwards, and "NAME.drawn" what the default generator draws next.
 """
@@ -20,7 +13,7 @@ import torch
 
 from course_lib.checks.rank.backward import type_of
 from course_lib.checks.rank.harness import describe
-from course_lib.checks.wire import Place
+from course_lib.checks.wire import Instructions, Place
 
 _Tensor, _clone, _zeros_like, _zeros = torch.Tensor, torch.clone, torch.zeros_like, torch.zeros
 _Generator, _manual_seed, _rand = torch.Generator, torch.manual_seed, torch.rand
@@ -40,6 +33,30 @@ class RoundingReply:
     dtype: str = ""
 
 
+@dataclass(frozen=True)
+class RoundingRun:
+    """One run.
+
+    name        of the run; its input is the tensor of this name
+    seed        of the generator that is passed; None: none is passed
+    own         seed of PyTorch's default generator before the call
+    other       one more seed: a second call with the first seed and a third with this one are sent, too
+    """
+
+    name: str
+    seed: int | None
+    own: int
+    other: int | None
+
+
+@dataclass(frozen=True)
+class RoundingInstructions(Instructions):
+    runs: list[RoundingRun]
+
+    def parts(self) -> list[str]:
+        return [run.name for run in self.runs]
+
+
 class Misfit(Exception):
     """A result of another form; its text is the form."""
 
@@ -54,10 +71,9 @@ def called(function: Any, x: torch.Tensor, seed: int | None, own: int) -> tuple[
 
 
 def run(
-    function: Any, x: torch.Tensor, described: dict, reply: RoundingReply, outputs: dict[str, Any]
+    function: Any, x: torch.Tensor, described: RoundingRun, reply: RoundingReply, outputs: dict[str, Any]
 ) -> None:
-    name = described["name"]
-    seed, own, other = (described[key] for key in ("seed", "own", "other"))
+    name, seed, own, other = described.name, described.seed, described.own, described.other
     argument = _clone(x)
     outputs[name], reply.dtype = called(function, argument, seed, own)
     outputs[f"{name}.drawn"], outputs[f"{name}.x"] = _rand(DRAWN), argument
@@ -70,15 +86,15 @@ def run(
 
 
 def rounds(
-    objects: list, tensors: dict[str, torch.Tensor], groups: list, instructions: dict
+    objects: list, tensors: dict[str, torch.Tensor], groups: list, instructions: RoundingInstructions
 ) -> tuple[dict[str, RoundingReply], dict[str, Any]]:
     """Every run of the instructions, one after the other."""
     values: dict[str, RoundingReply] = {}
     outputs: dict[str, Any] = {}
-    for described in instructions["runs"]:
-        name, reply = described["name"], RoundingReply()
+    for described in instructions.runs:
+        name, reply = described.name, RoundingReply()
         x = tensors[name]
-        more = ("", ".again", ".other") if described["other"] is not None else ("",)
+        more = ("", ".again", ".other") if described.other is not None else ("",)
         outputs |= {f"{name}{key}": _zeros_like(x) for key in (*more, ".x")}
         outputs[f"{name}.drawn"] = _zeros(DRAWN)
         try:

@@ -1,15 +1,5 @@
 """Recipe (see `harness`) that drives a `LossScaler`: scripts of steps, each with a scaler of its own.
 
-instructions: runs, a list of scripts:
-
-    name      of the script
-    options   arguments of the scaler
-    group     index of the group that is passed as group=; None: none is
-    params    how many parameters there are, the tensors "name.p0" and so on; `first` of them are in the
-              optimizer's first group
-    steps     what the caller does between backward and step: "" nothing, "clip" unscales and halves the
-              gradients, "twice" unscales twice
-
 The tensor "name.STEP.PARAM" is the parameter's gradient of the loss in that step; one that is missing has
 none.
 """
@@ -26,7 +16,7 @@ from torch import Tensor, nn
 
 from course_lib.checks.rank.backward import type_of
 from course_lib.checks.rank.harness import describe, plain
-from course_lib.checks.wire import Place
+from course_lib.checks.wire import Instructions, Place
 
 _Tensor, _clone, _detach, _ones, _zeros = (
     torch.Tensor, torch.clone, torch.Tensor.detach, torch.ones, torch.zeros,
@@ -64,6 +54,35 @@ class ScalerReply:
     steps: list[StepReply] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class ScriptInstructions:
+    """One script.
+
+    name      of the script
+    options   arguments of the scaler
+    group     index of the group that is passed as group=; None: none is
+    params    how many parameters there are, the tensors "name.p0" and so on
+    first     how many of them are in the optimizer's first group
+    steps     what the caller does between backward and step: "" nothing, "clip" unscales and halves the
+              gradients, "twice" unscales twice
+    """
+
+    name: str
+    options: dict[str, Any]
+    group: int | None
+    params: int
+    first: int
+    steps: list[str]
+
+
+@dataclass(frozen=True)
+class ScalerInstructions(Instructions):
+    scripts: list[ScriptInstructions]
+
+    def parts(self) -> list[str]:
+        return [script.name for script in self.scripts]
+
+
 class Misfit(Exception):
     """A scaled loss that is not a tensor."""
 
@@ -71,12 +90,12 @@ class Misfit(Exception):
 class Script:
     """One scaler, with an optimizer over the script's parameters."""
 
-    def __init__(self, made: Any, described: dict, tensors: dict[str, Tensor], groups: list):
-        self.name, self.plan, self.tensors = described["name"], described["steps"], tensors
-        options = dict(described["options"])
-        if described["group"] is not None:
-            options["group"] = groups[described["group"]]
-        count, first = described["params"], described["first"]
+    def __init__(self, made: Any, described: ScriptInstructions, tensors: dict[str, Tensor], groups: list):
+        self.name, self.plan, self.tensors = described.name, described.steps, tensors
+        options = dict(described.options)
+        if described.group is not None:
+            options["group"] = groups[described.group]
+        count, first = described.params, described.first
         self.params = [nn.Parameter(_clone(tensors[f"{self.name}.p{k}"])) for k in range(count)]
         parts = [{"params": self.params[:first]}, {"params": self.params[first:]}]
         self.optimizer = _SGD([part for part in parts if part["params"]], lr=1.0, momentum=MOMENTUM)
@@ -143,11 +162,11 @@ def finite(value: float) -> float:
 
 
 def scripts(
-    objects: list, tensors: dict[str, torch.Tensor], groups: list, instructions: dict
+    objects: list, tensors: dict[str, torch.Tensor], groups: list, instructions: ScalerInstructions
 ) -> tuple[dict[str, ScalerReply], dict[str, Any]]:
     """Every script of the instructions, one after the other."""
     values: dict[str, ScalerReply] = {}
-    for described in instructions["runs"]:
+    for described in instructions.scripts:
         script = Script(objects[0], described, tensors, groups)
         try:
             script.go()
@@ -158,5 +177,5 @@ def scripts(
             if stub or dist.get_world_size() > 1:  # the others would wait for this rank
                 raise
             script.reply.error = describe(error)
-        values[described["name"]] = script.reply
+        values[described.name] = script.reply
     return values, {}

@@ -1,14 +1,5 @@
 """Recipe (see `harness`) that drives a class which counts the bytes that autograd keeps for backward.
 
-instructions: runs, a list of
-
-    name      of the run
-    model     {"kind": one of MODELS, sizes}
-    rows      of the input; seed: its numbers', and the weights'
-    passes    how many forwards are inside; all but the last are given up before the next begins
-    fails     whether an error is raised inside, after the last forward
-    returned  whether the gradients of the input and of all parameters go back, as "name.0", "name.1", ...
-
 The reply has a `MeterReply` for each run. The memory of a forward is that of PyTorch's operations in it,
 whichever part of the code holds it.
 """
@@ -25,7 +16,7 @@ from torch import Tensor, nn
 
 from course_lib.checks.rank.harness import describe, plain
 from course_lib.checks.rank.peak import Peak
-from course_lib.checks.wire import Count, Place
+from course_lib.checks.wire import Count, Instructions, Place
 from course_lib.models import GPT, GPTConfig
 
 _Generator, _randn, _arange = torch.Generator, torch.randn, torch.arange
@@ -53,6 +44,36 @@ class MeterReply:
     left: int = 0
     entered: bool = False
     passed: bool = False
+
+
+@dataclass(frozen=True)
+class MeterRun:
+    """One run.
+
+    name      of the run
+    model     {"kind": one of MODELS, sizes}
+    rows      of the input
+    seed      of the input's numbers, and of the weights
+    passes    how many forwards are inside; all but the last are given up before the next begins
+    fails     whether an error is raised inside, after the last forward
+    returned  whether the gradients of the input and of all parameters go back, as "name.0", "name.1", ...
+    """
+
+    name: str
+    model: dict[str, Any]
+    rows: int
+    seed: int
+    passes: int
+    fails: bool
+    returned: bool
+
+
+@dataclass(frozen=True)
+class MeterInstructions(Instructions):
+    runs: list[MeterRun]
+
+    def parts(self) -> list[str]:
+        return [run.name for run in self.runs]
 
 
 class Views(nn.Module):
@@ -115,11 +136,11 @@ class Stopped(Exception):
 class MeteredModel:
     """One object of the student's, and a model."""
 
-    def __init__(self, made: Callable[[nn.Module], Any], run: dict):
-        self.made, self.passes, self.fails = made, run["passes"], run["fails"]
+    def __init__(self, made: Callable[[nn.Module], Any], run: MeterRun):
+        self.made, self.passes, self.fails = made, run.passes, run.fails
         self.model, self.x = model_and_input(run)
-        leaves = leaves_of(self.model, self.x) if run["returned"] else []
-        self.gradients = {f"{run['name']}.{k}": _zeros_like(leaf) for k, leaf in enumerate(leaves)}
+        leaves = leaves_of(self.model, self.x) if run.returned else []
+        self.gradients = {f"{run.name}.{k}": _zeros_like(leaf) for k, leaf in enumerate(leaves)}
         self.values = MeterReply()
 
     def go(self) -> None:
@@ -174,13 +195,13 @@ class MeteredModel:
         return peak, gradients
 
 
-def model_and_input(run: dict) -> tuple[nn.Module, Tensor]:
+def model_and_input(run: MeterRun) -> tuple[nn.Module, Tensor]:
     """Both are drawn from the run's seed."""
-    sizes = dict(run["model"])
-    _seed(run["seed"])
+    sizes = dict(run.model)
+    _seed(run.seed)
     model = MODELS[sizes.pop("kind")](**sizes)
-    generator = _Generator().manual_seed(run["seed"])
-    return model, _randn(run["rows"], sizes["width"], generator=generator).requires_grad_()
+    generator = _Generator().manual_seed(run.seed)
+    return model, _randn(run.rows, sizes["width"], generator=generator).requires_grad_()
 
 
 def leaves_of(model: nn.Module, x: Tensor) -> list[Tensor]:
@@ -192,12 +213,12 @@ def hooks_of(model: nn.Module) -> int:
 
 
 def meters(
-    objects: list, tensors: dict[str, torch.Tensor], groups: list, instructions: dict
+    objects: list, tensors: dict[str, torch.Tensor], groups: list, instructions: MeterInstructions
 ) -> tuple[dict[str, MeterReply], dict[str, Any]]:
     """Every run of the instructions, one after the other."""
     values: dict[str, MeterReply] = {}
     outputs: dict[str, Any] = {}
-    for described in instructions["runs"]:
+    for described in instructions.runs:
         run = MeteredModel(objects[0], described)
         try:
             run.go()
@@ -205,6 +226,6 @@ def meters(
             if isinstance(error, NotImplementedError) and not values and not str(error):
                 raise
             run.values.error = describe(error)
-        values[described["name"]] = run.values
+        values[described.name] = run.values
         outputs |= run.gradients
     return values, outputs

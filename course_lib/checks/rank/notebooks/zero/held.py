@@ -4,9 +4,9 @@ Its parameters and gradients have some MB, so that a copy of them shows among th
 wherever a class keeps it. They are drawn here, from seeds, and nothing else holds on to them: the harness
 would hold an input.
 
-Instructions: `shapes` of the parameters; `params` and `grads`, the seeds of their values. At the moments of
-MOMENTS the rank is measured from outside as "held.MOMENT". The reply has a `UnitMemoryReply`, and the tensors
-"shard", "mean" (its gradient) and "some.K", every SOME-th element of a parameter that was gathered.
+At the moments of MOMENTS the rank is measured from outside as "held.MOMENT". The reply has a
+`UnitMemoryReply`, and the tensors "shard", "mean" (its gradient) and "some.K", every SOME-th element of a
+parameter that was gathered.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from course_lib.checks.rank import watching
 from course_lib.checks.rank.counting import alive, more
 from course_lib.checks.rank.memory import Patience
 from course_lib.checks.rank.notebooks.zero.sharded import storages
-from course_lib.checks.wire import Count
+from course_lib.checks.wire import Count, Instructions
 from course_lib.runtime.backend import device
 from course_lib.runtime.moments import BASE, START
 
@@ -65,7 +65,16 @@ def count_of_some(shape: Sequence[int]) -> int:
     return len(range(0, math.prod(shape), SOME))
 
 
-def warm_up(instructions: dict) -> None:
+@dataclass(frozen=True)
+class UnitMemoryInstructions(Instructions):
+    """shapes: of the parameters; params, grads: the seeds of their values."""
+
+    shapes: list[list[int]]
+    params: int
+    grads: int
+
+
+def warm_up(instructions: UnitMemoryInstructions) -> None:
     """Memory that libraries allocate once, at their first use, must not count as the class's."""
     watching.give_back_at_once()
     watching.settle(watching.WARM)
@@ -75,14 +84,13 @@ def warm_up(instructions: dict) -> None:
 class Unit:
     """A student's unit, its parameters, and the reply about them."""
 
-    def __init__(self, made: Any, instructions: dict):
-        self.shapes = [tuple(shape) for shape in instructions["shapes"]]
-        self.patience = Patience(instructions["enough"])
+    def __init__(self, made: Any, instructions: UnitMemoryInstructions):
+        self.shapes = [tuple(shape) for shape in instructions.shapes]
+        self.patience = Patience(instructions.enough)
         self.values = UnitMemoryReply()
         self.before = alive()
         watching.measured(BASE)
-        seed = instructions["params"]
-        self.params = [_Parameter(p.to(device())) for p in drawn(seed, self.shapes)]
+        self.params = [_Parameter(p.to(device())) for p in drawn(instructions.params, self.shapes)]
         self.unit = made(list(self.params))
 
     def moment(self, when: str) -> None:
@@ -120,7 +128,7 @@ class Unit:
 
 
 def unit(
-    objects: list, tensors: dict, groups: list, instructions: dict
+    objects: list, tensors: dict, groups: list, instructions: UnitMemoryInstructions
 ) -> tuple[UnitMemoryReply, dict[str, Any]]:
     """A unit is made, gathered and freed, gathered and reduced and freed; its values are told after that."""
     driven = Unit(objects[0], instructions)
@@ -130,7 +138,7 @@ def unit(
     made.free()
     driven.moment("freed")
     if driven.gathered():
-        driven.reduced(instructions["grads"])
+        driven.reduced(instructions.grads)
     driven.moment("reduced")
     made.free()
     driven.moment("end")

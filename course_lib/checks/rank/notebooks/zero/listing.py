@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from course_lib.checks.rank.harness import describe, plain
-from course_lib.checks.wire import Count, Place
+from course_lib.checks.wire import Count, Instructions, Place
 
-_arange, _Tensor = torch.arange, torch.Tensor
+_arange, _Tensor, _Parameter = torch.arange, torch.Tensor, torch.nn.Parameter
 
 
 @dataclass
@@ -38,21 +39,44 @@ class Answers:
     answers: list[Answer]
 
 
-def call_with_tensors(
-    objects: list, tensors: dict, groups: list, instructions: dict
-) -> tuple[Answers, dict[str, Any]]:
-    """Call the first object once for each of instructions["calls"], each a dict of:
+@dataclass(frozen=True)
+class Numbers:
+    """A parameter of the numbers first, first + 1, ... in the order of its elements.
 
-    tensors: descriptions {"shape", "first", "dtype", "transposed"}: the numbers first, first + 1, ... in
-        the order of the elements; transposed: a matrix whose memory is column by column
-    args: plain data that follows the list of tensors
-    parameter: whether they are parameters, which require a gradient
+    transposed: a matrix whose memory is column by column.
     """
+
+    shape: list[int]
+    first: int
+    dtype: str
+    transposed: bool
+
+
+@dataclass(frozen=True)
+class ListingCall:
+    """args: plain data that follows the list of parameters."""
+
+    parameters: list[Numbers]
+    args: list[Any]
+
+
+@dataclass(frozen=True)
+class ListingInstructions(Instructions):
+    calls: list[ListingCall]
+
+    def answers(self) -> int:
+        return len(self.calls)
+
+
+def call_with_tensors(
+    objects: list, tensors: dict, groups: list, instructions: ListingInstructions
+) -> tuple[Answers, dict[str, Any]]:
+    """Call the first object once for each of the calls."""
     answers: list[Answer] = []
-    for call in instructions["calls"]:
-        listed = [made(described, call.get("parameter", False)) for described in call["tensors"]]
+    for call in instructions.calls:
+        listed = [made(described) for described in call.parameters]
         try:
-            result = objects[0](listed, *call["args"])
+            result = objects[0](listed, *call.args)
         except Exception as error:
             answers.append(Answer(error=describe(error)))
             continue
@@ -68,14 +92,9 @@ def kind(part: Any) -> Kind:
     return Kind(type(part).__name__, str(part.dtype), part.dim(), part.grad_fn is not None)
 
 
-def made(described: dict, parameter: bool) -> torch.Tensor:
-    """The tensor of a description."""
-    shape, first = described["shape"], described["first"]
-    count = 1
-    for size in shape:
-        count *= size
-    dtype = getattr(torch, described.get("dtype", "float32"))
-    values = _arange(first, first + count).to(dtype).reshape(shape)
-    if described.get("transposed"):
-        values = values.t().contiguous().t()
-    return torch.nn.Parameter(values) if parameter else values
+def made(numbers: Numbers) -> torch.nn.Parameter:
+    """The parameter of a description."""
+    count = math.prod(numbers.shape)
+    values = _arange(numbers.first, numbers.first + count).to(getattr(torch, numbers.dtype))
+    values = values.reshape(numbers.shape)
+    return _Parameter(values.t().contiguous().t() if numbers.transposed else values)

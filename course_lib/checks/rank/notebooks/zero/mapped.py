@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from course_lib.checks.rank import toys, training, watching
-from course_lib.checks.rank.training import Session, warm_up  # noqa: F401
+from course_lib.checks.rank.training import Session, TrainingInstructions, warm_up  # noqa: F401
 from course_lib.checks.wire import Count
 from course_lib.runtime.moments import ANONYMOUS, BASE
 
@@ -28,24 +28,30 @@ class MappedReply(training.TrainingReply):
     states: list[Count] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class MappedInstructions(TrainingInstructions):
+    """neighbour: whether another optimizer, made from the same folder, trains another model meanwhile."""
+
+    neighbour: bool = False
+
+
 def mapped_state(
-    objects: list, tensors: dict, groups: list, instructions: dict
+    objects: list, tensors: dict, groups: list, instructions: MappedInstructions
 ) -> tuple[MappedReply, dict[str, Any]]:
     """`objects[0](optimizer_cls, folder)` is a class of optimizers; one of them trains the model.
 
-    instructions: as of `rank.training`, and neighbour: whether another one, made from the same folder, trains
-    another model at the same time. After each step the rank is measured as "anonymous".
+    After each step the rank is measured as "anonymous".
     """
     folder = tempfile.mkdtemp()
     watching.measured(BASE)
-    session = Session({**instructions, "memory": False})  # moments of its own, below
+    session = Session(replace(instructions, memory=False))  # moments of its own, below
     make, defaults = session.optimizer()
     optimizer = objects[0](make, folder)(list(session.named.values()), **defaults)
-    other = Neighbour(objects[0](make, folder), defaults, instructions) if instructions["neighbour"] else None
+    other = Neighbour(objects[0](make, folder), defaults, instructions) if instructions.neighbour else None
     session.started()
     outside_after: list[list[str]] = []
     states_after: list[int] = []
-    for step in range(len(instructions["steps"])):
+    for step in range(len(instructions.steps)):
         session.accumulate(step, session.model, None)
         optimizer.step()
         if other is not None:
@@ -64,8 +70,8 @@ def mapped_state(
 class Neighbour:
     """Another model in training, with an optimizer of its own and other gradients."""
 
-    def __init__(self, made: Any, defaults: dict, instructions: dict):
-        self.model = toys.build({**instructions["model"], "seed": 1})
+    def __init__(self, made: Any, defaults: dict, instructions: MappedInstructions):
+        self.model = toys.build({**instructions.model, "seed": 1})
         self.optimizer = made(list(self.model.parameters()), **defaults)
 
     def step(self) -> None:

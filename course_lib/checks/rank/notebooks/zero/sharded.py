@@ -1,9 +1,7 @@
 """Runs in the rank: drives a student's unit and sharded module, and reports the results. Decides nothing.
 
 `unit` works on the tensors "p0", "p1" and so on, which become the parameters, with gradients "g0.0" (first
-backward), "g1.0" (second), and so on; one that is missing is None. Instructions: `params`, how many there
-are; `trained`; `graph`, whether a product is kept over a free(), as autograd keeps it; `group`, as for
-`replicas`.
+backward), "g1.0" (second), and so on; one that is missing is None.
 
 `module` trains as the recipes of `rank.training` do, and tells of the module's outputs besides, so that a
 faulty full_state_dict() costs no more than its own line. Values: those of `rank.training`; "elements", how
@@ -23,8 +21,8 @@ import torch
 from torch import nn
 
 from course_lib.checks.rank import toys, watching
-from course_lib.checks.rank.training import Session, TrainingReply, keywords, warm_up  # noqa: F401
-from course_lib.checks.wire import Count
+from course_lib.checks.rank.training import Session, TrainingInstructions, TrainingReply, keywords, warm_up  # noqa: F401
+from course_lib.checks.wire import Count, Instructions
 from course_lib.runtime.backend import device
 
 _Tensor, _Parameter = torch.Tensor, nn.Parameter
@@ -60,14 +58,27 @@ class UnitReply:
     left: list[Count] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class UnitInstructions(Instructions):
+    """params: how many parameters there are; trained: whether they are; graph: whether a product is kept over
+    a free(), as autograd keeps it; group: which of the case's groups is passed as group=.
+    """
+
+    params: int
+    trained: bool
+    graph: bool
+    group: int | None = None
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+
 class Driven:
     """A unit, its parameters, and the reply about them."""
 
-    def __init__(self, made: Callable, tensors: dict, groups: list, instructions: dict):
-        count, self.tensors = instructions["params"], tensors
+    def __init__(self, made: Callable, tensors: dict, groups: list, instructions: UnitInstructions):
+        count, self.tensors = instructions.params, tensors
         self.params = [_Parameter(tensors[f"p{k}"].clone()) for k in range(count)]
         for p in self.params:
-            p.requires_grad_(instructions["trained"])
+            p.requires_grad_(instructions.trained)
         self.shapes = [tuple(p.shape) for p in self.params]
         self.values = UnitReply()
         self.outputs: dict[str, Any] = {}
@@ -117,10 +128,10 @@ class Driven:
         self.outputs[f"mean.{number}"] = nothing if grad is None else _clone(_detach(grad))
 
 
-def unit(objects: list, tensors: dict, groups: list, instructions: dict) -> tuple[UnitReply, dict[str, Any]]:
+def unit(
+    objects: list, tensors: dict, groups: list, instructions: UnitInstructions
+) -> tuple[UnitReply, dict[str, Any]]:
     """A unit is made, gathered twice, freed; its shard changes; it is gathered, reduced twice, freed."""
-    if "params" not in instructions:
-        return UnitReply(), {}
     driven = Driven(objects[0], tensors, groups, instructions)
     made = driven.unit
     driven.outputs["shard"] = _clone(_detach(made.shard))
@@ -129,7 +140,7 @@ def unit(objects: list, tensors: dict, groups: list, instructions: dict) -> tupl
     made.gather()
     driven.look("again")
     kept = product = None
-    if instructions["graph"]:
+    if instructions.graph:
         weight = driven.params[0]
         kept = _detach(weight)
         product = _tanh(tensors["x"] @ weight).sum() if driven.values.whole["first"] else None
@@ -148,7 +159,7 @@ def unit(objects: list, tensors: dict, groups: list, instructions: dict) -> tupl
         nothing = _zeros(driven.shapes[0], dtype=kept.dtype, device=kept.device)
         driven.outputs["back"] = nothing if back is None else _clone(_detach(back))
     driven.values.kept = kept_bytes
-    if instructions["trained"]:
+    if instructions.trained:
         for p in driven.params:
             p.grad = None  # that of the product
         driven.reduced(0)
@@ -238,11 +249,9 @@ class ModuleReply(TrainingReply):
 
 
 def module(
-    objects: list, tensors: dict, groups: list, instructions: dict
+    objects: list, tensors: dict, groups: list, instructions: TrainingInstructions
 ) -> tuple[ModuleReply, dict[str, Any]]:
     """A module that keeps a shard of each parameter: an optimizer over its parameters, full_state_dict()."""
-    if "steps" not in instructions:
-        return ModuleReply(), {}
     session = Session(instructions)
     wrapped = Wrapped(session, objects[0](session.model, **keywords(instructions, groups)))
     session.named = {}  # nothing here holds on to the whole parameters
@@ -256,7 +265,7 @@ def module(
         outputs.setdefault(f"out.{step}", _clone(_detach(out)))
         return out
 
-    steps = instructions["steps"]
+    steps = instructions.steps
     for step in range(len(steps)):
         wrapped.accumulate(step, lambda x, step=step: first_output(step, x))
         optimizer.step()
