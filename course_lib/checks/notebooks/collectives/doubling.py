@@ -7,20 +7,7 @@ from typing import Any
 
 import torch
 
-from course_lib.checks.kit import (
-    Case,
-    Draw,
-    Line,
-    Mistake,
-    Observed,
-    Setting,
-    bytes_line,
-    essential,
-    exercise,
-    only_messages,
-    rounds_line,
-    words,
-)
+from course_lib.checks import kit, words
 from course_lib.checks.notebooks.collectives.record import other_partners, sent_wider
 from course_lib.checks.notebooks.collectives.sums import (
     REFERENCE,
@@ -39,7 +26,7 @@ def power_below(n: int) -> int:
     return 1 << (n.bit_length() - 1)
 
 
-def doubling_hint(mistakes: list[Mistake], n: int, numel: int, observed: Observed) -> str:
+def doubling_hint(mistakes: list[kit.Mistake], n: int, numel: int, observed: kit.Observed) -> str:
     if common := common_hint(mistakes, n, numel):
         return common
     if power_below(n) < n:
@@ -49,7 +36,7 @@ def doubling_hint(mistakes: list[Mistake], n: int, numel: int, observed: Observe
     return "Rounds are missing: distances 1, 2, 4, ... up to half the number of ranks."
 
 
-def folding_hint(mistakes: list[Mistake], n: int, core: int) -> str:
+def folding_hint(mistakes: list[kit.Mistake], n: int, core: int) -> str:
     """The mistake with the n - core ranks that are too many for a power of two."""
     affected = sorted({rank for mistake in mistakes for rank in mistake.ranks})
     signs = {mistake.sign for mistake in mistakes}
@@ -72,7 +59,7 @@ def folding_hint(mistakes: list[Mistake], n: int, core: int) -> str:
     )
 
 
-def no_partners(observed: Observed) -> str:
+def no_partners(observed: kit.Observed) -> str:
     """Why the bits differ: each rank adds the values that come to it in an order of its own."""
     apart = other_partners(observed, range(observed.world_size))
     if not apart:
@@ -83,7 +70,7 @@ def no_partners(observed: Observed) -> str:
     )
 
 
-def doubling_trouble(case: Case, kind: str, text: str) -> str:
+def doubling_trouble(case: kit.Case, kind: str, text: str) -> str:
     n = case.world_size
     core = power_below(n)
     if core < n and not case.groups and kind in ("deadlock", "error"):
@@ -100,48 +87,50 @@ def doubling_trouble(case: Case, kind: str, text: str) -> str:
     return ""
 
 
-def doubling_cost(ratio: float, observed: Observed) -> str:
+def doubling_cost(ratio: float, observed: kit.Observed) -> str:
     return sent_wider(observed) or (
         "Each round swaps the tensor once with one partner: log2 N rounds, M bytes each."
     )
 
 
-def doubling_rounds(ratio: float, observed: Observed) -> str:
+def doubling_rounds(ratio: float, observed: kit.Observed) -> str:
     return (
         "The distance doubles from round to round (1, 2, 4, ...), and both partners send at the "
         "same time: log2 N rounds."
     )
 
 
-def traffic(n: int, nbytes: int, suffix: str, weight: float) -> list[Line]:
+def traffic(n: int, nbytes: int, suffix: str, weight: float) -> list[kit.Line]:
     """A rank that is folded in sends its tensor once; the busiest one is told by the closed form."""
     core = power_below(n)
     least = nbytes * (core.bit_length() - 1) if core == n else nbytes
     most = int(bytes_sent_per_rank(NAME, n, nbytes))
     title = f"bytes sent{suffix}"
     return [
-        bytes_line(
+        kit.bytes_line(
             [least] * n, most=[most] * n, hint=doubling_cost, weight=weight, title=title, tells_the_point=True
         ),
-        essential(rounds_line(rounds(NAME, n), hint=doubling_rounds, weight=1.5, title=f"rounds{suffix}")),
+        kit.essential(
+            kit.rounds_line(rounds(NAME, n), hint=doubling_rounds, weight=1.5, title=f"rounds{suffix}")
+        ),
     ]
 
 
-@exercise(
+@kit.exercise(
     points=8, objects=(NAME,), references=REFERENCE, hint=doubling_trouble,
     point="partners at distances that double, so that log2 N rounds are enough",
 )  # fmt: skip
-def recursive_doubling_all_reduce(draw: Draw) -> Iterator[Case]:
-    def case(n: int, *shape: int, **more: Any) -> Case:
-        return sum_case(draw, Setting(n, shape, **more), doubling_hint)
+def recursive_doubling_all_reduce(draw: kit.Draw) -> Iterator[kit.Case]:
+    def case(n: int, *shape: int, **more: Any) -> kit.Case:
+        return sum_case(draw, kit.Setting(n, shape, **more), doubling_hint)
 
-    def small(n: int, *shape: int, **more: Any) -> Case:
+    def small(n: int, *shape: int, **more: Any) -> kit.Case:
         return case(n, *shape, aspect="shape", short=True, **more)
 
-    def odd(n: int, *shape: int, **more: Any) -> Case:
+    def odd(n: int, *shape: int, **more: Any) -> kit.Case:
         return case(n, *shape, aspect="shape", title=f"{n} ranks: no power of two", **more)
 
-    yield case(4, 6, weight=3, more=(*traffic(4, 24, "", 2.5), only_messages()))
+    yield case(4, 6, weight=3, more=(*traffic(4, 24, "", 2.5), kit.only_messages()))
     yield case(2, 5)
     yield odd(3, 4, weight=2)
     yield odd(5, 3, weight=2, more=tuple(traffic(5, 12, ", 5 ranks", 1)))
@@ -149,8 +138,8 @@ def recursive_doubling_all_reduce(draw: Draw) -> Iterator[Case]:
     yield small(2, 3, 2, layout="transposed", title="non-contiguous")
     yield small(4, 5, members=(1, 3), title="sub-group {1, 3}")
     yield small(1, 5, title="1 rank", trivial=True, weight=0.5)
-    yield rounding_case(draw, Setting(3, (9,), aspect="shape"))
-    on = Setting(4, (500,), "4 ranks: the same bits on every rank", aspect="shape", weight=2.5)
+    yield rounding_case(draw, kit.Setting(3, (9,), aspect="shape"))
+    on = kit.Setting(4, (500,), "4 ranks: the same bits on every rank", aspect="shape", weight=2.5)
     yield rounding_case(draw, on, why=no_partners)
     if draw.hidden:
         yield small(2, 0, title="no elements", trivial=True, weight=0.5)

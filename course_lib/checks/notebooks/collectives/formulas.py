@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from course_lib import facts
-from course_lib.checks.kit import Case, Draw, Prediction, evaluated, exercise
+from course_lib.checks import kit
 from course_lib.checks.notebooks.collectives import slips
 from course_lib.checks.notebooks.collectives.slips import DOUBLING, RING
 from course_lib.checks.notebooks.collectives.sums import REFERENCE
@@ -14,20 +14,20 @@ FORMULAS = (*REFERENCE, "course_lib.facts")
 NAMES = ("broadcast", "reduce_scatter", "all_gather", RING, DOUBLING, "all_to_all")
 
 
-@exercise(points=2, objects=("ring_bytes_sent", "ring_rounds"), references=FORMULAS)
-def ring_prediction(draw: Draw) -> Iterator[Case]:
+@kit.exercise(points=2, objects=("ring_bytes_sent", "ring_rounds"), references=FORMULAS)
+def ring_prediction(draw: kit.Draw) -> Iterator[kit.Case]:
     some = draw.integer(10, 100) * 1000
     sizes = [(4, 4000), (8, 10**9), (2, some), (7, 7 * some), (1, 4000)]
-    yield from evaluated(
+    yield from kit.evaluated(
         [
-            Prediction(
+            kit.Prediction(
                 "ring_bytes_sent",
                 index=0,
                 arguments=sizes,
                 formula=lambda n, m: facts.bytes_sent_per_rank(RING, n, m),
                 slips=slips.RING_BYTES,
             ),
-            Prediction(
+            kit.Prediction(
                 "ring_rounds",
                 index=1,
                 arguments=[(n,) for n, _ in sizes],
@@ -38,13 +38,15 @@ def ring_prediction(draw: Draw) -> Iterator[Case]:
     )
 
 
-@exercise(points=4, objects=("bytes_sent_per_rank", "rounds", "seconds", "crossover"), references=FORMULAS)
-def predictions(draw: Draw) -> Iterator[Case]:
+@kit.exercise(
+    points=4, objects=("bytes_sent_per_rank", "rounds", "seconds", "crossover"), references=FORMULAS
+)
+def predictions(draw: kit.Draw) -> Iterator[kit.Case]:
     nbytes = 840_000 * draw.integer(10, 100)
     link = draw.integer(5, 50) * 1e-6, 1 / (draw.integer(5, 50) * 1e9)
     worlds = (8, 5, 2, 6)
     questions = [
-        Prediction(
+        kit.Prediction(
             "bytes_sent_per_rank",
             index=0,
             arguments=[(name, n, nbytes) for n in worlds],
@@ -56,7 +58,7 @@ def predictions(draw: Draw) -> Iterator[Case]:
         for name in NAMES
     ]
     questions += [
-        Prediction(
+        kit.Prediction(
             "rounds",
             index=1,
             arguments=[(name, n) for n in worlds],
@@ -68,7 +70,7 @@ def predictions(draw: Draw) -> Iterator[Case]:
         for name in NAMES
     ]
     questions += [
-        Prediction(
+        kit.Prediction(
             "seconds",
             index=2,
             arguments=[(name, n, nbytes, *link) for name in NAMES for n in (8, 5)],
@@ -76,7 +78,7 @@ def predictions(draw: Draw) -> Iterator[Case]:
             slips=slips.SECONDS,
             otherwise="Time of an algorithm: rounds times alpha plus bytes times beta.",
         ),
-        Prediction(
+        kit.Prediction(
             "crossover",
             index=3,
             arguments=[(n, *link) for n in (8, 16, 5, 2)],
@@ -86,4 +88,4 @@ def predictions(draw: Draw) -> Iterator[Case]:
             "the bytes.",
         ),
     ]
-    yield from evaluated(questions)
+    yield from kit.evaluated(questions)

@@ -5,27 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from course_lib.checks.kit import (
-    Case,
-    Draw,
-    Finding,
-    Line,
-    Mistake,
-    Observed,
-    Setting,
-    exercise,
-    only_messages,
-    share_of,
-    words,
-    wrong,
-)
+from course_lib.checks import kit, words
 from course_lib.checks.notebooks.collectives.sums import REFERENCE, common_hint, rounding_case, sum_case, tail
 from course_lib.facts import hierarchical_bytes
 
 MANY_MORE = 1.5  # times a rank's own share of what crosses; a whole tensor is g times as much
 
 
-def hierarchical_hint(mistakes: list[Mistake], n: int, numel: int, observed: Observed) -> str:
+def hierarchical_hint(mistakes: list[kit.Mistake], n: int, numel: int, observed: kit.Observed) -> str:
     if tail(mistakes, n, numel):
         return f"The remainder of {numel} / {n} elements was not summed: pad, or cut with torch.tensor_split."
     if common := common_hint(mistakes, n, numel):
@@ -47,7 +34,7 @@ def hierarchical_hint(mistakes: list[Mistake], n: int, numel: int, observed: Obs
     )
 
 
-def hierarchical_trouble(case: Case, kind: str, text: str) -> str:
+def hierarchical_trouble(case: kit.Case, kind: str, text: str) -> str:
     if kind == "deadlock":
         return (
             "Each step runs in one of the two groups: pass it to every operation, count ranks "
@@ -65,13 +52,13 @@ def groups_of(nodes: int, per_node: int) -> list[list[int]]:
     return inside + across
 
 
-def wire_line(nodes: int, per_node: int, nbytes: int, *, inside: bool, weight: float) -> Line:
+def wire_line(nodes: int, per_node: int, nbytes: int, *, inside: bool, weight: float) -> kit.Line:
     """Bytes that each rank sends inside its node, or to other nodes."""
     least = int(hierarchical_bytes(per_node, nodes, nbytes)[0 if inside else 1])
     where = "inside a node" if inside else "across nodes"
     size = f"{nodes} x {per_node} ranks"
 
-    def sent_by(observed: Observed, rank: int) -> int:
+    def sent_by(observed: kit.Observed, rank: int) -> int:
         return sum(
             operation.nbytes
             for operation in observed.operations[rank]
@@ -80,25 +67,25 @@ def wire_line(nodes: int, per_node: int, nbytes: int, *, inside: bool, weight: f
             and (operation.peer // per_node == rank // per_node) == inside
         )
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         sent = [sent_by(observed, rank) for rank in range(observed.world_size)]
         rank = max(range(len(sent)), key=lambda r: abs(sent[r] - least))
         if sent[rank] == least:
-            return Finding(True, title=f"bytes sent {where}, {size}: {words.number(least)} per rank")
+            return kit.Finding(True, title=f"bytes sent {where}, {size}: {words.number(least)} per rank")
         said = f"rank {rank} sent {words.number(sent[rank])} bytes {where}, {size}; "
         said += f"{words.number(least)} are right."
         many = max(sent) / max(least, 1)
-        return wrong(
+        return kit.wrong(
             said, wire_hint(sent, least, per_node, inside), cause=where,
             misses_point=not inside and many >= MANY_MORE,
         )  # fmt: skip
 
-    def of_those_due(observed: Observed) -> float:
+    def of_those_due(observed: kit.Observed) -> float:
         sent = [sent_by(observed, rank) for rank in range(observed.world_size)]
-        return share_of(sent, [least] * len(sent))
+        return kit.share_of(sent, [least] * len(sent))
 
     tells = None if inside else of_those_due
-    return Line(f"bytes sent {where}, {size}", judge, weight, "communication", shows=tells)
+    return kit.Line(f"bytes sent {where}, {size}", judge, weight, "communication", shows=tells)
 
 
 def wire_hint(sent: list[int], least: int, per_node: int, inside: bool) -> str:
@@ -121,27 +108,27 @@ def wire_hint(sent: list[int], least: int, per_node: int, inside: bool) -> str:
     return "Across: an all-reduce of M/g by a ring, 2(n-1)/n M/g."
 
 
-def wires(nodes: int, per_node: int, numel: int) -> list[Line]:
+def wires(nodes: int, per_node: int, numel: int) -> list[kit.Line]:
     return [
         wire_line(nodes, per_node, 4 * numel, inside=True, weight=1),
         wire_line(nodes, per_node, 4 * numel, inside=False, weight=2),
     ]
 
 
-@exercise(
+@kit.exercise(
     points=5, objects=("hierarchical_all_reduce",), references=REFERENCE, hint=hierarchical_trouble,
     point="sending each rank's own share of 1/g across the nodes, and no more",
 )  # fmt: skip
-def hierarchical_all_reduce(draw: Draw) -> Iterator[Case]:
+def hierarchical_all_reduce(draw: kit.Draw) -> Iterator[kit.Case]:
     def both_groups(nodes: int, per_node: int):
         return lambda rank: [{"group": rank // per_node}, {"group": nodes + rank % per_node}]
 
-    def case(nodes: int, per_node: int, numel: int, **more: Any) -> Case:
+    def case(nodes: int, per_node: int, numel: int, **more: Any) -> kit.Case:
         of = f"{words.counted(nodes, 'node')} of {words.counted(per_node, 'rank')}"
-        on = Setting(nodes * per_node, (numel,), f"{of}, {words.counted(numel, 'element')}", **more)
+        on = kit.Setting(nodes * per_node, (numel,), f"{of}, {words.counted(numel, 'element')}", **more)
         return sum_case(draw, on, hierarchical_hint, both_groups(nodes, per_node), groups_of(nodes, per_node))
 
-    yield case(2, 2, 8, weight=3, more=(*wires(2, 2, 8), only_messages(0.5)))
+    yield case(2, 2, 8, weight=3, more=(*wires(2, 2, 8), kit.only_messages(0.5)))
     yield case(2, 3, 12, weight=2, more=tuple(wires(2, 3, 12)))
     yield case(2, 2, 7, weight=1.5, aspect="shape")
     yield case(2, 1, 5, weight=0.5, aspect="shape")
@@ -149,4 +136,4 @@ def hierarchical_all_reduce(draw: Draw) -> Iterator[Case]:
     if draw.hidden:
         yield case(3, 2, 12, more=tuple(wires(3, 2, 12)))
         yield case(2, 2, 1, weight=0.5, aspect="shape")
-        yield rounding_case(draw, Setting(4, (9,), aspect="shape"), both_groups(2, 2), groups_of(2, 2))
+        yield rounding_case(draw, kit.Setting(4, (9,), aspect="shape"), both_groups(2, 2), groups_of(2, 2))

@@ -8,20 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from course_lib.checks.kit import (
-    Case,
-    Draw,
-    Language,
-    Line,
-    Mistake,
-    Observed,
-    Setting,
-    bytes_line,
-    exercise,
-    messages_line,
-    only_messages,
-    words,
-)
+from course_lib.checks import kit, words
 from course_lib.checks.notebooks.collectives.record import sent_wider, turned_left
 from course_lib.checks.notebooks.collectives.shards import (
     chunks,
@@ -49,7 +36,7 @@ def not_contiguous(kind: str, text: str) -> str:
 # ---- all_gather
 
 
-def gather_hint(mistakes: list[Mistake], members: list[int], shard: int, observed: Observed) -> str:
+def gather_hint(mistakes: list[kit.Mistake], members: list[int], shard: int, observed: kit.Observed) -> str:
     signs = {mistake.sign for mistake in mistakes}
     if left := turned_left(observed, members):
         return left
@@ -73,7 +60,7 @@ def gather_hint(mistakes: list[Mistake], members: list[int], shard: int, observe
     )
 
 
-def from_the_left(mistake: Mistake, members: list[int], shard: int) -> bool:
+def from_the_left(mistake: kit.Mistake, members: list[int], shard: int) -> bool:
     """Whether the left neighbour's shard stands there instead, on each rank."""
     return all(
         (element + piece.origin.offset) // shard == (members.index(piece.rank) - 1) % len(members)
@@ -82,7 +69,7 @@ def from_the_left(mistake: Mistake, members: list[int], shard: int) -> bool:
     )
 
 
-def own_place(mistake: Mistake, members: list[int], shard: int) -> bool:
+def own_place(mistake: kit.Mistake, members: list[int], shard: int) -> bool:
     """It is the rank's own chunk, exactly, on each rank."""
     return all(
         piece.elements == tuple(range(place * shard, (place + 1) * shard))
@@ -91,20 +78,20 @@ def own_place(mistake: Mistake, members: list[int], shard: int) -> bool:
     )
 
 
-def gather_trouble(case: Case, kind: str, text: str) -> str:
+def gather_trouble(case: kit.Case, kind: str, text: str) -> str:
     return not_contiguous(kind, text) or ring_trouble(case, kind, text)
 
 
-def gather_cost(ratio: float, observed: Observed) -> str:
+def gather_cost(ratio: float, observed: kit.Observed) -> str:
     return "In each of the N - 1 rounds one shard goes to the right: the one that came before."
 
 
-def all_gather_case(draw: Draw, on: Setting) -> Case:
+def all_gather_case(draw: kit.Draw, on: kit.Setting) -> kit.Case:
     """The setting's shape is that of each rank's input."""
     count = len(on.ranks)
     inputs = on.numbers(draw)
     whole, shard = torch.cat(inputs), inputs[0].numel()
-    language = Language(
+    language = kit.Language(
         size=whole.numel(),
         ranks=[-1],  # one source holds every value: no rank's "own" stands out
         summed=1,
@@ -126,18 +113,18 @@ def all_gather_case(draw: Draw, on: Setting) -> Case:
     )
 
 
-@exercise(points=6, objects=("all_gather",), references=REFERENCE, hint=gather_trouble, point=SHARDS)
-def all_gather(draw: Draw) -> Iterator[Case]:
-    def case(n: int, *shape: int, **more: Any) -> Case:
-        return all_gather_case(draw, Setting(n, shape, **more))
+@kit.exercise(points=6, objects=("all_gather",), references=REFERENCE, hint=gather_trouble, point=SHARDS)
+def all_gather(draw: kit.Draw) -> Iterator[kit.Case]:
+    def case(n: int, *shape: int, **more: Any) -> kit.Case:
+        return all_gather_case(draw, kit.Setting(n, shape, **more))
 
-    def small(n: int, *shape: int, **more: Any) -> Case:
+    def small(n: int, *shape: int, **more: Any) -> kit.Case:
         return case(n, *shape, aspect="shape", short=True, **more)
 
-    def cost(n: int, shard: int, suffix: str = "") -> list[Line]:
+    def cost(n: int, shard: int, suffix: str = "") -> list[kit.Line]:
         return traffic("all_gather", n, n * shard, gather_cost, ring_order, suffix, WHOLE)
 
-    yield case(4, 6, weight=2, more=(*cost(4, 6), only_messages(0.5)))
+    yield case(4, 6, weight=2, more=(*cost(4, 6), kit.only_messages(0.5)))
     yield case(3, 5, weight=2)
     yield case(2, 4)
     yield small(3, 2, 3, title="two dimensions")
@@ -154,7 +141,7 @@ def all_gather(draw: Draw) -> Iterator[Case]:
 # ---- all_to_all
 
 
-def to_all_hint(mistakes: list[Mistake], observed: Observed) -> str:
+def to_all_hint(mistakes: list[kit.Mistake], observed: kit.Observed) -> str:
     signs = {mistake.sign for mistake in mistakes}
     if signs == {"old"}:
         return (
@@ -171,7 +158,7 @@ def to_all_hint(mistakes: list[Mistake], observed: Observed) -> str:
     )
 
 
-def to_all_trouble(case: Case, kind: str, text: str) -> str:
+def to_all_trouble(case: kit.Case, kind: str, text: str) -> str:
     if strided := not_contiguous(kind, text):
         return strided
     if kind == "deadlock":
@@ -187,7 +174,7 @@ def to_all_trouble(case: Case, kind: str, text: str) -> str:
     return ""
 
 
-def to_all_cost(ratio: float, observed: Observed) -> str:
+def to_all_cost(ratio: float, observed: kit.Observed) -> str:
     n = observed.world_size
     if wider := sent_wider(observed):
         return wider
@@ -201,7 +188,7 @@ def to_all_cost(ratio: float, observed: Observed) -> str:
     return "Each rank sends one chunk to each of the others, and none to itself."
 
 
-def all_to_all_case(draw: Draw, on: Setting) -> Case:
+def all_to_all_case(draw: kit.Draw, on: kit.Setting) -> kit.Case:
     """The setting's shape is that of one chunk; input and output hold one for each member."""
     count, (length, *rest) = len(on.ranks), on.shape
     inputs = on.numbers(draw, (count * length, *rest))
@@ -211,7 +198,7 @@ def all_to_all_case(draw: Draw, on: Setting) -> Case:
     homes = [
         np.concatenate([np.arange(size) + (s * count + d) * size for s in range(count)]) for d in range(count)
     ]
-    language = Language(
+    language = kit.Language(
         size=count * size,
         ranks=[-1],
         summed=1,
@@ -234,22 +221,22 @@ def all_to_all_case(draw: Draw, on: Setting) -> Case:
     )
 
 
-@exercise(points=5, objects=("all_to_all",), references=REFERENCE, hint=to_all_trouble, point=ONE_EACH)
-def all_to_all(draw: Draw) -> Iterator[Case]:
-    def case(n: int, *shape: int, **more: Any) -> Case:
-        return all_to_all_case(draw, Setting(n, shape, **more))
+@kit.exercise(points=5, objects=("all_to_all",), references=REFERENCE, hint=to_all_trouble, point=ONE_EACH)
+def all_to_all(draw: kit.Draw) -> Iterator[kit.Case]:
+    def case(n: int, *shape: int, **more: Any) -> kit.Case:
+        return all_to_all_case(draw, kit.Setting(n, shape, **more))
 
-    def small(n: int, *shape: int, **more: Any) -> Case:
+    def small(n: int, *shape: int, **more: Any) -> kit.Case:
         return case(n, *shape, aspect="shape", short=True, **more)
 
-    def cost(n: int, chunk: int, suffix: str = "") -> list[Line]:
+    def cost(n: int, chunk: int, suffix: str = "") -> list[kit.Line]:
         least = [exact_bytes("all_to_all", n, n * chunk, 4, rank) for rank in range(n)]
         return [
-            bytes_line(least, hint=to_all_cost, weight=3, title=f"bytes sent{suffix}", point=WHOLE),
-            messages_line([n - 1] * n, weight=0.5, title=f"messages{suffix}"),
+            kit.bytes_line(least, hint=to_all_cost, weight=3, title=f"bytes sent{suffix}", point=WHOLE),
+            kit.messages_line([n - 1] * n, weight=0.5, title=f"messages{suffix}"),
         ]
 
-    yield case(4, 3, weight=2, more=(*cost(4, 3), only_messages(0.5)))
+    yield case(4, 3, weight=2, more=(*cost(4, 3), kit.only_messages(0.5)))
     yield case(3, 2, weight=2)
     yield case(2, 4)
     yield small(3, 2, 3, title="two dimensions")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from course_lib import facts
-from course_lib.checks.kit import Answer, Case, Draw, answers, exercise
+from course_lib.checks import kit
 from course_lib.checks.notebooks.collectives.formulas import FORMULAS
 
 RING_SECONDS = facts.bytes_sent_per_rank("ring_all_reduce", 64, 70) / 50  # 70 GB, 50 GB/s
@@ -44,13 +44,13 @@ DOMINATES = {
 }
 
 
-@exercise(
+@kit.exercise(
     points=4, objects=("answer_1", "answer_2", "answer_3", "answer_4"), references=FORMULAS, constants=True
 )
-def questions(draw: Draw) -> Iterator[Case]:
-    yield answers(
+def questions(draw: kit.Draw) -> Iterator[kit.Case]:
+    yield kit.answers(
         [
-            Answer(
+            kit.Answer(
                 "answer_1",
                 RING_SECONDS,
                 slips=LEAST_TIME,
@@ -58,15 +58,15 @@ def questions(draw: Draw) -> Iterator[Case]:
                 tolerance=0.005,
                 otherwise="Bytes that each rank sends in a ring, over the bandwidth of its link.",
             ),
-            Answer("answer_2", ("latency",), slips=DOMINATES, options=("latency", "bandwidth")),
-            Answer(
+            kit.Answer("answer_2", ("latency",), slips=DOMINATES, options=("latency", "bandwidth")),
+            kit.Answer(
                 "answer_3",
                 8,
                 slips=HOW_MANY_TIMES,
                 unit="times",
                 otherwise="Divide the bytes of that ring by 2(N-1)/N M.",
             ),
-            Answer(
+            kit.Answer(
                 "answer_4",
                 BUS,
                 slips=BUS_BANDWIDTH,

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 import torch
 
-from course_lib.checks.kit import Observed
+from course_lib.checks import kit
 from course_lib.ledger.operation import Operation
 
 
-def sends(observed: Observed, rank: int) -> list[Operation]:
+def sends(observed: kit.Observed, rank: int) -> list[Operation]:
     return [operation for operation in observed.operations[rank] if operation.op == "send"]
 
 
-def turned_left(observed: Observed, members: Sequence[int]) -> str:
+def turned_left(observed: kit.Observed, members: Sequence[int]) -> str:
     """That the ring ran from rank r to rank r - 1, where it did; for values that are wrong."""
     n = len(members)
     if n < 3:
@@ -29,7 +29,7 @@ def turned_left(observed: Observed, members: Sequence[int]) -> str:
     )
 
 
-def sent_wider(observed: Observed, dtype: torch.dtype = torch.float32) -> str:
+def sent_wider(observed: kit.Observed, dtype: torch.dtype = torch.float32) -> str:
     """The hint if messages had more bytes an element than the function's argument."""
     for rank in range(observed.world_size):
         for operation in sends(observed, rank):
@@ -41,7 +41,7 @@ def sent_wider(observed: Observed, dtype: torch.dtype = torch.float32) -> str:
     return ""
 
 
-def other_partners(observed: Observed, members: Sequence[int]) -> str:
+def other_partners(observed: kit.Observed, members: Sequence[int]) -> str:
     """The first rank that sends to one rank and next receives from another: "rank 0 sent to ..."; or ""."""
     for rank in members:
         to = [operation.peer for operation in sends(observed, rank)]

@@ -7,19 +7,7 @@ from typing import Any
 
 import torch
 
-from course_lib.checks.kit import (
-    Case,
-    Draw,
-    Line,
-    Mistake,
-    Observed,
-    Setting,
-    bytes_line,
-    exercise,
-    only_messages,
-    rounds_line,
-    words,
-)
+from course_lib.checks import kit, words
 from course_lib.checks.notebooks.collectives.record import sends, sent_wider, turned_left
 from course_lib.checks.notebooks.collectives.shards import NOT_AGREED
 from course_lib.checks.notebooks.collectives.sums import (
@@ -37,7 +25,7 @@ CHUNKS = "chunks of 1/N, of which a rank sends one in a round, and never the who
 MANY_MORE = 1.5  # times the bytes of such chunks; whole tensors are twice as many on four ranks
 
 
-def ring_hint(mistakes: list[Mistake], n: int, numel: int, observed: Observed) -> str:
+def ring_hint(mistakes: list[kit.Mistake], n: int, numel: int, observed: kit.Observed) -> str:
     if left := turned_left(observed, ring_of(observed)):
         return left
     if tail(mistakes, n, numel):
@@ -53,12 +41,12 @@ def ring_hint(mistakes: list[Mistake], n: int, numel: int, observed: Observed) -
     return common_hint(mistakes, n, numel) or phase_hint(mistakes, n, numel, observed)
 
 
-def ring_of(observed: Observed) -> list[int]:
+def ring_of(observed: kit.Observed) -> list[int]:
     """The ranks of the ring, in its order."""
     return observed.case.groups[0] if observed.case.groups else list(range(observed.world_size))
 
 
-def phase_hint(mistakes: list[Mistake], n: int, numel: int, observed: Observed) -> str:
+def phase_hint(mistakes: list[kit.Mistake], n: int, numel: int, observed: kit.Observed) -> str:
     """Which of the ring's two phases went wrong, and how."""
     signs = {mistake.sign for mistake in mistakes}
     if signs & {"twice", "times"}:
@@ -91,7 +79,7 @@ def phase_hint(mistakes: list[Mistake], n: int, numel: int, observed: Observed) 
     )
 
 
-def ring_trouble(case: Case, kind: str, text: str) -> str:
+def ring_trouble(case: kit.Case, kind: str, text: str) -> str:
     n = case.world_size
     if kind == "deadlock" and "finished" in text.splitlines()[0]:
         return NOT_AGREED
@@ -113,7 +101,7 @@ def ring_trouble(case: Case, kind: str, text: str) -> str:
     return ""
 
 
-def ring_cost(ratio: float, observed: Observed) -> str:
+def ring_cost(ratio: float, observed: kit.Observed) -> str:
     n = observed.world_size
     if wider := sent_wider(observed):
         return wider
@@ -124,7 +112,7 @@ def ring_cost(ratio: float, observed: Observed) -> str:
     return "N - 1 rounds in each of the two phases, and in each round one chunk of 1/N."
 
 
-def ring_rounds(ratio: float, observed: Observed) -> str:
+def ring_rounds(ratio: float, observed: kit.Observed) -> str:
     most = rounds("ring_all_reduce", observed.world_size)
     one_each = all(len(sends(observed, rank)) <= most for rank in range(observed.world_size))
     if ratio < 3 and one_each:
@@ -135,23 +123,25 @@ def ring_rounds(ratio: float, observed: Observed) -> str:
     return "One message carries a whole chunk; more messages are more latencies."
 
 
-@exercise(points=12, objects=("ring_all_reduce",), references=REFERENCE, hint=ring_trouble, point=CHUNKS)
-def ring_all_reduce(draw: Draw) -> Iterator[Case]:
-    def case(n: int, *shape: int, **more: Any) -> Case:
-        return sum_case(draw, Setting(n, shape, **more), ring_hint)
+@kit.exercise(points=12, objects=("ring_all_reduce",), references=REFERENCE, hint=ring_trouble, point=CHUNKS)
+def ring_all_reduce(draw: kit.Draw) -> Iterator[kit.Case]:
+    def case(n: int, *shape: int, **more: Any) -> kit.Case:
+        return sum_case(draw, kit.Setting(n, shape, **more), ring_hint)
 
-    def small(n: int, *shape: int, **more: Any) -> Case:
+    def small(n: int, *shape: int, **more: Any) -> kit.Case:
         return case(n, *shape, aspect="shape", short=True, **more)
 
-    def traffic(n: int, numel: int, suffix: str, weight: float) -> list[Line]:
+    def traffic(n: int, numel: int, suffix: str, weight: float) -> list[kit.Line]:
         least = [exact_bytes("ring_all_reduce", n, numel, 4, rank) for rank in range(n)]
         most = rounds("ring_all_reduce", n)
         return [
-            bytes_line(least, hint=ring_cost, weight=weight, title=f"bytes sent{suffix}", point=MANY_MORE),
-            rounds_line(most, hint=ring_rounds, title=f"rounds{suffix}", each_way=True),
+            kit.bytes_line(
+                least, hint=ring_cost, weight=weight, title=f"bytes sent{suffix}", point=MANY_MORE
+            ),
+            kit.rounds_line(most, hint=ring_rounds, title=f"rounds{suffix}", each_way=True),
         ]
 
-    yield case(4, 1000, weight=3, more=(*traffic(4, 1000, "", 4.5), only_messages(0.5)))
+    yield case(4, 1000, weight=3, more=(*traffic(4, 1000, "", 4.5), kit.only_messages(0.5)))
     yield case(2, 8)
     yield case(3, 6, weight=2)
     yield case(4, 10, weight=2, aspect="shape", more=(rounded(4, 10),))
@@ -161,7 +151,7 @@ def ring_all_reduce(draw: Draw) -> Iterator[Case]:
     yield small(4, 5, members=(1, 3), title="sub-group {1, 3}")
     yield small(2, 0, title="no elements", trivial=True, weight=0.25)
     yield small(1, 5, title="1 rank", trivial=True, weight=0.25)
-    yield rounding_case(draw, Setting(3, (11,), aspect="shape"))
+    yield rounding_case(draw, kit.Setting(3, (11,), aspect="shape"))
     if draw.hidden:
         yield case(5, 13, aspect="shape")
         yield case(8, 64, aspect="shape", more=tuple(traffic(8, 64, ", 8 ranks", 1)))
@@ -169,9 +159,9 @@ def ring_all_reduce(draw: Draw) -> Iterator[Case]:
         yield small(2, 3, 4, layout="every_other", title="a view with gaps")
 
 
-def rounded(n: int, numel: int) -> Line:
+def rounded(n: int, numel: int) -> kit.Line:
     """A size that n does not divide: up to one chunk's rounding more, in every round."""
     count = rounds("ring_all_reduce", n)
     least, most = count * (numel // n) * 4, count * -(-numel // n) * 4
     title = f"bytes sent, {numel} elements"
-    return bytes_line([least] * n, most=[most] * n, hint=ring_cost, title=title)
+    return kit.bytes_line([least] * n, most=[most] * n, hint=ring_cost, title=title)

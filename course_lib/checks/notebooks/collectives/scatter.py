@@ -8,18 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from course_lib.checks.kit import (
-    Case,
-    Draw,
-    Language,
-    Line,
-    Mistake,
-    Observed,
-    Setting,
-    exercise,
-    only_messages,
-    words,
-)
+from course_lib.checks import kit, words
 from course_lib.checks.notebooks.collectives.record import turned_left
 from course_lib.checks.notebooks.collectives.shards import (
     ShardHint,
@@ -53,7 +42,7 @@ WHOLE = 3  # times the bytes of such chunks; whole inputs are four times as many
 def scatter_hint(members: Sequence[int], chunk: int) -> ShardHint:
     n = len(members)
 
-    def hint(mistakes: list[Mistake], observed: Observed) -> str:
+    def hint(mistakes: list[kit.Mistake], observed: kit.Observed) -> str:
         if left := turned_left(observed, members):
             return left
         signs = {mistake.sign for mistake in mistakes}
@@ -80,7 +69,7 @@ def scatter_hint(members: Sequence[int], chunk: int) -> ShardHint:
     return hint
 
 
-def scatter_cost(ratio: float, observed: Observed) -> str:
+def scatter_cost(ratio: float, observed: kit.Observed) -> str:
     if abs(ratio - observed.world_size) < 0.02:
         return "Every round sends the whole input: one chunk of 1/N is enough."
     if abs(ratio - 2) < 0.02:
@@ -88,7 +77,7 @@ def scatter_cost(ratio: float, observed: Observed) -> str:
     return "In each of the N - 1 rounds one chunk of 1/N goes to the right."
 
 
-def reduce_scatter_case(draw: Draw, on: Setting) -> Case:
+def reduce_scatter_case(draw: kit.Draw, on: kit.Setting) -> kit.Case:
     """The setting's shape is that of the output; the input holds one such chunk for each member."""
     count, (length, *rest) = len(on.ranks), on.shape
     inputs = on.numbers(draw, (count * length, *rest))
@@ -103,7 +92,7 @@ def reduce_scatter_case(draw: Draw, on: Setting) -> Case:
         expected,
         with_old(inputs),
         homes,
-        Language(
+        kit.Language(
             size=size,
             ranks=on.ranks,
             summed=count,
@@ -116,19 +105,19 @@ def reduce_scatter_case(draw: Draw, on: Setting) -> Case:
     )
 
 
-def cost(n: int, chunk: int, suffix: str = "") -> list[Line]:
+def cost(n: int, chunk: int, suffix: str = "") -> list[kit.Line]:
     return traffic("reduce_scatter", n, n * chunk, scatter_cost, ring_order, suffix, WHOLE)
 
 
-@exercise(points=8, objects=("reduce_scatter",), references=REFERENCE, hint=ring_trouble, point=CHUNKS)
-def reduce_scatter(draw: Draw) -> Iterator[Case]:
-    def case(n: int, *shape: int, **more: Any) -> Case:
-        return reduce_scatter_case(draw, Setting(n, shape, **more))
+@kit.exercise(points=8, objects=("reduce_scatter",), references=REFERENCE, hint=ring_trouble, point=CHUNKS)
+def reduce_scatter(draw: kit.Draw) -> Iterator[kit.Case]:
+    def case(n: int, *shape: int, **more: Any) -> kit.Case:
+        return reduce_scatter_case(draw, kit.Setting(n, shape, **more))
 
-    def small(n: int, *shape: int, **more: Any) -> Case:
+    def small(n: int, *shape: int, **more: Any) -> kit.Case:
         return case(n, *shape, aspect="shape", short=True, **more)
 
-    yield case(4, 6, weight=2, more=(*cost(4, 6), only_messages(0.5)))
+    yield case(4, 6, weight=2, more=(*cost(4, 6), kit.only_messages(0.5)))
     yield case(3, 5, weight=2)
     yield case(2, 4)
     yield small(3, 2, 3, title="two dimensions")

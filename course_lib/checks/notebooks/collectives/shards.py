@@ -8,30 +8,12 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from course_lib.checks.kit import (
-    Argument,
-    Case,
-    Exact,
-    Finding,
-    Hint,
-    Language,
-    Line,
-    Mistake,
-    Observed,
-    Provenance,
-    Setting,
-    both,
-    bytes_line,
-    contributions,
-    left_alone,
-    rounds_line,
-    side,
-)
+from course_lib.checks import kit
 from course_lib.checks.notebooks.collectives.record import sent_wider
 from course_lib.facts import exact_bytes, rounds
 
 OLD = -3  # the content of output buffers before the call
-ShardHint = Callable[[list[Mistake], Observed], str]
+ShardHint = Callable[[list[kit.Mistake], kit.Observed], str]
 
 
 def chunks(length: int, count: int) -> list[tuple[int, int]]:
@@ -39,40 +21,42 @@ def chunks(length: int, count: int) -> list[tuple[int, int]]:
     return [(k * length, (k + 1) * length) for k in range(count)] if length else []
 
 
-def with_old(tensors: Sequence[torch.Tensor]) -> Provenance:
+def with_old(tensors: Sequence[torch.Tensor]) -> kit.Provenance:
     """The sources of a sum, and last the old content of the output."""
-    return Provenance(contributions([*tensors, torch.full_like(tensors[0], OLD)]), summed=len(tensors))
+    return kit.Provenance(
+        kit.contributions([*tensors, torch.full_like(tensors[0], OLD)]), summed=len(tensors)
+    )
 
 
 def output_case(
-    on: Setting,
+    on: kit.Setting,
     title: str,
     inputs: Sequence[torch.Tensor],
     expected: Sequence[torch.Tensor],
-    provenance: Provenance,
+    provenance: kit.Provenance,
     homes: Sequence[np.ndarray],
-    language: Language,
+    language: kit.Language,
     hint: ShardHint,
     why: str = "",
     *,
     needed: int,
-) -> Case:
+) -> kit.Case:
     """f(output, input): every member's output becomes `expected`, its input stays.
 
     needed: bytes of all ranks together without which that cannot be, see `Case`.
     """
-    exact = Exact("output", on.ranks, expected, provenance, homes, language)
+    exact = kit.Exact("output", on.ranks, expected, provenance, homes, language)
 
-    def arrived(observed: Observed) -> Finding:
-        def cause(mistakes: list[Mistake]) -> str:
+    def arrived(observed: kit.Observed) -> kit.Finding:
+        def cause(mistakes: list[kit.Mistake]) -> str:
             return never_written(mistakes, on.ranks, language.size) or hint(mistakes, observed)
 
         return replace(exact, hint=cause)(observed)
 
-    judge = both(arrived, left_alone("input", dict(zip(on.ranks, inputs, strict=True)), why))
+    judge = kit.both(arrived, kit.left_alone("input", dict(zip(on.ranks, inputs, strict=True)), why))
     sides = [
-        side(
-            {"output": torch.full_like(made, OLD), "input": Argument(tensor, on.layout)},
+        kit.side(
+            {"output": torch.full_like(made, OLD), "input": kit.Argument(tensor, on.layout)},
             returned=["output", "input"],
             group=on.group,
         )
@@ -81,7 +65,7 @@ def output_case(
     return on.case(title, sides, judge, needed=needed)
 
 
-def never_written(mistakes: list[Mistake], members: Sequence[int], size: int) -> str:
+def never_written(mistakes: list[kit.Mistake], members: Sequence[int], size: int) -> str:
     """That `output` is on every rank what it was, where that is so."""
     whole = all(
         len(mistake.elements) == size and not any(mistake.pieces[0].origin.counts[:-1])
@@ -103,19 +87,25 @@ def never_written(mistakes: list[Mistake], members: Sequence[int], size: int) ->
 
 
 def traffic(
-    algorithm: str, n: int, numel: int, cost: Hint, order: Hint, suffix: str = "", point: float = float("inf")
-) -> list[Line]:
+    algorithm: str,
+    n: int,
+    numel: int,
+    cost: kit.Hint,
+    order: kit.Hint,
+    suffix: str = "",
+    point: float = float("inf"),
+) -> list[kit.Line]:
     """Bytes and rounds of an algorithm on `numel` float32 elements. point: of `bytes_line`."""
     least = [exact_bytes(algorithm, n, numel, 4, rank) for rank in range(n)]
     return [
-        bytes_line(
+        kit.bytes_line(
             least,
             hint=lambda ratio, observed: sent_wider(observed) or cost(ratio, observed),
             weight=4,
             title=f"bytes sent{suffix}",
             point=point,
         ),
-        rounds_line(rounds(algorithm, n), hint=order, title=f"rounds{suffix}", each_way=True),
+        kit.rounds_line(rounds(algorithm, n), hint=order, title=f"rounds{suffix}", each_way=True),
     ]
 
 
@@ -129,7 +119,7 @@ NOT_AGREED = (
 )
 
 
-def ring_trouble(case: Case, kind: str, text: str) -> str:
+def ring_trouble(case: kit.Case, kind: str, text: str) -> str:
     if kind == "deadlock" and "finished" in text.splitlines()[0]:
         return NOT_AGREED
     if kind == "deadlock":

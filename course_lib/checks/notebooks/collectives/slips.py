@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 
 from course_lib import facts
-from course_lib.checks.kit import Formula
+from course_lib.checks import kit
 
 RING, DOUBLING = "ring_all_reduce", "recursive_doubling_all_reduce"
-Slips = dict[str, Formula]
+Slips = dict[str, kit.Formula]
 
 
 def log_up(n: int) -> int:

@@ -9,30 +9,12 @@ from itertools import accumulate, pairwise
 import numpy as np
 import torch
 
-from course_lib.checks.kit import (
-    Case,
-    Draw,
-    Exact,
-    Finding,
-    Language,
-    Mistake,
-    Observed,
-    Provenance,
-    Setting,
-    both,
-    contributions,
-    gaps_left_alone,
-    rounded,
-    same_bits,
-    side,
-    usual,
-    words,
-)
+from course_lib.checks import kit, words
 from course_lib.facts import chunk_sizes
 
 REFERENCE = ("course_lib.collectives",)
 # (mistakes, ranks, elements, the record) -> the usual cause
-SumHint = Callable[[list[Mistake], int, int, Observed], str]
+SumHint = Callable[[list[kit.Mistake], int, int, kit.Observed], str]
 Extra = Callable[[int], list]  # rank -> further arguments, described as in `harness.call`
 
 
@@ -42,20 +24,24 @@ def chunks(numel: int, n: int) -> list[tuple[int, int]]:
 
 
 def sum_case(
-    draw: Draw, on: Setting, hint: SumHint, extra: Extra | None = None, groups: Sequence[list[int]] = ()
-) -> Case:
+    draw: kit.Draw,
+    on: kit.Setting,
+    hint: SumHint,
+    extra: Extra | None = None,
+    groups: Sequence[list[int]] = (),
+) -> kit.Case:
     """`tensor` of every member becomes the sum over the members."""
     values = on.numbers(draw)
     count, numel = len(on.ranks), values[0].numel()
     total = torch.stack(values).to(torch.float64).sum(0).to(on.dtype)
     arguments = on.arguments(values)
-    exact = Exact(
+    exact = kit.Exact(
         name="tensor",
         members=on.ranks,
         expected=[total] * count,
-        provenance=Provenance(contributions(values)),
+        provenance=kit.Provenance(kit.contributions(values)),
         homes=[np.arange(numel)] * count,
-        language=Language(
+        language=kit.Language(
             size=numel,
             ranks=on.ranks,
             summed=count,
@@ -64,13 +50,15 @@ def sum_case(
         ),
     )
 
-    def summed(observed: Observed) -> Finding:
+    def summed(observed: kit.Observed) -> kit.Finding:
         hinted = replace(exact, hint=lambda mistakes: hint(mistakes, count, numel, observed))
         return hinted(observed)
 
-    judge = both(summed, gaps_left_alone("tensor", dict(zip(on.ranks, arguments, strict=True))))
+    judge = kit.both(summed, kit.gaps_left_alone("tensor", dict(zip(on.ranks, arguments, strict=True))))
     sides = [
-        side({"tensor": argument}, returned=["tensor"], group=on.group, extra=extra(rank) if extra else ())
+        kit.side(
+            {"tensor": argument}, returned=["tensor"], group=on.group, extra=extra(rank) if extra else ()
+        )
         for rank, argument in zip(on.ranks, arguments, strict=True)
     ]
     title = f"sum, {words.counted(on.n, 'rank')}, {words.counted(numel, 'element')}"
@@ -83,26 +71,26 @@ def all_reduce_needs(values: Sequence[torch.Tensor]) -> int:
 
 
 def rounding_case(
-    draw: Draw,
-    on: Setting,
+    draw: kit.Draw,
+    on: kit.Setting,
     extra: Extra | None = None,
     groups: Sequence[list[int]] = (),
-    why: Callable[[Observed], str] | None = None,
-) -> Case:
+    why: Callable[[kit.Observed], str] | None = None,
+) -> kit.Case:
     """Normal floats: rounding is allowed, ranks that differ in their bits are not; why: they do."""
     values = torch.stack([draw.normal(*on.shape) for _ in on.ranks])
     wide = values.to(torch.float64)
     bound = on.n * torch.finfo(torch.float32).eps * wide.abs().sum(0)
-    same = same_bits("tensor", on.ranks)
+    same = kit.same_bits("tensor", on.ranks)
 
-    def bits(observed: Observed) -> Finding:
+    def bits(observed: kit.Observed) -> kit.Finding:
         finding = same(observed)
-        cause = "" if finding.ok else usual(why, observed)
+        cause = "" if finding.ok else kit.usual(why, observed)
         return replace(finding, sentences=(*finding.sentences, cause)) if cause else finding
 
-    judge = both(rounded("tensor", on.ranks, wide.sum(0), bound), bits)
+    judge = kit.both(kit.rounded("tensor", on.ranks, wide.sum(0), bound), bits)
     sides = [
-        side({"tensor": tensor}, returned=["tensor"], extra=extra(rank) if extra else ())
+        kit.side({"tensor": tensor}, returned=["tensor"], extra=extra(rank) if extra else ())
         for rank, tensor in enumerate(values)
     ]
     title = "floats: within rounding, the same bits on every rank"
@@ -118,7 +106,7 @@ OTHER_PLACES = (
 )
 
 
-def tail(mistakes: list[Mistake], n: int, numel: int) -> bool:
+def tail(mistakes: list[kit.Mistake], n: int, numel: int) -> bool:
     """The remainder of numel / n alone was left as it was."""
     rest = numel % n
     return bool(rest) and all(
@@ -127,7 +115,7 @@ def tail(mistakes: list[Mistake], n: int, numel: int) -> bool:
     )
 
 
-def common_hint(mistakes: list[Mistake], n: int, numel: int) -> str:
+def common_hint(mistakes: list[kit.Mistake], n: int, numel: int) -> str:
     """Causes of a wrong sum that do not depend on the algorithm."""
     signs = {mistake.sign for mistake in mistakes}
     if "mean" in signs and signs <= {"mean", "unknown"}:  # unknown: a mean that was rounded
@@ -145,12 +133,12 @@ def common_hint(mistakes: list[Mistake], n: int, numel: int) -> str:
     return ""
 
 
-def counts_of(mistakes: list[Mistake]) -> list[tuple[int, ...]]:
+def counts_of(mistakes: list[kit.Mistake]) -> list[tuple[int, ...]]:
     """How often each rank counts, for every piece that is a sum."""
     return [piece.origin.counts for mistake in mistakes for piece in mistake.pieces if piece.origin.counts]
 
 
-def complete_chunks(mistakes: list[Mistake], n: int, numel: int) -> list[int]:
+def complete_chunks(mistakes: list[kit.Mistake], n: int, numel: int) -> list[int]:
     """How many chunks are right on each rank that has something wrong."""
     wrong: dict[int, set[int]] = {}
     for mistake in mistakes:

@@ -8,27 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from course_lib.checks.kit import (
-    Case,
-    Draw,
-    Exact,
-    Language,
-    Line,
-    Mistake,
-    Observed,
-    Provenance,
-    Setting,
-    both,
-    contributions,
-    essential,
-    exercise,
-    gaps_left_alone,
-    only_messages,
-    rounds_line,
-    side,
-    total_bytes_line,
-    words,
-)
+from course_lib.checks import kit, words
 from course_lib.checks.notebooks.collectives.sums import REFERENCE
 from course_lib.facts import bytes_sent_per_rank, rounds
 
@@ -38,8 +18,8 @@ IN_A_GROUP = (
 )
 
 
-def broadcast_hint(src: int, n: int, in_a_group: bool) -> Callable[[list[Mistake]], str]:
-    def hint(mistakes: list[Mistake]) -> str:
+def broadcast_hint(src: int, n: int, in_a_group: bool) -> Callable[[list[kit.Mistake]], str]:
+    def hint(mistakes: list[kit.Mistake]) -> str:
         missed = sorted({rank for mistake in mistakes if mistake.sign == "own" for rank in mistake.ranks})
         count = rounds("broadcast", n)
         if any(mistake.sign in ("partial", "twice", "times") for mistake in mistakes):
@@ -73,7 +53,7 @@ def broadcast_hint(src: int, n: int, in_a_group: bool) -> Callable[[list[Mistake
     return hint
 
 
-def broadcast_trouble(case: Case, kind: str, text: str) -> str:
+def broadcast_trouble(case: kit.Case, kind: str, text: str) -> str:
     if case.groups and (kind == "error" or "finished" in text.splitlines()[0]):
         return IN_A_GROUP
     if kind == "deadlock" and "finished" in text.splitlines()[0]:
@@ -96,72 +76,73 @@ def broadcast_trouble(case: Case, kind: str, text: str) -> str:
     return ""
 
 
-def broadcast_cost(ratio: float, observed: Observed) -> str:
+def broadcast_cost(ratio: float, observed: kit.Observed) -> str:
     return (
         "Every rank but the source receives the tensor once, and no rank sends more than one "
         "message a round: that is (N-1) M in all, ceil(log2 N) M at most from one."
     )
 
 
-def broadcast_rounds(ratio: float, observed: Observed) -> str:
+def broadcast_rounds(ratio: float, observed: kit.Observed) -> str:
     return (
         "Every rank that has the value passes it on in every round, so that the number of ranks that "
         "have it doubles: a binomial tree, ceil(log2 N) rounds."
     )
 
 
-def broadcast_case(draw: Draw, on: Setting, src: int) -> Case:
+def broadcast_case(draw: kit.Draw, on: kit.Setting, src: int) -> kit.Case:
     """`tensor` of every member becomes that of the global rank `src`."""
     values = on.numbers(draw)
     count, numel = len(on.ranks), values[0].numel()
     arguments = on.arguments(values)
-    judge = both(
-        Exact(
+    judge = kit.both(
+        kit.Exact(
             name="tensor",
             members=on.ranks,
             expected=[values[on.ranks.index(src)]] * count,
-            provenance=Provenance(contributions(values)),
+            provenance=kit.Provenance(kit.contributions(values)),
             homes=[np.arange(numel)] * count,
-            language=Language(
+            language=kit.Language(
                 size=numel, ranks=on.ranks, summed=count, belongs=lambda rank, element: f"rank {src}'s"
             ),
             hint=broadcast_hint(src, count, bool(on.members)),
         ),
-        gaps_left_alone("tensor", dict(zip(on.ranks, arguments, strict=True))),
+        kit.gaps_left_alone("tensor", dict(zip(on.ranks, arguments, strict=True))),
     )
     sides = [
-        side({"tensor": argument}, returned=["tensor"], extra=[src], group=on.group) for argument in arguments
+        kit.side({"tensor": argument}, returned=["tensor"], extra=[src], group=on.group)
+        for argument in arguments
     ]
     size = f"{words.counted(on.n, 'rank')}, {words.counted(numel, 'element')}"
     needed = (count - 1) * values[0].nbytes
     return on.case(f"from rank {src}, {size}", sides, judge, needed=needed)
 
 
-def traffic(n: int, nbytes: int, suffix: str = "") -> list[Line]:
+def traffic(n: int, nbytes: int, suffix: str = "") -> list[kit.Line]:
     most = int(bytes_sent_per_rank("broadcast", n, nbytes))
     title = f"bytes sent{suffix}"
     return [
-        total_bytes_line((n - 1) * nbytes, busiest=most, hint=broadcast_cost, weight=2.5, title=title),
-        essential(
-            rounds_line(rounds("broadcast", n), hint=broadcast_rounds, weight=2, title=f"rounds{suffix}")
+        kit.total_bytes_line((n - 1) * nbytes, busiest=most, hint=broadcast_cost, weight=2.5, title=title),
+        kit.essential(
+            kit.rounds_line(rounds("broadcast", n), hint=broadcast_rounds, weight=2, title=f"rounds{suffix}")
         ),
     ]
 
 
-@exercise(
+@kit.exercise(
     points=6, objects=("broadcast",), references=REFERENCE, hint=broadcast_trouble,
     point="a tree, in which everybody who has the value passes it on",
 )  # fmt: skip
-def broadcast(draw: Draw) -> Iterator[Case]:
-    def case(n: int, *shape: int, src: int = 0, **more: Any) -> Case:
-        return broadcast_case(draw, Setting(n, shape, **more), src)
+def broadcast(draw: kit.Draw) -> Iterator[kit.Case]:
+    def case(n: int, *shape: int, src: int = 0, **more: Any) -> kit.Case:
+        return broadcast_case(draw, kit.Setting(n, shape, **more), src)
 
-    def small(n: int, *shape: int, src: int = 0, **more: Any) -> Case:
+    def small(n: int, *shape: int, src: int = 0, **more: Any) -> kit.Case:
         return case(n, *shape, src=src, aspect="shape", short=True, **more)
 
     yield case(4, 6, weight=2)
     yield case(4, 3, src=2, weight=2)
-    yield case(5, 4, weight=1.5, aspect="shape", more=(*traffic(5, 16), only_messages(0.5)))
+    yield case(5, 4, weight=1.5, aspect="shape", more=(*traffic(5, 16), kit.only_messages(0.5)))
     yield case(3, 5, src=1, aspect="shape")
     yield small(2, 3, 2, layout="transposed", title="non-contiguous")
     yield small(4, 5, src=1, members=(1, 3), title="sub-group {1, 3}, from rank 1")

@@ -7,23 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
-from course_lib.checks.kit import (
-    EVALUATE,
-    RIGHT,
-    Case,
-    Draw,
-    Finding,
-    Line,
-    Observed,
-    Sentence,
-    at,
-    error_kind,
-    evaluating,
-    exercise,
-    unwritten,
-    words,
-    wrong,
-)
+from course_lib.checks import kit, words
 from course_lib.checks.notebooks.context_parallel.references import REFERENCES
 
 Layout = list[list[range]]
@@ -119,18 +103,18 @@ def held(layout: Layout) -> list[list[int]]:
 
 def judge(
     sizes: Sequence[tuple[int, int]], start: int, others: Sequence[tuple[int, int]]
-) -> Callable[[Observed], Finding]:
+) -> Callable[[kit.Observed], kit.Finding]:
     """The first call that is wrong, of those from number `start` on, with these sizes.
 
     others: the sizes of all calls. With few tokens several mistakes look alike: the hint names the one that
     fits most.
     """
 
-    def judged(observed: Observed) -> Finding:
+    def judged(observed: kit.Observed) -> kit.Finding:
         errors = [observed.answer(start + i).error for i in range(len(sizes))]
         not_written = [error for error in errors if error is not None and error[0] == "NotImplementedError"]
         if len(not_written) == len(sizes):
-            return unwritten("zigzag", not_written[0][2])
+            return kit.unwritten("zigzag", not_written[0][2])
         read_so_far: list[tuple[int, int, Layout]] = []
         for index, (seq, n) in enumerate(sizes, start=start):
             answer = observed.answer(index)
@@ -139,32 +123,34 @@ def judge(
             layout = read(answer.value)
             if layout is None or len(layout) != n:
                 said = f"zigzag({seq}, {n}) gives something else, or not one list for each rank."
-                return wrong(Sentence(said, "zigzag gives no layout."), FORM, cause="form")
+                return kit.wrong(kit.Sentence(said, "zigzag gives no layout."), FORM, cause="form")
             read_so_far.append((seq, n, layout))
         for seq, n, layout in read_so_far:
             if held(layout) != held(pairs(seq, n)):
                 return other_tokens(seq, n, layout, usual_slip(observed, others, seq, n, layout))
             if any(not chunk or chunk.step != 1 for spans in layout for chunk in spans):
-                return wrong(
+                return kit.wrong(
                     "there are ranges without tokens, or with gaps.",
                     "Leave out a chunk without tokens, and write a chunk as range(start, stop).",
                     cause="empty",
                 )
-        return RIGHT
+        return kit.RIGHT
 
     return judged
 
 
-def raised(seq: int, n: int, error: str, text: str = "", place: str = "") -> Finding:
+def raised(seq: int, n: int, error: str, text: str = "", place: str = "") -> kit.Finding:
     if error == "NotImplementedError":
-        return unwritten("zigzag", place, "for all sizes")
+        return kit.unwritten("zigzag", place, "for all sizes")
     hint = ALL_RANKS if "process group" in text else ""
-    said = Sentence(f"zigzag({seq}, {n}) raised {error}: {text}", f"zigzag raised {error_kind(error)}.")
-    return wrong(said, at(place), hint, cause=f"raised {place}")
+    said = kit.Sentence(
+        f"zigzag({seq}, {n}) raised {error}: {text}", f"zigzag raised {kit.error_kind(error)}."
+    )
+    return kit.wrong(said, kit.at(place), hint, cause=f"raised {place}")
 
 
 def usual_slip(
-    observed: Observed, others: Sequence[tuple[int, int]], seq: int, n: int, layout: Layout
+    observed: kit.Observed, others: Sequence[tuple[int, int]], seq: int, n: int, layout: Layout
 ) -> str:
     """The mistake that gives this layout; of several, the one that gives most of what came. "" for none."""
     came = [(size, read(observed.answer(i).value)) for i, size in enumerate(others)]
@@ -176,7 +162,7 @@ def usual_slip(
     return max(hints, key=lambda says: fits(SLIPS[says]), default="")
 
 
-def other_tokens(seq: int, n: int, layout: Layout, says: str) -> Finding:
+def other_tokens(seq: int, n: int, layout: Layout, says: str) -> kit.Finding:
     """The finding about a rank that holds wrong tokens, with the usual cause."""
     came, right = held(layout), held(pairs(seq, n))
     everything = sorted(position for positions in came for position in positions)
@@ -196,8 +182,8 @@ def other_tokens(seq: int, n: int, layout: Layout, says: str) -> Finding:
         noun = "token" if len(named) == 1 else "tokens"
         mistake = f"{noun} {listed(named)} {words.verb(named, singular, plural)}"
         general = "tokens are left out, held twice, or do not exist"
-    said = Sentence(f"zigzag({seq}, {n}): {mistake}.", f"{general}.")
-    return wrong(
+    said = kit.Sentence(f"zigzag({seq}, {n}): {mistake}.", f"{general}.")
+    return kit.wrong(
         said, says or "Each of the 2n chunks has one holder: r and 2n - 1 - r.", cause=says or mistake
     )
 
@@ -209,8 +195,8 @@ def listed(positions: list[int]) -> str:
     return words.listing(runs if len(runs) < 5 else [*runs[:4], "others"])
 
 
-@exercise(points=5, objects=("zigzag",), references=REFERENCES)
-def zigzag(draw: Draw) -> Iterator[Case]:
+@kit.exercise(points=5, objects=("zigzag",), references=REFERENCES)
+def zigzag(draw: kit.Draw) -> Iterator[kit.Case]:
     n = draw.integer(5, 8)
     counts = (n, 2, 3, 8)
     fitting = [(2 * count * draw.integer(3, 9), count) for count in counts]
@@ -226,8 +212,8 @@ def zigzag(draw: Draw) -> Iterator[Case]:
         table.append(("longer ones", [(draw.integer(500, 900), draw.integer(6, 9))], 0.5, False))
     every = [size for _, sizes, _, _ in table for size in sizes]
     calls: list[list] = []
-    lines: list[Line] = []
+    lines: list[kit.Line] = []
     for title, sizes, weight, trivial in table:
-        lines.append(Line(title, judge(sizes, len(calls), every), weight, trivial=trivial))
+        lines.append(kit.Line(title, judge(sizes, len(calls), every), weight, trivial=trivial))
         calls += [[0, list(size)] for size in sizes]
-    yield Case("layouts", [evaluating(calls)], lines, recipe=EVALUATE, alone=True)
+    yield kit.Case("layouts", [kit.evaluating(calls)], lines, recipe=kit.EVALUATE, alone=True)

@@ -9,8 +9,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from course_lib.checks import kit
 from course_lib.checks.judge.functions import About, Call, changed, function_case, got, values_line
-from course_lib.checks.kit import Case, Draw, Finding, Line, Observed, Slip, exercise
+from course_lib.checks.kit import Slip
 from course_lib.checks.notebooks.context_parallel.references import OPERATIONS, REFERENCES, REFUSED, THEIRS
 
 NAMES = ("out", "lse", "block_out", "block_lse")
@@ -86,7 +87,7 @@ class Parts:
 
     @classmethod
     def draw(
-        cls, draw: Draw, shape: tuple[int, ...], head_dim: int, dtype: torch.dtype = torch.float64
+        cls, draw: kit.Draw, shape: tuple[int, ...], head_dim: int, dtype: torch.dtype = torch.float64
     ) -> Parts:
         scores = [draw.normal(*shape, keys).double() * 2 for keys in (5, 3)]
         values = [draw.normal(*shape, keys, head_dim).double() for keys in (5, 3)]
@@ -216,31 +217,31 @@ def hidden_in(scores: tuple[Tensor, Tensor], old: Tensor, new: Tensor) -> tuple[
     return a, b
 
 
-def values_of(parts: Parts, call: Call, title: str, weight: float = 1.0, otherwise: str = "") -> Line:
+def values_of(parts: Parts, call: Call, title: str, weight: float = 1.0, otherwise: str = "") -> kit.Line:
     return values_line(
         call, ABOUT, title, names=("out", "lse"), slips=parts.slips(), otherwise=otherwise, weight=weight
     )
 
 
-def gradients_of(call: Call, title: str, weight: float = 1.0, otherwise: str = "") -> Line:
+def gradients_of(call: Call, title: str, weight: float = 1.0, otherwise: str = "") -> kit.Line:
     """otherwise: the usual cause where a gradient is nan or infinite."""
     plain, behind = (
         values_line(call, ABOUT, title, names=GRADIENTS, otherwise=says, weight=weight)
         for says in (GRAPH, otherwise or GRAPH)
     )
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         finding = (plain if finite(observed, call) else behind).judge(observed)
         return finding if finding.ok else changed(observed, call) or finding
 
-    return Line(title, judge, weight)
+    return kit.Line(title, judge, weight)
 
 
-def finite(observed: Observed, call: Call) -> bool:
+def finite(observed: kit.Observed, call: Call) -> bool:
     return all(bool(got(observed, call, name).isfinite().all()) for name in GRADIENTS)
 
 
-def masked(draw: Draw, dtype: torch.dtype = torch.float64) -> Parts:
+def masked(draw: kit.Draw, dtype: torch.dtype = torch.float64) -> Parts:
     """Rows of which the first few see nothing in one part, the next in the other, the last in neither."""
     parts = Parts.draw(draw, (8, 3), 4, dtype)
     row = torch.arange(8)[:, None].expand(8, 3)
@@ -248,7 +249,7 @@ def masked(draw: Draw, dtype: torch.dtype = torch.float64) -> Parts:
     return Parts(hidden_in(parts.scores, old, new), parts.values, parts.grads, dtype)
 
 
-def large(draw: Draw, dtype: torch.dtype = torch.float64) -> Parts:
+def large(draw: kit.Draw, dtype: torch.dtype = torch.float64) -> Parts:
     """Scores of 1,000 and -1,000, alike in both parts or far apart."""
     parts = Parts.draw(draw, (4, 3), 4, dtype)
     sign = torch.tensor([[1.0, 1.0], [-1.0, -1.0], [1.0, -1.0], [-1.0, 1.0]], dtype=torch.float64)
@@ -256,8 +257,8 @@ def large(draw: Draw, dtype: torch.dtype = torch.float64) -> Parts:
     return Parts((a, b), parts.values, parts.grads, dtype)
 
 
-@exercise(points=7, objects=("online_softmax_merge",), references=REFERENCES, refused=REFUSED)
-def online_softmax_merge(draw: Draw) -> Iterator[Case]:
+@kit.exercise(points=7, objects=("online_softmax_merge",), references=REFERENCES, refused=REFUSED)
+def online_softmax_merge(draw: kit.Draw) -> Iterator[kit.Case]:
     plain = Parts.draw(draw, (2, 5, 3), 4)
     square = Parts.draw(draw, (4, 4, 4), 4)
     flat = Parts.draw(draw, (6,), 3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from course_lib import facts
-from course_lib.checks.kit import Case, Draw, Formula, Prediction, evaluated, exercise
+from course_lib.checks import kit
 from course_lib.checks.notebooks.context_parallel.references import REFERENCES
 
 HALF = 2  # bytes of a number in 16 bits
@@ -30,7 +30,7 @@ def hiding(flops: float, bytes_per_second: float, width: int, kv_width: int, cau
     return facts.hiding_block(flops, bytes_per_second, width, kv_width, HALF, causal=causal)
 
 
-def rounds(forward: Formula, keys: Formula, gradients: Formula) -> Formula:
+def rounds(forward: kit.Formula, keys: kit.Formula, gradients: kit.Formula) -> kit.Formula:
     """So many times the keys and values, in each direction, and their gradients, of n."""
 
     def formula(n: int, kv_bytes: float, direction: str) -> float:
@@ -51,7 +51,7 @@ def same(n: int) -> float:
     return n
 
 
-RING: Mapping[str, Formula] = {
+RING: Mapping[str, kit.Formula] = {
     "Nothing is sent in the last of N steps: no rank needs the keys any more. N - 1 transfers.": (
         rounds(same, less, same)
     ),
@@ -86,7 +86,7 @@ RING: Mapping[str, Formula] = {
 }
 
 
-def parts(q: float, kv: float, share: Formula) -> Formula:
+def parts(q: float, kv: float, share: kit.Formula) -> kit.Formula:
     """So many tensors of the width of queries, and of keys, of which `share` of n is sent."""
     return lambda n, tokens, width, kv_width, itemsize=HALF: (
         share(n) * tokens / n * (q * width + kv * kv_width) * itemsize
@@ -97,7 +97,7 @@ def others(n: int) -> float:
     return (n - 1) / n
 
 
-ULYSSES: Mapping[str, Formula] = {
+ULYSSES: Mapping[str, kit.Formula] = {
     "The output has to come back, too: a fourth all-to-all, of the width of q.": parts(1, 2, others),
     "That is q and the output alone: keys and values are traded, too.": parts(2, 0, others),
     "Keys and values have kv_width: with fewer heads of keys they are smaller.": parts(4, 0, others),
@@ -114,7 +114,7 @@ ULYSSES: Mapping[str, Formula] = {
         n, tokens, width, kv_width, 1
     ),
 }
-IDLE: Mapping[str, Formula] = {
+IDLE: Mapping[str, kit.Formula] = {
     "In the first step a rank has the diagonal alone, half a block: all steps last n - 1/2, not n.": (
         lambda rank, n: (n - 1 - rank) / n
     ),
@@ -133,13 +133,13 @@ IDLE: Mapping[str, Formula] = {
 }
 
 
-def times(factor: float, always: bool = True) -> Formula:
+def times(factor: float, always: bool = True) -> kit.Formula:
     return lambda flops, rate, width, kv_width, causal=False: (
         hiding(flops, rate, width, kv_width, causal) * (factor if always or causal else 1.0)
     )
 
 
-HIDING: Mapping[str, Formula] = {
+HIDING: Mapping[str, kit.Formula] = {
     "Under a causal mask half of the scores are computed, and all of the keys sent: twice the tokens.": (
         times(0.5, always=False)
     ),
@@ -162,43 +162,43 @@ HIDING: Mapping[str, Formula] = {
 }
 
 
-@exercise(
+@kit.exercise(
     points=7,
     objects=("ring_bytes_sent", "ulysses_bytes_sent", "causal_idle_share", "hiding_block"),
     references=REFERENCES,
 )
-def predictions(draw: Draw) -> Iterator[Case]:
+def predictions(draw: kit.Draw) -> Iterator[kit.Case]:
     n, kv = draw.integer(5, 9), 65_536 * draw.integer(10, 90)
     tokens, width = 5_040 * draw.integer(3, 20), 128 * draw.integer(20, 40)
     rate = 1e9 * draw.integer(20, 400)
-    yield from evaluated(
+    yield from kit.evaluated(
         [
-            Prediction(
+            kit.Prediction(
                 "ring_bytes_sent", 0,
                 [(n, kv, "forward"), (3, kv, "forward"), (1, kv, "forward")], ring, RING,
                 title="ring_bytes_sent: forward",
                 otherwise="N - 1 transfers of kv_bytes.",
             ),
-            Prediction(
+            kit.Prediction(
                 "ring_bytes_sent", 0,
                 [(n, kv, "backward"), (2, kv, "backward"), (1, kv, "backward")], ring, RING,
                 title="ring_bytes_sent: backward", weight=1.5,
                 otherwise="The keys N - 1 times, in 16 bits, and their gradients N times, in 32.",
             ),
-            Prediction(
+            kit.Prediction(
                 "ulysses_bytes_sent", 1,
                 [(n, tokens, width, width // 4, 2), (4, tokens, width, width, 4),
                  (1, tokens, width, width, 2)],
                 ulysses, ULYSSES, weight=1.5,
                 otherwise="(N-1)/N of this rank's q, k, v and output, tokens / N of each.",
             ),
-            Prediction(
+            kit.Prediction(
                 "causal_idle_share", 2,
                 [(0, n), (2, n), (n - 1, n), (0, 2), (0, 1)], idle, IDLE, weight=1.5,
                 otherwise="The last rank works all the time: half a step, then n - 1 whole ones. Rank r "
                 "works half a step and r whole ones.",
             ),
-            Prediction(
+            kit.Prediction(
                 "hiding_block", 3,
                 [(A100, rate, width, width), (H100, rate, width, width // 4),
                  (A100, rate, width, width // 2, True)],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from course_lib.checks.kit import Answer, Case, Draw, answers, exercise
+from course_lib.checks import kit
 from course_lib.checks.notebooks.context_parallel.references import REFERENCES
 
 RANKS, HEADS, KV_HEADS = 8, 32, 8
@@ -45,32 +45,32 @@ MOST = {
 SMALLER = ("the time of the slowest rank", "the bytes sent", "the number of scores that all ranks compute")
 
 
-@exercise(
+@kit.exercise(
     points=5,
     objects=("answer_1", "answer_2", "answer_3", "answer_4", "answer_5"),
     references=REFERENCES,
     constants=True,
 )
-def questions(draw: Draw) -> Iterator[Case]:
-    yield answers(
+def questions(draw: kit.Draw) -> Iterator[kit.Case]:
+    yield kit.answers(
         [
-            Answer(
+            kit.Answer(
                 "answer_1", 2 - 1 / RANKS, slips=TIMES, unit="times",
                 otherwise="The last rank has half a step and N - 1 whole ones; the mean over ranks is N/2.",
             ),
-            Answer(
+            kit.Answer(
                 "answer_2", 15, slips=TRANSFERS, unit="transfers", tolerance=1e-9,
                 otherwise="One fewer than ranks: a rank has its own keys already.",
             ),
-            Answer(
+            kit.Answer(
                 "answer_3", BLOCK, slips=BLOCKS, unit="tokens",
                 otherwise="4 c^2 h FLOPs at 312 TFLOP/s take as long as 4 c h bytes at 12.5 GB/s.",
             ),
-            Answer(
+            kit.Answer(
                 "answer_4", KV_HEADS, slips=MOST, unit="ranks", tolerance=1e-9,
                 otherwise="Every rank gets whole heads, of queries and of keys.",
             ),
-            Answer(
+            kit.Answer(
                 "answer_5", ("the time of the slowest rank",), options=SMALLER,
                 slips={
                     "the bytes sent": "All keys pass all ranks in either layout.",

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from course_lib.checks.kit import BUILT_IN, Case, Draw, Line, exercise, only_messages, words
+from course_lib.checks import kit, words
 from course_lib.checks.notebooks.context_parallel.references import OPERATIONS, REFERENCES, REFUSED
 from course_lib.checks.notebooks.context_parallel.ring_lines import (
     BACKWARD_STEP,
@@ -52,7 +52,7 @@ LENGTHS = (
 )
 
 
-def trouble(case: Case, kind: str, text: str) -> str:
+def trouble(case: kit.Case, kind: str, text: str) -> str:
     """The usual cause of a run that broke off."""
     if kind == "deadlock":
         return (
@@ -71,7 +71,7 @@ def trouble(case: Case, kind: str, text: str) -> str:
     return ""
 
 
-def trouble_behind(case: Case, kind: str, text: str) -> str:
+def trouble_behind(case: kit.Case, kind: str, text: str) -> str:
     """The same with a backward."""
     if "backward or vjp" in text:
         return "The torch.autograd.Function has no backward yet: a staticmethod backward(ctx, grad)."
@@ -88,7 +88,7 @@ def trouble_behind(case: Case, kind: str, text: str) -> str:
     return " ".join(filter(None, (said, SHAPES if "must match" in text else "")))
 
 
-@exercise(
+@kit.exercise(
     points=8,
     objects=("ring_output", "ring_lse"),
     references=REFERENCES,
@@ -96,11 +96,11 @@ def trouble_behind(case: Case, kind: str, text: str) -> str:
     hint=trouble,
     point="a ring: no rank ever holds all keys",
 )
-def ring_forward(draw: Draw) -> Iterator[Case]:
+def ring_forward(draw: kit.Draw) -> Iterator[kit.Case]:
     yield from cases(draw, FORWARD)
 
 
-@exercise(
+@kit.exercise(
     points=7,
     objects=("ring_attention",),
     references=REFERENCES,
@@ -108,11 +108,11 @@ def ring_forward(draw: Draw) -> Iterator[Case]:
     hint=trouble_behind,
     point="a ring in backward, too: no rank ever holds all keys, or keeps more for backward than its part",
 )
-def ring_attention(draw: Draw) -> Iterator[Case]:
+def ring_attention(draw: kit.Draw) -> Iterator[kit.Case]:
     yield from cases(draw, BACKWARD)
 
 
-def cases(draw: Draw, way: str) -> Iterator[Case]:
+def cases(draw: kit.Draw, way: str) -> Iterator[kit.Case]:
     # Many ranks with wide heads: then the keys of all are more than one step can need, see `held_line`.
     n = 8
     whole = judged(way, Spread.draw(draw, n, 64 * n, head_dim=256, name="whole", measured=True))
@@ -121,7 +121,7 @@ def cases(draw: Draw, way: str) -> Iterator[Case]:
     kept = [] if forward else [kept_line(whole)]
     yield case(
         [whole],
-        [values(whole, title, 2), *bytes_lines(whole, way), only_messages(0.5),
+        [values(whole, title, 2), *bytes_lines(whole, way), kit.only_messages(0.5),
          neighbours_line(whole, way), under_way_line(whole, way, 1.5 if forward else 0.75),
          *kept, held_line(whole, way, 1.0 if forward else 0.5)],
         title,
@@ -149,7 +149,7 @@ def judged(way: str, spread: Spread) -> Spread:
     return replace(spread, forward_only=way == FORWARD)
 
 
-def values(spread: Spread, title: str, weight: float, *, short: bool = False) -> Line:
+def values(spread: Spread, title: str, weight: float, *, short: bool = False) -> kit.Line:
     """Of the way that is judged: the output, or its gradients."""
     if spread.forward_only:
         return value_line(
@@ -161,16 +161,16 @@ def values(spread: Spread, title: str, weight: float, *, short: bool = False) ->
 
 def case(
     spreads: Sequence[Spread],
-    lines: Sequence[Line],
+    lines: Sequence[kit.Line],
     title: str,
     more_runs: Sequence[SpreadRun] = (),
     **more: Any,
-) -> Case:
+) -> kit.Case:
     called = [*(spread.run() for spread in spreads), *more_runs]
-    return spread_case(title, called, lines, OPERATIONS, forbidden=BUILT_IN, **more)
+    return spread_case(title, called, lines, OPERATIONS, forbidden=kit.BUILT_IN, **more)
 
 
-def layouts(draw: Draw, way: str, n: int, batch: int, heads: int) -> Case:
+def layouts(draw: kit.Draw, way: str, n: int, batch: int, heads: int) -> kit.Case:
     """Causal, in three layouts of 2n chunks of 2 tokens, with two heads of keys."""
     shape = {"batch": batch, "heads": heads, "kv_heads": 2, "head_dim": 6, "causal": True}
     seq = 4 * n
@@ -194,7 +194,7 @@ def layouts(draw: Draw, way: str, n: int, batch: int, heads: int) -> Case:
     )  # fmt: skip
 
 
-def unequal_parts(draw: Draw, way: str, n: int) -> Case:
+def unequal_parts(draw: kit.Draw, way: str, n: int) -> kit.Case:
     """Causal, in zigzag of 2n chunks of 1 or 2 tokens: parts differ in length."""
     seq = draw.integer(2 * n + 1, 4 * n)
     drawn = Spread.draw(draw, n, seq, causal=True, layout=zigzag(seq, n), name="unequal")
@@ -212,7 +212,7 @@ def far_from_zero(spread: Spread) -> Spread:
     return replace(spread, whole=spread.whole.but(q=q, k=k))
 
 
-def rounded(draw: Draw, way: str, n: int) -> Case:
+def rounded(draw: kit.Draw, way: str, n: int) -> kit.Case:
     """bfloat16 parts whose partial results are large, and cancel: alternately +8 and -8 at all ranks."""
     drawn = judged(way, Spread.draw(draw, n, 16 * n, name="bfloat16", dtype=torch.bfloat16))
     shift = torch.where(drawn.owner % 2 == 0, 8.0, -8.0)[:, None, None]
@@ -225,4 +225,4 @@ def rounded(draw: Draw, way: str, n: int) -> Case:
         else [precise_line(spread, "grad.v", "bfloat16, gradients added in float32")]
     )
     called = [spread.run(torch.bfloat16)]
-    return spread_case("bfloat16", called, lines, OPERATIONS, forbidden=BUILT_IN)
+    return spread_case("bfloat16", called, lines, OPERATIONS, forbidden=kit.BUILT_IN)

@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 
 from course_lib import facts
+from course_lib.checks import kit
 from course_lib.checks.judge.layers.lines import SLACK, differs, saved_line, subject
-from course_lib.checks.kit import ANY, RIGHT, Finding, Line, Observed, Sentence, Slip, essential, wrong
 from course_lib.checks.notebooks.context_parallel.ring_slips import lse_slips
 from course_lib.checks.notebooks.context_parallel.ring_whole import GRADS, Spread
 from course_lib.checks.notebooks.context_parallel.spread import SpreadRun, alive_line
@@ -42,12 +42,12 @@ def value_line(
     spread: Spread,
     title: str,
     weight: float,
-    slips: Sequence[Slip],
+    slips: Sequence[kit.Slip],
     otherwise: str,
     *,
     short: bool = False,
     misfit: str = "",
-) -> Line:
+) -> kit.Line:
     """The output, or its gradients where there is a backward; and nothing was written into the inputs.
 
     otherwise: said where no known mistake fits; misfit: where another shape came.
@@ -55,59 +55,59 @@ def value_line(
     run = spread.run()
     names = ["y"] if spread.forward_only else [*GRADS, "y"]
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         finding = differs(run, observed, names, slips, lambda *came: misfit, "")
         if finding is not None and not finite(run, observed, names):
-            return wrong(*finding.sentences, NAN, cause="nan")
+            return kit.wrong(*finding.sentences, NAN, cause="nan")
         if finding is not None and finding.cause in {f"{run.name} {name}" for name in names}:
             first = not spread.forward_only and differs(run, observed, ["y"], (), None, "") is not None
-            return wrong(*finding.sentences, FORWARD_FIRST if first else otherwise, cause=ANY)
+            return kit.wrong(*finding.sentences, FORWARD_FIRST if first else otherwise, cause=kit.ANY)
         return finding or left_alone(run, observed)
 
-    return Line(title, judge, weight, short=short)
+    return kit.Line(title, judge, weight, short=short)
 
 
-def lse_line(spread: Spread, title: str, weight: float) -> Line:
+def lse_line(spread: Spread, title: str, weight: float) -> kit.Line:
     """The second tensor that ring_forward returns."""
     run, slips = spread.run_of_lse(1), lse_slips(spread)
 
-    def judge(observed: Observed) -> Finding:
-        finding = differs(run, observed, ["y"], slips, lambda *came: PAIR, LSE) or RIGHT
+    def judge(observed: kit.Observed) -> kit.Finding:
+        finding = differs(run, observed, ["y"], slips, lambda *came: PAIR, LSE) or kit.RIGHT
         return replace(finding, sentences=tuple(of_lse(said) for said in finding.sentences))
 
-    return Line(title, judge, weight)
+    return kit.Line(title, judge, weight)
 
 
 def of_lse(said: str) -> str:
     """A sentence about the returned tensor, which here is lse."""
     named = str(said).replace(subject("y"), "lse")
-    if not isinstance(said, Sentence):
+    if not isinstance(said, kit.Sentence):
         return named
-    return Sentence(named, said.general.replace(subject("y"), "lse"))
+    return kit.Sentence(named, said.general.replace(subject("y"), "lse"))
 
 
-def finite(run: SpreadRun, observed: Observed, names: Sequence[str]) -> bool:
+def finite(run: SpreadRun, observed: kit.Observed, names: Sequence[str]) -> bool:
     tensors = (rank.get(f"{run.name}.{name}") for rank in observed.tensors for name in names)
     return all(bool(tensor.isfinite().all()) for tensor in tensors if tensor is not None)
 
 
-def left_alone(run: SpreadRun, observed: Observed) -> Finding:
+def left_alone(run: SpreadRun, observed: kit.Observed) -> kit.Finding:
     for name in ("q", "k", "v"):
         after = f"after.{name}"
         if differs(run, observed, [after], (), None, "") is not None:
-            return wrong(
+            return kit.wrong(
                 f"{name} was changed: it belongs to the caller.",
                 "Send from, receive into and add to tensors of your own.",
                 cause="changed",
             )
-    return RIGHT
+    return kit.RIGHT
 
 
-def precise_line(spread: Spread, name: str, title: str) -> Line:
+def precise_line(spread: Spread, name: str, title: str) -> kit.Line:
     """bfloat16 whose partial results were added in float32: the error is that of the last rounding."""
     run = spread.run(torch.bfloat16)
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         if (finding := differs(run, observed, [], (), None, "")) and "misfit" in finding.cause:
             return finding
         for rank in range(spread.n):
@@ -117,18 +117,20 @@ def precise_line(spread: Spread, name: str, title: str) -> Line:
             bound = ROUNDING * max(1.0, float(exact.square().mean().sqrt()))
             if not off <= GROSS * bound:
                 said = f"on rank {rank} {subject(name)} is wrong in bfloat16, and not by rounding alone."
-                return wrong(said, cause=ANY)
+                return kit.wrong(said, cause=kit.ANY)
             if not off <= bound:
                 general = f"on rank {rank} {subject(name)} is less exact than one rounding makes it"
-                return wrong(
-                    Sentence(f"{general}: off by {off:.2g} on average, {bound:.2g} allowed.", f"{general}."),
+                return kit.wrong(
+                    kit.Sentence(
+                        f"{general}: off by {off:.2g} on average, {bound:.2g} allowed.", f"{general}."
+                    ),
                     "Scores and partial results (out, lse, and in backward the sums of gradients, also those "
                     "that are sent) belong in float32; round to bfloat16 once, at the end.",
                     cause="rounding",
                 )
-        return RIGHT
+        return kit.RIGHT
 
-    return Line(title, judge, 0.75)
+    return kit.Line(title, judge, 0.75)
 
 
 # ---- what is held
@@ -142,17 +144,17 @@ def kept_bytes(spread: Spread) -> float:
     return shared / SLACK[0]
 
 
-def kept_line(spread: Spread) -> Line:
+def kept_line(spread: Spread) -> kit.Line:
     """The rank's part, and nothing that came by."""
     says = (
         "q, k, v, out and lse are enough: keys that came by are sent again in backward, and scores are "
         "computed again from lse. A torch.autograd.Function chooses the tensors that are kept."
     )
     most = [1.25 * kept_bytes(spread)] * spread.n
-    return essential(saved_line(spread.run(), most, says=says, weight=1.5))
+    return kit.essential(saved_line(spread.run(), most, says=says, weight=1.5))
 
 
-def held_line(spread: Spread, way: str, weight: float) -> Line:
+def held_line(spread: Spread, way: str, weight: float) -> kit.Line:
     """Alive at a moment: blocks of a step, and a few tensors of the rank's size."""
     heads, seq = spread.whole.q.shape[2], spread.whole.q.shape[1]
     part = spread.part(spread.whole.q, 0).numel() * FLOAT
@@ -162,6 +164,6 @@ def held_line(spread: Spread, way: str, weight: float) -> Line:
         "That is more than one step needs: the keys of all ranks, or the scores with all of them. Merge each "
         "block when it comes, and let go of it."
     )
-    return essential(
+    return kit.essential(
         alive_line(spread.run(), way, most, lambda _: says, f"alive at any moment of {way}", weight)
     )

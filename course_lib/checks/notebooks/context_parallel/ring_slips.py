@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from course_lib.checks.kit import Slip
+from course_lib.checks import kit
 from course_lib.checks.notebooks.context_parallel.ring_whole import GRADS, Spread, attention_slips
 
 OLD = "The old out still has the weight that it had when it came: with each block that follows it loses "
@@ -17,15 +17,17 @@ MEAN = (
 )
 
 
-def forward_slips(spread: Spread) -> list[Slip]:
+def forward_slips(spread: Spread) -> list[kit.Slip]:
     return [
-        Slip(f"{OLD}some. Rescale it by exp(old lse - new lse).", lambda k: {"y": spread.not_rescaled(k)}),
-        Slip(
+        kit.Slip(
+            f"{OLD}some. Rescale it by exp(old lse - new lse).", lambda k: {"y": spread.not_rescaled(k)}
+        ),
+        kit.Slip(
             "That is the sum of the blocks' outputs: each was divided by its own sum. They are weighted by "
             "exp(lse of the block - lse of all).",
             lambda k: {"y": spread.summed(k)},
         ),
-        Slip(
+        kit.Slip(
             "That is the mean of the blocks' outputs: a block counts by exp(lse of the block - lse of all).",
             lambda k: {"y": spread.averaged(k)},
         ),
@@ -38,7 +40,7 @@ def forward_slips(spread: Spread) -> list[Slip]:
     ]
 
 
-def lse_slips(spread: Spread) -> list[Slip]:
+def lse_slips(spread: Spread) -> list[kit.Slip]:
     lse = spread.whole.lse
 
     def first(k: int) -> dict[str, Tensor]:
@@ -48,13 +50,13 @@ def lse_slips(spread: Spread) -> list[Slip]:
         return {"y": spread.part(spread.whole.scores.amax(-1).transpose(1, 2), k)}
 
     return [
-        Slip("That is lse of the rank's own keys: merge it with that of each block.", first),
-        Slip("That is the largest score: add the logarithm of the sum of exponentials.", largest),
-        Slip("That is the sum itself: return its logarithm.", lambda k: {"y": spread.part(lse.exp(), k)}),
+        kit.Slip("That is lse of the rank's own keys: merge it with that of each block.", first),
+        kit.Slip("That is the largest score: add the logarithm of the sum of exponentials.", largest),
+        kit.Slip("That is the sum itself: return its logarithm.", lambda k: {"y": spread.part(lse.exp(), k)}),
     ]
 
 
-def backward_slips(spread: Spread) -> list[Slip]:
+def backward_slips(spread: Spread) -> list[kit.Slip]:
     n, whole = spread.n, spread.wanted
     slips = []
     for by in range(1, n):
@@ -65,21 +67,21 @@ def backward_slips(spread: Spread) -> list[Slip]:
         )
         for name in ("grad.k", "grad.v"):
             slips.append(
-                Slip(says, lambda k, by=by, name=name: {name: spread.part(whole[name], (k + by) % n)})
+                kit.Slip(says, lambda k, by=by, name=name: {name: spread.part(whole[name], (k + by) % n)})
             )
     for name in ("grad.k", "grad.v"):
         says = (
             "Only the rank's own queries contributed to the gradient of its keys: those of the other ranks "
             "saw them, too. Their shares must come home."
         )
-        slips.append(Slip(says, lambda k, name=name: {name: spread.by_own_queries(k)[name]}))
+        slips.append(kit.Slip(says, lambda k, name=name: {name: spread.by_own_queries(k)[name]}))
     if n > 1:
         slips += [
-            Slip(MEAN, lambda k, name=name: {name: spread.part(whole[name], k) / n})
+            kit.Slip(MEAN, lambda k, name=name: {name: spread.part(whole[name], k) / n})
             for name in ("grad.k", "grad.v")
         ]
         slips.append(
-            Slip(
+            kit.Slip(
                 "The gradient of q was divided by N. It is a sum over all keys: divide by nothing.",
                 lambda k: {"grad.q": spread.part(whole["grad.q"], k) / n},
             )
@@ -87,7 +89,7 @@ def backward_slips(spread: Spread) -> list[Slip]:
     return [*slips, *delta_slips(spread)]
 
 
-def delta_slips(spread: Spread) -> list[Slip]:
+def delta_slips(spread: Spread) -> list[kit.Slip]:
     """Another delta than out . grad, in the gradients of q and k."""
 
     def of_each_block(products: Tensor) -> Tensor:
@@ -101,11 +103,11 @@ def delta_slips(spread: Spread) -> list[Slip]:
         )
 
     return [
-        Slip(
+        kit.Slip(
             "delta is missing: ds = p (dp - delta), where delta is the sum of out grad over the features.",
             with_delta(torch.zeros_like),
         ),
-        Slip(
+        kit.Slip(
             "delta was summed over the keys of each block alone. It belongs to all keys that a query sees on "
             "any rank, and is known before the first step: (out * grad).sum(-1).",
             with_delta(of_each_block),

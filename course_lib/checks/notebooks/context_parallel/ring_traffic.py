@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 
 from course_lib import facts
+from course_lib.checks import kit, words
 from course_lib.checks.judge.layers.lines import members, operations, sent_line
-from course_lib.checks.kit import RIGHT, Finding, Line, Observed, words, wrong
 from course_lib.checks.notebooks.context_parallel.ring_lines import FLOAT, HALF
 from course_lib.checks.notebooks.context_parallel.ring_whole import Spread
 from course_lib.checks.notebooks.context_parallel.spread import calls_line, overlap_line, watched, work_line
@@ -39,7 +39,7 @@ def keys_bytes(spread: Spread) -> int:
     return 2 * spread.part(spread.whole.k, 0).numel() * FLOAT
 
 
-def bytes_lines(spread: Spread, way: str) -> list[Line]:
+def bytes_lines(spread: Spread, way: str) -> list[kit.Line]:
     n, run = spread.n, spread.run()
     tokens, kv_width = spread.whole.k.shape[1], spread.whole.k.shape[2] * spread.whole.k.shape[3]
     batch = spread.whole.k.shape[0]
@@ -71,11 +71,11 @@ def bytes_lines(spread: Spread, way: str) -> list[Line]:
     ]
 
 
-def with_products(line: Line, spread: Spread, way: str) -> Line:
+def with_products(line: kit.Line, spread: Spread, way: str) -> kit.Line:
     """The line; messages show a ring only where the ranks also multiply what comes."""
     shows = line.shows
 
-    def with_work(observed: Observed) -> float:
+    def with_work(observed: kit.Observed) -> float:
         for k, rank in enumerate(members(observed)):
             done = watched(observed, rank, spread.run(), way, "flops")
             if done < LEAST * seen_flops(spread, k) * FLOPS[way]:
@@ -111,7 +111,7 @@ def backward_hint(ratio: float, done: list[Operation]) -> str:
     )
 
 
-def half_bytes_line(spread: Spread) -> Line:
+def half_bytes_line(spread: Spread) -> kit.Line:
     """Keys of 16 bits are sent in 16 bits, whatever they are computed in."""
     keys = 2 * spread.part(spread.whole.k, 0).numel() * HALF
     return sent_line(
@@ -120,29 +120,29 @@ def half_bytes_line(spread: Spread) -> Line:
     )  # fmt: skip
 
 
-def neighbours_line(spread: Spread, way: str) -> Line:
+def neighbours_line(spread: Spread, way: str) -> kit.Line:
     """A rank sends to the next one of the ring, or to the one before, and to no other."""
     run = spread.run()
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         for k, rank in enumerate(members(observed)):
             done = operations(run, observed, rank, way)
             peers = {
                 operation.peer for operation in done if operation.op == "send" and operation.peer is not None
             }
             if strangers := peers - {(k - 1) % spread.n, (k + 1) % spread.n}:
-                return wrong(
+                return kit.wrong(
                     f"rank {rank} sent to {words.ranks(sorted(strangers))}, and not to a neighbour alone.",
                     "Pass on the block that has come: then N links between neighbours are enough. Keys that "
                     "their owner sends to every other rank cross each other's ways.",
                     cause="strangers",
                 )
-        return RIGHT
+        return kit.RIGHT
 
-    return Line("only from neighbour to neighbour", judge, 0.5, "communication")
+    return kit.Line("only from neighbour to neighbour", judge, 0.5, "communication")
 
 
-def under_way_line(spread: Spread, way: str, weight: float) -> Line:
+def under_way_line(spread: Spread, way: str, weight: float) -> kit.Line:
     """While a block is computed, the next keys are on their way; backward, sums of gradients may be, too."""
     needed = [(spread.n - 1) * keys_bytes(spread)] * spread.n
     title = {"forward": "the next keys come meanwhile", "backward": "messages travel meanwhile"}
@@ -165,7 +165,7 @@ def seen_flops(spread: Spread, k: int) -> float:
     return float(batch * heads * head_dim * pairs)
 
 
-def seen_line(spread: Spread, title: str, way: str) -> Line:
+def seen_line(spread: Spread, title: str, way: str) -> kit.Line:
     """A range of queries is multiplied by a range of keys only if some query sees a key there."""
     says = (
         "Skip blocks that the mask hides whole: do not compute and mask them. Take each range of the "

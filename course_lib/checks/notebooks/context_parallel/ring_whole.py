@@ -10,7 +10,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from course_lib.checks.kit import Draw, Slip
+from course_lib.checks import kit
 from course_lib.checks.notebooks.context_parallel.spread import SpreadRun
 from course_lib.checks.notebooks.context_parallel.whole import Mask, Whole, later_hidden
 from course_lib.context_parallel import Layout, contiguous, positions
@@ -38,7 +38,7 @@ class Spread:
 
     @classmethod
     def draw(
-        cls, draw: Draw, n: int, seq: int, *, batch: int = 1, heads: int = 2, kv_heads: int = 2,
+        cls, draw: kit.Draw, n: int, seq: int, *, batch: int = 1, heads: int = 2, kv_heads: int = 2,
         head_dim: int = 8, causal: bool = False, layout: Layout | None = None,
         name: str = "ring", dtype: torch.dtype = torch.float64, **settings: bool,
     ) -> Spread:  # fmt: skip
@@ -122,12 +122,12 @@ class Spread:
 
     # ---- what mistakes would give
 
-    def otherwise(self, says: str, **changed: object) -> Slip:
+    def otherwise(self, says: str, **changed: object) -> kit.Slip:
         """The output that other settings of the whole would give; computed once, if it is asked for."""
         output = functools.cache(lambda: self.whole.but(**changed).y)
-        return Slip(says, lambda k: {"y": self.part(output(), k)})
+        return kit.Slip(says, lambda k: {"y": self.part(output(), k)})
 
-    def masked(self, says: str, mask: Mask) -> Slip:
+    def masked(self, says: str, mask: Mask) -> kit.Slip:
         return self.otherwise(says, mask=mask)
 
     def from_marks(self, rule: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]) -> Mask:
@@ -171,7 +171,7 @@ class Spread:
         return self.parts(self.whole.but(grad=grad).gradients(), k)
 
 
-def attention_slips(spread: Spread) -> list[Slip]:
+def attention_slips(spread: Spread) -> list[kit.Slip]:
     """Those of attention itself, whatever sends the keys."""
     heads, head_dim = spread.whole.q.shape[2:]
     kv_heads = spread.whole.k.shape[2]
@@ -198,7 +198,7 @@ def attention_slips(spread: Spread) -> list[Slip]:
     return slips
 
 
-def mask_slips(spread: Spread) -> list[Slip]:
+def mask_slips(spread: Spread) -> list[kit.Slip]:
     """The results of a causal mask by anything but the tokens' positions."""
     n, whole = spread.n, contiguous(spread.whole.q.shape[1], spread.n)
     starts = torch.tensor([spans[0].start for spans in whole])

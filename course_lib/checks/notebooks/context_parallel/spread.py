@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from course_lib.checks import kit, words
 from course_lib.checks.judge.functions import OF_A_FIRST_CALL
 from course_lib.checks.judge.layers.lines import PAGES, measured_early, members, operations
 from course_lib.checks.judge.layers.runs import BACKWARD, BEFORE, FORWARD, MADE, LayerRun, layer_case
-from course_lib.checks.kit import RIGHT, Case, Finding, Line, Observed, Sentence, usual, words, wrong
 from course_lib.checks.rank.notebooks.context_parallel.spread import SpreadCall, SpreadInstructions
 
 OTHERWISE_MADE = (
@@ -52,8 +52,8 @@ class SpreadRun(LayerRun):
 
 
 def spread_case(
-    title: str, runs: Sequence[SpreadRun], lines: Sequence[Line], refused: Mapping[str, str], **more: Any
-) -> Case:
+    title: str, runs: Sequence[SpreadRun], lines: Sequence[kit.Line], refused: Mapping[str, str], **more: Any
+) -> kit.Case:
     """`layer_case`; refused: operators of PyTorch's, see `without_operators`."""
     made = layer_case(title, runs, lines, room=ROOM, **more)
     names = [list(pair) for pair in refused.items()]
@@ -66,7 +66,7 @@ def spread_case(
     return replace(made, sides=sides, recipe=RECIPE)
 
 
-def watched(observed: Observed, rank: int, run: SpreadRun, direction: str, key: str) -> int:
+def watched(observed: kit.Observed, rank: int, run: SpreadRun, direction: str, key: str) -> int:
     """A measured number of a direction; -1 if the run was refused before."""
     done = observed.values[rank][run.name].work.get(direction)
     return -1 if done is None else getattr(done, key)
@@ -81,48 +81,48 @@ def work_line(
     weight: float = 1.0,
     *,
     least: float = 0.0,
-) -> Line:
+) -> kit.Line:
     """FLOPs of products of matrices in a direction, for each rank: so many at most.
 
     least: the share of them that every solution has, if it computes by products.
     """
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         for k, rank in enumerate(members(observed)):
             done = watched(observed, rank, run, direction, "flops")
             if done < 0 or done > most[k]:
-                return wrong(
+                return kit.wrong(
                     f"{direction}, the products of rank {rank} took {words.number(done)} FLOPs; "
                     f"{words.number(round(most[k]))} are enough, {words.number(done / most[k])} times fewer.",
                     says,
                     cause=says,
                 )
             if done < least * most[k]:
-                return wrong(
+                return kit.wrong(
                     f"{direction}, the products of rank {rank} took {words.number(done)} FLOPs; the scores "
                     f"that are seen need {words.number(round(least * most[k]))} and more.",
                     OTHERWISE_MADE,
                     cause=OTHERWISE_MADE,
                 )
-        return RIGHT
+        return kit.RIGHT
 
-    return Line(title, judge, weight, "communication")
+    return kit.Line(title, judge, weight, "communication")
 
 
 def alive_line(
     run: SpreadRun, direction: str, most: float, says: Callable[[int], str], title: str, weight: float = 1.0
-) -> Line:
+) -> kit.Line:
     """Bytes alive at any moment beside the inputs: so many at most. says: bytes -> the usual cause.
 
     Tensors are counted in the rank, exactly, and the pages of the process from outside, with PAGES to spare.
     """
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         for rank in members(observed):
             nbytes = watched(observed, rank, run, direction, "alive")
             pages = observed.rose[rank].get(f"{run.name}.pages.{direction}")
             if not pages:
-                return wrong(f"rank {rank} was not measured in {direction}.")
+                return kit.wrong(f"rank {rank} was not measured in {direction}.")
             if finding := measured_early(run, observed, rank, [direction]):
                 return finding
             before = observed.rose[rank].get(f"{run.name}.pages.base", ())
@@ -132,37 +132,39 @@ def alive_line(
                 enough = f"{words.number(round(most))} are enough."
                 general = f"at one moment of {direction} rank {rank} had too many bytes in tensors of its own"
                 exact = f"at one moment of {direction} rank {rank} had {words.number(nbytes)} bytes"
-                said = Sentence(f"{exact} in tensors of its own; {enough}", f"{general}; {enough}")
-                return wrong(said, usual(says, nbytes), cause=f"alive {usual(says, nbytes)}")
-        return RIGHT
+                said = kit.Sentence(f"{exact} in tensors of its own; {enough}", f"{general}; {enough}")
+                return kit.wrong(said, kit.usual(says, nbytes), cause=f"alive {kit.usual(says, nbytes)}")
+        return kit.RIGHT
 
-    return Line(title, judge, weight, "memory", enough={f"{run.name}.{direction}": most})
+    return kit.Line(title, judge, weight, "memory", enough={f"{run.name}.{direction}": most})
 
 
 def overlap_line(
     run: SpreadRun, direction: str, needed: Sequence[float], says: str, title: str, weight: float = 1.0
-) -> Line:
+) -> kit.Line:
     """Bytes that were being received while the rank multiplied matrices: so many at least."""
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         for k, rank in enumerate(members(observed)):
             nbytes = watched(observed, rank, run, direction, "under_way")
             if nbytes < needed[k]:
-                return wrong(
+                return kit.wrong(
                     f"{direction}, rank {rank} computed while {words.number(max(nbytes, 0))} bytes were on "
                     f"their way to it; {words.number(round(needed[k]))} could be.",
                     says,
                     cause=says,
                 )
-        return RIGHT
+        return kit.RIGHT
 
-    return Line(title, judge, weight, "communication")
+    return kit.Line(title, judge, weight, "communication")
 
 
-def calls_line(run: SpreadRun, direction: str, most: int, says: str, title: str, weight: float = 0.5) -> Line:
+def calls_line(
+    run: SpreadRun, direction: str, most: int, says: str, title: str, weight: float = 0.5
+) -> kit.Line:
     """Messages sent, and collectives, that each rank begins in a direction: so many at most."""
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         for rank in members(observed):
             done = [
                 operation
@@ -170,12 +172,12 @@ def calls_line(run: SpreadRun, direction: str, most: int, says: str, title: str,
                 if operation.op != "recv"
             ]
             if len(done) > most:
-                return wrong(
+                return kit.wrong(
                     f"{direction}, rank {rank} sent {words.counted(len(done), 'time')}; "
                     f"{words.number(most)} {words.verb([0] * most, 'is', 'are')} enough.",
                     says,
                     cause=says,
                 )
-        return Finding(True, title=f"{title}: {words.number(most)} at most")
+        return kit.Finding(True, title=f"{title}: {words.number(most)} at most")
 
-    return Line(title, judge, weight, "communication")
+    return kit.Line(title, judge, weight, "communication")

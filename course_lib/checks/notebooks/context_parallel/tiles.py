@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from course_lib.checks import kit
 from course_lib.checks.judge.functions import (
     About,
     Call,
@@ -17,7 +18,6 @@ from course_lib.checks.judge.functions import (
     values_line,
     work_line,
 )
-from course_lib.checks.kit import ANY, Case, Draw, Finding, Line, Observed, Sentence, exercise, wrong
 from course_lib.checks.notebooks.context_parallel.references import (
     COMPILED,
     OPERATIONS,
@@ -93,7 +93,7 @@ def trouble(error: str, text: str) -> str:
     return ""
 
 
-def stopped(case: Case, kind: str, text: str) -> str:
+def stopped(case: kit.Case, kind: str, text: str) -> str:
     """The usual cause of a time-out: tiles that are slow, and not a loop without an end."""
     return SLOW if kind == "timeout" and case.title == LONG else ""
 
@@ -128,34 +128,34 @@ def forward_of(call: Call, whole: Whole) -> Call:
 
 def values_of(
     call: Call, whole: Whole, title: str, block: int, weight: float, otherwise: str = MERGED
-) -> Line:
+) -> kit.Line:
     return values_line(
         call, ABOUT, title, names=["y"], slips=output_slips(whole, block), weight=weight, otherwise=otherwise
     )
 
 
-def gradients_of(call: Call, whole: Whole, title: str, block: int, weight: float) -> Line:
+def gradients_of(call: Call, whole: Whole, title: str, block: int, weight: float) -> kit.Line:
     return values_line(
         call, ABOUT, title, names=GRADIENTS, slips=gradient_slips(whole, block), weight=weight, otherwise=STEP
     )
 
 
-def both_of(call: Call, whole: Whole, title: str, block: int, weight: float) -> Line:
+def both_of(call: Call, whole: Whole, title: str, block: int, weight: float) -> kit.Line:
     """Output and gradients in one line."""
     output = values_of(call, whole, title, block, weight)
     gradients = gradients_of(call, whole, title, block, weight)
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         finding = output.judge(observed)
         return gradients.judge(observed) if finding.ok else finding
 
-    return Line(title, judge, weight, short=True)
+    return kit.Line(title, judge, weight, short=True)
 
 
 # ---- 16 bits
 
 
-def half_call(draw: Draw) -> tuple[Call, Whole]:
+def half_call(draw: kit.Draw) -> tuple[Call, Whole]:
     """Inputs of bfloat16 in many tiles: the output is rounded once."""
     whole = Whole.draw(draw, 1, 128, 2, 1, 8, dtype=torch.bfloat16)
     halved = {name: tensor.bfloat16() for name, tensor in {**whole.inputs, **whole.wanted}.items()}
@@ -166,12 +166,12 @@ def half_call(draw: Draw) -> tuple[Call, Whole]:
     return call, whole
 
 
-def half_line(call: Call, whole: Whole, title: str, weight: float) -> Line:
+def half_line(call: Call, whole: Whole, title: str, weight: float) -> kit.Line:
     """Of bfloat16, rounded once: not after every tile."""
     near, far = (values_line(call, ABOUT, title, otherwise=says) for says in (ROUNDED, ""))
     once = error_of(whole.y.bfloat16(), whole.y)
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         errors = {
             name: error_of(observed.tensors[0][f"{call.name}.{name}"], exact)
             for name, exact in whole.wanted.items()
@@ -179,15 +179,15 @@ def half_line(call: Call, whole: Whole, title: str, weight: float) -> Line:
         shares = [errors[name] / error_of(exact, 0 * exact) for name, exact in whole.wanted.items()]
         if not all(share <= COARSE for share in shares):
             finding = far.judge(observed)
-            return finding if finding.cause not in whole.wanted else replace(finding, cause=ANY)
+            return finding if finding.cause not in whole.wanted else replace(finding, cause=kit.ANY)
         finding = near.judge(observed)
         if not finding.ok or errors["y"] <= ROUNDINGS * once:
             return finding
         general = "the output in bfloat16 has errors several times as large as one rounding makes."
-        times = Sentence(f"{general[:-1]} ({errors['y'] / once:.1f} times).", general)
-        return wrong(times, ROUNDED, cause="roundings")
+        times = kit.Sentence(f"{general[:-1]} ({errors['y'] / once:.1f} times).", general)
+        return kit.wrong(times, ROUNDED, cause="roundings")
 
-    return Line(title, judge, weight)
+    return kit.Line(title, judge, weight)
 
 
 def error_of(tensor: Tensor, exact: Tensor) -> float:
@@ -222,7 +222,7 @@ def kept_says(nbytes: int) -> tuple[str, bool]:
     return "q, k, v, out and one lse for each query are all that backward needs.", False
 
 
-def memory_lines(call: Call) -> list[Line]:
+def memory_lines(call: Call) -> list[kit.Line]:
     """The memory that forward keeps is linear in the sequence, and so is the peak of each direction."""
     lines = [
         memory_line(
@@ -239,7 +239,7 @@ def memory_lines(call: Call) -> list[Line]:
         ),
     ]  # fmt: skip
 
-    def shows(observed: Observed) -> float:
+    def shows(observed: kit.Observed) -> float:
         """Whether the products of the scores were made, and no moment had all of these."""
         made = reply_about(observed, call).flops
         enough = all(made.get(way, 0) >= products * PRODUCT for way, products in MADE.items())
@@ -248,13 +248,13 @@ def memory_lines(call: Call) -> list[Line]:
     return [replace(lines[0], shows=shows, part="memory"), *lines[1:]]
 
 
-def attends(line: Line, otherwise: str) -> Line:
+def attends(line: kit.Line, otherwise: str) -> kit.Line:
     """The line on values; by right ones, and by those of a known mistake, a solution shows that it attends.
 
     otherwise: the line's hint for other values.
     """
 
-    def shows(observed: Observed) -> float:
+    def shows(observed: kit.Observed) -> float:
         finding = line.judge(observed)
         known = finding.sentences[1:] and finding.sentences[1] not in ("", otherwise)
         return float(finding.ok or bool(known))
@@ -262,10 +262,10 @@ def attends(line: Line, otherwise: str) -> Line:
     return replace(line, shows=shows, part="values")
 
 
-@exercise(
+@kit.exercise(
     points=12, objects=("tiled_attention",), references=REFERENCES, refused=REFUSED, hint=stopped, point=POINT
 )
-def tiled_attention(draw: Draw) -> Iterator[Case]:
+def tiled_attention(draw: kit.Draw) -> Iterator[kit.Case]:
     plain, causal = Whole.draw(draw, 2, 13, 2, 2, 4), Whole.draw(draw, 2, 13, 2, 2, 4, causal=True)
     grouped = Whole.draw(draw, 1, 11, 6, 2, 5, causal=True)
     left_out = Whole.draw(draw, 1, 300, 2, 2, 4)
@@ -311,7 +311,7 @@ def tiled_attention(draw: Draw) -> Iterator[Case]:
         yield from more(draw)
 
 
-def more(draw: Draw) -> Iterator[Case]:
+def more(draw: kit.Draw) -> Iterator[kit.Case]:
     grouped = Whole.draw(draw, 2, 6, 4, 1, 3, causal=True)
     wide = Whole.draw(draw, 1, 7, 3, 3, 4)
     calls = [

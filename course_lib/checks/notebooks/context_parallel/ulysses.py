@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from course_lib import facts
+from course_lib.checks import kit, words
 from course_lib.checks.judge.layers.lines import (
     members,
     reply_about,
@@ -15,7 +16,6 @@ from course_lib.checks.judge.layers.lines import (
     sent_line,
     values_or_refusal_line,
 )
-from course_lib.checks.kit import Case, Draw, Finding, Line, Observed, Slip, essential, exercise, words
 from course_lib.checks.notebooks.context_parallel.references import OPERATIONS, REFERENCES, REFUSED
 from course_lib.checks.notebooks.context_parallel.ring_lines import FLOAT, kept_bytes, value_line
 from course_lib.checks.notebooks.context_parallel.ring_whole import GRADS, Spread, attention_slips
@@ -37,7 +37,7 @@ GROUP = "group"
 EXCHANGES = 4  # of q, k, v and the output
 
 
-def trouble(case: Case, kind: str, text: str) -> str:
+def trouble(case: kit.Case, kind: str, text: str) -> str:
     """The usual cause of a run that broke off."""
     if case.title == HEADS and kind != "deadlock":
         return (
@@ -57,7 +57,7 @@ def trouble(case: Case, kind: str, text: str) -> str:
     return ""
 
 
-def exchange_slips(spread: Spread) -> list[Slip]:
+def exchange_slips(spread: Spread) -> list[kit.Slip]:
     """Heads and tokens that come to lie in each other's place."""
     n, y = spread.n, spread.whole.y
     heads = y.shape[2]
@@ -88,15 +88,15 @@ def exchange_slips(spread: Spread) -> list[Slip]:
     )
     return [
         own,
-        Slip(says, by_heads(interleaved)),
-        Slip(says, by_heads(dealt)),
-        *(Slip(says, by_heads([(h + by * each) % heads for h in range(heads)])) for by in range(1, n)),
+        kit.Slip(says, by_heads(interleaved)),
+        kit.Slip(says, by_heads(dealt)),
+        *(kit.Slip(says, by_heads([(h + by * each) % heads for h in range(heads)])) for by in range(1, n)),
         spread.otherwise(turns, head_of=in_turn),
         *attention_slips(spread),
     ]
 
 
-def backward_slips(spread: Spread) -> list[Slip]:
+def backward_slips(spread: Spread) -> list[kit.Slip]:
     """Gradients that came to another rank's tokens, or were shared like a mean."""
     n, whole = spread.n, spread.wanted
     away = (
@@ -104,23 +104,23 @@ def backward_slips(spread: Spread) -> list[Slip]:
         "each rank keeps its own tokens."
     )
     mean = "The gradients were divided by N. Each comes to one rank, whole: divide by nothing."
-    slips = [Slip(mean, lambda k, name=name: {name: spread.part(whole[name], k) / n}) for name in GRADS]
+    slips = [kit.Slip(mean, lambda k, name=name: {name: spread.part(whole[name], k) / n}) for name in GRADS]
     for by in range(1, n):
         slips += [
-            Slip(away, lambda k, by=by, name=name: {name: spread.part(whole[name], (k + by) % n)})
+            kit.Slip(away, lambda k, by=by, name=name: {name: spread.part(whole[name], (k + by) % n)})
             for name in GRADS
         ]
     return slips if n > 1 else []
 
 
-def values(spread: Spread, title: str, weight: float, *, short: bool = False) -> Line:
+def values(spread: Spread, title: str, weight: float, *, short: bool = False) -> kit.Line:
     if spread.forward_only:
         slips = exchange_slips(spread)
         return value_line(spread, f"{title}: forward", weight, slips, OTHERWISE[0], short=short)
     return value_line(spread, f"{title}: backward", weight, backward_slips(spread), OTHERWISE[1], short=short)
 
 
-def bytes_lines(spread: Spread, way: str) -> list[Line]:
+def bytes_lines(spread: Spread, way: str) -> list[kit.Line]:
     run, n = spread.run(), spread.n
     batch, seq, heads, head_dim = spread.whole.q.shape
     width, kv_width = heads * head_dim, spread.whole.k.shape[2] * head_dim
@@ -148,10 +148,10 @@ def bytes_lines(spread: Spread, way: str) -> list[Line]:
     ]
 
 
-def all_heads_miss_the_point(line: Line) -> Line:
+def all_heads_miss_the_point(line: kit.Line) -> kit.Line:
     """Bytes: where all heads came to all ranks, none were exchanged for tokens."""
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         finding = line.judge(observed)
         return replace(finding, misses_point=GATHERED in finding.sentences)
 
@@ -164,7 +164,7 @@ def scores_made(spread: Spread) -> int:
     return batch * heads // spread.n * seq**2
 
 
-def kept_line(spread: Spread) -> Line:
+def kept_line(spread: Spread) -> kit.Line:
     """As for one rank's share of heads. With fewer bytes than half of the scores it is not these."""
     run, most = spread.run(), [2.2 * kept_bytes(spread)] * spread.n
     scores, views = (
@@ -177,24 +177,24 @@ def kept_line(spread: Spread) -> Line:
         )
     )
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         kept = [reply_about(observed, rank, run).saved for rank in members(observed)]
         most_kept = max((nbytes for nbytes in kept if nbytes is not None), default=0)
         if most_kept >= scores_made(spread) * FLOAT // 2:
-            return essential(scores).judge(observed)
+            return kit.essential(scores).judge(observed)
         return views.judge(observed)
 
     return replace(scores, judge=judge)
 
 
-def held_line(spread: Spread, way: str) -> Line:
+def held_line(spread: Spread, way: str) -> kit.Line:
     """A tile of scores, and tensors of a rank's share."""
     share = {"forward": 0.5, "backward": 0.75}[way]
     says = (
         "More is alive than tiles and a share of the heads need: the scores of the whole sequence at once. "
         "Attend with tiled_attention."
     )
-    return essential(
+    return kit.essential(
         alive_line(
             spread.run(), way, share * scores_made(spread) * FLOAT, lambda _: says,
             f"alive at any moment, {way}", 0.5,
@@ -202,7 +202,7 @@ def held_line(spread: Spread, way: str) -> Line:
     )  # fmt: skip
 
 
-@exercise(
+@kit.exercise(
     points=9,
     objects=("ulysses_attention",),
     references=REFERENCES,
@@ -210,7 +210,7 @@ def held_line(spread: Spread, way: str) -> Line:
     hint=trouble,
     point="tokens for heads: each rank attends with its share of the heads, and keeps no N x N matrix",
 )
-def ulysses_attention(draw: Draw) -> Iterator[Case]:
+def ulysses_attention(draw: kit.Draw) -> Iterator[kit.Case]:
     whole = Spread.draw(draw, 4, 1024, heads=8, kv_heads=4, head_dim=4, name="whole", measured=True)
     yield from both_ways(whole, "4 ranks", "4 ranks", 2)
     yield from causal(draw, 3, 2)
@@ -225,7 +225,7 @@ def ulysses_attention(draw: Draw) -> Iterator[Case]:
             yield replace(case, lines=[replace(line, trivial=True) for line in case.lines])
 
 
-def both_ways(spread: Spread, title: str, shown: str, weight: float, **more: Any) -> Iterator[Case]:
+def both_ways(spread: Spread, title: str, shown: str, weight: float, **more: Any) -> Iterator[kit.Case]:
     """A run of forward alone, then one with its backward: an error in that costs forward nothing."""
     for way in ("forward", "backward"):
         judged = replace(spread, forward_only=way == "forward")
@@ -237,13 +237,13 @@ def both_ways(spread: Spread, title: str, shown: str, weight: float, **more: Any
         yield spread_case(title, [judged.run()], lines, OPERATIONS, **more)
 
 
-def causal(draw: Draw, n: int, batch: int, weight: float = 1.0) -> Iterator[Case]:
+def causal(draw: kit.Draw, n: int, batch: int, weight: float = 1.0) -> Iterator[kit.Case]:
     spread = Spread.draw(draw, n, 5 * n, batch=batch, heads=4 * n, kv_heads=2 * n, causal=True, name="causal")
     title = f"causal, {words.counted(n, 'rank')}"
     return both_ways(spread, title, title, weight)
 
 
-def indivisible(draw: Draw) -> Case:
+def indivisible(draw: kit.Draw) -> kit.Case:
     """3 ranks, and heads of q or those of k and v that these do not divide."""
     heads = Spread.draw(draw, 3, 6, heads=4, kv_heads=2, name="heads", refuses=True)
     of_keys = Spread.draw(draw, 3, 6, heads=6, kv_heads=2, name="keys", refuses=True)

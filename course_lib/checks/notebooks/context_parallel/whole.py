@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from course_lib.checks.kit import Draw
+from course_lib.checks import kit
 
 Mask = Callable[[Tensor, Tensor], Tensor]  # (positions of queries, of keys) -> which are seen
 
@@ -41,7 +41,7 @@ class Whole:
 
     @classmethod
     def draw(
-        cls, draw: Draw, batch: int, seq: int, heads: int, kv_heads: int, head_dim: int,
+        cls, draw: kit.Draw, batch: int, seq: int, heads: int, kv_heads: int, head_dim: int,
         causal: bool = False, large: float = 1.0, dtype: torch.dtype = torch.float64,
     ) -> Whole:  # fmt: skip
         """Drawn numbers, exact in `dtype`; large: a factor of q."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from course_lib.checks import kit, words
 from course_lib.checks.judge import training_runs
 from course_lib.checks.judge.training_runs.single import Training
-from course_lib.checks.kit import RIGHT, Case, Draw, Finding, Line, Observed, exercise, telling, words, wrong
 from course_lib.checks.notebooks.data_parallel.early import during_backward_line
 from course_lib.checks.notebooks.data_parallel.grouped import in_a_group
 from course_lib.checks.notebooks.data_parallel.refused import REDUCER
@@ -57,30 +57,30 @@ def sizes(run: Training) -> list[int]:
     return [p.numel() * run.dtype.itemsize for p in trained(run).values()]
 
 
-def not_too_large(run: Training, most: int) -> Line:
+def not_too_large(run: Training, most: int) -> kit.Line:
     """No bucket exceeds bucket_bytes, but one that holds a single larger parameter."""
     enough = max(most, *sizes(run))
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         for rank in range(observed.world_size):
             largest = max(
                 (operation.nbytes for ops in by_step(observed, rank)[1] for operation in ops), default=0
             )
             if largest > enough:
-                return wrong(
+                return kit.wrong(
                     f"a message of {words.number(largest)} bytes was sent; bucket_bytes is "
                     f"{words.number(most)}.",
                     "Close a bucket before the next gradient would make it too large.",
                     cause="too large",
                 )
-        return RIGHT
+        return kit.RIGHT
 
-    return Line("no bucket above bucket_bytes", judge, 1, "communication")
+    return kit.Line("no bucket above bucket_bytes", judge, 1, "communication")
 
 
 def leave_early(
     run: Training, most: int, weight: float, title: str = "buckets leave while backward runs"
-) -> Line:
+) -> kit.Line:
     """Whenever backward reaches a block, all buckets of later blocks have been begun.
 
     And no more bytes are sent than those of the gradients: messages sent early for show would add to them.
@@ -97,7 +97,7 @@ def leave_early(
 
     bounds = {block: due(block) for block in range(depth)}
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         for rank in range(observed.world_size):
             finding = one_rank(observed, rank)
             if not finding.ok:
@@ -106,15 +106,15 @@ def leave_early(
         if not finding.ok:
             return finding
         sent = no_more.judge(observed)
-        return RIGHT if sent.ok else sent
+        return kit.RIGHT if sent.ok else sent
 
-    def one_rank(observed: Observed, rank: int) -> Finding:
+    def one_rank(observed: kit.Observed, rank: int) -> kit.Finding:
         before, (start, ops) = 0, by_step(observed, rank)
         for step, backward in enumerate(training_runs.last_backwards(observed, rank)):
             since = len(start) if step == 0 else before
             at_first = left(observed, rank, since, backward.first_block.begun)
             if at_first < bounds[0] and forward_order(ops[step]):
-                return wrong(
+                return kit.wrong(
                     f"on rank {rank} {nothing_or(at_first)} had left when backward reached the first block.",
                     "Your first bucket holds the first layers, whose gradients come last. Backward runs from "
                     "the last layer to the first: fill buckets in reverse order of registration.",
@@ -124,7 +124,7 @@ def leave_early(
                 done = left(observed, rank, since, moment.begun)
                 if done < bounds.get(moment.block, 0):
                     where = f"block {moment.block}" if moment.block else "the first block"
-                    return wrong(
+                    return kit.wrong(
                         f"on rank {rank} {nothing_or(done)} had left when backward reached {where}; "
                         f"buckets of {words.number(bounds[moment.block])} bytes and more were complete by "
                         "then.",
@@ -132,9 +132,9 @@ def leave_early(
                         cause="late",
                     )
             before = backward.ended
-        return RIGHT
+        return kit.RIGHT
 
-    def left(observed: Observed, rank: int, since: int, until: int) -> int:
+    def left(observed: kit.Observed, rank: int, since: int, until: int) -> int:
         fresh = observed.operations[rank][since:until]
         return sum(operation.nbytes for operation in fresh if operation.op == "all_reduce")
 
@@ -142,28 +142,28 @@ def leave_early(
         sent = [operation.nbytes for operation in operations if operation.op == "all_reduce"]
         return len(sent) > 1 and sent == fill(whole, most) != fill(whole[::-1], most)
 
-    return Line(title, judge, weight, "communication")
+    return kit.Line(title, judge, weight, "communication")
 
 
-def without_overlap(line: Line) -> Line:
+def without_overlap(line: kit.Line) -> kit.Line:
     """The line, whose failure misses the point of the exercise."""
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         finding = line.judge(observed)
         return finding if finding.ok else replace(finding, misses_point=True)
 
     return replace(line, judge=judge)
 
 
-def after_no_sync(run: Training, most: int) -> Line:
+def after_no_sync(run: Training, most: int) -> kit.Line:
     """The hooks work again in the backward that follows no_sync()."""
     early_line = leave_early(run, most, 1.5, "and leave in the backward after no_sync()")
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         finding = early_line.judge(observed)
         if finding.cause != "after backward":
             return finding
-        return wrong(
+        return kit.wrong(
             "the last microbatch runs outside of no_sync(), and nothing had been sent when its backward "
             "reached the first block.",
             "no_sync() switches the exchange off, and has to switch it on again when it ends: reset the flag "
@@ -174,17 +174,17 @@ def after_no_sync(run: Training, most: int) -> Line:
     return replace(early_line, judge=judge)
 
 
-def one_each(run: Training) -> Line:
+def one_each(run: Training) -> kit.Line:
     """With bucket_bytes=1 every gradient has a bucket; a gradient that no rank has need not be sent."""
     least = sum(not name.startswith("unused") for name in trained(run))
     count_line = messages_in_step(len(trained(run)), "bucket")
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         for rank in range(observed.world_size):
             for operations in by_step(observed, rank)[1]:
                 count = sum(operation.op in SUMS for operation in operations)
                 if count < least:
-                    return wrong(
+                    return kit.wrong(
                         f"with bucket_bytes=1 {words.counted(count, 'bucket')} left in a step; each of the "
                         f"{words.number(least)} gradients must have its own.",
                         "Close a bucket before the next gradient would exceed bucket_bytes.",
@@ -192,18 +192,18 @@ def one_each(run: Training) -> Line:
                     )
         return count_line.judge(observed)
 
-    return Line(count_line.title, judge, count_line.weight, count_line.aspect)
+    return kit.Line(count_line.title, judge, count_line.weight, count_line.aspect)
 
 
 def nothing_or(nbytes: int) -> str:
     return f"only {words.number(nbytes)} bytes" if nbytes else "nothing"
 
 
-@exercise(
+@kit.exercise(
     points=16, objects=("BucketedDataParallel",), references=REFERENCE, hint=broken_off, refused=REDUCER,
     point="gradients that leave in buckets while backward still runs",
 )  # fmt: skip
-def bucketed_data_parallel(draw: Draw) -> Iterator[Case]:
+def bucketed_data_parallel(draw: kit.Draw) -> Iterator[kit.Case]:
     most = 300
     model = {"name": "traps", "width": 5, "unused": False}
     run = training(draw, 3, model, kwargs={"bucket_bytes": most})
@@ -259,7 +259,7 @@ def bucketed_data_parallel(draw: Draw) -> Iterator[Case]:
         )
 
 
-def overlapping(draw: Draw, n: int) -> Case:
+def overlapping(draw: kit.Draw, n: int) -> kit.Case:
     """Six equal blocks; buckets of two weights and a bias are others from the front than from behind.
 
     In the hidden cases buckets of one or of three weights are as likely: bucket_bytes has to be looked at.
@@ -273,7 +273,7 @@ def overlapping(draw: Draw, n: int) -> Case:
     return wrapper_case("overlap", run,
         [
             right_values(run, "grad", f"gradients of {DEPTH} blocks, {n} ranks, float32"),
-            telling(without_overlap(leave_early(run, most, 3))),
+            kit.telling(without_overlap(leave_early(run, most, 3))),
             messages_in_step(
                 count, "bucket",
                 hint="Copy the gradients of a bucket into one flat tensor and all-reduce that.",

@@ -7,10 +7,10 @@ from itertools import pairwise, product
 
 import torch
 
+from course_lib.checks import kit
 from course_lib.checks.judge import training_runs
 from course_lib.checks.judge.training_runs.single import Tensors, Training, gradients, train
 from course_lib.checks.judge.training_runs.traffic import LastBackward
-from course_lib.checks.kit import RIGHT, Finding, Line, Observed, wrong
 
 LEFT_EARLY = (
     "A bucket left before all of its gradients had come: one that came later is missing in the mean. Each "
@@ -19,7 +19,7 @@ LEFT_EARLY = (
 )
 
 
-def left_early(run: Training, observed: Observed) -> bool:
+def left_early(run: Training, observed: kit.Observed) -> bool:
     """Each wrong gradient of the first step is the mean without the last microbatch of some ranks."""
     if "grads" not in run.tell:
         return False
@@ -58,7 +58,7 @@ def during_backward_line(
     weight: float = 1.0,
     title: str = "the first bucket leaves while backward runs",
     ops: Sequence[str] = ("all_reduce", "reduce_scatter"),
-) -> Line:
+) -> kit.Line:
     """When backward reaches the first block, an operation of `ops` was begun, and not all were waited for.
 
     And no wait follows at once on each message, block by block. Read from the record: how many operations
@@ -66,7 +66,7 @@ def during_backward_line(
     step the last backward is looked at.
     """
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         for rank in range(observed.world_size):
             before = 0
             for backward in training_runs.last_backwards(observed, rank):
@@ -74,20 +74,20 @@ def during_backward_line(
                 if not finding.ok:
                     return finding
                 before = backward.ended
-        return RIGHT
+        return kit.RIGHT
 
-    def one_step(observed: Observed, rank: int, backward: LastBackward, before: int) -> Finding:
+    def one_step(observed: kit.Observed, rank: int, backward: LastBackward, before: int) -> kit.Finding:
         first = backward.first_block
         fresh = observed.operations[rank][before : first.begun]
         if not any(operation.op in ops for operation in fresh):
-            return wrong(
+            return kit.wrong(
                 f"on rank {rank} nothing had been sent when backward reached the first block: "
                 "all communication came after it.",
                 "Begin a bucket's communication in the hook of its last gradient, with async_op=True.",
                 cause="after backward",
             )
         if first.waited >= first.begun:
-            return wrong(
+            return kit.wrong(
                 f"on rank {rank} every operation begun during backward had been waited for "
                 "before backward went on: nothing overlaps.",
                 "Keep the handle, and wait for it when backward is over.",
@@ -95,7 +95,7 @@ def during_backward_line(
             )
         started = backward.passes[0].begun
         if any(operation.op == "barrier" for operation in observed.operations[rank][started : first.begun]):
-            return wrong(
+            return kit.wrong(
                 f"on rank {rank} a barrier was begun during backward: backward stands still until all ranks "
                 "have come to it and their messages have arrived.",
                 "No rank has to wait for another before it goes on with backward: leave the barrier out.",
@@ -104,12 +104,12 @@ def during_backward_line(
         sending = [b for a, b in pairwise(backward.passes) if b.begun > a.begun]
         at_once = sum(moment.latest for moment in sending)
         if 2 * at_once >= len(sending) > 1:
-            return wrong(
+            return kit.wrong(
                 f"on rank {rank} the latest operation had been waited for at {at_once} of the "
                 f"{len(sending)} blocks before which something was sent: nothing travelled meanwhile.",
                 "Keep the handle, and wait for it when backward is over.",
                 cause="waited in backward",
             )
-        return RIGHT
+        return kit.RIGHT
 
-    return Line(title, judge, weight, "communication")
+    return kit.Line(title, judge, weight, "communication")

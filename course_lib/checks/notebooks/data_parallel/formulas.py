@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from course_lib import facts
-from course_lib.checks.kit import Case, Draw, Prediction, evaluated, exercise
+from course_lib.checks import kit
 
 chosen = facts.topk_count
 REFERENCE = ("course_lib.data_parallel", "course_lib.compression", "course_lib.facts")
@@ -71,19 +71,19 @@ TOPK = {
 }
 
 
-@exercise(
+@kit.exercise(
     points=6,
     objects=("gradient_bytes_sent", "exposed_seconds", "scaling_efficiency", "topk_bytes_sent"),
     references=REFERENCE,
 )
-def predictions(draw: Draw) -> Iterator[Case]:
+def predictions(draw: kit.Draw) -> Iterator[kit.Case]:
     nbytes = 840_000 * draw.integer(10, 100)
     backward = draw.integer(10, 30) / 100
     compute, exposed = draw.integer(20, 60) / 100, draw.integer(5, 15) / 100
     numel = 100_000 * draw.integer(10, 100)
-    yield from evaluated(
+    yield from kit.evaluated(
         [
-            Prediction(
+            kit.Prediction(
                 "gradient_bytes_sent",
                 index=0,
                 arguments=[
@@ -94,7 +94,7 @@ def predictions(draw: Draw) -> Iterator[Case]:
                 slips=SENT,
                 weight=1.5,
             ),
-            Prediction(
+            kit.Prediction(
                 "exposed_seconds",
                 index=1,
                 arguments=[
@@ -106,7 +106,7 @@ def predictions(draw: Draw) -> Iterator[Case]:
                 weight=2.5,
                 otherwise="Follow the last bucket: when is it ready, and the wire free?",
             ),
-            Prediction(
+            kit.Prediction(
                 "scaling_efficiency",
                 index=2,
                 arguments=[(compute, exposed), (0.3, 0.1), (compute, 0.0)],
@@ -114,7 +114,7 @@ def predictions(draw: Draw) -> Iterator[Case]:
                 slips=EFFICIENCY,
                 otherwise="One rank's own work over the whole step: compute / (compute + exposed).",
             ),
-            Prediction(
+            kit.Prediction(
                 "topk_bytes_sent",
                 index=3,
                 arguments=[(8, numel, 0.01), (100, numel, 0.01), (2, 7, 0.01), (1, numel, 0.1)],

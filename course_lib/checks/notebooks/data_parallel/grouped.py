@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from course_lib.checks import kit
 from course_lib.checks.judge import training_runs
-from course_lib.checks.kit import Case, Draw, Finding, Line, Observed, both, wrong
 from course_lib.checks.notebooks.data_parallel.replicas import (
     AGAIN,
     SECONDS,
@@ -17,28 +17,28 @@ from course_lib.checks.notebooks.data_parallel.replicas import (
 MEMBERS, WORLD = (1, 2), 3  # the group's first rank is not the world's
 
 
-def in_a_group(draw: Draw, sum_of: str = "bucket", **more: Any) -> Case:
+def in_a_group(draw: kit.Draw, sum_of: str = "bucket", **more: Any) -> kit.Case:
     """Two of three ranks train; the third takes no part. sum_of: see `right_values`; more: `training`."""
     run = training(draw, len(MEMBERS), {"name": "plain", "width": 4}, **more)
     title = f"group {{{', '.join(map(str, MEMBERS))}}} of {WORLD} ranks"
     n = len(MEMBERS)
     mistakes = [*training_runs.common(n), training_runs.whole_world(n, WORLD), read_too_early(n, sum_of)]
-    same_values = both(
+    same_values = kit.both(
         *(
             training_runs.same_as_one_process(what, run, title, mistakes=mistakes).judge
             for what in ("start", "grad", "param")
         )
     )
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         finding = same_values(observed)
         if finding.ok or len(finding.sentences) > 1:
             return finding
         if only_later(run, "grad", observed):
-            return wrong(*finding.sentences, AGAIN, cause="only later")
-        return wrong(*finding.sentences, training_runs.IN_A_GROUP)
+            return kit.wrong(*finding.sentences, AGAIN, cause="only later")
+        return kit.wrong(*finding.sentences, training_runs.IN_A_GROUP)
 
-    line = Line(title, judge, short=True)
+    line = kit.Line(title, judge, short=True)
     return training_runs.training_case(
         "replicas", title, run, [line], members=MEMBERS, world_size=WORLD, timeout=SECONDS
     )

@@ -9,23 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from course_lib import facts
-from course_lib.checks.kit import (
-    RIGHT,
-    Case,
-    Draw,
-    Finding,
-    Line,
-    Observed,
-    Setting,
-    both,
-    exercise,
-    gaps_left_alone,
-    same_bits,
-    side,
-    volume_line,
-    words,
-    wrong,
-)
+from course_lib.checks import kit, words
 from course_lib.checks.notebooks.data_parallel.sparse import REFERENCE
 
 BLOCK, LARGEST = 256, 127
@@ -45,7 +29,7 @@ SLACK = 1.02  # of the bounds of rounding, for the arithmetic in float32
 class Inputs:
     """The ranks' flat tensors and errors in float64, and how far off a right result can be."""
 
-    def __init__(self, draw: Draw, n: int, numel: int, spread: bool):
+    def __init__(self, draw: kit.Draw, n: int, numel: int, spread: bool):
         self.n = n
         asked = draw.normal(n, numel, dtype=torch.float64)
         if spread:  # one element is a thousand times the others
@@ -66,8 +50,8 @@ class Inputs:
         return peaks / LARGEST
 
 
-def close_to_the_mean(on: Setting, inputs: Inputs) -> Callable[[Observed], Finding]:
-    def judge(observed: Observed) -> Finding:
+def close_to_the_mean(on: kit.Setting, inputs: Inputs) -> Callable[[kit.Observed], kit.Finding]:
+    def judge(observed: kit.Observed) -> kit.Finding:
         for rank in on.ranks:
             actual = observed.tensors[rank]["tensor"].to(torch.float64).flatten()
             off = (~((actual - inputs.mean).abs() <= inputs.bound)).nonzero().flatten().tolist()
@@ -77,10 +61,10 @@ def close_to_the_mean(on: Setting, inputs: Inputs) -> Callable[[Observed], Findi
                 f"on rank {rank}, {words.which('element', off)} of `tensor` "
                 f"{words.verb(off, 'is', 'are')} further from the mean than rounding to int8 explains."
             )
-            return wrong(said, cause_of(actual, observed))
-        return RIGHT
+            return kit.wrong(said, cause_of(actual, observed))
+        return kit.RIGHT
 
-    def cause_of(actual: torch.Tensor, observed: Observed) -> str:
+    def cause_of(actual: torch.Tensor, observed: kit.Observed) -> str:
         if any(
             operation.op in SUMS and operation.dtype in ("int8", "uint8")
             for operation in observed.operations[on.ranks[0]]
@@ -110,12 +94,12 @@ def close_to_the_mean(on: Setting, inputs: Inputs) -> Callable[[Observed], Findi
     return judge
 
 
-def in_eight_bits(on: Setting) -> Callable[[Observed], Finding]:
+def in_eight_bits(on: kit.Setting) -> Callable[[kit.Observed], kit.Finding]:
     """No sum of floats over the ranks, nor as many bytes as one: it would be right, and no compression."""
     numel, n = torch.Size(on.shape).numel(), len(on.ranks)
     many = 0.75 * 2 * (n - 1) / n * 4 * numel
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         for rank in on.ranks if numel > n > 1 else ():
             floats = sum(
                 torch.Size(operation.shape).numel()
@@ -126,20 +110,20 @@ def in_eight_bits(on: Setting) -> Callable[[Observed], Finding]:
                 floats >= numel / 8
                 or sum(operation.bytes_sent for operation in observed.operations[rank]) >= many
             ):
-                return wrong(
+                return kit.wrong(
                     f"rank {rank} did not send its elements in eight bits each.",
                     "The elements travelled as float32: send int8 and one float32 scale for each block.",
                     cause="not in eight bits",
                 )
-        return RIGHT
+        return kit.RIGHT
 
     return judge
 
 
-def nothing_lost(on: Setting, inputs: Inputs) -> Callable[[Observed], Finding]:
+def nothing_lost(on: kit.Setting, inputs: Inputs) -> Callable[[kit.Observed], kit.Finding]:
     """N x result + sum of the errors after = sum of the (tensor + error) before; each error is a rounding."""
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         result = observed.tensors[on.ranks[0]]["tensor"].to(torch.float64).flatten()
         errors = torch.stack([observed.tensors[r]["error"].to(torch.float64).flatten() for r in on.ranks])
         missing = inputs.asked.sum(0) - inputs.n * result - errors.sum(0)
@@ -149,23 +133,23 @@ def nothing_lost(on: Setting, inputs: Inputs) -> Callable[[Observed], Finding]:
         off = (~(missing.abs() <= tolerance)).nonzero().flatten().tolist()
         share = words.which("element", off)
         cause = why(errors, result)
-        return wrong(
+        return kit.wrong(
             f"in {share}, N * result + all errors is not the sum of tensor + error over the ranks.",
             cause,
             misses_point=cause in LOST,
         )
 
-    def only_rounding(errors: torch.Tensor) -> Finding:
+    def only_rounding(errors: torch.Tensor) -> kit.Finding:
         for rank, kept, most in zip(on.ranks, errors, inputs.left, strict=True):
             if not bool((kept.abs() <= most).all()):
-                return wrong(
+                return kit.wrong(
                     f"on rank {rank} `error` is larger than rounding to int8 explains.",
                     "A rank keeps the part that *it* has not sent: tensor + error, less the values that the "
                     "receivers read. Less the mean, it would keep its distance from the others, and more "
                     "with each step.",
                     cause="the mean subtracted",
                 )
-        return RIGHT
+        return kit.RIGHT
 
     def why(errors: torch.Tensor, result: torch.Tensor) -> str:
         if bool((errors == inputs.error).all()):
@@ -192,10 +176,10 @@ def nothing_lost(on: Setting, inputs: Inputs) -> Callable[[Observed], Finding]:
     return judge
 
 
-def cost_hint(n: int, numel: int) -> Callable[[float, Observed], str]:
+def cost_hint(n: int, numel: int) -> Callable[[float, kit.Observed], str]:
     whole = facts.int8_gather_bytes(n, numel) / facts.int8_bytes(n, numel)
 
-    def hint(ratio: float, observed: Observed) -> str:
+    def hint(ratio: float, observed: kit.Observed) -> str:
         if ratio < 1:
             return "The values came another way than by the group."
         if abs(ratio - whole) < 0.03 * whole:
@@ -211,10 +195,10 @@ def cost_hint(n: int, numel: int) -> Callable[[float, Observed], str]:
     return hint
 
 
-def through_one_rank(line: Line, numel: int) -> Line:
+def through_one_rank(line: kit.Line, numel: int) -> kit.Line:
     """The line of bytes; where it fails as whole tensors went to one rank and back, it says so."""
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         finding = line.judge(observed)
         # the last rank is not the root: if it sends messages to one peer alone, that one is
         whole = [
@@ -228,7 +212,7 @@ def through_one_rank(line: Line, numel: int) -> Line:
         }
         if finding.ok or not ways:
             return finding
-        return wrong(
+        return kit.wrong(
             f"whole tensors went to one rank, or from it to all ({words.listing(sorted(ways))}).",
             "That rank's traffic grows with N, and the others wait for it. Send shard r to rank r alone "
             "(all-to-all), let it average, and gather the means: all ranks carry the same.",
@@ -239,29 +223,36 @@ def through_one_rank(line: Line, numel: int) -> Line:
     return replace(line, judge=judge)
 
 
-def int8_case(draw: Draw, on: Setting, *, traffic: bool = False, spread: bool = False) -> Case:
+def int8_case(draw: kit.Draw, on: kit.Setting, *, traffic: bool = False, spread: bool = False) -> kit.Case:
     count, numel = len(on.ranks), torch.Size(on.shape).numel()
     inputs = Inputs(draw, count, numel, spread)
     tensors = on.arguments([tensor.float().view(on.shape) for tensor in inputs.tensor])
     errors = [error.float().view(on.shape) for error in inputs.error]
     sides = [
-        side({"tensor": tensor, "error": error}, returned=["tensor", "error"], group=on.group)
+        kit.side({"tensor": tensor, "error": error}, returned=["tensor", "error"], group=on.group)
         for tensor, error in zip(tensors, errors, strict=True)
     ]
     title = on.title or f"{words.counted(on.n, 'rank')}, {words.counted(numel, 'element')}"
-    gaps = gaps_left_alone("tensor", dict(zip(on.ranks, tensors, strict=True)))
+    gaps = kit.gaps_left_alone("tensor", dict(zip(on.ranks, tensors, strict=True)))
     sent = in_eight_bits(on)
-    mean = both(sent, close_to_the_mean(on, inputs), gaps)
+    mean = kit.both(sent, close_to_the_mean(on, inputs), gaps)
     name = title if on.short else f"mean: {title}"
-    lines = [Line(name, mean, on.weight, trivial=on.trivial, short=on.short)]
+    lines = [kit.Line(name, mean, on.weight, trivial=on.trivial, short=on.short)]
     if not on.short:
         lines += [
-            Line("nothing is lost: N * result + errors", both(sent, nothing_lost(on, inputs)), on.weight),
-            Line("the same bits on every rank", both(sent, same_bits("tensor", on.ranks)), 0.5, trivial=True),
+            kit.Line(
+                "nothing is lost: N * result + errors", kit.both(sent, nothing_lost(on, inputs)), on.weight
+            ),
+            kit.Line(
+                "the same bits on every rank",
+                kit.both(sent, kit.same_bits("tensor", on.ranks)),
+                0.5,
+                trivial=True,
+            ),
         ]
     if traffic:
         exact = facts.int8_bytes(count, numel)
-        volume = volume_line(
+        volume = kit.volume_line(
             [0.9 * exact] * count,
             most=[exact] * count,
             hint=cost_hint(count, numel),
@@ -273,22 +264,22 @@ def int8_case(draw: Draw, on: Setting, *, traffic: bool = False, spread: bool = 
     return on.of_lines(title, sides, lines)
 
 
-@exercise(
+@kit.exercise(
     points=8, objects=("int8_all_reduce",), references=REFERENCE,
     point="sending less, of which nothing is lost for good",
 )  # fmt: skip
-def int8_all_reduce(draw: Draw) -> Iterator[Case]:
-    yield int8_case(draw, Setting(4, (4096,), weight=1.5), traffic=True)
-    yield int8_case(draw, Setting(3, (10, 103), weight=1))
-    on = Setting(2, (1500,), title="one element is 1,000 times the others", short=True)
+def int8_all_reduce(draw: kit.Draw) -> Iterator[kit.Case]:
+    yield int8_case(draw, kit.Setting(4, (4096,), weight=1.5), traffic=True)
+    yield int8_case(draw, kit.Setting(3, (10, 103), weight=1))
+    on = kit.Setting(2, (1500,), title="one element is 1,000 times the others", short=True)
     yield int8_case(draw, on, spread=True)
-    on = Setting(4, (300,), members=(1, 3), title="sub-group {1, 3}", short=True, weight=0.5)
+    on = kit.Setting(4, (300,), members=(1, 3), title="sub-group {1, 3}", short=True, weight=0.5)
     yield int8_case(draw, on)
     if draw.hidden:
         few = "fewer elements than ranks"  # nothing can be saved there, nor by one rank
-        on = Setting(3, (2,), title=few, short=True, weight=0.5, trivial=True)
+        on = kit.Setting(3, (2,), title=few, short=True, weight=0.5, trivial=True)
         yield int8_case(draw, on)
-        on = Setting(2, (6, 50), layout="transposed", title="non-contiguous", short=True, weight=0.5)
+        on = kit.Setting(2, (6, 50), layout="transposed", title="non-contiguous", short=True, weight=0.5)
         yield int8_case(draw, on)
-        on = Setting(1, (600,), title="1 rank", short=True, weight=0.5, trivial=True)
+        on = kit.Setting(1, (600,), title="1 rank", short=True, weight=0.5, trivial=True)
         yield int8_case(draw, on)

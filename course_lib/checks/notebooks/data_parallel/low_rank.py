@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from course_lib.checks.kit import Draw, RankSide, Spec, close
+from course_lib.checks import kit
 from course_lib.checks.rank.notebooks.data_parallel.averaging import AveragedInstructions
 
 TOLERANCE = {torch.float64: 1e-7, torch.float32: 2e-3}
@@ -39,7 +39,7 @@ class PowerSGDRun:
     def name(self, step: int, k: int) -> str:
         return f"{step}.{k}"
 
-    def side(self, place: int) -> RankSide:
+    def side(self, place: int) -> kit.RankSide:
         """The inputs of the member number `place`."""
         inputs = {
             self.name(step, k): gradient.to(self.dtype)
@@ -49,11 +49,18 @@ class PowerSGDRun:
         names = [[self.name(step, k) for k in range(len(SHAPES))] for step in self.steps]
         group = 0 if len(self.members) < self.n else None
         instructions = AveragedInstructions(names, {"rank": self.rank}, group)
-        return RankSide(inputs, instructions, {k: Spec.of(v) for k, v in inputs.items()})
+        return kit.RankSide(inputs, instructions, {k: kit.Spec.of(v) for k, v in inputs.items()})
 
 
 def draw_run(
-    draw: Draw, members: Sequence[int], n: int, steps: int, *, rank: int = 2, low_rank: bool = False, **more
+    draw: kit.Draw,
+    members: Sequence[int],
+    n: int,
+    steps: int,
+    *,
+    rank: int = 2,
+    low_rank: bool = False,
+    **more,
 ) -> PowerSGDRun:
     """Gradients that resemble the step before's."""
 
@@ -99,4 +106,4 @@ def next_result(asked: torch.Tensor, before: torch.Tensor, rank: int) -> torch.T
 
 
 def near(run: PowerSGDRun, actual: torch.Tensor, wanted: torch.Tensor) -> bool:
-    return close(actual, wanted, TOLERANCE[run.dtype], least=0)
+    return kit.close(actual, wanted, TOLERANCE[run.dtype], least=0)

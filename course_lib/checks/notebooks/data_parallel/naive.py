@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from course_lib.checks.kit import Case, Draw, exercise
+from course_lib.checks import kit
 from course_lib.checks.notebooks.data_parallel.grouped import in_a_group
 from course_lib.checks.notebooks.data_parallel.refused import REDUCER
 from course_lib.checks.notebooks.data_parallel.replicas import (
@@ -27,8 +27,10 @@ from course_lib.checks.notebooks.data_parallel.replicas import (
 SUM_OF = "gradient"  # buckets come later
 
 
-@exercise(points=10, objects=("NaiveDataParallel",), references=REFERENCE, hint=broken_off, refused=REDUCER)
-def naive_data_parallel(draw: Draw) -> Iterator[Case]:
+@kit.exercise(
+    points=10, objects=("NaiveDataParallel",), references=REFERENCE, hint=broken_off, refused=REDUCER
+)
+def naive_data_parallel(draw: kit.Draw) -> Iterator[kit.Case]:
     run = training(draw, 3, {"name": "traps", "width": 5, "unused": False})
     yield wrapper_case("traps", run,
         [

@@ -11,25 +11,9 @@ from collections.abc import Callable, Iterator
 import torch
 
 from course_lib import facts
+from course_lib.checks import kit, words
 from course_lib.checks.judge import training_runs
 from course_lib.checks.judge.training_runs.single import Training
-from course_lib.checks.kit import (
-    RIGHT,
-    Case,
-    Draw,
-    Finding,
-    Line,
-    Observed,
-    RankSide,
-    Setting,
-    absent,
-    both,
-    exercise,
-    same_bits,
-    side,
-    words,
-    wrong,
-)
 from course_lib.checks.notebooks.data_parallel.signs import (
     TOLERANCE,
     Adam,
@@ -51,7 +35,7 @@ FULL = 0.9  # of the bytes of a float32 for each element: from there on nothing 
 # ---- signs
 
 
-def draw_signs(draw: Draw, n: int, numel: int) -> Signs:
+def draw_signs(draw: kit.Draw, n: int, numel: int) -> Signs:
     while True:
         arguments = Signs(
             draw.normal(n, numel).double() + 0.3,
@@ -62,10 +46,12 @@ def draw_signs(draw: Draw, n: int, numel: int) -> Signs:
             return arguments
 
 
-def compared(on: Setting, arguments: Signs, names: tuple[str, ...]) -> Callable[[Observed], Finding]:
+def compared(
+    on: kit.Setting, arguments: Signs, names: tuple[str, ...]
+) -> Callable[[kit.Observed], kit.Finding]:
     """The tensors `names` are on every rank those that the algorithm gives, to rounding."""
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         for place, rank in enumerate(on.ranks):
             for name in names:
                 actual = observed.tensors[rank][name].to(torch.float64).flatten()
@@ -73,8 +59,8 @@ def compared(on: Setting, arguments: Signs, names: tuple[str, ...]) -> Callable[
                 off = (~right).nonzero().flatten().tolist()
                 if off:
                     said = f"on rank {rank}, `{name}` is wrong in {words.which('element', off)}."
-                    return wrong(said, cause(name, place, actual))
-        return RIGHT
+                    return kit.wrong(said, cause(name, place, actual))
+        return kit.RIGHT
 
     def cause(name: str, place: int, actual: torch.Tensor) -> str:
         for says, value in sign_slips(arguments, name, place).items():
@@ -99,12 +85,12 @@ GENERAL = {
 }
 
 
-def sign_case(draw: Draw, on: Setting) -> Case:
+def sign_case(draw: kit.Draw, on: kit.Setting) -> kit.Case:
     count, numel = len(on.ranks), torch.Size(on.shape).numel()
     arguments = draw_signs(draw, count, numel)
     names = ("tensor", "error", "server_error")
     sides = [
-        side(
+        kit.side(
             {
                 "tensor": arguments.tensor[place].float().view(on.shape),
                 "error": arguments.error[place].float().view(on.shape),
@@ -116,15 +102,17 @@ def sign_case(draw: Draw, on: Setting) -> Case:
         for place in range(count)
     ]
     title = on.title or f"{words.counted(count, 'rank')}, {words.counted(numel, 'element')}"
-    alike = same_bits("tensor", on.ranks)
+    alike = kit.same_bits("tensor", on.ranks)
     value, kept = compared(on, arguments, names[:1]), compared(on, arguments, names[1:])
     if on.short:
-        case_lines = [Line(title, both(value, kept, alike), on.weight, trivial=count == 1, short=True)]
+        case_lines = [
+            kit.Line(title, kit.both(value, kept, alike), on.weight, trivial=count == 1, short=True)
+        ]
     else:
         exact = [float(facts.sign_bytes(count, [numel]))] * count
         case_lines = [
-            Line(f"the mean by signs: {title}", both(value, alike), 2),
-            Line("the signs' errors are kept, twice", kept, 1.5),
+            kit.Line(f"the mean by signs: {title}", kit.both(value, alike), 2),
+            kit.Line("the signs' errors are kept, twice", kept, 1.5),
             training_runs.volume_line(
                 exact,
                 hint=lambda ratio, observed: sign_hint(count, numel, ratio),
@@ -148,7 +136,7 @@ def sign_hint(n: int, numel: int, ratio: float) -> str:
 # ---- the optimizer
 
 
-def training_of(draw: Draw, n: int, warmup: int = WARMUP) -> Training:
+def training_of(draw: kit.Draw, n: int, warmup: int = WARMUP) -> Training:
     while True:
         width, first = 5, draw.integer(1, 1 << 30)
         described = {"name": "plain", "seed": draw.integer(1, 1 << 30), "width": width}
@@ -162,10 +150,10 @@ def training_of(draw: Draw, n: int, warmup: int = WARMUP) -> Training:
             return made
 
 
-def stepped(training: Training, steps: range) -> Callable[[Observed], Finding]:
+def stepped(training: Training, steps: range) -> Callable[[kit.Observed], kit.Finding]:
     """After each of `steps` every rank has the parameters that the algorithm gives."""
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         everything = expected_parameters(training, Adam())[0]
         for step in steps:
             expected = training_runs.kind(f"param.{step}", everything)
@@ -173,8 +161,8 @@ def stepped(training: Training, steps: range) -> Callable[[Observed], Finding]:
                 actual = {name: observed.tensors[rank][name] for name in expected}
                 if off := far(actual, expected):
                     said = training_runs.first(off[0], actual, expected, rank, observed)
-                    return wrong(said, cause(step, k, actual))
-        return RIGHT
+                    return kit.wrong(said, cause(step, k, actual))
+        return kit.RIGHT
 
     def cause(step: int, rank: int, actual: dict[str, torch.Tensor]) -> str:
         for slip in Adam.slips(training.world_size, rank):
@@ -200,34 +188,34 @@ def far(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> l
     ]
 
 
-def adam_sides(training: Training, group: int | None = None) -> list[RankSide]:
+def adam_sides(training: Training, group: int | None = None) -> list[kit.RankSide]:
     """One model on all ranks: the optimizer does not broadcast."""
     outputs = training_runs.outputs(training)
     return [
-        RankSide(
+        kit.RankSide(
             {}, training.instructions(k, OptimizerInstructions, model=training.model, group=group), outputs
         )
         for k in range(training.world_size)
     ]
 
 
-def adam_in_a_group(draw: Draw) -> Case:
+def adam_in_a_group(draw: kit.Draw) -> kit.Case:
     """Ranks 0 and 2 of three train, and are passed as group=; the warm-up has another length."""
     training = training_of(draw, 2, warmup=draw.choice([1, 3]))
     first, last = adam_sides(training, group=0)
     title = "OneBitAdam, sub-group {0, 2}"
-    line = Line(title, stepped(training, range(STEPS)), 0.5, short=True)
-    sides = [first, absent(), last]
-    return Case(title, sides, [line], recipe=RECIPE, groups=[[0, 2]], imports=training_runs.OPTIMIZERS)
+    line = kit.Line(title, stepped(training, range(STEPS)), 0.5, short=True)
+    sides = [first, kit.absent(), last]
+    return kit.Case(title, sides, [line], recipe=RECIPE, groups=[[0, 2]], imports=training_runs.OPTIMIZERS)
 
 
-def adam_case(draw: Draw, n: int) -> Case:
+def adam_case(draw: kit.Draw, n: int) -> kit.Case:
     training = training_of(draw, n)
     sizes = [p.numel() for p in training.built().parameters()]
     exact = [float((STEPS - WARMUP) * facts.sign_bytes(n, sizes))] * n
     case_lines = [
-        Line(f"OneBitAdam, {n} ranks: warm-up", stepped(training, range(WARMUP)), 1.5),
-        Line("OneBitAdam: after the warm-up", stepped(training, range(WARMUP, STEPS)), 3),
+        kit.Line(f"OneBitAdam, {n} ranks: warm-up", stepped(training, range(WARMUP)), 1.5),
+        kit.Line("OneBitAdam: after the warm-up", stepped(training, range(WARMUP, STEPS)), 3),
         training_runs.volume_line(
             exact,
             hint=step_hint,
@@ -237,12 +225,12 @@ def adam_case(draw: Draw, n: int) -> Case:
             point=5,
         ),
     ]
-    return Case(
+    return kit.Case(
         "OneBitAdam", adam_sides(training), case_lines, recipe=RECIPE, imports=training_runs.OPTIMIZERS
     )
 
 
-def step_hint(ratio: float, observed: Observed) -> str:
+def step_hint(ratio: float, observed: kit.Observed) -> str:
     sent = training_runs.within(observed, COMPRESSED)[0]
     if ratio < 5 and any(operation.dtype == "float64" for operation in sent):
         return (
@@ -254,7 +242,7 @@ def step_hint(ratio: float, observed: Observed) -> str:
     return "One sign_all_reduce for each parameter in a step."
 
 
-def adam_trouble(case: Case, kind: str, text: str) -> str:
+def adam_trouble(case: kit.Case, kind: str, text: str) -> str:
     """The usual cause when a run breaks off, where a collective refused the kind of a tensor."""
     if "Invalid scalar type" in text:
         return (
@@ -276,16 +264,16 @@ TWO_KINDS_ADAM = (
 )
 
 
-@exercise(
+@kit.exercise(
     points=5, objects=("sign_all_reduce", "OneBitAdam"), references=REFERENCE, extra=True, hint=adam_trouble,
     point="sending a bit in place of a number",
 )  # fmt: skip
-def one_bit_adam(draw: Draw) -> Iterator[Case]:
-    yield sign_case(draw, Setting(3, (10, 11)))
-    yield sign_case(draw, Setting(2, (64,), title="2 ranks, no padding", short=True, weight=0.5))
+def one_bit_adam(draw: kit.Draw) -> Iterator[kit.Case]:
+    yield sign_case(draw, kit.Setting(3, (10, 11)))
+    yield sign_case(draw, kit.Setting(2, (64,), title="2 ranks, no padding", short=True, weight=0.5))
     yield adam_case(draw, 2)
     yield adam_in_a_group(draw)
     if draw.hidden:
-        on = Setting(3, (50,), members=(0, 2), title="sub-group {0, 2}", short=True, weight=0.5)
+        on = kit.Setting(3, (50,), members=(0, 2), title="sub-group {0, 2}", short=True, weight=0.5)
         yield sign_case(draw, on)
-        yield sign_case(draw, Setting(1, (20,), title="1 rank", short=True, weight=0.5))
+        yield sign_case(draw, kit.Setting(1, (20,), title="1 rank", short=True, weight=0.5))

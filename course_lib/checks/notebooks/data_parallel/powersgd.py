@@ -12,19 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from course_lib import facts
-from course_lib.checks.kit import (
-    RIGHT,
-    Case,
-    Draw,
-    Finding,
-    Line,
-    Observed,
-    absent,
-    both,
-    exercise,
-    volume_line,
-    wrong,
-)
+from course_lib.checks import kit
 from course_lib.checks.notebooks.data_parallel.low_rank import (
     SHAPES,
     PowerSGDRun,
@@ -42,14 +30,14 @@ REFERENCE = ("course_lib.compression",)
 # ---- values
 
 
-def results(observed: Observed, run: PowerSGDRun, rank: int, k: int) -> list[torch.Tensor]:
+def results(observed: kit.Observed, run: PowerSGDRun, rank: int, k: int) -> list[torch.Tensor]:
     return [observed.tensors[rank][run.name(step, k)].to(torch.float64) for step in run.steps]
 
 
-def vectors(run: PowerSGDRun) -> Callable[[Observed], Finding]:
+def vectors(run: PowerSGDRun) -> Callable[[kit.Observed], kit.Finding]:
     """A tensor that is not a matrix is averaged as it is."""
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         for rank in run.members:
             for step in run.steps:
                 actual, mean = results(observed, run, rank, 1)[step], run.mean(step, 1)
@@ -62,8 +50,8 @@ def vectors(run: PowerSGDRun) -> Callable[[Observed], Finding]:
                 elif any(near(run, actual, own[1]) for own in run.gradients[step]) and n > 1:
                     why = "It was left as it was: a gradient that is not a matrix is averaged too."
                 said = f"in step {step + 1}, the vector on rank {rank} is not the mean of the ranks' vectors."
-                return wrong(said, why)
-        return RIGHT
+                return kit.wrong(said, why)
+        return kit.RIGHT
 
     return judge
 
@@ -74,22 +62,22 @@ def matrices(run: PowerSGDRun) -> Iterator[tuple[int, str]]:
             yield k, f"the {shape[0]} x {shape[1]} matrix"
 
 
-def first_step(run: PowerSGDRun) -> Callable[[Observed], Finding]:
+def first_step(run: PowerSGDRun) -> Callable[[kit.Observed], kit.Finding]:
     """The mean, projected onto `rank` orthonormal columns: which ones is free, if they span the mean."""
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         for rank in run.members:
             for k, what in matrices(run):
                 actual, mean = results(observed, run, rank, k)[0], run.mean(0, k)
                 if not bool(actual.isfinite().all()):
-                    return wrong(f"in step 1, {what} on rank {rank} is not finite.", UNSTABLE)
+                    return kit.wrong(f"in step 1, {what} on rank {rank} is not finite.", UNSTABLE)
                 basis = span(actual, run.rank)
                 wanted = mean if run.low_rank else onto(basis, mean)
                 if near(run, actual, wanted):
                     continue
                 said = f"in step 1, {what} on rank {rank} is not P Q^T of the mean with {run.rank} columns."
-                return wrong(said, why_not(run, actual, mean, basis, k, rank))
-        return RIGHT
+                return kit.wrong(said, why_not(run, actual, mean, basis, k, rank))
+        return kit.RIGHT
 
     return judge
 
@@ -123,10 +111,10 @@ def why_not(
     )
 
 
-def later_steps(run: PowerSGDRun) -> Callable[[Observed], Finding]:
+def later_steps(run: PowerSGDRun) -> Callable[[kit.Observed], kit.Finding]:
     """Each result follows from the one before: warm start, and the error that was kept."""
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         for k, what in matrices(run):
             actual = results(observed, run, run.members[0], k)
             missing = run.mean(0, k) - actual[0]
@@ -135,9 +123,9 @@ def later_steps(run: PowerSGDRun) -> Callable[[Observed], Finding]:
                 expected = next_result(asked, actual[step - 1], run.rank)
                 if not near(run, actual[step], expected):
                     said = f"in step {step + 1}, {what} is not the result that the steps before lead to."
-                    return wrong(said, slip(run, actual, step, k, missing))
+                    return kit.wrong(said, slip(run, actual, step, k, missing))
                 missing = asked - actual[step]
-        return RIGHT
+        return kit.RIGHT
 
     return judge
 
@@ -166,63 +154,63 @@ def slip(run: PowerSGDRun, actual: Sequence[torch.Tensor], step: int, k: int, mi
     return "Ask for gradient + error; start from the last Q; keep the part of that sum that P Q^T misses."
 
 
-def alike(run: PowerSGDRun) -> Callable[[Observed], Finding]:
-    def judge(observed: Observed) -> Finding:
+def alike(run: PowerSGDRun) -> Callable[[kit.Observed], kit.Finding]:
+    def judge(observed: kit.Observed) -> kit.Finding:
         first = observed.tensors[run.members[0]]
         for rank in run.members[1:]:
             for name, tensor in first.items():
                 if not torch.equal(observed.tensors[rank][name], tensor):
                     step = int(name.split(".")[0]) + 1
-                    return wrong(
+                    return kit.wrong(
                         f"after step {step}, ranks {run.members[0]} and {rank} hold different values.",
                         "P and Q are averaged on all ranks, and then every rank computes the same product.",
                         cause="bits",
                     )
-        return RIGHT
+        return kit.RIGHT
 
     return judge
 
 
-def traffic(run: PowerSGDRun) -> Line:
+def traffic(run: PowerSGDRun) -> kit.Line:
     count = len(run.members)
     itemsize = run.dtype.itemsize
     exact = len(run.steps) * facts.powersgd_bytes(count, SHAPES, run.rank, itemsize)
     whole = facts.uncompressed_bytes(count, sum(torch.Size(s).numel() for s in SHAPES), itemsize)
 
-    def hint(ratio: float, observed: Observed) -> str:
+    def hint(ratio: float, observed: kit.Observed) -> str:
         if abs(ratio * exact - len(run.steps) * whole) < 1:
             return "Every gradient travelled whole."
         return "All-reduces of the vectors, of P (rows x r) and of Q (columns x r), once each in a step."
 
     each = [exact if rank in run.members else 0.0 for rank in range(run.n)]
     half = len(run.steps) * whole / exact / 2  # of what is sent without compression
-    return volume_line(each, hint=hint, weight=2, title="bytes sent", point=half)
+    return kit.volume_line(each, hint=hint, weight=2, title="bytes sent", point=half)
 
 
-def powersgd_case(run: PowerSGDRun, title: str, *, short: bool = False, weight: float = 1.0) -> Case:
+def powersgd_case(run: PowerSGDRun, title: str, *, short: bool = False, weight: float = 1.0) -> kit.Case:
     placed = {rank: run.side(place) for place, rank in enumerate(run.members)}
-    sides = [placed.get(rank) or absent() for rank in range(run.n)]
+    sides = [placed.get(rank) or kit.absent() for rank in range(run.n)]
     groups = [list(run.members)] if len(run.members) < run.n else []
     alone = len(run.members) == 1
     if short:
-        judge = both(first_step(run), later_steps(run), vectors(run), alike(run))
-        lines = [Line(title, judge, weight, trivial=alone, short=True)]
+        judge = kit.both(first_step(run), later_steps(run), vectors(run), alike(run))
+        lines = [kit.Line(title, judge, weight, trivial=alone, short=True)]
     else:
         lines = [
-            Line(f"the mean as P Q^T: {title}", first_step(run), 2),
-            Line("later steps: last Q, error added", later_steps(run), 3),
-            Line("vectors go uncompressed", vectors(run), 0.5),
-            Line("the same bits on every rank", alike(run), 0.5, trivial=True),
+            kit.Line(f"the mean as P Q^T: {title}", first_step(run), 2),
+            kit.Line("later steps: last Q, error added", later_steps(run), 3),
+            kit.Line("vectors go uncompressed", vectors(run), 0.5),
+            kit.Line("the same bits on every rank", alike(run), 0.5, trivial=True),
             traffic(run),
         ]
-    return Case(title, sides, lines, recipe=RECIPE, groups=groups)
+    return kit.Case(title, sides, lines, recipe=RECIPE, groups=groups)
 
 
-@exercise(
+@kit.exercise(
     points=4, objects=("PowerSGD",), references=REFERENCE, extra=True,
     point="sending thin factors in place of matrices",
 )  # fmt: skip
-def powersgd(draw: Draw) -> Iterator[Case]:
+def powersgd(draw: kit.Draw) -> Iterator[kit.Case]:
     run = draw_run(draw, (0, 1), 2, 1, low_rank=True)
     yield powersgd_case(run, "2 ranks, a mean of rank 2", short=True, weight=2)
     run = draw_run(draw, (0, 1, 2), 3, 4)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from course_lib import facts
-from course_lib.checks.kit import Answer, Case, Draw, answers, exercise
+from course_lib.checks import kit
 from course_lib.checks.notebooks.data_parallel.formulas import REFERENCE
 
 # 7B parameters in bf16 are 14 GB; 8 ranks, backward takes 1 s, 20 buckets; 50 and 10 GB/s
@@ -49,33 +49,33 @@ TOP = {
 }
 
 
-@exercise(
+@kit.exercise(
     points=6,
     objects=("answer_1", "answer_2", "answer_3", "answer_4", "answer_5"),
     references=REFERENCE,
     constants=True,
 )
-def questions(draw: Draw) -> Iterator[Case]:
-    yield answers(
+def questions(draw: kit.Draw) -> Iterator[kit.Case]:
+    yield kit.answers(
         [
-            Answer(
+            kit.Answer(
                 "answer_1", EXPOSED, slips=STICKS_OUT, unit="seconds",
                 otherwise="Bytes of a ring over the bandwidth; backward takes longer, so only the last of 20 "
                 "buckets is exposed.",
             ),
-            Answer(
+            kit.Answer(
                 "answer_2", EFFICIENCY, slips=SPEED,
                 otherwise="Compute over compute + exposed, at five times the time on the wire.",
             ),
-            Answer(
+            kit.Answer(
                 "answer_3", ("sgd",), slips=dict.fromkeys(("adamw", "both", "neither"), SCALE),
                 options=("sgd", "adamw", "both", "neither"),
             ),
-            Answer(
+            kit.Answer(
                 "answer_4", 3, slips=MEANS,
                 otherwise="The sum over all 40 tokens, divided by 40.",
             ),
-            Answer(
+            kit.Answer(
                 "answer_5", BREAK_EVEN, slips=TOP, unit="ranks",
                 otherwise="Set (N-1) k 8 bytes equal to 2 (N-1)/N 4 size bytes, with k = 0.02 size.",
             ),

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
+from course_lib.checks import kit, words
 from course_lib.checks.judge import training_runs
 from course_lib.checks.judge.training_runs.single import Gradient, Training, train
-from course_lib.checks.kit import RIGHT, Case, Draw, Finding, Line, Observed, usual, words, wrong
 from course_lib.checks.notebooks.data_parallel.early import LEFT_EARLY, left_early
 from course_lib.ledger.operation import Operation
 
@@ -22,11 +22,11 @@ NOTHING = "Each rank went on with the gradients of its own data"
 SUMS = ("all_reduce", "reduce_scatter")
 SECONDS = 20.0  # four ranks on two busy cores import their optimizers first
 
-Hint = Callable[[float, Observed], str]
+Hint = Callable[[float, kit.Observed], str]
 
 
 def training(
-    draw: Draw,
+    draw: kit.Draw,
     n: int,
     model: dict,
     *,
@@ -48,7 +48,7 @@ def training(
     return Training(seeded, optimizer, batches, tell, more)
 
 
-def wrapper_case(title: str, run: Training, case_lines: Sequence[Line]) -> Case:
+def wrapper_case(title: str, run: Training, case_lines: Sequence[kit.Line]) -> kit.Case:
     """A run of the student's wrapper."""
     return training_runs.training_case("replicas", title, run, case_lines, timeout=SECONDS)
 
@@ -74,7 +74,7 @@ def right_values(
     otherwise: str = "",
     sum_of: str = "bucket",
     **more: Any,
-) -> Line:
+) -> kit.Line:
     """`same_as_one_process`; if the ranks exchanged something that is not a gradient, it says so.
 
     otherwise: the hint if no known mistake explains the values; sum_of: a word for each sum over the ranks.
@@ -83,18 +83,18 @@ def right_values(
     mistakes = [*training_runs.common(n), read_too_early(n, sum_of), left_under_no_sync()]
     line = training_runs.same_as_one_process(what, run, title, mistakes=mistakes, weight=weight, **more)
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         finding = line.judge(observed)
         if finding.ok:
             return finding
         if "start" in run.tell and not (start := same_start(run, title).judge(observed)).ok:
             return start
         if only_later(run, what, observed):
-            return wrong(finding.sentences[0], AGAIN, cause="only later")
+            return kit.wrong(finding.sentences[0], AGAIN, cause="only later")
         if left_early(run, observed):
-            return wrong(finding.sentences[0], LEFT_EARLY, cause=LEFT_EARLY)
+            return kit.wrong(finding.sentences[0], LEFT_EARLY, cause=LEFT_EARLY)
         if any(NOTHING in said for said in finding.sentences) and summed_something(observed):
-            return wrong(
+            return kit.wrong(
                 finding.sentences[0],
                 "The ranks summed something that is not a gradient. register_post_accumulate_grad_hook "
                 "gives the hook the *parameter*: reduce `p.grad`, not `p`. A sum that was made in a copy "
@@ -103,10 +103,10 @@ def right_values(
                 cause="not the gradients",
             )
         if otherwise and len(finding.sentences) == 1:
-            return wrong(finding.sentences[0], otherwise)
+            return kit.wrong(finding.sentences[0], otherwise)
         return finding
 
-    return Line(title, judge, line.weight, trivial=line.trivial, short=line.short)
+    return kit.Line(title, judge, line.weight, trivial=line.trivial, short=line.short)
 
 
 AGAIN = (
@@ -115,7 +115,7 @@ AGAIN = (
 )
 
 
-def only_later(run: Training, what: str, observed: Observed) -> bool:
+def only_later(run: Training, what: str, observed: kit.Observed) -> bool:
     """The first step's tensors are right on every rank."""
     if what not in ("grad", "param"):
         return False
@@ -148,19 +148,19 @@ def left_under_no_sync() -> training_runs.Mistake:
     )
 
 
-def summed_something(observed: Observed) -> bool:
+def summed_something(observed: kit.Observed) -> bool:
     return any(
         operation.op in SUMS and operation.bytes_sent for rank in observed.operations for operation in rank
     )
 
 
-def same_start(run: Training, title: str, weight: float = 1.0, **more: Any) -> Line:
+def same_start(run: Training, title: str, weight: float = 1.0, **more: Any) -> kit.Line:
     line = training_runs.same_as_one_process(
         "start", run, title, mistakes=[training_runs.common(run.world_size)[-1]], weight=weight, **more
     )
     fixed = [f"start.{name}" for name, p in run.built().named_parameters() if not p.requires_grad]
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         finding = line.judge(observed)
         if finding.ok:
             return finding
@@ -170,7 +170,7 @@ def same_start(run: Training, title: str, weight: float = 1.0, **more: Any) -> L
         hints = finding.sentences[1:]
         if off <= set(fixed):
             hints = (FROZEN_TOO,)
-        return wrong(finding.sentences[0], *hints, cause="start")
+        return kit.wrong(finding.sentences[0], *hints, cause="start")
 
     return replace(line, judge=judge)
 
@@ -181,22 +181,22 @@ FROZEN_TOO = (
 )
 
 
-def same_buffers(run: Training, title: str, weight: float = 1.0) -> Line:
+def same_buffers(run: Training, title: str, weight: float = 1.0) -> kit.Line:
     """Buffers are those of the first rank's model; of a model whose forward does not write them."""
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         for rank in range(observed.world_size):
             for name, buffer in run.built().named_buffers():
                 if not torch.equal(observed.tensors[rank][f"buffer.{name}"].to(buffer.dtype), buffer):
-                    return wrong(
+                    return kit.wrong(
                         f"after the model was wrapped, buffer {name} on rank {rank} is not the first rank's.",
                         "Buffers (running statistics, masks, position tables) belong to the model: broadcast "
                         "module.buffers(), too.",
                         cause="buffers",
                     )
-        return RIGHT
+        return kit.RIGHT
 
-    return Line(title, judge, weight)
+    return kit.Line(title, judge, weight)
 
 
 NEVER_LEFT = (
@@ -205,25 +205,25 @@ NEVER_LEFT = (
 )
 
 
-def unused_parameter(draw: Draw, title: str = "a parameter that nothing uses", **more: Any) -> Case:
+def unused_parameter(draw: kit.Draw, title: str = "a parameter that nothing uses", **more: Any) -> kit.Case:
     """In a case of its own: a student who overlooks p.grad is None loses only this."""
     run = training(draw, 2, {"name": "traps", "width": 4}, steps=1, **more)
     return wrapper_case(title, run, [all_leave(run, right_values(run, "grad", title, 1.5))])
 
 
-def all_leave(run: Training, line: Line) -> Line:
+def all_leave(run: Training, line: kit.Line) -> kit.Line:
     """The line; if it is wrong because too few gradients were summed, it says so."""
     used = sum(p.numel() for name, p in trained(run).items() if not name.startswith("unused"))
     due = used * run.dtype.itemsize
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         finding = line.judge(observed)
         for rank in range(observed.world_size) if not finding.ok else ():
             summed = sum(
                 operation.nbytes for operation in by_step(observed, rank)[1][0] if operation.op in SUMS
             )
             if 0 < summed < due:
-                return wrong(
+                return kit.wrong(
                     f"rank {rank} summed {words.number(summed)} bytes of the {words.number(due)} of its "
                     "gradients.",
                     NEVER_LEFT,
@@ -231,7 +231,7 @@ def all_leave(run: Training, line: Line) -> Line:
                 )
         return finding
 
-    return Line(line.title, judge, line.weight)
+    return kit.Line(line.title, judge, line.weight)
 
 
 SOME_RANKS = (
@@ -241,11 +241,11 @@ SOME_RANKS = (
 
 
 def some_ranks_only(
-    draw: Draw,
+    draw: kit.Draw,
     title: str = "a parameter with a gradient on some ranks only",
     sum_of: str = "bucket",
     **more: Any,
-) -> Case:
+) -> kit.Case:
     """In each step the middle block is used by one of two ranks."""
     turns = [[1, -1], [-1, 1]]
     run = training(draw, 2, {"name": "sometimes", "width": 3}, signs=turns, **more)
@@ -253,7 +253,7 @@ def some_ranks_only(
     return wrapper_case(title, run, [line])
 
 
-def broken_off(case: Case, kind: str, text: str) -> str:
+def broken_off(case: kit.Case, kind: str, text: str) -> str:
     """The usual cause when a run of a wrapper ends early."""
     if case.groups:
         return training_runs.group_trouble(case, text)
@@ -274,7 +274,7 @@ def broken_off(case: Case, kind: str, text: str) -> str:
 # ---- what is sent
 
 
-def by_step(observed: Observed, rank: int) -> tuple[list[Operation], list[list[Operation]]]:
+def by_step(observed: kit.Observed, rank: int) -> tuple[list[Operation], list[list[Operation]]]:
     """This rank's operations: those before the first backward, and those of each step."""
     steps = observed.case.sides[rank].instructions.steps
     passes = observed.values[rank].passes
@@ -289,7 +289,7 @@ def by_step(observed: Observed, rank: int) -> tuple[list[Operation], list[list[O
 
 def gradients_sent(
     run: Training, *, hint: Hint | None = None, title: str = "bytes sent in each step", weight: float = 1.0
-) -> Line:
+) -> kit.Line:
     """2 (N-1)/N of the gradients' bytes by every rank in every step; a byte each may ask who has one, and it
     may be filled up to a multiple of N, as a reduce-scatter needs it."""
     n, held = run.world_size, trained(run)
@@ -298,7 +298,7 @@ def gradients_sent(
     least = exact - share * sum(p.numel() for name, p in held.items() if name.startswith("unused"))
     most = share * sum(-(-p.numel() // n) * n for p in held.values()) + 2 * len(held)
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         for rank in range(n):
             for step, operations in enumerate(by_step(observed, rank)[1]):
                 sent = sum(operation.bytes_sent for operation in operations)
@@ -306,15 +306,15 @@ def gradients_sent(
                     continue
                 many = sent > most
                 bound = words.number(round(exact))
-                return wrong(
+                return kit.wrong(
                     f"in step {step + 1} rank {rank} sent {words.number(round(sent))} bytes; {bound} are "
                     f"{'enough' if many else 'needed'}: 2 (N-1)/N of its gradients.",
-                    usual(hint or more_than_gradients, sent / exact, observed),
+                    kit.usual(hint or more_than_gradients, sent / exact, observed),
                     cause=f"bytes {sent / exact:.2f}",
                 )
-        return Finding(True, title=f"{title}: {words.number(round(exact))} by every rank")
+        return kit.Finding(True, title=f"{title}: {words.number(round(exact))} by every rank")
 
-    def more_than_gradients(ratio: float, observed: Observed) -> str:
+    def more_than_gradients(ratio: float, observed: kit.Observed) -> str:
         micro = len(observed.case.sides[0].instructions.steps[0])
         if micro > 1 and abs(ratio - micro) < 0.01:
             return (
@@ -340,48 +340,50 @@ def gradients_sent(
             "module.parameters() gives it once."
         )
 
-    return Line(title, judge, weight, "communication")
+    return kit.Line(title, judge, weight, "communication")
 
 
 def messages_in_step(
     most: int, what: str, *, hint: str = "", weight: float = 0.5, point: float = float("inf")
-) -> Line:
+) -> kit.Line:
     """At most so many collectives in each step. point: from so many on, the exercise's point is missed."""
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         for rank in range(observed.world_size):
             for step, operations in enumerate(by_step(observed, rank)[1]):
                 count = sum(bool(operation.nbytes) for operation in operations)
                 if count > most:
-                    return wrong(
+                    return kit.wrong(
                         f"in step {step + 1} rank {rank} started {words.counted(count, 'operation')}; "
                         f"{words.counted(most, what)} need {words.number(most)}. Each costs a latency.",
                         hint,
                         cause="operations",
                         misses_point=count >= point,
                     )
-        return RIGHT
+        return kit.RIGHT
 
-    return Line(f"at most {words.counted(most, 'all-reduce')} in each step", judge, weight, "communication")
+    return kit.Line(
+        f"at most {words.counted(most, 'all-reduce')} in each step", judge, weight, "communication"
+    )
 
 
-def its_own_work() -> Line:
+def its_own_work() -> kit.Line:
     """Every operation was begun in a line of the student's, and not by machinery of PyTorch's.
 
     Machinery that reduces without Python, as DistributedDataParallel's does, has no such line. (A reducer
     cannot be made in the first place, see `refused`.)
     """
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         for rank, operations in enumerate(observed.operations):
             strange = [operation for operation in operations if not operation.line]
             if strange:
-                return wrong(
+                return kit.wrong(
                     f"on rank {rank} no line of yours began the {strange[0].op}: PyTorch did so by itself.",
                     "That is what you are to build: broadcast the first rank's parameters and buffers, and "
                     "reduce the gradients yourself.",
                     cause="PyTorch's",
                 )
-        return RIGHT
+        return kit.RIGHT
 
-    return Line("built from collectives", judge, 0.5, trivial=True)
+    return kit.Line("built from collectives", judge, 0.5, trivial=True)

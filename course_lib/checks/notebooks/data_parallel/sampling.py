@@ -6,23 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from course_lib.checks.kit import (
-    EVALUATE,
-    RIGHT,
-    Case,
-    Draw,
-    Finding,
-    Line,
-    Observed,
-    Sentence,
-    at,
-    error_kind,
-    evaluating,
-    exercise,
-    unwritten,
-    words,
-    wrong,
-)
+from course_lib.checks import kit, words
 from course_lib.checks.notebooks.data_parallel.refused import SAMPLER
 
 REFERENCE = ("course_lib.data_parallel",)
@@ -76,7 +60,7 @@ class Asked:
         self.calls += deal.calls()
         return start
 
-    def shards(self, observed: Observed, deal: Deal, start: int | None = None) -> Shards | Finding:
+    def shards(self, observed: kit.Observed, deal: Deal, start: int | None = None) -> Shards | kit.Finding:
         """The lists of all ranks, or the finding about one of them."""
         start = self.starts[deal] if start is None else start
         shards: Shards = []
@@ -86,11 +70,11 @@ class Asked:
                 return raised(deal, *answer.error)
             indices = numbers(answer.value)
             if indices is None:
-                return wrong(f"{NAME} does not give a list of whole numbers.")
+                return kit.wrong(f"{NAME} does not give a list of whole numbers.")
             outside = [index for index in indices if not 0 <= index < deal.n]
             if outside:
-                return wrong(
-                    Sentence(
+                return kit.wrong(
+                    kit.Sentence(
                         f"{deal} gives rank {rank} the index {outside[0]}; there are samples 0 to "
                         f"{deal.n - 1}.",
                         f"{NAME} gives an index that no sample has.",
@@ -109,25 +93,25 @@ def numbers(value: object) -> list[int] | None:
     return value if whole else None  # type: ignore[return-value]
 
 
-def raised(deal: Deal, error: str = "", text: str = "", place: str = "") -> Finding:
+def raised(deal: Deal, error: str = "", text: str = "", place: str = "") -> kit.Finding:
     if error == "NotImplementedError":
-        return unwritten(NAME, place)
+        return kit.unwritten(NAME, place)
     if text in SAMPLER.values():
-        return wrong(text, at(place), cause="refused")
-    said = Sentence(f"{deal} raised {error}: {text}", f"{NAME} raised {error_kind(error)}.")
-    return wrong(said, at(place), cause=f"raised {error}")
+        return kit.wrong(text, kit.at(place), cause="refused")
+    said = kit.Sentence(f"{deal} raised {error}: {text}", f"{NAME} raised {kit.error_kind(error)}.")
+    return kit.wrong(said, kit.at(place), cause=f"raised {error}")
 
 
-Look = Callable[[Deal, Shards], Finding]
+Look = Callable[[Deal, Shards], kit.Finding]
 
 
-def everyone_sees(deal: Deal, shards: Shards) -> Finding:
+def everyone_sees(deal: Deal, shards: Shards) -> kit.Finding:
     missing = sorted(set(range(deal.n)) - {sample for shard in shards for sample in shard})
     if not missing:
-        return RIGHT
+        return kit.RIGHT
     verb = words.verb(missing, "is", "are")
     said = f"{deal}: {words.which('sample', missing)} {verb} on no rank."
-    sentence = Sentence(said, "some samples are on no rank.")
+    sentence = kit.Sentence(said, "some samples are on no rank.")
     own_orders = False
     if len(missing) == deal.n - deal.world_size * (deal.n // deal.world_size):
         hint = "That is the remainder: every rank gets ceil(n / world_size), not floor."
@@ -139,25 +123,25 @@ def everyone_sees(deal: Deal, shards: Shards) -> Finding:
         )
     else:
         hint = "Together the ranks must see every sample."
-    return wrong(sentence, hint, cause=f"missing {hint}", misses_point=own_orders)
+    return kit.wrong(sentence, hint, cause=f"missing {hint}", misses_point=own_orders)
 
 
-def nobody_twice(deal: Deal, shards: Shards) -> Finding:
+def nobody_twice(deal: Deal, shards: Shards) -> kit.Finding:
     counts = Counter(sample for shard in shards for sample in shard)
     most = -(-deal.each * deal.world_size // deal.n)
     often = sorted(sample for sample, count in counts.items() if count > most)
     extra = sum(counts.values()) - len(counts)
     spare = deal.each * deal.world_size - deal.n
     if not often and extra <= spare:
-        return RIGHT
+        return kit.RIGHT
     repeated = [sample for sample, count in sorted(counts.items()) if count > 1]
-    said = Sentence(
+    said = kit.Sentence(
         f"{deal}: {words.which('sample', repeated)} {words.verb(repeated, 'is', 'are')} seen more than "
         f"once; {words.counted(spare, 'repetition')} {words.verb([0] * spare, 'is', 'are')} enough to fill "
         "up.",
         "samples are seen more than once, and more than is needed to fill up.",
     )
-    return wrong(
+    return kit.wrong(
         said,
         "No two ranks may see the same sample: the gradient would count it twice. Rank r takes every "
         "world_size-th of one common order, from place r on.",
@@ -165,80 +149,80 @@ def nobody_twice(deal: Deal, shards: Shards) -> Finding:
     )
 
 
-def equally_many(deal: Deal, shards: Shards) -> Finding:
+def equally_many(deal: Deal, shards: Shards) -> kit.Finding:
     lengths = [len(shard) for shard in shards]
     if set(lengths) == {deal.each}:
-        return RIGHT
-    said = Sentence(
+        return kit.RIGHT
+    said = kit.Sentence(
         f"{deal} gives {words.listing(lengths)} samples; every rank must have {deal.each}.",
         "the ranks do not have ceil(n / world_size) samples each.",
     )
     hint = ""
     if len(set(lengths)) > 1:
         hint = "A rank with one batch more waits in its all-reduce for ever: the others have none left."
-    return wrong(said, hint, cause="lengths")
+    return kit.wrong(said, hint, cause="lengths")
 
 
-def line(title: str, asked: Asked, deals: Sequence[Deal], look: Look, weight: float = 1) -> Line:
+def line(title: str, asked: Asked, deals: Sequence[Deal], look: Look, weight: float = 1) -> kit.Line:
     """A line that holds for each deal by itself."""
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         for deal in deals:
             shards = asked.shards(observed, deal)
-            finding = shards if isinstance(shards, Finding) else look(deal, shards)
+            finding = shards if isinstance(shards, kit.Finding) else look(deal, shards)
             if not finding.ok:
                 return finding
-        return RIGHT
+        return kit.RIGHT
 
-    return Line(title, judge, weight)
+    return kit.Line(title, judge, weight)
 
 
-def every_epoch_anew(asked: Asked, first: Deal, second: Deal) -> Line:
-    def judge(observed: Observed) -> Finding:
+def every_epoch_anew(asked: Asked, first: Deal, second: Deal) -> kit.Line:
+    def judge(observed: kit.Observed) -> kit.Finding:
         shards, others = asked.shards(observed, first), asked.shards(observed, second)
-        if isinstance(shards, Finding) or isinstance(others, Finding):
-            return shards if isinstance(shards, Finding) else others  # type: ignore[return-value]
+        if isinstance(shards, kit.Finding) or isinstance(others, kit.Finding):
+            return shards if isinstance(shards, kit.Finding) else others  # type: ignore[return-value]
         if shards[0] == sorted(shards[0]) and shards == others:
-            return wrong("the samples are in their original order: shuffle them.")
+            return kit.wrong("the samples are in their original order: shuffle them.")
         if shards == others:
-            return wrong(
+            return kit.wrong(
                 "epochs 0 and 1 have the same order.",
                 "Make the epoch a part of the generator's seed: seed + epoch. (With "
                 "DistributedSampler, the usual slip is to forget set_epoch.)",
             )
         if [sorted(shard) for shard in shards] == [sorted(shard) for shard in others]:
-            return wrong(
+            return kit.wrong(
                 "every rank sees the same samples in epochs 0 and 1, in another order.",
                 "Shuffle all samples first, then deal them out.",
             )
-        return RIGHT
+        return kit.RIGHT
 
-    return Line("another order in each epoch", judge, 1.5)
+    return kit.Line("another order in each epoch", judge, 1.5)
 
 
-def same_when_asked_again(asked: Asked, deal: Deal) -> Line:
+def same_when_asked_again(asked: Asked, deal: Deal) -> kit.Line:
     start = asked.again(deal)
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         shards, others = asked.shards(observed, deal), asked.shards(observed, deal, start)
-        if isinstance(shards, Finding) or isinstance(others, Finding):
-            return shards if isinstance(shards, Finding) else others  # type: ignore[return-value]
+        if isinstance(shards, kit.Finding) or isinstance(others, kit.Finding):
+            return shards if isinstance(shards, kit.Finding) else others  # type: ignore[return-value]
         if shards == others:
             return shared_generator(observed, asked)
-        return wrong(
+        return kit.wrong(
             "asked twice for the same epoch, it gives two different orders.",
             "Every rank asks for itself, and all must get parts of one order: draw from a generator "
             "of your own, torch.Generator().manual_seed(seed + epoch).",
         )
 
-    return Line("the same order for every rank that asks", judge, 1)
+    return kit.Line("the same order for every rank that asks", judge, 1)
 
 
-def shared_generator(observed: Observed, asked: Asked) -> Finding:
+def shared_generator(observed: kit.Observed, asked: Asked) -> kit.Finding:
     """No call drew from the generators that the whole process shares, nor seeded them."""
     if not any(observed.answer(k).random for k in range(len(asked.calls))):
-        return RIGHT
-    return wrong(
+        return kit.RIGHT
+    return kit.wrong(
         f"{NAME} seeded or used the random generator that the whole process shares.",
         "The numbers drawn next, for dropout or noise, would then be the same in every epoch. Draw from a "
         "generator of your own: torch.Generator().manual_seed(seed + epoch).",
@@ -246,27 +230,27 @@ def shared_generator(observed: Observed, asked: Asked) -> Finding:
     )
 
 
-def other_seed(asked: Asked, deal: Deal, seeded: Deal) -> Line:
-    def judge(observed: Observed) -> Finding:
+def other_seed(asked: Asked, deal: Deal, seeded: Deal) -> kit.Line:
+    def judge(observed: kit.Observed) -> kit.Finding:
         shards, others = asked.shards(observed, deal), asked.shards(observed, seeded)
-        if isinstance(shards, Finding) or isinstance(others, Finding):
-            return shards if isinstance(shards, Finding) else others  # type: ignore[return-value]
+        if isinstance(shards, kit.Finding) or isinstance(others, kit.Finding):
+            return shards if isinstance(shards, kit.Finding) else others  # type: ignore[return-value]
         if shards != others:
-            return RIGHT
-        return wrong("seed 0 and another seed give the same order.", "Seed with seed + epoch.")
+            return kit.RIGHT
+        return kit.wrong("seed 0 and another seed give the same order.", "Seed with seed + epoch.")
 
-    return Line("another order with another seed", judge, 0.5)
+    return kit.Line("another order with another seed", judge, 0.5)
 
 
-def in_order(asked: Asked, deal: Deal) -> Line:
-    def look(deal: Deal, shards: Shards) -> Finding:
+def in_order(asked: Asked, deal: Deal) -> kit.Line:
+    def look(deal: Deal, shards: Shards) -> kit.Finding:
         places = range(deal.each * deal.world_size)
         right = [[k % deal.n for k in places[r :: deal.world_size]] for r in range(len(shards))]
         if shards == right:
-            return RIGHT
+            return kit.RIGHT
         rank = next(r for r in range(len(right)) if shards[r] != right[r])
-        return wrong(
-            Sentence(
+        return kit.wrong(
+            kit.Sentence(
                 f"{deal} gives rank {rank} {shards[rank]}; {right[rank]} is expected.",
                 "with shuffle=False the ranks do not get the samples in order.",
             ),
@@ -277,27 +261,27 @@ def in_order(asked: Asked, deal: Deal) -> Line:
     return line("shuffle=False: dealt like cards", asked, [deal], look)
 
 
-def dropped(asked: Asked, deal: Deal) -> Line:
-    def look(deal: Deal, shards: Shards) -> Finding:
+def dropped(asked: Asked, deal: Deal) -> kit.Line:
+    def look(deal: Deal, shards: Shards) -> kit.Finding:
         lengths, each = {len(shard) for shard in shards}, deal.n // deal.world_size
         if lengths != {each}:
-            return wrong(
-                Sentence(
+            return kit.wrong(
+                kit.Sentence(
                     f"{deal}: ranks have {words.listing(sorted(lengths))} samples; {each} are expected.",
                     "with drop_last=True the ranks do not have floor(n / world_size) samples each.",
                 )
             )
         repeated = len({sample for shard in shards for sample in shard}) < each * deal.world_size
-        return wrong("with drop_last=True a sample is seen twice.") if repeated else RIGHT
+        return kit.wrong("with drop_last=True a sample is seen twice.") if repeated else kit.RIGHT
 
     return line("drop_last=True: nothing twice", asked, [deal], look, 0.5)
 
 
-@exercise(
+@kit.exercise(
     points=6, objects=(NAME,), references=REFERENCE, refused=SAMPLER,
     point="parts of one order, the same on all ranks",
 )  # fmt: skip
-def shard_indices(draw: Draw) -> Iterator[Case]:
+def shard_indices(draw: kit.Draw) -> Iterator[kit.Case]:
     asked = Asked()
     many = 4 * draw.integer(6, 12) + draw.integer(1, 4)  # four ranks do not divide it
     uneven, even = asked.add(Deal(many, 4)), asked.add(Deal(3 * draw.integer(5, 9), 3))
@@ -316,5 +300,5 @@ def shard_indices(draw: Draw) -> Iterator[Case]:
         in_order(asked, ordered),
         dropped(asked, cut),
     ]
-    sides = [evaluating(asked.calls)]
-    yield Case("samples", sides, lines, recipe=EVALUATE, alone=True)
+    sides = [kit.evaluating(asked.calls)]
+    yield kit.Case("samples", sides, lines, recipe=kit.EVALUATE, alone=True)

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 import torch
 import torch.nn.functional as F
 
+from course_lib.checks import kit
 from course_lib.checks.judge.training_runs.single import Tensors, Training, gradients
-from course_lib.checks.kit import Slip
 
 TOLERANCE = 1e-4  # of the mean magnitude
 
@@ -184,34 +184,34 @@ class Adam:
     own: int | None = None  # the rank whose gradient counts in the warm-up
 
     @staticmethod
-    def slips(n: int, rank: int) -> list[Slip]:
+    def slips(n: int, rank: int) -> list[kit.Slip]:
         """Each gives the Adam that makes the mistake."""
         slips = [
-            Slip(
+            kit.Slip(
                 "In the warm-up each rank went on with its own gradient: average it, in full precision.",
                 lambda: Adam(own=rank),
             )
         ]
         for more, how in ((1, "long"), (-1, "short")):
             says = f"The warm-up is one step too {how}: it has `warmup_steps` steps."
-            slips.append(Slip(says, lambda more=more: Adam(longer=more)))
-            slips.append(Slip(says, lambda more=more: Adam(asked=more)))
+            slips.append(kit.Slip(says, lambda more=more: Adam(longer=more)))
+            slips.append(kit.Slip(says, lambda more=more: Adam(asked=more)))
         return [
             *slips,
-            Slip("It went on in full precision after the warm-up.", lambda: Adam(longer=1 << 20)),
-            Slip(
+            kit.Slip("It went on in full precision after the warm-up.", lambda: Adam(longer=1 << 20)),
+            kit.Slip(
                 "The gradients were compressed; it is the *momentum* that is averaged as signs.",
                 lambda: Adam(momentum=False),
             ),
-            Slip(
+            kit.Slip(
                 "The variance went on after the warm-up: it is frozen, since signs say nothing about it.",
                 lambda: Adam(frozen=False),
             ),
-            Slip(
+            kit.Slip(
                 "The variance is frozen, and so is its bias correction: 1 - beta2 ** warmup_steps.",
                 lambda: Adam(corrected=False),
             ),
-            Slip(
+            kit.Slip(
                 "The signs' errors were not kept from step to step: `error` and `server_error` belong to the "
                 "parameter's state.",
                 lambda: Adam(rules=Rules(0.0, 0.0)),

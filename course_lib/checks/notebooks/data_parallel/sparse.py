@@ -8,26 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from course_lib import facts
-from course_lib.checks.kit import (
-    RIGHT,
-    Case,
-    Draw,
-    Finding,
-    Line,
-    Observed,
-    RankSide,
-    Setting,
-    both,
-    close,
-    exercise,
-    gaps_left_alone,
-    near,
-    same_bits,
-    side,
-    volume_line,
-    words,
-    wrong,
-)
+from course_lib.checks import kit, words
 
 REFERENCE = ("course_lib.compression",)
 ROUNDING = 1e-5  # of the largest element, or of 1
@@ -135,7 +116,7 @@ def positions(asked: torch.Tensor) -> torch.Tensor:
     return -torch.arange(asked.shape[1], dtype=asked.dtype).expand_as(asked)
 
 
-def draw_inputs(draw: Draw, n: int, numel: int, fraction: float) -> Inputs:
+def draw_inputs(draw: kit.Draw, n: int, numel: int, fraction: float) -> Inputs:
     """Multiples of 1/16 with sums that are exact in float32, and magnitudes that are all different.
 
     One element is the largest on every rank: without such a one the sum, the mean over those that sent an
@@ -151,14 +132,14 @@ def draw_inputs(draw: Draw, n: int, numel: int, fraction: float) -> Inputs:
     return Inputs(asked - error, error, facts.topk_count(numel, fraction))
 
 
-def matches(name: str, which: int, on: Setting, inputs: Inputs) -> Callable[[Observed], Finding]:
+def matches(name: str, which: int, on: kit.Setting, inputs: Inputs) -> Callable[[kit.Observed], kit.Finding]:
     """The tensor `name` is the right one on every rank; `which`: of the pair."""
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         for place, rank in enumerate(on.ranks):
             actual = observed.tensors[rank][name].to(torch.float64).flatten()
             right = inputs.right()[which][place]
-            off = (~near(actual, right, ROUNDING, 1)).nonzero().flatten().tolist()
+            off = (~kit.near(actual, right, ROUNDING, 1)).nonzero().flatten().tolist()
             if not off:
                 continue
             said = (
@@ -169,16 +150,16 @@ def matches(name: str, which: int, on: Setting, inputs: Inputs) -> Callable[[Obs
             slips = (
                 says
                 for says, value in gives.items()
-                if not close(value, right, ROUNDING, 1) and close(actual, value, ROUNDING, 1)
+                if not kit.close(value, right, ROUNDING, 1) and kit.close(actual, value, ROUNDING, 1)
             )
-            return wrong(said, next(slips, ""))
-        return RIGHT
+            return kit.wrong(said, next(slips, ""))
+        return kit.RIGHT
 
     return judge
 
 
-def cost_hint(n: int, numel: int, k: int) -> Callable[[float, Observed], str]:
-    def hint(ratio: float, observed: Observed) -> str:
+def cost_hint(n: int, numel: int, k: int) -> Callable[[float, kit.Observed], str]:
+    def hint(ratio: float, observed: kit.Observed) -> str:
         if ratio < 1:
             return "The values came another way than by the group."
         if any(operation.dtype.startswith("sparse") for operation in observed.operations[0]):
@@ -194,39 +175,40 @@ def cost_hint(n: int, numel: int, k: int) -> Callable[[float, Observed], str]:
     return hint
 
 
-def with_fraction(rank_side: RankSide, fraction: float) -> RankSide:
+def with_fraction(rank_side: kit.RankSide, fraction: float) -> kit.RankSide:
     """The side, whose call has the fraction between its two tensors."""
     tensor, error = rank_side.instructions.args
     args = [tensor, {"value": fraction}, error]
     return replace(rank_side, instructions=replace(rank_side.instructions, args=args))
 
 
-def topk_case(draw: Draw, on: Setting, fraction: float, traffic: bool = False) -> Case:
+def topk_case(draw: kit.Draw, on: kit.Setting, fraction: float, traffic: bool = False) -> kit.Case:
     count, numel = len(on.ranks), torch.Size(on.shape).numel()
     inputs = draw_inputs(draw, count, numel, fraction)
     tensors = on.arguments([tensor.float().view(on.shape) for tensor in inputs.tensor])
     errors = [error.float().view(on.shape) for error in inputs.error]
     sides = [
         with_fraction(
-            side({"tensor": tensor, "error": error}, returned=["tensor", "error"], group=on.group), fraction
+            kit.side({"tensor": tensor, "error": error}, returned=["tensor", "error"], group=on.group),
+            fraction,
         )
         for tensor, error in zip(tensors, errors, strict=True)
     ]
     title = on.title or f"{words.counted(on.n, 'rank')}, {inputs.k} of {words.counted(numel, 'element')}"
     short = on.short
     lines = [
-        Line(
+        kit.Line(
             f"mean: {title}" if not short else title,
-            both(
+            kit.both(
                 matches("tensor", 0, on, inputs),
-                same_bits("tensor", on.ranks),
-                gaps_left_alone("tensor", dict(zip(on.ranks, tensors, strict=True))),
+                kit.same_bits("tensor", on.ranks),
+                kit.gaps_left_alone("tensor", dict(zip(on.ranks, tensors, strict=True))),
             ),
             on.weight,
             trivial=on.trivial,
             short=short,
         ),
-        Line(
+        kit.Line(
             f"kept: {title}",
             matches("error", 1, on, inputs),
             on.weight,
@@ -237,7 +219,7 @@ def topk_case(draw: Draw, on: Setting, fraction: float, traffic: bool = False) -
     if traffic:
         most = facts.topk_bytes(count, numel, fraction)
         lines.append(
-            volume_line(
+            kit.volume_line(
                 [most / 2] * count, most=[most] * count, hint=cost_hint(count, numel, inputs.k), weight=3,
                 title="bytes sent, indices included", point=3,
             )
@@ -245,10 +227,10 @@ def topk_case(draw: Draw, on: Setting, fraction: float, traffic: bool = False) -
     return on.of_lines(title, sides, lines)
 
 
-@exercise(points=8, objects=("topk_all_reduce",), references=REFERENCE, point="sending less")
-def topk_all_reduce(draw: Draw) -> Iterator[Case]:
-    def case(n: int, *shape: int, fraction: float, traffic: bool = False, **more: object) -> Case:
-        return topk_case(draw, Setting(n, shape, **more), fraction, traffic)  # type: ignore[arg-type]
+@kit.exercise(points=8, objects=("topk_all_reduce",), references=REFERENCE, point="sending less")
+def topk_all_reduce(draw: kit.Draw) -> Iterator[kit.Case]:
+    def case(n: int, *shape: int, fraction: float, traffic: bool = False, **more: object) -> kit.Case:
+        return topk_case(draw, kit.Setting(n, shape, **more), fraction, traffic)  # type: ignore[arg-type]
 
     yield case(4, 1000, fraction=0.01, traffic=True, weight=2)
     yield case(3, 5, 8, fraction=0.19, weight=1)  # 7.6 elements: to be rounded, not cut off

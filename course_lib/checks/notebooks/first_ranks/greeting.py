@@ -4,45 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from course_lib.checks.kit import (
-    RIGHT,
-    Case,
-    Draw,
-    Finding,
-    Formula,
-    Line,
-    Observed,
-    Prediction,
-    Sentence,
-    evaluated,
-    exercise,
-    side,
-    wrong,
-)
+from course_lib.checks import kit
 from course_lib.runtime.gpus import gpu_count
 
 REFERENCE = ("course_lib.first_ranks",)
 HELLO = ("rank", "world size", "device")
 
 
-@exercise(points=1, objects=("hello",), references=REFERENCE)
-def hello(draw: Draw) -> Iterator[Case]:
+@kit.exercise(points=1, objects=("hello",), references=REFERENCE)
+def hello(draw: kit.Draw) -> Iterator[kit.Case]:
     for n, of in ((3, "3 ranks"), (1, "1 rank")):
         lines = [
-            Line(f"{what}, {of}", said_hello(place), weight=min(n, 2), trivial=n == 1)
+            kit.Line(f"{what}, {of}", said_hello(place), weight=min(n, 2), trivial=n == 1)
             for place, what in enumerate(HELLO)
         ]
-        yield Case(of, [side({}, plain=True) for _ in range(n)], lines)
+        yield kit.Case(of, [kit.side({}, plain=True) for _ in range(n)], lines)
 
 
-def said_hello(place: int) -> Callable[[Observed], Finding]:
-    def judge(observed: Observed) -> Finding:
+def said_hello(place: int) -> Callable[[kit.Observed], kit.Finding]:
+    def judge(observed: kit.Observed) -> kit.Finding:
         for rank in range(observed.world_size):
             returned = observed.values[rank].result
             if not isinstance(returned, list) or len(returned) != len(HELLO):
                 three = "three values are expected: return rank, world_size, device."
-                return wrong(
-                    Sentence(
+                return kit.wrong(
+                    kit.Sentence(
                         f"hello() returned {returned!r} on rank {rank}; {three}",
                         f"hello() returned something else on rank {rank}; {three}",
                     ),
@@ -51,14 +37,14 @@ def said_hello(place: int) -> Callable[[Observed], Finding]:
             right = (rank, observed.world_size, device_of(rank, observed.ledger.backend))[place]
             if returned[place] != right or isinstance(returned[place], bool):
                 what = f"the {HELLO[place]} of rank {rank}"
-                return wrong(
-                    Sentence(
+                return kit.wrong(
+                    kit.Sentence(
                         f"hello() gives {returned[place]!r} as {what}; it is {right!r}.",
                         f"{what[0].upper()}{what[1:]} is {right!r}, and hello() does not give that.",
                     ),
                     hello_hint(place, returned, rank, observed.world_size),
                 )
-        return RIGHT
+        return kit.RIGHT
 
     return judge
 
@@ -87,7 +73,7 @@ def hello_hint(place: int, returned: list, rank: int, n: int) -> str:
 BOTH_ENDS = "Every message was counted at both ends: count it once, where it is sent."
 ALL_RANKS = "That is what one rank sends. Count the messages of all ranks together."
 
-EXCHANGE: dict[str, Formula] = {
+EXCHANGE: dict[str, kit.Formula] = {
     "With an odd number of ranks the last one has no partner and sends nothing.": lambda n: n,
     "A swap is two messages: one each way.": lambda n: n // 2,
     "A swap is two messages, one each way; and half a pair sends none.": lambda n: n / 2,
@@ -97,7 +83,7 @@ EXCHANGE: dict[str, Formula] = {
     "Each rank has one partner; it does not send to all ranks.": lambda n: n * (n - 1),
     "Count pairs: 0 and 1, 2 and 3, and two messages for each.": lambda n: n - 1,
 }
-RING_SHIFT: dict[str, Formula] = {
+RING_SHIFT: dict[str, kit.Formula] = {
     "One rank alone is its own neighbour and sends nothing.": lambda n: n,
     "The ring is closed: the last rank sends too, to rank 0.": lambda n: n - 1,
     BOTH_ENDS: lambda n: 2 * n if n > 1 else 0,
@@ -108,12 +94,12 @@ RING_SHIFT: dict[str, Formula] = {
 }
 
 
-@exercise(points=1, objects=("exchange_messages", "ring_shift_messages"), references=REFERENCE)
-def message_prediction(draw: Draw) -> Iterator[Case]:
+@kit.exercise(points=1, objects=("exchange_messages", "ring_shift_messages"), references=REFERENCE)
+def message_prediction(draw: kit.Draw) -> Iterator[kit.Case]:
     sizes = [(2,), (4,), (8,), (5,), (7,), (1,), (2 * draw.integer(10, 50) + 1,)]
-    yield from evaluated(
+    yield from kit.evaluated(
         [
-            Prediction("exchange_messages", 0, sizes, lambda n: 2 * (n // 2), EXCHANGE),
-            Prediction("ring_shift_messages", 1, sizes, lambda n: n if n > 1 else 0, RING_SHIFT),
+            kit.Prediction("exchange_messages", 0, sizes, lambda n: 2 * (n // 2), EXCHANGE),
+            kit.Prediction("ring_shift_messages", 1, sizes, lambda n: n if n > 1 else 0, RING_SHIFT),
         ]
     )

@@ -9,31 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from course_lib.checks.kit import (
-    RIGHT,
-    Case,
-    Draw,
-    Exact,
-    Finding,
-    Language,
-    Line,
-    Mistake,
-    Observed,
-    Provenance,
-    Setting,
-    Spec,
-    both,
-    bytes_line,
-    contributions,
-    exercise,
-    gaps_left_alone,
-    left_alone,
-    messages_line,
-    only_messages,
-    side,
-    words,
-    wrong,
-)
+from course_lib.checks import kit, words
 from course_lib.checks.notebooks.first_ranks.greeting import REFERENCE
 
 
@@ -46,68 +22,72 @@ class Arrival:
 
     source: Callable[[int, int], int]
     in_place: bool
-    hint: Callable[[list[Mistake]], str]
+    hint: Callable[[list[kit.Mistake]], str]
 
-    def case(self, draw: Draw, on: Setting) -> Case:
+    def case(self, draw: kit.Draw, on: kit.Setting) -> kit.Case:
         values, ranks = on.numbers(draw), on.ranks
         arguments = on.arguments(values)
         numel, size = values[0].numel(), len(ranks)
         froms = [self.source(place, size) for place in range(size)]
         whose = {rank: ranks[source] for rank, source in zip(ranks, froms, strict=True)}
-        exact = Exact(
+        exact = kit.Exact(
             name="tensor" if self.in_place else "result",
             members=ranks,
             expected=[values[source] for source in froms],
-            provenance=Provenance(contributions(values)),
+            provenance=kit.Provenance(kit.contributions(values)),
             homes=[np.arange(numel)] * size,
-            language=Language(
+            language=kit.Language(
                 size=numel, ranks=ranks, summed=size, belongs=lambda rank, element: f"rank {whose[rank]}'s"
             ),
             hint=self.hint,
         )
-        gaps = gaps_left_alone("tensor", dict(zip(ranks, arguments, strict=True)))
+        gaps = kit.gaps_left_alone("tensor", dict(zip(ranks, arguments, strict=True)))
         why = "Receive into a tensor of its own, such as torch.empty_like(tensor.contiguous())."
-        alone = left_alone("tensor", dict(zip(ranks, values, strict=True)), why)
+        alone = kit.left_alone("tensor", dict(zip(ranks, values, strict=True)), why)
         sides = [
-            side(
+            kit.side(
                 {"tensor": argument},
                 returned=["tensor"],
-                result=None if self.in_place else Spec.of(argument.values),
+                result=None if self.in_place else kit.Spec.of(argument.values),
                 group=on.group,
             )
             for argument in arguments
         ]
-        judge = both(exact, gaps) if self.in_place else both(exact, alone, new_tensor, gaps)
+        judge = kit.both(exact, gaps) if self.in_place else kit.both(exact, alone, new_tensor, gaps)
         title = f"{words.counted(on.n, 'rank')}, {words.counted(numel, 'element')}"
         moved = sum(source != place for place, source in enumerate(froms))
         return on.case(title, sides, judge, needed=moved * values[0].nbytes)
 
 
-def new_tensor(observed: Observed) -> Finding:
+def new_tensor(observed: kit.Observed) -> kit.Finding:
     """The result is not one of the arguments."""
     for rank, values in enumerate(observed.values):
         if values.same_object:
-            return wrong(
+            return kit.wrong(
                 f"on rank {rank} the function returned the very tensor that it was given.",
                 "The result must be a tensor of its own: return a new one (tensor.clone()).",
                 cause="same object",
             )
-    return RIGHT
+    return kit.RIGHT
 
 
-def one_message(n: int, nbytes: int) -> tuple[Line, ...]:
+def one_message(n: int, nbytes: int) -> tuple[kit.Line, ...]:
     """Each of the n ranks sends its tensor once."""
 
-    def hint(ratio: float, observed: Observed) -> str:
+    def hint(ratio: float, observed: kit.Observed) -> str:
         return "Each rank sends its tensor once, to one other rank."
 
-    return (bytes_line([nbytes] * n, hint=hint), messages_line([1] * n, weight=0.5), only_messages(0.5))
+    return (
+        kit.bytes_line([nbytes] * n, hint=hint),
+        kit.messages_line([1] * n, weight=0.5),
+        kit.only_messages(0.5),
+    )
 
 
 # ---- exchange
 
 
-def exchange_hint(mistakes: list[Mistake]) -> str:
+def exchange_hint(mistakes: list[kit.Mistake]) -> str:
     sign = mistakes[0].sign
     if sign == "own":
         return "Its partner's value never came in: the received value must end up in `tensor` itself (copy_)."
@@ -118,7 +98,7 @@ def exchange_hint(mistakes: list[Mistake]) -> str:
     return ""
 
 
-def exchange_trouble(case: Case, kind: str, text: str) -> str:
+def exchange_trouble(case: kit.Case, kind: str, text: str) -> str:
     if case.world_size % 2 and kind in ("deadlock", "error"):
         return "With an odd number of ranks the last one has no partner: it keeps its own and sends nothing."
     if kind == "deadlock":
@@ -136,12 +116,12 @@ def partner(place: int, size: int) -> int:
 EXCHANGE = Arrival(partner, in_place=True, hint=exchange_hint)
 
 
-@exercise(points=1, objects=("exchange",), references=REFERENCE, hint=exchange_trouble)
-def exchange(draw: Draw) -> Iterator[Case]:
-    def case(n: int, *shape: int, **more: Any) -> Case:
-        return EXCHANGE.case(draw, Setting(n, shape, **more))
+@kit.exercise(points=1, objects=("exchange",), references=REFERENCE, hint=exchange_trouble)
+def exchange(draw: kit.Draw) -> Iterator[kit.Case]:
+    def case(n: int, *shape: int, **more: Any) -> kit.Case:
+        return EXCHANGE.case(draw, kit.Setting(n, shape, **more))
 
-    def small(n: int, *shape: int, **more: Any) -> Case:
+    def small(n: int, *shape: int, **more: Any) -> kit.Case:
         return case(n, *shape, aspect="shape", short=True, **more)
 
     yield case(2, 6, weight=2)
@@ -159,7 +139,7 @@ def exchange(draw: Draw) -> Iterator[Case]:
 # ---- ring_shift
 
 
-def shift_hint(mistakes: list[Mistake]) -> str:
+def shift_hint(mistakes: list[kit.Mistake]) -> str:
     sign = mistakes[0].sign
     if sign == "own" and all(mistake.ranks == (0,) for mistake in mistakes):
         return "Rank 0 received nothing: the circle is closed, the last rank sends to rank 0."
@@ -174,13 +154,13 @@ def shift_hint(mistakes: list[Mistake]) -> str:
     return ""
 
 
-def from_right(mistake: Mistake) -> bool:
+def from_right(mistake: kit.Mistake) -> bool:
     """Every rank holds its right neighbour's value."""
     counts = [(piece.rank, piece.origin.counts) for piece in mistake.pieces]
     return all(1 in some and some.index(1) == (rank + 1) % len(some) for rank, some in counts)
 
 
-def shift_trouble(case: Case, kind: str, text: str) -> str:
+def shift_trouble(case: kit.Case, kind: str, text: str) -> str:
     if kind == "deadlock" and "finished" in text.splitlines()[0]:
         return (
             "The circle must close: the last rank's right neighbour is rank 0, the first one's "
@@ -198,12 +178,12 @@ def shift_trouble(case: Case, kind: str, text: str) -> str:
 RING_SHIFT = Arrival(lambda place, size: (place - 1) % size, in_place=False, hint=shift_hint)
 
 
-@exercise(points=2, objects=("ring_shift",), references=REFERENCE, hint=shift_trouble)
-def ring_shift(draw: Draw) -> Iterator[Case]:
-    def case(n: int, *shape: int, **more: Any) -> Case:
-        return RING_SHIFT.case(draw, Setting(n, shape, **more))
+@kit.exercise(points=2, objects=("ring_shift",), references=REFERENCE, hint=shift_trouble)
+def ring_shift(draw: kit.Draw) -> Iterator[kit.Case]:
+    def case(n: int, *shape: int, **more: Any) -> kit.Case:
+        return RING_SHIFT.case(draw, kit.Setting(n, shape, **more))
 
-    def small(n: int, *shape: int, **more: Any) -> Case:
+    def small(n: int, *shape: int, **more: Any) -> kit.Case:
         return case(n, *shape, aspect="shape", short=True, **more)
 
     yield case(3, 6, weight=2)

@@ -4,22 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from course_lib.checks.kit import (
-    EVALUATE,
-    RIGHT,
-    UNANSWERED,
-    Answer,
-    Case,
-    Draw,
-    Finding,
-    Line,
-    Observed,
-    answers,
-    evaluating,
-    exercise,
-    words,
-    wrong,
-)
+from course_lib.checks import kit, words
 from course_lib.checks.notebooks.first_ranks.greeting import REFERENCE
 
 WAITS = {"neighbour_sum": {0: 2, 1: 0, 2: 1}, "collect": {0: 2}, "global_mean": {0: 1, 2: 1}}
@@ -41,12 +26,12 @@ LOOK = {
 }
 
 
-@exercise(points=1, objects=("waits_for", "remedies"), references=REFERENCE, constants=True)
-def diagnoses(draw: Draw) -> Iterator[Case]:
-    lines = [Line(f"waiting ranks: {program}", judge_waits(program), weight=2) for program in WAITS]
-    lines += [Line(f"remedy: {program}", judge_remedy(program)) for program in REMEDIES]
-    sides = [evaluating([[0, None], [1, None]])]
-    yield Case("diagnoses", sides, lines, recipe=EVALUATE, alone=True)
+@kit.exercise(points=1, objects=("waits_for", "remedies"), references=REFERENCE, constants=True)
+def diagnoses(draw: kit.Draw) -> Iterator[kit.Case]:
+    lines = [kit.Line(f"waiting ranks: {program}", judge_waits(program), weight=2) for program in WAITS]
+    lines += [kit.Line(f"remedy: {program}", judge_remedy(program)) for program in REMEDIES]
+    sides = [kit.evaluating([[0, None], [1, None]])]
+    yield kit.Case("diagnoses", sides, lines, recipe=kit.EVALUATE, alone=True)
 
 
 def as_dict(value: object) -> dict | None:
@@ -57,21 +42,23 @@ def as_dict(value: object) -> dict | None:
     return {key: item for key, item in pairs if isinstance(key, str | int)}
 
 
-def judge_waits(program: str) -> Callable[[Observed], Finding]:
+def judge_waits(program: str) -> Callable[[kit.Observed], kit.Finding]:
     right = WAITS[program]
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         answer = as_dict(observed.answer(0).value)
         if answer is None:
-            return wrong("waits_for must be a dict: program -> {rank: the rank it waits for}.", cause="form")
+            return kit.wrong(
+                "waits_for must be a dict: program -> {rank: the rank it waits for}.", cause="form"
+            )
         mine = as_dict(answer.get(program))
-        if not mine or any(rank in UNANSWERED for rank in mine.values()):
-            return wrong(f"waits_for[{program!r}] is not answered yet.")
+        if not mine or any(rank in kit.UNANSWERED for rank in mine.values()):
+            return kit.wrong(f"waits_for[{program!r}] is not answered yet.")
         mine = {k: v[0] if isinstance(v, list) and len(v) == 1 else v for k, v in mine.items()}
         if mine == right:
-            return RIGHT
+            return kit.RIGHT
         said = f"waits_for[{program!r}] does not agree with the diagnosis."
-        return wrong(said, waits_hint(mine, right))
+        return kit.wrong(said, waits_hint(mine, right))
 
     return judge
 
@@ -94,20 +81,20 @@ def waits_hint(mine: dict, right: dict) -> str:
     )
 
 
-def judge_remedy(program: str) -> Callable[[Observed], Finding]:
-    def judge(observed: Observed) -> Finding:
+def judge_remedy(program: str) -> Callable[[kit.Observed], kit.Finding]:
+    def judge(observed: kit.Observed) -> kit.Finding:
         answer = as_dict(observed.answer(1).value)
         if answer is None:
-            return wrong("remedies must be a dict: program -> remedy.", cause="form")
+            return kit.wrong("remedies must be a dict: program -> remedy.", cause="form")
         mine = answer.get(program)
-        if mine in UNANSWERED:
-            return wrong(f"remedies[{program!r}] is not answered yet.")
+        if mine in kit.UNANSWERED:
+            return kit.wrong(f"remedies[{program!r}] is not answered yet.")
         if mine not in OPTIONS:
             options = "; ".join(sorted(OPTIONS))
-            return wrong(f"remedies[{program!r}] is to be one of: {options}.", cause="options")
+            return kit.wrong(f"remedies[{program!r}] is to be one of: {options}.", cause="options")
         if mine == REMEDIES[program]:
-            return RIGHT
-        return wrong(f"{mine!r} would not cure {program!r}.", LOOK[program])
+            return kit.RIGHT
+        return kit.wrong(f"{mine!r} would not cure {program!r}.", LOOK[program])
 
     return judge
 
@@ -143,24 +130,24 @@ AFTER_A_RAISE = {
 }
 
 
-@exercise(points=1, objects=("answer_1", "answer_2", "answer_3"), references=REFERENCE, constants=True)
-def questions(draw: Draw) -> Iterator[Case]:
-    yield answers(
+@kit.exercise(points=1, objects=("answer_1", "answer_2", "answer_3"), references=REFERENCE, constants=True)
+def questions(draw: kit.Draw) -> Iterator[kit.Case]:
+    yield kit.answers(
         [
-            Answer(
+            kit.Answer(
                 "answer_1",
                 20e-6 + 1e6 / 10e9,
                 slips=ONE_MESSAGE,
                 unit="seconds",
                 otherwise="Time of a message: alpha + bytes / bandwidth.",
             ),
-            Answer(
+            kit.Answer(
                 "answer_2",
                 20e-6 * 10e9,
                 slips=EQUAL_SHARES,
                 unit="bytes",
                 otherwise="Solve alpha = bytes / bandwidth for the bytes.",
             ),
-            Answer("answer_3", ("wait",), slips=AFTER_A_RAISE, options=("raise", "return", "wait")),
+            kit.Answer("answer_3", ("wait",), slips=AFTER_A_RAISE, options=("raise", "return", "wait")),
         ]
     )

@@ -8,34 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from course_lib.checks.kit import (
-    RIGHT,
-    Case,
-    Draw,
-    Exact,
-    Finding,
-    Language,
-    Line,
-    Mistake,
-    Observed,
-    Provenance,
-    Sentence,
-    Setting,
-    Spec,
-    both,
-    contributions,
-    exercise,
-    left_alone,
-    side,
-    words,
-    wrong,
-)
+from course_lib.checks import kit, words
 from course_lib.checks.notebooks.first_ranks.greeting import REFERENCE
 
 # ---- neighbour_sum: everybody receives first
 
 
-def circle_trouble(case: Case, kind: str, text: str) -> str:
+def circle_trouble(case: kit.Case, kind: str, text: str) -> str:
     if kind != "deadlock":
         return ""
     return (
@@ -44,7 +23,7 @@ def circle_trouble(case: Case, kind: str, text: str) -> str:
     )
 
 
-def neighbour_hint(mistakes: list[Mistake]) -> str:
+def neighbour_hint(mistakes: list[kit.Mistake]) -> str:
     signs = {mistake.sign for mistake in mistakes}
     pieces = [piece for mistake in mistakes for piece in mistake.pieces if piece.origin.counts]
     if pieces and all(piece.origin.counts[piece.rank] == 0 for piece in pieces):
@@ -61,41 +40,43 @@ def neighbour_hint(mistakes: list[Mistake]) -> str:
     return "Wait for both receives before their buffers are read."
 
 
-def circle_case(draw: Draw, on: Setting) -> Case:
+def circle_case(draw: kit.Draw, on: kit.Setting) -> kit.Case:
     """The result is the left neighbour's + the rank's own + the right neighbour's values."""
     values, n = on.numbers(draw), on.n
     sums = [values[r - 1] + values[r] + values[(r + 1) % n] for r in range(n)]
     numel = values[0].numel()
-    exact = Exact(
+    exact = kit.Exact(
         name="result",
         members=on.ranks,
         expected=sums,
-        provenance=Provenance(contributions(values)),
+        provenance=kit.Provenance(kit.contributions(values)),
         homes=[np.arange(numel)] * n,
-        language=Language(numel, on.ranks, summed=n, expected="the sum of all ranks"),
+        language=kit.Language(numel, on.ranks, summed=n, expected="the sum of all ranks"),
         hint=neighbour_hint,
     )
     why = "Add into a new tensor, not into the one that was given (and is being sent)."
-    sides = [side({"tensor": tensor}, returned=["tensor"], result=Spec.of(tensor)) for tensor in values]
+    sides = [
+        kit.side({"tensor": tensor}, returned=["tensor"], result=kit.Spec.of(tensor)) for tensor in values
+    ]
     title = f"{n} ranks, {words.counted(numel, 'element')}"
-    judge = both(exact, left_alone("tensor", dict(enumerate(values)), why))
+    judge = kit.both(exact, kit.left_alone("tensor", dict(enumerate(values)), why))
     # every rank's values must leave it at least once
     return on.case(title, sides, judge, needed=n * values[0].nbytes)
 
 
-@exercise(points=1, objects=("neighbour_sum",), references=REFERENCE, hint=circle_trouble)
-def neighbour_sum(draw: Draw) -> Iterator[Case]:
-    yield circle_case(draw, Setting(3, (4,), weight=2))
-    yield circle_case(draw, Setting(4, (6,), weight=2))
-    yield circle_case(draw, Setting(2, (5,)))
+@kit.exercise(points=1, objects=("neighbour_sum",), references=REFERENCE, hint=circle_trouble)
+def neighbour_sum(draw: kit.Draw) -> Iterator[kit.Case]:
+    yield circle_case(draw, kit.Setting(3, (4,), weight=2))
+    yield circle_case(draw, kit.Setting(4, (6,), weight=2))
+    yield circle_case(draw, kit.Setting(2, (5,)))
     if draw.hidden:
-        yield circle_case(draw, Setting(5, (3,)))
+        yield circle_case(draw, kit.Setting(5, (3,)))
 
 
 # ---- collect: a receive from a rank that has finished
 
 
-def collect_trouble(case: Case, kind: str, text: str) -> str:
+def collect_trouble(case: kit.Case, kind: str, text: str) -> str:
     if kind == "deadlock" and "finished" in text.splitlines()[0]:
         return (
             "Rank 0 expects more than the others have: they send their results and return. Let "
@@ -114,21 +95,21 @@ def collect_trouble(case: Case, kind: str, text: str) -> str:
     return ""
 
 
-def collected(wanted: torch.Tensor, lengths: Sequence[int]) -> Callable[[Observed], Finding]:
+def collected(wanted: torch.Tensor, lengths: Sequence[int]) -> Callable[[kit.Observed], kit.Finding]:
     right = wanted.tolist()
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         others = [r for r, reply in enumerate(observed.values) if r and reply.result is not None]
         if others:
-            return wrong(
+            return kit.wrong(
                 f"rank {others[0]} returned something; only rank 0 returns the results, the others None.",
                 cause="others",
             )
         result = observed.values[0].result
         got = result.get("tensor") if isinstance(result, dict) else None
         if not isinstance(got, list):
-            return wrong(
-                Sentence(
+            return kit.wrong(
+                kit.Sentence(
                     f"rank 0 returned {kind_of(result)}; a tensor with all "
                     f"{words.number(len(right))} results is expected.",
                     "rank 0 did not return a tensor with all results.",
@@ -136,7 +117,7 @@ def collected(wanted: torch.Tensor, lengths: Sequence[int]) -> Callable[[Observe
                 "Join the parts with torch.cat and return them on rank 0.",
                 cause="kind",
             )
-        return RIGHT if got == right else compared(got, right, lengths)
+        return kit.RIGHT if got == right else compared(got, right, lengths)
 
     return judge
 
@@ -149,9 +130,9 @@ def kind_of(value: object) -> str:
     return "a list" if isinstance(value, list) else repr(value)[:40]
 
 
-def compared(got: list, right: list, lengths: Sequence[int]) -> Finding:
+def compared(got: list, right: list, lengths: Sequence[int]) -> kit.Finding:
     if sorted(got, key=str) == sorted(right, key=str):
-        return wrong(
+        return kit.wrong(
             "rank 0 has all results, but not in the order of the ranks.",
             "Receive from rank 1 first, then from rank 2, and so on; a receive from any source "
             "takes the message that comes first.",
@@ -163,7 +144,7 @@ def compared(got: list, right: list, lengths: Sequence[int]) -> Finding:
     amount = "as many" if len(got) == len(right) else "more" if len(got) > len(right) else "fewer"
     general = f"rank 0 returned {amount} numbers {'as' if amount == 'as many' else 'than'} were computed"
     general += ", and some of these are missing." if lost else "."
-    return wrong(Sentence(said, general), collect_hint(got, right, lost, lengths), cause="missing")
+    return kit.wrong(kit.Sentence(said, general), collect_hint(got, right, lost, lengths), cause="missing")
 
 
 def collect_hint(got: list, right: list, lost: list, lengths: Sequence[int]) -> str:
@@ -176,15 +157,15 @@ def collect_hint(got: list, right: list, lost: list, lengths: Sequence[int]) -> 
     return "Some ranks have more results than others: the count must come from the rank that sends."
 
 
-def collect_case(draw: Draw, lengths: Sequence[int], title: str, **line: Any) -> Case:
+def collect_case(draw: kit.Draw, lengths: Sequence[int], title: str, **line: Any) -> kit.Case:
     everything = draw.distinct(sum(lengths)).to(torch.float32)
-    sides = [side({"results": part}, plain=True) for part in everything.split(list(lengths))]
+    sides = [kit.side({"results": part}, plain=True) for part in everything.split(list(lengths))]
     # built-ins are welcome here: the exercise is about who expects what
-    return Case(title, sides, [Line(title, collected(everything, lengths), **line)])
+    return kit.Case(title, sides, [kit.Line(title, collected(everything, lengths), **line)])
 
 
-@exercise(points=1, objects=("collect",), references=REFERENCE, hint=collect_trouble)
-def collect(draw: Draw) -> Iterator[Case]:
+@kit.exercise(points=1, objects=("collect",), references=REFERENCE, hint=collect_trouble)
+def collect(draw: kit.Draw) -> Iterator[kit.Case]:
     yield collect_case(draw, (3, 3, 2), "rank 2 has fewer results", weight=2)
     yield collect_case(draw, (2, 4, 3), "rank 0 has the fewest", weight=2)
     yield collect_case(draw, (3, 0, 2), "rank 1 has none", weight=2, aspect="shape")
@@ -198,7 +179,7 @@ def collect(draw: Draw) -> Iterator[Case]:
 # ---- global_mean: a rank skips a collective
 
 
-def mean_trouble(case: Case, kind: str, text: str) -> str:
+def mean_trouble(case: kit.Case, kind: str, text: str) -> str:
     if kind == "deadlock":
         return (
             "A rank that has no values must still take part: it contributes a sum of 0 and a count "
@@ -229,7 +210,7 @@ def mean_slips(values: Sequence[torch.Tensor]) -> dict[float, str]:
     }
 
 
-def mean_judge(tensors: Sequence[torch.Tensor]) -> Callable[[Observed], Finding]:
+def mean_judge(tensors: Sequence[torch.Tensor]) -> Callable[[kit.Observed], kit.Finding]:
     values = [tensor.to(torch.float64) for tensor in tensors]
     right = float(torch.cat(values).mean())
     slips = mean_slips(values)
@@ -237,13 +218,13 @@ def mean_judge(tensors: Sequence[torch.Tensor]) -> Callable[[Observed], Finding]
     def near(a: float, b: float) -> bool:
         return abs(a - b) <= 1e-5 * abs(b)
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         for rank, own in enumerate(values):
             got = float(observed.tensors[rank]["result"])
             if near(got, right):
                 continue
             if got != got:
-                return wrong(
+                return kit.wrong(
                     f"rank {rank} has NaN.",
                     "The mean of no values is 0/0: a rank without values adds a sum of 0 and a count of 0.",
                     cause="nan",
@@ -252,23 +233,23 @@ def mean_judge(tensors: Sequence[torch.Tensor]) -> Callable[[Observed], Finding]
             if len(own) and near(got, float(own.mean())):
                 slip = "That is the rank's own mean: the others' values never came in."
             said = f"the mean on rank {rank} is {words.number(got)}, not {words.number(right)}."
-            sentence = Sentence(said, f"the mean on rank {rank} is wrong.")
-            return wrong(sentence, slip, cause=slip or "mean")
-        return RIGHT
+            sentence = kit.Sentence(said, f"the mean on rank {rank} is wrong.")
+            return kit.wrong(sentence, slip, cause=slip or "mean")
+        return kit.RIGHT
 
     return judge
 
 
-def mean_case(draw: Draw, lengths: Sequence[int], title: str, **line: Any) -> Case:
+def mean_case(draw: kit.Draw, lengths: Sequence[int], title: str, **line: Any) -> kit.Case:
     values = [draw.normal(length) * 3 + 10 * (rank + 1) for rank, length in enumerate(lengths)]
-    spec = Spec(torch.float32, ())
-    sides = [side({"values": tensor}, returned=["values"], result=spec) for tensor in values]
-    judge = both(mean_judge(values), left_alone("values", dict(enumerate(values))))
-    return Case(title, sides, [Line(title, judge, **line)])
+    spec = kit.Spec(torch.float32, ())
+    sides = [kit.side({"values": tensor}, returned=["values"], result=spec) for tensor in values]
+    judge = kit.both(mean_judge(values), kit.left_alone("values", dict(enumerate(values))))
+    return kit.Case(title, sides, [kit.Line(title, judge, **line)])
 
 
-@exercise(points=1, objects=("global_mean",), references=REFERENCE, hint=mean_trouble)
-def global_mean(draw: Draw) -> Iterator[Case]:
+@kit.exercise(points=1, objects=("global_mean",), references=REFERENCE, hint=mean_trouble)
+def global_mean(draw: kit.Draw) -> Iterator[kit.Case]:
     yield mean_case(draw, (2, 0, 3), "rank 1 has no values", weight=2)
     yield mean_case(draw, (0, 1, 5), "rank 0 has no values", weight=2)
     yield mean_case(draw, (1, 4), "1 and 4 values", weight=2)

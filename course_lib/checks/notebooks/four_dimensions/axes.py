@@ -6,20 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from course_lib.checks.kit import (
-    Case,
-    Draw,
-    Finding,
-    Line,
-    Misfit,
-    Model,
-    Observed,
-    Prediction,
-    entry,
-    evaluated,
-    exercise,
-    numeric,
-)
+from course_lib.checks import kit
 from course_lib.checks.notebooks.four_dimensions.references import OF_NUMBERS
 from course_lib.checks.notebooks.four_dimensions.wires import Args, Sizes, wires
 from course_lib.facts.four_dimensions import axis_bytes as right_bytes
@@ -33,7 +20,7 @@ class Step:
     """The quantities of a call (shape, sizes, microbatches, batch_rows, seq, stage) that mistakes mix up."""
 
     def __init__(
-        self, shape: Model, sizes: Sizes, microbatches: int, batch_rows: int, seq: int, stage: int = 0,
+        self, shape: kit.Model, sizes: Sizes, microbatches: int, batch_rows: int, seq: int, stage: int = 0,
         width_bytes: int = FLOAT,
     ):  # fmt: skip
         self.pp, self.dp, self.cp, self.tp = (sizes.get(axis, 1) for axis in ("pp", "dp", "cp", "tp"))
@@ -342,30 +329,32 @@ IN_16_BITS = {
 }
 
 
-def predictions(plans: Sequence[Args], of_cp: Sequence[Args], in_16_bits: Sequence[Args]) -> Iterator[Case]:
+def predictions(
+    plans: Sequence[Args], of_cp: Sequence[Args], in_16_bits: Sequence[Args]
+) -> Iterator[kit.Case]:
     """of_cp: plans of grouped keys, whose other axes the notebook's table does not cover."""
     asked = [
-        Prediction(
+        kit.Prediction(
             "axis_bytes", 0, [*plans, *of_cp] if axis == "cp" else plans, of_axis(axis), slips, weight,
-            f"axis_bytes: {axis}", otherwise, pick=entry(axis), ideas=IDEAS,
+            f"axis_bytes: {axis}", otherwise, pick=kit.entry(axis), ideas=IDEAS,
         )
         for axis, (slips, otherwise, weight) in AXES.items()
     ]  # fmt: skip
-    of_width = Prediction(
+    of_width = kit.Prediction(
         "axis_bytes", 0, in_16_bits, lambda *args: sum(right_bytes(*args).values()), IN_16_BITS, 0.75,
         "axis_bytes: in 16 bits, all axes together", "Mend the axes above first, then the widths.",
         pick=together,
     )  # fmt: skip
-    (case,) = evaluated([*asked, of_width])
+    (case,) = kit.evaluated([*asked, of_width])
     *lines, of_all = case.lines
     of_axes = [of_its_own(line, axis) for line, axis in zip(lines, AXES, strict=True)]
     yield replace(case, lines=[*of_axes, replace(of_all, shows=None, part="")])  # each axis shows itself
 
 
-def of_its_own(line: Line, axis: str) -> Line:
+def of_its_own(line: kit.Line, axis: str) -> kit.Line:
     """The line, whose mistake has the cause of no other axis if no slip explains it."""
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         finding = line.judge(observed)
         unknown = finding.cause == UNKNOWN
         return replace(finding, cause=f"{UNKNOWN}{axis}") if unknown else finding
@@ -379,25 +368,25 @@ def of_axis(axis: str) -> Callable[..., float]:
 
 def together(value: Any) -> Any:
     """The sum of an answer's four numbers."""
-    numbers = [entry(axis)(value) for axis in AXES]
-    misfit = next((each for each in numbers if isinstance(each, Misfit)), None)
-    if misfit is not None or any(numeric(each) is None for each in numbers):
+    numbers = [kit.entry(axis)(value) for axis in AXES]
+    misfit = next((each for each in numbers if isinstance(each, kit.Misfit)), None)
+    if misfit is not None or any(kit.numeric(each) is None for each in numbers):
         return misfit
-    return sum(numeric(each) or 0 for each in numbers)
+    return sum(kit.numeric(each) or 0 for each in numbers)
 
 
 # ---- the exercise
 
-SMALL = Model(256, 128, 4, 4, 64)
+SMALL = kit.Model(256, 128, 4, 4, 64)
 CUBE = {"pp": 2, "dp": 2, "cp": 1, "tp": 2}
 
 
-def drawn(draw: Draw, tied: bool) -> list[Args]:
+def drawn(draw: kit.Draw, tied: bool) -> list[Args]:
     """Both ends and the middle of a pipeline, with unequal axes."""
     pp, dp, cp, tp = 3, draw.integer(2, 4), draw.choice([1, 2, 4]), draw.choice([2, 4])
     sizes = {"pp": pp, "dp": dp, "cp": cp, "tp": tp}
     heads, m = tp * draw.integer(2, 5), draw.integer(2, 7)
-    shape = Model(
+    shape = kit.Model(
         vocab_size=tp * draw.integer(50, 99), context=256, layers=pp * draw.integer(2, 5), heads=heads,
         width=8 * heads, tied=tied,
     )  # fmt: skip
@@ -405,9 +394,9 @@ def drawn(draw: Draw, tied: bool) -> list[Args]:
     return [(shape, sizes, m, rows, 8 * cp * draw.integer(4, 9), stage) for stage in range(pp)]
 
 
-@exercise(points=8, objects=("axis_bytes", "wire"), references=OF_NUMBERS, point=POINT)
-def axis_bytes(draw: Draw) -> Iterator[Case]:
-    untied = Model(256, 128, 12, 4, 64, tied=False)
+@kit.exercise(points=8, objects=("axis_bytes", "wire"), references=OF_NUMBERS, point=POINT)
+def axis_bytes(draw: kit.Draw) -> Iterator[kit.Case]:
+    untied = kit.Model(256, 128, 12, 4, 64, tied=False)
     plans: list[Args] = [
         (SMALL, CUBE, 4, 8, 64, 0),
         (SMALL, CUBE, 4, 8, 64, 1),
@@ -416,7 +405,7 @@ def axis_bytes(draw: Draw) -> Iterator[Case]:
         (untied, {"pp": 3, "dp": 3, "cp": 1, "tp": 1}, 5, 30, 128, 2),
         (SMALL, {"dp": 2, "tp": 2}, 2, 8, 64, 0),
     ]
-    grouped: Args = (Model(256, 128, 4, 8, 64, kv_heads=2), {"dp": 2, "cp": 4, "tp": 2}, 3, 12, 64)
+    grouped: Args = (kit.Model(256, 128, 4, 8, 64, kv_heads=2), {"dp": 2, "cp": 4, "tp": 2}, 3, 12, 64)
     if draw.hidden:
         plans += [plan for tied in (True, False, True) for plan in drawn(draw, tied)]
     yield from predictions(plans, [grouped], [(SMALL, CUBE, 4, 8, 64, stage, 2) for stage in (0, 1)])

@@ -8,24 +8,7 @@ from functools import cached_property, lru_cache
 from math import prod
 from typing import Any
 
-from course_lib.checks.kit import (
-    RIGHT,
-    SIZES,
-    Case,
-    Draw,
-    Finding,
-    Line,
-    Model,
-    Observed,
-    Sentence,
-    at,
-    call,
-    error_kind,
-    evaluating,
-    exercise,
-    unwritten,
-    wrong,
-)
+from course_lib.checks import kit
 from course_lib.checks.notebooks.four_dimensions.plans import GPT3, GPU, LINKS, Named, Plan, gpt
 from course_lib.checks.notebooks.four_dimensions.references import OF_NUMBERS
 from course_lib.planning import by_hand
@@ -40,7 +23,7 @@ class Task:
     """A cluster, a model and a batch, and what the best layout shows there."""
 
     title: str
-    shape: Model
+    shape: kit.Model
     gpus: int
     batch: int
     gpu: Named
@@ -297,32 +280,40 @@ def needed(task: Task) -> str:
     return f"Every layout that fits {' and '.join(common)}." if common else ""
 
 
-def finding(task: Task, chosen: Plan | str | None, why: str) -> Finding:
+def finding(task: Task, chosen: Plan | str | None, why: str) -> kit.Finding:
     """why: the cause of all layouts that were chosen and are wrong, if one cause explains them."""
     if isinstance(chosen, str):
-        return wrong(Sentence(f"{task} gives {chosen}.", "best_layout gives no layout."), cause="form")
+        return kit.wrong(
+            kit.Sentence(f"{task} gives {chosen}.", "best_layout gives no layout."), cause="form"
+        )
     if chosen is None:
         if task.best is None:
-            return RIGHT
-        said = Sentence(f"{task} gives None, and {len(task.fitting)} layouts fit.", "best_layout gives None.")
-        return wrong(said, needed(task), cause=f"None {needed(task)}")
+            return kit.RIGHT
+        said = kit.Sentence(
+            f"{task} gives None, and {len(task.fitting)} layouts fit.", "best_layout gives None."
+        )
+        return kit.wrong(said, needed(task), cause=f"None {needed(task)}")
     general = "best_layout gives a layout"
     if prod(chosen[axis] for axis in AXES) != task.gpus:
         said = f"{task} gives {chosen}: that is not {task.gpus} GPUs."
-        return wrong(Sentence(said, f"{general} of another number of GPUs."), cause="gpus")
+        return kit.wrong(kit.Sentence(said, f"{general} of another number of GPUs."), cause="gpus")
     obstacle = by_hand.obstacle(task.shape, chosen, task.batch)
     if obstacle:
         said = f"{task} gives {chosen}, which cannot be cut: {obstacle}."
         otherwise = "Drop such a layout before you time it."
         if "does not divide" in obstacle:
             otherwise = f"Heads, layers, batch and tokens have to divide. {otherwise}"
-        return wrong(
-            Sentence(said, f"{general} that cannot be cut."), why or otherwise, cause=f"cut {obstacle[-20:]}"
+        return kit.wrong(
+            kit.Sentence(said, f"{general} that cannot be cut."),
+            why or otherwise,
+            cause=f"cut {obstacle[-20:]}",
         )
     if chosen["cp"] > 1 and task.shape.context < by_hand.LONG:
         said = f"{task} gives {chosen}, which cuts sequences of {task.shape.context:,} tokens over cp."
         short = f"cp > 1 is for sequences of {by_hand.LONG:,} tokens or more."
-        return wrong(Sentence(said, f"{general} that cuts short sequences over cp."), short, cause="short")
+        return kit.wrong(
+            kit.Sentence(said, f"{general} that cuts short sequences over cp."), short, cause="short"
+        )
     gb = task.gb(chosen)
     if gb > task.room:
         said = f"{task} gives {chosen}, which needs {gb:.1f} GB of {task.room:.0f}."
@@ -332,14 +323,16 @@ def finding(task: Task, chosen: Plan | str | None, why: str) -> Finding:
             if fits
             else ("Memory decides first: a layout that does not fit has no time.")
         )
-        return wrong(Sentence(said, f"{general} that does not fit."), why or otherwise, cause="memory")
+        return kit.wrong(
+            kit.Sentence(said, f"{general} that does not fit."), why or otherwise, cause="memory"
+        )
     seconds = task.seconds(chosen)
     if seconds <= task.fitting[0][0] * ALLOWED:
-        return RIGHT
+        return kit.RIGHT
     slower = seconds / task.fitting[0][0] - 1
     said = f"{task} gives {chosen}, whose step is {100 * slower:.0f} % longer than the best's."
-    return wrong(
-        Sentence(said, f"{general} that fits, and another is more than 3 % faster."),
+    return kit.wrong(
+        kit.Sentence(said, f"{general} that fits, and another is more than 3 % faster."),
         why or OTHERWISE,
         cause="slow",
     )
@@ -376,17 +369,19 @@ def cause_of(tasks: Sequence[Task], plans: Sequence[Plan | str | None]) -> str:
     return " ".join(said) or next(filter(None, map(explaining, map(smaller, AXES))), "")
 
 
-def case(tasks: Sequence[Task]) -> Case:
-    def judge(index: int) -> Callable[[Observed], Finding]:
-        def judge_task(observed: Observed) -> Finding:
+def case(tasks: Sequence[Task]) -> kit.Case:
+    def judge(index: int) -> Callable[[kit.Observed], kit.Finding]:
+        def judge_task(observed: kit.Observed) -> kit.Finding:
             answer = observed.answer(index)
             if answer.error is not None:
                 error, text, place = answer.error
                 if error == "NotImplementedError":
-                    return unwritten("best_layout", place)
-                general = f"best_layout raised {error_kind(error)}."
-                return wrong(
-                    Sentence(f"{tasks[index]} raised {error}: {text}", general), at(place), cause=error
+                    return kit.unwritten("best_layout", place)
+                general = f"best_layout raised {kit.error_kind(error)}."
+                return kit.wrong(
+                    kit.Sentence(f"{tasks[index]} raised {error}: {text}", general),
+                    kit.at(place),
+                    cause=error,
                 )
             plans = [read(observed.answer(k).value) for k in range(len(tasks))]
             cause = cause_of(tasks, plans)
@@ -395,9 +390,9 @@ def case(tasks: Sequence[Task]) -> Case:
 
         return judge_task
 
-    lines = [Line(task.title, judge(k)) for k, task in enumerate(tasks)]
-    calls = [call(0, task.args) for task in tasks]
-    return Case("clusters", [evaluating(calls)], lines, recipe=SIZES, alone=True)
+    lines = [kit.Line(task.title, judge(k)) for k, task in enumerate(tasks)]
+    calls = [kit.call(0, task.args) for task in tasks]
+    return kit.Case("clusters", [kit.evaluating(calls)], lines, recipe=kit.SIZES, alone=True)
 
 
 @lru_cache(maxsize=2)
@@ -443,6 +438,6 @@ def tasks_of(hidden: bool) -> tuple[Task, ...]:
     )
 
 
-@exercise(points=4, objects=("best_layout",), references=OF_NUMBERS)
-def best_layout(draw: Draw) -> Iterator[Case]:
+@kit.exercise(points=4, objects=("best_layout",), references=OF_NUMBERS)
+def best_layout(draw: kit.Draw) -> Iterator[kit.Case]:
     yield case(tasks_of(draw.hidden))

@@ -10,20 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from course_lib.checks import words
-from course_lib.checks.kit import (
-    RIGHT,
-    Case,
-    Draw,
-    Finding,
-    Line,
-    Observed,
-    Sentence,
-    difference,
-    essential,
-    exercise,
-    wrong,
-)
+from course_lib.checks import kit, words
 from course_lib.checks.notebooks.four_dimensions.groups import OnMesh
 from course_lib.checks.notebooks.four_dimensions.norms import FIRST_HAS_IT, OWN, TABLE, Model, explained
 from course_lib.checks.notebooks.four_dimensions.references import REFERENCES
@@ -50,45 +37,45 @@ ALL = (
 # ---- lines
 
 
-def norm_line(model: Model, title: str) -> Line:
-    def judge(observed: Observed) -> Finding:
+def norm_line(model: Model, title: str) -> kit.Line:
+    def judge(observed: kit.Observed) -> kit.Finding:
         returned = [values.returned[0] for values in observed.values]
         for rank, value in enumerate(returned):
             if not is_norm(value):
-                return wrong(
+                return kit.wrong(
                     f"on rank {rank} no finite number was returned.",
                     "Return the norm before scaling, as a float.",
                 )
         off = [rank for rank, value in enumerate(returned) if abs(value - model.norm) > ROUNDING * model.norm]
         if not off:
-            return RIGHT
+            return kit.RIGHT
         got, want = words.apart(float(returned[off[0]]), model.norm)
         fault = f"rank {off[0]} returned another norm than that of the whole gradient"
         mistake = explained(model, returned)
         says = mistake.says if mistake else ""
         firsts = {model.mesh.ranks(rank, "pp", "tp")[0] for rank in range(observed.world_size)}
         if off and firsts.isdisjoint(off) and len(off) == observed.world_size - len(firsts):
-            return wrong(Sentence(f"{fault}: {got} instead of {want}.", f"{fault}."), FIRST_HAS_IT)
+            return kit.wrong(kit.Sentence(f"{fault}: {got} instead of {want}.", f"{fault}."), FIRST_HAS_IT)
         if says == OWN:
             got = words.listing(f"{value:.4f}" for value in (returned[0], returned[-1]))
             fault = f"ranks 0 and {observed.world_size - 1} returned norms of their own"
-        said = Sentence(f"{fault}: {got} instead of {want}.", f"{fault}.")
-        return wrong(said, says, misses_point=mistake is not None and mistake.misses_point)
+        said = kit.Sentence(f"{fault}: {got} instead of {want}.", f"{fault}.")
+        return kit.wrong(said, says, misses_point=mistake is not None and mistake.misses_point)
 
-    def shows(observed: Observed) -> float:
+    def shows(observed: kit.Observed) -> float:
         """Whether all ranks returned the norm, or that of a known slip in it."""
         returned = [values.returned[0] for values in observed.values]
         mistake = explained(model, returned) if all(map(is_norm, returned)) else None
         return float(judge(observed).ok or (mistake is not None and not mistake.misses_point))
 
-    return Line(f"the norm: {title}", judge, shows=shows, part=title)
+    return kit.Line(f"the norm: {title}", judge, shows=shows, part=title)
 
 
 def is_norm(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
 
 
-def factor_of(model: Model, observed: Observed) -> float:
+def factor_of(model: Model, observed: kit.Observed) -> float:
     """The factor of the norm that all ranks returned, if it is one and shrinks gradients; else the right one.
 
     So a wrong norm does not cost the line on scaling, too.
@@ -107,35 +94,37 @@ class Scaled(NamedTuple):
     factor: float
 
 
-def scaled_line(model: Model, title: str) -> Line:
-    def judge(observed: Observed) -> Finding:
+def scaled_line(model: Model, title: str) -> kit.Line:
+    def judge(observed: kit.Observed) -> kit.Finding:
         factors: list[Scaled] = []
         for rank in range(observed.world_size):
             tensors = observed.tensors[rank]
             if any(bool((tensors[f"weight.{name}"] != WEIGHT).any()) for name in model.names(rank)):
-                return wrong(f"on rank {rank} a parameter was changed: scale its gradient instead.")
+                return kit.wrong(f"on rank {rank} a parameter was changed: scale its gradient instead.")
             if name := next(iter(observed.values[rank].misfits), ""):
-                return wrong(f"on rank {rank} the gradient of {name} is gone, or has another shape.")
+                return kit.wrong(f"on rank {rank} the gradient of {name} is gone, or has another shape.")
             for name, before in model.pieces(rank).items():
                 got = float((tensors[name] * before).sum() / before.square().sum())
                 if not bool(((tensors[name] - got * before).abs() <= ROUNDING * before.abs().max()).all()):
-                    said = difference(
+                    said = kit.difference(
                         f"on rank {rank} the gradient of {name} is wrong",
                         tensors[name],
                         model.factor * before,
                     )
-                    return wrong(said, "All elements are scaled by one factor: the direction stays.")
+                    return kit.wrong(said, "All elements are scaled by one factor: the direction stays.")
                 factors.append(Scaled(rank, name, got))
         factor = factor_of(model, observed)
         off = [scaled for scaled in factors if not same(scaled.factor, factor)]
         if not off:
-            return RIGHT
+            return kit.RIGHT
         rank, name, got = off[0]
         fault = f"on rank {rank} the gradient of {name} was scaled by another factor"
-        said = Sentence("{}: {} instead of {}.".format(fault, *words.apart(got, model.factor)), f"{fault}.")
-        return wrong(said, why(model, factors, [values.returned[0] for values in observed.values]))
+        said = kit.Sentence(
+            "{}: {} instead of {}.".format(fault, *words.apart(got, model.factor)), f"{fault}."
+        )
+        return kit.wrong(said, why(model, factors, [values.returned[0] for values in observed.values]))
 
-    return Line(f"gradients scaled: {title}", judge, 2)
+    return kit.Line(f"gradients scaled: {title}", judge, 2)
 
 
 def same(factor: float, other: float) -> bool:
@@ -192,36 +181,36 @@ def of_ranks(by_rank: dict[int, float], wanted: float) -> str:
     low, high = min(by_rank, key=by_rank.__getitem__), max(by_rank, key=by_rank.__getitem__)
     smaller, larger = words.apart(by_rank[low], by_rank[high])
     rule = "all ranks scale by one factor, that of the whole model's norm."
-    return Sentence(
+    return kit.Sentence(
         f"Ranks {low} and {high} scaled by {smaller} and {larger} instead of {wanted:.4g}: {rule}",
         f"Each rank scaled by a factor of its own: {rule}",
     )
 
 
-def traffic_line(model: Model, title: str) -> Line:
+def traffic_line(model: Model, title: str) -> kit.Line:
     """At most some numbers for each parameter, and nothing to the replicas."""
     most = 4 * NUMBER * len(model.whole)
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         for rank in range(observed.world_size):
             operations = model.mesh.called(observed, rank)
             sent = sum(operation.bytes_sent for operation in operations)
             if sent > most:
                 fault = f"rank {rank} sent {words.number(round(sent))} bytes; "
                 fault += f"an all-reduce of {NUMBER} bytes is enough."
-                return wrong(fault, "Add up the squares on the rank: numbers travel, not gradients.")
-        return RIGHT
+                return kit.wrong(fault, "Add up the squares on the rank: numbers travel, not gradients.")
+        return kit.RIGHT
 
-    return essential(Line(f"bytes: {title}", judge, 0.5, "communication"))
+    return kit.essential(kit.Line(f"bytes: {title}", judge, 0.5, "communication"))
 
 
 # ---- the exercise
 
 
 def case(
-    draw: Draw, sizes: dict[str, int], title: str, share: float, *, tied: bool = True, cut_table: bool = True,
-    empty: int | None = None, frozen: bool = True,
-) -> Case:  # fmt: skip
+    draw: kit.Draw, sizes: dict[str, int], title: str, share: float, *, tied: bool = True,
+    cut_table: bool = True, empty: int | None = None, frozen: bool = True,
+) -> kit.Case:  # fmt: skip
     """empty: a stage without gradients; frozen: each stage has a parameter without one."""
     mesh = OnMesh(sizes)
     pp, width = mesh.size("pp"), 6 * mesh.size("tp")
@@ -247,10 +236,12 @@ def case(
         whole |= {key: None for key in whole if key[0] == empty}
     model = Model(mesh, whole, frozenset(cut) if mesh.size("tp") > 1 else frozenset(), tied, share)
     lines = [norm_line(model, title), scaled_line(model, title), traffic_line(model, title)]
-    return Case(title, [model.side(rank) for rank in range(mesh.n)], lines, recipe=RECIPE, groups=mesh.groups)
+    return kit.Case(
+        title, [model.side(rank) for rank in range(mesh.n)], lines, recipe=RECIPE, groups=mesh.groups
+    )
 
 
-def trouble(case: Case, kind: str, text: str) -> str:
+def trouble(case: kit.Case, kind: str, text: str) -> str:
     if kind == "deadlock":
         return ALL
     if re.search(r"KeyError: '?(pp|dp|cp|tp)\b", text):
@@ -260,11 +251,11 @@ def trouble(case: Case, kind: str, text: str) -> str:
     return NONE if "NoneType" in text or "expects" in text else ""
 
 
-@exercise(
+@kit.exercise(
     points=8, objects=("clip_grad_norm",), references=REFERENCES, hint=trouble, point=POINT,
     besides=BESIDES,
 )  # fmt: skip
-def clip_grad_norm(draw: Draw) -> Iterator[Case]:
+def clip_grad_norm(draw: kit.Draw) -> Iterator[kit.Case]:
     yield case(draw, {"pp": 2, "dp": 2, "tp": 2}, "pp 2 x dp 2 x tp 2, tied", 0.3, frozen=False)
     yield case(
         draw, {"pp": 2, "cp": 2}, "pp 2 x cp 2, frozen ones, below max_norm", 1.7, tied=False, empty=0

@@ -11,26 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
-from course_lib.checks.kit import (
-    SIZES,
-    Answered,
-    Case,
-    Draw,
-    Finding,
-    Line,
-    Model,
-    Observed,
-    Prediction,
-    call,
-    equal,
-    evaluating,
-    exercise,
-    intact,
-    judge_prediction,
-    judge_values,
-    numeric,
-    wrong,
-)
+from course_lib.checks import kit
 from course_lib.checks.notebooks.four_dimensions.plans import GPT3, Formula, drawn, gpt, plan
 from course_lib.checks.notebooks.four_dimensions.references import OF_NUMBERS
 from course_lib.planning.by_hand import memory_per_gpu as right
@@ -39,7 +20,7 @@ CLOSE = 2e-3  # relative: norms and biases may be counted
 
 
 def gb(
-    shape: Model,
+    shape: kit.Model,
     layout: dict[str, Any],
     batch: int,
     *,
@@ -256,50 +237,50 @@ class Question:
         return formula if self.states else lambda *plan: formula(*plan) - formula(*of_one_token(plan))
 
     @property
-    def prediction(self) -> Prediction:
+    def prediction(self) -> kit.Prediction:
         name = "memory_per_gpu" if self.states else "the activations' part of memory_per_gpu"
-        return Prediction(
+        return kit.Prediction(
             name, 0, self.plans, self.of(right), {says: self.of(slip) for says, slip in self.slips.items()},
             otherwise=OTHERWISE, tolerance=CLOSE, ideas=IDEAS, called="memory_per_gpu",
         )  # fmt: skip
 
-    def numbers(self, start: int, observed: Observed, unit: float) -> list[float] | None:
+    def numbers(self, start: int, observed: kit.Observed, unit: float) -> list[float] | None:
         """In GB; None if a call raised, or gave no number."""
         answers = [observed.answer(start + k) for k in range(len(self.calls))]
-        values = [numeric(answer.value) if answer.error is None else None for answer in answers]
+        values = [kit.numeric(answer.value) if answer.error is None else None for answer in answers]
         numbers = [value / unit for value in values if value is not None]
         if len(numbers) < len(answers):
             return None
         few = numbers[len(self.plans) :] or [0.0] * len(self.plans)
         return [number - less for number, less in zip(numbers, few, strict=False)]
 
-    def answered(self, start: int, observed: Observed, unit: float) -> list[Answered]:
+    def answered(self, start: int, observed: kit.Observed, unit: float) -> list[kit.Answered]:
         numbers = self.numbers(start, observed, unit) or ()
         return [
-            (plan, number, equal(number, self.of(right)(*plan), CLOSE))
+            (plan, number, kit.equal(number, self.of(right)(*plan), CLOSE))
             for plan, number in zip(self.plans, numbers, strict=False)
         ]
 
-    def line(self, start: int, units: Callable[[Observed], float], alike: Sequence[Placed]) -> Line:
+    def line(self, start: int, units: Callable[[kit.Observed], float], alike: Sequence[Placed]) -> kit.Line:
         """alike: the questions about the same slips, which one slip has to explain together."""
         prediction = self.prediction
 
-        def judge(observed: Observed) -> Finding:
+        def judge(observed: kit.Observed) -> kit.Finding:
             unit = units(observed)
             numbers = self.numbers(start, observed, unit)
             if numbers is None:
-                return judge_prediction(prediction, start)(observed)
+                return kit.judge_prediction(prediction, start)(observed)
             if self.strictly and unit != 1:
                 says = next(says for says, factor in UNITS.items() if factor == unit)
-                return wrong("memory_per_gpu counts in another unit.", says, cause="unit")
+                return kit.wrong("memory_per_gpu counts in another unit.", says, cause="unit")
             others = [each for question, place in alike for each in question.answered(place, observed, unit)]
-            return judge_values(prediction, numbers, others)
+            return kit.judge_values(prediction, numbers, others)
 
-        def shows(observed: Observed) -> float:
+        def shows(observed: kit.Observed) -> float:
             answers = self.answered(start, observed, units(observed))
-            return float(bool(answers) and intact(prediction, answers))
+            return float(bool(answers) and kit.intact(prediction, answers))
 
-        return Line(self.title, judge, self.weight, shows=shows, part=self.title)
+        return kit.Line(self.title, judge, self.weight, shows=shows, part=self.title)
 
 
 Placed = tuple[Question, int]  # with the number of its first call
@@ -312,18 +293,18 @@ def of_one_token(plan: Plan) -> Plan:
     return replace(shape, context=1), *rest
 
 
-def unit_of(plans: Sequence[Plan]) -> Callable[[Observed], float]:
+def unit_of(plans: Sequence[Plan]) -> Callable[[kit.Observed], float]:
     """The unit in which most answers are right, as a factor on GB; else 1.
 
     Some may be right in another unit by chance: states that t = 8 has not divided look like bits.
     """
 
-    def unit(observed: Observed) -> float:
-        values = [numeric(observed.answer(k).value) for k in range(len(plans))]
+    def unit(observed: kit.Observed) -> float:
+        values = [kit.numeric(observed.answer(k).value) for k in range(len(plans))]
 
         def answers(factor: float) -> int:
             return sum(
-                value is not None and equal(value, factor * right(*plan), CLOSE)
+                value is not None and kit.equal(value, factor * right(*plan), CLOSE)
                 for value, plan in zip(values, plans, strict=True)
             )
 
@@ -333,7 +314,7 @@ def unit_of(plans: Sequence[Plan]) -> Callable[[Observed], float]:
     return unit
 
 
-def memory_case(questions: Sequence[Question]) -> Case:
+def memory_case(questions: Sequence[Question]) -> kit.Case:
     plans = [plan for question in questions for plan in question.calls]
     starts = accumulate((len(question.calls) for question in questions), initial=0)
     placed = list(zip(questions, starts, strict=False))
@@ -341,12 +322,12 @@ def memory_case(questions: Sequence[Question]) -> Case:
         question.line(start, unit_of(plans), [each for each in placed if each[0].slips is question.slips])
         for question, start in placed
     ]
-    calls = [call(0, plan) for plan in plans]
-    return Case("memory_per_gpu", [evaluating(calls)], lines, recipe=SIZES, alone=True)
+    calls = [kit.call(0, plan) for plan in plans]
+    return kit.Case("memory_per_gpu", [kit.evaluating(calls)], lines, recipe=kit.SIZES, alone=True)
 
 
-@exercise(points=6, objects=("memory_per_gpu",), references=OF_NUMBERS, point=POINT)
-def memory_per_gpu(draw: Draw) -> Iterator[Case]:
+@kit.exercise(points=6, objects=("memory_per_gpu",), references=OF_NUMBERS, point=POINT)
+def memory_per_gpu(draw: kit.Draw) -> Iterator[kit.Case]:
     small = gpt(48, 48, 6144, context=4)
     lean = {"recompute": "full", "sequence": True}
     states = [(small, plan(4, 16, 8, zero=zero, **lean), 64) for zero in (0, 1)] + [

@@ -9,7 +9,7 @@ from itertools import chain, combinations
 from math import prod
 from typing import Any
 
-from course_lib.checks.kit import Observed
+from course_lib.checks import kit
 from course_lib.checks.notebooks.four_dimensions.meshes import Sizes
 from course_lib.ledger.operation import Operation
 from course_lib.mesh.coordinates import axis_ranks, coordinates
@@ -57,7 +57,7 @@ class OnMesh:
             ],
         }
 
-    def called(self, observed: Observed, rank: int, call: int = 0) -> list[Operation]:
+    def called(self, observed: kit.Observed, rank: int, call: int = 0) -> list[Operation]:
         """The operations of the student's call number `call`."""
         begun = observed.values[rank].begun
         return observed.operations[rank][begun[call] : begun[call + 1]]

@@ -7,20 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from course_lib.checks.kit import (
-    RIGHT,
-    SIZES,
-    Case,
-    Finding,
-    Line,
-    Observed,
-    Sentence,
-    at,
-    error_kind,
-    evaluating,
-    unwritten,
-    wrong,
-)
+from course_lib.checks import kit
 
 Sizes = Mapping[str, int]
 Formula = Callable[..., Any]
@@ -69,12 +56,12 @@ class Answers:
         slips: Mapping[str, Formula],
         weight: float = 1,
         otherwise: str = "",
-    ) -> Line:
+    ) -> kit.Line:
         """All questions are answered right; a slip explains the answers if it gives every one of them."""
         start = len(self.calls)
         self.calls += [question.call(self.index) for question in questions]
 
-        def judge(observed: Observed) -> Finding:
+        def judge(observed: kit.Observed) -> kit.Finding:
             values = []
             for k, question in enumerate(questions, start=start):
                 answer = observed.answer(k)
@@ -83,35 +70,40 @@ class Answers:
                 values.append(self.read(answer.value))
                 if values[-1] is None:
                     why = "Is there a `return` at its end?" if answer.value is None else ""
-                    return wrong(f"{self.name} does not give {self.form}.", why, cause=f"{self.name} form")
+                    return kit.wrong(
+                        f"{self.name} does not give {self.form}.", why, cause=f"{self.name} form"
+                    )
             pairs = list(zip(questions, values, strict=True))
             off = [(question, value) for question, value in pairs if value != question.of(self.right)]
             if not off:
-                return RIGHT
+                return kit.RIGHT
             question, value = off[0]
             wanted = question.of(self.right)
             says = (s for s, slip in slips.items() if all(v == tried(q, slip) for q, v in pairs))
             fault = f"{self.name} gives another answer than that of the mesh, on some ranks"
-            said = Sentence(f"{question.shown(self.name)} gives {value} instead of {wanted}.", f"{fault}.")
+            said = kit.Sentence(
+                f"{question.shown(self.name)} gives {value} instead of {wanted}.", f"{fault}."
+            )
             why = next(says, otherwise)
-            return wrong(said, why, cause=f"{self.name} {why}")
+            return kit.wrong(said, why, cause=f"{self.name} {why}")
 
-        return Line(text, judge, weight)
+        return kit.Line(text, judge, weight)
 
-    def raised(self, question: Question, error: str = "", text: str = "", place: str = "") -> Finding:
+    def raised(self, question: Question, error: str = "", text: str = "", place: str = "") -> kit.Finding:
         if error == "NotImplementedError":
-            return unwritten(self.name, place)
-        said = Sentence(
-            f"{question.shown(self.name)} raised {error}: {text}", f"{self.name} raised {error_kind(error)}."
+            return kit.unwritten(self.name, place)
+        said = kit.Sentence(
+            f"{question.shown(self.name)} raised {error}: {text}",
+            f"{self.name} raised {kit.error_kind(error)}.",
         )
         missing = lacking(error, text)
         if missing in AXES and missing not in question.sizes:
-            return wrong(said, LACKS_AXES, cause=f"{self.name} raised {error}")
-        return wrong(said, at(place), cause=f"{self.name} raised {error}")
+            return kit.wrong(said, LACKS_AXES, cause=f"{self.name} raised {error}")
+        return kit.wrong(said, kit.at(place), cause=f"{self.name} raised {error}")
 
-    def case(self, lines: list[Line]) -> Case:
-        sides = [evaluating(self.calls)]
-        return Case(self.name, sides, lines, recipe=SIZES, alone=True)
+    def case(self, lines: list[kit.Line]) -> kit.Case:
+        sides = [kit.evaluating(self.calls)]
+        return kit.Case(self.name, sides, lines, recipe=kit.SIZES, alone=True)
 
 
 def lacking(error: str, text: str) -> str:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from course_lib.checks.kit import RankSide, Spec
+from course_lib.checks import kit
 from course_lib.checks.notebooks.four_dimensions.groups import OnMesh
 from course_lib.checks.rank.notebooks.four_dimensions.on_a_mesh import NormInstructions
 
@@ -144,10 +144,12 @@ class Model:
     def factor(self) -> float:
         return min(1.0, self.max_norm / (self.norm + 1e-6))
 
-    def side(self, rank: int) -> RankSide:
+    def side(self, rank: int) -> kit.RankSide:
         pieces, names = self.pieces(rank), self.names(rank)
-        outputs = {name: Spec.of(piece) for name, piece in pieces.items()}
-        outputs |= {f"weight.{name}": Spec.of(pieces.get(name, torch.zeros(3).double())) for name in names}
+        outputs = {name: kit.Spec.of(piece) for name, piece in pieces.items()}
+        outputs |= {
+            f"weight.{name}": kit.Spec.of(pieces.get(name, torch.zeros(3).double())) for name in names
+        }
         instructions = NormInstructions(
             **self.mesh.described(rank),
             named=names,
@@ -156,7 +158,7 @@ class Model:
             max_norm=self.max_norm,
             expects={name: spec.agreed() for name, spec in outputs.items()},
         )
-        return RankSide({name: piece.clone() for name, piece in pieces.items()}, instructions, outputs)
+        return kit.RankSide({name: piece.clone() for name, piece in pieces.items()}, instructions, outputs)
 
     # ---- mistakes, the simplest first: where a mesh lacks an axis, several give one norm
 

@@ -8,7 +8,7 @@ from itertools import combinations
 from math import prod
 from typing import Any
 
-from course_lib.checks.kit import Case, Draw, exercise
+from course_lib.checks import kit
 from course_lib.checks.notebooks.four_dimensions.meshes import (
     Answers,
     Formula,
@@ -179,13 +179,13 @@ FLATTENED: dict[str, Formula] = {
 # ---- the exercise
 
 
-def drawn(draw: Draw) -> Sizes:
+def drawn(draw: kit.Draw) -> Sizes:
     """Four axes of unequal sizes, of which dp has three ranks."""
     sizes = [draw.choice([2, 3, 4]), 3, draw.choice([2, 4, 5]), draw.choice([2, 6])]
     return dict(zip(("pp", "dp", "cp", "tp"), sizes, strict=True))
 
 
-def asked(draw: Draw, sizes: Sizes, axes: Sequence[Any]) -> list[Question]:
+def asked(draw: kit.Draw, sizes: Sizes, axes: Sequence[Any]) -> list[Question]:
     """All ranks of a small mesh, and some of a large one, for their groups along `axes`."""
     n = prod(sizes.values())
     ranks = range(n) if n <= SMALL else sorted({0, n - 1, *(draw.integer(0, n) for _ in range(SAMPLE - 2))})
@@ -197,8 +197,8 @@ def pairs(sizes: Sizes) -> list[tuple[str, ...]]:
     return [pair if k % 2 == 0 else pair[::-1] for k, pair in enumerate(combinations(sizes, 2))]
 
 
-@exercise(points=5, objects=("coordinates", "axis_ranks"), references=REFERENCES)
-def coordinates(draw: Draw) -> Iterator[Case]:
+@kit.exercise(points=5, objects=("coordinates", "axis_ranks"), references=REFERENCES)
+def coordinates(draw: kit.Draw) -> Iterator[kit.Case]:
     """Half of the points for the places: a group in another order, or without its rank, keeps them."""
     meshes = {title(sizes): (sizes, *weights) for sizes, *weights in VISIBLE}
     if draw.hidden:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from course_lib.checks.kit import Draw, Model
+from course_lib.checks import kit
 from course_lib.planning.by_hand import A100, LEAN, SELENE
 
 Formula = Callable[..., float]
@@ -17,7 +17,7 @@ LAYOUT = {
 }  # fmt: skip
 
 
-class Shape(Model):
+class Shape(kit.Model):
     """A GPT with GPT-2's parts; a message prints its sizes as one would type them, and GPT3 by its name."""
 
     def __repr__(self) -> str:
@@ -59,7 +59,7 @@ def plan(pp: int, dp: int, tp: int, **more: Any) -> Plan:
     return Plan({"pp": pp, "dp": dp, "tp": tp, **LEAN, **more})
 
 
-def drawn(draw: Draw, **more: Any) -> tuple[Shape, Plan, int]:
+def drawn(draw: kit.Draw, **more: Any) -> tuple[Shape, Plan, int]:
     """A model, a layout and a batch that divide each other, with a pipeline and unequal axes."""
     pp, tp, dp, chunks = (draw.choice(each) for each in ([2, 4, 8], [2, 4, 8], [3, 6, 12, 24], [1, 2, 4]))
     heads = tp * draw.integer(4, 9)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from course_lib.checks.kit import Answer, Case, Draw, answers, exercise
+from course_lib.checks import kit
 from course_lib.checks.notebooks.four_dimensions.references import OF_NUMBERS
 from course_lib.planning.by_hand import REACHED, SELENE, all_reduce_seconds, ring_seconds
 
@@ -38,20 +38,20 @@ MILLISECONDS = {
 REASONS = ("few keys", "nvlink", "small batch", "no bubble")
 
 
-@exercise(
+@kit.exercise(
     points=4,
     objects=("answer_1", "answer_2", "answer_3", "answer_4", "answer_5"),
     references=OF_NUMBERS,
     constants=True,
 )
-def questions(draw: Draw) -> Iterator[Case]:
-    yield answers(
+def questions(draw: kit.Draw) -> Iterator[kit.Case]:
+    yield kit.answers(
         [
-            Answer(
+            kit.Answer(
                 "answer_1", SIXTEEN, slips=MILLISECONDS, unit="milliseconds", tolerance=0.01,
                 otherwise="A ring of 8 inside the node, and a ring of 2 between nodes with 1/8 of the bytes.",
             ),
-            Answer(
+            kit.Answer(
                 "answer_2", 8,
                 slips={
                     4: "That is what is printed: 8 x 16 x 16 x 4 ranks are 8,192 GPUs, half of the row's.",
@@ -61,7 +61,7 @@ def questions(draw: Draw) -> Iterator[Case]:
                 },
                 otherwise="Multiply tp, cp, pp and dp in every row.",
             ),
-            Answer(
+            kit.Answer(
                 "answer_3", 16, unit="microbatches", tolerance=1e-3,
                 slips={
                     2048: "That is the whole batch: dp = 128 pipelines share it.",
@@ -70,7 +70,7 @@ def questions(draw: Draw) -> Iterator[Case]:
                 },
                 otherwise="16 M tokens are 2,048 sequences of 8,192, for 128 pipelines.",
             ),
-            Answer(
+            kit.Answer(
                 "answer_4", 15 / 16,
                 slips={
                     15 / 31: "That is of the whole step, (p - 1) / (m + p - 1), and not of the ideal time.",
@@ -80,7 +80,7 @@ def questions(draw: Draw) -> Iterator[Case]:
                 },
                 otherwise="(p - 1) / m with one chunk.",
             ),
-            Answer(
+            kit.Answer(
                 "answer_5", REASONS[:1], options=REASONS,
                 slips={
                     "nvlink": "tp = 8 fills the node: cp goes over the network.",

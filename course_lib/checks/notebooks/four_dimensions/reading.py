@@ -7,21 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from course_lib.checks import words
-from course_lib.checks.kit import (
-    ANY,
-    RIGHT,
-    SIZES,
-    Case,
-    Draw,
-    Finding,
-    Line,
-    Observed,
-    Sentence,
-    evaluating,
-    exercise,
-    wrong,
-)
+from course_lib.checks import kit, words
 from course_lib.checks.notebooks.four_dimensions.meshes import (
     AXES,
     Answers,
@@ -97,7 +83,7 @@ def backwards_part(rank: int, sizes: Sizes, batch_size: int, seq: int) -> tuple[
     return right_part(rank, dict(reversed([*sizes.items()])), batch_size, seq)
 
 
-Look = Callable[[Sheet, Parts], Finding]
+Look = Callable[[Sheet, Parts], kit.Finding]
 
 
 class Asked(Answers):
@@ -110,7 +96,7 @@ class Asked(Answers):
             self.starts.append(len(self.calls))
             self.calls += [question.call(0) for question in sheet.questions]
 
-    def parts(self, observed: Observed, which: int) -> Parts | Finding:
+    def parts(self, observed: kit.Observed, which: int) -> Parts | kit.Finding:
         parts: Parts = {}
         for k, question in enumerate(self.sheets[which].questions):
             answer = observed.answer(self.starts[which] + k)
@@ -119,11 +105,11 @@ class Asked(Answers):
             part = read(answer.value)
             if part is None:
                 why = "Is there a `return` at its end?" if answer.value is None else ""
-                return wrong(f"{NAME} does not give {FORM}.", why, cause="form")
+                return kit.wrong(f"{NAME} does not give {FORM}.", why, cause="form")
             parts[question.rank] = part
         return parts
 
-    def backwards(self, observed: Observed) -> bool:
+    def backwards(self, observed: kit.Observed) -> bool:
         """Whether all answers are right for ranks that are numbered with the first axis innermost."""
         answers = (observed.answer(k) for k in range(len(self.calls)))
         questions = [question for sheet in self.sheets for question in sheet.questions]
@@ -132,7 +118,7 @@ class Asked(Answers):
             for answer, q in zip(answers, questions, strict=True)
         )
 
-    def lacks_axes(self, observed: Observed, which: int) -> bool:
+    def lacks_axes(self, observed: kit.Observed, which: int) -> bool:
         """Whether the answers for the sheet raised a KeyError about an axis that its mesh lacks."""
         first = self.starts[which]
         errors = (observed.answer(first + k).error for k in range(len(self.sheets[which].questions)))
@@ -141,31 +127,31 @@ class Asked(Answers):
 
     def each(
         self, text: str, look: Look, weight: float = 1, *, of_ranks: bool = False, lenient: bool = False
-    ) -> Line:
+    ) -> kit.Line:
         """A line that holds for each sheet by itself.
 
         of_ranks: it is about the places of the ranks, too; lenient: meshes without some axis may raise, if
         there are others.
         """
 
-        def judge(observed: Observed) -> Finding:
+        def judge(observed: kit.Observed) -> kit.Finding:
             if self.backwards(observed):
-                return wrong(BACKWARDS, cause=BACKWARDS, misses_point=True) if of_ranks else RIGHT
+                return kit.wrong(BACKWARDS, cause=BACKWARDS, misses_point=True) if of_ranks else kit.RIGHT
             which = range(len(self.sheets))
             kept = [k for k in which if not (lenient and self.lacks_axes(observed, k))]
             for k in kept or which:
                 parts = self.parts(observed, k)
-                finding = parts if isinstance(parts, Finding) else look(self.sheets[k], parts)
+                finding = parts if isinstance(parts, kit.Finding) else look(self.sheets[k], parts)
                 if not finding.ok:
                     return finding
-            return RIGHT
+            return kit.RIGHT
 
-        return Line(text, judge, weight)
+        return kit.Line(text, judge, weight)
 
-    def ranges(self, line: Line) -> Line:
+    def ranges(self, line: kit.Line) -> kit.Line:
         """The line, which also asks for a list of ranges: the notebook's figures read one."""
 
-        def judge(observed: Observed) -> Finding:
+        def judge(observed: kit.Observed) -> kit.Finding:
             finding = line.judge(observed)
             if not finding.ok or self.backwards(observed):
                 return finding
@@ -175,9 +161,9 @@ class Asked(Answers):
                     if isinstance(spans, list) and all(ints(span) is not None for span in spans):
                         continue
                     fault = "does not give its places as a list of ranges."
-                    said = Sentence(f"{question.shown(NAME)} {fault}", f"{NAME} {fault}")
-                    return wrong(said, RANGES, cause=RANGES)
-            return RIGHT
+                    said = kit.Sentence(f"{question.shown(NAME)} {fault}", f"{NAME} {fault}")
+                    return kit.wrong(said, RANGES, cause=RANGES)
+            return kit.RIGHT
 
         return replace(line, judge=judge)
 
@@ -193,14 +179,14 @@ def why(sheet: Sheet, parts: Parts, index: int, slips: Mapping[str, Formula]) ->
 def covering(index: int, axis: str, what: str, slips: Mapping[str, Formula]) -> Look:
     """Each row, or place, is read once along the axis. Fewer missing than there are parts are a remainder."""
 
-    def look(sheet: Sheet, parts: Parts) -> Finding:
+    def look(sheet: Sheet, parts: Parts) -> kit.Finding:
         counts = sheet.together(parts, index, axis)
         whole = range((sheet.batch_size, sheet.seq)[index])
         missing = [item for item in whole if not counts[item]]
         often = [item for item, count in counts.items() if count > 1]
         outside = [item for item in counts if item not in whole]
         if not (missing or often or outside):
-            return RIGHT if index else even(sheet, parts)
+            return kit.RIGHT if index else even(sheet, parts)
         state = "is read by none of them" if missing else "is read twice" if often else "does not exist"
         place = (missing or sorted(often) or outside)[0]
         asked = Question(0, sheet.sizes, (sheet.batch_size, sheet.seq)).shown(NAME)
@@ -210,56 +196,56 @@ def covering(index: int, axis: str, what: str, slips: Mapping[str, Formula]) -> 
             state = f"is not read by it, and the mesh has no {axis}" if missing else state
         else:
             who = f"{words.ranks(several)}, which differ in {axis} alone"
-        said = Sentence(
+        said = kit.Sentence(
             f"of {who}, {what} {place} {state}: {asked} and its like.",
             f"of ranks that differ in {axis} alone, a {what} {state}.",
         )
         because = why(sheet, parts, index, slips)
         remainder = len(missing) < (1 + index) * sheet.sizes.get(axis, 1) and not often and not outside
-        return wrong(said, because, cause=because, misses_point=not (remainder or because == PAIR))
+        return kit.wrong(said, because, cause=because, misses_point=not (remainder or because == PAIR))
 
     return look
 
 
-def even(sheet: Sheet, parts: Parts) -> Finding:
+def even(sheet: Sheet, parts: Parts) -> kit.Finding:
     """No replica reads two rows more than another."""
     counts = sorted({len(rows) for rows, _ in parts.values()})
     if counts[-1] - counts[0] <= 1:
-        return RIGHT
+        return kit.RIGHT
     asked = Question(0, sheet.sizes, (sheet.batch_size, sheet.seq)).shown(NAME)
-    said = Sentence(
+    said = kit.Sentence(
         f"one replica reads {counts[0]} rows and another {counts[-1]}: of {asked} and its like.",
         "one replica reads more rows than another.",
     )
-    return wrong(said, why(sheet, parts, 0, {LAST: last_rows}), cause="even")
+    return kit.wrong(said, why(sheet, parts, 0, {LAST: last_rows}), cause="even")
 
 
 def same(index: int, what: str, cutting: tuple[str, ...], slips: Mapping[str, Formula]) -> Look:
-    def look(sheet: Sheet, parts: Parts) -> Finding:
+    def look(sheet: Sheet, parts: Parts) -> kit.Finding:
         pairs = sheet.alike(parts, index, *cutting)
         if not pairs:
-            return RIGHT
+            return kit.RIGHT
         first, other = pairs[0]
         differ = [
             a for a in sheet.sizes if coordinates(first, sheet.sizes)[a] != coordinates(other, sheet.sizes)[a]
         ]
-        said = Sentence(
+        said = kit.Sentence(
             f"ranks {first} and {other} read different {what}, and differ in {' and '.join(differ)} alone.",
             f"ranks that differ in {' and '.join(differ)} alone read different {what}.",
         )
         because = why(sheet, parts, index, slips)
-        return wrong(said, because, cause=because, misses_point=True)
+        return kit.wrong(said, because, cause=because, misses_point=True)
 
     return look
 
 
-def equal_work(sheet: Sheet, parts: Parts) -> Finding:
+def equal_work(sheet: Sheet, parts: Parts) -> kit.Finding:
     n = sheet.sizes.get("cp", 1)
     held = {axes(rank, sheet.sizes, "cp")[0]: places for rank, (_, places) in parts.items()}
     work = [sum(at + 1 for at in places) for places in held.values()]
     busiest = max(work) * n / max(1, sum(work))
     if busiest <= MOST:
-        return RIGHT
+        return kit.RIGHT
     fault = f"the busiest rank of cp has {busiest:.2f} times the mean work under a causal mask."
     because, remainder = "", False
     if why(sheet, parts, 1, {SUCCESSION: in_succession}):
@@ -271,9 +257,9 @@ def equal_work(sheet: Sheet, parts: Parts) -> Finding:
     else:
         because = why(sheet, parts, 1, {APART: chunks_apart})
     general = "the ranks of cp have unequal work under a causal mask."
-    return wrong(
-        Sentence(fault, general),
-        because and Sentence(because, because.partition("With")[0].strip()),
+    return kit.wrong(
+        kit.Sentence(fault, general),
+        because and kit.Sentence(because, because.partition("With")[0].strip()),
         cause="work",
         misses_point=not remainder,
     )
@@ -282,13 +268,13 @@ def equal_work(sheet: Sheet, parts: Parts) -> Finding:
 def in_blocks(*before: Look) -> Look:
     """Rows in succession and places as a zigzag; of parts that fail a line before, nothing new is said."""
 
-    def look(sheet: Sheet, parts: Parts) -> Finding:
+    def look(sheet: Sheet, parts: Parts) -> kit.Finding:
         expected = {q.rank: flat(q.of(right_part)) for q in sheet.questions}
         off = [rank for rank, part in parts.items() if part != expected[rank]]
         if not off:
-            return RIGHT
+            return kit.RIGHT
         if not all(line(sheet, parts).ok for line in before):
-            return wrong(cause=ANY)
+            return kit.wrong(cause=kit.ANY)
         index = 0 if parts[off[0]][0] != expected[off[0]][0] else 1
         what = ("rows", "places")[index]
         got, wanted = parts[off[0]][index], expected[off[0]][index]
@@ -298,17 +284,17 @@ def in_blocks(*before: Look) -> Look:
             differ = f"has {len(got)} {what}, not {len(wanted)}"
         else:
             differ = f"has {what} {got[at : at + 3]} where {wanted[at : at + 3]} are due"
-        said = Sentence(
+        said = kit.Sentence(
             f"{what} are dealt in another order: {asked} {differ}.",
             f"{what} are dealt in another order than the text asks for.",
         )
-        return wrong(said, why(sheet, parts, index, DEALT[index]), cause="blocks")
+        return kit.wrong(said, why(sheet, parts, index, DEALT[index]), cause="blocks")
 
     return look
 
 
-@exercise(points=5, objects=(NAME,), references=REFERENCES, point=POINT)
-def my_part(draw: Draw) -> Iterator[Case]:
+@kit.exercise(points=5, objects=(NAME,), references=REFERENCES, point=POINT)
+def my_part(draw: kit.Draw) -> Iterator[kit.Case]:
     sheets = [
         Sheet({"pp": 2, "dp": 2, "tp": 2}, 16, 16),
         Sheet({"dp": 2, "cp": 2, "tp": 2}, 11, 16),
@@ -333,8 +319,8 @@ def my_part(draw: Draw) -> Iterator[Case]:
         asked.each("places: equal work over cp", equal_work, 2, lenient=True),
         asked.ranges(asked.each("rows in succession, places as a zigzag", blocks, 1)),
     ]
-    sides = [evaluating(asked.calls)]
-    yield Case("parts", sides, lines, recipe=SIZES, alone=True)
+    sides = [kit.evaluating(asked.calls)]
+    yield kit.Case("parts", sides, lines, recipe=kit.SIZES, alone=True)
 
 
 def read(value: Any) -> Part | None:

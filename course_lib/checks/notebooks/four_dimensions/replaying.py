@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from course_lib.checks.kit import Case, Draw, Prediction, evaluated, exercise
+from course_lib.checks import kit
 from course_lib.checks.notebooks.four_dimensions.plans import Formula
 from course_lib.checks.notebooks.four_dimensions.references import OF_NUMBERS
 from course_lib.planning.replay_by_hand import replay as right
@@ -166,8 +166,8 @@ def pipeline(pp: int, tp: int, m: int, pace: float, nbytes: int) -> Tape:
     return Tape(f"pipeline(pp={pp}, tp={tp}, microbatches={m})", records)
 
 
-@exercise(points=6, objects=("replay",), references=OF_NUMBERS, extra=True)
-def replay(draw: Draw) -> Iterator[Case]:
+@kit.exercise(points=6, objects=("replay",), references=OF_NUMBERS, extra=True)
+def replay(draw: kit.Draw) -> Iterator[kit.Case]:
     sums = Tape(
         "two_sums",
         [[["compute", 0.1 * (r + 1)], ["all_reduce", [0, 1, 2, 3], 8 * 10**5],
@@ -195,9 +195,9 @@ def replay(draw: Draw) -> Iterator[Case]:
             tape = pipeline(draw.integer(2, 5), draw.choice([1, 2, 4]), draw.integer(2, 9), pace, 10**5)
             tapes.append(tape)
     both: list[tuple[Any, ...]] = [(tape, 2, *LINKS) for tape in tapes] + [(tapes[0], 3, *LINKS)]
-    yield from evaluated(
+    yield from kit.evaluated(
         [
-            Prediction(
+            kit.Prediction(
                 "replay", 0, plans, right, SLIPS, weight, title, tolerance=1e-6,
                 otherwise="Print when each entry ends on each rank, and compare with the example by hand.",
             )

@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from course_lib.checks import words
-from course_lib.checks.kit import RIGHT, Case, Draw, Finding, Line, Observed, exercise, wrong
+from course_lib.checks import kit, words
 from course_lib.checks.notebooks.four_dimensions.groups import SMALL, OnMesh
 from course_lib.checks.notebooks.four_dimensions.references import REFERENCES
 from course_lib.checks.notebooks.four_dimensions.step_gradients import Gradients, gradients_line
@@ -42,12 +41,12 @@ DISAGREE = re.compile(r"^the ranks do not agree on their collective number")
 EMPTY = re.compile(r"ZeroDivisionError|division by zero|expects a non-empty TensorList|KeyError: 0")
 
 
-def replicas_line(steps: Steps, title: str) -> Line:
+def replicas_line(steps: Steps, title: str) -> kit.Line:
     """Bytes over dp and cp: one all-reduce over both, or one over each."""
     mesh, calls = steps.mesh, len(steps.batches)
     dp, cp = mesh.size("dp"), mesh.size("cp")
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         for rank in range(mesh.n):
             here = sum(spec.nbytes for spec in observed.case.sides[rank].outputs.values())
             least = calls * least_bytes(dp * cp, here)
@@ -63,13 +62,13 @@ def replicas_line(steps: Steps, title: str) -> Line:
             if sent < least:
                 half = abs(2 * sent - least) <= spare
                 said = f"{fault}{words.number(round(least))} are needed."
-                return wrong(said, HALF if half else FEWER, cause="replicas", misses_point=not half)
+                return kit.wrong(said, HALF if half else FEWER, cause="replicas", misses_point=not half)
             times = sent / least
             fault += f"{words.number(round(least))} are enough."
             gathered = {o.op for o in over if o.nbytes > SMALL} <= {"all_gather"}
             says = GATHERED if gathered else why(times)
-            return wrong(fault, says, cause="replicas", misses_point=not gathered)
-        return RIGHT
+            return kit.wrong(fault, says, cause="replicas", misses_point=not gathered)
+        return kit.RIGHT
 
     def why(times: float) -> str:
         if times > steps.count - 0.5:
@@ -81,14 +80,14 @@ def replicas_line(steps: Steps, title: str) -> Line:
             return "That is twice the bytes of one synchronisation: reduce each gradient once."
         return "One sum of all gradients is enough, when no microbatch is left."
 
-    def shows(observed: Observed) -> float:
+    def shows(observed: kit.Observed) -> float:
         """Whether the terms were summed once, though they are divided by a wrong number, or not kept."""
         gradients = Gradients(steps, observed)
         right = abs(gradients.often(gradients.wanted) - 1) < 1e-6
         summed = right or gradients.of_another_count()[0] or gradients.summed_in_vain()
         return float(bool(summed) and judge(observed).ok)
 
-    return Line(f"bytes to the replicas: {title}", judge, 1, "communication", shows=shows)
+    return kit.Line(f"bytes to the replicas: {title}", judge, 1, "communication", shows=shows)
 
 
 HALF = "The gradients travelled in float32, and they are float64: give the buffer their dtype."
@@ -96,7 +95,7 @@ GATHERED = "An all-gather brings all whole gradients to every rank; an all-reduc
 FEWER = "The gradients went another way than by the groups of dp and cp."
 
 
-def axes_line(steps: Steps, title: str) -> Line:
+def axes_line(steps: Steps, title: str) -> kit.Line:
     """Bytes of the other axes: those of one forward and one backward of every microbatch."""
     mesh, config = steps.mesh, steps.config
     _, _, rows, seq = steps.batches[0][0].shape
@@ -114,7 +113,7 @@ def axes_line(steps: Steps, title: str) -> Line:
             sent["tp"] += count * vocab_parallel_loss_bytes(mesh.size("tp"), steps.tokens)
         return {axis: calls * sent[axis] for axis in axes}
 
-    def sent(observed: Observed, rank: int, axis: str) -> float:
+    def sent(observed: kit.Observed, rank: int, axis: str) -> float:
         group = tuple(mesh.ranks(rank, axis))
         operations = (o for k in range(calls) for o in mesh.called(observed, rank, k))
         messages = axis != "tp"
@@ -124,7 +123,7 @@ def axes_line(steps: Steps, title: str) -> Line:
             if o.group == group and (o.op == "send") == messages and o.nbytes > SMALL
         )
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         for rank in range(mesh.n):
             for axis, bound in wanted(rank).items():
                 amount = sent(observed, rank, axis)
@@ -135,17 +134,17 @@ def axes_line(steps: Steps, title: str) -> Line:
                     )
                     twice = abs(amount - 2 * bound) <= 1
                     why = "All microbatches ran twice, and once is enough." if twice else ""
-                    return wrong(fault, why, cause="axes", misses_point=twice)
-        return RIGHT
+                    return kit.wrong(fault, why, cause="axes", misses_point=twice)
+        return kit.RIGHT
 
-    return Line(f"bytes along {' and '.join(axes)}: {title}", judge, 0.5, "communication")
+    return kit.Line(f"bytes along {' and '.join(axes)}: {title}", judge, 0.5, "communication")
 
 
 def case(
-    draw: Draw, sizes: dict[str, int], title: str, *, tied: bool = False, modern: bool = False,
+    draw: kit.Draw, sizes: dict[str, int], title: str, *, tied: bool = False, modern: bool = False,
     count: int = 3, rows: int = 1, calls: int = 1, sequence: str | None = None, without: bool = False,
     chunks: int = 1,
-) -> Case:  # fmt: skip
+) -> kit.Case:  # fmt: skip
     config = GPTConfig(24, 16, layers=2 * chunks, heads=2, width=8, tied=tied)
     if modern:
         config = GPTConfig(**{**asdict(config.modern()), "tied": tied})
@@ -159,10 +158,10 @@ def case(
     if mesh.size("pp", "tp", "cp") > 1:
         lines.append(axes_line(steps, title))
     sides = [steps.side(rank) for rank in range(mesh.n)]
-    return Case(title, sides, lines, recipe=RECIPE, groups=mesh.groups, timeout=SECONDS)
+    return kit.Case(title, sides, lines, recipe=RECIPE, groups=mesh.groups, timeout=SECONDS)
 
 
-def trouble(case: Case, kind: str, text: str) -> str:
+def trouble(case: kit.Case, kind: str, text: str) -> str:
     if kind == "deadlock":
         return ORDER
     if "count=0" in text:
@@ -176,10 +175,10 @@ def trouble(case: Case, kind: str, text: str) -> str:
     return OTHER_SIZES if DISAGREE.search(text) else NO_LOSS if EMPTY.search(text) else ""
 
 
-@exercise(
+@kit.exercise(
     points=13, objects=("hybrid_step",), references=REFERENCES, hint=trouble, point=POINT,
 )  # fmt: skip
-def hybrid_step(draw: Draw) -> Iterator[Case]:
+def hybrid_step(draw: kit.Draw) -> Iterator[kit.Case]:
     yield case(draw, {"pp": 2, "dp": 2}, "pp 2 x dp 2, tied, two calls", tied=True, calls=2)
     yield case(draw, {"dp": 3, "cp": 2}, "dp 3 x cp 2, a replica without targets", count=5, without=True)
     yield case(draw, {"dp": 2, "tp": 2}, "dp 2 x tp 2", modern=True)

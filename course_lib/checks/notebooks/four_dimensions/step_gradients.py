@@ -13,8 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from course_lib.checks import words
-from course_lib.checks.kit import RIGHT, Finding, Line, Observed, difference, wrong
+from course_lib.checks import kit, words
 from course_lib.checks.notebooks.four_dimensions.groups import SMALL
 from course_lib.checks.notebooks.four_dimensions.steps import TIED, Held, Steps, Whole
 
@@ -112,7 +111,7 @@ class Cause(NamedTuple):
 class Gradients:
     """The gradients that all ranks returned, beside the right ones."""
 
-    def __init__(self, steps: Steps, observed: Observed):
+    def __init__(self, steps: Steps, observed: kit.Observed):
         self.steps, self.observed, self.mesh = steps, observed, steps.mesh
         self.wanted = steps.held(steps.right.gradients)
         self.returned: Held = {(rank, name): observed.tensors[rank][name] for rank, name in self.wanted}
@@ -436,19 +435,19 @@ class Gradients:
 
 def gradients_line(
     steps: Steps, title: str, weight: float, *, essential: bool = False, exact: bool = False
-) -> Line:
+) -> kit.Line:
     """essential: wrong gradients here miss the point, whatever their cause; exact: in float64."""
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         for rank in range(observed.world_size):
             if misfits := observed.values[rank].misfits:
                 name, text = next(iter(misfits.items()))
                 if text != "None":
-                    return wrong(
+                    return kit.wrong(
                         f"on rank {rank} the gradient of {name} has another shape, or is not float64."
                     )
                 if len(misfits) < len(observed.tensors[rank]):
-                    return wrong(f"on rank {rank} {name} has no gradient: `grad` is None.")
+                    return kit.wrong(f"on rank {rank} {name} has no gradient: `grad` is None.")
         gradients = Gradients(steps, observed)
         off = next(
             (
@@ -459,17 +458,21 @@ def gradients_line(
             None,
         )
         if off is None:
-            return RIGHT
+            return kit.RIGHT
         if gradients.of_float32():
-            return wrong("the gradients are right to about seven digits.", IN_FLOAT64) if exact else RIGHT
+            return (
+                kit.wrong("the gradients are right to about seven digits.", IN_FLOAT64)
+                if exact
+                else kit.RIGHT
+            )
         rank, name = off
-        said = difference(
+        said = kit.difference(
             f"on rank {rank} the gradient of {name} is wrong", gradients.returned[off], gradients.wanted[off]
         )
         idea = next(gradients.ideas(), None)
         why = idea or next(gradients.slips(), Cause(""))
         cause = why.says or "gradients"
         missed = (essential or idea is not None) and not why.slip
-        return wrong(why.sees or said, why.says, cause=cause, misses_point=missed)
+        return kit.wrong(why.sees or said, why.says, cause=cause, misses_point=missed)
 
-    return Line(f"gradients: {title}", judge, weight)
+    return kit.Line(f"gradients: {title}", judge, weight)

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from math import isfinite
 from typing import Any
 
-from course_lib.checks import words
-from course_lib.checks.kit import RIGHT, Finding, Line, Observed, Sentence, wrong
+from course_lib.checks import kit, words
 from course_lib.checks.notebooks.four_dimensions.step_gradients import (
     FLOAT32,
     OF_MICROBATCHES,
@@ -26,8 +25,8 @@ TERMS_OF_LOSS = (
 )
 
 
-def loss_line(steps: Steps, title: str, weight: float = 1) -> Line:
-    def judge(observed: Observed) -> Finding:
+def loss_line(steps: Steps, title: str, weight: float = 1) -> kit.Line:
+    def judge(observed: kit.Observed) -> kit.Finding:
         for call, wanted in enumerate(steps.right.losses):
             returned = [observed.values[rank].returned[call] for rank in range(observed.world_size)]
             if (form := not_a_number(returned)) is not None:
@@ -39,20 +38,22 @@ def loss_line(steps: Steps, title: str, weight: float = 1) -> Line:
                 fault = f"rank {rank} returned another loss than one process has"
                 gradients = Gradients(steps, observed)
                 why = next(loss_causes(steps, returned, wanted, rank, call, gradients), "")
-                return wrong(Sentence(f"{fault}: {got} instead of {want}.", f"{fault}."), why, cause=why)
-        return RIGHT
+                return kit.wrong(
+                    kit.Sentence(f"{fault}: {got} instead of {want}.", f"{fault}."), why, cause=why
+                )
+        return kit.RIGHT
 
-    return Line(f"loss: {title}", judge, weight)
+    return kit.Line(f"loss: {title}", judge, weight)
 
 
-def not_a_number(returned: list[Any]) -> Finding | None:
+def not_a_number(returned: list[Any]) -> kit.Finding | None:
     for rank, value in enumerate(returned):
         if isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value):
             continue
         said = f"on rank {rank} no finite number was returned."
         if value is None:
-            return wrong(said, "Is there a `return` at the end?")
-        return wrong(said, "Return the loss as a float, the same on all ranks.")
+            return kit.wrong(said, "Is there a `return` at the end?")
+        return kit.wrong(said, "Return the loss as a float, the same on all ranks.")
     return None
 
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from course_lib.checks.kit import Draw, RankSide, Spec
+from course_lib.checks import kit
 from course_lib.checks.notebooks.four_dimensions.groups import OnMesh
 from course_lib.checks.rank.notebooks.four_dimensions.on_a_mesh import StepInstructions
 from course_lib.context_parallel import positions, zigzag
@@ -146,14 +146,14 @@ class Steps:
         ranks = range(self.mesh.n)
         return {(r, name): self.part(r, name, whole[name]) for r in ranks for name in self.names(r)}
 
-    def side(self, rank: int) -> RankSide:
+    def side(self, rank: int) -> kit.RankSide:
         replica, inputs = self.mesh.place(rank, "dp"), {}
         for call, (x, targets) in enumerate(self.batches):
             for k in range(self.count):
                 inputs |= {f"{call}.x.{k}": x[replica, k], f"{call}.t.{k}": targets[replica, k]}
         named = dict(self.model.named_parameters())
         parts = {name: self.part(rank, name, named[name]) for name in self.names(rank)}
-        outputs = {name: Spec.of(part) for name, part in parts.items()}
+        outputs = {name: kit.Spec.of(part) for name, part in parts.items()}
         instructions = StepInstructions(
             **self.mesh.described(rank),
             config=asdict(self.config) | {"seed": self.seed},
@@ -163,11 +163,11 @@ class Steps:
             chunks=self.chunks,
             expects={name: spec.agreed() for name, spec in outputs.items()},
         )
-        return RankSide({name: tensor.clone() for name, tensor in inputs.items()}, instructions, outputs)
+        return kit.RankSide({name: tensor.clone() for name, tensor in inputs.items()}, instructions, outputs)
 
 
 def drawn(
-    draw: Draw, mesh: OnMesh, config: GPTConfig, count: int, rows: int, seq: int, calls: int = 1,
+    draw: kit.Draw, mesh: OnMesh, config: GPTConfig, count: int, rows: int, seq: int, calls: int = 1,
     sequence: str | None = None, without: bool = False, chunks: int = 1,
 ) -> Steps:  # fmt: skip
     """Targets that count lie unevenly over replicas, microbatches and places: no mean is another's.

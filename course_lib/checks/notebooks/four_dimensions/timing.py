@@ -4,24 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from course_lib.checks.kit import (
-    RIGHT,
-    SIZES,
-    Case,
-    Draw,
-    Finding,
-    Line,
-    Model,
-    Observed,
-    Prediction,
-    call,
-    evaluated,
-    evaluating,
-    exercise,
-    numeric,
-    unwritten,
-    wrong,
-)
+from course_lib.checks import kit
 from course_lib.checks.notebooks.four_dimensions.plans import GPT3, GPU, LINKS, Named, Plan, drawn, gpt, plan
 from course_lib.checks.notebooks.four_dimensions.references import OF_NUMBERS
 from course_lib.checks.notebooks.four_dimensions.timing_mistakes import OF_THE_PEAK, SLIPS
@@ -81,41 +64,41 @@ def fit(rates: Sequence[Sequence[float]]) -> list[float]:
     return []
 
 
-def published_line() -> Case:
-    calls = [call(0, row_args(row, efficiency)) for row in TABLE_1 for efficiency in GRID]
+def published_line() -> kit.Case:
+    calls = [kit.call(0, row_args(row, efficiency)) for row in TABLE_1 for efficiency in GRID]
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         rates: list[list[float]] = []
         for k, row in enumerate(TABLE_1):
             answers = [observed.answer(k * len(GRID) + j) for j in range(len(GRID))]
             raised = next((answer.error for answer in answers if answer.error is not None), None)
             if raised is not None and raised[0] == "NotImplementedError":
-                return unwritten("step_seconds", raised[2])
-            took = [numeric(answer.value) if answer.error is None else None for answer in answers]
+                return kit.unwritten("step_seconds", raised[2])
+            took = [kit.numeric(answer.value) if answer.error is None else None for answer in answers]
             if any(each is None or each <= 0 for each in took):
-                return wrong(
+                return kit.wrong(
                     f"step_seconds gives no positive number for the row of {row[0]}B.", cause="table"
                 )
             rates.append([row_tflops(row, each) for each in took if each is not None])
         ratios = fit(rates)
         if not ratios:
-            return wrong(
+            return kit.wrong(
                 f"no efficiency from {GRID[0]} to {GRID[-1]} gives the 140 TFLOP/s of the 76.1B row.",
                 "The lines above judge its parts.",
                 cause="table",
             )
         worst = max(range(len(ratios)), key=lambda k: abs(ratios[k] - 1))
         if abs(ratios[worst] - 1) <= TOLERANCE:
-            return RIGHT
-        return wrong(
+            return kit.RIGHT
+        return kit.wrong(
             f"with the constant of the 76.1B row, that of {TABLE_1[worst][0]}B is off by "
             f"{100 * (ratios[worst] - 1):+.2f} %; 10 % were allowed.",
             "The lines above judge its parts.",
             cause="table",
         )
 
-    line = Line("table 1: fitted on 76.1B, nine rows within 10 %", judge, 2)
-    return Case("table 1", [evaluating(calls)], [line], recipe=SIZES, alone=True)
+    line = kit.Line("table 1: fitted on 76.1B, nine rows within 10 %", judge, 2)
+    return kit.Case("table 1", [kit.evaluating(calls)], [line], recipe=kit.SIZES, alone=True)
 
 
 # ---- the exercise
@@ -135,12 +118,12 @@ OF_TP = (
 )
 
 
-def asked(shape: Model, layout: Plan, batch: int, links: Named = LINKS) -> tuple:
+def asked(shape: kit.Model, layout: Plan, batch: int, links: Named = LINKS) -> tuple:
     return shape, layout, batch, GPU, links, EFFICIENCY
 
 
-@exercise(points=7, objects=("step_seconds",), references=OF_NUMBERS, point=POINT)
-def step_seconds(draw: Draw) -> Iterator[Case]:
+@kit.exercise(points=7, objects=("step_seconds",), references=OF_NUMBERS, point=POINT)
+def step_seconds(draw: kit.Draw) -> Iterator[kit.Case]:
     alone = [asked(gpt(24, 24, 2304), plan(1, 1, 1, recompute="none", microbatch=2), 64)]
     replicas = [asked(gpt(24, 24, 2304), plan(1, 8, 1, microbatch=2), 256)]
     one_node = [
@@ -166,13 +149,13 @@ def step_seconds(draw: Draw) -> Iterator[Case]:
             options.append(asked(*drawn(draw, **more)))
     parts = "Print the parts of your step for one call, and compare them with the table."
 
-    def question(title: str, plans: list[tuple], weight: float, otherwise: str = parts) -> Prediction:
-        return Prediction(
+    def question(title: str, plans: list[tuple], weight: float, otherwise: str = parts) -> kit.Prediction:
+        return kit.Prediction(
             "step_seconds", 0, plans, right, SLIPS, weight, title, otherwise, tolerance=CLOSE,
             ideas=(OF_THE_PEAK,),
         )  # fmt: skip
 
-    yield from evaluated(
+    yield from kit.evaluated(
         [
             question("one GPU, nothing recomputed", alone, 0.5, OF_ONE),
             question("8 replicas in a node", replicas, 0.5, OF_REPLICAS),

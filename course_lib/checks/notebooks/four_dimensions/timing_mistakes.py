@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from course_lib.checks.kit import Model
+from course_lib.checks import kit
 from course_lib.checks.notebooks.four_dimensions.plans import Formula
 from course_lib.planning.by_hand import REACHED, RUNS, ring_seconds
 from course_lib.planning.by_hand import step_seconds as right
 
 
 def seconds(
-    shape: Model,
+    shape: kit.Model,
     layout: Mapping[str, Any],
     batch: int,
     gpu: Mapping[str, float],
@@ -305,7 +305,12 @@ SLIPS: dict[str, Formula] = {
 
 
 def of_the_peak(
-    shape: Model, layout: Mapping[str, Any], batch: int, gpu: Mapping[str, float], links: Any, share: float
+    shape: kit.Model,
+    layout: Mapping[str, Any],
+    batch: int,
+    gpu: Mapping[str, float],
+    links: Any,
+    share: float,
 ) -> float:
     """Seconds of the FLOPs of all parameters, 8 a token with recomputation, at a share of all GPUs' peak."""
     gpus = layout["pp"] * layout["dp"] * layout["cp"] * layout["tp"]

@@ -6,21 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any
 
-from course_lib.checks.kit import (
-    RIGHT,
-    SIZES,
-    Case,
-    Finding,
-    Line,
-    Observed,
-    Sentence,
-    at,
-    call,
-    error_kind,
-    evaluating,
-    unwritten,
-    wrong,
-)
+from course_lib.checks import kit
 from course_lib.facts.four_dimensions import ACROSS, INSIDE
 from course_lib.facts.four_dimensions import wire as right_wire
 
@@ -65,44 +51,44 @@ WIRES: dict[str, Callable[..., str]] = {
 }  # fmt: skip
 
 
-def wire_line(title: str, plans: Sequence[Args], every: Sequence[Args], weight: float) -> Line:
+def wire_line(title: str, plans: Sequence[Args], every: Sequence[Args], weight: float) -> kit.Line:
     """The wires of `plans`, which are some of `every`; a mistake has to give all answers."""
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         names = []
         for k, args in enumerate(every):
             answer = observed.answer(k)
             if answer.error is not None:
                 return raised(args, *answer.error)
             if answer.value not in (INSIDE, ACROSS):
-                return wrong(
+                return kit.wrong(
                     f"wire gives neither {INSIDE!r} nor {ACROSS!r} for some arguments.", cause="wire form"
                 )
             names.append(answer.value)
         pairs = list(zip(every, names, strict=True))
         off = [(args, name) for args, name in pairs if args in plans and name != right_wire(*args)]
         if not off:
-            return RIGHT
+            return kit.RIGHT
         why = next(
             (says for says, formula in WIRES.items() if all(formula(*a) == name for a, name in pairs)),
             "A group stays in a node if all ranks do, or if stride x size divides the node.",
         )
         args, name = off[0]
-        said = Sentence(f"wire{args!r} gives {name!r}.", "wire gives the other wire for some arguments.")
-        return wrong(said, why, cause=f"wire: {why}")
+        said = kit.Sentence(f"wire{args!r} gives {name!r}.", "wire gives the other wire for some arguments.")
+        return kit.wrong(said, why, cause=f"wire: {why}")
 
-    return Line(title, judge, weight)
+    return kit.Line(title, judge, weight)
 
 
-def raised(args: Args, error: str = "", text: str = "", place: str = "") -> Finding:
+def raised(args: Args, error: str = "", text: str = "", place: str = "") -> kit.Finding:
     if error == "NotImplementedError":
-        return unwritten("wire", place)
-    said = Sentence(f"wire{args!r} raised {error}: {text}", f"wire raised {error_kind(error)}.")
-    return wrong(said, at(place), cause=f"wire raised {error}")
+        return kit.unwritten("wire", place)
+    said = kit.Sentence(f"wire{args!r} raised {error}: {text}", f"wire raised {kit.error_kind(error)}.")
+    return kit.wrong(said, kit.at(place), cause=f"wire raised {error}")
 
 
-def wires(groups: Mapping[str, Sequence[Args]], weight: float) -> Case:
+def wires(groups: Mapping[str, Sequence[Args]], weight: float) -> kit.Case:
     every = [plan for plans in groups.values() for plan in plans]
     lines = [wire_line(title, plans, every, weight) for title, plans in groups.items()]
-    calls = [call(1, plan) for plan in every]
-    return Case("wires", [evaluating(calls)], lines, recipe=SIZES, alone=True)
+    calls = [kit.call(1, plan) for plan in every]
+    return kit.Case("wires", [kit.evaluating(calls)], lines, recipe=kit.SIZES, alone=True)

@@ -8,23 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from course_lib.checks.kit import (
-    RIGHT,
-    Case,
-    Draw,
-    Finding,
-    Line,
-    Observed,
-    RankSide,
-    Sentence,
-    Spec,
-    close,
-    difference,
-    exercise,
-    volume_line,
-    words,
-    wrong,
-)
+from course_lib.checks import kit, words
 from course_lib.checks.rank.harness import CallInstructions
 
 ROUNDING = 1e-4  # of the norm, and of the largest element
@@ -95,17 +79,17 @@ class Pieces:
     def tolerance(self) -> float:
         return 1e-2 if self.dtype == torch.bfloat16 else ROUNDING
 
-    def side(self, rank: int) -> RankSide:
+    def side(self, rank: int) -> kit.RankSide:
         inputs, shards, outputs = {}, [], {}
         for i, gradient in enumerate(self.grads[rank]):
             name = f"shard{i}"
             size = 3 if gradient is None else gradient.numel()
             inputs[name] = torch.full((size,), 7.0, dtype=self.dtype)
-            outputs[name] = Spec.of(inputs[name])
+            outputs[name] = kit.Spec.of(inputs[name])
             shards.append({"parameter": name, "grad": None if gradient is None else f"grad{i}"})
             if gradient is not None:
                 inputs[f"grad{i}"] = gradient.to(self.dtype)
-                outputs[f"{name}.grad"] = Spec.of(inputs[f"grad{i}"])
+                outputs[f"{name}.grad"] = kit.Spec.of(inputs[f"grad{i}"])
         kwargs = {}
         if self.replicas > 1:  # the groups of the case: those of shards, then those of replicas
             kwargs = {
@@ -114,7 +98,7 @@ class Pieces:
             }
         args = [{"list": shards}, {"value": self.max_norm}]
         instructions = CallInstructions(args, [*outputs, "result"], kwargs, plain=True)
-        return RankSide(inputs, instructions, outputs)
+        return kit.RankSide(inputs, instructions, outputs)
 
     @property
     def groups(self) -> list[list[int]]:
@@ -125,12 +109,12 @@ class Pieces:
         return [*shards, *([r for r in ranks if r % self.n == k] for k in range(self.n))]
 
 
-def norm_line(pieces: Pieces, title: str, weight: float = 1) -> Line:
-    def judge(observed: Observed) -> Finding:
+def norm_line(pieces: Pieces, title: str, weight: float = 1) -> kit.Line:
+    def judge(observed: kit.Observed) -> kit.Finding:
         for rank in range(observed.world_size):
             result = observed.values[rank].result
             if not isinstance(result, int | float) or isinstance(result, bool):
-                return wrong(
+                return kit.wrong(
                     f"on rank {rank} no finite number was returned.",
                     "Return the norm before scaling, as a float.",
                 )
@@ -143,18 +127,18 @@ def norm_line(pieces: Pieces, title: str, weight: float = 1) -> Line:
             said = f"rank {rank} returned another norm than that of the whole gradient"
             why = next(fits, "")
             missed = bool(why) and why not in (SQUARE, SCALED, REPLICAS)
-            sentence = Sentence(f"{said}: {got} instead of {want}.", f"{said}.")
-            return wrong(sentence, why, misses_point=missed)
-        return RIGHT
+            sentence = kit.Sentence(f"{said}: {got} instead of {want}.", f"{said}.")
+            return kit.wrong(sentence, why, misses_point=missed)
+        return kit.RIGHT
 
-    return Line(f"the norm: {title}", judge, weight, trivial=pieces.norm == 0)
+    return kit.Line(f"the norm: {title}", judge, weight, trivial=pieces.norm == 0)
 
 
-def scaled_line(pieces: Pieces, title: str, weight: float = 2) -> Line:
+def scaled_line(pieces: Pieces, title: str, weight: float = 2) -> kit.Line:
     """The gradients are scaled by the right norm, or by another one that all ranks have returned."""
     factor = min(1.0, pieces.max_norm / (pieces.norm + 1e-6))
 
-    def by_returned(observed: Observed) -> bool:
+    def by_returned(observed: kit.Observed) -> bool:
         """Whether all ranks returned one norm, and scaled by it; another line judges the norm."""
         norms = [values.result for values in observed.values]
         norm = norms[0]
@@ -162,35 +146,37 @@ def scaled_line(pieces: Pieces, title: str, weight: float = 2) -> Line:
             return False
         scale = min(1.0, pieces.max_norm / norm)
         return all(
-            close(tensors[f"shard{i}.grad"].double(), scale * before, pieces.tolerance)
+            kit.close(tensors[f"shard{i}.grad"].double(), scale * before, pieces.tolerance)
             for tensors, gradients in zip(observed.tensors, pieces.grads, strict=True)
             for i, before in enumerate(gradients)
             if before is not None and before.numel()
         )
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         finding = by_right(observed)
-        return RIGHT if not finding.ok and finding.cause != "shard" and by_returned(observed) else finding
+        return kit.RIGHT if not finding.ok and finding.cause != "shard" and by_returned(observed) else finding
 
-    def by_right(observed: Observed) -> Finding:
+    def by_right(observed: kit.Observed) -> kit.Finding:
         for rank, gradients in enumerate(pieces.grads):
             for i, before in enumerate(gradients):
                 tensors, name = observed.tensors[rank], f"shard{i}"
                 if bool((tensors[name] != 7).any()):
-                    return wrong(
+                    return kit.wrong(
                         f"on rank {rank} a shard was changed: scale its gradient instead.", cause="shard"
                     )
                 if before is None or not before.numel():
                     continue
                 gradient, wanted = tensors[f"{name}.grad"].double(), factor * before
                 tolerance = pieces.tolerance
-                if not close(gradient, wanted, tolerance):
-                    said = difference(f"on rank {rank} the gradient of shard {i} is wrong", gradient, wanted)
+                if not kit.close(gradient, wanted, tolerance):
+                    said = kit.difference(
+                        f"on rank {rank} the gradient of shard {i} is wrong", gradient, wanted
+                    )
                     got = float((gradient * before).sum() / before.square().sum())
-                    if close(gradient, got * before, tolerance):
-                        return wrong(said, why(rank, got, observed.values[rank].result))
-                    return wrong(said, "All elements are scaled by one factor: the direction stays.")
-        return RIGHT
+                    if kit.close(gradient, got * before, tolerance):
+                        return kit.wrong(said, why(rank, got, observed.values[rank].result))
+                    return kit.wrong(said, "All elements are scaled by one factor: the direction stays.")
+        return kit.RIGHT
 
     def why(rank: int, got: float, returned: object) -> str:
         def is_it(other: float) -> bool:
@@ -214,13 +200,13 @@ def scaled_line(pieces: Pieces, title: str, weight: float = 2) -> Line:
         slips = pieces.norms(rank).items()
         return next((says for says, norm in slips if norm > 0 and is_it(pieces.max_norm / norm)), "")
 
-    return Line(f"gradients scaled: {title}", judge, weight, trivial=pieces.norm == 0)
+    return kit.Line(f"gradients scaled: {title}", judge, weight, trivial=pieces.norm == 0)
 
 
-def traffic_line(pieces: Pieces, title: str) -> Line:
+def traffic_line(pieces: Pieces, title: str) -> kit.Line:
     tensors = len(pieces.grads[0])
 
-    def hint(ratio: float, observed: Observed) -> str:
+    def hint(ratio: float, observed: kit.Observed) -> str:
         count = len(observed.operations[0])
         if any(len(operation.group) > pieces.n for operation in observed.operations[0]):
             return REPLICAS
@@ -234,15 +220,15 @@ def traffic_line(pieces: Pieces, title: str) -> Line:
         return "Add up the squares of all gradients on the rank first: one number travels, not the gradients."
 
     share = 2 * (pieces.n - 1) / pieces.n * 4
-    return volume_line(
+    return kit.volume_line(
         [share] * len(pieces.grads), hint=hint, title=f"bytes: one number, {title}", point=MANY
     )
 
 
 def case(
-    draw: Draw, title: str, n: int, sizes: Sequence[int], share: float, *, replicas: int = 1,
+    draw: kit.Draw, title: str, n: int, sizes: Sequence[int], share: float, *, replicas: int = 1,
     missing: bool = False, dtype: torch.dtype = torch.float32, traffic: bool = False, weight: float = 1,
-) -> Case:  # fmt: skip
+) -> kit.Case:  # fmt: skip
     """share: max_norm over the norm; 0: all gradients are zeros.
 
     missing: one rank has no gradient at all, another an empty shard. weight: of the norm, and of the scaling.
@@ -262,14 +248,14 @@ def case(
     lines = [norm_line(pieces, title, weight), scaled_line(pieces, title, weight)]
     lines += [traffic_line(pieces, title)] if traffic else []
     sides = [pieces.side(rank) for rank in range(n * replicas)]
-    return Case(title, sides, lines, groups=pieces.groups)
+    return kit.Case(title, sides, lines, groups=pieces.groups)
 
 
-@exercise(
+@kit.exercise(
     points=4, objects=("clip_grad_norm_",), references=("course_lib.fsdp.clip",),
     point="one norm on all ranks, for which one number is sent", besides="clipping on each rank",
 )  # fmt: skip
-def clip_grad_norm(draw: Draw) -> Iterator[Case]:
+def clip_grad_norm(draw: kit.Draw) -> Iterator[kit.Case]:
     yield case(draw, "2 ranks, 5 gradients", 2, (40, 7, 1, 12, 30), 0.3, traffic=True)
     yield case(draw, "3 ranks, a norm below max_norm", 3, (5, 8), 1.7, weight=1.5)
     yield case(draw, "1 rank, all gradients are zeros", 1, (6,), 0, weight=0.25)

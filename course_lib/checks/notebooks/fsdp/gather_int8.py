@@ -7,22 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from course_lib.checks.kit import (
-    RIGHT,
-    Case,
-    Draw,
-    Finding,
-    Line,
-    Observed,
-    Sentence,
-    Setting,
-    exercise,
-    left_alone,
-    side,
-    volume_line,
-    words,
-    wrong,
-)
+from course_lib.checks import kit, words
 
 BLOCK, LARGEST, SCALE = 256, 127, 4
 OLD = -7.0  # stands in `output` before the call
@@ -39,7 +24,7 @@ def steps_of(row: Tensor, block: int) -> Tensor:
 class Inputs:
     """The ranks' shards, one of whose blocks is zeros, and how wide a step is at each element."""
 
-    def __init__(self, draw: Draw, n: int, size: int, block: int, spread: bool):
+    def __init__(self, draw: kit.Draw, n: int, size: int, block: int, spread: bool):
         self.n, self.size, self.block = n, size, block
         rows = draw.normal(n, size)
         if spread:  # the first element is a thousand times the others, and so is each block's scale
@@ -75,23 +60,25 @@ class Inputs:
         return ~((output - self.wide).abs() <= SLACK * self.steps / 2 + TINY)
 
 
-def arrived(on: Setting, inputs: Inputs) -> Line:
+def arrived(on: kit.Setting, inputs: Inputs) -> kit.Line:
     """Each rank has every rank's weights, of each most to two steps, in whatever order."""
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         for rank in on.ranks:
             rows = observed.tensors[rank]["output"].double().view(inputs.n, inputs.size)
             if missing := set(range(inputs.n)) - {inputs.likest(row) for row in rows}:
                 absent = words.ranks([on.ranks[k] for k in sorted(missing)])
                 why = why_off(inputs, rows, observed, on.ranks[0])
-                return wrong(f"on rank {rank} the weights of {absent} are not in `output`.", why, cause=why)
-        return RIGHT
+                return kit.wrong(
+                    f"on rank {rank} the weights of {absent} are not in `output`.", why, cause=why
+                )
+        return kit.RIGHT
 
-    return Line(f"{on.title}: they arrive", judge, 2)
+    return kit.Line(f"{on.title}: they arrive", judge, 2)
 
 
-def close_to_the_weights(on: Setting, inputs: Inputs) -> Line:
-    def judge(observed: Observed) -> Finding:
+def close_to_the_weights(on: kit.Setting, inputs: Inputs) -> kit.Line:
+    def judge(observed: kit.Observed) -> kit.Finding:
         for rank in on.ranks:
             output = observed.tensors[rank]["output"].double().view(inputs.n, inputs.size)
             off = inputs.off(output)
@@ -103,19 +90,19 @@ def close_to_the_weights(on: Setting, inputs: Inputs) -> Line:
                 f"{words.verb(which, 'is', 'are')} further from the weights than half a scale."
             )
             why = why_off(inputs, output, observed, on.ranks[0])
-            return wrong(Sentence(said, f"on rank {rank} `output` is wrong."), why, cause=why)
-        return RIGHT
+            return kit.wrong(kit.Sentence(said, f"on rank {rank} `output` is wrong."), why, cause=why)
+        return kit.RIGHT
 
-    return Line(on.title, judge, on.weight, short=on.short, trivial=on.trivial)
+    return kit.Line(on.title, judge, on.weight, short=on.short, trivial=on.trivial)
 
 
-def alone_line(on: Setting, inputs: Inputs) -> Line:
+def alone_line(on: kit.Setting, inputs: Inputs) -> kit.Line:
     rows = dict(zip(on.ranks, inputs.rows, strict=True))
-    alone = left_alone("shard", rows, "Round a copy: the master keeps its low bits.")
-    return Line("`shard` is left alone", alone, 0.5, trivial=True)
+    alone = kit.left_alone("shard", rows, "Round a copy: the master keeps its low bits.")
+    return kit.Line("`shard` is left alone", alone, 0.5, trivial=True)
 
 
-def why_off(inputs: Inputs, output: Tensor, observed: Observed, rank: int) -> str:
+def why_off(inputs: Inputs, output: Tensor, observed: kit.Observed, rank: int) -> str:
     """The usual cause of weights that are further off than rounding explains; rank: the group's first."""
     wide, steps = inputs.wide, inputs.steps
     if bool((output == OLD).all()):
@@ -152,28 +139,28 @@ def why_off(inputs: Inputs, output: Tensor, observed: Observed, rank: int) -> st
     )
 
 
-def same_everywhere(ranks: Sequence[int], inputs: Inputs) -> Line:
+def same_everywhere(ranks: Sequence[int], inputs: Inputs) -> kit.Line:
     """All ranks hold the same bits, their own shard's included. It counts if the weights are right."""
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         first = observed.tensors[ranks[0]]["output"]
         for place, rank in enumerate(ranks):
             if torch.equal(observed.tensors[rank]["output"], first):
                 continue
             own = observed.tensors[rank]["output"].view(inputs.n, -1)[place]
             exact = torch.equal(own, inputs.rows[place])
-            return wrong(
+            return kit.wrong(
                 f"ranks {ranks[0]} and {rank} hold different weights.",
                 "Your shard is exact on your rank and rounded elsewhere: decode your own bytes, too."
                 if exact
                 else "All ranks decode the same bytes in the same way.",
             )
-        return RIGHT
+        return kit.RIGHT
 
-    return Line("the same bits on every rank", judge, 0.5, "communication")
+    return kit.Line("the same bits on every rank", judge, 0.5, "communication")
 
 
-def bytes_hint(ratio: float, observed: Observed) -> str:
+def bytes_hint(ratio: float, observed: kit.Observed) -> str:
     kinds = {o.dtype for operations in observed.operations for o in operations}
     if ratio < 1:
         return "The values came another way than by the group."
@@ -185,14 +172,14 @@ def bytes_hint(ratio: float, observed: Observed) -> str:
 
 
 def int8_case(
-    draw: Draw,
-    on: Setting,
+    draw: kit.Draw,
+    on: kit.Setting,
     *,
     block: int = BLOCK,
     spread: bool = False,
     traffic: bool = False,
     first: bool = False,
-) -> Case:
+) -> kit.Case:
     """The setting's shape is that of a shard. With the usual block size the argument is left out.
 
     first: whether lines say that the weights arrive at all, and that the argument is left alone.
@@ -200,7 +187,7 @@ def int8_case(
     n, (size,) = len(on.ranks), on.shape
     inputs = Inputs(draw, n, size, block, spread)
     sides = [
-        side(
+        kit.side(
             {"output": torch.full((n * size,), OLD), "shard": row.contiguous()},
             returned=["output", "shard"],
             extra=[] if block == BLOCK else [block],
@@ -216,7 +203,7 @@ def int8_case(
     if traffic:
         exact = (n - 1) * (size + SCALE * -(-size // block))
         lines.append(
-            volume_line(
+            kit.volume_line(
                 [(n - 1) * size] * on.n, most=[exact] * on.n, hint=bytes_hint, weight=2,
                 title="bytes gathered, scales included", point=1.8,
             )
@@ -224,7 +211,7 @@ def int8_case(
     return on.of_lines(on.title, sides, lines)
 
 
-def trouble(case: Case, kind: str, text: str) -> str:
+def trouble(case: kit.Case, kind: str, text: str) -> str:
     if kind == "error" and "nvalid scalar type" in text:
         return (
             "gloo cannot send every dtype, float8 among them: send the same memory as bytes, "
@@ -238,19 +225,19 @@ def trouble(case: Case, kind: str, text: str) -> str:
     return ""
 
 
-@exercise(
+@kit.exercise(
     points=4, objects=("all_gather_int8",), extra=True, hint=trouble, point="a quarter of the bytes",
     references=("course_lib.compression", "course_lib.fsdp.gather_int8"), besides="a gather",
 )  # fmt: skip
-def all_gather_int8(draw: Draw) -> Iterator[Case]:
-    yield int8_case(draw, Setting(4, (1000,), "weights: 4 ranks", weight=1), traffic=True, first=True)
-    on = Setting(3, (150,), "blocks of 32, one weight is 1,000 times the others", weight=1)
+def all_gather_int8(draw: kit.Draw) -> Iterator[kit.Case]:
+    yield int8_case(draw, kit.Setting(4, (1000,), "weights: 4 ranks", weight=1), traffic=True, first=True)
+    on = kit.Setting(3, (150,), "blocks of 32, one weight is 1,000 times the others", weight=1)
     yield int8_case(draw, on, block=32, spread=True)
-    on = Setting(4, (300,), "sub-group {1, 3}", (1, 3), short=True, weight=0.5)
+    on = kit.Setting(4, (300,), "sub-group {1, 3}", (1, 3), short=True, weight=0.5)
     yield int8_case(draw, on)
     if draw.hidden:
-        on = Setting(2, (7,), "fewer weights than a block", short=True, weight=0.5)
+        on = kit.Setting(2, (7,), "fewer weights than a block", short=True, weight=0.5)
         yield int8_case(draw, on)
-        yield int8_case(draw, Setting(5, (700,), "5 ranks", weight=0.5), block=64, traffic=True)
-        on = Setting(1, (600,), "1 rank", short=True, weight=0.5, trivial=True)
+        yield int8_case(draw, kit.Setting(5, (700,), "5 ranks", weight=0.5), block=64, traffic=True)
+        on = kit.Setting(1, (600,), "1 rank", short=True, weight=0.5, trivial=True)
         yield int8_case(draw, on)

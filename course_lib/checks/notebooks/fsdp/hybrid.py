@@ -9,23 +9,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from course_lib.checks.kit import (
-    RIGHT,
-    Case,
-    Draw,
-    Finding,
-    Line,
-    Observed,
-    RankSide,
-    Slip,
-    close,
-    difference,
-    exercise,
-    left_alone,
-    side,
-    words,
-    wrong,
-)
+from course_lib.checks import kit, words
 from course_lib.checks.notebooks.fsdp.islands import Islands, groups_case
 from course_lib.ledger.operation import Operation
 
@@ -104,52 +88,54 @@ class Reduction:
         replicas = range(self.place(rank), self.islands.n, self.islands.g)
         return torch.stack([self.own(replica) for replica in replicas]).max(0).values
 
-    def slips(self) -> list[Slip]:
+    def slips(self) -> list[kit.Slip]:
         """The sentence for each mistake, and the shard that it gives on a rank."""
         n, g, r = self.islands.n, self.islands.g, self.islands.r
         slips = [
-            Slip(NOT_WRITTEN, lambda rank: torch.full_like(self.mean(rank), OLD)),
-            Slip(SUMMED, lambda rank: self.mean(rank) * n),
+            kit.Slip(NOT_WRITTEN, lambda rank: torch.full_like(self.mean(rank), OLD)),
+            kit.Slip(SUMMED, lambda rank: self.mean(rank) * n),
         ]
         if g == r > 1:  # which of the two it was, the other islands tell
             slips.append(
-                Slip(f"That is divided by {g}: the sum has g x r = {n} terms.", lambda k: self.mean(k) * g)
+                kit.Slip(
+                    f"That is divided by {g}: the sum has g x r = {n} terms.", lambda k: self.mean(k) * g
+                )
             )
         if r > 1:
-            slips += [Slip(OVER_ISLAND, lambda rank: self.mean(rank) * r), *self.apart()]
+            slips += [kit.Slip(OVER_ISLAND, lambda rank: self.mean(rank) * r), *self.apart()]
         if g > 1:
             slips += [
-                Slip(OVER_ISLANDS, lambda rank: self.mean(rank) * g),
+                kit.Slip(OVER_ISLANDS, lambda rank: self.mean(rank) * g),
                 *(
-                    Slip(NOT_ADDED, lambda rank, by=by: self.grads[rank, self.place(rank)] / by)
+                    kit.Slip(NOT_ADDED, lambda rank, by=by: self.grads[rank, self.place(rank)] / by)
                     for by in (1, r, n)
                 ),
             ]
         if g == r > 1:
-            slips.append(Slip(SWAPPED, lambda rank: self.grads.mean(0)[self.island(rank)]))
+            slips.append(kit.Slip(SWAPPED, lambda rank: self.grads.mean(0)[self.island(rank)]))
         if g > 1:
-            slips += [Slip(MIXED, lambda _, by=by: self.grads.sum((0, 1)) / by) for by in (1, g, r, n)]
+            slips += [kit.Slip(MIXED, lambda _, by=by: self.grads.sum((0, 1)) / by) for by in (1, g, r, n)]
         islands = str(r) if g == r else "the number of islands"
         return [
             *slips,
-            Slip("That is divided by the number of ranks twice.", lambda rank: self.mean(rank) / n),
-            Slip(TWICE.format(islands), lambda rank: self.mean(rank) / r),
-            Slip(TWICE.format("the g ranks of an island"), lambda rank: self.mean(rank) / g),
+            kit.Slip("That is divided by the number of ranks twice.", lambda rank: self.mean(rank) / n),
+            kit.Slip(TWICE.format(islands), lambda rank: self.mean(rank) / r),
+            kit.Slip(TWICE.format("the g ranks of an island"), lambda rank: self.mean(rank) / g),
         ]
 
-    def apart(self) -> Iterator[Slip]:
+    def apart(self) -> Iterator[kit.Slip]:
         """The islands' sums that were not added, whatever they are divided by."""
         for by in (1, self.islands.g, self.islands.n):
-            yield Slip(DRIFT, lambda rank, by=by: self.own(rank) / by)
-            yield Slip(FIRST, lambda rank, by=by: self.own(self.place(rank)) / by)
-            yield Slip(LARGEST, lambda rank, by=by: self.largest(rank) / by)
+            yield kit.Slip(DRIFT, lambda rank, by=by: self.own(rank) / by)
+            yield kit.Slip(FIRST, lambda rank, by=by: self.own(self.place(rank)) / by)
+            yield kit.Slip(LARGEST, lambda rank, by=by: self.largest(rank) / by)
 
     @property
     def tolerance(self) -> float:
         return 0.04 if self.dtype == torch.bfloat16 else 0
 
 
-def crossed(observed: Observed, islands: Islands) -> bool:
+def crossed(observed: kit.Observed, islands: Islands) -> bool:
     """Whether a rank began a message inside its island and one beyond it, be the values right or wrong."""
     own = {rank: set(group) for group in islands.runs(islands.g) for rank in group}
     return any(
@@ -159,7 +145,7 @@ def crossed(observed: Observed, islands: Islands) -> bool:
     )
 
 
-def begun_together(observed: Observed) -> bool:
+def begun_together(observed: kit.Observed) -> bool:
     """Whether a rank began a collective before it had waited for the one before, in another group."""
     return any(
         earlier.group != later.group and earlier.waited_at is not None and later.issued < earlier.waited_at
@@ -168,23 +154,23 @@ def begun_together(observed: Observed) -> bool:
     )
 
 
-def mean_line(of: Reduction, title: str, weight: float) -> Line:
-    def judge(observed: Observed) -> Finding:
+def mean_line(of: Reduction, title: str, weight: float) -> kit.Line:
+    def judge(observed: kit.Observed) -> kit.Finding:
         outputs = [tensors["output"].double() for tensors in observed.tensors]
 
         def are(shard: Shard) -> bool:
             return all(
-                close(output, shard(rank), of.tolerance or 2e-5) for rank, output in enumerate(outputs)
+                kit.close(output, shard(rank), of.tolerance or 2e-5) for rank, output in enumerate(outputs)
             )
 
         if are(of.mean):
-            return RIGHT
+            return kit.RIGHT
         off, *others = [
             rank
             for rank, output in enumerate(outputs)
-            if not close(output, of.mean(rank), of.tolerance or 2e-5)
+            if not kit.close(output, of.mean(rank), of.tolerance or 2e-5)
         ]
-        said = difference(f"on rank {off} the mean is wrong", outputs[off], of.mean(off))
+        said = kit.difference(f"on rank {off} the mean is wrong", outputs[off], of.mean(off))
         everyone = tuple(range(of.islands.n))
         groups = {operation.group for operations in observed.operations for operation in operations}
         over_all = groups == {everyone} and of.islands.r > 1 < of.islands.g
@@ -200,15 +186,15 @@ def mean_line(of: Reduction, title: str, weight: float) -> Line:
         )
         across = why in ACROSS and crossed(observed, of.islands)
         misses = why in MISSED and not across
-        return wrong(said, LOST if across and why == DRIFT else why, misses_point=misses)
+        return kit.wrong(said, LOST if across and why == DRIFT else why, misses_point=misses)
 
-    return Line(title, judge, weight)
+    return kit.Line(title, judge, weight)
 
 
-def alone_line(of: Reduction) -> Line:
+def alone_line(of: Reduction) -> kit.Line:
     rows = {rank: row.reshape(-1).to(of.dtype) for rank, row in enumerate(of.grads)}
     keep = "Reduce-scatter into `output` first, and change it alone: the caller still has these gradients."
-    return Line("`grads` is left alone", left_alone("grads", rows, keep), 0.5, trivial=True)
+    return kit.Line("`grads` is left alone", kit.left_alone("grads", rows, keep), 0.5, trivial=True)
 
 
 def reached(operation: Operation) -> Sequence[int]:
@@ -218,7 +204,7 @@ def reached(operation: Operation) -> Sequence[int]:
     return operation.group  # `peer` of a reduce or a broadcast is its root
 
 
-def wire_line(of: Reduction, *, inside: bool, weight: float) -> Line:
+def wire_line(of: Reduction, *, inside: bool, weight: float) -> kit.Line:
     """Bytes that each rank sends in its island, or in groups and to ranks beyond it."""
     g, r = of.islands.g, of.islands.r
     shard = of.size * of.dtype.itemsize
@@ -226,7 +212,7 @@ def wire_line(of: Reduction, *, inside: bool, weight: float) -> Line:
     where = "inside an island" if inside else "across islands"
     title = f"bytes {where}, {r} x {g} ranks"
 
-    def sent_by(observed: Observed, rank: int) -> float:
+    def sent_by(observed: kit.Observed, rank: int) -> float:
         island = of.islands.runs(g)[of.island(rank)]
         return sum(
             operation.bytes_sent
@@ -234,17 +220,19 @@ def wire_line(of: Reduction, *, inside: bool, weight: float) -> Line:
             if {*reached(operation)}.issubset(island) == inside
         )
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         sent = [sent_by(observed, rank) for rank in range(of.islands.n)]
         rank = max(range(len(sent)), key=lambda k: abs(sent[k] - least))
         if abs(sent[rank] - least) <= 1:
-            return Finding(True, title=f"{title}: {words.number(round(least))} per rank")
+            return kit.Finding(True, title=f"{title}: {words.number(round(least))} per rank")
         said = f"rank {rank} sent {words.number(round(sent[rank]))} bytes {where}; "
         said += f"{words.number(round(least))} are right."
         ratio = sum(sent) / max(least * len(sent), 1)
-        return wrong(said, why(observed, ratio), cause=where, misses_point=not inside and ratio > 0.95 * g)
+        return kit.wrong(
+            said, why(observed, ratio), cause=where, misses_point=not inside and ratio > 0.95 * g
+        )
 
-    def why(observed: Observed, ratio: float) -> str:
+    def why(observed: kit.Observed, ratio: float) -> str:
         if inside:
             return "Inside: one reduce-scatter of the row, (g-1)/g of it."
         if abs(ratio - g) < 0.05:
@@ -266,21 +254,21 @@ def wire_line(of: Reduction, *, inside: bool, weight: float) -> Line:
             )
         return "Across: an all-reduce of the shard, 2 (r-1)/r of it."
 
-    return Line(title, judge, weight, "communication")
+    return kit.Line(title, judge, weight, "communication")
 
 
 def reduce_case(
-    draw: Draw, g: int, r: int, size: int, *, weight: float = 1.0, wires: float = 0, alone: bool = False,
+    draw: kit.Draw, g: int, r: int, size: int, *, weight: float = 1.0, wires: float = 0, alone: bool = False,
     dtype: torch.dtype = torch.float32,
-) -> Case:  # fmt: skip
+) -> kit.Case:  # fmt: skip
     """Ranks differ in size: no island's mean is that of all. wires: weight of the bytes across islands."""
     islands = Islands(g * r, g)
     scale = torch.arange(1, g * r + 1).view(-1, 1, 1)
     grads = (scale * draw.normal(g * r, g, size)).to(dtype)
     of = Reduction(islands, grads.double(), dtype)
     shards, replicas = islands.groups
-    sides: Sequence[RankSide] = [
-        side(
+    sides: Sequence[kit.RankSide] = [
+        kit.side(
             {"output": torch.full((size,), OLD, dtype=dtype), "grads": grads[rank].reshape(-1)},
             returned=["output", "grads"],
             extra=[{"group": of.island(rank)}, {"group": r + of.place(rank)}],
@@ -295,10 +283,10 @@ def reduce_case(
         lines.append(alone_line(of))
     if wires:
         lines += [wire_line(of, inside=True, weight=0.25), wire_line(of, inside=False, weight=wires)]
-    return Case(title, list(sides), lines, groups=[*shards, *replicas])
+    return kit.Case(title, list(sides), lines, groups=[*shards, *replicas])
 
 
-def trouble(case: Case, kind: str, text: str) -> str:
+def trouble(case: kit.Case, kind: str, text: str) -> str:
     if kind == "deadlock" and "which have finished" in text:
         return "All ranks of a group call its collectives, and some have finished without this one."
     if kind == "deadlock":
@@ -310,11 +298,11 @@ def trouble(case: Case, kind: str, text: str) -> str:
     return ""
 
 
-@exercise(
+@kit.exercise(
     points=8, objects=("hybrid_groups", "hybrid_reduce"), hint=trouble, point=POINT,
     references=("course_lib.fsdp.hybrid",),
 )  # fmt: skip
-def hybrid(draw: Draw) -> Iterator[Case]:
+def hybrid(draw: kit.Draw) -> Iterator[kit.Case]:
     yield groups_case(draw)
     yield reduce_case(draw, 2, 2, 6, weight=1.25, wires=1, alone=True)
     yield reduce_case(draw, 2, 3, 5, weight=1, wires=0.75)

@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from course_lib.checks import kit, words
 from course_lib.checks.judge import training_runs
 from course_lib.checks.judge.training_runs import begun_at
 from course_lib.checks.judge.training_runs.single import Training
-from course_lib.checks.kit import ORDER, RIGHT, Finding, Line, Observed, words, wrong
 from course_lib.checks.notebooks.fsdp.stayed import NO_GRAPH_BEHIND, UNREACHED, not_waited, stayed
 from course_lib.checks.rank.notebooks.fsdp.prefetched import Mark
 
@@ -77,34 +77,34 @@ class Step:
     def mark(self, kind: str, block: int) -> Mark | None:
         return self.marks.get((kind, block))
 
-    def ran(self) -> Finding | None:
+    def ran(self) -> kit.Finding | None:
         """The finding if a block did not compute once in forward and once in backward; None if all did."""
         for kind, block in ((kind, block) for kind in CALLED for block in self.gathers):
             if (times := self.times[kind, block]) != 1:
                 if not any(self.times[kind, k] for k in self.gathers) and kind == "B":
-                    return wrong(
+                    return kit.wrong(
                         f"backward reached no block in step {self.number + 1} on rank {self.rank}.",
                         NO_GRAPH_BEHIND,
                         cause=UNREACHED,
                     )
                 how_often = f"{words.number(times)} times" if times else "not at all"
-                return wrong(
+                return kit.wrong(
                     f"block {block} ran {how_often} in the {CALLED[kind]} of step {self.number + 1} on rank "
                     f"{self.rank}; once is right.",
                     "Call the module once in forward, and the hooks of its blocks do the rest.",
-                    cause=f"{ORDER} runs",
+                    cause=f"{kit.ORDER} runs",
                 )
         return None
 
-    def in_pieces(self) -> Finding | None:
+    def in_pieces(self) -> kit.Finding | None:
         """The finding if blocks were gathered in several messages each; None if they were not."""
         if self.pieces <= len(self.gathers):
             return None
-        return wrong(
+        return kit.wrong(
             f"in step {self.number + 1} rank {self.rank} began {words.number(self.pieces)} gathers that have "
             "no block's size.",
             "Put all parameters of a block into one Unit, so that one message brings the block.",
-            cause=f"{ORDER} pieces",
+            cause=f"{kit.ORDER} pieces",
         )
 
     def too_late(self, kind: str, block: int, until: float = math.inf) -> bool:
@@ -117,7 +117,7 @@ class Step:
         return [at for at in self.gathers[block] if (at < self.turn) == (kind == "F")]
 
 
-def steps_of(observed: Observed, training: Training) -> Iterator[Step]:
+def steps_of(observed: kit.Observed, training: Training) -> Iterator[Step]:
     """Of every rank."""
     sizes = {
         sum(p.numel() for p in block.parameters()) * training.dtype.itemsize: k
@@ -146,7 +146,7 @@ def steps_of(observed: Observed, training: Training) -> Iterator[Step]:
             yield Step(rank, number, by_block, times, gathers, reduces, turn, barriers, pieces)
 
 
-def asked_again(observed: Observed, training: Training) -> str:
+def asked_again(observed: kit.Observed, training: Training) -> str:
     """The hint if a block was gathered once more behind its own forward or backward; "" if none was."""
     for step in steps_of(observed, training):
         for kind, block in ((kind, block) for kind in CALLED for block in step.gathers):
@@ -163,7 +163,9 @@ def each_way(depth: int, ahead: tuple[int, int]) -> Iterator[tuple[str, int, lis
         yield "B", k, list(range(k - 1, max(-1, k - 1 - ahead[1]), -1))
 
 
-def ahead_line(training: Training, ahead: tuple[int, int], reshard: bool, title: str, weight: float) -> Line:
+def ahead_line(
+    training: Training, ahead: tuple[int, int], reshard: bool, title: str, weight: float
+) -> kit.Line:
     """When a block begins to compute, the gathers of those ahead are begun, and not waited for.
 
     The point is missed if in no run a gather travels while the block before computes, neither in forward nor
@@ -171,7 +173,7 @@ def ahead_line(training: Training, ahead: tuple[int, int], reshard: bool, title:
     """
     depth = len(training.model["inner"])
 
-    def shows(observed: Observed) -> float:
+    def shows(observed: kit.Observed) -> float:
         return float(
             any(
                 travels(step, kind, step.marks[kind, block], other)
@@ -182,14 +184,14 @@ def ahead_line(training: Training, ahead: tuple[int, int], reshard: bool, title:
             )
         )
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         first = None
         for step in steps_of(observed, training):
             if step.barriers:
-                return wrong(
+                return kit.wrong(
                     f"rank {step.rank} waited at {words.counted(len(step.barriers), 'barrier')} in a step, "
                     "for the slowest rank and for all messages before.",
-                    MEETING, cause=f"{ORDER} barrier", misses_point=not shows(observed),
+                    MEETING, cause=f"{kit.ORDER} barrier", misses_point=not shows(observed),
                 )  # fmt: skip
             if finding := step.ran() or step.in_pieces():
                 return finding
@@ -197,9 +199,9 @@ def ahead_line(training: Training, ahead: tuple[int, int], reshard: bool, title:
                 mark = step.marks[kind, block]
                 for other in others:
                     first = first or missing(step, kind, mark, other)
-        return replace(first, misses_point=reshard and not shows(observed)) if first else RIGHT
+        return replace(first, misses_point=reshard and not shows(observed)) if first else kit.RIGHT
 
-    return Line(title, judge, weight, shows=shows, part="ahead")
+    return kit.Line(title, judge, weight, shows=shows, part="ahead")
 
 
 def travels(step: Step, kind: str, mark: Mark, other: int) -> bool:
@@ -210,7 +212,7 @@ def travels(step: Step, kind: str, mark: Mark, other: int) -> bool:
     return not any(places[-1] < barrier < mark.begun for barrier in step.barriers)
 
 
-def missing(step: Step, kind: str, mark: Mark, other: int) -> Finding | None:
+def missing(step: Step, kind: str, mark: Mark, other: int) -> kit.Finding | None:
     """The finding if the gather of block `other` was not in flight when a block began; None if it was."""
     places = step.gathered(kind, other)
     if kind == "B" and other in mark.whole and not any(at < mark.begun for at in places):
@@ -218,21 +220,21 @@ def missing(step: Step, kind: str, mark: Mark, other: int) -> Finding | None:
     when = f"when block {mark.block} began its {CALLED[kind]} on rank {step.rank}"
     if not places:
         said = f"no gather of block {other}'s size was begun in {CALLED[kind]} on rank {step.rank}."
-        return other_sizes(step, said) or wrong(said, IDLE, cause=f"{ORDER} none {kind}")
+        return other_sizes(step, said) or kit.wrong(said, IDLE, cause=f"{kit.ORDER} none {kind}")
     if places[0] >= mark.begun:
         return too_late(step, kind, mark, other, places[0], when)
     if max(at for at in places if at < mark.begun) not in mark.open:
         said = f"the gather of block {other} had been waited for {when}."
-        return wrong(said, AT_ONCE, cause=f"{ORDER} at once")
+        return kit.wrong(said, AT_ONCE, cause=f"{kit.ORDER} at once")
     return None
 
 
-def other_sizes(step: Step, said: str) -> Finding | None:
+def other_sizes(step: Step, said: str) -> kit.Finding | None:
     """The finding if blocks were gathered in rows of other sizes, as in one row for all; None if none was."""
-    return wrong(said, NO_UNIT, cause=f"{ORDER} no unit") if step.pieces else None
+    return kit.wrong(said, NO_UNIT, cause=f"{kit.ORDER} no unit") if step.pieces else None
 
 
-def too_late(step: Step, kind: str, mark: Mark, other: int, place: int, when: str) -> Finding:
+def too_late(step: Step, kind: str, mark: Mark, other: int, place: int, when: str) -> kit.Finding:
     """The finding on the first gather that began too late; all before it in the step began in time."""
     said = f"the gather of block {other} had not begun {when}."
     behind = [at for at in step.reduces[mark.block] if at < place]
@@ -249,13 +251,13 @@ def too_late(step: Step, kind: str, mark: Mark, other: int, place: int, when: st
         why = QUEUES
     else:
         why = IDLE
-    return wrong(said, why, cause=f"{ORDER} {kind} {why[:20]}")
+    return kit.wrong(said, why, cause=f"{kit.ORDER} {kind} {why[:20]}")
 
 
-def reduce_line(training: Training, title: str, weight: float) -> Line:
+def reduce_line(training: Training, title: str, weight: float) -> kit.Line:
     """Every block's gradients leave once, and travel while the next block computes; one row at a time."""
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         for step in steps_of(observed, training):
             if finding := step.ran() or step.in_pieces():
                 return finding
@@ -265,58 +267,58 @@ def reduce_line(training: Training, title: str, weight: float) -> Line:
                     said = f"there were {words.counted(len(places), 'reduction')} of block {block}'s size on "
                     said += f"rank {step.rank} in a step; one is needed."
                     why = "Each block's gradients leave once, when backward has left the block."
-                    cause = f"{ORDER} reductions"
-                    return (None if places else other_sizes(step, said)) or wrong(said, why, cause=cause)
+                    cause = f"{kit.ORDER} reductions"
+                    return (None if places else other_sizes(step, said)) or kit.wrong(said, why, cause=cause)
                 own = step.mark("B", block)
                 if own is not None and places[0] < own.begun:
-                    return wrong(
+                    return kit.wrong(
                         f"the gradients {where} left before it began its backward.",
                         "They were not there yet: send a block's gradients when backward has left it.",
-                        cause=f"{ORDER} gradients too early",
+                        cause=f"{kit.ORDER} gradients too early",
                     )
                 soon = step.mark("B", block - 2) if block > 1 else None
                 if soon is not None and places[0] >= soon.begun:
-                    return wrong(
+                    return kit.wrong(
                         f"the gradients {where} had not left when block {block - 2} began its backward.",
                         "Send a block's gradients when backward has left it: they travel while the next "
                         "block computes.",
-                        cause=f"{ORDER} gradients stay",
+                        cause=f"{kit.ORDER} gradients stay",
                     )
                 later = [m for m in step.marks.values() if m.kind == "B" and m.begun > places[0]]
                 after = min(later, key=lambda m: m.begun, default=None)
                 if after is not None and places[0] not in after.open:
-                    return wrong(
+                    return kit.wrong(
                         f"the reduction {where} had been waited for when block {after.block} began its "
                         "backward.",
                         GRADIENTS_WAIT,
-                        cause=f"{ORDER} reduction at once",
+                        cause=f"{kit.ORDER} reduction at once",
                     )
             every = {at for places in step.reduces.values() for at in places}
             for mark in step.marks.values():
                 if len(every & set(mark.open)) > 1:
-                    return wrong(
+                    return kit.wrong(
                         f"more than one reduction was in flight when block {mark.block} began its backward "
                         f"on rank {step.rank}.",
                         IN_FLIGHT,
-                        cause=f"{ORDER} reductions in flight",
+                        cause=f"{kit.ORDER} reductions in flight",
                     )
-        return RIGHT
+        return kit.RIGHT
 
-    def shows(observed: Observed) -> float:
+    def shows(observed: kit.Observed) -> float:
         return float(any(any(step.reduces.values()) for step in steps_of(observed, training)))
 
-    return Line(title, judge, weight, shows=shows, part="gradients")
+    return kit.Line(title, judge, weight, shows=shows, part="gradients")
 
 
-def waited_line(training: Training, title: str, weight: float) -> Line:
+def waited_line(training: Training, title: str, weight: float) -> kit.Line:
     """After backward no message is in flight."""
     steps = len(training.steps[0])
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         for rank, reply in enumerate(observed.values):
             kinds = {operation.op for operation in observed.operations[rank]}
             if len(reply.after) != steps or not {"all_gather", "reduce_scatter"} <= kinds:
-                return wrong(
+                return kit.wrong(
                     f"rank {rank} began no gather, or no reduction, so that there was nothing to wait for.",
                     "Weights are gathered before they are used, and gradients are reduced after that.",
                     cause="no messages",
@@ -325,24 +327,24 @@ def waited_line(training: Training, title: str, weight: float) -> Line:
                 for at in after:
                     if at < len(observed.operations[rank]):
                         return not_waited(rank, number, observed.operations[rank][at].op)
-        return RIGHT
+        return kit.RIGHT
 
-    return Line(title, judge, weight)
+    return kit.Line(title, judge, weight)
 
 
-def held_line(training: Training, title: str, weight: float) -> Line:
+def held_line(training: Training, title: str, weight: float) -> kit.Line:
     """Few blocks are whole and one row of gradients travels while a block computes; nothing stays whole.
 
     For models whose blocks are of one size, with one block ahead in both directions.
     """
 
-    def judge(observed: Observed) -> Finding:
-        return stayed(observed, training) or held_in_backward(observed, training) or RIGHT
+    def judge(observed: kit.Observed) -> kit.Finding:
+        return stayed(observed, training) or held_in_backward(observed, training) or kit.RIGHT
 
-    return Line(title, judge, weight, "memory")
+    return kit.Line(title, judge, weight, "memory")
 
 
-def held_in_backward(observed: Observed, training: Training) -> Finding | None:
+def held_in_backward(observed: kit.Observed, training: Training) -> kit.Finding | None:
     """The finding if too much was held when a block began its backward; None if it was not.
 
     A block that stands in the list twice may stay whole between its uses. Other blocks than frozen ones are
@@ -357,18 +359,18 @@ def held_in_backward(observed: Observed, training: Training) -> Finding | None:
         operations = observed.operations[rank]
         if sum(operations[at].op == "reduce_scatter" for at in mark.open if at < len(operations)) > 1:
             said = f"more than one reduction was in flight {when}."
-            return wrong(said, IN_FLIGHT, cause=f"{ORDER} reductions in flight")
+            return kit.wrong(said, IN_FLIGHT, cause=f"{kit.ORDER} reductions in flight")
         others = {*mark.whole} - twice - {mark.block}
         if others & left - frozen:
             return None
         if others & left and len(others) > 1 and not training.more.get("together"):
             block = min(others & left)
             said = f"block {block} was still whole {when}."
-            too_long = too_long or wrong(said, NO_GRADIENT.format(block), cause="frozen and whole")
+            too_long = too_long or kit.wrong(said, NO_GRADIENT.format(block), cause="frozen and whole")
     return too_long
 
 
-def in_backward(observed: Observed, repeats: set[int]) -> Iterator[tuple[int, Mark, set[int]]]:
+def in_backward(observed: kit.Observed, repeats: set[int]) -> Iterator[tuple[int, Mark, set[int]]]:
     """(rank, a mark of a backward, the blocks whose backward had begun before it), in order.
 
     repeats: places of blocks that stood in the list before: each use has a mark for each place.
@@ -383,11 +385,11 @@ def in_backward(observed: Observed, repeats: set[int]) -> Iterator[tuple[int, Ma
                 left.add(mark.block)
 
 
-def whole_line(training: Training, ahead: tuple[int, int], reshard: bool, weight: float) -> Line:
+def whole_line(training: Training, ahead: tuple[int, int], reshard: bool, weight: float) -> kit.Line:
     """When a block begins to compute, it and those ahead are whole, or on their way, and no others."""
     depth = len(training.model["inner"])
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         for step in steps_of(observed, training):
             if finding := step.ran():
                 return finding
@@ -395,17 +397,17 @@ def whole_line(training: Training, ahead: tuple[int, int], reshard: bool, weight
                 most = depth if not reshard else 1 + ahead[mark.kind == "B"]
                 if len(mark.whole) > most:
                     return too_many(step, mark, most, depth)
-        return stayed(observed, training) or RIGHT
+        return stayed(observed, training) or kit.RIGHT
 
     if not reshard:
-        return Line("memory: nothing left between steps", judge, weight, "memory")
-    return Line(
+        return kit.Line("memory: nothing left between steps", judge, weight, "memory")
+    return kit.Line(
         "memory: 1 + prefetch blocks", judge, weight, "memory", part="few whole",
         shows=lambda observed: float(judge(observed).ok),
     )  # fmt: skip
 
 
-def too_many(step: Step, mark: Mark, most: int, depth: int) -> Finding:
+def too_many(step: Step, mark: Mark, most: int, depth: int) -> kit.Finding:
     called = CALLED[mark.kind]
     passed = [k for k in mark.whole if (k < mark.block if mark.kind == "F" else k > mark.block)]
     again = [
@@ -419,7 +421,7 @@ def too_many(step: Step, mark: Mark, most: int, depth: int) -> Finding:
     else:
         why = f"Ask for no more than {called}_prefetch blocks ahead."
     whole, due = words.which("block", mark.whole), words.counted(most, "block")
-    return wrong(
+    return kit.wrong(
         f"{whole} had memory behind their parameters when block {mark.block} began its {called} on rank "
         f"{step.rank}; {due} {words.verb([0] * most, 'is', 'are')} enough.",
         why,

@@ -6,21 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from course_lib.checks.kit import (
-    EVALUATE,
-    RIGHT,
-    Case,
-    Draw,
-    Finding,
-    Line,
-    Observed,
-    Sentence,
-    at,
-    error_kind,
-    evaluating,
-    unwritten,
-    wrong,
-)
+from course_lib.checks import kit
 
 GROUPS = 0  # of the objects
 EXCHANGED = "The two lists stand the other way round: return those that shard first."
@@ -127,7 +113,7 @@ def listed(value: Any) -> Any:
     return value
 
 
-def usual(asked: Sequence[Islands], observed: Observed) -> str:
+def usual(asked: Sequence[Islands], observed: kit.Observed) -> str:
     """The mistake that explains all answers that are not right; "" if none does, or several do."""
     answers = [(islands, observed.answer(k)) for k, islands in enumerate(asked)]
     groups = [(islands, listed(answer.value)) for islands, answer in answers if answer.error is None]
@@ -140,45 +126,47 @@ def usual(asked: Sequence[Islands], observed: Observed) -> str:
     return explain[0] if len(explain) == 1 else ""
 
 
-def groups_judge(asked: Sequence[Islands], index: int) -> Callable[[Observed], Finding]:
+def groups_judge(asked: Sequence[Islands], index: int) -> Callable[[kit.Observed], kit.Finding]:
     islands = asked[index]
     called = f"hybrid_groups({islands.n}, {islands.g})"
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         answer = observed.answer(index)
         if answer.error is not None:
             return raised(called, *answer.error)
         value = listed(answer.value)
         if value == [*islands.groups]:
-            return RIGHT
+            return kit.RIGHT
         if not (isinstance(value, list) and len(value) == 2 and all(map(is_groups, value))):
             return no_pair(called, value, [group for kind in islands.groups for group in kind])
         shards, replicas = value
         general = "hybrid_groups gives other groups than asked for"
-        said = Sentence(f"{called} gives {shards} and {replicas}.", f"{general}.")
+        said = kit.Sentence(f"{called} gives {shards} and {replicas}.", f"{general}.")
         why = usual(asked, observed) or islands.why(shards, replicas)
         # one rank to a group, or one group, is the same either way round
         far = why in POINT_MISSED and 1 < islands.g < islands.n
-        return wrong(said, why, cause=why, misses_point=far)
+        return kit.wrong(said, why, cause=why, misses_point=far)
 
     return judge
 
 
-def no_pair(called: str, value: Any, both: list[list[int]]) -> Finding:
+def no_pair(called: str, value: Any, both: list[list[int]]) -> kit.Finding:
     """both: the groups of both kinds, one behind the other."""
     expected = "a pair of lists of lists of ranks is expected."
     if value is None:
-        return wrong(
+        return kit.wrong(
             f"hybrid_groups returns nothing; {expected}", "Is there a `return` at its end?", cause="no pair"
         )
-    said = Sentence(f"{called} gives {str(value)[:80]}; {expected}", f"hybrid_groups gives none; {expected}")
+    said = kit.Sentence(
+        f"{called} gives {str(value)[:80]}; {expected}", f"hybrid_groups gives none; {expected}"
+    )
     if value and is_groups(value) and len(value) == len(both):
         why = "Return a pair, (shard_groups, replica_groups), and not one list of all groups."
     elif value and is_groups(value):
         why = "Return the groups of all ranks, since every rank makes all of them with dist.new_group."
     else:
         why = "Each group is a list of ints, and both kinds of groups are lists of such lists."
-    return wrong(said, why, cause="no pair")
+    return kit.wrong(said, why, cause="no pair")
 
 
 def is_groups(value: object) -> bool:
@@ -187,32 +175,32 @@ def is_groups(value: object) -> bool:
     )
 
 
-def refusal_judge(n: int, g: int, index: int) -> Callable[[Observed], Finding]:
+def refusal_judge(n: int, g: int, index: int) -> Callable[[kit.Observed], kit.Finding]:
     called = f"hybrid_groups({n}, {g})"
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         answer = observed.answer(index)
         if answer.error is None:
-            return wrong(
-                Sentence(f"{called} gives {str(listed(answer.value))[:80]}.", "it was not refused."),
+            return kit.wrong(
+                kit.Sentence(f"{called} gives {str(listed(answer.value))[:80]}.", "it was not refused."),
                 f"{CUT_OFF} {REFUSE}" if isinstance(answer.value, list) else REFUSE,
                 cause="not refused",
             )
         if answer.error[0] != "ValueError":
             return raised(called, *answer.error, advice=REFUSE)
-        return RIGHT
+        return kit.RIGHT
 
     return judge
 
 
-def raised(called: str, error: str = "", text: str = "", place: str = "", advice: str = "") -> Finding:
+def raised(called: str, error: str = "", text: str = "", place: str = "", advice: str = "") -> kit.Finding:
     if error == "NotImplementedError":
-        return unwritten("hybrid_groups", place)
-    general = f"hybrid_groups raised {error_kind(error)}."
-    return wrong(Sentence(f"{called} raised {error}: {text}", general), at(place), advice)
+        return kit.unwritten("hybrid_groups", place)
+    general = f"hybrid_groups raised {kit.error_kind(error)}."
+    return kit.wrong(kit.Sentence(f"{called} raised {error}: {text}", general), kit.at(place), advice)
 
 
-def groups_case(draw: Draw) -> Case:
+def groups_case(draw: kit.Draw) -> kit.Case:
     asked = [Islands(8, 4), Islands(6, 2), Islands(4, 4), Islands(3, 1)]
     refused = [(8, 3), (4, 8)]
     titles = [f"groups: {islands.n} ranks, islands of {islands.g}" for islands in asked]
@@ -224,10 +212,10 @@ def groups_case(draw: Draw) -> Case:
         refused += [(g * r + 1, g)]
         refusals += ["other numbers are refused"]
     pairs = [(islands.n, islands.g) for islands in asked] + refused
-    lines = [Line(title, groups_judge(asked, k), 1.25 if k < 2 else 1) for k, title in enumerate(titles)]
+    lines = [kit.Line(title, groups_judge(asked, k), 1.25 if k < 2 else 1) for k, title in enumerate(titles)]
     lines += [
-        Line(title, refusal_judge(*numbers, k), 0.75)
+        kit.Line(title, refusal_judge(*numbers, k), 0.75)
         for k, (title, numbers) in enumerate(zip(refusals, refused, strict=True), start=len(asked))
     ]
     calls = [[GROUPS, [n, g]] for n, g in pairs]
-    return Case("groups", [evaluating(calls)], lines, recipe=EVALUATE, alone=True)
+    return kit.Case("groups", [kit.evaluating(calls)], lines, recipe=kit.EVALUATE, alone=True)

@@ -10,27 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from course_lib.checks.kit import (
-    RIGHT,
-    Case,
-    Draw,
-    Finding,
-    Line,
-    Observed,
-    Sentence,
-    Setting,
-    Slip,
-    at,
-    both,
-    close,
-    difference,
-    exercise,
-    left_alone,
-    side,
-    volume_line,
-    words,
-    wrong,
-)
+from course_lib.checks import kit, words
+from course_lib.checks.kit import side
 from course_lib.checks.rank.notebooks.fsdp.precision import InDtypeInstructions, StepsInstructions
 
 RECIPES = "course_lib.checks.rank.notebooks.fsdp.precision"
@@ -68,19 +49,19 @@ POINT = "weights that travel in 16 bits, and gradients that are added in float32
 # ---- all_gather_cast
 
 
-def gathered(on: Setting, masters: Sequence[Tensor]) -> Line:
+def gathered(on: kit.Setting, masters: Sequence[Tensor]) -> kit.Line:
     """Every rank has all masters in the dtype of `output`, to the last bit, and its own as before."""
     whole = torch.cat([master.flatten() for master in masters])
     row = whole.to(on.dtype)
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         for rank, master in zip(on.ranks, masters, strict=True):
             output = observed.tensors[rank]["output"].flatten()
             if torch.equal(output, row):
                 continue
-            said = difference(f"on rank {rank} `output` is wrong", output, row)
-            return wrong(said, why(output, master.flatten().to(on.dtype)))
-        return RIGHT
+            said = kit.difference(f"on rank {rank} `output` is wrong", output, row)
+            return kit.wrong(said, why(output, master.flatten().to(on.dtype)))
+        return kit.RIGHT
 
     def why(output: Tensor, own: Tensor) -> str:
         if bool((output == OLD).all()):
@@ -91,15 +72,15 @@ def gathered(on: Setting, masters: Sequence[Tensor]) -> Line:
             return "The rank's own shard stands everywhere: gather those of all ranks."
         if torch.equal(output.sort().values, row.sort().values):
             return "The shards are in the wrong places: rank r's belongs at r times its size."
-        if close(output.double(), row.double(), 0.02):
+        if kit.close(output.double(), row.double(), 0.02):
             return "It was rounded otherwise: cast once, from float32 to output's dtype."
         return ""
 
-    kept = left_alone("shard", dict(zip(on.ranks, masters, strict=True)), KEEP)
-    return Line(on.title, both(judge, kept), on.weight, short=on.short, trivial=on.trivial)
+    kept = kit.left_alone("shard", dict(zip(on.ranks, masters, strict=True)), KEEP)
+    return kit.Line(on.title, kit.both(judge, kept), on.weight, short=on.short, trivial=on.trivial)
 
 
-def gather_hint(ratio: float, observed: Observed) -> str:
+def gather_hint(ratio: float, observed: kit.Observed) -> str:
     kinds = {operation.dtype for operations in observed.operations for operation in operations}
     if ratio > 1 and "float32" in kinds:
         return "4 bytes an element travelled: cast the shard first, then gather."
@@ -108,7 +89,7 @@ def gather_hint(ratio: float, observed: Observed) -> str:
     return "Each rank sends its shard once, in output's dtype, to N-1 others."
 
 
-def gather_case(draw: Draw, on: Setting, traffic: bool = False) -> Case:
+def gather_case(draw: kit.Draw, on: kit.Setting, traffic: bool = False) -> kit.Case:
     """The setting's dtype is that of the output, its shape that of a shard."""
     count = len(on.ranks)
     masters = [draw.normal(*on.shape) for _ in on.ranks]
@@ -126,14 +107,14 @@ def gather_case(draw: Draw, on: Setting, traffic: bool = False) -> Case:
     if traffic:
         sent = [(count - 1) * numel * on.dtype.itemsize] * on.n
         title = f"bytes gathered: {on.dtype.itemsize} an element"
-        lines.append(in_16_bits(volume_line(sent, hint=gather_hint, weight=2, title=title, point=1.9)))
+        lines.append(in_16_bits(kit.volume_line(sent, hint=gather_hint, weight=2, title=title, point=1.9)))
     return on.of_lines(on.title, sides, lines)
 
 
-def in_16_bits(line: Line) -> Line:
+def in_16_bits(line: kit.Line) -> kit.Line:
     """The line on bytes. Too many of them miss the point only if they are those of float32."""
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         kinds = {operation.dtype for operations in observed.operations for operation in operations}
         finding = line.judge(observed)
         return finding if "float32" in kinds else replace(finding, misses_point=False)
@@ -141,22 +122,22 @@ def in_16_bits(line: Line) -> Line:
     return replace(line, judge=judge, part="weights")
 
 
-def steps_case(draw: Draw, n: int) -> Case:
+def steps_case(draw: kit.Draw, n: int) -> kit.Case:
     """A master near 1 takes 100 steps of 1e-5, with a gather after each; weights in bfloat16 stand still."""
     size = 4
     starts = [1 + draw.distinct(size, low=0, high=100).float() / 128 for _ in range(n)]
     row = torch.cat(starts).to(torch.bfloat16)  # without rounding
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         for rank, start in enumerate(starts):
             moved = observed.tensors[rank]["shard"] - start
             if bool(((moved - STEPS * STEP).abs() <= STEP).all()):
                 continue
             gone = words.number(float(moved.mean()))
             said = f"on rank {rank} a shard of weights near 1 did not take its {STEPS} steps"
-            sentence = Sentence(f"{said}: it moved by {gone}, not by {STEPS * STEP:g}.", f"{said}.")
+            sentence = kit.Sentence(f"{said}: it moved by {gone}, not by {STEPS * STEP:g}.", f"{said}.")
             still = bool((moved.abs() <= 2 * STEP).all())
-            return wrong(
+            return kit.wrong(
                 sentence,
                 f"It was cast in place, and the master lost its low bits: after {STEPS} steps of 1e-5 "
                 f"nothing moved. {KEEP}"
@@ -165,8 +146,8 @@ def steps_case(draw: Draw, n: int) -> Case:
                 cause="steps",
             )
         if torch.equal(observed.tensors[0]["output"], row):
-            return RIGHT
-        return wrong("after the last step rank 0's `output` is not that of the masters.")
+            return kit.RIGHT
+        return kit.wrong("after the last step rank 0's `output` is not that of the masters.")
 
     sides = [
         side(
@@ -176,14 +157,14 @@ def steps_case(draw: Draw, n: int) -> Case:
         )
         for start in starts
     ]  # fmt: skip
-    line = Line(f"the master after {STEPS} steps of 1e-5", judge, 1.5)
-    return Case("steps of a master", sides, [line], recipe=f"{RECIPES}:steps")
+    line = kit.Line(f"the master after {STEPS} steps of 1e-5", judge, 1.5)
+    return kit.Case("steps of a master", sides, [line], recipe=f"{RECIPES}:steps")
 
 
 # ---- reduce_scatter_mean
 
 
-def mean_slips(grads: Tensor, dtype: torch.dtype, world: int) -> list[Slip]:
+def mean_slips(grads: Tensor, dtype: torch.dtype, world: int) -> list[kit.Slip]:
     """grads: (n, n, s), each rank's gradient of each shard, in float64; dtype: of the gradients.
 
     world: the number of all ranks, of which n take part.
@@ -191,8 +172,8 @@ def mean_slips(grads: Tensor, dtype: torch.dtype, world: int) -> list[Slip]:
     n = len(grads)
     total, equal = grads.sum(0), n > 1 and torch.equal(grads, grads[:1].expand_as(grads))
 
-    def slip(says: str, shards: Tensor) -> Slip:
-        return Slip(says, lambda place: {"output": shards[place].float()})
+    def slip(says: str, shards: Tensor) -> kit.Slip:
+        return kit.Slip(says, lambda place: {"output": shards[place].float()})
 
     narrow = str(dtype)[6:]
     return [
@@ -241,55 +222,55 @@ def mean_slips(grads: Tensor, dtype: torch.dtype, world: int) -> list[Slip]:
     ]
 
 
-def mean_line(on: Setting, grads: Tensor, reduce_dtype: torch.dtype) -> Line:
+def mean_line(on: kit.Setting, grads: Tensor, reduce_dtype: torch.dtype) -> kit.Line:
     """grads: (n, n, s) in the dtype in which they are given."""
     wide, place_of = grads.double(), {rank: place for place, rank in enumerate(on.ranks)}
     mean = wide.mean(0)
     slips = mean_slips(wide, grads.dtype, on.n)
     tolerance = ROUNDED if reduce_dtype.itemsize == 2 else 0
 
-    def right(rank: int, observed: Observed) -> bool:
+    def right(rank: int, observed: kit.Observed) -> bool:
         output = observed.tensors[rank]["output"]
-        return close(output, mean[place_of[rank]].float(), tolerance)
+        return kit.close(output, mean[place_of[rank]].float(), tolerance)
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         off = [rank for rank in on.ranks if not right(rank, observed)]
         if not off:
-            return silent(observed) or (divided_last(observed) if reduce_dtype.itemsize == 2 else RIGHT)
+            return silent(observed) or (divided_last(observed) if reduce_dtype.itemsize == 2 else kit.RIGHT)
         actual, wanted = observed.tensors[off[0]]["output"], mean[place_of[off[0]]]
-        said = difference(f"on rank {off[0]} the mean is wrong", actual, wanted)
+        said = kit.difference(f"on rank {off[0]} the mean is wrong", actual, wanted)
         cause, narrow = why(observed), reduce_dtype == torch.float32 and added(observed)
-        return wrong(said, cause, misses_point=narrow or cause in (OWN, OWN_DIVIDED))
+        return kit.wrong(said, cause, misses_point=narrow or cause in (OWN, OWN_DIVIDED))
 
-    def silent(observed: Observed) -> Finding | None:
+    def silent(observed: kit.Observed) -> kit.Finding | None:
         """The finding if the mean is right since all ranks have the same gradients, and nothing was sent."""
         if on.n == 1 or any(observed.operations):
             return None
         said = "no rank sent anything, and these gradients are their own mean, since they are equal."
-        return wrong(said, OWN, misses_point=True)
+        return kit.wrong(said, OWN, misses_point=True)
 
-    def divided_last(observed: Observed) -> Finding:
+    def divided_last(observed: kit.Observed) -> kit.Finding:
         """A mean by three of which no element has more than 16 bits was divided there."""
         name = str(reduce_dtype)[6:]
         for rank in on.ranks:
             output = observed.tensors[rank]["output"]
             if torch.equal(output, output.to(reduce_dtype).float()):
-                return wrong(
+                return kit.wrong(
                     f"on rank {rank} the mean has no more bits than a {name}.",
                     "Divide last, in the dtype of `output`: a division in reduce_dtype rounds once more, and "
                     "so does ReduceOp.AVG, or a cast of the mean.",
                     cause="divided",
                 )
-        return RIGHT
+        return kit.RIGHT
 
-    def added(observed: Observed) -> bool:
+    def added(observed: kit.Observed) -> bool:
         """Whether gradients were added in the dtype in which they are given."""
         return any(
             operation.op in SUMS and operation.dtype == str(grads.dtype)[6:]
             for operation in observed.operations[on.ranks[0]]
         )
 
-    def usual(observed: Observed, within: float) -> str:
+    def usual(observed: kit.Observed, within: float) -> str:
         """The slip that every rank's output is, up to rounding, and that the mean is not."""
         outputs = {rank: observed.tensors[rank]["output"] for rank in on.ranks}
         if all(bool((output == OLD).all()) for output in outputs.values()):  # a small mean added to it is not
@@ -297,18 +278,20 @@ def mean_line(on: Setting, grads: Tensor, reduce_dtype: torch.dtype) -> Line:
         for slip in slips:
             shards = {rank: slip.gives(place)["output"] for rank, place in place_of.items()}
             if within and all(
-                close(shards[rank], mean[place].float(), within) for rank, place in place_of.items()
+                kit.close(shards[rank], mean[place].float(), within) for rank, place in place_of.items()
             ):
                 continue
-            if all(close(output, shards[rank], within) for rank, output in outputs.items()):
+            if all(kit.close(output, shards[rank], within) for rank, output in outputs.items()):
                 return slip.says
         parts = [part.float() for part in mean]
-        own = all(close(output, parts[place_of[rank]], within) for rank, output in outputs.items())
-        if not own and all(any(close(output, part, within) for part in parts) for output in outputs.values()):
+        own = all(kit.close(output, parts[place_of[rank]], within) for rank, output in outputs.items())
+        if not own and all(
+            any(kit.close(output, part, within) for part in parts) for output in outputs.values()
+        ):
             return ELSEWHERE
         return ""
 
-    def why(observed: Observed) -> str:
+    def why(observed: kit.Observed) -> str:
         if reduce_dtype != torch.float32 or not added(observed):
             says = usual(observed, tolerance)
             return says or (usual(observed, ROUNDED) if reduce_dtype == torch.float32 else "") or PART
@@ -316,18 +299,18 @@ def mean_line(on: Setting, grads: Tensor, reduce_dtype: torch.dtype) -> Line:
         return f"{ADDED.format(narrow)} Besides: {besides}" if besides else ADDED.format(narrow)
 
     rows = {rank: grads[place].reshape(-1) for rank, place in place_of.items()}
-    alone = left_alone("grads", rows, "Work on a copy: the caller still has these gradients.")
-    line = Line(on.title, both(judge, alone), on.weight, short=on.short, trivial=on.trivial)
+    alone = kit.left_alone("grads", rows, "Work on a copy: the caller still has these gradients.")
+    line = kit.Line(on.title, kit.both(judge, alone), on.weight, short=on.short, trivial=on.trivial)
     return replace(line, shows=in_float32, part="gradients") if reduce_dtype == torch.float32 else line
 
 
-def in_float32(observed: Observed) -> float:
+def in_float32(observed: kit.Observed) -> float:
     """1 if the gradients travelled in float32, in which they are then added."""
     kinds = {operation.dtype for operations in observed.operations for operation in operations}
     return float("float32" in kinds)
 
 
-def reduce_hint(reduce_dtype: torch.dtype, ratio: float, observed: Observed) -> str:
+def reduce_hint(reduce_dtype: torch.dtype, ratio: float, observed: kit.Observed) -> str:
     kinds = {o.dtype for operations in observed.operations for o in operations if o.dtype}
     name, bytes_each = str(reduce_dtype)[6:], round(ratio * reduce_dtype.itemsize, 1)
     if ratio > 1 and kinds == {name} and abs(ratio - 2) < 0.05:
@@ -340,13 +323,13 @@ def reduce_hint(reduce_dtype: torch.dtype, ratio: float, observed: Observed) -> 
 
 
 def reduce_case(
-    draw: Draw,
-    on: Setting,
+    draw: kit.Draw,
+    on: kit.Setting,
     reduce_dtype: torch.dtype = torch.float32,
     *,
     equal: bool = False,
     traffic: bool = False,
-) -> Case:
+) -> kit.Case:
     """The setting's dtype is that of the gradients, its shape that of a part. equal: on all ranks."""
     n, (size,) = len(on.ranks), on.shape
     if equal:  # odd numbers of eight bits: three of them, added, no longer fit eight bits
@@ -373,7 +356,7 @@ def reduce_case(
     if traffic:
         sent = [(n - 1) * size * reduce_dtype.itemsize] * on.n
         lines.append(
-            volume_line(
+            kit.volume_line(
                 sent,
                 hint=lambda ratio, observed: reduce_hint(reduce_dtype, ratio, observed),
                 title=f"bytes reduced: {reduce_dtype.itemsize} an element",
@@ -384,15 +367,15 @@ def reduce_case(
     return replace(case, recipe=f"{RECIPES}:with_dtype") if named else case
 
 
-def refused_case(dtype: torch.dtype) -> Case:
+def refused_case(dtype: torch.dtype) -> kit.Case:
     """An output in 16 bits for the mean is an error on every rank."""
     narrow = str(dtype)
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         for rank in range(2):
             error = observed.values[rank].error
             if error is None:
-                return wrong(
+                return kit.wrong(
                     f"an `output` of the wrong dtype was not refused: it was {narrow}.",
                     "An output in 16 bits would round the mean again, whose sum was made in float32: raise "
                     "TypeError if `output` has 16 bits, before anything is sent.",
@@ -400,23 +383,23 @@ def refused_case(dtype: torch.dtype) -> Case:
             kind, text, place = error
             if kind not in ("TypeError", "ValueError"):
                 said = f"an `output` in {narrow} raised another exception than TypeError"
-                sentence = Sentence(f"{said}: {kind}: {text}", f"{said}.")
-                return wrong(sentence, at(place), "Raise TypeError, before anything is sent.")
+                sentence = kit.Sentence(f"{said}: {kind}: {text}", f"{said}.")
+                return kit.wrong(sentence, kit.at(place), "Raise TypeError, before anything is sent.")
             if observed.operations[rank]:
-                return wrong(
+                return kit.wrong(
                     f"an `output` in {narrow} was refused after a message had begun.",
                     "Look at output.dtype before anything is sent: a rank that raises later leaves the "
                     "others waiting.",
                 )
-        return RIGHT
+        return kit.RIGHT
 
     grads = torch.ones(6).to(dtype)
     sides = [side({"output": torch.zeros(3).to(dtype), "grads": grads}, object=REDUCE)] * 2
-    line = Line(f"an output in {narrow[6:]} is refused", judge)
-    return Case("refused", sides, [line], recipe=f"{RECIPES}:refused")
+    line = kit.Line(f"an output in {narrow[6:]} is refused", judge)
+    return kit.Case("refused", sides, [line], recipe=f"{RECIPES}:refused")
 
 
-def trouble(case: Case, kind: str, text: str) -> str:
+def trouble(case: kit.Case, kind: str, text: str) -> str:
     if kind == "error" and "reduce_dtype" in text and "unexpected keyword" in text:
         return "The signature is reduce_scatter_mean(output, grads, reduce_dtype=torch.float32, group=None)."
     if re.search("invalid tensor type|different dtypes", text) and re.search("all_?gather", text):
@@ -427,32 +410,32 @@ def trouble(case: Case, kind: str, text: str) -> str:
     return ""
 
 
-@exercise(
+@kit.exercise(
     points=8, objects=("all_gather_cast", "reduce_scatter_mean"), hint=trouble, point=POINT,
     references=("course_lib.fsdp.precision",),
 )  # fmt: skip
-def two_precisions(draw: Draw) -> Iterator[Case]:
+def two_precisions(draw: kit.Draw) -> Iterator[kit.Case]:
     half, small = torch.bfloat16, torch.float16
-    on = Setting(4, (6,), "weights: 4 ranks", dtype=half, weight=1.5)
+    on = kit.Setting(4, (6,), "weights: 4 ranks", dtype=half, weight=1.5)
     yield gather_case(draw, on, traffic=True)
     yield steps_case(draw, 2)
-    on = Setting(4, (5,), "weights: sub-group {1, 3}", (1, 3), dtype=small, weight=0.5, short=True)
+    on = kit.Setting(4, (5,), "weights: sub-group {1, 3}", (1, 3), dtype=small, weight=0.5, short=True)
     yield gather_case(draw, on)
-    on = Setting(3, (7,), "gradients: 3 ranks", dtype=half, weight=1.5)
+    on = kit.Setting(3, (7,), "gradients: 3 ranks", dtype=half, weight=1.5)
     yield reduce_case(draw, on, traffic=True)
-    on = Setting(8, (3,), "8 ranks, equal small gradients", dtype=half, weight=1.25)
+    on = kit.Setting(8, (3,), "8 ranks, equal small gradients", dtype=half, weight=1.25)
     yield reduce_case(draw, on, equal=True)
-    on = Setting(3, (9,), "the mean, for reduce_dtype=bfloat16", dtype=half)
+    on = kit.Setting(3, (9,), "the mean, for reduce_dtype=bfloat16", dtype=half)
     yield reduce_case(draw, on, half, traffic=True)
     members, title = (0, 2, 3), "gradients: sub-group {0, 2, 3}"  # of 5: no other number divides alike
-    on = Setting(5, (4,), title, members, dtype=half, weight=1, short=True)
+    on = kit.Setting(5, (4,), title, members, dtype=half, weight=1, short=True)
     yield reduce_case(draw, on)
     yield refused_case(half)
     if draw.hidden:
-        on = Setting(5, (4,), "weights: 5 ranks, a float32 output", weight=0.5)
+        on = kit.Setting(5, (4,), "weights: 5 ranks, a float32 output", weight=0.5)
         yield gather_case(draw, on, traffic=True)
-        on = Setting(5, (3,), "gradients: 5 ranks, float16", dtype=small, weight=1)
+        on = kit.Setting(5, (3,), "gradients: 5 ranks, float16", dtype=small, weight=1)
         yield reduce_case(draw, on, traffic=True)
-        on = Setting(1, (5,), "1 rank", dtype=half, weight=0.5, short=True)
+        on = kit.Setting(1, (5,), "1 rank", dtype=half, weight=0.5, short=True)
         yield reduce_case(draw, on)
         yield refused_case(small)

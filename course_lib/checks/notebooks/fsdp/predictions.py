@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from course_lib import facts
-from course_lib.checks.kit import Case, Draw, Formula, Keywords, Model, Prediction, evaluated, exercise, place
+from course_lib.checks import kit
 
 FORMULAS = ("course_lib.facts", "course_lib.pictures.fsdp_explorer")
 EQUAL_TIMES = "The times are equal if 2 U T / flops = (n-1)/n U itemsize / each_way. U cancels."
@@ -22,7 +22,7 @@ def counted(
     gathers: Callable[[int, bool, str | None], float],
     reductions: Callable[[int, str | None], float],
     share: Callable[[int], float] = lambda n: (n - 1) / n,
-) -> Formula:
+) -> kit.Formula:
     """The bytes with other counts of gathers and reduce-scatters."""
 
     def formula(
@@ -43,12 +43,12 @@ def reductions(k: int, keep: str | None) -> float:
     return k if keep is None else 1
 
 
-NOT_RESHARDED: dict[str, Formula] = {
+NOT_RESHARDED: dict[str, kit.Formula] = {
     "With reshard=False a unit stays whole after its forward: backward finds it, and does not gather.": (
         counted(lambda k, reshard, keep: gathers(k, True, keep), reductions)
     ),
 }  # fmt: skip
-KEPT: dict[str, Formula] = {
+KEPT: dict[str, kit.Formula] = {
     'With keep="weights between" the first forward finds nothing and gathers, too: K + 1 gathers.': counted(
         lambda k, reshard, keep: k if keep == "weights between" and reshard else gathers(k, reshard, keep),
         reductions,
@@ -60,7 +60,7 @@ KEPT: dict[str, Formula] = {
         gathers, lambda k, _: k
     ),
 }  # fmt: skip
-BYTES: dict[str, Formula] = {
+BYTES: dict[str, kit.Formula] = {
     "That is replicas' all-reduce, or ZeRO-2: fully sharded weights are gathered for forward and for "
     "backward.": counted(lambda k, *_: k, reductions),
     "Those are replicas: an all-reduce of the gradients, and no gather.": (
@@ -97,13 +97,13 @@ BYTES: dict[str, Formula] = {
 # ---- tokens that hide a gather
 
 
-def times(factor: Callable[..., float]) -> Formula:
+def times(factor: Callable[..., float]) -> kit.Formula:
     return lambda n, flops, each_way, itemsize=2: (
         factor(n, itemsize) * facts.hides_from(n, flops, each_way, itemsize)
     )
 
 
-HIDING: Mapping[str, Formula] = {
+HIDING: Mapping[str, kit.Formula] = {
     "That is half. `each_way` counts one direction already, and forward has two FLOPs a parameter and token: "
     "four are backward's.": times(lambda n, itemsize: 1 / 2),
     "A parameter and a token cost two FLOPs in forward, a multiplication and an addition.": (
@@ -129,26 +129,26 @@ HIDING: Mapping[str, Formula] = {
 # ---- bytes of a unit
 
 
-def of_block(change: Callable[[Model], float]) -> Formula:
+def of_block(change: Callable[[kit.Model], float]) -> kit.Formula:
     return lambda config, itemsize=2: facts.unit_bytes(config, itemsize)[0] + itemsize * change(config)
 
 
-def of_root(change: Callable[[Model], float]) -> Formula:
+def of_root(change: Callable[[kit.Model], float]) -> kit.Formula:
     return lambda config, itemsize=2: facts.unit_bytes(config, itemsize)[1] + itemsize * change(config)
 
 
-def narrower(config: Model) -> float:
+def narrower(config: kit.Model) -> float:
     """How many parameters keys and values would have more, were they as wide as the queries."""
     more = config.width - config.key_value_heads * config.head_dim
     return 2 * more * (config.width + config.bias)
 
 
-def biases(c: Model) -> float:
+def biases(c: kit.Model) -> float:
     inward = 2 if c.mlp == "swiglu" else 1
     return c.bias * (3 * c.width + 2 * c.key_value_heads * c.head_dim + inward * c.mlp_width)
 
 
-BLOCK: Mapping[str, Formula] = {
+BLOCK: Mapping[str, kit.Formula] = {
     "Keys and values are narrower than the queries: kv_heads of them, each of head_dim.": of_block(narrower),
     "SwiGLU has three matrices: gate, up and down.": (
         of_block(lambda c: -c.width * c.mlp_width * (c.mlp == "swiglu"))
@@ -177,7 +177,7 @@ BLOCK: Mapping[str, Formula] = {
         lambda config, itemsize=2: facts.unit_bytes(config, 1)[0]
     ),
 }  # fmt: skip
-ROOT: Mapping[str, Formula] = {
+ROOT: Mapping[str, kit.Formula] = {
     "A head that is not tied has a matrix of its own, as large as the embedding.": of_root(
         lambda c: -c.vocab_size * c.width * (not c.tied)
     ),
@@ -200,29 +200,29 @@ ROOT: Mapping[str, Formula] = {
 }  # fmt: skip
 
 
-def block_bytes(config: Model, itemsize: int = 2) -> float:
+def block_bytes(config: kit.Model, itemsize: int = 2) -> float:
     return facts.unit_bytes(config, itemsize)[0]
 
 
-def root_bytes(config: Model, itemsize: int = 2) -> float:
+def root_bytes(config: kit.Model, itemsize: int = 2) -> float:
     return facts.unit_bytes(config, itemsize)[1]
 
 
-def models(draw: Draw) -> list[Model]:
+def models(draw: kit.Draw) -> list[kit.Model]:
     """Both kinds of each part, and fewer heads of keys and values than of queries."""
     heads, head_dim = 2 * draw.integer(3, 7), 8 * draw.integer(2, 6)
     layers, width = draw.integer(3, 9), heads * head_dim
     vocab, context = draw.integer(300, 3000), 16 * draw.integer(4, 40)
     return [
-        Model(50257, 1024, layers=12, heads=12, width=768),
-        Model(32000, 4096, 80, 64, 8192, 8, 28672, **LLAMA),
-        Model(vocab, context, layers, heads, width, heads // 2, 8 * draw.integer(9, 60)),
-        Model(vocab, context, layers, heads, width, 2, **{**LLAMA, "tied": True, "norm": "layer"}),
+        kit.Model(50257, 1024, layers=12, heads=12, width=768),
+        kit.Model(32000, 4096, 80, 64, 8192, 8, 28672, **LLAMA),
+        kit.Model(vocab, context, layers, heads, width, heads // 2, 8 * draw.integer(9, 60)),
+        kit.Model(vocab, context, layers, heads, width, 2, **{**LLAMA, "tied": True, "norm": "layer"}),
     ]
 
 
-@exercise(points=8, objects=("fsdp_bytes", "hides_from", "unit_bytes"), references=FORMULAS)
-def predictions(draw: Draw) -> Iterator[Case]:
+@kit.exercise(points=8, objects=("fsdp_bytes", "hides_from", "unit_bytes"), references=FORMULAS)
+def predictions(draw: kit.Draw) -> Iterator[kit.Case]:
     # Never 8 ranks: a rank's bytes in bits are then the bytes of all ranks, and the check names one mistake.
     some, n = 1_000_000 * draw.integer(20, 900), draw.integer(5, 64)
     n += n >= 8
@@ -232,44 +232,44 @@ def predictions(draw: Draw) -> Iterator[Case]:
     sixteen_bits = [(8, 0.4 * 989e12, 45e9), (n, flops, each_way), (1, flops, each_way)]
     other_sizes = [(n, flops, each_way, itemsize) for itemsize in (4, 1)]
     configs = models(draw)
-    yield from evaluated(
+    yield from kit.evaluated(
         [
-            Prediction(
+            kit.Prediction(
                 "fsdp_bytes", 0,
                 [(7_000_000_000, 8), (some, n), (some, n, k), (some, 1, k),
-                 (some, n, 1, Keywords(weights=4, gradients=4)), (some, n, k, Keywords(sizes))],
+                 (some, n, 1, kit.Keywords(weights=4, gradients=4)), (some, n, k, kit.Keywords(sizes))],
                 facts.fsdp_bytes, BYTES, weight=1, title="fsdp_bytes: gathered twice, reduced once",
                 otherwise="A microbatch gathers twice and reduces once, (N-1)/N P elements each.",
             ),
-            Prediction(
+            kit.Prediction(
                 "fsdp_bytes", 0,
-                [(some, n, each, Keywords(reshard=False)) for each in (1, k)],
+                [(some, n, each, kit.Keywords(reshard=False)) for each in (1, k)],
                 facts.fsdp_bytes, NOT_RESHARDED | BYTES, weight=0.5, title="fsdp_bytes: reshard=False",
                 otherwise="A microbatch gathers once and reduces once, (N-1)/N P elements each.",
             ),
-            Prediction(
+            kit.Prediction(
                 "fsdp_bytes", 0,
-                [(some, n, each, Keywords(keep=keep, **more))
+                [(some, n, each, kit.Keywords(keep=keep, **more))
                  for keep in KEEPS for each in (k, 1) for more in ({}, {"gradients": 2})],
                 facts.fsdp_bytes, KEPT | BYTES, weight=1, title="fsdp_bytes: with `keep`",
                 otherwise="Count the gathers and the reductions of the K microbatches with the table.",
             ),
-            Prediction(
+            kit.Prediction(
                 "hides_from", 1, sixteen_bits + other_sizes, facts.hides_from, HIDING, weight=1,
                 title="hides_from: weights of any size", otherwise=EQUAL_TIMES, tolerance=WHOLE_TOKENS,
             ),
-            Prediction(
+            kit.Prediction(
                 "hides_from", 1, sixteen_bits, facts.hides_from, weight=3,
                 title="hides_from: weights in 16 bits", otherwise=EQUAL_TIMES, tolerance=WHOLE_TOKENS,
             ),
-            Prediction(
+            kit.Prediction(
                 "unit_bytes", 2, [(config,) for config in configs] + [(configs[2], 4)],
-                block_bytes, BLOCK, weight=0.75, title="unit_bytes: a block", pick=place(0, 2),
+                block_bytes, BLOCK, weight=0.75, title="unit_bytes: a block", pick=kit.place(0, 2),
                 otherwise="Attention's four matrices, the MLP's two or three, two norms, and the biases.",
             ),
-            Prediction(
+            kit.Prediction(
                 "unit_bytes", 2, [(config,) for config in configs] + [(configs[2], 4)],
-                root_bytes, ROOT, weight=0.75, title="unit_bytes: the root", pick=place(1, 2),
+                root_bytes, ROOT, weight=0.75, title="unit_bytes: the root", pick=kit.place(1, 2),
                 otherwise="The embeddings, the last norm, and the head unless it is tied.",
             ),
         ]

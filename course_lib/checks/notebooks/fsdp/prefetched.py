@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+from course_lib.checks import kit
 from course_lib.checks.judge import training_runs
 from course_lib.checks.judge.training_runs.single import Training
-from course_lib.checks.kit import Case, Draw, Line, Observed, exercise
 from course_lib.checks.notebooks.fsdp.in_order import (
     ahead_line,
     asked_again,
@@ -64,7 +64,7 @@ TWICE_IN_LIST = (
 )
 
 
-def trouble(case: Case, kind: str, text: str) -> str:
+def trouble(case: kit.Case, kind: str, text: str) -> str:
     if "was freed before its gather ended" in text:
         if "used twice" in case.title:
             return f"{DROP} {TWICE_IN_LIST}"
@@ -90,8 +90,8 @@ def trouble(case: Case, kind: str, text: str) -> str:
     return ""
 
 
-def bytes_hint(training: Training, reshard: bool) -> Callable[[float, Observed], str]:
-    def hint(ratio: float, observed: Observed) -> str:
+def bytes_hint(training: Training, reshard: bool) -> Callable[[float, kit.Observed], str]:
+    def hint(ratio: float, observed: kit.Observed) -> str:
         if ratio > 1 and (again := asked_again(observed, training)):
             return again
         if reshard and ratio < 0.8:
@@ -108,7 +108,7 @@ def bytes_hint(training: Training, reshard: bool) -> Callable[[float, Observed],
     return hint
 
 
-def uneven(draw: Draw, n: int, kwargs: dict[str, Any]) -> Training:
+def uneven(draw: kit.Draw, n: int, kwargs: dict[str, Any]) -> Training:
     """Two steps of blocks that a message tells apart by its bytes."""
     model = {"name": "uneven", "seed": draw.integer(1, 1 << 30), "width": WIDTH, "inner": list(INNER)}
     first = draw.integer(1, 1 << 30)
@@ -119,7 +119,7 @@ def uneven(draw: Draw, n: int, kwargs: dict[str, Any]) -> Training:
     return Training(model, SGD, steps, tell=("end",), more={"kwargs": kwargs})
 
 
-def bytes_line(training: Training, reshard: bool, weight: float) -> Line:
+def bytes_line(training: Training, reshard: bool, weight: float) -> kit.Line:
     n, item = training.world_size, training.dtype.itemsize
     sizes = [sum(p.numel() for p in block.parameters()) for block in training.built().blocks]
     unit = (n - 1) / n * item
@@ -132,7 +132,7 @@ def bytes_line(training: Training, reshard: bool, weight: float) -> Line:
     )  # fmt: skip
 
 
-def order_case(draw: Draw, n: int, ahead: tuple[int, int], reshard: bool, title: str) -> Case:
+def order_case(draw: kit.Draw, n: int, ahead: tuple[int, int], reshard: bool, title: str) -> kit.Case:
     settings = {} if ahead == AHEAD else {"forward_prefetch": ahead[0], "backward_prefetch": ahead[1]}
     if not reshard:
         settings["reshard_after_forward"] = False
@@ -150,9 +150,9 @@ def order_case(draw: Draw, n: int, ahead: tuple[int, int], reshard: bool, title:
 
 
 def values_case(
-    draw: Draw, n: int, model: str, optimizer: tuple, title: str, weight: float, micro: int = 1,
+    draw: kit.Draw, n: int, model: str, optimizer: tuple, title: str, weight: float, micro: int = 1,
     **more: object,
-) -> Case:  # fmt: skip
+) -> kit.Case:  # fmt: skip
     training = small(draw, n, model, optimizer, micro=micro)
     if model == "traps":
         training = replace(training, model={**training.model, "unused": False}, known={})
@@ -169,7 +169,7 @@ def values_case(
     return training_runs.training_case(RECIPE, title, training, case_lines, timeout=30.0)
 
 
-def memory_case(draw: Draw) -> Case:
+def memory_case(draw: kit.Draw) -> kit.Case:
     training, share = wide(draw, RANKS), WHOLE / RANKS
     # Where backward enters the last block but one: shards and their momentum, the shards' gradients of all
     # but two blocks, two whole blocks, the row of gradients that travels. Besides, as long as two messages
@@ -190,7 +190,7 @@ def memory_case(draw: Draw) -> Case:
     return training_runs.training_case(RECIPE, "memory", training, case_lines, timeout=30.0)
 
 
-def grouped(draw: Draw) -> Case:
+def grouped(draw: kit.Draw) -> kit.Case:
     training, title, line = group_run(
         draw, "headed", spare=True
     )  # with a root, and gradients that are missing
@@ -205,13 +205,13 @@ def grouped(draw: Draw) -> Case:
     )
 
 
-@exercise(
+@kit.exercise(
     points=16, objects=("PrefetchedModule",),
     references=("course_lib.fsdp.module", "course_lib.zero"), hint=trouble, refused=REFUSED,
     point="messages that travel while blocks compute, of which few are whole",
     besides="the ZeRO-3 of notebook 04",
 )  # fmt: skip
-def prefetched_module(draw: Draw) -> Iterator[Case]:
+def prefetched_module(draw: kit.Draw) -> Iterator[kit.Case]:
     yield order_case(draw, 2, AHEAD, True, "2 ranks")
     yield values_case(draw, 3, "traps", SGD, "SGD, 3 ranks: tied, frozen, used twice", 3, evaluating=[0, 1])
     yield values_case(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from course_lib.checks.kit import Answer, Case, Draw, answers, exercise
+from course_lib.checks import kit
 from course_lib.facts import fsdp_bytes, hides_from
 
 REFERENCES = ("course_lib.facts", "course_lib.pictures.fsdp_explorer")
@@ -19,16 +19,16 @@ DIFFERENT = "rank 0 prefetches two units, rank 1 one"
 ORDERS = (DIFFERENT, "all ranks prefetch nothing", "rank 1 has fewer tokens")
 
 
-@exercise(
+@kit.exercise(
     points=6,
     objects=("answer_1", "answer_2", "answer_3", "answer_4", "answer_5", "answer_6"),
     references=REFERENCES,
     constants=True,
 )
-def questions(draw: Draw) -> Iterator[Case]:
-    yield answers(
+def questions(draw: kit.Draw) -> Iterator[kit.Case]:
+    yield kit.answers(
         [
-            Answer(
+            kit.Answer(
                 "answer_1", TOKENS, unit="tokens",
                 slips={
                     TOKENS * GPUS / (GPUS - 1): "A GPU has 1/16 of the unit: the gather brings 15/16.",
@@ -39,7 +39,7 @@ def questions(draw: Draw) -> Iterator[Case]:
                 },
                 otherwise="T = (n-1)/n · itemsize/2 · FLOP/s / bytes a second.",
             ),
-            Answer(
+            kit.Answer(
                 "answer_2", (QUEUE,), options=REASONS,
                 slips={
                     REASONS[0]: "The reduce of a unit begins after its backward, when they are ready. Look "
@@ -48,7 +48,7 @@ def questions(draw: Draw) -> Iterator[Case]:
                     "which message stands behind it?",
                 },
             ),
-            Answer(
+            kit.Answer(
                 "answer_3", WHOLE, unit="MB",
                 slips={
                     WHOLE / 2: "One unit ahead makes two, the one that computes and the next; and a "
@@ -61,7 +61,7 @@ def questions(draw: Draw) -> Iterator[Case]:
                 },
                 otherwise="Two blocks at most, of two bytes a parameter.",
             ),
-            Answer(
+            kit.Answer(
                 "answer_4", TRAFFIC, unit="units of traffic", tolerance=1e-6,
                 slips={
                     3 * MICROBATCHES: "That is with a reduce-scatter in each microbatch: the last one alone "
@@ -75,14 +75,14 @@ def questions(draw: Draw) -> Iterator[Case]:
                 },
                 otherwise="Two gathers in each microbatch, and one reduce-scatter.",
             ),
-            Answer(
+            kit.Answer(
                 "answer_5", ("hybrid",), options=("full", "hybrid"),
                 slips={
                     "full": "The states fit in a node, so islands of 8 are enough. Then gathers stay inside, "
                     "and only an eighth of the gradients crosses between nodes."
                 },
             ),
-            Answer(
+            kit.Answer(
                 "answer_6", (DIFFERENT,), options=ORDERS,
                 slips={
                     ORDERS[1]: "That is slow, but all ranks call the same collectives in the same order.",

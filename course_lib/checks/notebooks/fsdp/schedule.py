@@ -5,22 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple
 
-from course_lib.checks.kit import (
-    EVALUATE,
-    RIGHT,
-    Case,
-    Draw,
-    Finding,
-    Line,
-    Observed,
-    Sentence,
-    at,
-    error_kind,
-    evaluating,
-    exercise,
-    unwritten,
-    wrong,
-)
+from course_lib.checks import kit
 from course_lib.checks.notebooks.fsdp.schedule_looks import (
     Asked,
     Look,
@@ -43,15 +28,17 @@ LONGEST_KIND = 20  # characters
 # ---- calls and lines
 
 
-def read(asked: Asked, observed: Observed, place: int) -> Schedule | Finding:
+def read(asked: Asked, observed: kit.Observed, place: int) -> Schedule | kit.Finding:
     """The list that was given for these arguments, or why it is none."""
     answer = observed.answer(place)
     if answer.error is not None:
         error, text, where = answer.error
         if error == "NotImplementedError":
-            return unwritten("fsdp_schedule", where)
-        said = Sentence(f"{asked} raised {error}: {text}", f"fsdp_schedule raised {error_kind(error)}.")
-        return wrong(said, at(where), cause=f"raised {error} {where}")
+            return kit.unwritten("fsdp_schedule", where)
+        said = kit.Sentence(
+            f"{asked} raised {error}: {text}", f"fsdp_schedule raised {kit.error_kind(error)}."
+        )
+        return kit.wrong(said, kit.at(where), cause=f"raised {error} {where}")
     if not isinstance(answer.value, list):
         what, why = "something else", ""
         if answer.value is None:
@@ -59,15 +46,15 @@ def read(asked: Asked, observed: Observed, place: int) -> Schedule | Finding:
         elif answer.value == {"other": "generator"}:
             what, why = "a generator", "Make a list of what it yields: list(...)."
         sentence = f"fsdp_schedule gives {what}; a list of actions is expected, such as ('gather', 0)."
-        return wrong(sentence, why, cause=f"gives {what}")
+        return kit.wrong(sentence, why, cause=f"gives {what}")
     schedule: Schedule = []
     for index, entry in enumerate(answer.value):
         kind, unit = entry if isinstance(entry, list) and len(entry) == 2 else (None, None)
         if not isinstance(kind, str) or type(unit) is not int or len(kind) > LONGEST_KIND:
             said = "Write (kind, unit), such as ('gather', 0)."
             what = f"{asked}: action {index} is {str(entry)[:40]}."
-            return wrong(
-                Sentence(f"{what} {said}", f"fsdp_schedule has an entry that is not an action. {said}")
+            return kit.wrong(
+                kit.Sentence(f"{what} {said}", f"fsdp_schedule has an entry that is not an action. {said}")
             )
         schedule.append((kind, unit))
     return schedule
@@ -82,7 +69,7 @@ class Calls:
     def line(
         self, title: str, wanted: Sequence[Asked], looks: Sequence[Look], weight: float = 1.0,
         aspect: str = "value",
-    ) -> Line:  # fmt: skip
+    ) -> kit.Line:  # fmt: skip
         """A line that holds if each of the lists is a step, and pleases each of the looks.
 
         With looks, what can be mended in a list is mended first: the line without looks judges it.
@@ -90,39 +77,39 @@ class Calls:
         for asked in wanted:
             self.places.setdefault(asked, len(self.places))
 
-        def judge(observed: Observed) -> Finding:
+        def judge(observed: kit.Observed) -> kit.Finding:
             for asked in wanted:
                 schedule = read(asked, observed, self.places[asked])
-                if isinstance(schedule, Finding):
+                if isinstance(schedule, kit.Finding):
                     return schedule
                 if looks and gathers_once not in looks:
                     schedule = mended(schedule, asked.units)
                 for look in (possible, *looks):
                     if not (finding := look(asked, schedule)).ok:
                         return finding
-            return RIGHT
+            return kit.RIGHT
 
-        return Line(title, judge, weight, aspect)
+        return kit.Line(title, judge, weight, aspect)
 
-    def case(self, title: str, lines: Sequence[Line], hidden: bool = False) -> Case:
+    def case(self, title: str, lines: Sequence[kit.Line], hidden: bool = False) -> kit.Case:
         calls = [[0, list(astuple(asked))] for asked in self.places]
-        side = evaluating(calls)
-        return Case(title, [side], list(lines), recipe=EVALUATE, alone=True, hidden=hidden)
+        side = kit.evaluating(calls)
+        return kit.Case(title, [side], list(lines), recipe=kit.EVALUATE, alone=True, hidden=hidden)
 
 
-def hiding(draw: Draw) -> Times:
+def hiding(draw: kit.Draw) -> Times:
     """Every message is shorter than the computation that it hides behind."""
     gather = draw.integer(3, 9)
     return Times(gather + draw.integer(1, 5), 3 * gather + draw.integer(1, 9), gather, gather)
 
 
-def bound_by_the_wire(draw: Draw) -> Times:
+def bound_by_the_wire(draw: kit.Draw) -> Times:
     gather = draw.integer(20, 60)
     return Times(draw.integer(5, 15), draw.integer(15, 30), gather, gather + draw.integer(0, 20))
 
 
-@exercise(points=10, objects=("fsdp_schedule",), references=REFERENCES, point=POINT)
-def fsdp_schedule(draw: Draw) -> Iterator[Case]:
+@kit.exercise(points=10, objects=("fsdp_schedule",), references=REFERENCES, point=POINT)
+def fsdp_schedule(draw: kit.Draw) -> Iterator[kit.Case]:
     calls, few = Calls(), draw.integer(3, 7)
     usual_ones = [Asked(8), Asked(few), Asked(8, 2, 2)]
     edges = [Asked(1), Asked(2), Asked(8, 0, 0), Asked(few, 1, 0), Asked(few, 0, 1), Asked(2, 3, 3)]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 from itertools import accumulate
 
-from course_lib.checks.kit import RIGHT, Finding, Sentence, usual, words, wrong
+from course_lib.checks import kit, words
 from course_lib.fsdp.schedule import Schedule
 from course_lib.fsdp.schedule import fsdp_schedule as reference
 from course_lib.fsdp.simulate import Times, simulate
@@ -69,7 +69,7 @@ def mended(schedule: Schedule, units: int) -> Schedule:
     )
 
 
-Look = Callable[[Asked, Schedule], Finding]
+Look = Callable[[Asked, Schedule], kit.Finding]
 
 
 # ---- usual causes
@@ -82,7 +82,7 @@ def others_gathered(asked: Asked, schedule: Schedule) -> str:
         rest = [other for what, other in schedule[place:] if what == "backward"]
         begun |= kind == "backward"
         if kind == "gather" and begun and rest and unit not in rest:
-            return Sentence(
+            return kit.Sentence(
                 f"Backward comes from above: unit {rest[0]} is wanted next, and unit {unit} was gathered.",
                 "Backward comes from above: gather the units below the one that computes.",
             )
@@ -110,7 +110,7 @@ def behind_the_reduce(asked: Asked, schedule: Schedule) -> str:
     for unit in reversed(range(asked.units - 1)):
         gathers = [place for place, action in enumerate(schedule) if action == ("gather", unit)]
         if len(gathers) == 2 and gathers[1] > schedule.index(("reduce", unit + 1)):
-            return Sentence(
+            return kit.Sentence(
                 f"The gather of unit {unit} waits behind the reduce of unit {unit + 1}, and the backward of "
                 f"unit {unit} waits for it. Nothing waits for the reduce: gather first.",
                 "The gather of a unit waits behind the reduce of the one above, for which nothing waits: "
@@ -122,7 +122,7 @@ def behind_the_reduce(asked: Asked, schedule: Schedule) -> str:
 def reduced_late(asked: Asked, schedule: Schedule) -> str:
     for unit in range(asked.units - 1, 0, -1):
         if schedule.index(("reduce", unit)) > schedule.index(("backward", unit - 1)):
-            return Sentence(
+            return kit.Sentence(
                 f"The wire idles while unit {unit - 1} does its backward: reduce unit {unit} before that. "
                 "Its gradients are ready.",
                 "The wire idles in backward: reduce a unit's gradients as soon as they are ready.",
@@ -141,7 +141,7 @@ def wire_idles(way: str, step: int) -> Callable[[Asked, Schedule], str]:
             if following in range(asked.units):
                 between = schedule[schedule.index((way, unit)) : schedule.index((way, following))]
                 if ("gather", following) in between:
-                    return Sentence(
+                    return kit.Sentence(
                         f"The wire idles while unit {unit} does its {way}: gather unit {following} before "
                         "that, not behind it.",
                         "The wire idles while a unit computes: gather the next one before that, not behind.",
@@ -204,14 +204,14 @@ def first_hint(hints: Sequence[Callable[[Asked, Schedule], str]]) -> Callable[[A
 # ---- looks at a list
 
 
-def possible(asked: Asked, schedule: Schedule) -> Finding:
+def possible(asked: Asked, schedule: Schedule) -> kit.Finding:
     said = violation(schedule, asked.units)
     if said is None:
-        return RIGHT
-    sentence = Sentence(
+        return kit.RIGHT
+    sentence = kit.Sentence(
         f"{asked}: {said}.", "fsdp_schedule writes a list that is not a step: `violation` says why."
     )
-    return wrong(sentence, usual(first_hint(DISORDER), asked, schedule), cause="not a step")
+    return kit.wrong(sentence, kit.usual(first_hint(DISORDER), asked, schedule), cause="not a step")
 
 
 def takes(*lasting: Times, point: bool = False) -> Look:
@@ -220,23 +220,23 @@ def takes(*lasting: Times, point: bool = False) -> Look:
     point: a list that loses much of the time that prefetching saves misses the exercise's point.
     """
 
-    def look(asked: Asked, schedule: Schedule) -> Finding:
+    def look(asked: Asked, schedule: Schedule) -> kit.Finding:
         twice = schedule.count(("gather", asked.units - 1)) > 1
         for times in lasting:
             seconds = simulate(schedule, times).total
             best = simulate(asked.last_freed if twice else asked.best, times).total
             if seconds <= best * (1 + CLOSE):
                 continue
-            sentence = Sentence(
+            sentence = kit.Sentence(
                 f"{asked} takes {words.number(seconds)} instead of {words.number(best)} ({lasts(times)}).",
                 f"fsdp_schedule writes a list that takes {words.number(seconds / best)} times as long as it "
                 "could.",
             )
             saved = simulate(asked.unprefetched, times).total - best
             missed = point and seconds - best > MISSED * saved
-            hint = usual(first_hint(LATE), asked, schedule)
-            return wrong(sentence, hint, cause="slow", misses_point=missed)
-        return RIGHT
+            hint = kit.usual(first_hint(LATE), asked, schedule)
+            return kit.wrong(sentence, hint, cause="slow", misses_point=missed)
+        return kit.RIGHT
 
     return look
 
@@ -246,7 +246,7 @@ def lasts(times: Times) -> str:
     return words.listing([f"{kind} {getattr(times, kind):g}" for kind in kinds])
 
 
-def reaches(asked: Asked, schedule: Schedule) -> Finding:
+def reaches(asked: Asked, schedule: Schedule) -> kit.Finding:
     """Before a unit computes, the next `prefetch` units are gathered as well."""
     whole: set[int] = set()
     for kind, unit in schedule:
@@ -259,8 +259,8 @@ def reaches(asked: Asked, schedule: Schedule) -> Finding:
             wanted = {unit + step * k for k in range(1, ahead + 1)} & {*range(asked.units)}
             if wanted - whole:
                 missing = min(wanted - whole, key=lambda other: abs(other - unit))
-                return wrong(
-                    Sentence(
+                return kit.wrong(
+                    kit.Sentence(
                         f"{asked}: unit {unit} does its {kind}, and unit {missing} has not been gathered: "
                         f"{kind}_prefetch is {ahead}.",
                         f"fsdp_schedule gathers fewer units ahead than {kind}_prefetch says.",
@@ -268,10 +268,10 @@ def reaches(asked: Asked, schedule: Schedule) -> Finding:
                     EXCHANGED if exchanged(asked, schedule) else "",
                     cause="short",
                 )
-    return RIGHT
+    return kit.RIGHT
 
 
-def keeps_last(asked: Asked, schedule: Schedule) -> Finding:
+def keeps_last(asked: Asked, schedule: Schedule) -> kit.Finding:
     """The last unit is freed between its forward and its backward unless `keep_last`."""
     last = asked.units - 1
     turn = schedule[schedule.index(("forward", last)) : schedule.index(("backward", last))]
@@ -281,11 +281,11 @@ def keeps_last(asked: Asked, schedule: Schedule) -> Finding:
     elif not freed and not asked.keep_last:
         says = "is not freed after its forward, though keep_last is False."
     else:
-        return RIGHT
-    return wrong(Sentence(f"{asked}: unit {last} {says}", f"The last unit {says}"), cause="last")
+        return kit.RIGHT
+    return kit.wrong(kit.Sentence(f"{asked}: unit {last} {says}", f"The last unit {says}"), cause="last")
 
 
-def gathers_once(asked: Asked, schedule: Schedule) -> Finding:
+def gathers_once(asked: Asked, schedule: Schedule) -> kit.Finding:
     """Without reshard every unit is gathered once, and freed when its backward is over."""
     for unit in range(asked.units):
         if schedule.count(("gather", unit)) > 1:
@@ -300,17 +300,17 @@ def gathers_once(asked: Asked, schedule: Schedule) -> Finding:
         else:
             continue
         general = "fsdp_schedule gathers a unit twice, or frees it late, though reshard is False."
-        return wrong(Sentence(f"{asked}: unit {unit} {says}", general), cause="resharded")
-    return RIGHT
+        return kit.wrong(kit.Sentence(f"{asked}: unit {unit} {says}", general), cause="resharded")
+    return kit.RIGHT
 
 
-def holds(asked: Asked, schedule: Schedule) -> Finding:
+def holds(asked: Asked, schedule: Schedule) -> kit.Finding:
     whole, most = max(asked.allowed(schedule), key=lambda pair: pair[0] - pair[1])
     if whole <= most:
-        return RIGHT
-    sentence = Sentence(
+        return kit.RIGHT
+    sentence = kit.Sentence(
         f"{asked}: {whole} units are whole at once, {most} may be.",
         "fsdp_schedule makes more units whole at once than 1 + prefetch.",
     )
     all_at_once = whole == asked.units >= 2 * most
-    return wrong(sentence, replica(asked, schedule, whole, most), cause="heavy", misses_point=all_at_once)
+    return kit.wrong(sentence, replica(asked, schedule, whole, most), cause="heavy", misses_point=all_at_once)

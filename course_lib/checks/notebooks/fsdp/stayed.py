@@ -10,9 +10,9 @@ from dataclasses import replace
 
 from torch import nn
 
+from course_lib.checks import kit, words
 from course_lib.checks.judge import training_runs
 from course_lib.checks.judge.training_runs.single import Training
-from course_lib.checks.kit import NEVER_WAITED, ORDER, RIGHT, Finding, Line, Observed, words, wrong
 from course_lib.checks.notebooks.zero.runs import FROZEN, MIXED, START, carried
 
 LAST_STEPS = (
@@ -33,7 +33,7 @@ COPIES = (
 NO_GRAPH_BEHIND = (
     "The output that forward returns has lost its graph: was it detached, or made under no_grad()?"
 )
-UNREACHED = f"{ORDER} no graph"  # the cause of a backward that reached no block
+UNREACHED = f"{kit.ORDER} no graph"  # the cause of a backward that reached no block
 NOT_REDUCED = "Call reduce() of every unit whose gradients are there: it adds their mean to unit.shard.grad."
 OTHER_WEIGHTS = (  # Unit has given all ranks the same shards, and no optimizer has the frozen ones
     "A module computed with other weights than the shards hold: wait() for a unit before its weights are "
@@ -49,22 +49,22 @@ def evaluations(training: Training) -> int:
     return ("start" in training.tell) + values + len(training.more.get("evaluating", ()))
 
 
-def stayed(observed: Observed, training: Training) -> Finding | None:
+def stayed(observed: kit.Observed, training: Training) -> kit.Finding | None:
     """The finding if a unit was whole after a backward, or a forward without one; None if none was."""
     depth, failures = len(training.built().blocks), 2 * len(training.more.get("raising", ()))
     for rank in training_runs.members(observed):
         reply = observed.values[rank]
         done = (len(reply.left), len(reply.failed), len(reply.on_their_way), len(reply.ended))
         if done != (evaluations(training), failures, failures, len(training.steps[0])):
-            return wrong(f"rank {rank} did not run all forwards that were asked for.", cause="forwards")
+            return kit.wrong(f"rank {rank} did not run all forwards that were asked for.", cause="forwards")
         if whole := {k for unit in reply.ended for k in unit}:
             said = f"after a backward {named(whole, depth)} whole on rank {rank}."
-            return wrong(said, AFTER_BACKWARD, cause="left after backward")
+            return kit.wrong(said, AFTER_BACKWARD, cause="left after backward")
         if whole := left_by_errors(observed, training, rank):
             said = f"after a forward that raised an error {named(whole, depth)} whole on rank {rank}."
-            return wrong(said, AFTER_ERROR, cause="left after an error")
+            return kit.wrong(said, AFTER_ERROR, cause="left after an error")
         if reply.swallowed:
-            return wrong(
+            return kit.wrong(
                 f"a block raised an error in forward, and the module's forward did not, on rank {rank}.",
                 AFTER_ERROR,
                 cause="swallowed",
@@ -72,11 +72,11 @@ def stayed(observed: Observed, training: Training) -> Finding | None:
         if whole := {k for unit in reply.left for k in unit}:
             said = f"after a forward without a graph {named(whole, depth)} whole on rank {rank}."
             why = KEPT_LAST if whole == {depth - 1} else NO_GRAPH
-            return wrong(said, why, cause="left")
+            return kit.wrong(said, why, cause="left")
     return None
 
 
-def left_by_errors(observed: Observed, training: Training, rank: int) -> set[int]:
+def left_by_errors(observed: kit.Observed, training: Training, rank: int) -> set[int]:
     """Units that were whole after a forward that raised an error, and more than the gathers in flight have.
 
     A gather in flight may end at the next forward, since a wait for it after an error might never return.
@@ -102,11 +102,11 @@ def named(whole: set[int], depth: int) -> str:
     return f"{' and '.join(units)} {'was' if len(whole) == 1 else 'were'}"
 
 
-def not_shards(observed: Observed) -> Finding | None:
+def not_shards(observed: kit.Observed) -> kit.Finding | None:
     """The finding if parameters() gives the model's own tensors; None if it gives others."""
     for rank in training_runs.members(observed):
         if own := observed.values[rank].own:
-            return wrong(
+            return kit.wrong(
                 f"parameters() gives {words.counted(own, 'tensor')} of the model itself on rank {rank}, and "
                 "not the shards.",
                 "The optimizer steps on the shards: return unit.shard of every unit.",
@@ -115,11 +115,11 @@ def not_shards(observed: Observed) -> Finding | None:
     return None
 
 
-def twice(observed: Observed) -> Finding | None:
+def twice(observed: kit.Observed) -> kit.Finding | None:
     """The finding if parameters() gives a tensor more than once; None if it does not."""
     for rank in training_runs.members(observed):
         if more := observed.values[rank].twice:
-            return wrong(
+            return kit.wrong(
                 f"parameters() gives {words.counted(more, 'tensor')} more than once on rank {rank}.",
                 "Give the shard of each unit once: a block that stands in the list twice has one unit.",
                 cause="twice",
@@ -127,53 +127,53 @@ def twice(observed: Observed) -> Finding | None:
     return None
 
 
-def copies(observed: Observed) -> Finding:
+def copies(observed: kit.Observed) -> kit.Finding:
     """Wrong if parameters() gives tensors without a gradient after a backward."""
     for rank in training_runs.members(observed):
         if observed.values[rank].with_gradient:
             continue
         said = f"no tensor of parameters() had a gradient after the first backward on rank {rank}"
         if any(operation.op == "reduce_scatter" for operation in observed.operations[rank]):
-            return wrong(f"{said}, although gradients were reduced.", COPIES, cause="copies")
+            return kit.wrong(f"{said}, although gradients were reduced.", COPIES, cause="copies")
         if not any(mark.kind == "B" for step in observed.values[rank].marks for mark in step):
-            return wrong(f"backward reached no block on rank {rank}.", NO_GRAPH_BEHIND, cause=UNREACHED)
-        return wrong(f"{said}, and none was reduced.", NOT_REDUCED, cause="not reduced")
-    return RIGHT
+            return kit.wrong(f"backward reached no block on rank {rank}.", NO_GRAPH_BEHIND, cause=UNREACHED)
+        return kit.wrong(f"{said}, and none was reduced.", NOT_REDUCED, cause="not reduced")
+    return kit.RIGHT
 
 
-def shards_line(training: Training, title: str, weight: float) -> Line:
+def shards_line(training: Training, title: str, weight: float) -> kit.Line:
     """The ranks' parameters() have together a part of every parameter, frozen ones too."""
     whole = sum(p.numel() for p in training.built().parameters())
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         if finding := not_shards(observed) or twice(observed):
             return finding
         got = sum(observed.values[rank].elements for rank in training_runs.members(observed))
         if got >= whole:
-            return RIGHT
-        return wrong(
+            return kit.RIGHT
+        return kit.wrong(
             f"parameters() has {words.number(got)} elements on all ranks together; the model has "
             f"{words.number(whole)}.",
             "It must give the shards of all units: of each block, of the root, and of frozen parameters.",
             cause="shards",
         )
 
-    return Line(title, judge, weight)
+    return kit.Line(title, judge, weight)
 
 
-def with_causes(line: Line, training: Training) -> Line:
+def with_causes(line: kit.Line, training: Training) -> kit.Line:
     """The line on values. If these are not a usual mistake's, it says what else was wrong in the run."""
     usual = [*training_runs.common(training.world_size), carried("the shards' gradients")]
     named_by_values = {mistake.says for mistake in usual}
 
-    def old_weights(observed: Observed) -> Finding:
+    def old_weights(observed: kit.Observed) -> kit.Finding:
         """Units that stayed whole, which is the cause of wrong values only if they were used again."""
         finding = stayed(observed, training)
-        return replace(finding, sentences=(*finding.sentences, OLD_WEIGHTS)) if finding else RIGHT
+        return replace(finding, sentences=(*finding.sentences, OLD_WEIGHTS)) if finding else kit.RIGHT
 
     others = (shards_line(training, "", 0).judge, copies, last_waited, old_weights)
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         finding = line.judge(observed)
         if finding.ok or {str(said) for said in finding.sentences[1:]} & named_by_values:
             return finding
@@ -184,7 +184,7 @@ def with_causes(line: Line, training: Training) -> Line:
     return replace(line, judge=judge)
 
 
-def last_waited(observed: Observed) -> Finding:
+def last_waited(observed: kit.Observed) -> kit.Finding:
     """Wrong if a reduction was in flight after a backward, or a gather."""
     for rank in training_runs.members(observed):
         operations = observed.operations[rank]
@@ -193,18 +193,18 @@ def last_waited(observed: Observed) -> Finding:
             for kind in ("reduce_scatter", "all_gather"):
                 if kind in kinds:
                     return not_waited(rank, number, kind)
-    return RIGHT
+    return kit.RIGHT
 
 
-def not_waited(rank: int, step: int, kind: str) -> Finding:
+def not_waited(rank: int, step: int, kind: str) -> kit.Finding:
     why = (
         LAST_STEPS
         if kind == "reduce_scatter"
         else "Wait for every gather that you begin, also for one that no block needs."
     )
-    return wrong(
+    return kit.wrong(
         f"after the backward of step {step + 1} rank {rank} had not waited for a message that it had begun, "
         f"{kind}.",
         why,
-        cause=f"{NEVER_WAITED} {kind}",
+        cause=f"{kit.NEVER_WAITED} {kind}",
     )

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from course_lib.checks.kit import Case, Draw, Finding, Line, Observed, Prediction, RankSide, judge_prediction
+from course_lib.checks import kit
 from course_lib.checks.rank.notebooks.pipeline.standing_in import ApartInstructions, Instead, Round
 
 RECIPE = "course_lib.checks.rank.notebooks.pipeline.standing_in:evaluate_apart"
 NAMES, DEFAULTS = ("schedule", "stages", "microbatches", "chunks"), (1,)
-Judge = Callable[[Observed], Finding]
+Judge = Callable[[kit.Observed], kit.Finding]
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Fraction:
     convert: from that one's result to this one's.
     """
 
-    questions: Sequence[Prediction]
+    questions: Sequence[kit.Prediction]
     other: str
     convert: Callable[[float], float]
 
@@ -34,7 +34,7 @@ class Fraction:
         return [[question.index, list(args)] for question in self.questions for args in question.arguments]
 
 
-def fractions(first: Fraction, second: Fraction, draw: Draw) -> Case:
+def fractions(first: Fraction, second: Fraction, draw: kit.Draw) -> kit.Case:
     """The case of both. A wrong one does not cost the other any points if that is computed from it rightly.
 
     If a student computes each from the other, neither is known: then the second is judged as it is.
@@ -53,13 +53,13 @@ def fractions(first: Fraction, second: Fraction, draw: Draw) -> Case:
     ):
         for question, judge, standing in zip(fraction.questions, own, other, strict=True):
             unless = both if fraction is second else None
-            line = Line(question.title, either(question, judge, standing, fraction.other, unless))
+            line = kit.Line(question.title, either(question, judge, standing, fraction.other, unless))
             lines.append(line)
-    side = RankSide({}, ApartInstructions(rounds), {})
-    return Case("fractions", [side], lines, recipe=RECIPE, alone=True)
+    side = kit.RankSide({}, ApartInstructions(rounds), {})
+    return kit.Case("fractions", [side], lines, recipe=RECIPE, alone=True)
 
 
-def drawn(draw: Draw) -> float:
+def drawn(draw: kit.Draw) -> float:
     """Of any fraction: more than 0 and less than 1. No constant fits several."""
     return draw.integer(1, 500) / draw.integer(501, 1000)
 
@@ -75,7 +75,7 @@ def instead(name: str, values: dict[tuple, float]) -> Instead:
     return Instead(name, list(NAMES), list(DEFAULTS), returns)
 
 
-def converted(fraction: Fraction, values: dict[tuple, float]) -> list[Prediction]:
+def converted(fraction: Fraction, values: dict[tuple, float]) -> list[kit.Prediction]:
     """The questions, answered from what the other function is told to return."""
 
     def formula(*args: object) -> float:
@@ -84,28 +84,32 @@ def converted(fraction: Fraction, values: dict[tuple, float]) -> list[Prediction
     return [replace(question, formula=formula) for question in fraction.questions]
 
 
-def judges(questions: Sequence[Prediction], start: int) -> list[Judge]:
+def judges(questions: Sequence[kit.Prediction], start: int) -> list[Judge]:
     """Of the answers from number `start` on."""
     all_judges = []
     for question in questions:
-        all_judges.append(judge_prediction(question, start))
+        all_judges.append(kit.judge_prediction(question, start))
         start += len(question.arguments)
     return all_judges
 
 
-def all_of(several: Sequence[Judge]) -> Callable[[Observed], bool]:
+def all_of(several: Sequence[Judge]) -> Callable[[kit.Observed], bool]:
     return lambda observed: all(judge(observed).ok for judge in several)
 
 
 def either(
-    question: Prediction, own: Judge, standing: Judge, other: str, unless: Callable[[Observed], bool] | None
+    question: kit.Prediction,
+    own: Judge,
+    standing: Judge,
+    other: str,
+    unless: Callable[[kit.Observed], bool] | None,
 ) -> Judge:
     """Right as it is, or right where the other one is."""
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         finding = own(observed)
         if finding.ok or not standing(observed).ok or (unless and unless(observed)):
             return finding
-        return Finding(True, title=f"{question.title} (where {other} is right)")
+        return kit.Finding(True, title=f"{question.title} (where {other} is right)")
 
     return judge

@@ -6,20 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from course_lib.checks.kit import (
-    RIGHT,
-    Case,
-    Finding,
-    Line,
-    Observed,
-    RankSide,
-    Sentence,
-    at,
-    error_kind,
-    unwritten,
-    words,
-    wrong,
-)
+from course_lib.checks import kit, words
 from course_lib.checks.notebooks.pipeline.references import SCHEDULES
 from course_lib.checks.rank.notebooks.pipeline.schedules import Answer, WritingInstructions
 from course_lib.pipeline import Action, Pair
@@ -57,35 +44,37 @@ class Sizes:
         return f"{name}({self.stages}, {self.microbatches}{more})"
 
 
-def schedules_case(title: str, wanted: Sequence[Sizes], lines: Sequence[Line], hidden: bool = False) -> Case:
+def schedules_case(
+    title: str, wanted: Sequence[Sizes], lines: Sequence[kit.Line], hidden: bool = False
+) -> kit.Case:
     """The run of all calls, each made once: a process without ranks makes them."""
     calls = [sizes.arguments for sizes in dict.fromkeys(wanted)]
-    side = RankSide({}, WritingInstructions(calls), {})
-    return Case(title, [side], list(lines), recipe=RECIPE, alone=True, hidden=hidden)
+    side = kit.RankSide({}, WritingInstructions(calls), {})
+    return kit.Case(title, [side], list(lines), recipe=RECIPE, alone=True, hidden=hidden)
 
 
-def answer(observed: Observed, sizes: Sizes) -> Answer:
+def answer(observed: kit.Observed, sizes: Sizes) -> Answer:
     """The result of the call with these sizes."""
     return observed.answer(observed.case.sides[0].instructions.calls.index(sizes.arguments))
 
 
-def refusal_case(name: str, wanted: Sizes, where: str, here: str, otherwise: str) -> Case:
+def refusal_case(name: str, wanted: Sizes, where: str, here: str, otherwise: str) -> kit.Case:
     """A ValueError for these sizes. where, here: why, for all of the kind and for these; otherwise: the harm
     of a schedule all the same."""
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         error, call = answer(observed, wanted).error, wanted.call(name)
         if error is not None:
-            return RIGHT if error[0] == "ValueError" else raised(name, call, *error)
-        said = Sentence(
+            return kit.RIGHT if error[0] == "ValueError" else raised(name, call, *error)
+        said = kit.Sentence(
             f"{call} does not raise a ValueError: {here}.", f"{name} does not raise a ValueError if {where}."
         )
-        return wrong(said, f"Say so with `raise ValueError(...)`: {otherwise}")
+        return kit.wrong(said, f"Say so with `raise ValueError(...)`: {otherwise}")
 
-    return schedules_case("refused", [wanted], [Line(f"ValueError if {where}", judge, 0.5, trivial=True)])
+    return schedules_case("refused", [wanted], [kit.Line(f"ValueError if {where}", judge, 0.5, trivial=True)])
 
 
-def rows_of(name: str, observed: Observed, sizes: Sizes) -> Rows | Finding:
+def rows_of(name: str, observed: kit.Observed, sizes: Sizes) -> Rows | kit.Finding:
     """The schedule that the function `name` gave for these sizes, or why it is none."""
     result, call = answer(observed, sizes), sizes.call(name)
     if result.error is not None:
@@ -103,12 +92,12 @@ def rows_of(name: str, observed: Observed, sizes: Sizes) -> Rows | Finding:
     return read
 
 
-def no_rows(name: str, call: str, stages: int, answer: Answer) -> Finding | None:
+def no_rows(name: str, call: str, stages: int, answer: Answer) -> kit.Finding | None:
     """The finding if the answer is not a list for each rank."""
     rows = answer.rows
     if rows is None:
-        return wrong(
-            Sentence(
+        return kit.wrong(
+            kit.Sentence(
                 f"{call} gives {kind({'other': answer.other})}; a list is expected, with a list of actions "
                 "for each rank.",
                 f"{name} does not give a list with a list of actions for each rank.",
@@ -117,16 +106,16 @@ def no_rows(name: str, call: str, stages: int, answer: Answer) -> Finding | None
         )
     for rank, row in enumerate(rows):
         if not isinstance(row, list):
-            return wrong(
-                Sentence(
+            return kit.wrong(
+                kit.Sentence(
                     f"{call}: the entry of rank {rank} is {kind(row)}, not a list of actions.",
                     f"{name} does not give a list of actions for every rank.",
                 )
             )
     if any(rows) and len(rows) != stages:
         wanted = f"{words.counted(stages, 'list')} {words.verb([0] * stages, 'is', 'are')} expected"
-        return wrong(
-            Sentence(
+        return kit.wrong(
+            kit.Sentence(
                 f"{call} gives {words.counted(len(rows), 'list')}; {wanted}, one for each rank.",
                 f"{name} does not give one list for each rank.",
             )
@@ -148,12 +137,12 @@ def action(entry: Any) -> Action | Pair | None:
     return Action(stage, kind, microbatch) if whole and named else None
 
 
-def no_action(name: str, call: str, rank: int, index: int, entry: Any) -> Finding:
+def no_action(name: str, call: str, rank: int, index: int, entry: Any) -> kit.Finding:
     what = entry.get("other") if isinstance(entry, dict) else None
     if what is None and isinstance(entry, list):
         what = f"Action({', '.join(str(kind(part)) for part in entry)})"
-    return wrong(
-        Sentence(
+    return kit.wrong(
+        kit.Sentence(
             f"{call}: action {index} of rank {rank} is {what}. Write Action(stage, kind, microbatch), with "
             "whole numbers for the stage and the microbatch.",
             f"{name} gives something that is not an Action(stage, kind, microbatch).",
@@ -169,10 +158,10 @@ def kind(value: Any) -> str:
     return "None" if what == "NoneType" else f"a value of type {what}"
 
 
-def raised(name: str, call: str, error: str = "", text: str = "", place: str = "") -> Finding:
+def raised(name: str, call: str, error: str = "", text: str = "", place: str = "") -> kit.Finding:
     if error == "NotImplementedError":
-        return unwritten(name, place, "for all sizes")
+        return kit.unwritten(name, place, "for all sizes")
     if text in SCHEDULES.values():
-        return wrong(text, at(place), cause="refused")
-    said = Sentence(f"{call} raised {error}: {text}", f"{name} raised {error_kind(error)}.")
-    return wrong(said, at(place), cause=f"raised {error} {place}")
+        return kit.wrong(text, kit.at(place), cause="refused")
+    said = kit.Sentence(f"{call} raised {error}: {text}", f"{name} raised {kit.error_kind(error)}.")
+    return kit.wrong(said, kit.at(place), cause=f"raised {error} {place}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from course_lib.checks.kit import RIGHT, Case, Draw, Finding, Sentence, usual, words, wrong
+from course_lib.checks import kit, words
 from course_lib.checks.notebooks.pipeline.asked import Rows, Sizes, schedules_case
 from course_lib.checks.notebooks.pipeline.form import CLOSE, EQUAL, Form, schedule_exercise
 from course_lib.checks.notebooks.pipeline.order import MISNAMED, ahead, first_of, longest_gap, of_kind
@@ -70,7 +70,7 @@ def one_after_the_other(sizes: Sizes, rows: Rows) -> str:
     for rank, row in enumerate(rows):
         copies = [action.stage >= sizes.stages for action in flat(row)]
         if copies in (sorted(copies), sorted(copies, reverse=True)):
-            return Sentence(
+            return kit.Sentence(
                 f"Rank {rank} does all of one direction before anything of the other: they are to run at "
                 "once, and fill each other's gaps.",
                 "A rank does all of one direction before anything of the other: they are to run at once, and "
@@ -83,7 +83,7 @@ def all_in(sizes: Sizes, rows: Rows) -> str:
     """More forwards before the first backward than there are places for."""
     for rank, row in enumerate(rows):
         if ahead(row) > sizes.stages + 1:
-            return Sentence(
+            return kit.Sentence(
                 f"Rank {rank} does {words.counted(ahead(row), 'forward')} before its first backward.",
                 "A rank does more than p + 1 forwards before its first backward.",
             )
@@ -109,24 +109,24 @@ FORM = Form(
 )
 
 
-def overlaps(sizes: Sizes, rows: Rows) -> Finding:
+def overlaps(sizes: Sizes, rows: Rows) -> kit.Finding:
     """Where a pair takes less time than its parts, the step ends as early as it can."""
     lasting = Durations(overlapped=2)
     total, least = (
         simulate(schedule, lasting, 2).total for schedule in (rows, ours(sizes.stages, sizes.microbatches))
     )
     if total <= least + CLOSE * least:
-        return RIGHT
-    sentence = Sentence(
+        return kit.RIGHT
+    sentence = kit.Sentence(
         f"{sizes.call(NAME)}: where a pair takes 2 and F = I = W = 1 the step takes {words.number(total)}; "
         f"{words.number(least)} is possible.",
         f"with {NAME} the step takes longer than it needs to where pairs are shorter than F + B.",
     )
-    return wrong(sentence, usual(FORM.late, sizes, rows), cause="pairs", misses_point=True)
+    return kit.wrong(sentence, kit.usual(FORM.late, sizes, rows), cause="pairs", misses_point=True)
 
 
 @schedule_exercise(points=5, objects=(NAME,), extra=True, point="overlapping forwards with backwards")
-def dualpipe(draw: Draw) -> Iterator[Case]:
+def dualpipe(draw: kit.Draw) -> Iterator[kit.Case]:
     stages = 2 * draw.integer(1, 4)
     drawn = Sizes(stages, 2 * stages + 2 * draw.integer(1, 4))
     wanted = [Sizes(4, 10), drawn, Sizes(2, 4), Sizes(6, 12)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from course_lib.checks.kit import Case, Draw, Sentence
+from course_lib.checks import kit
 from course_lib.checks.notebooks.pipeline.asked import Rows, Sizes, refusal_case, schedules_case
 from course_lib.checks.notebooks.pipeline.form import EQUAL, Form, schedule_exercise
 from course_lib.checks.notebooks.pipeline.order import (
@@ -58,7 +58,7 @@ def without_groups(sizes: Sizes, rows: Rows) -> str:
     for kinds, name in (("F", "forward"), ("B", "backward")):
         done = of_kind(rows[0], kinds)
         if m > p and len({action.stage for action in done[:m]}) == 1:
-            return Sentence(
+            return kit.Sentence(
                 f"Rank 0 takes all {m} microbatches {name} through stage {done[0].stage} before it goes on "
                 f"to another of its stages. Microbatches go round in groups of p = {p}: a group through one "
                 "chunk, then through the next; then the next group.",
@@ -66,7 +66,7 @@ def without_groups(sizes: Sizes, rows: Rows) -> str:
                 "stages. They go round in groups of p: a group through one chunk, then through the next.",
             )
         if p > 1 and len(done) > 1 and done[0].stage != done[1].stage:
-            return Sentence(
+            return kit.Sentence(
                 f"Rank 0 goes from {done[0]} on to {done[1]}, another of its stages. Round the loop a "
                 f"microbatch is under way for p = {p} ranks: meanwhile the other {p - 1} of its group go "
                 "through the first one.",
@@ -81,7 +81,7 @@ def backward_order(sizes: Sizes, rows: Rows) -> str:
     for rank, row in enumerate(rows):
         done, last = of_kind(row, "B"), looped(sizes, rank)[-1]
         if done and done[0].stage != last:
-            return Sentence(
+            return kit.Sentence(
                 f"The first backward of rank {rank} is {done[0]}: the gradient comes from the last stage, so "
                 f"that stage {last}, the rank's last chunk, is first. Backward goes through the chunks in "
                 "reverse.",
@@ -132,7 +132,7 @@ FORM = Form(
 
 
 @schedule_exercise(points=8, objects=(NAME,), point="a bubble v times shorter")
-def interleaved_one_f_one_b(draw: Draw) -> Iterator[Case]:
+def interleaved_one_f_one_b(draw: kit.Draw) -> Iterator[kit.Case]:
     stages, chunks = draw.integer(2, 5), draw.integer(2, 4)
     drawn = Sizes(stages, stages * draw.integer(2, 4), chunks)
     wanted = [Sizes(4, 8, None, default=2), Sizes(3, 6, 3), drawn, Sizes(2, 2, 4)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
-from course_lib.checks.kit import Sentence, words
+from course_lib.checks import kit, words
 from course_lib.checks.notebooks.pipeline.asked import Rows, Sizes
 from course_lib.pipeline import Action, Pair, simulate
 from course_lib.pipeline.actions import flat
@@ -94,7 +94,7 @@ def not_come_back(sizes: Sizes, rows: Rows) -> str:
         forwards, backwards = len(of_kind(row, "F")), len(of_kind(row, "BI"))
         if forwards == sizes.microbatches * sizes.v and 0 < backwards < forwards:
             lost = forwards - backwards
-            return Sentence(
+            return kit.Sentence(
                 f"Rank {rank} does {words.counted(forwards, 'forward')} and "
                 f"{words.counted(backwards, 'backward')}. As many backwards stand at its end as forwards in "
                 f"its warm-up: {lost} {words.verb([0] * lost, 'is', 'are')} missing.",
@@ -119,7 +119,7 @@ def orders_differ(sizes: Sizes, rows: Rows) -> str:
         for stage, order in orders.items():
             before = orders.get(stage - 1, order)
             if order != before and sorted(order) == sorted(before):
-                return Sentence(
+                return kit.Sentence(
                     f"Stage {stage - 1} takes the microbatches {name} in the order {shown(before)}, stage "
                     f"{stage} in the order {shown(order)}: one of them waits for an action that the other "
                     "does later.",
@@ -134,7 +134,7 @@ def behind_the_next(sizes: Sizes, rows: Rows) -> str:
     for rank, (row, below) in enumerate(pairwise(rows)):
         own, needed = ahead(row), ahead(below)
         if own < needed and of_kind(row, "BI"):
-            return Sentence(
+            return kit.Sentence(
                 f"Rank {rank} does {words.counted(own, 'forward')} before its first backward, rank "
                 f"{rank + 1} {needed}: it needs {needed} from rank {rank} first, and rank {rank} waits for "
                 "its gradient. A stage must run further ahead than the one after it.",
@@ -164,7 +164,7 @@ def warm_up(needed: Callable[[Sizes, int], int], why: str) -> tuple[Hint, Hint]:
 
     def short(sizes: Sizes, rows: Rows) -> str:
         for rank, own, right in wrong_ranks(sizes, rows, -1):
-            return Sentence(
+            return kit.Sentence(
                 f"Rank {rank} does {words.counted(own, 'forward')} before its first backward; the pipeline "
                 f"stays full with {right}: {why}.",
                 f"A rank does too few forwards before its first backward to keep the pipeline full: {why}.",
@@ -177,7 +177,7 @@ def warm_up(needed: Callable[[Sizes, int], int], why: str) -> tuple[Hint, Hint]:
         if len(ranks_ahead) == 1 and ranks_ahead[0][0] == last and last and ranks_ahead[0][2] == 1:
             return "It is the last rank: it can go backward as soon as it went forward, and needs no warm-up."
         for rank, own, right in ranks_ahead:
-            return Sentence(
+            return kit.Sentence(
                 f"Rank {rank} does {words.counted(own, 'forward')} before its first backward; {right} "
                 f"{words.verb([0] * right, 'is', 'are')} enough: {why}.",
                 f"A rank does more forwards before its first backward than are needed: {why}.",
@@ -193,7 +193,7 @@ def two_forwards(sizes: Sizes, rows: Rows) -> str:
         rest = [action for action in flat(row) if action.kind != "W"][ahead(row) :]
         for action, following in pairwise(rest):
             if action.kind == following.kind == "F":
-                return Sentence(
+                return kit.Sentence(
                     f"Rank {rank} does {action} and {following} in a row, after its first backward: from "
                     "there on one forward and one backward take turns.",
                     "After the first backward one forward and one backward take turns.",
@@ -234,7 +234,7 @@ def longest_gap(sizes: Sizes, rows: Rows, copies: int = 1) -> str:
     gap, rank, place = max(gaps, default=(0, 0, 0))
     if not gap:
         return ""
-    return Sentence(
+    return kit.Sentence(
         f"In the chart the longest gap is on rank {rank}, between {rows[rank][place]} and "
         f"{rows[rank][place + 1]}.",
         "Look in the chart for the longest gap between two actions of a rank.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from course_lib import facts
-from course_lib.checks.kit import Case, Draw, Formula, Prediction, evaluated, exercise
+from course_lib.checks import kit
 from course_lib.checks.notebooks.pipeline.apart import Fraction, fractions
 from course_lib.checks.notebooks.pipeline.references import REFERENCES
 
@@ -29,11 +29,11 @@ def peak(schedule: str, p: int, m: int, rank: int, chunks: int = 1) -> float:
 # ---- what usual mistakes give
 
 
-def of_ideal(idle: Idle) -> Formula:
+def of_ideal(idle: Idle) -> kit.Formula:
     return lambda schedule, p, m, chunks=1: idle(schedule, p, m, chunks)
 
 
-def of_total(idle: Idle) -> Formula:
+def of_total(idle: Idle) -> kit.Formula:
     def formula(schedule: str, p: int, m: int, chunks: int = 1) -> float:
         ratio = idle(schedule, p, m, chunks)
         return ratio / (1 + ratio)
@@ -98,7 +98,7 @@ OTHER_DENOMINATOR = {
 }
 PERCENT = "A share is asked for, 0.25 and not 25."
 TIME_ALONE = "That is the bubble's time. Divide it by the time that the rank computes, m (F+B)."
-PEAK: Mapping[str, Formula] = {
+PEAK: Mapping[str, kit.Formula] = {
     "That is 1F1B's. GPipe does no backward before its last forward: it holds all m.": (
         lambda s, p, m, rank, v=1: min(m, p - rank) if s == "gpipe" else peak(s, p, m, rank, v)
     ),
@@ -121,7 +121,7 @@ PEAK: Mapping[str, Formula] = {
         lambda s, p, m, rank, v=1: m if s == "naive" else peak(s, p, m, rank, v)
     ),
 }
-SPLIT_PEAK: Mapping[str, Formula] = {
+SPLIT_PEAK: Mapping[str, kit.Formula] = {
     "That is 1F1B's. A rank of the loop warms up with 2 (p-1-i) + (v-1) p forwards, and does one more.": (
         lambda s, p, m, rank, v=1: min(m, p - rank) if s == LOOP else peak(s, p, m, rank, v)
     ),
@@ -150,12 +150,12 @@ SPLIT_PEAK: Mapping[str, Formula] = {
 }
 
 
-def sent(down: Callable[[int, int, int], int], up: Callable[[int, int, int], int]) -> Formula:
+def sent(down: Callable[[int, int, int], int], up: Callable[[int, int, int], int]) -> kit.Formula:
     """So many activations and gradients for each microbatch, of (p, rank, v)."""
     return lambda p, m, rank, nbytes, v=1: m * nbytes * (down(p, rank, v) + up(p, rank, v)) if p > 1 else 0
 
 
-SENT: Mapping[str, Formula] = {
+SENT: Mapping[str, kit.Formula] = {
     "That is activations alone: each comes back as a gradient of the same size.": (
         sent(lambda p, r, v: v - (r == p - 1), lambda p, r, v: 0)
     ),
@@ -185,7 +185,7 @@ SENT: Mapping[str, Formula] = {
 }
 
 
-def bubble(index: int, which: str, formula: Formula, arguments: Sequence[tuple]) -> Prediction:
+def bubble(index: int, which: str, formula: kit.Formula, arguments: Sequence[tuple]) -> kit.Prediction:
     """A line for one of the two fractions: of the schedules in `arguments`."""
     over, other = (of_ideal, total) if which == "ideal" else (of_total, ideal)
     split = arguments[0][0] == LOOP
@@ -200,14 +200,14 @@ def bubble(index: int, which: str, formula: Formula, arguments: Sequence[tuple])
         "bubble_of_ideal.",
     }
     title = f"bubble_of_{which}: {'interleaved 1F1B, ZB-H1' if split else 'naive, GPipe, 1F1B'}"
-    return Prediction(
+    return kit.Prediction(
         f"bubble_of_{which}", index, arguments, formula, slips, title=title, otherwise=otherwise[which]
     )
 
 
-def activations(arguments: Sequence[tuple]) -> Prediction:
+def activations(arguments: Sequence[tuple]) -> kit.Prediction:
     split = arguments[0][0] == LOOP
-    return Prediction(
+    return kit.Prediction(
         "peak_activations", 2, arguments, peak, SPLIT_PEAK if split else PEAK,
         title=f"peak_activations: {'interleaved 1F1B, ZB-H1' if split else 'naive, GPipe, 1F1B'}",
         otherwise="Write the rank's list out for small p and m: one more with each F, one less with each "
@@ -215,12 +215,12 @@ def activations(arguments: Sequence[tuple]) -> Prediction:
     )  # fmt: skip
 
 
-@exercise(
+@kit.exercise(
     points=7,
     objects=("bubble_of_ideal", "bubble_of_total", "peak_activations", "pipeline_bytes_sent"),
     references=REFERENCES,
 )
-def predictions(draw: Draw) -> Iterator[Case]:
+def predictions(draw: kit.Draw) -> Iterator[kit.Case]:
     p = draw.integer(5, 9)
     m = p * draw.integer(3, 8)
     nbytes = 1024 * draw.integer(1_000, 9_000)
@@ -239,13 +239,13 @@ def predictions(draw: Draw) -> Iterator[Case]:
         ),
         draw,
     )
-    yield from evaluated(
+    yield from kit.evaluated(
         [
             activations([(name, p, m, rank) for name in FLUSHED for rank in (0, 2, p - 1)]
                         + [("one_f_one_b", 8, 3, 1), ("gpipe", 8, 3, 1)]),
             activations([(LOOP, p, m, 0, 2), (LOOP, p, m, p - 1, 2), (LOOP, 4, 8, 1, 3),
                          (LOOP, 4, 4, 0, 2), (HALVES, p, m, 0), (HALVES, p, m, p - 2)]),
-            Prediction(
+            kit.Prediction(
                 "pipeline_bytes_sent", 3,
                 [(p, m, 0, nbytes), (p, m, 2, nbytes), (p, m, p - 1, nbytes), (4, 8, 0, nbytes, 2),
                  (4, 8, 1, nbytes, 2), (4, 8, 3, nbytes, 3), (1, m, 0, nbytes)],

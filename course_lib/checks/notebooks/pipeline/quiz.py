@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from course_lib.checks.kit import Answer, Case, Draw, answers, exercise
+from course_lib.checks import kit
 from course_lib.checks.notebooks.pipeline.references import REFERENCES
 
 STAGES, MICROBATCHES, GIGABYTES, STAGE = 8, 32, 1.5, 2
@@ -42,24 +42,24 @@ VERSIONS = (
 )
 
 
-@exercise(
+@kit.exercise(
     points=4,
     objects=("answer_1", "answer_2", "answer_3", "answer_4", "answer_5"),
     references=REFERENCES,
     constants=True,
 )
-def questions(draw: Draw) -> Iterator[Case]:
-    yield answers(
+def questions(draw: kit.Draw) -> Iterator[kit.Case]:
+    yield kit.answers(
         [
-            Answer(
+            kit.Answer(
                 "answer_1", IDLE, slips=SHARES,
                 otherwise="p - 1 steps to fill and drain, beside m that compute: (p-1)/(m+p-1).",
             ),
-            Answer(
+            kit.Answer(
                 "answer_2", 63, slips=ENOUGH, unit="microbatches", tolerance=1e-9,
                 otherwise="(p-1)/(m+p-1) <= 1/10 means m >= 9 (p-1).",
             ),
-            Answer(
+            kit.Answer(
                 "answer_3", ("the peak of activations",), options=SMALLER,
                 slips={
                     "the bubble": "The lecture says so, but both take as long to fill and drain: (p-1)(F+B). "
@@ -67,11 +67,11 @@ def questions(draw: Draw) -> Iterator[Case]:
                     "the bytes sent": "Each activation goes down and each gradient up, once, in any order.",
                 },
             ),
-            Answer(
+            kit.Answer(
                 "answer_4", (STAGES - STAGE) * GIGABYTES, slips=HELD, unit="GB", tolerance=1e-6,
                 otherwise="min(m, p - i) microbatches on stage i of p, 1.5 GB each.",
             ),
-            Answer(
+            kit.Answer(
                 "answer_5", ("forward and backward see the same weights",), options=VERSIONS,
                 slips={
                     "gradients are not stale": "They are, by up to p - 1 updates (the lecture is wrong). "

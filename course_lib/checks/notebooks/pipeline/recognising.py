@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from course_lib.checks.kit import Draw
+from course_lib.checks import kit
 
 CLOSE = 1e-6  # of each sum: rounding is far below, another tensor far above in one of them at least
 
@@ -31,7 +31,7 @@ def near(number: Any, right: float) -> bool:
     return type(number) in (int, float) and right - bound <= number <= right + bound
 
 
-def tokens(draw: Draw, shapes: Sequence[Sequence[int]], vocabulary: int) -> list[torch.Tensor]:
+def tokens(draw: kit.Draw, shapes: Sequence[Sequence[int]], vocabulary: int) -> list[torch.Tensor]:
     """Random tokens of the vocabulary in each of the shapes; no two of the tensors begin with the same one.
 
     ValueError if there are more tensors than tokens.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from course_lib.checks.kit import Case, Draw, Line, both, exercise
+from course_lib.checks import kit
 from course_lib.checks.notebooks.pipeline.references import REFERENCES, SCHEDULES
 from course_lib.checks.notebooks.pipeline.running_lines import (
     kept_line,
@@ -56,7 +56,7 @@ ONE_ORDER = (
 )
 
 
-def trouble(case_of_it: Case, kind: str, text: str) -> str:
+def trouble(case_of_it: kit.Case, kind: str, text: str) -> str:
     """The usual cause of a run that broke."""
     if case_of_it.groups and "returned without waiting for" in text:
         return OF_THE_GROUP
@@ -107,23 +107,23 @@ def trouble(case_of_it: Case, kind: str, text: str) -> str:
     return ""
 
 
-def lines(run: ScheduleRun, title: str, weight: float) -> list[Line]:
+def lines(run: ScheduleRun, title: str, weight: float) -> list[kit.Line]:
     """Values, and the order in which they came about: as the stage tells it, and as its messages show it."""
     order = [sends_line(run, "")] if run.pages else [order_line(run, ""), sends_line(run, "")]
-    judge = both(*(line.judge for line in order))
+    judge = kit.both(*(line.judge for line in order))
     return [
         gradients_line(run, f"{title}: gradients", weight),
         losses_line(run, f"{title}: parts of the loss", weight / 2),
-        Line(f"{title}: order of the actions", judge, weight / 2),
+        kit.Line(f"{title}: order of the actions", judge, weight / 2),
     ]
 
 
-def one_line(run: ScheduleRun, title: str, weight: float) -> Line:
+def one_line(run: ScheduleRun, title: str, weight: float) -> kit.Line:
     """The same in one."""
-    return Line(title, both(*(line.judge for line in lines(run, title, 1))), weight)
+    return kit.Line(title, kit.both(*(line.judge for line in lines(run, title, 1))), weight)
 
 
-def drawn(draw: Draw, name: str, kind: str, actions: Sequence[Row], earlier: bool = False) -> ScheduleRun:
+def drawn(draw: kit.Draw, name: str, kind: str, actions: Sequence[Row], earlier: bool = False) -> ScheduleRun:
     """A run of these actions, with stages and microbatches that are drawn."""
     count = 1 + max(action.microbatch for action in actions[0])
     run = ScheduleRun(name, kind, draw.integer(1, 1 << 30), actions, microbatches(draw, kind, count))
@@ -136,7 +136,7 @@ def drawn(draw: Draw, name: str, kind: str, actions: Sequence[Row], earlier: boo
     return ScheduleRun(name, kind, run.seed, actions, run.batch, before)
 
 
-def measured(draw: Draw, name: str, actions: Sequence[Row]) -> ScheduleRun:
+def measured(draw: kit.Draw, name: str, actions: Sequence[Row]) -> ScheduleRun:
     """One with wide activations, of which each rank's process is measured."""
     count = 1 + max(action.microbatch for action in actions[0])
     seed, batch = draw.integer(1, 1 << 30), wide_microbatches(draw, count)
@@ -152,10 +152,10 @@ def backwards_turned(stages: int, count: int) -> list[list[Action]]:
     return [row[:count] + row[: count - 1 : -1] for row in rows(gpipe(stages, count))]
 
 
-@exercise(
+@kit.exercise(
     points=13, objects=("run_schedule",), references=REFERENCES, refused=REFUSED, hint=trouble, point=POINT
 )
-def run_schedule(draw: Draw) -> Iterator[Case]:
+def run_schedule(draw: kit.Draw) -> Iterator[kit.Case]:
     yield from two_ranks(draw)
     run = drawn(draw, "flush", "tokens", rows(one_f_one_b(4, 6)))
     yield case(
@@ -185,12 +185,12 @@ def run_schedule(draw: Draw) -> Iterator[Case]:
     run = drawn(draw, "group", "tokens", rows(one_f_one_b(2, 3)))
     yield case("sub-group", [run], [one_line(run, "group {0, 2}", 1)], members=SUB_GROUP, world_size=3)
     run = drawn(draw, "alone", "tokens", rows(naive(1, 3)))
-    yield case("1 rank", [run], [Line("1 rank", one_line(run, "", 1).judge, 0.5, trivial=True)])
+    yield case("1 rank", [run], [kit.Line("1 rank", one_line(run, "", 1).judge, 0.5, trivial=True)])
     if draw.hidden:
         yield from more(draw)
 
 
-def two_ranks(draw: Draw) -> Iterator[Case]:
+def two_ranks(draw: kit.Draw) -> Iterator[kit.Case]:
     """The simplest, gradients that are there already, and the memory of a long batch."""
     first = drawn(draw, "naive", "tokens", rows(naive(2, 3)))
     added = drawn(draw, "gpipe", "numbers", rows(gpipe(2, 4)), earlier=True)
@@ -211,14 +211,14 @@ def two_ranks(draw: Draw) -> Iterator[Case]:
         "long",
         [long, wide],
         [
-            Line(title, both(one_line(long, "", 1).judge, one_line(wide, "", 1).judge)),
+            kit.Line(title, kit.both(one_line(long, "", 1).judge, one_line(wide, "", 1).judge)),
             kept_line(long, "1F1B, 2 ranks: kept for backward", 2),
             pages_line(wide, "1F1B, 2 ranks: memory of the process", 2),
         ],
     )
 
 
-def more(draw: Draw) -> Iterator[Case]:
+def more(draw: kit.Draw) -> Iterator[kit.Case]:
     """Other schedules, on more ranks."""
     turned = drawn(draw, "turned", "tokens", backwards_turned(4, 5), earlier=True)
     own = drawn(draw, "own", "numbers", mixed_order(draw, 4, 6, overtaking=True))

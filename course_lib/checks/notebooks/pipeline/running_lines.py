@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from course_lib.checks import kit, words
 from course_lib.checks.judge.training_runs.memory import megabytes
-from course_lib.checks.kit import RIGHT, Finding, Line, Observed, Sentence, asked_early, words, wrong
 from course_lib.checks.notebooks.pipeline.recognising import recognised
 from course_lib.checks.notebooks.pipeline.running_whole import ScheduleRun
 from course_lib.checks.rank.notebooks.pipeline.running import END, ScheduleReply
@@ -44,18 +44,18 @@ class Done:
         return f"{KINDS[self.kind]} of {which}"
 
 
-def members(observed: Observed) -> list[int]:
+def members(observed: kit.Observed) -> list[int]:
     """The ranks that take part, in order: stage i is the i-th one's."""
     groups = observed.case.groups
     return list(groups[0]) if groups else list(range(observed.world_size))
 
 
-def reply(run: ScheduleRun, observed: Observed, stage: int) -> ScheduleReply:
+def reply(run: ScheduleRun, observed: kit.Observed, stage: int) -> ScheduleReply:
     """The recipe's reply about the run, from the rank of this stage."""
     return observed.values[members(observed)[stage]][run.name]
 
 
-def done(run: ScheduleRun, observed: Observed, stage: int) -> list[Done] | None:
+def done(run: ScheduleRun, observed: kit.Observed, stage: int) -> list[Done] | None:
     """The passes through a stage as they came; None where they tell of a forward that there was not."""
     came = reply(run, observed, stage)
     which = [recognised(fingerprint, run.incoming(stage)) for fingerprint in came.inputs]
@@ -67,24 +67,24 @@ def done(run: ScheduleRun, observed: Observed, stage: int) -> list[Done] | None:
 # ---- order
 
 
-def order_line(run: ScheduleRun, title: str, weight: float = 1.0) -> Line:
+def order_line(run: ScheduleRun, title: str, weight: float = 1.0) -> kit.Line:
     """Every rank did the actions of its row, in their order, each once."""
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         for stage, rank in enumerate(members(observed)):
             passes = done(run, observed, stage)
             if passes is None:
-                return wrong(NOT_TOLD.format(rank))
+                return kit.wrong(NOT_TOLD.format(rank))
             did = [(passed.kind, passed.microbatch) for passed in passes]
             wanted = [(action.kind, action.microbatch) for action in run.actions[stage]]
             if did != wanted:
                 return misordered(rank, passes, wanted)
-        return RIGHT
+        return kit.RIGHT
 
-    return Line(title, judge, weight)
+    return kit.Line(title, judge, weight)
 
 
-def misordered(rank: int, passes: Sequence[Done], wanted: Sequence[tuple[str, int]]) -> Finding:
+def misordered(rank: int, passes: Sequence[Done], wanted: Sequence[tuple[str, int]]) -> kit.Finding:
     did = [(passed.kind, passed.microbatch) for passed in passes]
     first = next(
         (i for i, (a, b) in enumerate(zip(did, wanted, strict=False)) if a != b), min(len(did), len(wanted))
@@ -92,8 +92,8 @@ def misordered(rank: int, passes: Sequence[Done], wanted: Sequence[tuple[str, in
     here = str(passes[first]) if first < len(passes) else "nothing more"
     there = str(Done(*wanted[first], kept=0)) if first < len(wanted) else "nothing more"
     says = why_misordered(did, wanted)
-    return wrong(
-        Sentence(
+    return kit.wrong(
+        kit.Sentence(
             f"as its action {first} rank {rank} did the {here}; its list says: the {there}.".replace(
                 "the nothing", "nothing"
             ),
@@ -133,16 +133,16 @@ def why_misordered(did: Sequence[tuple[str, int | None]], wanted: Sequence[tuple
 # ---- messages
 
 
-def operations(run: ScheduleRun, observed: Observed, stage: int) -> list[Operation]:
+def operations(run: ScheduleRun, observed: kit.Observed, stage: int) -> list[Operation]:
     """Those of a stage's rank in this run."""
     first, last = reply(run, observed, stage).begun
     return observed.operations[members(observed)[stage]][first:last]
 
 
-def messages_line(run: ScheduleRun, title: str, weight: float = 1.0) -> Line:
+def messages_line(run: ScheduleRun, title: str, weight: float = 1.0) -> kit.Line:
     """Each activation once to the next rank, each gradient once to the one before, and nothing else."""
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         ranks, total = members(observed), 0
         sizes = sorted(run.nbytes(k) for k in range(len(run.batch)))
         for stage, rank in enumerate(ranks):
@@ -150,7 +150,7 @@ def messages_line(run: ScheduleRun, title: str, weight: float = 1.0) -> Line:
             if "barrier" in [
                 operation.op for operation in done[1:]
             ]:  # at first NCCL may make its connections in it
-                return wrong(f"rank {rank} called dist.barrier among its messages.", NO_BARRIER)
+                return kit.wrong(f"rank {rank} called dist.barrier among its messages.", NO_BARRIER)
             sent = [operation for operation in done if operation.op == "send"]
             total += len(sent)
             beside = {ranks[i] for i in (stage - 1, stage + 1) if 0 <= i < len(ranks)}
@@ -158,14 +158,14 @@ def messages_line(run: ScheduleRun, title: str, weight: float = 1.0) -> Line:
                 to_peer = sorted(message.nbytes for message in sent if message.peer == peer)
                 if to_peer != (sizes if peer in beside else []):
                     return too_many(rank, peer, to_peer, sizes if peer in beside else [])
-        return Finding(True, title=f"{title}: {words.number(total)} by all ranks together")
+        return kit.Finding(True, title=f"{title}: {words.number(total)} by all ranks together")
 
-    return Line(title, judge, weight, "communication")
+    return kit.Line(title, judge, weight, "communication")
 
 
-def too_many(rank: int, peer: int, sizes: list[int], wanted: list[int]) -> Finding:
+def too_many(rank: int, peer: int, sizes: list[int], wanted: list[int]) -> kit.Finding:
     general = f"rank {rank} sent other messages to rank {peer} than it should"
-    said = Sentence(
+    said = kit.Sentence(
         f"rank {rank} sent {words.counted(len(sizes), 'message')} of {words.number(sum(sizes))} bytes to "
         f"rank {peer}; {words.counted(len(wanted), 'message')} of {words.number(sum(wanted))} bytes "
         f"{words.verb([0] * len(wanted), 'is', 'are')} enough.",
@@ -173,28 +173,28 @@ def too_many(rank: int, peer: int, sizes: list[int], wanted: list[int]) -> Findi
     )
     if not wanted:
         why = "They are not neighbours: an activation goes to the next stage, its gradient to the one before."
-        return wrong(said, why, cause=why, misses_point=True)
+        return kit.wrong(said, why, cause=why, misses_point=True)
     why = "One activation, or one gradient of its size, for each microbatch."
     if len(sizes) > len(wanted):
         why = (
             "Send activations and gradients alone. The rest is known already: shapes from "
             "stage.shape(inputs), targets and their number from the microbatches."
         )
-    return wrong(said, why, cause=why)
+    return kit.wrong(said, why, cause=why)
 
 
 # ---- memory
 
 
-def kept_line(run: ScheduleRun, title: str, weight: float = 1.0) -> Line:
+def kept_line(run: ScheduleRun, title: str, weight: float = 1.0) -> kit.Line:
     """After no forward a rank keeps more than the microbatches that its row has under way, and one more."""
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         most = 0
         for stage, rank in enumerate(members(observed)):
             passes = done(run, observed, stage)
             if passes is None:
-                return wrong(NOT_TOLD.format(rank))
+                return kit.wrong(NOT_TOLD.format(rank))
             under_way: set[int] = set()
             one_more = max(run.kept(k, stage) for k in range(len(run.batch)))
             for passed, planned in zip(passes, run.actions[stage], strict=False):
@@ -207,22 +207,22 @@ def kept_line(run: ScheduleRun, title: str, weight: float = 1.0) -> Line:
                 if passed.kept > allowed + one_more:
                     return kept_too_much(run, stage, rank, passed, len(under_way))
         held = words.counted(most, "microbatch")
-        return Finding(True, title=f"{title}: {held} at most, of {len(run.batch)}")
+        return kit.Finding(True, title=f"{title}: {held} at most, of {len(run.batch)}")
 
     in_order = order_line(run, title)
 
-    def shows(observed: Observed) -> float:
+    def shows(observed: kit.Observed) -> float:
         return float(in_order.judge(observed).ok and judge(observed).ok)
 
-    return Line(title, judge, weight, "memory", shows=shows)
+    return kit.Line(title, judge, weight, "memory", shows=shows)
 
 
-def kept_too_much(run: ScheduleRun, stage: int, rank: int, passed: Done, under_way: int) -> Finding:
+def kept_too_much(run: ScheduleRun, stage: int, rank: int, passed: Done, under_way: int) -> kit.Finding:
     mean = sum(run.kept(k, stage) for k in range(len(run.batch))) / len(run.batch)
     about = max(round(passed.kept / mean), under_way + 1)
     are = "microbatch is" if under_way == 1 else "microbatches are"
-    return wrong(
-        Sentence(
+    return kit.wrong(
+        kit.Sentence(
             f"after the {passed} rank {rank} keeps {words.number(passed.kept)} bytes for backward, about "
             f"{about} microbatches' worth; {under_way} {are} under way.",
             f"rank {rank} keeps more for backward than the microbatches that are under way.",
@@ -236,27 +236,27 @@ def kept_too_much(run: ScheduleRun, stage: int, rank: int, passed: Done, under_w
 # ---- memory by the pages of each rank's process: wherever a tensor is held
 
 
-def pages_line(run: ScheduleRun, title: str, weight: float = 1.0) -> Line:
+def pages_line(run: ScheduleRun, title: str, weight: float = 1.0) -> kit.Line:
     """At no moment of the run does a rank hold more than `enough`, above its memory before."""
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         for stage, rank in enumerate(members(observed)):
             moment = f"{run.name}.pages.{END}"
             rose = observed.rose[rank].get(moment)
             if not rose:
-                return wrong(f"rank {rank} was not measured.")
+                return kit.wrong(f"rank {rank} was not measured.")
             begun = observed.values[rank][run.name].begun[-1]
             sent = min(run.sent_by_the_end(stage), sent_by_all(observed))
-            if finding := asked_early(observed, rank, moment, begun=begun, sent=sent):
+            if finding := kit.asked_early(observed, rank, moment, begun=begun, sent=sent):
                 return finding
             if rose[0] > enough(run, stage):
                 return held_too_much(run, stage, rank, rose[0])
-        return RIGHT
+        return kit.RIGHT
 
-    return Line(title, judge, weight, "memory")
+    return kit.Line(title, judge, weight, "memory")
 
 
-def sent_by_all(observed: Observed) -> float:
+def sent_by_all(observed: kit.Observed) -> float:
     """Bytes, by the ranks' own records."""
     return sum(operation.bytes_sent for of_rank in observed.operations for operation in of_rank)
 
@@ -285,9 +285,9 @@ def under_way(run: ScheduleRun, stage: int) -> int:
     return most
 
 
-def held_too_much(run: ScheduleRun, stage: int, rank: int, rose: int) -> Finding:
-    return wrong(
-        Sentence(
+def held_too_much(run: ScheduleRun, stage: int, rank: int, rose: int) -> kit.Finding:
+    return kit.wrong(
+        kit.Sentence(
             f"rank {rank} takes up to {megabytes(rose)} during a run of {len(run.batch)} microbatches, as "
             f"the kernel counts its pages; {megabytes(enough(run, stage))} are enough for those under way "
             f"({under_way(run, stage)} at most), one message for each, and what is computed at the moment.",

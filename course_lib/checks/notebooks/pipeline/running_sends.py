@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from course_lib.checks.kit import RIGHT, Finding, Line, Observed, Sentence, words, wrong
+from course_lib.checks import kit, words
 from course_lib.checks.notebooks.pipeline.running_lines import ALL_FORWARDS, ONE_BY_ONE, members, operations
 from course_lib.checks.notebooks.pipeline.running_whole import ScheduleRun
 from course_lib.ledger.matching import POINT_TO_POINT
@@ -36,20 +36,20 @@ class Early:
     missing: Action
 
 
-def sends_line(run: ScheduleRun, title: str, weight: float = 1.0) -> Line:
+def sends_line(run: ScheduleRun, title: str, weight: float = 1.0) -> kit.Line:
     """No rank sends a message that comes, by its row, after an action that it could not have done yet."""
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         for stage, rank in enumerate(members(observed)):
             early = list(too_early(run, observed, stage))
             if early:
                 return sent_too_early(run, observed, rank, stage, early)
-        return RIGHT
+        return kit.RIGHT
 
-    return Line(title, judge, weight)
+    return kit.Line(title, judge, weight)
 
 
-def too_early(run: ScheduleRun, observed: Observed, stage: int) -> Iterator[Early]:
+def too_early(run: ScheduleRun, observed: kit.Observed, stage: int) -> Iterator[Early]:
     """Bytes are counted, not messages: stages may differ in the order of microbatches, whose sizes differ."""
     ranks, done = members(observed), operations(run, observed, stage)
     come: dict[str, list[tuple[float, int]]] = {}
@@ -98,8 +98,8 @@ def possible(
 
 
 def sent_too_early(
-    run: ScheduleRun, observed: Observed, rank: int, stage: int, early: Sequence[Early]
-) -> Finding:
+    run: ScheduleRun, observed: kit.Observed, rank: int, stage: int, early: Sequence[Early]
+) -> kit.Finding:
     """Which microbatch's did not come is not known: messages may overtake each other by their tags."""
     row, first, last = run.actions[stage], early[0], early[-1]
     to = members(observed)[stage + 1 if first.kind == "F" else stage - 1]
@@ -115,8 +115,8 @@ def sent_too_early(
     all_first = last.kind == "F" and last.sends >= len(run.batch) and first.missing == last.missing
     backwards = [action for action in row if action.kind == "B"]
     says = ALL_FORWARDS if all_first and last.missing == backwards[0] else ONE_BY_ONE
-    return wrong(
-        Sentence(
+    return kit.wrong(
+        kit.Sentence(
             f"rank {rank} had sent {words.counted(first.sends, 'message')} to rank {to} when {missing}; "
             f"{one_of} to a later {KINDS[first.kind]} of its list.",
             f"rank {rank} had sent a message to rank {to} when messages had not come for actions that its "
@@ -131,10 +131,10 @@ def sent_too_early(
 # ---- a remark, since gloo and the values do not show it
 
 
-def waits_at_once(run: ScheduleRun) -> Callable[[Observed], Sequence[str]]:
+def waits_at_once(run: ScheduleRun) -> Callable[[kit.Observed], Sequence[str]]:
     """The remark on this run of a case."""
 
-    def look(observed: Observed) -> list[str]:
+    def look(observed: kit.Observed) -> list[str]:
         ranks = range(len(members(observed)))
         return takes_turns([operations(run, observed, stage) for stage in ranks])
 

@@ -10,19 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from course_lib.checks.kit import (
-    ANY,
-    RIGHT,
-    Finding,
-    Line,
-    Observed,
-    Sentence,
-    close,
-    difference,
-    words,
-    worst,
-    wrong,
-)
+from course_lib.checks import kit, words
 from course_lib.checks.notebooks.pipeline.running_lines import members, reply
 from course_lib.checks.notebooks.pipeline.running_whole import ScheduleRun
 from course_lib.checks.rank.notebooks.pipeline.running import ScheduleReply
@@ -43,10 +31,10 @@ DIVIDE = "Divide each microbatch's sum by the number of targets of all microbatc
 # ---- gradients
 
 
-def gradients_line(run: ScheduleRun, title: str, weight: float = 1.0, trivial: bool = False) -> Line:
+def gradients_line(run: ScheduleRun, title: str, weight: float = 1.0, trivial: bool = False) -> kit.Line:
     """The gradients of one process, on every rank."""
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         for stage, rank in enumerate(members(observed)):
             missing = reply(run, observed, stage).misfits
             for name, wanted in run.gradients(stage).items():
@@ -55,16 +43,16 @@ def gradients_line(run: ScheduleRun, title: str, weight: float = 1.0, trivial: b
                     none = missing[key] == "None"
                     what = "has no gradient" if none else "has a gradient of another shape"
                     said = f"on rank {rank} {name} {what}."
-                    return wrong(said, NOTHING_CAME if none else "", cause=NOTHING_CAME)
+                    return kit.wrong(said, NOTHING_CAME if none else "", cause=NOTHING_CAME)
                 gradient = observed.tensors[rank][f"{run.name}.{key}"]
-                if not close(gradient, wanted) and not misdivided(run, observed, stage):
+                if not kit.close(gradient, wanted) and not misdivided(run, observed, stage):
                     return differs(run, observed, stage, rank, name)
-        return RIGHT
+        return kit.RIGHT
 
-    return Line(title, judge, weight, trivial=trivial)
+    return kit.Line(title, judge, weight, trivial=trivial)
 
 
-def misdivided(run: ScheduleRun, observed: Observed, stage: int) -> str:
+def misdivided(run: ScheduleRun, observed: kit.Observed, stage: int) -> str:
     """The mistake in the division that the gradients of a stage show; "" where they show none, or another."""
     shares = counted(run, observed, stage, members(observed)[stage])
     if shares is None or (run.earlier and not alike(shares[-1:], [1])):
@@ -73,29 +61,29 @@ def misdivided(run: ScheduleRun, observed: Observed, stage: int) -> str:
     return "" if alike(own, [1] * len(own)) or alike(own, [0] * len(own)) else divided(run, own)
 
 
-def division_line(run: ScheduleRun, title: str, weight: float) -> Line:
+def division_line(run: ScheduleRun, title: str, weight: float) -> kit.Line:
     """The losses' sum is divided as it should be. It costs this line alone: the others pass by the factor."""
     gradients = gradients_line(run, title)
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         for stage in range(run.size):
             if misdivided(run, observed, stage):
                 return differs(run, observed, stage, members(observed)[stage], next(iter(run.term(0, stage))))
         finding = gradients.judge(observed)
-        return finding if finding.ok else wrong(cause=finding.cause)
+        return finding if finding.ok else kit.wrong(cause=finding.cause)
 
-    return Line(title, judge, weight)
+    return kit.Line(title, judge, weight)
 
 
-def differs(run: ScheduleRun, observed: Observed, stage: int, rank: int, name: str) -> Finding:
+def differs(run: ScheduleRun, observed: kit.Observed, stage: int, rank: int, name: str) -> kit.Finding:
     gradient = observed.tensors[rank][f"{run.name}.grad.{name}"]
     wanted = run.gradients(stage)[name]
     general = f"on rank {rank} the gradient of {name} is not what one process gets"
     says = why(run, counted(run, observed, stage, rank), stage)
-    return wrong(difference(general, gradient, wanted, what=""), says, cause=says)
+    return kit.wrong(kit.difference(general, gradient, wanted, what=""), says, cause=says)
 
 
-def counted(run: ScheduleRun, observed: Observed, stage: int, rank: int) -> list[float] | None:
+def counted(run: ScheduleRun, observed: kit.Observed, stage: int, rank: int) -> list[float] | None:
     """How often each microbatch, and last the earlier gradient, counts in the result: right is once."""
     total, names = sum(run.counts), list(run.term(0, stage))
     columns = [
@@ -134,7 +122,7 @@ def before(share: float) -> str:
     if alike([share], [0]):
         return "The gradients that were there before are gone: add to param.grad, as backward does by itself."
     general = "The gradients that were there before must count once"
-    return Sentence(f"{general}, not {words.number(round(share, 4))} times.", f"{general}.")
+    return kit.Sentence(f"{general}, not {words.number(round(share, 4))} times.", f"{general}.")
 
 
 def divided(run: ScheduleRun, shares: Sequence[float]) -> str:
@@ -164,7 +152,7 @@ def divided(run: ScheduleRun, shares: Sequence[float]) -> str:
             return says
     if alike(shares, [shares[0]] * m):
         general = "The whole gradient is a multiple of the right one"
-        return Sentence(f"{general}: {words.number(shares[0])} times.", f"{general}.")
+        return kit.Sentence(f"{general}: {words.number(shares[0])} times.", f"{general}.")
     return ""
 
 
@@ -184,7 +172,7 @@ def often(shares: Sequence[float]) -> str:
     if not told_of:
         return ""
     general = "Each microbatch must count once."
-    return Sentence(f"In it {words.listing(told_of)}. {general}", general)
+    return kit.Sentence(f"In it {words.listing(told_of)}. {general}", general)
 
 
 def which(numbers: Sequence[int]) -> str:
@@ -195,47 +183,47 @@ def which(numbers: Sequence[int]) -> str:
 # ---- losses
 
 
-def losses_line(run: ScheduleRun, title: str, weight: float = 1.0, trivial: bool = False) -> Line:
+def losses_line(run: ScheduleRun, title: str, weight: float = 1.0, trivial: bool = False) -> kit.Line:
     """The parts of the loss that the last stage's rank returned."""
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         last = run.size - 1
         rank, came = members(observed)[last], reply(run, observed, last)
         said = unlike_a_dict(rank, came, len(run.batch))
         if said:
-            return wrong(said, "Return {microbatch: its part of the loss} there.", cause="returned")
+            return kit.wrong(said, "Return {microbatch: its part of the loss} there.", cause="returned")
         if "losses" in came.misfits:
-            return wrong(
+            return kit.wrong(
                 f"the parts of the loss that rank {rank} returned are not all numbers.", cause="returned"
             )
         losses = observed.tensors[rank][f"{run.name}.losses"]
-        if close(losses, run.losses):
-            return RIGHT
-        (k,), got, want = worst(losses, run.losses)
+        if kit.close(losses, run.losses):
+            return kit.RIGHT
+        (k,), got, want = kit.worst(losses, run.losses)
         says = divided(run, (losses / run.losses).tolist())
         if says and any(misdivided(run, observed, stage) for stage in range(run.size)):
-            return RIGHT
+            return kit.RIGHT
         general = "the parts of the loss are not what one process gets"
-        return wrong(
-            Sentence(f"{general}: microbatch {k}'s is {got} instead of {want}.", f"{general}."),
+        return kit.wrong(
+            kit.Sentence(f"{general}: microbatch {k}'s is {got} instead of {want}.", f"{general}."),
             says,
-            cause=says or ANY,
+            cause=says or kit.ANY,
         )
 
-    return Line(title, judge, weight, trivial=trivial, short=True)
+    return kit.Line(title, judge, weight, trivial=trivial, short=True)
 
 
 def unlike_a_dict(rank: int, came: ScheduleReply, count: int) -> str:
     """The fault in the form of the last rank's result; "" if it is a dict of all parts."""
     if came.returned is None:
         kind = "None" if came.other == "NoneType" else came.other
-        return Sentence(
+        return kit.Sentence(
             f"rank {rank}, which has the last stage, returned {kind}.",
             f"rank {rank}, which has the last stage, returned no dict.",
         )
     keys = came.returned
     if len(keys) != count or any(k not in keys for k in range(count)):
-        return Sentence(
+        return kit.Sentence(
             f"rank {rank}, which has the last stage, returned {words.counted(len(keys), 'part')} of the "
             f"loss, for {keys[:4]}{' ...' if len(keys) > 4 else ''}; there are {count} microbatches, from 0.",
             f"rank {rank}, which has the last stage, did not return one part of the loss for each "
@@ -244,17 +232,17 @@ def unlike_a_dict(rank: int, came: ScheduleReply, count: int) -> str:
     return ""
 
 
-def elsewhere_line(run: ScheduleRun, title: str = "{} on the other ranks", weight: float = 0.5) -> Line:
+def elsewhere_line(run: ScheduleRun, title: str = "{} on the other ranks", weight: float = 0.5) -> kit.Line:
     """The ranks of other stages returned an empty dict."""
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         for stage, rank in list(enumerate(members(observed)))[:-1]:
             if reply(run, observed, stage).returned != []:
-                return wrong(
+                return kit.wrong(
                     f"rank {rank} has no part of the loss, and must return an empty dict.",
                     "Only the last stage knows the loss.",
                     cause="elsewhere",
                 )
-        return RIGHT
+        return kit.RIGHT
 
-    return Line(title, judge, weight, trivial=True, short=True)
+    return kit.Line(title, judge, weight, trivial=True, short=True)

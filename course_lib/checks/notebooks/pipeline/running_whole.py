@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from course_lib.checks.kit import BUILT_IN, Case, Draw, Line, Observed, RankSide, Spec, absent
+from course_lib.checks import kit
 from course_lib.checks.notebooks.pipeline.recognising import tokens
 from course_lib.checks.rank.notebooks.pipeline import stage_models
 from course_lib.checks.rank.notebooks.pipeline.fingerprints import fingerprint
@@ -27,7 +27,7 @@ SECONDS = 20.0
 BACKWARD = ("torch.fx.experimental.symbolic_shapes",)  # the first backward with a gradient imports it
 FLOAT = 8  # bytes
 WIDTH = 6
-FORBIDDEN = BUILT_IN - {"barrier"}  # NCCL makes its connections in it
+FORBIDDEN = kit.BUILT_IN - {"barrier"}  # NCCL makes its connections in it
 ROOM = 1_000_000  # bytes that a student's objects take when they are read
 WIDE, ROWS, COLUMNS = 64, 16, 128  # features; rows, at least, and columns of a microbatch
 DIFFERENT = 3  # wide microbatches
@@ -151,13 +151,13 @@ class ScheduleRun:
         """Those at which a rank is measured: just before the run and just after it."""
         return (f"{self.name}.pages.{BASE}", f"{self.name}.pages.{END}") if self.pages else ()
 
-    def outputs(self, stage: int) -> dict[str, Spec]:
-        specs = {f"grad.{name}": Spec.of(gradient) for name, gradient in self.term(0, stage).items()}
+    def outputs(self, stage: int) -> dict[str, kit.Spec]:
+        specs = {f"grad.{name}": kit.Spec.of(gradient) for name, gradient in self.term(0, stage).items()}
         if stage == self.size - 1:
-            specs["losses"] = Spec(torch.float64, (len(self.batch),))
+            specs["losses"] = kit.Spec(torch.float64, (len(self.batch),))
         return specs
 
-    def side(self, stage: int, group: int | None) -> RankSide:
+    def side(self, stage: int, group: int | None) -> kit.RankSide:
         inputs: dict[str, Tensor] = {}
         for k, (x, targets) in enumerate(self.batch):
             inputs |= {f"{self.name}.x.{k}": x, f"{self.name}.t.{k}": targets}
@@ -171,32 +171,32 @@ class ScheduleRun:
             expects={name: spec.agreed() for name, spec in outputs.items()},
         )  # fmt: skip
         named = {f"{self.name}.{name}": spec for name, spec in outputs.items()}
-        return RankSide(inputs, SchedulesInstructions([instructions]), named)
+        return kit.RankSide(inputs, SchedulesInstructions([instructions]), named)
 
 
 def case(
     title: str,
     runs: Sequence[ScheduleRun],
-    lines: Sequence[Line],
+    lines: Sequence[kit.Line],
     *,
     members: Sequence[int] = (),
     world_size: int = 0,
-    remark: Callable[[Observed], Sequence[str]] | None = None,
-) -> Case:
+    remark: Callable[[kit.Observed], Sequence[str]] | None = None,
+) -> kit.Case:
     """The runs one after the other in one launch. members: the ranks that take part, of world_size; they
     are passed as group=. Left out: all, and no group."""
     ranks, group = (list(members), 0) if members else (list(range(runs[0].size)), None)
     sides = {}
     for stage, rank in enumerate(ranks):
         parts = [run.side(stage, group) for run in runs]
-        sides[rank] = RankSide(
+        sides[rank] = kit.RankSide(
             {name: tensor for part in parts for name, tensor in part.inputs.items()},
             SchedulesInstructions([run for part in parts for run in part.instructions.runs]),
             {name: spec for part in parts for name, spec in part.outputs.items()},
         )
-    return Case(
+    return kit.Case(
         title,
-        [sides.get(rank) or absent() for rank in range(world_size or len(ranks))],
+        [sides.get(rank) or kit.absent() for rank in range(world_size or len(ranks))],
         list(lines),
         recipe=RECIPE,
         groups=[ranks] if members else [],
@@ -213,7 +213,7 @@ def case(
 # ---- microbatches and schedules
 
 
-def microbatches(draw: Draw, kind: str, count: int) -> list[tuple[Tensor, Tensor]]:
+def microbatches(draw: kit.Draw, kind: str, count: int) -> list[tuple[Tensor, Tensor]]:
     """Each has one to three rows and three to five columns, and no neighbour of its size.
 
     Some targets of tokens do not count. No two have the same inputs, and no two neighbours equally many
@@ -233,7 +233,7 @@ def microbatches(draw: Draw, kind: str, count: int) -> list[tuple[Tensor, Tensor
     return batch
 
 
-def wide_microbatches(draw: Draw, count: int) -> list[tuple[Tensor, Tensor]]:
+def wide_microbatches(draw: kit.Draw, count: int) -> list[tuple[Tensor, Tensor]]:
     """Tokens and targets whose activations, `WIDE` features each, have some 1.1 MB: pages are counted then.
 
     The same few again and again: a judge that computes all of them takes as long as the ranks.
@@ -245,7 +245,7 @@ def wide_microbatches(draw: Draw, count: int) -> list[tuple[Tensor, Tensor]]:
     return [(x, targets) for x, targets in (pairs * count)[:count]]
 
 
-def any_order(draw: Draw, stages: int, count: int, overtaking: bool) -> list[list[Action]]:
+def any_order(draw: kit.Draw, stages: int, count: int, overtaking: bool) -> list[list[Action]]:
     """A valid schedule without any plan: again and again something that can be done.
 
     overtaking: stages may do the microbatches in different orders; else all have one order of forwards, and
@@ -269,7 +269,7 @@ def any_order(draw: Draw, stages: int, count: int, overtaking: bool) -> list[lis
     return rows
 
 
-def mixed_order(draw: Draw, stages: int, count: int, overtaking: bool) -> list[list[Action]]:
+def mixed_order(draw: kit.Draw, stages: int, count: int, overtaking: bool) -> list[list[Action]]:
     """One of `any_order` that GPipe's is not: on every rank a backward comes before the last forward."""
     while True:
         rows = any_order(draw, stages, count, overtaking)

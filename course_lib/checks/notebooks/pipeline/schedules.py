@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from course_lib.checks.kit import RIGHT, Case, Draw, Finding, Sentence, words, wrong
+from course_lib.checks import kit, words
 from course_lib.checks.notebooks.pipeline.asked import Rows, Sizes, schedules_case
 from course_lib.checks.notebooks.pipeline.form import EQUAL, Form, schedule_exercise
 from course_lib.checks.notebooks.pipeline.order import (
@@ -29,14 +29,14 @@ def nothing(sizes: Sizes, rows: Rows) -> str:
     return ""
 
 
-def some(draw: Draw, least: int = 2, unit: int = 1, most: int = 5) -> Sizes:
+def some(draw: kit.Draw, least: int = 2, unit: int = 1, most: int = 5) -> Sizes:
     """Some stages, and more microbatches than stages."""
     stages = draw.integer(least, most + 1)
     more = stages + draw.integer(2, 6) if unit == 1 else 2 * stages
     return Sizes(stages, more)
 
 
-def uneven(draw: Draw) -> Durations:
+def uneven(draw: kit.Draw) -> Durations:
     """Other times than F = I = W, W the shortest."""
     weight = draw.integer(1, 4)
     return Durations(weight + draw.integer(1, 4), weight + draw.integer(0, 4), weight)
@@ -55,7 +55,7 @@ NAIVE = Form("naive", disorder=IMPOSSIBLE, late=nothing, heavy=gpipes_memory, he
 
 
 @schedule_exercise(points=3, objects=("naive",), point="one microbatch at a time")
-def naive(draw: Draw) -> Iterator[Case]:
+def naive(draw: kit.Draw) -> Iterator[kit.Case]:
     wanted = [Sizes(4, 4), some(draw), Sizes(1, 3)]
     lines = [
         NAIVE.line(PASSES, wanted, [], 2),
@@ -69,27 +69,29 @@ def naive(draw: Draw) -> Iterator[Case]:
 # ---- GPipe
 
 
-def forwards_first(sizes: Sizes, rows: Rows) -> Finding:
+def forwards_first(sizes: Sizes, rows: Rows) -> kit.Finding:
     """Every rank does all forwards before its first backward."""
     m = sizes.microbatches
     for rank, row in enumerate(rows):
         if ahead(row) < m:
-            sentence = Sentence(
+            sentence = kit.Sentence(
                 f"{sizes.call('gpipe')}: rank {rank} goes backward after {words.number(ahead(row))} of its "
                 f"{words.counted(m, 'forward')}. In GPipe all forwards come first.",
                 "gpipe does a backward before all forwards are done. In GPipe all forwards come first.",
             )
             early = all(ahead(row) == min(m, sizes.stages - r) for r, row in enumerate(rows))
             later = "That is 1F1B, which comes later." if early else ""
-            return wrong(sentence, is_naive(sizes, rows) or later, cause="backward first", misses_point=True)
-    return RIGHT
+            return kit.wrong(
+                sentence, is_naive(sizes, rows) or later, cause="backward first", misses_point=True
+            )
+    return kit.RIGHT
 
 
 GPIPE = Form("gpipe", disorder=IMPOSSIBLE, late=first_of(is_naive, orders_differ, longest_gap), heavy=nothing)
 
 
 @schedule_exercise(points=4, objects=("gpipe",), point="all microbatches in the pipeline at once")
-def gpipe(draw: Draw) -> Iterator[Case]:
+def gpipe(draw: kit.Draw) -> Iterator[kit.Case]:
     wanted = [Sizes(4, 8), some(draw), Sizes(4, 2), Sizes(1, 3)]
     lines = [
         GPIPE.line(PASSES, wanted, [], 2),
@@ -118,7 +120,7 @@ def sold_as_1f1b(sizes: Sizes, rows: Rows) -> str:
     m, p = sizes.microbatches, sizes.stages
     if m <= p or not all_forwards_first(sizes, rows):
         return ""
-    return Sentence(
+    return kit.Sentence(
         f"That is GPipe's order, and GPipe's memory: rank 0 does {m} forwards before its first backward. "
         f"Stage 0 of {p} needs {p}: then the first gradient can be back.",
         "That is GPipe's order, and GPipe's memory: all forwards before the first backward. Stage 0 of p "
@@ -136,7 +138,7 @@ ONE_F_ONE_B = Form(
 
 
 @schedule_exercise(points=8, objects=("one_f_one_b",), point=FULL)
-def one_f_one_b(draw: Draw) -> Iterator[Case]:
+def one_f_one_b(draw: kit.Draw) -> Iterator[kit.Case]:
     form = ONE_F_ONE_B
     wanted = [Sizes(4, 8), some(draw), Sizes(2, 4), Sizes(1, 3)]
     fewer = [Sizes(4, 2), Sizes(draw.integer(3, 7), 1), Sizes(3, 3)]

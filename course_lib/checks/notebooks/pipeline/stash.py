@@ -7,21 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from course_lib.checks import kit, words
 from course_lib.checks.judge.training_runs import OPTIMIZERS
-from course_lib.checks.kit import (
-    RIGHT,
-    Case,
-    Draw,
-    Finding,
-    Line,
-    Observed,
-    Sentence,
-    close,
-    difference,
-    exercise,
-    words,
-    wrong,
-)
 from course_lib.checks.notebooks.pipeline.recognising import tokens
 from course_lib.checks.notebooks.pipeline.references import REFERENCES
 from course_lib.checks.notebooks.pipeline.stash_runs import (
@@ -44,10 +31,10 @@ LEFT_OVER = "A version is needed from a microbatch's forward to its backward: dr
 
 def values_line(
     run: StashRun, title: str, kinds: Sequence[str], what: Callable[[str, str], str], weight: float
-) -> Line:
+) -> kit.Line:
     """All tensors whose names begin with one of `kinds`, in the order in which they came about."""
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         missing = observed.values[0][run.name].misfits
         for name, wanted in run.wanted.items():
             kind, k, *rest = name.split(".", 2)
@@ -58,36 +45,40 @@ def values_line(
                 none = missing[name] == "None"
                 is_it = "None" if none else "not of the shape and dtype that was agreed"
                 hint = "Is there a `return` at its end?" if none else ""
-                return wrong(f"{called} is {is_it}.", hint, cause=f"{kind} missing")
+                return kit.wrong(f"{called} is {is_it}.", hint, cause=f"{kind} missing")
             tensor = observed.tensors[0][f"{run.name}.{name}"]
-            if not close(tensor, wanted):
+            if not kit.close(tensor, wanted):
                 return differs(run, observed, called, tensor, wanted)
-        return RIGHT
+        return kit.RIGHT
 
-    return Line(title, judge, weight)
+    return kit.Line(title, judge, weight)
 
 
-def differs(run: StashRun, observed: Observed, called: str, tensor: Tensor, wanted: Tensor) -> Finding:
+def differs(
+    run: StashRun, observed: kit.Observed, called: str, tensor: Tensor, wanted: Tensor
+) -> kit.Finding:
     says = next((hint for hint, kind in SLIPS.items() if fits(run, observed, run.trained(kind))), "")
-    return wrong(
-        difference(f"{called} is wrong", tensor, wanted, what=""),
+    return kit.wrong(
+        kit.difference(f"{called} is wrong", tensor, wanted, what=""),
         says,
         cause=says or called,
         misses_point=SLIPS.get(says) is NoVersions,
     )
 
 
-def fits(run: StashRun, observed: Observed, mistake: Tensors) -> bool:
-    return all(close(observed.tensors[0][f"{run.name}.{name}"], tensor) for name, tensor in mistake.items())
+def fits(run: StashRun, observed: kit.Observed, mistake: Tensors) -> bool:
+    return all(
+        kit.close(observed.tensors[0][f"{run.name}.{name}"], tensor) for name, tensor in mistake.items()
+    )
 
 
-def held_line(run: StashRun, title: str, weight: float) -> Line:
+def held_line(run: StashRun, title: str, weight: float) -> kit.Line:
     """Versions: one for each microbatch under way, and the newest; besides gradients and the momentum."""
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         held = observed.values[0][run.name].held
         if len(held) != len(run.actions):
-            return wrong("the bytes that the stage holds were not reported.")
+            return kit.wrong("the bytes that the stage holds were not reported.")
         under_way = 0
         for nbytes, (kind, k) in zip(held, run.actions, strict=True):
             under_way += 1 if kind == "F" else -1
@@ -95,8 +86,8 @@ def held_line(run: StashRun, title: str, weight: float) -> Line:
             allowed = beside + (under_way + 1.5) * run.nbytes
             if nbytes > allowed:
                 versions = round((nbytes - beside) / run.nbytes)
-                return wrong(
-                    Sentence(
+                return kit.wrong(
+                    kit.Sentence(
                         f"after {kind} of microbatch {k} the stage holds {words.number(nbytes)} bytes, some "
                         f"{versions} versions of its weights; {words.counted(under_way, 'microbatch')} under "
                         "way need as many, and one is the newest.",
@@ -105,15 +96,15 @@ def held_line(run: StashRun, title: str, weight: float) -> Line:
                     LEFT_OVER,
                     cause=LEFT_OVER,
                 )
-        return RIGHT
+        return kit.RIGHT
 
-    def shows(observed: Observed) -> float:
+    def shows(observed: kit.Observed) -> float:
         return float(any(fits(run, observed, run.trained(kind)) for kind in WITH_THE_POINT))
 
-    return Line(title, judge, weight, "memory", shows=shows)
+    return kit.Line(title, judge, weight, "memory", shows=shows)
 
 
-def trouble(case_of_it: Case, kind: str, text: str) -> str:
+def trouble(case_of_it: kit.Case, kind: str, text: str) -> str:
     if "modified by an inplace operation" in text:
         return (
             "The optimizer changes weights in place, and a microbatch that is under way still needs the old "
@@ -139,7 +130,7 @@ def row(stages: int, stage: int, count: int) -> list[tuple[str, int]]:
     return [(action.kind, action.microbatch) for action in flat(one_f_one_b(stages, count)[stage])]
 
 
-def drawn(draw: Draw, name: str, kind: str, actions: Order, **more) -> StashRun:
+def drawn(draw: kit.Draw, name: str, kind: str, actions: Order, **more) -> StashRun:
     width = more.get("width", 6)
     count, shape = 1 + max(k for _, k in actions), (2, 3)
     if kind == "first":
@@ -150,7 +141,7 @@ def drawn(draw: Draw, name: str, kind: str, actions: Order, **more) -> StashRun:
     return StashRun(name, kind, draw.integer(1, 1 << 30), actions, xs, gs, **more)
 
 
-def lines(run: StashRun, title: str, weight: float) -> list[Line]:
+def lines(run: StashRun, title: str, weight: float) -> list[kit.Line]:
     def output(k: str, _: str) -> str:
         return f"the output of microbatch {k}"
 
@@ -169,12 +160,12 @@ def lines(run: StashRun, title: str, weight: float) -> list[Line]:
     return value_lines
 
 
-def alone(title: str, run: StashRun, lines: Sequence[Line]) -> Case:
-    return Case(title, [run.side], list(lines), recipe=RECIPE, alone=True, imports=OPTIMIZERS)
+def alone(title: str, run: StashRun, lines: Sequence[kit.Line]) -> kit.Case:
+    return kit.Case(title, [run.side], list(lines), recipe=RECIPE, alone=True, imports=OPTIMIZERS)
 
 
-@exercise(points=6, objects=("PipeDreamStage",), references=REFERENCES, hint=trouble, point=POINT)
-def pipedream_stage(draw: Draw) -> Iterator[Case]:
+@kit.exercise(points=6, objects=("PipeDreamStage",), references=REFERENCES, hint=trouble, point=POINT)
+def pipedream_stage(draw: kit.Draw) -> Iterator[kit.Case]:
     run = drawn(draw, "middle", "middle", row(4, 1, 7))
     yield alone("middle", run, lines(run, "stage 1 of 4", 2))
     run = drawn(draw, "first", "first", row(4, 0, 10), width=24, memory=True)

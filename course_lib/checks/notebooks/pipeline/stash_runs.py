@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from course_lib.checks.kit import RankSide, Spec
+from course_lib.checks import kit
 from course_lib.checks.rank.notebooks.pipeline import updates
 
 SGD = ("SGD", {"lr": 0.1, "momentum": 0.9})
@@ -53,17 +53,17 @@ class StashRun:
         return sum(param.nbytes for param in updates.build(self.described).parameters())
 
     @property
-    def side(self) -> RankSide:
+    def side(self) -> kit.RankSide:
         inputs = {f"{self.name}.x.{k}": x for k, x in enumerate(self.xs)}
         inputs |= {f"{self.name}.g.{k}": g for k, g in enumerate(self.gs)}
-        outputs = {name: Spec.of(tensor) for name, tensor in self.wanted.items()}
+        outputs = {name: kit.Spec.of(tensor) for name, tensor in self.wanted.items()}
         instructions = updates.StashRunInstructions(
             name=self.name, model=self.described, optimizer=list(self.optimizer),
             actions=[list(action) for action in self.actions], memory=self.memory,
             expects={name: spec.agreed() for name, spec in outputs.items()},
         )  # fmt: skip
         named = {f"{self.name}.{name}": spec for name, spec in outputs.items()}
-        return RankSide(inputs, updates.StashInstructions([instructions]), named)
+        return kit.RankSide(inputs, updates.StashInstructions([instructions]), named)
 
 
 class Trained:

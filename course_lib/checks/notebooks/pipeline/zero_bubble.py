@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from course_lib.checks.kit import Case, Draw, Sentence, words
+from course_lib.checks import kit, words
 from course_lib.checks.notebooks.pipeline.asked import Rows, Sizes, refusal_case, schedules_case
 from course_lib.checks.notebooks.pipeline.form import EQUAL, Form, schedule_exercise
 from course_lib.checks.notebooks.pipeline.order import (
@@ -59,7 +59,7 @@ def first_rank_stores(sizes: Sizes, rows: Rows) -> str:
 def too_few_stored(sizes: Sizes, rows: Rows) -> str:
     for rank, row in enumerate(rows):
         if stored(row) < rank:
-            return Sentence(
+            return kit.Sentence(
                 f"Rank {rank} has {words.number(stored(row))} W in store when it comes to its last I, and "
                 f"idles once they are done. {KEEP}",
                 f"A rank has too few W in store when it comes to its last I. {KEEP}",
@@ -93,7 +93,7 @@ def all_first(sizes: Sizes, rows: Rows) -> str:
 def too_many_stored(sizes: Sizes, rows: Rows) -> str:
     for rank, row in enumerate(rows):
         if stored(row) > rank:
-            return Sentence(
+            return kit.Sentence(
                 f"Rank {rank} has {words.number(stored(row))} W in store when it comes to its last I. {KEEP}",
                 f"A rank has too many W in store when it comes to its last I. {KEEP}",
             )
@@ -129,7 +129,7 @@ FORM = Form(
 
 
 @schedule_exercise(points=7, objects=(NAME,), point="a third of 1F1B's bubble, in its memory")
-def zero_bubble_h1(draw: Draw) -> Iterator[Case]:
+def zero_bubble_h1(draw: kit.Draw) -> Iterator[kit.Case]:
     wanted = [Sizes(4, 8), some(draw), Sizes(3, 3), Sizes(1, 2)]
     lines = [
         FORM.line(PASSES, wanted, [], 3),

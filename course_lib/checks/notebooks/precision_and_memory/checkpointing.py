@@ -5,19 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from course_lib.checks.kit import (
-    ANY,
-    RIGHT,
-    Case,
-    Draw,
-    Finding,
-    RankSide,
-    Sentence,
-    essential,
-    exercise,
-    words,
-    wrong,
-)
+from course_lib.checks import kit, words
 from course_lib.checks.notebooks.precision_and_memory.recomputing import (
     Expected,
     Judge,
@@ -49,7 +37,7 @@ INSIDES = (
 )
 
 
-def runs(draw: Draw) -> dict[str, Expected]:
+def runs(draw: kit.Draw) -> dict[str, Expected]:
     rows, width = 8 * draw.integer(3, 9), 8 * draw.integer(3, 9)
     small = {"rows": rows, "width": width}
     many, wide, blocks = 8 * (29, 31, 37)[draw.integer(0, 3)], 128, 3
@@ -90,22 +78,22 @@ def runs(draw: Draw) -> dict[str, Expected]:
 def counted(judge: Judge) -> Judge:
     """`judge`, if the run's own outputs and gradients are right."""
 
-    def judge_counted(run: Expected, reply: Reply) -> Finding:
+    def judge_counted(run: Expected, reply: Reply) -> kit.Finding:
         finding = values(run, reply)
         return judge(run, reply) if finding.ok else finding
 
     return judge_counted
 
 
-def kept(run: Expected, reply: Reply) -> Finding:
+def kept(run: Expected, reply: Reply) -> kit.Finding:
     nbytes = reply.reported.kept
     if nbytes is None:
-        return wrong(UNCOUNTED, cause=ANY)
+        return kit.wrong(UNCOUNTED, cause=kit.ANY)
     if nbytes <= run.kept:
-        return RIGHT
+        return kit.RIGHT
     each = words.number(round(nbytes / run.blocks / run.unit, 1))
-    return wrong(
-        Sentence(
+    return kit.wrong(
+        kit.Sentence(
             f"a block's forward kept {each} s·b·h, allowed 1: {words.number(nbytes)} bytes in all.",
             "forward kept more than the blocks' inputs, 1 s·b·h each.",
         ),
@@ -118,18 +106,18 @@ def keeps_more(run: Expected, reply: Reply) -> bool:
     return reply.reported.kept is not None and reply.reported.kept > run.kept
 
 
-def peak_of_forward(run: Expected, reply: Reply) -> Finding:
+def peak_of_forward(run: Expected, reply: Reply) -> kit.Finding:
     if reply.reported.forward is None:
-        return wrong(UNCOUNTED, cause=ANY)
+        return kit.wrong(UNCOUNTED, cause=kit.ANY)
     if keeps_more(run, reply):
-        return wrong("at one moment of forward as much was alive as without.", cause="kept")
+        return kit.wrong("at one moment of forward as much was alive as without.", cause="kept")
     if reply.reported.forward <= run.forward:
-        return RIGHT
+        return kit.RIGHT
     many, most = (
         words.number(round(nbytes / run.unit, 1)) for nbytes in (reply.reported.forward, run.forward)
     )
-    return wrong(
-        Sentence(
+    return kit.wrong(
+        kit.Sentence(
             f"at one moment of forward {many} s·b·h were alive, {most} are enough: the peak is as without.",
             f"at one moment of forward more than {most} s·b·h were alive: the peak is as without.",
         ),
@@ -138,19 +126,19 @@ def peak_of_forward(run: Expected, reply: Reply) -> Finding:
     )
 
 
-def peak_of_backward(run: Expected, reply: Reply) -> Finding:
+def peak_of_backward(run: Expected, reply: Reply) -> kit.Finding:
     """At one time the inputs, the inside of one block, and the weights' gradients."""
     if reply.reported.backward is None:
-        return wrong(UNCOUNTED, cause=ANY)
+        return kit.wrong(UNCOUNTED, cause=kit.ANY)
     if keeps_more(run, reply):
-        return wrong("at one moment of backward as much was alive as without.", cause="kept")
+        return kit.wrong("at one moment of backward as much was alive as without.", cause="kept")
     if reply.reported.backward <= run.backward:
-        return RIGHT
+        return kit.RIGHT
     many, most = (
         words.number(round(nbytes / run.unit, 1)) for nbytes in (reply.reported.backward, run.backward)
     )
-    return wrong(
-        Sentence(
+    return kit.wrong(
+        kit.Sentence(
             f"at one moment of backward {many} s·b·h were alive, {most} are enough: the insides of several "
             "blocks exist at a time.",
             f"at one moment of backward more than {most} s·b·h were alive: the insides of several blocks "
@@ -161,30 +149,30 @@ def peak_of_backward(run: Expected, reply: Reply) -> Finding:
     )
 
 
-def work(run: Expected, reply: Reply) -> Finding:
+def work(run: Expected, reply: Reply) -> kit.Finding:
     """One forward, and in backward one more beside backward's two, neither more nor less."""
     done, most = list(reply.reported.flops), [run.flops, 3 * run.flops]
     if len(done) < 2:
-        return wrong("no backward was seen.", cause=ANY)
+        return kit.wrong("no backward was seen.", cause=kit.ANY)
     for direction, flops, enough in zip(("forward", "backward"), done, most, strict=True):
         if flops > enough:
             times = words.number(flops / run.flops)
-            return wrong(
+            return kit.wrong(
                 f"in {direction} the products took {times} times a forward's FLOPs; "
                 f"{enough // run.flops} are enough.",
                 "The function runs once in forward and once more in backward.",
             )
     if done[1] < AGAIN * run.flops:
-        return wrong(
+        return kit.wrong(
             f"in backward the products took {words.number(done[1] / run.flops)} times a forward's FLOPs; "
             "3 are right.",
             "The function did not run again, so what lies inside was kept, in tensors or in another form.",
             misses_point=True,
         )
-    return RIGHT
+    return kit.RIGHT
 
 
-@exercise(
+@kit.exercise(
     points=10,
     objects=("checkpoint",),
     references=REFERENCES,
@@ -192,7 +180,7 @@ def work(run: Expected, reply: Reply) -> Finding:
     point="keeping the arguments alone, and not what lies inside",
     besides="the gradients that autograd gives without it",
 )
-def checkpoint(draw: Draw) -> Iterator[Case]:
+def checkpoint(draw: kit.Draw) -> Iterator[kit.Case]:
     """Small functions in which each mistake shows, blocks whose kept bytes count, and a deep function."""
     made = runs(draw)
     lines = [
@@ -207,10 +195,10 @@ def checkpoint(draw: Draw) -> Iterator[Case]:
         line("a checkpoint in a checkpoint", made["nested"], of_arguments, 0.5),
         line("a block that is used twice", made["twice"], values, 0.5),
         line("FLOPs: one forward more", made["deep"], counted(work), 1.0, "communication"),
-        essential(line("kept: the blocks' inputs", made["chain"], counted(kept), 1.5, "memory")),
+        kit.essential(line("kept: the blocks' inputs", made["chain"], counted(kept), 1.5, "memory")),
         line("the peak of forward", made["deep"], counted(peak_of_forward), 1.0, "memory"),
-        essential(line("the peak of backward", made["chain"], counted(peak_of_backward), 1.0, "memory")),
+        kit.essential(line("the peak of backward", made["chain"], counted(peak_of_backward), 1.0, "memory")),
     ]
     instructions = CheckpointInstructions([run.instructions() for run in made.values()])
     outputs = {name: spec for run in made.values() for name, spec in run.outputs().items()}
-    yield Case("checkpoint", [RankSide({}, instructions, outputs)], lines, recipe=RECIPE, alone=True)
+    yield kit.Case("checkpoint", [kit.RankSide({}, instructions, outputs)], lines, recipe=RECIPE, alone=True)

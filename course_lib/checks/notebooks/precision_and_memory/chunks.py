@@ -9,10 +9,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from course_lib.checks.kit import RIGHT, Case, Draw, Finding, Line, Observed, Slip, exercise, functions
+from course_lib.checks import kit
 from course_lib.checks.notebooks.precision_and_memory.references import REFERENCES
 
-Call = functions.Call
+Call = kit.functions.Call
 IGNORED = -100
 FLOAT, SMALL = 4, 65_536  # bytes
 MEANS = (
@@ -32,7 +32,7 @@ LOGITS = (
     "All logits exist at a time, or are kept: let each chunk's go when its loss and its share of the "
     "gradients are there."
 )
-ABOUT = functions.About(
+ABOUT = kit.functions.About(
     "chunked_loss",
     "one process with all logits",
     {"loss": "the loss", "grad.hidden": "the gradient of hidden", "grad.weight": "the gradient of weight"},
@@ -72,12 +72,12 @@ def chunk_counts(targets: Tensor, chunks: int) -> Tensor:
     return torch.cat([((p != IGNORED).sum().clamp(min=1) * chunks).expand(len(p)).double() for p in parts])
 
 
-def slips(hidden: Tensor, weight: Tensor, targets: Tensor, chunks: int, upstream: float) -> list[Slip]:
+def slips(hidden: Tensor, weight: Tensor, targets: Tensor, chunks: int, upstream: float) -> list[kit.Slip]:
     count = float((targets != IGNORED).sum())
     made = partial(gradients, hidden, weight, targets)
 
-    def of(says: str, results: Callable[[], tuple], *keys: str) -> Slip:
-        return Slip(
+    def of(says: str, results: Callable[[], tuple], *keys: str) -> kit.Slip:
+        return kit.Slip(
             says, lambda: {k: t for k, t in named(results(), hidden).items() if not keys or k in keys}
         )
 
@@ -98,7 +98,7 @@ def slips(hidden: Tensor, weight: Tensor, targets: Tensor, chunks: int, upstream
 
 
 def call(
-    draw: Draw,
+    draw: kit.Draw,
     name: str,
     tokens: int,
     vocab: int,
@@ -107,7 +107,7 @@ def call(
     lost: float = 0.3,
     measured: bool = False,
     upstream: float = 0.0,
-) -> tuple[Call, list[Slip]]:
+) -> tuple[Call, list[kit.Slip]]:
     hidden, weight = draw.normal(tokens, width), draw.normal(vocab, width)
     targets = torch.randint(vocab, (tokens,), generator=draw.generator)
     # all of a chunk may be lost, and the last one has targets
@@ -122,7 +122,7 @@ def call(
     return made, slips(hidden, weight, targets, chunks, upstream)
 
 
-def narrow_call(draw: Draw) -> Call:
+def narrow_call(draw: kit.Draw) -> Call:
     """bfloat16, a token to a chunk: 1,024 terms of one sign for one row of the weight.
 
     The logits are quarters below 64, which bfloat16 holds: the products are exact in every order.
@@ -140,18 +140,18 @@ def narrow_call(draw: Draw) -> Call:
     )  # fmt: skip
 
 
-def but_for_the_sum(line: Line) -> Line:
+def but_for_the_sum(line: kit.Line) -> kit.Line:
     """The line; gradients of a sum are right if the loss is one, which the line about the loss tells."""
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         finding = line.judge(observed)
-        return RIGHT if finding.cause == SUM else finding
+        return kit.RIGHT if finding.cause == SUM else finding
 
     return replace(line, judge=judge)
 
 
-def telling_of_empty_chunks(line: Line, call: Call) -> Line:
-    def judge(observed: Observed) -> Finding:
+def telling_of_empty_chunks(line: kit.Line, call: Call) -> kit.Line:
+    def judge(observed: kit.Observed) -> kit.Finding:
         finding = line.judge(observed)
         if finding.ok or not bool(observed.tensors[0][f"{call.name}.loss"].isnan()):
             return finding
@@ -163,11 +163,11 @@ def telling_of_empty_chunks(line: Line, call: Call) -> Line:
 GRADIENTS = ("grad.hidden", "grad.weight")
 
 
-@exercise(
+@kit.exercise(
     points=4, objects=("chunked_loss",), references=REFERENCES, extra=True,
     point="never holding all logits", besides="the loss and its gradients",
 )  # fmt: skip
-def chunked_loss(draw: Draw) -> Iterator[Case]:
+def chunked_loss(draw: kit.Draw) -> Iterator[kit.Case]:
     """Chunks of different lengths, lost targets, an upstream gradient, bfloat16; the bytes of 32 chunks."""
     lines = []
     calls = []
@@ -177,8 +177,8 @@ def chunked_loss(draw: Draw) -> Iterator[Case]:
         ("a token to a chunk", call(draw, "each", 23, 17, 8, 23), (0.5, 0.5)),
     ):
         calls.append(made)
-        loss = functions.values_line(made, ABOUT, title, names=("loss",), slips=usual, weight=weights[0])
-        slopes = functions.values_line(
+        loss = kit.functions.values_line(made, ABOUT, title, names=("loss",), slips=usual, weight=weights[0])
+        slopes = kit.functions.values_line(
             made, ABOUT, f"{title}: gradients", names=GRADIENTS, slips=usual, weight=weights[1]
         )
         lines += [telling_of_empty_chunks(line, made) for line in (loss, but_for_the_sum(slopes))]
@@ -195,20 +195,20 @@ def chunked_loss(draw: Draw) -> Iterator[Case]:
     product, logits = 2.0 * tokens * vocab * width, FLOAT * tokens * vocab
     most = 8 * part + 2 * of_hidden + 4 * of_weight + SMALL
     lines += [
-        functions.values_line(large, ABOUT, f"{chunks} chunks", slips=usual, weight=0.25),
-        functions.work_line(
+        kit.functions.values_line(large, ABOUT, f"{chunks} chunks", slips=usual, weight=0.25),
+        kit.functions.work_line(
             large, "FLOPs: four products at most", {"forward": 3 * product, "backward": 3 * product},
             "Logits once, both gradients once; with a second run of forward four products in all.", 0.5,
         ),
-        functions.memory_line(
+        kit.functions.memory_line(
             large, "saved", "kept for backward", 2 * (of_hidden + of_weight) + SMALL, too_many, 1.5
         ),
-        functions.memory_line(large, "forward", "the peak of forward", most, too_many, 0.75, logits),
-        functions.memory_line(large, "backward", "the peak of backward", most, too_many, 0.75, logits),
+        kit.functions.memory_line(large, "forward", "the peak of forward", most, too_many, 0.75, logits),
+        kit.functions.memory_line(large, "backward", "the peak of backward", most, too_many, 0.75, logits),
     ]  # fmt: skip
-    yield functions.function_case("loss", calls, lines)
+    yield kit.functions.function_case("loss", calls, lines)
     narrow = narrow_call(draw)
     title = "bfloat16: sums over chunks in float32"
-    yield functions.function_case(
-        "bfloat16", [narrow], [functions.values_line(narrow, ABOUT, title, otherwise=NARROW)]
+    yield kit.functions.function_case(
+        "bfloat16", [narrow], [kit.functions.values_line(narrow, ABOUT, title, otherwise=NARROW)]
     )

@@ -15,25 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from course_lib.checks.kit import (
-    RIGHT,
-    Case,
-    Draw,
-    Finding,
-    Line,
-    Observed,
-    RankSide,
-    Sentence,
-    Spec,
-    at,
-    difference,
-    error_kind,
-    essential,
-    exercise,
-    unwritten,
-    words,
-    wrong,
-)
+from course_lib.checks import kit, words
 from course_lib.checks.notebooks.precision_and_memory.eight_bit_rules import (
     BLOCK,
     CAST,
@@ -85,9 +67,9 @@ class Expected:
             tensors |= {f"{self.name}.{i}.{k}": g for k, g in enumerate(of_param) if g is not None}
         return tensors
 
-    def outputs(self) -> dict[str, Spec]:
+    def outputs(self) -> dict[str, kit.Spec]:
         return {
-            f"{self.name}.{i}.{k}": Spec.of(start)
+            f"{self.name}.{i}.{k}": kit.Spec.of(start)
             for i, start in enumerate(self.starts) for k in range(self.steps)
         }  # fmt: skip
 
@@ -97,10 +79,10 @@ class Expected:
         )
 
 
-def raised(error: str = "", text: str = "", where: str = "", loading: bool = False) -> Finding:
+def raised(error: str = "", text: str = "", where: str = "", loading: bool = False) -> kit.Finding:
     if error == "NotImplementedError":
-        return unwritten("Adam8bit", where)
-    said = Sentence(f"Adam8bit raised {error}: {text}", f"Adam8bit raised {error_kind(error)}.")
+        return kit.unwritten("Adam8bit", where)
+    said = kit.Sentence(f"Adam8bit raised {error}: {text}", f"Adam8bit raised {kit.error_kind(error)}.")
     why = ""
     if "used as indices" in text or "be long, int, byte or bool" in text or "IndexError" in error:
         why = CAST if loading else "Codes are indices: numbers[codes.long()]."
@@ -110,7 +92,7 @@ def raised(error: str = "", text: str = "", where: str = "", loading: bool = Fal
         why = "The last block of a parameter may be shorter: pad with zeros, and cut off."
     elif "in-place operation" in text:
         why = "A step is outside of the graph: @torch.no_grad()."
-    return wrong(said, at(where) if where else "", why, cause=why or f"{error} {where}")
+    return kit.wrong(said, kit.at(where) if where else "", why, cause=why or f"{error} {where}")
 
 
 def values_line(
@@ -120,21 +102,21 @@ def values_line(
     params: Sequence[int],
     last: int | None = None,
     adamw: bool = False,
-) -> Line:
+) -> kit.Line:
     """The parameters of `params` after each step, up to `last`.
 
     adamw: whether the line is about AdamW's rule, too; else steps by another rule are right, if all are.
     """
     steps = last or run.steps
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         reply, tensors = observed.values[0][run.name], observed.tensors[0]
         if reply.error is not None:
             return raised(*reply.error, loading=reply.loading)
         places = ((i, k) for k in range(steps) for i in params if bool(off(tensors, right_of(i), i, k).any()))
         first = next(places, None)
         if first is None or (not adamw and any(gives(tensors, slip.gives) for slip in OF_ADAMW)):
-            return RIGHT
+            return kit.RIGHT
         return step_of(tensors, *first)
 
     def gives(tensors: Mapping[str, Tensor], slip: Callable[[Rule], Rule]) -> bool:
@@ -149,63 +131,63 @@ def values_line(
         room = ROUNDING * run.settings["lr"] + 4e-7 * wanted.abs() + 1e-5 * moved
         return ~((actual - wanted).abs() <= room) & made.sure[k]
 
-    def step_of(tensors: Mapping[str, Tensor], i: int, k: int) -> Finding:
+    def step_of(tensors: Mapping[str, Tensor], i: int, k: int) -> kit.Finding:
         """Parameter i is wrong after step k."""
         right = right_of(i)
         bad = off(tensors, right, i, k)
         actual, wanted = tensors[f"{run.name}.{i}.{k}"].double(), right.after[k]
-        said = difference(
+        said = kit.difference(
             f"after step {k + 1} a parameter is wrong", torch.where(bad, actual, wanted), wanted
         )
         if bool(actual.isnan().any()):
             why = "A block of zeros was divided by its scale: 0 / 0 is NaN. Divide by 1 there."
             zeros = any(g is not None and bool((g == 0).any()) for g in run.gradients[i])
-            return wrong(said, why if zeros else "", cause=why)
+            return kit.wrong(said, why if zeros else "", cause=why)
         if run.saved is not None and k >= run.saved:
-            return wrong(said, LOST, cause=LOST)
+            return kit.wrong(said, LOST, cause=LOST)
         slips = [(slip.says, run.made(i, slip.gives(run.rule(i)))) for slip in SLIPS]
         for until in (run.steps, k + 1):  # a slip that gives all steps; or else all until this one
             for says, made in slips:
                 if not any(bool(off(tensors, made, i, n).any()) for n in range(until)):
-                    return wrong(said, says, cause=says, misses_point=says == FLOAT32)
+                    return kit.wrong(said, says, cause=says, misses_point=says == FLOAT32)
         small = run.starts[i].numel() < SMALL
         generic = "The step is AdamW's, from moments that were rounded to the nearest code."
         if k == 0:
             generic = "The step is AdamW's, taken from the float32 moments: they are rounded after it."
-        return wrong(said, "The step is AdamW's." if small else generic, cause="values")
+        return kit.wrong(said, "The step is AdamW's." if small else generic, cause="values")
 
     @cache
     def right_of(i: int) -> JudgedSteps:
         return run.made(i, run.rule(i))
 
-    return Line(title, judge, weight)
+    return kit.Line(title, judge, weight)
 
 
-def bytes_line(run: Expected, title: str, weight: float) -> Line:
+def bytes_line(run: Expected, title: str, weight: float) -> kit.Line:
     elements = sum(start.numel() for start in run.starts)
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         reply = observed.values[0][run.name]
         if reply.error is not None:
             return raised(*reply.error, loading=reply.loading)
         if reply.held <= run.enough:
-            return RIGHT
+            return kit.RIGHT
         each = words.number(round(reply.held / elements, 2))
         why = "Keep codes in uint8 and a scale for each block; the float32 moments live for one step."
         if run.saved is not None:
             why = CAST
         elif reply.held >= 7.9 * elements:
             why = f"Two moments in float32 take 8 bytes. {why}"
-        said = Sentence(
+        said = kit.Sentence(
             f"the states hold {each} bytes a parameter, 2 + 8/256 are enough.",
             "the states hold more than 2 + 8/256 bytes a parameter.",
         )
-        return wrong(said, why, cause="bytes")
+        return kit.wrong(said, why, cause="bytes")
 
-    return Line(title, judge, weight, "memory", enough={f"{run.name}.held": float(run.enough)})
+    return kit.Line(title, judge, weight, "memory", enough={f"{run.name}.held": float(run.enough)})
 
 
-def drawn(draw: Draw, *shape: int) -> Tensor:
+def drawn(draw: kit.Draw, *shape: int) -> Tensor:
     """Gradients of several magnitudes, with an outlier in each thousand elements."""
     x = draw.normal(*shape) * torch.exp2(draw.normal(*shape))
     far = torch.rand(*shape, generator=draw.generator) < 1e-3
@@ -213,7 +195,7 @@ def drawn(draw: Draw, *shape: int) -> Tensor:
 
 
 def expected(
-    draw: Draw, name: str, shapes: Sequence[tuple[int, ...]], steps: int, saved: int | None = None,
+    draw: kit.Draw, name: str, shapes: Sequence[tuple[int, ...]], steps: int, saved: int | None = None,
     enough: int = 0, **keywords: Any,
 ) -> Expected:  # fmt: skip
     starts = [draw.normal(*shape) for shape in shapes]
@@ -221,7 +203,7 @@ def expected(
     return Expected(name, starts, gradients, keywords, saved, enough)
 
 
-def runs(draw: Draw) -> dict[str, Expected]:
+def runs(draw: kit.Draw) -> dict[str, Expected]:
     rows = draw.integer(61, 80)
     lr = (0.01, 0.02, 0.03)[draw.integer(0, 3)]
     main = expected(draw, "main", [(rows, 83), (300,)], 3, lr=lr, weight_decay=0.1, eps=1e-4)
@@ -244,11 +226,11 @@ def runs(draw: Draw) -> dict[str, Expected]:
     return {run.name: run for run in made}
 
 
-@exercise(
+@kit.exercise(
     points=8, objects=("Adam8bit",), references=("course_lib.precision.eight_bit", "course_lib.facts"),
     point="a byte for each moment", besides="AdamW in float32",
 )  # fmt: skip
-def adam8bit(draw: Draw) -> Iterator[Case]:
+def adam8bit(draw: kit.Draw) -> Iterator[kit.Case]:
     """Three steps, a small parameter, another block, zeros, states that are saved, and bytes."""
     made = runs(draw)
     lines = [
@@ -258,13 +240,15 @@ def adam8bit(draw: Draw) -> Iterator[Case]:
         values_line(made["block"], "block=64, other betas", 0.75, [0]),
         values_line(made["zeros"], "gradients of 0, and none", 0.75, [0, 1]),
         values_line(made["saved"], "states saved and loaded", 0.75, [0, 1]),
-        essential(bytes_line(made["large"], "2 + 8/256 bytes a parameter", 1.25)),
+        kit.essential(bytes_line(made["large"], "2 + 8/256 bytes a parameter", 1.25)),
         bytes_line(made["loaded"], "as many after load_state_dict", 0.5),
     ]
     inputs: dict[str, Tensor] = {}
-    outputs: dict[str, Spec] = {}
+    outputs: dict[str, kit.Spec] = {}
     for run in made.values():
         inputs |= run.inputs()
         outputs |= run.outputs()
     instructions = AdamInstructions([run.instructions() for run in made.values()])
-    yield Case("Adam8bit", [RankSide(inputs, instructions, outputs)], lines, recipe=RECIPE, alone=True)
+    yield kit.Case(
+        "Adam8bit", [kit.RankSide(inputs, instructions, outputs)], lines, recipe=RECIPE, alone=True
+    )

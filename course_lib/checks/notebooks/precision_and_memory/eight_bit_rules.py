@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from course_lib.checks.kit import Slip
+from course_lib.checks import kit
 from course_lib.precision.codes import DYNAMIC_SIGNED, DYNAMIC_UNSIGNED, linear_map
 
 SMALL = 4096  # elements: parameters below it keep float32
@@ -129,60 +129,64 @@ LINEAR = linear_map(True).double(), torch.linspace(-1, 1, 256, dtype=torch.float
 UNSIGNED_LINEAR = linear_map(False).double()
 # In what is kept between the steps. A slip gives the rule that is followed in place of the right one.
 OF_STATES = (
-    Slip(FLOAT32, lambda rule: replace(rule, numbers=None)),
-    Slip(
+    kit.Slip(FLOAT32, lambda rule: replace(rule, numbers=None)),
+    kit.Slip(
         "v has linear codes: all of it below 1/510 of the block's largest becomes 0, and m is divided by "
         "eps. DYNAMIC_UNSIGNED has numbers in seven decades.",
         lambda rule: replace(rule, numbers=(SIGNED, UNSIGNED_LINEAR)),
     ),
-    *(Slip(LINEAR_M, lambda rule, m=m: replace(rule, numbers=(m, UNSIGNED))) for m in LINEAR),
-    *(Slip(LINEAR_BOTH, lambda rule, m=m: replace(rule, numbers=(m, UNSIGNED_LINEAR))) for m in LINEAR),
-    Slip(
+    *(kit.Slip(LINEAR_M, lambda rule, m=m: replace(rule, numbers=(m, UNSIGNED))) for m in LINEAR),
+    *(kit.Slip(LINEAR_BOTH, lambda rule, m=m: replace(rule, numbers=(m, UNSIGNED_LINEAR))) for m in LINEAR),
+    kit.Slip(
         "One scale for the tensor: beside one outlier 99 % of v is 0. Each block of 256 elements has its "
         "own.",
         lambda rule: replace(rule, whole=True),
     ),
-    Slip(
+    kit.Slip(
         "v has signed codes, of which it uses half: DYNAMIC_UNSIGNED is twice as fine.",
         lambda rule: replace(rule, numbers=(SIGNED, SIGNED)),
     ),
-    Slip(
+    kit.Slip(
         "The moments were rounded before the step was taken: update the parameter from the float32 ones.",
         lambda rule: replace(rule, before=True),
     ),
-    Slip(
+    kit.Slip(
         "Codes were rounded towards 0, and the moments drift: take the nearest number.",
         lambda rule: replace(rule, floor=True),
     ),
-    Slip(
+    kit.Slip(
         f"A parameter of fewer than {SMALL:,} elements has 8 bits: it keeps float32.",
         lambda rule: replace(rule, small=0),
     ),
-    Slip(f"`block` was not used: the blocks had {BLOCK} elements.", lambda rule: replace(rule, block=BLOCK)),
+    kit.Slip(
+        f"`block` was not used: the blocks had {BLOCK} elements.", lambda rule: replace(rule, block=BLOCK)
+    ),
 )
 # In AdamW itself. They cost the line on a parameter in float32, and not those on 8 bits.
 OF_ADAMW = (
-    Slip(
+    kit.Slip(
         "Bias was corrected twice: the moments are stored as they are, and corrected for the step alone.",
         lambda rule: replace(rule, stored=True),
     ),
-    Slip(
+    kit.Slip(
         "Bias was not corrected: m / (1 - beta1^t), v / (1 - beta2^t).",
         lambda rule: replace(rule, corrected=False),
     ),
-    Slip(
+    kit.Slip(
         "Weight decay went into the gradient, and so into the moments. Decoupled, it is w *= 1 - lr * "
         "weight_decay.",
         lambda rule: replace(rule, decay="coupled"),
     ),
-    Slip(
+    kit.Slip(
         "Weight decay does not know the learning rate: w *= 1 - lr * weight_decay.",
         lambda rule: replace(rule, decay="without lr"),
     ),
-    Slip("weight_decay was not used: w *= 1 - lr * weight_decay.", lambda rule: replace(rule, decay="none")),
-    Slip("eps stands inside the root: sqrt(v) + eps.", lambda rule: replace(rule, inside=True)),
-    Slip("eps was not used: sqrt(v) + group['eps'].", lambda rule: replace(rule, eps=1e-8)),
-    Slip(
+    kit.Slip(
+        "weight_decay was not used: w *= 1 - lr * weight_decay.", lambda rule: replace(rule, decay="none")
+    ),
+    kit.Slip("eps stands inside the root: sqrt(v) + eps.", lambda rule: replace(rule, inside=True)),
+    kit.Slip("eps was not used: sqrt(v) + group['eps'].", lambda rule: replace(rule, eps=1e-8)),
+    kit.Slip(
         "One count of steps for all parameters: each has its own, self.state[param]['step'].",
         lambda rule: replace(rule, counted=True),
     ),

@@ -14,19 +14,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from course_lib.checks.kit import (
-    RIGHT,
-    Case,
-    Draw,
-    Finding,
-    Line,
-    Observed,
-    Sentence,
-    Spec,
-    exercise,
-    side,
-    wrong,
-)
+from course_lib.checks import kit
 
 MANY = 40_000  # drawn numbers of a format
 SHOWN = 200  # wrong values among which the example is chosen
@@ -230,7 +218,7 @@ def slips(form: Form) -> dict[str, Rounding]:
     return variants | others
 
 
-def drawn(draw: Draw, form: Form) -> dict[str, Tensor]:
+def drawn(draw: kit.Draw, form: Form) -> dict[str, Tensor]:
     """Inputs by the line in which they are judged; each with both signs."""
     table = form.table
     ties = (table[1:] + table[:-1]) / 2
@@ -274,8 +262,8 @@ def typical(x: Tensor) -> int:
 
 
 def case(
-    draw: Draw, form: Form, weight: float, also: Callable[[Tensor], Sequence[Line]] = lambda x: ()
-) -> Case:
+    draw: kit.Draw, form: Form, weight: float, also: Callable[[Tensor], Sequence[kit.Line]] = lambda x: ()
+) -> kit.Case:
     """also: more lines, of x."""
     parts = drawn(draw, form)
     x = torch.cat(list(parts.values()))
@@ -292,17 +280,17 @@ def case(
         """The values that this slip makes of `x`, which all lines ask for."""
         return mistakes[says](x)
 
-    def line(name: str, share: float) -> Line:
+    def line(name: str, share: float) -> kit.Line:
         place = bounds[name]
 
-        def judge(observed: Observed) -> Finding:
+        def judge(observed: kit.Observed) -> kit.Finding:
             result = observed.tensors[0]["result"]
             off = ~same(result[place], right[place])
             if not bool(off.any()):
-                return RIGHT
+                return kit.RIGHT
             because = why(result, off)
             sentence = said(x[place][off], result[place][off], right[place][off], len(off))
-            return wrong(sentence, because, cause=because)
+            return kit.wrong(sentence, because, cause=because)
 
         def why(result: Tensor, off: Tensor) -> str:
             """The slip that gives all values found; or else all of the line's, wrong ones among them."""
@@ -318,34 +306,34 @@ def case(
                 "",
             )  # fmt: skip
 
-        return Line(f"{form.name}: {name}", judge, share * weight, short=True)
+        return kit.Line(f"{form.name}: {name}", judge, share * weight, short=True)
 
-    def said(x: Tensor, got: Tensor, want: Tensor, total: int) -> Sentence:
+    def said(x: Tensor, got: Tensor, want: Tensor, total: int) -> kit.Sentence:
         shown = typical(x)
         example = f"{float(x[shown])!r} became {float(got[shown])!r} and not {float(want[shown])!r}"
-        return Sentence(f"{example}; {len(x):,} of {total:,} values are wrong.", "Values are wrong.")
+        return kit.Sentence(f"{example}; {len(x):,} of {total:,} values are wrong.", "Values are wrong.")
 
     shares = {"numbers of the format": 0.5, "normal numbers": 1.0, "ties": 1.0, "subnormal numbers": 1.0}
     lines = [*(line(name, shares.get(name, 1.0)) for name in parts), *also(x)]
     kwargs = {"finite": {"value": True}} if form.finite else {}
     bits = (form.exponent_bits, form.mantissa_bits)
-    made = side({"x": x}, returned=["x"], result=Spec.of(x), extra=bits, kwargs=kwargs)
-    return Case(form.name, [made], lines, alone=True)
+    made = kit.side({"x": x}, returned=["x"], result=kit.Spec.of(x), extra=bits, kwargs=kwargs)
+    return kit.Case(form.name, [made], lines, alone=True)
 
 
-def alone(x: Tensor) -> list[Line]:
+def alone(x: Tensor) -> list[kit.Line]:
     """A function that does nothing passes it, too."""
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         if bool(same(observed.tensors[0]["x"], x).all()):
-            return RIGHT
-        return wrong("x was changed.", "A new tensor was asked for: the caller still has x.")
+            return kit.RIGHT
+        return kit.wrong("x was changed.", "A new tensor was asked for: the caller still has x.")
 
-    return [Line("x is left alone", judge, 2.0, trivial=True, short=True)]
+    return [kit.Line("x is left alone", judge, 2.0, trivial=True, short=True)]
 
 
-@exercise(points=8, objects=("round_to",), references=("course_lib.precision.formats",))
-def round_to(draw: Draw) -> Iterator[Case]:
+@kit.exercise(points=8, objects=("round_to",), references=("course_lib.precision.formats",))
+def round_to(draw: kit.Draw) -> Iterator[kit.Case]:
     """Formats that PyTorch casts to, and those that it does not know; hidden: a format that is drawn."""
     yield case(draw, FP16, 1.0)
     yield case(draw, E5M2, 0.5, alone)

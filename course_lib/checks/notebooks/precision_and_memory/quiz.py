@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from course_lib import facts
-from course_lib.checks.kit import Answer, Case, Draw, answers, exercise
+from course_lib.checks import kit
 from course_lib.checks.notebooks.precision_and_memory.references import REFERENCES
 
 STEP = 2.0**-10
@@ -16,16 +16,16 @@ APART = ("each rank's data", "each rank's generator", "each rank's shard of the 
 SCALES = ("a scale for each tile", "a float32 accumulator", "stochastic rounding")
 
 
-@exercise(
+@kit.exercise(
     points=6,
     objects=("answer_1", "answer_2", "answer_3", "answer_4", "answer_5", "answer_6"),
     references=REFERENCES,
     constants=True,
 )
-def questions(draw: Draw) -> Iterator[Case]:
-    yield answers(
+def questions(draw: kit.Draw) -> Iterator[kit.Case]:
+    yield kit.answers(
         [
-            Answer(
+            kit.Answer(
                 "answer_1", STEP, tolerance=1e-9,
                 slips={
                     2.0**-11: "Half a step rounds back to 1, to even: the next number is a whole step away.",
@@ -36,7 +36,7 @@ def questions(draw: Draw) -> Iterator[Case]:
                 },
                 otherwise="10 bits behind the point: how many numbers lie between 1 and 2?",
             ),
-            Answer(
+            kit.Answer(
                 "answer_2", REPAIRS[2:], options=REPAIRS,
                 slips={
                     "an inf on one rank": "The scaler skips the step and halves the scale, if all ranks hear "
@@ -44,7 +44,7 @@ def questions(draw: Draw) -> Iterator[Case]:
                     "gradients that are 0": "A larger scale lifts gradients that would be rounded to 0.",
                 },
             ),
-            Answer(
+            kit.Answer(
                 "answer_3", BYTES, tolerance=1e-3, unit="bytes",
                 otherwise="Add up: weight, gradient, the codes of m and v, and a scale for each 256 codes.",
                 slips={
@@ -58,7 +58,7 @@ def questions(draw: Draw) -> Iterator[Case]:
                     12: "That is m and v in float32: each has 1 byte here, and its share of a scale.",
                 },
             ),
-            Answer(
+            kit.Answer(
                 "answer_4", facts.best_segment(LAYERS, 2, 34), tolerance=1e-9, unit="layers",
                 slips={
                     11: "That is the square root of 126, for layers that keep no more than their input.",
@@ -69,14 +69,14 @@ def questions(draw: Draw) -> Iterator[Case]:
                 },
                 otherwise="Your best_segment says it: 126 layers, 2 and 34.",
             ),
-            Answer(
+            kit.Answer(
                 "answer_5", APART[1:2], options=APART,
                 slips={
                     "each rank's data": "The gradients are averaged: different data do not matter.",
                     "each rank's shard of the states": "A shard has one owner: no one else rounds it.",
                 },
             ),
-            Answer(
+            kit.Answer(
                 "answer_6", SCALES[:1], options=SCALES,
                 slips={
                     "a float32 accumulator": "It saves the sum's digits. A gradient of 1e-5 is 0 before any "

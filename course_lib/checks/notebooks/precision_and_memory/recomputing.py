@@ -15,20 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from course_lib.checks.kit import (
-    RIGHT,
-    Finding,
-    Line,
-    Observed,
-    Sentence,
-    Spec,
-    at,
-    close,
-    error_kind,
-    unwritten,
-    words,
-    wrong,
-)
+from course_lib.checks import kit, words
 from course_lib.checks.rank.notebooks.precision_and_memory.checkpointed import plain_step
 from course_lib.checks.rank.notebooks.precision_and_memory.checkpointing import CheckpointReply, CheckpointRun
 
@@ -60,7 +47,7 @@ DTYPES = (
 )
 OUTPUT, GRADIENT = "out.", "grad."
 Tensors = dict[str, Tensor]
-Judge = Callable[["Expected", "Reply"], Finding]
+Judge = Callable[["Expected", "Reply"], kit.Finding]
 
 
 @dataclass(frozen=True)
@@ -86,11 +73,11 @@ class Expected:
         """Those of a step without a checkpoint."""
         return plain_step(self.kind, dict(self.sizes), self.seed)
 
-    def outputs(self) -> dict[str, Spec]:
-        return {f"{self.name}.{name}": Spec.of(tensor) for name, tensor in self.tensors.items()}
+    def outputs(self) -> dict[str, kit.Spec]:
+        return {f"{self.name}.{name}": kit.Spec.of(tensor) for name, tensor in self.tensors.items()}
 
     def instructions(self) -> CheckpointRun:
-        expects = {name: Spec.of(tensor).agreed() for name, tensor in self.tensors.items()}
+        expects = {name: kit.Spec.of(tensor).agreed() for name, tensor in self.tensors.items()}
         return CheckpointRun(self.name, self.kind, dict(self.sizes), self.seed, bool(self.enough()), expects)
 
     def enough(self) -> dict[str, float]:
@@ -110,7 +97,7 @@ class Reply:
         differences = {}
         for name in names:
             actual, wanted = self.tensors[name].double(), run.tensors[name].double()
-            if not close(actual, wanted, EQUAL, least=0.0):
+            if not kit.close(actual, wanted, EQUAL, least=0.0):
                 differences[name] = float((actual - wanted).abs().max().nan_to_num(nan=math.inf))
         return differences
 
@@ -118,10 +105,10 @@ class Reply:
 # ---- lines
 
 
-def line(title: str, run: Expected, judge: Judge, weight: float = 1.0, aspect: str = "value") -> Line:
+def line(title: str, run: Expected, judge: Judge, weight: float = 1.0, aspect: str = "value") -> kit.Line:
     """judge: of (what is right, the reply), if no error was raised."""
 
-    def judge_reply(observed: Observed) -> Finding:
+    def judge_reply(observed: kit.Observed) -> kit.Finding:
         prefix = f"{run.name}."
         tensors = {name: observed.tensors[0][prefix + name] for name in run.tensors}
         reply = Reply(observed.values[0][run.name], tensors)
@@ -130,21 +117,23 @@ def line(title: str, run: Expected, judge: Judge, weight: float = 1.0, aspect: s
         if reply.reported.misfit:
             said = "checkpoint returns something else than the function does"
             why = "It returns the function's value: a tensor, or a tuple of as many tensors."
-            return wrong(Sentence(f"{said}: {reply.reported.misfit}.", f"{said}."), why, cause="misfit")
+            return kit.wrong(
+                kit.Sentence(f"{said}: {reply.reported.misfit}.", f"{said}."), why, cause="misfit"
+            )
         if reply.reported.detached:
             why = FIRST if run.kind == "first" else DETACHED
-            return wrong("the output knows no graph: backward cannot begin.", why, cause=why)
+            return kit.wrong("the output knows no graph: backward cannot begin.", why, cause=why)
         return judge(run, reply)
 
-    return Line(title, judge_reply, weight, aspect, enough=run.enough() if aspect == "memory" else {})
+    return kit.Line(title, judge_reply, weight, aspect, enough=run.enough() if aspect == "memory" else {})
 
 
-def raised(error: str = "", text: str = "", where: str = "") -> Finding:
+def raised(error: str = "", text: str = "", where: str = "") -> kit.Finding:
     if error == "NotImplementedError":
-        return unwritten("checkpoint", where)
+        return kit.unwritten("checkpoint", where)
     if "torch.utils.checkpoint is the answer" in text:
-        return wrong(text, cause="refused", misses_point=True)
-    said = Sentence(f"checkpoint raised {error}: {text}", f"checkpoint raised {error_kind(error)}.")
+        return kit.wrong(text, cause="refused", misses_point=True)
+    said = kit.Sentence(f"checkpoint raised {error}: {text}", f"checkpoint raised {kit.error_kind(error)}.")
     why = ""
     if "does not require grad" in text:
         why = GRAPH
@@ -157,7 +146,7 @@ def raised(error: str = "", text: str = "", where: str = "") -> Finding:
             "torch.autograd.grad asks for named tensors alone: call torch.autograd.backward, which reaches "
             "the weights, too."
         )
-    return wrong(said, at(where) if where else "", why, cause=why or f"{error} {where}")
+    return kit.wrong(said, kit.at(where) if where else "", why, cause=why or f"{error} {where}")
 
 
 def of_weight(name: str) -> bool:
@@ -165,12 +154,12 @@ def of_weight(name: str) -> bool:
     return "." in name.removeprefix(GRADIENT)
 
 
-def values(run: Expected, reply: Reply, of: Callable[[str], bool] = bool) -> Finding:
+def values(run: Expected, reply: Reply, of: Callable[[str], bool] = bool) -> kit.Finding:
     """The outputs, and the gradients: all, or those `of` a kind."""
     outputs = [name for name in run.tensors if name.startswith(OUTPUT)]
     if off := reply.off(run, outputs):
-        return wrong(
-            Sentence(
+        return kit.wrong(
+            kit.Sentence(
                 f"the outputs are off by {words.number(max(off.values()))}.",
                 "the outputs are not the function's.",
             ),
@@ -181,47 +170,48 @@ def values(run: Expected, reply: Reply, of: Callable[[str], bool] = bool) -> Fin
     if missing:
         return without_gradient(run, missing)
     off = reply.off(run, gradients)
-    return differing(run, reply, off) if off else RIGHT
+    return differing(run, reply, off) if off else kit.RIGHT
 
 
-def of_weights(run: Expected, reply: Reply) -> Finding:
+def of_weights(run: Expected, reply: Reply) -> kit.Finding:
     return values(run, reply, of_weight)
 
 
-def of_arguments(run: Expected, reply: Reply) -> Finding:
+def of_arguments(run: Expected, reply: Reply) -> kit.Finding:
     return values(run, reply, lambda name: not of_weight(name))
 
 
-def differing(run: Expected, reply: Reply, off: Mapping[str, float]) -> Finding:
+def differing(run: Expected, reply: Reply, off: Mapping[str, float]) -> kit.Finding:
     """The gradients `off` are not those without a checkpoint."""
     name = max(off, key=off.__getitem__)
     by = words.number(off[name])
     if run.kind == "block" and run.sizes.get("dropout"):
-        return wrong(
-            Sentence(f"gradients differ by {by}.", "gradients differ from those without a checkpoint."), AGAIN
+        return kit.wrong(
+            kit.Sentence(f"gradients differ by {by}.", "gradients differ from those without a checkpoint."),
+            AGAIN,
         )
-    said = Sentence(
+    said = kit.Sentence(
         f"the gradient of {name.removeprefix(GRADIENT)} differs by {by} from that without a checkpoint.",
         "a gradient differs from that without a checkpoint.",
     )
-    return wrong(said, why_off(run, reply, list(off)))
+    return kit.wrong(said, why_off(run, reply, list(off)))
 
 
-def without_gradient(run: Expected, missing: Sequence[str]) -> Finding:
+def without_gradient(run: Expected, missing: Sequence[str]) -> kit.Finding:
     names = words.listing(missing[:3])
     has = "has" if len(missing) == 1 else "have"
     weights = [name for name in missing if "." in name]
     if run.kind == "first" and weights:
-        return wrong(f"{names} {has} no gradient.", FIRST, cause=FIRST)
+        return kit.wrong(f"{names} {has} no gradient.", FIRST, cause=FIRST)
     if len(weights) == len(missing):
         why = (
             "A function reaches its weights without having them as arguments: call torch.autograd.backward "
             "on the outputs of the second run, which goes as far as the weights."
         )
-        return wrong(f"{names} {has} no gradient.", why, cause=why)
+        return kit.wrong(f"{names} {has} no gradient.", why, cause=why)
     if weights:
-        return wrong(f"{names} {has} no gradient.", GRAPH, cause=GRAPH)
-    return wrong(RETURNED, cause=RETURNED)
+        return kit.wrong(f"{names} {has} no gradient.", GRAPH, cause=GRAPH)
+    return kit.wrong(RETURNED, cause=RETURNED)
 
 
 def share(actual: Tensor, wanted: Tensor) -> float:
@@ -247,17 +237,17 @@ def why_off(run: Expected, reply: Reply, off: Sequence[str]) -> str:
     )
 
 
-def stream(run: Expected, reply: Reply) -> Finding:
+def stream(run: Expected, reply: Reply) -> kit.Finding:
     """The caller's random numbers after forward and after backward."""
     between, after = (torch.equal(reply.tensors[name], run.tensors[name]) for name in ("between", "after"))
     if between and after:
-        return RIGHT
+        return kit.RIGHT
     if not between:
-        return wrong(
+        return kit.wrong(
             "after forward the caller draws other random numbers than without a checkpoint.",
             "Read the generator's state in forward, and leave it alone.",
         )
     said = "after backward the caller draws other random numbers than without a checkpoint."
     if torch.equal(reply.tensors["after"], reply.tensors["between"]):
-        return wrong(said, STREAM)
-    return wrong(said, "Set the generator back to where it was before the second run.")
+        return kit.wrong(said, STREAM)
+    return kit.wrong(said, "Set the generator back to where it was before the second run.")

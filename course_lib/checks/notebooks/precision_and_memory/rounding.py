@@ -9,22 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from course_lib.checks.kit import (
-    RIGHT,
-    Case,
-    Draw,
-    Finding,
-    Line,
-    Observed,
-    RankSide,
-    Sentence,
-    Spec,
-    at,
-    error_kind,
-    exercise,
-    words,
-    wrong,
-)
+from course_lib.checks import kit, words
 from course_lib.checks.rank.notebooks.precision_and_memory.rounding import (
     DRAWN,
     RoundingInstructions,
@@ -64,7 +49,7 @@ class Rounded:
     name: str
     title: str
     x: Tensor
-    judge: Callable[[Rounded, Observed], Finding]
+    judge: Callable[[Rounded, kit.Observed], kit.Finding]
     seed: int | None = 0
     other: int | None = None
     weight: float = 1.0
@@ -86,59 +71,59 @@ class Rounded:
     def instructions(self, rank: int) -> RoundingRun:
         return RoundingRun(self.name, self.seed, self.own + rank, self.other)
 
-    def outputs(self) -> dict[str, Spec]:
+    def outputs(self) -> dict[str, kit.Spec]:
         more = ("", ".again", ".other") if self.other is not None else ("",)
-        like = {f"{self.name}{key}": Spec.of(self.x) for key in (*more, ".x")}
-        return {**like, f"{self.name}.drawn": Spec(torch.float32, (DRAWN,))}
+        like = {f"{self.name}{key}": kit.Spec.of(self.x) for key in (*more, ".x")}
+        return {**like, f"{self.name}.drawn": kit.Spec(torch.float32, (DRAWN,))}
 
-    def line(self) -> Line:
-        def judge(observed: Observed) -> Finding:
+    def line(self) -> kit.Line:
+        def judge(observed: kit.Observed) -> kit.Finding:
             for value in observed.values:
                 if (finding := out_of_form(value[self.name])) is not None:
                     return finding
             return self.judge(self, observed)
 
-        return Line(self.title, judge, self.weight, trivial=self.trivial)
+        return kit.Line(self.title, judge, self.weight, trivial=self.trivial)
 
 
-def out_of_form(reply: RoundingReply) -> Finding | None:
+def out_of_form(reply: RoundingReply) -> kit.Finding | None:
     if reply.error is not None:
         error, text, where = reply.error
-        said = Sentence(
-            f"stochastic_round raised {error}: {text}", f"stochastic_round raised {error_kind(error)}."
+        said = kit.Sentence(
+            f"stochastic_round raised {error}: {text}", f"stochastic_round raised {kit.error_kind(error)}."
         )
-        return wrong(said, at(where) if where else "", cause=f"{error} {where}")
+        return kit.wrong(said, kit.at(where) if where else "", cause=f"{error} {where}")
     if reply.misfit:
         said = "stochastic_round does not return a tensor of x's shape"
-        return wrong(Sentence(f"{said}: {reply.misfit}.", f"{said}."), cause="misfit")
+        return kit.wrong(kit.Sentence(f"{said}: {reply.misfit}.", f"{said}."), cause="misfit")
     return None
 
 
 # ---- the lines
 
 
-def between(run: Rounded, observed: Observed) -> Finding:
+def between(run: Rounded, observed: kit.Observed) -> kit.Finding:
     """Every value is one of the two neighbours."""
     result, down, up = observed.tensors[0][run.name], run.down, run.up
     off = (result != down) & (result != up)
     if not bool(off.any()):
-        return RIGHT
+        return kit.RIGHT
     place = int((off.flatten() * typical(run.x.flatten())).argmax())
     x, value = (float(t.flatten()[place]) for t in (run.x, result))
     low, high = (float(t.flatten()[place]) for t in (down, up))
     said = f"{words.counted(int(off.sum()), 'value')} of {words.number(off.numel())} are not a neighbour"
-    sentence = Sentence(
+    sentence = kit.Sentence(
         f"{said}: {x:.9g} lies between {low:.9g} and {high:.9g} and became {value:.9g}.",
         "values are not one of the two neighbours.",
     )
     negative = run.x < 0
     if bool(off[negative].any()) and not bool(off[~negative].any()):
-        return wrong(
+        return kit.wrong(
             sentence,
             "Negative values alone are wrong, rounded towards +inf: sign and magnitude, the bits are. Of a "
             "negative number, too, the lower half leads away from zero.",
         )
-    return wrong(sentence, "Its neighbours are the upper half of its bits, and that plus 1.")
+    return kit.wrong(sentence, "Its neighbours are the upper half of its bits, and that plus 1.")
 
 
 def typical(x: Tensor) -> Tensor:
@@ -175,30 +160,30 @@ def allowed(p: float) -> float:
     return SIGMAS * math.sqrt(DRAWS * p * (1 - p)) + SPARE
 
 
-def means(runs: Sequence[Rounded]) -> Callable[[Rounded, Observed], Finding]:
+def means(runs: Sequence[Rounded]) -> Callable[[Rounded, kit.Observed], kit.Finding]:
     """Each fraction goes up as often as it is large. runs: all that are judged so, for the usual cause."""
 
-    def judge(run: Rounded, observed: Observed) -> Finding:
+    def judge(run: Rounded, observed: kit.Observed) -> kit.Finding:
         result = observed.tensors[0][run.name]
         exact = run.fractions.index(0)
         if bool((result[exact] != run.x[exact]).any()):
             said = "up and down from an exact value: a number that bfloat16 has was moved."
-            return wrong(said, why_moved(result[exact], run.x[exact]), cause="exact")
+            return kit.wrong(said, why_moved(result[exact], run.x[exact]), cause="exact")
         counts = Counts.of(run, result)
         if any(up + down != DRAWS for up, down in zip(counts.ups, counts.downs, strict=True)):
-            return wrong("values are not one of the two neighbours.", cause="neighbours")
+            return kit.wrong("values are not one of the two neighbours.", cause="neighbours")
         off = counts.off(lambda p: p)
         if not off:
-            return RIGHT
+            return kit.RIGHT
         worst = max(off, key=lambda k: abs(counts.ups[k] - DRAWS * counts.fractions[k]))
-        said = Sentence(
+        said = kit.Sentence(
             f"a number with {counts.fractions[worst]:.4f} of the way to its upper neighbour went there in "
             f"{counts.ups[worst] / DRAWS:.4f} of {words.number(DRAWS)} draws.",
             "numbers do not go up as often as their place between the neighbours says.",
         )
         every = [Counts.of(each, observed.tensors[0][each.name]) for each in runs]
         why, misses = why_off(counts, every, bool((run.x < 0).all()))
-        return wrong(said, why, misses_point=misses)
+        return kit.wrong(said, why, misses_point=misses)
 
     return judge
 
@@ -249,19 +234,19 @@ SHARES: dict[str, Wanted] = {
 }
 
 
-def stays(run: Rounded, observed: Observed) -> Finding:
+def stays(run: Rounded, observed: kit.Observed) -> kit.Finding:
     """Exact values, infinities and NaN."""
     result, x = observed.tensors[0][run.name], run.x
     infinite, nan = x.isinf(), x.isnan()
     if bool((result[infinite] != x[infinite]).any()):
         became = "NaN" if bool(result[infinite].isnan().any()) else "something else"
-        return wrong(
+        return kit.wrong(
             f"inf + noise = {became}: an infinity did not stay.",
             "Leave values alone that are not finite: torch.where(x.isfinite(), ...).",
             cause="not finite",
         )
     if not bool(result[nan].isnan().all()):
-        return wrong(
+        return kit.wrong(
             "NaN became a number, or an infinity.",
             "Noise on NaN's bits carries into its exponent and its sign. Leave values alone that are not "
             "finite.",
@@ -271,18 +256,18 @@ def stays(run: Rounded, observed: Observed) -> Finding:
     moved = int((result[exact] != x[exact]).sum())
     if moved:
         said = f"{words.counted(moved, 'number')} that bfloat16 has moved: up and down from an exact value."
-        return wrong(said, why_moved(result[exact], x[exact]), cause="exact")
-    return RIGHT
+        return kit.wrong(said, why_moved(result[exact], x[exact]), cause="exact")
+    return kit.RIGHT
 
 
-def generated(run: Rounded, observed: Observed) -> Finding:
+def generated(run: Rounded, observed: kit.Observed) -> kit.Finding:
     """The generator that is passed decides alone."""
     result, again, other, drawn = (
         observed.tensors[0][f"{run.name}{key}"] for key in ("", ".again", ".other", ".drawn")
     )
     untouched = torch.rand(DRAWN, generator=torch.Generator().manual_seed(run.own))
     if not torch.equal(result, again) or not torch.equal(drawn, untouched):
-        return wrong(
+        return kit.wrong(
             "PyTorch's default generator was used."
             if torch.equal(result, again)
             else "same seed, other values.",
@@ -290,36 +275,36 @@ def generated(run: Rounded, observed: Observed) -> Finding:
             cause="generator",
         )
     if torch.equal(result, other):
-        return wrong(
+        return kit.wrong(
             "two generators with different seeds gave the same values.",
             "Draw the noise from the generator that is passed, as it is: without a seed of your own.",
             cause="generator",
         )
-    return RIGHT
+    return kit.RIGHT
 
 
-def without(run: Rounded, observed: Observed) -> Finding:
+def without(run: Rounded, observed: kit.Observed) -> kit.Finding:
     """Without a generator PyTorch's default one is used."""
     result, again, other = (observed.tensors[0][f"{run.name}{key}"] for key in ("", ".again", ".other"))
     if torch.equal(result, other) or not torch.equal(result, again):
-        return wrong(
+        return kit.wrong(
             "without a generator the values do not follow torch.manual_seed.",
             "generator=None stands for PyTorch's default: draw the noise with generator=None.",
             cause="default",
         )
-    return RIGHT
+    return kit.RIGHT
 
 
-def replicas(run: Rounded, observed: Observed) -> Finding:
+def replicas(run: Rounded, observed: kit.Observed) -> kit.Finding:
     """Ranks with equal generators and default generators of their own have equal weights."""
     results = [tensors[run.name] for tensors in observed.tensors]
     if bool(((results[0] - run.x).abs() > run.x.abs() / 32).any()):
-        return wrong("the weights are not near those that were rounded.", cause="neighbours")
+        return kit.wrong("the weights are not near those that were rounded.", cause="neighbours")
     if all(bool((result == results[0]).all()) for result in results):
-        return RIGHT
+        return kit.RIGHT
     count = int((results[0] != results[1]).sum())
-    return wrong(
-        Sentence(
+    return kit.wrong(
+        kit.Sentence(
             f"{words.number(count)} of {words.number(run.x.numel())} weights differ between the replicas.",
             "weights differ between the replicas.",
         ),
@@ -329,29 +314,29 @@ def replicas(run: Rounded, observed: Observed) -> Finding:
     )
 
 
-def narrow(run: Rounded, observed: Observed) -> Finding:
+def narrow(run: Rounded, observed: kit.Observed) -> kit.Finding:
     """The result's dtype, which costs its own line alone."""
     dtype = observed.values[0][run.name].dtype
     if dtype == "bfloat16":
-        return RIGHT
+        return kit.RIGHT
     said = "the result is not in bfloat16"
-    return wrong(
-        Sentence(f"{said}: it is in {dtype or 'no dtype'}.", f"{said}."),
+    return kit.wrong(
+        kit.Sentence(f"{said}: it is in {dtype or 'no dtype'}.", f"{said}."),
         "Its numbers fit into two bytes: .bfloat16() at the end.",
     )
 
 
-def alone(run: Rounded, observed: Observed) -> Finding:
+def alone(run: Rounded, observed: kit.Observed) -> kit.Finding:
     """The argument afterwards, to the bit."""
     if torch.equal(observed.tensors[0][f"{run.name}.x"].view(torch.int32), run.x.view(torch.int32)):
-        return RIGHT
-    return wrong("x was changed.", "The caller still has it: work on a copy.", cause="changed")
+        return kit.RIGHT
+    return kit.wrong("x was changed.", "The caller still has it: work on a copy.", cause="changed")
 
 
 # ---- the inputs
 
 
-def scattered(draw: Draw, count: int) -> Tensor:
+def scattered(draw: kit.Draw, count: int) -> Tensor:
     """Numbers of both signs and of all magnitudes, subnormal ones and those beyond the largest included."""
     size = draw.normal(count) * torch.exp2(torch.randint(-140, 120, (count,), generator=draw.generator))
     beyond = of_bits(torch.arange(LARGEST, LARGEST + STEP, 4099))
@@ -361,7 +346,7 @@ def scattered(draw: Draw, count: int) -> Tensor:
 FRACTIONS = (0, 1, 257, 16_384, 32_600, 32_767, 32_768, 32_900, 49_152, 65_279, 65_535)
 
 
-def rows_of(draw: Draw, name: str, title: str, start: int, weight: float) -> Rounded:
+def rows_of(draw: kit.Draw, name: str, title: str, start: int, weight: float) -> Rounded:
     """Fractions from 0 to nearly 1, each in DRAWS elements; start: bits of the lower neighbour."""
     fractions = (*FRACTIONS, *draw.distinct(3, low=2_000, high=63_000).tolist())
     bits = start + torch.tensor(fractions)[:, None]
@@ -370,8 +355,8 @@ def rows_of(draw: Draw, name: str, title: str, start: int, weight: float) -> Rou
 
 
 def case(
-    title: str, runs: Sequence[Rounded], draw: Draw, ranks: int = 1, more: Sequence[Rounded] = ()
-) -> Case:
+    title: str, runs: Sequence[Rounded], draw: kit.Draw, ranks: int = 1, more: Sequence[Rounded] = ()
+) -> kit.Case:
     """more: lines about runs that others are about, too."""
     sides = []
     runs = [replace(run, own=draw.integer(0, 1 << 30)) for run in runs]
@@ -380,17 +365,17 @@ def case(
     for rank in range(ranks):
         instructions = RoundingInstructions([run.instructions(rank) for run in runs])
         outputs = {name: spec for run in runs for name, spec in run.outputs().items()}
-        sides.append(RankSide({run.name: run.x for run in runs}, instructions, outputs))
+        sides.append(kit.RankSide({run.name: run.x for run in runs}, instructions, outputs))
     lines = [run.line() for run in (*judged, *more)]
     # The draws are compared with those of the CPU's generator, and a GPU's generator draws other numbers.
-    return Case(title, sides, lines, recipe=RECIPE, alone=ranks == 1, on_cpu=True)
+    return kit.Case(title, sides, lines, recipe=RECIPE, alone=ranks == 1, on_cpu=True)
 
 
-@exercise(
+@kit.exercise(
     points=6, objects=("stochastic_round",), references=("course_lib.precision.rounding",),
     point="numbers whose expected value is x", besides="a neighbour",
 )  # fmt: skip
-def stochastic_round(draw: Draw) -> Iterator[Case]:
+def stochastic_round(draw: kit.Draw) -> Iterator[kit.Case]:
     """Neighbours, expected values, values that stay, generators; then two replicas."""
     near = draw.integer(1, 128) << LOW  # a number of bfloat16 between 1 and 2
     every = of_bits(torch.arange(1 << LOW) << LOW)  # all of bfloat16

@@ -10,22 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from course_lib.checks.kit import (
-    RIGHT,
-    Case,
-    Draw,
-    Finding,
-    Line,
-    Observed,
-    RankSide,
-    Sentence,
-    at,
-    error_kind,
-    exercise,
-    volume_line,
-    words,
-    wrong,
-)
+from course_lib.checks import kit, words
 from course_lib.checks.notebooks.precision_and_memory.scaler_mistakes import MISTAKES
 from course_lib.checks.notebooks.precision_and_memory.scaler_rule import (
     ALL,
@@ -55,57 +40,59 @@ SPLIT = "rank {} skipped, rank {} did not: from here they train two models."
 # ---- judging a script
 
 
-def judge_script(script: Script, observed: Observed) -> Finding:
+def judge_script(script: Script, observed: kit.Observed) -> kit.Finding:
     replies = [observed.values[rank][script.name] for rank in range(script.ranks)]
     for reply in replies:
         if (finding := out_of_form(reply)) is not None:
             return finding
     right = outcomes(script)
     if any(len(reply.steps) != len(script.callers) for reply in replies):
-        return wrong("a script of steps did not come to its end.")
+        return kit.wrong("a script of steps did not come to its end.")
     pairs = enumerate(zip(replies, right, strict=True))
     if all(same(reply, run, script.starts[rank], script.aspects) for rank, (reply, run) in pairs):
-        return returned(replies, right) if "returned" in script.aspects else RIGHT
+        return returned(replies, right) if "returned" in script.aspects else kit.RIGHT
     for says, mistake in MISTAKES:
         runs = zip(replies, outcomes(script, mistake), strict=True)
         if all(same(reply, run, script.starts[rank], ALL) for rank, (reply, run) in enumerate(runs)):
             why = says.replace("{scale}", words.number(script.options.scale))
             alone = mistake.agree not in ("any", "world")
-            return wrong(first_off(script, replies, right), why, cause=says, misses_point=alone)
+            return kit.wrong(first_off(script, replies, right), why, cause=says, misses_point=alone)
     said = first_off(script, replies, right)
-    return wrong(said, misses_point=isinstance(said, str) and "two models" in said)
+    return kit.wrong(said, misses_point=isinstance(said, str) and "two models" in said)
 
 
-def out_of_form(reply: Any) -> Finding | None:
+def out_of_form(reply: Any) -> kit.Finding | None:
     if reply.error is not None:
         error, text, where = reply.error
         if refusal := next((says for says in REFUSED.values() if says in text), ""):
-            return wrong(refusal, cause="refused", misses_point=True)
-        said = Sentence(f"LossScaler raised {error}: {text}", f"LossScaler raised {error_kind(error)}.")
+            return kit.wrong(refusal, cause="refused", misses_point=True)
+        said = kit.Sentence(
+            f"LossScaler raised {error}: {text}", f"LossScaler raised {kit.error_kind(error)}."
+        )
         why = "A parameter without a gradient is passed by." if "NoneType" in text else ""
-        return wrong(said, at(where) if where else "", why, cause=f"{error} {where}")
+        return kit.wrong(said, kit.at(where) if where else "", why, cause=f"{error} {where}")
     if reply.misfit:
         said = "scale_loss does not return a number as a tensor"
-        return wrong(
-            Sentence(f"{said}: {reply.misfit}.", f"{said}."),
+        return kit.wrong(
+            kit.Sentence(f"{said}: {reply.misfit}.", f"{said}."),
             "Backward begins at what it returns: the loss times the scale.",
             cause="misfit",
         )
     return None
 
 
-def loss_line(script: Script) -> Line:
+def loss_line(script: Script) -> kit.Line:
     """The loss that was scaled is the caller's, and is 1 still."""
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         reply = observed.values[0][script.name]
         if (finding := out_of_form(reply)) is not None:
             return finding
         if reply.losses and all(loss == 1 for loss in reply.losses):
-            return RIGHT
-        return wrong("scale_loss wrote into the loss.", "The caller prints it: return a new tensor.")
+            return kit.RIGHT
+        return kit.wrong("scale_loss wrote into the loss.", "The caller prints it: return a new tensor.")
 
-    return Line("the loss is left alone", judge, 0.5, trivial=True)
+    return kit.Line("the loss is left alone", judge, 0.5, trivial=True)
 
 
 def same(reply: Any, run: ScalerSteps, starts: Sequence[Tensor], aspects: frozenset[str]) -> bool:
@@ -161,21 +148,23 @@ def alike_one(reported: Sequence[float], wanted: Tensor | None) -> bool:
     return len(reported) == len(values) and all(map(near, reported, values))
 
 
-def returned(replies: Sequence[Any], right: Sequence[ScalerSteps]) -> Finding:
+def returned(replies: Sequence[Any], right: Sequence[ScalerSteps]) -> kit.Finding:
     """`step` says whether it was taken."""
     for reply, run in zip(replies, right, strict=True):
         for number, (reported, played) in enumerate(zip(reply.steps, run.steps, strict=True)):
             if reported.returned is not played.taken:
                 said = f"in step {number + 1} `step` did not return {played.taken}"
-                return wrong(
-                    Sentence(f"{said}: it returned {reported.returned}.", "`step` returned something else."),
+                return kit.wrong(
+                    kit.Sentence(
+                        f"{said}: it returned {reported.returned}.", "`step` returned something else."
+                    ),
                     "It returns True if the step was taken and False if it was skipped.",
                     cause="returned",
                 )
-    return RIGHT
+    return kit.RIGHT
 
 
-def first_off(script: Script, replies: Sequence[Any], right: Sequence[ScalerSteps]) -> Sentence | str:
+def first_off(script: Script, replies: Sequence[Any], right: Sequence[ScalerSteps]) -> kit.Sentence | str:
     """The first step in which a rank did something else than the rule says, in the script's aspects."""
     scales, exact = "scale" in script.aspects, "params" in script.aspects
     for number in range(len(right[0].steps)):
@@ -213,9 +202,9 @@ def as_far(reply: Any, run: ScalerSteps, starts: Sequence[Tensor], number: int, 
     return moves(reply, starts)[number] == any(not torch.equal(a.double(), b.double()) for a, b in pairs)
 
 
-def quoted(said: str, reported: float, wanted: float) -> Sentence:
+def quoted(said: str, reported: float, wanted: float) -> kit.Sentence:
     got = "infinity or NaN" if reported == LARGEST else words.number(reported)
-    return Sentence(f"{said}: {got} instead of {words.number(wanted)}.", f"{said}.")
+    return kit.Sentence(f"{said}: {got} instead of {words.number(wanted)}.", f"{said}.")
 
 
 # ---- scripts
@@ -227,7 +216,7 @@ Bad = tuple[int, int, int, float]  # step, rank, parameter, value
 
 
 def script(
-    draw: Draw, name: str, title: str, steps: int, *, options: Options = DEFAULTS, ranks: int = 1,
+    draw: kit.Draw, name: str, title: str, steps: int, *, options: Options = DEFAULTS, ranks: int = 1,
     bad: Sequence[Bad] = (), callers: Sequence[str] = (), absent: Sequence[Place] = (),
     empty: Sequence[Place] = (), sizes: Sequence[int] = (3, 2), first: int = 9,
     groups: Sequence[Sequence[int]] = (), large: float = 0.0, weight: float = 1.0,
@@ -264,9 +253,9 @@ def script(
                   frozenset(aspects.split()))  # fmt: skip
 
 
-def case(title: str, scripts: Sequence[Script], extra: Sequence[Line] = ()) -> Case:
-    def line(script: Script) -> Line:
-        return Line(script.title, lambda observed: judge_script(script, observed), script.weight)
+def case(title: str, scripts: Sequence[Script], extra: Sequence[kit.Line] = ()) -> kit.Case:
+    def line(script: Script) -> kit.Line:
+        return kit.Line(script.title, lambda observed: judge_script(script, observed), script.weight)
 
     groups = [list(group) for group in scripts[0].groups]
     sides = []
@@ -287,16 +276,16 @@ def case(title: str, scripts: Sequence[Script], extra: Sequence[Line] = ()) -> C
             described.append(
                 ScriptInstructions(each.name, options, own, params, each.first, list(each.callers))
             )
-        sides.append(RankSide(inputs, ScalerInstructions(described), {}))
-    return Case(title, sides, [*map(line, scripts), *extra], groups=groups, recipe=RECIPE)
+        sides.append(kit.RankSide(inputs, ScalerInstructions(described), {}))
+    return kit.Case(title, sides, [*map(line, scripts), *extra], groups=groups, recipe=RECIPE)
 
 
-def bytes_line(scripts: Sequence[Script]) -> Line:
+def bytes_line(scripts: Sequence[Script]) -> kit.Line:
     """One all-reduce of 4 bytes a step."""
     steps, n = sum(len(each.gradients) for each in scripts), scripts[0].ranks
     params = len(scripts[0].starts[0])
 
-    def hint(ratio: float, observed: Observed) -> str:
+    def hint(ratio: float, observed: kit.Observed) -> str:
         operations = observed.operations[0]
         if any(operation.bytes_sent > 4 * FLOAT for operation in operations):
             return "The gradients travelled: whether any is infinite is one number."
@@ -308,10 +297,10 @@ def bytes_line(scripts: Sequence[Script]) -> Line:
 
     most = steps * 2 * (n - 1) / n * FLOAT
     title = "bytes: one number a step"
-    return volume_line([most / FLOAT] * n, most=[most] * n, hint=hint, title=title)
+    return kit.volume_line([most / FLOAT] * n, most=[most] * n, hint=hint, title=title)
 
 
-def alone(draw: Draw) -> list[Script]:
+def alone(draw: kit.Draw) -> list[Script]:
     """One rank: the rule."""
     small = Options(scale=2.0**10, interval=3)
     many = replace(small, interval=100)
@@ -341,17 +330,17 @@ def alone(draw: Draw) -> list[Script]:
     ]  # fmt: skip
 
 
-def trouble(case: Case, kind: str, text: str) -> str:
+def trouble(case: kit.Case, kind: str, text: str) -> str:
     if kind == "deadlock":
         return "Every rank takes part in the all-reduce of every step, also a rank without gradients."
     return ""
 
 
-@exercise(
+@kit.exercise(
     points=10, objects=("LossScaler",), references=("course_lib.precision.scaler",), refused=REFUSED,
     hint=trouble, point="ranks that all skip a step, or none does",
 )  # fmt: skip
-def loss_scaler(draw: Draw) -> Iterator[Case]:
+def loss_scaler(draw: kit.Draw) -> Iterator[kit.Case]:
     """Scripts against the rule, on one rank; then shards of which one alone has an infinity."""
     rules = alone(draw)
     yield case("one rank", rules, [loss_line(rules[0])])

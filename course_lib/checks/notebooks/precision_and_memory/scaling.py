@@ -13,27 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from course_lib.checks.kit import (
-    ANY,
-    RIGHT,
-    Case,
-    Draw,
-    Finding,
-    Line,
-    Observed,
-    RankSide,
-    Sentence,
-    Spec,
-    absent,
-    at,
-    both,
-    difference,
-    error_kind,
-    exercise,
-    unwritten,
-    volume_line,
-    wrong,
-)
+from course_lib.checks import kit
+from course_lib.checks.kit import both
 from course_lib.checks.notebooks.precision_and_memory.scaling_rules import (
     ALONG,
     CLAMP,
@@ -79,11 +60,11 @@ class Quantized:
     def wanted(self) -> Tensor:
         return right(torch.cat(self.shards) if self.shards else self.x, self.block, self.dtype)
 
-    def expects(self) -> dict[str, Spec]:
+    def expects(self) -> dict[str, kit.Spec]:
         return {
-            "values": Spec(self.dtype, tuple(self.x.shape)),
-            "scales": Spec(torch.float32, tuple(self.wanted.shape)),
-            "after.0": Spec.of(self.x),
+            "values": kit.Spec(self.dtype, tuple(self.x.shape)),
+            "scales": kit.Spec(torch.float32, tuple(self.wanted.shape)),
+            "after.0": kit.Spec.of(self.x),
         }
 
     def instructions(self) -> QuantizeCall:
@@ -94,11 +75,13 @@ class Quantized:
         )  # fmt: skip
 
 
-def judged(call: Quantized, rank: int = 0, parts: Sequence[str] = PARTS) -> Callable[[Observed], Finding]:
+def judged(
+    call: Quantized, rank: int = 0, parts: Sequence[str] = PARTS
+) -> Callable[[kit.Observed], kit.Finding]:
     """Error and form, and of the `parts` the first that is wrong."""
     where = f"on rank {rank} " if call.shards else ""
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         reply, tensors = observed.values[rank][call.name], observed.tensors[rank]
         if reply.error is not None:
             return raised("quantize", *reply.error)
@@ -112,8 +95,10 @@ def judged(call: Quantized, rank: int = 0, parts: Sequence[str] = PARTS) -> Call
         if finding is None and "values" in parts:
             finding = values_wrong(call, 1 / scales if upside_down else scales, values, where)
         if finding is None and "x" in parts and not torch.equal(tensors[f"{call.name}.after.0"], call.x):
-            return wrong("x was changed: it belongs to the caller.", "Work on a new tensor.", cause="changed")
-        return finding or RIGHT
+            return kit.wrong(
+                "x was changed: it belongs to the caller.", "Work on a new tensor.", cause="changed"
+            )
+        return finding or kit.RIGHT
 
     return judge
 
@@ -123,19 +108,19 @@ def inverted(call: Quantized, scales: Tensor) -> bool:
     return matches(scales, 1 / call.wanted, call.wanted == 0)
 
 
-def raised(function: str, error: str = "", text: str = "", where: str = "") -> Finding:
+def raised(function: str, error: str = "", text: str = "", where: str = "") -> kit.Finding:
     if error == "NotImplementedError":
-        return unwritten(function, where)
-    said = Sentence(f"{function} raised {error}: {text}", f"{function} raised {error_kind(error)}.")
+        return kit.unwritten(function, where)
+    said = kit.Sentence(f"{function} raised {error}: {text}", f"{function} raised {kit.error_kind(error)}.")
     why = ""
     if "shape" in text and "invalid" in text:
         why = "Blocks at the edges may be smaller: pad with zeros, or go block by block."
     elif "not implemented for 'Float8" in text:
         why = "fp8 numbers can be stored and cast, and not computed with: values.float() first."
-    return wrong(said, at(where) if where else "", why, cause=why or f"{error} {where}")
+    return kit.wrong(said, kit.at(where) if where else "", why, cause=why or f"{error} {where}")
 
 
-def misfit(call: Quantized, misfits: Mapping[str, str]) -> Finding | None:
+def misfit(call: Quantized, misfits: Mapping[str, str]) -> kit.Finding | None:
     for name in ("values", "scales"):
         if name not in misfits:
             continue
@@ -148,34 +133,36 @@ def misfit(call: Quantized, misfits: Mapping[str, str]) -> Finding | None:
             why = "Scales stay in float32: 4 bytes a block."
         elif name == "scales" and "bfloat16" in came:
             why = "Scales are float32, whatever x is."
-        elif name == "scales" and came == str(Spec(torch.float32, tuple(swapped))):
+        elif name == "scales" and came == str(kit.Spec(torch.float32, tuple(swapped))):
             why = f"The blocks lie along the wrong dimension. {ALONG}"
-        said = Sentence(f"{name} are {came}; {agreed} is expected.", f"{name} do not have the agreed form.")
-        return wrong(said, why, cause=why)
+        said = kit.Sentence(
+            f"{name} are {came}; {agreed} is expected.", f"{name} do not have the agreed form."
+        )
+        return kit.wrong(said, why, cause=why)
     return None
 
 
-def scales_wrong(call: Quantized, scales: Tensor, values: Tensor, where: str) -> Finding | None:
+def scales_wrong(call: Quantized, scales: Tensor, values: Tensor, where: str) -> kit.Finding | None:
     wanted = call.wanted
     dead = wanted == 0
     if bool((~scales.isfinite() & dead).any()) or bool((~values.isfinite() & of_dead(call)).any()):
-        return wrong("a block of zeros gave NaN.", ZEROS, cause=ZEROS)
+        return kit.wrong("a block of zeros gave NaN.", ZEROS, cause=ZEROS)
     off = ((scales - wanted).abs() > ULP * wanted + LEAST) & ~dead
     if not bool(off.any()):
         return None
-    said = difference(f"{where}scales are wrong", scales.where(~dead, wanted), wanted, "scale {} is ")
+    said = kit.difference(f"{where}scales are wrong", scales.where(~dead, wanted), wanted, "scale {} is ")
     for says, slip in shared_slips(call).items():
         if matches(scales, slip, dead):
-            return wrong(said, says, cause=says)
+            return kit.wrong(said, says, cause=says)
     whole = torch.cat(call.shards) if call.shards else call.x
     for says, slip in slips(call.dtype).items():
         if matches(scales, slip(whole, call.block, call.dtype), dead):
-            return wrong(said, says, cause=says, misses_point=says == ONE)
+            return kit.wrong(said, says, cause=says, misses_point=says == ONE)
     if bool((scales.isinf() & (wanted < 1e-38)).any()):
-        return wrong(said, UPSIDE_DOWN, cause=UPSIDE_DOWN)
+        return kit.wrong(said, UPSIDE_DOWN, cause=UPSIDE_DOWN)
     if bool(((scales > wanted) & (scales < 1e-6)).all()):
-        return wrong(said, SMALL, cause=SMALL)
-    return wrong(said, FROM_AMAX, cause="scales")
+        return kit.wrong(said, SMALL, cause=SMALL)
+    return kit.wrong(said, FROM_AMAX, cause="scales")
 
 
 def shared_slips(call: Quantized) -> dict[str, Tensor]:
@@ -202,11 +189,11 @@ def matches(scales: Tensor, slip: Tensor, dead: Tensor) -> bool:
     return bool(((scales - slip).abs() <= (1e-6 * slip.abs() + LEAST)).where(~dead, True).all())
 
 
-def values_wrong(call: Quantized, scales: Tensor, values: Tensor, where: str) -> Finding | None:
+def values_wrong(call: Quantized, scales: Tensor, values: Tensor, where: str) -> kit.Finding | None:
     each, x = spread(scales, call.x, call.block), call.x.double()
     if bool(((each == 0) & (x != 0)).any()):
         zero = f"{where}scales are 0 in a block that is not all zeros. Nothing can be divided by them."
-        return wrong(zero, FROM_AMAX, cause="scales")
+        return kit.wrong(zero, FROM_AMAX, cause="scales")
     numbers = table(call.dtype)
     scaled = (x / each).nan_to_num(posinf=0.0, neginf=0.0)
     place = torch.searchsorted(numbers, scaled).clamp(1, len(numbers) - 1)
@@ -218,13 +205,15 @@ def values_wrong(call: Quantized, scales: Tensor, values: Tensor, where: str) ->
     row, column = divmod(place, x.shape[1])
     got, want = (f"{float(tensor.flatten()[place]):.6g}" for tensor in (values, scaled))
     general = f"{where}values are not the nearest numbers to x / scale"
-    said = Sentence(f"{general}: element [{row}, {column}] is {got}, and x / scale is {want}.", f"{general}.")
+    said = kit.Sentence(
+        f"{general}: element [{row}, {column}] is {got}, and x / scale is {want}.", f"{general}."
+    )
     if bool((~values.isfinite()).any()):
-        return wrong(said, CLAMP, cause=CLAMP)
+        return kit.wrong(said, CLAMP, cause=CLAMP)
     for says, slip in value_slips(x, each, call.dtype).items():
         if bool(((values - slip).abs() <= 0).all()):
-            return wrong(said, says, cause=says)
-    return wrong(said, "Each element is divided by its own block's scale, and cast.", cause="values")
+            return kit.wrong(said, says, cause=says)
+    return kit.wrong(said, "Each element is divided by its own block's scale, and cast.", cause="values")
 
 
 # ---- dequantize
@@ -243,33 +232,37 @@ class Back:
     def wanted(self) -> Tensor:
         return self.values.double() * spread(self.scales.double(), self.values, self.block)
 
-    def expects(self) -> dict[str, Spec]:
-        return {"back": Spec(torch.float32, tuple(self.values.shape))}
+    def expects(self) -> dict[str, kit.Spec]:
+        return {"back": kit.Spec(torch.float32, tuple(self.values.shape))}
 
     def instructions(self) -> QuantizeCall:
         inputs = [f"{self.name}.values", f"{self.name}.scales"]
         expects = {name: spec.agreed() for name, spec in self.expects().items()}
         return QuantizeCall(self.name, "dequantize", inputs, list(self.block), expects)
 
-    def judge(self, observed: Observed) -> Finding:
+    def judge(self, observed: kit.Observed) -> kit.Finding:
         reply = observed.values[0][self.name]
         if reply.error is not None:
             return raised("dequantize", *reply.error)
         if "back" in reply.misfits:
             came, agreed = reply.misfits["back"], self.expects()["back"]
-            said = Sentence(f"dequantize gave {came}; {agreed} is expected.", "dequantize gave another form.")
-            return wrong(said, "x = values * scale, in float32 and in the shape of values.", cause="misfit")
+            said = kit.Sentence(
+                f"dequantize gave {came}; {agreed} is expected.", "dequantize gave another form."
+            )
+            return kit.wrong(
+                said, "x = values * scale, in float32 and in the shape of values.", cause="misfit"
+            )
         back = observed.tensors[0][f"{self.name}.back"].double()
         if bool(((back - self.wanted).abs() <= 1e-6 * self.wanted.abs()).all()):
-            return RIGHT
-        said = difference("dequantize is wrong", back, self.wanted)
+            return kit.RIGHT
+        said = kit.difference("dequantize is wrong", back, self.wanted)
         each = spread(self.scales.double(), self.values, self.block)
         if bool(((back - self.values.double() / each).abs() <= 1e-6 * back.abs()).all()):
-            return wrong(said, "It divides by the scale: values = x / scale, and x = values * scale.")
-        return wrong(said, "Each value is multiplied by its own block's scale.")
+            return kit.wrong(said, "It divides by the scale: values = x / scale, and x = values * scale.")
+        return kit.wrong(said, "Each value is multiplied by its own block's scale.")
 
 
-def back_of(draw: Draw, name: str, rows: int, columns: int, block: Block) -> Back:
+def back_of(draw: kit.Draw, name: str, rows: int, columns: int, block: Block) -> Back:
     values = (100 * draw.normal(rows, columns)).clamp(-448, 448).to(E4M3)
     scales = torch.exp(draw.normal(*right(values.float(), block, E4M3).shape))
     return Back(name, values, scales, block)
@@ -278,7 +271,7 @@ def back_of(draw: Draw, name: str, rows: int, columns: int, block: Block) -> Bac
 # ---- cases
 
 
-def drawn(draw: Draw, rows: int, columns: int, dtype: torch.dtype = torch.float32) -> Tensor:
+def drawn(draw: kit.Draw, rows: int, columns: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """Numbers of many magnitudes; the largest of every row, and of all, is negative."""
     x = draw.normal(rows, columns) * torch.exp2(2 * draw.normal(rows, columns))
     x = x * torch.exp2(draw.normal(rows, 1))
@@ -287,64 +280,64 @@ def drawn(draw: Draw, rows: int, columns: int, dtype: torch.dtype = torch.float3
     return x.to(dtype)
 
 
-def alone_case(title: str, calls: Sequence[tuple[str, float, Quantized | Back]]) -> Case:
+def alone_case(title: str, calls: Sequence[tuple[str, float, Quantized | Back]]) -> kit.Case:
     """A line for the scales of each call, and one for the values of all of them, by the scales that came.
 
     Of a call with `both` scales and values are one line.
     """
     inputs: dict[str, Tensor] = {}
-    outputs: dict[str, Spec] = {}
+    outputs: dict[str, kit.Spec] = {}
     lines, values = [], []
     for line, weight, call in calls:
         outputs |= {f"{call.name}.{key}": spec for key, spec in call.expects().items()}
         if isinstance(call, Back):
             inputs |= {f"{call.name}.values": call.values, f"{call.name}.scales": call.scales}
-            lines.append(Line(line, call.judge, weight))
+            lines.append(kit.Line(line, call.judge, weight))
             continue
         inputs[call.name] = call.x
         parts = ("scales", "values") if call.both else ("scales",)
-        lines.append(Line(line, judged(call, parts=parts), weight))
+        lines.append(kit.Line(line, judged(call, parts=parts), weight))
         if not call.both:
             values.append(call)
     nearest = both(*(judged(call, parts=("values",)) for call in values))
     unchanged = both(*(judged(call, parts=("x",)) for call in values))
-    lines.insert(len(values), Line("values: the nearest to x / scale", nearest, 3.0))
-    lines.append(Line("x is left alone", unchanged, 0.5, trivial=True))
+    lines.insert(len(values), kit.Line("values: the nearest to x / scale", nearest, 3.0))
+    lines.append(kit.Line("x is left alone", unchanged, 0.5, trivial=True))
     instructions = QuantizeInstructions([call.instructions() for _, _, call in calls])
-    side = RankSide(inputs, instructions, outputs)
-    return Case(title, [side], lines, recipe=RECIPE, alone=True)
+    side = kit.RankSide(inputs, instructions, outputs)
+    return kit.Case(title, [side], lines, recipe=RECIPE, alone=True)
 
 
-def sharded_case(draw: Draw, title: str, n: int, members: Sequence[int]) -> Case:
+def sharded_case(draw: kit.Draw, title: str, n: int, members: Sequence[int]) -> kit.Case:
     """A weight in shards, of which the last has the largest magnitude; each rank also has all of it."""
     whole = drawn(draw, 6 * len(members), 40)
     whole[-2, 3] = -3 * whole.abs().max()
     shards = whole.chunk(len(members))
-    sides, lines = [absent() for _ in range(n)], []
+    sides, lines = [kit.absent() for _ in range(n)], []
     full = Quantized("whole", whole, (-1, -1))
     for shard, rank in zip(shards, members, strict=True):
         part = Quantized("shard", shard, (-1, -1), shards=whole.chunk(len(members)))
         outputs = {f"shard.{key}": spec for key, spec in part.expects().items()}
         outputs |= {f"whole.{key}": spec for key, spec in full.expects().items()}
         instructions = QuantizeInstructions([part.instructions(), full.instructions()])
-        sides[rank] = RankSide({"shard": shard, "whole": whole}, instructions, outputs)
+        sides[rank] = kit.RankSide({"shard": shard, "whole": whole}, instructions, outputs)
         lines.append(judged(part, rank))
 
-    def to_the_bit(observed: Observed) -> Finding:
+    def to_the_bit(observed: kit.Observed) -> kit.Finding:
         """The shards' values and scale are those that the student's function gives for the whole."""
         for k, rank in enumerate(members):
             tensors = observed.tensors[rank]
             whole_values = tensors["whole.values"].chunk(len(members))[k].float()
             same = torch.equal(tensors["shard.scales"], tensors["whole.scales"])
             if not (same and torch.equal(tensors["shard.values"].float(), whole_values)):
-                return wrong(
+                return kit.wrong(
                     f"on rank {rank} the shard has other bits than the whole weight.",
                     "With one scale each element is divided by the same number, sharded or not.",
-                    cause=ANY,
+                    cause=kit.ANY,
                 )
-        return RIGHT
+        return kit.RIGHT
 
-    def hint(ratio: float, observed: Observed) -> str:
+    def hint(ratio: float, observed: kit.Observed) -> str:
         if ratio < 1:
             return LOCAL
         if abs(ratio - 2) < 0.01:
@@ -353,12 +346,12 @@ def sharded_case(draw: Draw, title: str, n: int, members: Sequence[int]) -> Case
 
     share = 2 * (len(members) - 1) / len(members) * 4
     least = [share if rank in members else 0.0 for rank in range(n)]
-    traffic = volume_line(least, hint=hint, weight=1.0, title="bytes: one number")
-    value = Line("one scale, and the bits of the whole", both(*lines, to_the_bit), 4.0)
-    return Case(title, sides, [value, traffic], recipe=RECIPE, groups=[list(members)])
+    traffic = kit.volume_line(least, hint=hint, weight=1.0, title="bytes: one number")
+    value = kit.Line("one scale, and the bits of the whole", both(*lines, to_the_bit), 4.0)
+    return kit.Case(title, sides, [value, traffic], recipe=RECIPE, groups=[list(members)])
 
 
-def calls_of(draw: Draw) -> list[tuple[str, float, Quantized | Back]]:
+def calls_of(draw: kit.Draw) -> list[tuple[str, float, Quantized | Back]]:
     rows = draw.integer(5, 9)
     zeros = drawn(draw, 4, 300)
     zeros[1, 128:256] = 0
@@ -382,14 +375,14 @@ def calls_of(draw: Draw) -> list[tuple[str, float, Quantized | Back]]:
     ]  # fmt: skip
 
 
-@exercise(
+@kit.exercise(
     points=8,
     objects=("quantize", "dequantize"),
     references=("course_lib.precision.scaling", "course_lib.facts"),
     point="a scale for each block",
     besides="one scale",
 )
-def quantize(draw: Draw) -> Iterator[Case]:
+def quantize(draw: kit.Draw) -> Iterator[kit.Case]:
     """Blocks of four kinds with ragged edges, zeros, both formats; a weight in shards with one scale."""
     calls = calls_of(draw)
     if draw.hidden:

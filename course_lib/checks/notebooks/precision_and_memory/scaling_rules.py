@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from course_lib.checks.kit import words
+from course_lib.checks import words
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 ENDS = {E4M3: 448.0, E5M2: 57344.0}

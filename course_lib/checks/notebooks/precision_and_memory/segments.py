@@ -6,13 +6,13 @@ import math
 from collections.abc import Callable, Iterator
 
 from course_lib import facts
-from course_lib.checks.kit import Case, Draw, Formula, Prediction, evaluated, exercise
+from course_lib.checks import kit
 from course_lib.checks.notebooks.precision_and_memory.references import REFERENCES
 
 Most = Callable[[int, int, float, float], float]
 
 
-def least(most: Most, larger: bool = True, longest: float = math.inf) -> Formula:
+def least(most: Most, larger: bool = True, longest: float = math.inf) -> kit.Formula:
     """The best segment by another count of what is kept: of (layers, every, kept, inside)."""
 
     def formula(layers: int, kept: float = 1.0, inside: float = 17.0) -> float:
@@ -37,11 +37,11 @@ def divisors(layers: int, kept: float = 1.0, inside: float = 17.0) -> float:
     return min(choices, key=lambda k: (right(layers, k, kept, inside), -k))
 
 
-def square_root(rounded: Callable[[float], float]) -> Formula:
+def square_root(rounded: Callable[[float], float]) -> kit.Formula:
     return lambda layers, kept=1.0, inside=17.0: max(1, rounded(math.sqrt(layers)))
 
 
-def continuous(rounded: Callable[[float], float]) -> Formula:
+def continuous(rounded: Callable[[float], float]) -> kit.Formula:
     """The minimum without the whole number of pieces."""
     return lambda layers, kept=1.0, inside=17.0: max(
         1, min(layers, rounded(math.sqrt(layers * kept / inside)))
@@ -56,7 +56,7 @@ WHOLE = (
     "sqrt(L kept / inside) is the minimum of a smooth curve. Pieces are whole: try every k, and count "
     "ceil(L/k) of them."
 )
-SLIPS: dict[str, Formula] = {
+SLIPS: dict[str, kit.Formula] = {
     "Of two k with equal memory the larger one: it has fewer pieces.": least(right, larger=False),
     "Pieces are whole: ceil(L/k) inputs and not L/k.": least(in_parts),
     CHEN: square_root(round),
@@ -104,8 +104,8 @@ def telling(layers: int, kept: float, inside: float) -> bool:
     return apart and unlike and least(right, larger=False)(*numbers) == best
 
 
-@exercise(points=4, objects=("best_segment",), references=REFERENCES)
-def best_segment(draw: Draw) -> Iterator[Case]:
+@kit.exercise(points=4, objects=("best_segment",), references=REFERENCES)
+def best_segment(draw: kit.Draw) -> Iterator[kit.Case]:
     """A transformer's numbers, those of Chen et al., and drawn ones; ties, and ends of the range."""
     drawn: list[tuple[int, float, float]] = []
     while len(drawn) < 6:
@@ -114,13 +114,13 @@ def best_segment(draw: Draw) -> Iterator[Case]:
             drawn.append(numbers)
     ties = [(4, 3.0, 3.0), (12, 4.0, 4.0), (6, 1.0, 1.0), (2, 5.0, 5.0)]
 
-    def line(title: str, *arguments: tuple, weight: float = 1.0) -> Prediction:
-        return Prediction(
+    def line(title: str, *arguments: tuple, weight: float = 1.0) -> kit.Prediction:
+        return kit.Prediction(
             "best_segment", 0, arguments, facts.best_segment, SLIPS, weight, title,
             otherwise="Compute ceil(L/k) kept + k inside for every k from 1 to L, and take the least.",
         )  # fmt: skip
 
-    yield from evaluated(
+    yield from kit.evaluated(
         [
             line("transformers", (80,), (97,), (126, 2.0, 34.0), (61, 2.0, 12.0), weight=2),
             line("layers that keep their input alone", (100, 1.0, 1.0), (97, 1.0, 1.0), (60, 1.0, 1.0)),

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from course_lib.checks import kit
 from course_lib.checks.judge.layers.lines import (
     held_line,
     saved_line,
@@ -14,7 +15,6 @@ from course_lib.checks.judge.layers.lines import (
     values_or_refusal_line,
 )
 from course_lib.checks.judge.layers.runs import LayerRun, layer_case
-from course_lib.checks.kit import Case, Draw, Line, essential, exercise
 from course_lib.checks.notebooks.tensor_parallel.attention_dropout import dropout_case
 from course_lib.checks.notebooks.tensor_parallel.heads import LR, Heads, head_slips
 from course_lib.checks.notebooks.tensor_parallel.linear import SUB_GROUP, WHOLE_WEIGHT
@@ -48,7 +48,7 @@ POINT = "heads of which each rank has its part alone, with one sum behind them"
 UNEVEN = "Heads that ranks cannot share equally: raise a ValueError that names the heads and the ranks."
 
 
-def trouble(case_of_it: Case, kind: str, text: str) -> str:
+def trouble(case_of_it: kit.Case, kind: str, text: str) -> str:
     if case_of_it.title in (ODD, ODD_KEYS) and kind == "error" and not interface(text):
         return UNEVEN
     if "is invalid for input of size" in text or "unflatten" in text:
@@ -69,7 +69,7 @@ def attention_run(name: str, whole: Heads, *, refuses: bool = False) -> LayerRun
     )  # fmt: skip
 
 
-def refused_run(name: str, draw: Draw, n: int, heads: int, kv_heads: int = 0) -> LayerRun:
+def refused_run(name: str, draw: kit.Draw, n: int, heads: int, kv_heads: int = 0) -> LayerRun:
     """Heads that n ranks cannot share equally: a sentence, or right values all the same."""
     whole = Heads.draw(draw, 1, heads, kv_heads or heads, 2, (1, 2), True)
     run = attention_run(name, whole)
@@ -81,7 +81,7 @@ def refused_run(name: str, draw: Draw, n: int, heads: int, kv_heads: int = 0) ->
 
 def lines_of(
     run: LayerRun, whole: Heads, title: str, weight: float, sent: bool = True, after_step: float = 0.5
-) -> list[Line]:
+) -> list[kit.Line]:
     """Values forward, backward and after a step, and the bytes of each direction.
 
     after_step: how much the output after a step weighs, as a share of `weight`.
@@ -115,7 +115,7 @@ def lines_of(
     ]  # fmt: skip
 
 
-def more_is_nothing(line: Line) -> Line:
+def more_is_nothing(line: kit.Line) -> kit.Line:
     """The line, for which too many bytes do not show that the point is missed: x may have entered twice."""
     shows = line.shows
     return replace(line, shows=shows and (lambda observed: max(0.0, shows(observed))))
@@ -137,12 +137,12 @@ def same_heads(n: int, kv_heads: int) -> list[list[int]]:
     return same + [list(range(first, n, copies)) for first in range(copies)]
 
 
-def memory_lines(run: LayerRun, whole: Heads) -> list[Line]:
+def memory_lines(run: LayerRun, whole: Heads) -> list[kit.Line]:
     n, b, s, w = whole.n, *whole.x.shape
     parameters = sum(parameter.numel() for parameter in whole.own(0, whole.parameters)) + w
     kept = b * s * w + (6 * b * s * w + 4 * b * whole.heads * s * s) / n
     return [
-        essential(
+        kit.essential(
             held_line(
                 run, [FLOAT * parameters] * n, says=WHOLE_WEIGHT, weight=1.5,
                 title="parameters: the rank's heads alone",
@@ -155,8 +155,8 @@ def memory_lines(run: LayerRun, whole: Heads) -> list[Line]:
     ]  # fmt: skip
 
 
-@exercise(points=4, objects=("ParallelHeads",), references=REFERENCE, hint=trouble, point=POINT)
-def parallel_heads(draw: Draw) -> Iterator[Case]:
+@kit.exercise(points=4, objects=("ParallelHeads",), references=REFERENCE, hint=trouble, point=POINT)
+def parallel_heads(draw: kit.Draw) -> Iterator[kit.Case]:
     whole = Heads.draw(draw, 4, 8, 8, 4, (2, 3), True)
     run = attention_run("heads", whole)
     wide = Heads.draw(draw, 4, 8, 8, 64, (2, 4), True)  # 8.4 MB: seen among the pages of a process
@@ -185,15 +185,15 @@ def parallel_heads(draw: Draw) -> Iterator[Case]:
         yield plain(draw, 2, 6, "6 heads, 2 ranks", 1)
 
 
-def plain(draw: Draw, n: int, heads: int, title: str, weight: float, **more: Any) -> Case:
+def plain(draw: kit.Draw, n: int, heads: int, title: str, weight: float, **more: Any) -> kit.Case:
     """As many key and value heads as query heads, without a bias."""
     whole = Heads.draw(draw, n, heads, heads, 4, (1, 5), False)
     run = attention_run("plain", whole)
     return layer_case(title, [run], lines_of(run, whole, title, weight, sent=False), **more)
 
 
-@exercise(points=4, objects=("ParallelSelfAttention",), references=REFERENCE, hint=trouble, point=POINT)
-def parallel_self_attention(draw: Draw) -> Iterator[Case]:
+@kit.exercise(points=4, objects=("ParallelSelfAttention",), references=REFERENCE, hint=trouble, point=POINT)
+def parallel_self_attention(draw: kit.Draw) -> Iterator[kit.Case]:
     yield grouped(draw, 2, 8, 4, "8 heads, 4 of keys and values, group {1, 2}", 2, SUB_GROUP, 3)
     yield grouped(draw, 4, 4, 2, "4 heads, 2 of keys and values, 4 ranks", 1.5)
     yield plain(draw, 2, 4, "kv_heads left out, 2 ranks", 0.5)
@@ -209,7 +209,7 @@ def parallel_self_attention(draw: Draw) -> Iterator[Case]:
 
 
 def grouped(
-    draw: Draw,
+    draw: kit.Draw,
     n: int,
     heads: int,
     kv_heads: int,
@@ -217,7 +217,7 @@ def grouped(
     weight: float,
     members: Sequence[int] = (),
     world_size: int = 0,
-) -> Case:
+) -> kit.Case:
     """Fewer key and value heads than query heads; where they are fewer than ranks, some hold the same one."""
     whole = Heads.draw(draw, n, heads, kv_heads, 4, (2, 3), kv_heads != 2 or n == 4)
     run = attention_run("grouped", whole)

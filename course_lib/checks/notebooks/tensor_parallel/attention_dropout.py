@@ -11,9 +11,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from course_lib.checks import kit
 from course_lib.checks.judge.layers.lines import differs, members, same_everywhere_line, values_line
 from course_lib.checks.judge.layers.runs import LayerRun, layer_case
-from course_lib.checks.kit import ANY, RIGHT, Case, Draw, Finding, Line, Observed, close, wrong
 from course_lib.checks.notebooks.tensor_parallel.heads import Heads
 
 P, BATCH = 0.4, 24
@@ -48,14 +48,14 @@ def kept(whole: Heads, y: Tensor) -> tuple[Tensor, bool]:
 def of_masks(factors: Tensor) -> bool:
     """Whether heads were dropped, and the others divided by 1 - P."""
     scale = 1 / (1 - P)
-    return close(factors, scale * (factors > scale / 2).double())
+    return kit.close(factors, scale * (factors > scale / 2).double())
 
 
-def nothing_line(run: LayerRun, whole: Heads, title: str, weight: float) -> Line:
+def nothing_line(run: LayerRun, whole: Heads, title: str, weight: float) -> kit.Line:
     """The output is that without dropout."""
     line = values_line(run, title, weight=weight)
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         finding = line.judge(observed)
         if finding.ok:
             return finding
@@ -66,38 +66,38 @@ def nothing_line(run: LayerRun, whole: Heads, title: str, weight: float) -> Line
     return replace(line, judge=judge)
 
 
-def masks_line(run: LayerRun, whole: Heads, title: str, weight: float) -> Line:
+def masks_line(run: LayerRun, whole: Heads, title: str, weight: float) -> kit.Line:
     """The output is that of some masks, which differ from rank to rank."""
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         y = observed.tensors[members(observed)[0]][f"{run.name}.y"]
         without = replace(run, wanted=[{"y": y}] * run.size)
         finding = differs(without, observed, ["y"], (), None, "All ranks return the same sum.")
         if finding:
             return finding
         factors, alone = kept(whole, y)
-        if close(factors, torch.ones_like(factors)):
-            return wrong("the output in training is that without dropout.", NOTHING)
+        if kit.close(factors, torch.ones_like(factors)):
+            return kit.wrong("the output in training is that without dropout.", NOTHING)
         if not alone or not of_masks(factors):
-            return wrong("the output in training is that of no mask of the heads' weights.", OTHER)
+            return kit.wrong("the output in training is that of no mask of the heads' weights.", OTHER)
         first, *others = factors.tensor_split(whole.n, 1)
-        if all(close(other, first) for other in others):
-            return wrong("the masks of all ranks are the same.", ALIKE)
-        return RIGHT
+        if all(kit.close(other, first) for other in others):
+            return kit.wrong("the masks of all ranks are the same.", ALIKE)
+        return kit.RIGHT
 
-    return Line(title, judge, weight)
+    return kit.Line(title, judge, weight)
 
 
-def then(first: Line, line: Line) -> Line:
+def then(first: kit.Line, line: kit.Line) -> kit.Line:
     """The line, which counts where the first is right."""
 
-    def judge(observed: Observed) -> Finding:
-        return line.judge(observed) if first.judge(observed).ok else wrong(cause=ANY)
+    def judge(observed: kit.Observed) -> kit.Finding:
+        return line.judge(observed) if first.judge(observed).ok else kit.wrong(cause=kit.ANY)
 
     return replace(line, judge=judge)
 
 
-def dropout_case(draw: Draw, n: int = 2, heads: int = 4) -> Case:
+def dropout_case(draw: kit.Draw, n: int = 2, heads: int = 4) -> kit.Case:
     whole = Heads.draw(draw, n, heads, heads, 4, (BATCH, 1), True)
     plain = LayerRun(
         "training", [{"x": whole.x}] * n, [{"y": whole.output(whole.parameters, whole.x)}] * n,

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
+from course_lib.checks import kit
 from course_lib.checks.judge.layers import runs
 from course_lib.checks.judge.layers.lines import saved_line, sent_line, values_line
 from course_lib.checks.judge.layers.runs import LayerRun
-from course_lib.checks.kit import Case, Draw, Finding, Line, Observed, Slip, exercise
 from course_lib.checks.notebooks.tensor_parallel.prediction import REFERENCE
 from course_lib.checks.notebooks.tensor_parallel.shared import (
     FACTOR_N,
@@ -42,7 +42,7 @@ NO_GRAPH = (
 )
 
 
-def numbers(draw: Draw, n: int, alike: bool, *shape: int, dtype: torch.dtype) -> list[torch.Tensor]:
+def numbers(draw: kit.Draw, n: int, alike: bool, *shape: int, dtype: torch.dtype) -> list[torch.Tensor]:
     """Integers whose sum is exact in the dtype, for each of n ranks: the same ones, or others."""
     high = 250 // n if dtype.itemsize == 2 else 1 << 20
     if alike:
@@ -51,7 +51,7 @@ def numbers(draw: Draw, n: int, alike: bool, *shape: int, dtype: torch.dtype) ->
 
 
 def a_run(
-    draw: Draw,
+    draw: kit.Draw,
     which: int,
     n: int,
     shape: Sequence[int],
@@ -90,55 +90,55 @@ def a_run(
 # ---- values
 
 
-def entered(run: LayerRun) -> list[Slip]:
+def entered(run: LayerRun) -> list[kit.Slip]:
     """Usual mistakes where a whole tensor enters."""
     n, x, own, summed = run.size, *columns(run, "after.x", "after.gradient", "grad.x")
     return [
-        Slip(
+        kit.Slip(
             "That is the other of the two. Where a whole tensor enters, each rank uses it: forward sends "
             "nothing, and backward sums the gradients of all uses.",
             lambda k: {"y": n * x[k], "grad.x": own[k]},
         ),
-        Slip(
+        kit.Slip(
             "x is whole on every rank: summed forward it becomes N times too large.",
             lambda k: {"y": n * x[k]},
         ),
-        Slip("x is whole on every rank: forward must leave it as it is.", lambda k: {"y": x[k] / n}),
-        Slip(OWN_GRADIENT, lambda k: {"y": x[k], "grad.x": own[k]}),
-        Slip(
+        kit.Slip("x is whole on every rank: forward must leave it as it is.", lambda k: {"y": x[k] / n}),
+        kit.Slip(OWN_GRADIENT, lambda k: {"y": x[k], "grad.x": own[k]}),
+        kit.Slip(
             f"That is divided by {n}: a sum over the uses, not a mean.", lambda k: {"grad.x": summed[k] / n}
         ),
-        Slip(f"That is {n} times the sum: it was summed twice.", lambda k: {"grad.x": n * summed[k]}),
+        kit.Slip(f"That is {n} times the sum: it was summed twice.", lambda k: {"grad.x": n * summed[k]}),
     ]
 
 
-def left(run: LayerRun) -> list[Slip]:
+def left(run: LayerRun) -> list[kit.Slip]:
     """Usual mistakes where the terms of a sum leave."""
     n, own, summed, whole = run.size, *columns(run, "after.x", "y", "grad.x")
     return [
-        Slip(
+        kit.Slip(
             "That is the other of the two. Where each rank has a term, they are summed forward, and backward "
             "the sum's gradient is that of every term.",
             lambda k: {"y": own[k], "grad.x": n * whole[k]},
         ),
-        Slip(
+        kit.Slip(
             "Forward handed the rank's own term on: sum the terms over the ranks, and wait for a sum that "
             "was begun with async_op=True.",
             lambda k: {"y": own[k]},
         ),
-        Slip(
+        kit.Slip(
             f"That is divided by {n}: the sum of the terms is meant, not their mean.",
             lambda k: {"y": summed[k] / n},
         ),
-        Slip(FACTOR_N, lambda k: {"y": summed[k], "grad.x": n * whole[k]}),
-        Slip(
+        kit.Slip(FACTOR_N, lambda k: {"y": summed[k], "grad.x": n * whole[k]}),
+        kit.Slip(
             "Every term goes into the sum with the factor 1, and has the sum's gradient as it is.",
             lambda k: {"y": summed[k], "grad.x": whole[k] / n},
         ),
     ]
 
 
-def right(run: LayerRun, title: str, weight: float = 1.0, **more: Any) -> Line:
+def right(run: LayerRun, title: str, weight: float = 1.0, **more: Any) -> kit.Line:
     """Values and gradients of one run; then, that nothing else was written."""
     line = values_line(
         run, title, names=["y", "grad.x"],
@@ -152,10 +152,10 @@ def no_graph(name: str, came: str) -> str:
     return NO_GRAPH if name == "grad.x" and came == "None" else ""
 
 
-def without_a_word(line: Line) -> Line:
+def without_a_word(line: kit.Line) -> kit.Line:
     """The line; a solution that says nothing of backward misses the exercise's point."""
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         finding = line.judge(observed)
         silent = {OWN_GRADIENT, NO_GRAPH} & set(finding.sentences)
         return replace(finding, misses_point=True) if silent and not finding.ok else finding
@@ -166,7 +166,7 @@ def without_a_word(line: Line) -> Line:
 # ---- what is sent
 
 
-def direction(run: LayerRun, which: str, weight: float = 1.0) -> Line:
+def direction(run: LayerRun, which: str, weight: float = 1.0) -> kit.Line:
     """An all-reduce on one side, nothing on the other."""
     name = NAMES[run.object]
     sends = which == ("backward" if run.object == ENTER else "forward")
@@ -183,7 +183,7 @@ def direction(run: LayerRun, which: str, weight: float = 1.0) -> Line:
     return sent_line(run, which, [exact] * run.size, hint=hint, weight=weight, title=f"{name}, {which}")
 
 
-def trouble(case_of_it: Case, kind: str, text: str) -> str:
+def trouble(case_of_it: kit.Case, kind: str, text: str) -> str:
     """The usual cause of a run that broke off."""
     if said := interface(text):
         return said
@@ -192,7 +192,7 @@ def trouble(case_of_it: Case, kind: str, text: str) -> str:
     return ""
 
 
-@exercise(
+@kit.exercise(
     points=6,
     objects=NAMES,
     references=REFERENCE,
@@ -200,7 +200,7 @@ def trouble(case_of_it: Case, kind: str, text: str) -> str:
     point="saying what goes back where autograd sees nothing",
     besides="forward alone",
 )
-def conjugate_functions(draw: Draw) -> Iterator[Case]:
+def conjugate_functions(draw: kit.Draw) -> Iterator[kit.Case]:
     def both(n: int, *shape: int, **more: Any) -> tuple[LayerRun, LayerRun]:
         enter, leave = (a_run(draw, which, n, shape, **more) for which in (ENTER, LEAVE))
         return enter, leave
@@ -230,7 +230,7 @@ def conjugate_functions(draw: Draw) -> Iterator[Case]:
         yield one_more(both(1, 4), "1 rank", trivial=True)
 
 
-def memory_layouts(draw: Draw) -> Iterator[Case]:
+def memory_layouts(draw: kit.Draw) -> Iterator[kit.Case]:
     """Tensors that do not lie in memory row by row; a case for each function, since all_reduce raises."""
     for which in (ENTER, LEAVE):
         pair = [a_run(draw, which, 3, (2, 5), layout=layout) for layout in ("expanded", "columns")]
@@ -242,6 +242,6 @@ def memory_layouts(draw: Draw) -> Iterator[Case]:
         )  # fmt: skip
 
 
-def one_more(pair: Sequence[LayerRun], title: str, trivial: bool = False) -> Case:
+def one_more(pair: Sequence[LayerRun], title: str, trivial: bool = False) -> kit.Case:
     judged = [right(run, f"{NAMES[run.object]}, {title}", 0.5, short=True, trivial=trivial) for run in pair]
     return runs.layer_case(title, pair, judged)

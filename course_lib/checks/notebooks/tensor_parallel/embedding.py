@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from course_lib.checks import kit, words
 from course_lib.checks.judge.layers import runs
 from course_lib.checks.judge.layers.lines import (
     held_line,
@@ -20,7 +21,6 @@ from course_lib.checks.judge.layers.lines import (
     values_line,
 )
 from course_lib.checks.judge.layers.runs import LayerRun
-from course_lib.checks.kit import Case, Draw, Finding, Line, Observed, Slip, essential, exercise, words
 from course_lib.checks.notebooks.tensor_parallel.prediction import REFERENCE
 from course_lib.checks.notebooks.tensor_parallel.shared import FACTOR_N, interface, own_work, shows_its_part
 from course_lib.facts import chunk_sizes, least_bytes
@@ -45,7 +45,7 @@ class Table:
     g: Tensor
 
     @classmethod
-    def draw(cls, draw: Draw, n: int, vocab: int, width: int, *shape: int) -> Table:
+    def draw(cls, draw: kit.Draw, n: int, vocab: int, width: int, *shape: int) -> Table:
         """Every row of the table occurs among the tokens, as far as there are enough."""
         seed, count = draw.integer(1, 1 << 30), torch.Size(shape).numel()
         order = torch.randperm(count, generator=draw.generator)
@@ -122,7 +122,7 @@ def run_of(table: Table, name: str = "table") -> LayerRun:
     )  # fmt: skip
 
 
-def slips(table: Table) -> list[Slip]:
+def slips(table: Table) -> list[kit.Slip]:
     n, (vocab, width) = table.n, table.weight.shape
     choices = (table.first_row, table.nearest_row, table.row_modulo)
     unmasked = (
@@ -140,18 +140,18 @@ def slips(table: Table) -> list[Slip]:
             return nn.Embedding(rows, width, dtype=torch.float64).weight.detach()
 
     return [
-        Slip(
+        kit.Slip(
             "Each rank drew a table of the size of its part: from one seed all of them have the same rows. "
             "Make the whole one, as nn.Embedding does, and keep the rank's rows.",
             lambda k: {"p.weight": of_own_size(k)},
         ),
-        *(Slip(unmasked, lambda k, at=at: {"y": table.unmasked(at)}) for at in choices),
-        Slip(
+        *(kit.Slip(unmasked, lambda k, at=at: {"y": table.unmasked(at)}) for at in choices),
+        kit.Slip(
             "The ranks' rows were not summed: one rank has the row of a token, the others have zeros.",
             lambda k: {"y": table.own_rows(k)},
         ),
         *(
-            Slip(
+            kit.Slip(
                 f"The rank's first token is counted wrong: {n} ranks do not divide {vocab}. Of parts as "
                 "torch.tensor_split cuts them the first ones are one longer.",
                 lambda k, each=each: {"y": table.counted_from(each)},
@@ -163,8 +163,8 @@ def slips(table: Table) -> list[Slip]:
             )
             if vocab % n
         ),
-        Slip(FACTOR_N, lambda k: {"grad.p.weight": n * table.part(k, table.for_weight)}),
-        *(Slip(stray, lambda k, at=at: {"grad.p.weight": table.stray(k, at)}) for at in choices),
+        kit.Slip(FACTOR_N, lambda k: {"grad.p.weight": n * table.part(k, table.for_weight)}),
+        *(kit.Slip(stray, lambda k, at=at: {"grad.p.weight": table.stray(k, at)}) for at in choices),
     ]
 
 
@@ -193,13 +193,13 @@ def misfit(table: Table) -> Callable[[str, str, int], str]:
 
 def line(
     run: LayerRun, table: Table, title: str, names: Sequence[str] = (), weight: float = 1.0, **more: Any
-) -> Line:
+) -> kit.Line:
     return values_line(
         run, title, names=names, slips=slips(table), misfit=misfit(table), weight=weight, **more
     )
 
 
-def first_lines(run: LayerRun, table: Table, title: str) -> list[Line]:
+def first_lines(run: LayerRun, table: Table, title: str) -> list[kit.Line]:
     return [
         line(run, table, f"{title}: the rank's rows", ["p.weight"]),
         line(run, table, f"{title}: output", ["y"], 2),
@@ -219,13 +219,13 @@ def forward_hint(ratio: float, done: list[Operation]) -> str:
     return "One all-reduce of the rows that were looked up, tokens x embedding_dim, and nothing else."
 
 
-def held(run: LayerRun, table: Table) -> Line:
+def held(run: LayerRun, table: Table) -> kit.Line:
     rows = [len(table.part(k, table.weight)) for k in range(table.n)]
     most = [FLOAT * table.weight.shape[1] * count for count in rows]
-    return shows_its_part(essential(held_line(run, most, says=WHOLE_TABLE)), run, table.weight)
+    return shows_its_part(kit.essential(held_line(run, most, says=WHOLE_TABLE)), run, table.weight)
 
 
-def costs(run: LayerRun, table: Table) -> list[Line]:
+def costs(run: LayerRun, table: Table) -> list[kit.Line]:
     n, tokens = table.n, table.tokens.numel()
     width = table.weight.shape[1]
     return [
@@ -245,10 +245,10 @@ def costs(run: LayerRun, table: Table) -> list[Line]:
     ]  # fmt: skip
 
 
-def without_a_gather(line: Line, run: LayerRun) -> Line:
+def without_a_gather(line: kit.Line, run: LayerRun) -> kit.Line:
     """The line; a solution that gathers the table misses the exercise's point, however few bytes that are."""
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         finding = line.judge(observed)
         kinds = {done.op for rank in members(observed) for done in operations(run, observed, rank, "forward")}
         return replace(finding, misses_point=True) if not finding.ok and "all_gather" in kinds else finding
@@ -256,7 +256,7 @@ def without_a_gather(line: Line, run: LayerRun) -> Line:
     return replace(line, judge=judge)
 
 
-def trouble(case_of_it: Case, kind: str, text: str) -> str:
+def trouble(case_of_it: kit.Case, kind: str, text: str) -> str:
     """The usual cause of a run that broke off."""
     if said := interface(text):
         return said
@@ -270,14 +270,14 @@ def trouble(case_of_it: Case, kind: str, text: str) -> str:
     return ""
 
 
-@exercise(
+@kit.exercise(
     points=5,
     objects=("VocabParallelEmbedding",),
     references=REFERENCE,
     hint=trouble,
     point="a table of which each rank has its rows alone",
 )
-def vocab_parallel_embedding(draw: Draw) -> Iterator[Case]:
+def vocab_parallel_embedding(draw: kit.Draw) -> Iterator[kit.Case]:
     table = Table.draw(draw, 3, 31, 16, 4, 10)
     run, title = run_of(table), "3 ranks, 31 tokens"
     broad = Table.draw(draw, 3, 1031, 1024, 4, 10)  # 8.4 MB: seen among the pages of a process

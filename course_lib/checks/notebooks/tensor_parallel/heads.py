@@ -9,7 +9,7 @@ from itertools import combinations, permutations
 import torch
 from torch import Tensor
 
-from course_lib.checks.kit import Draw, Slip, words
+from course_lib.checks import kit, words
 from course_lib.checks.notebooks.tensor_parallel.whole import drawn_linear
 
 LR = 0.05
@@ -96,7 +96,14 @@ class Heads:
 
     @classmethod
     def draw(
-        cls, draw: Draw, n: int, heads: int, kv_heads: int, head_dim: int, shape: Sequence[int], bias: bool
+        cls,
+        draw: kit.Draw,
+        n: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        shape: Sequence[int],
+        bias: bool,
     ) -> Heads:
         seed, width = draw.integer(1, 1 << 30), heads * head_dim
         parameters = drawn_parameters(seed, layer_sizes(width, kv_heads * head_dim), bias)
@@ -213,7 +220,7 @@ def other_orders() -> Iterator[tuple[int, ...]]:
     return (order for order in permutations(range(4)) if order != (0, 1, 2, 3))
 
 
-def head_slips(whole: Heads) -> list[Slip]:
+def head_slips(whole: Heads) -> list[kit.Slip]:
     n, bias = whole.n, whole.last_bias(whole.parameters)
 
     def output(how: Attend, head_dim: int = 0) -> Callable[[int], dict[str, Tensor]]:
@@ -224,25 +231,25 @@ def head_slips(whole: Heads) -> list[Slip]:
 
     own_term = "Each rank has only its own heads' term: out is row-parallel, and its terms are summed."
     slips = [
-        Slip("A token looks at those that follow it: attention here is causal.", output(looks_ahead)),
-        Slip(
+        kit.Slip("A token looks at those that follow it: attention here is causal.", output(looks_ahead)),
+        kit.Slip(
             "The heads' outputs are in the wrong order: transpose back to (batch, seq, heads, head_dim) "
             "before the last two are made one.",
             output(not_turned_back),
         ),
-        Slip(
+        kit.Slip(
             f"The bias of out counts {n} times: add it once, after the sum.",
             lambda k: {"y": whole.output(whole.parameters, whole.x) + (n - 1) * bias},
         ),
-        Slip(own_term, lambda k: {"y": term(k) + bias}),
-        Slip(own_term, lambda k: {"y": term(k)}),
-        Slip(
+        kit.Slip(own_term, lambda k: {"y": term(k) + bias}),
+        kit.Slip(own_term, lambda k: {"y": term(k)}),
+        kit.Slip(
             "Each rank has only its own heads' gradient of x: x is whole, and enters the region by identity "
             "forward, all-reduce backward.",
             lambda k: {"grad.x": whole.term_gradient(k)},
         ),
         *(
-            Slip(
+            kit.Slip(
                 f"x enters the region for {words.listing([USES[use] for use in entering])} alone: its "
                 "gradient is summed over the ranks for all three. Let x enter once, before query, key and "
                 "value.",
@@ -251,22 +258,24 @@ def head_slips(whole: Heads) -> list[Slip]:
             for count in (1, 2)
             for entering in combinations(range(3), count)
         ),
-        Slip(
+        kit.Slip(
             f"{n} times too large: a sum hands its gradient on as it is; after an all-reduce forward none is "
             "due backward. Or x entered twice: a ColumnParallelLinear that is called lets x in once more. "
             "Use F.linear with its weight and bias.",
             lambda k: {"grad.x": n * whole.gradients()[0]},
         ),
-        Slip(f"The parameters' gradients are {n} times too large.", lambda k: {"again": whole.after_step(n)}),
+        kit.Slip(
+            f"The parameters' gradients are {n} times too large.", lambda k: {"again": whole.after_step(n)}
+        ),
     ]
     if whole.kv_heads < whole.heads:
         slips += [
-            Slip(
+            kit.Slip(
                 f"kv_heads was ignored: that is the output of {whole.heads} key and value heads; "
                 f"{whole.kv_heads} are asked for, and key and value have that many times head_dim features.",
                 lambda k: {"y": whole.redrawn(whole.heads).whole_output()},
             ),
-            Slip(
+            kit.Slip(
                 "Queries took key and value heads in turns; neighbours share one: query head h has head "
                 "h // (heads / kv_heads), as repeat_interleave gives them.",
                 output(in_turns),
@@ -274,7 +283,7 @@ def head_slips(whole: Heads) -> list[Slip]:
         ]
     if whole.copies > 1:
         slips += [
-            Slip(
+            kit.Slip(
                 "Several ranks hold a copy of the same key and value head, and each copy went its own way: "
                 "sum their gradients over the ranks that hold it.",
                 lambda k: {"again": whole.copies_apart()},
@@ -283,14 +292,14 @@ def head_slips(whole: Heads) -> list[Slip]:
     here = whole.heads // n
     if whole.kv_heads == whole.heads and here > 1:
         slips += [
-            Slip(
+            kit.Slip(
                 f"Rank k took every {n}th head of query, key and value, but the columns of out that belong "
                 "to heads side by side: a rank has one run of heads, the same of all four.",
                 lambda k: {"y": whole.output(whole.dealt(), whole.x)},
             )
         ]
     slips += [
-        Slip(
+        kit.Slip(
             "The rank's features were read as (head_dim, heads): a head's features lie side by side, "
             "unflatten(-1, (heads, head_dim)).",
             output(how),
@@ -299,7 +308,7 @@ def head_slips(whole: Heads) -> list[Slip]:
     ]
     if here != whole.head_dim and whole.kv_heads == whole.heads:
         slips += [
-            Slip(
+            kit.Slip(
                 f"The rank's features were read as {whole.head_dim} heads of {here}: a head's features lie "
                 f"side by side, unflatten(-1, (heads, head_dim)), here ({here}, {whole.head_dim}).",
                 output(attend, here),
@@ -307,13 +316,13 @@ def head_slips(whole: Heads) -> list[Slip]:
         ]
     if whole.head_dim % n == 0 and whole.kv_heads == whole.heads:
         slips += [
-            Slip(
+            kit.Slip(
                 f"Every rank has all heads, but 1/{n} of the features of each: heads stay whole. A rank has "
                 "heads / n of them, of head_dim features.",
                 output(attend, whole.head_dim // n),
             )
         ]
     return slips + [
-        Slip(ORDER, lambda k, order=order: {"y": whole.redrawn(order=order).whole_output()})
+        kit.Slip(ORDER, lambda k, order=order: {"y": whole.redrawn(order=order).whole_output()})
         for order in other_orders()
     ]

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from course_lib.checks import kit
 from course_lib.checks.judge.layers.lines import (
     held_line,
     saved_line,
@@ -16,7 +17,6 @@ from course_lib.checks.judge.layers.lines import (
     values_or_refusal_line,
 )
 from course_lib.checks.judge.layers.runs import LayerRun, layer_case
-from course_lib.checks.kit import Case, Draw, Line, Slip, essential, exercise
 from course_lib.checks.notebooks.tensor_parallel.shared import own_work, shows_its_part
 from course_lib.checks.notebooks.tensor_parallel.slips import (
     column_slips,
@@ -68,7 +68,7 @@ class Cut:
     x: Sequence[Tensor]
     upstream: Sequence[Tensor]
     wanted: Sequence[Mapping[str, Tensor | None]]
-    slips: Sequence[Slip]
+    slips: Sequence[kit.Slip]
     misfit: Misfit
     if_uneven: Misfit | None
     sent: Mapping[str, tuple[float, float, Callable[[float, list[Operation]], str]]]
@@ -83,7 +83,7 @@ class Cut:
             make=([self.whole.size_in, self.whole.size_out], made), refuses=refuses, pages=pages,
         )  # fmt: skip
 
-    def lines(self, run: LayerRun, title: str, weight: float) -> list[Line]:
+    def lines(self, run: LayerRun, title: str, weight: float) -> list[kit.Line]:
         """Values forward and backward, and what each direction sent."""
         backward = [name for name in run.wanted[0] if name.startswith("grad.")]
         forward = [name for name in run.wanted[0] if name not in backward]
@@ -102,16 +102,16 @@ class Cut:
 
     def values(
         self, run: LayerRun, title: str, names: Sequence[str], weight: float, *, short: bool = False
-    ) -> Line:
+    ) -> kit.Line:
         return values_line(
             run, title, names=names, slips=self.slips, misfit=self.misfit, weight=weight, short=short
         )
 
-    def large_lines(self, run: LayerRun, title: str) -> list[Line]:
+    def large_lines(self, run: LayerRun, title: str) -> list[kit.Line]:
         """Values, 1/n of the parameters, and, of the tensors for backward, the input alone."""
         held, saved = [self.held] * run.size, [FLOAT * self.saved] * run.size
         own, kept = "parameters: 1/4 of the layer's", "kept for backward: this rank's input"
-        its_part = essential(held_line(run, held, says=WHOLE_WEIGHT, weight=1.5, title=own))
+        its_part = kit.essential(held_line(run, held, says=WHOLE_WEIGHT, weight=1.5, title=own))
         return [
             self.values(run, title, [], 0.5, short=True),
             shows_its_part(its_part, run, self.whole.weight),
@@ -210,7 +210,7 @@ def unfollowed(name: str, came: str, k: int) -> str:
 
 def with_odd(
     title: str, cut: Cut, name: str, called: str, odd: Cut, sizes: Sequence[int], **more: Any
-) -> Case:
+) -> kit.Case:
     """A layer, and one whose features the ranks do not divide; sizes: features and ranks."""
     run, uneven = cut.run(name), odd.run("uneven", refuses=True)
     refusal = values_or_refusal_line(
@@ -220,12 +220,14 @@ def with_odd(
     return layer_case(title, [run, uneven], [*cut.lines(run, called, 1), refusal], **more)
 
 
-def one_rank(run: LayerRun) -> Case:
+def one_rank(run: LayerRun) -> kit.Case:
     return layer_case("1 rank", [run], [values_line(run, "1 rank", weight=0.5, trivial=True, short=True)])
 
 
-@exercise(points=7, objects=("ColumnParallelLinear",), references=REFERENCE, hint=linear_trouble, point=POINT)
-def column_parallel_linear(draw: Draw) -> Iterator[Case]:
+@kit.exercise(
+    points=7, objects=("ColumnParallelLinear",), references=REFERENCE, hint=linear_trouble, point=POINT
+)
+def column_parallel_linear(draw: kit.Draw) -> Iterator[kit.Case]:
     cut = column(Whole.draw(draw, 4, (draw.integer(5, 9), 12), (2, 3)), False)
     wide = column(Whole.draw(draw, 4, (512, 2048), (2, 8)), False)  # 8.4 MB: seen among a process's pages
     run, large = cut.run("plain"), wide.run("wide", pages=True)
@@ -244,8 +246,10 @@ def column_parallel_linear(draw: Draw) -> Iterator[Case]:
         yield with_odd("hidden", cut, "narrow", "a feature for each rank", odd, (10, 4))
 
 
-@exercise(points=7, objects=("RowParallelLinear",), references=REFERENCE, hint=linear_trouble, point=POINT)
-def row_parallel_linear(draw: Draw) -> Iterator[Case]:
+@kit.exercise(
+    points=7, objects=("RowParallelLinear",), references=REFERENCE, hint=linear_trouble, point=POINT
+)
+def row_parallel_linear(draw: kit.Draw) -> Iterator[kit.Case]:
     cut = row(Whole.draw(draw, 4, (8, draw.integer(5, 9)), (2, 3)), True)
     wide = row(Whole.draw(draw, 4, (2048, 512), (2, 8)), True)
     run, large = cut.run("plain"), wide.run("wide", pages=True)

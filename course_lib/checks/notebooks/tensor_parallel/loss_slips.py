@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from course_lib.checks.kit import Slip
+from course_lib.checks import kit
 from course_lib.checks.notebooks.tensor_parallel.losses import UPSTREAM, Loss
 from course_lib.checks.notebooks.tensor_parallel.shared import FACTOR_N
 from course_lib.facts import chunk_sizes
@@ -37,7 +37,7 @@ def _own_sums(loss: Loss) -> Tensor:
     return sum(sums, torch.zeros(()))
 
 
-def of_value(loss: Loss) -> list[Slip]:
+def of_value(loss: Loss) -> list[kit.Slip]:
     n, counted, everything = loss.n, loss.counts.sum(), loss.target.numel()
 
     def summed(at: Choice) -> Tensor:
@@ -105,15 +105,15 @@ def of_value(loss: Loss) -> list[Slip]:
         ),
     ]
     return [
-        Slip(LOCAL_SOFTMAX, lambda k: {"y": alone(k, loss.of_target)}),
-        Slip(LOCAL_SOFTMAX, lambda k: {"y": alone(k, own(k))}),
-        Slip(LOCAL_SOFTMAX, lambda k: {"y": owners_softmax()}),
+        kit.Slip(LOCAL_SOFTMAX, lambda k: {"y": alone(k, loss.of_target)}),
+        kit.Slip(LOCAL_SOFTMAX, lambda k: {"y": alone(k, own(k))}),
+        kit.Slip(LOCAL_SOFTMAX, lambda k: {"y": owners_softmax()}),
         *(
-            Slip(wrong_shard, lambda k, at=at: {"y": summed(at)})
+            kit.Slip(wrong_shard, lambda k, at=at: {"y": summed(at)})
             for at in (loss.first, loss.nearest, loss.modulo)
         ),
         *(
-            Slip(
+            kit.Slip(
                 first_token(loss),
                 lambda k, each=each, taken_off=taken_off: {"y": counted_from(each, taken_off)},
             )
@@ -121,27 +121,29 @@ def of_value(loss: Loss) -> list[Slip]:
             for each in (loss.vocab // n, -(-loss.vocab // n), OWN_LENGTH)
             if loss.vocab % n
         ),
-        Slip(
+        kit.Slip(
             "The target's logit is on one rank, and the others went on with 0: sum it over the ranks.",
             lambda k: {"y": loss.y(loss.lse * loss.counts - own(k))},
         ),
-        Slip(OWN_LARGEST, lambda k: {"y": own_largest(k)}),
-        Slip(OWN_LARGEST, lambda k: {"y": owners_largest()}),
-        Slip(
+        kit.Slip(OWN_LARGEST, lambda k: {"y": own_largest(k)}),
+        kit.Slip(OWN_LARGEST, lambda k: {"y": owners_largest()}),
+        kit.Slip(
             "The largest logit was taken off the exponents, and not put back: log of the sum, plus it.",
             lambda k: {"y": loss.y(loss.each - loss.logits.amax(-1) * loss.counts)},
         ),
-        *(Slip(ignored, lambda k, mean=mean: {"y": mean}) for mean in counted_too if some_ignored),
-        Slip("That is the sum over the targets; their mean is asked for.", lambda k: {"y": loss.each.sum()}),
-        Slip(
+        *(kit.Slip(ignored, lambda k, mean=mean: {"y": mean}) for mean in counted_too if some_ignored),
+        kit.Slip(
+            "That is the sum over the targets; their mean is asked for.", lambda k: {"y": loss.each.sum()}
+        ),
+        kit.Slip(
             f"That is {n} times the loss: it was summed over ranks that all had it already.",
             lambda k: {"y": n * loss.y()},
         ),
-        Slip(f"That is the loss divided by {n} ranks.", lambda k: {"y": loss.y() / n}),
+        kit.Slip(f"That is the loss divided by {n} ranks.", lambda k: {"y": loss.y() / n}),
     ]
 
 
-def of_gradient(loss: Loss) -> list[Slip]:
+def of_gradient(loss: Loss) -> list[kit.Slip]:
     soft = loss.logits.softmax(-1)
 
     def scaled(factor: float) -> Callable[[int], dict[str, Tensor]]:
@@ -190,27 +192,27 @@ def of_gradient(loss: Loss) -> list[Slip]:
         "Every rank took 1 off for every target; softmax - 1 at the target is for the rank alone that has it."
     )
     slips = [
-        Slip(FACTOR_N, scaled(loss.n)),
-        Slip("The gradient that backward was given was left out: multiply by it.", scaled(1 / UPSTREAM)),
-        Slip("The mean divides the gradient, too: by the number of targets that count.", scaled(counted)),
+        kit.Slip(FACTOR_N, scaled(loss.n)),
+        kit.Slip("The gradient that backward was given was left out: multiply by it.", scaled(1 / UPSTREAM)),
+        kit.Slip("The mean divides the gradient, too: by the number of targets that count.", scaled(counted)),
         *(
-            Slip(every_rank, lambda k, at=at: {"grad.logits": one_hot_at(k, at)})
+            kit.Slip(every_rank, lambda k, at=at: {"grad.logits": one_hot_at(k, at)})
             for at in (loss.first, loss.nearest, loss.modulo)
         ),
-        Slip(LOCAL_SOFTMAX, lambda k: {"grad.logits": local(k)}),
-        Slip(LOCAL_SOFTMAX, lambda k: {"grad.logits": owners_local(k)}),
+        kit.Slip(LOCAL_SOFTMAX, lambda k: {"grad.logits": local(k)}),
+        kit.Slip(LOCAL_SOFTMAX, lambda k: {"grad.logits": owners_local(k)}),
         *(
-            Slip(first_token(loss), lambda k, each=each: {"grad.logits": counted_from(k, each)})
+            kit.Slip(first_token(loss), lambda k, each=each: {"grad.logits": counted_from(k, each)})
             for each in (loss.vocab // loss.n, -(-loss.vocab // loss.n), OWN_LENGTH)
             if loss.vocab % loss.n
         ),
-        Slip(OWN_LARGEST, lambda k: {"grad.logits": own_largest(k)}),
-        Slip(
+        kit.Slip(OWN_LARGEST, lambda k: {"grad.logits": own_largest(k)}),
+        kit.Slip(
             "A gradient went back through the largest logit. The loss does not depend on what is taken off: "
             "logits.detach() before the maximum.",
             lambda k: {"grad.logits": through_largest(k)},
         ),
-        Slip(
+        kit.Slip(
             "That is the softmax without 1 taken off at the target.",
             lambda k: {"grad.logits": loss.grad(k, soft)},
         ),
@@ -218,14 +220,14 @@ def of_gradient(loss: Loss) -> list[Slip]:
     if counted < everything:
         slips += [
             *(
-                Slip(
+                kit.Slip(
                     "Ignored targets have a gradient here: they add nothing to the loss, and leave nothing.",
                     lambda k, by=by, one_hot=one_hot: {"grad.logits": ignored(k, by, one_hot)},
                 )
                 for by in (counted, everything)
                 for one_hot in (loss.one_hot, loss.one_hot_of_all)
             ),
-            Slip(
+            kit.Slip(
                 f"Divided by all targets: the mean is over the {counted} that count.",
                 scaled(counted / everything),
             ),

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from course_lib.checks import kit
 from course_lib.checks.judge.layers.runs import LayerRun
-from course_lib.checks.kit import Draw
 from course_lib.facts import chunk_sizes
 
 UPSTREAM = 3.0  # the loss's own gradient: backward has to multiply by it
@@ -30,18 +30,18 @@ class Loss:
     kind: torch.dtype = torch.float32
 
     @classmethod
-    def draw(cls, draw: Draw, n: int, vocab: int, *shape: int, kind: torch.dtype = torch.float32) -> Loss:
+    def draw(cls, draw: kit.Draw, n: int, vocab: int, *shape: int, kind: torch.dtype = torch.float32) -> Loss:
         logits = (3 * draw.normal(*shape, vocab)).to(kind).double()
         return cls(n, logits, targets(draw, vocab, *shape), kind=kind)
 
     @classmethod
-    def large(cls, draw: Draw, n: int, vocab: int, rows: int) -> Loss:
+    def large(cls, draw: kit.Draw, n: int, vocab: int, rows: int) -> Loss:
         """Logits around 1,000 and -1,000, so far apart that all but the largest round to nothing."""
         logits = torch.stack([40.0 * torch.randperm(vocab, generator=draw.generator) for _ in range(rows)])
         logits += torch.tensor([1000.0, -1000.0]).repeat(rows)[:rows, None] - 20 * vocab
         return cls(n, logits.double(), targets(draw, vocab, rows))
 
-    def ignoring(self, draw: Draw, index: int = -100) -> Loss:
+    def ignoring(self, draw: kit.Draw, index: int = -100) -> Loss:
         """The same with every third target ignored; a target that equals index is, too."""
         some = torch.arange(self.target.numel()).view(self.target.shape) % 3 == 1
         target = self.target.masked_fill(some, index)
@@ -108,7 +108,7 @@ class Loss:
         return self.target % chunk_sizes(self.vocab, self.n)[k]
 
 
-def targets(draw: Draw, vocab: int, *shape: int) -> Tensor:
+def targets(draw: kit.Draw, vocab: int, *shape: int) -> Tensor:
     """Targets on every rank: all tokens of the vocabulary, as far as there is room."""
     count = torch.Size(shape).numel()
     order = torch.randperm(count, generator=draw.generator)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from course_lib import facts
-from course_lib.checks.kit import Case, Draw, Formula, Prediction, evaluated, exercise
+from course_lib.checks import kit
 
 REFERENCE = ("course_lib.tensor_parallel",)
 FORMULAS = (*REFERENCE, "course_lib.facts")
@@ -33,7 +33,7 @@ def loss_bytes(n: int, tokens: int) -> float:
     return facts.vocab_parallel_loss_bytes(n, tokens)
 
 
-def halves(forward: float, backward: float, regather: float) -> Formula:
+def halves(forward: float, backward: float, regather: float) -> kit.Formula:
     """So many halves of an all-reduce, (N-1)/N M each; regather: backward, with sequence="regather"."""
 
     def formula(n: int, nbytes: float, direction: str, sequence: str | None = None) -> float:
@@ -45,7 +45,7 @@ def halves(forward: float, backward: float, regather: float) -> Formula:
     return formula
 
 
-SENT: dict[str, Formula] = {
+SENT: dict[str, kit.Formula] = {
     "That is one all-reduce a layer. Attention ends with a sum, and the MLP with another: two, in each "
     "direction.": halves(2, 2, 3),
     "An all-reduce has two phases: 2 (N-1)/N M each, and a layer has two of them.": halves(2, 2, 2),
@@ -97,7 +97,7 @@ def kept(
     return formula
 
 
-SAVED: dict[str, Formula] = {
+SAVED: dict[str, kit.Formula] = {
     'Norms work on a part of the sequence, and their inputs are divided; with "keep" the two gathered inputs '
     "of the regions are whole.": kept((4, 4, 0), (12, 12, 16)),
     'With "keep" the gathered inputs of attention and MLP are kept whole: 2 M; only the norms\' inputs are '
@@ -135,7 +135,7 @@ SAVED: dict[str, Formula] = {
     "These are the paper's coefficients, 34 in all, which are bytes an element in 16 bits with masks of "
     "dropout; here count activations.": kept((10, 4, 0), (24, 30, 34)),
 }
-LOSS: dict[str, Formula] = {
+LOSS: dict[str, kit.Formula] = {
     "An all-reduce has two phases: 2 (N-1)/N.": lambda n, t: (n - 1) / n * 12 * t,
     "That is one number a token: there are three, the largest logit, the sum of exponentials and the "
     "target's logit.": lambda n, t: 2 * (n - 1) / n * 4 * t,
@@ -152,13 +152,15 @@ LOSS: dict[str, Formula] = {
 }
 
 
-@exercise(points=5, objects=("layer_bytes_sent", "layer_saved_bytes", "loss_bytes_sent"), references=FORMULAS)
-def predictions(draw: Draw) -> Iterator[Case]:
+@kit.exercise(
+    points=5, objects=("layer_bytes_sent", "layer_saved_bytes", "loss_bytes_sent"), references=FORMULAS
+)
+def predictions(draw: kit.Draw) -> Iterator[kit.Case]:
     nbytes = 840_000 * draw.integer(10, 100)
     tokens = 1_024 * draw.integer(2, 20)
-    yield from evaluated(
+    yield from kit.evaluated(
         [
-            Prediction(
+            kit.Prediction(
                 "layer_bytes_sent",
                 index=0,
                 arguments=[
@@ -172,7 +174,7 @@ def predictions(draw: Draw) -> Iterator[Case]:
                 otherwise="Count the collectives of a layer: (N-1)/N M for each gather and reduce-scatter, "
                 "twice that for an all-reduce.",
             ),
-            Prediction(
+            kit.Prediction(
                 "layer_saved_bytes",
                 index=1,
                 arguments=[
@@ -185,7 +187,7 @@ def predictions(draw: Draw) -> Iterator[Case]:
                 otherwise="Go through the layer, and ask of each of its 16 activations whether a rank keeps "
                 "it whole, or its part.",
             ),
-            Prediction(
+            kit.Prediction(
                 "loss_bytes_sent",
                 index=2,
                 arguments=[(8, tokens), (3, tokens), (2, 1_000), (1, tokens)],

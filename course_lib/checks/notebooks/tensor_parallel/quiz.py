@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from course_lib import facts
-from course_lib.checks.kit import Answer, Case, Draw, answers, exercise
+from course_lib.checks import kit
 from course_lib.checks.notebooks.tensor_parallel.prediction import FORMULAS
 
 # width 8,192, 4,096 tokens in bf16; 16 H100 in two nodes, 50 GB/s between them, 450 GB/s inside
@@ -53,26 +53,26 @@ TIMES = {
 }
 
 
-@exercise(
+@kit.exercise(
     points=3,
     objects=("answer_1", "answer_2", "answer_3", "answer_4", "answer_5"),
     references=FORMULAS,
     constants=True,
 )
-def questions(draw: Draw) -> Iterator[Case]:
-    yield answers(
+def questions(draw: kit.Draw) -> Iterator[kit.Case]:
+    yield kit.answers(
         [
-            Answer(
+            kit.Answer(
                 "answer_1", 4, slips=SUMS, unit="all-reduces", tolerance=1e-9,
                 otherwise="Two regions, attention and MLP; a sum at the end of each forward, and one at its "
                 "beginning backward.",
             ),
-            Answer(
+            kit.Answer(
                 "answer_2", share(), slips=SHARES,
                 otherwise="24 h^2 FLOPs a token, over 16 GPUs; two all-reduces of 2 bytes * h * tokens over "
                 "the slowest link; then communication / (communication + computation).",
             ),
-            Answer(
+            kit.Answer(
                 "answer_3", ("the activation function",),
                 options=("the activation function", "the bias", "the size of the weights"),
                 slips={
@@ -80,12 +80,12 @@ def questions(draw: Draw) -> Iterator[Case]:
                     "the size of the weights": "Rows or columns: a rank holds 1/n of the weights either way.",
                 },
             ),
-            Answer(
+            kit.Answer(
                 "answer_4", 8, slips=FACTORS, unit="times", tolerance=1e-9,
                 otherwise="Every rank's backward begins with the whole gradient of the loss, and these are "
                 "added up.",
             ),
-            Answer(
+            kit.Answer(
                 "answer_5", 1.25, slips=TIMES, unit="times",
                 otherwise="Eight halves of an all-reduce without, ten with the two that gather again.",
             ),

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from course_lib.checks import kit, words
 from course_lib.checks.judge.layers import runs
 from course_lib.checks.judge.layers.lines import sent_line, values_line, values_or_refusal_line
 from course_lib.checks.judge.layers.runs import LayerRun
-from course_lib.checks.kit import Case, Draw, Line, Slip, exercise, words
 from course_lib.checks.notebooks.tensor_parallel import sequence_dim
 from course_lib.checks.notebooks.tensor_parallel.prediction import REFERENCE
 from course_lib.checks.notebooks.tensor_parallel.sequence_norm import (
@@ -48,7 +48,7 @@ SIDE_BY_SIDE = (
 COPY = "Other code may hold it, too: communicate in a copy of your own."
 
 
-def gathered_wrong(run: LayerRun) -> list[Slip]:
+def gathered_wrong(run: LayerRun) -> list[kit.Slip]:
     x, whole, upstream, grad = columns(run, "after.x", "y", "after.gradient", "grad.x")
     n = run.size
     batch = x[0].shape[0]
@@ -56,22 +56,22 @@ def gathered_wrong(run: LayerRun) -> list[Slip]:
     interleaved = torch.stack(x, SEQ + 1).flatten(SEQ, SEQ + 1)
     means = "That is a mean over the ranks: a sum over all uses is meant."
     slips = [
-        Slip(
+        kit.Slip(
             "The positions are there, in another order: rank r has the r-th part of the sequence, not every "
             "N-th position.",
             lambda k: {"y": interleaved},
         ),
-        Slip(
+        kit.Slip(
             "Backward took the rank's part of its own gradient. Each rank uses all of the sequence in its "
             "own way: the gradients are summed, and the rank gets its part of the sum.",
             lambda k: {"grad.x": parts(upstream[k], n)[k]},
         ),
-        Slip(means, lambda k: {"grad.x": grad[k] / n}),
-        Slip(
+        kit.Slip(means, lambda k: {"grad.x": grad[k] / n}),
+        kit.Slip(
             "Backward gave the rank another rank's part of the sum.", lambda k: {"grad.x": grad[(k + 1) % n]}
         ),
-        Slip("Backward gave the rank another rank's part of the sum.", lambda k: {"grad.x": grad[k - 1]}),
-        Slip(
+        kit.Slip("Backward gave the rank another rank's part of the sum.", lambda k: {"grad.x": grad[k - 1]}),
+        kit.Slip(
             "The sum was cut along the batch, dimension 0, as reduce_scatter_tensor does: bring the sequence "
             "to the front first.",
             lambda k: {"grad.x": total(upstream).reshape(n, *x[k].shape)[k]},
@@ -82,11 +82,11 @@ def gathered_wrong(run: LayerRun) -> list[Slip]:
             "The ranks' parts were put one after the other along dimension 0, as all_gather_into_tensor "
             "does, and cut into sequences afterwards: they belong side by side along the sequence."
         )
-        slips.insert(0, Slip(says, lambda k: {"y": stacked}))
+        slips.insert(0, kit.Slip(says, lambda k: {"y": stacked}))
     return slips
 
 
-def scattered_wrong(run: LayerRun) -> list[Slip]:
+def scattered_wrong(run: LayerRun) -> list[kit.Slip]:
     x, part, upstream, grad = columns(run, "after.x", "y", "after.gradient", "grad.x")
     n = run.size
     flat = total(x).reshape(n, *part[0].shape)
@@ -96,33 +96,33 @@ def scattered_wrong(run: LayerRun) -> list[Slip]:
         return torch.cat([g if r == k else torch.zeros_like(g) for r, g in enumerate(upstream)], SEQ)
 
     return [
-        Slip(
+        kit.Slip(
             "That is the rank's part of its own term: the terms of all ranks are summed.",
             lambda k: {"y": parts(x[k], n)[k]},
         ),
-        Slip("That is a mean: the sum of the terms is meant.", lambda k: {"y": part[k] / n}),
+        kit.Slip("That is a mean: the sum of the terms is meant.", lambda k: {"y": part[k] / n}),
         *(
-            Slip(
+            kit.Slip(
                 "That is another rank's part: rank r must have the r-th part of the sequence.",
                 lambda k, by=by: {"y": part[(k + by) % n]},
             )
             for by in range(1, n)
         ),
-        Slip(
+        kit.Slip(
             "The sum was cut along the batch, dimension 0, as reduce_scatter_tensor does: bring the sequence "
             "to the front first.",
             lambda k: {"y": flat[k]},
         ),
-        Slip(
+        kit.Slip(
             "Backward put the rank's own gradient in its place, and left zeros for the others. The rank's "
             "term went into every part of the sum: gather the gradients of all.",
             lambda k: {"grad.x": own_place(k)},
         ),
-        Slip(
+        kit.Slip(
             "That is N times too large: the parts' gradients are gathered, not summed.",
             lambda k: {"grad.x": n * grad[k]},
         ),
-        Slip(
+        kit.Slip(
             "The parts' gradients were put one after the other along dimension 0, as all_gather_into_tensor "
             "does: they belong side by side along the sequence.",
             lambda k: {"grad.x": torch.cat(upstream).reshape(grad[k].shape)},
@@ -160,13 +160,13 @@ def pair_misfit(run: LayerRun) -> Any:
     return hint
 
 
-def pair_line(run: LayerRun, title: str, names: Sequence[str], weight: float, **more: Any) -> Line:
+def pair_line(run: LayerRun, title: str, names: Sequence[str], weight: float, **more: Any) -> kit.Line:
     slips = gathered_wrong(run) if run.object == GATHER else scattered_wrong(run)
     line = values_line(run, title, names=names, slips=slips, misfit=pair_misfit(run), weight=weight, **more)
     return and_unwritten(line, run, GIVEN, COPY)
 
 
-def both_ways(run: LayerRun) -> list[Line]:
+def both_ways(run: LayerRun) -> list[kit.Line]:
     """Values and gradients of one of the pair, and the bytes of each direction: half an all-reduce."""
     n, name = run.size, NAMES[run.object]
     whole = run.wanted[0]["y" if run.object == GATHER else "grad.x"].nbytes
@@ -187,7 +187,7 @@ def both_ways(run: LayerRun) -> list[Line]:
     ]
 
 
-def trouble(case_of_it: Case, kind: str, text: str) -> str:
+def trouble(case_of_it: kit.Case, kind: str, text: str) -> str:
     """The usual cause of a run that broke off."""
     if case_of_it.title == sequence_dim.TITLE:
         return sequence_dim.trouble(text)
@@ -208,11 +208,11 @@ UNEVEN = "5 positions, 2 ranks"
 ALL_REDUCE = 1.5  # times the bytes of one of its halves, and more: no half is there
 
 
-@exercise(
+@kit.exercise(
     points=7, objects=NAMES, references=REFERENCE, hint=trouble,
     point="tokens of which each rank has its part alone, with the halves of an all-reduce at the edges",
 )  # fmt: skip
-def sequence_parallel(draw: Draw) -> Iterator[Case]:
+def sequence_parallel(draw: kit.Draw) -> Iterator[kit.Case]:
     gather, scatter = gathering(draw, 3, (2, 6, 4)), scattering(draw, 3, (2, 6, 4))
     norm = norm_run(draw, 3, 2, 9, 40)
     yield runs.layer_case(
@@ -237,7 +237,7 @@ def sequence_parallel(draw: Draw) -> Iterator[Case]:
             yield again(draw, n, dtype)
 
 
-def again(draw: Draw, n: int, dtype: torch.dtype) -> Case:
+def again(draw: kit.Draw, n: int, dtype: torch.dtype) -> kit.Case:
     """The three of them on n ranks."""
     shape = (2, 2 * n, 3)
     pair = [gathering(draw, n, shape, dtype), scattering(draw, n, shape, dtype)]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from course_lib.checks import kit
 from course_lib.checks.judge.layers import runs
 from course_lib.checks.judge.layers.lines import values_line
 from course_lib.checks.judge.layers.runs import LayerRun
-from course_lib.checks.kit import Case, Draw, Line, both
 from course_lib.checks.notebooks.tensor_parallel.sequence_runs import (
     GATHER,
     NAMES,
@@ -25,26 +25,26 @@ LOOK = (
 KEEP = "The dimension of the sequence is passed as dim=: keep that argument."
 
 
-def along(draw: Draw, dim: int) -> list[LayerRun]:
+def along(draw: kit.Draw, dim: int) -> list[LayerRun]:
     """Both of the pair on 2 ranks, where the sequence is another dimension, passed as dim=."""
     runs = [gathering(draw, 2, (4, 2, 6), dim=dim), scattering(draw, 2, (4, 2, 6), dim=dim)]
     return [replace(run, name=f"{run.name} {dim}", kwargs={"dim": dim}) for run in runs]
 
 
-def dim_case(draw: Draw) -> Case:
+def dim_case(draw: kit.Draw) -> kit.Case:
     """Each of the pair along the first dimension and along the last."""
     made = [run for dim in DIMS for run in along(draw, dim)]
     return runs.layer_case(TITLE, made, [line(made, which) for which in (GATHER, SCATTER)])
 
 
-def line(made: list[LayerRun], which: int) -> Line:
+def line(made: list[LayerRun], which: int) -> kit.Line:
     title = f"{NAMES[which]}, dim={DIMS[0]} and dim={DIMS[1]}"
     judges = [
         values_line(run, title, names=["y", "grad.x"], misfit=lambda *_: LOOK, otherwise=LOOK).judge
         for run in made
         if run.object == which
     ]
-    return Line(title, both(*judges), 0.75)
+    return kit.Line(title, kit.both(*judges), 0.75)
 
 
 def trouble(text: str) -> str:

@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from course_lib.checks import kit
 from course_lib.checks.judge.layers.lines import saved_line, sent_line, values_line
 from course_lib.checks.judge.layers.runs import LayerRun
-from course_lib.checks.kit import Draw, Line, Slip
 from course_lib.checks.notebooks.tensor_parallel.shared import columns, total
 from course_lib.facts import least_bytes
 from course_lib.ledger.operation import Operation
@@ -23,7 +23,7 @@ def parts(tensor: Tensor, n: int, dim: int = SEQ) -> list[Tensor]:
     return [part.contiguous() for part in tensor.tensor_split(n, dim)]
 
 
-def norm_run(draw: Draw, n: int, batch: int, seq: int, width: int) -> LayerRun:
+def norm_run(draw: kit.Draw, n: int, batch: int, seq: int, width: int) -> LayerRun:
     """A LayerNorm with weights of its own, on parts of the sequence."""
     kind = torch.float64
     x, g = (draw.normal(batch, seq, width, dtype=kind) for _ in range(2))
@@ -45,7 +45,7 @@ def norm_run(draw: Draw, n: int, batch: int, seq: int, width: int) -> LayerRun:
     )  # fmt: skip
 
 
-def norm_wrong(run: LayerRun) -> list[Slip]:
+def norm_wrong(run: LayerRun) -> list[kit.Slip]:
     n = run.size
     x = [inputs["x"] for inputs in run.inputs]
     upstream = list(run.gradient or ())
@@ -62,24 +62,24 @@ def norm_wrong(run: LayerRun) -> list[Slip]:
 
     plain = [F.layer_norm(part, (width,), eps=EPS) for part in x]
     return [
-        Slip(
+        kit.Slip(
             "The weight's gradient is that of the rank's own positions. The weight is whole on every rank "
             "and used for the whole sequence: sum the gradients, or the copies drift apart.",
             lambda k: {"grad.p.weight": own(k)},
         ),
-        Slip(
+        kit.Slip(
             f"That is divided by {n}: the ranks have other positions of the same sequences, whose gradients "
             "are added up.",
             lambda k: {"grad.p.weight": for_weight / n},
         ),
-        Slip("The gradients were summed more than once.", lambda k: {"grad.p.weight": n * for_weight}),
-        Slip(
+        kit.Slip("The gradients were summed more than once.", lambda k: {"grad.p.weight": n * for_weight}),
+        kit.Slip(
             "The gradients of x were summed over the ranks, which have different positions there: only those "
             "of weight and bias are.",
             lambda k: {"grad.x": total(for_x)},
         ),
-        Slip("The norm's own weight and bias were left out.", lambda k: {"y": plain[k]}),
-        Slip(
+        kit.Slip("The norm's own weight and bias were left out.", lambda k: {"y": plain[k]}),
+        kit.Slip(
             f"The norm's eps is left out: it is {EPS:g} here, and not LayerNorm's usual 1e-05. Take over "
             "norm.eps.",
             lambda k: {"y": other_eps(k)},
@@ -87,7 +87,7 @@ def norm_wrong(run: LayerRun) -> list[Slip]:
     ]
 
 
-def norm_lines(run: LayerRun) -> list[Line]:
+def norm_lines(run: LayerRun) -> list[kit.Line]:
     n, width = run.size, run.wanted[0]["p.weight"].numel()
     own = FLOAT * max(inputs["x"].numel() for inputs in run.inputs)
     exact = least_bytes(n, 2 * width * FLOAT)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from course_lib.checks import kit
 from course_lib.checks.judge.layers.runs import LayerRun
-from course_lib.checks.kit import Draw
 from course_lib.checks.notebooks.tensor_parallel.sequence_norm import SEQ, parts
 from course_lib.checks.notebooks.tensor_parallel.shared import total
 
@@ -16,14 +16,14 @@ GATHER, SCATTER = 0, 1  # places among the exercise's objects
 NAMES = ("all_gather_reduce_scatter", "reduce_scatter_all_gather", "SequenceParallelNorm")
 
 
-def numbers(draw: Draw, n: int, *shape: int, dtype: torch.dtype) -> list[Tensor]:
+def numbers(draw: kit.Draw, n: int, *shape: int, dtype: torch.dtype) -> list[Tensor]:
     """Other integers for every rank, whose sum is exact in the dtype."""
     high = 250 // n if dtype.itemsize == 2 else 1 << 20
     return [draw.distinct(*shape, high=high).to(dtype) for _ in range(n)]
 
 
 def gathering(
-    draw: Draw, n: int, shape: Sequence[int], dtype: torch.dtype = torch.float64, dim: int = SEQ
+    draw: kit.Draw, n: int, shape: Sequence[int], dtype: torch.dtype = torch.float64, dim: int = SEQ
 ) -> LayerRun:
     """From parts to the whole of `shape`, (batch, seq, width), of which each rank has another gradient."""
     whole, *gradients = numbers(draw, n + 1, *shape, dtype=dtype)
@@ -32,7 +32,7 @@ def gathering(
 
 
 def scattering(
-    draw: Draw, n: int, shape: Sequence[int], dtype: torch.dtype = torch.float64, dim: int = SEQ
+    draw: kit.Draw, n: int, shape: Sequence[int], dtype: torch.dtype = torch.float64, dim: int = SEQ
 ) -> LayerRun:
     """From terms of `shape` to parts of their sum, each of which has its own gradient."""
     gradient, *terms = numbers(draw, n + 1, *shape, dtype=dtype)

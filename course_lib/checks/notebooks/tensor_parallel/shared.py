@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import torch
 
+from course_lib.checks import kit
 from course_lib.checks.judge.layers.lines import in_form, members, operations, reply_about
 from course_lib.checks.judge.layers.runs import LayerRun
-from course_lib.checks.kit import RIGHT, Finding, Line, Observed, both, wrong
 
 FACTOR_N = (
     "That is N times too large. Every rank's backward begins with the whole gradient of the one loss, and to "
@@ -57,34 +57,34 @@ def columns(run: LayerRun, *names: str) -> list[list[torch.Tensor]]:
     return [[of_rank[name] for of_rank in run.wanted] for name in names]
 
 
-def and_unwritten(line: Line, run: LayerRun, what: Mapping[str, str], says: str) -> Line:
+def and_unwritten(line: kit.Line, run: LayerRun, what: Mapping[str, str], says: str) -> kit.Line:
     """The line; then, that none of the tensors, by name with words for each, was changed. says: the hint."""
 
-    def unwritten(observed: Observed) -> Finding:
+    def unwritten(observed: kit.Observed) -> kit.Finding:
         for k, rank in enumerate(members(observed)):
             for name, called in what.items():
                 if not torch.equal(observed.tensors[rank][f"{run.name}.{name}"], run.wanted[k][name]):
-                    return wrong(f"on rank {rank} {called} was changed.", says, cause=name)
-        return RIGHT
+                    return kit.wrong(f"on rank {rank} {called} was changed.", says, cause=name)
+        return kit.RIGHT
 
-    return replace(line, judge=both(line.judge, unwritten))
+    return replace(line, judge=kit.both(line.judge, unwritten))
 
 
 def own_work(
     run: LayerRun, title: str = "backward is yours", weight: float = 0.5, point: bool = False
-) -> Line:
+) -> kit.Line:
     """Each operation in backward was begun in a line of the student's, and none is left to PyTorch's guess.
 
     point: whether the exercise's point is missed otherwise.
     """
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         for rank in members(observed):
             strange = [
                 operation for operation in operations(run, observed, rank, "backward") if not operation.line
             ]
             if strange:
-                return wrong(
+                return kit.wrong(
                     f"on rank {rank} no line of yours began the {strange[0].op} in backward: PyTorch did.",
                     "Build the backward pass yourself: a torch.autograd.Function whose backward "
                     "communicates.",
@@ -92,20 +92,20 @@ def own_work(
                     misses_point=point,
                 )
             if reply_about(observed, rank, run).by_luck:
-                return wrong(BY_LUCK, WRITE_BACKWARD, cause=BY_LUCK, misses_point=point)
-        return RIGHT
+                return kit.wrong(BY_LUCK, WRITE_BACKWARD, cause=BY_LUCK, misses_point=point)
+        return kit.RIGHT
 
-    return Line(title, judge, weight, "communication")
+    return kit.Line(title, judge, weight, "communication")
 
 
-def shows_its_part(line: Line, run: LayerRun, whole: torch.Tensor) -> Line:
+def shows_its_part(line: kit.Line, run: LayerRun, whole: torch.Tensor) -> kit.Line:
     """The line on the bytes of a layer, which shows whether it has the point though its values are wrong.
 
     So it is if every rank's weight has rows, or columns, of the whole one, each once, results have their
     forms, and there are no more bytes.
     """
 
-    def shows(observed: Observed) -> float:
+    def shows(observed: kit.Observed) -> float:
         for rank in members(observed):
             own, rows = observed.tensors[rank][f"{run.name}.p.weight"], whole
             if own.shape[1] != rows.shape[1]:

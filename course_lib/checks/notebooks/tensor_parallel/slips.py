@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from course_lib.checks.kit import Case, Slip
+from course_lib.checks import kit
 from course_lib.checks.notebooks.tensor_parallel.shared import interface
 from course_lib.checks.notebooks.tensor_parallel.whole import Whole
 from course_lib.ledger.operation import Operation
@@ -23,7 +23,7 @@ OWN_DRAW = (
 )
 
 
-def column_slips(whole: Whole, gather: bool) -> list[Slip]:
+def column_slips(whole: Whole, gather: bool) -> list[kit.Slip]:
     n = whole.n
 
     def term(k: int) -> Tensor:
@@ -42,30 +42,30 @@ def column_slips(whole: Whole, gather: bool) -> list[Slip]:
 
     slips = [
         *weight_slips(whole, 0),
-        Slip(
+        kit.Slip(
             "The bias is missing: each rank adds its part of it.",
             lambda k: {"y": whole.product if gather else whole.part(k, whole.product, -1)},
         ),
-        Slip(
+        kit.Slip(
             f"x was summed over the ranks, {n} times what it is: it is whole already. Identity forward, "
             "all-reduce backward.",
             lambda k: {"y": summed_first(k)},
         ),
-        Slip(
+        kit.Slip(
             "Each rank has the gradient of its own use of x alone. All ranks use x, so its gradient is the "
             "sum: identity forward, all-reduce backward.",
             lambda k: {"grad.x": term(k)},
         ),
-        Slip(
+        kit.Slip(
             "The gradients of the output were summed, though each rank has other outputs: it is x that all "
             "ranks use. Put identity_all_reduce on x, before the product.",
             lambda k: {"grad.x": output_summed(k)},
         ),
-        Slip(
+        kit.Slip(
             f"That is the mean over the {n} ranks: a value used by many gets the sum of their gradients.",
             lambda k: {"grad.x": whole.for_x / n},
         ),
-        Slip(
+        kit.Slip(
             f"{n} times too large: the gradient was summed over ranks that already had all of it.",
             lambda k: {"grad.x": n * whole.for_x},
         ),
@@ -73,12 +73,12 @@ def column_slips(whole: Whole, gather: bool) -> list[Slip]:
     return (gathered_slips(whole) if gather else []) + slips
 
 
-def gathered_slips(whole: Whole) -> list[Slip]:
+def gathered_slips(whole: Whole) -> list[kit.Slip]:
     parts = whole.y.tensor_split(whole.n, -1)
     even = len({part.shape for part in parts}) == 1
     flat = torch.cat(parts).reshape(whole.y.shape) if even else whole.y
     return [
-        Slip(
+        kit.Slip(
             f"{whole.n} times too large: behind the gathered output every rank has the same gradient. "
             "Backward of an all-gather is here to keep the own part, not to reduce.",
             lambda k: {
@@ -86,20 +86,20 @@ def gathered_slips(whole: Whole) -> list[Slip]:
                 "grad.p.weight": whole.n * whole.part(k, whole.for_weight, 0),
             },
         ),
-        Slip(
+        kit.Slip(
             "Gathered in the wrong order: part r comes from rank r.",
             lambda k: {"y": torch.cat(parts[::-1], -1)},
         ),
-        Slip(
+        kit.Slip(
             "Gathered in the wrong order: part r comes from rank r, on every rank.",
             lambda k: {"y": torch.cat([*parts[k:], *parts[:k]], -1)},
         ),
-        Slip(
+        kit.Slip(
             "The parts lie one behind the other as they were received: put them side by side along the "
             "features (torch.cat(pieces, dim=-1)).",
             lambda k: {"y": flat},
         ),
-        Slip("Only the own part is there; the others' are missing.", lambda k: {"y": alone(parts, k)}),
+        kit.Slip("Only the own part is there; the others' are missing.", lambda k: {"y": alone(parts, k)}),
     ]
 
 
@@ -107,7 +107,7 @@ def alone(parts: Sequence[Tensor], k: int) -> Tensor:
     return torch.cat([part if i == k else torch.zeros_like(part) for i, part in enumerate(parts)], -1)
 
 
-def weight_slips(whole: Whole, dim: int) -> list[Slip]:
+def weight_slips(whole: Whole, dim: int) -> list[kit.Slip]:
     """Parts of the weight that are not rank k's."""
     n, weight = whole.n, whole.weight
 
@@ -124,11 +124,11 @@ def weight_slips(whole: Whole, dim: int) -> list[Slip]:
         return {"p.weight": weight.index_select(dim, places)}
 
     return [
-        Slip(OWN_DRAW, small),
-        Slip(
+        kit.Slip(OWN_DRAW, small),
+        kit.Slip(
             "Every n-th feature was taken: rank r's part is a run of features that lie side by side.", strided
         ),
-        Slip(
+        kit.Slip(
             "The part of another rank: rank r has the r-th, counted within the group.",
             lambda k: {"p.weight": whole.part(n - 1 - k, weight, dim)},
         ),
@@ -166,7 +166,7 @@ def misfit(whole: Whole, dim: int, gather: bool = False) -> Callable[[str, str, 
     return hint
 
 
-def row_slips(whole: Whole, parallel: bool) -> list[Slip]:
+def row_slips(whole: Whole, parallel: bool) -> list[kit.Slip]:
     n = whole.n
     bias = torch.zeros(whole.size_out) if whole.bias is None else whole.bias
 
@@ -182,36 +182,36 @@ def row_slips(whole: Whole, parallel: bool) -> list[Slip]:
     )
     return [
         *weight_slips(whole, 1),
-        Slip(
+        kit.Slip(
             f"The bias counts {n} times: every rank added it before the sum. Add it once, after the "
             "all-reduce.",
             lambda k: {"y": whole.product + n * bias},
         ),
-        Slip("The bias is missing: add it after the sum.", lambda k: {"y": whole.product}),
-        Slip(
+        kit.Slip("The bias is missing: add it after the sum.", lambda k: {"y": whole.product}),
+        kit.Slip(
             "Each rank has its own term of the sum alone: an all-reduce is due forward. (Backward none is.)",
             lambda k: {"y": term(k) + bias},
         ),
-        Slip(
+        kit.Slip(
             "Each rank has its own term of the sum alone: an all-reduce is due forward. (Backward none is.)",
             lambda k: {"y": term(k)},
         ),
-        Slip(
+        kit.Slip(
             f"The mean over the {n} ranks: the terms are added, nothing is divided.",
             lambda k: {"y": whole.product / n + bias},
         ),
-        Slip(reduced_twice, lambda k: {"grad.x": n * for_x(k)}),
-        Slip(reduced_twice, lambda k: {"grad.p.weight": n * whole.part(k, whole.for_weight, 1)}),
-        Slip(
+        kit.Slip(reduced_twice, lambda k: {"grad.x": n * for_x(k)}),
+        kit.Slip(reduced_twice, lambda k: {"grad.p.weight": n * whole.part(k, whole.for_weight, 1)}),
+        kit.Slip(
             "Only this rank's features have a gradient; x is whole here, and so is its gradient: the parts "
             "of all ranks put together (all-gather backward).",
             lambda k: {"grad.x": alone(whole.for_x.tensor_split(n, -1), k)},
         ),
-        Slip(
+        kit.Slip(
             f"{n} times too large: the bias's gradient was summed over ranks, each of which has all of it.",
             lambda k: {"grad.p.bias": n * whole.for_bias},
         ),
-        Slip(
+        kit.Slip(
             f"1/{n} of it: every rank added 1/{n} of the bias. In one process a step would move it {n} times "
             "as far. Add the whole bias, once, after the sum.",
             lambda k: {"grad.p.bias": whole.for_bias / n},
@@ -233,7 +233,7 @@ def row_misfit(whole: Whole, parallel: bool) -> Callable[[str, str, int], str]:
     return hint
 
 
-def linear_trouble(case_of_it: Case, kind: str, text: str) -> str:
+def linear_trouble(case_of_it: kit.Case, kind: str, text: str) -> str:
     """The usual cause of a run that broke off."""
     if said := interface(text):
         return said

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from course_lib.checks import kit
 from course_lib.checks.judge.layers.lines import (
     held_line,
     members,
@@ -18,7 +19,6 @@ from course_lib.checks.judge.layers.lines import (
     values_line,
 )
 from course_lib.checks.judge.layers.runs import LayerRun, layer_case
-from course_lib.checks.kit import Case, Draw, Finding, Line, Observed, Slip, essential, exercise, wrong
 from course_lib.checks.notebooks.tensor_parallel.linear import SUB_GROUP
 from course_lib.checks.notebooks.tensor_parallel.shared import MANY
 from course_lib.checks.notebooks.tensor_parallel.slips import linear_trouble
@@ -53,7 +53,7 @@ GATE = (
 )
 
 
-def trouble(case_of_it: Case, kind: str, text: str) -> str:
+def trouble(case_of_it: kit.Case, kind: str, text: str) -> str:
     if case_of_it.title == SWIGLU and "must match the size of tensor" in text:
         return GATE
     if "'NoneType' object is not callable" in text:
@@ -71,7 +71,7 @@ class Swap:
     g: Tensor
 
     @classmethod
-    def draw(cls, draw: Draw, n: int, width: int, dropout: float = 0.0, mlp: str = "gelu") -> Swap:
+    def draw(cls, draw: kit.Draw, n: int, width: int, dropout: float = 0.0, mlp: str = "gelu") -> Swap:
         """Two blocks, heads of 4, as few tokens as tell something."""
         vocab, batch, seq = 13, 2, 5
         model = {
@@ -125,21 +125,21 @@ class Swap:
             mlp.gate = None
         return model(self.tokens)
 
-    def slips(self) -> list[Slip]:
+    def slips(self) -> list[kit.Slip]:
         return [
             *(
-                Slip(f"That is a GELU without the gate. {GATE}", lambda k: {"y": self.ungated()})
+                kit.Slip(f"That is a GELU without the gate. {GATE}", lambda k: {"y": self.ungated()})
                 for _ in range(self.model["mlp"] == "swiglu")
             ),
-            Slip(
+            kit.Slip(
                 f"down's bias counts {self.n} times: it is added once, after the sum.",
                 lambda k: {"y": self.changed(k, self.n)},
             ),
-            Slip(
+            kit.Slip(
                 "down's bias is missing: it belongs to the new layer as well.",
                 lambda k: {"y": self.changed(k, 0)},
             ),
-            Slip(
+            kit.Slip(
                 "Each rank goes on with its own hidden features' term: down is row-parallel, its terms are "
                 "summed.",
                 lambda k: {"y": self.changed(k, 1, whole=False)},
@@ -152,7 +152,7 @@ class Swap:
         cut = sum(size for name, size in sizes.items() if ".mlp." in name and not name.endswith("down.bias"))
         return FLOAT * (sum(sizes.values()) - cut * (self.n - 1) / self.n)
 
-    def lines(self, run: LayerRun, title: str, weight: float) -> list[Line]:
+    def lines(self, run: LayerRun, title: str, weight: float) -> list[kit.Line]:
         share = (self.n - 1) / self.n
         stream = FLOAT * self.tokens.numel() * self.model["width"]
         volume = self.model["layers"] * 2 * share * stream
@@ -181,32 +181,32 @@ class Swap:
         held = held_line(
             run, [self.held()] * self.n, says=STILL_WHOLE, weight=2 * weight, title=f"{title}: parameters"
         )
-        return [*(if_exchanged(line, run) for line in values), *sent, essential(held)]
+        return [*(if_exchanged(line, run) for line in values), *sent, kit.essential(held)]
 
 
-def if_exchanged(line: Line, run: LayerRun) -> Line:
+def if_exchanged(line: kit.Line, run: LayerRun) -> kit.Line:
     """The line, wrong where nothing is sent either way: a model left as it is has right values too."""
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         finding = line.judge(observed)
         quiet = not any(
             operations(run, observed, rank, direction)
             for rank in members(observed)
             for direction in ("forward", "backward")
         )
-        return wrong(UNCHANGED, cause=UNCHANGED) if finding.ok and quiet else finding
+        return kit.wrong(UNCHANGED, cause=UNCHANGED) if finding.ok and quiet else finding
 
     return replace(line, judge=judge)
 
 
-@exercise(
+@kit.exercise(
     points=3,
     objects=("parallelize_mlps",),
     references=REFERENCE,
     hint=trouble,
     point="MLPs of which each rank has its part alone, with one sum behind them",
 )
-def swap(draw: Draw) -> Iterator[Case]:
+def swap(draw: kit.Draw) -> Iterator[kit.Case]:
     four = Swap.draw(draw, 4, 16)
     run = four.run("four")
     dropped = Swap.draw(draw, 4, 8, dropout=0.4).run("dropped")

@@ -8,22 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from course_lib.checks import kit, words
 from course_lib.checks.judge.layers import runs
 from course_lib.checks.judge.layers.lines import members, saved_line, sent_line, values_line
 from course_lib.checks.judge.layers.runs import LayerRun
-from course_lib.checks.kit import (
-    Case,
-    Draw,
-    Finding,
-    Line,
-    Observed,
-    Slip,
-    both,
-    essential,
-    exercise,
-    words,
-    wrong,
-)
 from course_lib.checks.notebooks.tensor_parallel.loss_slips import of_gradient, of_value
 from course_lib.checks.notebooks.tensor_parallel.losses import Loss, run_of
 from course_lib.checks.notebooks.tensor_parallel.prediction import REFERENCE
@@ -39,13 +27,13 @@ OVERFLOW = (
 )
 
 
-def cast(slips: list[Slip], run: LayerRun) -> list[Slip]:
+def cast(slips: list[kit.Slip], run: LayerRun) -> list[kit.Slip]:
     """Their values, in the dtypes in which they come back."""
 
-    def in_dtypes(slip: Slip, k: int) -> dict[str, Tensor]:
+    def in_dtypes(slip: kit.Slip, k: int) -> dict[str, Tensor]:
         return {name: t.to(run.wanted[k][name].dtype) for name, t in slip.gives(k).items()}
 
-    return [Slip(slip.says, lambda k, slip=slip: in_dtypes(slip, k)) for slip in slips]
+    return [kit.Slip(slip.says, lambda k, slip=slip: in_dtypes(slip, k)) for slip in slips]
 
 
 def misfit(name: str, came: str, k: int) -> str:
@@ -56,36 +44,36 @@ def misfit(name: str, came: str, k: int) -> str:
     return ""
 
 
-def value(run: LayerRun, loss: Loss, title: str, weight: float = 1.0) -> Line:
+def value(run: LayerRun, loss: Loss, title: str, weight: float = 1.0) -> kit.Line:
     slips = cast(of_value(loss), run)
     return values_line(run, title, names=["y"], slips=slips, misfit=misfit, weight=weight)
 
 
-def stable(run: LayerRun, loss: Loss, title: str, weight: float) -> Line:
+def stable(run: LayerRun, loss: Loss, title: str, weight: float) -> kit.Line:
     """The value, where an exponential of the logits themselves is infinite, or 0."""
     line = value(run, loss, title)
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         for rank in members(observed):
             y = observed.tensors[rank][f"{run.name}.y"]
             if not bool(y.isfinite()):
-                return wrong(f"on rank {rank} the loss is {float(y):g}.", OVERFLOW)
+                return kit.wrong(f"on rank {rank} the loss is {float(y):g}.", OVERFLOW)
         return line.judge(observed)
 
-    return Line(title, judge, weight)
+    return kit.Line(title, judge, weight)
 
 
-def gradient(run: LayerRun, loss: Loss, title: str, weight: float = 1.0) -> Line:
+def gradient(run: LayerRun, loss: Loss, title: str, weight: float = 1.0) -> kit.Line:
     return values_line(run, title, names=["grad.logits"], slips=cast(of_gradient(loss), run), weight=weight)
 
 
-def in_one(run: LayerRun, loss: Loss, title: str, weight: float = 1.0, **more: Any) -> Line:
+def in_one(run: LayerRun, loss: Loss, title: str, weight: float = 1.0, **more: Any) -> kit.Line:
     """Value and gradient in one line."""
-    judge = both(value(run, loss, title).judge, gradient(run, loss, title).judge)
-    return Line(title, judge, weight, **more)
+    judge = kit.both(value(run, loss, title).judge, gradient(run, loss, title).judge)
+    return kit.Line(title, judge, weight, **more)
 
 
-def gradient_and_logits(run: LayerRun, loss: Loss, title: str, weight: float) -> Line:
+def gradient_and_logits(run: LayerRun, loss: Loss, title: str, weight: float) -> kit.Line:
     """The gradient; then, that the logits are unchanged."""
     says = "They are the caller's: subtract into a new tensor."
     return and_unwritten(gradient(run, loss, title, weight), run, {"after.logits": "`logits`"}, says)
@@ -94,7 +82,7 @@ def gradient_and_logits(run: LayerRun, loss: Loss, title: str, weight: float) ->
 # ---- what it costs
 
 
-def costs(run: LayerRun, loss: Loss) -> list[Line]:
+def costs(run: LayerRun, loss: Loss) -> list[kit.Line]:
     n, tokens = loss.n, loss.target.numel()
     exact = vocab_parallel_loss_bytes(n, tokens)
     parts = [FLOAT * tokens * size for size in chunk_sizes(loss.vocab, n)]
@@ -115,7 +103,7 @@ def costs(run: LayerRun, loss: Loss) -> list[Line]:
         ),
         sent_line(run, "backward", [0.0] * n, hint=backward),
         own_work(run),
-        essential(
+        kit.essential(
             saved_line(
                 run,
                 [2 * part + BESIDE * tokens for part in parts],
@@ -126,7 +114,7 @@ def costs(run: LayerRun, loss: Loss) -> list[Line]:
     ]
 
 
-def trouble(case_of_it: Case, kind: str, text: str) -> str:
+def trouble(case_of_it: kit.Case, kind: str, text: str) -> str:
     """The usual cause of a run that broke off."""
     if said := interface(text):
         return said
@@ -141,14 +129,14 @@ def trouble(case_of_it: Case, kind: str, text: str) -> str:
     return ""
 
 
-@exercise(
+@kit.exercise(
     points=9,
     objects=("vocab_parallel_cross_entropy",),
     references=REFERENCE,
     hint=trouble,
     point="logits that no rank holds in full",
 )
-def vocab_parallel_cross_entropy(draw: Draw) -> Iterator[Case]:
+def vocab_parallel_cross_entropy(draw: kit.Draw) -> Iterator[kit.Case]:
     loss = Loss.draw(draw, 4, 62, 3, 8)
     run, title = run_of(loss), "4 ranks, 62 tokens"
     yield runs.layer_case(title, [run],
@@ -180,7 +168,7 @@ def vocab_parallel_cross_entropy(draw: Draw) -> Iterator[Case]:
         yield from more(draw)
 
 
-def more(draw: Draw) -> Iterator[Case]:
+def more(draw: kit.Draw) -> Iterator[kit.Case]:
     half = Loss.draw(draw, 3, 12, 9, kind=torch.bfloat16)
     run = run_of(half)
     yield runs.layer_case("bfloat16", [run], [in_one(run, half, "logits in bfloat16", 0.5)], dtype="float32")

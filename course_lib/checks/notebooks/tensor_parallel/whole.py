@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from course_lib.checks.kit import Draw
+from course_lib.checks import kit
 
 REFERENCE = ("course_lib.tensor_parallel",)
 FLOAT = 8  # bytes
@@ -34,7 +34,7 @@ class Whole:
 
     @classmethod
     def draw(
-        cls, draw: Draw, n: int, features: tuple[int, int], shape: Sequence[int], bias: bool = True
+        cls, draw: kit.Draw, n: int, features: tuple[int, int], shape: Sequence[int], bias: bool = True
     ) -> Whole:
         """A layer of `features` (in, out) that n ranks share, and inputs of `shape` besides the features."""
         seed = draw.integer(1, 1 << 30)

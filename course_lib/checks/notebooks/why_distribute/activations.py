@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from course_lib import facts
-from course_lib.checks.kit import Case, Draw, Keywords, Model, Prediction, evaluated, exercise, published
+from course_lib.checks import kit
 from course_lib.checks.notebooks.why_distribute.references import REFERENCES
 
 Kept = Callable[..., float]
@@ -36,7 +36,7 @@ def kept(
     """
 
     def nbytes(
-        config: Model, batch: int, seq: int, itemsize: int = 2, flash: bool = True,
+        config: kit.Model, batch: int, seq: int, itemsize: int = 2, flash: bool = True,
         checkpoint: bool = False,
     ) -> float:  # fmt: skip
         size = itemsize if item is None else item
@@ -60,7 +60,7 @@ def kept(
 
 
 def paper(
-    config: Model, batch: int, seq: int, itemsize: int = 2, flash: bool = True, checkpoint: bool = False
+    config: kit.Model, batch: int, seq: int, itemsize: int = 2, flash: bool = True, checkpoint: bool = False
 ) -> float:  # fmt: skip
     """Korthikanti et al.'s formulas."""
     recompute = "full" if checkpoint else "selective" if flash else None
@@ -107,32 +107,32 @@ SLIPS: dict[str, Kept] = {
 }
 
 
-def drawn(draw: Draw) -> Model:
+def drawn(draw: kit.Draw) -> kit.Model:
     heads = draw.integer(3, 9)
-    return Model(
+    return kit.Model(
         context=4096, layers=draw.integer(2, 9), heads=heads, width=8 * heads * draw.integer(2, 5),
         hidden=40 * draw.integer(3, 20) + 1,
     )  # fmt: skip
 
 
-@exercise(points=6, objects=("activation_bytes",), references=REFERENCES)
-def activation_bytes(draw: Draw) -> Iterator[Case]:
+@kit.exercise(points=6, objects=("activation_bytes",), references=REFERENCES)
+def activation_bytes(draw: kit.Draw) -> Iterator[kit.Case]:
     """GPT-2's parts: LayerNorm, GELU, as many key heads as heads; the MLP may have a width of its own."""
-    small, large = published("GPT-2 small"), published("GPT-3")
+    small, large = kit.published("GPT-2 small"), kit.published("GPT-3")
     own, other = drawn(draw), drawn(draw)
     hidden = 4096 * draw.choice((2, 3, 5)) - 64  # nowhere near 4 widths
-    wide = Model(context=4096, layers=own.layers, heads=8, width=4096, hidden=hidden)
+    wide = kit.Model(context=4096, layers=own.layers, heads=8, width=4096, hidden=hidden)
     batch, seq = draw.integer(2, 9), 16 * draw.integer(3, 30)
-    math, again = Keywords(flash=False), Keywords(checkpoint=True)
+    math, again = kit.Keywords(flash=False), kit.Keywords(checkpoint=True)
 
-    def line(title: str, *arguments: tuple, weight: float = 1.0, tolerance: float = EXACT) -> Prediction:
-        return Prediction(
+    def line(title: str, *arguments: tuple, weight: float = 1.0, tolerance: float = EXACT) -> kit.Prediction:
+        return kit.Prediction(
             "activation_bytes", 0, arguments, facts.activation_bytes, SLIPS, weight, title,
             otherwise="Print SavedBytes(model).by_module for one block, and divide each entry by b s h. "
             "The rest over whole numbers are the few numbers a token.", tolerance=tolerance,
         )  # fmt: skip
 
-    yield from evaluated(
+    yield from kit.evaluated(
         [
             line("16 bits: the rows", (large, 1, 2048), (wide, batch, seq), weight=2, tolerance=ROWS),
             line("float32: the rows", (large, 1, 2048, 4), (wide, batch, seq, 4), tolerance=ROWS),

@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from course_lib import facts
-from course_lib.checks.kit import Case, Draw, Formula, Prediction, evaluated, exercise, place
+from course_lib.checks import kit
 from course_lib.checks.notebooks.why_distribute.references import REFERENCES
 
 SEARCHED = 2e-3  # relative: a search for the least loss need not be finer
 
 
-def times(factor: float) -> Formula:
+def times(factor: float) -> kit.Formula:
     return lambda params, tokens, gpus, flops, mfu=0.4: factor * facts.days(params, tokens, gpus, flops, mfu)
 
 
-def speed(factor: float) -> Formula:
+def speed(factor: float) -> kit.Formula:
     return lambda params, flops, mfu: factor * facts.tokens_per_second_per_gpu(params, flops, mfu)
 
 
-DAYS: dict[str, Formula] = {
+DAYS: dict[str, kit.Formula] = {
     "That is one GPU: the tokens are divided by the GPUs.": (
         lambda params, tokens, gpus, flops, mfu=0.4: facts.days(params, tokens, 1, flops, mfu)
     ),
@@ -38,7 +38,7 @@ DAYS: dict[str, Formula] = {
     "That is in seconds; a day has 86,400.": times(facts.DAY),
     "That is in hours.": times(24),
 }
-SPEED: dict[str, Formula] = {
+SPEED: dict[str, kit.Formula] = {
     "3 N has one FLOP for each multiplication and addition together, or it is the peak of fp8 where bf16 is "
     "multiplied: forward and backward are 6 N, over the peak that is given.": speed(2),
     "2 N is forward alone: forward and backward are 6 N a token.": speed(3),
@@ -53,7 +53,7 @@ SPEED: dict[str, Formula] = {
 }
 
 
-def of_law(optimum: Callable[[float, tuple[float, ...]], tuple[float, float]], index: int) -> Formula:
+def of_law(optimum: Callable[[float, tuple[float, ...]], tuple[float, float]], index: int) -> kit.Formula:
     return lambda budget, law: optimum(budget, law)[index]
 
 
@@ -119,8 +119,10 @@ OPTIMA: dict[str, Callable[[float, tuple[float, ...]], tuple[float, float]]] = {
 }  # fmt: skip
 
 
-@exercise(points=6, objects=("days", "tokens_per_second_per_gpu", "compute_optimal"), references=REFERENCES)
-def budgets(draw: Draw) -> Iterator[Case]:
+@kit.exercise(
+    points=6, objects=("days", "tokens_per_second_per_gpu", "compute_optimal"), references=REFERENCES
+)
+def budgets(draw: kit.Draw) -> Iterator[kit.Case]:
     """Published runs and laws, and drawn ones."""
     params, tokens = 1e9 * draw.integer(3, 400), 1e11 * draw.integer(5, 200)
     gpus, flops, mfu = (8 * draw.integer(2, 900), 1e12 * draw.integer(100, 2000), draw.integer(25, 60) / 100)
@@ -132,22 +134,22 @@ def budgets(draw: Draw) -> Iterator[Case]:
     laws = [tuple(named) for named in facts.LAWS.values()]
     optimal = [(facts.CHINCHILLA, laws[0]), (facts.CHINCHILLA, laws[2]), (budget, law), (1e21, laws[1])]
 
-    def optimum(index: int, title: str) -> Prediction:
-        return Prediction(
+    def optimum(index: int, title: str) -> kit.Prediction:
+        return kit.Prediction(
             "compute_optimal", 2, optimal, of_law(facts.compute_optimal, index),
             {says: of_law(slip, index) for says, slip in OPTIMA.items()}, 1.5,
-            f"compute_optimal: {title}", pick=place(index, 2), tolerance=SEARCHED,
+            f"compute_optimal: {title}", pick=kit.place(index, 2), tolerance=SEARCHED,
             otherwise="Put D = C / 6N into the law, and look for the N at which its derivative is 0.",
         )  # fmt: skip
 
-    yield from evaluated(
+    yield from kit.evaluated(
         [
-            Prediction(
+            kit.Prediction(
                 "days", 0,
                 [(8e9, 15e12, 1024, 989e12), (params, tokens, gpus, flops, mfu), (params, tokens, 1, flops)],
                 facts.days, DAYS, otherwise="6 N D FLOPs, over gpus * flops * mfu a second.",
             ),
-            Prediction(
+            kit.Prediction(
                 "tokens_per_second_per_gpu", 1,
                 [(70e9, 989e12, 0.4), (params, flops, mfu)],
                 facts.tokens_per_second_per_gpu, SPEED, otherwise="flops * mfu a second, 6 N a token.",
@@ -158,7 +160,7 @@ def budgets(draw: Draw) -> Iterator[Case]:
     )  # fmt: skip
 
 
-CROSSINGS: dict[str, Formula] = {
+CROSSINGS: dict[str, kit.Formula] = {
     "There the laws are equal; they were to differ by a factor of 2.": (
         lambda first, second: same(first, second)
     ),
@@ -190,16 +192,16 @@ def same(first: tuple[float, ...], second: tuple[float, ...]) -> float:
     return unit * ratio ** (-1 / slope)
 
 
-@exercise(points=3, objects=("crossover",), references=REFERENCES, extra=True)
-def crossover(draw: Draw) -> Iterator[Case]:
+@kit.exercise(points=3, objects=("crossover",), references=REFERENCES, extra=True)
+def crossover(draw: kit.Draw) -> Iterator[kit.Case]:
     """Laws whose parameters grow differently; the published ones in both orders."""
     laws = [tuple(named) for named in facts.LAWS.values()]
     slower = (1.7, 300.0 + draw.integer(0, 200), 900.0, 0.36, draw.integer(30, 34) / 100)
     faster = (1.8, 350.0 + draw.integer(0, 200), 1200.0, 0.33, draw.integer(36, 40) / 100)
     pairs = [(laws[0], laws[2]), (laws[2], laws[0]), (slower, faster), (faster, slower), (laws[1], laws[2])]
-    yield from evaluated(
+    yield from kit.evaluated(
         [
-            Prediction(
+            kit.Prediction(
                 "crossover", 0, pairs[k : k + 2] if k < 4 else pairs[4:], facts.crossover, CROSSINGS,
                 title=title, tolerance=SEARCHED,
                 otherwise="Each law's N is a power of C, and so is their ratio.",

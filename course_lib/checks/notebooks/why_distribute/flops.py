@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from course_lib import facts
-from course_lib.checks.kit import Case, Draw, Keywords, Model, Prediction, evaluated, exercise, published
+from course_lib.checks import kit
 from course_lib.checks.notebooks.why_distribute.references import REFERENCES
 
 Count = Callable[..., float]
@@ -18,8 +18,8 @@ def counted(
     directions: float = 2,
     head: bool = True,
     scores: Callable[[int, bool], float] | None = None,
-    score_heads: Callable[[Model], int] | None = None,
-    beside: Callable[[Model], float] | None = None,
+    score_heads: Callable[[kit.Model], int] | None = None,
+    beside: Callable[[kit.Model], float] | None = None,
     again: Callable[[float, float], float] | None = None,
 ) -> Count:
     """FLOPs by a count with a mistake.
@@ -30,7 +30,7 @@ def counted(
     """
 
     def flops(
-        config: Model, batch: int, seq: int, backward: bool = True, causal: bool = False,
+        config: kit.Model, batch: int, seq: int, backward: bool = True, causal: bool = False,
         recompute: bool = False,
     ) -> float:  # fmt: skip
         of_head = config.vocab_size * config.width
@@ -49,27 +49,27 @@ def counted(
     return flops
 
 
-def rule(config: Model, batch: int, seq: int, backward: bool = True, **_: bool) -> float:
+def rule(config: kit.Model, batch: int, seq: int, backward: bool = True, **_: bool) -> float:
     """6 N D, with N as `matmul_parameters`, and 2 N D of a forward."""
     return (6 if backward else 2) * batch * seq * facts.matmul_parameters(config)
 
 
-def rule_alone(config: Model, batch: int, seq: int, **_: bool) -> float:
+def rule_alone(config: kit.Model, batch: int, seq: int, **_: bool) -> float:
     return 6 * batch * seq * facts.matmul_parameters(config)
 
 
-def rule_of_all(config: Model, batch: int, seq: int, backward: bool = True, **_: bool) -> float:
+def rule_of_all(config: kit.Model, batch: int, seq: int, backward: bool = True, **_: bool) -> float:
     return (6 if backward else 2) * batch * seq * facts.transformer_parameters(config)
 
 
-def biases(config: Model) -> int:
+def biases(config: kit.Model) -> int:
     """The biases of the blocks' linear layers."""
     without = facts.parameters_by_part(replace(config, bias=False))
     parts = facts.parameters_by_part(config)
     return sum(parts[part] - without[part] for part in ("attention", "mlp"))
 
 
-def attention_biases(config: Model) -> int:
+def attention_biases(config: kit.Model) -> int:
     queries, keys = config.heads * config.head_dim, config.key_value_heads * config.head_dim
     return config.bias * config.layers * (queries + 2 * keys + config.width)
 
@@ -134,36 +134,36 @@ SLIPS: dict[str, Count] = {
 EXACT, ROUGH = 1e-6, 1e-3  # relative: of a model whose head has a few rows, the head itself is less
 
 
-@exercise(points=8, objects=("step_flops",), references=REFERENCES)
-def step_flops(draw: Draw) -> Iterator[Case]:
+@kit.exercise(points=8, objects=("step_flops",), references=REFERENCES)
+def step_flops(draw: kit.Draw) -> Iterator[kit.Case]:
     """The blocks of a plain model, whose head is next to nothing, and whole models: published and drawn.
 
     A mistake in the head, in biases or in grouped queries costs the second alone.
     """
     batch, seq = draw.integer(2, 9), 64 * draw.integer(3, 30) + 1
     heads = 4 * draw.integer(2, 5)
-    plain = Model(
+    plain = kit.Model(
         vocab_size=2, context=4096, layers=draw.integer(3, 9), heads=heads, width=64 * heads, bias=False,
     )  # fmt: skip
-    own = Model(
+    own = kit.Model(
         vocab_size=1000 * draw.integer(1, 9) + 3, context=4096, layers=draw.integer(2, 9),
         heads=heads, width=16 * heads, kv_heads=heads // 4, hidden=40 * draw.integer(5, 30) + 1,
         mlp="swiglu", tied=False,
     )  # fmt: skip
-    small, large, llama = map(published, ("GPT-2 small", "GPT-3", "Llama-3-8B"))
+    small, large, llama = map(kit.published, ("GPT-2 small", "GPT-3", "Llama-3-8B"))
     forward, masked, again = (
-        Keywords(backward=False), Keywords(causal=True), Keywords(recompute=True),
+        kit.Keywords(backward=False), kit.Keywords(causal=True), kit.Keywords(recompute=True),
     )  # fmt: skip
 
-    def line(title: str, *arguments: tuple, weight: float = 1.0, tolerance: float = EXACT) -> Prediction:
-        return Prediction(
+    def line(title: str, *arguments: tuple, weight: float = 1.0, tolerance: float = EXACT) -> kit.Prediction:
+        return kit.Prediction(
             "step_flops", 0, arguments, facts.transformer_flops, SLIPS, weight, title,
             otherwise="Forward: 2 for each element of each matrix and token, the head's as well, and "
             "4 b s^2 h a layer for attention. Backward: twice forward. If your function calls `parameters`, "
             "mend that one first.", tolerance=tolerance,
         )  # fmt: skip
 
-    yield from evaluated(
+    yield from kit.evaluated(
         [
             line(
                 "blocks: forward",
@@ -172,7 +172,8 @@ def step_flops(draw: Draw) -> Iterator[Case]:
             line("blocks: forward and backward", (plain, 1, 1024), (plain, batch, 2 * seq), tolerance=ROUGH),
             line(
                 "blocks: masked scores skipped",
-                (plain, 1, 1023, masked), (plain, batch, seq, Keywords(**masked, **forward)), tolerance=ROUGH,
+                (plain, 1, 1023, masked), (plain, batch, seq, kit.Keywords(**masked, **forward)),
+                tolerance=ROUGH,
             ),
             line("blocks: run again", (plain, 1, 1024, again), (plain, batch, seq, again), tolerance=ROUGH),
             line(
@@ -186,7 +187,7 @@ def step_flops(draw: Draw) -> Iterator[Case]:
             line(
                 "models: masked scores skipped",
                 (large, 1, 2048, masked), (own, batch, seq, masked),
-                (own, batch, seq, Keywords(**masked, **forward)),
+                (own, batch, seq, kit.Keywords(**masked, **forward)),
             ),
             line(
                 "models: blocks run again",

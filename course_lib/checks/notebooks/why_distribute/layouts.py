@@ -7,25 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from course_lib import facts
-from course_lib.checks.kit import (
-    RIGHT,
-    SIZES,
-    Case,
-    Draw,
-    Finding,
-    Line,
-    Model,
-    Observed,
-    Sentence,
-    at,
-    call,
-    error_kind,
-    evaluating,
-    exercise,
-    published,
-    unwritten,
-    wrong,
-)
+from course_lib.checks import kit
 from course_lib.checks.notebooks.why_distribute.references import REFERENCES
 
 Layout = tuple[int, bool]
@@ -44,7 +26,7 @@ OTHERWISE = (
 class Plan:
     """The arguments of a call."""
 
-    model: Model
+    model: kit.Model
     gpus: int
     room: float
     batch: int
@@ -199,10 +181,12 @@ def read(value: Any) -> Layout | str:
     return "something else"
 
 
-def judge(plans: Sequence[Plan], start: int, everything: Sequence[Plan]) -> Callable[[Observed], Finding]:
+def judge(
+    plans: Sequence[Plan], start: int, everything: Sequence[Plan]
+) -> Callable[[kit.Observed], kit.Finding]:
     """everything: the plans of all lines; a mistake is named if it gives all of their answers."""
 
-    def judge_answers(observed: Observed) -> Finding:
+    def judge_answers(observed: kit.Observed) -> kit.Finding:
         off: list[tuple[Plan, Layout | None]] = []
         for index, plan in enumerate(plans, start=start):
             answer = observed.answer(index)
@@ -210,8 +194,8 @@ def judge(plans: Sequence[Plan], start: int, everything: Sequence[Plan]) -> Call
                 return raised(plan, *answer.error)
             layout = read(answer.value)
             if isinstance(layout, str) and layout != NONE:
-                return wrong(
-                    Sentence(
+                return kit.wrong(
+                    kit.Sentence(
                         f"{plan} gives neither None nor a layout.",
                         "first_that_fits gives neither None nor a layout for some arguments.",
                     ),
@@ -221,30 +205,30 @@ def judge(plans: Sequence[Plan], start: int, everything: Sequence[Plan]) -> Call
             chosen = layout if isinstance(layout, tuple) else None
             if chosen != plan.right:
                 off.append((plan, chosen))
-        return explained(off[0], answers(everything, observed)) if off else RIGHT
+        return explained(off[0], answers(everything, observed)) if off else kit.RIGHT
 
     return judge_answers
 
 
-def answers(plans: Sequence[Plan], observed: Observed) -> list[tuple[Plan, Layout | None]]:
+def answers(plans: Sequence[Plan], observed: kit.Observed) -> list[tuple[Plan, Layout | None]]:
     """Those that are a layout or None."""
     read_so_far = ((plan, read(observed.answer(index).value)) for index, plan in enumerate(plans))
     layouts = [(plan, None if layout == NONE else layout) for plan, layout in read_so_far]
     return [(plan, layout) for plan, layout in layouts if not isinstance(layout, str)]
 
 
-def raised(plan: Plan, error: str = "", text: str = "", where: str = "") -> Finding:
+def raised(plan: Plan, error: str = "", text: str = "", where: str = "") -> kit.Finding:
     if error == "NotImplementedError":
-        return unwritten("first_that_fits", where)
-    said = Sentence(f"{plan} raised {error}: {text}", f"first_that_fits raised {error_kind(error)}.")
+        return kit.unwritten("first_that_fits", where)
+    said = kit.Sentence(f"{plan} raised {error}: {text}", f"first_that_fits raised {kit.error_kind(error)}.")
     if plan.right is None:
-        return wrong(said, "No layout fits there: return None instead of raising.", cause="raised")
-    return wrong(said, at(where), cause="raised")
+        return kit.wrong(said, "No layout fits there: return None instead of raising.", cause="raised")
+    return kit.wrong(said, kit.at(where), cause="raised")
 
 
 def explained(
     first_off: tuple[Plan, Layout | None], all_answers: Sequence[tuple[Plan, Layout | None]]
-) -> Finding:
+) -> kit.Finding:
     """A wrong answer with its own bill, and the mistake that gives all answers, the right ones as well."""
     plan, chosen = first_off
     right = plan.right
@@ -267,22 +251,22 @@ def explained(
     )
     if slip == OTHERWISE and all(layout in fitting(p) for p, layout in all_answers if layout != p.right):
         slip = CHEAPEST
-    return wrong(Sentence(said, general), slip, cause=general if slip == OTHERWISE else slip)
+    return kit.wrong(kit.Sentence(said, general), slip, cause=general if slip == OTHERWISE else slip)
 
 
-def drawn(draw: Draw, number: int) -> Model:
+def drawn(draw: kit.Draw, number: int) -> kit.Model:
     """Published models with GPT-2's parts, and others of their kind."""
     names = ("GPT-2 small", "GPT-2 XL", "GPT-3")
     if number % 5 < 2:
-        return published(names[number % len(names)])
+        return kit.published(names[number % len(names)])
     heads = 4 * draw.integer(2, 17)
-    return Model(
+    return kit.Model(
         vocab_size=1000 * draw.integer(30, 260) + 7, context=65_536, layers=8 * draw.integer(2, 13),
         heads=heads, width=64 * heads,
     )  # fmt: skip
 
 
-def on_the_border(draw: Draw, number: int, inside: bool) -> Plan:
+def on_the_border(draw: kit.Draw, number: int, inside: bool) -> Plan:
     """A room in which a layout just fits, or just does not: by a byte if it is checkpointed, else by 0.4 %.
 
     (The few numbers beside the activations, a byte or two for each thousand, do not decide these.)
@@ -301,13 +285,13 @@ def on_the_border(draw: Draw, number: int, inside: bool) -> Plan:
     return Plan(model, gpus, room, plan.batch, plan.seq)
 
 
-def exactly(draw: Draw, number: int) -> Plan:
+def exactly(draw: kit.Draw, number: int) -> Plan:
     """A room that is exactly a checkpointed layout's bill, also if its parts are added up in GB.
 
     The activations are larger than all states, so that no layout fits which keeps them.
     """
     heads = draw.integer(8, 16)
-    model = Model(
+    model = kit.Model(
         vocab_size=1000 * draw.integer(30, 260) + 7, context=65_536, layers=8 * draw.integer(1, 4),
         heads=heads, width=64 * heads,
     )  # fmt: skip
@@ -321,13 +305,13 @@ def exactly(draw: Draw, number: int) -> Plan:
     raise AssertionError("of a hundred bills one is as large in GB")
 
 
-@exercise(points=8, objects=("first_that_fits",), references=REFERENCES)
-def first_that_fits(draw: Draw) -> Iterator[Case]:
+@kit.exercise(points=8, objects=("first_that_fits",), references=REFERENCES)
+def first_that_fits(draw: kit.Draw) -> Iterator[kit.Case]:
     """Sixty plans on the borders of layouts, and some that are wide of them."""
     fits = [on_the_border(draw, number, True) for number in range(CASES // 2)]
     misses = [on_the_border(draw, number, False) for number in range(CASES // 2)]
     wide = [
-        Plan(published(name), gpus, 80e9, 1, seq)
+        Plan(kit.published(name), gpus, 80e9, 1, seq)
         for name, gpus, seq in (
             ("GPT-2 small", 1, 1024), ("GPT-2 small", 8, 1024), ("GPT-2 XL", 1, 1024),
             ("GPT-2 XL", 4, 1024), ("GPT-3", 8, 2048), ("GPT-3", 64, 2048), ("GPT-3", 1024, 2048),
@@ -339,11 +323,11 @@ def first_that_fits(draw: Draw) -> Iterator[Case]:
         "a layout just does not fit": (misses, 1.5),
         "exactly as large as the room": ([exactly(draw, number) for number in range(6)], 0.5),
     }
-    lines: list[Line] = []
+    lines: list[kit.Line] = []
     everything = [plan for plans, _ in groups.values() for plan in plans]
-    calls = [call(0, plan.args) for plan in everything]
+    calls = [kit.call(0, plan.args) for plan in everything]
     start = 0
     for title, (plans, weight) in groups.items():
-        lines.append(Line(title, judge(plans, start, everything), weight))
+        lines.append(kit.Line(title, judge(plans, start, everything), weight))
         start += len(plans)
-    yield Case("plans", [evaluating(calls)], lines, recipe=SIZES, alone=True)
+    yield kit.Case("plans", [kit.evaluating(calls)], lines, recipe=kit.SIZES, alone=True)

@@ -10,28 +10,7 @@ from torch import Tensor
 from torch.random import fork_rng
 
 from course_lib import facts
-from course_lib.checks.kit import (
-    ANY,
-    RIGHT,
-    Case,
-    Draw,
-    Finding,
-    Line,
-    Observed,
-    RankSide,
-    Sentence,
-    Spec,
-    at,
-    both,
-    close,
-    difference,
-    error_kind,
-    exercise,
-    numeric,
-    unwritten,
-    words,
-    wrong,
-)
+from course_lib.checks import kit, words
 from course_lib.checks.notebooks.why_distribute.names import entries, named_right
 from course_lib.checks.notebooks.why_distribute.references import REFERENCES
 from course_lib.checks.rank.notebooks.why_distribute.meter import (
@@ -100,7 +79,7 @@ def gradient(leaf: Tensor) -> Tensor:
     return leaf.grad
 
 
-def runs(draw: Draw) -> dict[str, Expected]:
+def runs(draw: kit.Draw) -> dict[str, Expected]:
     """Sizes by which a wrong number of bytes has one cause: three primes times 8, and a prime of rows."""
     primes = [11, 13, 17, 19, 23, 29]
     drawn = [8 * primes.pop(draw.integer(0, len(primes))) for _ in range(3)]
@@ -157,67 +136,74 @@ def runs(draw: Draw) -> dict[str, Expected]:
     }  # fmt: skip
 
 
-def line(title: str, run: Expected, judge: Callable[[Expected, Any], Finding], weight: float = 1.0) -> Line:
+def line(
+    title: str, run: Expected, judge: Callable[[Expected, Any], kit.Finding], weight: float = 1.0
+) -> kit.Line:
     """judge: of (what is right, the reply), if no error was raised."""
-    return Line(title, judged_reply(run, lambda observed: judge(run, observed.values[0][run.name])), weight)
+    return kit.Line(
+        title, judged_reply(run, lambda observed: judge(run, observed.values[0][run.name])), weight
+    )
 
 
-def judged_reply(run: Expected, judge: Callable[[Observed], Finding]) -> Callable[[Observed], Finding]:
+def judged_reply(
+    run: Expected, judge: Callable[[kit.Observed], kit.Finding]
+) -> Callable[[kit.Observed], kit.Finding]:
     """judge: looks at the run, if no error was raised there."""
 
-    def judge_reply(observed: Observed) -> Finding:
+    def judge_reply(observed: kit.Observed) -> kit.Finding:
         reply = observed.values[0][run.name]
         if reply.error is None:
             return judge(observed)
         error, text, where = reply.error
         if error == "NotImplementedError":
-            return unwritten("SavedBytes", where)
-        said = Sentence(
-            f"with SavedBytes(model): ... raised {error}: {text}", f"SavedBytes raised {error_kind(error)}."
+            return kit.unwritten("SavedBytes", where)
+        said = kit.Sentence(
+            f"with SavedBytes(model): ... raised {error}: {text}",
+            f"SavedBytes raised {kit.error_kind(error)}.",
         )
         output = "A forward hook that returns something takes the output's place: return None."
-        return wrong(said, at(where) if where else output, cause="raised")
+        return kit.wrong(said, kit.at(where) if where else output, cause="raised")
 
     return judge_reply
 
 
-def total(run: Expected, reply: Any) -> Finding:
-    number = numeric(reply.total)
+def total(run: Expected, reply: Any) -> kit.Finding:
+    number = kit.numeric(reply.total)
     if number is None:
-        return wrong("total is not a number.", "It counts bytes.", cause="no number")
+        return kit.wrong("total is not a number.", "It counts bytes.", cause="no number")
     if number == run.total:
-        return RIGHT
-    said = Sentence(
+        return kit.RIGHT
+    said = kit.Sentence(
         f"total is {words.number(number)} bytes; {words.number(run.total)} are kept.",
         "total is another number of bytes than is kept.",
     )
-    return wrong(said, run.slips.get(number, ""), cause=run.slips.get(number, ""))
+    return kit.wrong(said, run.slips.get(number, ""), cause=run.slips.get(number, ""))
 
 
-def modules(title: str, run: Expected, both_runs: Sequence[Expected]) -> Line:
+def modules(title: str, run: Expected, both_runs: Sequence[Expected]) -> kit.Line:
     """by_module, if total is right: names, and bytes. both_runs: those that have a line about it."""
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         replies = observed.values[0]
-        if numeric(replies[run.name].total) != run.total:
-            return wrong("by_module is judged when total is right.", cause=ANY)
+        if kit.numeric(replies[run.name].total) != run.total:
+            return kit.wrong("by_module is judged when total is right.", cause=kit.ANY)
         pairs = [
             (entries(replies[other.name].by_module) or {}, other.entries)
             for other in both_runs
-            if numeric(replies[other.name].total) == other.total
+            if kit.numeric(replies[other.name].total) == other.total
         ]
         return named_right(entries(replies[run.name].by_module), run.entries, pairs)
 
-    return Line(title, judged_reply(run, judge), 1.5)
+    return kit.Line(title, judged_reply(run, judge), 1.5)
 
 
-def memory(run: Expected, reply: Any) -> Finding:
+def memory(run: Expected, reply: Any) -> kit.Finding:
     """No copies, and nothing held after backward."""
-    if numeric(reply.total) is None:
-        return wrong("memory is judged when total is a number.", cause=ANY)
+    if kit.numeric(reply.total) is None:
+        return kit.wrong("memory is judged when total is a number.", cause=kit.ANY)
     if reply.copied > 0:
-        return wrong(
-            Sentence(
+        return kit.wrong(
+            kit.Sentence(
                 f"forward inside takes {words.number(reply.copied)} bytes more than outside.",
                 "forward inside takes more bytes than outside.",
             ),
@@ -225,8 +211,8 @@ def memory(run: Expected, reply: Any) -> Finding:
             "itself, or a view of it.",
         )
     if reply.held > 0:
-        return wrong(
-            Sentence(
+        return kit.wrong(
+            kit.Sentence(
                 f"memory that would be free is held by your meter: +{words.number(reply.held)} bytes after "
                 "backward.",
                 "memory that would be free is held by your meter after backward.",
@@ -234,70 +220,70 @@ def memory(run: Expected, reply: Any) -> Finding:
             "Keep numbers and weak references, or let go of the tensors in __exit__.",
         )
     if reply.unpacked > 0:
-        return wrong(
-            Sentence(
+        return kit.wrong(
+            kit.Sentence(
                 f"backward inside takes {words.number(reply.unpacked)} bytes more than outside.",
                 "backward inside takes more bytes than outside.",
             ),
             "unpack returns a copy: hand back the tensor that was kept.",
         )
-    return RIGHT
+    return kit.RIGHT
 
 
-def over(run: Expected, reply: Any) -> Finding:
+def over(run: Expected, reply: Any) -> kit.Finding:
     """A forward after the block does not count, the modules have no hooks, and an error has passed."""
-    if numeric(reply.total) is None:
-        return wrong("hooks are judged when total is a number.", cause=ANY)
+    if kit.numeric(reply.total) is None:
+        return kit.wrong("hooks are judged when total is a number.", cause=kit.ANY)
     if run.fails and not reply.passed:
-        return wrong(
+        return kit.wrong(
             "an error inside does not come out of the block.",
             "A true result of __exit__ makes Python drop the error: return None or False.",
         )
-    counted = numeric(reply.later) != numeric(reply.total)
+    counted = kit.numeric(reply.later) != kit.numeric(reply.total)
     if not counted and reply.left == 0:
-        return RIGHT
+        return kit.RIGHT
     if not counted:
-        return wrong(
+        return kit.wrong(
             f"after {'an error inside' if run.fails else 'the block'}, hooks of the modules are left.",
             "register_forward_hook returns a handle: keep all handles, and call their remove() in __exit__, "
             "also after an error.",
         )
     if run.fails:
-        return wrong(
+        return kit.wrong(
             "after an error inside, the next forward is still counted.",
             "__exit__ is called then, too: take the hooks away there, whatever happened.",
         )
-    return wrong(
+    return kit.wrong(
         "after the block, the next forward is still counted.",
         "Leave the hooks in __exit__, and remove those of the modules.",
     )
 
 
-def itself(run: Expected, reply: Any) -> Finding:
+def itself(run: Expected, reply: Any) -> kit.Finding:
     """`with ... as meter` gives the meter."""
     if reply.entered:
-        return RIGHT
-    return wrong(
+        return kit.RIGHT
+    return kit.wrong(
         "with SavedBytes(model) as meter: ... gives `meter` something else than the SavedBytes.",
         "`as` takes the result of __enter__: return self there.",
     )
 
 
-def untouched(wanted: Mapping[str, Tensor]) -> Callable[[Observed], Finding]:
+def untouched(wanted: Mapping[str, Tensor]) -> Callable[[kit.Observed], kit.Finding]:
     """The gradients that backward has computed from what was kept."""
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         for name, right in wanted.items():
-            if not close(observed.tensors[0][name], right):
-                said = difference("backward gives other gradients", observed.tensors[0][name], right)
-                return wrong(said, "Hand back the tensor that was kept, unchanged.")
-        return RIGHT
+            if not kit.close(observed.tensors[0][name], right):
+                said = kit.difference("backward gives other gradients", observed.tensors[0][name], right)
+                return kit.wrong(said, "Hand back the tensor that was kept, unchanged.")
+        return kit.RIGHT
 
     return judge
 
 
-@exercise(points=8, objects=("SavedBytes",), references=REFERENCES)
-def saved_bytes(draw: Draw) -> Iterator[Case]:
+@kit.exercise(points=8, objects=("SavedBytes",), references=REFERENCES)
+def saved_bytes(draw: kit.Draw) -> Iterator[kit.Case]:
     """Small modules in which each mistake has a number of its own, and a block of the GPT."""
     made = runs(draw)
     gradients = made["layers"].gradients(0)  # the first run
@@ -311,11 +297,11 @@ def saved_bytes(draw: Draw) -> Iterator[Case]:
         line("total: a block of the GPT", made["block"], total, 0.5),
         modules("by_module: layers", made["layers"], named),
         modules("by_module: a module's own operations", made["views"], named),
-        replace(held, judge=both(held.judge, untouched(gradients))),
+        replace(held, judge=kit.both(held.judge, untouched(gradients))),
         line("with ... as meter", made["layers"], itself, 0.5),
         line("after the block", made["views"], over),
         line("after an error inside", made["error"], over),
     ]
     instructions = MeterInstructions([run.instructions(seed) for seed, run in enumerate(made.values())])
-    returned = {name: Spec.of(right) for name, right in gradients.items()}
-    yield Case("meter", [RankSide({}, instructions, returned)], lines, recipe=RECIPE, alone=True)
+    returned = {name: kit.Spec.of(right) for name, right in gradients.items()}
+    yield kit.Case("meter", [kit.RankSide({}, instructions, returned)], lines, recipe=RECIPE, alone=True)

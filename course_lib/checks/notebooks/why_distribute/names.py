@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from course_lib.checks.kit import RIGHT, Finding, Sentence, numeric, words, wrong
+from course_lib.checks import kit, words
 
 Entries = Mapping[str, float | None]  # by_module without zeros
 # The name under which a mistake enters the bytes of each module, with its sentence.
@@ -32,22 +32,24 @@ def entries(by_module: Any) -> dict[str, float | None] | None:
     pairs = by_module.get("dict") if isinstance(by_module, dict) else None
     if not isinstance(pairs, list):
         return None
-    return {name: numeric(value) for name, value in pairs if isinstance(name, str) and value}
+    return {name: kit.numeric(value) for name, value in pairs if isinstance(name, str) and value}
 
 
-def named_right(named: Entries | None, wanted: Entries, runs: Sequence[tuple[Entries, Entries]]) -> Finding:
+def named_right(
+    named: Entries | None, wanted: Entries, runs: Sequence[tuple[Entries, Entries]]
+) -> kit.Finding:
     """The finding on by_module of a run. runs: entries and right ones, of all whose total is right."""
     if named is None:
-        return wrong("by_module is not a dict.", "It has bytes by the names of modules.", cause="no dict")
+        return kit.wrong("by_module is not a dict.", "It has bytes by the names of modules.", cause="no dict")
     if named == wanted:
-        return RIGHT
+        return kit.RIGHT
     if not named:
-        return wrong(
+        return kit.wrong(
             "by_module is empty.", "Let pack add to the entry of the module that runs.", cause="empty"
         )
     names = words.listing(repr(name) for name in named)
-    said = Sentence(f"by_module has bytes for {names}.", "by_module has other bytes than were kept.")
-    return wrong(said, why([(entered, right) for entered, right in runs if entered != right]))
+    said = kit.Sentence(f"by_module has bytes for {names}.", "by_module has other bytes than were kept.")
+    return kit.wrong(said, why([(entered, right) for entered, right in runs if entered != right]))
 
 
 def why(off: Sequence[tuple[Entries, Entries]]) -> str:

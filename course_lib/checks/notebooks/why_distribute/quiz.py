@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from course_lib import facts
-from course_lib.checks.kit import Answer, Case, Draw, answers, exercise
+from course_lib.checks import kit
 from course_lib.checks.notebooks.why_distribute.references import REFERENCES
 
 MICROBATCH, SEQ, WIDTH, LAYERS, EVERY = 64, 4096, 8192, 80, 4
@@ -39,24 +39,24 @@ SCORES = 4 * WIDTH
 HELD_BY_EACH = "A replica holds all weights, gradients and states: each GPU holds as much as one."
 
 
-@exercise(
+@kit.exercise(
     points=6,
     objects=("answer_1", "answer_2", "answer_3", "answer_4", "answer_5", "answer_6"),
     references=REFERENCES,
     constants=True,
 )
-def questions(draw: Draw) -> Iterator[Case]:
-    yield answers(
+def questions(draw: kit.Draw) -> Iterator[kit.Case]:
+    yield kit.answers(
         [
-            Answer(
+            kit.Answer(
                 "answer_1", CHECKPOINTS, slips=HELD, unit="GB", tolerance=0.005,
                 otherwise="Every checkpoint is one block's input: 64 x 4,096 x 8,192 numbers of 2 bytes.",
             ),
-            Answer(
+            kit.Answer(
                 "answer_2", SPEED, slips=TOKENS, unit="tokens a second",
                 otherwise="40 % of 989 TFLOP/s, over 6 FLOPs for each of 70e9 parameters.",
             ),
-            Answer(
+            kit.Answer(
                 "answer_3", TENSORS[:1], options=TENSORS,
                 slips={
                     "the weights": "7B parameters are 28 GB in float32. 1,000 sequences of 4,096 tokens have "
@@ -67,7 +67,7 @@ def questions(draw: Draw) -> Iterator[Case]:
                     "32,000.",
                 },
             ),
-            Answer(
+            kit.Answer(
                 "answer_4", SCORES, unit="tokens", tolerance=1e-3,
                 slips={
                     2 * WIDTH: "From 2h on the scores are half of the MLP's FLOPs; there attention with its "
@@ -79,14 +79,14 @@ def questions(draw: Draw) -> Iterator[Case]:
                 },
                 otherwise="4 s h FLOPs for a token's scores, 16 h^2 for its MLP, forward.",
             ),
-            Answer(
+            kit.Answer(
                 "answer_5", ("time",), options=SAVED,
                 slips={
                     "memory": HELD_BY_EACH,
                     "both": HELD_BY_EACH,
                 },
             ),
-            Answer(
+            kit.Answer(
                 "answer_6", PLANS[1:2], options=PLANS,
                 slips={
                     "stage 3": "One sequence's activations are 53.7 GB, all else is 29.5 more: 83.2 GB.",

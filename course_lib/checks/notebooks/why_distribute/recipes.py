@@ -5,25 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from course_lib.checks.kit import (
-    EVALUATE,
-    RIGHT,
-    Case,
-    Draw,
-    Finding,
-    Line,
-    Observed,
-    Sentence,
-    at,
-    equal,
-    error_kind,
-    evaluating,
-    exercise,
-    numeric,
-    unwritten,
-    words,
-    wrong,
-)
+from course_lib.checks import kit, words
 from course_lib.checks.notebooks.why_distribute.references import REFERENCES
 from course_lib.facts import RECIPES, recipe_bytes
 
@@ -103,22 +85,24 @@ OTHERWISE = (  # for each part
 )
 
 
-def judge(name: str, index: int) -> Callable[[Observed], Finding]:
+def judge(name: str, index: int) -> Callable[[kit.Observed], kit.Finding]:
     right = recipe_bytes(name)
 
-    def judge_answer(observed: Observed) -> Finding:
+    def judge_answer(observed: kit.Observed) -> kit.Finding:
         answer = observed.answer(index)
         if answer.error is not None:
             error, text, where = answer.error
             if error == "NotImplementedError":
-                return unwritten("recipe_bytes", where)
+                return kit.unwritten("recipe_bytes", where)
             said = f"recipe_bytes({name!r}) raised {error}: {text}"
-            return wrong(Sentence(said, f"recipe_bytes raised {error_kind(error)}."), at(where))
+            return kit.wrong(
+                kit.Sentence(said, f"recipe_bytes raised {kit.error_kind(error)}."), kit.at(where)
+            )
         listed = answer.value["tensor"] if is_tensor(answer.value) else answer.value
         parts = listed if isinstance(listed, list) else []
-        numbers = [numeric(part) for part in parts]
+        numbers = [kit.numeric(part) for part in parts]
         if len(numbers) != 4 or None in numbers:
-            return wrong(
+            return kit.wrong(
                 f"recipe_bytes({name!r}) is not a tuple of four numbers.",
                 "Return (weights, gradients, master, moments), in bytes a parameter.",
                 cause="four numbers",
@@ -128,31 +112,31 @@ def judge(name: str, index: int) -> Callable[[Observed], Finding]:
     return judge_answer
 
 
-def compared(name: str, numbers: list[float], right: tuple[float, ...]) -> Finding:
+def compared(name: str, numbers: list[float], right: tuple[float, ...]) -> kit.Finding:
     """The first part that is wrong, and the usual cause."""
     for part, number in enumerate(numbers):
-        if equal(number, right[part], CLOSE):
+        if kit.equal(number, right[part], CLOSE):
             continue
         slips = SLIPS[name].items()
         cause = next(
-            (says for (at_part, value), says in slips if at_part == part and equal(number, value)), ""
+            (says for (at_part, value), says in slips if at_part == part and kit.equal(number, value)), ""
         )
         said = f"{name}: the {PARTS[part]} {'does' if part == MASTER else 'do'} not have"
-        sentence = Sentence(
+        sentence = kit.Sentence(
             f"{said} {words.number(number)} bytes per parameter.", f"{said} that many bytes per parameter."
         )
-        return wrong(sentence, cause or OTHERWISE[part], cause=cause or f"{name} {part}")
-    return RIGHT
+        return kit.wrong(sentence, cause or OTHERWISE[part], cause=cause or f"{name} {part}")
+    return kit.RIGHT
 
 
 def is_tensor(value: Any) -> bool:
     return isinstance(value, dict) and isinstance(value.get("tensor"), list)
 
 
-@exercise(points=6, objects=("recipe_bytes",), references=REFERENCES)
-def recipes(draw: Draw) -> Iterator[Case]:
+@kit.exercise(points=6, objects=("recipe_bytes",), references=REFERENCES)
+def recipes(draw: kit.Draw) -> Iterator[kit.Case]:
     """Nothing is drawn: each recipe's four numbers, asked in another order each time."""
     order = [RECIPES[int(k)].name for k in draw.distinct(len(RECIPES), low=0, high=len(RECIPES))]
-    lines = [Line(each.name, judge(each.name, order.index(each.name))) for each in RECIPES]
+    lines = [kit.Line(each.name, judge(each.name, order.index(each.name))) for each in RECIPES]
     calls = [[0, [name]] for name in order]
-    yield Case("recipes", [evaluating(calls)], lines, recipe=EVALUATE, alone=True)
+    yield kit.Case("recipes", [kit.evaluating(calls)], lines, recipe=kit.EVALUATE, alone=True)

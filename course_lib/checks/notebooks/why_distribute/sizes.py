@@ -4,17 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from course_lib.checks.kit import (
-    Case,
-    Draw,
-    Formula,
-    Model,
-    Prediction,
-    entry,
-    evaluated,
-    exercise,
-    published,
-)
+from course_lib.checks import kit
 from course_lib.checks.notebooks.why_distribute.references import REFERENCES
 from course_lib.facts import parameters_by_part
 
@@ -22,16 +12,16 @@ PARTS = ("embedding", "attention", "mlp", "norms", "head")
 RULE = "12 L h^2 is the rule of thumb; exact numbers were asked for."
 
 
-def part(name: str) -> Formula:
+def part(name: str) -> kit.Formula:
     return lambda config: parameters_by_part(config)[name]
 
 
-def table(c: Model) -> int:
+def table(c: kit.Model) -> int:
     return c.vocab_size * c.width
 
 
 def attention(
-    c: Model, *, key_heads: int | None = None, biases: bool | None = None, matrices: int = 4
+    c: kit.Model, *, key_heads: int | None = None, biases: bool | None = None, matrices: int = 4
 ) -> int:
     queries = c.heads * c.head_dim
     keys = (c.key_value_heads if key_heads is None else key_heads) * c.head_dim
@@ -41,7 +31,7 @@ def attention(
 
 
 def mlp(
-    c: Model, *, matrices: int | None = None, hidden: int | None = None, biases: bool | None = None
+    c: kit.Model, *, matrices: int | None = None, hidden: int | None = None, biases: bool | None = None
 ) -> int:
     hidden = c.mlp_width if hidden is None else hidden
     matrices = (3 if c.mlp == "swiglu" else 2) if matrices is None else matrices
@@ -49,17 +39,17 @@ def mlp(
     return c.layers * (matrices * c.width * hidden + biased * ((matrices - 1) * hidden + c.width))
 
 
-def norms(count: Callable[[int], int], each: Callable[[Model], int] | None = None) -> Formula:
+def norms(count: Callable[[int], int], each: Callable[[kit.Model], int] | None = None) -> kit.Formula:
     """count: of norms, from the layers; each: numbers of one, in units of the width."""
 
-    def formula(c: Model) -> int:
+    def formula(c: kit.Model) -> int:
         one_norm = parameters_by_part(c)["norms"] // (2 * c.layers + 1)
         return count(c.layers) * (one_norm if each is None else each(c) * c.width)
 
     return formula
 
 
-EMBEDDING: dict[str, Formula] = {
+EMBEDDING: dict[str, kit.Formula] = {
     "Rotary positions have no parameters: angles are computed. Only learned positions have a table.": (
         lambda c: table(c) + c.context * c.width
     ),
@@ -68,11 +58,11 @@ EMBEDDING: dict[str, Formula] = {
         lambda c: part("embedding")(c) + part("head")(c)
     ),
 }
-HEAD: dict[str, Formula] = {
+HEAD: dict[str, kit.Formula] = {
     'With tied=True the head is the embedding\'s matrix: once, under "embedding", and 0 here.': table,
     "A head that is not tied has a matrix of its own.": lambda c: 0,
 }
-ATTENTION: dict[str, Formula] = {
+ATTENTION: dict[str, kit.Formula] = {
     "With bias=True the four projections have biases: 4h a layer in attention, if all heads have keys.": (
         lambda c: attention(c, biases=False)
     ),
@@ -85,7 +75,7 @@ ATTENTION: dict[str, Formula] = {
     "That is one layer.": lambda c: attention(c) // c.layers,
     RULE: lambda c: 4 * c.layers * c.width**2,
 }
-MLP: dict[str, Formula] = {
+MLP: dict[str, kit.Formula] = {
     "SwiGLU has three: gate, up, down.": lambda c: mlp(c, matrices=2),
     "The inner width is not 4h always: `mlp_width` says it, 28,672 for Llama-3-70B.": (
         lambda c: mlp(c, hidden=4 * c.width)
@@ -100,7 +90,7 @@ MLP: dict[str, Formula] = {
         lambda c: 12 * c.layers * c.width**2
     ),
 }
-NORMS: dict[str, Formula] = {
+NORMS: dict[str, kit.Formula] = {
     "One norm more than two a layer, before the head: h (or 2h) are missing.": norms(lambda n: 2 * n),
     "A layer has two norms, before attention and before the MLP.": norms(lambda n: n + 1),
     "A LayerNorm has a weight and, with bias=True, a bias; an RMSNorm has a weight alone.": (
@@ -112,10 +102,10 @@ NORMS: dict[str, Formula] = {
 SLIPS = {"embedding": EMBEDDING, "attention": ATTENTION, "mlp": MLP, "norms": NORMS, "head": HEAD}
 
 
-def drawn(draw: Draw, number: int) -> Model:
+def drawn(draw: kit.Draw, number: int) -> kit.Model:
     """A configuration whose switches the number decides, so that twelve have all values of all switches."""
     heads = 2 * draw.integer(2, 7)
-    return Model(
+    return kit.Model(
         vocab_size=100 * draw.integer(3, 90) + 57,
         context=32 * draw.integer(2, 40),
         layers=draw.integer(2, 9),
@@ -131,18 +121,18 @@ def drawn(draw: Draw, number: int) -> Model:
     )
 
 
-@exercise(points=6, objects=("parameters",), references=REFERENCES)
-def parameters(draw: Draw) -> Iterator[Case]:
+@kit.exercise(points=6, objects=("parameters",), references=REFERENCES)
+def parameters(draw: kit.Draw) -> Iterator[kit.Case]:
     """Six published models, and twelve drawn."""
     names = ("GPT-2 small", "GPT-2 XL", "LLaMA-7B", "Llama-2-70B", "Llama-3-8B", "Llama-3-405B")
-    models = [*map(published, names), *(drawn(draw, number) for number in range(12))]
-    yield from evaluated(
+    models = [*map(kit.published, names), *(drawn(draw, number) for number in range(12))]
+    yield from kit.evaluated(
         [
-            Prediction(
+            kit.Prediction(
                 f"the {name} of parameters", 0, [(model,) for model in models], part(name),
                 SLIPS[name], weight=1.5 if name in ("attention", "mlp") else 1.0, title=name,
                 otherwise="Print the shape of each parameter of a small GPT, with bias=True and without.",
-                pick=entry(name), called="parameters",
+                pick=kit.entry(name), called="parameters",
             )
             for name in PARTS
         ]

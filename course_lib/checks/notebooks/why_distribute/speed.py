@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from course_lib import facts
-from course_lib.checks.kit import Case, Draw, Formula, Prediction, evaluated, exercise
+from course_lib.checks import kit
 from course_lib.checks.notebooks.why_distribute.references import REFERENCES
 
 GIB = 2**30 / 10**9
@@ -20,7 +20,7 @@ def moving(m: int, k: int, n: int, bandwidth: float, itemsize: float) -> float:
     return (m * k + k * n + m * n) * itemsize / bandwidth
 
 
-def product(faster: float = 1, slower: float = 1, item: int | None = None) -> Formula:
+def product(faster: float = 1, slower: float = 1, item: int | None = None) -> kit.Formula:
     """faster: so many times the FLOPs a second; slower: the seconds of the bytes."""
 
     def seconds(m: int, k: int, n: int, flops: float, bandwidth: float, itemsize: float = 2) -> float:
@@ -30,7 +30,7 @@ def product(faster: float = 1, slower: float = 1, item: int | None = None) -> Fo
     return seconds
 
 
-PRODUCT: dict[str, Formula] = {
+PRODUCT: dict[str, kit.Formula] = {
     "That is the sum of both times: they overlap, the longer one counts.": (
         lambda m, k, n, flops, bandwidth, itemsize=2: (
             arithmetic(m, k, n, flops) + moving(m, k, n, bandwidth, itemsize)
@@ -66,7 +66,7 @@ PRODUCT: dict[str, Formula] = {
     "A number has itemsize bytes; that counts 2 always.": product(item=2),
     "A number has itemsize bytes; that counts numbers.": product(item=1),
 }  # fmt: skip
-RIDGE: dict[str, Formula] = {
+RIDGE: dict[str, kit.Formula] = {
     "That is upside down: FLOPs for each byte, not bytes for each FLOP.": (
         lambda flops, bandwidth: bandwidth / flops
     ),
@@ -86,7 +86,7 @@ RIDGE: dict[str, Formula] = {
         lambda flops, bandwidth: flops / bandwidth / 8
     ),
 }
-TOKENS: dict[str, Formula] = {
+TOKENS: dict[str, kit.Formula] = {
     "That is twice as many: for itemsize bytes of a weight each token brings 2 FLOPs, so divide by 2.": (
         lambda flops, bandwidth, itemsize=2: flops * itemsize / bandwidth
     ),
@@ -106,33 +106,33 @@ TOKENS: dict[str, Formula] = {
 }  # fmt: skip
 
 
-@exercise(points=6, objects=("matmul_seconds", "ridge", "least_tokens"), references=REFERENCES)
-def roofline(draw: Draw) -> Iterator[Case]:
+@kit.exercise(points=6, objects=("matmul_seconds", "ridge", "least_tokens"), references=REFERENCES)
+def roofline(draw: kit.Draw) -> Iterator[kit.Case]:
     """The published GPUs, and one that is drawn; products on both sides of the ridge."""
     gpus = [(gpu.flops, gpu.bandwidth) for gpu in facts.GPUS]
     own = 1e12 * draw.integer(100, 120), 1e9 * draw.integer(900, 1100)  # a ridge between few and many rows
     few, many = draw.integer(2, 9), 1024 * draw.integer(6, 20)
     width, hidden = 64 * draw.integer(20, 90), 64 * draw.integer(100, 200)
-    yield from evaluated(
+    yield from kit.evaluated(
         [
-            Prediction(
+            kit.Prediction(
                 "matmul_seconds", 0,
                 [(1, 4096, 4096, *gpus[1]), (few, width, hidden, *own, 4), (few, width, hidden, *own, 2),
                  (few, width, width, *gpus[0])],
                 facts.matmul_seconds, PRODUCT, title="matmul_seconds: few rows", weight=2.5,
                 otherwise="All bytes of the three matrices over the bandwidth, or 2 m k n over flops.",
             ),
-            Prediction(
+            kit.Prediction(
                 "matmul_seconds", 0,
                 [(many, 8192, 8192, *gpus[1]), (many, 8192, hidden, *own, 4), (many, many, many, *own)],
                 facts.matmul_seconds, PRODUCT, title="matmul_seconds: many rows", weight=0.5,
                 otherwise="All bytes of the three matrices over the bandwidth, or 2 m k n over flops.",
             ),
-            Prediction(
+            kit.Prediction(
                 "ridge", 1, [*gpus, own], facts.ridge, RIDGE, weight=0.75,
                 otherwise="FLOPs a second over bytes a second.",
             ),
-            Prediction(
+            kit.Prediction(
                 "least_tokens", 2,
                 [gpus[1], (*gpus[1], 4), (*gpus[0], 2), (*own, 1), (*own, 4)],
                 facts.least_tokens, TOKENS, weight=1.25,

@@ -6,22 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from course_lib.checks.kit import (
-    RIGHT,
-    Case,
-    Draw,
-    Finding,
-    Line,
-    Observed,
-    RankSide,
-    Sentence,
-    at,
-    error_kind,
-    exercise,
-    unwritten,
-    words,
-    wrong,
-)
+from course_lib.checks import kit, words
 from course_lib.checks.notebooks.zero.memory import REFERENCE
 from course_lib.checks.rank.notebooks.zero.listing import Kind, ListingCall, ListingInstructions, Numbers
 
@@ -65,8 +50,8 @@ class Cut:
         return [row[k * self.size : (k + 1) * self.size] for k in range(self.n)]
 
 
-@exercise(points=6, objects=("flatten_and_shard",), references=REFERENCE)
-def flatten_and_shard(draw: Draw) -> Iterator[Case]:
+@kit.exercise(points=6, objects=("flatten_and_shard",), references=REFERENCE)
+def flatten_and_shard(draw: kit.Draw) -> Iterator[kit.Case]:
     cuts = [
         Cut("14 elements, 4 ranks", [(2, 3), (4,), (2, 2)], 4, weight=2),
         Cut("12 elements, 3 ranks", [(3, 2), (6,)], 3),
@@ -86,20 +71,21 @@ def flatten_and_shard(draw: Draw) -> Iterator[Case]:
             Cut("8 ranks", [(draw.integer(1, 90),), (2, 2, 2)], 8),
         ]
     lines = [
-        Line(cut.title, judge(cut, k), cut.weight, cut.aspect, short=cut.short) for k, cut in enumerate(cuts)
+        kit.Line(cut.title, judge(cut, k), cut.weight, cut.aspect, short=cut.short)
+        for k, cut in enumerate(cuts)
     ]
-    sides = [RankSide({}, ListingInstructions([cut.call() for cut in cuts]), {})]
-    yield Case("shards", sides, lines, recipe=RECIPE, alone=True)
+    sides = [kit.RankSide({}, ListingInstructions([cut.call() for cut in cuts]), {})]
+    yield kit.Case("shards", sides, lines, recipe=RECIPE, alone=True)
 
 
-def judge(cut: Cut, index: int) -> Callable[[Observed], Finding]:
-    def judged(observed: Observed) -> Finding:
+def judge(cut: Cut, index: int) -> Callable[[kit.Observed], kit.Finding]:
+    def judged(observed: kit.Observed) -> kit.Finding:
         answer = observed.answer(index)
         if answer.error is not None:
             return failed(*answer.error)
         shards = parts(answer.value)
         if shards is None:
-            return wrong(
+            return kit.wrong(
                 f"a list of {words.counted(cut.n, 'tensor')} is expected.",
                 "Is there a `return` at its end?" if answer.value is None else "",
                 cause="no list",
@@ -110,19 +96,19 @@ def judge(cut: Cut, index: int) -> Callable[[Observed], Finding]:
             or right_kind(cut, answer.kinds)
             or (a_row_of_its_own(answer.kinds) if index == 0 else None)
             or left_alone(cut, answer.after)
-            or RIGHT
+            or kit.RIGHT
         )
 
     return judged
 
 
-def failed(error: str = "", text: str = "", place: str = "") -> Finding:
+def failed(error: str = "", text: str = "", place: str = "") -> kit.Finding:
     if error == "NotImplementedError":
-        return unwritten("flatten_and_shard", place)
-    said = Sentence(
-        f"flatten_and_shard raised {error}: {text}", f"flatten_and_shard raised {error_kind(error)}."
+        return kit.unwritten("flatten_and_shard", place)
+    said = kit.Sentence(
+        f"flatten_and_shard raised {error}: {text}", f"flatten_and_shard raised {kit.error_kind(error)}."
     )
-    return wrong(said, at(place), cause=f"{error} {place}")
+    return kit.wrong(said, kit.at(place), cause=f"{error} {place}")
 
 
 def parts(value: object) -> list[list] | None:
@@ -136,19 +122,19 @@ def parts(value: object) -> list[list] | None:
     return [shard for shard in shards if isinstance(shard, list)] if None not in shards else None
 
 
-def of_one_size(cut: Cut, shards: list[list]) -> Finding | None:
+def of_one_size(cut: Cut, shards: list[list]) -> kit.Finding | None:
     sizes = [len(shard) for shard in shards]
     if sizes == [cut.size] * cut.n:
         return None
     if len(sizes) != cut.n:
-        return wrong(
-            Sentence(
+        return kit.wrong(
+            kit.Sentence(
                 f"{words.counted(len(sizes), 'shard')} came back; {cut.n} ranks need {cut.n}.",
                 "another number of shards came back than there are ranks.",
             ),
             cause="number of shards",
         )
-    said = Sentence(
+    said = kit.Sentence(
         f"the shards have {words.listing(sizes)} elements; {cut.total} elements over {cut.n} ranks are "
         f"{cut.size} for each.",
         "the shards do not have ceil(P / n) elements each.",
@@ -166,19 +152,19 @@ def of_one_size(cut: Cut, shards: list[list]) -> Finding | None:
         hint = "Each tensor was filled up by itself: put all in a row first, then fill up once."
     else:
         hint = "More zeros than needed: the smallest multiple of n that holds all elements."
-    return wrong(said, hint, cause=f"size {hint}")
+    return kit.wrong(said, hint, cause=f"size {hint}")
 
 
-def right_elements(cut: Cut, shards: list[list]) -> Finding | None:
+def right_elements(cut: Cut, shards: list[list]) -> kit.Finding | None:
     expected = cut.expected()
     for k, (shard, want) in enumerate(zip(shards, expected, strict=True)):
         if shard != want:
             where = next(i for i in range(cut.size) if shard[i] != want[i])
-            said = Sentence(
+            said = kit.Sentence(
                 f"shard {k} is {shard}; {[int(x) for x in want]} is expected.",
                 f"shard {k} does not hold the right elements.",
             )
-            return wrong(
+            return kit.wrong(
                 said, why(cut, shards, k * cut.size + where), cause=why(cut, shards, 0) or "elements"
             )
     return None
@@ -230,11 +216,11 @@ def each_by_itself(cut: Cut) -> list[list[float]]:
     return shards
 
 
-def right_kind(cut: Cut, kinds: Sequence[Kind]) -> Finding | None:
+def right_kind(cut: Cut, kinds: Sequence[Kind]) -> kit.Finding | None:
     for kind in kinds:
         if kind.dtype != f"torch.{cut.dtype}":
-            return wrong(
-                Sentence(
+            return kit.wrong(
+                kit.Sentence(
                     f"the shards are {kind.dtype}; the parameters are torch.{cut.dtype}.",
                     "the shards have another dtype than the parameters.",
                 ),
@@ -244,17 +230,17 @@ def right_kind(cut: Cut, kinds: Sequence[Kind]) -> Finding | None:
     return None
 
 
-def a_row_of_its_own(kinds: Sequence[Kind]) -> Finding | None:
+def a_row_of_its_own(kinds: Sequence[Kind]) -> kit.Finding | None:
     """One dimension, and no history. Looked at in the first case alone: it is to cost no more than that."""
     for kind in kinds:
         if kind.dimensions != 1:
-            return wrong(
+            return kit.wrong(
                 "the shards are not flat: each must have one dimension.",
                 "Collectives and optimizers take them as a row: reshape(-1).",
                 cause="dimensions",
             )
         if kind.history:
-            return wrong(
+            return kit.wrong(
                 "the shards have a gradient history: they keep the graph, and the parameters, alive.",
                 "Cut up param.detach(), or work under torch.no_grad(): the optimizer changes a shard, and "
                 "autograd has no part in it.",
@@ -263,10 +249,12 @@ def a_row_of_its_own(kinds: Sequence[Kind]) -> Finding | None:
     return None
 
 
-def left_alone(cut: Cut, after: object) -> Finding | None:
+def left_alone(cut: Cut, after: object) -> kit.Finding | None:
     row: list = []
     for item in after if isinstance(after, list) else []:
         row += item.get("tensor", []) if isinstance(item, dict) else [item]
     if row == [float(k) for k in range(1, cut.total + 1)]:
         return None
-    return wrong("the parameters themselves were changed.", "Copy them into a new buffer.", cause="changed")
+    return kit.wrong(
+        "the parameters themselves were changed.", "Copy them into a new buffer.", cause="changed"
+    )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from course_lib.checks.kit import Case, Draw, Formula, Prediction, evaluated, exercise
+from course_lib.checks import kit
 from course_lib.facts import zero_memory
 
 REFERENCE = ("course_lib.zero",)
 FORMULAS = (*REFERENCE, "course_lib.facts")
-Slips = dict[str, Formula]
+Slips = dict[str, kit.Formula]
 
 EVERYWHERE: Slips = {
     "Adam's m and v are 8 bytes a parameter; the float32 copy of the weights is 4 more.": (
@@ -81,12 +81,12 @@ def _kept(
     return zero_memory(params, n, stage, offload, (2, gradients, states))
 
 
-@exercise(points=6, objects=("memory_per_rank",), references=FORMULAS)
-def memory_prediction(draw: Draw) -> Iterator[Case]:
+@kit.exercise(points=6, objects=("memory_per_rank",), references=FORMULAS)
+def memory_prediction(draw: kit.Draw) -> Iterator[kit.Case]:
     some = 1_000_000 * draw.integer(20, 900)
     sizes = [(7_000_000_000, 8), (some, 64), (some, 3), (some, 1)]
     questions = [
-        Prediction(
+        kit.Prediction(
             "memory_per_rank",
             index=0,
             arguments=[(params, n, stage) for params, n in sizes],
@@ -97,7 +97,7 @@ def memory_prediction(draw: Draw) -> Iterator[Case]:
         for stage in range(4)
     ]
     questions.append(
-        Prediction(
+        kit.Prediction(
             "memory_per_rank",
             index=0,
             arguments=[(params, n, stage, True) for stage in (1, 2, 3) for params, n in sizes],
@@ -107,4 +107,4 @@ def memory_prediction(draw: Draw) -> Iterator[Case]:
             title="stages 1 to 3 with offload",
         )
     )
-    yield from evaluated(questions)
+    yield from kit.evaluated(questions)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from course_lib.checks import kit, words
 from course_lib.checks.judge import training_runs
 from course_lib.checks.judge.training_runs.single import Training
-from course_lib.checks.kit import ANY, RIGHT, Case, Draw, Finding, Line, Observed, exercise, words, wrong
 from course_lib.checks.notebooks.zero.memory import REFERENCE
 from course_lib.checks.notebooks.zero.runs import (
     ADAMW,
@@ -54,7 +54,7 @@ TRAPS = (
 )
 
 
-def module_trouble(case: Case, kind: str, text: str) -> str:
+def module_trouble(case: kit.Case, kind: str, text: str) -> str:
     if "out of bounds for storage" in text or "setStorage" in text:
         if "had a .grad from an earlier backward" in text:
             return LEFT
@@ -78,12 +78,14 @@ def module_trouble(case: Case, kind: str, text: str) -> str:
     return ""
 
 
-@exercise(
+@kit.exercise(
     points=9, objects=("Zero3Module",), references=REFERENCE, hint=module_trouble, refused=REFUSED,
     point="holding less",
 )  # fmt: skip
-def zero3_module(draw: Draw) -> Iterator[Case]:
-    def values_case(n: int, model: str, optimizer: tuple, title: str, weight: float, micro: int = 1) -> Case:
+def zero3_module(draw: kit.Draw) -> Iterator[kit.Case]:
+    def values_case(
+        n: int, model: str, optimizer: tuple, title: str, weight: float, micro: int = 1
+    ) -> kit.Case:
         training = small(draw, n, model, optimizer, micro=micro)
         otherwise = TRAPS if model == "traps" else ""
         line = value_line(training, title, weight=weight, trivial=n == 1, otherwise=otherwise)
@@ -138,19 +140,19 @@ def zero3_module(draw: Draw) -> Iterator[Case]:
     )  # fmt: skip
 
 
-def grouped(draw: Draw) -> Case:
+def grouped(draw: kit.Draw) -> kit.Case:
     """Two of three ranks train, and are passed as group=."""
     training, title, line = group_run(draw)
     case_lines = [with_outputs(line, training)]
     return module_case(training, title, case_lines, members=MEMBERS, world_size=WORLD)
 
 
-def because_of(line: Line, earlier: Line) -> Line:
+def because_of(line: kit.Line, earlier: kit.Line) -> kit.Line:
     """The line, which has the same cause as the earlier one where that fails, too."""
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         finding = line.judge(observed)
-        return finding if finding.ok or earlier.judge(observed).ok else replace(finding, cause=ANY)
+        return finding if finding.ok or earlier.judge(observed).ok else replace(finding, cause=kit.ANY)
 
     return replace(line, judge=judge)
 
@@ -158,15 +160,15 @@ def because_of(line: Line, earlier: Line) -> Line:
 COPIES_ALONE = "full_state_dict() left a unit gathered: copy its parameters (detach().clone()), and free it."
 
 
-def all_shards(training: Training) -> Line:
+def all_shards(training: Training) -> kit.Line:
     """The ranks' parameters() have together a part of every parameter, frozen ones too."""
     whole = sum(p.numel() for p in training.built().parameters())
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         got = sum(values.elements for values in observed.values)
         if got >= whole:
-            return RIGHT
-        return wrong(
+            return kit.RIGHT
+        return kit.wrong(
             f"parameters() has {words.number(got)} elements on all ranks together; all parameters have "
             f"{words.number(whole)}.",
             "A frozen parameter has a shard, too: parameters() gives all of them, and requires_grad says "
@@ -174,10 +176,10 @@ def all_shards(training: Training) -> Line:
             cause="shards",
         )
 
-    return Line("parameters(): shards of frozen ones, too", judge, 1)
+    return kit.Line("parameters(): shards of frozen ones, too", judge, 1)
 
 
-def bytes_hint(ratio: float, observed: Observed) -> str:
+def bytes_hint(ratio: float, observed: kit.Observed) -> str:
     if abs(ratio - 2 / 3) < 0.03:
         return (
             "One of the three is missing: weights are gathered in forward, freed, gathered again in "

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from course_lib.checks import kit, words
 from course_lib.checks.judge import training_runs
 from course_lib.checks.judge.training_runs.single import Training
-from course_lib.checks.kit import RIGHT, Case, Draw, Finding, Line, Observed, RankSide, exercise, words, wrong
 from course_lib.checks.notebooks.zero.memory import REFERENCE
 from course_lib.checks.notebooks.zero.runs import ADAMW, SGD, SLACK, WHOLE, small, stepped, wide
 from course_lib.checks.rank import watching
@@ -25,29 +25,29 @@ def run(training: Training, *, neighbour: bool = False) -> Training:
     return training
 
 
-def offload_case(training: Training, title: str, case_lines: list[Line]) -> Case:
-    side = RankSide({}, training.instructions(0, MappedInstructions), training_runs.outputs(training))
-    return Case(
+def offload_case(training: Training, title: str, case_lines: list[kit.Line]) -> kit.Case:
+    side = kit.RankSide({}, training.instructions(0, MappedInstructions), training_runs.outputs(training))
+    return kit.Case(
         title, [side], case_lines, recipe=RECIPE, on_cpu=True, imports=training_runs.OPTIMIZERS,
         moments=(BASE, ANONYMOUS), room=watching.ROOM,
     )  # fmt: skip
 
 
-def in_files(expected: int, steps: int) -> Callable[[Observed], Finding]:
+def in_files(expected: int, steps: int) -> Callable[[kit.Observed], kit.Finding]:
     """After each of the steps, all states lie in files of the folder. expected: how many there are."""
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         reply = observed.values[0]
         if (len(reply.outside), len(reply.states)) != (steps, steps):
-            return wrong("the states were not looked at after every step.")
+            return kit.wrong("the states were not looked at after every step.")
         for step, (names, count) in enumerate(zip(reply.outside, reply.states, strict=True), start=1):
             if count != expected:
-                return wrong(
+                return kit.wrong(
                     f"after step {step} the optimizer has {words.counted(count, 'state')} of {expected}.",
                     "They stay in optimizer.state, under their names: only their place is new.",
                 )
             if names:
-                return wrong(
+                return kit.wrong(
                     f"after step {step}, {words.counted(len(names), 'state')} of {expected} "
                     f"{'is' if len(names) == 1 else 'are'} not in a file of the folder that is mapped "
                     "shared: values written there would not reach the file.",
@@ -55,47 +55,47 @@ def in_files(expected: int, steps: int) -> Callable[[Observed], Finding]:
                     "step already; torch.from_file(path, shared=True, ...).",
                     misses_point=True,
                 )
-        return RIGHT
+        return kit.RIGHT
 
     return judge
 
 
-def memory(enough: float, steps: int) -> Callable[[Observed], Finding]:
-    def judge(observed: Observed) -> Finding:
+def memory(enough: float, steps: int) -> Callable[[kit.Observed], kit.Finding]:
+    def judge(observed: kit.Observed) -> kit.Finding:
         measured = observed.held[0].get(ANONYMOUS, ())
         if len(measured) < steps:
-            return wrong("the rank was not measured after its steps.")
+            return kit.wrong("the rank was not measured after its steps.")
         for step, got in enumerate(measured, start=1):
             if got > enough + SLACK:
-                return wrong(
+                return kit.wrong(
                     f"after step {step}, {training_runs.megabytes(got)} of memory have no file behind them; "
                     f"{training_runs.megabytes(enough)} are enough, the parameters.",
                     "Let go of the tensors that were moved: a list, or a copy, still holds them.",
                 )
-        return RIGHT
+        return kit.RIGHT
 
     return judge
 
 
-def value(draw: Draw, optimizer: tuple, title: str, states: int, **more) -> Case:
+def value(draw: kit.Draw, optimizer: tuple, title: str, states: int, **more) -> kit.Case:
     training = run(small(draw, 1, "plain", optimizer), neighbour=more.pop("neighbour", False))
     case_lines = [
         stepped(training, title, [], 2, otherwise=VALUES),
-        Line(f"states in mapped files: {title}", in_files(4 * states, len(training.steps[0])), 2),
+        kit.Line(f"states in mapped files: {title}", in_files(4 * states, len(training.steps[0])), 2),
     ]
     return offload_case(training, title, case_lines)
 
 
-@exercise(
+@kit.exercise(
     points=3, objects=("offloaded",), references=REFERENCE, extra=True,
     point="states whose only place is a file", besides="steps that are right",
 )  # fmt: skip
-def offload(draw: Draw) -> Iterator[Case]:
+def offload(draw: kit.Draw) -> Iterator[kit.Case]:
     yield value(draw, ADAMW, "AdamW, two optimizers in one folder", 2, neighbour=True)
     training = run(wide(draw, 1))
     case_lines = [
         stepped(training, "6.4 MB of parameters", [], 0.5, what="end", otherwise=VALUES),
-        Line(
+        kit.Line(
             "memory without a file: P", memory(WHOLE, len(training.steps[0])), 3, "memory",
             enough={ANONYMOUS: WHOLE + SLACK},
         ),

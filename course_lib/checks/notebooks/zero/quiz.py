@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from course_lib.checks.kit import Answer, Case, Draw, answers, exercise
+from course_lib.checks import kit
 from course_lib.checks.notebooks.zero.memory import FORMULAS
 from course_lib.facts import zero_memory, zero_volume
 
@@ -42,36 +42,36 @@ GPUS = {
 }
 
 
-@exercise(
+@kit.exercise(
     points=6,
     objects=("answer_1", "answer_2", "answer_3", "answer_4", "answer_5", "answer_6"),
     references=FORMULAS,
     constants=True,
 )
-def questions(draw: Draw) -> Iterator[Case]:
-    yield answers(
+def questions(draw: kit.Draw) -> Iterator[kit.Case]:
+    yield kit.answers(
         [
-            Answer(
+            kit.Answer(
                 "answer_1", STAGE_2, slips=MEMORY, unit="GB", tolerance=0.005,
                 otherwise="ZeRO-2 keeps 2 bytes a parameter on every rank, and 14 divided by the ranks.",
             ),
-            Answer(
+            kit.Answer(
                 "answer_2", 1.5, slips=HOW_MANY_TIMES, unit="times",
                 otherwise="An all-reduce is 2P, and sharing the parameters P; ZeRO-1 needs 2P.",
             ),
-            Answer(
+            kit.Answer(
                 "answer_3", TIMES, slips=ACCUMULATED, unit="times",
                 otherwise="ZeRO-2: a reduce-scatter for each microbatch, one all-gather: K + 1. ZeRO-1: 2.",
             ),
-            Answer(
+            kit.Answer(
                 "answer_4", LEAST_GPUS, slips=GPUS, unit="GPUs", tolerance=1e-9,
                 otherwise="16 bytes a parameter, divided by the GPUs, must fit 60 GB.",
             ),
-            Answer(
+            kit.Answer(
                 "answer_5", ("offload",), options=("stage 3", "offload"),
                 slips={"stage 3": "One rank's shard is everything: sharding over 1 rank saves nothing."},
             ),
-            Answer(
+            kit.Answer(
                 "answer_6", ("autograd",), options=("autograd", "the optimizer", "gloo"),
                 slips={
                     "the optimizer": "The optimizer knows the shards alone.",

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
+from course_lib.checks import kit
 from course_lib.checks.judge import training_runs
 from course_lib.checks.judge.training_runs import Mistake
 from course_lib.checks.judge.training_runs.single import Gradient, Tensors, Training, mean, train
-from course_lib.checks.kit import RIGHT, Case, Draw, Finding, Line, Observed, wrong
 
 REFUSED = {
     "torch.distributed.optim:ZeroRedundancyOptimizer": (
@@ -70,7 +70,7 @@ SLACK = 0.9e6  # bytes that allocators and libraries may hold besides; a block h
 
 
 def small(
-    draw: Draw, n: int, model: str, optimizer: tuple[str, dict], *, micro: int = 1, width: int = 0
+    draw: kit.Draw, n: int, model: str, optimizer: tuple[str, dict], *, micro: int = 1, width: int = 0
 ) -> Training:
     """Two or three steps in float64, own data and own first parameters on every rank.
 
@@ -92,7 +92,7 @@ def small(
     return Training(described, optimizer, steps, tell=("start", "params"))
 
 
-def wide(draw: Draw, n: int, samples: int = 2) -> Training:
+def wide(draw: kit.Draw, n: int, samples: int = 2) -> Training:
     """Two steps of a model of 6.4 MB in float32, whose memory is watched.
 
     samples: of each rank's batch. With few of them gradients, and states made of these, are products of two
@@ -121,7 +121,7 @@ def value_line(
     trivial: bool = False,
     otherwise: str = "",
     cleared: str = "the shards' gradients",
-) -> Line:
+) -> kit.Line:
     """After every step all ranks have the parameters of one process on all data.
 
     otherwise: the hint if the values fit no mistake. cleared: words for the gradients that zero_grad() must
@@ -147,17 +147,17 @@ def carried(cleared: str) -> Mistake:
     return Mistake(f"{CARRIED} {cleared}.", gradient)
 
 
-def unless_carried(held: Line, values: Line, instead: Line) -> Line:
+def unless_carried(held: kit.Line, values: kit.Line, instead: kit.Line) -> kit.Line:
     """The line on memory; of a run in which gradients of the step before were still there, the other one."""
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         carried_on = values.judge(observed).cause.startswith(CARRIED)
         return (instead if carried_on else held).judge(observed)
 
     return replace(held, judge=judge)
 
 
-def start_line(training: Training) -> Line:
+def start_line(training: Training) -> kit.Line:
     """Before the first step all ranks have the first rank's parameters, frozen ones too."""
     return stepped(training, "all ranks start alike", (), 0.5, what="start")
 
@@ -170,8 +170,8 @@ def stepped(
     trivial: bool = False,
     otherwise: str = "",
     what: str = "param",
-) -> Line:
-    def judge(observed: Observed) -> Finding:
+) -> kit.Line:
+    def judge(observed: kit.Observed) -> kit.Finding:
         everything = train(training)
         expected = training_runs.kind(what, everything)
         for k, rank in enumerate(training_runs.members(observed)):
@@ -189,13 +189,13 @@ def stepped(
             more = ""
             if start := wrong_start(observed, training, everything):
                 why, more = start, NOT_ALIKE if training.more.get("once") else ""
-            return wrong(said, why or otherwise, more, cause=why or f"{UNKNOWN} {title} {otherwise}")
-        return RIGHT
+            return kit.wrong(said, why or otherwise, more, cause=why or f"{UNKNOWN} {title} {otherwise}")
+        return kit.RIGHT
 
-    return Line(title, judge, weight, trivial=trivial)
+    return kit.Line(title, judge, weight, trivial=trivial)
 
 
-def wrong_start(observed: Observed, training: Training, right: Tensors) -> str:
+def wrong_start(observed: kit.Observed, training: Training, right: Tensors) -> str:
     """The hint if a rank did not have the first rank's parameters before the first step; "" if all had."""
     expected = training_runs.kind("start", right) if "start" in training.tell else {}
     own = training_runs.common(training.world_size)[-1:]
@@ -229,7 +229,7 @@ def frozen(training: Training, first: str) -> str:
     return "" if trained[name] else FROZEN
 
 
-def partly(observed: Observed, right: Tensors, first: str, rank: int, training: Training) -> str:
+def partly(observed: kit.Observed, right: Tensors, first: str, rank: int, training: Training) -> str:
     """Which part of the parameters the first wrong step changed on this rank, where that tells the cause."""
     step, ranks = int(first.split(".")[1]), training_runs.members(observed)
     neighbour = ranks[ranks.index(rank) - 1]
@@ -284,7 +284,7 @@ NEVER_FULL = {
 }
 
 
-def unchanged(observed: Observed, training: Training) -> str:
+def unchanged(observed: kit.Observed, training: Training) -> str:
     """Why a step changed nothing, as the record tells it."""
     sent = [
         operation
@@ -319,12 +319,12 @@ def unchanged(observed: Observed, training: Training) -> str:
 def step_bytes(
     volume: int,
     training: Training,
-    hint: Callable[[float, Observed], str],
+    hint: Callable[[float, kit.Observed], str],
     *,
     title: str,
     weight: float = 1.0,
     point: float = math.inf,
-) -> Line:
+) -> kit.Line:
     """Bytes sent in the second step: `volume` times (N-1)/N of what is trained, padding allowed.
 
     At least without any padding, at most with that of every parameter cut up by itself. point: from that many
@@ -341,18 +341,18 @@ def step_bytes(
 
 
 def optimizer_case(
-    recipe: str, training: Training, title: str, case_lines: Sequence[Line], **more: Any
-) -> Case:
+    recipe: str, training: Training, title: str, case_lines: Sequence[kit.Line], **more: Any
+) -> kit.Case:
     return training_runs.training_case(recipe, title, training, case_lines, timeout=30.0, **more)
 
 
-def in_a_group(recipe: str, draw: Draw) -> Case:
+def in_a_group(recipe: str, draw: kit.Draw) -> kit.Case:
     """Two of three ranks train, and are passed as group=."""
     training, title, line = group_run(draw)
     return optimizer_case(recipe, training, title, [line], members=MEMBERS, world_size=WORLD)
 
 
-def group_run(draw: Draw, model: str = "plain", **arguments: object) -> tuple[Training, str, Line]:
+def group_run(draw: kit.Draw, model: str = "plain", **arguments: object) -> tuple[Training, str, kit.Line]:
     """The training of the group's ranks, a title, and the line on its values. arguments: the model's own."""
     training = small(draw, len(MEMBERS), model, SGD)
     training = replace(training, model={**training.model, **arguments}, known={})

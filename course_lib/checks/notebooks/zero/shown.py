@@ -7,15 +7,15 @@ from dataclasses import replace
 
 import torch
 
+from course_lib.checks import kit
 from course_lib.checks.judge import training_runs
 from course_lib.checks.judge.training_runs import single
-from course_lib.checks.kit import Finding, Line, Observed
 from course_lib.checks.notebooks.zero.runs import MIXED, START, STEP, UNKNOWN
 
 VALUES, PLACE = "values", "place"  # the parts of the point
 
 
-def trains(line: Line, training: single.Training) -> Line:
+def trains(line: kit.Line, training: single.Training) -> kit.Line:
     """The line on values; by right ones, and by those of a known mistake, a solution shows that it trains.
 
     A step that changes nothing may only be late: the last one counts.
@@ -26,7 +26,7 @@ def trains(line: Line, training: single.Training) -> Line:
     )
     judge, last = once(line.judge), len(training.steps[0]) - 1
 
-    def shows(observed: Observed) -> float:
+    def shows(observed: kit.Observed) -> float:
         finding = judge(observed)
         if finding.cause.startswith(of_start):
             return float(stepped_from_its_start(training, observed))
@@ -36,11 +36,11 @@ def trains(line: Line, training: single.Training) -> Line:
     return line if line.trivial else replace(line, judge=judge, shows=shows, part=VALUES)
 
 
-def once(judge: Callable[[Observed], Finding]) -> Callable[[Observed], Finding]:
+def once(judge: Callable[[kit.Observed], kit.Finding]) -> Callable[[kit.Observed], kit.Finding]:
     """The judge, which looks at a run once: it trains anew for every mistake that it compares with."""
-    last: dict[int, tuple[Observed, Finding]] = {}
+    last: dict[int, tuple[kit.Observed, kit.Finding]] = {}
 
-    def judged(observed: Observed) -> Finding:
+    def judged(observed: kit.Observed) -> kit.Finding:
         if id(observed) not in last:
             last.clear()
             last[id(observed)] = observed, judge(observed)
@@ -49,7 +49,7 @@ def once(judge: Callable[[Observed], Finding]) -> Callable[[Observed], Finding]:
     return judged
 
 
-def stepped_from_its_start(training: single.Training, observed: Observed) -> bool:
+def stepped_from_its_start(training: single.Training, observed: kit.Observed) -> bool:
     """Whether the first step of SGD went along the mean gradient, wherever the ranks began.
 
     Every number is then that of some rank's start, less the learning rate times the mean.
@@ -82,14 +82,14 @@ def moved(own: single.Tensors, last: int) -> bool:
     return any(not own[f"param.{last}.{name.split('.', 1)[1]}"].equal(p) for name, p in starts.items())
 
 
-def places(line: Line, held: Sequence[Line], due: float) -> Line:
+def places(line: kit.Line, held: Sequence[kit.Line], due: float) -> kit.Line:
     """The line on bytes; with what the ranks hold it shows, of wrong values too, that they hold less.
 
     held: the lines on memory that may miss the point. due: bytes that a rank sends in a step; one that sends
     none needs no shards.
     """
 
-    def shows(observed: Observed) -> float:
+    def shows(observed: kit.Observed) -> float:
         if any(own.judge(observed).misses_point for own in held):
             return 0.0
         sent = [

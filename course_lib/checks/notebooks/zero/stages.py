@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from course_lib.checks import kit
 from course_lib.checks.judge import training_runs
-from course_lib.checks.kit import Case, Draw, Finding, Line, Observed, exercise, usual
 from course_lib.checks.notebooks.zero.memory import REFERENCE
 from course_lib.checks.notebooks.zero.runs import (
     ADAMW,
@@ -55,7 +55,7 @@ ONE_MORE_SHARD = (
 KEPT_ROW = "A row in which gradients were sent is still there: let no attribute hold it after its use."
 
 
-def optimizer_trouble(case: Case, kind: str, text: str) -> str:
+def optimizer_trouble(case: kit.Case, kind: str, text: str) -> str:
     if said := training_runs.group_trouble(case, text):
         return said
     if "collective number" in text or "collectives" in text or kind == "deadlock":
@@ -76,13 +76,13 @@ def optimizer_trouble(case: Case, kind: str, text: str) -> str:
     return ""
 
 
-def values(draw: Draw, cleared: str, buckets: bool = False) -> Iterator[Case]:
+def values(draw: kit.Draw, cleared: str, buckets: bool = False) -> Iterator[kit.Case]:
     """The traps, ranks that use different parts of the model; hidden: more ranks, accumulation.
 
     cleared: words for the gradients that zero_grad() must clear. buckets: each holds one linear layer.
     """
 
-    def values_case(n: int, model: str, optimizer: tuple, title: str, weight: float, **more: int) -> Case:
+    def values_case(n: int, model: str, optimizer: tuple, title: str, weight: float, **more: int) -> kit.Case:
         training = small(draw, n, model, optimizer, **more)
         if buckets:
             width = training.model["width"]
@@ -105,7 +105,7 @@ def values(draw: Draw, cleared: str, buckets: bool = False) -> Iterator[Case]:
         yield values_case(3, "sometimes", SGD, "SGD, 3 ranks, 3 microbatches", 1, micro=3)
 
 
-def accumulation(draw: Draw, volume: int, weight: float, cleared: str) -> Case:
+def accumulation(draw: kit.Draw, volume: int, weight: float, cleared: str) -> kit.Case:
     """Two microbatches a step, weight decay, a frozen block: values, and the bytes of a step.
 
     The parameters come as an iterator, as notebooks and torch.optim have them.
@@ -121,11 +121,11 @@ def accumulation(draw: Draw, volume: int, weight: float, cleared: str) -> Case:
     return optimizer_case(RECIPE, training, title, case_lines)
 
 
-def all_reduced(observed: Observed) -> bool:
+def all_reduced(observed: kit.Observed) -> bool:
     return any(operation.op == "all_reduce" for rank in observed.operations for operation in rank)
 
 
-def one_backward(ratio: float, observed: Observed) -> str:
+def one_backward(ratio: float, observed: kit.Observed) -> str:
     if abs(ratio - 1.5) < 0.1 and all_reduced(observed):
         return (
             "3P where 2P are enough: an all-reduce gives every rank the whole gradient, of which it reads "
@@ -138,13 +138,13 @@ def one_backward(ratio: float, observed: Observed) -> str:
     return "A reduce-scatter of the gradients, (N-1)/N P, and an all-gather of the parameters, (N-1)/N P."
 
 
-def accumulated_one(ratio: float, observed: Observed) -> str:
+def accumulated_one(ratio: float, observed: kit.Observed) -> str:
     if abs(ratio - 1.5) < 0.1 and not all_reduced(observed):
         return "Gradients add up on each rank until the step: reduce-scatter once, in step()."
     return one_backward(ratio, observed)
 
 
-def accumulated_two(ratio: float, observed: Observed) -> str:
+def accumulated_two(ratio: float, observed: kit.Observed) -> str:
     if ratio < 0.9:
         return "With K backwards it is K + 1 times: gradients that are not kept whole leave after every one."
     return "K reduce-scatters and one all-gather: (K + 1) (N-1)/N P for K backwards."
@@ -162,11 +162,11 @@ def as_large_as(besides: float, shard: str, otherwise: str) -> str:
     return shard if besides < WHOLE / RANKS + 0.9 * BLOCK else otherwise
 
 
-@exercise(
+@kit.exercise(
     points=14, objects=("Zero1Optimizer",), references=REFERENCE, hint=optimizer_trouble, refused=REFUSED,
     point="holding less",
 )  # fmt: skip
-def zero1_optimizer(draw: Draw) -> Iterator[Case]:
+def zero1_optimizer(draw: kit.Draw) -> Iterator[kit.Case]:
     yield from values(draw, WHOLE_GRADIENTS)
     yield accumulation(draw, 2, 1.5, WHOLE_GRADIENTS)
     yield in_a_group(RECIPE, draw)
@@ -196,7 +196,7 @@ def zero1_optimizer(draw: Draw) -> Iterator[Case]:
     )  # fmt: skip
 
 
-def after_backward(enough: float, title: str, weight: float = 1.0) -> Line:
+def after_backward(enough: float, title: str, weight: float = 1.0) -> kit.Line:
     def hint(ratio: float) -> str:
         return "Besides parameters and gradients there is something as large: free copies after use."
 
@@ -205,11 +205,11 @@ def after_backward(enough: float, title: str, weight: float = 1.0) -> Line:
     )
 
 
-@exercise(
+@kit.exercise(
     points=12, objects=("Zero2Optimizer",), references=REFERENCE, hint=optimizer_trouble, refused=REFUSED,
     point="holding less",
 )  # fmt: skip
-def zero2_optimizer(draw: Draw) -> Iterator[Case]:
+def zero2_optimizer(draw: kit.Draw) -> Iterator[kit.Case]:
     yield from values(draw, SHARDED_GRADIENTS, buckets=True)
     yield accumulation(draw, 3, 1.5, SHARDED_GRADIENTS)
     yield in_a_group(RECIPE, draw)
@@ -258,18 +258,18 @@ def held_after_backward(ratio: float) -> str:
     return as_large_as((ratio - 1) * (WHOLE + 3 * WHOLE / RANKS), SECOND_COPY, FULL_GRADIENTS)
 
 
-def explained(line: Line, cause: Callable[[Observed], str]) -> Line:
+def explained(line: kit.Line, cause: Callable[[kit.Observed], str]) -> kit.Line:
     """The line, whose usual cause is read from the record of the run where that tells one."""
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         finding = line.judge(observed)
-        said = "" if finding.ok else usual(cause, observed)
+        said = "" if finding.ok else kit.usual(cause, observed)
         return replace(finding, sentences=(finding.sentences[0], said)) if said else finding
 
     return replace(line, judge=judge)
 
 
-def how_buckets_left(observed: Observed) -> str:
+def how_buckets_left(observed: kit.Observed) -> str:
     """The hint from the record of the last backward's buckets on the first rank; "" if they left in time."""
     passes, begun = observed.values[0].passes, observed.values[0].begun
     if len(begun) < 4 or not passes:

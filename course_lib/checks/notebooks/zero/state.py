@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from course_lib.checks import kit
 from course_lib.checks.judge import training_runs
 from course_lib.checks.judge.training_runs.single import Training, train
-from course_lib.checks.kit import RIGHT, Case, Finding, Line, Observed, Sentence, Spec, wrong
 from course_lib.checks.notebooks.zero.runs import UNKNOWN
 from course_lib.checks.rank import toys
 
@@ -21,17 +21,17 @@ LEFT = (
 )
 
 
-def module_case(training: Training, title: str, case_lines: list[Line], **more: Any) -> Case:
+def module_case(training: Training, title: str, case_lines: list[kit.Line], **more: Any) -> kit.Case:
     """A run of the student's module."""
     case = training_runs.training_case("sharded_module", title, training, case_lines, timeout=30.0, **more)
     width, samples = training.model["width"], training.steps[0][0][0]["samples"]
-    out = Spec(training.dtype, (samples, width))
+    out = kit.Spec(training.dtype, (samples, width))
     outputs = {f"out.{step}": out for step in range(len(training.steps[0]) + 1)}
     sides = [replace(side, outputs=side.outputs | outputs) if side.outputs else side for side in case.sides]
     return replace(case, sides=sides)
 
 
-def faulty(observed: Observed) -> tuple[str, str] | None:
+def faulty(observed: kit.Observed) -> tuple[str, str] | None:
     """(kind, name) of the fault in the first faulty full_state_dict(); None if all were as agreed."""
     for rank in training_runs.members(observed):
         if fault := observed.values[rank].state:
@@ -39,23 +39,25 @@ def faulty(observed: Observed) -> tuple[str, str] | None:
     return None
 
 
-def with_outputs(line: Line, training: Training, unknown: Sequence[str] = ()) -> Line:
+def with_outputs(line: kit.Line, training: Training, unknown: Sequence[str] = ()) -> kit.Line:
     """The line on values, judged by the module's outputs if full_state_dict() cannot be read.
 
     A faulty full_state_dict() costs only its own line. If gradients are left in the parameters, the line says
     so, unless it has found a cause. unknown: the line's hints if it has found none.
     """
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         finding = by_outputs(observed, training) if faulty(observed) else line.judge(observed)
         left = any(observed.values[rank].left for rank in training_runs.members(observed))
         known = finding.sentences[1:] and finding.sentences[1] not in (*unknown, training_runs.IN_A_GROUP)
-        return finding if finding.ok or known or not left else wrong(finding.sentences[0], LEFT, cause=LEFT)
+        return (
+            finding if finding.ok or known or not left else kit.wrong(finding.sentences[0], LEFT, cause=LEFT)
+        )
 
     return replace(line, judge=judge)
 
 
-def by_outputs(observed: Observed, training: Training) -> Finding:
+def by_outputs(observed: kit.Observed, training: Training) -> kit.Finding:
     """The outputs of every step's first microbatch, and of one more after the last, are one process's."""
     everything, model = train(training), training.built()
     for step in range(len(training.steps[0]) + 1):
@@ -69,13 +71,13 @@ def by_outputs(observed: Observed, training: Training) -> Finding:
             x, _ = toys.batch(described, torch.float64)
             name, wanted = f"out.{step}", model(x).detach()
             if training_runs.differing({name: observed.tensors[rank][name]}, {name: wanted}, training.dtype):
-                return wrong(
+                return kit.wrong(
                     f"the output of forward number {step + 1} on rank {rank} is not one process's.",
                     "full_state_dict() could not be read, so the module's outputs were compared. Put that "
                     "right first: then the check says which parameter is wrong.",
                     cause=f"{UNKNOWN} of the outputs",
                 )
-    return RIGHT
+    return kit.RIGHT
 
 
 FAULTS = {
@@ -96,15 +98,15 @@ FAULTS = {
 }
 
 
-def state_line() -> Line:
+def state_line() -> kit.Line:
     """full_state_dict() can be read: its values are judged with those of the training."""
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         fault = faulty(observed)
         if fault is None:
-            return RIGHT
+            return kit.RIGHT
         said, advice = FAULTS.get(str(fault[0]), FAULTS["missing"])
-        sentence = Sentence(said.format(f"`{fault[1]}`"), said.format("a parameter"))
-        return wrong(sentence, advice, cause=f"state {fault[0]}")
+        sentence = kit.Sentence(said.format(f"`{fault[1]}`"), said.format("a parameter"))
+        return kit.wrong(sentence, advice, cause=f"state {fault[0]}")
 
-    return Line("full_state_dict(): every parameter, in copies", judge, 1.5, trivial=True)
+    return kit.Line("full_state_dict(): every parameter, in copies", judge, 1.5, trivial=True)

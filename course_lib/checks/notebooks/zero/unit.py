@@ -6,20 +6,8 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from course_lib.checks import kit
 from course_lib.checks.judge import training_runs
-from course_lib.checks.kit import (
-    RIGHT,
-    Case,
-    Draw,
-    Finding,
-    Line,
-    Observed,
-    RankSide,
-    Spec,
-    absent,
-    exercise,
-    wrong,
-)
 from course_lib.checks.notebooks.zero.memory import REFERENCE
 from course_lib.checks.notebooks.zero.runs import MEMBERS, REFUSED, WORLD
 from course_lib.checks.notebooks.zero.unit_lines import (
@@ -40,29 +28,29 @@ from course_lib.checks.rank.notebooks.zero.sharded import UnitInstructions
 RECIPE = "course_lib.checks.rank.notebooks.zero.sharded:unit"
 
 
-def side(run: UnitRun, rank: int, group: bool) -> RankSide:
+def side(run: UnitRun, rank: int, group: bool) -> kit.RankSide:
     inputs = {f"p{k}": p for k, p in enumerate(run.params[rank])} | {"x": run.x}
     for number, ranks in enumerate(run.gradients):
         inputs |= {f"g{number}.{k}": g for k, g in enumerate(ranks[rank]) if g is not None}
-    shard = Spec(torch.float64, (run.size,))
+    shard = kit.Spec(torch.float64, (run.size,))
     outputs = {"shard": shard}
     for when in ("first", "second"):
-        outputs |= {f"{when}.{k}": Spec.of(p) for k, p in enumerate(run.params[0])}
+        outputs |= {f"{when}.{k}": kit.Spec.of(p) for k, p in enumerate(run.params[0])}
     if run.trained:
-        outputs |= {"back": Spec.of(run.params[0][0]), "mean.0": shard, "mean.1": shard}
+        outputs |= {"back": kit.Spec.of(run.params[0][0]), "mean.0": shard, "mean.1": shard}
     instructions = UnitInstructions(len(run.params[0]), run.trained, run.trained, 0 if group else None)
-    return RankSide(inputs, instructions, outputs)
+    return kit.RankSide(inputs, instructions, outputs)
 
 
-def both(*judges: Callable[[Observed], Finding]) -> Callable[[Observed], Finding]:
-    def judge(observed: Observed) -> Finding:
+def both(*judges: Callable[[kit.Observed], kit.Finding]) -> Callable[[kit.Observed], kit.Finding]:
+    def judge(observed: kit.Observed) -> kit.Finding:
         findings = (judge_part(observed) for judge_part in judges)
-        return next((finding for finding in findings if not finding.ok), RIGHT)
+        return next((finding for finding in findings if not finding.ok), kit.RIGHT)
 
     return judge
 
 
-def unit_trouble(case: Case, kind: str, text: str) -> str:
+def unit_trouble(case: kit.Case, kind: str, text: str) -> str:
     if said := training_runs.group_trouble(case, text):
         return said
     if "out of bounds for storage" in text or "setStorage" in text or kind == "died":
@@ -81,57 +69,57 @@ def unit_trouble(case: Case, kind: str, text: str) -> str:
     return ""
 
 
-@exercise(
+@kit.exercise(
     points=7, objects=("Unit",), references=REFERENCE, hint=unit_trouble, refused=REFUSED,
     point="holding nothing between uses",
 )  # fmt: skip
-def zero3_unit(draw: Draw) -> Iterator[Case]:
-    def unit_case(run: UnitRun, title: str, case_lines: list[Line]) -> Case:
-        return Case(title, [side(run, k, False) for k in range(run.n)], case_lines, recipe=RECIPE)
+def zero3_unit(draw: kit.Draw) -> Iterator[kit.Case]:
+    def unit_case(run: UnitRun, title: str, case_lines: list[kit.Line]) -> kit.Case:
+        return kit.Case(title, [side(run, k, False) for k in range(run.n)], case_lines, recipe=RECIPE)
 
     run = draw_run(draw, 3)
     yield unit_case(run, "3 ranks", [
-        Line("shard: part r of the first rank's row", own_shard(run), 1),
-        Line("gather(): every parameter, as the shards are now", gathers(run), 2),
-        Line(
+        kit.Line("shard: part r of the first rank's row", own_shard(run), 1),
+        kit.Line("gather(): every parameter, as the shards are now", gathers(run), 2),
+        kit.Line(
             "free(): no memory behind them, in no view", frees(run), 2,
             shows=empty_and_whole(run), part="memory behind parameters",
         ),
-        Line("backward after free() and gather()", used_again(run), 1.5),
-        Line("reduce(): the mean in shard.grad, two backwards add up", reduces(run), 1.5),
-        Line("reduce(): .grad of the parameters is None", cleared, 0.5),
-        Line("bytes of gather() and reduce()", bytes_of(run), 1.5, "communication"),
+        kit.Line("backward after free() and gather()", used_again(run), 1.5),
+        kit.Line("reduce(): the mean in shard.grad, two backwards add up", reduces(run), 1.5),
+        kit.Line("reduce(): .grad of the parameters is None", cleared, 0.5),
+        kit.Line("bytes of gather() and reduce()", bytes_of(run), 1.5, "communication"),
     ])  # fmt: skip
     fixed = draw_run(draw, 2, trained=False)
-    line = Line("a frozen unit", both(own_shard(fixed), gathers(fixed), frees(fixed)), 0.5)
+    line = kit.Line("a frozen unit", both(own_shard(fixed), gathers(fixed), frees(fixed)), 0.5)
     yield unit_case(fixed, "frozen, 2 ranks", [line])
     unused = draw_run(draw, 2, missing=True)
-    line = Line("a parameter that one rank does not use", reduces(unused), 0.5)
+    line = kit.Line("a parameter that one rank does not use", reduces(unused), 0.5)
     yield unit_case(unused, "unused, 2 ranks", [line])
     yield in_a_group(draw)
     yield large_unit(draw)
     if draw.hidden:
         more = draw_run(draw, 4, missing=True)
         judged = both(own_shard(more), gathers(more), reduces(more))
-        yield unit_case(more, "4 ranks", [Line("4 ranks", judged, 1)])
+        yield unit_case(more, "4 ranks", [kit.Line("4 ranks", judged, 1)])
         alone = draw_run(draw, 1)
         judged = both(own_shard(alone), gathers(alone), reduces(alone))
-        yield unit_case(alone, "1 rank", [Line("1 rank", judged, 0.5, trivial=True)])
+        yield unit_case(alone, "1 rank", [kit.Line("1 rank", judged, 0.5, trivial=True)])
 
 
-def in_a_group(draw: Draw) -> Case:
+def in_a_group(draw: kit.Draw) -> kit.Case:
     """Two of three ranks have a unit, and are passed as group=."""
     run = draw_run(draw, len(MEMBERS))
     title = f"group {{{', '.join(map(str, MEMBERS))}}} of {WORLD} ranks"
-    sides = [absent() for _ in range(WORLD)]
+    sides = [kit.absent() for _ in range(WORLD)]
     for place, rank in enumerate(MEMBERS):
         sides[rank] = side(run, place, True)
     judged = both(own_shard(run), gathers(run), reduces(run))
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         finding = judged(observed)
         if finding.ok:
             return finding
-        return wrong(finding.sentences[0], training_runs.IN_A_GROUP, cause=finding.cause)
+        return kit.wrong(finding.sentences[0], training_runs.IN_A_GROUP, cause=finding.cause)
 
-    return Case(title, sides, [Line(title, judge, 1)], recipe=RECIPE, groups=[list(MEMBERS)])
+    return kit.Case(title, sides, [kit.Line(title, judge, 1)], recipe=RECIPE, groups=[list(MEMBERS)])

@@ -6,21 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from course_lib.checks import kit
 from course_lib.checks.judge import training_runs
-from course_lib.checks.kit import (
-    ANY,
-    RIGHT,
-    Case,
-    Draw,
-    Finding,
-    Line,
-    Observed,
-    RankSide,
-    Sentence,
-    Spec,
-    asked_early,
-    wrong,
-)
 from course_lib.checks.notebooks.zero.runs import SLACK
 from course_lib.checks.notebooks.zero.unit_lines import ADVICE, UnitRun, close, own_shard, ranks
 from course_lib.checks.rank import watching
@@ -79,14 +66,16 @@ SHARD = -(-TOTAL // N) * ITEM
 ENOUGH = {"made": SHARD, "freed": SHARD, "reduced": WHOLE + 2 * SHARD, "end": 2 * SHARD}
 
 
-def large_unit(draw: Draw) -> Case:
+def large_unit(draw: kit.Draw) -> kit.Case:
     """A unit that is made, gathered, freed and reduced, and its ranks measured in between."""
     seeds = Seeds(*(tuple(draw.integer(1, 1 << 30) for _ in range(N)) for _ in range(2)))
     size = f"{training_runs.megabytes(WHOLE)} of parameters, {N} ranks"
-    shard = Spec(torch.float64, (SHARD // ITEM,))
-    some = {f"some.{k}": Spec(torch.float64, (held.count_of_some(shape),)) for k, shape in enumerate(SHAPES)}
+    shard = kit.Spec(torch.float64, (SHARD // ITEM,))
+    some = {
+        f"some.{k}": kit.Spec(torch.float64, (held.count_of_some(shape),)) for k, shape in enumerate(SHAPES)
+    }
     sides = [
-        RankSide(
+        kit.RankSide(
             {},
             held.UnitMemoryInstructions([list(shape) for shape in SHAPES], params, grads),
             {"shard": shard, "mean": shard} | some,
@@ -94,64 +83,64 @@ def large_unit(draw: Draw) -> Case:
         for params, grads in zip(seeds.params, seeds.grads, strict=True)
     ]
     moments = held.MOMENTS
-    return Case(
+    return kit.Case(
         size, sides, [values_line(seeds, size), memory_line()], recipe=RECIPE,
         unrecorded=watching.settled(len(moments)),
         moments=(BASE, *(f"held.{when}" for when in moments)), room=watching.ROOM,
     )  # fmt: skip
 
 
-def values_line(seeds: Seeds, title: str) -> Line:
+def values_line(seeds: Seeds, title: str) -> kit.Line:
     """Shard, gathered parameters and the shard's gradient have the right values, from the bytes held."""
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         run = seeds.run()
         if not (shards := own_shard(run)(observed)).ok:
             return shards
         mean = run.mean(0)
         for place, rank in enumerate(ranks(observed)):
             if not observed.values[rank].whole:
-                return wrong(
+                return kit.wrong(
                     f"after gather() a parameter on rank {rank} does not have its shape, or has no memory "
                     "for it.",
                     cause="not whole",
                 )
             for k, p in enumerate(run.params[0]):
                 if not close(observed.tensors[rank][f"some.{k}"], p.flatten()[:: held.SOME]):
-                    return wrong(
+                    return kit.wrong(
                         f"after gather() parameter {k} on rank {rank} does not have the shards' values.",
                         "The all-gather must bring the shards' values, however large the parameters are.",
                         cause="gathered first",
                     )
             if not close(observed.tensors[rank]["mean"], run.part(mean, place)):
-                return wrong(
+                return kit.wrong(
                     f"after reduce() shard.grad on rank {rank} is not the mean over the ranks.",
                     "A reduce-scatter of the row of gradients, divided by the number of ranks, gives it.",
                     cause="mean 0",
                 )
-        return RIGHT
+        return kit.RIGHT
 
-    return Line(title, judge, 0.5)
+    return kit.Line(title, judge, 0.5)
 
 
-def memory_line() -> Line:
+def memory_line() -> kit.Line:
     """Between uses a rank holds its shard, and after reduce() the shard's gradient.
 
     Tensors are counted in the rank, exactly; the pages of the process from outside, whatever holds them.
     """
 
-    def judge(observed: Observed) -> Finding:
+    def judge(observed: kit.Observed) -> kit.Finding:
         findings = [
             finding for rank in ranks(observed) for when in held.MOMENTS
             if (finding := too_much(observed, rank, when))
         ]  # fmt: skip
-        return next((finding for finding in findings if finding.misses_point), (*findings, RIGHT)[0])
+        return next((finding for finding in findings if finding.misses_point), (*findings, kit.RIGHT)[0])
 
-    def shows(observed: Observed) -> float:
+    def shows(observed: kit.Observed) -> float:
         whole = all(observed.values[rank].whole for rank in ranks(observed))
         return float(whole and not judge(observed).misses_point)
 
-    return Line(
+    return kit.Line(
         "memory held: the shard; after reduce() its gradient, too", judge, 3, "memory",
         shows=shows, part="memory of the process",
         enough={f"held.{when}": enough + SLACK for when, enough in ENOUGH.items()}
@@ -164,12 +153,12 @@ def of_tensors(enough: float) -> float:
     return share * enough + small
 
 
-def too_much(observed: Observed, rank: int, when: str) -> Finding | None:
+def too_much(observed: kit.Observed, rank: int, when: str) -> kit.Finding | None:
     """The finding on a rank's memory at that moment; None if it is right."""
     reply, pages = observed.values[rank], observed.held[rank].get(f"held.{when}")
     alive, behind = reply.alive.get(when), reply.behind.get(when)
     if not pages or alive is None or behind is None:
-        return wrong(f"rank {rank} was not measured after {AFTER[when]}.", cause=ANY)
+        return kit.wrong(f"rank {rank} was not measured after {AFTER[when]}.", cause=kit.ANY)
     if finding := measured_early(observed, rank, when):
         return finding
     enough, got = ENOUGH[when], alive
@@ -179,17 +168,17 @@ def too_much(observed: Observed, rank: int, when: str) -> Finding | None:
         return None
     advice, cause, misses = why(reply, when, behind, got - enough)
     much = f"after {AFTER[when]}; {training_runs.megabytes(enough)} are enough."
-    said = Sentence(
+    said = kit.Sentence(
         f"rank {rank} holds {training_runs.megabytes(got)} {much}", f"rank {rank} holds too much {much}"
     )
-    return wrong(said, advice, cause=cause, misses_point=misses)
+    return kit.wrong(said, advice, cause=cause, misses_point=misses)
 
 
-def measured_early(observed: Observed, rank: int, when: str) -> Finding | None:
+def measured_early(observed: kit.Observed, rank: int, when: str) -> kit.Finding | None:
     begun, place = observed.values[rank].begun, held.MOMENTS.index(when)
     earlier = begun.get(held.MOMENTS[place - 1], 0) if place else 0
     sent = sum(operation.bytes_sent for operation in observed.operations[rank][:earlier])
-    return asked_early(observed, rank, f"held.{when}", begun=begun.get(when, 0), sent=sent)
+    return kit.asked_early(observed, rank, f"held.{when}", begun=begun.get(when, 0), sent=sent)
 
 
 def why(reply: held.UnitMemoryReply, when: str, behind: int, excess: float) -> tuple[str, str, bool]:
