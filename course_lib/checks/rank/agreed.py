@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import torch
 
+from course_lib.checks.rank import frozen
 from course_lib.checks.rank.backward import type_of
 
-_Tensor, _clone, _detach, _zeros = torch.Tensor, torch.clone, torch.Tensor.detach, torch.zeros
 Expects = dict[str, Annotated[list[Any], lambda agreed: len(agreed) == 2]]  # {name: [dtype, shape]}
 
 
@@ -27,8 +27,11 @@ def as_agreed(
     sent = {}
     for name, (kind, shape) in expects.items():
         dtype, result = getattr(torch, kind), results.get(name)
-        if not isinstance(result, _Tensor) or (result.dtype, list(result.shape)) != (dtype, list(shape)):
+        if not isinstance(result, frozen.Tensor) or (result.dtype, list(result.shape)) != (
+            dtype,
+            list(shape),
+        ):
             misfits[name] = named(result)
-            result = _zeros(shape, dtype=dtype)
-        sent[name] = _clone(_detach(result))
+            result = frozen.zeros(shape, dtype=dtype)
+        sent[name] = frozen.clone(frozen.detach(result))
     return sent

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-_Tensor, _zeros = torch.Tensor, torch.zeros
+from course_lib.checks.rank import frozen
+
 UNREGISTERED = "an autograd kernel was not registered"
 
 
@@ -23,7 +24,7 @@ class Hand(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, y: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
         ctx.gradient = gradient
-        return _zeros((), dtype=y.dtype, device=y.device)
+        return frozen.zeros((), dtype=y.dtype, device=y.device)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
@@ -49,6 +50,6 @@ def unregistered() -> Iterator[list[str]]:
 
 def type_of(value: Any) -> str:
     """ "float64[2, 3]", or the type of an object that is not a tensor."""
-    if isinstance(value, _Tensor):
+    if isinstance(value, frozen.Tensor):
         return f"{str(value.dtype)[6:]}{list(value.shape)}"
     return "None" if value is None else type(value).__name__

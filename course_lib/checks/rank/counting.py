@@ -13,17 +13,18 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
-_Tensor, _untyped, _detach = torch.Tensor, torch.Tensor.untyped_storage, torch.Tensor.detach
+from course_lib.checks.rank import frozen
+
 # Of the base class: a subclass may answer with a layout, parts and storages of its own.
 _layout = vars(torch._C.TensorBase)["layout"].__get__
-_indices, _values = _Tensor._indices, _Tensor._values
+_indices, _values = frozen.Tensor._indices, frozen.Tensor._values
 _rows = {  # the indices that a compressed tensor has beside its values
-    torch.sparse_csr: (_Tensor.crow_indices, _Tensor.col_indices),
-    torch.sparse_bsr: (_Tensor.crow_indices, _Tensor.col_indices),
-    torch.sparse_csc: (_Tensor.ccol_indices, _Tensor.row_indices),
-    torch.sparse_bsc: (_Tensor.ccol_indices, _Tensor.row_indices),
+    torch.sparse_csr: (frozen.Tensor.crow_indices, frozen.Tensor.col_indices),
+    torch.sparse_bsr: (frozen.Tensor.crow_indices, frozen.Tensor.col_indices),
+    torch.sparse_csc: (frozen.Tensor.ccol_indices, frozen.Tensor.row_indices),
+    torch.sparse_bsc: (frozen.Tensor.ccol_indices, frozen.Tensor.row_indices),
 }
-_compressed_values, _as_base = _Tensor.values, torch._C.DisableTorchFunctionSubclass
+_compressed_values, _as_base = frozen.Tensor.values, torch._C.DisableTorchFunctionSubclass
 _collect, _objects, _hooks = gc.collect, gc.get_objects, saved_tensors_hooks
 _Ref = StorageWeakRef
 
@@ -34,7 +35,7 @@ Pieces = dict[int, Piece]  # by where they begin
 def pieces(tensors: Iterable[torch.Tensor]) -> Pieces:
     """The memory that these tensors lie in."""
     with _as_base():
-        storages = [_untyped(part) for tensor in tensors for part in dense_parts(tensor)]
+        storages = [frozen.untyped_storage(part) for tensor in tensors for part in dense_parts(tensor)]
     return {storage.data_ptr(): (storage.nbytes(), _Ref(storage)) for storage in storages}
 
 
@@ -52,7 +53,7 @@ def dense_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
 def alive() -> Pieces:
     """The memory of all tensors that Python code can still reach, wherever they are kept."""
     _collect()
-    return pieces(candidate for candidate in _objects() if issubclass(type(candidate), _Tensor))
+    return pieces(candidate for candidate in _objects() if issubclass(type(candidate), frozen.Tensor))
 
 
 def more(now: Pieces, before: Pieces) -> int:
@@ -73,7 +74,7 @@ class Saved:
 
     def pack(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor without its graph: one that an operation made and keeps would hold itself for ever."""
-        detached = _detach(tensor)
+        detached = frozen.detach(tensor)
         for begin, piece in pieces([tensor]).items():
             if begin not in self.known:
                 self.known[begin] = piece
@@ -86,7 +87,7 @@ class Saved:
 
         On a Function's ctx, on the layer or anywhere else. `y`, the output, is the caller's.
         """
-        passed_on = pieces([y]) if isinstance(y, _Tensor) else {}
+        passed_on = pieces([y]) if isinstance(y, frozen.Tensor) else {}
         return more(alive(), before | passed_on | self.known)
 
     def still_kept(self) -> int:

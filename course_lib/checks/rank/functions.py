@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from course_lib.checks.rank import watching
+from course_lib.checks.rank import frozen, watching
 from course_lib.checks.rank.agreed import Expects, as_agreed
 from course_lib.checks.rank.backward import Hand
 from course_lib.checks.rank.counting import Saved, alive
@@ -28,8 +28,6 @@ from course_lib.checks.rank.watching import give_back_at_once, measured
 from course_lib.checks.wire import Count, Instructions, Place
 from course_lib.runtime.moments import START
 
-_Tensor, _clone, _detach = torch.Tensor, torch.clone, torch.Tensor.detach
-_backward, _is_floating = torch.autograd.backward, torch.Tensor.is_floating_point
 _random_like = torch.randn_like
 _thresholds, _collect_after = gc.get_threshold, gc.set_threshold
 OFTEN = 20  # objects
@@ -172,12 +170,12 @@ class Call:
             _collect_after(*often)
 
     def unwatched(self, values: dict[str, torch.Tensor], measured: Callable[..., None]) -> dict[str, Any]:
-        inputs = {name: asking(_detach(tensor)) for name, tensor in values.items()}
+        inputs = {name: asking(frozen.detach(tensor)) for name, tensor in values.items()}
         measured(f"{self.name}.pages.base")
         outputs = self.named(self.function(*inputs.values(), **self.instructions.kwargs))
         measured(f"{self.name}.pages.forward")
         if ends := self.ends(outputs):
-            _backward(ends, inputs=leaves(inputs))
+            frozen.backward(ends, inputs=leaves(inputs))
         measured(f"{self.name}.pages.backward")
         results = {name: _keep(output) for name, output in outputs.items()}
         return results | {f"grad.{name}": tensor.grad for name, tensor in inputs.items() if ends}
@@ -205,7 +203,7 @@ class Call:
         if peak is not None:
             peak.start_again(f"{self.name}.backward")
         with peak or nullcontext():
-            _backward(ends, inputs=leaves(self.inputs))
+            frozen.backward(ends, inputs=leaves(self.inputs))
         if peak is not None and self.instructions.measured:
             self.values.backward = peak.highest
             self.values.flops["backward"] = peak.flops
@@ -217,7 +215,7 @@ class Call:
             Hand.apply(output, self.gradients[name].to(output.dtype))
             for name, output in outputs.items()
             if name in self.gradients
-            and isinstance(output, _Tensor)
+            and isinstance(output, frozen.Tensor)
             and output.requires_grad
             and output.shape == self.gradients[name].shape
         ]
@@ -230,7 +228,7 @@ class Call:
 
 def asking(tensor: torch.Tensor) -> torch.Tensor:
     """A copy that asks for a gradient, if it is not of whole numbers."""
-    return _clone(tensor).requires_grad_(_is_floating(tensor))
+    return frozen.clone(tensor).requires_grad_(frozen.is_floating_point(tensor))
 
 
 def leaves(inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
@@ -238,4 +236,4 @@ def leaves(inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _keep(value: Any) -> Any:
-    return _clone(_detach(value)) if isinstance(value, _Tensor) else value
+    return frozen.clone(frozen.detach(value)) if isinstance(value, frozen.Tensor) else value

@@ -39,6 +39,7 @@ from typing import Any, get_origin
 import torch
 import torch.distributed as dist
 
+from course_lib.checks.rank import frozen
 from course_lib.checks.rank.own_work import own_work
 from course_lib.checks.rank.refusing import refused
 from course_lib.checks.wire import (
@@ -60,13 +61,6 @@ _loads, _pack, _unpack = wire.loads, wire.pack_tensors, wire.unpack_tensors
 _import = importlib.import_module
 # not the recorded one: the ledger must hold the student's operations alone
 _new_group = getattr(dist.new_group, "__wrapped__", dist.new_group)
-_Tensor, _as_strided, _clone, _detach = (
-    torch.Tensor,
-    torch.Tensor.as_strided,
-    torch.Tensor.clone,
-    torch.Tensor.detach,
-)
-_Parameter = torch.nn.Parameter
 _extract_frames, _walk_frames = traceback.extract_tb, traceback.walk_tb
 PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 LIBRARIES = (
@@ -132,7 +126,7 @@ def run_recipe(header: dict, buffers: list[memoryview], rank: int) -> tuple[dict
             values, outputs = no_reply(task.recipe), {}
         else:
             values, outputs = recipe(objects, tensors, groups, instructions)
-    kept = {k: _detach(v) for k, v in outputs.items() if isinstance(v, _Tensor)}
+    kept = {k: frozen.detach(v) for k, v in outputs.items() if isinstance(v, frozen.Tensor)}
     others = {k: type(v).__name__ for k, v in outputs.items() if k not in kept}
     meta, raw = _pack(kept)
     return {"values": _plain_message(values), "tensors": meta, "others": others}, raw
@@ -202,7 +196,7 @@ def call(
             return [argument(part) for part in described["list"]]
         if "parameter" in described:
             name, grad = described["parameter"], described["grad"]
-            named[name] = parameters[name] = _Parameter(tensors[name])
+            named[name] = parameters[name] = frozen.Parameter(tensors[name])
             parameters[name].grad = None if grad is None else tensors[grad]
             return parameters[name]
         if "tensor" not in described:
@@ -210,7 +204,7 @@ def call(
         name = described["tensor"]
         base = tensors[name]
         named[f"{name}.memory"] = base
-        named[name] = _as_strided(base, *described["view"]) if "view" in described else base
+        named[name] = frozen.as_strided(base, *described["view"]) if "view" in described else base
         return named[name]
 
     args = [argument(described) for described in instructions.args]
@@ -222,8 +216,8 @@ def call(
     if instructions.plain:
         return Called(result=plain(outputs.pop("result"))), outputs
     result = outputs.get("result")
-    if isinstance(result, _Tensor) and any(result is t for n, t in named.items() if n != "result"):
-        outputs["result"] = _clone(result)
+    if isinstance(result, frozen.Tensor) and any(result is t for n, t in named.items() if n != "result"):
+        outputs["result"] = frozen.clone(result)
         return Called(same_object=True), outputs
     return Called(), outputs
 
@@ -311,8 +305,8 @@ def plain(value: Any, depth: int = 3) -> Any:
     Other tensors become {"tensor": their elements, "shape": shape}, a dict {"dict": [[key, value], ...]},
     a range {"range": [start, stop, step]}, anything else {"other": the name of its type}.
     """
-    if isinstance(value, _Tensor):
-        elements = [plain(element) for element in _detach(value).flatten()[:LONGEST].tolist()]
+    if isinstance(value, frozen.Tensor):
+        elements = [plain(element) for element in frozen.detach(value).flatten()[:LONGEST].tolist()]
         return elements[0] if value.dim() == 0 else {"tensor": elements, "shape": list(value.shape)}
     if isinstance(value, torch.device | torch.dtype):
         return str(value)

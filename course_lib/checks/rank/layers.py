@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from course_lib.checks.rank import gpt, watching
+from course_lib.checks.rank import frozen, gpt, watching
 from course_lib.checks.rank.agreed import Expects, as_agreed
 from course_lib.checks.rank.backward import Hand, unregistered
 from course_lib.checks.rank.counting import Saved, alive, more
@@ -30,11 +30,8 @@ from course_lib.checks.wire import Count, Instructions, Place
 from course_lib.runtime.backend import device
 from course_lib.runtime.moments import START
 
-_Tensor, _Module = torch.Tensor, nn.Module
-_clone, _detach, _rand = torch.clone, torch.Tensor.detach, torch.rand
-_zeros_like, _as_strided = torch.zeros_like, torch.Tensor.as_strided
-_LayerNorm, _Parameter = nn.LayerNorm, nn.Parameter
-_manual_seed, _no_grad, _backward = torch.manual_seed, torch.no_grad, torch.autograd.backward
+_Module = nn.Module
+_LayerNorm = nn.LayerNorm
 _ranks_of = dist.get_process_group_ranks
 _get_default, _set_default = torch.get_default_dtype, torch.set_default_dtype
 _named_parameters, _train = nn.Module.named_parameters, nn.Module.train
@@ -185,7 +182,7 @@ class LayerOnRank:
         self.object = objects[run.object]
         self.inputs: dict[str, torch.Tensor] = {}
         for name, tensor in run.inputs:
-            value = self.viewed(name, _clone(tensors[tensor]))
+            value = self.viewed(name, frozen.clone(tensors[tensor]))
             self.inputs[name] = value.requires_grad_(value.is_floating_point() and name not in run.fixed)
         self.gradient = self.viewed("gradient", tensors[run.backward]) if run.backward else None
         self.results: dict[str, Any] = {}
@@ -197,7 +194,7 @@ class LayerOnRank:
         if not view:
             return tensor
         size, stride = view
-        return _as_strided(tensor, size, stride)
+        return frozen.as_strided(tensor, size, stride)
 
     def go(self) -> None:
         """Make and run; where a ValueError is an answer, tell it."""
@@ -219,14 +216,14 @@ class LayerOnRank:
             y = layer(*self.inputs.values(), **kwargs)
         self.measure("saved", lambda: saved.nbytes + saved.beside(before, y))
         self.moment()
-        self.results["drawn"] = _rand(2, dtype=torch.float64)
-        self.results["y"] = _clone(_detach(y)) if isinstance(y, _Tensor) else y
+        self.results["drawn"] = frozen.rand(2, dtype=torch.float64)
+        self.results["y"] = frozen.clone(frozen.detach(y)) if isinstance(y, frozen.Tensor) else y
         if self.gradient is not None:
             self.backward(y)
         self.count_pages("backward")
         self.moment()
         if self.instructions.lr is not None:
-            with _no_grad():
+            with frozen.no_grad():
                 for parameter in self.parameters.values():
                     if parameter.grad is not None:
                         parameter -= self.instructions.lr * parameter.grad
@@ -245,7 +242,7 @@ class LayerOnRank:
         self.count_pages("base")
         if self.instructions.model is not None:
             args = [gpt.build(self.instructions.model), *args]
-        _manual_seed(self.instructions.seed)
+        frozen.manual_seed(self.instructions.seed)
         layer = self.object(*args, **kwargs, **self.group())
         del args  # of a model that was changed nothing must be left over but the layer's own tensors
         if isinstance(layer, _Module):
@@ -266,9 +263,9 @@ class LayerOnRank:
             measured(f"{self.instructions.name}.pages.{moment}")
 
     def norm(self) -> nn.LayerNorm:
-        weight, bias = (_clone(self.sent[name]) for name in self.instructions.norm)
+        weight, bias = (frozen.clone(self.sent[name]) for name in self.instructions.norm)
         norm = _LayerNorm(len(weight), eps=self.instructions.eps)
-        norm.weight, norm.bias = _Parameter(weight), _Parameter(bias)
+        norm.weight, norm.bias = frozen.Parameter(weight), frozen.Parameter(bias)
         return norm
 
     def group(self) -> dict[str, Any]:
@@ -283,12 +280,12 @@ class LayerOnRank:
 
         An output of another shape gets zeros, so that the other ranks do not wait for this one in vain.
         """
-        if not isinstance(y, _Tensor) or not y.requires_grad:
+        if not isinstance(y, frozen.Tensor) or not y.requires_grad:
             return
         fits = self.gradient is not None and y.shape == self.gradient.shape
         try:
             with unregistered() as warned:
-                _backward(Hand.apply(y, self.gradient.to(y.dtype) if fits else _zeros_like(y)))
+                frozen.backward(Hand.apply(y, self.gradient.to(y.dtype) if fits else frozen.zeros_like(y)))
             self.values.by_luck = bool(warned)
         except Exception:
             if fits:  # else the shape is the mistake, which is told

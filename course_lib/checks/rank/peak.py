@@ -13,10 +13,11 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from course_lib.checks.rank import frozen
 from course_lib.checks.rank.counting import dense_parts
 from course_lib.checks.rank.memory import Patience
 
-_Tensor, _untyped, _numel = torch.Tensor, torch.Tensor.untyped_storage, torch.Tensor.numel
+_numel = torch.Tensor.numel
 _Ref = StorageWeakRef
 # Products of matrices, and the place of the first factor among their arguments.
 FIRST_FACTOR = {"mm": 0, "bmm": 0, "mv": 0, "dot": 0, "addmm": 1, "baddbmm": 1, "addmv": 1}
@@ -36,7 +37,7 @@ class Peak(TorchDispatchMode):
     def __init__(self, apart_from: Iterable[torch.Tensor], patience: Patience | None = None, name: str = ""):
         super().__init__()
         self.patience, self.name = patience or Patience({}), name
-        self.apart = {_untyped(tensor).data_ptr() for tensor in apart_from}
+        self.apart = {frozen.untyped_storage(tensor).data_ptr() for tensor in apart_from}
         self.alive: dict[int, tuple[StorageWeakRef, int]] = {}
         self.at_most = self.highest = 0
 
@@ -48,10 +49,10 @@ class Peak(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
         for result in made if isinstance(made, list | tuple) else [made]:
-            if isinstance(result, _Tensor):
+            if isinstance(result, frozen.Tensor):
                 self.add(result)
         kind = func._schema.name.partition("::")[2]
-        if kind in FIRST_FACTOR and isinstance(made, _Tensor):
+        if kind in FIRST_FACTOR and isinstance(made, frozen.Tensor):
             self.flops += 2 * _numel(made) * args[FIRST_FACTOR[kind]].shape[-1]
         return made
 
@@ -60,7 +61,7 @@ class Peak(TorchDispatchMode):
             self.add_dense(part)
 
     def add_dense(self, tensor: torch.Tensor) -> None:
-        storage = _untyped(tensor)
+        storage = frozen.untyped_storage(tensor)
         if storage.data_ptr() in self.apart:
             return
         ref = _Ref(storage)  # while it is here, no other piece gets its number

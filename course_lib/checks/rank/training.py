@@ -13,16 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
-from torch import nn
 
-from course_lib.checks.rank import toys, watching
+from course_lib.checks.rank import frozen, toys, watching
 from course_lib.checks.wire import Count, Instructions
 from course_lib.runtime.backend import device
 from course_lib.runtime.moments import BASE, START
 
-_Tensor = torch.Tensor
-_clone, _detach, _zeros_like = torch.clone, torch.Tensor.detach, torch.zeros_like
-_mse = nn.functional.mse_loss
 _optimizers = {name: getattr(torch.optim, name) for name in ("SGD", "Adam", "AdamW", "Adagrad")}
 
 Whole = Callable[[], Iterable[tuple[str, torch.Tensor]]]
@@ -93,8 +89,8 @@ class Session:
             full = f"{what}.{name}"
             if tensor is None:
                 self.without.append(full)
-                tensor = _zeros_like(self.named[name])
-            self.tensors[full] = _clone(_detach(tensor))
+                tensor = frozen.zeros_like(self.named[name])
+            self.tensors[full] = frozen.clone(frozen.detach(tensor))
 
     def moment(self, training: bool = True) -> None:
         """A backward or a step is over: note the memory, and how many operations were begun."""
@@ -121,7 +117,7 @@ class Session:
             quiet = no_sync() if no_sync is not None and not last else contextlib.nullcontext()
             x, y = (tensor.to(device()) for tensor in toys.batch(described, self.dtype))
             with quiet:
-                loss = _mse(run(x), y) / len(microbatches)
+                loss = frozen.mse_loss(run(x), y) / len(microbatches)
                 self.watch.backward_begins()
                 loss.backward()
                 del loss

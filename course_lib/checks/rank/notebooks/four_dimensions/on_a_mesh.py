@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import torch
 
+from course_lib.checks.rank import frozen
 from course_lib.checks.rank.agreed import Expects, as_agreed
 from course_lib.checks.rank.harness import plain
 from course_lib.checks.rank.watching import begun_and_waited
@@ -17,8 +18,7 @@ from course_lib.models import GPT, GPTConfig
 from course_lib.pipeline.generators import interleaved_one_f_one_b, one_f_one_b
 from course_lib.runtime.backend import device
 
-_Parameter, _clone = torch.nn.Parameter, torch.clone
-_zeros, _full_like, _plain, _begun = torch.zeros, torch.full_like, plain, begun_and_waited
+_full_like, _plain, _begun = torch.full_like, plain, begun_and_waited
 _mesh_stages, _parameters = mesh_stages, parameters
 _schedule, _interleaved = one_f_one_b, interleaved_one_f_one_b
 _GPT, _GPTConfig, _Mesh, _Place = GPT, GPTConfig, Mesh, Place
@@ -128,9 +128,9 @@ def norms(
     mesh, named = mesh_of(instructions, groups), []
     for name in instructions.named:
         gradient = tensors.get(name)
-        size = gradient if gradient is not None else _zeros(3, dtype=torch.float64, device=device())
-        param = _Parameter(_full_like(size, WEIGHT))
-        param.grad = None if gradient is None else _clone(gradient)
+        size = gradient if gradient is not None else frozen.zeros(3, dtype=torch.float64, device=device())
+        param = frozen.Parameter(_full_like(size, WEIGHT))
+        param.grad = None if gradient is None else frozen.clone(gradient)
         named.append((name, param))
     report = MeshReply([_begun()[0]])
     cut, tied = set(instructions.cut), set(instructions.tied)

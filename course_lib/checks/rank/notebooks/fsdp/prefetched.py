@@ -15,15 +15,13 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from course_lib.checks.rank import toys, watching
+from course_lib.checks.rank import frozen, toys, watching
 from course_lib.checks.rank.training import Session, TrainingInstructions, TrainingReply, keywords, warm_up  # noqa: F401
 from course_lib.checks.wire import Count
 from course_lib.ledger import rows
 from course_lib.ledger.recorder import current_recorder
 from course_lib.runtime.backend import device
 
-_clone, _detach, _zeros_like = torch.clone, torch.Tensor.detach, torch.zeros_like
-_no_grad, _mse = torch.no_grad, nn.functional.mse_loss
 FAILS = 1  # the block that raises, when the one behind it is on its way
 MOST = 3 / 4  # of a block's bytes: two ranks' shards have half of them
 
@@ -150,7 +148,7 @@ class Looking:
         if self.capturing is not None:
             for p in module._parameters.values():
                 if p is not None:
-                    self.capturing[self.names[p]] = _clone(_detach(p))
+                    self.capturing[self.names[p]] = frozen.clone(frozen.detach(p))
 
 
 def behind(params: list[nn.Parameter]) -> int:
@@ -213,7 +211,7 @@ class Training:
         self.looking.capturing = {}
         described = self.instructions.steps[0][0]
         x, _ = toys.batch(described, self.session.dtype)
-        with _no_grad():
+        with frozen.no_grad():
             self.made(x.to(device()))
         captured, self.looking.capturing = self.looking.capturing, None
         watch.memory = memory
@@ -243,7 +241,7 @@ class Training:
             microbatches = self.instructions.steps[step]
             for described in microbatches:
                 x, y = (t.to(device()) for t in toys.batch(described, self.session.dtype))
-                losses.append(_mse(self.made(x), y) / len(microbatches))
+                losses.append(frozen.mse_loss(self.made(x), y) / len(microbatches))
             sum(losses).backward()  # type: ignore[union-attr]
             self.session.moment()
         if not step:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import torch
 
-_detach, _arange, _cos, _stack = torch.Tensor.detach, torch.arange, torch.cos, torch.stack
+from course_lib.checks.rank import frozen
+
+_cos = torch.cos
 FREQUENCIES = (1.0, 1.3, 1.7, 2.3)  # of the weights: cosines of the elements' places
 
 
 def fingerprint(x: torch.Tensor) -> list[float]:
     """[how many elements, and their sums, each with other weights]."""
-    flat = _detach(x).double().flatten()
-    places = _arange(1, len(flat) + 1, dtype=torch.float64, device=flat.device)
-    weights = _stack([_cos(frequency * places) for frequency in FREQUENCIES])
+    flat = frozen.detach(x).double().flatten()
+    places = frozen.arange(1, len(flat) + 1, dtype=torch.float64, device=flat.device)
+    weights = frozen.stack([_cos(frequency * places) for frequency in FREQUENCIES])
     return [len(flat), *(weights @ flat).tolist()]

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from course_lib.checks.rank import watching
+from course_lib.checks.rank import frozen, watching
 from course_lib.checks.rank.agreed import Expects, as_agreed
 from course_lib.checks.rank.harness import plain
 from course_lib.checks.rank.notebooks.pipeline import stage_models
@@ -26,7 +26,6 @@ from course_lib.runtime.moments import BASE, START
 
 END = "end"
 _Stage, _Action, _Watched = Stage, Action, Watched
-_clone, _stack = torch.clone, torch.stack
 _as_tensor = torch.as_tensor
 
 
@@ -122,7 +121,7 @@ class ScheduleOnRank:
         inner = stage_models.build(instructions.model, instructions.index).to(device())
         self.params = dict(inner.named_parameters())
         for name, param in self.params.items() if instructions.earlier else ():
-            param.grad = _clone(tensors[f"{instructions.name}.earlier.{name}"])
+            param.grad = frozen.clone(tensors[f"{instructions.name}.earlier.{name}"])
         self.module = _Watched(inner, [x for x, _ in self.batch], tells=not instructions.pages)
         group = instructions.group
         self.group = {} if group is None else {"group": groups[group]}
@@ -162,6 +161,6 @@ class ScheduleOnRank:
         self.values.returned = plain(list(self.returned))
         parts = [self.returned.get(k) for k in range(len(self.batch))]
         try:
-            return _stack([_as_tensor(part, dtype=torch.float64).reshape(()) for part in parts])
+            return frozen.stack([_as_tensor(part, dtype=torch.float64).reshape(()) for part in parts])
         except (TypeError, ValueError, RuntimeError):  # a misfit describes what came
             return None

@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from course_lib.checks.rank import frozen
 from course_lib.checks.rank.agreed import Expects, as_agreed
 from course_lib.checks.rank.counting import alive, more, pieces
 from course_lib.checks.rank.notebooks.pipeline.stage_models import DEVIATION, Layers
 from course_lib.checks.wire import Count, Instructions
 
-_Tensor, _freeze = torch.Tensor, gc.freeze
-_clone, _detach = torch.clone, torch.Tensor.detach
+_freeze = gc.freeze
 _optimizers = {name: getattr(torch.optim, name) for name in ("SGD", "Adam")}
 
 
@@ -115,10 +115,10 @@ class StashOnRank:
         stage = kind_of_stage(module, optimizer)
         for kind, k in self.instructions.actions:
             if kind == "F":
-                self.results[f"y.{k}"] = copied(stage.forward(k, _clone(self.tensor(f"x.{k}"))))
+                self.results[f"y.{k}"] = copied(stage.forward(k, frozen.clone(self.tensor(f"x.{k}"))))
             else:
                 gradient = self.tensor(f"g.{k}")
-                gradients = () if gradient is None else (_clone(gradient),)
+                gradients = () if gradient is None else (frozen.clone(gradient),)
                 self.results[f"dx.{k}"] = copied(stage.backward(k, *gradients))
                 for called, param in module.named_parameters():
                     self.results[f"p.{k}.{called}"] = copied(param)
@@ -130,7 +130,7 @@ class StashOnRank:
 
     def known(self) -> list[Tensor]:
         """The tensors that are kept here for the reply."""
-        return [result for result in self.results.values() if isinstance(result, _Tensor)]
+        return [result for result in self.results.values() if isinstance(result, frozen.Tensor)]
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors of the reply, all of them in the shape that was agreed."""
@@ -143,4 +143,4 @@ def misfit(value: Any) -> str:
 
 def copied(value: Any) -> Any:
     """A copy of a tensor as it is now; anything else as it is."""
-    return _clone(_detach(value)) if isinstance(value, _Tensor) else value
+    return frozen.clone(frozen.detach(value)) if isinstance(value, frozen.Tensor) else value

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from course_lib.checks.rank import frozen
 from course_lib.checks.rank.notebooks.pipeline.fingerprints import fingerprint
 from course_lib.checks.wire import Count
 
-_untyped, _detach, _view_as = (torch.Tensor.untyped_storage, torch.Tensor.detach, torch.Tensor.view_as)
+_view_as = torch.Tensor.view_as
 _Hooks, _Ref = saved_tensors_hooks, StorageWeakRef
 
 
@@ -27,7 +28,7 @@ class Kept:
     """
 
     def __init__(self, apart_from: Iterable[Tensor]):
-        self.apart = {_untyped(tensor).data_ptr() for tensor in apart_from}
+        self.apart = {frozen.untyped_storage(tensor).data_ptr() for tensor in apart_from}
         self.pieces: dict[int, tuple[StorageWeakRef, int]] = {}
 
     def __enter__(self) -> Kept:
@@ -39,11 +40,11 @@ class Kept:
         self.hooks.__exit__(*error)
 
     def pack(self, tensor: Tensor) -> Tensor:
-        storage = _untyped(tensor)
+        storage = frozen.untyped_storage(tensor)
         if storage.data_ptr() not in self.apart:
             ref = _Ref(storage)  # while it is here, no other piece gets its number
             self.pieces[ref.cdata] = ref, storage.nbytes()
-        return _detach(tensor)  # an output that holds its own graph would never be freed
+        return frozen.detach(tensor)  # an output that holds its own graph would never be freed
 
     @staticmethod
     def unpack(tensor: Tensor) -> Tensor:

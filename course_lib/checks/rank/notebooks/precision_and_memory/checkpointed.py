@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from course_lib.checks.rank import frozen
 from course_lib.models import GPT, GPTConfig
 
-_Tensor, _clone, _detach, _Parameter = torch.Tensor, torch.clone, torch.Tensor.detach, nn.Parameter
-_seed, _rand, _arange, _ones_like = torch.manual_seed, torch.rand, torch.arange, torch.ones_like
-_randn, _randint, _is_floating = torch.randn, torch.randint, torch.Tensor.is_floating_point
-_autocast, _bfloat16, _stack = torch.autocast, torch.bfloat16, torch.stack
+_ones_like = torch.ones_like
+_randint = torch.randint
+_autocast, _bfloat16 = torch.autocast, torch.bfloat16
 _fork, _with_graph = torch.random.fork_rng, torch.enable_grad
 Checkpoint = Callable[..., Any]
 
@@ -43,7 +43,7 @@ class Kind(nn.Module):
 
     def __init__(self, rows: int, width: int):
         super().__init__()
-        self.inputs = {"x": _randn(rows, width)}
+        self.inputs = {"x": frozen.randn(rows, width)}
         self.needs = ("x",)
 
     def run(self, checkpoint: Checkpoint, **inputs: Tensor) -> Any:
@@ -76,8 +76,8 @@ class Arguments(Kind):
     def __init__(self, rows: int, width: int):
         super().__init__(rows, width)
         self.layer = nn.Linear(width, width)
-        self.inputs |= {"scale": _randn(width), "fixed": _randn(rows, width)}
-        self.inputs["order"] = _arange(rows).flip(0)
+        self.inputs |= {"scale": frozen.randn(width), "fixed": frozen.randn(rows, width)}
+        self.inputs["order"] = frozen.arange(rows).flip(0)
         self.needs = ("x", "scale")
 
     def run(self, checkpoint: Checkpoint, **inputs: Tensor) -> Any:
@@ -118,7 +118,7 @@ class Autocast(Kind):
         super().__init__(rows, width)
         self.inputs["x"] = _randint(-31, 32, (rows, width)).float()
         self.layer = nn.Linear(width, width, bias=False)
-        self.layer.weight = _Parameter(_randint(-7, 8, (width, width)).float())
+        self.layer.weight = frozen.Parameter(_randint(-7, 8, (width, width)).float())
 
     @staticmethod
     def within() -> AbstractContextManager:
@@ -154,7 +154,7 @@ class Chain(Kind):
     def __init__(self, rows: int, width: int, blocks: int):
         super().__init__(rows, width)
         self.blocks = GPT(GPTConfig(layers=blocks, heads=4, width=width)).blocks
-        self.positions = _arange(rows)
+        self.positions = frozen.arange(rows)
         self.inputs["x"] = self.inputs["x"][None]
 
     def run(self, checkpoint: Checkpoint, **inputs: Tensor) -> Any:
@@ -192,10 +192,10 @@ class Step:
     """
 
     def __init__(self, kind: str, sizes: dict, seed: int):
-        _seed(seed)
+        frozen.manual_seed(seed)
         self.model = model = KINDS[kind](**sizes)
-        _seed(seed + 1)
-        self.inputs = {name: _clone(tensor) for name, tensor in model.inputs.items()}
+        frozen.manual_seed(seed + 1)
+        self.inputs = {name: frozen.clone(tensor) for name, tensor in model.inputs.items()}
         for name in model.needs:
             self.inputs[name].requires_grad_()
         self.leaves = dict(model.named_parameters()) | {name: self.inputs[name] for name in model.needs}
@@ -212,11 +212,13 @@ class Step:
     @property
     def has_form(self) -> bool:
         """Whether forward gave as many tensors as it has outputs."""
-        return len(self.outputs) == self.model.outputs and all(isinstance(y, _Tensor) for y in self.outputs)
+        return len(self.outputs) == self.model.outputs and all(
+            isinstance(y, frozen.Tensor) for y in self.outputs
+        )
 
     def loss(self) -> Tensor:
         used = self.outputs[: self.model.used]
-        return _stack([output.float().square().sum() for output in used]).sum()
+        return frozen.stack([output.float().square().sum() for output in used]).sum()
 
     def tensors(self) -> dict[str, Any]:
         """ "out.0", ...; "grad.NAME" of each parameter and input, or None; "between" and "after"."""
@@ -225,12 +227,12 @@ class Step:
 
 
 def _kept(value: Any) -> Any:
-    return _clone(_detach(value)) if isinstance(value, _Tensor) else value
+    return frozen.clone(frozen.detach(value)) if isinstance(value, frozen.Tensor) else value
 
 
 def draw() -> Tensor:
     """The caller's own random numbers."""
-    return _rand(3)
+    return frozen.rand(3)
 
 
 def plainly(function: Callable[..., Any], *args: Any) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from course_lib.checks.rank import frozen
 from course_lib.checks.rank.agreed import Expects, as_agreed
 from course_lib.checks.rank.backward import type_of
 from course_lib.checks.rank.counting import Saved, alive
@@ -19,8 +20,6 @@ from course_lib.checks.rank.memory import Patience
 from course_lib.checks.rank.notebooks.precision_and_memory.checkpointed import Checkpoint, Step, draw
 from course_lib.checks.rank.peak import Peak
 from course_lib.checks.wire import Count, Instructions, Place
-
-_Tensor = torch.Tensor
 
 
 @dataclass
@@ -120,7 +119,7 @@ class CheckpointedStep:
         """The tensors of the reply, all of them in the form that was agreed."""
         came, misfits = self.step.tensors(), dict[str, str]()
         sent = as_agreed(came, self.expects, misfits)
-        others = [name for name in misfits if isinstance(came.get(name), _Tensor)]
+        others = [name for name in misfits if isinstance(came.get(name), frozen.Tensor)]
         if others and not self.reply.misfit:
             kind, shape = self.expects[others[0]]
             self.reply.misfit = f"{misfits[others[0]]} instead of {kind}{shape}"

@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
+from course_lib.checks.rank import frozen
 from course_lib.checks.rank.counting import alive, more, pieces
 from course_lib.checks.rank.harness import describe
 from course_lib.checks.rank.memory import Patience
 from course_lib.checks.wire import Count, Instructions, Place
 
-_clone, _detach, _zeros_like = torch.clone, torch.Tensor.detach, torch.zeros_like
-_Parameter, _copy, _copy_ = torch.nn.Parameter, copy.deepcopy, torch.Tensor.copy_
+_copy, _copy_ = copy.deepcopy, torch.Tensor.copy_
 
 
 @dataclass
@@ -70,7 +70,7 @@ def steps(
         name, reply = described.name, Adam8bitReply()
         for i in range(described.params):
             for k in range(described.steps):
-                outputs[f"{name}.{i}.{k}"] = _zeros_like(tensors[f"{name}.{i}"])
+                outputs[f"{name}.{i}.{k}"] = frozen.zeros_like(tensors[f"{name}.{i}"])
         try:
             run(objects[0], tensors, described, reply, outputs, patience)
         except Exception as error:
@@ -90,20 +90,20 @@ def run(
     patience: Patience,
 ) -> None:
     name, keywords = described.name, described.keywords
-    params = [_Parameter(_clone(tensors[f"{name}.{i}"])) for i in range(described.params)]
+    params = [frozen.Parameter(frozen.clone(tensors[f"{name}.{i}"])) for i in range(described.params)]
     before = alive()
     optimizer = made(params, **keywords)
     for k in range(described.steps):
         for i, param in enumerate(params):
             gradient = tensors.get(f"{name}.{i}.{k}")
-            param.grad = None if gradient is None else _clone(gradient)
+            param.grad = None if gradient is None else frozen.clone(gradient)
         optimizer.step()
         for i, param in enumerate(params):
-            _copy_(outputs[f"{name}.{i}.{k}"], _detach(param))
+            _copy_(outputs[f"{name}.{i}.{k}"], frozen.detach(param))
         if described.saved == k + 1:
             reply.loading = True
             state = _copy(optimizer.state_dict())
-            params = [_Parameter(_clone(_detach(param))) for param in params]
+            params = [frozen.Parameter(frozen.clone(frozen.detach(param))) for param in params]
             optimizer = made(params, **keywords)
             optimizer.load_state_dict(state)
             del state

@@ -11,13 +11,12 @@ from typing import Any
 
 import torch
 
+from course_lib.checks.rank import frozen
 from course_lib.checks.rank.backward import type_of
 from course_lib.checks.rank.harness import describe
 from course_lib.checks.wire import Instructions, Place
 
-_Tensor, _clone, _zeros_like, _zeros = torch.Tensor, torch.clone, torch.zeros_like, torch.zeros
-_Generator, _manual_seed, _rand = torch.Generator, torch.manual_seed, torch.rand
-_detach, _float32, _is_floating = torch.Tensor.detach, torch.float32, torch.Tensor.is_floating_point
+_float32 = torch.float32
 DRAWN = 3  # numbers
 
 
@@ -63,26 +62,30 @@ class Misfit(Exception):
 
 def called(function: Any, x: torch.Tensor, seed: int | None, own: int) -> tuple[torch.Tensor, str]:
     """The result in float32, which holds all numbers of bfloat16, and its own dtype."""
-    _manual_seed(own)
-    result = function(x) if seed is None else function(x, _Generator().manual_seed(seed))
-    if not isinstance(result, _Tensor) or result.shape != x.shape or not _is_floating(result):
+    frozen.manual_seed(own)
+    result = function(x) if seed is None else function(x, frozen.Generator().manual_seed(seed))
+    if (
+        not isinstance(result, frozen.Tensor)
+        or result.shape != x.shape
+        or not frozen.is_floating_point(result)
+    ):
         raise Misfit(type_of(result))
-    return _clone(_detach(result)).to(_float32), str(result.dtype)[6:]
+    return frozen.clone(frozen.detach(result)).to(_float32), str(result.dtype)[6:]
 
 
 def run(
     function: Any, x: torch.Tensor, described: RoundingRun, reply: RoundingReply, outputs: dict[str, Any]
 ) -> None:
     name, seed, own, other = described.name, described.seed, described.own, described.other
-    argument = _clone(x)
+    argument = frozen.clone(x)
     outputs[name], reply.dtype = called(function, argument, seed, own)
-    outputs[f"{name}.drawn"], outputs[f"{name}.x"] = _rand(DRAWN), argument
+    outputs[f"{name}.drawn"], outputs[f"{name}.x"] = frozen.rand(DRAWN), argument
     if other is not None:
         # another state of the default generator, if a generator is passed: it must not matter
         again = own if seed is None else own + 1
-        outputs[f"{name}.again"], _ = called(function, _clone(x), seed, again)
+        outputs[f"{name}.again"], _ = called(function, frozen.clone(x), seed, again)
         seeds = (None, other) if seed is None else (other, own)
-        outputs[f"{name}.other"], _ = called(function, _clone(x), *seeds)
+        outputs[f"{name}.other"], _ = called(function, frozen.clone(x), *seeds)
 
 
 def rounds(
@@ -95,8 +98,8 @@ def rounds(
         name, reply = described.name, RoundingReply()
         x = tensors[name]
         more = ("", ".again", ".other") if described.other is not None else ("",)
-        outputs |= {f"{name}{key}": _zeros_like(x) for key in (*more, ".x")}
-        outputs[f"{name}.drawn"] = _zeros(DRAWN)
+        outputs |= {f"{name}{key}": frozen.zeros_like(x) for key in (*more, ".x")}
+        outputs[f"{name}.drawn"] = frozen.zeros(DRAWN)
         try:
             run(objects[0], x, described, reply, outputs)
         except Misfit as misfit:

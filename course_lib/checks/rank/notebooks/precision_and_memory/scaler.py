@@ -14,14 +14,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from course_lib.checks.rank import frozen
 from course_lib.checks.rank.backward import type_of
 from course_lib.checks.rank.harness import describe, plain
 from course_lib.checks.wire import Instructions, Place
 
-_Tensor, _clone, _detach, _ones, _zeros = (
-    torch.Tensor, torch.clone, torch.Tensor.detach, torch.ones, torch.zeros,
-)  # fmt: skip
-_SGD, _no_grad = torch.optim.SGD, torch.no_grad
+_ones = torch.ones
+_SGD = torch.optim.SGD
 MOMENTUM = 0.5
 LARGEST = 1e300  # sent for a number that is not finite
 
@@ -96,7 +95,7 @@ class Script:
         if described.group is not None:
             options["group"] = groups[described.group]
         count, first = described.params, described.first
-        self.params = [nn.Parameter(_clone(tensors[f"{self.name}.p{k}"])) for k in range(count)]
+        self.params = [nn.Parameter(frozen.clone(tensors[f"{self.name}.p{k}"])) for k in range(count)]
         parts = [{"params": self.params[:first]}, {"params": self.params[first:]}]
         self.optimizer = _SGD([part for part in parts if part["params"]], lr=1.0, momentum=MOMENTUM)
         self.reply = ScalerReply()
@@ -110,13 +109,13 @@ class Script:
 
     def scale_of(self, scaler: Any) -> float:
         loss = _ones(())
-        scaled = _clone(self.scaled(scaler, loss))
+        scaled = frozen.clone(self.scaled(scaler, loss))
         self.reply.losses.append(finite(float(loss)))
         return finite(float(scaled))
 
     def scaled(self, scaler: Any, loss: Tensor) -> Tensor:
         result = scaler.scale_loss(loss)
-        if not isinstance(result, _Tensor) or result.dim():
+        if not isinstance(result, frozen.Tensor) or result.dim():
             self.reply.misfit = type_of(result)
             raise Misfit
         return result
@@ -124,7 +123,7 @@ class Script:
     def step(self, scaler: Any, number: int, caller: str) -> StepReply:
         reply = StepReply(self.scale_of(scaler))
         self.optimizer.zero_grad()
-        loss = _zeros(())
+        loss = frozen.zeros(())
         for k, param in enumerate(self.params):
             slope = self.tensors.get(f"{self.name}.{number}.{k}")
             if slope is not None:
@@ -143,7 +142,7 @@ class Script:
         if caller:
             reply.unscaled = [listed(param.grad) for param in self.params]
         if caller == "clip":
-            with _no_grad():
+            with frozen.no_grad():
                 for param in self.params:
                     if param.grad is not None:
                         param.grad.mul_(0.5)
@@ -154,7 +153,7 @@ class Script:
 
 
 def listed(tensor: Tensor | None) -> list[float]:
-    return [] if tensor is None else [finite(float(value)) for value in _detach(tensor).flatten()]
+    return [] if tensor is None else [finite(float(value)) for value in frozen.detach(tensor).flatten()]
 
 
 def finite(value: float) -> float:

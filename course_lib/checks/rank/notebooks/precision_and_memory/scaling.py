@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
+from course_lib.checks.rank import frozen
 from course_lib.checks.rank.agreed import Expects, as_agreed
 from course_lib.checks.rank.harness import describe
 from course_lib.checks.wire import Instructions, Place
 
-_clone = torch.clone
 _dtypes = {str(dtype)[6:]: dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
 
 
@@ -65,7 +65,7 @@ def scales(
     outputs: dict[str, Any] = {}
     for call in instructions.calls:
         name, reply = call.name, QuantizeReply()
-        inputs = [_clone(tensors[key]) for key in call.inputs]
+        inputs = [frozen.clone(tensors[key]) for key in call.inputs]
         results = {f"after.{place}": tensor for place, tensor in enumerate(inputs)}
         try:
             results |= made(objects, inputs, groups, call)

@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from course_lib.checks.rank import frozen
 from course_lib.checks.rank.harness import describe, plain
 from course_lib.checks.rank.peak import Peak
 from course_lib.checks.wire import Count, Instructions, Place
 from course_lib.models import GPT, GPTConfig
 
-_Generator, _randn, _arange = torch.Generator, torch.randn, torch.arange
-_collect, _seed, _zeros_like = gc.collect, torch.manual_seed, torch.zeros_like
+_collect = gc.collect
 
 
 @dataclass
@@ -112,7 +112,7 @@ class GPTBlock(nn.Module):
         self.block = GPT(GPTConfig(layers=1, heads=heads, width=width)).blocks[0]
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.block(x[None], _arange(len(x)))
+        return self.block(x[None], frozen.arange(len(x)))
 
 
 def layers(width: int, part: int, end: int) -> nn.Module:
@@ -140,7 +140,7 @@ class MeteredModel:
         self.made, self.passes, self.fails = made, run.passes, run.fails
         self.model, self.x = model_and_input(run)
         leaves = leaves_of(self.model, self.x) if run.returned else []
-        self.gradients = {f"{run.name}.{k}": _zeros_like(leaf) for k, leaf in enumerate(leaves)}
+        self.gradients = {f"{run.name}.{k}": frozen.zeros_like(leaf) for k, leaf in enumerate(leaves)}
         self.values = MeterReply()
 
     def go(self) -> None:
@@ -198,10 +198,10 @@ class MeteredModel:
 def model_and_input(run: MeterRun) -> tuple[nn.Module, Tensor]:
     """Both are drawn from the run's seed."""
     sizes = dict(run.model)
-    _seed(run.seed)
+    frozen.manual_seed(run.seed)
     model = MODELS[sizes.pop("kind")](**sizes)
-    generator = _Generator().manual_seed(run.seed)
-    return model, _randn(run.rows, sizes["width"], generator=generator).requires_grad_()
+    generator = frozen.Generator().manual_seed(run.seed)
+    return model, frozen.randn(run.rows, sizes["width"], generator=generator).requires_grad_()
 
 
 def leaves_of(model: nn.Module, x: Tensor) -> list[Tensor]:

@@ -17,9 +17,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
 
-from course_lib.checks.rank import watching
+from course_lib.checks.rank import frozen, watching
 from course_lib.checks.rank.counting import alive, more
 from course_lib.checks.rank.memory import Patience
 from course_lib.checks.rank.notebooks.zero.sharded import storages
@@ -29,9 +28,7 @@ from course_lib.runtime.moments import BASE, START
 
 MOMENTS = ("made", "freed", "reduced", "end")
 SOME = 499  # a prime: in every row of a matrix it is another column
-_Parameter, _Generator, _rand = nn.Parameter, torch.Generator, torch.rand
-_clone, _detach, _zeros_like = torch.clone, torch.Tensor.detach, torch.zeros_like
-_flatten, _zeros = torch.Tensor.flatten, torch.zeros
+_flatten = torch.Tensor.flatten
 _contiguous = torch.contiguous_format
 
 
@@ -55,9 +52,9 @@ class UnitMemoryReply:
 
 def drawn(seed: int, shapes: Sequence[Sequence[int]]) -> Iterator[torch.Tensor]:
     """Numbers between 0 and 1, the same for the same seed; one tensor at a time."""
-    generator = _Generator().manual_seed(seed)
+    generator = frozen.Generator().manual_seed(seed)
     for shape in shapes:
-        yield _rand(tuple(shape), generator=generator, dtype=torch.float64)
+        yield frozen.rand(tuple(shape), generator=generator, dtype=torch.float64)
 
 
 def count_of_some(shape: Sequence[int]) -> int:
@@ -90,7 +87,7 @@ class Unit:
         self.values = UnitMemoryReply()
         self.before = alive()
         watching.measured(BASE)
-        self.params = [_Parameter(p.to(device())) for p in drawn(instructions.params, self.shapes)]
+        self.params = [frozen.Parameter(p.to(device())) for p in drawn(instructions.params, self.shapes)]
         self.unit = made(list(self.params))
 
     def moment(self, when: str) -> None:
@@ -122,7 +119,7 @@ class Unit:
     def some(self) -> dict[str, torch.Tensor]:
         """Some elements of every gathered parameter."""
         return {
-            f"some.{k}": _clone(_flatten(_detach(p))[::SOME], memory_format=_contiguous)
+            f"some.{k}": frozen.clone(_flatten(frozen.detach(p))[::SOME], memory_format=_contiguous)
             for k, p in enumerate(self.params)
         }
 
@@ -143,11 +140,11 @@ def unit(
     made.free()
     driven.moment("end")
     shard = made.shard
-    driven.values.shard = isinstance(shard, _Parameter), bool(shard.requires_grad)
-    kept = _clone(_detach(shard))
-    mean = _zeros_like(kept) if shard.grad is None else _clone(_detach(shard.grad))
+    driven.values.shard = isinstance(shard, frozen.Parameter), bool(shard.requires_grad)
+    kept = frozen.clone(frozen.detach(shard))
+    mean = frozen.zeros_like(kept) if shard.grad is None else frozen.clone(frozen.detach(shard.grad))
     outputs = {"shard": kept, "mean": mean}
     if driven.gathered():
         return driven.values, outputs | driven.some()
-    nothing = (_zeros(count_of_some(shape), dtype=torch.float64) for shape in driven.shapes)
+    nothing = (frozen.zeros(count_of_some(shape), dtype=torch.float64) for shape in driven.shapes)
     return driven.values, outputs | {f"some.{k}": zeros for k, zeros in enumerate(nothing)}

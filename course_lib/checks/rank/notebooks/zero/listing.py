@@ -8,10 +8,9 @@ from typing import Any
 
 import torch
 
+from course_lib.checks.rank import frozen
 from course_lib.checks.rank.harness import describe, plain
 from course_lib.checks.wire import Count, Instructions, Place
-
-_arange, _Tensor, _Parameter = torch.arange, torch.Tensor, torch.nn.Parameter
 
 
 @dataclass
@@ -87,7 +86,7 @@ def call_with_tensors(
 
 
 def kind(part: Any) -> Kind:
-    if not isinstance(part, _Tensor):
+    if not isinstance(part, frozen.Tensor):
         return Kind(type(part).__name__)
     return Kind(type(part).__name__, str(part.dtype), part.dim(), part.grad_fn is not None)
 
@@ -95,6 +94,6 @@ def kind(part: Any) -> Kind:
 def made(numbers: Numbers) -> torch.nn.Parameter:
     """The parameter of a description."""
     count = math.prod(numbers.shape)
-    values = _arange(numbers.first, numbers.first + count).to(getattr(torch, numbers.dtype))
+    values = frozen.arange(numbers.first, numbers.first + count).to(getattr(torch, numbers.dtype))
     values = values.reshape(numbers.shape)
-    return _Parameter(values.t().contiguous().t() if numbers.transposed else values)
+    return frozen.Parameter(values.t().contiguous().t() if numbers.transposed else values)

@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from course_lib.checks.rank import toys, training, watching
+from course_lib.checks.rank import frozen, toys, training, watching
 from course_lib.checks.rank.training import Session, TrainingInstructions, warm_up  # noqa: F401
 from course_lib.checks.wire import Count
 from course_lib.runtime.moments import ANONYMOUS, BASE
 
-_Tensor, _pointer = torch.Tensor, torch.Tensor.data_ptr
+_pointer = torch.Tensor.data_ptr
 _open, _read, _close = os.open, os.read, os.close
 
 
@@ -85,7 +85,7 @@ def states_outside(optimizer: Any, folder: str) -> tuple[list[str], int]:
     ranges, outside, count = mappings(folder), [], 0
     for number, state in enumerate(optimizer.state.values()):
         for name, value in state.items():
-            if not isinstance(value, _Tensor) or value.dim() == 0:
+            if not isinstance(value, frozen.Tensor) or value.dim() == 0:
                 continue
             count += 1
             first = _pointer(value)

@@ -18,16 +18,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
 
-from course_lib.checks.rank import toys, watching
+from course_lib.checks.rank import frozen, toys, watching
 from course_lib.checks.rank.training import Session, TrainingInstructions, TrainingReply, keywords, warm_up  # noqa: F401
 from course_lib.checks.wire import Count, Instructions
 from course_lib.runtime.backend import device
 
-_Tensor, _Parameter = torch.Tensor, nn.Parameter
-_clone, _detach, _zeros = torch.clone, torch.Tensor.detach, torch.zeros
-_tanh, _no_grad, _zeros_like = torch.tanh, torch.no_grad, torch.zeros_like
+_tanh = torch.tanh
 FREED = ("out of bounds for storage", "setStorage")  # in PyTorch's error about a view without its memory
 
 
@@ -76,7 +73,7 @@ class Driven:
 
     def __init__(self, made: Callable, tensors: dict, groups: list, instructions: UnitInstructions):
         count, self.tensors = instructions.params, tensors
-        self.params = [_Parameter(tensors[f"p{k}"].clone()) for k in range(count)]
+        self.params = [frozen.Parameter(tensors[f"p{k}"].clone()) for k in range(count)]
         for p in self.params:
             p.requires_grad_(instructions.trained)
         self.shapes = [tuple(p.shape) for p in self.params]
@@ -105,7 +102,11 @@ class Driven:
         self.look(when)
         there = self.whole(when)
         for k, (p, shape) in enumerate(zip(self.params, self.shapes, strict=True)):
-            kept = _clone(_detach(p)) if there else _zeros(shape, dtype=p.dtype, device=p.device)
+            kept = (
+                frozen.clone(frozen.detach(p))
+                if there
+                else frozen.zeros(shape, dtype=p.dtype, device=p.device)
+            )
             self.outputs[f"{when}.{k}"] = kept
 
     def reduced(self, number: int) -> None:
@@ -114,7 +115,7 @@ class Driven:
         Zeros where the parameters have not their shapes, as no gradient fits then, and where there is none.
         """
         if not self.values.whole["second"]:
-            self.outputs[f"mean.{number}"] = _zeros_like(_detach(self.unit.shard))
+            self.outputs[f"mean.{number}"] = frozen.zeros_like(frozen.detach(self.unit.shard))
             return
         for k, p in enumerate(self.params):
             gradient = self.tensors.get(f"g{number}.{k}")
@@ -124,8 +125,8 @@ class Driven:
         self.look(f"reduced {number}")
         self.values.left.append(sum(p.grad is not None for p in self.params))
         grad = self.unit.shard.grad
-        nothing = _zeros_like(_detach(self.unit.shard))
-        self.outputs[f"mean.{number}"] = nothing if grad is None else _clone(_detach(grad))
+        nothing = frozen.zeros_like(frozen.detach(self.unit.shard))
+        self.outputs[f"mean.{number}"] = nothing if grad is None else frozen.clone(frozen.detach(grad))
 
 
 def unit(
@@ -134,20 +135,20 @@ def unit(
     """A unit is made, gathered twice, freed; its shard changes; it is gathered, reduced twice, freed."""
     driven = Driven(objects[0], tensors, groups, instructions)
     made = driven.unit
-    driven.outputs["shard"] = _clone(_detach(made.shard))
-    driven.values.shard = isinstance(made.shard, _Parameter), bool(made.shard.requires_grad)
+    driven.outputs["shard"] = frozen.clone(frozen.detach(made.shard))
+    driven.values.shard = isinstance(made.shard, frozen.Parameter), bool(made.shard.requires_grad)
     driven.gathered("first")
     made.gather()
     driven.look("again")
     kept = product = None
     if instructions.graph:
         weight = driven.params[0]
-        kept = _detach(weight)
+        kept = frozen.detach(weight)
         product = _tanh(tensors["x"] @ weight).sum() if driven.values.whole["first"] else None
     made.free()
     driven.look("freed")
     kept_bytes = [] if kept is None else [kept.untyped_storage().nbytes()]
-    with _no_grad():
+    with frozen.no_grad():
         made.shard.copy_(2 * made.shard)
     driven.gathered("second")
     if kept is not None:
@@ -156,8 +157,8 @@ def unit(
         if product is not None and kept_bytes[1] >= kept.nbytes:
             product.backward()
             back = driven.params[0].grad
-        nothing = _zeros(driven.shapes[0], dtype=kept.dtype, device=kept.device)
-        driven.outputs["back"] = nothing if back is None else _clone(_detach(back))
+        nothing = frozen.zeros(driven.shapes[0], dtype=kept.dtype, device=kept.device)
+        driven.outputs["back"] = nothing if back is None else frozen.clone(frozen.detach(back))
     driven.values.kept = kept_bytes
     if instructions.trained:
         for p in driven.params:
@@ -190,14 +191,14 @@ class Wrapped:
             kind = self.kind(entry, shape, dtype)
             if kind:
                 self.fault = self.fault or (kind, name)
-                entry = _zeros(shape, dtype=dtype, device=device())
+                entry = frozen.zeros(shape, dtype=dtype, device=device())
             entries.append((name, entry))
         return entries
 
     @staticmethod
     def kind(entry: Any, shape: tuple, dtype: torch.dtype) -> str:
         """The fault of an entry; "" if it has none."""
-        if not isinstance(entry, _Tensor):
+        if not isinstance(entry, frozen.Tensor):
             return "missing"
         if entry.untyped_storage().nbytes() < entry.nbytes:
             return "freed"
@@ -262,7 +263,7 @@ def module(
 
     def first_output(step: int, x: torch.Tensor) -> torch.Tensor:
         out = wrapped.run(x)
-        outputs.setdefault(f"out.{step}", _clone(_detach(out)))
+        outputs.setdefault(f"out.{step}", frozen.clone(frozen.detach(out)))
         return out
 
     steps = instructions.steps
