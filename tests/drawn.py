@@ -58,13 +58,13 @@ def changed_files() -> frozenset[str]:
 def is_touched(exercise: str, module: str) -> bool:
     """Whether a change touches an exercise, such as "05_fsdp/clip": its answers, or what judges it.
 
-    module: of the exercise. What all exercises share (the judge, the kit) is not counted.
+    module: of the exercise. Code that all exercises share (the judge, the kit) does not count.
     """
     return bool({f"tests/mutants/{exercise}.py", *_sources(module)} & changed_files())
 
 
 def header() -> str:
-    """What a run draws, in a sentence."""
+    """A sentence about the share that a run draws."""
     if everything():
         return f"{ALL}: all answers of tests/mutants, and all tests that are marked `drawn`"
     changed = changed_files()

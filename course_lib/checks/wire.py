@@ -30,7 +30,7 @@ class NotAsAgreed(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Instructions:
-    """What a rank must do: a recipe's own dataclass of plain fields adds the rest.
+    """The task of a rank: a recipe's own dataclass of plain fields adds the rest.
 
     enough: the bytes of memory that are enough, by the names of the recipe's measurements (see
     `rank.memory`), so that it measures again before it reports more. The judge adds them.

@@ -27,7 +27,7 @@ class Instead:
 
 @dataclass(frozen=True)
 class Round:
-    """The calls of one object, see `evaluate`; instead: what takes another function's place in it."""
+    """The calls of one object, see `evaluate`; instead: a stand-in for another function, meanwhile."""
 
     calls: list[Any]
     instead: Instead | None = None
