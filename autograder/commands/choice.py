@@ -89,6 +89,23 @@ def check_writable(path: Path) -> None:
         raise ChoiceError(f"{path} cannot be written: it is not yours to write.")
 
 
+def check_empty(folder: Path) -> None:
+    """Make a folder that will be filled. Raises ChoiceError if it is not empty or cannot be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        held = sorted(path.name for path in folder.iterdir())
+    except FileExistsError:
+        raise ChoiceError(f"{folder} cannot be written: it is a file.") from None
+    except OSError as error:
+        raise ChoiceError(f"{folder} cannot be written: {error.strerror}.") from None
+    if held:
+        raise ChoiceError(
+            f"{folder} is not empty: it holds {held[0]}. Name a new folder; this one stays as it is."
+        )
+    if not os.access(folder, os.W_OK):
+        raise ChoiceError(f"{folder} cannot be written: it is not yours to write.")
+
+
 def above_zero(word: str) -> float:
     """For argparse: a number above 0."""
     try:

@@ -1,4 +1,4 @@
-"""`python -m autograder export`: scores for Canvas and Moodle, in a file that the site handed out."""
+"""`python -m autograder export`: scores for Canvas and Moodle, and code for programs that look for copies."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from autograder.book.store import Store
 from autograder.commands.choice import (
     ChoiceError,
     add_command,
+    check_empty,
     check_writable,
     chosen,
     listed,
@@ -17,6 +18,7 @@ from autograder.commands.choice import (
 )
 from autograder.commands.folder import add_out, out_of
 from autograder.course.typed import NAME, write_generated
+from autograder.report.code import write_code
 from autograder.report.exports import (
     GRADE,
     MAXIMUM,
@@ -27,17 +29,23 @@ from autograder.report.exports import (
     moodle,
 )
 from autograder.report.write import Class, read_class
+from course_lib.checks.words import counted
 
 
 def add_parser(commands: argparse._SubParsersAction) -> None:
     parser = add_command(
         commands,
         "export",
-        "write scores into a file that Canvas or Moodle exported",
+        "write scores into a file from Canvas or Moodle, or code into a folder",
         "export canvas gradebook.csv --assignment 02",
     )
     add_out(parser)
-    sites = parser.add_subparsers(dest="site", required=True)
+    sites = parser.add_subparsers(
+        dest="site",
+        required=True,
+        metavar="WHERE",
+        help="canvas, moodle or code; each has its own --help",
+    )
     canvas = add_command(
         sites,
         "canvas",
@@ -97,8 +105,21 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     two.add_argument(
         "--no", default="No", metavar="WORD", help="its word for a row that may not (%(default)s)"
     )
-    for site in (canvas, two):
+    code = add_command(
+        sites,
+        "code",
+        "write each student's answers as files, for JPlag or copydetect",
+        "export code similar --assignment 02",
+    )
+    code.add_argument(
+        "folder", type=Path, metavar="FOLDER", help="a new or empty folder, for all that is written"
+    )
+    code.add_argument(
+        "--assignment", nargs="+", action="extend", metavar="NAME", help="such as 02; default all"
+    )
+    for site in (canvas, two, code):
         add_out(site, default=argparse.SUPPRESS)  # --out may come before or after the site
+    for site in (canvas, two):
         site.add_argument("--to", type=Path, help="the file to write (default: in --out)")
 
 
@@ -109,6 +130,8 @@ def run(options: argparse.Namespace) -> int:
     if not graded.results:
         print(f"{out} holds no results: run `make grade` first.", file=sys.stderr)
         return 2
+    if options.site == "code":
+        return _code(graded, options)
     target = options.to or out / f"{options.site}.csv"
     try:
         check_writable(target)
@@ -120,6 +143,28 @@ def run(options: argparse.Namespace) -> int:
         return 2
     write_generated(target, text, out / NAME)
     print("\n".join([*notes, f"{target} is ready to be imported."]))
+    return 0
+
+
+def _code(graded: Class, options: argparse.Namespace) -> int:
+    try:
+        names = _known(graded, options.assignment or [])
+        check_empty(options.folder)
+        count, notes = write_code(graded, names, options.folder)
+    except (ExportError, ChoiceError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"{options.folder} could not be written whole: {error.strerror}.", file=sys.stderr)
+        return 2
+    print(
+        "\n".join(
+            [
+                *notes,
+                f"{options.folder} holds {counted(count, 'file')} of students' code, and solutions.",
+            ]
+        )
+    )
     return 0
 
 
