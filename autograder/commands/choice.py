@@ -19,6 +19,8 @@ def add_command(
         name,
         help=does,
         description=f"{does[0].upper()}{does[1:]}.",
+        # else a long example is broken into lines, and nobody can copy it
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog=f"example: python -m autograder {example}" if example else None,
     )
 
@@ -81,6 +83,8 @@ def check_writable(path: Path) -> None:
     """Make the folder of a file that will be written. Raises ChoiceError with the path and the reason."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise ChoiceError(f"{path} cannot be written: {path.parent} is a file.") from None
     except OSError as error:
         raise ChoiceError(f"{path} cannot be written: {error.strerror}.") from None
     if path.is_dir():

@@ -53,7 +53,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         "export canvas gradebook.csv --assignment 02 --id 02_collectives=4711",
     )
     canvas.add_argument(
-        "roster",
+        "table",
         type=Path,
         metavar="ROSTER",
         help="the CSV that Canvas exported; it stays as it is",
@@ -75,7 +75,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         "export moodle worksheet.csv --assignment 02",
     )
     two.add_argument(
-        "worksheet",
+        "table",
         type=Path,
         metavar="WORKSHEET",
         help="the CSV that Moodle handed out; it stays as it is",
@@ -138,8 +138,11 @@ def run(options: argparse.Namespace) -> int:
         text, notes = (
             _canvas(graded, options) if options.site == "canvas" else _moodle(graded, options)
         )
-    except (ExportError, ChoiceError) as error:
+    except ChoiceError as error:
         print(error, file=sys.stderr)
+        return 2
+    except ExportError as error:
+        print(f"{options.table}: {error}", file=sys.stderr)
         return 2
     write_generated(target, text, out / NAME)
     print("\n".join([*notes, f"{target} is ready to be imported."]))
@@ -151,20 +154,14 @@ def _code(graded: Class, options: argparse.Namespace) -> int:
         names = _known(graded, options.assignment or [])
         check_empty(options.folder)
         count, notes = write_code(graded, names, options.folder)
-    except (ExportError, ChoiceError) as error:
+    except ChoiceError as error:
         print(error, file=sys.stderr)
         return 2
     except OSError as error:
         print(f"{options.folder} could not be written whole: {error.strerror}.", file=sys.stderr)
         return 2
-    print(
-        "\n".join(
-            [
-                *notes,
-                f"{options.folder} holds {counted(count, 'file')} of students' code, and solutions.",
-            ]
-        )
-    )
+    said = f"{options.folder} holds {counted(count, 'file')} of students' code, and solutions."
+    print("\n".join([*notes, said]))
     return 0
 
 
@@ -173,8 +170,8 @@ def _known(graded: Class, words: list[str]) -> list[str]:
         return chosen(words, graded.assignments)
     except ChoiceError:
         there = listed(graded.assignments)
-        raise ExportError(
-            f"nothing of {listed(words)} has been graded; there are grades for {there}."
+        raise ChoiceError(
+            f"Nothing of {listed(words)} has been graded; there are grades for {there}."
         ) from None
 
 
@@ -184,18 +181,18 @@ def _canvas(graded: Class, options: argparse.Namespace) -> tuple[str, list[str]]
     for text in options.id:
         name, _, number = text.rpartition("=")
         if name not in names or not number.isdecimal():
-            raise ExportError(f"--id takes ASSIGNMENT=ID with the id's digits, not {text!r}.")
+            raise ChoiceError(f"--id takes ASSIGNMENT=ID with the id's digits, not {text!r}.")
         ids[name] = int(number)
     scores = {name: graded.scores(name) for name in names}
     maxima = {name: graded.maximum(name) for name in names}
-    return canvas(scores, maxima, text_of(options.roster), ids)
+    return canvas(scores, maxima, text_of(options.table), ids)
 
 
 def _moodle(graded: Class, options: argparse.Namespace) -> tuple[str, list[str]]:
     name, *others = _known(graded, [options.assignment])
     if others:
-        raise ExportError(f"{options.assignment} begins several assignments: name one.")
+        raise ChoiceError(f"{options.assignment} begins several assignments: name one.")
     columns = Columns(
         options.student, options.grade, options.maximum, options.may_change, options.no
     )
-    return moodle(graded.scores(name), graded.maximum(name), text_of(options.worksheet), columns)
+    return moodle(graded.scores(name), graded.maximum(name), text_of(options.table), columns)

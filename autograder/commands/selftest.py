@@ -11,7 +11,13 @@ from pathlib import Path
 from typing import TextIO
 
 from autograder.book.store import Store
-from autograder.commands.choice import add_command, at_least_one, listed
+from autograder.commands.choice import (
+    ChoiceError,
+    add_command,
+    at_least_one,
+    check_writable,
+    listed,
+)
 from autograder.course.config import ROOT, log_to_file
 from autograder.course.kernels import prefer_this_environment
 from autograder.faults import ROWS
@@ -49,8 +55,12 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--jobs", type=at_least_one, default=2, metavar="N", help="side by side (%(default)s)"
     )
-    parser.add_argument("--sandbox", choices=MODES, default="auto")
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep grading's files there")
+    parser.add_argument(
+        "--sandbox", choices=MODES, default="auto", help="as for `grade` (%(default)s)"
+    )
+    parser.add_argument(
+        "--keep", type=Path, metavar="FOLDER", help="a new folder, for the files of grading"
+    )
     parser.set_defaults(run=run)
 
 
@@ -64,6 +74,17 @@ def run(options: argparse.Namespace) -> int:
         )
         return 2
     rows = [row for row in ROWS if wanted(row, options.rows, options.quick)]
+    if options.keep is not None:
+        try:
+            check_writable(options.keep)
+        except ChoiceError as error:
+            print(f"Nothing was graded: {error}", file=sys.stderr)
+            return 2
+        if options.keep.exists():
+            print(
+                f"Nothing was graded: {options.keep} is there. Name a new folder.", file=sys.stderr
+            )
+            return 2
     try:
         outcome = run_rows(
             rows, jobs=options.jobs, sandbox=options.sandbox, keep=options.keep, stream=sys.stdout

@@ -34,8 +34,8 @@ LIMITS = Limits(
     cell=10, check=60, submission=180, memory=GB, processes=128, disk=64 * MB, payload=16 * MB
 )
 PLAIN = (
-    "For comparison: as measured by 2026-11-23, plain nbgrader 0.9.6 gave the right score to 62 of 101 rows of "
-    "the whole matrix. Another 11 would have harmed the machine and were not run."
+    "For comparison: as measured by 2026-11-23, plain nbgrader 0.9.6 gave the right score to 62 of 101 rows "
+    "of the whole matrix. Another 11 would have harmed the machine and were not run."
 )
 SECRET_VARIABLE = "COURSE_SELFTEST_SECRET"
 
