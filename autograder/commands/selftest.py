@@ -74,17 +74,11 @@ def run(options: argparse.Namespace) -> int:
         )
         return 2
     rows = [row for row in ROWS if wanted(row, options.rows, options.quick)]
-    if options.keep is not None:
-        try:
-            check_writable(options.keep)
-        except ChoiceError as error:
-            print(f"Nothing was graded: {error}", file=sys.stderr)
-            return 2
-        if options.keep.exists():
-            print(
-                f"Nothing was graded: {options.keep} is there. Name a new folder.", file=sys.stderr
-            )
-            return 2
+    try:
+        check_new(options.keep)
+    except ChoiceError as error:
+        print(f"Nothing was graded: {error}", file=sys.stderr)
+        return 2
     try:
         outcome = run_rows(
             rows, jobs=options.jobs, sandbox=options.sandbox, keep=options.keep, stream=sys.stdout
@@ -94,6 +88,14 @@ def run(options: argparse.Namespace) -> int:
         return 2
     print(f"\n{as_text(outcome)}")
     return 0 if outcome.right else 1
+
+
+def check_new(keep: Path | None) -> None:
+    """Raises ChoiceError if the folder of --keep is there, or cannot be made."""
+    if keep is not None and keep.exists():
+        raise ChoiceError(f"{keep} is there. Name a new folder with --keep.")
+    if keep is not None:
+        check_writable(keep)
 
 
 def wanted(row: Row, names: list[str], quick: bool) -> bool:

@@ -117,8 +117,8 @@ def test_the_example_can_be_copied(words: str) -> None:
         ("rubric --assignment 99", "There is no assignment 99; there are 00_first_ranks, "),
         ("release 00 --into {file}", "{file}/README.md cannot be written: {file} is a file."),
         ("gradescope run 00 --root {none}", "{none} is not a folder"),
-        ("selftest broken-json --keep {folder}", "{folder} cannot be written: it is a folder."),
-        ("selftest broken-json --keep {file}", "{file} is there. Name a new folder."),
+        ("selftest broken-json --keep {folder}", "{folder} is there. Name a new folder"),
+        ("selftest broken-json --keep {file}", "{file} is there. Name a new folder"),
         ("selftest nonsense", "There is no row or group nonsense. The groups are cheating, "),
     ],
 )
