@@ -19,7 +19,7 @@ def add_command(
         name,
         help=does,
         description=f"{does[0].upper()}{does[1:]}.",
-        # else a long example is broken into lines, and nobody can copy it
+        # An example that is wrapped over two lines cannot be copied.
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog=f"example: python -m autograder {example}" if example else None,
     )
