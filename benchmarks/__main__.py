@@ -34,7 +34,7 @@ PARTS = (
     "recording",
     "checks",
 )
-LONG = ("grading",)  # only when it is named: half an hour
+LONG = ("grading",)  # only when it is named: five minutes
 ROOT = Path(__file__).parent.parent
 PAGE, README = ROOT / "docs" / "benchmarks.md", ROOT / "README.md"
 BEGIN, END = "<!-- benchmarks: begin -->", "<!-- benchmarks: end -->"

@@ -1,28 +1,22 @@
-"""Grading a class, against plain nbgrader on the same notebooks.
+"""Grading a class: the time of one submission, and what a long class costs beside a short one.
 
-Plain nbgrader is `nbgrader autograde` with its own configuration, but for time limits, in a course of its
-own layout. In its kernels the ranks of `check` are started by `torch.multiprocessing.spawn`.
+docs/benchmarks.md has the times of plain nbgrader on the same notebooks, which were measured once.
 """
 
 from __future__ import annotations
 
 import io
-import os
 import resource
 import secrets
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import nbformat
-from nbformat import NotebookNode
-from nbgrader.api import Gradebook
 
-from autograder.course.config import ROOT, SOLUTIONS, course_config
+from autograder.course.config import SOLUTIONS, course_config
 from autograder.course.kernels import prefer_this_environment
 from autograder.course.twin import grade_id
 from autograder.run import grading
@@ -37,62 +31,10 @@ ASSIGNMENT = "02_collectives"
 HONEST = 20
 FEW, MANY = 2, 12  # submissions between which the cost of one more is measured
 SHORT, LONG = 50, 500
-CONFIG = """
-c = get_config()
-c.CourseDirectory.course_id = "plain"
-c.ExecutePreprocessor.timeout = 3600
-c.ExecutePreprocessor.iopub_timeout = 600
-"""
-STARTUP = "from benchmarks.spawned import install\ninstall()\n"
 TINY, TINY_FROM, TINY_EXERCISE = "00_tiny", "00_first_ranks", "questions"
 
 
-# ---- plain nbgrader
-
-
-def plain(source: Path, name: str, students: int, submission: Path, full: float) -> float:
-    """Seconds that plain nbgrader takes to grade `submission` of so many students, in one batch."""
-    with tempfile.TemporaryDirectory() as scratch:
-        root = Path(scratch)
-        (root / "nbgrader_config.py").write_text(CONFIG)
-        startup = root / "ipython" / "profile_default" / "startup"
-        startup.mkdir(parents=True)
-        (startup / "00-spawn.py").write_text(STARTUP)
-        (root / "source" / name).mkdir(parents=True)
-        shutil.copy(source, root / "source" / name / f"{name}.ipynb")
-        for number in range(students):
-            folder = root / "submitted" / f"student{number}" / name
-            folder.mkdir(parents=True)
-            shutil.copy(submission, folder / f"{name}.ipynb")
-        environment = {
-            **os.environ, "IPYTHONDIR": str(root / "ipython"), "PYTHONPATH": str(ROOT),
-            "COURSE_ROLE": "spawned",
-        }  # fmt: skip
-
-        def nbgrader(*arguments: str) -> None:
-            command = [sys.executable, "-m", "nbgrader", *arguments]
-            done = subprocess.run(
-                command, cwd=root, env=environment, capture_output=True, text=True
-            )
-            if done.returncode:
-                raise RuntimeError(f"nbgrader {arguments[0]} failed:\n{done.stderr[-4000:]}")
-
-        nbgrader("generate_assignment", name)
-        began = time.perf_counter()
-        nbgrader("autograde", name)
-        took = time.perf_counter() - began
-        with Gradebook(f"sqlite:///{root / 'gradebook.db'}") as book:
-            for number in range(students):
-                score = book.find_submission(name, f"student{number}").score
-                if score != full:
-                    raise RuntimeError(f"plain nbgrader gave {score} of {full}: it means nothing")
-        return took
-
-
-# ---- ours
-
-
-def ours(solutions: Path, name: str, students: int, submission: Path, jobs: int | None) -> float:
+def graded(solutions: Path, name: str, students: int, submission: Path, jobs: int | None) -> float:
     """Seconds for a class of so many students, from the first file that is read to the last grade."""
     with tempfile.TemporaryDirectory() as scratch:
         folder, out = Path(scratch) / "class", Path(scratch) / "out"
@@ -135,41 +77,14 @@ def tiny(folder: Path) -> tuple[Path, Path]:
         nbformat.v4.new_code_cell("from course_lib import check"),
         *(cell for cell in notebook_of_solutions.cells if grade_id(cell) in wanted),
     ]
-    return written(notebook_of_solutions, folder, lambda text: text)
-
-
-def tiny_for_plain(folder: Path) -> tuple[Path, Path]:
-    """The same notebook, its check as plain nbgrader has them: an assertion in the notebook itself."""
-    solutions, _ = tiny(folder)
-    notebook_of_solutions = nbformat.read(solutions / TINY / f"{TINY}.ipynb", as_version=4)
-    answers = {}
-    exec(notebook_of_solutions.cells[1].source, answers)
-    named = {name: value for name, value in answers.items() if name.startswith("answer_")}
-    asserted = "\n".join(f"assert {name} == {value!r}" for name, value in named.items())
-    return written(
-        notebook_of_solutions, folder, lambda text: asserted if "check(" in text else text
-    )
-
-
-def written(
-    notebook: NotebookNode, folder: Path, change: Callable[[str], str]
-) -> tuple[Path, Path]:
-    """Write the source, and a submission that answers everything; `change` is made in both."""
-    for cell in notebook.cells:
-        cell.source = change(cell.source)
     source = folder / "solutions" / TINY / f"{TINY}.ipynb"
     source.parent.mkdir(parents=True, exist_ok=True)
-    nbformat.write(notebook, source)
-    for cell in notebook.cells:
+    nbformat.write(notebook_of_solutions, source)
+    for cell in notebook_of_solutions.cells:
         cell.source = without_markers(cell.source)
     submission = folder / f"{TINY}.ipynb"
-    nbformat.write(notebook, submission)
+    nbformat.write(notebook_of_solutions, submission)
     return folder / "solutions", submission
-
-
-def full_score(source: Path) -> float:
-    cells = nbformat.read(source, as_version=4).cells
-    return sum(cell.metadata.get("nbgrader", {}).get("points", 0) for cell in cells)
 
 
 # ---- the figures
@@ -178,44 +93,28 @@ def full_score(source: Path) -> float:
 def throughput() -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as scratch:
         submission = honest(Path(scratch) / "sample")
-        source = SOLUTIONS / ASSIGNMENT / f"{ASSIGNMENT}.ipynb"
-        theirs = plain(source, ASSIGNMENT, 1, submission, full_score(source))
-        mine = ours(SOLUTIONS, ASSIGNMENT, HONEST, submission, None) / HONEST
-    what = f"a class of {HONEST} honest submissions of notebook 02: time of one"
-    detail = f"{mine:.1f} s, {theirs:.0f} s"
-    against = "plain nbgrader, ranks by `torch.multiprocessing.spawn`"
-    yield Row(what, against, mine / theirs, 1 / 20, detail=detail)
-    yield Row("the same", "", mine, 20, "s")
+        seconds = graded(SOLUTIONS, ASSIGNMENT, HONEST, submission, None) / HONEST
+    yield Row(
+        f"a class of {HONEST} honest submissions of notebook 02: time of one", "", seconds, 20, "s"
+    )
 
 
 def fixed_cost() -> Iterator[Row]:
     """The cost of one more submission: between a few and many, so that starting the grader is left out."""
-    times: dict[tuple[str, int], float] = {}
     with tempfile.TemporaryDirectory() as scratch:
-        solutions, submission = tiny(Path(scratch) / "ours")
-        plain_solutions, plain_submission = tiny_for_plain(Path(scratch) / "plain")
-        source = plain_solutions / TINY / f"{TINY}.ipynb"
-        full = full_score(source)
-        for count in (FEW, MANY):
-            times["ours", count] = ours(solutions, TINY, count, submission, 1)
-            times["plain", count] = plain(source, TINY, count, plain_submission, full)
-    mine, theirs = (
-        (times[who, MANY] - times[who, FEW]) / (MANY - FEW) for who in ("ours", "plain")
-    )
+        solutions, submission = tiny(Path(scratch))
+        few, many = (graded(solutions, TINY, count, submission, 1) for count in (FEW, MANY))
     what = "one more submission of a notebook with one trivial check, one worker"
-    detail = f"{mine:.2f} s, {theirs:.2f} s"
-    yield Row(
-        what, "plain nbgrader, an assertion as the check", mine / theirs, 1 / 5, detail=detail
-    )
+    yield Row(what, "", (many - few) / (MANY - FEW), 1, "s")
 
 
 def scaling() -> Iterator[Row]:
     """A long class against a short one; memory is that of the largest process of the run."""
     with tempfile.TemporaryDirectory() as scratch:
         solutions, submission = tiny(Path(scratch))
-        short = ours(solutions, TINY, SHORT, submission, None) / SHORT
+        short = graded(solutions, TINY, SHORT, submission, None) / SHORT
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        long = ours(solutions, TINY, LONG, submission, None) / LONG
+        long = graded(solutions, TINY, LONG, submission, None) / LONG
         grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     what = f"time of one of {LONG} short submissions"
     yield Row(what, f"of one of {SHORT}", long / short, 1.1, detail=f"{long:.2f} s, {short:.2f} s")

@@ -95,8 +95,6 @@ def main() -> int:
         colab, kaggle, runpod, vscode = (
             clone(name, copies, Path(folder)) for name in (COLAB, KAGGLE, RUNPOD, VSCODE)
         )
-        for path in FOLDER.glob("colab-*.txt"):
-            path.unlink()  # Colab may not offer it any more
         write_colab(colab)
         write_kaggle(kaggle, colab)
         write_runpod(runpod)
@@ -119,19 +117,13 @@ def frozen(text: str) -> dict[str, str]:
 
 
 def write_colab(now: Clone) -> None:
-    """Colab as it is, and the past runtimes that its list says can still be chosen."""
-    past = re.findall(r"### (\d{4}\.\d\d)\n(?:.|\n)*?/tree/([0-9a-f]{40})", now.text("README.md"))
-    for name, commit in [("", now.commit), *past]:
-        there = now.at(commit)
-        versions = frozen(there.text("pip-freeze.txt"))
-        python = re.search(r"Python (\d+\.\d+)", there.text("os-info.txt"))
-        assert python is not None
-        write(
-            f"colab-{name}" if name else "colab",
-            f"Google Colab, runtime {name}" if name else "Google Colab",
-            [there.source("pip-freeze.txt"), *([now.source("README.md")] if name else [])],
-            now.known, python[1], versions["torch"], versions, cells=COLAB_CELLS,
-        )  # fmt: skip
+    versions = frozen(now.text("pip-freeze.txt"))
+    python = re.search(r"Python (\d+\.\d+)", now.text("os-info.txt"))
+    assert python is not None
+    write(
+        "colab", "Google Colab", [now.source("pip-freeze.txt")],
+        now.known, python[1], versions["torch"], versions, cells=COLAB_CELLS,
+    )  # fmt: skip
 
 
 def write_kaggle(kaggle: Clone, colab: Clone) -> None:

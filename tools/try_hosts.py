@@ -27,7 +27,7 @@ from importlib.metadata import distributions, requires, version
 from pathlib import Path
 
 from host_kernel import Kernel, try_notebook
-from hosts import FOLDER, ROOT, WANTED, Host, hosts
+from hosts import FOLDER, ROOT, WANTED, Host, hosts, stale
 from make_venv import without_addresses
 from packaging.requirements import Requirement
 
@@ -59,9 +59,11 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # and remove the environment
     chosen = [p for p in NOTEBOOKS if not options.notebooks or p.name[:2] in options.notebooks]
     failed = []
+    names = options.hosts or list(known)
+    name_old([known[name] for name in names])
     with tempfile.TemporaryDirectory(prefix="course-hosts-") as folder:
         wheel = build_wheel(Path(folder))
-        for name in options.hosts or known:
+        for name in names:
             try:
                 good = try_host(known[name], Path(folder) / name, wheel, chosen, options.exact)
             except NotMade as problem:
@@ -73,6 +75,13 @@ def main() -> int:
                 failed.append(name)
     print(f"\nNot as it should be: {', '.join(failed)}." if failed else "\nAll as it should be.")
     return 1 if failed else 0
+
+
+def name_old(chosen: Iterable[Host]) -> None:
+    """Print a line on each host's file that has to be looked at again."""
+    for host in chosen:
+        if line := stale(host, datetime.date.today()):
+            print(line, flush=True)
 
 
 def try_host(host: Host, folder: Path, wheel: Path, notebooks: Iterable[Path], exact: bool) -> bool:

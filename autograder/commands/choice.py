@@ -19,6 +19,8 @@ def add_command(
         name,
         help=does,
         description=f"{does[0].upper()}{does[1:]}.",
+        # An example that is wrapped over two lines cannot be copied.
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog=f"example: python -m autograder {example}" if example else None,
     )
 
@@ -81,12 +83,31 @@ def check_writable(path: Path) -> None:
     """Make the folder of a file that will be written. Raises ChoiceError with the path and the reason."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise ChoiceError(f"{path} cannot be written: {path.parent} is a file.") from None
     except OSError as error:
         raise ChoiceError(f"{path} cannot be written: {error.strerror}.") from None
     if path.is_dir():
         raise ChoiceError(f"{path} cannot be written: it is a folder.")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise ChoiceError(f"{path} cannot be written: it is not yours to write.")
+
+
+def check_empty(folder: Path) -> None:
+    """Make a folder that will be filled. Raises ChoiceError if it is not empty or cannot be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        held = sorted(path.name for path in folder.iterdir())
+    except FileExistsError:
+        raise ChoiceError(f"{folder} cannot be written: it is a file.") from None
+    except OSError as error:
+        raise ChoiceError(f"{folder} cannot be written: {error.strerror}.") from None
+    if held:
+        raise ChoiceError(
+            f"{folder} is not empty: it holds {held[0]}. Name a new folder; this one stays as it is."
+        )
+    if not os.access(folder, os.W_OK):
+        raise ChoiceError(f"{folder} cannot be written: it is not yours to write.")
 
 
 def above_zero(word: str) -> float:

@@ -1,4 +1,4 @@
-"""`python -m autograder export`: scores for Canvas and Moodle, in a file that the site handed out."""
+"""`python -m autograder export`: scores for Canvas and Moodle, and code for programs that look for copies."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from autograder.book.store import Store
 from autograder.commands.choice import (
     ChoiceError,
     add_command,
+    check_empty,
     check_writable,
     chosen,
     listed,
@@ -17,6 +18,7 @@ from autograder.commands.choice import (
 )
 from autograder.commands.folder import add_out, out_of
 from autograder.course.typed import NAME, write_generated
+from autograder.report.code import write_code
 from autograder.report.exports import (
     GRADE,
     MAXIMUM,
@@ -27,17 +29,23 @@ from autograder.report.exports import (
     moodle,
 )
 from autograder.report.write import Class, read_class
+from course_lib.checks.words import counted
 
 
 def add_parser(commands: argparse._SubParsersAction) -> None:
     parser = add_command(
         commands,
         "export",
-        "write scores into a file that Canvas or Moodle exported",
+        "write scores into a file from Canvas or Moodle, or code into a folder",
         "export canvas gradebook.csv --assignment 02",
     )
     add_out(parser)
-    sites = parser.add_subparsers(dest="site", required=True)
+    sites = parser.add_subparsers(
+        dest="site",
+        required=True,
+        metavar="WHERE",
+        help="canvas, moodle or code; each has its own --help",
+    )
     canvas = add_command(
         sites,
         "canvas",
@@ -45,7 +53,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         "export canvas gradebook.csv --assignment 02 --id 02_collectives=4711",
     )
     canvas.add_argument(
-        "roster",
+        "table",
         type=Path,
         metavar="ROSTER",
         help="the CSV that Canvas exported; it stays as it is",
@@ -67,7 +75,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         "export moodle worksheet.csv --assignment 02",
     )
     two.add_argument(
-        "worksheet",
+        "table",
         type=Path,
         metavar="WORKSHEET",
         help="the CSV that Moodle handed out; it stays as it is",
@@ -97,8 +105,21 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     two.add_argument(
         "--no", default="No", metavar="WORD", help="its word for a row that may not (%(default)s)"
     )
-    for site in (canvas, two):
+    code = add_command(
+        sites,
+        "code",
+        "write each student's answers as files, for JPlag or copydetect",
+        "export code similar --assignment 02",
+    )
+    code.add_argument(
+        "folder", type=Path, metavar="FOLDER", help="a new or empty folder, for all that is written"
+    )
+    code.add_argument(
+        "--assignment", nargs="+", action="extend", metavar="NAME", help="such as 02; default all"
+    )
+    for site in (canvas, two, code):
         add_out(site, default=argparse.SUPPRESS)  # --out may come before or after the site
+    for site in (canvas, two):
         site.add_argument("--to", type=Path, help="the file to write (default: in --out)")
 
 
@@ -109,17 +130,38 @@ def run(options: argparse.Namespace) -> int:
     if not graded.results:
         print(f"{out} holds no results: run `make grade` first.", file=sys.stderr)
         return 2
+    if options.site == "code":
+        return _code(graded, options)
     target = options.to or out / f"{options.site}.csv"
     try:
         check_writable(target)
         text, notes = (
             _canvas(graded, options) if options.site == "canvas" else _moodle(graded, options)
         )
-    except (ExportError, ChoiceError) as error:
+    except ChoiceError as error:
         print(error, file=sys.stderr)
+        return 2
+    except ExportError as error:
+        print(f"{options.table}: {error}", file=sys.stderr)
         return 2
     write_generated(target, text, out / NAME)
     print("\n".join([*notes, f"{target} is ready to be imported."]))
+    return 0
+
+
+def _code(graded: Class, options: argparse.Namespace) -> int:
+    try:
+        names = _known(graded, options.assignment or [])
+        check_empty(options.folder)
+        count, notes = write_code(graded, names, options.folder)
+    except ChoiceError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"{options.folder} could not be written whole: {error.strerror}.", file=sys.stderr)
+        return 2
+    said = f"{options.folder} holds {counted(count, 'file')} of students' code, and solutions."
+    print("\n".join([*notes, said]))
     return 0
 
 
@@ -128,8 +170,8 @@ def _known(graded: Class, words: list[str]) -> list[str]:
         return chosen(words, graded.assignments)
     except ChoiceError:
         there = listed(graded.assignments)
-        raise ExportError(
-            f"nothing of {listed(words)} has been graded; there are grades for {there}."
+        raise ChoiceError(
+            f"Nothing of {listed(words)} has been graded; there are grades for {there}."
         ) from None
 
 
@@ -139,18 +181,18 @@ def _canvas(graded: Class, options: argparse.Namespace) -> tuple[str, list[str]]
     for text in options.id:
         name, _, number = text.rpartition("=")
         if name not in names or not number.isdecimal():
-            raise ExportError(f"--id takes ASSIGNMENT=ID with the id's digits, not {text!r}.")
+            raise ChoiceError(f"--id takes ASSIGNMENT=ID with the id's digits, not {text!r}.")
         ids[name] = int(number)
     scores = {name: graded.scores(name) for name in names}
     maxima = {name: graded.maximum(name) for name in names}
-    return canvas(scores, maxima, text_of(options.roster), ids)
+    return canvas(scores, maxima, text_of(options.table), ids)
 
 
 def _moodle(graded: Class, options: argparse.Namespace) -> tuple[str, list[str]]:
     name, *others = _known(graded, [options.assignment])
     if others:
-        raise ExportError(f"{options.assignment} begins several assignments: name one.")
+        raise ChoiceError(f"{options.assignment} begins several assignments: name one.")
     columns = Columns(
         options.student, options.grade, options.maximum, options.may_change, options.no
     )
-    return moodle(graded.scores(name), graded.maximum(name), text_of(options.worksheet), columns)
+    return moodle(graded.scores(name), graded.maximum(name), text_of(options.table), columns)

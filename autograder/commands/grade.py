@@ -216,8 +216,8 @@ def _wanted(submissions: list[Submission], options: argparse.Namespace) -> set[S
     ]
     if unknown:
         print(
-            f"No student and no assignment of this class is called {', '.join(unknown)}. There are "
-            f"{listed(sorted(students))}, and {listed(sorted(assignments))}.",
+            f"No student and no assignment of this class is called {', '.join(unknown)}. The students are "
+            f"{listed(sorted(students))}. The assignments are {listed(sorted(assignments))}.",
             file=sys.stderr,
         )
         return set()

@@ -8,7 +8,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from autograder.commands.choice import ChoiceError, add_command, check_writable, only_one
+from autograder.commands.choice import (
+    ChoiceError,
+    add_command,
+    at_least_one,
+    check_writable,
+    only_one,
+)
 from autograder.commands.grading import grading
 from autograder.course.config import OUT, ROOT, assignments
 from autograder.outcome import statuses
@@ -37,11 +43,16 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     make.add_argument("--to", type=Path, help="the zip (default: in --out)")
     make.add_argument("--secret", type=Path, help="the file with the course's secret")
     grade = add_command(steps, "run", "grade one submission, in Gradescope's container")
-    grade.add_argument("--root", type=Path, default=Path("/autograder"), help="(%(default)s)")
+    grade.add_argument(
+        "--root",
+        type=Path,
+        default=Path("/autograder"),
+        help="the container's folder (%(default)s)",
+    )
     for step in (make, grade):
         step.add_argument("assignment", metavar="ASSIGNMENT", help="one of them, such as 02")
         step.add_argument(
-            "--seconds", type=int, default=SECONDS, help="Gradescope's limit (%(default)s)"
+            "--seconds", type=at_least_one, default=SECONDS, help="Gradescope's limit (%(default)s)"
         )
 
 
@@ -77,6 +88,9 @@ def _bundle(options: argparse.Namespace) -> int:
 
 
 def _grade(options: argparse.Namespace) -> int:
+    if not options.root.is_dir():
+        print(f"{options.root} is not a folder: Gradescope's container has one.", file=sys.stderr)
+        return 2
     result = run_bundle(
         options.root, options.assignment, _grader(options.assignment, options.seconds)
     )

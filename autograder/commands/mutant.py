@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from autograder.commands.choice import add_command
+from autograder.commands.choice import ChoiceError, add_command, text_of
 from autograder.sample.mutants import read_mutants
 
 
@@ -33,11 +33,9 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
 def run(options: argparse.Namespace) -> int:
     """Exit code 0: printed; 2: there is no such answer."""
     try:
+        text_of(options.file)  # a file that cannot be read is named
         known = {mutant.title: mutant.text for mutant in read_mutants(options.file, bases=True)}
-    except OSError as error:
-        print(f"{options.file} cannot be read: {error.strerror}.", file=sys.stderr)
-        return 2
-    except ValueError as error:
+    except (ChoiceError, ValueError) as error:
         print(error, file=sys.stderr)
         return 2
     if options.title not in known:

@@ -11,7 +11,13 @@ from pathlib import Path
 from typing import TextIO
 
 from autograder.book.store import Store
-from autograder.commands.choice import add_command, at_least_one, listed
+from autograder.commands.choice import (
+    ChoiceError,
+    add_command,
+    at_least_one,
+    check_writable,
+    listed,
+)
 from autograder.course.config import ROOT, log_to_file
 from autograder.course.kernels import prefer_this_environment
 from autograder.faults import ROWS
@@ -49,8 +55,12 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--jobs", type=at_least_one, default=2, metavar="N", help="side by side (%(default)s)"
     )
-    parser.add_argument("--sandbox", choices=MODES, default="auto")
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep grading's files there")
+    parser.add_argument(
+        "--sandbox", choices=MODES, default="auto", help="as for `grade` (%(default)s)"
+    )
+    parser.add_argument(
+        "--keep", type=Path, metavar="FOLDER", help="a new folder, for the files of grading"
+    )
     parser.set_defaults(run=run)
 
 
@@ -65,6 +75,11 @@ def run(options: argparse.Namespace) -> int:
         return 2
     rows = [row for row in ROWS if wanted(row, options.rows, options.quick)]
     try:
+        check_new(options.keep)
+    except ChoiceError as error:
+        print(f"Nothing was graded: {error}", file=sys.stderr)
+        return 2
+    try:
         outcome = run_rows(
             rows, jobs=options.jobs, sandbox=options.sandbox, keep=options.keep, stream=sys.stdout
         )
@@ -73,6 +88,14 @@ def run(options: argparse.Namespace) -> int:
         return 2
     print(f"\n{as_text(outcome)}")
     return 0 if outcome.right else 1
+
+
+def check_new(keep: Path | None) -> None:
+    """Raises ChoiceError if the folder of --keep is there, or cannot be made."""
+    if keep is not None and keep.exists():
+        raise ChoiceError(f"{keep} is there. Name a new folder with --keep.")
+    if keep is not None:
+        check_writable(keep)
 
 
 def wanted(row: Row, names: list[str], quick: bool) -> bool:

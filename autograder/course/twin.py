@@ -56,6 +56,20 @@ def grade_id(cell: NotebookNode) -> str | None:
     return cell.metadata.get("nbgrader", {}).get("grade_id")
 
 
+def answers(notebook: NotebookNode) -> dict[str, str]:
+    """The code of an assignment's exercises, by `grade_id`.
+
+    Only for a notebook whose metadata can be trusted: ours, or one in which they were put back.
+    """
+    return {
+        name: cell.source
+        for cell in notebook.cells
+        if cell.cell_type == "code"
+        and cell.metadata.get("nbgrader", {}).get("solution")
+        and (name := grade_id(cell))
+    }
+
+
 def _first_line(cell: NotebookNode) -> str:
     return cell.source.strip().partition("\n")[0][:60]
 

@@ -40,10 +40,10 @@ def failing(name: str, code: str, says: str) -> Row:
     return Row(name, KERNEL, before(code), "graded", LOST, COSTS_ONE, POINTS_TELL, says=says)
 
 
-def flooding(name: str, code: str, *, unsafe: bool = False, quick: bool = False) -> Row:
+def flooding(name: str, code: str, *, quick: bool = False) -> Row:
     return Row(
         name, KERNEL, before(code), "too much output", FULL, CUT, BY_SIZE,
-        says="output|print", unsafe=unsafe, quick=quick,
+        says="output|print", quick=quick,
     )  # fmt: skip
 
 
@@ -51,7 +51,7 @@ def spilling(name: str, code: str) -> Row:
     """Output that may count towards one limit or another."""
     return Row(
         name, KERNEL, before(code), "graded", FULL, CUT, BY_SIZE,
-        or_status=("too much output",), unsafe=True,
+        or_status=("too much output",),
     )  # fmt: skip
 
 
@@ -59,7 +59,7 @@ def greedy(name: str, status: str, code: str, *needs: str, quick: bool = False) 
     return Row(
         name, KERNEL, before(code), status, LOST, "the machine or a neighbour runs short of it",
         "by what the machine has left, and by the honest submissions' points",
-        says=NAMED, needs=needs, unsafe=True, quick=quick,
+        says=NAMED, needs=needs, quick=quick,
     )  # fmt: skip
 
 
@@ -103,10 +103,10 @@ ROWS = [
     Row(
         "endless-printing", KERNEL, before("while True:\n    print('and again ' * 1_000)"),
         "too much output", LOST, GOES_ON, BY_SIZE, says="print|longer",
-        or_status=("timed out",), unsafe=True,
+        or_status=("timed out",),
     ),
     flooding("a-million-lines", "print('line\\n' * 1_000_000)", quick=True),
-    flooding("a-line-of-200-mb", "print('x' * 200_000_000)", unsafe=True),
+    flooding("a-line-of-200-mb", "print('x' * 200_000_000)"),
     spilling(
         "a-display-of-50-mb",
         "from IPython.display import HTML\ndisplay(HTML('x' * 50_000_000))",
@@ -210,7 +210,7 @@ ROWS = [
             """
         ),
         "too many processes", LOST, "the machine or a neighbour has no processor left", BY_TIME, says=NAMED,
-        or_status=("timed out", "out of memory"), needs=(PROCESSES,), unsafe=True,
+        or_status=("timed out", "out of memory"), needs=(PROCESSES,),
     ),
     greedy(
         "too-many-sleepers",

@@ -30,14 +30,12 @@ def unreadable(
     says: str,
     *,
     quick: bool = False,
-    unlimited: float | None = None,
 ) -> Row:
     def make(desk: Desk) -> None:
         desk.hand_in_bytes(content if isinstance(content, bytes) else content(desk))
 
     return Row(
         name, NOTEBOOK, make, "unreadable", ALL_LOST, NO_ROW, BY_TABLE, says=says, quick=quick,
-        unlimited=unlimited,
     )  # fmt: skip
 
 
@@ -237,7 +235,7 @@ ROWS = [
     unreadable("a-list", b"[1, 2]", "notebook"),
     unreadable("nested-too-deeply", b"[" * 200_000, "deep|JSON"),
     unreadable("format-of-the-future", b'{"nbformat": 9, "sheets": []}', "notebook|nbformat"),
-    unreadable("a-100-mb-notebook", huge, "MB|large|big", unlimited=FULL),
+    unreadable("a-100-mb-notebook", huge, "MB|large|big"),
     missing("missing", nothing),
     missing("two-notebooks", two_other_names),
     no_file("a-pipe-for-a-notebook", pipe, quick=True),

@@ -20,12 +20,10 @@ COSTS_NOTHING = "it costs points"
 BY_LIST = "by the list of processes afterwards"
 
 
-def losing(
-    name: str, code: str, says: str = NAMED, *, unsafe: bool = False, quick: bool = False
-) -> Row:
+def losing(name: str, code: str, says: str = NAMED, *, quick: bool = False) -> Row:
     return Row(
         name, RANKS, in_the_ranks(code), "graded", LOST, COSTS_ONE, POINTS_TELL,
-        says=says, unsafe=unsafe, quick=quick,
+        says=says, quick=quick,
     )  # fmt: skip
 
 
@@ -44,7 +42,7 @@ ROWS = [
     Row(
         "one-rank-hoards", RANKS,
         in_the_ranks("hoard = []\nwhile rank == 1:\n    hoard.append(b'x' * (1 << 26))"),
-        "out of memory", LOST, COSTS_ONE, POINTS_TELL, says=f"(?s)(?=.*memory).*({NAMED})", unsafe=True,
+        "out of memory", LOST, COSTS_ONE, POINTS_TELL, says=f"(?s)(?=.*memory).*({NAMED})",
     ),
     losing("one-rank-is-killed", "import os\nif rank == 1:\n    os.kill(os.getpid(), 9)"),
     losing("another-shape", "return tensor.new_zeros(3, 1_000_000)"),

@@ -28,9 +28,8 @@ class Row:
     the grade's; None for points if no outside witness can tell (then the result must match `says`).
     must_not: the event that must not happen. noticed: how it would be noticed. says: a pattern that the
     result's sentences match, "" if they need say nothing. or_status: as right as `status`, if it is a race
-    which limit is reached first. needs: of FILES, NETWORK, PROCESSES, CALLS, APART. unsafe: with plain
-    nbgrader it would harm the machine. unlimited: the score that is right for a grader without the limit
-    that the row reaches, if it is another one. quick: belongs to the reduced matrix of `make test`.
+    which limit is reached first. needs: of FILES, NETWORK, PROCESSES, CALLS, APART. quick: belongs to the
+    reduced matrix of `make test`.
     """
 
     name: str
@@ -43,8 +42,6 @@ class Row:
     says: str = ""
     or_status: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
-    unsafe: bool = False
-    unlimited: float | None = None
     quick: bool = False
 
 

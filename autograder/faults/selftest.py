@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from autograder.faults.desk import Course, desks
-from autograder.faults.plain import stored
 from autograder.faults.row import FULL, Row
 from autograder.faults.witnesses import (
     Listener,
@@ -33,6 +32,10 @@ from autograder.outcome.wording import shown
 # Tight enough for faults to end soon, wide enough for an honest submission on a busy laptop.
 LIMITS = Limits(
     cell=10, check=60, submission=180, memory=GB, processes=128, disk=64 * MB, payload=16 * MB
+)
+PLAIN = (
+    "For comparison: as measured by 2026-11-23, plain nbgrader 0.9.6 gave the right score to 62 of 101 rows "
+    "of the whole matrix. Another 11 would have harmed the machine and were not run."
 )
 SECRET_VARIABLE = "COURSE_SELFTEST_SECRET"
 
@@ -134,9 +137,8 @@ def in_words(result: Result) -> str:
 
 
 def as_text(outcome: Outcome) -> str:
-    """The table: row, status, score, expected, verdict, plain nbgrader's outcome; problems below."""
-    plain = stored()
-    head = ("row", "status", "score", "expected", "verdict", "plain nbgrader")
+    """The table: row, status, score, expected, verdict; problems below."""
+    head = ("row", "status", "score", "expected", "verdict")
     lines: list[tuple[str, ...]] = [head]
     notes: list[list[str]] = [[]]
     for verdict in outcome.verdicts:
@@ -144,11 +146,9 @@ def as_text(outcome: Outcome) -> str:
         status, score = (result.status, shown(result.score)) if result else ("-", "-")
         expected = f"{row.status}, {'any' if row.points is None else shown(row.points)}"
         right = "right" if verdict.right else "WRONG"
-        lines.append((row.name, status, score, expected, right, plain.outcome(row.name)))
+        lines.append((row.name, status, score, expected, right))
         notes.append(verdict.problems)
-    lines += [
-        (row.name, "-", "-", "-", "not run", plain.outcome(row.name)) for row in outcome.omitted
-    ]
+    lines += [(row.name, "-", "-", "-", "not run") for row in outcome.omitted]
     notes += [
         [f"this machine's sandbox does not hold back {', '.join(row.needs)}"]
         for row in outcome.omitted
@@ -162,12 +162,7 @@ def as_text(outcome: Outcome) -> str:
     text.insert(1, "-" * (sum(widths) + 2 * len(widths) - 2))
     if outcome.elsewhere:
         text += ["", "Left behind:", *(f"    {place}" for place in outcome.elsewhere)]
-    beside = plain.said(row.name for row in rows_of(outcome))
-    return "\n".join([*text, "", summary(outcome), *([beside] if beside else [])])
-
-
-def rows_of(outcome: Outcome) -> list[Row]:
-    return [*(verdict.row for verdict in outcome.verdicts), *outcome.omitted]
+    return "\n".join([*text, "", summary(outcome), PLAIN])
 
 
 def summary(outcome: Outcome) -> str:

@@ -1,4 +1,4 @@
-"""One page for the class: every score, the submissions to look at, each exercise's points, likenesses.
+"""One page for the class: every score, the submissions to look at, each exercise's points.
 
 It is one file that loads nothing; its one script, which sorts and filters the table, is named by its hash
 in the page's Content-Security-Policy, and no other can run.
@@ -10,7 +10,7 @@ import base64
 import hashlib
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
@@ -21,7 +21,6 @@ from autograder.book.standing import Standing, final_score, reason
 from autograder.outcome import statuses, wording
 from autograder.outcome.result import Exercise, Result, write_whole
 from autograder.report import figures, pages
-from autograder.report.alike import Likeness, groups
 from autograder.report.disclosure import disclosed
 from autograder.report.eyes import Link, cut, looks, submissions
 
@@ -63,7 +62,6 @@ def as_graded(result: Result) -> Standing:
 def class_page(
     results: Sequence[Result],
     *,
-    alike: Mapping[str, Sequence[Likeness]] | None = None,
     heading: str = "The class",
     link: Link = feedback_link,
     formgrader: Link = nowhere,
@@ -72,9 +70,8 @@ def class_page(
 ) -> str:
     """The page's HTML.
 
-    alike: by assignment, see `autograder.report.alike.compare`. formgrader: its address of a submission.
-    standing: a person's points of a submission, which count before the checks'. server: the address of
-    the Jupyter server to which the links to formgrader lead.
+    formgrader: its address of a submission. standing: a person's points of a submission, which count before
+    the checks'. server: the address of the Jupyter server to which the links to formgrader lead.
     """
     script = (pages.FOLDER / "class.js").read_text("utf-8")
     by_assignment: dict[str, list[Result]] = defaultdict(list)
@@ -94,7 +91,6 @@ def class_page(
         sandboxes=_sandboxes(results),
         eyes=eyes,
         looked_at=submissions(eyes),
-        alike=_alike(alike or {}, link),
         assignments=[
             _assignment(name, by_assignment[name], link, formgrader, standing)
             for name in sorted(maxima)
@@ -152,18 +148,6 @@ def _sandboxes(results: Sequence[Result]) -> list[str]:
         inside = f"inside: {', '.join(layers)}" if layers else "without a sandbox"
         said.append(f"{which} ran {inside}.")
     return said
-
-
-def _alike(alike: Mapping[str, Sequence[Likeness]], link: Link) -> list[dict]:
-    return [
-        {
-            "students": [(student, link(student, assignment)) for student in students],
-            "assignment": assignment,
-            "said": [str(likeness) for likeness in likenesses],
-        }
-        for assignment in sorted(alike)
-        for students, likenesses in groups(alike[assignment]).items()
-    ]
 
 
 # ---- one assignment

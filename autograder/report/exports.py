@@ -63,7 +63,12 @@ def read_table(text: str) -> Table:
     body = text.removeprefix(mark)
     first = body.partition("\n")[0]
     delimiter = max(",;\t", key=first.count)
-    rows = [row for row in csv.reader(io.StringIO(body, newline=""), delimiter=delimiter) if row]
+    try:
+        rows = [
+            row for row in csv.reader(io.StringIO(body, newline=""), delimiter=delimiter) if row
+        ]
+    except csv.Error as error:
+        raise ExportError(f"the file holds no table: {error}.") from None
     if not rows or len(rows[0]) < 2:
         raise ExportError(
             "the file holds no table: a first line with the columns' names is expected."

@@ -16,10 +16,9 @@ import nbformat
 from nbformat import NotebookNode
 
 from autograder.course.config import NOTEBOOKS, SOLUTIONS
-from autograder.course.twin import grade_id
+from autograder.course.twin import answers, grade_id
 from autograder.outcome import statuses, wording
 from autograder.outcome.result import Result
-from autograder.report.alike import answers
 from autograder.sample.sample_class import without_markers
 
 TIMES = 10

@@ -22,10 +22,9 @@ from nbformat import NotebookNode
 
 from autograder.book.standing import Standing, added, final_score, notebook_ids, standings
 from autograder.book.table import read_csv, row_of, write_csv, write_points
-from autograder.course.config import NOTEBOOKS, SERVER, SOLUTIONS
+from autograder.course.config import NOTEBOOKS, SERVER
 from autograder.outcome import wording
 from autograder.outcome.result import Result, write_whole
-from autograder.report.alike import Likeness, answers, compare, originals, reference_modules
 from autograder.report.class_page import write_class_page
 from autograder.report.feedback import feedback_page
 from autograder.report.gradescope import write_results
@@ -107,24 +106,11 @@ def page_of(result: Result, notebook: NotebookNode | None, released: NotebookNod
     return feedback_page(result, notebook, released=released, maximum=maximum)
 
 
-def write_reports(
-    graded: Class,
-    *,
-    solutions: Path = SOLUTIONS,
-    notebooks: Path = NOTEBOOKS,
-    server: str = SERVER,
-) -> int:
+def write_reports(graded: Class, *, notebooks: Path = NOTEBOOKS, server: str = SERVER) -> int:
     """Write everything that this module's first lines name; returns how many feedback pages changed.
 
     server: the address of the Jupyter server whose formgrader the class page links to.
     """
-    alike = {}
-    for name in graded.assignments:
-        file = f"{name}/{name}.ipynb"
-        if (solutions / file).is_file() and (notebooks / file).is_file():
-            source = nbformat.read(solutions / file, as_version=4)
-            released = nbformat.read(notebooks / file, as_version=4)
-            alike[name] = likenesses(graded, name, source, released)
 
     def formgrader(student: str, assignment: str) -> str:
         key = graded.notebook_ids.get((student, assignment))
@@ -135,7 +121,6 @@ def write_reports(
     write_class_page(
         graded.results,
         graded.out / "class.html",
-        alike=alike,
         formgrader=formgrader,
         standing=graded.standing,
         server=server,
@@ -146,21 +131,6 @@ def write_reports(
         folder = graded.out / "gradescope" / result.student / result.assignment
         write_results(result, folder / "results.json", graded.standing(result))
     return _write_feedback(graded, notebooks)
-
-
-def likenesses(
-    graded: Class, assignment: str, source: NotebookNode, released: NotebookNode
-) -> list[Likeness]:
-    """Solutions of one assignment that are alike: see `autograder.report.alike`."""
-    against = originals(
-        source, released, reference_modules(f"{assignment}/{name}" for name in answers(source))
-    )
-    submitted = {}
-    for result in graded.of(assignment):
-        notebook = graded.notebook(result)
-        if notebook is not None:
-            submitted[result.student] = answers(notebook)
-    return compare(submitted, against)
 
 
 def _write_feedback(graded: Class, notebooks: Path) -> int:

@@ -79,6 +79,10 @@ def read_mutants(path: Path, *, bases: bool = False) -> list[Mutant]:
     heads = list(HEADER.finditer(text))
     if len(heads) != text.count("# %%"):
         raise ValueError(f"{path}: every cell begins with `# %% wrong: title`, right or base")
+    if not heads:
+        raise ValueError(
+            f"{path} holds no answers: a cell begins with `# %% wrong: title`, right or base"
+        )
     ends = [head.start() for head in heads[1:]] + [len(text)]
     cells = [(head, text[head.end() : end]) for head, end in zip(heads, ends, strict=True)]
     whole = {head[2].strip(): body for head, body in cells if "base" not in about(body)}

@@ -586,13 +586,15 @@ def test_of_those_who_are_not_wanted_nothing_changes(toy: Class) -> None:
             ["ben"],
             None,
             [],
-            "No student and no assignment of this class is called ben. There are ann, bob, and 00_a, 02_b.",
+            "No student and no assignment of this class is called ben. The students are ann, bob. "
+            "The assignments are 00_a, 02_b.",
         ),
         (
             ["ann"],
             ["03", "02"],
             [],
-            "No student and no assignment of this class is called 03. There are ann, bob, and 00_a, 02_b.",
+            "No student and no assignment of this class is called 03. The students are ann, bob. "
+            "The assignments are 00_a, 02_b.",
         ),
         (["bob"], ["02"], [], "None of these students handed in one of these assignments."),
     ],

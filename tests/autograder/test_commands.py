@@ -86,6 +86,7 @@ def test_the_folder_of_an_export_comes_first_or_last(line: str) -> None:
         "grade --submissions {none}",
         "report --out {none}",
         "export canvas {none} --out {none}",
+        "selftest broken-json --keep {none}",
     ],
 )
 def test_a_file_that_cannot_be_is_named_in_a_sentence(
@@ -97,6 +98,56 @@ def test_a_file_that_cannot_be_is_named_in_a_sentence(
     assert main([word.format(none=place) for word in line.split()]) == 2
     said = capsys.readouterr().err.strip()
     assert place in said and "[Errno" not in said and len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize("words", PARSERS)
+def test_the_example_can_be_copied(words: str) -> None:
+    """It is one line, however long."""
+    assert (PARSERS[words].epilog or "") in PARSERS[words].format_help()
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("mutant {file} title", "{file} holds no answers: a cell begins with `# %% wrong: title`"),
+        ("mutant {bytes} title", "{bytes} is not UTF-8 text."),
+        ("mutant {folder} title", "{folder} cannot be read: Is a directory."),
+        ("mutant {none} title", "{none} cannot be read: No such file or directory."),
+        ("rubric 99", "There is no assignment 99; there are 00_first_ranks, "),
+        ("rubric --assignment 99", "There is no assignment 99; there are 00_first_ranks, "),
+        ("release 00 --into {file}", "{file}/README.md cannot be written: {file} is a file."),
+        ("gradescope run 00 --root {none}", "{none} is not a folder"),
+        ("selftest broken-json --keep {folder}", "{folder} is there. Name a new folder"),
+        ("selftest broken-json --keep {file}", "{file} is there. Name a new folder"),
+        ("selftest nonsense", "There is no row or group nonsense. The groups are cheating, "),
+    ],
+)
+def test_a_wrong_argument_is_a_sentence(
+    line: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    places = {name: str(tmp_path / name) for name in ("file", "bytes", "folder", "none")}
+    (tmp_path / "file").write_text("hello\n")
+    (tmp_path / "bytes").write_bytes(b"\xd0\x00")
+    (tmp_path / "folder").mkdir()
+    assert main([word.format(**places) for word in line.split()]) == 2
+    assert says.format(**places) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "grade --jobs {}", "selftest --jobs {}", "reliability --times {}",
+        "gradescope bundle 00 --seconds {}",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("number", ["0", "-1", "1.5", "x"])
+def test_a_count_is_a_whole_number_from_one_on(
+    line: str, number: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(line.format(number).split())
+    assert ended.value.code == 2
+    assert f"'{number}' is not a whole number from 1 on" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("seconds", ["-3", "0", "nan", "inf", "soon"])

@@ -645,16 +645,24 @@ def test_commands_say_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixtur
         assert command(*arguments, "--out", tmp_path) == 2
         assert "run `make grade` first" in capsys.readouterr().err
     Store(tmp_path).write(result_of())
+    sheet = tmp_path / "sheet.csv"
+    sheet.write_text("hello\n")
     for arguments, said in (
         (
             ("export", "--out", tmp_path, "moodle", tmp_path / "no.csv", "--assignment", "02"),
-            "nothing of 02 has been graded",
+            "Nothing of 02 has been graded",
         ),
         (
             ("export", "--out", tmp_path, "canvas", tmp_path / "no.csv"),
             "no.csv cannot be read: No such file",
         ),
         (("export", "--out", tmp_path, "canvas", tmp_path), "cannot be read: Is a directory"),
+        (("export", "--out", tmp_path, "canvas", sheet), f"{sheet}: the file holds no table"),
+        (("export", "--out", tmp_path, "canvas", sheet, "--id", "x"), "--id takes ASSIGNMENT=ID"),
+        (
+            ("export", "--out", tmp_path, "moodle", sheet, "--assignment", "00"),
+            f"{sheet}: the file holds no table",
+        ),
         (("release", "99_never"), "There is no assignment 99_never"),
         (("release", NAME, "--repository", "x", "--into", tmp_path / "r"), "OWNER/NAME"),
         (

@@ -22,7 +22,7 @@ import torch.distributed as dist
 import course_lib
 from autograder.commands.selftest import run_rows
 from autograder.course.kernels import prefer_this_environment
-from autograder.faults import ROWS, cheating, plain, prying, row, selftest, unrecorded
+from autograder.faults import ROWS, cheating, prying, row, selftest, unrecorded
 from autograder.faults.desk import (
     ANSWERS,
     ASSIGNMENT,
@@ -45,7 +45,6 @@ from autograder.faults.witnesses import (
 )
 from autograder.outcome import statuses
 from autograder.outcome.result import Exercise, Result
-from benchmarks import plain_nbgrader
 from course_lib.checks import check
 from course_lib.runtime import pools
 
@@ -476,27 +475,3 @@ def test_grading_answers_every_row_as_stated(no_ranks: None, capsys: pytest.Capt
         print(f"\n{selftest.as_text(outcome) if EVERYTHING else selftest.summary(outcome)}")
     assert outcome.right, selftest.as_text(outcome)
     assert len(outcome.verdicts) + len(outcome.omitted) == len(rows)
-
-
-@pytest.mark.skipif(not EVERYTHING, reason="plain nbgrader takes minutes: make test-all")
-def test_plain_nbgrader_is_as_it_was_measured() -> None:
-    stored = plain.stored()
-    if plain_nbgrader.versions() != stored.versions:
-        pytest.skip("measured with other versions: python -m benchmarks.plain_nbgrader --write")
-    measured = dict(plain_nbgrader.measure(ROWS))
-    assert {name: one["outcome"] for name, one in measured.items()} == {
-        name: stored.outcome(name) for name in measured
-    }
-
-
-def test_what_is_stored_of_plain_nbgrader_belongs_to_the_rows() -> None:
-    stored = plain.stored()
-    assert set(stored.versions) >= {"nbgrader", "python", "torch"}
-    for name in stored.rows:
-        one = BY_NAME[name]
-        assert (stored.outcome(name) == plain.NOT_RUN) == one.unsafe, name
-        if one.group == row.HONEST:
-            assert stored.outcome(name) == plain.RIGHT, name
-    said = stored.said(stored.rows)
-    right = [name for name in stored.rows if stored.outcome(name) == plain.RIGHT]
-    assert f"gets {len(right)} of the " in said

@@ -31,7 +31,6 @@ from autograder.course.config import NOTEBOOKS, SERVER, SOLUTIONS, assignments
 from autograder.course.exercises import read_assignment
 from autograder.outcome import statuses, wording
 from autograder.outcome.result import BY_HAND, Exercise, Result
-from autograder.report.alike import Likeness
 from autograder.report.class_page import class_page
 from autograder.report.feedback import feedback_page, write_feedback
 from autograder.report.formula import drawn
@@ -680,11 +679,10 @@ def test_a_remark_that_many_share_is_one_row() -> None:
     assert soup.find(id="eyes").find_next("summary").text == "7 submissions"
 
 
-def test_the_class_page_begins_with_the_scores_and_ends_with_likenesses() -> None:
-    alike = {"00_first_ranks": [Likeness("ring_shift", ("anna", "ben"), 1.0)]}
-    page = class_page([result_of(), result_of("ben")], alike=alike)
+def test_the_class_page_begins_with_the_scores() -> None:
+    page = class_page([result_of(), result_of("ben")])
     heads = [head.text for head in soup_of(page).find_all("h2")]
-    assert heads == ["Scores", "To be looked at", "00_first_ranks", "Solutions that are alike"]
+    assert heads == ["Scores", "To be looked at", "00_first_ranks"]
 
 
 def test_the_class_page_counts_points_by_hand() -> None:

@@ -10,7 +10,14 @@ import pytest
 from autograder.book.store import Store
 from autograder.commands import grade
 from autograder.course.config import assignments
-from autograder.sample.sample_class import EXTRA, OF_MUTANTS, PERFECT, STUDENTS, make_sample_class
+from autograder.sample.sample_class import (
+    EXTRA,
+    OF_MUTANTS,
+    PERFECT,
+    STUDENTS,
+    instead,
+    make_sample_class,
+)
 
 
 def test_of_the_whole_course_nobody_is_left_out(tmp_path: Path) -> None:
@@ -46,3 +53,10 @@ def test_a_class_is_graded_where_the_sample_class_was_before(tmp_path: Path) -> 
     left = {path.relative_to(store.folder).as_posix() for path in store.folder.rglob("*.*")}
     assert left == {".last", ".last/00_toy/ann.json", "00_toy/ann.json"}
     assert (store.folder / "last-changes").exists()
+
+
+def test_a_mutant_takes_the_place_of_a_decorated_function() -> None:
+    reference = "import torch\n\n\n@torch.no_grad()\n@staticmethod\ndef step(x):\n    return x\n\n\nlast = 1"
+    text = instead(reference, "def step(x):\n    return 2 * x")
+    assert "@" not in text and text.count("def step") == 1
+    assert text.startswith("import torch") and "last = 1" in text
