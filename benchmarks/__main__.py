@@ -1,7 +1,5 @@
 """`make bench`: run all measurements, print the table; `--write` puts it into docs/benchmarks.md.
 
-Rows that the README shows are written there, too.
-
 Name parts to run some alone: `python -m benchmarks launching recording`. Each row is printed as soon as it is
 measured, and stderr says how long a part has taken so far and took the last time.
 """
@@ -36,7 +34,7 @@ PARTS = (
 )
 LONG = ("grading",)  # only when it is named: five minutes
 ROOT = Path(__file__).parent.parent
-PAGE, README = ROOT / "docs" / "benchmarks.md", ROOT / "README.md"
+PAGE = ROOT / "docs" / "benchmarks.md"
 BEGIN, END = "<!-- benchmarks: begin -->", "<!-- benchmarks: end -->"
 
 
@@ -77,7 +75,6 @@ def main() -> None:
             PAGE.write_text(with_rows(text, rows).replace(END, f"{more}{END}"))
         else:
             PAGE.write_text(pattern.sub(lambda _: f"{BEGIN}\n{table}\n{END}", text))
-        README.write_text(with_rows(README.read_text(), rows))
 
 
 if __name__ == "__main__":

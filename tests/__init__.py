@@ -1,1 +1,1 @@
-"""Tests, in folders as the packages: see CONTRIBUTING.md."""
+"""Tests, in folders as the packages: see docs/testing.md."""

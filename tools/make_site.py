@@ -37,11 +37,14 @@ BUILD = ROOT / "build" / "site"
 REPORTS = [f"docs/gpu/{report.name}" for report in sorted((ROOT / "docs" / "gpu").glob("*.md"))]
 # The pages beside the notebooks, in the order of the navigation; README.md is the front page.
 PAGES = {
-    "Working it": ["docs/hosts.md", "examples/README.md"],
+    "Working it": ["docs/hosts.md", "docs/gpu.md", "examples/README.md"],
     "Teaching it": ["autograder/README.md", "docs/points.md", "SECURITY.md"],
-    "Changing it": ["CONTRIBUTING.md", "docs/architecture.md", "CHANGELOG.md"],
-    "Measurements": ["docs/benchmarks.md", *REPORTS],
-}
+    "Changing it": [
+        "CONTRIBUTING.md", "docs/writing_an_exercise.md", "docs/testing.md", "docs/architecture.md",
+        "CHANGELOG.md",
+    ],
+    "Measurements": ["docs/tested.md", "docs/benchmarks.md", *REPORTS],
+}  # fmt: skip
 FRONT = {"README.md": "index.md"}
 LINK = re.compile(r"(?<=\]\()([^)\s#:]+)(?=[)#])")
 ANCHOR = re.compile(r'^<a name="([\w-]+)"></a>', re.MULTILINE)

@@ -6,7 +6,7 @@
 
 A host's Python and PyTorch are replaced by those of this environment: others come with gigabytes of CUDA.
 `--exact` takes them as they are. The package is installed as a student does it, and must change nothing else.
-The results of all notebooks are kept in tests/hosts/tried.json, of which the table in docs/hosts.md is made.
+The results of all notebooks are kept in tests/hosts/tried.json, of which the table in docs/tested.md is made.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LENT = re.compile(
     r"torch|triton|(nvidia|cuda)-.*"
 )  # PyTorch, and the packages that its build with CUDA brings along
 NOTEBOOKS = sorted(SOLUTIONS.glob("*/*.ipynb"))
-TRIED, PAGE = FOLDER / "tried.json", ROOT / "docs" / "hosts.md"
+TRIED, PAGE = FOLDER / "tried.json", ROOT / "docs" / "tested.md"
 BEGIN, END = "<!-- HOSTS: begin -->\n", "<!-- HOSTS: end -->\n"
 
 

@@ -136,7 +136,7 @@ def test_what_was_tried_has_the_versions_of_the_hosts_file_and_lost_nothing(host
 
 
 def test_the_page_says_what_was_tried() -> None:
-    page = (ROOT / "docs" / "hosts.md").read_text()
+    page = (ROOT / "docs" / "tested.md").read_text()
     assert try_hosts.with_table(page, json.loads(try_hosts.TRIED.read_text())) == page
     for name in HOSTS:
         assert f"(`{name}`)" in page
@@ -145,7 +145,7 @@ def test_the_page_says_what_was_tried() -> None:
 @pytest.fixture
 def own_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """tried.json and a page of the test's own; returns the path of tried.json."""
-    page = tmp_path / "hosts.md"
+    page = tmp_path / "tested.md"
     page.write_text(f"before\n{try_hosts.BEGIN}old\n{try_hosts.END}after\n")
     monkeypatch.setattr(try_hosts, "PAGE", page)
     monkeypatch.setattr(try_hosts, "TRIED", tmp_path / "tried.json")

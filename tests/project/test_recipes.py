@@ -1,4 +1,4 @@
-"""The lines for hosts, in the README and in a release's page, followed literally, twice."""
+"""The lines for hosts, in the README, docs/hosts.md and a release's page, followed literally, twice."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 HOSTS = (ROOT / "docs" / "hosts.md").read_text(encoding="utf-8")
 STUDENTS = README[README.index("## For students") : README.index("## For instructors")]
-BLOCKS = re.findall(r"```(\w*)\n(.*?)```", STUDENTS, re.DOTALL)
+BLOCKS = re.findall(r"```(\w*)\n(.*?)```", STUDENTS + HOSTS, re.DOTALL)
 
 
 def block(start: str) -> str:
-    """The README's lines for students that begin like this."""
+    """The lines for students that begin like this."""
     (text,) = (text for _, text in BLOCKS if text.startswith(start))
     return text
 
@@ -206,7 +206,7 @@ def test_the_first_cell_of_a_host_installs_the_uploaded_package(
 @pytest.mark.parametrize(("language", "text"), BLOCKS)
 def test_every_line_is_one_of_its_language(language: str, text: str) -> None:
     if language == "python":
-        compile(text, "README.md", "exec")
+        compile(text, "docs/hosts.md", "exec")
     elif text.startswith(("!", "%")):
         assert all(line.startswith(("!", "%")) for line in text.splitlines())
     else:

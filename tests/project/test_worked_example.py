@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md's worked example, followed literally in a copy of this repository."""
+"""The worked example of docs/writing_an_exercise.md, followed literally in a copy of this repository."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import nbformat
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "docs" / "writing_an_exercise.md").read_text(encoding="utf-8")
 BLOCK = re.compile(r"^\*\*`([^`]+)`\*\*\n\n```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FILES = dict(BLOCK.findall(TEXT))
 # The commands of the text, without make: in a copy it would make another .venv.
@@ -145,12 +145,12 @@ def test_its_notebook_has_its_places_in_the_repository(clone: Path) -> None:
 
 def test_a_text_that_no_longer_works_is_noticed(tmp_path: Path) -> None:
     """Here the text's check no longer names a mistake, and its solution is wrong."""
-    sentence = "That is the sum: the ranks work at the same time."
+    sentence = "The result is the sum. The ranks work at the same time."
     spoilt = TEXT.replace(sentence, "That is wrong.").replace(
         "=dist.ReduceOp.MAX", "=dist.ReduceOp.MIN"
     )
     folder = lay_out(spoilt, tmp_path / "course")
     done = run(folder, *command("test"))
     assert done.returncode == 1
-    assert "no message matches 'the ranks work at the same time'" in done.stdout
+    assert "no message matches 'The ranks work at the same time'" in done.stdout
     assert "right, but lost points: what the wrong ones change" in done.stdout
