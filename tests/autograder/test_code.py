@@ -13,7 +13,7 @@ from autograder.__main__ import main
 from autograder.book.store import Store
 from autograder.course.config import NOTEBOOKS, SOLUTIONS
 from autograder.course.twin import answers, grade_id
-from autograder.outcome import status as statuses
+from autograder.outcome import statuses
 from autograder.outcome.result import Result
 from autograder.report.code import safe, write_code
 from autograder.report.write import read_class

@@ -285,8 +285,8 @@ class Exercise:
     not import; hint: (case, kind of failure, its text) -> a sentence on the usual cause, or "".
     point: the aim of the exercise, such as "holding less", if a solution without it could be right in
     all else: a finding that misses it leaves at most half of the points.
-    besides: the merit of a solution that misses the point, such as "a schedule that can be done". If it is given,
-    such a solution keeps at most a quarter and not half.
+    besides: the merit of a solution that misses the point, such as "a schedule that can be done". If it is
+    given, such a solution keeps at most a quarter and not half.
     refused: PyTorch's classes that would do the work, see `refusing`, each with the sentence that says so.
     """
 
