@@ -23,8 +23,8 @@ class Slip:
     """A way to go wrong: the sentence that names it, and what it gives.
 
     Most slips stand in a mapping from sentences to wrong results. A list of `Slip` is for sentences that more
-    than one result has, and for the frames' lines on values. There `gives` returns tensors by name: of a layer or
-    a schedule, gives(k) those of the k-th rank; of a function's call, gives().
+    than one result has, and for the frames' lines on values. There `gives` returns tensors by name: of a
+    layer or a schedule, gives(k) those of the k-th rank; of a function's call, gives().
     """
 
     says: str
