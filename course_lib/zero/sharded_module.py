@@ -141,8 +141,8 @@ class ShardedModule(nn.Module):
         """This rank's part of the state of an optimizer of `parameters()`; `saving.py` has the format."""
         number = {id(shard): i for i, shard in enumerate(self._named.values())}
         groups = [[number[id(p)] for p in group["params"]] for group in optimizer.param_groups]
-        place = self.transport.rank, self.transport.n
-        return save_pieces(optimizer, self._pieces(), groups, *place)
+        rank, n = self.transport.rank, self.transport.n
+        return save_pieces(optimizer, self._pieces(), groups, rank, n)
 
     def load_optimizer_state_dict(
         self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]
