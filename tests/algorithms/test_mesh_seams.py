@@ -14,10 +14,9 @@ from course_lib import RankError, device, launch, zero
 from course_lib.context_parallel import ring_attention, ulysses_attention
 from course_lib.mesh import Mesh, cut_names, hybrid_step, mesh_stages, parameters, tied_names
 from course_lib.models import GPT, GPTConfig
-from course_lib.pipeline import gpt_stages
+from course_lib.pipeline import gpt_stages, run_schedule
 from course_lib.pipeline.generators import one_f_one_b
-from course_lib.pipeline.run import run_schedule
-from course_lib.pipeline.stage import GPTStage, balanced, head_share, passed_on
+from course_lib.pipeline.gpt import GPTStage, balanced, head_share, passed_on
 
 RequireRanks = Callable[[int], None]
 CONFIG = GPTConfig(vocab_size=41, context=12, layers=2, heads=2, width=8)

@@ -29,8 +29,8 @@ from course_lib.mesh import (
 from course_lib.mesh.coordinates import axis_ranks, coordinates
 from course_lib.mesh.step import microbatches_of, targets_of_all
 from course_lib.models import GPT, GPTConfig, next_token_loss
+from course_lib.pipeline import run_schedule
 from course_lib.pipeline.generators import one_f_one_b
-from course_lib.pipeline.run import run_schedule
 from course_lib.tensor_parallel.cut import Parallel
 from course_lib.zero import Zero1Optimizer, Zero3Module
 from tests import gpu_like

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from course_lib import RankError, launch
 from course_lib.models import GPT, GPTConfig, next_token_loss
-from course_lib.pipeline import ScheduleError, gpt_stages
+from course_lib.pipeline import ScheduleError, gpt_stages, run_schedule
 from course_lib.pipeline.actions import Schedule, forwards
 from course_lib.pipeline.generators import (
     dualpipe,
@@ -19,8 +19,7 @@ from course_lib.pipeline.generators import (
     one_f_one_b,
     zero_bubble_h1,
 )
-from course_lib.pipeline.run import run_schedule
-from course_lib.pipeline.stage import GPTStage
+from course_lib.pipeline.gpt import GPTStage
 from course_lib.pipeline.stash import run_pipedream
 
 VOCABULARY, CONTEXT, LAYERS, COUNT = 40, 12, 4, 4

@@ -27,6 +27,7 @@ from course_lib.pipeline import (
     Stage,
     gpt_stages,
     peak_activations,
+    run_schedule,
     stage_ranks,
     to_text,
     violation,
@@ -35,10 +36,9 @@ from course_lib.pipeline import (
 from course_lib.pipeline import generators as all_generators
 from course_lib.pipeline.actions import source
 from course_lib.pipeline.generators import one_f_one_b, pipedream, zero_bubble_h1
+from course_lib.pipeline.gpt import GPTStage, balanced, head_share
 from course_lib.pipeline.halves import LaterWeights
 from course_lib.pipeline.plan import Step, plan
-from course_lib.pipeline.run import run_schedule
-from course_lib.pipeline.stage import GPTStage, balanced, head_share
 from course_lib.pipeline.stash import Versioned, run_pipedream
 from tests import gpu_like
 

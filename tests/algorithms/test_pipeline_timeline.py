@@ -16,7 +16,15 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.utils.checkpoint import checkpoint
 
 from course_lib import launch
-from course_lib.pipeline import Action, Durations, Schedule, Stage, simulate, stage_ranks
+from course_lib.pipeline import (
+    Action,
+    Durations,
+    Schedule,
+    Stage,
+    run_schedule,
+    simulate,
+    stage_ranks,
+)
 from course_lib.pipeline.actions import flat
 from course_lib.pipeline.clocks import ahead, readings
 from course_lib.pipeline.gantt import gantt, gantts, summary
@@ -28,7 +36,6 @@ from course_lib.pipeline.generators import (
     zero_bubble_h1,
 )
 from course_lib.pipeline.halves import LaterWeights
-from course_lib.pipeline.run import run_schedule
 from course_lib.pipeline.stopwatch import Pass, Stopwatch
 from course_lib.pipeline.timeline import Timeline, measure, together
 
