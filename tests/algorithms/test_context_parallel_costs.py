@@ -149,9 +149,9 @@ class Watched:
             monkeypatch.setattr(ring, name, self.noting(word, getattr(ring, name)))
 
     def noting(self, word: str, function: Callable) -> Callable:
-        def noted(*given: object) -> object:
+        def noted(*args: object, **kwargs: object) -> object:
             self.calls.append(word)
-            return function(*given)
+            return function(*args, **kwargs)
 
         return noted
 
