@@ -2,8 +2,8 @@
 
     stage1.py     Zero1, the algorithm of Zero1Optimizer: optimizer state sharded
     stage2.py     Zero2, the algorithm of Zero2Optimizer: gradients too
-    stage3.py     Zero3Module: parameters too
-    units.py      Unit: the parameters that Zero3Module gathers, frees and reduces together
+    stage3.py     Zero3, the algorithm of Zero3Module: parameters too
+    units.py      Unit: the parameters that are gathered, freed and reduced together
 
 Below these:
 
@@ -15,12 +15,13 @@ Below these:
 
 Above them, and not needed to understand them:
 
-    optimizers.py Zero1Optimizer, Zero2Optimizer: the algorithms with the interface of torch.optim
-    sharded_optimizer.py, sharded_module.py   arguments, hooks, options, saving
-    saving.py     state that N ranks save and M ranks load
-    offload.py    where shards lie: device, host memory, mapped files
-    arguments.py  checks of a sharded optimizer's arguments
-    memory.py     memory_per_rank
+    optimizers.py         Zero1Optimizer, Zero2Optimizer, as a program uses them
+    sharded_optimizer.py  what both have in common: torch.optim's interface, hooks, refusals, saving
+    sharded_module.py     Zero3Module, as a program uses it
+    saving.py             state that N ranks save and M ranks load
+    offload.py            where shards lie: device, host memory, mapped files
+    arguments.py          checks of a sharded optimizer's arguments
+    memory.py             memory_per_rank
 
 Scalers, clippers and all that looks at gradients between backward and step: the optimizers' gradients lie in
 `optimizer.shards` after `optimizer.average_gradients()`, those of Zero3Module in its `parameters()`.
@@ -33,8 +34,8 @@ from .memory import memory_per_rank
 from .offload import MappedFile, keep_state
 from .optimizers import Zero1Optimizer, Zero2Optimizer
 from .saving import merge_state_dicts
+from .sharded_module import Zero3Module
 from .shards import flatten_and_shard
-from .stage3 import Zero3Module
 
 __all__ = [
     "MappedFile",
