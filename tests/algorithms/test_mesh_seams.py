@@ -22,11 +22,6 @@ RequireRanks = Callable[[int], None]
 CONFIG = GPTConfig(vocab_size=41, context=12, layers=2, heads=2, width=8)
 
 
-def a_model(**changes: object) -> GPT:
-    torch.manual_seed(5)
-    return GPT(GPTConfig(**{**vars(CONFIG), **changes})).double().to(device())
-
-
 def test_a_stage_takes_the_places_of_its_tokens() -> None:
     """Both ends of a model on tokens 0, 1, 6, 7: as the model computes with these positions."""
     model, places = a_model(), torch.tensor([0, 1, 6, 7])
@@ -35,6 +30,11 @@ def test_a_stage_takes_the_places_of_its_tokens() -> None:
     out = halves[1](halves[0](tokens))
     assert torch.equal(out, model(tokens[:, places], places))
     assert not torch.allclose(out, model(tokens[:, places]))
+
+
+def a_model(**changes: object) -> GPT:
+    torch.manual_seed(5)
+    return GPT(GPTConfig(**{**vars(CONFIG), **changes})).double().to(device())
 
 
 def test_what_goes_between_stages_has_the_tokens_of_a_part() -> None:
