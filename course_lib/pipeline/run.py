@@ -19,6 +19,9 @@ nothing is kept.
 
 Between the F and the B of a microbatch, the rank keeps the tensors that autograd saved, and the way into its
 graph. It does not keep the output, once that is sent.
+
+Read on in `plan.py` (the order of messages, in which no rank waits for ever) and `messages.py` (how they are
+posted). The package exports `run_schedule` from `checked.py`, which first refuses what cannot be done.
 """
 
 from __future__ import annotations

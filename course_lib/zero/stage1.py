@@ -38,7 +38,7 @@ from .transport import Transport
 class Zero1:
     """An elementwise optimizer, of which this rank runs only the part for its shards.
 
-    groups: as torch.optim has them, with parameters that are trained.
+    groups: as torch.optim has them; all of their parameters are trained.
     optimizer_cls, defaults: such as torch.optim.AdamW, {"lr": 1e-3}.
     home: where the shards and the state lie.
 
