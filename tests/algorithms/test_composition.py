@@ -35,6 +35,7 @@ def test_zero_1_with_clipping_trains_as_one_process(seed: int) -> None:
     wanted = alone(plan, seed, TRAINERS["ZeRO-1"].kind)
     for (result,) in ranks:
         torch.testing.assert_close(result.weights, wanted.weights, rtol=0, atol=1e-7)
+        assert result.norms == pytest.approx(wanted.norms, abs=1e-7)
 
 
 EVERYTHING = os.environ.get("COURSE_ALL_TESTS") == "1"
