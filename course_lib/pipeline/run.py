@@ -1,4 +1,4 @@
-"""A schedule, done: what each rank of a pipeline does.
+"""A schedule, done by the ranks of a pipeline.
 
 Each rank goes through its `plan`: it computes the next action, and posts the messages before and after it,
 without waiting for them. It waits only for the message that an action needs.

@@ -1,4 +1,4 @@
-"""What surrounds the algorithm of a sharded optimizer: torch.optim's interface, hooks, refusals, saving.
+"""A sharded optimizer around its algorithm: torch.optim's interface, hooks, refusals, saving.
 
 `stage1.py` and `stage2.py` have the algorithms.
 """

@@ -11,7 +11,7 @@ from course_lib.precision.explorer import Formats, code_of, gradients, neighbour
 
 
 def test_five_bits_and_ten_round_as_fp16() -> None:
-    x = torch.tensor([1 + 2.0**-11, 1 / 3, -70_000.0, 1e-8], dtype=torch.float64)
+    x = torch.tensor([1 + 2.0**-11, 1 / 3, -70_000.0, 5e-8], dtype=torch.float64)
     assert torch.equal(round_to(x, 5, 10), x.to(torch.float16).double())
 
 

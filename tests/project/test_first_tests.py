@@ -13,7 +13,7 @@ MOST_LINES = 30
 
 
 def trouble(source: str) -> str:
-    """What is wrong with the first function or class of a file of tests, or nothing."""
+    """The fault of the first function or class of a file of tests; empty if there is none."""
     definitions = [
         node
         for node in ast.parse(source).body
