@@ -114,8 +114,12 @@ class OneBitAdam(torch.optim.Optimizer):
     def _one_bit(self, places: list, states: list[dict], gradients: Tensors) -> None:
         for (_, group), state, gradient in zip(places, states, gradients, strict=True):
             state["exp_avg"].lerp_(gradient, 1 - group["betas"][0])
-        names = ("exp_avg", "error", "server_error")
-        sign_all_reduce(*([state[name] for state in states] for name in names), group=self.group)
+        sign_all_reduce(
+            [state["exp_avg"] for state in states],
+            [state["error"] for state in states],
+            [state["server_error"] for state in states],
+            group=self.group,
+        )
         for state in states:
             unknown = state["exp_avg_sq"] == 0
             state["exp_avg"].masked_fill_(unknown, 0)

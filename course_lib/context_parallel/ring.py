@@ -38,7 +38,7 @@ from torch.autograd.function import once_differentiable
 from .arguments import check_qkv
 from .layouts import Group, Layout, Spans, check_layout, check_part, contiguous, place, tokens_in
 from .softmax import online_softmax_merge
-from .tiles import BLOCK, backward_tiles, forward_tiles, row_delta
+from .tiles import BLOCK, Tiling, backward_tiles, forward_tiles, row_delta
 
 
 def ring_attention(
@@ -91,8 +91,10 @@ class _RingAttention(torch.autograd.Function):
             last = step == n - 1
             next_kv, sending = (kv, []) if last else pass_on(kv, layout[owner - 1], group)
             if not causal or any_seen(layout[rank], layout[owner]):
-                where = layout[rank], layout[owner], causal, block
-                out, lse = online_softmax_merge(out, lse, *forward_tiles(q, *kv, *where))
+                k_here, v_here = kv
+                tiling = Tiling(layout[rank], layout[owner], causal, block)
+                part_out, part_lse = forward_tiles(q, k_here, v_here, tiling)
+                out, lse = online_softmax_merge(out, lse, part_out, part_lse)
             wait(sending)
             kv = next_kv
         ctx.where = causal, group, layout, block
@@ -115,8 +117,12 @@ class _RingAttention(torch.autograd.Function):
             next_kv, sending = (kv, []) if last else pass_on(kv, layout[owner - 1], group)
             dkv = torch.zeros_like(kv, dtype=lse.dtype)
             if not causal or any_seen(layout[rank], layout[owner]):
-                where = layout[rank], layout[owner], causal, block
-                backward_tiles(q, *kv, grad, lse, delta, dq, *dkv, *where)
+                (k_here, v_here), (dk_here, dv_here) = kv, dkv
+                tiling = Tiling(layout[rank], layout[owner], causal, block)
+                backward_tiles(
+                    q, k_here, v_here, tiling,
+                    grad=grad, lse=lse, delta=delta, dq=dq, dk=dk_here, dv=dv_here,
+                )  # fmt: skip
             wait(bringing)
             dkv += sum_before
             sum_before, bringing = pass_on(dkv, layout[owner - 1], group)
@@ -137,7 +143,8 @@ def pass_on(tensor: Tensor, arriving: Spans, group: Group) -> tuple[Tensor, list
     rank, n = place(group)
     if n == 1:
         return tensor, []
-    received = tensor.new_empty(*tensor.shape[:2], tokens_in(arriving), *tensor.shape[3:])
+    two, batch, _, kv_heads, head_dim = tensor.shape
+    received = tensor.new_empty(two, batch, tokens_in(arriving), kv_heads, head_dim)
     ends = [(dist.isend, tensor, (rank + 1) % n), (dist.irecv, received, (rank - 1) % n)]
     operations = [
         dist.P2POp(call, buffer, group=group, group_peer=peer)

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,6 +42,15 @@ from .layouts import Spans
 from .softmax import online_softmax_merge
 
 BLOCK = 256
+
+
+class Tiling(NamedTuple):
+    """Which tokens the queries and the keys are, whether the mask is causal, and the tiles' size."""
+
+    q_spans: Spans
+    k_spans: Spans
+    causal: bool
+    block: int
 
 
 def tiled_attention(
@@ -69,19 +78,16 @@ def span_attention(
 ) -> Tensor:
     """`tiled_attention` of tokens at any positions, which q_spans and k_spans give."""
     check_qkv(q, k, v, block)
-    return _TiledAttention.apply(q, k, v, q_spans, k_spans, causal, block)
+    return _TiledAttention.apply(q, k, v, Tiling(q_spans, k_spans, causal, block))
 
 
 class _TiledAttention(torch.autograd.Function):
     """forward: out; keeps the inputs, out and lse. backward: the three gradients, from the same tiles."""
 
     @staticmethod
-    def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor,
-        q_spans: Spans, k_spans: Spans, causal: bool, block: int,
-    ) -> Tensor:  # fmt: skip
-        ctx.where = q_spans, k_spans, causal, block
-        out, lse = forward_tiles(q, k, v, *ctx.where)
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, tiling: Tiling) -> Tensor:
+        ctx.tiling = tiling
+        out, lse = forward_tiles(q, k, v, tiling)
         out = out.to(q.dtype)
         ctx.save_for_backward(q, k, v, out, lse)
         return out
@@ -90,30 +96,30 @@ class _TiledAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
         q, k, v, out, lse = ctx.saved_tensors
-        grads = [torch.zeros_like(x, dtype=lse.dtype) for x in (q, k, v)]
-        backward_tiles(q, k, v, grad, lse, row_delta(out, grad), *grads, *ctx.where)
-        return *(gradient.to(q.dtype) for gradient in grads), None, None, None, None
+        dq, dk, dv = (torch.zeros_like(x, dtype=lse.dtype) for x in (q, k, v))
+        delta = row_delta(out, grad)
+        backward_tiles(q, k, v, ctx.tiling, grad=grad, lse=lse, delta=delta, dq=dq, dk=dk, dv=dv)
+        return dq.to(q.dtype), dk.to(q.dtype), dv.to(q.dtype), None
 
 
 def in_full_precision(function: Callable) -> Callable:
     """Switch `torch.autocast` off: it would compute products of float32 tensors in 16 bits."""
 
     @functools.wraps(function)
-    def full(q: Tensor, *rest: Any) -> Any:
+    def full(q: Tensor, *args: Any, **kwargs: Any) -> Any:
         with torch.autocast(q.device.type, enabled=False):
-            return function(q, *rest)
+            return function(q, *args, **kwargs)
 
     return full
 
 
 @in_full_precision
-def forward_tiles(
-    q: Tensor, k: Tensor, v: Tensor, q_spans: Spans, k_spans: Spans, causal: bool, block: int
-) -> tuple[Tensor, Tensor]:
+def forward_tiles(q: Tensor, k: Tensor, v: Tensor, tiling: Tiling) -> tuple[Tensor, Tensor]:
     """(out, lse), (batch, seq, heads, head_dim) and (batch, seq, heads), in float32 at least.
 
     A query that sees no key has out 0 and lse -inf.
     """
+    q_spans, k_spans, causal, block = tiling
     kv_heads, dtype = k.shape[2], torch.promote_types(q.dtype, torch.float32)
     out, lse = q.new_zeros(q.shape, dtype=dtype), q.new_empty(q.shape[:-1], dtype=dtype)
     for rows, queries in tiles(q_spans, block):
@@ -136,15 +142,15 @@ def forward_tiles(
 
 @in_full_precision
 def backward_tiles(
-    q: Tensor, k: Tensor, v: Tensor, grad: Tensor, lse: Tensor, delta: Tensor,
-    dq: Tensor, dk: Tensor, dv: Tensor,
-    q_spans: Spans, k_spans: Spans, causal: bool, block: int,
+    q: Tensor, k: Tensor, v: Tensor, tiling: Tiling,
+    *, grad: Tensor, lse: Tensor, delta: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
 ) -> None:  # fmt: skip
     """Add to dq, dk and dv, in place, the contributions of these queries' attention to these keys.
 
     grad: the gradient of out. lse: of each query over *all* keys that it sees, on any rank. delta: the result
     of `row_delta`. dq, dk, dv: in the dtype of lse.
     """
+    q_spans, k_spans, causal, block = tiling
     kv_heads, dtype, scale = k.shape[2], lse.dtype, q.shape[-1] ** -0.5
     lse = lse.clamp_min(torch.finfo(dtype).min)  # exp(-inf - -inf) would be nan
     for rows, queries in tiles(q_spans, block):

@@ -94,7 +94,8 @@ class _TokensToHeads(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore
-        return _to_tokens(grad, *ctx.where), None, None
+        sizes, group = ctx.where
+        return _to_tokens(grad, sizes, group), None, None
 
 
 class _HeadsToTokens(torch.autograd.Function):
@@ -106,7 +107,8 @@ class _HeadsToTokens(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore
-        return _to_heads(grad, *ctx.where), None, None
+        sizes, group = ctx.where
+        return _to_heads(grad, sizes, group), None, None
 
 
 def _to_heads(x: Tensor, sizes: list[int], group: Group) -> Tensor:

@@ -30,7 +30,8 @@ from torch import Tensor, nn
 
 from course_lib.context_parallel import MakeLayout, check_causal, positions
 from course_lib.pipeline.actions import Schedule
-from course_lib.pipeline.stage import GPTStage, Stage, gpt_stages, head_share, summed_loss
+from course_lib.pipeline.gpt import GPTStage, gpt_stages, head_share
+from course_lib.pipeline.stage import Stage, summed_loss
 from course_lib.tensor_parallel import parallelize_gpt, vocab_parallel_cross_entropy
 from course_lib.tensor_parallel.cut import Parallel
 

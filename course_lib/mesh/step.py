@@ -83,7 +83,8 @@ def microbatches_of(batch: Microbatch, count: int, mesh: Mesh) -> list[Microbatc
             f"{len(inputs)} rows are too few for {replicas} replicas (dp) with {count} microbatches each: "
             f"give at least {replicas * count} rows, or make fewer microbatches"
         )
-    rows, _ = my_part(mesh.rank, mesh.sizes, *inputs.shape)  # dp; the stages take cp's places
+    batch_size, seq = inputs.shape
+    rows, _ = my_part(mesh.rank, mesh.sizes, batch_size, seq)  # dp; the stages take cp's places
     parts = (whole[rows.start : rows.stop].tensor_split(count) for whole in (inputs, targets))
     return list(zip(*parts, strict=True))
 

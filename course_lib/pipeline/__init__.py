@@ -3,11 +3,14 @@
     actions.py     Action and Pair: a schedule is, for each rank, the list of its actions in order
     text.py        to_text, from_text: schedules as rows that PyTorch's pipelining runtime reads as well
     validate.py    violation, validate: the first mistake of a schedule, as a sentence
-    simulate.py    simulate: from durations, when each action runs, which ranks wait, what bounds the time
+    simulate.py    simulate: from durations, when each action runs, which ranks wait, what bounds the time;
+                   timing.py has its clock
     memory.py      peak_activations, weight_versions: a rank's memory, from the order of its actions alone
-    stage.py       Stage, gpt_stages: a model cut into stages of equal work
+    stage.py       Stage: the layers of one rank between two messages
+    gpt.py         gpt_stages: a GPT cut into stages of equal work
     run.py         run_schedule: a schedule done on real ranks; plan.py, messages.py, halves.py and shared.py
                    hold its order of messages, the messages, the split backward, and shared parameters
+    checked.py     run_schedule as the package exports it: it refuses what cannot be done
     stash.py       run_pipedream: an update after every backward, with a stash of weights or without
     generators/    naive, gpipe, one_f_one_b, ... to dualpipe_v: functions that write schedules
 
@@ -23,15 +26,17 @@ from typing import TYPE_CHECKING
 from course_lib.exports import exports
 
 from .actions import KINDS, Action, Pair, Schedule, stage_ranks
+from .gpt import gpt_stages
 from .halves import LaterWeights
 from .memory import peak_activations, weight_versions
 from .simulate import Durations, Simulation, simulate
-from .stage import Stage, gpt_stages
+from .stage import Stage
 from .text import from_text, to_text
 from .timeline import Timeline, measure
 from .validate import ScheduleError, validate, violation
 
 if TYPE_CHECKING:
+    from .checked import run_schedule
     from .generators import (
         dualpipe,
         dualpipe_v,
@@ -44,7 +49,6 @@ if TYPE_CHECKING:
         zero_bubble_h2,
         zero_bubble_v,
     )
-    from .run import run_schedule
     from .stash import Versioned, run_pipedream
 
 __getattr__, __dir__, __all__ = exports(__name__)

@@ -19,7 +19,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from .actions import Action, Schedule, chain_length, parts, stage_ranks
-from .simulate import simulate
+from .timing import Clock, Durations, events
 
 
 class Step(NamedTuple):
@@ -58,7 +58,9 @@ def made(action: Action) -> Action:
 def _steps(schedule: Schedule, rank: int, copies: int) -> Iterator[Step]:
     ranks = stage_ranks(schedule)
     length = chain_length(len(ranks), copies)
-    for event in simulate(schedule, copies=copies, checked=True).events:
+    clock = Clock(schedule, [Durations()] * len(ranks), length)
+    clock.run()
+    for event in events(schedule, clock.starts, clock.ends):
         for action in parts(event.action):
             if event.rank == rank:
                 yield Step("compute", action)

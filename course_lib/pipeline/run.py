@@ -1,4 +1,4 @@
-"""A schedule, done: `run_schedule` on the ranks of a pipeline.
+"""A schedule, done by the ranks of a pipeline.
 
 Each rank goes through its `plan`: it computes the next action, and posts the messages before and after it,
 without waiting for them. It waits only for the message that an action needs.
@@ -19,6 +19,9 @@ nothing is kept.
 
 Between the F and the B of a microbatch, the rank keeps the tensors that autograd saved, and the way into its
 graph. It does not keep the output, once that is sent.
+
+Read on in `plan.py` (the order of messages, in which no rank waits for ever) and `messages.py` (how they are
+posted). The package exports `run_schedule` from `checked.py`, which first refuses what cannot be done.
 """
 
 from __future__ import annotations
@@ -32,59 +35,31 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from .actions import Action, Schedule, flat, forwards, source, stage_ranks
+from .actions import Action, Schedule, flat, forwards, source
 from .halves import LaterWeights
 from .messages import Messages
 from .plan import Step, made, plan
 from .shared import Group, add_gradients, take_gradients
 from .stage import Stage
-from .validate import validate
 
 Microbatch = tuple[Tensor, Tensor]
 
 
 def run_schedule(
-    stage: Stage | Sequence[Stage],
+    stages: Sequence[Stage],
     actions: Schedule,
     microbatches: Sequence[Microbatch],
     group: Group = None,
     count: float | Tensor | None = None,
 ) -> dict[int, Tensor]:
-    """One step of training without the optimizer: forward and backward of all microbatches.
+    """Forward and backward of all microbatches; `checked.py` explains the arguments, and refuses wrong ones.
 
-    Under `torch.no_grad()` it evaluates: it does the forwards alone, in their order, and returns the losses.
-
-    stage: the stage of this rank, or the list of its stages; see `gpt_stages`.
-    actions: the schedule, the same on all ranks: for each rank of `group` the list of its actions. To
-        evaluate, one of forwards alone will do.
-    microbatches: pairs of inputs and targets, the same on all ranks, on the stages' device; of any sizes.
-        (A rank without the first stage needs only the inputs' shapes; a rank without the last stage needs
-        only to know which targets count.)
-    count: the number of targets by which the sum of the losses is divided; None: that of all microbatches,
-        or 1 if none of their targets counts. Pipelines that share a batch take the number of all of them.
-
-    Adds to the parameters' `grad` the gradient of the mean loss over the targets of all microbatches: the
-    same as in one process that runs the model on all of them, and equal on all ranks that share a parameter.
-    Returns each microbatch's part of this loss, on the rank of its last stage: their sum over all ranks is
-    the loss. Microbatches without a target that counts add zeros. A stage without trained parameters takes
-    part, and has nothing to do in its backwards unless a stage before it trains.
-
-    Sends: the output of each F to the rank of the next stage, and a gradient of the same size back for each
-    B or I; nothing between stages of one rank. For a shared parameter: its gradient, once, to every other
-    holder. Under NCCL all ranks must have been in a collective call before.
-
-    Raises ScheduleError, with the first mistake, if the schedule cannot be done, and ValueError if stages,
-    ranks or microbatches do not fit the schedule, or for a count that is not above 0. Both are raised before
-    anything is sent.
+    Returns each microbatch's part of the loss, on the rank of its last stage.
     """
-    stages = [stage] if isinstance(stage, Stage) else list(stage)
     rank = dist.get_rank(group)
-    check(stages, actions, microbatches, rank, dist.get_world_size(group))
-    if count is not None and not count > 0:
-        raise ValueError(f"count={count!r}: a mean is over one target or more")
     trains = torch.is_grad_enabled()
     actions = actions if trains else forwards(actions)
-    shared = [held.shared for held in stages] if trains else []
+    shared = [stage.shared for stage in stages] if trains else []
     earlier = take_gradients(shared)
     run = RankState(stages, actions[rank], microbatches, group, count)
     run.follow(plan(actions, rank, stages[0].copies))
@@ -189,48 +164,3 @@ class RankState:
 def targets_of(stage: Stage, microbatches: Sequence[Microbatch]) -> Tensor:
     """The number of targets that count, or 1 if none does: the sum of no losses is 0, and so is its mean."""
     return torch.as_tensor(sum(stage.count(targets) for _, targets in microbatches)).clamp(min=1)
-
-
-def check(
-    stages: Sequence[Stage],
-    schedule: Schedule,
-    microbatches: Sequence[Microbatch],
-    rank: int,
-    world_size: int,
-) -> None:
-    """Raise the errors of `run_schedule`."""
-    if not stages:
-        raise ValueError(f"rank {rank} was given no stage: every rank of the pipeline holds one")
-    if not microbatches:
-        raise ValueError("there are no microbatches: give at least one, as (inputs, targets)")
-    length, copies = stages[0].length, stages[0].copies
-    forward_only = not torch.is_grad_enabled()
-    validate(schedule, copies * length, len(microbatches), copies, forward_only)
-    if len(schedule) != world_size:
-        raise ValueError(
-            f"the schedule is for {len(schedule)} ranks and the group has {world_size}: make the schedule "
-            "for as many ranks as there are"
-        )
-    held = sorted(stage.index for stage in stages)
-    meant = sorted(stage for stage, holder in stage_ranks(schedule).items() if holder == rank)
-    if held != meant:
-        raise ValueError(
-            f"rank {rank} was given stages {held}, but in this schedule it holds {meant}: cut the model by "
-            "the schedule that is run"
-        )
-    for stage in stages:
-        check_shared(stage)
-        for inputs, _ in microbatches:
-            stage.shape(inputs)  # it raises for sequences that the stage cannot take
-
-
-def check_shared(stage: Stage) -> None:
-    """Raise ValueError if a parameter that the stage shares is not a parameter of its module any more."""
-    own = {id(param) for param in stage.module.parameters()}
-    gone = [name for name, (param, _) in stage.shared.items() if id(param) not in own]
-    if gone:
-        raise ValueError(
-            f"stage {stage.index} shares {gone[0]} with other stages, and its module does not hold it: it "
-            "was cut into shards. The stages cut it in different places: their gradients cannot be added. "
-            "Give the model a head of its own (tied=False) before you shard its stages"
-        )

@@ -1,60 +1,14 @@
-"""When does each action run? A schedule, durations for its actions, and a clock.
-
-A rank does its actions in order, each as soon as the rank is free and the action's input has come. A message
-takes `communication` seconds from one rank to another, during which both compute, and none within a rank.
-There is no other cost: no launch, no contention for a link, no waiting of a sender for its receiver.
-"""
+"""When does each action run, which ranks wait, and what bounds the time? `timing.py` has the clock."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, TypeAlias
 
-from .actions import KINDS, Action, Pair, Schedule, chain_length, flat
+from .actions import Schedule, chain_length, flat
+from .timing import Clock, Durations, Timed, Where, events
 from .validate import ScheduleError, validate, violation
-
-Where: TypeAlias = tuple[int, int]  # a rank, and the place in its list
-
-
-@dataclass(frozen=True)
-class Durations:
-    """Seconds of one microbatch on one stage; integers and fractions stay exact.
-
-    forward, input, weight: of F, I and W. backward: of B, input + weight if not given.
-    overlapped: of a pair, forward + backward if not given: as long as without overlap.
-    communication: from one rank to another.
-    """
-
-    forward: float = 1
-    input: float = 1
-    weight: float = 1
-    backward: float | None = None
-    overlapped: float | None = None
-    communication: float = 0
-
-    def split(self, chunks: int) -> Durations:
-        """The durations of one stage if a rank's layers make this many; messages take as long as before."""
-        whole = (self.forward, self.input, self.weight, self.backward, self.overlapped)
-        parts = [None if seconds is None else seconds / chunks for seconds in whole]
-        return Durations(*parts, communication=self.communication)  # type: ignore[arg-type]
-
-    def of(self, action: Action | Pair) -> float:
-        """How long an action takes."""
-        backward = self.input + self.weight if self.backward is None else self.backward
-        if isinstance(action, Pair):
-            return self.forward + backward if self.overlapped is None else self.overlapped
-        return {"F": self.forward, "B": backward, "I": self.input, "W": self.weight}[action.kind]
-
-
-class Timed(NamedTuple):
-    """An action that ran, with its rank and its times."""
-
-    rank: int
-    action: Action | Pair
-    start: float
-    end: float
 
 
 @dataclass(frozen=True)
@@ -74,7 +28,8 @@ class Times:
     def busy(self) -> list[float]:
         """Seconds that each rank computes."""
         return [
-            sum(end - start for start, end in zip(*times, strict=True)) for times in self._times
+            sum(end - start for start, end in zip(starts, ends, strict=True))
+            for starts, ends in self._times
         ]
 
     @property
@@ -110,12 +65,7 @@ class Times:
     @property
     def events(self) -> list[Timed]:
         """All actions, by their start."""
-        events = [
-            Timed(rank, action, start, end)
-            for rank, row in enumerate(self.schedule)
-            for action, start, end in zip(row, *self._times[rank], strict=True)
-        ]
-        return sorted(events, key=lambda event: (event.start, event.rank))
+        return events(self.schedule, self.starts, self.ends)
 
     @property
     def _times(self) -> list[tuple[list[float], list[float]]]:
@@ -141,8 +91,8 @@ class Simulation(Times):
         path = []
         while where is not None:
             rank, index = where
-            times = self.starts[rank][index], self.ends[rank][index]
-            path.append(Timed(rank, self.schedule[rank][index], *times))
+            start, end = self.starts[rank][index], self.ends[rank][index]
+            path.append(Timed(rank, self.schedule[rank][index], start, end))
             where = self.causes[rank][index]
         return path[::-1]
 
@@ -165,7 +115,7 @@ def simulate(
     if not checked:
         validate(schedule, copies=copies)
     stages = 1 + max(action.stage for row in schedule for action in flat(row))
-    clock = _Clock(schedule, _by_stage(durations, stages), chain_length(stages, copies))
+    clock = Clock(schedule, _by_stage(durations, stages), chain_length(stages, copies))
     if not clock.run():
         raise ScheduleError(violation(schedule, copies=copies))
     return Simulation(schedule, clock.starts, clock.ends, clock.causes)
@@ -183,76 +133,3 @@ def _by_stage(
             f"stage {missing[0]} is missing"
         )
     return [durations[stage] for stage in range(stages)]
-
-
-class _Clock:
-    """Each rank goes on until it needs an output that is not there yet; the rank that makes it wakes it."""
-
-    def __init__(self, schedule: Schedule, durations: list[Durations], length: int):
-        self.schedule, self.length, self.durations = schedule, length, durations
-        self.delays = [stage.communication for stage in durations]
-        self.seconds = [
-            {kind: stage.of(Action(0, kind, 0)) for kind in KINDS} for stage in durations
-        ]
-        self.starts: list[list[float]] = [[] for _ in schedule]
-        self.ends: list[list[float]] = [[] for _ in schedule]
-        self.causes: list[list[Where | None]] = [[] for _ in schedule]
-        # end and place of each forward and backward (B or I), by stage, kind and microbatch
-        self.done: dict[tuple[int, str, int], tuple[float, int, int]] = {}
-        self.waiting: dict[tuple[int, str, int], int] = {}
-
-    def run(self) -> bool:
-        """Whether every rank came to the end of its list."""
-        self.ready = list(range(len(self.schedule)))
-        while self.ready:
-            self._go_on(self.ready.pop())
-        return not self.waiting
-
-    def _go_on(self, rank: int) -> None:
-        """Do the actions of a rank's list until one has to wait."""
-        row, starts, ends = self.schedule[rank], self.starts[rank], self.ends[rank]
-        free = ends[-1] if ends else 0
-        for index in range(len(ends), len(row)):
-            action = row[index]
-            pair = isinstance(action, Pair)
-            both = action if pair else (action,)
-            start, cause = free, (rank, index - 1) if index else None
-            for stage, kind, microbatch in both:
-                needed = self._needed(stage, kind, microbatch)
-                if needed is None:
-                    continue
-                if needed not in self.done:
-                    self.waiting[needed] = rank
-                    return
-                came, src, place = self.done[needed]
-                if src != rank:
-                    came += self.delays[needed[0]]
-                if came > start:
-                    start, cause = came, (src, place)
-            free = start + (
-                self._overlapped(action) if pair else self.seconds[action[0]][action[1]]
-            )
-            starts.append(start)
-            ends.append(free)
-            self.causes[rank].append(cause)
-            for stage, kind, microbatch in both:
-                if kind != "W":
-                    output = (stage, "F" if kind == "F" else "B", microbatch)
-                    self.done[output] = free, rank, index
-                    if output in self.waiting:
-                        self.ready.append(self.waiting.pop(output))
-
-    def _overlapped(self, pair: Pair) -> float:
-        """The seconds of a pair, whose actions may be of stages with different durations."""
-        seconds = self.durations[pair.forward.stage].overlapped
-        if seconds is not None:
-            return seconds
-        return sum(self.seconds[half.stage][half.kind] for half in pair)
-
-    def _needed(self, stage: int, kind: str, microbatch: int) -> tuple[int, str, int] | None:
-        """The same as `actions.source`, without the cost of an Action."""
-        if kind == "F":
-            return (stage - 1, "F", microbatch) if stage % self.length else None
-        if kind == "W" or (stage + 1) % self.length == 0:
-            return None
-        return stage + 1, "B", microbatch

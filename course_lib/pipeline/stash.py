@@ -19,9 +19,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from .actions import Action, Schedule
+from .checked import check
 from .memory import weight_versions
 from .plan import plan
-from .run import Microbatch, RankState, check, targets_of
+from .run import Microbatch, RankState, targets_of
 from .shared import Group
 from .stage import Stage
 

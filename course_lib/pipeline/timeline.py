@@ -83,8 +83,9 @@ class Timeline(Times):
 
     def _passes(self) -> Iterator[tuple[int, Pass]]:
         for rank, row in enumerate(self.schedule):
-            for timed in zip(flat(row), self.starts[rank], self.ends[rank], strict=True):
-                yield rank, Pass(*timed)
+            times = zip(flat(row), self.starts[rank], self.ends[rank], strict=True)
+            for action, start, end in times:
+                yield rank, Pass(action, start, end)
 
 
 def measure(

@@ -61,9 +61,12 @@ def violation(
     microbatches = microbatches or 1 + max(action.microbatch for action in places)
     if copies < 1 or stages % copies or microbatches % copies:
         return f"{stages} stages and {microbatches} microbatches are not shared evenly by {copies} copies"
-    counts = (stages // copies, microbatches // copies, stages, microbatches)
-    sentence = _foreign(places, *counts) or _missing(places, *counts, forward_only)
-    return sentence or _deadlock(schedule, places, stages // copies)
+    length, share = stages // copies, microbatches // copies
+    return (
+        _foreign(places, length, share, stages, microbatches)
+        or _missing(places, length, share, stages, microbatches, forward_only)
+        or _deadlock(schedule, places, length)
+    )
 
 
 def _malformed(schedule: Schedule) -> str | None:

@@ -1,24 +1,27 @@
 """ZeRO: which of the N copies of everything did we need?
 
-    stage1.py     Zero1Optimizer: optimizer state sharded
-    stage2.py     Zero2Optimizer: gradients too
-    stage3.py     Zero3Module: parameters too
-    units.py      Unit: the parameters that Zero3Module gathers, frees and reduces together
+    stage1.py     Zero1, the algorithm of Zero1Optimizer: optimizer state sharded
+    stage2.py     Zero2, the algorithm of Zero2Optimizer: gradients too
+    stage3.py     Zero3, the algorithm of Zero3Module: parameters too
+    units.py      Unit: the parameters that are gathered, freed and reduced together
 
 Below these:
 
-    shards.py     flat padded shards; memory_per_rank, flatten_and_shard, ShardLayout
+    shards.py     flat padded shards: flatten_and_shard, ShardLayout
     gradients.py  gradients in a row, and this rank's shard of their mean
     bucket.py     Bucket: parameters in a row, and the shards that the optimizer knows
     transport.py  the reduce-scatter and the all-gather under all of them
     backward.py   when a backward begins and ends
-    offload.py    where shards lie: device, host memory, mapped files
 
-Beside them:
+Above them, and not needed to understand them:
 
-    sharded_optimizer.py, sharded_module.py   arguments, hooks, options, saving
-    saving.py     state that N ranks save and M ranks load
-    arguments.py  checks of a sharded optimizer's arguments
+    optimizers.py         Zero1Optimizer, Zero2Optimizer, as a program uses them
+    sharded_optimizer.py  what both have in common: torch.optim's interface, hooks, refusals, saving
+    sharded_module.py     Zero3Module, as a program uses it
+    saving.py             state that N ranks save and M ranks load
+    offload.py            where shards lie: device, host memory, mapped files
+    arguments.py          checks of a sharded optimizer's arguments
+    memory.py             memory_per_rank
 
 Scalers, clippers and all that looks at gradients between backward and step: the optimizers' gradients lie in
 `optimizer.shards` after `optimizer.average_gradients()`, those of Zero3Module in its `parameters()`.
@@ -27,12 +30,12 @@ The folder imports torch only and can be copied out as it is. The mean over the 
 reduce-scatter. Each docstring states the cost of its stage; `course_lib.facts` has the costs as functions.
 """
 
+from .memory import memory_per_rank
 from .offload import MappedFile, keep_state
+from .optimizers import Zero1Optimizer, Zero2Optimizer
 from .saving import merge_state_dicts
-from .shards import flatten_and_shard, memory_per_rank
-from .stage1 import Zero1Optimizer
-from .stage2 import Zero2Optimizer
-from .stage3 import Zero3Module
+from .sharded_module import Zero3Module
+from .shards import flatten_and_shard
 
 __all__ = [
     "MappedFile",

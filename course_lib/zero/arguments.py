@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-ParamGroup = dict[str, Any]
+from .shards import ParamGroup
 
 
 def param_groups(

@@ -6,7 +6,7 @@
     shards          [ a a ] [ b ] [ ]            each parameter's part of own, or of its copy
 
 The optimizer knows only the shards. It works on a copy of `own`, the *master*, if the parameters have 16
-bits (the copy has 32), or if shards lie elsewhere than the parameters (`offload.py`).
+bits (the copy has 32), or if shards lie elsewhere than the parameters (`home`, see `offload.py`).
 
 Source: as `shards.py`; the master copy is that of mixed precision in ZeRO, section 3.1.
 """
@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from .gradients import Gradients
-from .offload import Home
+from .shards import Home
 from .transport import Transport
 
 HALF = (torch.float16, torch.bfloat16)
@@ -73,26 +73,6 @@ class Bucket(Gradients):
         if self.master is not self.own:
             self.own.copy_(self.master)
 
-    def shard_here(self) -> torch.Tensor:
-        """The master, on the parameters' device."""
-        if self.master.device == self.own.device:
-            return self.master
-        return self.own.copy_(self.master, non_blocking=True)
-
-    def check_place(self) -> None:
-        """RuntimeError if a parameter is no longer a view of the row."""
-        size, start = self.flat.element_size(), self.flat.data_ptr()
-        for param, offset in zip(self.params, self.offsets, strict=True):
-            if param.numel() and param.data_ptr() != start + offset * size:
-                raise RuntimeError(
-                    "a parameter is no longer in its flat buffer: the module was moved or converted "
-                    "(.to, .cuda, .half) or given new data after the optimizer was made. Make the "
-                    "optimizer afterwards"
-                )
-
-
-# ---- which parameters share a bucket
-
 
 def alike(params: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
     """Lists of parameters of one dtype and device, either all frozen or all trained."""
@@ -100,16 +80,3 @@ def alike(params: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
     for param in params:
         kinds.setdefault((param.dtype, param.device, param.requires_grad), []).append(param)
     return list(kinds.values())
-
-
-def neighbours(params: Iterable[nn.Parameter], bucket_bytes: int) -> list[list[nn.Parameter]]:
-    """Runs of parameters of one dtype and device, of at most bucket_bytes unless one parameter is larger."""
-    runs: list[list[nn.Parameter]] = []
-    kind, room = None, 0
-    for param in params:
-        if (param.dtype, param.device) != kind or param.nbytes > room:
-            runs.append([])
-            kind, room = (param.dtype, param.device), bucket_bytes
-        runs[-1].append(param)
-        room -= param.nbytes
-    return runs

@@ -16,7 +16,6 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from .offload import Home
 from .shards import ShardLayout
 
 
@@ -24,15 +23,12 @@ class Gradients(ShardLayout):
     """Gradients of `params` in one row, for which memory is taken when the first gradient arrives.
 
     arrived: which parameters have a gradient in the row.
-    kept: the mean that `keep` adds up, (shard_numel,), and which parameters have one.
     shards: the optimizer's parameters, to which `give` gives the mean.
     """
 
     params: Sequence[nn.Parameter]
     shards: Sequence[nn.Parameter]
     flat: torch.Tensor
-    home: Home
-    kept: tuple[torch.Tensor, list[bool]] | None = None
     _gradient: torch.Tensor | None = None
 
     # ---- the row, before the reduce-scatter
@@ -133,29 +129,6 @@ class Gradients(ShardLayout):
                 shard.grad += piece.to(shard.device)
             elif here:
                 shard.grad = piece.to(shard.device, shard.dtype)
-
-    @torch.no_grad()
-    def keep(self, mean: torch.Tensor, arrived: Sequence[bool]) -> None:
-        """Add the mean of a further backward to the kept mean."""
-        present = self.present(mean, arrived)
-        for piece, here in zip(self.pieces(mean), present, strict=True):
-            if not here:
-                piece.zero_()
-        if self.kept is not None:
-            kept, before = self.kept
-            kept += mean.to(kept.device)
-            present = [now or then for now, then in zip(present, before, strict=True)]
-        elif self.home.is_apart(mean.device):
-            kept = self.home.empty(mean.numel(), mean.dtype, mean.device).copy_(mean)
-        else:
-            kept = mean
-        self.kept = kept, present
-
-    def forget_kept(self, set_to_none: bool) -> None:
-        if set_to_none:
-            self.kept = None
-        elif self.kept is not None:
-            self.kept[0].zero_()
 
 
 def _all_negative_zero(piece: torch.Tensor) -> bool:

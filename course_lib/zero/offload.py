@@ -20,21 +20,7 @@ from pathlib import Path
 
 import torch
 
-
-class Home:
-    """Memory for shards: here the parameters' own device."""
-
-    def is_apart(self, device: torch.device) -> bool:
-        """Whether a shard of parameters on `device` is kept elsewhere than in the parameters."""
-        return False
-
-    def empty(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Uninitialised memory for a shard of parameters that live on `device`."""
-        return torch.empty(numel, dtype=dtype, device=device)
-
-    def keeps(self, tensor: torch.Tensor) -> bool:
-        """Whether the optimizer's state `tensor` may stay where the optimizer made it."""
-        return True
+from .shards import Home
 
 
 class HostMemory(Home):

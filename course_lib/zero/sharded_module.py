@@ -1,27 +1,33 @@
-"""The parts of a sharded module outside its algorithm: no_sync, names, saving, checks of arguments.
+"""The module of ZeRO-3, as a program uses it: arguments, names, no_sync, saving, refusals.
 
-`stage3.py` gathers and sends.
+`stage3.py` has the algorithm.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
 from .arguments import check_distinct, check_free
-from .backward import Backward
+from .offload import Place, home
 from .saving import Piece, load_pieces, save_pieces
 from .shards import Span
-from .transport import Transport
-from .units import Unit, check_gathered
+from .stage3 import Zero3
+from .transport import Collective, Group, Transport
+from .units import Units, check_gathered
 
 
-class ShardedModule(nn.Module):
-    """A wrapper of `module`, whose parameters are shards of the module's.
+class Zero3Module(Zero3):
+    """`module` with its parameters sharded over `group`, gathered unit by unit when they are used.
+
+    `parameters()` are this rank's flat shards, one for each parameter, under its name (empty if other
+    ranks hold all of it): pass them to any elementwise torch optimizer. Parameters and buffers get the
+    values of the group's first rank. Gradients are means over the ranks and add up until the optimizer's
+    `zero_grad`; a parameter that no rank used has none. Do not move or convert the module afterwards.
 
     group: the ranks that hold replicas. They call forward and backward alike, each on its own data.
     units: submodules, each of which is gathered as a whole, or classes of submodules. By default the
@@ -35,17 +41,22 @@ class ShardedModule(nn.Module):
     reduce_scatter, all_gather: functions (output, input, group) to use instead of PyTorch's.
 
     Raises ValueError if the module has no parameters or is wrapped already, or if a unit is outside it.
+    RuntimeError for a backward inside another one (a reentrant checkpoint), and with create_graph=True.
     """
 
-    module: nn.Module
-    transport: Transport
-    units: list[Unit]
-    synchronises = True  # not within `no_sync()`
-    _backward: Backward
-    _under_way: list[Callable[[], None]]
-
-    def _complete(self) -> None:
-        """Finish the wrapper, once all units are made."""
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        group: Group = None,
+        units: Units = None,
+        offload: Place = None,
+        reduce_scatter: Collective | None = None,
+        all_gather: Collective | None = None,
+    ):
+        check_wrappable(module)
+        transport = Transport(group, reduce_scatter, all_gather)
+        super().__init__(module, transport, home(offload), units)
         self._guard()
         shard_of = {param: shard for param, _, shard in self._shards()}
         self._named = {name: shard_of[param] for name, param in self.module.named_parameters()}
@@ -82,18 +93,6 @@ class ShardedModule(nn.Module):
             yield
         finally:
             self.synchronises = before
-
-    def _start_anew(self) -> None:
-        """Drop the leftovers of a forward or a backward that failed."""
-        if self._backward.over():
-            for unit in self.units:
-                unit.unsent = False
-                unit.forget_gradient()
-                unit.zero_grad(set_to_none=True)  # of the parameter at which it failed
-        self._under_way.clear()
-        for unit in self.units:
-            unit.forwards.clear()
-            unit.free(entirely=True)
 
     # ---- saving
 
@@ -141,8 +140,8 @@ class ShardedModule(nn.Module):
         """This rank's part of the state of an optimizer of `parameters()`; `saving.py` has the format."""
         number = {id(shard): i for i, shard in enumerate(self._named.values())}
         groups = [[number[id(p)] for p in group["params"]] for group in optimizer.param_groups]
-        place = self.transport.rank, self.transport.n
-        return save_pieces(optimizer, self._pieces(), groups, *place)
+        rank, n = self.transport.rank, self.transport.n
+        return save_pieces(optimizer, self._pieces(), groups, rank, n)
 
     def load_optimizer_state_dict(
         self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]

@@ -1,6 +1,6 @@
-"""The parts of a sharded optimizer outside its algorithm: rows, torch.optim's interface, hooks, saving.
+"""A sharded optimizer around its algorithm: torch.optim's interface, hooks, refusals, saving.
 
-`stage1.py` and `stage2.py` send the gradients and the parameters.
+`stage1.py` and `stage2.py` have the algorithms.
 """
 
 from __future__ import annotations
@@ -8,18 +8,19 @@ from __future__ import annotations
 import contextlib
 import gc
 import weakref
-from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from .arguments import ParamGroup
-from .bucket import Bucket, alike
-from .offload import Home, keep_state
+from .arguments import param_groups
+from .bucket import Bucket
+from .offload import keep_state
 from .saving import Piece, load_pieces, save_pieces
+from .shards import Home, ParamGroup
+from .stage1 import Zero1
 from .transport import Transport
 
 _OWNERS = WeakIdKeyDictionary()  # parameter: its sharded optimizer, as a weak reference
@@ -46,19 +47,36 @@ class ShardedOptimizer(torch.optim.Optimizer):
     another sharded optimizer holds a parameter; TypeError for arguments of another kind.
     """
 
-    transport: Transport
-    home: Home
-    buckets: list[Bucket]
-    optimizer: torch.optim.Optimizer
+    stage: Callable[..., Zero1]  # Zero1 or Zero2
     _is_complete = False  # all groups are known
-    _averaged = False  # the shards have the mean gradient, for the step that comes
 
-    # ---- the constructor's parts
+    def __init__(
+        self,
+        params: Iterable[Any],
+        optimizer_cls: type[torch.optim.Optimizer],
+        defaults: dict[str, Any],
+        transport: Transport,
+        where: Home,
+    ):
+        groups = param_groups(params, optimizer_cls, defaults)
+        self.transport, self.home = transport, where
+        self._take(groups)
+        trained = [
+            {**group, "params": [param for param in group["params"] if param.requires_grad]}
+            for group in groups
+        ]
+        self.algorithm = self.stage(trained, optimizer_cls, defaults, transport, where)
+        self.optimizer, self.buckets = self.algorithm.optimizer, self.algorithm.buckets
+        super().__init__(self.optimizer.param_groups, self.optimizer.defaults)
+        self.param_groups, self.state = self.optimizer.param_groups, self.optimizer.state
+        self._is_complete = True
+        for bucket in self.buckets:
+            for i, param in enumerate(bucket.params):
+                param.register_post_accumulate_grad_hook(_arrival(weakref.ref(self), bucket, i))
 
-    def _cut(self, groups: Sequence[ParamGroup]) -> None:
-        """Take the parameters, and put those that are trained into rows cut into shards: `buckets`.
+    def _take(self, groups: Sequence[ParamGroup]) -> None:
+        """Take the parameters, and give the frozen ones the values of the group's first rank.
 
-        All of them get the values of the group's first rank.
         Raises ValueError if another sharded optimizer holds one of them.
         """
         self._given = [param for group in groups for param in group["params"]]
@@ -68,40 +86,6 @@ class ShardedOptimizer(torch.optim.Optimizer):
         for param in self._given:
             if not param.requires_grad:
                 self.transport.broadcast(param.detach())
-        self.buckets = [
-            Bucket(members, self.transport, self.home)
-            for group in groups
-            for members in self._in_buckets([p for p in group["params"] if p.requires_grad])
-        ]
-
-    def _in_buckets(self, params: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
-        """Each parameter group is one bucket, if its parameters have one dtype and device."""
-        return alike(params)
-
-    def _of_shards(self, groups: Sequence[ParamGroup]) -> list[ParamGroup]:
-        """The groups with the same options, with shards in place of the parameters that are trained."""
-        shard_of = {
-            param: shard
-            for bucket in self.buckets
-            for param, shard in zip(bucket.params, bucket.shards, strict=True)
-        }
-        return [
-            {**group, "params": [shard_of[p] for p in group["params"] if p.requires_grad]}
-            for group in groups
-        ]
-
-    def _complete(self) -> None:
-        """Look like `optimizer` from outside, and call `_arrived` for every gradient that is complete."""
-        super().__init__(self.optimizer.param_groups, self.optimizer.defaults)
-        self.param_groups, self.state = self.optimizer.param_groups, self.optimizer.state
-        self._is_complete = True
-        for bucket in self.buckets:
-            for i, param in enumerate(bucket.params):
-                param.register_post_accumulate_grad_hook(_arrival(weakref.ref(self), bucket, i))
-
-    def _arrived(self, bucket: Bucket, i: int) -> None:
-        """A gradient goes into the row as soon as it is complete, so that it is not held twice."""
-        bucket.params[i].grad = bucket.put(i)
 
     # ---- between backward and step
 
@@ -127,22 +111,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
         Until the step the parameters' own `.grad` no longer matter, and a further backward raises
         RuntimeError. After a step that was skipped call `zero_grad()` of the optimizer.
         """
-        if not self._averaged:
-            for bucket in self.buckets:
-                bucket.give(*self._mean_gradient(bucket))
-        self._averaged = True
-
-    @abstractmethod
-    def _mean_gradient(self, bucket: Bucket) -> tuple[torch.Tensor, list[bool]]:
-        """This rank's shard of the mean gradient, and which parameters have one on some rank."""
-
-    def _forget_average(self) -> None:
-        self.optimizer.zero_grad()
-        self._averaged = False
+        self.algorithm.average_gradients()
 
     def _check_open(self) -> None:
         """RuntimeError if a gradient comes too late for the average."""
-        if self._averaged:
+        if self.algorithm.averaged:
             raise RuntimeError(
                 "a backward came after the gradients had been averaged, by average_gradients() or a loss "
                 "scaler, and before step() or zero_grad(): add up all backwards first. After a step that "
@@ -155,7 +128,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
         Raises RuntimeError if the scaler has found no gradients to unscale.
         """
-        if not self._averaged:
+        if not self.algorithm.averaged:
             raise RuntimeError(
                 f"the shards of {type(self).__name__} have no gradients yet, so that PyTorch's scaler finds "
                 "none to unscale: call optimizer.average_gradients() after backward, and take "
@@ -164,7 +137,15 @@ class ShardedOptimizer(torch.optim.Optimizer):
             )
         return False
 
-    # ---- the step's parts
+    # ---- the step
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Average the gradients, update this rank's shard, and give all ranks the new parameters."""
+        loss = self._before_step(closure)
+        self.algorithm.step()
+        keep_state(self.optimizer, self.home)
+        return loss
 
     def _before_step(self, closure: Callable[[], Any] | None) -> Any:
         """Returns the closure's loss. RuntimeError if a parameter was moved, or unfrozen since."""
@@ -173,7 +154,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for bucket in self.buckets:
-            bucket.check_place()
+            _check_place(bucket)
         sharded = {param for bucket in self.buckets for param in bucket.params}
         if any(param.grad is not None and param not in sharded for param in self._given):
             raise RuntimeError(
@@ -182,15 +163,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
             )
         return loss
 
-    def _update_shards(self) -> None:
-        """The inner optimizer's step on the shards or their copies, and the result in every `own`."""
-        for bucket in self.buckets:
-            bucket.to_master()
-        self.optimizer.step()
-        self._forget_average()
-        keep_state(self.optimizer, self.home)
-        for bucket in self.buckets:
-            bucket.from_master()
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients, those of the shards too."""
+        self.algorithm.zero_grad(set_to_none)
 
     # ---- as torch.optim and DDP have it
 
@@ -209,8 +184,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's part of the state, without communication; `saving.py` has the format."""
-        place = self.transport.rank, self.transport.n
-        return save_pieces(self.optimizer, self._pieces(), self._numbers, *place)
+        rank, n = self.transport.rank, self.transport.n
+        return save_pieces(self.optimizer, self._pieces(), self._numbers, rank, n)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load a dictionary that `merge_state_dicts` joined, or torch.optim or this rank saved.
@@ -218,8 +193,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
         The parameters belong to the module: load them there, before or after.
         Raises ValueError for the state of another rank or another model.
         """
-        place = self.transport.rank, self.transport.n
-        load_pieces(self.optimizer, self._pieces(), state_dict, *place)
+        rank, n = self.transport.rank, self.transport.n
+        load_pieces(self.optimizer, self._pieces(), state_dict, rank, n)
         self.param_groups, self.state = self.optimizer.param_groups, self.optimizer.state
         keep_state(self.optimizer, self.home)
 
@@ -242,7 +217,7 @@ def _arrival(
         optimizer = owner()
         if optimizer is not None:
             optimizer._check_open()
-            optimizer._arrived(bucket, i)
+            optimizer.algorithm.arrived(bucket, i)
 
     return hook
 
@@ -263,3 +238,15 @@ def _claim(params: Sequence[torch.Tensor], optimizer: ShardedOptimizer) -> None:
         )
     for param in params:
         _OWNERS[param] = weakref.ref(optimizer)
+
+
+def _check_place(bucket: Bucket) -> None:
+    """RuntimeError if a parameter is no longer a view of the row."""
+    size, start = bucket.flat.element_size(), bucket.flat.data_ptr()
+    for param, offset in zip(bucket.params, bucket.offsets, strict=True):
+        if param.numel() and param.data_ptr() != start + offset * size:
+            raise RuntimeError(
+                "a parameter is no longer in its flat buffer: the module was moved or converted "
+                "(.to, .cuda, .half) or given new data after the optimizer was made. Make the "
+                "optimizer afterwards"
+            )

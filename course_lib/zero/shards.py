@@ -18,38 +18,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-WEIGHTS, GRADIENTS, STATES = 2, 2, 12  # bytes a parameter: 16 bits, 16 bits, float32 copy + m + v
-
-
-def memory_per_rank(params: float, n: int, stage: int, offload: bool = False) -> float:
-    """Bytes of model states on each of n ranks, mixed-precision Adam: 16 bytes a parameter in all.
-
-    params: how many parameters. stage: 0 (replicas), 1, 2 or 3.
-    offload: keep the tensors of the optimizer's step in host memory: its states, from stage 2 on the
-        gradient shard (ZeRO-Offload), in stage 3 the parameter shard too (ZeRO-Infinity). The result
-        counts the bytes that stay on the device between steps; stage 3 also needs room for the units in
-        use.
-
-    It does not count activations, communication buffers and parameters gathered for a moment.
-    Source: ZeRO, section 5 and figure 1; Ren et al., "ZeRO-Offload" (2021), section 4.
-
-    Raises ValueError for a stage other than 0 to 3, less than one rank or negative params.
-    """
-    if stage not in (0, 1, 2, 3):
-        raise ValueError(f"stage is 0 (replicas), 1, 2 or 3, not {stage!r}")
-    if n < 1 or params < 0:
-        raise ValueError(f"n is at least 1 and params at least 0; here n = {n}, params = {params}")
-    states = STATES / n if stage >= 1 else STATES
-    gradients = GRADIENTS / n if stage >= 2 else GRADIENTS
-    weights = WEIGHTS / n if stage >= 3 else WEIGHTS
-    if offload:
-        states = 0
-        gradients = 0 if stage >= 2 else gradients
-        weights = 0 if stage >= 3 else weights
-    return float(params * (weights + gradients + states))
+ParamGroup = dict[str, Any]  # of torch.optim: {"params": parameters, and the options for them}
 
 
 def flatten_and_shard(params: Iterable[torch.Tensor], n: int) -> list[torch.Tensor]:
@@ -139,3 +112,19 @@ class ShardLayout:
         if high <= low:
             return Span(0, 0, 0, 0)
         return Span(low - begin, high - begin, low - self.begin, high - self.begin)
+
+
+class Home:
+    """Memory for shards: here the parameters' own device. `offload.py` has other places."""
+
+    def is_apart(self, device: torch.device) -> bool:
+        """Whether a shard of parameters on `device` is kept elsewhere than in the parameters."""
+        return False
+
+    def empty(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Uninitialised memory for a shard of parameters that live on `device`."""
+        return torch.empty(numel, dtype=dtype, device=device)
+
+    def keeps(self, tensor: torch.Tensor) -> bool:
+        """Whether the optimizer's state `tensor` may stay where the optimizer made it."""
+        return True

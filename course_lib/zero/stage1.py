@@ -14,66 +14,115 @@ rank reads.)
 
 Memory: 4P + 12P/N bytes in mixed precision; with float32 parameters 8P + 8P/N for Adam.
 
+Read on in `transport.py` (the two collectives), `shards.py` (how parameters are cut), `bucket.py` and
+`gradients.py` (parameters and gradients in a row). `Zero1Optimizer` in `optimizers.py` gives this algorithm
+the interface of torch.optim. It also checks, saves and offloads.
+
 Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020,
 sections 5.1 and 7.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
-from .arguments import param_groups
-from .bucket import Bucket
-from .offload import Place, home
-from .sharded_optimizer import ShardedOptimizer
-from .transport import Collective, Group, Transport
+from .bucket import Bucket, alike
+from .shards import Home, ParamGroup
+from .transport import Transport
 
 
-class Zero1Optimizer(ShardedOptimizer):
-    """Any elementwise torch optimizer, with its state sharded over the ranks of `group`.
+class Zero1:
+    """An elementwise optimizer, of which this rank runs only the part for its shards.
 
-    params, optimizer_cls, **defaults: as torch.optim takes them, such as torch.optim.AdamW, lr=1e-3.
-    offload, reduce_scatter, all_gather, 16 bits, unused parameters, errors: see `ShardedOptimizer`.
+    groups: as torch.optim has them; all of their parameters are trained.
+    optimizer_cls, defaults: such as torch.optim.AdamW, {"lr": 1e-3}.
+    home: where the shards and the state lie.
+
     A step sends 2 (N-1)/N of the parameters, however many backward passes came before it.
     """
 
     def __init__(
         self,
-        params: Iterable[Any],
+        groups: Sequence[ParamGroup],
         optimizer_cls: type[torch.optim.Optimizer],
-        *,
-        group: Group = None,
-        offload: Place = None,
-        reduce_scatter: Collective | None = None,
-        all_gather: Collective | None = None,
-        **defaults: Any,
+        defaults: Mapping[str, Any],
+        transport: Transport,
+        home: Home,
     ):
-        groups = param_groups(params, optimizer_cls, defaults)
-        self.transport, self.home = Transport(group, reduce_scatter, all_gather), home(offload)
-        self._cut(groups)  # self.buckets: a row `flat` (n * shard,) and this rank's `own` (shard,)
+        self.transport, self.home = transport, home
+        self.buckets = [  # each has a row `flat` (n * shard,) and this rank's `own` (shard,)
+            Bucket(params, transport, home)
+            for group in groups
+            for params in self.in_buckets(group["params"])
+        ]
         self.optimizer = optimizer_cls(self._of_shards(groups), **defaults)  # knows shards only
-        self._complete()
+        self.averaged = False  # whether the shards have the mean gradient, for the step that comes
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def step(self) -> None:
         """Average the gradients, update this rank's shard, and give all ranks the new parameters."""
-        loss = self._before_step(closure)
         self.average_gradients()  # 1. reduce-scatter, unless that was done ahead of the step
-        self._update_shards()  # 2. the optimizer's step, on this rank's shards
+        self.update_shards()  # 2. the optimizer's step, on this rank's shards
         for bucket in self.buckets:
             self.transport.all_gather(bucket.flat, bucket.own)  # 3. (shard,) -> (n * shard,)
-        return loss
 
-    def _mean_gradient(self, bucket: Bucket) -> tuple[torch.Tensor, list[bool]]:
+    @torch.no_grad()
+    def average_gradients(self) -> None:
+        """The gradient of each shard becomes its mean over the ranks."""
+        if not self.averaged:
+            for bucket in self.buckets:
+                mean, present = self.mean_gradient(bucket)
+                bucket.give(mean, present)
+        self.averaged = True
+
+    def mean_gradient(self, bucket: Bucket) -> tuple[torch.Tensor, list[bool]]:
         """This rank's shard of the mean gradient, and which parameters have one on some rank."""
         mean = self.transport.reduce_scatter_mean(bucket.flat_gradient())  # (n * shard,) -> own
         return mean, bucket.present(mean, bucket.arrived)
 
+    def update_shards(self) -> None:
+        """The optimizer's step on the shards or their copies, and the result in every `own`."""
+        for bucket in self.buckets:
+            bucket.to_master()
+        self.optimizer.step()
+        self.forget_average()
+        for bucket in self.buckets:
+            bucket.from_master()
+
+    # ---- around backward
+
+    def arrived(self, bucket: Bucket, i: int) -> None:
+        """In a hook: the i-th gradient of the bucket is complete. It moves into the row immediately.
+
+        Otherwise it would be held twice in the step.
+        """
+        bucket.params[i].grad = bucket.put(i)
+
+    def forget_average(self) -> None:
+        self.optimizer.zero_grad()
+        self.averaged = False
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients; the row for them stays."""
-        self._forget_average()
+        self.forget_average()
         for bucket in self.buckets:
             bucket.zero_grad(set_to_none)
+
+    # ---- the constructor's parts
+
+    def in_buckets(self, params: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
+        """Each parameter group is one bucket, if its parameters have one dtype and device."""
+        return alike(params)
+
+    def _of_shards(self, groups: Sequence[ParamGroup]) -> list[ParamGroup]:
+        """The groups with the same options, with shards in place of the parameters."""
+        shard_of = {
+            param: shard
+            for bucket in self.buckets
+            for param, shard in zip(bucket.params, bucket.shards, strict=True)
+        }
+        return [{**group, "params": [shard_of[p] for p in group["params"]]} for group in groups]

@@ -14,51 +14,48 @@ sections 5.2 and 7.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from .backward import Backward
-from .bucket import Bucket, neighbours
-from .stage1 import Zero1Optimizer
+from .bucket import Bucket
+from .shards import Home, ParamGroup
+from .stage1 import Zero1
+from .transport import Transport
 
 
-class Zero2Optimizer(Zero1Optimizer):
-    """As Zero1Optimizer, with gradients sharded too.
+class Zero2(Zero1):
+    """As Zero1, with gradients sharded too.
 
-    bucket_bytes: a bucket is full when it holds that many bytes. Small buckets save memory, large buckets
-    save messages.
+    bucket_bytes: a bucket is full when it holds that many bytes.
+    kept: for each bucket this rank's shard of the mean gradient, (shard_numel,), and which parameters have
+        one.
 
-    After backward `.grad` of the parameters is None: the averaged gradient is in shards, in the optimizer.
-    `zero_grad()` of the optimizer clears it; that of the module cannot. Buckets are sent in the same order
-    on all ranks, and all ranks call backward equally often: a rank whose loss reaches no parameter must
-    join the others with a loss of zero.
+    Buckets are sent in the same order on all ranks.
     """
 
     def __init__(
         self,
-        params: Iterable[Any],
+        groups: Sequence[ParamGroup],
         optimizer_cls: type[torch.optim.Optimizer],
-        *,
-        bucket_bytes: int = 25 << 20,
-        **arguments: Any,
+        defaults: Mapping[str, Any],
+        transport: Transport,
+        home: Home,
+        bucket_bytes: int,
     ):
-        if not bucket_bytes > 0:
-            raise ValueError(f"bucket_bytes is a positive number of bytes, not {bucket_bytes!r}")
         self.bucket_bytes = bucket_bytes
+        super().__init__(groups, optimizer_cls, defaults, transport, home)
+        self.buckets.reverse()  # as backward runs
+        self.kept: dict[Bucket, tuple[torch.Tensor, list[bool]]] = {}
         self._backward = Backward(". Or did the last one fail? Call zero_grad()")
         self._turn = 0  # the bucket that is sent next in this backward
         self._under_way: list[Callable[[], None]] = []
-        super().__init__(params, optimizer_cls, **arguments)
-        self.buckets.reverse()  # as backward runs
 
-    def _in_buckets(self, params: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
-        return neighbours(params, self.bucket_bytes)
-
-    def _arrived(self, bucket: Bucket, i: int) -> None:
+    def arrived(self, bucket: Bucket, i: int) -> None:
+        """In a hook: the i-th gradient of the bucket is complete. Send the buckets whose turn it is."""
         if self._backward.joined(self._send_the_rest):
             self._turn = 0
         check_unsent(bucket, self.buckets[: self._turn])
@@ -71,13 +68,30 @@ class Zero2Optimizer(Zero1Optimizer):
         bucket = self.buckets[self._turn]
         whole, arrived = bucket.take_gradient()
         wait = self.transport.start_reduce_scatter_mean(whole)  # (n * shard,) -> (shard,)
-        self._under_way.append(lambda: bucket.keep(wait(), arrived))
+        self._under_way.append(lambda: self._keep(bucket, wait(), arrived))
         self._turn += 1
 
     def _collect(self) -> None:
-        """Wait for the bucket under way, which then keeps this rank's shard of the mean."""
+        """Wait for the bucket under way, and keep this rank's shard of the mean."""
         while self._under_way:
             self._under_way.pop()()
+
+    @torch.no_grad()
+    def _keep(self, bucket: Bucket, mean: torch.Tensor, arrived: Sequence[bool]) -> None:
+        """Keep the mean of this backward; add it to that of the backwards before."""
+        present = bucket.present(mean, arrived)
+        for piece, here in zip(bucket.pieces(mean), present, strict=True):
+            if not here:
+                piece.zero_()
+        if bucket in self.kept:
+            kept, before = self.kept[bucket]
+            kept += mean.to(kept.device)
+            present = [now or then for now, then in zip(present, before, strict=True)]
+        elif self.home.is_apart(mean.device):
+            kept = self.home.empty(mean.numel(), mean.dtype, mean.device).copy_(mean)
+        else:
+            kept = mean
+        self.kept[bucket] = kept, present
 
     def _send_the_rest(self) -> None:
         """After backward: send the buckets in which a parameter got no gradient."""
@@ -86,9 +100,9 @@ class Zero2Optimizer(Zero1Optimizer):
         self._collect()
         self._backward.over()
 
-    def _mean_gradient(self, bucket: Bucket) -> tuple[torch.Tensor, list[bool]]:
-        """The mean that backward has left in the bucket; none if there was no backward since `zero_grad`."""
-        return bucket.kept or (bucket.own, [False] * len(bucket.params))
+    def mean_gradient(self, bucket: Bucket) -> tuple[torch.Tensor, list[bool]]:
+        """The mean that backward has left here; none if there was no backward since `zero_grad`."""
+        return self.kept.get(bucket) or (bucket.own, [False] * len(bucket.params))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradient shards; with set_to_none=False they stay, as zeros.
@@ -100,16 +114,13 @@ class Zero2Optimizer(Zero1Optimizer):
         self._under_way.clear()
         for bucket in self.buckets:
             bucket.forget_gradient()
-            bucket.forget_kept(set_to_none)
+        if set_to_none:
+            self.kept.clear()
+        for mean, _ in self.kept.values():
+            mean.zero_()
 
-    @contextlib.contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Raises RuntimeError: there is no place for gradients that are not reduced."""
-        raise RuntimeError(
-            "Zero2Optimizer keeps no full gradients, so every backward must reduce them: leave no_sync out, "
-            "or use Zero1Optimizer"
-        )
-        yield
+    def in_buckets(self, params: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
+        return neighbours(params, self.bucket_bytes)
 
 
 def check_unsent(bucket: Bucket, sent: Sequence[Bucket]) -> None:
@@ -118,3 +129,16 @@ def check_unsent(bucket: Bucket, sent: Sequence[Bucket]) -> None:
             "a parameter's gradient arrived twice in one backward, after its bucket had been sent: use "
             "torch.utils.checkpoint with use_reentrant=False"
         )
+
+
+def neighbours(params: Iterable[nn.Parameter], bucket_bytes: int) -> list[list[nn.Parameter]]:
+    """Runs of parameters of one dtype and device, of at most bucket_bytes unless one parameter is larger."""
+    runs: list[list[nn.Parameter]] = []
+    kind, room = None, 0
+    for param in params:
+        if (param.dtype, param.device) != kind or param.nbytes > room:
+            runs.append([])
+            kind, room = (param.dtype, param.device), bucket_bytes
+        runs[-1].append(param)
+        room -= param.nbytes
+    return runs

@@ -16,6 +16,9 @@ Freed weights come back for backward in this way: autograd has kept the *tensors
 storage was resized to nothing. The storage is resized again and filled by the all-gather, and autograd's
 tensors are right once more. Between uses `module.weight` shows NaN in its shape, which takes no memory.
 
+Read on in `units.py` (what is gathered together, and how its memory comes and goes) and `backward.py` (the
+moments of a backward). `Zero3Module` in `sharded_module.py` also saves and offloads.
+
 Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020,
 sections 5.3 and 7; Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", VLDB
 2023.
@@ -23,54 +26,42 @@ sections 5.3 and 7; Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sha
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
 from .backward import Backward, in_backward, refuse_second_derivatives, when_gradients
 from .bucket import alike
-from .offload import Place, home
-from .sharded_module import ShardedModule, check_wrappable
-from .transport import Collective, Group, Transport
+from .shards import Home
+from .transport import Transport
 from .units import Unit, Units, Use, unit_parameters
 
 
-class Zero3Module(ShardedModule):
-    """`module` with its parameters sharded over `group`, gathered unit by unit when they are used.
+class Zero3(nn.Module):
+    """`module` with its parameters sharded over the ranks, gathered unit by unit when they are used.
 
-    units, offload, reduce_scatter, all_gather, errors, saving and `no_sync`: see `ShardedModule`.
-    `parameters()` are this rank's flat shards, one for each parameter, under its name (empty if other
-    ranks hold all of it): pass them to any elementwise torch optimizer. Parameters and buffers get the
-    values of the group's first rank. Gradients are means over the ranks and add up until the optimizer's
-    `zero_grad`; a parameter that no rank used has none. Do not move or convert the module afterwards.
-    RuntimeError for a backward inside another one (a reentrant checkpoint), and with create_graph=True.
+    home: where the shards lie. units: see `Zero3Module`.
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        *,
-        group: Group = None,
-        units: Units = None,
-        offload: Place = None,
-        reduce_scatter: Collective | None = None,
-        all_gather: Collective | None = None,
-    ):
+    synchronises = True  # whether gradients are sent: not within `no_sync()`
+
+    def __init__(self, module: nn.Module, transport: Transport, home: Home, units: Units = None):
         super().__init__()
-        check_wrappable(module)
-        self.transport, where = Transport(group, reduce_scatter, all_gather), home(offload)
+        self.transport = transport
         for buffer in module.buffers():
-            self.transport.broadcast(buffer)
-        self.module, self.units = module, []
-        self._backward, self._under_way = Backward(), []
+            transport.broadcast(buffer)
+        self.module = module
+        self.units: list[Unit] = []
+        self._backward = Backward()
+        self._under_way: list[Callable[[], None]] = []
         names = {inner: name for name, inner in module.named_modules()}
         for owner, params in unit_parameters(module, units):
             for members in alike(params):
                 name = f"{names[owner]} ({type(owner).__name__})".strip()
-                unit = Unit(members, self.transport, where, name)
+                unit = Unit(members, transport, home, name)
                 self.units.append(unit)
                 self._add_hooks(owner, unit)
-        self._complete()
 
     def _add_hooks(self, owner: nn.Module, unit: Unit) -> None:
         owner.register_forward_pre_hook(
@@ -142,3 +133,15 @@ class Zero3Module(ShardedModule):
             self._send(unit)
         self._collect()
         self._backward.over()
+
+    def _start_anew(self) -> None:
+        """Drop the leftovers of a forward or a backward that failed."""
+        if self._backward.over():
+            for unit in self.units:
+                unit.unsent = False
+                unit.forget_gradient()
+                unit.zero_grad(set_to_none=True)  # of the parameter at which it failed
+        self._under_way.clear()
+        for unit in self.units:
+            unit.forwards.clear()
+            unit.free(entirely=True)

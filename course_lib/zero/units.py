@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from .bucket import Bucket
-from .offload import Home
+from .shards import Home
 from .transport import Transport
 
 Units = Iterable[nn.Module | type[nn.Module]] | type[nn.Module] | None
@@ -39,6 +39,12 @@ class Unit(Bucket):
     def _make_master(self) -> torch.Tensor:
         """Always a copy: `own` is freed with the row."""
         return self.home.empty(self.shard_numel, self.own.dtype, self.own.device).copy_(self.own)
+
+    def shard_here(self) -> torch.Tensor:
+        """The master, on the parameters' device."""
+        if self.master.device == self.own.device:
+            return self.master
+        return self.own.copy_(self.master, non_blocking=True)
 
     @torch.no_grad()
     def gather(self) -> None:

@@ -20,6 +20,20 @@ from course_lib.planning.roofline import Work
 from course_lib.planning.step_time import step_seconds
 from course_lib.planning.topology import a100_cluster
 
+
+def test_a_step_by_hand_takes_as_long_as_the_packages() -> None:
+    """175B parameters on 1,024 A100s: 16 stages, 8 replicas, 8 GPUs to a layer."""
+    gpt = GPTConfig(51_200, 2048, 96, 96, 12288)
+    layout = Layout({"pp": 16, "dp": 8, "tp": 8}, recompute="full", sequence=True)
+    numbers = {
+        "pp": 16, "dp": 8, "cp": 1, "tp": 8,
+        "microbatch": 1, "chunks": 1, "zero": 0, "recompute": "full", "sequence": True,
+    }  # fmt: skip
+    seconds = by_hand.step_seconds(gpt, numbers, 1536, by_hand.A100, by_hand.SELENE, 0.63)
+    package = step_seconds(gpt, layout, 1536, a100_cluster(1024), Work(0.63))
+    assert seconds == pytest.approx(package, rel=0.01)
+
+
 GPT = GPTConfig(51_200, 2048, 96, 96, 12288)
 
 

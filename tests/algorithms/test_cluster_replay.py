@@ -23,6 +23,20 @@ from course_lib.planning.roofline import Work
 from course_lib.planning.step_time import step_seconds
 from course_lib.planning.topology import a100_cluster
 
+
+def test_a_run_on_another_wire_takes_as_long_as_its_messages() -> None:
+    """Two all-reduces of 4 MB between two ranks, each of which sends 4 MB at 1 MB/s, after 1 s of latency."""
+
+    def job() -> None:
+        for _ in range(2):
+            dist.all_reduce(torch.ones(1_000_000))
+
+    record = launch(job, world_size=2, backend="gloo").ledger
+    wire = Wire("slow", 1e6, 1.0)
+    again = replay(record, Cluster(2, 2, gpu("A100"), wire, wire), compute=0)
+    assert again.total == pytest.approx(2 * (1 + 4))
+
+
 SLOW = Cluster(8, 2, gpu("A100"), Wire("inside", 1e9, 0.5), Wire("across", 1e6, 2.0))
 
 

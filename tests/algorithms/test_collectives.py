@@ -20,6 +20,19 @@ import course_lib
 from course_lib import collectives, facts, launch
 from course_lib.ledger.ledger import Ledger
 
+
+def test_a_ring_gives_every_rank_the_sum() -> None:
+    inputs = [torch.arange(10.0) + 100 * rank for rank in range(3)]
+
+    def job() -> torch.Tensor:
+        tensor = inputs[dist.get_rank()].clone()
+        ours.ring_all_reduce(tensor)
+        return tensor
+
+    results = launch(job, world_size=3, backend="gloo")
+    assert all(torch.equal(result, inputs[0] + inputs[1] + inputs[2]) for result in results)
+
+
 WORLDS = [1, 2, 3, 4, 5, 8]
 ALL_REDUCES = [
     collectives.ring_all_reduce,

@@ -28,6 +28,16 @@ from tests.algorithms.composition import (
     train,
 )
 
+
+def test_zero_1_with_clipping_trains_as_one_process(seed: int) -> None:
+    plan = planned("clipping")
+    ranks = launch(train, "ZeRO-1", [plan], seed, world_size=2, backend="gloo")
+    wanted = alone(plan, seed, TRAINERS["ZeRO-1"].kind)
+    for (result,) in ranks:
+        torch.testing.assert_close(result.weights, wanted.weights, rtol=0, atol=1e-7)
+        assert result.norms == pytest.approx(wanted.norms, abs=1e-7)
+
+
 EVERYTHING = os.environ.get("COURSE_ALL_TESTS") == "1"
 SEED = os.environ["COURSE_TEST_SEED"]
 RANKS, MAIN = (1, 2, 3), 2

@@ -20,6 +20,23 @@ from course_lib.compression.int8 import dequantize, quantize
 from course_lib.compression.sign import shard_size
 from course_lib.ledger.ledger import Ledger
 
+
+def test_the_largest_elements_are_averaged_and_the_others_kept() -> None:
+    """Each of two ranks sends 2 of its 4 elements. The others stay in its error, for the next step."""
+    gradients = [torch.tensor([5.0, -1.0, 4.0, 2.0]), torch.tensor([1.0, -7.0, 6.0, 3.0])]
+    sent = [torch.tensor([5.0, 0.0, 4.0, 0.0]), torch.tensor([0.0, -7.0, 6.0, 0.0])]
+
+    def job() -> tuple[torch.Tensor, torch.Tensor]:
+        gradient, error = gradients[dist.get_rank()].clone(), torch.zeros(4)
+        ours.topk_all_reduce(gradient, 0.5, error)
+        return gradient, error
+
+    results = launch(job, world_size=2, backend="gloo")
+    for rank, (mean, error) in enumerate(results):
+        assert torch.equal(mean, (sent[0] + sent[1]) / 2)
+        assert torch.equal(error, gradients[rank] - sent[rank])
+
+
 WORLDS = [1, 2, 3, 4, 8]
 RequireRanks = Callable[[int], None]
 

@@ -28,6 +28,21 @@ from course_lib.context_parallel.softmax import online_softmax_merge
 from course_lib.context_parallel.tiles import span_attention, tiled_attention
 from course_lib.context_parallel.ulysses import ulysses_attention
 
+
+def test_ring_attention_is_attention_to_the_whole_sequence() -> None:
+    torch.manual_seed(0)
+    qkv = torch.randn(3, 1, 12, 2, 4, dtype=torch.float64)  # 12 tokens, of which each rank has 4
+
+    def job() -> Tensor:
+        q, k, v = qkv.chunk(3, dim=2)[dist.get_rank()]
+        return ring_attention(q, k, v, causal=True)
+
+    parts = launch(job, world_size=3, backend="gloo")
+    q, k, v = qkv.transpose(2, 3)
+    whole = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+    torch.testing.assert_close(torch.cat(list(parts), dim=1), whole)
+
+
 RequireRanks = Callable[[int], None]
 WORLDS = [1, 2, 3, 4, 8]
 FOLDER = Path(inspect.getfile(context_parallel)).parent

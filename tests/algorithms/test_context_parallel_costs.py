@@ -23,6 +23,20 @@ from course_lib.runtime.launch import Run
 from course_lib.scorecard import costs
 from course_lib.tensor_parallel import saved_for_backward
 
+
+def test_a_rank_of_a_ring_sends_the_keys_and_values_of_two_ranks() -> None:
+    """Its own, and those that came from its neighbour: 4 keys and 4 values each, 2 heads of 5 numbers."""
+
+    def job() -> None:
+        q, k, v = torch.randn(3, 1, 4, 2, 5)
+        ring_attention(q, k, v)
+
+    ledger = launch(job, world_size=3, backend="gloo").ledger
+    for rank in range(3):
+        nbytes = sum(operation.bytes_sent for operation in ledger.operations(rank))
+        assert nbytes == 2 * (4 + 4) * 2 * 5 * 4
+
+
 HEADS, KV_HEADS, HEAD_DIM = 8, 4, 6
 WIDTH, KV_WIDTH = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
 SEQ, BATCH = 24, 2
@@ -148,9 +162,9 @@ class Watched:
             monkeypatch.setattr(ring, name, self.noting(word, getattr(ring, name)))
 
     def noting(self, word: str, function: Callable) -> Callable:
-        def noted(*given: object) -> object:
+        def noted(*args: object, **kwargs: object) -> object:
             self.calls.append(word)
-            return function(*given)
+            return function(*args, **kwargs)
 
         return noted
 

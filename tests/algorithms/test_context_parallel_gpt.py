@@ -21,6 +21,26 @@ from course_lib.context_parallel.ulysses import ulysses_attention
 from course_lib.data import batch, library_text
 from course_lib.models import GPT, GPTConfig, next_token_loss
 
+
+def test_a_gpt_on_halves_of_a_sequence_has_the_loss_and_gradient_of_one_process() -> None:
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(vocab_size=20, context=12, layers=2, heads=2, width=8)).double()
+    tokens, targets = torch.randint(20, (2, 2, 12))
+
+    def job() -> tuple[Tensor, Tensor]:
+        parallel = ContextParallelGPT(model, partial(ring_attention, causal=True))
+        loss = parallel.loss(parallel(tokens), targets)
+        loss.backward()
+        parallel.sum_gradients()
+        return loss.detach(), model.head.weight.grad
+
+    ranks = launch(job, world_size=2, backend="gloo")
+    loss = next_token_loss(model(tokens), targets)
+    loss.backward()
+    for result in ranks:
+        torch.testing.assert_close(result, (loss.detach(), model.head.weight.grad))
+
+
 SMALL = GPTConfig(vocab_size=30, context=24, layers=2, heads=4, width=16)
 CONFIGS = {"GPT-2": SMALL, "LLaMA": GPTConfig(**{**vars(SMALL), "kv_heads": 2}).modern()}
 

@@ -27,6 +27,24 @@ import course_lib
 from course_lib import data_parallel, facts, launch
 from course_lib.ledger.operation import Operation
 
+
+def test_the_mean_of_two_ranks_gradients_is_that_of_one_process() -> None:
+    torch.manual_seed(0)
+    model, samples = nn.Linear(3, 1).double(), torch.randn(4, 3).double()
+
+    def job() -> torch.Tensor:
+        replica = ours.NaiveDataParallel(model)
+        own = samples.chunk(2)[dist.get_rank()]
+        replica(own).square().mean().backward()
+        replica.finish_gradient_synchronization()
+        return model.weight.grad
+
+    gradients = launch(job, world_size=2, backend="gloo")
+    model(samples).square().mean().backward()
+    for gradient in gradients:
+        torch.testing.assert_close(gradient, model.weight.grad)
+
+
 WORLDS = [1, 2, 3, 4, 8]
 WRAPPERS: dict[str, Callable[..., nn.Module]] = {
     "naive": data_parallel.NaiveDataParallel,

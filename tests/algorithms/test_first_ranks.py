@@ -14,6 +14,14 @@ import torch.distributed as dist
 import course_lib
 from course_lib import first_ranks, launch
 
+
+def test_every_rank_gets_the_tensor_of_the_rank_before_it() -> None:
+    def job() -> float:
+        return first_ranks.ring_shift(torch.tensor([10.0 * dist.get_rank()])).item()
+
+    assert list(launch(job, world_size=3, backend="gloo")) == [20.0, 0.0, 10.0]
+
+
 WORLDS = [1, 2, 3, 4, 5, 8]
 RequireRanks = Callable[[int], None]
 

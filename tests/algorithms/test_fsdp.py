@@ -12,6 +12,24 @@ from torch.distributed.fsdp import fully_shard
 
 from course_lib import device, fsdp, launch
 
+
+def test_pieces_are_clipped_as_the_whole_gradient() -> None:
+    whole = nn.Parameter(torch.zeros(4))
+    gradient = torch.tensor([3.0, 0.0, 4.0, 12.0])
+
+    def job() -> tuple[float, torch.Tensor]:
+        piece = nn.Parameter(torch.zeros(2))
+        piece.grad = gradient.chunk(2)[dist.get_rank()].clone()
+        norm = fsdp.clip_grad_norm_([piece], 1.0)
+        return norm, piece.grad
+
+    ranks = launch(job, world_size=2, backend="gloo")
+    whole.grad = gradient.clone()
+    norm = nn.utils.clip_grad_norm_([whole], 1.0)  # 13
+    assert [float(norm), float(norm)] == pytest.approx([found for found, _ in ranks])
+    torch.testing.assert_close(torch.cat([piece for _, piece in ranks]), whole.grad)
+
+
 WORLDS = [1, 2, 3, 4, 8]
 SIZES = (40, 7, 1, 13)  # elements of whole gradients; on 8 ranks some pieces are empty
 RequireRanks = Callable[[int], None]

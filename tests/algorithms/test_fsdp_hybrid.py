@@ -13,6 +13,22 @@ from torch.distributed.fsdp import fully_shard
 
 from course_lib import device, fsdp, launch
 
+
+def test_two_islands_of_two_ranks_have_the_mean_of_all_four() -> None:
+    gradients = torch.arange(16.0).view(4, 4) ** 2  # a row for each rank
+
+    def job() -> Tensor:
+        islands, replicas = fsdp.hybrid_groups(4, 2)  # [0 1] [2 3], and across them [0 2] [1 3]
+        groups = [dist.new_group(ranks) for ranks in islands + replicas]
+        rank, output = dist.get_rank(), torch.empty(2)
+        fsdp.hybrid_reduce(output, gradients[rank], groups[rank // 2], groups[2 + rank % 2])
+        return output
+
+    mean = gradients.mean(0)
+    for rank, part in enumerate(launch(job, world_size=4, backend="gloo")):
+        torch.testing.assert_close(part, mean.chunk(2)[rank % 2])
+
+
 RequireRanks = Callable[[int], None]
 ISLANDS = [(1, 1), (2, 1), (2, 2), (3, 3), (3, 1), (4, 2), (4, 4), (4, 1), (8, 2), (8, 4), (8, 8)]
 

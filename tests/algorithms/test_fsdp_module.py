@@ -21,6 +21,26 @@ from course_lib.fsdp import PrefetchedModule, Unit, fsdp_schedule
 from course_lib.recompute import checkpoint, lazy_checkpoint
 from tests import gpu_like
 
+
+def test_prefetched_blocks_train_as_one_process() -> None:
+    torch.manual_seed(0)
+    model, samples = Plain().double(), torch.randn(4, WIDTH).double()
+
+    def job() -> torch.Tensor:
+        sharded = PrefetchedModule(model)
+        optimizer = torch.optim.SGD(sharded.parameters(), lr=0.1)
+        sharded(samples.chunk(2)[dist.get_rank()]).square().mean().backward()
+        optimizer.step()
+        return sharded(samples).detach()
+
+    outputs = launch(job, world_size=2, backend="gloo")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(samples).square().mean().backward()
+    optimizer.step()
+    for output in outputs:
+        torch.testing.assert_close(output, model(samples).detach())
+
+
 RequireRanks = Callable[[int], None]
 WORLDS = [1, 2, 3, 4, 8]
 STEPS, MICROBATCHES = 3, 2

@@ -13,6 +13,20 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from course_lib import device, fsdp, launch
 
+
+def test_gradients_in_16_bits_are_averaged_in_32() -> None:
+    torch.manual_seed(0)
+    gradients = torch.randn(2, 6).bfloat16()  # a row for each rank
+
+    def job() -> Tensor:
+        output = torch.empty(3)
+        fsdp.reduce_scatter_mean(output, gradients[dist.get_rank()], torch.float32)
+        return output
+
+    parts = launch(job, world_size=2, backend="gloo")
+    assert torch.equal(torch.cat(list(parts)), gradients.float().mean(0))
+
+
 WORLDS = [1, 2, 3, 4, 8]
 HALVES = [torch.bfloat16, torch.float16]
 RequireRanks = Callable[[int], None]

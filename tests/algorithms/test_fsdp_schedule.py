@@ -22,6 +22,19 @@ from course_lib.fsdp import (
 )
 from course_lib.pictures.fsdp_explorer import LINKS, MODELS, Settings, bound, fsdp_explorer, preset
 
+
+def test_a_step_of_two_units_by_hand() -> None:
+    """Nothing is gathered ahead, so the rank waits for five messages of 10 s. It computes for 6 s."""
+    schedule = fsdp_schedule(2, forward_prefetch=0, backward_prefetch=0)
+    assert schedule == [
+        ("gather", 0), ("forward", 0), ("free", 0),
+        ("gather", 1), ("forward", 1),
+        ("backward", 1), ("free", 1), ("reduce", 1),
+        ("gather", 0), ("backward", 0), ("free", 0), ("reduce", 0),
+    ]  # fmt: skip
+    assert simulate(schedule, Times(forward=1, backward=2, gather=10, reduce=10)).total == 56
+
+
 SIZES = range(1, 9)
 AHEAD = (0, 1, 2, 3, 8)
 ARGUMENTS = list(itertools.product(AHEAD, AHEAD, (True, False), (True, False)))

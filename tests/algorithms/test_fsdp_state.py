@@ -25,6 +25,20 @@ from course_lib import device, fsdp, launch, zero
 from course_lib.fsdp.layout import layout_of
 from course_lib.fsdp.pieces import Piece
 
+
+def test_one_process_reads_the_checkpoint_of_two_ranks(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2))
+
+    def job() -> None:
+        fsdp.save_checkpoint(tmp_path, zero.Zero3Module(module))
+
+    launch(job, world_size=2, backend="gloo")
+    weights = {name: torch.zeros_like(value) for name, value in module.state_dict().items()}
+    dcp.load({"model": weights}, checkpoint_id=str(tmp_path), no_dist=True)
+    torch.testing.assert_close(weights, dict(module.state_dict()))
+
+
 Losses = list[float]
 STEPS = 3
 

@@ -21,6 +21,16 @@ from course_lib.data import batch, library_text
 from course_lib.models import GPT, PRESETS, GPTConfig, causal_attention, next_token_loss, rotate
 
 
+def test_attention_is_a_softmax_over_the_tokens_so_far() -> None:
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 1, 5, 2, 4, dtype=torch.float64)  # 5 tokens, 2 heads of 4 numbers
+    scores = torch.einsum("bqhd,bkhd->bhqk", q, k) / 4**0.5
+    later = torch.ones(5, 5, dtype=torch.bool).triu(1)
+    weights = scores.masked_fill(later, -torch.inf).softmax(-1)
+    wanted = torch.einsum("bhqk,bkhd->bqhd", weights, v)
+    torch.testing.assert_close(causal_attention(q, k, v), wanted)
+
+
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
     """One thread, as in a rank: threads of two tests side by side only wait for each other."""

@@ -24,15 +24,15 @@ from course_lib.pictures.mesh_explorer import (
 SMALL = Setting("small GPT")  # 2 x 2 x 2 x 2, rank 5
 
 
-@pytest.fixture
-def explorer() -> MeshExplorer:
-    return mesh_explorer()
-
-
 def test_the_chosen_rank_shares_a_group_with_one_rank_of_each_axis(explorer: MeshExplorer) -> None:
     assert explorer.marks(SMALL) == {4: "tp", 7: "cp", 1: "dp", 13: "pp", 5: ""}
     turned = replace(SMALL, order=("tp", "cp", "dp", "pp"))
     assert explorer.marks(turned) == {4: "pp", 7: "dp", 1: "cp", 13: "tp", 5: ""}
+
+
+@pytest.fixture
+def explorer() -> MeshExplorer:
+    return mesh_explorer()
 
 
 def test_the_table_says_what_the_rank_holds_reads_and_sends(explorer: MeshExplorer) -> None:

@@ -14,18 +14,12 @@ from course_lib import RankError, device, launch, zero
 from course_lib.context_parallel import ring_attention, ulysses_attention
 from course_lib.mesh import Mesh, cut_names, hybrid_step, mesh_stages, parameters, tied_names
 from course_lib.models import GPT, GPTConfig
-from course_lib.pipeline import gpt_stages
+from course_lib.pipeline import gpt_stages, run_schedule
 from course_lib.pipeline.generators import one_f_one_b
-from course_lib.pipeline.run import run_schedule
-from course_lib.pipeline.stage import GPTStage, balanced, head_share, passed_on
+from course_lib.pipeline.gpt import GPTStage, balanced, head_share, passed_on
 
 RequireRanks = Callable[[int], None]
 CONFIG = GPTConfig(vocab_size=41, context=12, layers=2, heads=2, width=8)
-
-
-def a_model(**changes: object) -> GPT:
-    torch.manual_seed(5)
-    return GPT(GPTConfig(**{**vars(CONFIG), **changes})).double().to(device())
 
 
 def test_a_stage_takes_the_places_of_its_tokens() -> None:
@@ -36,6 +30,11 @@ def test_a_stage_takes_the_places_of_its_tokens() -> None:
     out = halves[1](halves[0](tokens))
     assert torch.equal(out, model(tokens[:, places], places))
     assert not torch.allclose(out, model(tokens[:, places]))
+
+
+def a_model(**changes: object) -> GPT:
+    torch.manual_seed(5)
+    return GPT(GPTConfig(**{**vars(CONFIG), **changes})).double().to(device())
 
 
 def test_what_goes_between_stages_has_the_tokens_of_a_part() -> None:

@@ -29,11 +29,32 @@ from course_lib.mesh import (
 from course_lib.mesh.coordinates import axis_ranks, coordinates
 from course_lib.mesh.step import microbatches_of, targets_of_all
 from course_lib.models import GPT, GPTConfig, next_token_loss
+from course_lib.pipeline import run_schedule
 from course_lib.pipeline.generators import one_f_one_b
-from course_lib.pipeline.run import run_schedule
 from course_lib.tensor_parallel.cut import Parallel
 from course_lib.zero import Zero1Optimizer, Zero3Module
 from tests import gpu_like
+
+
+def test_four_ranks_have_the_loss_and_the_gradient_of_one_process() -> None:
+    """Two replicas (dp), each with every layer cut over two ranks (tp)."""
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(vocab_size=41, context=16, layers=2, heads=2, width=8)).double()
+    batch = torch.randint(41, (4, 16)), torch.randint(41, (4, 16))
+
+    def job() -> tuple[float, Tensor]:
+        mesh, schedule = Mesh({"dp": 2, "tp": 2}), one_f_one_b(1, 1)
+        stages = mesh_stages(model, mesh, schedule)
+        loss = hybrid_step(stages, schedule, microbatches_of(batch, 1, mesh), mesh)
+        return loss, dict(parameters(stages))["norm.weight"].grad
+
+    ranks = launch(job, world_size=4, backend="gloo")
+    inputs, targets = batch
+    loss = next_token_loss(model(inputs), targets)
+    loss.backward()
+    for result in ranks:
+        torch.testing.assert_close(result, (loss.item(), model.norm.weight.grad))
+
 
 LAYERS, HEADS, WIDTH, VOCABULARY, SEQ, STEPS, COUNT = 4, 4, 32, 41, 16, 3, 4
 ROWS = 9  # of which two replicas have 5 and 4, in microbatches of 2 and 1

@@ -22,6 +22,13 @@ from course_lib.pipeline.generators import (
 )
 
 
+def test_the_chart_has_a_cell_for_every_action() -> None:
+    schedule = gpipe(2, 3)
+    figure = gantt(simulate(schedule))
+    cells = sum(len(collection.get_paths()) for collection in figure.axes[0].collections)
+    assert cells == sum(len(row) for row in schedule) == 12
+
+
 def boxes(figure) -> dict[str, list[tuple[float, float, int]]]:
     """By collection: (start, end, rank) of every cell."""
     found = {}

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from course_lib import RankError, launch
 from course_lib.models import GPT, GPTConfig, next_token_loss
-from course_lib.pipeline import ScheduleError, gpt_stages
+from course_lib.pipeline import ScheduleError, gpt_stages, run_schedule
 from course_lib.pipeline.actions import Schedule, forwards
 from course_lib.pipeline.generators import (
     dualpipe,
@@ -19,9 +19,30 @@ from course_lib.pipeline.generators import (
     one_f_one_b,
     zero_bubble_h1,
 )
-from course_lib.pipeline.run import run_schedule
-from course_lib.pipeline.stage import GPTStage
+from course_lib.pipeline.gpt import GPTStage
 from course_lib.pipeline.stash import run_pipedream
+
+
+def test_a_frozen_stage_leaves_the_other_the_gradient_of_one_process() -> None:
+    """The first rank's stage is frozen: the embeddings and the first block."""
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(40, 12, layers=2, heads=2, width=8, tied=False)).double()
+    for name, param in model.named_parameters():
+        param.requires_grad_(name.startswith(("blocks.1", "norm", "head")))
+    batch = [tuple(torch.randint(40, (2, 2, 12))) for _ in range(2)]
+    schedule = one_f_one_b(2, 2)
+
+    def job() -> tuple[int, Tensor | None]:
+        stages = gpt_stages(model, schedule, dist.get_rank())
+        run_schedule(stages, schedule, batch)
+        return len(stages), model.norm.weight.grad
+
+    first, last = launch(job, world_size=2, backend="gloo")
+    for inputs, targets in batch:
+        (next_token_loss(model(inputs), targets) / 2).backward()
+    assert first == (1, None)
+    torch.testing.assert_close(last, (1, model.norm.weight.grad))
+
 
 VOCABULARY, CONTEXT, LAYERS, COUNT = 40, 12, 4, 4
 SCHEDULES: dict[str, tuple[Schedule, int]] = {  # for two ranks, with the copies of the model

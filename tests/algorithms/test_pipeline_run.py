@@ -28,6 +28,7 @@ from course_lib.pipeline import (
     generators,
     gpt_stages,
     peak_activations,
+    run_schedule,
     stage_ranks,
     to_text,
     violation,
@@ -35,12 +36,31 @@ from course_lib.pipeline import (
 )
 from course_lib.pipeline.actions import source
 from course_lib.pipeline.generators import one_f_one_b, pipedream, zero_bubble_h1
+from course_lib.pipeline.gpt import GPTStage, balanced, head_share
 from course_lib.pipeline.halves import LaterWeights
 from course_lib.pipeline.plan import Step, plan
-from course_lib.pipeline.run import run_schedule
-from course_lib.pipeline.stage import GPTStage, balanced, head_share
 from course_lib.pipeline.stash import Versioned, run_pipedream
 from tests import gpu_like
+
+
+def test_two_stages_have_the_loss_and_the_gradients_of_one_process() -> None:
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(40, 12, layers=2, heads=2, width=8, tied=False)).double()
+    batch = [tuple(torch.randint(40, (2, 2, 12))) for _ in range(3)]  # inputs and targets
+    schedule = one_f_one_b(2, 3)
+
+    def job() -> tuple[float, dict[str, Tensor]]:
+        (stage,) = gpt_stages(model, schedule, dist.get_rank())
+        losses = run_schedule(stage, schedule, batch)
+        gradients = {name: param.grad for name, param in stage.module.named_parameters()}
+        return float(sum(losses.values())), gradients
+
+    (_, first), (loss, last) = launch(job, world_size=2, backend="gloo")
+    wanted = sum(next_token_loss(model(inputs), targets) for inputs, targets in batch) / 3
+    wanted.backward()
+    gradients = {name: param.grad for name, param in model.named_parameters()}
+    torch.testing.assert_close((loss, {**first, **last}), (wanted.item(), gradients))
+
 
 GENERATORS: dict[str, Callable[..., Schedule]] = {
     name: getattr(generators, name) for name in SCHEDULES

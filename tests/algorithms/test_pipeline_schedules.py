@@ -43,6 +43,14 @@ from course_lib.pipeline.generators import (
     zero_bubble_v,
 )
 
+
+def test_two_microbatches_in_two_stages_by_hand() -> None:
+    """GPipe: all forwards, then all backwards. Each rank computes for 6 s and waits for 3 s."""
+    schedule = gpipe(2, 2)
+    assert to_text(schedule).split() == ["0F0,0F1,0B0,0B1", "1F0,1F1,1B0,1B1"]
+    assert simulate(schedule).bubble == [3, 3]
+
+
 GENERATORS: dict[str, Callable[..., Schedule]] = {
     name: getattr(generators, name) for name in SCHEDULES
 }

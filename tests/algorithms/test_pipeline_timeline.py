@@ -17,7 +17,15 @@ from torch.utils.checkpoint import checkpoint
 
 from course_lib import launch
 from course_lib.pictures.gantt import gantt, gantts, summary
-from course_lib.pipeline import Action, Durations, Schedule, Stage, simulate, stage_ranks
+from course_lib.pipeline import (
+    Action,
+    Durations,
+    Schedule,
+    Stage,
+    run_schedule,
+    simulate,
+    stage_ranks,
+)
 from course_lib.pipeline.actions import flat
 from course_lib.pipeline.clocks import ahead, readings
 from course_lib.pipeline.generators import (
@@ -28,9 +36,24 @@ from course_lib.pipeline.generators import (
     zero_bubble_h1,
 )
 from course_lib.pipeline.halves import LaterWeights
-from course_lib.pipeline.run import run_schedule
 from course_lib.pipeline.stopwatch import Pass, Stopwatch
 from course_lib.pipeline.timeline import Timeline, measure, together
+
+
+def test_a_measured_step_has_the_passes_of_its_schedule() -> None:
+    schedule = one_f_one_b(2, 3)
+    batch = [(torch.ones(1, 4), torch.ones(1, 4)) for _ in range(3)]
+
+    def job() -> Timeline:
+        stage = Stage(
+            dist.get_rank(), 2, nn.Linear(4, 4), shape=lambda inputs: inputs.shape,
+            loss=lambda output, targets: (output - targets).square().sum(),
+        )  # fmt: skip
+        return measure(lambda: run_schedule(stage, schedule, batch), stage, schedule, steps=1)
+
+    for timeline in launch(job, world_size=2, backend="gloo"):
+        assert [list(row) for row in timeline.schedule] == schedule
+
 
 WIDTH = 4
 FORWARD, BACKWARD, LOSS = 0.01, 0.02, 0.015  # seconds, per stage more (`slower`); the loss's twice

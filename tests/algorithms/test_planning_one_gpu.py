@@ -20,6 +20,17 @@ from course_lib.pictures.memory_figures import ANSWERS, memory_figure, strategy_
 from course_lib.planning import MemoryTimeline, SavedBytes, held_bytes
 from course_lib.scorecard import costs
 
+
+def test_a_small_gpt_has_the_parameters_and_the_flops_that_are_estimated() -> None:
+    config = GPTConfig(vocab_size=20, context=8, layers=2, heads=2, width=16)
+    model, tokens = GPT(config), torch.zeros(1, 8, dtype=torch.long)
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        model(tokens)
+    counted = sum(param.numel() for param in model.parameters()), counter.get_total_flops()
+    flops = estimates.step_flops(config, 1, 8, backward=False)
+    assert counted == (sum(estimates.parameters(config).values()), flops)
+
+
 FIVE = {  # shapes: configuration, batch, tokens
     "GPT-2's parts": (GPTConfig(layers=2, width=64, heads=4, context=64), 3, 64),
     "LLaMA's parts, grouped queries": (

@@ -9,6 +9,12 @@ from torch import Tensor
 from course_lib.pictures.format_explorer import Formats, code_of, gradients, neighbours, rounded
 from course_lib.precision import FORMATS, Format, round_to
 
+
+def test_five_bits_and_ten_round_as_fp16() -> None:
+    x = torch.tensor([1 + 2.0**-11, 1 / 3, -70_000.0, 5e-8], dtype=torch.float64)
+    assert torch.equal(round_to(x, 5, 10), x.to(torch.float16).double())
+
+
 IEEE = ("fp16", "bf16", "e5m2")
 DRAWN = 500_000
 

@@ -14,6 +14,16 @@ from course_lib import device, launch
 from course_lib.precision import stochastic_round
 
 
+def test_replicas_with_equal_generators_round_as_one_process() -> None:
+    weights = torch.linspace(1, 2, 1000)
+
+    def rounded() -> Tensor:
+        return stochastic_round(weights, torch.Generator().manual_seed(7))
+
+    for result in launch(rounded, world_size=2, backend="gloo"):
+        assert torch.equal(result, rounded())
+
+
 def of_bits(*bits: int) -> Tensor:
     return torch.tensor(bits, dtype=torch.int64).to(torch.int32).view(torch.float32)
 

@@ -15,6 +15,20 @@ from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from course_lib import device, launch
 from course_lib.precision import LossScaler
 
+
+def test_both_ranks_skip_a_step_in_which_one_has_an_infinite_gradient() -> None:
+    def job() -> tuple[bool, float, float]:
+        weight = nn.Parameter(torch.ones(1))
+        optimizer, scaler = torch.optim.SGD([weight], lr=1.0), LossScaler(scale=1024.0)
+        slope = float("inf") if dist.get_rank() == 1 else 1.0
+        scaler.scale_loss((slope * weight).sum()).backward()
+        taken = scaler.step(optimizer)
+        scaler.update()
+        return taken, weight.item(), scaler.scale
+
+    assert list(launch(job, world_size=2, backend="gloo")) == [(False, 1.0, 512.0)] * 2
+
+
 RequireRanks = Callable[[int], None]
 
 

@@ -20,6 +20,21 @@ from course_lib.precision import (
 )
 from course_lib.precision.scaling import Block, extent
 
+
+def test_two_halves_of_a_row_are_quantized_as_the_row() -> None:
+    """Both ranks take the scale of the row, which is that of its largest element."""
+    row = torch.tensor([[0.5, -2.54, 1.0, 0.02, 0.0, 0.3]])
+
+    def job() -> tuple[Tensor, Tensor]:
+        half = row.chunk(2, dim=1)[dist.get_rank()]
+        return quantize(half, (1, -1), torch.int8, group=dist.group.WORLD)
+
+    (left, scale), (right, other) = launch(job, world_size=2, backend="gloo")
+    values, scales = quantize(row, (1, -1), torch.int8)
+    assert torch.equal(torch.cat([left, right], dim=1), values)
+    assert torch.equal(scale, scales) and torch.equal(other, scales)
+
+
 RequireRanks = Callable[[int], None]
 DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)
 ENDS = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0, torch.int8: 127.0}

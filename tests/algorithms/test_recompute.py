@@ -34,6 +34,18 @@ from course_lib.recompute import (
 )
 from course_lib.scorecard import costs
 
+
+def test_a_checkpoint_changes_no_gradient() -> None:
+    torch.manual_seed(0)
+    block = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 4))
+    x, again = (torch.ones(2, 4).requires_grad_() for _ in range(2))
+    block(x).square().sum().backward()
+    weight = block[0].weight.grad
+    block.zero_grad()
+    checkpoint(block, again).square().sum().backward()
+    torch.testing.assert_close((again.grad, block[0].weight.grad), (x.grad, weight))
+
+
 OURS = {"checkpoint": checkpoint, "lazy_checkpoint": lazy_checkpoint}
 THEIRS = {
     "checkpoint": partial(of_pytorch, use_reentrant=True),

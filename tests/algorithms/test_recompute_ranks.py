@@ -15,9 +15,26 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint as of_pytorch
 
 from course_lib import device, facts, launch
-from course_lib.models import GPT, GPTConfig
+from course_lib.models import GPT, MLP, GPTConfig
 from course_lib.recompute import checkpoint, lazy_checkpoint, run_segments
-from course_lib.tensor_parallel import parallelize_gpt
+from course_lib.tensor_parallel import parallelize_gpt, parallelize_mlp
+
+
+def test_a_checkpoint_around_a_parallel_mlp_has_the_gradient_of_one_process() -> None:
+    torch.manual_seed(0)
+    mlp, x = MLP(GPTConfig(width=8, heads=2)).double(), torch.randn(3, 8).double()
+
+    def job() -> torch.Tensor:
+        own = x.clone().requires_grad_()
+        checkpoint(parallelize_mlp(mlp), own).square().sum().backward()
+        return own.grad
+
+    gradients = launch(job, world_size=2, backend="gloo")
+    x.requires_grad_()
+    mlp(x).square().sum().backward()
+    for gradient in gradients:
+        torch.testing.assert_close(gradient, x.grad)
+
 
 LAYERS = 2
 KINDS: dict[str, Any] = {

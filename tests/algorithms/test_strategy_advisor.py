@@ -27,14 +27,14 @@ from course_lib.planning.advisor import A100_EFFICIENCY, advise
 SMALL = Question("LLaMA-7B", gpus=16, batch=72)  # 16 replicas cannot share 72 sequences
 
 
-@pytest.fixture(scope="module")
-def advisor() -> StrategyAdvisor:
-    return strategy_advisor()
-
-
 def test_the_two_constants_are_the_fitted_ones() -> None:
     assert published.fitted(published.FITTED) == pytest.approx(A100_EFFICIENCY, abs=0.005)
     assert published.fitted(published.LLAMA_FITTED) == pytest.approx(H100_EFFICIENCY, abs=0.005)
+
+
+@pytest.fixture(scope="module")
+def advisor() -> StrategyAdvisor:
+    return strategy_advisor()
 
 
 def test_the_verdicts_are_those_of_advise(advisor: StrategyAdvisor) -> None:

@@ -23,6 +23,24 @@ from torch.utils.checkpoint import checkpoint
 from course_lib import device, launch, tensor_parallel
 from course_lib.models import GPT, MLP, GPTConfig, SelfAttention, rotate
 
+
+def test_an_mlp_cut_over_two_ranks_is_that_of_one_process() -> None:
+    torch.manual_seed(0)
+    mlp, x = MLP(GPTConfig(width=8, heads=2)).double(), torch.randn(3, 8).double()
+
+    def job() -> tuple[Tensor, Tensor]:
+        parallel = tp.parallelize_mlp(mlp)
+        y = parallel(x)
+        y.square().sum().backward()
+        return y.detach(), parallel.up.weight.grad  # half of the rows
+
+    (y, upper), (same_y, lower) = launch(job, world_size=2, backend="gloo")
+    wanted = mlp(x)
+    wanted.square().sum().backward()
+    found = y, same_y, torch.cat([upper, lower])
+    torch.testing.assert_close(found, (wanted.detach(), wanted.detach(), mlp.up.weight.grad))
+
+
 RequireRanks = Callable[[int], None]
 WORLDS = [1, 2, 3, 4, 8]
 SEQUENCES = (None, "keep", "regather")

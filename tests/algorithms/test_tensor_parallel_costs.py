@@ -13,6 +13,19 @@ from course_lib import facts, launch, tensor_parallel
 from course_lib.models import GPT, GPTConfig
 from course_lib.models.gpt import Block
 
+
+def test_an_mlp_sends_one_all_reduce_forward_and_one_backward() -> None:
+    """Of 5 tokens of 4 numbers in float32; each of two ranks sends 2 (n-1)/n = 1 times their bytes."""
+
+    def job() -> None:
+        tp.ParallelMLP(4, 8)(torch.randn(5, 4, requires_grad=True)).sum().backward()
+
+    ledger = launch(job, world_size=2, backend="gloo").ledger
+    for rank in range(2):
+        sums = ledger.operations(rank, "all_reduce")
+        assert [operation.bytes_sent for operation in sums] == [5 * 4 * 4, 5 * 4 * 4]
+
+
 SEQUENCES = (None, "keep", "regather")
 TOKENS, SEQ = 48, 24
 SMALL = {"layers": 1, "heads": 8, "width": 32, "context": SEQ}

@@ -29,6 +29,25 @@ from course_lib import device, launch, tensor_parallel
 from course_lib.data import batch, library_text
 from course_lib.models import GPT, GPTConfig, next_token_loss
 
+
+def test_a_gpt_cut_over_two_ranks_has_the_loss_and_the_gradient_of_one_process() -> None:
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(vocab_size=21, context=12, layers=2, heads=2, width=8)).double()
+    tokens, targets = torch.randint(21, (2, 3, 12))
+
+    def job() -> tuple[Tensor, Tensor]:
+        parallel = tp.parallelize_gpt(model)
+        loss = tp.vocab_parallel_cross_entropy(parallel(tokens), targets, vocab_size=21)
+        loss.backward()
+        return loss.detach(), parallel.norm.weight.grad
+
+    ranks = launch(job, world_size=2, backend="gloo")
+    loss = next_token_loss(model(tokens), targets)
+    loss.backward()
+    for result in ranks:
+        torch.testing.assert_close(result, (loss.detach(), model.norm.weight.grad))
+
+
 RequireRanks = Callable[[int], None]
 SEQUENCES = (None, "keep", "regather")
 VOCABULARY, CONTEXT = 50, 24  # 3, 4 and 8 ranks do not divide the vocabulary

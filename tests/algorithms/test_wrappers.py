@@ -18,6 +18,27 @@ from course_lib.fsdp import PrefetchedModule
 from course_lib.recompute import lazy_checkpoint
 from course_lib.zero import Zero1Optimizer, Zero2Optimizer, Zero3Module
 
+
+@pytest.mark.parametrize("wrapper", [PrefetchedModule, Zero3Module])
+def test_a_step_is_that_of_one_process(wrapper: Callable[[nn.Module], nn.Module]) -> None:
+    torch.manual_seed(0)
+    model, samples = Blocks().double(), torch.randn(6, 4).double()
+
+    def job() -> torch.Tensor:
+        wrapped = wrapper(model)
+        optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
+        wrapped(samples.chunk(2)[dist.get_rank()]).square().mean().backward()
+        optimizer.step()
+        return wrapped(samples).detach()
+
+    outputs = launch(job, world_size=2, backend="gloo")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(samples).square().mean().backward()
+    optimizer.step()
+    for output in outputs:
+        torch.testing.assert_close(output, model(samples).detach())
+
+
 RequireRanks = Callable[[int], None]
 WRAPPERS: list[Callable] = [PrefetchedModule, Zero3Module, BucketedDataParallel, NaiveDataParallel]
 SHARDED = [PrefetchedModule, Zero3Module]

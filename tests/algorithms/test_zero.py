@@ -21,10 +21,34 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.optim import SGD
 from torch.utils.checkpoint import checkpoint
 
 from course_lib import collectives, device, facts, launch, zero
 from tests import gpu_like
+
+
+def test_a_sharded_momentum_trains_as_one_process() -> None:
+    torch.manual_seed(0)
+    model, samples = nn.Linear(3, 2).double(), torch.randn(4, 3).double()
+
+    def job() -> torch.Tensor:
+        optimizer = zero.Zero1Optimizer(model.parameters(), SGD, lr=0.1, momentum=0.9)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(samples.chunk(2)[dist.get_rank()]).square().mean().backward()
+            optimizer.step()
+        return model.weight.detach()
+
+    weights = launch(job, world_size=2, backend="gloo")
+    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(samples).square().mean().backward()
+        optimizer.step()
+    for weight in weights:
+        torch.testing.assert_close(weight, model.weight.detach())
+
 
 RequireRanks = Callable[[int], None]
 WORLDS = [1, 2, 3, 4, 8]

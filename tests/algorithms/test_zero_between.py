@@ -16,6 +16,28 @@ from course_lib.precision import LossScaler
 from course_lib.recompute import checkpoint
 from course_lib.zero import Zero1Optimizer, Zero2Optimizer, Zero3Module
 
+
+def test_gradients_are_clipped_between_backward_and_step_as_in_one_process() -> None:
+    torch.manual_seed(0)
+    model, samples = nn.Linear(3, 2).double(), torch.randn(4, 3).double()
+
+    def job() -> tuple[float, Tensor]:
+        optimizer = Zero1Optimizer(model.parameters(), torch.optim.SGD, lr=1.0)
+        model(samples.chunk(2)[dist.get_rank()]).square().mean().backward()
+        optimizer.average_gradients()  # into this rank's shards
+        norm = clip_grad_norm_(optimizer.shards, 0.1)
+        optimizer.step()
+        return norm, model.weight.detach()
+
+    ranks = launch(job, world_size=2, backend="gloo")
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    model(samples).square().mean().backward()
+    norm = nn.utils.clip_grad_norm_(model.parameters(), 0.1).item()
+    optimizer.step()
+    for result in ranks:
+        torch.testing.assert_close(result, (norm, model.weight.detach()), rtol=1e-6, atol=1e-6)
+
+
 SGD = {"optimizer_cls": torch.optim.SGD, "lr": 0.1}
 RequireRanks = Callable[[int], None]
 STAGES = [Zero1Optimizer, Zero2Optimizer]

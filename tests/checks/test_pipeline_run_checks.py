@@ -18,10 +18,9 @@ from course_lib.checks.notebooks.pipeline.running_whole import ScheduleRun, any_
 from course_lib.checks.rank.notebooks.pipeline.fingerprints import fingerprint
 from course_lib.checks.rank.notebooks.pipeline.watching import Kept, Watched
 from course_lib.ledger.ledger import Ledger
-from course_lib.pipeline import Schedule, Stage, stage_ranks, violation
+from course_lib.pipeline import Schedule, Stage, run_schedule, stage_ranks, violation
 from course_lib.pipeline.actions import flat
 from course_lib.pipeline.generators import gpipe, interleaved_one_f_one_b, one_f_one_b
-from course_lib.pipeline.run import run_schedule
 from tests.checks.test_mutants import judged as judged_mutant
 
 ASSIGNMENT = "07_pipeline"

@@ -27,8 +27,11 @@ class Row:
 
     def pair(self, forward: int, backward: int) -> None:
         """Add a forward of one stage overlapped with a backward of another."""
-        both = [*self._take(forward, "F"), *self._take(backward, "B")]
-        self.actions += [Pair(*both)] if len(both) == 2 else both
+        forwards, backwards = self._take(forward, "F"), self._take(backward, "B")
+        if forwards and backwards:
+            self.actions.append(Pair(forwards[0], backwards[0]))
+        else:
+            self.actions += forwards + backwards
 
     def weight(self) -> None:
         """Add the oldest W that is still to be done."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 REFERENCES = (
     "course_lib.facts",
+    "course_lib.pipeline.checked",
     "course_lib.pipeline.generators",
     "course_lib.pipeline.messages",
     "course_lib.pipeline.plan",
