@@ -26,7 +26,7 @@ def test_a_ring_gives_every_rank_the_sum() -> None:
 
     def job() -> torch.Tensor:
         tensor = inputs[dist.get_rank()].clone()
-        ours.ring_all_reduce(tensor)
+        collectives.ring_all_reduce(tensor)
         return tensor
 
     results = launch(job, world_size=3, backend="gloo")

@@ -28,7 +28,7 @@ def test_the_largest_elements_are_averaged_and_the_others_kept() -> None:
 
     def job() -> tuple[torch.Tensor, torch.Tensor]:
         gradient, error = gradients[dist.get_rank()].clone(), torch.zeros(4)
-        ours.topk_all_reduce(gradient, 0.5, error)
+        compression.topk_all_reduce(gradient, 0.5, error)
         return gradient, error
 
     results = launch(job, world_size=2, backend="gloo")

@@ -33,7 +33,7 @@ def test_the_mean_of_two_ranks_gradients_is_that_of_one_process() -> None:
     model, samples = nn.Linear(3, 1).double(), torch.randn(4, 3).double()
 
     def job() -> torch.Tensor:
-        replica = ours.NaiveDataParallel(model)
+        replica = data_parallel.NaiveDataParallel(model)
         own = samples.chunk(2)[dist.get_rank()]
         replica(own).square().mean().backward()
         replica.finish_gradient_synchronization()

@@ -27,8 +27,8 @@ def test_a_small_gpt_has_the_parameters_and_the_flops_that_are_estimated() -> No
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         model(tokens)
     counted = sum(param.numel() for param in model.parameters()), counter.get_total_flops()
-    flops = estimates.step_flops(config, 1, 8, backward=False)
-    assert counted == (sum(estimates.parameters(config).values()), flops)
+    flops = facts.transformer_flops(config, 1, 8, backward=False)
+    assert counted == (sum(facts.parameters_by_part(config).values()), flops)
 
 
 FIVE = {  # shapes: configuration, batch, tokens

@@ -29,7 +29,7 @@ def test_an_mlp_cut_over_two_ranks_is_that_of_one_process() -> None:
     mlp, x = MLP(GPTConfig(width=8, heads=2)).double(), torch.randn(3, 8).double()
 
     def job() -> tuple[Tensor, Tensor]:
-        parallel = tp.parallelize_mlp(mlp)
+        parallel = tensor_parallel.parallelize_mlp(mlp)
         y = parallel(x)
         y.square().sum().backward()
         return y.detach(), parallel.up.weight.grad  # half of the rows

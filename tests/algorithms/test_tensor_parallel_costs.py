@@ -18,7 +18,7 @@ def test_an_mlp_sends_one_all_reduce_forward_and_one_backward() -> None:
     """Of 5 tokens of 4 numbers in float32; each of two ranks sends 2 (n-1)/n = 1 times their bytes."""
 
     def job() -> None:
-        tp.ParallelMLP(4, 8)(torch.randn(5, 4, requires_grad=True)).sum().backward()
+        tensor_parallel.ParallelMLP(4, 8)(torch.randn(5, 4, requires_grad=True)).sum().backward()
 
     ledger = launch(job, world_size=2, backend="gloo").ledger
     for rank in range(2):

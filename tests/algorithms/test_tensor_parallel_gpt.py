@@ -36,8 +36,10 @@ def test_a_gpt_cut_over_two_ranks_has_the_loss_and_the_gradient_of_one_process()
     tokens, targets = torch.randint(21, (2, 3, 12))
 
     def job() -> tuple[Tensor, Tensor]:
-        parallel = tp.parallelize_gpt(model)
-        loss = tp.vocab_parallel_cross_entropy(parallel(tokens), targets, vocab_size=21)
+        parallel = tensor_parallel.parallelize_gpt(model)
+        loss = tensor_parallel.vocab_parallel_cross_entropy(
+            parallel(tokens), targets, vocab_size=21
+        )
         loss.backward()
         return loss.detach(), parallel.norm.weight.grad
 

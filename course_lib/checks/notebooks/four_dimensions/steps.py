@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -45,7 +45,7 @@ class Steps:
     config: GPTConfig
     seed: int
     batches: list[tuple[Tensor, Tensor]]
-    sequence: str | None = None
+    sequence: Literal["keep", "regather"] | None = None
     chunks: int = 1
 
     @property
@@ -168,7 +168,7 @@ class Steps:
 
 def drawn(
     draw: kit.Draw, mesh: OnMesh, config: GPTConfig, count: int, rows: int, seq: int, calls: int = 1,
-    sequence: str | None = None, without: bool = False, chunks: int = 1,
+    sequence: Literal["keep", "regather"] | None = None, without: bool = False, chunks: int = 1,
 ) -> Steps:  # fmt: skip
     """Targets that count lie unevenly over replicas, microbatches and places: no mean is another's.
 
