@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import random
 import re
 import subprocess
@@ -221,7 +222,7 @@ def test_pytorch_is_lent_and_nothing_else(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     words = done.stdout.split()
     assert words[0] == version("torch") and words[2:] == ["None", "None"], done.stderr
-    assert Path(words[1]).parent.resolve() == Path(str(torch.__file__)).parent
+    assert Path(words[1]).parent.resolve() == Path(str(torch.__file__)).parent.resolve()
 
 
 # --- are differences noticed? --------------------------------------------------------------------
@@ -315,7 +316,8 @@ def colab(tmp_path_factory: pytest.TempPathFactory) -> Kernel:
     command = [sys.executable, "-m", "pip", "install", "--no-deps", "--target", str(folder), *pins]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
-    return Kernel(sys.executable, HOSTS["colab"].cells, str(folder))
+    # the course is that of this folder, also where another copy of it is installed
+    return Kernel(sys.executable, HOSTS["colab"].cells, f"{folder}{os.pathsep}{ROOT}")
 
 
 PROBE = """import inspect, IPython, ipykernel, ipywidgets
