@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import asdict
+from typing import Literal
 
 from course_lib.checks import kit, words
 from course_lib.checks.notebooks.four_dimensions.groups import SMALL, OnMesh
@@ -142,7 +143,8 @@ def axes_line(steps: Steps, title: str) -> kit.Line:
 
 def case(
     draw: kit.Draw, sizes: dict[str, int], title: str, *, tied: bool = False, modern: bool = False,
-    count: int = 3, rows: int = 1, calls: int = 1, sequence: str | None = None, without: bool = False,
+    count: int = 3, rows: int = 1, calls: int = 1,
+    sequence: Literal["keep", "regather"] | None = None, without: bool = False,
     chunks: int = 1,
 ) -> kit.Case:  # fmt: skip
     config = GPTConfig(24, 16, layers=2 * chunks, heads=2, width=8, tied=tied)
