@@ -243,7 +243,7 @@ def film_broadcast(algorithm):
     return film
 
 
-# Films show rounds and no times: all of them are made on the CPU.
+# Films show rounds and no times, so all of them are made on the CPU.
 run = launch(film_broadcast, reference.broadcast, world_size=8, backend="gloo")
 stepper(run.ledger, run)
 

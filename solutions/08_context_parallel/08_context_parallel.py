@@ -1997,8 +1997,8 @@ def grown(of, run):
 on_gpus = on_your_gpus(ATTENTION, predicted=grown)
 
 # %% [markdown]
-# A row with a dash has no number: a T4 has no flash kernel, and the matrix of 16,384 tokens does not fit on
-# every card.
+# A row with a dash has no number, since a T4 has no flash kernel and the matrix of 16,384 tokens does not fit
+# on every card.
 #
 # **Predict.** A block of the ring and its message between two GPUs. From which length on does the block take
 # longer? The prediction of each row is the speed of the longest one: FLOPs for the blocks, bytes for the

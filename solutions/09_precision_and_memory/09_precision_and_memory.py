@@ -1866,8 +1866,8 @@ def of_kept(of, run):
 mine = checkpoint if ready(checkpoint) else None
 on_gpus = on_your_gpus(KEPT_OR_NOT, predicted=of_kept, yours=mine)
 # %% [markdown]
-# The hooks copy on the stream that computes, as `save_on_cpu` does, so the copies cannot hide: each waits
-# for the operation before it, and the next operation for the copy.
+# The hooks copy on the stream that computes, as `save_on_cpu` does. So the copies cannot hide. Each waits for
+# the operation before it, and the next operation waits for the copy.
 #
 # **Break it.** Your `checkpoint` keeps the state of the *CPU's* generator. On a GPU dropout draws from the
 # GPU's. Which masks does the second run draw there?
