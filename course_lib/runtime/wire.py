@@ -227,15 +227,22 @@ def _named(name: str) -> Any:
 
 def _when_it_is_used(name: str) -> ModuleType:
     """A module that is imported when the first of its attributes is read."""
-    spec = None if name in sys.modules else importlib.util.find_spec(name)
-    if spec is None or spec.loader is None:
-        return importlib.import_module(name)
-    spec.loader = importlib.util.LazyLoader(spec.loader)
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
     package, _, leaf = name.rpartition(".")
-    setattr(sys.modules[package], leaf, module)
+    if name in sys.modules or not package:
+        return importlib.import_module(name)
+    module = _Later(name)
+    setattr(importlib.import_module(package), leaf, module)
     return module
+
+
+class _Later(ModuleType):
+    """A module of PyTorch until one of its attributes is read.
+
+    It is not in `sys.modules`: an import that finds half a module there, in the middle of others, fails.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module(self.__name__), name)
 
 
 def _rebuild(buffer: Buffer, dtype: torch.dtype, shape: tuple, requires_grad: bool) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -222,3 +223,25 @@ def test_what_torch_compile_made_is_named() -> None:
     with pytest.raises(TypeError) as caught:
         wire.dumps(compiled)
     assert "torch.compile made it" in explain(compiled, (), {}, caught.value)
+
+
+WAITING = """
+import torch
+import torch.distributed as dist
+import torch.distributed.optim
+from course_lib import launch
+
+def job():
+    torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    return dist.get_rank()
+
+print(list(launch(job, world_size=2, backend="gloo")))
+"""
+
+
+def test_a_module_that_waits_for_its_use_is_in_nobodys_way(tmp_path: Path) -> None:
+    """The first optimizer imports torch._dynamo, which looks for torch.distributed.optim."""
+    program = tmp_path / "waiting.py"
+    program.write_text(WAITING, encoding="utf-8")
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False)
+    assert done.stdout == "[0, 1]\n", done.stderr

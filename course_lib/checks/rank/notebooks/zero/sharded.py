@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from course_lib.checks.rank import frozen, toys, watching
-from course_lib.checks.rank.training import Session, TrainingInstructions, TrainingReply, keywords, warm_up  # noqa: F401
+from course_lib.checks.rank import frozen, toys, training, watching
+from course_lib.checks.rank.training import Session, TrainingInstructions, TrainingReply, keywords
 from course_lib.checks.wire import Count, Instructions
 from course_lib.runtime.backend import device
 
@@ -127,6 +127,12 @@ class Driven:
         grad = self.unit.shard.grad
         nothing = frozen.zeros_like(frozen.detach(self.unit.shard))
         self.outputs[f"mean.{number}"] = nothing if grad is None else frozen.clone(frozen.detach(grad))
+
+
+def warm_up(instructions: UnitInstructions | TrainingInstructions) -> None:
+    """Of `module`, as in `rank.training`; a unit's memory is measured elsewhere (`held`)."""
+    if isinstance(instructions, TrainingInstructions):
+        training.warm_up(instructions)
 
 
 def unit(
