@@ -15,11 +15,11 @@ from course_lib.fsdp import (
     ScheduleError,
     Times,
     fsdp_schedule,
-    lanes,
     simulate,
     validate,
     violation,
 )
+from course_lib.pictures.fsdp_chart import lanes
 from course_lib.pictures.fsdp_explorer import LINKS, MODELS, Settings, bound, fsdp_explorer, preset
 
 
