@@ -24,8 +24,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from course_lib.exports import exports
-
+from ..exports import exports
 from .arguments import check_causal
 from .layouts import (
     Layout,

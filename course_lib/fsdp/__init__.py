@@ -26,8 +26,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from course_lib.exports import exports
-
+from ..exports import exports
 from .simulate import Simulation, Times, simulate
 from .units import Unit
 from .validate import ScheduleError, validate, violation

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from course_lib.exports import exports
+from ..exports import exports
 
 if TYPE_CHECKING:
     from .coordinates import axis_ranks

@@ -23,8 +23,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from course_lib.exports import exports
-
+from ..exports import exports
 from .actions import KINDS, Action, Pair, Schedule, stage_ranks
 from .gpt import gpt_stages
 from .halves import LaterWeights

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from course_lib.exports import exports
+from ..exports import exports
 
 if TYPE_CHECKING:
     from .advisor import A100_EFFICIENCY, OPTIONS, Verdict, advise, best_layout, judge, sizes_of

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from course_lib.exports import exports
+from ..exports import exports
 
 if TYPE_CHECKING:
     from .codes import DYNAMIC_SIGNED, DYNAMIC_UNSIGNED, ByteStates, dynamic_map, linear_map

@@ -15,8 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from course_lib.exports import exports
-
+from ..exports import exports
 from .in_backward import step_in_backward
 from .offload import Offloaded, offload_saved
 

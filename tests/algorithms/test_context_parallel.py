@@ -501,7 +501,9 @@ def test_refusals_are_sentences(seed: int):
 
 
 def test_the_folder_can_be_copied_out_alone(tmp_path: Path):
-    """It imports torch and itself only; modules that students are given need none that they build."""
+    """With exports.py above it. It imports torch and itself only, and modules that students are given need
+    none that they build.
+    """
     built = {"softmax", "tiles", "balanced", "ring", "ulysses", "combined", "gpt"}
     for path in FOLDER.glob("*.py"):
         source = path.read_text()
@@ -512,11 +514,13 @@ def test_the_folder_can_be_copied_out_alone(tmp_path: Path):
                 names = [node.module or ""]
             elif isinstance(node, ast.ImportFrom):  # the package's own are for type checkers alone
                 assert path.stem in {"__init__", *built} or node.module not in built, path.name
+                assert node.level == 1 or node.module == "exports", path.name
             top = {name.partition(".")[0] for name in names}
             assert top <= {"torch", *sys.stdlib_module_names}, (path.name, top)
-    shutil.copytree(FOLDER, tmp_path / "lifted")
-    program = "import sys; sys.path[:0] = ['.']; import lifted"
-    program += f"; assert not any('lifted.' + m in sys.modules for m in {built})"
+    shutil.copytree(FOLDER, tmp_path / "above" / "lifted")
+    shutil.copy(FOLDER.parent / "exports.py", tmp_path / "above")
+    program = "import sys; sys.path[:0] = ['.']; from above import lifted"
+    program += f"; assert not any('above.lifted.' + m in sys.modules for m in {built})"
     program += "; lifted.ulysses_ring_attention"
     program += "; assert not any('course_lib' in m for m in sys.modules)"
     subprocess.run([sys.executable, "-I", "-c", program], cwd=tmp_path, check=True)
