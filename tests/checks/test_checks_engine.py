@@ -879,6 +879,7 @@ def test_a_message_counts_when_it_was_waited_for_and_received() -> None:
 
 def test_a_function_is_evaluated_with_keyword_arguments() -> None:
     calls = [[0, [7], {"base": 3}], [0, [7]], [1, None], [0, [], {"other": 1}]]
-    values, _ = harness.evaluate([lambda n, base=10: n * base, 4], {}, [], {"calls": calls})
+    instructions = harness.EvaluateInstructions(calls)
+    values, _ = harness.evaluate([lambda n, base=10: n * base, 4], {}, [], instructions)
     assert [answer.value for answer in values.answers] == [21, 70, 4, None]
     assert values.answers[3].error is not None and values.answers[3].error[0] == "TypeError"
