@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from course_lib import facts
-from course_lib.checks import check
+from course_lib.checks import check, kit
 from course_lib.checks.judge.case import Draw, Exercise
 from course_lib.checks.judge.find import of_assignment
 from course_lib.checks.judge.formulas import Keywords, Model, Prediction, applied, call, published
@@ -55,7 +55,7 @@ def test_every_mistake_has_numbers_of_its_own(
     """On the arguments of a check no mistake gives what is right, nor what another mistake gives."""
     held = importlib.import_module(f"course_lib.checks.notebooks.why_distribute.{module}")
     questions: list[Prediction] = []
-    monkeypatch.setattr(held, "evaluated", lambda asked: iter(questions.extend(asked) or ()))
+    monkeypatch.setattr(kit, "evaluated", lambda asked: iter(questions.extend(asked) or ()))
     for exercise in vars(held).values():
         if isinstance(exercise, Exercise):
             assert list(exercise.cases(Draw(seed))) == []
