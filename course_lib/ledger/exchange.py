@@ -1,4 +1,4 @@
-"""What one rank sends to each member of a group in an all-to-all, and what it expects from each.
+"""A rank's parts in an all-to-all: those that it sends to the members, and those that it expects of them.
 
 The parts may be unequal, and a backend does not compare them: where a rank expects less than is sent, gloo
 ends its process, and where it expects more, the rest is whatever lay there.
@@ -18,15 +18,15 @@ _as_base = torch._C.DisableTorchFunctionSubclass
 
 @dataclass(frozen=True)
 class Part:
-    """What goes to a member, or comes from it. rows: of one tensor; else elements of a tensor of its own."""
+    """The part that goes to a member, or comes from it. rows: its count is of rows, and not of elements."""
 
     nbytes: int
     count: int
     rows: bool
 
     def __str__(self) -> str:
-        one = "row" if self.rows else "element"
-        return f"{self.count:,} {one}{'' if self.count == 1 else 's'} ({self.nbytes:,} bytes)"
+        unit = ("row" if self.rows else "element") + ("" if self.count == 1 else "s")
+        return f"{self.count:,} {unit} ({self.nbytes:,} bytes)"
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,7 @@ def parts(tensors: Tensor | Sequence[Tensor], splits: Sequence[int], n: int) -> 
     """Of a list of n tensors, or of one tensor: its rows by `splits`, or equally many for each."""
     with _as_base():  # a subclass may report another size
         if not isinstance(tensors, Tensor):
-            return tuple(
-                Part(_numel(one) * _element_size(one), _numel(one), False) for one in tensors
-            )
+            return tuple(Part(_numel(x) * _element_size(x), _numel(x), False) for x in tensors)
         rows = tensors.shape[0] if tensors.dim() else 1
         nbytes = _numel(tensors) * _element_size(tensors)
         if not splits:

@@ -52,8 +52,8 @@ OTHER_UNITS = (
     "same order: look for a branch that depends on the rank or on its data."
 )
 SPLITS = (
-    "What the sender lists for the receiver in input_split_sizes, the receiver lists for the sender in "
-    "output_split_sizes."
+    "The sender's number for the receiver in input_split_sizes must be the receiver's number for the sender "
+    "in output_split_sizes."
 )
 Observer = Callable[[str, int, torch.Tensor | None], None]
 
@@ -347,7 +347,7 @@ class Recorder:
         )
 
     def compare_parts(self, exchange: Exchange, group: Members, channel: tuple, turn: int) -> None:
-        """Each two members of an all-to-all: what the one sends, the other expects."""
+        """Each two members of an all-to-all agree on the parts that go between them."""
         for place, member in enumerate(group.ranks):
             if member == self.rank:
                 continue

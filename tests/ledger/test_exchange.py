@@ -1,4 +1,4 @@
-"""An all-to-all with unequal parts: what the ledger books, and what each two ranks agree on."""
+"""An all-to-all with unequal parts is booked by them, and each two ranks agree on theirs."""
 
 from __future__ import annotations
 
