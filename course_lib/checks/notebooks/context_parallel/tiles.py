@@ -303,7 +303,7 @@ def tiled_attention(draw: kit.Draw) -> Iterator[kit.Case]:
             *memory_lines(measured),
             work_line(measured, "tiles that no query sees are skipped", FLOPS, SKIP, 1.5),
         ],
-        OPERATIONS, timeout=30.0,
+        OPERATIONS, timeout=30.0, proves="memory",
     )  # fmt: skip
     # apart: a student who rounds too often must still get the lines about memory
     yield function_case("half", [half], [half_line(half, exact, "bfloat16, rounded once", 1)], OPERATIONS)
