@@ -217,7 +217,7 @@ def test_every_exercise_has_mutants(assignment: str) -> None:
     files = {file.stem: file for file in FILES if file.parent.name == assignment}
     lacking = sorted(set(known) - set(files))
     assert not lacking, (
-        f"wrong and right answers are missing: tests/mutants/{assignment}/{lacking}.py"
+        f"tests/mutants/{assignment}: a file of answers is missing for each of {lacking}"
     )
     idle = sorted(set(files) - set(known))
     assert not idle, f"{idle}: no exercise is imported in the __init__.py of {assignment}'s checks"
