@@ -130,9 +130,9 @@ QUICK = bool(os.environ.get("COURSE_QUICK"))
 WITHOUT_RANKS = (
     "test_build.py", "test_class.py", "test_code.py", "test_data.py", "test_docs.py", "test_drawn.py",
     "test_exports.py", "test_facts.py", "test_figures.py", "test_first_tests.py", "test_gpt.py",
-    "test_imports.py", "test_intake.py", "test_lab.py", "test_layer_checks.py", "test_ledger_tables.py",
-    "test_make_work.py", "test_mutant_files.py", "test_notebook_prose.py", "test_packages.py",
-    "test_pages.py", "test_pipeline_schedules.py",
+    "test_heads.py", "test_imports.py", "test_intake.py", "test_lab.py", "test_layer_checks.py",
+    "test_ledger_tables.py", "test_make_work.py", "test_mutant_files.py", "test_notebook_prose.py",
+    "test_packages.py", "test_pages.py", "test_pipeline_schedules.py",
     "test_places.py", "test_provenance.py", "test_release_stubs.py", "test_reports.py", "test_sentences.py",
     "test_setup.py", "test_setup_progress.py", "test_site.py", "test_start.py", "test_style.py",
 )  # fmt: skip

@@ -16,6 +16,9 @@ import subprocess
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 ALL, NAMED = "COURSE_ALL_TESTS", "COURSE_TESTS_NAMED"  # the second is set by a run that names tests
@@ -126,6 +129,15 @@ def share_of(path: Path) -> float:
     name = path.relative_to(ROOT).with_suffix("") if path.is_relative_to(ROOT) else path
     touched = files_of(".".join(name.parts)) & changed_files()
     return 1.0 if touched else SHARES.get(name.parent.as_posix(), 1.0)
+
+
+def drawn_notebooks(paths: Sequence[Path], share: float) -> list[Any]:
+    """Parameters of a test: all notebooks that a change touches, and `share` of the others."""
+    mark = pytest.mark.drawn(share)
+    return [
+        pytest.param(path, marks=[] if notebook_is_touched(path.stem) else [mark], id=path.stem)
+        for path in paths
+    ]
 
 
 def notebook_is_touched(name: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import pkgutil
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,6 +36,13 @@ IN_A_CONTAINER = "gradescope run"  # no person types it
 def test_every_module_with_a_parser_is_among_them() -> None:
     names = {module.name for module in pkgutil.iter_modules(commands.__path__)}
     assert {"grade", "export", "mutant", "release", "clean"} <= {*PARSERS} & names
+
+
+def test_every_command_is_on_the_page() -> None:
+    page = (Path(__file__).resolve().parents[2] / "autograder/README.md").read_text("utf-8")
+    on_it = set(re.findall(r"(?:\| `|autograder |make )(\w+)", page))
+    lacking = {words.split()[0] for words in PARSERS} - on_it
+    assert not lacking, f"autograder/README.md: its table of commands needs rows for {lacking}"
 
 
 @pytest.mark.parametrize("words", PARSERS)

@@ -34,18 +34,7 @@ def test_there_are_notebooks() -> None:
     assert {path.stem for path in NOTEBOOKS} >= {"00_first_ranks", "02_collectives"}
 
 
-# Of the notebooks that no change touches a share runs.
-DRAWN = [
-    pytest.param(
-        path,
-        marks=[] if drawn.notebook_is_touched(path.stem) else [pytest.mark.drawn(0.4)],
-        id=path.stem,
-    )
-    for path in NOTEBOOKS
-]
-
-
-@pytest.mark.parametrize("notebook", DRAWN)
+@pytest.mark.parametrize("notebook", drawn.drawn_notebooks(NOTEBOOKS, 0.4))
 def test_the_solution_gives_its_outputs_again(notebook: Path, own_temporary_folder: Path) -> None:
     """And leaves nothing behind but the folder that PyTorch keeps for compiled code, one for all."""
     result = run_nbval(notebook)

@@ -113,12 +113,14 @@ def test_its_notebook_is_built(clone: Path) -> None:
     code = "\n".join(cell.source for cell in student.cells)
     assert "NotImplementedError" in code and "ReduceOp" not in code and 'cases="hidden"' not in code
     assert run(clone, *COMMANDS["notebooks"], "--check", NAME).returncode == 0
+    done = run(clone, *COMMANDS["test"], "tests/notebooks/test_from_stubs.py")
+    assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr
 
 
 def test_its_notebook_has_its_places_in_the_repository(clone: Path) -> None:
     """With the row for the README and the module's place in the table, which the text asks for.
 
-    In the same run: its names and its sentences are those that the text wants.
+    In the same run: its names, its sentences and the points in its head are those that the text wants.
     """
     (row,) = re.findall(rf"^\| `{NAME}` .*$", TEXT, re.MULTILINE)
     for name in (".github", "docs", "tools", "benchmarks", "examples"):
@@ -136,6 +138,7 @@ def test_its_notebook_has_its_places_in_the_repository(clone: Path) -> None:
         f"tests/project/test_{topic}.py"
         for topic in ("imports", "names", "sentences", "site", "style")
     ]
+    tests.append("tests/notebooks/test_heads.py")
     style = "(names_say or noun_as_their) and course_lib"
     done = run(
         clone, *COMMANDS["test"], *tests, "-k", f"{NAME} or imports or front_page or {style}"
