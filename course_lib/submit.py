@@ -30,6 +30,7 @@ from course_lib.checks.words import counted, listing, number
 from course_lib.progress import add_places, default_folder, earned
 from course_lib.saved import (
     BROKEN,
+    UNDEFINED,
     UNWRITTEN,
     Exercise,
     Notebook,
@@ -156,7 +157,7 @@ def findings(notebook: Notebook, minutes: float | None) -> Iterator[tuple[bool, 
 def _tried(exercises: Sequence[Exercise]) -> tuple[bool, str]:
     """Extra credit need not be tried."""
     due = [exercise for exercise in exercises if not exercise.extra]
-    left = [exercise for exercise in due if exercise.state in (UNWRITTEN, BROKEN)]
+    left = [exercise for exercise in due if exercise.state in (UNWRITTEN, BROKEN, UNDEFINED)]
     if not left:
         return True, f"all {counted(len(due), 'exercise')} tried"
     names = listing(f"{exercise.name} ({exercise.state})" for exercise in left)

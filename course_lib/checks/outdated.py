@@ -1,7 +1,7 @@
-"""A function of an earlier cell, because the newest cell that defines it did not run to its end.
+"""A function of an earlier cell, because a newer cell did not run to its end, or has another name for it.
 
-After a mistake in the grammar a notebook still holds the function as it was before, and a check would judge
-it without a word.
+After a mistake in the grammar, or in the function's name, a notebook still holds the function as it was,
+and a check would judge that one without a word.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 from course_lib.runtime.places import file_name
 
 NUMBER = re.compile(r"Cell In\[(\d+)\]\Z")
+DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 def remarks(objects: Iterable[Any]) -> Iterator[str]:
@@ -34,6 +35,44 @@ def remarks(objects: Iterable[Any]) -> Iterator[str]:
                 f"The newest cell that defines `{name}`, In[{newest}], did not run to its end. This table is "
                 f"about the `{name}` of In[{own}]."
             )
+        elif own and shell.user_ns.get(name) is thing and (found := renamed(cells, own, name)):
+            cell, other = found
+            yield (
+                f"In[{cell}] defines `{other}`, and no `{name}`. This table is about the `{name}` of "
+                f"In[{own}]. If `{other}` is your newer version, name it `{name}`."
+            )
+
+
+def renamed(cells: list[str], own: int, name: str) -> tuple[int, str] | None:
+    """The newest cell after In[own] in which its function has another name, and that name.
+
+    It is the same function if docstring and parameters are: a student writes below those of the exercise.
+    """
+    before = described(cells[own])
+    if not before.get(name):
+        return None
+    for number in range(len(cells) - 1, own, -1):
+        now = described(cells[number])
+        others = [other for other, text in now.items() if text == before[name] and other not in before]
+        if others and name not in now:
+            return number, others[0]
+    return None
+
+
+def described(source: str) -> dict[str, tuple[str, str] | None]:
+    """Of each function and class that a cell defines at its top, docstring and parameters; None without a
+    docstring, which alone says little."""
+    try:
+        tops = ast.parse(source).body
+    except SyntaxError:  # one of IPython's own lines, or a mistake
+        return {}
+    found = {}
+    for top in tops:
+        if isinstance(top, DEFINITIONS):
+            text = ast.get_docstring(top)
+            parameters = "" if isinstance(top, ast.ClassDef) else ast.unparse(top.args)
+            found[top.name] = None if text is None else (text, parameters)
+    return found
 
 
 def cell_of(thing: Any) -> int:
@@ -53,10 +92,7 @@ def defines(source: str, name: str) -> bool:
         tops = ast.parse(source).body
     except SyntaxError:
         return not source.startswith("%%") and begins(source, name)
-    return any(
-        isinstance(top, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and top.name == name
-        for top in tops
-    )
+    return any(isinstance(top, DEFINITIONS) and top.name == name for top in tops)
 
 
 def begins(source: str, name: str) -> bool:

@@ -84,6 +84,7 @@ def test_all_notebooks_of_a_folder_and_two_files_of_one(here, capsys):
     made.hello(here / "work" / "00" / "a.ipynb", made.HELLO, made.FULL)
     made.save(
         here / "work" / "02" / "b.ipynb",
+        made.code("a, b, c, d = 1, 2, 3, 4"),
         made.checked("", 'check("02_collectives/questions", a, b, c, d)'),
     )
     assert submit.main(["--no-run"]) == 0
