@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -95,6 +97,23 @@ def test_the_folders_of_a_persons_own_settings_stay() -> None:
     )
     assert made["JUPYTER_CONFIG_PATH"].split(":") == [str(ROOT / "tools/lab"), "/home/ann/jupyter"]
     assert made["PATH"].split(":") == [str(Path(sys.executable).parent), "/usr/bin"]
+
+
+def test_python_in_a_terminal_is_the_courses_whatever_the_persons_bashrc_does(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / ".bashrc").write_text('PATH="/opt/conda/bin:/usr/bin:/bin"; mine=kept\n')
+    (option,) = open_lab.terminals({"SHELL": "/bin/bash"})
+    shell = ast.literal_eval(option.partition("shell_command=")[2])
+    said = subprocess.run(
+        [*shell, "-i"], input="command -v python; echo $mine\n", capture_output=True, text=True,
+        env=open_lab.environment([], {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}),
+    )  # fmt: skip
+    assert said.stdout.split()[-2:] == [str(Path(sys.executable).parent / "python"), "kept"]
+
+
+def test_another_shell_than_bash_stays_as_it_is() -> None:
+    assert open_lab.terminals({"SHELL": "/usr/bin/zsh"}) == []
 
 
 def test_the_page_that_opens_first_is_the_one_that_make_work_writes() -> None:
