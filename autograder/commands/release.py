@@ -83,8 +83,8 @@ def run(options: argparse.Namespace) -> int:
     )
     if place:
         print(
-            f"Publish it as {place.folder}/ on the branch {place.branch} of github.com/{place.repository}. That "
-            "branch must hold the course's pyproject.toml, README.md, LICENSE and course_lib/ as well, and be "
-            "public: the first cell of each notebook installs the course from there."
+            f"Publish it as {place.folder}/ on the branch {place.branch} of github.com/{place.repository}, a "
+            "public repository. The first cell of each notebook installs the course from that branch, which "
+            "therefore also needs the course's pyproject.toml, README.md, LICENSE and course_lib/."
         )
     return 0

@@ -120,7 +120,7 @@ def test_a_check_says_that_the_newest_cell_of_its_function_failed(notebook: Note
 
 
 def test_a_check_says_that_the_function_has_another_name_now(notebook: Notebook) -> None:
-    """Otherwise the older function earns its points, and nobody judges the new one."""
+    """A check would judge the older function, and never mention the newer one."""
     notebook.cell("from course_lib import check, device")
     right = (
         'def hello():\n    """Who is it?"""\n'
