@@ -18,6 +18,8 @@ from jupyter_core.paths import jupyter_path
 from jupyterlab_server.config import get_page_config
 from jupyterlab_server.settings_utils import get_settings
 
+from course_lib import saved
+
 ROOT = Path(__file__).resolve().parents[2]
 LAB = Path(sys.prefix) / "share/jupyter/lab"
 LABEXTENSIONS = LAB.parent / "labextensions"
@@ -133,7 +135,12 @@ def test_the_page_has_a_whole_row_for_each_notebook_in_their_order() -> None:
     for (name, question, time, points), path in zip(rows, notebooks, strict=True):
         assert f"({path.parent.name}/{path.name})" in name and path.name[:2] in name
         assert question.strip().endswith("?")
-        assert "hour" in time and points.strip().isdigit()
+        assert "hour" in time
+        exercises = saved.read(path).exercises
+        due, extra = (
+            sum(e.possible for e in exercises if e.extra is more) for more in (False, True)
+        )
+        assert points.strip() == f"{due:g}" + (f" + {extra:g}" if extra else "")
     assert welcome.PLACE not in page
 
 
