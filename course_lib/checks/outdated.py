@@ -29,18 +29,18 @@ def remarks(objects: Iterable[Any]) -> Iterator[str]:
     cells = shell.history_manager.input_hist_raw  # its number 0 is empty, and the last one runs now
     for thing in objects:
         name, own = getattr(thing, "__name__", ""), cell_of(thing)
-        newest = max((n for n in range(1, len(cells)) if name and defines(cells[n], name)), default=0)
-        if own and newest > own and shell.user_ns.get(name) is thing:
+        if not (name and own and shell.user_ns.get(name) is thing):
+            continue
+        about = f"This table is about the `{name}` of In[{own}]."
+        newest = max((n for n in range(1, len(cells)) if defines(cells[n], name)), default=0)
+        cell, other = renamed(cells, own, name) or (0, "")
+        if cell > newest:
             yield (
-                f"The newest cell that defines `{name}`, In[{newest}], did not run to its end. This table is "
-                f"about the `{name}` of In[{own}]."
+                f"In[{cell}] defines `{other}`, and no `{name}`. {about} If `{other}` is your newer version, "
+                f"name it `{name}`."
             )
-        elif own and shell.user_ns.get(name) is thing and (found := renamed(cells, own, name)):
-            cell, other = found
-            yield (
-                f"In[{cell}] defines `{other}`, and no `{name}`. This table is about the `{name}` of "
-                f"In[{own}]. If `{other}` is your newer version, name it `{name}`."
-            )
+        elif newest > own:
+            yield f"The newest cell that defines `{name}`, In[{newest}], did not run to its end. {about}"
 
 
 def renamed(cells: list[str], own: int, name: str) -> tuple[int, str] | None:

@@ -130,9 +130,12 @@ def test_a_check_says_that_the_function_has_another_name_now(notebook: Notebook)
     notebook.cell(right)
     notebook.cell('def helper():\n    """Not that one."""')
     assert "If `" not in notebook.cell(judged)["stdout"]
+    notebook.cell(
+        right.replace("()", "(", 1)
+    )  # did not run to its end, and is older than the next one
     notebook.cell(right.replace("hello", "helo"))
     assert notebook.cell(judged)["stdout"].endswith(
-        "In[6] defines `helo`, and no `hello`. This table is about the `hello` of In[3]. If `helo` is your "
+        "In[7] defines `helo`, and no `hello`. This table is about the `hello` of In[3]. If `helo` is your "
         "newer version, name it `hello`.\n"
     )
     notebook.cell(right.replace("hello", "hello_before") + "\n\n" + right)  # a copy beside it
