@@ -79,9 +79,11 @@ python -m jupyterlab
 
 The third line installs the CPU build of PyTorch, about 200 MB. Leave it out on a machine with an NVIDIA
 GPU, where the fourth line then downloads the CUDA build, about 3 GB. Later, the second and the fifth line
-are enough. On a Mac, and on Windows without WSL2, use Colab. If you are given a newer package later,
-install it with `pip install --force-reinstall --no-deps "./{package}"`: pip
-otherwise keeps the older one."""
+are enough. On a Mac, and on Windows without WSL2, use Colab.
+
+If you are given a newer folder later, unpack it beside this one, so that it overwrites nothing of yours.
+Install its package with `pip install --force-reinstall --no-deps ./{package}`,
+because pip otherwise keeps the older one."""
 
 FETCHED = """\
 **Colab and Kaggle.** Click the notebook's button above. The first code cell installs the course if it is
