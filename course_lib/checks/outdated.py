@@ -66,13 +66,13 @@ def described(source: str) -> dict[str, tuple[str, str] | None]:
         tops = ast.parse(source).body
     except SyntaxError:  # one of IPython's own lines, or a mistake
         return {}
-    found = {}
+    texts = {}
     for top in tops:
         if isinstance(top, DEFINITIONS):
             text = ast.get_docstring(top)
             parameters = "" if isinstance(top, ast.ClassDef) else ast.unparse(top.args)
-            found[top.name] = None if text is None else (text, parameters)
-    return found
+            texts[top.name] = None if text is None else (text, parameters)
+    return texts
 
 
 def cell_of(thing: Any) -> int:
