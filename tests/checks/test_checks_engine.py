@@ -848,3 +848,13 @@ def test_a_function_is_evaluated_with_keyword_arguments() -> None:
     values, _ = harness.evaluate([lambda n, base=10: n * base, 4], {}, [], instructions)
     assert [answer.value for answer in values.answers] == [21, 70, 4, None]
     assert values.answers[3].error is not None and values.answers[3].error[0] == "TypeError"
+
+
+def test_a_device_is_told_apart_from_ranks_that_are_swapped():
+    """One mistake beside another is not its cause."""
+    cell = (
+        "import os\nimport torch.distributed as dist\n"
+        "def hello(): return dist.get_world_size(), dist.get_rank(), os.getpid()"
+    )
+    said = " ".join(check("00_first_ranks/hello", typed(cell, "hello")).messages)
+    assert said.count("are swapped") == 2 and "Ask course_lib.device()" in said
