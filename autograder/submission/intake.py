@@ -57,7 +57,7 @@ class Submission:
     `student` is the folder's name, with characters that no table can show written as escapes,
     shortened where no file could be named after it, and with a hash behind it if it was changed.
     origin: where its notebook was handed in, if that is not `folder`. unread: the same of other notebooks
-    of this student and assignment, which do not count.
+    of this student and assignment, which do not count. stamp: the time stamp, if it is not in `folder`.
     """
 
     student: str
@@ -65,6 +65,7 @@ class Submission:
     folder: Path
     origin: str = ""
     unread: tuple[str, ...] = ()
+    stamp: Path | None = None
 
     @property
     def notebook(self) -> Path:
@@ -191,8 +192,15 @@ def collect(submission: Submission, largest: int = Limits().notebook) -> HandedI
     if submission.unread:
         notes += [f"{ANOTHER} that was handed in was not read: {', '.join(submission.unread)}"]
     content = _read_regular(notebook, largest)
-    stamp, remarks = _read_stamp(folder / STAMP)
+    stamp, remarks = _read_stamp(submission.stamp or folder / STAMP)
     return HandedIn(content, stamp, notes + remarks)
+
+
+def holds_notebook(submission: Submission) -> bool:
+    """Whether there is a notebook in the folder, or one folder down, be it the right one or not."""
+    return not submission.folder.is_symlink() and bool(
+        _notebooks(submission.folder) or _one_folder_deeper(submission)
+    )
 
 
 def _choose(submission: Submission) -> tuple[Path, list[str]]:

@@ -252,7 +252,10 @@ class Walk:
         for cell, answer in self.answers.items():
             asked = defined_names(self.stubs.get(cell, ""))
             if match[1] in asked and (others := sorted(defined_names(answer) - asked)):
-                return f" Its cell defines {listing(others)}, and the check looks for {match[1]}.", ""
+                return (
+                    f" Its cell defines {listing(others)}, and the check looks for {match[1]}.",
+                    "",
+                )
         return "", ""
 
     # ---- time and names

@@ -1,9 +1,9 @@
 """Zips that students handed in, as `python -m course_lib.submit` packs them: notebooks in their folders.
 
-A class may hold `<student>.zip`, or any zip in `<student>/`. Of a zip only the members
-`<assignment>.ipynb` are read, in however many folders they lie, and never more of them than a notebook may
-have: a zip can be small and its content endless. Of several such notebooks of one assignment the one that was
-saved last counts, by the time in the zip: the zip's name does not tell which is newer.
+A class may hold `<student>.zip`, or any zip in `<student>/` or `<student>/<assignment>/`. Of a zip only the
+members `<assignment>.ipynb` are read, in however many folders they lie, and never more of them than a
+notebook may have: a zip can be small and its content endless. Of several such notebooks of one assignment the
+one that was saved last counts, by the time in the zip: the zip's name does not tell which is newer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from autograder.outcome.limits import Limits
-from autograder.submission.intake import Submission, printable
+from autograder.submission.intake import STAMP, Submission, holds_notebook, printable
 
 MEMBERS = 10_000  # of a zip: its list is read whole, and takes half a kilobyte for each
 MEMBER = b"PK\x01\x02"  # an entry of that list begins with it
@@ -37,7 +37,7 @@ def find_zipped(
     """
     found: list[tuple[Saved, Submission]] = []
     notes: list[str] = []
-    for student, path in _zips(folder):
+    for student, path in _zips(folder, known):
         place = printable(str(path.relative_to(folder)))
         try:
             content = _read(path, largest * len(known))
@@ -51,8 +51,9 @@ def find_zipped(
                 f"{place}: {printable(member.filename)}" for member in (counts, *older)
             )
             submission = Submission(
-                printable(student), name, unzipped / name, origin, tuple(unread)
-            )
+                printable(student), name, unzipped / name, origin, tuple(unread),
+                stamp=None if path.parent == folder else path.parent / STAMP,
+            )  # fmt: skip
             found.append((counts.date_time, submission))
         if not members:
             notes.append(
@@ -63,13 +64,17 @@ def find_zipped(
     return [submission for _, submission in found], notes
 
 
-def _zips(folder: Path) -> Iterator[tuple[str, Path]]:
+def _zips(folder: Path, known: Sequence[str]) -> Iterator[tuple[str, Path]]:
     """(student, zip), in the order of their names. Links are not followed."""
     for path in sorted(folder.iterdir()):
         if path.name.startswith(".") or path.is_symlink():
             continue
         if path.is_dir():
-            yield from ((path.name, inside) for inside in sorted(path.iterdir()) if _is_zip(inside))
+            inside = sorted(path.iterdir())
+            folders = [entry for entry in inside if entry.name in known and entry.is_dir()]
+            for entry in folders:
+                inside += [] if entry.is_symlink() else sorted(entry.iterdir())
+            yield from ((path.name, entry) for entry in inside if _is_zip(entry))
         elif _is_zip(path):
             yield path.stem, path
 
@@ -128,9 +133,16 @@ def joined(
 ) -> tuple[list[Submission], list[str]]:
     """All submissions, by student, and notes on those of which only one counts.
 
-    A notebook in a folder counts before the same one in a zip, and of zips the first in `zipped`.
+    A notebook in a folder counts before the same one in a zip, and of zips the first in `zipped`. An
+    assignment's folder without a notebook gives way to a zip.
     """
     chosen: dict[tuple[str, str], Submission] = {}
+    in_zips = {(submission.student, submission.assignment) for submission in zipped}
+    folders = [
+        submission
+        for submission in folders
+        if (submission.student, submission.assignment) not in in_zips or holds_notebook(submission)
+    ]
     for submission in (*folders, *zipped):
         key = submission.student, submission.assignment
         first = chosen.setdefault(key, submission)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import pkgutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -156,3 +157,15 @@ def test_a_limit_is_a_number_above_zero(seconds: str, capsys: pytest.CaptureFixt
         _parser("grade").parse_args(["grade", f"--cell-timeout={seconds}"])
     assert f"'{seconds}' is not a number above 0" in capsys.readouterr().err
     assert limits.Limits().cell > 0
+
+
+def test_a_python_without_the_courses_packages_says_how_to_get_to_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As when somebody types `python -m autograder report` with the machine's own Python."""
+    monkeypatch.setitem(sys.modules, "jupyter_core.paths", None)
+    for name in ("autograder.report.server", "autograder.commands.report"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    assert main(["report"]) == 2
+    said = capsys.readouterr().err
+    assert "lacks the package jupyter_core" in said and "source .venv/bin/activate" in said

@@ -11,7 +11,13 @@ import pytest
 
 from autograder.commands import grade
 from autograder.submission import zips
-from autograder.submission.intake import ANOTHER, UnreadableError, collect
+from autograder.submission.intake import (
+    ANOTHER,
+    MissingError,
+    UnreadableError,
+    collect,
+    find_submissions,
+)
 from autograder.submission.zips import find_zipped, joined
 from course_lib import submit
 from tests.notebooks import made
@@ -158,3 +164,30 @@ def test_a_zip_that_was_packed_by_hand_needs_no_folders(folder, tmp_path):
     (submission,), notes = find_zipped(folder, KNOWN, tmp_path / "unzipped")
     assert (submission.assignment, notes) == ("02_collectives", [])
     assert collect(submission).content == b"{}"
+
+
+def test_a_zip_may_lie_in_the_assignments_folder_and_beside_a_time_stamp(folder, tmp_path):
+    handed = folder / "kim" / "00_first_ranks"
+    handed.mkdir(parents=True)
+    pack(handed / "submission.zip", **{PLACE: "{}", "02_collectives.ipynb": "{}"})
+    (handed / "timestamp.txt").write_text("2026-11-20 12:00:00 UTC")
+    in_folders, notes = find_submissions(folder, KNOWN)
+    zipped, remarks = find_zipped(folder, KNOWN, tmp_path / "unzipped")
+    submissions, doubles = joined(in_folders, zipped)
+    assert [submission.assignment for submission in submissions] == KNOWN
+    assert [*notes, *remarks, *doubles] == [], "the folder holds no other notebook"
+    read = [collect(submission) for submission in submissions]
+    assert [(one.content, one.notes) for one in read] == [(b"{}", [])] * 2
+    assert {one.stamp for one in read} == {"2026-11-20 12:00:00 UTC"}
+
+
+def test_an_empty_folder_does_not_count_before_a_zip(folder, tmp_path):
+    (folder / "kim" / "00_first_ranks").mkdir(parents=True)
+    (folder / "lea" / "00_first_ranks").mkdir(parents=True)
+    pack(folder / "kim.zip", **{PLACE: "{}"})
+    in_folders, _ = find_submissions(folder, KNOWN)
+    zipped, _ = find_zipped(folder, KNOWN, tmp_path / "unzipped")
+    (kim, lea), notes = joined(in_folders, zipped)
+    assert (collect(kim).content, notes) == (b"{}", [])
+    with pytest.raises(MissingError):
+        collect(lea)
