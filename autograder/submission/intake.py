@@ -111,6 +111,13 @@ def find_submissions(folder: Path, known: list[str]) -> tuple[list[Submission], 
                     f"{folder.name}/<student>/<assignment>/."
                 )
             continue
+        if name in known:
+            notes.append(
+                f"{folder.name}/{name} is left out, since a student's folder is expected there and an "
+                f"assignment has this name. If it holds students' folders, grade {folder.name}/{name}; if "
+                f"{folder.name} is a student, grade the folder above it."
+            )
+            continue
         if name in students:
             raise SameNameError(
                 f"{students[name].name!r} and {path.name!r} are both written as {name!r}: rename one of them"

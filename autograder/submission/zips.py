@@ -69,6 +69,8 @@ def _zips(folder: Path, known: Sequence[str]) -> Iterator[tuple[str, Path]]:
     for path in sorted(folder.iterdir()):
         if path.name.startswith(".") or path.is_symlink():
             continue
+        if path.name in known:
+            continue  # no student's folder, as `find_submissions` says
         if path.is_dir():
             inside = sorted(path.iterdir())
             folders = [entry for entry in inside if entry.name in known and entry.is_dir()]

@@ -142,6 +142,15 @@ def test_no_notebook_is_left_out_in_silence(folder: Path) -> None:
     ]
 
 
+def test_a_class_that_is_named_one_folder_too_high_or_too_deep_makes_no_students(
+    folder: Path,
+) -> None:
+    (folder / "00_toy.ipynb").write_bytes(TEXT)
+    found, (note,) = find_submissions(folder.parent, ["00_toy"])
+    assert found == [] and note.startswith("ann/00_toy is left out")
+    assert "grade the folder above it" in note
+
+
 # ---- nothing but regular files is opened
 
 

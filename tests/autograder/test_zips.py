@@ -191,3 +191,15 @@ def test_an_empty_folder_does_not_count_before_a_zip(folder, tmp_path):
     assert (collect(kim).content, notes) == (b"{}", [])
     with pytest.raises(MissingError):
         collect(lea)
+
+
+def test_a_folder_of_an_assignment_is_not_one_student_with_many_zips(folder, tmp_path):
+    for student in ("ann", "bob"):
+        pack(folder / "00_first_ranks" / f"{student}.zip", **{PLACE: student})
+    assert find_zipped(folder, KNOWN, tmp_path / "unzipped") == ([], [])
+    assert (
+        "If it holds students' folders, grade class/00_first_ranks"
+        in find_submissions(folder, KNOWN)[1][0]
+    )
+    zipped, _ = find_zipped(folder / "00_first_ranks", KNOWN, tmp_path / "unzipped")
+    assert [submission.student for submission in zipped] == ["ann", "bob"]
