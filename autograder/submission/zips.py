@@ -35,7 +35,7 @@ def find_zipped(
 
     OSError if `into` cannot be written. A zip that cannot be read costs a note and no other student.
     """
-    found: list[tuple[Saved, Submission]] = []
+    dated: list[tuple[Saved, Submission]] = []
     notes: list[str] = []
     for student, path in _zips(folder, known):
         place = printable(str(path.relative_to(folder)))
@@ -54,14 +54,14 @@ def find_zipped(
                 printable(student), name, unzipped / name, origin, tuple(unread),
                 stamp=None if path.parent == folder else path.parent / STAMP,
             )  # fmt: skip
-            found.append((counts.date_time, submission))
+            dated.append((counts.date_time, submission))
         if not members:
             notes.append(
                 f"{place} holds no notebook of the course: their names are {known[0]}.ipynb, and so on."
             )
-    found.sort(key=lambda one: one[0], reverse=True)  # stable
-    found.sort(key=lambda one: (one[1].student, one[1].assignment))
-    return [submission for _, submission in found], notes
+    dated.sort(key=lambda pair: pair[0], reverse=True)  # stable
+    dated.sort(key=lambda pair: (pair[1].student, pair[1].assignment))
+    return [submission for _, submission in dated], notes
 
 
 def _zips(folder: Path, known: Sequence[str]) -> Iterator[tuple[str, Path]]:
@@ -153,9 +153,10 @@ def joined(
             chosen[key] = replace(first, unread=others)
     ordered = [chosen[key] for key in sorted(chosen)]
     notes = [
-        f"{one.student} handed in {one.assignment} more than once: {one.origin or one.folder} counts, and "
-        f"{', '.join(one.unread)} {'do' if len(one.unread) > 1 else 'does'} not."
-        for one in ordered
-        if one.unread
+        f"{submission.student} handed in {submission.assignment} more than once: "
+        f"{submission.origin or submission.folder} counts, and {', '.join(submission.unread)} "
+        f"{'do' if len(submission.unread) > 1 else 'does'} not."
+        for submission in ordered
+        if submission.unread
     ]
     return ordered, notes

@@ -201,4 +201,4 @@ def test_below_the_table_a_line_recalls_what_was_left_out(
     (tmp_path / "class" / "gus.ipynb").write_text("{}")
     before, _, below = said().partition("student  ")
     assert "class/gus.ipynb is left out" in before
-    assert "What was left out" in below and "(1 note)" in below
+    assert "Files that were left out" in below and "(1 note)" in below
