@@ -206,7 +206,8 @@ def _grade(submissions: list[Submission], options: argparse.Namespace) -> int:
     ):  # a student who is left out has no row, and the notes have scrolled away by now
         notes = counted(len(options.notes), "note")
         print(
-            f"Files that were left out, or handed in more than once, are listed above the first grade ({notes})."
+            "Files that were left out, or handed in more than once, are listed above the first grade "
+            f"({notes})."
         )
     for line in _said(summary, wanted, options.out):
         print(line)

@@ -20,7 +20,13 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from autograder.outcome.limits import Limits
-from autograder.submission.intake import STAMP, Submission, holds_notebook, printable
+from autograder.submission.intake import (
+    NAMES_SHOWN,
+    STAMP,
+    Submission,
+    holds_notebook,
+    printable,
+)
 
 MEMBERS = 10_000  # of a zip: its list is read whole, and takes half a kilobyte for each
 MEMBER = b"PK\x01\x02"  # an entry of that list begins with it
@@ -47,9 +53,11 @@ def find_zipped(
             notes.append(f"{place} cannot be read as a zip: {error or type(error).__name__}.")
             continue
         for name, (counts, *older) in members.items():
-            origin, *unread = (
-                f"{place}: {printable(member.filename)}" for member in (counts, *older)
-            )
+            # a zip may hold thousands of them
+            shown = [printable(member.filename) for member in (counts, *older[:NAMES_SHOWN])]
+            origin, *unread = (f"{place}: {name_inside}" for name_inside in shown)
+            if len(older) > NAMES_SHOWN:
+                unread.append(f"{place}: {len(older) - NAMES_SHOWN:,} more")
             submission = Submission(
                 printable(student), name, unzipped / name, origin, tuple(unread),
                 stamp=None if path.parent == folder else path.parent / STAMP,

@@ -203,3 +203,10 @@ def test_a_folder_of_an_assignment_is_not_one_student_with_many_zips(folder, tmp
     )
     zipped, _ = find_zipped(folder / "00_first_ranks", KNOWN, tmp_path / "unzipped")
     assert [submission.student for submission in zipped] == ["ann", "bob"]
+
+
+def test_of_very_many_notebooks_in_a_zip_a_few_are_named(folder, tmp_path):
+    pack(folder / "eve.zip", **{f"{k}/{PLACE}": "{}" for k in range(2000)})
+    (submission,), _ = find_zipped(folder, KNOWN, tmp_path / "unzipped")
+    assert len(submission.unread) == 6
+    assert submission.unread[-1] == "eve.zip: 1,994 more"
