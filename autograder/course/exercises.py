@@ -112,7 +112,7 @@ def read_graded(name: str, source: NotebookNode) -> dict[str, Graded]:
 
 
 def compare_points(name: str, graded: dict[str, Graded]) -> None:
-    """BuildError if a cell has other points than its exercise. An instructor may change them, after a build."""
+    """BuildError if a cell has other points than its exercise. An instructor may change them later."""
     for cell_name, cell in graded.items():
         due = find(cell.check).points if cell.check else cell.points
         if cell.points != due:
