@@ -1,8 +1,8 @@
 """Experts: what is sent, and to whom? Begin with routing.py.
 
     routing.py    route: which experts a token goes to, and with which weights
-    moe.py        moe: a mixture of experts on one rank
-    exchange.py   exchange: rows to other ranks, as many as each pair agrees on, with its backward
+    mixture.py    moe: a mixture of experts on one rank
+    travel.py     exchange: rows to other ranks, as many as each pair agrees on, with its backward
     parallel.py   expert_parallel_moe: experts on many ranks
     balance.py    load_balancing_loss, update_bias, and AddLoss, which gives a layer's loss to backward
     queues.py     queue, capacity: the tokens that are dropped if an expert has so many places
@@ -29,13 +29,13 @@ from ..exports import exports
 
 if TYPE_CHECKING:
     from .balance import AddLoss, load_balancing_loss, max_violation, update_bias
-    from .exchange import exchange
     from .gpt import expert_gpt
+    from .mixture import moe
     from .modules import MoE
-    from .moe import moe
     from .nodes import node_limited
     from .parallel import expert_parallel_moe
     from .queues import capacity, queue
     from .routing import route
+    from .travel import exchange
 
 __getattr__, __dir__, __all__ = exports(__name__)

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from .exchange import Group
 from .modules import MoE
+from .travel import Group
 
 
 def expert_gpt(

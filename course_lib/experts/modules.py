@@ -11,10 +11,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from .balance import AddLoss, load_balancing_loss
-from .exchange import Group
-from .moe import moe
+from .mixture import moe
 from .parallel import expert_parallel_moe
 from .routing import route
+from .travel import Group
 
 
 class MoE(nn.Module):
