@@ -2,7 +2,7 @@
 
     routing.py    route: which experts a token goes to, and with which weights
     mixture.py    moe: a mixture of experts on one rank
-    travel.py     exchange: rows to other ranks, as many as each pair agrees on, with its backward
+    all_to_all.py  exchange: rows to other ranks, as many as each pair agrees on, with its backward
     parallel.py   expert_parallel_moe: experts on many ranks
     balance.py    load_balancing_loss, update_bias, and AddLoss, which gives a layer's loss to backward
     queues.py     queue, capacity: the tokens that are dropped if an expert has so many places
@@ -19,6 +19,7 @@ An expert is w2 (silu(w1 x) * w3 x), with the names of Mixtral: w1, w3 (E, f, h)
 imports torch only, and can be copied out with exports.py above it. `course_lib.facts.experts` has its costs.
 
 The names are imported when they are first used: so the others can be used while an exercise hides a module.
+No module has the name of its function, which it would replace.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from typing import TYPE_CHECKING
 from ..exports import exports
 
 if TYPE_CHECKING:
+    from .all_to_all import exchange
     from .balance import AddLoss, load_balancing_loss, max_violation, update_bias
     from .gpt import expert_gpt
     from .mixture import moe
@@ -36,6 +38,5 @@ if TYPE_CHECKING:
     from .parallel import expert_parallel_moe
     from .queues import capacity, queue
     from .routing import route
-    from .travel import exchange
 
 __getattr__, __dir__, __all__ = exports(__name__)

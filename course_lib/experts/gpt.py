@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
+from .all_to_all import Group
 from .modules import MoE
-from .travel import Group
 
 
 def expert_gpt(

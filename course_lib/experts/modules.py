@@ -10,11 +10,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from .all_to_all import Group
 from .balance import AddLoss, load_balancing_loss
 from .mixture import moe
 from .parallel import expert_parallel_moe
 from .routing import route
-from .travel import Group
 
 
 class MoE(nn.Module):
