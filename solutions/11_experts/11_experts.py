@@ -1,0 +1,1165 @@
+# %% [markdown]
+# # 11 · Experts
+#
+# **What does a mixture of experts send, and to whom?**
+#
+# In a dense layer every parameter costs FLOPs for every token. A mixture of experts breaks this rule: it has
+# E MLPs in the place of one, and a router sends each token to k of them. Mixtral holds 46.7 billion
+# parameters and uses 12.9 billion for a token; DeepSeek-V3 holds 671 billion and uses 37.6 billion.
+#
+# The experts do not fit on one rank, so they are dealt out, and tokens travel to theirs and back. No earlier
+# notebook had messages of this kind: how much a rank sends, and to whom, is decided by the data in the moment
+# of sending. You build the router, the layer on one rank, and the layer on many. Then you foretell every byte
+# from a histogram, watch a router collapse, and bring it back into balance.
+#
+# | | |
+# |---|---|
+# | you will build | a router; a mixture of experts on one rank; an all-to-all of unequal parts, with its backward; the mixture on many ranks; a loss and a bias that keep the experts busy |
+# | you need | notebook 02: all-to-all; notebook 03: averages of gradients; `torch.autograd.Function` |
+# | time | three hours |
+# | points | 60 |
+# | on a rented machine | nothing to rent: two cores are enough. On several GPUs the same code runs over NCCL, and the section *On your GPUs* shows what only they can show |
+#
+# | section | minutes | points | rests on |
+# |---|---|---|---|
+# | 1 A router | 20 | 8 | |
+# | 2 Experts on one rank | 25 | 9 | |
+# | 3 Rows to other ranks | 22 | 9 | |
+# | 4 Experts on many ranks | 35 | 14 | 2, 3 |
+# | 5 The bytes, from a histogram | 14 | 6 | 4 |
+# | 6 Balance, by a loss and by a bias | 30 | 9 | 1, 2 |
+# | 7 Two labs: places that run out, gradients and their groups | 10 | | 4 |
+# | 8 Questions | 10 | 5 | all |
+
+# %% [markdown]
+# ### Words and letters
+#
+# | | |
+# |---|---|
+# | T, h | tokens of a rank, and numbers of a token (the width); x is (T, h) |
+# | E, k | experts in all, and experts of a token |
+# | f | numbers inside an expert (hidden) |
+# | expert | w2 (silu(w1 x) ∘ w3 x), with the names of Mixtral: `w1` and `w3` are (E, f, h), `w2` is (E, h, f). It has three matrices, where the MLP of our GPT has two: half of the hidden numbers switch the other half |
+# | router | one matrix (E, h). Its product with a token gives E *logits* |
+# | assignment | one token and one of its experts. There are T·k; number a belongs to token a // k |
+# | n | ranks that share the experts. Each holds E/n of them, rank 0 the first ones |
+# | dispatch, combine | the way of the rows to the experts, and the way of the results back |
+
+# %%
+import time
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from matplotlib.patches import Rectangle
+from torch import nn
+
+from course_lib import RankError, check, device, launch
+from course_lib import experts as reference  # for comparison; your own versions come below
+from course_lib.data import batch, library_text
+from course_lib.experts import AddLoss, max_violation
+from course_lib.models import GPT, GPTConfig, next_token_loss
+from course_lib.pictures.colours import INK, QUIET, RANKS, picture
+from course_lib.scorecard import Row, Scorecard, costs
+from course_lib.unfinished import ready, try_it
+
+Group = dist.ProcessGroup | None  # None is the group of all ranks
+
+# %% [markdown]
+# Three idioms of PyTorch do most of the work here. Run the cell, and make sure that you see why each line
+# prints what it does.
+
+# %% tags=["skip-in-grading"]
+experts = torch.tensor([2, 0, 0, 1, 2, 0])  # of six assignments
+print("how many of each:      ", experts.bincount(minlength=4).tolist())
+
+order = experts.argsort(stable=True)  # assignments, those of expert 0 first
+print("in expert order:       ", order.tolist(), "->", experts[order].tolist())
+
+back = order.argsort()  # the inverse: where each assignment stands now
+print("and back again:        ", experts[order][back].tolist())
+
+sums = torch.zeros(3).index_add(0, torch.tensor([0, 2, 2]), torch.tensor([1.0, 10.0, 20.0]))
+print("added where they belong:", sums.tolist())
+
+# %% [markdown]
+# ## 1 · A router
+#
+# | | |
+# |---|---|
+# | you will write | `route(logits, bias=None, *, k)` |
+# | rests on | nothing |
+# | time | 20 minutes |
+# | points | 8 |
+#
+# A router's logits become probabilities by softmax. The k experts with the largest ones are chosen. This
+# choice has no gradient: an index does not change a little if a logit does. So a router can learn only through
+# the **weights** with which the experts' outputs are added, and these are the probabilities of the chosen
+# ones, divided by their sum:
+#
+# > wᵢ = pᵢ / Σ p of the chosen
+#
+# Why divide? Without it the output would shrink when the router is unsure, since the k largest of E
+# probabilities may sum to little. With k = 1 there is a trap. The quotient p / p is 1, whatever the router
+# says, and its gradient is 0, so the router would never learn. A single expert is weighted by its probability
+# itself, as in the Switch Transformer.
+#
+# The `bias` is for §6: a number for each expert that is added to the probabilities *for the choice alone*.
+#
+# **Predict.** A token has the logits 2, 1, 0, 0, and k is 2. Which weight does its second expert get?
+#
+# <details><summary>Answer</summary>exp(1) / (exp(2) + exp(1)) = 0.27: the other logits fall out of the
+# quotient.</details>
+#
+# **Build.** Four lines are enough. `sort(dim=-1, descending=True, stable=True)` keeps equal numbers in their
+# order; `topk` does not promise that. `gather(1, experts)` takes from each row the numbers in these columns.
+
+
+# %% nbgrader={"grade_id": "route", "solution": true}
+def route(logits, bias=None, *, k):
+    """(experts, weights) of each token: (T, k) int64, and (T, k) in the dtype of logits.
+
+    logits: (T, E). bias: (E,), without a gradient; it decides which experts are chosen, and weights
+    no output. Column 0 of `experts` is the expert with the largest probability + bias, column 1
+    the next, and of equal ones the lower comes first; `weights` has this order. If k > 1 they sum
+    to 1, and if k is 1 the weight is the probability.
+    """
+    ### BEGIN SOLUTION
+    probabilities = logits.softmax(-1)
+    scores = probabilities.detach() if bias is None else probabilities.detach() + bias
+    experts = scores.sort(dim=-1, descending=True, stable=True).indices[:, :k]
+    weights = probabilities.gather(1, experts)
+    return experts, weights / weights.sum(-1, keepdim=True) if k > 1 else weights
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint: the order of things</summary>Probabilities; scores = probabilities + bias, detached;
+# the first k columns of the sorted indices; the probabilities (not the scores) at these places; divide by
+# their sum unless k is 1.</details>
+#
+# **Check.**
+
+# %% nbgrader={"grade_id": "route_check", "points": 8}
+report = check("11_experts/route", route)
+### BEGIN HIDDEN TESTS
+report = check("11_experts/route", route, cases="hidden")
+### END HIDDEN TESTS
+report.points(8)
+
+# %% [markdown]
+# **Measure.** Does a fresh router spread its tokens? The cell embeds the first 240 characters of the course's
+# own source code, each by a random vector, and routes them to 8 experts. A character always goes to the same
+# two experts, and the text does not use all characters equally often.
+
+# %% tags=["skip-in-grading"]
+torch.manual_seed(3)
+text = library_text()[:240].long()
+embedded = torch.randn(256, 32)[text]
+router = torch.randn(8, 32) * 32**-0.5
+
+if ready(route):
+    chosen, _ = route(embedded @ router.T, k=2)
+    figure = picture(7.6, 1.9)
+    axes = figure.add_axes((0.01, 0.02, 0.98, 0.84))
+    for at, first in enumerate(chosen[:, 0].tolist()):
+        axes.add_patch(Rectangle((at % 60, -(at // 60)), 0.9, 0.9, color=RANKS[first]))
+        letter = chr(text[at])
+        shown = letter if letter.isprintable() else ""
+        axes.text(at % 60 + 0.45, -(at // 60) + 0.42, shown, ha="center", va="center", size=6)
+    axes.set_xlim(0, 60), axes.set_ylim(-3.1, 1), axes.axis("off")
+    axes.set_title("each character in the colour of its first expert", size=8, color=INK)
+    display(figure)
+    counts = chosen.flatten().bincount(minlength=8)
+    print("assignments of each expert:", counts.tolist())
+    print(f"the busiest has {max_violation(counts):.2f} of the mean more than the mean")
+
+# %% [markdown]
+# The last number is called **MaxVio**, the *maximal violation*: (largest count − mean) / mean. It is 0 if all
+# experts have equally much to do, and E/k − 1 = 3 here if two experts of eight get everything. Remember it:
+# the slowest rank decides how long a layer takes.
+#
+# **Break it.** A bias in the weights looks harmless. Here is one that makes expert 0 popular, used for the
+# choice alone as it should be, and used for the weights as well. What happens to the output's weights?
+
+# %% tags=["skip-in-grading"]
+if ready(route):
+    logits = torch.tensor([[0.0, 0.0, 0.0, 0.0]])
+    bias = torch.tensor([0.5, 0.0, 0.0, 0.0])
+    print("for the choice alone:", route(logits, bias, k=2)[1].tolist())
+    mixed = logits.softmax(-1) + bias
+    best = mixed.topk(2).values
+    print("in the weights, too: ", (best / best.sum()).tolist())
+
+# %% [markdown]
+# Expert 0 now counts three times as much as the other one, though the router finds them equally good. A bias
+# that is meant to move *load* would change what the model computes.
+#
+# **In production.** Mixtral has softmax over the k chosen logits, which is the same quotient. DeepSeek-V3 has
+# a sigmoid for each expert in place of the softmax, and the bias for the choice alone (§2.1.2 of its report).
+# Megatron-Core refuses k = 1 with a renormalised weight, "as it would yield a zero gradient". DeepSpeed's
+# top-k gate compared *logits* where it had to compare ranks when tokens were dropped, and kept 0.6 % of the
+# routes where 6.25 % were meant, until a correction in 2026 (pull request 7986): your check would have said so.
+
+# %% [markdown]
+# ## 2 · Experts on one rank
+#
+# | | |
+# |---|---|
+# | you will write | `moe(x, experts, weights, w1, w3, w2)` |
+# | rests on | nothing: the routing is an argument |
+# | time | 25 minutes |
+# | points | 9 |
+#
+# For every token: send it through its k experts, multiply each result by its weight, add. A loop over tokens
+# does that, and it is slow, because a product of one row with a matrix uses a GPU's units badly. The other
+# extreme is one line: all tokens through all experts, and a mask. It costs E/k times the FLOPs, which gives
+# away the reason for having experts.
+#
+# So sort. The T·k assignments are put in the order of their experts, so that the rows of one expert stand
+# beside one another, and each expert has one product, whatever its number of rows. With three tokens and
+# k = 2:
+#
+# | assignment | 0 | 1 | 2 | 3 | 4 | 5 |
+# |---|---|---|---|---|---|---|
+# | token = assignment // k | 0 | 0 | 1 | 1 | 2 | 2 |
+# | expert | 2 | 0 | 0 | 1 | 2 | 0 |
+# | **order** (argsort of the experts) | 1 | 2 | 5 | 3 | 0 | 4 |
+# | token of each row | 0 | 1 | 2 | 1 | 0 | 2 |
+# | | expert 0 | expert 0 | expert 0 | expert 1 | expert 2 | expert 2 |
+#
+# The results are in this order, too. `index_add` adds each of them to the row of its token.
+#
+# **Predict.** 4,096 tokens, E = 8, k = 2, h = 512, f = 1,024. How many FLOPs do the experts need forward, two
+# for each multiplication? How many would all experts for all tokens need?
+#
+# <details><summary>Answer</summary>8,192 assignments, each with three products of 512 × 1,024: 8,192 · 3 · 2 ·
+# 512 · 1,024 = 25.8 GFLOPs, and four times as many, 103 GFLOPs.</details>
+#
+# **Build.** Two things to look out for:
+#
+# - An expert without rows must have a gradient of *zeros*, not None. If you go through the experts with
+#   `rows.split(counts)`, an empty part is multiplied by the expert's matrices like all others, and its
+#   gradient is zeros by itself. An `if len(part):` would leave None there, and replicas that sum their
+#   gradients would hang.
+# - The weight comes after the expert. silu(w · x) is not w · silu(x).
+
+
+# %% nbgrader={"grade_id": "moe", "solution": true}
+def moe(x, experts, weights, w1, w3, w2):
+    """The sum over each token's experts of weight times output, (T, h).
+
+    x: (T, h). experts, weights: (T, k), of `route`. w1, w3: (E, f, h); w2: (E, h, f).
+    An expert is w2 (silu(w1 x) * w3 x). One product of matrices for each expert and matrix.
+    """
+    ### BEGIN SOLUTION
+    order = experts.flatten().argsort(stable=True)
+    token = order // experts.shape[1]
+    counts = experts.flatten().bincount(minlength=len(w1)).tolist()
+    out = through_experts(x[token], counts, w1, w3, w2)
+    return torch.zeros_like(x).index_add(0, token, out * weights.flatten()[order, None])
+    ### END SOLUTION
+
+
+### BEGIN SOLUTION
+def through_experts(rows, counts, w1, w3, w2):
+    """The first counts[0] rows through expert 0, the next counts[1] through expert 1, ..."""
+    return torch.cat(
+        [
+            (F.silu(part @ w1[e].T) * (part @ w3[e].T)) @ w2[e].T
+            for e, part in enumerate(rows.split(counts))
+        ]
+    )
+
+
+### END SOLUTION
+
+# %% [markdown]
+# <details><summary>Hint: the rows</summary><code>order = experts.flatten().argsort(stable=True)</code>,
+# <code>token = order // k</code>, and the rows are <code>x[token]</code>.</details>
+# <details><summary>Hint: the experts</summary><code>counts = experts.flatten().bincount(minlength=E).tolist()</code>;
+# go through <code>rows.split(counts)</code> with the experts' numbers, and <code>torch.cat</code> the
+# results. You will need this part again in §4: a function of its own pays.</details>
+# <details><summary>Hint: the end</summary><code>torch.zeros_like(x).index_add(0, token, out *
+# weights.flatten()[order, None])</code>.</details>
+#
+# **Check.**
+
+# %% nbgrader={"grade_id": "moe_check", "points": 9}
+report = check("11_experts/moe", moe)
+### BEGIN HIDDEN TESTS
+report = check("11_experts/moe", moe, cases="hidden")
+### END HIDDEN TESTS
+report.points(9)
+
+# %% [markdown]
+# **Measure.** Yours, all experts with a mask, and a loop over tokens, for 1,024 tokens.
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def all_masked(x, experts, weights, w1, w3, w2):
+    """Every token through every expert; what was not chosen gets the weight 0."""
+    dense = torch.zeros(len(x), len(w1)).scatter(1, experts, weights)
+    inner = F.silu(torch.einsum("th,efh->tef", x, w1)) * torch.einsum("th,efh->tef", x, w3)
+    return torch.einsum("te,tef,ehf->th", dense, inner, w2)
+
+
+def token_by_token(x, experts, weights, w1, w3, w2):
+    rows = []
+    for token, chosen, weight in zip(x, experts, weights, strict=True):
+        outs = [w2[e] @ (F.silu(w1[e] @ token) * (w3[e] @ token)) for e in chosen]
+        rows.append(sum(w * out for w, out in zip(weight, outs, strict=True)))
+    return torch.stack(rows)
+
+
+def mixture(tokens, count=8, width=64, hidden=128, k=2, dtype=torch.float32):
+    """x, experts, weights, w1, w3, w2, drawn."""
+    torch.manual_seed(0)
+    x, logits = torch.randn(tokens, width, dtype=dtype), torch.randn(tokens, count, dtype=dtype)
+    w1, w3 = (torch.randn(count, hidden, width, dtype=dtype) * width**-0.5 for _ in range(2))
+    w2 = torch.randn(count, width, hidden, dtype=dtype) * hidden**-0.5
+    best = logits.softmax(-1).topk(k)
+    return x, best.indices, best.values / best.values.sum(-1, keepdim=True), w1, w3, w2
+
+
+def milliseconds(function, *args, times=3):
+    function(*args)
+    began = time.perf_counter()
+    for _ in range(times):
+        function(*args)
+    return (time.perf_counter() - began) / times * 1000
+
+
+if ready(moe):
+    drawn = mixture(1024)
+    wanted = all_masked(*drawn)
+    for function in (moe, all_masked, token_by_token):
+        off = float((function(*drawn) - wanted).abs().max())
+        print(f"{function.__name__:15} {milliseconds(function, *drawn):7.1f} ms   off by {off:.0e}")
+
+# %% [markdown]
+# **In production.** `F.grouped_mm(rows, weights, offs=...)` (PyTorch 2.9 and later; `torch._grouped_mm`
+# before) has the products of all experts in one call, in 16 bits or float32. On a GPU this saves the start of
+# E kernels; on a CPU it is no faster than the loop. MegaBlocks (Gale et al. 2022) has a kernel for blocks of
+# rows. Both need what you made: rows in the order of their experts, and the counts.
+
+# %% [markdown]
+# ## 3 · Rows to other ranks
+#
+# | | |
+# |---|---|
+# | you will write | `exchange(rows, send, receive, group)`, with a backward |
+# | rests on | notebook 02 |
+# | time | 22 minutes |
+# | points | 9 |
+#
+# In notebook 02 all parts of an all-to-all had one size. Here the i-th of n parts goes to rank i, and each has
+# as many rows as the router decided. `dist.all_to_all_single` can do that:
+#
+# > `dist.all_to_all_single(output, input, output_split_sizes, input_split_sizes, group=group)`
+#
+# The two lists are not symmetric. `input_split_sizes` says how many of *my* rows go to each rank, and
+# `output_split_sizes` how many rows come from each. What rank 0 lists for rank 1 in the one, rank 1 lists for
+# rank 0 in the other. Here are three ranks, with rows[i][j] the number of rows that rank i has for rank j:
+#
+# | | to 0 | to 1 | to 2 | `send` |
+# |---|---|---|---|---|
+# | **rank 0** | 1 | 2 | 0 | [1, 2, 0] |
+# | **rank 1** | 3 | 0 | 1 | [3, 0, 1] |
+# | **rank 2** | 0 | 0 | 2 | [0, 0, 2] |
+# | `receive` | [1, 3, 0] | [2, 0, 0] | [0, 1, 2] | |
+#
+# A rank's `send` is its row of the matrix, and its `receive` is its column.
+#
+# `dist.all_to_all_single` knows nothing of autograd. If you call it in a forward, the result has no history,
+# and backward ends there without an error. So write a `torch.autograd.Function`.
+#
+# **Predict.** Rank 1 got a row of rank 0. In backward it has the gradient of that row. Who needs it? What are
+# `send` and `receive` of the exchange in backward?
+#
+# <details><summary>Answer</summary>Rank 0 needs it: the row is an output of its forward. Every row goes back
+# the way it came, so `send` and `receive` change places.</details>
+#
+# **Build.**
+
+
+# %% nbgrader={"grade_id": "exchange", "solution": true}
+# Your torch.autograd.Function:
+### BEGIN SOLUTION
+class Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, rows, send, receive, group):
+        ctx.back = receive, send, group
+        return all_to_all(rows, send, receive, group)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return all_to_all(grad, *ctx.back), None, None, None
+
+
+def all_to_all(rows, send, receive, group):
+    came = rows.new_empty((sum(receive), *rows.shape[1:]))
+    dist.all_to_all_single(came, rows.contiguous(), receive, send, group=group)
+    return came
+
+
+### END SOLUTION
+
+
+def exchange(rows, send, receive, group=None):
+    """The rows that come, (sum(receive), ...): receive[0] of rank 0 first, then receive[1] of rank 1, ...
+
+    rows: (sum(send), ...): the first send[0] go to rank 0, the next send[1] to rank 1. Any number may
+    be 0. Both are lists of Python's integers. Gradients go back the way the rows came.
+    """
+    ### BEGIN SOLUTION
+    # Python's integers: on a GPU the host has to wait until the counts are computed.
+    return Exchange.apply(rows, send, receive, group)
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint: room for what comes</summary><code>rows.new_empty((sum(receive),
+# *rows.shape[1:]))</code> has the dtype and the device of <code>rows</code>.</details>
+# <details><summary>Hint: the Function</summary><code>forward(ctx, rows, send, receive, group)</code> keeps
+# <code>send</code>, <code>receive</code> and <code>group</code> on <code>ctx</code>.
+# <code>backward(ctx, grad)</code> returns four values: the gradient of <code>rows</code>, and three
+# times None. A gradient need not be contiguous: <code>grad.contiguous()</code>.</details>
+#
+# **Check.**
+
+# %% nbgrader={"grade_id": "exchange_check", "points": 9}
+report = check("11_experts/exchange", exchange)
+### BEGIN HIDDEN TESTS
+report = check("11_experts/exchange", exchange, cases="hidden")
+### END HIDDEN TESTS
+report.points(9)
+
+# %% [markdown]
+# **Measure.** The example from above. Every rank fills its rows with its own number, and the ledger's matrix
+# has the bytes from rank to rank. What a rank keeps is not sent.
+
+# %% tags=["skip-in-grading"]
+ROWS = [[1, 2, 0], [3, 0, 1], [0, 0, 2]]
+
+
+def example():
+    rank = dist.get_rank()
+    send, receive = ROWS[rank], [row[rank] for row in ROWS]
+    rows = torch.full((sum(send), 4), float(rank), device=device())
+    return exchange(rows, send, receive)[:, 0].tolist()
+
+
+run = try_it(example, world_size=3)
+if run:
+    for rank, came in enumerate(run):
+        print(f"rank {rank} got rows of the ranks {[int(number) for number in came]}")
+    print(run.ledger.matrix())
+
+# %% [markdown]
+# **Break it.** Two ranks, and rank 0 makes room for one row too few. On its own gloo would end the whole
+# process here; with one row too *many* it would say nothing, and the last row would be whatever lay in memory.
+# The course's recorder compares both ends first:
+
+
+# %% tags=["skip-in-grading"]
+def one_too_few():
+    rank = dist.get_rank()
+    send, receive = [[2, 3], [4, 1]][rank], [[2, 3], [3, 1]][rank]
+    rows = torch.zeros(5, 4, device=device())
+    came = rows.new_empty(sum(receive), 4)
+    dist.all_to_all_single(came, rows, receive, send)
+
+
+try:
+    launch(one_too_few, world_size=2)
+except RankError as error:
+    print(next(line for line in str(error).splitlines() if "two ends" in line))
+
+# %% [markdown]
+# ## 4 · Experts on many ranks
+#
+# | | |
+# |---|---|
+# | you will write | `expert_parallel_moe(x, experts, weights, w1, w3, w2, group)` |
+# | rests on | §2, §3 |
+# | time | 35 minutes |
+# | points | 14 |
+#
+# n ranks share E experts. Rank r holds the E/n experts from r·E/n on, and has T tokens of its own. A step of the
+# layer has five parts:
+#
+# | part | content | sent |
+# |---|---|---|
+# | 1 counts | how many rows each rank has for each expert | an all-to-all of E numbers |
+# | 2 dispatch | the rows, in the order of their experts, go to the experts' ranks | an all-to-all of rows |
+# | 3 compute | each expert: its rows, from all ranks | |
+# | 4 combine | the results, the same way back | an all-to-all of rows |
+# | 5 add | each result times its weight, where the token lives | |
+#
+# Part 1 is needed because nobody knows the sizes before the routers have decided: each rank tells all others
+# how many rows come. If you sort your rows by expert, they are sorted by rank as well, since rank r holds
+# experts in succession.
+#
+# Part 3 has the knot. Rows arrive **by source**: those of rank 0, by expert, then those of rank 1, by expert,
+# and so on. The products want them **by expert**. So they are sorted again, and sorted back before they leave,
+# since every rank expects its rows in the order in which it sent them.
+#
+# **Predict.** The experts on rank r saw rows of all ranks. Their gradients: does anything have to be summed
+# over the n ranks after backward? And the gradient of the router, which is whole on every rank?
+#
+# <details><summary>Answer</summary>Nothing for the experts. In backward the gradients of all results came back
+# to them, so their gradient is the sum over all ranks' tokens already. The router saw its own rank's tokens
+# alone, like any replica: its gradient has to be summed over the ranks (§7).</details>
+#
+# **Build.** It uses your `exchange`. If that is not finished, take the library's here: `reference.exchange`.
+#
+# - Counts: `experts.flatten().bincount(minlength=E)`, int64, with E = n · len(w1). One `all_to_all_single`
+#   without sizes gives each rank the counts for its own experts: the first E/n of rank 0, the next of rank 1.
+# - `counts.view(n, -1).sum(1)` are the rows for each rank.
+# - The expert of each row that arrived: `torch.arange(E // n).repeat(n).repeat_interleave(arriving)`.
+# - A rank without tokens takes part in everything: others need its experts.
+
+
+# %% nbgrader={"grade_id": "expert_parallel_moe", "solution": true}
+def expert_parallel_moe(x, experts, weights, w1, w3, w2, group=None):
+    """What moe would give with all experts, (T, h).
+
+    x, experts, weights: of this rank's own T tokens, which may be none; experts are counted over all
+    ranks. w1, w3: (E / n, f, h); w2: (E / n, h, f): rank r of the group has the experts from
+    r E / n on. A row travels only to the rank of its expert, and back. The gradients of w1, w3 and w2
+    are those of all ranks' tokens.
+    """
+    ### BEGIN SOLUTION
+    n, held = dist.get_world_size(group), len(w1)
+    order = experts.flatten().argsort(stable=True)
+    token = order // experts.shape[1]
+    counts = experts.flatten().bincount(minlength=n * held)
+    arriving = torch.empty_like(counts)  # rows of each rank for each expert here
+    dist.all_to_all_single(arriving, counts, group=group)
+    send, receive = (rows.view(n, held).sum(1).tolist() for rows in (counts, arriving))
+
+    rows = exchange(x[token], send, receive, group)  # by source, of each source by expert
+    expert = torch.arange(held, device=x.device).repeat(n).repeat_interleave(arriving)
+    sort = expert.argsort(stable=True)
+    out = through_experts(rows[sort], arriving.view(n, held).sum(0).tolist(), w1, w3, w2)
+    out = exchange(out[sort.argsort()], receive, send, group)  # by source again, and back
+
+    return torch.zeros_like(x).index_add(0, token, out * weights.flatten()[order, None])
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint: the two sorts</summary><code>sort = expert.argsort(stable=True)</code>: the rows for
+# the experts are <code>rows[sort]</code>, and <code>out[sort.argsort()]</code> is in the order in which they
+# came.</details>
+# <details><summary>Hint: the way back</summary><code>exchange(out, receive, send, group)</code>: the lists
+# have changed places.</details>
+# <details><summary>Hint: a skeleton</summary>
+# <pre>
+# order, token          as in §2
+# counts, arriving      bincount, and an all-to-all of it
+# send, receive         .view(n, held).sum(1).tolist() of the two
+# rows                  exchange(x[token], send, receive, group)
+# sort                  of the expert of each row that came
+# out                   the experts of rows[sort]
+# out                   exchange(out[sort.argsort()], receive, send, group)
+# the result            index_add, with the weights, as in §2
+# </pre></details>
+#
+# **Check.**
+
+# %% nbgrader={"grade_id": "expert_parallel_moe_check", "points": 14}
+report = check("11_experts/expert_parallel_moe", expert_parallel_moe)
+### BEGIN HIDDEN TESTS
+report = check("11_experts/expert_parallel_moe", expert_parallel_moe, cases="hidden")
+### END HIDDEN TESTS
+report.points(14)
+
+# %% [markdown]
+# **Measure.** Four ranks, eight experts, 64 tokens each, and a router for which two experts of rank 1 are
+# popular. The first matrix has the rows that the routers want moved; the second the bytes of the *dispatch*
+# alone, by the ledger. The popular rank is a column.
+
+
+# %% tags=["skip-in-grading"]
+def popular(rank, tokens=64, count=8, k=2):
+    """Routing of a rank's tokens in which experts 2 and 3 are wanted more than others."""
+    generator = torch.Generator().manual_seed(rank)
+    logits = torch.randn(tokens, count, generator=generator)
+    logits[:, 2:4] += 1.5
+    best = logits.softmax(-1).topk(k)
+    return best.indices.to(device()), best.values.to(device())
+
+
+def one_layer(backward=True):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    experts, weights = popular(rank)
+    _, _, _, w1, w3, w2 = mixture(1)
+    own = [w.chunk(n)[rank].clone().to(device()).requires_grad_() for w in (w1, w3, w2)]
+    x = torch.ones(64, 64, device=device()).requires_grad_()
+    y = expert_parallel_moe(x, experts, weights, *own)
+    if backward:
+        y.sum().backward()
+    return experts.flatten().bincount(minlength=8).tolist()
+
+
+run = try_it(one_layer)
+if run:
+    histogram = list(run)
+    print("rows from rank to rank:")
+    print(torch.tensor(histogram).view(4, 4, 2).sum(2).numpy())
+    dispatch = [[op for op in run.ledger.operations(rank, "all_to_all")][1] for rank in range(4)]
+    print("bytes of the dispatch, without a rank's own part:")
+    for rank, operation in enumerate(dispatch):
+        print([0 if to == rank else part for to, part in enumerate(operation.parts)])
+
+# %% [markdown]
+# **Look.** The timeline of this layer. Each rank has five all-to-alls: the counts, which are tiny, dispatch
+# and combine of forward, and two for backward. All four ranks have to wait until the popular rank has
+# computed.
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+if run:
+    display(run.ledger.timeline())
+
+# %% [markdown]
+# **Break it.** Leave out the second sort: rows go back in the order of the experts. All shapes fit, no
+# exchange complains, and the loss goes down in training, only more slowly. The cell compares the outputs of
+# three ranks with those of one process.
+
+
+# %% tags=["skip-in-grading"]
+def unsorted(x, experts, weights, w1, w3, w2, group=None):
+    """As it should be, but for one line."""
+    n, held = dist.get_world_size(group), len(w1)
+    order = experts.flatten().argsort(stable=True)
+    counts = experts.flatten().bincount(minlength=n * held)
+    arriving = torch.empty_like(counts)
+    dist.all_to_all_single(arriving, counts, group=group)
+    send, receive = (rows.view(n, held).sum(1).tolist() for rows in (counts, arriving))
+    rows = reference.exchange(x[order // experts.shape[1]], send, receive, group)
+    expert = torch.arange(held, device=x.device).repeat(n).repeat_interleave(arriving)
+    sort = expert.argsort(stable=True)
+    outs = [
+        (F.silu(part @ w1[e].T) * (part @ w3[e].T)) @ w2[e].T
+        for e, part in enumerate(rows[sort].split(arriving.view(n, held).sum(0).tolist()))
+    ]
+    out = reference.exchange(torch.cat(outs), receive, send, group)  # and not [sort.argsort()]
+    return torch.zeros_like(x).index_add(
+        0, order // experts.shape[1], out * weights.flatten()[order, None]
+    )
+
+
+def right_tokens(layer):
+    """How many of a rank's tokens have the output that one process gives them."""
+    x, experts, weights, w1, w3, w2 = (part.to(device()) for part in mixture(60, count=6))
+    rank, n = dist.get_rank(), dist.get_world_size()
+    tokens = [part.chunk(n)[rank] for part in (x, experts, weights)]
+    found = layer(*tokens, *(w.chunk(n)[rank] for w in (w1, w3, w2)))
+    wanted = reference.moe(x, experts, weights, w1, w3, w2).chunk(n)[rank]
+    return int(((found - wanted).abs().amax(1) < 1e-4).sum())
+
+
+print("right tokens of 20 on each rank:", list(launch(right_tokens, unsorted, world_size=3)))
+
+# %% [markdown]
+# **In production.** Megatron-Core has this layer as `MoEAlltoAllTokenDispatcher`, torchtitan in
+# `expert_parallel.py`. DeepEP (DeepSeek, 2025) has kernels for dispatch and combine alone: on H800 they move
+# 153 GB/s inside a node of eight GPUs, where NVLink carries about 160, and 43 GB/s between nodes, where a
+# card carries about 50 (its README). Parts 2 and 4 are the price of the layer, and both are hidden only if
+# there is something else to compute meanwhile: a shared expert, or another microbatch.
+
+# %% [markdown]
+# ## 5 · The bytes, from a histogram
+#
+# | | |
+# |---|---|
+# | you will write | `all_to_all_bytes(counts, rank, width, itemsize=2)` |
+# | rests on | §4 |
+# | time | 14 minutes |
+# | points | 6 |
+#
+# `counts[r][e]` is the number of rows that rank r has for expert e. This histogram is all that you need: how
+# many bytes does a rank send in one layer, forward and backward?
+#
+# Take the matrix of rows from rank to rank, without its diagonal. In the dispatch, rank r sends its *row*. In
+# the combine it sends the results of what came, which is its *column*. Backward has the same two again, the
+# other way round. So a rank whose experts are popular sends much, though its own tokens may go nowhere.
+#
+# **Predict.** On two ranks with two experts each, counts are [[3, 1, 2, 0], [0, 5, 1, 1]]. How many rows does
+# rank 0 send, in all four exchanges together?
+#
+# <details><summary>Answer</summary>Rank 0 has 2 rows for rank 1's experts, and gets 5 of rank 1. Dispatch 2,
+# combine 5, and the same backward: 14 rows.</details>
+#
+# **Build.** Rows only: the counts themselves, 8 bytes an expert, are not included.
+
+
+# %% nbgrader={"grade_id": "all_to_all_bytes", "solution": true}
+def all_to_all_bytes(counts, rank, width, itemsize=2):
+    """Bytes that a rank sends for one layer and step, forward and backward, in rows.
+
+    counts[r][e]: rows of rank r for expert e, a list of lists; each rank holds E / n experts in
+    succession. A row has `width` numbers of `itemsize` bytes.
+    """
+    ### BEGIN SOLUTION
+    n, held = len(counts), len(counts[0]) // len(counts)
+    between = [[sum(row[held * to : held * (to + 1)]) for to in range(n)] for row in counts]
+    goes = sum(between[rank]) - between[rank][rank]
+    comes = sum(row[rank] for row in between) - between[rank][rank]
+    return 2 * (goes + comes) * width * itemsize
+    ### END SOLUTION
+
+
+# %% [markdown]
+# **Check.**
+
+# %% nbgrader={"grade_id": "all_to_all_bytes_check", "points": 6}
+report = check("11_experts/all_to_all_bytes", all_to_all_bytes)
+### BEGIN HIDDEN TESTS
+report = check("11_experts/all_to_all_bytes", all_to_all_bytes, cases="hidden")
+### END HIDDEN TESTS
+report.points(6)
+
+# %% [markdown]
+# **Measure.** Your prediction beside the ledger, for the run of §4. Each rank's counts are eight numbers of
+# eight bytes, of which it keeps two: 48 bytes more.
+
+# %% tags=["skip-in-grading"]
+if run and ready(all_to_all_bytes):
+    print("rank   predicted   by the ledger, without counts")
+    for rank in range(4):
+        foretold = all_to_all_bytes(histogram, rank, 64, itemsize=4)
+        print(f"{rank:4}{foretold:12,}{run.ledger.bytes_sent(rank) - 48:14,}")
+
+# %% [markdown]
+# Every byte was known before it was sent, and to the rank: from a histogram.
+#
+# **In production.** DeepSeek-V3 has 256 experts on 8 nodes and k = 8. If any eight experts were as likely as
+# any others, a token would touch 5.29 nodes. So its router may choose experts on four nodes only
+# (*node-limited routing*), and a row crosses the network once for each node; inside, NVLink passes it on.
+#
+# *This is a good place for a break: what follows needs your `route` and `moe`, and nothing in this kernel.*
+
+# %% [markdown]
+# ## 6 · Balance, by a loss and by a bias
+#
+# | | |
+# |---|---|
+# | you will write | `load_balancing_loss(logits, experts, group=None)`, `update_bias(bias, counts, speed=0.001, group=None)` |
+# | rests on | §1, §2 |
+# | time | 30 minutes |
+# | points | 9 |
+#
+# A router that is left alone collapses. An expert that is a little better gets more tokens, learns more, gets
+# better, and is chosen still more often. On many ranks the popular experts' rank computes, and the others
+# wait. There are two remedies.
+#
+# **A loss.** Let fᵢ be the share of all assignments that expert i gets, and pᵢ the mean of its probability
+# over all tokens. The loss is
+#
+# > L = E · Σ fᵢ pᵢ
+#
+# It is 1 if all shares are equal, and E/k if k experts get everything. f has no gradient (it counts choices).
+# p has one: the probabilities of the experts with a large f are pushed down the most. On many ranks f is that
+# of *all* tokens, so the counts are summed; p may be this rank's own, because a mean is a sum of shares. Each
+# rank returns its share of L: the sum over its own tokens of pᵢ, divided by the number of tokens of *all*
+# ranks. Then the shares add up to L, and the gradients to its gradient.
+#
+# **A bias.** After each step, raise the bias of every expert that got less than the mean by a fixed `speed`,
+# and lower it for every expert that got more. No gradient is bent by it (Wang et al. 2024; DeepSeek-V3).
+#
+# **Predict.** 8 experts, k = 2, and the router sends every token to experts 0 and 1, each with the probability
+# 1/2. What is L? By how much does the bias of expert 5 change in ten steps with speed 0.01?
+#
+# <details><summary>Answer</summary>f = p = (1/2, 1/2, 0, ...): L = 8 · (1/4 + 1/4) = 4 = E/k. Its bias is 0.1
+# after ten steps.</details>
+#
+# **Build.** `logits.softmax(-1)` are the probabilities. How many tokens have all ranks? The summed counts
+# tell you: each token has k assignments, and so nothing else has to be sent.
+
+
+# %% nbgrader={"grade_id": "load_balancing_loss", "solution": true}
+def load_balancing_loss(logits, experts, group=None):
+    """This rank's share of E sum f_i p_i; a number, with a gradient to logits.
+
+    logits: (T, E), of this rank's tokens, which may be none; experts: (T, k). It returns
+    E sum f_i (sum of its own tokens' p_i) / (tokens of all ranks), so that the sum over the ranks is
+    the loss of the batch, however the tokens are spread. Sends E numbers forward, nothing backward.
+    """
+    ### BEGIN SOLUTION
+    count, k = logits.shape[1], experts.shape[1]
+    counts = experts.flatten().bincount(minlength=count).to(logits.dtype)
+    dist.all_reduce(counts, group=group)
+    assigned = counts.sum()  # k for each token of all ranks
+    p = logits.softmax(-1).sum(0) / (assigned / k)
+    return count * (counts / assigned * p).sum()
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "update_bias", "solution": true}
+def update_bias(bias, counts, speed=0.001, group=None):
+    """A new bias: `speed` more for experts below the mean, `speed` less for those above it.
+
+    bias: (E,). counts: (E,), the assignments of this rank's tokens; those of all ranks decide. An expert
+    with exactly the mean keeps its bias. The arguments stay as they are. Sends E numbers.
+    """
+    ### BEGIN SOLUTION
+    total = counts.double()
+    total = total.clone() if total is counts else total
+    dist.all_reduce(total, group=group)
+    return bias + speed * (total.mean() - total).sign().to(bias.dtype)
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint: the loss</summary>Sum the counts over the ranks; f = counts / counts.sum(); the number
+# of tokens is counts.sum() / k; and only logits.softmax(-1).sum(0) has a gradient.</details>
+# <details><summary>Hint: the bias</summary><code>(mean - counts).sign()</code> is +1, 0 or −1. An all-reduce
+# writes into its argument: give it a copy.</details>
+#
+# **Check.**
+
+# %% nbgrader={"grade_id": "load_balancing_loss_check", "points": 6}
+report = check("11_experts/load_balancing_loss", load_balancing_loss)
+### BEGIN HIDDEN TESTS
+report = check("11_experts/load_balancing_loss", load_balancing_loss, cases="hidden")
+### END HIDDEN TESTS
+report.points(6)
+
+# %% nbgrader={"grade_id": "update_bias_check", "points": 3}
+report = check("11_experts/update_bias", update_bias)
+### BEGIN HIDDEN TESTS
+report = check("11_experts/update_bias", update_bias, cases="hidden")
+### END HIDDEN TESTS
+report.points(3)
+
+# %% [markdown]
+# **Measure.** A GPT of two layers with your mixtures in the place of its MLPs, 8 experts and k = 2, learns to
+# write Python from the course's source code: 120 steps, three times, with the same numbers at the start.
+# Nothing is done for balance in the first run; the second has the loss, with the coefficient 0.1; the third
+# has the bias, with the speed 0.01. The cell takes about 20 seconds.
+#
+# `AddLoss.apply(y, loss, scale)` is y, and in backward it gives `loss` the gradient `scale`. So a loss that is
+# made inside a layer takes part without being handed through the model. (Megatron-Core does it in the same
+# way.)
+
+
+# %% tags=["skip-in-grading"]
+class Mixture(nn.Module):
+    def __init__(self, width, hidden, count, k, coefficient, speed):
+        super().__init__()
+        self.k, self.coefficient, self.speed = k, coefficient, speed
+        self.router = nn.Parameter(torch.randn(count, width) * 0.02)
+        self.w1 = nn.Parameter(torch.randn(count, hidden, width) * 0.02)
+        self.w3 = nn.Parameter(torch.randn(count, hidden, width) * 0.02)
+        self.w2 = nn.Parameter(torch.randn(count, width, hidden) * 0.01)
+        self.bias, self.counts = torch.zeros(count), torch.zeros(count)
+
+    def forward(self, x):
+        flat = x.flatten(0, -2)
+        logits = flat @ self.router.T
+        experts, weights = route(logits, self.bias, k=self.k)
+        self.counts = experts.flatten().bincount(minlength=len(self.router))
+        y = moe(flat, experts, weights, self.w1, self.w3, self.w2)
+        if self.coefficient:
+            y = AddLoss.apply(y, load_balancing_loss(logits, experts), self.coefficient)
+        return y.view_as(x)
+
+
+def train(coefficient=0.0, speed=0.0, steps=120):
+    """(MaxVio of each layer, loss) of every step."""
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(context=64, layers=2, heads=4, width=64))
+    for block in model.blocks:
+        block.mlp = Mixture(64, 128, 8, 2, coefficient, speed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    text, told = library_text(), []
+    for step in range(steps):
+        optimizer.param_groups[0]["lr"] = 1e-3 * min(1, (step + 1) / 20)
+        inputs, targets = batch(text, step, batch_size=8, length=64)
+        loss = next_token_loss(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        told.append(([max_violation(b.mlp.counts) for b in model.blocks], loss.item()))
+        for block in model.blocks if speed else ():
+            block.mlp.bias = update_bias(block.mlp.bias, block.mlp.counts, speed)
+    return told
+
+
+KINDS = {"nothing": {}, "the loss": {"coefficient": 0.1}, "the bias": {"speed": 0.01}}
+runs = {}
+if ready(route, moe, load_balancing_loss, update_bias):
+    for name, options in KINDS.items():
+        runs[name] = launch(train, **options, world_size=1, backend="gloo")[0]
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def last(told, steps=10):
+    """Means over the last steps: MaxVio of both layers, and the loss."""
+    violations = [sum(both[layer] for both, _ in told[-steps:]) / steps for layer in (0, 1)]
+    return violations, sum(loss for _, loss in told[-steps:]) / steps
+
+
+if runs:
+    figure = picture(7.4, 2.6)
+    axes = figure.add_axes((0.08, 0.17, 0.9, 0.75))
+    for colour, (name, told) in zip(RANKS, runs.items(), strict=False):
+        axes.plot([sum(both) / 2 for both, _ in told], color=colour, label=name, linewidth=1.2)
+    axes.axhline(3, color=QUIET, linewidth=0.8)
+    axes.set_xlabel("step", size=8), axes.set_ylabel("MaxVio, mean of both layers", size=8)
+    axes.legend(fontsize=8, frameon=False), axes.tick_params(labelsize=8)
+    display(figure)
+    print(f"{'':10}  MaxVio of the layers   loss    (means of the last ten steps)")
+    for name, told in runs.items():
+        violations, loss = last(told)
+        print(f"{name:10}  {violations[0]:8.2f} {violations[1]:8.2f}     {loss:7.3f}")
+
+# %% [markdown]
+# The grey line is the collapse, 3 = E/k − 1. Without a remedy the router is there within a few steps, and one
+# of its layers stays. Look at the losses: balance has no price here worth speaking of, and no gain either. It
+# is bought for *speed*: on eight ranks, one with all the work and seven that wait would take four times as
+# long as balanced ones.
+#
+# **Break it.** With the sign reversed, the popular experts become more popular:
+
+# %% tags=["skip-in-grading"]
+if ready(update_bias):
+
+    def reversed_sign():
+        bias, counts = torch.zeros(4), torch.tensor([6, 2, 0, 0])
+        right = update_bias(bias, counts, speed=0.1)
+        return right.tolist(), (-right).tolist()
+
+    ((right, wrong),) = launch(reversed_sign, world_size=1, backend="gloo")
+    print("after one step, right:", [round(number, 1) for number in right])
+    print("with the sign reversed:", [round(number, 1) for number in wrong])
+
+# %% [markdown]
+# **In production.** DeepSeek-V3 uses both: the bias with speed 0.001, and a loss with a coefficient of 0.0001
+# that only keeps single sequences from extremes (§4.2 of its report). If activations are recomputed, the
+# router runs twice and counts twice; torchtitan halves its counts for that reason. A sign is the same for
+# doubled counts.
+
+# %% [markdown]
+# ## 7 · Two labs: places that run out, gradients and their groups
+#
+# | | |
+# |---|---|
+# | you will write | nothing |
+# | rests on | §4 |
+# | time | 10 minutes |
+#
+# **Places that run out.** Older systems (GShard, the Switch Transformer) give each expert a fixed number of
+# places, its *capacity* C = ⌈factor · k · T / E⌉. Then all sizes are known in advance, and no counts have to
+# be exchanged. A token that finds no place is *dropped*: that expert adds nothing to it, and only the residual
+# connection carries it on.
+#
+# **Predict.** 64 tokens, 8 experts, k = 2, a router that is perfectly fair *on average*, and factor 1.0, so
+# that there are exactly as many places as assignments. Is anything dropped?
+
+# %% tags=["skip-in-grading"]
+torch.manual_seed(0)
+for tokens in (64, 1024):
+    for factor in (1.0, 1.25, 1.5):
+        lost = 0.0
+        for _ in range(200):
+            chosen = torch.rand(tokens, 8).topk(2).indices
+            places = reference.capacity(tokens, 8, 2, factor)
+            counts = chosen.flatten().bincount(minlength=8)
+            lost += float((counts - places).clamp(min=0).sum()) / (2 * tokens) / 200
+        print(f"{tokens:5} tokens, factor {factor:4}: {lost:6.2%} of the assignments are dropped")
+
+# %% [markdown]
+# Chance is enough. With few tokens on a rank a fair router drops a twelfth of its assignments at factor 1.0.
+# Systems of today (Megatron-Core by default, MegaBlocks, DeepSeek-V3) drop nothing, and pay with counts and
+# unequal parts, as you did.
+#
+# **Gradients and their groups.** Put the experts on a mesh with replicas: dp = 2 and ep = 2, so four ranks,
+# all with rows of their own. Rank r has the coordinate (dp, ep) = (r // 2, r % 2). Which ranks hold the same
+# experts? Which hold the same router?
+#
+# The loss of the batch is a sum over its targets, each divided by the number of all targets. So every rank has
+# *terms of a sum*, and nothing is divided later. A dense parameter is on all four ranks, each of which saw a
+# quarter of the rows: its gradient is summed over dp × ep. An expert is on the two ranks with the same ep. The
+# rows of its ep partners came to it in forward, so its gradient has them already: it is summed over dp alone.
+
+# %% tags=["skip-in-grading"]
+from course_lib.mesh.coordinates import axis_ranks
+
+sizes = {"dp": 2, "ep": 2}
+print("rank   a dense parameter over   an expert over")
+for rank in range(4):
+    dense, apart = axis_ranks(rank, sizes, ("dp", "ep")), axis_ranks(rank, sizes, ("dp",))
+    print(f"{rank:4}   {dense!s:22}   {apart}")
+
+# %% [markdown]
+# **Break it.** Sum an expert's gradient over dp × ep, as if it were dense: rank 0's expert 0 is added to
+# rank 1's expert 2. Shapes fit, and nothing complains. Or divide it by the number of its own replicas, where
+# the rest of the model is divided by that of all: it is `ep` times too large, and AdamW hides it, since AdamW
+# divides by the size of the gradient. torchtitan has a comment about this trap in its code.
+
+# %% [markdown]
+# ## On your GPUs
+#
+# *No points. With GPUs this takes a few minutes. Without them the cells show a recorded run, if there is
+# one.*
+#
+# **Predict.** 8 to 128 experts share the same 16,384 rows in 16 bits. The loop starts three products for each
+# expert, `grouped_mm` three in all. From how many experts on does the loop lose? The prediction is the first
+# row's time: the FLOPs are the same in all rows.
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+from course_lib.gpu import on_your_gpus, rows_named
+from course_lib.gpu.mixtures import EXCHANGES, GROUPED
+
+
+def as_the_first(of, run):
+    (first, *_) = rows_named(run, way=of["way"])
+    return first.value
+
+
+on_gpus = on_your_gpus(GROUPED, predicted=as_the_first)
+
+# %% [markdown]
+# **Predict.** An all-to-all between GPUs, with equal parts, and with one rank that gets everything. The bytes
+# are the same in all. How many times as long does the second take?
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+between_gpus = on_your_gpus(EXCHANGES)
+
+# %% [markdown]
+# ## 8 · Questions
+#
+# | | |
+# |---|---|
+# | rests on | all of it |
+# | time | 10 minutes |
+# | points | 5 |
+#
+# QUESTIONS_TEXT
+
+# %% nbgrader={"grade_id": "questions", "solution": true}
+answer_1 = ...
+### BEGIN SOLUTION
+answer_1 = 0
+### END SOLUTION
+
+# %% nbgrader={"grade_id": "questions_check", "points": 5}
+report = check("11_experts/questions", answer_1)
+### BEGIN HIDDEN TESTS
+report = check("11_experts/questions", answer_1, cases="hidden")
+### END HIDDEN TESTS
+report.points(5)
+
+# %% [markdown]
+# ## Scorecard
+#
+# One step of AdamW of the small GPT, with 8 experts of 512 hidden numbers in each of two layers, on 4 ranks: all
+# experts on every rank and gradients averaged by DDP, and your layer with two experts a rank. In the card M
+# is the size of all parameters, in bytes.
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+class Layer(nn.Module):
+    """The mixture of §6, with all experts here or with this rank's."""
+
+    def __init__(self, width, hidden, count, k, shared):
+        super().__init__()
+        self.k, self.shared = k, shared
+        self.router = nn.Parameter(torch.randn(count, width) * 0.02)
+        n, rank = (dist.get_world_size(), dist.get_rank()) if shared else (1, 0)
+        for name, shape in (("w1", (hidden, width)), ("w3", (hidden, width)), ("w2", (width, hidden))):
+            whole = torch.randn(count, *shape) * 0.02
+            setattr(self, name, nn.Parameter(whole.chunk(n)[rank].clone()))
+
+    def forward(self, x):
+        flat = x.flatten(0, -2)
+        experts, weights = route(flat @ self.router.T, k=self.k)
+        layer = expert_parallel_moe if self.shared else moe
+        return layer(flat, experts, weights, self.w1, self.w3, self.w2).view_as(x)
+
+
+def step_of(shared):
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(context=64, layers=2, heads=4, width=64))
+    for block in model.blocks:
+        block.mlp = Layer(64, 512, 8, 2, shared)
+    model.to(device())
+    rank, n = dist.get_rank(), dist.get_world_size()
+    rows = batch(library_text(), 0, batch_size=8, length=64, rank=rank, world_size=n)
+    inputs, targets = (tokens.to(device()) for tokens in rows)
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    dist.barrier()
+    with costs(inputs, targets, *model.parameters()) as cost:
+        (next_token_loss(model(inputs), targets) / n).backward()
+        for name, parameter in model.named_parameters():
+            if not (shared and name.rpartition(".")[2] in ("w1", "w3", "w2")):
+                dist.all_reduce(parameter.grad)
+        optimizer.step()
+    return cost
+
+
+def row_of(name, run):
+    """One line of the card; the bytes are those after the barrier."""
+    sent = []
+    for rank in range(len(run)):
+        operations = run.ledger.operations(rank)
+        begin = [i for i, operation in enumerate(operations) if operation.op == "barrier"][-1]
+        sent.append(sum(operation.bytes_sent for operation in operations[begin:]))
+    return Row(
+        strategy=name,
+        ranks=len(run),
+        flops=sum(cost.flops for cost in run),
+        peak_bytes=max(cost.peak_bytes for cost in run),
+        bytes_sent=max(sent),
+    )
+
+
+card = {
+    "all experts on every rank": try_it(step_of, False),
+    "two experts on every rank": try_it(step_of, True),
+}
+whole_model = GPT(GPTConfig(context=64, layers=2, heads=4, width=64))
+held = sum(p.nbytes for p in whole_model.parameters()) + 2 * 8 * 3 * 64 * 512 * 4
+alone_run = try_it(step_of, False, world_size=1)
+if alone_run:
+    rows = [row_of("one process", alone_run)]
+    rows += [row_of(name, run) for name, run in card.items() if run]
+    display(Scorecard(rows, unit=held, flops_alone=alone_run[0].flops))
+
+# %% [markdown]
+# *Bytes*: replicas send 2(N−1)/N of all parameters' gradients. With experts dealt out, their gradients are
+# never sent, and the rows of the tokens are, which have nothing to do with the experts' size: wide experts are
+# why a token travels and not the expert. *Memory*: weights, gradients and AdamW's two states of six experts
+# in eight are gone from each rank.
+#
+# **You have built** a router that learns through its weights alone; a mixture of experts on one rank and on many;
+# an exchange of unequal parts that autograd can follow; and two ways to keep the experts busy. You can say
+# from a histogram how many bytes each rank sends, and over which ranks each gradient is summed.
+#
+# **Read on.**
+# - Shazeer et al. (2017), *Outrageously Large Neural Networks*: the gate, and what collapses.
+# - Lepikhin et al. (2020), *GShard*: experts on many devices, capacity, two all-to-alls.
+# - Fedus, Zoph, Shazeer (2021), *Switch Transformers*: k = 1, and the loss of §6.
+# - Gale et al. (2022), *MegaBlocks*: nothing is dropped.
+# - Jiang et al. (2024), *Mixtral of Experts*: the layer of §2, in a model that you can download.
+# - Wang et al. (2024), *Auxiliary-Loss-Free Load Balancing*: the bias.
+# - DeepSeek-AI (2024), *DeepSeek-V3 Technical Report*: §2.1.2 and §3.2.
+# - `course_lib/experts/`: read it after you have written yours; `parallel.py` first.
+#
+# <details><summary>In the lectures</summary>Lecture 002 says that experts "share parameters". They do not: each
+# has its own matrices, and attention, norms and embeddings are what tokens share. So Mixtral of eight experts
+# of a 7B model has 46.7 billion parameters, and not 56. Lecture 001's figure for GPT-4 is a rumour.</details>
+
+# %% [markdown]
+# **How far are you?** The next cell lists the points of the checks that have run since this kernel started. In
+# a terminal, `python -m course_lib.progress` adds up all your notebooks as you have saved them, and
+# `python -m course_lib.submit` packs them to be handed in.
+
+# %% tags=["skip-in-grading"]
+from course_lib import progress
+
+progress.show("11_experts")
