@@ -1,4 +1,4 @@
-"""The frame for functions of tensors: what a call is given, and what is said of its results."""
+"""The frame for functions of tensors: the arguments of a call, and the sentences about its results."""
 
 from __future__ import annotations
 
