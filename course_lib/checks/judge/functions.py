@@ -267,7 +267,8 @@ def differs(call: Call, name: str, came: Tensors, otherwise: str, where: str) ->
         return None
     fault = part.fault or f"not what {about.against} gives"
     general = f"{where}{about.subjects.get(name, f'{name} is')} {fault}"
-    said = difference(general, torch.where(good, wanted, actual), wanted)
+    shown = torch.where(good, wanted, actual)
+    said = f"{general}." if torch.equal(shown, wanted) else difference(general, shown, wanted)
     says = told_by(call, name, came)
     if not says and name.startswith("grad.") and not forward_is_right(call, came):
         return wrong(said, "Forward is not right yet: look there first.", cause=ANY)

@@ -56,6 +56,7 @@ def table(dtype: torch.dtype) -> Tensor:
 
 def nearest(scaled: Tensor, dtype: torch.dtype) -> Tensor:
     numbers = table(dtype)
+    scaled = scaled.clamp(numbers[0], numbers[-1])
     place = torch.searchsorted(numbers, scaled).clamp(1, len(numbers) - 1)
     below, above = numbers[place - 1], numbers[place]
     return torch.where((below - scaled).abs() < (above - scaled).abs(), below, above) + 0.0  # not -0
@@ -212,7 +213,7 @@ class Quantized:
 
     def misfit(self, name: str, came: str) -> str:
         swapped = over_blocks(self.x, self.block[::-1], amax)
-        if came == "None":
+        if came in ("None", "tuple", "list"):
             return "Return values and scales: two tensors."
         if name == "values":
             return "Values have x's shape, and one byte each."
