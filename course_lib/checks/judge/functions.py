@@ -11,7 +11,7 @@ A `Call` says what is given, what must come back, and which mistakes give what. 
 
 A line tells the first of these that is wrong: an error, the form of a result, its values, an input that was
 changed. A result that has a nearness of its own, or is judged by other results, is a `Part`. If ranks make
-the calls, a case has RECIPE (see `rank.functions`) and a `side` for each rank, and its lines use `judged`.
+the calls, the case has RECIPE (see `rank.functions`), a `side` for each rank, and lines of `judged`.
 """
 
 from __future__ import annotations
@@ -242,7 +242,7 @@ def raised(
 
 
 def is_written(observed: Observed, call: Call, rank: int) -> bool:
-    """Whether the function did something in another call."""
+    """Whether another call of the function got beyond its stub."""
     calls = observed.case.sides[rank].instructions.calls
     errors = [observed.values[rank][other.name].error for other in calls if other.object == call.object]
     return not all(error and error[:2] == ("NotImplementedError", "") for error in errors)
