@@ -21,7 +21,7 @@ WORKERS := -n auto --max-worker-restart=0
 
 help: ## this list
 	@echo "usage: make COMMAND"
-	@sed -nE 's/^([a-z-]+):.*## (.*)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
 
 setup: $(READY) ## make .venv from requirements.lock (the others do it by themselves)
 	@echo ".venv is ready; $(READY) says what is in it"

@@ -9,13 +9,23 @@ import sys
 
 from autograder import commands
 
+OTHER_PYTHON = (
+    "{} lacks the package {}. The course's packages are in .venv: in the course's folder, type "
+    "`source .venv/bin/activate` (after `make setup`, if there is no .venv) and this command again."
+)
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; returns its exit code. 130: it was stopped by Ctrl-C."""
     words = sys.argv[1:] if arguments is None else arguments
-    options = _parser(words[0] if words else "").parse_args(words)
     try:
+        options = _parser(words[0] if words else "").parse_args(words)
         return options.run(options)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] in ("autograder", "course_lib"):
+            raise
+        print(OTHER_PYTHON.format(sys.executable, error.name), file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("\nStopped. Finished grades are kept; the next run carries on.")
         return 130

@@ -23,13 +23,17 @@ NAME = re.compile(r"(\d\d_\w+)/(\w+)")
 HEADING = re.compile(r"^(#{1,2}) (.+)$", re.MULTILINE)
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 SCORE = r"^{name}(?: \(extra credit\))? {{2,}}([\d.,]+) of [\d.,]+$"
+RUNS_ITS_CELL = re.compile(
+    r"\s*%%(?:time|timeit|capture|prun)\b.*\n?"
+)  # these run in the notebook as others do
 DEFINES = re.compile(r"^(?:(?:async )?def |class )?(\w+)(?= *[=:(])", re.MULTILINE)
 LEFT_OUT = re.compile(r"(_newer(_\d+)?|-checkpoint)\Z")  # of `make lab` and of Jupyter
-DONE, UNWRITTEN, UNCHECKED, BROKEN = (
+DONE, UNWRITTEN, UNCHECKED, BROKEN, UNDEFINED = (
     "checked",
     "not written yet",
     "not checked yet",
     "not Python",
+    "no cell defines it",
 )
 
 
@@ -42,7 +46,7 @@ class Exercise:
     """An exercise and the last table that its check printed.
 
     section: the heading above it. possible: the points that it gives, extra credit if `extra`. points: None
-    unless a table of it is in the file. state: DONE, UNWRITTEN, UNCHECKED or BROKEN.
+    unless a table of it is in the file. state: one of the words above.
     """
 
     name: str
@@ -118,7 +122,7 @@ def _read(path: Path, cells: list[tuple[str, str, dict[str, Any]]]) -> Notebook:
             # A notebook also checks answers of its own, to show a mistake: those are not the student's.
             own = bool(cell.get("metadata", {}).get("nbgrader", {}).get("grade"))
             if name not in exercises or own > (name in graded):
-                states = [written.get(thing, DONE) for thing in objects]
+                states = [written.get(thing, UNDEFINED) for thing in objects]
                 exercises[name] = _exercise(path, f"{assignment}/{name}", section, states, cell)
             graded |= {name} if own else set()
     if not assignment:
@@ -135,7 +139,7 @@ def _exercise(
         raise UnreadableNotebook(
             f"{path} is of another version of the course: {unknown}"
         ) from unknown
-    state = next((state for state in (BROKEN, UNWRITTEN) if state in states), "")
+    state = next((state for state in (BROKEN, UNDEFINED, UNWRITTEN) if state in states), "")
     score = re.search(SCORE.format(name=re.escape(known.name)), _printed(cell), re.MULTILINE)
     points = float(score[1].replace(",", "")) if score else None
     state = state or (DONE if score else UNCHECKED)
@@ -163,7 +167,7 @@ def _defined(tree: ast.Module | None, source: str, above: dict[str, str]) -> dic
     """
     if tree is None:
         return dict.fromkeys(DEFINES.findall(source), BROKEN)
-    states: dict[str, str] = {}
+    states: dict[str, str] = {name: DONE for node in ast.walk(tree) for name in _bound(node)}
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             inside = list(ast.walk(node))
@@ -176,6 +180,16 @@ def _defined(tree: ast.Module | None, source: str, above: dict[str, str]) -> dic
             state = UNWRITTEN if node.value is not None and _has_dots(node.value) else DONE
             states |= {target.id: state for target in targets if isinstance(target, ast.Name)}
     return states
+
+
+def _bound(node: ast.AST) -> Iterator[str]:
+    """The names that a node may define, wherever in a cell it stands."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        yield node.name
+    elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        yield node.id
+    elif isinstance(node, ast.alias):
+        yield node.asname or node.name
 
 
 def _is_stub(node: ast.AST) -> bool:
@@ -199,6 +213,7 @@ def _has_dots(node: ast.AST) -> bool:
 
 def _parsed(source: str) -> ast.Module | None:
     """The cell as Python, with IPython's own lines turned into calls; None if it has a mistake in it."""
+    source = RUNS_ITS_CELL.sub("", source, count=1) if source.lstrip().startswith("%%") else source
     try:
         return ast.parse(TransformerManager().transform_cell(source))
     except (SyntaxError, ValueError):

@@ -30,6 +30,7 @@ from course_lib.checks.words import counted, listing, number
 from course_lib.progress import add_places, default_folder, earned
 from course_lib.saved import (
     BROKEN,
+    UNDEFINED,
     UNWRITTEN,
     Exercise,
     Notebook,
@@ -156,7 +157,7 @@ def findings(notebook: Notebook, minutes: float | None) -> Iterator[tuple[bool, 
 def _tried(exercises: Sequence[Exercise]) -> tuple[bool, str]:
     """Extra credit need not be tried."""
     due = [exercise for exercise in exercises if not exercise.extra]
-    left = [exercise for exercise in due if exercise.state in (UNWRITTEN, BROKEN)]
+    left = [exercise for exercise in due if exercise.state in (UNWRITTEN, BROKEN, UNDEFINED)]
     if not left:
         return True, f"all {counted(len(due), 'exercise')} tried"
     names = listing(f"{exercise.name} ({exercise.state})" for exercise in left)
@@ -249,9 +250,11 @@ def _read_again(notebook: Notebook, cells: list[dict[str, Any]]) -> Notebook:
 
 def _points(saved: Notebook, again: Notebook) -> tuple[bool, str]:
     """Whether the run earned what the saved tables say; the first is what a grader sees."""
-    possible = sum(exercise.possible for exercise in again.exercises if not exercise.extra)
+    due = [exercise for exercise in again.exercises if not exercise.extra]
+    extra = earned(exercise for exercise in again.exercises if exercise.extra)
     points = (
-        f"{earned(again.exercises):.1f} of {number(possible)} points in this run's visible cases"
+        f"{earned(due):.1f} of {number(sum(exercise.possible for exercise in due))} points"
+        f"{f', and {extra:.1f} of extra credit,' if extra else ''} in this run's visible cases"
     )
     tables = [exercise for exercise in saved.exercises if exercise.points is not None]
     if abs(earned(saved.exercises) - earned(again.exercises)) < 0.05 or not tables:

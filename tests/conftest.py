@@ -34,6 +34,14 @@ SEED = int(os.environ.get("COURSE_TEST_SEED") or random.SystemRandom().randrange
 os.environ["COURSE_TEST_SEED"] = str(SEED)  # the workers of `pytest -n` draw from the same
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    from tests import drawn
+
+    if not hasattr(config, "workerinput"):  # the workers inherit it
+        named = config.args_source is pytest.Config.ArgsSource.ARGS
+        os.environ[drawn.NAMED] = "1" if named else ""
+
+
 def pytest_report_header() -> list[str]:
     from tests import drawn
 
@@ -95,9 +103,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     from tests import drawn
 
+    first: dict[Path, str] = {}  # of each file's tests the name: it always runs
     for item in items:
-        mark = item.get_closest_marker("drawn")
-        if mark and not drawn.is_drawn(item.nodeid, *mark.args, SEED):
+        mark, name = item.get_closest_marker("drawn"), getattr(item, "originalname", item.name)
+        share = mark.args[0] if mark else drawn.share_of(item.path)
+        is_first = first.setdefault(item.path, name) == name and not mark
+        if not (is_first or drawn.is_drawn(item.nodeid, share, SEED)):
             item.add_marker(
                 pytest.mark.skip(reason="not drawn in this run: make test-all runs all")
             )
@@ -119,9 +130,9 @@ QUICK = bool(os.environ.get("COURSE_QUICK"))
 WITHOUT_RANKS = (
     "test_build.py", "test_class.py", "test_code.py", "test_data.py", "test_docs.py", "test_drawn.py",
     "test_exports.py", "test_facts.py", "test_figures.py", "test_first_tests.py", "test_gpt.py",
-    "test_imports.py", "test_intake.py", "test_lab.py", "test_layer_checks.py", "test_ledger_tables.py",
-    "test_make_work.py", "test_mutant_files.py", "test_notebook_prose.py", "test_packages.py",
-    "test_pages.py", "test_pipeline_schedules.py",
+    "test_heads.py", "test_imports.py", "test_intake.py", "test_lab.py", "test_layer_checks.py",
+    "test_ledger_tables.py", "test_make_work.py", "test_mutant_files.py", "test_notebook_prose.py",
+    "test_packages.py", "test_pages.py", "test_pipeline_schedules.py",
     "test_places.py", "test_provenance.py", "test_release_stubs.py", "test_reports.py", "test_sentences.py",
     "test_setup.py", "test_setup_progress.py", "test_site.py", "test_start.py", "test_style.py",
 )  # fmt: skip

@@ -1,31 +1,39 @@
 """Which of many alike tests run: a share that the run's seed draws, and all of what a change touches.
 
-`make test` runs a share of the answers in `tests/mutants`, and of the tests marked `drawn`. It runs all of
-them for an exercise that a change touches: files that differ from the commit COURSE_TEST_SINCE (by default
-the one before HEAD), or that git does not know. `make test-all` runs all. Each run says what it drew, and
-COURSE_TEST_SEED repeats it.
+`make test` runs a share of the answers in `tests/mutants`, of the tests marked `drawn`, and of those in the
+folders of SHARES. It runs all of them for an exercise, a file or a notebook that a change touches: one of the
+files that it is made of or imports differs from the commit COURSE_TEST_SINCE (by default the one before
+HEAD), or is not known to git. `make test-all` runs all, and so does a run that names files of tests. Each run
+says what it drew, and COURSE_TEST_SEED repeats it.
 """
 
 from __future__ import annotations
 
-import ast
 import os
 import random
+import re
 import subprocess
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-ALL = "COURSE_ALL_TESTS"
+ALL, NAMED = "COURSE_ALL_TESTS", "COURSE_TESTS_NAMED"  # the second is set by a run that names tests
 SINCE = "COURSE_TEST_SINCE"
 EXERCISES = "course_lib.checks.notebooks."
 FOLDER = EXERCISES.replace(".", "/")
+# Of the tests in a file of these folders, beside its first, if no change touches what the file imports.
+SHARES = {"tests/algorithms": 0.5, "tests/examples": 0.5, "tests/ledger": 0.5}
+OURS = r"(?:course_lib|examples|tests)[.\w]*|\.[.\w]*"
+IMPORT = re.compile(rf"^[ ]*(?:from|import) ({OURS})(?: import (\([^)]*\)|.*))?", re.M)
 
 
 def everything() -> bool:
-    """Whether all tests run."""
-    return bool(os.environ.get(ALL))
+    """Whether all tests run, of those that were named."""
+    return bool(os.environ.get(ALL) or os.environ.get(NAMED))
 
 
 def is_drawn(name: str, share: float, seed: int) -> bool:
@@ -60,19 +68,19 @@ def is_touched(exercise: str, module: str) -> bool:
 
     module: of the exercise. Code that all exercises share (the judge, the kit) does not count.
     """
-    return bool({f"tests/mutants/{exercise}.py", *_sources(module)} & changed_files())
+    own = {file for file in files_of(module) if file.startswith(FOLDER)}
+    return bool({f"tests/mutants/{exercise}.py", *own} & changed_files())
 
 
 def header() -> str:
     """A sentence about the share that a run draws."""
     if everything():
-        return f"{ALL}: all answers of tests/mutants, and all tests that are marked `drawn`"
+        return "nothing is drawn: all answers of tests/mutants and all tests run, of those that were named"
     changed = changed_files()
     named = _few(sorted(file for file in changed if file.startswith(("tests/mutants/", FOLDER))))
     touched = f", and all of the exercises that {named} touch" if named else ""
-    return (
-        f"a share of tests/mutants and of tests marked `drawn`, by the seed{touched} ({ALL}=1: all)"
-    )
+    folders = ", ".join(["tests/mutants", *SHARES])
+    return f"a share of {folders} and of tests marked `drawn`, by the seed{touched} ({ALL}=1: all)"
 
 
 def _few(names: list[str], most: int = 3) -> str:
@@ -80,21 +88,61 @@ def _few(names: list[str], most: int = 3) -> str:
     return ", ".join(names[:most]) + more
 
 
+def imports(text: str, package: str = "") -> set[str]:
+    """The names of ours that code imports: modules, and perhaps names in these. package: of relative ones."""
+    names: set[str] = set()
+    for module, listed in IMPORT.findall(text):
+        if module.startswith("."):
+            up = len(module) - len(module.lstrip("."))
+            parents = package.split(".")[: 1 - up or None]
+            module = ".".join([*parents, module.lstrip(".")]).rstrip(".")
+        names |= {module, *(f"{module}.{name}" for name in re.findall(r"\w+", listed))}
+    return names
+
+
 @cache
-def _sources(module: str) -> frozenset[str]:
-    """The files of an exercise's module and of what it imports among the exercises, below ROOT."""
-    left, known = [module], set[str]()
-    files: set[str] = set()
+def files_of(*modules: str) -> frozenset[str]:
+    """The files below ROOT that modules consist of, those that they import, and so on."""
+    left, known, files = list(modules), set[str](), set[str]()
     while left:
         name = left.pop()
-        if name in known or not name.startswith(EXERCISES):
+        if name in known:
             continue
         known.add(name)
-        file = f"{name.replace('.', '/')}.py"
-        if not (ROOT / file).is_file():  # a name in a module, or a package, which holds nothing
-            continue
-        files.add(file)
-        for node in ast.walk(ast.parse((ROOT / file).read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom) and node.module:
-                left += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        path = name.replace(".", "/")
+        for file in (f"{path}.py", f"{path}/__init__.py"):
+            if (ROOT / file).is_file():  # else a name in a module
+                files.add(file)
+                left += _imports(file)
     return frozenset(files)
+
+
+@cache
+def _imports(file: str) -> frozenset[str]:
+    package = file.rpartition("/")[0].replace("/", ".")
+    return frozenset(imports((ROOT / file).read_text(encoding="utf-8"), package))
+
+
+@cache
+def share_of(path: Path) -> float:
+    """The share of a file's tests that run: 1 if a change touches it, or if all in its folder run always."""
+    name = path.relative_to(ROOT).with_suffix("") if path.is_relative_to(ROOT) else path
+    touched = files_of(".".join(name.parts)) & changed_files()
+    return 1.0 if touched else SHARES.get(name.parent.as_posix(), 1.0)
+
+
+def drawn_notebooks(paths: Sequence[Path], share: float) -> list[Any]:
+    """Parameters of a test: all notebooks that a change touches, and `share` of the others."""
+    mark = pytest.mark.drawn(share)
+    return [
+        pytest.param(path, marks=[] if notebook_is_touched(path.stem) else [mark], id=path.stem)
+        for path in paths
+    ]
+
+
+def notebook_is_touched(name: str) -> bool:
+    """Whether a change touches a notebook's source, what it imports, or its checks; name: "05_fsdp"."""
+    source = f"solutions/{name}/{name}.py"
+    code, topic = (ROOT / source).read_text(encoding="utf-8"), name.partition("_")[2]
+    imported = files_of(*imports(code), f"{EXERCISES}{topic}")
+    return bool({source, *imported} & changed_files())

@@ -104,6 +104,8 @@ class Pretend(TorchDispatchMode):
             result = functional(func, args, kwargs)
         else:
             result = func(*args, **kwargs)
+        if on_gpu and func is torch.ops.aten.new_zeros.default and by_the_engine():
+            wanted = GPU  # of an index's backward: C++ asks for the device that it sees
         if wanted == GPU or (wanted is None and on_gpu):
             for tensor in tensors_in(result):
                 mark(tensor)
@@ -120,6 +122,11 @@ class Pretend(TorchDispatchMode):
             )
         if name in INDEXING and on_gpu and not marked(given[0]):
             raise OtherDevice(f"{whole}: a tensor of the CPU is indexed with indices of the GPU")
+
+
+def by_the_engine() -> bool:
+    """Whether C++ runs a backward here, without a function in Python between."""
+    return sys._getframe(2).f_code.co_name == "_engine_run_backward"
 
 
 def functional(func: Any, args: Any, kwargs: Any) -> Any:

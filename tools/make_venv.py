@@ -112,7 +112,9 @@ def find_python(wanted: str) -> dict:
         )
     tested = [info for info in usable if info["version"][:2] <= NEWEST_TESTED]
     if not tested:
-        say(f"note: Python {dotted(usable[0]['version'])} is newer than any that was tested (3.13)")
+        say(
+            f"note: Python {dotted(usable[0]['version'])} is newer than any that all tests ran on (3.13)"
+        )
     return (tested or usable)[0]
 
 

@@ -13,6 +13,7 @@ counts more. If another folder is to be opened, none of the settings apply.
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ import zmq
 
 ROOT = Path(__file__).resolve().parent.parent
 SETTINGS, WORK = ROOT / "tools" / "lab", ROOT / "work"
+BASHRC = SETTINGS / "bashrc"
 FOLDER_OPTIONS = ("--ServerApp.root_dir", "--notebook-dir")
 
 SAID = """\
@@ -47,7 +49,18 @@ def is_instructors(options: Sequence[str]) -> bool:
 def command(options: Sequence[str]) -> list[str]:
     as_root = ["--allow-root"] if os.geteuid() == 0 else []
     folder = [] if is_instructors(options) else [f"--ServerApp.root_dir={WORK}", *encryption()]
-    return [sys.executable, "-m", "jupyterlab", *as_root, *folder, *options]
+    return [sys.executable, "-m", "jupyterlab", *as_root, *folder, *terminals(os.environ), *options]
+
+
+def terminals(inherited: Mapping[str, str]) -> list[str]:
+    """Have a terminal of JupyterLab keep the PATH of `environment`.
+
+    Many people's `.bashrc` puts conda's Python or pyenv's in front of it. Other shells stay as they are.
+    """
+    shell = inherited.get("SHELL") or shutil.which("bash") or ""
+    if Path(shell).name != "bash":
+        return []
+    return [f"--ServerApp.terminado_settings=shell_command={[shell, '--rcfile', str(BASHRC)]}"]
 
 
 def encryption() -> list[str]:
@@ -57,7 +70,9 @@ def encryption() -> list[str]:
 
 def environment(options: Sequence[str], inherited: Mapping[str, str]) -> dict[str, str]:
     """With the settings of a student, and so that `python` in a terminal of JupyterLab is this one."""
-    made = {**inherited, "PATH": before(inherited.get("PATH", ""), Path(sys.executable).parent)}
+    programs = Path(sys.executable).parent
+    path = before(inherited.get("PATH", ""), programs)
+    made = {**inherited, "PATH": path, "COURSE_PROGRAMS": str(programs)}
     if not is_instructors(options):
         others = inherited.get("JUPYTER_CONFIG_PATH", "")
         made["JUPYTER_CONFIG_PATH"] = before(others, SETTINGS)

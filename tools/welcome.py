@@ -28,7 +28,9 @@ def row(path: Path) -> str:
     title = first_group(r"^# (.+)$", said).replace(" · ", " ") or path.stem
     question = first_group(r"^\*\*(.+)\*\*$", said)
     time = first_group(r"^\| time \| ([^|,;.]+)", said).strip()
-    points = first_group(r"^\| points \| (\d+)", said)
+    points = " + ".join(
+        filter(None, first_groups(r"^\| points \| (\d+)(?:, and (\d+) of extra credit)?", said))
+    )
     return f"| [{title}]({path.parent.name}/{path.name}) | {question} | {time} | {points} |"
 
 
@@ -39,5 +41,9 @@ def first_cell(path: Path) -> str:
 
 
 def first_group(pattern: str, text: str) -> str:
+    return (first_groups(pattern, text) or ("",))[0]
+
+
+def first_groups(pattern: str, text: str) -> tuple[str, ...]:
     match = re.search(pattern, text, re.MULTILINE)
-    return match.group(1) if match else ""
+    return match.groups("") if match else ()

@@ -31,7 +31,7 @@ from autograder.outcome.result import Result, write_whole
 from autograder.outcome.wording import shown
 from autograder.submission.intake import STAMP, HandedIn, Submission
 
-NOT_YET = "not graded yet: `make grade` carries on"
+NOT_YET = "not graded yet: the next run carries on"
 
 
 class Records:

@@ -7,10 +7,11 @@ import sys
 
 from autograder.commands.choice import ChoiceError, add_assignments, add_command, named
 from autograder.course.build import build, follow
-from autograder.course.config import OUT, assignments, log_to_file
+from autograder.course.config import OUT, SOLUTIONS, assignments, log_to_file
 from autograder.course.drift import differences
+from autograder.course.exercises import compare_points, read_graded
 from autograder.course.kernels import prefer_this_environment
-from autograder.course.twin import BuildError
+from autograder.course.twin import BuildError, read_twin
 
 
 def add_parser(commands: argparse._SubParsersAction) -> None:
@@ -62,6 +63,9 @@ def _build(names: list[str]) -> int:
     for assignment in names:
         print(f"{assignment}: executing ...", flush=True)
         try:
+            # First of all, since a notebook runs for minutes: could its checks be graded?
+            source = read_twin(SOLUTIONS / assignment / f"{assignment}.py")
+            compare_points(assignment, read_graded(assignment, source))
             seconds = build(assignment)
         except BuildError as error:
             print(f"{assignment}: nothing was written: {error}", file=sys.stderr)

@@ -18,6 +18,7 @@ from autograder.commands.choice import (
 )
 from autograder.commands.limits import add_limits, limits_of
 from autograder.outcome import statuses
+from course_lib.checks.words import counted
 
 if TYPE_CHECKING:
     from autograder.outcome.result import Result
@@ -92,6 +93,10 @@ def run(options: argparse.Namespace) -> int:
     except GpuGradingError as error:
         print(f"Nothing was graded: {error}", file=sys.stderr)
         return 2
+    if (
+        options.submissions is not None
+    ):  # in `make grade SUBMISSIONS=~/class` not every shell reads the ~
+        options.submissions = options.submissions.expanduser()
     if options.submissions is not None and not options.submissions.is_dir():
         print(f"{options.submissions} is not a folder. {LAYOUT}", file=sys.stderr)
         return 2
@@ -168,7 +173,8 @@ def _submissions(options: argparse.Namespace, known: list[str]) -> list[Submissi
         print(f"Nothing was graded: {error}.", file=sys.stderr)
         return []
     submissions, doubles = joined(in_folders, zipped)
-    for note in (*notes, *remarks, *doubles):
+    options.notes = [*notes, *remarks, *doubles]
+    for note in options.notes:
         print(note)
     if not submissions:
         print(f"{folder} holds no submissions. {LAYOUT}", file=sys.stderr)
@@ -195,6 +201,14 @@ def _grade(submissions: list[Submission], options: argparse.Namespace) -> int:
     for note in [*summary.notes, *_reports(submissions, options)]:
         print(note)
     print(f"\n{as_text(summary.rows)}\n")
+    if (
+        options.notes
+    ):  # a student who is left out has no row, and the notes have scrolled away by now
+        notes = counted(len(options.notes), "note")
+        print(
+            "Files that were left out, or handed in more than once, are listed above the first grade "
+            f"({notes})."
+        )
     for line in _said(summary, wanted, options.out):
         print(line)
     return 1 if _ungraded(summary, wanted) else 0

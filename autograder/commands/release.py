@@ -81,4 +81,10 @@ def run(options: argparse.Namespace) -> int:
         f"{options.into} is ready to be handed out: {notebooks}, the package, and {made.readme.name}, a page "
         f"for students. {made.archive.name} in it contains all of them."
     )
+    if place:
+        print(
+            f"Publish it as {place.folder}/ on the branch {place.branch} of github.com/{place.repository}, a "
+            "public repository. The first cell of each notebook installs the course from that branch, which "
+            "therefore also needs the course's pyproject.toml, README.md, LICENSE and course_lib/."
+        )
     return 0

@@ -84,11 +84,7 @@ def make_assignment(name: str, source: NotebookNode, released: NotebookNode) -> 
 
 def graded_cells(name: str, source: NotebookNode, released: NotebookNode) -> dict[str, Graded]:
     """The graded cells of the instructor's notebook `source`, by `grade_id`. BuildError as above."""
-    graded: dict[str, Graded] = {}
-    for cell in source.cells:
-        own = cell.metadata.get("nbgrader", {})
-        if own.get("grade"):
-            graded[own["grade_id"]] = _read_cell(cell, f"{name}, cell {own['grade_id']!r}")
+    graded = read_graded(name, source)
     points = {
         exercise.grade_id: 0.0 if exercise.extra else exercise.points
         for exercise in graded.values()
@@ -104,6 +100,26 @@ def graded_cells(name: str, source: NotebookNode, released: NotebookNode) -> dic
             "run `make notebooks`."
         )
     return graded
+
+
+def read_graded(name: str, source: NotebookNode) -> dict[str, Graded]:
+    """The graded cells by `grade_id`, of a notebook that has no student version yet. BuildError as above."""
+    return {
+        own["grade_id"]: _read_cell(cell, f"{name}, cell {own['grade_id']!r}")
+        for cell in source.cells
+        if (own := cell.metadata.get("nbgrader", {})).get("grade")
+    }
+
+
+def compare_points(name: str, graded: dict[str, Graded]) -> None:
+    """BuildError if a cell has other points than its exercise. An instructor may change them later."""
+    for cell_name, cell in graded.items():
+        due = find(cell.check).points if cell.check else cell.points
+        if cell.points != due:
+            raise BuildError(
+                f"{name}, cell {cell_name!r}: the cell has {cell.points:g} points, and the exercise "
+                f"{cell.check} has {due:g}. Change one of the two, and `report.points` in the cell."
+            )
 
 
 def _read_cell(cell: NotebookNode, where: str) -> Graded:
@@ -181,7 +197,10 @@ def _exercise(check: str, objects: int, where: str) -> Exercise:
     try:
         exercise = find(check)
     except UnknownExercise as unknown:
-        raise BuildError(f"{where}: {unknown}") from None
+        topic = check.partition("/")[0].partition("_")[2]
+        raise BuildError(
+            f"{where}: {unknown} Is it imported in course_lib/checks/notebooks/{topic}/__init__.py?"
+        ) from None
     if len(exercise.objects) != objects:
         raise BuildError(
             f"{where}: {check} takes {', '.join(exercise.objects)}; the cell hands in {objects}."

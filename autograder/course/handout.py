@@ -65,8 +65,8 @@ INSTALL = """\
 
 The notebooks import the package `{package}`, which is in this folder.
 
-**Your own laptop, with Linux or with WSL2 on Windows.** You need Python 3.11, 3.12 or 3.13, on
-Debian and Ubuntu with `sudo apt-get install python3 python3-venv`. Open a terminal in this folder and
+**Your own laptop, with Linux or with WSL2 on Windows.** You need Python 3.11, 3.12, 3.13 or 3.14,
+on Debian and Ubuntu with `sudo apt-get install python3 python3-venv`. Open a terminal in this folder and
 type:
 
 ```
@@ -79,7 +79,11 @@ python -m jupyterlab
 
 The third line installs the CPU build of PyTorch, about 200 MB. Leave it out on a machine with an NVIDIA
 GPU, where the fourth line then downloads the CUDA build, about 3 GB. Later, the second and the fifth line
-are enough. On a Mac, and on Windows without WSL2, use Colab."""
+are enough. On a Mac, and on Windows without WSL2, use Colab.
+
+If you are given a newer folder later, unpack it beside this one, so that it overwrites nothing of yours.
+Install its package with `pip install --force-reinstall --no-deps ./{package}`,
+because pip otherwise keeps the older one."""
 
 FETCHED = """\
 **Colab and Kaggle.** Click the notebook's button above. The first code cell installs the course if it is
@@ -106,10 +110,10 @@ data set. Choose the accelerator *GPU T4 x2* or none, and run this in a new firs
 RENTED = """\
 **Runpod, or any rented machine with Linux, PyTorch 2.6 or newer and Jupyter.** Upload `notebooks.zip` in
 the file browser, open a terminal beside it, and type the lines below. The last one says what is wrong
-with the machine.
+with the machine. Type them again after the machine was stopped. Your answers in `course` stay as they are.
 
 ```
-python -m zipfile -e notebooks.zip course
+[ -d course ] || python -m zipfile -e notebooks.zip course
 cd course
 pip install -q ./{package}
 python -m course_lib.doctor

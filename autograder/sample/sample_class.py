@@ -143,10 +143,15 @@ def touched(assignment: Assignment) -> Answers:
 Change = Callable[[NotebookNode], NotebookNode | bytes]
 
 
+def own_cell(source: str) -> NotebookNode:
+    """A cell that the student added. Its id is not drawn, or the next run would find a changed notebook."""
+    return nbformat.v4.new_code_cell(source, id="of-my-own")
+
+
 def kernel_dies(notebook: NotebookNode) -> NotebookNode:
     """A cell of the student's own, behind the first exercise, ends the notebook's process."""
     first = next(i for i, cell in enumerate(notebook.cells) if _is_exercise(cell))
-    notebook.cells.insert(first + 1, nbformat.v4.new_code_cell("import os\n\nos._exit(1)"))
+    notebook.cells.insert(first + 1, own_cell("import os\n\nos._exit(1)"))
     return notebook
 
 
@@ -158,7 +163,7 @@ def broken_file(notebook: NotebookNode) -> bytes:
 
 def forged(notebook: NotebookNode) -> NotebookNode:
     """Every check says that all is right, and every graded cell says so too."""
-    notebook.cells.insert(0, nbformat.v4.new_code_cell(FORGERY))
+    notebook.cells.insert(0, own_cell(FORGERY))
     for cell in notebook.cells:
         if cell.metadata.get("nbgrader", {}).get("grade"):
             cell.source = f"{cell.metadata['nbgrader']['points']}.0"

@@ -35,7 +35,7 @@ SURROGATE = re.compile("[\ud800-\udfff]")
 LINE_END = re.compile("\r\n?")
 VERSION = re.compile(r"\d{1,2}\.\d{1,3}(\.\d{1,3})?")
 OTHER_PYTHON = "the grader runs Python"
-ANOTHER = "another notebook in the folder was not read"
+ANOTHER = "another notebook"  # a remark that a person should read begins with it
 
 
 class UnreadableError(Exception):
@@ -56,11 +56,16 @@ class Submission:
 
     `student` is the folder's name, with characters that no table can show written as escapes,
     shortened where no file could be named after it, and with a hash behind it if it was changed.
+    origin: where its notebook was handed in, if that is not `folder`. unread: the same of other notebooks
+    of this student and assignment, which do not count. stamp: the time stamp, if it is not in `folder`.
     """
 
     student: str
     assignment: str
     folder: Path
+    origin: str = ""
+    unread: tuple[str, ...] = ()
+    stamp: Path | None = None
 
     @property
     def notebook(self) -> Path:
@@ -82,9 +87,10 @@ class HandedIn:
 def find_submissions(folder: Path, known: list[str]) -> tuple[list[Submission], list[str]]:
     """(submissions, notes) of `folder/<student>/<assignment>/`, ordered by student.
 
-    notes: sentences about folders that are not a student's submission of a `known` assignment, and about
-    students whose names had to be written in another way. OSError if `folder` cannot be listed,
-    SameNameError if two students would be one.
+    A notebook straight in the student's folder counts, too, if it has the assignment's name and there is no
+    such folder. notes: sentences about folders and notebooks that are not a student's submission of a `known`
+    assignment, and about students whose names had to be written in another way. OSError if `folder` cannot be
+    listed, SameNameError if two students would be one.
     """
     submissions: list[Submission] = []
     notes: list[str] = [
@@ -99,6 +105,18 @@ def find_submissions(folder: Path, known: list[str]) -> tuple[list[Submission], 
             notes.append(f"{name} is a link and is left out: links are not followed.")
             continue
         if not path.is_dir():
+            if _is_notebook(path):
+                notes.append(
+                    f"{folder.name}/{name} is left out, since it lies in no student's folder: move it to "
+                    f"{folder.name}/<student>/<assignment>/."
+                )
+            continue
+        if name in known:
+            notes.append(
+                f"{folder.name}/{name} is left out, since a student's folder is expected there and an "
+                f"assignment has this name. If it holds students' folders, grade {folder.name}/{name}; if "
+                f"{folder.name} is a student, grade the folder above it."
+            )
             continue
         if name in students:
             raise SameNameError(
@@ -108,17 +126,34 @@ def find_submissions(folder: Path, known: list[str]) -> tuple[list[Submission], 
         if name != path.name:
             notes.append(f"{path.name!r} is written as {name!r}.")
         inside = [entry for entry in _listed(path) if entry.is_symlink() or entry.is_dir()]
+        loose = [entry for entry in _listed(path) if entry not in inside and _is_notebook(entry)]
         for entry in inside:
             if entry.name in known:  # also a link: it gets a row, and is not followed
-                submissions.append(Submission(name, entry.name, entry))
+                beside = tuple(file.name for file in loose if file.name == f"{entry.name}.ipynb")
+                submissions.append(Submission(name, entry.name, entry, unread=beside))
+                loose = [file for file in loose if file.name not in beside]
             else:
                 notes.append(
                     f"{folder.name}/{name}/{printable(entry.name)} is left out: there is no "
                     f"assignment {printable(entry.name)!r}; there are {', '.join(known)}."
                 )
-        if not inside and not any(entry.suffix.lower() == ".zip" for entry in _listed(path)):
+        for entry in loose:
+            if entry.suffix == ".ipynb" and entry.stem in known:
+                submissions.append(Submission(name, entry.stem, path))
+            else:
+                notes.append(
+                    f"{folder.name}/{name}/{printable(entry.name)} is left out: move it into a folder named "
+                    f"after its assignment, such as {folder.name}/{name}/{known[0]}/."
+                )
+        if not inside and not any(
+            _is_notebook(entry) or entry.suffix.lower() == ".zip" for entry in _listed(path)
+        ):
             notes.append(f"{folder.name}/{name} holds no assignment's folder and is left out.")
     return submissions, notes
+
+
+def _is_notebook(path: Path) -> bool:
+    return path.suffix.lower() == ".ipynb"
 
 
 def _listed(folder: Path) -> list[Path]:
@@ -161,9 +196,18 @@ def collect(submission: Submission, largest: int = Limits().notebook) -> HandedI
     if folder.is_symlink():
         raise MissingError("the assignment's folder is a link; links are not followed")
     notebook, notes = _choose(submission)
+    if submission.unread:
+        notes += [f"{ANOTHER} that was handed in was not read: {', '.join(submission.unread)}"]
     content = _read_regular(notebook, largest)
-    stamp, remarks = _read_stamp(folder / STAMP)
+    stamp, remarks = _read_stamp(submission.stamp or folder / STAMP)
     return HandedIn(content, stamp, notes + remarks)
+
+
+def holds_notebook(submission: Submission) -> bool:
+    """Whether there is a notebook in the folder, or one folder down, be it the right one or not."""
+    return not submission.folder.is_symlink() and bool(
+        _notebooks(submission.folder) or _one_folder_deeper(submission)
+    )
 
 
 def _choose(submission: Submission) -> tuple[Path, list[str]]:
@@ -172,7 +216,9 @@ def _choose(submission: Submission) -> tuple[Path, list[str]]:
     others = [path for path in _notebooks(folder) if path.name != wanted.name]
     is_folder = wanted.is_dir() and not wanted.is_symlink()
     if os.path.lexists(wanted) and not is_folder:
-        return wanted, [f"{ANOTHER}: {_names(others, folder)}"] if others else []
+        if not others or folder.name != submission.assignment:  # those of other assignments
+            return wanted, []
+        return wanted, [f"{ANOTHER} in the folder was not read: {_names(others, folder)}"]
     others = others or _one_folder_deeper(submission)
     if len(others) == 1:
         return others[0], [f"the notebook was handed in as {_names(others, folder)}"]
@@ -182,8 +228,7 @@ def _choose(submission: Submission) -> tuple[Path, list[str]]:
 
 
 def _notebooks(folder: Path) -> list[Path]:
-    files = (path for path in _listed(folder) if path.suffix.lower() == ".ipynb")
-    return [path for path in files if not path.is_dir()]
+    return [path for path in _listed(folder) if _is_notebook(path) and not path.is_dir()]
 
 
 def _one_folder_deeper(submission: Submission) -> list[Path]:

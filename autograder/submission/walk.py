@@ -23,6 +23,8 @@ from autograder.outcome.result import Exercise
 from autograder.sandbox.child import Start
 from autograder.sandbox.execution import ERROR, OK, CellRun, Executor, Refusal
 from autograder.submission import verdict
+from autograder.submission.recognise import defined_names
+from course_lib.checks.words import listing
 from course_lib.runtime import wire
 
 # (exercise, payload, seed, seconds) -> the data of a report; JudgeFailureError if it could not judge
@@ -98,6 +100,10 @@ class Walk:
         self.executor: Executor | None = None
         self.again: list[Past] = []
         self.released = {cell.source for cell in self.assignment.released.cells}
+        self.stubs = {
+            name: cell.source for cell in self.assignment.released.cells if (name := grade_id(cell))
+        }
+        self.answers: dict[str, str] = {}  # the student's code in the cells of exercises
         self.written: list[str] = []  # code that was not handed out
         # cells that did not come to a good end: why, and the status of a limit that they reached
         self.trouble: list[tuple[Past, str, str]] = []
@@ -113,6 +119,8 @@ class Walk:
             return
         if cell.source not in self.released:
             self.written.append(cell.source)
+            if own.get("solution"):
+                self.answers[grade_id(cell) or ""] = cell.source
         self.number += 1
         cell["execution_count"] = self.number
         past = Past(cell.source, self.number, _name(cell, self.number))
@@ -231,7 +239,7 @@ class Walk:
         return exercise
 
     def _because(self, refusal: Refusal) -> tuple[str, str]:
-        """The reason for a missing name, if a cell that mentions it did not come to a good end.
+        """The reason for a missing name: a cell that did not come to a good end, or another name in its cell.
 
         Returns the rest of the sentence, and the status of the limit that the cell reached, or "".
         """
@@ -241,6 +249,13 @@ class Walk:
         for past, why, limit in reversed(self.trouble):
             if re.search(rf"\b{match[1]}\b", f"{past.where}\n{past.source}"):
                 return f" It stands in {past.where}: {why}.", limit
+        for cell, answer in self.answers.items():
+            asked = defined_names(self.stubs.get(cell, ""))
+            if match[1] in asked and (others := sorted(defined_names(answer) - asked)):
+                return (
+                    f" Its cell defines {listing(others)}, and the check looks for {match[1]}.",
+                    "",
+                )
         return "", ""
 
     # ---- time and names

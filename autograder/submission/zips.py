@@ -1,8 +1,9 @@
 """Zips that students handed in, as `python -m course_lib.submit` packs them: notebooks in their folders.
 
-A class may hold `<student>.zip`, or any zip in `<student>/`. Of a zip only the members
-`<assignment>/<assignment>.ipynb` are read, in however many folders they lie, and never more of them than a
-notebook may have: a zip can be small and its content endless.
+A class may hold `<student>.zip`, or any zip in `<student>/` or `<student>/<assignment>/`. Of a zip only the
+members `<assignment>.ipynb` are read, in however many folders they lie, and never more of them than a
+notebook may have: a zip can be small and its content endless. Of several such notebooks of one assignment the
+one that was saved last counts, by the time in the zip: the zip's name does not tell which is newer.
 """
 
 from __future__ import annotations
@@ -13,14 +14,23 @@ import os
 import stat
 import zipfile
 import zlib
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from autograder.outcome.limits import Limits
-from autograder.submission.intake import Submission, printable
+from autograder.submission.intake import (
+    NAMES_SHOWN,
+    STAMP,
+    Submission,
+    holds_notebook,
+    printable,
+)
 
 MEMBERS = 10_000  # of a zip: its list is read whole, and takes half a kilobyte for each
 MEMBER = b"PK\x01\x02"  # an entry of that list begins with it
+Saved = tuple[int, int, int, int, int, int]  # as a zip has it: from the year to the second
 BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError, ValueError)
 
 
@@ -31,35 +41,50 @@ def find_zipped(
 
     OSError if `into` cannot be written. A zip that cannot be read costs a note and no other student.
     """
-    submissions: list[Submission] = []
+    dated: list[tuple[Saved, Submission]] = []
     notes: list[str] = []
-    for student, path in _zips(folder):
+    for student, path in _zips(folder, known):
         place = printable(str(path.relative_to(folder)))
         try:
             content = _read(path, largest * len(known))
             unzipped = into / hashlib.sha256(content).hexdigest()[:16]
-            assignments = _unzip(content, known, unzipped, largest)
+            members = _unzip(content, known, unzipped, largest)
         except BROKEN as error:
             notes.append(f"{place} cannot be read as a zip: {error or type(error).__name__}.")
             continue
-        submissions += [
-            Submission(printable(student), name, unzipped / name) for name in assignments
-        ]
-        if not assignments:
+        for name, (counts, *older) in members.items():
+            # a zip may hold thousands of them
+            shown = [printable(member.filename) for member in (counts, *older[:NAMES_SHOWN])]
+            origin, *unread = (f"{place}: {name_inside}" for name_inside in shown)
+            if len(older) > NAMES_SHOWN:
+                unread.append(f"{place}: {len(older) - NAMES_SHOWN:,} more")
+            submission = Submission(
+                printable(student), name, unzipped / name, origin, tuple(unread),
+                stamp=None if path.parent == folder else path.parent / STAMP,
+            )  # fmt: skip
+            dated.append((counts.date_time, submission))
+        if not members:
             notes.append(
-                f"{place} holds no notebook of the course: a notebook's place in it is "
-                f"{known[0]}/{known[0]}.ipynb, and so on."
+                f"{place} holds no notebook of the course: their names are {known[0]}.ipynb, and so on."
             )
-    return submissions, notes
+    dated.sort(key=lambda pair: pair[0], reverse=True)  # stable
+    dated.sort(key=lambda pair: (pair[1].student, pair[1].assignment))
+    return [submission for _, submission in dated], notes
 
 
-def _zips(folder: Path) -> Iterator[tuple[str, Path]]:
+def _zips(folder: Path, known: Sequence[str]) -> Iterator[tuple[str, Path]]:
     """(student, zip), in the order of their names. Links are not followed."""
     for path in sorted(folder.iterdir()):
         if path.name.startswith(".") or path.is_symlink():
             continue
+        if path.name in known:
+            continue  # no student's folder, as `find_submissions` says
         if path.is_dir():
-            yield from ((path.name, inside) for inside in sorted(path.iterdir()) if _is_zip(inside))
+            inside = sorted(path.iterdir())
+            folders = [entry for entry in inside if entry.name in known and entry.is_dir()]
+            for entry in folders:
+                inside += [] if entry.is_symlink() else sorted(entry.iterdir())
+            yield from ((path.name, entry) for entry in inside if _is_zip(entry))
         elif _is_zip(path):
             yield path.stem, path
 
@@ -88,37 +113,58 @@ def _read(path: Path, largest: int) -> bytes:
     return content
 
 
-def _unzip(content: bytes, known: Sequence[str], into: Path, largest: int) -> list[str]:
-    """Write the notebooks of the zip to `into/<assignment>/`; returns the assignments."""
-    members: dict[str, zipfile.ZipInfo] = {}
+def _unzip(
+    content: bytes, known: Sequence[str], into: Path, largest: int
+) -> dict[str, list[zipfile.ZipInfo]]:
+    """Write the notebooks of the zip to `into/<assignment>/`.
+
+    Returns the members of each assignment, in the order of the assignments. The first one is written.
+    """
+    members: dict[str, list[zipfile.ZipInfo]] = defaultdict(list)
     with zipfile.ZipFile(io.BytesIO(content)) as packed:
         for member in packed.infolist():
-            *folders, name = PurePosixPath(member.filename).parts or [""]
-            if folders and folders[-1] in known and name == f"{folders[-1]}.ipynb":
-                members.setdefault(folders[-1], member)
-        for assignment, member in members.items():
-            with packed.open(member) as file:
+            name = PurePosixPath(member.filename)
+            if name.suffix == ".ipynb" and name.stem in known:
+                members[name.stem].append(member)
+        for assignment, some in members.items():
+            some.sort(key=lambda member: member.date_time, reverse=True)
+            with packed.open(some[0]) as file:
                 text = file.read(largest + 1)  # one byte too many, so that the reader sees it, too
             notebook = into / assignment / f"{assignment}.ipynb"
             notebook.parent.mkdir(parents=True, exist_ok=True)
             draft = notebook.with_suffix(f".{os.getpid()}")
             draft.write_bytes(text)
             draft.replace(notebook)
-    return sorted(members)
+    return dict(sorted(members.items()))
 
 
 def joined(
     folders: Sequence[Submission], zipped: Sequence[Submission]
 ) -> tuple[list[Submission], list[str]]:
-    """All submissions, by student, and notes. A notebook in a folder counts before the same one in a zip."""
+    """All submissions, by student, and notes on those of which only one counts.
+
+    A notebook in a folder counts before the same one in a zip, and of zips the first in `zipped`. An
+    assignment's folder without a notebook gives way to a zip.
+    """
     chosen: dict[tuple[str, str], Submission] = {}
-    notes = []
+    in_zips = {(submission.student, submission.assignment) for submission in zipped}
+    folders = [
+        submission
+        for submission in folders
+        if (submission.student, submission.assignment) not in in_zips or holds_notebook(submission)
+    ]
     for submission in (*folders, *zipped):
         key = submission.student, submission.assignment
-        if key in chosen:
-            notes.append(
-                f"{submission.student} handed in {submission.assignment} twice; the one in "
-                f"{chosen[key].folder} counts, and the other one, in a zip, does not."
-            )
-        chosen.setdefault(key, submission)
-    return [chosen[key] for key in sorted(chosen)], notes
+        first = chosen.setdefault(key, submission)
+        if first is not submission:
+            others = (*first.unread, submission.origin, *submission.unread)
+            chosen[key] = replace(first, unread=others)
+    ordered = [chosen[key] for key in sorted(chosen)]
+    notes = [
+        f"{submission.student} handed in {submission.assignment} more than once: "
+        f"{submission.origin or submission.folder} counts, and {', '.join(submission.unread)} "
+        f"{'do' if len(submission.unread) > 1 else 'does'} not."
+        for submission in ordered
+        if submission.unread
+    ]
+    return ordered, notes

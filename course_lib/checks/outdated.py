@@ -1,7 +1,7 @@
-"""A function of an earlier cell, because the newest cell that defines it did not run to its end.
+"""A function of an earlier cell, because a newer cell did not run to its end, or has another name for it.
 
-After a mistake in the grammar a notebook still holds the function as it was before, and a check would judge
-it without a word.
+After a mistake in the grammar, or in the function's name, a notebook still holds the function as it was,
+and a check would judge that one without a word.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 from course_lib.runtime.places import file_name
 
 NUMBER = re.compile(r"Cell In\[(\d+)\]\Z")
+DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 def remarks(objects: Iterable[Any]) -> Iterator[str]:
@@ -28,12 +29,50 @@ def remarks(objects: Iterable[Any]) -> Iterator[str]:
     cells = shell.history_manager.input_hist_raw  # its number 0 is empty, and the last one runs now
     for thing in objects:
         name, own = getattr(thing, "__name__", ""), cell_of(thing)
-        newest = max((n for n in range(1, len(cells)) if name and defines(cells[n], name)), default=0)
-        if own and newest > own and shell.user_ns.get(name) is thing:
+        if not (name and own and shell.user_ns.get(name) is thing):
+            continue
+        about = f"This table is about the `{name}` of In[{own}]."
+        newest = max((n for n in range(1, len(cells)) if defines(cells[n], name)), default=0)
+        cell, other = renamed(cells, own, name) or (0, "")
+        if cell > newest:
             yield (
-                f"The newest cell that defines `{name}`, In[{newest}], did not run to its end. This table is "
-                f"about the `{name}` of In[{own}]."
+                f"In[{cell}] defines `{other}`, and no `{name}`. {about} If `{other}` is your newer version, "
+                f"name it `{name}`."
             )
+        elif newest > own:
+            yield f"The newest cell that defines `{name}`, In[{newest}], did not run to its end. {about}"
+
+
+def renamed(cells: list[str], own: int, name: str) -> tuple[int, str] | None:
+    """The newest cell after In[own] in which its function has another name, and that name.
+
+    It is the same function if docstring and parameters are: a student writes below those of the exercise.
+    """
+    before = described(cells[own])
+    if not before.get(name):
+        return None
+    for number in range(len(cells) - 1, own, -1):
+        now = described(cells[number])
+        others = [other for other, text in now.items() if text == before[name] and other not in before]
+        if others and name not in now:
+            return number, others[0]
+    return None
+
+
+def described(source: str) -> dict[str, tuple[str, str] | None]:
+    """Of each function and class that a cell defines at its top, docstring and parameters; None without a
+    docstring, which alone says little."""
+    try:
+        tops = ast.parse(source).body
+    except SyntaxError:  # one of IPython's own lines, or a mistake
+        return {}
+    texts = {}
+    for top in tops:
+        if isinstance(top, DEFINITIONS):
+            text = ast.get_docstring(top)
+            parameters = "" if isinstance(top, ast.ClassDef) else ast.unparse(top.args)
+            texts[top.name] = None if text is None else (text, parameters)
+    return texts
 
 
 def cell_of(thing: Any) -> int:
@@ -53,10 +92,7 @@ def defines(source: str, name: str) -> bool:
         tops = ast.parse(source).body
     except SyntaxError:
         return not source.startswith("%%") and begins(source, name)
-    return any(
-        isinstance(top, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and top.name == name
-        for top in tops
-    )
+    return any(isinstance(top, DEFINITIONS) and top.name == name for top in tops)
 
 
 def begins(source: str, name: str) -> bool:

@@ -34,7 +34,7 @@ def python() -> Finding:
     if version < OLDEST_PYTHON:
         return Finding("problem", "Python", text, "3.11 or newer is needed.")
     if version > NEWEST_TESTED_PYTHON:
-        return Finding("note", "Python", f"{text}: newer than any that was tested (3.13)")
+        return Finding("note", "Python", f"{text}: newer than any that all tests ran on (3.13)")
     return Finding("ok", "Python", text)
 
 

@@ -16,6 +16,7 @@
     pipeline.py   a pipeline: its bubble, and the memory of its ranks, by schedule
     four_dimensions.py  all axes at once: bytes by axis, the wire that an axis uses
     context_parallel.py  attention over a spread sequence: bytes, idling ranks, when it hides, what fits
+    experts.py    mixtures of experts: bytes of the rows that travel, nodes touched, parameters
 
 A later topic adds a module here and its names below.
 
@@ -94,6 +95,13 @@ from course_lib.facts.data_parallel import (
     synchronization_seconds,
 )
 from course_lib.facts.exact import chunk_sizes, exact_bytes
+from course_lib.facts.experts import (
+    DEEPSEEK_V3,
+    MIXTRAL_8X7B,
+    MixtureShape,
+    all_to_all_bytes,
+    nodes_touched,
+)
 from course_lib.facts.four_dimensions import axis_bytes, rank_parameters, wire
 from course_lib.facts.fsdp import (
     crossing_bytes,
@@ -190,6 +198,7 @@ __all__ = [
     "BUILT_INS",
     "CHINCHILLA",
     "DAY",
+    "DEEPSEEK_V3",
     "FLOAT32",
     "GB",
     "GPUS",
@@ -199,6 +208,7 @@ __all__ = [
     "LAYOUTS",
     "LINKS",
     "MIXED",
+    "MIXTRAL_8X7B",
     "NETWORK_ALPHA",
     "NVLINK_ALPHA",
     "PROMOTED_AFTER",
@@ -211,12 +221,14 @@ __all__ = [
     "Cost",
     "Gpu",
     "Link",
+    "MixtureShape",
     "PublishedRun",
     "Recipe",
     "RingHost",
     "ScalingLaw",
     "SelectiveClaim",
     "activation_bytes",
+    "all_to_all_bytes",
     "attention_flops",
     "attention_parameters",
     "attention_saved_bytes",
@@ -271,6 +283,7 @@ __all__ = [
     "minimal_sequence",
     "mlp_parameters",
     "model_flops_utilization",
+    "nodes_touched",
     "norm_parameters",
     "one_bit_adam_ratio",
     "parameters_by_part",

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup, Work
 
+from course_lib.ledger.exchange import Exchange, parts
 from course_lib.ledger.recorder import CommunicationError, current_recorder
 from course_lib.ledger.tensors import flatten, label_of
 from course_lib.ledger.work import RecordingWork, Together
@@ -177,8 +178,12 @@ class RecordingGroup(ProcessGroup):
 
     def exchanging(self, method: str, out, x, *args, **kwargs):
         call = _method_of(self, method, out, x, *args, **kwargs)
-        # nothing to agree on: each rank may send another tensor
-        return _record(self, "all_to_all", call, [], size(x), everything=[out, x])
+        # nothing that all agree on: each two of them agree on what the one sends to the other
+        into, outof = (list(splits) for splits in args[:2]) if len(args) > 2 else ([], [])
+        exchange = Exchange(parts(x, outof, self.my_size), parts(out, into, self.my_size))
+        return _record(
+            self, "all_to_all", call, [], size(x), everything=[out, x], exchange=exchange
+        )
 
     def name_root(self, word: str, root: int) -> str:
         return f"{word}={self.ranks[root]}"
@@ -236,6 +241,7 @@ def _method_of(group: RecordingGroup, name: str, *args: Any, **kwargs: Any) -> C
 def _record(
     group: RecordingGroup, op: str, call: Callable[[], Work | None], tensors: Any, nbytes: int,
     peer: int = -1, tag: int = 0, agree: str = "", everything: Any = None,
+    exchange: Exchange | None = None,
 ) -> Work | None:  # fmt: skip
     """Check, write down, call. `peer` is a rank of this group; the ledger gets the global one."""
     involved = flatten(tensors if everything is None else everything)
@@ -257,7 +263,9 @@ def _record(
     recorder = current_recorder()
     on_device = group.on_device(involved)
     with recorder.marking_refused():
-        row = recorder.add(op, listed, nbytes, group, peer, tag, agree, label_of(involved))
+        row = recorder.add(
+            op, listed, nbytes, group, peer, tag, agree, label_of(involved), exchange
+        )
         if on_device and group.first_together is not None:
             # Nothing is begun before `_end_coalescing`, which has the handle. From PyTorch 2.8 on there is
             # no handle here, but this call has not waited.

@@ -36,4 +36,5 @@ class Operation:
     at_once: bool = (
         False  # waited for by the line that began it: `dist.send`, `dist.isend(...).wait()`
     )
+    parts: tuple[int, ...] = ()  # of an all-to-all: the bytes for each member of the group
     group_name: str = ""  # tells groups of the same members apart

@@ -48,7 +48,7 @@ def operation(
     began: float,
     where: Callable[[str], tuple[str, str]],
 ) -> Operation:
-    dtype, _, shape = texts.get(row.tensor, "|").partition("|")
+    dtype, shape, *parts = texts.get(row.tensor, "|").split("|")
     group_name, _, members = texts.get(row.group, "|").partition("|")
     line, source = where(texts.get(row.line, ""))
     done = bool(row.flags & rows.DONE)
@@ -72,5 +72,6 @@ def operation(
         waited_at=row.waited - began if row.flags & rows.WAITED and row.waited else None,
         joined=bool(row.flags & rows.JOINED),
         at_once=bool(row.flags & rows.WAITED) and row.wait_line == row.line != 0,
+        parts=tuple(int(nbytes) for nbytes in parts[0].split(",")) if parts else (),
         group_name=group_name,
     )

@@ -75,11 +75,15 @@ class Record:
 
         int64 if every entry is whole, else float64. A message counts in the column of its receiver. A
         built-in collective counts where the algorithm that is booked for it sends: to the next rank of the
-        group (rings and chains), spread over the group (all-to-all, scatter), to the root (gather).
+        group (rings and chains), spread over the group (scatter), to the root (gather). Of an all-to-all each
+        part counts where it goes.
         """
         sent = np.zeros((self.world_size, self.world_size))
         for operation in self.operations():
-            if operation.bytes_sent:
+            if operation.parts:
+                for member, nbytes in zip(operation.group, operation.parts, strict=True):
+                    sent[operation.rank, member] += nbytes if member != operation.rank else 0
+            elif operation.bytes_sent:
                 receivers = _receivers(operation)
                 sent[operation.rank, receivers] += operation.bytes_sent / len(receivers)
         nearest = np.round(sent)

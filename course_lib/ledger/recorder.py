@@ -8,6 +8,7 @@ rank's board (see `rows`). The recorder checks some rules that the backends do n
 * tensors are contiguous (gloo's all-reduce of a strided view is silently wrong);
 * both ends of a message have the same size and dtype (gloo aborts the process, or delivers garbage);
 * all members of a group call the same collective with the same shapes;
+* of an all-to-all each member expects from each other what that one sends (gloo aborts, or leaves garbage);
 * a tensor that is being sent is not changed before `wait`.
 
 Each violation raises `CommunicationError`, a sentence with both sides, before the backend is called.
@@ -30,6 +31,7 @@ from torch.distributed import Work
 from course_lib.ledger import rows
 from course_lib.ledger.asleep import Sleep
 from course_lib.ledger.booking import logical_bytes
+from course_lib.ledger.exchange import Exchange
 from course_lib.ledger.pending import Mark, Pending
 from course_lib.ledger.tensors import comparable, describe, dtype_name, shape_text
 from course_lib.ledger.wires import TimedOut, Topology, Wires
@@ -48,6 +50,10 @@ OTHER_CALLS = (
 OTHER_UNITS = (
     "Each would get a part of the other's weights or gradients. All ranks must use the same units, in the "
     "same order: look for a branch that depends on the rank or on its data."
+)
+SPLITS = (
+    "The sender's number for the receiver in input_split_sizes must be the receiver's number for the sender "
+    "in output_split_sizes."
 )
 Observer = Callable[[str, int, torch.Tensor | None], None]
 
@@ -251,12 +257,12 @@ class Recorder:
 
     def add(
         self, op: str, tensors: list[torch.Tensor], nbytes: int, group: Members,
-        peer: int = -1, tag: int = 0, agree: str = "", label: str = "",
+        peer: int = -1, tag: int = 0, agree: str = "", label: str = "", exchange: Exchange | None = None,
     ) -> int:  # fmt: skip
         """Write the row, tell the board, compare with the other end. Returns the row's index.
 
         agree: words in which the members of a collective must agree, beside its operation and tensors' size.
-        label: see `label_of`.
+        label: see `label_of`. exchange: of an all-to-all.
         """
         if self.state.rows >= self.most:
             raise CommunicationError(
@@ -269,6 +275,11 @@ class Recorder:
         channel = group.channel(op, self.rank, peer, tag)
         turn = self.turn(channel)
         sent = nbytes if op == "send" else logical_bytes(op, group.ranks, self.rank, nbytes, peer)
+        tensor, carried = f"{dtype_name(first)}|{shape_text(first)}", nbytes
+        if exchange is not None:
+            place = group.ranks.index(self.rank)
+            sent, carried = exchange.bytes_sent(place), int(exchange.carried(place))
+            tensor += "|" + ",".join(str(part.nbytes) for part in exchange.goes)
         log, flags = self.log, rows.DIRECT if direct else 0
         if self.batched >= 0:
             flags |= rows.JOINED if self.batched else 0
@@ -277,7 +288,7 @@ class Recorder:
             rows.Row(
                 rows.OP_NUMBER[op], flags, peer, tag,
                 log.text(f"{group.label}|{','.join(map(str, group.ranks))}"),
-                log.text(f"{dtype_name(first)}|{shape_text(first)}"),
+                log.text(tensor),
                 log.text(line), turn, 0, nbytes, sent, time.monotonic(), 0.0, 0.0, 0.0,
             )
         )  # fmt: skip
@@ -287,13 +298,15 @@ class Recorder:
         key = rows.channel_key(self.state.task, channel, turn, message)  # earlier tasks never match
         ready = 0.0
         if self.wires is not None:
-            ready = self.wires.begin(row, op, group.ranks, peer, nbytes, key)
-        self.board.post(self.rank, key, nbytes, said, ready)
+            ready = self.wires.begin(row, op, group.ranks, peer, carried, key)
+        self.board.post(self.rank, key, carried, said, ready)
         self.publish()
         if message:
             self.compare_message(op, peer, key, nbytes, signature, first)
         else:
             self.compare_collective(op, group, key, turn, said)
+        if exchange is not None:
+            self.compare_parts(exchange, group, channel, turn)
         for observer in self.observers:
             observer("issue", row, first)
         return row
@@ -332,6 +345,29 @@ class Recorder:
             f"{who} do not agree on their collective number {turn}: {said}. "
             f"{OTHER_CALLS if len(nameless) > 1 else OTHER_UNITS}"
         )
+
+    def compare_parts(self, exchange: Exchange, group: Members, channel: tuple, turn: int) -> None:
+        """Each two members of an all-to-all agree on the parts that go between them."""
+        for place, member in enumerate(group.ranks):
+            if member == self.rank:
+                continue
+            pair = (*channel, *sorted((self.rank, member)))
+            key = rows.channel_key(self.state.task, pair, turn, True)
+            goes, comes = exchange.goes[place], exchange.comes[place]
+            self.board.post(self.rank, key, goes.nbytes, f"{goes}|{comes}|{comes.nbytes}")
+            if (posted := self.board.look(member, key)) is None:
+                continue
+            its_goes, its_comes, its_expected = posted[1].split("|")
+            ends = (
+                (self.rank, goes, goes.nbytes, member, its_comes, int(its_expected)),
+                (member, its_goes, posted[0], self.rank, comes, comes.nbytes),
+            )
+            for sender, sends, sent, receiver, expects, expected in ends:
+                if sent != expected:
+                    raise CommunicationError(
+                        f"the two ends of an all-to-all differ: rank {sender} sends {sends} to rank "
+                        f"{receiver}, which expects {expects} from it. {SPLITS}"
+                    )
 
 
 _recorder: Recorder | None = None

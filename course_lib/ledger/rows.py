@@ -65,7 +65,7 @@ class Row(NamedTuple):
     peer: int  # global rank, -1: none
     tag: int
     group: int  # text: "name|0,1,2"
-    tensor: int  # text: "float32|2,3"
+    tensor: int  # text: "float32|2,3"; of an all-to-all also "|" and the bytes for each member
     line: int  # text: "file|line"
     turn: int  # the how-manieth on its channel, from 1
     wait_line: int  # text, 0: not waited
@@ -297,8 +297,14 @@ def makes_sense(row: Row, texts: dict[int, str], world_size: int) -> bool:
         and all(math.isfinite(number) and number >= 0 for number in times)
         and numbers(texts.get(row.group, "?"), lambda rank: rank < world_size)
         and not texts[row.group].endswith("|")  # a group has members
-        and numbers(texts.get(row.tensor, "?"))
+        and sizes(texts.get(row.tensor, "?"))
     )
+
+
+def sizes(text: str) -> bool:
+    """Is it "dtype|shape", of an all-to-all with "|" and the bytes of its parts behind it?"""
+    dtype, *listed = text.split("|")
+    return 1 <= len(listed) <= 2 and all(numbers(f"{dtype}|{numerals}") for numerals in listed)
 
 
 def numbers(text: str, fits: Callable[[int], bool] = lambda number: True) -> bool:

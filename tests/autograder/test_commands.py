@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import pkgutil
+import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,8 +13,10 @@ import pytest
 
 from autograder import commands
 from autograder.__main__ import _parser, main
+from autograder.commands import grade
 from autograder.commands.choice import named
 from autograder.outcome import limits
+from autograder.run import session
 
 
 def parsers() -> Iterator[tuple[str, argparse.ArgumentParser]]:
@@ -35,6 +39,13 @@ IN_A_CONTAINER = "gradescope run"  # no person types it
 def test_every_module_with_a_parser_is_among_them() -> None:
     names = {module.name for module in pkgutil.iter_modules(commands.__path__)}
     assert {"grade", "export", "mutant", "release", "clean"} <= {*PARSERS} & names
+
+
+def test_every_command_is_on_the_page() -> None:
+    page = (Path(__file__).resolve().parents[2] / "autograder/README.md").read_text("utf-8")
+    on_it = set(re.findall(r"(?:\| `|autograder |make )(\w+)", page))
+    lacking = {words.split()[0] for words in PARSERS} - on_it
+    assert not lacking, f"autograder/README.md: its table of commands needs rows for {lacking}"
 
 
 @pytest.mark.parametrize("words", PARSERS)
@@ -156,3 +167,46 @@ def test_a_limit_is_a_number_above_zero(seconds: str, capsys: pytest.CaptureFixt
         _parser("grade").parse_args(["grade", f"--cell-timeout={seconds}"])
     assert f"'{seconds}' is not a number above 0" in capsys.readouterr().err
     assert limits.Limits().cell > 0
+
+
+def test_a_python_without_the_courses_packages_says_how_to_get_to_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As when somebody types `python -m autograder report` with the machine's own Python."""
+    monkeypatch.setitem(sys.modules, "jupyter_core.paths", None)
+    for name in ("autograder.report.server", "autograder.commands.report"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    assert main(["report"]) == 2
+    said = capsys.readouterr().err
+    assert "lacks the package jupyter_core" in said and "source .venv/bin/activate" in said
+
+
+def test_a_home_folder_that_the_shell_left_as_it_was_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`make grade SUBMISSIONS=~/class` hands the ~ over in shells other than bash."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert main(["grade", "--submissions", "~/class"]) == 2
+    assert f"{tmp_path}/class is not a folder." in capsys.readouterr().err
+
+
+def test_below_the_table_a_line_recalls_what_was_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a large class the notes have scrolled away, and who is left out has no row."""
+    monkeypatch.setattr(session, "grade_class", lambda *_, **__: session.Summary([], 1, [], []))
+    monkeypatch.setattr(grade, "_reports", lambda *_: [])
+    monkeypatch.setattr(grade, "course_of", lambda _: None)
+    (tmp_path / "class" / "ann" / "00_first_ranks").mkdir(parents=True)
+    words = ["grade", "--submissions", str(tmp_path / "class"), "--out", str(tmp_path / "out")]
+
+    def said() -> str:
+        options = _parser("grade").parse_args(words)
+        assert grade._grade(grade._submissions(options, ["00_first_ranks"]), options) == 0
+        return capsys.readouterr().out
+
+    assert "left out" not in said()
+    (tmp_path / "class" / "gus.ipynb").write_text("{}")
+    before, _, below = said().partition("student  ")
+    assert "class/gus.ipynb is left out" in before
+    assert "Files that were left out" in below and "(1 note)" in below

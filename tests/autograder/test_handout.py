@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from autograder.__main__ import main
 from autograder.course.config import NOTEBOOKS, assignments
 from autograder.course.handout import page
 from autograder.course.package import PackageError, build_wheel
@@ -88,3 +89,13 @@ def test_a_package_that_cannot_be_built_is_said(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("[project")
     with pytest.raises(PackageError, match=r"could not be built: .*setuptools"):
         build_wheel(tmp_path / "into", root=tmp_path)
+
+
+def test_with_a_repository_the_instructor_reads_what_it_must_hold(tmp_path: Path, capsys) -> None:
+    into = str(tmp_path / "handout")
+    assert main(["release", "00", "--repository", "someone/course", "--into", into]) == 0
+    said = capsys.readouterr().out
+    assert "as notebooks/ on the branch main of github.com/someone/course" in said
+    assert "pyproject.toml" in said and "course_lib/" in said
+    assert main(["release", "00", "--into", into]) == 0
+    assert "github.com" not in capsys.readouterr().out

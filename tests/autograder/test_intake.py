@@ -103,6 +103,54 @@ def test_a_folder_named_like_the_notebook_is_told(folder: Path) -> None:
     assert os.listdir("/proc/self/fd") == descriptors
 
 
+def test_a_notebook_straight_in_the_students_folder_counts(folder: Path) -> None:
+    students = folder.parent.parent
+    folder.rmdir()
+    for name in ("00_toy", "01_more"):
+        (folder.parent / f"{name}.ipynb").write_bytes(TEXT)
+    found, notes = find_submissions(students, ["00_toy", "01_more"])
+    assert [(one.student, one.assignment) for one in found] == [
+        ("ann", "00_toy"),
+        ("ann", "01_more"),
+    ]
+    assert notes == []
+    assert [collect(one).content for one in found] == [TEXT, TEXT]
+    assert [collect(one).notes for one in found] == [[], []], "the other one has its own row"
+
+
+def test_the_notebook_in_its_folder_counts_before_one_beside_the_folder(folder: Path) -> None:
+    (folder / "00_toy.ipynb").write_bytes(TEXT)
+    (folder.parent / "00_toy.ipynb").write_bytes(b"{")
+    (one,), notes = find_submissions(folder.parent.parent, ["00_toy"])
+    found = collect(one)
+    assert (found.content, notes) == (TEXT, [])
+    assert found.notes == ["another notebook that was handed in was not read: 00_toy.ipynb"]
+
+
+def test_no_notebook_is_left_out_in_silence(folder: Path) -> None:
+    students = folder.parent.parent
+    (folder / "00_toy.ipynb").write_bytes(TEXT)
+    (students / "gus.ipynb").write_bytes(TEXT)
+    (folder.parent / "homework.ipynb").write_bytes(TEXT)
+    found, notes = find_submissions(students, ["00_toy"])
+    assert [one.student for one in found] == ["ann"]
+    assert notes == [
+        "class/ann/homework.ipynb is left out: move it into a folder named after its assignment, such as "
+        "class/ann/00_toy/.",
+        "class/gus.ipynb is left out, since it lies in no student's folder: move it to "
+        "class/<student>/<assignment>/.",
+    ]
+
+
+def test_a_class_that_is_named_one_folder_too_high_or_too_deep_makes_no_students(
+    folder: Path,
+) -> None:
+    (folder / "00_toy.ipynb").write_bytes(TEXT)
+    found, (note,) = find_submissions(folder.parent, ["00_toy"])
+    assert found == [] and note.startswith("ann/00_toy is left out")
+    assert "grade the folder above it" in note
+
+
 # ---- nothing but regular files is opened
 
 

@@ -232,6 +232,10 @@ def test_a_second_notebook_is_listed_for_eyes(course: Toy) -> None:
         ),
         ("two = three = 5", "two must be a function that you write; it is of type int."),
         ("", "two is not defined."),
+        (
+            "def second(): pass",
+            "two is not defined. Its cell defines second, and the check looks for two.",
+        ),
     ],
 )
 def test_what_cannot_be_handed_in_costs_its_exercise_only(

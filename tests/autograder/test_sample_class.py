@@ -24,6 +24,16 @@ def test_of_the_whole_course_nobody_is_left_out(tmp_path: Path) -> None:
     assert make_sample_class(tmp_path, assignments()) == []
 
 
+def test_the_same_class_is_made_each_time(tmp_path: Path) -> None:
+    """Or `make grade` would grade submissions again of which nothing has changed."""
+    made = []
+    for _ in range(2):
+        make_sample_class(tmp_path / "class", ["00_first_ranks"])
+        files = sorted((tmp_path / "class").rglob("*.ipynb"))
+        made.append({path.parent.parent.name: path.read_bytes() for path in files})
+    assert made[0] == made[1]
+
+
 @pytest.mark.parametrize("assignment", assignments())
 def test_a_course_may_have_any_single_assignment(
     assignment: str, tmp_path: Path, capsys: pytest.CaptureFixture

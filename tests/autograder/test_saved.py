@@ -36,7 +36,10 @@ from course_lib.runtime import places, pools
 from tests.autograder.saved import KINDS, Saved, save
 
 FIRST = "00_first_ranks"
-INSTALL = "![ -d course ] || git clone -q https://example.org/course\n%pip install -q ./course"
+INSTALL = (
+    "![ -d course ] || git clone -q https://example.org/course\n!git -C course pull -q\n"
+    "%pip install -q ./course"
+)
 MOUNT = "from google.colab import drive\n\ndrive.mount('/content/drive')"
 DRAW = random.Random(int(os.environ["COURSE_TEST_SEED"]))
 GRADED = sorted(KINDS) if os.environ.get("COURSE_ALL_TESTS") else DRAW.sample(sorted(KINDS), 3)

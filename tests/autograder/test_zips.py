@@ -11,7 +11,13 @@ import pytest
 
 from autograder.commands import grade
 from autograder.submission import zips
-from autograder.submission.intake import UnreadableError, collect
+from autograder.submission.intake import (
+    ANOTHER,
+    MissingError,
+    UnreadableError,
+    collect,
+    find_submissions,
+)
 from autograder.submission.zips import find_zipped, joined
 from course_lib import submit
 from tests.notebooks import made
@@ -96,7 +102,7 @@ def test_zips_that_cannot_be_read_cost_a_note_and_no_other_student(folder, tmp_p
     assert [s.student for s in submissions] == ["ann"]
     said = "\n".join(notes)
     assert "bob.zip cannot be read as a zip: File is not a zip file." in said
-    assert "cem.zip holds no notebook of the course" in said and PLACE in said
+    assert "cem.zip holds no notebook of the course" in said and Path(PLACE).name in said
     assert "dan.zip cannot be read as a zip: Bad CRC" in said
     assert "eve.zip cannot be read as a zip: it is not a regular file." in said
     assert "gil.zip cannot be read as a zip: it has 0.5 MB, and 0.2 MB are read." in said
@@ -119,5 +125,88 @@ def test_a_notebook_in_a_folder_counts_before_the_one_in_a_zip(folder, tmp_path,
     first, second = grade._submissions(options, KNOWN)
     assert first.folder == folder / "kim" / "00_first_ranks"
     assert second.assignment == "02_collectives"
-    assert "kim handed in 00_first_ranks twice" in capsys.readouterr().out
+    assert "kim handed in 00_first_ranks more than once" in capsys.readouterr().out
     assert joined([], []) == ([], [])
+
+
+def test_of_several_zips_the_notebook_that_was_saved_last_counts(folder, tmp_path):
+    made_on = {"submission (1).zip": 3, "submission (2).zip": 9, "submission.zip": 1}
+    for name, day in made_on.items():
+        (folder / "dan").mkdir(exist_ok=True)
+        with zipfile.ZipFile(folder / "dan" / name, "w") as packed:
+            packed.writestr(zipfile.ZipInfo(PLACE, (2026, 11, day, 8, 0, 0)), f"{name} {{}}")
+    found, _ = find_zipped(folder, KNOWN, tmp_path / "unzipped")
+    (submission,), (note,) = joined([], found)
+    read = collect(submission)
+    assert read.content == b"submission (2).zip {}"
+    (remark,) = read.notes
+    assert remark.startswith(ANOTHER), "so that it is listed for eyes"
+    for name in ("submission.zip", "submission (1).zip"):
+        assert f"dan/{name}" in remark and f"dan/{name}" in note
+    assert "dan/submission (2).zip: " in note and "submission (2)" not in remark
+
+
+def test_of_two_notebooks_in_one_zip_the_one_that_was_saved_last_counts(folder, tmp_path):
+    with zipfile.ZipFile(folder / "hal.zip", "w") as packed:
+        for day, place in ((1, "old"), (9, "new"), (3, "odd")):
+            member = zipfile.ZipInfo(f"{place}/{PLACE}", (2026, 11, day, 8, 0, 0))
+            packed.writestr(member, place)
+    (submission,), _ = find_zipped(folder, KNOWN, tmp_path / "unzipped")
+    read = collect(submission)
+    assert read.content == b"new"
+    (remark,) = read.notes
+    assert f"hal.zip: old/{PLACE}" in remark and f"hal.zip: odd/{PLACE}" in remark
+
+
+def test_a_zip_that_was_packed_by_hand_needs_no_folders(folder, tmp_path):
+    inside = {"02_collectives.ipynb": "{}", "__MACOSX/._02_collectives.ipynb": "x"}
+    pack(folder / "ida.zip", **inside)
+    (submission,), notes = find_zipped(folder, KNOWN, tmp_path / "unzipped")
+    assert (submission.assignment, notes) == ("02_collectives", [])
+    assert collect(submission).content == b"{}"
+
+
+def test_a_zip_may_lie_in_the_assignments_folder_and_beside_a_time_stamp(folder, tmp_path):
+    handed = folder / "kim" / "00_first_ranks"
+    handed.mkdir(parents=True)
+    pack(handed / "submission.zip", **{PLACE: "{}", "02_collectives.ipynb": "{}"})
+    (handed / "timestamp.txt").write_text("2026-11-20 12:00:00 UTC")
+    in_folders, notes = find_submissions(folder, KNOWN)
+    zipped, remarks = find_zipped(folder, KNOWN, tmp_path / "unzipped")
+    submissions, doubles = joined(in_folders, zipped)
+    assert [submission.assignment for submission in submissions] == KNOWN
+    assert [*notes, *remarks, *doubles] == [], "the folder holds no other notebook"
+    read = [collect(submission) for submission in submissions]
+    assert [(one.content, one.notes) for one in read] == [(b"{}", [])] * 2
+    assert {one.stamp for one in read} == {"2026-11-20 12:00:00 UTC"}
+
+
+def test_an_empty_folder_does_not_count_before_a_zip(folder, tmp_path):
+    (folder / "kim" / "00_first_ranks").mkdir(parents=True)
+    (folder / "lea" / "00_first_ranks").mkdir(parents=True)
+    pack(folder / "kim.zip", **{PLACE: "{}"})
+    in_folders, _ = find_submissions(folder, KNOWN)
+    zipped, _ = find_zipped(folder, KNOWN, tmp_path / "unzipped")
+    (kim, lea), notes = joined(in_folders, zipped)
+    assert (collect(kim).content, notes) == (b"{}", [])
+    with pytest.raises(MissingError):
+        collect(lea)
+
+
+def test_a_folder_of_an_assignment_is_not_one_student_with_many_zips(folder, tmp_path):
+    for student in ("ann", "bob"):
+        pack(folder / "00_first_ranks" / f"{student}.zip", **{PLACE: student})
+    assert find_zipped(folder, KNOWN, tmp_path / "unzipped") == ([], [])
+    assert (
+        "If it holds students' folders, grade class/00_first_ranks"
+        in find_submissions(folder, KNOWN)[1][0]
+    )
+    zipped, _ = find_zipped(folder / "00_first_ranks", KNOWN, tmp_path / "unzipped")
+    assert [submission.student for submission in zipped] == ["ann", "bob"]
+
+
+def test_of_very_many_notebooks_in_a_zip_a_few_are_named(folder, tmp_path):
+    pack(folder / "eve.zip", **{f"{k}/{PLACE}": "{}" for k in range(2000)})
+    (submission,), _ = find_zipped(folder, KNOWN, tmp_path / "unzipped")
+    assert len(submission.unread) == 6
+    assert submission.unread[-1] == "eve.zip: 1,994 more"

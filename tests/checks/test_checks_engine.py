@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 import course_lib
+from autograder.course.config import assignments
 from course_lib.checks import check, client
 from course_lib.checks.judge import judge, replies, witness
 from course_lib.checks.judge.case import (
@@ -758,46 +759,10 @@ def test_no_row_is_wider_than_a_notebook():
 # ---- exercises
 
 
-@pytest.mark.parametrize(
-    ("assignment", "points"),
-    [
-        ("00_first_ranks", 10),
-        ("01_why_distribute", 60),
-        ("02_collectives", 60),
-        ("03_data_parallel", 60),
-        ("04_zero", 60),
-        ("05_fsdp", 60),
-        ("06_tensor_parallel", 60),
-        ("07_pipeline", 60),
-        ("08_context_parallel", 60),
-        ("09_precision_and_memory", 60),
-        ("10_four_dimensions", 60),
-    ],
-)
-def test_the_points_of_an_assignment_add_up(assignment, points):
-    known = of_assignment(assignment)
-    assert sum(one.points for one in known.values() if not one.extra) == points
-    assert all(name == one.name for name, one in known.items())
-
-
-@pytest.mark.parametrize(
-    "assignment",
-    [
-        "00_first_ranks",
-        "01_why_distribute",
-        "02_collectives",
-        "03_data_parallel",
-        "04_zero",
-        "05_fsdp",
-        "06_tensor_parallel",
-        "07_pipeline",
-        "08_context_parallel",
-        "09_precision_and_memory",
-        "10_four_dimensions",
-    ],
-)
+@pytest.mark.parametrize("assignment", assignments())
 def test_hidden_cases_are_the_visible_ones_and_more(assignment, seed):
     for name, one in of_assignment(assignment).items():
+        assert name == one.name
         visible = [case.title for case in one.cases(Draw(seed))]
         hidden = [case.title for case in one.cases(Draw(seed, hidden=True))]
         assert set(visible) <= set(hidden), name
@@ -883,3 +848,13 @@ def test_a_function_is_evaluated_with_keyword_arguments() -> None:
     values, _ = harness.evaluate([lambda n, base=10: n * base, 4], {}, [], instructions)
     assert [answer.value for answer in values.answers] == [21, 70, 4, None]
     assert values.answers[3].error is not None and values.answers[3].error[0] == "TypeError"
+
+
+def test_a_device_is_told_apart_from_ranks_that_are_swapped():
+    """One mistake beside another is not its cause."""
+    cell = (
+        "import os\nimport torch.distributed as dist\n"
+        "def hello(): return dist.get_world_size(), dist.get_rank(), os.getpid()"
+    )
+    said = " ".join(check("00_first_ranks/hello", typed(cell, "hello")).messages)
+    assert said.count("are swapped") == 2 and "Ask course_lib.device()" in said

@@ -143,7 +143,7 @@ def test_the_check_tells_right_from_wrong(
     if not whole:
         mutants = some_of(mutants, seed)
     print(f"{name}: judged are", *(f"  {mutant.title}" for mutant in mutants), sep="\n")
-    to_compare = compared(mutants, seed)
+    to_compare = compared(mutants, seed, whole)
     for mutant in mutants:
         report, printed = judged(name, mutant, seed, whole=mutant.title in to_compare)
         stored = scores.stored_score(name, mutant.title)
@@ -180,10 +180,10 @@ def some_of(mutants: list[Mutant], seed: int) -> list[Mutant]:
     return [mutant for mutant in mutants if mutant.title in titles]
 
 
-def compared(mutants: list[Mutant], seed: int) -> set[str]:
+def compared(mutants: list[Mutant], seed: int, everything: bool) -> set[str]:
     """The titles of the wrong cells that are judged whole: one in some exercises, as drawn, or all."""
     wrong = [mutant.title for mutant in mutants if not mutant.right]
-    if drawn.everything():
+    if everything:
         return set(wrong)
     draw = random.Random(f"{seed} {wrong}")
     return {draw.choice(wrong)} if wrong and draw.random() < WHOLE else set()
@@ -215,7 +215,12 @@ def test_right_solutions_go_through_in_nccls_order_unless_a_remark_says_otherwis
 def test_every_exercise_has_mutants(assignment: str) -> None:
     known = of_assignment(assignment)
     files = {file.stem: file for file in FILES if file.parent.name == assignment}
-    assert set(files) == set(known)
+    lacking = sorted(set(known) - set(files))
+    assert not lacking, (
+        f"tests/mutants/{assignment}: a file of answers is missing for each of {lacking}"
+    )
+    idle = sorted(set(files) - set(known))
+    assert not idle, f"{idle}: no exercise is imported in the __init__.py of {assignment}'s checks"
     for name, file in files.items():
         cells = read_mutants(file)
         assert sum(not cell.right for cell in cells) >= 6, (

@@ -121,9 +121,17 @@ def of_the_library(name: str) -> tuple[object, ...]:
     for wanted in EXERCISES[name].objects:
         holders = [package for package in packages if hasattr(package, wanted)]
         adapted = ADAPTED.get(name, {}).get(wanted)
-        assert adapted or holders, f"neither of {topics} exports {wanted}: is {name} UNLIKE?"
+        assert adapted or holders, (
+            f"course_lib.{' and '.join(topics)} exports no {wanted}, which {name} checks: export it, or "
+            "give the reason in UNLIKE"
+        )
         found.append(adapted or getattr(holders[0], wanted))
     return tuple(found)
+
+
+def test_the_library_has_an_answer_to_every_exercise_that_is_not_unlike() -> None:
+    for name in {*EXERCISES} - {*UNLIKE}:
+        of_the_library(name)
 
 
 @pytest.mark.drawn(0.4)

@@ -452,6 +452,39 @@ def test_without_its_point_an_exercise_earns_half(misses: bool, score: float) ->
 
 
 @pytest.mark.parametrize(
+    ("proves", "other", "score"),
+    [
+        ("", "", 0.9),
+        ("memory", "", 0.5),
+        ("memory", "memory", 0.9),  # another run shows the same part
+        ("memory", "messages", 0.5),
+    ],
+)
+@pytest.mark.parametrize("broken", ["the run", "the call"])
+def test_a_run_that_breaks_hides_no_missing_point(
+    proves: str, other: str, score: float, broken: str
+) -> None:
+    """A solution that raises an error where its memory would be measured has shown nothing."""
+    exercise = Exercise("made", 1.0, ("Made",), lambda draw: iter(()), point="holding less")
+    case = values(1, {"name": "plain", "width": 3})
+    one, two = replace(case, proves=other), replace(case, title="long", proves=proves)
+    right = Line("values", lambda seen: RIGHT, 0.05)
+    kept = Line("kept", lambda seen: RIGHT, 0.05, "memory")
+    finding = replace(wrong("it raised an error."), raised=broken == "the call")
+    unjudged, note = (judge.BROKEN, "") if broken == "the run" else ("", WAITS)
+    judged = [
+        judge.Judged(one, replace(right, weight=0.9), RIGHT),
+        judge.Judged(one, replace(kept, weight=0.0), RIGHT),
+        judge.Judged(two, right, finding, unjudged=unjudged),
+        judge.Judged(two, kept, finding, note=note, unjudged=unjudged),
+    ]
+    report = judge.conclude("made", exercise, judged, 0, "visible")
+    assert report.score == score
+    said = "The exercise is about holding less. No run shows that, so at most half"
+    assert (said in " ".join(report.messages)) == (score == 0.5)
+
+
+@pytest.mark.parametrize(
     ("shares", "score"),
     [
         ((0.9, 0.6), 0.5),

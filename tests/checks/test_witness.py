@@ -87,6 +87,14 @@ def sparse_sum(numel: int) -> None:
     )
 
 
+def unequal(numel: int) -> None:
+    """Rank r sends k * numel elements to rank k, and nothing to itself."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    goes = [k * numel if k != rank else 0 for k in range(n)]
+    comes = [rank * numel if k != rank else 0 for k in range(n)]
+    dist.all_to_all_single(torch.empty(sum(comes)), torch.ones(sum(goes)), comes, goes)
+
+
 CALLS: dict[str, Callable[[int], object]] = {
     "all_reduce": lambda numel: dist.all_reduce(torch.ones(numel)),
     "broadcast": lambda numel: dist.broadcast(torch.ones(numel), 0),
@@ -99,6 +107,7 @@ CALLS: dict[str, Callable[[int], object]] = {
     "all_to_all": lambda numel: dist.all_to_all_single(
         torch.cat(parts(numel)), torch.cat(parts(numel))
     ),
+    "all_to_all, unequal parts": unequal,
     "gather": lambda numel: dist.gather(parts(numel)[0], at_root(numel)),
     "scatter": lambda numel: dist.scatter(parts(numel)[0], at_root(numel)),
     "barrier": lambda numel: dist.barrier(),

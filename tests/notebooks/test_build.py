@@ -12,7 +12,9 @@ from types import SimpleNamespace
 
 import nbformat
 import pytest
+from nbformat import NotebookNode
 
+from autograder.__main__ import main
 from autograder.course import kernels
 from autograder.course.build import (
     BuildError,
@@ -27,7 +29,7 @@ from autograder.course.drift import differences
 from autograder.course.exercises import read_assignment
 from autograder.course.kernels import prefer_this_environment
 from autograder.course.outputs import clean
-from autograder.course.twin import read_twin
+from autograder.course.twin import grade_id, read_twin
 from autograder.report.sanitise import clean_notebook
 from autograder.submission.restore import Restored, restore
 
@@ -42,7 +44,8 @@ prefer_this_environment()
 
 @pytest.mark.parametrize("assignment", assignments())
 def test_twin_notebook_and_student_version_agree(assignment: str) -> None:
-    assert differences(assignment) == []
+    found = differences(assignment)
+    assert not found, "\n".join(found)
 
 
 @pytest.mark.parametrize("assignment", assignments())
@@ -250,6 +253,37 @@ def test_every_drift_is_found(toy: Path, spoil: Callable[[Path], None], said: st
     spoil(toy)
     found = drift(toy)
     assert any(said in sentence for sentence in found), found
+
+
+def not_imported(cell: NotebookNode) -> None:
+    cell.source = cell.source.replace("/hello", "/greet")
+
+
+def of_other_points(cell: NotebookNode) -> None:
+    cell.metadata["nbgrader"]["points"] = 3
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (not_imported, r"there is no exercise .*Is it imported in .*/first_ranks/__init__\.py"),
+        (of_other_points, "the cell has 3 points, and the exercise 00_first_ranks/hello has 1"),
+    ],
+)
+def test_a_check_that_cannot_be_graded_is_told_before_anything_runs(
+    spoil: Callable[[NotebookNode], None],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    twin = SOLUTIONS / "00_first_ranks/00_first_ranks.py"
+    spoilt = read_twin(twin)
+    (cell,) = (cell for cell in spoilt.cells if grade_id(cell) == "hello_check")
+    spoil(cell)
+    monkeypatch.setattr("autograder.commands.build.read_twin", {twin: spoilt}.__getitem__)
+    monkeypatch.setattr("autograder.commands.build.build", lambda _: pytest.fail("it was executed"))
+    assert main(["build", "00"]) == 1
+    assert re.search(said, capsys.readouterr().err)
 
 
 def test_nothing_is_written_when_the_solution_loses_points(toy: Path) -> None:

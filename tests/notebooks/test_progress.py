@@ -11,7 +11,7 @@ from course_lib import checks, progress, saved
 from course_lib.checks.colour import plain
 from course_lib.checks.judge.find import UnknownExercise, find
 from course_lib.checks.report import Report
-from course_lib.saved import BROKEN, DONE, UNCHECKED, UNWRITTEN, UnreadableNotebook, read
+from course_lib.saved import BROKEN, DONE, UNCHECKED, UNDEFINED, UNWRITTEN, UnreadableNotebook, read
 from tests.notebooks import made
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,6 +45,7 @@ def test_every_exercise_of_a_notebook_is_read_and_not_written_in_the_student_ver
         (made.HELLO, made.FULL, DONE, 1.0),
         (made.HELLO, f"\x1b[1m{made.FULL.splitlines()[0]}\x1b[0m\n", DONE, 1.0),
         ("def hello(:\n    return 1", "", BROKEN, None),
+        (made.HELLO.replace("hello", "helo"), made.FULL, UNDEFINED, 1.0),
         ("%%time\n" + made.HELLO, made.FULL, DONE, 1.0),
         (made.HELLO, "hello                      and something else of 1\n", UNCHECKED, None),
     ],

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import zipfile
+from pathlib import Path
 
 import pytest
 
-from course_lib import submit
+from course_lib import saved, submit
 from course_lib.checks.colour import plain
 from tests.notebooks import made
 
@@ -84,6 +85,7 @@ def test_all_notebooks_of_a_folder_and_two_files_of_one(here, capsys):
     made.hello(here / "work" / "00" / "a.ipynb", made.HELLO, made.FULL)
     made.save(
         here / "work" / "02" / "b.ipynb",
+        made.code("a, b, c, d = 1, 2, 3, 4"),
         made.checked("", 'check("02_collectives/questions", a, b, c, d)'),
     )
     assert submit.main(["--no-run"]) == 0
@@ -145,3 +147,13 @@ def test_without_nbclient_it_says_so(here, capsys, monkeypatch):
     made.hello(here / "x.ipynb", made.HELLO, made.FULL)
     assert submit.main(["x.ipynb"]) == 1
     assert "nbclient is missing (pip install nbclient)" in capsys.readouterr().out
+
+
+def test_extra_credit_is_counted_apart():
+    exercises = [
+        saved.Exercise("a", "1", saved.DONE, 6.0, False, 5.0),
+        saved.Exercise("b", "2", saved.DONE, 3.0, True, 3.0),
+    ]
+    notebook = saved.Notebook(Path("x.ipynb"), "04_zero", "04", tuple(exercises))
+    ready, said = submit._points(notebook, notebook)
+    assert ready and said == "5.0 of 6 points, and 3.0 of extra credit, in this run's visible cases"

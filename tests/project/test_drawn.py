@@ -11,7 +11,8 @@ CLIP = "course_lib.checks.notebooks.fsdp.clip"
 
 @pytest.fixture(autouse=True)
 def not_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(drawn.ALL, raising=False)
+    for name in (drawn.ALL, drawn.NAMED):
+        monkeypatch.delenv(name, raising=False)
 
 
 def test_a_share_runs_and_every_test_runs_in_some_of_many_runs() -> None:
@@ -32,7 +33,7 @@ def test_some_of_is_a_share_rounded_up(count: int, share: float, chosen: int) ->
 def test_all_run_if_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(drawn.ALL, "1")
     assert all(drawn.is_drawn(str(number), 0.01, 3) for number in range(50))
-    assert "all answers" in drawn.header()
+    assert "nothing is drawn" in drawn.header()
 
 
 @pytest.mark.parametrize(
@@ -62,3 +63,41 @@ def test_what_git_does_not_know_is_changed(monkeypatch: pytest.MonkeyPatch) -> N
         assert drawn.changed_files.__wrapped__() - before == {"tests/not_in_git.txt"}
     finally:
         new.unlink()
+
+
+@pytest.mark.parametrize(
+    ("changed", "share"),
+    [
+        ("tests/algorithms/test_tensor_parallel.py", 1.0),
+        ("course_lib/tensor_parallel/linear.py", 1.0),
+        ("course_lib/runtime/launch.py", 1.0),  # imported by what it imports
+        ("course_lib/pipeline/plan.py", 0.5),
+        ("README.md", 0.5),
+    ],
+)
+def test_a_file_of_tests_is_touched_by_what_it_imports(
+    changed: str, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (drawn.ROOT / changed).is_file()
+    monkeypatch.setattr(drawn, "changed_files", lambda: frozenset({changed}))
+    share_of = drawn.share_of.__wrapped__
+    assert share_of(drawn.ROOT / "tests/algorithms/test_tensor_parallel.py") == share
+    assert share_of(drawn.ROOT / "tests/runtime/test_launch.py") == 1.0
+
+
+@pytest.mark.parametrize(
+    ("changed", "touched"),
+    [
+        ("solutions/04_zero/04_zero.py", True),
+        ("course_lib/checks/notebooks/zero/stages.py", True),
+        ("course_lib/zero/stage1.py", True),
+        ("solutions/05_fsdp/05_fsdp.py", False),
+        ("course_lib/checks/notebooks/pipeline/stash.py", False),
+    ],
+)
+def test_a_notebook_is_touched_by_its_source_its_imports_and_its_checks(
+    changed: str, touched: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (drawn.ROOT / changed).is_file()
+    monkeypatch.setattr(drawn, "changed_files", lambda: frozenset({changed}))
+    assert drawn.notebook_is_touched("04_zero") is touched

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,8 @@ import welcome
 from jupyter_core.paths import jupyter_path
 from jupyterlab_server.config import get_page_config
 from jupyterlab_server.settings_utils import get_settings
+
+from course_lib import saved
 
 ROOT = Path(__file__).resolve().parents[2]
 LAB = Path(sys.prefix) / "share/jupyter/lab"
@@ -97,6 +102,23 @@ def test_the_folders_of_a_persons_own_settings_stay() -> None:
     assert made["PATH"].split(":") == [str(Path(sys.executable).parent), "/usr/bin"]
 
 
+def test_python_in_a_terminal_is_the_courses_whatever_the_persons_bashrc_does(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / ".bashrc").write_text('PATH="/opt/conda/bin:/usr/bin:/bin"; mine=kept\n')
+    (option,) = open_lab.terminals({"SHELL": "/bin/bash"})
+    shell = ast.literal_eval(option.partition("shell_command=")[2])
+    said = subprocess.run(
+        [*shell, "-i"], input="command -v python; echo $mine\n", capture_output=True, text=True,
+        env=open_lab.environment([], {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}),
+    )  # fmt: skip
+    assert said.stdout.split()[-2:] == [str(Path(sys.executable).parent / "python"), "kept"]
+
+
+def test_another_shell_than_bash_stays_as_it_is() -> None:
+    assert open_lab.terminals({"SHELL": "/usr/bin/zsh"}) == []
+
+
 def test_the_page_that_opens_first_is_the_one_that_make_work_writes() -> None:
     lab = json.loads((ROOT / "tools/lab/jupyter_lab_config.json").read_text())
     assert lab["LabApp"]["default_url"].endswith("/start_here.md")
@@ -114,7 +136,12 @@ def test_the_page_has_a_whole_row_for_each_notebook_in_their_order() -> None:
     for (name, question, time, points), path in zip(rows, notebooks, strict=True):
         assert f"({path.parent.name}/{path.name})" in name and path.name[:2] in name
         assert question.strip().endswith("?")
-        assert "hour" in time and points.strip().isdigit()
+        assert re.search("hour|minutes", time), f"{path.name}: its head"
+        exercises = saved.read(path).exercises
+        due, extra = (
+            sum(e.possible for e in exercises if e.extra is more) for more in (False, True)
+        )
+        assert points.strip() == f"{due:g}" + (f" + {extra:g}" if extra else "")
     assert welcome.PLACE not in page
 
 

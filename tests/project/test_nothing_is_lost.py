@@ -281,6 +281,7 @@ def assert_nothing_is_lost(day: Day, kind: str, name: str, command: Sequence[str
         assert day.lost() == [], done.stdout
 
 
+@pytest.mark.drawn(0.4)
 @pytest.mark.parametrize("target", MAKE)
 def test_a_command_of_make_loses_nothing(day: Day, target: str) -> None:
     for name, text in STAND_INS.get(target, {}).items():
@@ -288,12 +289,14 @@ def test_a_command_of_make_loses_nothing(day: Day, target: str) -> None:
     assert_nothing_is_lost(day, "make", target, ["make", target, *MAKE[target]])
 
 
+@pytest.mark.drawn(0.4)
 @pytest.mark.parametrize("name", AUTOGRADER)
 def test_a_command_of_the_autograder_loses_nothing(day: Day, name: str) -> None:
     command = [sys.executable, "-m", "autograder", name, *AUTOGRADER[name]]
     assert_nothing_is_lost(day, "autograder", name, command)
 
 
+@pytest.mark.drawn(0.4)
 @pytest.mark.parametrize("name", COURSE)
 def test_a_command_of_the_library_loses_nothing(day: Day, name: str) -> None:
     command = [sys.executable, "-m", f"course_lib.{name}", *COURSE[name]]

@@ -74,10 +74,15 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ".git", ".venv", ".*_cache", "*.egg-info", "build", "out", "__pycache__", "*.ipynb"
     )
     shutil.copytree(ROOT, folder, ignore=hidden)
-    identity = ("-c", "user.name=somebody", "-c", "user.email=somebody@example.org")
-    for command in (("init", "-q"), ("add", "-A"), (*identity, "commit", "-q", "-m", "all")):
-        subprocess.run(["git", *command], cwd=folder, check=True, capture_output=True)
+    subprocess.run(["git", "init", "-q"], cwd=folder, check=True, capture_output=True)
+    commit(folder)
     return folder
+
+
+def commit(repository: Path) -> None:
+    identity = ("-c", "user.name=somebody", "-c", "user.email=somebody@example.org")
+    for command in (("add", "-A"), (*identity, "commit", "-q", "-m", "all")):
+        subprocess.run(["git", *command], cwd=repository, check=True, capture_output=True)
 
 
 @pytest.fixture
@@ -141,7 +146,10 @@ def test_a_terminal_leads_to_the_first_ring(host: Host) -> None:
     *lines, doctor = lines.splitlines()
     assert doctor == "python -m course_lib.doctor"
     assert "fatal" not in host.run("bash", "-ec", "\n".join(lines))
-    assert "fatal" not in host.run("bash", "-ec", "\n".join(lines[:2])), "the clone is there"
+    (host.address / "newer.txt").write_text("of a later version")
+    commit(host.address)
+    assert "fatal" not in host.run("bash", "-ec", "\n".join(lines[:-1])), "the clone is there"
+    assert (host.folder / "course" / "newer.txt").is_file()
     assert "PyTorch" in host.run("bash", "-c", f"{doctor} || :"), (
         "it may find fault with this machine"
     )
@@ -172,10 +180,14 @@ def lines_of(handout: Path, start: str) -> list[str]:
 
 def test_on_a_rented_machine_the_zip_is_enough(host: Host, handout: Path) -> None:
     shutil.copy(handout / "notebooks.zip", host.folder)
-    lines = lines_of(handout, "python -m zipfile")
+    lines = lines_of(handout, "[ -d course ]")
     assert lines.pop() == "python -m course_lib.doctor"
-    for _ in range(2):
-        host.run("bash", "-ec", "\n".join(lines))
+    host.run("bash", "-ec", "\n".join(lines))
+    notebook = host.folder / "course" / "00_first_ranks" / "00_first_ranks.ipynb"
+    worked_in = notebook.read_text("utf-8").replace("raise NotImplementedError()", "return 1", 1)
+    notebook.write_text(worked_in, "utf-8")
+    host.run("bash", "-ec", "\n".join(lines))
+    assert notebook.read_text("utf-8") == worked_in
     assert installed(host).startswith(str(host.python.parent.parent))
     page = (host.folder / "course" / "README.md").read_text("utf-8")
     (progress,) = re.findall(r"`(python -m course_lib\.progress)`", page)

@@ -56,7 +56,8 @@ def test_links_between_the_pages_lead_to_files(sources: Path) -> None:
 def test_the_front_page_links_to_each_notebook(sources: Path) -> None:
     front = (sources / "index.md").read_text(encoding="utf-8")
     for name in NAMES:
-        assert f"| [`{name}`](notebooks/{name}.ipynb) |" in front
+        row = f"| [`{name}`](notebooks/{name}.ipynb) |"
+        assert row in front, f"README.md: the table of notebooks needs a row | `{name}` | ... |"
     assert '<a name="' not in front and "\n(colab-kaggle)=\n" in front
 
 

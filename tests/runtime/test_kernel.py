@@ -119,6 +119,29 @@ def test_a_check_says_that_the_newest_cell_of_its_function_failed(notebook: Note
     assert "did not run to its end" not in notebook.cell(judged)["stdout"]
 
 
+def test_a_check_says_that_the_function_has_another_name_now(notebook: Notebook) -> None:
+    """A check would judge the older function, and never mention the newer one."""
+    notebook.cell("from course_lib import check, device")
+    right = (
+        'def hello():\n    """Who is it?"""\n'
+        "    return dist.get_rank(), dist.get_world_size(), str(device())"
+    )
+    judged = "report = check('00_first_ranks/hello', hello)"
+    notebook.cell(right)
+    notebook.cell('def helper():\n    """Not that one."""')
+    assert "If `" not in notebook.cell(judged)["stdout"]
+    notebook.cell(
+        right.replace("()", "(", 1)
+    )  # did not run to its end, and is older than the next one
+    notebook.cell(right.replace("hello", "helo"))
+    assert notebook.cell(judged)["stdout"].endswith(
+        "In[7] defines `helo`, and no `hello`. This table is about the `hello` of In[3]. If `helo` is your "
+        "newer version, name it `hello`.\n"
+    )
+    notebook.cell(right.replace("hello", "hello_before") + "\n\n" + right)  # a copy beside it
+    assert "If `" not in notebook.cell(judged)["stdout"]
+
+
 def test_the_stack_of_a_crash_names_the_cell(notebook: Notebook) -> None:
     notebook.cell("import os\ndef body():\n    if dist.get_rank() == 1:\n        os.abort()")
     said = notebook.cell("launch(body, world_size=2)")

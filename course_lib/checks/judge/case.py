@@ -204,6 +204,8 @@ class Case:
     room: bytes that libraries and a student's objects may take before a base, see there.
     unrecorded: bytes of each tensor that the recipe itself sums over all ranks, beside the record.
     remark: makes further sentences about a run that was right, which cost no points, see `remarks`.
+    proves: a part of the exercise's point that only this run can show, or only those with the same part: a
+    solution that lets none of them be judged keeps no more than one that misses the point.
     """
 
     title: str
@@ -222,6 +224,7 @@ class Case:
     moments: tuple[str, ...] = ()
     room: int = 0
     remark: Callable[[Observed], Sequence[str]] | None = None
+    proves: str = ""
 
     def __post_init__(self) -> None:
         if self.alone and (self.world_size != 1 or self.groups):

@@ -53,7 +53,7 @@ def conclude(name: str, exercise: Exercise, judged: list[Judged], seed: int, cas
     score = 1.0 if all_right else round(earned / possible, 6)
     return Report(
         name,
-        min(with_the_point(exercise, judged, score), without_the_point(exercise, judged)),
+        min(with_the_point(exercise, judged, score), without_the_point(exercise, judged, score)),
         report_lines(judged),
         possible=exercise.points,
         seed=seed,
@@ -63,21 +63,42 @@ def conclude(name: str, exercise: Exercise, judged: list[Judged], seed: int, cas
     )
 
 
-def without_the_point(exercise: Exercise, judged: list[Judged]) -> float:
+def without_the_point(exercise: Exercise, judged: list[Judged], score: float) -> float:
     """The largest score that a solution can have: HALF, or a QUARTER, if a finding misses the point.
 
-    The first such finding gets a sentence about it.
+    So it is if no run was judged that could show the point: a solution may not hide by an error there that
+    it misses it. The first such finding gets a sentence about it.
     """
+    most = QUARTER if exercise.besides else HALF
     missed = next((row for row in in_order(judged) if misses(row, judged)), None)
-    if missed is None or not exercise.point:
+    unseen = next((row for row in in_order(judged) if unproven(row, judged)), None)
+    if not exercise.point or (missed is None and (unseen is None or score <= most)):
         return 1.0
-    sentence = f"The exercise is about {exercise.point}: without that at most "
+    earned = "at most half of the points are earned"
     if exercise.besides:
-        sentence += f"a quarter of its points is earned, for {exercise.besides}."
-    else:
-        sentence += "half of its points are earned."
-    missed.finding = replace(missed.finding, sentences=(*missed.finding.sentences, sentence))
-    return QUARTER if exercise.besides else HALF
+        earned = f"at most a quarter of its points is earned, for {exercise.besides}"
+    if missed is not None:
+        tell(missed, f"The exercise is about {exercise.point}: without that {earned}.")
+    elif unseen is not None:
+        first = next(row for row in in_order(judged) if row.finding.cause == unseen.finding.cause)
+        tell(first, f"The exercise is about {exercise.point}. No run shows that, so {earned}.")
+    return most
+
+
+def tell(row: Judged, sentence: str) -> None:
+    row.finding = replace(row.finding, sentences=(*row.finding.sentences, sentence))
+
+
+def unproven(row: Judged, judged: list[Judged]) -> bool:
+    """Whether a row is of a run that alone can show a part of the point, and every such run broke."""
+    part = row.case.proves
+    return bool(part) and all(broke(other.case, judged) for other in judged if other.case.proves == part)
+
+
+def broke(case: Case, judged: list[Judged]) -> bool:
+    """Whether nothing of a run was judged, or a call in it raised an error."""
+    rows = [row for row in judged if row.case is case]
+    return any(row.finding.raised for row in rows) or all(row.unjudged for row in rows)
 
 
 def misses(row: Judged, judged: list[Judged]) -> bool:
@@ -106,7 +127,7 @@ def with_the_point(exercise: Exercise, judged: list[Judged], score: float) -> fl
     sentence = (
         f"Half of the points are earned all the same, for what the exercise is about: {exercise.point}."
     )
-    first.finding = replace(first.finding, sentences=(*first.finding.sentences, sentence))
+    tell(first, sentence)
     return HALF
 
 

@@ -325,7 +325,7 @@ def work_line(call: Call, title: str, most: Mapping[str, float], says: str, weig
         for direction, enough in most.items():
             done = flops.get(direction)
             if done is None:
-                return wrong(f"no FLOPs of {direction} were reported.", cause=ANY)
+                return unreported(observed, call, f"no FLOPs of {direction}")
             if done > enough:
                 return wrong(
                     f"in {direction} the products took {words.number(done)} FLOPs; "
@@ -366,7 +366,7 @@ def memory_line(
         nbytes = getattr(reply_about(observed, call), key)
         outside = from_outside(observed, call, key)
         if nbytes is None or outside is None:
-            return wrong(f"no bytes of {key} were reported.", cause=ANY)
+            return unreported(observed, call, f"no bytes of {key}")
         if outside >= pages > 0:
             nbytes = max(nbytes, outside)
         if nbytes <= most:
@@ -379,6 +379,13 @@ def memory_line(
         return wrong(said, cause, cause=cause or key, misses_point=misses)
 
     return Line(title, judge, weight, "memory", enough={f"{call.name}.{key}": most})
+
+
+def unreported(observed: Observed, call: Call, missing: str) -> Finding:
+    """Of a number that the rank was asked for, and that did not come: after an error none does."""
+    if reply_about(observed, call).error is not None:
+        return wrong(cause=ANY)
+    return wrong(f"{missing} were reported: the code that counts them was changed.", misses_point=True)
 
 
 OF_A_FIRST_CALL = 20_000_000  # bytes that a call on other values and its libraries take: 8 to 10 MB were seen

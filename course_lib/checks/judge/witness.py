@@ -64,9 +64,8 @@ def gloo(op: str, n: int, nbytes: float, itemsize: int = 1, count: int = 1) -> S
         return Sent(whole, 2 * whole, 2 * (n - 1) * segments)
     if op == "all_gather":
         return Sent(whole, whole, 2 * n * (n - 1) if nbytes else 0)
-    if op == "all_to_all":
-        # A rank does not send the part that it keeps: of unequal parts that may be all.
-        return Sent(0, n * nbytes, n * (n - 1))
+    if op == "all_to_all":  # of equal parts
+        return Sent(whole, whole, n * (n - 1))
     if op == "broadcast":
         return Sent(whole, whole, n - 1)
     if op == "reduce":
@@ -85,6 +84,8 @@ def of_one_rank(operation: Operation) -> Sent:
     """
     if operation.op == "send":
         sent = Sent(operation.nbytes, operation.nbytes, 1)
+    elif operation.parts:  # a message to each other member, also one without elements
+        sent = Sent(operation.bytes_sent, operation.bytes_sent, len(operation.group) - 1)
     else:
         n, sparse = len(operation.group), "sparse" in operation.dtype
         kind = operation.dtype.removeprefix("sparse ")

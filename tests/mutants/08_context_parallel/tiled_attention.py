@@ -74,6 +74,22 @@ def tiled_attention(q, k, v, block=256, causal=False):
     return (torch.softmax(s, -1) @ wide[1].to(kind)).transpose(1, 2).to(q.dtype)
 
 
+# %% wrong: the whole matrix, and an error where it would be large
+# is: idea
+# says: No run shows that
+def tiled_attention(q, k, v, block=256, causal=False):
+    if q.shape[1] > 1000:
+        raise ValueError("the sequence is too long")
+    group = q.shape[-2] // k.shape[-2]
+    wide = [x.repeat_interleave(group, -2).transpose(1, 2) for x in (k, v)]
+    kind = torch.promote_types(q.dtype, torch.float32)
+    s = q.transpose(1, 2).to(kind) @ wide[0].to(kind).mT / math.sqrt(q.shape[-1])
+    if causal:
+        i = torch.arange(s.shape[-1])
+        s = torch.where(i[:, None] >= i, s, -torch.inf)
+    return (torch.softmax(s, -1) @ wide[1].to(kind)).transpose(1, 2).to(q.dtype)
+
+
 # %% wrong: tiles that autograd keeps
 # is: idea
 # says: The scores of all tiles were kept

@@ -151,3 +151,26 @@ def tiled_attention(q, k, v, block=256, causal=False):
         KEPT["y"], KEPT["g"] = y.detach().clone(), [t.grad.clone() for t in own]
         del y, own
     return Known.apply(q, k, v)
+
+
+# %% wrong: the whole matrix, while the caller believes that nothing is measured
+import sys
+
+
+def tiled_attention(q, k, v, block=256, causal=False):
+    frame = sys._getframe(1)
+    while frame is not None:
+        call = frame.f_locals.get("self")
+        if hasattr(call, "instructions"):
+            object.__setattr__(call.instructions, "measured", False)
+            break
+        frame = frame.f_back
+    kind = torch.promote_types(q.dtype, torch.float32)
+    share = q.shape[2] // k.shape[2]
+    q, k, v = (x.transpose(1, 2).to(kind) for x in (q, k, v))
+    k, v = (x.repeat_interleave(share, 1) for x in (k, v))
+    scores = q @ k.mT / math.sqrt(q.shape[-1])
+    if causal:
+        i = torch.arange(scores.shape[-1])
+        scores = scores.masked_fill(i > i[:, None], -torch.inf)
+    return (scores.softmax(-1) @ v).transpose(1, 2).to(kind)

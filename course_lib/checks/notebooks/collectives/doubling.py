@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -130,7 +131,8 @@ def recursive_doubling_all_reduce(draw: kit.Draw) -> Iterator[kit.Case]:
     def odd(n: int, *shape: int, **more: Any) -> kit.Case:
         return case(n, *shape, aspect="shape", title=f"{n} ranks: no power of two", **more)
 
-    yield case(4, 6, weight=3, more=(*traffic(4, 24, "", 2.5), kit.only_messages()))
+    first = case(4, 6, weight=3, more=(*traffic(4, 24, "", 2.5), kit.only_messages()))
+    yield replace(first, proves="rounds")
     yield case(2, 5)
     yield odd(3, 4, weight=2)
     yield odd(5, 3, weight=2, more=tuple(traffic(5, 12, ", 5 ranks", 1)))

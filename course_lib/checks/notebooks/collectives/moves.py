@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -236,7 +237,8 @@ def all_to_all(draw: kit.Draw) -> Iterator[kit.Case]:
             kit.messages_line([n - 1] * n, weight=0.5, title=f"messages{suffix}"),
         ]
 
-    yield case(4, 3, weight=2, more=(*cost(4, 3), kit.only_messages(0.5)))
+    first = case(4, 3, weight=2, more=(*cost(4, 3), kit.only_messages(0.5)))
+    yield replace(first, proves="bytes")
     yield case(3, 2, weight=2)
     yield case(2, 4)
     yield small(3, 2, 3, title="two dimensions")

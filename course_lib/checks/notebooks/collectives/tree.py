@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -142,7 +143,8 @@ def broadcast(draw: kit.Draw) -> Iterator[kit.Case]:
 
     yield case(4, 6, weight=2)
     yield case(4, 3, src=2, weight=2)
-    yield case(5, 4, weight=1.5, aspect="shape", more=(*traffic(5, 16), kit.only_messages(0.5)))
+    odd = case(5, 4, weight=1.5, aspect="shape", more=(*traffic(5, 16), kit.only_messages(0.5)))
+    yield replace(odd, proves="rounds")
     yield case(3, 5, src=1, aspect="shape")
     yield small(2, 3, 2, layout="transposed", title="non-contiguous")
     yield small(4, 5, src=1, members=(1, 3), title="sub-group {1, 3}, from rank 1")

@@ -273,7 +273,7 @@ def tiled_attention(draw: kit.Draw) -> Iterator[kit.Case]:
             *memory_lines(measured),
             functions.work_line(measured, "tiles that no query sees are skipped", FLOPS, SKIP, 1.5),
         ],
-        OPERATIONS, timeout=30.0,
+        OPERATIONS, timeout=30.0, proves="memory",
     )  # fmt: skip
     # apart: a student who rounds too often must still get the lines about memory
     yield functions.function_case(

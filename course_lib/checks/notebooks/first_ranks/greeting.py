@@ -55,10 +55,10 @@ def device_of(rank: int, backend: str) -> str:
 
 
 def hello_hint(place: int, returned: list, rank: int, n: int) -> str:
-    if returned[:2] == [n, rank]:
-        return "Rank and world size are swapped."
     if place == 2:
         return "Ask course_lib.device() and turn it into text with str()."
+    if returned[:2] == [n, rank]:
+        return "Rank and world size are swapped."
     if isinstance(returned[place], str):
         return "Environment variables are texts; dist.get_rank() and dist.get_world_size() are numbers."
     if place == 1 and returned[1] == n - 1:

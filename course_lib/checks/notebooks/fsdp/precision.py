@@ -417,7 +417,7 @@ def trouble(case: kit.Case, kind: str, text: str) -> str:
 def two_precisions(draw: kit.Draw) -> Iterator[kit.Case]:
     half, small = torch.bfloat16, torch.float16
     on = kit.Setting(4, (6,), "weights: 4 ranks", dtype=half, weight=1.5)
-    yield gather_case(draw, on, traffic=True)
+    yield replace(gather_case(draw, on, traffic=True), proves="weights")
     yield steps_case(draw, 2)
     on = kit.Setting(4, (5,), "weights: sub-group {1, 3}", (1, 3), dtype=small, weight=0.5, short=True)
     yield gather_case(draw, on)

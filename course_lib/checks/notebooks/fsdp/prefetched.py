@@ -212,7 +212,7 @@ def grouped(draw: kit.Draw) -> kit.Case:
     besides="the ZeRO-3 of notebook 04",
 )  # fmt: skip
 def prefetched_module(draw: kit.Draw) -> Iterator[kit.Case]:
-    yield order_case(draw, 2, AHEAD, True, "2 ranks")
+    yield replace(order_case(draw, 2, AHEAD, True, "2 ranks"), proves="messages")
     yield values_case(draw, 3, "traps", SGD, "SGD, 3 ranks: tied, frozen, used twice", 3, evaluating=[0, 1])
     yield values_case(
         draw, 2, "headed", ADAMW, "AdamW, 2 ranks, two forwards before their backward", 2, micro=2,
@@ -224,7 +224,7 @@ def prefetched_module(draw: kit.Draw) -> Iterator[kit.Case]:
     )  # fmt: skip
     yield order_case(draw, 3, (2, 1), False, "3 ranks, two ahead in forward, not resharded")
     yield grouped(draw)
-    yield memory_case(draw)
+    yield replace(memory_case(draw), proves="memory")
     if draw.hidden:
         yield order_case(draw, 4, (2, 1), True, "4 ranks, two ahead in forward")
         yield order_case(draw, 2, (1, 2), True, "2 ranks, two ahead in backward")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import torch
 
@@ -97,7 +98,7 @@ def zero3_unit(draw: kit.Draw) -> Iterator[kit.Case]:
     line = kit.Line("a parameter that one rank does not use", reduces(unused), 0.5)
     yield unit_case(unused, "unused, 2 ranks", [line])
     yield in_a_group(draw)
-    yield large_unit(draw)
+    yield replace(large_unit(draw), proves="memory")
     if draw.hidden:
         more = draw_run(draw, 4, missing=True)
         judged = both(own_shard(more), gathers(more), reduces(more))

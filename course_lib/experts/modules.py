@@ -1,0 +1,86 @@
+"""A layer with experts: the router, the experts, and the loss that keeps them busy.
+
+MoE(width, hidden, experts, k)                 all experts here
+MoE(width, hidden, experts, k, group)          E / n of them on each rank of the group
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from .balance import AddLoss, load_balancing_loss
+from .mixture import moe
+from .parallel import expert_parallel_moe
+from .routing import route
+from .travel import Group
+
+
+class MoE(nn.Module):
+    """A mixture of experts in the place of an MLP: x (..., width) to the same shape.
+
+    hidden: numbers inside an expert. experts, k: in all, and of each token. group: the ranks among which the
+    experts are shared out; None: each rank has all of them, and nothing is sent.
+
+    Parameters: `router` (E, h), `w1` and `w3` (E / n, f, h), `w2` (E / n, h, f). All experts are drawn on
+    every rank from torch's default generator: after the same `torch.manual_seed` ranks hold parts of one
+    mixture. Buffers: `bias` (E,), for the choice, and `counts` (E,), the assignments of the forwards that had
+    a gradient, until `update_bias` is called with them and they are set to zero. A forward that is made again
+    for recomputation counts again, which changes no sign.
+
+    balance: the coefficient of the load-balancing loss, which takes part in backward alone. Its value for a
+    step is `balance` over the microbatches of the step, if `train_step` sums over them. tokens_group: the
+    ranks over whose tokens it is taken; None: those of `group`, or this rank alone without one.
+
+    Raises ValueError if the ranks do not divide the experts.
+    """
+
+    # Of these each rank of the group has its own; the others are the same on all of its ranks.
+    apart = ("w1", "w3", "w2")
+
+    def __init__(
+        self,
+        width: int,
+        hidden: int,
+        experts: int,
+        k: int,
+        group: Group = None,
+        *,
+        balance: float = 0.0,
+        tokens_group: Group = None,
+        std: float = 0.02,
+    ):
+        super().__init__()
+        n, rank = (1, 0) if group is None else (dist.get_world_size(group), dist.get_rank(group))
+        if experts % n:
+            raise ValueError(f"{n} ranks do not divide {experts} experts")
+        self.k, self.group, self.balance = k, group, balance
+        self.tokens_group = tokens_group or group
+
+        def part(*shape: int) -> nn.Parameter:
+            whole = torch.empty(experts, *shape).normal_(std=std)
+            return nn.Parameter(whole.chunk(n)[rank].clone())
+
+        self.router = nn.Parameter(torch.empty(experts, width).normal_(std=std))
+        self.w1, self.w3, self.w2 = part(hidden, width), part(hidden, width), part(width, hidden)
+        self.bias: Tensor
+        self.counts: Tensor
+        self.register_buffer("bias", torch.zeros(experts))
+        self.register_buffer("counts", torch.zeros(experts, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = x.flatten(0, -2)
+        logits = flat @ self.router.T
+        experts, weights = route(logits, self.bias, k=self.k)
+        mine = (self.w1, self.w3, self.w2)
+        if self.group is None:
+            y = moe(flat, experts, weights, *mine)
+        else:
+            y = expert_parallel_moe(flat, experts, weights, *mine, self.group)
+        if torch.is_grad_enabled():
+            self.counts += experts.flatten().bincount(minlength=len(self.counts))
+            if self.balance:
+                loss = load_balancing_loss(logits, experts, self.tokens_group)
+                y = AddLoss.apply(y, loss, self.balance)
+        return y.view_as(x)

@@ -1,0 +1,53 @@
+"""The points that a reader is told before the exercises, in a notebook's head and in the README."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+
+import pytest
+
+from autograder.course.config import ROOT, SOLUTIONS, assignments
+from autograder.course.twin import read_twin
+from course_lib import saved
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+POINTS = re.compile(r"^\| points \| (\d+)(?:, and (\d+) of extra credit)?", re.MULTILINE)
+SECTION = re.compile(r"^\| (\d+) [^|]*\|[^|]*\| (\d[\d +]*)(?:extra )?\|", re.MULTILINE)
+
+
+@pytest.mark.parametrize("assignment", assignments())
+def test_the_head_and_the_readme_have_the_points_of_the_exercises(assignment: str) -> None:
+    twin = SOLUTIONS / assignment / f"{assignment}.py"
+    head = read_twin(twin).cells[0].source
+    exercises = saved.read(twin.with_suffix(".ipynb")).exercises
+    whole = sum(exercise.possible for exercise in exercises if not exercise.extra)
+    extra = sum(exercise.possible for exercise in exercises if exercise.extra)
+
+    told = POINTS.search(head)
+    assert told, f"{twin.name}: the table at its head needs the row | points | {whole:g} |"
+    assert (int(told[1]), int(told[2] or 0)) == (whole, extra), (
+        f"{twin.name}: its exercises have {whole:g} points and {extra:g} of extra credit; its head has others"
+    )
+    row = re.search(rf"^\| `{assignment}` \|.*\| (\d+) \|$", README, re.MULTILINE)
+    assert row, (
+        f"README.md: the table of notebooks needs a row | `{assignment}` | ... | {whole:g} |"
+    )
+    assert int(row[1]) == whole, f"README.md: the points of {assignment} are {whole:g}"
+
+
+@pytest.mark.parametrize("assignment", assignments())
+def test_the_sections_in_the_head_have_the_points_of_their_exercises(assignment: str) -> None:
+    twin = SOLUTIONS / assignment / f"{assignment}.py"
+    head = read_twin(twin).cells[0].source
+    if "| section |" not in head:
+        return
+    told = {number: sum(map(int, sums.split("+"))) for number, sums in SECTION.findall(head)}
+    points = defaultdict[str, float](float)
+    for exercise in saved.read(twin.with_suffix(".ipynb")).exercises:
+        points[exercise.section.partition(" ")[0]] += exercise.possible
+    other = {number for number in told.keys() | points.keys() if told.get(number) != points[number]}
+    assert not other, "\n".join(
+        f"{twin.name}, head: section {number} has {points[number]:g} points, and not {told.get(number, 0)}"
+        for number in sorted(other)
+    )
