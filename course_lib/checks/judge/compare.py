@@ -24,7 +24,8 @@ class Slip:
 
     Most slips stand in a mapping from sentences to wrong results. A list of `Slip` is for sentences that more
     than one result has, and for the frames' lines on values. There `gives` returns tensors by name: of a
-    layer or a schedule, gives(k) those of the k-th rank; of a function's call, gives().
+    layer or a schedule, gives(k) those of the k-th rank; of a function's call, gives() those, or whether it
+    went so.
     """
 
     says: str
