@@ -10,7 +10,8 @@
                volume_line
     answers    Prediction, evaluated, Keywords, Model, published, entry, place, equal, numeric, call, SIZES:
                functions of numbers; Answer, answers: of a quiz
-    frames     functions, layers, training_runs: calls, layers on several ranks, and training runs (modules)
+    frames     functions, layers, training_runs: functions of tensors, layers on several ranks, training runs
+               (modules)
 
 A recipe of an exercise's own, which runs in the ranks, stands in `checks/rank/notebooks/` and imports none of
 this: graded code can read that folder.

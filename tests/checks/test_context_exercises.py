@@ -136,9 +136,9 @@ def test_the_gradients_of_a_merge_are_autograds(which: str, seed: int) -> None:
     torch.testing.assert_close(out.detach(), call.wanted["out"])
     torch.testing.assert_close(lse.detach(), call.wanted["lse"])
     for name, x in given.items():
-        counts = ~call.anything[f"grad.{name}"]
+        part = call.part(f"grad.{name}")
         assert x.grad is not None
-        torch.testing.assert_close(x.grad[counts], call.wanted[f"grad.{name}"][counts])
+        assert part.near(x.grad, part.beside({}), {}).all()
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 8])

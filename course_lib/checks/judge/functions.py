@@ -1,15 +1,27 @@
-"""In the judge: calls of functions, the tensors that must come back, and lines about values and memory.
+"""In the judge: calls of functions of tensors beside a reference, and lines about values, work and memory.
 
-See `rank.functions` for the recipe.
+A `Call` says what is given, what must come back, and which mistakes give what. `About` has the words.
+
+    about = About("scaled", "float64", {"y": "the product is"})
+    call = Call(
+        "halves", about, {"x": x, "w": w}, {"y": x @ w / 2}, args=[2],
+        slips=lambda name, came: {"The product was not divided.": x @ w},
+    )
+    yield function_case("one process", [call], [values_line(call, "halves of a product")])
+
+A line tells the first of these that is wrong: an error, the form of a result, its values, an input that was
+changed. A result that has a nearness of its own, or is judged by other results, is a `Part`. If ranks make
+the calls, a case has RECIPE (see `rank.functions`) and a `side` for each rank, and its lines use `judged`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from course_lib.checks import words
 from course_lib.checks.judge.case import (
@@ -24,7 +36,7 @@ from course_lib.checks.judge.case import (
     usual,
     wrong,
 )
-from course_lib.checks.judge.compare import Slip, Tensors, close, difference, told_by
+from course_lib.checks.judge.compare import Slip, Tensors, difference, near
 from course_lib.checks.judge.unwritten import unwritten
 from course_lib.checks.rank.functions import CallReply, FunctionCall, FunctionInstructions
 from course_lib.checks.sentence import Sentence, at, error_kind
@@ -32,41 +44,120 @@ from course_lib.runtime.moments import REPLY
 
 RECIPE = "course_lib.checks.rank.functions:calls"
 ROOM = 2_000_000  # bytes that libraries take at the first call
+Gives = Tensor | bool | Tensors  # of a mistake: the result, whether it was made, or several results by name
+
+
+@dataclass(frozen=True)
+class About:
+    """The words about a function.
+
+    subjects: of each result, with its verb, such as "the scales are"; error, misfit: (type, text) of an error
+    or (name, "float64[2, 3]") of a result in another form -> the usual cause, or "". own_errors: texts of
+    errors that say why a call was refused; misses: sentences of slips that miss the exercise's point.
+    """
+
+    function: str
+    against: str
+    subjects: Mapping[str, str]
+    error: Callable[[str, str], str] | None = None
+    misfit: Callable[[str, str], str] | None = None
+    own_errors: Sequence[str] = ()
+    misses: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Part:
+    """A result, and how it is judged.
+
+    right: the tensor, or a function that makes it of the results that came, by name in float64; form: dtype
+    and shape, if they are not those of right. near: (actual, wanted, came) -> elementwise, whether actual
+    passes for wanted. fault: words for a wrong result, else "not what ... gives"; otherwise: said if no slip
+    fits.
+    """
+
+    right: Tensor | Callable[[Tensors], Tensor]
+    near: Callable[[Tensor, Tensor, Tensors], Tensor] = lambda actual, wanted, came: near(actual, wanted)
+    form: Spec | None = None
+    fault: str = ""
+    otherwise: str = ""
+
+    @property
+    def spec(self) -> Spec:
+        if self.form is None:
+            assert isinstance(self.right, Tensor), "a result that depends on others needs a form"
+            return Spec.of(self.right)
+        return self.form
+
+    def beside(self, came: Tensors) -> Tensor:
+        return self.right if isinstance(self.right, Tensor) else self.right(came)
 
 
 @dataclass(frozen=True)
 class Call:
     """One call of a function.
 
-    inputs: by name, in order; wanted: the tensors that must come back, in the order in which they are looked
-    at: outputs by their names, "grad.NAME" of an input. gradients: of the outputs; none: no backward.
-    anything: {name: mask} of places where any finite number is right.
+    inputs: tensors by name, the first arguments; args, kwargs: the other arguments, plain, or a tuple, a
+    dtype, {"group": index}. outputs: names of the returned tensors, in order. wanted: the results, in the
+    order in which they are judged: outputs; of an input "grad.NAME", or "after.NAME" if the call changes it.
+    gradients: of the outputs, if any. slips: (name of a wrong result, all results) -> the sentence for each
+    mistake, and its result or whether it was made. asking: whether inputs ask for gradients; None: if outputs
+    have some.
     """
 
     name: str
+    about: About
     inputs: Tensors
-    wanted: Tensors
+    wanted: Mapping[str, Tensor | Part]
     gradients: Tensors = field(default_factory=dict)
+    args: Sequence[Any] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     outputs: Sequence[str] = ("y",)
-    anything: Tensors = field(default_factory=dict)
+    slips: Callable[[str, Tensors], Mapping[str, Gives] | Sequence[Slip]] = lambda name, came: {}
     measured: bool = False
+    asking: bool | None = None
     object: int = 0
 
+    def part(self, name: str) -> Part:
+        wanted = self.wanted[name]
+        return wanted if isinstance(wanted, Part) else Part(wanted)
+
     @property
-    def returned(self) -> dict[str, torch.Tensor]:
+    def returned(self) -> dict[str, Spec]:
         """All tensors that go back: the wanted ones, and the inputs afterwards."""
-        return {**self.wanted, **{f"after.{name}": tensor for name, tensor in self.inputs.items()}}
+        wanted = {name: self.part(name).spec for name in self.wanted}
+        return wanted | {f"after.{name}": Spec.of(tensor) for name, tensor in self.inputs.items()}
 
     def instructions(self) -> FunctionCall:
         prefix = f"{self.name}."
         return FunctionCall(
-            name=self.name, object=self.object, kwargs=dict(self.kwargs),
+            name=self.name, object=self.object, outputs=list(self.outputs), measured=self.measured,
             inputs=[[name, prefix + name] for name in self.inputs],
-            outputs=list(self.outputs), measured=self.measured,
+            args=[described(argument) for argument in self.args],
+            kwargs={name: described(argument) for name, argument in self.kwargs.items()},
             gradients={name: f"{prefix}gradient.{name}" for name in self.gradients},
-            expects={name: Spec.of(tensor).agreed() for name, tensor in self.returned.items()},
+            expects={name: spec.agreed() for name, spec in self.returned.items()},
+            asking=bool(self.gradients) if self.asking is None else self.asking,
         )  # fmt: skip
+
+
+def described(argument: Any) -> Any:
+    """An argument as JSON has it, see `rank.functions`."""
+    if isinstance(argument, torch.dtype):
+        return {"dtype": str(argument)[6:]}
+    return {"tuple": [described(part) for part in argument]} if isinstance(argument, tuple) else argument
+
+
+def side(calls: Sequence[Call], refused: Mapping[str, str] | None = None) -> RankSide:
+    """A rank's part of a case: the calls one after the other; refused: see `without_operators`."""
+    inputs, outputs = {}, {}
+    for call in calls:
+        inputs |= {f"{call.name}.{name}": tensor for name, tensor in call.inputs.items()}
+        inputs |= {f"{call.name}.gradient.{name}": g for name, g in call.gradients.items()}
+        outputs |= {f"{call.name}.{name}": spec for name, spec in call.returned.items()}
+    instructions = FunctionInstructions(
+        [call.instructions() for call in calls], [list(pair) for pair in (refused or {}).items()]
+    )
+    return RankSide(inputs, instructions, outputs)
 
 
 def function_case(
@@ -76,18 +167,10 @@ def function_case(
     refused: Mapping[str, str] | None = None,
     **more: Any,
 ) -> Case:
-    """The calls one after the other in a process without ranks; refused: see `without_operators`."""
-    inputs, outputs = {}, {}
-    for call in calls:
-        inputs |= {f"{call.name}.{name}": tensor for name, tensor in call.inputs.items()}
-        inputs |= {f"{call.name}.gradient.{name}": g for name, g in call.gradients.items()}
-        outputs |= {f"{call.name}.{name}": Spec.of(tensor) for name, tensor in call.returned.items()}
-    instructions = FunctionInstructions(
-        [call.instructions() for call in calls], [list(pair) for pair in (refused or {}).items()]
-    )
-    side = RankSide(inputs, instructions, outputs)
+    """The calls in a process without ranks."""
     moments = tuple(name for call in calls if call.measured for name in moments_of(call.name))
-    return Case(title, [side], list(lines), recipe=RECIPE, alone=True, moments=moments, room=ROOM, **more)
+    sides = [side(calls, refused)]
+    return Case(title, sides, list(lines), recipe=RECIPE, alone=True, moments=moments, room=ROOM, **more)
 
 
 def moments_of(call: str) -> tuple[str, ...]:
@@ -95,109 +178,134 @@ def moments_of(call: str) -> tuple[str, ...]:
     return tuple(f"{call}.pages.{moment}" for moment in ("base", "forward", "backward"))
 
 
-@dataclass(frozen=True)
-class About:
-    """The words of a call's sentences: function, standard, and usual causes of an error or another shape."""
-
-    function: str
-    against: str
-    subjects: Mapping[str, str]
-    error: Callable[[str, str], str] | None = None
-    misfit: Callable[[str, str], str] | None = None
-    own_errors: Sequence[str] = ()
-
-
 # ---- values
 
 
 def values_line(
-    call: Call,
-    about: About,
-    title: str,
-    *,
-    names: Sequence[str] = (),
-    slips: Iterable[Slip] = (),
-    otherwise: str = "",
-    weight: float = 1.0,
-    short: bool = False,
-) -> Line:
-    """The tensors are those that `call` wants, by `names` or all of them, and the inputs are unchanged.
+    call: Call, title: str, names: Sequence[str] | None = None, *,
+    weight: float = 1.0, short: bool = False, **more: Any,
+) -> Line:  # fmt: skip
+    """more: see `judged`."""
+    return Line(title, judged(call, names, **more), weight, short=short)
 
-    otherwise: said when none of the slips fits.
+
+def judged(
+    call: Call, names: Sequence[str] | None = None, *, rank: int = 0, otherwise: str = "", inputs: bool = True
+) -> Callable[[Observed], Finding]:
+    """The results of these names are right, or all that `call` wants.
+
+    otherwise: said if no slip fits; inputs: whether the call must have left them as they were.
     """
-    slips = tuple(slips)
+    looked_at = list(call.wanted if names is None else names)
 
     def judge(observed: Observed) -> Finding:
-        reply = reply_about(observed, call)
+        reply = reply_about(observed, call, rank)
         if reply.error is not None:
-            return raised(about, *reply.error)
-        for name in names or list(call.wanted):
-            if finding := wrong_one(observed, call, about, name, slips, otherwise):
+            return raised(observed, call, rank, *reply.error)
+        if bad := [name for name in call.outputs if name in reply.misfits]:
+            if looked_at and all(name.startswith("grad.") for name in looked_at):
+                return wrong(cause=ANY)  # backward had nothing to begin with
+            return unfit(call, bad[0], reply.misfits[bad[0]])
+        came = results(observed, call, rank)
+        where = "" if observed.case.alone else f"on rank {rank} "
+        for name in looked_at:
+            if name in reply.misfits:
+                return unfit(call, name, reply.misfits[name])
+            if finding := differs(call, name, came, otherwise, where):
                 return finding
-        return changed(observed, call) or RIGHT
+        return (changed(observed, call, rank) if inputs else None) or RIGHT
 
-    return Line(title, judge, weight, short=short)
-
-
-def reply_about(observed: Observed, call: Call) -> CallReply:
-    return observed.values[0][call.name]
+    return judge
 
 
-def raised(about: About, error: str = "", text: str = "", place: str = "") -> Finding:
+def reply_about(observed: Observed, call: Call, rank: int = 0) -> CallReply:
+    return observed.values[rank][call.name]
+
+
+def results(observed: Observed, call: Call, rank: int = 0) -> dict[str, Tensor]:
+    """The results that came, by name in float64."""
+    return {name: observed.tensors[rank][f"{call.name}.{name}"].double() for name in call.wanted}
+
+
+def raised(
+    observed: Observed, call: Call, rank: int, error: str = "", text: str = "", place: str = ""
+) -> Finding:
+    function, about = call.about.function, call.about
     if error == "NotImplementedError" and not text:
-        return unwritten(about.function, place, "for this")
+        return unwritten(function, place, "for this" if is_written(observed, call, rank) else "")
     if text in about.own_errors:
         finding = wrong(text, at(place), cause="refused", misses_point=True)
         return replace(finding, raised=True)
-    general = f"{about.function} raised {error_kind(error)}."
-    said = Sentence(f"{about.function} raised {error}: {text}", general)
+    said = Sentence(f"{function} raised {error}: {text}", f"{function} raised {error_kind(error)}.")
     finding = wrong(said, at(place), usual(about.error, error, text), cause=f"{error} {place}")
     return replace(finding, raised=True)
 
 
-def wrong_one(
-    observed: Observed, call: Call, about: About, name: str, slips: Sequence[Slip], otherwise: str
-) -> Finding | None:
-    misfits = reply_about(observed, call).misfits
-    if name.startswith("grad.") and any(output in misfits for output in call.outputs):
-        return wrong(cause=ANY)  # backward had nothing to begin with
-    subject, wanted = about.subjects.get(name, name), call.wanted[name]
-    if name in misfits:
-        came = misfits[name]
-        agreed = f"{Spec.of(wanted)} is expected"
-        why = usual(about.misfit, name, came)
-        if came == "None" and not why:
-            why = "Is there a `return` at its end?" if name in call.outputs else ""
-        said = Sentence(
-            f"{subject} is {came}; {agreed}.", f"{subject} does not have the agreed form; {agreed}."
-        )
-        return wrong(said, why, cause=why or f"misfit {name}")
-    actual = got(observed, call, name)
-    if close(actual, wanted):
+def is_written(observed: Observed, call: Call, rank: int) -> bool:
+    """Whether the function did something in another call."""
+    calls = observed.case.sides[rank].instructions.calls
+    errors = [observed.values[rank][other.name].error for other in calls if other.object == call.object]
+    return not all(error and error[:2] == ("NotImplementedError", "") for error in errors)
+
+
+def unfit(call: Call, name: str, came: str) -> Finding:
+    """A result that came in another form, or not at all."""
+    subject, spec = call.about.subjects.get(name, f"{name} is"), call.part(name).spec
+    why = usual(call.about.misfit, name, came)
+    if came == "None" and not why:
+        why = "Is there a `return` at its end?" if name in call.outputs else ""
+    agreed = f"{spec} is expected."
+    said = Sentence(f"{subject} {came}; {agreed}", f"{subject} not of the agreed form; {agreed}")
+    return wrong(said, why, cause=why or f"misfit {name}")
+
+
+def differs(call: Call, name: str, came: Tensors, otherwise: str, where: str) -> Finding | None:
+    part, about = call.part(name), call.about
+    actual, wanted = came[name], part.beside(came)
+    good = part.near(actual, wanted, came)
+    if bool(good.all()):
         return None
-    here = {key: got(observed, call, key) for key in call.wanted}
-    says = told_by(slips, name, here)
-    said = difference(f"{subject} is not what {about.against} gives", actual, wanted)
-    if not says and name.startswith("grad.") and not forward_is_right(here, call):
+    fault = part.fault or f"not what {about.against} gives"
+    general = f"{where}{about.subjects.get(name, f'{name} is')} {fault}"
+    shown = torch.where(good, wanted, actual)
+    said = f"{general}." if torch.equal(shown, wanted) else difference(general, shown, wanted)
+    says = told_by(call, name, came)
+    if not says and name.startswith("grad.") and not forward_is_right(call, came):
         return wrong(said, "Forward is not right yet: look there first.", cause=ANY)
-    return wrong(said, says or otherwise, cause=says or otherwise or name)
+    says = says or otherwise or part.otherwise
+    return wrong(said, says, cause=says or name, misses_point=says in about.misses)
 
 
-def forward_is_right(here: Tensors, call: Call) -> bool:
-    return all(close(here[name], call.wanted[name]) for name in call.outputs if name in call.wanted)
+def told_by(call: Call, name: str, came: Tensors) -> str:
+    """The sentence of the first slip that gives what came, wrong in `name`; "" if none does."""
+    slips = call.slips(name, came)
+    if isinstance(slips, Mapping):
+        slips = [Slip(says, lambda gives=gives: gives) for says, gives in slips.items()]
+    return next((slip.says for slip in slips if fits(call, name, slip.gives(), came)), "")
 
 
-def got(observed: Observed, call: Call, name: str) -> torch.Tensor:
-    """The tensor that came. Where any finite number is right, a finite one is replaced by the wanted one."""
-    actual = observed.tensors[0][f"{call.name}.{name}"]
-    if name not in call.anything:
-        return actual
-    return torch.where(call.anything[name] & actual.isfinite(), call.wanted[name], actual)
+def fits(call: Call, name: str, gives: Gives, came: Tensors) -> bool:
+    if isinstance(gives, bool):
+        return gives
+    tensors = {name: gives} if isinstance(gives, Tensor) else gives
+    return name in tensors and all(key in came and is_near(call, key, tensors[key], came) for key in tensors)
 
 
-def changed(observed: Observed, call: Call) -> Finding | None:
+def is_near(call: Call, name: str, wanted: Tensor, came: Tensors) -> bool:
+    """Whether the result passes for this one."""
+    actual = came[name]
+    return actual.shape == wanted.shape and bool(call.part(name).near(actual, wanted, came).all())
+
+
+def forward_is_right(call: Call, came: Tensors) -> bool:
+    outputs = [name for name in call.outputs if name in call.wanted]
+    return all(is_near(call, name, call.part(name).beside(came), came) for name in outputs)
+
+
+def changed(observed: Observed, call: Call, rank: int = 0) -> Finding | None:
     for name, before in call.inputs.items():
-        if not torch.equal(observed.tensors[0][f"{call.name}.after.{name}"], before):
+        after = observed.tensors[rank][f"{call.name}.after.{name}"]
+        if f"after.{name}" not in call.wanted and not torch.equal(after, before):
             return wrong(
                 f"{name} was changed: it belongs to the caller.",
                 "Work on a new tensor: `x = x * a` and not `x *= a`.",

@@ -57,14 +57,16 @@ class FunctionCall:
     """One call.
 
     name        the prefix of all names in the reply
-    inputs      the arguments, a list of [name, tensor]; each that is not of whole numbers asks for a gradient
+    inputs      the first arguments, a list of [name, tensor]
     outputs     names of the returned tensors: one, or as many as the tuple has parts
     expects     {name: [dtype, shape]} of the tensors in the reply
     object      which of the exercise's objects
-    kwargs      keyword arguments
+    kwargs      keyword arguments, plain or {"tuple": list}, {"dtype": name}, {"group": index}
     gradients   {output: tensor}; empty: no backward
     measured    whether bytes are counted: of tensors, and in a call of its own, in which nothing looks on, of
                 the process, from outside, as "NAME.pages.forward" and "NAME.pages.backward"
+    args        the arguments after the inputs, as kwargs
+    asking      whether each input that is not of whole numbers asks for a gradient
     """
 
     name: str
@@ -75,6 +77,8 @@ class FunctionCall:
     kwargs: dict[str, Any] = field(default_factory=dict)
     gradients: dict[str, str] = field(default_factory=dict)
     measured: bool = False
+    args: list[Any] = field(default_factory=list)
+    asking: bool = True
 
 
 @dataclass(frozen=True)
@@ -105,7 +109,7 @@ def calls(
     patience = Patience(instructions.enough)
     with without_operators(instructions.refused):
         for described in instructions.calls:
-            call = Call(described, objects, tensors, patience)
+            call = Call(described, objects, tensors, groups, patience)
             try:
                 call.go()
             except Exception as error:
@@ -120,12 +124,13 @@ def calls(
 class Call:
     """One call of one function."""
 
-    def __init__(
-        self, call: FunctionCall, objects: list, tensors: dict[str, torch.Tensor], patience: Patience
-    ):
+    def __init__(self, call: FunctionCall, objects: list, tensors: dict, groups: list, patience: Patience):
         self.instructions, self.name, self.patience = call, call.name, patience
         self.function = objects[call.object]
-        self.inputs = {name: asking(tensors[tensor]) for name, tensor in call.inputs}
+        self.copied = asking if call.asking else frozen.clone
+        self.inputs = {name: self.copied(tensors[tensor]) for name, tensor in call.inputs}
+        self.args = [argument(described, groups) for described in call.args]
+        self.kwargs = {name: argument(described, groups) for name, described in call.kwargs.items()}
         self.gradients = {name: tensors[tensor] for name, tensor in call.gradients.items()}
         self.results: dict[str, Any] = {}
         self.values = CallReply()
@@ -144,11 +149,16 @@ class Call:
         known = [*self.inputs.values(), *self.gradients.values()]
         return Peak(known, self.patience, f"{self.name}.forward")
 
+    def call(self, inputs: dict[str, torch.Tensor]) -> Any:
+        return self.function(*inputs.values(), *self.args, **self.kwargs)
+
     def named(self, made: Any) -> dict[str, Any]:
-        """The outputs by their names; none where there are not as many as agreed."""
+        """The outputs by their names, as far as there are any; where there are too many, all under each."""
         parts = list(made) if isinstance(made, list | tuple) else [made]
         names = self.instructions.outputs
-        return dict(zip(names, parts, strict=False)) if len(parts) == len(names) else {}
+        if len(parts) > len(names):
+            return dict.fromkeys(names, made)
+        return dict(zip(names, parts, strict=False))
 
     def from_outside(self) -> dict[str, Any]:
         """A call in which nothing of ours looks on and the process is measured. Its results are judged.
@@ -160,7 +170,7 @@ class Call:
         often = _thresholds()
         _collect_after(OFTEN, *often[1:])
         others = {
-            name: _random_like(tensor) if tensor.requires_grad else tensor
+            name: _random_like(tensor) if frozen.is_floating_point(tensor) else tensor
             for name, tensor in self.inputs.items()
         }
         try:
@@ -170,9 +180,9 @@ class Call:
             _collect_after(*often)
 
     def unwatched(self, values: dict[str, torch.Tensor], measured: Callable[..., None]) -> dict[str, Any]:
-        inputs = {name: asking(frozen.detach(tensor)) for name, tensor in values.items()}
+        inputs = {name: self.copied(frozen.detach(tensor)) for name, tensor in values.items()}
         measured(f"{self.name}.pages.base")
-        outputs = self.named(self.function(*inputs.values(), **self.instructions.kwargs))
+        outputs = self.named(self.call(inputs))
         measured(f"{self.name}.pages.forward")
         if ends := self.ends(outputs):
             frozen.backward(ends, inputs=leaves(inputs))
@@ -182,13 +192,12 @@ class Call:
 
     def forward(self, peak: Peak | None) -> Any:
         """peak: counts the bytes and FLOPs of this call; None: the call is not counted."""
-        kwargs = self.instructions.kwargs
         if peak is None or not self.instructions.measured:
             with peak or nullcontext():
-                return self.function(*self.inputs.values(), **kwargs)
+                return self.call(self.inputs)
         before = alive()
         with Saved() as saved, peak:
-            made = self.function(*self.inputs.values(), **kwargs)
+            made = self.call(self.inputs)
         self.values.forward = peak.highest
         self.values.saved = self.patience.measured(
             f"{self.name}.saved", lambda: saved.nbytes + saved.beside(before, made)
@@ -224,6 +233,17 @@ class Call:
         """The tensors of the reply, all of them in the shape that was agreed."""
         self.results |= {f"after.{name}": tensor for name, tensor in self.inputs.items()}
         return as_agreed(self.results, self.instructions.expects, self.values.misfits)
+
+
+def argument(described: Any, groups: list) -> Any:
+    match described:
+        case {"tuple": parts}:
+            return tuple(argument(part, groups) for part in parts)
+        case {"dtype": name}:
+            return getattr(torch, name)
+        case {"group": index}:
+            return groups[index]
+    return described
 
 
 def asking(tensor: torch.Tensor) -> torch.Tensor:

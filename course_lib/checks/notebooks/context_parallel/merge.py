@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from course_lib.checks import kit
-from course_lib.checks.judge.functions import About, Call, changed, function_case, got, values_line
-from course_lib.checks.kit import Slip
+from course_lib.checks.kit import Slip, functions
 from course_lib.checks.notebooks.context_parallel.references import OPERATIONS, REFERENCES, REFUSED, THEIRS
 
 NAMES = ("out", "lse", "block_out", "block_lse")
@@ -56,13 +55,13 @@ def misfit(name: str, came: str) -> str:
     return "Return both, (out, lse), in the shapes and the dtype that they came in."
 
 
-ABOUT = About(
+ABOUT = functions.About(
     "online_softmax_merge",
     "attention to all keys",
     {
-        "out": "the merged out",
-        "lse": "the merged lse",
-        **{f"grad.{name}": f"the gradient of {name}" for name in NAMES},
+        "out": "the merged out is",
+        "lse": "the merged lse is",
+        **{f"grad.{name}": f"the gradient of {name} is" for name in NAMES},
     },
     error=expand,
     misfit=misfit,
@@ -131,20 +130,22 @@ class Parts:
             gradients[f"grad.{which}lse"] = w[..., 0] * (g_lse + inner)
         return {name: gradients[name].to(self.dtype) for name in GRADIENTS}
 
-    def call(self, name: str) -> Call:
+    def call(self, name: str) -> functions.Call:
         inputs = [self.out[0], self.lse[0], self.out[1], self.lse[1]]
-        results = {"out": self.merged[0].to(self.dtype), "lse": self.merged[1].to(self.dtype)}
-        gradients = self.gradients()
-        nothing = {
-            label: (self.nothing[..., None] if label.endswith("out") else self.nothing).expand_as(g)
-            for label, g in gradients.items()
+        gradients = {
+            label: functions.Part(g, near=self.near_gradient) for label, g in self.gradients().items()
         }
-        return Call(
-            name, {label: x.to(self.dtype) for label, x in zip(NAMES, inputs, strict=True)},
-            {**results, **gradients},
+        return functions.Call(
+            name, ABOUT, {label: x.to(self.dtype) for label, x in zip(NAMES, inputs, strict=True)},
+            {"out": self.merged[0].to(self.dtype), "lse": self.merged[1].to(self.dtype), **gradients},
             gradients={label: g.to(self.dtype) for label, g in zip(("out", "lse"), self.grads, strict=True)},
-            outputs=("out", "lse"), anything=nothing,
+            outputs=("out", "lse"), slips=lambda name, came: self.slips(),
         )  # fmt: skip
+
+    def near_gradient(self, actual: Tensor, wanted: Tensor, came: functions.Tensors) -> Tensor:
+        """Any finite number is right where neither block was seen."""
+        nothing = self.nothing if wanted.shape == self.nothing.shape else self.nothing[..., None]
+        return kit.near(actual, wanted) | (nothing & actual.isfinite())
 
     def clamped(self, low: float = -100.0) -> tuple[Tensor, Tensor]:
         """(out, lse) if a number that real lse come below stands in for -inf."""
@@ -217,28 +218,20 @@ def hidden_in(scores: tuple[Tensor, Tensor], old: Tensor, new: Tensor) -> tuple[
     return a, b
 
 
-def values_of(parts: Parts, call: Call, title: str, weight: float = 1.0, otherwise: str = "") -> kit.Line:
-    return values_line(
-        call, ABOUT, title, names=("out", "lse"), slips=parts.slips(), otherwise=otherwise, weight=weight
-    )
+def values_of(call: functions.Call, title: str, weight: float = 1.0, otherwise: str = "") -> kit.Line:
+    return functions.values_line(call, title, ("out", "lse"), otherwise=otherwise, weight=weight)
 
 
-def gradients_of(call: Call, title: str, weight: float = 1.0, otherwise: str = "") -> kit.Line:
+def gradients_of(call: functions.Call, title: str, weight: float = 1.0, otherwise: str = GRAPH) -> kit.Line:
     """otherwise: the usual cause where a gradient is nan or infinite."""
-    plain, behind = (
-        values_line(call, ABOUT, title, names=GRADIENTS, otherwise=says, weight=weight)
-        for says in (GRAPH, otherwise or GRAPH)
-    )
 
     def judge(observed: kit.Observed) -> kit.Finding:
-        finding = (plain if finite(observed, call) else behind).judge(observed)
-        return finding if finding.ok else changed(observed, call) or finding
+        came = functions.results(observed, call)
+        finite = all(bool(came[name].isfinite().all()) for name in GRADIENTS)
+        finding = functions.judged(call, GRADIENTS, otherwise=GRAPH if finite else otherwise)(observed)
+        return finding if finding.ok else functions.changed(observed, call) or finding
 
     return kit.Line(title, judge, weight)
-
-
-def finite(observed: kit.Observed, call: Call) -> bool:
-    return all(bool(got(observed, call, name).isfinite().all()) for name in GRADIENTS)
 
 
 def masked(draw: kit.Draw, dtype: torch.dtype = torch.float64) -> Parts:
@@ -259,38 +252,35 @@ def large(draw: kit.Draw, dtype: torch.dtype = torch.float64) -> Parts:
 
 @kit.exercise(points=7, objects=("online_softmax_merge",), references=REFERENCES, refused=REFUSED)
 def online_softmax_merge(draw: kit.Draw) -> Iterator[kit.Case]:
-    plain = Parts.draw(draw, (2, 5, 3), 4)
-    square = Parts.draw(draw, (4, 4, 4), 4)
-    flat = Parts.draw(draw, (6,), 3)
-    hidden, extreme = masked(draw), large(draw)
-    calls = {name: parts.call(name) for name, parts in (
-        ("plain", plain), ("square", square), ("flat", flat), ("masked", hidden), ("large", extreme),
-    )}  # fmt: skip
-    yield function_case(
+    plain = Parts.draw(draw, (2, 5, 3), 4).call("plain")
+    square = Parts.draw(draw, (4, 4, 4), 4).call("square")
+    flat = Parts.draw(draw, (6,), 3).call("flat")
+    hidden, extreme = masked(draw).call("masked"), large(draw).call("large")
+    yield functions.function_case(
         "two parts",
-        list(calls.values()),
+        [plain, square, flat, hidden, extreme],
         [
-            values_of(plain, calls["plain"], "two parts are attention to all keys", 2),
-            gradients_of(calls["plain"], "gradients", 1.5),
-            values_of(square, calls["square"], "sizes that are all equal", 1),
-            values_of(flat, calls["flat"], "rows without batch and heads", 0.5),
-            values_of(extreme, calls["large"], "scores of 1,000 and -1,000", 1.5, TOO_LARGE),
-            gradients_of(calls["large"], "gradients there", 0.5, TOO_LARGE),
-            values_of(hidden, calls["masked"], "nothing seen in either part, or in both", 1.5, NOTHING_SEEN),
-            gradients_of(calls["masked"], "gradients there", 1.5, NAN_BEHIND),
+            values_of(plain, "two parts are attention to all keys", 2),
+            gradients_of(plain, "gradients", 1.5),
+            values_of(square, "sizes that are all equal", 1),
+            values_of(flat, "rows without batch and heads", 0.5),
+            values_of(extreme, "scores of 1,000 and -1,000", 1.5, TOO_LARGE),
+            gradients_of(extreme, "gradients there", 0.5, TOO_LARGE),
+            values_of(hidden, "nothing seen in either part, or in both", 1.5, NOTHING_SEEN),
+            gradients_of(hidden, "gradients there", 1.5, NAN_BEHIND),
         ],
         OPERATIONS,
     )
     if draw.hidden:
-        kinds = Parts.draw(draw, (3, 7), 5, torch.float32), masked(draw, torch.float32)
-        made = [parts.call(f"float32 {i}") for i, parts in enumerate((*kinds, large(draw)))]
-        yield function_case(
-            "float32", made,
+        kinds = [Parts.draw(draw, (3, 7), 5, torch.float32), masked(draw, torch.float32), large(draw)]
+        plain, hidden, extreme = (parts.call(f"float32 {i}") for i, parts in enumerate(kinds))
+        yield functions.function_case(
+            "float32", [plain, hidden, extreme],
             [
-                values_of(kinds[0], made[0], "float32", 0.5),
-                values_of(kinds[1], made[1], "float32, nothing seen", 0.5, NOTHING_SEEN),
-                gradients_of(made[1], "gradients there, float32", 0.5, NAN_BEHIND),
-                gradients_of(made[2], "gradients of large scores", 0.5, TOO_LARGE),
+                values_of(plain, "float32", 0.5),
+                values_of(hidden, "float32, nothing seen", 0.5, NOTHING_SEEN),
+                gradients_of(hidden, "gradients there, float32", 0.5, NAN_BEHIND),
+                gradients_of(extreme, "gradients of large scores", 0.5, TOO_LARGE),
             ],
             OPERATIONS, hidden=True,
         )  # fmt: skip

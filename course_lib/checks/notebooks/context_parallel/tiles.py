@@ -9,15 +9,7 @@ import torch
 from torch import Tensor
 
 from course_lib.checks import kit
-from course_lib.checks.judge.functions import (
-    About,
-    Call,
-    function_case,
-    memory_line,
-    reply_about,
-    values_line,
-    work_line,
-)
+from course_lib.checks.kit import functions
 from course_lib.checks.notebooks.context_parallel.references import (
     COMPILED,
     OPERATIONS,
@@ -30,6 +22,7 @@ from course_lib.checks.notebooks.context_parallel.whole import Whole
 
 POINT = "never holding the N x N scores, in forward, in backward or between them"
 GRADIENTS = ("grad.q", "grad.k", "grad.v")
+DEFAULT = 256  # block, where it is left out
 BYTES = 8  # of a number in float64
 # The sequence in which bytes are counted, and its tiles: 16 x 16 of them
 SEQ, HEADS, HEAD_DIM, BLOCK = 2048, 2, 4, 128
@@ -102,73 +95,53 @@ def misfit(name: str, came: str) -> str:
     return GRAPH if name.startswith("grad.") else "The output has q's shape and dtype."
 
 
-ABOUT = About(
+ABOUT = functions.About(
     "tiled_attention",
     "full attention",
-    {"y": "the output", **{name: f"the gradient of {name[5:]}" for name in GRADIENTS}},
+    {"y": "the output is", **{name: f"the gradient of {name[5:]} is" for name in GRADIENTS}},
     error=trouble,
     misfit=misfit,
     own_errors=(THEIRS, COMPILED),
 )
 
 
-def call_of(name: str, whole: Whole, block: int | None, causal: bool = False, measured: bool = False) -> Call:
+def call_of(
+    name: str, whole: Whole, block: int | None, causal: bool = False, measured: bool = False
+) -> functions.Call:
     """block None: left out, as causal is where it is not set."""
     kwargs = {"causal": True} if causal else {}
-    return Call(
-        name, whole.inputs, whole.wanted, gradients={"y": whole.grad},
-        kwargs=kwargs if block is None else {"block": block, **kwargs}, measured=measured,
+    slips = {"y": output_slips, **dict.fromkeys(GRADIENTS, gradient_slips)}
+    return functions.Call(
+        name, ABOUT, whole.inputs,
+        {key: functions.Part(t, otherwise=MERGED if key == "y" else STEP) for key, t in whole.wanted.items()},
+        gradients={"y": whole.grad}, kwargs=kwargs if block is None else {"block": block, **kwargs},
+        slips=lambda name, came: slips[name](whole, block or DEFAULT), measured=measured,
     )  # fmt: skip
 
 
-def forward_of(call: Call, whole: Whole) -> Call:
+def forward_of(call: functions.Call) -> functions.Call:
     """The same call without its backward: an error there costs the lines of forward nothing."""
-    return replace(call, name=f"{call.name}, forward", wanted={"y": whole.y}, gradients={})
-
-
-def values_of(
-    call: Call, whole: Whole, title: str, block: int, weight: float, otherwise: str = MERGED
-) -> kit.Line:
-    return values_line(
-        call, ABOUT, title, names=["y"], slips=output_slips(whole, block), weight=weight, otherwise=otherwise
-    )
-
-
-def gradients_of(call: Call, whole: Whole, title: str, block: int, weight: float) -> kit.Line:
-    return values_line(
-        call, ABOUT, title, names=GRADIENTS, slips=gradient_slips(whole, block), weight=weight, otherwise=STEP
-    )
-
-
-def both_of(call: Call, whole: Whole, title: str, block: int, weight: float) -> kit.Line:
-    """Output and gradients in one line."""
-    output = values_of(call, whole, title, block, weight)
-    gradients = gradients_of(call, whole, title, block, weight)
-
-    def judge(observed: kit.Observed) -> kit.Finding:
-        finding = output.judge(observed)
-        return gradients.judge(observed) if finding.ok else finding
-
-    return kit.Line(title, judge, weight, short=True)
+    name = f"{call.name}, forward"
+    return replace(call, name=name, wanted={"y": call.wanted["y"]}, gradients={}, asking=True)
 
 
 # ---- 16 bits
 
 
-def half_call(draw: kit.Draw) -> tuple[Call, Whole]:
+def half_call(draw: kit.Draw) -> tuple[functions.Call, Whole]:
     """Inputs of bfloat16 in many tiles: the output is rounded once."""
     whole = Whole.draw(draw, 1, 128, 2, 1, 8, dtype=torch.bfloat16)
     halved = {name: tensor.bfloat16() for name, tensor in {**whole.inputs, **whole.wanted}.items()}
-    call = Call(
-        "half", {name: halved[name] for name in "qkv"}, {n: halved[n] for n in whole.wanted},
+    call = functions.Call(
+        "half", ABOUT, {name: halved[name] for name in "qkv"}, {n: halved[n] for n in whole.wanted},
         gradients={"y": whole.grad.bfloat16()}, kwargs={"block": 8},
     )  # fmt: skip
     return call, whole
 
 
-def half_line(call: Call, whole: Whole, title: str, weight: float) -> kit.Line:
+def half_line(call: functions.Call, whole: Whole, title: str, weight: float) -> kit.Line:
     """Of bfloat16, rounded once: not after every tile."""
-    near, far = (values_line(call, ABOUT, title, otherwise=says) for says in (ROUNDED, ""))
+    near, far = (functions.values_line(call, title, otherwise=says) for says in (ROUNDED, ""))
     once = error_of(whole.y.bfloat16(), whole.y)
 
     def judge(observed: kit.Observed) -> kit.Finding:
@@ -222,18 +195,18 @@ def kept_says(nbytes: int) -> tuple[str, bool]:
     return "q, k, v, out and one lse for each query are all that backward needs.", False
 
 
-def memory_lines(call: Call) -> list[kit.Line]:
+def memory_lines(call: functions.Call) -> list[kit.Line]:
     """The memory that forward keeps is linear in the sequence, and so is the peak of each direction."""
     lines = [
-        memory_line(
+        functions.memory_line(
             call, "saved", "kept for backward: q, k, v, out and lse", 4 * ONE + ROWS // 4 + 4096,
             kept_says, 3, SCORES // 8,
         ),
-        memory_line(
+        functions.memory_line(
             call, "forward", "alive at a moment of forward: no N x N matrix",
             10 * ONE + ROWS + 8 * TILE, cause_of("forward"), 1.5, SCORES // 8,
         ),
-        memory_line(
+        functions.memory_line(
             call, "backward", "alive at a moment of backward: no N x N matrix",
             14 * ONE + ROWS + 12 * TILE, cause_of("backward"), 1.5, SCORES // 8,
         ),
@@ -241,22 +214,19 @@ def memory_lines(call: Call) -> list[kit.Line]:
 
     def shows(observed: kit.Observed) -> float:
         """Whether the products of the scores were made, and no moment had all of these."""
-        made = reply_about(observed, call).flops
+        made = functions.reply_about(observed, call).flops
         enough = all(made.get(way, 0) >= products * PRODUCT for way, products in MADE.items())
         return float(enough and all(line.judge(observed).ok for line in lines))
 
     return [replace(lines[0], shows=shows, part="memory"), *lines[1:]]
 
 
-def attends(line: kit.Line, otherwise: str) -> kit.Line:
-    """The line on values; by right ones, and by those of a known mistake, a solution shows that it attends.
-
-    otherwise: the line's hint for other values.
-    """
+def attends(line: kit.Line) -> kit.Line:
+    """The line on values; right ones, or those of a known mistake, show that a solution attends."""
 
     def shows(observed: kit.Observed) -> float:
         finding = line.judge(observed)
-        known = finding.sentences[1:] and finding.sentences[1] not in ("", otherwise)
+        known = finding.sentences[1:] and finding.sentences[1] not in ("", MERGED)
         return float(finding.ok or bool(known))
 
     return replace(line, shows=shows, part="values")
@@ -274,56 +244,51 @@ def tiled_attention(draw: kit.Draw) -> Iterator[kit.Case]:
     calls = [
         call_of("plain", plain, 5), call_of("causal", causal, 4, True),
         call_of("grouped", grouped, 4, True), call_of("left out", left_out, None),
-        call_of("fitting", fitting, 4, True), forward_of(call_of("large", large, 5, True), large),
+        call_of("fitting", fitting, 4, True), forward_of(call_of("large", large, 5, True)),
     ]  # fmt: skip
-    forward = [forward_of(*pair) for pair in zip(calls[:3], (plain, causal, grouped), strict=True)]
-    yield function_case(
+    forward = [forward_of(call) for call in calls[:3]]
+    yield functions.function_case(
         "values",
         [*forward, *calls],
         [
-            attends(values_of(forward[0], plain, "13 tokens in tiles of 5", 5, 2), MERGED),
-            gradients_of(calls[0], plain, "gradients", 5, 2.5),
-            attends(values_of(forward[1], causal, "under a causal mask, tiles of 4", 4, 1.5), MERGED),
-            gradients_of(calls[1], causal, "gradients under it", 4, 1.5),
-            values_of(forward[2], grouped, "6 heads, 2 of keys and values", 4, 1),
-            gradients_of(calls[2], grouped, "gradients of grouped queries", 4, 1.5),
-            both_of(calls[3], left_out, "block left out", 256, 0.5),
-            both_of(calls[4], fitting, "tiles that fit", 4, 0.5),
-            values_of(calls[5], large, "scores in the hundreds", 5, 0.5, LARGE),
+            attends(functions.values_line(forward[0], "13 tokens in tiles of 5", weight=2)),
+            functions.values_line(calls[0], "gradients", GRADIENTS, weight=2.5),
+            attends(functions.values_line(forward[1], "under a causal mask, tiles of 4", weight=1.5)),
+            functions.values_line(calls[1], "gradients under it", GRADIENTS, weight=1.5),
+            functions.values_line(forward[2], "6 heads, 2 of keys and values"),
+            functions.values_line(calls[2], "gradients of grouped queries", GRADIENTS, weight=1.5),
+            functions.values_line(calls[3], "block left out", weight=0.5, short=True),
+            functions.values_line(calls[4], "tiles that fit", weight=0.5, short=True),
+            functions.values_line(calls[5], "scores in the hundreds", weight=0.5, otherwise=LARGE),
         ],
         OPERATIONS,
     )
     long = Whole.draw(draw, 1, SEQ, HEADS, HEADS, HEAD_DIM, causal=True)
     measured = call_of("long", long, BLOCK, True, measured=True)
     half, exact = half_call(draw)
-    yield function_case(
+    yield functions.function_case(
         LONG, [measured],
         [
-            both_of(measured, long, "a longer sequence", BLOCK, 0.5),
+            functions.values_line(measured, "a longer sequence", weight=0.5, short=True),
             *memory_lines(measured),
-            work_line(measured, "tiles that no query sees are skipped", FLOPS, SKIP, 1.5),
+            functions.work_line(measured, "tiles that no query sees are skipped", FLOPS, SKIP, 1.5),
         ],
         OPERATIONS, timeout=30.0, proves="memory",
     )  # fmt: skip
     # apart: a student who rounds too often must still get the lines about memory
-    yield function_case("half", [half], [half_line(half, exact, "bfloat16, rounded once", 1)], OPERATIONS)
+    yield functions.function_case(
+        "half", [half], [half_line(half, exact, "bfloat16, rounded once", 1)], OPERATIONS
+    )
     if draw.hidden:
         yield from more(draw)
 
 
 def more(draw: kit.Draw) -> Iterator[kit.Case]:
     grouped = Whole.draw(draw, 2, 6, 4, 1, 3, causal=True)
-    wide = Whole.draw(draw, 1, 7, 3, 3, 4)
     calls = [
-        call_of("each", grouped, 1, True),
-        call_of("wide", wide, 64),
-        call_of("full", grouped.but(mask=None), 4),
+        call_of("tiles of one token", grouped, 1, True),
+        call_of("one tile for all", Whole.draw(draw, 1, 7, 3, 3, 4), 64),
+        call_of("all heads with one of keys", grouped.but(mask=None), 4),
     ]
-    lines = [
-        both_of(call, whole, title, 64, 0.5)
-        for call, whole, title in zip(
-            calls, (grouped, wide, grouped.but(mask=None)),
-            ("tiles of one token", "one tile for all", "all heads with one of keys"), strict=True,
-        )
-    ]  # fmt: skip
-    yield function_case("tiles of other sizes", calls, lines, OPERATIONS, hidden=True)
+    lines = [functions.values_line(call, call.name, weight=0.5, short=True) for call in calls]
+    yield functions.function_case("tiles of other sizes", calls, lines, OPERATIONS, hidden=True)

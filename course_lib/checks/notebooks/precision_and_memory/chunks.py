@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from course_lib.checks import kit
+from course_lib.checks.kit import functions
 from course_lib.checks.notebooks.precision_and_memory.references import REFERENCES
 
-Call = kit.functions.Call
 IGNORED = -100
 FLOAT, SMALL = 4, 65_536  # bytes
 MEANS = (
@@ -32,10 +32,14 @@ LOGITS = (
     "All logits exist at a time, or are kept: let each chunk's go when its loss and its share of the "
     "gradients are there."
 )
-ABOUT = kit.functions.About(
+ABOUT = functions.About(
     "chunked_loss",
     "one process with all logits",
-    {"loss": "the loss", "grad.hidden": "the gradient of hidden", "grad.weight": "the gradient of weight"},
+    {
+        "loss": "the loss is",
+        "grad.hidden": "the gradient of hidden is",
+        "grad.weight": "the gradient of weight is",
+    },
     error=lambda error, text: (
         "-100 is not a row of the logits: leave these targets out before you look them up."
         if "index" in text and ("-100" in text or "out of bounds" in text)
@@ -107,22 +111,26 @@ def call(
     lost: float = 0.3,
     measured: bool = False,
     upstream: float = 0.0,
-) -> tuple[Call, list[kit.Slip]]:
+) -> functions.Call:
     hidden, weight = draw.normal(tokens, width), draw.normal(vocab, width)
     targets = torch.randint(vocab, (tokens,), generator=draw.generator)
     # all of a chunk may be lost, and the last one has targets
     targets[:-2][torch.rand(tokens - 2, generator=draw.generator) < lost] = IGNORED
     upstream = upstream or float(draw.integer(3, 9)) / 2
     count = float((targets != IGNORED).sum())
-    wanted = named(gradients(hidden, weight, targets, count, upstream), hidden)
-    made = Call(
-        name, {"hidden": hidden, "weight": weight, "targets": targets}, wanted,
-        {"loss": torch.tensor(upstream)}, {"chunks": chunks}, outputs=("loss",), measured=measured,
+    return functions.Call(
+        name, ABOUT, {"hidden": hidden, "weight": weight, "targets": targets},
+        named(gradients(hidden, weight, targets, count, upstream), hidden),
+        gradients={"loss": torch.tensor(upstream)}, kwargs={"chunks": chunks}, outputs=("loss",),
+        slips=lambda name, came: [
+            kit.Slip(EMPTY, lambda: bool(came["loss"].isnan())),
+            *slips(hidden, weight, targets, chunks, upstream),
+        ],
+        measured=measured,
     )  # fmt: skip
-    return made, slips(hidden, weight, targets, chunks, upstream)
 
 
-def narrow_call(draw: kit.Draw) -> Call:
+def narrow_call(draw: kit.Draw) -> functions.Call:
     """bfloat16, a token to a chunk: 1,024 terms of one sign for one row of the weight.
 
     The logits are quarters below 64, which bfloat16 holds: the products are exact in every order.
@@ -133,10 +141,10 @@ def narrow_call(draw: kit.Draw) -> Call:
     targets = torch.zeros(tokens, dtype=torch.int64)
     results = gradients(hidden, weight, targets, float(tokens), 1.0)
     wanted = named(results, hidden)
-    return Call(
-        "narrow", {"hidden": hidden, "weight": weight, "targets": targets},
+    return functions.Call(
+        "narrow", ABOUT, {"hidden": hidden, "weight": weight, "targets": targets},
         {key: wanted[key] for key in ("loss", "grad.weight")},
-        {"loss": torch.tensor(1.0)}, {"chunks": tokens}, outputs=("loss",),
+        gradients={"loss": torch.tensor(1.0)}, kwargs={"chunks": tokens}, outputs=("loss",),
     )  # fmt: skip
 
 
@@ -146,16 +154,6 @@ def but_for_the_sum(line: kit.Line) -> kit.Line:
     def judge(observed: kit.Observed) -> kit.Finding:
         finding = line.judge(observed)
         return kit.RIGHT if finding.cause == SUM else finding
-
-    return replace(line, judge=judge)
-
-
-def telling_of_empty_chunks(line: kit.Line, call: Call) -> kit.Line:
-    def judge(observed: kit.Observed) -> kit.Finding:
-        finding = line.judge(observed)
-        if finding.ok or not bool(observed.tensors[0][f"{call.name}.loss"].isnan()):
-            return finding
-        return replace(finding, sentences=(*finding.sentences[:1], EMPTY), cause=EMPTY)
 
     return replace(line, judge=judge)
 
@@ -170,21 +168,16 @@ GRADIENTS = ("grad.hidden", "grad.weight")
 def chunked_loss(draw: kit.Draw) -> Iterator[kit.Case]:
     """Chunks of different lengths, lost targets, an upstream gradient, bfloat16; the bytes of 32 chunks."""
     lines = []
-    calls = []
-    for title, (made, usual), weights in (
-        ("3 chunks of 50 tokens, lost targets", call(draw, "some", 50, 37, 16, 3), (0.75, 1.25)),
-        ("1 chunk", call(draw, "one", 24, 19, 8, 1, lost=0.0, upstream=1.0), (0.5, 1.0)),
-        ("a token to a chunk", call(draw, "each", 23, 17, 8, 23), (0.5, 0.5)),
-    ):
-        calls.append(made)
-        loss = kit.functions.values_line(made, ABOUT, title, names=("loss",), slips=usual, weight=weights[0])
-        slopes = kit.functions.values_line(
-            made, ABOUT, f"{title}: gradients", names=GRADIENTS, slips=usual, weight=weights[1]
-        )
-        lines += [telling_of_empty_chunks(line, made) for line in (loss, but_for_the_sum(slopes))]
+    calls = [
+        (call(draw, "3 chunks of 50 tokens, lost targets", 50, 37, 16, 3), 0.75, 1.25),
+        (call(draw, "1 chunk", 24, 19, 8, 1, lost=0.0, upstream=1.0), 0.5, 1.0),
+        (call(draw, "a token to a chunk", 23, 17, 8, 23), 0.5, 0.5),
+    ]
+    for made, of_loss, of_gradients in calls:
+        slopes = functions.values_line(made, f"{made.name}: gradients", GRADIENTS, weight=of_gradients)
+        lines += [functions.values_line(made, made.name, ["loss"], weight=of_loss), but_for_the_sum(slopes)]
     tokens, vocab, width, chunks = 512, 4096, 16, 32
-    large, usual = call(draw, "large", tokens, vocab, width, chunks, measured=True)
-    calls.append(large)
+    large = call(draw, "large", tokens, vocab, width, chunks, measured=True)
     part, of_hidden, of_weight = (
         FLOAT * size for size in (tokens // chunks * vocab, tokens * width, vocab * width)
     )
@@ -195,20 +188,20 @@ def chunked_loss(draw: kit.Draw) -> Iterator[kit.Case]:
     product, logits = 2.0 * tokens * vocab * width, FLOAT * tokens * vocab
     most = 8 * part + 2 * of_hidden + 4 * of_weight + SMALL
     lines += [
-        kit.functions.values_line(large, ABOUT, f"{chunks} chunks", slips=usual, weight=0.25),
-        kit.functions.work_line(
+        functions.values_line(large, f"{chunks} chunks", weight=0.25),
+        functions.work_line(
             large, "FLOPs: four products at most", {"forward": 3 * product, "backward": 3 * product},
             "Logits once, both gradients once; with a second run of forward four products in all.", 0.5,
         ),
-        kit.functions.memory_line(
+        functions.memory_line(
             large, "saved", "kept for backward", 2 * (of_hidden + of_weight) + SMALL, too_many, 1.5
         ),
-        kit.functions.memory_line(large, "forward", "the peak of forward", most, too_many, 0.75, logits),
-        kit.functions.memory_line(large, "backward", "the peak of backward", most, too_many, 0.75, logits),
+        functions.memory_line(large, "forward", "the peak of forward", most, too_many, 0.75, logits),
+        functions.memory_line(large, "backward", "the peak of backward", most, too_many, 0.75, logits),
     ]  # fmt: skip
-    yield kit.functions.function_case("loss", calls, lines)
+    yield functions.function_case("loss", [*(made for made, *_ in calls), large], lines)
     narrow = narrow_call(draw)
     title = "bfloat16: sums over chunks in float32"
-    yield kit.functions.function_case(
-        "bfloat16", [narrow], [kit.functions.values_line(narrow, ABOUT, title, otherwise=NARROW)]
+    yield functions.function_case(
+        "bfloat16", [narrow], [functions.values_line(narrow, title, otherwise=NARROW)]
     )

@@ -7,265 +7,253 @@ multiplied by its inverse.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
 
-from course_lib.checks import kit
-from course_lib.checks.kit import both
-from course_lib.checks.notebooks.precision_and_memory.scaling_rules import (
-    ALONG,
-    CLAMP,
-    E4M3,
-    E5M2,
-    ENDS,
-    FROM_AMAX,
-    LEAST,
-    LOCAL,
-    NEAR,
-    ONE,
-    PARTS,
-    SHAPE,
-    SMALL,
-    ULP,
-    UPSIDE_DOWN,
-    ZEROS,
-    Block,
-    right,
-    slips,
-    spread,
-    table,
-    value_slips,
-)
-from course_lib.checks.rank.notebooks.precision_and_memory.scaling import QuantizeCall, QuantizeInstructions
+from course_lib.checks import kit, words
+from course_lib.checks.kit import functions
 
-RECIPE = "course_lib.checks.rank.notebooks.precision_and_memory.scaling:scales"
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+ENDS = {E4M3: 448.0, E5M2: 57344.0}
+ROUNDING, LEAST = 1e-6, 1.5e-45  # of a scale; a step of float32's subnormal numbers
+NEAR = 4e-6  # of an element: x / scale is rounded in float32 before the cast
+ZEROS = "A block of zeros was divided by its scale: 0 / 0 is NaN. It has the scale 1."
+FROM_AMAX = "scale = the block's largest magnitude / the format's largest number."
+ONE = "One scale for all of x: `block` says what shares one."
+LOCAL = (
+    "two ranks, two scales, one weight: each rank took the largest magnitude of its own shard. Take the "
+    "largest of all of `group`: all_reduce with MAX, before you divide."
+)
+Block = tuple[int, ...]  # rows and columns
+
+
+def over_blocks(x: Tensor, block: Block, of: Callable[[Tensor], Tensor]) -> Tensor:
+    """`of` each block of x, (blocks down, blocks across)."""
+    rows, columns = (size if side == -1 else side for side, size in zip(block, x.shape, strict=True))
+    return torch.stack([torch.stack([of(part) for part in band.split(columns, 1)]) for band in x.split(rows)])
+
+
+def amax(part: Tensor) -> Tensor:
+    return part.abs().max()
+
+
+def spread(scales: Tensor, x: Tensor, block: Block) -> Tensor:
+    """The scale of each element of x."""
+    rows, columns = (size if side == -1 else side for side, size in zip(block, x.shape, strict=True))
+    whole = scales.repeat_interleave(rows, 0).repeat_interleave(columns, 1)
+    return whole[: x.shape[0], : x.shape[1]]
+
+
+def table(dtype: torch.dtype) -> Tensor:
+    """All finite numbers of a format, in order."""
+    codes = torch.arange(256, dtype=torch.uint8).view(dtype).double()
+    return codes[codes.isfinite()].unique()
+
+
+def nearest(scaled: Tensor, dtype: torch.dtype) -> Tensor:
+    numbers = table(dtype)
+    scaled = scaled.clamp(numbers[0], numbers[-1])
+    place = torch.searchsorted(numbers, scaled).clamp(1, len(numbers) - 1)
+    below, above = numbers[place - 1], numbers[place]
+    return torch.where((below - scaled).abs() < (above - scaled).abs(), below, above) + 0.0  # not -0
+
+
+def trouble(error: str, text: str) -> str:
+    if "shape" in text and "invalid" in text:
+        return "Blocks at the edges may be smaller: pad with zeros, or go block by block."
+    if "not implemented for 'Float8" in text:
+        return "fp8 numbers can be stored and cast, and not computed with: values.float() first."
+    return ""
 
 
 @dataclass(frozen=True)
 class Quantized:
-    """One call of quantize: of x, or of x as one of the `shards` of a group's ranks."""
+    """quantize(x, block), of x or of x as one of the `shards` of a group's ranks."""
 
-    name: str
     x: Tensor
     block: Block
-    dtype: torch.dtype = E4M3
+    dtype: torch.dtype | None = None  # None: the default is asked for
     shards: tuple[Tensor, ...] = ()
-    default: bool = True  # the dtype is left out
-    both: bool = False  # scales and values are judged in one line
 
-    @property
-    def wanted(self) -> Tensor:
-        return right(torch.cat(self.shards) if self.shards else self.x, self.block, self.dtype)
-
-    def expects(self) -> dict[str, kit.Spec]:
-        return {
-            "values": kit.Spec(self.dtype, tuple(self.x.shape)),
-            "scales": kit.Spec(torch.float32, tuple(self.wanted.shape)),
-            "after.0": kit.Spec.of(self.x),
-        }
-
-    def instructions(self) -> QuantizeCall:
-        return QuantizeCall(
-            self.name, "quantize", [self.name], list(self.block),
-            {name: spec.agreed() for name, spec in self.expects().items()},
-            dtype=None if self.default else str(self.dtype)[6:], group=0 if self.shards else None,
+    def call(self, name: str) -> functions.Call:
+        kwargs = {"dtype": self.dtype, "group": {"group": 0} if self.shards else None}
+        return functions.Call(
+            name,
+            functions.About(
+                "quantize", "amax / largest", {"scales": "scales are", "values": "values are"},
+                error=trouble, misfit=self.misfit, misses=[ONE],
+            ),
+            inputs={"x": self.x}, args=[self.block],
+            kwargs={key: argument for key, argument in kwargs.items() if argument is not None},
+            outputs=("values", "scales"),
+            wanted={
+                "scales": functions.Part(
+                    self.right_scales, self.near_scales, kit.Spec.of(self.scales.float()),
+                    otherwise=FROM_AMAX,
+                ),
+                "values": functions.Part(
+                    self.right_values, self.near_values, kit.Spec(self.format, tuple(self.x.shape)),
+                    fault="not the nearest numbers to x / scale",
+                    otherwise="Each element is divided by its own block's scale, and cast.",
+                ),
+            },
+            slips=lambda name, came: self.scale_slips(came) if name == "scales" else self.value_slips(came),
         )  # fmt: skip
 
+    @property
+    def format(self) -> torch.dtype:
+        return self.dtype or E4M3
 
-def judged(
-    call: Quantized, rank: int = 0, parts: Sequence[str] = PARTS
-) -> Callable[[kit.Observed], kit.Finding]:
-    """Error and form, and of the `parts` the first that is wrong."""
-    where = f"on rank {rank} " if call.shards else ""
-
-    def judge(observed: kit.Observed) -> kit.Finding:
-        reply, tensors = observed.values[rank][call.name], observed.tensors[rank]
-        if reply.error is not None:
-            return raised("quantize", *reply.error)
-        if finding := misfit(call, reply.misfits):
-            return finding
-        values = tensors[f"{call.name}.values"].double()
-        scales = tensors[f"{call.name}.scales"].double()
-        finding, upside_down = None, inverted(call, scales)
-        if "scales" in parts and not (upside_down and call.shards):  # these are about what ranks share
-            finding = scales_wrong(call, scales, values, where)
-        if finding is None and "values" in parts:
-            finding = values_wrong(call, 1 / scales if upside_down else scales, values, where)
-        if finding is None and "x" in parts and not torch.equal(tensors[f"{call.name}.after.0"], call.x):
-            return kit.wrong(
-                "x was changed: it belongs to the caller.", "Work on a new tensor.", cause="changed"
-            )
-        return finding or kit.RIGHT
-
-    return judge
-
-
-def inverted(call: Quantized, scales: Tensor) -> bool:
-    """Whether values were multiplied by their scales, which a line about the scales tells."""
-    return matches(scales, 1 / call.wanted, call.wanted == 0)
-
-
-def raised(function: str, error: str = "", text: str = "", where: str = "") -> kit.Finding:
-    if error == "NotImplementedError":
-        return kit.unwritten(function, where)
-    said = kit.Sentence(f"{function} raised {error}: {text}", f"{function} raised {kit.error_kind(error)}.")
-    why = ""
-    if "shape" in text and "invalid" in text:
-        why = "Blocks at the edges may be smaller: pad with zeros, or go block by block."
-    elif "not implemented for 'Float8" in text:
-        why = "fp8 numbers can be stored and cast, and not computed with: values.float() first."
-    return kit.wrong(said, kit.at(where) if where else "", why, cause=why or f"{error} {where}")
-
-
-def misfit(call: Quantized, misfits: Mapping[str, str]) -> kit.Finding | None:
-    for name in ("values", "scales"):
-        if name not in misfits:
-            continue
-        came, agreed = misfits[name], call.expects()[name]
-        swapped = right(call.x, (call.block[1], call.block[0]), call.dtype).shape
-        why = SHAPE if name == "scales" else "Values have x's shape, and one byte each."
-        if came == "None":
-            why = "Return values and scales: two tensors."
-        elif name == "scales" and "float8" in came:
-            why = "Scales stay in float32: 4 bytes a block."
-        elif name == "scales" and "bfloat16" in came:
-            why = "Scales are float32, whatever x is."
-        elif name == "scales" and came == str(kit.Spec(torch.float32, tuple(swapped))):
-            why = f"The blocks lie along the wrong dimension. {ALONG}"
-        said = kit.Sentence(
-            f"{name} are {came}; {agreed} is expected.", f"{name} do not have the agreed form."
-        )
-        return kit.wrong(said, why, cause=why)
-    return None
-
-
-def scales_wrong(call: Quantized, scales: Tensor, values: Tensor, where: str) -> kit.Finding | None:
-    wanted = call.wanted
-    dead = wanted == 0
-    if bool((~scales.isfinite() & dead).any()) or bool((~values.isfinite() & of_dead(call)).any()):
-        return kit.wrong("a block of zeros gave NaN.", ZEROS, cause=ZEROS)
-    off = ((scales - wanted).abs() > ULP * wanted + LEAST) & ~dead
-    if not bool(off.any()):
-        return None
-    said = kit.difference(f"{where}scales are wrong", scales.where(~dead, wanted), wanted, "scale {} is ")
-    for says, slip in shared_slips(call).items():
-        if matches(scales, slip, dead):
-            return kit.wrong(said, says, cause=says)
-    whole = torch.cat(call.shards) if call.shards else call.x
-    for says, slip in slips(call.dtype).items():
-        if matches(scales, slip(whole, call.block, call.dtype), dead):
-            return kit.wrong(said, says, cause=says, misses_point=says == ONE)
-    if bool((scales.isinf() & (wanted < 1e-38)).any()):
-        return kit.wrong(said, UPSIDE_DOWN, cause=UPSIDE_DOWN)
-    if bool(((scales > wanted) & (scales < 1e-6)).all()):
-        return kit.wrong(said, SMALL, cause=SMALL)
-    return kit.wrong(said, FROM_AMAX, cause="scales")
-
-
-def shared_slips(call: Quantized) -> dict[str, Tensor]:
-    """The sentence for each mistake in which ranks do not take the largest of all their magnitudes."""
-    if not call.shards:
-        return {}
-    each = torch.stack([right(shard, call.block, call.dtype) for shard in call.shards])
-    return {
-        LOCAL: right(call.x, call.block, call.dtype),
-        "The ranks' largest magnitudes were averaged: the largest of all decides, all_reduce with MAX.": (
-            each.mean(0)
-        ),
-        "The ranks' largest magnitudes were added: all_reduce adds unless it is told MAX.": each.sum(0),
-        "The ranks took the least of their largest magnitudes: all_reduce with MAX.": each.amin(0),
-    }
-
-
-def of_dead(call: Quantized) -> Tensor:
-    """Which elements lie in blocks of zeros."""
-    return spread(call.wanted == 0, call.x, call.block)
-
-
-def matches(scales: Tensor, slip: Tensor, dead: Tensor) -> bool:
-    return bool(((scales - slip).abs() <= (1e-6 * slip.abs() + LEAST)).where(~dead, True).all())
-
-
-def values_wrong(call: Quantized, scales: Tensor, values: Tensor, where: str) -> kit.Finding | None:
-    each, x = spread(scales, call.x, call.block), call.x.double()
-    if bool(((each == 0) & (x != 0)).any()):
-        zero = f"{where}scales are 0 in a block that is not all zeros. Nothing can be divided by them."
-        return kit.wrong(zero, FROM_AMAX, cause="scales")
-    numbers = table(call.dtype)
-    scaled = (x / each).nan_to_num(posinf=0.0, neginf=0.0)
-    place = torch.searchsorted(numbers, scaled).clamp(1, len(numbers) - 1)
-    least = torch.minimum((numbers[place] * each - x).abs(), (numbers[place - 1] * each - x).abs())
-    off = ~((values * each - x).abs() <= least + NEAR * x.abs())
-    if not bool(off.any()):
-        return None
-    place = int(torch.where(off, scaled.abs(), -1.0).argmax())
-    row, column = divmod(place, x.shape[1])
-    got, want = (f"{float(tensor.flatten()[place]):.6g}" for tensor in (values, scaled))
-    general = f"{where}values are not the nearest numbers to x / scale"
-    said = kit.Sentence(
-        f"{general}: element [{row}, {column}] is {got}, and x / scale is {want}.", f"{general}."
-    )
-    if bool((~values.isfinite()).any()):
-        return kit.wrong(said, CLAMP, cause=CLAMP)
-    for says, slip in value_slips(x, each, call.dtype).items():
-        if bool(((values - slip).abs() <= 0).all()):
-            return kit.wrong(said, says, cause=says)
-    return kit.wrong(said, "Each element is divided by its own block's scale, and cast.", cause="values")
-
-
-# ---- dequantize
-
-
-@dataclass(frozen=True)
-class Back:
-    """One call of dequantize, of values and scales that the check gives."""
-
-    name: str
-    values: Tensor
-    scales: Tensor
-    block: Block
+    def scales_of(self, x: Tensor) -> Tensor:
+        return over_blocks(x.double(), self.block, amax) / ENDS[self.format]
 
     @property
-    def wanted(self) -> Tensor:
-        return self.values.double() * spread(self.scales.double(), self.values, self.block)
+    def whole(self) -> Tensor:
+        return torch.cat(self.shards) if self.shards else self.x
 
-    def expects(self) -> dict[str, kit.Spec]:
-        return {"back": kit.Spec(torch.float32, tuple(self.values.shape))}
+    @cached_property
+    def scales(self) -> Tensor:
+        """0 for a block of zeros, which may have any."""
+        return self.scales_of(self.whole)
 
-    def instructions(self) -> QuantizeCall:
-        inputs = [f"{self.name}.values", f"{self.name}.scales"]
-        expects = {name: spec.agreed() for name, spec in self.expects().items()}
-        return QuantizeCall(self.name, "dequantize", inputs, list(self.block), expects)
+    def near_scales(self, actual: Tensor, wanted: Tensor, came: functions.Tensors) -> Tensor:
+        near = (actual - wanted).abs() <= ROUNDING * wanted.abs() + LEAST
+        return near | ((self.scales == 0) & actual.isfinite())
 
-    def judge(self, observed: kit.Observed) -> kit.Finding:
-        reply = observed.values[0][self.name]
-        if reply.error is not None:
-            return raised("dequantize", *reply.error)
-        if "back" in reply.misfits:
-            came, agreed = reply.misfits["back"], self.expects()["back"]
-            said = kit.Sentence(
-                f"dequantize gave {came}; {agreed} is expected.", "dequantize gave another form."
+    def inverted(self, came: functions.Tensors) -> bool:
+        """Whether values were multiplied by their scales, which a line about the scales tells."""
+        return bool(self.near_scales(came["scales"], 1 / self.scales, came).all())
+
+    def right_scales(self, came: functions.Tensors) -> Tensor:
+        """The scales of shards may be upside down: the line is about the scale that ranks share."""
+        shared = self.shards and self.inverted(came)
+        return came["scales"] if shared else self.scales.where(self.scales > 0, 1)
+
+    def each(self, came: functions.Tensors) -> Tensor:
+        """The divisor of each element."""
+        scales = came["scales"]
+        return spread(1 / scales if self.inverted(came) else scales, self.x, self.block)
+
+    def right_values(self, came: functions.Tensors) -> Tensor:
+        return nearest((self.x.double() / self.each(came)).nan_to_num(), self.format)
+
+    def near_values(self, actual: Tensor, wanted: Tensor, came: functions.Tensors) -> Tensor:
+        x, each = self.x.double(), self.each(came)
+        near = (actual * each - x).abs() <= (wanted * each - x).abs() + NEAR * x.abs()
+        return near & ((each != 0) | (x == 0))  # nothing is near to x / 0
+
+    def scale_slips(self, came: functions.Tensors) -> dict[str, Tensor | bool]:
+        of, end = partial(over_blocks, self.whole.double(), self.block), ENDS[self.format]
+        other, scales = sum(ENDS.values()) - end, came["scales"]
+        shards = torch.stack([self.scales_of(shard) for shard in self.shards or [self.x]])
+        return {
+            ZEROS: bool((~scales.isfinite() & (self.scales == 0)).any()),
+            "The scale is upside down: values = x / scale and x = values * scale, so it is amax / largest.": (
+                self.inverted(came) or bool((scales.isinf() & (self.scales < 1e-38)).any())
+            ),
+            LOCAL: self.scales_of(self.x),
+            "The ranks' largest magnitudes were averaged: the largest of all decides, all_reduce with MAX.": (
+                shards.mean(0)
+            ),
+            "The ranks' largest magnitudes were added: all_reduce adds unless it is told MAX.": shards.sum(0),
+            "The ranks took the least of their largest magnitudes: all_reduce with MAX.": shards.amin(0),
+            "Signs count in it: the largest magnitude of a block may be that of a negative number, -7 beside "
+            "5. Take abs() first.": of(torch.max) / end,
+            "Its sign is that of the block's largest element: a scale is a magnitude over the largest "
+            "number.": of(lambda part: part.flatten()[part.abs().argmax()]) / end,
+            f"The largest number of this format is {words.number(end)}, {words.number(other)} is that of the "
+            "other: torch.finfo(dtype).max.": of(amax) / other,
+            "That is the largest magnitude itself: divided by it all values lie below 1, and the format's "
+            "upper half is unused.": of(amax),
+            ONE: (amax(self.whole.double()) / end).expand_as(self.scales),
+            "The scale is kept in 8 bits, and rounded: it is a float32, 4 bytes a block.": (
+                self.scales.float().to(self.format).double()
+            ),
+            "The scale was computed in bfloat16, and rounded: x.float() first.": (
+                self.scales.bfloat16().double()
+            ),
+            "The scale is that of the mean magnitude: larger ones lie beyond the end.": (
+                of(lambda part: part.abs().mean()) / end
+            ),
+            "A block whose magnitudes are small has a scale like the others: amax / 448, however small. A "
+            "block of zeros alone needs another.": bool(((scales > self.scales) & (scales < 1e-6)).all()),
+        }
+
+    def value_slips(self, came: functions.Tensors) -> dict[str, bool]:
+        values, each, x = came["values"], self.each(came), self.x.double()
+        scaled, lost, end = (x / each).nan_to_num(), ~values.isfinite(), ENDS[self.format]
+        numbers = table(self.format)
+        below = numbers[torch.searchsorted(numbers, scaled.abs().clamp(max=end), right=True) - 1]
+
+        def cast(x: Tensor) -> Tensor:
+            return x.clamp(-end, end).float().to(self.format).double()
+
+        mistaken = {
+            "x was multiplied by the scale: divide.": cast(x * each),
+            "x was not divided by its block's scale.": cast(x),
+            "round() makes whole numbers: fp8 has finer ones, and the cast rounds by itself.": (
+                cast(scaled.round())
+            ),
+            "Values were cut off towards 0: the cast rounds to the nearest number.": below.copysign(scaled),
+        }
+        return {
+            ZEROS: bool((lost & spread(self.scales == 0, x, self.block)).any()),
+            f"Scales are 0 in a block that is not all zeros. Nothing can be divided by them. {FROM_AMAX}": (
+                bool(((each == 0) & (x != 0)).any())
+            ),
+            "No clamp: a scale that was rounded down leaves values beyond the format's end, and the cast "
+            "makes infinity of them (of e4m3 values of NaN on older PyTorch). Clamp to the largest number "
+            "before the cast.": bool(lost.any()),
+            **{says: torch.equal(values, slip) for says, slip in mistaken.items()},
+        }
+
+    def misfit(self, name: str, came: str) -> str:
+        swapped = over_blocks(self.x, self.block[::-1], amax)
+        if came in ("None", "tuple", "list"):
+            return "Return values and scales: two tensors."
+        if name == "values":
+            return "Values have x's shape, and one byte each."
+        if "float8" in came:
+            return "Scales stay in float32: 4 bytes a block."
+        if "bfloat16" in came:
+            return "Scales are float32, whatever x is."
+        if came == str(kit.Spec.of(swapped.float())):
+            return (
+                "The blocks lie along the wrong dimension. (rows, columns): a tile of 1 x 128 lies along a "
+                "row, along what the product sums, and (1, -1) is a scale for each row."
             )
-            return kit.wrong(
-                said, "x = values * scale, in float32 and in the shape of values.", cause="misfit"
-            )
-        back = observed.tensors[0][f"{self.name}.back"].double()
-        if bool(((back - self.wanted).abs() <= 1e-6 * self.wanted.abs()).all()):
-            return kit.RIGHT
-        said = kit.difference("dequantize is wrong", back, self.wanted)
-        each = spread(self.scales.double(), self.values, self.block)
-        if bool(((back - self.values.double() / each).abs() <= 1e-6 * back.abs()).all()):
-            return kit.wrong(said, "It divides by the scale: values = x / scale, and x = values * scale.")
-        return kit.wrong(said, "Each value is multiplied by its own block's scale.")
+        return (
+            "Scales have a row for each row of blocks and a column for each column of blocks; (1, 1) for one."
+        )
 
 
-def back_of(draw: kit.Draw, name: str, rows: int, columns: int, block: Block) -> Back:
+def dequantized(draw: kit.Draw, name: str, rows: int, columns: int, block: Block) -> functions.Call:
+    """dequantize(values, scales, block), of drawn values and scales."""
     values = (100 * draw.normal(rows, columns)).clamp(-448, 448).to(E4M3)
-    scales = torch.exp(draw.normal(*right(values.float(), block, E4M3).shape))
-    return Back(name, values, scales, block)
+    scales = torch.exp(draw.normal(*over_blocks(values.float(), block, amax).shape))
+    exact, each = values.double(), spread(scales.double(), values, block)
+    return functions.Call(
+        name,
+        functions.About(
+            "dequantize", "values * scale", {"x": "the result is"}, error=trouble,
+            misfit=lambda name, came: "x = values * scale, in float32 and in the shape of values.",
+        ),
+        inputs={"values": values, "scales": scales}, args=[block], object=1, outputs=("x",),
+        wanted={
+            "x": functions.Part(
+                exact * each, lambda actual, wanted, came: (actual - wanted).abs() <= ROUNDING * wanted.abs(),
+                kit.Spec(torch.float32, (rows, columns)),
+                otherwise="Each value is multiplied by its own block's scale.",
+            )
+        },
+        slips=lambda name, came: {
+            "It divides by the scale: values = x / scale, and x = values * scale.": exact / each
+        },
+    )  # fmt: skip
 
 
 # ---- cases
@@ -280,48 +268,58 @@ def drawn(draw: kit.Draw, rows: int, columns: int, dtype: torch.dtype = torch.fl
     return x.to(dtype)
 
 
-def alone_case(title: str, calls: Sequence[tuple[str, float, Quantized | Back]]) -> kit.Case:
+def alone_case(draw: kit.Draw) -> kit.Case:
     """A line for the scales of each call, and one for the values of all of them, by the scales that came.
 
-    Of a call with `both` scales and values are one line.
+    At the edges of a format both are one line.
     """
-    inputs: dict[str, Tensor] = {}
-    outputs: dict[str, kit.Spec] = {}
-    lines, values = [], []
-    for line, weight, call in calls:
-        outputs |= {f"{call.name}.{key}": spec for key, spec in call.expects().items()}
-        if isinstance(call, Back):
-            inputs |= {f"{call.name}.values": call.values, f"{call.name}.scales": call.scales}
-            lines.append(kit.Line(line, call.judge, weight))
-            continue
-        inputs[call.name] = call.x
-        parts = ("scales", "values") if call.both else ("scales",)
-        lines.append(kit.Line(line, judged(call, parts=parts), weight))
-        if not call.both:
-            values.append(call)
-    nearest = both(*(judged(call, parts=("values",)) for call in values))
-    unchanged = both(*(judged(call, parts=("x",)) for call in values))
-    lines.insert(len(values), kit.Line("values: the nearest to x / scale", nearest, 3.0))
-    lines.append(kit.Line("x is left alone", unchanged, 0.5, trivial=True))
-    instructions = QuantizeInstructions([call.instructions() for _, _, call in calls])
-    side = kit.RankSide(inputs, instructions, outputs)
-    return kit.Case(title, [side], lines, recipe=RECIPE, alone=True)
+    rows = draw.integer(5, 9)
+    zeros = drawn(draw, 4, 300)
+    zeros[1, 128:256] = 0
+    tiny = torch.full((2, 8), ENDS[E5M2] * 2.0**-149 * 1.4)
+    tiny[:, ::2] *= -1
+    ragged = 256 + draw.integer(20, 100)
+    calls = [
+        (0.5, Quantized(drawn(draw, rows, 50), (-1, -1)).call("one scale for the tensor")),
+        (0.5, Quantized(drawn(draw, rows, 70), (1, -1)).call("a scale for each row")),
+        (1.0, Quantized(drawn(draw, rows, ragged), (1, 128)).call("tiles of 1 x 128")),
+        (0.75, Quantized(drawn(draw, 150, ragged), (128, 128)).call("blocks of 128 x 128")),
+        (0.5, Quantized(drawn(draw, rows, 90), (1, 32), E5M2).call("e5m2")),
+        (0.5, Quantized(drawn(draw, rows, 200, torch.bfloat16), (1, 128)).call("x in bfloat16")),
+    ]
+    edges = [
+        (0.75, Quantized(zeros, (1, 128)).call("a block of zeros")),
+        (0.5, Quantized(tiny, (-1, -1), E5M2).call("values beyond the end")),
+    ]
+    back = [
+        (1.5, dequantized(draw, "dequantize", rows, ragged, (1, 128))),
+        (0.5, dequantized(draw, "dequantize: one scale", rows, 30, (-1, -1))),
+    ]
+    if draw.hidden:
+        block = draw.integer(2, 6), draw.integer(3, 20)
+        calls.append((1.0, Quantized(drawn(draw, 17, 61), block, E5M2).call("a drawn block")))
+        back.append((0.5, dequantized(draw, "its dequantize", 9, 31, block)))
+
+    values = kit.both(*(functions.judged(call, ["values"], inputs=False) for _, call in calls))
+    unchanged = kit.both(*(functions.judged(call, []) for _, call in calls))
+    lines = [
+        *(functions.values_line(call, call.name, ["scales"], weight=w, inputs=False) for w, call in calls),
+        kit.Line("values: the nearest to x / scale", values, 3.0),
+        *(functions.values_line(call, call.name, weight=w, inputs=False) for w, call in [*edges, *back]),
+        kit.Line("x is left alone", unchanged, 0.5, trivial=True),
+    ]
+    return functions.function_case("one process", [call for _, call in [*calls, *edges, *back]], lines)
 
 
 def sharded_case(draw: kit.Draw, title: str, n: int, members: Sequence[int]) -> kit.Case:
     """A weight in shards, of which the last has the largest magnitude; each rank also has all of it."""
     whole = drawn(draw, 6 * len(members), 40)
     whole[-2, 3] = -3 * whole.abs().max()
-    shards = whole.chunk(len(members))
-    sides, lines = [kit.absent() for _ in range(n)], []
-    full = Quantized("whole", whole, (-1, -1))
-    for shard, rank in zip(shards, members, strict=True):
-        part = Quantized("shard", shard, (-1, -1), shards=whole.chunk(len(members)))
-        outputs = {f"shard.{key}": spec for key, spec in part.expects().items()}
-        outputs |= {f"whole.{key}": spec for key, spec in full.expects().items()}
-        instructions = QuantizeInstructions([part.instructions(), full.instructions()])
-        sides[rank] = kit.RankSide({"shard": shard, "whole": whole}, instructions, outputs)
-        lines.append(judged(part, rank))
+    shards, full = whole.chunk(len(members)), Quantized(whole, (-1, -1)).call("whole")
+    calls = {
+        rank: Quantized(shard, (-1, -1), shards=shards).call("shard")
+        for rank, shard in zip(members, shards, strict=True)
+    }
 
     def to_the_bit(observed: kit.Observed) -> kit.Finding:
         """The shards' values and scale are those that the student's function gives for the whole."""
@@ -346,33 +344,13 @@ def sharded_case(draw: kit.Draw, title: str, n: int, members: Sequence[int]) -> 
 
     share = 2 * (len(members) - 1) / len(members) * 4
     least = [share if rank in members else 0.0 for rank in range(n)]
-    traffic = kit.volume_line(least, hint=hint, weight=1.0, title="bytes: one number")
-    value = kit.Line("one scale, and the bits of the whole", both(*lines, to_the_bit), 4.0)
-    return kit.Case(title, sides, [value, traffic], recipe=RECIPE, groups=[list(members)])
-
-
-def calls_of(draw: kit.Draw) -> list[tuple[str, float, Quantized | Back]]:
-    rows = draw.integer(5, 9)
-    zeros = drawn(draw, 4, 300)
-    zeros[1, 128:256] = 0
-    tiny = torch.full((2, 8), ENDS[E5M2] * 2.0**-149 * 1.4)
-    tiny[:, ::2] *= -1
-    ragged = 256 + draw.integer(20, 100)
-    return [
-        ("one scale for the tensor", 0.5, Quantized("tensor", drawn(draw, rows, 50), (-1, -1))),
-        ("a scale for each row", 0.5, Quantized("row", drawn(draw, rows, 70), (1, -1))),
-        ("tiles of 1 x 128", 1.0, Quantized("tile", drawn(draw, rows, ragged), (1, 128))),
-        ("blocks of 128 x 128", 0.75, Quantized("block", drawn(draw, 150, ragged), (128, 128))),
-        ("e5m2", 0.5, Quantized("e5m2", drawn(draw, rows, 90), (1, 32), E5M2, default=False)),
-        ("x in bfloat16", 0.5, Quantized("bfloat16", drawn(draw, rows, 200, torch.bfloat16), (1, 128))),
-        ("a block of zeros", 0.75, Quantized("zeros", zeros, (1, 128), both=True)),
-        (
-            "values beyond the end", 0.5,
-            Quantized("tiny", tiny, (-1, -1), E5M2, default=False, both=True),
-        ),
-        ("dequantize", 1.5, back_of(draw, "back", rows, ragged, (1, 128))),
-        ("dequantize: one scale", 0.5, back_of(draw, "one", rows, 30, (-1, -1))),
-    ]  # fmt: skip
+    values = kit.both(*(functions.judged(call, rank=rank) for rank, call in calls.items()), to_the_bit)
+    lines = [
+        kit.Line("one scale, and the bits of the whole", values, 4.0),
+        kit.volume_line(least, hint=hint, weight=1.0, title="bytes: one number"),
+    ]
+    sides = [functions.side([calls[rank], full]) if rank in members else kit.absent() for rank in range(n)]
+    return kit.Case(title, sides, lines, recipe=functions.RECIPE, groups=[list(members)])
 
 
 @kit.exercise(
@@ -384,15 +362,7 @@ def calls_of(draw: kit.Draw) -> list[tuple[str, float, Quantized | Back]]:
 )
 def quantize(draw: kit.Draw) -> Iterator[kit.Case]:
     """Blocks of four kinds with ragged edges, zeros, both formats; a weight in shards with one scale."""
-    calls = calls_of(draw)
-    if draw.hidden:
-        drawn_block = (draw.integer(2, 6), draw.integer(3, 20))
-        more = Quantized("drawn", drawn(draw, 17, 61), drawn_block, E5M2, default=False)
-        calls += [
-            ("a drawn block", 1.0, more),
-            ("its dequantize", 0.5, back_of(draw, "d", 9, 31, drawn_block)),
-        ]
-    yield alone_case("one process", calls)
+    yield alone_case(draw)
     yield sharded_case(draw, "2 ranks, a sharded weight", 2, (0, 1))
     if draw.hidden:
         yield sharded_case(draw, "sub-group {0, 2}", 3, (0, 2))

@@ -92,8 +92,8 @@ class Part(Call):
         if run.layout is not None:
             kwargs["layout"] = [[range(*span) for span in spans] for spans in run.layout]
         if run.group is not None:
-            kwargs["group"] = groups[run.group]
-        super().__init__(as_call(run, kwargs), objects, tensors, patience)
+            kwargs["group"] = {"group": run.group}
+        super().__init__(as_call(run, kwargs), objects, tensors, groups, patience)
         self.refuses = run.refuses
         known = [*self.inputs.values(), *self.gradients.values()]
         self.work = Work(known, run.worth, patience, f"{self.name}.forward")
