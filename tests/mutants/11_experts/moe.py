@@ -65,7 +65,7 @@ def moe(x, experts, weights, w1, w3, w2):
 
 # %% wrong: the first expert for all
 # is: idea
-# says: the output is not what a loop over the tokens gives
+# says: Every token went through expert 0
 def moe(x, experts, weights, w1, w3, w2):
     out = (torch.nn.functional.silu(x @ w1[0].T) * (x @ w3[0].T)) @ w2[0].T
     return out * weights.sum(1, keepdim=True)
@@ -115,7 +115,7 @@ def moe(x, experts, weights, w1, w3, w2):
 
 
 # %% wrong: the first choice alone
-# is: slip
+# is: idea
 # says: Only one column of
 # base: rows sorted by expert
 -    k = experts.shape[1]

@@ -164,7 +164,7 @@ def route(logits, bias=None, *, k):
 
 # %% wrong: the first k
 # is: idea
-# says: the chosen experts are not what a loop over the tokens gives
+# says: All tokens go to the same experts
 # base: by topk
 -    experts = scores.topk(k, -1).indices
 +    experts = torch.arange(k).expand(len(logits), k)
@@ -206,10 +206,11 @@ def route(logits, bias=None, *, k):
 # is: slip
 # says: bias was changed
 # base: by topk
--    scores = probabilities if bias is None else probabilities + bias
-+    scores = probabilities if bias is None else bias.detach().add_(probabilities.detach()[:1]) + probabilities
+-    probabilities = logits.softmax(-1)
++    probabilities = logits.softmax(-1)
 +    if bias is not None:
-+        scores = scores - probabilities.detach()[:1]
++        with torch.no_grad():
++            bias -= bias.mean()
 
 
 # %% wrong: weights of all experts
@@ -279,12 +280,13 @@ def route(logits, bias=None, *, k):
 
 # %% right: a loop over the tokens
 def route(logits, bias=None, *, k):
-    experts = torch.empty(len(logits), k, dtype=torch.int64)
-    weights = logits.new_empty(len(logits), k) * logits.sum() if not len(logits) else []
-    for t, row in enumerate(logits):
+    if not len(logits):
+        return torch.empty(0, k, dtype=torch.int64), logits[:, :k]
+    experts, weights = [], []
+    for row in logits:
         p = row.softmax(0)
         score = (p if bias is None else p + bias).tolist()
-        experts[t] = torch.tensor(sorted(range(len(score)), key=lambda e: -score[e])[:k])
-        w = p[experts[t]]
+        experts.append(torch.tensor(sorted(range(len(score)), key=lambda e: -score[e])[:k]))
+        w = p[experts[-1]]
         weights.append(w / w.sum() if k > 1 else w)
-    return experts, torch.stack(weights) if len(logits) else weights
+    return torch.stack(experts), torch.stack(weights)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from course_lib.checks import kit
-from course_lib.checks.judge.layers.lines import members, sent_line, values_line
+from course_lib.checks.judge.layers.lines import in_form, members, operations, sent_line, values_line
 from course_lib.checks.judge.layers.runs import LayerRun, layer_case
 from course_lib.checks.kit import Slip
 from course_lib.checks.notebooks.experts.references import REFERENCES
@@ -20,6 +20,7 @@ from course_lib.ledger.operation import Operation
 
 POINT = "the counts of all ranks, in one small message"
 COPY = "all_reduce works in place. Give it a copy."
+EMPTY_CASE = "empty"
 LARGEST, SMALLEST = 8, 4  # bytes of a count: int64 or float64, and int32 or float32
 UPSTREAM = 0.5  # the gradient of the loss: its coefficient
 
@@ -31,6 +32,14 @@ OWN = (
 )
 OWN_F = (
     "f was counted over this rank's tokens alone. Count the assignments of all ranks: all_reduce the counts."
+)
+MEANS = (
+    "That is the mean of the ranks' own losses. f is the share of the assignments of all ranks, so add the "
+    "counts first."
+)
+TIMES_N = (
+    "The gradient is as many times too large as there are ranks. A rank's logits are in its own share only, "
+    "so backward sums nothing over the ranks."
 )
 OWN_MEAN = (
     "p is the mean over this rank's tokens. Divide the sum of its own probabilities by the tokens of all "
@@ -74,14 +83,15 @@ def trouble(case: kit.Case, kind: str, text: str) -> str:
     """The usual cause of a run that broke off."""
     if "unexpected keyword argument 'group'" in text:
         return "Take `group=None` as the last argument, and hand it to every collective."
-    if "two ends" in text or "collective number" in text or "sizes" in text:
+    if kind == "deadlock":
+        also = " A rank without tokens takes part as well." if case.title == EMPTY_CASE else ""
+        return f"All ranks call the same collectives.{also}"
+    if "do not agree on their collective" in text or "must match the size of tensor" in text:
         return (
             "The counts of all ranks have one length, E. bincount without minlength=E ends at the largest "
             "number that it meets."
         )
-    if kind == "deadlock":
-        return "All ranks call the same collectives. A rank without tokens takes part as well."
-    if "in-place" in text or "inplace" in text or "leaf Variable" in text:
+    if "leaf Variable" in text:
         return "An argument was changed in place. It belongs to the caller, so make a new tensor."
     return ""
 
@@ -188,8 +198,13 @@ class Batch:
             return lambda k: self.loss(self.f, p(self.own(self.logits, k)).sum(0) / self.tokens)
 
         mean = self.logits.softmax(-1).mean(0)
+
+        def own(k: int) -> Tensor:
+            return self.loss(self.own_f(k), self.mean(k, max(self.sizes[k], 1)))
+
         values = [
-            (OWN, lambda k: self.loss(self.own_f(k), self.mean(k, max(self.sizes[k], 1)))),
+            (OWN, own),
+            (MEANS, lambda k: torch.stack([own(rank) for rank in range(self.n)]).mean()),
             (OWN_F, lambda k: self.loss(self.own_f(k), self.mean(k))),
             (OWN_MEAN, lambda k: self.loss(self.f, self.mean(k, max(self.sizes[k], 1)))),
             (WHOLE, whole),
@@ -218,6 +233,7 @@ class Batch:
             (SOFT, lambda k: self.gradient(k, mean)),
             (CHOSEN_AGAIN, lambda k: self.gradient(k, self.f_again)),
         ]
+        gradients += [(TIMES_N, lambda k: self.n * self.gradient(k, self.f))] if self.n > 1 else []
         if self.k > 1:
             gradients += [(TIMES_K, lambda k: self.k * self.gradient(k, self.f))]
         return [
@@ -254,8 +270,10 @@ def loss_lines(
             nan_told(values_line(run, title, names=("y", "grad.logits"), weight=weight, **more), run, nan)
         ]
     return [
-        values_line(run, f"{title}: the share of the loss", names=("y",), weight=weight, **more),
-        pushes(values_line(run, f"{title}: its gradient", names=("grad.logits",), weight=weight, **more)),
+        of_all_ranks(
+            values_line(run, f"{title}: the share of the loss", names=("y",), weight=weight, **more)
+        ),
+        values_line(run, f"{title}: its gradient", names=("grad.logits",), weight=weight, **more),
         left_alone(run, "logits", "experts"),
     ]
 
@@ -271,12 +289,12 @@ def nan_told(line: kit.Line, run: LayerRun, says: str) -> kit.Line:
     return replace(line, judge=judge)
 
 
-def pushes(line: kit.Line) -> kit.Line:
-    """The line; a loss without a graph pushes no router, and misses the exercise's point."""
+def of_all_ranks(line: kit.Line) -> kit.Line:
+    """The line; counts of the rank's own tokens miss the exercise's point."""
 
     def judge(observed: kit.Observed) -> kit.Finding:
         finding = line.judge(observed)
-        return replace(finding, misses_point=NO_GRAPH in finding.sentences)
+        return replace(finding, misses_point=bool({OWN, OWN_F, MEANS, LOCAL} & set(finding.sentences)))
 
     return replace(line, judge=judge)
 
@@ -306,11 +324,17 @@ def forward_line(run: LayerRun, count: int, weight: float) -> kit.Line:
             return "Each rank needs the counts of all ranks: all_reduce E numbers."
         return "The E counts of each rank are enough, so no logits or experts have to be sent."
 
-    title = "bytes: one number per expert"
-    return sent_line(
-        run, "forward", [least] * n, most=[most] * n, hint=hint, title=title, weight=weight,
-        tells_the_point=True,
+    def shows(observed: kit.Observed) -> float:
+        """Whether each rank sent its counts; probabilities besides are another mistake."""
+        done = [operations(run, observed, rank, "forward") for rank in members(observed)]
+        sent = [sum(operation.bytes_sent for operation in of_rank) for of_rank in done]
+        return float(in_form(run, observed) and not kit.beyond(sent, [3 * most] * n, [least] * n))
+
+    line = sent_line(
+        run, "forward", [least] * n, most=[most] * n, hint=hint, weight=weight,
+        title="bytes: one number per expert",
     )  # fmt: skip
+    return replace(line, shows=shows)
 
 
 def nothing_back(run: LayerRun) -> kit.Line:
@@ -322,13 +346,13 @@ def nothing_back(run: LayerRun) -> kit.Line:
 
 @kit.exercise(points=6, objects=("load_balancing_loss",), references=REFERENCES, hint=trouble, point=POINT)
 def load_balancing_loss(draw: kit.Draw) -> Iterator[kit.Case]:
-    two = Batch.draw(draw, [7, 4], 6, 2)
+    two = Batch.draw(draw, [7, 4], 6, 3)
     run = two.run("two")
     lines = loss_lines(two, run, "2 ranks", 2, apart=True)
     yield layer_case("2 ranks", [run], [*lines, forward_line(run, two.count, 1.5), nothing_back(run)])
     three = Batch.draw(draw, [5, 0, 3], 4, 1)
     run = three.run("three")
-    yield layer_case("empty", [run], loss_lines(three, run, "3 ranks, one without tokens", 1, EMPTY))
+    yield layer_case(EMPTY_CASE, [run], loss_lines(three, run, "3 ranks, one without tokens", 1, EMPTY))
     group = Batch.draw(draw, [3, 6], 5, 2)
     run = group.run("group")
     yield layer_case(
@@ -474,7 +498,7 @@ def update_bias(draw: kit.Draw) -> Iterator[kit.Case]:
     yield layer_case(
         "2 ranks", runs,
         [
-            bias_line(two, runs[0], "2 ranks", 2),
+            of_all_ranks(bias_line(two, runs[0], "2 ranks", 2)),
             bias_line(uneven, runs[1], "a mean that is not whole, and the default speed", 1),
             left_alone(runs[0], "bias", "counts"),
             forward_line(runs[0], two.counts.shape[1], 1),

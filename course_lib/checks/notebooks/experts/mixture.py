@@ -40,6 +40,7 @@ SWAPPED = "w1 and w3 are swapped. An expert is w2 (silu(w1 x) * w3 x)."
 NO_SILU = "silu is missing. An expert is w2 (silu(w1 x) * w3 x)."
 NO_GATE = "w3 is missing. An expert is w2 (silu(w1 x) * w3 x)."
 RESIDUAL = "x was added to the output. The residual connection is outside of the layer."
+FIRST_EXPERT = "Every token went through expert 0. Use the experts of its row of `experts`."
 RENUMBERED = (
     "An expert without rows lost its number, so the experts after it took its matrices. "
     "bincount(minlength=E) counts it as 0."
@@ -62,8 +63,10 @@ def trouble(error: str, text: str) -> str:
         return (
             "Shapes: x (T, h), w1 and w3 (E, f, h), w2 (E, h, f). A row goes through w1[e] as row @ w1[e].T."
         )
-    if "leaf Variable" in text or "in-place" in text or "inplace" in text:
-        return "A tensor was changed in place that autograd needs. Make a new one."
+    if "leaf Variable" in text:
+        return "An argument was changed in place. It belongs to the caller, so make a new tensor."
+    if "inplace operation" in text:
+        return "A tensor that autograd needs was changed in place. Make a new one."
     if "same dtype" in text or "Float and" in text or "Double" in text:
         return "All tensors of a product have one dtype, that of x. An index is int64."
     return ""
@@ -180,6 +183,7 @@ class Mixture:
             (NO_SILU, lambda: self.summed(self.outputs(lambda a, b, w: a * b))),
             (NO_GATE, lambda: self.summed(self.outputs(lambda a, b, w: F.silu(a)))),
             (RESIDUAL, lambda: self.x + self.summed(out)),
+            (FIRST_EXPERT, lambda: self.summed(self.outputs(experts=torch.zeros_like(self.experts)))),
             (RENUMBERED, lambda: self.summed(self.outputs(experts=self.renumbered))),
         ]
         return [Slip(says, lambda gives=gives: {"y": gives().to(self.dtype)}) for says, gives in everything]
@@ -268,7 +272,7 @@ def moe(draw: kit.Draw) -> Iterator[kit.Case]:
     many = Mixture.draw(draw, balanced(draw, EXPERTS), EXPERTS, WIDTH, HIDDEN).call("many", measured=True)
     work = functions.work_line(many, "FLOPs: k of the E experts for each token", MOST, EVERY_EXPERT, 2.5)
     yield functions.function_case(
-        "work", [many], [line(many, "32 tokens, 2 of 8 experts each", weight=0.5), computes(work, many)],
+        "work", [many], [line(many, "32 tokens, 2 of 8 experts each", ("y",), 0.5), computes(work, many)],
         proves="work",
     )  # fmt: skip
     if draw.hidden:

@@ -42,6 +42,7 @@ TWICE = (
     "score can be below 0, or use topk."
 )
 SMALLEST = "Those are the experts with the smallest scores. Choose the largest."
+CONSTANT = "All tokens go to the same experts. Choose by the logits of each token."
 OVER_TOKENS = (
     "The softmax is over the tokens. A token's probabilities sum to 1 over the experts, along dimension -1."
 )
@@ -62,10 +63,12 @@ TOO_LARGE = (
 
 
 def trouble(error: str, text: str) -> str:
-    if "invalid combination of arguments" in text and "sort" in text:
+    if "sort()" in text:
         return "Name all arguments of sort: scores.sort(dim=-1, descending=True, stable=True)."
-    if "leaf Variable" in text or "in-place" in text or "inplace" in text:
+    if "leaf Variable" in text:
         return "An argument was changed in place. It belongs to the caller, so make a new tensor."
+    if "inplace operation" in text:
+        return "A tensor that autograd needs was changed in place. Make a new one."
     if "unexpected keyword argument 'k'" in text:
         return "`k` is a keyword argument: def route(logits, bias=None, *, k)."
     return ""
@@ -128,7 +131,7 @@ class Routing:
 
     def mistakes_show(self) -> bool:
         """Whether each usual mistake with the choice changes it, so that no score depends on luck."""
-        others = [*self.other_choices.values(), self.largest(self.logits.softmax(0))]
+        others = [*self.other_choices.values(), self.over_tokens]
         in_order = self.k > 1 and torch.equal(self.right, self.right.sort(-1).values)
         all_of_them = self.k == self.logits.shape[1] or len(self.logits) == 0
         return all_of_them or not (in_order or any(torch.equal(self.right, e) for e in others))
@@ -168,16 +171,21 @@ class Routing:
             SUBTRACTED: self.largest(self.probabilities - self.bias),
         }
 
+    @property
+    def over_tokens(self) -> Tensor:
+        return self.largest(self.logits.softmax(0) + (0 if self.bias is None else self.bias))
+
     def choice_slips(self, came: Tensor) -> list[Slip]:
         everything = {
             **self.other_choices,
             SMALLEST: self.largest(-self.scores),
-            OVER_TOKENS: self.largest(self.logits.softmax(0)),
+            OVER_TOKENS: self.over_tokens,
         }
         return [
             *(Slip(says, lambda e=e: {"experts": e}) for says, e in everything.items()),
             Slip(ORDER, lambda: self.only_order(came)),
             Slip(TWICE, lambda: self.same_again(came)),
+            Slip(CONSTANT, lambda: torch.equal(came, came[:1].expand_as(came))),
         ]
 
     def only_order(self, came: Tensor) -> bool:
@@ -194,6 +202,7 @@ class Routing:
         experts = came["experts"]
         known = self.only_order(experts) or self.same_again(experts)
         known |= any(torch.equal(experts.long(), e) for e in self.other_choices.values())
+        known &= not torch.equal(experts.long(), self.over_tokens)  # those are other probabilities
         return experts.clamp(0, self.logits.shape[1] - 1).long() if known else self.right
 
     # ---- the weights
@@ -227,8 +236,8 @@ class Routing:
     def gradient_beside(self, came: functions.Tensors) -> Tensor:
         """Of the weights that came, if a usual mistake made them: a wrong weight is told once."""
         experts = self.chosen(came)
-        for how in (self.weights, *self.weight_slips().values()):
-            if kit.close(came["weights"], how(self.logits, experts).to(self.dtype)):
+        for says, how in {"": self.weights, **self.weight_slips()}.items():
+            if says != OVER_TOKENS and kit.close(came["weights"], how(self.logits, experts).to(self.dtype)):
                 return self.gradient(how, experts)
         return self.gradient(self.weights, experts)
 
@@ -283,12 +292,13 @@ def line(call: functions.Call, title: str, names: str = "", weight: float = 1.0,
 
 
 def finite(call: functions.Call, title: str, weight: float) -> kit.Line:
-    """The line on all results; weights that are not finite have a cause of their own."""
+    """The line on all results; if no token has finite weights, they have a cause of their own."""
     plain, infinite = (line(call, title, weight=weight, otherwise=says) for says in ("", TOO_LARGE))
 
     def judge(observed: kit.Observed) -> kit.Finding:
-        is_finite = bool(functions.results(observed, call)["weights"].isfinite().all())
-        return (plain if is_finite else infinite).judge(observed)
+        weights = functions.results(observed, call)["weights"]
+        some = bool(weights.isfinite().all(-1).any())
+        return (plain if some else infinite).judge(observed)
 
     return replace(plain, judge=judge)
 
@@ -315,9 +325,9 @@ def route(draw: kit.Draw) -> Iterator[kit.Case]:
         [
             line(two, "12 tokens, 2 of 4 experts each", "experts", 1.5),
             line(two, "their weights", "weights"),
-            learns(line(two, "the router's gradient", "grad.logits", 1.5)),
+            learns(line(two, "the router's gradient", "grad.logits", 2)),
             line(single, "one expert each: experts and weights", "experts weights"),
-            line(single, "its gradient", "grad.logits"),
+            line(single, "its gradient", "grad.logits", 1.5),
             line(biased, "with a bias: the experts", "experts", 1.5, inputs=True),
             line(biased, "with a bias: weights and gradient", "weights grad.logits"),
             finite(large, "logits near 1,000 and -1,000", 0.5),
