@@ -27,8 +27,8 @@ UPSTREAM = 0.5  # the gradient of the loss: its coefficient
 # ---- the loss
 
 OWN = (
-    "That is the loss of this rank's tokens alone. f is the share of the assignments of all ranks, since an "
-    "odd batch on one rank is no imbalance."
+    "That is the loss of this rank's tokens alone. f is the share of the assignments of all ranks, since few "
+    "tokens are uneven even if the batch is balanced."
 )
 OWN_F = (
     "f was counted over this rank's tokens alone. Count the assignments of all ranks: all_reduce the counts."

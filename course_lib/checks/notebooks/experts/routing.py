@@ -130,11 +130,12 @@ class Routing:
                 return routing
 
     def mistakes_show(self) -> bool:
-        """Whether each usual mistake with the choice changes it, so that no score depends on luck."""
-        others = [*self.other_choices.values(), self.over_tokens]
+        """Whether each usual mistake with the choice makes another one, so that nothing depends on luck."""
+        choices = [self.right, *self.other_choices.values(), self.over_tokens]
+        apart = len({tuple(choice.flatten().tolist()) for choice in choices}) == len(choices)
         in_order = self.k > 1 and torch.equal(self.right, self.right.sort(-1).values)
         all_of_them = self.k == self.logits.shape[1] or len(self.logits) == 0
-        return all_of_them or not (in_order or any(torch.equal(self.right, e) for e in others))
+        return all_of_them or (apart and not in_order)
 
     def large(self) -> Routing:
         """Logits near 1,000 and -1,000, of which the two largest of a token are near each other."""
@@ -293,12 +294,13 @@ def line(call: functions.Call, title: str, names: str = "", weight: float = 1.0,
 
 def finite(call: functions.Call, title: str, weight: float) -> kit.Line:
     """The line on all results; if no token has finite weights, they have a cause of their own."""
-    plain, infinite = (line(call, title, weight=weight, otherwise=says) for says in ("", TOO_LARGE))
+    plain = line(call, title, weight=weight)
 
     def judge(observed: kit.Observed) -> kit.Finding:
-        weights = functions.results(observed, call)["weights"]
-        some = bool(weights.isfinite().all(-1).any())
-        return (plain if some else infinite).judge(observed)
+        finding = plain.judge(observed)
+        if bool(functions.results(observed, call)["weights"].isfinite().all(-1).any()):
+            return finding
+        return kit.wrong(*finding.sentences[:1], TOO_LARGE, cause=TOO_LARGE)
 
     return replace(plain, judge=judge)
 
