@@ -29,6 +29,7 @@ PARTS = (
     "pipeline",
     "context_parallel",
     "four_dimensions",
+    "experts",
     "recording",
     "checks",
 )

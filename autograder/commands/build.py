@@ -9,7 +9,7 @@ from autograder.commands.choice import ChoiceError, add_assignments, add_command
 from autograder.course.build import build, follow
 from autograder.course.config import OUT, SOLUTIONS, assignments, log_to_file
 from autograder.course.drift import differences
-from autograder.course.exercises import read_graded
+from autograder.course.exercises import compare_points, read_graded
 from autograder.course.kernels import prefer_this_environment
 from autograder.course.twin import BuildError, read_twin
 
@@ -64,7 +64,8 @@ def _build(names: list[str]) -> int:
         print(f"{assignment}: executing ...", flush=True)
         try:
             # First of all, since a notebook runs for minutes: could its checks be graded?
-            read_graded(assignment, read_twin(SOLUTIONS / assignment / f"{assignment}.py"))
+            source = read_twin(SOLUTIONS / assignment / f"{assignment}.py")
+            compare_points(assignment, read_graded(assignment, source))
             seconds = build(assignment)
         except BuildError as error:
             print(f"{assignment}: nothing was written: {error}", file=sys.stderr)

@@ -111,6 +111,17 @@ def read_graded(name: str, source: NotebookNode) -> dict[str, Graded]:
     }
 
 
+def compare_points(name: str, graded: dict[str, Graded]) -> None:
+    """BuildError if a cell has other points than its exercise. An instructor may change them later."""
+    for cell_name, cell in graded.items():
+        due = find(cell.check).points if cell.check else cell.points
+        if cell.points != due:
+            raise BuildError(
+                f"{name}, cell {cell_name!r}: the cell has {cell.points:g} points, and the exercise "
+                f"{cell.check} has {due:g}. Change one of the two, and `report.points` in the cell."
+            )
+
+
 def _read_cell(cell: NotebookNode, where: str) -> Graded:
     own = cell.metadata["nbgrader"]
     points = float(own["points"])
@@ -127,11 +138,6 @@ def _read_cell(cell: NotebookNode, where: str) -> Graded:
         raise BuildError(
             f"{where}: a check of 0 points is one of extra credit, and {check} is not: give it points, or "
             "mark the exercise with extra=True."
-        )
-    if not exercise.extra and points != exercise.points:
-        raise BuildError(
-            f"{where}: the cell has {points:g} points, and the exercise {check} has {exercise.points:g}. "
-            "Change one of the two, and `report.points` in the cell."
         )
     if exercise.extra:
         points = float(exercise.points)

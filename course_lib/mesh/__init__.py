@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .mesh import Mesh, Place
     from .norm import clip_grad_norm
     from .parts import my_part
-    from .stages import cut_names, mesh_stages, parameters, tied_names
+    from .stages import cut_names, expert_names, mesh_stages, parameters, tied_names
     from .step import hybrid_step, train_step
 
 __getattr__, __dir__, __all__ = exports(__name__)

@@ -6,8 +6,8 @@
     mesh.group(("pp", "dp"))                       # the flattened group of [1, 3, 5, 7]
     mesh.size("cp")                                # 1: an axis that the mesh does not have
 
-The axes are those that a step knows what to do about: pp, dp, cp and tp. A mesh with another name would train
-without an error, and nothing would be summed over its ranks.
+The axes are those that a step knows what to do about: pp, dp, ep, cp and tp. A mesh with another name would
+train without an error, and nothing would be summed over its ranks.
 
 The mesh only names ranks: which rank sits on which GPU is decided by the launcher, which numbers the GPUs of
 a node in succession. So the innermost axis stays inside a node.
@@ -25,7 +25,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-AXES = ("pp", "dp", "cp", "tp")
+AXES = ("pp", "dp", "ep", "cp", "tp")
 Axis = str | tuple[str, ...]
 
 

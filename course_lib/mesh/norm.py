@@ -6,11 +6,13 @@ mesh an element is on several ranks for three reasons, and on one for the fourth
     cut over tp            its part is on this rank of tp alone        every rank of tp counts
     whole on tp            norms, biases of the residual stream        the first rank of tp counts
     tied, on two stages    the same sum on both ends of pp             the first stage counts
+    an expert's            on the ranks of ep that hold it             every rank of ep counts
+    no expert's            equal on all ranks of ep                    the first rank of ep counts
     replicas               equal on all ranks of dp and cp             nothing is sent to them
 
 So a rank that has nothing to count sends zero, and one all-reduce of one number over the flattened group of
-pp x tp makes the square of the norm. All gradients are then scaled by one factor on all ranks: the copies of
-a parameter stay equal, which they would not if each rank clipped by a norm of its own.
+pp x ep x tp makes the square of the norm. All gradients are then scaled by one factor on all ranks: the
+copies of a parameter stay equal, which they would not if each rank clipped by a norm of its own.
 
 Source: Pascanu, Mikolov, Bengio, "On the difficulty of training recurrent neural networks", ICML 2013,
 section 3.2 (clipping); `torch.nn.utils.clip_grad_norm_` (the 1e-6); Megatron-LM's
@@ -41,27 +43,34 @@ def clip_grad_norm(
     mesh: Mesh,
     cut: set[str],
     tied: set[str],
+    apart: set[str] | None = None,
 ) -> float:
     """Scale all gradients by min(1, max_norm / (norm + 1e-6)), in which norm is that of the whole model.
 
     named_parameters: of this rank, by their names in the whole model; a `grad` of None counts as zeros.
     cut: the names of those of which each rank of tp holds a part; of a part that several ranks hold, one of
         them has the name (`cut_names`). tied: the names of those that the first
-        and the last stage of pp hold, with equal gradients. Replicas (dp, cp) have equal gradients, as
+        and the last stage of pp hold, with equal gradients. apart: the names of those of which each rank of
+        ep has others (`expert_names`). Replicas (dp, cp) have equal gradients, as
         `hybrid_step` leaves them.
     Returns the norm before the scaling, the same on every rank; 0.0 without parameters. If an element is NaN,
     the norm and all gradients become NaN. Sends 2 (n-1)/n times 8 bytes, in one all-reduce over the n ranks
-    of pp x tp. Raises RuntimeError on all of them if they have parameters and no gradient.
+    of pp x ep x tp. Raises RuntimeError on all of them if they have parameters and no gradient.
     """
-    first_of_tp, first_of_pp = (mesh.coordinate.get(axis, 0) == 0 for axis in ("tp", "pp"))
+    first_of_tp, first_of_ep, first_of_pp = (
+        mesh.coordinate.get(axis, 0) == 0 for axis in ("tp", "ep", "pp")
+    )
     named = list(named_parameters)
     gradients = {name: param.grad for name, param in named if param.grad is not None}
     start = ABSENT if named and not gradients else 0.0
     squares = torch.full((), start, dtype=torch.float64, device=mesh.device)
     for name, gradient in gradients.items():
-        if (name in cut or first_of_tp) and (name not in tied or first_of_pp):
+        counts = (name in cut or first_of_tp) and (name not in tied or first_of_pp)
+        if counts and (name in (apart or ()) or first_of_ep):
             squares += gradient.double().square().sum()
-    dist.all_reduce(squares, group=mesh.group(("pp", "tp")))  # also on ranks without gradients
+    dist.all_reduce(
+        squares, group=mesh.group(("pp", "ep", "tp"))
+    )  # also on ranks without gradients
     if squares == 0 and math.copysign(1, float(squares)) < 0:  # a NaN may have a sign, too
         raise RuntimeError(
             "no rank has a gradient in the parameters that it passed: clip after the backward, that of "

@@ -1,8 +1,9 @@
 """Parts: which rows of the batch and which places of the sequence a rank reads.
 
-The batch is a sheet: rows are samples, columns are places in the sequence. Two axes cut it, and two do not:
+The batch is a sheet: rows are samples, columns are places in the sequence. Three axes cut it, and two do not:
 
     dp   cuts rows      replicas of the model read different samples
+    ep   cuts rows      its ranks hold different experts, and are replicas of all else
     cp   cuts places    ranks of one sequence read different tokens of it
     tp   cuts nothing   its ranks hold parts of one layer, and need the same input
     pp   cuts nothing   its ranks hold layers after one another: the samples pass through all of them
@@ -34,8 +35,8 @@ def my_part(
     out, and with cp = 1 the places are one range, the whole sequence.
     """
     place = coordinates(rank, sizes)
-    dp, cp = sizes.get("dp", 1), sizes.get("cp", 1)
-    rows = cut(batch_size, dp)[place.get("dp", 0)]
+    dp, ep, cp = (sizes.get(axis, 1) for axis in ("dp", "ep", "cp"))
+    rows = cut(batch_size, dp * ep)[place.get("dp", 0) * ep + place.get("ep", 0)]
     if cp == 1:
         return rows, [range(seq)]
     chunks, at = cut(seq, 2 * cp), place.get("cp", 0)

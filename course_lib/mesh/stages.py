@@ -1,10 +1,11 @@
 """The model on a mesh: which part of it a rank holds, and what the part has to know of the others.
 
-Four axes cut one model, from the inside outwards:
+Five axes cut one model, from the inside outwards:
 
     tp   each layer              `parallelize_gpt`: heads, rows and columns of matrices, the vocabulary
     cp   each sequence           attention spans the group; all other layers need only their positions
     pp   the stack of layers     `gpt_stages`: a stage is some blocks, with one of the ends
+    ep   the experts             `expert_gpt`, before the model is given to this file
     dp   nothing of the model    all replicas begin with the values of the first
 
 The cuts are made in this order. This file is the one place that knows how they meet, at four seams:
@@ -55,6 +56,8 @@ def mesh_stages(
 
     model: `course_lib.models.GPT` or a model of its form, whole, of one configuration on all ranks. Its
         layers are exchanged in place; parameters that no stage of the rank holds are freed with `model`.
+        For ep, `expert_gpt(model, ..., group=mesh.group("ep"), tokens_group=mesh.group(("dp", "ep", "cp")))`
+        comes first. Ranks of tp all compute the same experts.
     schedule: for the ranks of pp, as `run_schedule` takes it.
     seq: tokens of a sequence; None: the model's context. All microbatches have this length if cp > 1.
     sequence: None, "keep" or "regather": between the layers, tp cuts the tokens (`parallelize_gpt`).
@@ -83,7 +86,7 @@ def mesh_stages(
         positions=places, seq=None if places is None else tokens,
         sequence=tp if sequence else None, loss=loss, head=head,
     )  # fmt: skip
-    same_values(stages, mesh.group(("dp", "cp")))
+    same_values(stages, mesh)
     return stages
 
 
@@ -123,16 +126,16 @@ def loss_of_cut_logits(
 
 
 @torch.no_grad()
-def same_values(stages: Sequence[Stage], group: dist.ProcessGroup) -> None:
-    """Give all replicas the parameters and buffers of the group's first rank."""
-    if dist.get_world_size(group) == 1:
-        return
-    first = dist.get_process_group_ranks(group)[0]
+def same_values(stages: Sequence[Stage], mesh: Mesh) -> None:
+    """Give all replicas the first one's parameters and buffers; of experts, those that hold the same."""
+    experts = {id(param) for param in expert_parameters(stages)}
     for stage in stages:
         for tensor in [*stage.module.parameters(), *stage.module.buffers()]:
-            values = tensor.detach().contiguous()
-            dist.broadcast(values, first, group=group)
-            tensor.copy_(values)
+            axes = ("dp", "cp") if id(tensor) in experts else ("dp", "ep", "cp")
+            if mesh.size(axes) > 1:
+                values = tensor.detach().contiguous()
+                dist.broadcast(values, mesh.ranks(axes)[0], group=mesh.group(axes))
+                tensor.copy_(values)
 
 
 # ---- what the optimizer and the norm have to know
@@ -161,6 +164,18 @@ def cut_names(stages: Sequence[Stage]) -> set[str]:
             if dist.get_rank(how.group) % how.copies == 0:
                 cut.add(id(getattr(layer, name)))
     return {name for name, param in parameters(stages) if id(param) in cut}
+
+
+def expert_parameters(stages: Sequence[Stage]) -> list[nn.Parameter]:
+    """The parameters of which each rank of ep has others: those that a layer names in `apart`."""
+    layers = (layer for stage in stages for layer in stage.module.modules())
+    return [getattr(layer, name) for layer in layers for name in getattr(layer, "apart", ())]
+
+
+def expert_names(stages: Sequence[Stage]) -> set[str]:
+    """The names of the parameters of which each rank of ep has others."""
+    experts = {id(param) for param in expert_parameters(stages)}
+    return {name for name, param in parameters(stages) if id(param) in experts}
 
 
 def tied_names(stages: Sequence[Stage]) -> set[str]:

@@ -1,13 +1,14 @@
 """A step on a mesh: all axes, in the order in which they are applied.
 
     axis       moment                content                                    receiver
-    dp, cp     before the step       its rows, its places (`my_part`)           no rank
+    dp, ep, cp before the step       its rows, its places (`my_part`)           no rank
     tp         inside each layer     sums of partial products                   its group, 4 a layer
+    ep         inside each mixture   rows to their experts and back             its group, 5 a layer
     cp         inside attention      keys and values go round                   its group, 3 n - 2 a layer
     pp         between the layers    activations forth, gradients back          the next stage, the one before
     pp         after all backwards   the two terms of a tied weight             the other end
-    cp, dp     after that            one sum of all gradients, over dp x cp     the flattened group, once
-    tp, pp     after that            the norm of the whole gradient             their group, one number
+    cp, ep, dp after that            one sum of all gradients, over dp x ep x cp    the flattened group, once
+    tp, ep, pp after that            the norm of the whole gradient             their group, one number
     none       at the end            the optimizer                              no rank (dp, if it is ZeRO)
 
 The axes meet in one question: is a gradient a term of a sum, or a sample of a mean? The loss of a batch is
@@ -19,6 +20,10 @@ targets of the whole batch. If every rank divides by this number, the ranks of e
 The sum over tp is made in the layers, and that over pp by `run_schedule`. The other two are left for this
 file, and a sum of sums can be made at once: one all-reduce over the flattened group of dp x cp. It comes when
 no microbatch is left, as the gradient of a mean over microbatches is complete only then.
+
+Ranks of ep are replicas with other rows, but for their experts. An expert has seen the rows of all ranks of
+ep: its gradient is summed over dp x cp alone, and all others' over dp x ep x cp. Nothing is divided by
+either.
 
 A replica that divides by its own targets has a sample of a mean, and the mean of the replicas' means is
 another loss as soon as replicas differ in their targets: padding, masked prompts, a short last batch. A
@@ -43,7 +48,7 @@ from course_lib.pipeline.stage import Stage
 from .mesh import Mesh
 from .norm import clip_grad_norm
 from .parts import my_part
-from .stages import cut_names, parameters, tied_names
+from .stages import cut_names, expert_names, expert_parameters, parameters, tied_names
 
 Microbatch = tuple[Tensor, Tensor]
 
@@ -68,7 +73,8 @@ def train_step(
     """
     loss = hybrid_step(stages, schedule, microbatches_of(batch, count, mesh), mesh)
     named = parameters(stages)
-    norm = clip_grad_norm(named, max_norm, mesh, cut_names(stages), tied_names(stages))
+    names = cut_names(stages), tied_names(stages), expert_names(stages)
+    norm = clip_grad_norm(named, max_norm, mesh, *names)
     optimizer.step()
     optimizer.zero_grad()
     return loss, norm
@@ -77,11 +83,11 @@ def train_step(
 def microbatches_of(batch: Microbatch, count: int, mesh: Mesh) -> list[Microbatch]:
     """The rows of the whole `batch` that this replica reads, in `count` microbatches."""
     inputs, targets = batch
-    replicas = mesh.size("dp")
+    replicas = mesh.size(("dp", "ep"))
     if len(inputs) // replicas < count:
         raise ValueError(
-            f"{len(inputs)} rows are too few for {replicas} replicas (dp) with {count} microbatches each: "
-            f"give at least {replicas * count} rows, or make fewer microbatches"
+            f"{len(inputs)} rows are too few for {replicas} replicas (dp x ep) with {count} microbatches "
+            f"each: give at least {replicas * count} rows, or make fewer microbatches"
         )
     batch_size, seq = inputs.shape
     rows, _ = my_part(mesh.rank, mesh.sizes, batch_size, seq)  # dp; the stages take cp's places
@@ -101,11 +107,12 @@ def hybrid_step(
         on all ranks of pp, cp and tp.
 
     Adds to each parameter's `grad` the gradient of the loss, as one process has it: equal on all ranks of dp
-    and cp, and, for parameters that are not cut, on those of tp. The loss is the mean over the targets of all
-    replicas, which may have unequally many, or none. Returned on all ranks alike.
+    and cp, and, for parameters that are not cut, on those of ep and tp. The loss is the mean over the targets
+    of all replicas, which may have unequally many, or none. Returned on all ranks alike.
 
     Sends, besides tp's, cp's and pp's own messages: 2 (n-1)/n of the gradient's bytes over the flattened
-    group of n = dp cp ranks, in one all-reduce, and two numbers, the count of the targets and the loss.
+    group of n = dp ep cp ranks, in one all-reduce, and two numbers, the count of the targets and the loss.
+    Experts' gradients go over dp cp ranks, in an all-reduce of their own.
 
     Raises ValueError if no target of any replica counts.
     """
@@ -113,10 +120,12 @@ def hybrid_step(
     count = targets_of_all(stages[0], microbatches, mesh)
     earlier = take_gradients(params)  # of a call before: they are sums already
     losses = run_schedule(stages, schedule, microbatches, mesh.group("pp"), count)  # inside: cp, tp
-    sum_over_replicas(params, mesh)  # cp, dp
+    experts = {id(param) for param in expert_parameters(stages)}
+    sum_over_replicas([p for p in params if id(p) not in experts], mesh, ("dp", "ep", "cp"))
+    sum_over_replicas([p for p in params if id(p) in experts], mesh, ("dp", "cp"))
     add_gradients(params, earlier)
     total = sum(losses.values(), torch.zeros((), dtype=torch.float64)).to(mesh.device)
-    dist.all_reduce(total, group=mesh.group(("pp", "dp", "cp")))  # of tp's ranks each has it
+    dist.all_reduce(total, group=mesh.group(("pp", "dp", "ep", "cp")))  # of tp's ranks each has it
     return float(total)
 
 
@@ -130,20 +139,20 @@ def targets_of_all(stage: Stage, microbatches: Sequence[Microbatch], mesh: Mesh)
     """The number of targets that count in the whole batch. Ranks of cp are given the same whole rows."""
     own = float(sum(stage.count(targets) for _, targets in microbatches))
     count = torch.tensor(own, dtype=torch.float64, device=mesh.device)
-    dist.all_reduce(count, group=mesh.group("dp"))
+    dist.all_reduce(count, group=mesh.group(("dp", "ep")))
     if count == 0:
         raise ValueError("no target of the batch counts: there is nothing to take the mean over")
     return count.item()
 
 
 @torch.no_grad()
-def sum_over_replicas(params: Sequence[nn.Parameter], mesh: Mesh) -> None:
-    """Sum the gradients over cp and dp, in place: one all-reduce for both."""
-    if mesh.size(("dp", "cp")) == 1 or not params:
+def sum_over_replicas(params: Sequence[nn.Parameter], mesh: Mesh, axes: tuple[str, ...]) -> None:
+    """Sum the gradients over all ranks of the axes, in place, by one all-reduce."""
+    if mesh.size(axes) == 1 or not params:
         return
     gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
     flat = torch.cat([gradient.flatten() for gradient in gradients])
-    dist.all_reduce(flat, group=mesh.group(("dp", "cp")))
+    dist.all_reduce(flat, group=mesh.group(axes))
     for param, total in zip(params, flat.split([p.numel() for p in params]), strict=True):
         param.grad = total.view_as(param)
 

@@ -36,9 +36,9 @@ RANKS = (
 )
 
 # The axes of a mesh. None has a colour of forward, backward or the weights' gradient, and each has a hatch.
-AXES = {"pp": "#CC79A7", "dp": "#8F8F8F", "cp": "#F0E442", "tp": "#56B4E9"}
-AXIS_HATCHES = {"pp": "\\\\\\", "dp": "...", "cp": "xxx", "tp": "|||"}
-OTHER_AXES = ("#D55E00", "#5F5F5F")  # of axes with other names
+AXES = {"pp": "#CC79A7", "dp": "#8F8F8F", "ep": "#D55E00", "cp": "#F0E442", "tp": "#56B4E9"}
+AXIS_HATCHES = {"pp": "\\\\\\", "dp": "...", "ep": "oo", "cp": "xxx", "tp": "|||"}
+OTHER_AXES = ("#44AA99", "#5F5F5F")  # of axes with other names
 
 PARTIAL, COMPLETE = "#B8B8B8", "#5F5F5F"  # a sum, no matter whose contributions it holds
 

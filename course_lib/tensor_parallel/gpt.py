@@ -41,7 +41,8 @@ def parallelize_gpt(model: Any, group: Group = None, sequence: Sequences = None)
 
     The model then returns the logits of the rank's part of the vocabulary, (batch, seq, vocab_size / n):
     `vocab_parallel_cross_entropy(logits, targets, group, vocab_size=...)` is their loss. Head and embedding
-    stay tied if they were. Each rank holds 1/n of all matrices; norms, position embedding and the biases
+    stay tied if they were. An MLP of another kind, such as a mixture of experts, is whole on each rank. Each
+    rank holds 1/n of all matrices; norms, position embedding and the biases
     that are added to the residual stream are whole on every rank.
 
     `course_lib.facts.tensor_parallel_layer_bytes` gives the bytes that a layer sends.
@@ -56,7 +57,13 @@ def parallelize_gpt(model: Any, group: Group = None, sequence: Sequences = None)
     in_training = {name for name, module in model.named_modules() if module.training}
     for block in model.blocks:
         block.attention = parallelize_attention(block.attention, group, sequence)
-        block.mlp = parallelize_mlp(block.mlp, group, sequence)
+        if hasattr(block.mlp, "up"):
+            block.mlp = parallelize_mlp(block.mlp, group, sequence)
+        elif checked(sequence) is not None:
+            raise ValueError(
+                f"an MLP of the kind {type(block.mlp).__name__} cannot take part of a sequence: leave "
+                "`sequence` out, and all ranks give it whole sequences"
+            )
     embedding, head = model.token_embedding, model.head
     model.token_embedding = VocabParallelEmbedding(
         embedding.num_embeddings, embedding.embedding_dim, group,

@@ -124,7 +124,7 @@ def test_names_that_a_step_does_not_know_are_refused_with_those_it_knows(
             lambda: mesh.group("DP"),
             lambda: mesh.ranks(("pp", "data")),
         ):
-            with pytest.raises(ValueError, match="the axes are pp, dp, cp, tp") as error:
+            with pytest.raises(ValueError, match="the axes are pp, dp, ep, cp, tp") as error:
                 ask()
             said.append(str(error.value).split()[0])
         assert mesh.size("cp") == 1 and mesh.ranks(("pp", "tp")) == [dist.get_rank()]

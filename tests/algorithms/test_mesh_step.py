@@ -283,8 +283,8 @@ def test_a_first_stage_that_trains_nothing_takes_part(seed: int) -> None:
 @pytest.mark.parametrize(
     ("rows", "counted", "says"),
     [
-        (1, True, r"1 rows are too few for 2 replicas \(dp\) with 2 microbatches each"),
-        (3, True, r"3 rows are too few for 2 replicas \(dp\) with 2 microbatches each"),
+        (1, True, r"1 rows are too few for 2 replicas \(dp x ep\) with 2 microbatches each"),
+        (3, True, r"3 rows are too few for 2 replicas \(dp x ep\) with 2 microbatches each"),
         (4, False, "no target of the batch counts"),
     ],
 )

@@ -154,7 +154,7 @@ def test_axes_of_other_names_have_a_fill_too() -> None:
 def test_the_fills_of_axes_differ_from_those_of_compute() -> None:
     compute = {colours.FORWARD, colours.BACKWARD, colours.WEIGHT_GRADIENT, colours.IDLE}
     assert not compute & set(colours.AXES.values())
-    assert len(set(colours.AXIS_HATCHES.values())) == len(colours.AXES) == 4
+    assert len(set(colours.AXIS_HATCHES.values())) == len(colours.AXES) == 5
 
 
 def test_many_messages_are_left_out_where_they_would_hide_the_axes() -> None:
