@@ -1,8 +1,8 @@
 """Experts: what is sent, and to whom? Begin with routing.py.
 
     routing.py    route: which experts a token goes to, and with which weights
-    moe.py        moe: a mixture of experts on one rank
-    exchange.py   exchange: rows to other ranks, as many as each pair agrees on, with its backward
+    mixture.py    moe: a mixture of experts on one rank
+    all_to_all.py  exchange: rows to other ranks, as many as each pair agrees on, with its backward
     parallel.py   expert_parallel_moe: experts on many ranks
     balance.py    load_balancing_loss, update_bias, and AddLoss, which gives a layer's loss to backward
     queues.py     queue, capacity: the tokens that are dropped if an expert has so many places
@@ -19,6 +19,7 @@ An expert is w2 (silu(w1 x) * w3 x), with the names of Mixtral: w1, w3 (E, f, h)
 imports torch only, and can be copied out with exports.py above it. `course_lib.facts.experts` has its costs.
 
 The names are imported when they are first used: so the others can be used while an exercise hides a module.
+No module has the name of its function, which it would replace.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from typing import TYPE_CHECKING
 from ..exports import exports
 
 if TYPE_CHECKING:
+    from .all_to_all import exchange
     from .balance import AddLoss, load_balancing_loss, max_violation, update_bias
-    from .exchange import exchange
     from .gpt import expert_gpt
+    from .mixture import moe
     from .modules import MoE
-    from .moe import moe
     from .nodes import node_limited
     from .parallel import expert_parallel_moe
     from .queues import capacity, queue

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .exchange import Group
+from .all_to_all import Group
 
 
 def load_balancing_loss(logits: Tensor, experts: Tensor, group: Group = None) -> Tensor:

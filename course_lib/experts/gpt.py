@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .exchange import Group
+from .all_to_all import Group
 from .modules import MoE
 
 

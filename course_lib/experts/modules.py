@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from .all_to_all import Group
 from .balance import AddLoss, load_balancing_loss
-from .exchange import Group
-from .moe import moe
+from .mixture import moe
 from .parallel import expert_parallel_moe
 from .routing import route
 

@@ -25,8 +25,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .exchange import Group, exchange
-from .moe import add_to_tokens, by_expert, check_mixture, through_experts
+from .all_to_all import Group, exchange
+from .mixture import add_to_tokens, by_expert, check_mixture, through_experts
 
 
 def expert_parallel_moe(
