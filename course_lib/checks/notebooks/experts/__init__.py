@@ -1,0 +1,5 @@
+"""The checks of notebook 11: experts, and the rows that travel to them."""
+
+from course_lib.checks.notebooks.experts.travel import exchange
+
+__all__ = ["exchange"]
