@@ -1,5 +1,6 @@
 """The checks of notebook 11: experts, and the rows that travel to them."""
 
+from course_lib.checks.notebooks.experts.parallel import expert_parallel_moe
 from course_lib.checks.notebooks.experts.travel import exchange
 
-__all__ = ["exchange"]
+__all__ = ["exchange", "expert_parallel_moe"]
