@@ -13,16 +13,12 @@ from course_lib.checks import kit, words
 from course_lib.checks.judge.layers import runs
 from course_lib.checks.judge.layers.lines import differs, members, operations, sent_line, values_line
 from course_lib.checks.judge.layers.runs import LayerRun
-from course_lib.checks.notebooks.experts.parallel_whole import (
-    MATRICES,
-    OF_EXPERTS,
-    OF_TOKENS,
-    Mixture,
-)
+from course_lib.checks.notebooks.experts.parallel_whole import MATRICES, OF_EXPERTS, OF_TOKENS, Mixture
 from course_lib.checks.notebooks.experts.references import BUT_EXCHANGE
 from course_lib.checks.notebooks.experts.travel import (
     BACKWARD,
     FORWARD,
+    busiest,
     of_splits,
     to_all,
     unchanged,
@@ -50,24 +46,29 @@ NO_WEIGHTS = "Backward did not reach the weights: multiply by `weights` itself, 
 NO_EXPERTS = (
     "Backward did not reach the experts: the results return by an exchange, which needs a backward as well."
 )
-ZEROS = "Experts without rows have a gradient of zeros, and not None: compute with their matrices all the same."
+ZEROS = (
+    "Experts without rows have a gradient of zeros, and not None: compute with their matrices all the same."
+)
 SHAPE = "The result has the shape and the dtype of x, one row for each token."
 GATHERED = (
     "Every rank got every token. A row has to travel only to the rank of its expert, and its result back."
 )
 EXPERTS_TRAVEL = "The experts' matrices travelled. They stay where they are, and the tokens come to them."
 MORE = (
-    "Those are more than the rows for experts of other ranks and their results. Send as many rows as each "
-    "rank's experts get, without padding."
+    "Rows for experts of other ranks, and their results, take fewer bytes. Send as many rows as each rank's "
+    "experts get, without padding."
 )
 TAKES_PART = (
     "A rank without tokens holds experts all the same: rows of other ranks come to them, so it calls every "
     "exchange."
 )
-NO_ROWS = (
-    "A rank whose experts get no rows takes part in backward all the same: autograd calls its exchanges if "
-    "their results depend on something that needs a gradient, also where they are empty."
-)
+NO_ROWS = {
+    FORWARD: "A rank whose experts get no rows calls every exchange all the same.",
+    BACKWARD: (
+        "A rank whose experts get no rows takes part in backward all the same. Autograd calls the backward of "
+        "its exchanges if their inputs need a gradient, also where they are empty."
+    ),
+}
 GLOBAL = (
     "Experts are counted over all ranks. The first one of rank r of the group is number r E / n, so subtract "
     "that, or count the rows of each."
@@ -141,20 +142,21 @@ def traffic(mixture: Mixture, run: LayerRun, way: str, weight: float) -> kit.Lin
         if not finding.ok:
             missed = {GATHERED, EXPERTS_TRAVEL} & {*finding.sentences}
             return replace(finding, misses_point=bool(missed))
-        for k, rank in enumerate(members(observed)):
-            sent = sum(operation.bytes_sent for operation in operations(run, observed, rank, way))
-            beside = round(sent - least[k] - counts)
-            if beside > 0:
-                return replace(finding, sentences=(remark(rank, beside, way),))
-        return finding
+        said = [remark(run, observed, k, least[k]) for k in range(n)] if way == BACKWARD else []
+        return replace(busiest(finding), sentences=tuple(filter(None, said))[:1])
 
     return replace(line, judge=judge)
 
 
-def remark(rank: int, nbytes: int, way: str) -> str:
+def remark(run: LayerRun, observed: kit.Observed, k: int, rows: float) -> str:
+    """Of bytes that a rank sent backward beside those of its rows; "" of none."""
+    rank = members(observed)[k]
+    sent = sum(operation.bytes_sent for operation in operations(run, observed, rank, BACKWARD))
+    if sent <= rows:
+        return ""
     return (
-        f"{way}, rank {rank} sent {words.number(nbytes)} bytes beside its rows and counts. If these are weights, "
-        "or their gradients: multiply where the token lives, and they stay there."
+        f"backward, rank {rank} sent {words.number(round(sent - rows))} bytes beside its rows. If these are "
+        "gradients of the weights: multiply where the token lives, and they stay there."
     )
 
 
@@ -164,9 +166,9 @@ def remark(rank: int, nbytes: int, way: str) -> str:
 def trouble(case: kit.Case, kind: str, text: str) -> str:
     """The usual cause of a run that broke off."""
     if kind == "deadlock":
-        if "rank 1, which has finished" not in text:
-            return ""
-        return {IDLE: TAKES_PART, FIRST: NO_ROWS}.get(case.title, "")
+        way = FORWARD if case.lines[0].title.endswith(FORWARD) else BACKWARD
+        says = {IDLE: TAKES_PART, FIRST: NO_ROWS[way]}.get(case.title, "")
+        return says if "rank 1, which has finished" in text else ""
     if "out of bounds" in text or "out of range" in text:
         return GLOBAL
     return of_splits(case, text)
@@ -215,9 +217,7 @@ def both_ways(
     yield runs.layer_case(title, [run], lines, proves=BACKWARD if proves else "", **more)
 
 
-@kit.exercise(
-    points=14, objects=("expert_parallel_moe",), references=BUT_EXCHANGE, hint=trouble, point=POINT
-)
+@kit.exercise(points=14, objects=("expert_parallel_moe",), references=BUT_EXCHANGE, hint=trouble, point=POINT)
 def expert_parallel_moe(draw: kit.Draw) -> Iterator[kit.Case]:
     popular = spread_experts(draw, 20, 8, 2, popular=(4, 5))
     mixture = Mixture.draw(draw, (6, 4, 3, 7), popular, 8)
@@ -227,9 +227,7 @@ def expert_parallel_moe(draw: kit.Draw) -> Iterator[kit.Case]:
     if draw.hidden:
         five = Mixture.draw(draw, (2, 4, 1, 3, 2), spread_experts(draw, 12, 10, 3), 10, width=4)
         yield from both_ways(five, "5 ranks", 0.5)
-        floats = Mixture.draw(
-            draw, (4, 3), spread_experts(draw, 7, 6, 2), 6, width=8, dtype=torch.float32
-        )
+        floats = Mixture.draw(draw, (4, 3), spread_experts(draw, 7, 6, 2), 6, width=8, dtype=torch.float32)
         yield from both_ways(floats, "float32, 2 ranks", 0.5, dtype=torch.float32)
         alone = Mixture.draw(draw, (5,), spread_experts(draw, 5, 3, 2), 3, width=4)
         yield from both_ways(alone, "1 rank", 0.5, trivial=True)

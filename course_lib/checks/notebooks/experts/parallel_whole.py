@@ -194,10 +194,12 @@ class Mixture:
         for name in OF_EXPERTS:
             summed = sum(own[name] for own in self.wanted)
             slips += [
+                kit.Slip(MEAN, lambda k, name=name: {name: self.wanted[k][name] / self.n}),
                 kit.Slip(ONCE_MORE, lambda k, name=name, summed=summed: {name: summed}),
                 kit.Slip(ONCE_MORE, lambda k, name=name, summed=summed: {name: summed / self.n}),
-                kit.Slip(MEAN, lambda k, name=name: {name: self.wanted[k][name] / self.n}),
-                kit.Slip(OWN_TOKENS, lambda k, name=name: {name: self.own_gradients[k][name].chunk(self.n)[k]}),
+                kit.Slip(
+                    OWN_TOKENS, lambda k, name=name: {name: self.own_gradients[k][name].chunk(self.n)[k]}
+                ),
             ]
         for name in OF_TOKENS:
             slips.append(kit.Slip(MEAN, lambda k, name=name: {name: self.wanted[k][name] / self.n}))
@@ -241,7 +243,8 @@ OWN_EXPERTS = (
     "and add what comes back."
 )
 ONE_CHOICE = (
-    "Of the k results of a token one is there. `out[token] = ...` writes over the others: add with index_add."
+    "Of the k results of a token one is there. `out[token] = ...` would write over the others: add with "
+    "index_add."
 )
 ONCE_MORE = (
     "The experts' gradients were summed over the ranks once more. Each rank holds other experts, and the "

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from course_lib.checks import kit, words
+from course_lib.checks import kit
 from course_lib.checks.judge.layers import runs
 from course_lib.checks.judge.layers.lines import members, sent_line, values_line
 from course_lib.checks.judge.layers.runs import LayerRun
@@ -62,7 +62,9 @@ NO_LISTS = (
     "On gloo a list of tensors has to have one size, if there is such an all-to-all at all. "
     "dist.all_to_all_single cuts one tensor by its split sizes."
 )
-EVERYWHERE = "Do you pass the group everywhere? dist.get_world_size(group), dist.get_rank(group), group=group."
+EVERYWHERE = (
+    "Do you pass the group everywhere? dist.get_world_size(group), dist.get_rank(group), group=group."
+)
 TAKES_PART = (
     "A rank without rows of its own has to call the exchange as well: rows can come to it, and in backward it "
     "sends their gradients."
@@ -209,9 +211,14 @@ def traffic(rows: Rows, run: LayerRun, way: str, weight: float) -> kit.Line:
 def gathered_misses_the_point(line: kit.Line) -> kit.Line:
     def judge(observed: kit.Observed) -> kit.Finding:
         finding = line.judge(observed)
-        return replace(finding, misses_point=GATHERED in finding.sentences)
+        return replace(busiest(finding), misses_point=GATHERED in finding.sentences)
 
     return replace(line, judge=judge)
+
+
+def busiest(finding: kit.Finding) -> kit.Finding:
+    """Of bytes that are right: ranks send unequally many, and the title has the largest number."""
+    return replace(finding, title=finding.title.replace("by each rank", "by the busiest rank"))
 
 
 # ---- errors
@@ -233,7 +240,9 @@ def of_splits(case: kit.Case, text: str) -> str:
     if re.search("(?i)all_?to_?all", text) and re.search("support|invalid tensor size", text):
         return NO_LISTS
     if "returned an invalid gradient" in text or "number of gradients" in text:
-        return "backward returns a gradient of the shape of `rows`, and None for each other argument of forward."
+        return (
+            "backward returns a gradient of the shape of `rows`, and None for each other argument of forward."
+        )
     if "not contiguous" in text or "must be contiguous" in text:
         return "A message lies in one piece of memory: call contiguous() before it is sent."
     return ""
@@ -269,9 +278,7 @@ def exchange(draw: kit.Draw) -> Iterator[kit.Case]:
             yield replace(case, lines=[replace(line, trivial=True) for line in case.lines])
 
 
-def both_ways(
-    rows: Rows, title: str, weight: float, proves: bool = False, **more: Any
-) -> Iterator[kit.Case]:
+def both_ways(rows: Rows, title: str, weight: float, proves: bool = False, **more: Any) -> Iterator[kit.Case]:
     """A run of forward alone, then one with its backward: an error in that costs forward nothing.
 
     proves: whether bytes are judged as well, and these runs alone show the point.
