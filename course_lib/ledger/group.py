@@ -182,8 +182,8 @@ class RecordingGroup(ProcessGroup):
         into, outof = (list(splits) for splits in args[:2]) if len(args) > 2 else ([], [])
         for number in {len(of_ranks) for of_ranks in (into, outof) if of_ranks} - {self.my_size}:
             raise CommunicationError(
-                f"an all-to-all has a split size for each rank of its group: here are {number}, and the group "
-                f"has {self.my_size} ranks"
+                f"an all-to-all has a split size for each rank of its group: here are {number}, and the "
+                f"group has {self.my_size} ranks"
             )
         exchange = Exchange(parts(x, outof, self.my_size), parts(out, into, self.my_size))
         return _record(

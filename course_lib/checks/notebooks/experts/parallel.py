@@ -46,9 +46,7 @@ NO_WEIGHTS = "Backward did not reach the weights: multiply by `weights` itself, 
 NO_EXPERTS = (
     "Backward did not reach the experts: the results return by an exchange, which needs a backward as well."
 )
-ZEROS = (
-    "Experts without rows have a gradient of zeros, and not None: compute with their matrices all the same."
-)
+ZEROS = "Experts without rows have a gradient of zeros, and not None: compute with them all the same."
 SHAPE = "The result has the shape and the dtype of x, one row for each token."
 GATHERED = (
     "Every rank got every token. A row has to travel only to the rank of its expert, and its result back."
@@ -65,8 +63,8 @@ TAKES_PART = (
 NO_ROWS = {
     FORWARD: "A rank whose experts get no rows calls every exchange all the same.",
     BACKWARD: (
-        "A rank whose experts get no rows takes part in backward all the same. Autograd calls the backward of "
-        "its exchanges if their inputs need a gradient, also where they are empty."
+        "A rank whose experts get no rows takes part in backward all the same. Autograd calls the backward "
+        "of its exchanges if their inputs need a gradient, also where they are empty."
     ),
 }
 GLOBAL = (
@@ -81,7 +79,7 @@ POINT = "rows that go to the ranks of their experts and nowhere else"
 
 def forward_line(mixture: Mixture, run: LayerRun, title: str, weight: float, short: bool) -> kit.Line:
     line = values_line(
-        run, f"{title}: {FORWARD}", names=["y"], slips=mixture.forward_slips(), misfit=lambda *came: shape(*came),
+        run, f"{title}: {FORWARD}", names=["y"], slips=mixture.forward_slips(), misfit=shape,
         otherwise=TOKENS_FIRST, weight=weight, short=short,
     )  # fmt: skip
     return replace(line, judge=kit.both(line.judge, unchanged(run, {"after.x": "x"})))

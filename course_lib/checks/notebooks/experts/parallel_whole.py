@@ -1,4 +1,4 @@
-"""What one process gets that holds all tokens and all experts, and what usual mistakes give instead."""
+"""The results of one process that holds all tokens and all experts, and those of usual mistakes."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class Mixture:
 
     @cached_property
     def order(self) -> Tensor:
-        """The assignments of each rank by expert, one rank after the other: the order in which they are sent."""
+        """The order in which assignments are sent: by rank, and those of a rank by expert."""
         k, start, parts = self.experts.shape[1], 0, []
         for part in self.experts.split(list(self.sizes)):
             parts.append(start + part.flatten().argsort(stable=True))
@@ -197,13 +197,15 @@ class Mixture:
                 kit.Slip(MEAN, lambda k, name=name: {name: self.wanted[k][name] / self.n}),
                 kit.Slip(ONCE_MORE, lambda k, name=name, summed=summed: {name: summed}),
                 kit.Slip(ONCE_MORE, lambda k, name=name, summed=summed: {name: summed / self.n}),
-                kit.Slip(
-                    OWN_TOKENS, lambda k, name=name: {name: self.own_gradients[k][name].chunk(self.n)[k]}
-                ),
+                kit.Slip(OWN_TOKENS, lambda k, name=name: {name: self.of_own_tokens(name, k)}),
             ]
         for name in OF_TOKENS:
             slips.append(kit.Slip(MEAN, lambda k, name=name: {name: self.wanted[k][name] / self.n}))
         return slips
+
+    def of_own_tokens(self, name: str, k: int) -> Tensor:
+        """The gradient of the k-th rank's experts from that rank's loss alone."""
+        return self.own_gradients[k][name].chunk(self.n)[k]
 
     @cached_property
     def own_gradients(self) -> list[dict[str, Tensor]]:
@@ -225,8 +227,8 @@ HOME = (
     "add each to the token from which its row was taken."
 )
 WEIGHTS = (
-    "The results are multiplied by the weights of other tokens. They come back in the order in which the rows "
-    "were sent, by expert: bring the weights into that order as well."
+    "The results are multiplied by the weights of other tokens. They come back in the order in which the "
+    "rows were sent, by expert: bring the weights into that order as well."
 )
 UNWEIGHTED = "The results are added without their weights."
 TWICE = "The results are multiplied by their weights twice: once is enough, on the rank of the token."
@@ -239,8 +241,8 @@ STRIPED = (
     "succession, from r E / n on, and not every n-th."
 )
 OWN_EXPERTS = (
-    "A token has only the results of its own rank's experts. Send its rows to the ranks of its other experts, "
-    "and add what comes back."
+    "A token has only the results of its own rank's experts. Send its rows to the ranks of its other "
+    "experts, and add what comes back."
 )
 ONE_CHOICE = (
     "Of the k results of a token one is there. `out[token] = ...` would write over the others: add with "
@@ -254,8 +256,8 @@ MEAN = (
     "The gradient was divided by the number of ranks. It is a sum over the rows, which nothing has to divide."
 )
 OWN_TOKENS = (
-    "The experts' gradient has the rank's own tokens alone. The gradients of results that went to other ranks "
-    "come back from there."
+    "The experts' gradient is that of the rank's own tokens. Gradients of the results that went to other "
+    "ranks come back from there."
 )
 
 

@@ -50,8 +50,8 @@ def spread_evenly(counts: Counts, rank: int, width: int, itemsize: int = HALF) -
 
 
 def with_counts(counts: Counts, rank: int, width: int, itemsize: int = HALF) -> float:
-    told = 8 * len(counts[0]) * (len(counts) - 1) / len(counts)
-    return right(counts, rank, width, itemsize) + told
+    beside = 8 * len(counts[0]) * (len(counts) - 1) / len(counts)
+    return right(counts, rank, width, itemsize) + beside
 
 
 def striped(counts: Counts, rank: int, width: int, itemsize: int = HALF) -> float:
@@ -126,7 +126,7 @@ def drawn(draw: kit.Draw, n: int, experts: int, popular: int) -> Counts:
     points=6,
     objects=("all_to_all_bytes",),
     references=REFERENCES,
-    point="what leaves a rank: its own rows, and the results of the rows that came to it, there and back",
+    point="the rows that leave a rank, and the results of those that came to it, forward and backward",
 )
 def all_to_all_bytes(draw: kit.Draw) -> Iterator[kit.Case]:
     width = 64 * draw.integer(2, 9)
@@ -145,8 +145,8 @@ def all_to_all_bytes(draw: kit.Draw) -> Iterator[kit.Case]:
         [
             kit.Prediction(
                 "all_to_all_bytes", 0, arguments, right, SLIPS, weight=weight, title=title, ideas=IDEAS,
-                otherwise="Forward a rank sends its row, and results as many as its column; backward the same "
-                "again. Each row has width numbers of itemsize bytes.",
+                otherwise="Forward, a rank sends its row, and as many results as its column has. Backward, "
+                "it sends as much again. Each row has width numbers of itemsize bytes.",
             )
             for title, arguments, weight in table
         ]

@@ -56,7 +56,8 @@ GATHERED = (
 PADDED = "A part may have its own size: rows of padding do not have to travel."
 SPLITS = (
     "Input splits say how many rows go to each rank, and sum to the rows of the input. Output splits say how "
-    "many rows come from each rank, and sum to the rows of the output. In backward the two lists change places."
+    "many rows come from each rank, and sum to the rows of the output. In backward the two lists change "
+    "places."
 )
 NO_LISTS = (
     "On gloo a list of tensors has to have one size, if there is such an all-to-all at all. "
@@ -66,8 +67,8 @@ EVERYWHERE = (
     "Do you pass the group everywhere? dist.get_world_size(group), dist.get_rank(group), group=group."
 )
 TAKES_PART = (
-    "A rank without rows of its own has to call the exchange as well: rows can come to it, and in backward it "
-    "sends their gradients."
+    "A rank without rows of its own has to call the exchange as well: rows can come to it, and in backward "
+    "it sends their gradients."
 )
 POINT = "rows that travel only to the rank they are for, and gradients that come back the same way"
 
