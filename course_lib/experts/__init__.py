@@ -1,14 +1,14 @@
 """Experts: what is sent, and to whom? Begin with routing.py.
 
-    routing.py    route: which experts a token goes to, and with which weights
-    mixture.py    moe: a mixture of experts on one rank
+    routing.py     route: which experts a token goes to, and with which weights
+    mixture.py     moe: a mixture of experts on one rank
     all_to_all.py  exchange: rows to other ranks, as many as each pair agrees on, with its backward
-    parallel.py   expert_parallel_moe: experts on many ranks
-    balance.py    load_balancing_loss, update_bias, and AddLoss, which gives a layer's loss to backward
-    queues.py     queue, capacity: the tokens that are dropped if an expert has so many places
-    nodes.py      node_limited: a token's experts on few nodes
-    modules.py    MoE: the layer, with its router, on one rank or on many
-    gpt.py        expert_gpt: a GPT whose MLPs are mixtures
+    parallel.py    expert_parallel_moe: experts on many ranks
+    balance.py     load_balancing_loss, update_bias, and AddLoss, which gives a layer's loss to backward
+    queues.py      queue, capacity: the tokens that are dropped if an expert has so many places
+    nodes.py       node_limited: a token's experts on few nodes
+    modules.py     MoE: the layer, with its router, on one rank or on many
+    gpt.py         expert_gpt: a GPT whose MLPs are mixtures
 
     experts, weights = route(x @ router.T, k=2)                         # (T, k), (T, k)
     y = moe(x, experts, weights, w1, w3, w2)                            # all experts here

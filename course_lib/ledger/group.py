@@ -180,6 +180,11 @@ class RecordingGroup(ProcessGroup):
         call = _method_of(self, method, out, x, *args, **kwargs)
         # nothing that all agree on: each two of them agree on what the one sends to the other
         into, outof = (list(splits) for splits in args[:2]) if len(args) > 2 else ([], [])
+        for number in {len(of_ranks) for of_ranks in (into, outof) if of_ranks} - {self.my_size}:
+            raise CommunicationError(
+                f"an all-to-all has a split size for each rank of its group: here are {number}, and the "
+                f"group has {self.my_size} ranks"
+            )
         exchange = Exchange(parts(x, outof, self.my_size), parts(out, into, self.my_size))
         return _record(
             self, "all_to_all", call, [], size(x), everything=[out, x], exchange=exchange

@@ -91,6 +91,19 @@ def test_rows_of_another_dtype_differ(cpu_backend: str) -> None:
         launch(program, world_size=2, backend=cpu_backend)
 
 
+@pytest.mark.parametrize("of_output", [False, True])
+def test_each_rank_of_the_group_has_a_split_size(of_output: bool, cpu_backend: str) -> None:
+    """As where the group is forgotten: the lists are those of two ranks, and the world has three."""
+
+    def program() -> None:
+        x, two = torch.ones(3, WIDTH), [1, 2]
+        splits = (two, [1, 1, 1]) if of_output else ([1, 1, 1], two)
+        dist.all_to_all_single(torch.empty_like(x), x, *splits)
+
+    with pytest.raises(RankError, match="here are 2, and the group has 3 ranks"):
+        launch(program, world_size=3, backend=cpu_backend)
+
+
 def test_lists_of_tensors() -> None:
     tensors = [torch.zeros(3), torch.zeros(0), torch.zeros(2, 2)]
     made = parts(tensors, [], 3)

@@ -15,8 +15,8 @@ WIRE = "course_lib.runtime.wire"
 WHY = {
     DIFFERENTIATED: (
         "torch.distributed.nn.functional takes every rank's result for a result of its own, and communicates "
-        "again in backward: here the results are copies of one, and gradients come out N times too large. "
-        "Write a torch.autograd.Function with a backward of its own."
+        "again in backward. If the results are copies of one, gradients come out N times too large. Write a "
+        "torch.autograd.Function with a backward of your own."
     ),
     SHARDED: (
         "DTensor and parallelize_module would do all of it. Build it yourself: keep this rank's part of the "

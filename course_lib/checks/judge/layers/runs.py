@@ -34,6 +34,7 @@ class LayerRun:
     drawn: two numbers of the default generator come back too, as "drawn".
     evaluates: the layer is called after eval(), as in evaluation.
     pages: the process's pages are counted, since the layer is large enough to be seen among them.
+    each: further keyword arguments of the call, for each of these ranks; left out: none.
     The rest: see `rank.layers`.
     """
 
@@ -46,6 +47,7 @@ class LayerRun:
     eps: float = 1e-5
     model: Mapping[str, Any] | None = None
     kwargs: Mapping[str, Any] = field(default_factory=dict)
+    each: Sequence[Mapping[str, Any]] = ()
     object: int = 0
     seed: int = 0
     lr: float | None = None
@@ -76,7 +78,8 @@ class LayerRun:
     def instructions(self, k: int, group: int | None) -> LayerInstructions:
         prefix = f"{self.name}."
         return LayerInstructions(
-            name=self.name, object=self.object, kwargs=dict(self.kwargs), seed=self.seed,
+            name=self.name, object=self.object, seed=self.seed,
+            kwargs={**self.kwargs, **(self.each[k] if self.each else {})},
             inputs=[[name, prefix + name] for name in self.inputs[k]],
             expects={name: spec.agreed() for name, spec in self.outputs(k).items()},
             make=None if self.make is None else [list(self.make[0]), dict(self.make[1])],

@@ -2,6 +2,19 @@
 
 from course_lib.checks.notebooks.experts.balance import load_balancing_loss, update_bias
 from course_lib.checks.notebooks.experts.mixture import moe
+from course_lib.checks.notebooks.experts.parallel import expert_parallel_moe
+from course_lib.checks.notebooks.experts.prediction import all_to_all_bytes
+from course_lib.checks.notebooks.experts.quiz import questions
 from course_lib.checks.notebooks.experts.routing import route
+from course_lib.checks.notebooks.experts.travel import exchange
 
-__all__ = ["load_balancing_loss", "moe", "route", "update_bias"]
+__all__ = [
+    "all_to_all_bytes",
+    "exchange",
+    "expert_parallel_moe",
+    "load_balancing_loss",
+    "moe",
+    "questions",
+    "route",
+    "update_bias",
+]
