@@ -293,7 +293,7 @@ report = check("11_experts/moe", moe, cases="hidden")
 report.points(9)
 
 # %% [markdown]
-# **Measure.** Yours, all experts with a mask, and a loop over tokens, for 1,024 tokens.
+# **Measure.** Yours, all experts with a mask, and a loop over tokens, for 1,024 tokens of width 256.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -331,7 +331,7 @@ def milliseconds(function, *args, times=3):
 
 
 if ready(moe):
-    drawn = mixture(1024)
+    drawn = mixture(1024, width=256, hidden=512)
     wanted = all_masked(*drawn)
     for function in (moe, all_masked, token_by_token):
         off = float((function(*drawn) - wanted).abs().max())
@@ -918,10 +918,10 @@ if runs:
         print(f"{name:10}  {violations[0]:8.2f} {violations[1]:8.2f}     {loss:7.3f}")
 
 # %% [markdown]
-# The grey line is the collapse, 3 = E/k − 1. Without a remedy the router is there within a few steps, and one
-# of its layers stays. Look at the losses: balance has no price here worth speaking of, and no gain either. It
-# is bought for *speed*: on eight ranks, one with all the work and seven that wait would take four times as
-# long as balanced ones.
+# The grey line is the collapse, 3 = E/k − 1. Without a remedy both routers are near it within a few steps, and
+# one of them stays there. Look at the losses: at this size balance makes the model neither better nor worse
+# by much. It is bought for *speed*: where the busiest of eight experts has four times the mean, its rank takes
+# four times as long, and seven wait.
 #
 # **Break it.** With the sign reversed, the popular experts become more popular:
 
@@ -1039,18 +1039,42 @@ between_gpus = on_your_gpus(EXCHANGES)
 # | time | 10 minutes |
 # | points | 5 |
 #
-# QUESTIONS_TEXT
+# A number may be written as arithmetic. Where two things are asked for, write a pair: `(first, second)`.
+#
+# 1. Mixtral holds 46.70 billion parameters and uses 12.88 billion for a token. With AdamW in mixed precision,
+#    at 16 bytes a parameter: how many **GB** (10⁹ bytes) do weights, gradients and states take, and how many
+#    **GFLOPs** does a token cost, forward and backward, at 6 FLOPs a parameter?
+# 2. 64 experts, k = 2, 8 ranks with 4,096 tokens each, h = 4,096, bf16, a balanced router. How many **MB**
+#    (10⁶ bytes) of rows does a rank send for one layer, forward and backward?
+# 3. A mesh of dp = 3 and ep = 4. Every rank's loss is the mean over its own tokens, and someone divides each
+#    gradient by the number of ranks over which it is summed: dense ones by 12, experts' by 3. How many
+#    **times** too large are the experts' gradients, and with which optimizer does it hardly show: `"sgd"`,
+#    `"sgd with momentum"` or `"adamw"`?
+# 4. The same mesh, {"dp": 3, "ep": 4}, ep the inner axis: rank r has dp = r // 4 and ep = r % 4. Over which
+#    **ranks** is the gradient of a dense parameter of rank 6 summed, and over which that of its experts? Two
+#    lists.
+# 5. DeepSeek-V3 took 180,000 GPU hours for each 10¹² tokens, on 2,048 H800. How many **days** is that?
 
 # %% nbgrader={"grade_id": "questions", "solution": true}
-answer_1 = ...
+answer_1 = ...  # (GB, GFLOPs)
+answer_2 = ...  # MB
+answer_3 = ...  # (times, optimizer)
+answer_4 = ...  # (ranks of a dense parameter, ranks of an expert)
+answer_5 = ...  # days
 ### BEGIN SOLUTION
-answer_1 = 0
+answer_1 = 16 * 46.70, 6 * 12.88
+answer_2 = 4 * 2 * 4096 * 7 / 8 * 4096 * 2 / 1e6
+answer_3 = 4, "adamw"
+answer_4 = list(range(12)), [2, 6, 10]
+answer_5 = 180_000 / 2048 / 24
 ### END SOLUTION
 
 # %% nbgrader={"grade_id": "questions_check", "points": 5}
-report = check("11_experts/questions", answer_1)
+report = check("11_experts/questions", answer_1, answer_2, answer_3, answer_4, answer_5)
 ### BEGIN HIDDEN TESTS
-report = check("11_experts/questions", answer_1, cases="hidden")
+report = check(
+    "11_experts/questions", answer_1, answer_2, answer_3, answer_4, answer_5, cases="hidden"
+)
 ### END HIDDEN TESTS
 report.points(5)
 
