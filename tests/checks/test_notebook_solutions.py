@@ -45,6 +45,7 @@ PACKAGES = {
         "planning.by_hand",
         "planning.replay_by_hand",
     ),
+    "11_experts": ("experts", "facts"),
 }
 
 FORMULAS = "formulas: course_lib.facts has them under other names"

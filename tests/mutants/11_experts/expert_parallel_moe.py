@@ -281,6 +281,14 @@ def expert_parallel_moe(x, experts, weights, w1, w3, w2, group=None):
 +    dist.all_to_all_single(came, rows.contiguous(), receive, send)
 
 
+# %% wrong: the size of the world in place of the group's
+# is: slip
+# says: Do you pass the group everywhere
+# base: rows sorted by expert
+-    n, held = dist.get_world_size(group), len(w1)
++    n, held = dist.get_world_size(), len(w1)
+
+
 # %% wrong: experts counted over all ranks
 # is: form
 # says: Experts are counted over all ranks

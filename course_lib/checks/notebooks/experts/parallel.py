@@ -67,6 +67,7 @@ NO_ROWS = {
         "of its exchanges if their inputs need a gradient, also where they are empty."
     ),
 }
+STAY = "If these are gradients of the weights: multiply where the token lives, and they stay there."
 GLOBAL = (
     "Experts are counted over all ranks. The first one of rank r of the group is number r E / n, so subtract "
     "that, or count the rows of each."
@@ -152,10 +153,9 @@ def remark(run: LayerRun, observed: kit.Observed, k: int, rows: float) -> str:
     sent = sum(operation.bytes_sent for operation in operations(run, observed, rank, BACKWARD))
     if sent <= rows:
         return ""
-    return (
-        f"backward, rank {rank} sent {words.number(round(sent - rows))} bytes beside its rows. If these are "
-        "gradients of the weights: multiply where the token lives, and they stay there."
-    )
+    many = words.number(round(sent - rows))
+    who, says = f"backward, rank {rank} sent", f"bytes beside its rows. {STAY}"
+    return kit.Sentence(f"{who} {many} {says}", f"{who} {says}")
 
 
 # ---- errors

@@ -230,7 +230,7 @@ WEIGHTS = (
     "The results are multiplied by the weights of other tokens. They come back in the order in which the "
     "rows were sent, by expert: bring the weights into that order as well."
 )
-UNWEIGHTED = "The results are added without their weights."
+UNWEIGHTED = "The results are added without their weights. Multiply each by its own first."
 TWICE = "The results are multiplied by their weights twice: once is enough, on the rank of the token."
 INSIDE = (
     "The rows were multiplied by their weights before the expert. An expert is not linear: multiply its "
