@@ -298,7 +298,7 @@ report.points(9)
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def all_masked(x, experts, weights, w1, w3, w2):
-    """Every token through every expert; what was not chosen gets the weight 0."""
+    """Every token through every expert, those that were not chosen with the weight 0."""
     dense = torch.zeros(len(x), len(w1)).scatter(1, experts, weights)
     inner = F.silu(torch.einsum("th,efh->tef", x, w1)) * torch.einsum("th,efh->tef", x, w3)
     return torch.einsum("te,tef,ehf->th", dense, inner, w2)
@@ -339,8 +339,8 @@ if ready(moe):
 
 # %% [markdown]
 # **In production.** `F.grouped_mm(rows, weights, offs=...)` (PyTorch 2.9 and later; `torch._grouped_mm`
-# before) has the products of all experts in one call, in 16 bits or float32. On a GPU this saves the start of
-# E kernels; on a CPU it is no faster than the loop. MegaBlocks (Gale et al. 2022) has a kernel for blocks of
+# before) has the products of all experts in one call, in 16 bits or float32. A GPU then starts one kernel in
+# place of E, and a CPU gains nothing over the loop. MegaBlocks (Gale et al. 2022) has a kernel for blocks of
 # rows. Both need what you made: rows in the order of their experts, and the counts.
 
 # %% [markdown]
@@ -359,8 +359,8 @@ if ready(moe):
 # > `dist.all_to_all_single(output, input, output_split_sizes, input_split_sizes, group=group)`
 #
 # The two lists are not symmetric. `input_split_sizes` says how many of *my* rows go to each rank, and
-# `output_split_sizes` how many rows come from each. What rank 0 lists for rank 1 in the one, rank 1 lists for
-# rank 0 in the other. Here are three ranks, with rows[i][j] the number of rows that rank i has for rank j:
+# `output_split_sizes` how many rows come from each. Rank 0's number for rank 1 in the one list is rank 1's
+# number for rank 0 in the other. Here are three ranks, with rows[i][j] the number of rows that rank i has for rank j:
 #
 # | | to 0 | to 1 | to 2 | `send` |
 # |---|---|---|---|---|
@@ -437,7 +437,7 @@ report.points(9)
 
 # %% [markdown]
 # **Measure.** The example from above. Every rank fills its rows with its own number, and the ledger's matrix
-# has the bytes from rank to rank. What a rank keeps is not sent.
+# has the bytes from rank to rank. A rank's part for itself is not sent.
 
 # %% tags=["skip-in-grading"]
 ROWS = [[1, 2, 0], [3, 0, 1], [0, 0, 2]]
@@ -497,7 +497,7 @@ except RankError as error:
 # | 4 combine | the results, the same way back | an all-to-all of rows |
 # | 5 add | each result times its weight, where the token lives | |
 #
-# Part 1 is needed because nobody knows the sizes before the routers have decided: each rank tells all others
+# Part 1 is needed because the sizes are unknown until the routers have decided, so each rank tells all others
 # how many rows come. If you sort your rows by expert, they are sorted by rank as well, since rank r holds
 # experts in succession.
 #
@@ -523,7 +523,7 @@ except RankError as error:
 
 # %% nbgrader={"grade_id": "expert_parallel_moe", "solution": true}
 def expert_parallel_moe(x, experts, weights, w1, w3, w2, group=None):
-    """What moe would give with all experts, (T, h).
+    """The result of moe with all experts, (T, h).
 
     x, experts, weights: of this rank's own T tokens, which may be none; experts are counted over all
     ranks. w1, w3: (E / n, f, h); w2: (E / n, h, f): rank r of the group has the experts from
@@ -656,9 +656,9 @@ def right_tokens(layer):
     x, experts, weights, w1, w3, w2 = (part.to(device()) for part in mixture(60, count=6))
     rank, n = dist.get_rank(), dist.get_world_size()
     tokens = [part.chunk(n)[rank] for part in (x, experts, weights)]
-    found = layer(*tokens, *(w.chunk(n)[rank] for w in (w1, w3, w2)))
+    outputs = layer(*tokens, *(w.chunk(n)[rank] for w in (w1, w3, w2)))
     wanted = reference.moe(x, experts, weights, w1, w3, w2).chunk(n)[rank]
-    return int(((found - wanted).abs().amax(1) < 1e-4).sum())
+    return int(((outputs - wanted).abs().amax(1) < 1e-4).sum())
 
 
 print("right tokens of 20 on each rank:", list(launch(right_tokens, unsorted, world_size=3)))
@@ -740,7 +740,7 @@ if run and ready(all_to_all_bytes):
 # any others, a token would touch 5.29 nodes. So its router may choose experts on four nodes only
 # (*node-limited routing*), and a row crosses the network once for each node; inside, NVLink passes it on.
 #
-# *This is a good place for a break: what follows needs your `route` and `moe`, and nothing in this kernel.*
+# *This is a good place for a break: the rest needs your `route` and `moe`, and nothing else of this kernel.*
 
 # %% [markdown]
 # ## 6 · Balance, by a loss and by a bias
@@ -875,7 +875,7 @@ def train(coefficient=0.0, speed=0.0, steps=120):
     for block in model.blocks:
         block.mlp = Mixture(64, 128, 8, 2, coefficient, speed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    text, told = library_text(), []
+    text, history = library_text(), []
     for step in range(steps):
         optimizer.param_groups[0]["lr"] = 1e-3 * min(1, (step + 1) / 20)
         inputs, targets = batch(text, step, batch_size=8, length=64)
@@ -883,10 +883,10 @@ def train(coefficient=0.0, speed=0.0, steps=120):
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        told.append(([max_violation(b.mlp.counts) for b in model.blocks], loss.item()))
+        history.append(([max_violation(b.mlp.counts) for b in model.blocks], loss.item()))
         for block in model.blocks if speed else ():
             block.mlp.bias = update_bias(block.mlp.bias, block.mlp.counts, speed)
-    return told
+    return history
 
 
 KINDS = {"nothing": {}, "the loss": {"coefficient": 0.1}, "the bias": {"speed": 0.01}}
@@ -897,24 +897,24 @@ if ready(route, moe, load_balancing_loss, update_bias):
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
-def last(told, steps=10):
+def last(history, steps=10):
     """Means over the last steps: MaxVio of both layers, and the loss."""
-    violations = [sum(both[layer] for both, _ in told[-steps:]) / steps for layer in (0, 1)]
-    return violations, sum(loss for _, loss in told[-steps:]) / steps
+    violations = [sum(both[layer] for both, _ in history[-steps:]) / steps for layer in (0, 1)]
+    return violations, sum(loss for _, loss in history[-steps:]) / steps
 
 
 if runs:
     figure = picture(7.4, 2.6)
     axes = figure.add_axes((0.08, 0.17, 0.9, 0.75))
-    for colour, (name, told) in zip(RANKS, runs.items(), strict=False):
-        axes.plot([sum(both) / 2 for both, _ in told], color=colour, label=name, linewidth=1.2)
+    for colour, (name, history) in zip(RANKS, runs.items(), strict=False):
+        axes.plot([sum(both) / 2 for both, _ in history], color=colour, label=name, linewidth=1.2)
     axes.axhline(3, color=QUIET, linewidth=0.8)
     axes.set_xlabel("step", size=8), axes.set_ylabel("MaxVio, mean of both layers", size=8)
     axes.legend(fontsize=8, frameon=False), axes.tick_params(labelsize=8)
     display(figure)
     print(f"{'':10}  MaxVio of the layers   loss    (means of the last ten steps)")
-    for name, told in runs.items():
-        violations, loss = last(told)
+    for name, history in runs.items():
+        violations, loss = last(history)
         print(f"{name:10}  {violations[0]:8.2f} {violations[1]:8.2f}     {loss:7.3f}")
 
 # %% [markdown]
@@ -1095,7 +1095,8 @@ class Layer(nn.Module):
         self.k, self.shared = k, shared
         self.router = nn.Parameter(torch.randn(count, width) * 0.02)
         n, rank = (dist.get_world_size(), dist.get_rank()) if shared else (1, 0)
-        for name, shape in (("w1", (hidden, width)), ("w3", (hidden, width)), ("w2", (width, hidden))):
+        inward, outward = (hidden, width), (width, hidden)
+        for name, shape in (("w1", inward), ("w3", inward), ("w2", outward)):
             whole = torch.randn(count, *shape) * 0.02
             setattr(self, name, nn.Parameter(whole.chunk(n)[rank].clone()))
 
