@@ -29,8 +29,8 @@ def remarks(objects: Iterable[Any]) -> Iterator[str]:
     cells = shell.history_manager.input_hist_raw  # its number 0 is empty, and the last one runs now
     for thing in objects:
         name, own = getattr(thing, "__name__", ""), cell_of(thing)
-        if not (name and own and shell.user_ns.get(name) is thing):
-            continue
+        if not (name and 0 < own < len(cells) and shell.user_ns.get(name) is thing):
+            continue  # a kernel that keeps no history runs every cell as In[1]
         about = f"This table is about the `{name}` of In[{own}]."
         newest = max((n for n in range(1, len(cells)) if defines(cells[n], name)), default=0)
         cell, other = renamed(cells, own, name) or (0, "")

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from course_lib.checks import outdated
 from course_lib.checks.outdated import described, renamed
 
 SOLUTIONS = sorted((Path(__file__).resolve().parents[2] / "solutions").glob("*/*.ipynb"))
@@ -48,3 +52,13 @@ def test_two_functions_of_one_cell_are_not_each_others_newer_name() -> None:
 
 def test_a_function_without_a_docstring_has_no_newer_name() -> None:
     assert renamed(["", "def f(n):\n    return n", "def g(n):\n    return n"], 1, "f") is None
+
+
+def test_a_kernel_that_keeps_no_history_has_no_newer_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As nbval's, in which every cell is In[1] and the list of them is empty."""
+    names: dict[str, Any] = {}
+    exec(compile('def hello():\n    """Say it."""\n', "Cell In[1]", "exec"), names)
+    shell = SimpleNamespace(history_manager=SimpleNamespace(input_hist_raw=[""]), user_ns=names)
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    monkeypatch.setattr(outdated, "cell_of", lambda thing: 1)
+    assert list(outdated.remarks([names["hello"]])) == []
