@@ -434,7 +434,7 @@ class Counts:
             torch.where(self.total > self.total.mean(), -1.0, 1.0).double(),
         ]  # fmt: skip
         apart = len({tuple(step.tolist()) for step in steps[:7]}) == 7
-        apart &= not any(torch.equal(steps[6], step) for step in steps[7:])
+        apart &= not any(torch.equal(a, b) for a in steps[1:7] for b in steps[7:])
         return apart and not any(torch.equal(signs, right) for signs in own)
 
     def by_own_mean(self, rank: int) -> Tensor:

@@ -199,11 +199,14 @@ class Mixture:
 
 
 def chosen(draw: kit.Draw, tokens: int, count: int, k: int, spared: int = -1) -> Tensor:
-    """k different experts of each token, in any order; none of them is `spared`."""
-    scores = draw.normal(tokens, count)
-    if spared >= 0:
-        scores[:, spared] = -100
-    return scores.topk(k, -1).indices
+    """k different experts of each token, in any order. All are used but the one that is `spared`."""
+    while True:
+        scores = draw.normal(tokens, count)
+        if spared >= 0:
+            scores[:, spared] = -100
+        experts = scores.topk(k, -1).indices
+        if not tokens or len(experts.unique()) == count - (spared >= 0):
+            return experts
 
 
 def balanced(draw: kit.Draw, count: int) -> Tensor:
