@@ -18,10 +18,10 @@ from course_lib.checks.notebooks.experts.references import BUT_EXCHANGE
 from course_lib.checks.notebooks.experts.travel import (
     BACKWARD,
     FORWARD,
-    busiest,
     of_splits,
     to_all,
     unchanged,
+    without_numbers,
 )
 from course_lib.ledger.operation import Operation
 
@@ -142,7 +142,7 @@ def traffic(mixture: Mixture, run: LayerRun, way: str, weight: float) -> kit.Lin
             missed = {GATHERED, EXPERTS_TRAVEL} & {*finding.sentences}
             return replace(finding, misses_point=bool(missed))
         said = [remark(run, observed, k, least[k]) for k in range(n)] if way == BACKWARD else []
-        return replace(busiest(finding), sentences=tuple(filter(None, said))[:1])
+        return replace(without_numbers(finding), sentences=tuple(filter(None, said))[:1])
 
     return replace(line, judge=judge)
 
