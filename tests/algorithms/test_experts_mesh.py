@@ -25,6 +25,26 @@ from course_lib.models import GPT, GPTConfig, next_token_loss
 from course_lib.pipeline import one_f_one_b
 from course_lib.tensor_parallel import parallelize_gpt
 
+
+def test_a_step_on_two_ranks_of_ep_has_the_loss_of_one_process() -> None:
+    config = GPTConfig(vocab_size=8, context=4, width=4, layers=1, heads=2)
+    tokens = torch.arange(20).view(4, 5) % 8
+    inputs, targets = tokens[:, :-1], tokens[:, 1:]
+
+    def a_gpt(group: Any = None) -> GPT:
+        torch.manual_seed(0)
+        return experts.expert_gpt(GPT(config), 4, 2, group).double()
+
+    def job() -> float:
+        mesh, schedule = Mesh({"ep": 2}), one_f_one_b(1, 1)
+        stages = mesh_stages(a_gpt(mesh.group("ep")), mesh, schedule)
+        rows = slice(2 * mesh.rank, 2 * mesh.rank + 2)  # of this rank, beside its two experts
+        return hybrid_step(stages, schedule, [(inputs[rows], targets[rows])], mesh)
+
+    wanted = float(next_token_loss(a_gpt()(inputs), targets).detach())
+    assert list(launch(job, world_size=2, backend="gloo")) == pytest.approx([wanted] * 2, abs=1e-12)
+
+
 CONFIG = GPTConfig(vocab_size=12, context=8, width=8, layers=2, heads=2, tied=True)
 E, K, COUNT, ROWS, BALANCE = 4, 2, 2, 8, 0.05
 IGNORED = -100
