@@ -300,3 +300,31 @@ def moe(x, experts, weights, w1, w3, w2):
     if not lines:
         return x + 0 * (w1.sum() + w3.sum() + w2.sum() + weights.sum())
     return torch.stack(lines)
+
+
+# %% wrong: every expert on every token, in NumPy
+# is: idea
+# says: Products of other libraries
+import numpy as np
+
+
+class Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, a, b):
+        ctx.save_for_backward(a, b)
+        kind = torch.promote_types(a.dtype, torch.float32)
+        return torch.from_numpy(a.detach().to(kind).numpy() @ b.detach().to(kind).numpy()).to(a.dtype)
+
+    @staticmethod
+    def backward(ctx, grad):
+        a, b = ctx.saved_tensors
+        return Product.apply(grad, b.mT), Product.apply(a.mT, grad)
+
+
+def moe(x, experts, weights, w1, w3, w2):
+    dense = torch.zeros(len(x), len(w1), dtype=weights.dtype).scatter_add(1, experts, weights)
+    out = torch.zeros_like(x)
+    for e in range(len(w1)):
+        inner = torch.nn.functional.silu(Product.apply(x, w1[e].T)) * Product.apply(x, w3[e].T)
+        out = out + dense[:, e, None] * Product.apply(inner, w2[e].T)
+    return out

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from course_lib.checks import kit
+from course_lib.checks import kit, words
 from course_lib.checks.kit import Slip, functions
 from course_lib.checks.notebooks.experts.references import REFERENCES
 
@@ -222,16 +222,25 @@ def balanced(draw: kit.Draw, count: int) -> Tensor:
 EXPERTS, WIDTH, HIDDEN = 8, 8, 64
 DUE = 2 * 3 * (2 * 4 * EXPERTS) * WIDTH * HIDDEN  # forward: three products for each of the T k rows
 MOST = {"forward": 1.6 * DUE, "backward": 3.2 * DUE}  # a quarter of the experts is asked for
+LEAST = 0.6 * DUE  # forward
+ELSEWHERE = (
+    "Products of other libraries, and sums of products element by element, are not counted. Use PyTorch's "
+    "products of matrices, such as rows @ w1[e].T."
+)
 
 
 def computes(of_work: kit.Line, call: functions.Call) -> kit.Line:
     """The line on FLOPs. Too many miss the exercise's point, and as many as are due show it."""
 
-    def shows(observed: kit.Observed) -> float:
+    def judge(observed: kit.Observed) -> kit.Finding:
         made = functions.reply_about(observed, call).flops.get("forward", 0)
-        return float(made >= 0.6 * DUE and of_work.judge(observed).ok)
+        if made >= LEAST:
+            return of_work.judge(observed)
+        said = f"PyTorch's products took {words.number(made)} FLOPs in forward; {words.number(DUE)} are due."
+        return kit.wrong(said, ELSEWHERE, cause=ELSEWHERE)
 
-    return replace(kit.essential(of_work), shows=shows, part="work")
+    line = kit.essential(replace(of_work, judge=judge))
+    return replace(line, shows=lambda observed: float(judge(observed).ok), part="work")
 
 
 def of_experts(line: kit.Line) -> kit.Line:
