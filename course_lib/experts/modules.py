@@ -69,9 +69,15 @@ class MoE(nn.Module):
         self.register_buffer("bias", torch.zeros(experts))
         self.register_buffer("counts", torch.zeros(experts, dtype=torch.float64))
 
+    def logits(self, x: Tensor) -> Tensor:
+        """In float32 at least, also under autocast, since in 16 bits other experts would be chosen."""
+        exact = torch.promote_types(x.dtype, torch.float32)
+        with torch.autocast(x.device.type, enabled=False):
+            return x.to(exact) @ self.router.to(exact).T
+
     def forward(self, x: Tensor) -> Tensor:
         flat = x.flatten(0, -2)
-        logits = flat @ self.router.T
+        logits = self.logits(flat)
         experts, weights = route(logits, self.bias, k=self.k)
         mine = (self.w1, self.w3, self.w2)
         if self.group is None:

@@ -11,6 +11,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 from course_lib import device, experts, launch
 from course_lib.facts.experts import DEEPSEEK_V3, MIXTRAL_8X7B, all_to_all_bytes, nodes_touched
@@ -436,6 +437,25 @@ def test_the_layer_counts_what_it_chose_and_refuses_experts_that_cannot_be_share
 
     with pytest.raises(RuntimeError, match="2 ranks do not divide 5 experts"):
         launch(job, world_size=2, backend="gloo")
+
+
+def test_autocast_and_recomputation_choose_the_same_experts(seed: int) -> None:
+    torch.manual_seed(seed)
+    layer, x = experts.MoE(16, 8, experts=8, k=2), torch.randn(200, 16)
+    counts, outputs = [], []
+    for autocast, again in ((False, False), (True, False), (False, True)):
+        layer.counts.zero_()
+        layer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            y = checkpoint(layer, x, use_reentrant=False) if again else layer(x)
+        counts.append(layer.counts.clone())
+        y.float().sum().backward()
+        outputs.append([y.float(), layer.router.grad, layer.w1.grad])
+        times = layer.counts / counts[-1]  # a forward that is made again may count again
+        assert bool((times == times[0]).all()) and times[0] in (1, 1 + again)
+    assert torch.equal(counts[0], counts[1]) and torch.equal(counts[0], counts[2])
+    torch.testing.assert_close(outputs[2], outputs[0])
+    torch.testing.assert_close(outputs[1], outputs[0], rtol=0.1, atol=0.02)
 
 
 # ---- facts
