@@ -3,8 +3,8 @@
 #
 # **What does a mixture of experts send, and to whom?**
 #
-# In a dense layer every parameter costs FLOPs for every token. A mixture of experts breaks this rule: it has
-# E MLPs in the place of one, and a router sends each token to k of them. Mixtral holds 46.7 billion
+# In a dense layer every parameter costs FLOPs for every token. A mixture of experts breaks this rule, because
+# it has E MLPs in the place of one, and a router sends each token to only k of them. Mixtral holds 46.7 billion
 # parameters and uses 12.9 billion for a token; DeepSeek-V3 holds 671 billion and uses 37.6 billion.
 #
 # The experts do not fit on one rank, so they are dealt out, and tokens travel to theirs and back. No earlier
@@ -211,8 +211,8 @@ if ready(route):
 # | time | 25 minutes |
 # | points | 9 |
 #
-# For every token: send it through its k experts, multiply each result by its weight, add. A loop over tokens
-# does that, and it is slow, because a product of one row with a matrix uses a GPU's units badly. The other
+# Every token is sent through its k experts, and their results are added, each multiplied by its weight. A loop
+# over tokens does that, but it is slow, because a product of one row with a matrix uses a GPU's units badly. The other
 # extreme is one line: all tokens through all experts, and a mask. It costs E/k times the FLOPs, which gives
 # away the reason for having experts.
 #
@@ -501,12 +501,12 @@ except RankError as error:
 # how many rows come. If you sort your rows by expert, they are sorted by rank as well, since rank r holds
 # experts in succession.
 #
-# Part 3 has the knot. Rows arrive **by source**: those of rank 0, by expert, then those of rank 1, by expert,
-# and so on. The products want them **by expert**. So they are sorted again, and sorted back before they leave,
-# since every rank expects its rows in the order in which it sent them.
+# Part 3 is the difficult one, because rows arrive **by source**. First come those of rank 0 in the order of their
+# experts, then those of rank 1, and so on. The products need them **by expert**, so the rows are sorted again.
+# They are sorted back before they leave, because every rank expects its rows in the order in which it sent them.
 #
-# **Predict.** The experts on rank r saw rows of all ranks. Their gradients: does anything have to be summed
-# over the n ranks after backward? And the gradient of the router, which is whole on every rank?
+# **Predict.** The experts on rank r saw rows of all ranks. After backward, do their gradients still have to be
+# summed over the n ranks? What about the gradient of the router, which is whole on every rank?
 #
 # <details><summary>Answer</summary>Nothing for the experts. In backward the gradients of all results came back
 # to them, so their gradient is the sum over all ranks' tokens already. The router saw its own rank's tokens
@@ -615,8 +615,8 @@ if run:
         print([0 if to == rank else part for to, part in enumerate(operation.parts)])
 
 # %% [markdown]
-# **Look.** The timeline of this layer. Each rank has five all-to-alls: the counts, which are tiny, dispatch
-# and combine of forward, and two for backward. All four ranks have to wait until the popular rank has
+# **Look.** This is the timeline of the layer. Each rank has five all-to-alls. The first one sends the counts and
+# is tiny, the next two are dispatch and combine, and the last two belong to backward. All four ranks have to wait until the popular rank has
 # computed.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -624,8 +624,8 @@ if run:
     display(run.ledger.timeline())
 
 # %% [markdown]
-# **Break it.** Leave out the second sort: rows go back in the order of the experts. All shapes fit, no
-# exchange complains, and the loss goes down in training, only more slowly. The cell compares the outputs of
+# **Break it.** Without the second sort, rows go back in the order of the experts. All shapes fit, no exchange
+# complains, and the loss goes down in training, only more slowly. The cell compares the outputs of
 # three ranks with those of one process.
 
 
@@ -693,7 +693,7 @@ print("right tokens of 20 on each rank:", list(launch(right_tokens, unsorted, wo
 # <details><summary>Answer</summary>Rank 0 has 2 rows for rank 1's experts, and gets 5 of rank 1. Dispatch 2,
 # combine 5, and the same backward: 14 rows.</details>
 #
-# **Build.** Rows only: the counts themselves, 8 bytes an expert, are not included.
+# **Build.** Count the rows only, and leave out the counts themselves, which take 8 bytes an expert.
 
 
 # %% nbgrader={"grade_id": "all_to_all_bytes", "solution": true}
