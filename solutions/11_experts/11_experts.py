@@ -197,9 +197,9 @@ if ready(route):
 #
 # **In production.** Mixtral has softmax over the k chosen logits, which is the same quotient. DeepSeek-V3 has
 # a sigmoid for each expert in place of the softmax, and the bias for the choice alone (§2.1.2 of its report).
-# Megatron-Core refuses k = 1 with a renormalised weight, "as it would yield a zero gradient". DeepSpeed's
-# top-k gate compared *logits* where it had to compare ranks when tokens were dropped, and kept 0.6 % of the
-# routes where 6.25 % were meant, until a correction in 2026 (pull request 7986): your check would have said so.
+# Megatron-Core refuses k = 1 with a renormalised weight, since it "would yield a zero gradient". DeepSpeed's top-k
+# gate compared the logits of different tokens when it had to drop some. It kept 0.006 of the routes where 0.0625
+# were meant, until pull request 7986. Your check would have found that.
 
 # %% [markdown]
 # ## 2 · Experts on one rank
@@ -338,8 +338,8 @@ if ready(moe):
         print(f"{function.__name__:15} {milliseconds(function, *drawn):7.1f} ms   off by {off:.0e}")
 
 # %% [markdown]
-# **In production.** `F.grouped_mm(rows, weights, offs=...)` (PyTorch 2.9 and later; `torch._grouped_mm`
-# before) has the products of all experts in one call, in 16 bits or float32. A GPU then starts one kernel in
+# **In production.** PyTorch's `F.grouped_mm(rows, weights, offs=...)` (2.13 has it)
+# has the products of all experts in one call, in 16 bits or float32. A GPU then starts one kernel in
 # place of E, and a CPU gains nothing over the loop. MegaBlocks (Gale et al. 2022) has a kernel for blocks of
 # rows. Both need what you made: rows in the order of their experts, and the counts.
 

@@ -160,7 +160,7 @@ def test_moe_is_the_loop_over_tokens(tokens: int, count: int, k: int, seed: int)
             torch.testing.assert_close(ours, wanted, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.skipif(not hasattr(F, "grouped_mm"), reason="F.grouped_mm is of PyTorch 2.9 and later")
+@pytest.mark.skipif(not hasattr(F, "grouped_mm"), reason="this PyTorch has no F.grouped_mm")
 def test_moe_is_pytorchs_grouped_product(seed: int) -> None:
     arguments = drawn(40, 4, 2, seed, width=16, hidden=32)
     x, chosen, weights, w1, w3, w2 = (a.float() if a.is_floating_point() else a for a in arguments)

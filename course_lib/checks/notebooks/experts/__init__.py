@@ -1,6 +1,7 @@
 """The checks of notebook 11: what does a mixture of experts send, and to whom?"""
 
-from course_lib.checks.notebooks.experts.balance import load_balancing_loss, update_bias
+from course_lib.checks.notebooks.experts.balance import load_balancing_loss
+from course_lib.checks.notebooks.experts.bias import update_bias
 from course_lib.checks.notebooks.experts.mixture import moe
 from course_lib.checks.notebooks.experts.parallel import expert_parallel_moe
 from course_lib.checks.notebooks.experts.prediction import all_to_all_bytes
