@@ -407,10 +407,10 @@ def all_to_all(rows, send, receive, group):
 
 
 def exchange(rows, send, receive, group=None):
-    """The rows that come, (sum(receive), ...): receive[0] of rank 0 first, then receive[1] of rank 1, ...
+    """The rows that come, (sum(receive), ...): receive[0] of rank 0 first, and so on.
 
-    rows: (sum(send), ...): the first send[0] go to rank 0, the next send[1] to rank 1. Any number may
-    be 0. Both are lists of Python's integers. Gradients go back the way the rows came.
+    rows: (sum(send), ...): the first send[0] go to rank 0, the next send[1] to rank 1. Any number
+    may be 0. Both are lists of Python's integers. Gradients go back the way the rows came.
     """
     ### BEGIN SOLUTION
     # Python's integers: on a GPU the host has to wait until the counts are computed.
@@ -525,10 +525,10 @@ except RankError as error:
 def expert_parallel_moe(x, experts, weights, w1, w3, w2, group=None):
     """The result of moe with all experts, (T, h).
 
-    x, experts, weights: of this rank's own T tokens, which may be none; experts are counted over all
-    ranks. w1, w3: (E / n, f, h); w2: (E / n, h, f): rank r of the group has the experts from
-    r E / n on. A row travels only to the rank of its expert, and back. The gradients of w1, w3 and w2
-    are those of all ranks' tokens.
+    x, experts, weights: of this rank's own T tokens, which may be none; experts are counted over
+    all ranks. w1, w3: (E / n, f, h); w2: (E / n, h, f): rank r of the group has the experts from
+    r E / n on. A row travels only to the rank of its expert, and back. The gradients of w1, w3 and
+    w2 are those of all ranks' tokens.
     """
     ### BEGIN SOLUTION
     n, held = dist.get_world_size(group), len(w1)
@@ -785,8 +785,9 @@ def load_balancing_loss(logits, experts, group=None):
     """This rank's share of E sum f_i p_i; a number, with a gradient to logits.
 
     logits: (T, E), of this rank's tokens, which may be none; experts: (T, k). It returns
-    E sum f_i (sum of its own tokens' p_i) / (tokens of all ranks), so that the sum over the ranks is
-    the loss of the batch, however the tokens are spread. Sends E numbers forward, nothing backward.
+    E sum f_i (sum of its own tokens' p_i) / (tokens of all ranks), so that the sum over the ranks
+    is the loss of the batch, however the tokens are spread. Sends E numbers forward, nothing
+    backward.
     """
     ### BEGIN SOLUTION
     count, k = logits.shape[1], experts.shape[1]
@@ -802,8 +803,8 @@ def load_balancing_loss(logits, experts, group=None):
 def update_bias(bias, counts, speed=0.001, group=None):
     """A new bias: `speed` more for experts below the mean, `speed` less for those above it.
 
-    bias: (E,). counts: (E,), the assignments of this rank's tokens; those of all ranks decide. An expert
-    with exactly the mean keeps its bias. The arguments stay as they are. Sends E numbers.
+    bias: (E,). counts: (E,), the assignments of this rank's tokens; those of all ranks decide. An
+    expert with exactly the mean keeps its bias. The arguments stay as they are. Sends E numbers.
     """
     ### BEGIN SOLUTION
     total = counts.double()

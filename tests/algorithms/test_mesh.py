@@ -110,7 +110,7 @@ def test_sizes_have_to_multiply_to_the_number_of_ranks(
 def test_names_that_a_step_does_not_know_are_refused_with_those_it_knows(
     backend: str, require_ranks: RequireRanks
 ) -> None:
-    """Over "ep" or "ddp" nothing would be summed, and the run would look like one that trains."""
+    """Over "sp" or "ddp" nothing would be summed, and the run would look like one that trains."""
     require_ranks(2)
 
     def job() -> list[str]:
@@ -118,7 +118,7 @@ def test_names_that_a_step_does_not_know_are_refused_with_those_it_knows(
         mesh = Mesh({"dp": 2})
         for ask in (
             lambda: Mesh({"ddp": 2}),
-            lambda: Mesh({"dp": 2, "ep": 1}),
+            lambda: Mesh({"dp": 2, "sp": 1}),
             lambda: mesh.size("data"),
             lambda: mesh.size(("dp", "sp")),
             lambda: mesh.group("DP"),
@@ -130,7 +130,7 @@ def test_names_that_a_step_does_not_know_are_refused_with_those_it_knows(
         assert mesh.size("cp") == 1 and mesh.ranks(("pp", "tp")) == [dist.get_rank()]
         return said
 
-    wanted = ["'ddp'", "'ep'", "'data'", "'sp'", "'DP'", "'data'"]
+    wanted = ["'ddp'", "'sp'", "'data'", "'sp'", "'DP'", "'data'"]
     assert list(launch(job, world_size=2, backend=backend)) == [wanted] * 2
 
 
