@@ -24,6 +24,7 @@ One topic each:
     format_explorer.py    formats, gradients: the bits of a number (09)
     mesh_explorer.py      mesh_explorer: a rank's part, groups and wires (10); mesh_figure.py draws it
     strategy_advisor.py   strategy_advisor: all layouts of a cluster (10)
+    router_playground.py  router_playground: rows, drops and the slowest rank of a mixture (11)
 
 Each is imported from its module: `from course_lib.pictures.gantt import gantt`.
 """

@@ -14,6 +14,7 @@ A cluster that nobody here has: which wire does an axis use, does a layout fit, 
     step_time.py     step_seconds, step_parts: where a step's time goes
     advisor.py       advise: every layout judged, with the first reason why it was dropped; best_layout
     replay.py        a recorded run, done again on other wires; a schedule of many stages on the clock
+    mixture_traffic.py  the rows of a router's choices, bytes by wire, drops, the slowest rank
     published.py     published steps, row by row, the one constant that is fitted, and how far the rest is off
 
 As notebook 10 asks for them, of plain numbers:

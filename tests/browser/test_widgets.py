@@ -54,6 +54,9 @@ CELLS = {
     "pictures/mesh_explorer.py": [
         "from course_lib.pictures.mesh_explorer import mesh_explorer\nmesh_explorer()"
     ],
+    "pictures/router_playground.py": [
+        "from course_lib.pictures.router_playground import router_playground\nrouter_playground()"
+    ],
     "pictures/strategy_advisor.py": [
         "from course_lib.pictures.strategy_advisor import strategy_advisor\nstrategy_advisor()"
     ],
