@@ -65,6 +65,8 @@ TOO_LARGE = (
 def trouble(error: str, text: str) -> str:
     if "sort()" in text:
         return "Name all arguments of sort: scores.sort(dim=-1, descending=True, stable=True)."
+    if "tuple indices must be integers" in text:
+        return "sort and topk return values and indices: the experts are `.indices` of it."
     if "leaf Variable" in text:
         return "An argument was changed in place. It belongs to the caller, so make a new tensor."
     if "inplace operation" in text:
