@@ -240,8 +240,9 @@ if ready(route):
 #
 # - An expert without rows must have a gradient of *zeros*, not None. If you go through the experts with
 #   `rows.split(counts)`, an empty part is multiplied by the expert's matrices like all others, and its
-#   gradient is zeros by itself. An `if len(part):` would leave None there, and replicas that sum their
-#   gradients would hang.
+#   gradient is zeros by itself. Do not skip it. Where every expert is a module of its own, an
+#   `if len(part):` leaves None there, and replicas that sum their gradients hang. Here one tensor holds the
+#   matrices of all experts, so skipping fails only if none of them has a row, which can happen in §4.
 # - The weight comes after the expert. silu(w · x) is not w · silu(x).
 
 
@@ -615,17 +616,18 @@ if run:
         print([0 if to == rank else part for to, part in enumerate(operation.parts)])
 
 # %% [markdown]
-# **Look.** This is the timeline of the layer. Each rank has five all-to-alls. The first one sends the counts and
-# is tiny, the next two are dispatch and combine, and the last two belong to backward. All four ranks have to wait until the popular rank has
-# computed.
+# **Look.** This is the timeline of the layer. Each rank has five all-to-alls. The first one sends the counts:
+# 64 bytes, but its bar can be the longest, since it waits for the rank that begins last. The next two are
+# dispatch and combine, and the last two belong to backward. All four ranks have to wait until the popular
+# rank has computed.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 if run:
     display(run.ledger.timeline())
 
 # %% [markdown]
-# **Break it.** Without the second sort, rows go back in the order of the experts. All shapes fit, no exchange
-# complains, and the loss goes down in training, only more slowly. The cell compares the outputs of
+# **Break it.** If the results are not sorted back, they leave in the order of the experts. All shapes fit, no
+# exchange complains, and the loss goes down in training, only more slowly. The cell compares the outputs of
 # three ranks with those of one process.
 
 
