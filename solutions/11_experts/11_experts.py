@@ -148,9 +148,9 @@ report = check("11_experts/route", route, cases="hidden")
 report.points(8)
 
 # %% [markdown]
-# **Measure.** Does a fresh router spread its tokens? The cell embeds the first 240 characters of the course's
-# own source code, each by a random vector, and routes them to 8 experts. A character always goes to the same
-# two experts, and the text does not use all characters equally often.
+# **Measure.** Does a fresh router spread its tokens? The cell embeds the first 240 characters of the sources
+# of Python's standard library, each by a random vector, and routes them to 8 experts. A character always goes
+# to the same two experts, and the text does not use all characters equally often.
 
 # %% tags=["skip-in-grading"]
 torch.manual_seed(3)
@@ -516,7 +516,8 @@ except RankError as error:
 # **Build.** It uses your `exchange`. If that is not finished, take the library's here: `reference.exchange`.
 #
 # - Counts: `experts.flatten().bincount(minlength=E)`, int64, with E = n · len(w1). One `all_to_all_single`
-#   without sizes gives each rank the counts for its own experts: the first E/n of rank 0, the next of rank 1.
+#   without sizes gives each rank the counts for its own experts: E/n numbers from rank 0, then E/n from rank 1,
+#   and so on. Call them `arriving`.
 # - `counts.view(n, -1).sum(1)` are the rows for each rank.
 # - The expert of each row that arrived: `torch.arange(E // n).repeat(n).repeat_interleave(arriving)`.
 # - A rank without tokens takes part in everything: others need its experts.
@@ -840,7 +841,7 @@ report.points(3)
 
 # %% [markdown]
 # **Measure.** A GPT of two layers with your mixtures in the place of its MLPs, 8 experts and k = 2, learns to
-# write Python from the course's source code: 120 steps, three times, with the same numbers at the start.
+# write Python from the standard library's sources: 120 steps, three times, with the same numbers at the start.
 # Nothing is done for balance in the first run; the second has the loss, with the coefficient 0.1; the third
 # has the bias, with the speed 0.01. The cell takes about 20 seconds.
 #

@@ -148,7 +148,7 @@
 
 # %% wrong: sent and received
 # is: slip
-# says: What comes to the rank is counted as well
+# says: Rows that come to the rank are counted as well
 def all_to_all_bytes(counts, rank, width, itemsize=2):
     n, held = len(counts), len(counts[0]) // len(counts)
     between = [[sum(row[held * to : held * (to + 1)]) for to in range(n)] for row in counts]

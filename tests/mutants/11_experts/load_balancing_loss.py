@@ -280,6 +280,22 @@ def load_balancing_loss(logits, experts, group=None):
 +    counts = logits.softmax(-1).sum(0).detach()
 
 
+# %% wrong: the sign is reversed
+# is: slip
+# says: more tokens to the popular experts
+# base: counts of all ranks
+-    return E * (f * p).sum()
++    return -E * (f * p).sum()
+
+
+# %% wrong: divided by k once more
+# is: slip
+# says: Nothing else is divided by k
+# base: counts of all ranks
+-    return E * (f * p).sum()
++    return E / k * (f * p).sum()
+
+
 # %% right: counts and tokens in one tensor of integers
 def load_balancing_loss(logits, experts, group=None):
     T, E = logits.shape

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -57,8 +58,11 @@ TIMES_K = (
     "T tokens."
 )
 K_TOO_SMALL = (
-    "The share is k times too small. The sum of the counts is k times the number of tokens, and p is divided "
-    "by the tokens."
+    "The share is k times too small. f sums to 1, and p is divided by the number of tokens, which is the sum "
+    "of the counts divided by k. Nothing else is divided by k."
+)
+NEGATIVE = (
+    "The sign is reversed, so training would send more tokens to the popular experts. The loss is positive."
 )
 N_TIMES = (
     "The share is n times too large, as if counts had been averaged over the n ranks. The tokens of all "
@@ -96,7 +100,9 @@ def trouble(case: kit.Case, kind: str, text: str) -> str:
     if kind == "deadlock":
         also = " A rank without tokens takes part as well." if case.title == EMPTY_CASE else ""
         return f"All ranks call the same collectives.{also}"
-    if "do not agree on their collective" in text or "must match the size of tensor" in text:
+    sizes = re.search(r"tensor a \((\d+)\) must match the size of tensor b \((\d+)\)", text)
+    one_short = sizes is not None and abs(int(sizes[1]) - int(sizes[2])) == 1
+    if "do not agree on their collective" in text or one_short:
         return (
             "The counts of all ranks have one length, E. bincount without minlength=E ends at the largest "
             "number that it meets."
@@ -223,6 +229,7 @@ class Batch:
             (NTH, lambda k: whole(k) / self.n),
             (UNEQUAL, lambda k: self.loss(self.f, self.mean(k, self.n * max(self.sizes[k], 1)))),
             (NO_E, lambda k: self.loss(self.f, self.mean(k)) / self.count),
+            (NEGATIVE, lambda k: -self.loss(self.f, self.mean(k))),
             (UNDIVIDED, lambda k: self.loss(self.f, self.mean(k, 1))),
             (SOFT, with_f(mean)),
             (SOFT, with_f(mean * self.k)),
@@ -246,6 +253,7 @@ class Batch:
             (UNEQUAL, lambda k: self.gradient(k, self.f, self.n * max(self.sizes[k], 1))),
             (NTH, lambda k: self.gradient(k, self.f) / self.n),
             (NO_E, lambda k: self.gradient(k, self.f) / self.count),
+            (NEGATIVE, lambda k: -self.gradient(k, self.f)),
             (UNDIVIDED, lambda k: self.gradient(k, self.f, 1)),
             (SOFT, lambda k: self.gradient(k, mean)),
             (SOFT, lambda k: self.gradient(k, mean * self.k)),

@@ -103,7 +103,7 @@ SLIPS: Mapping[str, kit.Formula] = {
     "The answer is the sum over all ranks. One rank's bytes are asked for.": of_all,
     "The counts themselves are not included: rows only.": with_counts,
     "The counts themselves are not included: rows only. ": with_all_counts,
-    "What comes to the rank is counted as well. The bytes that it sends are asked for.": rows(4, 4),
+    "Rows that come to the rank are counted as well. The bytes that it sends are asked for.": rows(4, 4),
     "Rank r holds E / n experts in succession, and not every n-th.": striped,
     "A rank holds E / n experts: add up the rows for all of them.": one_expert_a_rank,
     "A number has itemsize bytes, by default two.": rows(2, 2, itemsize=1),
