@@ -18,15 +18,20 @@ _as_base = torch._C.DisableTorchFunctionSubclass
 
 @dataclass(frozen=True)
 class Part:
-    """The part that goes to a member, or comes from it. rows: its count is of rows, and not of elements."""
+    """The part that goes to a member, or comes from it. rows: its count is of rows, and not of elements.
+
+    of: the members that share these rows equally, if there is no whole number of rows for each.
+    """
 
     nbytes: int
     count: int
     rows: bool
+    of: int = 0
 
     def __str__(self) -> str:
+        share = f"1/{self.of} of " if self.of else ""
         unit = ("row" if self.rows else "element") + ("" if self.count == 1 else "s")
-        return f"{self.count:,} {unit} ({self.nbytes:,} bytes)"
+        return f"{share}{self.count:,} {unit} ({self.nbytes:,} bytes)"
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,10 @@ def parts(tensors: Tensor | Sequence[Tensor], splits: Sequence[int], n: int) -> 
         rows = tensors.shape[0] if tensors.dim() else 1
         nbytes = _numel(tensors) * _element_size(tensors)
         if not splits:
-            return (Part(nbytes // n, rows // n, True),) * n
+            return (
+                Part(nbytes // n, rows, True, n)
+                if rows % n
+                else Part(nbytes // n, rows // n, True),
+            ) * n
         each = nbytes // max(1, rows)
         return tuple(Part(each * count, count, True) for count in splits)

@@ -51,6 +51,10 @@ OTHER_UNITS = (
     "Each would get a part of the other's weights or gradients. All ranks must use the same units, in the "
     "same order: look for a branch that depends on the rank or on its data."
 )
+OTHER_ROWS = (
+    "The rows of the two ends differ in size: the output has as many numbers in a row as the input, and of "
+    "the same dtype."
+)
 SPLITS = (
     "The sender's number for the receiver in input_split_sizes must be the receiver's number for the sender "
     "in output_split_sizes."
@@ -364,9 +368,10 @@ class Recorder:
             )
             for sender, sends, sent, receiver, expects, expected in ends:
                 if sent != expected:
+                    alike = str(sends).partition(" (")[0] == str(expects).partition(" (")[0]
                     raise CommunicationError(
                         f"the two ends of an all-to-all differ: rank {sender} sends {sends} to rank "
-                        f"{receiver}, which expects {expects} from it. {SPLITS}"
+                        f"{receiver}, which expects {expects} from it. {OTHER_ROWS if alike else SPLITS}"
                     )
 
 

@@ -148,9 +148,9 @@ report = check("11_experts/route", route, cases="hidden")
 report.points(8)
 
 # %% [markdown]
-# **Measure.** Does a fresh router spread its tokens? The cell embeds the first 240 characters of the course's
-# own source code, each by a random vector, and routes them to 8 experts. A character always goes to the same
-# two experts, and the text does not use all characters equally often.
+# **Measure.** Does a fresh router spread its tokens? The cell embeds the first 240 characters of the sources
+# of Python's standard library, each by a random vector, and routes them to 8 experts. A character always goes
+# to the same two experts, and the text does not use all characters equally often.
 
 # %% tags=["skip-in-grading"]
 torch.manual_seed(3)
@@ -240,8 +240,9 @@ if ready(route):
 #
 # - An expert without rows must have a gradient of *zeros*, not None. If you go through the experts with
 #   `rows.split(counts)`, an empty part is multiplied by the expert's matrices like all others, and its
-#   gradient is zeros by itself. An `if len(part):` would leave None there, and replicas that sum their
-#   gradients would hang.
+#   gradient is zeros by itself. Do not skip it. Where every expert is a module of its own, an
+#   `if len(part):` leaves None there, and replicas that sum their gradients hang. Here one tensor holds the
+#   matrices of all experts, so skipping fails only if none of them has a row, which can happen in §4.
 # - The weight comes after the expert. silu(w · x) is not w · silu(x).
 
 
@@ -515,7 +516,8 @@ except RankError as error:
 # **Build.** It uses your `exchange`. If that is not finished, take the library's here: `reference.exchange`.
 #
 # - Counts: `experts.flatten().bincount(minlength=E)`, int64, with E = n · len(w1). One `all_to_all_single`
-#   without sizes gives each rank the counts for its own experts: the first E/n of rank 0, the next of rank 1.
+#   without sizes gives each rank the counts for its own experts: E/n numbers from rank 0, then E/n from rank 1,
+#   and so on. Call them `arriving`.
 # - `counts.view(n, -1).sum(1)` are the rows for each rank.
 # - The expert of each row that arrived: `torch.arange(E // n).repeat(n).repeat_interleave(arriving)`.
 # - A rank without tokens takes part in everything: others need its experts.
@@ -615,17 +617,18 @@ if run:
         print([0 if to == rank else part for to, part in enumerate(operation.parts)])
 
 # %% [markdown]
-# **Look.** This is the timeline of the layer. Each rank has five all-to-alls. The first one sends the counts and
-# is tiny, the next two are dispatch and combine, and the last two belong to backward. All four ranks have to wait until the popular rank has
-# computed.
+# **Look.** This is the timeline of the layer. Each rank has five all-to-alls. The first one sends the counts:
+# 64 bytes, but its bar can be the longest, since it waits for the rank that begins last. The next two are
+# dispatch and combine, and the last two belong to backward. All four ranks have to wait until the popular
+# rank has computed.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 if run:
     display(run.ledger.timeline())
 
 # %% [markdown]
-# **Break it.** Without the second sort, rows go back in the order of the experts. All shapes fit, no exchange
-# complains, and the loss goes down in training, only more slowly. The cell compares the outputs of
+# **Break it.** If the results are not sorted back, they leave in the order of the experts. All shapes fit, no
+# exchange complains, and the loss goes down in training, only more slowly. The cell compares the outputs of
 # three ranks with those of one process.
 
 
@@ -838,7 +841,7 @@ report.points(3)
 
 # %% [markdown]
 # **Measure.** A GPT of two layers with your mixtures in the place of its MLPs, 8 experts and k = 2, learns to
-# write Python from the course's source code: 120 steps, three times, with the same numbers at the start.
+# write Python from the standard library's sources: 120 steps, three times, with the same numbers at the start.
 # Nothing is done for balance in the first run; the second has the loss, with the coefficient 0.1; the third
 # has the bias, with the speed 0.01. The cell takes about 20 seconds.
 #

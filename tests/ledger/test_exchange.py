@@ -82,6 +82,26 @@ def test_what_one_rank_sends_the_other_expects(more: int, expects: str, backend:
         launch(program, world_size=2, backend=backend)
 
 
+def test_rows_that_no_split_sizes_cut_are_told_as_a_fraction(cpu_backend: str) -> None:
+    """Three rows between two ranks are one and a half each; as whole numbers both ends would look equal."""
+
+    def program() -> None:
+        rows = 3 if dist.get_rank() else 2
+        dist.all_to_all_single(torch.empty(rows, 2), torch.ones(rows, 2))
+
+    says = r"sends 1/2 of 3 rows \(12 bytes\)|expects 1/2 of 3 rows \(12 bytes\)"
+    with pytest.raises(RankError, match=says):
+        launch(program, world_size=2, backend=cpu_backend)
+
+
+def test_rows_of_another_width_are_told(cpu_backend: str) -> None:
+    def program() -> None:
+        dist.all_to_all_single(torch.empty(2), torch.ones(2, WIDTH))
+
+    with pytest.raises(RankError, match="The rows of the two ends differ in size"):
+        launch(program, world_size=2, backend=cpu_backend)
+
+
 def test_rows_of_another_dtype_differ(cpu_backend: str) -> None:
     def program() -> None:
         kind = torch.float32 if dist.get_rank() else torch.float64

@@ -146,6 +146,28 @@
 +    2 * (goes + comes) * width * itemsize
 
 
+# %% wrong: sent and received
+# is: slip
+# says: Rows that come to the rank are counted as well
+def all_to_all_bytes(counts, rank, width, itemsize=2):
+    n, held = len(counts), len(counts[0]) // len(counts)
+    between = [[sum(row[held * to : held * (to + 1)]) for to in range(n)] for row in counts]
+    goes = sum(between[rank]) - between[rank][rank]
+    comes = sum(row[rank] for row in between) - between[rank][rank]
+    return (2 * (goes + comes) + 2 * (comes + goes)) * width * itemsize
+
+
+# %% wrong: all counts are included
+# is: slip
+# says: The counts themselves are not included
+def all_to_all_bytes(counts, rank, width, itemsize=2):
+    n, held = len(counts), len(counts[0]) // len(counts)
+    between = [[sum(row[held * to : held * (to + 1)]) for to in range(n)] for row in counts]
+    goes = sum(between[rank]) - between[rank][rank]
+    comes = sum(row[rank] for row in between) - between[rank][rank]
+    return 2 * (goes + comes) * width * itemsize + 8 * len(counts[0])
+
+
 # %% right: from the matrix of rows
 def all_to_all_bytes(counts, rank, width, itemsize=2):
     n, held = len(counts), len(counts[0]) // len(counts)

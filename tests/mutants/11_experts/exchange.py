@@ -233,6 +233,65 @@ def exchange(rows, send, receive, group=None):
 from course_lib.experts.all_to_all import exchange
 
 
+# %% wrong: all rows to all ranks, as objects
+# is: idea
+# says: those for other ranks as well
+class Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, rows, send, receive, group):
+        ctx.back = receive, send, group
+        return gathered(rows, send, group)
+
+    @staticmethod
+    def backward(ctx, grad):
+        receive, _, group = ctx.back
+        return gathered(grad, receive, group), None, None, None
+
+
+def gathered(rows, send, group):
+    everything = [None] * dist.get_world_size(group)
+    dist.all_gather_object(everything, rows.split(send), group=group)
+    return torch.cat([parts[dist.get_rank(group)] for parts in everything])
+
+
+def exchange(rows, send, receive, group=None):
+    return Exchange.apply(rows, send, receive, group)
+
+
+# %% wrong: backward gives zeros
+# is: idea
+# says: The gradients are zeros
+# base: a Function whose backward is the reverse
+-        return all_to_all(grad, *ctx.back), None, None, None
++        return grad.new_zeros(sum(ctx.back[1]), *grad.shape[1:]), None, None, None
+
+
+# %% wrong: without split sizes
+# is: form
+# says: Without split sizes every rank gets an equal part
+# base: a Function whose backward is the reverse
+-    came = rows.new_empty(sum(receive), *rows.shape[1:])
+-    dist.all_to_all_single(came, rows.contiguous(), receive, send, group=group)
++    came = torch.empty_like(rows)
++    dist.all_to_all_single(came, rows.contiguous(), group=group)
+
+
+# %% wrong: room for one number a row
+# is: form
+# says: rows like those that are sent
+# base: a Function whose backward is the reverse
+-    came = rows.new_empty(sum(receive), *rows.shape[1:])
++    came = rows.new_empty(sum(receive))
+
+
+# %% wrong: lists are saved as tensors are
+# is: form
+# says: save_for_backward keeps tensors
+# base: a Function whose backward is the reverse
+-        ctx.back = receive, send, group
++        ctx.save_for_backward(receive, send, group)
+
+
 # %% right: a Function whose backward is the reverse
 def all_to_all(rows, send, receive, group):
     came = rows.new_empty(sum(receive), *rows.shape[1:])

@@ -329,6 +329,80 @@ def expert_parallel_moe(x, experts, weights, w1, w3, w2, group=None):
 from course_lib.experts.parallel import expert_parallel_moe
 
 
+# %% wrong: counts of the own experts alone
+# is: form
+# says: Each rank has a count for every one of the E experts
+# base: rows sorted by expert
+-    counts = flat.bincount(minlength=n * held)
++    counts = flat.bincount(minlength=held)
+
+
+# %% wrong: counts in float
+# is: form
+# says: Sizes are whole numbers
+# base: rows sorted by expert
+-def exchange(rows, send, receive, group):
+-    return Exchange.apply(rows, send, receive, group)
++from course_lib.experts import exchange
+@@
+-    counts = flat.bincount(minlength=n * held)
++    counts = flat.bincount(minlength=n * held).double()
+
+
+# %% wrong: the reply has the splits of the way there, with the library's exchange
+# is: form
+# says: on the way back receive\[i\] results do
+# base: rows sorted by expert
+-def exchange(rows, send, receive, group):
+-    return Exchange.apply(rows, send, receive, group)
++from course_lib.experts import exchange
+@@
+-    out = exchange(out[sort.argsort()], receive, send, group)
++    out = exchange(out[sort.argsort()], send, receive, group)
+
+
+# %% wrong: empty parts are left out
+# is: slip
+# says: Let an empty part go through its expert
+# base: rows sorted by expert
+-    out = torch.cat([through(part, w1[e], w3[e], w2[e]) for e, part in enumerate(parts)])
++    out = torch.cat([through(part, w1[e], w3[e], w2[e]) for e, part in enumerate(parts) if len(part)])
+
+
+# %% wrong: written in place of added
+# is: slip
+# says: add with index_add
+# base: rows sorted by expert
+-    return torch.zeros_like(x).index_add(0, token, weighted)
++    y = torch.zeros_like(x)
++    y[token] = weighted
++    return y
+
+
+# %% wrong: the residual is added
+# is: slip
+# says: x was added to the result
+# base: rows sorted by expert
+-    return torch.zeros_like(x).index_add(0, token, weighted)
++    return x.index_add(0, token, weighted)
+
+
+# %% wrong: divided by the ranks
+# is: slip
+# says: The result was divided by the number of ranks
+# base: rows sorted by expert
+-    return torch.zeros_like(x).index_add(0, token, weighted)
++    return torch.zeros_like(x).index_add(0, token, weighted) / n
+
+
+# %% wrong: rows are detached
+# is: slip
+# says: rows were detached
+# base: rows sorted by expert
+-    rows = exchange(x[token], send, receive, group)
++    rows = exchange(x[token].detach(), send, receive, group)
+
+
 # %% right: rows sorted by expert
 def all_to_all(rows, send, receive, group):
     came = rows.new_empty(sum(receive), *rows.shape[1:])

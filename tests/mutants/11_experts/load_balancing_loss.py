@@ -247,6 +247,55 @@ def load_balancing_loss(logits, experts, group=None):
 +    return E * f * p
 
 
+# %% wrong: counts averaged over the ranks
+# is: slip
+# says: as if counts had been averaged over the n ranks
+# base: counts of all ranks
+-    dist.all_reduce(counts, group=group)
++    dist.all_reduce(counts, group=group)
++    counts = counts / dist.get_world_size(group)
+
+
+# %% wrong: the mean of the own tokens, divided by the ranks
+# is: slip
+# says: Ranks have unequally many
+# base: counts of all ranks
+-    p = logits.softmax(-1).sum(0) / tokens
++    p = logits.softmax(-1).mean(0) / dist.get_world_size(group)
+
+
+# %% wrong: p divided by the assignments
+# is: slip
+# says: The share is k times too small
+# base: counts of all ranks
+-    p = logits.softmax(-1).sum(0) / tokens
++    p = logits.softmax(-1).sum(0) / counts.sum()
+
+
+# %% wrong: f of probabilities, and tokens of their sum
+# is: slip
+# says: f is made of probabilities
+# base: counts of all ranks
+-    counts = experts.flatten().bincount(minlength=E).to(logits.dtype)
++    counts = logits.softmax(-1).sum(0).detach()
+
+
+# %% wrong: the sign is reversed
+# is: slip
+# says: more tokens to the popular experts
+# base: counts of all ranks
+-    return E * (f * p).sum()
++    return -E * (f * p).sum()
+
+
+# %% wrong: divided by k once more
+# is: slip
+# says: Nothing else is divided by k
+# base: counts of all ranks
+-    return E * (f * p).sum()
++    return E / k * (f * p).sum()
+
+
 # %% right: counts and tokens in one tensor of integers
 def load_balancing_loss(logits, experts, group=None):
     T, E = logits.shape

@@ -243,6 +243,96 @@ def moe(x, experts, weights, w1, w3, w2):
 +    out = F.grouped_mm(F.silu(gate) * up, w2.mT, offs=ends)
 
 
+# %% wrong: silu of the product
+# is: slip
+# says: silu of w1 x alone
+# base: rows sorted by expert
+-        (F.silu(part @ w1[e].T) * (part @ w3[e].T)) @ w2[e].T
++        F.silu((part @ w1[e].T) * (part @ w3[e].T)) @ w2[e].T
+
+
+# %% wrong: both halves through silu
+# is: slip
+# says: silu of w1 x alone
+# base: rows sorted by expert
+-        (F.silu(part @ w1[e].T) * (part @ w3[e].T)) @ w2[e].T
++        (F.silu(part @ w1[e].T) * F.silu(part @ w3[e].T)) @ w2[e].T
+
+
+# %% wrong: a sum of the halves
+# is: slip
+# says: silu of w1 x alone
+# base: rows sorted by expert
+-        (F.silu(part @ w1[e].T) * (part @ w3[e].T)) @ w2[e].T
++        (F.silu(part @ w1[e].T) + (part @ w3[e].T)) @ w2[e].T
+
+
+# %% wrong: weights twice
+# is: slip
+# says: multiplied by their weights twice
+# base: rows sorted by expert
+-    out = out * weights.flatten()[order, None]
++    out = out * weights.flatten()[order, None] ** 2
+
+
+# %% wrong: a softmax of the weights
+# is: slip
+# says: A softmax was taken of the weights
+# base: rows sorted by expert
+-    out = out * weights.flatten()[order, None]
++    out = out * weights.softmax(1).flatten()[order, None]
+
+
+# %% wrong: a mean over the k results
+# is: slip
+# says: The sum was divided by k
+# base: rows sorted by expert
+-    return torch.zeros_like(x).index_add(0, token, out)
++    return torch.zeros_like(x).index_add(0, token, out) / k
+
+
+# %% wrong: the sum is lost
+# is: idea
+# says: it returns a new tensor
+# base: rows sorted by expert
+-    return torch.zeros_like(x).index_add(0, token, out)
++    y = torch.zeros_like(x)
++    y.index_add(0, token, out)
++    return y
+
+
+# %% wrong: the last expert first
+# is: idea
+# says: Rows went through other experts than their own
+# base: rows sorted by expert
+-    order = experts.flatten().argsort(stable=True)
++    order = experts.flatten().argsort(stable=True, descending=True)
+
+
+# %% wrong: the order of the order
+# is: idea
+# says: Rows went through other experts than their own
+# base: rows sorted by expert
+-    order = experts.flatten().argsort(stable=True)
++    order = experts.flatten().argsort(stable=True).argsort()
+
+
+# %% wrong: rows are not sorted
+# is: idea
+# says: Rows went through other experts than their own
+# base: rows sorted by expert
+-    rows = x[token]
++    rows = x.repeat_interleave(k, 0)
+
+
+# %% wrong: assignments counted by column
+# is: idea
+# says: Assignment a belongs to token a // k
+# base: rows sorted by expert
+-    token = order // k
++    token = order % len(x)
+
+
 # %% right: padded to the largest count, with bmm
 def moe(x, experts, weights, w1, w3, w2):
     E, k = len(w1), experts.shape[1]

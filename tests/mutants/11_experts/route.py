@@ -237,6 +237,41 @@ def route(logits, bias=None, *, k):
 +    experts = scores.sort(-1, descending=True, stable=True).indices[:, :k]
 
 
+# %% wrong: what sort returns is cut
+# is: form
+# says: sort and topk return values and indices
+def route(logits, bias=None, *, k):
+    probabilities = logits.softmax(-1)
+    scores = probabilities if bias is None else probabilities + bias
+    experts = scores.sort(dim=-1, descending=True, stable=True)[:, :k]
+    weights = probabilities.gather(1, experts)
+    return experts, weights / weights.sum(-1, keepdim=True) if k > 1 else weights
+
+
+# %% wrong: divided by the sum over the tokens
+# is: slip
+# says: divided by a sum over several tokens
+# base: by topk
+-        weights = weights / weights.sum(-1, keepdim=True)
++        weights = weights / weights.sum(0, keepdim=True)
+
+
+# %% wrong: divided by the sum of all weights
+# is: slip
+# says: divided by a sum over several tokens
+# base: by topk
+-        weights = weights / weights.sum(-1, keepdim=True)
++        weights = weights / weights.sum()
+
+
+# %% wrong: rows are gathered
+# is: slip
+# says: An expert is a column of the probabilities
+# base: by topk
+-    weights = probabilities.gather(1, experts)
++    weights = probabilities.gather(0, experts)
+
+
 # %% right: a stable sort
 def route(logits, bias=None, *, k):
     p = torch.softmax(logits, -1)

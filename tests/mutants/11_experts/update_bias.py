@@ -145,6 +145,29 @@ def update_bias(bias, counts, speed=0.001, group=None):
 +    bias + speed * torch.sign(total.mean() - total).to(bias.dtype)
 
 
+# %% wrong: only raised
+# is: slip
+# says: Only experts below the mean were moved
+# base: counts of all ranks
+-    return bias + speed * torch.sign(total.mean() - total).to(bias.dtype)
++    return bias + speed * (total < total.mean()).to(bias.dtype)
+
+
+# %% wrong: only lowered
+# is: slip
+# says: Only experts above the mean were moved
+# base: counts of all ranks
+-    return bias + speed * torch.sign(total.mean() - total).to(bias.dtype)
++    return bias - speed * (total > total.mean()).to(bias.dtype)
+
+
+# %% wrong: the mean of whole numbers
+# is: form
+# says: counts.double\(\).mean
+# base: counts of all ranks
+-    total = total.double()
+
+
 # %% right: by comparisons
 def update_bias(bias, counts, speed=0.001, group=None):
     total = counts.to(torch.float32)

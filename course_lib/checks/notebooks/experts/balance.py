@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -56,6 +57,21 @@ TIMES_K = (
     "The loss is k times too large. f sums to 1, so divide the counts by all k T assignments and not by the "
     "T tokens."
 )
+K_TOO_SMALL = (
+    "The share is k times too small. f sums to 1, and p is divided by the number of tokens, which is the sum "
+    "of the counts divided by k. Nothing else is divided by k."
+)
+NEGATIVE = (
+    "The sign is reversed, so training would send more tokens to the popular experts. The loss is positive."
+)
+N_TIMES = (
+    "The share is n times too large, as if counts had been averaged over the n ranks. The tokens of all "
+    "ranks are the sum of all counts, divided by k."
+)
+UNEQUAL = (
+    "p is the mean over this rank's tokens, divided by the number of ranks. Ranks have unequally many "
+    "tokens, so divide the sum of its own probabilities by the tokens of all ranks."
+)
 UNDIVIDED = "The sum of the probabilities was not divided by the tokens of all ranks."
 SOFT = "f is made of probabilities. It counts choices, which have no gradient, so take it from `experts`."
 CHOSEN_AGAIN = (
@@ -84,11 +100,15 @@ def trouble(case: kit.Case, kind: str, text: str) -> str:
     if kind == "deadlock":
         also = " A rank without tokens takes part as well." if case.title == EMPTY_CASE else ""
         return f"All ranks call the same collectives.{also}"
-    if "do not agree on their collective" in text or "must match the size of tensor" in text:
+    sizes = re.search(r"tensor a \((\d+)\) must match the size of tensor b \((\d+)\)", text)
+    one_short = sizes is not None and abs(int(sizes[1]) - int(sizes[2])) == 1
+    if "do not agree on their collective" in text or one_short:
         return (
             "The counts of all ranks have one length, E. bincount without minlength=E ends at the largest "
             "number that it meets."
         )
+    if "infer output dtype" in text:
+        return "Counts are whole numbers, and their mean need not be one: counts.double().mean()."
     if "leaf Variable" in text:
         return "An argument was changed in place. It belongs to the caller, so make a new tensor."
     return ""
@@ -207,9 +227,12 @@ class Batch:
             (OWN_MEAN, lambda k: self.loss(self.f, self.mean(k, max(self.sizes[k], 1)))),
             (WHOLE, whole),
             (NTH, lambda k: whole(k) / self.n),
+            (UNEQUAL, lambda k: self.loss(self.f, self.mean(k, self.n * max(self.sizes[k], 1)))),
             (NO_E, lambda k: self.loss(self.f, self.mean(k)) / self.count),
+            (NEGATIVE, lambda k: -self.loss(self.f, self.mean(k))),
             (UNDIVIDED, lambda k: self.loss(self.f, self.mean(k, 1))),
             (SOFT, with_f(mean)),
+            (SOFT, with_f(mean * self.k)),
             (SOFT, lambda k: self.loss(self.mean(k, max(self.sizes[k], 1)), self.mean(k))),
             (CHOSEN_AGAIN, with_f(self.f_again)),
             (LOGITS, with_p(lambda own: own)),
@@ -220,20 +243,31 @@ class Batch:
                 (TIMES_K, lambda k: self.k * self.loss(self.f, self.mean(k))),
                 (FIRST, with_f(self.f_first)),
                 (FIRST, with_f(self.f_first / self.k)),
+                (FIRST, with_f(self.f_first * self.k)),
+                (K_TOO_SMALL, lambda k: self.loss(self.f, self.mean(k)) / self.k),
             ]
         gradients = [
             (OWN, lambda k: self.gradient(k, self.own_f(k), max(self.sizes[k], 1))),
             (OWN_F, lambda k: self.gradient(k, self.own_f(k))),
             (OWN_MEAN, lambda k: self.gradient(k, self.f, max(self.sizes[k], 1))),
+            (UNEQUAL, lambda k: self.gradient(k, self.f, self.n * max(self.sizes[k], 1))),
             (NTH, lambda k: self.gradient(k, self.f) / self.n),
             (NO_E, lambda k: self.gradient(k, self.f) / self.count),
+            (NEGATIVE, lambda k: -self.gradient(k, self.f)),
             (UNDIVIDED, lambda k: self.gradient(k, self.f, 1)),
             (SOFT, lambda k: self.gradient(k, mean)),
+            (SOFT, lambda k: self.gradient(k, mean * self.k)),
             (CHOSEN_AGAIN, lambda k: self.gradient(k, self.f_again)),
         ]
-        gradients += [(TIMES_N, lambda k: self.n * self.gradient(k, self.f))] if self.n > 1 else []
+        if self.n > 1:
+            values.append((N_TIMES, lambda k: self.n * self.loss(self.f, self.mean(k))))
+            gradients.append((TIMES_N, lambda k: self.n * self.gradient(k, self.f)))
         if self.k > 1:
-            gradients += [(TIMES_K, lambda k: self.k * self.gradient(k, self.f))]
+            gradients += [
+                (TIMES_K, lambda k: self.k * self.gradient(k, self.f)),
+                (K_TOO_SMALL, lambda k: self.gradient(k, self.f) / self.k),
+                (FIRST, lambda k: self.gradient(k, self.f_first * self.k)),
+            ]
         return [
             Slip(says, lambda k, name=name, gives=gives: {name: gives(k).to(self.dtype)})
             for name, several in (("y", values), ("grad.logits", gradients))
@@ -267,11 +301,12 @@ def loss_lines(
         return [
             nan_told(values_line(run, title, names=("y", "grad.logits"), weight=weight, **more), run, nan)
         ]
+    share = values_line(run, f"{title}: the share of the loss", names=("y",), weight=weight, **more)
     return [
-        of_all_ranks(
-            values_line(run, f"{title}: the share of the loss", names=("y",), weight=weight, **more)
+        of_all_ranks(share),
+        of_the_share(
+            values_line(run, f"{title}: its gradient", names=("grad.logits",), weight=weight, **more), share
         ),
-        values_line(run, f"{title}: its gradient", names=("grad.logits",), weight=weight, **more),
         left_alone(run, "logits", "experts"),
     ]
 
@@ -285,6 +320,18 @@ def nan_told(line: kit.Line, run: LayerRun, says: str) -> kit.Line:
         return finding
 
     return replace(line, judge=judge)
+
+
+def of_the_share(gradient: kit.Line, share: kit.Line) -> kit.Line:
+    """The line on the gradient; if the share itself is n times too large, that is why the gradient is."""
+
+    def judge(observed: kit.Observed) -> kit.Finding:
+        finding = gradient.judge(observed)
+        if TIMES_N in finding.sentences and N_TIMES in share.judge(observed).sentences:
+            return kit.wrong(*finding.sentences[:1], N_TIMES, cause=N_TIMES)
+        return finding
+
+    return replace(gradient, judge=judge)
 
 
 def of_all_ranks(line: kit.Line, local: Sequence[str] = (OWN, OWN_F, MEANS)) -> kit.Line:
@@ -351,7 +398,7 @@ def load_balancing_loss(draw: kit.Draw) -> Iterator[kit.Case]:
     three = Batch.draw(draw, [5, 0, 3], 4, 1)
     run = three.run("three")
     yield layer_case(EMPTY_CASE, [run], loss_lines(three, run, "3 ranks, one without tokens", 1, EMPTY))
-    group = Batch.draw(draw, [3, 6], 5, 2)
+    group = Batch.draw(draw, [3, 6], 5, 3)  # k and the number of ranks differ
     run = group.run("group")
     yield layer_case(
         "group", [run], loss_lines(group, run, "group {1, 3}", 0.5), members=(1, 3), world_size=4

@@ -31,6 +31,8 @@ AT_MEAN = "An expert with exactly the mean keeps its bias."
 ROUNDED = "The mean was rounded to a whole number, so an expert with just as many tokens kept its bias."
 NO_SPEED = "`speed` is the size of the step, and its default is 0.001."
 MEDIAN = "The counts were compared with their median. Compare them with their mean."
+ONLY_UP = "Only experts below the mean were moved. Those above it lose `speed`."
+ONLY_DOWN = "Only experts above the mean were moved. Those below it gain `speed`."
 ONLY_STEP = "The result is the step alone. Add it to the bias."
 OWN_MEAN_COUNT = (
     "The counts of all ranks were compared with the mean of this rank's. Take both from all ranks."
@@ -67,11 +69,12 @@ class Counts:
         before = self.total < self.total.mean()
         steps = [
             right, -right, own[0], -own[0], own.mean(0), own.sum(0), self.by_own_mean(0),
+            right.clamp(min=0), right.clamp(max=0),
             torch.where(before, 1.0, -1.0).double(),
             torch.where(self.total > self.total.mean(), -1.0, 1.0).double(),
         ]  # fmt: skip
-        apart = len({tuple(step.tolist()) for step in steps[:7]}) == 7
-        apart &= not any(torch.equal(a, b) for a in steps[1:7] for b in steps[7:])
+        apart = len({tuple(step.tolist()) for step in steps[:9]}) == 9
+        apart &= not any(torch.equal(a, b) for a in steps[1:9] for b in steps[9:])
         return apart and not any(torch.equal(signs, right) for signs in own)
 
     def by_own_mean(self, rank: int) -> Tensor:
@@ -99,6 +102,8 @@ class Counts:
             (LOCAL, lambda k: self.moved(-own[k])),
             (UNSIGNED, lambda k: self.moved(mean - total)),
             (UNSIGNED, lambda k: self.moved((mean - total) / mean)),
+            (ONLY_UP, lambda k: self.moved(right.clamp(min=0))),
+            (ONLY_DOWN, lambda k: self.moved(right.clamp(max=0))),
             (MEAN_OF_SIGNS, lambda k: self.moved(signs.mean(0))),
             (SUM_OF_SIGNS, lambda k: self.moved(signs.sum(0))),
             (AT_MEAN, lambda k: self.moved(torch.where(total < mean, 1.0, -1.0).double())),

@@ -35,10 +35,30 @@ BEFORE = (
     "The weight scales the expert's input, and an expert is not linear. Multiply the expert's output by it."
 )
 UNWEIGHTED = "The outputs were added without their weights."
+WEIGHT_ONE = (
+    "Every output counts with the weight 1. With k = 1, too, a result is multiplied by its weight as it is."
+)
+TWICE = "The outputs were multiplied by their weights twice."
+SOFTENED = "A softmax was taken of the weights. Take them as they are, since `route` has divided them."
+AVERAGED = "The sum was divided by k. The weights are all that scales it."
+ZEROS = (
+    "The output is zeros. If results were added by index_add: it returns a new tensor, y = y.index_add(...), "
+    "and leaves the old one as it is."
+)
+OTHER_ROWS = (
+    "Rows went through other experts than their own. The parts are cut in the order of the experts, so the "
+    "rows have to stand in that order: x[token], with order = experts.flatten().argsort() and token = "
+    "order // k."
+)
+OTHER_TOKENS = "Assignment a belongs to token a // k. Rows were taken from other tokens."
 RENORMALISED = "The weights were divided by their sum. Take them as they are, since `route` has divided them."
 SWAPPED = "w1 and w3 are swapped. An expert is w2 (silu(w1 x) * w3 x)."
 NO_SILU = "silu is missing. An expert is w2 (silu(w1 x) * w3 x)."
 NO_GATE = "w3 is missing. An expert is w2 (silu(w1 x) * w3 x)."
+ANOTHER = (
+    "Inside the expert another formula is computed. It is w2 (silu(w1 x) * w3 x): silu of w1 x alone, times "
+    "w3 x, number by number."
+)
 RESIDUAL = "x was added to the output. The residual connection is outside of the layer."
 FIRST_EXPERT = "Every token went through expert 0. Use the experts of its row of `experts`."
 RENUMBERED = (
@@ -47,7 +67,7 @@ RENUMBERED = (
 )
 NO_GRAPH = (
     "A gradient is missing. Use operations of PyTorch on the arguments themselves, without detach, no_grad "
-    "or item. An expert without rows has a gradient of zeros."
+    "or item."
 )
 
 
@@ -93,6 +113,16 @@ Expert = Callable[[Tensor, Tensor, Tensor], Tensor]  # (w1 x, w3 x, weight) -> w
 
 def inside(gate: Tensor, up: Tensor, weight: Tensor) -> Tensor:
     return F.silu(gate) * up
+
+
+OTHER_FORMULAS: tuple[Expert, ...] = (
+    lambda gate, up, weight: F.silu(gate * up),
+    lambda gate, up, weight: F.silu(gate) * F.silu(up),
+    lambda gate, up, weight: F.silu(gate) + up,
+    lambda gate, up, weight: gate.sigmoid() * up,
+    lambda gate, up, weight: F.gelu(gate) * up,
+    lambda gate, up, weight: gate.relu() * up,
+)
 
 
 @dataclass(frozen=True)
@@ -165,11 +195,41 @@ class Mixture:
         """Experts counted among those that have rows."""
         return self.experts.unique(return_inverse=True)[1]
 
+    def through_others(self, order: Tensor) -> Tensor:
+        """(T, k): the experts of the assignments, if they stand in this order and not by expert."""
+        return (
+            torch.empty_like(self.experts.flatten())
+            .index_copy_(0, order, self.experts.flatten()[self.order])
+            .view_as(self.experts)
+        )
+
+    def of_tokens(self, token: Tensor) -> Tensor:
+        """The output, if each assignment's row is taken from one of these tokens and added to it."""
+        moved = replace(
+            self,
+            x=self.x[token],
+            experts=self.experts.flatten()[:, None],
+            weights=self.weights.flatten()[:, None],
+        )
+        return torch.zeros_like(self.x).index_add(0, token, moved.summed(moved.outputs()))
+
     def slips(self) -> list[Slip]:
         out, w = self.outputs(), self.weights[..., None]
         total = self.weights.sum(-1, keepdim=True)[..., None]
         last = self.experts.argmax(-1)[:, None, None]
         back = torch.empty_like(w).flatten(0, 1).index_copy_(0, self.order, w.flatten(0, 1)).view_as(w)
+        number = torch.arange(self.experts.numel())
+
+        def order_too_late() -> Tensor:
+            """Rows as they stand, and results and weights as if they were in the order of the experts."""
+            others = self.outputs(experts=self.through_others(number)).flatten(0, 1)
+            token = self.order // w.shape[1]
+            return torch.zeros_like(self.x).index_add(0, token, others * w.flatten(0, 1)[self.order])
+
+        orders = (
+            number, self.order.argsort(), self.experts.flatten().argsort(descending=True, stable=True),
+        )  # fmt: skip
+        tokens = (number % max(len(self.x), 1), number % w.shape[1])
         everything = [
             (UNSORTED, lambda: self.summed(self.by_expert(out))),
             (UNSORTED, lambda: self.summed(self.by_expert(w * out), 1.0)),
@@ -177,11 +237,22 @@ class Mixture:
             (LAST, lambda: (w * out).take_along_dim(last, 1)[:, 0]),
             *((ONE_CHOICE, lambda i=i: (w * out)[:, i]) for i in range(w.shape[1])),
             (BEFORE, lambda: self.summed(self.outputs(lambda a, b, w: inside(w * a, w * b, w)), 1.0)),
-            (UNWEIGHTED, lambda: self.summed(out, 1.0)),
+            (UNWEIGHTED if w.shape[1] > 1 else WEIGHT_ONE, lambda: self.summed(out, 1.0)),
+            (TWICE, lambda: self.summed(out, w**2)),
+            (SOFTENED, lambda: self.summed(out, w.softmax(1))),
+            (AVERAGED, lambda: self.summed(out) / w.shape[1]),
+            (ZEROS, lambda: torch.zeros_like(self.x)),
             (RENORMALISED, lambda: self.summed(out, w / total)),
             (SWAPPED, lambda: self.summed(self.outputs(lambda a, b, w: F.silu(b) * a))),
             (NO_SILU, lambda: self.summed(self.outputs(lambda a, b, w: a * b))),
             (NO_GATE, lambda: self.summed(self.outputs(lambda a, b, w: F.silu(a)))),
+            *((ANOTHER, lambda inner=inner: self.summed(self.outputs(inner))) for inner in OTHER_FORMULAS),
+            *(
+                (OTHER_ROWS, lambda o=o: self.summed(self.outputs(experts=self.through_others(o))))
+                for o in orders
+            ),
+            (OTHER_ROWS, order_too_late),
+            *((OTHER_TOKENS, lambda t=t: self.of_tokens(t)) for t in tokens),
             (RESIDUAL, lambda: self.x + self.summed(out)),
             (FIRST_EXPERT, lambda: self.summed(self.outputs(experts=torch.zeros_like(self.experts)))),
             (RENUMBERED, lambda: self.summed(self.outputs(experts=self.renumbered))),
@@ -246,8 +317,8 @@ def computes(of_work: kit.Line, call: functions.Call) -> kit.Line:
 def of_experts(line: kit.Line) -> kit.Line:
     """The line on values; those of a known mistake are an expert's, too."""
     known = {
-        UNSORTED, UNSORTED_WEIGHTS, LAST, BEFORE, UNWEIGHTED, RENORMALISED, SWAPPED, NO_SILU, NO_GATE,
-        RESIDUAL,
+        UNSORTED, UNSORTED_WEIGHTS, LAST, BEFORE, UNWEIGHTED, TWICE, RENORMALISED, SOFTENED, AVERAGED,
+        SWAPPED, NO_SILU, NO_GATE, ANOTHER, RESIDUAL,
     }  # fmt: skip
 
     def shows(observed: kit.Observed) -> float:
@@ -255,6 +326,20 @@ def of_experts(line: kit.Line) -> kit.Line:
         return float(finding.ok or bool(known & set(finding.sentences)))
 
     return replace(line, shows=shows, part="values")
+
+
+def weighted(single: kit.Line, plain: kit.Line) -> kit.Line:
+    """The line on k = 1, where several mistakes make the weight 1: the plain line says which one it is."""
+
+    def judge(observed: kit.Observed) -> kit.Finding:
+        finding = single.judge(observed)
+        same = {UNWEIGHTED, RENORMALISED, SOFTENED} & set(plain.judge(observed).sentences)
+        if WEIGHT_ONE in finding.sentences and same:
+            says = same.pop()
+            return kit.wrong(*finding.sentences[:1], says, cause=says)
+        return finding
+
+    return replace(single, judge=judge)
 
 
 def line(
@@ -269,14 +354,15 @@ def moe(draw: kit.Draw) -> Iterator[kit.Case]:
     plain = Mixture.draw(draw, chosen(draw, 10, 4, 2), 4).call("plain")
     single = Mixture.draw(draw, chosen(draw, 9, 3, 1), 3).call("single")
     spared = Mixture.draw(draw, chosen(draw, 8, 5, 3, spared=draw.integer(0, 4)), 5).call("spared")
+    output = line(plain, "10 tokens, 2 of 4 experts each", ("y",), 2)
     yield functions.function_case(
         "values",
         [plain, single, spared],
         [
-            of_experts(line(plain, "10 tokens, 2 of 4 experts each", ("y",), 2)),
+            of_experts(output),
             line(plain, "gradients of the experts", GRADIENTS[2:], 1.5),
             line(plain, "gradients of tokens and weights", GRADIENTS[:2], 1.5),
-            line(single, "one expert each, and arguments left alone", inputs=True),
+            weighted(line(single, "one expert each, and arguments left alone", inputs=True), output),
             line(spared, "an expert without tokens", ("y",)),
             line(spared, "its gradient is zeros", GRADIENTS[2:], 0.5),
         ],

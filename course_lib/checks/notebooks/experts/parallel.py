@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -28,6 +29,7 @@ from course_lib.ledger.operation import Operation
 IDLE = "3 ranks, one without tokens"
 FIRST = "2 ranks, all rows to the first"
 INTEGER = 8  # bytes of a count
+HELD = 3  # experts of a rank, at most, in the cases below
 
 FORWARD_FIRST = "The result of forward is not right yet: look there first."
 TOKENS_FIRST = (
@@ -39,12 +41,14 @@ GRADIENTS = (
     "exchange first."
 )
 NO_GRAPH = (
-    "Backward did not reach the tokens, because an all-to-all has no backward of its own. Both exchanges of "
-    "rows need one: a torch.autograd.Function whose backward is the reverse exchange."
+    "Backward did not reach the tokens: rows were detached, or they went through an exchange without a "
+    "backward, since an all-to-all has no backward of its own. Both exchanges of rows need one: a "
+    "torch.autograd.Function whose backward is the reverse exchange."
 )
 NO_WEIGHTS = "Backward did not reach the weights: multiply by `weights` itself, without detach."
 NO_EXPERTS = (
-    "Backward did not reach the experts: the results return by an exchange, which needs a backward as well."
+    "Backward did not reach the experts. The results return by an exchange, which needs a backward as well, "
+    "and nothing on their way may be detached."
 )
 ZEROS = "Experts without rows have a gradient of zeros, and not None: compute with them all the same."
 SHAPE = "The result has the shape and the dtype of x, one row for each token."
@@ -71,6 +75,15 @@ STAY = "If these are gradients of the weights: multiply where the token lives, a
 GLOBAL = (
     "Experts are counted over all ranks. The first one of rank r of the group is number r E / n, so subtract "
     "that, or count the rows of each."
+)
+COUNTS = "Each rank has a count for every one of the E experts, also where it is 0: bincount(minlength=E)."
+EMPTY_PARTS = (
+    "A rank whose experts get no rows has nothing to join. Let an empty part go through its expert as all "
+    "others do."
+)
+WAY_BACK = (
+    "The list `send` has to sum to the rows that are handed over. On the way to the experts send[i] rows go "
+    "to rank i, and on the way back receive[i] results do."
 )
 POINT = "rows that go to the ranks of their experts and nowhere else"
 
@@ -161,14 +174,33 @@ def remark(run: LayerRun, observed: kit.Observed, k: int, rows: float) -> str:
 # ---- errors
 
 
+def of_counts(text: str) -> bool:
+    """Whether the two ends of an all-to-all differ in what can only be counts, of 8 bytes each."""
+    ends = re.findall(r"(?:1/(\d+) of )?(\d+) rows? \((\d+) bytes\)", text)
+    return "ends of an all-to-all differ" in text and any(
+        int(nbytes) == INTEGER * int(count) // int(among or 1) > 0 for among, count, nbytes in ends
+    )
+
+
 def trouble(case: kit.Case, kind: str, text: str) -> str:
     """The usual cause of a run that broke off."""
     if kind == "deadlock":
         way = FORWARD if case.lines[0].title.endswith(FORWARD) else BACKWARD
         says = {IDLE: TAKES_PART, FIRST: NO_ROWS[way]}.get(case.title, "")
         return says if "rank 1, which has finished" in text else ""
-    if "out of bounds" in text or "out of range" in text:
+    sizes = re.findall(r"out of bounds for dimension 0 with size (\d+)", text)
+    if sizes and all(int(size) <= HELD for size in sizes):
         return GLOBAL
+    if of_counts(text):
+        return COUNTS
+    if "element of type float" in text:
+        return (
+            "Sizes are whole numbers: the counts of bincount are int64, and tolist() makes integers of them."
+        )
+    if "non-empty list" in text:
+        return EMPTY_PARTS
+    if "send sums to" in text:
+        return WAY_BACK
     return of_splits(case, text)
 
 

@@ -177,6 +177,12 @@ class Mixture:
         rank_of_token = torch.arange(self.n).repeat_interleave(torch.tensor(self.sizes))
         own = (rank_of_token[token] == expert // self.held).double()
         yield OWN_EXPERTS, self.added(token, weights * own, self.out)
+        yield RESIDUAL, self.x + self.y
+        yield DIVIDED, self.y / self.n
+        last = expert.view(-1, self.experts.shape[1]).argmax(1, keepdim=True)
+        written = (last == torch.arange(self.experts.shape[1])).flatten()
+        if self.experts.shape[1] > 1:
+            yield ONE_CHOICE, self.added(token, weights * written, self.out)
         for choice in range(self.experts.shape[1] if self.experts.shape[1] > 1 else 0):
             chosen = torch.arange(len(token)) % self.experts.shape[1] == choice
             yield ONE_CHOICE, self.added(token, weights * chosen, self.out)
@@ -248,6 +254,8 @@ ONE_CHOICE = (
     "Of the k results of a token one is there. `out[token] = ...` would write over the others: add with "
     "index_add."
 )
+RESIDUAL = "x was added to the result. The residual connection is outside of the layer."
+DIVIDED = "The result was divided by the number of ranks. A token's result is a sum over its experts."
 ONCE_MORE = (
     "The experts' gradients were summed over the ranks once more. Each rank holds other experts, and the "
     "gradients of all ranks' rows have come to it already."

@@ -54,6 +54,10 @@ def with_counts(counts: Counts, rank: int, width: int, itemsize: int = HALF) -> 
     return right(counts, rank, width, itemsize) + beside
 
 
+def with_all_counts(counts: Counts, rank: int, width: int, itemsize: int = HALF) -> float:
+    return right(counts, rank, width, itemsize) + 8 * len(counts[0])
+
+
 def striped(counts: Counts, rank: int, width: int, itemsize: int = HALF) -> float:
     n = len(counts)
     return right([[sum(row[to::n]) for to in range(n)] for row in counts], rank, width, itemsize)
@@ -98,6 +102,8 @@ SLIPS: Mapping[str, kit.Formula] = {
     "Backward sends as many rows as forward, and not twice as many.": rows(3, 3),
     "The answer is the sum over all ranks. One rank's bytes are asked for.": of_all,
     "The counts themselves are not included: rows only.": with_counts,
+    "The counts themselves are not included: rows only. ": with_all_counts,
+    "Rows that come to the rank are counted as well. The bytes that it sends are asked for.": rows(4, 4),
     "Rank r holds E / n experts in succession, and not every n-th.": striped,
     "A rank holds E / n experts: add up the rows for all of them.": one_expert_a_rank,
     "A number has itemsize bytes, by default two.": rows(2, 2, itemsize=1),

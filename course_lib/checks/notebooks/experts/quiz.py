@@ -34,7 +34,9 @@ RANKS, EXPERTS, TOKENS, WIDTH = 8, 64, 4096, 4096
 BALANCED = [[2 * TOKENS // EXPERTS] * EXPERTS] * RANKS
 SENT = all_to_all_bytes(BALANCED, 0, WIDTH) / 1e6  # MB
 MEGABYTES = {
-    SENT / 2: "That is half. A token has two rows, and backward sends as many bytes as forward.",
+    SENT / 2: (
+        "That is half. A token has 2 rows, a number 2 bytes, and backward sends as many bytes as forward."
+    ),
     SENT / 4: "That is one all-to-all. A layer has four: dispatch and combine, forward and backward.",
     SENT * RANKS / (RANKS - 1): "One row of 8 is for the rank's own experts, and is not sent.",
     2 * SENT: "A number in bfloat16 has two bytes.",

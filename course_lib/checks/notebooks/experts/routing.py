@@ -23,6 +23,14 @@ ALWAYS_ONE = (
     "Weight a single expert by its probability, undivided."
 )
 SUMS = "A token's weights do not sum to 1. Divide them by their sum over the chosen experts."
+SUM_OF_TOKENS = (
+    "The weights were divided by a sum over several tokens. A token's own weights sum to 1: "
+    "weights.sum(-1, keepdim=True)."
+)
+OTHER_ROW = (
+    "The weights are probabilities of other tokens. An expert is a column of the probabilities: "
+    "gather(1, experts)."
+)
 BIAS_WEIGHTS = (
     "The bias is in the weights. It decides which experts are chosen, but the weights are the probabilities "
     "without it."
@@ -65,6 +73,8 @@ TOO_LARGE = (
 def trouble(error: str, text: str) -> str:
     if "sort()" in text:
         return "Name all arguments of sort: scores.sort(dim=-1, descending=True, stable=True)."
+    if "tuple indices must be integers" in text:
+        return "sort and topk return values and indices: the experts are `.indices` of it."
     if "leaf Variable" in text:
         return "An argument was changed in place. It belongs to the caller, so make a new tensor."
     if "inplace operation" in text:
@@ -94,6 +104,10 @@ ABOUT = functions.About(
     misfit=misfit,
     misses=(NEVER,),
 )
+
+
+def over_sum(weights: Tensor, dims: int | tuple[int, int]) -> Tensor:
+    return weights / weights.sum(dims, keepdim=True)
 
 
 @dataclass(frozen=True)
@@ -220,8 +234,11 @@ class Routing:
             LOGITS: lambda logits, e: self.divided(logits.gather(1, e)),
             SIGMOIDS: lambda logits, e: self.divided(logits.sigmoid().gather(1, e)),
             OVER_TOKENS: lambda logits, e: self.divided(logits.softmax(0).gather(1, e)),
+            OTHER_ROW: lambda logits, e: self.divided(logits.softmax(-1).gather(0, e % max(len(logits), 1))),
         }
         if self.k > 1:
+            slips[SUM_OF_TOKENS] = lambda logits, e: over_sum(logits.softmax(-1).gather(1, e), 0)
+            slips[f"{SUM_OF_TOKENS} "] = lambda logits, e: over_sum(logits.softmax(-1).gather(1, e), (0, 1))
             slips[SUMS] = lambda logits, e: logits.softmax(-1).gather(1, e)
             slips[SOFTMAX_TWICE] = lambda logits, e: logits.softmax(-1).gather(1, e).softmax(-1)
         if (bias := self.bias) is not None:

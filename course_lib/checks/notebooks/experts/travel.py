@@ -43,6 +43,9 @@ BACK_ORDER = (
     "to rank i."
 )
 OWN_BACK = "The gradients of the rank's own part are missing: in backward, too, no message brings them."
+NO_GRADIENT = (
+    "The gradients are zeros. Those of the rows that came have to go back to where the rows came from."
+)
 MEAN = "The gradients were divided by the number of ranks. A row went to one rank, so nothing is averaged."
 SUM = "The gradients are too large by the number of ranks. A row went to one rank, so nothing is summed."
 WAY_BACK = (
@@ -58,6 +61,14 @@ SPLITS = (
     "Input splits say how many rows go to each rank, and sum to the rows of the input. Output splits say how "
     "many rows come from each rank, and sum to the rows of the output. In backward the two lists change "
     "places."
+)
+NO_SPLITS = (
+    "Without split sizes every rank gets an equal part of the rows. Hand both lists to the call, that of the "
+    "output first."
+)
+LIKE_ROWS = (
+    "The room for what comes has rows like those that are sent: rows.new_empty((sum(receive), "
+    "*rows.shape[1:]))."
 )
 NO_LISTS = (
     "On gloo a list of tensors has to have one size, if there is such an all-to-all at all. "
@@ -154,6 +165,7 @@ def values(rows: Rows, run: LayerRun, title: str, way: str, weight: float, short
     else:
         slips = [
             *reordered(rows.back, n, "grad.rows", BACK_ORDER, OWN_BACK),
+            kit.Slip(NO_GRADIENT, lambda k: {"grad.rows": torch.zeros_like(rows.rows[k])}),
             kit.Slip(MEAN, lambda k: {"grad.rows": torch.cat(rows.back(k)) / n}),
             kit.Slip(SUM, lambda k: {"grad.rows": torch.cat(rows.back(k)) * n}),
         ]
@@ -191,8 +203,15 @@ def unchanged(run: LayerRun, names: dict[str, str]) -> Callable[[kit.Observed], 
 
 
 def to_all(done: Sequence[Operation], whole: float) -> bool:
-    """Whether so many bytes of rows went to every rank alike; numbers of rows do not count."""
-    alike = [o for o in done if o.op in ("all_gather", "all_reduce", "broadcast") and "int" not in o.dtype]
+    """Whether so many bytes of rows went to every rank alike; numbers of rows do not count.
+
+    An object that is gathered travels in bytes, and there may be rows in it.
+    """
+    alike = [
+        o
+        for o in done
+        if o.op in ("all_gather", "all_reduce", "broadcast") and (o.dtype == "uint8" or "int" not in o.dtype)
+    ]
     return sum(operation.nbytes for operation in alike) >= whole
 
 
@@ -234,8 +253,14 @@ def trouble(case: kit.Case, kind: str, text: str) -> str:
 
 def of_splits(case: kit.Case, text: str) -> str:
     """The usual cause of an error in an all-to-all."""
-    if case.groups and "has a split size for each rank" in text:
+    if case.groups and ("has a split size for each rank" in text or "numbers, and the group has" in text):
         return EVERYWHERE
+    if "save_for_backward can only save" in text:
+        return "save_for_backward keeps tensors. Lists and the group are kept on ctx itself: ctx.send = send."
+    if "rows of the two ends differ in size" in text:
+        return LIKE_ROWS
+    if re.search(r"1/\d+ of \d+ row", text):
+        return NO_SPLITS
     if "ends of an all-to-all differ" in text or "plit size" in text or "doesn't match total dim 0" in text:
         return SPLITS
     if re.search("(?i)all_?to_?all", text) and re.search("support|invalid tensor size", text):
