@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -58,14 +58,17 @@ class Limited:
     def draw(
         cls, draw: kit.Draw, tokens: int, experts: int, k: int, nodes: int, limit: int, below: float = 0.0
     ) -> Limited:
-        """Scores that are 0.05 apart or more; below: taken from all. Usual mistakes make other choices."""
+        """Scores that are 0.05 apart or more; below: taken from all. Usual mistakes make other choices.
+
+        At a limit of 1, of k or of all nodes some of them are right.
+        """
         while True:
             levels = draw.normal(tokens, experts).argsort(-1).argsort(-1).double()
             scores = 0.2 * levels + 0.05 * draw.normal(tokens, experts).clamp(-1, 1).double() - below
             limited = cls(scores, k, nodes, limit)
             choices = [limited.right, *limited.mistakes.values()]
             told_apart = {tuple(choice.flatten().tolist()) for choice in choices}
-            if tokens == 0 or limit in (1, nodes) or len(told_apart) == len(choices):
+            if limit in (1, k, nodes) or len(told_apart) == len(choices):
                 return limited
 
     @property
@@ -203,9 +206,7 @@ def node_limited(draw: kit.Draw) -> Iterator[kit.Case]:
         others = {
             "one node": Limited.draw(draw, 8, 12, 3, 4, 1),
             "one expert a node": Limited.draw(draw, 8, 15, 2, 5, 2),
-            "no tokens": Limited.draw(draw, 0, 24, 4, 4, 2),
         }
         hidden = {title: each.call(title) for title, each in others.items()}
         lines = [functions.values_line(call, title, weight=0.5, short=True) for title, call in hidden.items()]
-        lines[-1] = replace(lines[-1], trivial=True)
         yield functions.function_case("other sizes", list(hidden.values()), lines, hidden=True)
