@@ -28,6 +28,7 @@ from course_lib.saved import (
     Exercise,
     Notebook,
     UnreadableNotebook,
+    default_folder,
     find_notebooks,
     read,
 )
@@ -83,11 +84,6 @@ def add_places(parser: argparse.ArgumentParser) -> None:
         "places", nargs="*", type=Path, metavar="NOTEBOOK_OR_FOLDER",
         help="notebooks, or folders of them (default: work/ if it is here, else this folder)",
     )  # fmt: skip
-
-
-def default_folder() -> Path:
-    """Where a student works: `work/`, which `make lab` makes, or the current folder."""
-    return Path("work") if Path("work").is_dir() else Path()
 
 
 def table(notebooks: Iterable[Notebook]) -> Iterator[str]:

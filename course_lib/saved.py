@@ -27,7 +27,9 @@ RUNS_ITS_CELL = re.compile(
     r"\s*%%(?:time|timeit|capture|prun)\b.*\n?"
 )  # these run in the notebook as others do
 DEFINES = re.compile(r"^(?:(?:async )?def |class )?(\w+)(?= *[=:(])", re.MULTILINE)
-LEFT_OUT = re.compile(r"(_newer(_\d+)?|-checkpoint)\Z")  # of `make lab` and of Jupyter
+NEWER = re.compile(
+    r"_newer(_\d+)?\Z"
+)  # the course's newer version of a notebook, put there by `make lab`
 DONE, UNWRITTEN, UNCHECKED, BROKEN, UNDEFINED = (
     "checked",
     "not written yet",
@@ -84,24 +86,37 @@ def read(path: Path) -> Notebook:
 def find_notebooks(places: Iterable[Path]) -> Iterator[Path]:
     """The notebooks that `places` name: files, and folders that hold them up to one folder deeper.
 
-    UnreadableNotebook if a place does not exist, or if a folder holds none.
+    A place that is not here is looked for where a student works. A newer version beside a notebook counts
+    as soon as something is written in it. UnreadableNotebook if there is no such place, or none in a folder.
     """
-    for place in places:
+    for named in places:
+        place = named if named.exists() else default_folder() / named
         if place.is_file():
             yield place
             continue
         if not place.is_dir():
-            raise UnreadableNotebook(f"there is no file or folder {place}.")
+            raise UnreadableNotebook(f"there is no file or folder {named}.")
         inside = [
             path
             for path in sorted([*place.glob("*.ipynb"), *place.glob("[!.]*/*.ipynb")])
-            if not LEFT_OUT.search(path.stem)
+            if not path.stem.endswith("-checkpoint")
+            and not (NEWER.search(path.stem) and is_untouched(path))
         ]
         if not inside:
             raise UnreadableNotebook(
                 f"there is no notebook in {place.resolve()}, nor in a folder in it."
             )
         yield from inside
+
+
+def default_folder() -> Path:
+    """Where a student works: `work/`, which `make lab` makes; on a rented machine in `course/`; else here."""
+    return next((Path(name) for name in ("work", "course/work") if Path(name).is_dir()), Path())
+
+
+def is_untouched(path: Path) -> bool:
+    """Whether nothing is written in a notebook yet."""
+    return all(exercise.state == UNWRITTEN for exercise in read(path).exercises)
 
 
 def _read(path: Path, cells: list[tuple[str, str, dict[str, Any]]]) -> Notebook:
@@ -172,9 +187,7 @@ def _defined(tree: ast.Module | None, source: str, above: dict[str, str]) -> dic
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             inside = list(ast.walk(node))
             used = {above.get(part.id) for part in inside if isinstance(part, ast.Name)}
-            states[node.name] = (
-                UNWRITTEN if UNWRITTEN in used or any(map(_is_stub, inside)) else DONE
-            )
+            states[node.name] = UNWRITTEN if UNWRITTEN in used or _has_stub(node) else DONE
         elif isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             state = UNWRITTEN if node.value is not None and _has_dots(node.value) else DONE
@@ -190,6 +203,19 @@ def _bound(node: ast.AST) -> Iterator[str]:
         yield node.id
     elif isinstance(node, ast.alias):
         yield node.asname or node.name
+
+
+def _has_stub(node: ast.AST) -> bool:
+    """Whether a stub's line is left where it can be reached: below a `return` it does no harm."""
+    if _is_stub(node):
+        return True
+    for _, part in ast.iter_fields(node):
+        for child in part if isinstance(part, list) else [part]:
+            if isinstance(child, ast.AST) and _has_stub(child):
+                return True
+            if isinstance(child, ast.Return):
+                break
+    return False
 
 
 def _is_stub(node: ast.AST) -> bool:

@@ -27,7 +27,7 @@ from typing import Any
 
 from course_lib.checks.colour import coloured, plain
 from course_lib.checks.words import counted, listing, number
-from course_lib.progress import add_places, default_folder, earned
+from course_lib.progress import add_places, earned
 from course_lib.saved import (
     BROKEN,
     UNDEFINED,
@@ -35,6 +35,7 @@ from course_lib.saved import (
     Exercise,
     Notebook,
     UnreadableNotebook,
+    default_folder,
     find_notebooks,
     read,
 )
@@ -164,17 +165,26 @@ def _tried(exercises: Sequence[Exercise]) -> tuple[bool, str]:
     return False, f"{len(due) - len(left)} of {counted(len(due), 'exercise')} tried; open: {names}"
 
 
+class CellTooLong(Exception):
+    """A cell that ran longer than a cell may."""
+
+    def __init__(self, cell: dict[str, Any]):
+        super().__init__("a cell ran too long")
+        self.cell = cell
+
+
 def _from_the_top(notebook: Notebook, minutes: float) -> Iterator[tuple[bool, str]]:
     try:
-        from nbclient.exceptions import CellTimeoutError, DeadKernelError
+        from nbclient.exceptions import DeadKernelError
     except ImportError:
         yield False, NO_NBCLIENT
         return
     began = time.monotonic()
     try:
         cells = run(notebook.path, minutes)
-    except CellTimeoutError:
-        yield False, f"run from the top, a cell ran for more than {minutes:g} minutes"
+    except CellTooLong as error:
+        limit = f"{minutes:g} minute{'s' * (minutes != 1)}"
+        yield False, f"run from the top, a cell ran for more than {limit}, {where(error.cell)}"
         return
     except DeadKernelError:
         yield False, "run from the top, its kernel died; was the machine's memory full?"
@@ -190,12 +200,19 @@ def _from_the_top(notebook: Notebook, minutes: float) -> Iterator[tuple[bool, st
 
 
 def run(path: Path, minutes: float) -> list[dict[str, Any]]:
-    """The notebook's cells after a run in a new kernel; the file is not written."""
+    """The notebook's cells after a run in a new kernel; the file is not written. It may raise CellTooLong."""
     import nbformat
     from nbclient import NotebookClient
+    from nbclient.exceptions import CellTimeoutError
 
     notebook = nbformat.read(path, as_version=4)
     codes = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    begun: list[Any] = []
+
+    def on_cell_start(cell: Any, cell_index: int) -> None:
+        begun.append(cell)
+        _progress(codes, cell)
+
     with tempfile.TemporaryDirectory() as folder:
         client = NotebookClient(
             notebook,
@@ -203,11 +220,13 @@ def run(path: Path, minutes: float) -> list[dict[str, Any]]:
             allow_errors=True,
             shutdown_kernel="immediate",
             resources={"metadata": {"path": folder}},
-            on_cell_start=lambda cell, cell_index: _progress(codes, cell),
+            on_cell_start=on_cell_start,
         )
         try:
             # Remarks of the kernel's process on itself are not meant for a student.
             client.execute(env={**os.environ, "NO_COLOR": "1"}, stdout=DEVNULL, stderr=DEVNULL)
+        except CellTimeoutError as error:
+            raise CellTooLong(begun[-1]) from error
         except AssertionError as error:
             if client.km is not None:
                 raise
@@ -234,10 +253,14 @@ def _error(cell: dict[str, Any]) -> str:
         return ""
     for output in cell.get("outputs", []):
         if output.get("output_type") == "error":
-            line = next((line for line in cell["source"].splitlines() if line.strip()), "")
             said = plain(f"{output.get('ename')}: {output.get('evalue')}").splitlines()[0]
-            return f"{said}, in the cell that begins with {line.strip()!r}"
+            return f"{said}, {where(cell)}"
     return ""
+
+
+def where(cell: dict[str, Any]) -> str:
+    line = next((line for line in cell["source"].splitlines() if line.strip()), "")
+    return f"in the cell that begins with {line.strip()!r}"
 
 
 def _read_again(notebook: Notebook, cells: list[dict[str, Any]]) -> Notebook:

@@ -43,7 +43,11 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check(names: list[str]) -> int:
-    lines = [line for assignment in names for line in differences(assignment)]
+    try:
+        lines = [line for assignment in names for line in differences(assignment)]
+    except BuildError as error:
+        print(error, file=sys.stderr)
+        return 1
     print("\n".join(lines) or f"{', '.join(names)}: twin, notebook and student version agree.")
     return 1 if lines else 0
 
@@ -55,7 +59,8 @@ def _follow(names: list[str]) -> int:
         except BuildError as error:
             print(f"{assignment}: nothing was written: {error}", file=sys.stderr)
             return 1
-        print(f"{assignment}: {len(changed)} cells changed; nothing was executed.")
+        cells = f"{len(changed)} cell{'s' * (len(changed) != 1)}"
+        print(f"{assignment}: {cells} changed; nothing was executed.")
     return 0
 
 

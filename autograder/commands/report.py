@@ -33,5 +33,6 @@ def run(options: argparse.Namespace) -> int:
     graded = read_class(out, results)
     renew_table(graded)
     pages = write_reports(graded, server=options.formgrader or formgrader_server())
-    print(f"{out / 'class.html'} shows {len(results)} submissions; {pages} feedback pages are new.")
+    new = f"{pages} feedback page{'s are' if pages != 1 else ' is'} new"
+    print(f"{out / 'class.html'} shows {len(results)} submissions; {new}.")
     return 0

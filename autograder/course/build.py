@@ -23,8 +23,9 @@ import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 from nbformat import NotebookNode
+from nbgrader.converters.base import NbGraderException
 
-from autograder.course.config import NOTEBOOKS, SOLUTIONS
+from autograder.course.config import NOTEBOOKS, OUT, SOLUTIONS
 from autograder.course.kernels import QuietKernel
 from autograder.course.outputs import clean
 from autograder.course.release import generate
@@ -108,8 +109,7 @@ def build(
     notebook = read_twin(twin)
     seconds = execute(notebook, folder)
     require_full_points(notebook)
-    replace_source(clean(notebook), twin.with_suffix(".ipynb"), notebooks.parent / "work")
-    release_into(assignment, solutions, notebooks)
+    replace(clean(notebook), assignment, solutions, notebooks)
     return seconds
 
 
@@ -138,8 +138,7 @@ def follow(
             stale.append(cell["id"])
     if stale:
         raise BuildError(f"the code of {', '.join(stale)} changed: build it without --text")
-    replace_source(notebook, twin.with_suffix(".ipynb"), notebooks.parent / "work")
-    release_into(assignment, solutions, notebooks)
+    replace(notebook, assignment, solutions, notebooks)
     return changed
 
 
@@ -157,6 +156,21 @@ def without_docstrings(source: str) -> str:
         if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
             del node.body[0]
     return ast.dump(tree)
+
+
+def replace(notebook: NotebookNode, assignment: str, solutions: Path, notebooks: Path) -> None:
+    """Replace the built notebook and its student version. BuildError; then both are as they were."""
+    path = solutions / assignment / f"{assignment}.ipynb"
+    before = path.read_bytes() if path.exists() else None
+    replace_source(notebook, path, notebooks.parent / "work")
+    try:
+        release_into(assignment, solutions, notebooks)
+    except NbGraderException as error:
+        if before is not None:
+            path.write_bytes(before)
+        raise BuildError(
+            f"nbgrader made no student version of it; {OUT / 'build.log'} says why"
+        ) from error
 
 
 def replace_source(notebook: NotebookNode, path: Path, work: Path) -> None:

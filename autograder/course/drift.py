@@ -26,19 +26,20 @@ def remedy(path: Path) -> str:
 def differences(
     assignment: str, *, solutions: Path = SOLUTIONS, notebooks: Path = NOTEBOOKS
 ) -> list[str]:
-    """Sentences, one for each difference; none when all three agree."""
+    """Sentences, one for each difference; none when all three agree. BuildError as `read_twin`."""
     twin = solutions / assignment / f"{assignment}.py"
     built = twin.with_suffix(".ipynb")
     student = notebooks / assignment / built.name
     for path in (built, student):
         if not path.exists():
             return [f"{path} is missing. {remedy(path)}"]
+    source = read_twin(twin)
     with tempfile.TemporaryDirectory() as scratch:
         fresh = generate(assignment, Path(scratch) / "release", solutions=solutions)
         beside = sorted(path.name for path in student.parent.iterdir() if path.is_file())
         expected = sorted(path.name for path in fresh.parent.iterdir())
         lines = [
-            *_compare(read_twin(twin), _read(built), built, outputs=False),
+            *_compare(source, _read(built), built, outputs=False),
             *_not_executed(_read(built), built),
             *_compare(_read(fresh), _read(student), student, outputs=True),
         ]

@@ -128,12 +128,27 @@ def _check_markers(cell: NotebookNode, where: str) -> None:
     has_hidden = any(marker in cell.source for marker in HIDDEN_MARKERS)
     if own.get("solution", False) != has_solution:
         raise BuildError(f"{where}: solution cells, and only they, hold {SOLUTION_MARKERS}.")
+    for begin, end in (SOLUTION_MARKERS, HIDDEN_MARKERS):
+        _check_pairs(cell.source, begin, end, where)
     if has_hidden and (not own.get("grade", False) or own.get("solution", False)):
         raise BuildError(f"{where}: only cells graded by their check hold {HIDDEN_MARKERS}.")
     if cell.cell_type != "code" and own and not (own["grade"] and own["solution"]):
         raise BuildError(
             f"{where}: a text cell is an exercise only if it is an answer that a person grades."
         )
+
+
+def _check_pairs(source: str, begin: str, end: str, where: str) -> None:
+    """BuildError unless each region that begins is ended before the next one."""
+    opened = 0
+    for number, line in enumerate(source.splitlines(), 1):
+        if begin in line and opened:
+            raise BuildError(f"{where}: {end!r} is missing after line {opened} of the cell.")
+        if end in line and not opened:
+            raise BuildError(f"{where}: {begin!r} is missing before line {number} of the cell.")
+        opened = number if begin in line else 0 if end in line else opened
+    if opened:
+        raise BuildError(f"{where}: {end!r} is missing after line {opened} of the cell.")
 
 
 def _set_ids(notebook: NotebookNode, name: str) -> None:

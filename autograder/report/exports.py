@@ -91,8 +91,9 @@ def canvas(
 
     The export identifies students: a student's folder is named after a SIS login, a SIS id or Canvas' own
     id. ids: the assignments' ids in Canvas; without one it is read from the export's column "<name> (<id>)".
-    A column that the export has keeps its name. A student without a grade gets an empty field, which Canvas
-    leaves as it is. notes: sentences on students who were not found. ExportError if the roster or an
+    A column that the export has keeps its name. A student without a grade here keeps what the export has, a
+    score or EX, since Canvas takes an empty field for a grade to be removed.
+    notes: sentences on students who were not found. ExportError if the roster or an
     assignment's column is not as it should be.
     """
     table = read_table(roster)
@@ -107,7 +108,9 @@ def canvas(
         for name in scores:
             student = _student(scores[name], [row[key] for key in keys])
             students |= {(name, student)}
-            graded.append(_field(scores[name].get(student)) if student is not None else "")
+            score = scores[name].get(student) if student is not None else None
+            own = row[table.column(columns[name])] if columns[name] in table.header else ""
+            graded.append(own if score is None else shown(score))
         rows.append([*(row[place] for place in places), *graded])
     possible = [POINTS_POSSIBLE, "", "", "", "", *(shown(maxima[name]) for name in scores)]
     made = Table([*CANVAS, *columns.values()], [possible, *rows])
@@ -142,10 +145,6 @@ def _student(scores: Scores, keys: Sequence[str]) -> str | None:
             if candidate and candidate in by_name:
                 return by_name[candidate]
     return None
-
-
-def _field(score: float | None) -> str:
-    return "" if score is None else shown(score)
 
 
 # ---- Moodle
@@ -198,7 +197,7 @@ def moodle(
             _compare_maximum("" if most is None else row[most], maximum)
             score = scores[who]
             if score is not None and not is_locked:
-                row = [*row[:place], _field(min(score, maximum)), *row[place + 1 :]]
+                row = [*row[:place], shown(min(score, maximum)), *row[place + 1 :]]
                 cut += [who] if score > maximum else []
         rows.append(row)
     notes = [*_left_alone(locked), *_cut(cut, scores, maximum), *_not_importable(table, columns)]
@@ -222,7 +221,7 @@ def _left_alone(locked: Sequence[str]) -> list[str]:
 def _cut(students: Sequence[str], scores: Scores, maximum: float) -> list[str]:
     if not students:
         return []
-    who = ", ".join(f"{student} ({_field(scores[student])})" for student in students)
+    who = ", ".join(f"{student} ({shown(scores[student] or 0)})" for student in students)
     return [
         f"Moodle takes no grade above an assignment's maximum, so {shown(maximum)} is written for {who}: "
         "enter the points above it as a grade item of its own, which Moodle can mark as extra credit."

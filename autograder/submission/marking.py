@@ -171,7 +171,7 @@ def _is_solution(cell: NotebookNode) -> bool:
 
 
 def _reason(result: Result, events: list[Event]) -> str:
-    """The first reason for missing points, or else for the status."""
+    """The first event of the status, or else the first reason for missing points."""
     if result.status == statuses.BLANK:
         return "nothing was written into any exercise"
     for event in events:

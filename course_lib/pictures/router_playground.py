@@ -125,7 +125,7 @@ def in_mb(size: float) -> str:
 
 
 def _experts(ax: Axes, traffic: Traffic) -> None:
-    """A bar for each expert in its rank's colour; what found no place is light, above."""
+    """A bar for each expert in its rank's colour; assignments without a place are light, above."""
     setting = traffic.setting
     wanted, kept = traffic.counts.sum(0).tolist(), traffic.kept.sum(0).tolist()
     held = setting.experts // setting.ranks

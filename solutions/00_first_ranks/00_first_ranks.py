@@ -1135,7 +1135,8 @@ for how in ("killed", "exits"):
 #
 # **You lose patience.** Try this by hand: open a new cell, run `launch(lambda: time.sleep(1000),
 # world_size=4, timeout=2000)` and press the square button (or `I` twice). `launch` ends the ranks and says
-# where each of them was, and the next `launch` works. An interrupt of the kernel reaches no other process by
+# where each of them was, and the next `launch` works. Then delete the cell, because your notebook is run from
+# the top when you hand it in. An interrupt of the kernel reaches no other process by
 # itself: a rank that is not ended keeps its GPU's memory.
 #
 # **All together**, to come back to when it happens in your own code:

@@ -983,8 +983,8 @@ for tokens in (64, 1024):
 #
 # 1. a fair router: from how many ranks on does a token's row leave its node more often than not?
 # 2. the skew at which the slowest rank has twice the mean's rows;
-# 3. with 256 experts on 64 ranks and k = 8: what a limit of 4 nodes saves between nodes, if a row goes to each
-#    node once.
+# 3. with 256 experts on 64 ranks and k = 8: the share of the bytes between nodes that a limit of 4 nodes saves,
+#    if a row goes to each node once.
 
 # %% tags=["skip-in-grading"]
 from course_lib.pictures.router_playground import router_playground
@@ -1141,7 +1141,6 @@ report = check("11_experts/queue", queue)
 ### BEGIN HIDDEN TESTS
 report = check("11_experts/queue", queue, cases="hidden")
 ### END HIDDEN TESTS
-report.points(3)
 
 # %% [markdown]
 # ## 10 · Optional: few nodes for a token
@@ -1187,7 +1186,6 @@ report = check("11_experts/node_limited", node_limited)
 ### BEGIN HIDDEN TESTS
 report = check("11_experts/node_limited", node_limited, cases="hidden")
 ### END HIDDEN TESTS
-report.points(4)
 
 # %% [markdown]
 # ## Scorecard

@@ -224,8 +224,8 @@ def test_the_bundle_holds_what_grading_takes(tmp_path: Path) -> None:
 
 ROSTER = """Student,ID,SIS User ID,SIS Login ID,Section,00_first_ranks (11),02_collectives (12),Final
 Points Possible,,,,,9,60,
-"Ng, Anna",101,s1,anna@uni.example,A,3,,x
-"=Ben",102,s2,BEN,A,,,
+"Ng, Anna",101,s1,anna@uni.example,A,3,5.5,x
+"=Ben",102,s2,BEN,A,EX,,
 Carla,103,s3,,B,,,
 ,,,,,Manual Posting,,
 """
@@ -254,8 +254,8 @@ def test_canvas_gets_its_columns_back() -> None:
             "02_collectives (12)",
         ],
         ["    Points Possible", "", "", "", "", "9", "60"],
-        ["Ng, Anna", "101", "s1", "anna@uni.example", "A", "7.25", ""],
-        ["=Ben", "102", "s2", "BEN", "A", "", "0"],
+        ["Ng, Anna", "101", "s1", "anna@uni.example", "A", "7.25", "5.5"],  # late, by hand
+        ["=Ben", "102", "s2", "BEN", "A", "EX", "0"],  # excused
         ["Carla", "103", "s3", "", "B", "9", ""],
     ]
     assert notes == ["zoe has a grade in 02_collectives and is not in the roster."]

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import nbformat
 import pytest
 from nbformat import NotebookNode
+from nbgrader.converters.base import NbGraderException
 
 from autograder.__main__ import main
 from autograder.course import kernels
@@ -286,6 +287,20 @@ def test_a_check_that_cannot_be_graded_is_told_before_anything_runs(
     assert re.search(said, capsys.readouterr().err)
 
 
+def test_nothing_is_written_when_nbgrader_makes_no_student_version(
+    toy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise NbGraderException("see the above traceback")
+
+    in_twin("# ## One", "# ## Another heading")(toy)
+    before = (toy / NOTEBOOK).read_bytes()
+    monkeypatch.setattr("autograder.course.build.generate", refuse)
+    with pytest.raises(BuildError, match=r"no student version of it; .*build\.log says why"):
+        follow("00_toy", solutions=toy / "solutions", notebooks=toy / "notebooks")
+    assert (toy / NOTEBOOK).read_bytes() == before
+
+
 def test_nothing_is_written_when_the_solution_loses_points(toy: Path) -> None:
     in_twin("nothing_fails_in_two = []", "nothing_fails_in_two = ['bytes']")(toy)
     before = (toy / NOTEBOOK).read_bytes()
@@ -375,6 +390,19 @@ REFUSED = {
     "a solution without markers": (
         '# %% nbgrader={"grade_id": "a", "solution": true}\n1',
         "hold .*BEGIN SOLUTION",
+    ),
+    "a region that is not ended": (
+        '# %% nbgrader={"grade_id": "a", "solution": true}\n1\n### BEGIN SOLUTION\n2',
+        "'### END SOLUTION' is missing after line 2",
+    ),
+    "a region that does not begin": (
+        '# %% nbgrader={"grade_id": "a", "points": 1}\n### END HIDDEN TESTS\n2',
+        "BEGIN HIDDEN TESTS' is missing before line 1",
+    ),
+    "a region in a region": (
+        '# %% nbgrader={"grade_id": "a", "solution": true}\n### BEGIN SOLUTION\n1\n### BEGIN SOLUTION\n'
+        "2\n### END SOLUTION",
+        "'### END SOLUTION' is missing after line 1",
     ),
     "markers in another cell": (
         "# %%\n### BEGIN SOLUTION\n1\n### END SOLUTION",

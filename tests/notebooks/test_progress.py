@@ -11,7 +11,16 @@ from course_lib import checks, progress, saved
 from course_lib.checks.colour import plain
 from course_lib.checks.judge.find import UnknownExercise, find
 from course_lib.checks.report import Report
-from course_lib.saved import BROKEN, DONE, UNCHECKED, UNDEFINED, UNWRITTEN, UnreadableNotebook, read
+from course_lib.saved import (
+    BROKEN,
+    DONE,
+    UNCHECKED,
+    UNDEFINED,
+    UNWRITTEN,
+    UnreadableNotebook,
+    find_notebooks,
+    read,
+)
 from tests.notebooks import made
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -92,6 +101,43 @@ def test_points_by_section_then_together(tmp_path, capsys):
     assert "in all, 2 notebooks 1.0 of 5" in rows
     assert "02_collectives 0.0 of 4 no check has run yet" in rows
     assert "hidden cases" in " ".join(rows)
+
+
+def test_a_newer_version_counts_once_something_is_written_in_it(tmp_path, capsys):
+    old = made.hello(tmp_path / "00_first_ranks" / "00_first_ranks.ipynb", made.HELLO, made.NONE)
+    os.utime(old, (1, 1))
+    newer = made.hello(old.with_name("00_first_ranks_newer.ipynb"), made.HELLO, made.FULL)
+    assert list(find_notebooks([tmp_path])) == [old, newer]
+    progress.main([str(tmp_path)])
+    said = capsys.readouterr().out
+    assert "1.0 of 1" in said.splitlines()[0] and f"{old} holds the same notebook" in said
+    made.hello(newer, made.STUB)
+    assert list(find_notebooks([tmp_path])) == [old]
+
+
+def test_notebooks_are_found_from_the_folder_above_the_course(tmp_path, monkeypatch, capsys):
+    """A terminal on a rented machine begins there."""
+    saved = made.hello(
+        tmp_path / "course/work/00_first_ranks/00_first_ranks.ipynb", made.HELLO, made.FULL
+    )
+    for where in (tmp_path, tmp_path / "course", tmp_path / "course/work"):
+        monkeypatch.chdir(where)
+        assert [path.resolve() for path in find_notebooks([Path("00_first_ranks")])] == [saved]
+        assert progress.main([]) == 0 and "1.0 of 1" in capsys.readouterr().out
+    with pytest.raises(UnreadableNotebook, match="there is no file or folder 03_data"):
+        list(find_notebooks([Path("03_data")]))
+
+
+def test_a_stubs_line_below_a_return_does_no_harm(tmp_path):
+    left = made.HELLO + "    raise NotImplementedError()\n"
+    for answer, state in ((left, DONE), (made.HELLO.replace("return", "x ="), DONE)):
+        (exercise,) = read(made.hello(tmp_path / "x.ipynb", answer, made.FULL)).exercises
+        assert exercise.state == state
+    early = made.HELLO.replace(
+        "    return", "    if dist.get_rank():\n        raise NotImplementedError\n    return"
+    )
+    (exercise,) = read(made.hello(tmp_path / "x.ipynb", early, made.FULL)).exercises
+    assert exercise.state == UNWRITTEN
 
 
 def test_what_misses_points_says_why(tmp_path, capsys):

@@ -162,7 +162,7 @@ def queue(draw: kit.Draw) -> Iterator[kit.Case]:
         [
             order_line(twos, two, "12 tokens, 2 of 4 experts each: the order of each queue", 2),
             functions.values_line(two, "their places", ["place"]),
-            functions.values_line(two, "of 4 places each: who finds one", ["keep"]),
+            functions.values_line(two, "those that find one of 4 places", ["keep"]),
             order_line(threes, three, "3 of 5 experts each: the order of each queue", 1.5),
             functions.values_line(three, "with one place each"),
             functions.values_line(single, "one expert each, with two places", weight=0.5),
@@ -172,7 +172,7 @@ def queue(draw: kit.Draw) -> Iterator[kit.Case]:
     if draw.hidden:
         others = {
             "all experts": Queue.draw(draw, 6, 3, 3, 4),
-            "an expert that nobody chose": replace(Queue.draw(draw, 8, 3, 2, 3), count=5),
+            "an expert without tokens": replace(Queue.draw(draw, 8, 3, 2, 3), count=5),
             "no tokens": Queue.draw(draw, 0, 4, 2, 3),
         }
         calls = {title: each.call(title) for title, each in others.items()}
