@@ -1,11 +1,14 @@
 """In operation: is it fast, is it healthy, and what when a rank dies? Begin with disk.py.
 
-It dies:
+A rank dies:
 
     disk.py        Disk: a folder that forgets what was not synced, and every state after a power failure
     protocol.py    commit, newest: a save that may be cut off; a damaged file is named, and not used
     folder.py      Folder: a real folder, on which the same commit works
     crashes.py     power_failures, faults: every power failure of a save, tried
+    remember.py    capture, restore: all that a run has to remember, as plain data
+    plans.py       write_plan, read_plan: which rank writes what, and which pieces it reads
+    shards.py      save_shards, load_shards: save on pp 2 x tp 2, load on dp 3
 
 The folder imports torch and numpy only, and can be copied out with exports.py above it.
 
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
     from .crashes import Crash, Fault, faults, power_failures
     from .disk import Disk, PowerFailure
     from .folder import Folder
+    from .plans import Box, elements, inside, overlap, read_plan, slices, write_plan
     from .protocol import (
         DamagedCheckpoint,
         commit,
@@ -36,5 +40,7 @@ if TYPE_CHECKING:
         tidy,
         write_parts,
     )
+    from .remember import Training, capture, copied, from_bytes, restore, to_bytes
+    from .shards import load_shards, save_shards
 
 __getattr__, __dir__, __all__ = exports(__name__)

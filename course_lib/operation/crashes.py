@@ -38,7 +38,7 @@ class Crash:
 
 @dataclass(frozen=True)
 class Fault:
-    """What was wrong: `crash`, and what came of it."""
+    """A power failure that did harm: `crash`, and the harm in words."""
 
     crash: Crash
     what: str

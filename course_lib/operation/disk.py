@@ -32,9 +32,9 @@ class PowerFailure(BaseException):
 
 
 class Disk:
-    """One folder of files, which are bytes; what `read` and `names` show is the cache.
+    """One folder of files, which are bytes; `read` and `names` show the cache.
 
-    files: what is on the disk at first, synced.
+    files: those on the disk at first, synced.
     power: the operations that are carried out; the next raises PowerFailure, as does everything after it.
         None: the power does not fail. `read` and `names` change nothing and are not counted.
 
@@ -141,7 +141,7 @@ class Disk:
 
 
 def _may_hold(versions: list[bytes]) -> Iterator[bytes]:
-    """What a file may hold whose first version is on the disk and whose others are not synced."""
+    """The bytes that a file may hold if its first version is on the disk and the others are not synced."""
     yield versions[0]
     for data in versions[1:]:
         half = data[: len(data) // 2]

@@ -1,8 +1,8 @@
 """A save that may be cut off at any moment: after it there is the old checkpoint or the new one, never half.
 
 A checkpoint has many parts, and nothing writes several files at once. But `rename` is one step: after it a
-name stands for another file, or for the same as before. So all parts come first, under names that nobody
-reads, and one rename makes a checkpoint of them:
+name stands for another file, or for the same as before. So all parts come first, under names that `newest`
+does not read, and one rename makes a checkpoint of them:
 
     write, sync     each part, under a new name
     sync_folder     the names of the parts
@@ -14,7 +14,7 @@ Each sync has its reason: without the first two a manifest could name parts that
 third its name could come before its bytes, and without the last `commit` could return and the checkpoint be
 gone. Every power failure was tried: `crashes.py`.
 
-A disk also forgets without a power failure: a bit flips, a file is cut short, someone deletes one. `newest`
+A disk also forgets without a power failure: a bit flips, a file is cut short, one is deleted. `newest`
 holds every part against its checksum, says which file is not as it was saved, and takes the checkpoint
 before it. A CRC-32 finds every flipped bit and every burst of at most 32; of other damage it misses one in
 2^32.
@@ -38,7 +38,7 @@ from typing import Protocol, TypeVar
 
 Entry = tuple[str, int, int]  # of a part: its file, its bytes, its checksum
 T = TypeVar("T")
-NAME = "step-"  # what the name of a manifest begins with
+NAME = "step-"  # the beginning of a manifest's name
 
 
 class Files(Protocol):
@@ -69,7 +69,7 @@ def commit(disk: Files, step: int, parts: Mapping[str, bytes]) -> None:
 
 
 def new_prefix(disk: Files, step: int) -> str:
-    """What the names of this save's files begin with: no file that is there, of any save, begins with it."""
+    """The beginning of the names of this save's files; no file that is there, of any save, begins with it."""
     if step < 0:
         raise ValueError(f"step {step}: a step is 0 or more")
     names = disk.names()
@@ -153,8 +153,9 @@ def read_part(disk: Files, entry: Entry) -> bytes:
 def tidy(disk: Files, keep: int = 2, own: Collection[str] = ()) -> None:
     """Remove all checkpoints but the `keep` newest whole ones, and what interrupted saves left.
 
-    own: names that stay, whatever they are. Nobody may be saving meanwhile. The manifests go first, and their
-    removal is synced before a part goes: a manifest whose parts are gone would be a damaged checkpoint.
+    own: names that stay, whatever they are. No program may be saving meanwhile. The manifests go first, and
+    their removal is synced before a part goes: a manifest whose parts are gone would be a damaged
+    checkpoint.
     """
     kept, needed = 0, {*own}
     for step in steps(disk):
