@@ -9,6 +9,18 @@ A rank dies:
     remember.py    capture, restore: all that a run has to remember, as plain data
     plans.py       write_plan, read_plan: which rank writes what, and which pieces it reads
     shards.py      save_shards, load_shards: save on pp 2 x tp 2, load on dp 3
+    behind.py      AsyncCheckpoint: a copy now, the write behind the next steps
+    intervals.py   best_interval, goodput: how often to save, and the share of the time that is kept
+
+A rank is slow, or wrong:
+
+    shares.py      breakdown: where a step's time goes
+    lateness.py    find_straggler: the rank that is last more often than chance has it
+    symptoms.py    diagnose: the cause, from a step's seconds by rank
+    profiles.py    draw_profiles: twelve runs to diagnose, one of them healthy
+    metrics.py     step_metrics, mfu: the numbers of a dashboard
+    events.py      EventWriter: curves that TensorBoard reads
+    bits.py        odd_ranks: the replica whose bits are others
 
 The folder imports torch and numpy only, and can be copied out with exports.py above it.
 
@@ -23,10 +35,17 @@ from typing import TYPE_CHECKING
 from ..exports import exports
 
 if TYPE_CHECKING:
+    from .behind import AsyncCheckpoint
+    from .bits import bit_sum, odd_ranks
     from .crashes import Crash, Fault, faults, power_failures
     from .disk import Disk, PowerFailure
+    from .events import EventWriter, Scalar, read_scalars
     from .folder import Folder
+    from .intervals import best_interval, daly_interval, goodput, simulated_goodput
+    from .lateness import arrivals_of, binomial_tail, find_straggler
+    from .metrics import mfu, step_metrics
     from .plans import Box, elements, inside, overlap, read_plan, slices, write_plan
+    from .profiles import draw_profiles
     from .protocol import (
         DamagedCheckpoint,
         commit,
@@ -42,5 +61,7 @@ if TYPE_CHECKING:
     )
     from .remember import Training, capture, copied, from_bytes, restore, to_bytes
     from .shards import load_shards, save_shards
+    from .shares import breakdown, calls_of
+    from .symptoms import Profile, diagnose
 
 __getattr__, __dir__, __all__ = exports(__name__)
