@@ -11,6 +11,9 @@ A rank dies:
     shards.py      save_shards, load_shards: save on pp 2 x tp 2, load on dp 3
     behind.py      AsyncCheckpoint: a copy now, the write behind the next steps
     intervals.py   best_interval, goodput: how often to save, and the share of the time that is kept
+    agents.py      run_agents: two elastic agents on one machine, and ranks that are really killed
+    failures.py    run_with_failures: a run that is killed at drawn times until it has come to its end
+    training.py    train: the small run of these labs; journal.py, starter.py: below them
 
 A rank is slow, or wrong:
 
@@ -22,7 +25,7 @@ A rank is slow, or wrong:
     events.py      EventWriter: curves that TensorBoard reads
     bits.py        odd_ranks: the replica whose bits are others
 
-The folder imports torch and numpy only, and can be copied out with exports.py above it.
+The folder imports torch and cloudpickle only, and can be copied out with exports.py above it.
 
 The names are imported when they are first used: so the others can be used while an exercise hides a module.
 No module has the name of its function, which it would replace.
@@ -35,13 +38,16 @@ from typing import TYPE_CHECKING
 from ..exports import exports
 
 if TYPE_CHECKING:
+    from .agents import AgentsRun, Kill, run_agents
     from .behind import AsyncCheckpoint
     from .bits import bit_sum, odd_ranks
     from .crashes import Crash, Fault, faults, power_failures
     from .disk import Disk, PowerFailure
     from .events import EventWriter, Scalar, read_scalars
+    from .failures import FailedRun, run_with_failures, times_between_failures
     from .folder import Folder
     from .intervals import best_interval, daly_interval, goodput, simulated_goodput
+    from .journal import Journal, Line
     from .lateness import arrivals_of, binomial_tail, find_straggler
     from .metrics import mfu, step_metrics
     from .plans import Box, elements, inside, overlap, read_plan, slices, write_plan
@@ -63,5 +69,6 @@ if TYPE_CHECKING:
     from .shards import load_shards, save_shards
     from .shares import breakdown, calls_of
     from .symptoms import Profile, diagnose
+    from .training import train
 
 __getattr__, __dir__, __all__ = exports(__name__)
