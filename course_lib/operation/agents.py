@@ -11,7 +11,7 @@ ranks.
     run_agents(worker, folder, nodes=(1, 2), kills=[Kill(1, "saved 5")])   # an agent dies
 
 The batch and the learning rate are yours to keep: here the rows of a step are fixed, and dealt out to any
-number of ranks. `TORCHELASTIC_RESTART_COUNT` is each agent's own, so it is no name for a file.
+number of ranks. Each agent has a `TORCHELASTIC_RESTART_COUNT` of its own, so do not name files by it.
 
 Settings, all of them for speed: forked ranks, signs of life every second, of which three may fail. The
 store is in the starter, so that any agent may die; `torchrun` has it in the first agent. Without
@@ -68,13 +68,15 @@ def run_agents(
     """worker(folder, *arguments) on the ranks of two agents; returns when both have ended.
 
     worker: a function of a notebook or of a module, which calls `dist.init_process_group` itself; it finds
-    RANK, WORLD_SIZE and the rest in its environment, and notes what it does in
-    `Journal(f"{folder}/journal")`. nodes: least and most agents that take part. ranks: of each. restarts:
-    how often an agent starts its ranks anew after one of them failed. kills: agents to be killed.
+        RANK, WORLD_SIZE and the rest in its environment, and notes its steps in
+        `Journal(f"{folder}/journal")`.
+    folder: for the worker's files; it is made. nodes: least and most agents that take part. ranks: of each.
+    restarts: how often an agent starts its ranks anew after one of them failed. kills: agents to be killed.
 
     No process is left, however it ends. Raises RuntimeError, with all that the processes printed, if it
     does not end within `timeout` seconds.
     """
+    Path(folder).mkdir(parents=True, exist_ok=True)
     path = str(Path(folder).absolute())
     config = {"nodes": nodes, "ranks": ranks, "restarts": restarts}
     return run_below(partial(_start, worker, path, arguments, config, list(kills)), timeout)

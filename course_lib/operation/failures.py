@@ -58,6 +58,7 @@ def run_with_failures(
 
     No process is left. Raises RuntimeError if the worker raises, or if it does not get to its end in time.
     """
+    Path(folder).mkdir(parents=True, exist_ok=True)
     path = str(Path(folder).absolute())
     return run_below(partial(_inject, partial(worker, path, *arguments), mtbf, seed), timeout)
 

@@ -1,9 +1,10 @@
 """Which rank is slow: by how often it comes last, and not by blame.
 
 Some rank always comes last. Among n equal ranks each is last in one of n collectives, and by chance more
-often: of 39 collectives of four ranks, 12 are no news. With c collectives the number of times that one rank
-is last is binomial, P(X = m) = C(c, m) (1/n)^m (1 - 1/n)^(c - m), and that *some* rank is last at least m
-times has at most n times that rank's probability. If this is below 1 - confidence, chance is not the cause.
+often: 12 times in 39 collectives of four ranks is ordinary. With c collectives the number of times that one
+rank is last is binomial, P(X = m) = C(c, m) (1/n)^m (1 - 1/n)^(c - m), and that *some* rank is last at
+least m times has at most n times that rank's probability. If this is below 1 - confidence, chance is not
+the cause.
 
 How slow is it? In each collective the rank is late by its time minus the latest of the others: so much sooner
 all could have begun. The median of it is not moved by one pause of two seconds, as the mean would be.

@@ -5,8 +5,8 @@
     scheduler        how far the learning rate has got
     scaler           the loss scale, and the steps since it changed
     step             the position in the data: `course_lib.data.batch` draws a step's rows from it
-    generators       torch's default one for the CPU, from which dropout draws; the run's own one; those of the
-                     GPUs, if CUDA is in use
+    generators       torch's default one for the CPU, from which dropout draws; the run's own; those of GPUs
+                     if CUDA is in use
 
 A state is a photograph. `state_dict` is not: its tensors are those that the next step changes, so the file
 of step 3 would hold the values of step 5. The optimizer is worse: it keeps the tensors that it loads, and a
