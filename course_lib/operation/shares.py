@@ -2,8 +2,8 @@
 
 A collective cannot begin to move before its last rank has called it. So the time for which a rank is
 blocked in a call has two parts, with different remedies: before the last rank came it *waits*, and no
-faster network shortens that; afterwards bytes *move*. What moves while a rank computes is *hidden*, and
-costs the rank nothing.
+faster network shortens that; afterwards bytes *move*. Bytes that move while a rank computes are *hidden*,
+and cost the rank nothing.
 
     rank 0   computes |--- waits ---|--- moves ---| computes
     rank 1   computes  ... computes |--- moves ---| computes

@@ -10,8 +10,9 @@
     bandwidth     moving, and most of it is bytes                         overlap, fewer bytes, another axis
     memory        a rank near its limit, or with twice the others' peak   shard, recompute, balance stages
 
-Waiting is no finding: it is what the others see of a cause on one rank. A cause counts if it costs at least
-5 % of the step; a healthy run has none. Memory costs nothing until it is out, so it counts by its peak.
+Waiting is not a finding, but the trace of a cause that lies on another rank. A cause counts if it costs at
+least 5 % of the step; a healthy run has none. Memory costs nothing until it is out, so it counts by its
+peak.
 
 Source: the rules and their limits are this course's own; the kinds are those of Jiang et al., MegaScale, NSDI
 2024, sections 5 and 6, and Llama Team, The Llama 3 Herd of Models, 2024, section 3.3.4.
@@ -63,7 +64,7 @@ def diagnose(profile: Profile) -> list[Finding]:
     """(kind, rank) of each cause that costs at least 5 % of the step, and of memory that runs out; [] if
     healthy.
 
-    The rank is that of the cause, or None if it is no single one's.
+    The rank is that of the cause, or None if the cause is on many.
     """
     least = COSTS * profile.step()
     findings = list[Finding]()
