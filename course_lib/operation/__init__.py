@@ -13,7 +13,7 @@ A rank dies:
     intervals.py   best_interval, goodput: how often to save, and the share of the time that is kept
     agents.py      run_agents: two elastic agents on one machine, and ranks that are really killed
     failures.py    run_with_failures: a run that is killed at drawn times until it has come to its end
-    training.py    train: the small run of these labs; journal.py, starter.py: below them
+    training.py    train, measured: the small run of these labs. Below them: journal.py, starter.py
 
 A rank is slow, or wrong:
 
@@ -69,6 +69,6 @@ if TYPE_CHECKING:
     from .shards import load_shards, save_shards
     from .shares import breakdown, calls_of
     from .symptoms import Profile, diagnose
-    from .training import train
+    from .training import Costs, measured, train
 
 __getattr__, __dir__, __all__ = exports(__name__)

@@ -4,9 +4,9 @@ Failures of a large job have no memory: whatever happened before, the next comes
 from an exponential distribution of mean M. Here M is seconds in place of hours, and the run is a process
 that is killed by SIGKILL and started again. So its goodput can be measured, and held against the formula:
 
-    run = run_with_failures(worker, folder, mtbf=2.0, seed=0)
-    measured = work / run.seconds                   # work: seconds of all steps, each counted once
-    predicted = goodput(interval, save_seconds, restart_seconds, mtbf=2.0)
+    run = run_with_failures(partial(train, steps=400, every=20), folder, mtbf=2.0, seed=0)
+    costs = measured(run, Journal(f"{folder}/journal").lines())      # training.py
+    costs.goodput, goodput(20 * costs.step, costs.save, costs.restart, mtbf=2.0)
 
 A failure while the run starts again counts, too; the formula leaves it out (see `intervals.py`). With few
 failures the measured number scatters: with k of them by about 1 / sqrt(k) of the time lost.
@@ -32,8 +32,9 @@ from .starter import Deadline, fork, preload, run_below
 
 @dataclass(frozen=True)
 class FailedRun:
-    """seconds: from the first start to the end; kills: when the run was killed, in seconds from the start."""
+    """began: on the machine's monotonic clock; seconds: to the end; kills: in seconds since it began."""
 
+    began: float
     seconds: float
     kills: list[float]
 
@@ -79,4 +80,4 @@ def _inject(worker: Callable[[], object], mtbf: float, seed: int, deadline: Dead
         kills.append(time.monotonic() - began)
     if code := os.waitstatus_to_exitcode(status):
         raise RuntimeError(f"the worker ended with code {code}")
-    return FailedRun(time.monotonic() - began, kills)
+    return FailedRun(began, time.monotonic() - began, kills)

@@ -12,8 +12,9 @@ A state is a photograph. `state_dict` is not: its tensors are those that the nex
 of step 3 would hold the values of step 5. The optimizer is worse: it keeps the tensors that it loads, and a
 second `restore` from the same state would go on from where the first run has got to. Both directions copy.
 
-Everything in a state is a tensor, a number, a string, or a list or dict of them, so `torch.load` reads it
-with weights_only=True, which carries out no code of the file.
+Each rank has generators of its own, so a job has a state for each rank. Everything in a state is a tensor,
+a number, a string, or a list or dict of them, so `torch.load` reads it with weights_only=True, which
+carries out no code of the file.
 
 Cost: one copy of all states; for AdamW in float32 12 bytes a parameter.
 

@@ -10,15 +10,20 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import inf
+from statistics import median
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from .failures import FailedRun
 from .folder import Folder
-from .journal import Journal
+from .journal import Journal, Line
 from .protocol import commit, newest
 from .remember import Training, capture, from_bytes, restore, to_bytes
 
@@ -72,6 +77,37 @@ def train(
         journal.note(f"end {loss!r}")
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Of a run that was killed again and again: seconds of a step, a save and a restart, and its goodput."""
+
+    step: float
+    save: float
+    restart: float
+    goodput: float
+
+
+def measured(run: FailedRun, lines: Sequence[Line]) -> Costs:
+    """From the journal of `train` without ranks: medians, and the share of `run.seconds` that was kept work.
+
+    restart: from a kill to the beginning of the next step. The work is the time of all steps, each counted
+    once.
+    """
+    steps, saves = list[float](), list[float]()
+    for before, line in pairwise(lines):
+        if before.pid == line.pid and before.text.startswith("step"):
+            kind = {"step": steps, "saved": saves}.get(line.text.split()[0])
+            if kind is not None:
+                kind.append(line.time - before.time)
+    step, save = median(steps), median(saves)
+    first = [line.time for before, line in pairwise(lines) if before.text.startswith("from")]
+    kills = [run.began + seconds for seconds in run.kills]
+    next_steps = [min((time for time in first if time > kill), default=inf) for kill in kills]
+    restarts = [next_step - kill - step for kill, next_step in zip(kills, next_steps, strict=True)]
+    count = len({line.text for line in lines if line.text.startswith("step")})
+    return Costs(step, save, median(restarts) if restarts else 0.0, count * step / run.seconds)
 
 
 def _run() -> Training:
