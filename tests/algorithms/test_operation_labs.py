@@ -17,7 +17,15 @@ from pathlib import Path
 import pytest
 
 from course_lib import operation
-from course_lib.operation import AgentsRun, Journal, Kill, run_agents, run_with_failures, train
+from course_lib.operation import (
+    AgentsRun,
+    Journal,
+    Kill,
+    measured,
+    run_agents,
+    run_with_failures,
+    train,
+)
 from tests.conftest import alive
 
 STEPS, EVERY = 15, 5
@@ -169,6 +177,36 @@ def test_a_run_that_is_killed_at_drawn_times_comes_to_its_end(
     train(str(alone), 120, 5)
     assert Journal(alone / "journal").lines()[-1].text == lines[-1].text  # to the last digit
     assert lines[-1].text.startswith("end 0.")
+
+
+def test_the_goodput_formula_is_met_by_a_run_that_is_killed(tmp_path: Path) -> None:
+    worker = partial(train, step_seconds=0.02, save_seconds=0.1, start_seconds=0.1)
+    run = run_with_failures(worker, tmp_path, 400, 20, mtbf=2.0, seed=0, timeout=400)
+    costs = measured(run, Journal(tmp_path / "journal").lines())
+    formula = operation.goodput(20 * costs.step, costs.save, costs.restart, 2.0)
+    print(run, costs, formula)
+    assert costs.step > 0.02 and costs.save > 0.1 and costs.restart > 0.1
+    assert costs.goodput < 1
+    assert (
+        0.5 * formula < costs.goodput < 1.5 * formula
+    )  # some eight failures scatter, and so does the load
+
+
+def test_a_run_that_never_failed_has_no_restart() -> None:
+    line = partial(operation.Line, pid=1, rank=-1)
+    texts = [
+        "from 0 of 1 ranks",
+        "step 0",
+        "step 1",
+        "saved 2",
+        "step 2",
+        "step 3",
+        "saved 4",
+        "end 0",
+    ]
+    lines = [line(time=float(at), text=text) for at, text in enumerate(texts)]
+    run = operation.FailedRun(began=0.0, seconds=10.0, kills=[])
+    assert measured(run, lines) == operation.Costs(step=1.0, save=1.0, restart=0.0, goodput=0.4)
 
 
 def test_a_journal_keeps_the_lines_of_many_writers_apart(tmp_path: Path) -> None:

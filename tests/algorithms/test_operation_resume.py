@@ -415,3 +415,40 @@ def test_experts_and_shared_tensors_have_boxes_too() -> None:
     assert [boxes[name][0] for boxes in of_ranks] == [(0, 2), (2, 4)]
     whole = {key: box for key, box in of_ranks[0].items() if not key.endswith(("w1", "w2", "w3"))}
     assert whole and all(of_ranks[1][key] == box for key, box in whole.items())
+
+
+def test_read_plans_are_those_of_pytorch(seed: int) -> None:
+    """Of torch.distributed.checkpoint, which cuts boxes to load a state on another number of ranks."""
+    from torch.distributed.checkpoint.metadata import (
+        ChunkStorageMetadata,
+        TensorProperties,
+        TensorStorageMetadata,
+    )
+    from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+
+    def chunk(box: Box) -> ChunkStorageMetadata:
+        starts, sizes = [start for start, _ in box], [stop - start for start, stop in box]
+        return ChunkStorageMetadata(torch.Size(starts), torch.Size(sizes))
+
+    draw = random.Random(seed)
+    for _ in range(200):
+        shape = [draw.randint(1, 7) for _ in range(draw.randint(1, 3))]
+        saved = [box for box in random_cuts(draw, shape) if operation.elements(box)]
+        chunks = [chunk(box) for box in saved]
+        stored = TensorStorageMetadata(TensorProperties(), torch.Size(shape), chunks)
+        for wanted in random_cuts(draw, shape):
+            if not operation.elements(wanted):
+                continue
+            theirs = {
+                (tuple(item.storage_offsets), tuple(item.dest_offsets), tuple(item.lengths))
+                for item in create_read_items_for_chunk_list("w", stored, [chunk(wanted)])
+            }
+            ours = {
+                (
+                    tuple(start for start, _ in source),
+                    tuple(start for start, _ in place),
+                    tuple(stop - start for start, stop in place),
+                )
+                for _, source, place in read_plan(list(enumerate(saved)), wanted)
+            }
+            assert ours == theirs
