@@ -2,14 +2,13 @@
 
 Work of tau seconds is followed by a save of delta seconds. Failures come once in M seconds on average
 (MTBF), at no particular time. A failure costs the work since the last save, half an interval on average. So
-a share of
+the run loses two shares of its time,
 
-    delta / tau          of the time goes into saves
-    tau / (2 M)          is lost with failures
+    delta / tau          to saves
+    tau / (2 M)          to work that is lost
 
-goes, and the sum is least where its derivative is zero: delta / tau^2 = 1 / (2 M), so tau = sqrt(2 delta
-M). For delta = 60 s and M = 3 h it is 1,138 s. The MTBF is that of the job: with N GPUs N times shorter
-than of one.
+Their sum is least where its derivative is zero: delta / tau^2 = 1 / (2 M), so tau = sqrt(2 delta M). For
+delta = 60 s and M = 3 h it is 1,138 s. M is that of the job: with N GPUs it is N times shorter than of one.
 
 Goodput is the share of the time that became work that was kept. If failures come at random with rate 1 / M,
 an attempt at tau + delta seconds succeeds with probability exp(-(tau + delta) / M), a failure costs R

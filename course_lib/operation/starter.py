@@ -1,5 +1,4 @@
-"""A process that starts others and outlives none of them: the parent of agents, ranks and runs that are
-killed.
+"""A process below which others run, are killed, and are ended: agents, their ranks, runs that fail.
 
     your program  ->  starter  ->  agents  ->  ranks
 
@@ -8,7 +7,7 @@ own, which imports torch once and forks the others in milliseconds. Whatever hap
 
     each child asks the kernel to be killed when its parent is gone       PR_SET_PDEATHSIG
     an orphan becomes a child of the starter, which ends it by its id     PR_SET_CHILD_SUBREAPER
-    the starter ends at its deadline, and when your program is gone       a look every 10 ms
+    the starter ends at its deadline, and when your program is gone       a look every 20 ms
 
 Source: prctl(2). Linux only.
 """
@@ -37,9 +36,8 @@ PATIENCE = 15.0  # seconds for the starter to import torch, and to end everythin
 def run_below(body: Callable[[Deadline], Any], timeout: float) -> Any:
     """body(deadline) in a starter, which ends all processes below it when the body returns.
 
-    The body and its result travel as pickles. Its output and that of all below it is in the error if it
-    fails.
-    Raises RuntimeError if the body raised or did not come back in time.
+    The body and its result travel as pickles. Raises RuntimeError, with the output of all these processes,
+    if the body raised or did not come back in time.
     """
     job = cloudpickle.dumps((timeout, body))
     own = {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
@@ -49,6 +47,10 @@ def run_below(body: Callable[[Deadline], Any], timeout: float) -> Any:
     )  # fmt: skip
     try:
         output, _ = starter.communicate(job, timeout + 2 * PATIENCE)
+    except (
+        subprocess.TimeoutExpired
+    ) as error:  # the starter has a deadline, but it may not even have begun
+        raise RuntimeError("the starter of the lab did not end in time") from error
     finally:
         if starter.poll() is None:
             starter.terminate()  # it ends all others, and then itself
