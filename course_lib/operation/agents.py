@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from .journal import Journal, Line
-from .starter import Deadline, end_with, fork, preload, run_below
+from .starter import Deadline, end_with, fork, run_below
 
 STATE = {"last_call_timeout": 1, "keep_alive_interval": 1, "keep_alive_max_attempt": 3}
 
@@ -91,7 +91,6 @@ def _start(
     deadline: Deadline,
 ) -> AgentsRun:
     """In the starter: the store, two agents, and the kills."""
-    preload("torch.distributed.launcher.api")
     from torch.distributed import TCPStore
 
     store = TCPStore(

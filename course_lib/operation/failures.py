@@ -27,7 +27,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from .starter import Deadline, fork, preload, run_below
+from .starter import Deadline, fork, run_below
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,6 @@ def run_with_failures(
 
 
 def _inject(worker: Callable[[], object], mtbf: float, seed: int, deadline: Deadline) -> FailedRun:
-    preload()
     began, kills = time.monotonic(), []
     for seconds in times_between_failures(mtbf, seed):
         child, failure = fork(worker), time.monotonic() + seconds

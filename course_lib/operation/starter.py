@@ -22,6 +22,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -30,14 +31,14 @@ from typing import Any
 import cloudpickle
 
 PDEATHSIG, SUBREAPER = 1, 36
-PATIENCE = 15.0  # seconds for the starter to import torch, and to end everything
+PATIENCE = 180.0  # seconds for the starter to import torch on a busy machine, and to end everything
 
 
 def run_below(body: Callable[[Deadline], Any], timeout: float) -> Any:
     """body(deadline) in a starter, which ends all processes below it when the body returns.
 
-    The body and its result travel as pickles. Raises RuntimeError, with the output of all these processes,
-    if the body raised or did not come back in time.
+    The body and its result travel as pickles. Raises RuntimeError, with the output of all these processes, if
+    the body raised, or did not come back within `timeout` seconds from its beginning.
     """
     job = cloudpickle.dumps((timeout, body))
     own = {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
@@ -46,16 +47,14 @@ def run_below(body: Callable[[Deadline], Any], timeout: float) -> Any:
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, **own},
     )  # fmt: skip
     try:
-        output, _ = starter.communicate(job, timeout + 2 * PATIENCE)
-    except (
-        subprocess.TimeoutExpired
-    ) as error:  # the starter has a deadline, but it may not even have begun
+        output, _ = starter.communicate(job, timeout + PATIENCE)
+    except subprocess.TimeoutExpired as error:  # it has a deadline, but may not even have begun
         raise RuntimeError("the starter of the lab did not end in time") from error
     finally:
         if starter.poll() is None:
             starter.terminate()  # it ends all others, and then itself
             with suppress(subprocess.TimeoutExpired):
-                starter.wait(PATIENCE)
+                starter.wait(20)
         starter.kill()  # the kernel then ends its children, and theirs
         starter.wait()
     said, mark, result = output.partition(MARK)
@@ -111,14 +110,13 @@ def end_with(parent: int) -> None:
         os._exit(1)
 
 
-def preload(*modules: str) -> None:
+def preload() -> None:
     """Import torch's slow parts here, once, so that they are there in all processes that are forked."""
     for name in (
         "torch",
-        "torch.distributed",
+        "torch.distributed.launcher.api",
         "torch._dynamo",
-        *modules,
-    ):  # _dynamo: the first optimizer's
+    ):  # the last for optimizers
         importlib.import_module(name)
 
 
@@ -148,13 +146,22 @@ def prctl(option: int, value: int) -> None:
 def main() -> None:
     prctl(SUBREAPER, 1)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # by way of `finally`
-    timeout, body = pickle.loads(sys.stdin.buffer.read())
+    job, code = sys.stdin.buffer.read(), 1
     try:
+        preload()  # before the clock runs: on a busy machine it takes a minute
+        timeout, body = pickle.loads(job)
         result = pickle.dumps(body(Deadline(timeout)))
+        end_children()  # no line of theirs comes between
+        sys.stdout.flush()
+        sys.stdout.buffer.write(MARK + result)
+        code = 0
+    except Exception:
+        traceback.print_exc()
     finally:
         end_children()
-    sys.stdout.flush()
-    sys.stdout.buffer.write(MARK + result)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)  # without taking torch down piece by piece
 
 
 if __name__ == "__main__":
