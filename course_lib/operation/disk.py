@@ -22,9 +22,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import chain, combinations, count, product
 
-Change = tuple[
-    str | None, str | None, int
-]  # the name that goes, the name that comes, the file's number
+# Of a folder: the name that goes, the name that comes, and the number of the file.
+Change = tuple[str | None, str | None, int]
 
 
 class PowerFailure(BaseException):

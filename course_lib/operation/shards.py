@@ -54,9 +54,11 @@ def save_shards(disk: Files, step: int, pieces: Pieces, group: Group = None) -> 
     everyone = _all_gather(described, group)
     rank = dist.get_rank(group) if len(everyone) > 1 else 0
     mine = [described[i] for i in write_plan(everyone)[rank]]
-    parts = {_key(name, box, pieces[name][0]): _raw(pieces[name][0]) for name, box, _ in mine}
+    keys = [_key(name, box, pieces[name][0]) for name, box, _ in mine]
+    raw = {f"rank {rank} piece {i}": _raw(pieces[name][0]) for i, (name, _, _) in enumerate(mine)}
     prefix = _all_gather(new_prefix(disk, step) if rank == 0 else "", group)[0]
-    written = _all_gather(write_parts(disk, prefix, parts), group)  # after it all have written
+    entries = write_parts(disk, prefix, raw).values()
+    written = _all_gather(dict(zip(keys, entries, strict=True)), group)  # after it all have written
     if rank == 0:
         publish(disk, step, {name: entry for part in written for name, entry in part.items()})
     _all_gather(None, group)  # after it the checkpoint is there
@@ -116,7 +118,7 @@ def _assemble(
 
 
 def _key(name: str, box: Box, part: Tensor) -> str:
-    """The name of a piece's file in the checkpoint: it says all that a reader has to know."""
+    """The name of a piece in the manifest: it says all that a reader has to know."""
     return json.dumps([name, box, str(part.dtype).removeprefix("torch.")])
 
 

@@ -123,9 +123,8 @@ def _step(run: Training, rank: int, n: int) -> float:
     rows = torch.randn(ROWS, 8, generator=generator, dtype=torch.float64)
     mine = rows.chunk(n)[rank]
     wanted = mine.sin().sum(1, keepdim=True)
-    loss = (
-        run.model(mine) - wanted
-    ).square().sum() / ROWS  # so the sum over the ranks is the batch's loss
+    # Divided by the rows of all ranks, so the sum over the ranks is the loss of the batch.
+    loss = (run.model(mine) - wanted).square().sum() / ROWS
     run.optimizer.zero_grad()
     loss.backward()
     numbers = [param.grad for param in run.model.parameters()] + [loss.detach()]

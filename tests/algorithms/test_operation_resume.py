@@ -367,9 +367,12 @@ def test_a_damaged_piece_sends_all_ranks_to_the_checkpoint_before(tmp_path: Path
         return loaded, part, str(warned[0].message)
 
     launch(save, world_size=2, backend="gloo")
-    piece = next(
-        name for name in Folder(path).names() if name.startswith("2.0.") and "[[2, 4]" in name
+    (piece,) = (
+        entry[0]
+        for name, entry in operation.read_manifest(Folder(path), 2).items()
+        if "[[2, 4]" in name
     )
+    assert piece.startswith("2.0.rank 1 piece ")
     data = Folder(path).read(piece)
     Folder(path).write(piece, data[:5] + bytes([data[5] ^ 4]) + data[6:])
 
