@@ -15,8 +15,8 @@ number of ranks. Each agent has a `TORCHELASTIC_RESTART_COUNT` of its own, so do
 
 Settings, all of them for speed: forked ranks, signs of life every second, of which three may fail. The
 store is in the starter, so that any agent may die; `torchrun` has it in the first agent. Without
-TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 the ranks' own store would be the agents', and with two nodes a killed
-rank was never replaced (0 of 2 within 90 s, PyTorch 2.13; compare pytorch issue 135712).
+TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 the ranks would meet at the agents' store, and with two nodes a killed
+rank was never replaced (0 of 3 within 60 s, PyTorch 2.13; compare pytorch issue 135712).
 
 Sources: PyTorch's pages on torchrun and torch.distributed.elastic; `LaunchConfig` and
 `DynamicRendezvousHandler` of PyTorch 2.13.
