@@ -5,6 +5,7 @@
     parts.py         my_part: the rows and the places that a rank reads
     stages.py        mesh_stages: a model, cut over all axes; the one place that knows where the cuts meet
     step.py          hybrid_step, train_step: all axes, in the order in which they are applied. Begin here
+    boxes.py         held_boxes: the part of each tensor that a rank holds, as a checkpoint has to know it
     norm.py          clip_grad_norm: the norm of a gradient that no rank holds
 
     mesh = Mesh({"pp": 2, "dp": 2, "cp": 1, "tp": 2})
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING
 from ..exports import exports
 
 if TYPE_CHECKING:
+    from .boxes import held_boxes
     from .coordinates import axis_ranks
     from .mesh import Mesh, Place
     from .norm import clip_grad_norm

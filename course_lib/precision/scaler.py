@@ -44,7 +44,7 @@ class LossScaler:
     scale: at first; growth: its factor after `interval` steps in a row without a skip; backoff: its factor
     after a skipped step. group: ranks that hold parts of one model; None: all ranks, or none if
     torch.distributed is not in use. `scale` and `good` (steps since the last change) are plain numbers, equal
-    on all ranks of the group: save both, and set them again to resume. The scale stays below float32's
+    on all ranks of the group, and `state_dict` has both. The scale stays below float32's
     largest number.
 
     One scaler may serve several optimizers: each is unscaled and stepped once before `update`, which lowers
@@ -133,6 +133,13 @@ class LossScaler:
                 self.scale, self.good = grown if grown <= LARGEST else self.scale, 0
         self.overflow.clear()
         self.stepped.clear()
+
+    def state_dict(self) -> dict[str, float]:
+        """The two numbers that a checkpoint has to hold."""
+        return {"scale": self.scale, "good": self.good}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        self.scale, self.good = float(state["scale"]), int(state["good"])
 
 
 def device_of(params: Sequence[Tensor], group: dist.ProcessGroup | None) -> torch.device:

@@ -1,0 +1,92 @@
+"""Boxes: the part of each tensor that a rank of a mesh holds, as a checkpoint has to know it.
+
+Cuts over tp and over ep are boxes of one tensor; pp decides which names a rank has at all; replicas (dp,
+cp) have equal boxes. So a checkpoint of boxes forgets the mesh, and can be loaded on another one:
+
+    held = held_boxes(stages, optimizer)
+    save_shards(disk, step, held)         # course_lib.operation
+    load_shards(disk, held)
+
+An optimizer's tensor of its parameter's shape has the parameter's box, with the name
+"blocks.0.mlp.up.weight/exp_avg".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from course_lib.pipeline.stage import Stage
+from course_lib.tensor_parallel.cut import Parallel
+
+from .stages import parameters
+
+Box = list[tuple[int, int]]
+
+
+def held_boxes(
+    stages: Sequence[Stage], optimizer: torch.optim.Optimizer | None = None
+) -> dict[str, tuple[Tensor, Box]]:
+    """This rank's tensors by their names in the whole model, each with its box there: (start, stop) a
+    dimension.
+
+    optimizer: of the parameters; tensors of its state are listed, too. One that has not stepped yet is
+    given the state of a step that changes nothing, so that there is something to load into. Raises
+    ValueError for a state that has neither the parameter's shape nor one element: such an optimizer has to
+    save itself.
+    """
+    cuts = _cuts(stages)
+    held: dict[str, tuple[Tensor, Box]] = {}
+    for name, param in parameters(stages):
+        box = [(0, size) for size in param.shape]
+        for dim, bounds in cuts.get(id(param), {}).items():
+            box[dim] = bounds
+        held[name] = (param.detach(), box)
+        for kind, value in _state(optimizer, param).items():
+            if value.shape != param.shape and value.dim():
+                raise ValueError(
+                    f"{kind} of {name} has the shape {tuple(value.shape)}, and its parameter "
+                    f"{tuple(param.shape)}: only states of one shape or of one number can be cut"
+                )
+            held[f"{name}/{kind}"] = (value, box if value.dim() else [])
+    return held
+
+
+def _cuts(stages: Sequence[Stage]) -> dict[int, dict[int, tuple[int, int]]]:
+    """By a parameter's id, the bounds in each dimension that is cut, by tp or by ep."""
+    bounds: dict[int, dict[int, tuple[int, int]]] = {}
+    for layer in (layer for stage in stages for layer in stage.module.modules()):
+        for name, cut in layer.cuts.items() if isinstance(layer, Parallel) else ():
+            bounds[id(getattr(layer, name))] = {cut.dim: cut.bounds()}
+        group = getattr(layer, "group", None)
+        for name in getattr(layer, "apart", ()) if group is not None else ():
+            param, rank = getattr(layer, name), dist.get_rank(group)
+            bounds[id(param)] = {0: (len(param) * rank, len(param) * (rank + 1))}
+    return bounds
+
+
+def _state(optimizer: torch.optim.Optimizer | None, param: Tensor) -> dict[str, Tensor]:
+    """The tensors of a parameter's state."""
+    if optimizer is None:
+        return {}
+    if not optimizer.state:
+        _step_that_changes_nothing(optimizer)
+    return {
+        kind: value for kind, value in optimizer.state[param].items() if isinstance(value, Tensor)
+    }
+
+
+def _step_that_changes_nothing(optimizer: torch.optim.Optimizer) -> None:
+    """With a learning rate of 0 and gradients of 0. Gradients are cleared: call it before the backward."""
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+        for param in group["params"]:
+            param.grad = torch.zeros_like(param)
+    optimizer.step()
+    optimizer.zero_grad()
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate

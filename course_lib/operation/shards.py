@@ -1,0 +1,135 @@
+"""Save on pp 2 x tp 2, load on dp 3: a checkpoint of boxes, on any number of ranks.
+
+    save_shards    each rank writes its part of `write_plan`, a file a piece; then rank 0 commits
+    load_shards    each rank reads its part of `read_plan`, from the newest checkpoint that is whole for all
+
+A checkpoint knows nothing of the ranks that saved it. It has boxes of named tensors:
+`course_lib.mesh.held_boxes` gives those of a model on a mesh. A rank that dies before rank 0 commits leaves
+no checkpoint, and the one before is used. A damaged file is found by the rank that reads it; then all ranks
+take the checkpoint before.
+
+Bytes: together the ranks write every element once, and each reads those files whole that hold some of what
+it wants, since a checksum is of a whole file. torch.distributed.checkpoint puts the pieces of a rank into
+one file and reads parts of it; it has no checksums.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .plans import Box, read_plan, slices, write_plan
+from .protocol import (
+    DamagedCheckpoint,
+    Entry,
+    Files,
+    new_prefix,
+    publish,
+    read_manifest,
+    read_part,
+    steps,
+    write_parts,
+)
+
+Pieces = Mapping[str, tuple[Tensor, Box]]
+Group = dist.ProcessGroup | None
+
+
+def save_shards(disk: Files, step: int, pieces: Pieces, group: Group = None) -> int:
+    """Save the tensors of all ranks of `group` as the checkpoint of `step`; the bytes that this rank wrote.
+
+    pieces: by name in the whole model, this rank's part, and its box there. Replicas hold equal values. All
+    ranks call it, see the same `disk`, and return when the checkpoint is there. Every element is written
+    once.
+    """
+    described = [
+        (name, box, part.numel() * part.element_size()) for name, (part, box) in pieces.items()
+    ]
+    everyone = _all_gather(described, group)
+    rank = dist.get_rank(group) if len(everyone) > 1 else 0
+    mine = [described[i] for i in write_plan(everyone)[rank]]
+    keys = [_key(name, box, pieces[name][0]) for name, box, _ in mine]
+    raw = {f"rank {rank} piece {i}": _raw(pieces[name][0]) for i, (name, _, _) in enumerate(mine)}
+    prefix = _all_gather(new_prefix(disk, step) if rank == 0 else "", group)[0]
+    entries = write_parts(disk, prefix, raw).values()
+    written = _all_gather(dict(zip(keys, entries, strict=True)), group)  # after it all have written
+    if rank == 0:
+        publish(disk, step, {name: entry for part in written for name, entry in part.items()})
+    _all_gather(None, group)  # after it the checkpoint is there
+    return sum(nbytes for _, _, nbytes in mine)
+
+
+@torch.no_grad()
+def load_shards(disk: Files, pieces: Pieces, group: Group = None) -> tuple[int, int] | None:
+    """Fill the tensors of `pieces` from the newest checkpoint; (its step, bytes that this rank read), or
+    None.
+
+    All ranks of `group` call it, each with the boxes that it wants; another dtype is converted. All ranks
+    pass over a checkpoint of which one of them finds a damaged file, and warn with its name. ValueError is
+    raised on all ranks if the checkpoint lacks what one of them wants. Until all have read, nothing is
+    changed.
+    """
+    for step in _all_gather(steps(disk), group)[
+        0
+    ]:  # rank 0's list, in case one was saved meanwhile
+        parts, damage, lack = {}, "", ""
+        try:
+            saved = read_manifest(disk, step)
+            parts = {name: _assemble(disk, saved, name, *piece) for name, piece in pieces.items()}
+        except DamagedCheckpoint as error:
+            damage = str(error)
+        except ValueError as error:
+            lack = str(error)
+        damages, lacks = zip(*_all_gather((damage, lack), group), strict=True)
+        if any(damages):
+            warnings.warn(
+                f"{max(damages)}. The checkpoint of step {step} is not used", stacklevel=2
+            )
+        elif any(lacks):
+            raise ValueError(f"the checkpoint of step {step} lacks what a rank wants: {max(lacks)}")
+        else:
+            for name, (whole, _) in parts.items():
+                pieces[name][0].copy_(whole)
+            return step, sum(nbytes for _, nbytes in parts.values())
+    return None
+
+
+def _assemble(
+    disk: Files, saved: Mapping[str, Entry], name: str, like: Tensor, wanted: Box
+) -> tuple[Tensor, int]:
+    """The box `wanted` of a tensor, made of the saved pieces, and the bytes that were read for it."""
+    described = [(json.loads(key), entry) for key, entry in saved.items()]
+    held = [(box, dtype, entry) for (other, box, dtype), entry in described if other == name]
+    if not held:
+        raise ValueError(f"it has no {name}")
+    part, nbytes = torch.empty_like(like), 0
+    for index, source, place in read_plan([(i, box) for i, (box, _, _) in enumerate(held)], wanted):
+        box, dtype, entry = held[index]
+        flat = torch.frombuffer(bytearray(read_part(disk, entry)), dtype=getattr(torch, dtype))
+        part[slices(place)] = flat.view([stop - start for start, stop in box])[slices(source)]
+        nbytes += entry[1]
+    return part, nbytes
+
+
+def _key(name: str, box: Box, part: Tensor) -> str:
+    """The name of a piece in the manifest: it says all that a reader has to know."""
+    return json.dumps([name, box, str(part.dtype).removeprefix("torch.")])
+
+
+def _raw(part: Tensor) -> bytes:
+    return part.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def _all_gather(value: Any, group: Group) -> list[Any]:
+    """Every rank's value; this process' alone without ranks."""
+    if not dist.is_initialized():
+        return [value]
+    values = [None] * dist.get_world_size(group)
+    dist.all_gather_object(values, value, group=group)
+    return values
