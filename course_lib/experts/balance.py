@@ -75,7 +75,13 @@ class AddLoss(torch.autograd.Function):
 
     So a loss that is made inside a layer takes part in the backward of the model's loss, without being
     handed through the layers, or between the stages of a pipeline. It is not in the number that is printed.
+
+    A scaler multiplies the model's loss before backward, and cannot know of this one. So tell the class
+    before each backward: `AddLoss.loss_scale = scaler.scale`, or `scaler.get_scale()` of PyTorch's. Otherwise the
+    unscaled gradients have this loss divided by the scale.
     """
+
+    loss_scale = 1.0  # by which the model's loss was multiplied
 
     @staticmethod
     def forward(ctx: Any, y: Tensor, loss: Tensor, scale: float) -> Tensor:
@@ -84,4 +90,4 @@ class AddLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:  # pyright: ignore
-        return grad, ctx.gradient, None
+        return grad, ctx.gradient * AddLoss.loss_scale, None

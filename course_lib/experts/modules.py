@@ -31,7 +31,8 @@ class MoE(nn.Module):
 
     balance: the coefficient of the load-balancing loss, which takes part in backward alone. Its value for a
     step is `balance` over the microbatches of the step, if `train_step` sums over them. tokens_group: the
-    ranks over whose tokens it is taken; None: those of `group`, or this rank alone without one.
+    ranks over whose tokens it is taken; None: those of `group`, or without one all ranks that there are.
+    With a scaler, see `AddLoss`.
 
     Raises ValueError if the ranks do not divide the experts.
     """

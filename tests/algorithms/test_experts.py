@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from course_lib import device, experts, launch
 from course_lib.facts.experts import DEEPSEEK_V3, MIXTRAL_8X7B, all_to_all_bytes, nodes_touched
 from course_lib.models import GPT, GPTConfig, next_token_loss
+from course_lib.precision import LossScaler
 
 
 def test_experts_on_two_ranks_are_those_of_one_process() -> None:
@@ -333,6 +334,32 @@ def test_the_added_loss_has_its_gradient_and_leaves_the_output() -> None:
     (2 * out).sum().backward()
     assert y.grad is not None and y.grad.tolist() == [2.0, 2.0]
     assert a.grad is not None and float(a.grad) == 3.0
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_under_a_scaler_the_added_loss_is_scaled_like_the_models(ours: bool, seed: int) -> None:
+    """For the course's scaler and PyTorch's: gradients after unscaling are those without one."""
+
+    def gradients(scale: float) -> dict[str, Tensor]:
+        torch.manual_seed(seed)
+        layer = experts.MoE(8, 6, experts=4, k=2, group=dist.group.WORLD, balance=0.3)
+        optimizer = torch.optim.SGD(layer.parameters())
+        loss = layer(torch.randn(10, 8)).square().sum()
+        scaler = LossScaler(scale) if ours else torch.amp.GradScaler("cpu", init_scale=scale)
+        scaled = scaler.scale_loss(loss) if isinstance(scaler, LossScaler) else scaler.scale(loss)
+        experts.AddLoss.loss_scale = scale
+        scaled.backward()
+        scaler.unscale_(optimizer)
+        experts.AddLoss.loss_scale = 1.0
+        return {name: p.grad for name, p in layer.named_parameters() if p.grad is not None}
+
+    def job() -> None:
+        wanted, found = gradients(1.0), gradients(1024.0)
+        assert found.keys() == wanted.keys() == {"router", "w1", "w3", "w2"}
+        for name, gradient in wanted.items():
+            torch.testing.assert_close(found[name], gradient, rtol=1e-5, atol=1e-6)
+
+    launch(job, world_size=2, backend="gloo")
 
 
 def test_max_violation() -> None:
