@@ -77,8 +77,8 @@ class AddLoss(torch.autograd.Function):
     handed through the layers, or between the stages of a pipeline. It is not in the number that is printed.
 
     A scaler multiplies the model's loss before backward, and cannot know of this one. So tell the class
-    before each backward: `AddLoss.loss_scale = scaler.scale`, or `scaler.get_scale()` of PyTorch's. Otherwise the
-    unscaled gradients have this loss divided by the scale.
+    before each backward: `AddLoss.loss_scale = scaler.scale`, or `scaler.get_scale()` of PyTorch's. Otherwise
+    the unscaled gradients have this loss divided by the scale.
     """
 
     loss_scale = 1.0  # by which the model's loss was multiplied
