@@ -34,6 +34,7 @@ class Replicas(nn.Module):
     def __init__(self, module: nn.Module, group: Group, find_unused_parameters: bool):
         super().__init__()
         check_module(module)
+        check_equal(module, group)
         self.module, self.group = module, group
         self.find_unused_parameters = find_unused_parameters
         self.synchronises = True
@@ -162,6 +163,18 @@ def check_module(module: nn.Module) -> None:
             )
     if not any(p.requires_grad for p in module.parameters()):
         raise ValueError("module has no parameter that requires a gradient: use it as it is")
+
+
+def check_equal(module: nn.Module, group: Group) -> None:
+    """ValueError if a parameter is meant to differ between ranks of the group, as shared-out experts do."""
+    for name, parameter in module.named_parameters():
+        apart = getattr(parameter, "differs_over", ())
+        ranks = dist.get_process_group_ranks(group or dist.group.WORLD) if apart else ()  # pyright: ignore[reportArgumentType]
+        if len(shared := sorted(set(ranks) & set(apart))) > 1:
+            raise ValueError(
+                f"{name} is another tensor on each of the ranks {shared}, such as their own experts, and "
+                "replicas are equal: give a group in which no two ranks have parts of it"
+            )
 
 
 def check_buckets(module: nn.Module, bucket_bytes: int) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from .arguments import Group, broadcast, group_size
@@ -40,6 +41,7 @@ class Sharded(nn.Module):
             raise ValueError("the module has no parameters: there is nothing to shard")
         check_free(module)
         group_size(group)  # refuses a rank outside of it
+        check_equal(module, group)
         for buffer in module.buffers():
             broadcast(buffer, group)
         self.module = module
@@ -118,6 +120,18 @@ class Sharded(nn.Module):
         raise RuntimeError(
             "the shards are cut: move or convert the module (.to, .cuda, .half) before it is wrapped"
         )
+
+
+def check_equal(module: nn.Module, group: Group) -> None:
+    """ValueError if a parameter is meant to differ between ranks of the group, as shared-out experts do."""
+    for name, parameter in module.named_parameters():
+        apart = getattr(parameter, "differs_over", ())
+        ranks = dist.get_process_group_ranks(group or dist.group.WORLD) if apart else ()  # pyright: ignore[reportArgumentType]
+        if len(shared := sorted(set(ranks) & set(apart))) > 1:
+            raise ValueError(
+                f"{name} is another tensor on each of the ranks {shared}, such as their own experts, and "
+                "replicas are equal: give a group in which no two ranks have parts of it"
+            )
 
 
 def check_free(module: nn.Module) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from .shards import ParamGroup
 
@@ -46,6 +47,18 @@ def param_groups(
     check_distinct(trainable)
     check_elementwise(optimizer_cls, defaults, trainable[0].device)
     return groups
+
+
+def check_equal(params: Iterable[torch.Tensor], group: dist.ProcessGroup | None) -> None:
+    """ValueError if a parameter is meant to differ between ranks of the group, as shared-out experts do."""
+    for number, parameter in enumerate(params):
+        apart = getattr(parameter, "differs_over", ())
+        ranks = dist.get_process_group_ranks(group or dist.group.WORLD) if apart else ()  # pyright: ignore[reportArgumentType]
+        if len(shared := sorted(set(ranks) & set(apart))) > 1:
+            raise ValueError(
+                f"parameter {number} is another tensor on each of the ranks {shared}, such as their own "
+                "experts, and replicas are equal: give a group in which no two ranks have parts of it"
+            )
 
 
 def check_free(params: Iterable[torch.Tensor]) -> None:

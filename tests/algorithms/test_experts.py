@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from course_lib import device, experts, launch
+from course_lib import device, experts, fsdp, launch, zero
+from course_lib.data_parallel import BucketedDataParallel, NaiveDataParallel
 from course_lib.facts.experts import DEEPSEEK_V3, MIXTRAL_8X7B, all_to_all_bytes, nodes_touched
 from course_lib.models import GPT, GPTConfig, next_token_loss
 from course_lib.precision import LossScaler
@@ -360,6 +361,40 @@ def test_under_a_scaler_the_added_loss_is_scaled_like_the_models(ours: bool, see
             torch.testing.assert_close(found[name], gradient, rtol=1e-5, atol=1e-6)
 
     launch(job, world_size=2, backend="gloo")
+
+
+WRAPPERS: dict[str, Callable[[nn.Module, Any], Any]] = {
+    "naive": lambda model, group: NaiveDataParallel(model, group),
+    "buckets": lambda model, group: BucketedDataParallel(model, group=group),
+    "zero 1": lambda model, group: zero.Zero1Optimizer(
+        model.parameters(), torch.optim.AdamW, group=group
+    ),
+    "zero 3": lambda model, group: zero.Zero3Module(model, group=group),
+    "fsdp": lambda model, group: fsdp.PrefetchedModule(model, group=group),
+}
+
+
+@pytest.mark.parametrize("wrap", WRAPPERS)
+def test_a_wrapper_that_makes_replicas_equal_refuses_experts_of_other_ranks(wrap: str) -> None:
+    """Over all ranks it would write rank 0's experts over the others'; over dp's they are replicas."""
+
+    def job() -> float:
+        rank = dist.get_rank()
+        ep: Any = [dist.new_group([0, 1]), dist.new_group([2, 3])][rank // 2]
+        dp = [dist.new_group([0, 2]), dist.new_group([1, 3])][rank % 2]
+        torch.manual_seed(0)
+        model = GPT(GPTConfig(context=4, layers=1, heads=2, width=8))
+        model = experts.expert_gpt(model, 4, 2, group=ep)
+        before = float(model.blocks[0].mlp.w1.sum())  # pyright: ignore
+        with pytest.raises(ValueError, match=r"is another tensor on each of the ranks \[") as error:
+            WRAPPERS[wrap](model, None)
+        assert "replicas are equal" in str(error.value)
+        assert float(model.blocks[0].mlp.w1.sum()) == before  # pyright: ignore
+        WRAPPERS[wrap](model, dp)
+        return before
+
+    sums = list(launch(job, world_size=4, backend="gloo"))
+    assert sums[0] == sums[2] != sums[1] == sums[3]
 
 
 def test_max_violation() -> None:
