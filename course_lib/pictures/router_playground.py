@@ -50,9 +50,9 @@ class Playground:
             "  between nodes": in_mb(traffic.network),
             "  once for each node": in_mb(traffic.passed_on)
             if traffic.passed_on is not None
-            else "(with all places)",
+            else "— (set places to all fit)",
         }
-        return "\n".join(f"{name:20} {value}" for name, value in each.items())
+        return "\n".join(f"{name:22}{value}" for name, value in each.items())
 
     def chart(self, setting: Setting) -> colours.Picture:
         """The assignments of each expert, and the rows from rank to rank."""
@@ -139,7 +139,7 @@ def _experts(ax: Axes, traffic: Traffic) -> None:
                 fontsize=colours.SMALL, color=colours.INK)  # fmt: skip
     ax.set_xlim(-0.6, setting.experts - 0.4)
     ax.set_title(
-        f"assignments of each expert, {TOKENS:,} tokens: one colour, one rank",
+        f"assignments of each expert, {TOKENS:,} tokens: a colour for each rank, eight in turn",
         fontsize=colours.TEXT, loc="left", color=colours.INK,
     )  # fmt: skip
     _plain(ax, "expert")

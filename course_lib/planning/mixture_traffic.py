@@ -51,16 +51,18 @@ class Traffic:
         self.setting = setting
         if setting.experts % setting.ranks:
             raise ValueError(
-                f"{setting.experts} experts cannot be dealt to {setting.ranks} ranks: each has "
-                "equally many"
+                f"{setting.experts} experts cannot be dealt out to {setting.ranks} ranks: each holds equally "
+                "many, one at least"
             )
         if setting.k > setting.experts:
             raise ValueError(f"a token cannot have {setting.k} of {setting.experts} experts")
         if setting.limit > setting.nodes:
             raise ValueError(
-                f"{setting.ranks} ranks are {setting.nodes} node{'s' * (setting.nodes > 1)} of {NODE}: a "
-                f"token cannot be held to {setting.limit}"
+                f"{setting.ranks} ranks are {setting.nodes} node{'s' * (setting.nodes > 1)}: there are no "
+                f"{setting.limit} to choose"
             )
+        if setting.limit and setting.k % setting.limit:
+            raise ValueError(f"nodes = {setting.limit} must divide k = {setting.k}")
         self.experts = self._chosen()  # (T, k)
 
     def _chosen(self) -> Tensor:

@@ -5,7 +5,8 @@
 #
 # In a dense layer every parameter costs FLOPs for every token. A mixture of experts breaks this rule, because
 # it has E MLPs in the place of one, and a router sends each token to only k of them. Mixtral holds 46.7 billion
-# parameters and uses 12.9 billion for a token; DeepSeek-V3 holds 671 billion and uses 37.6 billion.
+# parameters and uses 12.9 billion for a token; DeepSeek-V3 holds 671 billion and uses 37.6 billion, its
+# embeddings included.
 #
 # The experts do not fit on one rank, so they are dealt out, and tokens travel to theirs and back. No earlier
 # notebook had messages of this kind: how much a rank sends, and to whom, is decided by the data in the moment
@@ -28,7 +29,7 @@
 # | 4 Experts on many ranks | 40 | 14 | 2, 3 |
 # | 5 The bytes, from a histogram | 15 | 6 | 4 |
 # | 6 Balance, by a loss and by a bias | 30 | 9 | 1, 2 |
-# | 7 Two labs: places that run out, gradients and their groups | 10 | | 4 |
+# | 7 Two labs: places that run out, gradients and their groups | 15 | | 4 |
 # | 8 Questions | 10 | 5 | all |
 # | 9 Optional: a place in the queue | 15 | 3 extra | 7 |
 # | 10 Optional: few nodes for a token | 20 | 4 extra | 1, 5 |
@@ -41,7 +42,7 @@
 # | T, h | tokens of a rank, and numbers of a token (the width); x is (T, h) |
 # | E, k | experts in all, and experts of a token |
 # | f | numbers inside an expert (hidden) |
-# | expert | w2 (silu(w1 x) ∘ w3 x), with the names of Mixtral: `w1` and `w3` are (E, f, h), `w2` is (E, h, f). It has three matrices, where the MLP of our GPT has two: half of the hidden numbers switch the other half |
+# | expert | w2 (silu(w1 x) ∘ w3 x), with the names of Mixtral: `w1` and `w3` are (E, f, h), `w2` is (E, h, f). It has three matrices, where the MLP of our GPT has two: the f numbers silu(w1 x) gate the f numbers w3 x |
 # | router | one matrix (E, h). Its product with a token gives E *logits* |
 # | assignment | one token and one of its experts. There are T·k; number a belongs to token a // k |
 # | n | ranks that share the experts. Each holds E/n of them, rank 0 the first ones |
@@ -64,8 +65,6 @@ from course_lib.models import GPT, GPTConfig, next_token_loss
 from course_lib.pictures.colours import INK, QUIET, RANKS, picture
 from course_lib.scorecard import Row, Scorecard, costs
 from course_lib.unfinished import ready, try_it
-
-Group = dist.ProcessGroup | None  # None is the group of all ranks
 
 # %% [markdown]
 # Three idioms of PyTorch do most of the work here. Run the cell, and make sure that you see why each line
@@ -163,14 +162,20 @@ router = torch.randn(8, 32) * 32**-0.5
 if ready(route):
     chosen, _ = route(embedded @ router.T, k=2)
     figure = picture(7.6, 1.9)
-    axes = figure.add_axes((0.01, 0.02, 0.98, 0.84))
-    for at, first in enumerate(chosen[:, 0].tolist()):
-        axes.add_patch(Rectangle((at % 60, -(at // 60)), 0.9, 0.9, color=RANKS[first]))
-        letter = chr(text[at])
-        shown = letter if letter.isprintable() else ""
-        axes.text(at % 60 + 0.45, -(at // 60) + 0.42, shown, ha="center", va="center", size=6)
-    axes.set_xlim(0, 60), axes.set_ylim(-3.1, 1), axes.axis("off")
-    axes.set_title("each character in the colour of its first expert", size=8, color=INK)
+    axes = figure.add_axes((0.01, 0.02, 0.98, 0.96))
+    for at, (first, second) in enumerate(chosen.tolist()):
+        x, y = at % 60, -(at // 60)
+        axes.add_patch(Rectangle((x, y + 0.3), 0.9, 0.6, color=RANKS[first]))
+        axes.add_patch(Rectangle((x, y), 0.9, 0.3, color=RANKS[second]))
+        shown = chr(text[at]) if chr(text[at]).isprintable() else ""
+        ink = "white" if first in (0, 7) else "black"
+        axes.text(x + 0.45, y + 0.58, shown, ha="center", va="center", size=6, color=ink)
+    for expert, colour in enumerate(RANKS):
+        axes.add_patch(Rectangle((40 + 2.5 * expert, 1.25), 0.9, 0.6, color=colour))
+        axes.text(41.2 + 2.5 * expert, 1.5, str(expert), va="center", size=7)
+    above = "the first expert of each character, and below it the second"
+    axes.text(0, 1.5, above, va="center", size=8, color=INK)
+    axes.set_xlim(0, 60), axes.set_ylim(-3.1, 2), axes.axis("off")
     display(figure)
     counts = chosen.flatten().bincount(minlength=8)
     print("assignments of each expert:", counts.tolist())
@@ -201,7 +206,7 @@ if ready(route):
 # a sigmoid for each expert in place of the softmax, and the bias for the choice alone (§2.1.2 of its report).
 # Megatron-Core refuses k = 1 with a renormalised weight, since it "would yield a zero gradient". DeepSpeed's top-k
 # gate compared the logits of different tokens when it had to drop some. It kept 0.006 of the routes where 0.0625
-# were meant, until pull request 7986. Your check would have found that.
+# were meant, until pull request 7986.
 
 # %% [markdown]
 # ## 2 · Experts on one rank
@@ -265,7 +270,7 @@ def moe(x, experts, weights, w1, w3, w2):
     """The sum over each token's experts of weight times output, (T, h).
 
     x: (T, h). experts, weights: (T, k), of `route`. w1, w3: (E, f, h); w2: (E, h, f).
-    An expert is w2 (silu(w1 x) * w3 x). No row is multiplied by an expert that its token did not choose.
+    An expert is w2 (silu(w1 x) * w3 x). A row is multiplied by its token's experts alone.
     """
     ### BEGIN SOLUTION
     order = experts.flatten().argsort(stable=True)
@@ -343,6 +348,8 @@ if ready(moe):
         print(f"{function.__name__:15} {milliseconds(function, *drawn):7.1f} ms   off by {off:.0e}")
 
 # %% [markdown]
+# The mask costs E/k = 4 times as much or more, and the loop over tokens most of all.
+#
 # **In production.** PyTorch's `F.grouped_mm(rows, weights, offs=...)` (2.13 has it)
 # has the products of all experts in one call, in 16 bits or float32. A GPU then starts one kernel in
 # place of E, and a CPU gains nothing over the loop. MegaBlocks (Gale et al. 2022) has a kernel for blocks of
@@ -513,9 +520,9 @@ except RankError as error:
 # **Predict.** The experts on rank r saw rows of all ranks. After backward, do their gradients still have to be
 # summed over the n ranks? What about the gradient of the router, which is whole on every rank?
 #
-# <details><summary>Answer</summary>Nothing for the experts. In backward the gradients of all results came back
-# to them, so their gradient is the sum over all ranks' tokens already. The router saw its own rank's tokens
-# alone, like any replica: its gradient has to be summed over the ranks (§7).</details>
+# <details><summary>Answer</summary>Those of the experts do not. In backward the gradients of all results came
+# back to them, so their gradient is the sum over all ranks' tokens already. The router's does: it saw its own
+# rank's tokens alone, like any replica (§7).</details>
 #
 # **Build.** Part 1 is written. The rest uses `through_experts` and your `exchange`; if that is not finished,
 # take the library's here: `reference.exchange`.
@@ -582,7 +589,7 @@ report.points(14)
 
 # %% [markdown]
 # **Measure.** Four ranks, eight experts, 64 tokens each, and a router for which two experts of rank 1 are
-# popular. The first matrix has the rows that the routers want moved; the second the bytes of the *dispatch*
+# popular. The first matrix has the rows from each rank to each; the second the bytes of the *dispatch*
 # alone, by the ledger. The popular rank is a column.
 
 
@@ -611,7 +618,7 @@ def one_layer(backward=True):
 run = try_it(one_layer)
 if run:
     histogram = list(run)
-    print("rows from rank to rank:")
+    print("rows from each rank to each:")
     print(torch.tensor(histogram).view(4, 4, 2).sum(2).numpy())
     dispatch = [[op for op in run.ledger.operations(rank, "all_to_all")][1] for rank in range(4)]
     print("bytes of the dispatch, without a rank's own part:")
@@ -622,7 +629,8 @@ if run:
 # **Look.** This is the timeline of the layer. Each rank has five all-to-alls. The first one sends the counts:
 # 64 bytes, but its bar can be the longest, since it waits for the rank that begins last. The next two are
 # dispatch and combine, and the last two belong to backward. All four ranks have to wait until the popular
-# rank has computed.
+# rank has computed. With 64 tokens that is too short to be seen; with real sizes it is a white gap before the
+# combine.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 if run:
@@ -745,7 +753,8 @@ if run and ready(all_to_all_bytes):
 # any others, a token would touch 5.29 nodes. So its router may choose experts on four nodes only
 # (*node-limited routing*), and a row crosses the network once for each node; inside, NVLink passes it on.
 #
-# *This is a good place for a break: the rest needs your `route` and `moe`, and nothing else of this kernel.*
+# *This is a good place for a break. When you come back, run the imports and the cells of `route`,
+# `through_experts`, `moe`, `exchange` and `expert_parallel_moe` again. §6 needs the first three, the scorecard all.*
 
 # %% [markdown]
 # ## 6 · Balance, by a loss and by a bias
@@ -766,11 +775,11 @@ if run and ready(all_to_all_bytes):
 #
 # > L = E · Σ fᵢ pᵢ
 #
-# It is 1 if all shares are equal, and E/k if k experts get everything. f has no gradient (it counts choices).
+# It is 1 if all shares are equal, and E/k if k experts get all assignments and all probability. f has no gradient (it counts choices).
 # p has one: the probabilities of the experts with a large f are pushed down the most. On many ranks f is that
 # of *all* tokens, so the counts are summed; p may be this rank's own, because a mean is a sum of shares. Each
-# rank returns its share of L: the sum over its own tokens of pᵢ, divided by the number of tokens of *all*
-# ranks. Then the shares add up to L, and the gradients to its gradient.
+# rank returns E · Σ fᵢ · (the sum of pᵢ over its own tokens) / (the number of tokens of *all* ranks). These
+# shares add up to L, and their gradients to its gradient.
 #
 # **A bias.** After each step, raise the bias of every expert that got less than the mean by a fixed `speed`,
 # and lower it for every expert that got more. No gradient is bent by it (Wang et al. 2024; DeepSeek-V3).
@@ -778,8 +787,7 @@ if run and ready(all_to_all_bytes):
 # **Predict.** 8 experts, k = 2, and the router sends every token to experts 0 and 1, each with the probability
 # 1/2. What is L? By how much does the bias of expert 5 change in ten steps with speed 0.01?
 #
-# <details><summary>Answer</summary>f = p = (1/2, 1/2, 0, ...): L = 8 · (1/4 + 1/4) = 4 = E/k. Its bias is 0.1
-# after ten steps.</details>
+# <details><summary>Answer</summary>f = p = (1/2, 1/2, 0, ...): L = 8 · (1/4 + 1/4) = 4 = E/k. It rises by 0.1.</details>
 #
 # **Build.** `logits.softmax(-1)` are the probabilities. How many tokens have all ranks? The summed counts
 # tell you: each token has k assignments, and so nothing else has to be sent.
@@ -911,12 +919,13 @@ def last(history, steps=10):
 
 if runs:
     figure = picture(7.4, 2.6)
-    axes = figure.add_axes((0.08, 0.17, 0.9, 0.75))
+    axes = figure.add_axes((0.08, 0.17, 0.9, 0.7))
     for colour, (name, history) in zip(RANKS, runs.items(), strict=False):
         axes.plot([sum(both) / 2 for both, _ in history], color=colour, label=name, linewidth=1.2)
     axes.axhline(3, color=QUIET, linewidth=0.8)
     axes.set_xlabel("step", size=8), axes.set_ylabel("MaxVio, mean of both layers", size=8)
-    axes.legend(fontsize=8, frameon=False), axes.tick_params(labelsize=8)
+    axes.legend(fontsize=8, frameon=False, ncols=3, loc="lower right", bbox_to_anchor=(1, 1))
+    axes.tick_params(labelsize=8)
     display(figure)
     print(f"{'':10}  MaxVio of the layers   loss    (means of the last ten steps)")
     for name, history in runs.items():
@@ -924,18 +933,20 @@ if runs:
         print(f"{name:10}  {violations[0]:8.2f} {violations[1]:8.2f}     {loss:7.3f}")
 
 # %% [markdown]
-# The grey line is the collapse, 3 = E/k − 1. Without a remedy both routers are near it within a few steps, and
-# one of them stays there. Look at the losses: at this size balance makes the model neither better nor worse
-# by much. It is bought for *speed*: where the busiest of eight experts has four times the mean, its rank takes
-# four times as long, and seven wait.
+# The grey line is the collapse, 3 = E/k − 1. Without a remedy both routers are near it within a dozen steps, and
+# one of them stays there. The bias is slow, because it is added to probabilities between 0 and 1: at 0.01 a step
+# it needs fifty steps to make up a gap of 0.5, and until then the router collapses under it. Look at the losses,
+# too: at this size balance makes the model neither better nor worse by much. It is bought for *speed*. Where the
+# busiest expert has four times the mean, its rank takes four times as long as in a balanced layer, and the others
+# wait.
 #
-# **Break it.** A negative speed raises the bias of the experts that are popular already. Forty steps are enough.
+# **Break it.** A negative speed raises the bias of the experts that are popular already.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
-if ready(route, moe, update_bias):
-    for speed in (0.01, -0.01):
-        (history,) = launch(train, speed=speed, steps=40, world_size=1, backend="gloo")
-        first, second = last(history)[0]
+if runs:
+    (history,) = launch(train, speed=-0.01, world_size=1, backend="gloo")
+    for speed, run_of in ((0.01, runs["the bias"]), (-0.01, history)):
+        first, second = last(run_of)[0]
         print(f"speed {speed:5}: MaxVio of the layers {first:.2f} and {second:.2f}")
 
 # %% [markdown]
@@ -951,7 +962,7 @@ if ready(route, moe, update_bias):
 # |---|---|
 # | you will write | nothing |
 # | rests on | §4 |
-# | time | 10 minutes |
+# | time | 15 minutes |
 #
 # **Places that run out.** Older systems (GShard, the Switch Transformer) give each expert a fixed number of
 # places, its *capacity* C = ⌈factor · k · T / E⌉. Then all sizes are known in advance, and no counts have to
@@ -974,15 +985,16 @@ for tokens in (64, 1024):
         print(f"{tokens:5} tokens, factor {factor:4}: {lost:6.2%} of the assignments are dropped")
 
 # %% [markdown]
-# Chance is enough. With few tokens on a rank a fair router drops a twelfth of its assignments at factor 1.0.
+# Chance is enough. With few tokens on a rank a fair router drops almost 9 % of its assignments at factor 1.0.
 # Systems of today (Megatron-Core by default, MegaBlocks, DeepSeek-V3) drop nothing, and pay with counts and
 # unequal parts, as you did.
 #
-# **Play.** Here are 4,096 drawn tokens on up to 64 ranks, eight in a node. `skew` makes some experts popular,
-# `places` is the factor above, and `nodes` is the limit of §5. Find three things:
+# **Play.** Here are 4,096 drawn tokens in all, dealt out to up to 64 ranks, eight in a node; a row has 7,168
+# numbers in bf16. `skew` makes some experts popular, `places` is the factor above, and `nodes` is the limit of
+# §5. Find three things:
 #
-# 1. a fair router: from how many ranks on does a token's row leave its node more often than not?
-# 2. the skew at which the slowest rank has twice the mean's rows;
+# 1. a fair router: from how many ranks on do at least half of the rows leave their node?
+# 2. 64 experts on 16 ranks and k = 4: the skew at which the slowest rank has twice the mean's rows;
 # 3. with 256 experts on 64 ranks and k = 8: the share of the bytes between nodes that a limit of 4 nodes saves,
 #    if a row goes to each node once.
 
@@ -992,10 +1004,9 @@ from course_lib.pictures.router_playground import router_playground
 router_playground()
 
 # %% [markdown]
-# <details><summary>Answers</summary>From 16 ranks on, which are two nodes, half of all rows leave theirs; with
-# 32, three in four do. The skew for twice the mean depends on the numbers of experts and ranks: with 64 on 16
-# ranks it is 0.5. A quarter: the bytes "once for each node" fall from 4.2 to 3.2 MB. The limit saves nothing
-# where every expert gets a row of its own.</details>
+# <details><summary>Answers</summary>From 16 ranks on, which are two nodes; with 32, three in four rows leave
+# theirs. The skew is 0.5. The limit saves a quarter: the bytes "once for each node" fall from 4.3 to 3.2 MB. It
+# saves nothing where every expert gets a row of its own.</details>
 #
 # **Gradients and their groups.** Put the experts on a mesh with replicas: dp = 2 and ep = 2, so four ranks,
 # all with rows of their own. Rank r has the coordinate (dp, ep) = (r // 2, r % 2). Which ranks hold the same
@@ -1016,9 +1027,10 @@ for rank in range(4):
     print(f"{rank:4}   {dense!s:22}   {apart}")
 
 # %% [markdown]
-# Two mistakes are easy here. If an expert's gradient is summed over dp × ep, as if it were dense, rank 0's
-# expert 0 is added to rank 1's expert 2. Shapes fit, and nothing complains. Or divide it by the number of its own replicas, where
-# the rest of the model is divided by that of all: it is `ep` times too large, and AdamW hides it, since AdamW
+# Two mistakes are easy here. If an expert's gradient is summed over dp × ep, as if it were dense, then of four
+# experts rank 0's expert 0 is added to rank 1's expert 2. Shapes fit, and nothing complains. The other mistake
+# comes when each rank's loss is the mean over its own tokens. Dense gradients are then divided by the 4 ranks of
+# their sum, and someone divides an expert's by its 2. It is `ep` times too large, and AdamW hides that, since it
 # divides by the size of the gradient. torchtitan has a comment about this trap in its code.
 
 # %% [markdown]
@@ -1030,6 +1042,9 @@ for rank in range(4):
 # **Predict.** 8 to 128 experts share the same 16,384 rows in 16 bits. The loop starts three products for each
 # expert, `grouped_mm` three in all. From how many experts on does the loop lose? The prediction is the first
 # row's time: the FLOPs are the same in all rows.
+#
+# <details><summary>Answer</summary>Where an expert's rows no longer fill the GPU's units: 128 experts have 128
+# rows each, and the loop starts 384 kernels for them.</details>
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.gpu import on_your_gpus, rows_named
@@ -1044,8 +1059,11 @@ def as_the_first(of, run):
 on_gpus = on_your_gpus(GROUPED, predicted=as_the_first)
 
 # %% [markdown]
-# **Predict.** An all-to-all between GPUs, with equal parts, and with one rank that gets everything. The bytes
-# are the same in all. How many times as long does the second take?
+# **Predict.** An all-to-all between n GPUs, with equal parts, and with one rank that gets everything. The bytes
+# are the same in both. How many times as long does the second take?
+#
+# <details><summary>Answer</summary>About n times, if all links are equally fast: one GPU's link carries what n
+# carried before.</details>
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 between_gpus = on_your_gpus(EXCHANGES)
@@ -1191,7 +1209,7 @@ report = check("11_experts/node_limited", node_limited, cases="hidden")
 # ## Scorecard
 #
 # One step of AdamW of the small GPT, with 8 experts of 512 hidden numbers in each of two layers, on 4 ranks: all
-# experts on every rank and gradients averaged by DDP, and your layer with two experts a rank. In the card M
+# experts on every rank and gradients averaged by all-reduces, as DDP does it, and your layer with two experts a rank. In the card M
 # is the size of all parameters, in bytes.
 
 
@@ -1257,7 +1275,9 @@ card = {
     "two experts on every rank": try_it(step_of, True),
 }
 whole_model = GPT(GPTConfig(context=64, layers=2, heads=4, width=64))
-held = sum(p.nbytes for p in whole_model.parameters()) + 2 * 8 * 3 * 64 * 512 * 4
+for block in whole_model.blocks:
+    block.mlp = Layer(64, 512, 8, 2, False)
+held = sum(p.nbytes for p in whole_model.parameters())
 alone_run = try_it(step_of, False, world_size=1)
 if alone_run:
     rows = [row_of("one process", alone_run)]

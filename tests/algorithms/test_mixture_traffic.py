@@ -75,10 +75,10 @@ def test_more_skew_makes_the_slowest_rank_slower() -> None:
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
-        (Setting(experts=8, ranks=16), "8 experts cannot be dealt to 16 ranks"),
+        (Setting(experts=8, ranks=16), "8 experts cannot be dealt out to 16 ranks"),
         (Setting(experts=8, ranks=8, k=9), "cannot have 9 of 8 experts"),
-        (Setting(ranks=8, limit=2), "8 ranks are 1 node of 8: a token cannot be held to 2"),
-        (Setting(experts=64, ranks=32, k=2, limit=4), "2 of 64 experts cannot be chosen on 4"),
+        (Setting(ranks=8, limit=2), "8 ranks are 1 node: there are no 2 to choose"),
+        (Setting(experts=64, ranks=32, k=2, limit=4), "nodes = 4 must divide k = 2"),
     ],
 )
 def test_what_cannot_be_is_said_where_the_picture_would_be(setting: Setting, said: str) -> None:

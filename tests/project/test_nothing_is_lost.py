@@ -74,6 +74,7 @@ COURSE = {
     "submit": ["--no-run", f"work/{FIRST}/{FIRST}.ipynb"],
     "runtime.gpus": [],  # of the doctor's
     "runtime.reach": ["gloo", "meet", "0", "1"],  # of the GPUs' trial
+    "operation.starter": [],  # of the labs', which write to it
 }
 REFUSE = {  # exit codes of commands that say why they do nothing
     ("make", "test-hosts"): 2,
@@ -84,6 +85,7 @@ REFUSE = {  # exit codes of commands that say why they do nothing
     ("autograder", "clean"): 2,
     ("autograder", "mutant"): 2,
     ("course_lib", "doctor"): None,
+    ("course_lib", "operation.starter"): 1,  # nothing was written to it
     ("course_lib", "submit"): 2,  # submission.zip is somebody's
 }
 KEEPING = {
@@ -144,7 +146,9 @@ class Day:
         return gone
 
 
-OUTER = re.compile(r"COURSE_|PYTEST_|MAKE|MFLAGS|PYTHONPATH$|JUPYTER_")  # of the run of this test
+OUTER = re.compile(
+    r"COURSE_|ARGS$|PYTEST_|MAKE|MFLAGS|PYTHONPATH$|JUPYTER_"
+)  # of the run of this test
 
 
 @pytest.fixture(scope="module")

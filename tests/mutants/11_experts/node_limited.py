@@ -1,4 +1,4 @@
-# %% base: by masks
+# %% right: by masks
 import torch
 
 

@@ -1,4 +1,4 @@
-# %% base: by a sum over ones
+# %% right: by a sum over ones
 import torch
 import torch.nn.functional as F
 

@@ -89,6 +89,8 @@ SLIPS: Mapping[str, kit.Formula] = {
     "The rank's own part is counted, and it is not sent. It is in its row and in its column.": (
         rows(2, 2, own=2)
     ),
+    "The answer is four times all rows of the rank. Its own part is not sent, and the results that it sends "
+    "are those of the rows that came: its column.": rows(4, 0, own=4),
     "The answer is forward alone. Backward sends as many rows again: gradients of results, and of rows.": (
         rows(1, 1)
     ),

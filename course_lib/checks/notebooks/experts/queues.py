@@ -162,7 +162,7 @@ def queue(draw: kit.Draw) -> Iterator[kit.Case]:
         [
             order_line(twos, two, "12 tokens, 2 of 4 experts each: the order of each queue", 2),
             functions.values_line(two, "their places", ["place"]),
-            functions.values_line(two, "those that find one of 4 places", ["keep"]),
+            functions.values_line(two, "kept: place < places", ["keep"]),
             order_line(threes, three, "3 of 5 experts each: the order of each queue", 1.5),
             functions.values_line(three, "with one place each"),
             functions.values_line(single, "one expert each, with two places", weight=0.5),
