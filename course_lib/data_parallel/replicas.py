@@ -34,7 +34,6 @@ class Replicas(nn.Module):
     def __init__(self, module: nn.Module, group: Group, find_unused_parameters: bool):
         super().__init__()
         check_module(module)
-        check_equal(module, group)
         self.module, self.group = module, group
         self.find_unused_parameters = find_unused_parameters
         self.synchronises = True
@@ -157,24 +156,17 @@ def check_module(module: nn.Module) -> None:
             raise ValueError(
                 f"a {holder} holds {name} already: wrap a module, or a part of it, once"
             )
+        if getattr(tensor, "shared_out", False):
+            raise ValueError(
+                f"{name} holds experts of this rank alone. Gradients of experts are summed over "
+                "fewer ranks than others, and this wrapper has one group for all. `course_lib.mesh` has both"
+            )
         if tensor.is_meta or isinstance(tensor, UNINITIALIZED):
             raise ValueError(
                 f"{name} has no storage yet (meta or lazy): give it one before wrapping"
             )
     if not any(p.requires_grad for p in module.parameters()):
         raise ValueError("module has no parameter that requires a gradient: use it as it is")
-
-
-def check_equal(module: nn.Module, group: Group) -> None:
-    """ValueError if a parameter is meant to differ between ranks of the group, as shared-out experts do."""
-    for name, parameter in module.named_parameters():
-        apart = getattr(parameter, "differs_over", ())
-        ranks = dist.get_process_group_ranks(group or dist.group.WORLD) if apart else ()  # pyright: ignore[reportArgumentType]
-        if len(shared := sorted(set(ranks) & set(apart))) > 1:
-            raise ValueError(
-                f"{name} is another tensor on each of the ranks {shared}, such as their own experts, and "
-                "replicas are equal: give a group in which no two ranks have parts of it"
-            )
 
 
 def check_buckets(module: nn.Module, bucket_bytes: int) -> None:

@@ -65,9 +65,9 @@ class MoE(nn.Module):
 
         self.router = nn.Parameter(torch.empty(experts, width).normal_(std=std))
         self.w1, self.w3, self.w2 = part(hidden, width), part(hidden, width), part(width, hidden)
-        if n > 1:  # a wrapper that makes replicas equal refuses a group with two of these ranks
+        if n > 1:  # wrappers with one group for all parameters refuse these
             for own in (self.w1, self.w3, self.w2):
-                own.differs_over = dist.get_process_group_ranks(group)  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
+                own.shared_out = True  # pyright: ignore[reportAttributeAccessIssue]
         self.bias: Tensor
         self.counts: Tensor
         self.register_buffer("bias", torch.zeros(experts))

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from .arguments import Group, broadcast, group_size
@@ -41,7 +40,6 @@ class Sharded(nn.Module):
             raise ValueError("the module has no parameters: there is nothing to shard")
         check_free(module)
         group_size(group)  # refuses a rank outside of it
-        check_equal(module, group)
         for buffer in module.buffers():
             broadcast(buffer, group)
         self.module = module
@@ -122,21 +120,16 @@ class Sharded(nn.Module):
         )
 
 
-def check_equal(module: nn.Module, group: Group) -> None:
-    """ValueError if a parameter is meant to differ between ranks of the group, as shared-out experts do."""
-    for name, parameter in module.named_parameters():
-        apart = getattr(parameter, "differs_over", ())
-        ranks = dist.get_process_group_ranks(group or dist.group.WORLD) if apart else ()  # pyright: ignore[reportArgumentType]
-        if len(shared := sorted(set(ranks) & set(apart))) > 1:
-            raise ValueError(
-                f"{name} is another tensor on each of the ranks {shared}, such as their own experts, and "
-                "replicas are equal: give a group in which no two ranks have parts of it"
-            )
-
-
 def check_free(module: nn.Module) -> None:
-    """ValueError if another wrapper, of this package or another one, holds a parameter."""
+    """ValueError if another wrapper, of this package or another one, holds a parameter, or if it is
+    this rank's experts.
+    """
     for name, param in module.named_parameters():
+        if getattr(param, "shared_out", False):
+            raise ValueError(
+                f"{name} holds experts of this rank alone. Gradients of experts are summed over "
+                "fewer ranks than others, and this wrapper has one group for all. `course_lib.mesh` has both"
+            )
         if holder := getattr(param, "held_by", ""):
             raise ValueError(
                 f"a {holder} holds {name} already: wrap a module, or a part of it, once"

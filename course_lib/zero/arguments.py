@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from .shards import ParamGroup
 
@@ -49,21 +48,16 @@ def param_groups(
     return groups
 
 
-def check_equal(params: Iterable[torch.Tensor], group: dist.ProcessGroup | None) -> None:
-    """ValueError if a parameter is meant to differ between ranks of the group, as shared-out experts do."""
-    for number, parameter in enumerate(params):
-        apart = getattr(parameter, "differs_over", ())
-        ranks = dist.get_process_group_ranks(group or dist.group.WORLD) if apart else ()  # pyright: ignore[reportArgumentType]
-        if len(shared := sorted(set(ranks) & set(apart))) > 1:
-            raise ValueError(
-                f"parameter {number} is another tensor on each of the ranks {shared}, such as their own "
-                "experts, and replicas are equal: give a group in which no two ranks have parts of it"
-            )
-
-
 def check_free(params: Iterable[torch.Tensor]) -> None:
-    """ValueError if a wrapper that takes gradients or weights away, of this package or another, holds one."""
-    for param in params:
+    """ValueError if a wrapper that takes gradients or weights away, of this package or another, holds one, or
+    if it is this rank's experts.
+    """
+    for number, param in enumerate(params):
+        if getattr(param, "shared_out", False):
+            raise ValueError(
+                f"parameter {number} holds experts of this rank alone. Gradients of experts are summed over "
+                "fewer ranks than others, and this wrapper has one group for all. `course_lib.mesh` has both"
+            )
         if holder := getattr(param, "held_by", ""):
             raise ValueError(
                 f"a {holder} holds the parameters already: it and ZeRO would both take their gradients. Give "

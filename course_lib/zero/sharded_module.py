@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .arguments import check_distinct, check_equal, check_free
+from .arguments import check_distinct, check_free
 from .offload import Place, home
 from .saving import Piece, load_pieces, save_pieces
 from .shards import Span
@@ -55,7 +55,6 @@ class Zero3Module(Zero3):
         all_gather: Collective | None = None,
     ):
         check_wrappable(module)
-        check_equal(module.parameters(), group)
         transport = Transport(group, reduce_scatter, all_gather)
         super().__init__(module, transport, home(offload), units)
         self._guard()

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from .arguments import check_equal, param_groups
+from .arguments import param_groups
 from .bucket import Bucket
 from .offload import keep_state
 from .saving import Piece, load_pieces, save_pieces
@@ -59,7 +59,6 @@ class ShardedOptimizer(torch.optim.Optimizer):
         where: Home,
     ):
         groups = param_groups(params, optimizer_cls, defaults)
-        check_equal((param for group in groups for param in group["params"]), transport.group)
         self.transport, self.home = transport, where
         self._take(groups)
         trained = [

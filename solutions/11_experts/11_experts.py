@@ -513,8 +513,8 @@ except RankError as error:
 # how many rows come. If you sort your rows by expert, they are sorted by rank as well, since rank r holds
 # experts in succession.
 #
-# Part 3 is the difficult one, because rows arrive **by source**. First come those of rank 0 in the order of their
-# experts, then those of rank 1, and so on. The products need them **by expert**, so the rows are sorted again.
+# Part 3 is the difficult one, because rows arrive **by source**. Rank 0's rows come first, in the order of their
+# experts, then rank 1's, and so on. The products need them **by expert**, so the rows are sorted again.
 # They are sorted back before they leave, because every rank expects its rows in the order in which it sent them.
 #
 # **Predict.** The experts on rank r saw rows of all ranks. After backward, do their gradients still have to be

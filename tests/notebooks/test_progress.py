@@ -118,11 +118,11 @@ def test_a_newer_version_counts_once_something_is_written_in_it(tmp_path, capsys
 def test_notebooks_are_found_from_the_folder_above_the_course(tmp_path, monkeypatch, capsys):
     """A terminal on a rented machine begins there."""
     saved = made.hello(
-        tmp_path / "course/work/00_first_ranks/00_first_ranks.ipynb", made.HELLO, made.FULL
+        tmp_path / "course" / "work" / "00" / "00_first_ranks.ipynb", made.HELLO, made.FULL
     )
     for where in (tmp_path, tmp_path / "course", tmp_path / "course/work"):
         monkeypatch.chdir(where)
-        assert [path.resolve() for path in find_notebooks([Path("00_first_ranks")])] == [saved]
+        assert [path.resolve() for path in find_notebooks([Path("00")])] == [saved]
         assert progress.main([]) == 0 and "1.0 of 1" in capsys.readouterr().out
     with pytest.raises(UnreadableNotebook, match="there is no file or folder 03_data"):
         list(find_notebooks([Path("03_data")]))

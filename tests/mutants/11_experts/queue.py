@@ -90,7 +90,7 @@ def queue(experts, count, places):
 
 
 # %% wrong: one queue for all
-# is: slip
+# is: idea
 # says: Each expert has its own
 # base: by a sum over ones
 -    place = (before * one_hot).sum(1).view(k, tokens).T
@@ -111,3 +111,11 @@ def queue(experts, count, places):
 # base: by a sum over ones
 -    return place, place < places
 +    return place
+
+
+# %% wrong: places that rise, whatever the experts
+# is: idea
+# says: not what a loop over the choices and the tokens gives
+# base: by a sum over ones
+-    place = (before * one_hot).sum(1).view(k, tokens).T
++    place = torch.arange(tokens * k).view(k, tokens).T - 1000

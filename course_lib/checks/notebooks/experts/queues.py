@@ -41,7 +41,7 @@ ABOUT = functions.About(
     {"place": "the places are", "keep": "the tokens that find a place are"},
     error=trouble,
     misfit=misfit,
-    misses=(BY_TOKEN, ANEW),
+    misses=(BY_TOKEN, ANEW, ONE_QUEUE),
 )
 
 
@@ -94,11 +94,11 @@ class Queue:
         return slips
 
     def is_ordered(self, came: Tensor) -> bool:
-        """Whether the places of each expert rise in the order of its queue."""
+        """Whether each expert's places follow one another in the order of its queue, from any first one."""
         last: dict[int, float] = {}
         for token, choice in self.in_order:
             expert, place = int(self.experts[token, choice]), float(came[token, choice])
-            if place <= last.get(expert, -torch.inf):
+            if place != last.get(expert, place - 1) + 1:
                 return False
             last[expert] = place
         return True
