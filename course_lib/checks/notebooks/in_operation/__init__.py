@@ -1,0 +1,5 @@
+"""The checks of notebook 12: is it fast, is it healthy, and what when a rank dies?"""
+
+from course_lib.checks.notebooks.in_operation.saving import commit
+
+__all__ = ["commit"]
