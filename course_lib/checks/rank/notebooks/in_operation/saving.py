@@ -205,7 +205,7 @@ class Script:
 def scripts(
     objects: list, tensors: dict[str, torch.Tensor], groups: list, instructions: SavingInstructions
 ) -> tuple[dict[str, ScriptReply], dict[str, Any]]:
-    """Every script of the instructions. All saves come first: `newest` has to look at the disk it is given."""
+    """Every script. All saves come first: `newest` has to look at the disk that it is given."""
     made = [Script(objects, described) for described in instructions.scripts]
     for script in made:
         script.make()
