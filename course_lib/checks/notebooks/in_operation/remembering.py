@@ -34,6 +34,10 @@ MOMENTS = (
     "The optimizer begins anew. Its moments, and the number of their steps, are in optimizer.state_dict()."
 )
 RATE = "The learning rate begins anew. How far it has got is in scheduler.state_dict()."
+GROUPS = (
+    "The scheduler is right, and the rate of the next step is another: it is in the optimizer's "
+    "param_groups, which optimizer.state_dict() has."
+)
 STEP = "The run reads the rows of another step. Its place in the data is run.step."
 DEFAULT = (
     "Dropout draws from torch's default generator, which is a part of the run: torch.get_rng_state() and "
@@ -109,6 +113,15 @@ def lost(came: Look, story: Story) -> list[str]:
     return [part for part in PARTS if not restored(part, came, story.run[0])]
 
 
+def usual_cause(part: str, came: Look, story: Story) -> str:
+    off = lost(came, story)
+    if part == "buffers" and "parameters" in off:
+        return PARAMETERS
+    if part == "rate" and came.scheduled == story.run[0].scheduled:
+        return MOMENTS if "moments" in off else GROUPS
+    return PARTS[part][1]
+
+
 def little_more(off: Sequence[str], story: Story) -> bool:
     """Whether hardly more than the parameters was restored."""
     return {"moments", "rate", "drawn"} <= set(off) and story.script.before > 0
@@ -131,7 +144,7 @@ def reply_of(observed: kit.Observed, story: Story) -> RememberReply:
 
 
 def part_line(story: Story, part: str, weight: float) -> kit.Line:
-    title, why, _ = PARTS[part]
+    title = PARTS[part][0]
 
     def judge(observed: kit.Observed) -> kit.Finding:
         reply = reply_of(observed, story)
@@ -139,8 +152,7 @@ def part_line(story: Story, part: str, weight: float) -> kit.Line:
             return finding
         if restored(part, reply.restored, story.run[0]):
             return kit.RIGHT
-        off = lost(reply.restored, story)
-        cause = PARAMETERS if part == "buffers" and "parameters" in off else why
+        off, cause = lost(reply.restored, story), usual_cause(part, reply.restored, story)
         told = f"after restore {said(part, reply.restored, story.run[0])}."
         return kit.wrong(told, cause, cause=cause, misses_point=part == "moments" and little_more(off, story))
 
@@ -167,7 +179,7 @@ def goes_on(
         off = lost(reply.restored, story)
         if not off and near([reply.losses], [losses]):
             return kit.RIGHT
-        why = PARTS[off[0]][1] if off else ALIKE
+        why = usual_cause(off[0], reply.restored, story) if off else ALIKE
         told = f"after restore {said(off[0], reply.restored, captured)}." if off else ""
         pairs = enumerate(zip(reply.losses, losses, strict=False), start=story.script.before)
         for step, (came, right) in pairs:
@@ -210,9 +222,8 @@ def file_line(stories: Sequence[Story], weight: float) -> kit.Line:
             reply = reply_of(observed, story)
             if reply.file is not None:
                 error, text, _ = reply.file
-                told = kit.Sentence(
-                    f"the state cannot be a file: {error}: {text[:120]}", "the state cannot be a file."
-                )
+                said = f"the state cannot be a file: {error}: {text.partition('.')[0]}."
+                told = kit.Sentence(said, "the state cannot be a file.")
                 return kit.wrong(told, PLAIN, cause=PLAIN)
             if (finding := broken(reply)) is not None:
                 return finding

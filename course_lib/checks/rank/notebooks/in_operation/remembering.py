@@ -46,8 +46,8 @@ class Look:
 class RememberReply:
     """The reply about a script.
 
-    error: of `raising`, "capture" or "restore"; file: why torch.load could not read the state; restored: right
-    after it; losses: of the steps after that.
+    error: of `raising`, "capture" or "restore"; file: why torch.load could not read the state; restored: the
+    run right after it; losses: of the steps after that.
     """
 
     error: Place | None = None
