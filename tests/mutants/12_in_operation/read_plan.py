@@ -100,7 +100,7 @@ def read_plan(saved, wanted):
 
 # %% wrong: the number of the entry
 # is: slip
-# says: A piece begins with the saved box's file
+# says: numbers of the list's entries
 # base: intervals
 -    for file, box in saved:
 +    for file, (_, box) in enumerate(saved):
@@ -152,7 +152,7 @@ def read_plan(saved, wanted):
 
 # %% wrong: slices
 # is: form
-# says: gives slices where pairs
+# says: slices where pairs
 # base: intervals
 -            pieces.append((file, here, there))
 +            pieces.append((file, [slice(*pair) for pair in here], [slice(*pair) for pair in there]))
