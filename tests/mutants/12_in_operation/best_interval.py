@@ -21,7 +21,7 @@ def best_interval(save_seconds, mtbf):
 
 # %% wrong: half of the time between failures
 # is: idea
-# says: A failure costs half an interval on average, so
+# says: does not depend on the seconds of a save
 # base: Young's root
 -    return math.sqrt(2 * save_seconds * mtbf)
 +    return mtbf / 2

@@ -54,7 +54,7 @@ def write_plan(held):
 
 # %% wrong: in the order in which they come
 # is: slip
-# says: Deal the largest first
+# says: a large one comes last
 # base: the largest first
 -    for places in sorted(holders.values(), key=lambda places: -places[0][0]):
 +    for places in holders.values():
@@ -62,7 +62,7 @@ def write_plan(held):
 
 # %% wrong: the smallest first
 # is: slip
-# says: Deal the largest first
+# says: a large one comes last
 # base: the largest first
 -    for places in sorted(holders.values(), key=lambda places: -places[0][0]):
 +    for places in sorted(holders.values(), key=lambda places: places[0][0]):

@@ -11,15 +11,23 @@ from course_lib.checks.notebooks.in_operation.references import REFERENCES
 NAME = "best_interval"
 POINT = "what saves cost against what failures cost"
 ROOT = (
-    "The root is missing. The run loses save_seconds / interval to saves and interval / (2 mtbf) to failures; "
-    "the sum is least where interval squared is 2 save_seconds mtbf."
+    "The root is missing. The run loses save_seconds / interval to saves and interval / (2 mtbf) to "
+    "failures; the sum is least where interval squared is 2 save_seconds mtbf."
 )
+ROOT_OF_ONE = f"{ROOT} "
 MTBF = (
     "A failure costs half an interval on average, so an interval as long as the time between two failures "
     "loses about half of the work. Shorter intervals lose less, and cost more saves."
 )
-SHARE = "The answer is the share that is lost at the best interval. Asked for are the seconds of work between saves."
-IDEAS = (ROOT, MTBF, SHARE)
+HALF_OF_IT = (
+    "The answer does not depend on the seconds of a save. A run that saves quickly can save often: weigh "
+    "save_seconds / interval against interval / (2 mtbf)."
+)
+SHARE = (
+    "The answer is the share that is lost at the best interval. Asked for are the seconds of work between "
+    "two saves."
+)
+IDEAS = (ROOT, ROOT_OF_ONE, MTBF, HALF_OF_IT, SHARE)
 
 
 def young(save_seconds: float, mtbf: float) -> float:
@@ -33,9 +41,9 @@ def daly(save_seconds: float, mtbf: float) -> float:
 
 SLIPS: Mapping[str, kit.Formula] = {
     ROOT: lambda save, mtbf: 2 * save * mtbf,
-    f"{ROOT} ": lambda save, mtbf: save * mtbf,
+    ROOT_OF_ONE: lambda save, mtbf: save * mtbf,
     MTBF: lambda save, mtbf: mtbf,
-    f"{MTBF} ": lambda save, mtbf: mtbf / 2,
+    HALF_OF_IT: lambda save, mtbf: mtbf / 2,
     SHARE: lambda save, mtbf: sqrt(2 * save / mtbf),
     "A failure loses half an interval on average, and not a whole one: the cost is interval / (2 mtbf).": (
         lambda save, mtbf: sqrt(save * mtbf)

@@ -15,7 +15,10 @@ from course_lib.checks.rank.notebooks.in_operation.planning import Box, WriteAns
 RECIPE = "course_lib.checks.rank.notebooks.in_operation.planning:write_plans"
 NAME = "write_plan"
 POINT = "each piece once, and no rank that writes for all"
-EVERYONE = "Every rank writes all that it holds. A piece that several ranks hold is the same on all: one of them writes it."
+EVERYONE = (
+    "Every rank writes all that it holds. A piece that several ranks hold is the same on all: one of them "
+    "writes it."
+)
 ONE_RANK = "One rank writes what all hold while the others wait. Deal the pieces out among their holders."
 BY_NAME = (
     "A name was taken for a piece. The parts of a cut tensor have one name and several boxes: a piece is its "
