@@ -69,7 +69,7 @@ class AsyncCheckpoint:
 
 # %% wrong: an error is swallowed
 # is: slip
-# says: nobody knows
+# says: neither the next save nor wait
 # base: a pool of one thread
 -            last.result()
 +            last.exception()
@@ -77,7 +77,7 @@ class AsyncCheckpoint:
 
 # %% wrong: wait does nothing
 # is: slip
-# says: A program that ends now loses the checkpoint
+# says: wait.. came back while a write was under way
 # base: a pool of one thread
 -    def wait(self):
 +    def wait(self):

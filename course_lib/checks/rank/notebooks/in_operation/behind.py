@@ -1,7 +1,7 @@
 """Recipe (see `harness`) that saves without stopping: `write` waits until the recipe opens its gate.
 
-Nothing is timed. A gate is opened by a thread of the recipe's, which waits for what a wrong answer does, and
-not longer than PATIENCE.
+No time is measured. A gate is opened by a thread of the recipe's, which waits for what a wrong answer does,
+and not longer than PATIENCE; a right answer does not depend on it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ _describe, _Thread, _Event, _Lock, _clone, _full = (
     describe, threading.Thread, threading.Event, threading.Lock, torch.Tensor.clone, torch.full
 )  # fmt: skip
 PATIENCE = 1.0  # seconds, for a thread to begin what it must not
-LONGEST = 4.0  # seconds, of a write
+STUCK = 5.0  # seconds, after which a save waits for its write
+LONGEST = 10.0  # seconds, of a write
+SHORT = 0.01
 SIZES = {"w": 6, "b": 3}
 
 
@@ -28,14 +30,13 @@ SIZES = {"w": 6, "b": 3}
 class BehindReply:
     """The reply about a script.
 
-    error: of a call that was not to raise, in `raising`. written: of each write, in the order in which they
-    ended, the step and the values of "w", as they were at its end. blocked: whether a save came back only when
+    error: of a call that was not to raise. written: of each write, in the order in which they ended, the step
+    and the values of "w", as they were at its end. blocked: whether a save came back only when
     it was written. together: the most writes under way at a time. told: the text of the error that a call
     raised, and which. waited: whether wait() came back after the write; memories: of the copies of "w".
     """
 
     error: Place | None = None
-    raising: str = ""
     written: list[tuple[int, list[float]]] = field(default_factory=list)
     blocked: bool = False
     together: int = 0
@@ -60,8 +61,9 @@ class BehindInstructions(Instructions):
 class Disk:
     """`write`, its gate, and what it has seen."""
 
-    def __init__(self, reply: BehindReply, fails: int = -1, words: str = ""):
-        self.reply, self.fails, self.words = reply, fails, words
+    def __init__(self, reply: BehindReply):
+        self.reply = reply
+        self.fails: dict[int, str] = {}  # the texts of the errors of these steps
         self.gate, self.ended, self.lock = _Event(), _Event(), _Lock()
         self.second = _Event()  # two writes were under way
         self.under_way = 0
@@ -84,20 +86,27 @@ class Disk:
             values = [float(value) for value in _clone(tensors["w"])]
             self.reply.written.append((int(step), values))
             self.ended.set()
-        if step == self.fails:
-            raise OSError(self.words)
+        if step in self.fails:
+            raise OSError(self.fails[step])
+
+    def settle(self, writes: int) -> None:
+        """Return when so many writes have ended; some answers do not wait for them."""
+        for _ in range(int(LONGEST / SHORT)):
+            if len(self.reply.written) >= writes:
+                return
+            _Event().wait(SHORT)
 
 
 def tensors_of(value: float) -> dict[str, Tensor]:
     return {name: _full((size,), value) for name, size in SIZES.items()}
 
 
-def opened_after(event: Any, gate: Any, blocked: Any = None) -> Any:
-    """A thread that opens the gate after the event, or when its patience ends."""
+def opened_after(event: Any, gate: Any, stuck: Any = None) -> Any:
+    """A thread that opens the gate after the event, or when its patience ends; then it calls `stuck`."""
 
     def wait() -> None:
-        if not event.wait(PATIENCE) and blocked is not None:
-            blocked()
+        if not event.wait(PATIENCE if stuck is None else STUCK) and stuck is not None:
+            stuck()
         gate.set()
 
     thread = _Thread(target=wait, daemon=True)
@@ -105,13 +114,13 @@ def opened_after(event: Any, gate: Any, blocked: Any = None) -> Any:
     return thread
 
 
-def copied(made: Any, reply: BehindReply, values: list[float], words: str) -> None:
+def copied(made: Any, disk: Disk, values: list[float], words: str) -> None:
     """A save comes back while its write is under way, and the tensors change."""
-    disk, back = Disk(reply), _Event()
+    back = _Event()
     saver, tensors = made(disk.write), tensors_of(values[0])
 
     def stuck() -> None:
-        reply.blocked = True
+        disk.reply.blocked = True
 
     thread = opened_after(back, disk.gate, stuck)
     saver.save(1, tensors)
@@ -120,22 +129,23 @@ def copied(made: Any, reply: BehindReply, values: list[float], words: str) -> No
     back.set()
     thread.join()
     saver.wait()
+    disk.settle(1)
 
 
-def one_at_a_time(made: Any, reply: BehindReply, values: list[float], words: str) -> None:
+def one_at_a_time(made: Any, disk: Disk, values: list[float], words: str) -> None:
     """A second save while the first is under way."""
-    disk = Disk(reply)
     saver = made(disk.write)
     saver.save(1, tensors_of(values[0]))
     thread = opened_after(disk.second, disk.gate)
     saver.save(2, tensors_of(values[1]))
     thread.join()
     saver.wait()
+    disk.settle(2)
 
 
-def failing(made: Any, reply: BehindReply, values: list[float], words: str) -> None:
+def failing(made: Any, disk: Disk, values: list[float], words: str) -> None:
     """The first write raises."""
-    disk = Disk(reply, fails=5, words=words)
+    disk.fails[5], reply = words, disk.reply
     disk.gate.set()
     saver = made(disk.write)
     for name, call in (
@@ -162,28 +172,28 @@ def told_by(error: BaseException) -> str:
     return " / ".join(texts)
 
 
-def waiting(made: Any, reply: BehindReply, values: list[float], words: str) -> None:
+def waiting(made: Any, disk: Disk, values: list[float], words: str) -> None:
     """wait() while the write is under way."""
-    disk, back = Disk(reply), _Event()
+    back = _Event()
     saver = made(disk.write)
     saver.save(1, tensors_of(values[0]))
     thread = opened_after(back, disk.gate)
     saver.wait()
-    reply.waited = disk.ended.is_set()
+    disk.reply.waited = disk.ended.is_set()
     back.set()
     thread.join()
-    disk.ended.wait(LONGEST)
+    disk.settle(1)
 
 
-def again(made: Any, reply: BehindReply, values: list[float], words: str) -> None:
+def again(made: Any, disk: Disk, values: list[float], words: str) -> None:
     """Saves one after the other: where their copies lie."""
-    disk = Disk(reply)
     disk.gate.set()
     saver = made(disk.write)
     for step, value in enumerate(values):
         saver.save(step, tensors_of(value))
         saver.wait()
-    reply.memories = len({tensor.data_ptr() for tensor in disk.kept})
+    disk.settle(len(values))
+    disk.reply.memories = len({tensor.data_ptr() for tensor in disk.kept})
 
 
 SCRIPTS = {
@@ -200,13 +210,18 @@ def scripts(
 ) -> tuple[dict[str, BehindReply], dict[str, Any]]:
     """Every script of the instructions."""
     replies: dict[str, BehindReply] = {}
+    stuck = False  # whether a save waits for its own write: then no gate is closed any more
     for name in instructions.scripts:
-        reply = BehindReply(raising=name)
+        reply = BehindReply()
+        disk = Disk(reply)
+        if stuck:
+            disk.gate.set()
         try:
-            SCRIPTS[name](objects[0], reply, instructions.values, instructions.words)
+            SCRIPTS[name](objects[0], disk, instructions.values, instructions.words)
         except Exception as error:
             if isinstance(error, NotImplementedError) and not replies and not str(error):
                 raise
             reply.error = _describe(error)
         replies[name] = reply
+        stuck |= reply.blocked
     return replies, {}
