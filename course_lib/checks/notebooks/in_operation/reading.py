@@ -158,7 +158,7 @@ def cells(asked: Asked, piece: Piece, first: bool) -> list[tuple[int, ...]]:
     """The elements of a place, by their indices in the whole tensor."""
     outer = asked.box_of(piece[0]) if first else asked.wanted
     assert outer is not None
-    place = piece[1 if first else 2]
+    place = piece[1] if first else piece[2]
     return list(product(*(range(a + s, b + s) for (a, b), (s, _) in zip(place, outer, strict=True))))
 
 
@@ -221,7 +221,7 @@ def files_are_right(asked: Asked, answer: ReadAnswer) -> kit.Finding:
     came = pieces_of(asked, answer)
     if isinstance(came, kit.Finding):
         return came
-    if not are_entries(asked, answer.pieces or []):
+    if answer.pieces is None or not are_entries(asked, answer.pieces):
         return kit.RIGHT
     said = kit.Sentence(
         f"{asked} gives a piece of {answer.pieces[0][0]}.", "a piece has no file of the list."

@@ -264,4 +264,6 @@ def capture(draw: kit.Draw) -> Iterator[kit.Case]:
 
 def case(title: str, stories: Sequence[Story], lines: Sequence[kit.Line]) -> kit.Case:
     instructions = RememberInstructions([story.script for story in stories])
-    return kit.Case(title, [kit.RankSide({}, instructions, {})], list(lines), recipe=RECIPE, alone=True)
+    sides = [kit.RankSide({}, instructions, {})]
+    imports = kit.training_runs.OPTIMIZERS
+    return kit.Case(title, sides, list(lines), recipe=RECIPE, alone=True, imports=imports)
