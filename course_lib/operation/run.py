@@ -1,4 +1,4 @@
-"""A run that can be saved: its parts, and its state as bytes. What belongs to the state: remember.py."""
+"""A run that can be saved: its parts, and its state as bytes. The state itself: remember.py."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ def read_plan(saved, wanted):
 
 # %% wrong: a hole is passed over
 # is: slip
-# says: nobody was told
+# says: no error said so
 # base: intervals
 -    if filled != math.prod(stop - start for start, stop in wanted):
 -        raise ValueError("some elements are in no file")
@@ -144,7 +144,7 @@ def read_plan(saved, wanted):
 
 # %% wrong: nothing wanted is an error
 # is: detail
-# says: needs no piece, and it is no error
+# says: A wanted box without elements needs no piece
 # base: intervals
 -    if filled != math.prod(stop - start for start, stop in wanted):
 +    if not pieces or filled != math.prod(stop - start for start, stop in wanted):

@@ -9,7 +9,7 @@ from course_lib.checks import kit
 from course_lib.checks.notebooks.in_operation.references import REFERENCES
 
 NAME = "best_interval"
-POINT = "what saves cost against what failures cost"
+POINT = "the cost of saves against the cost of failures"
 ROOT = (
     "The root is missing. The run loses save_seconds / interval to saves and interval / (2 mtbf) to "
     "failures; the sum is least where interval squared is 2 save_seconds mtbf."

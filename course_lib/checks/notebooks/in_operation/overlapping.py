@@ -26,8 +26,8 @@ TWO = (
     "begin a write when the one before has ended."
 )
 SILENT = (
-    "`write` raised, and neither the next save nor wait() said so: the disk is full, and nobody knows. Keep "
-    "the thread's error and raise it in the next call."
+    "`write` raised, and neither the next save nor wait() raised the error: the disk is full, and the "
+    "program goes on. Keep the thread's error and raise it in the next call."
 )
 NO_WAIT = "wait() came back while a write was under way. A program that ends now loses the checkpoint."
 NEW_MEMORY = (
@@ -102,12 +102,12 @@ def async_checkpoint(draw: kit.Draw) -> Iterator[kit.Case]:
         )
 
     def tells(reply: BehindReply) -> kit.Finding:
-        if words in reply.told and reply.teller != "save":
+        if words in reply.raised and reply.teller != "save":
             return kit.RIGHT
-        if words in reply.told:
+        if words in reply.raised:
             return kit.wrong("`save` raised the error of its own write.", BLOCKS)
-        if reply.told:
-            said = kit.Sentence(f"the error was another: {reply.told}", "the error was another.")
+        if reply.raised:
+            said = kit.Sentence(f"the error was another: {reply.raised}", "the error was another.")
             return kit.wrong(said, "Raise the error of `write`.")
         return kit.wrong(SILENT)
 
@@ -120,7 +120,7 @@ def async_checkpoint(draw: kit.Draw) -> Iterator[kit.Case]:
         return kit.RIGHT if reply.memories <= 2 else kit.wrong(NEW_MEMORY)
 
     def used_again(observed: kit.Observed) -> kit.Finding:
-        """What is not copied takes no memory, and has its own sentence."""
+        """A tensor that is not copied takes no memory: that mistake has its own sentence."""
         first, finding = observed.values[0]["copied"], memory.judge(observed)
         alike = first.error is None and not finding.ok and NO_COPY in copies(first).sentences
         return copies(first) if alike else finding

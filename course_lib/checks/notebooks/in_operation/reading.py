@@ -41,13 +41,13 @@ NOTHING = (
     "of it has start < stop."
 )
 HOLE = (
-    "The saved boxes do not hold all that is wanted, and nobody was told: those elements would keep whatever "
+    "The saved boxes do not hold all that is wanted, and no error said so: those elements would keep what "
     "was in memory. Count the elements that are found, and raise ValueError if some are missing."
 )
 SCALAR = (
     "A scalar has no dimension and one element: its box is the empty list, and it is read like any other."
 )
-EMPTY = "A wanted box without elements needs no piece, and it is no error."
+EMPTY = "A wanted box without elements needs no piece: return the empty list."
 IDEAS = (WHOLE, FIRST, LAST_ONLY, FIRST_ONLY)
 Saved = list[tuple[int, Box]]
 
@@ -308,7 +308,7 @@ def judged(asked: Asked, answer: ReadAnswer, passes: Passes, explained: Callable
     if not says and len(clean) < len(asked.right) and all(piece in asked.right for piece in clean):
         says = FIRST
     said = kit.Sentence(
-        f"{asked} gives {told(came)}; {told(asked.right)} is right.", f"{NAME} gives other pieces."
+        f"{asked} gives {as_text(came)}; {as_text(asked.right)} is right.", f"{NAME} gives other pieces."
     )
     return kit.wrong(said, says, cause=says, misses_point=says in IDEAS)
 
@@ -325,7 +325,7 @@ def judged_hole(asked: Asked, answer: ReadAnswer) -> kit.Finding:
     return kit.wrong(kit.Sentence(f"{asked} raised no error.", "a hole raised no error."), HOLE)
 
 
-def told(pieces: Sequence[Piece]) -> str:
+def as_text(pieces: Sequence[Piece]) -> str:
     shown = ", ".join(str(piece) for piece in sorted(pieces)[:2])
     return f"[{shown}{', ...' if len(pieces) > 2 else ''}]"
 
@@ -391,10 +391,10 @@ def case(title: str, rows: Sequence[Row], hidden: bool = False) -> kit.Case:
     """The lines of these calls; each call is made once. Without a test a line judges the files."""
     calls = list[Asked]()
     for asked, *_ in rows:
-        calls += [one for one in asked if all(one is not other for other in calls)]
+        calls += [call for call in asked if all(call is not other for other in calls)]
 
     def line(asked: list[Asked], passes: Passes | None, title: str, weight: float) -> kit.Line:
-        places = [next(k for k, other in enumerate(calls) if other is one) for one in asked]
+        places = [next(k for k, other in enumerate(calls) if other is call) for call in asked]
 
         def judge(observed: kit.Observed) -> kit.Finding:
             answers = observed.values[0].answers
@@ -410,6 +410,6 @@ def case(title: str, rows: Sequence[Row], hidden: bool = False) -> kit.Case:
         return kit.telling(made) if passes is share_is_right and len(asked) > 1 else made
 
     lines = [line(*row) for row in rows]
-    instructions = ReadInstructions([(one.saved, one.wanted) for one in calls])
+    instructions = ReadInstructions([(call.saved, call.wanted) for call in calls])
     sides = [kit.RankSide({}, instructions, {})]
     return kit.Case(title, sides, lines, recipe=RECIPE, alone=True, hidden=hidden)

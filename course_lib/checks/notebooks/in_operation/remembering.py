@@ -27,7 +27,7 @@ CLOSE = 1e-9  # relative
 POINT = "all that decides the next step, and not the parameters alone"
 PARAMETERS = "The parameters are not those of the captured run. model.state_dict() has them."
 BUFFERS = (
-    "The parameters are right, and the buffers are not. A model's running statistics are no parameters; "
+    "The parameters are right, and the buffers are not. Running statistics are not parameters; "
     "model.state_dict() has both."
 )
 MOMENTS = (
@@ -61,7 +61,7 @@ ALIKE = "The run goes on otherwise than the captured one would have."
 
 @dataclass(frozen=True)
 class Story:
-    """A script, and what the captured run does if nobody disturbs it."""
+    """A script, and the captured run as it is if left undisturbed."""
 
     script: RememberScript
 
@@ -153,8 +153,10 @@ def part_line(story: Story, part: str, weight: float) -> kit.Line:
         if restored(part, reply.restored, story.run[0]):
             return kit.RIGHT
         off, cause = lost(reply.restored, story), usual_cause(part, reply.restored, story)
-        told = f"after restore {said(part, reply.restored, story.run[0])}."
-        return kit.wrong(told, cause, cause=cause, misses_point=part == "moments" and little_more(off, story))
+        sentence = f"after restore {said(part, reply.restored, story.run[0])}."
+        return kit.wrong(
+            sentence, cause, cause=cause, misses_point=part == "moments" and little_more(off, story)
+        )
 
     return kit.Line(title, judge, weight)
 
@@ -170,7 +172,7 @@ def said(part: str, came: Look, right: Look) -> str:
 def goes_on(
     story: Story, weight: float, title: str = "three more steps, as if it had never stopped"
 ) -> kit.Line:
-    """The losses; a part that was not restored is told as their cause."""
+    """The losses; a part that was not restored is sentence as their cause."""
 
     def judge(observed: kit.Observed) -> kit.Finding:
         reply, (captured, losses, _) = reply_of(observed, story), story.run
@@ -180,20 +182,20 @@ def goes_on(
         if not off and near([reply.losses], [losses]):
             return kit.RIGHT
         why = usual_cause(off[0], reply.restored, story) if off else ALIKE
-        told = f"after restore {said(off[0], reply.restored, captured)}." if off else ""
+        sentence = f"after restore {said(off[0], reply.restored, captured)}." if off else ""
         pairs = enumerate(zip(reply.losses, losses, strict=False), start=story.script.before)
         for step, (came, right) in pairs:
             if not near([[came]], [[right]]):
                 loss = f"the loss of step {step} is {came:.6g} instead of {right:.6g}."
-                told = kit.Sentence(loss, "the losses are others.")
+                sentence = kit.Sentence(loss, "the losses are others.")
                 break
-        return kit.wrong(told, why, cause=why, misses_point=little_more(off, story))
+        return kit.wrong(sentence, why, cause=why, misses_point=little_more(off, story))
 
     return kit.Line(title, judge, weight)
 
 
 def no_worse(story: Story, than: Story, why: str, title: str, weight: float) -> kit.Line:
-    """What is restored in `than` is restored here, too, the parameters at least."""
+    """All parts that are restored in `than` are restored here, too, the parameters at least."""
 
     def judge(observed: kit.Observed) -> kit.Finding:
         reply, other = reply_of(observed, story), reply_of(observed, than)
@@ -202,16 +204,16 @@ def no_worse(story: Story, than: Story, why: str, title: str, weight: float) -> 
         captured, _, beyond = story.run
         before, known = story.script.before, lost(other.restored, than)
         if "parameters" in known:
-            told = f"after restore {said('parameters', other.restored, than.run[0])}."
-            return kit.wrong(told, PARAMETERS, cause=PARAMETERS)
+            sentence = f"after restore {said('parameters', other.restored, than.run[0])}."
+            return kit.wrong(sentence, PARAMETERS, cause=PARAMETERS)
         off = [part for part in lost(reply.restored, story) if part not in known]
         if not off:
             return kit.RIGHT
-        title, told = PARTS[off[0]][0], said(off[0], reply.restored, captured)
+        title, sentence = PARTS[off[0]][0], said(off[0], reply.restored, captured)
         if story.script.late and restored(off[0], reply.restored, beyond):
-            told = f"{title}: the state of step {before} has those of step {before + BEYOND}"
+            sentence = f"{title}: the state of step {before} has those of step {before + BEYOND}"
         when = "restored a second time," if story.script.twice else "after restore"
-        return kit.wrong(f"{when} {told}.", why, cause=why)
+        return kit.wrong(f"{when} {sentence}.", why, cause=why)
 
     return kit.Line(title, judge, weight)
 
@@ -223,8 +225,8 @@ def file_line(stories: Sequence[Story], weight: float) -> kit.Line:
             if reply.file is not None:
                 error, text, _ = reply.file
                 said = f"the state cannot be a file: {error}: {text.partition('.')[0]}."
-                told = kit.Sentence(said, "the state cannot be a file.")
-                return kit.wrong(told, PLAIN, cause=PLAIN)
+                sentence = kit.Sentence(said, "the state cannot be a file.")
+                return kit.wrong(sentence, PLAIN, cause=PLAIN)
             if (finding := broken(reply)) is not None:
                 return finding
         return kit.RIGHT

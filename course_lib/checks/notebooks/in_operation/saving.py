@@ -12,8 +12,8 @@ from course_lib.checks.rank.notebooks.in_operation.cutting import (
     Files,
     Operation,
     after,
+    cached,
     carry_out,
-    seen,
     states,
 )
 from course_lib.checks.rank.notebooks.in_operation.saving import (
@@ -35,7 +35,8 @@ IN_PLACE = (
     "let one rename bring the new one in."
 )
 NOT_WHOLE = (
-    "What tells `newest` of a checkpoint was there before the checkpoint was whole. Write all parts first, "
+    "The file that tells `newest` of a checkpoint was there before the checkpoint was whole. Write all "
+    "parts first, "
     "then the file that names them, under a name that newest does not read; one rename, in one step, makes "
     "a checkpoint of them."
 )
@@ -48,7 +49,7 @@ NAMES = (
     "commit returns."
 )
 LEFTOVERS = (
-    "What an interrupted save left must not disturb the next one. Its files may have the same names, and "
+    "Files that an interrupted save left must not disturb the next one. They may have the same names, and "
     "there may be parts of more ranks: load the parts of your own list, and overwrite or avoid the rest."
 )
 NO_NEWEST = "A later step has to win. Compare steps as numbers: as text '9' comes after '10'."
@@ -102,7 +103,7 @@ def holds(loaded: Loaded, save: Save | None) -> bool:
 
 @dataclass(frozen=True)
 class Cut:
-    """A save that was cut off after `done` operations, in one state; loaded: what `newest` found there."""
+    """A save that was cut off after `done` operations, in one state; loaded: by `newest`, there."""
 
     world: str
     done: int
@@ -115,7 +116,7 @@ class Unreadable(Exception):
 
 
 @dataclass(frozen=True)
-class Told:
+class Account:
     """A story and the rank's reply about it."""
 
     story: Story
@@ -125,7 +126,7 @@ class Told:
         """The files before the last save."""
         files: Files = {}
         for operations in self.reply.saves[:-1]:
-            files = seen(after(files, operations))
+            files = cached(after(files, operations))
         return files
 
     @property
@@ -139,10 +140,10 @@ class Told:
             raise Unreadable
         start = self.start()
         for done, numbers in enumerate(reported):
-            found = list(states(start, self.operations, done, world))
-            if len(found) != len(numbers):
+            possible = list(states(start, self.operations, done, world))
+            if len(possible) != len(numbers):
                 raise Unreadable
-            for files, number in zip(found, numbers, strict=True):
+            for files, number in zip(possible, numbers, strict=True):
                 if number >= len(self.reply.outcomes):
                     raise Unreadable
                 yield Cut(world, done, files, self.reply.outcomes[number])
@@ -177,23 +178,23 @@ def named(operation: Operation) -> str:
     return method if not arguments else f"{method} {' to '.join(map(repr, arguments))}"
 
 
-def ended(told: Told, cut: Cut) -> kit.Sentence:
+def ended(account: Account, cut: Cut) -> kit.Sentence:
     """When the save was cut off."""
-    done = told.operations[: cut.done]
-    if cut.done == len(told.operations):
+    done = account.operations[: cut.done]
+    if cut.done == len(account.operations):
         how = "commit returned, then the program was killed" if cut.world == "killed" else ""
         return kit.Sentence(
             how or "commit returned, then the power failed", how or "after commit the power failed"
         )
     how = "the program was killed" if cut.world == "killed" else "the power failed"
-    if cut.world == "killed" and cut.files != seen(after(told.start(), done)):
-        return kit.Sentence(f"{how} in {named(told.operations[cut.done])}", f"{how} in a write")
+    if cut.world == "killed" and cut.files != cached(after(account.start(), done)):
+        return kit.Sentence(f"{how} in {named(account.operations[cut.done])}", f"{how} in a write")
     place = f"after {named(done[-1])}" if done else "before the first operation"
     return kit.Sentence(f"{how} {place}", f"{how} in a save")
 
 
-def found(loaded: Loaded, story: Story) -> tuple[str, str]:
-    """What `newest` did, with values and without."""
+def outcome(loaded: Loaded, story: Story) -> tuple[str, str]:
+    """The words for a result of `newest`, with values and without."""
     new, old = story.saves[-1], story.before
     if loaded.error is not None:
         kind, text, _ = loaded.error
@@ -221,14 +222,14 @@ def with_parts(loaded: Loaded, parts: dict[str, str]) -> str:
     return "with bytes that were never saved under this step"
 
 
-def why(told: Told, cut: Cut) -> str:
+def why(account: Account, cut: Cut) -> str:
     """The usual cause, from what the save has done to which files."""
-    start = told.start()
-    carried = told.operations[: cut.done + (cut.world == "killed")]
+    start = account.start()
+    carried = account.operations[: cut.done + (cut.world == "killed")]
     over = {arguments[0] for method, arguments in carried if method == "write"} & start.keys()
-    gone = gone_from(start, told.operations[: cut.done])
+    gone = gone_from(start, account.operations[: cut.done])
     lost = cut.loaded.step is None or cut.loaded.error is not None
-    if cut.world in ("killed", "names") and cut.done < len(told.operations):
+    if cut.world in ("killed", "names") and cut.done < len(account.operations):
         if gone and lost:
             return REMOVED
         return IN_PLACE if over else NOT_WHOLE
@@ -236,7 +237,7 @@ def why(told: Told, cut: Cut) -> str:
         return NAMES
     if cut.world == "killed":
         return ""
-    cache = seen(after(start, told.operations[: cut.done]))
+    cache = cached(after(start, account.operations[: cut.done]))
     torn = [name for name, data in cut.files.items() if name in cache and cache[name] != data]
     return UNSYNCED if torn else NAMES
 
@@ -255,7 +256,7 @@ def gone_from(start: Files, operations: Sequence[Operation]) -> set[str]:
 
 
 class Judge:
-    """The stories of a case. empty: what `newest` said of an empty disk."""
+    """The stories of a case. empty: the result of `newest` on an empty disk."""
 
     def __init__(self, observed: kit.Observed, first: Story):
         self.observed = observed
@@ -264,12 +265,12 @@ class Judge:
         known = bool(cut and cut[0] and cut[0][0] < len(reply.outcomes))
         self.empty = reply.outcomes[cut[0][0]] if known else Loaded()
 
-    def told(self, story: Story) -> Told:
-        return Told(story, self.observed.values[0][story.name])
+    def account(self, story: Story) -> Account:
+        return Account(story, self.observed.values[0][story.name])
 
     def plain(self, story: Story) -> kit.Finding:
         """Without a cut: each save is loaded after it was made."""
-        reply = self.told(story).reply
+        reply = self.account(story).reply
         if reply.error is not None:
             return raised("commit", *reply.error)
         if len(reply.loaded) != len(story.saves) or len(reply.saves) != len(story.saves):
@@ -282,7 +283,7 @@ class Judge:
             if loaded.misfit:
                 said = f"newest returned {loaded.misfit}."
                 return kit.wrong(kit.Sentence(said, "newest returned something else."), FORM, cause=FORM)
-            does, general = found(loaded, replace(story, saves=story.saves[: k + 1]))
+            does, general = outcome(loaded, replace(story, saves=story.saves[: k + 1]))
             said = kit.Sentence(f"step {save[0]} was saved, and {does}.", f"after a save {general}.")
             older = k > 0 and holds(loaded, story.saves[k - 1])
             same = k > 0 and save[0] == story.saves[k - 1][0]
@@ -291,10 +292,10 @@ class Judge:
         return kit.RIGHT
 
     def cut(self, story: Story, world: str) -> kit.Finding:
-        """Cut off everywhere, in this world; what fails in a simpler one has its cause there."""
+        """Cut off everywhere, in this world; a failure in a simpler world is the cause."""
         if not (finding := self.plain(story)).ok:
             return finding
-        told = self.told(story)
+        account = self.account(story)
         simpler = {
             "killed": (),
             "bytes": ("killed",),
@@ -302,35 +303,35 @@ class Judge:
             "power": ("killed", "bytes", "names"),
         }
         try:
-            if told.first_harm(world, self.empty) is None:
+            if account.first_harm(world, self.empty) is None:
                 return kit.RIGHT
             for each in (*simpler[world], world):
-                if (harm := told.first_harm(each, self.empty)) is not None:
-                    return self.harmed(told, harm)
+                if (harm := account.first_harm(each, self.empty)) is not None:
+                    return self.harmed(account, harm)
         except (Unreadable, OSError, ValueError):
             return unreadable()
         return kit.RIGHT
 
-    def harmed(self, told: Told, cut: Cut) -> kit.Finding:
-        does, general = found(cut.loaded, told.story)
-        when = ended(told, cut)
+    def harmed(self, account: Account, cut: Cut) -> kit.Finding:
+        does, general = outcome(cut.loaded, account.story)
+        when = ended(account, cut)
         said = kit.Sentence(f"{when}; {does}.", f"{when.general}; {general}.")
-        cause = why(told, cut)
+        cause = why(account, cut)
         return kit.wrong(said, cause, cause=cause or does, misses_point=cause in IDEAS)
 
     def again(self, story: Story) -> kit.Finding:
         """After each cut another save is made, and loaded."""
         if not (finding := self.plain(story)).ok:
             return finding
-        told = self.told(story)
+        account = self.account(story)
         assert story.again is not None
         try:
             for world in ("killed", "power"):
-                for cut in told.cuts(world, again=True):
+                for cut in account.cuts(world, again=True):
                     if holds(cut.loaded, story.again):
                         continue
-                    does, general = found(cut.loaded, replace(story, saves=(*story.saves, story.again)))
-                    when = ended(told, cut)
+                    does, general = outcome(cut.loaded, replace(story, saves=(*story.saves, story.again)))
+                    when = ended(account, cut)
                     said = kit.Sentence(
                         f"{when}; step {story.again[0]} was saved once more, and {does}.",
                         f"{when.general}; it was saved once more, and {general}.",
@@ -346,7 +347,7 @@ class Judge:
             return finding
         if holds(self.empty, None):
             return kit.RIGHT
-        does, general = found(self.empty, story)
+        does, general = outcome(self.empty, story)
         return kit.wrong(
             kit.Sentence(f"the disk was empty, and {does}.", f"the disk was empty, and {general}."), EMPTY
         )
@@ -422,7 +423,7 @@ def commit(draw: kit.Draw) -> Iterator[kit.Case]:
             line("step 0, and parts of other names", 0.5, (zero, "plain"), (zero, "power")),
         ]
         hidden = [first, many, large, zero]
-        yield replace(case("more saves", hidden, [not_essential(one) for one in more]), hidden=True)
+        yield replace(case("more saves", hidden, [not_essential(each) for each in more]), hidden=True)
 
 
 def case(title: str, stories: Sequence[Story], lines: Sequence[kit.Line]) -> kit.Case:

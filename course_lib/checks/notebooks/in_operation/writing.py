@@ -191,10 +191,10 @@ def write_plan(draw: kit.Draw) -> Iterator[kit.Case]:
 def case(title: str, rows: Sequence[tuple], hidden: bool = False) -> kit.Case:
     calls: list[Held] = []
     for held, *_ in rows:
-        calls += [one for one in held if all(one is not other for other in calls)]
+        calls += [each for each in held if all(each is not other for other in calls)]
 
     def line(asked: list[Held], look, title: str, weight: float) -> kit.Line:
-        places = [next(k for k, other in enumerate(calls) if other is one) for one in asked]
+        places = [next(k for k, other in enumerate(calls) if other is each) for one in asked]
 
         def judge(observed: kit.Observed) -> kit.Finding:
             for k in places:

@@ -32,7 +32,7 @@ class BehindReply:
 
     error: of a call that was not to raise. written: of each write, in the order in which they ended, the step
     and the values of "w", as they were at its end. blocked: whether a save came back only when
-    it was written. together: the most writes under way at a time. told: the text of the error that a call
+    it was written. together: the most writes under way at a time. raised: the text of the error that a call
     raised, and which. waited: whether wait() came back after the write; memories: of the copies of "w".
     """
 
@@ -40,7 +40,7 @@ class BehindReply:
     written: list[tuple[int, list[float]]] = field(default_factory=list)
     blocked: bool = False
     together: int = 0
-    told: str = ""
+    raised: str = ""
     teller: str = ""
     waited: bool = True
     memories: int = 0
@@ -158,11 +158,11 @@ def failing(made: Any, disk: Disk, values: list[float], words: str) -> None:
         try:
             call()
         except Exception as error:
-            if not reply.told:
-                reply.teller, reply.told = name, told_by(error)
+            if not reply.raised:
+                reply.teller, reply.raised = name, texts_of(error)
 
 
-def told_by(error: BaseException) -> str:
+def texts_of(error: BaseException) -> str:
     """The texts of an exception and of those that it came from."""
     texts = []
     now: BaseException | None = error

@@ -3,7 +3,7 @@
 A save is a list of operations, as the disk recorded them. It is cut off after each of them, in one of four
 worlds:
 
-    killed     the program dies and the machine stays: what was written is there. A write that was under way
+    killed     the program dies and the machine stays: all written bytes are there. A write that was under way
                may have left half of its bytes
     bytes      the power fails, and names are on the disk at once: only bytes have to be synced
     names      the power fails, and bytes are on the disk at once: only names have to be synced
@@ -60,8 +60,8 @@ def after(files: Mapping[str, bytes], operations: Sequence[Operation], world: st
     return disk
 
 
-def seen(disk: Disk) -> Files:
-    """What a program sees, in the cache."""
+def cached(disk: Disk) -> Files:
+    """The files as a program reads them, in the cache."""
     return {name: disk.read(name) for name in disk.names()}
 
 
@@ -73,8 +73,8 @@ def states(
     if world != "killed":
         yield from islice(disk.after_power_failure(), MOST)
         return
-    yield seen(disk)
+    yield cached(disk)
     if done < len(operations) and operations[done][0] == "write":
         name, *digits = operations[done][1]
         data = bytes.fromhex("".join(digits))
-        yield seen(disk) | {name: data[: len(data) // 2]}
+        yield cached(disk) | {name: data[: len(data) // 2]}

@@ -17,14 +17,14 @@ from course_lib.checks.rank.notebooks.in_operation.cutting import (
     WORLDS,
     Operation,
     after,
-    seen,
+    cached,
     states,
     texts,
 )
 from course_lib.checks.wire import Count, Instructions, Place
 from course_lib.operation.disk import Disk
 
-_Disk, _after, _seen, _states, _texts, _describe = Disk, after, seen, states, texts, describe
+_Disk, _after, _cached, _states, _texts, _describe = Disk, after, cached, states, texts, describe
 MOST = 1_000  # bytes of a part that go back
 KEPT = 2_000  # outcomes that go back
 Save = tuple[int, dict[str, str]]  # the step, and the parts: bytes in hexadecimal digits
@@ -32,7 +32,7 @@ Save = tuple[int, dict[str, str]]  # the step, and the parts: bytes in hexadecim
 
 @dataclass
 class Loaded:
-    """What `newest` returned: None, (step, parts), or something else, of which `misfit` tells the type.
+    """The result of `newest`: None, (step, parts), or something else, whose type is in `misfit`.
 
     error: if it raised, or if the save before it did; then `saving` is true.
     """
@@ -119,20 +119,20 @@ def parts_of(save: Save) -> dict[str, bytes]:
 def load(newest: Any, disk: Disk) -> Loaded:
     """`newest` of the disk; an error is an outcome, too."""
     try:
-        found = newest(disk)
+        returned = newest(disk)
     except Exception as error:
         return Loaded(error=_describe(error))
-    if found is None:
+    if returned is None:
         return Loaded()
-    if not isinstance(found, list | tuple) or len(found) != 2:
-        return Loaded(misfit=type(found).__name__)
-    step, parts = found
+    if not isinstance(returned, list | tuple) or len(returned) != 2:
+        return Loaded(misfit=type(returned).__name__)
+    step, parts = returned
     if isinstance(step, bool) or not isinstance(step, int) or not isinstance(parts, dict):
         return Loaded(misfit=f"({type(step).__name__}, {type(parts).__name__})")
     if not all(isinstance(data, bytes | bytearray | memoryview) for data in parts.values()):
-        return Loaded(misfit="a dict of values that are no bytes")
-    found = {str(name): bytes(data)[:MOST].hex() for name, data in list(parts.items())[:MOST]}
-    return Loaded(int(step), found)
+        return Loaded(misfit="a dict whose values are not bytes")
+    returned = {str(name): bytes(data)[:MOST].hex() for name, data in list(parts.items())[:MOST]}
+    return Loaded(int(step), returned)
 
 
 class Script:
@@ -158,7 +158,7 @@ class Script:
             self.reply.saves.append(disk.operations)
             if self.reply.error is not None:
                 return
-            self.files = _seen(_after(self.before, disk.operations))
+            self.files = _cached(_after(self.before, disk.operations))
             self.reply.loaded.append(load(self.newest, _Disk(self.files)))
 
     def cut_off(self) -> None:
@@ -169,10 +169,10 @@ class Script:
         for world in WORLDS:
             self.reply.cut[world], self.reply.again[world] = [], []
             for done in range(len(operations) + 1):
-                found = list(_states(self.before, operations, done, world))
-                self.reply.cut[world].append([self.look(files) for files in found])
+                possible = list(_states(self.before, operations, done, world))
+                self.reply.cut[world].append([self.look(files) for files in possible])
                 if self.described.again is not None and world in ("killed", "power"):
-                    self.reply.again[world].append([self.save_again(files) for files in found])
+                    self.reply.again[world].append([self.save_again(files) for files in possible])
 
     def look(self, files: dict[str, bytes]) -> int:
         key = ("look", *sorted(files.items()))
@@ -187,7 +187,7 @@ class Script:
             try:
                 assert self.described.again is not None
                 self.commit(disk, self.described.again[0], parts_of(self.described.again))
-                outcome = load(self.newest, _Disk(_seen(disk)))
+                outcome = load(self.newest, _Disk(_cached(disk)))
             except Exception as error:
                 outcome = Loaded(error=_describe(error), saving=True)
             self.known[key] = self.number(outcome)
