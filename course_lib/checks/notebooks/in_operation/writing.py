@@ -194,7 +194,7 @@ def case(title: str, rows: Sequence[tuple], hidden: bool = False) -> kit.Case:
         calls += [each for each in held if all(each is not other for other in calls)]
 
     def line(asked: list[Held], look, title: str, weight: float) -> kit.Line:
-        places = [next(k for k, other in enumerate(calls) if other is each) for one in asked]
+        places = [next(k for k, other in enumerate(calls) if other is each) for each in asked]
 
         def judge(observed: kit.Observed) -> kit.Finding:
             for k in places:
