@@ -6,6 +6,7 @@ A rank dies:
     protocol.py    commit, newest: a save that may be cut off; a damaged file is named, and not used
     folder.py      Folder: a real folder, on which the same commit works
     crashes.py     power_failures, faults: every power failure of a save, tried
+    run.py         Training: the parts of a run; its state as bytes
     remember.py    capture, restore: all that a run has to remember, as plain data
     plans.py       write_plan, read_plan: which rank writes what, and which pieces it reads
     shards.py      save_shards, load_shards: save on pp 2 x tp 2, load on dp 3
@@ -65,7 +66,8 @@ if TYPE_CHECKING:
         tidy,
         write_parts,
     )
-    from .remember import Training, capture, copied, from_bytes, restore, to_bytes
+    from .remember import capture, copied, restore
+    from .run import Training, from_bytes, to_bytes
     from .shards import load_shards, save_shards
     from .shares import breakdown, calls_of
     from .symptoms import Profile, diagnose

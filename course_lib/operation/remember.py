@@ -24,29 +24,10 @@ copied if dtype and device fit (`_process_value_according_to_param_policy`).
 
 from __future__ import annotations
 
-import io
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-
-
-@dataclass
-class Training:
-    """The parts of a run. `step` counts those that are finished: it is the number of the next one.
-
-    scheduler and scaler: with `state_dict` and `load_state_dict`, or None. generator: a run's own one, or
-    None.
-    """
-
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
-    scheduler: Any = None
-    scaler: Any = None
-    generator: torch.Generator | None = None
-    step: int = 0
-
+from torch import Tensor
 
 PARTS = ("model", "optimizer", "scheduler", "scaler")
 
@@ -100,15 +81,3 @@ def copied(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(copied(part) for part in value)
     return value
-
-
-def to_bytes(state: dict[str, Any]) -> bytes:
-    """The state as bytes, to be a part of a checkpoint."""
-    file = io.BytesIO()
-    torch.save(state, file)
-    return file.getvalue()
-
-
-def from_bytes(data: bytes) -> dict[str, Any]:
-    """The state whose bytes these are, on the CPU."""
-    return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)

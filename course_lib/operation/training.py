@@ -25,7 +25,8 @@ from .failures import FailedRun
 from .folder import Folder
 from .journal import Journal, Line
 from .protocol import commit, newest
-from .remember import Training, capture, from_bytes, restore, to_bytes
+from .remember import capture, restore
+from .run import Training, from_bytes, to_bytes
 
 ROWS = 24  # of a step: 1, 2, 3 and 4 ranks divide them
 

@@ -1,0 +1,92 @@
+"""best_interval: how long a run works between two saves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import sqrt
+
+from course_lib.checks import kit
+from course_lib.checks.notebooks.in_operation.references import REFERENCES
+
+NAME = "best_interval"
+POINT = "the cost of saves against the cost of failures"
+ROOT = (
+    "The root is missing. The run loses save_seconds / interval to saves and interval / (2 mtbf) to "
+    "failures; the sum is least where interval squared is 2 save_seconds mtbf."
+)
+ROOT_OF_ONE = f"{ROOT} "
+MTBF = (
+    "A failure costs half an interval on average, so an interval as long as the time between two failures "
+    "loses about half of the work. Shorter intervals lose less, and cost more saves."
+)
+HALF_OF_IT = (
+    "The answer does not depend on the seconds of a save. A run that saves quickly can save often: weigh "
+    "save_seconds / interval against interval / (2 mtbf)."
+)
+SHARE = (
+    "The answer is the share that is lost at the best interval. Asked for are the seconds of work between "
+    "two saves."
+)
+IDEAS = (ROOT, ROOT_OF_ONE, MTBF, HALF_OF_IT, SHARE)
+
+
+def young(save_seconds: float, mtbf: float) -> float:
+    return sqrt(2 * save_seconds * mtbf)
+
+
+def daly(save_seconds: float, mtbf: float) -> float:
+    ratio = save_seconds / (2 * mtbf)
+    return young(save_seconds, mtbf) * (1 + sqrt(ratio) / 3 + ratio / 9) - save_seconds
+
+
+SLIPS: Mapping[str, kit.Formula] = {
+    ROOT: lambda save, mtbf: 2 * save * mtbf,
+    ROOT_OF_ONE: lambda save, mtbf: save * mtbf,
+    MTBF: lambda save, mtbf: mtbf,
+    HALF_OF_IT: lambda save, mtbf: mtbf / 2,
+    SHARE: lambda save, mtbf: sqrt(2 * save / mtbf),
+    "A failure loses half an interval on average, and not a whole one: the cost is interval / (2 mtbf).": (
+        lambda save, mtbf: sqrt(save * mtbf)
+    ),
+    "The 2 belongs under the root, with the saves and the failures.": (
+        lambda save, mtbf: 2 * sqrt(save * mtbf)
+    ),
+    "The half was put on the wrong side: 1 / (2 mtbf) has the 2 below.": (
+        lambda save, mtbf: sqrt(save * mtbf / 2)
+    ),
+    "The time of the save is not in the interval, which is the work between two saves.": (
+        lambda save, mtbf: young(save, mtbf) + save
+    ),
+    "The answer is in minutes. Seconds in, seconds out.": lambda save, mtbf: young(save, mtbf) / 60,
+    "The answer is in hours. Seconds in, seconds out.": lambda save, mtbf: young(save, mtbf) / 3600,
+    "The arguments are exchanged under the root, or divided: multiply them.": (
+        lambda save, mtbf: sqrt(2 * mtbf / save)
+    ),
+}
+
+
+@kit.exercise(points=4, objects=(NAME,), references=REFERENCES, point=POINT)
+def best_interval(draw: kit.Draw) -> Iterator[kit.Case]:
+    """Of short saves Young's interval and Daly's are the same within 2 %, of long ones within 4 %."""
+    short = [(float(draw.integer(2, 9)), 3600.0 * draw.integer(40, 90)) for _ in range(2)]
+    another = [(0.5 * draw.integer(3, 9), 86400.0 * draw.integer(5, 30)) for _ in range(2)]
+    long = [(60.0 + draw.integer(0, 5), 10_800.0 + 60 * draw.integer(0, 5))]
+    table = [
+        ("short saves", short, young, 2.0, 0.02),
+        ("another job", another, young, 1.0, 0.02),
+        ("saves of a minute, failures every three hours", long, daly, 1.0, 0.04),
+    ]
+    if draw.hidden:
+        more = [(float(draw.integer(10, 20)), 3600.0 * draw.integer(100, 200)) for _ in range(3)]
+        table.append(("other jobs", more, young, 0.5, 0.02))
+    yield from kit.evaluated(
+        [
+            kit.Prediction(
+                NAME, 0, arguments, formula, SLIPS, weight=weight, title=title, tolerance=tolerance,
+                ideas=IDEAS,
+                otherwise="Add what the run loses to saves, and what it loses to failures, as shares of its "
+                "time. The best interval is where the derivative of the sum is zero.",
+            )
+            for title, arguments, formula, weight, tolerance in table
+        ]
+    )  # fmt: skip

@@ -1,0 +1,139 @@
+# %% base: a pool of one thread
+from concurrent.futures import ThreadPoolExecutor
+
+
+class AsyncCheckpoint:
+    def __init__(self, write):
+        self.write, self.pool = write, ThreadPoolExecutor(1)
+        self.last, self.copies = None, {}
+
+    def save(self, step, tensors):
+        self.wait()
+        if not self.copies:
+            self.copies = {name: torch.empty_like(tensor) for name, tensor in tensors.items()}
+        for name, tensor in tensors.items():
+            self.copies[name].copy_(tensor)
+        self.last = self.pool.submit(self.write, step, self.copies)
+
+    def wait(self):
+        last, self.last = self.last, None
+        if last is not None:
+            last.result()
+
+
+# %% wrong: no copy
+# is: idea
+# says: Copy the tensors before `save` returns
+# base: a pool of one thread
+-        self.last = self.pool.submit(self.write, step, self.copies)
++        self.last = self.pool.submit(self.write, step, tensors)
+
+
+# %% wrong: save waits until it is written
+# is: idea
+# says: came back only when its write had ended
+# base: a pool of one thread
+-        self.last = self.pool.submit(self.write, step, self.copies)
++        self.last = self.pool.submit(self.write, step, self.copies)
++        self.wait()
+
+
+# %% wrong: save writes itself
+# is: idea
+# says: came back only when its write had ended
+# base: a pool of one thread
+-        self.last = self.pool.submit(self.write, step, self.copies)
++        self.write(step, self.copies)
+
+
+# %% wrong: the second save does not wait
+# is: slip
+# says: Two writes were under way at a time
+import threading
+
+
+class AsyncCheckpoint:
+    def __init__(self, write):
+        self.write, self.threads = write, []
+
+    def save(self, step, tensors):
+        copies = {name: tensor.clone() for name, tensor in tensors.items()}
+        thread = threading.Thread(target=self.write, args=(step, copies))
+        thread.start()
+        self.threads.append(thread)
+
+    def wait(self):
+        for thread in self.threads:
+            thread.join()
+
+
+# %% wrong: an error is swallowed
+# is: slip
+# says: neither the next save nor wait
+# base: a pool of one thread
+-            last.result()
++            last.exception()
+
+
+# %% wrong: wait does nothing
+# is: slip
+# says: wait.. came back while a write was under way
+# base: a pool of one thread
+-    def wait(self):
++    def wait(self):
++        pass
++
++    def before(self):
+@@
+-        self.wait()
++        self.before()
+
+
+# %% wrong: new memory each time
+# is: slip
+# says: Each save takes new memory
+# base: a pool of one thread
+-        if not self.copies:
+-            self.copies = {name: torch.empty_like(tensor) for name, tensor in tensors.items()}
++        self.copies = {name: torch.empty_like(tensor) for name, tensor in tensors.items()}
+
+
+# %% wrong: copied before the write has ended
+# is: slip
+# says: Wait for the write before, and then copy
+# base: a pool of one thread
+-        self.wait()
+@@
+-        self.last = self.pool.submit(self.write, step, self.copies)
++        self.wait()
++        self.last = self.pool.submit(self.write, step, self.copies)
+
+
+# %% right: a thread, and what it raised
+import threading
+
+
+class AsyncCheckpoint:
+    def __init__(self, write):
+        self.write, self.thread, self.error, self.memory = write, None, None, {}
+
+    def save(self, step, tensors):
+        self.wait()
+        for name, tensor in tensors.items():
+            self.memory.setdefault(name, torch.empty_like(tensor)).copy_(tensor.detach())
+        self.thread = threading.Thread(target=self.run, args=(step,))
+        self.thread.start()
+
+    def run(self, step):
+        try:
+            self.write(step, self.memory)
+        except Exception as error:
+            self.error = error
+
+    def wait(self):
+        if self.thread is not None:
+            self.thread.join()
+            self.thread = None
+        error, self.error = self.error, None
+        if error is not None:
+            raise RuntimeError("the last save failed") from error

@@ -1,0 +1,193 @@
+# %% base: deep copies
+import copy
+
+
+def capture(run):
+    return copy.deepcopy(
+        {
+            "model": run.model.state_dict(),
+            "optimizer": run.optimizer.state_dict(),
+            "scheduler": run.scheduler.state_dict(),
+            "step": run.step,
+            "default": torch.get_rng_state(),
+            "own": run.generator.get_state(),
+        }
+    )
+
+
+def restore(run, state):
+    run.model.load_state_dict(state["model"])
+    run.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
+    run.scheduler.load_state_dict(state["scheduler"])
+    run.step = state["step"]
+    torch.set_rng_state(state["default"])
+    run.generator.set_state(state["own"])
+
+
+# %% wrong: the model alone
+# is: idea
+# says: The exercise is about all that decides the next
+def capture(run):
+    return {name: tensor.clone() for name, tensor in run.model.state_dict().items()}
+
+
+def restore(run, state):
+    run.model.load_state_dict(state)
+
+
+# %% wrong: the model and the step
+# is: idea
+# says: The exercise is about all that decides the next
+def capture(run):
+    return {"model": {k: v.clone() for k, v in run.model.state_dict().items()}, "step": run.step}
+
+
+def restore(run, state):
+    run.model.load_state_dict(state["model"])
+    run.step = state["step"]
+
+
+# %% wrong: nothing is copied
+# is: slip
+# says: The state moved on with the run
+# base: deep copies
+-    return copy.deepcopy(
+-        {
++    return dict(
++        {
+
+
+# %% wrong: the optimizer is forgotten
+# is: slip
+# says: The optimizer begins anew
+# base: deep copies
+-    run.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
+
+
+# %% wrong: the scheduler is forgotten
+# is: slip
+# says: The learning rate begins anew
+# base: deep copies
+-    run.scheduler.load_state_dict(state["scheduler"])
+
+
+# %% wrong: the step is forgotten
+# is: slip
+# says: reads the rows of another step
+# base: deep copies
+-    run.step = state["step"]
+
+
+# %% wrong: the step is one too many
+# is: slip
+# says: run.step is 4 instead of 3
+# base: deep copies
+-    run.step = state["step"]
++    run.step = state["step"] + 1
+
+
+# %% wrong: the default generator is forgotten
+# is: slip
+# says: Dropout draws from torch's default generator
+# base: deep copies
+-    torch.set_rng_state(state["default"])
+
+
+# %% wrong: the default generator is seeded
+# is: slip
+# says: Dropout draws from torch's default generator
+# base: deep copies
+-    torch.set_rng_state(state["default"])
++    torch.manual_seed(state["step"])
+
+
+# %% wrong: the run's generator is forgotten
+# is: slip
+# says: The run has a generator of its own
+# base: deep copies
+-    run.generator.set_state(state["own"])
+
+
+# %% wrong: the parameters without the buffers
+# is: slip
+# says: The parameters are right, and the buffers are not
+# base: deep copies
+-            "model": run.model.state_dict(),
++            "model": dict(run.model.named_parameters()),
+@@
+-    run.model.load_state_dict(state["model"])
++    run.model.load_state_dict(state["model"], strict=False)
+
+
+# %% wrong: the optimizer keeps the state's tensors
+# is: detail
+# says: An optimizer keeps the tensors that it loads
+# base: deep copies
+-    run.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
++    run.optimizer.load_state_dict(state["optimizer"])
+
+
+# %% wrong: a generator in the state
+# is: slip
+# says: the state cannot be a file
+# base: deep copies
+-            "own": run.generator.get_state(),
++            "own": run.generator.clone_state(),
+@@
+-    run.generator.set_state(state["own"])
++    run.generator.set_state(state["own"].get_state())
+
+
+# %% wrong: nothing is restored
+# is: form
+# says: The parameters are not those of the captured run
+def capture(run):
+    return {}
+
+
+def restore(run, state):
+    pass
+
+
+# %% right: through a file
+import io
+
+
+def capture(run):
+    file = io.BytesIO()
+    parts = {name: getattr(run, name).state_dict() for name in ("model", "optimizer", "scheduler")}
+    parts |= {"cpu": torch.get_rng_state(), "own": run.generator.get_state(), "step": run.step}
+    torch.save(parts, file)
+    return {"bytes": torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)}
+
+
+def restore(run, state):
+    parts = torch.load(io.BytesIO(state["bytes"].numpy().tobytes()), weights_only=True)
+    for name in ("model", "optimizer", "scheduler"):
+        getattr(run, name).load_state_dict(parts[name])
+    run.step = parts["step"]
+    torch.random.set_rng_state(parts["cpu"])
+    run.generator.set_state(parts["own"])
+
+
+# %% right: tensors cloned one by one
+def cloned(part):
+    if torch.is_tensor(part):
+        return part.clone()
+    if isinstance(part, dict):
+        return {key: cloned(value) for key, value in part.items()}
+    return [cloned(value) for value in part] if isinstance(part, (list, tuple)) else part
+
+
+def capture(run):
+    parts = [run.model, run.optimizer, run.scheduler]
+    states = [cloned(part.state_dict()) for part in parts]
+    return {"states": states, "step": run.step, "rng": [torch.get_rng_state(), run.generator.get_state()]}
+
+
+def restore(run, state):
+    for part, saved in zip([run.model, run.optimizer, run.scheduler], cloned(state["states"])):
+        part.load_state_dict(saved)
+    run.step = state["step"]
+    torch.set_rng_state(state["rng"][0])
+    run.generator.set_state(state["rng"][1])

@@ -1,0 +1,325 @@
+# %% base: a manifest and a rename
+import json
+
+
+def commit(disk, step, parts):
+    files = {}
+    attempt = 0
+    while any(name.startswith(f"{step}.{attempt}.") for name in disk.names()):
+        attempt += 1
+    for name, data in parts.items():
+        files[name] = f"{step}.{attempt}.{name}"
+        disk.write(files[name], data)
+        disk.sync(files[name])
+    disk.sync_folder()
+    disk.write("draft", json.dumps(files).encode())
+    disk.sync("draft")
+    disk.rename("draft", f"step-{step}")
+    disk.sync_folder()
+
+
+def newest(disk):
+    steps = [int(name.removeprefix("step-")) for name in disk.names() if name.startswith("step-")]
+    if not steps:
+        return None
+    files = json.loads(disk.read(f"step-{max(steps)}"))
+    return max(steps), {name: disk.read(file) for name, file in files.items()}
+
+
+# %% wrong: the manifest first
+# is: idea
+# says: was there before the checkpoint was whole
+# base: a manifest and a rename
+-        files[name] = f"{step}.{attempt}.{name}"
+-        disk.write(files[name], data)
+-        disk.sync(files[name])
+-    disk.sync_folder()
++        files[name] = f"{step}.{attempt}.{name}"
+@@
+-    disk.sync_folder()
+-
++    for name, data in parts.items():
++        disk.write(files[name], data)
++        disk.sync(files[name])
++    disk.sync_folder()
++
+
+
+# %% wrong: the manifest without a rename
+# is: idea
+# says: was there before the checkpoint was whole
+# base: a manifest and a rename
+-    disk.write("draft", json.dumps(files).encode())
+-    disk.sync("draft")
+-    disk.rename("draft", f"step-{step}")
++    disk.write(f"step-{step}", json.dumps(files).encode())
++    disk.sync(f"step-{step}")
+
+
+# %% wrong: in place, over the old checkpoint
+# is: idea
+# says: written over where it lies
+import json
+
+
+def commit(disk, step, parts):
+    for name, data in parts.items():
+        disk.write(name, data)
+        disk.sync(name)
+    disk.write("manifest", json.dumps([step, list(parts)]).encode())
+    disk.sync("manifest")
+    disk.sync_folder()
+
+
+def newest(disk):
+    if "manifest" not in disk.names():
+        return None
+    step, names = json.loads(disk.read("manifest"))
+    return step, {name: disk.read(name) for name in names}
+
+
+# %% wrong: one file, in place
+# is: idea
+# says: written over where it lies
+import pickle
+
+
+def commit(disk, step, parts):
+    disk.write("checkpoint", pickle.dumps((step, parts)))
+    disk.sync("checkpoint")
+    disk.sync_folder()
+
+
+def newest(disk):
+    return pickle.loads(disk.read("checkpoint")) if "checkpoint" in disk.names() else None
+
+
+# %% wrong: a pointer that is written over
+# is: idea
+# says: written over where it lies
+# base: a manifest and a rename
+-    disk.write("draft", json.dumps(files).encode())
+-    disk.sync("draft")
+-    disk.rename("draft", f"step-{step}")
++    disk.write("draft", json.dumps(files).encode())
++    disk.sync("draft")
++    disk.rename("draft", f"manifest-{step}")
++    disk.write("latest", str(step).encode())
++    disk.sync("latest")
+@@
+-    steps = [int(name.removeprefix("step-")) for name in disk.names() if name.startswith("step-")]
+-    if not steps:
+-        return None
+-    files = json.loads(disk.read(f"step-{max(steps)}"))
+-    return max(steps), {name: disk.read(file) for name, file in files.items()}
++    if "latest" not in disk.names():
++        return None
++    step = int(disk.read("latest"))
++    files = json.loads(disk.read(f"manifest-{step}"))
++    return step, {name: disk.read(file) for name, file in files.items()}
+
+
+# %% wrong: the old checkpoint is removed first
+# is: idea
+# says: went before the new one was there
+# base: a manifest and a rename
+-    files = {}
+-    attempt = 0
++    for name in disk.names():
++        disk.remove(name)
++    files = {}
++    attempt = 0
+
+
+# %% wrong: the newest by its parts' names
+# is: idea
+# says: was there before the checkpoint was whole
+def commit(disk, step, parts):
+    for name, data in parts.items():
+        file = f"{step}.{name}"
+        disk.write("draft", data)
+        disk.sync("draft")
+        disk.rename("draft", file)
+    disk.sync_folder()
+
+
+def newest(disk):
+    files = [name.split(".", 1) for name in disk.names() if "." in name]
+    if not files:
+        return None
+    step = max(int(number) for number, _ in files)
+    return step, {name: disk.read(f"{step}.{name}") for number, name in files if int(number) == step}
+
+
+# %% wrong: nothing is synced
+# is: slip
+# says: Sync each file before the rename
+# base: a manifest and a rename
+-        disk.sync(files[name])
+-    disk.sync_folder()
+@@
+-    disk.sync("draft")
+-    disk.rename("draft", f"step-{step}")
+-    disk.sync_folder()
++    disk.rename("draft", f"step-{step}")
+
+
+# %% wrong: the draft is not synced
+# is: slip
+# says: Sync each file before the rename
+# base: a manifest and a rename
+-    disk.sync("draft")
+
+
+# %% wrong: the parts are not synced
+# is: slip
+# says: Sync each file before the rename
+# base: a manifest and a rename
+-        disk.sync(files[name])
+
+
+# %% wrong: synced after the rename
+# is: slip
+# says: Sync each file before the rename
+# base: a manifest and a rename
+-    disk.sync("draft")
+-    disk.rename("draft", f"step-{step}")
++    disk.rename("draft", f"step-{step}")
++    disk.sync(f"step-{step}")
+
+
+# %% wrong: the folder is not synced at the end
+# is: slip
+# says: The names in a folder have to be synced, too
+# base: a manifest and a rename
+-    disk.rename("draft", f"step-{step}")
+-    disk.sync_folder()
++    disk.rename("draft", f"step-{step}")
+
+
+# %% wrong: what an interrupted save left is loaded
+# is: slip
+# says: must not disturb the next one
+def commit(disk, step, parts):
+    for name, data in parts.items():
+        disk.write(f"{step}.{name}", data)
+        disk.sync(f"{step}.{name}")
+    disk.write("draft", b"")
+    disk.rename("draft", f"step-{step}")
+    disk.sync_folder()
+
+
+def newest(disk):
+    steps = [int(name.removeprefix("step-")) for name in disk.names() if name.startswith("step-")]
+    if not steps:
+        return None
+    start = f"{max(steps)}."
+    files = [name for name in disk.names() if name.startswith(start)]
+    return max(steps), {name.removeprefix(start): disk.read(name) for name in files}
+
+
+# %% wrong: steps are compared as text
+# is: slip
+# says: as text '9' comes after '10'
+# base: a manifest and a rename
+-    steps = [int(name.removeprefix("step-")) for name in disk.names() if name.startswith("step-")]
++    steps = [name.removeprefix("step-") for name in disk.names() if name.startswith("step-")]
+@@
+-    return max(steps), {name: disk.read(file) for name, file in files.items()}
++    return int(max(steps)), {name: disk.read(file) for name, file in files.items()}
+
+
+# %% wrong: an empty disk is an error
+# is: slip
+# says: On a disk without a checkpoint
+# base: a manifest and a rename
+-    if not steps:
+-        return None
+
+
+# %% wrong: a step that is there is not saved again
+# is: slip
+# says: of the same step is replaced
+# base: a manifest and a rename
+-    files = {}
+-    attempt = 0
++    if f"step-{step}" in disk.names():
++        return
++    files = {}
++    attempt = 0
+
+
+# %% wrong: the parts alone are returned
+# is: form
+# says: newest returns .step, parts.
+# base: a manifest and a rename
+-    return max(steps), {name: disk.read(file) for name, file in files.items()}
++    return {name: disk.read(file) for name, file in files.items()}
+
+
+# %% right: one file, a draft and a rename
+import pickle
+
+
+def commit(disk, step, parts):
+    disk.write("draft", pickle.dumps(parts))
+    disk.sync("draft")
+    disk.rename("draft", f"step-{step}")
+    disk.sync_folder()
+
+
+def newest(disk):
+    steps = [int(name[5:]) for name in disk.names() if name.startswith("step-")]
+    return (max(steps), pickle.loads(disk.read(f"step-{max(steps)}"))) if steps else None
+
+
+# %% right: checksums, no rename, and the old ones go at last
+import pickle
+import zlib
+
+
+def commit(disk, step, parts):
+    there = disk.names()
+    number = max((int(name) for name in there), default=0) + 1
+    data = pickle.dumps((step, parts))
+    disk.write(str(number), zlib.crc32(data).to_bytes(4, "big") + data)
+    disk.sync(str(number))
+    disk.sync_folder()
+    for name in there:
+        disk.remove(name)
+
+
+def newest(disk):
+    for name in sorted(disk.names(), key=int, reverse=True):
+        data = disk.read(name)
+        if len(data) > 4 and zlib.crc32(data[4:]).to_bytes(4, "big") == data[:4]:
+            return pickle.loads(data[4:])
+    return None
+
+
+# %% right: a count in the names, and a rename
+import json
+
+
+def commit(disk, step, parts):
+    for name in disk.names():
+        if name.startswith("draft"):
+            disk.remove(name)
+    for name, data in parts.items():
+        disk.write(f"draft.{name}", data)
+        disk.sync(f"draft.{name}")
+    save = sum(name.startswith("manifest.") for name in disk.names())
+    for name in parts:
+        disk.rename(f"draft.{name}", f"part.{save}.{name}")
+    disk.write("draft", json.dumps({"step": step, "parts": list(parts)}).encode())
+    disk.sync("draft")
+    disk.rename("draft", f"manifest.{save}")
+    disk.sync_folder()
+
+
+def newest(disk):
+    saves = [int(name.removeprefix("manifest.")) for name in disk.names() if name.startswith("manifest.")]
+    if not saves:
+        return None
+    found = json.loads(disk.read(f"manifest.{max(saves)}"))
+    return found["step"], {name: disk.read(f"part.{max(saves)}.{name}") for name in found["parts"]}

@@ -1,0 +1,210 @@
+# %% base: intervals
+import math
+
+
+def read_plan(saved, wanted):
+    pieces, filled = [], 0
+    for file, box in saved:
+        both = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(box, wanted)]
+        if all(start < stop for start, stop in both):
+            here = [(start - s, stop - s) for (start, stop), (s, _) in zip(both, box)]
+            there = [(start - s, stop - s) for (start, stop), (s, _) in zip(both, wanted)]
+            pieces.append((file, here, there))
+            filled += math.prod(stop - start for start, stop in both)
+    if filled != math.prod(stop - start for start, stop in wanted):
+        raise ValueError("some elements are in no file")
+    return pieces
+
+
+# %% wrong: whole boxes are read
+# is: idea
+# says: Whole saved boxes are read
+# base: intervals
+-            here = [(start - s, stop - s) for (start, stop), (s, _) in zip(both, box)]
++            here = [(0, stop - start) for start, stop in box]
+
+
+# %% wrong: every box is read
+# is: idea
+# says: Whole saved boxes are read
+def read_plan(saved, wanted):
+    pieces = []
+    for file, box in saved:
+        here = [(0, stop - start) for start, stop in box]
+        there = [(a - s, b - s) for (a, b), (s, _) in zip(box, wanted)]
+        pieces.append((file, here, there))
+    return pieces
+
+
+# %% wrong: the first box that meets
+# is: idea
+# says: Only one saved box is read
+# base: intervals
+-            filled += math.prod(stop - start for start, stop in both)
+-    if filled != math.prod(stop - start for start, stop in wanted):
+-        raise ValueError("some elements are in no file")
+-    return pieces
++            return pieces
++    return pieces
+
+
+# %% wrong: the last dimension alone
+# is: idea
+# says: Only the last dimension was compared
+def read_plan(saved, wanted):
+    pieces = []
+    for file, box in saved:
+        if not box:
+            return [(file, [], [])]
+        both = list(box)
+        both[-1] = max(box[-1][0], wanted[-1][0]), min(box[-1][1], wanted[-1][1])
+        if both[-1][0] < both[-1][1]:
+            here = [(start - s, stop - s) for (start, stop), (s, _) in zip(both, box)]
+            there = [(start - s, stop - s) for (start, stop), (s, _) in zip(both, wanted)]
+            pieces.append((file, here, there))
+    return pieces
+
+
+# %% wrong: the wanted place is counted in the whole tensor
+# is: slip
+# says: The place in the wanted box is counted in the whole tensor
+# base: intervals
+-            there = [(start - s, stop - s) for (start, stop), (s, _) in zip(both, wanted)]
++            there = both
+
+
+# %% wrong: the saved place is counted in the whole tensor
+# is: slip
+# says: The place in the saved box is counted in the whole tensor
+# base: intervals
+-            here = [(start - s, stop - s) for (start, stop), (s, _) in zip(both, box)]
++            here = both
+
+
+# %% wrong: both places are counted in the whole tensor
+# is: slip
+# says: Both places are counted in the whole tensor
+# base: intervals
+-            here = [(start - s, stop - s) for (start, stop), (s, _) in zip(both, box)]
+-            there = [(start - s, stop - s) for (start, stop), (s, _) in zip(both, wanted)]
++            here = there = both
+
+
+# %% wrong: the places are exchanged
+# is: slip
+# says: The two places are exchanged
+# base: intervals
+-            pieces.append((file, here, there))
++            pieces.append((file, there, here))
+
+
+# %% wrong: the number of the entry
+# is: slip
+# says: numbers of the list's entries
+# base: intervals
+-    for file, box in saved:
++    for file, (_, box) in enumerate(saved):
+
+
+# %% wrong: start and length
+# is: slip
+# says: The pairs are .start, length
+# base: intervals
+-            here = [(start - s, stop - s) for (start, stop), (s, _) in zip(both, box)]
+-            there = [(start - s, stop - s) for (start, stop), (s, _) in zip(both, wanted)]
++            here = [(start - s, stop - start) for (start, stop), (s, _) in zip(both, box)]
++            there = [(start - s, stop - start) for (start, stop), (s, _) in zip(both, wanted)]
+
+
+# %% wrong: boxes that touch
+# is: detail
+# says: There are pieces without elements
+# base: intervals
+-        if all(start < stop for start, stop in both):
++        if all(start <= stop for start, stop in both):
+
+
+# %% wrong: a hole is passed over
+# is: slip
+# says: no error said so
+# base: intervals
+-    if filled != math.prod(stop - start for start, stop in wanted):
+-        raise ValueError("some elements are in no file")
+
+
+# %% wrong: a scalar is passed over
+# is: detail
+# says: A scalar has no dimension and one element
+# base: intervals
+-    pieces, filled = [], 0
++    if not wanted:
++        return []
++    pieces, filled = [], 0
+
+
+# %% wrong: nothing wanted is an error
+# is: detail
+# says: A wanted box without elements needs no piece
+# base: intervals
+-    if filled != math.prod(stop - start for start, stop in wanted):
++    if not pieces or filled != math.prod(stop - start for start, stop in wanted):
+
+
+# %% wrong: slices
+# is: form
+# says: slices where pairs
+# base: intervals
+-            pieces.append((file, here, there))
++            pieces.append((file, [slice(*pair) for pair in here], [slice(*pair) for pair in there]))
+
+
+# %% right: by index sets
+def read_plan(saved, wanted):
+    pieces, found = [], 0
+    for file, box in reversed(saved):
+        shared = [sorted(set(range(*a)) & set(range(*b))) for a, b in zip(box, wanted)]
+        if not all(shared):
+            continue
+        ends = [(axis[0], axis[-1] + 1) for axis in shared]
+        pieces.append(
+            (
+                file,
+                [[a - s, b - s] for (a, b), (s, _) in zip(ends, box)],
+                [[a - s, b - s] for (a, b), (s, _) in zip(ends, wanted)],
+            )
+        )
+        count = 1
+        for axis in shared:
+            count *= len(axis)
+        found += count
+    needed = 1
+    for start, stop in wanted:
+        needed *= stop - start
+    if found < needed:
+        raise ValueError(f"{needed - found} elements are missing")
+    return pieces
+
+
+# %% right: row by row
+def read_plan(saved, wanted):
+    pieces = []
+
+    def fill(file, box, want, here, there, outer, inner):
+        if not box:
+            pieces.append((file, tuple(here), tuple(there)))
+            return 1
+        (a, b), (c, d) = box[0], want[0]
+        low, high = max(a, c), min(b, d)
+        if low >= high:
+            return 0
+        return (high - low) * fill(
+            file, box[1:], want[1:], [*here, (low - a, high - a)], [*there, (low - c, high - c)], outer, inner
+        )
+
+    found = sum(fill(file, list(box), list(wanted), [], [], None, None) for file, box in saved)
+    size = 1
+    for start, stop in wanted:
+        size *= stop - start
+    if found != size:
+        raise ValueError("a hole")
+    return pieces
