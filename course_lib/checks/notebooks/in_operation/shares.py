@@ -246,6 +246,8 @@ SLIPS: Mapping[str, Mapping[str, kit.Formula]] = {
         **common(RIGHT["computing"]),
     },
     "hidden": {
+        "Nothing is hidden here. A rank computes until it waits for a call: it is blocked from `waited` on, and "
+        "not from `issued`.": zero,
         "A collective moves from the last rank's call on. Before that nothing is hidden.": (
             hidden_from_its_call
         ),
