@@ -178,7 +178,12 @@ INSIDE = "A call that lies partly outside of the window counts with its part ins
 SHARES = "The result is a share of the window. Return seconds."
 FIRST_RANK = "The result is that of rank 0. `rank` says whose time is asked for."
 ALL_RANKS = "The result is the sum over all ranks. One rank's time is asked for."
+INSIDE_COMPUTING = (
+    "`hidden` lies inside `computing`: the rank computes while those bytes travel. Do not subtract it."
+)
 IDEAS = (ALL_MOVES, ALL_WAITS)
+OF_WINDOWS = {UNCUT, INSIDE}
+IN_FLIGHT_ONLY = {FROM_ISSUED, WITH_HIDDEN, f"{WITH_HIDDEN} ", NEGATIVE, INSIDE_COMPUTING}
 
 
 def zero(calls: Sequence, rank: int, start: float, end: float) -> float:
@@ -228,9 +233,7 @@ SLIPS: Mapping[str, Mapping[str, kit.Formula]] = {
         **common(RIGHT["moving"]),
     },
     "computing": {
-        "`hidden` lies inside `computing`: the rank computes while those bytes travel. Do not subtract it.": (
-            minus(RIGHT["computing"], hidden)
-        ),
+        INSIDE_COMPUTING: minus(RIGHT["computing"], hidden),
         FROM_ISSUED: less(lambda steps: [(s.issued, s.done) for s in steps]),
         "The result is the window. The rank does not compute while it waits or while bytes move.": (
             lambda calls, rank, start, end: end - start
@@ -309,10 +312,10 @@ def blocking(count: int) -> Order:
     return [each for k in range(count) for each in (("call", k), ("wait", k))]
 
 
-# The second is called while the first moves, and each is waited for after some computing.
+# The second is called while the first moves; the fourth blocks, and the third is over before it is waited for.
 IN_FLIGHT: Order = (
-    ("call", 0), ("call", 1), ("wait", 0), ("call", 2), ("wait", 1), ("call", 3), ("call", 4), ("wait", 2),
-    ("wait", 4), ("wait", 3),
+    ("call", 0), ("call", 1), ("wait", 0), ("call", 2), ("wait", 1), ("call", 3), ("wait", 3), ("call", 4),
+    ("wait", 2), ("wait", 4),
 )  # fmt: skip
 
 
@@ -362,16 +365,18 @@ class Drawn:
                 whole(flight, range(ranks)),
                 [*across(cut_short, range(ranks)), *across(both, range(1, ranks))],
             )
-            if told_apart([*drawn.flight, *drawn.window]) and drawn.has_point():
+            if drawn.shows_all() and told_apart([*drawn.flight, *drawn.window]):
                 return drawn
 
-    def has_point(self) -> bool:
-        """Whether each rank but the last waits, and bytes move on all: so a missing idea is seen."""
-        ideas = [(key, says) for key in ("waiting", "moving") for says in IDEAS]
+    def shows_all(self) -> bool:
+        """Whether each mistake changes a number in each group, but where it never can: no score is luck."""
+        groups = ((self.blocked, KEYS[:3], IN_FLIGHT_ONLY | OF_WINDOWS), (self.flight, KEYS, OF_WINDOWS))
         return all(
-            any(SLIPS[key][says](*asked) != RIGHT[key](*asked) for asked in arguments)
-            for key, says in ideas
-            for arguments in (self.blocked, self.flight, self.window)
+            any(formula(*asked) != RIGHT[key](*asked) for asked in arguments)
+            for arguments, keys, never in (*groups, (self.window, KEYS, set[str]()))
+            for key in keys
+            for says, formula in SLIPS[key].items()
+            if says not in never and (says != FIRST_RANK or arguments is not self.blocked)
         )
 
     def questions(self, weights: Mapping[str, Sequence[tuple[str, float]]]) -> Iterator[kit.Prediction]:
