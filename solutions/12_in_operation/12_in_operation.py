@@ -53,12 +53,13 @@
 # | issued, waited, done | when a rank called a collective, when it began to wait for it, and when it was over |
 
 # %%
+import copy
+import json
 import math
 import tempfile
 import time
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from statistics import median
 
 import torch
@@ -68,9 +69,13 @@ from torch import nn
 
 from course_lib import check, device, launch
 from course_lib import operation as reference  # for comparison; your own versions come below
-from course_lib.operation import Disk, Folder, Journal, Kill, PowerFailure, Training
+from course_lib.data import batch, library_text
+from course_lib.mesh import Mesh, held_boxes, mesh_stages, parameters, train_step
+from course_lib.models import GPT, GPTConfig
+from course_lib.operation import Disk, Folder, Journal, Kill, Training
 from course_lib.operation import from_bytes, power_failures, run_agents, run_with_failures, to_bytes
 from course_lib.operation import train as train_lab
+from course_lib.pipeline import one_f_one_b
 from course_lib.pictures.colours import INK, QUIET, RANKS, picture
 from course_lib.unfinished import ready, try_it
 
@@ -204,33 +209,18 @@ def capture(run):
     state with weights_only=True.
     """
     ### BEGIN SOLUTION
-    parts = {name: copied(getattr(run, name).state_dict()) for name in PARTS}
+    parts = {name: getattr(run, name).state_dict() for name in ("model", "optimizer", "scheduler")}
     generators = {"generator": run.generator.get_state(), "cpu": torch.get_rng_state()}
-    return {"step": run.step, **parts, **generators}
+    return copy.deepcopy({"step": run.step, **parts, **generators})
     ### END SOLUTION
-
-
-### BEGIN SOLUTION
-PARTS = ("model", "optimizer", "scheduler")
-
-
-def copied(value):
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone()
-    if isinstance(value, dict):
-        return {key: copied(part) for key, part in value.items()}
-    return type(value)(map(copied, value)) if isinstance(value, list | tuple) else value
-
-
-### END SOLUTION
 
 
 # %% nbgrader={"grade_id": "restore", "solution": true}
 def restore(run, state):
     """Make `run`, and the default generator of the CPU, what they were at `capture`; `state` stays as it is."""
     ### BEGIN SOLUTION
-    for name in PARTS:
-        getattr(run, name).load_state_dict(copied(state[name]))
+    for name in ("model", "optimizer", "scheduler"):
+        getattr(run, name).load_state_dict(copy.deepcopy(state[name]))
     run.generator.set_state(state["generator"])
     torch.set_rng_state(state["cpu"])
     run.step = state["step"]
@@ -392,12 +382,6 @@ def newest(disk):
     files = json.loads(disk.read(manifest))
     return int(manifest.removeprefix("step-")), {name: disk.read(file) for name, file in files.items()}
     ### END SOLUTION
-
-
-### BEGIN SOLUTION
-import json  # noqa: E402
-
-### END SOLUTION
 
 # %% [markdown]
 # <details><summary>Hint: the order</summary>The parts, their syncs, the folder's sync; the manifest under a draft name,
@@ -643,7 +627,43 @@ if ready(read_plan):
 # read.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
-# FIGURE? (the cell of save_shards and load_shards on the mesh follows the library's test of resharding)
+def on_mesh(sizes, seed):
+    """The stages of a small GPT on this mesh, its optimizer, and a function that makes a step."""
+    mesh = Mesh(sizes)
+    schedule = one_f_one_b(mesh.size("pp"), 2)
+    torch.manual_seed(seed)
+    stages = mesh_stages(GPT(GPTConfig(context=32, layers=2, heads=4, width=64)), mesh, schedule)
+    optimizer = torch.optim.AdamW([param for _, param in parameters(stages)], lr=1e-3, foreach=False)
+
+    def step(number):
+        rows = batch(library_text(), number, batch_size=12, length=32)
+        return train_step(stages, schedule, rows, 2, mesh, optimizer, 1.0)[0]
+
+    return stages, optimizer, step
+
+
+def save_on(sizes, path):
+    stages, optimizer, step = on_mesh(sizes, seed=0)
+    for number in range(3):
+        step(number)
+    written = reference.save_shards(Folder(path), 3, held_boxes(stages, optimizer))
+    return written, [step(number) for number in range(3, 6)]
+
+
+def load_on(sizes, path):
+    stages, optimizer, step = on_mesh(sizes, seed=1)
+    number, read = reference.load_shards(Folder(path), held_boxes(stages, optimizer))
+    return read, [step(k) for k in range(number, number + 3)]
+
+
+with tempfile.TemporaryDirectory() as path:
+    saving = try_it(save_on, {"pp": 2, "dp": 1, "tp": 2}, path, world_size=4)
+    loading = try_it(load_on, {"pp": 1, "dp": 3, "tp": 1}, path, world_size=3)
+if saving and loading:
+    print("written by each of four:", [f"{written:,}" for written, _ in saving])
+    print("read by each of three:  ", [f"{read:,}" for read, _ in loading])
+    print("losses of the saved run: ", [f"{loss:.6f}" for loss in saving[0][1]])
+    print("losses on three ranks:   ", [f"{loss:.6f}" for loss in loading[0][1]])
 
 # %% [markdown]
 # **Break it.** Let rank 0 write everything. The bytes are the same, but three ranks wait while one writes, and it needs
@@ -1176,3 +1196,246 @@ report = check(
 )
 ### END HIDDEN TESTS
 report.points(3)
+
+# %% [markdown]
+# ## 11 · Optional: mend a monitor
+#
+# | | |
+# |---|---|
+# | you will write | `step_metrics(loss_sum, tokens, seconds, group=None)` |
+# | builds on | nothing |
+# | time | 15 minutes |
+# | extra credit | 4 points, on top of the 60. You lose nothing if you skip it |
+#
+# A dashboard shows a loss, tokens per second, and seconds per step. Monitors often print rank 0's loss, the mean of the
+# ranks' means, rank 0's tokens times the number of ranks, tokens since the start divided by the time since then, and this
+# rank's seconds. All of these are wrong, and all look plausible.
+#
+# **Predict.** Rank 0 has 10 targets with a mean loss of 2, and rank 1 has 30 with a mean loss of 4. What is the loss of
+# the batch?
+#
+# <details><summary>Answer</summary>(20 + 120) / 40 = 3.5, and not 3.</details>
+#
+# **Build.** Two collectives are enough, a sum and a maximum.
+
+
+# %% nbgrader={"grade_id": "step_metrics", "solution": true}
+def step_metrics(loss_sum, tokens, seconds, group=None):
+    """{"loss", "tokens_per_second", "seconds"} of the step, the same on every rank of `group`.
+
+    loss_sum: over this rank's targets; tokens: their number, perhaps 0; seconds: this rank's. The loss is
+    the mean over all targets, and the step lasts as long as on its slowest rank. At most two collectives,
+    of at most 32 bytes together.
+    """
+    ### BEGIN SOLUTION
+    sums = torch.tensor([loss_sum, tokens], dtype=torch.float64, device=device())
+    slowest = torch.tensor(seconds, dtype=torch.float64, device=device())
+    dist.all_reduce(sums, group=group)
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX, group=group)
+    (total, count), longest = sums.tolist(), slowest.item()
+    loss = total / count if count else math.nan
+    return {"loss": loss, "tokens_per_second": count / longest, "seconds": longest}
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "step_metrics_check", "points": 0}
+# Extra credit, 4 points
+report = check("12_in_operation/step_metrics", step_metrics)
+### BEGIN HIDDEN TESTS
+report = check("12_in_operation/step_metrics", step_metrics, cases="hidden")
+### END HIDDEN TESTS
+
+# %% [markdown]
+# **In production.** TensorBoard and Weights & Biases draw what they get. The library's `EventWriter` writes the files that
+# TensorBoard reads, without TensorBoard. MFU counts the model's FLOPs only, and HFU also those of recomputation.
+
+# %% [markdown]
+# ## 12 · Optional: which rank writes what
+#
+# | | |
+# |---|---|
+# | you will write | `write_plan(held)` |
+# | builds on | §5 |
+# | time | 20 minutes |
+# | extra credit | 3 points, on top of the 60. You lose nothing if you skip it |
+#
+# Replicas hold the same boxes, and each box is to be written once. If rank 0 writes everything, the others wait. Deal the
+# largest box first, each to the rank with the fewest bytes so far. If every rank holds every box, the busiest then writes
+# at most 4/3 of the least possible (Graham 1969).
+#
+# **Predict.** Two ranks both hold boxes of 5, 4, 3, 3 and 3 bytes. How many bytes does the busier rank write by this
+# rule, and how many at best?
+#
+# <details><summary>Answer</summary>5 to rank 0, 4 and 3 to rank 1, 3 to rank 0, then 3 to rank 1: 8 and 10. At best, 9
+# and 9.</details>
+
+
+# %% nbgrader={"grade_id": "write_plan", "solution": true}
+def write_plan(held):
+    """For each rank the indices of the pieces that it writes; each distinct (name, box) is written once.
+
+    held[r]: (name, box, bytes) of each piece of rank r. Ranks that hold the same piece give it the same bytes.
+    """
+    ### BEGIN SOLUTION
+    holders = {}
+    for rank, pieces in enumerate(held):
+        for index, (name, box, nbytes) in enumerate(pieces):
+            key = (name, tuple(map(tuple, box)))
+            holders.setdefault(key, (nbytes, []))[1].append((rank, index))
+    busy, plan = [0] * len(held), [[] for _ in held]
+    for nbytes, places in sorted(holders.values(), key=lambda each: each[0], reverse=True):
+        rank, index = min(places, key=lambda place: busy[place[0]])
+        busy[rank] += nbytes
+        plan[rank].append(index)
+    return [sorted(indices) for indices in plan]
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "write_plan_check", "points": 0}
+# Extra credit, 3 points
+report = check("12_in_operation/write_plan", write_plan)
+### BEGIN HIDDEN TESTS
+report = check("12_in_operation/write_plan", write_plan, cases="hidden")
+### END HIDDEN TESTS
+
+# %% [markdown]
+# **In production.** PyTorch's `dedup_save_plans` does the same. The bound of 4/3 needs that every rank holds every box: with
+# few holders this rule can cost twice the least.
+
+# %% [markdown]
+# ## 13 · Optional: save without stopping
+#
+# | | |
+# |---|---|
+# | you will write | `class AsyncCheckpoint` |
+# | builds on | §6 |
+# | time | 20 minutes |
+# | extra credit | 4 points, on top of the 60. You lose nothing if you skip it |
+#
+# The run stands still only for a copy in memory, and a thread writes the copy while the next steps are computed. Four things
+# go wrong: nothing is copied, so that the file of step 1 holds the values of step 2; two writes overlap, and the older one
+# ends last; an error of the thread is lost; the program ends while it still writes.
+#
+# **Predict.** δ falls from 60 s to 2 s. By which factor does the best interval fall?
+#
+# <details><summary>Answer</summary>By the root of 30, which is 5.5.</details>
+
+
+# %% nbgrader={"grade_id": "AsyncCheckpoint", "solution": true}
+class AsyncCheckpoint:
+    """`save(step, tensors)` copies and returns; `write(step, copies)` runs in a thread. `wait()` at the end.
+
+    At most one write is under way. An error of `write` is raised by the next `save` or `wait`. The memory of
+    the copies is used again.
+    """
+
+    ### BEGIN SOLUTION
+    def __init__(self, write):
+        self.write, self.copies, self.last = write, {}, None
+        self.thread = ThreadPoolExecutor(1)
+
+    def save(self, step, tensors):
+        self.wait()  # the copies are still being read
+        for name, tensor in tensors.items():
+            if name not in self.copies or self.copies[name].shape != tensor.shape:
+                self.copies[name] = torch.empty_like(tensor, device="cpu")
+            self.copies[name].copy_(tensor.detach())
+        self.last = self.thread.submit(self.write, step, {name: self.copies[name] for name in tensors})
+
+    def wait(self):
+        last, self.last = self.last, None
+        if last is not None:
+            last.result()
+
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "AsyncCheckpoint_check", "points": 0}
+# Extra credit, 4 points
+report = check("12_in_operation/AsyncCheckpoint", AsyncCheckpoint)
+### BEGIN HIDDEN TESTS
+report = check("12_in_operation/AsyncCheckpoint", AsyncCheckpoint, cases="hidden")
+### END HIDDEN TESTS
+
+# %% [markdown]
+# **In production.** `torch.distributed.checkpoint.async_save` does this. The thread must not call collectives, because
+# those of two threads have no common order on all ranks.
+
+# %% [markdown]
+# ## 14 · Optional: the replica that is wrong
+#
+# | | |
+# |---|---|
+# | you will write | `odd_ranks(parameters, group=None)` |
+# | builds on | nothing |
+# | time | 10 minutes |
+# | extra credit | 2 points, on top of the 60. You lose nothing if you skip it |
+#
+# A chip that computes wrongly raises no error. Llama 3's table 5 lists six interruptions by silent data corruption. But
+# replicas that took the same steps have the same parameters to the last bit. So eight bytes per rank are enough: a sum of
+# the *bits*, as integers. A sum of floats depends on its order and loses small differences.
+#
+# **Predict.** A bit flips in one rank's gradient before the all-reduce. Which ranks does the comparison name?
+#
+# <details><summary>Answer</summary>None. The wrong gradient is in everyone's average, and all take the same wrong
+# step.</details>
+
+
+# %% nbgrader={"grade_id": "odd_ranks", "solution": true}
+def odd_ranks(parameters, group=None):
+    """The ranks, counted in `group`, whose parameters differ from those of most ranks; the same on all.
+
+    parameters: float32 tensors, in the same order on all ranks. If no value has more than half of the ranks,
+    all are named. Sends 8 bytes per rank.
+    """
+    ### BEGIN SOLUTION
+    mine = torch.zeros((), dtype=torch.int64)
+    for place, parameter in enumerate(parameters):
+        bits = parameter.detach().contiguous().view(torch.int32).flatten().long()
+        weights = torch.arange(1, len(bits) + 1, device=bits.device) + place
+        mine = mine.to(bits.device) + (bits * weights).sum()
+    sums = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(sums, mine, group=group)
+    values = [int(value) for value in sums]
+    common = max(values, key=values.count)
+    if 2 * values.count(common) <= len(values):
+        return list(range(len(values)))
+    return [rank for rank, value in enumerate(values) if value != common]
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "odd_ranks_check", "points": 0}
+# Extra credit, 2 points
+report = check("12_in_operation/odd_ranks", odd_ranks)
+### BEGIN HIDDEN TESTS
+report = check("12_in_operation/odd_ranks", odd_ranks, cases="hidden")
+### END HIDDEN TESTS
+
+# %% [markdown]
+# ## What you have built
+#
+# A state from which a run goes on to the last bit; a save for which every power failure was tried; a plan by which three
+# ranks load what four have saved; and the best time between two saves. Then a breakdown that tells waiting from moving,
+# and a test that accuses a rank only if chance would not. A rank was really killed, and the run ended at the same digits.
+#
+# **Read on.**
+# - Llama Team (2024), *The Llama 3 Herd of Models*: §3.3.4 lists 419 interruptions by cause.
+# - Jiang et al. (2024), *MegaScale*: §5 and §6 on slow machines and restarts.
+# - Pillai et al. (2014), *All File Systems Are Not Created Equal*: what goes wrong between two writes.
+# - Young (1974), *A first order approximation to the optimum checkpoint interval*; Daly (2006) for long saves.
+# - Dixit et al. (2021), *Silent Data Corruptions at Scale*: chips that compute wrongly.
+# - PyTorch's pages on `torchrun`, `torch.distributed.elastic` and `torch.distributed.checkpoint`.
+# - `course_lib/operation/`: read it after you have written yours; `disk.py` first.
+#
+# <details><summary>In the lectures</summary>Lecture 002's monitor reports rank 0's loss, and samples times the number of
+# ranks: §11 mends it. Its "add or remove nodes" is what §4 runs: all ranks start again.</details>
+
+# %% [markdown]
+# **How far are you?** The next cell lists the points of the checks that have run since this kernel started. In
+# a terminal, `python -m course_lib.progress` adds up all your notebooks as you have saved them, and
+# `python -m course_lib.submit` packs them to be handed in.
+
+# %% tags=["skip-in-grading"]
+from course_lib import progress
+
+progress.show("12_in_operation")
