@@ -73,7 +73,7 @@ from course_lib.data import batch, library_text
 from course_lib.mesh import Mesh, held_boxes, mesh_stages, parameters, train_step
 from course_lib.models import GPT, GPTConfig
 from course_lib.operation import Disk, Folder, Journal, Kill, Training
-from course_lib.operation import from_bytes, power_failures, run_agents, run_with_failures, to_bytes
+from course_lib.operation import power_failures, run_agents, run_with_failures
 from course_lib.operation import train as train_lab
 from course_lib.pipeline import one_f_one_b
 from course_lib.pictures.colours import INK, QUIET, RANKS, picture
@@ -146,11 +146,17 @@ def timeline(run):
         if line.rank < 0:
             continue
         row, word = -processes.index(line.pid), line.text.split()[0]
-        mark = {"step": ".", "saved": "|", "from": ">"}.get(word, "x" if "dies" in line.text else "")
+        mark = {"step": ".", "saved": "|", "from": ">"}.get(
+            word, "x" if "dies" in line.text else ""
+        )
         if mark:
             colour = INK if mark == "x" else RANKS[line.rank]
             axes.plot(line.time, row, mark, color=colour, markersize=8)
-    axes.set_yticks([-row for row in range(len(processes))], [f"process {row}" for row in range(len(processes))], size=7)
+    axes.set_yticks(
+        [-row for row in range(len(processes))],
+        [f"process {row}" for row in range(len(processes))],
+        size=7,
+    )
     axes.set_xlabel("seconds", size=8)
     return figure
 
@@ -380,8 +386,11 @@ def newest(disk):
         return None
     manifest = max(checkpoints)
     files = json.loads(disk.read(manifest))
-    return int(manifest.removeprefix("step-")), {name: disk.read(file) for name, file in files.items()}
+    return int(manifest.removeprefix("step-")), {
+        name: disk.read(file) for name, file in files.items()
+    }
     ### END SOLUTION
+
 
 # %% [markdown]
 # <details><summary>Hint: the order</summary>The parts, their syncs, the folder's sync; the manifest under a draft name,
@@ -429,7 +438,9 @@ if ready(commit, newest):
     table = all_failures(commit, newest, saves)
     print(sum(sum(row.values()) for row in table.values()), "states of the disk")
     for (count, after), row in table.items():
-        print(f"after {count:2} {after:28}", ", ".join(f"{found} ({n})" for found, n in row.items()))
+        print(
+            f"after {count:2} {after:28}", ", ".join(f"{found} ({n})" for found, n in row.items())
+        )
 
 # %% [markdown]
 # **Break it.** Here is the save that most programs begin with: write a new file, rename it over the old one. It is
@@ -466,7 +477,9 @@ if ready(commit, newest, capture, restore):
     with tempfile.TemporaryDirectory() as folder:
         run = run_with_failures(partial(train_lab, **yours), folder, 300, 1, mtbf=0.5, seed=0)
         found = newest(Folder(f"{folder}/checkpoints"))
-        print(f"{len(run.kills)} kills in {run.seconds:.1f} s; the newest checkpoint is step {found[0]}")
+        print(
+            f"{len(run.kills)} kills in {run.seconds:.1f} s; the newest checkpoint is step {found[0]}"
+        )
 
 # %% [markdown]
 # **In production.** `torch.distributed.checkpoint` writes the files of all ranks, and then its `.metadata` by a rename.
@@ -496,13 +509,18 @@ if ready(commit, newest, capture, restore):
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 functions = {"commit": commit, "newest": newest, "capture": capture, "restore": restore}
 pairs = (("commit", "newest"), ("capture", "restore"))
-own = {name: functions[name] for pair in pairs if ready(*(functions[n] for n in pair)) for name in pair}
+own = {
+    name: functions[name] for pair in pairs if ready(*(functions[n] for n in pair)) for name in pair
+}
 print("yours:", ", ".join(own) or "none")
 print("the library's:", ", ".join(name for name in functions if name not in own) or "none")
 
 quiet, killed = lab(**own), lab(dies=(3, 7), **own)
 for name, run in (("undisturbed", quiet), ("killed", killed)):
-    print(f"{name}, {run.seconds:.1f} s:", [line.text for line in run.lines if line.text.startswith("end")])
+    print(
+        f"{name}, {run.seconds:.1f} s:",
+        [line.text for line in run.lines if line.text.startswith("end")],
+    )
 journal(killed)
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -572,7 +590,10 @@ def read_plan(saved, wanted):
         both = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(box, wanted, strict=True)]
         if all(start < stop for start, stop in both):
             inside = [
-                [(start - begin, stop - begin) for (start, stop), (begin, _) in zip(both, outer, strict=True)]
+                [
+                    (start - begin, stop - begin)
+                    for (start, stop), (begin, _) in zip(both, outer, strict=True)
+                ]
                 for outer in (box, wanted)
             ]
             pieces.append((file, *inside))
@@ -604,7 +625,10 @@ report.points(10)
 
 # %% tags=["skip-in-grading"]
 shape = (24, 16)
-saved = [(file, [(12 * (file // 2), 12 * (file // 2) + 12), (8 * (file % 2), 8 * (file % 2) + 8)]) for file in range(4)]
+saved = [
+    (file, [(12 * (file // 2), 12 * (file // 2) + 12), (8 * (file % 2), 8 * (file % 2) + 8)])
+    for file in range(4)
+]
 wanted = [[(8 * rank, 8 * rank + 8), (0, 16)] for rank in range(3)]
 
 if ready(read_plan):
@@ -615,9 +639,13 @@ if ready(read_plan):
         for file, _, place in read_plan(saved, box):
             filled[tuple(slice(*each) for each in place)] = file
         for row, column in filled.nonzero().tolist():
-            axes.add_patch(Rectangle((column, -row), 0.95, 0.95, color=RANKS[int(filled[row, column])]))
+            axes.add_patch(
+                Rectangle((column, -row), 0.95, 0.95, color=RANKS[int(filled[row, column])])
+            )
         axes.set_xlim(0, 16), axes.set_ylim(-7.1, 1), axes.axis("off")
-        axes.set_title(f"rank {rank} reads files {sorted(set(filled.flatten().tolist()))}", size=8, color=INK)
+        axes.set_title(
+            f"rank {rank} reads files {sorted(set(filled.flatten().tolist()))}", size=8, color=INK
+        )
     display(figure)
 
 # %% [markdown]
@@ -626,6 +654,7 @@ if ready(read_plan):
 # rest: a file per piece, your kind of plan, and one commit by rank 0. The cell prints the bytes that were written and
 # read.
 
+
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def on_mesh(sizes, seed):
     """The stages of a small GPT on this mesh, its optimizer, and a function that makes a step."""
@@ -633,7 +662,9 @@ def on_mesh(sizes, seed):
     schedule = one_f_one_b(mesh.size("pp"), 2)
     torch.manual_seed(seed)
     stages = mesh_stages(GPT(GPTConfig(context=32, layers=2, heads=4, width=64)), mesh, schedule)
-    optimizer = torch.optim.AdamW([param for _, param in parameters(stages)], lr=1e-3, foreach=False)
+    optimizer = torch.optim.AdamW(
+        [param for _, param in parameters(stages)], lr=1e-3, foreach=False
+    )
 
     def step(number):
         rows = batch(library_text(), number, batch_size=12, length=32)
@@ -736,11 +767,18 @@ figure = picture(6.4, 2.3)
 axes = figure.add_axes((0.09, 0.2, 0.88, 0.74))
 taus = [30 * 1.15**k for k in range(44)]
 for save, colour in ((60, RANKS[0]), (2, RANKS[1])):
-    axes.plot(taus, [goodput(tau, save, 600, 3 * 3600) for tau in taus], color=colour, label=f"δ = {save} s")
+    axes.plot(
+        taus,
+        [goodput(tau, save, 600, 3 * 3600) for tau in taus],
+        color=colour,
+        label=f"δ = {save} s",
+    )
     if ready(best_interval):
         best = best_interval(save, 3 * 3600)
         axes.plot(best, goodput(best, save, 600, 3 * 3600), "o", color=colour)
-        print(f"δ = {save:2} s: τ = {best:5.0f} s, goodput {goodput(best, save, 600, 3 * 3600):.3f}")
+        print(
+            f"δ = {save:2} s: τ = {best:5.0f} s, goodput {goodput(best, save, 600, 3 * 3600):.3f}"
+        )
 axes.set_xscale("log"), axes.set_ylim(0, 1), axes.legend(fontsize=8)
 axes.set_xlabel("seconds between two saves", size=8), axes.set_ylabel("goodput", size=8)
 display(figure)
@@ -808,15 +846,28 @@ def draw_calls(calls, end):
     lasts = [max(of_rank[k][0] for of_rank in calls) for k in range(len(calls[0]))]
     for rank, of_rank in enumerate(calls):
         axes.barh(-rank, end, left=0, height=0.6, color="#7aa6d8")
-        for last, (_, waited, done) in zip(lasts, of_rank, strict=True):
+        for last, (_, _, done) in zip(lasts, of_rank, strict=True):
             if done > last:
                 axes.barh(-rank, done - last, left=last, height=0.6, color="#7aa6d8", hatch="////")
         for last, (_, waited, done) in zip(lasts, of_rank, strict=True):
             if min(last, done) > waited:
-                axes.barh(-rank, min(last, done) - waited, left=waited, height=0.6, color="white", edgecolor=INK)
+                axes.barh(
+                    -rank,
+                    min(last, done) - waited,
+                    left=waited,
+                    height=0.6,
+                    color="white",
+                    edgecolor=INK,
+                )
             if done > max(last, waited):
-                axes.barh(-rank, done - max(last, waited), left=max(last, waited), height=0.6, color=QUIET)
-    axes.set_yticks([-rank for rank in range(len(calls))], [f"rank {rank}" for rank in range(len(calls))], size=8)
+                axes.barh(
+                    -rank, done - max(last, waited), left=max(last, waited), height=0.6, color=QUIET
+                )
+    axes.set_yticks(
+        [-rank for rank in range(len(calls))],
+        [f"rank {rank}" for rank in range(len(calls))],
+        size=8,
+    )
     axes.set_xlim(0, end), axes.set_xlabel("seconds", size=8)
     return figure
 
@@ -844,6 +895,7 @@ def breakdown(calls, rank, start, end):
     the window. `hidden` is the time in which at least one collective that every rank has begun is moving
     while this rank is not blocked. It is counted once, so it never exceeds `computing`.
     """
+
     ### BEGIN SOLUTION
     def length(intervals):
         seconds, reached = 0, start
@@ -913,10 +965,15 @@ for name, arguments in PROGRAMS.items():
     run = try_it(program, *arguments)
     if run and ready(breakdown):
         calls = reference.calls_of(run.ledger)
-        start, end = max(of_rank[1][0] for of_rank in calls), max(of_rank[-1][2] for of_rank in calls)
+        start, end = (
+            max(of_rank[1][0] for of_rank in calls),
+            max(of_rank[-1][2] for of_rank in calls),
+        )
         shares[name] = [breakdown(calls, rank, start, end) for rank in range(4)]
         for rank, parts in enumerate(shares[name]):
-            told = "  ".join(f"{key} {seconds / (end - start):4.2f}" for key, seconds in parts.items())
+            told = "  ".join(
+                f"{key} {seconds / (end - start):4.2f}" for key, seconds in parts.items()
+            )
             print(f"{name:15} rank {rank}: {told}")
 
 # %% [markdown]
@@ -930,7 +987,9 @@ if shares:
         for rank, parts in enumerate(ranks):
             whole, left = parts["computing"] + parts["waiting"] + parts["moving"], 0
             for key, colour in (("computing", "#7aa6d8"), ("waiting", "white"), ("moving", QUIET)):
-                axes.barh(-rank, parts[key] / whole, left=left, color=colour, edgecolor=INK, linewidth=0.5)
+                axes.barh(
+                    -rank, parts[key] / whole, left=left, color=colour, edgecolor=INK, linewidth=0.5
+                )
                 left += parts[key] / whole
         axes.set_title(name, size=8, color=INK), axes.set_yticks([]), axes.set_xticks([0, 1])
     display(figure)
@@ -942,7 +1001,9 @@ if shares:
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 if shares:
     for rank, parts in enumerate(shares["rank 2 is slow"]):
-        print(f"rank {rank}: waiting {parts['waiting']:.3f} s, and at most {parts['moving']:.3f} s to save")
+        print(
+            f"rank {rank}: waiting {parts['waiting']:.3f} s, and at most {parts['moving']:.3f} s to save"
+        )
 
 # %% [markdown]
 # **In production.** `torch.profiler` records a GPU's kernels, and Meta's Holistic Trace Analysis cuts them into
@@ -985,7 +1046,9 @@ def binomial_tail(trials, hits, probability):
 
 # %% tags=["skip-in-grading"]
 for hits in range(10, 24, 2):
-    print(f"last {hits} times of 39: by chance with at most {min(1, 4 * binomial_tail(39, hits, 1 / 4)):.4f}")
+    print(
+        f"last {hits} times of 39: by chance with at most {min(1, 4 * binomial_tail(39, hits, 1 / 4)):.4f}"
+    )
 
 # %% [markdown]
 # How slow is it? In a collective, a rank is late by its time minus the latest time of the others, because so much sooner
@@ -1118,11 +1181,21 @@ drawn = reference.draw_profiles(1)
 runs = {name: drawn[place][0] for name, place in zip("abcdef", (6, 7, 10, 5, 2, 9), strict=True)}
 for name, profile in runs.items():
     starts = profile.alpha * profile.messages[0]
-    print(f"run_{name}: a step of {profile.step():.2f} s, bubble {profile.bubble:.2f} s, late: {profile.late}")
-    print(f"       alpha * messages {starts:.3f} s, beta * bytes {profile.beta * profile.bytes[0]:.3f} s")
+    print(
+        f"run_{name}: a step of {profile.step():.2f} s, bubble {profile.bubble:.2f} s, late: {profile.late}"
+    )
+    print(
+        f"       alpha * messages {starts:.3f} s, beta * bytes {profile.beta * profile.bytes[0]:.3f} s"
+    )
     for kind in ("computing", "waiting", "moving", "data", "checkpoint"):
-        print(f"       {kind:10}", "  ".join(f"{seconds:5.2f}" for seconds in getattr(profile, kind)))
-    print("       peak, GB  ", "  ".join(f"{peak / 1e9:5.1f}" for peak in profile.peak_memory), "of 80\n")
+        print(
+            f"       {kind:10}", "  ".join(f"{seconds:5.2f}" for seconds in getattr(profile, kind))
+        )
+    print(
+        "       peak, GB  ",
+        "  ".join(f"{peak / 1e9:5.1f}" for peak in profile.peak_memory),
+        "of 80\n",
+    )
 
 # %% [markdown]
 # **Build.** Write a pair for each run: the kind, and the rank that is the cause, or None if the cause lies on several
@@ -1147,9 +1220,7 @@ run_f = "memory", 4
 # %% nbgrader={"grade_id": "symptoms_check", "points": 4}
 report = check("12_in_operation/symptoms", run_a, run_b, run_c, run_d, run_e, run_f)
 ### BEGIN HIDDEN TESTS
-report = check(
-    "12_in_operation/symptoms", run_a, run_b, run_c, run_d, run_e, run_f, cases="hidden"
-)
+report = check("12_in_operation/symptoms", run_a, run_b, run_c, run_d, run_e, run_f, cases="hidden")
 ### END HIDDEN TESTS
 report.points(4)
 
@@ -1191,9 +1262,7 @@ answer_4 = 8 // 4
 # %% nbgrader={"grade_id": "questions_check", "points": 3}
 report = check("12_in_operation/questions", answer_1, answer_2, answer_3, answer_4)
 ### BEGIN HIDDEN TESTS
-report = check(
-    "12_in_operation/questions", answer_1, answer_2, answer_3, answer_4, cases="hidden"
-)
+report = check("12_in_operation/questions", answer_1, answer_2, answer_3, answer_4, cases="hidden")
 ### END HIDDEN TESTS
 report.points(3)
 
@@ -1340,7 +1409,9 @@ class AsyncCheckpoint:
             if name not in self.copies or self.copies[name].shape != tensor.shape:
                 self.copies[name] = torch.empty_like(tensor, device="cpu")
             self.copies[name].copy_(tensor.detach())
-        self.last = self.thread.submit(self.write, step, {name: self.copies[name] for name in tensors})
+        self.last = self.thread.submit(
+            self.write, step, {name: self.copies[name] for name in tensors}
+        )
 
     def wait(self):
         last, self.last = self.last, None

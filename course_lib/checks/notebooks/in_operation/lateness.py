@@ -415,7 +415,9 @@ def seconds_line(title: str, answers: Answers, runs: Sequence[Asked], weight: fl
             for says, late in SECONDS.items()
             if all(near(f[1], late(a.arrivals, f[0])) for a, f, _ in off)
         )
-        said = f"{asked.what}: rank {found[0]} is late by {words.number(found[1])} s; {words.number(right[1])} "
+        said = (
+            f"{asked.what}: rank {found[0]} is late by {words.number(found[1])} s; {words.number(right[1])} "
+        )
         otherwise = "Take the median over all collectives of its time minus the latest of the others."
         return kit.wrong(
             kit.Sentence(f"{said}is right.", f"{NAME} gives wrong seconds for some arrivals."),

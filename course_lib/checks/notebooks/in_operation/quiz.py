@@ -18,9 +18,12 @@ SECONDS = {
     INTERVAL / 60: "That is the interval in minutes, which is also what hours under the root give. Write the "
     "time between failures in seconds, and the interval as well.",
     INTERVAL / 3600: "That is in hours.",
-    sqrt(2 * SAVE * MTBF * GPUS): "That is the interval for failures of one GPU. Those of all GPUs end the run.",
-    sqrt(2 * SAVE * MTBF / GPUS): "3.1 hours are between failures of the whole run already. Do not divide them "
-    "among the GPUs.",
+    sqrt(
+        2 * SAVE * MTBF * GPUS
+    ): "That is the interval for failures of one GPU. Those of all GPUs end the run.",
+    sqrt(
+        2 * SAVE * MTBF / GPUS
+    ): "3.1 hours are between failures of the whole run already. Do not divide them among the GPUs.",
     2 * SAVE * MTBF: "The root is missing.",
     INTERVAL + SAVE: "The time of the save is not in the interval.",
     MTBF / 2: "That is half of the time between failures. Saves cost so little that more of them pay.",
