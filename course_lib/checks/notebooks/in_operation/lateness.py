@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import comb
-from statistics import mean, median
+from statistics import fmean as mean
 
 from course_lib.checks import kit, words
 from course_lib.checks.notebooks.in_operation.references import REFERENCES
@@ -16,6 +17,10 @@ TICK = 1 / 4096  # seconds: times are multiples of it, so that differences are e
 Arrivals = list[list[float]]  # [collective][rank]
 Found = tuple[int, float] | None
 Finder = Callable[[Arrivals, float], Found]
+
+
+def median(values: Sequence[float]) -> float:
+    return statistics.median(values)
 
 
 def tail(trials: int, hits: int, chance: float) -> float:
@@ -58,7 +63,7 @@ def against_mean_of_all(times: Sequence[float], rank: int) -> float:
 
 
 def of_lateness(
-    late: Callable[[Sequence[float], int], float], over: Callable[..., float] = median
+    late: Callable[[Sequence[float], int], float], over: Callable[[list[float]], float] = median
 ) -> Callable[[Arrivals, int], float]:
     return lambda arrivals, rank: over([late(times, rank) for times in arrivals])
 
@@ -127,16 +132,16 @@ ALWAYS = (
     "others, as chance has it: that is no straggler."
 )
 MEAN = (
-    "The rank with the largest mean lateness is named. One long pause raises a mean, and chance is not asked: "
-    "count how often each rank is last."
+    "The rank with the largest mean lateness is named. One long pause raises a mean, and chance is not "
+    "asked: count how often each rank is last."
 )
 LIMIT = (
-    "A limit in seconds decides. Ask how likely it is that one of n equal ranks is last so often: n times the "
-    "binomial tail."
+    "A limit in seconds decides. Ask how likely it is that one of n equal ranks is last so often: n times "
+    "the binomial tail."
 )
 MAJORITY = (
-    "A rank is named if it is last in more than half of the collectives. With many ranks far fewer are beyond "
-    "chance, and in a few collectives half of them are not."
+    "A rank is named if it is last in more than half of the collectives. With many ranks far fewer are "
+    "beyond chance, and in a few collectives half of them are not."
 )
 SHARE = (
     "`confidence` is used as a share of the collectives. It says how sure the answer has to be: name a rank "
@@ -169,14 +174,14 @@ WHO: Mapping[str, Finder] = {
         finder(times=lambda n: 1.0)
     ),
     "The chance of an equal rank is 1 in n, and not 1 in 2.": finder(chance=lambda n: 0.5),
-    "`confidence` is ignored: 0.99 is its default alone.": finder(confidence=CONFIDENCE),
+    "`confidence` is ignored. 0.99 is only its default.": finder(confidence=CONFIDENCE),
     "If several ranks are last at the same time, each of them counts as last.": finder(one_last_each),
 }
 SECONDS: Mapping[str, Callable[[Arrivals, int], float]] = {
     "The lateness is taken against the first rank. The latest of the others is the time at which all could "
     "have begun.": of_lateness(against_first),
-    "The lateness is taken against the mean of the others. They would still wait for their own last one: take "
-    "the latest of them.": of_lateness(against_mean),
+    "The lateness is taken against the mean of the others. They would still wait for their own last one: "
+    "take the latest of them.": of_lateness(against_mean),
     "The lateness is taken against the mean of all ranks. Take the latest of the others.": (
         of_lateness(against_mean_of_all)
     ),
@@ -352,7 +357,9 @@ def named(found: Found) -> str:
     return "no rank" if found is None else f"rank {found[0]}"
 
 
-def who_line(title: str, answers: Answers, runs: Sequence[Asked], weight: float, **more: bool) -> kit.Line:
+def who_line(
+    title: str, answers: Answers, runs: Sequence[Asked], weight: float, trivial: bool = False
+) -> kit.Line:
     """The right rank, or None, whatever the seconds are."""
 
     def judge(observed: kit.Observed) -> kit.Finding:
@@ -372,7 +379,7 @@ def who_line(title: str, answers: Answers, runs: Sequence[Asked], weight: float,
         missed = says in {idea.strip() for idea in IDEAS}
         return kit.wrong(kit.Sentence(said, general), says, cause=f"who {says}", misses_point=missed)
 
-    return kit.Line(title, judge, weight, **more)
+    return kit.Line(title, judge, weight, trivial=trivial)
 
 
 def why(read: Sequence[tuple[Asked, Found]], off: Sequence[tuple[Asked, Found]]) -> str:
@@ -389,8 +396,8 @@ def why(read: Sequence[tuple[Asked, Found]], off: Sequence[tuple[Asked, Found]])
     if all(found is not None for _, found in off) and all(found is not None for _, found in read):
         return ALWAYS
     return (
-        "Count how often each rank is last. If one of n equal ranks is last so often with a probability of at "
-        "most 1 - confidence, which is n times the binomial tail, chance is not the cause."
+        "Count how often each rank is last. If one of n equal ranks is last so often with a probability of "
+        "at most 1 - confidence, which is n times the binomial tail, chance is not the cause."
     )
 
 

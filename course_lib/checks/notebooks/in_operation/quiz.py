@@ -32,8 +32,8 @@ FIRST = "A rank that waits is early. Name the rank that waits for none: all othe
 RULED_OUT = {
     "b": "A wrong gradient goes into the average of all ranks, and all of them take the same wrong step. So "
     "their parameters agree.",
-    "c": "All ranks apply the same step to the same parameters, whatever rows it came from. So their parameters "
-    "agree.",
+    "c": "All ranks apply the same step to the same parameters, whatever rows it came from. So their "
+    "parameters agree.",
 }
 FILES = {
     1: "A part of tp 4 is twice as wide as a saved one.",

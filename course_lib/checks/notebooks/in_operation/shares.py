@@ -156,8 +156,8 @@ RIGHT: Mapping[str, kit.Formula] = {
 }
 
 ALL_MOVES = (
-    "All the time for which the rank is blocked is counted as moving. The time before the last rank's call is "
-    "waiting, which no faster network shortens."
+    "All the time for which the rank is blocked is counted as moving. The time before the last rank's call "
+    "is waiting, which no faster network shortens."
 )
 ALL_WAITS = (
     "All the time for which the rank is blocked is counted as waiting. After the last rank's call bytes move."
@@ -249,8 +249,8 @@ SLIPS: Mapping[str, Mapping[str, kit.Formula]] = {
         **common(RIGHT["computing"]),
     },
     "hidden": {
-        "Nothing is hidden here. A rank computes until it waits for a call: it is blocked from `waited` on, and "
-        "not from `issued`.": zero,
+        "Nothing is hidden here. A rank computes until it waits for a call: it is blocked from `waited` on, "
+        "and not from `issued`.": zero,
         "A collective moves from the last rank's call on. Before that nothing is hidden.": (
             hidden_from_its_call
         ),
@@ -264,8 +264,8 @@ SLIPS: Mapping[str, Mapping[str, kit.Formula]] = {
         "Time for which the rank is blocked in another call is counted. `hidden` lies inside `computing`.": (
             joined(before_its_wait)
         ),
-        "The time for which the rank is blocked is counted as well. Only what moves while the rank computes is "
-        "hidden.": joined(travels),
+        "The time for which the rank is blocked is counted as well. Only what moves while the rank computes "
+        "is hidden.": joined(travels),
         f"{NEGATIVE} ": signed(before_its_wait),
         UNCUT: lambda calls, rank, start, end: hidden(calls, rank, -1e6, 1e6),
         **common(hidden),
@@ -275,8 +275,8 @@ OTHERWISE = {
     "waiting": "A rank waits in a call until the last rank has called: from `waited` to min(last, done).",
     "moving": "Bytes move from the last rank's call on, and block the rank from `waited` on.",
     "computing": "`waiting`, `moving` and `computing` together are the window.",
-    "hidden": "Take the time in which a collective that all ranks have called moves, without the time for which "
-    "this rank is blocked. Count it once.",
+    "hidden": "Take the time in which a collective that all ranks have called moves, without the time for "
+    "which this rank is blocked. Count it once.",
 }  # fmt: skip
 
 # ---- made runs
@@ -312,7 +312,7 @@ def blocking(count: int) -> Order:
     return [each for k in range(count) for each in (("call", k), ("wait", k))]
 
 
-# The second is called while the first moves; the fourth blocks, and the third is over before it is waited for.
+# The second is called while the first moves. The fourth blocks. The third is over before its wait.
 IN_FLIGHT: Order = (
     ("call", 0), ("call", 1), ("wait", 0), ("call", 2), ("wait", 1), ("call", 3), ("wait", 3), ("call", 4),
     ("wait", 2), ("wait", 4),

@@ -1,9 +1,8 @@
-"""symptoms: the cause of six runs, told from a step's seconds by rank. The runs are fixed: `draw_profiles(1)`."""
+"""symptoms: the cause of six runs, from a step's seconds by rank. The runs are always the same six."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 from course_lib.checks import kit, words
 from course_lib.checks.notebooks.in_operation.references import REFERENCES
@@ -25,8 +24,8 @@ NO_BUBBLE = "`bubble` is 0 in this run. The ranks wait in collectives, and not f
 NOT_HEALTHY = "Something costs at least 5 % of this step. Compare the rows, rank by rank."
 SAYS: Mapping[str, Mapping[str, str]] = {
     "unequal work": {
-        "straggler": "Two ranks compute longer, and `late` is None: none of them is last in its own group more "
-        "often than chance has it.",
+        "straggler": "Two ranks compute longer, and `late` is None: none of them is last in its own group "
+        "more often than chance has it.",
         "bandwidth": WAITING, "latency": WAITING, "bubble": NO_BUBBLE,
         HEALTHY: "The busiest ranks compute for more than 1.1 times the mean.",
     },
@@ -50,8 +49,8 @@ SAYS: Mapping[str, Mapping[str, str]] = {
         "data": "The input is there after a few milliseconds on all ranks. Look at `computing`.",
     },
     "memory": {
-        HEALTHY: "The step is fast, but one rank holds more than twice as much as the others. It is the first "
-        "that runs out of memory.",
+        HEALTHY: "The step is fast, but one rank holds more than twice as much as the others. It is the "
+        "first that runs out of memory.",
         "unequal work": "All ranks compute equally long. Look at `peak_memory`.",
     },
 }  # fmt: skip
