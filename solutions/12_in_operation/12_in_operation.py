@@ -164,9 +164,9 @@ def timeline(run):
 display(timeline(forgetful))
 
 # %% [markdown]
-# **In production.** Llama 3's report counts 268 of the 419 interruptions as faults of GPUs or their memory (§3.3.4,
-# table 5, summed from its counts: 148 GPUs, 72 memories, and others FIGURE?). MegaScale restarted its run of several
-# weeks more than 100 times, and more than 90 % of the time was effective training (Jiang et al. 2024, §6).
+# **In production.** By the counts in table 5 of Llama 3's report, 268 of the 419 interruptions were faults of GPUs, their
+# memory among them (§3.3.4). MegaScale restarted its run of several weeks more than 100 times, and more than 90 % of
+# the time was effective training (Jiang et al. 2024, §6).
 #
 # **Question.** The lab replaced four processes because one died. What would have happened if the other three had gone
 # on? (They would wait in their next all-reduce for a rank that never comes.)
@@ -798,8 +798,8 @@ print(f"{len(failed.kills)} kills: measured {seen.goodput:.2f}, by the formula",
 print(f"{goodput(25 * seen.step, seen.save, seen.restart, 1.5):.2f}")
 
 # %% [markdown]
-# **Break it.** One GPU of Llama 3's fails once in 5.8 years. Whoever takes this for M saves once in about FIGURE? days,
-# and never reaches the first save.
+# **Break it.** One GPU of Llama 3's fails once in 5.8 years, by the same count. Whoever takes this for M saves once in
+# 1.7 days, while the job fails once in 3.1 hours. It never reaches its first save.
 #
 # **In production.** Young published the root in 1974. Asynchronous saves (§13) make δ the time of a copy in memory, so τ
 # falls with the root of δ.
