@@ -519,7 +519,7 @@ quiet, killed = lab(**own), lab(dies=(3, 7), **own)
 for name, run in (("undisturbed", quiet), ("killed", killed)):
     print(
         f"{name}, {run.seconds:.1f} s:",
-        [line.text for line in run.lines if line.text.startswith("end")],
+        [line.text for line in run.lines if line.text.startswith("end ")],
     )
 journal(killed)
 
