@@ -115,7 +115,9 @@ def _run() -> Training:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1)).double()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
-    return Training(model, optimizer, torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99))
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
+    # Nothing here draws from the generator. It is there because a `capture` of a student's may expect one.
+    return Training(model, optimizer, scheduler, generator=torch.Generator())
 
 
 def _step(run: Training, rank: int, n: int) -> float:

@@ -1,0 +1,466 @@
+"""find_straggler: the rank that is last more often than chance has it, and how late it is."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import comb
+from statistics import fmean as mean
+
+from course_lib.checks import kit, words
+from course_lib.checks.notebooks.in_operation.references import REFERENCES
+
+NAME = "find_straggler"
+CONFIDENCE = 0.99
+TICK = 1 / 4096  # seconds: times are multiples of it, so that differences are exact
+Arrivals = list[list[float]]  # [collective][rank]
+Found = tuple[int, float] | None
+Finder = Callable[[Arrivals, float], Found]
+
+
+def median(values: Sequence[float]) -> float:
+    return statistics.median(values)
+
+
+def tail(trials: int, hits: int, chance: float) -> float:
+    """The probability of at least so many hits in so many trials."""
+    miss = 1 - chance
+    return sum(comb(trials, k) * chance**k * miss ** (trials - k) for k in range(hits, trials + 1))
+
+
+# ---- parts from which the right answer and the usual mistakes are made
+
+
+def last_counts(arrivals: Arrivals) -> list[int]:
+    return [sum(times[rank] == max(times) for times in arrivals) for rank in range(len(arrivals[0]))]
+
+
+def one_last_each(arrivals: Arrivals) -> list[int]:
+    """As `index(max(...))` counts: of several that are last, the first of them alone."""
+    lasts = [times.index(max(times)) for times in arrivals]
+    return [lasts.count(rank) for rank in range(len(arrivals[0]))]
+
+
+def first_counts(arrivals: Arrivals) -> list[int]:
+    return last_counts([[-time for time in times] for times in arrivals])
+
+
+def against_latest(times: Sequence[float], rank: int) -> float:
+    return times[rank] - max(time for other, time in enumerate(times) if other != rank)
+
+
+def against_first(times: Sequence[float], rank: int) -> float:
+    return times[rank] - min(times)
+
+
+def against_mean(times: Sequence[float], rank: int) -> float:
+    return times[rank] - mean(time for other, time in enumerate(times) if other != rank)
+
+
+def against_mean_of_all(times: Sequence[float], rank: int) -> float:
+    return times[rank] - mean(times)
+
+
+def of_lateness(
+    late: Callable[[Sequence[float], int], float], over: Callable[[list[float]], float] = median
+) -> Callable[[Arrivals, int], float]:
+    return lambda arrivals, rank: over([late(times, rank) for times in arrivals])
+
+
+LATENESS = of_lateness(against_latest)
+
+
+def when_last(arrivals: Arrivals, rank: int) -> float:
+    return median([late for times in arrivals if (late := against_latest(times, rank)) >= 0] or [0.0])
+
+
+def finder(
+    counts: Callable[[Arrivals], list[int]] = last_counts,
+    late: Callable[[Arrivals, int], float] = LATENESS,
+    *,
+    times: Callable[[int], float] = float,
+    chance: Callable[[int], float] = lambda n: 1 / n,
+    least: int = 0,
+    confidence: float | None = None,
+) -> Finder:
+    """times: the factor of the probability, from the number of ranks; least: added to the hits."""
+
+    def find(arrivals: Arrivals, given: float) -> Found:
+        n, counted = len(arrivals[0]), counts(arrivals)
+        rank = max(range(n), key=lambda r: (counted[r], LATENESS(arrivals, r)))
+        probability = times(n) * tail(len(arrivals), counted[rank] + least, chance(n))
+        limit = 1 - (given if confidence is None else confidence)
+        return (rank, late(arrivals, rank)) if probability <= limit else None
+
+    return find
+
+
+RIGHT = finder()
+
+
+def always(arrivals: Arrivals, given: float) -> Found:
+    counted = last_counts(arrivals)
+    rank = max(range(len(counted)), key=lambda r: (counted[r], LATENESS(arrivals, r)))
+    return rank, LATENESS(arrivals, rank)
+
+
+def always_by(late: Callable[[Arrivals, int], float], least: float | None = None) -> Finder:
+    """The rank of the largest lateness; least: None is returned up to it."""
+
+    def find(arrivals: Arrivals, given: float) -> Found:
+        rank = max(range(len(arrivals[0])), key=lambda r: late(arrivals, r))
+        return (rank, late(arrivals, rank)) if least is None or late(arrivals, rank) > least else None
+
+    return find
+
+
+def by_majority(arrivals: Arrivals, given: float) -> Found:
+    counted = last_counts(arrivals)
+    rank = max(range(len(counted)), key=lambda r: (counted[r], LATENESS(arrivals, r)))
+    return (rank, LATENESS(arrivals, rank)) if counted[rank] > len(arrivals) / 2 else None
+
+
+def share_of_confidence(arrivals: Arrivals, given: float) -> Found:
+    """Last in at least that share of the collectives."""
+    found = always(arrivals, given)
+    return found if found and last_counts(arrivals)[found[0]] >= given * len(arrivals) else None
+
+
+ALWAYS = (
+    "Some rank is named in every run. Among equal ranks one is always last a little more often than the "
+    "others, as chance has it: that is no straggler."
+)
+MEAN = (
+    "The rank with the largest mean lateness is named. One long pause raises a mean, and chance is not "
+    "asked: count how often each rank is last."
+)
+LIMIT = (
+    "A limit in seconds decides. Ask how likely it is that one of n equal ranks is last so often: n times "
+    "the binomial tail."
+)
+MAJORITY = (
+    "A rank is named if it is last in more than half of the collectives. With many ranks far fewer are "
+    "beyond chance, and in a few collectives half of them are not."
+)
+SHARE = (
+    "`confidence` is used as a share of the collectives. It says how sure the answer has to be: name a rank "
+    "if n times the binomial tail is at most 1 - confidence."
+)
+FIRST = "The rank that comes first is named. It waits most, because it is the fastest."
+FIRST_ALWAYS = f"{FIRST} "
+IDEAS = (ALWAYS, MEAN, LIMIT, MAJORITY, SHARE, FIRST, FIRST_ALWAYS)
+
+
+def first_always(arrivals: Arrivals, given: float) -> Found:
+    counted = first_counts(arrivals)
+    rank = max(range(len(counted)), key=lambda r: counted[r])
+    return rank, LATENESS(arrivals, rank)
+
+
+# Whom a mistake names. The seconds are judged apart, so a mistake in each of them is told.
+WHO: Mapping[str, Finder] = {
+    ALWAYS: always,
+    MEAN: always_by(of_lateness(against_latest, mean)),
+    f"{MEAN} ": always_by(of_lateness(against_mean_of_all, mean)),
+    f"{MEAN}  ": always_by(lambda arrivals, rank: mean(times[rank] for times in arrivals)),
+    LIMIT: always_by(LATENESS, 0.001),
+    f"{LIMIT} ": always_by(of_lateness(against_latest, mean), 0.001),
+    FIRST: finder(first_counts),
+    FIRST_ALWAYS: first_always,
+    MAJORITY: by_majority,
+    SHARE: share_of_confidence,
+    "The probability lacks the factor n. It is that of one rank, and any of the n may be last by chance.": (
+        finder(times=lambda n: 1.0)
+    ),
+    "The chance of an equal rank is 1 in n, and not 1 in 2.": finder(chance=lambda n: 0.5),
+    "`confidence` is ignored. 0.99 is only its default.": finder(confidence=CONFIDENCE),
+    "If several ranks are last at the same time, each of them counts as last.": finder(one_last_each),
+}
+SECONDS: Mapping[str, Callable[[Arrivals, int], float]] = {
+    "The lateness is taken against the first rank. The latest of the others is the time at which all could "
+    "have begun.": of_lateness(against_first),
+    "The lateness is taken against the mean of the others. They would still wait for their own last one: "
+    "take the latest of them.": of_lateness(against_mean),
+    "The lateness is taken against the mean of all ranks. Take the latest of the others.": (
+        of_lateness(against_mean_of_all)
+    ),
+    "The seconds are a mean, which one long pause moves. Take the median.": (
+        of_lateness(against_latest, mean)
+    ),
+    "The seconds are the largest lateness. Take the median.": of_lateness(against_latest, max),
+    "The seconds are the sum over all collectives. Take the median.": of_lateness(against_latest, sum),
+    "The seconds are a median over the collectives in which the rank is last. Take all of them: in some it "
+    "is early, which counts as a negative time.": when_last,
+    "The seconds are in milliseconds.": lambda arrivals, rank: 1000 * LATENESS(arrivals, rank),
+    "The sign is the other one: a rank that is late has positive seconds.": (
+        lambda arrivals, rank: -LATENESS(arrivals, rank)
+    ),
+}
+
+# ---- made runs
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A run and a confidence; None: the default."""
+
+    what: str
+    arrivals: Arrivals
+    confidence: float | None = None
+
+    @property
+    def right(self) -> Found:
+        return self.by(RIGHT)
+
+    def by(self, find: Finder) -> Found:
+        return find(self.arrivals, CONFIDENCE if self.confidence is None else self.confidence)
+
+    def call(self) -> list:
+        named = {} if self.confidence is None else {"confidence": self.confidence}
+        return [0, [self.arrivals], named]
+
+
+def run(draw: kit.Draw, lasts: Sequence[int], ranks: int, delay: tuple[int, int] = (1, 9)) -> Arrivals:
+    """Rank lasts[k] is the last of collective k, by a few ticks; the others come in any order before it."""
+    arrivals = []
+    for k, last in enumerate(lasts):
+        times = [128 * k + draw.integer(0, 60) for _ in range(ranks)]
+        times[last] = max(time for rank, time in enumerate(times) if rank != last) + draw.integer(*delay)
+        arrivals.append([TICK * time for time in times])
+    return arrivals
+
+
+def shuffled(draw: kit.Draw, lasts: Sequence[int]) -> list[int]:
+    order = draw.distinct(len(lasts), high=len(lasts) + 1)
+    return [lasts[int(place) - 1] for place in order]
+
+
+def lasts_of(draw: kit.Draw, rank: int, hits: int, of: int, ranks: int) -> list[int]:
+    """Rank `rank` is last so often, and the others share the rest."""
+    others = [other for other in range(ranks) if other != rank]
+    return shuffled(draw, [rank] * hits + [others[k % len(others)] for k in range(of - hits)])
+
+
+def paused(arrivals: Arrivals, collective: int, rank: int, seconds: float = 2.0) -> Arrivals:
+    """The rank is late by so much, once, and all go on after it."""
+    times = [list(each) for each in arrivals]
+    times[collective][rank] += seconds
+    return times[: collective + 1] + [[time + seconds for time in each] for each in times[collective + 1 :]]
+
+
+def fair(ranks: int, hits: Sequence[int]) -> list[int]:
+    return [rank for rank, count in zip(range(ranks), hits, strict=True) for _ in range(count)]
+
+
+@dataclass(frozen=True)
+class Runs:
+    slow: list[Asked]
+    equal: list[Asked]
+    pause: list[Asked]
+    many: list[Asked]
+    options: list[Asked]
+
+    @property
+    def all(self) -> list[Asked]:
+        return [*self.slow, *self.equal, *self.pause, *self.many, *self.options]
+
+    @classmethod
+    def draw(cls, draw: kit.Draw) -> Runs:
+        """No usual mistake gives the answers of another, or the right ones."""
+        while True:
+            runs = cls.once(draw)
+            named = [asked for asked in (*runs.slow, runs.pause[1]) if asked.right]
+            who = {
+                says.strip(): tuple(_rank(asked.by(find)) for asked in runs.all)
+                for says, find in {"": RIGHT, **WHO}.items()
+            }
+            late = {
+                says: tuple(seconds(asked.arrivals, asked.right[0]) for asked in named if asked.right)
+                for says, seconds in {"": LATENESS, **SECONDS}.items()
+            }
+            apart = all(len(set(table.values())) == len(table) for table in (who, late))
+            if apart and runs.as_meant():
+                return runs
+
+    def as_meant(self) -> bool:
+        here = [asked.right is not None for asked in self.all]
+        return here == [True, True, False, False, False, True, True, False, True, False, True]
+
+    @classmethod
+    def once(cls, draw: kit.Draw) -> Runs:
+        slow, other, seventh = draw.integer(1, 4), draw.integer(0, 3), draw.integer(0, 8)
+        clear = run(draw, lasts_of(draw, slow, 33, 39, 4), 4, (20, 60))
+        # By less than a millisecond, but nearly always: no limit in seconds finds it.
+        little = run(draw, lasts_of(draw, other, 29, 30, 3), 3, (1, 4))
+        ordinary = run(draw, shuffled(draw, fair(4, draw.choice([(12, 9, 9, 9), (9, 8, 11, 11)]))), 4)
+        few = run(draw, shuffled(draw, fair(4, (0, 1, 4, 1))), 4, (6, 30))
+        once = paused(run(draw, shuffled(draw, fair(4, (9, 10, 10, 10))), 4), 20, slow)
+        beside = paused(run(draw, lasts_of(draw, slow, 35, 39, 4), 4, (20, 60)), 9, 0)
+        often = run(draw, lasts_of(draw, seventh, 20, 45, 8), 8)
+        chance = run(draw, lasts_of(draw, seventh, 12, 40, 8), 8)  # 0.005 for one rank, 0.04 for some rank
+        tied = run(draw, [1] * 30, 3)
+        for times in tied[:20]:
+            times[0] = times[1]
+        likely = run(draw, lasts_of(draw, slow, 16, 40, 4), 4)  # 0.1 for some rank
+        return cls(
+            [Asked("39 collectives of 4 ranks, one of them slow", clear),
+             Asked("30 collectives of 3 ranks, one of them slow by less than a millisecond", little)],
+            [Asked("39 collectives of 4 equal ranks", ordinary),
+             Asked("6 collectives of 4 equal ranks", few)],
+            [Asked("4 equal ranks, of which one makes a pause of two seconds", once),
+             Asked("one of 4 ranks slow, and a pause of two seconds on another", beside)],
+            [Asked("45 collectives of 8 ranks, one of them slow", often),
+             Asked("40 collectives of 8 equal ranks", chance)],
+            [Asked("30 collectives, in 20 of which two ranks are last at the same time", tied),
+             Asked("a rank that is last in 16 of 40 collectives", likely),
+             Asked("a rank that is last in 16 of 40 collectives, with confidence=0.8", likely, 0.8)],
+        )  # fmt: skip
+
+
+def _rank(found: Found) -> int | None:
+    return None if found is None else found[0]
+
+
+# ---- lines
+
+
+class Answers:
+    """The calls of a case, and what came."""
+
+    def __init__(self, asked: Sequence[Asked]) -> None:
+        self.asked = list(asked)
+
+    def read(self, observed: kit.Observed, asked: Asked) -> Found | kit.Finding:
+        answer = observed.answer(self.asked.index(asked))
+        if answer.error is not None:
+            return raised(asked, *answer.error)
+        value = answer.value
+        if value is None:
+            return None
+        pair = [kit.numeric(each) for each in value] if isinstance(value, list) else []
+        if len(pair) != 2 or pair[0] is None or pair[1] is None:
+            return kit.wrong(f"{NAME} returns something else than a pair (rank, seconds) or None.")
+        if pair[0] not in range(len(asked.arrivals[0])):
+            return kit.wrong(f"{NAME} names a rank that does not exist.", "The pair is (rank, seconds).")
+        return int(pair[0]), pair[1]
+
+
+def raised(asked: Asked, error: str = "", text: str = "", place: str = "") -> kit.Finding:
+    if error == "NotImplementedError":
+        return kit.unwritten(NAME, place)
+    said = kit.Sentence(f"{asked.what}: {error}: {text}", f"{NAME} raised {kit.error_kind(error)}.")
+    return kit.wrong(said, kit.at(place), cause=f"raised {error}")
+
+
+def named(found: Found) -> str:
+    return "no rank" if found is None else f"rank {found[0]}"
+
+
+def who_line(
+    title: str, answers: Answers, runs: Sequence[Asked], weight: float, trivial: bool = False
+) -> kit.Line:
+    """The right rank, or None, whatever the seconds are."""
+
+    def judge(observed: kit.Observed) -> kit.Finding:
+        came = [(asked, answers.read(observed, asked)) for asked in answers.asked]
+        for asked, found in came:
+            if asked in runs and isinstance(found, kit.Finding):
+                return found
+        read = [(asked, found) for asked, found in came if not isinstance(found, kit.Finding)]
+        off = [(asked, found) for asked, found in read if _rank(found) != _rank(asked.right)]
+        here = [(asked, found) for asked, found in off if asked in runs]
+        if not here:
+            return kit.RIGHT
+        asked, found = here[0]
+        says = why(read, off)
+        said = f"{asked.what}: {NAME} names {named(found)}; {named(asked.right)} is right."
+        general = f"{NAME} does not name the right rank for some arrivals, or not None."
+        missed = says in {idea.strip() for idea in IDEAS}
+        return kit.wrong(kit.Sentence(said, general), says, cause=f"who {says}", misses_point=missed)
+
+    return kit.Line(title, judge, weight, trivial=trivial)
+
+
+def why(read: Sequence[tuple[Asked, Found]], off: Sequence[tuple[Asked, Found]]) -> str:
+    """The mistake that gives all wrong answers, and best the right ones as well."""
+    fitting = [
+        (says.strip(), find)
+        for says, find in WHO.items()
+        if all(_rank(asked.by(find)) == _rank(found) for asked, found in off)
+    ]
+    whole = (says for says, find in fitting if all(_rank(a.by(find)) == _rank(f) for a, f in read))
+    best = next(whole, fitting[0][0] if fitting else "")
+    if best:
+        return best
+    if all(found is not None for _, found in off) and all(found is not None for _, found in read):
+        return ALWAYS
+    return (
+        "Count how often each rank is last. If one of n equal ranks is last so often with a probability of "
+        "at most 1 - confidence, which is n times the binomial tail, chance is not the cause."
+    )
+
+
+def seconds_line(title: str, answers: Answers, runs: Sequence[Asked], weight: float) -> kit.Line:
+    """The seconds where the right rank is named."""
+
+    def judge(observed: kit.Observed) -> kit.Finding:
+        came = []
+        for asked in runs:
+            found = answers.read(observed, asked)
+            if isinstance(found, kit.Finding):
+                return found
+            if found is None or asked.right is None or found[0] != asked.right[0]:
+                return kit.wrong(f"{asked.what}: its seconds are judged if the right rank is named.")
+            came.append((asked, found, asked.right))
+        off = [each for each in came if not near(each[1][1], each[2][1])]
+        if not off:
+            return kit.RIGHT
+        asked, found, right = off[0]
+        fitting = (
+            says
+            for says, late in SECONDS.items()
+            if all(near(f[1], late(a.arrivals, f[0])) for a, f, _ in off)
+        )
+        said = (
+            f"{asked.what}: rank {found[0]} is late by {words.number(found[1])} s; {words.number(right[1])} "
+        )
+        otherwise = "Take the median over all collectives of its time minus the latest of the others."
+        return kit.wrong(
+            kit.Sentence(f"{said}is right.", f"{NAME} gives wrong seconds for some arrivals."),
+            next(fitting, otherwise),
+        )
+
+    return kit.Line(title, judge, weight)
+
+
+def near(value: float, right: float) -> bool:
+    return abs(value - right) <= 1e-6 * abs(right) + 1e-9
+
+
+@kit.exercise(
+    points=6, objects=(NAME,), references=REFERENCES,
+    point="the rank that is last more often than chance has it",
+)  # fmt: skip
+def find_straggler(draw: kit.Draw) -> Iterator[kit.Case]:
+    runs = Runs.draw(draw)
+    answers = Answers(runs.all)
+    lines = [
+        who_line("a slow rank", answers, runs.slow, 1.5),
+        who_line("equal ranks: None", answers, runs.equal, 1.5, trivial=True),
+        seconds_line("how late it is", answers, [*runs.slow, runs.pause[1]], 1.5),
+        who_line("a pause of two seconds", answers, runs.pause, 0.75),
+        who_line("eight ranks", answers, runs.many, 0.75),
+        who_line("ties, and another confidence", answers, runs.options, 0.5),
+    ]
+    yield kit.Case("arrivals", [kit.evaluating([asked.call() for asked in answers.asked])], lines,
+                   recipe=kit.EVALUATE, alone=True)  # fmt: skip
+    if draw.hidden:
+        more = Runs.draw(draw)
+        others = Answers(more.all)
+        lines = [
+            who_line("other runs", others, more.all, 0.5),
+            seconds_line("their seconds", others, more.slow, 0.5),
+        ]
+        yield kit.Case("other arrivals", [kit.evaluating([asked.call() for asked in others.asked])], lines,
+                       recipe=kit.EVALUATE, alone=True, hidden=True)  # fmt: skip

@@ -1,0 +1,122 @@
+"""symptoms: the cause of six runs, from a step's seconds by rank. The runs are always the same six."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from course_lib.checks import kit, words
+from course_lib.checks.notebooks.in_operation.references import REFERENCES
+from course_lib.operation.profiles import draw_profiles
+from course_lib.operation.symptoms import Profile
+
+SEED = 1
+PICKED = {"run_a": 6, "run_b": 7, "run_c": 10, "run_d": 5, "run_e": 2, "run_f": 9}
+HEALTHY = "healthy"
+KINDS = (
+    "straggler", "unequal work", "data", "checkpoint", "bubble", "latency", "bandwidth", "memory", HEALTHY
+)  # fmt: skip
+
+WAITING = (
+    "Bytes move here as fast as in a healthy run. The ranks wait for another rank, and no faster network "
+    "shortens that."
+)
+NO_BUBBLE = "`bubble` is 0 in this run. The ranks wait in collectives, and not for a microbatch."
+NOT_HEALTHY = "Something costs at least 5 % of this step. Compare the rows, rank by rank."
+SAYS: Mapping[str, Mapping[str, str]] = {
+    "unequal work": {
+        "straggler": "Two ranks compute longer, and `late` is None: none of them is last in its own group "
+        "more often than chance has it.",
+        "bandwidth": WAITING, "latency": WAITING, "bubble": NO_BUBBLE,
+        HEALTHY: "The busiest ranks compute for more than 1.1 times the mean.",
+    },
+    "latency": {
+        "bandwidth": "alpha * messages is more than half of `moving`: most of the time goes into starts, and "
+        "few of it into bytes.",
+        "straggler": "No rank waits for long, and `late` is None.",
+        HEALTHY: "`moving` is more than 5 % of the step.",
+    },
+    "data": {
+        "straggler": "The rank is late because its input is: look at `data`. It computes no longer than the "
+        "others, so its chip is well.",
+        "unequal work": "All ranks compute equally long. Look at `data`.",
+        "bandwidth": WAITING, "latency": WAITING, "bubble": NO_BUBBLE,
+    },
+    HEALTHY: {},
+    "straggler": {
+        "bandwidth": WAITING, "latency": WAITING, "bubble": NO_BUBBLE,
+        "unequal work": "One rank alone computes longer, and `late` names it: it is last among ranks that do "
+        "the same work.",
+        "data": "The input is there after a few milliseconds on all ranks. Look at `computing`.",
+    },
+    "memory": {
+        HEALTHY: "The step is fast, but one rank holds more than twice as much as the others. It is the "
+        "first that runs out of memory.",
+        "unequal work": "All ranks compute equally long. Look at `peak_memory`.",
+    },
+}  # fmt: skip
+CAUSE_OF_NOTHING = (
+    "Nothing costs 5 % of this step, and no rank is short of memory. Some share is always the largest, and "
+    "that makes it no cause."
+)
+
+
+def runs() -> dict[str, tuple[Profile, tuple[str, int | None]]]:
+    drawn = draw_profiles(SEED)
+    return {
+        name: (drawn[place][0], (drawn[place][1] or [(HEALTHY, None)])[0]) for name, place in PICKED.items()
+    }
+
+
+def why_kind(right: str, said: str) -> str:
+    if right == HEALTHY:
+        return CAUSE_OF_NOTHING
+    return SAYS[right].get(said) or (
+        NOT_HEALTHY if said == HEALTHY else "Compare the rows of the table with those of a healthy run."
+    )
+
+
+def why_rank(profile: Profile, right: int | None, said: int | None) -> str:
+    if right is None:
+        return "The cause lies on several ranks, or on none. Write None as the rank."
+    if said is None:
+        return "The cause lies on one rank. Name it."
+    if profile.waiting[right] < 0.01 * profile.step() < profile.waiting[said]:
+        return "A rank that waits is early, and not the cause. Name the rank that the others wait for."
+    return "Ranks are counted from 0. Name the one whose row differs from the others'."
+
+
+def judge_run(name: str, index: int, profile: Profile, right: tuple) -> Callable[[kit.Observed], kit.Finding]:
+    def judge(observed: kit.Observed) -> kit.Finding:
+        answer = observed.answer(index).value
+        if answer in kit.UNANSWERED:
+            return kit.wrong(f"{name} is not answered yet.")
+        if not isinstance(answer, list) or len(answer) != 2:
+            return kit.wrong(f"{name} must be a pair.", "Write it as (kind, rank).", cause=f"{name} form")
+        kind = answer[0].strip().lower() if isinstance(answer[0], str) else ""
+        if kind not in KINDS:
+            return kit.wrong(f"the kind of {name} must be {words.listing(map(repr, KINDS), 'or')}.")
+        rank = kit.numeric(answer[1])
+        ranks = range(len(profile.waiting))
+        if answer[1] is not None and rank not in ranks:
+            return kit.wrong(f"the rank of {name} must be None or a number from 0 to {len(ranks) - 1}.")
+        if kind != right[0]:
+            return kit.wrong(f"{name}: {kind!r} is not right.", why_kind(right[0], kind))
+        if rank != right[1]:
+            said = "None" if rank is None else f"rank {rank:.0f}"
+            place = None if rank is None else int(rank)
+            return kit.wrong(
+                f"{name}: {kind!r} is right, and {said} is not.", why_rank(profile, right[1], place)
+            )
+        return kit.RIGHT
+
+    return judge
+
+
+@kit.exercise(points=4, objects=tuple(PICKED), references=REFERENCES, constants=True)
+def symptoms(draw: kit.Draw) -> Iterator[kit.Case]:
+    lines = [
+        kit.Line(name, judge_run(name, index, profile, right))
+        for index, (name, (profile, right)) in enumerate(runs().items())
+    ]
+    sides = [kit.evaluating([[index, None] for index in range(len(PICKED))])]
+    yield kit.Case("answers", sides, lines, recipe=kit.EVALUATE, alone=True)

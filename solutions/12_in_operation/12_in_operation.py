@@ -1,0 +1,1512 @@
+# %% [markdown]
+# # 12 · In operation
+#
+# **Is it fast, is it healthy, and what happens when a rank dies?**
+#
+# Llama 3 was trained on 16,384 GPUs. In a window of 54 days the run was interrupted 419 times without a plan, which
+# is once in 3.1 hours (Llama Team 2024, §3.3.4). If failures are as frequent per GPU elsewhere, 1,024 GPUs fail once
+# in 2.1 days. So a long run doesn't ask whether something fails, but what it costs.
+#
+# In part A a rank is really killed, and at first nothing is left of its run. You write what is missing: what a run
+# has to remember, a save that may be cut off at any moment, a plan for another number of ranks, and the best time
+# between two saves. Every power failure of your save is tried. In part B nothing dies, but the run is slow. You find
+# out where the time goes, which rank the others wait for, and what to do about it.
+#
+# | | |
+# |---|---|
+# | you will build | a state that holds all of a run; a save that survives every power failure; a plan that loads four ranks' files on three; the best interval; a breakdown of a step's time; a test for slow ranks |
+# | you need | notebook 02: collectives and the ledger; notebook 03: replicas; `state_dict` and `torch.save` |
+# | time | three hours |
+# | points | 60, and 13 of extra credit |
+# | on a rented machine | nothing to rent: two cores are enough. No cell needs a GPU |
+#
+# | section | minutes | points | builds on |
+# |---|---|---|---|
+# | **A · It dies.** 1 A rank dies, and nothing is left | 7 | | |
+# | 2 What a run has to remember | 20 | 8 | |
+# | 3 A save that may be cut off | 38 | 15 | |
+# | 4 Killed, and back | 12 | | 2, 3 |
+# | 5 Save on four, load on three | 25 | 10 | |
+# | 6 How often to save | 10 | 4 | |
+# | **B · It is slow.** 7 Where the time goes | 24 | 10 | nothing of A |
+# | 8 Which rank is slow | 16 | 6 | 7 |
+# | 9 Six symptoms, one lever each | 8 | 4 | 7, 8 |
+# | 10 Questions | 7 | 3 | all |
+# | 11 Optional: mend a monitor | 15 | 4 extra | |
+# | 12 Optional: which rank writes what | 20 | 3 extra | 5 |
+# | 13 Optional: save without stopping | 20 | 4 extra | 6 |
+# | 14 Optional: the replica that is wrong | 10 | 2 extra | |
+
+# %% [markdown]
+# ### Words and letters
+#
+# | | |
+# |---|---|
+# | checkpoint | the bytes of a run at one step, from which it can go on |
+# | agent | the process that `torchrun` starts on each node. It starts the node's ranks, watches them, and starts them again |
+# | rendezvous | the meeting at which agents agree on who takes part |
+# | SIGKILL | the signal that ends a process immediately. It can't be caught |
+# | part | a name and its bytes. A checkpoint consists of parts |
+# | δ, τ | seconds for which a save stops the run; seconds of work between two saves |
+# | M, R | mean seconds between two failures of the job (MTBF); seconds for a restart |
+# | goodput | the share of the time that becomes work which is kept |
+# | issued, waited, done | when a rank called a collective, when it began to wait for it, and when it was over |
+
+# %%
+import copy
+import json
+import math
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from statistics import median
+
+import torch
+import torch.distributed as dist
+from matplotlib.patches import Rectangle
+from torch import nn
+
+from course_lib import check, device
+from course_lib import operation as reference  # for comparison; your own versions come below
+from course_lib.data import batch, library_text
+from course_lib.mesh import Mesh, held_boxes, mesh_stages, parameters, train_step
+from course_lib.models import GPT, GPTConfig
+from course_lib.operation import Disk, Folder, Journal, Kill, Training
+from course_lib.operation import power_failures, run_agents, run_with_failures
+from course_lib.operation import train as train_lab
+from course_lib.pipeline import one_f_one_b
+from course_lib.pictures.colours import INK, QUIET, RANKS, picture
+from course_lib.unfinished import ready, try_it
+
+Group = dist.ProcessGroup | None  # None is the group of all ranks
+
+# %% [markdown]
+# ## A · It dies
+#
+# ## 1 · A rank dies, and nothing is left
+#
+# | | |
+# |---|---|
+# | you will write | nothing: you watch |
+# | builds on | nothing |
+# | time | 7 minutes |
+#
+# The lab runs two agents on this machine, as `torchrun` would on two nodes. Each of them has two ranks, and the four
+# ranks train a small network together. In step 7, rank 3 sends SIGKILL to itself.
+#
+# **Predict.** Nobody saves anything. How many of the four processes are replaced, and at which step do the ranks
+# start again?
+#
+# <details><summary>Answer</summary>All four are replaced. An agent that loses a rank ends its other ranks and asks for
+# a new rendezvous, and so the other agent does the same. They start at step 0, because the seven finished steps were
+# only in memory.</details>
+#
+# **Measure.** The cell starts the agents and prints the journal, in which each rank notes where it starts. It takes
+# about FIGURE? seconds.
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def save_nothing(disk, step, parts):
+    """In the place of a save."""
+
+
+def find_nothing(disk):
+    """In the place of a search for a checkpoint."""
+
+
+def lab(steps=15, every=5, nodes=(2, 2), kills=(), **options):
+    """Train under two agents in a folder of its own; the run, with its journal."""
+    with tempfile.TemporaryDirectory() as folder:
+        worker = partial(train_lab, step_seconds=0.02, **options)
+        return run_agents(worker, folder, steps, every, nodes=nodes, kills=list(kills))
+
+
+def journal(run, but=("step",)):
+    for line in run.lines:
+        if not line.text.startswith(but):
+            who = f"rank {line.rank}" if line.rank >= 0 else "starter"
+            print(f"{line.time:6.2f} s  process {line.pid:7}  {who:8} {line.text}")
+
+
+forgetful = lab(dies=(3, 7), commit=save_nothing, newest=find_nothing)
+journal(forgetful, but=("step", "saved"))
+
+# %% [markdown]
+# **Look.** The picture shows the same journal. Each row is a process, a dot is a step, and the cross marks the kill.
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def timeline(run):
+    """Processes as rows, in the order in which they began; dots are steps, bars are saves."""
+    processes = list(dict.fromkeys(line.pid for line in run.lines if line.rank >= 0))
+    figure = picture(7.6, 0.4 + 0.22 * len(processes))
+    axes = figure.add_axes((0.1, 0.2, 0.88, 0.75))
+    for line in run.lines:
+        if line.rank < 0:
+            continue
+        row, word = -processes.index(line.pid), line.text.split()[0]
+        mark = {"step": ".", "saved": "|", "from": ">"}.get(
+            word, "x" if "dies" in line.text else ""
+        )
+        if mark:
+            colour = INK if mark == "x" else RANKS[line.rank]
+            axes.plot(line.time, row, mark, color=colour, markersize=8)
+    axes.set_yticks(
+        [-row for row in range(len(processes))],
+        [f"process {row}" for row in range(len(processes))],
+        size=7,
+    )
+    axes.set_xlabel("seconds", size=8)
+    return figure
+
+
+display(timeline(forgetful))
+
+# %% [markdown]
+# **In production.** By the counts in table 5 of Llama 3's report, 268 of the 419 interruptions were faults of GPUs, their
+# memory among them (§3.3.4). MegaScale restarted its run of several weeks more than 100 times, and more than 90 % of
+# the time was effective training (Jiang et al. 2024, §6).
+#
+# **Question.** The lab replaced four processes because one died. What would have happened if the other three had gone
+# on? (They would wait in their next all-reduce for a rank that never comes.)
+
+# %% [markdown]
+# ## 2 · What a run has to remember
+#
+# | | |
+# |---|---|
+# | you will write | `capture(run)`, `restore(run, state)` |
+# | builds on | nothing |
+# | time | 20 minutes |
+# | points | 8 |
+#
+# A run has more in memory than its weights. AdamW holds two moments for each parameter and counts its steps. The
+# schedule of the learning rate knows how far it has come. The data are drawn from the number of the step. Dropout
+# draws from a random generator, whose state is hidden in PyTorch, and a run may have a generator of its own. If one
+# of these is missing, the run goes on, the loss looks plausible, and the curve is another one.
+#
+# There is a second trap. `state_dict()` doesn't copy. Its tensors are those which the next step changes, so a state
+# that was taken after step 3 holds the values of step 5 if it is written after step 5.
+#
+# | in `run` | what it is | how it is read and set |
+# |---|---|---|
+# | `model`, `optimizer`, `scheduler` | have tensors, numbers and lists | `state_dict()`, `load_state_dict(...)` |
+# | `step` | counts finished steps | a number |
+# | `generator` | the run's own generator | `get_state()`, `set_state(...)` |
+# | | the default generator of the CPU | `torch.get_rng_state()`, `torch.set_rng_state(...)` |
+#
+# **Predict.** You forget the default generator, and the model has dropout of 0.1. When do the losses begin to differ
+# from those of the undisturbed run?
+#
+# <details><summary>Answer</summary>In the first step after the restart, because its dropout masks are others. Without
+# dropout you would never notice.</details>
+#
+# **Build.** `copy.deepcopy` or a `clone()` of each tensor makes a photograph. Copy in `restore` as well, because an
+# optimizer keeps the tensors that it loads.
+
+
+# %% nbgrader={"grade_id": "capture", "solution": true}
+def capture(run):
+    """The state of `run` as it is now: a dict of tensors, numbers, strings, lists and dicts.
+
+    run: has `model`, `optimizer`, `scheduler`, `step` and `generator`. What this returns must not change
+    when the run goes on. The default generator of the CPU is part of the run. `torch.load` has to read the
+    state with weights_only=True.
+    """
+    ### BEGIN SOLUTION
+    parts = {name: getattr(run, name).state_dict() for name in ("model", "optimizer", "scheduler")}
+    generators = {"generator": run.generator.get_state(), "cpu": torch.get_rng_state()}
+    return copy.deepcopy({"step": run.step, **parts, **generators})
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "restore", "solution": true}
+def restore(run, state):
+    """Make `run`, and the default generator of the CPU, what they were at `capture`; `state` stays as it is."""
+    ### BEGIN SOLUTION
+    for name in ("model", "optimizer", "scheduler"):
+        getattr(run, name).load_state_dict(copy.deepcopy(state[name]))
+    run.generator.set_state(state["generator"])
+    torch.set_rng_state(state["cpu"])
+    run.step = state["step"]
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint: what belongs to it</summary>Six entries: the three state_dicts, the step, and the states of
+# two generators.</details>
+# <details><summary>Hint: the copy</summary><code>copy.deepcopy(run.model.state_dict())</code>, and the same for the
+# optimizer and the scheduler.</details>
+#
+# **Check.** It trains three steps, captures, trains on, and restores into a new run.
+
+# %% nbgrader={"grade_id": "capture_check", "points": 8}
+report = check("12_in_operation/capture", capture, restore)
+### BEGIN HIDDEN TESTS
+report = check("12_in_operation/capture", capture, restore, cases="hidden")
+### END HIDDEN TESTS
+report.points(8)
+
+
+# %% [markdown]
+# **Break it.** The cell leaves out one entry at a time: after three steps it restores into a fresh run, from a state
+# in which this entry is that of the fresh run. How far are the losses of the next five steps from the undisturbed
+# ones?
+
+
+# %% tags=["skip-in-grading"]
+def small_run(seed):
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Dropout(0.1), nn.Linear(32, 1)).double()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02, foreach=False)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step)
+    return Training(model, optimizer, scheduler, generator=torch.Generator().manual_seed(seed))
+
+
+def steps_of(run, count):
+    losses = []
+    for _ in range(count):
+        draw = torch.Generator().manual_seed(run.step)  # the rows of a step come from its number
+        rows = torch.randn(16, 8, generator=draw, dtype=torch.float64)
+        noise = torch.randn(16, 1, generator=run.generator, dtype=torch.float64)
+        loss = (run.model(rows) - rows.sin().sum(1, keepdim=True) - 0.1 * noise).square().mean()
+        run.optimizer.zero_grad()
+        loss.backward()
+        run.optimizer.step()
+        run.scheduler.step()
+        run.step += 1
+        losses.append(loss.item())
+    return torch.tensor(losses)
+
+
+if ready(capture, restore):
+    undisturbed = small_run(0)
+    steps_of(undisturbed, 3)
+    state = capture(undisturbed)
+    wanted = steps_of(undisturbed, 5)
+    for left_out in (None, *state):
+        fresh = small_run(1)
+        restore(fresh, {**state, left_out: capture(fresh)[left_out]} if left_out else state)
+        apart = (steps_of(fresh, 5) - wanted).abs().max().item()
+        print(f"without {left_out or 'nothing':10}: losses up to {apart:.1e} apart")
+
+# %% [markdown]
+# **In production.** The loader of the data has a state as well, unless rows come from the number of the step as here.
+# `torch.distributed.checkpoint` leaves all of this to you: it saves what is in the dict that it gets. And each rank has
+# generators of its own, so a job has one such state per rank.
+#
+# **Question.** Which entry could you leave out if the model had no dropout and the run no generator of its own?
+
+# %% [markdown]
+# ## 3 · A save that may be cut off
+#
+# | | |
+# |---|---|
+# | you will write | `commit(disk, step, parts)`, `newest(disk)` |
+# | builds on | nothing |
+# | time | 38 minutes |
+# | points | 15 |
+#
+# You have a state, and write it to a file. The power fails in the middle. Now the file is torn, and it was written over
+# the old one. This section is about a save after which there is always a whole checkpoint, whenever the power fails.
+#
+# A program doesn't write to the disk. It writes to the **page cache**, which is memory of the kernel, and the kernel
+# writes it to the disk later, in an order of its own. `fsync` waits until the bytes of a file are on the disk. The
+# *name* of a file belongs to its folder, so names need an `fsync` of the folder. And `rename` is one step: after it, a
+# name stands for the old file or for the new one, never for half of each (POSIX, `rename`).
+#
+# The disk of this section is a model in memory with seven operations:
+#
+# | operation | in the cache | on the disk |
+# |---|---|---|
+# | `write(name, data)` | the file has these bytes | nothing yet |
+# | `sync(name)` | | the file's bytes are there, its name perhaps not |
+# | `rename(old, new)`, `remove(name)` | done, in one step | nothing yet |
+# | `sync_folder()` | | all names are there, their bytes perhaps not |
+# | `read(name)`, `names()` | are read from the cache | |
+#
+# After a power failure, the folder is as it was last synced, with some first part of the later changes of names. Each
+# file that was not synced may be old, new or torn. This is a model, too: POSIX promises less order still, and Pillai et
+# al. (OSDI 2014) found 60 faults of this kind in eleven programs.
+#
+# **Look.** The cell writes one file without any sync, and lists all states in which the disk may be afterwards.
+
+# %% tags=["skip-in-grading"]
+disk = Disk({"a": b"old."})
+disk.write("a", b"new!")
+disk.rename("a", "b")
+for state in disk.after_power_failure():
+    print(state)
+
+# %% [markdown]
+# **Predict.** Someone writes the manifest (the file which says which parts belong together) first, then the parts, and
+# syncs everything at the end. The power fails after the manifest. What does a loader find?
+#
+# <details><summary>Answer</summary>A manifest that names files which don't exist, or a torn manifest. Both look like a
+# new checkpoint.</details>
+#
+# **Build.** Let the manifest come last, under a name that `newest` doesn't read, and make a checkpoint of it by one
+# rename. Ask before each operation what must already be on the disk. Parts of an interrupted save may still be there
+# when the next one begins.
+
+
+# %% nbgrader={"grade_id": "commit", "solution": true}
+def commit(disk, step, parts):
+    """Save `parts`, bytes by name, as the checkpoint of `step`.
+
+    If the power fails at any moment, `newest` finds the checkpoint that was the newest before or this one,
+    whole; after `commit` has returned, this one. It works in spite of what an interrupted save has left.
+    Older checkpoints may stay or go. A name may contain "/", which means nothing here: there is one folder.
+    `rename` replaces an existing name in one step. Committing a step again replaces it.
+    """
+    ### BEGIN SOLUTION
+    attempt = 0
+    while any(name.startswith(f"{step}.{attempt}.") for name in disk.names()):
+        attempt += 1
+    prefix = f"{step}.{attempt}."
+    for name, data in parts.items():
+        disk.write(prefix + name, data)
+        disk.sync(prefix + name)
+    disk.sync_folder()
+    draft = f"{step}.{attempt + 1}.draft"
+    disk.write(draft, json.dumps({name: prefix + name for name in parts}).encode())
+    disk.sync(draft)
+    disk.rename(draft, f"step-{step:08d}")
+    disk.sync_folder()
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "newest", "solution": true}
+def newest(disk):
+    """(step, parts) of the newest checkpoint, or None if there is none."""
+    ### BEGIN SOLUTION
+    checkpoints = [name for name in disk.names() if name.startswith("step-")]
+    if not checkpoints:
+        return None
+    manifest = max(checkpoints)
+    files = json.loads(disk.read(manifest))
+    return int(manifest.removeprefix("step-")), {
+        name: disk.read(file) for name, file in files.items()
+    }
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint: the order</summary>The parts, their syncs, the folder's sync; the manifest under a draft name,
+# its sync; the rename; the folder's sync. Why is there one at the end?</details>
+# <details><summary>Hint: what is left over</summary>Give the files of each attempt a new prefix, such as
+# <code>f"{step}.{attempt}."</code> with the first attempt that no name begins with.</details>
+# <details><summary>Hint: the manifest</summary><code>json.dumps({name: file}).encode()</code>, renamed to
+# <code>f"step-{step:08d}"</code>, so that the greatest name is the newest step.</details>
+#
+# **Check.** It carries out the first k operations of your save for every k, lists the states of the disk, and asks
+# your `newest` in each of them.
+
+# %% nbgrader={"grade_id": "commit_check", "points": 15}
+report = check("12_in_operation/commit", commit, newest)
+### BEGIN HIDDEN TESTS
+report = check("12_in_operation/commit", commit, newest, cases="hidden")
+### END HIDDEN TESTS
+report.points(15)
+
+# %% [markdown]
+# **Measure.** The cell counts the power failures of two saves of yours, and what `newest` makes of each.
+
+
+# %% tags=["skip-in-grading"]
+def outcome(newest, disk):
+    try:
+        found = newest(disk)
+    except Exception as error:  # a loader that fails is one of the outcomes
+        return f"raised {type(error).__name__}"
+    return "found nothing" if found is None else f"found step {found[0]}"
+
+
+def all_failures(commit, newest, saves):
+    """For each operation after which the power fails, what `newest` finds in each state."""
+    table = {}
+    for crash in power_failures(commit, saves):
+        found = outcome(newest, Disk(crash.files))
+        row = table.setdefault((crash.operations, crash.after or "the beginning"), {})
+        row[found] = row.get(found, 0) + 1
+    return table
+
+
+saves = [(1, {"run": b"old weights"}), (2, {"run": b"new weights"})]
+if ready(commit, newest):
+    table = all_failures(commit, newest, saves)
+    print(sum(sum(row.values()) for row in table.values()), "states of the disk")
+    for (count, after), row in table.items():
+        print(
+            f"after {count:2} {after:28}", ", ".join(f"{found} ({n})" for found, n in row.items())
+        )
+
+# %% [markdown]
+# **Break it.** Here is the save that most programs begin with: write a new file, rename it over the old one. It is
+# right in every test that kills the *program*, because the page cache survives. What is missing for a power failure?
+
+
+# %% tags=["skip-in-grading"]
+def rename_before_sync(disk, step, parts):
+    disk.write("draft", parts["run"] + b" of step %d" % step)
+    disk.rename("draft", "checkpoint")
+    disk.sync("checkpoint")
+    disk.sync_folder()
+
+
+def of_one_file(disk):
+    if "checkpoint" not in disk.names():
+        return None
+    weights, _, step = disk.read("checkpoint").rpartition(b" of step ")
+    return int(step), {"run": weights}
+
+
+for (count, after), row in all_failures(rename_before_sync, of_one_file, saves).items():
+    print(f"after {count:2} {after:28}", ", ".join(f"{found} ({n})" for found, n in row.items()))
+
+# %% [markdown]
+# The name can be on the disk before the bytes behind it. One line, the sync before the rename, mends it.
+#
+# **Look.** Your `commit` also works on a real folder. The cell starts a process that saves again and again, kills it
+# with SIGKILL at drawn moments, and asks `newest` for a whole checkpoint.
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+if ready(commit, newest, capture, restore):
+    yours = {"commit": commit, "newest": newest, "capture": capture, "restore": restore}
+    with tempfile.TemporaryDirectory() as folder:
+        run = run_with_failures(partial(train_lab, **yours), folder, 300, 1, mtbf=0.5, seed=0)
+        found = newest(Folder(f"{folder}/checkpoints"))
+        print(
+            f"{len(run.kills)} kills in {run.seconds:.1f} s; the newest checkpoint is step {found[0]}"
+        )
+
+# %% [markdown]
+# **In production.** `torch.distributed.checkpoint` writes the files of all ranks, and then its `.metadata` by a rename.
+# The course's `protocol.py` also holds a checksum of each part in the manifest, because disks forget without a power
+# failure, too: a bit flips, or a file is cut short. Then it takes the checkpoint before and says which file is damaged.
+#
+# **Question.** Why does the folder have to be synced after the last rename? (See what the check says without it.)
+
+# %% [markdown]
+# ## 4 · Killed, and back
+#
+# | | |
+# |---|---|
+# | you will write | nothing: your four functions run |
+# | builds on | §2, §3 |
+# | time | 12 minutes |
+#
+# Now the run of §1 gets your `capture`, `restore`, `commit` and `newest`. It saves every five steps. The library's
+# functions stand in for those that you have not written, and the cell says so.
+#
+# **Predict.** Rank 3 dies in step 7. How many steps are done twice, and by how much does the loss at the end differ from
+# the loss of an undisturbed run?
+#
+# <details><summary>Answer</summary>All four ranks go on from step 5, so steps 5 and 6 are done twice. The losses are
+# equal to the last digit.</details>
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+functions = {"commit": commit, "newest": newest, "capture": capture, "restore": restore}
+pairs = (("commit", "newest"), ("capture", "restore"))
+own = {
+    name: functions[name] for pair in pairs if ready(*(functions[n] for n in pair)) for name in pair
+}
+print("yours:", ", ".join(own) or "none")
+print("the library's:", ", ".join(name for name in functions if name not in own) or "none")
+
+quiet, killed = lab(**own), lab(dies=(3, 7), **own)
+for name, run in (("undisturbed", quiet), ("killed", killed)):
+    print(
+        f"{name}, {run.seconds:.1f} s:",
+        [line.text for line in run.lines if line.text.startswith("end ")],
+    )
+journal(killed)
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+display(timeline(killed))
+
+# %% [markdown]
+# **Measure.** In the second lab a whole node dies: the agent itself gets SIGKILL as soon as step 5 is saved. With
+# `nodes=(1, 2)` one node is enough, so the other agent goes on with two ranks. The global batch stays the same, because
+# the rows of a step are dealt out to as many ranks as there are.
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+smaller = lab(nodes=(1, 2), kills=[Kill(1, "saved 5")], **own)
+journal(smaller)
+
+# %% [markdown]
+# The loss at the end agrees with the four ranks' loss up to rounding. If instead each rank kept the number of its own
+# rows, the batch would be half as large from then on, and the curve would leave the other one.
+#
+# **Recorded, not run.** PyTorch's agents can share their meeting point with the ranks. With two nodes and this default a
+# killed rank was never replaced: 0 of 3 within 60 s, with PyTorch 2.13 on this course's machine. The lab therefore sets
+# `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`.
+#
+# **In production.** `torchrun --nnodes 1:2 --max-restarts 3` does what you have seen: *all* ranks start again. Each agent
+# has a `TORCHELASTIC_RESTART_COUNT` of its own, so don't name files by it. `--max-restarts` is 0 unless you set it, and
+# counts failures of the agent's own ranks alone. torchft goes another way: groups of replicas leave and come back without
+# a restart of the others, and the rows of a lost group's step are not seen again (`torchft/data.py`).
+#
+# **Question.** An agent dies with its two ranks. Which process notices it, and how?
+
+# %% [markdown]
+# ## 5 · Save on four, load on three
+#
+# | | |
+# |---|---|
+# | you will write | `read_plan(saved, wanted)` |
+# | builds on | nothing |
+# | time | 25 minutes |
+# | points | 10 |
+#
+# A node is gone and doesn't come back, or twice as many are free. The checkpoint was saved on other ranks than those
+# that load it. So what a file holds is described without ranks, as a **box** of the whole tensor: a list of
+# (start, stop), one per dimension. The second half of the columns of a matrix with 8 rows and 6 columns is
+# [(0, 8), (3, 6)]. Which ranks had pp, dp or tp doesn't matter any more.
+#
+# **Predict.** The matrix was saved in two boxes, columns 0 to 3 and 3 to 6. Three ranks want its rows in three parts:
+# 0 to 3, 3 to 6 and 6 to 8. From how many files does each rank read, and what part of each?
+#
+# <details><summary>Answer</summary>From both, since each row was cut. Rank 1 reads rows 3 to 6 of each file, which are
+# the left and the right half of its own box.</details>
+#
+# **Build.** Two boxes overlap from the larger start to the smaller stop, in each dimension. This overlap is in the whole
+# tensor's counting; subtract the start of the saved box, and that of the wanted box.
+
+
+# %% nbgrader={"grade_id": "read_plan", "solution": true}
+def read_plan(saved, wanted):
+    """The pieces that fill the box `wanted`: a list of (file, its place in the saved box, in the wanted box).
+
+    saved: (file, box) for each saved box of one tensor. Saved boxes do not overlap, and pieces may be
+    returned in any order. Both places are boxes, counted from the beginning of the saved and of the wanted
+    box. Each element is read once, and nothing else is. The box of a scalar is the empty list, and it is
+    wanted. A wanted box with no elements needs no piece. Raises ValueError if something is missing.
+    """
+    ### BEGIN SOLUTION
+    pieces, filled = [], 0
+    for file, box in saved:
+        both = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(box, wanted, strict=True)]
+        if all(start < stop for start, stop in both):
+            inside = [
+                [
+                    (start - begin, stop - begin)
+                    for (start, stop), (begin, _) in zip(both, outer, strict=True)
+                ]
+                for outer in (box, wanted)
+            ]
+            pieces.append((file, *inside))
+            filled += math.prod(stop - start for start, stop in both)
+    if filled != math.prod(stop - start for start, stop in wanted):
+        raise ValueError("the saved boxes do not hold all that is wanted")
+    return pieces
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint: the overlap</summary><code>[(max(a, c), min(b, d)) for (a, b), (c, d) in zip(box,
+# wanted)]</code>; it is empty if a start is not below its stop.</details>
+# <details><summary>Hint: a hole</summary>Count the elements of all pieces. Saved boxes don't overlap, so the sum is
+# the number of wanted elements unless something is missing.</details>
+#
+# **Check.**
+
+# %% nbgrader={"grade_id": "read_plan_check", "points": 10}
+report = check("12_in_operation/read_plan", read_plan)
+### BEGIN HIDDEN TESTS
+report = check("12_in_operation/read_plan", read_plan, cases="hidden")
+### END HIDDEN TESTS
+report.points(10)
+
+# %% [markdown]
+# **Look.** The cell draws a matrix in the files of four ranks, and cuts it for three. The colour is the file, and each
+# white line is a border between two ranks that load.
+
+# %% tags=["skip-in-grading"]
+shape = (24, 16)
+saved = [
+    (file, [(12 * (file // 2), 12 * (file // 2) + 12), (8 * (file % 2), 8 * (file % 2) + 8)])
+    for file in range(4)
+]
+wanted = [[(8 * rank, 8 * rank + 8), (0, 16)] for rank in range(3)]
+
+if ready(read_plan):
+    figure = picture(5.2, 2.2)
+    for rank, box in enumerate(wanted):
+        axes = figure.add_axes((0.02 + 0.33 * rank, 0.1, 0.29, 0.72))
+        filled = torch.full((8, 16), -1)
+        for file, _, place in read_plan(saved, box):
+            filled[tuple(slice(*each) for each in place)] = file
+        for row, column in filled.nonzero().tolist():
+            axes.add_patch(
+                Rectangle((column, -row), 0.95, 0.95, color=RANKS[int(filled[row, column])])
+            )
+        axes.set_xlim(0, 16), axes.set_ylim(-7.1, 1), axes.axis("off")
+        axes.set_title(
+            f"rank {rank} reads files {sorted(set(filled.flatten().tolist()))}", size=8, color=INK
+        )
+    display(figure)
+
+# %% [markdown]
+# **Measure.** Now a model is saved on pp 2 × tp 2, four ranks, and loaded on dp 3, three ranks.
+# `course_lib.mesh.held_boxes` gives each rank's boxes by name, and the library's `save_shards` and `load_shards` do the
+# rest: a file per piece, your kind of plan, and one commit by rank 0. The cell prints the bytes that were written and
+# read.
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def on_mesh(sizes, seed):
+    """The stages of a small GPT on this mesh, its optimizer, and a function that makes a step."""
+    mesh = Mesh(sizes)
+    schedule = one_f_one_b(mesh.size("pp"), 2)
+    torch.manual_seed(seed)
+    stages = mesh_stages(GPT(GPTConfig(context=32, layers=2, heads=4, width=64)), mesh, schedule)
+    optimizer = torch.optim.AdamW(
+        [param for _, param in parameters(stages)], lr=1e-3, foreach=False
+    )
+
+    def step(number):
+        rows = batch(library_text(), number, batch_size=12, length=32)
+        return train_step(stages, schedule, rows, 2, mesh, optimizer, 1.0)[0]
+
+    return stages, optimizer, step
+
+
+def save_on(sizes, path):
+    stages, optimizer, step = on_mesh(sizes, seed=0)
+    for number in range(3):
+        step(number)
+    written = reference.save_shards(Folder(path), 3, held_boxes(stages, optimizer))
+    return written, [step(number) for number in range(3, 6)]
+
+
+def load_on(sizes, path):
+    stages, optimizer, step = on_mesh(sizes, seed=1)
+    number, read = reference.load_shards(Folder(path), held_boxes(stages, optimizer))
+    return read, [step(k) for k in range(number, number + 3)]
+
+
+with tempfile.TemporaryDirectory() as path:
+    saving = try_it(save_on, {"pp": 2, "dp": 1, "tp": 2}, path, world_size=4)
+    loading = try_it(load_on, {"pp": 1, "dp": 3, "tp": 1}, path, world_size=3)
+if saving and loading:
+    print("written by each of four:", [f"{written:,}" for written, _ in saving])
+    print("read by each of three:  ", [f"{read:,}" for read, _ in loading])
+    print("losses of the saved run: ", [f"{loss:.6f}" for loss in saving[0][1]])
+    print("losses on three ranks:   ", [f"{loss:.6f}" for loss in loading[0][1]])
+
+# %% [markdown]
+# **Break it.** Let rank 0 write everything. The bytes are the same, but three ranks wait while one writes, and it needs
+# the memory of the full model. With replicas there is the other extreme: every rank writes all that it holds, and four
+# copies of each norm are on the disk.
+#
+# **In production.** `torch.distributed.checkpoint` makes these plans (`DefaultSavePlanner`, and
+# `create_read_items_for_chunk_list`, which cuts boxes as you did). You ran it in notebook 05.
+#
+# **Question.** Saved on dp 4, each rank's optimizer states were cut into flat shards. What is a box then?
+
+# %% [markdown]
+# ## 6 · How often to save
+#
+# | | |
+# |---|---|
+# | you will write | `best_interval(save_seconds, mtbf)` |
+# | builds on | nothing |
+# | time | 10 minutes |
+# | points | 4 |
+#
+# A save stops the run for δ seconds, and a failure costs the work since the last one. If you save often, you pay for
+# saves; if you save seldom, you lose work. Let τ be the seconds of work between the end of one save and the start of the
+# next. Failures come once in M seconds, at no particular time.
+#
+# Write down the two shares of the time that are lost. Saves cost δ in τ seconds. A failure costs *half* of an interval
+# on average, once in M seconds. Then find the τ at which their sum is least.
+#
+# **Predict.** M doubles because you use half of the GPUs. Should you save half as often?
+#
+# <details><summary>Answer</summary>No. The best τ grows with the root of M, so it is 1.41 times as long.</details>
+
+
+# %% nbgrader={"grade_id": "best_interval", "solution": true}
+def best_interval(save_seconds, mtbf):
+    """Seconds of work between the end of one save and the start of the next; the save's time is not in it.
+
+    save_seconds: for which a save stops the run. mtbf: seconds between two failures of the job.
+    """
+    ### BEGIN SOLUTION
+    return math.sqrt(2 * save_seconds * mtbf)
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint: the sum</summary>δ / τ + τ / (2 M). Where is its derivative 0?</details>
+#
+# **Check.**
+
+# %% nbgrader={"grade_id": "best_interval_check", "points": 4}
+report = check("12_in_operation/best_interval", best_interval)
+### BEGIN HIDDEN TESTS
+report = check("12_in_operation/best_interval", best_interval, cases="hidden")
+### END HIDDEN TESTS
+report.points(4)
+
+
+# %% [markdown]
+# **Measure.** The share of the time that becomes kept work is the **goodput**. If failures come at random, an attempt at
+# τ + δ seconds succeeds with probability exp(−(τ + δ) / M), and after a failure the run needs R seconds to start. The
+# cell plots the formula over τ, for δ = 60 s, M = 3 h and R = 600 s, and for saves that stop the run for 2 s only.
+
+
+# %% tags=["skip-in-grading"]
+def goodput(interval, save_seconds, restart_seconds, mtbf):
+    return interval / ((mtbf + restart_seconds) * math.expm1((interval + save_seconds) / mtbf))
+
+
+figure = picture(6.4, 2.3)
+axes = figure.add_axes((0.09, 0.2, 0.88, 0.74))
+taus = [30 * 1.15**k for k in range(44)]
+for save, colour in ((60, RANKS[0]), (2, RANKS[1])):
+    axes.plot(
+        taus,
+        [goodput(tau, save, 600, 3 * 3600) for tau in taus],
+        color=colour,
+        label=f"δ = {save} s",
+    )
+    if ready(best_interval):
+        best = best_interval(save, 3 * 3600)
+        axes.plot(best, goodput(best, save, 600, 3 * 3600), "o", color=colour)
+        print(
+            f"δ = {save:2} s: τ = {best:5.0f} s, goodput {goodput(best, save, 600, 3 * 3600):.3f}"
+        )
+axes.set_xscale("log"), axes.set_ylim(0, 1), axes.legend(fontsize=8)
+axes.set_xlabel("seconds between two saves", size=8), axes.set_ylabel("goodput", size=8)
+display(figure)
+
+# %% [markdown]
+# The curve is flat at its top. Half or twice the best interval costs about two percent of the time here, so δ and M
+# don't have to be known well.
+#
+# **Look.** The lab of §3 measures the same with a real process, in which seconds stand for hours.
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+with tempfile.TemporaryDirectory() as folder:
+    worker = partial(train_lab, step_seconds=0.005, save_seconds=0.05)
+    failed = run_with_failures(worker, folder, 600, 25, mtbf=1.5, seed=1)
+    seen = reference.measured(failed, Journal(f"{folder}/journal").lines())
+print(f"{len(failed.kills)} kills: measured {seen.goodput:.2f}, by the formula", end=" ")
+print(f"{goodput(25 * seen.step, seen.save, seen.restart, 1.5):.2f}")
+
+# %% [markdown]
+# **Break it.** One GPU of Llama 3's fails once in 5.8 years, by the same count. Whoever takes this for M saves once in
+# 1.7 days, while the job fails once in 3.1 hours. It never reaches its first save.
+#
+# **In production.** Young published the root in 1974. Asynchronous saves (§13) make δ the time of a copy in memory, so τ
+# falls with the root of δ.
+#
+# **Question.** δ goes to 0. What bounds the goodput then? (R alone: M / (M + R).)
+#
+# *This is a good place for a break: part B needs nothing of this kernel but the first cell.*
+
+# %% [markdown]
+# ## B · It is slow
+#
+# ## 7 · Where the time goes
+#
+# | | |
+# |---|---|
+# | you will write | `breakdown(calls, rank, start, end)` |
+# | builds on | nothing |
+# | time | 24 minutes |
+# | points | 10 |
+#
+# A profiler says that ranks spend a third of the step in all-reduces. Should you buy a faster network? You can't know
+# yet, because a rank in a collective does one of two things. A collective can't move anything before its *last* rank has
+# called it. Until then the early ranks **wait**, and no network shortens that. From then on bytes **move**.
+#
+# Each call has three times: `issued`, when the rank called it; `waited`, when it began to wait for it; and `done`. A call
+# that blocks has waited = issued. With `async_op=True` the rank computes between the two, and bytes that move meanwhile
+# are **hidden**: they cost the rank nothing.
+#
+# **Look.** The cell draws three calls on three ranks. Grey is moving, white with a frame is waiting, blue is computing,
+# and the hatched blue is computing while something moves.
+
+
+# %% tags=["skip-in-grading"]
+EXAMPLE = [  # [rank][call]: issued, waited, done
+    [(2, 2, 5), (7, 10, 11), (12, 12, 16)],
+    [(3, 3, 5), (8, 8, 11), (14, 14, 16)],
+    [(4, 4, 5), (9, 13, 11), (13, 13, 16)],
+]
+
+
+def draw_calls(calls, end):
+    figure = picture(7.4, 0.5 + 0.42 * len(calls))
+    axes = figure.add_axes((0.09, 0.22, 0.89, 0.74))
+    lasts = [max(of_rank[k][0] for of_rank in calls) for k in range(len(calls[0]))]
+    for rank, of_rank in enumerate(calls):
+        axes.barh(-rank, end, left=0, height=0.6, color="#7aa6d8")
+        for last, (_, _, done) in zip(lasts, of_rank, strict=True):
+            if done > last:
+                axes.barh(-rank, done - last, left=last, height=0.6, color="#7aa6d8", hatch="////")
+        for last, (_, waited, done) in zip(lasts, of_rank, strict=True):
+            if min(last, done) > waited:
+                axes.barh(
+                    -rank,
+                    min(last, done) - waited,
+                    left=waited,
+                    height=0.6,
+                    color="white",
+                    edgecolor=INK,
+                )
+            if done > max(last, waited):
+                axes.barh(
+                    -rank, done - max(last, waited), left=max(last, waited), height=0.6, color=QUIET
+                )
+    axes.set_yticks(
+        [-rank for rank in range(len(calls))],
+        [f"rank {rank}" for rank in range(len(calls))],
+        size=8,
+    )
+    axes.set_xlim(0, end), axes.set_xlabel("seconds", size=8)
+    return figure
+
+
+display(draw_calls(EXAMPLE, 18))
+
+# %% [markdown]
+# **Predict.** Take the second call on rank 0: it was issued at 7, rank 2 called it last at 9, rank 0 waited for it from 10
+# on, and it was done at 11. How long did rank 0 wait for the last rank, how long did bytes move, and how long were they
+# hidden?
+#
+# <details><summary>Answer</summary>It waited 0 s, because all had called when it began to wait. Bytes moved from 9 to 11:
+# one second hidden, and one second for which it was blocked.</details>
+#
+# **Build.** Find the two intervals, waiting and moving, in the picture. A handle that is waited for after its call was
+# over has cost nothing, as on rank 2 above.
+
+
+# %% nbgrader={"grade_id": "breakdown", "solution": true}
+def breakdown(calls, rank, start, end):
+    """Seconds of `rank` from `start` to `end`: {"computing", "waiting", "moving", "hidden"}.
+
+    calls[r][k]: (issued, waited, done) of call k on rank r. All ranks take part in all calls, and a rank is
+    blocked in one call at a time. Cut every interval to the window first. waiting + moving + computing is
+    the window. `hidden` is the time in which at least one collective that every rank has begun is moving
+    while this rank is not blocked. It is counted once, so it never exceeds `computing`.
+    """
+
+    ### BEGIN SOLUTION
+    def length(intervals):
+        seconds, reached = 0, start
+        for begin, over in sorted(intervals):
+            seconds += max(0, min(over, end) - max(begin, reached))
+            reached = max(reached, over)
+        return seconds
+
+    lasts = [max(of_rank[k][0] for of_rank in calls) for k in range(len(calls[rank]))]
+    own = [(last, waited, done) for last, (_, waited, done) in zip(lasts, calls[rank], strict=True)]
+    blocked = [(waited, done) for _, waited, done in own]
+    travels = [(last, done) for last, _, done in own]
+    waiting = sum(length([(waited, min(last, done))]) for last, waited, done in own)
+    moving = sum(length([(max(waited, last), done)]) for last, waited, done in own)
+    return {
+        "computing": end - start - waiting - moving,
+        "waiting": waiting,
+        "moving": moving,
+        "hidden": length(travels + blocked) - length(blocked),
+    }
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint: one call</summary>last = the largest `issued` of all ranks. The rank waits from `waited` to
+# min(last, done), and bytes move from max(waited, last) to done. If an interval ends before it begins, it is
+# empty.</details>
+# <details><summary>Hint: hidden</summary>Take all intervals from last to done, and all for which this rank is blocked.
+# Seconds in at least one of them, minus seconds in at least one of the latter.</details>
+# <details><summary>Hint: seconds in at least one interval</summary>Sort them. Remember how far you have come, and add
+# only what lies beyond.</details>
+#
+# **Check.**
+
+# %% nbgrader={"grade_id": "breakdown_check", "points": 10}
+report = check("12_in_operation/breakdown", breakdown)
+### BEGIN HIDDEN TESTS
+report = check("12_in_operation/breakdown", breakdown, cases="hidden")
+### END HIDDEN TESTS
+report.points(10)
+
+# %% [markdown]
+# **Measure.** Four programs on four ranks: much computing, much to send, one rank that computes three times as long, and
+# a call that runs while the rank computes. The cell times computing by sleep, so that it needs no core.
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def program(seconds, elements, slow=None, asynchronous=False, times=8):
+    """Compute, then sum over the ranks; rank `slow` needs three times as long."""
+    tensor = torch.ones(elements, device=device())
+    own = seconds * (3 if dist.get_rank() == slow else 1)
+    dist.barrier()
+    for _ in range(times):
+        handle = dist.all_reduce(tensor, async_op=True) if asynchronous else None
+        time.sleep(own)
+        handle.wait() if handle else dist.all_reduce(tensor)
+
+
+PROGRAMS = {
+    "much computing": (0.02, 1_000),
+    "much to send": (0.002, 2_000_000),
+    "rank 2 is slow": (0.01, 1_000, 2),
+    "asynchronous": (0.02, 400_000, None, True),
+}
+shares = {}
+for name, arguments in PROGRAMS.items():
+    run = try_it(program, *arguments)
+    if run and ready(breakdown):
+        calls = reference.calls_of(run.ledger)
+        start, end = (
+            max(of_rank[1][0] for of_rank in calls),
+            max(of_rank[-1][2] for of_rank in calls),
+        )
+        shares[name] = [breakdown(calls, rank, start, end) for rank in range(4)]
+        for rank, parts in enumerate(shares[name]):
+            told = "  ".join(
+                f"{key} {seconds / (end - start):4.2f}" for key, seconds in parts.items()
+            )
+            print(f"{name:15} rank {rank}: {told}")
+
+# %% [markdown]
+# **Look.** Stacked shares, per rank. In the third program three ranks wait, and the one that doesn't is the cause.
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+if shares:
+    figure = picture(7.4, 1.9)
+    for place, (name, ranks) in enumerate(shares.items()):
+        axes = figure.add_axes((0.05 + 0.24 * place, 0.12, 0.2, 0.72))
+        for rank, parts in enumerate(ranks):
+            whole, left = parts["computing"] + parts["waiting"] + parts["moving"], 0
+            for key, colour in (("computing", "#7aa6d8"), ("waiting", "white"), ("moving", QUIET)):
+                axes.barh(
+                    -rank, parts[key] / whole, left=left, color=colour, edgecolor=INK, linewidth=0.5
+                )
+                left += parts[key] / whole
+        axes.set_title(name, size=8, color=INK), axes.set_yticks([]), axes.set_xticks([0, 1])
+    display(figure)
+
+# %% [markdown]
+# **Break it.** A faster network for the third program: here are its shares if the bytes took no time at all. The waiting
+# stays, and so does the step.
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+if shares:
+    for rank, parts in enumerate(shares["rank 2 is slow"]):
+        print(
+            f"rank {rank}: waiting {parts['waiting']:.3f} s, and at most {parts['moving']:.3f} s to save"
+        )
+
+# %% [markdown]
+# **In production.** `torch.profiler` records a GPU's kernels, and Meta's Holistic Trace Analysis cuts them into
+# computing, communication and idle time. A kernel of NCCL that waits for another rank looks like one that moves bytes:
+# only the comparison of all ranks tells them apart, which is what you did. "GPU utilization" counts moments at which any
+# kernel runs, so a rank that spins in NCCL shows 100 %.
+#
+# **Question.** Rank 1 waits for a third of its time. Whom do you call?
+
+# %% [markdown]
+# ## 8 · Which rank is slow
+#
+# | | |
+# |---|---|
+# | you will write | `find_straggler(arrivals, confidence=0.99)` |
+# | builds on | §7, for the idea |
+# | time | 16 minutes |
+# | points | 6 |
+#
+# In each collective some rank comes last. That alone means nothing: among four equal ranks each is last in about one of
+# four. If one is last in 12 of 39 collectives, is it slow? With chance alone the number of times is binomial. The
+# probability that a *given* rank is last at least m times in c is the tail
+#
+# > P(X ≥ m), X binomial with c trials and probability 1/n
+#
+# and the probability that *some* rank is last so often is at most n times that. If this bound is below 1 − confidence,
+# chance is not the cause.
+
+
+# %%
+def binomial_tail(trials, hits, probability):
+    """The probability of at least `hits` hits in so many independent trials."""
+    miss = 1 - probability
+    terms = range(hits, trials + 1)
+    return sum(math.comb(trials, k) * probability**k * miss ** (trials - k) for k in terms)
+
+
+# %% [markdown]
+# **Predict.** Four ranks, 39 collectives. From how many times on is one of them a straggler, at 99 %?
+
+# %% tags=["skip-in-grading"]
+for hits in range(10, 24, 2):
+    print(
+        f"last {hits} times of 39: by chance with at most {min(1, 4 * binomial_tail(39, hits, 1 / 4)):.4f}"
+    )
+
+# %% [markdown]
+# How slow is it? In a collective, a rank is late by its time minus the latest time of the others, because so much sooner
+# all could have begun. Take the median over all collectives. A mean would be moved by one pause of two seconds.
+#
+# **Build.** Count, compute the tail, and return None if chance is enough. The rank that *waits* most is the fastest.
+
+
+# %% nbgrader={"grade_id": "find_straggler", "solution": true}
+def find_straggler(arrivals, confidence=0.99):
+    """(rank, seconds) of the rank that is last more often than chance has it, or None.
+
+    arrivals[k][r]: when rank r called collective k. It is named if n times the binomial tail is at most
+    1 - confidence. If several are last at the same time, each counts as last. The seconds are the median
+    over *all* collectives of (its time - the latest of the others), and may be small or negative in a
+    single one.
+    """
+    ### BEGIN SOLUTION
+    n = len(arrivals[0])
+    last = [sum(times[rank] == max(times) for times in arrivals) for rank in range(n)]
+    rank = max(range(n), key=lambda r: last[r])
+    if n * binomial_tail(len(arrivals), last[rank], 1 / n) > 1 - confidence:
+        return None
+    return rank, median(
+        times[rank] - max(time for r, time in enumerate(times) if r != rank) for times in arrivals
+    )
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint: who is last</summary><code>times[r] == max(times)</code>, summed over the collectives, for each
+# r.</details>
+# <details><summary>Hint: how late</summary><code>statistics.median</code> of <code>times[rank]</code> minus the largest
+# of the other times.</details>
+#
+# **Check.**
+
+# %% nbgrader={"grade_id": "find_straggler_check", "points": 6}
+report = check("12_in_operation/find_straggler", find_straggler)
+### BEGIN HIDDEN TESTS
+report = check("12_in_operation/find_straggler", find_straggler, cases="hidden")
+### END HIDDEN TESTS
+report.points(6)
+
+
+# %% [markdown]
+# **Measure.** Four real ranks with a step of 20 ms, 39 collectives. In the second run rank 2 needs 25 % longer.
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def steps_with(delay, slow=2, step=0.02, times=39):
+    tensor = torch.ones(1, device=device())
+    for _ in range(times):
+        time.sleep(step + delay * (dist.get_rank() == slow))
+        dist.all_reduce(tensor)
+
+
+seen = {}
+for delay in (0.0, 0.005):
+    run = try_it(steps_with, delay)
+    if run and ready(find_straggler):
+        seen[delay] = reference.arrivals_of(run.ledger)
+        print(f"rank 2 slower by {1000 * delay:.0f} ms:", find_straggler(seen[delay]))
+
+# %% [markdown]
+# **Look.** How much later than the first rank each rank came, for each collective: a heat map of this kind is how
+# MegaScale found its slow machines.
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+if seen:
+    figure = picture(7.4, 1.7)
+    for place, (delay, arrivals) in enumerate(seen.items()):
+        axes = figure.add_axes((0.06 + 0.48 * place, 0.2, 0.43, 0.62))
+        late = [[1000 * (times[rank] - min(times)) for times in arrivals] for rank in range(4)]
+        axes.imshow(late, aspect="auto", cmap="Greys", vmin=0, vmax=8)
+        axes.set_title(f"rank 2 slower by {1000 * delay:.0f} ms", size=8, color=INK)
+        axes.set_xlabel("collective", size=8), axes.set_yticks(range(4))
+    display(figure)
+
+# %% [markdown]
+# On a busy machine lateness is not independent: a rank is late for a while. So a rank may be named here with a median far
+# below a millisecond. Look at the seconds before you call anyone.
+#
+# **Break it.** Always name the rank that was last most often. The cell does it for a thousand runs of equal ranks, and
+# counts how often each rule accuses one.
+
+# %% tags=["skip-in-grading"]
+draw, accused = torch.Generator().manual_seed(0), 0
+for _ in range(1000 if ready(find_straggler) else 0):
+    accused += find_straggler(torch.rand(39, 4, generator=draw).tolist()) is not None
+print("always naming one: 1000 of 1000 equal runs; yours:", accused)
+
+# %% [markdown]
+# **In production.** MegaScale (Jiang et al. 2024) reports two findings: about 0.5 % of the machines were slow and set the
+# pace for all (§5.1), and hosts that needed about 10 % more time for the same forward were removed, which gained about
+# 0.7 % of MFU (§6.3).
+#
+# **Question.** Why do you compare ranks only inside a group of dp or tp? (In a pipeline the last stage is late by its
+# place.)
+
+# %% [markdown]
+# ## 9 · Six symptoms, one lever each
+#
+# | | |
+# |---|---|
+# | you will write | six answers |
+# | builds on | §7, §8 |
+# | time | 8 minutes |
+# | points | 4 |
+#
+# You have the numbers of one step of six runs, on eight ranks each. What is wrong with each run, and on which rank?
+# A cause counts if it costs at least 5 % of the step. One run is healthy.
+#
+# | kind | what you see | first lever |
+# |---|---|---|
+# | `"straggler"` | one rank is always last, and the others wait for it | take its host out |
+# | `"unequal work"` | some ranks compute longer, and none is always last | balance experts, move layers |
+# | `"data"` | the step's input is late | use more loaders, prefetch |
+# | `"checkpoint"` | seconds go into saves | save behind, or less often |
+# | `"bubble"` | stages have no microbatch | use more microbatches, interleave |
+# | `"latency"` | most of moving is a start per message, alpha · messages | send fewer and larger messages |
+# | `"bandwidth"` | most of moving is bytes | overlap, send fewer bytes |
+# | `"memory"` | a rank is near its limit, or has twice the others' peak | shard, recompute |
+# | `"healthy"` | nothing costs 5 % | leave it alone |
+#
+# **Look.** Seconds, per rank. `late` is the result of `find_straggler` among ranks that do the same.
+
+# %% tags=["skip-in-grading"]
+drawn = reference.draw_profiles(1)
+runs = {name: drawn[place][0] for name, place in zip("abcdef", (6, 7, 10, 5, 2, 9), strict=True)}
+for name, profile in runs.items():
+    starts = profile.alpha * profile.messages[0]
+    print(
+        f"run_{name}: a step of {profile.step():.2f} s, bubble {profile.bubble:.2f} s, late: {profile.late}"
+    )
+    print(
+        f"       alpha * messages {starts:.3f} s, beta * bytes {profile.beta * profile.bytes[0]:.3f} s"
+    )
+    for kind in ("computing", "waiting", "moving", "data", "checkpoint"):
+        print(
+            f"       {kind:10}", "  ".join(f"{seconds:5.2f}" for seconds in getattr(profile, kind))
+        )
+    print(
+        "       peak, GB  ",
+        "  ".join(f"{peak / 1e9:5.1f}" for peak in profile.peak_memory),
+        "of 80\n",
+    )
+
+# %% [markdown]
+# **Build.** Write a pair for each run: the kind, and the rank that is the cause, or None if the cause lies on several
+# ranks or on none.
+
+# %% nbgrader={"grade_id": "symptoms", "solution": true}
+run_a = ...  # (kind, rank)
+run_b = ...
+run_c = ...
+run_d = ...
+run_e = ...
+run_f = ...
+### BEGIN SOLUTION
+run_a = "unequal work", None
+run_b = "latency", None
+run_c = "data", 3
+run_d = "healthy", None
+run_e = "straggler", 6
+run_f = "memory", 4
+### END SOLUTION
+
+# %% nbgrader={"grade_id": "symptoms_check", "points": 4}
+report = check("12_in_operation/symptoms", run_a, run_b, run_c, run_d, run_e, run_f)
+### BEGIN HIDDEN TESTS
+report = check("12_in_operation/symptoms", run_a, run_b, run_c, run_d, run_e, run_f, cases="hidden")
+### END HIDDEN TESTS
+report.points(4)
+
+# %% [markdown]
+# **In production.** These rules are tables of thresholds, and every team has its own. The order is what matters: first
+# ask whether ranks wait or move, then who is last, and only then for a lever.
+
+# %% [markdown]
+# ## 10 · Questions
+#
+# | | |
+# |---|---|
+# | builds on | all of it |
+# | time | 7 minutes |
+# | points | 3 |
+#
+# A number may be written as arithmetic.
+#
+# 1. A job fails once in 3.1 hours, and a save stops it for 60 s. After how many **seconds** of work should it save?
+# 2. Four ranks wait for 0.33, 0.00, 0.32 and 0.33 of their step in all-reduces. Which **rank** is slow?
+# 3. The parameters of all replicas agree in every bit, and the loss spiked. Which cause is *ruled out*?
+#    `"a"`: a bit flipped in the parameters of one rank. `"b"`: a bit flipped in one rank's gradient, before the
+#    all-reduce. `"c"`: a batch with odd rows.
+# 4. A model was saved on tp 8, pp 8, and is loaded on tp 4, pp 16. Each rank saved one file per matrix. From how many
+#    **files** does a rank read one matrix?
+
+# %% nbgrader={"grade_id": "questions", "solution": true}
+answer_1 = ...  # seconds
+answer_2 = ...  # rank
+answer_3 = ...  # "a", "b" or "c"
+answer_4 = ...  # files
+### BEGIN SOLUTION
+answer_1 = math.sqrt(2 * 60 * 3.1 * 3600)
+answer_2 = 1
+answer_3 = "a"
+answer_4 = 8 // 4
+### END SOLUTION
+
+# %% nbgrader={"grade_id": "questions_check", "points": 3}
+report = check("12_in_operation/questions", answer_1, answer_2, answer_3, answer_4)
+### BEGIN HIDDEN TESTS
+report = check("12_in_operation/questions", answer_1, answer_2, answer_3, answer_4, cases="hidden")
+### END HIDDEN TESTS
+report.points(3)
+
+# %% [markdown]
+# ## 11 · Optional: mend a monitor
+#
+# | | |
+# |---|---|
+# | you will write | `step_metrics(loss_sum, tokens, seconds, group=None)` |
+# | builds on | nothing |
+# | time | 15 minutes |
+# | extra credit | 4 points, on top of the 60. You lose nothing if you skip it |
+#
+# A dashboard shows a loss, tokens per second, and seconds per step. Monitors often print rank 0's loss, the mean of the
+# ranks' means, rank 0's tokens times the number of ranks, tokens since the start divided by the time since then, and this
+# rank's seconds. All of these are wrong, and all look plausible.
+#
+# **Predict.** Rank 0 has 10 targets with a mean loss of 2, and rank 1 has 30 with a mean loss of 4. What is the loss of
+# the batch?
+#
+# <details><summary>Answer</summary>(20 + 120) / 40 = 3.5, and not 3.</details>
+#
+# **Build.** Two collectives are enough, a sum and a maximum.
+
+
+# %% nbgrader={"grade_id": "step_metrics", "solution": true}
+def step_metrics(loss_sum, tokens, seconds, group=None):
+    """{"loss", "tokens_per_second", "seconds"} of the step, the same on every rank of `group`.
+
+    loss_sum: over this rank's targets; tokens: their number, perhaps 0; seconds: this rank's. The loss is
+    the mean over all targets, and the step lasts as long as on its slowest rank. At most two collectives,
+    of at most 32 bytes together.
+    """
+    ### BEGIN SOLUTION
+    sums = torch.tensor([loss_sum, tokens], dtype=torch.float64, device=device())
+    slowest = torch.tensor(seconds, dtype=torch.float64, device=device())
+    dist.all_reduce(sums, group=group)
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX, group=group)
+    (total, count), longest = sums.tolist(), slowest.item()
+    loss = total / count if count else math.nan
+    return {"loss": loss, "tokens_per_second": count / longest, "seconds": longest}
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "step_metrics_check", "points": 0}
+# Extra credit, 4 points
+report = check("12_in_operation/step_metrics", step_metrics)
+### BEGIN HIDDEN TESTS
+report = check("12_in_operation/step_metrics", step_metrics, cases="hidden")
+### END HIDDEN TESTS
+
+# %% [markdown]
+# **In production.** TensorBoard and Weights & Biases draw what they get. The library's `EventWriter` writes the files that
+# TensorBoard reads, without TensorBoard. MFU counts the model's FLOPs only, and HFU also those of recomputation.
+
+# %% [markdown]
+# ## 12 · Optional: which rank writes what
+#
+# | | |
+# |---|---|
+# | you will write | `write_plan(held)` |
+# | builds on | §5 |
+# | time | 20 minutes |
+# | extra credit | 3 points, on top of the 60. You lose nothing if you skip it |
+#
+# Replicas hold the same boxes, and each box is to be written once. If rank 0 writes everything, the others wait. Deal the
+# largest box first, each to the rank with the fewest bytes so far. If every rank holds every box, the busiest then writes
+# at most 4/3 of the least possible (Graham 1969).
+#
+# **Predict.** Two ranks both hold boxes of 5, 4, 3, 3 and 3 bytes. How many bytes does the busier rank write by this
+# rule, and how many at best?
+#
+# <details><summary>Answer</summary>5 to rank 0, 4 and 3 to rank 1, 3 to rank 0, then 3 to rank 1: 8 and 10. At best, 9
+# and 9.</details>
+
+
+# %% nbgrader={"grade_id": "write_plan", "solution": true}
+def write_plan(held):
+    """For each rank the indices of the pieces that it writes; each distinct (name, box) is written once.
+
+    held[r]: (name, box, bytes) of each piece of rank r. Ranks that hold the same piece give it the same bytes.
+    """
+    ### BEGIN SOLUTION
+    holders = {}
+    for rank, pieces in enumerate(held):
+        for index, (name, box, nbytes) in enumerate(pieces):
+            key = (name, tuple(map(tuple, box)))
+            holders.setdefault(key, (nbytes, []))[1].append((rank, index))
+    busy, plan = [0] * len(held), [[] for _ in held]
+    for nbytes, places in sorted(holders.values(), key=lambda each: each[0], reverse=True):
+        rank, index = min(places, key=lambda place: busy[place[0]])
+        busy[rank] += nbytes
+        plan[rank].append(index)
+    return [sorted(indices) for indices in plan]
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "write_plan_check", "points": 0}
+# Extra credit, 3 points
+report = check("12_in_operation/write_plan", write_plan)
+### BEGIN HIDDEN TESTS
+report = check("12_in_operation/write_plan", write_plan, cases="hidden")
+### END HIDDEN TESTS
+
+# %% [markdown]
+# **In production.** PyTorch's `dedup_save_plans` does the same. The bound of 4/3 needs that every rank holds every box: with
+# few holders this rule can cost twice the least.
+
+# %% [markdown]
+# ## 13 · Optional: save without stopping
+#
+# | | |
+# |---|---|
+# | you will write | `class AsyncCheckpoint` |
+# | builds on | §6 |
+# | time | 20 minutes |
+# | extra credit | 4 points, on top of the 60. You lose nothing if you skip it |
+#
+# The run stands still only for a copy in memory, and a thread writes the copy while the next steps are computed. Four things
+# go wrong: nothing is copied, so that the file of step 1 holds the values of step 2; two writes overlap, and the older one
+# ends last; an error of the thread is lost; the program ends while it still writes.
+#
+# **Predict.** δ falls from 60 s to 2 s. By which factor does the best interval fall?
+#
+# <details><summary>Answer</summary>By the root of 30, which is 5.5.</details>
+
+
+# %% nbgrader={"grade_id": "AsyncCheckpoint", "solution": true}
+class AsyncCheckpoint:
+    """`save(step, tensors)` copies and returns; `write(step, copies)` runs in a thread. `wait()` at the end.
+
+    At most one write is under way. An error of `write` is raised by the next `save` or `wait`. The memory of
+    the copies is used again.
+    """
+
+    ### BEGIN SOLUTION
+    def __init__(self, write):
+        self.write, self.copies, self.last = write, {}, None
+        self.thread = ThreadPoolExecutor(1)
+
+    def save(self, step, tensors):
+        self.wait()  # the copies are still being read
+        for name, tensor in tensors.items():
+            if name not in self.copies or self.copies[name].shape != tensor.shape:
+                self.copies[name] = torch.empty_like(tensor, device="cpu")
+            self.copies[name].copy_(tensor.detach())
+        self.last = self.thread.submit(
+            self.write, step, {name: self.copies[name] for name in tensors}
+        )
+
+    def wait(self):
+        last, self.last = self.last, None
+        if last is not None:
+            last.result()
+
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "AsyncCheckpoint_check", "points": 0}
+# Extra credit, 4 points
+report = check("12_in_operation/AsyncCheckpoint", AsyncCheckpoint)
+### BEGIN HIDDEN TESTS
+report = check("12_in_operation/AsyncCheckpoint", AsyncCheckpoint, cases="hidden")
+### END HIDDEN TESTS
+
+# %% [markdown]
+# **In production.** `torch.distributed.checkpoint.async_save` does this. The thread must not call collectives, because
+# those of two threads have no common order on all ranks.
+
+# %% [markdown]
+# ## 14 · Optional: the replica that is wrong
+#
+# | | |
+# |---|---|
+# | you will write | `odd_ranks(parameters, group=None)` |
+# | builds on | nothing |
+# | time | 10 minutes |
+# | extra credit | 2 points, on top of the 60. You lose nothing if you skip it |
+#
+# A chip that computes wrongly raises no error. Llama 3's table 5 lists six interruptions by silent data corruption. But
+# replicas that took the same steps have the same parameters to the last bit. So eight bytes per rank are enough: a sum of
+# the *bits*, as integers. A sum of floats depends on its order and loses small differences.
+#
+# **Predict.** A bit flips in one rank's gradient before the all-reduce. Which ranks does the comparison name?
+#
+# <details><summary>Answer</summary>None. The wrong gradient is in everyone's average, and all take the same wrong
+# step.</details>
+
+
+# %% nbgrader={"grade_id": "odd_ranks", "solution": true}
+def odd_ranks(parameters, group=None):
+    """The ranks, counted in `group`, whose parameters differ from those of most ranks; the same on all.
+
+    parameters: float32 tensors, in the same order on all ranks. If no value has more than half of the ranks,
+    all are named. Sends 8 bytes per rank.
+    """
+    ### BEGIN SOLUTION
+    mine = torch.zeros((), dtype=torch.int64)
+    for place, parameter in enumerate(parameters):
+        bits = parameter.detach().contiguous().view(torch.int32).flatten().long()
+        weights = torch.arange(1, len(bits) + 1, device=bits.device) + place
+        mine = mine.to(bits.device) + (bits * weights).sum()
+    sums = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(sums, mine, group=group)
+    values = [int(value) for value in sums]
+    common = max(values, key=values.count)
+    if 2 * values.count(common) <= len(values):
+        return list(range(len(values)))
+    return [rank for rank, value in enumerate(values) if value != common]
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "odd_ranks_check", "points": 0}
+# Extra credit, 2 points
+report = check("12_in_operation/odd_ranks", odd_ranks)
+### BEGIN HIDDEN TESTS
+report = check("12_in_operation/odd_ranks", odd_ranks, cases="hidden")
+### END HIDDEN TESTS
+
+# %% [markdown]
+# ## What you have built
+#
+# A state from which a run goes on to the last bit; a save for which every power failure was tried; a plan by which three
+# ranks load what four have saved; and the best time between two saves. Then a breakdown that tells waiting from moving,
+# and a test that accuses a rank only if chance would not. A rank was really killed, and the run ended at the same digits.
+#
+# **Read on.**
+# - Llama Team (2024), *The Llama 3 Herd of Models*: §3.3.4 lists 419 interruptions by cause.
+# - Jiang et al. (2024), *MegaScale*: §5 and §6 on slow machines and restarts.
+# - Pillai et al. (2014), *All File Systems Are Not Created Equal*: what goes wrong between two writes.
+# - Young (1974), *A first order approximation to the optimum checkpoint interval*; Daly (2006) for long saves.
+# - Dixit et al. (2021), *Silent Data Corruptions at Scale*: chips that compute wrongly.
+# - PyTorch's pages on `torchrun`, `torch.distributed.elastic` and `torch.distributed.checkpoint`.
+# - `course_lib/operation/`: read it after you have written yours; `disk.py` first.
+#
+# <details><summary>In the lectures</summary>Lecture 002's monitor reports rank 0's loss, and samples times the number of
+# ranks: §11 mends it. Its "add or remove nodes" is what §4 runs: all ranks start again.</details>
+
+# %% [markdown]
+# **How far are you?** The next cell lists the points of the checks that have run since this kernel started. In
+# a terminal, `python -m course_lib.progress` adds up all your notebooks as you have saved them, and
+# `python -m course_lib.submit` packs them to be handed in.
+
+# %% tags=["skip-in-grading"]
+from course_lib import progress
+
+progress.show("12_in_operation")
