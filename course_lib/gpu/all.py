@@ -8,10 +8,11 @@ from course_lib.gpu.memory import HOST_COPIES, KEPT_OR_NOT, MASKS, STATES
 from course_lib.gpu.messages import ALL_REDUCES, CALL_AND_WORK, PING_PONG
 from course_lib.gpu.mixtures import EXCHANGES, GROUPED
 from course_lib.gpu.pipelines import ACTIONS, AXES, PIPELINE
+from course_lib.gpu.saves import SAVES
 from course_lib.gpu.training import ONE_STEP, OVERLAP, PHASES, STEPS
 
 EXPERIMENTS = (
     ONE_STEP, ROOFLINE, ATTENTION, FORMATS, KEPT_OR_NOT, PHASES, HOST_COPIES, NARROW_LAYERS, ACTIONS,
-    CALL_AND_WORK, MASKS, GROUPED,
+    CALL_AND_WORK, MASKS, GROUPED, SAVES,
     STEPS, ALL_REDUCES, PING_PONG, OVERLAP, STATES, LAYER_AND_MESSAGES, PIPELINE, RING, AXES, EXCHANGES,
 )  # fmt: skip
