@@ -119,7 +119,7 @@ def odd_ranks(parameters, group=None):
 
 
 # %% wrong: the first parameter alone
-# is: slip
+# is: idea
 # says: Does the checksum depend on every element
 # base: the sum of the bits
 -        mine += parameter.detach().view(torch.int32).sum()
@@ -161,7 +161,7 @@ def odd_ranks(parameters, group=None):
 
 # %% wrong: a nan is another value
 # is: detail
-# says: A nan is not equal to itself, but its bits are
+# says: a nan is not equal to itself, but its bits are
 # base: the sum of the bits
 -    values = [int(value) for value in sums]
 +    values = [int(value) for value in sums]
@@ -198,7 +198,7 @@ def odd_ranks(parameters, group=None):
 
 # %% wrong: a checksum of each parameter
 # is: slip
-# says: so that one number travels
+# says: Add up the checksums of all parameters
 def odd_ranks(parameters, group=None):
     mine = torch.stack([p.detach().view(torch.int32).sum() for p in parameters])
     sums = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]

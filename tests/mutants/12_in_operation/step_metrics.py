@@ -102,7 +102,7 @@ def step_metrics(loss_sum, tokens, seconds, group=None):
 
 # %% wrong: the fastest rank
 # is: idea
-# says: The seconds are those of the fastest rank
+# says: The seconds belong to the fastest rank
 # base: a sum and a maximum
 -    dist.all_reduce(slowest, op=dist.ReduceOp.MAX, group=group)
 +    dist.all_reduce(slowest, op=dist.ReduceOp.MIN, group=group)
@@ -197,7 +197,7 @@ def step_metrics(loss_sum, tokens, seconds, group=None):
 +    loss = total / max(count, 1)
 
 
-# %% wrong: a rank without targets goes home
+# %% wrong: a rank without targets returns early
 # is: slip
 # says: A rank without targets takes part as well
 # base: a sum and a maximum
@@ -254,8 +254,8 @@ def step_metrics(loss_sum, tokens, seconds, group=None):
 
 
 # %% wrong: no seconds
-# is: form
-# says: has no 'seconds'
+# is: slip
+# says: has no number under 'seconds'
 # base: a sum and a maximum
 -    return {"loss": loss, "tokens_per_second": count / longest, "seconds": longest}
 +    return {"loss": loss, "tokens_per_second": count / longest}

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from course_lib.checks import kit, words
 from course_lib.checks.notebooks.in_operation.references import REFERENCES
-from course_lib.checks.notebooks.in_operation.traffic import given_line
+from course_lib.checks.notebooks.in_operation.traffic import given, given_line
 from course_lib.checks.rank.harness import CallInstructions
 from course_lib.ledger.operation import Operation
 
 NAME = "odd_ranks"
-POINT = "a checksum of bits, and the ranks that differ from most"
+POINT = "a checksum of all bits, and the ranks that differ from most"
 SHAPES = ((40, 25), (7,), (3, 5))
 LEAST, MOST = 4, 8  # bytes of a checksum
 LAST_BIT = 1
@@ -35,9 +36,10 @@ ALL_DIFFER = (
     "as the rank, an address, or Python's hash()?"
 )
 NAN = (
-    "The ranks have the same bits, and one element is nan. A nan is not equal to itself, but its bits are. "
-    "Compare integers."
+    "All ranks are named, though most have the same bits. One element is nan, and a nan is not equal to "
+    "itself, but its bits are. Compare integers."
 )
+NO_ONE = "Both ranks have the same bits, so no rank is odd, and the list is empty."
 ZERO = "The floats 0.0 and -0.0 are equal, but their bits differ. Compare integers."
 NO_MAJORITY = (
     "Two ranks have one value and two have another. Neither value has more than half of the ranks, so "
@@ -83,7 +85,7 @@ def read(rank: int, result: object) -> list[int] | kit.Finding:
             f"{NAME} returns None on rank {rank}.", "Is there a `return` at its end?", cause="none"
         )
     named = [kit.numeric(each) for each in result] if isinstance(result, list) else [None]
-    ranks = [int(each) for each in named if each is not None and each == int(each)]
+    ranks = [int(each) for each in named if each is not None and each.is_integer()]
     if len(ranks) < len(named):
         said = f"{NAME} returns something else than a list of ranks on rank {rank}."
         return kit.wrong(said, "Return a list of integers, which is empty if no rank differs.", cause="form")
@@ -94,18 +96,26 @@ def spoken(ranks: Sequence[int]) -> str:
     return words.ranks(ranks) if ranks else "no rank"
 
 
+def answers(on: kit.Setting, observed: kit.Observed) -> list[list[int]] | kit.Finding:
+    """What each rank that takes part has named."""
+    came = []
+    for rank in on.ranks:
+        named = read(rank, observed.values[rank].result)
+        if isinstance(named, kit.Finding):
+            return named
+        came.append(named)
+    return came
+
+
 def named_line(
     title: str, on: kit.Setting, wanted: Sequence[int], slips: Slips, weight: float, trivial: bool = False
 ) -> kit.Line:
     """All ranks name `wanted`. slips: the sentence for a wrong answer."""
 
     def judge(observed: kit.Observed) -> kit.Finding:
-        came = []
-        for rank in on.ranks:
-            named = read(rank, observed.values[rank].result)
-            if isinstance(named, kit.Finding):
-                return named
-            came.append(named)
+        came = answers(on, observed)
+        if isinstance(came, kit.Finding):
+            return came
         off = [place for place, named in enumerate(came) if named != list(wanted)]
         if not off:
             return kit.RIGHT
@@ -134,9 +144,9 @@ def left_alone(on: kit.Setting, replicas: Sequence[Parameters], weight: float) -
 
 
 def too_many(done: Sequence[Operation]) -> str:
-    if any(operation.op == "all_gather" for operation in done) and len(done) < len(SHAPES):
-        return "Compute the checksum on the rank, so that one number travels and not the parameters."
-    return "Add the checksums of all parameters on the rank, so that one number travels in one all-gather."
+    if sum(map(given, done)) <= MOST * len(SHAPES):
+        return "Add up the checksums of all parameters on the rank, so that one number travels."
+    return "Compute the checksum on the rank, so that one number travels and not the parameters."
 
 
 def trouble(case: kit.Case, kind: str, text: str) -> str:
@@ -164,8 +174,15 @@ def one_bit(draw: kit.Draw) -> kit.Case:
     replicas = [flipped(values, -1, element, LAST_BIT) if rank == odd else values for rank in range(4)]
     slips = {(): LOST, but(4, odd): NOT_MOST, but(4): ALL_DIFFER}
     everything = sum(value.nbytes for value in values)
+
+    def known(observed: kit.Observed) -> float:
+        """Whether the ranks together name the odd one, as where each only tells of itself."""
+        came = answers(on, observed)
+        return float(isinstance(came, list) and {rank for named in came for rank in named} == {odd})
+
+    named = named_line("4 ranks, one of which differs in one bit", on, [odd], slips, 1.5)
     return case("one bit", on, replicas, [
-        named_line("4 ranks, one of which differs in one bit", on, [odd], slips, 1.5),
+        replace(named, shows=known),
         left_alone(on, replicas, 0.25),
         given_line(
             "bytes: 8 per rank", on.ranks, LEAST, MOST, calls=1, hint=too_many, weight=0.5,
@@ -183,10 +200,20 @@ def first_rank(draw: kit.Draw) -> kit.Case:
 
 
 def nan(draw: kit.Draw) -> kit.Case:
-    on, values = kit.Setting(2), parameters(draw)
+    """All ranks have the same nan, and one of them another second parameter."""
+    on, odd, values = kit.Setting(3), draw.integer(1, 3), parameters(draw)
     values[0].view(-1)[draw.integer(1, 1000)] = torch.nan
-    line = named_line("2 equal ranks, with a nan", on, [], {(0, 1): NAN}, 0.25, trivial=True)
-    return case("nan", on, [values] * 2, [line])
+    other = [values[0], parameters(draw)[1], values[2]]
+    replicas = [other if rank == odd else values for rank in range(3)]
+    slips = {(): UNSEEN, but(3, odd): NOT_MOST, but(3): NAN}
+    line = named_line("3 ranks with a nan, one of which differs", on, [odd], slips, 0.25)
+    return case("nan", on, replicas, [line])
+
+
+def equal(draw: kit.Draw) -> kit.Case:
+    on, values = kit.Setting(2), parameters(draw)
+    line = named_line("2 equal ranks", on, [], {(0, 1): NO_ONE}, 0.25, trivial=True)
+    return case("equal", on, [values] * 2, [line])
 
 
 def zero(draw: kit.Draw) -> kit.Case:
@@ -220,6 +247,7 @@ def sub_group(draw: kit.Draw) -> kit.Case:
 def odd_ranks(draw: kit.Draw) -> Iterator[kit.Case]:
     yield one_bit(draw)
     yield first_rank(draw)
+    yield equal(draw)
     yield nan(draw)
     yield zero(draw)
     yield two_against_two(draw)

@@ -25,7 +25,7 @@ OWN_MEAN = (
     "Each rank gives the mean over its own targets. Add the sums and the numbers of targets of all ranks, "
     "then divide."
 )
-RANK_0 = "All ranks give rank 0's mean. The other ranks have targets, too, which belong to the batch."
+RANK_0 = "All ranks give rank 0's mean. The targets of the other ranks belong to the batch as well."
 MEANS = (
     "The loss is the mean of the ranks' means. A rank with few targets counts as much there as a rank with "
     "many. Add the sums and the numbers of targets, then divide once."
@@ -57,21 +57,22 @@ OWN_SECONDS = "Each rank gives its own seconds. In the next collective it waits 
 SECONDS_OF_0 = "All ranks give rank 0's seconds. The step lasts as long as on its slowest rank."
 MEAN_SECONDS = "The seconds are the mean of the ranks. The step lasts as long as on its slowest rank."
 SUM_SECONDS = "The seconds of the ranks were added. The ranks work at the same time."
-FASTEST = "The seconds are those of the fastest rank, which waits for the others. Take the maximum."
+FASTEST = "The seconds belong to the fastest rank, which waits for the others. Take the maximum."
 TIMES_N = (
     "A rank's tokens were multiplied by the number of ranks. Ranks have unequally many tokens, so add them."
 )
 OWN_TOKENS = "These are the tokens of one rank per second. Add the tokens of all ranks."
 MEAN_TOKENS = "The tokens were averaged over the ranks. Add them, because the ranks work at the same time."
 BY_OWN_SECONDS = (
-    "The tokens of all ranks were divided by this rank's own seconds. Divide by those of the slowest."
+    "The tokens of all ranks were divided by this rank's own seconds. Divide by the slowest rank's."
 )
 RATES = "The ranks' own rates were added. In the time of the slowest rank, a fast one works once and waits."
-BY_MEAN = (
-    "The tokens of all ranks were divided by the mean of the seconds. Divide by those of the slowest rank."
-)
+BY_MEAN = "The tokens of all ranks were divided by the mean of the seconds. Divide by the slowest rank's."
 BY_SUM = "The tokens of all ranks were divided by the sum of the seconds. The ranks work at the same time."
-BY_RANK_0 = "The tokens of all ranks were divided by rank 0's seconds. Divide by those of the slowest rank."
+BY_RANK_0 = "The tokens of all ranks were divided by rank 0's seconds. Divide by the slowest rank's."
+BY_FASTEST = (
+    "The tokens of all ranks were divided by the fastest rank's seconds. Divide by the slowest rank's."
+)
 INVERSE = "The rate is upside down. Divide the tokens by the seconds."
 NO_RATE = "The number is not divided by the seconds."
 IDEAS = (
@@ -141,6 +142,7 @@ class Step:
             (RATES, sum(own)),
             (BY_MEAN, count / fmean(self.seconds)),
             (BY_SUM, count / sum(self.seconds)),
+            (BY_FASTEST, count / min(self.seconds)),
             (INVERSE, ratio(slowest, count)),
             (NO_RATE, count),
         ]
@@ -202,25 +204,24 @@ def alike(values: Sequence[float], others: Sequence[float], tolerance: float = R
     return all(near(value, other, tolerance) for value, other in zip(values, others, strict=True))
 
 
-def read(rank: int, result: object) -> Mapping[str, float] | kit.Finding:
-    """The three numbers of a rank."""
+def read(rank: int, result: object, keys: Sequence[str]) -> Mapping[str, float] | kit.Finding:
+    """The numbers of a rank under these keys."""
     if result is None:
         return kit.wrong(
             f"{NAME} returns None on rank {rank}.", "Is there a `return` at its end?", cause="none"
         )
     pairs = result.get("dict") if isinstance(result, dict) else None
+    expected = f"Return a dict with the keys {words.listing(map(repr, KEYS))}, each with a number."
     if pairs is None:
-        said = f"{NAME} returns something else than a dict on rank {rank}."
-        return kit.wrong(said, f"Return a dict with the keys {words.listing(map(repr, KEYS))}.", cause="form")
-    found = {key: kit.numeric(value) for key, value in pairs if isinstance(key, str)}
-    missing = [key for key in KEYS if key not in found]
-    if missing:
-        return kit.wrong(f"the dict of rank {rank} has no {missing[0]!r}.", cause=f"no {missing[0]}")
-    numbers = {key: found[key] for key in KEYS}
-    for key, number in numbers.items():
-        if number is None:
-            return kit.wrong(f"{key!r} is not a number on rank {rank}.", cause=f"no number {key}")
-    return {key: number for key, number in numbers.items() if number is not None}
+        return kit.wrong(f"{NAME} returns something else than a dict on rank {rank}.", expected, cause="form")
+    numbers = {key: kit.numeric(value) for key, value in pairs if isinstance(key, str)}
+    found = {key: number for key in keys if (number := numbers.get(key)) is not None}
+    missing = next((key for key in keys if key not in found), None)
+    if missing is not None:
+        return kit.wrong(
+            f"the dict of rank {rank} has no number under {missing!r}.", expected, cause=f"no {missing}"
+        )
+    return found
 
 
 def metrics_line(
@@ -231,7 +232,7 @@ def metrics_line(
     def judge(observed: kit.Observed) -> kit.Finding:
         came = []
         for rank in on.ranks:
-            numbers = read(rank, observed.values[rank].result)
+            numbers = read(rank, observed.values[rank].result, keys)
             if isinstance(numbers, kit.Finding):
                 return numbers
             came.append(numbers)
@@ -239,8 +240,15 @@ def metrics_line(
             values, right = [numbers[key] for numbers in came], step.right[key]
             off = [place for place, value in enumerate(values) if not near(value, right, ROUNDING)]
             if off:
-                return another(on.ranks[off[0]], key, values[off[0]], right, why(key, values))
+                return another(on.ranks[off[0]], key, values[off[0]], why(key, values))
         return kit.RIGHT
+
+    def another(rank: int, key: str, got: float, says: str) -> kit.Finding:
+        said = f"rank {rank} gives another {key!r} than the right one"
+        number, wanted = words.apart(got, step.right[key])
+        sentence = kit.Sentence(f"{said}: {number} instead of {wanted}.", f"{said}.")
+        # Whoever returns early without targets may have the idea.
+        return kit.wrong(sentence, says, misses_point=says in IDEAS and any(step.tokens))
 
     def why(key: str, values: Sequence[float]) -> str:
         if not any(step.tokens) and key != SECONDS:
@@ -248,13 +256,6 @@ def metrics_line(
         return next((says for says, row in step.slips(key) if alike(values, row)), "")
 
     return kit.Line(title, judge, weight, trivial=trivial)
-
-
-def another(rank: int, key: str, got: float, right: float, says: str) -> kit.Finding:
-    said = f"rank {rank} gives another {key!r} than the right one"
-    number, wanted = words.apart(got, right)
-    sentence = kit.Sentence(f"{said}: {number} instead of {wanted}.", f"{said}.")
-    return kit.wrong(sentence, says, misses_point=says in IDEAS)
 
 
 def too_many(done: Sequence[Operation]) -> str:

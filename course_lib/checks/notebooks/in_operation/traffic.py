@@ -8,8 +8,8 @@ from course_lib.checks import kit, words
 from course_lib.ledger.operation import Operation
 
 OBJECTS = (
-    "all_gather_object and its relatives pickle an object and send its length as well, which is many times "
-    "its bytes. Put the numbers into a tensor."
+    "all_gather_object pickles an object and also sends its length, so more bytes travel than the numbers "
+    "need. Put the numbers into a tensor."
 )
 Hint = Callable[[Sequence[Operation]], str]
 
@@ -36,7 +36,8 @@ def given_line(
             number = words.number(round(amount))
             if amount > most:
                 said = f"rank {rank} gave {number} bytes; {words.number(most)} are enough."
-                pickled = any(operation.dtype == "uint8" for operation in done)
+                # an object's length travels first, and then its bytes
+                pickled = len(done) > 1 and done[1].dtype == "uint8"
                 why = OBJECTS if pickled and amount < point else hint(done)
                 return kit.wrong(said, why, cause="bytes", misses_point=amount >= point)
             if len(done) > calls:
