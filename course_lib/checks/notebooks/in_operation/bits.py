@@ -10,7 +10,7 @@ from torch import Tensor
 
 from course_lib.checks import kit, words
 from course_lib.checks.notebooks.in_operation.references import REFERENCES
-from course_lib.checks.notebooks.in_operation.traffic import given, given_line
+from course_lib.checks.notebooks.in_operation.traffic import contributed, given_line
 from course_lib.checks.rank.harness import CallInstructions
 from course_lib.ledger.operation import Operation
 
@@ -97,7 +97,7 @@ def spoken(ranks: Sequence[int]) -> str:
 
 
 def answers(on: kit.Setting, observed: kit.Observed) -> list[list[int]] | kit.Finding:
-    """What each rank that takes part has named."""
+    """The answer of each rank that takes part."""
     came = []
     for rank in on.ranks:
         named = read(rank, observed.values[rank].result)
@@ -144,7 +144,7 @@ def left_alone(on: kit.Setting, replicas: Sequence[Parameters], weight: float) -
 
 
 def too_many(done: Sequence[Operation]) -> str:
-    if sum(map(given, done)) <= MOST * len(SHAPES):
+    if sum(map(contributed, done)) <= MOST * len(SHAPES):
         return "Add up the checksums of all parameters on the rank, so that one number travels."
     return "Compute the checksum on the rank, so that one number travels and not the parameters."
 

@@ -214,14 +214,14 @@ def read(rank: int, result: object, keys: Sequence[str]) -> Mapping[str, float] 
     expected = f"Return a dict with the keys {words.listing(map(repr, KEYS))}, each with a number."
     if pairs is None:
         return kit.wrong(f"{NAME} returns something else than a dict on rank {rank}.", expected, cause="form")
-    numbers = {key: kit.numeric(value) for key, value in pairs if isinstance(key, str)}
-    found = {key: number for key in keys if (number := numbers.get(key)) is not None}
-    missing = next((key for key in keys if key not in found), None)
+    under = {key: kit.numeric(value) for key, value in pairs if isinstance(key, str)}
+    numbers = {key: number for key in keys if (number := under.get(key)) is not None}
+    missing = next((key for key in keys if key not in numbers), None)
     if missing is not None:
         return kit.wrong(
             f"the dict of rank {rank} has no number under {missing!r}.", expected, cause=f"no {missing}"
         )
-    return found
+    return numbers
 
 
 def metrics_line(
@@ -247,7 +247,7 @@ def metrics_line(
         said = f"rank {rank} gives another {key!r} than the right one"
         number, wanted = words.apart(got, step.right[key])
         sentence = kit.Sentence(f"{said}: {number} instead of {wanted}.", f"{said}.")
-        # Whoever returns early without targets may have the idea.
+        # A rank that returns early because it has no targets may have the idea.
         return kit.wrong(sentence, says, misses_point=says in IDEAS and any(step.tokens))
 
     def why(key: str, values: Sequence[float]) -> str:

@@ -14,7 +14,7 @@ OBJECTS = (
 Hint = Callable[[Sequence[Operation]], str]
 
 
-def given(operation: Operation) -> float:
+def contributed(operation: Operation) -> float:
     """The bytes of this rank's own part: the full tensor of an all-gather holds a part of each rank."""
     parts = len(operation.group) if operation.op in ("all_gather", "gather") else 1
     return operation.nbytes / parts
@@ -32,7 +32,7 @@ def given_line(
     def judge(observed: kit.Observed) -> kit.Finding:
         for rank in ranks:
             done = observed.operations[rank]
-            amount = sum(map(given, done))
+            amount = sum(map(contributed, done))
             number = words.number(round(amount))
             if amount > most:
                 said = f"rank {rank} gave {number} bytes; {words.number(most)} are enough."
