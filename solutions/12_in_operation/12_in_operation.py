@@ -1317,25 +1317,29 @@ report.points(3)
 # | time | 15 minutes |
 # | extra credit | 4 points, on top of the 60. You lose nothing if you skip it |
 #
-# A dashboard shows a loss, tokens per second, and seconds per step. Monitors often print rank 0's loss, the mean of the
+# A dashboard shows a loss, tokens per second, and seconds per step. Monitors often print rank 0's loss or the mean of the
 # ranks' means, rank 0's tokens times the number of ranks, tokens since the start divided by the time since then, and this
-# rank's seconds. All of these are wrong, and all look plausible.
+# rank's seconds. All of these are wrong, and all look plausible. Ranks may have unequally many targets, and every rank
+# waits for the slowest.
 #
 # **Predict.** Rank 0 has 10 targets with a mean loss of 2, and rank 1 has 30 with a mean loss of 4. What is the loss of
 # the batch?
 #
 # <details><summary>Answer</summary>(20 + 120) / 40 = 3.5, and not 3.</details>
 #
-# **Build.** Two collectives are enough, a sum and a maximum.
+# **Build.** Give every rank the same three numbers. Two collectives are enough, a sum and a maximum.
 
 
 # %% nbgrader={"grade_id": "step_metrics", "solution": true}
 def step_metrics(loss_sum, tokens, seconds, group=None):
-    """{"loss", "tokens_per_second", "seconds"} of the step, the same on every rank of `group`.
+    """A dict with "loss", "tokens_per_second" and "seconds" of the step, equal on all ranks of `group`.
 
-    loss_sum: over this rank's targets; tokens: their number, perhaps 0; seconds: this rank's. The loss is
-    the mean over all targets, and the step lasts as long as on its slowest rank. At most two collectives,
-    of at most 32 bytes together.
+    loss_sum: the sum over this rank's targets; tokens: their number, perhaps 0; seconds: this rank's. The
+    loss is the mean over all targets, or nan if no rank has any. The step lasts as long as its slowest rank
+    needs, and "tokens_per_second" counts the tokens of all ranks.
+
+    At most two collectives, to which a rank gives at most 32 bytes together. So send numbers in tensors,
+    because all_gather_object needs more.
     """
     ### BEGIN SOLUTION
     sums = torch.tensor([loss_sum, tokens], dtype=torch.float64, device=device())
@@ -1485,8 +1489,12 @@ report = check("12_in_operation/async_checkpoint", AsyncCheckpoint, cases="hidde
 # | extra credit | 2 points, on top of the 60. You lose nothing if you skip it |
 #
 # A chip that computes wrongly raises no error. Llama 3's table 5 lists six interruptions by silent data corruption. But
-# replicas that took the same steps have the same parameters to the last bit. So eight bytes per rank are enough: a sum of
-# the *bits*, as integers. A sum of floats depends on its order and loses small differences.
+# replicas that took the same steps have the same parameters to the last bit. So eight bytes per rank are enough to compare
+# them. The bytes hold a checksum of the *bits*, for example their sum as integers. A sum of floats depends on its order and
+# loses small differences.
+#
+# If more than half of the ranks have the same checksum, the others are odd. Two ranks against two show that something is
+# wrong, but not where.
 #
 # **Predict.** A bit flips in one rank's gradient before the all-reduce. Which ranks does the comparison name?
 #
@@ -1496,10 +1504,13 @@ report = check("12_in_operation/async_checkpoint", AsyncCheckpoint, cases="hidde
 
 # %% nbgrader={"grade_id": "odd_ranks", "solution": true}
 def odd_ranks(parameters, group=None):
-    """The ranks, counted in `group`, whose parameters differ from those of most ranks; the same on all.
+    """A list of the ranks whose parameters differ from most ranks' parameters; the same list on all ranks.
 
-    parameters: float32 tensors, in the same order on all ranks. If no value has more than half of the ranks,
-    all are named. Sends 8 bytes per rank.
+    parameters: float32 tensors, in the same order on all ranks; they are left alone. Two ranks agree if all
+    their bits are equal, so -0.0 differs from 0.0, and a nan can agree. If no more than half of the ranks
+    agree, all are named. Ranks are counted in `group`, from 0.
+
+    A rank gives at most 8 bytes, one number in a tensor. all_gather_object needs more.
     """
     ### BEGIN SOLUTION
     mine = torch.zeros((), dtype=torch.int64)

@@ -1,7 +1,9 @@
 """The checks of notebook 12: is it fast, is it healthy, and what when a rank dies?"""
 
+from course_lib.checks.notebooks.in_operation.bits import odd_ranks
 from course_lib.checks.notebooks.in_operation.interval import best_interval
 from course_lib.checks.notebooks.in_operation.lateness import find_straggler
+from course_lib.checks.notebooks.in_operation.metrics import step_metrics
 from course_lib.checks.notebooks.in_operation.overlapping import async_checkpoint
 from course_lib.checks.notebooks.in_operation.quiz import questions
 from course_lib.checks.notebooks.in_operation.reading import read_plan
@@ -18,8 +20,10 @@ __all__ = [
     "capture",
     "commit",
     "find_straggler",
+    "odd_ranks",
     "questions",
     "read_plan",
+    "step_metrics",
     "symptoms",
     "write_plan",
 ]

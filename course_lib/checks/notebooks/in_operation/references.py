@@ -2,8 +2,10 @@
 
 REFERENCES = (
     "course_lib.operation.behind",
+    "course_lib.operation.bits",
     "course_lib.operation.intervals",
     "course_lib.operation.lateness",
+    "course_lib.operation.metrics",
     "course_lib.operation.plans",
     "course_lib.operation.profiles",
     "course_lib.operation.protocol",
