@@ -372,7 +372,7 @@ def commit(disk, step, parts):
     draft = f"{step}.{attempt + 1}.draft"
     disk.write(draft, json.dumps({name: prefix + name for name in parts}).encode())
     disk.sync(draft)
-    disk.rename(draft, f"step-{step:08d}")
+    disk.rename(draft, f"step-{step}")
     disk.sync_folder()
     ### END SOLUTION
 
@@ -381,14 +381,12 @@ def commit(disk, step, parts):
 def newest(disk):
     """(step, parts) of the newest checkpoint, or None if there is none."""
     ### BEGIN SOLUTION
-    checkpoints = [name for name in disk.names() if name.startswith("step-")]
-    if not checkpoints:
+    manifests = [name for name in disk.names() if name.startswith("step-")]
+    if not manifests:
         return None
-    manifest = max(checkpoints)
-    files = json.loads(disk.read(manifest))
-    return int(manifest.removeprefix("step-")), {
-        name: disk.read(file) for name, file in files.items()
-    }
+    step = max(int(name.removeprefix("step-")) for name in manifests)
+    files = json.loads(disk.read(f"step-{step}"))
+    return step, {name: disk.read(file) for name, file in files.items()}
     ### END SOLUTION
 
 
@@ -398,7 +396,8 @@ def newest(disk):
 # <details><summary>Hint: what is left over</summary>Give the files of each attempt a new prefix, such as
 # <code>f"{step}.{attempt}."</code> with the first attempt that no name begins with.</details>
 # <details><summary>Hint: the manifest</summary><code>json.dumps({name: file}).encode()</code>, renamed to
-# <code>f"step-{step:08d}"</code>, so that the greatest name is the newest step.</details>
+# <code>f"step-{step}"</code>. The newest step is the greatest <i>number</i>: as a name, step-9 comes after
+# step-10.</details>
 #
 # **Check.** It carries out the first k operations of your save for every k, lists the states of the disk, and asks
 # your `newest` in each of them.
@@ -1320,12 +1319,6 @@ def step_metrics(loss_sum, tokens, seconds, group=None):
     ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "step_metrics_check", "points": 0}
-# Extra credit, 4 points
-report = check("12_in_operation/step_metrics", step_metrics)
-### BEGIN HIDDEN TESTS
-report = check("12_in_operation/step_metrics", step_metrics, cases="hidden")
-### END HIDDEN TESTS
 
 # %% [markdown]
 # **In production.** TensorBoard and Weights & Biases draw what they get. The library's `EventWriter` writes the files that
@@ -1434,11 +1427,11 @@ class AsyncCheckpoint:
     ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "AsyncCheckpoint_check", "points": 0}
+# %% nbgrader={"grade_id": "async_checkpoint_check", "points": 0}
 # Extra credit, 4 points
-report = check("12_in_operation/AsyncCheckpoint", AsyncCheckpoint)
+report = check("12_in_operation/async_checkpoint", AsyncCheckpoint)
 ### BEGIN HIDDEN TESTS
-report = check("12_in_operation/AsyncCheckpoint", AsyncCheckpoint, cases="hidden")
+report = check("12_in_operation/async_checkpoint", AsyncCheckpoint, cases="hidden")
 ### END HIDDEN TESTS
 
 # %% [markdown]
@@ -1488,12 +1481,6 @@ def odd_ranks(parameters, group=None):
     ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "odd_ranks_check", "points": 0}
-# Extra credit, 2 points
-report = check("12_in_operation/odd_ranks", odd_ranks)
-### BEGIN HIDDEN TESTS
-report = check("12_in_operation/odd_ranks", odd_ranks, cases="hidden")
-### END HIDDEN TESTS
 
 # %% [markdown]
 # ## What you have built

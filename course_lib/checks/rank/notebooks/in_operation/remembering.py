@@ -89,7 +89,9 @@ class RememberInstructions(Instructions):
 def made(seed: int, adam: bool = True) -> Training:
     """A run before its first step; it seeds the default generator, from which its dropout draws."""
     _manual_seed(seed)
-    layers = nn.Linear(WIDTH, 5), nn.BatchNorm1d(5), nn.Dropout(0.4), nn.Linear(5, 1)
+    # No bias before the BatchNorm: its gradient would be rounding alone, which AdamW makes a step of.
+    first = nn.Linear(WIDTH, 5, bias=False)
+    layers = first, nn.BatchNorm1d(5), nn.Dropout(0.4), nn.Linear(5, 1)
     model = nn.Sequential(*layers).double()
     if adam:
         optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
