@@ -22,6 +22,8 @@ A rank is slow, or wrong:
     lateness.py    find_straggler: the rank that is last more often than chance has it
     symptoms.py    diagnose: the cause, from a step's seconds by rank
     profiles.py    draw_profiles: twelve runs to diagnose, one of them healthy
+    recording.py   record: sixty steps of 16 ranks with five incidents
+    levers.py      pull: a step's profile with one lever
     metrics.py     step_metrics, mfu: the numbers of a dashboard
     events.py      EventWriter: curves that TensorBoard reads
     bits.py        odd_ranks: the replica whose bits are others
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
     from .intervals import best_interval, daly_interval, goodput, simulated_goodput
     from .journal import Journal, Line
     from .lateness import arrivals_of, binomial_tail, find_straggler
+    from .levers import LEVERS, arrivals, pull, settled
     from .metrics import mfu, step_metrics
     from .plans import Box, elements, inside, overlap, read_plan, slices, write_plan
     from .profiles import draw_profiles
@@ -66,6 +69,7 @@ if TYPE_CHECKING:
         tidy,
         write_parts,
     )
+    from .recording import Recording, record
     from .remember import capture, copied, restore
     from .run import Training, from_bytes, to_bytes
     from .shards import load_shards, save_shards

@@ -25,6 +25,7 @@ One topic each:
     mesh_explorer.py      mesh_explorer: a rank's part, groups and wires (10); mesh_figure.py draws it
     strategy_advisor.py   strategy_advisor: all layouts of a cluster (10)
     router_playground.py  router_playground: rows, drops and the slowest rank of a mixture (11)
+    operations_room.py    operations_room: sixty steps of 16 ranks, five incidents, seven levers (12)
 
 Each is imported from its module: `from course_lib.pictures.gantt import gantt`.
 """

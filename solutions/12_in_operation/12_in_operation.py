@@ -1189,6 +1189,19 @@ print("always naming one: 1000 of 1000 equal runs; yours:", accused)
 # | `"memory"` | a rank is near its limit, or has twice the others' peak | shard, recompute |
 # | `"healthy"` | nothing costs 5 % | leave it alone |
 #
+# **Predict.** The operations room holds 60 drawn steps of another run, on 16 ranks that do the same work. In steps 53 to
+# 58, a fifth of each step goes into moving. By how much would a network with twice the bandwidth shorten such a step?
+# Set `step` to 55 and pull `faster network`, then find the lever that ends one of the other four incidents.
+
+# %% tags=["skip-in-grading"]
+from course_lib.pictures.operations_room import operations_room
+
+operations_room()
+
+# %% [markdown]
+# <details><summary>Answer</summary>By 0.4 %. Moving takes 0.31 s, but 0.30 s of it are starts of messages, and no
+# bandwidth shortens those. Fewer and larger messages shorten the step by 19 %.</details>
+#
 # **Look.** Seconds, per rank. `late` is the result of `find_straggler` among ranks that do the same.
 
 # %% tags=["skip-in-grading"]

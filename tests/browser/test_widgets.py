@@ -57,6 +57,9 @@ CELLS = {
     "pictures/router_playground.py": [
         "from course_lib.pictures.router_playground import router_playground\nrouter_playground()"
     ],
+    "pictures/operations_room.py": [
+        "from course_lib.pictures.operations_room import operations_room\noperations_room()"
+    ],
     "pictures/strategy_advisor.py": [
         "from course_lib.pictures.strategy_advisor import strategy_advisor\nstrategy_advisor()"
     ],

@@ -16,6 +16,7 @@ from course_lib.pictures.controls import choice, stepped
 from course_lib.pictures.format_explorer import formats
 from course_lib.pictures.fsdp_explorer import fsdp_explorer
 from course_lib.pictures.mesh_explorer import mesh_explorer
+from course_lib.pictures.operations_room import operations_room
 from course_lib.pictures.router_playground import router_playground
 from course_lib.pictures.schedule_explorer import explorer
 from course_lib.pictures.strategy_advisor import strategy_advisor
@@ -27,6 +28,7 @@ BOXES: dict[str, Callable[[], Any]] = {
     "formats": formats,
     "fsdp": fsdp_explorer,
     "mesh": mesh_explorer,
+    "operations": operations_room,
     "router": router_playground,
     "pipeline": lambda: explorer({"gpipe": pipeline.gpipe}),
     "strategy": strategy_advisor,
