@@ -24,10 +24,8 @@ other differences between one machine and several.
 Copy this file as the start of your own trainer. Its functions stand in the order in which they run.
 """
 
-import hashlib
-import json
 import os
-import shutil
+import re
 import socket
 import threading
 import time
@@ -37,6 +35,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -50,12 +49,24 @@ from course_lib.facts import transformer_flops
 from course_lib.facts.hardware import data_sheet
 from course_lib.mesh import Mesh, mesh_stages, parameters, train_step
 from course_lib.models import GPT, PRESETS, next_token_loss
+from course_lib.operation import (
+    DamagedCheckpoint,
+    Folder,
+    from_bytes,
+    new_prefix,
+    publish,
+    read_manifest,
+    read_part,
+    steps,
+    tidy,
+    to_bytes,
+    write_parts,
+)
 from course_lib.pipeline import one_f_one_b
 from course_lib.precision import LossScaler
 from course_lib.runtime.torchrun import Recording
 from course_lib.zero import Zero1Optimizer, Zero3Module, merge_state_dicts
 
-MANIFEST = "manifest.json"  # of a checkpoint: the size and the checksum of every part
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 WARM_UP = 3  # steps that a report leaves out
 
@@ -265,8 +276,7 @@ def choose_backend(asked: str | None, store: dist.Store, rank: int, n: int) -> t
 
 def compare_machines(text: Tensor) -> list[str]:
     """The host of every rank. RuntimeError if their texts differ."""
-    machines: list = [None] * dist.get_world_size()
-    dist.all_gather_object(machines, (socket.gethostname(), zlib.crc32(text.numpy().tobytes())))
+    machines = from_all((socket.gethostname(), zlib.crc32(text.numpy().tobytes())))
     for rank, (host, checksum) in enumerate(machines):
         if checksum != machines[0][1]:
             raise RuntimeError(
@@ -418,123 +428,153 @@ def clip_before_step(optimizer: Optimizer, most: float, sharded: bool) -> None:
     optimizer.register_step_pre_hook(clip)
 
 
-def save_checkpoint(args: Namespace, steps: int, model: nn.Module, optimizer: Optimizer) -> None:
-    """Every rank writes its part; then rank 0 writes the checksums and gives the folder the name that counts.
+def save_checkpoint(args: Namespace, step: int, model: nn.Module, optimizer: Optimizer) -> None:
+    """Every rank writes its parts; when all have, rank 0 makes a checkpoint of them.
 
-    Whenever the run is interrupted, a checkpoint is there as a whole or not at all.
+    Whenever the run is interrupted, the newest checkpoint is this one or the one before it, as a whole:
+    course_lib/operation/protocol.py says why. The two newest are kept.
     """
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    whole = args.checkpoints / f"step-{steps:08d}"
-    partial = whole.with_suffix(".partial")
+    disk = Folder(args.checkpoints)
+    prefix = from_all(new_prefix(disk, step) if dist.get_rank() == 0 else "")[0]
+    written = from_all(write_parts(disk, prefix, parts_to_save(args, model, optimizer)))
+    entries = {name: entry for parts in written for name, entry in parts.items()}
+    check_shared(args.checkpoints, [file for file, _, _ in entries.values()])
+    if dist.get_rank() == 0:
+        publish(disk, step, entries)
+        print(f"saved {args.checkpoints / manifest(step)}", flush=True)
+        tidy(disk, keep=2)
+    dist.barrier()  # after it the checkpoint is there
+
+
+def parts_to_save(args: Namespace, model: nn.Module, optimizer: Optimizer) -> dict[str, bytes]:
+    """What this rank writes: its optimizer state, and on rank 0 the weights.
+
+    No generator is saved, since every step seeds its own.
+    """
+    rank, parts = dist.get_rank(), {}
     if isinstance(model, Zero3Module):
         weights, state = model.full_state_dict(), model.optimizer_state_dict(optimizer)
     else:
         weights, state = getattr(model, "module", model).state_dict(), optimizer.state_dict()
-    files = {}
     if rank == 0:
-        about = {"steps": steps, "model": args.model, "layout": f"{args.parallel} of {world_size}"}
-        files["model.pt"] = {"weights": weights, **about}
-        shutil.rmtree(partial, ignore_errors=True)  # of a run that was interrupted here
-        partial.mkdir(parents=True)
+        parts["model.pt"] = to_bytes(
+            {"weights": weights, "model": args.model, "layout": optimizer_layout(args)}
+        )
     if rank == 0 or args.parallel != "ddp":  # with ddp all ranks hold the same state
-        files[f"optimizer-{rank:05d}.pt"] = state
-    dist.barrier()
-    check_shared(partial)
-    for name, content in files.items():
-        with (partial / name).open("wb") as file:
-            torch.save(content, file)
-            file.flush()
-            os.fsync(file.fileno())  # on the disk before the folder gets its name
-    written: list = [None] * world_size
-    dist.all_gather_object(written, {name: described(partial / name) for name in files})
-    if rank == 0:
-        with (partial / MANIFEST).open("w") as file:
-            json.dump(
-                {name: part for parts in written for name, part in parts.items()}, file, indent=1
-            )
-            file.flush()
-            os.fsync(file.fileno())
-        partial.rename(whole)
-        for old in checkpoints(args.checkpoints)[:-2]:
-            shutil.rmtree(old)
-        print(f"saved {whole}", flush=True)
-
-
-def checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints that are complete, the newest last."""
-    return sorted(path for path in folder.glob("step-*") if path.suffix != ".partial")
-
-
-def described(path: Path) -> dict[str, object]:
-    """The size and the checksum of a file."""
-    with path.open("rb") as file:
-        return {
-            "bytes": path.stat().st_size,
-            "sha256": hashlib.file_digest(file, "sha256").hexdigest(),
-        }
-
-
-def check_parts(folder: Path) -> list[str]:
-    """The names of the checkpoint's parts. ValueError, on all ranks, if one is not as it was saved.
-
-    Each rank reads some of the parts, so that a large checkpoint is read once.
-    """
-    saved, faults = dict[str, object](), list[str]()
-    try:
-        saved = dict(json.loads((folder / MANIFEST).read_text()))
-    except (OSError, ValueError, TypeError) as error:
-        faults = [f"{folder / MANIFEST} cannot be read ({error})"]
-    names = sorted(saved)
-    for name in names[dist.get_rank() :: dist.get_world_size()]:
-        now = described(folder / name) if (folder / name).exists() else "gone"
-        if now != saved[name]:
-            faults.append(f"{folder / name} is {now}, and {saved[name]} was saved")
-    of_all: list = [None] * dist.get_world_size()
-    dist.all_gather_object(of_all, faults)
-    if fault := next((fault for faults in of_all for fault in faults), ""):
-        raise ValueError(
-            f"{fault}. Restore the file, or delete {folder} to go on from the checkpoint before it"
-        )
-    return names
-
-
-def check_shared(folder: Path) -> None:
-    if not folder.is_dir():
-        raise FileNotFoundError(
-            f"rank {dist.get_rank()} on {socket.gethostname()} does not see {folder}, which rank 0 sees: "
-            "--checkpoints must be a folder that all machines share, such as one on a network file system"
-        )
+        parts[f"optimizer-{rank:05d}.pt"] = to_bytes(state)
+    return parts
 
 
 def load_checkpoint(args: Namespace, model: nn.Module, optimizer: Optimizer) -> int:
     """Load the newest checkpoint, of any class and any number of ranks; returns the steps behind it.
 
-    If there is none, one is saved: a folder that cannot be used is an error now, not after hours.
+    All ranks pass over a checkpoint of which one of them finds a file damaged. If there is none at all, one
+    is saved: a folder that cannot be used is an error now, not after hours.
     """
-    newest = [(checkpoints(args.checkpoints) or [None])[-1]]
-    dist.broadcast_object_list(newest)  # rank 0's, so that all load the same
-    folder = newest[0]
-    if folder is None:
-        save_checkpoint(args, 0, model, optimizer)
-        return 0
-    check_shared(folder)
-    names = check_parts(folder)
-    saved = torch.load(folder / "model.pt", map_location="cpu", mmap=True)
+    refuse_earlier_format(args.checkpoints)
+    disk, damages = Folder(args.checkpoints), list[str]()
+    steps_here = from_all(steps(disk))[0]
+    check_shared(args.checkpoints, [manifest(step) for step in steps_here])
+    for step in from_all(sorted({*steps_here, *begun(disk)}, reverse=True))[0]:
+        weights, state, damage = {}, {}, ""
+        try:
+            weights, state = read_checkpoint(args, disk, step)
+        except DamagedCheckpoint as error:
+            damage = f"{args.checkpoints}/{error}"  # it begins with the file's name
+        damage = next(filter(None, from_all(damage)), "")
+        if damage:
+            damages.append(damage)
+            if dist.get_rank() == 0:
+                print(f"{damage}. The checkpoint of step {step} is not used", flush=True)
+            continue
+        if isinstance(model, Zero3Module):
+            model.load_full_state_dict(weights)
+            model.load_optimizer_state_dict(optimizer, state)
+        else:
+            getattr(model, "module", model).load_state_dict(weights)
+            optimizer.load_state_dict(state)
+        return step
+    if damages:
+        raise ValueError(
+            f"no checkpoint in {args.checkpoints} is whole: {'; '.join(damages)}. Nothing was deleted. "
+            "Restore the files of one of them, or start again with a new folder"
+        )
+    save_checkpoint(args, 0, model, optimizer)
+    return 0
+
+
+def read_checkpoint(args: Namespace, disk: Folder, step: int) -> tuple[dict, dict]:
+    """The weights, and the optimizer state that this rank loads. DamagedCheckpoint if a file is damaged.
+
+    Together the ranks read every part, so that every checksum is compared.
+    """
+    if step not in steps(disk):
+        raise DamagedCheckpoint(f"{manifest(step)} is lost, or the save was interrupted before it")
+    entries = read_manifest(disk, step)
+    if "model.pt" not in entries:
+        raise ValueError(f"{disk.path / manifest(step)} was saved by another program: no model.pt")
+    saved = from_bytes(read_part(disk, entries.pop("model.pt")))
     if saved["model"] != args.model:
-        raise ValueError(f"{folder} holds a GPT {saved['model']}, but --model is {args.model}")
-    parts = [folder / name for name in names if name.startswith("optimizer-")]
-    if args.parallel != "ddp" and saved["layout"] == f"{args.parallel} of {dist.get_world_size()}":
-        state = torch.load(parts[dist.get_rank()], map_location="cpu")
-    else:  # the state was cut otherwise, or not at all
-        states = [torch.load(part, map_location="cpu") for part in parts]
-        state = merge_state_dicts(states) if "world_size" in states[0] else states[0]
-    if isinstance(model, Zero3Module):
-        model.load_full_state_dict(saved["weights"])
-        model.load_optimizer_state_dict(optimizer, state)
-    else:
-        getattr(model, "module", model).load_state_dict(saved["weights"])
-        optimizer.load_state_dict(state)
-    return saved["steps"]
+        raise ValueError(
+            f"{disk.path / manifest(step)} holds a GPT {saved['model']}, but --model is {args.model}"
+        )
+    names = sorted(entries)
+    if args.parallel != "ddp" and saved["layout"] == optimizer_layout(args):
+        return saved["weights"], from_bytes(read_part(disk, entries[names[dist.get_rank()]]))
+    # The state was cut otherwise, or not at all.
+    states = [from_bytes(read_part(disk, entries[name])) for name in names]
+    return saved["weights"], merge_state_dicts(states) if "world_size" in states[0] else states[0]
+
+
+def optimizer_layout(args: Namespace) -> str:
+    """How the optimizer state is cut."""
+    return f"{args.parallel} of {dist.get_world_size()}"
+
+
+def manifest(step: int) -> str:
+    """The file that makes a checkpoint of its parts."""
+    return f"step-{step:08d}"
+
+
+def begun(disk: Folder) -> set[int]:
+    """The steps after 0 of which there are parts. A save that a kill interrupted has no manifest yet.
+
+    Interrupted at step 0, a run has nothing to lose, and begins again.
+    """
+    first = (re.match(r"([1-9]\d*)\.\d+\.", name) for name in disk.names())
+    return {int(match[1]) for match in first if match}
+
+
+def check_shared(folder: Path, files: list[str]) -> None:
+    """FileNotFoundError, on all ranks, if one of them does not see one of the files."""
+    lacking = sorted({*files} - {*Folder(folder).names()})
+    faults = from_all(
+        f"rank {dist.get_rank()} on {socket.gethostname()} does not see {folder / lacking[0]}"
+        if lacking
+        else ""
+    )
+    if fault := next(filter(None, faults), ""):
+        raise FileNotFoundError(
+            f"{fault}, which another rank sees: --checkpoints must be a folder that all machines share, such "
+            "as one on a network file system"
+        )
+
+
+def refuse_earlier_format(folder: Path) -> None:
+    """A checkpoint was a folder until 2026-11-28."""
+    for old in sorted(folder.glob("step-*")):
+        if old.is_dir() and old.suffix != ".partial":
+            raise ValueError(
+                f"{old} is a checkpoint of an earlier train.py, in a format that this one does not read. "
+                "Finish the run with that train.py, or start again with a new folder"
+            )
+
+
+def from_all(value: Any) -> list:
+    """The values of all ranks. After it every rank has come as far as this line."""
+    values: list = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
 
 
 if __name__ == "__main__":
