@@ -47,22 +47,24 @@ from course_lib.data import batch, library_text
 from course_lib.data_parallel import BucketedDataParallel
 from course_lib.facts import transformer_flops
 from course_lib.facts.hardware import data_sheet
-from course_lib.mesh import Mesh, mesh_stages, parameters, train_step
+from course_lib.mesh import Mesh, held_boxes, mesh_stages, parameters, train_step
 from course_lib.models import GPT, PRESETS, next_token_loss
 from course_lib.operation import (
     DamagedCheckpoint,
     Folder,
     from_bytes,
+    load_step,
     new_prefix,
     publish,
     read_manifest,
     read_part,
+    save_shards,
     steps,
     tidy,
     to_bytes,
     write_parts,
 )
-from course_lib.pipeline import one_f_one_b
+from course_lib.pipeline import Stage, one_f_one_b
 from course_lib.precision import LossScaler
 from course_lib.runtime.torchrun import Recording
 from course_lib.zero import Zero1Optimizer, Zero3Module, merge_state_dicts
@@ -93,13 +95,14 @@ def main() -> None:
     hosts = compare_machines(text)
     torch.manual_seed(args.seed)
     config = PRESETS[args.model]
-    model, step_on_mesh = GPT(config).to(device), None
+    model, stages, step_on_mesh = GPT(config).to(device), None, None
     if args.mesh:
-        step_on_mesh, optimizer = spread_over_mesh(model, args, device)
+        stages, step_on_mesh, optimizer = spread_over_mesh(model, args, device)
     else:
         model, optimizer = parallelize(model, args)
     scaler = make_scaler(args, device)
-    start = load_checkpoint(args, model, optimizer) if args.checkpoints else 0
+    trained = model if stages is None else stages
+    start = load_checkpoint(args, trained, optimizer) if args.checkpoints else 0
     if rank == 0:
         machines = ", ".join(f"{host} ({hosts.count(host)})" for host in dict.fromkeys(hosts))
         print(f"{world_size} ranks on {machines}; backend {backend}: {reason}")
@@ -153,7 +156,7 @@ def main() -> None:
         if recording and step == recorded_step and rank == 0:
             print(f"Sent by the ranks in step {step}:\n{recording.ledger.table()}", flush=True)
         if args.checkpoints and ((step + 1) % args.checkpoint_every == 0 or step + 1 == args.steps):
-            save_checkpoint(args, step + 1, model, optimizer)
+            save_checkpoint(args, step + 1, trained, optimizer)
     if args.report:
         seconds = (finished(device) - reported_from) / (args.steps - start - WARM_UP)
         if rank == 0:
@@ -202,8 +205,6 @@ def parse_arguments() -> Namespace:
             parser.error(f"--{name} is above 0, not {getattr(args, name)}")
     if args.mesh:
         replicas = args.mesh.get("dp", 1)
-        if args.checkpoints:
-            parser.error("--mesh saves no checkpoints: leave --checkpoints out, or use --parallel")
         if args.batch_size // replicas < args.microbatches:
             parser.error(
                 f"--batch-size {args.batch_size} cannot be cut into {replicas} x {args.microbatches} "
@@ -354,8 +355,8 @@ def make_scaler(args: Namespace, device: torch.device) -> LossScaler | ShardScal
 
 def spread_over_mesh(
     model: nn.Module, args: Namespace, device: torch.device
-) -> tuple[Callable[[Tensor, Tensor], Tensor], Optimizer]:
-    """The step of this rank's stages on the whole batch, and the optimizer of what the rank holds."""
+) -> tuple[list[Stage], Callable[[Tensor, Tensor], Tensor], Optimizer]:
+    """This rank's stages, their step on the whole batch, and the optimizer of what the rank holds."""
     mesh = Mesh(args.mesh, device)
     schedule = one_f_one_b(mesh.size("pp"), args.microbatches)
     stages = mesh_stages(model, mesh, schedule)
@@ -366,7 +367,7 @@ def spread_over_mesh(
         loss, _ = train_step(stages, schedule, batch, args.microbatches, mesh, optimizer, args.clip)
         return torch.tensor(loss, device=device)
 
-    return step, optimizer
+    return stages, step, optimizer
 
 
 def finished(device: torch.device) -> float:
@@ -428,22 +429,27 @@ def clip_before_step(optimizer: Optimizer, most: float, sharded: bool) -> None:
     optimizer.register_step_pre_hook(clip)
 
 
-def save_checkpoint(args: Namespace, step: int, model: nn.Module, optimizer: Optimizer) -> None:
+def save_checkpoint(
+    args: Namespace, step: int, model: nn.Module | list[Stage], optimizer: Optimizer
+) -> None:
     """Every rank writes its parts; when all have, rank 0 makes a checkpoint of them.
 
     Whenever the run is interrupted, the newest checkpoint is this one or the one before it, as a whole:
-    course_lib/operation/protocol.py says why. The two newest are kept.
+    course_lib/operation/protocol.py says why. The two newest are kept. model: on a mesh, the rank's stages.
     """
-    disk = Folder(args.checkpoints)
-    prefix = from_all(new_prefix(disk, step) if dist.get_rank() == 0 else "")[0]
-    written = from_all(write_parts(disk, prefix, parts_to_save(args, model, optimizer)))
-    entries = {name: entry for parts in written for name, entry in parts.items()}
-    check_shared(args.checkpoints, [file for file, _, _ in entries.values()])
-    if dist.get_rank() == 0:
-        publish(disk, step, entries)
+    disk, rank = Folder(args.checkpoints), dist.get_rank()
+    if isinstance(model, list):
+        save_shards(disk, step, boxes(args, step, model, optimizer))
+    else:
+        prefix = from_all(new_prefix(disk, step) if rank == 0 else "")[0]
+        written = from_all(write_parts(disk, prefix, parts_to_save(args, model, optimizer)))
+        if rank == 0:
+            publish(disk, step, {name: entry for part in written for name, entry in part.items()})
+        dist.barrier()
+    check_shared(args.checkpoints, [manifest(step)])
+    if rank == 0:
         print(f"saved {args.checkpoints / manifest(step)}", flush=True)
         tidy(disk, keep=2)
-    dist.barrier()  # after it the checkpoint is there
 
 
 def parts_to_save(args: Namespace, model: nn.Module, optimizer: Optimizer) -> dict[str, bytes]:
@@ -465,35 +471,38 @@ def parts_to_save(args: Namespace, model: nn.Module, optimizer: Optimizer) -> di
     return parts
 
 
-def load_checkpoint(args: Namespace, model: nn.Module, optimizer: Optimizer) -> int:
+def boxes(args: Namespace, step: int, stages: list[Stage], optimizer: Optimizer) -> dict:
+    """What a rank of a mesh saves and loads: its part of each tensor, and an empty one that names the model.
+
+    Before the first step an optimizer has no state.
+    """
+    held = held_boxes(stages, optimizer if step else None)
+    return {f"GPT {args.model}": (torch.empty(0), [(0, 0)]), **held}
+
+
+def load_checkpoint(args: Namespace, model: nn.Module | list[Stage], optimizer: Optimizer) -> int:
     """Load the newest checkpoint, of any class and any number of ranks; returns the steps behind it.
 
-    All ranks pass over a checkpoint of which one of them finds a file damaged. If there is none at all, one
-    is saved: a folder that cannot be used is an error now, not after hours.
+    On a mesh, one of any mesh. All ranks pass over a checkpoint of which one of them finds a file damaged. If
+    there is none at all, one is saved: a folder that cannot be used is an error now, not after hours.
     """
     refuse_earlier_format(args.checkpoints)
     disk, damages = Folder(args.checkpoints), list[str]()
-    steps_here = from_all(steps(disk))[0]
-    check_shared(args.checkpoints, [manifest(step) for step in steps_here])
-    for step in from_all(sorted({*steps_here, *begun(disk)}, reverse=True))[0]:
-        weights, state, damage = {}, {}, ""
+    saved, parts_of = from_all((steps(disk), begun(disk)))[0]  # rank 0's, for all
+    check_shared(args.checkpoints, [manifest(step) for step in saved])
+    for step in sorted({*saved, *parts_of}, reverse=True):
         try:
-            weights, state = read_checkpoint(args, disk, step)
-        except DamagedCheckpoint as error:
-            damage = f"{args.checkpoints}/{error}"  # it begins with the file's name
-        damage = next(filter(None, from_all(damage)), "")
-        if damage:
-            damages.append(damage)
+            if step not in saved:
+                raise DamagedCheckpoint(f"{manifest(step)} is lost, or its save was interrupted")
+            if isinstance(model, list):
+                load_boxes(args, disk, step, model, optimizer)
+            else:
+                load_parts(args, disk, step, model, optimizer)
+            return step
+        except DamagedCheckpoint as error:  # on all ranks
+            damages.append(f"{args.checkpoints}/{error}")  # it begins with the file's name
             if dist.get_rank() == 0:
-                print(f"{damage}. The checkpoint of step {step} is not used", flush=True)
-            continue
-        if isinstance(model, Zero3Module):
-            model.load_full_state_dict(weights)
-            model.load_optimizer_state_dict(optimizer, state)
-        else:
-            getattr(model, "module", model).load_state_dict(weights)
-            optimizer.load_state_dict(state)
-        return step
+                print(f"{damages[-1]}. The checkpoint of step {step} is not used", flush=True)
     if damages:
         raise ValueError(
             f"no checkpoint in {args.checkpoints} is whole: {'; '.join(damages)}. Nothing was deleted. "
@@ -503,16 +512,49 @@ def load_checkpoint(args: Namespace, model: nn.Module, optimizer: Optimizer) -> 
     return 0
 
 
-def read_checkpoint(args: Namespace, disk: Folder, step: int) -> tuple[dict, dict]:
-    """The weights, and the optimizer state that this rank loads. DamagedCheckpoint if a file is damaged.
+def load_boxes(
+    args: Namespace, disk: Folder, step: int, stages: list[Stage], optimizer: Optimizer
+) -> None:
+    """Load what this rank of a mesh holds. DamagedCheckpoint, on all ranks, if a file is damaged."""
+    optimizer.state.clear()  # of a damaged checkpoint before this one
+    try:
+        load_step(disk, step, boxes(args, step, stages, optimizer))
+    except DamagedCheckpoint:
+        raise
+    except ValueError as error:
+        raise ValueError(
+            f"{error}. {disk.path / manifest(step)} is not of a GPT {args.model} on a mesh: give the run "
+            "another folder"
+        ) from error
 
-    Together the ranks read every part, so that every checksum is compared.
-    """
-    if step not in steps(disk):
-        raise DamagedCheckpoint(f"{manifest(step)} is lost, or the save was interrupted before it")
+
+def load_parts(
+    args: Namespace, disk: Folder, step: int, model: nn.Module, optimizer: Optimizer
+) -> None:
+    """Load weights and this rank's optimizer state. DamagedCheckpoint, on all ranks, if a file is damaged."""
+    weights, state, damage = {}, {}, ""
+    try:
+        weights, state = read_parts(args, disk, step)
+    except DamagedCheckpoint as error:
+        damage = str(error)
+    if any(damages := from_all(damage)):
+        raise DamagedCheckpoint(max(damages))
+    if isinstance(model, Zero3Module):
+        model.load_full_state_dict(weights)
+        model.load_optimizer_state_dict(optimizer, state)
+    else:
+        getattr(model, "module", model).load_state_dict(weights)
+        optimizer.load_state_dict(state)
+
+
+def read_parts(args: Namespace, disk: Folder, step: int) -> tuple[dict, dict]:
+    """The weights, and the optimizer state that this rank loads. Together the ranks read every part."""
     entries = read_manifest(disk, step)
     if "model.pt" not in entries:
-        raise ValueError(f"{disk.path / manifest(step)} was saved by another program: no model.pt")
+        raise ValueError(
+            f"{disk.path / manifest(step)} was saved on a mesh or by another program: it has no model.pt. "
+            "Give the run another folder"
+        )
     saved = from_bytes(read_part(disk, entries.pop("model.pt")))
     if saved["model"] != args.model:
         raise ValueError(
@@ -546,16 +588,15 @@ def begun(disk: Folder) -> set[int]:
 
 
 def check_shared(folder: Path, files: list[str]) -> None:
-    """FileNotFoundError, on all ranks, if one of them does not see one of the files."""
-    lacking = sorted({*files} - {*Folder(folder).names()})
-    faults = from_all(
-        f"rank {dist.get_rank()} on {socket.gethostname()} does not see {folder / lacking[0]}"
-        if lacking
-        else ""
-    )
-    if fault := next(filter(None, faults), ""):
+    """FileNotFoundError, on all ranks, if one of them does not see one of the files, which rank 0 sees."""
+    lacking, fault = sorted({*files} - {*Folder(folder).names()}), ""
+    if lacking:
+        fault = (
+            f"rank {dist.get_rank()} on {socket.gethostname()} does not see {folder / lacking[0]}"
+        )
+    if any(faults := from_all(fault)):
         raise FileNotFoundError(
-            f"{fault}, which another rank sees: --checkpoints must be a folder that all machines share, such "
+            f"{max(faults)}, which rank 0 sees: --checkpoints must be a folder that all machines share, such "
             "as one on a network file system"
         )
 

@@ -112,7 +112,6 @@ def test_a_mesh_over_two_machines_has_the_losses_of_one_process(
             ["--mesh", "dp=4", "--batch-size", "10"],
             "--batch-size 10 cannot be cut into 4 x 4 microbatches",
         ),
-        (["--mesh", "dp=4", "--checkpoints", "runs"], "--mesh saves no checkpoints"),
         (["--mesh", "dp=4", "--dtype", "bf16"], "--mesh trains in float32"),
         (["--parallel", "none"], "--parallel none is for one rank"),
         (["--parallel", "fsdp", "--checkpoints", "runs"], "--parallel fsdp saves no checkpoints"),
@@ -132,13 +131,18 @@ def test_options_that_do_not_go_together_are_refused(
     assert says in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("parallel", CLASSES if WHOLE else ("zero1",))
+@pytest.mark.parametrize(
+    "layout",
+    [*(f"--parallel {name}" for name in CLASSES), "--mesh pp=2,dp=2"]
+    if WHOLE
+    else ["--parallel zero1"],
+)
 def test_a_machine_is_killed_and_the_run_resumed(
-    parallel: str, tmp_path: Path, own_temporary_folder: Path
+    layout: str, tmp_path: Path, own_temporary_folder: Path
 ) -> None:
     """The losses after it are those of an undisturbed run; nothing is left running."""
     folder = tmp_path / "run"
-    options = ["--parallel", parallel, "--checkpoints", str(folder), "--checkpoint-every", "5"]
+    options = [*layout.split(), "--checkpoints", str(folder), "--checkpoint-every", "5"]
     with started(*options, "--steps", "100000") as job:
         job.wait_until(lambda: 12 in job.losses)
         ranks = job.ranks()

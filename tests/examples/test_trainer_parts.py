@@ -12,6 +12,7 @@ import subprocess
 import sys
 from argparse import Namespace
 from collections.abc import Callable
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ from tests.examples.two_machines import (
 def settings(folder: Path, **changes: object) -> Namespace:
     """The arguments as `parse_arguments` returns them."""
     usual = {"model": MODEL, "parallel": "zero1", "lr": 1e-3, "clip": CLIP, "checkpoints": folder}
+    usual |= {"mesh": None, "microbatches": 2}
     return Namespace(**{**usual, **changes})
 
 
@@ -96,21 +98,14 @@ def test_every_class_goes_on_from_every_other_on_any_number_of_ranks(
 
 
 def test_a_folder_that_is_not_shared_is_refused_before_the_first_step(tmp_path: Path) -> None:
-    def body() -> None:
-        own = settings(
-            tmp_path / f"disk {dist.get_rank()}", parallel=parallel
-        )  # each machine's own
-        take_steps(own, 1, 0)
+    def body(parallel: str) -> None:
+        own = tmp_path / f"disk {dist.get_rank()}"  # each machine's
+        take_steps(settings(own, parallel=parallel), 1, 0)
 
-    parallel = "ddp"  # rank 1 has nothing to write
-    with pytest.raises(RankError, match=r"rank 1 on .* does not see .*disk 1/0.0.model.pt"):
-        launch(body, world_size=2, backend="gloo")
-    assert not steps(Folder(tmp_path / "disk 0"))
-    parallel = "zero1"
-
-    with pytest.raises(RankError, match=r"rank 0 on .* does not see .*optimizer-00001.pt") as error:
-        launch(body, world_size=2, backend="gloo")
-    assert "must be a folder that all machines share" in str(error.value)
+    for parallel in ("ddp", "zero1"):
+        with pytest.raises(RankError, match=r"rank 1 on .* does not see .*step-00000000") as error:
+            launch(body, parallel, world_size=2, backend="gloo")
+        assert "must be a folder that all machines share" in str(error.value)
 
 
 def test_the_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
@@ -141,7 +136,7 @@ DAMAGE: list[tuple[str, Callable[[bytes], bytes | None], str]] = [  # None: the 
         lambda content: content[:20],
         "is not as it was saved: its checksum is another",
     ),
-    ("step-00000001", lambda content: None, "is lost, or the save was interrupted before it"),
+    ("step-00000001", lambda content: None, "is lost, or its save was interrupted"),
 ]
 
 
@@ -208,7 +203,7 @@ def test_if_every_checkpoint_is_damaged_the_files_are_named_and_nothing_is_delet
 
     for name in ("step-00000000", "step-00000001"):  # with the parts alone nobody begins at 0
         (tmp_path / name).unlink()
-    with pytest.raises(RankError, match=r"is whole: .*/step-00000001 is lost, or the save was"):
+    with pytest.raises(RankError, match=r"is whole: .*/step-00000001 is lost, or its save was"):
         launch(loaded, args, world_size=2, backend="gloo")
 
 
@@ -234,8 +229,71 @@ def test_a_folder_with_other_files(name: str, says: str | None, tmp_path: Path) 
 
 def test_the_checkpoint_of_another_program_is_refused(tmp_path: Path) -> None:
     commit(Folder(tmp_path), 3, {"run": b"of the labs of notebook 12"})
-    with pytest.raises(RankError, match=r"step-00000003 was saved by another program: no model.pt"):
+    with pytest.raises(RankError, match=r"step-00000003 was saved on a mesh or by another program"):
         launch(loaded, settings(tmp_path), world_size=1, backend="gloo")
+
+
+# --- checkpoints of a mesh ------------------------------------------------------------------------------
+
+
+def steps_on_mesh(args: Namespace, count: int, seed: int) -> tuple[int, list[float], str]:
+    """Go on from the newest checkpoint by `count` steps, and save: (first step, losses, what was said)."""
+    torch.manual_seed(seed)
+    config = PRESETS[args.model]
+    stages, take_step, optimizer = train.spread_over_mesh(GPT(config), args, torch.device("cpu"))
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        start = train.load_checkpoint(args, stages, optimizer)
+    losses = []
+    for step in range(start, start + count):
+        for group in optimizer.param_groups:
+            group["lr"] = args.lr * min(1, (step + 1) / 10)
+        rows = data.batch(
+            data.library_text(), step, batch_size=BATCH, length=config.context, seed=seed
+        )
+        losses.append(take_step(*rows).item())
+    train.save_checkpoint(args, start + count, stages, optimizer)
+    return start, losses, said.getvalue()
+
+
+def test_a_mesh_goes_on_from_every_other(tmp_path: Path, seed: int) -> None:
+    chain = [{"pp": 2, "tp": 2}, {"dp": 2}, {"tp": 2}, {"dp": 1}]
+    expected = one_process(2 * len(chain))
+    for place, mesh in enumerate(chain):
+        args = settings(tmp_path, mesh=mesh)
+        run = launch(steps_on_mesh, args, 2, seed, world_size=prod(mesh.values()), backend="gloo")
+        for start, losses, _ in run:
+            assert start == 2 * place
+            assert losses == pytest.approx(expected[start : start + 2], abs=1e-5)
+        assert steps(Folder(tmp_path)) == [2 * place + 2, 2 * place]
+
+
+def test_a_mesh_passes_over_a_damaged_checkpoint(tmp_path: Path, seed: int) -> None:
+    """The one before it is of step 0: the optimizer then has no state, not even that of the damaged one."""
+    args = settings(tmp_path, mesh={"tp": 2})
+    first = list(launch(steps_on_mesh, args, 2, seed, world_size=2, backend="gloo"))
+    entries = read_manifest(Folder(tmp_path), 2)
+    file = entries[next(name for name in entries if "blocks.0.mlp.up.weight/exp_avg" in name)][0]
+    path = tmp_path / file.replace(" ", "%20")
+    path.write_bytes(changed(path.read_bytes()))
+    again = list(launch(steps_on_mesh, args, 2, seed, world_size=2, backend="gloo"))
+    assert [losses for _, losses, _ in again] == [losses for _, losses, _ in first]
+    assert again[0][0] == 0 and again[0][2].startswith(
+        f"{tmp_path}/{file} is not as it was saved: its checksum is another. The checkpoint of step 2 is not "
+    )
+
+
+def test_a_mesh_and_a_class_refuse_each_others_checkpoints(tmp_path: Path) -> None:
+    on_mesh, by_class = settings(tmp_path / "mesh", mesh={"dp": 1}), settings(tmp_path / "class")
+    launch(steps_on_mesh, on_mesh, 1, 0, world_size=1, backend="gloo")
+    launch(take_steps, by_class, 1, 0, world_size=1, backend="gloo")
+    by_class.checkpoints, on_mesh.checkpoints = on_mesh.checkpoints, by_class.checkpoints
+    with pytest.raises(RankError, match="was saved on a mesh or by another program"):
+        launch(loaded, by_class, world_size=1, backend="gloo")
+    with pytest.raises(RankError, match=r"step-00000001 is not of a GPT 0\.1M on a mesh: give"):
+        launch(steps_on_mesh, on_mesh, 1, 0, world_size=1, backend="gloo")
+    larger = settings(tmp_path / "mesh", mesh={"dp": 1}, model="0.8M")
+    with pytest.raises(RankError, match=r"has no GPT 0\.8M.* is not of a GPT 0\.8M on a mesh"):
+        launch(steps_on_mesh, larger, 1, 0, world_size=1, backend="gloo")
 
 
 # --- ranks that are killed while they save -------------------------------------------------------------
