@@ -453,7 +453,7 @@ def save_checkpoint(
 
 
 def parts_to_save(args: Namespace, model: nn.Module, optimizer: Optimizer) -> dict[str, bytes]:
-    """What this rank writes: its optimizer state, and on rank 0 the weights.
+    """The parts that this rank writes: its optimizer state, and on rank 0 the weights.
 
     No generator is saved, since every step seeds its own.
     """
@@ -472,7 +472,7 @@ def parts_to_save(args: Namespace, model: nn.Module, optimizer: Optimizer) -> di
 
 
 def boxes(args: Namespace, step: int, stages: list[Stage], optimizer: Optimizer) -> dict:
-    """What a rank of a mesh saves and loads: its part of each tensor, and an empty one that names the model.
+    """A mesh rank's part of each tensor, to save or to load, and an empty tensor that names the model.
 
     Before the first step an optimizer has no state.
     """

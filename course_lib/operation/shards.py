@@ -56,7 +56,7 @@ def save_shards(disk: Files, step: int, pieces: Pieces, group: Group = None) -> 
     rank = dist.get_rank(group) if len(everyone) > 1 else 0
     mine = [described[i] for i in write_plan(everyone)[rank]]
     keys = [_key(name, box, pieces[name][0]) for name, box, _ in mine]
-    raw = {f"rank {rank} piece {i}": _raw(pieces[name][0]) for i, (name, _, _) in enumerate(mine)}
+    raw = {f"rank-{rank}-piece-{i}": _raw(pieces[name][0]) for i, (name, _, _) in enumerate(mine)}
     prefix = _all_gather(new_prefix(disk, step) if rank == 0 else "", group)[0]
     entries = write_parts(disk, prefix, raw).values()
     written = _all_gather(dict(zip(keys, entries, strict=True)), group)  # after it all have written
