@@ -201,7 +201,8 @@ def test_if_every_checkpoint_is_damaged_the_files_are_named_and_nothing_is_delet
     ) in str(error.value)
     assert contents(tmp_path) == left
 
-    for name in ("step-00000000", "step-00000001"):  # parts alone are no reason to begin at 0
+    # Parts without any manifest are an error, too: the run does not begin again at step 0.
+    for name in ("step-00000000", "step-00000001"):
         (tmp_path / name).unlink()
     with pytest.raises(RankError, match=r"is whole: .*/step-00000001 is lost, or its save was"):
         launch(loaded, args, world_size=2, backend="gloo")
