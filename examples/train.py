@@ -24,10 +24,8 @@ other differences between one machine and several.
 Copy this file as the start of your own trainer. Its functions stand in the order in which they run.
 """
 
-import hashlib
-import json
 import os
-import shutil
+import re
 import socket
 import threading
 import time
@@ -37,6 +35,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -48,14 +47,28 @@ from course_lib.data import batch, library_text
 from course_lib.data_parallel import BucketedDataParallel
 from course_lib.facts import transformer_flops
 from course_lib.facts.hardware import data_sheet
-from course_lib.mesh import Mesh, mesh_stages, parameters, train_step
+from course_lib.mesh import Mesh, held_boxes, mesh_stages, parameters, train_step
 from course_lib.models import GPT, PRESETS, next_token_loss
-from course_lib.pipeline import one_f_one_b
+from course_lib.operation import (
+    DamagedCheckpoint,
+    Folder,
+    from_bytes,
+    load_step,
+    new_prefix,
+    publish,
+    read_manifest,
+    read_part,
+    save_shards,
+    steps,
+    tidy,
+    to_bytes,
+    write_parts,
+)
+from course_lib.pipeline import Stage, one_f_one_b
 from course_lib.precision import LossScaler
 from course_lib.runtime.torchrun import Recording
 from course_lib.zero import Zero1Optimizer, Zero3Module, merge_state_dicts
 
-MANIFEST = "manifest.json"  # of a checkpoint: the size and the checksum of every part
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 WARM_UP = 3  # steps that a report leaves out
 
@@ -82,13 +95,14 @@ def main() -> None:
     hosts = compare_machines(text)
     torch.manual_seed(args.seed)
     config = PRESETS[args.model]
-    model, step_on_mesh = GPT(config).to(device), None
+    model, stages, step_on_mesh = GPT(config).to(device), None, None
     if args.mesh:
-        step_on_mesh, optimizer = spread_over_mesh(model, args, device)
+        stages, step_on_mesh, optimizer = spread_over_mesh(model, args, device)
     else:
         model, optimizer = parallelize(model, args)
     scaler = make_scaler(args, device)
-    start = load_checkpoint(args, model, optimizer) if args.checkpoints else 0
+    trained = model if stages is None else stages
+    start = load_checkpoint(args, trained, optimizer) if args.checkpoints else 0
     if rank == 0:
         machines = ", ".join(f"{host} ({hosts.count(host)})" for host in dict.fromkeys(hosts))
         print(f"{world_size} ranks on {machines}; backend {backend}: {reason}")
@@ -142,7 +156,7 @@ def main() -> None:
         if recording and step == recorded_step and rank == 0:
             print(f"Sent by the ranks in step {step}:\n{recording.ledger.table()}", flush=True)
         if args.checkpoints and ((step + 1) % args.checkpoint_every == 0 or step + 1 == args.steps):
-            save_checkpoint(args, step + 1, model, optimizer)
+            save_checkpoint(args, step + 1, trained, optimizer)
     if args.report:
         seconds = (finished(device) - reported_from) / (args.steps - start - WARM_UP)
         if rank == 0:
@@ -191,8 +205,6 @@ def parse_arguments() -> Namespace:
             parser.error(f"--{name} is above 0, not {getattr(args, name)}")
     if args.mesh:
         replicas = args.mesh.get("dp", 1)
-        if args.checkpoints:
-            parser.error("--mesh saves no checkpoints: leave --checkpoints out, or use --parallel")
         if args.batch_size // replicas < args.microbatches:
             parser.error(
                 f"--batch-size {args.batch_size} cannot be cut into {replicas} x {args.microbatches} "
@@ -265,8 +277,7 @@ def choose_backend(asked: str | None, store: dist.Store, rank: int, n: int) -> t
 
 def compare_machines(text: Tensor) -> list[str]:
     """The host of every rank. RuntimeError if their texts differ."""
-    machines: list = [None] * dist.get_world_size()
-    dist.all_gather_object(machines, (socket.gethostname(), zlib.crc32(text.numpy().tobytes())))
+    machines = from_all((socket.gethostname(), zlib.crc32(text.numpy().tobytes())))
     for rank, (host, checksum) in enumerate(machines):
         if checksum != machines[0][1]:
             raise RuntimeError(
@@ -344,8 +355,8 @@ def make_scaler(args: Namespace, device: torch.device) -> LossScaler | ShardScal
 
 def spread_over_mesh(
     model: nn.Module, args: Namespace, device: torch.device
-) -> tuple[Callable[[Tensor, Tensor], Tensor], Optimizer]:
-    """The step of this rank's stages on the whole batch, and the optimizer of what the rank holds."""
+) -> tuple[list[Stage], Callable[[Tensor, Tensor], Tensor], Optimizer]:
+    """This rank's stages, their step on the whole batch, and the optimizer of what the rank holds."""
     mesh = Mesh(args.mesh, device)
     schedule = one_f_one_b(mesh.size("pp"), args.microbatches)
     stages = mesh_stages(model, mesh, schedule)
@@ -356,7 +367,7 @@ def spread_over_mesh(
         loss, _ = train_step(stages, schedule, batch, args.microbatches, mesh, optimizer, args.clip)
         return torch.tensor(loss, device=device)
 
-    return step, optimizer
+    return stages, step, optimizer
 
 
 def finished(device: torch.device) -> float:
@@ -418,123 +429,193 @@ def clip_before_step(optimizer: Optimizer, most: float, sharded: bool) -> None:
     optimizer.register_step_pre_hook(clip)
 
 
-def save_checkpoint(args: Namespace, steps: int, model: nn.Module, optimizer: Optimizer) -> None:
-    """Every rank writes its part; then rank 0 writes the checksums and gives the folder the name that counts.
+def save_checkpoint(
+    args: Namespace, step: int, model: nn.Module | list[Stage], optimizer: Optimizer
+) -> None:
+    """Every rank writes its parts; when all have, rank 0 makes a checkpoint of them.
 
-    Whenever the run is interrupted, a checkpoint is there as a whole or not at all.
+    Whenever the run is interrupted, the newest checkpoint is this one or the one before it, as a whole:
+    course_lib/operation/protocol.py says why. The two newest are kept. model: on a mesh, the rank's stages.
     """
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    whole = args.checkpoints / f"step-{steps:08d}"
-    partial = whole.with_suffix(".partial")
+    disk, rank = Folder(args.checkpoints), dist.get_rank()
+    if isinstance(model, list):
+        save_shards(disk, step, boxes(args, step, model, optimizer))
+    else:
+        prefix = from_all(new_prefix(disk, step) if rank == 0 else "")[0]
+        written = from_all(write_parts(disk, prefix, parts_to_save(args, model, optimizer)))
+        if rank == 0:
+            publish(disk, step, {name: entry for part in written for name, entry in part.items()})
+        dist.barrier()
+    check_shared(args.checkpoints, [manifest(step)])
+    if rank == 0:
+        print(f"saved {args.checkpoints / manifest(step)}", flush=True)
+        tidy(disk, keep=2)
+
+
+def parts_to_save(args: Namespace, model: nn.Module, optimizer: Optimizer) -> dict[str, bytes]:
+    """The parts that this rank writes: its optimizer state, and on rank 0 the weights.
+
+    No generator is saved, since every step seeds its own.
+    """
+    rank, parts = dist.get_rank(), {}
     if isinstance(model, Zero3Module):
         weights, state = model.full_state_dict(), model.optimizer_state_dict(optimizer)
     else:
         weights, state = getattr(model, "module", model).state_dict(), optimizer.state_dict()
-    files = {}
     if rank == 0:
-        about = {"steps": steps, "model": args.model, "layout": f"{args.parallel} of {world_size}"}
-        files["model.pt"] = {"weights": weights, **about}
-        shutil.rmtree(partial, ignore_errors=True)  # of a run that was interrupted here
-        partial.mkdir(parents=True)
+        parts["model.pt"] = to_bytes(
+            {"weights": weights, "model": args.model, "layout": optimizer_layout(args)}
+        )
     if rank == 0 or args.parallel != "ddp":  # with ddp all ranks hold the same state
-        files[f"optimizer-{rank:05d}.pt"] = state
-    dist.barrier()
-    check_shared(partial)
-    for name, content in files.items():
-        with (partial / name).open("wb") as file:
-            torch.save(content, file)
-            file.flush()
-            os.fsync(file.fileno())  # on the disk before the folder gets its name
-    written: list = [None] * world_size
-    dist.all_gather_object(written, {name: described(partial / name) for name in files})
-    if rank == 0:
-        with (partial / MANIFEST).open("w") as file:
-            json.dump(
-                {name: part for parts in written for name, part in parts.items()}, file, indent=1
-            )
-            file.flush()
-            os.fsync(file.fileno())
-        partial.rename(whole)
-        for old in checkpoints(args.checkpoints)[:-2]:
-            shutil.rmtree(old)
-        print(f"saved {whole}", flush=True)
+        parts[f"optimizer-{rank:05d}.pt"] = to_bytes(state)
+    return parts
 
 
-def checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints that are complete, the newest last."""
-    return sorted(path for path in folder.glob("step-*") if path.suffix != ".partial")
+def boxes(args: Namespace, step: int, stages: list[Stage], optimizer: Optimizer) -> dict:
+    """A mesh rank's part of each tensor, to save or to load, and an empty tensor that names the model.
 
-
-def described(path: Path) -> dict[str, object]:
-    """The size and the checksum of a file."""
-    with path.open("rb") as file:
-        return {
-            "bytes": path.stat().st_size,
-            "sha256": hashlib.file_digest(file, "sha256").hexdigest(),
-        }
-
-
-def check_parts(folder: Path) -> list[str]:
-    """The names of the checkpoint's parts. ValueError, on all ranks, if one is not as it was saved.
-
-    Each rank reads some of the parts, so that a large checkpoint is read once.
+    Before the first step an optimizer has no state.
     """
-    saved, faults = dict[str, object](), list[str]()
-    try:
-        saved = dict(json.loads((folder / MANIFEST).read_text()))
-    except (OSError, ValueError, TypeError) as error:
-        faults = [f"{folder / MANIFEST} cannot be read ({error})"]
-    names = sorted(saved)
-    for name in names[dist.get_rank() :: dist.get_world_size()]:
-        now = described(folder / name) if (folder / name).exists() else "gone"
-        if now != saved[name]:
-            faults.append(f"{folder / name} is {now}, and {saved[name]} was saved")
-    of_all: list = [None] * dist.get_world_size()
-    dist.all_gather_object(of_all, faults)
-    if fault := next((fault for faults in of_all for fault in faults), ""):
-        raise ValueError(
-            f"{fault}. Restore the file, or delete {folder} to go on from the checkpoint before it"
-        )
-    return names
+    held = held_boxes(stages, optimizer if step else None)
+    return {f"GPT {args.model}": (torch.empty(0), [(0, 0)]), **held}
 
 
-def check_shared(folder: Path) -> None:
-    if not folder.is_dir():
-        raise FileNotFoundError(
-            f"rank {dist.get_rank()} on {socket.gethostname()} does not see {folder}, which rank 0 sees: "
-            "--checkpoints must be a folder that all machines share, such as one on a network file system"
-        )
-
-
-def load_checkpoint(args: Namespace, model: nn.Module, optimizer: Optimizer) -> int:
+def load_checkpoint(args: Namespace, model: nn.Module | list[Stage], optimizer: Optimizer) -> int:
     """Load the newest checkpoint, of any class and any number of ranks; returns the steps behind it.
 
-    If there is none, one is saved: a folder that cannot be used is an error now, not after hours.
+    On a mesh, one of any mesh. All ranks pass over a checkpoint of which one of them finds a file damaged. If
+    there is none at all, one is saved: a folder that cannot be used is an error now, not after hours.
     """
-    newest = [(checkpoints(args.checkpoints) or [None])[-1]]
-    dist.broadcast_object_list(newest)  # rank 0's, so that all load the same
-    folder = newest[0]
-    if folder is None:
-        save_checkpoint(args, 0, model, optimizer)
-        return 0
-    check_shared(folder)
-    names = check_parts(folder)
-    saved = torch.load(folder / "model.pt", map_location="cpu", mmap=True)
-    if saved["model"] != args.model:
-        raise ValueError(f"{folder} holds a GPT {saved['model']}, but --model is {args.model}")
-    parts = [folder / name for name in names if name.startswith("optimizer-")]
-    if args.parallel != "ddp" and saved["layout"] == f"{args.parallel} of {dist.get_world_size()}":
-        state = torch.load(parts[dist.get_rank()], map_location="cpu")
-    else:  # the state was cut otherwise, or not at all
-        states = [torch.load(part, map_location="cpu") for part in parts]
-        state = merge_state_dicts(states) if "world_size" in states[0] else states[0]
+    refuse_earlier_format(args.checkpoints)
+    disk, damages = Folder(args.checkpoints), list[str]()
+    saved, parts_of = from_all((steps(disk), begun(disk)))[0]  # rank 0's, for all
+    check_shared(args.checkpoints, [manifest(step) for step in saved])
+    for step in sorted({*saved, *parts_of}, reverse=True):
+        try:
+            if step not in saved:
+                raise DamagedCheckpoint(f"{manifest(step)} is lost, or its save was interrupted")
+            if isinstance(model, list):
+                load_boxes(args, disk, step, model, optimizer)
+            else:
+                load_parts(args, disk, step, model, optimizer)
+            return step
+        except DamagedCheckpoint as error:  # on all ranks
+            damages.append(f"{args.checkpoints}/{error}")  # it begins with the file's name
+            if dist.get_rank() == 0:
+                print(f"{damages[-1]}. The checkpoint of step {step} is not used", flush=True)
+    if damages:
+        raise ValueError(
+            f"no checkpoint in {args.checkpoints} is whole: {'; '.join(damages)}. Nothing was deleted. "
+            "Restore the files of one of them, or start again with a new folder"
+        )
+    save_checkpoint(args, 0, model, optimizer)
+    return 0
+
+
+def load_boxes(
+    args: Namespace, disk: Folder, step: int, stages: list[Stage], optimizer: Optimizer
+) -> None:
+    """Load what this rank of a mesh holds. DamagedCheckpoint, on all ranks, if a file is damaged."""
+    optimizer.state.clear()  # of a damaged checkpoint before this one
+    try:
+        load_step(disk, step, boxes(args, step, stages, optimizer))
+    except DamagedCheckpoint:
+        raise
+    except ValueError as error:
+        raise ValueError(
+            f"{error}. {disk.path / manifest(step)} is not of a GPT {args.model} on a mesh: give the run "
+            "another folder"
+        ) from error
+
+
+def load_parts(
+    args: Namespace, disk: Folder, step: int, model: nn.Module, optimizer: Optimizer
+) -> None:
+    """Load weights and this rank's optimizer state. DamagedCheckpoint, on all ranks, if a file is damaged."""
+    weights, state, damage = {}, {}, ""
+    try:
+        weights, state = read_parts(args, disk, step)
+    except DamagedCheckpoint as error:
+        damage = str(error)
+    if any(damages := from_all(damage)):
+        raise DamagedCheckpoint(max(damages))
     if isinstance(model, Zero3Module):
-        model.load_full_state_dict(saved["weights"])
+        model.load_full_state_dict(weights)
         model.load_optimizer_state_dict(optimizer, state)
     else:
-        getattr(model, "module", model).load_state_dict(saved["weights"])
+        getattr(model, "module", model).load_state_dict(weights)
         optimizer.load_state_dict(state)
-    return saved["steps"]
+
+
+def read_parts(args: Namespace, disk: Folder, step: int) -> tuple[dict, dict]:
+    """The weights, and the optimizer state that this rank loads. Together the ranks read every part."""
+    entries = read_manifest(disk, step)
+    if "model.pt" not in entries:
+        raise ValueError(
+            f"{disk.path / manifest(step)} was saved on a mesh or by another program: it has no model.pt. "
+            "Give the run another folder"
+        )
+    saved = from_bytes(read_part(disk, entries.pop("model.pt")))
+    if saved["model"] != args.model:
+        raise ValueError(
+            f"{disk.path / manifest(step)} holds a GPT {saved['model']}, but --model is {args.model}"
+        )
+    names = sorted(entries)
+    if args.parallel != "ddp" and saved["layout"] == optimizer_layout(args):
+        return saved["weights"], from_bytes(read_part(disk, entries[names[dist.get_rank()]]))
+    # The state was cut otherwise, or not at all.
+    states = [from_bytes(read_part(disk, entries[name])) for name in names]
+    return saved["weights"], merge_state_dicts(states) if "world_size" in states[0] else states[0]
+
+
+def optimizer_layout(args: Namespace) -> str:
+    """How the optimizer state is cut."""
+    return f"{args.parallel} of {dist.get_world_size()}"
+
+
+def manifest(step: int) -> str:
+    """The file that makes a checkpoint of its parts."""
+    return f"step-{step:08d}"
+
+
+def begun(disk: Folder) -> set[int]:
+    """The steps after 0 of which there are parts. A save that a kill interrupted has no manifest yet.
+
+    Interrupted at step 0, a run has nothing to lose, and begins again.
+    """
+    first = (re.match(r"([1-9]\d*)\.\d+\.", name) for name in disk.names())
+    return {int(match[1]) for match in first if match}
+
+
+def check_shared(folder: Path, files: list[str]) -> None:
+    """FileNotFoundError, on all ranks, if one of them does not see one of the files, which rank 0 sees."""
+    lacking, fault = sorted({*files} - {*Folder(folder).names()}), ""
+    if lacking:
+        fault = (
+            f"rank {dist.get_rank()} on {socket.gethostname()} does not see {folder / lacking[0]}"
+        )
+    if any(faults := from_all(fault)):
+        raise FileNotFoundError(
+            f"{max(faults)}, which rank 0 sees: --checkpoints must be a folder that all machines share, such "
+            "as one on a network file system"
+        )
+
+
+def refuse_earlier_format(folder: Path) -> None:
+    """A checkpoint was a folder until 2026-11-28."""
+    for old in sorted(folder.glob("step-*")):
+        if old.is_dir() and old.suffix != ".partial":
+            raise ValueError(
+                f"{old} is a checkpoint of an earlier train.py, in a format that this one does not read. "
+                "Finish the run with that train.py, or start again with a new folder"
+            )
+
+
+def from_all(value: Any) -> list:
+    """The values of all ranks. After it every rank has come as far as this line."""
+    values: list = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from .recording import Recording, record
     from .remember import capture, copied, restore
     from .run import Training, from_bytes, to_bytes
-    from .shards import load_shards, save_shards
+    from .shards import load_shards, load_step, save_shards
     from .shares import breakdown, calls_of
     from .symptoms import Profile, diagnose
     from .training import Costs, measured, train

@@ -31,9 +31,10 @@ its `.metadata` last in the same way.
 from __future__ import annotations
 
 import json
+import re
 import warnings
 import zlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol, TypeVar
 
 Entry = tuple[str, int, int]  # of a part: its file, its bytes, its checksum
@@ -150,14 +151,13 @@ def read_part(disk: Files, entry: Entry) -> bytes:
     return data
 
 
-def tidy(disk: Files, keep: int = 2, own: Collection[str] = ()) -> None:
+def tidy(disk: Files, keep: int = 2) -> None:
     """Remove all checkpoints but the `keep` newest whole ones, and what interrupted saves left.
 
-    own: names that stay, whatever they are. No program may be saving meanwhile. The manifests go first, and
-    their removal is synced before a part goes: a manifest whose parts are gone would be a damaged
-    checkpoint.
+    Files of other names stay. No program may be saving meanwhile. The manifests go first, and their removal
+    is synced before a part goes: a manifest whose parts are gone would be a damaged checkpoint.
     """
-    kept, needed = 0, {*own}
+    kept, needed = 0, set[str]()
     for step in steps(disk):
         try:
             entries = read_manifest(disk, step) if kept < keep else {}
@@ -168,7 +168,8 @@ def tidy(disk: Files, keep: int = 2, own: Collection[str] = ()) -> None:
         if kept < keep:
             needed |= {f"{NAME}{step:08d}", *(file for file, _, _ in entries.values())}
             kept += 1
-    goes = [name for name in disk.names() if name not in needed]
+    own = re.compile(rf"{NAME}\d+$|\d+\.\d+\.")  # manifests; parts and drafts
+    goes = [name for name in disk.names() if own.match(name) and name not in needed]
     for name in sorted(goes, key=lambda name: not name.startswith(NAME)):
         disk.remove(name)
         if name.startswith(NAME):

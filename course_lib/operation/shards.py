@@ -2,6 +2,7 @@
 
     save_shards    each rank writes its part of `write_plan`, a file a piece; then rank 0 commits
     load_shards    each rank reads its part of `read_plan`, from the newest checkpoint that is whole for all
+    load_step      the same from a checkpoint that you name
 
 A checkpoint knows nothing of the ranks that saved it. It has boxes of named tensors:
 `course_lib.mesh.held_boxes` gives those of a model on a mesh. A rank that dies before rank 0 commits leaves
@@ -55,7 +56,7 @@ def save_shards(disk: Files, step: int, pieces: Pieces, group: Group = None) -> 
     rank = dist.get_rank(group) if len(everyone) > 1 else 0
     mine = [described[i] for i in write_plan(everyone)[rank]]
     keys = [_key(name, box, pieces[name][0]) for name, box, _ in mine]
-    raw = {f"rank {rank} piece {i}": _raw(pieces[name][0]) for i, (name, _, _) in enumerate(mine)}
+    raw = {f"rank-{rank}-piece-{i}": _raw(pieces[name][0]) for i, (name, _, _) in enumerate(mine)}
     prefix = _all_gather(new_prefix(disk, step) if rank == 0 else "", group)[0]
     entries = write_parts(disk, prefix, raw).values()
     written = _all_gather(dict(zip(keys, entries, strict=True)), group)  # after it all have written
@@ -65,7 +66,6 @@ def save_shards(disk: Files, step: int, pieces: Pieces, group: Group = None) -> 
     return sum(nbytes for _, _, nbytes in mine)
 
 
-@torch.no_grad()
 def load_shards(disk: Files, pieces: Pieces, group: Group = None) -> tuple[int, int] | None:
     """Fill the tensors of `pieces` from the newest checkpoint; (its step, bytes that this rank read), or
     None.
@@ -75,36 +75,47 @@ def load_shards(disk: Files, pieces: Pieces, group: Group = None) -> tuple[int, 
     raised on all ranks if the checkpoint lacks what one of them wants. Until all have read, nothing is
     changed.
     """
-    for step in _all_gather(steps(disk), group)[
-        0
-    ]:  # rank 0's list, in case one was saved meanwhile
-        parts, damage, lack = {}, "", ""
+    # Rank 0's list, in case one was saved meanwhile.
+    for step in _all_gather(steps(disk), group)[0]:
         try:
-            saved = read_manifest(disk, step)
-            parts = {name: _assemble(disk, saved, name, *piece) for name, piece in pieces.items()}
-        except DamagedCheckpoint as error:
-            damage = str(error)
-        except ValueError as error:
-            lack = str(error)
-        damages, lacks = zip(*_all_gather((damage, lack), group), strict=True)
-        if any(damages):
-            warnings.warn(
-                f"{max(damages)}. The checkpoint of step {step} is not used", stacklevel=2
-            )
-        elif any(lacks):
-            raise ValueError(f"the checkpoint of step {step} lacks what a rank wants: {max(lacks)}")
-        else:
-            for name, (whole, _) in parts.items():
-                pieces[name][0].copy_(whole)
-            return step, sum(nbytes for _, nbytes in parts.values())
+            return step, load_step(disk, step, pieces, group)
+        except DamagedCheckpoint as damage:
+            warnings.warn(f"{damage}. The checkpoint of step {step} is not used", stacklevel=2)
     return None
+
+
+@torch.no_grad()
+def load_step(disk: Files, step: int, pieces: Pieces, group: Group = None) -> int:
+    """Fill the tensors of `pieces` from the checkpoint of `step`; the bytes that this rank read.
+
+    As `load_shards`, but DamagedCheckpoint is raised, on all ranks, if one of them finds a damaged file.
+    """
+    parts, damage, lack = {}, "", ""
+    try:
+        saved = read_manifest(disk, step)
+        parts = {name: _assemble(disk, saved, name, *piece) for name, piece in pieces.items()}
+    except DamagedCheckpoint as error:
+        damage = str(error)
+    except ValueError as error:
+        lack = str(error)
+    damages, lacks = zip(*_all_gather((damage, lack), group), strict=True)
+    if any(damages):
+        raise DamagedCheckpoint(max(damages))
+    if any(lacks):
+        raise ValueError(f"the checkpoint of step {step} lacks what a rank wants: {max(lacks)}")
+    for name, (whole, _) in parts.items():
+        pieces[name][0].copy_(whole)
+    return sum(nbytes for _, nbytes in parts.values())
 
 
 def _assemble(
     disk: Files, saved: Mapping[str, Entry], name: str, like: Tensor, wanted: Box
 ) -> tuple[Tensor, int]:
     """The box `wanted` of a tensor, made of the saved pieces, and the bytes that were read for it."""
-    described = [(json.loads(key), entry) for key, entry in saved.items()]
+    try:
+        described = [(json.loads(key), entry) for key, entry in saved.items()]
+    except json.JSONDecodeError as error:
+        raise ValueError(f"its part {error.doc!r} is not a box") from None
     held = [(box, dtype, entry) for (other, box, dtype), entry in described if other == name]
     if not held:
         raise ValueError(f"it has no {name}")

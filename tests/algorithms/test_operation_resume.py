@@ -372,7 +372,7 @@ def test_a_damaged_piece_sends_all_ranks_to_the_checkpoint_before(tmp_path: Path
         for name, entry in operation.read_manifest(Folder(path), 2).items()
         if "[[2, 4]" in name
     )
-    assert piece.startswith("2.0.rank 1 piece ")
+    assert piece.startswith("2.0.rank-1-piece-")
     data = Folder(path).read(piece)
     Folder(path).write(piece, data[:5] + bytes([data[5] ^ 4]) + data[6:])
 

@@ -240,12 +240,14 @@ def test_what_was_tidied_up_survives_power_failures_too() -> None:
         for any_order in (False, True):
             saves = [(1, A), (2, B), (3, C)]
             assert not list(operation.faults(commit_and_tidy, newest, saves, any_order=any_order))
-    disk = Disk({"3.0.model": b"of an interrupted save", "own": b""})
+    others = {"README.md": b"", "step-by-step": b"", "1.5": b""}
+    disk = Disk({"3.0.model": b"of an interrupted save", **others})
     for step, parts in ((1, A), (2, B), (3, C)):
         commit(disk, step, parts)
-    operation.tidy(disk, keep=2, own=["own"])
+    operation.tidy(disk, keep=2)
     assert operation.steps(disk) == [3, 2] and newest(disk) == (3, C)
-    assert len(disk.names()) == len(B) + len(C) + 3
+    assert len(disk.names()) == len(B) + len(C) + 2 + len(others)
+    assert others.keys() <= {*disk.names()}
 
 
 def test_tidying_up_counts_whole_checkpoints_alone() -> None:
