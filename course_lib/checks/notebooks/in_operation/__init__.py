@@ -2,6 +2,7 @@
 
 from course_lib.checks.notebooks.in_operation.interval import best_interval
 from course_lib.checks.notebooks.in_operation.lateness import find_straggler
+from course_lib.checks.notebooks.in_operation.local import local_steps
 from course_lib.checks.notebooks.in_operation.overlapping import async_checkpoint
 from course_lib.checks.notebooks.in_operation.quiz import questions
 from course_lib.checks.notebooks.in_operation.reading import read_plan
@@ -18,6 +19,7 @@ __all__ = [
     "capture",
     "commit",
     "find_straggler",
+    "local_steps",
     "questions",
     "read_plan",
     "symptoms",

@@ -4,6 +4,7 @@ REFERENCES = (
     "course_lib.operation.behind",
     "course_lib.operation.intervals",
     "course_lib.operation.lateness",
+    "course_lib.operation.local",
     "course_lib.operation.plans",
     "course_lib.operation.profiles",
     "course_lib.operation.protocol",
