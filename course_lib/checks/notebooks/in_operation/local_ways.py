@@ -20,12 +20,12 @@ class Way:
     """How local steps are taken: the defaults are right, and each other value is a mistake.
 
     factor: of the mean; gradients: averaged in place of the movement, in every step or in the last of a
-    period, or ALONE; momentum, lr: other numbers of the outer optimizer; heavy_ball: the outer
-    step is the momentum alone; damped: a gradient enters the momentum with the share 1 - mu; forgets: the momentum begins anew in each period; own_end: the step goes from the rank's
-    end; first_start: movements count from the very first start; moves_along: the start is the parameters
-    themselves, from the first period's end on; resets: the inner optimizer begins anew; states: the ranks'
-    inner states are averaged; adds: gradients are never set to zero; last: the last, shorter period is sent;
-    counts_from: of the steps.
+    period, or ALONE; momentum, lr: other numbers of the outer optimizer; heavy_ball: the outer step is the
+    momentum alone; damped: a gradient enters the momentum with the share 1 - mu; forgets: the momentum begins
+    anew in each period; own_end: the step goes from the rank's end; first_start: movements count from the
+    very first start; moves_along: the start is the parameters themselves, from the first period's end on;
+    resets: the inner optimizer begins anew; states: the ranks' inner states are averaged; adds: gradients are
+    never set to zero; last: the last, shorter period is sent; counts_from: of the steps.
     """
 
     factor: float = 1.0
