@@ -46,6 +46,7 @@ PACKAGES = {
         "planning.replay_by_hand",
     ),
     "11_experts": ("experts", "facts"),
+    "12_in_operation": ("operation",),
 }
 
 FORMULAS = "formulas: course_lib.facts has them under other names"
