@@ -174,7 +174,7 @@ class Mistake:
 
 
 def mistakes(run: LocalRun, sent: bool) -> Iterator[Mistake]:
-    """What can go wrong. sent: whether anything was sent at all."""
+    """The ways to go wrong, each with its sentence. sent: whether anything was sent at all."""
     n = len(run.training.steps)
     if n > 1:
         yield Mistake(NOT_BACK if sent else NOTHING, Way(gradients=ALONE), idea=not sent)
