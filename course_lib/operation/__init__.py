@@ -27,6 +27,7 @@ A rank is slow, or wrong:
     metrics.py     step_metrics, mfu: the numbers of a dashboard
     events.py      EventWriter: curves that TensorBoard reads
     bits.py        odd_ranks: the replica whose bits are others
+    local.py       local_steps: H steps on each rank alone, then one outer step of all (DiLoCo)
 
 The folder imports torch and cloudpickle only, and can be copied out with exports.py above it.
 
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from .journal import Journal, Line
     from .lateness import arrivals_of, binomial_tail, find_straggler
     from .levers import LEVERS, arrivals, pull, settled
+    from .local import local_steps
     from .metrics import mfu, step_metrics
     from .plans import Box, elements, inside, overlap, read_plan, slices, write_plan
     from .profiles import draw_profiles

@@ -3,6 +3,7 @@
 from course_lib.checks.notebooks.in_operation.bits import odd_ranks
 from course_lib.checks.notebooks.in_operation.interval import best_interval
 from course_lib.checks.notebooks.in_operation.lateness import find_straggler
+from course_lib.checks.notebooks.in_operation.local import local_steps
 from course_lib.checks.notebooks.in_operation.metrics import step_metrics
 from course_lib.checks.notebooks.in_operation.overlapping import async_checkpoint
 from course_lib.checks.notebooks.in_operation.quiz import questions
@@ -20,6 +21,7 @@ __all__ = [
     "capture",
     "commit",
     "find_straggler",
+    "local_steps",
     "odd_ranks",
     "questions",
     "read_plan",

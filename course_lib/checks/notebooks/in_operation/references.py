@@ -7,6 +7,7 @@ REFERENCES = (
     "course_lib.operation.lateness",
     "course_lib.operation.levers",
     "course_lib.operation.metrics",
+    "course_lib.operation.local",
     "course_lib.operation.plans",
     "course_lib.operation.profiles",
     "course_lib.operation.protocol",
