@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
-from statistics import median
+from statistics import mean
 from typing import Any
 
 import torch
@@ -91,10 +91,10 @@ class Costs:
 
 
 def measured(run: FailedRun, lines: Sequence[Line]) -> Costs:
-    """From the journal of `train` without ranks: medians, and the share of `run.seconds` that was kept work.
+    """From the journal of `train` without ranks: means, and the share of `run.seconds` that was kept work.
 
     restart: from a kill to the beginning of the next step. The work is the time of all steps, each counted
-    once.
+    once. Means and not medians, since they add up to `run.seconds`: on a busy machine a few steps are long.
     """
     steps, saves = list[float](), list[float]()
     for before, line in pairwise(lines):
@@ -102,13 +102,13 @@ def measured(run: FailedRun, lines: Sequence[Line]) -> Costs:
             kind = {"step": steps, "saved": saves}.get(line.text.split()[0])
             if kind is not None:
                 kind.append(line.time - before.time)
-    step, save = median(steps), median(saves)
+    step, save = mean(steps), mean(saves)
     first = [line.time for before, line in pairwise(lines) if before.text.startswith("from")]
     kills = [run.began + seconds for seconds in run.kills]
     next_steps = [min((time for time in first if time > kill), default=inf) for kill in kills]
     restarts = [next_step - kill - step for kill, next_step in zip(kills, next_steps, strict=True)]
     count = len({line.text for line in lines if line.text.startswith("step")})
-    return Costs(step, save, median(restarts) if restarts else 0.0, count * step / run.seconds)
+    return Costs(step, save, mean(restarts) if restarts else 0.0, count * step / run.seconds)
 
 
 def _run() -> Training:

@@ -3,14 +3,14 @@
 #
 # **Is it fast, is it healthy, and what happens when a rank dies?**
 #
-# Llama 3 was trained on 16,384 GPUs. In a window of 54 days the run was interrupted 419 times without a plan, which
-# is once in 3.1 hours (Llama Team 2024, §3.3.4). If failures are as frequent per GPU elsewhere, 1,024 GPUs fail once
-# in 2.1 days. So a long run doesn't ask whether something fails, but what it costs.
+# Llama 3 was trained on 16,384 GPUs. In a window of 54 days the run was interrupted 419 times
+# unexpectedly, which is once in 3.1 hours (Llama Team 2024, §3.3.4). If GPUs fail as often elsewhere, a job with 1,024
+# of them fails once in 2.1 days. So for a long run the question isn't whether something fails, but what it costs.
 #
 # In part A a rank is really killed, and at first nothing is left of its run. You write what is missing: what a run
 # has to remember, a save that may be cut off at any moment, a plan for another number of ranks, and the best time
-# between two saves. Every power failure of your save is tried. In part B nothing dies, but the run is slow. You find
-# out where the time goes, which rank the others wait for, and what to do about it.
+# between two saves. The check cuts the power after each operation of your save. In part B nothing dies, but the run
+# is slow. You find out where the time goes, which rank the others wait for, and what to do about it.
 #
 # | | |
 # |---|---|
@@ -30,13 +30,13 @@
 # | 6 How often to save | 10 | 4 | |
 # | **B · It is slow.** 7 Where the time goes | 24 | 10 | nothing of A |
 # | 8 Which rank is slow | 16 | 6 | 7 |
-# | 9 Six symptoms, one lever each | 8 | 4 | 7, 8 |
+# | 9 Six symptoms, one lever each | 16 | 4 | 7, 8 |
 # | 10 Questions | 7 | 3 | all |
 # | 11 Optional: mend a monitor | 15 | 4 extra | |
 # | 12 Optional: which rank writes what | 20 | 3 extra | 5 |
 # | 13 Optional: save without stopping | 20 | 4 extra | 6 |
 # | 14 Optional: the replica that is wrong | 10 | 2 extra | |
-# | 15 Optional: talk less often | 15 | 3 extra | |
+# | 15 Optional: talk less often | 22 | 3 extra | |
 
 # %% [markdown]
 # ### Words and letters
@@ -51,6 +51,8 @@
 # | δ, τ | seconds for which a save stops the run; seconds of work between two saves |
 # | M, R | mean seconds between two failures of the job (MTBF); seconds for a restart |
 # | goodput | the share of the time that becomes work which is kept |
+# | dp, tp, pp | ways to divide the work: ranks are replicas; they hold parts of each matrix (notebook 06); they hold some layers each, called a *stage* (07) |
+# | microbatch, bubble | a part of a batch on its way through the stages; the time for which a stage has none |
 # | issued, waited, done | when a rank called a collective, when it began to wait for it, and when it was over |
 
 # %%
@@ -103,8 +105,8 @@ Group = dist.ProcessGroup | None  # None is the group of all ranks
 # a new rendezvous, and so the other agent does the same. They start at step 0, because the seven finished steps were
 # only in memory.</details>
 #
-# **Measure.** The cell starts the agents and prints the journal, in which each rank notes where it starts. It takes
-# about six seconds.
+# **Measure.** The cell starts the agents and prints the journal. The line `from 0 of 4 ranks` says that a rank of four
+# starts at step 0, and the *starter* is the process that starts the agents. The cell takes about six seconds.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -134,27 +136,26 @@ forgetful = lab(dies=(3, 7), commit=save_nothing, newest=find_nothing)
 journal(forgetful, but=("step", "saved"))
 
 # %% [markdown]
-# **Look.** The picture shows the same journal. Each row is a process, the cross marks the kill, and a dot is a step, which
-# rank 0 notes for all.
+# **Look.** The picture shows the same journal, a process per row. A triangle is the start of a rank, the cross is the
+# kill, and a dot is a step, which rank 0 notes for all. In §4, a vertical line is a save.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
-def timeline(run):
+def timeline(run, saves=True):
     """Processes as rows, in the order in which they began."""
     rank_of = {line.pid: line.rank for line in run.lines if line.rank >= 0}
     processes = list(rank_of)
+    marks = {"step": ".", "from": ">"} | ({"saved": "|"} if saves else {})
     figure = picture(7.6, 0.4 + 0.22 * len(processes))
     axes = figure.add_axes((0.1, 0.2, 0.88, 0.75))
     for line in run.lines:
         if line.rank < 0:
             continue
         row, word = -processes.index(line.pid), line.text.split()[0]
-        mark = {"step": ".", "saved": "|", "from": ">"}.get(
-            word, "x" if "dies" in line.text else ""
-        )
+        mark = marks.get(word, "x" if "dies" in line.text else "")
         if mark:
-            colour = INK if mark == "x" else RANKS[line.rank]
-            axes.plot(line.time, row, mark, color=colour, markersize=8)
+            colour = INK if mark in "x|" else RANKS[line.rank]
+            axes.plot(line.time, row, mark, color=colour, markersize=14 if mark == "|" else 8)
     axes.set_yticks(
         [-row for row in range(len(processes))],
         [f"rank {rank_of[process]}" for process in processes],
@@ -164,11 +165,11 @@ def timeline(run):
     return figure
 
 
-display(timeline(forgetful))
+display(timeline(forgetful, saves=False))
 
 # %% [markdown]
-# **In production.** By the counts in table 5 of Llama 3's report, 268 of the 419 interruptions were faults of GPUs, their
-# memory among them (§3.3.4). MegaScale restarted its run of several weeks more than 100 times, and more than 90 % of
+# **In production.** By the counts in table 5 of Llama 3's report, 268 of the 419 interruptions were faults of GPUs,
+# including their memory (§3.3.4). MegaScale restarted its run of several weeks more than 100 times, and more than 90 % of
 # the time was effective training (Jiang et al. 2024, §6).
 #
 # **Question.** The lab replaced four processes because one died. What would have happened if the other three had gone
@@ -187,14 +188,14 @@ display(timeline(forgetful))
 # A run has more in memory than its weights. AdamW holds two moments for each parameter and counts its steps. The
 # schedule of the learning rate knows how far it has come. The data are drawn from the number of the step. Dropout
 # draws from a random generator, whose state is hidden in PyTorch, and a run may have a generator of its own. If one
-# of these is missing, the run goes on, the loss looks plausible, and the curve is another one.
+# of these is missing, the run goes on and the loss looks plausible, but it isn't the same run.
 #
-# There is a second trap. `state_dict()` doesn't copy. Its tensors are those which the next step changes, so a state
-# that was taken after step 3 holds the values of step 5 if it is written after step 5.
+# There is a second trap. `state_dict()` doesn't copy. It returns the very tensors that the next step changes, so a
+# state taken after step 3 holds the values of step 5 if you write it after step 5.
 #
 # | in `run` | what it is | how it is read and set |
 # |---|---|---|
-# | `model`, `optimizer`, `scheduler` | have tensors, numbers and lists | `state_dict()`, `load_state_dict(...)` |
+# | `model`, `optimizer`, `scheduler` | hold tensors, numbers and lists | `state_dict()`, `load_state_dict(...)` |
 # | `step` | counts finished steps | a number |
 # | `generator` | the run's own generator | `get_state()`, `set_state(...)` |
 # | | the default generator of the CPU | `torch.get_rng_state()`, `torch.set_rng_state(...)` |
@@ -202,11 +203,11 @@ display(timeline(forgetful))
 # **Predict.** You forget the default generator, and the model has dropout of 0.1. When do the losses begin to differ
 # from those of the undisturbed run?
 #
-# <details><summary>Answer</summary>In the first step after the restart, because its dropout masks are others. Without
+# <details><summary>Answer</summary>In the first step after the restart, because its dropout masks are different. Without
 # dropout you would never notice.</details>
 #
-# **Build.** `copy.deepcopy` or a `clone()` of each tensor makes a photograph. Copy in `restore` as well, because an
-# optimizer keeps the tensors that it loads.
+# **Build.** `copy.deepcopy`, or a `clone()` of each tensor, makes a copy that stays as it is. Copy in `restore` as well,
+# because an optimizer keeps the tensors that it loads, and its next step changes them.
 
 
 # %% nbgrader={"grade_id": "capture", "solution": true}
@@ -253,9 +254,8 @@ report.points(8)
 
 
 # %% [markdown]
-# **Break it.** The cell leaves out one entry at a time: after three steps it restores into a fresh run, from a state
-# in which this entry is that of the fresh run. How far are the losses of the next five steps from the undisturbed
-# ones?
+# **Break it.** The cell captures a run after three steps and restores it into a fresh one, but leaves out one entry at
+# a time, so the fresh run keeps its own. How far are the losses of the next five steps from the undisturbed ones?
 
 
 # %% tags=["skip-in-grading"]
@@ -296,10 +296,10 @@ if ready(capture, restore):
 
 # %% [markdown]
 # **In production.** The loader of the data has a state as well, unless rows come from the number of the step as here.
-# `torch.distributed.checkpoint` leaves all of this to you: it saves what is in the dict that it gets. And each rank has
-# generators of its own, so a job has one such state per rank.
+# `torch.distributed.checkpoint` leaves all of this to you, because it saves only what is in your dict. And each rank
+# has generators of its own, so a job has one such state per rank.
 #
-# **Question.** Which entry could you leave out if the model had no dropout and the run no generator of its own?
+# **Question.** Which entries could you leave out if the model had no dropout and the run no generator of its own?
 
 # %% [markdown]
 # ## 3 · A save that may be cut off
@@ -311,8 +311,9 @@ if ready(capture, restore):
 # | time | 38 minutes |
 # | points | 15 |
 #
-# You have a state, and write it to a file. The power fails in the middle. Now the file is torn, and it was written over
-# the old one. This section is about a save after which there is always a whole checkpoint, whenever the power fails.
+# You write your state to a file, over the old one, and the power fails in the middle. Now the file is *torn*: it is cut
+# off, or its end is zeros. And the old one is gone. In this section you write a save that leaves a whole checkpoint on
+# the disk, whenever the power fails.
 #
 # A program doesn't write to the disk. It writes to the **page cache**, which is memory of the kernel, and the kernel
 # writes it to the disk later, in an order of its own. `fsync` waits until the bytes of a file are on the disk. The
@@ -329,11 +330,12 @@ if ready(capture, restore):
 # | `sync_folder()` | | all names are there, their bytes perhaps not |
 # | `read(name)`, `names()` | are read from the cache | |
 #
-# After a power failure, the folder is as it was last synced, with some first part of the later changes of names. Each
-# file that was not synced may be old, new or torn. This is a model, too: POSIX promises less order still, and Pillai et
-# al. (OSDI 2014) found 60 faults of this kind in eleven programs.
+# After a power failure, the folder is as it was last synced, plus none, some or all of the later changes of names, in
+# their order. Each file that was not synced may be old, new or torn. This is only a model. POSIX doesn't even promise
+# the order, and Pillai et al. (OSDI 2014) found 60 faults of this kind in eleven programs.
 #
-# **Look.** The cell writes one file without any sync, and lists all states in which the disk may be afterwards.
+# **Look.** The cell writes over a file and renames it, without any sync. Then it lists all states in which the disk may
+# be after a power failure.
 
 # %% tags=["skip-in-grading"]
 disk = Disk({"a": b"old."})
@@ -343,8 +345,10 @@ for state in disk.after_power_failure():
     print(state)
 
 # %% [markdown]
-# **Predict.** Someone writes the manifest (the file which says which parts belong together) first, then the parts, and
-# syncs everything at the end. The power fails after the manifest. What does a loader find?
+# A checkpoint has several parts, so one of its files is a *manifest*, which lists the files that belong together.
+#
+# **Predict.** A program writes the manifest first, then the parts, and syncs everything at the end. The power fails
+# after the manifest. What does a loader find?
 #
 # <details><summary>Answer</summary>A manifest that names files which don't exist, or a torn manifest. Both look like a
 # new checkpoint.</details>
@@ -360,8 +364,9 @@ def commit(disk, step, parts):
 
     If the power fails at any moment, `newest` finds the checkpoint that was the newest before or this one,
     whole; after `commit` has returned, this one. It works in spite of what an interrupted save has left.
-    Older checkpoints may stay or go. A name may contain "/", which means nothing here: there is one folder.
-    `rename` replaces an existing name in one step. Committing a step again replaces it.
+    `step` is never smaller than an earlier one, and committing a step again replaces it. Older checkpoints
+    may stay or go. A name may contain "/", which means nothing here, because there is only one folder.
+    `rename` replaces an existing name in one step.
     """
     ### BEGIN SOLUTION
     attempt = 0
@@ -395,7 +400,8 @@ def newest(disk):
 
 # %% [markdown]
 # <details><summary>Hint: the order</summary>The parts, their syncs, the folder's sync; the manifest under a draft name,
-# its sync; the rename; the folder's sync. Why is there one at the end?</details>
+# its sync; the rename; the folder's sync. Why is there one at the end? (In this model, names reach the disk in their
+# order, so it would also work without the first sync of the folder. A real disk may reorder them.)</details>
 # <details><summary>Hint: what is left over</summary>Give the files of each attempt a new prefix, such as
 # <code>f"{step}.{attempt}."</code> with the first attempt that no name begins with.</details>
 # <details><summary>Hint: the manifest</summary><code>json.dumps({name: file}).encode()</code>, renamed to
@@ -441,12 +447,12 @@ if ready(commit, newest):
     print(sum(sum(row.values()) for row in table.values()), "states of the disk")
     for (count, after), row in table.items():
         print(
-            f"after {count:2} {after:28}", ", ".join(f"{found} ({n})" for found, n in row.items())
+            f"after {count:2} {after:34}", ", ".join(f"{found} ({n})" for found, n in row.items())
         )
 
 # %% [markdown]
-# **Break it.** Here is the save that most programs begin with: write a new file, rename it over the old one. It is
-# right in every test that kills the *program*, because the page cache survives. What is missing for a power failure?
+# **Break it.** Here is the save that most programs begin with: write a new file, rename it over the old one. It passes
+# every test that kills only the *program*, because the page cache survives. What is missing for a power failure?
 
 
 # %% tags=["skip-in-grading"]
@@ -468,7 +474,8 @@ for (count, after), row in all_failures(rename_before_sync, of_one_file, saves).
     print(f"after {count:2} {after:28}", ", ".join(f"{found} ({n})" for found, n in row.items()))
 
 # %% [markdown]
-# The name can be on the disk before the bytes behind it. One line, the sync before the rename, mends it.
+# The name can be on the disk before the bytes behind it, and then the loader raises an error. The sync before the
+# rename, which is one line, mends it.
 #
 # **Look.** Your `commit` also works on a real folder. The cell starts a process that saves again and again, kills it
 # with SIGKILL at drawn moments, and asks `newest` for a whole checkpoint.
@@ -485,8 +492,8 @@ if ready(commit, newest, capture, restore):
 
 # %% [markdown]
 # **In production.** `torch.distributed.checkpoint` writes the files of all ranks, and then its `.metadata` by a rename.
-# The course's `protocol.py` also holds a checksum of each part in the manifest, because disks forget without a power
-# failure, too: a bit flips, or a file is cut short. Then it takes the checkpoint before and says which file is damaged.
+# The course's `protocol.py` also writes a checksum of each part into the manifest, because a bit can flip and a file
+# can be cut short without any power failure. Then it loads the checkpoint before, and says which file is damaged.
 #
 # **Question.** Why does the folder have to be synced after the last rename? (See what the check says without it.)
 
@@ -524,13 +531,11 @@ for name, run in (("undisturbed", quiet), ("killed", killed)):
         [line.text for line in run.lines if line.text.startswith("end ")],
     )
 journal(killed)
-
-# %% tags=["nbval-ignore-output", "skip-in-grading"]
 display(timeline(killed))
 
 # %% [markdown]
-# **Measure.** In the second lab a whole node dies: the agent itself gets SIGKILL as soon as step 5 is saved. With
-# `nodes=(1, 2)` one node is enough, so the other agent goes on with two ranks. The global batch stays the same, because
+# **Measure.** Now a whole node dies, because the agent itself gets SIGKILL as soon as step 5 is saved. With
+# `nodes=(1, 2)` one node is enough, so the other agent goes on with two ranks. The global batch stays the same, since
 # the rows of a step are dealt out to as many ranks as there are.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -539,18 +544,21 @@ journal(smaller)
 
 # %% [markdown]
 # The loss at the end agrees with the four ranks' loss up to rounding. If instead each rank kept the number of its own
-# rows, the batch would be half as large from then on, and the curve would leave the other one.
+# rows, the batch would be half as large from then on, and the losses would be different.
 #
-# **Recorded, not run.** PyTorch's agents can share their meeting point with the ranks. With two nodes and this default a
-# killed rank was never replaced: 0 of 3 within 60 s, with PyTorch 2.13 on this course's machine. The lab therefore sets
-# `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`.
+# <details><summary>A setting of the lab, and why</summary>By default, PyTorch's agents share the store of their
+# rendezvous with the ranks. With two nodes and this default, a killed rank wasn't replaced within 60 s in any of three
+# trials (PyTorch 2.13, on this course's machine). The lab therefore sets
+# <code>TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1</code>.</details>
 #
 # **In production.** `torchrun --nnodes 1:2 --max-restarts 3` does what you have seen: *all* ranks start again. Each agent
 # has a `TORCHELASTIC_RESTART_COUNT` of its own, so don't name files by it. `--max-restarts` is 0 unless you set it, and
-# counts failures of the agent's own ranks alone. torchft goes another way: groups of replicas leave and come back without
-# a restart of the others, and the rows of a lost group's step are not seen again (`torchft/data.py`).
+# counts only failures of the agent's own ranks. torchft doesn't restart the others. Groups of replicas leave and come
+# back, and the rows of a lost group's step are not seen again (`torchft/data.py`).
 #
-# A rank that hangs is harder than one that dies. These tell you where it stands:
+# A rank that hangs is harder to find than one that dies.
+#
+# <details><summary>Tools that show where a rank hangs</summary>
 #
 # | set or call | what you get |
 # |---|---|
@@ -558,6 +566,8 @@ journal(smaller)
 # | `torch.distributed.debug.start_debug_server()` | a page with the stacks and the recorded collectives of all ranks, while the job runs (experimental, in PyTorch since November 2025) |
 # | `NCCL_DEBUG=INFO`, `py-spy dump --pid ...` | what NCCL connected; the Python stack of one process |
 # | TorchComms' `FlightRecorderHook` | the same record for its communicators, which wrap NCCL, gloo and others |
+#
+# </details>
 #
 # **Question.** An agent dies with its two ranks. Which process notices it, and how?
 
@@ -574,7 +584,7 @@ journal(smaller)
 # A node is gone and doesn't come back, or twice as many are free. The checkpoint was saved on other ranks than those
 # that load it. So what a file holds is described without ranks, as a **box** of the whole tensor: a list of
 # (start, stop), one per dimension. The second half of the columns of a matrix with 8 rows and 6 columns is
-# [(0, 8), (3, 6)]. Which ranks had pp, dp or tp doesn't matter any more.
+# [(0, 8), (3, 6)]. How the ranks were divided into pp, dp and tp doesn't matter any more.
 #
 # **Predict.** The matrix was saved in two boxes, columns 0 to 3 and 3 to 6. Three ranks want its rows in three parts:
 # 0 to 3, 3 to 6 and 6 to 8. From how many files does each rank read, and what part of each?
@@ -662,8 +672,8 @@ if ready(read_plan):
 # %% [markdown]
 # **Measure.** Now a model is saved on pp 2 × tp 2, four ranks, and loaded on dp 3, three ranks.
 # `course_lib.mesh.held_boxes` gives each rank's boxes by name, and the library's `save_shards` and `load_shards` do the
-# rest: a file per piece, your kind of plan, and one commit by rank 0. The cell prints the bytes that were written and
-# read.
+# rest: a file per piece, your kind of plan, and one commit by rank 0. The cell prints the bytes written and read. Each
+# of the three is a replica, so it reads all that the four have written.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -713,9 +723,10 @@ if saving and loading:
 # copies of each norm are on the disk.
 #
 # **In production.** `torch.distributed.checkpoint` makes these plans (`DefaultSavePlanner`, and
-# `create_read_items_for_chunk_list`, which cuts boxes as you did). You ran it in notebook 05.
+# `create_read_items_for_chunk_list`, which cuts boxes as you did). Notebook 05 runs it.
 #
-# **Question.** Saved on dp 4, each rank's optimizer states were cut into flat shards. What is a box then?
+# **Question.** In notebook 04, all parameters are one flat row, and each rank keeps a shard of it. What is a box then?
+# (One pair, the start and the stop of the shard in the row.)
 
 # %% [markdown]
 # ## 6 · How often to save
@@ -731,8 +742,8 @@ if saving and loading:
 # saves; if you save seldom, you lose work. Let τ be the seconds of work between the end of one save and the start of the
 # next. Failures come once in M seconds, at no particular time.
 #
-# Write down the two shares of the time that are lost. Saves cost δ in τ seconds. A failure costs *half* of an interval
-# on average, once in M seconds. Then find the τ at which their sum is least.
+# Write down the two shares of the time that are lost. Saves cost δ seconds in every τ seconds. A failure costs *half*
+# of an interval on average, once in M seconds. Then find the τ at which the sum of the two shares is least.
 #
 # **Predict.** M doubles because you use half of the GPUs. Should you save half as often?
 #
@@ -795,12 +806,12 @@ axes.set_xlabel("seconds between two saves", size=8), axes.set_ylabel("goodput",
 display(figure)
 
 # %% [markdown]
-# The curve is flat at its top. Half or twice the best interval costs about two percent of the time here, so δ and M
-# don't have to be known well.
+# The curve is flat at its top. At half or twice the best interval you lose about two percent of the time for δ = 60 s
+# and half a percent for δ = 2 s, so you don't have to know δ and M well.
 #
-# **Look.** The lab of §3 measures the same with a real process, in which seconds stand for hours. A handful of kills says
-# little about a mean, so the cell also draws a hundred runs of as many failures, without processes, and prints where
-# nine of ten of them lie.
+# **Look.** The lab of §3 measures the goodput of a real process, in which seconds stand for hours. The formula gives a
+# mean over many failures, and a handful of kills may be far from it. So the cell also draws a hundred runs with as
+# many failures, without processes, and prints the range of nine of ten. Compare the measurement with this range.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 with tempfile.TemporaryDirectory() as folder:
@@ -814,8 +825,8 @@ print(f"{kills} kills: measured {seen.goodput:.2f}, by the formula {goodput(*cos
 print(f"nine of ten drawn runs: {drawn[5]:.2f} to {drawn[94]:.2f}")
 
 # %% [markdown]
-# **Break it.** One GPU of Llama 3's fails once in 5.8 years, by the same count. Whoever takes this for M saves once in
-# 1.7 days, while the job fails once in 3.1 hours. It never reaches its first save.
+# **Break it.** By the same count, one of Llama 3's GPUs fails once in 5.8 years. If you take this for M, you save once in
+# 1.7 days (δ = 60 s). But the job fails once in 3.1 hours, so it never reaches its first save.
 #
 # **In production.** Young published the root in 1974. Asynchronous saves (§13) make δ the time of a copy in memory, so τ
 # falls with the root of δ.
@@ -898,8 +909,8 @@ display(draw_calls(EXAMPLE, 18))
 # <details><summary>Answer</summary>It waited 0 s, because all had called when it began to wait. Bytes moved from 9 to 11:
 # one second hidden, and one second for which it was blocked.</details>
 #
-# **Build.** Find the two intervals, waiting and moving, in the picture. A handle that is waited for after its call was
-# over has cost nothing, as on rank 2 above.
+# **Build.** Find the two intervals, waiting and moving, in the picture. A call that is already over when its rank begins
+# to wait has cost nothing, as the second call on rank 2 above.
 
 
 # %% nbgrader={"grade_id": "breakdown", "solution": true}
@@ -954,8 +965,9 @@ report = check("12_in_operation/breakdown", breakdown, cases="hidden")
 report.points(10)
 
 # %% [markdown]
-# **Measure.** Four programs on four ranks: much computing, much to send, one rank that computes three times as long, and
-# a call that runs while the rank computes. The cell times computing by sleep, so that it needs no core.
+# **Measure.** The cell runs four programs on four ranks: much computing, much to send, one rank that computes three times
+# as long, and a call that runs while the rank computes. It sleeps instead of computing, so it needs no core. A rank
+# learns that a call is over only when it waits, so `hidden` of the last program is an upper bound.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -993,7 +1005,8 @@ for name, arguments in PROGRAMS.items():
             print(f"{name:15} rank {rank}: {told}")
 
 # %% [markdown]
-# **Look.** Stacked shares, per rank. In the third program three ranks wait, and the one that doesn't is the cause.
+# **Look.** The bars are the shares of ranks 0 to 3, from the top, in the colours of the picture above. In the third
+# program three ranks wait, and the rank that doesn't wait is the cause.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 if shares:
@@ -1011,14 +1024,14 @@ if shares:
     display(figure)
 
 # %% [markdown]
-# **Break it.** A faster network for the third program: here are its shares if the bytes took no time at all. The waiting
-# stays, and so does the step.
+# **Break it.** Buy a faster network for the third program. Even if bytes took no time at all, it would save only the
+# moving, and the waiting would stay.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 if shares:
     for rank, parts in enumerate(shares["rank 2 is slow"]):
         print(
-            f"rank {rank}: waiting {parts['waiting']:.3f} s, and at most {parts['moving']:.3f} s to save"
+            f"rank {rank}: waiting {parts['waiting']:.3f} s stays, moving {parts['moving']:.3f} s can go"
         )
 
 # %% [markdown]
@@ -1045,8 +1058,8 @@ if shares:
 #
 # > P(X ≥ m), X binomial with c trials and probability 1/n
 #
-# and the probability that *some* rank is last so often is at most n times that. If this bound is below 1 − confidence,
-# chance is not the cause.
+# and the probability that *some* rank is last so often is at most n times that. If this bound is at most
+# 1 − confidence, chance is not the cause.
 
 
 # %%
@@ -1058,17 +1071,20 @@ def binomial_tail(trials, hits, probability):
 
 
 # %% [markdown]
-# **Predict.** Four ranks, 39 collectives. From how many times on is one of them a straggler, at 99 %?
+# **Predict.** Take four ranks and 39 collectives. How often must a rank be last before you call it a straggler, at 99 %?
+#
+# <details><summary>Answer</summary>19 times, which is almost twice its share. At 18 times the bound is 1.3 %, and at 19
+# times 0.5 %.</details>
 
 # %% tags=["skip-in-grading"]
-for hits in range(10, 24, 2):
+for hits in range(12, 22):
     print(
         f"last {hits} times of 39: by chance with at most {min(1, 4 * binomial_tail(39, hits, 1 / 4)):.4f}"
     )
 
 # %% [markdown]
-# How slow is it? In a collective, a rank is late by its time minus the latest time of the others, because so much sooner
-# all could have begun. Take the median over all collectives. A mean would be moved by one pause of two seconds.
+# How slow is it? In a collective, a rank is late by its time minus the latest time of the others, because all could have
+# begun that much sooner. Take the median over all collectives, since a single pause of two seconds would move a mean.
 #
 # **Build.** Count, compute the tail, and return None if chance is enough. The rank that *waits* most is the fastest.
 
@@ -1111,7 +1127,8 @@ report.points(6)
 
 
 # %% [markdown]
-# **Measure.** Four real ranks with a step of 20 ms, 39 collectives. In the second run rank 2 needs 25 % longer.
+# **Measure.** The cell runs four real ranks with a step of 20 ms, for 39 collectives. In the second run rank 2 needs
+# 25 % longer.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1130,8 +1147,8 @@ for delay in (0.0, 0.005):
         print(f"rank 2 slower by {1000 * delay:.0f} ms:", find_straggler(seen[delay]))
 
 # %% [markdown]
-# **Look.** How much later than the first rank each rank came, for each collective: a heat map of this kind is how
-# MegaScale found its slow machines.
+# **Look.** The cell draws how much later than the first rank each rank came, for each collective. White is 0 ms, and black
+# is 8 ms or more. MegaScale found its slow machines with a heat map of this kind.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 if seen:
@@ -1141,29 +1158,31 @@ if seen:
         late = [[1000 * (times[rank] - min(times)) for times in arrivals] for rank in range(4)]
         axes.imshow(late, aspect="auto", cmap="Greys", vmin=0, vmax=8)
         axes.set_title(f"rank 2 slower by {1000 * delay:.0f} ms", size=8, color=INK)
-        axes.set_xlabel("collective", size=8), axes.set_yticks(range(4))
+        axes.set_xlabel("collective", size=8), axes.set_ylabel("rank", size=8)
+        axes.set_yticks(range(4))
     display(figure)
 
 # %% [markdown]
-# On a busy machine lateness is not independent: a rank is late for a while. So a rank may be named here with a median far
-# below a millisecond. Look at the seconds before you call anyone.
+# On a busy machine a rank that is late once is often late for a while, and the binomial doesn't know that. So a rank
+# may be named here with a median far below a millisecond. Look at the seconds before you call anyone.
 #
 # **Break it.** Always name the rank that was last most often. The cell does it for a thousand runs of equal ranks, and
 # counts how often each rule accuses one.
 
 # %% tags=["skip-in-grading"]
-draw, accused = torch.Generator().manual_seed(0), 0
-for _ in range(1000 if ready(find_straggler) else 0):
-    accused += find_straggler(torch.rand(39, 4, generator=draw).tolist()) is not None
-print("always naming one: 1000 of 1000 equal runs; yours:", accused)
+if ready(find_straggler):
+    draw, accused = torch.Generator().manual_seed(0), 0
+    for _ in range(1000):
+        accused += find_straggler(torch.rand(39, 4, generator=draw).tolist()) is not None
+    print("always naming one: 1000 of 1000 equal runs; yours:", accused)
 
 # %% [markdown]
 # **In production.** MegaScale (Jiang et al. 2024) reports two findings: about 0.5 % of the machines were slow and set the
 # pace for all (§5.1), and hosts that needed about 10 % more time for the same forward were removed, which gained about
 # 0.7 % of MFU (§6.3).
 #
-# **Question.** Why do you compare ranks only inside a group of dp or tp? (In a pipeline the last stage is late by its
-# place.)
+# **Question.** Why do you compare ranks only inside a group of dp or tp? (The last stage of a pipeline is always late,
+# because it comes last.)
 
 # %% [markdown]
 # ## 9 · Six symptoms, one lever each
@@ -1172,7 +1191,7 @@ print("always naming one: 1000 of 1000 equal runs; yours:", accused)
 # |---|---|
 # | you will write | six answers |
 # | builds on | §7, §8 |
-# | time | 8 minutes |
+# | time | 16 minutes |
 # | points | 4 |
 #
 # You have the numbers of one step of six runs, on eight ranks each. What is wrong with each run, and on which rank?
@@ -1203,7 +1222,8 @@ operations_room()
 # <details><summary>Answer</summary>By 0.4 %. Moving takes 0.31 s, but 0.30 s of it are starts of messages, and no
 # bandwidth shortens those. Fewer and larger messages shorten the step by 19 %.</details>
 #
-# **Look.** Seconds, per rank. `late` is the result of `find_straggler` among ranks that do the same.
+# **Look.** The cell prints seconds per rank. `late` is the result of `find_straggler` among ranks that do the same work.
+# Its seconds are per collective, of which a step may have many.
 
 # %% tags=["skip-in-grading"]
 drawn = reference.draw_profiles(1)
@@ -1262,9 +1282,11 @@ report.points(4)
 #
 # *No points. With GPUs this takes a minute. Without them the cells show a recorded run, if there is one.*
 #
-# **Predict.** A state of 2.1 GB is saved from a GPU. An asynchronous save stops the run for a copy in the host's memory,
-# and any other save until the file is on the disk. The prediction is the bytes over the host link of the card's data
-# sheet. Which of the three ways comes near it, and by which factor is the best interval shorter?
+# **Predict.** A state of 2.1 GB is saved from a GPU in three ways: a copy into pinned memory of the host (pages that stay
+# where they are, so the GPU can write into them directly), a copy into its ordinary memory, and a file with `fsync`.
+# An asynchronous save stops the run only for a copy, and any other save stops it until the file is on the disk. The
+# prediction is the bytes divided by the speed of the link to the host in the card's data sheet. Which of the three
+# ways comes near it? By which factor is the best interval shorter with a copy than with a file?
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.facts.hardware import link
@@ -1296,11 +1318,12 @@ if saved_from_gpu and ready(best_interval):
 #
 # 1. A job fails once in 3.1 hours, and a save stops it for 60 s. After how many **seconds** of work should it save?
 # 2. Four ranks wait for 0.33, 0.00, 0.32 and 0.33 of their step in all-reduces. Which **rank** is slow?
-# 3. The parameters of all replicas agree in every bit, and the loss spiked. Which cause is *ruled out*?
-#    `"a"`: a bit flipped in the parameters of one rank. `"b"`: a bit flipped in one rank's gradient, before the
-#    all-reduce. `"c"`: a batch with odd rows.
-# 4. A model was saved on tp 8, pp 8, and is loaded on tp 4, pp 16. Each rank saved one file per matrix. From how many
-#    **files** does a rank read one matrix?
+# 3. Replicas start from the same parameters, and in each step all of them apply the average gradient from the
+#    all-reduce. The loss jumps up, and you find that the parameters of all replicas still agree in every bit. Which
+#    cause is *ruled out*? `"a"`: a bit flipped in the parameters of one rank. `"b"`: a bit flipped in one rank's
+#    gradient, before the all-reduce. `"c"`: a batch with strange rows.
+# 4. A model was saved on tp 8, pp 8, and is loaded on tp 4, pp 16. Each rank saved its part of each matrix as one file.
+#    From how many **files** does a rank read its part of one matrix?
 
 # %% nbgrader={"grade_id": "questions", "solution": true}
 answer_1 = ...  # seconds
@@ -1333,8 +1356,8 @@ report.points(3)
 #
 # A dashboard shows a loss, tokens per second, and seconds per step. Monitors often print rank 0's loss or the mean of the
 # ranks' means, rank 0's tokens times the number of ranks, tokens since the start divided by the time since then, and this
-# rank's seconds. All of these are wrong, and all look plausible. Ranks may have unequally many targets, and every rank
-# waits for the slowest.
+# rank's seconds. All of these are wrong, and all look plausible. Ranks may have different numbers of targets, and
+# every rank waits for the slowest.
 #
 # **Predict.** Rank 0 has 10 targets with a mean loss of 2, and rank 1 has 30 with a mean loss of 4. What is the loss of
 # the batch?
@@ -1401,9 +1424,10 @@ report = check("12_in_operation/step_metrics", step_metrics, cases="hidden")
 
 # %% nbgrader={"grade_id": "write_plan", "solution": true}
 def write_plan(held):
-    """For each rank the indices of the pieces that it writes; each distinct (name, box) is written once.
+    """For each rank the list of indices, in held[rank], of the pieces that it writes; each piece is written once.
 
-    held[r]: (name, box, bytes) of each piece of rank r. Ranks that hold the same piece give it the same bytes.
+    held[r]: (name, box, bytes) of each piece of rank r. Two ranks hold the same piece if name and box are
+    equal, and then the bytes are, too. A box is a list of (start, stop).
     """
     ### BEGIN SOLUTION
     holders = {}
@@ -1428,8 +1452,8 @@ report = check("12_in_operation/write_plan", write_plan, cases="hidden")
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# **In production.** PyTorch's `dedup_save_plans` does the same. The bound of 4/3 needs that every rank holds every box: with
-# few holders this rule can cost twice the least.
+# **In production.** PyTorch's `dedup_save_plans` does the same. The bound of 4/3 holds only if every rank holds every box.
+# With few holders, the busiest rank can write twice the least possible.
 
 # %% [markdown]
 # ## 13 · Optional: save without stopping
@@ -1441,29 +1465,32 @@ report = check("12_in_operation/write_plan", write_plan, cases="hidden")
 # | time | 20 minutes |
 # | extra credit | 4 points, on top of the 60. You lose nothing if you skip it |
 #
-# The run stands still only for a copy in memory, and a thread writes the copy while the next steps are computed. Four things
-# go wrong: nothing is copied, so that the file of step 1 holds the values of step 2; two writes overlap, and the older one
-# ends last; an error of the thread is lost; the program ends while it still writes.
+# The run stops only for a copy in memory, and a thread writes the copy while the next steps are computed. Four things can
+# go wrong. If nothing is copied, the file of step 1 holds the values of step 2. If two writes overlap, the older one may
+# end last. An error of the thread may be lost, and the program may end while the thread still writes.
 #
-# **Predict.** δ falls from 60 s to 2 s. By which factor does the best interval fall?
+# **Predict.** A save stops the run for δ = 2 s instead of 60 s. By which factor does the best interval fall?
 #
 # <details><summary>Answer</summary>By the root of 30, which is 5.5.</details>
 
 
 # %% nbgrader={"grade_id": "AsyncCheckpoint", "solution": true}
 class AsyncCheckpoint:
-    """`save(step, tensors)` copies and returns; `write(step, copies)` runs in a thread. `wait()` at the end.
+    """Saves behind the next steps: `save` copies, and a thread writes the copies.
 
-    At most one write is under way. An error of `write` is raised by the next `save` or `wait`. The memory of
-    the copies is used again.
+    write: the function `write(step, copies)`, which runs in the thread. At most one write is under way. An
+    error of `write` is raised by the next `save` or `wait`. The memory of the copies is used again.
     """
 
-    ### BEGIN SOLUTION
     def __init__(self, write):
+        ### BEGIN SOLUTION
         self.write, self.copies, self.last = write, {}, None
         self.thread = ThreadPoolExecutor(1)
+        ### END SOLUTION
 
     def save(self, step, tensors):
+        """Copy `tensors`, a dict of tensors by name, and return while write(step, copies) runs in the thread."""
+        ### BEGIN SOLUTION
         self.wait()  # the copies are still being read
         for name, tensor in tensors.items():
             if name not in self.copies or self.copies[name].shape != tensor.shape:
@@ -1472,13 +1499,15 @@ class AsyncCheckpoint:
         self.last = self.thread.submit(
             self.write, step, {name: self.copies[name] for name in tensors}
         )
+        ### END SOLUTION
 
     def wait(self):
+        """Return when the last write has ended."""
+        ### BEGIN SOLUTION
         last, self.last = self.last, None
         if last is not None:
             last.result()
-
-    ### END SOLUTION
+        ### END SOLUTION
 
 
 # %% nbgrader={"grade_id": "async_checkpoint_check", "points": 0}
@@ -1490,7 +1519,7 @@ report = check("12_in_operation/async_checkpoint", AsyncCheckpoint, cases="hidde
 
 # %% [markdown]
 # **In production.** `torch.distributed.checkpoint.async_save` does this. The thread must not call collectives, because
-# those of two threads have no common order on all ranks.
+# the collectives of two threads have no common order on all ranks.
 
 # %% [markdown]
 # ## 14 · Optional: the replica that is wrong
@@ -1557,7 +1586,7 @@ report = check("12_in_operation/odd_ranks", odd_ranks, cases="hidden")
 # |---|---|
 # | you will write | `local_steps(model, optimizer, batches, steps_between, outer_lr, outer_momentum, group=None)` |
 # | builds on | nothing of this notebook; notebook 03: replicas |
-# | time | 15 minutes |
+# | time | 22 minutes |
 # | extra credit | 3 points, on top of the 60. You lose nothing if you skip it |
 #
 # Suppose the ranks are in two cities, with a slow link between them. An all-reduce in every step would take longer than
@@ -1708,9 +1737,10 @@ if ready(local_steps):
 # %% [markdown]
 # ## What you have built
 #
-# A state from which a run goes on to the last bit; a save for which every power failure was tried; a plan by which three
-# ranks load what four have saved; and the best time between two saves. Then a breakdown that tells waiting from moving,
-# and a test that accuses a rank only if chance would not. A rank was really killed, and the run ended at the same digits.
+# You have built a state from which a run goes on to the last bit, a save that survives every power failure of the model, a
+# plan by which three ranks load what four have saved, and a formula for the best time between two saves. Then you have
+# built a breakdown that tells waiting from moving, and a test that accuses a rank only if chance can't be the cause. A
+# rank was really killed, and the run ended at the same digits.
 #
 # **Read on.**
 # - Llama Team (2024), *The Llama 3 Herd of Models*: §3.3.4 lists 419 interruptions by cause.
