@@ -98,7 +98,7 @@ Group = dist.ProcessGroup | None  # None is the group of all ranks
 # The lab runs two agents on this machine, as `torchrun` would on two nodes. Each of them has two ranks, and the four
 # ranks train a small network together. In step 7, rank 3 sends SIGKILL to itself.
 #
-# **Predict.** Nobody saves anything. How many of the four processes are replaced, and at which step do the ranks
+# **Predict.** Nothing is saved. How many of the four processes are replaced, and at which step do the ranks
 # start again?
 #
 # <details><summary>Answer</summary>All four are replaced. An agent that loses a rank ends its other ranks and asks for
@@ -201,7 +201,7 @@ display(timeline(forgetful, saves=False))
 # | | the default generator of the CPU | `torch.get_rng_state()`, `torch.set_rng_state(...)` |
 #
 # **Predict.** You forget the default generator, and the model has dropout of 0.1. When do the losses begin to differ
-# from those of the undisturbed run?
+# from the losses of the undisturbed run?
 #
 # <details><summary>Answer</summary>In the first step after the restart, because its dropout masks are different. Without
 # dropout you would never notice.</details>
@@ -214,9 +214,9 @@ display(timeline(forgetful, saves=False))
 def capture(run):
     """The state of `run` as it is now: a dict of tensors, numbers, strings, lists and dicts.
 
-    run: has `model`, `optimizer`, `scheduler`, `step` and `generator`. What this returns must not change
-    when the run goes on. The default generator of the CPU is part of the run. `torch.load` has to read the
-    state with weights_only=True.
+    run: has `model`, `optimizer`, `scheduler`, `step` and `generator`. What this returns must
+    not change when the run goes on. The default generator of the CPU is part of the run.
+    `torch.load` has to read the state with weights_only=True.
     """
     ### BEGIN SOLUTION
     parts = {name: getattr(run, name).state_dict() for name in ("model", "optimizer", "scheduler")}
@@ -227,7 +227,7 @@ def capture(run):
 
 # %% nbgrader={"grade_id": "restore", "solution": true}
 def restore(run, state):
-    """Make `run`, and the default generator of the CPU, what they were at `capture`; `state` stays as it is."""
+    """Make `run` and the CPU's default generator what they were at `capture`; `state` stays."""
     ### BEGIN SOLUTION
     for name in ("model", "optimizer", "scheduler"):
         getattr(run, name).load_state_dict(copy.deepcopy(state[name]))
@@ -362,11 +362,12 @@ for state in disk.after_power_failure():
 def commit(disk, step, parts):
     """Save `parts`, bytes by name, as the checkpoint of `step`.
 
-    If the power fails at any moment, `newest` finds the checkpoint that was the newest before or this one,
-    whole; after `commit` has returned, this one. It works in spite of what an interrupted save has left.
-    `step` is never smaller than an earlier one, and committing a step again replaces it. Older checkpoints
-    may stay or go. A name may contain "/", which means nothing here, because there is only one folder.
-    `rename` replaces an existing name in one step.
+    If the power fails at any moment, `newest` finds the checkpoint that was the newest before
+    or this one, whole; after `commit` has returned, this one. It works in spite of what an
+    interrupted save has left. `step` is never smaller than an earlier one, and committing a
+    step again replaces it. Older checkpoints may stay or go. A name may contain "/", which
+    means nothing here, because there is only one folder. `rename` replaces an existing name in
+    one step.
     """
     ### BEGIN SOLUTION
     attempt = 0
@@ -425,19 +426,19 @@ report.points(15)
 # %% tags=["skip-in-grading"]
 def outcome(newest, disk):
     try:
-        found = newest(disk)
+        checkpoint = newest(disk)
     except Exception as error:  # a loader that fails is one of the outcomes
         return f"raised {type(error).__name__}"
-    return "found nothing" if found is None else f"found step {found[0]}"
+    return "found nothing" if checkpoint is None else f"found step {checkpoint[0]}"
 
 
 def all_failures(commit, newest, saves):
     """For each operation after which the power fails, what `newest` finds in each state."""
     table = {}
     for crash in power_failures(commit, saves):
-        found = outcome(newest, Disk(crash.files))
+        result = outcome(newest, Disk(crash.files))
         row = table.setdefault((crash.operations, crash.after or "the beginning"), {})
-        row[found] = row.get(found, 0) + 1
+        row[result] = row.get(result, 0) + 1
     return table
 
 
@@ -447,7 +448,7 @@ if ready(commit, newest):
     print(sum(sum(row.values()) for row in table.values()), "states of the disk")
     for (count, after), row in table.items():
         print(
-            f"after {count:2} {after:34}", ", ".join(f"{found} ({n})" for found, n in row.items())
+            f"after {count:2} {after:34}", ", ".join(f"{result} ({n})" for result, n in row.items())
         )
 
 # %% [markdown]
@@ -471,7 +472,7 @@ def of_one_file(disk):
 
 
 for (count, after), row in all_failures(rename_before_sync, of_one_file, saves).items():
-    print(f"after {count:2} {after:28}", ", ".join(f"{found} ({n})" for found, n in row.items()))
+    print(f"after {count:2} {after:28}", ", ".join(f"{result} ({n})" for result, n in row.items()))
 
 # %% [markdown]
 # The name can be on the disk before the bytes behind it, and then the loader raises an error. The sync before the
@@ -485,9 +486,9 @@ if ready(commit, newest, capture, restore):
     yours = {"commit": commit, "newest": newest, "capture": capture, "restore": restore}
     with tempfile.TemporaryDirectory() as folder:
         run = run_with_failures(partial(train_lab, **yours), folder, 300, 1, mtbf=0.5, seed=0)
-        found = newest(Folder(f"{folder}/checkpoints"))
+        checkpoint = newest(Folder(f"{folder}/checkpoints"))
         print(
-            f"{len(run.kills)} kills in {run.seconds:.1f} s; the newest checkpoint is step {found[0]}"
+            f"{len(run.kills)} kills in {run.seconds:.1f} s; the newest checkpoint is step {checkpoint[0]}"
         )
 
 # %% [markdown]
@@ -581,8 +582,8 @@ journal(smaller)
 # | time | 25 minutes |
 # | points | 10 |
 #
-# A node is gone and doesn't come back, or twice as many are free. The checkpoint was saved on other ranks than those
-# that load it. So what a file holds is described without ranks, as a **box** of the whole tensor: a list of
+# A node is gone and doesn't come back, or twice as many are free. The checkpoint was saved on other ranks than
+# the ranks that load it. So what a file holds is described without ranks, as a **box** of the whole tensor: a list of
 # (start, stop), one per dimension. The second half of the columns of a matrix with 8 rows and 6 columns is
 # [(0, 8), (3, 6)]. How the ranks were divided into pp, dp and tp doesn't matter any more.
 #
@@ -592,18 +593,20 @@ journal(smaller)
 # <details><summary>Answer</summary>From both, since each row was cut. Rank 1 reads rows 3 to 6 of each file, which are
 # the left and the right half of its own box.</details>
 #
-# **Build.** Two boxes overlap from the larger start to the smaller stop, in each dimension. This overlap is in the whole
-# tensor's counting; subtract the start of the saved box, and that of the wanted box.
+# **Build.** Two boxes overlap from the larger start to the smaller stop, in each dimension. This overlap is counted in
+# the whole tensor. Subtract the start of the saved box to get its place in the saved box, and the start of the wanted
+# box to get its place in the wanted box.
 
 
 # %% nbgrader={"grade_id": "read_plan", "solution": true}
 def read_plan(saved, wanted):
-    """The pieces that fill the box `wanted`: a list of (file, its place in the saved box, in the wanted box).
+    """A list of pieces (file, place in its box, place in `wanted`) that fill the box `wanted`.
 
-    saved: (file, box) for each saved box of one tensor. Saved boxes do not overlap, and pieces may be
-    returned in any order. Both places are boxes, counted from the beginning of the saved and of the wanted
-    box. Each element is read once, and nothing else is. The box of a scalar is the empty list, and it is
-    wanted. A wanted box with no elements needs no piece. Raises ValueError if something is missing.
+    saved: (file, box) for each saved box of one tensor. Saved boxes do not overlap, and pieces
+    may be returned in any order. Both places are boxes, counted from the beginning of the saved
+    and of the wanted box. Each element is read once, and nothing else is. The box of a scalar
+    is the empty list, and it is wanted. A wanted box with no elements needs no piece. Raises
+    ValueError if something is missing.
     """
     ### BEGIN SOLUTION
     pieces, filled = [], 0
@@ -745,14 +748,14 @@ if saving and loading:
 # Write down the two shares of the time that are lost. Saves cost δ seconds in every τ seconds. A failure costs *half*
 # of an interval on average, once in M seconds. Then find the τ at which the sum of the two shares is least.
 #
-# **Predict.** M doubles because you use half of the GPUs. Should you save half as often?
+# **Predict.** You use half of the GPUs, so M doubles. Should you save half as often?
 #
 # <details><summary>Answer</summary>No. The best τ grows with the root of M, so it is 1.41 times as long.</details>
 
 
 # %% nbgrader={"grade_id": "best_interval", "solution": true}
 def best_interval(save_seconds, mtbf):
-    """Seconds of work between the end of one save and the start of the next; the save's time is not in it.
+    """Seconds of work between the end of one save and the start of the next.
 
     save_seconds: for which a save stops the run. mtbf: seconds between two failures of the job.
     """
@@ -817,11 +820,11 @@ display(figure)
 with tempfile.TemporaryDirectory() as folder:
     worker = partial(train_lab, step_seconds=0.005, save_seconds=0.05)
     failed = run_with_failures(worker, folder, 600, 25, mtbf=1.5, seed=1)
-    seen = reference.measured(failed, Journal(f"{folder}/journal").lines())
-costs = (25 * seen.step, seen.save, seen.restart, 1.5)
+    means = reference.measured(failed, Journal(f"{folder}/journal").lines())
+costs = (25 * means.step, means.save, means.restart, 1.5)
 kills = len(failed.kills)
 drawn = sorted(reference.simulated_goodput(*costs, failures=kills, seed=k) for k in range(100))
-print(f"{kills} kills: measured {seen.goodput:.2f}, by the formula {goodput(*costs):.2f}")
+print(f"{kills} kills: measured {means.goodput:.2f}, by the formula {goodput(*costs):.2f}")
 print(f"nine of ten drawn runs: {drawn[5]:.2f} to {drawn[94]:.2f}")
 
 # %% [markdown]
@@ -917,10 +920,11 @@ display(draw_calls(EXAMPLE, 18))
 def breakdown(calls, rank, start, end):
     """Seconds of `rank` from `start` to `end`: {"computing", "waiting", "moving", "hidden"}.
 
-    calls[r][k]: (issued, waited, done) of call k on rank r. All ranks take part in all calls, and a rank is
-    blocked in one call at a time. Cut every interval to the window first. waiting + moving + computing is
-    the window. `hidden` is the time in which at least one collective that every rank has begun is moving
-    while this rank is not blocked. It is counted once, so it never exceeds `computing`.
+    calls[r][k]: (issued, waited, done) of call k on rank r. All ranks take part in all calls,
+    and a rank is blocked in one call at a time. Cut every interval to the window first. waiting
+    + moving + computing is the window. `hidden` is the time in which at least one collective
+    that every rank has begun is moving while this rank is not blocked. It is counted once, so
+    it never exceeds `computing`.
     """
 
     ### BEGIN SOLUTION
@@ -999,10 +1003,10 @@ for name, arguments in PROGRAMS.items():
         )
         shares[name] = [breakdown(calls, rank, start, end) for rank in range(4)]
         for rank, parts in enumerate(shares[name]):
-            told = "  ".join(
+            line = "  ".join(
                 f"{key} {seconds / (end - start):4.2f}" for key, seconds in parts.items()
             )
-            print(f"{name:15} rank {rank}: {told}")
+            print(f"{name:15} rank {rank}: {line}")
 
 # %% [markdown]
 # **Look.** The bars are the shares of ranks 0 to 3, from the top, in the colours of the picture above. In the third
@@ -1052,8 +1056,8 @@ if shares:
 # | time | 16 minutes |
 # | points | 6 |
 #
-# In each collective some rank comes last. That alone means nothing: among four equal ranks each is last in about one of
-# four. If one is last in 12 of 39 collectives, is it slow? With chance alone the number of times is binomial. The
+# In each collective some rank comes last. That means nothing yet, because each of four equal ranks is last in about one
+# collective of four. If one is last in 12 of 39, is it slow? By chance, the number of times is binomial. The
 # probability that a *given* rank is last at least m times in c is the tail
 #
 # > P(X ≥ m), X binomial with c trials and probability 1/n
@@ -1093,10 +1097,10 @@ for hits in range(12, 22):
 def find_straggler(arrivals, confidence=0.99):
     """(rank, seconds) of the rank that is last more often than chance has it, or None.
 
-    arrivals[k][r]: when rank r called collective k. It is named if n times the binomial tail is at most
-    1 - confidence. If several are last at the same time, each counts as last. The seconds are the median
-    over *all* collectives of (its time - the latest of the others), and may be small or negative in a
-    single one.
+    arrivals[k][r]: when rank r called collective k. It is named if n times the binomial tail is
+    at most 1 - confidence. If several are last at the same time, each counts as last. The
+    seconds are the median over *all* collectives of (its time - the latest of the others), and
+    may be small or negative in a single one.
     """
     ### BEGIN SOLUTION
     n = len(arrivals[0])
@@ -1139,27 +1143,27 @@ def steps_with(delay, slow=2, step=0.02, times=39):
         dist.all_reduce(tensor)
 
 
-seen = {}
+by_delay = {}
 for delay in (0.0, 0.005):
     run = try_it(steps_with, delay)
     if run and ready(find_straggler):
-        seen[delay] = reference.arrivals_of(run.ledger)
-        print(f"rank 2 slower by {1000 * delay:.0f} ms:", find_straggler(seen[delay]))
+        by_delay[delay] = reference.arrivals_of(run.ledger)
+        print(f"rank 2 slower by {1000 * delay:.0f} ms:", find_straggler(by_delay[delay]))
 
 # %% [markdown]
 # **Look.** The cell draws how much later than the first rank each rank came, for each collective. White is 0 ms, and black
 # is 8 ms or more. MegaScale found its slow machines with a heat map of this kind.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
-if seen:
+if by_delay:
     figure = picture(7.4, 1.7)
-    for place, (delay, arrivals) in enumerate(seen.items()):
+    for place, (delay, arrivals) in enumerate(by_delay.items()):
         axes = figure.add_axes((0.06 + 0.48 * place, 0.2, 0.43, 0.62))
         late = [[1000 * (times[rank] - min(times)) for times in arrivals] for rank in range(4)]
         axes.imshow(late, aspect="auto", cmap="Greys", vmin=0, vmax=8)
         axes.set_title(f"rank 2 slower by {1000 * delay:.0f} ms", size=8, color=INK)
-        axes.set_xlabel("collective", size=8), axes.set_ylabel("rank", size=8)
-        axes.set_yticks(range(4))
+        axes.set_xlabel("collective", size=8), axes.set_yticks(range(4))
+    figure.axes[0].set_ylabel("rank", size=8)
     display(figure)
 
 # %% [markdown]
@@ -1369,14 +1373,15 @@ report.points(3)
 
 # %% nbgrader={"grade_id": "step_metrics", "solution": true}
 def step_metrics(loss_sum, tokens, seconds, group=None):
-    """A dict with "loss", "tokens_per_second" and "seconds" of the step, equal on all ranks of `group`.
+    """A dict of the step's "loss", "tokens_per_second" and "seconds", equal on all ranks.
 
-    loss_sum: the sum over this rank's targets; tokens: their number, perhaps 0; seconds: this rank's. The
-    loss is the mean over all targets, or nan if no rank has any. The step lasts as long as its slowest rank
-    needs, and "tokens_per_second" counts the tokens of all ranks.
+    loss_sum: the sum over this rank's targets; tokens: their number, perhaps 0; seconds: this
+    rank's. The loss is the mean over all targets, or nan if no rank has any. The step lasts as
+    long as its slowest rank needs, and "tokens_per_second" counts the tokens of all ranks of
+    `group`.
 
-    At most two collectives, to which a rank gives at most 32 bytes together. So send numbers in tensors,
-    because all_gather_object needs more.
+    At most two collectives, to which a rank gives at most 32 bytes together. So send numbers in
+    tensors, because all_gather_object needs more.
     """
     ### BEGIN SOLUTION
     sums = torch.tensor([loss_sum, tokens], dtype=torch.float64, device=device())
@@ -1399,7 +1404,8 @@ report = check("12_in_operation/step_metrics", step_metrics, cases="hidden")
 
 # %% [markdown]
 # **In production.** TensorBoard and Weights & Biases draw what they get. The library's `EventWriter` writes the files that
-# TensorBoard reads, without TensorBoard. MFU counts the model's FLOPs only, and HFU also those of recomputation.
+# TensorBoard reads, without TensorBoard. MFU counts only the model's FLOPs, and HFU counts the FLOPs of
+# recomputation as well.
 
 # %% [markdown]
 # ## 12 · Optional: which rank writes what
@@ -1424,10 +1430,11 @@ report = check("12_in_operation/step_metrics", step_metrics, cases="hidden")
 
 # %% nbgrader={"grade_id": "write_plan", "solution": true}
 def write_plan(held):
-    """For each rank the list of indices, in held[rank], of the pieces that it writes; each piece is written once.
+    """For each rank, a list of the indices in held[rank] of the pieces that it writes.
 
-    held[r]: (name, box, bytes) of each piece of rank r. Two ranks hold the same piece if name and box are
-    equal, and then the bytes are, too. A box is a list of (start, stop).
+    held[r]: (name, box, bytes) of each piece of rank r. A box is a list of (start, stop). Two
+    ranks hold the same piece if name and box are equal, and then its bytes are equal as well.
+    Each piece is written once.
     """
     ### BEGIN SOLUTION
     holders = {}
@@ -1478,8 +1485,9 @@ report = check("12_in_operation/write_plan", write_plan, cases="hidden")
 class AsyncCheckpoint:
     """Saves behind the next steps: `save` copies, and a thread writes the copies.
 
-    write: the function `write(step, copies)`, which runs in the thread. At most one write is under way. An
-    error of `write` is raised by the next `save` or `wait`. The memory of the copies is used again.
+    write: the function `write(step, copies)`, which runs in the thread. At most one write is
+    under way. An error of `write` is raised by the next `save` or `wait`. The memory of the
+    copies is used again.
     """
 
     def __init__(self, write):
@@ -1489,7 +1497,7 @@ class AsyncCheckpoint:
         ### END SOLUTION
 
     def save(self, step, tensors):
-        """Copy `tensors`, a dict of tensors by name, and return while write(step, copies) runs in the thread."""
+        """Copy `tensors`, a dict by name, and return while the thread runs write(step, copies)."""
         ### BEGIN SOLUTION
         self.wait()  # the copies are still being read
         for name, tensor in tensors.items():
@@ -1547,11 +1555,11 @@ report = check("12_in_operation/async_checkpoint", AsyncCheckpoint, cases="hidde
 
 # %% nbgrader={"grade_id": "odd_ranks", "solution": true}
 def odd_ranks(parameters, group=None):
-    """A list of the ranks whose parameters differ from most ranks' parameters; the same list on all ranks.
+    """A list of the ranks whose parameters differ from those of most ranks, equal on all ranks.
 
-    parameters: float32 tensors, in the same order on all ranks; they are left alone. Two ranks agree if all
-    their bits are equal, so -0.0 differs from 0.0, and a nan can agree. If no more than half of the ranks
-    agree, all are named. Ranks are counted in `group`, from 0.
+    parameters: float32 tensors, in the same order on all ranks; they are left alone. Two ranks
+    agree if all their bits are equal, so -0.0 differs from 0.0, and a nan can agree. If no more
+    than half of the ranks agree, all are named. Ranks are counted in `group`, from 0.
 
     A rank gives at most 8 bytes, one number in a tensor. all_gather_object needs more.
     """
@@ -1618,11 +1626,12 @@ report = check("12_in_operation/odd_ranks", odd_ranks, cases="hidden")
 
 # %% nbgrader={"grade_id": "local_steps", "solution": true}
 def local_steps(model, optimizer, batches, steps_between, outer_lr, outer_momentum, group=None):
-    """Train `model` in place: a step of `optimizer` on each batch, an outer step after every `steps_between`.
+    """Train `model` in place: an outer step after every `steps_between` steps of `optimizer`.
 
-    model: `model(batch)` is the mean loss of a batch. Its parameters are the same on all ranks of `group`,
-    before and after. Only those with `requires_grad` travel, in one all-reduce per period. batches: a list,
-    equally long on all ranks; if `steps_between` does not divide its length, the last period is shorter.
+    model: `model(batch)` is the mean loss of a batch. Its parameters are the same on all ranks
+    of `group`, before and after. Only those with `requires_grad` travel, in one all-reduce per
+    period. batches: a list with a batch for each step of `optimizer`, equally long on all
+    ranks. If `steps_between` does not divide its length, the last period is shorter.
     """
     ### BEGIN SOLUTION
     trained = [p for p in model.parameters() if p.requires_grad]
