@@ -1450,7 +1450,7 @@ report = check("12_in_operation/write_plan", write_plan, cases="hidden")
 # <details><summary>Answer</summary>By the root of 30, which is 5.5.</details>
 
 
-# %% nbgrader={"grade_id": "AsyncCheckpoint", "solution": true}
+# %% nbgrader={"grade_id": "async_checkpoint", "solution": true}
 class AsyncCheckpoint:
     """`save(step, tensors)` copies and returns; `write(step, copies)` runs in a thread. `wait()` at the end.
 
