@@ -140,7 +140,7 @@ def late_steps(delay: float) -> None:
 
 
 def wrongs(share: float) -> int:
-    """Of LATE_RUNS runs of 4 ranks, those in which rank 2, slower by this share, is not named; or any rank, at 0.
+    """Of LATE_RUNS runs, those in which rank 2 of 4, slower by this share, is not named; at 0, any rank.
 
     A rank counts as named if it is late by 5 % of a step: on few cores equal ranks take turns in an order
     that lasts for a while, so that the test alone names one of them, with a median of microseconds.
