@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import graphlib
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
