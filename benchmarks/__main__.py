@@ -30,6 +30,7 @@ PARTS = (
     "context_parallel",
     "four_dimensions",
     "experts",
+    "operation",
     "recording",
     "checks",
 )

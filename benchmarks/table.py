@@ -18,7 +18,7 @@ class Row:
     against: str
     value: float
     reach: float
-    unit: str = "times"  # "times": a ratio; "s": seconds; "points": between fractions
+    unit: str = "times"  # "times": a ratio; "s": seconds; "points": between fractions; "count"
     detail: str = ""  # the two numbers behind a ratio
 
     @property
@@ -45,6 +45,8 @@ def machine() -> str:
 def number(value: float, unit: str) -> str:
     if unit == "s":
         return f"{value:.2f} s"
+    if unit == "count":
+        return f"{value:.0f}"
     if unit == "points":
         return f"{100 * value:.1f} points"
     return f"1/{1 / value:.0f}" if value < 0.1 else f"{value:.2f}"

@@ -8,11 +8,21 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING
 
-from course_lib.runtime.backend import device, synchronize
-from course_lib.runtime.errors import Deadlock, LaunchError, RankError, RankTimeout
-from course_lib.runtime.launch import Run, launch
+try:
+    from course_lib.runtime.backend import device, synchronize
+    from course_lib.runtime.errors import Deadlock, LaunchError, RankError, RankTimeout
+    from course_lib.runtime.launch import Run, launch
+except ModuleNotFoundError as error:
+    if (error.name or "").startswith("course_lib"):
+        raise
+    raise ModuleNotFoundError(
+        f"{sys.executable} has no {error.name}, which the course needs. In the course's folder, type "
+        f".venv/bin/python in place of python (`make setup` makes it); elsewhere, pip install ./course",
+        name=error.name,
+    ) from None
 
 if TYPE_CHECKING:
     from course_lib.checks import check

@@ -28,6 +28,7 @@ from course_lib.saved import (
     Exercise,
     Notebook,
     UnreadableNotebook,
+    begun_of_each,
     default_folder,
     find_notebooks,
     read,
@@ -70,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         paths = list(find_notebooks(options.places or [default_folder()]))
-        notebooks = [read(path) for path in paths]
+        notebooks = begun_of_each(map(read, paths))
     except UnreadableNotebook as error:
         print(error, file=sys.stderr)
         return 2

@@ -17,7 +17,7 @@ from typing import Any
 from IPython.core.inputtransformer2 import TransformerManager
 
 from course_lib.checks.colour import plain
-from course_lib.checks.judge.find import UnknownExercise, find
+from course_lib.checks.judge.find import UnknownExercise, find, of_assignment
 
 NAME = re.compile(r"(\d\d_\w+)/(\w+)")
 HEADING = re.compile(r"^(#{1,2}) (.+)$", re.MULTILINE)
@@ -30,13 +30,15 @@ DEFINES = re.compile(r"^(?:(?:async )?def |class )?(\w+)(?= *[=:(])", re.MULTILI
 NEWER = re.compile(
     r"_newer(_\d+)?\Z"
 )  # the course's newer version of a notebook, put there by `make lab`
-DONE, UNWRITTEN, UNCHECKED, BROKEN, UNDEFINED = (
+DONE, UNWRITTEN, UNCHECKED, BROKEN, UNDEFINED, UNJUDGED = (
     "checked",
     "not written yet",
     "not checked yet",
     "not Python",
     "no cell defines it",
+    "its check is missing here; a grader puts it back",
 )
+ABSENT = "Not in this file"  # in place of a section
 
 
 class UnreadableNotebook(Exception):
@@ -61,7 +63,10 @@ class Exercise:
 
 @dataclass(frozen=True)
 class Notebook:
-    """A file of the course, with the exercises in the order in which they stand there."""
+    """A file of the course, with the exercises in the order in which they stand there.
+
+    Exercises whose check is not in the file are the last ones, as a cell may have been deleted.
+    """
 
     path: Path
     assignment: str
@@ -116,7 +121,19 @@ def default_folder() -> Path:
 
 def is_untouched(path: Path) -> bool:
     """Whether nothing is written in a notebook yet."""
-    return all(exercise.state == UNWRITTEN for exercise in read(path).exercises)
+    return not is_begun(read(path))
+
+
+def is_begun(notebook: Notebook) -> bool:
+    """Whether something is written in it."""
+    return any(exercise.state not in (UNWRITTEN, UNJUDGED) for exercise in notebook.exercises)
+
+
+def begun_of_each(notebooks: Iterable[Notebook]) -> list[Notebook]:
+    """All but untouched files of an assignment of which another file is begun, under a name of its own."""
+    notebooks = list(notebooks)
+    begun = {notebook.assignment for notebook in notebooks if is_begun(notebook)}
+    return [each for each in notebooks if each.assignment not in begun or is_begun(each)]
 
 
 def _read(path: Path, cells: list[tuple[str, str, dict[str, Any]]]) -> Notebook:
@@ -142,6 +159,9 @@ def _read(path: Path, cells: list[tuple[str, str, dict[str, Any]]]) -> Notebook:
             graded |= {name} if own else set()
     if not assignment:
         raise UnreadableNotebook(f"{path} has no check of this course in it.")
+    for name, known in of_assignment(assignment).items():
+        if name not in exercises:
+            exercises[name] = Exercise(name, ABSENT, UNJUDGED, known.points, known.extra)
     return Notebook(path, assignment, title or assignment, tuple(exercises.values()))
 
 

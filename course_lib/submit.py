@@ -31,12 +31,15 @@ from course_lib.progress import add_places, earned
 from course_lib.saved import (
     BROKEN,
     UNDEFINED,
+    UNJUDGED,
     UNWRITTEN,
     Exercise,
     Notebook,
     UnreadableNotebook,
+    begun_of_each,
     default_folder,
     find_notebooks,
+    is_begun,
     read,
 )
 
@@ -50,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         notebooks = _one_each(
-            [read(path) for path in find_notebooks(options.places or [default_folder()])]
+            begun_of_each(map(read, find_notebooks(options.places or [default_folder()])))
         )
         if not options.places:
             notebooks = _begun(notebooks)
@@ -67,11 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _begun(notebooks: list[Notebook]) -> list[Notebook]:
     """Those in which an exercise is written; all of them if there is none. A line says what was left out."""
-    begun = [
-        notebook
-        for notebook in notebooks
-        if any(exercise.state != UNWRITTEN for exercise in notebook.exercises)
-    ]
+    begun = [notebook for notebook in notebooks if is_begun(notebook)]
     if len(begun) in (0, len(notebooks)):
         return notebooks
     others = listing(notebook.assignment[:2] for notebook in notebooks if notebook not in begun)
@@ -155,10 +154,13 @@ def findings(notebook: Notebook, minutes: float | None) -> Iterator[tuple[bool, 
     yield from _from_the_top(notebook, minutes)
 
 
+OPEN = (UNWRITTEN, BROKEN, UNDEFINED, UNJUDGED)
+
+
 def _tried(exercises: Sequence[Exercise]) -> tuple[bool, str]:
     """Extra credit need not be tried."""
     due = [exercise for exercise in exercises if not exercise.extra]
-    left = [exercise for exercise in due if exercise.state in (UNWRITTEN, BROKEN, UNDEFINED)]
+    left = [exercise for exercise in due if exercise.state in OPEN]
     if not left:
         return True, f"all {counted(len(due), 'exercise')} tried"
     names = listing(f"{exercise.name} ({exercise.state})" for exercise in left)

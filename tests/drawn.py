@@ -26,7 +26,7 @@ SINCE = "COURSE_TEST_SINCE"
 EXERCISES = "course_lib.checks.notebooks."
 FOLDER = EXERCISES.replace(".", "/")
 # Of the tests in a file of these folders, beside its first, if no change touches what the file imports.
-SHARES = {"tests/algorithms": 0.5, "tests/examples": 0.5, "tests/ledger": 0.5}
+SHARES = {"tests/algorithms": 0.4, "tests/examples": 0.4, "tests/ledger": 0.4}
 OURS = r"(?:course_lib|examples|tests)[.\w]*|\.[.\w]*"
 IMPORT = re.compile(rf"^[ ]*(?:from|import) ({OURS})(?: import (\([^)]*\)|.*))?", re.M)
 

@@ -18,9 +18,11 @@ import ctypes
 import importlib
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -147,6 +149,8 @@ def main() -> None:
     prctl(SUBREAPER, 1)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # by way of `finally`
     job, code = sys.stdin.buffer.read(), 1
+    # PyTorch leaves logs of agents and errors of ranks that were killed; they go with the starter.
+    tempfile.tempdir = os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="course-lab-")
     try:
         preload()  # before the clock runs: on a busy machine it takes a minute
         timeout, body = pickle.loads(job)
@@ -159,6 +163,7 @@ def main() -> None:
         traceback.print_exc()
     finally:
         end_children()
+        shutil.rmtree(tempfile.tempdir, ignore_errors=True)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)  # without taking torch down piece by piece

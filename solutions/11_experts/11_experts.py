@@ -122,13 +122,13 @@ def route(logits, bias=None, *, k):
 
     logits: (T, E). bias: (E,), without a gradient; it decides which experts are chosen, and weights
     no output. Column 0 of `experts` is the expert with the largest probability + bias, column 1
-    the next, and of equal ones the lower comes first; `weights` has this order. If k > 1 they sum
-    to 1, and if k is 1 the weight is the probability.
+    the next (equal ones come in any order); `weights` has this order. If k > 1 they sum to 1, and
+    if k is 1 the weight is the probability.
     """
     ### BEGIN SOLUTION
     probabilities = logits.softmax(-1)
     scores = probabilities.detach() if bias is None else probabilities.detach() + bias
-    experts = scores.sort(dim=-1, descending=True, stable=True).indices[:, :k]
+    experts = scores.topk(k).indices
     weights = probabilities.gather(1, experts)
     return experts, weights / weights.sum(-1, keepdim=True) if k > 1 else weights
     ### END SOLUTION
@@ -136,8 +136,8 @@ def route(logits, bias=None, *, k):
 
 # %% [markdown]
 # <details><summary>Hint: the order of things</summary>Probabilities; scores = probabilities + bias, detached;
-# the first k columns of the sorted indices; the probabilities (not the scores) at these places; divide by
-# their sum unless k is 1.</details>
+# `topk` of them; the probabilities (not the scores) at these places; divide by their sum unless k is 1.
+# </details>
 #
 # **Check.**
 

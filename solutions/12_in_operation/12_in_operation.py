@@ -1481,7 +1481,7 @@ report = check("12_in_operation/write_plan", write_plan, cases="hidden")
 # <details><summary>Answer</summary>By the root of 30, which is 5.5.</details>
 
 
-# %% nbgrader={"grade_id": "AsyncCheckpoint", "solution": true}
+# %% nbgrader={"grade_id": "async_checkpoint", "solution": true}
 class AsyncCheckpoint:
     """Saves behind the next steps: `save` copies, and a thread writes the copies.
 

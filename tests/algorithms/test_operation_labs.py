@@ -147,6 +147,14 @@ def test_nothing_is_left_when_the_program_is_ended(
     assert_no_orphans({line.pid for line in journal.lines()}, 30)
 
 
+def test_no_temporary_file_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    run = run_agents(partial(train, dies=(1, 2)), tmp_path / "lab", 4, 2, ranks=1, timeout=200)
+    assert run.codes == [0, 0]
+    assert not list((tmp_path / "temporary").iterdir())
+
+
 # ---- drawn failures
 
 

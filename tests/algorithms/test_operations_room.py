@@ -31,14 +31,14 @@ SETS = {
 FOLLOW = {"waiting", "moving", "hidden"}  # from the others
 
 
-@pytest.fixture(params=[SEED, 1, 2])
-def recording(request: pytest.FixtureRequest) -> Recording:
-    return record(request.param)
-
-
 def test_a_seed_is_a_run(recording: Recording) -> None:
     assert record(SEED) == record(SEED) != record(SEED + 1)
     assert len(recording.profiles) == len(recording.loss) == STEPS
+
+
+@pytest.fixture(params=[SEED, 1, 2])
+def recording(request: pytest.FixtureRequest) -> Recording:
+    return record(request.param)
 
 
 def test_the_shares_of_every_rank_add_up_to_the_step(recording: Recording) -> None:

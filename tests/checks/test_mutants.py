@@ -50,7 +50,7 @@ from tests.checks import scores
 
 ASSIGNMENTS = sorted(folder.name for folder in MUTANTS.iterdir() if folder.is_dir())
 FILES = sorted(MUTANTS.glob("*/*.py"))
-SHARE = 1 / 3  # of the cells; each run draws others
+SHARE = 1 / 4  # of the cells; each run draws others
 WHOLE = 0.3  # of the exercises
 
 

@@ -34,7 +34,7 @@ def test_there_are_notebooks() -> None:
     assert {path.stem for path in NOTEBOOKS} >= {"00_first_ranks", "02_collectives"}
 
 
-@pytest.mark.parametrize("notebook", drawn.drawn_notebooks(NOTEBOOKS, 0.4))
+@pytest.mark.parametrize("notebook", drawn.drawn_notebooks(NOTEBOOKS, 0.3))
 def test_the_solution_gives_its_outputs_again(notebook: Path, own_temporary_folder: Path) -> None:
     """And leaves nothing behind but the folder that PyTorch keeps for compiled code, one for all."""
     result = run_nbval(notebook)

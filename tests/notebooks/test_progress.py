@@ -31,6 +31,12 @@ def named(path: Path) -> str:
     return path.stem
 
 
+@pytest.fixture(autouse=True)
+def no_exercise_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a notebook of a few cells; `test_submit` has a test of those that are missing."""
+    monkeypatch.setattr(saved, "of_assignment", lambda assignment: {})
+
+
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=named)
 def test_every_exercise_of_a_notebook_is_read_and_not_written_in_the_student_version(path):
     assignment, handed_out = path.stem, read(path)

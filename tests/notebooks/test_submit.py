@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from course_lib import saved, submit
+from course_lib import progress, saved, submit
 from course_lib.checks.colour import plain
 from tests.notebooks import made
 
@@ -17,6 +17,7 @@ LAST = made.code("print('the end')")
 @pytest.fixture
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(saved, "of_assignment", lambda assignment: {})  # these notebooks are parts
     return tmp_path
 
 
@@ -96,6 +97,26 @@ def test_all_notebooks_of_a_folder_and_two_files_of_one(here, capsys):
     made.hello(here / "work" / "00" / "copy.ipynb", made.HELLO)
     assert submit.main(["--no-run"]) == 2
     assert "are the same notebook, 00_first_ranks. Name the one" in capsys.readouterr().err
+
+
+def test_an_exercise_whose_check_was_deleted_is_open(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    made.hello(tmp_path / "mine.ipynb", made.HELLO, made.FULL)
+    assert submit.main(["--no-run"]) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "✗ 1 of 9 exercises tried; open: message_prediction (its check is missing here; a grader" in said
+    assert progress.main([]) == 0
+    assert "1.0 of 10" in capsys.readouterr().out
+
+
+def test_an_untouched_file_does_not_stand_in_the_way_of_a_renamed_one(here, capsys):
+    released = (made.STUDENT / "00_first_ranks" / "00_first_ranks.ipynb").read_bytes()
+    made.hello(here / "work" / "00" / "kim.ipynb", made.HELLO, made.FULL)
+    (here / "work" / "00" / "00_first_ranks.ipynb").write_bytes(released)
+    assert submit.main(["--no-run"]) == 0
+    assert "kim.ipynb" in capsys.readouterr().out
+    assert progress.main([]) == 0
+    assert "1.0 of 1" in capsys.readouterr().out
 
 
 def test_notebooks_without_a_word_of_the_student_are_left_out_unless_they_are_named(here, capsys):

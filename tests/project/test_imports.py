@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import graphlib
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -140,3 +142,13 @@ def test_a_report_is_imported_where_graded_code_runs() -> None:
             if importing in needed and imported.startswith("course_lib.checks.")
         }
     assert {f"{name.rpartition('.')[2]}.py" for name in needed} <= set(SEEN)
+
+
+def test_a_python_without_the_courses_packages_is_told_in_a_sentence() -> None:
+    hide = "import sys; sys.modules['cloudpickle'] = None; import course_lib"
+    done = subprocess.run(
+        [sys.executable, "-c", hide], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("ModuleNotFoundError: ") and sys.executable in last
+    assert "has no cloudpickle" in last and ".venv/bin/python in place of python" in last

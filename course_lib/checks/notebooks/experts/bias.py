@@ -146,7 +146,7 @@ def update_bias(draw: kit.Draw) -> Iterator[kit.Case]:
             forward_line(runs[0], two.counts.shape[1], 1),
         ],
     )  # fmt: skip
-    group = Counts.draw(draw, 2, [11, 3, 6, 4], speed=0.5)
+    group = Counts.draw(draw, 2, [12, 3, 6, 4, 5], speed=0.5)  # one has the mean, another the median
     run = group.run("group")
     lines = [bias_line(group, run, "group {1, 3}", 0.5)]
     yield layer_case("group", [run], lines, members=(1, 3), world_size=4)

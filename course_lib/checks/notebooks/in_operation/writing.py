@@ -123,7 +123,7 @@ def once(held: Held, plan: list[list[int]]) -> kit.Finding:
     wanted = {key(piece) for pieces in ranks for piece in pieces}
     if missing := sorted(wanted - written.keys()):
         name, box = missing[0]
-        said = kit.Sentence(f"no rank writes {name!r} {list(box)}.", "a piece is not written.")
+        said = kit.Sentence(f"no rank writes {name!r} {list(box)}.", "no rank writes a piece.")
         named = {other for other, _ in written}
         return kit.wrong(said, BY_NAME if all(other in named for other, _ in missing) else "")
     if twice := sorted(piece for piece, count in written.items() if count > 1):

@@ -138,6 +138,6 @@ def write_plans(
 
 
 def refuse_stub(error: Exception, number: int) -> None:
-    """A function that is not written yet is told by the case and not by its lines."""
+    """A stub is told by the case and not by its lines."""
     if isinstance(error, NotImplementedError) and not str(error) and number == 0:
         raise error
