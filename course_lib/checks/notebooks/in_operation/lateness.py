@@ -82,15 +82,18 @@ def finder(
     times: Callable[[int], float] = float,
     chance: Callable[[int], float] = lambda n: 1 / n,
     least: int = 0,
-    confidence: float | None = None,
+    fixed: float | None = None,
 ) -> Finder:
-    """times: the factor of the probability, from the number of ranks; least: added to the hits."""
+    """times: the factor of the probability, from the number of ranks; least: added to the hits.
 
-    def find(arrivals: Arrivals, given: float) -> Found:
+    fixed: a confidence of its own, in place of the one that is asked for.
+    """
+
+    def find(arrivals: Arrivals, confidence: float) -> Found:
         n, counted = len(arrivals[0]), counts(arrivals)
         rank = max(range(n), key=lambda r: (counted[r], LATENESS(arrivals, r)))
         probability = times(n) * tail(len(arrivals), counted[rank] + least, chance(n))
-        limit = 1 - (given if confidence is None else confidence)
+        limit = 1 - (confidence if fixed is None else fixed)
         return (rank, late(arrivals, rank)) if probability <= limit else None
 
     return find
@@ -99,7 +102,7 @@ def finder(
 RIGHT = finder()
 
 
-def always(arrivals: Arrivals, given: float) -> Found:
+def always(arrivals: Arrivals, confidence: float) -> Found:
     counted = last_counts(arrivals)
     rank = max(range(len(counted)), key=lambda r: (counted[r], LATENESS(arrivals, r)))
     return rank, LATENESS(arrivals, rank)
@@ -108,28 +111,28 @@ def always(arrivals: Arrivals, given: float) -> Found:
 def always_by(late: Callable[[Arrivals, int], float], least: float | None = None) -> Finder:
     """The rank of the largest lateness; least: None is returned up to it."""
 
-    def find(arrivals: Arrivals, given: float) -> Found:
+    def find(arrivals: Arrivals, confidence: float) -> Found:
         rank = max(range(len(arrivals[0])), key=lambda r: late(arrivals, r))
         return (rank, late(arrivals, rank)) if least is None or late(arrivals, rank) > least else None
 
     return find
 
 
-def by_majority(arrivals: Arrivals, given: float) -> Found:
+def by_majority(arrivals: Arrivals, confidence: float) -> Found:
     counted = last_counts(arrivals)
     rank = max(range(len(counted)), key=lambda r: (counted[r], LATENESS(arrivals, r)))
     return (rank, LATENESS(arrivals, rank)) if counted[rank] > len(arrivals) / 2 else None
 
 
-def share_of_confidence(arrivals: Arrivals, given: float) -> Found:
+def share_of_confidence(arrivals: Arrivals, confidence: float) -> Found:
     """Last in at least that share of the collectives."""
-    found = always(arrivals, given)
-    return found if found and last_counts(arrivals)[found[0]] >= given * len(arrivals) else None
+    answer = always(arrivals, confidence)
+    return answer if answer and last_counts(arrivals)[answer[0]] >= confidence * len(arrivals) else None
 
 
 ALWAYS = (
-    "Some rank is named in every run. Among equal ranks one is always last a little more often than the "
-    "others, as chance has it: that is no straggler."
+    "Some rank is named in every run. Among equal ranks chance makes one come last a little more often than "
+    "the others, and such a rank is no straggler."
 )
 MEAN = (
     "The rank with the largest mean lateness is named. One long pause raises a mean, and chance is not "
@@ -152,7 +155,7 @@ FIRST_ALWAYS = f"{FIRST} "
 IDEAS = (ALWAYS, MEAN, LIMIT, MAJORITY, SHARE, FIRST, FIRST_ALWAYS)
 
 
-def first_always(arrivals: Arrivals, given: float) -> Found:
+def first_always(arrivals: Arrivals, confidence: float) -> Found:
     counted = first_counts(arrivals)
     rank = max(range(len(counted)), key=lambda r: counted[r])
     return rank, LATENESS(arrivals, rank)
@@ -174,7 +177,7 @@ WHO: Mapping[str, Finder] = {
         finder(times=lambda n: 1.0)
     ),
     "The chance of an equal rank is 1 in n, and not 1 in 2.": finder(chance=lambda n: 0.5),
-    "`confidence` is ignored. 0.99 is only its default.": finder(confidence=CONFIDENCE),
+    "`confidence` is ignored. 0.99 is only its default.": finder(fixed=CONFIDENCE),
     "If several ranks are last at the same time, each of them counts as last.": finder(one_last_each),
 }
 SECONDS: Mapping[str, Callable[[Arrivals, int], float]] = {
@@ -318,8 +321,8 @@ class Runs:
         )  # fmt: skip
 
 
-def _rank(found: Found) -> int | None:
-    return None if found is None else found[0]
+def _rank(answer: Found) -> int | None:
+    return None if answer is None else answer[0]
 
 
 # ---- lines
@@ -353,8 +356,8 @@ def raised(asked: Asked, error: str = "", text: str = "", place: str = "") -> ki
     return kit.wrong(said, kit.at(place), cause=f"raised {error}")
 
 
-def named(found: Found) -> str:
-    return "no rank" if found is None else f"rank {found[0]}"
+def named(answer: Found) -> str:
+    return "no rank" if answer is None else f"rank {answer[0]}"
 
 
 def who_line(
@@ -364,20 +367,20 @@ def who_line(
 
     def judge(observed: kit.Observed) -> kit.Finding:
         came = [(asked, answers.read(observed, asked)) for asked in answers.asked]
-        for asked, found in came:
-            if asked in runs and isinstance(found, kit.Finding):
-                return found
-        read = [(asked, found) for asked, found in came if not isinstance(found, kit.Finding)]
-        off = [(asked, found) for asked, found in read if _rank(found) != _rank(asked.right)]
-        here = [(asked, found) for asked, found in off if asked in runs]
+        for asked, answer in came:
+            if asked in runs and isinstance(answer, kit.Finding):
+                return answer
+        read = [(asked, answer) for asked, answer in came if not isinstance(answer, kit.Finding)]
+        off = [(asked, answer) for asked, answer in read if _rank(answer) != _rank(asked.right)]
+        here = [(asked, answer) for asked, answer in off if asked in runs]
         if not here:
             return kit.RIGHT
-        asked, found = here[0]
+        asked, answer = here[0]
         says = why(read, off)
-        said = f"{asked.what}: {NAME} names {named(found)}; {named(asked.right)} is right."
+        said = f"{asked.what}: {NAME} names {named(answer)}; {named(asked.right)} is right."
         general = f"{NAME} does not name the right rank for some arrivals, or not None."
         missed = says in {idea.strip() for idea in IDEAS}
-        return kit.wrong(kit.Sentence(said, general), says, cause=f"who {says}", misses_point=missed)
+        return kit.wrong(kit.Sentence(said, general), says, cause=f"rank {says}", misses_point=missed)
 
     return kit.Line(title, judge, weight, trivial=trivial)
 
@@ -387,13 +390,13 @@ def why(read: Sequence[tuple[Asked, Found]], off: Sequence[tuple[Asked, Found]])
     fitting = [
         (says.strip(), find)
         for says, find in WHO.items()
-        if all(_rank(asked.by(find)) == _rank(found) for asked, found in off)
+        if all(_rank(asked.by(find)) == _rank(answer) for asked, answer in off)
     ]
     whole = (says for says, find in fitting if all(_rank(a.by(find)) == _rank(f) for a, f in read))
     best = next(whole, fitting[0][0] if fitting else "")
     if best:
         return best
-    if all(found is not None for _, found in off) and all(found is not None for _, found in read):
+    if all(answer is not None for _, answer in off) and all(answer is not None for _, answer in read):
         return ALWAYS
     return (
         "Count how often each rank is last. If one of n equal ranks is last so often with a probability of "
@@ -407,24 +410,23 @@ def seconds_line(title: str, answers: Answers, runs: Sequence[Asked], weight: fl
     def judge(observed: kit.Observed) -> kit.Finding:
         came = []
         for asked in runs:
-            found = answers.read(observed, asked)
-            if isinstance(found, kit.Finding):
-                return found
-            if found is None or asked.right is None or found[0] != asked.right[0]:
+            answer = answers.read(observed, asked)
+            if isinstance(answer, kit.Finding):
+                return answer
+            if answer is None or asked.right is None or answer[0] != asked.right[0]:
                 return kit.wrong(f"{asked.what}: its seconds are judged if the right rank is named.")
-            came.append((asked, found, asked.right))
+            came.append((asked, answer, asked.right))
         off = [each for each in came if not near(each[1][1], each[2][1])]
         if not off:
             return kit.RIGHT
-        asked, found, right = off[0]
+        asked, answer, right = off[0]
         fitting = (
             says
             for says, late in SECONDS.items()
             if all(near(f[1], late(a.arrivals, f[0])) for a, f, _ in off)
         )
-        said = (
-            f"{asked.what}: rank {found[0]} is late by {words.number(found[1])} s; {words.number(right[1])} "
-        )
+        seconds, wanted = words.number(answer[1]), words.number(right[1])
+        said = f"{asked.what}: rank {answer[0]} is late by {seconds} s; {wanted} "
         otherwise = "Take the median over all collectives of its time minus the latest of the others."
         return kit.wrong(
             kit.Sentence(f"{said}is right.", f"{NAME} gives wrong seconds for some arrivals."),
