@@ -7,8 +7,8 @@
 # unexpectedly, which is once in 3.1 hours (Llama Team 2024, §3.3.4). If GPUs fail as often elsewhere, a job with 1,024
 # of them fails once in 2.1 days. So for a long run the question isn't whether something fails, but what it costs.
 #
-# In part A a rank is really killed, and at first nothing is left of its run. You write what is missing: what a run
-# has to remember, a save that may be cut off at any moment, a plan for another number of ranks, and the best time
+# In part A a rank is really killed, and at first nothing is left of its run. You write the missing pieces: the
+# state of a run, a save that may be cut off at any moment, a plan for another number of ranks, and the best time
 # between two saves. The check cuts the power after each operation of your save. In part B nothing dies, but the run
 # is slow. You find out where the time goes, which rank the others wait for, and what to do about it.
 #
@@ -22,13 +22,15 @@
 #
 # | section | minutes | points | builds on |
 # |---|---|---|---|
-# | **A · It dies.** 1 A rank dies, and nothing is left | 7 | | |
+# | **A · It dies** | | | |
+# | 1 A rank dies, and nothing is left | 7 | | |
 # | 2 What a run has to remember | 20 | 8 | |
 # | 3 A save that may be cut off | 38 | 15 | |
 # | 4 Killed, and back | 12 | | 2, 3 |
 # | 5 Save on four, load on three | 25 | 10 | |
 # | 6 How often to save | 10 | 4 | |
-# | **B · It is slow.** 7 Where the time goes | 24 | 10 | nothing of A |
+# | **B · It is slow** | | | |
+# | 7 Where the time goes | 24 | 10 | nothing of A |
 # | 8 Which rank is slow | 16 | 6 | 7 |
 # | 9 Six symptoms, one lever each | 16 | 4 | 7, 8 |
 # | 10 Questions | 7 | 3 | all |
@@ -214,7 +216,7 @@ display(timeline(forgetful, saves=False))
 def capture(run):
     """The state of `run` as it is now: a dict of tensors, numbers, strings, lists and dicts.
 
-    run: has `model`, `optimizer`, `scheduler`, `step` and `generator`. What this returns must
+    run: has `model`, `optimizer`, `scheduler`, `step` and `generator`. The returned state must
     not change when the run goes on. The default generator of the CPU is part of the run.
     `torch.load` has to read the state with weights_only=True.
     """
@@ -238,7 +240,7 @@ def restore(run, state):
 
 
 # %% [markdown]
-# <details><summary>Hint: what belongs to it</summary>Six entries: the three state_dicts, the step, and the states of
+# <details><summary>Hint: the entries</summary>Six entries: the three state_dicts, the step, and the states of
 # two generators.</details>
 # <details><summary>Hint: the copy</summary><code>copy.deepcopy(run.model.state_dict())</code>, and the same for the
 # optimizer and the scheduler.</details>
@@ -403,7 +405,7 @@ def newest(disk):
 # <details><summary>Hint: the order</summary>The parts, their syncs, the folder's sync; the manifest under a draft name,
 # its sync; the rename; the folder's sync. Why is there one at the end? (In this model, names reach the disk in their
 # order, so it would also work without the first sync of the folder. A real disk may reorder them.)</details>
-# <details><summary>Hint: what is left over</summary>Give the files of each attempt a new prefix, such as
+# <details><summary>Hint: files of an interrupted save</summary>Give the files of each attempt a new prefix, such as
 # <code>f"{step}.{attempt}."</code> with the first attempt that no name begins with.</details>
 # <details><summary>Hint: the manifest</summary><code>json.dumps({name: file}).encode()</code>, renamed to
 # <code>f"step-{step}"</code>. The newest step is the greatest <i>number</i>: as a name, step-9 comes after
@@ -565,7 +567,7 @@ journal(smaller)
 # |---|---|
 # | `TORCH_FR_BUFFER_SIZE=2000`, `TORCH_NCCL_DUMP_ON_TIMEOUT=1` | PyTorch's flight recorder: the last 2,000 collectives of each rank, written when one runs into its time-out. `python -m torch.distributed.flight_recorder.fr_trace` compares the ranks |
 # | `torch.distributed.debug.start_debug_server()` | a page with the stacks and the recorded collectives of all ranks, while the job runs (experimental, in PyTorch since November 2025) |
-# | `NCCL_DEBUG=INFO`, `py-spy dump --pid ...` | what NCCL connected; the Python stack of one process |
+# | `NCCL_DEBUG=INFO`, `py-spy dump --pid ...` | NCCL's connections; the Python stack of one process |
 # | TorchComms' `FlightRecorderHook` | the same record for its communicators, which wrap NCCL, gloo and others |
 #
 # </details>
@@ -1115,7 +1117,7 @@ def find_straggler(arrivals, confidence=0.99):
 
 
 # %% [markdown]
-# <details><summary>Hint: who is last</summary><code>times[r] == max(times)</code>, summed over the collectives, for each
+# <details><summary>Hint: the last rank</summary><code>times[r] == max(times)</code>, summed over the collectives, for each
 # r.</details>
 # <details><summary>Hint: how late</summary><code>statistics.median</code> of <code>times[rank]</code> minus the largest
 # of the other times.</details>
@@ -1754,7 +1756,7 @@ if ready(local_steps):
 # **Read on.**
 # - Llama Team (2024), *The Llama 3 Herd of Models*: §3.3.4 lists 419 interruptions by cause.
 # - Jiang et al. (2024), *MegaScale*: §5 and §6 on slow machines and restarts.
-# - Pillai et al. (2014), *All File Systems Are Not Created Equal*: what goes wrong between two writes.
+# - Pillai et al. (2014), *All File Systems Are Not Created Equal*: faults between two writes.
 # - Young (1974), *A first order approximation to the optimum checkpoint interval*; Daly (2006) for long saves.
 # - Dixit et al. (2021), *Silent Data Corruptions at Scale*: chips that compute wrongly.
 # - PyTorch's pages on `torchrun`, `torch.distributed.elastic` and `torch.distributed.checkpoint`.
