@@ -104,7 +104,10 @@ def test_an_exercise_whose_check_was_deleted_is_open(tmp_path, monkeypatch, caps
     made.hello(tmp_path / "mine.ipynb", made.HELLO, made.FULL)
     assert submit.main(["--no-run"]) == 1
     said = " ".join(capsys.readouterr().out.split())
-    assert "✗ 1 of 9 exercises tried; open: message_prediction (its check is missing here; a grader" in said
+    assert (
+        "✗ 1 of 9 exercises tried; open: message_prediction (its check is missing here; a grader"
+        in said
+    )
     assert progress.main([]) == 0
     assert "1.0 of 10" in capsys.readouterr().out
 

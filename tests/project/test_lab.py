@@ -54,7 +54,9 @@ def test_every_extension_that_is_disabled_is_installed() -> None:
     installed |= {
         f"{path.parts[-3]}/{path.parts[-2]}" for path in LABEXTENSIONS.glob("@*/*/package.json")
     }
-    off = {name.partition(":")[0] for name in DISABLED["disabledExtensions"]}  # a plugin of an extension
+    off = {
+        name.partition(":")[0] for name in DISABLED["disabledExtensions"]
+    }  # a plugin of an extension
     assert off <= installed
 
 

@@ -131,8 +131,8 @@ def share_of_confidence(arrivals: Arrivals, confidence: float) -> Found:
 
 
 ALWAYS = (
-    "Some rank is named in every run. Among equal ranks chance makes one come last a little more often than "
-    "the others, and such a rank is no straggler."
+    "Some rank is named in every run. Among equal ranks, chance alone decides which rank is last most often, "
+    "so that rank is not a straggler."
 )
 MEAN = (
     "The rank with the largest mean lateness is named. One long pause raises a mean, and chance is not "

@@ -131,7 +131,7 @@ def async_checkpoint(draw: kit.Draw) -> Iterator[kit.Case]:
         line("copied", "with the values of its own step", 2, copies),
         line("one at a time", "one write at a time", 1.5, one_by_one),
         line("one at a time", "each with its own values", 0.5, own_values),
-        line("failing", "an error of write is told", 1.5, tells),
+        line("failing", "an error of write is raised", 1.5, tells),
         line("waiting", "wait() waits", 1, waits),
         replace(memory, judge=used_again),
     ]

@@ -31,7 +31,7 @@ SAYS: Mapping[str, Mapping[str, str]] = {
     },
     "latency": {
         "bandwidth": "alpha * messages is more than half of `moving`: most of the time goes into starts, and "
-        "few of it into bytes.",
+        "little of it into bytes.",
         "straggler": "No rank waits for long, and `late` is None.",
         HEALTHY: "`moving` is more than 5 % of the step.",
     },
