@@ -3,6 +3,7 @@
     from course_lib import launch, check, device
 
 `launch` runs a function on several ranks, `check` judges an exercise, `device()` is the rank's device.
+`dry_run` runs a program as one rank of many that are not there.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from course_lib.runtime.launch import Run, launch
 
 if TYPE_CHECKING:
     from course_lib.checks import check
+    from course_lib.dry import dry_run
 
 __all__ = [
     "Deadlock",
@@ -25,6 +27,7 @@ __all__ = [
     "Run",
     "check",
     "device",
+    "dry_run",
     "launch",
     "synchronize",
 ]
@@ -35,6 +38,10 @@ def __getattr__(name: str):
         from course_lib.checks import check
 
         return check
+    if name == "dry_run":
+        from course_lib.dry import dry_run
+
+        return dry_run
     raise AttributeError(f"module 'course_lib' has no attribute {name!r}")
 
 
