@@ -74,13 +74,21 @@ class AnsweringGroup(RecordingGroup):
         # Not RecordingGroup's, which connects the ranks.
         ProcessGroup.__init__(self, rank, size)  # pyright: ignore[reportCallIssue]
         # C++ asks a group for the backend of a device. No operation gets there.
-        create: Any = getattr(FakeProcessGroup, "_create_internal", FakeProcessGroup)
-        options = [FakeProcessGroup.Options()] if hasattr(FakeProcessGroup, "Options") else []
-        silent = create(rank, size, *options)
+        silent = backend_of_nobody(rank, size)
         self._register_backend(torch.device("cpu"), ProcessGroup.BackendType.CUSTOM, silent)
         self.nccl, self.my_rank, self.my_size = nccl, rank, size
         self.first_together = None
         put_behind(self, Answers())
+
+
+def backend_of_nobody(rank: int, size: int) -> Any:
+    """PyTorch's own fake; its constructor has changed over the releases."""
+    create = getattr(FakeProcessGroup, "_create_internal", None)
+    if create is None:
+        fake: Any = FakeProcessGroup
+        return fake(rank, size)
+    options: Any = getattr(FakeProcessGroup, "Options", None)
+    return create(rank, size, options()) if options else create(rank, size)
 
 
 class Answers:

@@ -35,6 +35,8 @@ class Meter(TorchDispatchMode):
         self.known: dict[int, int] = {}  # storages that are alive, and their bytes
         self.keeps: Counter[int] = Counter()  # storages that autograd keeps: how often
         self.resident: set[int] = set()
+        self.storages: Any = torch.UntypedStorage
+        self.resize = self.storages.resize_
         self.hooks = torch.autograd.graph.saved_tensors_hooks(self.keep, lambda saved: saved.tensor)
 
     @classmethod
@@ -45,6 +47,15 @@ class Meter(TorchDispatchMode):
     def __enter__(self) -> Meter:
         super().__enter__()
         self.hooks.__enter__()
+        resize = self.resize
+
+        def resize_and_note(storage: torch.UntypedStorage, nbytes: int) -> torch.UntypedStorage:
+            resize(storage, nbytes)
+            self.resized(storage)
+            return storage
+
+        # ZeRO-3 frees a row so, without an operation.
+        self.storages.resize_ = resize_and_note
         return self
 
     def __exit__(
@@ -53,6 +64,7 @@ class Meter(TorchDispatchMode):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.storages.resize_ = self.resize
         self.hooks.__exit__(kind, error, trace)
         super().__exit__(kind, error, trace)
 
@@ -83,6 +95,13 @@ class Meter(TorchDispatchMode):
             self.peak = max(self.peak, self.alive)
             weakref.finalize(storage, self.freed, key).atexit = False
         return key
+
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        key = storage._cdata
+        if key in self.known:
+            self.alive += storage.nbytes() - self.known[key]
+            self.known[key] = storage.nbytes()
+            self.peak = max(self.peak, self.alive)
 
     def freed(self, key: int) -> None:
         self.alive -= self.known.pop(key)

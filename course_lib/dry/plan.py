@@ -65,8 +65,8 @@ def planned(
     for name in ("vocab_size", "context"):
         if not isinstance(getattr(model, name, None), int):
             raise TypeError(
-                f"model is a configuration, such as GPTConfig(...), not a {type(model).__name__}: `setup` "
-                "builds the model from it"
+                "model is a configuration, such as GPTConfig(...), from which `setup` builds the model, and "
+                f"not {model!r:.60}"
             )
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise TypeError(f"dtype is the model's, such as torch.bfloat16, not {dtype!r}")

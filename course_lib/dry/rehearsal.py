@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from course_lib.dry.absent import become
 from course_lib.dry.closed import closed_forms
-from course_lib.dry.floats import FakeFloats
+from course_lib.dry.floats import FakeFloats, addresses
 from course_lib.dry.meter import Meter, objects_of, storage_bytes
 from course_lib.dry.plan import Plan
 from course_lib.dry.result import DryRun
@@ -45,12 +46,12 @@ def rehearse(plan: Plan, setup: Setup, step: Step) -> DryRun:
     torch.set_default_dtype(plan.dtype)
     recorder = become(plan.rank, plan.world_size)
     mesh = Mesh(plan.sizes, device="cpu")
-    with FakeFloats(), Meter() as meter:
+    with addresses(), FakeFloats(), Meter() as meter:
         stages = setup(plan.model, mesh, plan.microbatches)
         setup_peak = meter.peak
         batch = batch_of(plan)
         params: list[nn.Parameter] = objects_of(nn.Parameter)
-        gradients = gradient_bytes(params)
+        gradients = Gradients(params)
         first = recorder.state.rows
         meter.begin()
         step(stages, mesh, batch)
@@ -58,7 +59,7 @@ def rehearse(plan: Plan, setup: Setup, step: Step) -> DryRun:
         peak, kept, flops = meter.peak, meter.peak_kept, meter.flops
         kinds = {
             "weights": storage_bytes(params),
-            "gradients": sum(gradients.values()),
+            "gradients": gradients.at_the_end(),
             "optimizer": storage_bytes(optimizer_state(params)),
             "activations": kept,
         }
@@ -70,7 +71,7 @@ def rehearse(plan: Plan, setup: Setup, step: Step) -> DryRun:
         plan=plan, bytes=sent, calls=calls, peak_bytes=peak, by_kind=kinds, flops=flops,
         setup_peak=setup_peak, setup_calls=by_axis(operations[:first], plan.sizes)[1],
         groups=len(dist.distributed_c10d._world.pg_map), ledger=Ledger(plan.world_size, ranks),
-        closed=closed_forms(plan), seconds=time.monotonic() - began,
+        closed=closed_forms(plan), seconds=time.monotonic() - began, memory=most_memory(),
     )  # fmt: skip
 
 
@@ -88,28 +89,38 @@ def whole_batch(batch: list[tuple[Tensor, Tensor]], mesh: Mesh) -> tuple[Tensor,
     return inputs, targets
 
 
-def gradient_bytes(params: list[nn.Parameter]) -> dict[int, int]:
-    """Bytes of each parameter's gradient, filled in by backward: a step may clear gradients at its end."""
-    measured: dict[int, int] = {}
+class Gradients:
+    """Bytes of the parameters' gradients, noted in backward, since a step may clear them at its end."""
 
-    def note(param: Tensor) -> None:
+    def __init__(self, params: list[nn.Parameter]):
+        self.params, self.noted = params, dict[int, int]()
+        for param in params:
+            if param.requires_grad:
+                param.register_post_accumulate_grad_hook(self.note)
+
+    def note(self, param: Tensor) -> None:
         if param.grad is not None:
-            measured[id(param)] = param.grad.numel() * param.grad.element_size()
+            self.noted[id(param)] = param.grad.numel() * param.grad.element_size()
 
-    for param in params:
-        if param.requires_grad:
-            param.register_post_accumulate_grad_hook(note)
-    return measured
+    def at_the_end(self) -> int:
+        """Of those that are there after the step; if there are none, of those that were there."""
+        left = [param.grad for param in self.params if param.grad is not None]
+        return storage_bytes(left) if left else sum(self.noted.values())
 
 
 def optimizer_state(params: list[nn.Parameter]) -> list[Tensor]:
     """The state of all optimizers of the program; if it has none, AdamW's, after a step."""
     optimizers = objects_of(torch.optim.Optimizer)
-    if not optimizers:
+    if not optimizers and params:
         optimizers = [torch.optim.AdamW(params)]
         optimizers[0].step()
     states = [state for optimizer in optimizers for state in optimizer.state.values()]
     return [value for state in states for value in state.values() if isinstance(value, Tensor)]
+
+
+def most_memory() -> int:
+    """The most bytes that this process has held, with what it shares with the process it was forked from."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
 
 
 def operations_of(recorder: Recorder, began: float) -> list[Operation]:

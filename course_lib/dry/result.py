@@ -30,7 +30,7 @@ class DryRun:
     setup_peak: bytes alive at the same time in the setup. setup_calls: as calls. groups: process groups of
         which the rank is a member after the step, the world's included.
     ledger: the step's operations; all other ranks have none. Its times mean nothing.
-    seconds: that setup and step took here.
+    seconds, memory: that setup and step took here; bytes of the whole process.
     """
 
     plan: Plan
@@ -45,6 +45,7 @@ class DryRun:
     ledger: Ledger
     closed: ClosedForms
     seconds: float
+    memory: int
 
     @property
     def rank(self) -> int:
@@ -100,7 +101,8 @@ class DryTable:
         return row.what, wording.exact(row.measured), closed, row.mark, row.remark
 
     def notes(self) -> str:
-        took = f"The dry run took {self.run.seconds:.1f} s."
+        memory = wording.size(self.run.memory)
+        took = f"The dry run took {self.run.seconds:.1f} s and {memory} of memory."
         note = self.run.closed.note
         return f"{took} {note[0].upper()}{note[1:]}." if note else took
 

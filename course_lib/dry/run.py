@@ -10,6 +10,7 @@ import torch
 from course_lib.dry.plan import Plan, planned
 from course_lib.dry.rehearsal import Setup, Step
 from course_lib.dry.result import DryRun
+from course_lib.ledger.recorder import LIBRARIES
 from course_lib.runtime import pools, wire
 from course_lib.runtime.backend import ALONE
 from course_lib.runtime.diagnosis import Failure, report_error
@@ -95,8 +96,10 @@ def raised(plan: Plan, error: dict) -> RankError:
     if report.unwritten:
         return NotWritten(f"`{report.unwritten}` is not written yet.")
     head = f"{plan.name} raised {report.error_type}: {report.error_text}".removesuffix(": ")
-    place = f"\n{report.line}" if report.line else ""
-    return RankError(f"{head}{place}\n--- dry run of {plan.name} ---\n{report.traceback}")
+    files = [file for file, _, _ in error["chain"][0]["frames"]]
+    if all(file.startswith(LIBRARIES) for file in files):  # no line of the program's is to blame
+        return RankError(head)
+    return RankError(f"{head}\n--- dry run of {plan.name} ---\n{report.traceback}")
 
 
 def ended(plan: Plan, failure: Failure) -> RankError:
