@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 from ..exports import exports
 
 if TYPE_CHECKING:
-    from .closed import closed_forms
     from .floats import FakeFloats
     from .meter import Meter
     from .rehearsal import rehearse, whole_batch

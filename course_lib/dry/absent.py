@@ -4,7 +4,7 @@ A process becomes rank 517 of 1,024 in three steps:
 
     RecorderOfOne    writes each operation down as a rank does, and compares it with no other rank
     AnsweringGroup   a `RecordingGroup` with nothing behind it: each call returns a handle that is done
-    StoreOfOne       the store in which ranks meet to make a group: nobody is waited for
+    StoreOfOne       the store in which ranks meet to make a group: every wait is over immediately
 
 The program calls `torch.distributed` as always. A call on a process group written in Python never passes
 PyTorch's dispatcher, so tensors without values (see `floats.py`) go through, and the ledger books shapes,

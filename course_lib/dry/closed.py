@@ -1,4 +1,4 @@
-"""The closed forms of `facts` for a dry run: what a rank of this mesh should send, hold and compute.
+"""The closed forms of `facts` for a dry run: the bytes and FLOPs that a rank of this mesh should have.
 
 They are those of the course's own parts (`hybrid_step` with 1F1B, ring attention, no sequence parallelism, no
 recomputation). A quantity without a closed form is left out: activations of the first and the last stage,

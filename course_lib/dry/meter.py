@@ -4,9 +4,9 @@ The meter counts storages, each once for all of its views, and reads nothing but
 without values as it counts real ones, and a rank over gloo can run under the same meter.
 
     alive   a storage counts from the operation that made it until it is freed
-    kept    a storage counts as long as autograd keeps a tensor of it for backward. What was there
-            before the step (weights, inputs) does not count
-    flops   matrix products and attention, forward and backward, as in `facts.transformer_flops`
+    kept    a storage counts as long as autograd keeps a tensor of it for backward. Storages from
+            before the step (weights, inputs) do not count
+    FLOPs   matrix products and attention, forward and backward, as in `facts.transformer_flops`
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Meter(TorchDispatchMode):
         return result
 
     def begin(self) -> None:
-        """A step begins: what is there now stays, and peaks and FLOPs are counted from here."""
+        """A step begins: all storages that exist now stay, and peaks and FLOPs are counted from here."""
         gc.collect()
         self.resident = set(self.known)
         self.peak, self.kept, self.peak_kept, self.flops = self.alive, 0, 0, 0

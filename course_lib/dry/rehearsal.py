@@ -12,7 +12,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from course_lib.dry.absent import become
-from course_lib.dry.closed import closed_forms
 from course_lib.dry.floats import FakeFloats, addresses
 from course_lib.dry.meter import Meter, objects_of, storage_bytes
 from course_lib.dry.plan import Plan
@@ -24,7 +23,6 @@ from course_lib.ledger.operation import Operation
 from course_lib.ledger.recorder import Recorder
 from course_lib.mesh import Mesh
 from course_lib.runtime import wire
-from course_lib.runtime.places import where
 from course_lib.runtime.rank import describe_error, refuse_open_work
 
 Setup = Callable[[Any, Mesh, int], Any]
@@ -71,7 +69,7 @@ def rehearse(plan: Plan, setup: Setup, step: Step) -> DryRun:
         plan=plan, bytes=sent, calls=calls, peak_bytes=peak, by_kind=kinds, flops=flops,
         setup_peak=setup_peak, setup_calls=by_axis(operations[:first], plan.sizes)[1],
         groups=len(dist.distributed_c10d._world.pg_map), ledger=Ledger(plan.world_size, ranks),
-        closed=closed_forms(plan), seconds=time.monotonic() - began, memory=most_memory(),
+        seconds=time.monotonic() - began, memory=most_memory(),
     )  # fmt: skip
 
 
@@ -124,11 +122,13 @@ def most_memory() -> int:
 
 
 def operations_of(recorder: Recorder, began: float) -> list[Operation]:
-    """The operations of the rank. Its own log needs no check as the log of another process does."""
+    """The operations of the rank. Their lines are "file|line": this process does not know the cells."""
     log, size = recorder.log, rows.ROW.size
     texts = {number: text for text, number in log.known.items()}
     packed = rows.ROW.iter_unpack(log.rows.map[: recorder.state.rows * size])
     return [
-        read.operation(recorder.rank, index, rows.Row(*fields), texts, began, where)
+        read.operation(
+            recorder.rank, index, rows.Row(*fields), texts, began, lambda place: (place, "")
+        )
         for index, fields in enumerate(packed)
     ]

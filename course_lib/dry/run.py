@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,6 +11,8 @@ import torch
 from course_lib.dry.plan import Plan, planned
 from course_lib.dry.rehearsal import Setup, Step
 from course_lib.dry.result import DryRun
+from course_lib.ledger.ledger import Ledger
+from course_lib.ledger.operation import Operation
 from course_lib.ledger.recorder import LIBRARIES
 from course_lib.runtime import pools, wire
 from course_lib.runtime.backend import ALONE
@@ -18,6 +21,7 @@ from course_lib.runtime.errors import LaunchError, NotWritten, RankError, RankTi
 from course_lib.runtime.interrupts import never_lost
 from course_lib.runtime.output import show
 from course_lib.runtime.pickling import explain
+from course_lib.runtime.places import where
 from course_lib.runtime.run import run_ranks
 
 ENTRY = "course_lib.dry.rehearsal:perform"
@@ -27,7 +31,6 @@ IMPORTS = (
     "torch.fx.experimental.symbolic_shapes",
     "torch._dynamo",
     "course_lib.dry.rehearsal",
-    "course_lib.facts",
 )
 
 
@@ -54,8 +57,8 @@ def dry_run(
 
     sizes: of the mesh, outermost axis first, such as {"pp": 8, "dp": 16, "tp": 8}. model: a configuration.
     batch: the replica's microbatches, each a pair of inputs and targets (rows, context);
-        `course_lib.dry.whole_batch(batch, mesh)` has the rows of all replicas. What `setup` returns is only
-        handed to `step`: stages, or a step that was built there.
+        `course_lib.dry.whole_batch(batch, mesh)` has the rows of all replicas. The result of `setup` is only
+        handed to `step`, so it may be stages, or a step that was built there.
     dtype: the default dtype of the program. timeout: seconds.
 
     The program runs in a process of its own, which is ended afterwards, whatever happens.
@@ -87,7 +90,16 @@ def dry_run(
     header, buffers = reply
     if header["error"] is not None:
         raise raised(plan, header["error"])
-    return wire.loads(buffers)
+    return with_places(wire.loads(buffers))
+
+
+def with_places(run: DryRun) -> DryRun:
+    """The run, whose ledger has the lines as a reader of the notebook knows them."""
+    ranks: list[list[Operation]] = [[] for _ in range(run.plan.world_size)]
+    for operation in run.ledger.operations(run.rank):
+        line, source = where(operation.line)
+        ranks[run.rank].append(replace(operation, line=line, source=source))
+    return replace(run, ledger=Ledger(run.plan.world_size, ranks))
 
 
 def raised(plan: Plan, error: dict) -> RankError:

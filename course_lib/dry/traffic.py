@@ -1,4 +1,4 @@
-"""What a rank sends, by axis of the mesh."""
+"""The bytes and calls of a rank, by axis of the mesh."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from math import prod
 
+from course_lib.dry.plan import place_of
 from course_lib.ledger.operation import Operation
-from course_lib.mesh.coordinates import coordinates
 
 NUMBERS = "numbers"  # a loss, a count of targets, a norm: two elements at most
 FEW = 2
@@ -45,7 +45,7 @@ def is_number(operation: Operation) -> bool:
 
 def axis_name(members: Iterable[int], sizes: Mapping[str, int], whole: bool) -> str:
     """The axes along which ranks differ. whole: these should be all ranks of the axes."""
-    places = [coordinates(rank, sizes) for rank in members]
+    places = [place_of(rank, sizes) for rank in members]
     axes = [axis for axis in sizes if len({place[axis] for place in places}) > 1]
     if not axes:
         return "this rank alone"
