@@ -17,6 +17,7 @@ seen here.
 
 from __future__ import annotations
 
+import warnings
 from datetime import timedelta
 from typing import Any
 
@@ -33,6 +34,7 @@ from course_lib.ledger.group import FAMILIES, RecordingGroup, put_behind
 from course_lib.ledger.install import install
 from course_lib.ledger.recorder import Members, Recorder
 from course_lib.ledger.tensors import flatten
+from course_lib.runtime.rank import DEPRECATED
 
 GATHERING, EXCHANGING = FAMILIES["gathering"].split(), FAMILIES["exchanging"].split()
 
@@ -43,6 +45,8 @@ def become(rank: int, world_size: int) -> Recorder:
         rows.anonymous_file("dry-board", rows.Board.size(world_size)), world_size
     )  # pages that no rank writes to take no memory
     log = rows.Log(rows.anonymous_file("dry-rows"), rows.anonymous_file("dry-texts"))
+    for pattern in DEPRECATED:
+        warnings.filterwarnings("ignore", pattern, FutureWarning)
     recorder = RecorderOfOne(rank, world_size, board, log)
     install(recorder, nccl=False, kind=AnsweringGroup)
     dist.init_process_group("gloo", store=StoreOfOne(), rank=rank, world_size=world_size)

@@ -76,7 +76,28 @@ def number_read(dtype: torch.dtype) -> float | int | bool:
     return 1.0 if dtype.is_floating_point else 1
 
 
-# ---- addresses
+# ---- conversions and addresses
+
+
+@contextlib.contextmanager
+def conversions(mode: FakeFloats) -> Iterator[None]:
+    """Within this context, `module.to(...)` and `module.double()` convert fake parameters.
+
+    PyTorch exchanges the two tensors of a parameter, and refuses if there is a weak reference to one of
+    them. The mode itself may have one, in a memo that only saves time.
+    """
+    utilities: Any = torch.utils
+    swap = utilities.swap_tensors
+
+    def forget_and_swap(one_tensor: Tensor, other: Tensor) -> None:
+        mode.fake_tensor_converter.meta_converter.tensor_memo.clear()
+        swap(one_tensor, other)
+
+    utilities.swap_tensors = forget_and_swap
+    try:
+        yield
+    finally:
+        utilities.swap_tensors = swap
 
 
 @contextlib.contextmanager

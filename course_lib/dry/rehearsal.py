@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from course_lib.dry.absent import become
-from course_lib.dry.floats import FakeFloats, addresses
+from course_lib.dry.floats import FakeFloats, addresses, conversions
 from course_lib.dry.meter import Meter, objects_of, storage_bytes
 from course_lib.dry.plan import Plan
 from course_lib.dry.result import DryRun
@@ -44,7 +44,8 @@ def rehearse(plan: Plan, setup: Setup, step: Step) -> DryRun:
     torch.set_default_dtype(plan.dtype)
     recorder = become(plan.rank, plan.world_size)
     mesh = Mesh(plan.sizes, device="cpu")
-    with addresses(), FakeFloats(), Meter() as meter:
+    floats = FakeFloats()
+    with addresses(), conversions(floats), floats, Meter() as meter:
         stages = setup(plan.model, mesh, plan.microbatches)
         setup_peak = meter.peak
         batch = batch_of(plan)

@@ -23,9 +23,17 @@ from course_lib import RankError, RankTimeout, dry_run, launch
 from course_lib.dry import DryRun, Meter, by_axis, whole_batch
 from course_lib.dry.meter import objects_of, storage_bytes
 from course_lib.dry.rehearsal import Gradients
+from course_lib.experts import expert_gpt
 from course_lib.facts import axis_bytes, rank_parameters, saved_layer_bytes
 from course_lib.fsdp import PrefetchedModule
-from course_lib.mesh import Mesh, hybrid_step, mesh_stages, parameters, train_step
+from course_lib.mesh import (
+    Mesh,
+    axis_ranks,
+    hybrid_step,
+    mesh_stages,
+    parameters,
+    train_step,
+)
 from course_lib.models import GPT, GPTConfig, next_token_loss
 from course_lib.pipeline import gpipe, one_f_one_b
 from course_lib.pipeline.stage import Stage
@@ -291,6 +299,25 @@ def test_a_group_of_neighbours_is_a_part_of_tp_on_8_ranks_and_all_of_it_on_2() -
     assert many.by_kind["weights"] > 3 * many.closed.kinds["weights"]
 
 
+def groups_of_all(config: GPTConfig, mesh: Mesh, microbatches: int) -> list[Stage]:
+    """Each rank makes the groups of all ranks, since `new_group` waits for all."""
+    made = {
+        tuple(axis_ranks(r, mesh.sizes, a))
+        for r in range(dist.get_world_size())
+        for a in mesh.sizes
+    }
+    for ranks in sorted(made):
+        dist.new_group(list(ranks))
+    return setup(config, mesh, microbatches)
+
+
+@pytest.mark.parametrize(("sizes", "count"), [(EIGHT, 12), (MANY, 320)], ids=["8", "1,024"])
+def test_a_rank_that_makes_the_groups_of_all_makes_320(sizes: dict[str, int], count: int) -> None:
+    run = dry(groups_of_all, lambda *_: None, sizes=sizes, model=SIXTEEN_LAYERS)
+    assert run.setup_calls["pp+dp+tp", "new_group"] == count
+    assert run.groups == 1 + 2 * len(sizes)  # the world's; the mesh's, and these
+
+
 def test_all_forwards_first_keep_every_microbatch() -> None:
     late, early = (
         dry(step=way, sizes=MANY, rank=517, model=SIXTEEN_LAYERS, microbatches=16)
@@ -299,6 +326,50 @@ def test_all_forwards_first_keep_every_microbatch() -> None:
     assert late.bytes == early.bytes
     assert late.by_kind["activations"] == 4 * early.by_kind["activations"]
     assert early.by_kind["activations"] == early.closed.kinds["activations"]
+
+
+# ---- values
+
+
+def look_at_answers(stages: list[Stage], mesh: Mesh, batch: Batch) -> None:
+    own = torch.tensor([mesh.rank, 7, 8])
+    row, parts = torch.empty(24, dtype=torch.long), [torch.empty_like(own) for _ in range(8)]
+    dist.all_gather_into_tensor(row, own)
+    dist.all_gather(parts, own)
+    assert row.tolist() == [mesh.rank, 7, 8] * 8 == torch.cat(parts).tolist()
+    dist.all_reduce(own)
+    assert own.tolist() == [mesh.rank, 7, 8]
+    total = torch.rand(3).sum()
+    dist.all_reduce(total)
+    assert float(total) == 1.0 and torch.equal(torch.rand(3), torch.zeros(3))
+    assert (batch[0][0] < 256).all() and not torch.empty(5, dtype=torch.int32).any()
+
+
+def test_whole_numbers_have_values_and_the_others_answer_with_the_same() -> None:
+    run = dry(lambda *_: [], look_at_answers)
+    assert run.calls["pp+dp+tp", "all_gather"] == 2
+    assert run.calls["pp+dp+tp", "all_reduce"] == 1
+    assert run.calls["numbers", "all_reduce"] == 1  # of a single element
+
+
+def test_a_model_can_be_converted_and_parameters_have_addresses() -> None:
+    def converted(config: GPTConfig, mesh: Mesh, _: int) -> nn.Module:
+        model = GPT(config).to(mesh.device).double()
+        begins = [param.data_ptr() for param in model.parameters()]
+        assert len(set(begins)) == len(begins)
+        return model
+
+    run = dry(converted, forward_and_backward, sizes={"dp": 8})
+    assert run.by_kind["weights"] == 2 * run.closed.kinds["weights"]
+
+
+def test_a_mixture_whose_rows_depend_on_values_is_refused() -> None:
+    def mixture(config: GPTConfig, mesh: Mesh, count: int) -> list[Stage]:
+        schedule = one_f_one_b(mesh.size("pp"), count)
+        return mesh_stages(expert_gpt(GPT(config), 4, 2, mesh.group("ep")), mesh, schedule)
+
+    with pytest.raises(RankError, match="computes no floats, and bincount needs their values"):
+        dry(mixture, sizes={"pp": 2, "dp": 2, "ep": 2})
 
 
 # ---- ends
@@ -320,6 +391,10 @@ def forgets_to_wait(stages: list[Stage], mesh: Mesh, batch: Batch) -> None:
     dist.isend(torch.ones(3), 0)
 
 
+def receives_from_any(stages: list[Stage], mesh: Mesh, batch: Batch) -> None:
+    dist.recv(torch.ones(3))
+
+
 def exits(stages: list[Stage], mesh: Mesh, batch: Batch) -> None:
     os._exit(3)
 
@@ -331,6 +406,7 @@ def exits(stages: list[Stage], mesh: Mesh, batch: Batch) -> None:
         (is_not_written, NotWritten, "`is_not_written` is not written yet"),
         (asks_for_values, RankError, "computes no floats, and nonzero needs their values.*torch.nonzero"),
         (forgets_to_wait, RankError, "without waiting for isend.dst=0. of float32.3. at test_dry_run.py"),
+        (receives_from_any, RankError, "a receive from any source has no sender.*dist.recv"),
         (exits, RankError, "the dry run of rank 5 of 8 died: it called os._exit.3."),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
