@@ -149,7 +149,8 @@ MESHES = [EIGHT, {"pp": 2, "cp": 2, "tp": 2}, {"pp": 4, "tp": 2}, {"dp": 2, "cp"
 
 @pytest.mark.parametrize("sizes", MESHES if EVERYTHING else MESHES[:1], ids=str)
 def test_eight_real_ranks_send_hold_and_compute_the_same(sizes: dict[str, int]) -> None:
-    check_ranks(range(8), sizes, setup, step)
+    # With cp a dry run takes several times as long, since each tile of the ring is an operation.
+    check_ranks(range(0, 8, 3) if "cp" in sizes else range(8), sizes, setup, step)
 
 
 def sharded_state(config: GPTConfig, mesh: Mesh, count: int, wrap: type) -> Any:
