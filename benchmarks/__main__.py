@@ -31,6 +31,7 @@ PARTS = (
     "four_dimensions",
     "experts",
     "operation",
+    "dry_run",
     "recording",
     "checks",
 )

@@ -3,6 +3,7 @@
     from course_lib import launch, check, device
 
 `launch` runs a function on several ranks, `check` judges an exercise, `device()` is the rank's device.
+`dry_run` runs a program as one rank of many that are not there.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ except ModuleNotFoundError as error:
 
 if TYPE_CHECKING:
     from course_lib.checks import check
+    from course_lib.dry import dry_run
 
 __all__ = [
     "Deadlock",
@@ -35,6 +37,7 @@ __all__ = [
     "Run",
     "check",
     "device",
+    "dry_run",
     "launch",
     "synchronize",
 ]
@@ -45,6 +48,10 @@ def __getattr__(name: str):
         from course_lib.checks import check
 
         return check
+    if name == "dry_run":
+        from course_lib.dry import dry_run
+
+        return dry_run
     raise AttributeError(f"module 'course_lib' has no attribute {name!r}")
 
 

@@ -126,7 +126,19 @@ class _Meter(TorchDispatchMode):
 
 
 def _flops(func: Any, args: tuple, kwargs: dict, result: Any) -> int:
-    """The operations of one call; `addmm_` counts as `addmm` does."""
+    """The operations of one call."""
+    if products := product_flops(func, args, kwargs, result):
+        return products
+    name = func._overloadpacket.__name__.removesuffix("_")
+    if name in REDUCTIONS and args and isinstance(args[0], torch.Tensor):
+        return args[0].numel()
+    if name in ELEMENTWISE and isinstance(result, torch.Tensor):
+        return result.numel()
+    return 0
+
+
+def product_flops(func: Any, args: tuple, kwargs: dict, result: Any) -> int:
+    """The operations of a product or of attention, 0 of any other call; `addmm_` counts as `addmm` does."""
     name = func._overloadpacket.__name__.removesuffix("_")
     fused = ATTENTION.match(name)
     if fused and fused[1]:
@@ -139,10 +151,6 @@ def _flops(func: Any, args: tuple, kwargs: dict, result: Any) -> int:
         second = args[FIRST_FACTOR[name] + 1]
         columns = second.shape[-1] if name == "addbmm" else 1
         return 2 * args[FIRST_FACTOR[name]].numel() * columns
-    if name in REDUCTIONS and args and isinstance(args[0], torch.Tensor):
-        return args[0].numel()
-    if name in ELEMENTWISE and isinstance(result, torch.Tensor):
-        return result.numel()
     return 0
 
 

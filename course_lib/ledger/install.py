@@ -18,16 +18,20 @@ from course_lib.ledger.work import Together
 NAME = "recorded"
 
 
-def install(of_this_rank: Recorder, nccl: bool) -> None:
+def install(
+    of_this_rank: Recorder, nccl: bool, kind: type[RecordingGroup] = RecordingGroup
+) -> None:
     """From now on every process group of this process is a `RecordingGroup`.
 
     Also one that a student makes with `new_group(backend="gloo")` or `init_process_group("gloo")`:
     both end in the same private function of PyTorch, the only place that no group gets round.
+
+    kind: the class of the groups.
     """
     recorder._recorder = of_this_rank
 
     def create(store: dist.Store, rank: int, size: int, timeout: timedelta) -> RecordingGroup:
-        return RecordingGroup(store, rank, size, timeout, nccl)
+        return kind(store, rank, size, timeout, nccl)
 
     if not hasattr(dist.Backend, NAME.upper()):
         dist.Backend.register_backend(NAME, create, devices=["cpu", "cuda"])

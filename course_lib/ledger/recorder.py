@@ -78,6 +78,8 @@ class Members(Protocol):
 class Recorder:
     """The rank's log and board, and the counters that number its operations."""
 
+    has_values = True  # False if the tensors have shapes only, as in a dry run
+
     def __init__(
         self, rank: int, world_size: int, board: rows.Board, log: rows.Log, most: int = rows.OWN.rows
     ):  # fmt: skip

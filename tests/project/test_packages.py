@@ -21,8 +21,9 @@ from course_lib.exports import late_names
 
 ROOT = Path(__file__).resolve().parents[2]
 TOPICS = (
-    "collectives", "compression", "context_parallel", "data", "data_parallel", "experts", "facts", "fsdp",
-    "models", "operation", "pipeline", "planning", "precision", "recompute", "tensor_parallel", "zero",
+    "collectives", "compression", "context_parallel", "data", "data_parallel", "dry", "experts", "facts",
+    "fsdp", "models", "operation", "pipeline", "planning", "precision", "recompute", "tensor_parallel",
+    "zero",
 )  # fmt: skip
 # Modules that are imported by their names. This one has the names of others, and exercises hide it.
 BY_NAME = ("course_lib.planning.by_hand",)
