@@ -1,0 +1,40 @@
+"""What a trained GPT writes: one byte after the other, each drawn from the model's probabilities.
+
+A token is a byte, so any text is a prompt. Every byte is a forward of all bytes before it, at most `context`:
+nothing is kept from one to the next.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from course_lib.models import GPT
+
+
+@torch.no_grad()
+def generate(
+    model: GPT, prompt: bytes, count: int, seed: int = 0, temperature: float = 1.0
+) -> bytes:
+    """The `count` bytes that the model writes after `prompt`.
+
+    model: a `course_lib.models.GPT` with a vocabulary of 256, whole, on one device.
+    temperature: logits are divided by it. Near 0 the likeliest byte always comes, and 0 stands for that.
+    seed: of the draws; the same numbers give the same bytes on one machine.
+
+    Cost: `count` forwards of up to `context` tokens, about 2 N FLOPs a token of each. Raises ValueError for
+    an empty prompt, and a temperature below 0.
+    """
+    if not prompt or temperature < 0:
+        raise ValueError(
+            f"prompt={prompt!r}, temperature={temperature}: a byte or more, and 0 or more"
+        )
+    device, context = next(model.parameters()).device, model.config.context
+    generator, text = torch.Generator().manual_seed(seed), list(prompt)
+    for _ in range(count):
+        logits = model(torch.tensor([text[-context:]], device=device))[0, -1].cpu().double()
+        if temperature == 0:
+            text.append(int(logits.argmax()))
+        else:
+            chances = (logits / temperature).softmax(0)
+            text.append(int(torch.multinomial(chances, 1, generator=generator)))
+    return bytes(text[len(prompt) :])
