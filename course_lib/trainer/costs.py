@@ -1,4 +1,4 @@
-"""What a layout costs a rank: the bytes that it sends in a step, by axis, and the parameters that it holds.
+"""The costs of a layout: bytes that a rank sends in a step, by axis, and parameters that it holds.
 
 Closed forms of `course_lib.facts`, put together as `make_step` puts the parts together:
 
@@ -44,7 +44,7 @@ def layout_costs(
     sent = facts.axis_bytes(config, layout.sizes, m, batch_size, seq, stage, itemsize)
     tokens = layout.microbatch * seq // layout.cp
     message, there = tokens * config.width * itemsize, (layout.pp, m, stage)
-    # What is left is the gradient of a tied table.
+    # The rest is the gradient of a tied table.
     sent["pp"] -= facts.pipeline_bytes_sent(*there, message)
     message /= tp if layout.sequence else 1
     sent["pp"] += facts.pipeline_bytes_sent(*there, message, layout.chunks)

@@ -1,7 +1,7 @@
 """Parity: a layout whose loss is another one. Which of its axes are needed, so that it fails?
 
 A step on pp 2 x dp 2 x cp 2 x tp 2 is wrong, and the mistake is in one axis, or where two of them meet. Set
-one axis after the other to 1 for as long as it still fails. What is left is small enough to be read.
+one axis after the other to 1 for as long as it still fails. The rest is small enough to be read.
 
 Source: Zeller and Hildebrandt, Simplifying and Isolating Failure-Inducing Input, 2002: a result is 1-minimal
 if no single part of it can be left out. With four axes the greedy search needs no halves, unlike their ddmin.
@@ -24,17 +24,17 @@ def smallest_failing(
     changed. Where several answers are right, the one that a search from the first axis on finds first.
     Raises ValueError if `sizes` do not fail.
     """
-    one = dict.fromkeys(sizes, 1)
-    if fails(dict(one)):
+    alone = dict.fromkeys(sizes, 1)
+    if fails(dict(alone)):
         return {}
     left = {axis: size for axis, size in sizes.items() if size > 1}
-    if not left or not fails({**one, **left}):
+    if not left or not fails({**alone, **left}):
         raise ValueError(f"{dict(sizes)} does not fail: there is nothing to look for")
     smaller = True
     while smaller:  # once more after a success: an axis may have been needed by one that is gone
         smaller = False
         for axis in list(left):
             rest = {name: size for name, size in left.items() if name != axis}
-            if rest and fails({**one, **rest}):
+            if rest and fails({**alone, **rest}):
                 left, smaller = rest, True
     return left

@@ -3,8 +3,8 @@
     ddp    DistributedDataParallel   every rank holds the model; one all-reduce of the gradients
     fsdp   fully_shard               every rank holds 1/n of it; each block is gathered when it is used
 
-In units of (n-1)/n of the parameters' bytes a rank sends 2 a step with ddp, and with fsdp 3 less the root's
-second gather: what lies outside the blocks stays after forward, since backward begins with it.
+In units of (n-1)/n of the parameters' bytes a rank sends 2 a step with ddp. With fsdp it sends 3, less one
+gather of the root: parameters outside the blocks stay after forward, since backward begins with them.
 
 Source: the documentation of both; Li et al., PyTorch Distributed, VLDB 2020; Zhao et al., PyTorch FSDP, VLDB
 2023.
@@ -23,9 +23,9 @@ def distribute(model: Any, how: str) -> nn.Module:
     model: with `blocks`, such as `course_lib.models.GPT`. how: "one" (nothing is done, for one rank),
         "ddp" or "fsdp".
 
-    ddp gives all ranks rank 0's values. fsdp cuts each rank's own values, and asks nobody: give all ranks one
-    seed. It changes `model` in place, from the inside out: blocks first, and last the model with what lies
-    outside of them. The whole model wrapped alone would be gathered at once.
+    With ddp all ranks get rank 0's values. With fsdp each rank's own values are cut, and no rank asks for the
+    others': give all ranks one seed. It changes `model` in place, from the inside out: the blocks first, and
+    last the model with its other parameters. A model that is wrapped alone would be gathered at once.
 
     Ranks average their gradients, so the loss of each is the mean over its own rows: equally many rows and
     targets a rank. Make the optimizer afterwards. Raises ValueError for another `how`.

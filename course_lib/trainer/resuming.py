@@ -87,10 +87,10 @@ def _whole(losses: list[float]) -> tuple[Tensor, Box]:
     return torch.tensor(losses, dtype=torch.float64), [(0, len(losses))]
 
 
-def _of_rank_0(found: list[int]) -> list[int]:
+def _of_rank_0(numbers: list[int]) -> list[int]:
     """One list on all ranks, in case a folder of the network shows them different ones."""
     if not dist.is_initialized():
-        return found
-    lists = [found]
+        return numbers
+    lists = [numbers]
     dist.broadcast_object_list(lists, src=0)
     return lists[0]

@@ -69,18 +69,18 @@ def load_model(folder: str | Path, model: nn.Module) -> int:
     was saved, and ValueError if it has no such model.
     """
     disk = Folder(folder)
-    found = steps(disk)
-    if not found:
+    checkpoints = steps(disk)
+    if not checkpoints:
         raise FileNotFoundError(f"{folder} has no checkpoint")
-    saved = {json.loads(key)[0] for key in read_manifest(disk, found[0])}
+    saved = {json.loads(key)[0] for key in read_manifest(disk, checkpoints[0])}
     wanted: Pieces = {}
     for name, param in model.named_parameters():  # a tied head once, as the embedding
         value = param.detach()
         if f"{name}/flat" in saved:
             name, value = f"{name}/flat", value.view(-1)
         wanted[name] = value, [(0, size) for size in value.shape]
-    load_step(disk, found[0], wanted)
-    return found[0]
+    load_step(disk, checkpoints[0], wanted)
+    return checkpoints[0]
 
 
 def _shards(step: Step) -> Iterator[tuple[nn.Parameter, Span, nn.Parameter]]:

@@ -97,7 +97,7 @@ def make_step(
 class Step:
     """One step of training: call it with the inputs and targets of the whole batch, (batch_size, seq).
 
-    stages: of this rank. params: what this rank's optimizer was given. optimizer: as torch.optim has it.
+    stages: of this rank. params: of this rank's optimizer, which is as torch.optim has it.
     `held_state(step)` is all that a checkpoint needs.
     """
 

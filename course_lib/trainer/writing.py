@@ -1,7 +1,7 @@
-"""What a trained GPT writes: one byte after the other, each drawn from the model's probabilities.
+"""Writing with a trained GPT: one byte after the other, each drawn from the model's probabilities.
 
 A token is a byte, so any text is a prompt. Every byte is a forward of all bytes before it, at most `context`:
-nothing is kept from one to the next.
+no keys and values are kept from one to the next.
 """
 
 from __future__ import annotations
