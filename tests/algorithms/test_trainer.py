@@ -190,7 +190,7 @@ def test_a_step_sends_and_holds_its_closed_forms(n: int, seed: int) -> None:
             if name == "pp 3, uneven":
                 continue
             layout = ALL[name]
-            costs = dict.fromkeys(("pp", "dp", "cp", "tp", "numbers"), 0.0)
+            costs: dict[str, float] = dict.fromkeys(("pp", "dp", "cp", "tp", "numbers"), 0.0)
             for operation in operations[start + 1 : end]:
                 costs[axis_of(operation, rank, layout.sizes)] += operation.bytes_sent
             costs["held"] = run[rank][name].held
