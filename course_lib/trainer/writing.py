@@ -17,7 +17,7 @@ def generate(
 ) -> bytes:
     """The `count` bytes that the model writes after `prompt`.
 
-    model: a `course_lib.models.GPT` with a vocabulary of 256, whole, on one device.
+    model: with a vocabulary of 256, whole, on one device; call `model.eval()` first if it has dropout.
     temperature: logits are divided by it. Near 0 the likeliest byte always comes, and 0 stands for that.
     seed: of the draws; the same numbers give the same bytes on one machine.
 

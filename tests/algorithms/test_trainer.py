@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import pytest
 import torch
@@ -29,6 +29,7 @@ from course_lib.trainer import (
     make_step,
     smallest_failing,
 )
+from course_lib.trainer.step import obstacle
 from course_lib.zero import Zero3Module
 
 
@@ -237,18 +238,34 @@ def test_what_cannot_be_composed_is_refused_in_a_sentence() -> None:
         step = make_step(CONFIG, Layout({"dp": 2}, 2), mesh, 8, LR)
         before = [param.detach().clone() for param in step.params]
         tokens = torch.zeros(6, CONFIG.context, dtype=torch.long)
-        for inputs, targets in ((tokens, tokens), (tokens[:, 1:], tokens), (tokens, tokens - 100)):
+        eight = torch.zeros(8, CONFIG.context, dtype=torch.long)
+        for inputs, targets in ((tokens, tokens), (eight[:, 1:], eight), (eight, eight - 100)):
             with pytest.raises(ValueError) as error:
                 step(inputs, targets)
             sentences.append(str(error.value))
         assert all(map(torch.equal, step.params, before))
         return sentences
 
-    wanted = [says for _, _, _, says in REFUSED] + ["the step was made for 8 rows of each"] * 3
+    wanted = [says for _, _, _, says in REFUSED] + ["the step was made for 8 rows of each"] * 2
+    wanted.append("no target of the batch counts")
     for sentences in launch(job, world_size=2, backend="gloo"):
         for sentence, says in zip(sentences, wanted, strict=True):
             with pytest.raises(ValueError, match=says):
                 raise ValueError(sentence)
+
+
+def test_a_mesh_in_another_order_is_refused() -> None:
+    """Its ranks would read other rows, and hold other parts, than the layout says."""
+
+    class Sizes:
+        sizes: ClassVar = {"tp": 2, "dp": 2}
+
+        def size(self, axis: str) -> int:
+            return self.sizes.get(axis, 1)
+
+    mesh: Any = Sizes()
+    assert WORDS in obstacle(CONFIG, Layout({"dp": 2, "tp": 2}), mesh, 8)
+    assert obstacle(CONFIG, Layout({"tp": 2, "dp": 2}), mesh, 8) == ""
 
 
 def test_a_tied_head_on_another_stage_is_refused_with_zero_2_and_3() -> None:
