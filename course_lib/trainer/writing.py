@@ -5,10 +5,10 @@ no keys and values are kept from one to the next.
 
 Seen with the 0.8M GPT (tied=False) after 600 steps of 8 x 128 bytes of `library_text`, by AdamW at 1e-3: the
 loss of the last batch is 1.94 nats a byte, after 100 steps it was 2.6. After b"def " the model writes the
-look of Python and no Python. At temperature 0 it writes "the the the". At 0.8 and 1 it writes indented lines,
-`self`, `if`, brackets, `#`, and words as long as English ones, few of which exist. AdamW at 3e-3 without
-warm-up ends at 2.4. SGD with momentum stays at 2.7 with 0.05, and writes spaces; with 0.3 it is NaN within
-100 steps.
+look of Python and no Python. At temperature 0 it writes "the the the". At 0.8 and 1 it writes indented
+lines, `self`, `if`, brackets, `#`, and words as long as English ones, few of which exist. AdamW at 3e-3
+without warm-up ends at 2.4. With 16 rows a step the loss is 1.83, and the text looks the same. SGD with
+momentum stays at 2.7 with 0.05, and writes spaces; with 0.3 it is NaN within 100 steps.
 """
 
 from __future__ import annotations
