@@ -73,13 +73,13 @@ def _state(optimizer: torch.optim.Optimizer | None, param: Tensor) -> dict[str, 
     if optimizer is None:
         return {}
     if not optimizer.state:
-        _step_that_changes_nothing(optimizer)
+        step_that_changes_nothing(optimizer)
     return {
         kind: value for kind, value in optimizer.state[param].items() if isinstance(value, Tensor)
     }
 
 
-def _step_that_changes_nothing(optimizer: torch.optim.Optimizer) -> None:
+def step_that_changes_nothing(optimizer: torch.optim.Optimizer) -> None:
     """With a learning rate of 0 and gradients of 0. Gradients are cleared: call it before the backward."""
     rates = [group["lr"] for group in optimizer.param_groups]
     for group in optimizer.param_groups:

@@ -47,6 +47,7 @@ PACKAGES = {
     ),
     "11_experts": ("experts", "facts"),
     "12_in_operation": ("operation",),
+    "13_capstone": ("trainer",),
 }
 
 FORMULAS = "formulas: course_lib.facts has them under other names"

@@ -1,0 +1,37 @@
+"""The trainer: one model, trained in any layout. Begin with step.py.
+
+    step.py         make_step: a layout is data; out comes a function that makes a step of training
+    layouts.py      FIFTEEN, NINE: the layouts that are compared, as data
+    costs.py        layout_costs: bytes that a rank sends in a step, by axis, and the parameters it holds
+    parity.py       smallest_failing: which axes a wrong layout needs, so that it fails
+    resuming.py     train: killed at any step and called again, it has the losses of an undisturbed run
+    state.py        held_state, load_model: a rank's part of a run by name; a whole model made of the parts
+    ready_made.py   distribute: the same by PyTorch's own classes, for replicas and for shards
+    writing.py      generate: the bytes that a trained GPT writes
+
+    mesh = Mesh({"pp": 2, "dp": 2, "tp": 2})
+    step = make_step(config, Layout(mesh.sizes), mesh, batch_size=8, lr=0.1)
+    loss = step(inputs, targets)
+
+The package composes the others and has no algorithm of its own but the order. The names are imported when
+they are first used: so the others can be used while an exercise hides a module. No module has the name of
+its function, which it would replace.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..exports import exports
+
+if TYPE_CHECKING:
+    from .costs import layout_costs
+    from .layouts import FIFTEEN, NINE, ROWS
+    from .parity import smallest_failing
+    from .ready_made import distribute
+    from .resuming import train
+    from .state import held_state, load_model
+    from .step import SGD, Step, make_step
+    from .writing import generate
+
+__getattr__, __dir__, __all__ = exports(__name__)

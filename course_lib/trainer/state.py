@@ -1,0 +1,102 @@
+"""A rank's part of a run by name: parameters and the optimizer's state, in the form that a checkpoint takes.
+
+Without ZeRO they are boxes of the whole model's tensors (`course_lib.mesh.held_boxes`): any other layout, or
+one process, can load them. With ZeRO a rank holds flat shards, whose ends lie anywhere in a matrix:
+
+    name/flat                  elements start to stop of the flat parameter, ZeRO-3 only
+    name/flat/momentum_buffer  the same of a tensor of the optimizer's state
+
+So a state is loaded on the layout that saved it. Its parameters can be loaded by one process all the same,
+unless ZeRO-3 has cut a tensor that tp had cut before.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
+
+from course_lib.mesh import held_boxes, parameters
+from course_lib.mesh.boxes import step_that_changes_nothing
+from course_lib.operation import Box, Folder, load_step, read_manifest, steps
+from course_lib.zero import Zero3Module
+from course_lib.zero.bucket import Bucket
+from course_lib.zero.sharded_optimizer import ShardedOptimizer
+from course_lib.zero.shards import Span
+
+if TYPE_CHECKING:  # an exercise hides the module
+    from .step import Step
+
+Pieces = dict[str, tuple[Tensor, Box]]
+
+
+def held_state(step: Step) -> Pieces:
+    """This rank's tensors by name, each with its box: to save, or to fill from a checkpoint.
+
+    The tensors are those that the step changes. An optimizer that has not stepped yet is given the state of a
+    step that changes nothing, so that there is something to load into. Nothing is sent.
+    """
+    inner = [
+        replace(stage, module=stage.module.module)
+        if isinstance(stage.module, Zero3Module)
+        else stage
+        for stage in step.stages
+    ]
+    if step.layout.zero == 0:
+        return held_boxes(inner, step.optimizer)
+    sharded = step.optimizer
+    optimizer = sharded.optimizer if isinstance(sharded, ShardedOptimizer) else sharded
+    if not optimizer.state:
+        step_that_changes_nothing(optimizer)
+    names = {id(param): name for name, param in parameters(inner)}
+    held: Pieces = {} if step.layout.zero == 3 else held_boxes(inner)
+    for param, span, shard in _shards(step):
+        name, box = f"{names[id(param)]}/flat{_part(step)}", [(span.start, span.stop)]
+        if step.layout.zero == 3:
+            held[name] = shard.detach(), box
+        for kind, value in optimizer.state[shard].items():
+            if isinstance(value, Tensor):
+                held[f"{name}/{kind}"] = value, box if value.dim() else []
+    return {name: piece for name, piece in held.items() if piece[0].numel()}
+
+
+def load_model(folder: str | Path, model: nn.Module) -> int:
+    """Fill a whole `model` from the newest checkpoint in `folder`; its step. One process, without ranks.
+
+    Raises FileNotFoundError if there is no checkpoint, DamagedCheckpoint if a file of the newest is not as it
+    was saved, and ValueError if it has no such model.
+    """
+    disk = Folder(folder)
+    checkpoints = steps(disk)
+    if not checkpoints:
+        raise FileNotFoundError(f"{folder} has no checkpoint")
+    saved = {json.loads(key)[0] for key in read_manifest(disk, checkpoints[0])}
+    wanted: Pieces = {}
+    for name, param in model.named_parameters():  # a tied head once, as the embedding
+        value = param.detach()
+        if f"{name}/flat" in saved:
+            name, value = f"{name}/flat", value.view(-1)
+        wanted[name] = value, [(0, size) for size in value.shape]
+    load_step(disk, checkpoints[0], wanted)
+    return checkpoints[0]
+
+
+def _shards(step: Step) -> Iterator[tuple[nn.Parameter, Span, nn.Parameter]]:
+    """Each parameter of the rank's stages, the span of it that this rank owns, and the shard."""
+    rows: list[Bucket] = []
+    if isinstance(step.optimizer, ShardedOptimizer):
+        rows += step.optimizer.buckets
+    for stage in step.stages:
+        rows += stage.module.units if isinstance(stage.module, Zero3Module) else []
+    for row in rows:
+        yield from zip(row.params, row.spans, row.shards, strict=True)
+
+
+def _part(step: Step) -> str:
+    """Of which part of the tensor a flat shard is: tp's ranks hold different ones."""
+    tp = step.layout.tp
+    return f" of part {step.mesh.coordinate['tp']} of {tp}" if tp > 1 else ""
