@@ -34,6 +34,7 @@ from course_lib.operation import (
     commit,
     faults,
     find_straggler,
+    fork,
     goodput,
     newest,
     run_agents,
@@ -42,7 +43,6 @@ from course_lib.operation import (
     tidy,
     train,
 )
-from course_lib.operation.starter import fork
 from course_lib.pipeline import one_f_one_b
 
 RUNS = 3

@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     from .run import Training, from_bytes, to_bytes
     from .shards import load_shards, load_step, save_shards
     from .shares import breakdown, calls_of
+    from .starter import fork
     from .symptoms import Profile, diagnose
     from .training import Costs, measured, train
 
