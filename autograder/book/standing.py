@@ -17,6 +17,7 @@ from nbgrader.api import (
     Comment,
     Grade,
     GradeCell,
+    Student,
     SubmittedAssignment,
     SubmittedNotebook,
     TaskCell,
@@ -165,6 +166,19 @@ def notebook_ids(gradebook: Path, assignment: str) -> dict[str, str]:
         of_cell = {row[0]: row[1] for row in rows}
     engine.dispose()
     return of_cell
+
+
+def named_students(gradebook: Path) -> list[str]:
+    """The students for whom a person entered a name, an address or an id; none without a gradebook."""
+    if not gradebook.is_file():
+        return []
+    table: Any = Student.__table__
+    typed = (table.c.first_name, table.c.last_name, table.c.email, table.c.lms_user_id)
+    engine = create_engine(f"sqlite:///file:{gradebook}?mode=ro&uri=true")
+    with engine.connect() as connection:
+        rows = connection.execute(select(table.c.id, *typed).order_by(table.c.id)).all()
+    engine.dispose()
+    return [row[0] for row in rows if any(row[1:])]
 
 
 def standings(gradebook: Path, assignment: str) -> dict[str, Standing]:
