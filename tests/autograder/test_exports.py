@@ -35,7 +35,7 @@ from autograder.report.exports import Columns, ExportError, canvas, moodle, read
 from autograder.report.gradescope import WITHOUT_GRADEBOOK, results_json
 from autograder.report.reliability import reference_submission
 from autograder.report.reliability import reliability as try_often
-from autograder.report.write import page_of, read_class, write_reports
+from autograder.report.write import note_left_out, page_of, read_class, write_reports
 from autograder.submission.intake import parse
 from autograder.submission.marking import untouched
 from autograder.submission.restore import Restored, restore
@@ -697,6 +697,17 @@ def test_a_grade_of_moved_work_is_named(tmp_path: Path, capsys: pytest.CaptureFi
     assert "eve and fay" not in said
     assert command("report", "--out", tmp_path) == 0
     assert f"ann has a grade in {NAME} from an earlier run" in capsys.readouterr().out
+
+
+def test_the_class_page_lists_what_was_left_out(tmp_path: Path) -> None:
+    """Also when `report` makes it again: a student without a notebook has no other row there."""
+    Store(tmp_path).write(result_of("anna"))
+    for notes in (["<b>.zip holds another zip (deep.zip): unpack it."], []):
+        note_left_out(tmp_path, notes)
+        assert command("report", "--out", tmp_path) == 0
+        page = (tmp_path / "class.html").read_text("utf-8")
+        assert ("&lt;b&gt;.zip holds another zip (deep.zip)" in page) == bool(notes)
+        assert "<b>.zip" not in page
 
 
 def test_an_id_takes_short_names(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
