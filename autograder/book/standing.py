@@ -121,7 +121,8 @@ def reason(result: Result, standing: Standing) -> str:
         waits = exercise.reason == BY_HAND and not by_hand
         if exercise.extra or waits or standing.points(exercise) >= exercise.maximum:
             continue
-        return f"{exercise.name}: {standing.earned(exercise) if by_hand else exercise.reason}"
+        said = standing.earned(exercise) if by_hand else exercise.reason
+        return wording.about(exercise.name, said)
     return ""
 
 
