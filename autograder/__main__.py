@@ -27,7 +27,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(OTHER_PYTHON.format(sys.executable, error.name), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("\nStopped. Finished grades are kept; the next run carries on.")
+        again = " (with --again: type it again)" if "--again" in words else ""
+        print(f"\nStopped. Finished grades are kept; the next run carries on{again}.")
         return 130
 
 

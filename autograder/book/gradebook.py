@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 import sqlite3
 import time
-from collections.abc import Collection, Iterable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from alembic.script import ScriptDirectory
 from nbgrader.api import Gradebook, MissingEntry
 from nbgrader.dbutil import ALEMBIC_DIR
 
-from autograder.book.standing import standings
+from autograder.book.by_hand import typed
 from autograder.course.config import COURSE_ID
 from autograder.course.release import generate
 from autograder.course.twin import grade_id, read_twin
@@ -95,23 +95,25 @@ class ClassBook:
         with self.open() as book:
             gone = {student.id for student in book.students} & set(students)
             names = [assignment.name for assignment in book.assignments]
-        if any(self._by_hand(name, gone) for name in names):
-            kept = self.file.with_name(f"gradebook-until-{time.strftime('%Y%m%d-%H%M%S')}.db")
-            shutil.copyfile(self.file, kept)
-            note = (
-                f"Scores and comments that you entered for {', '.join(sorted(gone))} are in {kept}."
-            )
+        if typed(self.out, names, gone):
+            note = self._keep(sorted(gone))
         with self.open() as book:
             for student in gone:
                 book.remove_student(student)
         return note
 
-    def _by_hand(self, assignment: str, students: Collection[str]) -> bool:
-        """Whether a person entered points or a comment for one of these students."""
-        of_student = standings(self.file, assignment)
-        return any(
-            cell.points is not None or cell.comment
-            for student in students
-            if student in of_student
-            for cell in of_student[student].by_hand.values()
-        )
+    def forget_work(self, student: str, assignments: Iterable[str]) -> str:
+        """Remove a student's grades in these assignments; name and address stay. Returns as `forget`."""
+        names = list(assignments)
+        note = self._keep([student]) if typed(self.out, names, [student], names_too=False) else ""
+        with self.open() as book:
+            for name in names:
+                with suppress(MissingEntry):  # the book may have been begun anew since
+                    book.remove_submission(name, student)
+        return note
+
+    def _keep(self, students: list[str]) -> str:
+        """Copy the book as it is, and return a sentence on what the copy holds."""
+        kept = self.file.with_name(f"gradebook-until-{time.strftime('%Y%m%d-%H%M%S')}.db")
+        shutil.copyfile(self.file, kept)
+        return f"A copy of the gradebook holds your entries for {', '.join(students)}: {kept}."

@@ -83,10 +83,7 @@ class Records:
 
     def forget(self, student: str) -> None:
         """Remove every file about a student; `ClassBook.forget` does the same in the gradebook."""
-        self.store.forget(student)
-        for name in ("feedback", "submitted", "autograded", "gradescope"):
-            if (self.out / name / student).is_dir():
-                shutil.rmtree(self.out / name / student)
+        forget(self.out, student)
 
     def handed_in(self, submission: Submission, handed_in: HandedIn) -> None:
         """Keep the files that were handed in, under the names that nbgrader looks for."""
@@ -180,6 +177,17 @@ class Records:
                 f"{result.student} {result.assignment} could not be entered into the gradebook "
                 f"({type(error).__name__}); the next run does it."
             )
+
+
+def forget(out: Path, student: str, assignment: str = "") -> None:
+    """Remove the files about a student's work on an assignment; without one, all files about the student."""
+    Store(out).forget(student, assignment or "*")
+    for name in ("feedback", "submitted", "autograded", "gradescope"):
+        of_student = out / name / student
+        if (of_student / assignment).is_dir():
+            shutil.rmtree(of_student / assignment)
+        if of_student.is_dir() and not any(of_student.iterdir()):
+            of_student.rmdir()
 
 
 def row_key(result: Result) -> tuple[str, str]:

@@ -17,6 +17,7 @@ from nbgrader.api import (
     Comment,
     Grade,
     GradeCell,
+    Student,
     SubmittedAssignment,
     SubmittedNotebook,
     TaskCell,
@@ -120,7 +121,8 @@ def reason(result: Result, standing: Standing) -> str:
         waits = exercise.reason == BY_HAND and not by_hand
         if exercise.extra or waits or standing.points(exercise) >= exercise.maximum:
             continue
-        return f"{exercise.name}: {standing.earned(exercise) if by_hand else exercise.reason}"
+        said = standing.earned(exercise) if by_hand else exercise.reason
+        return wording.about(exercise.name, said)
     return ""
 
 
@@ -165,6 +167,19 @@ def notebook_ids(gradebook: Path, assignment: str) -> dict[str, str]:
         of_cell = {row[0]: row[1] for row in rows}
     engine.dispose()
     return of_cell
+
+
+def named_students(gradebook: Path) -> list[str]:
+    """The students for whom a person entered a name, an address or an id; none without a gradebook."""
+    if not gradebook.is_file():
+        return []
+    table: Any = Student.__table__
+    typed = (table.c.first_name, table.c.last_name, table.c.email, table.c.lms_user_id)
+    engine = create_engine(f"sqlite:///file:{gradebook}?mode=ro&uri=true")
+    with engine.connect() as connection:
+        rows = connection.execute(select(table.c.id, *typed).order_by(table.c.id)).all()
+    engine.dispose()
+    return [row[0] for row in rows if any(row[1:])]
 
 
 def standings(gradebook: Path, assignment: str) -> dict[str, Standing]:

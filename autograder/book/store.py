@@ -65,9 +65,9 @@ class Store:
         if (self.folder / LAST).exists():
             shutil.rmtree(self.folder / LAST)
 
-    def forget(self, student: str) -> None:
-        """Remove every result of a student, and an assignment's folder that is empty then."""
-        for path in (*self.folder.glob("*"), *(self.folder / LAST).glob("*")):
+    def forget(self, student: str, assignment: str = "*") -> None:
+        """Remove a student's results, by default all, and an assignment's folder that is empty then."""
+        for path in (*self.folder.glob(assignment), *(self.folder / LAST).glob(assignment)):
             if path.is_dir():  # beside the assignments' folders there are files
                 (path / f"{student}.json").unlink(missing_ok=True)
                 if not any(path.iterdir()):

@@ -80,12 +80,12 @@ def read_csv(path: Path) -> list[Row]:
     with open(path, newline="", encoding="utf-8") as file:
         return [
             Row(
-                _spelled(row["student"]),
+                spelled(row["student"]),
                 row["assignment"],
                 float(row["score"]) if row["score"] else None,
                 float(row["max_score"]),
                 row["status"],
-                _spelled(row["reason"]),
+                spelled(row["reason"]),
             )
             for row in csv.DictReader(file)
         ]
@@ -135,7 +135,7 @@ def write_points(
     write_generated(path, buffer.getvalue())
 
 
-def _spelled(text: str) -> str:
+def spelled(text: str) -> str:
     """The inverse of `plain`."""
     return text[1:] if text.startswith("'") and text[1:].startswith(FORMULA) else text
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from sqlalchemy.exc import DatabaseError
 
-from autograder.book.standing import standings
+from autograder.book.by_hand import typed
 from autograder.commands.choice import add_command
 from autograder.commands.folder import add_out, out_of
 from autograder.course.typed import NAME, Written
@@ -23,7 +23,7 @@ from autograder.run.lock import BusyError, only_one
 WRITTEN = (
     "results", "grades.csv", "exercises.csv", "class.html", "feedback", "gradebook.db", "autograded",
     "submitted", "unzipped", "gradescope", "release", "sample", "secret", "nbgrader.log", "workers.log",
-    NAME, ".lock",
+    "forgotten", NAME, ".lock",
 )  # fmt: skip
 MARKS = ("gradebook.db", "nbgrader.log")  # one of them is in every folder that grading wrote
 WORD = "delete"
@@ -79,27 +79,17 @@ def contents(out: Path) -> str:
 
 def irreplaceable(out: Path) -> list[str]:
     """Sentences on what cannot be had again."""
-    lines, book = [], out / "gradebook.db"
+    lines = []
     assignments = sorted(path.name for path in (out / "results").glob("*") if path.is_dir())
     try:
-        cells = [
-            cell
-            for assignment in assignments
-            for standing in standings(book, assignment).values()
-            for cell in standing.by_hand.values()
-        ]
+        entered = typed(out, assignments)
     except DatabaseError as error:
         lines.append(
             f"gradebook.db cannot be read ({error.__class__.__name__}): grades by hand would be lost."
         )
     else:
-        points = sum(cell.points is not None for cell in cells)
-        comments = sum(bool(cell.comment) for cell in cells)
-        if points or comments:
-            lines.append(
-                f"Lost for good: {points} score{'s' * (points != 1)} and {comments} comment"
-                f"{'s' * (comments != 1)} that people entered in formgrader."
-            )
+        if entered:
+            lines.append(f"Lost for good: {entered}.")
     tables = [out / name for name in ("grades.csv", "exercises.csv")]
     lines += [
         f"Lost for good: changes that somebody made in {table.name}."

@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from autograder.book.leftover import CURE, of_earlier_runs, said, same_notebooks
 from autograder.book.store import Store
 from autograder.commands.choice import (
     ChoiceError,
@@ -14,6 +15,7 @@ from autograder.commands.choice import (
     check_writable,
     chosen,
     listed,
+    only_one,
     text_of,
 )
 from autograder.commands.folder import add_out, out_of
@@ -30,6 +32,8 @@ from autograder.report.exports import (
 )
 from autograder.report.write import Class, read_class
 from course_lib.checks.words import counted
+
+FROM_EARLIER = f"from an earlier run, which is not in grades.csv but is exported. {CURE}"
 
 
 def add_parser(commands: argparse._SubParsersAction) -> None:
@@ -145,8 +149,18 @@ def run(options: argparse.Namespace) -> int:
         print(f"{options.table}: {error}", file=sys.stderr)
         return 2
     write_generated(target, text, out / NAME)
-    print("\n".join([*notes, f"{target} is ready to be imported."]))
+    wanted = _known(
+        graded, [options.assignment] if options.site == "moodle" else options.assignment or []
+    )
+    print("\n".join([*notes, *doubtful(graded, wanted), f"{target} is ready to be imported."]))
     return 0
+
+
+def doubtful(graded: Class, names: list[str]) -> list[str]:
+    """Sentences on grades of these assignments that may be left over from work that has been moved."""
+    results = [result for name in names for result in graded.of(name)]
+    earlier = said(of_earlier_runs(results, graded.out / "grades.csv"), FROM_EARLIER)
+    return [*earlier, *same_notebooks(graded.out, results)]
 
 
 def _code(graded: Class, options: argparse.Namespace) -> int:
@@ -160,8 +174,8 @@ def _code(graded: Class, options: argparse.Namespace) -> int:
     except OSError as error:
         print(f"{options.folder} could not be written whole: {error.strerror}.", file=sys.stderr)
         return 2
-    said = f"{options.folder} holds {counted(count, 'file')} of students' code, and solutions."
-    print("\n".join([*notes, said]))
+    end = f"{options.folder} holds {counted(count, 'file')} of students' code, and solutions."
+    print("\n".join([*notes, end]))
     return 0
 
 
@@ -180,9 +194,12 @@ def _canvas(graded: Class, options: argparse.Namespace) -> tuple[str, list[str]]
     ids = {}
     for text in options.id:
         name, _, number = text.rpartition("=")
-        if name not in names or not number.isdecimal():
+        if not name or not number.isdecimal():
             raise ChoiceError(f"--id takes ASSIGNMENT=ID with the id's digits, not {text!r}.")
-        ids[name] = int(number)
+        try:
+            ids[only_one(name, names)] = int(number)
+        except ChoiceError as error:
+            raise ChoiceError(f"--id {text}: {error}") from None
     scores = {name: graded.scores(name) for name in names}
     maxima = {name: graded.maximum(name) for name in names}
     return canvas(scores, maxima, text_of(options.table), ids)

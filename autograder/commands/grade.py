@@ -173,7 +173,7 @@ def _submissions(options: argparse.Namespace, known: list[str]) -> list[Submissi
         print(f"Nothing was graded: {error}.", file=sys.stderr)
         return []
     submissions, doubles = joined(in_folders, zipped)
-    options.notes = [*notes, *remarks, *doubles]
+    options.left_out, options.notes = [*notes, *remarks], [*notes, *remarks, *doubles]
     for note in options.notes:
         print(note)
     if not submissions:
@@ -286,7 +286,7 @@ def _reports(submissions: list[Submission], options: argparse.Namespace) -> list
 
     from autograder.book.store import Store
     from autograder.report.server import formgrader_server
-    from autograder.report.write import read_class, write_reports
+    from autograder.report.write import note_left_out, read_class, write_reports
 
     store = Store(options.out)
     stored = [store.find(submission.assignment, submission.student) for submission in submissions]
@@ -294,6 +294,7 @@ def _reports(submissions: list[Submission], options: argparse.Namespace) -> list
     notes = other_pythons(results)
     try:
         server = options.formgrader or formgrader_server()
+        note_left_out(options.out, options.left_out)
         write_reports(read_class(options.out, results), server=server)
     except Exception as error:
         get_logger().exception("the class page")

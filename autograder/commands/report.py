@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import sys
 
+from autograder.book.leftover import CURE, of_earlier_runs, said
 from autograder.book.store import Store
 from autograder.commands.choice import add_command
 from autograder.commands.folder import add_out, out_of
 from autograder.report.server import formgrader_server
 from autograder.report.write import read_class, renew_table, write_reports
+
+STAYS = f"The pages show it, and grades.csv, which holds the last run, does not. {CURE}"
 
 
 def add_parser(commands: argparse._SubParsersAction) -> None:
@@ -34,5 +37,7 @@ def run(options: argparse.Namespace) -> int:
     renew_table(graded)
     pages = write_reports(graded, server=options.formgrader or formgrader_server())
     new = f"{pages} feedback page{'s are' if pages != 1 else ' is'} new"
+    for note in said(of_earlier_runs(results, out / "grades.csv"), f"from an earlier run. {STAYS}"):
+        print(note)
     print(f"{out / 'class.html'} shows {len(results)} submissions; {new}.")
     return 0

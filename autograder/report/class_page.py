@@ -67,11 +67,13 @@ def class_page(
     formgrader: Link = nowhere,
     standing: Of = as_graded,
     server: str = "",
+    left_out: Sequence[str] = (),
 ) -> str:
     """The page's HTML.
 
     formgrader: its address of a submission. standing: a person's points of a submission, which count before
-    the checks'. server: the address of the Jupyter server to which the links to formgrader lead.
+    the checks'. server: the address of the Jupyter server to which the links to formgrader lead. left_out:
+    sentences on files that were handed in and not read.
     """
     script = (pages.FOLDER / "class.js").read_text("utf-8")
     by_assignment: dict[str, list[Result]] = defaultdict(list)
@@ -90,6 +92,7 @@ def class_page(
         tiles=_tiles(results),
         sandboxes=_sandboxes(results),
         eyes=eyes,
+        left_out=[cut(note) for note in left_out],
         looked_at=submissions(eyes),
         assignments=[
             _assignment(name, by_assignment[name], link, formgrader, standing)

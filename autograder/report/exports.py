@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -93,22 +94,25 @@ def canvas(
     id. ids: the assignments' ids in Canvas; without one it is read from the export's column "<name> (<id>)".
     A column that the export has keeps its name. A student without a grade here keeps what the export has, a
     score or EX, since Canvas takes an empty field for a grade to be removed.
-    notes: sentences on students who were not found. ExportError if the roster or an
+    notes: sentences on students who were not matched. ExportError if the roster or an
     assignment's column is not as it should be.
     """
     table = read_table(roster)
     places = [table.column(name) for name in CANVAS]
     columns = {name: _canvas_column(table, name, ids or {}) for name in scores}
     keys = [table.column(name) for name in ("SIS Login ID", "SIS User ID", "ID")]
-    rows, students = [], set()
-    for row in table.rows:
-        if not row[table.column("ID")].strip():
-            continue  # a row without a student: points possible, manual posting
+    # rows without an id, such as the points possible, belong to no student
+    people = [row for row in table.rows if row[table.column("ID")].strip()]
+    called = [_called(row, [places[0], *keys]) for row in people]
+    matched = {
+        name: match(scores[name], [[row[key] for key in keys] for row in people], called)
+        for name in scores
+    }
+    rows = []
+    for k, row in enumerate(people):
         graded: list[str] = []
         for name in scores:
-            student = _student(scores[name], [row[key] for key in keys])
-            students |= {(name, student)}
-            score = scores[name].get(student) if student is not None else None
+            score = scores[name].get(matched[name].students.get(k, ""))
             own = row[table.column(columns[name])] if columns[name] in table.header else ""
             graded.append(own if score is None else shown(score))
         rows.append([*(row[place] for place in places), *graded])
@@ -118,9 +122,17 @@ def canvas(
         f"{student} has a grade in {name} and is not in the roster."
         for name in scores
         for student in sorted(scores[name])
-        if (name, student) not in students
+        if student not in matched[name].fitting
     ]
-    return made.to_text(), missing
+    doubtful = dict.fromkeys(note for name in scores for note in matched[name].notes)
+    return made.to_text(), [*doubtful, *missing]
+
+
+def _called(row: Sequence[str], places: Sequence[int]) -> str:
+    """A row's name in a sentence: its first two texts in these columns, such as "Ng, Anna (s1)"."""
+    texts = dict.fromkeys(text for place in places if (text := row[place].strip()))
+    first, *more = texts or ["a row without a name"]
+    return f"{first} ({more[0]})" if more else first
 
 
 def _canvas_column(table: Table, assignment: str, ids: Mapping[str, int]) -> str:
@@ -137,14 +149,59 @@ def _canvas_column(table: Table, assignment: str, ids: Mapping[str, int]) -> str
     return known[0]
 
 
-def _student(scores: Scores, keys: Sequence[str]) -> str | None:
-    """The student whose folder is named like one of the keys; an address also by its part before the @."""
+@dataclass
+class Matches:
+    """Which student each row of a table is: `students`, by the row's number, and `notes` on doubtful rows."""
+
+    students: dict[int, str]
+    notes: list[str]
+    fitting: set[str]  # students whom a row fits, also if none got the grade
+
+
+def match(scores: Scores, rows: Sequence[Sequence[str]], names: Sequence[str]) -> Matches:
+    """Find each row's student, whose folder is named like one of its keys.
+
+    rows: the keys of each row, the better ones first. An address also fits by its part before the @, if no
+    whole key fits: two people at two universities may share that part. A student whom two rows fit equally
+    well belongs to neither. names: of the rows, for the notes.
+    """
     by_name = {student.strip().lower(): student for student in scores}
-    for key in (text.strip().lower() for text in keys):
-        for candidate in (key, key.partition("@")[0]):
-            if candidate and candidate in by_name:
-                return by_name[candidate]
-    return None
+    keys = [[text.strip().lower() for text in row] for row in rows]
+    parts = [[text.partition("@")[0] for text in row] for row in keys]
+    columns = range(max(map(len, keys), default=0))
+    students: dict[int, str] = {}
+    fits: dict[str, list[int]] = {}  # by student, the rows that fit best
+    settled: set[int] = set()  # all these rows
+    late: dict[int, str] = {}  # other rows, by the student whom they fit less well
+    for texts, column in itertools.product((keys, parts), columns):
+        here: dict[str, list[int]] = {}
+        for k, row in enumerate(texts):
+            student = by_name.get(row[column]) if row[column] else None
+            if student is None or k in settled:
+                continue
+            if student in fits:
+                late.setdefault(k, student)
+            else:
+                here.setdefault(student, []).append(k)
+        for student, some in here.items():
+            fits[student] = some
+            settled |= {*some}
+            if len(some) == 1:
+                students[some[0]] = student
+    notes = [
+        f"{len(some)} rows fit the folder {student} equally well and stay as they were: "
+        f"{' and '.join(names[k] for k in some)}. Enter the grade of {student} by hand, or give the folder a "
+        "name that only one of the rows has, such as the whole address, and grade again."
+        for student, some in fits.items()
+        if len(some) > 1
+    ]
+    notes += [
+        f"{names[k]} fits the folder {student}, too, but the grade went to {names[fits[student][0]]}, who "
+        "fits it better. See whose work it is."
+        for k, student in late.items()
+        if k not in settled and len(fits[student]) == 1
+    ]
+    return Matches(students, notes, set(fits))
 
 
 # ---- Moodle
@@ -186,23 +243,26 @@ def moodle(
     key = table.column(columns.student) if columns.student else _key_column(table, scores)
     most = columns.optional(table, columns.maximum, MAXIMUM)
     may_change = columns.optional(table, columns.may_change, MAY_CHANGE)
-    rows, students, locked, cut = [], set(), [], []
-    for row in table.rows:
-        who = _student(scores, [row[key]])
+    rows, locked, cut = [], [], []
+    called = [_called(row, [*range(min(2, len(row))), key]) for row in table.rows]
+    matched = match(scores, [[row[key]] for row in table.rows], called)
+    for k, row in enumerate(table.rows):
+        who = matched.students.get(k)
         is_locked = may_change is not None and _is_no(row[may_change], columns.no)
         if is_locked:
             locked.append(who or row[key])
         if who is not None:
-            students.add(who)
             _compare_maximum("" if most is None else row[most], maximum)
             score = scores[who]
             if score is not None and not is_locked:
                 row = [*row[:place], shown(min(score, maximum)), *row[place + 1 :]]
                 cut += [who] if score > maximum else []
         rows.append(row)
-    notes = [*_left_alone(locked), *_cut(cut, scores, maximum), *_not_importable(table, columns)]
+    notes = [*matched.notes, *_left_alone(locked), *_cut(cut, scores, maximum)]
+    notes += _not_importable(table, columns)
     notes += [
-        f"{who} has a grade and is not in the worksheet." for who in sorted(set(scores) - students)
+        f"{who} has a grade and is not in the worksheet."
+        for who in sorted(set(scores) - matched.fitting)
     ]
     return Table(table.header, rows, table.delimiter, table.mark).to_text(), notes
 
@@ -240,7 +300,7 @@ def _not_importable(table: Table, columns: Columns) -> list[str]:
 
 def _key_column(table: Table, scores: Scores) -> int:
     counts = [
-        sum(_student(scores, [row[place]]) is not None for row in table.rows)
+        len(match(scores, [[row[place]] for row in table.rows], [""] * len(table.rows)).fitting)
         for place in range(len(table.header))
     ]
     if not counts or not max(counts):

@@ -30,6 +30,7 @@ from autograder.report.feedback import feedback_page
 from autograder.report.gradescope import write_results
 from autograder.sample.sample_class import STUDENTS
 
+LEFT_OUT = Path("results/left-out")
 ADDED = "<body data-added>"  # the beginning of a page that shows a person's additions
 
 
@@ -85,6 +86,17 @@ def read_class(out: Path, results: Iterable[Result]) -> Class:
     return graded
 
 
+def note_left_out(out: Path, notes: Iterable[str]) -> None:
+    """Keep a run's sentences on files that it left out: their students may have no other row."""
+    write_whole(out / LEFT_OUT, "".join(f"{' '.join(note.split())}\n" for note in notes))
+
+
+def left_out(out: Path) -> list[str]:
+    """The sentences of the last run."""
+    path = out / LEFT_OUT
+    return path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+
+
 def renew_table(graded: Class) -> None:
     """Write the scores that people entered since the last run into `grades.csv`; other rows stay."""
     path = graded.out / "grades.csv"
@@ -124,6 +136,7 @@ def write_reports(graded: Class, *, notebooks: Path = NOTEBOOKS, server: str = S
         formgrader=formgrader,
         standing=graded.standing,
         server=server,
+        left_out=left_out(graded.out),
         heading="The sample class" if graded.is_sample else "The class",
     )
     write_points(graded.results, graded.standing, graded.out / "exercises.csv")

@@ -20,6 +20,7 @@ from traitlets.log import get_logger
 
 from autograder.book.entries import Entries
 from autograder.book.gradebook import ClassBook
+from autograder.book.leftover import CURE, left_over, said
 from autograder.book.records import Records
 from autograder.book.table import Row
 from autograder.book.work import Done, Work
@@ -40,6 +41,7 @@ from autograder.submission.intake import (
     collect,
 )
 
+STAYS = f"The exports and `report` go on counting it, as they must for another section. {CURE}"
 REFRESH = 0.5  # seconds between two looks at the clock while nothing happens
 
 
@@ -128,7 +130,11 @@ def grade_class(
             session = Session(course, records, book.released)
             due = session.run(submissions, workers, stream, again, wanted)
             changes = records.changes()
-    notes = [said for said in (begun, kept) if said]
+            beside = left_over(
+                records.store, {(work.student, work.assignment) for work in submissions}
+            )
+    notes = [note for note in (begun, kept) if note]
+    notes += said(beside, f"from an earlier run and handed in nothing in this folder. {STAYS}")
     if judged := Counter(name for names in session.earlier.judged_again.values() for name in names):
         named = ", ".join(f"{name} ({judged[name]})" for name in sorted(judged))
         notes.append(f"Judged again, since nothing but these checks has changed: {named}.")

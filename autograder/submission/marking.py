@@ -22,6 +22,7 @@ from autograder.course.twin import grade_id
 from autograder.outcome import statuses
 from autograder.outcome.limits import Limits
 from autograder.outcome.result import BY_HAND, Exercise, Result
+from autograder.outcome.wording import about
 from autograder.sandbox.child import Start
 from autograder.submission.executing import RestoreReleased, RunAndJudge
 from autograder.submission.intake import (
@@ -187,7 +188,7 @@ def _lost(exercise: Exercise) -> bool:
 
 
 def _loss(exercise: Exercise) -> str:
-    return f"{exercise.name}: {exercise.reason}"
+    return about(exercise.name, exercise.reason)
 
 
 def _crashes(events: list[Event]) -> list[str]:

@@ -11,6 +11,7 @@ from autograder.course.exercises import Graded
 from autograder.course.scores import one_line
 from autograder.outcome import statuses
 from autograder.outcome.result import BY_HAND, Exercise
+from autograder.outcome.wording import about
 from course_lib.checks.report import Report, refusal
 
 LEFT_ALONE = "not attempted"
@@ -58,7 +59,7 @@ def first_loss(report: Report) -> str:
         return one_line(failing[0].title) if failing else "some cases of the check failed"
     sentence = first_sentence(explained.sentences[0])
     alone = explained.title == refusal("").lines[0].title
-    return one_line(sentence if alone else f"{explained.title}: {sentence}")
+    return one_line(sentence if alone else about(explained.title, sentence))
 
 
 def first_sentence(text: str) -> str:

@@ -48,7 +48,7 @@ def find_zipped(
         try:
             content = _read(path, largest * len(known))
             unzipped = into / hashlib.sha256(content).hexdigest()[:16]
-            members = _unzip(content, known, unzipped, largest)
+            members, inner = _unzip(content, known, unzipped, largest)
         except BROKEN as error:
             notes.append(f"{place} cannot be read as a zip: {error or type(error).__name__}.")
             continue
@@ -63,7 +63,10 @@ def find_zipped(
                 stamp=None if path.parent == folder else path.parent / STAMP,
             )  # fmt: skip
             dated.append((counts.date_time, submission))
-        if not members:
+        if inner:
+            more = f" and {len(inner) - 1:,} more" if len(inner) > 1 else ""
+            notes.append(f"{place} holds another zip ({printable(inner[0])}{more}): unpack it.")
+        elif not members:
             notes.append(
                 f"{place} holds no notebook of the course: their names are {known[0]}.ipynb, and so on."
             )
@@ -115,17 +118,21 @@ def _read(path: Path, largest: int) -> bytes:
 
 def _unzip(
     content: bytes, known: Sequence[str], into: Path, largest: int
-) -> dict[str, list[zipfile.ZipInfo]]:
+) -> tuple[dict[str, list[zipfile.ZipInfo]], list[str]]:
     """Write the notebooks of the zip to `into/<assignment>/`.
 
-    Returns the members of each assignment, in the order of the assignments. The first one is written.
+    Returns the members of each assignment, in the order of the assignments, and the zips in the zip, which
+    are not read. The first member of an assignment is written.
     """
     members: dict[str, list[zipfile.ZipInfo]] = defaultdict(list)
+    inner: list[str] = []
     with zipfile.ZipFile(io.BytesIO(content)) as packed:
         for member in packed.infolist():
             name = PurePosixPath(member.filename)
             if name.suffix == ".ipynb" and name.stem in known:
                 members[name.stem].append(member)
+            elif name.suffix.lower() == ".zip" and not name.name.startswith("."):
+                inner.append(member.filename)
         for assignment, some in members.items():
             some.sort(key=lambda member: member.date_time, reverse=True)
             with packed.open(some[0]) as file:
@@ -135,7 +142,7 @@ def _unzip(
             draft = notebook.with_suffix(f".{os.getpid()}")
             draft.write_bytes(text)
             draft.replace(notebook)
-    return dict(sorted(members.items()))
+    return dict(sorted(members.items())), inner
 
 
 def joined(

@@ -24,6 +24,7 @@ import pytest
 from nbformat import NotebookNode
 from traitlets.config import Config
 
+from autograder.__main__ import main
 from autograder.book.entries import Entries
 from autograder.book.gradebook import ClassBook
 from autograder.book.standing import standings
@@ -797,10 +798,70 @@ def test_the_sample_leaves_a_folder_into_which_it_was_mixed(toy: Class) -> None:
     assert left == []
     (kept,) = toy.out.glob("gradebook-until-*.db")
     assert summary.notes == [
-        f"Scores and comments that you entered for sample-perfect are in {kept}."
+        f"A copy of the gradebook holds your entries for sample-perfect: {kept}."
     ]
     assert standings(kept, "00_toy")["sample-perfect"].by_hand["one_check"].points == 3.0
     assert set(standings(toy.out / "gradebook.db", "00_toy")) == {"ann"}
+
+
+def moved(toy: Class) -> Path:
+    """ann was graded, with a score, extra credit and a name of a person; then the work was moved."""
+    notebook = toy.hand_in("ann", ALL, HALF)
+    toy.hand_in("bob", ALL, ALL)
+    toy.grade()
+    with ClassBook(toy.out, toy.folder / "solutions").open() as book:
+        grade = book.find_grade("one_check", "00_toy", "00_toy", "ann")
+        grade.manual_score, grade.extra_credit = 3.0, 1.5
+        book.find_student("ann").first_name = "Ann"
+        book.db.commit()
+    (toy.folder / "class/ann").rename(toy.folder / "class/dupont")
+    return notebook
+
+
+def test_a_grade_without_work_in_this_folder_is_named(toy: Class) -> None:
+    moved(toy)
+    (note,) = toy.grade().notes
+    assert note.startswith("ann has a grade in 00_toy from an earlier run and handed in nothing in")
+    assert "for another section" in note and "python -m autograder forget NAME" in note
+    assert Store(toy.out).find("00_toy", "ann") is not None
+
+
+@pytest.mark.parametrize("which", [[], ["--assignment", "00"]], ids=["all", "one"])
+def test_a_student_is_forgotten_after_a_question(
+    toy: Class,
+    which: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    moved(toy)
+    toy.grade()
+    line = ["forget", "ann", *which, "--out", str(toy.out)]
+    for answer, code in (("no\n", 1), ("forget\n", 0)):
+        assert (toy.out / "submitted/ann/00_toy/00_toy.ipynb").is_file()
+        terminal = io.StringIO(answer)
+        monkeypatch.setattr(terminal, "isatty", lambda: True, raising=False)
+        monkeypatch.setattr("sys.stdin", terminal)
+        assert main(line) == code
+    said = capsys.readouterr().out
+    names = "" if which else " and names or addresses of 1 student"
+    joined = (
+        "1 score, extra credit for 1 exercise"
+        if names
+        else "1 score and extra credit for 1 exercise"
+    )
+    assert f"With them go {joined}{names} that people entered in formgrader." in said
+    assert sorted(standings(toy.out / "gradebook.db", "00_toy")) == ["bob", "dupont"]
+    (kept,) = toy.out.glob("gradebook-until-*.db")
+    assert standings(kept, "00_toy")["ann"].by_hand["one_check"].extra == 1.5
+    assert Store(toy.out).find("00_toy", "ann") is None
+    assert not (toy.out / "feedback/ann").exists() and not (toy.out / "submitted/ann").exists()
+    assert len(list((toy.out / "forgotten").glob("ann-*/00_toy/00_toy.ipynb"))) == 1
+    assert (toy.folder / "class/dupont/00_toy/00_toy.ipynb").is_file()
+    assert [row["student"] for row in toy.table()] == ["bob", "dupont"]
+    assert "ann" not in (toy.out / "exercises.csv").read_text()
+    assert toy.grade().notes == []
+    assert main(line) == 2
+    assert "holds no grade of ann. It has grades of bob, dupont." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from autograder.book import by_hand
 from autograder.book.standing import ByHand, Standing
+from autograder.book.store import Store
 from autograder.commands import clean
+from autograder.outcome import statuses
+from autograder.outcome.result import Exercise, Result
 
 
 @pytest.fixture
@@ -22,7 +26,8 @@ def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "secret").write_text("s")
     (folder / "gradebook.db").write_text("")
     hand = {"a": ByHand(3.0, 8.0, "good"), "b": ByHand(None, 8.0, "see me")}
-    monkeypatch.setattr(clean, "standings", lambda book, assignment: {"ann": Standing(hand)})
+    monkeypatch.setattr(by_hand, "named_students", lambda book: ["ann", "eve"])
+    monkeypatch.setattr(by_hand, "standings", lambda book, assignment: {"ann": Standing(hand)})
     return folder
 
 
@@ -45,7 +50,30 @@ def test_another_word_deletes_nothing(
     assert (out / "gradebook.db").exists() and (out / "secret").exists()
     printed = capsys.readouterr().out
     assert "results of 2 submissions" in printed
-    assert "1 score and 2 comments" in printed and "the secret" in printed
+    assert "1 score, 2 comments and names or addresses of 2 students" in printed
+    assert "the secret" in printed
+
+
+def test_extra_credit_that_people_entered_is_counted(
+    out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The points that the checks gave stand in the same field: "earned" has these, "more" others."""
+    bonus = [Exercise(name, name, 4.0, 6.0, extra=True) for name in ("earned", "more", "none")]
+    exercises = [*bonus, Exercise("plain", "plain", 2.0, 8.0)]
+    Store(out).write(Result("ann", "00_toy", statuses.GRADED, exercises=exercises))
+    hand = {
+        "earned": ByHand(None, 0.0, "", 4.0),
+        "more": ByHand(None, 0.0, "", 5.0),
+        "none": ByHand(None, 0.0, "", 0.0),
+        "plain": ByHand(None, 8.0, "", 1.5),
+    }
+    monkeypatch.setattr(by_hand, "standings", lambda book, assignment: {"ann": Standing(hand)})
+    answer(monkeypatch, "\n")
+    assert run(out) == 1
+    said = capsys.readouterr().out
+    assert (
+        "Lost for good: extra credit for 3 exercises and names or addresses of 2 students" in said
+    )
 
 
 def test_the_word_deletes_it(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -181,6 +181,20 @@ def test_a_python_without_the_courses_packages_says_how_to_get_to_them(
     assert "lacks the package jupyter_core" in said and "source .venv/bin/activate" in said
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_a_run_that_was_stopped_says_how_it_is_carried_on(
+    again: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(grade, "run", stop)
+    assert main(["grade", *(["--again"] if again else [])]) == 130
+    said = capsys.readouterr().out
+    assert "the next run carries on" in said
+    assert ("carries on (with --again: type it again)." in said) == again
+
+
 def test_a_home_folder_that_the_shell_left_as_it_was_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

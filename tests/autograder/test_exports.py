@@ -23,6 +23,7 @@ from nbformat import NotebookNode
 from autograder.book.gradebook import ClassBook
 from autograder.book.standing import ByHand, Standing, final_maximum, final_score, standings
 from autograder.book.store import Store
+from autograder.book.table import Row, write_csv
 from autograder.commands import export, gradescope, release, reliability, report
 from autograder.commands.choice import ChoiceError, at_least_one, chosen, only_one
 from autograder.course.config import NOTEBOOKS, ROOT, SOLUTIONS, assignments
@@ -34,7 +35,7 @@ from autograder.report.exports import Columns, ExportError, canvas, moodle, read
 from autograder.report.gradescope import WITHOUT_GRADEBOOK, results_json
 from autograder.report.reliability import reference_submission
 from autograder.report.reliability import reliability as try_often
-from autograder.report.write import page_of, read_class, write_reports
+from autograder.report.write import note_left_out, page_of, read_class, write_reports
 from autograder.submission.intake import parse
 from autograder.submission.marking import untouched
 from autograder.submission.restore import Restored, restore
@@ -259,6 +260,44 @@ def test_canvas_gets_its_columns_back() -> None:
         ["Carla", "103", "s3", "", "B", "9", ""],
     ]
     assert notes == ["zoe has a grade in 02_collectives and is not in the roster."]
+
+
+TWO = """Student,ID,SIS User ID,SIS Login ID,Section,00_first_ranks (11)
+"Dupont, Jean",101,s1,dupont@a.example,A,3
+"Dupont, Marie",102,{},{},A,4
+"""
+
+
+@pytest.mark.parametrize("scores", [{"dupont": 9.0}, {"dupont": 9.0, "zoe": 1.0}])
+def test_two_rows_that_fit_one_folder_equally_well_stay(scores: dict) -> None:
+    text, notes = canvas({NAME: scores}, {NAME: 9.0}, TWO.format("s2", "dupont@b.example"))
+    assert [row[-1] for row in rows_of(text)[2:]] == ["3", "4"]
+    assert "Dupont, Jean (dupont@a.example) and Dupont, Marie (dupont@b.example)" in notes[0]
+    assert "Enter the grade of dupont by hand" in notes[0]
+    assert not any("dupont has a grade" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("sis_id", "login"), [("dupont", "m"), ("s2", "dupont")], ids=["in another column", "a login"]
+)
+def test_a_whole_match_counts_before_the_part_of_an_address(sis_id: str, login: str) -> None:
+    text, notes = canvas({NAME: {"dupont": 9.0}}, {NAME: 9.0}, TWO.format(sis_id, login))
+    assert [row[-1] for row in rows_of(text)[2:]] == ["3", "9"]
+    (note,) = notes
+    assert note.startswith("Dupont, Jean (dupont@a.example) fits the folder dupont, too")
+
+
+def test_an_earlier_column_counts_before_a_later_one() -> None:
+    roster = TWO.format("s2", "101")  # a login of one that is Canvas' id of the other
+    text, _ = canvas({NAME: {"101": 9.0}}, {NAME: 9.0}, roster)
+    assert [row[-1] for row in rows_of(text)[2:]] == ["3", "9"]
+
+
+def test_two_rows_of_a_worksheet_that_fit_one_folder_stay() -> None:
+    sheet = WORKSHEET.replace("Ben,ben@uni", "Anna Bo,anna@other")
+    text, notes = moodle({"anna": 7.0, "dora": 8.0}, 9.0, sheet)
+    assert [row[4] for row in rows_of(text)[1:]] == ["", "5.00", "4.00", "8", "1.00"]
+    assert "Participant 1 (Anna Ng) and Participant 2 (Anna Bo)" in notes[0]
 
 
 def test_an_assignments_id_in_canvas_can_be_given() -> None:
@@ -638,6 +677,47 @@ def test_commands_export_what_was_graded(tmp_path: Path, capsys: pytest.CaptureF
     assert filled.startswith("\ufeff") == WORKSHEET.startswith("\ufeff")
     assert command("report", "--out", tmp_path) == 0
     assert (tmp_path / "class.html").is_file()
+
+
+def test_a_grade_of_moved_work_is_named(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """ann's work was moved to the folder dupont after it had been graded."""
+    for student in ("ann", "dupont", "eve", "fay"):
+        status = "graded" if student in ("ann", "dupont") else "blank"
+        Store(tmp_path).write(result_of(student, status=status))
+        notebook = tmp_path / "submitted" / student / NAME / f"{NAME}.ipynb"
+        notebook.parent.mkdir(parents=True)
+        notebook.write_text("one" if status == "graded" else "as it was handed out")
+    last = [Row(name, NAME, 1.0, 4.0, "graded", "") for name in ("dupont", "eve", "fay")]
+    write_csv(last, tmp_path / "grades.csv")
+    (tmp_path / "roster.csv").write_text(ROSTER)
+    assert command("export", "--out", tmp_path, "canvas", tmp_path / "roster.csv") == 0
+    said = capsys.readouterr().out
+    assert f"ann has a grade in {NAME} from an earlier run" in said and "forget NAME" in said
+    assert f"ann and dupont handed in the same notebook in {NAME}, byte for byte" in said
+    assert "eve and fay" not in said
+    assert command("report", "--out", tmp_path) == 0
+    assert f"ann has a grade in {NAME} from an earlier run" in capsys.readouterr().out
+
+
+def test_the_class_page_lists_what_was_left_out(tmp_path: Path) -> None:
+    """Also when `report` makes it again: a student without a notebook has no other row there."""
+    Store(tmp_path).write(result_of("anna"))
+    for notes in (["<b>.zip holds another zip (deep.zip): unpack it."], []):
+        note_left_out(tmp_path, notes)
+        assert command("report", "--out", tmp_path) == 0
+        page = (tmp_path / "class.html").read_text("utf-8")
+        assert ("&lt;b&gt;.zip holds another zip (deep.zip)" in page) == bool(notes)
+        assert "<b>.zip" not in page
+
+
+def test_an_id_takes_short_names(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    Store(tmp_path).write(result_of("anna"))
+    (tmp_path / "roster.csv").write_text(ROSTER.replace("(11)", "(x)"))
+    canvas = ("export", "--out", tmp_path, "canvas", tmp_path / "roster.csv", "--id")
+    assert command(*canvas, "00=4711") == 0
+    assert rows_of((tmp_path / "canvas.csv").read_text())[0][-1] == f"{NAME} (4711)"
+    assert command(*canvas, "07=4711") == 2
+    assert "--id 07=4711: There is no assignment 07" in capsys.readouterr().err
 
 
 def test_commands_say_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -45,6 +45,7 @@ from autograder.report.sanitise import (
 from autograder.report.server import formgrader_server
 from autograder.report.svg import clean_svg
 from autograder.submission.intake import OTHER_PYTHON
+from autograder.submission.verdict import first_loss
 from course_lib.checks.judge.find import find
 from course_lib.checks.report import Report, ReportLine, refusal
 from course_lib.checks.sentence import at
@@ -601,6 +602,22 @@ def test_a_submission_without_a_notebook_has_a_short_page(status: str, tmp_path:
 
 
 # --- the class page ------------------------------------------------------------------------------
+
+
+def test_a_reason_says_no_name_twice() -> None:
+    def loss(title: str, sentence: str) -> str:
+        line = ReportLine(title, False, output=[])
+        line.say([sentence])
+        reason = first_loss(Report("00/one", 0.0, [line], cases="hidden", seed=-1))
+        return wording.about("message_prediction", reason)
+
+    said = "message_prediction: exchange_messages is not written yet."
+    assert loss("exchange_messages", "exchange_messages is not written yet.") == said
+    assert loss("message_prediction", "message_prediction is not written yet.") == (
+        "message_prediction is not written yet."
+    )
+    assert loss("4 ranks", "Rank 1 waits.") == "message_prediction: 4 ranks: Rank 1 waits."
+    assert wording.about("ring", "ring_shift is slow") == "ring: ring_shift is slow"
 
 
 def test_the_class_page_holds_every_submission_and_escapes_it() -> None:

@@ -109,6 +109,19 @@ def test_zips_that_cannot_be_read_cost_a_note_and_no_other_student(folder, tmp_p
     assert len(notes) == 5
 
 
+def test_a_zip_in_a_zip_is_named(folder, tmp_path):
+    pack(tmp_path / "deep.zip", **{PLACE: "{}"})
+    deep = (tmp_path / "deep.zip").read_bytes()
+    pack(folder / "ann.zip", **{"work/deep.zip": deep, "__MACOSX/._deep.zip": "x"})
+    pack(folder / "bob.zip", **{PLACE: "{}", "a.ZIP": deep, "b.zip": deep})
+    submissions, notes = find_zipped(folder, KNOWN, tmp_path / "unzipped")
+    assert [submission.student for submission in submissions] == ["bob"]
+    assert notes == [
+        "ann.zip holds another zip (work/deep.zip): unpack it.",
+        "bob.zip holds another zip (a.ZIP and 1 more): unpack it.",
+    ]
+
+
 def test_a_list_of_too_many_files_is_not_read(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(zips, "MEMBERS", 20)
     pack(folder / "ann.zip", **{PLACE: "{}"})
@@ -121,8 +134,10 @@ def test_a_list_of_too_many_files_is_not_read(folder, tmp_path, monkeypatch):
 def test_a_notebook_in_a_folder_counts_before_the_one_in_a_zip(folder, tmp_path, capsys):
     made.hello(folder / "kim" / "00_first_ranks" / "00_first_ranks.ipynb", made.HELLO)
     pack(folder / "kim.zip", **{PLACE: "{}", "02_collectives/02_collectives.ipynb": "{}"})
+    (folder / "zoe.zip").write_text("no zip")
     options = argparse.Namespace(submissions=folder, out=tmp_path / "out")
     first, second = grade._submissions(options, KNOWN)
+    assert options.left_out == ["zoe.zip cannot be read as a zip: File is not a zip file."]
     assert first.folder == folder / "kim" / "00_first_ranks"
     assert second.assignment == "02_collectives"
     assert "kim handed in 00_first_ranks more than once" in capsys.readouterr().out

@@ -58,6 +58,7 @@ AUTOGRADER = {
     "build": ["--text", TOY],
     "clean": [],
     "export": ["canvas", "roster.csv"],
+    "forget": ["nobody"],
     "grade": ["--submissions", CLASS, "--again"],
     "gradescope": ["bundle", FIRST],
     "mutant": ["tests/mutants/none.py", "none"],
@@ -83,6 +84,7 @@ REFUSE = {  # exit codes of commands that say why they do nothing
     ("make", "grade"): None,  # a machine that is too busy leaves a submission without a grade
     ("autograder", "grade"): None,
     ("autograder", "clean"): 2,
+    ("autograder", "forget"): 2,
     ("autograder", "mutant"): 2,
     ("course_lib", "doctor"): None,
     ("course_lib", "operation.starter"): 1,  # nothing was written to it
