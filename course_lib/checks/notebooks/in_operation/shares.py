@@ -36,7 +36,7 @@ class Seen:
     done: float
 
 
-def seen(calls: Sequence, rank: int) -> list[Seen]:
+def as_seen(calls: Sequence, rank: int) -> list[Seen]:
     issued = [[call[0] for call in of_rank] for of_rank in calls]
     of_all = list(zip(*issued, strict=True))
     return [Seen(min(of_all[k]), max(of_all[k]), *call) for k, call in enumerate(calls[rank])]
@@ -90,7 +90,7 @@ def of_the_run(steps: list[Seen]) -> list[Seen]:
 
 
 def summed(pick: Pick, adapt: Callable[[list[Seen]], list[Seen]] = list) -> kit.Formula:
-    return lambda calls, rank, start, end: total(pick(adapt(seen(calls, rank))), (start, end))
+    return lambda calls, rank, start, end: total(pick(adapt(as_seen(calls, rank))), (start, end))
 
 
 def less(pick: Pick) -> kit.Formula:
@@ -100,14 +100,14 @@ def less(pick: Pick) -> kit.Formula:
 
 def uncut(pick: Pick) -> kit.Formula:
     everything = (float("-inf"), float("inf"))
-    return lambda calls, rank, start, end: total(pick(seen(calls, rank)), everything)
+    return lambda calls, rank, start, end: total(pick(as_seen(calls, rank)), everything)
 
 
 def inside(pick: Pick) -> kit.Formula:
     """Of calls alone that lie inside the window as a whole."""
 
     def formula(calls: Sequence, rank: int, start: float, end: float) -> float:
-        steps = [s for s in seen(calls, rank) if start <= s.issued and max(s.waited, s.done) <= end]
+        steps = [s for s in as_seen(calls, rank) if start <= s.issued and max(s.waited, s.done) <= end]
         return total(pick(steps), (start, end))
 
     return formula
@@ -117,25 +117,25 @@ def signed(pick: Pick) -> kit.Formula:
     """Intervals that end before they begin are taken off."""
 
     def formula(calls: Sequence, rank: int, start: float, end: float) -> float:
-        return sum(min(over, end) - max(begin, start) for begin, over in pick(seen(calls, rank)))
+        return sum(min(over, end) - max(begin, start) for begin, over in pick(as_seen(calls, rank)))
 
     return formula
 
 
 def hidden(calls: Sequence, rank: int, start: float, end: float) -> float:
-    steps, window = seen(calls, rank), (start, end)
+    steps, window = as_seen(calls, rank), (start, end)
     return union([*travels(steps), *blocked(steps)], window) - union(blocked(steps), window)
 
 
 def hidden_of_each(calls: Sequence, rank: int, start: float, end: float) -> float:
     """The hidden time of each collective, added."""
-    steps, window = seen(calls, rank), (start, end)
+    steps, window = as_seen(calls, rank), (start, end)
     own = union(blocked(steps), window)
     return sum(union([each, *blocked(steps)], window) - own for each in travels(steps))
 
 
 def hidden_from_its_call(calls: Sequence, rank: int, start: float, end: float) -> float:
-    steps, window = seen(calls, rank), (start, end)
+    steps, window = as_seen(calls, rank), (start, end)
     own = [(s.issued, s.done) for s in steps]
     return union([*own, *blocked(steps)], window) - union(blocked(steps), window)
 
@@ -145,7 +145,7 @@ def before_its_wait(steps: list[Seen]) -> list[Interval]:
 
 
 def joined(pick: Pick) -> kit.Formula:
-    return lambda calls, rank, start, end: union(pick(seen(calls, rank)), (start, end))
+    return lambda calls, rank, start, end: union(pick(as_seen(calls, rank)), (start, end))
 
 
 RIGHT: Mapping[str, kit.Formula] = {
@@ -164,10 +164,10 @@ ALL_WAITS = (
 )
 FROM_FIRST = "Each rank waits from its own wait on, and not from the first rank's call."
 FROM_ISSUED = (
-    "An asynchronous call blocks the rank from `waited` on, and not from `issued`. What happens before that "
+    "An asynchronous call blocks the rank from `waited` on, and not from `issued`. The time before that "
     "costs the rank nothing."
 )
-WITH_HIDDEN = "Hidden time is counted as moving. What travels while the rank computes costs it nothing."
+WITH_HIDDEN = "Hidden time is counted as moving. Bytes that travel while the rank computes cost it nothing."
 RUN = "One last call is taken for the whole run. Each collective has its own last rank."
 NEGATIVE = (
     "A collective that was over before the rank waited for it has cost nothing. Its time is 0, and not "
@@ -332,7 +332,7 @@ def across(calls: Calls, ranks: Iterable[int]) -> list[tuple]:
     """Windows that begin in the first call and end in the last one."""
     asked = []
     for rank in ranks:
-        own = seen(calls, rank)
+        own = as_seen(calls, rank)
         start = own[0].waited + 0.25 * int(2 * (own[0].done - own[0].waited))
         end = own[-1].waited + 0.25 * int(2 * (own[-1].done - own[-1].waited))
         asked.append((calls, rank, start, end))
