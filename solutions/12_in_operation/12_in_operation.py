@@ -229,7 +229,10 @@ def capture(run):
 
 # %% nbgrader={"grade_id": "restore", "solution": true}
 def restore(run, state):
-    """Make `run` and the CPU's default generator what they were at `capture`; `state` stays."""
+    """Make `run`, and the default generator of the CPU, what they were at `capture`.
+
+    `state` stays as it is: the same state can be restored again.
+    """
     ### BEGIN SOLUTION
     for name in ("model", "optimizer", "scheduler"):
         getattr(run, name).load_state_dict(copy.deepcopy(state[name]))

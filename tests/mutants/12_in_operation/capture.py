@@ -149,6 +149,30 @@ def restore(run, state):
     pass
 
 
+# %% wrong: the step is a tensor
+# is: slip
+# says: run.step is a Tensor instead of 3
+# base: deep copies
+-            "step": run.step,
++            "step": torch.tensor(run.step),
+
+
+# %% wrong: the step is a text
+# is: slip
+# says: restore sets it to a number
+# base: deep copies
+-            "step": run.step,
++            "step": str(run.step),
+
+
+# %% wrong: restore empties the state
+# is: detail
+# says: The same state can be restored again
+# base: deep copies
+-    run.model.load_state_dict(state["model"])
++    run.model.load_state_dict(state.pop("model"))
+
+
 # %% right: through a file
 import io
 

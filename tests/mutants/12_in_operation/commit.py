@@ -257,6 +257,74 @@ def newest(disk):
 +    return {name: disk.read(file) for name, file in files.items()}
 
 
+# %% wrong: synced before it is written
+# is: slip
+# says: Sync each file before the rename
+# base: a manifest and a rename
+-        disk.write(files[name], data)
+-        disk.sync(files[name])
++        if files[name] in disk.names():
++            disk.sync(files[name])
++        disk.write(files[name], data)
+
+
+# %% wrong: the folder is synced before the rename alone
+# is: slip
+# says: The names in a folder have to be synced, too
+# base: a manifest and a rename
+-    disk.rename("draft", f"step-{step}")
+-    disk.sync_folder()
++    disk.sync_folder()
++    disk.rename("draft", f"step-{step}")
+
+
+# %% wrong: the old parts are removed before the rename
+# is: idea
+# says: went before the new one was there
+# base: a manifest and a rename
+-    disk.write("draft", json.dumps(files).encode())
++    for name in disk.names():
++        if not name.startswith("step-") and name not in files.values():
++            disk.remove(name)
++    disk.write("draft", json.dumps(files).encode())
+
+
+# %% wrong: all drafts on the disk are taken in
+# is: slip
+# says: must not disturb the next one
+import json
+
+
+def commit(disk, step, parts):
+    for name, data in parts.items():
+        disk.write(f"draft.{name}", data)
+        disk.sync(f"draft.{name}")
+    drafts = [name for name in disk.names() if name.startswith("draft.")]
+    whole = {name.removeprefix("draft."): disk.read(name).hex() for name in drafts}
+    disk.write("whole", json.dumps(whole).encode())
+    disk.sync("whole")
+    disk.rename("whole", f"step-{step}")
+    disk.sync_folder()
+    for name in drafts:
+        disk.remove(name)
+
+
+def newest(disk):
+    steps = [int(name.removeprefix("step-")) for name in disk.names() if name.startswith("step-")]
+    if not steps:
+        return None
+    whole = json.loads(disk.read(f"step-{max(steps)}"))
+    return max(steps), {name: bytes.fromhex(data) for name, data in whole.items()}
+
+
+# %% wrong: newest returns nothing
+# is: form
+# says: Does it end in a `return`
+# base: a manifest and a rename
+-    return max(steps), {name: disk.read(file) for name, file in files.items()}
++    max(steps), {name: disk.read(file) for name, file in files.items()}
+
+
 # %% right: one file, a draft and a rename
 import pickle
 

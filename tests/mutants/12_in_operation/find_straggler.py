@@ -167,6 +167,62 @@ def find_straggler(arrivals, confidence=0.99):
 +    return rank if n * by_chance <= 1 - confidence else None
 
 
+# %% wrong: the tail begins one too late
+# is: slip
+# says: The tail begins one too late
+# base: counts and the binomial tail
+-    terms = range(hits, trials + 1)
++    terms = range(hits + 1, trials + 1)
+
+
+# %% wrong: the tail ends one too early
+# is: slip
+# says: The tail ends one too early
+# base: counts and the binomial tail
+-    terms = range(hits, trials + 1)
++    terms = range(hits, trials)
+
+
+# %% wrong: the probability of exactly so many
+# is: slip
+# says: The probability is that of exactly so many hits
+# base: counts and the binomial tail
+-    terms = range(hits, trials + 1)
++    terms = range(hits, hits + 1)
+
+
+# %% wrong: compared with the confidence
+# is: slip
+# says: The probability is compared with `confidence`
+# base: counts and the binomial tail
+-    return (rank, late(rank)) if n * by_chance <= 1 - confidence else None
++    return (rank, late(rank)) if n * by_chance <= confidence else None
+
+
+# %% wrong: a chance of 1 in n - 1
+# is: slip
+# says: 1 in n, and not 1 in n - 1
+# base: counts and the binomial tail
+-    by_chance = tail(len(arrivals), last[rank], 1 / n)
++    by_chance = tail(len(arrivals), last[rank], 1 / (n - 1))
+
+
+# %% wrong: twice its share
+# is: idea
+# says: a fixed multiple of its share
+# base: counts and the binomial tail
+-    return (rank, late(rank)) if n * by_chance <= 1 - confidence else None
++    return (rank, late(rank)) if last[rank] > 2 * len(arrivals) / n else None
+
+
+# %% wrong: against the latest of all
+# is: slip
+# says: against the latest of all ranks
+# base: counts and the binomial tail
+-        return max(time for other, time in enumerate(times) if other != r)
++        return max(times)
+
+
 # %% right: counts and the binomial tail
 import statistics
 

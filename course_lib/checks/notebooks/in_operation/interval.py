@@ -57,7 +57,9 @@ SLIPS: Mapping[str, kit.Formula] = {
     "The time of the save is not in the interval, which is the work between two saves.": (
         lambda save, mtbf: young(save, mtbf) + save
     ),
-    "The answer is in minutes. Seconds in, seconds out.": lambda save, mtbf: young(save, mtbf) / 60,
+    "The answer is in minutes, which hours under the root give as well. Seconds in, seconds out.": (
+        lambda save, mtbf: young(save, mtbf) / 60
+    ),
     "The answer is in hours. Seconds in, seconds out.": lambda save, mtbf: young(save, mtbf) / 3600,
     "The arguments are exchanged under the root, or divided: multiply them.": (
         lambda save, mtbf: sqrt(2 * mtbf / save)

@@ -56,6 +56,8 @@ PLAIN = (
     "torch.load(file, weights_only=True) reads tensors, numbers, texts, and lists and dicts of them. Save "
     "state_dict() and get_state(), and no model, optimizer or generator itself."
 )
+NUMBER = "run.step counts finished steps: restore sets it to a number, and not to a tensor or a text."
+LEFT_ALONE = "The same state can be restored again: restore leaves it as it is."
 ALIKE = "The run goes on otherwise than the captured one would have."
 
 
@@ -119,6 +121,8 @@ def usual_cause(part: str, came: Look, story: Story) -> str:
         return PARAMETERS
     if part == "rate" and came.scheduled == story.run[0].scheduled:
         return MOMENTS if "moments" in off else GROUPS
+    if part == "step" and not isinstance(came.step, int | float):
+        return NUMBER
     return PARTS[part][1]
 
 
@@ -172,7 +176,7 @@ def said(part: str, came: Look, right: Look) -> str:
 def goes_on(
     story: Story, weight: float, title: str = "three more steps, as if it had never stopped"
 ) -> kit.Line:
-    """The losses; a part that was not restored is sentence as their cause."""
+    """The losses; a part that was not restored is told as their cause."""
 
     def judge(observed: kit.Observed) -> kit.Finding:
         reply, (captured, losses, _) = reply_of(observed, story), story.run
@@ -200,7 +204,8 @@ def no_worse(story: Story, than: Story, why: str, title: str, weight: float) -> 
     def judge(observed: kit.Observed) -> kit.Finding:
         reply, other = reply_of(observed, story), reply_of(observed, than)
         if (finding := broken(other) or broken(reply)) is not None:
-            return finding
+            alone = story.script.twice and other.error is None and reply.raising == "restore"
+            return replace(finding, sentences=(*finding.sentences, LEFT_ALONE)) if alone else finding
         captured, _, beyond = story.run
         before, known = story.script.before, lost(other.restored, than)
         if "parameters" in known:

@@ -55,6 +55,10 @@ LEFTOVERS = (
 NO_NEWEST = "A later step has to win. Compare steps as numbers: as text '9' comes after '10'."
 OLD_STEP = "A checkpoint of the same step is replaced by the later one."
 EMPTY = "On a disk without a checkpoint `newest` returns None."
+NO_RETURN = (
+    "newest returned None, though a checkpoint was saved. Does it end in a `return`, and is what it looks "
+    "for still there when commit ends?"
+)
 FORM = "newest returns (step, parts): a number, and a dict of bytes. Without a checkpoint it returns None."
 IDEAS = (REMOVED, IN_PLACE, NOT_WHOLE)
 
@@ -288,6 +292,7 @@ class Judge:
             older = k > 0 and holds(loaded, story.saves[k - 1])
             same = k > 0 and save[0] == story.saves[k - 1][0]
             hint = (OLD_STEP if same else NO_NEWEST) if older else OLD_STEP if same else ""
+            hint = NO_RETURN if loaded.step is None else hint
             return kit.wrong(said, hint)
         return kit.RIGHT
 

@@ -131,7 +131,7 @@ def look(run: Training) -> Look:
         moments,
         finite(float(run.optimizer.param_groups[0]["lr"])),
         int(run.scheduler.last_epoch),
-        _plain(run.step),
+        _plain(run.step) if isinstance(run.step, int) else f"a {type(run.step).__name__}",
         next_of(_get_state()),
         next_of(run.generator.get_state()) if isinstance(run.generator, _Generator) else -1.0,
     )
@@ -169,6 +169,12 @@ def through_a_file(state: Any, reply: RememberReply) -> Any:
         return state
 
 
+def with_a_number(run: Training, step: int) -> None:
+    """A step of another type is a mistake in the step alone: with a number the run can go on."""
+    if not isinstance(run.step, int):
+        run.step = step
+
+
 def follow(script: RememberScript, capture: Any, restore: Any, reply: RememberReply) -> None:
     run = made(script.seed, script.adam)
     for _ in range(script.before):
@@ -185,11 +191,13 @@ def follow(script: RememberScript, capture: Any, restore: Any, reply: RememberRe
     if script.twice:
         first = made(script.other + 1, script.adam)
         restore(first, state)
+        with_a_number(first, script.before)
         for _ in range(MORE):
             advance(first)
     other = made(script.other, script.adam)
     restore(other, state)
     reply.restored = look(other)
+    with_a_number(other, script.before)
     reply.raising = "a step after restore"
     reply.losses = [advance(other) for _ in range(MORE)]
     reply.raising = ""
