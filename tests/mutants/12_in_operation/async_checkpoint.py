@@ -161,3 +161,116 @@ class AsyncCheckpoint:
         last, self.last = self.last, None
         if last is not None:
             last.result()
+
+
+# %% wrong: the thread makes the copy
+# is: idea
+# says: Copy the tensors before `save` returns
+import threading
+
+
+class AsyncCheckpoint:
+    def __init__(self, write):
+        self.write, self.thread = write, None
+
+    def save(self, step, tensors):
+        self.wait()
+        self.thread = threading.Thread(
+            target=lambda: self.write(step, {name: tensor.clone() for name, tensor in tensors.items()})
+        )
+        self.thread.start()
+
+    def wait(self):
+        if self.thread is not None:
+            self.thread.join()
+            self.thread = None
+
+
+# %% wrong: write gets its arguments exchanged
+# is: form
+# says: `write` got .dict, int.
+import threading
+
+
+class AsyncCheckpoint:
+    def __init__(self, write):
+        self.write, self.thread = write, None
+
+    def save(self, step, tensors):
+        self.wait()
+        copies = {name: tensor.clone() for name, tensor in tensors.items()}
+        self.thread = threading.Thread(target=self.write, args=(copies, step))
+        self.thread.start()
+
+    def wait(self):
+        if self.thread is not None:
+            self.thread.join()
+
+
+# %% wrong: a thread for each save, and nothing more
+# is: slip
+# says: Two writes were under way at a time
+class AsyncCheckpoint:
+    def __init__(self, write):
+        self.write = write
+
+    def save(self, step, tensors):
+        import threading
+
+        copies = {name: tensor.clone() for name, tensor in tensors.items()}
+        threading.Thread(target=self.write, args=(step, copies)).start()
+
+    def wait(self):
+        pass
+
+
+# %% wrong: raises another error
+# is: slip
+# says: Raise the error of `write`
+import threading
+
+
+class AsyncCheckpoint:
+    def __init__(self, write):
+        self.write, self.thread, self.memory, self.failed = write, None, {}, False
+
+    def run(self, step, copies):
+        try:
+            self.write(step, copies)
+        except Exception:
+            self.failed = True
+
+    def save(self, step, tensors):
+        self.wait()
+        for name, tensor in tensors.items():
+            self.memory.setdefault(name, torch.empty_like(tensor)).copy_(tensor)
+        self.thread = threading.Thread(target=self.run, args=(step, dict(self.memory)))
+        self.thread.start()
+
+    def wait(self):
+        if self.thread:
+            self.thread.join()
+        if self.failed:
+            self.failed = False
+            raise RuntimeError("a write failed")
+
+
+# %% wrong: the target is called
+# is: idea
+# says: came back only when its write had ended
+import threading
+
+
+class AsyncCheckpoint:
+    def __init__(self, write):
+        self.write, self.thread = write, None
+
+    def save(self, step, tensors):
+        self.wait()
+        copies = {name: tensor.clone() for name, tensor in tensors.items()}
+        self.thread = threading.Thread(target=self.write(step, copies))
+        self.thread.start()
+
+    def wait(self):
+        if self.thread is not None:
+            self.thread.join()

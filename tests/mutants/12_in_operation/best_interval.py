@@ -95,3 +95,41 @@ def best_interval(save_seconds, mtbf):
 
 def loss(interval, save_seconds, mtbf):
     return save_seconds / interval + interval / (2 * mtbf)
+
+
+# %% wrong: printed
+# is: form
+# says: is there a `return`
+# base: Young's root
+-    return math.sqrt(2 * save_seconds * mtbf)
++    print(math.sqrt(2 * save_seconds * mtbf))
+
+
+# %% wrong: mtbf taken for hours
+# is: slip
+# says: as if mtbf were in hours
+# base: Young's root
+-    return math.sqrt(2 * save_seconds * mtbf)
++    return math.sqrt(2 * save_seconds * mtbf * 3600)
+
+
+# %% wrong: divided under the root
+# is: slip
+# says: Multiply them
+# base: Young's root
+-    return math.sqrt(2 * save_seconds * mtbf)
++    return math.sqrt(2 * mtbf / save_seconds)
+
+
+# %% wrong: ten saves for a failure
+# is: idea
+# says: what it loses to failures
+# base: Young's root
+-    return math.sqrt(2 * save_seconds * mtbf)
++    return mtbf / 10
+
+
+# %% right: a tensor of one number
+# base: Young's root
+-    return math.sqrt(2 * save_seconds * mtbf)
++    return torch.tensor(2 * save_seconds * mtbf, dtype=torch.float64).sqrt()

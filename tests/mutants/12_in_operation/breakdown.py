@@ -241,3 +241,88 @@ def breakdown(calls, rank, start, end):
         "waiting": waiting,
         "computing": (end - start) - waiting - moving,
     }
+
+
+# %% wrong: waiting and moving exchanged
+# is: slip
+# says: are exchanged
+# base: a sum over the calls
+-    return {"computing": computing, "waiting": waiting, "moving": moving, "hidden": hidden}
++    return {"computing": computing, "waiting": moving, "moving": waiting, "hidden": hidden}
+
+
+# %% wrong: the last call alone counts
+# is: slip
+# says: Only the last collective counts
+# base: a sum over the calls
+-        waiting += inside(waited, min(last, done))
+-        moving += inside(max(waited, last), done)
++        waiting = inside(waited, min(last, done))
++        moving = inside(max(waited, last), done)
+
+
+# %% wrong: the last call by its wait
+# is: slip
+# says: is taken from `waited`
+# base: a sum over the calls
+-        last = max(of_rank[k][0] for of_rank in calls)
++        last = max(of_rank[k][1] for of_rank in calls)
+
+
+# %% wrong: returned in the loop
+# is: form
+# says: inside of the loop
+# base: a sum over the calls
+-        travels.append((last, done))
+-        blocked.append((waited, done))
+-    hidden = covered(travels + blocked) - covered(blocked)
+-    computing = end - start - waiting - moving
+-    return {"computing": computing, "waiting": waiting, "moving": moving, "hidden": hidden}
++        travels.append((last, done))
++        blocked.append((waited, done))
++        hidden = covered(travels + blocked) - covered(blocked)
++        computing = end - start - waiting - moving
++        return {"computing": computing, "waiting": waiting, "moving": moving, "hidden": hidden}
+
+
+# %% wrong: milliseconds
+# is: slip
+# says: in milliseconds
+# base: a sum over the calls
+-    return {"computing": computing, "waiting": waiting, "moving": moving, "hidden": hidden}
++    parts = {"computing": computing, "waiting": waiting, "moving": moving, "hidden": hidden}
++    return {name: 1000 * seconds for name, seconds in parts.items()}
+
+
+# %% wrong: hidden is always 0
+# is: slip
+# says: Nothing is hidden here
+# base: a sum over the calls
+-    hidden = covered(travels + blocked) - covered(blocked)
++    hidden = 0.0
+
+
+# %% wrong: start is forgotten
+# is: slip
+# says: together are the window
+# base: a sum over the calls
+-    computing = end - start - waiting - moving
++    computing = end - waiting - moving
+
+
+# %% wrong: no calls are an error
+# is: detail
+# says: empty sequence
+# base: a sum over the calls
+-    waiting = moving = 0
++    first = min(call[0] for of_rank in calls for call in of_rank)
++    waiting = moving = 0
+
+
+# %% right: numbers of NumPy
+# base: a sum over the calls
+-    return {"computing": computing, "waiting": waiting, "moving": moving, "hidden": hidden}
++    import numpy
++
++    parts = {"computing": computing, "waiting": waiting, "moving": moving, "hidden": hidden}
++    return {name: numpy.float64(value) for name, value in parts.items()}

@@ -140,7 +140,7 @@ def restore(run, state):
 
 # %% wrong: nothing is restored
 # is: form
-# says: The parameters are not those of the captured run
+# says: has left `run` as it was
 def capture(run):
     return {}
 
@@ -215,3 +215,159 @@ def restore(run, state):
     run.step = state["step"]
     torch.set_rng_state(state["rng"][0])
     run.generator.set_state(state["rng"][1])
+
+
+# %% wrong: the whole run is copied
+# is: slip
+# says: capture returned Training and no dict
+import copy
+
+
+def capture(run):
+    return copy.deepcopy(run)
+
+
+def restore(run, state):
+    run.model, run.optimizer, run.scheduler = state.model, state.optimizer, state.scheduler
+    run.step, run.generator = state.step, state.generator
+
+
+# %% wrong: capture returns nothing
+# is: form
+# says: Does it end in a `return`
+# base: deep copies
+-    return copy.deepcopy(
+-        {
++    state = copy.deepcopy(
++        {
+
+
+# %% wrong: restore returns a new run
+# is: form
+# says: its result is not used
+import copy
+
+
+def capture(run):
+    return copy.deepcopy({"model": run.model.state_dict(), "step": run.step})
+
+
+def restore(run, state):
+    new = copy.deepcopy(run)
+    new.model.load_state_dict(state["model"])
+    new.step = state["step"]
+    return new
+
+
+# %% wrong: the generator is replaced by its state
+# is: slip
+# says: The run has a generator of its own
+# base: deep copies
+-    run.generator.set_state(state["own"])
++    run.generator = state["own"]
+
+
+# %% wrong: the two generators are exchanged
+# is: slip
+# says: The run has a generator of its own
+# base: deep copies
+-    torch.set_rng_state(state["default"])
+-    run.generator.set_state(state["own"])
++    torch.set_rng_state(state["own"])
++    run.generator.set_state(state["default"])
+
+
+# %% wrong: the state is in a global
+# is: form
+# says: These are the values of a later capture
+import copy
+
+SAVED = {}
+
+
+def capture(run):
+    SAVED.update(
+        copy.deepcopy(
+            {
+                "model": run.model.state_dict(),
+                "optimizer": run.optimizer.state_dict(),
+                "scheduler": run.scheduler.state_dict(),
+                "step": run.step,
+                "default": torch.get_rng_state(),
+                "own": run.generator.get_state(),
+            }
+        )
+    )
+    return {}
+
+
+def restore(run, state):
+    run.model.load_state_dict(SAVED["model"])
+    run.optimizer.load_state_dict(copy.deepcopy(SAVED["optimizer"]))
+    run.scheduler.load_state_dict(SAVED["scheduler"])
+    run.step = SAVED["step"]
+    torch.set_rng_state(SAVED["default"])
+    run.generator.set_state(SAVED["own"])
+
+
+# %% wrong: the state is a list
+# is: detail
+# says: capture returned list and no dict
+import copy
+
+
+def capture(run):
+    parts = [run.model.state_dict(), run.optimizer.state_dict(), run.scheduler.state_dict()]
+    return copy.deepcopy([*parts, run.step, torch.get_rng_state(), run.generator.get_state()])
+
+
+def restore(run, state):
+    model, optimizer, scheduler, run.step, default, own = copy.deepcopy(state)
+    run.model.load_state_dict(model)
+    run.optimizer.load_state_dict(optimizer)
+    run.scheduler.load_state_dict(scheduler)
+    torch.set_rng_state(default)
+    run.generator.set_state(own)
+
+
+# %% wrong: the optimizer alone is not copied
+# is: slip
+# says: The state moved on with the run
+# base: deep copies
+-    return copy.deepcopy(
+-        {
+-            "model": run.model.state_dict(),
+-            "optimizer": run.optimizer.state_dict(),
+-            "scheduler": run.scheduler.state_dict(),
+-            "step": run.step,
+-            "default": torch.get_rng_state(),
+-            "own": run.generator.get_state(),
+-        }
+-    )
++    return {
++        "model": {name: tensor.clone() for name, tensor in run.model.state_dict().items()},
++        "optimizer": run.optimizer.state_dict(),
++        "scheduler": run.scheduler.state_dict(),
++        "step": run.step,
++        "default": torch.get_rng_state(),
++        "own": run.generator.get_state(),
++    }
+
+
+# %% wrong: the model is replaced by its state_dict
+# is: form
+# says: a look at the run after restore raised
+# base: deep copies
+-    run.model.load_state_dict(state["model"])
++    run.model = state["model"]
+
+
+# %% wrong: numpy arrays
+# is: slip
+# says: torch.load.file, weights_only=True. reads tensors
+# base: deep copies
+-            "default": torch.get_rng_state(),
++            "default": torch.get_rng_state().numpy(),
+@@
+-    torch.set_rng_state(state["default"])
++    torch.set_rng_state(torch.from_numpy(state["default"]))

@@ -391,3 +391,146 @@ def newest(disk):
         return None
     found = json.loads(disk.read(f"manifest.{max(saves)}"))
     return found["step"], {name: disk.read(f"part.{max(saves)}.{name}") for name in found["parts"]}
+
+
+# %% wrong: saves stay in memory
+# is: idea
+# says: never saved on this disk
+saved = {}
+
+
+def commit(disk, step, parts):
+    saved[step] = dict(parts)
+
+
+def newest(disk):
+    if not saved:
+        return None
+    return max(saved), saved[max(saved)]
+
+
+# %% wrong: each part is renamed over the old one
+# is: idea
+# says: was there before the checkpoint was whole
+import json
+
+
+def commit(disk, step, parts):
+    for name, data in parts.items():
+        disk.write("draft-" + name, data)
+        disk.sync("draft-" + name)
+    for name in parts:
+        disk.rename("draft-" + name, name)
+    disk.write("draft", json.dumps({"step": step, "names": list(parts)}).encode())
+    disk.sync("draft")
+    disk.rename("draft", "manifest")
+    disk.sync_folder()
+
+
+def newest(disk):
+    if "manifest" not in disk.names():
+        return None
+    found = json.loads(disk.read("manifest"))
+    return found["step"], {name: disk.read(name) for name in found["names"]}
+
+
+# %% wrong: newest stumbles over a draft
+# is: idea
+# says: reads a draft, so the rename decides nothing
+# base: a manifest and a rename
+-    disk.write("draft", json.dumps(files).encode())
+-    disk.sync("draft")
+-    disk.rename("draft", f"step-{step}")
++    disk.write(f"step-{step}.draft", json.dumps(files).encode())
++    disk.sync(f"step-{step}.draft")
++    disk.rename(f"step-{step}.draft", f"step-{step}")
+
+
+# %% wrong: newest takes a draft for a checkpoint
+# is: idea
+# says: reads a draft, so the rename decides nothing
+# base: a manifest and a rename
+-    disk.write("draft", json.dumps(files).encode())
+-    disk.sync("draft")
+-    disk.rename("draft", f"step-{step}")
++    disk.write(f"step-{step}.draft", json.dumps(files).encode())
++    disk.sync(f"step-{step}.draft")
++    disk.rename(f"step-{step}.draft", f"step-{step}")
+@@
+-    steps = [int(name.removeprefix("step-")) for name in disk.names() if name.startswith("step-")]
+-    if not steps:
+-        return None
+-    files = json.loads(disk.read(f"step-{max(steps)}"))
+-    return max(steps), {name: disk.read(file) for name, file in files.items()}
++    manifests = [name for name in disk.names() if name.startswith("step-")]
++    if not manifests:
++        return None
++    best = max(manifests, key=lambda name: int(name[5:].split(".")[0]))
++    files = json.loads(disk.read(best))
++    return int(best[5:].split(".")[0]), {name: disk.read(file) for name, file in files.items()}
+
+
+# %% wrong: a prefix without the attempt
+# is: slip
+# says: written over where it lies
+# base: a manifest and a rename
+-    while any(name.startswith(f"{step}.{attempt}.") for name in disk.names()):
+-        attempt += 1
+
+
+# %% wrong: split at the slash
+# is: slip
+# says: without 'pp0/tp1'
+# base: a manifest and a rename
+-        files[name] = f"{step}.{attempt}.{name}"
++        files[name] = f"{step}.{attempt}.{name.split('/')[-1]}"
+@@
+-    return max(steps), {name: disk.read(file) for name, file in files.items()}
++    return max(steps), {name.split("/")[-1]: disk.read(file) for name, file in files.items()}
+
+
+# %% wrong: bytes as JSON
+# is: form
+# says: not JSON serializable
+# base: a manifest and a rename
+-    disk.write("draft", json.dumps(files).encode())
++    disk.write("draft", json.dumps(parts).encode())
+
+
+# %% wrong: the step as text is returned
+# is: form
+# says: newest returns .step, parts.
+# base: a manifest and a rename
+-    return max(steps), {name: disk.read(file) for name, file in files.items()}
++    return str(max(steps)), {name: disk.read(file) for name, file in files.items()}
+
+
+# %% wrong: an empty part is left out
+# is: detail
+# says: without 'empty'
+# base: a manifest and a rename
+-    return max(steps), {name: disk.read(file) for name, file in files.items()}
++    return max(steps), {name: disk.read(file) for name, file in files.items() if disk.read(file)}
+
+
+# %% right: older ones are removed after the folder's sync
+# base: a manifest and a rename
+-    disk.rename("draft", f"step-{step}")
+-    disk.sync_folder()
++    disk.rename("draft", f"step-{step}")
++    disk.sync_folder()
++    for name in disk.names():
++        if name != f"step-{step}" and name not in files.values():
++            disk.remove(name)
++    disk.sync_folder()
+
+
+# %% right: older ones are removed after the rename
+# base: a manifest and a rename
+-    disk.rename("draft", f"step-{step}")
+-    disk.sync_folder()
++    disk.rename("draft", f"step-{step}")
++    for name in disk.names():
++        if name != f"step-{step}" and name not in files.values():
++            disk.remove(name)
++    disk.sync_folder()

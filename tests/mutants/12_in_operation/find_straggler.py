@@ -275,3 +275,77 @@ def find_straggler(arrivals, confidence=0.99):
         return None
     lates = [times[rank] - max(times[:rank] + times[rank + 1 :]) for times in arrivals]
     return rank, statistics.median(lates)
+
+
+# %% wrong: the comparison turned around
+# is: slip
+# says: the wrong way around
+# base: counts and the binomial tail
+-    return (rank, late(rank)) if n * by_chance <= 1 - confidence else None
++    return (rank, late(rank)) if n * by_chance > 1 - confidence else None
+
+
+# %% wrong: ranks from 1
+# is: slip
+# says: Ranks are counted from 0
+# base: counts and the binomial tail
+-    return (rank, late(rank)) if n * by_chance <= 1 - confidence else None
++    return (rank + 1, late(rank)) if n * by_chance <= 1 - confidence else None
+
+
+# %% wrong: the collectives are taken for ranks
+# is: form
+# says: has the collective first
+# base: counts and the binomial tail
+-    n = len(arrivals[0])
++    arrivals = list(zip(*arrivals))
++    n = len(arrivals[0])
+
+
+# %% wrong: the seconds come first
+# is: form
+# says: The pair is .rank, seconds.
+# base: counts and the binomial tail
+-    return (rank, late(rank)) if n * by_chance <= 1 - confidence else None
++    return (late(rank), rank) if n * by_chance <= 1 - confidence else None
+
+
+# %% wrong: half more than its share
+# is: idea
+# says: a fixed multiple of its share
+# base: counts and the binomial tail
+-    return (rank, late(rank)) if n * by_chance <= 1 - confidence else None
++    return (rank, late(rank)) if last[rank] > 1.5 * len(arrivals) / n else None
+
+
+# %% wrong: any rank whose median is late
+# is: idea
+# says: A limit in seconds decides
+# base: counts and the binomial tail
+-    rank = max(range(n), key=lambda r: (last[r], late(r)))
+-    by_chance = tail(len(arrivals), last[rank], 1 / n)
+-    return (rank, late(rank)) if n * by_chance <= 1 - confidence else None
++    rank = max(range(n), key=late)
++    return (rank, late(rank)) if late(rank) > 0 else None
+
+
+# %% wrong: the lateness of the last collective
+# is: slip
+# says: Take the median over all
+# base: counts and the binomial tail
+-        return statistics.median(times[r] - others(times, r) for times in arrivals)
++        return arrivals[-1][r] - others(arrivals[-1], r)
+
+
+# %% wrong: the tail is divided by n
+# is: slip
+# says: Count how often each rank is last
+# base: counts and the binomial tail
+-    return (rank, late(rank)) if n * by_chance <= 1 - confidence else None
++    return (rank, late(rank)) if by_chance / n <= 1 - confidence else None
+
+
+# %% right: the lower of two medians, as torch has it
+# base: counts and the binomial tail
+-        return statistics.median(times[r] - others(times, r) for times in arrivals)
++        return statistics.median_low(times[r] - others(times, r) for times in arrivals)

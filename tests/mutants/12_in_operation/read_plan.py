@@ -208,3 +208,134 @@ def read_plan(saved, wanted):
     if found != size:
         raise ValueError("a hole")
     return pieces
+
+
+# %% wrong: nothing is returned
+# is: form
+# says: Does it end in a `return`
+# base: intervals
+-    return pieces
+
+
+# %% wrong: returns in the loop's first round
+# is: form
+# says: so nothing is missing
+# base: intervals
+-    if filled != math.prod(stop - start for start, stop in wanted):
+-        raise ValueError("some elements are in no file")
+-    return pieces
++        if filled != math.prod(stop - start for start, stop in wanted):
++            raise ValueError("some elements are in no file")
++        return pieces
+
+
+# %% wrong: a hole is an assertion
+# is: detail
+# says: A ValueError is asked for
+# base: intervals
+-    if filled != math.prod(stop - start for start, stop in wanted):
+-        raise ValueError("some elements are in no file")
++    assert filled == math.prod(stop - start for start, stop in wanted)
+
+
+# %% wrong: the wanted place is counted from the saved box
+# is: slip
+# says: counted from the saved box's start
+# base: intervals
+-            there = [(start - s, stop - s) for (start, stop), (s, _) in zip(both, wanted)]
++            there = [(start - s, stop - s) for (start, stop), (s, _) in zip(both, box)]
+
+
+# %% wrong: the saved place is counted from the wanted box
+# is: slip
+# says: counted from the wanted box's start
+# base: intervals
+-            here = [(start - s, stop - s) for (start, stop), (s, _) in zip(both, box)]
++            here = [(start - s, stop - s) for (start, stop), (s, _) in zip(both, wanted)]
+
+
+# %% wrong: only boxes that lie inside
+# is: idea
+# says: so nothing is missing
+# base: intervals
+-        if all(start < stop for start, stop in both):
++        if all(a >= c and b <= d for (a, b), (c, d) in zip(box, wanted)):
+
+
+# %% wrong: the last box that meets
+# is: idea
+# says: Only one saved box is read
+# base: intervals
+-            pieces.append((file, here, there))
++            pieces = [(file, here, there)]
+@@
+-    if filled != math.prod(stop - start for start, stop in wanted):
+-        raise ValueError("some elements are in no file")
+
+
+# %% wrong: the stop is the last index
+# is: slip
+# says: The stops are one too small
+# base: intervals
+-            here = [(start - s, stop - s) for (start, stop), (s, _) in zip(both, box)]
+-            there = [(start - s, stop - s) for (start, stop), (s, _) in zip(both, wanted)]
++            here = [(start - s, stop - s - 1) for (start, stop), (s, _) in zip(both, box)]
++            there = [(start - s, stop - s - 1) for (start, stop), (s, _) in zip(both, wanted)]
+
+
+# %% wrong: boxes of two dimensions alone
+# is: slip
+# says: not enough values to unpack
+def read_plan(saved, wanted):
+    pieces, filled = [], 0
+    for file, ((a, b), (c, d)) in saved:
+        (e, f), (g, h) = wanted
+        rows, columns = (max(a, e), min(b, f)), (max(c, g), min(d, h))
+        if rows[0] < rows[1] and columns[0] < columns[1]:
+            pieces.append(
+                (
+                    file,
+                    [(rows[0] - a, rows[1] - a), (columns[0] - c, columns[1] - c)],
+                    [(rows[0] - e, rows[1] - e), (columns[0] - g, columns[1] - g)],
+                )
+            )
+            filled += (rows[1] - rows[0]) * (columns[1] - columns[0])
+    if filled != (f - e) * (h - g):
+        raise ValueError
+    return pieces
+
+
+# %% wrong: every piece twice
+# is: idea
+# says: Every piece comes twice
+# base: intervals
+-            pieces.append((file, here, there))
++            pieces.append((file, here, there))
++            pieces.append((file, here, there))
+
+
+# %% wrong: lengths are added for the product
+# is: slip
+# says: so nothing is missing
+# base: intervals
+-            filled += math.prod(stop - start for start, stop in both)
+-    if filled != math.prod(stop - start for start, stop in wanted):
++            filled += sum(stop - start for start, stop in both)
++    if filled != sum(stop - start for start, stop in wanted):
+
+
+# %% right: element by element
+import itertools
+
+
+def read_plan(saved, wanted):
+    pieces = []
+    for file, box in saved:
+        for place in itertools.product(*(range(a, b) for a, b in box)):
+            if all(c <= i < d for i, (c, d) in zip(place, wanted)):
+                here = [(i - a, i - a + 1) for i, (a, _) in zip(place, box)]
+                there = [(i - c, i - c + 1) for i, (c, _) in zip(place, wanted)]
+                pieces.append((file, here, there))
+    if len(pieces) != torch.Size([b - a for a, b in wanted]).numel():
+        raise ValueError
+    return pieces

@@ -61,9 +61,10 @@ SLIPS: Mapping[str, kit.Formula] = {
         lambda save, mtbf: young(save, mtbf) / 60
     ),
     "The answer is in hours. Seconds in, seconds out.": lambda save, mtbf: young(save, mtbf) / 3600,
-    "The arguments are exchanged under the root, or divided: multiply them.": (
-        lambda save, mtbf: sqrt(2 * mtbf / save)
+    "The answer is 60 times too large, as if mtbf were in hours. It is in seconds already.": (
+        lambda save, mtbf: 60 * young(save, mtbf)
     ),
+    "One is divided by the other under the root. Multiply them.": (lambda save, mtbf: sqrt(2 * mtbf / save)),
 }
 
 
@@ -72,11 +73,12 @@ def best_interval(draw: kit.Draw) -> Iterator[kit.Case]:
     """Of short saves Young's interval and Daly's are the same within 2 %, of long ones within 4 %."""
     short = [(float(draw.integer(2, 9)), 3600.0 * draw.integer(40, 90)) for _ in range(2)]
     another = [(0.5 * draw.integer(3, 9), 86400.0 * draw.integer(5, 30)) for _ in range(2)]
-    long = [(60.0 + draw.integer(0, 5), 10_800.0 + 60 * draw.integer(0, 5))]
+    # far from mtbf / 10 and mtbf / 12
+    long = [(60.0 + draw.integer(0, 5), 14_400.0 + 60 * draw.integer(0, 5))]
     table = [
         ("short saves", short, young, 2.0, 0.02),
         ("another job", another, young, 1.0, 0.02),
-        ("saves of a minute, failures every three hours", long, daly, 1.0, 0.04),
+        ("saves of a minute, failures every four hours", long, daly, 1.0, 0.04),
     ]
     if draw.hidden:
         more = [(float(draw.integer(10, 20)), 3600.0 * draw.integer(100, 200)) for _ in range(3)]

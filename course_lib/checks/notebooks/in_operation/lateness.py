@@ -75,6 +75,12 @@ def of_lateness(
 LATENESS = of_lateness(against_latest)
 
 
+def both(arrivals: Arrivals, rank: int) -> bool:
+    """Whether the median lies between two different numbers."""
+    times = sorted(against_latest(each, rank) for each in arrivals)
+    return times[len(times) // 2] != times[(len(times) - 1) // 2]
+
+
 def when_last(arrivals: Arrivals, rank: int) -> float:
     return median([late for times in arrivals if (late := against_latest(times, rank)) >= 0] or [0.0])
 
@@ -178,6 +184,16 @@ def first_always(arrivals: Arrivals, level: float) -> Found:
     return rank, LATENESS(arrivals, rank)
 
 
+def turned(arrivals: Arrivals, level: float) -> Found:
+    """Named where chance is enough."""
+    return None if RIGHT(arrivals, level) else always(arrivals, level)
+
+
+def from_one(arrivals: Arrivals, level: float) -> Found:
+    answer = RIGHT(arrivals, level)
+    return answer and (answer[0] + 1, answer[1])
+
+
 # Whom a mistake names. The seconds are judged apart, so a mistake in each of them is told.
 WHO: Mapping[str, Finder] = {
     ALWAYS: always,
@@ -186,6 +202,7 @@ WHO: Mapping[str, Finder] = {
     f"{MEAN}  ": always_by(lambda arrivals, rank: mean(times[rank] for times in arrivals)),
     LIMIT: always_by(LATENESS, 0.001),
     f"{LIMIT} ": always_by(of_lateness(against_latest, mean), 0.001),
+    f"{LIMIT}  ": always_by(LATENESS, 0.0),
     FIRST: finder(first_counts),
     FIRST_ALWAYS: first_always,
     MAJORITY: by_majority,
@@ -209,6 +226,8 @@ WHO: Mapping[str, Finder] = {
     "The probability is compared with `confidence`. It has to be at most 1 - confidence.": (
         finder(limit=lambda level: level)
     ),
+    "The comparison is the wrong way around. Chance is not the cause if its probability is small.": turned,
+    "Ranks are counted from 0.": from_one,
     "`confidence` is ignored. 0.99 is only its default.": finder(limit=lambda level: 1 - CONFIDENCE),
     "If several ranks are last at the same time, each of them counts as last.": finder(one_last_each),
 }
@@ -321,6 +340,10 @@ class Runs:
                 return runs
 
     def as_meant(self) -> bool:
+        named = [asked for asked in self.all if asked.right]
+        # so that a median which takes the lower one of two is right, too, as torch.median
+        if any(both(asked.arrivals, asked.right[0]) for asked in named if asked.right):
+            return False
         here = [asked.right is not None for asked in self.all]
         return here == [
             True,
@@ -399,10 +422,17 @@ class Answers:
         pair = [kit.numeric(each) for each in value] if isinstance(value, list) else []
         if len(pair) != 2 or pair[0] is None or pair[1] is None:
             return kit.wrong(f"{NAME} returns something else than a pair (rank, seconds) or None.")
-        if pair[0] not in range(len(asked.arrivals[0])):
+        if pair[0] not in range(len(asked.arrivals[0]) + 1):  # the last one is that of a count from 1
             hint = "The pair is (rank, seconds), and without a straggler the result is None."
+            if pair[0] in range(len(asked.arrivals)):
+                hint = "arrivals[k][r] has the collective first, and then the rank."
             return kit.wrong(f"{NAME} names a rank that does not exist.", hint)
         return int(pair[0]), pair[1]
+
+    def readable(self, observed: kit.Observed) -> list[tuple[Asked, Found]]:
+        """The calls whose answers have the agreed form, with those."""
+        came = [(asked, self.read(observed, asked)) for asked in self.asked]
+        return [(asked, answer) for asked, answer in came if not isinstance(answer, kit.Finding)]
 
 
 def raised(asked: Asked, error: str = "", text: str = "", place: str = "") -> kit.Finding:
@@ -422,37 +452,43 @@ def who_line(
     """The right rank, or None, whatever the seconds are."""
 
     def judge(observed: kit.Observed) -> kit.Finding:
-        came = [(asked, answers.read(observed, asked)) for asked in answers.asked]
-        for asked, answer in came:
-            if asked in runs and isinstance(answer, kit.Finding):
+        for asked in runs:
+            if isinstance(answer := answers.read(observed, asked), kit.Finding):
                 return answer
-        read = [(asked, answer) for asked, answer in came if not isinstance(answer, kit.Finding)]
+        read = answers.readable(observed)
         off = [(asked, answer) for asked, answer in read if _rank(answer) != _rank(asked.right)]
         here = [(asked, answer) for asked, answer in off if asked in runs]
         if not here:
             return kit.RIGHT
         asked, answer = here[0]
-        says = why(read, off)
+        says = why(read)
         said = f"{asked.what}: {NAME} names {named(answer)}; {named(asked.right)} is right."
         general = f"{NAME} does not name the right rank for some arrivals, or not None."
         missed = says in {idea.strip() for idea in IDEAS}
         return kit.wrong(kit.Sentence(said, general), says, cause=f"{NAME}: {says}", misses_point=missed)
 
-    return kit.Line(title, judge, weight, trivial=trivial)
+    def shows(observed: kit.Observed) -> float:
+        """Whether the answers are those of a slip alone."""
+        read = answers.readable(observed)
+        mistake = known(read) if len(read) == len(answers.asked) else ""
+        return float(bool(mistake) and mistake not in {idea.strip() for idea in IDEAS})
+
+    return kit.Line(title, judge, weight, trivial=trivial, shows=shows if trivial else None)
 
 
-def why(read: Sequence[tuple[Asked, Found]], off: Sequence[tuple[Asked, Found]]) -> str:
-    """The mistake that gives all wrong answers, and best the right ones as well, as one of the ideas must."""
-    fitting = [
-        (says.strip(), find)
+def known(read: Sequence[tuple[Asked, Found]]) -> str:
+    """The mistake that gives all answers, the right ones as well; one of a part would be a guess."""
+    fitting = (
+        says.strip()
         for says, find in WHO.items()
-        if all(_rank(asked.by(find)) == _rank(answer) for asked, answer in off)
-    ]
-    whole = (says for says, find in fitting if all(_rank(a.by(find)) == _rank(f) for a, f in read))
-    ideas = {idea.strip() for idea in IDEAS}
-    best = next(whole, next((says for says, _ in fitting if says not in ideas), ""))
-    if best:
-        return best
+        if all(_rank(asked.by(find)) == _rank(answer) for asked, answer in read)
+    )
+    return next(fitting, "")
+
+
+def why(read: Sequence[tuple[Asked, Found]]) -> str:
+    if mistake := known(read):
+        return mistake
     if all(answer is not None for _, answer in read):
         return ALWAYS
     nothing = "The result is None for all arrivals. " if all(answer is None for _, answer in read) else ""

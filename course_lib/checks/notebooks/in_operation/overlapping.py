@@ -39,6 +39,10 @@ IDEAS = (NO_COPY, BLOCKS)
 def line(script: str, title: str, weight: float, look: Callable[[BehindReply], kit.Finding]) -> kit.Line:
     def judge(observed: kit.Observed) -> kit.Finding:
         reply: BehindReply = observed.values[0][script]
+        if reply.called:
+            return kit.wrong(
+                f"`write` got {reply.called}.", "It takes a step and a dict of tensors.", cause="call"
+            )
         if reply.error is not None:
             error, text, place = reply.error
             if error == "NotImplementedError":
@@ -50,6 +54,11 @@ def line(script: str, title: str, weight: float, look: Callable[[BehindReply], k
         return look(reply)
 
     return kit.Line(title, judge, weight)
+
+
+def shown(line: kit.Line, part: str) -> kit.Line:
+    """A line that shows one part of the point."""
+    return replace(kit.telling(line), part=part)
 
 
 @kit.exercise(
@@ -127,8 +136,8 @@ def async_checkpoint(draw: kit.Draw) -> Iterator[kit.Case]:
 
     memory = line("again", "memory is used again", 1, same_memory)
     lines = [
-        line("copied", "save comes back before it is written", 2, comes_back),
-        line("copied", "with the values of its own step", 2, copies),
+        shown(line("copied", "save comes back before it is written", 2, comes_back), "behind"),
+        shown(line("copied", "with the values of its own step", 2, copies), "a copy"),
         line("one at a time", "one write at a time", 1.5, one_by_one),
         line("one at a time", "each with its own values", 0.5, own_values),
         line("failing", "an error of write is raised", 1.5, tells),

@@ -47,6 +47,14 @@ HOLE = (
 SCALAR = (
     "A scalar has no dimension and one element: its box is the empty list, and it is read like any other."
 )
+WANTED_FROM_SAVED = (
+    "The place in the wanted box is counted from the saved box's start. Subtract the wanted box's own."
+)
+SAVED_FROM_WANTED = (
+    "The place in the saved box is counted from the wanted box's start. Subtract the saved box's own."
+)
+TWICE = "Every piece comes twice. Each element is read once."
+NOT_MISSING = "The saved boxes hold all that is wanted here, so nothing is missing."
 EMPTY = "A wanted box without elements needs no piece: return the empty list."
 IDEAS = (WHOLE, FIRST, LAST_ONLY, FIRST_ONLY)
 Saved = list[tuple[int, Box]]
@@ -114,6 +122,9 @@ def mistakes(asked: Asked) -> Iterator[tuple[str, list[Piece]]]:
     yield SAVED_GLOBAL, asked.plan(lambda box, both: (both, inside(both, wanted)))
     yield WANTED_GLOBAL, asked.plan(lambda box, both: (inside(both, box), both))
     yield BOTH_GLOBAL, asked.plan(lambda box, both: (both, both))
+    yield WANTED_FROM_SAVED, asked.plan(lambda box, both: (inside(both, box), inside(both, box)))
+    yield SAVED_FROM_WANTED, asked.plan(lambda box, both: (inside(both, wanted), inside(both, wanted)))
+    yield TWICE, [*right, *right]
     yield EXCHANGED, [(file, there, here) for file, here, there in right]
     yield LENGTHS, [(file, lengths(here), lengths(there)) for file, here, there in right]
     yield INCLUSIVE, [(file, shorter(here), shorter(there)) for file, here, there in right]
@@ -165,18 +176,21 @@ def cells(asked: Asked, piece: Piece, first: bool) -> list[tuple[int, ...]]:
 # ---- lines
 
 
-def pieces_of(asked: Asked, answer: ReadAnswer) -> list[Piece] | kit.Finding:
+def pieces_of(asked: Asked, answer: ReadAnswer, anywhere: bool = False) -> list[Piece] | kit.Finding:
+    """anywhere: whether a call that asks for nothing special raised the same error."""
     if answer.error is not None:
         error, text, place = answer.error
         if error == "NotImplementedError":
             return kit.unwritten(NAME, place)
-        said = kit.Sentence(f"{asked} raised {error}: {text}", f"{NAME} raised {kit.error_kind(error)}.")
-        why = ""
-        if not asked.wanted:
-            why = SCALAR
-        elif not elements(asked.wanted):
-            why = EMPTY
-        return kit.wrong(said, kit.at(place) if place else "", why, cause=f"raised {error} {why}")
+        head = f"{asked} raised {error}: {text}".rstrip(": ")
+        said = kit.Sentence(f"{head}.", f"{NAME} raised {kit.error_kind(error)}.")
+        special = "" if elements(asked.wanted) else EMPTY
+        special = special if asked.wanted else SCALAR
+        own = error == "ValueError" and "raise " in place
+        why = (not anywhere and special) or (NOT_MISSING if own else "")
+        return kit.wrong(said, kit.at(place) if place else "", why, cause=f"raised {error} {place} {why}")
+    if answer.misfit == "NoneType where a list of pieces belongs":
+        return kit.wrong(f"{asked} returns None.", "Does it end in a `return`?", cause="none")
     if answer.misfit or answer.pieces is None:
         said = kit.Sentence(f"{asked} gives {answer.misfit}.", f"{NAME} gives something of another form.")
         form = (
@@ -289,10 +303,12 @@ def gives(name: str, asked: Asked, came: Sequence[Piece]) -> bool:
     return any(same(came, plan) for plan in plans)
 
 
-def judged(asked: Asked, answer: ReadAnswer, passes: Passes, explained: Callable[[], str]) -> kit.Finding:
+def judged(
+    asked: Asked, answer: ReadAnswer, passes: Passes, explained: Callable[[], str], anywhere: bool
+) -> kit.Finding:
     if asked.hole:
         return judged_hole(asked, answer)
-    came = pieces_of(asked, answer)
+    came = pieces_of(asked, answer, anywhere)
     if isinstance(came, kit.Finding):
         return came
     if fills(asked, came):
@@ -320,7 +336,8 @@ def judged_hole(asked: Asked, answer: ReadAnswer) -> kit.Finding:
         error, text, place = answer.error
         if error == "NotImplementedError":
             return kit.unwritten(NAME, place)
-        said = kit.Sentence(f"{asked} raised {error}: {text}", f"{NAME} raised {kit.error_kind(error)}.")
+        head = f"{asked} raised {error}: {text}".rstrip(": ")
+        said = kit.Sentence(f"{head}.", f"{NAME} raised {kit.error_kind(error)}.")
         return kit.wrong(said, "A ValueError is asked for.", kit.at(place) if place else "")
     return kit.wrong(kit.Sentence(f"{asked} raised no error.", "a hole raised no error."), HOLE)
 
@@ -387,6 +404,11 @@ def read_plan(draw: kit.Draw) -> Iterator[kit.Case]:
         yield case("other plans", lines, hidden=True)
 
 
+def is_ordinary(asked: Asked) -> bool:
+    """Whether it asks for elements, and all of them are there."""
+    return bool(asked.wanted) and elements(asked.wanted) > 0 and not asked.hole
+
+
 def case(title: str, rows: Sequence[Row], hidden: bool = False) -> kit.Case:
     """The lines of these calls; each call is made once. Without a test a line judges the files."""
     calls = list[Asked]()
@@ -401,8 +423,11 @@ def case(title: str, rows: Sequence[Row], hidden: bool = False) -> kit.Case:
             if passes is None:
                 findings = (files_are_right(calls[k], answers[k]) for k in places)
             else:
+                usual = [answers[k].error for k, call in enumerate(calls) if is_ordinary(call)]
+                asked_here = ((calls[k], answers[k]) for k in places)
                 findings = (
-                    judged(calls[k], answers[k], passes, lambda: explanation(calls, answers)) for k in places
+                    judged(call, answer, passes, lambda: explanation(calls, answers), answer.error in usual)
+                    for call, answer in asked_here
                 )
             return next((finding for finding in findings if not finding.ok), kit.RIGHT)
 

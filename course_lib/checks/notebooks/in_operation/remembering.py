@@ -49,9 +49,15 @@ PHOTOGRAPH = (
     "changes: copy them in capture."
 )
 AGAIN = (
-    "The restored run has changed the state. An optimizer keeps the tensors that it loads, and its steps "
-    "change them: give load_state_dict a copy."
+    "The restored run has changed the state, because it shares tensors with it. Load copies. An optimizer "
+    "keeps the tensors that it loads."
 )
+UNCHANGED = "`restore` has left `run` as it was. It changes `run` itself, and its result is not used."
+LATER = (
+    "These are the values of a later capture, which was made before this restore. Read them from `state`, "
+    "and not from a variable or a file that capture writes over."
+)
+NO_STATE = "capture returned None. Does it end in a `return`?"
 PLAIN = (
     "torch.load(file, weights_only=True) reads tensors, numbers, texts, and lists and dicts of them. Save "
     "state_dict() and get_state(), and no model, optimizer or generator itself."
@@ -80,6 +86,12 @@ class Story:
                 if k + 1 == BEYOND:
                     beyond = look(run)
         return captured, losses[:MORE], beyond
+
+    @cached_property
+    def fresh(self) -> Look:
+        """The run into which is restored, before that."""
+        with torch.random.fork_rng(devices=[]):
+            return look(made(self.script.other, self.script.adam))
 
 
 # Of each part: its title, the usual cause, and the fields that show it.
@@ -116,7 +128,11 @@ def lost(came: Look, story: Story) -> list[str]:
 
 
 def usual_cause(part: str, came: Look, story: Story) -> str:
-    off = lost(came, story)
+    off, later = lost(came, story), story.run[2]
+    if set(off) == set(PARTS) and all(restored(each, came, story.fresh) for each in PARTS):
+        return UNCHANGED
+    if not story.script.late and "parameters" in off and restored("parameters", came, later):
+        return LATER if restored(part, came, later) else PARTS[part][1]
     if part == "buffers" and "parameters" in off:
         return PARAMETERS
     if part == "rate" and came.scheduled == story.run[0].scheduled:
@@ -133,6 +149,8 @@ def little_more(off: Sequence[str], story: Story) -> bool:
 
 def broken(reply: RememberReply) -> kit.Finding | None:
     """The finding about an exception."""
+    if reply.nothing:
+        return kit.wrong(NO_STATE)
     if reply.error is None:
         return None
     error, text, place = reply.error
@@ -158,9 +176,8 @@ def part_line(story: Story, part: str, weight: float) -> kit.Line:
             return kit.RIGHT
         off, cause = lost(reply.restored, story), usual_cause(part, reply.restored, story)
         sentence = f"after restore {said(part, reply.restored, story.run[0])}."
-        return kit.wrong(
-            sentence, cause, cause=cause, misses_point=part == "moments" and little_more(off, story)
-        )
+        missed = part == "moments" and little_more(off, story) and cause not in (UNCHANGED, LATER)
+        return kit.wrong(sentence, cause, cause=cause, misses_point=missed)
 
     return kit.Line(title, judge, weight)
 
@@ -193,7 +210,8 @@ def goes_on(
                 loss = f"the loss of step {step} is {came:.6g} instead of {right:.6g}."
                 sentence = kit.Sentence(loss, "the losses are others.")
                 break
-        return kit.wrong(sentence, why, cause=why, misses_point=little_more(off, story))
+        missed = little_more(off, story) and why not in (UNCHANGED, LATER)
+        return kit.wrong(sentence, why, cause=why, misses_point=missed)
 
     return kit.Line(title, judge, weight)
 
@@ -210,7 +228,8 @@ def no_worse(story: Story, than: Story, why: str, title: str, weight: float) -> 
         before, known = story.script.before, lost(other.restored, than)
         if "parameters" in known:
             sentence = f"after restore {said('parameters', other.restored, than.run[0])}."
-            return kit.wrong(sentence, PARAMETERS, cause=PARAMETERS)
+            cause = usual_cause("parameters", other.restored, than)
+            return kit.wrong(sentence, cause, cause=cause)
         off = [part for part in lost(reply.restored, story) if part not in known]
         if not off:
             return kit.RIGHT
@@ -227,9 +246,11 @@ def file_line(stories: Sequence[Story], weight: float) -> kit.Line:
     def judge(observed: kit.Observed) -> kit.Finding:
         for story in stories:
             reply = reply_of(observed, story)
+            if reply.kind:
+                return kit.wrong(f"capture returned {reply.kind} and no dict.", "The state is a dict.")
             if reply.file is not None:
                 error, text, _ = reply.file
-                said = f"the state cannot be a file: {error}: {text.partition('.')[0]}."
+                said = f"the state cannot be a file: {error}: {text.partition('. ')[0].rstrip('.')}."
                 sentence = kit.Sentence(said, "the state cannot be a file.")
                 return kit.wrong(sentence, PLAIN, cause=PLAIN)
             if (finding := broken(reply)) is not None:

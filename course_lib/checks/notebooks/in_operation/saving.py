@@ -60,7 +60,14 @@ NO_RETURN = (
     "for still there when commit ends?"
 )
 FORM = "newest returns (step, parts): a number, and a dict of bytes. Without a checkpoint it returns None."
-IDEAS = (REMOVED, IN_PLACE, NOT_WHOLE)
+DRAFT = (
+    "`newest` reads a draft, so the rename decides nothing. Give the draft a name that `newest` passes over."
+)
+OTHER_DISK = (
+    "That step was never saved on this disk. Read `disk` alone, because a program that starts again has "
+    "forgotten everything else."
+)
+IDEAS = (REMOVED, IN_PLACE, NOT_WHOLE, DRAFT)
 
 Save = tuple[int, dict[str, bytes]]
 
@@ -182,6 +189,12 @@ def named(operation: Operation) -> str:
     return method if not arguments else f"{method} {' to '.join(map(repr, arguments))}"
 
 
+def under_way(account: Account, cut: Cut) -> bool:
+    """Whether a write was cut off in its middle."""
+    whole = cached(after(account.start(), account.operations[: cut.done]))
+    return cut.world == "killed" and cut.files != whole
+
+
 def ended(account: Account, cut: Cut) -> kit.Sentence:
     """When the save was cut off."""
     done = account.operations[: cut.done]
@@ -191,7 +204,7 @@ def ended(account: Account, cut: Cut) -> kit.Sentence:
             how or "commit returned, then the power failed", how or "after commit the power failed"
         )
     how = "the program was killed" if cut.world == "killed" else "the power failed"
-    if cut.world == "killed" and cut.files != cached(after(account.start(), done)):
+    if under_way(account, cut):
         return kit.Sentence(f"{how} in {named(account.operations[cut.done])}", f"{how} in a write")
     place = f"after {named(done[-1])}" if done else "before the first operation"
     return kit.Sentence(f"{how} {place}", f"{how} in a save")
@@ -233,10 +246,15 @@ def why(account: Account, cut: Cut) -> str:
     over = {arguments[0] for method, arguments in carried if method == "write"} & start.keys()
     gone = gone_from(start, account.operations[: cut.done])
     lost = cut.loaded.step is None or cut.loaded.error is not None
+    if another_disk(cut.loaded, account.story):
+        return OTHER_DISK
     if cut.world in ("killed", "names") and cut.done < len(account.operations):
         if gone and lost:
             return REMOVED
-        return IN_PLACE if over else NOT_WHOLE
+        if over:
+            return IN_PLACE
+        done = account.operations[: cut.done + under_way(account, cut)]
+        return DRAFT if done and done[-1] in drafts(account.operations) else NOT_WHOLE
     if cut.world == "names":
         return NAMES
     if cut.world == "killed":
@@ -244,6 +262,18 @@ def why(account: Account, cut: Cut) -> str:
     cache = cached(after(start, account.operations[: cut.done]))
     torn = [name for name, data in cut.files.items() if name in cache and cache[name] != data]
     return UNSYNCED if torn else NAMES
+
+
+def drafts(operations: Sequence[Operation]) -> list[Operation]:
+    """The writes of files that are renamed later."""
+    renamed = {arguments[0] for method, arguments in operations if method == "rename"}
+    return [each for each in operations if each[0] == "write" and each[1][0] in renamed]
+
+
+def another_disk(loaded: Loaded, story: Story) -> bool:
+    """Whether a step was loaded that no save of the story has."""
+    steps = {step for step, _ in (*story.saves, *([story.again] if story.again else []))}
+    return loaded.step is not None and loaded.step not in steps
 
 
 def gone_from(start: Files, operations: Sequence[Operation]) -> set[str]:
@@ -293,6 +323,7 @@ class Judge:
             same = k > 0 and save[0] == story.saves[k - 1][0]
             hint = (OLD_STEP if same else NO_NEWEST) if older else OLD_STEP if same else ""
             hint = NO_RETURN if loaded.step is None else hint
+            hint = OTHER_DISK if another_disk(loaded, story) else hint
             return kit.wrong(said, hint)
         return kit.RIGHT
 
@@ -341,7 +372,8 @@ class Judge:
                         f"{when}; step {story.again[0]} was saved once more, and {does}.",
                         f"{when.general}; it was saved once more, and {general}.",
                     )
-                    return kit.wrong(said, LEFTOVERS, cause=LEFTOVERS)
+                    cause = OTHER_DISK if another_disk(cut.loaded, story) else LEFTOVERS
+                    return kit.wrong(said, cause, cause=cause)
         except (Unreadable, OSError, ValueError):
             return unreadable()
         return kit.RIGHT
@@ -354,7 +386,8 @@ class Judge:
             return kit.RIGHT
         does, general = outcome(self.empty, story)
         return kit.wrong(
-            kit.Sentence(f"the disk was empty, and {does}.", f"the disk was empty, and {general}."), EMPTY
+            kit.Sentence(f"the disk was empty, and {does}.", f"the disk was empty, and {general}."),
+            OTHER_DISK if another_disk(self.empty, story) else EMPTY,
         )
 
 

@@ -6,7 +6,7 @@ All times are multiples of a quarter of a second, so that sums are exact in what
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from course_lib.checks import kit
 from course_lib.checks.notebooks.in_operation.references import REFERENCES
@@ -27,10 +27,12 @@ class Calls(list):
 
 @dataclass(frozen=True)
 class Seen:
-    """A collective as one rank sees it. first, last: the calls of the first and of the last rank."""
+    """A collective as one rank sees it. first, last: the calls of the first and of the last rank; last_wait:
+    the last rank's `waited`."""
 
     first: float
     last: float
+    last_wait: float
     issued: float
     waited: float
     done: float
@@ -39,7 +41,11 @@ class Seen:
 def as_seen(calls: Sequence, rank: int) -> list[Seen]:
     issued = [[call[0] for call in of_rank] for of_rank in calls]
     of_all = list(zip(*issued, strict=True))
-    return [Seen(min(of_all[k]), max(of_all[k]), *call) for k, call in enumerate(calls[rank])]
+    waits_of_all = list(zip(*([call[1] for call in of_rank] for of_rank in calls), strict=True))
+    return [
+        Seen(min(of_all[k]), max(of_all[k]), max(waits_of_all[k]), *call)
+        for k, call in enumerate(calls[rank])
+    ]
 
 
 def cut(interval: Interval, window: Window) -> float:
@@ -86,16 +92,29 @@ def from_its_call(steps: list[Seen]) -> list[Interval]:
 def of_the_run(steps: list[Seen]) -> list[Seen]:
     """As if all collectives had one last call."""
     last = max((s.last for s in steps), default=0.0)
-    return [Seen(s.first, last, s.issued, s.waited, s.done) for s in steps]
+    return [replace(s, last=last) for s in steps]
+
+
+def by_waits(steps: list[Seen]) -> list[Seen]:
+    """As if a collective were called when a rank begins to wait for it."""
+    return [replace(s, last=s.last_wait) for s in steps]
+
+
+def first_alone(steps: list[Seen]) -> list[Seen]:
+    return steps[:1]
+
+
+def last_alone(steps: list[Seen]) -> list[Seen]:
+    return steps[-1:]
 
 
 def summed(pick: Pick, adapt: Callable[[list[Seen]], list[Seen]] = list) -> kit.Formula:
     return lambda calls, rank, start, end: total(pick(adapt(as_seen(calls, rank))), (start, end))
 
 
-def less(pick: Pick) -> kit.Formula:
+def less(pick: Pick, adapt: Callable[[list[Seen]], list[Seen]] = list) -> kit.Formula:
     """The window without these intervals."""
-    return lambda calls, rank, start, end: end - start - summed(pick)(calls, rank, start, end)
+    return lambda calls, rank, start, end: end - start - summed(pick, adapt)(calls, rank, start, end)
 
 
 def uncut(pick: Pick) -> kit.Formula:
@@ -175,6 +194,17 @@ NEGATIVE = (
 )
 UNCUT = "Time outside of the window is counted. Cut every interval to the window first."
 INSIDE = "A call that lies partly outside of the window counts with its part inside."
+MOVES_OF_ONE = (
+    "Only the bytes of the last collective count, as if all had one last call. Each collective has its own "
+    "last rank. Add up all of them."
+)
+FIRST_ALONE = "Only the first collective counts. Is the `return` inside of the loop?"
+LAST_ALONE = "Only the last collective counts. Add up all of them."
+BY_WAITS = (
+    "The last rank's call is taken from `waited`. Bytes move as soon as every rank has issued the call."
+)
+EXCHANGED = "`waiting` and `moving` are exchanged."
+MILLISECONDS = "The result is in milliseconds. Return seconds."
 SHARES = "The result is a share of the window. Return seconds."
 FIRST_RANK = "The result is that of rank 0. `rank` says whose time is asked for."
 ALL_RANKS = "The result is the sum over all ranks. One rank's time is asked for."
@@ -183,7 +213,7 @@ INSIDE_COMPUTING = (
 )
 IDEAS = (ALL_MOVES, ALL_WAITS)
 OF_WINDOWS = {UNCUT, INSIDE}
-IN_FLIGHT_ONLY = {FROM_ISSUED, WITH_HIDDEN, f"{WITH_HIDDEN} ", NEGATIVE, INSIDE_COMPUTING}
+IN_FLIGHT_ONLY = {BY_WAITS, FROM_ISSUED, WITH_HIDDEN, f"{WITH_HIDDEN} ", NEGATIVE, INSIDE_COMPUTING}
 
 
 def zero(calls: Sequence, rank: int, start: float, end: float) -> float:
@@ -193,6 +223,7 @@ def zero(calls: Sequence, rank: int, start: float, end: float) -> float:
 def common(right: kit.Formula) -> dict[str, kit.Formula]:
     """Mistakes that any of the four numbers may have."""
     return {
+        MILLISECONDS: lambda calls, rank, start, end: 1000 * right(calls, rank, start, end),
         SHARES: lambda calls, rank, start, end: right(calls, rank, start, end) / (end - start),
         FIRST_RANK: lambda calls, rank, start, end: right(calls, 0, start, end),
         ALL_RANKS: lambda calls, rank, start, end: sum(
@@ -216,6 +247,10 @@ SLIPS: Mapping[str, Mapping[str, kit.Formula]] = {
         FROM_FIRST: summed(lambda steps: [(s.first, min(s.last, s.done)) for s in steps]),
         FROM_ISSUED: summed(from_its_call),
         RUN: summed(waits, of_the_run),
+        FIRST_ALONE: summed(waits, first_alone),
+        LAST_ALONE: summed(waits, last_alone),
+        BY_WAITS: summed(waits, by_waits),
+        EXCHANGED: summed(moves),
         NEGATIVE: signed(waits),
         UNCUT: uncut(waits),
         INSIDE: inside(waits),
@@ -226,13 +261,18 @@ SLIPS: Mapping[str, Mapping[str, kit.Formula]] = {
         ALL_WAITS: zero,
         WITH_HIDDEN: plus(RIGHT["moving"], hidden),
         f"{WITH_HIDDEN} ": summed(travels),
-        RUN: summed(moves, of_the_run),
+        MOVES_OF_ONE: summed(moves, of_the_run),
+        FIRST_ALONE: summed(moves, first_alone),
+        BY_WAITS: summed(moves, by_waits),
+        EXCHANGED: summed(waits),
         NEGATIVE: signed(moves),
         UNCUT: uncut(moves),
         INSIDE: inside(moves),
         **common(RIGHT["moving"]),
     },
     "computing": {
+        FIRST_ALONE: less(blocked, first_alone),
+        LAST_ALONE: less(blocked, last_alone),
         INSIDE_COMPUTING: minus(RIGHT["computing"], hidden),
         FROM_ISSUED: less(lambda steps: [(s.issued, s.done) for s in steps]),
         "The result is the window. The rank does not compute while it waits or while bytes move.": (
@@ -249,8 +289,8 @@ SLIPS: Mapping[str, Mapping[str, kit.Formula]] = {
         **common(RIGHT["computing"]),
     },
     "hidden": {
-        "Nothing is hidden here. A rank computes until it waits for a call: it is blocked from `waited` on, "
-        "and not from `issued`.": zero,
+        "Nothing is hidden here. A rank computes until it waits for a call, and what moves until then is "
+        "hidden.": zero,
         "A collective moves from the last rank's call on. Before that nothing is hidden.": (
             hidden_from_its_call
         ),

@@ -1,7 +1,8 @@
 """Recipe (see `harness`) that saves without stopping: `write` waits until the recipe opens its gate.
 
 No time is measured. A gate is opened by a thread of the recipe's, which waits for what a wrong answer does,
-and not longer than PATIENCE; a right answer does not depend on it.
+and not longer than PATIENCE; a right answer does not depend on it. A wait is a number of short ones, so that
+a machine which stands still, or has no core for this process, does not use it up.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from course_lib.checks.wire import Instructions, Place
 _describe, _Thread, _Event, _Lock, _clone, _full = (
     describe, threading.Thread, threading.Event, threading.Lock, torch.Tensor.clone, torch.full
 )  # fmt: skip
-PATIENCE = 1.0  # seconds, for a thread to begin what it must not
-STUCK = 5.0  # seconds, after which a save waits for its write
+PATIENCE = 100  # short waits, for a thread to begin what it must not
+STUCK = 500  # short waits, after which a save waits for its write
 LONGEST = 10.0  # seconds, of a write
-SHORT = 0.01
+SHORT = 0.01  # seconds
 SIZES = {"w": 6, "b": 3}
 
 
@@ -34,6 +35,7 @@ class BehindReply:
     and the values of "w", as they were at its end. blocked: whether a save came back only when
     it was written. together: the most writes under way at a time. raised: the text of the error that a call
     raised, and which. waited: whether wait() came back after the write; memories: of the copies of "w".
+    called: the types that `write` got, if they are others than a number and a dict.
     """
 
     error: Place | None = None
@@ -44,6 +46,7 @@ class BehindReply:
     teller: str = ""
     waited: bool = True
     memories: int = 0
+    called: str = ""
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,10 @@ class Disk:
         self.caller = threading.get_ident()
         self.kept: list[Tensor] = []  # so that new memory is other memory
 
-    def write(self, step: int, tensors: dict[str, Tensor]) -> None:
+    def write(self, step: Any, tensors: Any) -> None:
+        if not isinstance(step, int) or not isinstance(tensors, dict):
+            self.reply.called = f"({type(step).__name__}, {type(tensors).__name__})"
+            raise TypeError("write takes a step and a dict of tensors")
         with self.lock:
             self.under_way += 1
             self.reply.together = max(self.reply.together, self.under_way)
@@ -92,7 +98,7 @@ class Disk:
     def settle(self, writes: int) -> None:
         """Return when so many writes have ended; some answers do not wait for them."""
         for _ in range(int(LONGEST / SHORT)):
-            if len(self.reply.written) >= writes:
+            if len(self.reply.written) >= writes or self.reply.called:
                 return
             _Event().wait(SHORT)
 
@@ -101,11 +107,50 @@ def tensors_of(value: float) -> dict[str, Tensor]:
     return {name: _full((size,), value) for name, size in SIZES.items()}
 
 
+class Watched(dict):
+    """Tensors by name, which another thread than the caller's gets only after `save` has returned.
+
+    So an answer in which the thread makes the copy always has the later values.
+    """
+
+    def __init__(self, tensors: dict[str, Tensor], back: Any):
+        super().__init__(tensors)
+        self.back, self.caller = back, threading.get_ident()
+
+    def stop(self) -> None:
+        if threading.get_ident() != self.caller:
+            any(self.back.wait(SHORT) for _ in range(STUCK))
+
+    def items(self) -> Any:
+        self.stop()
+        return super().items()
+
+    def values(self) -> Any:
+        self.stop()
+        return super().values()
+
+    def keys(self) -> Any:
+        self.stop()
+        return super().keys()
+
+    def __iter__(self) -> Any:
+        self.stop()
+        return super().__iter__()
+
+    def __getitem__(self, name: str) -> Tensor:
+        self.stop()
+        return super().__getitem__(name)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return dict, (dict(self),)  # a copy is a plain dict
+
+
 def opened_after(event: Any, gate: Any, stuck: Any = None) -> Any:
     """A thread that opens the gate after the event, or when its patience ends; then it calls `stuck`."""
 
     def wait() -> None:
-        if not event.wait(PATIENCE if stuck is None else STUCK) and stuck is not None:
+        happened = any(event.wait(SHORT) for _ in range(PATIENCE if stuck is None else STUCK))
+        if not happened and stuck is not None:
             stuck()
         gate.set()
 
@@ -118,14 +163,16 @@ def copied(made: Any, disk: Disk, values: list[float], words: str) -> None:
     """A save comes back while its write is under way, and the tensors change."""
     back = _Event()
     saver, tensors = made(disk.write), tensors_of(values[0])
+    changed = _Event()  # the tensors have the values of the next step
 
     def stuck() -> None:
         disk.reply.blocked = True
 
     thread = opened_after(back, disk.gate, stuck)
-    saver.save(1, tensors)
+    saver.save(1, Watched(tensors, changed))
     for tensor in tensors.values():
         tensor.fill_(values[1])
+    changed.set()
     back.set()
     thread.join()
     saver.wait()

@@ -46,10 +46,13 @@ class Look:
 class RememberReply:
     """The reply about a script.
 
-    error: of `raising`, "capture" or "restore"; file: why torch.load could not read the state; restored: the
+    nothing: whether capture returned None; kind: the type of what it returned, if that is no dict. error: of
+    `raising`, "capture" or "restore"; file: why torch.load could not read the state; restored: the
     run right after it; losses: of the steps after that.
     """
 
+    nothing: bool = False
+    kind: str = ""
     error: Place | None = None
     raising: str = ""
     file: Place | None = None
@@ -169,10 +172,12 @@ def through_a_file(state: Any, reply: RememberReply) -> Any:
         return state
 
 
-def with_a_number(run: Training, step: int) -> None:
-    """A step of another type is a mistake in the step alone: with a number the run can go on."""
+def able_to_go_on(run: Training, step: int) -> None:
+    """A step or a generator of another type is a mistake in that alone. With a right one the run goes on."""
     if not isinstance(run.step, int):
         run.step = step
+    if not isinstance(run.generator, _Generator):
+        run.generator = _Generator()
 
 
 def follow(script: RememberScript, capture: Any, restore: Any, reply: RememberReply) -> None:
@@ -181,23 +186,31 @@ def follow(script: RememberScript, capture: Any, restore: Any, reply: RememberRe
         advance(run)
     reply.raising = "capture"
     state = capture(run)
+    if state is None:
+        reply.nothing = True
+        return
+    reply.kind = "" if isinstance(state, dict) else type(state).__name__
     if not script.late:
         state = through_a_file(state, reply)
     for _ in range(BEYOND):
         advance(run)
     if script.late:
         state = through_a_file(state, reply)
+    elif not script.twice:
+        reply.raising = "capture"
+        capture(run)  # of the run as it is now; the state that is restored is still the first
     reply.raising = "restore"
     if script.twice:
         first = made(script.other + 1, script.adam)
         restore(first, state)
-        with_a_number(first, script.before)
+        able_to_go_on(first, script.before)
         for _ in range(MORE):
             advance(first)
     other = made(script.other, script.adam)
     restore(other, state)
+    reply.raising = "a look at the run after restore"
     reply.restored = look(other)
-    with_a_number(other, script.before)
+    able_to_go_on(other, script.before)
     reply.raising = "a step after restore"
     reply.losses = [advance(other) for _ in range(MORE)]
     reply.raising = ""
