@@ -305,3 +305,39 @@ def local_steps(model, optimizer, batches, steps_between, outer_lr, outer_moment
             momentum.mul_(outer_momentum).add_(gradient)
             start.sub_(gradient + outer_momentum * momentum, alpha=outer_lr)
             p.copy_(start)
+
+
+# %% wrong: momentum without this period's gradient
+# is: slip
+# says: with m after it has got g
+# base: parameters as one row
+-            momentum = outer_momentum * momentum + gradient
+-            start = start - outer_lr * (gradient + outer_momentum * momentum)
++            start = start - outer_lr * (gradient + outer_momentum * momentum)
++            momentum = outer_momentum * momentum + gradient
+
+
+# %% wrong: outer_lr and outer_momentum exchanged
+# is: slip
+# says: take the outer step with outer_lr
+# base: parameters as one row
+-            momentum = outer_momentum * momentum + gradient
+-            start = start - outer_lr * (gradient + outer_momentum * momentum)
++            momentum = outer_lr * momentum + gradient
++            start = start - outer_momentum * (gradient + outer_lr * momentum)
+
+
+# %% wrong: the gradient is added
+# is: slip
+# says: The outer gradient has the wrong sign
+# base: parameters as one row
+-            start = start - outer_lr * (gradient + outer_momentum * momentum)
++            start = start + outer_lr * (gradient + outer_momentum * momentum)
+
+
+# %% wrong: so many periods
+# is: idea
+# says: The ranks averaged in every step
+# base: parameters as one row
+-        if step % steps_between == 0 or step == len(batches):
++        if step % (len(batches) // steps_between) == 0 or step == len(batches):

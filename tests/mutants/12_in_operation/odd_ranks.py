@@ -285,3 +285,19 @@ def odd_ranks(parameters, group=None):
     values = [value.item() for value in sums]
     common, count = Counter(values).most_common(1)[0]
     return [r for r, value in enumerate(values) if count * 2 <= len(values) or value != common]
+
+
+# %% wrong: the odd checksums
+# is: form
+# says: Return them, and not their checksums
+# base: the sum of the bits
+-    return [rank for rank, value in enumerate(values) if value != common]
++    return [value for rank, value in enumerate(values) if value != common]
+
+
+# %% wrong: no majority is an error
+# is: slip
+# says: no majority
+# base: the sum of the bits
+-        return list(range(len(values)))
++        raise ValueError("no majority")

@@ -306,3 +306,33 @@ def step_metrics(loss_sum, tokens, seconds, group=None):
     longest = rows[:, 2].max().item()
     loss = total / count if count > 0 else math.nan
     return dict(loss=loss, tokens_per_second=count / longest, seconds=longest)
+
+
+# %% wrong: the maximum of all
+# is: idea
+# says: The largest numbers of the ranks were taken
+# base: a sum and a maximum
+-    dist.all_reduce(sums, group=group)
++    dist.all_reduce(sums, op=dist.ReduceOp.MAX, group=group)
+
+
+# %% wrong: seconds by tokens
+# is: slip
+# says: The rate is upside down
+# base: a sum and a maximum
+-    return {"loss": loss, "tokens_per_second": count / longest, "seconds": longest}
++    return {"loss": loss, "tokens_per_second": longest / count, "seconds": longest}
+
+
+# %% wrong: a reduce in place of an all-reduce
+# is: idea
+# says: A rank has the right number, and others have not
+# base: a sum and a maximum
+-    dist.all_reduce(sums, group=group)
++    dist.reduce(sums, dst=0, group=group)
+
+
+# %% right: tensors are returned
+# base: a sum and a maximum
+-    return {"loss": loss, "tokens_per_second": count / longest, "seconds": longest}
++    return {"loss": torch.tensor(loss), "tokens_per_second": torch.tensor(count / longest), "seconds": slowest}

@@ -113,3 +113,43 @@ def write_plan(held):
         rank = min(ranks, key=lambda r: (load[r], -r))
         plan[rank].append(held[rank].index((name, list(box), size)))
     return plan
+
+
+# %% wrong: any rank
+# is: slip
+# says: a piece goes to a rank that holds it
+# base: the largest first
+-        nbytes, rank, index = min(places, key=lambda place: busy[place[1]])
++        nbytes, _, index = places[0]
++        rank = busy.index(min(busy))
+
+
+# %% wrong: boxes without names
+# is: slip
+# says: A box was taken for a piece
+# base: the largest first
+-            holders.setdefault((name, tuple(box)), []).append((nbytes, rank, index))
++            holders.setdefault(tuple(box), []).append((nbytes, rank, index))
+
+
+# %% wrong: nothing is returned
+# is: form
+# says: a list for each rank
+# base: the largest first
+-    return plan
+
+
+# %% wrong: the busiest holder
+# is: idea
+# says: One rank writes what all hold
+# base: the largest first
+-        nbytes, rank, index = min(places, key=lambda place: busy[place[1]])
++        nbytes, rank, index = max(places, key=lambda place: busy[place[1]])
+
+
+# %% wrong: the fewest pieces in place of the fewest bytes
+# is: slip
+# says: were dealt out by their number
+# base: the largest first
+-        busy[rank] += nbytes
++        busy[rank] += 1

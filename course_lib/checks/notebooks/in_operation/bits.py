@@ -122,6 +122,11 @@ def named_line(
         rank, answer = on.ranks[off[0]], came[off[0]]
         said = f"rank {rank} names other ranks than the right ones"
         sentence = kit.Sentence(f"{said}: {spoken(answer)} instead of {spoken(wanted)}.", f"{said}.")
+        if not set(answer) <= set(range(len(came))) and tuple(answer) not in slips:
+            said = kit.Sentence(f"rank {rank} names {spoken(answer)}.", f"rank {rank} names others.")
+            return kit.wrong(
+                said, f"Ranks are 0 to {len(came) - 1} in this group. Return them, and not their checksums."
+            )
         if any(named != answer for named in came):
             return kit.wrong(sentence, OWN_VIEW)
         says = slips.get(tuple(answer), "")

@@ -200,7 +200,7 @@ def mistakes(run: LocalRun, sent: bool) -> Iterator[Mistake]:
     yield Mistake(AVERAGED, Way(lr=1.0, momentum=0.0))
     yield Mistake(RESETS, Way(resets=True))
     yield Mistake(STATES, Way(states=True), idea=True)
-    yield Mistake(UNTRAINED, Way(lr=0.0))
+    yield Mistake(UNMOVED if sent else UNTRAINED, Way(lr=0.0))
     yield Mistake("Gradients of earlier steps were added. Call optimizer.zero_grad().", Way(adds=True))
 
 
@@ -215,7 +215,7 @@ MOVES_ALONG = (
     "vector_to_parameters share memory with them, so keep a clone."
 )
 GRADIENTS = (
-    "The gradients were averaged in every step, which is data parallelism. Let each rank take "
+    "The ranks averaged in every step, which is data parallelism. Let each rank take "
     "`steps_between` steps with its own gradients, and average how far the parameters have moved."
 )
 LAST_GRADIENT = (
@@ -250,6 +250,10 @@ DAMPED = (
 FORGETS = "The outer momentum begins anew in each period. Make it once, before the first."
 AVERAGED = "That is the average of the ranks' ends, without outer_lr and outer_momentum."
 UNTRAINED = "The parameters are those at the start. Train the model's own parameters, in place."
+UNMOVED = (
+    "The parameters are those at the start, though something was sent. Train the model's own parameters, in "
+    "place, and take the outer step with outer_lr."
+)
 STATES = (
     "The inner optimizers' states travelled as well. They stay on their ranks, and only start - end is "
     "averaged."

@@ -40,6 +40,9 @@ BY_OWN = (
     "The sum of all ranks was divided by this rank's own number of targets. Divide by the number of targets "
     "of all ranks."
 )
+LARGEST = "The largest numbers of the ranks were taken. Add the sums and the numbers of targets of all ranks."
+LARGEST_TOKENS = "The tokens are those of the rank that has most. Add the tokens of all ranks."
+ONE_HAS_IT = "A rank has the right number, and others have not. Give it to all of them, with all_reduce."
 UNDIVIDED = "The sum was not divided by the number of targets of all ranks."
 NTH = "The loss was divided by the number of ranks as well. Divide by the number of targets only."
 N_TIMES = (
@@ -52,6 +55,10 @@ NO_MEAN = (
 )
 NOT_NAN = (
     "Without any target there is no mean, so the loss is nan. The number 0 would look like a perfect model."
+)
+DIVIDED = (
+    "The number of all targets is 0 here, so nothing can be divided by it. Without any target there is no "
+    "mean, and the loss is nan."
 )
 OWN_SECONDS = "Each rank gives its own seconds. In the next collective it waits for the slowest rank."
 SECONDS_OF_0 = "All ranks give rank 0's seconds. The step lasts as long as on its slowest rank."
@@ -76,7 +83,8 @@ BY_FASTEST = (
 INVERSE = "The rate is upside down. Divide the tokens by the seconds."
 NO_RATE = "The number is not divided by the seconds."
 IDEAS = (
-    OWN_MEAN, RANK_0, MEANS, SUM_OF_MEANS, OWN_SECONDS, SECONDS_OF_0, MEAN_SECONDS, SUM_SECONDS, FASTEST,
+    OWN_MEAN, RANK_0, LARGEST, MEANS, SUM_OF_MEANS,
+    OWN_SECONDS, SECONDS_OF_0, MEAN_SECONDS, SUM_SECONDS, FASTEST,
 )  # fmt: skip
 
 
@@ -116,6 +124,7 @@ class Step:
             (MEANS, fmean(with_targets) if with_targets else math.nan),
             (SUM_OF_MEANS, sum(self.means(0.0))),
             (TWICE, ratio(product, count)),
+            (LARGEST, ratio(max(self.sums), max(self.tokens))),
             (UNDIVIDED, total),
             (UNDIVIDED, total / n),
             (NTH, loss / n),
@@ -139,6 +148,7 @@ class Step:
             (TIMES_N, n * own[0]),
             (TIMES_N, n * self.tokens[0] / slowest),
             (MEAN_TOKENS, count / n / slowest),
+            (LARGEST_TOKENS, max(self.tokens) / slowest),
             (RATES, sum(own)),
             (BY_MEAN, count / fmean(self.seconds)),
             (BY_SUM, count / sum(self.seconds)),
@@ -253,7 +263,8 @@ def metrics_line(
     def why(key: str, values: Sequence[float]) -> str:
         if not any(step.tokens) and key != SECONDS:
             return NOT_NAN if key == LOSS else ""
-        return next((says for says, row in step.slips(key) if alike(values, row)), "")
+        says = next((says for says, row in step.slips(key) if alike(values, row)), "")
+        return says or (ONE_HAS_IT if any(near(value, step.right[key], ROUNDING) for value in values) else "")
 
     return kit.Line(title, judge, weight, trivial=trivial)
 
@@ -270,7 +281,7 @@ def trouble(case: kit.Case, kind: str, text: str) -> str:
     if "unexpected keyword argument 'group'" in text:
         return "Take `group=None` as the last argument, and hand it to every collective."
     if "division by zero" in text:
-        return NOT_NAN if case.title == NONE else NO_MEAN
+        return DIVIDED if case.title == NONE else NO_MEAN
     if kind == "deadlock" and case.title == EMPTY:
         return "All ranks call the same collectives. A rank without targets takes part as well."
     return ""

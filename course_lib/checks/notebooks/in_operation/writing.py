@@ -24,6 +24,13 @@ BY_NAME = (
     "A name was taken for a piece. The parts of a cut tensor have one name and several boxes: a piece is its "
     "name and its box."
 )
+NOT_HELD = (
+    "Another piece is written twice. An index counts the pieces of the rank that writes, so a piece goes to "
+    "a rank that holds it."
+)
+BY_BOX = (
+    "A box was taken for a piece. Tensors of one shape have equal boxes: a piece is its name and its box."
+)
 BY_NUMBER = (
     "The pieces were dealt out by their number. Deal them by their bytes: a matrix is a million norms."
 )
@@ -125,7 +132,11 @@ def once(held: Held, plan: list[list[int]]) -> kit.Finding:
         name, box = missing[0]
         said = kit.Sentence(f"no rank writes {name!r} {list(box)}.", "no rank writes a piece.")
         named = {other for other, _ in written}
-        return kit.wrong(said, BY_NAME if all(other in named for other, _ in missing) else "")
+        if any(count > 1 for count in written.values()):
+            return kit.wrong(said, NOT_HELD)
+        boxes = {other for _, other in written}
+        by_box = BY_BOX if all(other in boxes for _, other in missing) else ""
+        return kit.wrong(said, BY_NAME if all(other in named for other, _ in missing) else by_box)
     if twice := sorted(piece for piece, count in written.items() if count > 1):
         name, box = twice[0]
         times = words.times(written[twice[0]])
@@ -163,15 +174,15 @@ def write_plan(draw: kit.Draw) -> Iterator[kit.Case]:
     def small() -> int:
         return draw.integer(1, 20)
 
-    four = Held(
-        (pieces(large(), small(), small(), small(), large(), small(), small(), small()),), ((0, 1, 2, 3),)
-    )
+    # no two are equally large, and so no two have one box
+    a, b, c, d, e, f = (int(each) for each in draw.distinct(6, low=1, high=20))
+    four = Held((pieces(large(), a, b, c, large() + 200, d, e, f),), ((0, 1, 2, 3),))
     size = draw.integer(100, 200)
     last = Held((pieces(size, size, 2 * size),), ((0, 1),))
     sizes = [large(), large(), small(), small()]
     left, right = pieces(*sizes, box=[(0, 8), (0, 3)]), pieces(*sizes, box=[(0, 8), (3, 6)])
-    cut = Held((left, right), ((0, 2), (1, 3)))
-    adjacent = Held((pieces(large(), small(), large(), small()),), ((0, 1),))
+    cut = Held((left, right), ((0, 1), (2, 3)))
+    adjacent = Held((pieces(large(), a, large() + 200, b),), ((0, 1),))
     rows = [
         ([four, last], once, "replicas: each piece once", 1.0),
         ([four, adjacent], spread, "no rank writes more than 4/3 of the least", 1.5),
@@ -204,7 +215,8 @@ def case(title: str, rows: Sequence[tuple], hidden: bool = False) -> kit.Case:
                     return finding
             return kit.RIGHT
 
-        return kit.Line(title, judge, weight)
+        made = kit.Line(title, judge, weight)
+        return kit.telling(made) if look is spread and len(asked) > 1 else made
 
     instructions = WriteInstructions([held.held for held in calls])
     sides = [kit.RankSide({}, instructions, {})]

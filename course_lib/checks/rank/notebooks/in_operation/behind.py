@@ -20,7 +20,7 @@ from course_lib.checks.wire import Instructions, Place
 _describe, _Thread, _Event, _Lock, _clone, _full = (
     describe, threading.Thread, threading.Event, threading.Lock, torch.Tensor.clone, torch.full
 )  # fmt: skip
-PATIENCE = 100  # short waits, for a thread to begin what it must not
+PATIENCE = 50  # short waits, for a thread to begin what it must not
 STUCK = 500  # short waits, after which a save waits for its write
 LONGEST = 10.0  # seconds, of a write
 SHORT = 0.01  # seconds
@@ -95,6 +95,10 @@ class Disk:
         if step in self.fails:
             raise OSError(self.fails[step])
 
+    def function(self) -> Any:
+        """`write` as a plain function, which does not hand out this object."""
+        return lambda step, tensors: self.write(step, tensors)
+
     def settle(self, writes: int) -> None:
         """Return when so many writes have ended; some answers do not wait for them."""
         for _ in range(int(LONGEST / SHORT)):
@@ -162,7 +166,7 @@ def opened_after(event: Any, gate: Any, stuck: Any = None) -> Any:
 def copied(made: Any, disk: Disk, values: list[float], words: str) -> None:
     """A save comes back while its write is under way, and the tensors change."""
     back = _Event()
-    saver, tensors = made(disk.write), tensors_of(values[0])
+    saver, tensors = made(disk.function()), tensors_of(values[0])
     changed = _Event()  # the tensors have the values of the next step
 
     def stuck() -> None:
@@ -181,7 +185,7 @@ def copied(made: Any, disk: Disk, values: list[float], words: str) -> None:
 
 def one_at_a_time(made: Any, disk: Disk, values: list[float], words: str) -> None:
     """A second save while the first is under way."""
-    saver = made(disk.write)
+    saver = made(disk.function())
     saver.save(1, tensors_of(values[0]))
     thread = opened_after(disk.second, disk.gate)
     saver.save(2, tensors_of(values[1]))
@@ -194,7 +198,7 @@ def failing(made: Any, disk: Disk, values: list[float], words: str) -> None:
     """The first write raises."""
     disk.fails[5], reply = words, disk.reply
     disk.gate.set()
-    saver = made(disk.write)
+    saver = made(disk.function())
     for name, call in (
         ("save", lambda: saver.save(5, tensors_of(values[0]))),
         ("the next save", lambda: saver.save(6, tensors_of(values[1]))),
@@ -222,7 +226,7 @@ def texts_of(error: BaseException) -> str:
 def waiting(made: Any, disk: Disk, values: list[float], words: str) -> None:
     """wait() while the write is under way."""
     back = _Event()
-    saver = made(disk.write)
+    saver = made(disk.function())
     saver.save(1, tensors_of(values[0]))
     thread = opened_after(back, disk.gate)
     saver.wait()
@@ -235,7 +239,7 @@ def waiting(made: Any, disk: Disk, values: list[float], words: str) -> None:
 def again(made: Any, disk: Disk, values: list[float], words: str) -> None:
     """Saves one after the other: where their copies lie."""
     disk.gate.set()
-    saver = made(disk.write)
+    saver = made(disk.function())
     for step, value in enumerate(values):
         saver.save(step, tensors_of(value))
         saver.wait()
