@@ -27,6 +27,8 @@ EXERCISES = "course_lib.checks.notebooks."
 FOLDER = EXERCISES.replace(".", "/")
 # Of the tests in a file of these folders, beside its first, if no change touches what the file imports.
 SHARES = {"tests/algorithms": 0.4, "tests/examples": 0.4, "tests/ledger": 0.4}
+# Modules that a file imports when a name is first used, and nearly all who import the file use no such name.
+LATE = {"course_lib/__init__.py": {"course_lib.dry", "course_lib.dry.dry_run"}}
 OURS = r"(?:course_lib|examples|tests)[.\w]*|\.[.\w]*"
 IMPORT = re.compile(rf"^[ ]*(?:from|import) ({OURS})(?: import (\([^)]*\)|.*))?", re.M)
 
@@ -120,7 +122,8 @@ def files_of(*modules: str) -> frozenset[str]:
 @cache
 def _imports(file: str) -> frozenset[str]:
     package = file.rpartition("/")[0].replace("/", ".")
-    return frozenset(imports((ROOT / file).read_text(encoding="utf-8"), package))
+    names = imports((ROOT / file).read_text(encoding="utf-8"), package)
+    return frozenset(names - LATE.get(file, set()))
 
 
 @cache

@@ -71,7 +71,7 @@ SLIPS: Mapping[str, kit.Formula] = {
 @kit.exercise(points=4, objects=(NAME,), references=REFERENCES, point=POINT)
 def best_interval(draw: kit.Draw) -> Iterator[kit.Case]:
     """Of short saves Young's interval and Daly's are the same within 2 %, of long ones within 4 %."""
-    short = [(float(draw.integer(2, 9)), 3600.0 * draw.integer(40, 90)) for _ in range(2)]
+    short = [(float(draw.integer(3, 9)), 3600.0 * draw.integer(40, 90)) for _ in range(2)]
     another = [(0.5 * draw.integer(3, 9), 86400.0 * draw.integer(5, 30)) for _ in range(2)]
     # far from mtbf / 10 and mtbf / 12
     long = [(60.0 + draw.integer(0, 5), 14_400.0 + 60 * draw.integer(0, 5))]

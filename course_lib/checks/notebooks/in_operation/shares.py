@@ -388,6 +388,19 @@ def told_apart(arguments: Sequence[tuple]) -> bool:
     return True
 
 
+def told_as_itself(key: str, arguments: Sequence[tuple]) -> bool:
+    """Whether no mistake gives another one's numbers wherever that one is wrong: none is told as another."""
+    right = [RIGHT[key](*asked) for asked in arguments]
+    before: list[list[float]] = []
+    for formula in SLIPS[key].values():
+        came = [formula(*asked) for asked in arguments]
+        off = [k for k, number in enumerate(came) if number != right[k]]
+        if off and any(all(other[k] == came[k] for k in off) for other in before):
+            return False
+        before.append(came)
+    return True
+
+
 @dataclass(frozen=True)
 class Drawn:
     blocked: list[tuple]
@@ -405,7 +418,8 @@ class Drawn:
                 whole(flight, range(ranks)),
                 [*across(cut_short, range(ranks)), *across(both, range(1, ranks))],
             )
-            if drawn.shows_all() and told_apart([*drawn.flight, *drawn.window]):
+            apart = told_apart([*drawn.flight, *drawn.window]) and told_as_itself("hidden", drawn.window)
+            if drawn.shows_all() and apart:
                 return drawn
 
     def shows_all(self) -> bool:
