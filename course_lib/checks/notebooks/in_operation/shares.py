@@ -18,7 +18,11 @@ SHOWN = 6  # calls in all, up to which a message lists them
 
 
 class Calls(list):
-    """[rank][k]: issued, waited, done."""
+    """[rank][k]: issued, waited, done. seen: by rank, see `as_seen`; nothing is changed after that."""
+
+    def __init__(self, ranks: Iterable[list] = ()):
+        super().__init__(ranks)
+        self.seen = dict[int, list[Seen]]()
 
     def __repr__(self) -> str:
         count = len(self[0])
@@ -38,14 +42,15 @@ class Seen:
     done: float
 
 
-def as_seen(calls: Sequence, rank: int) -> list[Seen]:
-    issued = [[call[0] for call in of_rank] for of_rank in calls]
-    of_all = list(zip(*issued, strict=True))
-    waits_of_all = list(zip(*([call[1] for call in of_rank] for of_rank in calls), strict=True))
-    return [
-        Seen(min(of_all[k]), max(of_all[k]), max(waits_of_all[k]), *call)
-        for k, call in enumerate(calls[rank])
-    ]
+def as_seen(calls: Calls, rank: int) -> list[Seen]:
+    """Computed once: each mistake's formula asks for it again."""
+    if rank not in calls.seen:
+        issued = list(zip(*([call[0] for call in of_rank] for of_rank in calls), strict=True))
+        waited = list(zip(*([call[1] for call in of_rank] for of_rank in calls), strict=True))
+        calls.seen[rank] = [
+            Seen(min(issued[k]), max(issued[k]), max(waited[k]), *call) for k, call in enumerate(calls[rank])
+        ]
+    return calls.seen[rank]
 
 
 def cut(interval: Interval, window: Window) -> float:
@@ -125,7 +130,7 @@ def uncut(pick: Pick) -> kit.Formula:
 def inside(pick: Pick) -> kit.Formula:
     """Of calls alone that lie inside the window as a whole."""
 
-    def formula(calls: Sequence, rank: int, start: float, end: float) -> float:
+    def formula(calls: Calls, rank: int, start: float, end: float) -> float:
         steps = [s for s in as_seen(calls, rank) if start <= s.issued and max(s.waited, s.done) <= end]
         return total(pick(steps), (start, end))
 
@@ -135,25 +140,25 @@ def inside(pick: Pick) -> kit.Formula:
 def signed(pick: Pick) -> kit.Formula:
     """Intervals that end before they begin are taken off."""
 
-    def formula(calls: Sequence, rank: int, start: float, end: float) -> float:
+    def formula(calls: Calls, rank: int, start: float, end: float) -> float:
         return sum(min(over, end) - max(begin, start) for begin, over in pick(as_seen(calls, rank)))
 
     return formula
 
 
-def hidden(calls: Sequence, rank: int, start: float, end: float) -> float:
+def hidden(calls: Calls, rank: int, start: float, end: float) -> float:
     steps, window = as_seen(calls, rank), (start, end)
     return union([*travels(steps), *blocked(steps)], window) - union(blocked(steps), window)
 
 
-def hidden_of_each(calls: Sequence, rank: int, start: float, end: float) -> float:
+def hidden_of_each(calls: Calls, rank: int, start: float, end: float) -> float:
     """The hidden time of each collective, added."""
     steps, window = as_seen(calls, rank), (start, end)
     own = union(blocked(steps), window)
     return sum(union([each, *blocked(steps)], window) - own for each in travels(steps))
 
 
-def hidden_from_its_call(calls: Sequence, rank: int, start: float, end: float) -> float:
+def hidden_from_its_call(calls: Calls, rank: int, start: float, end: float) -> float:
     steps, window = as_seen(calls, rank), (start, end)
     own = [(s.issued, s.done) for s in steps]
     return union([*own, *blocked(steps)], window) - union(blocked(steps), window)
@@ -216,7 +221,7 @@ OF_WINDOWS = {UNCUT, INSIDE}
 IN_FLIGHT_ONLY = {BY_WAITS, FROM_ISSUED, WITH_HIDDEN, f"{WITH_HIDDEN} ", NEGATIVE, INSIDE_COMPUTING}
 
 
-def zero(calls: Sequence, rank: int, start: float, end: float) -> float:
+def zero(calls: Calls, rank: int, start: float, end: float) -> float:
     return 0.0
 
 
