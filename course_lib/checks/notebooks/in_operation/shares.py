@@ -18,11 +18,11 @@ SHOWN = 6  # calls in all, up to which a message lists them
 
 
 class Calls(list):
-    """[rank][k]: issued, waited, done. seen: by rank, see `as_seen`; nothing is changed after that."""
+    """[rank][k]: issued, waited, done. by_rank: what `as_seen` gives; nothing is changed after that."""
 
     def __init__(self, ranks: Iterable[list] = ()):
         super().__init__(ranks)
-        self.seen = dict[int, list[Seen]]()
+        self.by_rank = dict[int, list[Seen]]()
 
     def __repr__(self) -> str:
         count = len(self[0])
@@ -44,13 +44,13 @@ class Seen:
 
 def as_seen(calls: Calls, rank: int) -> list[Seen]:
     """Computed once: each mistake's formula asks for it again."""
-    if rank not in calls.seen:
+    if rank not in calls.by_rank:
         issued = list(zip(*([call[0] for call in of_rank] for of_rank in calls), strict=True))
         waited = list(zip(*([call[1] for call in of_rank] for of_rank in calls), strict=True))
-        calls.seen[rank] = [
+        calls.by_rank[rank] = [
             Seen(min(issued[k]), max(issued[k]), max(waited[k]), *call) for k, call in enumerate(calls[rank])
         ]
-    return calls.seen[rank]
+    return calls.by_rank[rank]
 
 
 def cut(interval: Interval, window: Window) -> float:

@@ -46,7 +46,7 @@ class Look:
 class RememberReply:
     """The reply about a script.
 
-    nothing: whether capture returned None; kind: the type of what it returned, if that is no dict. error: of
+    nothing: whether capture returned None; kind: the type of its result, if that is no dict. error: of
     `raising`, "capture" or "restore"; file: why torch.load could not read the state; restored: the
     run right after it; losses: of the steps after that.
     """
